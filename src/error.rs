@@ -1,0 +1,72 @@
+//! The one error type of the library.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+/// What went wrong, as a caller can act on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// A setting is out of range or contradicts another; the message names it.
+    Config,
+    /// A spill directory cannot be used; the message names it and says why.
+    Directory,
+    /// The spill files or their hard cap have no room for a transfer.
+    NoSpace,
+    /// The kernel or the device refused a transfer.
+    Io,
+    /// Bytes came back from the disk other than they were written.
+    Corrupt,
+    /// A condition asked for with `require_path` or `fail_if_nothing_offloaded` is not met.
+    Unmet,
+    /// libtorch refused an operation.
+    Torch,
+}
+
+/// An error of the library: a kind to act on and one line that says what happened, to what, and what to do.
+#[derive(Debug)]
+pub struct Error {
+    kind: ErrorKind,
+    message: String,
+    source: Option<io::Error>,
+}
+
+/// The library's result type.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
+        Error { kind, message: message.into(), source: None }
+    }
+
+    /// An error of a file operation, naming the path.
+    pub(crate) fn io(kind: ErrorKind, message: impl Into<String>, source: io::Error) -> Error {
+        Error { kind, message: message.into(), source: Some(source) }
+    }
+
+    pub(crate) fn directory(path: &PathBuf, message: &str, source: io::Error) -> Error {
+        Error::io(ErrorKind::Directory, format!("spill directory {}: {message}", path.display()), source)
+    }
+
+    /// What kind of error this is.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        match &self.source {
+            Some(source) => write!(f, ": {source}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_ref().map(|source| source as _)
+    }
+}
