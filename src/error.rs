@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::Path;
 
 /// What went wrong, as a caller can act on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -45,7 +45,7 @@ impl Error {
         Error { kind, message: message.into(), source: Some(source) }
     }
 
-    pub(crate) fn directory(path: &PathBuf, message: &str, source: io::Error) -> Error {
+    pub(crate) fn directory(path: &Path, message: &str, source: io::Error) -> Error {
         Error::io(ErrorKind::Directory, format!("spill directory {}: {message}", path.display()), source)
     }
 

@@ -1,12 +1,41 @@
-//! placeholder, being written
-pub mod error;
+//! A tensor cache that takes the activations of a training run off the device, onto NVMe SSDs, and has them back before backward
+//! asks: at the speed and with the bits of training without it. It implements SSDTrain for `tch`.
+//!
+//! ```no_run
+//! use ssdtrain::{MIB, TensorCache};
+//! use tch::{Device, Kind, Tensor, nn, nn::Module, nn::OptimizerConfig};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let vs = nn::VarStore::new(Device::Cpu);
+//! let model = nn::seq().add(nn::linear(vs.root(), 512, 512, Default::default())).add_fn(|x| x.gelu("tanh"));
+//! let mut opt = nn::Sgd::default().build(&vs, 0.1)?;
+//! let cache = TensorCache::builder().spill_to("/mnt/nvme").device_budget(256 * MIB).parameters(&vs).build()?;
+//! for _ in 0..10 {
+//!     let x = Tensor::randn([4096, 512], (Kind::Float, Device::Cpu));
+//!     let step = cache.step(); // saved tensors of this thread now go through the cache
+//!     let loss = model.forward(&x).square().mean(Kind::Float);
+//!     opt.zero_grad();
+//!     step.backward(&loss)?; // errors come out here, never as wrong numbers
+//!     opt.step();
+//!     println!("{}", step.finish()?); // what moved, what it cost, which I/O path ran
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+mod cache;
+mod config;
+mod error;
+mod mem;
+mod policy;
+mod scope;
+mod session;
+pub mod store;
+mod telemetry;
+
+pub use config::{GIB, KIB, MIB, Policy, TensorCacheBuilder};
 pub use error::{Error, ErrorKind, Result};
-
-/// Guard of a named scope; see [`scope`].
-#[must_use = "the scope ends when this guard is dropped"]
-pub struct Scope(());
-
-/// Names what the calling thread does until the guard is dropped.
-pub fn scope(_name: &str) -> Scope {
-    Scope(())
-}
+pub use scope::{Scope, scope};
+pub use session::{Backward, Entered, Held, Step, StepHandle, TensorCache};
+pub use store::BackendKind;
+pub use telemetry::{KeptReport, ScopeReport, StallReport, StepReport, Tally};

@@ -1,1 +1,29 @@
-fn main() {}
+//! Compiles the shim against the libtorch that torch-sys found, with the flags torch-sys itself uses.
+
+use std::env;
+use std::path::PathBuf;
+
+fn main() {
+    println!("cargo::rerun-if-changed=csrc");
+    let lib = PathBuf::from(env::var_os("DEP_TCH_LIBTORCH_LIB").expect("torch-sys says where libtorch is"));
+    let include = lib.with_file_name("include");
+    cc::Build::new()
+        .cpp(true)
+        .pic(true)
+        .warnings(false)
+        .std("c++17")
+        .define("_GLIBCXX_USE_CXX11_ABI", "1")
+        // A shim that runs on every saved tensor: optimised in every profile.
+        .opt_level(2)
+        .debug(false)
+        .include("csrc")
+        .include(&include)
+        .include(include.join("torch/csrc/api/include"))
+        .files(["csrc/allocator.cpp", "csrc/hooks.cpp", "csrc/storage.cpp"])
+        .compile("ssdtrain_shim");
+    println!("cargo::rustc-link-lib=torch_cpu");
+    println!("cargo::rustc-link-lib=c10");
+    // Tests of this package; packages that depend on it set the path themselves.
+    let lib = lib.canonicalize().unwrap_or(lib);
+    println!("cargo::rustc-link-arg=-Wl,-rpath,{}", lib.display());
+}

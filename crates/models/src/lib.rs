@@ -1,1 +1,51 @@
-//! placeholder
+//! A GPT, its optimiser, its data and its checkpoints: what it takes to train a language model from Rust.
+//!
+//! ```no_run
+//! use ssdtrain_models::{AdamW, AdamWConfig, Corpus, Gpt, GptConfig, TokenSet, Tokenizer, seed_step};
+//! use tch::{Device, nn};
+//!
+//! # fn main() -> ssdtrain_models::Result<()> {
+//! let corpus = Corpus::cargo_registry(64 << 20)?;
+//! let tokens = TokenSet::encode(&corpus, &Tokenizer::Bytes)?;
+//! let (train, held_out) = tokens.split(0.1)?;
+//! let mut batches = train.random_batches(8, 256, 1337, Device::Cpu)?;
+//!
+//! let vs = nn::VarStore::new(Device::Cpu);
+//! let model = Gpt::new(&vs.root(), GptConfig::preset("mini")?)?;
+//! let mut optimizer = AdamW::new(&vs, AdamWConfig::default())?;
+//! for step in 0..100 {
+//!     seed_step(1337, step);
+//!     let batch = batches.draw()?;
+//!     optimizer.zero_grad();
+//!     model.loss(&batch.inputs, &batch.targets, true)?.f_backward()?;
+//!     optimizer.clip_grad_norm(1.0)?;
+//!     optimizer.step(3e-4)?;
+//! }
+//! let loss = ssdtrain_models::evaluate(&model, held_out.sequential_batches(8, 256, Device::Cpu)?)?;
+//! println!("held-out loss {loss:.3}");
+//! # Ok(())
+//! # }
+//! ```
+
+mod adamw;
+mod checkpoint;
+mod corpus;
+mod error;
+mod gpt;
+mod layers;
+mod sample;
+mod schedule;
+mod tokenizer;
+mod tokens;
+mod train;
+
+pub use adamw::{AdamW, AdamWConfig};
+pub use checkpoint::{Checkpoint, TrainState};
+pub use corpus::Corpus;
+pub use error::{Error, Result};
+pub use gpt::{Gpt, GptConfig};
+pub use sample::{Sampling, sample};
+pub use schedule::Schedule;
+pub use tokenizer::Tokenizer;
+pub use tokens::{Batch, RandomBatches, SequentialBatches, TokenSet};
+pub use train::{accumulate, evaluate, seed_step};

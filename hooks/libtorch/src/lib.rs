@@ -1,1 +1,17 @@
-//! placeholder
+//! What libtorch 2.11 offers only to C++, with a safe Rust face: default saved-tensor hooks without Python, storages by
+//! identity, a CPU allocator fit for `O_DIRECT`, and CUDA found at run time.
+//!
+//! Errors cross the border as values both ways: no C++ exception reaches Rust, no Rust panic reaches C++.
+
+mod cuda;
+mod error;
+mod ffi;
+mod hooks;
+mod memory;
+mod storage;
+
+pub use cuda::load_cuda;
+pub use error::TorchError;
+pub use hooks::{Active, Handle, Hooks, Packed, SavedTensor, SavedTensorHooks, activate, backward, install, round_trip};
+pub use memory::{MemoryStats, cpu_memory, install_cpu_allocator, reset_peak, trim};
+pub use storage::{Storage, StorageId, WeakStorage};

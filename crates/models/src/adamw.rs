@@ -1,0 +1,178 @@
+//! AdamW: Adam with decoupled weight decay.
+
+use tch::nn::VarStore;
+use tch::{Tensor, no_grad};
+
+use crate::error::{Error, Result};
+
+/// What [`AdamW`] keeps constant over a run; the learning rate comes with each step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWConfig {
+    /// Decay of the mean gradient, in `0.0..1.0`.
+    pub beta1: f64,
+    /// Decay of the mean squared gradient, in `0.0..1.0`.
+    pub beta2: f64,
+    /// Keeps the division finite; above 0.
+    pub eps: f64,
+    /// Share of a weight that is taken away per step and unit of learning rate. Matrices and embeddings decay,
+    /// biases and layer norms do not.
+    pub weight_decay: f64,
+}
+
+impl Default for AdamWConfig {
+    /// GPT-2's and nanoGPT's.
+    fn default() -> AdamWConfig {
+        AdamWConfig { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 }
+    }
+}
+
+/// The optimiser, with the moments of every trainable parameter of a [`VarStore`].
+#[derive(Debug)]
+pub struct AdamW {
+    config: AdamWConfig,
+    pub(crate) slots: Vec<Slot>,
+    pub(crate) steps: u64,
+}
+
+/// A parameter and its moments, all of one shape and kind.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) name: String,
+    pub(crate) parameter: Tensor,
+    pub(crate) exp_avg: Tensor,
+    pub(crate) exp_avg_sq: Tensor,
+}
+
+/// The scalars of one step. They carry the sign and the learning rate into the denominator, since the
+/// `addcdiv_` at hand takes no factor.
+struct Update {
+    decay: f64,
+    beta1: f64,
+    beta2: f64,
+    denominator_scale: f64,
+    denominator_shift: f64,
+}
+
+impl AdamW {
+    /// An optimiser of all trainable parameters of `vs`, with moments zero.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if a field of `config` is out of range, [`Error::Torch`] if memory runs out.
+    pub fn new(vs: &VarStore, config: AdamWConfig) -> Result<AdamW> {
+        validate(&config)?;
+        let mut variables: Vec<_> = vs.variables().into_iter().collect();
+        variables.retain(|(_, variable)| variable.requires_grad());
+        // In the order of names, so that the gradient norm is summed alike in every run.
+        variables.sort_by(|(left, _), (right, _)| left.cmp(right));
+        let slots = variables
+            .into_iter()
+            .map(|(name, parameter)| {
+                let zeros = || no_grad(|| parameter.f_zeros_like());
+                Ok(Slot { name, exp_avg: zeros()?, exp_avg_sq: zeros()?, parameter })
+            })
+            .collect::<Result<_>>()?;
+        Ok(AdamW { config, slots, steps: 0 })
+    }
+
+    /// Number of steps taken.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Sets all gradients to zero.
+    pub fn zero_grad(&mut self) {
+        for slot in &mut self.slots {
+            slot.parameter.zero_grad();
+        }
+    }
+
+    /// Scales all gradients in place so that their global Euclidean norm is at most `max_norm`, and returns
+    /// the norm that they had. An infinite or undefined norm is returned too, with the gradients left alone.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if `max_norm` is not above 0.
+    pub fn clip_grad_norm(&mut self, max_norm: f64) -> Result<f64> {
+        if max_norm.is_nan() || max_norm <= 0.0 {
+            return Err(Error::argument(format!("gradients cannot be clipped to a norm of {max_norm}")));
+        }
+        no_grad(|| {
+            let gradients: Vec<_> = self.gradients().collect();
+            if gradients.is_empty() {
+                return Ok(0.0);
+            }
+            let norms = gradients.iter().map(Tensor::f_norm).collect::<Result<Vec<_>, _>>()?;
+            let norm = Tensor::f_stack(&norms, 0)?.f_norm()?.f_double_value(&[])?;
+            if norm.is_finite() && norm > max_norm {
+                for mut gradient in gradients {
+                    let _scaled = gradient.f_mul_scalar_(max_norm / norm)?;
+                }
+            }
+            Ok(norm)
+        })
+    }
+
+    /// Takes one step down the gradients; parameters without one stay as they are.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] if memory runs out.
+    pub fn step(&mut self, learning_rate: f64) -> Result<()> {
+        self.steps += 1;
+        let update = Update::new(&self.config, learning_rate, self.steps);
+        no_grad(|| self.slots.iter_mut().try_for_each(|slot| update.apply(slot)))
+    }
+
+    fn gradients(&self) -> impl Iterator<Item = Tensor> {
+        self.slots.iter().map(|slot| slot.parameter.grad()).filter(Tensor::defined)
+    }
+}
+
+impl Update {
+    fn new(config: &AdamWConfig, learning_rate: f64, step: u64) -> Update {
+        let step = step as f64;
+        let correction1 = 1.0 - config.beta1.powf(step);
+        let correction2 = 1.0 - config.beta2.powf(step);
+        let rate = learning_rate / correction1;
+        Update {
+            decay: 1.0 - learning_rate * config.weight_decay,
+            beta1: config.beta1,
+            beta2: config.beta2,
+            denominator_scale: -1.0 / (rate * correction2.sqrt()),
+            denominator_shift: -config.eps / rate,
+        }
+    }
+
+    fn apply(&self, slot: &mut Slot) -> Result<()> {
+        let gradient = slot.parameter.grad();
+        if !gradient.defined() {
+            return Ok(());
+        }
+        if slot.parameter.dim() >= 2 {
+            let _decayed = slot.parameter.f_mul_scalar_(self.decay)?;
+        }
+        let _mean = slot.exp_avg.f_lerp_(&gradient, 1.0 - self.beta1)?;
+        let _mean_square = slot.exp_avg_sq.f_lerp_(&gradient.f_square()?, 1.0 - self.beta2)?;
+        if self.denominator_scale.is_finite() {
+            let mut denominator = slot.exp_avg_sq.f_sqrt()?;
+            let _scaled = denominator.f_mul_scalar_(self.denominator_scale)?;
+            let _shifted = denominator.f_add_scalar_(self.denominator_shift)?;
+            let _moved = slot.parameter.f_addcdiv_(&slot.exp_avg, &denominator)?;
+        }
+        Ok(())
+    }
+}
+
+fn validate(config: &AdamWConfig) -> Result<()> {
+    for (name, beta) in [("beta1", config.beta1), ("beta2", config.beta2)] {
+        if !(0.0..1.0).contains(&beta) {
+            return Err(Error::argument(format!("{name} is {beta}; it must be at least 0 and below 1")));
+        }
+    }
+    if !(config.eps.is_finite() && config.eps > 0.0) {
+        return Err(Error::argument(format!("eps is {}; it must be above 0", config.eps)));
+    }
+    if !(config.weight_decay.is_finite() && config.weight_decay >= 0.0) {
+        let decay = config.weight_decay;
+        return Err(Error::argument(format!("weight decay is {decay}; it must be at least 0")));
+    }
+    Ok(())
+}

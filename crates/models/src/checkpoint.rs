@@ -1,0 +1,265 @@
+//! Checkpoints: parameters, optimiser and position of a run in one safetensors file.
+
+use std::borrow::Cow;
+use std::cell::Cell;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process;
+
+use safetensors::tensor::{SafeTensorError, TensorView, View};
+use safetensors::{Dtype, SafeTensors};
+use serde::{Deserialize, Serialize};
+use tch::nn::VarStore;
+use tch::{Kind, TchError, Tensor, no_grad};
+
+use crate::adamw::AdamW;
+use crate::error::{Error, Result};
+use crate::gpt::GptConfig;
+
+/// The entry of the file's metadata that is ours, as JSON.
+const METADATA: &str = "ssdtrain";
+const EXP_AVG: &str = "optimizer.exp_avg.";
+const EXP_AVG_SQ: &str = "optimizer.exp_avg_sq.";
+
+/// Where a run stands, beside its tensors.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrainState {
+    /// Number of steps taken.
+    pub step: u64,
+    /// The seed of the run.
+    pub seed: u64,
+    /// [`RandomBatches::position`](crate::RandomBatches::position) of the training data.
+    pub position: u64,
+    /// Whatever else the run wants to find again, such as its tokenizer.
+    pub notes: BTreeMap<String, String>,
+}
+
+/// A checkpoint read from a file.
+#[derive(Debug)]
+pub struct Checkpoint {
+    path: PathBuf,
+    bytes: Vec<u8>,
+    metadata: Metadata,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Metadata {
+    config: GptConfig,
+    state: TrainState,
+    optimizer_steps: u64,
+}
+
+impl Checkpoint {
+    /// Writes a checkpoint. What `path` held before stays there until all of the new one is on the disk.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if it cannot be written, [`Error::Torch`] if a tensor cannot be read.
+    pub fn save(
+        path: impl AsRef<Path>,
+        config: &GptConfig,
+        vs: &VarStore,
+        optimizer: &AdamW,
+        state: &TrainState,
+    ) -> Result<()> {
+        let path = path.as_ref();
+        let failed = Cell::new(None);
+        let mut tensors = Vec::new();
+        for (name, tensor) in named_tensors(vs, Some(optimizer)) {
+            let shape = tensor.size().iter().map(|&length| length as usize).collect();
+            let dtype = dtype_of(tensor.kind()).ok_or_else(|| {
+                Error::argument(format!(
+                    "{name} is of kind {:?}, which checkpoints do not hold",
+                    tensor.kind()
+                ))
+            })?;
+            tensors.push((name, Stored { tensor, shape, dtype, failed: &failed }));
+        }
+        let metadata =
+            Metadata { config: config.clone(), state: state.clone(), optimizer_steps: optimizer.steps() };
+        let metadata = serde_json::to_string(&metadata)
+            .map_err(|error| Error::argument(format!("the state of the run cannot be saved: {error}")))?;
+        let metadata = HashMap::from([(METADATA.to_owned(), metadata)]);
+
+        write_atomically(path, |temporary| {
+            safetensors::serialize_to_file(tensors, Some(metadata), temporary).map_err(
+                |error| match error {
+                    SafeTensorError::IoError(cause) => Error::io("write", path)(cause),
+                    other => Error::Checkpoint { path: path.to_owned(), message: other.to_string() },
+                },
+            )?;
+            failed.take().map_or(Ok(()), |error| Err(Error::Torch(error)))
+        })
+    }
+
+    /// Reads a checkpoint.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if `path` cannot be read, [`Error::Checkpoint`] if it is damaged or no checkpoint of ours.
+    pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint> {
+        let path = path.as_ref();
+        let bytes = fs::read(path).map_err(Error::io("read", path))?;
+        let damaged = |message: String| Error::Checkpoint { path: path.to_owned(), message };
+        let (_, header) = SafeTensors::read_metadata(&bytes)
+            .map_err(|error| damaged(format!("is damaged or no safetensors file ({error})")))?;
+        let metadata = header.metadata().as_ref().and_then(|entries| entries.get(METADATA));
+        let metadata = metadata.ok_or_else(|| damaged("was not written by ssdtrain".to_owned()))?;
+        let metadata = serde_json::from_str(metadata).map_err(|error| {
+            damaged(format!("describes its model in a way not understood here ({error})"))
+        })?;
+        Ok(Checkpoint { path: path.to_owned(), bytes, metadata })
+    }
+
+    /// The shape of the model.
+    pub fn config(&self) -> &GptConfig {
+        &self.metadata.config
+    }
+
+    /// Where the run stood.
+    pub fn state(&self) -> &TrainState {
+        &self.metadata.state
+    }
+
+    /// Puts the checkpoint's values into the parameters of a model of shape `config` and, to go on training,
+    /// into its optimiser. On an error nothing has been changed.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`], naming what differs, if the checkpoint is of another model.
+    pub fn restore(&self, config: &GptConfig, vs: &VarStore, optimizer: Option<&mut AdamW>) -> Result<()> {
+        if *config != self.metadata.config {
+            return Err(self.error(differences(&self.metadata.config, config)));
+        }
+        let stored = SafeTensors::deserialize(&self.bytes).map_err(|error| self.error(error.to_string()))?;
+        let wanted = named_tensors(vs, optimizer.as_deref());
+        let mut loaded = Vec::with_capacity(wanted.len());
+        for (name, tensor) in &wanted {
+            let view = stored.tensor(name).map_err(|_| self.error(format!("has no tensor \"{name}\"")))?;
+            loaded.push(self.load(name, &view, tensor)?);
+        }
+        let known: HashSet<&str> = wanted.iter().map(|(name, _)| name.as_str()).collect();
+        let is_foreign = |name: &&str| !known.contains(name) && !is_optimizer_state(name);
+        if let Some(name) = stored.names().into_iter().find(is_foreign) {
+            return Err(self.error(format!("has a tensor \"{name}\", which the model has not")));
+        }
+
+        no_grad(|| {
+            wanted.into_iter().zip(&loaded).try_for_each(|((_, mut tensor), value)| tensor.f_copy_(value))
+        })?;
+        if let Some(optimizer) = optimizer {
+            optimizer.steps = self.metadata.optimizer_steps;
+        }
+        Ok(())
+    }
+
+    /// The stored tensor, if it fits the one it is for.
+    fn load(&self, name: &str, view: &TensorView<'_>, target: &Tensor) -> Result<Tensor> {
+        let kind = target.kind();
+        if dtype_of(kind) != Some(view.dtype()) {
+            let dtype = view.dtype();
+            return Err(self.error(format!("holds \"{name}\" as {dtype:?}, and the model as {kind:?}")));
+        }
+        let shape: Vec<i64> = view.shape().iter().map(|&length| length as i64).collect();
+        if shape != target.size() {
+            let size = target.size();
+            return Err(self.error(format!("holds \"{name}\" as {shape:?}, and the model as {size:?}")));
+        }
+        Ok(Tensor::f_from_data_size(view.data(), &shape, kind)?)
+    }
+
+    fn error(&self, message: impl Into<String>) -> Error {
+        Error::Checkpoint { path: self.path.clone(), message: message.into() }
+    }
+}
+
+/// A tensor on its way into a file. The writer takes bytes and no error, so an error is put aside in `failed`.
+struct Stored<'a> {
+    tensor: Tensor,
+    shape: Vec<usize>,
+    dtype: Dtype,
+    failed: &'a Cell<Option<TchError>>,
+}
+
+impl View for Stored<'_> {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        let mut bytes = vec![0; self.data_len()];
+        if let Err(error) = self.tensor.f_copy_data_u8(&mut bytes, self.tensor.numel()) {
+            self.failed.set(Some(error));
+        }
+        bytes.into()
+    }
+
+    fn data_len(&self) -> usize {
+        self.tensor.numel() * self.tensor.kind().elt_size_in_bytes()
+    }
+}
+
+/// All tensors of a checkpoint by their names in it.
+fn named_tensors(vs: &VarStore, optimizer: Option<&AdamW>) -> Vec<(String, Tensor)> {
+    let mut tensors: Vec<_> = vs.variables().into_iter().collect();
+    for slot in optimizer.iter().flat_map(|optimizer| &optimizer.slots) {
+        tensors.push((format!("{EXP_AVG}{}", slot.name), slot.exp_avg.shallow_clone()));
+        tensors.push((format!("{EXP_AVG_SQ}{}", slot.name), slot.exp_avg_sq.shallow_clone()));
+    }
+    tensors
+}
+
+fn is_optimizer_state(name: &str) -> bool {
+    name.starts_with(EXP_AVG) || name.starts_with(EXP_AVG_SQ)
+}
+
+fn dtype_of(kind: Kind) -> Option<Dtype> {
+    match kind {
+        Kind::Float => Some(Dtype::F32),
+        Kind::Double => Some(Dtype::F64),
+        Kind::BFloat16 => Some(Dtype::BF16),
+        Kind::Half => Some(Dtype::F16),
+        _ => None,
+    }
+}
+
+/// The fields in which two shapes differ, as "is of a model with layers 2; this one has layers 4".
+fn differences(stored: &GptConfig, wanted: &GptConfig) -> String {
+    let fields = |config| serde_json::to_value(config).unwrap_or_default();
+    let (stored, wanted) = (fields(stored), fields(wanted));
+    let list = |config: &serde_json::Value| {
+        let fields = config.as_object().into_iter().flatten();
+        let differing = fields.filter(|(name, _)| stored.get(name) != wanted.get(name));
+        differing.map(|(name, value)| format!("{name} {value}")).collect::<Vec<_>>().join(", ")
+    };
+    format!("is of a model with {}; this one has {}", list(&stored), list(&wanted))
+}
+
+/// Has `write` fill a file beside `path`, and moves it there once it is on the disk.
+fn write_atomically(path: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
+    let Some(name) = path.file_name() else {
+        return Err(Error::argument(format!(
+            "a checkpoint cannot be written to {}: it names no file",
+            path.display()
+        )));
+    };
+    let mut temporary = name.to_owned();
+    temporary.push(format!(".{}.tmp", process::id()));
+    let temporary = directory.join(temporary);
+
+    let written = write(&temporary).and_then(|()| {
+        File::open(&temporary)
+            .and_then(|file| file.sync_all())
+            .and_then(|()| fs::rename(&temporary, path))
+            .and_then(|()| File::open(directory)?.sync_all())
+            .map_err(Error::io("write", path))
+    });
+    if written.is_err() {
+        // Best effort: the error at hand matters more, and the file may not even be there.
+        fs::remove_file(&temporary).ok();
+    }
+    written
+}

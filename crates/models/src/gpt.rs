@@ -1,0 +1,399 @@
+//! GPT-2: a decoder-only transformer with layer norms before attention and MLP.
+
+use serde::{Deserialize, Serialize};
+use ssdtrain::scope;
+use tch::{Device, Kind, Reduction, TchError, Tensor, nn};
+
+use crate::error::{Error, Result};
+use crate::layers::{INIT_STD, LayerNorm, Linear, dropout, normal};
+
+/// The shape of a [`Gpt`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GptConfig {
+    /// Number of different tokens.
+    pub vocab: i64,
+    /// Longest sequence, in tokens.
+    pub context: i64,
+    /// Number of transformer blocks.
+    pub layers: i64,
+    /// Attention heads per block; divides `hidden`.
+    pub heads: i64,
+    /// Width of the residual stream; the MLP is four times as wide.
+    pub hidden: i64,
+    /// Rate of dropout on embedding, attention and residuals, in `0.0..1.0`.
+    pub dropout: f64,
+    /// Whether the head shares the token embedding's weights.
+    pub tied: bool,
+    /// Whether linear layers and layer norms have biases.
+    pub bias: bool,
+}
+
+impl GptConfig {
+    /// The names that [`GptConfig::preset`] knows.
+    pub const PRESETS: &[&str] =
+        &["mini", "nanogpt-cpu", "gpt2-small", "gpt2-medium", "gpt2-large", "gpt2-xl"];
+
+    /// A shape by name: OpenAI's four GPT-2 sizes; nanoGPT's character model for a CPU; or "mini", a
+    /// byte-level model of 11 million parameters.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for any other name.
+    pub fn preset(name: &str) -> Result<GptConfig> {
+        let gpt2 = |layers, heads, hidden| GptConfig {
+            vocab: 50_257,
+            context: 1_024,
+            layers,
+            heads,
+            hidden,
+            dropout: 0.0,
+            tied: true,
+            bias: true,
+        };
+        Ok(match name {
+            "mini" => GptConfig { vocab: 256, context: 256, ..gpt2(6, 6, 384) },
+            "nanogpt-cpu" => GptConfig { vocab: 65, context: 64, bias: false, ..gpt2(4, 4, 128) },
+            "gpt2-small" => gpt2(12, 12, 768),
+            "gpt2-medium" => gpt2(24, 16, 1_024),
+            "gpt2-large" => gpt2(36, 20, 1_280),
+            "gpt2-xl" => gpt2(48, 25, 1_600),
+            _ => {
+                let known = GptConfig::PRESETS.join(", ");
+                return Err(Error::argument(format!("unknown model \"{name}\"; known are {known}")));
+            }
+        })
+    }
+
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// [`Error::Argument`], naming the first field that is out of range.
+    pub fn validate(&self) -> Result<()> {
+        const WIDEST: i64 = 1 << 20;
+        const DEEPEST: i64 = 1 << 12;
+        let bounds = [
+            ("vocab", self.vocab, WIDEST),
+            ("context", self.context, WIDEST),
+            ("layers", self.layers, DEEPEST),
+            ("heads", self.heads, WIDEST),
+            ("hidden", self.hidden, WIDEST),
+        ];
+        for (name, value, most) in bounds {
+            if !(1..=most).contains(&value) {
+                return Err(Error::argument(format!("{name} is {value}; it must be from 1 to {most}")));
+            }
+        }
+        if self.hidden % self.heads != 0 {
+            let (hidden, heads) = (self.hidden, self.heads);
+            return Err(Error::argument(format!("hidden {hidden} is not a multiple of heads {heads}")));
+        }
+        if !(0.0..1.0).contains(&self.dropout) {
+            let dropout = self.dropout;
+            return Err(Error::argument(format!("dropout is {dropout}; it must be at least 0 and below 1")));
+        }
+        Ok(())
+    }
+
+    /// Number of trainable parameters.
+    pub fn parameters(&self) -> i64 {
+        self.matrices() + self.vectors() + self.context * self.hidden + self.lookup_only()
+    }
+
+    /// Floating-point operations of forward and backward for each token of a sequence of `block` tokens:
+    /// six for every weight of a matrix product, and attention's.
+    pub fn flops_per_token(&self, block: i64) -> i64 {
+        6 * self.matrices() + 12 * self.layers * self.hidden * block
+    }
+
+    /// Weights used in matrix products: four projections' worth in attention, eight in the MLP, and the head.
+    fn matrices(&self) -> i64 {
+        12 * self.layers * self.hidden * self.hidden + self.vocab * self.hidden
+    }
+
+    /// Layer norms and biases.
+    fn vectors(&self) -> i64 {
+        let norms = (2 * self.layers + 1) * self.hidden;
+        let linear_biases = 9 * self.layers * self.hidden;
+        if self.bias { 2 * norms + linear_biases } else { norms }
+    }
+
+    /// The token embedding, unless it is the head too.
+    fn lookup_only(&self) -> i64 {
+        if self.tied { 0 } else { self.vocab * self.hidden }
+    }
+}
+
+/// A GPT-2 with its parameters in a [`nn::VarStore`].
+///
+/// Runs under the scopes `embed`, `block.N.attn`, `block.N.mlp` and `head`, by which reports name its parts.
+#[derive(Debug)]
+pub struct Gpt {
+    config: GptConfig,
+    tokens: Tensor,
+    positions: Tensor,
+    blocks: Vec<Block>,
+    norm: LayerNorm,
+    /// Shares its storage with `tokens` if the weights are tied.
+    head: Tensor,
+}
+
+impl Gpt {
+    /// A freshly initialised model under `vs`, as GPT-2 does it: weights normal with a standard deviation of
+    /// 0.02, projections back to the residual stream smaller by √(2 · layers), biases zero. Draws from
+    /// libtorch's generator.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if `config` is invalid, [`Error::Torch`] if there is no memory for the parameters.
+    pub fn new(vs: &nn::Path<'_>, config: GptConfig) -> Result<Gpt> {
+        config.validate()?;
+        let tokens = normal(&vs.sub("wte"), config.vocab, config.hidden, INIT_STD)?;
+        let positions = normal(&vs.sub("wpe"), config.context, config.hidden, INIT_STD)?;
+        let blocks = (0..config.layers)
+            .map(|index| Block::new(&vs.sub("block").sub(index), index, &config))
+            .collect::<Result<_, _>>()?;
+        let norm = LayerNorm::new(&vs.sub("norm"), config.hidden, config.bias)?;
+        let head = if config.tied {
+            tokens.shallow_clone()
+        } else {
+            normal(&vs.sub("head"), config.vocab, config.hidden, INIT_STD)?
+        };
+        Ok(Gpt { config, tokens, positions, blocks, norm, head })
+    }
+
+    /// The shape of the model.
+    pub fn config(&self) -> &GptConfig {
+        &self.config
+    }
+
+    /// Where the parameters are.
+    pub fn device(&self) -> Device {
+        self.tokens.device()
+    }
+
+    /// Logits `[batch, block, vocab]` of the token after each of `inputs` (`[batch, block]`, 64-bit token ids).
+    /// Dropout is on if `train`.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if `inputs` has another shape or is longer than the context, [`Error::Torch`] if an
+    /// id is not below `vocab` or memory runs out.
+    pub fn forward(&self, inputs: &Tensor, train: bool) -> Result<Tensor> {
+        let hidden = self.hidden(inputs, train)?;
+        let _scope = scope("head");
+        self.logits(&hidden)
+    }
+
+    /// Mean cross-entropy, in nats per token, of `targets` (`[batch, block]`) after `inputs`.
+    /// Dropout is on if `train`.
+    ///
+    /// # Errors
+    /// As [`Gpt::forward`].
+    pub fn loss(&self, inputs: &Tensor, targets: &Tensor, train: bool) -> Result<Tensor> {
+        let hidden = self.hidden(inputs, train)?;
+        let _scope = scope("head");
+        let logits = self.logits(&hidden)?.f_view((-1, self.config.vocab))?;
+        let targets = targets.f_reshape([-1])?;
+        Ok(logits.f_cross_entropy_loss(&targets, None::<&Tensor>, Reduction::Mean, -100, 0.0)?)
+    }
+
+    /// Logits `[vocab]` of the token after the last of `inputs` (`[1, block]`), without dropout.
+    pub(crate) fn next_logits(&self, inputs: &Tensor) -> Result<Tensor> {
+        let hidden = self.hidden(inputs, false)?;
+        let last = hidden.f_narrow(1, -1, 1)?;
+        Ok(self.logits(&last)?.f_view([self.config.vocab])?)
+    }
+
+    /// The residual stream after the last block.
+    fn hidden(&self, inputs: &Tensor, train: bool) -> Result<Tensor> {
+        let mut x = self.embed(inputs, train)?;
+        for block in &self.blocks {
+            x = block.forward(x, train)?;
+        }
+        Ok(x)
+    }
+
+    fn embed(&self, inputs: &Tensor, train: bool) -> Result<Tensor> {
+        let _scope = scope("embed");
+        let block = match inputs.size()[..] {
+            [_, block] if (1..=self.config.context).contains(&block) && inputs.kind() == Kind::Int64 => block,
+            _ => {
+                let (kind, size, context) = (inputs.kind(), inputs.size(), self.config.context);
+                return Err(Error::argument(format!(
+                    "inputs are {kind:?} {size:?}; the model takes Int64 [batch, 1 to {context}]"
+                )));
+            }
+        };
+        let tokens = Tensor::f_embedding(&self.tokens, inputs, -1, false, false)?;
+        let x = tokens.f_add(&self.positions.f_narrow(0, 0, block)?)?;
+        Ok(dropout(x, self.config.dropout, train)?)
+    }
+
+    fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
+        Ok(self.norm.forward(hidden)?.f_linear(&self.head, None::<&Tensor>)?)
+    }
+}
+
+#[derive(Debug)]
+struct Block {
+    attention_scope: String,
+    attention_norm: LayerNorm,
+    attention: Attention,
+    mlp_scope: String,
+    mlp_norm: LayerNorm,
+    mlp: Mlp,
+    dropout: f64,
+}
+
+impl Block {
+    fn new(vs: &nn::Path<'_>, index: i64, config: &GptConfig) -> Result<Block, TchError> {
+        Ok(Block {
+            attention_scope: format!("block.{index}.attn"),
+            attention_norm: LayerNorm::new(&vs.sub("attn_norm"), config.hidden, config.bias)?,
+            attention: Attention::new(&vs.sub("attn"), config)?,
+            mlp_scope: format!("block.{index}.mlp"),
+            mlp_norm: LayerNorm::new(&vs.sub("mlp_norm"), config.hidden, config.bias)?,
+            mlp: Mlp::new(&vs.sub("mlp"), config)?,
+            dropout: config.dropout,
+        })
+    }
+
+    fn forward(&self, x: Tensor, train: bool) -> Result<Tensor, TchError> {
+        let x = {
+            let _scope = scope(&self.attention_scope);
+            let y = self.attention.forward(&self.attention_norm.forward(&x)?, train)?;
+            x.f_add(&dropout(y, self.dropout, train)?)?
+        };
+        let _scope = scope(&self.mlp_scope);
+        let y = self.mlp.forward(&self.mlp_norm.forward(&x)?)?;
+        x.f_add(&dropout(y, self.dropout, train)?)
+    }
+}
+
+/// Causal self-attention.
+#[derive(Debug)]
+struct Attention {
+    qkv: Linear,
+    proj: Linear,
+    heads: i64,
+    dropout: f64,
+}
+
+impl Attention {
+    fn new(vs: &nn::Path<'_>, config: &GptConfig) -> Result<Attention, TchError> {
+        let hidden = config.hidden;
+        Ok(Attention {
+            qkv: Linear::new(&vs.sub("qkv"), hidden, 3 * hidden, INIT_STD, config.bias)?,
+            proj: Linear::new(&vs.sub("proj"), hidden, hidden, residual_std(config), config.bias)?,
+            heads: config.heads,
+            dropout: config.dropout,
+        })
+    }
+
+    /// Query, key and value stay views of one tensor, and the output needs no copy either: the fused kernel
+    /// takes strides, and writes `[batch, block, heads, width]` behind a transposed view.
+    fn forward(&self, x: &Tensor, train: bool) -> Result<Tensor, TchError> {
+        let (batch, block, hidden) = x.size3()?;
+        let qkv = self.qkv.forward(x)?.f_view([batch, block, 3, self.heads, hidden / self.heads])?;
+        let part = |index| qkv.f_select(2, index)?.f_transpose(1, 2);
+        let rate = if train { self.dropout } else { 0.0 };
+        let (query, key, value) = (part(0)?, part(1)?, part(2)?);
+        let y = Tensor::f_scaled_dot_product_attention(
+            &query,
+            &key,
+            &value,
+            None::<&Tensor>,
+            rate,
+            true,
+            None,
+            false,
+        )?;
+        self.proj.forward(&y.f_transpose(1, 2)?.f_reshape([batch, block, hidden])?)
+    }
+}
+
+#[derive(Debug)]
+struct Mlp {
+    up: Linear,
+    down: Linear,
+}
+
+impl Mlp {
+    fn new(vs: &nn::Path<'_>, config: &GptConfig) -> Result<Mlp, TchError> {
+        let hidden = config.hidden;
+        Ok(Mlp {
+            up: Linear::new(&vs.sub("up"), hidden, 4 * hidden, INIT_STD, config.bias)?,
+            down: Linear::new(&vs.sub("down"), 4 * hidden, hidden, residual_std(config), config.bias)?,
+        })
+    }
+
+    fn forward(&self, x: &Tensor) -> Result<Tensor, TchError> {
+        self.down.forward(&self.up.forward(x)?.f_gelu("tanh")?)
+    }
+}
+
+/// Keeps the residual stream's variance from growing with depth: every block adds to it twice.
+fn residual_std(config: &GptConfig) -> f64 {
+    INIT_STD / (2.0 * config.layers as f64).sqrt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tiny() -> GptConfig {
+        GptConfig {
+            vocab: 11,
+            context: 8,
+            layers: 2,
+            heads: 2,
+            hidden: 12,
+            dropout: 0.0,
+            tied: true,
+            bias: true,
+        }
+    }
+
+    #[test]
+    fn the_parameter_count_is_that_of_the_variables() -> Result<()> {
+        for (tied, bias) in [(false, false), (false, true), (true, false), (true, true)] {
+            let vs = nn::VarStore::new(Device::Cpu);
+            let config = GptConfig { tied, bias, ..tiny() };
+            let expected = config.parameters();
+            let _model = Gpt::new(&vs.root(), config)?;
+            let counted: usize = vs.trainable_variables().iter().map(Tensor::numel).sum();
+            assert_eq!(counted as i64, expected, "tied {tied}, bias {bias}");
+        }
+        assert_eq!(GptConfig::preset("gpt2-small")?.parameters(), 124_439_808);
+        Ok(())
+    }
+
+    #[test]
+    fn tied_weights_are_one_tensor_and_untied_ones_are_two() -> Result<()> {
+        for tied in [true, false] {
+            let vs = nn::VarStore::new(Device::Cpu);
+            let model = Gpt::new(&vs.root(), GptConfig { tied, ..tiny() })?;
+            assert_eq!(model.head.data_ptr() == model.tokens.data_ptr(), tied);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn no_position_sees_what_comes_after_it() -> Result<()> {
+        let vs = nn::VarStore::new(Device::Cpu);
+        let model = Gpt::new(&vs.root(), tiny())?;
+        let logits = |ids: &[i64]| model.forward(&Tensor::from_slice(ids).unsqueeze(0), false);
+        let (left, right) = (logits(&[1, 2, 3, 4, 5])?, logits(&[1, 2, 3, 9, 0])?);
+        assert_eq!(left.narrow(1, 0, 3), right.narrow(1, 0, 3));
+        assert_ne!(left.narrow(1, 3, 1), right.narrow(1, 3, 1));
+        Ok(())
+    }
+
+    #[test]
+    fn the_next_token_has_the_logits_of_the_last_position() -> Result<()> {
+        let vs = nn::VarStore::new(Device::Cpu);
+        let model = Gpt::new(&vs.root(), tiny())?;
+        let inputs = Tensor::from_slice(&[3_i64, 1, 4, 1, 5]).unsqueeze(0);
+        let expected = model.forward(&inputs, false)?.select(1, -1).squeeze();
+        assert!(model.next_logits(&inputs)?.allclose(&expected, 1e-5, 1e-6, false));
+        Ok(())
+    }
+}

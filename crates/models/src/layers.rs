@@ -1,0 +1,63 @@
+//! Layers that the models share.
+
+use tch::nn::{self, Init};
+use tch::{TchError, Tensor};
+
+/// GPT-2's standard deviation of initial weights.
+pub(crate) const INIT_STD: f64 = 0.02;
+
+/// `x · weightᵀ + bias`.
+#[derive(Debug)]
+pub(crate) struct Linear {
+    weight: Tensor,
+    bias: Option<Tensor>,
+}
+
+impl Linear {
+    /// Weights drawn from a normal distribution of standard deviation `std`, biases zero.
+    pub(crate) fn new(
+        vs: &nn::Path<'_>,
+        inputs: i64,
+        outputs: i64,
+        std: f64,
+        bias: bool,
+    ) -> Result<Linear, TchError> {
+        Ok(Linear { weight: normal(vs, outputs, inputs, std)?, bias: zeros_if(bias, vs, outputs)? })
+    }
+
+    pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor, TchError> {
+        x.f_linear(&self.weight, self.bias.as_ref())
+    }
+}
+
+/// Normalisation over the last dimension.
+#[derive(Debug)]
+pub(crate) struct LayerNorm {
+    weight: Tensor,
+    bias: Option<Tensor>,
+    width: i64,
+}
+
+impl LayerNorm {
+    pub(crate) fn new(vs: &nn::Path<'_>, width: i64, bias: bool) -> Result<LayerNorm, TchError> {
+        Ok(LayerNorm { weight: vs.f_ones("weight", &[width])?, bias: zeros_if(bias, vs, width)?, width })
+    }
+
+    pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor, TchError> {
+        x.f_layer_norm([self.width], Some(&self.weight), self.bias.as_ref(), 1e-5, true)
+    }
+}
+
+/// The matrix `weight` of `vs`, drawn from a normal distribution.
+pub(crate) fn normal(vs: &nn::Path<'_>, rows: i64, columns: i64, std: f64) -> Result<Tensor, TchError> {
+    vs.f_var("weight", &[rows, columns], Init::Randn { mean: 0.0, stdev: std })
+}
+
+/// Dropout while training; otherwise, and at rate 0, `x` itself.
+pub(crate) fn dropout(x: Tensor, rate: f64, train: bool) -> Result<Tensor, TchError> {
+    if train && rate > 0.0 { x.f_dropout(rate, true) } else { Ok(x) }
+}
+
+fn zeros_if(wanted: bool, vs: &nn::Path<'_>, width: i64) -> Result<Option<Tensor>, TchError> {
+    wanted.then(|| vs.f_zeros("bias", &[width])).transpose()
+}

@@ -1,0 +1,303 @@
+//! Token sets: where they come from, how they are split, and the batches drawn from them.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+use tch::{Device, Tensor};
+
+use crate::corpus::Corpus;
+use crate::error::{Error, Result};
+use crate::tokenizer::Tokenizer;
+
+/// A sequence of tokens, in memory or in a file. A clone or a part shares them.
+#[derive(Clone, Debug)]
+pub struct TokenSet {
+    source: Source,
+    name: Arc<str>,
+    vocab: usize,
+    range: Range<usize>,
+}
+
+#[derive(Clone, Debug)]
+enum Source {
+    Memory(Arc<[u16]>),
+    /// Little-endian 16-bit ids with nothing before them.
+    File(Arc<File>, Arc<Path>),
+}
+
+/// Inputs and the tokens that follow each of them, both `[rows, block]` of 64-bit ids.
+#[derive(Debug)]
+pub struct Batch {
+    /// What the model reads.
+    pub inputs: Tensor,
+    /// What it should predict: the inputs, one token on.
+    pub targets: Tensor,
+}
+
+impl TokenSet {
+    /// The tokens of a corpus.
+    ///
+    /// # Errors
+    /// [`Error::Data`] if the corpus has a character that the tokenizer's vocabulary lacks.
+    pub fn encode(corpus: &Corpus, tokenizer: &Tokenizer) -> Result<TokenSet> {
+        let tokens =
+            tokenizer.encode(corpus.text()).map_err(|error| Error::data(corpus.name(), error.to_string()))?;
+        let range = 0..tokens.len();
+        Ok(TokenSet {
+            source: Source::Memory(tokens.into()),
+            name: corpus.name().into(),
+            vocab: tokenizer.vocab(),
+            range,
+        })
+    }
+
+    /// A token file as nanoGPT writes them: 16-bit little-endian ids and nothing else. It is read as batches
+    /// are drawn, and may be larger than memory; an id that is not below `vocab` is an error then.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if it cannot be opened, [`Error::Data`] if its size is odd.
+    pub fn open_bin(path: impl AsRef<Path>, vocab: usize) -> Result<TokenSet> {
+        let path = path.as_ref();
+        let file = File::open(path).map_err(Error::io("open", path))?;
+        let found = file.metadata().map_err(Error::io("open", path))?;
+        let name = path.display().to_string();
+        if !found.is_file() {
+            return Err(Error::data(name, "is not a file of tokens"));
+        }
+        let bytes = found.len() as usize;
+        if !bytes.is_multiple_of(2) {
+            return Err(Error::data(
+                name,
+                format!("has an odd length of {bytes} bytes; tokens have two each"),
+            ));
+        }
+        let source = Source::File(Arc::new(file), path.into());
+        Ok(TokenSet { source, name: name.into(), vocab, range: 0..bytes / 2 })
+    }
+
+    /// Number of tokens.
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
+
+    /// Number of different tokens that there may be.
+    pub fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    /// The tokens to train on and, at the end, the share of `held_out` to evaluate on.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] unless `held_out` is in `0.0..1.0`.
+    pub fn split(&self, held_out: f64) -> Result<(TokenSet, TokenSet)> {
+        if !(0.0..1.0).contains(&held_out) {
+            return Err(Error::argument(format!(
+                "the held-out share is {held_out}; it must be at least 0 and below 1"
+            )));
+        }
+        let border = self.range.start + (self.len() as f64 * (1.0 - held_out)) as usize;
+        let part = |range| TokenSet { range, ..self.clone() };
+        Ok((part(self.range.start..border), part(border..self.range.end)))
+    }
+
+    /// Batches of `rows` blocks of `block` tokens from random places. They depend on `seed` and on their
+    /// number alone, not on libtorch's generator.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if `rows` or `block` is 0, [`Error::Data`] if there are not `block + 1` tokens.
+    pub fn random_batches(
+        &self,
+        rows: usize,
+        block: usize,
+        seed: u64,
+        device: Device,
+    ) -> Result<RandomBatches> {
+        let reader = BlockReader::new(self, rows, block, device)?;
+        Ok(RandomBatches { reader, seed, position: 0 })
+    }
+
+    /// All blocks of `block` tokens, one after another without overlap, in batches of `rows`; the last batch
+    /// may have fewer rows. Tokens at the end that fill no block are left out.
+    ///
+    /// # Errors
+    /// As [`TokenSet::random_batches`].
+    pub fn sequential_batches(&self, rows: usize, block: usize, device: Device) -> Result<SequentialBatches> {
+        let reader = BlockReader::new(self, rows, block, device)?;
+        let blocks = (self.len() - 1) / block;
+        Ok(SequentialBatches { reader, next: 0, blocks })
+    }
+
+    /// `len` tokens from `start` on, counted from the beginning of this set, appended to `ids`.
+    fn read(&self, start: usize, len: usize, ids: &mut Vec<i64>) -> Result<()> {
+        let start = self.range.start + start;
+        let before = ids.len();
+        match &self.source {
+            Source::Memory(tokens) => {
+                ids.extend(tokens[start..start + len].iter().map(|&token| i64::from(token)))
+            }
+            Source::File(file, path) => {
+                let mut bytes = vec![0; 2 * len];
+                file.read_exact_at(&mut bytes, 2 * start as u64).map_err(Error::io("read", path))?;
+                let (pairs, _) = bytes.as_chunks::<2>();
+                ids.extend(pairs.iter().map(|&pair| i64::from(u16::from_le_bytes(pair))));
+            }
+        }
+        match ids[before..].iter().position(|&id| id >= self.vocab as i64) {
+            None => Ok(()),
+            Some(place) => {
+                let (id, at, vocab) = (ids[before + place], start + place, self.vocab);
+                Err(Error::data(
+                    &*self.name,
+                    format!("token {at} is {id}, outside the vocabulary of {vocab}"),
+                ))
+            }
+        }
+    }
+}
+
+impl Batch {
+    /// Number of tokens to predict.
+    pub fn tokens(&self) -> usize {
+        self.targets.numel()
+    }
+
+    /// The batch in `parts` micro-batches of equally many rows, which share its memory.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if `parts` does not divide the number of rows.
+    pub fn split(&self, parts: usize) -> Result<Vec<Batch>> {
+        let rows = self.inputs.size().first().map_or(0, |&rows| rows as usize);
+        if parts == 0 || !rows.is_multiple_of(parts) {
+            return Err(Error::argument(format!(
+                "a batch of {rows} does not divide into {parts} micro-batches"
+            )));
+        }
+        let each = (rows / parts) as i64;
+        (0..parts as i64)
+            .map(|part| {
+                let rows = |tensor: &Tensor| tensor.f_narrow(0, part * each, each);
+                Ok(Batch { inputs: rows(&self.inputs)?, targets: rows(&self.targets)? })
+            })
+            .collect()
+    }
+}
+
+/// Batches from random places; see [`TokenSet::random_batches`].
+#[derive(Debug)]
+pub struct RandomBatches {
+    reader: BlockReader,
+    seed: u64,
+    position: u64,
+}
+
+impl RandomBatches {
+    /// The next batch.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the token file cannot be read, [`Error::Data`] if a token is outside the vocabulary.
+    pub fn draw(&mut self) -> Result<Batch> {
+        let mut random = stream(self.seed, self.position);
+        let places = self.reader.tokens.len() - self.reader.block;
+        let starts: Vec<_> = (0..self.reader.rows).map(|_| below(&mut random, places)).collect();
+        let batch = self.reader.batch(&starts)?;
+        self.position += 1;
+        Ok(batch)
+    }
+
+    /// Number of batches drawn so far.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// Goes on as if `position` batches had been drawn.
+    pub fn seek(&mut self, position: u64) {
+        self.position = position;
+    }
+}
+
+/// All blocks in order; see [`TokenSet::sequential_batches`].
+#[derive(Clone, Debug)]
+pub struct SequentialBatches {
+    reader: BlockReader,
+    next: usize,
+    blocks: usize,
+}
+
+impl Iterator for SequentialBatches {
+    type Item = Result<Batch>;
+
+    fn next(&mut self) -> Option<Result<Batch>> {
+        let end = self.blocks.min(self.next + self.reader.rows);
+        let starts: Vec<_> = (self.next..end).map(|index| index * self.reader.block).collect();
+        self.next = end;
+        (!starts.is_empty()).then(|| self.reader.batch(&starts))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let batches = (self.blocks - self.next).div_ceil(self.reader.rows);
+        (batches, Some(batches))
+    }
+}
+
+impl ExactSizeIterator for SequentialBatches {}
+
+/// Reads blocks of a set that has at least one.
+#[derive(Clone, Debug)]
+struct BlockReader {
+    tokens: TokenSet,
+    rows: usize,
+    block: usize,
+    device: Device,
+}
+
+impl BlockReader {
+    fn new(tokens: &TokenSet, rows: usize, block: usize, device: Device) -> Result<BlockReader> {
+        if rows == 0 || block == 0 {
+            return Err(Error::argument(format!("batches of {rows} blocks of {block} tokens are empty")));
+        }
+        if tokens.len() <= block {
+            let len = tokens.len();
+            return Err(Error::data(
+                &*tokens.name,
+                format!("{len} tokens are too few for a block of {block} and the token after it"),
+            ));
+        }
+        Ok(BlockReader { tokens: tokens.clone(), rows, block, device })
+    }
+
+    fn batch(&self, starts: &[usize]) -> Result<Batch> {
+        let mut inputs = Vec::with_capacity(starts.len() * self.block);
+        let mut targets = Vec::with_capacity(starts.len() * self.block);
+        for &start in starts {
+            self.tokens.read(start, self.block, &mut inputs)?;
+            self.tokens.read(start + 1, self.block, &mut targets)?;
+        }
+        let tensor = |ids: &[i64]| -> Result<Tensor> {
+            let size = [starts.len() as i64, self.block as i64];
+            Ok(Tensor::f_from_slice(ids)?.f_view(size)?.f_to_device(self.device)?)
+        };
+        Ok(Batch { inputs: tensor(&inputs)?, targets: tensor(&targets)? })
+    }
+}
+
+/// The generator numbered `number` of `seed`.
+pub(crate) fn stream(seed: u64, number: u64) -> ChaCha8Rng {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    random.set_stream(number);
+    random
+}
+
+/// A number from `0..bound`.
+fn below(random: &mut impl Rng, bound: usize) -> usize {
+    ((u128::from(random.next_u64()) * bound as u128) >> 64) as usize
+}

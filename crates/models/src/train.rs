@@ -1,0 +1,61 @@
+//! The pieces of a training loop that have no state of their own.
+
+use rand_chacha::rand_core::Rng;
+use tch::{Tensor, no_grad};
+
+use crate::error::{Error, Result};
+use crate::gpt::Gpt;
+use crate::tokens::{Batch, stream};
+
+/// Seeds libtorch's generator for one step, so that its dropout masks depend on `seed` and `step` alone and a
+/// resumed run draws those of an uninterrupted one.
+pub fn seed_step(seed: u64, step: u64) {
+    tch::manual_seed(stream(seed, step).next_u64() as i64);
+}
+
+/// Adds the gradients of the mean loss over equally large micro-batches to the parameters', and returns that
+/// loss, in nats per token. `backward` is given each micro-batch's share of the loss in turn.
+///
+/// ```no_run
+/// # use ssdtrain_models::{Batch, Error, Gpt, Result, accumulate};
+/// # fn step(model: &Gpt, batch: &Batch) -> Result<f64> {
+/// accumulate(model, &batch.split(4)?, |loss| loss.f_backward().map_err(Error::from))
+/// # }
+/// ```
+///
+/// # Errors
+/// Those of [`Gpt::loss`] and of `backward`.
+pub fn accumulate<E: From<Error>>(
+    model: &Gpt,
+    micro_batches: &[Batch],
+    mut backward: impl FnMut(&Tensor) -> Result<(), E>,
+) -> Result<f64, E> {
+    let mut total = 0.0;
+    for batch in micro_batches {
+        let loss = model.loss(&batch.inputs, &batch.targets, true)?;
+        let share = loss.f_div_scalar(micro_batches.len() as f64).map_err(Error::from)?;
+        backward(&share)?;
+        total += share.f_double_value(&[]).map_err(Error::from)?;
+    }
+    Ok(total)
+}
+
+/// Mean loss over `batches`, in nats per token, without dropout and without gradients.
+///
+/// # Errors
+/// [`Error::Argument`] if there are no batches, otherwise those of the batches and of [`Gpt::loss`].
+pub fn evaluate(model: &Gpt, batches: impl IntoIterator<Item = Result<Batch>>) -> Result<f64> {
+    no_grad(|| {
+        let (mut total, mut tokens) = (0.0, 0);
+        for batch in batches {
+            let batch = batch?;
+            let loss = model.loss(&batch.inputs, &batch.targets, false)?.f_double_value(&[])?;
+            total += loss * batch.tokens() as f64;
+            tokens += batch.tokens();
+        }
+        if tokens == 0 {
+            return Err(Error::argument("there are no batches to evaluate on"));
+        }
+        Ok(total / tokens as f64)
+    })
+}

@@ -1,0 +1,257 @@
+//! Checkpoints: what is saved comes back bit by bit, and what does not fit is refused.
+
+use std::fs;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use ssdtrain_models::{
+    AdamW, AdamWConfig, Checkpoint, Corpus, Error, Gpt, GptConfig, RandomBatches, Result, TokenSet,
+    Tokenizer, TrainState, seed_step,
+};
+use tch::{Device, Kind, Tensor, nn, no_grad};
+
+type TestResult = std::result::Result<(), Box<dyn std::error::Error>>;
+
+const SEED: u64 = 5;
+
+/// Tests that need libtorch's generator for themselves hold this.
+fn generator() -> MutexGuard<'static, ()> {
+    static GENERATOR: Mutex<()> = Mutex::new(());
+    GENERATOR.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn tiny() -> GptConfig {
+    GptConfig {
+        vocab: 256,
+        context: 8,
+        layers: 2,
+        heads: 2,
+        hidden: 16,
+        dropout: 0.1,
+        tied: false,
+        bias: true,
+    }
+}
+
+struct Run {
+    vs: nn::VarStore,
+    model: Gpt,
+    optimizer: AdamW,
+    batches: RandomBatches,
+}
+
+impl Run {
+    fn new(config: GptConfig, kind: Kind) -> Result<Run> {
+        let corpus = Corpus::from_text("text", "all work and no play makes a dull text. ".repeat(10));
+        let tokens = TokenSet::encode(&corpus, &Tokenizer::Bytes)?;
+        let mut vs = nn::VarStore::new(Device::Cpu);
+        let model = Gpt::new(&vs.root(), config)?;
+        vs.set_kind(kind);
+        let optimizer = AdamW::new(&vs, AdamWConfig::default())?;
+        Ok(Run { model, optimizer, batches: tokens.random_batches(4, 8, SEED, Device::Cpu)?, vs })
+    }
+
+    fn train(&mut self, steps: u64) -> Result<()> {
+        for _ in 0..steps {
+            seed_step(SEED, self.optimizer.steps());
+            let batch = self.batches.draw()?;
+            self.optimizer.zero_grad();
+            self.model.loss(&batch.inputs, &batch.targets, true)?.f_backward()?;
+            self.optimizer.clip_grad_norm(1.0)?;
+            self.optimizer.step(1e-2)?;
+        }
+        Ok(())
+    }
+
+    fn save(&self, path: &Path) -> Result<TrainState> {
+        let notes = [("tokenizer".to_owned(), Tokenizer::Bytes.to_string())].into();
+        let state =
+            TrainState { step: self.optimizer.steps(), seed: SEED, position: self.batches.position(), notes };
+        Checkpoint::save(path, self.model.config(), &self.vs, &self.optimizer, &state)?;
+        Ok(state)
+    }
+
+    fn restore(&mut self, path: &Path) -> Result<()> {
+        let checkpoint = Checkpoint::open(path)?;
+        checkpoint.restore(self.model.config(), &self.vs, Some(&mut self.optimizer))?;
+        self.batches.seek(checkpoint.state().position);
+        Ok(())
+    }
+
+    /// The bits of every parameter, in the order of names.
+    fn bits(&self) -> Vec<(String, Vec<u8>)> {
+        let bits = |tensor: &Tensor| {
+            let mut bytes = vec![0; tensor.numel() * tensor.kind().elt_size_in_bytes()];
+            tensor.copy_data_u8(&mut bytes, tensor.numel());
+            bytes
+        };
+        let mut all: Vec<_> = self.vs.variables().iter().map(|(name, v)| (name.clone(), bits(v))).collect();
+        all.sort();
+        all
+    }
+}
+
+#[test]
+fn a_resumed_run_has_the_bits_of_an_uninterrupted_one() -> TestResult {
+    let _generator = generator();
+    for kind in [Kind::Float, Kind::BFloat16] {
+        let dir = tempfile::tempdir()?;
+        let path = dir.path().join("run.safetensors");
+        let mut whole = Run::new(tiny(), kind)?;
+        whole.train(2)?;
+        whole.save(&path)?;
+        whole.train(2)?;
+
+        let mut resumed = Run::new(tiny(), kind)?;
+        assert_ne!(resumed.bits(), whole.bits(), "a new model starts elsewhere");
+        resumed.restore(&path)?;
+        resumed.train(2)?;
+        assert_eq!(resumed.optimizer.steps(), 4);
+        assert_eq!(resumed.bits(), whole.bits(), "{kind:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_model_is_restored_without_an_optimizer() -> TestResult {
+    let dir = tempfile::tempdir()?;
+    let path = dir.path().join("run.safetensors");
+    let saved = Run::new(tiny(), Kind::Float)?;
+    let state = saved.save(&path)?;
+
+    let checkpoint = Checkpoint::open(&path)?;
+    assert_eq!(*checkpoint.config(), tiny());
+    assert_eq!(*checkpoint.state(), state);
+    let restored = Run::new(checkpoint.config().clone(), Kind::Float)?;
+    checkpoint.restore(&tiny(), &restored.vs, None)?;
+    assert_eq!(restored.bits(), saved.bits());
+    Ok(())
+}
+
+#[test]
+fn tied_weights_are_stored_once_and_stay_tied() -> TestResult {
+    let dir = tempfile::tempdir()?;
+    let path = dir.path().join("run.safetensors");
+    let config = GptConfig { tied: true, ..tiny() };
+    let saved = Run::new(config.clone(), Kind::Float)?;
+    saved.save(&path)?;
+    let restored = Run::new(config, Kind::Float)?;
+    Checkpoint::open(&path)?.restore(restored.model.config(), &restored.vs, None)?;
+    let inputs = Tensor::from_slice(&[1_i64, 2, 3]).unsqueeze(0);
+    assert_eq!(restored.model.forward(&inputs, false)?, saved.model.forward(&inputs, false)?);
+    Ok(())
+}
+
+#[test]
+fn a_checkpoint_of_another_shape_is_refused_by_field() -> TestResult {
+    let dir = tempfile::tempdir()?;
+    let path = dir.path().join("run.safetensors");
+    Run::new(tiny(), Kind::Float)?.save(&path)?;
+    let mut other = Run::new(GptConfig { layers: 3, heads: 4, ..tiny() }, Kind::Float)?;
+    let before = other.bits();
+    let message = other.restore(&path).map_or_else(|error| error.to_string(), |()| "accepted".to_owned());
+    assert_eq!(
+        message,
+        format!(
+            "checkpoint {}: is of a model with heads 2, layers 2; this one has heads 4, layers 3",
+            path.display()
+        )
+    );
+    assert_eq!(other.bits(), before, "a refused checkpoint changes nothing");
+    Ok(())
+}
+
+#[test]
+fn a_checkpoint_of_another_kind_is_refused() -> TestResult {
+    let dir = tempfile::tempdir()?;
+    let path = dir.path().join("run.safetensors");
+    Run::new(tiny(), Kind::BFloat16)?.save(&path)?;
+    let refused = Run::new(tiny(), Kind::Float)?.restore(&path);
+    assert!(refused.is_err_and(|error| error.to_string().contains("as BF16, and the model as Float")));
+    Ok(())
+}
+
+#[test]
+fn tensors_that_are_missing_misshapen_or_too_many_are_named() -> TestResult {
+    let dir = tempfile::tempdir()?;
+    let path = dir.path().join("run.safetensors");
+    let save_as = |vs: &nn::VarStore| -> Result<()> {
+        let optimizer = AdamW::new(vs, AdamWConfig::default())?;
+        Checkpoint::save(&path, &tiny(), vs, &optimizer, &TrainState::default())
+    };
+    let message = || match Run::new(tiny(), Kind::Float).and_then(|mut run| run.restore(&path)) {
+        Ok(()) => "accepted".to_owned(),
+        Err(error) => error.to_string(),
+    };
+
+    let vs = nn::VarStore::new(Device::Cpu);
+    let _smaller = Gpt::new(&vs.root(), GptConfig { tied: true, ..tiny() })?;
+    save_as(&vs)?;
+    assert!(message().ends_with("has no tensor \"head.weight\""), "{}", message());
+
+    let vs = nn::VarStore::new(Device::Cpu);
+    let _narrower = Gpt::new(&vs.root(), GptConfig { context: 4, ..tiny() })?;
+    save_as(&vs)?;
+    assert!(
+        message().ends_with("holds \"wpe.weight\" as [4, 16], and the model as [8, 16]"),
+        "{}",
+        message()
+    );
+
+    let vs = nn::VarStore::new(Device::Cpu);
+    let _model = Gpt::new(&vs.root(), tiny())?;
+    let _more = vs.root().zeros("more", &[1]);
+    save_as(&vs)?;
+    assert!(message().contains("has a tensor \"more\""), "{}", message());
+    Ok(())
+}
+
+#[test]
+fn files_that_are_no_checkpoint_are_refused() -> TestResult {
+    let dir = tempfile::tempdir()?;
+    let path = dir.path().join("run.safetensors");
+    assert!(matches!(Checkpoint::open(&path), Err(Error::Io { .. })));
+
+    Run::new(tiny(), Kind::Float)?.save(&path)?;
+    let bytes = fs::read(&path)?;
+    for length in [0, 5, 100, bytes.len() / 2, bytes.len() - 1] {
+        fs::write(&path, &bytes[..length])?;
+        let refused =
+            Checkpoint::open(&path).map_or_else(|error| error.to_string(), |_| "accepted".to_owned());
+        assert!(
+            refused.starts_with(&format!("checkpoint {}: is damaged", path.display())),
+            "{length}: {refused}"
+        );
+        assert!(!refused.contains('\n'), "{refused}");
+    }
+
+    Tensor::write_safetensors(&[("a", Tensor::from_slice(&[1.0]))], &path)?;
+    assert!(
+        Checkpoint::open(&path)
+            .is_err_and(|error| error.to_string().ends_with("was not written by ssdtrain"))
+    );
+    Ok(())
+}
+
+#[test]
+fn a_save_that_fails_leaves_the_old_checkpoint_and_no_litter() -> TestResult {
+    let dir = tempfile::tempdir()?;
+    let path = dir.path().join("run.safetensors");
+    let run = Run::new(tiny(), Kind::Float)?;
+    run.save(&path)?;
+    let before = fs::read(&path)?;
+    let _integer = no_grad(|| run.vs.root().add("odd", Tensor::from_slice(&[1_i64]), false));
+    assert!(run.save(&path).is_err_and(|error| error.to_string().contains("odd")));
+    assert_eq!(fs::read(&path)?, before);
+
+    // A directory cannot be replaced by a file.
+    let taken = dir.path().join("taken");
+    fs::create_dir(&taken)?;
+    assert!(matches!(Run::new(tiny(), Kind::Float)?.save(&taken), Err(Error::Io { .. })));
+    assert!(matches!(
+        Run::new(tiny(), Kind::Float)?.save(&dir.path().join("missing/x")),
+        Err(Error::Io { .. })
+    ));
+    assert_eq!(fs::read_dir(dir.path())?.count(), 2);
+    Ok(())
+}

@@ -1,0 +1,84 @@
+// The C face of the shim. Everything that crosses it is a plain value, a borrowed pointer, or a pointer whose ownership the
+// comment names. No C++ exception leaves a function declared here: failures come back as a non-zero status, and
+// st_last_error() holds the message for the calling thread. Callbacks into Rust obey the same rule the other way round.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct st_tensor st_tensor;    // at::Tensor, as torch-sys passes it
+typedef struct st_storage st_storage;  // c10::StorageImpl
+typedef int32_t st_status;             // 0: done; anything else: see st_last_error()
+
+// Message of the calling thread's last failed call; valid until its next failed call.
+const char* st_last_error(void);
+
+// ---- saved-tensor hooks ------------------------------------------------------------------------------------------------
+
+// What autograd is about to save. `storage` is borrowed and lives at least until the callback returns.
+typedef struct {
+  st_storage* storage;
+  uint64_t storage_bytes;
+  uint64_t tensor_bytes;
+  uint32_t version;       // of the tensor's version counter, at this moment
+  int8_t device_type;     // c10::DeviceType
+  int8_t device_index;
+  bool eligible;          // plain strided dense tensor with data: its storage can be moved
+} st_saved;
+
+typedef struct {
+  // Decides about one saved tensor. Leaves *handle null to have the graph keep the tensor itself.
+  st_status (*pack)(const void* context, const st_saved* saved, void** handle);
+  // Returns the packed tensor's storage in *storage, with a strong reference that the caller takes over.
+  st_status (*unpack)(const void* handle, st_storage** storage);
+  // The graph has let go of the handle. Called once per handle.
+  void (*release)(void* handle);
+  // Message of the calling thread's last failed callback; valid until its next one.
+  const char* (*error)(void);
+} st_callbacks;
+
+// Makes autograd ask us about every tensor it saves. Once per process; `callbacks` must live for ever.
+st_status st_install(const st_callbacks* callbacks);
+// Sets the context for tensors saved by the calling thread (null: none), and returns the one before.
+const void* st_activate(const void* context);
+
+// Runs backward from one scalar.
+st_status st_backward(const st_tensor* loss, bool retain_graph, bool create_graph);
+
+// Packs and unpacks `tensor` once, as one autograd node would, and returns what comes back (a new at::Tensor).
+st_status st_round_trip(const st_tensor* tensor, st_tensor** out);
+
+// ---- storages ----------------------------------------------------------------------------------------------------------
+
+st_storage* st_tensor_storage(const st_tensor* tensor);  // borrowed; null if the tensor has none
+uint64_t st_storage_bytes(const st_storage* storage);
+void* st_storage_data(const st_storage* storage);
+// Bytes that may be read and written from st_storage_data on: at least st_storage_bytes, more where our allocator rounded up.
+uint64_t st_storage_capacity(const st_storage* storage);
+st_status st_storage_allocate(uint64_t bytes, st_storage** storage);  // on the CPU; the caller owns one strong reference
+void st_storage_retain(st_storage* storage);
+void st_storage_release(st_storage* storage);
+void st_storage_weak_retain(st_storage* storage);
+void st_storage_weak_release(st_storage* storage);
+// Turns a weak reference into an additional strong one; false if the storage is gone.
+bool st_storage_lock(st_storage* storage);
+
+// ---- CPU allocator -----------------------------------------------------------------------------------------------------
+
+typedef struct {
+  uint64_t allocated;  // bytes asked for and not yet freed
+  uint64_t peak;       // highest `allocated` since the last reset
+  uint64_t reserved;   // bytes held from the system, in use or in the free lists
+} st_memory;
+
+void st_allocator_install(void);
+st_memory st_allocator_memory(void);
+void st_allocator_reset_peak(void);
+void st_allocator_trim(void);  // gives the free lists back to the system
+
+#ifdef __cplusplus
+}
+#endif

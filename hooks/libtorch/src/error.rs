@@ -1,0 +1,48 @@
+//! Errors as values, in both directions.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char};
+
+use crate::ffi::{StStatus, st_last_error};
+
+/// What libtorch said when it refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct TorchError(pub String);
+
+/// Turns a status of the shim into a result.
+pub(crate) fn check(status: StStatus) -> Result<(), TorchError> {
+    if status == 0 {
+        return Ok(());
+    }
+    // SAFETY: the shim never returns null, and the message lives until this thread's next failed call.
+    let message = unsafe { CStr::from_ptr(st_last_error()) };
+    Err(TorchError(message.to_string_lossy().trim_end().to_owned()))
+}
+
+thread_local! {
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// Parks a callback's message for C++ to fetch with [`last_callback_error`], and returns the failed status.
+pub(crate) fn park(message: &str) -> StStatus {
+    let text = CString::new(message.replace('\0', " ")).unwrap_or_default();
+    // A thread that is being torn down has no slot any more; the status alone still says that it failed.
+    _ = LAST.try_with(|last| *last.borrow_mut() = text);
+    1
+}
+
+pub(crate) extern "C" fn last_callback_error() -> *const c_char {
+    LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"a failed callback on a thread that is ending".as_ptr())
+}
+
+/// The text of a caught panic.
+pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> String {
+    let text = payload
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message");
+    format!("panic in a saved-tensor hook: {text}")
+}

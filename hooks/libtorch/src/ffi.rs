@@ -1,0 +1,61 @@
+//! The C face of the shim, as `csrc/shim.h` declares it.
+
+use std::ffi::{c_char, c_void};
+
+use torch_sys::C_tensor;
+
+/// A `c10::StorageImpl`.
+#[repr(C)]
+pub(crate) struct StStorage {
+    _opaque: [u8; 0],
+}
+
+pub(crate) type StStatus = i32;
+
+#[repr(C)]
+pub(crate) struct StSaved {
+    pub(crate) storage: *mut StStorage,
+    pub(crate) storage_bytes: u64,
+    pub(crate) tensor_bytes: u64,
+    pub(crate) version: u32,
+    pub(crate) device_type: i8,
+    pub(crate) device_index: i8,
+    pub(crate) eligible: bool,
+}
+
+#[repr(C)]
+pub(crate) struct StCallbacks {
+    pub(crate) pack: extern "C" fn(*const c_void, *const StSaved, *mut *mut c_void) -> StStatus,
+    pub(crate) unpack: extern "C" fn(*const c_void, *mut *mut StStorage) -> StStatus,
+    pub(crate) release: extern "C" fn(*mut c_void),
+    pub(crate) error: extern "C" fn() -> *const c_char,
+}
+
+#[repr(C)]
+pub(crate) struct StMemory {
+    pub(crate) allocated: u64,
+    pub(crate) peak: u64,
+    pub(crate) reserved: u64,
+}
+
+unsafe extern "C" {
+    pub(crate) fn st_last_error() -> *const c_char;
+    pub(crate) fn st_install(callbacks: *const StCallbacks) -> StStatus;
+    pub(crate) safe fn st_activate(context: *const c_void) -> *const c_void;
+    pub(crate) fn st_backward(loss: *const C_tensor, retain_graph: bool, create_graph: bool) -> StStatus;
+    pub(crate) fn st_round_trip(tensor: *const C_tensor, out: *mut *mut C_tensor) -> StStatus;
+    pub(crate) fn st_tensor_storage(tensor: *const C_tensor) -> *mut StStorage;
+    pub(crate) fn st_storage_bytes(storage: *const StStorage) -> u64;
+    pub(crate) fn st_storage_data(storage: *const StStorage) -> *mut c_void;
+    pub(crate) fn st_storage_capacity(storage: *const StStorage) -> u64;
+    pub(crate) fn st_storage_allocate(bytes: u64, storage: *mut *mut StStorage) -> StStatus;
+    pub(crate) fn st_storage_retain(storage: *mut StStorage);
+    pub(crate) fn st_storage_release(storage: *mut StStorage);
+    pub(crate) fn st_storage_weak_retain(storage: *mut StStorage);
+    pub(crate) fn st_storage_weak_release(storage: *mut StStorage);
+    pub(crate) fn st_storage_lock(storage: *mut StStorage) -> bool;
+    pub(crate) safe fn st_allocator_install();
+    pub(crate) safe fn st_allocator_memory() -> StMemory;
+    pub(crate) safe fn st_allocator_reset_peak();
+    pub(crate) safe fn st_allocator_trim();
+}

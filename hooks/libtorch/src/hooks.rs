@@ -1,0 +1,180 @@
+//! Saved-tensor hooks: autograd asks a [`SavedTensorHooks`] what to keep in the graph in place of each tensor it saves.
+
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+use std::sync::{Arc, OnceLock};
+
+use tch::{Device, Tensor};
+
+use crate::error::{TorchError, check, last_callback_error, panic_text, park};
+use crate::ffi::{self, StCallbacks, StSaved, StStatus, StStorage};
+use crate::storage::{Storage, StorageId};
+
+/// Decides about the tensors that autograd saves on the threads where it is [active](activate).
+pub trait SavedTensorHooks: Send + Sync {
+    /// Called for each tensor as it is saved. An error (or a panic) comes out of the operation that saves.
+    fn pack(&self, saved: &SavedTensor<'_>) -> Result<Packed, String>;
+}
+
+/// What the graph holds for one saved tensor.
+pub enum Packed {
+    /// The tensor itself.
+    Keep,
+    /// A handle, dropped when the graph lets go of it; the view is rebuilt on the storage it returns.
+    Handle(Box<dyn Handle>),
+}
+
+/// Stands for one saved tensor in the graph.
+pub trait Handle: Send + Sync {
+    /// The tensor's storage, or one with the same bytes. Called once per backward through the node; an error (or a panic)
+    /// comes out of that backward.
+    fn unpack(&self) -> Result<Storage, String>;
+}
+
+/// A tensor that autograd is about to save.
+pub struct SavedTensor<'a> {
+    raw: &'a StSaved,
+}
+
+impl SavedTensor<'_> {
+    /// Whether the tensor's storage can be moved: a plain strided dense tensor with data. Everything else is kept.
+    pub fn eligible(&self) -> bool {
+        self.raw.eligible && !self.raw.storage.is_null()
+    }
+
+    /// The device it is on; only CPU and CUDA tensors are eligible.
+    pub fn device(&self) -> Device {
+        match self.raw.device_type {
+            1 => Device::Cuda(usize::try_from(self.raw.device_index).unwrap_or(0)),
+            _ => Device::Cpu,
+        }
+    }
+
+    /// Which storage it is a view of. None if not eligible.
+    pub fn storage_id(&self) -> Option<StorageId> {
+        self.eligible().then(|| NonNull::new(self.raw.storage).map(StorageId::of)).flatten()
+    }
+
+    /// A strong reference to its storage. None if not eligible.
+    pub fn storage(&self) -> Option<Storage> {
+        let raw = NonNull::new(self.raw.storage).filter(|_| self.raw.eligible)?;
+        // SAFETY: the shim holds the tensor, and with it the storage, during the callback that this value is borrowed from.
+        Some(unsafe { Storage::retain(raw) })
+    }
+
+    /// Bytes of the whole storage.
+    pub fn storage_bytes(&self) -> u64 {
+        self.raw.storage_bytes
+    }
+
+    /// Bytes of the tensor's elements.
+    pub fn tensor_bytes(&self) -> u64 {
+        self.raw.tensor_bytes
+    }
+
+    /// The tensor's version counter: it differs from an earlier one if the storage was changed in place between the two.
+    pub fn version(&self) -> u32 {
+        self.raw.version
+    }
+}
+
+/// The hooks of a thread; see [`activate`].
+pub type Hooks = Arc<dyn SavedTensorHooks>;
+
+/// Makes `hooks` decide about what the calling thread saves, until the guard is dropped. Without an [`install`] before it,
+/// autograd never asks.
+#[must_use = "the hooks end when this guard is dropped"]
+pub fn activate(hooks: Hooks) -> Active {
+    let context = Box::new(hooks);
+    let before = ffi::st_activate((&raw const *context).cast());
+    Active { context, before, thread_bound: PhantomData }
+}
+
+/// Guard of [`activate`]. Guards of one thread end in the reverse order of their beginning.
+pub struct Active {
+    context: Box<Hooks>,
+    before: *const c_void,
+    thread_bound: PhantomData<*const ()>,
+}
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        let ended = ffi::st_activate(self.before);
+        debug_assert_eq!(ended, (&raw const *self.context).cast(), "guards of a thread end in reverse order");
+    }
+}
+
+/// Runs backward from the scalar `loss`; what a hook refuses comes back as the error.
+pub fn backward(loss: &Tensor, retain_graph: bool, create_graph: bool) -> Result<(), TorchError> {
+    // SAFETY: the tensor is borrowed, so its pointer is valid.
+    check(unsafe { ffi::st_backward(loss.as_ptr(), retain_graph, create_graph) })
+}
+
+/// Packs `tensor` with the calling thread's hooks and unpacks it again, as one autograd node would.
+pub fn round_trip(tensor: &Tensor) -> Result<Tensor, TorchError> {
+    let mut raw = std::ptr::null_mut();
+    // SAFETY: the tensor is borrowed, and `raw` is a valid place for the result.
+    check(unsafe { ffi::st_round_trip(tensor.as_ptr(), &raw mut raw) })?;
+    // SAFETY: the shim made a tensor and gave it to us.
+    Ok(unsafe { Tensor::from_ptr(raw) })
+}
+
+/// Makes our engine the one autograd asks for hooks; threads without [active](activate) hooks notice nothing. Harmless to
+/// repeat.
+pub fn install() -> Result<(), TorchError> {
+    static INSTALLED: OnceLock<Result<(), TorchError>> = OnceLock::new();
+    static CALLBACKS: StCallbacks = StCallbacks { pack, unpack, release, error: last_callback_error };
+    INSTALLED
+        .get_or_init(|| {
+            // SAFETY: the table is a static.
+            check(unsafe { ffi::st_install(&raw const CALLBACKS) })
+        })
+        .clone()
+}
+
+/// Runs a callback's body; an error or a panic is parked for C++ to raise.
+fn guarded(body: impl FnOnce() -> Result<(), String>) -> StStatus {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => 0,
+        Ok(Err(message)) => park(&message),
+        Err(payload) => park(&panic_text(&*payload)),
+    }
+}
+
+extern "C" fn pack(context: *const c_void, saved: *const StSaved, handle: *mut *mut c_void) -> StStatus {
+    guarded(|| {
+        // SAFETY: the context is the box of the guard that is active on this thread.
+        let hooks: &Hooks = unsafe { &*context.cast() };
+        // SAFETY: the shim passes a pointer to a value on its stack.
+        let raw = unsafe { &*saved };
+        if let Packed::Handle(packed) = hooks.pack(&SavedTensor { raw })? {
+            let thin: *mut Box<dyn Handle> = Box::into_raw(Box::new(packed));
+            // SAFETY: the shim passes a valid place for the handle.
+            unsafe { *handle = thin.cast() };
+        }
+        Ok(())
+    })
+}
+
+extern "C" fn unpack(handle: *const c_void, storage: *mut *mut StStorage) -> StStatus {
+    guarded(|| {
+        // SAFETY: the handle is one that `pack` made and `release` has not had yet.
+        let handle: &Box<dyn Handle> = unsafe { &*handle.cast() };
+        let unpacked = handle.unpack()?.into_raw();
+        // SAFETY: the shim passes a valid place for the storage.
+        unsafe { *storage = unpacked };
+        Ok(())
+    })
+}
+
+extern "C" fn release(handle: *mut c_void) {
+    // A panic while a handle is dropped has nowhere to go: it is caught here, and the panic hook has printed it.
+    _ = guarded(|| {
+        // SAFETY: the handle is one that `pack` made, and the shim releases it once.
+        let handle: Box<Box<dyn Handle>> = unsafe { Box::from_raw(handle.cast()) };
+        drop(handle);
+        Ok(())
+    });
+}

@@ -1,0 +1,151 @@
+//! Storages by reference count: the identity, the life time and the bytes behind tensors.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr::NonNull;
+
+use tch::Tensor;
+
+use crate::error::{TorchError, check};
+use crate::ffi::{self, StStorage};
+
+/// A strong reference to one libtorch storage (`c10::StorageImpl`): its bytes live at least as long as this.
+pub struct Storage(NonNull<StStorage>);
+
+/// A weak reference: keeps the storage's address from being used again, but not its bytes.
+pub struct WeakStorage(NonNull<StStorage>);
+
+/// The address of a storage. Means one storage only while a [`Storage`] or a [`WeakStorage`] of it is held.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StorageId(usize);
+
+// SAFETY: libtorch's reference counts are atomic, and the methods here touch nothing else of the storage that changes.
+unsafe impl Send for Storage {}
+// SAFETY: as above.
+unsafe impl Sync for Storage {}
+// SAFETY: as above.
+unsafe impl Send for WeakStorage {}
+// SAFETY: as above.
+unsafe impl Sync for WeakStorage {}
+
+impl Storage {
+    /// The storage of `tensor`, or none if it has no storage.
+    pub fn of(tensor: &Tensor) -> Option<Storage> {
+        // SAFETY: the tensor is borrowed, so its pointer is valid.
+        let raw = unsafe { ffi::st_tensor_storage(tensor.as_ptr()) };
+        // SAFETY: the borrowed tensor keeps the storage alive.
+        NonNull::new(raw).map(|raw| unsafe { Storage::retain(raw) })
+    }
+
+    /// A new storage of `bytes` bytes on the CPU, uninitialised.
+    pub fn allocate(bytes: u64) -> Result<Storage, TorchError> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: `raw` is a valid place for the result.
+        check(unsafe { ffi::st_storage_allocate(bytes, &raw mut raw) })?;
+        NonNull::new(raw).map(Storage).ok_or_else(|| TorchError("libtorch returned no storage".to_owned()))
+    }
+
+    /// Which storage this is.
+    pub fn id(&self) -> StorageId {
+        StorageId(self.0.as_ptr().addr())
+    }
+
+    /// Bytes the storage was asked to hold.
+    pub fn bytes(&self) -> u64 {
+        // SAFETY: a strong reference is held.
+        unsafe { ffi::st_storage_bytes(self.0.as_ptr()) }
+    }
+
+    /// First byte. Null if the storage has none.
+    pub fn data(&self) -> *mut c_void {
+        // SAFETY: a strong reference is held.
+        unsafe { ffi::st_storage_data(self.0.as_ptr()) }
+    }
+
+    /// Bytes that may be read and written from [`Storage::data`] on: at least [`Storage::bytes`], and a multiple of 4 KiB
+    /// for large storages of this crate's allocator.
+    pub fn capacity(&self) -> u64 {
+        // SAFETY: a strong reference is held.
+        unsafe { ffi::st_storage_capacity(self.0.as_ptr()) }
+    }
+
+    /// A weak reference to the same storage.
+    pub fn downgrade(&self) -> WeakStorage {
+        // SAFETY: a strong reference is held.
+        unsafe { ffi::st_storage_weak_retain(self.0.as_ptr()) };
+        WeakStorage(self.0)
+    }
+
+    /// Takes an additional reference to a storage that someone keeps alive.
+    ///
+    /// # Safety
+    /// `raw` points to a storage that has at least one strong reference now.
+    pub(crate) unsafe fn retain(raw: NonNull<StStorage>) -> Storage {
+        // SAFETY: the caller's promise.
+        unsafe { ffi::st_storage_retain(raw.as_ptr()) };
+        Storage(raw)
+    }
+
+    /// Gives the reference away to C++.
+    pub(crate) fn into_raw(self) -> *mut StStorage {
+        std::mem::ManuallyDrop::new(self).0.as_ptr()
+    }
+}
+
+impl Clone for Storage {
+    fn clone(&self) -> Storage {
+        // SAFETY: a strong reference is held.
+        unsafe { Storage::retain(self.0) }
+    }
+}
+
+impl Drop for Storage {
+    fn drop(&mut self) {
+        // SAFETY: this value owns one strong reference.
+        unsafe { ffi::st_storage_release(self.0.as_ptr()) };
+    }
+}
+
+impl WeakStorage {
+    /// Which storage this is.
+    pub fn id(&self) -> StorageId {
+        StorageId(self.0.as_ptr().addr())
+    }
+
+    /// The storage, if someone still holds it.
+    pub fn upgrade(&self) -> Option<Storage> {
+        // SAFETY: a weak reference is held, so the counts are valid.
+        unsafe { ffi::st_storage_lock(self.0.as_ptr()) }.then(|| Storage(self.0))
+    }
+}
+
+impl Drop for WeakStorage {
+    fn drop(&mut self) {
+        // SAFETY: this value owns one weak reference.
+        unsafe { ffi::st_storage_weak_release(self.0.as_ptr()) };
+    }
+}
+
+impl StorageId {
+    pub(crate) fn of(raw: NonNull<StStorage>) -> StorageId {
+        StorageId(raw.as_ptr().addr())
+    }
+}
+
+impl fmt::Debug for StorageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "storage {:#x}", self.0)
+    }
+}
+
+impl fmt::Debug for Storage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} of {} bytes", self.id(), self.bytes())
+    }
+}
+
+impl fmt::Debug for WeakStorage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "weak {:?}", self.id())
+    }
+}

@@ -1,0 +1,93 @@
+//! The cache as autograd sees it: decides about each saved tensor, and stands in the graph for those it takes.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use ssdtrain_libtorch::{Handle, Packed, SavedTensor, SavedTensorHooks, Storage, StorageId};
+
+use super::table::EntryKey;
+use super::{Cache, TapeKey};
+use crate::policy::{Facts, Filter, KeepReason, Placement};
+use crate::scope::current_scope;
+use crate::telemetry::{Counters, ScopeId, ScopeRecord};
+
+/// What the threads that work on one step share.
+pub(crate) struct StepContext {
+    pub(crate) cache: Arc<Cache>,
+    pub(crate) number: u64,
+    pub(crate) filter: Filter,
+    /// Storages of the parameters; the parameters themselves are held by whoever made the set, so that no address is reused.
+    pub(crate) parameters: HashSet<StorageId>,
+    /// Scopes whose tensors stay on the device.
+    pub(crate) kept_scopes: HashSet<ScopeId>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) record: ScopeRecord,
+    /// The tape of the micro-batch under way.
+    pub(crate) tape: AtomicUsize,
+}
+
+/// Hooks of one step.
+pub(crate) struct Recorder(pub(crate) Arc<StepContext>);
+
+impl SavedTensorHooks for Recorder {
+    fn pack(&self, saved: &SavedTensor<'_>) -> Result<Packed, String> {
+        let step = &*self.0;
+        let bytes = saved.storage_bytes();
+        let scope = current_scope();
+        step.counters.saved.add(bytes);
+        let scope_kept = step.kept_scopes.contains(&scope);
+        let placement = step.filter.place(Facts {
+            movable: saved.eligible() && saved.device() == tch::Device::Cpu,
+            parameter: saved.storage_id().is_some_and(|id| step.parameters.contains(&id)),
+            storage_bytes: bytes,
+            scope_kept,
+        });
+        if let Placement::Keep(reason) = placement {
+            let counter = match reason {
+                KeepReason::Ineligible => &step.counters.kept_ineligible,
+                KeepReason::Parameter => &step.counters.kept_parameters,
+                KeepReason::Small => &step.counters.kept_small,
+                KeepReason::Policy => &step.counters.kept_by_policy,
+            };
+            counter.add(bytes);
+            // What a kept scope holds is entered in the books all the same: it counts against the device budget.
+            if reason != KeepReason::Policy || !scope_kept {
+                return Ok(Packed::Keep);
+            }
+        }
+        let keep = placement != Placement::Disk;
+        step.record.add(scope, bytes, keep);
+        let tape = step.tape.load(Ordering::Acquire);
+        let Some((key, position)) = step.cache.save(saved, keep, step, scope, tape) else {
+            return Ok(Packed::Keep);
+        };
+        let cache = Arc::clone(&step.cache);
+        Ok(Packed::Handle(Box::new(SavedHandle { cache, key, tape, position, round: AtomicU64::new(0) })))
+    }
+}
+
+/// Stands in the graph for one saved tensor.
+struct SavedHandle {
+    cache: Arc<Cache>,
+    key: EntryKey,
+    tape: TapeKey,
+    position: usize,
+    /// Which copy of the entry this handle was served from last.
+    round: AtomicU64,
+}
+
+impl Handle for SavedHandle {
+    fn unpack(&self) -> Result<Storage, String> {
+        let mut round = self.round.load(Ordering::Acquire);
+        let served = self.cache.fetch(self.key, self.tape, self.position, &mut round);
+        self.round.store(round, Ordering::Release);
+        served
+    }
+}
+
+impl Drop for SavedHandle {
+    fn drop(&mut self) {
+        self.cache.release(self.key, self.tape, self.round.load(Ordering::Acquire));
+    }
+}

@@ -1,0 +1,475 @@
+//! Everything the cache knows, behind one lock: entries, identities, tapes, the store queue and the bytes on the device.
+//! Methods here change the books and say what is to be moved; they never wait and never call libtorch to compute.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use slab::Slab;
+use ssdtrain_libtorch::{Storage, StorageId, WeakStorage};
+
+use super::entry::{Edge, State};
+use super::tape::Tape;
+use crate::store::{Blob, Store};
+use crate::telemetry::{Counters, ScopeId};
+
+/// Which entry: a place in the table, and a number that is never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EntryKey {
+    pub(crate) index: usize,
+    pub(crate) serial: u64,
+}
+
+pub(crate) type TapeKey = usize;
+
+/// The record of one storage, from its first pack to its last release.
+pub(crate) struct Entry {
+    serial: u64,
+    pub(crate) state: State,
+    pub(crate) bytes: u64,
+    /// The bytes on the device, while the cache holds them.
+    device: Option<Storage>,
+    /// The storage that was saved, and its version then: together the identity of what was saved.
+    source: WeakStorage,
+    version: u32,
+    /// The storage that came back from the disk last.
+    returned: Option<WeakStorage>,
+    blob: Option<Arc<Blob>>,
+    /// Handles in the graph, and how many of them have been served since the device copy last came.
+    handles: usize,
+    served: usize,
+    round: u64,
+    /// Loaded ahead and not asked for yet.
+    early: bool,
+    pub(crate) scope: ScopeId,
+    pub(crate) step: u64,
+    pub(crate) counters: Arc<Counters>,
+    failure: Option<String>,
+}
+
+/// A transfer to hand to the store once the lock is released.
+pub(crate) enum Job {
+    Store { key: EntryKey, blob: Arc<Blob>, from: Storage },
+    Load { key: EntryKey, blob: Arc<Blob>, into: Storage },
+}
+
+/// What a handle gets when it asks.
+pub(crate) enum Answer {
+    Here(Storage),
+    Wait,
+    Failed(String),
+}
+
+/// Limits the table keeps, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) device_budget: u64,
+    pub(crate) prefetch: u64,
+    /// Stores handed to the backend at once: enough to keep the disk busy, the rest can still be cancelled.
+    pub(crate) stores_in_flight: u64,
+}
+
+pub(crate) struct Table {
+    limits: Limits,
+    entries: Slab<Entry>,
+    tapes: Slab<Tape>,
+    identities: HashMap<StorageId, EntryKey>,
+    serial: u64,
+    /// Entries that wait for their store, oldest first. May name entries that have moved on.
+    queue: VecDeque<EntryKey>,
+    storing: u64,
+    transfers: usize,
+    on_device: u64,
+    early: u64,
+    /// Consecutive failed stores; at [`GIVE_UP`] the rest of the step keeps its tensors.
+    failures: u32,
+}
+
+const GIVE_UP: u32 = 3;
+
+impl Table {
+    pub(crate) fn new(limits: Limits) -> Table {
+        Table {
+            limits,
+            entries: Slab::new(),
+            tapes: Slab::new(),
+            identities: HashMap::new(),
+            serial: 0,
+            queue: VecDeque::new(),
+            storing: 0,
+            transfers: 0,
+            on_device: 0,
+            early: 0,
+            failures: 0,
+        }
+    }
+
+    // ---- tapes ----
+
+    pub(crate) fn open_tape(&mut self) -> TapeKey {
+        self.tapes.insert(Tape::default())
+    }
+
+    pub(crate) fn close_tape(&mut self, key: TapeKey) {
+        if let Some(tape) = self.tapes.get_mut(key) {
+            tape.closed = true;
+        }
+        self.drop_tape_if_done(key);
+    }
+
+    pub(crate) fn rewind_tape(&mut self, key: TapeKey) {
+        if let Some(tape) = self.tapes.get_mut(key) {
+            tape.rewind();
+        }
+    }
+
+    fn drop_tape_if_done(&mut self, key: TapeKey) {
+        if self.tapes.get(key).is_some_and(|tape| tape.closed && tape.handles == 0) {
+            self.tapes.remove(key);
+        }
+    }
+
+    /// A new step gives stores another chance.
+    pub(crate) fn begin_step(&mut self) {
+        self.failures = 0;
+    }
+
+    // ---- saving ----
+
+    /// The entry that already holds this version of this storage.
+    pub(crate) fn find(&self, id: StorageId, version: u32) -> Option<EntryKey> {
+        let key = *self.identities.get(&id)?;
+        let entry = self.entry(key)?;
+        // The identity of a storage that came back is its own: it starts at version 0.
+        let same = if entry.source.id() == id { entry.version == version } else { version == 0 };
+        (same && entry.state != State::Lost).then_some(key)
+    }
+
+    /// Whether room on the device may still appear for `bytes` more by waiting for a store.
+    pub(crate) fn must_wait(&self, bytes: u64) -> bool {
+        self.on_device + bytes > self.limits.device_budget && self.storing > 0
+    }
+
+    /// A new entry, on its way to the disk or (`keep`) to stay on the device.
+    pub(crate) fn insert(&mut self, saved: Saved, keep: bool) -> EntryKey {
+        self.serial += 1;
+        let bytes = saved.storage.bytes();
+        let id = saved.storage.id();
+        let index = self.entries.insert(Entry {
+            serial: self.serial,
+            state: if keep { State::Kept } else { State::Device },
+            bytes,
+            source: saved.storage.downgrade(),
+            device: Some(saved.storage),
+            version: saved.version,
+            returned: None,
+            blob: None,
+            handles: 0,
+            served: 0,
+            round: 0,
+            early: false,
+            scope: saved.scope,
+            step: saved.step,
+            counters: saved.counters,
+            failure: None,
+        });
+        let key = EntryKey { index, serial: self.serial };
+        self.identities.insert(id, key);
+        self.on_device += bytes;
+        if !keep {
+            self.queue.push_back(key);
+        }
+        key
+    }
+
+    /// One more handle of `key` on `tape`; returns its position there.
+    pub(crate) fn attach(&mut self, key: EntryKey, tape: TapeKey) -> usize {
+        if let Some(entry) = self.entry_mut(key) {
+            entry.handles += 1;
+        }
+        let tape = &mut self.tapes[tape];
+        tape.handles += 1;
+        tape.push(key)
+    }
+
+    /// Moves the store queue on as far as the window allows.
+    pub(crate) fn pump(&mut self, store: &Store, jobs: &mut Vec<Job>) {
+        while self.storing < self.limits.stores_in_flight {
+            let Some(key) = self.queue.pop_front() else { return };
+            let Some(entry) = self.entry(key).filter(|entry| entry.state == State::Device) else { continue };
+            let blob = if self.failures < GIVE_UP { store.reserve(entry.bytes).ok() } else { None };
+            let edge = if blob.is_some() { Edge::StoreIssued } else { Edge::StoreRefused };
+            let entry = self.advance(key, edge);
+            match (blob, entry.device.clone()) {
+                (Some(blob), Some(from)) => {
+                    entry.blob = Some(Arc::clone(&blob));
+                    let bytes = entry.bytes;
+                    self.storing += bytes;
+                    self.transfers += 1;
+                    jobs.push(Job::Store { key, blob, from });
+                }
+                _ => entry.counters.kept_no_room.add(entry.bytes),
+            }
+        }
+    }
+
+    /// The store of `key` is over. What it returns is to be dropped without the lock.
+    pub(crate) fn stored(&mut self, key: EntryKey, bytes: u64, outcome: Result<(), String>) -> Option<Storage> {
+        self.storing -= bytes;
+        self.transfers -= 1;
+        self.failures = if outcome.is_ok() { 0 } else { self.failures + 1 };
+        let Some(entry) = self.entry(key) else {
+            // Released while it was written: the transfer held the last reference.
+            self.on_device -= bytes;
+            return None;
+        };
+        if outcome.is_err() {
+            entry.counters.store_failures.add(bytes);
+            let entry = self.advance(key, Edge::StoreFailed);
+            entry.blob = None;
+            return None;
+        }
+        entry.counters.offloaded.add(bytes);
+        if entry.served > 0 && entry.served < entry.handles {
+            self.advance(key, Edge::StoredInUse);
+            return None;
+        }
+        let entry = self.advance(key, Edge::Stored);
+        let device = entry.device.take();
+        self.on_device -= bytes;
+        device
+    }
+
+    // ---- backward ----
+
+    /// Answers a handle that asks for its bytes; `round` is the handle's own mark of the last copy it was served from.
+    pub(crate) fn ask(&mut self, key: EntryKey, round: &mut u64, jobs: &mut Vec<Job>) -> Answer {
+        let Some(entry) = self.entry(key) else {
+            return Answer::Failed("internal error: a handle outlived its entry".to_owned());
+        };
+        match entry.state {
+            State::Device => {
+                entry.counters.cancelled.add(entry.bytes);
+                entry.counters.forwarded.add(entry.bytes);
+                self.advance(key, Edge::Cancelled);
+            }
+            State::Writing if entry.served == 0 => entry.counters.forwarded.add(entry.bytes),
+            State::Disk => {
+                if let Some(alive) = entry.source.upgrade() {
+                    entry.counters.forwarded.add(entry.bytes);
+                    return Answer::Here(alive);
+                }
+                entry.counters.load_misses.add(entry.bytes);
+                self.load(key, false, jobs);
+                return Answer::Wait;
+            }
+            State::Reading => return Answer::Wait,
+            State::Lost => {
+                return Answer::Failed(entry.failure.clone().unwrap_or_else(|| "unknown failure".to_owned()));
+            }
+            State::Writing | State::Loaded | State::Kept => {}
+        }
+        self.serve(key, round)
+    }
+
+    fn serve(&mut self, key: EntryKey, round: &mut u64) -> Answer {
+        self.not_early(key);
+        let Some(entry) = self.entry_mut(key) else {
+            return Answer::Failed("internal error: a handle outlived its entry".to_owned());
+        };
+        let Some(storage) = entry.device.clone() else {
+            return Answer::Failed(format!("internal error: {:?} without bytes", entry.state));
+        };
+        if *round != entry.round + 1 {
+            *round = entry.round + 1;
+            entry.served += 1;
+        }
+        self.evict_if_served(key);
+        Answer::Here(storage)
+    }
+
+    /// Issues the load of an entry that is on the disk.
+    fn load(&mut self, key: EntryKey, early: bool, jobs: &mut Vec<Job>) {
+        let Some(entry) = self.entry(key) else { return };
+        let bytes = entry.bytes;
+        let into = match (Storage::allocate(bytes), entry.blob.clone()) {
+            (Ok(into), Some(blob)) => {
+                jobs.push(Job::Load { key, blob, into: into.clone() });
+                into
+            }
+            (Err(refused), _) => return self.lose(key, refused.0),
+            (_, None) => return self.lose(key, "internal error: on the disk without an extent".to_owned()),
+        };
+        let id = into.id();
+        let entry = self.advance(key, Edge::LoadIssued);
+        let before = entry.returned.replace(into.downgrade());
+        entry.device = Some(into);
+        entry.early = early;
+        entry.round += 1;
+        entry.served = 0;
+        if let Some(before) = before {
+            self.forget(before.id(), key);
+        }
+        self.identities.insert(id, key);
+        self.on_device += bytes;
+        self.early += if early { bytes } else { 0 };
+        self.transfers += 1;
+    }
+
+    /// The load of `key` is over. What it returns is to be dropped without the lock.
+    pub(crate) fn loaded(&mut self, key: EntryKey, bytes: u64, outcome: Result<(), String>) -> Option<Storage> {
+        self.transfers -= 1;
+        let Some(entry) = self.entry(key) else {
+            self.on_device -= bytes;
+            return None;
+        };
+        match outcome {
+            Ok(()) => {
+                entry.counters.loaded.add(bytes);
+                self.advance(key, Edge::Loaded);
+                None
+            }
+            Err(failure) => {
+                self.not_early(key);
+                let entry = self.advance(key, Edge::LoadFailed);
+                entry.failure = Some(failure);
+                let device = entry.device.take();
+                self.on_device -= bytes;
+                device
+            }
+        }
+    }
+
+    /// Backward has asked for `position` of `tape`: looks ahead of it by as many bytes as the limits allow.
+    pub(crate) fn look_ahead(&mut self, tape: TapeKey, asked: Option<(usize, bool)>, jobs: &mut Vec<Job>) {
+        if let (Some(tape), Some((position, missed))) = (self.tapes.get_mut(tape), asked) {
+            tape.asked(position, missed);
+        }
+        while let Some(key) = self.tapes.get(tape).and_then(Tape::ahead) {
+            if let Some(entry) = self.entry(key).filter(|entry| entry.state == State::Disk) {
+                let alive = entry.source.upgrade().is_some();
+                let bytes = entry.bytes;
+                let fits = self.early + bytes <= self.limits.prefetch
+                    && self.on_device + bytes <= self.limits.device_budget;
+                if !alive && !fits {
+                    return;
+                }
+                if !alive {
+                    self.load(key, true, jobs);
+                }
+            }
+            self.tapes[tape].advance();
+        }
+    }
+
+    // ---- release ----
+
+    /// The graph has let go of a handle. What it returns is to be dropped without the lock.
+    pub(crate) fn release(&mut self, key: EntryKey, tape: TapeKey, round: u64) -> Option<Entry> {
+        if let Some(tape) = self.tapes.get_mut(tape) {
+            tape.handles -= 1;
+        }
+        self.drop_tape_if_done(tape);
+        let entry = self.entry_mut(key)?;
+        entry.handles -= 1;
+        if round == entry.round + 1 {
+            entry.served -= 1;
+        }
+        if entry.handles > 0 {
+            self.evict_if_served(key);
+            return None;
+        }
+        self.remove(key)
+    }
+
+    fn remove(&mut self, key: EntryKey) -> Option<Entry> {
+        self.not_early(key);
+        let entry = self.entries.try_remove(key.index)?;
+        if entry.state == State::Device {
+            entry.counters.cancelled.add(entry.bytes);
+        }
+        // A transfer under way still holds the bytes; it gives them back to the books when it ends.
+        if matches!(entry.state, State::Device | State::Loaded | State::Kept) {
+            self.on_device -= entry.bytes;
+        }
+        self.forget(entry.source.id(), key);
+        if let Some(returned) = &entry.returned {
+            self.forget(returned.id(), key);
+        }
+        Some(entry)
+    }
+
+    // ---- reading the books ----
+
+    /// Transfers under way.
+    pub(crate) fn transfers(&self) -> usize {
+        self.transfers
+    }
+
+    /// Entries, tapes and bytes on the device; all zero when nothing is saved.
+    pub(crate) fn held(&self) -> (usize, usize, u64) {
+        (self.entries.len(), self.tapes.len(), self.on_device)
+    }
+
+    /// Whether a load of `key` is under way.
+    pub(crate) fn is_reading(&self, key: EntryKey) -> bool {
+        self.entry(key).is_some_and(|entry| entry.state == State::Reading)
+    }
+
+    pub(crate) fn entry(&self, key: EntryKey) -> Option<&Entry> {
+        self.entries.get(key.index).filter(|entry| entry.serial == key.serial)
+    }
+
+    // ---- helpers ----
+
+    fn entry_mut(&mut self, key: EntryKey) -> Option<&mut Entry> {
+        self.entries.get_mut(key.index).filter(|entry| entry.serial == key.serial)
+    }
+
+    /// Takes an edge of the state table. An edge that is not in it is a bug of ours: the entry is lost then, so that asking
+    /// for it is an error and never a wrong tensor.
+    fn advance(&mut self, key: EntryKey, edge: Edge) -> &mut Entry {
+        let entry = &mut self.entries[key.index];
+        debug_assert!(entry.state.after(edge).is_some(), "{edge:?} in {:?}", entry.state);
+        entry.state = entry.state.after(edge).unwrap_or_else(|| {
+            entry.failure = Some(format!("internal error: {edge:?} in {:?}", entry.state));
+            State::Lost
+        });
+        entry
+    }
+
+    fn lose(&mut self, key: EntryKey, failure: String) {
+        self.advance(key, Edge::LoadFailed).failure = Some(failure);
+    }
+
+    fn not_early(&mut self, key: EntryKey) {
+        let Some(entry) = self.entry_mut(key) else { return };
+        let bytes = if std::mem::take(&mut entry.early) { entry.bytes } else { 0 };
+        self.early -= bytes;
+    }
+
+    /// Lets the device copy go once every handle has been served and a copy is on the disk.
+    fn evict_if_served(&mut self, key: EntryKey) {
+        let Some(entry) = self.entry(key) else { return };
+        if entry.state == State::Loaded && entry.served >= entry.handles {
+            let entry = self.advance(key, Edge::Evicted);
+            entry.device = None;
+            let bytes = entry.bytes;
+            self.on_device -= bytes;
+        }
+    }
+
+    fn forget(&mut self, id: StorageId, key: EntryKey) {
+        if self.identities.get(&id) == Some(&key) {
+            self.identities.remove(&id);
+        }
+    }
+}
+
+/// What is known of a storage when it is first saved.
+pub(crate) struct Saved {
+    pub(crate) storage: Storage,
+    pub(crate) version: u32,
+    pub(crate) scope: ScopeId,
+    pub(crate) step: u64,
+    pub(crate) counters: Arc<Counters>,
+}

@@ -1,0 +1,102 @@
+//! The entries of one micro-batch in the order they were packed. Backward asks in about the reverse order, so what lies
+//! below the last position asked for is what will be wanted next.
+
+use super::table::EntryKey;
+
+/// The tape of one micro-batch. An entry stands in it once for each time it was saved.
+#[derive(Debug, Default)]
+pub(crate) struct Tape {
+    slots: Vec<EntryKey>,
+    /// Everything at or above this position has been asked for or looked at for prefetching.
+    cursor: usize,
+    /// Handles that the graph still holds.
+    pub(crate) handles: usize,
+    /// The step has left the tape: it goes with its last handle.
+    pub(crate) closed: bool,
+}
+
+impl Tape {
+    /// Appends an entry and returns its position.
+    pub(crate) fn push(&mut self, entry: EntryKey) -> usize {
+        self.slots.push(entry);
+        self.cursor = self.slots.len();
+        self.slots.len() - 1
+    }
+
+    /// Backward has asked for what stands at `position`. `missed`: nobody had looked ahead for it, which also means that a
+    /// second backward began at the end again.
+    pub(crate) fn asked(&mut self, position: usize, missed: bool) {
+        self.cursor = if missed { position } else { self.cursor.min(position) };
+    }
+
+    /// Starts looking ahead from the end.
+    pub(crate) fn rewind(&mut self) {
+        self.cursor = self.slots.len();
+    }
+
+    /// The entry that backward will want next and nobody has looked at yet.
+    pub(crate) fn ahead(&self) -> Option<EntryKey> {
+        self.cursor.checked_sub(1).map(|below| self.slots[below])
+    }
+
+    /// Marks the entry [`Tape::ahead`] returned as looked at.
+    pub(crate) fn advance(&mut self) {
+        self.cursor = self.cursor.saturating_sub(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn tape_of(len: usize) -> Tape {
+        let mut tape = Tape::default();
+        for serial in 0..len {
+            tape.push(EntryKey { index: serial, serial: serial as u64 });
+        }
+        tape
+    }
+
+    fn look_ahead(tape: &mut Tape, most: usize) -> Vec<usize> {
+        std::iter::from_fn(|| {
+            let next = tape.ahead()?;
+            tape.advance();
+            Some(next.index)
+        })
+        .take(most)
+        .collect()
+    }
+
+    #[test]
+    fn looks_ahead_in_the_reverse_order_of_saving() {
+        assert_eq!(look_ahead(&mut tape_of(4), 9), [3, 2, 1, 0]);
+    }
+
+    #[test]
+    fn a_second_backward_starts_from_the_end_again() {
+        let mut tape = tape_of(3);
+        look_ahead(&mut tape, 3);
+        tape.asked(2, true);
+        assert_eq!(look_ahead(&mut tape, 3), [1, 0]);
+    }
+
+    proptest! {
+        #[test]
+        fn every_entry_is_looked_at_or_asked_for_exactly_once(len in 1usize..60, steps in prop::collection::vec(0usize..4, 0..80)) {
+            let mut tape = tape_of(len);
+            let mut seen = vec![0; len];
+            let mut next_asked = len;
+            for ahead in steps {
+                for index in look_ahead(&mut tape, ahead) { seen[index] += 1; }
+                if next_asked == 0 { break; }
+                next_asked -= 1;
+                if seen[next_asked] == 0 { seen[next_asked] += 1; }
+                tape.asked(next_asked, false);
+            }
+            for index in look_ahead(&mut tape, len) { seen[index] += 1; }
+            prop_assert!(seen.iter().all(|&times| times == 1), "{seen:?}");
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Which saved tensors are worth moving.
+
+/// Where the plan wants a saved tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Placement {
+    Keep(KeepReason),
+    Disk,
+}
+
+/// Why a tensor stays in the graph as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeepReason {
+    /// It cannot be moved: sparse, a wrapper, without storage, or on a device this build does not move from.
+    Ineligible,
+    /// It is a parameter, or a view of one: it lives elsewhere anyway.
+    Parameter,
+    /// Its storage is smaller than `min_bytes`.
+    Small,
+    /// The policy is to keep everything, or everything of this scope.
+    Policy,
+}
+
+/// What is known of a tensor as autograd saves it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Facts {
+    pub(crate) movable: bool,
+    pub(crate) parameter: bool,
+    pub(crate) storage_bytes: u64,
+    pub(crate) scope_kept: bool,
+}
+
+/// The standing part of the decision.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Filter {
+    pub(crate) keep_all: bool,
+    pub(crate) min_bytes: u64,
+}
+
+impl Filter {
+    pub(crate) fn place(&self, facts: Facts) -> Placement {
+        if !facts.movable {
+            Placement::Keep(KeepReason::Ineligible)
+        } else if facts.parameter {
+            Placement::Keep(KeepReason::Parameter)
+        } else if facts.storage_bytes < self.min_bytes {
+            Placement::Keep(KeepReason::Small)
+        } else if self.keep_all || facts.scope_kept {
+            Placement::Keep(KeepReason::Policy)
+        } else {
+            Placement::Disk
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LARGE: Facts = Facts { movable: true, parameter: false, storage_bytes: 1 << 20, scope_kept: false };
+    const FILTER: Filter = Filter { keep_all: false, min_bytes: 1 << 16 };
+
+    #[test]
+    fn a_large_activation_goes_to_disk() {
+        assert_eq!(FILTER.place(LARGE), Placement::Disk);
+    }
+
+    #[test]
+    fn each_reason_to_keep_is_told_apart() {
+        let keep = |facts| match FILTER.place(facts) {
+            Placement::Keep(reason) => reason,
+            Placement::Disk => panic!("{facts:?} was not kept"),
+        };
+        assert_eq!(keep(Facts { movable: false, ..LARGE }), KeepReason::Ineligible);
+        assert_eq!(keep(Facts { parameter: true, ..LARGE }), KeepReason::Parameter);
+        assert_eq!(keep(Facts { storage_bytes: (1 << 16) - 1, ..LARGE }), KeepReason::Small);
+        assert_eq!(keep(Facts { scope_kept: true, ..LARGE }), KeepReason::Policy);
+    }
+
+    #[test]
+    fn keeping_all_keeps_all() {
+        let filter = Filter { keep_all: true, ..FILTER };
+        assert_eq!(filter.place(LARGE), Placement::Keep(KeepReason::Policy));
+    }
+}

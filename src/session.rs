@@ -1,0 +1,284 @@
+//! The public scope: a cache, and the steps taken with it.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use ssdtrain_libtorch as torch;
+use ssdtrain_libtorch::{Storage, StorageId};
+use tch::Tensor;
+
+use crate::cache::{Cache, Limits, Recorder, StepContext, TapeKey};
+use crate::config::{Policy, TensorCacheBuilder};
+use crate::error::{Error, ErrorKind, Result};
+use crate::policy::Filter;
+use crate::scope::{self, Scope};
+use crate::store::{Store, StoreStats};
+use crate::telemetry::{ScopeId, ScopeRecord, StepReport};
+
+/// Takes the tensors autograd saves off the device and has them back before backward asks.
+///
+/// A cache may be used from several threads, and several caches may be in use at once. Dropping it is safe at any time: tensors
+/// saved through it can still be asked for, and the spill files go when the last of them is gone.
+pub struct TensorCache {
+    cache: Arc<Cache>,
+    config: TensorCacheBuilder,
+    steps: AtomicU64,
+    /// The scopes that the step before says are last.
+    last_scopes: Mutex<HashSet<ScopeId>>,
+}
+
+impl TensorCache {
+    /// Starts describing a cache.
+    pub fn builder() -> TensorCacheBuilder {
+        TensorCacheBuilder::default()
+    }
+
+    pub(crate) fn open(config: TensorCacheBuilder) -> Result<TensorCache> {
+        let store = match config.policy {
+            Policy::Keep => None,
+            Policy::Offload => Some(Store::open(config.store.clone())?),
+        };
+        TensorCache::over(store, config)
+    }
+
+    fn over(store: Option<Store>, config: TensorCacheBuilder) -> Result<TensorCache> {
+        if let Some(store) = store.as_ref().filter(|store| config.require_direct_io && !store.path().is_direct()) {
+            return Err(Error::new(
+                ErrorKind::Unmet,
+                format!("require_direct_io: the spill files would go through {}", store.path()),
+            ));
+        }
+        torch::install().map_err(|error| Error::new(ErrorKind::Torch, error.to_string()))?;
+        torch::install_cpu_allocator();
+        let stores_in_flight = (config.store.queue_depth * config.store.io_bytes) as u64;
+        let limits =
+            Limits { device_budget: config.device_budget, prefetch: config.prefetch, stores_in_flight };
+        Ok(TensorCache {
+            cache: Arc::new(Cache::new(store, limits)),
+            config,
+            steps: AtomicU64::new(0),
+            last_scopes: Mutex::default(),
+        })
+    }
+
+    /// A cache over a store that is already open; for tests with a backend of their own.
+    #[doc(hidden)]
+    pub fn with_store(config: TensorCacheBuilder, store: Store) -> Result<TensorCache> {
+        TensorCache::over(Some(store), config)
+    }
+
+    /// Begins a step: until it is finished or dropped, what autograd saves on this thread goes through the cache.
+    pub fn step(&self) -> Step<'_> {
+        let tape = self.cache.begin_step();
+        let number = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
+        let context = Arc::new(StepContext {
+            cache: Arc::clone(&self.cache),
+            number,
+            filter: Filter {
+                keep_all: self.config.policy == Policy::Keep,
+                min_bytes: self.config.min_bytes,
+            },
+            parameters: self.parameters(),
+            kept_scopes: self.last_scopes.lock().clone(),
+            counters: Arc::default(),
+            record: ScopeRecord::default(),
+            tape: AtomicUsize::new(tape),
+        });
+        torch::reset_peak();
+        let handle = StepHandle(context);
+        Step {
+            start: Instant::now(),
+            allocated: torch::cpu_memory().allocated,
+            peak: Mutex::new(None),
+            tapes: Mutex::new(vec![tape]),
+            entered: handle.enter(),
+            handle,
+            cache: self,
+        }
+    }
+
+    /// Names a part of the step, as [`crate::scope`] does.
+    pub fn scope(&self, name: &str) -> Scope {
+        scope::scope(name)
+    }
+
+    /// Which way bytes go: backend, direct or buffered, and why not a faster one.
+    pub fn io_path(&self) -> String {
+        self.cache.store().map_or_else(|| "none: everything is kept".to_owned(), |store| store.path().to_string())
+    }
+
+    /// What the store has done since the cache was built; none if everything is kept.
+    pub fn store_stats(&self) -> Option<StoreStats> {
+        self.cache.store().map(Store::stats)
+    }
+
+    /// What the cache holds now: all zero once every graph of its steps is gone.
+    pub fn held(&self) -> Held {
+        let (entries, tapes, device_bytes) = self.cache.held();
+        Held { entries, tapes, device_bytes }
+    }
+
+    /// Storages of the parameters, read anew for each step: loading weights replaces them.
+    fn parameters(&self) -> HashSet<StorageId> {
+        let mut ids = HashSet::new();
+        for variables in &self.config.parameters {
+            // A poisoned lock only says that some thread panicked while it named variables; those there are valid.
+            let variables = variables.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            ids.extend(variables.named_variables.values().filter_map(Storage::of).map(|storage| storage.id()));
+        }
+        ids
+    }
+}
+
+impl fmt::Debug for TensorCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TensorCache").field("io_path", &self.io_path()).field("config", &self.config).finish()
+    }
+}
+
+/// What a cache holds; see [`TensorCache::held`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Held {
+    /// Storages the graph still has handles of.
+    pub entries: usize,
+    /// Micro-batches that are open or still have handles in the graph.
+    pub tapes: usize,
+    /// Bytes on the device that the cache keeps alive.
+    pub device_bytes: u64,
+}
+
+/// One training step. What autograd saves on the thread that made it goes through the cache until it is finished or dropped.
+///
+/// Tensors saved in a step stay valid after it: a backward that runs later is served all the same.
+#[must_use = "the step ends when it is dropped"]
+pub struct Step<'a> {
+    // Declared first, so that this thread's hooks end before anything they use.
+    entered: Entered,
+    handle: StepHandle,
+    cache: &'a TensorCache,
+    start: Instant,
+    allocated: u64,
+    /// Highest allocated bytes seen at the end of a backward.
+    peak: Mutex<Option<u64>>,
+    tapes: Mutex<Vec<TapeKey>>,
+}
+
+impl Step<'_> {
+    /// Runs backward from the scalar `loss`. What the cache cannot serve is an error here, never a wrong gradient.
+    pub fn backward(&self, loss: &Tensor) -> Result<()> {
+        self.backward_with(loss, Backward::default())
+    }
+
+    /// Runs backward from the scalar `loss`, keeping the graph for another backward or recording one of the gradients.
+    pub fn backward_with(&self, loss: &Tensor, options: Backward) -> Result<()> {
+        let context = &self.handle.0;
+        context.cache.begin_backward(context.tape.load(Ordering::Acquire));
+        let outcome = torch::backward(loss, options.retain_graph, options.create_graph);
+        let peak = torch::cpu_memory().peak;
+        let mut highest = self.peak.lock();
+        *highest = Some(highest.unwrap_or(0).max(peak));
+        outcome.map_err(|error| Error::new(ErrorKind::Torch, error.to_string()))
+    }
+
+    /// Switches to micro-batch `index` (from 0, where each step begins): tensors saved from now on, on every thread of the step, belong
+    /// to it, and backward looks ahead within it. Needed only where several are open at once, or to report them apart.
+    pub fn micro_batch(&self, index: usize) {
+        let mut tapes = self.tapes.lock();
+        while tapes.len() <= index {
+            tapes.push(self.cache.cache.open_tape());
+        }
+        self.handle.0.tape.store(tapes[index], Ordering::Release);
+    }
+
+    /// Lets other threads take part in the step.
+    pub fn handle(&self) -> StepHandle {
+        self.handle.clone()
+    }
+
+    /// Ends the step: waits for the transfers under way and reports what was done. Fails if a condition the cache was built with is
+    /// not met.
+    pub fn finish(self) -> Result<StepReport> {
+        let context = Arc::clone(&self.handle.0);
+        let peak = self.peak.lock().unwrap_or_else(|| torch::cpu_memory().peak);
+        context.cache.quiesce();
+        let mut report = StepReport {
+            step: context.number,
+            wall: self.start.elapsed(),
+            act_peak_bytes: peak.saturating_sub(self.allocated),
+            scopes: context.record.report(&context.cache.scopes),
+            io_path: self.cache.io_path(),
+            ..StepReport::of(&context.counters)
+        };
+        report.warnings = warnings(&report);
+        for warning in &report.warnings {
+            tracing::warn!(step = report.step, "{warning}");
+        }
+        let config = &self.cache.config;
+        *self.cache.last_scopes.lock() = context.record.last(config.keep_last);
+        if config.fail_if_nothing_offloaded && report.step == 1 && report.offloaded.bytes == 0 {
+            return Err(Error::new(
+                ErrorKind::Unmet,
+                format!("fail_if_nothing_offloaded: the first step offloaded nothing ({report})"),
+            ));
+        }
+        Ok(report)
+    }
+}
+
+impl Drop for Step<'_> {
+    fn drop(&mut self) {
+        for tape in self.tapes.lock().drain(..) {
+            self.cache.cache.close_tape(tape);
+        }
+    }
+}
+
+fn warnings(report: &StepReport) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if report.store_failures.count > 0 {
+        warnings.push(format!(
+            "{} stores failed ({} bytes); their tensors stayed in memory and the step is right",
+            report.store_failures.count, report.store_failures.bytes
+        ));
+    }
+    if report.kept.no_room.count > 0 {
+        warnings.push(format!(
+            "{} storages ({} bytes) stayed in memory: the spill files had no room for them, or stores kept failing",
+            report.kept.no_room.count, report.kept.no_room.bytes
+        ));
+    }
+    warnings
+}
+
+/// How a backward treats its graph; see [`Step::backward_with`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Backward {
+    /// Keep the graph, and what the cache holds for it, for another backward.
+    pub retain_graph: bool,
+    /// Record the backward itself, so that gradients can be differentiated.
+    pub create_graph: bool,
+}
+
+/// A step, as other threads see it.
+#[derive(Clone)]
+pub struct StepHandle(Arc<StepContext>);
+
+impl StepHandle {
+    /// Makes what autograd saves on the calling thread go through the step's cache until the guard is dropped.
+    pub fn enter(&self) -> Entered {
+        let hooks = torch::activate(Arc::new(Recorder(Arc::clone(&self.0))));
+        Entered { _hooks: hooks, _scopes: scope::enter(Arc::clone(&self.0.cache.scopes)) }
+    }
+}
+
+/// Guard of [`StepHandle::enter`].
+#[must_use = "the thread leaves the step when this guard is dropped"]
+pub struct Entered {
+    _hooks: torch::Active,
+    _scopes: scope::Entered,
+}

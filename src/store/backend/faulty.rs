@@ -1,0 +1,178 @@
+//! A backend that fails on request, for tests.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::{Backend, Direction, Op};
+use crate::mem::BLOCK;
+
+/// What goes wrong with an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It fails with this error number; a read leaves garbage in memory.
+    Errno(i32),
+    /// It moves only about half of what it was asked for, in whole blocks.
+    Short,
+    /// It succeeds, but the first bit that was read is wrong. Does nothing to a write.
+    FlippedBit,
+}
+
+/// Passes operations on to another backend and lets some of them go wrong, or their completions wait.
+///
+/// For testing what is built on a store; [`Store::open_with`](crate::store::Store::open_with) takes it.
+pub struct Faulty {
+    inner: Arc<dyn Backend>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    rules: Vec<Rule>,
+    holding: [bool; 2],
+    held: VecDeque<(Op, io::Result<usize>)>,
+}
+
+struct Rule {
+    direction: Direction,
+    fault: Fault,
+    skip: u64,
+    times: u64,
+}
+
+impl Faulty {
+    /// Passes everything on to `inner`, until told otherwise.
+    pub fn new(inner: Arc<dyn Backend>) -> Faulty {
+        Faulty { inner, shared: Arc::default() }
+    }
+
+    /// Lets `times` operations of this direction go wrong, after the next `skip` of them.
+    ///
+    /// Operations are counted as they are submitted; one that goes on after a short transfer counts again.
+    pub fn inject(&self, direction: Direction, fault: Fault, skip: u64, times: u64) {
+        self.shared.state.lock().rules.push(Rule { direction, fault, skip, times });
+    }
+
+    /// From now on nothing goes wrong.
+    pub fn heal(&self) {
+        self.shared.state.lock().rules.clear();
+    }
+
+    /// From now on completions of this direction are held back.
+    pub fn hold(&self, direction: Direction) {
+        self.shared.state.lock().holding[direction as usize] = true;
+    }
+
+    /// Sleeps until `count` completions are held back.
+    pub fn wait_held(&self, count: usize) {
+        let mut state = self.shared.state.lock();
+        self.shared.changed.wait_while(&mut state, |state| state.held.len() < count);
+    }
+
+    /// Completes the oldest operation held back, on the calling thread; false if there is none.
+    pub fn release_one(&self) -> bool {
+        let Some((op, result)) = self.shared.state.lock().held.pop_front() else { return false };
+        let next = op.complete(result);
+        self.submit(next);
+        true
+    }
+
+    /// Stops holding completions back, and completes those that were, on the calling thread.
+    pub fn release(&self) {
+        self.shared.state.lock().holding = [false; 2];
+        while self.release_one() {}
+    }
+}
+
+impl Backend for Faulty {
+    fn submit(&self, ops: Vec<Op>) {
+        let ops: Vec<Op> = ops.into_iter().map(|op| self.shared.wrap(op)).collect();
+        if !ops.is_empty() {
+            self.inner.submit(ops);
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+}
+
+impl Drop for Faulty {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+impl Shared {
+    /// The operation as the inner backend gets it.
+    fn wrap(self: &Arc<Shared>, op: Op) -> Op {
+        let fault = self.state.lock().next_fault(op.direction);
+        let mut len = op.len();
+        if fault == Some(Fault::Short) {
+            len = (len / 2).next_multiple_of(BLOCK).min(len);
+        }
+        let place = (Arc::clone(&op.file), op.offset());
+        let memory = (Arc::clone(&op.buf), op.start + op.moved, len);
+        let shared = Arc::clone(self);
+        Op::new(op.direction, place, memory, Box::new(move |outcome| shared.finish(op, fault, outcome, len)))
+    }
+
+    /// Completes the operation with what its fault makes of the outcome, or holds it back.
+    fn finish(
+        self: &Arc<Shared>,
+        op: Op,
+        fault: Option<Fault>,
+        outcome: io::Result<()>,
+        len: usize,
+    ) -> Vec<Op> {
+        let mut result = outcome.map(|()| len);
+        match fault {
+            Some(Fault::Errno(code)) => {
+                if op.direction == Direction::Read {
+                    // SAFETY: `op` owns the `len` bytes at its address, and nothing else touches them.
+                    unsafe { op.ptr().write_bytes(0xa5, len) };
+                }
+                result = Err(io::Error::from_raw_os_error(code));
+            }
+            Some(Fault::FlippedBit) if op.direction == Direction::Read => {
+                // SAFETY: as above; it is at least one byte long.
+                let first = unsafe { op.ptr().read() };
+                // SAFETY: as above.
+                unsafe { op.ptr().write(first ^ 1) };
+            }
+            Some(Fault::Short | Fault::FlippedBit) | None => {}
+        }
+        let mut state = self.state.lock();
+        if state.holding[op.direction as usize] {
+            state.held.push_back((op, result));
+            self.changed.notify_all();
+            return Vec::new();
+        }
+        drop(state);
+        op.complete(result).into_iter().map(|op| self.wrap(op)).collect()
+    }
+}
+
+impl State {
+    /// What goes wrong with the next operation of this direction.
+    fn next_fault(&mut self, direction: Direction) -> Option<Fault> {
+        let mut fault = None;
+        for rule in self.rules.iter_mut().filter(|rule| rule.direction == direction) {
+            if rule.skip > 0 {
+                rule.skip -= 1;
+            } else if rule.times > 0 && fault.is_none() {
+                rule.times -= 1;
+                fault = Some(rule.fault);
+            }
+        }
+        fault
+    }
+}

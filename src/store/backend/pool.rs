@@ -1,0 +1,120 @@
+//! Threads that call `pread` and `pwrite`: for where io_uring is refused, and for files in memory.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::queue::Queue;
+use super::{Backend, Direction, Op};
+
+/// A pool of threads, each of which carries out one operation at a time and sleeps when there is none.
+pub struct Pool {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    work: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    queue: Queue,
+    closed: bool,
+}
+
+impl Pool {
+    /// Starts `threads` threads, named `ssdtrain-io-N`.
+    pub fn new(threads: usize) -> io::Result<Pool> {
+        let mut pool = Pool { shared: Arc::default(), threads: Vec::new() };
+        for index in 0..threads.max(1) {
+            let shared = Arc::clone(&pool.shared);
+            let builder = thread::Builder::new().name(format!("ssdtrain-io-{index}"));
+            pool.threads.push(builder.spawn(move || shared.work())?);
+        }
+        Ok(pool)
+    }
+}
+
+impl Backend for Pool {
+    fn submit(&self, ops: Vec<Op>) {
+        self.shared.push(ops);
+    }
+
+    fn name(&self) -> &'static str {
+        "thread pool"
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.state.lock().closed = true;
+        self.shared.work.notify_all();
+        let here = thread::current().id();
+        if self.threads.iter().any(|thread| thread.thread().id() == here) {
+            return;
+        }
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("an I/O thread panicked");
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn push(&self, ops: Vec<Op>) {
+        let count = ops.len();
+        self.state.lock().queue.extend(ops);
+        for _ in 0..count {
+            self.work.notify_one();
+        }
+    }
+
+    /// Carries operations out until the pool is dropped and nothing is left.
+    fn work(&self) {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(op) = state.queue.pop() {
+                drop(state);
+                let result = transfer(&op);
+                self.push(op.complete(result));
+                state = self.state.lock();
+            } else if state.closed {
+                return;
+            } else {
+                self.work.wait(&mut state);
+            }
+        }
+    }
+}
+
+fn transfer(op: &Op) -> io::Result<usize> {
+    let (fd, ptr, len) = (op.fd().as_raw_fd(), op.ptr(), op.len());
+    let offset = libc::off_t::try_from(op.offset()).map_err(io::Error::other)?;
+    let bytes = match op.direction() {
+        // SAFETY: `op` owns `len` bytes at `ptr`, and its holder lets nobody else touch them meanwhile.
+        Direction::Read => unsafe { libc::pread(fd, ptr.cast(), len, offset) },
+        // SAFETY: as above, and nobody writes them meanwhile.
+        Direction::Write => unsafe { libc::pwrite(fd, ptr.cast(), len, offset) },
+    };
+    usize::try_from(bytes).map_err(|_| io::Error::last_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn its_threads_are_gone_after_drop() {
+        let pool = Pool::new(4).unwrap();
+        let shared = Arc::downgrade(&pool.shared);
+        drop(pool);
+        assert_eq!(shared.strong_count(), 0);
+    }
+}

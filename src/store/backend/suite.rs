@@ -1,0 +1,497 @@
+//! The tests that every backend passes, alone and below [`Faulty`].
+
+use std::cell::RefCell;
+use std::fs;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+
+use tempfile::TempDir;
+
+use super::{Backend, Direction, Fault, Faulty, Op, Pool, Uring};
+use crate::error::{ErrorKind, Result};
+use crate::mem::{AlignedBuf, BLOCK, IoBuf};
+use crate::store::file::SpillFile;
+use crate::store::{BackendKind, Blob, Store, StoreConfig};
+
+const MIB: usize = 1 << 20;
+const SIZES: [usize; 10] = [1, 511, 4095, 4096, 4097, 65_537, MIB - 1, MIB, MIB + 1, 3 * MIB + 12_345];
+
+/// Runs each case over a backend; `$make` is `None` where the machine does not have it.
+macro_rules! suite {
+    ($($backend:ident, $kind:ident, $make:expr;)*) => {
+        $(suite!(@backend $backend, $kind, $make,
+            round_trips_of_all_sizes
+            memory_that_does_not_suit_goes_through_a_copy
+            many_transfers_at_once
+            large_blobs_are_striped_and_small_ones_go_round
+            the_cap_holds_and_freed_room_is_used_again
+            the_store_has_let_go_when_a_transfer_completes
+            dropping_the_store_waits_for_its_transfers
+            a_completion_may_drop_the_store
+            a_panic_in_a_completion_stays_there
+            files_close_with_the_last_of_store_and_blobs
+            an_empty_blob_needs_no_disk
+            memory_that_is_too_small_is_refused
+            the_end_of_the_file_is_an_error
+            short_transfers_go_on
+            interrupted_transfers_are_tried_again
+            a_read_that_fails_is_tried_three_times
+            a_write_that_fails_is_reported_at_once
+            only_the_transfer_that_fails_fails
+            changed_bytes_are_noticed
+            completions_can_be_held_back
+        );)*
+    };
+    (@backend $backend:ident, $kind:ident, $make:expr, $($case:ident)*) => {
+        mod $backend {
+            use super::*;
+            $(
+                #[test]
+                fn $case() {
+                    match $make {
+                        Some(backend) => super::$case(&Bench::new(BackendKind::$kind, backend)),
+                        None => eprintln!("skipped: {} is refused here", stringify!($backend)),
+                    }
+                }
+            )*
+        }
+    };
+}
+
+suite! {
+    uring, Uring, Uring::new(8).ok().map(|uring| Arc::new(uring) as Arc<dyn Backend>);
+    pool, Pool, Pool::new(4).ok().map(|pool| Arc::new(pool) as Arc<dyn Backend>);
+    memory, Memory, Pool::new(1).ok().map(|pool| Arc::new(pool) as Arc<dyn Backend>);
+    faulty, Memory, Pool::new(2).ok().map(|pool| Arc::new(Faulty::new(Arc::new(pool))) as Arc<dyn Backend>);
+}
+
+/// What a case runs on: a backend and three directories.
+struct Bench {
+    kind: BackendKind,
+    backend: RefCell<Option<Arc<dyn Backend>>>,
+    directories: Vec<TempDir>,
+}
+
+impl Bench {
+    fn new(kind: BackendKind, backend: Arc<dyn Backend>) -> Bench {
+        let directories = (0..3).map(|_| tempfile::tempdir().unwrap()).collect();
+        Bench { kind, backend: RefCell::new(Some(backend)), directories }
+    }
+
+    fn config(&self) -> StoreConfig {
+        StoreConfig {
+            directories: vec![self.directories[0].path().to_owned()],
+            cap_bytes: 64 * MIB as u64,
+            backend: self.kind,
+            io_bytes: 256 << 10,
+            ..StoreConfig::default()
+        }
+    }
+
+    /// The backend; it is the store's alone then.
+    fn backend(&self) -> Arc<dyn Backend> {
+        self.backend.take().expect("a case opens one store")
+    }
+
+    fn open(&self, config: StoreConfig) -> Store {
+        Store::open_with(config, self.backend()).unwrap()
+    }
+
+    fn open_faulty(&self, config: StoreConfig) -> (Store, Arc<Faulty>) {
+        let faulty = Arc::new(Faulty::new(self.backend()));
+        (Store::open_with(config, Arc::<Faulty>::clone(&faulty)).unwrap(), faulty)
+    }
+}
+
+/// Bytes that differ from place to place and from seed to seed.
+fn pattern(seed: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at.wrapping_mul(31) ^ (at >> 8) ^ seed.wrapping_mul(97)) as u8).collect()
+}
+
+/// Aligned memory with room for the padding, beginning with `bytes`.
+fn aligned(bytes: &[u8]) -> Arc<AlignedBuf> {
+    let mut buf = AlignedBuf::new(bytes.len()).unwrap();
+    buf.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
+    Arc::new(buf)
+}
+
+/// The first `len` bytes, once nobody else holds the memory.
+fn bytes(buf: &mut Arc<AlignedBuf>, len: usize) -> &[u8] {
+    &Arc::get_mut(buf).expect("no transfer holds the memory").as_mut_slice()[..len]
+}
+
+/// A part of aligned memory, as unsuitable as can be.
+struct Part {
+    whole: AlignedBuf,
+    start: usize,
+    len: usize,
+}
+
+// SAFETY: a part of memory that `whole` owns and keeps where it is; only a transfer reaches it.
+unsafe impl IoBuf for Part {
+    fn as_ptr(&self) -> *mut u8 {
+        self.whole.as_ptr().wrapping_add(self.start)
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+}
+
+type Outcome = mpsc::Receiver<Result<()>>;
+
+fn start(store: &Store, direction: Direction, blob: &Arc<Blob>, buf: Arc<dyn IoBuf>) -> Outcome {
+    let (sender, outcome) = mpsc::channel();
+    let done = Box::new(move |result| sender.send(result).expect("the test waits"));
+    match direction {
+        Direction::Read => store.read(Arc::clone(blob), buf, done),
+        Direction::Write => store.write(Arc::clone(blob), buf, done),
+    }
+    outcome
+}
+
+/// The one result that a transfer completes with.
+fn result(outcome: &Outcome) -> Result<()> {
+    let result = outcome.recv().expect("every transfer completes");
+    assert!(outcome.recv().is_err(), "no transfer completes twice");
+    result
+}
+
+fn write(store: &Store, blob: &Arc<Blob>, buf: Arc<dyn IoBuf>) -> Result<()> {
+    result(&start(store, Direction::Write, blob, buf))
+}
+
+fn read(store: &Store, blob: &Arc<Blob>, buf: Arc<dyn IoBuf>) -> Result<()> {
+    result(&start(store, Direction::Read, blob, buf))
+}
+
+fn write_pattern(store: &Store, seed: usize, len: usize) -> Arc<Blob> {
+    let blob = store.reserve(len as u64).unwrap();
+    write(store, &blob, aligned(&pattern(seed, len))).unwrap();
+    blob
+}
+
+fn assert_holds_pattern(store: &Store, blob: &Arc<Blob>, seed: usize) {
+    let len = blob.len() as usize;
+    let mut buf = aligned(&vec![0xee; len]);
+    read(store, blob, Arc::<AlignedBuf>::clone(&buf)).unwrap();
+    assert!(bytes(&mut buf, len) == pattern(seed, len), "blob of {len} bytes came back changed");
+}
+
+fn round_trips_of_all_sizes(bench: &Bench) {
+    let store = bench.open(bench.config());
+    let blobs: Vec<_> = SIZES.iter().map(|&len| write_pattern(&store, len, len)).collect();
+    for blob in &blobs {
+        assert_holds_pattern(&store, blob, blob.len() as usize);
+    }
+    let (stats, total) = (store.stats(), SIZES.iter().sum::<usize>() as u64);
+    assert_eq!((stats.bytes_written, stats.bytes_read), (total, total));
+    assert_eq!((stats.writes, stats.reads), (SIZES.len() as u64, SIZES.len() as u64));
+    assert_eq!((stats.bounced, stats.failures, stats.retried), (0, 0, 0));
+    assert_eq!(stats.reserved_bytes, blobs.iter().map(|blob| blob.padded_len()).sum::<u64>());
+    drop(blobs);
+    assert_eq!(store.stats().reserved_bytes, 0);
+}
+
+fn memory_that_does_not_suit_goes_through_a_copy(bench: &Bench) {
+    let store = bench.open(bench.config());
+    for len in SIZES {
+        // Neither aligned nor with a byte of room for padding.
+        let part = |fill: &[u8]| {
+            let mut whole = AlignedBuf::new(len + 16).unwrap();
+            whole.as_mut_slice().fill(0x77);
+            whole.as_mut_slice()[3..3 + len].copy_from_slice(fill);
+            Arc::new(Part { whole, start: 3, len })
+        };
+        let blob = store.reserve(len as u64).unwrap();
+        write(&store, &blob, part(&pattern(len, len))).unwrap();
+        let mut buf = part(&vec![0; len]);
+        read(&store, &blob, Arc::<Part>::clone(&buf)).unwrap();
+        let whole = Arc::get_mut(&mut buf).unwrap().whole.as_mut_slice();
+        assert!(whole[3..3 + len] == pattern(len, len));
+        assert!(
+            whole[..3].iter().chain(&whole[3 + len..]).all(|&byte| byte == 0x77),
+            "nothing around is touched"
+        );
+    }
+    assert!(store.stats().bounced > 0);
+}
+
+fn many_transfers_at_once(bench: &Bench) {
+    let store = bench.open(bench.config());
+    let lens: Vec<usize> = (0..100).map(|index| 1 + index * 7_919 % 300_000).collect();
+    let blobs: Vec<_> = lens.iter().map(|&len| store.reserve(len as u64).unwrap()).collect();
+    let writes: Vec<_> = blobs
+        .iter()
+        .map(|blob| {
+            start(&store, Direction::Write, blob, aligned(&pattern(blob.len() as usize, blob.len() as usize)))
+        })
+        .collect();
+    writes.iter().for_each(|outcome| result(outcome).unwrap());
+    let reads: Vec<_> = blobs
+        .iter()
+        .map(|blob| {
+            let buf = aligned(&vec![0; blob.len() as usize]);
+            (start(&store, Direction::Read, blob, Arc::<AlignedBuf>::clone(&buf)), buf)
+        })
+        .collect();
+    for ((outcome, mut buf), len) in reads.into_iter().zip(lens) {
+        result(&outcome).unwrap();
+        assert!(bytes(&mut buf, len) == pattern(len, len));
+    }
+}
+
+fn large_blobs_are_striped_and_small_ones_go_round(bench: &Bench) {
+    let directories = bench.directories.iter().map(|directory| directory.path().to_owned()).collect();
+    let store = bench.open(StoreConfig { directories, stripe_bytes: 64 << 10, ..bench.config() });
+    let files =
+        |blob: &Blob| -> Vec<_> { blob.pieces().iter().map(|piece| Arc::as_ptr(piece.file())).collect() };
+    let distinct = |mut files: Vec<_>| {
+        files.sort();
+        files.dedup();
+        files.len()
+    };
+
+    let large = write_pattern(&store, 5, MIB + 777);
+    assert_eq!((large.pieces().len(), distinct(files(&large))), (3, 3));
+    assert_holds_pattern(&store, &large, 5);
+
+    let small: Vec<_> = (0..3).map(|seed| write_pattern(&store, seed, 64 << 10)).collect();
+    assert!(small.iter().all(|blob| blob.pieces().len() == 1));
+    assert_eq!(distinct(small.iter().flat_map(|blob| files(blob)).collect()), 3);
+    for (seed, blob) in small.iter().enumerate() {
+        assert_holds_pattern(&store, blob, seed);
+    }
+}
+
+fn the_cap_holds_and_freed_room_is_used_again(bench: &Bench) {
+    let store = bench.open(StoreConfig { cap_bytes: 4 * MIB as u64, ..bench.config() });
+    let mut blobs: Vec<_> = (0..4).map(|seed| write_pattern(&store, seed, MIB)).collect();
+    for bytes in [1, MIB as u64, 4 * MIB as u64 + 1, u64::MAX] {
+        let error = store.reserve(bytes).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoSpace);
+        assert!(error.to_string().contains("4.0 MiB of at most 4.0 MiB"), "{error}");
+    }
+    drop(blobs.remove(1));
+    blobs.insert(1, write_pattern(&store, 1, MIB));
+    for (seed, blob) in blobs.iter().enumerate() {
+        assert_holds_pattern(&store, blob, seed);
+    }
+    assert!(store.stats().file_bytes <= 4 * MIB as u64);
+}
+
+fn the_store_has_let_go_when_a_transfer_completes(bench: &Bench) {
+    let store = bench.open(bench.config());
+    let blob = store.reserve(3 * MIB as u64).unwrap();
+    let buf = aligned(&pattern(1, 3 * MIB));
+    let (weak_blob, weak_buf) = (Arc::downgrade(&blob), Arc::downgrade(&buf));
+    let (sender, outcome) = mpsc::channel();
+    let done = move |_| sender.send((weak_blob.strong_count(), weak_buf.strong_count())).unwrap();
+    store.write(blob, buf, Box::new(done));
+    assert_eq!(outcome.recv().unwrap(), (0, 0));
+}
+
+fn dropping_the_store_waits_for_its_transfers(bench: &Bench) {
+    let store = bench.open(bench.config());
+    let completed = Arc::new(AtomicUsize::new(0));
+    for _ in 0..20 {
+        let blob = store.reserve(MIB as u64).unwrap();
+        let completed = Arc::clone(&completed);
+        let done = move |result: Result<()>| {
+            result.unwrap();
+            completed.fetch_add(1, Ordering::SeqCst);
+        };
+        store.write(blob, aligned(&pattern(0, MIB)), Box::new(done));
+    }
+    drop(store);
+    assert_eq!(completed.load(Ordering::SeqCst), 20);
+}
+
+fn a_completion_may_drop_the_store(bench: &Bench) {
+    /// Tells when its thread ends.
+    struct Ends(mpsc::Sender<()>);
+    impl Drop for Ends {
+        fn drop(&mut self) {
+            self.0.send(()).unwrap();
+        }
+    }
+    thread_local!(static ENDS: RefCell<Option<Ends>> = const { RefCell::new(None) });
+
+    let store = bench.open(bench.config());
+    let blob = store.reserve(1).unwrap();
+    let (sender, ended) = mpsc::channel();
+    let (go, gone) = mpsc::channel::<()>();
+    let last = store.clone();
+    let done = move |_| {
+        // The test has dropped its handle when this returns.
+        assert!(gone.recv().is_err());
+        ENDS.set(Some(Ends(sender)));
+        drop(last);
+    };
+    store.write(blob, aligned(&[1]), Box::new(done));
+    drop(store);
+    drop(go);
+    ended.recv().expect("the I/O thread ends by itself");
+}
+
+fn a_panic_in_a_completion_stays_there(bench: &Bench) {
+    let store = bench.open(bench.config());
+    let blob = store.reserve(1).unwrap();
+    store.write(blob, aligned(&[1]), Box::new(|_| panic!("on purpose, in a completion")));
+    let blob = write_pattern(&store, 1, MIB);
+    assert_holds_pattern(&store, &blob, 1);
+}
+
+fn files_close_with_the_last_of_store_and_blobs(bench: &Bench) {
+    let directory = bench.directories[0].path().to_str().unwrap().to_owned();
+    let open_files = || {
+        let links =
+            fs::read_dir("/proc/self/fd").unwrap().filter_map(|fd| fs::read_link(fd.unwrap().path()).ok());
+        links.filter(|path| path.to_string_lossy().contains(&directory)).count()
+    };
+    let on_disk = usize::from(bench.kind != BackendKind::Memory);
+    let store = bench.open(bench.config());
+    let blob = write_pattern(&store, 1, MIB);
+    drop(store);
+    assert_eq!(open_files(), on_disk);
+    drop(blob);
+    assert_eq!(open_files(), 0);
+}
+
+fn an_empty_blob_needs_no_disk(bench: &Bench) {
+    let store = bench.open(bench.config());
+    let blob = write_pattern(&store, 1, 0);
+    assert_holds_pattern(&store, &blob, 1);
+    assert_eq!((store.stats().operations, store.stats().reserved_bytes), (0, 0));
+}
+
+fn memory_that_is_too_small_is_refused(bench: &Bench) {
+    let store = bench.open(bench.config());
+    let blob = store.reserve(4097).unwrap();
+    for direction in [Direction::Write, Direction::Read] {
+        let error = result(&start(&store, direction, &blob, aligned(&[0; 4096]))).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Io);
+        assert!(error.to_string().contains("4096 bytes"), "{error}");
+    }
+    assert_eq!(store.stats().failures, 2);
+}
+
+fn the_end_of_the_file_is_an_error(bench: &Bench) {
+    // A file of one block, and an operation that reads two: it comes back short, goes on, and finds the end.
+    let file = Arc::new(SpillFile::in_memory(BLOCK as u64).unwrap());
+    let _extent = file.reserve(BLOCK as u64).unwrap();
+    let (sender, outcome) = mpsc::channel();
+    let done = Box::new(move |result| {
+        sender.send(result).unwrap();
+        Vec::new()
+    });
+    let buf = aligned(&[0; 2 * BLOCK]);
+    bench.backend().submit(vec![Op::new(Direction::Read, (file, 0), (buf, 0, 2 * BLOCK), done)]);
+    assert_eq!(outcome.recv().unwrap().unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);
+}
+
+fn short_transfers_go_on(bench: &Bench) {
+    let (store, faulty) = bench.open_faulty(bench.config());
+    faulty.inject(Direction::Write, Fault::Short, 0, 9);
+    faulty.inject(Direction::Read, Fault::Short, 1, 9);
+    let blob = write_pattern(&store, 1, MIB + 5);
+    assert_holds_pattern(&store, &blob, 1);
+    assert_eq!(store.stats().retried, 0);
+}
+
+fn interrupted_transfers_are_tried_again(bench: &Bench) {
+    let (store, faulty) = bench.open_faulty(bench.config());
+    for direction in [Direction::Write, Direction::Read] {
+        faulty.inject(direction, Fault::Errno(libc::EINTR), 0, 3);
+        faulty.inject(direction, Fault::Errno(libc::EAGAIN), 2, 3);
+    }
+    let blob = write_pattern(&store, 1, MIB + 5);
+    assert_holds_pattern(&store, &blob, 1);
+    assert_eq!((store.stats().retried, store.stats().failures), (0, 0));
+}
+
+fn a_read_that_fails_is_tried_three_times(bench: &Bench) {
+    let (store, faulty) = bench.open_faulty(bench.config());
+    let blob = write_pattern(&store, 1, MIB + 5);
+
+    faulty.inject(Direction::Read, Fault::Errno(libc::EIO), 2, 1);
+    assert_holds_pattern(&store, &blob, 1);
+    assert_eq!((store.stats().retried, store.stats().failures), (1, 0));
+
+    faulty.inject(Direction::Read, Fault::Errno(libc::EIO), 0, u64::MAX);
+    let error = read(&store, &blob, aligned(&vec![0; MIB + 5])).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Io);
+    let (message, place) = (error.to_string(), blob.pieces()[0].file().place());
+    assert!(
+        message.contains(place) && message.contains("offset 0") && message.contains("attempt 3"),
+        "{message}"
+    );
+    assert_eq!((store.stats().retried, store.stats().failures), (3, 1));
+
+    faulty.heal();
+    assert_holds_pattern(&store, &blob, 1);
+}
+
+fn a_write_that_fails_is_reported_at_once(bench: &Bench) {
+    let (store, faulty) = bench.open_faulty(bench.config());
+    let blob = store.reserve(MIB as u64).unwrap();
+    for (errno, kind) in [(libc::EIO, ErrorKind::Io), (libc::ENOSPC, ErrorKind::NoSpace)] {
+        faulty.inject(Direction::Write, Fault::Errno(errno), 3, 1);
+        let error = write(&store, &blob, aligned(&pattern(1, MIB))).unwrap_err();
+        assert_eq!(error.kind(), kind);
+        assert!(error.to_string().contains(blob.pieces()[0].file().place()), "{error}");
+    }
+    let stats = store.stats();
+    assert_eq!((stats.failures, stats.retried, stats.writes, stats.bytes_written), (2, 0, 0, 0));
+    write(&store, &blob, aligned(&pattern(1, MIB))).unwrap();
+    assert_holds_pattern(&store, &blob, 1);
+}
+
+fn only_the_transfer_that_fails_fails(bench: &Bench) {
+    let (store, faulty) = bench.open_faulty(bench.config());
+    faulty.inject(Direction::Write, Fault::Errno(libc::EIO), 5, 1);
+    let outcomes: Vec<_> = (0..10)
+        .map(|_| start(&store, Direction::Write, &store.reserve(4096).unwrap(), aligned(&[7; 4096])))
+        .collect();
+    let failed: Vec<bool> = outcomes.iter().map(|outcome| result(outcome).is_err()).collect();
+    assert_eq!(failed.iter().position(|&failed| failed), Some(5));
+    assert_eq!(failed.iter().filter(|&&failed| failed).count(), 1);
+    assert_eq!(store.stats().reserved_bytes, 0, "a failed transfer lets its blob go too");
+}
+
+fn changed_bytes_are_noticed(bench: &Bench) {
+    let (store, faulty) = bench.open_faulty(StoreConfig { verify: true, ..bench.config() });
+    let blob = write_pattern(&store, 1, MIB + 5);
+    assert_holds_pattern(&store, &blob, 1);
+
+    faulty.inject(Direction::Read, Fault::FlippedBit, 0, 1);
+    assert_holds_pattern(&store, &blob, 1);
+    assert_eq!(store.stats().retried, 1);
+
+    faulty.inject(Direction::Read, Fault::FlippedBit, 0, u64::MAX);
+    let error = read(&store, &blob, aligned(&vec![0; MIB + 5])).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
+    assert!(error.to_string().contains(blob.pieces()[0].file().place()), "{error}");
+
+    // What is written anew is compared anew.
+    faulty.heal();
+    write(&store, &blob, aligned(&pattern(2, MIB + 5))).unwrap();
+    assert_holds_pattern(&store, &blob, 2);
+}
+
+fn completions_can_be_held_back(bench: &Bench) {
+    let (store, faulty) = bench.open_faulty(bench.config());
+    faulty.hold(Direction::Write);
+    let blobs: Vec<_> = (0..2).map(|_| store.reserve(4096).unwrap()).collect();
+    let outcomes: Vec<_> =
+        blobs.iter().map(|blob| start(&store, Direction::Write, blob, aligned(&pattern(3, 4096)))).collect();
+    faulty.wait_held(2);
+    assert!(outcomes.iter().all(|outcome| outcome.try_recv().is_err()));
+    assert!(faulty.release_one());
+    assert_eq!(outcomes.iter().filter(|outcome| outcome.try_recv().is_ok()).count(), 1);
+    faulty.release();
+    assert!(!faulty.release_one());
+    for blob in &blobs {
+        assert_holds_pattern(&store, blob, 3);
+    }
+}

@@ -1,0 +1,287 @@
+//! io_uring: one thread owns the ring and keeps up to `depth` operations in flight.
+//!
+//! Submitters put operations into a queue. The thread moves them into the ring, enters the kernel once for all of
+//! them, and sleeps there until an operation completes or, while the ring has room, a submitter signals the
+//! eventfd that the ring polls. Nothing spins and nothing times out.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
+
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use parking_lot::Mutex;
+use slab::Slab;
+
+use super::queue::Queue;
+use super::{Backend, Direction, Op};
+
+/// Marks the completions of the poll that wakes the thread; no key of a slab is as large.
+const WAKE: u64 = u64::MAX;
+
+/// An io_uring and the thread `ssdtrain-uring` that owns it.
+pub struct Uring {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    wake: OwnedFd,
+}
+
+#[derive(Default)]
+struct State {
+    queue: Queue,
+    /// The thread waits in the kernel, or is about to, and would start an operation if it were woken.
+    asleep: bool,
+    /// No more operations come.
+    closed: bool,
+    /// The thread has ended.
+    ended: bool,
+}
+
+/// What the thread owns.
+struct Engine {
+    shared: Arc<Shared>,
+    ring: IoUring,
+    in_flight: Slab<Op>,
+    depth: usize,
+    listening: bool,
+}
+
+impl Uring {
+    /// Starts the thread; the error is the kernel's where it refuses io_uring.
+    pub fn new(depth: usize) -> io::Result<Uring> {
+        // SAFETY: a plain system call.
+        let wake = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if wake < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: `wake` was just opened and nobody else has it.
+        let wake = unsafe { OwnedFd::from_raw_fd(wake) };
+        let shared = Arc::new(Shared { state: Mutex::default(), wake });
+        let (started, outcome) = mpsc::sync_channel(1);
+        let thread = thread::Builder::new().name("ssdtrain-uring".to_owned()).spawn({
+            let shared = Arc::clone(&shared);
+            move || serve(&shared, depth.max(1), &started)
+        })?;
+        // The thread must exist before its ring does: a ring for a single issuer belongs to its creator.
+        let uring = Uring { shared, thread: Some(thread) };
+        outcome.recv().map_err(io::Error::other)??;
+        Ok(uring)
+    }
+}
+
+impl Backend for Uring {
+    /// Starts the operations; they fail at once, on the calling thread, if the kernel has given the ring up.
+    fn submit(&self, ops: Vec<Op>) {
+        let mut state = self.shared.state.lock();
+        if state.ended {
+            drop(state);
+            drop(ops);
+            return;
+        }
+        state.queue.extend(ops);
+        let wake = std::mem::take(&mut state.asleep);
+        drop(state);
+        if wake {
+            self.shared.signal();
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        "io_uring"
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        self.shared.state.lock().closed = true;
+        self.shared.signal();
+        let Some(thread) = self.thread.take() else { return };
+        if thread.thread().id() != thread::current().id() && thread.join().is_err() {
+            tracing::error!("the io_uring thread panicked");
+        }
+    }
+}
+
+impl Shared {
+    /// Makes the ring's poll complete.
+    fn signal(&self) {
+        // It fails only when the count is full, and then the poll has long completed.
+        let one = 1_u64;
+        // SAFETY: an eventfd takes 8 bytes, and `one` is that long.
+        unsafe { libc::write(self.wake.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
+    }
+}
+
+/// The thread.
+fn serve(shared: &Arc<Shared>, depth: usize, started: &mpsc::SyncSender<io::Result<()>>) {
+    /// However the thread ends, what waits in the queue fails and nothing more is queued.
+    struct End<'a>(&'a Shared);
+    impl Drop for End<'_> {
+        fn drop(&mut self) {
+            let mut state = self.0.state.lock();
+            state.ended = true;
+            let left = std::mem::take(&mut state.queue);
+            drop(state);
+            drop(left);
+        }
+    }
+
+    let _end = End(shared);
+    let mut engine = match Engine::new(Arc::clone(shared), depth) {
+        Ok(engine) => engine,
+        // If nobody receives it, nobody waits for the ring either.
+        Err(error) => return drop(started.send(Err(error))),
+    };
+    if started.send(Ok(())).is_ok()
+        && let Err(error) = engine.run()
+    {
+        tracing::error!("io_uring failed, its transfers fail from now on: {error}");
+    }
+}
+
+impl Engine {
+    fn new(shared: Arc<Shared>, depth: usize) -> io::Result<Engine> {
+        let entries = u32::try_from(depth + 1).map_err(io::Error::other)?;
+        let ring = build_ring(entries)?;
+        if !ring.params().is_feature_resource_tagging() {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "it needs Linux 5.13"));
+        }
+        Ok(Engine { shared, ring, in_flight: Slab::with_capacity(depth), depth, listening: false })
+    }
+
+    /// Carries operations out until the queue is closed and nothing is left.
+    fn run(&mut self) -> io::Result<()> {
+        while self.take_work() {
+            self.enter()?;
+            while let Some(completion) = self.next_completion() {
+                self.handle(&completion)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves operations from the queue into the ring while it has room; false when there will be none any more.
+    fn take_work(&mut self) -> bool {
+        if !self.listening {
+            let poll = opcode::PollAdd::new(types::Fd(self.shared.wake.as_raw_fd()), libc::POLLIN as u32);
+            // SAFETY: the poll has no memory, and `shared` keeps its file open for longer than the ring.
+            let pushed = unsafe { self.ring.submission().push(&poll.multi(true).build().user_data(WAKE)) };
+            self.listening = pushed.is_ok();
+        }
+        let mut state = self.shared.state.lock();
+        while self.in_flight.len() < self.depth {
+            let Some(op) = state.queue.pop() else { break };
+            let slot = self.in_flight.vacant_entry();
+            let entry = describe(&op).user_data(slot.key() as u64);
+            // SAFETY: the slab keeps `op`, which owns the memory and the file, until its completion is handled;
+            // see also the drop of `Engine`.
+            if unsafe { self.ring.submission().push(&entry) }.is_err() {
+                state.queue.push(op);
+                break;
+            }
+            slot.insert(op);
+        }
+        state.asleep = self.in_flight.len() < self.depth;
+        !(state.closed && self.in_flight.is_empty() && state.queue.is_empty())
+    }
+
+    /// Submits what is in the ring and sleeps until something completes.
+    fn enter(&self) -> io::Result<()> {
+        match self.ring.submit_and_wait(1) {
+            Err(error) if !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => {
+                Err(error)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn next_completion(&mut self) -> Option<cqueue::Entry> {
+        self.ring.completion().next()
+    }
+
+    fn handle(&mut self, completion: &cqueue::Entry) -> io::Result<()> {
+        let result = match completion.result() {
+            code if code < 0 => Err(io::Error::from_raw_os_error(-code)),
+            bytes => Ok(bytes as usize),
+        };
+        if completion.user_data() == WAKE {
+            self.listening = cqueue::more(completion.flags());
+            return result.map(drop);
+        }
+        if let Some(op) = self.in_flight.try_remove(completion.user_data() as usize) {
+            let next = op.complete(result);
+            if !next.is_empty() {
+                self.shared.state.lock().queue.extend(next);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Engine {
+    /// The kernel may use an operation's memory until it completes: waits for all, also when `run` failed.
+    fn drop(&mut self) {
+        while !self.in_flight.is_empty() {
+            if let Err(error) = self.enter() {
+                tracing::error!(
+                    "io_uring lost {} transfers; their memory is kept: {error}",
+                    self.in_flight.len()
+                );
+                Box::leak(Box::new(std::mem::take(&mut self.in_flight)));
+            }
+            while let Some(completion) = self.next_completion() {
+                if self.handle(&completion).is_err() {
+                    self.listening = false;
+                }
+            }
+        }
+    }
+}
+
+/// The ring, with the flags that save interruptions where the kernel knows them (6.1, 5.19).
+fn build_ring(entries: u32) -> io::Result<IoUring> {
+    let mut deferred = IoUring::builder();
+    deferred.setup_single_issuer().setup_defer_taskrun();
+    let mut cooperative = IoUring::builder();
+    cooperative.setup_coop_taskrun();
+    for builder in [deferred, cooperative] {
+        match builder.build(entries) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+            built => return built,
+        }
+    }
+    IoUring::new(entries)
+}
+
+/// The operation as the ring takes it.
+fn describe(op: &Op) -> squeue::Entry {
+    let fd = types::Fd(op.fd().as_raw_fd());
+    // A single operation is never longer than `io_bytes`; were it, it would come back short and go on.
+    let len = u32::try_from(op.len()).unwrap_or(1 << 30);
+    match op.direction() {
+        Direction::Read => opcode::Read::new(fd, op.ptr(), len).offset(op.offset()).build(),
+        Direction::Write => opcode::Write::new(fd, op.ptr(), len).offset(op.offset()).build(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn its_thread_is_gone_after_drop() {
+        let Ok(uring) = Uring::new(4) else { return eprintln!("skipped: io_uring is refused here") };
+        let shared = Arc::downgrade(&uring.shared);
+        drop(uring);
+        assert_eq!(shared.strong_count(), 0);
+    }
+
+    #[test]
+    fn a_ring_that_cannot_be_had_is_an_error() {
+        assert!(Uring::new(1 << 20).is_err());
+    }
+}

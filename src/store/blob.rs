@@ -1,0 +1,87 @@
+//! Where a value's bytes lie.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::file::Extent;
+use super::stats::Human;
+use super::stripe::{self, Span};
+use crate::mem::round_to_block;
+
+/// Set in [`Blob::checksum`] when the low 32 bits hold one.
+const CHECKSUM_KNOWN: u64 = 1 << 32;
+
+/// Bytes reserved in the spill files; freed on drop.
+///
+/// A transfer keeps its blob, so the bytes are never given to another blob while one runs. What a blob holds
+/// before its first write is unspecified, and after a failed write too.
+pub struct Blob {
+    len: u64,
+    stripe_bytes: u64,
+    pieces: Vec<Extent>,
+    checksum: AtomicU64,
+}
+
+impl Blob {
+    pub(super) fn new(len: u64, stripe_bytes: u64, pieces: Vec<Extent>) -> Blob {
+        Blob { len, stripe_bytes, pieces, checksum: AtomicU64::new(0) }
+    }
+
+    /// Payload bytes: what was asked for.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there is no payload.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Bytes a transfer moves: the payload, padded to whole blocks. This is also what the blob takes of the cap.
+    pub fn padded_len(&self) -> u64 {
+        round_to_block(self.len)
+    }
+
+    /// What memory must be aligned to, in bytes, for a transfer to use it without a copy.
+    pub fn memory_alignment(&self) -> usize {
+        self.pieces.iter().map(|piece| piece.file().memory_alignment()).max().unwrap_or(1)
+    }
+
+    pub(super) fn pieces(&self) -> &[Extent] {
+        &self.pieces
+    }
+
+    /// The operations' worth of a whole transfer, each at most `longest` bytes.
+    pub(super) fn spans(&self, longest: u64) -> impl Iterator<Item = Span> {
+        stripe::spans(self.padded_len(), self.pieces.len(), self.stripe_bytes, longest)
+    }
+
+    /// The payload's checksum, if it was taken when the payload was written.
+    pub(super) fn checksum(&self) -> Option<u32> {
+        let value = self.checksum.load(Ordering::Acquire);
+        (value & CHECKSUM_KNOWN != 0).then_some(value as u32)
+    }
+
+    pub(super) fn set_checksum(&self, checksum: Option<u32>) {
+        let value = checksum.map_or(0, |checksum| CHECKSUM_KNOWN | u64::from(checksum));
+        self.checksum.store(value, Ordering::Release);
+    }
+}
+
+/// For messages: `4.2 MiB at offset 12345678 of the spill file in /mnt/nvme`.
+impl fmt::Display for Blob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", Human(self.len))?;
+        for (index, piece) in self.pieces.iter().enumerate() {
+            let word = if index == 0 { "at" } else { "and" };
+            write!(f, " {word} offset {} of the {}", piece.offset(), piece.file().place())?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Blob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Blob({self})")
+    }
+}

@@ -1,0 +1,133 @@
+//! What a store is asked to be.
+
+use std::path::PathBuf;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::mem::BLOCK;
+
+/// Largest single I/O that may be asked for, in bytes; the kernel moves at most a little less than 2 GiB at once.
+const MAX_IO_BYTES: usize = 1 << 30;
+/// Most operations that may be in flight; an io_uring takes no more submissions.
+const MAX_QUEUE_DEPTH: usize = 4096;
+
+/// How a store moves its bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum BackendKind {
+    /// io_uring, or the thread pool where the kernel refuses io_uring.
+    #[default]
+    Auto,
+    /// io_uring, or an error.
+    Uring,
+    /// Threads that call `pread` and `pwrite`.
+    Pool,
+    /// Anonymous files in memory instead of spill files: for tests, and to see what a run costs without a disk.
+    Memory,
+}
+
+/// What [`Store::open`](super::Store::open) is asked for.
+#[derive(Clone, Debug)]
+pub struct StoreConfig {
+    /// One spill file is made in each; several disks add up. Not used by [`BackendKind::Memory`] but for their
+    /// number.
+    pub directories: Vec<PathBuf>,
+    /// Hard cap over all spill files, in bytes; each file may grow to an equal share of it.
+    pub cap_bytes: u64,
+    /// How the bytes are moved.
+    pub backend: BackendKind,
+    /// Whether a CRC-32C of each blob's payload is taken when it is written and compared when it is read.
+    pub verify: bool,
+    /// Most operations in flight at the same time.
+    pub queue_depth: usize,
+    /// Largest single I/O, in bytes; rounded up to a multiple of 4 KiB.
+    pub io_bytes: usize,
+    /// Blobs larger than this are striped over all files in chunks of this many bytes; rounded up to a multiple
+    /// of 4 KiB.
+    pub stripe_bytes: usize,
+}
+
+impl Default for StoreConfig {
+    fn default() -> StoreConfig {
+        StoreConfig {
+            directories: Vec::new(),
+            cap_bytes: 64 << 30,
+            backend: BackendKind::Auto,
+            verify: false,
+            queue_depth: 32,
+            io_bytes: 1 << 20,
+            stripe_bytes: 1 << 20,
+        }
+    }
+}
+
+impl StoreConfig {
+    /// How many spill files there are.
+    pub(super) fn files(&self) -> usize {
+        match self.backend {
+            BackendKind::Memory => self.directories.len().max(1),
+            BackendKind::Auto | BackendKind::Uring | BackendKind::Pool => self.directories.len(),
+        }
+    }
+
+    /// The configuration with its sizes rounded to whole blocks, or which setting is out of range.
+    pub(super) fn checked(mut self) -> Result<StoreConfig> {
+        let files = self.files();
+        if files == 0 {
+            return Err(config("directories: at least one spill directory is needed"));
+        }
+        let least = (files * BLOCK) as u64;
+        if self.cap_bytes < least {
+            let cap = self.cap_bytes;
+            return Err(config(format!(
+                "cap_bytes: {cap} is too small for {files} spill file(s); give at least {least}"
+            )));
+        }
+        if !(1..=MAX_QUEUE_DEPTH).contains(&self.queue_depth) {
+            let depth = self.queue_depth;
+            return Err(config(format!("queue_depth: {depth} is not within 1..={MAX_QUEUE_DEPTH}")));
+        }
+        for (name, bytes) in [("io_bytes", &mut self.io_bytes), ("stripe_bytes", &mut self.stripe_bytes)] {
+            if !(1..=MAX_IO_BYTES).contains(bytes) {
+                return Err(config(format!("{name}: {bytes} is not within 1..={MAX_IO_BYTES}")));
+            }
+            *bytes = bytes.next_multiple_of(BLOCK);
+        }
+        Ok(self)
+    }
+}
+
+fn config(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Config, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory() -> StoreConfig {
+        StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() }
+    }
+
+    #[test]
+    fn every_setting_out_of_range_is_named() {
+        let wrong = [
+            ("directories", StoreConfig { backend: BackendKind::Auto, ..memory() }),
+            ("cap_bytes", StoreConfig { cap_bytes: 4095, ..memory() }),
+            ("queue_depth", StoreConfig { queue_depth: 0, ..memory() }),
+            ("queue_depth", StoreConfig { queue_depth: 4097, ..memory() }),
+            ("io_bytes", StoreConfig { io_bytes: 0, ..memory() }),
+            ("io_bytes", StoreConfig { io_bytes: MAX_IO_BYTES + 1, ..memory() }),
+            ("stripe_bytes", StoreConfig { stripe_bytes: 0, ..memory() }),
+        ];
+        for (name, config) in wrong {
+            let error = config.checked().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config);
+            assert!(error.to_string().starts_with(name), "{error}");
+        }
+    }
+
+    #[test]
+    fn sizes_become_whole_blocks() {
+        let config = StoreConfig { io_bytes: 1, stripe_bytes: BLOCK + 1, ..memory() }.checked().unwrap();
+        assert_eq!((config.io_bytes, config.stripe_bytes), (BLOCK, 2 * BLOCK));
+    }
+}

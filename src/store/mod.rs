@@ -1,0 +1,356 @@
+//! Spill files and what moves bytes between them and memory.
+//!
+//! A [`Store`] reserves a [`Blob`] for each value and writes or reads it whole. It knows nothing of tensors.
+//!
+//! # Byte layout
+//!
+//! There is one spill file per directory. It has no name from birth, so nothing is left behind however the process
+//! ends; it has no header and no index either, since nothing in it outlives the store. It is a plain array of
+//! 4 KiB blocks:
+//!
+//! | bytes | what |
+//! |---|---|
+//! | `0 .. grown` | preallocated, in steps of 256 MiB, as far as any extent has ever reached |
+//! | `grown .. cap` | not there yet; `cap` is the file's equal share of `cap_bytes` |
+//!
+//! Within it, an *extent* is a contiguous range of whole blocks that belongs to one blob. A blob has one extent (a
+//! *piece*) in each file it is striped over; the blocks after its payload's end are padding.
+//!
+//! # Stripe rule
+//!
+//! A blob of at most `stripe_bytes` is one piece, and blobs take the files in turn. A larger one is cut into chunks
+//! of `stripe_bytes`, and chunk `i` of a blob with `n` pieces is chunk `i / n` of piece `i % n`; which file has
+//! the first piece goes round too. A file without room is passed over.
+//!
+//! # Transfers
+//!
+//! A transfer moves the payload padded to whole blocks, in operations of at most `io_bytes`, straight between the
+//! caller's memory and the file. Memory that is not aligned for direct I/O, or has no room for the padding, goes
+//! through a bounce buffer. Reads are carried out before writes. A failed write is reported at once; a failed read
+//! is tried three times in all.
+
+mod backend;
+mod blob;
+mod config;
+mod extent;
+mod file;
+mod path;
+mod stats;
+mod stripe;
+mod transfer;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+pub use backend::{Backend, Direction, Fault, Faulty, Op, Pool, Uring};
+pub use blob::Blob;
+pub use config::{BackendKind, StoreConfig};
+pub use path::IoPath;
+pub use stats::StoreStats;
+
+use self::file::{Full, SpillFile};
+use self::path::Medium;
+use self::stats::{Counters, Human};
+use self::transfer::{Rules, Transfer, complete};
+use crate::error::{Error, ErrorKind, Result};
+pub use crate::mem::IoBuf;
+use crate::mem::round_to_block;
+
+/// More threads than this add nothing to a pool.
+const MAX_POOL_THREADS: usize = 16;
+
+/// Called once, when a transfer has ended; the store then holds neither its memory nor its blob any more.
+///
+/// It runs on an I/O thread, so it should be short and must not wait for another transfer. Transfers that fail
+/// before they begin, and those of empty blobs, complete on the calling thread, before the call returns.
+pub type Completion = Box<dyn FnOnce(Result<()>) + Send>;
+
+/// Reserves, writes and reads blobs. A cheap handle: clones share one store.
+///
+/// Dropping the last handle waits for the transfers that were started, unless it happens in a completion. Blobs may
+/// outlive the store; the spill files are gone with the last of both.
+#[derive(Clone)]
+pub struct Store {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    backend: Arc<dyn Backend>,
+    files: Vec<Arc<SpillFile>>,
+    next_file: AtomicUsize,
+    stripe_bytes: u64,
+    rules: Rules,
+    path: IoPath,
+}
+
+impl Store {
+    /// Opens the spill files and starts the backend.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Config`] if a setting is out of range, [`ErrorKind::Directory`] if a directory cannot be used,
+    /// [`ErrorKind::Unmet`] if [`BackendKind::Uring`] is asked for and refused, [`ErrorKind::Io`] if no thread can
+    /// be started.
+    pub fn open(config: StoreConfig) -> Result<Store> {
+        let config = config.checked()?;
+        let (backend, note) = start_backend(&config)?;
+        Store::assemble(config, backend, note)
+    }
+
+    /// Opens the spill files for a backend of the caller's; of [`StoreConfig::backend`] only
+    /// [`BackendKind::Memory`] makes a difference.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::open`].
+    pub fn open_with(config: StoreConfig, backend: Arc<dyn Backend>) -> Result<Store> {
+        Store::assemble(config.checked()?, backend, None)
+    }
+
+    fn assemble(config: StoreConfig, backend: Arc<dyn Backend>, note: Option<String>) -> Result<Store> {
+        let share = config.cap_bytes / config.files() as u64;
+        let files: Result<Vec<SpillFile>> = match config.backend {
+            BackendKind::Memory => (0..config.files()).map(|_| SpillFile::in_memory(share)).collect(),
+            BackendKind::Auto | BackendKind::Uring | BackendKind::Pool => {
+                config.directories.iter().map(|directory| SpillFile::create(directory, share)).collect()
+            }
+        };
+        let files = files?;
+        let medium = match config.backend {
+            BackendKind::Memory => Medium::Memory,
+            _ if files.iter().all(SpillFile::is_direct) => Medium::Direct,
+            _ => Medium::Buffered,
+        };
+        let notes = note.into_iter().chain(files.iter().flat_map(|file| file.notes().to_vec())).collect();
+        let path = IoPath { backend: backend.name(), medium, notes };
+        let rules = Rules {
+            verify: config.verify,
+            io_bytes: config.io_bytes as u64,
+            counters: Arc::new(Counters::default()),
+        };
+        let shared = Shared {
+            backend,
+            files: files.into_iter().map(Arc::new).collect(),
+            next_file: AtomicUsize::new(0),
+            stripe_bytes: config.stripe_bytes as u64,
+            rules,
+            path,
+        };
+        Ok(Store { shared: Arc::new(shared) })
+    }
+
+    /// Reserves room for `bytes`. It may have to let a file grow; it does no other I/O.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::NoSpace`] if the cap or a full disk leaves no contiguous room.
+    pub fn reserve(&self, bytes: u64) -> Result<Arc<Blob>> {
+        let Shared { files, next_file, stripe_bytes, .. } = &*self.shared;
+        if bytes == 0 {
+            return Ok(Arc::new(Blob::new(0, *stripe_bytes, Vec::new())));
+        }
+        let first = next_file.fetch_add(1, Ordering::Relaxed) % files.len();
+        let mut usable: Vec<&Arc<SpillFile>> = files[first..].iter().chain(&files[..first]).collect();
+        if bytes > self.cap_bytes() {
+            usable.clear();
+        }
+        let mut refusals = Vec::new();
+        while !usable.is_empty() {
+            match reserve_pieces(bytes, *stripe_bytes, &usable) {
+                Ok(pieces) => return Ok(Arc::new(Blob::new(bytes, *stripe_bytes, pieces))),
+                Err((index, full)) => {
+                    let file = usable.remove(index);
+                    if let Full::Disk(error) = full {
+                        refusals.push(format!("; the {} cannot grow: {error}", file.place()));
+                    }
+                }
+            }
+        }
+        let (asked, taken, cap) = (Human(bytes), Human(self.reserved_bytes()), Human(self.cap_bytes()));
+        let message = format!(
+            "no room for {asked} in the spill files: {taken} of at most {cap} are taken{}; raise the cap, or name \
+             larger disks",
+            refusals.concat()
+        );
+        Err(Error::new(ErrorKind::NoSpace, message))
+    }
+
+    /// Starts to write the first [`Blob::len`] bytes of `buf` to `blob`, and returns without waiting for the disk.
+    ///
+    /// Memory that needs a bounce buffer is copied before the call returns. No other transfer of the same blob, and
+    /// none into the same memory, may run meanwhile.
+    pub fn write(&self, blob: Arc<Blob>, buf: Arc<dyn IoBuf>, done: Completion) {
+        self.start(Direction::Write, blob, buf, done);
+    }
+
+    /// Starts to read `blob` into the first [`Blob::len`] bytes of `buf`, and returns without waiting for the disk.
+    ///
+    /// If it fails, what the memory holds is unspecified. No other transfer from or into the same memory, and no
+    /// write of the same blob, may run meanwhile.
+    pub fn read(&self, blob: Arc<Blob>, buf: Arc<dyn IoBuf>, done: Completion) {
+        self.start(Direction::Read, blob, buf, done);
+    }
+
+    fn start(&self, direction: Direction, blob: Arc<Blob>, buf: Arc<dyn IoBuf>, done: Completion) {
+        let Shared { backend, rules, .. } = &*self.shared;
+        if blob.is_empty() {
+            drop((blob, buf));
+            return complete(done, Ok(()));
+        }
+        match Transfer::new(rules.clone(), direction, blob, buf, done) {
+            Ok(transfer) => backend.submit(transfer.start()),
+            Err((error, done)) => {
+                rules.counters.failures.fetch_add(1, Ordering::Relaxed);
+                complete(done, Err(error));
+            }
+        }
+    }
+
+    /// Which way the bytes go, and why it is not a faster one.
+    pub fn path(&self) -> &IoPath {
+        &self.shared.path
+    }
+
+    /// What the store has done so far and how full it is.
+    pub fn stats(&self) -> StoreStats {
+        let file_bytes = self.shared.files.iter().map(|file| file.file_bytes()).sum();
+        self.shared.rules.counters.stats(self.reserved_bytes(), file_bytes)
+    }
+
+    fn reserved_bytes(&self) -> u64 {
+        self.shared.files.iter().map(|file| file.reserved_bytes()).sum()
+    }
+
+    fn cap_bytes(&self) -> u64 {
+        self.shared.files.iter().map(|file| file.cap_bytes()).sum()
+    }
+}
+
+/// The extents of a blob over the files, or the index of a file that has no room and why.
+fn reserve_pieces(
+    bytes: u64,
+    stripe_bytes: u64,
+    files: &[&Arc<SpillFile>],
+) -> Result<Vec<file::Extent>, (usize, Full)> {
+    let padded = round_to_block(bytes);
+    let width = stripe::width(padded, files.len(), stripe_bytes);
+    let shares = stripe::shares(padded, width, stripe_bytes);
+    let pieces = shares.into_iter().zip(files).enumerate();
+    pieces.map(|(index, (share, file))| file.reserve(share).map_err(|full| (index, full))).collect()
+}
+
+/// The backend that was asked for or that the kernel allows, and why it is not a faster one.
+fn start_backend(config: &StoreConfig) -> Result<(Arc<dyn Backend>, Option<String>)> {
+    let pool = |threads| match Pool::new(threads) {
+        Ok(pool) => Ok(Arc::new(pool) as Arc<dyn Backend>),
+        Err(error) => Err(Error::io(ErrorKind::Io, "the I/O threads could not be started", error)),
+    };
+    let threads = config.queue_depth.min(MAX_POOL_THREADS);
+    match config.backend {
+        BackendKind::Memory => Ok((pool(1)?, None)),
+        BackendKind::Pool => Ok((pool(threads)?, None)),
+        BackendKind::Auto | BackendKind::Uring => match Uring::new(config.queue_depth) {
+            Ok(uring) => Ok((Arc::new(uring), None)),
+            Err(error) if config.backend == BackendKind::Uring => {
+                let message = "io_uring was asked for and is refused; allow it, or let the backend be chosen";
+                Err(Error::io(ErrorKind::Unmet, message, error))
+            }
+            Err(error) => Ok((pool(threads)?, Some(format!("io_uring refused: {error}")))),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::mem::BLOCK;
+
+    const SHARE: u64 = 256 * BLOCK as u64;
+
+    fn memory(files: usize) -> Store {
+        let config = StoreConfig {
+            directories: vec!["unused".into(); files],
+            cap_bytes: files as u64 * SHARE,
+            backend: BackendKind::Memory,
+            stripe_bytes: 8 * BLOCK,
+            ..StoreConfig::default()
+        };
+        Store::open(config).unwrap()
+    }
+
+    #[test]
+    fn the_way_taken_is_told() {
+        assert_eq!(memory(1).path().to_string(), "thread pool, memory");
+        let directory = tempfile::tempdir().unwrap();
+        let config = |backend| StoreConfig {
+            directories: vec![directory.path().to_owned()],
+            cap_bytes: 1 << 20,
+            backend,
+            ..StoreConfig::default()
+        };
+        assert_eq!(Store::open(config(BackendKind::Pool)).unwrap().path().backend(), "thread pool");
+        let auto = Store::open(config(BackendKind::Auto)).unwrap();
+        match Store::open(config(BackendKind::Uring)) {
+            Ok(uring) => assert_eq!(uring.path(), auto.path()),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Unmet);
+                assert!(auto.path().to_string().contains("io_uring refused"), "{}", auto.path());
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_full_is_passed_over() {
+        let store = memory(3);
+        let fill = store.shared.files[1].reserve(SHARE).unwrap();
+        let blobs: Vec<_> = (0..6).map(|_| store.reserve(SHARE / 4).unwrap()).collect();
+        assert!(blobs.iter().all(|blob| blob.pieces().len() == 2));
+        drop((fill, blobs));
+        assert_eq!(store.reserve(SHARE / 4).unwrap().pieces().len(), 3);
+    }
+
+    #[test]
+    fn a_disk_that_is_full_is_passed_over_and_named_when_nothing_else_is_left() {
+        let store = memory(2);
+        store.shared.files[0].forbid_growth();
+        let blobs: Vec<_> = (0..4).map(|_| store.reserve(SHARE / 4).unwrap()).collect();
+        assert!(blobs.iter().all(|blob| Arc::ptr_eq(blob.pieces()[0].file(), &store.shared.files[1])));
+        let error = store.reserve(SHARE / 4).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoSpace);
+        assert!(error.to_string().contains("cannot grow"), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn blobs_never_overlap_and_all_room_comes_back(
+            steps in proptest::collection::vec((1..SHARE, any::<bool>()), 1..60),
+        ) {
+            let store = memory(3);
+            let mut blobs: Vec<Arc<Blob>> = Vec::new();
+            for (bytes, free) in steps {
+                if free && !blobs.is_empty() {
+                    blobs.swap_remove(bytes as usize % blobs.len());
+                } else {
+                    blobs.extend(store.reserve(bytes).ok());
+                }
+                let mut extents: Vec<_> = blobs
+                    .iter()
+                    .flat_map(|blob| blob.pieces())
+                    .map(|piece| (Arc::as_ptr(piece.file()), piece.offset(), piece.offset() + piece.len()))
+                    .collect();
+                extents.sort_unstable();
+                for pair in extents.windows(2) {
+                    prop_assert!(pair[0].0 != pair[1].0 || pair[0].2 <= pair[1].1, "{:?}", pair);
+                }
+                prop_assert!(extents.iter().all(|&(_, _, end)| end <= SHARE));
+                let padded: u64 = blobs.iter().map(|blob| blob.padded_len()).sum();
+                prop_assert_eq!(store.stats().reserved_bytes, padded);
+            }
+            blobs.clear();
+            prop_assert_eq!(store.stats().reserved_bytes, 0);
+            prop_assert!(store.reserve(3 * SHARE).is_ok(), "each file is one free range again");
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Which way a store's bytes go.
+
+use std::fmt;
+
+/// What moves a store's bytes, and why it is not something faster.
+///
+/// Displays as `io_uring, O_DIRECT`, or
+/// `thread pool, O_DIRECT (io_uring refused: Operation not permitted (os error 1))`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IoPath {
+    pub(super) backend: &'static str,
+    pub(super) medium: Medium,
+    pub(super) notes: Vec<String>,
+}
+
+/// What lies below the backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Medium {
+    Direct,
+    Buffered,
+    Memory,
+}
+
+impl IoPath {
+    /// The backend's name.
+    pub fn backend(&self) -> &str {
+        self.backend
+    }
+
+    /// Whether every transfer goes straight between its memory and the disk, past the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.medium == Medium::Direct
+    }
+
+    /// Why a faster way was not taken; empty when this is the fastest.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+}
+
+impl fmt::Display for IoPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let medium = match self.medium {
+            Medium::Direct => "O_DIRECT",
+            Medium::Buffered => "buffered",
+            Medium::Memory => "memory",
+        };
+        write!(f, "{}, {medium}", self.backend)?;
+        if self.notes.is_empty() { Ok(()) } else { write!(f, " ({})", self.notes.join("; ")) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tells_the_way_and_why() {
+        let fast = IoPath { backend: "io_uring", medium: Medium::Direct, notes: Vec::new() };
+        assert_eq!(fast.to_string(), "io_uring, O_DIRECT");
+        assert!(fast.is_direct());
+        let notes = vec!["a".to_owned(), "b".to_owned()];
+        let slow = IoPath { backend: "thread pool", medium: Medium::Buffered, notes };
+        assert_eq!(slow.to_string(), "thread pool, buffered (a; b)");
+        assert!(!slow.is_direct());
+    }
+}

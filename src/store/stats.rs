@@ -1,0 +1,94 @@
+//! What a store has done so far.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Counts since the store was opened, and how full it is now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoreStats {
+    /// Payload bytes of the writes that succeeded.
+    pub bytes_written: u64,
+    /// Payload bytes of the reads that succeeded.
+    pub bytes_read: u64,
+    /// Writes that succeeded.
+    pub writes: u64,
+    /// Reads that succeeded.
+    pub reads: u64,
+    /// Operations handed to the backend; a transfer is split into one or more.
+    pub operations: u64,
+    /// Writes and reads that failed for good.
+    pub failures: u64,
+    /// Times a failed read was tried again.
+    pub retried: u64,
+    /// Transfers that went through a bounce buffer because their memory was not aligned or not padded.
+    pub bounced: u64,
+    /// Bytes of the spill files that belong to blobs now.
+    pub reserved_bytes: u64,
+    /// Bytes of disk space that the spill files take now.
+    pub file_bytes: u64,
+}
+
+/// The counting half of [`StoreStats`], shared with the transfers in flight.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) bytes_written: AtomicU64,
+    pub(super) bytes_read: AtomicU64,
+    pub(super) writes: AtomicU64,
+    pub(super) reads: AtomicU64,
+    pub(super) operations: AtomicU64,
+    pub(super) failures: AtomicU64,
+    pub(super) retried: AtomicU64,
+    pub(super) bounced: AtomicU64,
+}
+
+impl Counters {
+    pub(super) fn stats(&self, reserved_bytes: u64, file_bytes: u64) -> StoreStats {
+        StoreStats {
+            bytes_written: self.bytes_written.load(Relaxed),
+            bytes_read: self.bytes_read.load(Relaxed),
+            writes: self.writes.load(Relaxed),
+            reads: self.reads.load(Relaxed),
+            operations: self.operations.load(Relaxed),
+            failures: self.failures.load(Relaxed),
+            retried: self.retried.load(Relaxed),
+            bounced: self.bounced.load(Relaxed),
+            reserved_bytes,
+            file_bytes,
+        }
+    }
+}
+
+/// A byte count for people, such as `4.2 MiB`.
+pub(super) struct Human(pub(super) u64);
+
+impl fmt::Display for Human {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 < 1 << 10 {
+            return write!(f, "{} B", self.0);
+        }
+        let mut value = self.0 as f64;
+        let mut unit = "B";
+        for larger in ["KiB", "MiB", "GiB", "TiB"] {
+            if value < 1024.0 {
+                break;
+            }
+            value /= 1024.0;
+            unit = larger;
+        }
+        write!(f, "{value:.1} {unit}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_read_well() {
+        for (bytes, text) in [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (4_404_020, "4.2 MiB")] {
+            assert_eq!(Human(bytes).to_string(), text);
+        }
+        assert_eq!(Human(5 << 40).to_string(), "5.0 TiB");
+    }
+}

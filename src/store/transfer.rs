@@ -1,0 +1,238 @@
+//! A whole write or read of a blob: split into operations, joined again, checked, tried again.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use parking_lot::Mutex;
+
+use super::Completion;
+use super::backend::{Direction, Op};
+use super::blob::Blob;
+use super::stats::Counters;
+use crate::error::{Error, ErrorKind, Result};
+use crate::mem::{AlignedBuf, IoBuf};
+
+/// How often a read is tried before it is given up.
+const READ_ATTEMPTS: u32 = 3;
+
+/// What all transfers of a store have in common.
+#[derive(Clone)]
+pub(super) struct Rules {
+    pub(super) verify: bool,
+    /// Largest operation, in bytes.
+    pub(super) io_bytes: u64,
+    pub(super) counters: Arc<Counters>,
+}
+
+/// A transfer between a blob and memory.
+pub(super) struct Transfer {
+    rules: Rules,
+    direction: Direction,
+    blob: Arc<Blob>,
+    /// What the operations point at.
+    buf: Arc<dyn IoBuf>,
+    /// What a read is copied to when `buf` is a bounce buffer.
+    copy_to: Option<Arc<dyn IoBuf>>,
+    attempt: u32,
+    done: Completion,
+}
+
+/// What the operations of one attempt share. The last to end takes the transfer out and goes on with it.
+struct Joined {
+    pending: usize,
+    failure: Option<Failure>,
+    transfer: Option<Transfer>,
+}
+
+/// Why an attempt failed.
+enum Failure {
+    /// An operation failed `offset` bytes into its file.
+    Io { error: io::Error, piece: usize, offset: u64 },
+    /// The payload has another checksum than it was written with.
+    Corrupt { written: u32, read: u32 },
+}
+
+impl Transfer {
+    /// A transfer of all of `blob`, which is not empty, from or to `user`.
+    pub(super) fn new(
+        rules: Rules,
+        direction: Direction,
+        blob: Arc<Blob>,
+        user: Arc<dyn IoBuf>,
+        done: Completion,
+    ) -> Result<Transfer, (Error, Completion)> {
+        if (user.len() as u64) < blob.len() {
+            let message = format!("memory of {} bytes cannot hold a blob of {blob}", user.len());
+            return Err((Error::new(ErrorKind::Io, message), done));
+        }
+        let aligned = user.as_ptr().addr().is_multiple_of(blob.memory_alignment());
+        if aligned && user.len() as u64 >= blob.padded_len() {
+            let (buf, copy_to) = (user, None);
+            return Ok(Transfer { rules, direction, blob, buf, copy_to, attempt: 1, done });
+        }
+        let len = payload_len(&blob);
+        let Some(bounce) = AlignedBuf::new(len) else {
+            let message = format!("out of memory for a bounce buffer of {len} bytes");
+            return Err((Error::new(ErrorKind::Io, message), done));
+        };
+        rules.counters.bounced.fetch_add(1, Relaxed);
+        let buf: Arc<dyn IoBuf> = Arc::new(bounce);
+        let copy_to = match direction {
+            Direction::Read => Some(user),
+            Direction::Write => {
+                copy(&*user, &*buf, len);
+                None
+            }
+        };
+        Ok(Transfer { rules, direction, blob, buf, copy_to, attempt: 1, done })
+    }
+
+    /// The operations of the next attempt. When the last of them ends, the transfer goes on by itself.
+    pub(super) fn start(self) -> Vec<Op> {
+        if self.direction == Direction::Write {
+            self.blob.set_checksum(None);
+        }
+        let (blob, buf) = (Arc::clone(&self.blob), Arc::clone(&self.buf));
+        let (direction, counters) = (self.direction, Arc::clone(&self.rules.counters));
+        let spans: Vec<_> = blob.spans(self.rules.io_bytes).collect();
+        counters.operations.fetch_add(spans.len() as u64, Relaxed);
+        let joined =
+            Arc::new(Mutex::new(Joined { pending: spans.len(), failure: None, transfer: Some(self) }));
+        let ops = spans.into_iter().map(|span| {
+            let piece = &blob.pieces()[span.piece];
+            let offset = piece.offset() + span.offset;
+            let memory = (Arc::clone(&buf), span.start as usize, span.len as usize);
+            let joined = Arc::clone(&joined);
+            let follow = move |outcome: io::Result<()>| {
+                end(&joined, outcome.map_err(|error| Failure::Io { error, piece: span.piece, offset }))
+            };
+            Op::new(direction, (Arc::clone(piece.file()), offset), memory, Box::new(follow))
+        });
+        ops.collect()
+    }
+
+    /// Goes on when all operations of an attempt have ended: with another attempt, or to the end.
+    fn settle(mut self, failure: Option<Failure>) -> Vec<Op> {
+        let outcome = failure.map_or_else(|| self.check(), Err);
+        match outcome {
+            Err(failure) if self.direction == Direction::Read && self.attempt < READ_ATTEMPTS => {
+                self.rules.counters.retried.fetch_add(1, Relaxed);
+                let error = failure.into_error(self.direction, self.attempt, &self.blob);
+                tracing::warn!("{error}; trying again");
+                self.attempt += 1;
+                self.start()
+            }
+            outcome => {
+                self.finish(outcome);
+                Vec::new()
+            }
+        }
+    }
+
+    /// Takes or compares the checksum, and hands the bytes of a bounce buffer over.
+    fn check(&self) -> Result<(), Failure> {
+        let len = payload_len(&self.blob);
+        match self.direction {
+            Direction::Write if self.rules.verify => {
+                self.blob.set_checksum(Some(checksum(&*self.buf, len)));
+            }
+            Direction::Write => {}
+            Direction::Read => {
+                if let Some(written) = self.blob.checksum() {
+                    let read = checksum(&*self.buf, len);
+                    if read != written {
+                        return Err(Failure::Corrupt { written, read });
+                    }
+                }
+                if let Some(user) = &self.copy_to {
+                    copy(&*self.buf, &**user, len);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts the outcome and tells it, once the transfer holds neither the blob nor any memory.
+    fn finish(self, outcome: Result<(), Failure>) {
+        let Transfer { rules: Rules { counters, .. }, direction, blob, buf, copy_to, attempt, done } = self;
+        let result = outcome.map_err(|failure| failure.into_error(direction, attempt, &blob));
+        match (&result, direction) {
+            (Ok(()), Direction::Write) => count(&counters.writes, &counters.bytes_written, blob.len()),
+            (Ok(()), Direction::Read) => count(&counters.reads, &counters.bytes_read, blob.len()),
+            (Err(_), _) => drop(counters.failures.fetch_add(1, Relaxed)),
+        }
+        drop((blob, buf, copy_to));
+        complete(done, result);
+    }
+}
+
+/// Calls a completion; a panic in it is logged and goes no further, so that the I/O thread lives on.
+pub(super) fn complete(done: Completion, result: Result<()>) {
+    if catch_unwind(AssertUnwindSafe(|| done(result))).is_err() {
+        tracing::error!("the completion of a transfer panicked");
+    }
+}
+
+/// Ends one operation of a transfer.
+fn end(joined: &Mutex<Joined>, outcome: Result<(), Failure>) -> Vec<Op> {
+    let mut joined = joined.lock();
+    if let Err(failure) = outcome {
+        joined.failure.get_or_insert(failure);
+    }
+    joined.pending -= 1;
+    if joined.pending > 0 {
+        return Vec::new();
+    }
+    let (transfer, failure) = (joined.transfer.take(), joined.failure.take());
+    drop(joined);
+    transfer.map_or_else(Vec::new, |transfer| transfer.settle(failure))
+}
+
+impl Failure {
+    fn into_error(self, direction: Direction, attempts: u32, blob: &Blob) -> Error {
+        match self {
+            Failure::Io { error, piece, offset } => {
+                let place = blob.pieces()[piece].file().place();
+                let full = direction == Direction::Write
+                    && matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT));
+                let kind = if full { ErrorKind::NoSpace } else { ErrorKind::Io };
+                let what = match direction {
+                    Direction::Write => "could not be written".to_owned(),
+                    Direction::Read => format!("could not be read (attempt {attempts} of {READ_ATTEMPTS})"),
+                };
+                Error::io(kind, format!("{blob} {what}: failed at offset {offset} of the {place}"), error)
+            }
+            Failure::Corrupt { written, read } => {
+                let message = format!(
+                    "{blob} came back changed (attempt {attempts} of {READ_ATTEMPTS}): written with CRC-32C \
+                     {written:08x}, read with {read:08x}; check the disk and the memory"
+                );
+                Error::new(ErrorKind::Corrupt, message)
+            }
+        }
+    }
+}
+
+fn count(transfers: &AtomicU64, bytes: &AtomicU64, len: u64) {
+    transfers.fetch_add(1, Relaxed);
+    bytes.fetch_add(len, Relaxed);
+}
+
+/// The payload's length; it fits, since memory at least as long exists.
+fn payload_len(blob: &Blob) -> usize {
+    usize::try_from(blob.len()).unwrap_or(usize::MAX)
+}
+
+fn checksum(buf: &dyn IoBuf, len: usize) -> u32 {
+    // SAFETY: the buffer is at least `len` bytes long, which was compared when the transfer began, and nobody
+    // writes them while the transfer runs.
+    crc32c::crc32c(unsafe { std::slice::from_raw_parts(buf.as_ptr(), len) })
+}
+
+fn copy(from: &dyn IoBuf, to: &dyn IoBuf, len: usize) {
+    // SAFETY: both are at least `len` bytes long, one of them is a bounce buffer that nobody else has, and nobody
+    // touches the other while the transfer runs.
+    unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), len) }
+}

@@ -1,0 +1,10 @@
+//! What a step did and what it cost.
+
+mod report;
+mod scopes;
+mod stats;
+
+pub use report::{KeptReport, ScopeReport, StallReport, StepReport};
+pub(crate) use scopes::{ScopeId, ScopeRecord, Scopes};
+pub use stats::Tally;
+pub(crate) use stats::Counters;

@@ -1,0 +1,144 @@
+//! The report of a step: what moved, what it cost, and which I/O path ran.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::stats::{Counters, Tally};
+
+/// What one step did. Bytes are those of whole storages, the unit that is moved.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct StepReport {
+    /// Number of the step, from 1.
+    pub step: u64,
+    /// From [`step`](crate::TensorCache::step) to [`finish`](crate::Step::finish).
+    pub wall: Duration,
+    /// Highest allocated bytes in forward and backward, minus allocated bytes when the step began.
+    pub act_peak_bytes: u64,
+    /// Everything autograd saved, storages that were saved several times counted each time.
+    pub saved: Tally,
+    /// Saves that found their storage in the cache already.
+    pub deduplicated: Tally,
+    /// What stayed in the graph, and why.
+    pub kept: KeptReport,
+    /// Stored on the disk.
+    pub offloaded: Tally,
+    /// Stores dropped before they began, because backward asked or let go first.
+    pub cancelled: Tally,
+    /// Served from the device because the tensor had not left it, or was still alive elsewhere.
+    pub forwarded: Tally,
+    /// Loaded from the disk.
+    pub loaded: Tally,
+    /// Of these, loads that began only when backward asked.
+    pub load_misses: Tally,
+    /// Stores that failed; their tensors stayed on the device.
+    pub store_failures: Tally,
+    /// Time that computing threads waited for the cache.
+    pub stall: StallReport,
+    /// What each named scope saved, in the order of first use.
+    pub scopes: Vec<ScopeReport>,
+    /// Which way the bytes went.
+    pub io_path: String,
+    /// What the user should know, one line each.
+    pub warnings: Vec<String>,
+}
+
+/// Saves that stayed in the graph, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KeptReport {
+    /// Parameters and views of them.
+    pub parameters: Tally,
+    /// Storages smaller than `min_bytes`.
+    pub small: Tally,
+    /// What cannot be moved: sparse tensors, wrappers, other devices.
+    pub ineligible: Tally,
+    /// Kept by the policy: everything, or the last scopes.
+    pub policy: Tally,
+    /// Kept because the spill files had no room or a store had failed.
+    pub no_room: Tally,
+}
+
+/// Time that computing threads waited, by cause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StallReport {
+    /// Saving: for a store to make room in the device budget.
+    pub device_budget: Duration,
+    /// Backward: for a load from the disk.
+    pub load: Duration,
+}
+
+impl StallReport {
+    /// All causes together.
+    pub fn total(&self) -> Duration {
+        self.device_budget + self.load
+    }
+}
+
+/// What one scope saved.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ScopeReport {
+    /// Its path; empty outside every scope.
+    pub scope: String,
+    /// Saves the cache took to move.
+    pub moved: Tally,
+    /// Saves that stayed on the device because the scope is one of the last.
+    pub kept: Tally,
+}
+
+impl StepReport {
+    pub(crate) fn of(counters: &Counters) -> StepReport {
+        StepReport {
+            saved: counters.saved.tally(),
+            deduplicated: counters.deduplicated.tally(),
+            kept: KeptReport {
+                parameters: counters.kept_parameters.tally(),
+                small: counters.kept_small.tally(),
+                ineligible: counters.kept_ineligible.tally(),
+                policy: counters.kept_by_policy.tally(),
+                no_room: counters.kept_no_room.tally(),
+            },
+            offloaded: counters.offloaded.tally(),
+            cancelled: counters.cancelled.tally(),
+            forwarded: counters.forwarded.tally(),
+            loaded: counters.loaded.tally(),
+            load_misses: counters.load_misses.tally(),
+            store_failures: counters.store_failures.tally(),
+            stall: StallReport {
+                device_budget: counters.stall_budget.total(),
+                load: counters.stall_load.total(),
+            },
+            ..StepReport::default()
+        }
+    }
+}
+
+impl fmt::Display for StepReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "step {}: {:.1} ms, activation peak {}; saved {}, offloaded {}, deduplicated {}, forwarded {}, loaded {}; stalled {:.1} ms; {}",
+            self.step,
+            self.wall.as_secs_f64() * 1e3,
+            Mib(self.act_peak_bytes),
+            Mib(self.saved.bytes),
+            Mib(self.offloaded.bytes),
+            Mib(self.deduplicated.bytes),
+            Mib(self.forwarded.bytes),
+            Mib(self.loaded.bytes),
+            self.stall.total().as_secs_f64() * 1e3,
+            self.io_path,
+        )?;
+        self.warnings.iter().try_for_each(|warning| write!(f, "\n  warning: {warning}"))
+    }
+}
+
+struct Mib(u64);
+
+impl fmt::Display for Mib {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.1} MiB", self.0 as f64 / f64::from(1 << 20))
+    }
+}
