@@ -1,15 +1,21 @@
 //! Where in the model the calling thread is, for reports and for policies that go by scope.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
 use crate::telemetry::{ScopeId, Scopes};
 
 thread_local! {
-    /// The scope names of the caches that are active on this thread, innermost last.
-    static ACTIVE: RefCell<Vec<Arc<Scopes>>> = const { RefCell::new(Vec::new()) };
-    static CURRENT: Cell<ScopeId> = Cell::default();
+    /// The steps that are active on this thread, innermost last.
+    static STEPS: RefCell<Vec<ActiveStep>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Where this thread is in one step.
+struct ActiveStep {
+    /// Its cache's scope names.
+    scopes: Arc<Scopes>,
+    current: ScopeId,
 }
 
 /// Names what the calling thread does until the guard is dropped: tensors saved meanwhile are reported under `name`, and
@@ -22,46 +28,57 @@ thread_local! {
 /// let y = attention(&x);
 /// ```
 pub fn scope(name: &str) -> Scope {
-    let scopes = ACTIVE.with_borrow(|active| active.last().cloned());
-    let before = CURRENT.get();
-    if let Some(scopes) = scopes {
-        CURRENT.set(scopes.child(before, name));
-    }
-    Scope { before, thread_bound: PhantomData }
+    let entered = STEPS.with_borrow_mut(|steps| {
+        let depth = steps.len();
+        let step = steps.last_mut()?;
+        let before = step.current;
+        step.current = step.scopes.child(before, name);
+        Some(EnteredScope { before, depth, scopes: Arc::clone(&step.scopes) })
+    });
+    Scope { entered, thread_bound: PhantomData }
 }
 
 /// Guard of a named scope; see [`scope`].
 #[must_use = "the scope ends when this guard is dropped"]
-#[derive(Debug)]
 pub struct Scope {
-    before: ScopeId,
+    entered: Option<EnteredScope>,
     thread_bound: PhantomData<*const ()>,
+}
+
+struct EnteredScope {
+    before: ScopeId,
+    depth: usize,
+    scopes: Arc<Scopes>,
 }
 
 impl Drop for Scope {
     fn drop(&mut self) {
-        CURRENT.set(self.before);
+        let Some(entered) = &self.entered else { return };
+        STEPS.with_borrow_mut(|steps| {
+            // The step may have ended before its scopes did; the one around it keeps its own.
+            let step = entered.depth.checked_sub(1).and_then(|index| steps.get_mut(index));
+            if let Some(step) = step.filter(|step| Arc::ptr_eq(&step.scopes, &entered.scopes)) {
+                step.current = entered.before;
+            }
+        });
     }
 }
 
+/// The innermost scope of the innermost step on this thread.
 pub(crate) fn current_scope() -> ScopeId {
-    CURRENT.get()
+    STEPS.with_borrow(|steps| steps.last().map_or_else(ScopeId::default, |step| step.current))
 }
 
 /// Makes `scopes` the names in use on this thread, from the root on, until the guard is dropped.
 pub(crate) fn enter(scopes: Arc<Scopes>) -> Entered {
-    ACTIVE.with_borrow_mut(|active| active.push(scopes));
-    Entered { before: CURRENT.replace(ScopeId::default()) }
+    STEPS.with_borrow_mut(|steps| steps.push(ActiveStep { scopes, current: ScopeId::default() }));
+    Entered(PhantomData)
 }
 
-#[derive(Debug)]
-pub(crate) struct Entered {
-    before: ScopeId,
-}
+pub(crate) struct Entered(PhantomData<*const ()>);
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        ACTIVE.with_borrow_mut(|active| active.pop());
-        CURRENT.set(self.before);
+        STEPS.with_borrow_mut(|steps| steps.pop());
     }
 }

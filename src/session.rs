@@ -95,7 +95,7 @@ impl TensorCache {
             allocated: torch::cpu_memory().allocated,
             peak: Mutex::new(None),
             tapes: Mutex::new(vec![tape]),
-            entered: handle.enter(),
+            _entered: handle.enter(),
             handle,
             cache: self,
         }
@@ -158,7 +158,7 @@ pub struct Held {
 #[must_use = "the step ends when it is dropped"]
 pub struct Step<'a> {
     // Declared first, so that this thread's hooks end before anything they use.
-    entered: Entered,
+    _entered: Entered,
     handle: StepHandle,
     cache: &'a TensorCache,
     start: Instant,
@@ -193,6 +193,11 @@ impl Step<'_> {
             tapes.push(self.cache.cache.open_tape());
         }
         self.handle.0.tape.store(tapes[index], Ordering::Release);
+    }
+
+    /// Waits until all that was saved so far has reached the disk, or is known to stay on the device.
+    pub fn flush(&self) {
+        self.cache.cache.quiesce();
     }
 
     /// Lets other threads take part in the step.

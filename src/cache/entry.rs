@@ -69,11 +69,6 @@ impl State {
     pub(crate) fn after(self, edge: Edge) -> Option<State> {
         EDGES.iter().find(|(from, by, _, _)| (*from, *by) == (self, edge)).map(|(_, _, to, _)| *to)
     }
-
-    /// Whether the entry itself holds the bytes on the device, ready to be served.
-    pub(crate) fn on_device(self) -> bool {
-        matches!(self, State::Device | State::Writing | State::Loaded | State::Kept)
-    }
 }
 
 #[cfg(test)]

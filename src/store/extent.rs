@@ -6,6 +6,8 @@ use crate::mem::BLOCK;
 
 /// Largest file that extents can be found in: the allocator counts blocks in 32 bits.
 pub(super) const MAX_FILE_BYTES: u64 = (u32::MAX as u64) * BLOCK as u64;
+/// Most ranges, taken or free, that one file is divided into; each costs 32 bytes from the start.
+const MAX_RANGES: u32 = 128 << 10;
 
 /// The space of one spill file, handed out in whole blocks.
 pub(super) struct Space {
@@ -24,7 +26,8 @@ impl Space {
     /// All of `bytes` free; `bytes` is a multiple of the block and at most [`MAX_FILE_BYTES`].
     pub(super) fn new(bytes: u64) -> Space {
         let blocks = u32::try_from(bytes / BLOCK as u64).unwrap_or(u32::MAX);
-        Space { allocator: Allocator::new(blocks), taken_blocks: 0 }
+        let ranges = blocks.saturating_add(2).min(MAX_RANGES);
+        Space { allocator: Allocator::with_max_allocs(blocks, ranges), taken_blocks: 0 }
     }
 
     /// A contiguous range of `bytes`, rounded up to whole blocks; `None` if no free range is known to be as large.

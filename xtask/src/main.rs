@@ -1,1 +1,182 @@
-fn main() {}
+//! The project's own commands: `cargo x COMMAND`.
+
+mod arrows;
+mod bundle;
+mod ci;
+mod libtorch;
+mod pip;
+mod process;
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+use crate::process::cargo;
+
+struct Command {
+    name: &'static str,
+    arguments: &'static str,
+    summary: &'static str,
+    details: &'static str,
+    run: fn(&[OsString]) -> Result<()>,
+}
+
+const COMMANDS: &[Command] = &[
+    Command {
+        name: "setup",
+        arguments: "",
+        summary: "Install libtorch once for this user and link it into this checkout",
+        details: "\
+Installs libtorch 2.11.0 from the torch wheel with `python3 -m pip` into a per-user cache: the CPU set (0.6 GB to
+download, 1.3 GB on disk), or the full set (about 5 GB on disk) where an NVIDIA driver is found. Then points the link
+.libtorch at it, so that plain `cargo build`, `cargo test` and `cargo run` work too. What is there already is verified
+and kept. The other commands do this first by themselves.
+
+The cache is $SSDTRAIN_CACHE, else $XDG_CACHE_HOME/ssdtrain, else ~/.cache/ssdtrain. If LIBTORCH is set in your
+environment, nothing is installed and that libtorch is used.",
+        run: setup,
+    },
+    Command {
+        name: "train",
+        arguments: "[ARGS]",
+        summary: "Train a GPT with its activations on disk",
+        details: "\
+Sets up libtorch if need be, then runs `cargo run --release -p ssdtrain-bench -- train ARGS`. With no ARGS it trains a
+small GPT on the Rust sources of your cargo registry for about three minutes. For all options run
+`cargo run --release -p ssdtrain-bench -- train --help`.",
+        run: train,
+    },
+    Command {
+        name: "test",
+        arguments: "[ARGS]",
+        summary: "Run all tests, doctests included",
+        details: "\
+Sets up libtorch if need be, then runs the tests of the whole workspace with cargo-nextest if it is installed, else with
+`cargo test`. ARGS go to that runner: a name to filter by, `-p PACKAGE`, and so on. The doctests run only without ARGS.",
+        run: test,
+    },
+    Command {
+        name: "ci",
+        arguments: "",
+        summary: "Run all that CI runs: formatting, dependency arrows, lints, docs, tests, a smoke run",
+        details: "Stops at the first step that fails. cargo-deny runs too if it is installed.",
+        run: ci::run,
+    },
+    Command {
+        name: "bundle",
+        arguments: "[DIR]",
+        summary: "Put the release binaries into DIR (default: bundle) to copy to a GPU machine",
+        details: "\
+The binaries are stripped and need only libtorch 2.11.0 on the other machine, for example from `pip install
+torch==2.11.0`. Prints how to run them there.",
+        run: bundle::run,
+    },
+];
+
+fn main() -> ExitCode {
+    let arguments: Vec<OsString> = env::args_os().skip(1).collect();
+    match dispatch(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(arguments: &[OsString]) -> Result<()> {
+    let Some((name, rest)) = arguments.split_first() else {
+        println!("{}", overview());
+        return Ok(());
+    };
+    if is_help(name) || name == "help" {
+        println!("{}", overview());
+        return Ok(());
+    }
+    let Some(command) = COMMANDS.iter().find(|command| name == command.name) else {
+        bail!("there is no command `{}`; `cargo x` lists the commands", name.display());
+    };
+    if rest.first().is_some_and(|first| is_help(first)) {
+        println!("{}\n\nUsage: cargo x {} {}", command.summary, command.name, command.arguments);
+        println!("\n{}", command.details);
+        return Ok(());
+    }
+    if command.arguments.is_empty() && !rest.is_empty() {
+        bail!("`cargo x {}` takes no arguments, but got `{}`", command.name, rest[0].display());
+    }
+    (command.run)(rest)
+}
+
+fn overview() -> String {
+    let mut text = String::from("Usage: cargo x COMMAND\n\nCommands:\n");
+    for command in COMMANDS {
+        let call = format!("{} {}", command.name, command.arguments);
+        text.push_str(&format!("  {call:<14} {}\n", command.summary));
+    }
+    text.push_str("\n`cargo x COMMAND --help` tells more.");
+    text
+}
+
+fn is_help(argument: &OsStr) -> bool {
+    argument == "--help" || argument == "-h"
+}
+
+fn setup(_: &[OsString]) -> Result<()> {
+    libtorch::ensure()
+}
+
+fn train(arguments: &[OsString]) -> Result<()> {
+    libtorch::ensure()?;
+    let mut run = cargo(["run", "--release", "--package", "ssdtrain-bench", "--", "train"]);
+    // Replaces this process, so that Ctrl-C and the exit status are those of the training run.
+    process::replace(run.args(arguments))
+}
+
+fn test(arguments: &[OsString]) -> Result<()> {
+    libtorch::ensure()?;
+    run_tests(arguments)
+}
+
+/// Runs the tests selected by `arguments` (all of them if empty) with the best runner there is.
+fn run_tests(arguments: &[OsString]) -> Result<()> {
+    let picks_package = arguments
+        .iter()
+        .filter_map(|argument| argument.to_str())
+        .any(|argument| argument.starts_with("-p") || argument.starts_with("--package"));
+    let scope: &[&str] = if picks_package { &[] } else { &["--workspace"] };
+    if !process::succeeds(&mut cargo(["nextest", "--version"])) {
+        return process::run(cargo(["test"]).args(scope).args(arguments));
+    }
+    // nextest does not run doctests. They go first: the last lines then are the summary of the tests.
+    if arguments.is_empty() {
+        process::run(&mut cargo(["test", "--doc", "--workspace"]))?;
+    }
+    process::run(cargo(["nextest", "run"]).args(scope).args(arguments))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_command_is_named_in_the_error() {
+        let error = dispatch(&["frobnicate".into()]).unwrap_err();
+        assert!(error.to_string().contains("`frobnicate`"), "{error}");
+    }
+
+    #[test]
+    fn a_command_without_arguments_refuses_one() {
+        let error = dispatch(&["ci".into(), "now".into()]).unwrap_err();
+        assert!(error.to_string().contains("`now`"), "{error}");
+    }
+
+    #[test]
+    fn the_overview_lists_every_command() {
+        let text = overview();
+        for command in COMMANDS {
+            assert!(text.contains(command.summary), "{} is missing", command.name);
+        }
+    }
+}

@@ -239,7 +239,8 @@ fn differences(stored: &GptConfig, wanted: &GptConfig) -> String {
 
 /// Has `write` fill a file beside `path`, and moves it there once it is on the disk.
 fn write_atomically(path: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
+    let directory =
+        path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
     let Some(name) = path.file_name() else {
         return Err(Error::argument(format!(
             "a checkpoint cannot be written to {}: it names no file",

@@ -2,7 +2,7 @@
 
 use std::env;
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
@@ -33,8 +33,8 @@ impl Corpus {
         if fs::metadata(path).map_err(Error::io("read", path))?.is_dir() {
             corpus.append_below(path, limit, |_| true)?;
         } else {
-            let bytes = read_up_to(path, limit as u64 + 1).map_err(Error::io("read", path))?;
-            let text = text_of(bytes, limit).ok_or_else(|| Error::data(&corpus.name, "is not UTF-8 text"))?;
+            let text = read_text(path, limit).map_err(Error::io("read", path))?;
+            let text = text.ok_or_else(|| Error::data(&corpus.name, "is not UTF-8 text"))?;
             corpus.append(&text, limit);
         }
         if corpus.text.is_empty() {
@@ -106,17 +106,10 @@ impl Corpus {
                     Ok(below) => pending.extend(below),
                     Err(_) => self.skipped += 1,
                 },
-                Ok(found) if found.is_file() && wanted(&path) => {
-                    let bytes =
-                        if found.len() > FILE_LIMIT { None } else { read_up_to(&path, FILE_LIMIT).ok() };
-                    match bytes
-                        .and_then(|bytes| String::from_utf8(bytes).ok())
-                        .filter(|text| !text.contains('\0'))
-                    {
-                        Some(text) => self.append(&text, limit),
-                        None => self.skipped += 1,
-                    }
-                }
+                Ok(found) if found.is_file() && wanted(&path) => match small_text(&path, found.len()) {
+                    Some(text) => self.append(&text, limit),
+                    None => self.skipped += 1,
+                },
                 Ok(_) => {}
                 Err(_) => self.skipped += 1,
             }
@@ -136,7 +129,7 @@ impl Corpus {
 }
 
 /// What is in a directory and not hidden, the first name last.
-fn entries(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
+fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
@@ -148,19 +141,25 @@ fn entries(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(names)
 }
 
-fn read_up_to(path: &Path, limit: u64) -> std::io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(limit).read_to_end(&mut bytes)?;
-    Ok(bytes)
+/// The text of a file below a directory, unless it is too large or not text.
+fn small_text(path: &Path, bytes: u64) -> Option<String> {
+    if bytes > FILE_LIMIT {
+        return None;
+    }
+    fs::read_to_string(path).ok().filter(|text| !text.contains('\0'))
 }
 
-/// `bytes` as text, where a character that straddles `limit` may be cut off.
-fn text_of(mut bytes: Vec<u8>, limit: usize) -> Option<String> {
-    if let Err(error) = std::str::from_utf8(&bytes) {
-        if error.error_len().is_some() || bytes.len() <= limit {
-            return None;
-        }
+/// The text of a file or, of one that is longer, a little more than `limit` bytes of it; `None` if not UTF-8.
+fn read_text(path: &Path, limit: usize) -> io::Result<Option<String>> {
+    // With room for a character that straddles the limit.
+    let most = limit.saturating_add(char::MAX_LEN_UTF8);
+    let mut bytes = Vec::new();
+    File::open(path)?.take(most as u64).read_to_end(&mut bytes)?;
+    if let Err(error) = std::str::from_utf8(&bytes)
+        && error.error_len().is_none()
+        && bytes.len() == most
+    {
         bytes.truncate(error.valid_up_to());
     }
-    String::from_utf8(bytes).ok()
+    Ok(String::from_utf8(bytes).ok())
 }

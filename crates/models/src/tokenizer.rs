@@ -14,6 +14,9 @@ use crate::error::{Error, Result};
 /// Number of tokens of GPT-2's vocabulary.
 const GPT2_VOCAB: usize = 50_257;
 
+/// The encoder's regular expressions run out of stack on longer runs of white space.
+const LONGEST_SPACE: usize = 500_000;
+
 /// Less than this many bytes are not worth a thread.
 const SMALLEST_PIECE: usize = 256 << 10;
 
@@ -65,12 +68,13 @@ impl Tokenizer {
     /// The tokens of `text`.
     ///
     /// # Errors
-    /// [`Error::Argument`] if `text` has a character that the vocabulary lacks.
+    /// [`Error::Argument`] if `text` has a character that the vocabulary lacks, or, for GPT-2's encoding, more
+    /// than half a million white-space characters in a row.
     pub fn encode(&self, text: &str) -> Result<Vec<u16>> {
         match self {
             Tokenizer::Bytes => Ok(text.bytes().map(u16::from).collect()),
             Tokenizer::Chars(set) => text.chars().map(|character| set.token(character)).collect(),
-            Tokenizer::Gpt2 => Ok(encode_bpe(r50k_base_singleton(), text)),
+            Tokenizer::Gpt2 => encode_bpe(r50k_base_singleton(), text),
         }
     }
 
@@ -142,7 +146,14 @@ impl CharSet {
 }
 
 /// The tokens of the whole text, which threads share out since this is slow.
-fn encode_bpe(bpe: &CoreBPE, text: &str) -> Vec<u16> {
+fn encode_bpe(bpe: &CoreBPE, text: &str) -> Result<Vec<u16>> {
+    let is_visible = |character: char| !character.is_whitespace();
+    if let Some(space) = text.split(is_visible).find(|space| space.len() > LONGEST_SPACE) {
+        let bytes = space.len();
+        return Err(Error::argument(format!(
+            "{bytes} bytes of white space in a row are too many for gpt2; use bytes"
+        )));
+    }
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
     let pieces = split_at_lines(text, text.len().div_ceil(threads).max(SMALLEST_PIECE));
     thread::scope(|scope| {
@@ -151,7 +162,7 @@ fn encode_bpe(bpe: &CoreBPE, text: &str) -> Vec<u16> {
         let tokens =
             workers.into_iter().flat_map(|worker| worker.join().unwrap_or_else(|panic| resume_unwind(panic)));
         // GPT-2's ranks are below 50,257.
-        tokens.map(|rank| rank as u16).collect()
+        Ok(tokens.map(|rank| rank as u16).collect())
     })
 }
 
@@ -159,7 +170,8 @@ fn encode_bpe(bpe: &CoreBPE, text: &str) -> Vec<u16> {
 /// only between two visible characters: there the encodings of the pieces make up the encoding of the whole.
 fn split_at_lines(text: &str, size: usize) -> Vec<&str> {
     let bytes = text.as_bytes();
-    let is_border = |at: &usize| matches!(bytes[at - 2..=*at], [left, b'\n', right] if left.is_ascii_graphic() && right.is_ascii_graphic());
+    let is_visible = |at: usize| bytes[at].is_ascii_graphic();
+    let is_border = |&at: &usize| is_visible(at - 2) && bytes[at - 1] == b'\n' && is_visible(at);
     let mut pieces = Vec::new();
     let mut start = 0;
     while let Some(border) = (start + size.max(2)..text.len()).find(is_border) {

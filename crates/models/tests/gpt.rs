@@ -37,8 +37,8 @@ fn an_untrained_model_finds_all_tokens_about_equally_likely() -> Result<()> {
 }
 
 #[test]
-fn training_on_a_repeated_sentence_learns_it() -> Result<()> {
-    let corpus = Corpus::from_text("sentence", "the quick brown fox jumps over the lazy dog. ".repeat(20));
+fn training_on_the_alphabet_learns_it() -> Result<()> {
+    let corpus = Corpus::from_text("alphabet", "abcdefghijklmnopqrstuvwxyz ".repeat(20));
     let tokens = TokenSet::encode(&corpus, &Tokenizer::Bytes)?;
     let (train, held_out) = tokens.split(0.2)?;
     let vs = nn::VarStore::new(Device::Cpu);
@@ -48,7 +48,7 @@ fn training_on_a_repeated_sentence_learns_it() -> Result<()> {
     let held_out = || held_out.sequential_batches(8, 16, Device::Cpu);
 
     let before = evaluate(&model, held_out()?)?;
-    for _ in 0..60 {
+    for _ in 0..40 {
         let batch = batches.draw()?;
         optimizer.zero_grad();
         model.loss(&batch.inputs, &batch.targets, true)?.backward();
@@ -59,8 +59,8 @@ fn training_on_a_repeated_sentence_learns_it() -> Result<()> {
     assert!(after < before / 4.0, "loss went from {before} to {after}");
 
     let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
-    let continued = sample(&model, &Tokenizer::Bytes.encode("the quick bro")?, 12, &greedy)?;
-    assert_eq!(Tokenizer::Bytes.decode(&continued)?, "wn fox jumps");
+    let continued = sample(&model, &Tokenizer::Bytes.encode("stuv")?, 8, &greedy)?;
+    assert_eq!(Tokenizer::Bytes.decode(&continued)?, "wxyz abc");
     Ok(())
 }
 

@@ -1,1 +1,69 @@
-fn main() {}
+//! Trains, compares and measures with ssdtrain from the command line.
+
+mod cache;
+mod cmd;
+mod data;
+mod defaults;
+mod failure;
+mod float;
+mod interrupt;
+mod progress;
+mod raw;
+mod shape;
+mod size;
+mod stats;
+mod strategy;
+mod table;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::filter::LevelFilter;
+
+/// Train GPTs whose activations live on NVMe SSDs, and measure what that costs.
+#[derive(Debug, Parser)]
+#[command(name = "ssdtrain-bench", version, after_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Start here:
+  ssdtrain-bench doctor               what this machine has, and what will be used
+  ssdtrain-bench train                three minutes of training on the Rust sources cargo has downloaded
+  ssdtrain-bench compare --check      offload beside keep, step by step, to the bit
+
+RUST_LOG=info (or debug) shows more of what the library says; its warnings are always shown.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Train(cmd::train::Args),
+    Compare(cmd::compare::Args),
+    Io(cmd::io::Args),
+    Doctor(cmd::doctor::Args),
+}
+
+fn main() -> ExitCode {
+    failure::reported(|| {
+        let cli = Cli::parse();
+        show_warnings();
+        match cli.command {
+            Command::Train(args) => cmd::train::run(args),
+            Command::Compare(args) => cmd::compare::run(&args),
+            Command::Io(args) => cmd::io::run(&args),
+            Command::Doctor(args) => cmd::doctor::run(&args),
+        }
+    })
+}
+
+/// Shows on stderr what the library warns of.
+fn show_warnings() {
+    let level = std::env::var("RUST_LOG").ok().and_then(|level| level.parse().ok());
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_max_level(level.unwrap_or(LevelFilter::WARN))
+        .with_target(false)
+        .without_time()
+        .init();
+}

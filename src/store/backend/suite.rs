@@ -105,7 +105,13 @@ impl Bench {
 
 /// Bytes that differ from place to place and from seed to seed.
 fn pattern(seed: usize, len: usize) -> Vec<u8> {
-    (0..len).map(|at| (at.wrapping_mul(31) ^ (at >> 8) ^ seed.wrapping_mul(97)) as u8).collect()
+    let (mut state, mut bytes) = (seed as u64, Vec::with_capacity(len + 8));
+    while bytes.len() < len {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        bytes.extend_from_slice(&state.to_be_bytes());
+    }
+    bytes.truncate(len);
+    bytes
 }
 
 /// Aligned memory with room for the padding, beginning with `bytes`.

@@ -46,6 +46,8 @@ struct Engine {
     shared: Arc<Shared>,
     ring: IoUring,
     in_flight: Slab<Op>,
+    /// Done by the kernel, not yet told to anyone.
+    finished: Vec<(Op, io::Result<usize>)>,
     depth: usize,
     listening: bool,
 }
@@ -150,16 +152,19 @@ impl Engine {
         if !ring.params().is_feature_resource_tagging() {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "it needs Linux 5.13"));
         }
-        Ok(Engine { shared, ring, in_flight: Slab::with_capacity(depth), depth, listening: false })
+        let (in_flight, finished) = (Slab::with_capacity(depth), Vec::with_capacity(depth));
+        Ok(Engine { shared, ring, in_flight, finished, depth, listening: false })
     }
 
     /// Carries operations out until the queue is closed and nothing is left.
+    ///
+    /// What the kernel has finished makes room first: the disk gets its next operations before anyone is told of
+    /// the last ones.
     fn run(&mut self) -> io::Result<()> {
         while self.take_work() {
-            self.enter()?;
-            while let Some(completion) = self.next_completion() {
-                self.handle(&completion)?;
-            }
+            self.enter(usize::from(self.finished.is_empty()))?;
+            self.tell();
+            self.reap()?;
         }
         Ok(())
     }
@@ -185,13 +190,14 @@ impl Engine {
             }
             slot.insert(op);
         }
-        state.asleep = self.in_flight.len() < self.depth;
-        !(state.closed && self.in_flight.is_empty() && state.queue.is_empty())
+        let idle = self.finished.is_empty();
+        state.asleep = idle && self.in_flight.len() < self.depth;
+        !(state.closed && idle && self.in_flight.is_empty() && state.queue.is_empty())
     }
 
-    /// Submits what is in the ring and sleeps until something completes.
-    fn enter(&self) -> io::Result<()> {
-        match self.ring.submit_and_wait(1) {
+    /// Submits what is in the ring, and sleeps until `want` completions are there.
+    fn enter(&self, want: usize) -> io::Result<()> {
+        match self.ring.submit_and_wait(want) {
             Err(error) if !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => {
                 Err(error)
             }
@@ -199,44 +205,49 @@ impl Engine {
         }
     }
 
-    fn next_completion(&mut self) -> Option<cqueue::Entry> {
-        self.ring.completion().next()
+    /// Takes what the kernel has finished out of the ring; the error is that of the poll.
+    fn reap(&mut self) -> io::Result<()> {
+        let mut poll = Ok(());
+        for completion in self.ring.completion() {
+            let result = match completion.result() {
+                code if code < 0 => Err(io::Error::from_raw_os_error(-code)),
+                bytes => Ok(bytes as usize),
+            };
+            if completion.user_data() == WAKE {
+                self.listening = cqueue::more(completion.flags());
+                poll = result.map(drop);
+            } else if let Some(op) = self.in_flight.try_remove(completion.user_data() as usize) {
+                self.finished.push((op, result));
+            }
+        }
+        poll
     }
 
-    fn handle(&mut self, completion: &cqueue::Entry) -> io::Result<()> {
-        let result = match completion.result() {
-            code if code < 0 => Err(io::Error::from_raw_os_error(-code)),
-            bytes => Ok(bytes as usize),
-        };
-        if completion.user_data() == WAKE {
-            self.listening = cqueue::more(completion.flags());
-            return result.map(drop);
-        }
-        if let Some(op) = self.in_flight.try_remove(completion.user_data() as usize) {
+    /// Completes what is finished.
+    fn tell(&mut self) {
+        for (op, result) in self.finished.drain(..) {
             let next = op.complete(result);
             if !next.is_empty() {
                 self.shared.state.lock().queue.extend(next);
             }
         }
-        Ok(())
     }
 }
 
 impl Drop for Engine {
     /// The kernel may use an operation's memory until it completes: waits for all, also when `run` failed.
     fn drop(&mut self) {
+        self.tell();
         while !self.in_flight.is_empty() {
-            if let Err(error) = self.enter() {
+            let entered = self.enter(1);
+            self.reap().ok();
+            self.tell();
+            if let Err(error) = entered {
                 tracing::error!(
                     "io_uring lost {} transfers; their memory is kept: {error}",
                     self.in_flight.len()
                 );
                 Box::leak(Box::new(std::mem::take(&mut self.in_flight)));
-            }
-            while let Some(completion) = self.next_completion() {
-                if self.handle(&completion).is_err() {
-                    self.listening = false;
-                }
             }
         }
     }

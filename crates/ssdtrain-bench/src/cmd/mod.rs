@@ -1,0 +1,6 @@
+//! The subcommands, one per file.
+
+pub(crate) mod compare;
+pub(crate) mod doctor;
+pub(crate) mod io;
+pub(crate) mod train;

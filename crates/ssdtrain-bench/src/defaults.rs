@@ -1,0 +1,40 @@
+//! What the commands do unless told otherwise. Sizes are as a user would write them.
+
+/// Storages smaller than this stay in memory.
+pub(crate) const MIN_BYTES: &str = "64KiB";
+/// Activation bytes that may be in memory.
+pub(crate) const DEVICE_BUDGET: &str = "64MiB";
+/// Bytes loaded ahead of backward.
+pub(crate) const PREFETCH: &str = "32MiB";
+/// Most bytes on disk.
+pub(crate) const DISK_CAP: &str = "64GiB";
+/// Transfers under way at once.
+pub(crate) const QUEUE_DEPTH: &str = "32";
+/// Largest single transfer.
+pub(crate) const IO_BYTES: &str = "1MiB";
+
+/// Text read: enough for a run of some minutes, and read within a second or two.
+pub(crate) const DATA_LIMIT: &str = "16MiB";
+/// Share of the data kept for evaluation.
+pub(crate) const HELD_OUT: &str = "0.1";
+/// Seed of weights, batches and dropout.
+pub(crate) const SEED: u64 = 1337;
+
+/// Length of a training run that is given no other.
+pub(crate) const MINUTES: f64 = 3.0;
+/// Steps of warm-up, or a tenth of the run if that is less.
+pub(crate) const WARMUP_STEPS: u64 = 100;
+/// Held-out tokens of the evaluation at the end; those on the way take an eighth.
+pub(crate) const EVAL_TOKENS: &str = "131072";
+/// Steps that are compared at the end of a training run.
+pub(crate) const CLOSING_STEPS: &str = "8";
+
+/// Measured steps and those before them, of `compare`.
+pub(crate) const COMPARE_STEPS: &str = "20";
+/// See [`COMPARE_STEPS`].
+pub(crate) const COMPARE_WARMUP: &str = "3";
+
+/// Bytes moved in each pass of `io`.
+pub(crate) const IO_SIZE: &str = "512MiB";
+/// Passes of `io` in each mode.
+pub(crate) const IO_ROUNDS: &str = "7";

@@ -1,0 +1,75 @@
+//! Whatever goes wrong becomes one line for people: never a backtrace.
+
+use std::any::Any;
+use std::panic::{self, AssertUnwindSafe};
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+/// Runs the program's body; an error or a panic is told in one line on stderr and makes the exit code 1.
+pub(crate) fn reported(body: impl FnOnce() -> Result<()>) -> ExitCode {
+    // A reader that goes away, such as `head`, ends the program quietly, as it does any other.
+    // SAFETY: no other thread runs yet, and the default action needs no handler.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    // The hook tells of panics on every thread; what it has told needs no second line.
+    panic::set_hook(Box::new(|panic| eprintln!("error: {}", panic_line(panic.payload()))));
+    match panic::catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(error)) => {
+            eprintln!("error: {}", error_line(&error));
+            ExitCode::FAILURE
+        }
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// The error and its causes, without what an outer message says already.
+fn error_line(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    for cause in error.chain() {
+        let text = first_line(&cause.to_string()).to_owned();
+        if line.is_empty() {
+            line = text;
+        } else if !line.contains(&text) {
+            line = format!("{line}: {text}");
+        }
+    }
+    line
+}
+
+/// What a panic says. `tch` panics with the debug form of libtorch's message.
+fn panic_line(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or_default();
+    match text.split_once("Torch(\"") {
+        Some((_, message)) => format!("libtorch: {}", first_line(message)),
+        None => format!("internal error, please report it: {}", first_line(text)),
+    }
+}
+
+/// libtorch appends its C++ call stack; `\n` is a line break in the debug form of a text.
+fn first_line(text: &str) -> &str {
+    let line = text.lines().next().unwrap_or_default();
+    line.split("\\n").next().unwrap_or_default().trim_end()
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    use super::*;
+
+    #[test]
+    fn causes_follow_their_error_unless_it_names_them() {
+        let error = anyhow!("disk full").context("cannot write x: disk full").context("checkpoint");
+        assert_eq!(error_line(&error), "checkpoint: cannot write x: disk full");
+    }
+
+    #[test]
+    fn call_stacks_are_left_out() {
+        assert_eq!(error_line(&anyhow!("shapes differ\nException raised from f")), "shapes differ");
+        let panic = "called `Result::unwrap()` on an `Err` value: Torch(\"shapes differ\\nException raised\")";
+        assert_eq!(panic_line(&panic.to_owned()), "libtorch: shapes differ");
+        assert_eq!(panic_line(&"oh"), "internal error, please report it: oh");
+    }
+}

@@ -1,0 +1,27 @@
+//! Ctrl-C: the first asks the run to stop at the next good moment, the second stops it at once.
+
+use std::process;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result};
+
+static REQUESTED: AtomicBool = AtomicBool::new(false);
+
+/// The exit code of a program that a signal ended, as shells give it.
+const KILLED: i32 = 130;
+
+/// Begins to listen. A plain `kill` counts as Ctrl-C.
+pub(crate) fn listen() -> Result<()> {
+    ctrlc::set_handler(|| {
+        if REQUESTED.swap(true, Ordering::Relaxed) {
+            process::exit(KILLED);
+        }
+        eprintln!("stopping after this step; Ctrl-C again stops at once");
+    })
+    .context("cannot listen for Ctrl-C")
+}
+
+/// Whether the run should stop.
+pub(crate) fn requested() -> bool {
+    REQUESTED.load(Ordering::Relaxed)
+}

@@ -1,0 +1,87 @@
+//! Byte counts as people write and read them.
+
+/// The bytes of a text such as `65536`, `64KiB`, `1.5GiB` or `2g`; for clap.
+pub(crate) fn parse(text: &str) -> Result<u64, String> {
+    let digits = text.trim().trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == ' ');
+    let unit = text.trim()[digits.len()..].trim().to_ascii_lowercase();
+    let shift = match unit.as_str() {
+        "" | "b" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        "t" | "tib" => 40,
+        _ => return Err(format!("the unit {unit:?} is not one of B, KiB, MiB, GiB, TiB")),
+    };
+    let number: f64 = digits.parse().map_err(|_| "give a size such as 64KiB, 1MiB or 2GiB".to_owned())?;
+    let bytes = number * (1_u64 << shift) as f64;
+    if !(0.0..=(1_u64 << 60) as f64).contains(&bytes) {
+        return Err("give a size from 0 to 1048576TiB".to_owned());
+    }
+    Ok(bytes as u64)
+}
+
+/// As [`parse`], but not zero.
+pub(crate) fn parse_positive(text: &str) -> Result<u64, String> {
+    match parse(text)? {
+        0 => Err("give a size above 0".to_owned()),
+        bytes => Ok(bytes),
+    }
+}
+
+/// As [`parse`]; `none` is no limit.
+pub(crate) fn parse_limit(text: &str) -> Result<u64, String> {
+    if text == "none" { Ok(u64::MAX) } else { parse(text) }
+}
+
+/// A byte count for people, such as `4.2 MiB`.
+pub(crate) fn format(bytes: u64) -> String {
+    let mut value = bytes as f64;
+    let mut unit = "B";
+    for larger in ["KiB", "MiB", "GiB", "TiB"] {
+        if value < 1024.0 {
+            break;
+        }
+        value /= 1024.0;
+        unit = larger;
+    }
+    if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_with_and_without_units() {
+        let sizes = [
+            ("0", 0),
+            ("65536", 65536),
+            ("12B", 12),
+            ("64KiB", 64 << 10),
+            ("1MiB", 1 << 20),
+            ("2 GiB", 2 << 30),
+            ("1.5g", 3 << 29),
+            ("1TiB", 1 << 40),
+        ];
+        for (text, bytes) in sizes {
+            assert_eq!(parse(text), Ok(bytes), "{text}");
+        }
+        assert_eq!(parse_limit("none"), Ok(u64::MAX));
+        assert_eq!(parse_limit("1KiB"), Ok(1024));
+    }
+
+    #[test]
+    fn what_is_no_size_is_refused() {
+        for text in ["", "KiB", "-1", "1XB", "1 2", "nan", "inf", "9999999TiB", "1KB"] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+        assert!(parse_positive("0").is_err());
+    }
+
+    #[test]
+    fn sizes_read_well() {
+        for (bytes, text) in [(0, "0 B"), (1023, "1023 B"), (1 << 20, "1.0 MiB"), (3 << 29, "1.5 GiB")] {
+            assert_eq!(format(bytes), text);
+        }
+    }
+}

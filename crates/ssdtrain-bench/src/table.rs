@@ -1,0 +1,36 @@
+//! Tables for people and lines for programs.
+
+use anyhow::Result;
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use serde::Serialize;
+
+/// A table with the first column to the left and numbers to the right.
+pub(crate) fn render<const N: usize>(header: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(header);
+    for row in rows {
+        table.add_row(row);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.to_string()
+}
+
+/// Prints one JSON object on one line.
+pub(crate) fn print_json(object: &impl Serialize) -> Result<()> {
+    println!("{}", serde_json::to_string(object)?);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_flush_right() {
+        let table = render(["name", "n"], [["a".to_owned(), "1".to_owned()], ["b".to_owned(), "100".to_owned()]]);
+        assert!(table.lines().any(|line| line == "| a    |   1 |"), "{table}");
+    }
+}

@@ -1,0 +1,47 @@
+//! The CPU allocator. Its counts are the process's, so this file has one test.
+
+use ssdtrain_libtorch::{Storage, cpu_memory, install_cpu_allocator, reset_peak, trim};
+use tch::{Device, Kind, Tensor};
+
+#[test]
+fn large_tensors_are_aligned_and_all_bytes_are_counted() {
+    let before = Tensor::zeros([100_000], (Kind::Uint8, Device::Cpu));
+    install_cpu_allocator();
+    let start = cpu_memory();
+
+    let mut tensors = Vec::new();
+    for bytes in [1, 64, 65_535, 65_536, 65_537, 1_000_000, 5_000_000, 64 << 20] {
+        let tensor = Tensor::zeros([bytes], (Kind::Uint8, Device::Cpu));
+        let storage = Storage::of(&tensor).expect("a storage");
+        assert_eq!(storage.bytes(), bytes as u64);
+        assert!(storage.capacity() >= bytes as u64);
+        assert_eq!(storage.data().addr() % 64, 0);
+        if bytes >= 65_536 {
+            assert_eq!((storage.data().addr() % 4096, storage.capacity() % 4096), (0, 0), "{bytes}");
+            assert!(storage.capacity() <= bytes as u64 * 9 / 8 + 4096, "{bytes}");
+        }
+        tensors.push(tensor);
+    }
+    let sum: u64 = tensors.iter().map(|t| t.numel() as u64).sum();
+    assert_eq!(cpu_memory().allocated - start.allocated, sum);
+    assert_eq!(cpu_memory().peak, cpu_memory().allocated);
+
+    tensors.truncate(7);
+    assert_eq!(cpu_memory().peak - cpu_memory().allocated, 64 << 20, "the peak stays");
+    reset_peak();
+    assert_eq!(cpu_memory().peak, cpu_memory().allocated);
+
+    let resized = tensors.pop().expect("a tensor").resize_([3_000_000]);
+    let storage = Storage::of(&resized).expect("a storage");
+    assert_eq!(storage.data().addr() % 4096, 0, "also after a resize");
+    drop((storage, resized));
+
+    tensors.clear();
+    assert_eq!(cpu_memory().allocated, start.allocated);
+    assert!(cpu_memory().reserved >= 64 << 20, "freed blocks are kept for reuse");
+    trim();
+    assert!(cpu_memory().reserved < 64 << 20, "and can be given back");
+
+    let old = Storage::of(&before).expect("a storage");
+    assert_eq!(old.capacity(), 100_000, "storages of another allocator end where they end");
+}

@@ -1,0 +1,26 @@
+//! The activation peak, as the allocator counts it. The count is the process's, so this file has one test.
+
+mod common;
+
+use common::{everything, leaf, randn};
+use ssdtrain::{MIB, Policy, TensorCache, TensorCacheBuilder};
+use tch::Kind;
+
+fn peak(builder: TensorCacheBuilder) -> u64 {
+    let cache = builder.build().unwrap();
+    let x = leaf(&randn(&[1024, 256]));
+    let step = cache.step();
+    let loss = (0..32).fold(&x * 1.0, |y, _| (y * 1.01).sin()).sum(Kind::Float);
+    step.backward(&loss).unwrap();
+    drop(loss);
+    step.finish().unwrap().act_peak_bytes
+}
+
+#[test]
+fn the_activation_peak_falls_to_the_budget() {
+    let keep = peak(TensorCache::builder().policy(Policy::Keep));
+    let offload = peak(everything().device_budget(6 * MIB).prefetch(4 * MIB));
+    assert!(keep >= 32 * MIB, "{keep}");
+    // The budget, and what one operation and its gradient work on.
+    assert!(offload <= 12 * MIB, "{offload}");
+}

@@ -1,0 +1,107 @@
+//! Several threads, several caches.
+
+mod common;
+
+use std::thread;
+
+use common::{assert_nothing_held, assert_same_bits, everything, grads, leaf, leaves, randn, same_bits};
+use tch::{Kind, Tensor};
+
+fn forward(x: &Tensor) -> Tensor {
+    (x * 1.5).tanh().exp().square().sum(Kind::Float)
+}
+
+#[test]
+fn threads_of_one_step_share_its_cache() {
+    let sources: Vec<Tensor> = (0..4).map(|_| randn(&[128, 128])).collect();
+    let plain = leaves(&sources);
+    plain.iter().for_each(|x| forward(x).backward());
+
+    let cache = everything().build().unwrap();
+    let cached = leaves(&sources);
+    let step = cache.step();
+    let handle = step.handle();
+    let losses: Vec<Tensor> = thread::scope(|threads| {
+        let workers: Vec<_> = cached
+            .iter()
+            .map(|x| {
+                let (handle, x) = (handle.clone(), x.shallow_clone());
+                threads.spawn(move || {
+                    let _entered = handle.enter();
+                    forward(&x)
+                })
+            })
+            .collect();
+        workers.into_iter().map(|worker| worker.join().unwrap()).collect()
+    });
+    step.flush();
+    losses.iter().for_each(|loss| step.backward(loss).unwrap());
+    let report = step.finish().unwrap();
+    drop(losses);
+    assert_same_bits("threads", &grads(&plain), &grads(&cached));
+    assert!(report.offloaded.count >= 4, "{report:?}");
+    assert_nothing_held(&cache);
+}
+
+#[test]
+fn a_thread_outside_the_step_saves_as_without_a_cache() {
+    let cache = everything().build().unwrap();
+    let step = cache.step();
+    thread::scope(|threads| {
+        threads.spawn(|| forward(&leaf(&randn(&[64, 64]))).backward());
+    });
+    assert_eq!(step.finish().unwrap().saved.count, 0);
+}
+
+#[test]
+fn each_thread_may_have_a_step_of_its_own() {
+    let cache = everything().build().unwrap();
+    thread::scope(|threads| {
+        for _ in 0..3 {
+            threads.spawn(|| {
+                let source = randn(&[128, 128]);
+                let plain = leaf(&source);
+                forward(&plain).backward();
+                for _ in 0..3 {
+                    let cached = leaf(&source);
+                    let step = cache.step();
+                    step.backward(&forward(&cached)).unwrap();
+                    step.finish().unwrap();
+                    assert!(same_bits(&plain.grad(), &cached.grad()));
+                }
+            });
+        }
+    });
+    assert_nothing_held(&cache);
+}
+
+#[test]
+fn two_caches_do_not_mix() {
+    let (outer, inner) = (everything().build().unwrap(), everything().build().unwrap());
+    let sources = [randn(&[64, 64]), randn(&[64, 64])];
+    let plain = leaves(&sources);
+    plain.iter().for_each(|x| forward(x).backward());
+
+    let cached = leaves(&sources);
+    let step = outer.step();
+    let _scope = ssdtrain::scope("outer");
+    let first = forward(&cached[0]);
+    let inner_report = {
+        let step = inner.step();
+        let _scope = ssdtrain::scope("inner");
+        let second = forward(&cached[1]);
+        step.flush();
+        step.backward(&second).unwrap();
+        step.finish().unwrap()
+    };
+    let after = (&cached[0] * 1.0).sin();
+    step.flush();
+    step.backward(&first).unwrap();
+    drop((first, after));
+    let report = step.finish().unwrap();
+    assert_same_bits("two caches", &grads(&plain), &grads(&cached));
+    assert_eq!(inner_report.scopes.iter().map(|s| s.scope.as_str()).collect::<Vec<_>>(), ["inner"]);
+    assert_eq!(report.scopes.iter().map(|s| s.scope.as_str()).collect::<Vec<_>>(), ["outer"]);
+    assert_nothing_held(&outer);
+    assert_nothing_held(&inner);
+}

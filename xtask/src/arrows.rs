@@ -1,0 +1,77 @@
+//! The dependency arrows of the workspace: hooks <- ssdtrain <- models <- ssdtrain-bench, and a lean library.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Result, bail};
+
+use crate::process::{self, cargo};
+
+/// Each package of the workspace and those of its packages that it may depend on.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("xtask", &[]),
+    ("ssdtrain-libtorch", &[]),
+    ("ssdtrain", &["ssdtrain-libtorch"]),
+    ("ssdtrain-models", &["ssdtrain", "ssdtrain-libtorch"]),
+    ("ssdtrain-bench", &["ssdtrain-models", "ssdtrain", "ssdtrain-libtorch"]),
+];
+
+/// Packages that others build on. None of `APPLICATION_CRATES` may be in their trees.
+const LIBRARIES: &[&str] = &["ssdtrain-libtorch", "ssdtrain", "ssdtrain-models"];
+
+/// Crates for command lines, pictures, benchmarks and tests.
+const APPLICATION_CRATES: &[&str] = &[
+    "clap",
+    "comfy-table",
+    "criterion",
+    "ctrlc",
+    "indicatif",
+    "plotters",
+    "proptest",
+    "tabled",
+    "tracing-subscriber",
+];
+
+/// The most crates that ssdtrain may add to those of tch. Raise it knowingly.
+const MOST_CRATES_BESIDE_TCH: usize = 24;
+
+/// Checks all of the above against what cargo resolves, without building anything.
+pub(crate) fn check() -> Result<()> {
+    let mut wrong = Vec::new();
+    for (package, allowed) in ARROWS {
+        let tree = tree(package)?;
+        wrong.extend(
+            ARROWS
+                .iter()
+                .map(|(other, _)| *other)
+                .filter(|other| other != package && tree.contains(*other) && !allowed.contains(other))
+                .map(|other| format!("{package} must not depend on {other}")),
+        );
+        if LIBRARIES.contains(package) {
+            wrong.extend(
+                APPLICATION_CRATES
+                    .iter()
+                    .filter(|name| tree.contains(**name))
+                    .map(|name| format!("{package} is a library and must not depend on {name}")),
+            );
+        }
+    }
+    let beside_tch = tree("ssdtrain")?.difference(&tree("tch")?).count();
+    println!("ssdtrain adds {beside_tch} crates to those of tch (at most {MOST_CRATES_BESIDE_TCH})");
+    if beside_tch > MOST_CRATES_BESIDE_TCH {
+        wrong.push(format!(
+            "ssdtrain adds {beside_tch} crates to those of tch: more than {MOST_CRATES_BESIDE_TCH}"
+        ));
+    }
+    if !wrong.is_empty() {
+        bail!("dependencies point the wrong way:\n  {}", wrong.join("\n  "));
+    }
+    Ok(())
+}
+
+/// The names of `package` and of all that it is linked with.
+fn tree(package: &str) -> Result<BTreeSet<String>> {
+    let mut command =
+        cargo(["tree", "--edges", "normal", "--prefix", "none", "--format", "{p}", "--package"]);
+    let text = process::output(command.arg(package))?;
+    Ok(text.lines().filter_map(|line| line.split_whitespace().next()).map(String::from).collect())
+}

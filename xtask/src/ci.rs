@@ -1,0 +1,64 @@
+//! `cargo x ci`: every check that a change has to pass, quick ones first.
+
+use std::ffi::OsString;
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+
+use crate::process::{cargo, run as run_command, succeeds};
+use crate::{arrows, libtorch, run_tests};
+
+/// A step by its name and what it does.
+type Step = (&'static str, fn() -> Result<()>);
+
+const STEPS: &[Step] = &[
+    ("formatting", || run_command(&mut cargo(["fmt", "--all", "--check"]))),
+    ("dependency arrows", arrows::check),
+    ("licences and bans", deny),
+    ("libtorch", libtorch::ensure),
+    ("lints", lints),
+    ("documentation", documentation),
+    ("smoke run", smoke),
+    ("tests", || run_tests(&[])),
+];
+
+/// Runs all steps and stops at the first that fails.
+pub(crate) fn run(_: &[OsString]) -> Result<()> {
+    for (name, step) in STEPS {
+        println!("==> {name}");
+        let start = Instant::now();
+        step().with_context(|| format!("CI step `{name}`"))?;
+        println!("==> {name}: passed in {:.0} s", start.elapsed().as_secs_f64());
+    }
+    Ok(())
+}
+
+/// Optional, because installing cargo-deny takes longer than everything else here. Advisories need the network and are
+/// left to `cargo deny check` by hand.
+fn deny() -> Result<()> {
+    if !succeeds(&mut cargo(["deny", "--version"])) {
+        println!("skipped: cargo-deny is not installed (`cargo install cargo-deny --locked`)");
+        return Ok(());
+    }
+    run_command(&mut cargo(["deny", "check", "bans", "licenses", "sources"]))
+}
+
+fn lints() -> Result<()> {
+    let mut clippy = cargo(["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"]);
+    run_command(&mut clippy)
+}
+
+fn documentation() -> Result<()> {
+    let mut doc: Command = cargo(["doc", "--workspace", "--no-deps", "--document-private-items"]);
+    run_command(doc.env("RUSTDOCFLAGS", "--deny warnings"))
+}
+
+/// A tiny `compare`, to see the release binary work from end to end. Its numbers mean nothing.
+fn smoke() -> Result<()> {
+    let mut compare = cargo(["run", "--release", "--package", "ssdtrain-bench", "--", "compare"]);
+    compare.args([
+        "--layers", "2", "--hidden", "64", "--heads", "2", "--tokens", "64", "--batch", "2", "--steps", "4",
+    ]);
+    run_command(&mut compare)
+}
