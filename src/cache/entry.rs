@@ -105,6 +105,15 @@ mod tests {
     }
 
     #[test]
+    fn the_design_document_has_this_table() {
+        let document = include_str!("../../docs/design.md");
+        for (from, by, to, owner) in EDGES {
+            let row = format!("| {from:?} | {by:?} | {to:?} | {owner:?} |");
+            assert!(document.contains(&row), "docs/design.md lacks {row}");
+        }
+    }
+
+    #[test]
     fn each_edge_has_one_owner_for_each_state_it_leaves() {
         let mut owners: HashMap<(State, Edge), Owner> = HashMap::new();
         for (from, by, _, owner) in EDGES {

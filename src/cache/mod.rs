@@ -6,6 +6,8 @@
 mod buffer;
 mod entry;
 mod hooks;
+#[cfg(test)]
+mod model;
 mod table;
 mod tape;
 

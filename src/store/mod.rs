@@ -34,6 +34,7 @@ mod blob;
 mod config;
 mod extent;
 mod file;
+mod open;
 mod path;
 mod stats;
 mod stripe;
@@ -53,8 +54,8 @@ use self::path::Medium;
 use self::stats::{Counters, Human};
 use self::transfer::{Rules, Transfer, complete};
 use crate::error::{Error, ErrorKind, Result};
-pub use crate::mem::IoBuf;
 use crate::mem::round_to_block;
+pub use crate::mem::{AlignedBuf, BLOCK, IoBuf};
 
 /// More threads than this add nothing to a pool.
 const MAX_POOL_THREADS: usize = 16;

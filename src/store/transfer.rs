@@ -202,7 +202,9 @@ impl Failure {
                     Direction::Write => "could not be written".to_owned(),
                     Direction::Read => format!("could not be read (attempt {attempts} of {READ_ATTEMPTS})"),
                 };
-                Error::io(kind, format!("{blob} {what}: failed at offset {offset} of the {place}"), error)
+                let advice = if full { "free some space or lower the cap" } else { "check the disk" };
+                let message = format!("{blob} {what}: failed at offset {offset} of the {place}; {advice}");
+                Error::io(kind, message, error)
             }
             Failure::Corrupt { written, read } => {
                 let message = format!(

@@ -362,7 +362,9 @@ mod tests {
             let counted: usize = vs.trainable_variables().iter().map(Tensor::numel).sum();
             assert_eq!(counted as i64, expected, "tied {tied}, bias {bias}");
         }
-        assert_eq!(GptConfig::preset("gpt2-small")?.parameters(), 124_439_808);
+        let gpt2 = GptConfig::preset("gpt2-small")?;
+        assert_eq!(gpt2.parameters(), 124_439_808);
+        assert_eq!(gpt2.flops_per_token(1_024), 854_438_400);
         Ok(())
     }
 

@@ -46,6 +46,6 @@ pub use error::{Error, Result};
 pub use gpt::{Gpt, GptConfig};
 pub use sample::{Sampling, sample};
 pub use schedule::Schedule;
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{CharSet, Tokenizer};
 pub use tokens::{Batch, RandomBatches, SequentialBatches, TokenSet};
 pub use train::{accumulate, evaluate, seed_step};

@@ -43,7 +43,8 @@ impl Tokenizer {
     /// A tokenizer by name; "chars" takes the characters of `text`.
     ///
     /// # Errors
-    /// [`Error::Argument`] for any other name, or if `text` has more different characters than there are ids.
+    /// [`Error::Argument`] for any other name, or if `text` is empty or has more different characters than
+    /// there are ids.
     pub fn by_name(name: &str, text: &str) -> Result<Tokenizer> {
         match name {
             "bytes" => Ok(Tokenizer::Bytes),
@@ -127,10 +128,10 @@ impl FromStr for Tokenizer {
 impl CharSet {
     fn of(text: &str) -> Result<CharSet> {
         let set: Vec<char> = text.chars().collect::<BTreeSet<_>>().into_iter().collect();
-        if set.len() > usize::from(u16::MAX) {
+        if !(1..=usize::from(u16::MAX)).contains(&set.len()) {
             let count = set.len();
             return Err(Error::argument(format!(
-                "the text has {count} different characters; use bytes or gpt2"
+                "a text of {count} different characters makes no vocabulary; use bytes or gpt2"
             )));
         }
         Ok(CharSet(set))

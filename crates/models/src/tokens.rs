@@ -14,6 +14,9 @@ use crate::corpus::Corpus;
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
 
+/// In tokens: 2 GiB of ids.
+const LARGEST_BATCH: usize = 1 << 28;
+
 /// A sequence of tokens, in memory or in a file. A clone or a part shares them.
 #[derive(Clone, Debug)]
 pub struct TokenSet {
@@ -114,7 +117,8 @@ impl TokenSet {
     /// number alone, not on libtorch's generator.
     ///
     /// # Errors
-    /// [`Error::Argument`] if `rows` or `block` is 0, [`Error::Data`] if there are not `block + 1` tokens.
+    /// [`Error::Argument`] if a batch is empty or absurdly large, [`Error::Data`] if there are not
+    /// `block + 1` tokens.
     pub fn random_batches(
         &self,
         rows: usize,
@@ -262,8 +266,10 @@ struct BlockReader {
 
 impl BlockReader {
     fn new(tokens: &TokenSet, rows: usize, block: usize, device: Device) -> Result<BlockReader> {
-        if rows == 0 || block == 0 {
-            return Err(Error::argument(format!("batches of {rows} blocks of {block} tokens are empty")));
+        if !(1..=LARGEST_BATCH).contains(&rows.saturating_mul(block)) {
+            return Err(Error::argument(format!(
+                "batches of {rows} blocks of {block} tokens are out of range; there must be 1 to {LARGEST_BATCH} tokens"
+            )));
         }
         if tokens.len() <= block {
             let len = tokens.len();

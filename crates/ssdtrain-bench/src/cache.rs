@@ -117,7 +117,10 @@ pub(crate) fn spill_directories(given: &[PathBuf]) -> Result<Vec<PathBuf>> {
         return Ok(vec![temporary]);
     }
     fs::create_dir_all(RUNS).with_context(|| {
-        format!("{} does not take O_DIRECT, and ./{RUNS} cannot be made; give --spill-dir", temporary.display())
+        format!(
+            "{} does not take O_DIRECT, and ./{RUNS} cannot be made; give --spill-dir",
+            temporary.display()
+        )
     })?;
     Ok(vec![RUNS.into()])
 }

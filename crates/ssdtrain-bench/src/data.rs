@@ -84,7 +84,13 @@ impl DataArgs {
         self.split(&all, tokenizer, source, prompt)
     }
 
-    fn split(&self, all: &TokenSet, tokenizer: Tokenizer, source: String, prompt: &'static str) -> Result<Data> {
+    fn split(
+        &self,
+        all: &TokenSet,
+        tokenizer: Tokenizer,
+        source: String,
+        prompt: &'static str,
+    ) -> Result<Data> {
         let (train, held_out) = all.split(self.held_out)?;
         Ok(Data { train, held_out, tokenizer, source, prompt })
     }

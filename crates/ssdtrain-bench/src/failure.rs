@@ -68,7 +68,8 @@ mod tests {
     #[test]
     fn call_stacks_are_left_out() {
         assert_eq!(error_line(&anyhow!("shapes differ\nException raised from f")), "shapes differ");
-        let panic = "called `Result::unwrap()` on an `Err` value: Torch(\"shapes differ\\nException raised\")";
+        let panic =
+            "called `Result::unwrap()` on an `Err` value: Torch(\"shapes differ\\nException raised\")";
         assert_eq!(panic_line(&panic.to_owned()), "libtorch: shapes differ");
         assert_eq!(panic_line(&"oh"), "internal error, please report it: oh");
     }

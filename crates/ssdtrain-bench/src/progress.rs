@@ -1,10 +1,13 @@
 //! What a running command shows: a bar on a terminal, plain lines elsewhere, JSON lines where asked for.
 
 use anyhow::Result;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
 use crate::table::print_json;
+
+/// The bar's full length: fine enough for its 24 characters.
+const FULL: f64 = 1_000.0;
 
 /// The one writer of a command. A bar goes to stderr; lines to stdout, or to stderr where stdout is for JSON.
 pub(crate) struct Progress {
@@ -14,8 +17,8 @@ pub(crate) struct Progress {
 
 impl Progress {
     pub(crate) fn new(json: bool) -> Progress {
-        let bar = ProgressBar::new(0);
-        if let Ok(style) = ProgressStyle::with_template("{bar:24} {pos}/{len}  {msg}") {
+        let bar = ProgressBar::with_draw_target(Some(FULL as u64), ProgressDrawTarget::hidden());
+        if let Ok(style) = ProgressStyle::with_template("{bar:24} {percent:>3} %  {wide_msg}") {
             bar.set_style(style);
         }
         Progress { bar, json }
@@ -31,15 +34,25 @@ impl Progress {
         if self.json { self.bar.suspend(|| print_json(object)) } else { Ok(()) }
     }
 
-    /// Moves the bar.
-    pub(crate) fn at(&self, done: u64, of: u64) {
-        self.bar.set_length(of);
-        self.bar.set_position(done);
+    /// Shows the bar from now on, if stderr is a terminal.
+    pub(crate) fn start(&self) {
+        self.bar.reset();
+        self.bar.set_draw_target(ProgressDrawTarget::stderr());
+    }
+
+    /// Whether there is a bar to see.
+    pub(crate) fn is_live(&self) -> bool {
+        !self.bar.is_hidden()
+    }
+
+    /// Moves the bar to a share of its length.
+    pub(crate) fn at(&self, share: f64) {
+        self.bar.set_position((share * FULL) as u64);
     }
 
     /// What is going on now: beside the bar, or a line of its own where there is no bar.
     pub(crate) fn status(&self, text: String) {
-        if !self.bar.is_hidden() {
+        if self.is_live() {
             self.bar.set_message(text);
         } else if !self.json {
             println!("{text}");

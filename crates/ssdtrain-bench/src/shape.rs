@@ -60,6 +60,11 @@ pub(crate) struct Shape {
 }
 
 impl ShapeArgs {
+    /// The tokenizer asked for by name.
+    pub(crate) fn tokens(&self) -> Option<&str> {
+        self.tokens.as_deref()
+    }
+
     /// The shape asked for; `otherwise` is that of a command that is given no preset.
     pub(crate) fn resolve(&self, otherwise: Shape) -> Result<Shape> {
         let mut shape = match &self.preset {

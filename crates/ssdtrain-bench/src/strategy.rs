@@ -154,7 +154,8 @@ mod tests {
 
     #[test]
     fn bits_are_compared_and_not_values() {
-        let same = |left: &[f32], right: &[f32]| same_bits(&Tensor::from_slice(left), &Tensor::from_slice(right));
+        let same =
+            |left: &[f32], right: &[f32]| same_bits(&Tensor::from_slice(left), &Tensor::from_slice(right));
         assert!(same(&[1.0, f32::NAN], &[1.0, f32::NAN]).unwrap());
         assert!(!same(&[0.0], &[-0.0]).unwrap());
         assert!(same_bits(&Tensor::new(), &Tensor::new()).unwrap());

@@ -5,9 +5,12 @@ use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
 
 /// A table with the first column to the left and numbers to the right.
-pub(crate) fn render<const N: usize>(header: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
+pub(crate) fn render<const N: usize>(
+    header: [&str; N],
+    rows: impl IntoIterator<Item = [String; N]>,
+) -> String {
     let mut table = Table::new();
-    table.load_preset(presets::ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Disabled);
+    table.load_style(presets::ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(header);
     for row in rows {
         table.add_row(row);
@@ -30,7 +33,8 @@ mod tests {
 
     #[test]
     fn numbers_are_flush_right() {
-        let table = render(["name", "n"], [["a".to_owned(), "1".to_owned()], ["b".to_owned(), "100".to_owned()]]);
+        let table =
+            render(["name", "n"], [["a".to_owned(), "1".to_owned()], ["b".to_owned(), "100".to_owned()]]);
         assert!(table.lines().any(|line| line == "| a    |   1 |"), "{table}");
     }
 }

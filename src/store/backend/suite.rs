@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::fs;
+use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 
@@ -33,6 +34,7 @@ macro_rules! suite {
             an_empty_blob_needs_no_disk
             memory_that_is_too_small_is_refused
             the_end_of_the_file_is_an_error
+            what_the_kernel_refuses_is_an_error
             short_transfers_go_on
             interrupted_transfers_are_tried_again
             a_read_that_fails_is_tried_three_times
@@ -386,14 +388,32 @@ fn the_end_of_the_file_is_an_error(bench: &Bench) {
     // A file of one block, and an operation that reads two: it comes back short, goes on, and finds the end.
     let file = Arc::new(SpillFile::in_memory(BLOCK as u64).unwrap());
     let _extent = file.reserve(BLOCK as u64).unwrap();
+    let error = carry_out(bench, Direction::Read, (file, 0), 2).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+}
+
+fn what_the_kernel_refuses_is_an_error(bench: &Bench) {
+    let file = Arc::new(SpillFile::in_memory(BLOCK as u64).unwrap());
+    file.forbid_growth();
+    let error = carry_out(bench, Direction::Write, (file, 0), 1).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EPERM));
+}
+
+/// What one operation on a file comes to, without a store.
+fn carry_out(
+    bench: &Bench,
+    direction: Direction,
+    place: (Arc<SpillFile>, u64),
+    blocks: usize,
+) -> io::Result<()> {
     let (sender, outcome) = mpsc::channel();
     let done = Box::new(move |result| {
         sender.send(result).unwrap();
         Vec::new()
     });
-    let buf = aligned(&[0; 2 * BLOCK]);
-    bench.backend().submit(vec![Op::new(Direction::Read, (file, 0), (buf, 0, 2 * BLOCK), done)]);
-    assert_eq!(outcome.recv().unwrap().unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);
+    let buf = aligned(&vec![0; blocks * BLOCK]);
+    bench.backend().submit(vec![Op::new(direction, place, (buf, 0, blocks * BLOCK), done)]);
+    outcome.recv().unwrap()
 }
 
 fn short_transfers_go_on(bench: &Bench) {

@@ -1,0 +1,452 @@
+//! `train`: a GPT from scratch, or from a checkpoint on.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::value_parser;
+use serde_json::json;
+use ssdtrain::{StepReport, Tally};
+use ssdtrain_models::{
+    AdamWConfig, Checkpoint, RandomBatches, Sampling, Schedule, SequentialBatches, TrainState, evaluate,
+    sample, seed_step,
+};
+use tch::Device;
+
+use crate::cache::{CacheArgs, RUNS};
+use crate::cmd::compare;
+use crate::data::{Data, DataArgs};
+use crate::horizon::Horizon;
+use crate::optimizer::OptimizerArgs;
+use crate::progress::Progress;
+use crate::shape::{Shape, ShapeArgs};
+use crate::strategy::{Learner, Outcome, Strategy, Update};
+use crate::{defaults, float, interrupt, size};
+
+const CHECKPOINT: &str = "checkpoint.safetensors";
+/// Evaluations on the way take this share of the tokens of the last one.
+const PART_OF_EVALUATION: usize = 8;
+
+/// Train a GPT with its activations on disk
+///
+/// Without options it trains a small model on the Rust sources that cargo has downloaded, for three minutes. At the
+/// end come the loss on held-out data, a sample, and a table of the step with activations on disk beside the same
+/// step with activations in memory.
+///
+/// Ctrl-C saves a checkpoint and stops; --resume goes on from it. Give --resume the options of the run it continues;
+/// the model's shape, the tokenizer and the seed need not be repeated. A run limited by --steps ends with the same
+/// weights whether it was interrupted or not.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Stop after so many steps in all, those before --resume included
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=1 << 40))]
+    steps: Option<u64>,
+    /// Stop after so many minutes; 3 if there is no --steps
+    #[arg(long, value_name = "MINUTES", value_parser = float::positive)]
+    minutes: Option<f64>,
+    /// What becomes of activations
+    #[arg(long, value_enum, default_value = "offload")]
+    strategy: Strategy,
+    /// Directory of the run: its checkpoint is kept there
+    #[arg(long, value_name = "DIR", default_value_os_t = Path::new(RUNS).join("default"))]
+    out: PathBuf,
+    /// Go on from the checkpoint in --out. Without it, a checkpoint found there is renamed, and training begins anew
+    #[arg(long)]
+    resume: bool,
+    /// Print JSON lines instead of text: one object per logged step, evaluation, checkpoint and so on
+    #[arg(long)]
+    json: bool,
+    /// Steps from one line to the next
+    #[arg(long, value_name = "STEPS", default_value = "10", value_parser = value_parser!(u64).range(1..))]
+    log_every: u64,
+    /// Steps from one evaluation and checkpoint to the next
+    #[arg(long, value_name = "STEPS", default_value = "100", value_parser = value_parser!(u64).range(1..))]
+    eval_every: u64,
+    /// Most held-out tokens of the evaluation at the end; those on the way take an eighth of it
+    #[arg(long, value_name = "TOKENS", default_value = defaults::EVAL_TOKENS, value_parser = value_parser!(u64).range(1..))]
+    eval_tokens: u64,
+    /// Length of the sample at the end
+    #[arg(long, value_name = "TOKENS", default_value = "200", value_parser = value_parser!(u32).range(0..=1 << 20))]
+    sample_tokens: u32,
+    /// What the sample begins with
+    #[arg(long, value_name = "TEXT")]
+    prompt: Option<String>,
+    /// Steps to compare offload with keep at the end; 0 leaves the table out
+    #[arg(long, value_name = "STEPS", default_value = defaults::CLOSING_STEPS, value_parser = value_parser!(u32).range(0..=100_000))]
+    compare_steps: u32,
+    /// Seed of weights, batches, dropout and sample; default: 1337, or the checkpoint's
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Threads that compute; default: as many as libtorch takes
+    #[arg(long, value_name = "N", value_parser = value_parser!(i32).range(1..=1024))]
+    threads: Option<i32>,
+    #[command(flatten)]
+    optimizer: OptimizerArgs,
+    #[command(flatten)]
+    shape: ShapeArgs,
+    #[command(flatten)]
+    data: DataArgs,
+    #[command(flatten)]
+    cache: CacheArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  ssdtrain-bench train                                       three minutes, Rust sources, activations on disk
+  ssdtrain-bench train --data book.txt --minutes 30 --out runs/book
+  ssdtrain-bench train --data book.txt --minutes 30 --out runs/book --resume
+  ssdtrain-bench train --preset gpt2-small --accumulate 8 --spill-dir /mnt/nvme0 --spill-dir /mnt/nvme1
+
+nanoGPT's recipe for a CPU, on its Shakespeare text:
+  ssdtrain-bench train --data input.txt --tokens chars --layers 4 --heads 4 --hidden 128 --block 64 --batch 12 \\
+      --steps 2000 --dropout 0 --no-bias --lr 1e-3 --min-lr 1e-4 --warmup-steps 100 --beta2 0.99 --weight-decay 0.1";
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    interrupt::listen()?;
+    if let Some(threads) = args.threads {
+        tch::set_num_threads(threads);
+    }
+    let mut run = Run::prepare(args)?;
+    run.train()?;
+    run.close()
+}
+
+/// A run under way.
+struct Run {
+    args: Args,
+    shape: Shape,
+    data: Data,
+    prompt: Vec<u16>,
+    learner: Learner,
+    batches: RandomBatches,
+    evaluation: SequentialBatches,
+    horizon: Horizon,
+    progress: Progress,
+    seed: u64,
+    /// Number of steps taken.
+    step: u64,
+    last_report: Option<StepReport>,
+}
+
+impl Run {
+    /// Reads all that the run needs, so that what is wrong with it is told before training begins.
+    fn prepare(args: Args) -> Result<Run> {
+        let progress = Progress::new(args.json);
+        let path = args.out.join(CHECKPOINT);
+        let checkpoint = args.resume.then(|| Checkpoint::open(&path)).transpose().context("--resume")?;
+        let mut shape = args.shape.resolve(base_shape(checkpoint.as_ref())?)?;
+        if let (Some(checkpoint), None) = (&checkpoint, args.shape.tokens()) {
+            shape.tokens = note(checkpoint, "tokenizer")?.to_owned();
+        }
+        let data = args.data.load(&shape.tokens)?;
+        data.require(shape.block())?;
+        shape.model.vocab = data.tokenizer.vocab() as i64;
+        let prompt = data.prompt(args.prompt.as_deref())?;
+        let state = checkpoint.as_ref().map(Checkpoint::state).cloned().unwrap_or_default();
+        let seed = args
+            .seed
+            .unwrap_or_else(|| checkpoint.as_ref().map_or(defaults::SEED, |found| found.state().seed));
+        let horizon = Horizon::new(args.steps, args.minutes, state.step);
+        args.optimizer.schedule(&horizon, horizon.total(state.step, Duration::ZERO))?;
+
+        let config = args.optimizer.adamw();
+        let mut learner = Learner::new(args.strategy, &shape.model, &args.cache, config, seed)?;
+        if let Some(checkpoint) = &checkpoint {
+            checkpoint.restore(&shape.model, &learner.vs, Some(&mut learner.optimizer))?;
+        }
+        let mut batches = data.train.random_batches(shape.rows(), shape.block(), seed, Device::Cpu)?;
+        batches.seek(state.position);
+        let evaluation = data.held_out.sequential_batches(shape.batch, shape.block(), Device::Cpu)?;
+
+        fs::create_dir_all(&args.out).with_context(|| format!("cannot make --out {}", args.out.display()))?;
+        progress.line(&format!("data   {}", data.describe()));
+        progress.line(&format!("model  {}", shape.describe()));
+        match args.strategy {
+            Strategy::Offload => {
+                progress.line(&format!("spill  {}, through {}", args.cache.describe()?, learner.io_path()));
+            }
+            Strategy::Keep | Strategy::Plain => progress.line("spill  none: activations stay in memory"),
+        }
+        match &checkpoint {
+            Some(_) => progress.line(&format!("run    {}, from step {} on", path.display(), state.step)),
+            None => progress.line(&format!("run    {}", path.display())),
+        }
+        let run = Run {
+            shape,
+            data,
+            prompt,
+            learner,
+            batches,
+            evaluation,
+            horizon,
+            progress,
+            seed,
+            step: state.step,
+            last_report: None,
+            args,
+        };
+        if checkpoint.is_none() {
+            run.set_aside(&path)?;
+        }
+        Ok(run)
+    }
+
+    /// Takes steps until the run is over or someone asks it to stop. The last step's checkpoint is saved either way.
+    fn train(&mut self) -> Result<()> {
+        let start = Instant::now();
+        let mut window = Window::default();
+        let mut saved = None;
+        self.progress.start();
+        while !interrupt::requested() && !self.horizon.is_over(self.step, start.elapsed()) {
+            let total = self.horizon.total(self.step, start.elapsed());
+            let learning_rate = self.args.optimizer.schedule(&self.horizon, total)?.learning_rate(self.step);
+            let outcome = self.take_step(learning_rate)?;
+            window.add(&outcome);
+            self.progress.at(self.horizon.share(self.step, start.elapsed()));
+            let logged = self.step.is_multiple_of(self.args.log_every) || self.step == 1;
+            if logged || self.progress.is_live() {
+                self.show(&window, &outcome);
+            }
+            if logged {
+                self.log(&window, &outcome, learning_rate)?;
+                window = Window::default();
+            }
+            self.last_report = outcome.report;
+            if self.step.is_multiple_of(self.args.eval_every) {
+                let part = self.eval_batches().div_ceil(PART_OF_EVALUATION);
+                let loss = self.evaluate(part)?;
+                self.progress.line(&format!("step {:>6}  held-out loss {loss:.4}", self.step));
+                self.save()?;
+                saved = Some(self.step);
+            }
+        }
+        self.progress.clear();
+        if saved != Some(self.step) {
+            self.save()?;
+        }
+        Ok(())
+    }
+
+    fn take_step(&mut self, learning_rate: f64) -> Result<Outcome> {
+        seed_step(self.seed, self.step);
+        let micro_batches = self.batches.draw()?.split(self.shape.accumulate)?;
+        let clip = (self.args.optimizer.clip > 0.0).then_some(self.args.optimizer.clip);
+        let outcome = self.learner.step(&micro_batches, Update { learning_rate, clip })?;
+        self.step += 1;
+        Ok(outcome)
+    }
+
+    /// Ends the run: unless it was stopped, with the held-out loss, a sample, and offload beside keep.
+    fn close(self) -> Result<()> {
+        if interrupt::requested() {
+            let path = self.args.out.join(CHECKPOINT);
+            let (step, path) = (self.step, path.display());
+            self.progress
+                .line(&format!("stopped after step {step}; {path} has it, and --resume goes on from there"));
+            return Ok(());
+        }
+        if let Some(report) = &self.last_report {
+            self.progress.line(&format!("\nThe last step {}", whereabouts(report)));
+        }
+        let loss = self.evaluate(self.eval_batches())?;
+        self.progress.line(&format!("\nHeld-out loss after {} steps: {loss:.4} nats per token", self.step));
+        self.show_sample()?;
+        self.show_comparison()
+    }
+
+    fn show_sample(&self) -> Result<()> {
+        if self.args.sample_tokens == 0 {
+            return Ok(());
+        }
+        let sampling = Sampling { seed: self.seed, ..Sampling::default() };
+        let mut tokens = self.prompt.clone();
+        tokens.extend(sample(
+            &self.learner.model,
+            &self.prompt,
+            self.args.sample_tokens as usize,
+            &sampling,
+        )?);
+        let text = self.data.tokenizer.decode(&tokens)?;
+        self.progress.line(&format!("\nA sample:\n{}", indented(&text)));
+        self.progress.event(&json!({ "event": "sample", "text": text }))
+    }
+
+    /// Trains fresh models of the same shape, so the run's own model is let go first.
+    fn show_comparison(self) -> Result<()> {
+        let Run { args, shape, data, learner, progress, seed, .. } = self;
+        drop(learner);
+        if args.compare_steps == 0 {
+            return Ok(());
+        }
+        progress.line("\nThe same step with activations on disk (offload) and in memory (keep), in turns:");
+        let plan = compare::Plan {
+            strategies: vec![Strategy::Keep, Strategy::Offload],
+            steps: args.compare_steps as usize,
+            warmup: 2,
+            check: true,
+            seed,
+        };
+        let rows = compare::measure(&plan, &shape, &args.cache, &data.train, &progress)?;
+        if progress.is_json() {
+            return rows.iter().try_for_each(|row| progress.event(row));
+        }
+        progress.line(&compare::render(&rows));
+        Ok(())
+    }
+
+    /// What the latest steps did, for people.
+    fn show(&self, window: &Window, last: &Outcome) {
+        let mut text = format!(
+            "step {:>6}  loss {:.4}  {:.0} tokens/s  peak {}",
+            self.step,
+            last.loss,
+            window.tokens_per_s(&self.shape),
+            size::format(window.act_peak_bytes)
+        );
+        if let Some(report) = &last.report {
+            text += &format!(
+                "  {} to disk, {} back, {} forwarded  stall {:.1} ms",
+                size::format(report.offloaded.bytes),
+                size::format(report.loaded.bytes),
+                size::format(report.forwarded.bytes),
+                window.stall_ms(),
+            );
+        }
+        self.progress.status(text);
+    }
+
+    /// The same for programs.
+    fn log(&self, window: &Window, last: &Outcome, learning_rate: f64) -> Result<()> {
+        let report = last.report.clone().unwrap_or_default();
+        self.progress.event(&json!({
+            "event": "step",
+            "step": self.step,
+            "loss": last.loss,
+            "learning_rate": learning_rate,
+            "step_ms": window.step_ms(),
+            "tokens_per_s": window.tokens_per_s(&self.shape),
+            "act_peak_bytes": window.act_peak_bytes,
+            "saved_bytes": report.saved.bytes,
+            "offloaded_bytes": report.offloaded.bytes,
+            "deduplicated_bytes": report.deduplicated.bytes,
+            "forwarded_bytes": report.forwarded.bytes,
+            "loaded_bytes": report.loaded.bytes,
+            "stall_ms": window.stall_ms(),
+        }))
+    }
+
+    /// Number of batches of the evaluation at the end.
+    fn eval_batches(&self) -> usize {
+        let tokens = self.shape.batch * self.shape.block();
+        usize::try_from(self.args.eval_tokens).unwrap_or(usize::MAX).div_ceil(tokens)
+    }
+
+    fn evaluate(&self, batches: usize) -> Result<f64> {
+        let loss = evaluate(&self.learner.model, self.evaluation.clone().take(batches))?;
+        self.progress.event(&json!({ "event": "eval", "step": self.step, "held_out_loss": loss }))?;
+        Ok(loss)
+    }
+
+    fn save(&self) -> Result<()> {
+        let path = self.args.out.join(CHECKPOINT);
+        let notes = BTreeMap::from([
+            ("tokenizer".to_owned(), self.data.tokenizer.to_string()),
+            ("batch".to_owned(), self.shape.batch.to_string()),
+        ]);
+        let state = TrainState { step: self.step, seed: self.seed, position: self.batches.position(), notes };
+        Checkpoint::save(&path, &self.shape.model, &self.learner.vs, &self.learner.optimizer, &state)?;
+        self.progress.event(&json!({ "event": "checkpoint", "step": self.step, "path": path }))
+    }
+
+    /// Renames an older checkpoint rather than write over it.
+    fn set_aside(&self, path: &Path) -> Result<()> {
+        if !path.exists() {
+            return Ok(());
+        }
+        let previous = path.with_file_name(format!("previous-{CHECKPOINT}"));
+        fs::rename(path, &previous).with_context(|| format!("cannot rename {}", path.display()))?;
+        self.progress.line(&format!("       the checkpoint of an earlier run is now {}", previous.display()));
+        Ok(())
+    }
+}
+
+/// What the steps since the last line cost.
+#[derive(Default)]
+struct Window {
+    steps: u32,
+    wall: Duration,
+    stall: Duration,
+    act_peak_bytes: u64,
+}
+
+impl Window {
+    fn add(&mut self, outcome: &Outcome) {
+        self.steps += 1;
+        self.wall += outcome.wall;
+        self.stall += outcome.report.as_ref().map_or(Duration::ZERO, |report| report.stall.total());
+        self.act_peak_bytes = self.act_peak_bytes.max(outcome.act_peak_bytes);
+    }
+
+    fn step_ms(&self) -> f64 {
+        self.wall.as_secs_f64() * 1e3 / f64::from(self.steps)
+    }
+
+    fn stall_ms(&self) -> f64 {
+        self.stall.as_secs_f64() * 1e3 / f64::from(self.steps)
+    }
+
+    fn tokens_per_s(&self, shape: &Shape) -> f64 {
+        shape.tokens_per_step() as f64 / self.step_ms() * 1e3
+    }
+}
+
+/// What a run starts from when its options say nothing else.
+fn base_shape(checkpoint: Option<&Checkpoint>) -> Result<Shape> {
+    let quick = Shape::quick()?;
+    let Some(checkpoint) = checkpoint else { return Ok(quick) };
+    let batch = note(checkpoint, "batch")?.parse().context("the checkpoint's batch")?;
+    Ok(Shape { model: checkpoint.config().clone(), batch, ..quick })
+}
+
+/// What a checkpoint of ours says of its run.
+fn note<'a>(checkpoint: &'a Checkpoint, name: &str) -> Result<&'a str> {
+    let note = checkpoint.state().notes.get(name).map(String::as_str);
+    note.with_context(|| format!("the checkpoint does not say its {name}; it was not saved by train"))
+}
+
+/// Where the activations of a step went.
+fn whereabouts(report: &StepReport) -> String {
+    let bytes = |tally: Tally| size::format(tally.bytes);
+    let kept = &report.kept;
+    let mut text = format!(
+        "saved {} in {} tensors: {} went to disk ({} came back from there, {} were still in memory when asked for), {} were in \
+         the cache already. In memory stayed {} of parameters, {} of small tensors",
+        bytes(report.saved),
+        report.saved.count,
+        bytes(report.offloaded),
+        bytes(report.loaded),
+        bytes(report.forwarded),
+        bytes(report.deduplicated),
+        bytes(kept.parameters),
+        bytes(kept.small),
+    );
+    for (tally, why) in [
+        (kept.policy, "as asked for"),
+        (kept.ineligible, "that cannot be moved"),
+        (kept.no_room, "for want of room on disk"),
+    ] {
+        if tally.count > 0 {
+            text += &format!(", {} {why}", bytes(tally));
+        }
+    }
+    text + "."
+}
+
+/// Text of a model for a terminal: what it makes up may be control characters.
+fn indented(text: &str) -> String {
+    let shown = text.replace(|c: char| c.is_control() && c != '\n' && c != '\t', "\u{fffd}");
+    shown.lines().map(|line| format!("    {line}")).collect::<Vec<_>>().join("\n")
+}

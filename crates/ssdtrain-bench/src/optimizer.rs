@@ -1,0 +1,54 @@
+//! How parameters follow their gradients.
+
+use anyhow::Result;
+use ssdtrain_models::{AdamWConfig, Schedule};
+
+use crate::horizon::Horizon;
+use crate::strategy::Update;
+use crate::{defaults, float};
+
+/// The arguments of the optimizer and its learning rate.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Optimizer")]
+pub(crate) struct OptimizerArgs {
+    /// Learning rate after warm-up
+    #[arg(long, value_name = "RATE", default_value = "1e-3", value_parser = float::positive)]
+    lr: f64,
+    /// Learning rate at the end of the run, which a half cosine leads down to; default: a tenth of --lr
+    #[arg(long, value_name = "RATE", value_parser = float::non_negative)]
+    min_lr: Option<f64>,
+    /// Steps over which the learning rate rises; default: 100, or a tenth of the run if that is less
+    #[arg(long, value_name = "STEPS")]
+    warmup_steps: Option<u64>,
+    /// Decay of the mean gradient
+    #[arg(long, value_name = "RATE", default_value = "0.9", value_parser = float::below_one)]
+    beta1: f64,
+    /// Decay of the mean squared gradient
+    #[arg(long, value_name = "RATE", default_value = "0.99", value_parser = float::below_one)]
+    beta2: f64,
+    /// Weight decay of matrices and embeddings
+    #[arg(long, value_name = "RATE", default_value = "0.1", value_parser = float::non_negative)]
+    weight_decay: f64,
+    /// Scale gradients down to this norm; 0 leaves them alone
+    #[arg(long, value_name = "NORM", default_value = "1.0", value_parser = float::non_negative)]
+    clip: f64,
+}
+
+impl OptimizerArgs {
+    pub(crate) fn adamw(&self) -> AdamWConfig {
+        AdamWConfig {
+            beta1: self.beta1,
+            beta2: self.beta2,
+            weight_decay: self.weight_decay,
+            ..AdamWConfig::default()
+        }
+    }
+
+    /// The schedule of a run of `total` steps.
+    pub(crate) fn schedule(&self, horizon: &Horizon, total: u64) -> Result<Schedule> {
+        let warmup = self.warmup_steps.unwrap_or_else(|| defaults::WARMUP_STEPS.min(total / 10));
+        // The length of a timed run is an estimate, and no reason to refuse a warm-up.
+        let warmup = if !horizon.is_exact() { warmup.min(total) } else { warmup };
+        Ok(Schedule::new(self.lr, self.min_lr.unwrap_or(self.lr / 10.0), warmup, total)?)
+    }
+}

@@ -1,0 +1,325 @@
+//! Raw device ceilings: a plain loop over files written before, with nothing in its way.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use io_uring::{IoUring, opcode, types};
+use rustix::fs::FallocateFlags;
+use serde::Serialize;
+use ssdtrain::store::IoBuf;
+
+/// What direct I/O wants its memory aligned to.
+const ALIGNMENT: usize = 4096;
+
+/// What a pass does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Mode {
+    Write,
+    Read,
+    /// Every other operation a write, the others reads.
+    Both,
+}
+
+impl Mode {
+    pub(crate) const ALL: [Mode; 3] = [Mode::Write, Mode::Read, Mode::Both];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Mode::Write => "write",
+            Mode::Read => "read",
+            Mode::Both => "both at once",
+        }
+    }
+
+    /// Whether the operation of this number is a write.
+    pub(crate) fn writes(self, index: u64) -> bool {
+        match self {
+            Mode::Write => true,
+            Mode::Read => false,
+            Mode::Both => index.is_multiple_of(2),
+        }
+    }
+}
+
+/// Files to move bytes to and from, and the memory for it.
+pub(crate) struct RawFiles {
+    files: Vec<File>,
+    /// Operations per pass over all files.
+    operations: u64,
+    io_bytes: usize,
+    buffers: Vec<Buffer>,
+    engine: Engine,
+    direct: bool,
+}
+
+enum Engine {
+    Uring(Box<IoUring>),
+    /// One thread per buffer.
+    Threads,
+}
+
+impl RawFiles {
+    /// Makes a nameless file in each directory, `bytes` in all, and writes all of them once, since file systems are
+    /// slower on blocks that were never written. `threads` instead of io_uring.
+    pub(crate) fn create(
+        directories: &[PathBuf],
+        bytes: u64,
+        io_bytes: usize,
+        depth: usize,
+        threads: bool,
+    ) -> Result<RawFiles> {
+        let operations = bytes / io_bytes as u64;
+        let share = operations.div_ceil(directories.len() as u64) * io_bytes as u64;
+        let mut direct = true;
+        let mut files = Vec::new();
+        for directory in directories {
+            let open = |flags| {
+                let mut options = OpenOptions::new();
+                options
+                    .read(true)
+                    .write(true)
+                    .mode(0o600)
+                    .custom_flags(libc::O_TMPFILE | flags)
+                    .open(directory)
+            };
+            let file = open(libc::O_DIRECT).or_else(|refused| {
+                direct = false;
+                if refused.raw_os_error() == Some(libc::EINVAL) { open(0) } else { Err(refused) }
+            });
+            let file = file.with_context(|| format!("cannot make a file in {}", directory.display()))?;
+            match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, share) {
+                Err(rustix::io::Errno::OPNOTSUPP) => {}
+                outcome => outcome.with_context(|| format!("no {share} bytes in {}", directory.display()))?,
+            }
+            files.push(file);
+        }
+        let engine = if threads {
+            Engine::Threads
+        } else {
+            let entries = u32::try_from(depth.next_power_of_two())?;
+            let ring = IoUring::new(entries).context("io_uring is refused; try --backend pool")?;
+            Engine::Uring(Box::new(ring))
+        };
+        let buffers: Option<Vec<Buffer>> =
+            (0..depth).map(|index| Buffer::filled(io_bytes, index as u64)).collect();
+        let buffers =
+            buffers.with_context(|| format!("no memory for {depth} buffers of {io_bytes} bytes"))?;
+        let mut raw = RawFiles { files, operations, io_bytes, buffers, engine, direct };
+        raw.pass(Mode::Write)?;
+        Ok(raw)
+    }
+
+    /// Goes over all bytes once, and returns how long it took.
+    pub(crate) fn pass(&mut self, mode: Mode) -> Result<Duration> {
+        let RawFiles { files, operations, io_bytes, buffers, engine, .. } = self;
+        let plan = Plan { files, operations: *operations, io_bytes: *io_bytes, mode };
+        let start = Instant::now();
+        match engine {
+            Engine::Uring(ring) => plan.run_ring(ring, buffers),
+            Engine::Threads => plan.run_threads(buffers),
+        }
+        .with_context(|| format!("raw {}", mode.name()))?;
+        Ok(start.elapsed())
+    }
+
+    /// How the bytes go.
+    pub(crate) fn path(&self) -> String {
+        let engine = match self.engine {
+            Engine::Uring(_) => "io_uring",
+            Engine::Threads => "threads",
+        };
+        format!("{engine}, {}", if self.direct { "O_DIRECT" } else { "buffered" })
+    }
+}
+
+/// One pass.
+struct Plan<'a> {
+    files: &'a [File],
+    operations: u64,
+    io_bytes: usize,
+    mode: Mode,
+}
+
+impl Plan<'_> {
+    /// Where the operation of this number goes, and whether it writes. Files take turns, and each of them reads and
+    /// writes alike.
+    fn place(&self, index: u64) -> (&File, u64, bool) {
+        let files = self.files.len() as u64;
+        let within = index / files;
+        (&self.files[(index % files) as usize], within * self.io_bytes as u64, self.mode.writes(within))
+    }
+
+    fn run_ring(&self, ring: &mut IoUring, buffers: &[Buffer]) -> Result<()> {
+        let mut free: Vec<usize> = (0..buffers.len()).collect();
+        let mut next = 0;
+        let mut failed = Ok(());
+        // Whatever fails, the buffers stay here until the kernel is done with them.
+        while free.len() < buffers.len() || (next < self.operations && failed.is_ok()) {
+            while next < self.operations && failed.is_ok() {
+                let Some(slot) = free.pop() else { break };
+                let (file, offset, write) = self.place(next);
+                let (fd, memory, len) =
+                    (types::Fd(file.as_raw_fd()), buffers[slot].as_ptr(), self.io_bytes as u32);
+                let entry = match write {
+                    true => opcode::Write::new(fd, memory, len).offset(offset).build(),
+                    false => opcode::Read::new(fd, memory, len).offset(offset).build(),
+                };
+                // SAFETY: `slot` was free, so no operation uses its buffer, which outlives the operation: the loop
+                // does not end before all slots are free again.
+                let pushed = unsafe { ring.submission().push(&entry.user_data(slot as u64)) };
+                if pushed.is_err() {
+                    free.push(slot);
+                    break;
+                }
+                next += 1;
+            }
+            match ring.submit_and_wait(1) {
+                Err(error) if error.raw_os_error() != Some(libc::EINTR) => failed = Err(error),
+                _ => {}
+            }
+            for done in ring.completion() {
+                free.push(done.user_data() as usize);
+                if let Err(error) = outcome(done.result(), self.io_bytes) {
+                    failed = Err(error);
+                }
+            }
+        }
+        Ok(failed?)
+    }
+
+    fn run_threads(&self, buffers: &mut [Buffer]) -> Result<()> {
+        let next = AtomicU64::new(0);
+        thread::scope(|scope| {
+            let work = |buffer: &mut Buffer| loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                if index >= self.operations {
+                    return Ok(());
+                }
+                match self.place(index) {
+                    (file, offset, true) => file.write_all_at(buffer.as_mut_slice(), offset)?,
+                    (file, offset, false) => file.read_exact_at(buffer.as_mut_slice(), offset)?,
+                }
+            };
+            let workers: Vec<_> =
+                buffers.iter_mut().map(|buffer| scope.spawn(move || work(buffer))).collect();
+            for worker in workers {
+                let outcome: io::Result<()> =
+                    worker.join().map_err(|_| io::Error::other("a thread panicked"))?;
+                outcome?;
+            }
+            Ok(())
+        })
+    }
+}
+
+fn outcome(result: i32, wanted: usize) -> io::Result<()> {
+    match usize::try_from(result) {
+        Err(_) => Err(io::Error::from_raw_os_error(-result)),
+        Ok(moved) if moved == wanted => Ok(()),
+        Ok(moved) => Err(io::Error::other(format!("the device moved {moved} bytes of {wanted}"))),
+    }
+}
+
+/// Aligned memory for transfers.
+pub(crate) struct Buffer {
+    memory: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: the memory is owned by this value alone, and bytes may move between threads.
+unsafe impl Send for Buffer {}
+// SAFETY: through `&Buffer` only the address and the length are reachable.
+unsafe impl Sync for Buffer {}
+
+// SAFETY: the memory is allocated with `layout`, never moved, and freed only on drop; nothing but a transfer reaches
+// the bytes through a shared reference.
+unsafe impl IoBuf for Buffer {
+    fn as_ptr(&self) -> *mut u8 {
+        self.memory.as_ptr()
+    }
+
+    fn len(&self) -> usize {
+        self.layout.size()
+    }
+}
+
+impl Buffer {
+    /// Memory with bytes that no device can compress or share. None if there is no memory for it.
+    pub(crate) fn filled(bytes: usize, seed: u64) -> Option<Buffer> {
+        let layout = Layout::from_size_align(bytes.max(1), ALIGNMENT).ok()?;
+        // SAFETY: `layout` is at least one byte long.
+        let memory = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        let mut buffer = Buffer { memory, layout };
+        let mut state = seed;
+        for chunk in buffer.as_mut_slice().chunks_mut(8) {
+            // Knuth's MMIX generator; its upper half is random enough.
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            chunk.copy_from_slice(&(state ^ (state >> 32)).to_le_bytes()[..chunk.len()]);
+        }
+        Some(buffer)
+    }
+
+    fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: the memory is valid for `layout.size()` bytes, was zeroed when allocated, and `&mut self` proves
+        // that nobody else reaches it.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr(), self.layout.size()) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this very layout, and not freed before.
+        unsafe { dealloc(self.memory.as_ptr(), self.layout) }
+    }
+}
+
+/// The bytes of a pass: whole values of `value` bytes, as many in each of `parts`, and at least `bytes`.
+pub(crate) fn rounded(bytes: u64, value: u64, parts: u64) -> Result<u64> {
+    let unit = value.checked_mul(parts).context("--io-bytes is too large")?;
+    let rounded = bytes.checked_next_multiple_of(unit).context("--size is too large")?;
+    ensure!(rounded > 0, "--size is 0");
+    Ok(rounded)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ways_of_moving_bytes_go_over_all_files() {
+        let directory = tempfile::tempdir().unwrap();
+        let directories = [directory.path().to_owned(), directory.path().to_owned()];
+        for threads in [false, true] {
+            // A kernel may refuse io_uring; then there is nothing to test.
+            let Ok(mut raw) = RawFiles::create(&directories, 1 << 20, 8192, 4, threads) else {
+                assert!(!threads);
+                continue;
+            };
+            for mode in Mode::ALL {
+                raw.pass(mode).unwrap();
+            }
+            for file in &raw.files {
+                let mut first = Buffer::filled(8192, 0).unwrap();
+                file.read_exact_at(first.as_mut_slice(), (1 << 19) - 8192).unwrap();
+                assert_ne!(first.as_mut_slice(), [0; 8192]);
+            }
+        }
+    }
+
+    #[test]
+    fn passes_are_whole_values_in_every_file() {
+        assert_eq!(rounded(1, 8, 3).unwrap(), 24);
+        assert_eq!(rounded(48, 8, 3).unwrap(), 48);
+        assert!(rounded(u64::MAX, 8, 1).is_err());
+    }
+}

@@ -1,0 +1,283 @@
+//! The command line as a user meets it.
+#![expect(clippy::unwrap_used, reason = "a helper that cannot go on fails its test")]
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A model that takes a step in milliseconds, with activations large enough to be moved.
+const TINY: &[&str] = &[
+    "--layers=2",
+    "--hidden=32",
+    "--heads=2",
+    "--block=16",
+    "--batch=8",
+    "--min-bytes=4KiB",
+    "--tokens=bytes",
+    "--threads=1",
+];
+
+/// A directory with a text to train on.
+fn workplace() -> TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(
+        directory.path().join("text.txt"),
+        "the quick brown fox jumps over the lazy dog\n".repeat(200),
+    )
+    .unwrap();
+    directory
+}
+
+fn bench(directory: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ssdtrain-bench"))
+        .args(arguments)
+        .current_dir(directory)
+        .env("RUST_BACKTRACE", "1")
+        .env("TMPDIR", directory)
+        .output()
+        .unwrap()
+}
+
+fn tiny(directory: &Path, command: &[&str], more: &[&str]) -> Output {
+    bench(directory, &[command, TINY, more].concat())
+}
+
+fn json_lines(output: &Output) -> Vec<Value> {
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Asserts that a command failed with one clear line, and returns it.
+fn refusal(output: &Output) -> String {
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(matches!(output.status.code(), Some(1 | 2)), "{:?}: {stderr}", output.status);
+    let errors: Vec<_> = stderr.lines().filter(|line| line.starts_with("error:")).collect();
+    assert_eq!(errors.len(), 1, "{stderr}");
+    for word in ["panicked", "backtrace", "stack", "Exception raised"] {
+        assert!(!stderr.contains(word), "{stderr}");
+    }
+    errors[0].to_owned()
+}
+
+#[test]
+fn arguments_out_of_range_are_named() {
+    let place = workplace();
+    let wrong = [
+        ["train", "--layers=0"],
+        ["train", "--lr=-1"],
+        ["train", "--dropout=1"],
+        ["train", "--minutes=0"],
+        ["train", "--held-out=1"],
+        ["train", "--min-bytes=lots"],
+        ["train", "--preset=gpt5"],
+        ["train", "--accumulate=0"],
+        ["compare", "--steps=0"],
+        ["compare", "--batch=0"],
+        ["compare", "--strategies=magic"],
+        ["io", "--depth=0"],
+        ["io", "--io-bytes=2GiB"],
+        ["doctor", "--backend=tape"],
+    ];
+    for arguments in wrong {
+        let error = refusal(&bench(place.path(), &arguments));
+        let option = arguments[1].split('=').next().unwrap();
+        assert!(error.contains(option), "{error}");
+    }
+}
+
+#[test]
+fn arguments_that_contradict_each_other_are_told() {
+    let place = workplace();
+    let heads = refusal(&bench(place.path(), &["train", "--data=text.txt", "--hidden=33", "--heads=2"]));
+    assert!(heads.contains("33") && heads.contains("--heads 2"), "{heads}");
+    let warmup = tiny(place.path(), &["train", "--data=text.txt"], &["--steps=5", "--warmup-steps=6"]);
+    assert!(refusal(&warmup).contains("warm-up"));
+    let rates =
+        tiny(place.path(), &["train", "--data=text.txt"], &["--steps=5", "--lr=1e-4", "--min-lr=1e-3"]);
+    assert!(refusal(&rates).contains("learning rate"));
+}
+
+#[test]
+fn data_that_cannot_be_used_are_named() {
+    let place = workplace();
+    std::fs::write(place.path().join("binary.txt"), [0xff, 0xfe, 0, 1]).unwrap();
+    std::fs::write(place.path().join("odd.bin"), [1, 0, 2]).unwrap();
+    std::fs::write(place.path().join("short.txt"), "too short").unwrap();
+    std::fs::write(place.path().join("empty.txt"), "").unwrap();
+    for name in ["nowhere.txt", "binary.txt", "odd.bin", "short.txt", "empty.txt"] {
+        for command in ["train", "compare"] {
+            let error = refusal(&tiny(place.path(), &[command, "--data", name], &["--steps=1"]));
+            assert!(error.contains(name), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_token_outside_the_vocabulary_is_told() {
+    let place = workplace();
+    std::fs::write(place.path().join("wide.bin"), [7, 9].repeat(4096)).unwrap();
+    let error = refusal(&tiny(place.path(), &["compare", "--data=wide.bin"], &["--steps=1"]));
+    assert!(error.contains("wide.bin") && error.contains("outside the vocabulary"), "{error}");
+}
+
+#[test]
+fn a_bad_checkpoint_is_named() {
+    let place = workplace();
+    let resume = ["train", "--data=text.txt", "--resume", "--out=run", "--steps=2"];
+    let missing = refusal(&bench(place.path(), &resume));
+    assert!(missing.contains("run/checkpoint.safetensors"), "{missing}");
+    std::fs::create_dir(place.path().join("run")).unwrap();
+    std::fs::write(place.path().join("run/checkpoint.safetensors"), "not a checkpoint").unwrap();
+    let damaged = refusal(&bench(place.path(), &resume));
+    assert!(damaged.contains("damaged"), "{damaged}");
+}
+
+#[test]
+fn a_spill_directory_that_is_not_there_is_named() {
+    let place = workplace();
+    for command in [&["train", "--data=text.txt"][..], &["compare", "--data=text.txt"]] {
+        let error = refusal(&tiny(place.path(), command, &["--steps=1", "--spill-dir=/no/such/place"]));
+        assert!(error.contains("/no/such/place"), "{error}");
+    }
+    assert!(refusal(&bench(place.path(), &["io", "--dir=/no/such/place"])).contains("/no/such/place"));
+    refusal(&bench(place.path(), &["doctor", "--spill-dir=/no/such/place"]));
+}
+
+#[test]
+fn compare_keeps_its_json_contract_and_every_bit() {
+    let place = workplace();
+    let output = tiny(
+        place.path(),
+        &["compare", "--data=text.txt"],
+        &["--steps=3", "--warmup=1", "--check", "--json"],
+    );
+    let rows = json_lines(&output);
+    let strategies: Vec<_> = rows.iter().map(|row| row["strategy"].as_str().unwrap()).collect();
+    assert_eq!(strategies, ["plain", "keep", "offload"]);
+    let mut contract = [
+        "strategy",
+        "step_ms_median",
+        "tokens_per_s",
+        "act_peak_bytes",
+        "saved_bytes",
+        "offloaded_bytes",
+        "deduplicated_bytes",
+        "forwarded_bytes",
+        "stall_ms",
+        "ratio_to_keep",
+        "loss_last",
+        "io_path",
+    ];
+    contract.sort_unstable();
+    for row in &rows {
+        let mut keys: Vec<_> = row.as_object().unwrap().keys().map(String::as_str).collect();
+        keys.sort_unstable();
+        assert_eq!(keys, contract);
+        assert!(row["step_ms_median"].as_f64().unwrap() > 0.0 && row["act_peak_bytes"].as_u64().unwrap() > 0);
+        for end in ["median", "low", "high"] {
+            assert!(row["ratio_to_keep"][end].as_f64().unwrap() > 0.0, "{row}");
+        }
+        assert_eq!(row["loss_last"], rows[0]["loss_last"]);
+    }
+    assert_eq!(rows[1]["saved_bytes"], rows[2]["saved_bytes"]);
+    assert_eq!(rows[1]["offloaded_bytes"], 0);
+    assert!(rows[2]["offloaded_bytes"].as_u64().unwrap() + rows[2]["forwarded_bytes"].as_u64().unwrap() > 0);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("every loss and every gradient the same to the bit"), "{stderr}");
+}
+
+#[test]
+fn a_resumed_run_ends_as_an_uninterrupted_one() {
+    let place = workplace();
+    let train = |out: &str, more: &[&str]| {
+        let command = [
+            "train",
+            "--data=text.txt",
+            "--json",
+            "--eval-tokens=512",
+            "--compare-steps=0",
+            "--sample-tokens=8",
+        ];
+        let out = format!("--out={out}");
+        let options =
+            ["--warmup-steps=2", "--min-lr=1e-3", "--dropout=0.1", "--log-every=2", "--accumulate=2"];
+        let output = tiny(place.path(), &command, &[&[out.as_str()], &options[..], more].concat());
+        let events = json_lines(&output);
+        let loss =
+            events.iter().rfind(|event| event["event"] == "eval").unwrap()["held_out_loss"].as_f64().unwrap();
+        (loss, events)
+    };
+    let (whole, events) = train("whole", &["--steps=8"]);
+    let steps: Vec<_> = events.iter().filter(|event| event["event"] == "step").collect();
+    assert_eq!(steps.iter().map(|step| step["step"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 4, 6, 8]);
+    assert!(steps.last().unwrap()["loss"].as_f64() < steps[0]["loss"].as_f64(), "{steps:?}");
+    assert!(steps[0]["offloaded_bytes"].as_u64().unwrap() > 0, "{steps:?}");
+    assert!(events.iter().any(|event| event["event"] == "sample"));
+
+    let (half, _) = train("parts", &["--steps=4"]);
+    let (both, _) = train("parts", &["--steps=8", "--resume"]);
+    assert_ne!(half.to_bits(), both.to_bits());
+    assert_eq!(whole.to_bits(), both.to_bits());
+    let held =
+        |name: &str| std::fs::read(place.path().join(name).join("checkpoint.safetensors")).unwrap().len();
+    assert_eq!(held("whole"), held("parts"));
+}
+
+#[test]
+fn ctrl_c_saves_a_checkpoint_that_can_be_resumed() {
+    let place = workplace();
+    let options = ["--json", "--compare-steps=0", "--sample-tokens=0", "--out=run", "--log-every=1"];
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ssdtrain-bench"))
+        .args([&["train", "--data=text.txt", "--minutes=60"], TINY, &options[..]].concat())
+        .current_dir(place.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.next().unwrap().unwrap().contains("\"step\":1"));
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let last: Value = serde_json::from_str(&lines.last().unwrap().unwrap()).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert_eq!(last["event"], "checkpoint");
+    let steps = format!("--steps={}", last["step"].as_u64().unwrap() + 2);
+    let resumed = tiny(place.path(), &["train", "--data=text.txt", "--resume", &steps], &options);
+    let events = json_lines(&resumed);
+    assert_eq!(events.iter().filter(|event| event["event"] == "step").count(), 2);
+}
+
+#[test]
+fn a_checkpoint_of_another_model_is_refused_and_an_older_one_is_kept() {
+    let place = workplace();
+    let options = ["--steps=1", "--compare-steps=0", "--sample-tokens=0", "--out=run"];
+    let train =
+        |more: &[&str]| tiny(place.path(), &["train", "--data=text.txt"], &[&options[..], more].concat());
+    assert!(train(&[]).status.success());
+    let error = refusal(&train(&["--resume", "--untied"]));
+    assert!(error.contains("checkpoint"), "{error}");
+    assert!(train(&[]).status.success());
+    assert!(place.path().join("run/previous-checkpoint.safetensors").exists());
+}
+
+#[test]
+fn io_and_doctor_say_what_they_found() {
+    let place = workplace();
+    let io = bench(place.path(), &["io", "--size=16MiB", "--rounds=1", "--json", "--dir=."]);
+    let modes = json_lines(&io);
+    assert_eq!(
+        modes.iter().map(|row| row["mode"].as_str().unwrap()).collect::<Vec<_>>(),
+        ["write", "read", "both"]
+    );
+    assert!(
+        modes.iter().all(|row| row["raw_bytes_per_s"].as_f64() > Some(0.0)
+            && row["store_bytes_per_s"].as_f64() > Some(0.0))
+    );
+    let checks = json_lines(&bench(place.path(), &["doctor", "--json", "--spill-dir=."]));
+    for name in ["libtorch", "CUDA", "io_uring", "spill", "memory", "locked memory", "threads", "used"] {
+        assert!(checks.iter().any(|check| check["name"] == name), "{name}");
+    }
+}

@@ -1,0 +1,190 @@
+//! The books under every interleaving: a saver, an I/O thread and backward take the real [`Table`] through loom, which runs all
+//! orders in which they can get the lock.
+
+use std::collections::VecDeque;
+
+use loom::sync::{Arc, Condvar, Mutex};
+use loom::thread;
+use ssdtrain_libtorch::Storage;
+
+use super::table::{Answer, EntryKey, Job, Limits, Saved, Table, TapeKey};
+use crate::store::{BackendKind, Store, StoreConfig};
+use crate::telemetry::ScopeId;
+
+const BYTES: u64 = 4096;
+
+/// What the disk does in one model.
+#[derive(Clone, Copy)]
+struct Disk {
+    stores_succeed: bool,
+    loads_succeed: bool,
+}
+
+const GOOD: Disk = Disk { stores_succeed: true, loads_succeed: true };
+
+struct World {
+    table: Table,
+    jobs: VecDeque<Job>,
+    done: bool,
+}
+
+struct Model {
+    world: Mutex<World>,
+    changed: Condvar,
+}
+
+impl Model {
+    fn new(limits: Limits) -> Arc<Model> {
+        let world =
+            World { table: Table::new(limits), jobs: VecDeque::new(), done: false };
+        Arc::new(Model { world: Mutex::new(world), changed: Condvar::new() })
+    }
+
+    /// Saves one storage that nobody else holds, with one handle.
+    fn save(&self, store: &Store, tape: TapeKey) -> (EntryKey, usize) {
+        let mut world = self.world.lock().unwrap();
+        let saved = Saved {
+            storage: Storage::allocate(BYTES).unwrap(),
+            version: 0,
+            scope: ScopeId::default(),
+            step: 1,
+            counters: std::sync::Arc::default(),
+        };
+        let key = world.table.insert(saved, false);
+        let position = world.table.attach(key, tape);
+        let mut jobs = Vec::new();
+        world.table.pump(store, &mut jobs);
+        world.jobs.extend(jobs);
+        self.changed.notify_all();
+        (key, position)
+    }
+
+    /// Carries transfers out until the world is done and none is left.
+    fn io(&self, store: &Store, disk: Disk) {
+        let mut world = self.world.lock().unwrap();
+        loop {
+            let Some(job) = world.jobs.pop_front() else {
+                if world.done {
+                    return;
+                }
+                world = self.changed.wait(world).unwrap();
+                continue;
+            };
+            // The transfer runs without the lock.
+            drop(world);
+            thread::yield_now();
+            world = self.world.lock().unwrap();
+            let outcome = |succeeds: bool| if succeeds { Ok(()) } else { Err("the disk failed".to_owned()) };
+            match job {
+                Job::Store { key, .. } => drop(world.table.stored(key, BYTES, outcome(disk.stores_succeed))),
+                Job::Load { key, .. } => {
+                    drop(world.table.loaded(key, BYTES, outcome(disk.loads_succeed)));
+                }
+            }
+            let mut jobs = Vec::new();
+            world.table.pump(store, &mut jobs);
+            world.jobs.extend(jobs);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Asks until there is an answer, and lets go. Whether bytes came.
+    fn backward(&self, (key, position): (EntryKey, usize), tape: TapeKey) -> bool {
+        let mut world = self.world.lock().unwrap();
+        let mut round = 0;
+        let served = loop {
+            let mut jobs = Vec::new();
+            let answer = world.table.ask(key, &mut round, &mut jobs);
+            world.table.look_ahead(tape, Some((position, !jobs.is_empty())), &mut jobs);
+            world.jobs.extend(jobs);
+            self.changed.notify_all();
+            match answer {
+                Answer::Here(_) => break true,
+                Answer::Failed(failure) => {
+                    assert_eq!(failure, "the disk failed");
+                    break false;
+                }
+                Answer::Wait => world = self.changed.wait(world).unwrap(),
+            }
+        };
+        drop(world.table.release(key, tape, round));
+        self.changed.notify_all();
+        served
+    }
+
+    fn finish(&self) {
+        self.world.lock().unwrap().done = true;
+        self.changed.notify_all();
+    }
+
+    fn assert_nothing_is_left(&self) {
+        let world = self.world.lock().unwrap();
+        assert_eq!(world.table.held(), (0, 0, 0));
+        assert_eq!(world.table.transfers(), 0);
+    }
+}
+
+/// Explores one saver that saves two storages while an I/O thread works, and then runs backward over them.
+fn explore(limits: Limits, disk: Disk, expect_served: Option<bool>) {
+    let config = StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() };
+    let store = Store::open(config).unwrap();
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(move || {
+        let model = Model::new(limits);
+        let io = {
+            let (model, store) = (Arc::clone(&model), store.clone());
+            thread::spawn(move || model.io(&store, disk))
+        };
+        let tape = model.world.lock().unwrap().table.open_tape();
+        let first = model.save(&store, tape);
+        let second = model.save(&store, tape);
+        let served = [model.backward(second, tape), model.backward(first, tape)];
+        model.world.lock().unwrap().table.close_tape(tape);
+        model.finish();
+        io.join().unwrap();
+        model.assert_nothing_is_left();
+        if let Some(expected) = expect_served {
+            assert_eq!(served, [expected; 2]);
+        }
+    });
+}
+
+const WIDE: Limits = Limits { device_budget: u64::MAX, prefetch: u64::MAX, stores_in_flight: u64::MAX };
+const NARROW: Limits = Limits { device_budget: 1, prefetch: 0, stores_in_flight: 1 };
+
+#[test]
+fn every_interleaving_serves_both_and_leaves_nothing() {
+    explore(WIDE, GOOD, Some(true));
+    explore(NARROW, GOOD, Some(true));
+}
+
+#[test]
+fn failing_stores_serve_from_the_device_under_every_interleaving() {
+    explore(WIDE, Disk { stores_succeed: false, ..GOOD }, Some(true));
+}
+
+#[test]
+fn failing_loads_serve_or_fail_but_never_hang_or_leak() {
+    explore(WIDE, Disk { loads_succeed: false, ..GOOD }, None);
+}
+
+#[test]
+fn releasing_at_any_moment_leaves_nothing() {
+    let config = StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() };
+    let store = Store::open(config).unwrap();
+    loom::model(move || {
+        let model = Model::new(WIDE);
+        let io = {
+            let (model, store) = (Arc::clone(&model), store.clone());
+            thread::spawn(move || model.io(&store, GOOD))
+        };
+        let tape = model.world.lock().unwrap().table.open_tape();
+        let (key, _) = model.save(&store, tape);
+        drop(model.world.lock().unwrap().table.release(key, tape, 0));
+        model.world.lock().unwrap().table.close_tape(tape);
+        model.finish();
+        io.join().unwrap();
+        model.assert_nothing_is_left();
+    });
+}
