@@ -1,4 +1,5 @@
 //! Host cost of saving one tensor and asking for it again, as one autograd node does.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use ssdtrain::{BackendKind, Policy, TensorCache};

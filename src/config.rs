@@ -1,7 +1,7 @@
 //! What a cache is asked to be.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use tch::nn::{VarStore, Variables};
 
@@ -26,6 +26,10 @@ pub enum Policy {
     Keep,
 }
 
+/// The variables of a `VarStore`, as tch shares them.
+#[expect(clippy::disallowed_types, reason = "tch's choice")]
+type SharedVariables = Arc<std::sync::Mutex<Variables>>;
+
 /// Builds a [`TensorCache`].
 #[derive(Clone, Debug)]
 #[must_use = "nothing happens before build()"]
@@ -38,7 +42,7 @@ pub struct TensorCacheBuilder {
     pub(crate) keep_last: usize,
     pub(crate) require_direct_io: bool,
     pub(crate) fail_if_nothing_offloaded: bool,
-    pub(crate) parameters: Vec<Arc<Mutex<Variables>>>,
+    pub(crate) parameters: Vec<SharedVariables>,
 }
 
 impl Default for TensorCacheBuilder {
@@ -145,7 +149,10 @@ impl TensorCacheBuilder {
             && self.store.directories.is_empty()
             && self.store.backend != BackendKind::Memory
         {
-            return Err(Error::new(ErrorKind::Config, "no spill directory: call spill_to(directory) before build()"));
+            return Err(Error::new(
+                ErrorKind::Config,
+                "no spill directory: call spill_to(directory) before build()",
+            ));
         }
         TensorCache::open(self)
     }

@@ -46,7 +46,9 @@ impl TensorCache {
     }
 
     fn over(store: Option<Store>, config: TensorCacheBuilder) -> Result<TensorCache> {
-        if let Some(store) = store.as_ref().filter(|store| config.require_direct_io && !store.path().is_direct()) {
+        if let Some(store) =
+            store.as_ref().filter(|store| config.require_direct_io && !store.path().is_direct())
+        {
             return Err(Error::new(
                 ErrorKind::Unmet,
                 format!("require_direct_io: the spill files would go through {}", store.path()),
@@ -78,10 +80,7 @@ impl TensorCache {
         let context = Arc::new(StepContext {
             cache: Arc::clone(&self.cache),
             number,
-            filter: Filter {
-                keep_all: self.config.policy == Policy::Keep,
-                min_bytes: self.config.min_bytes,
-            },
+            filter: Filter { keep_all: self.config.policy == Policy::Keep, min_bytes: self.config.min_bytes },
             parameters: self.parameters(),
             kept_scopes: self.last_scopes.lock().clone(),
             counters: Arc::default(),
@@ -108,7 +107,9 @@ impl TensorCache {
 
     /// Which way bytes go: backend, direct or buffered, and why not a faster one.
     pub fn io_path(&self) -> String {
-        self.cache.store().map_or_else(|| "none: everything is kept".to_owned(), |store| store.path().to_string())
+        self.cache
+            .store()
+            .map_or_else(|| "none: everything is kept".to_owned(), |store| store.path().to_string())
     }
 
     /// What the store has done since the cache was built; none if everything is kept.
@@ -128,7 +129,9 @@ impl TensorCache {
         for variables in &self.config.parameters {
             // A poisoned lock only says that some thread panicked while it named variables; those there are valid.
             let variables = variables.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            ids.extend(variables.named_variables.values().filter_map(Storage::of).map(|storage| storage.id()));
+            ids.extend(
+                variables.named_variables.values().filter_map(Storage::of).map(|storage| storage.id()),
+            );
         }
         ids
     }

@@ -1,4 +1,5 @@
 //! What goes wrong is an error that says what and where, or a step that is right all the same; never a wrong gradient.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 mod common;
 

@@ -1,5 +1,6 @@
 //! A thousand steps leave what they found: extents, threads, open files and resident memory. The last three are the process's, so
 //! this file has one test.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 mod common;
 
@@ -65,5 +66,5 @@ fn a_thousand_steps_leave_what_they_found() {
     drop(cache);
     assert_eq!(open_files(), before_cache.0);
     // libtorch's own threads start with the first backward and stay.
-    assert!(threads() <= warm.1 - 1, "the I/O threads are gone");
+    assert!(threads() < warm.1, "the I/O threads are gone");
 }

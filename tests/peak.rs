@@ -1,4 +1,5 @@
 //! The activation peak, as the allocator counts it. The count is the process's, so this file has one test.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 mod common;
 

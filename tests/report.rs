@@ -1,4 +1,5 @@
 //! The report says what happened.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 mod common;
 

@@ -5,7 +5,10 @@ use std::path::PathBuf;
 
 fn main() {
     println!("cargo::rerun-if-changed=csrc");
-    let lib = PathBuf::from(env::var_os("DEP_TCH_LIBTORCH_LIB").expect("torch-sys says where libtorch is"));
+    let Some(lib) = env::var_os("DEP_TCH_LIBTORCH_LIB").map(PathBuf::from) else {
+        println!("cargo::error=torch-sys does not say where libtorch is; run `cargo x setup`");
+        return;
+    };
     let include = lib.with_file_name("include");
     cc::Build::new()
         .cpp(true)

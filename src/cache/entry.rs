@@ -77,15 +77,8 @@ mod tests {
 
     use super::*;
 
-    const ALL: [State; 7] = [
-        State::Device,
-        State::Writing,
-        State::Disk,
-        State::Reading,
-        State::Loaded,
-        State::Kept,
-        State::Lost,
-    ];
+    const ALL: [State; 7] =
+        [State::Device, State::Writing, State::Disk, State::Reading, State::Loaded, State::Kept, State::Lost];
 
     #[test]
     fn no_two_edges_leave_a_state_for_the_same_reason() {

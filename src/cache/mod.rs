@@ -35,7 +35,12 @@ pub(crate) struct Cache {
 
 impl Cache {
     pub(crate) fn new(store: Option<Store>, limits: Limits) -> Cache {
-        Cache { store, table: Mutex::new(Table::new(limits)), changed: Condvar::new(), scopes: Arc::default() }
+        Cache {
+            store,
+            table: Mutex::new(Table::new(limits)),
+            changed: Condvar::new(),
+            scopes: Arc::default(),
+        }
     }
 
     pub(crate) fn store(&self) -> Option<&Store> {
@@ -119,12 +124,7 @@ impl Cache {
     }
 
     /// Holds the saving thread back while `bytes` more would exceed the device budget and a store may still make room.
-    fn wait_for_room(
-        &self,
-        table: &mut parking_lot::MutexGuard<'_, Table>,
-        bytes: u64,
-        counters: &Counters,
-    ) {
+    fn wait_for_room(&self, table: &mut parking_lot::MutexGuard<'_, Table>, bytes: u64, counters: &Counters) {
         if !table.must_wait(bytes) {
             return;
         }

@@ -35,8 +35,7 @@ struct Model {
 
 impl Model {
     fn new(limits: Limits) -> Arc<Model> {
-        let world =
-            World { table: Table::new(limits), jobs: VecDeque::new(), done: false };
+        let world = World { table: Table::new(limits), jobs: VecDeque::new(), done: false };
         Arc::new(Model { world: Mutex::new(world), changed: Condvar::new() })
     }
 

@@ -213,7 +213,12 @@ impl Table {
     }
 
     /// The store of `key` is over. What it returns is to be dropped without the lock.
-    pub(crate) fn stored(&mut self, key: EntryKey, bytes: u64, outcome: Result<(), String>) -> Option<Storage> {
+    pub(crate) fn stored(
+        &mut self,
+        key: EntryKey,
+        bytes: u64,
+        outcome: Result<(), String>,
+    ) -> Option<Storage> {
         self.storing -= bytes;
         self.transfers -= 1;
         self.failures = if outcome.is_ok() { 0 } else { self.failures + 1 };
@@ -316,7 +321,12 @@ impl Table {
     }
 
     /// The load of `key` is over. What it returns is to be dropped without the lock.
-    pub(crate) fn loaded(&mut self, key: EntryKey, bytes: u64, outcome: Result<(), String>) -> Option<Storage> {
+    pub(crate) fn loaded(
+        &mut self,
+        key: EntryKey,
+        bytes: u64,
+        outcome: Result<(), String>,
+    ) -> Option<Storage> {
         self.transfers -= 1;
         let Some(entry) = self.entry(key) else {
             self.on_device -= bytes;

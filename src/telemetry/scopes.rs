@@ -75,7 +75,8 @@ impl ScopeRecord {
         let mut record = self.0.lock();
         record.saves += 1;
         let now = record.saves;
-        let saves = record.scopes.entry(scope).or_insert_with(|| ScopeSaves { first: now, ..ScopeSaves::default() });
+        let saves =
+            record.scopes.entry(scope).or_insert_with(|| ScopeSaves { first: now, ..ScopeSaves::default() });
         saves.last = now;
         let tally = if kept { &mut saves.kept } else { &mut saves.moved };
         tally.count += 1;

@@ -1,4 +1,5 @@
 //! What the integration tests share: one computation, run without and with a cache, compared bit for bit.
+#![allow(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 #![allow(dead_code, reason = "every test file uses its own part of this module")]
 
 use ssdtrain::{StepReport, TensorCache, TensorCacheBuilder};
@@ -27,7 +28,10 @@ pub(crate) fn leaves(sources: &[Tensor]) -> Vec<Tensor> {
 
 /// The gradients of `leaves`, an undefined one as a zero-size tensor.
 pub(crate) fn grads(leaves: &[Tensor]) -> Vec<Tensor> {
-    leaves.iter().map(|leaf| if leaf.grad().defined() { leaf.grad() } else { Tensor::zeros([0], F32) }).collect()
+    leaves
+        .iter()
+        .map(|leaf| if leaf.grad().defined() { leaf.grad() } else { Tensor::zeros([0], F32) })
+        .collect()
 }
 
 /// Compares bytes, so that NaN equals NaN and 0.0 differs from -0.0.
@@ -42,7 +46,10 @@ pub(crate) fn same_bits(a: &Tensor, b: &Tensor) -> bool {
 pub(crate) fn assert_same_bits(what: &str, expected: &[Tensor], got: &[Tensor]) {
     assert_eq!(expected.len(), got.len());
     for (index, (expected, got)) in expected.iter().zip(got).enumerate() {
-        assert!(same_bits(expected, got), "{what}: tensor {index} differs\nexpected {expected:?}\ngot {got:?}");
+        assert!(
+            same_bits(expected, got),
+            "{what}: tensor {index} differs\nexpected {expected:?}\ngot {got:?}"
+        );
     }
 }
 

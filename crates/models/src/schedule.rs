@@ -21,7 +21,7 @@ impl Schedule {
     pub fn new(peak: f64, floor: f64, warmup: u64, steps: u64) -> Result<Schedule> {
         if !(peak.is_finite() && 0.0 <= floor && floor <= peak) {
             return Err(Error::argument(format!(
-                "the learning rate goes from {peak} down to {floor}; both must be finite, at least 0 and in this order"
+                "the learning rate falls from {peak} to {floor}; both must be finite and 0 <= floor <= peak"
             )));
         }
         if warmup > steps {

@@ -268,7 +268,7 @@ impl BlockReader {
     fn new(tokens: &TokenSet, rows: usize, block: usize, device: Device) -> Result<BlockReader> {
         if !(1..=LARGEST_BATCH).contains(&rows.saturating_mul(block)) {
             return Err(Error::argument(format!(
-                "batches of {rows} blocks of {block} tokens are out of range; there must be 1 to {LARGEST_BATCH} tokens"
+                "batches of {rows} blocks of {block} tokens are out of range, 1 to {LARGEST_BATCH} tokens"
             )));
         }
         if tokens.len() <= block {

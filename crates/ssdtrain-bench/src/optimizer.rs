@@ -1,5 +1,7 @@
 //! How parameters follow their gradients.
 
+use std::time::Duration;
+
 use anyhow::Result;
 use ssdtrain_models::{AdamWConfig, Schedule};
 
@@ -35,6 +37,7 @@ pub(crate) struct OptimizerArgs {
 }
 
 impl OptimizerArgs {
+    /// What stays the same over the run.
     pub(crate) fn adamw(&self) -> AdamWConfig {
         AdamWConfig {
             beta1: self.beta1,
@@ -44,11 +47,16 @@ impl OptimizerArgs {
         }
     }
 
-    /// The schedule of a run of `total` steps.
-    pub(crate) fn schedule(&self, horizon: &Horizon, total: u64) -> Result<Schedule> {
+    /// How the step after `step` others, `elapsed` after the run began, is taken.
+    pub(crate) fn update(&self, horizon: &Horizon, step: u64, elapsed: Duration) -> Result<Update> {
+        let total = horizon.total(step, elapsed);
         let warmup = self.warmup_steps.unwrap_or_else(|| defaults::WARMUP_STEPS.min(total / 10));
         // The length of a timed run is an estimate, and no reason to refuse a warm-up.
-        let warmup = if !horizon.is_exact() { warmup.min(total) } else { warmup };
-        Ok(Schedule::new(self.lr, self.min_lr.unwrap_or(self.lr / 10.0), warmup, total)?)
+        let warmup = if horizon.is_exact() { warmup } else { warmup.min(total) };
+        let schedule = Schedule::new(self.lr, self.min_lr.unwrap_or(self.lr / 10.0), warmup, total)?;
+        Ok(Update {
+            learning_rate: schedule.learning_rate(step),
+            clip: (self.clip > 0.0).then_some(self.clip),
+        })
     }
 }

@@ -16,8 +16,9 @@ pub(crate) fn check(status: StStatus) -> Result<(), TorchError> {
     if status == 0 {
         return Ok(());
     }
+    let message = st_last_error();
     // SAFETY: the shim never returns null, and the message lives until this thread's next failed call.
-    let message = unsafe { CStr::from_ptr(st_last_error()) };
+    let message = unsafe { CStr::from_ptr(message) };
     Err(TorchError(message.to_string_lossy().trim_end().to_owned()))
 }
 
@@ -34,7 +35,8 @@ pub(crate) fn park(message: &str) -> StStatus {
 }
 
 pub(crate) extern "C" fn last_callback_error() -> *const c_char {
-    LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"a failed callback on a thread that is ending".as_ptr())
+    LAST.try_with(|last| last.borrow().as_ptr())
+        .unwrap_or(c"a failed callback on a thread that is ending".as_ptr())
 }
 
 /// The text of a caught panic.

@@ -161,7 +161,7 @@ extern "C" fn pack(context: *const c_void, saved: *const StSaved, handle: *mut *
 extern "C" fn unpack(handle: *const c_void, storage: *mut *mut StStorage) -> StStatus {
     guarded(|| {
         // SAFETY: the handle is one that `pack` made and `release` has not had yet.
-        let handle: &Box<dyn Handle> = unsafe { &*handle.cast() };
+        let handle = unsafe { &*handle.cast::<Box<dyn Handle>>() };
         let unpacked = handle.unpack()?.into_raw();
         // SAFETY: the shim passes a valid place for the storage.
         unsafe { *storage = unpacked };

@@ -1,4 +1,5 @@
 //! The border between Rust and C++: what is saved, what comes back, and errors in both directions.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -67,7 +68,9 @@ impl Handle for Held {
                 let bytes = usize::try_from(self.storage.bytes()).expect("fits");
                 // SAFETY: both storages hold `bytes` bytes and are alive; the new one overlaps nothing.
                 unsafe {
-                    copy.data().cast::<u8>().copy_from_nonoverlapping(self.storage.data().cast::<u8>(), bytes);
+                    copy.data()
+                        .cast::<u8>()
+                        .copy_from_nonoverlapping(self.storage.data().cast::<u8>(), bytes);
                 }
                 Ok(copy)
             }
@@ -146,7 +149,9 @@ fn an_error_or_a_panic_while_packing_comes_out_of_the_operation() {
 
 #[test]
 fn an_error_or_a_panic_while_unpacking_comes_out_of_backward() {
-    for (act, text) in [(Act::FailUnpack, "refused to unpack"), (Act::PanicUnpack, "panicked while unpacking")] {
+    for (act, text) in
+        [(Act::FailUnpack, "refused to unpack"), (Act::PanicUnpack, "panicked while unpacking")]
+    {
         let x = leaf(10);
         let (active, counts) = hooks(act);
         let loss = loss(&x);

@@ -10,8 +10,7 @@ use clap::value_parser;
 use serde_json::json;
 use ssdtrain::{StepReport, Tally};
 use ssdtrain_models::{
-    AdamWConfig, Checkpoint, RandomBatches, Sampling, Schedule, SequentialBatches, TrainState, evaluate,
-    sample, seed_step,
+    Checkpoint, RandomBatches, Sampling, SequentialBatches, TrainState, evaluate, sample, seed_step,
 };
 use tch::Device;
 
@@ -150,7 +149,7 @@ impl Run {
             .seed
             .unwrap_or_else(|| checkpoint.as_ref().map_or(defaults::SEED, |found| found.state().seed));
         let horizon = Horizon::new(args.steps, args.minutes, state.step);
-        args.optimizer.schedule(&horizon, horizon.total(state.step, Duration::ZERO))?;
+        args.optimizer.update(&horizon, state.step, Duration::ZERO)?;
 
         let config = args.optimizer.adamw();
         let mut learner = Learner::new(args.strategy, &shape.model, &args.cache, config, seed)?;
@@ -201,9 +200,8 @@ impl Run {
         let mut saved = None;
         self.progress.start();
         while !interrupt::requested() && !self.horizon.is_over(self.step, start.elapsed()) {
-            let total = self.horizon.total(self.step, start.elapsed());
-            let learning_rate = self.args.optimizer.schedule(&self.horizon, total)?.learning_rate(self.step);
-            let outcome = self.take_step(learning_rate)?;
+            let update = self.args.optimizer.update(&self.horizon, self.step, start.elapsed())?;
+            let outcome = self.take_step(update)?;
             window.add(&outcome);
             self.progress.at(self.horizon.share(self.step, start.elapsed()));
             let logged = self.step.is_multiple_of(self.args.log_every) || self.step == 1;
@@ -211,7 +209,7 @@ impl Run {
                 self.show(&window, &outcome);
             }
             if logged {
-                self.log(&window, &outcome, learning_rate)?;
+                self.log(&window, &outcome, update.learning_rate)?;
                 window = Window::default();
             }
             self.last_report = outcome.report;
@@ -230,11 +228,10 @@ impl Run {
         Ok(())
     }
 
-    fn take_step(&mut self, learning_rate: f64) -> Result<Outcome> {
+    fn take_step(&mut self, update: Update) -> Result<Outcome> {
         seed_step(self.seed, self.step);
         let micro_batches = self.batches.draw()?.split(self.shape.accumulate)?;
-        let clip = (self.args.optimizer.clip > 0.0).then_some(self.args.optimizer.clip);
-        let outcome = self.learner.step(&micro_batches, Update { learning_rate, clip })?;
+        let outcome = self.learner.step(&micro_batches, update)?;
         self.step += 1;
         Ok(outcome)
     }
