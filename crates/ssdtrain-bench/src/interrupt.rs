@@ -11,10 +11,6 @@ static REQUESTED: AtomicBool = AtomicBool::new(false);
 const KILLED: i32 = 130;
 
 /// Begins to listen. A plain `kill` counts as Ctrl-C.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the second Ctrl-C asks for just that; no spill file has a name"
-)]
 pub(crate) fn listen() -> Result<()> {
     ctrlc::set_handler(|| {
         if REQUESTED.swap(true, Ordering::Relaxed) {

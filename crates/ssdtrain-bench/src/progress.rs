@@ -37,6 +37,7 @@ impl Progress {
     /// Shows the bar from now on, if stderr is a terminal.
     pub(crate) fn start(&self) {
         self.bar.reset();
+        self.bar.set_message("");
         self.bar.set_draw_target(ProgressDrawTarget::stderr());
     }
 

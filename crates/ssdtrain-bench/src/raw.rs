@@ -17,6 +17,8 @@ use rustix::fs::FallocateFlags;
 use serde::Serialize;
 use ssdtrain::store::IoBuf;
 
+use crate::size;
+
 /// What direct I/O wants its memory aligned to.
 const ALIGNMENT: usize = 4096;
 
@@ -99,7 +101,9 @@ impl RawFiles {
             let file = file.with_context(|| format!("cannot make a file in {}", directory.display()))?;
             match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, share) {
                 Err(rustix::io::Errno::OPNOTSUPP) => {}
-                outcome => outcome.with_context(|| format!("no {share} bytes in {}", directory.display()))?,
+                outcome => outcome.with_context(|| {
+                    format!("no room for {} in {}", size::format(share), directory.display())
+                })?,
             }
             files.push(file);
         }

@@ -147,7 +147,7 @@ impl Bench {
         let config = StoreConfig {
             directories: directories.clone(),
             // What the values take, and room for the fit of each.
-            cap_bytes: bytes.saturating_mul(2),
+            cap_bytes: bytes.saturating_add(bytes / 4),
             backend: args.backend.kind(),
             queue_depth: depth,
             io_bytes: usize::try_from(args.io_bytes)?,
