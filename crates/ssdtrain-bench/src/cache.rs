@@ -33,7 +33,7 @@ pub(crate) struct CacheArgs {
     #[arg(long, value_name = "SIZE", default_value = defaults::PREFETCH, value_parser = size::parse)]
     prefetch: u64,
     /// Keep in memory what the last N scopes save (each attention, MLP and the head is one): backward begins with them
-    #[arg(long, value_name = "N", default_value = "0", value_parser = value_parser!(u32).range(0..=1 << 16))]
+    #[arg(long, value_name = "N", default_value = defaults::KEEP_LAST, value_parser = value_parser!(u32).range(0..=1 << 16))]
     keep_last: u32,
     /// Most bytes on disk; what does not fit stays in memory
     #[arg(long, value_name = "SIZE", default_value = defaults::DISK_CAP, value_parser = size::parse_positive)]

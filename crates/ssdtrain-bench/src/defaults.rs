@@ -3,9 +3,11 @@
 /// Storages smaller than this stay in memory.
 pub(crate) const MIN_BYTES: &str = "64KiB";
 /// Activation bytes that may be in memory.
-pub(crate) const DEVICE_BUDGET: &str = "64MiB";
+pub(crate) const DEVICE_BUDGET: &str = "96MiB";
 /// Bytes loaded ahead of backward.
 pub(crate) const PREFETCH: &str = "32MiB";
+/// Scopes at the end of the model that stay in memory: with GPT the head and the last MLP, which backward begins with.
+pub(crate) const KEEP_LAST: &str = "2";
 /// Most bytes on disk.
 pub(crate) const DISK_CAP: &str = "64GiB";
 /// Transfers under way at once.
