@@ -11,7 +11,7 @@ use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{Storage, StorageId};
 use tch::Tensor;
 
-use crate::cache::{Cache, Limits, Recorder, StepContext, TapeKey};
+use crate::cache::{Cache, Limits, NO_TAPE, Recorder, StepContext, TapeKey};
 use crate::config::{Policy, TensorCacheBuilder};
 use crate::error::{Error, ErrorKind, Result};
 use crate::policy::Filter;
@@ -240,6 +240,7 @@ impl Step<'_> {
 
 impl Drop for Step<'_> {
     fn drop(&mut self) {
+        self.handle.0.tape.store(NO_TAPE, Ordering::Release);
         for tape in self.tapes.lock().drain(..) {
             self.cache.cache.close_tape(tape);
         }
@@ -272,7 +273,7 @@ pub struct Backward {
     pub create_graph: bool,
 }
 
-/// A step, as other threads see it.
+/// A step, as other threads see it. Once the step has ended, what they save stays in the graph.
 #[derive(Clone)]
 pub struct StepHandle(Arc<StepContext>);
 

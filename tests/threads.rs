@@ -54,6 +54,23 @@ fn a_thread_outside_the_step_saves_as_without_a_cache() {
 }
 
 #[test]
+fn what_is_saved_through_an_ended_step_stays_in_the_graph() {
+    let cache = everything().build().unwrap();
+    let step = cache.step();
+    let handle = step.handle();
+    step.finish().unwrap();
+    let source = randn(&[64, 64]);
+    let plain = leaf(&source);
+    forward(&plain).backward();
+    let late = leaf(&source);
+    let _entered = handle.enter();
+    let loss = forward(&late);
+    assert_eq!(cache.held().entries, 0);
+    loss.backward();
+    assert!(same_bits(&plain.grad(), &late.grad()));
+}
+
+#[test]
 fn each_thread_may_have_a_step_of_its_own() {
     let cache = everything().build().unwrap();
     thread::scope(|threads| {

@@ -20,7 +20,7 @@ use ssdtrain_libtorch::{SavedTensor, Storage};
 use self::buffer::StorageBuf;
 pub(crate) use self::hooks::{Recorder, StepContext};
 use self::table::{Answer, EntryKey, Job, Saved, Table};
-pub(crate) use self::table::{Limits, TapeKey};
+pub(crate) use self::table::{Limits, NO_TAPE, TapeKey};
 use crate::store::Store;
 use crate::telemetry::{Counters, ScopeId, Scopes};
 
@@ -100,6 +100,9 @@ impl Cache {
         let mut jobs = Vec::new();
         let place = {
             let mut table = self.table.lock();
+            if !table.is_open(tape) {
+                return None;
+            }
             let key = match table.find(id, version) {
                 Some(key) => {
                     counters.deduplicated.add(bytes);

@@ -21,6 +21,9 @@ pub(crate) struct EntryKey {
 
 pub(crate) type TapeKey = usize;
 
+/// No tape has this key.
+pub(crate) const NO_TAPE: TapeKey = TapeKey::MAX;
+
 /// The record of one storage, from its first pack to its last release.
 pub(crate) struct Entry {
     serial: u64,
@@ -114,6 +117,11 @@ impl Table {
             tape.closed = true;
         }
         self.drop_tape_if_done(key);
+    }
+
+    /// Whether the step of the tape still goes on.
+    pub(crate) fn is_open(&self, key: TapeKey) -> bool {
+        self.tapes.get(key).is_some_and(|tape| !tape.closed)
     }
 
     pub(crate) fn rewind_tape(&mut self, key: TapeKey) {

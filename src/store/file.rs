@@ -86,7 +86,7 @@ impl SpillFile {
             && free < cap_bytes
         {
             let (free, share) = (Human(free), Human(cap_bytes));
-            tracing::warn!("spill directory {shown} has {free} free, less than the {share} it may take");
+            tracing::info!("spill directory {shown} has {free} free, less than the {share} it may take");
         }
         let mut spill =
             SpillFile::new(file, format!("spill file in {shown}"), direct, notes, cap_bytes, true);
