@@ -26,7 +26,7 @@
 //!
 //! A transfer moves the payload padded to whole blocks, in operations of at most `io_bytes`, straight between the
 //! caller's memory and the file. Memory that is not aligned for direct I/O, or has no room for the padding, goes
-//! through a bounce buffer. Reads are carried out before writes, but for a quarter of the turns. A failed write is reported at once; a failed read
+//! through a bounce buffer. Reads and writes that wait take turns, a read first. A failed write is reported at once; a failed read
 //! is tried three times in all.
 
 mod backend;

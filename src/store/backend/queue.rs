@@ -4,17 +4,14 @@ use std::collections::VecDeque;
 
 use super::{Direction, Op};
 
-/// While both wait, one operation in so many is a write.
-const WRITE_SHARE: u32 = 4;
-
-/// First in, first out, but most reads before writes: backward waits for reads. Writes still get a share, since a disk moves
-/// more bytes in both directions at once than in one after the other.
+/// First in, first out in each direction. A read goes ahead of the writes that wait, since backward waits for it, but while
+/// both wait they take turns: a disk moves more bytes in both directions at once than in one after the other.
 #[derive(Default)]
 pub(super) struct Queue {
     reads: VecDeque<Op>,
     writes: VecDeque<Op>,
-    /// Reads that have gone since a write did.
-    reads_gone: u32,
+    /// A read went last.
+    write_is_next: bool,
 }
 
 impl Queue {
@@ -26,12 +23,11 @@ impl Queue {
     }
 
     pub(super) fn pop(&mut self) -> Option<Op> {
-        let write_is_due = self.reads_gone + 1 >= WRITE_SHARE && !self.writes.is_empty();
-        if let Some(read) = (!write_is_due).then(|| self.reads.pop_front()).flatten() {
-            self.reads_gone += 1;
+        let write_first = std::mem::take(&mut self.write_is_next) && !self.writes.is_empty();
+        if let Some(read) = (!write_first).then(|| self.reads.pop_front()).flatten() {
+            self.write_is_next = true;
             return Some(read);
         }
-        self.reads_gone = 0;
         self.writes.pop_front()
     }
 
@@ -57,7 +53,7 @@ mod tests {
     use crate::store::file::SpillFile;
 
     #[test]
-    fn reads_go_first_writes_get_a_share_and_each_kind_keeps_its_order() {
+    fn a_read_goes_first_then_they_take_turns_and_each_kind_keeps_its_order() {
         let file = Arc::new(SpillFile::in_memory(1 << 20).unwrap());
         let buf: Arc<dyn IoBuf> = Arc::new(AlignedBuf::new(BLOCK).unwrap());
         let op = |direction, offset| {
@@ -70,9 +66,9 @@ mod tests {
         };
         let mut queue = Queue::default();
         queue.extend([1, 2].map(|offset| op(Direction::Write, offset)));
-        queue.extend([11, 12, 13, 14, 15].map(|offset| op(Direction::Read, offset)));
+        queue.extend([11, 12, 13, 14].map(|offset| op(Direction::Read, offset)));
         let order: Vec<u64> = std::iter::from_fn(|| queue.pop()).map(|op| op.offset()).collect();
-        assert_eq!(order, [11, 12, 13, 1, 14, 15, 2]);
+        assert_eq!(order, [11, 1, 12, 2, 13, 14]);
         assert!(queue.is_empty());
     }
 }
