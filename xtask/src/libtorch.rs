@@ -1,6 +1,6 @@
 //! Finds libtorch for cargo, and installs it into a per-user cache where it is missing.
 //!
-//! `.cargo/config.toml` sets LIBTORCH to the link `.libtorch` in the root of the workspace; [`ensure`] makes that link.
+//! `.cargo/config.toml` sets LIBTORCH to the link `.libtorch` in the root of the workspace; [`ensure()`] makes that link.
 //! A LIBTORCH in the user's environment takes precedence over cargo's, and is then only verified.
 
 use std::collections::BTreeSet;
