@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::telemetry::{ScopeId, Scopes};
 
@@ -13,6 +14,7 @@ thread_local! {
 
 /// Where this thread is in one step.
 struct ActiveStep {
+    number: u64,
     /// Its cache's scope names.
     scopes: Arc<Scopes>,
     current: ScopeId,
@@ -29,11 +31,10 @@ struct ActiveStep {
 /// ```
 pub fn scope(name: &str) -> Scope {
     let entered = STEPS.with_borrow_mut(|steps| {
-        let depth = steps.len();
         let step = steps.last_mut()?;
         let before = step.current;
         step.current = step.scopes.child(before, name);
-        Some(EnteredScope { before, depth, scopes: Arc::clone(&step.scopes) })
+        Some(EnteredScope { before, step: step.number })
     });
     Scope { entered, thread_bound: PhantomData }
 }
@@ -47,8 +48,7 @@ pub struct Scope {
 
 struct EnteredScope {
     before: ScopeId,
-    depth: usize,
-    scopes: Arc<Scopes>,
+    step: u64,
 }
 
 impl Drop for Scope {
@@ -56,8 +56,7 @@ impl Drop for Scope {
         let Some(entered) = &self.entered else { return };
         STEPS.with_borrow_mut(|steps| {
             // The step may have ended before its scopes did; the one around it keeps its own.
-            let step = entered.depth.checked_sub(1).and_then(|index| steps.get_mut(index));
-            if let Some(step) = step.filter(|step| Arc::ptr_eq(&step.scopes, &entered.scopes)) {
+            if let Some(step) = steps.iter_mut().find(|step| step.number == entered.step) {
                 step.current = entered.before;
             }
         });
@@ -71,14 +70,19 @@ pub(crate) fn current_scope() -> ScopeId {
 
 /// Makes `scopes` the names in use on this thread, from the root on, until the guard is dropped.
 pub(crate) fn enter(scopes: Arc<Scopes>) -> Entered {
-    STEPS.with_borrow_mut(|steps| steps.push(ActiveStep { scopes, current: ScopeId::default() }));
-    Entered(PhantomData)
+    static GUARDS: AtomicU64 = AtomicU64::new(0);
+    let number = GUARDS.fetch_add(1, Ordering::Relaxed);
+    STEPS.with_borrow_mut(|steps| steps.push(ActiveStep { number, scopes, current: ScopeId::default() }));
+    Entered { number, thread_bound: PhantomData }
 }
 
-pub(crate) struct Entered(PhantomData<*const ()>);
+pub(crate) struct Entered {
+    number: u64,
+    thread_bound: PhantomData<*const ()>,
+}
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        STEPS.with_borrow_mut(|steps| steps.pop());
+        STEPS.with_borrow_mut(|steps| steps.retain(|step| step.number != self.number));
     }
 }

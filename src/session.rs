@@ -179,8 +179,6 @@ impl Step<'_> {
 
     /// Runs backward from the scalar `loss`, keeping the graph for another backward or recording one of the gradients.
     pub fn backward_with(&self, loss: &Tensor, options: Backward) -> Result<()> {
-        let context = &self.handle.0;
-        context.cache.begin_backward(context.tape.load(Ordering::Acquire));
         let outcome = torch::backward(loss, options.retain_graph, options.create_graph);
         let peak = torch::cpu_memory().peak;
         let mut highest = self.peak.lock();

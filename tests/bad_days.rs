@@ -161,6 +161,30 @@ fn backward_that_asks_while_the_store_is_under_way_is_served_from_the_device() {
 }
 
 #[test]
+fn a_tensor_resized_before_its_store_begins_is_an_error_and_nothing_hangs() {
+    let backend = Arc::new(Faulty::new(Arc::new(Pool::new(1).unwrap())));
+    let config = StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() };
+    let store = Store::open_with(config, Arc::clone(&backend) as _).unwrap();
+    // One store of a mebibyte at a time, so that the next one waits.
+    let cache = TensorCache::with_store(TensorCache::builder().min_bytes(0).queue_depth(1), store).unwrap();
+    backend.hold(Direction::Write);
+    let (x, w) = (leaf(&randn(&[512, 512])), leaf(&randn(&[64, 64])));
+    let mut factor = randn(&[64, 64]);
+    let step = cache.step();
+    let first = (&x * 2.0).sin().sum(Kind::Float);
+    let second = (&w * &factor).sum(Kind::Float);
+    drop(factor.resize_([128, 128]));
+    backend.release();
+    let loss = &first + &second;
+    let message = message(step.backward(&loss));
+    assert!(message.contains("modified by an inplace operation"), "{message}");
+    drop((loss, first, second));
+    step.finish().unwrap();
+    // libtorch may hold the other branch of a failed backward until the next one, so entries may be left, but no bytes.
+    assert_eq!(cache.held().device_bytes, 0);
+}
+
+#[test]
 fn unusable_directories_are_named() {
     let file = tempfile::NamedTempFile::new().unwrap();
     for directory in ["/no/such/directory".into(), file.path().to_owned()] {

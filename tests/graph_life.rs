@@ -62,6 +62,24 @@ fn gradients_of_gradients() {
 }
 
 #[test]
+fn what_a_backward_saves_again_is_not_stored_again() {
+    let cache = everything().build().unwrap();
+    let x = leaf(&randn(&[64, 64]));
+    let step = cache.step();
+    // tanh saves its result, and the gradient of tanh saves it once more.
+    let loss = (&x * 1.5).tanh().sum(Kind::Float);
+    step.flush();
+    let first = Tensor::run_backward(&[&loss], &[&x], true, true);
+    let report = {
+        step.flush();
+        drop((loss, first));
+        step.finish().unwrap()
+    };
+    assert_eq!(report.deduplicated.count, 1, "{report:?}");
+    assert_nothing_held(&cache);
+}
+
+#[test]
 fn create_graph_through_the_step() {
     let source = randn(&[32, 32]);
     let plain = leaf(&source);

@@ -71,6 +71,27 @@ fn what_is_saved_through_an_ended_step_stays_in_the_graph() {
 }
 
 #[test]
+fn a_step_may_begin_before_the_one_before_it_has_ended() {
+    let cache = everything().build().unwrap();
+    let x = leaf(&randn(&[64, 64]));
+    let mut step = cache.step();
+    let mut scope = ssdtrain::scope("first");
+    for _ in 0..3 {
+        step.backward(&forward(&x)).unwrap();
+        // The new one is made before the old one is dropped.
+        step = cache.step();
+        scope = ssdtrain::scope("next");
+    }
+    step.backward(&forward(&x)).unwrap();
+    drop(scope);
+    let report = step.finish().unwrap();
+    assert!(report.saved.count > 0, "{report:?}");
+    assert_eq!(report.scopes.iter().map(|s| s.scope.as_str()).collect::<Vec<_>>(), ["next"]);
+    drop(forward(&x));
+    assert_nothing_held(&cache);
+}
+
+#[test]
 fn each_thread_may_have_a_step_of_its_own() {
     let cache = everything().build().unwrap();
     thread::scope(|threads| {

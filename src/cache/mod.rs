@@ -61,17 +61,6 @@ impl Cache {
         self.table.lock().close_tape(tape);
     }
 
-    /// Backward is about to begin on `tape`: looks ahead from its end.
-    pub(crate) fn begin_backward(self: &Arc<Self>, tape: TapeKey) {
-        let mut jobs = Vec::new();
-        {
-            let mut table = self.table.lock();
-            table.rewind_tape(tape);
-            table.look_ahead(tape, None, &mut jobs);
-        }
-        self.submit(jobs);
-    }
-
     /// Waits until no transfer is under way.
     pub(crate) fn quiesce(&self) {
         let mut table = self.table.lock();
@@ -100,42 +89,32 @@ impl Cache {
         let mut jobs = Vec::new();
         let place = {
             let mut table = self.table.lock();
-            if !table.is_open(tape) {
-                return None;
-            }
-            let key = match table.find(id, version) {
-                Some(key) => {
+            // Waiting lets go of the lock, so all is looked at anew after it.
+            let key = loop {
+                if !table.is_open(tape) {
+                    return None;
+                }
+                if let Some(key) = table.find(id, version) {
                     counters.deduplicated.add(bytes);
-                    key
+                    break key;
                 }
-                None => {
-                    self.wait_for_room(&mut table, bytes, counters);
-                    let counters = Arc::clone(counters);
-                    let storage = saved.storage()?;
-                    let key =
-                        table.insert(Saved { storage, version, scope, step: step.number, counters }, keep);
-                    if let Some(store) = &self.store {
-                        table.pump(store, &mut jobs);
-                    }
-                    key
+                if !table.must_wait(bytes) {
+                    let (storage, counters) = (saved.storage()?, Arc::clone(counters));
+                    let saved = Saved { storage, version, scope, step: step.number, counters };
+                    break table.insert(saved, keep);
                 }
+                let start = Instant::now();
+                self.changed.wait(&mut table);
+                counters.stall_budget.add_since(start);
             };
-            (key, table.attach(key, tape))
+            let position = table.attach(key, tape);
+            if let Some(store) = &self.store {
+                table.pump(store, &mut jobs);
+            }
+            (key, position)
         };
         self.submit(jobs);
         Some(place)
-    }
-
-    /// Holds the saving thread back while `bytes` more would exceed the device budget and a store may still make room.
-    fn wait_for_room(&self, table: &mut parking_lot::MutexGuard<'_, Table>, bytes: u64, counters: &Counters) {
-        if !table.must_wait(bytes) {
-            return;
-        }
-        let start = Instant::now();
-        while table.must_wait(bytes) {
-            self.changed.wait(table);
-        }
-        counters.stall_budget.add_since(start);
     }
 
     /// Serves one handle: from the device where it can, from the disk where it must.
@@ -193,12 +172,12 @@ impl Cache {
             let cache = Arc::clone(self);
             match job {
                 Job::Store { key, blob, from } => {
-                    let bytes = from.bytes();
+                    let bytes = blob.len();
                     let done = move |outcome: crate::Result<()>| cache.stored(key, bytes, outcome);
                     store.write(blob, Arc::new(StorageBuf::new(from)), Box::new(done));
                 }
                 Job::Load { key, blob, into } => {
-                    let bytes = into.bytes();
+                    let bytes = blob.len();
                     let done = move |outcome: crate::Result<()>| cache.loaded(key, bytes, outcome);
                     store.read(blob, Arc::new(StorageBuf::new(into)), Box::new(done));
                 }

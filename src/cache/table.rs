@@ -124,12 +124,6 @@ impl Table {
         self.tapes.get(key).is_some_and(|tape| !tape.closed)
     }
 
-    pub(crate) fn rewind_tape(&mut self, key: TapeKey) {
-        if let Some(tape) = self.tapes.get_mut(key) {
-            tape.rewind();
-        }
-    }
-
     fn drop_tape_if_done(&mut self, key: TapeKey) {
         if self.tapes.get(key).is_some_and(|tape| tape.closed && tape.handles == 0) {
             self.tapes.remove(key);
@@ -300,15 +294,16 @@ impl Table {
         Answer::Here(storage)
     }
 
-    /// Issues the load of an entry that is on the disk.
-    fn load(&mut self, key: EntryKey, early: bool, jobs: &mut Vec<Job>) {
-        let Some(entry) = self.entry(key) else { return };
+    /// Issues the load of an entry that is on the disk; false if it must wait for memory, which only an early one may.
+    fn load(&mut self, key: EntryKey, early: bool, jobs: &mut Vec<Job>) -> bool {
+        let Some(entry) = self.entry(key) else { return false };
         let bytes = entry.bytes;
         let into = match (Storage::allocate(bytes), entry.blob.clone()) {
             (Ok(into), Some(blob)) => {
                 jobs.push(Job::Load { key, blob, into: into.clone() });
                 into
             }
+            (Err(_), _) if early => return false,
             (Err(refused), _) => return self.lose(key, refused.0),
             (_, None) => return self.lose(key, "internal error: on the disk without an extent".to_owned()),
         };
@@ -326,6 +321,7 @@ impl Table {
         self.on_device += bytes;
         self.early += if early { bytes } else { 0 };
         self.transfers += 1;
+        true
     }
 
     /// The load of `key` is over. What it returns is to be dropped without the lock.
@@ -366,13 +362,12 @@ impl Table {
             if let Some(entry) = self.entry(key).filter(|entry| entry.state == State::Disk) {
                 let alive = entry.source.upgrade().is_some();
                 let bytes = entry.bytes;
-                let fits = self.early + bytes <= self.limits.prefetch
+                // One that is larger than the limit goes alone, so that it does not stand in the way of all below it.
+                let alone = self.early == 0 && self.limits.prefetch > 0;
+                let fits = (alone || self.early + bytes <= self.limits.prefetch)
                     && self.on_device + bytes <= self.limits.device_budget;
-                if !alive && !fits {
+                if !alive && !(fits && self.load(key, true, jobs)) {
                     return;
-                }
-                if !alive {
-                    self.load(key, true, jobs);
                 }
             }
             self.tapes[tape].advance();
@@ -455,8 +450,9 @@ impl Table {
         entry
     }
 
-    fn lose(&mut self, key: EntryKey, failure: String) {
+    fn lose(&mut self, key: EntryKey, failure: String) -> bool {
         self.advance(key, Edge::LoadFailed).failure = Some(failure);
+        true
     }
 
     fn not_early(&mut self, key: EntryKey) {

@@ -29,11 +29,6 @@ impl Tape {
         self.cursor = if missed { position } else { self.cursor.min(position) };
     }
 
-    /// Starts looking ahead from the end.
-    pub(crate) fn rewind(&mut self) {
-        self.cursor = self.slots.len();
-    }
-
     /// The entry that backward will want next and nobody has looked at yet.
     pub(crate) fn ahead(&self) -> Option<EntryKey> {
         self.cursor.checked_sub(1).map(|below| self.slots[below])

@@ -61,7 +61,8 @@ class Saved final : public torch::autograd::SavedVariableHooks {
     }
     check(callbacks->pack(context_, &saved, &handle_));
     if (handle_ == nullptr) {
-      kept_ = t;
+      // An operation's own result comes with its graph, and holding that would be a cycle.
+      kept_ = t.defined() && t.requires_grad() ? t.tensor_data() : t;
       return;
     }
     source_ = saved.storage;
@@ -80,8 +81,8 @@ class Saved final : public torch::autograd::SavedVariableHooks {
         c10::intrusive_ptr<c10::StorageImpl>::reclaim(reinterpret_cast<c10::StorageImpl*>(raw)));
     at::NoGradGuard no_grad;
     at::Tensor view = at::empty({0}, options_).set_(std::move(storage), offset_, sizes_, strides_);
-    // The source itself came back: changes to it must still be seen by whoever saves the view again.
-    if (raw == source_) view.unsafeGetTensorImpl()->set_version_counter(version_);
+    // The source itself came back: changes to it must still be seen by whoever saves the view again. Anything else is new.
+    view.unsafeGetTensorImpl()->set_version_counter(raw == source_ ? version_ : c10::VariableVersion(0));
     return view;
   }
 
@@ -167,11 +168,7 @@ st_status st_install(const st_callbacks* table) {
   });
 }
 
-const void* st_activate(const void* context) {
-  const void* before = active_context;
-  active_context = context;
-  return before;
-}
+void st_activate(const void* context) { active_context = context; }
 
 st_status st_backward(const st_tensor* loss, bool retain_graph, bool create_graph) {
   return guarded([&] { torch::autograd::backward({tensor(loss)}, {}, retain_graph, create_graph); });

@@ -42,8 +42,8 @@ typedef struct {
 
 // Makes autograd ask us about every tensor it saves. Once per process; `callbacks` must live for ever.
 st_status st_install(const st_callbacks* callbacks);
-// Sets the context for tensors saved by the calling thread (null: none), and returns the one before.
-const void* st_activate(const void* context);
+// Sets the context for tensors saved by the calling thread (null: none).
+void st_activate(const void* context);
 
 // Runs backward from one scalar.
 st_status st_backward(const st_tensor* loss, bool retain_graph, bool create_graph);

@@ -41,7 +41,7 @@ pub(crate) struct StMemory {
 unsafe extern "C" {
     pub(crate) safe fn st_last_error() -> *const c_char;
     pub(crate) fn st_install(callbacks: *const StCallbacks) -> StStatus;
-    pub(crate) safe fn st_activate(context: *const c_void) -> *const c_void;
+    pub(crate) safe fn st_activate(context: *const c_void);
     pub(crate) fn st_backward(loss: *const C_tensor, retain_graph: bool, create_graph: bool) -> StStatus;
     pub(crate) fn st_round_trip(tensor: *const C_tensor, out: *mut *mut C_tensor) -> StStatus;
     pub(crate) fn st_tensor_storage(tensor: *const C_tensor) -> *mut StStorage;

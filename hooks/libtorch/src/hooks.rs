@@ -1,9 +1,11 @@
 //! Saved-tensor hooks: autograd asks a [`SavedTensorHooks`] what to keep in the graph in place of each tensor it saves.
 
+use std::cell::RefCell;
 use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use tch::{Device, Tensor};
@@ -83,27 +85,46 @@ impl SavedTensor<'_> {
 /// The hooks of a thread; see [`activate`].
 pub type Hooks = Arc<dyn SavedTensorHooks>;
 
-/// Makes `hooks` decide about what the calling thread saves, until the guard is dropped. Without an [`install`] before it,
-/// autograd never asks.
-#[must_use = "the hooks end when this guard is dropped"]
-pub fn activate(hooks: Hooks) -> Active {
-    let context = Box::new(hooks);
-    let before = ffi::st_activate((&raw const *context).cast());
-    Active { context, before, thread_bound: PhantomData }
+thread_local! {
+    /// The hooks of this thread, by number, newest last. Boxed, because C++ holds the address of the newest.
+    static ACTIVE: RefCell<Vec<(u64, Box<Hooks>)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Guard of [`activate`]. Guards of one thread end in the reverse order of their beginning.
+/// Makes `hooks` decide about what the calling thread saves, until the guard is dropped. Without an [`install`] before it,
+/// autograd never asks. Of several guards of one thread the newest decides, in whatever order they end.
+#[must_use = "the hooks end when this guard is dropped"]
+pub fn activate(hooks: Hooks) -> Active {
+    static GUARDS: AtomicU64 = AtomicU64::new(0);
+    let number = GUARDS.fetch_add(1, Ordering::Relaxed);
+    ACTIVE.with_borrow_mut(|active| {
+        active.push((number, Box::new(hooks)));
+        activate_newest(active);
+    });
+    Active { number, thread_bound: PhantomData }
+}
+
+/// Guard of [`activate`].
 pub struct Active {
-    context: Box<Hooks>,
-    before: *const c_void,
+    number: u64,
     thread_bound: PhantomData<*const ()>,
 }
 
 impl Drop for Active {
     fn drop(&mut self) {
-        let ended = ffi::st_activate(self.before);
-        debug_assert_eq!(ended, (&raw const *self.context).cast(), "guards of a thread end in reverse order");
+        // A thread that is being torn down has given its hooks up already, and saves nothing more.
+        let ended = ACTIVE.try_with(|active| {
+            let mut active = active.borrow_mut();
+            let place = active.iter().position(|(number, _)| *number == self.number)?;
+            let ended = active.remove(place);
+            activate_newest(&active);
+            Some(ended)
+        });
+        drop(ended);
     }
+}
+
+fn activate_newest(active: &[(u64, Box<Hooks>)]) {
+    ffi::st_activate(active.last().map_or(std::ptr::null(), |(_, hooks)| (&raw const **hooks).cast()));
 }
 
 /// Runs backward from the scalar `loss`; what a hook refuses comes back as the error.
@@ -145,7 +166,7 @@ fn guarded(body: impl FnOnce() -> Result<(), String>) -> StStatus {
 
 extern "C" fn pack(context: *const c_void, saved: *const StSaved, handle: *mut *mut c_void) -> StStatus {
     guarded(|| {
-        // SAFETY: the context is the box of the guard that is active on this thread.
+        // SAFETY: the context is the newest of this thread's boxed hooks; it is replaced before the box is dropped.
         let hooks: &Hooks = unsafe { &*context.cast() };
         // SAFETY: the shim passes a pointer to a value on its stack.
         let raw = unsafe { &*saved };
