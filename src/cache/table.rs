@@ -366,7 +366,8 @@ impl Table {
                 let alone = self.early == 0 && self.limits.prefetch > 0;
                 let fits = (alone || self.early + bytes <= self.limits.prefetch)
                     && self.on_device + bytes <= self.limits.device_budget;
-                if !alive && !(fits && self.load(key, true, jobs)) {
+                let done = alive || (fits && self.load(key, true, jobs));
+                if !done {
                     return;
                 }
             }
