@@ -52,9 +52,9 @@ impl Default for StoreConfig {
             cap_bytes: 64 << 30,
             backend: BackendKind::Auto,
             verify: false,
-            queue_depth: 32,
-            io_bytes: 1 << 20,
-            stripe_bytes: 1 << 20,
+            queue_depth: 16,
+            io_bytes: 4 << 20,
+            stripe_bytes: 4 << 20,
         }
     }
 }

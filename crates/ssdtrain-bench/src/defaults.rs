@@ -11,9 +11,9 @@ pub(crate) const KEEP_LAST: &str = "2";
 /// Most bytes on disk.
 pub(crate) const DISK_CAP: &str = "64GiB";
 /// Transfers under way at once.
-pub(crate) const QUEUE_DEPTH: &str = "32";
+pub(crate) const QUEUE_DEPTH: &str = "16";
 /// Largest single transfer.
-pub(crate) const IO_BYTES: &str = "1MiB";
+pub(crate) const IO_BYTES: &str = "4MiB";
 
 /// Text read: enough for a run of some minutes, and read within a second or two.
 pub(crate) const DATA_LIMIT: &str = "16MiB";

@@ -1,7 +1,8 @@
 // A CPU allocator whose large blocks can be read and written with O_DIRECT, and that counts exactly what is allocated.
 //
 // Blocks of at least 64 KiB start on a 4 KiB border and have a capacity that is a multiple of 4 KiB; they come in eight size
-// classes per doubling and are kept in free lists, so a training loop faults its pages in once. Smaller blocks are malloc's.
+// classes per doubling and are kept in free lists, so a training loop faults its pages in once. They are carved from regions
+// of huge pages: fewer pages to fault in, and far fewer for the kernel to pin in each transfer. Smaller blocks are malloc's.
 // A header of 64 bytes stands before every block's data.
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
@@ -9,10 +10,11 @@
 #include <c10/util/Exception.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
-#include <bit>
 #include <cstdlib>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <vector>
@@ -24,11 +26,21 @@ namespace {
 constexpr size_t kPage = 4096;
 constexpr size_t kLarge = 64 << 10;
 constexpr size_t kHugePage = 2 << 20;
+constexpr size_t kRegion = 32 << 20;
 constexpr size_t kStepsLog2 = 3;
+
+// A mapping that blocks are carved from, front to back. It lives until `trim` finds none of them in use.
+struct Region {
+  char* base;
+  size_t bytes;
+  size_t carved;  // from the front
+  size_t in_use;  // blocks that are not in a free list
+};
 
 struct alignas(64) Header {
   size_t requested;
   size_t capacity;  // of the data, without header
+  Region* region;   // null where the block is malloc's
 };
 static_assert(sizeof(Header) == 64);
 
@@ -36,12 +48,14 @@ Header* header_of(void* data) {
   return reinterpret_cast<Header*>(static_cast<char*>(data) - sizeof(Header));
 }
 
+size_t round_up(size_t n, size_t step) { return (n + step - 1) / step * step; }
+
 int log2_floor(size_t n) { return 63 - __builtin_clzll(n); }
 
 // Rounds up to the class's capacity: an eighth of the power of two below, never less than a page.
 size_t class_capacity(size_t n) {
   const size_t step = std::max(kPage, size_t{1} << (log2_floor(n) - kStepsLog2));
-  return (n + step - 1) / step * step;
+  return round_up(n, step);
 }
 
 size_t class_index(size_t capacity) {
@@ -49,10 +63,10 @@ size_t class_index(size_t capacity) {
   return (static_cast<size_t>(log2) << kStepsLog2) | ((capacity >> (log2 - kStepsLog2)) & 7);
 }
 
-struct FreeList {
-  std::mutex mutex;
-  std::vector<void*> blocks;
-};
+template <class T, class Test>
+void erase_if(std::vector<T>& items, Test test) {
+  items.erase(std::remove_if(items.begin(), items.end(), test), items.end());
+}
 
 class Allocator final : public c10::Allocator {
  public:
@@ -67,14 +81,8 @@ class Allocator final : public c10::Allocator {
   void reset_peak() { peak_.store(allocated_.load()); }
 
   void trim() {
-    for (FreeList& list : free_) {
-      std::vector<void*> blocks;
-      {
-        std::lock_guard lock(list.mutex);
-        blocks.swap(list.blocks);
-      }
-      for (void* data : blocks) unmap(data);
-    }
+    std::lock_guard lock(mutex_);
+    trim_locked();
   }
 
   static void release(void* data);
@@ -82,8 +90,7 @@ class Allocator final : public c10::Allocator {
  private:
   void* take(size_t n) {
     void* data = n < kLarge ? from_malloc(n) : from_free_list(class_capacity(n));
-    Header* header = header_of(data);
-    header->requested = n;
+    header_of(data)->requested = n;
     const uint64_t now = allocated_.fetch_add(n) + n;
     uint64_t peak = peak_.load();
     while (peak < now && !peak_.compare_exchange_weak(peak, now)) {
@@ -94,73 +101,104 @@ class Allocator final : public c10::Allocator {
   void give(void* data) {
     const Header* header = header_of(data);
     allocated_.fetch_sub(header->requested);
-    if (header->capacity < kLarge) {
+    if (header->region == nullptr) {
       reserved_.fetch_sub(header->capacity);
       std::free(header_of(data));
       return;
     }
-    FreeList& list = free_[class_index(header->capacity)];
-    std::lock_guard lock(list.mutex);
-    list.blocks.push_back(data);
+    std::lock_guard lock(mutex_);
+    free_[class_index(header->capacity)].push_back(data);
+    --header->region->in_use;
   }
 
   void* from_malloc(size_t n) {
-    const size_t bytes = (sizeof(Header) + n + 63) / 64 * 64;
+    const size_t bytes = round_up(sizeof(Header) + n, 64);
     void* base = std::aligned_alloc(64, bytes);
     TORCH_CHECK(base != nullptr, "out of memory: ", n, " bytes asked of the CPU allocator");
-    auto* header = new (base) Header{n, n};
+    auto* header = new (base) Header{n, n, nullptr};
     reserved_.fetch_add(n);
     return header + 1;
   }
 
   void* from_free_list(size_t capacity) {
-    FreeList& list = free_[class_index(capacity)];
-    {
-      std::lock_guard lock(list.mutex);
-      if (!list.blocks.empty()) {
-        void* data = list.blocks.back();
-        list.blocks.pop_back();
-        return data;
-      }
+    std::lock_guard lock(mutex_);
+    std::vector<void*>& blocks = free_[class_index(capacity)];
+    void* data;
+    if (blocks.empty()) {
+      data = carve(capacity);
+    } else {
+      data = blocks.back();
+      blocks.pop_back();
     }
-    return map(capacity);
+    ++header_of(data)->region->in_use;
+    return data;
   }
 
-  // The header takes the end of a page of its own, so that the data starts on a border. Blocks of a huge page and more start
-  // on the border of one: fewer pages to fault in, and far fewer for the kernel to pin in each transfer.
-  void* map(size_t capacity) {
-    const size_t border = capacity >= kHugePage ? kHugePage : kPage;
-    const size_t mapped = border + capacity;
-    char* base = map_pages(mapped);
-    if (base == nullptr) {
-      trim();
-      base = map_pages(mapped);
-    }
-    TORCH_CHECK(base != nullptr, "out of memory: ", capacity, " bytes asked of the CPU allocator");
-    char* data = base + (border - reinterpret_cast<uintptr_t>(base) % border);
-    if (data - kPage > base) munmap(base, data - kPage - base);
-    if (data + capacity < base + mapped) munmap(data + capacity, base + mapped - data - capacity);
-    if (border == kHugePage) madvise(data, capacity, MADV_HUGEPAGE);
-    new (header_of(data)) Header{capacity, capacity};
+  // The header takes the end of a page of its own, so that the data starts on a border.
+  void* carve(size_t capacity) {
+    const size_t bytes = kPage + capacity;
+    Region* region = room(current_) < bytes ? map_region(bytes) : current_;
+    if (room(region) - bytes > room(current_)) current_ = region;
+    char* data = region->base + region->carved + kPage;
+    region->carved += bytes;
+    new (header_of(data)) Header{capacity, capacity, region};
     reserved_.fetch_add(capacity);
     return data;
   }
 
-  static char* map_pages(size_t bytes) {
-    void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return base == MAP_FAILED ? nullptr : static_cast<char*>(base);
+  static size_t room(const Region* region) { return region == nullptr ? 0 : region->bytes - region->carved; }
+
+  // A block larger than most regions gets one of its own.
+  Region* map_region(size_t at_least) {
+    const size_t bytes = round_up(std::max(at_least, kRegion), kHugePage);
+    char* base = map_huge_pages(bytes);
+    if (base == nullptr) {
+      trim_locked();
+      base = map_huge_pages(bytes);
+    }
+    TORCH_CHECK(base != nullptr, "out of memory: ", at_least, " bytes asked of the CPU allocator");
+    return regions_.emplace_back(std::make_unique<Region>(Region{base, bytes, 0, 0})).get();
   }
 
-  void unmap(void* data) {
-    const size_t capacity = header_of(data)->capacity;
-    reserved_.fetch_sub(capacity);
-    munmap(static_cast<char*>(data) - kPage, kPage + capacity);
+  // `bytes` from the border of a huge page on, or null.
+  static char* map_huge_pages(size_t bytes) {
+    void* mapped = mmap(nullptr, kHugePage + bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) return nullptr;
+    char* start = static_cast<char*>(mapped);
+    char* base = reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(start), kHugePage));
+    char* end = start + kHugePage + bytes;
+    if (base > start) munmap(start, base - start);
+    if (end > base + bytes) munmap(base + bytes, end - base - bytes);
+    madvise(base, bytes, MADV_HUGEPAGE);
+    return base;
+  }
+
+  void trim_locked() {
+    const auto unused = [](const Region& region) { return region.in_use == 0; };
+    for (std::vector<void*>& blocks : free_) {
+      erase_if(blocks, [&](void* data) {
+        const Header* header = header_of(data);
+        if (!unused(*header->region)) return false;
+        reserved_.fetch_sub(header->capacity);
+        return true;
+      });
+    }
+    if (current_ != nullptr && unused(*current_)) current_ = nullptr;
+    erase_if(regions_, [&](const std::unique_ptr<Region>& region) {
+      if (!unused(*region)) return false;
+      munmap(region->base, region->bytes);
+      return true;
+    });
   }
 
   std::atomic<uint64_t> allocated_{0};
   std::atomic<uint64_t> peak_{0};
   std::atomic<uint64_t> reserved_{0};
-  std::array<FreeList, 64 << kStepsLog2> free_;
+  // Over everything below.
+  std::mutex mutex_;
+  std::array<std::vector<void*>, 64 << kStepsLog2> free_;
+  std::vector<std::unique_ptr<Region>> regions_;
+  Region* current_ = nullptr;  // the one with the most room, which is carved next
 };
 
 // Never destroyed: tensors in statics may outlive every destructor.

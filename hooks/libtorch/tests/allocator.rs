@@ -39,8 +39,11 @@ fn large_tensors_are_aligned_and_all_bytes_are_counted() {
     tensors.clear();
     assert_eq!(cpu_memory().allocated, start.allocated);
     assert!(cpu_memory().reserved >= 64 << 20, "freed blocks are kept for reuse");
+    let held = Tensor::ones([200_000], (Kind::Uint8, Device::Cpu));
     trim();
     assert!(cpu_memory().reserved < 64 << 20, "and can be given back");
+    assert_eq!(held.sum(Kind::Int64).int64_value(&[]), 200_000, "but not from under a tensor");
+    drop(held);
 
     let old = Storage::of(&before).expect("a storage");
     assert_eq!(old.capacity(), 100_000, "storages of another allocator end where they end");
