@@ -1,12 +1,10 @@
 //! Raw device ceilings: a plain loop over files written before, with nothing in its way.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,12 +13,9 @@ use anyhow::{Context, Result, ensure};
 use io_uring::{IoUring, opcode, types};
 use rustix::fs::FallocateFlags;
 use serde::Serialize;
-use ssdtrain::store::IoBuf;
+use ssdtrain::store::{AlignedBuf, IoBuf};
 
 use crate::size;
-
-/// What direct I/O wants its memory aligned to.
-const ALIGNMENT: usize = 4096;
 
 /// What a pass does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -59,7 +54,7 @@ pub(crate) struct RawFiles {
     /// Operations per pass over all files.
     operations: u64,
     io_bytes: usize,
-    buffers: Vec<Buffer>,
+    buffers: Vec<AlignedBuf>,
     engine: Engine,
     direct: bool,
 }
@@ -111,11 +106,14 @@ impl RawFiles {
             Engine::Threads
         } else {
             let entries = u32::try_from(depth.next_power_of_two())?;
-            let ring = IoUring::new(entries).context("io_uring is refused; try --backend pool")?;
+            // The flags of the store's ring, where the kernel knows them: one that is interrupted more is no ceiling.
+            let ring = IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(entries);
+            let ring = ring.or_else(|_| IoUring::new(entries));
+            let ring = ring.context("io_uring is refused; try --backend pool")?;
             Engine::Uring(Box::new(ring))
         };
-        let buffers: Option<Vec<Buffer>> =
-            (0..depth).map(|index| Buffer::filled(io_bytes, index as u64)).collect();
+        let buffers: Option<Vec<AlignedBuf>> =
+            (0..depth).map(|index| filled(io_bytes, index as u64)).collect();
         let buffers =
             buffers.with_context(|| format!("no memory for {depth} buffers of {io_bytes} bytes"))?;
         let mut raw = RawFiles { files, operations, io_bytes, buffers, engine, direct };
@@ -163,7 +161,7 @@ impl Plan<'_> {
         (&self.files[(index % files) as usize], within * self.io_bytes as u64, self.mode.writes(within))
     }
 
-    fn run_ring(&self, ring: &mut IoUring, buffers: &[Buffer]) -> Result<()> {
+    fn run_ring(&self, ring: &mut IoUring, buffers: &[AlignedBuf]) -> Result<()> {
         let mut free: Vec<usize> = (0..buffers.len()).collect();
         let mut next = 0;
         let mut failed = Ok(());
@@ -201,10 +199,10 @@ impl Plan<'_> {
         Ok(failed?)
     }
 
-    fn run_threads(&self, buffers: &mut [Buffer]) -> Result<()> {
+    fn run_threads(&self, buffers: &mut [AlignedBuf]) -> Result<()> {
         let next = AtomicU64::new(0);
         thread::scope(|scope| {
-            let work = |buffer: &mut Buffer| loop {
+            let work = |buffer: &mut AlignedBuf| loop {
                 let index = next.fetch_add(1, Ordering::Relaxed);
                 if index >= self.operations {
                     return Ok(());
@@ -234,57 +232,16 @@ fn outcome(result: i32, wanted: usize) -> io::Result<()> {
     }
 }
 
-/// Aligned memory for transfers.
-pub(crate) struct Buffer {
-    memory: NonNull<u8>,
-    layout: Layout,
-}
-
-// SAFETY: the memory is owned by this value alone, and bytes may move between threads.
-unsafe impl Send for Buffer {}
-// SAFETY: through `&Buffer` only the address and the length are reachable.
-unsafe impl Sync for Buffer {}
-
-// SAFETY: the memory is allocated with `layout`, never moved, and freed only on drop; nothing but a transfer reaches
-// the bytes through a shared reference.
-unsafe impl IoBuf for Buffer {
-    fn as_ptr(&self) -> *mut u8 {
-        self.memory.as_ptr()
+/// Memory with bytes that no device can compress or share. None if there is no memory for it.
+pub(crate) fn filled(bytes: usize, seed: u64) -> Option<AlignedBuf> {
+    let mut buffer = AlignedBuf::new(bytes)?;
+    let mut state = seed;
+    for chunk in buffer.as_mut_slice().chunks_mut(8) {
+        // Knuth's MMIX generator; its upper half is random enough.
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        chunk.copy_from_slice(&(state ^ (state >> 32)).to_le_bytes()[..chunk.len()]);
     }
-
-    fn len(&self) -> usize {
-        self.layout.size()
-    }
-}
-
-impl Buffer {
-    /// Memory with bytes that no device can compress or share. None if there is no memory for it.
-    pub(crate) fn filled(bytes: usize, seed: u64) -> Option<Buffer> {
-        let layout = Layout::from_size_align(bytes.max(1), ALIGNMENT).ok()?;
-        // SAFETY: `layout` is at least one byte long.
-        let memory = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        let mut buffer = Buffer { memory, layout };
-        let mut state = seed;
-        for chunk in buffer.as_mut_slice().chunks_mut(8) {
-            // Knuth's MMIX generator; its upper half is random enough.
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            chunk.copy_from_slice(&(state ^ (state >> 32)).to_le_bytes()[..chunk.len()]);
-        }
-        Some(buffer)
-    }
-
-    fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: the memory is valid for `layout.size()` bytes, was zeroed when allocated, and `&mut self` proves
-        // that nobody else reaches it.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr(), self.layout.size()) }
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        // SAFETY: allocated with this very layout, and not freed before.
-        unsafe { dealloc(self.memory.as_ptr(), self.layout) }
-    }
+    Some(buffer)
 }
 
 /// The bytes of a pass: whole values of `value` bytes, as many in each of `parts`, and at least `bytes`.
@@ -313,7 +270,7 @@ mod tests {
                 raw.pass(mode).unwrap();
             }
             for file in &raw.files {
-                let mut first = Buffer::filled(8192, 0).unwrap();
+                let mut first = filled(8192, 0).unwrap();
                 file.read_exact_at(first.as_mut_slice(), (1 << 19) - 8192).unwrap();
                 assert_ne!(first.as_mut_slice(), [0; 8192]);
             }

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use clap::value_parser;
 use serde::Serialize;
-use ssdtrain::store::{Blob, Completion, IoBuf, Store, StoreConfig};
+use ssdtrain::store::{AlignedBuf, Blob, Completion, IoBuf, Store, StoreConfig};
 
 use crate::cache::{Backend, spill_directories};
 use crate::progress::Progress;
-use crate::raw::{Buffer, Mode, RawFiles, rounded};
+use crate::raw::{Mode, RawFiles, filled, rounded};
 use crate::stats::{Estimate, median, ratio_of_medians};
 use crate::{defaults, size, table};
 
@@ -135,7 +135,7 @@ struct Bench {
     raw: RawFiles,
     store: Store,
     blobs: Vec<Arc<Blob>>,
-    buffers: Vec<Arc<Buffer>>,
+    buffers: Vec<Arc<AlignedBuf>>,
 }
 
 impl Bench {
@@ -161,7 +161,7 @@ impl Bench {
         // Enough values under way that the store never waits for the next one.
         let in_flight = (depth as u64 * args.io_bytes).div_ceil(value) + 2;
         let buffers: Option<Vec<_>> =
-            (0..in_flight).map(|index| Buffer::filled(value as usize, index).map(Arc::new)).collect();
+            (0..in_flight).map(|index| filled(value as usize, index).map(Arc::new)).collect();
         let buffers = buffers.context("no memory for the buffers; try a smaller --depth or --io-bytes")?;
         let bench = Bench { directories, bytes, raw, store, blobs: blobs?, buffers };
         bench.store_pass(Mode::Write)?;
