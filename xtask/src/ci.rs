@@ -40,7 +40,7 @@ fn deny() -> Result<()> {
         println!("skipped: cargo-deny is not installed (`cargo install cargo-deny --locked`)");
         return Ok(());
     }
-    run_command(&mut cargo(["deny", "check", "bans", "licenses", "sources"]))
+    run_command(&mut cargo(["deny", "--workspace", "check", "bans", "licenses", "sources"]))
 }
 
 fn lints() -> Result<()> {
