@@ -23,6 +23,7 @@
 //! # }
 //! ```
 
+mod bytes;
 mod cache;
 mod config;
 mod error;
@@ -33,6 +34,7 @@ mod session;
 pub mod store;
 mod telemetry;
 
+pub use bytes::Bytes;
 pub use config::{GIB, KIB, MIB, Policy, TensorCacheBuilder};
 pub use error::{Error, ErrorKind, Result};
 pub use scope::{Scope, scope};

@@ -133,7 +133,7 @@ impl Cache {
             let answer = table.ask(key, round, &mut jobs);
             missed |= !jobs.is_empty();
             if waited.is_none() {
-                table.look_ahead(tape, Some((position, missed)), &mut jobs);
+                table.look_ahead(tape, position, missed, &mut jobs);
             }
             if !jobs.is_empty() {
                 parking_lot::MutexGuard::unlocked(&mut table, || self.submit(jobs));

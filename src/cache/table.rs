@@ -353,9 +353,10 @@ impl Table {
         }
     }
 
-    /// Backward has asked for `position` of `tape`: looks ahead of it by as many bytes as the limits allow.
-    pub(crate) fn look_ahead(&mut self, tape: TapeKey, asked: Option<(usize, bool)>, jobs: &mut Vec<Job>) {
-        if let (Some(tape), Some((position, missed))) = (self.tapes.get_mut(tape), asked) {
+    /// Backward has asked for `position` of `tape`, and `missed` if it has to wait for it: looks ahead by as many bytes
+    /// as the limits allow.
+    pub(crate) fn look_ahead(&mut self, tape: TapeKey, position: usize, missed: bool, jobs: &mut Vec<Job>) {
+        if let Some(tape) = self.tapes.get_mut(tape) {
             tape.asked(position, missed);
         }
         while let Some(key) = self.tapes.get(tape).and_then(Tape::ahead) {

@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::file::Extent;
-use super::stats::Human;
 use super::stripe::{self, Span};
+use crate::bytes::Bytes;
 use crate::mem::round_to_block;
 
 /// Set in [`Blob::checksum`] when the low 32 bits hold one.
@@ -71,7 +71,7 @@ impl Blob {
 /// For messages: `4.2 MiB at offset 12345678 of the spill file in /mnt/nvme`.
 impl fmt::Display for Blob {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", Human(self.len))?;
+        write!(f, "{}", Bytes(self.len))?;
         for (index, piece) in self.pieces.iter().enumerate() {
             let word = if index == 0 { "at" } else { "and" };
             write!(f, " {word} offset {} of the {}", piece.offset(), piece.file().place())?;

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::extent::{MAX_FILE_BYTES, Slot, Space};
 use super::open::{create_nameless, free_bytes, set_direct};
-use super::stats::Human;
+use crate::bytes::Bytes;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::BLOCK;
 
@@ -85,7 +85,7 @@ impl SpillFile {
         if let Ok(free) = free_bytes(&file)
             && free < cap_bytes
         {
-            let (free, share) = (Human(free), Human(cap_bytes));
+            let (free, share) = (Bytes(free), Bytes(cap_bytes));
             tracing::info!("spill directory {shown} has {free} free, less than the {share} it may take");
         }
         let mut spill =

@@ -51,8 +51,9 @@ pub use stats::StoreStats;
 
 use self::file::{Full, SpillFile};
 use self::path::Medium;
-use self::stats::{Counters, Human};
+use self::stats::Counters;
 use self::transfer::{Rules, Transfer, complete};
+use crate::bytes::Bytes;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::round_to_block;
 pub use crate::mem::{AlignedBuf, BLOCK, IoBuf};
@@ -167,7 +168,7 @@ impl Store {
                 }
             }
         }
-        let (asked, taken, cap) = (Human(bytes), Human(self.reserved_bytes()), Human(self.cap_bytes()));
+        let (asked, taken, cap) = (Bytes(bytes), Bytes(self.reserved_bytes()), Bytes(self.cap_bytes()));
         let message = format!(
             "no room for {asked} in the spill files: {taken} of at most {cap} are taken{}; raise the cap, or name \
              larger disks",

@@ -1,6 +1,5 @@
 //! What a store has done so far.
 
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Counts since the store was opened, and how full it is now.
@@ -56,39 +55,5 @@ impl Counters {
             reserved_bytes,
             file_bytes,
         }
-    }
-}
-
-/// A byte count for people, such as `4.2 MiB`.
-pub(super) struct Human(pub(super) u64);
-
-impl fmt::Display for Human {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0 < 1 << 10 {
-            return write!(f, "{} B", self.0);
-        }
-        let mut value = self.0 as f64;
-        let mut unit = "B";
-        for larger in ["KiB", "MiB", "GiB", "TiB"] {
-            if value < 1024.0 {
-                break;
-            }
-            value /= 1024.0;
-            unit = larger;
-        }
-        write!(f, "{value:.1} {unit}")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bytes_read_well() {
-        for (bytes, text) in [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (4_404_020, "4.2 MiB")] {
-            assert_eq!(Human(bytes).to_string(), text);
-        }
-        assert_eq!(Human(5 << 40).to_string(), "5.0 TiB");
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::stats::{Counters, Tally};
+use crate::bytes::Bytes;
 
 /// What one step did. Bytes are those of whole storages, the unit that is moved.
 #[derive(Clone, Debug, Default)]
@@ -122,23 +123,15 @@ impl fmt::Display for StepReport {
             "step {}: {:.1} ms, activation peak {}; saved {}, offloaded {}, deduplicated {}, forwarded {}, loaded {}; stalled {:.1} ms; {}",
             self.step,
             self.wall.as_secs_f64() * 1e3,
-            Mib(self.act_peak_bytes),
-            Mib(self.saved.bytes),
-            Mib(self.offloaded.bytes),
-            Mib(self.deduplicated.bytes),
-            Mib(self.forwarded.bytes),
-            Mib(self.loaded.bytes),
+            Bytes(self.act_peak_bytes),
+            Bytes(self.saved.bytes),
+            Bytes(self.offloaded.bytes),
+            Bytes(self.deduplicated.bytes),
+            Bytes(self.forwarded.bytes),
+            Bytes(self.loaded.bytes),
             self.stall.total().as_secs_f64() * 1e3,
             self.io_path,
         )?;
         self.warnings.iter().try_for_each(|warning| write!(f, "\n  warning: {warning}"))
-    }
-}
-
-struct Mib(u64);
-
-impl fmt::Display for Mib {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:.1} MiB", self.0 as f64 / f64::from(1 << 20))
     }
 }
