@@ -2,12 +2,16 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
+use tch::Device;
 use tch::nn::{VarStore, Variables};
 
+use crate::device::{Cuda, Simulated};
 use crate::error::{Error, ErrorKind, Result};
 use crate::session::TensorCache;
-use crate::store::{BackendKind, StoreConfig};
+use crate::store::{BackendKind, Store, StoreConfig};
+use crate::tier::{DiskTier, HostSettings, HostTier, PoolSize, Tier};
 
 /// One kibibyte.
 pub const KIB: u64 = 1 << 10;
@@ -19,7 +23,8 @@ pub const GIB: u64 = 1 << 30;
 /// What becomes of saved tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
-    /// All that can be moved and is worth it goes to the disk.
+    /// All that can be moved and is worth it leaves the device: from a GPU to pinned host memory and on to the disk, from the CPU
+    /// to the disk.
     #[default]
     Offload,
     /// Everything stays on the device, as without a cache; only the counting is done. Needs no spill directory.
@@ -37,8 +42,12 @@ pub struct TensorCacheBuilder {
     pub(crate) store: StoreConfig,
     pub(crate) policy: Policy,
     pub(crate) min_bytes: u64,
+    pub(crate) device: Option<Device>,
     pub(crate) device_budget: u64,
+    pub(crate) host_pool: Option<u64>,
     pub(crate) prefetch: u64,
+    pub(crate) read_ahead: u64,
+    pub(crate) simulated: Option<Duration>,
     pub(crate) keep_last: usize,
     pub(crate) require_direct_io: bool,
     pub(crate) fail_if_nothing_offloaded: bool,
@@ -51,8 +60,12 @@ impl Default for TensorCacheBuilder {
             store: StoreConfig::default(),
             policy: Policy::default(),
             min_bytes: 64 * KIB,
+            device: None,
             device_budget: u64::MAX,
+            host_pool: None,
             prefetch: 64 * MIB,
+            read_ahead: GIB,
+            simulated: None,
             keep_last: 0,
             require_direct_io: false,
             fail_if_nothing_offloaded: false,
@@ -62,7 +75,15 @@ impl Default for TensorCacheBuilder {
 }
 
 impl TensorCacheBuilder {
-    /// Adds a directory to spill to. Give one per SSD: their speeds add up.
+    /// The device whose tensors are moved; what is saved on others stays. Default: that of the first
+    /// [`parameters`](TensorCacheBuilder::parameters), or else the CPU. For CUDA call [`load_cuda`](crate::load_cuda) first.
+    pub fn device(mut self, device: Device) -> Self {
+        self.device = Some(device);
+        self
+    }
+
+    /// Adds a directory to spill to. Give one per SSD: their speeds add up. Tensors of a GPU go there when the host pool has no more
+    /// room for them; without a directory they then stay on the device.
     pub fn spill_to(mut self, directory: impl Into<PathBuf>) -> Self {
         self.store.directories.push(directory.into());
         self
@@ -80,16 +101,39 @@ impl TensorCacheBuilder {
         self
     }
 
-    /// Most activation bytes the cache may have on the device: on their way out, back early, and kept by scope. A thread that
-    /// saves more waits for a store. Default: no limit.
+    /// Pinned host memory for tensors of a GPU, in bytes, all of it pinned by `build`. 0: no more than the way between device and disk
+    /// needs, for one storage at least. Default: as much as the first step asks for, at most half of the memory that is available;
+    /// the first step is slow then. CPU tensors need none.
+    pub fn host_pool(mut self, bytes: u64) -> Self {
+        self.host_pool = Some(bytes);
+        self
+    }
+
+    /// Most activation bytes the cache may have on the device: on their way out, back early, and kept by scope. A CPU thread that
+    /// saves more waits for a store; a GPU is told to wait, in the order of its queue, so that the peak does not depend on how far the
+    /// thread is ahead of it. A GPU's budget is used to the full: what fits stays until backward wants it. Default: no limit.
     pub fn device_budget(mut self, bytes: u64) -> Self {
         self.device_budget = bytes;
         self
     }
 
-    /// Bytes loaded ahead of what backward has asked for. Default: 64 MiB.
+    /// Bytes loaded to the device ahead of what backward has asked for. Default: 64 MiB.
     pub fn prefetch(mut self, bytes: u64) -> Self {
         self.prefetch = bytes;
+        self
+    }
+
+    /// Bytes read from the disk into the host pool ahead of the loads to a GPU. Default: 1 GiB.
+    pub fn read_ahead(mut self, bytes: u64) -> Self {
+        self.read_ahead = bytes;
+        self
+    }
+
+    /// Puts a device made of threads, each of whose copies takes `delay` longer, in the CPU's place; for tests of the way a GPU's
+    /// tensors take.
+    #[doc(hidden)]
+    pub fn simulated_device(mut self, delay: Duration) -> Self {
+        self.simulated = Some(delay);
         self
     }
 
@@ -109,6 +153,7 @@ impl TensorCacheBuilder {
     /// Leaves the variables of `vs` in the graph, those added to it later included: they stay in memory anyway. A parameter that is
     /// not named this way is handled correctly, but written to disk for nothing.
     pub fn parameters(mut self, vs: &VarStore) -> Self {
+        self.device = self.device.or_else(|| Some(vs.device()));
         self.parameters.push(Arc::clone(&vs.variables_));
         self
     }
@@ -143,17 +188,66 @@ impl TensorCacheBuilder {
         self
     }
 
-    /// Opens the spill files and makes the cache. Errors name the setting or the directory that cannot be used.
+    /// Opens the spill files, pins the host pool and makes the cache. Errors name the setting, the directory or the device that
+    /// cannot be used.
     pub fn build(self) -> Result<TensorCache> {
-        if self.policy == Policy::Offload
-            && self.store.directories.is_empty()
-            && self.store.backend != BackendKind::Memory
-        {
-            return Err(Error::new(
-                ErrorKind::Config,
-                "no spill directory: call spill_to(directory) before build()",
-            ));
-        }
         TensorCache::open(self)
     }
+
+    /// The device whose tensors are moved.
+    pub(crate) fn target(&self) -> Device {
+        self.device.unwrap_or(Device::Cpu)
+    }
+
+    /// The spill files, if any were asked for.
+    pub(crate) fn open_store(&self) -> Result<Option<Store>> {
+        if self.store.directories.is_empty() && self.store.backend != BackendKind::Memory {
+            return Ok(None);
+        }
+        Store::open(self.store.clone()).map(Some)
+    }
+
+    /// What lies below the device.
+    pub(crate) fn open_tier(&self, store: Option<Store>) -> Result<Option<Arc<dyn Tier>>> {
+        if self.policy == Policy::Keep {
+            return Ok(None);
+        }
+        let pool = match self.host_pool {
+            None => PoolSize::Learned { cap: available_memory() / 2 },
+            Some(0) => PoolSize::Bounce,
+            Some(bytes) => PoolSize::Fixed(bytes),
+        };
+        let settings = HostSettings { pool, read_ahead: self.read_ahead };
+        if pool == PoolSize::Bounce && store.is_none() {
+            return Err(Error::new(
+                ErrorKind::Config,
+                "host_pool(0) without a spill directory leaves no place to offload to: give one of them",
+            ));
+        }
+        Ok(Some(match (self.target(), self.simulated, store) {
+            (Device::Cpu, Some(delay), store) => HostTier::new(Simulated::start(delay)?, store, settings)?,
+            (Device::Cpu, None, Some(store)) => Arc::new(DiskTier::new(store)),
+            (Device::Cpu, None, None) => {
+                return Err(Error::new(
+                    ErrorKind::Config,
+                    "no spill directory: call spill_to(directory) before build()",
+                ));
+            }
+            (Device::Cuda(index), _, store) => HostTier::new(Cuda::open(index)?, store, settings)?,
+            (other, ..) => {
+                return Err(Error::new(
+                    ErrorKind::Config,
+                    format!("device: tensors on {other:?} cannot be moved; only CPU and CUDA ones can"),
+                ));
+            }
+        }))
+    }
+}
+
+/// Memory that could be had now, in bytes; all there is where the kernel does not say.
+fn available_memory() -> u64 {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = info.lines().find(|line| line.starts_with("MemAvailable:"));
+    let kib = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+    kib.map_or(u64::MAX, |kib| kib << 10)
 }

@@ -22,6 +22,8 @@ pub enum ErrorKind {
     Unmet,
     /// libtorch refused an operation.
     Torch,
+    /// The GPU, its driver or host memory pinned for it refused an operation, or is not there.
+    Device,
 }
 
 /// An error of the library: a kind to act on and one line that says what happened, to what, and what to do.

@@ -26,6 +26,7 @@
 mod bytes;
 mod cache;
 mod config;
+mod device;
 mod error;
 mod mem;
 mod policy;
@@ -33,11 +34,13 @@ mod scope;
 mod session;
 pub mod store;
 mod telemetry;
+mod tier;
 
 pub use bytes::Bytes;
 pub use config::{GIB, KIB, MIB, Policy, TensorCacheBuilder};
 pub use error::{Error, ErrorKind, Result};
 pub use scope::{Scope, scope};
 pub use session::{Backward, Entered, Held, Step, StepHandle, TensorCache};
+pub use ssdtrain_libtorch::load_cuda;
 pub use store::BackendKind;
 pub use telemetry::{KeptReport, ScopeReport, StallReport, StepReport, Tally};

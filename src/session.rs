@@ -9,7 +9,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{Storage, StorageId};
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use crate::cache::{Cache, Limits, NO_TAPE, Recorder, StepContext, TapeKey};
 use crate::config::{Policy, TensorCacheBuilder};
@@ -18,6 +18,7 @@ use crate::policy::Filter;
 use crate::scope::{self, Scope};
 use crate::store::{Store, StoreStats};
 use crate::telemetry::{ScopeId, ScopeRecord, StepReport};
+use crate::tier::Tier;
 
 /// Takes the tensors autograd saves off the device and has them back before backward asks.
 ///
@@ -25,6 +26,7 @@ use crate::telemetry::{ScopeId, ScopeRecord, StepReport};
 /// saved through it can still be asked for, and the spill files go when the last of them is gone.
 pub struct TensorCache {
     cache: Arc<Cache>,
+    device: Device,
     config: TensorCacheBuilder,
     steps: AtomicU64,
     /// The scopes that the step before says are last.
@@ -40,7 +42,7 @@ impl TensorCache {
     pub(crate) fn open(config: TensorCacheBuilder) -> Result<TensorCache> {
         let store = match config.policy {
             Policy::Keep => None,
-            Policy::Offload => Some(Store::open(config.store.clone())?),
+            Policy::Offload => config.open_store()?,
         };
         TensorCache::over(store, config)
     }
@@ -60,7 +62,8 @@ impl TensorCache {
         let limits =
             Limits { device_budget: config.device_budget, prefetch: config.prefetch, stores_in_flight };
         Ok(TensorCache {
-            cache: Arc::new(Cache::new(store, limits)),
+            cache: Cache::new(config.open_tier(store)?, limits),
+            device: config.target(),
             config,
             steps: AtomicU64::new(0),
             last_scopes: Mutex::default(),
@@ -81,17 +84,18 @@ impl TensorCache {
             cache: Arc::clone(&self.cache),
             number,
             filter: Filter { keep_all: self.config.policy == Policy::Keep, min_bytes: self.config.min_bytes },
+            device: self.device,
             parameters: self.parameters(),
             kept_scopes: self.last_scopes.lock().clone(),
             counters: Arc::default(),
             record: ScopeRecord::default(),
             tape: AtomicUsize::new(tape),
         });
-        torch::reset_peak();
+        torch::reset_peak(self.device);
         let handle = StepHandle(context);
         Step {
             start: Instant::now(),
-            allocated: torch::cpu_memory().allocated,
+            allocated: torch::memory(self.device).allocated,
             peak: Mutex::new(None),
             tapes: Mutex::new(vec![tape]),
             _entered: handle.enter(),
@@ -107,14 +111,17 @@ impl TensorCache {
 
     /// Which way bytes go: backend, direct or buffered, and why not a faster one.
     pub fn io_path(&self) -> String {
-        self.cache
-            .store()
-            .map_or_else(|| "none: everything is kept".to_owned(), |store| store.path().to_string())
+        self.cache.tier().map_or_else(|| "none: everything is kept".to_owned(), Tier::path)
     }
 
-    /// What the store has done since the cache was built; none if everything is kept.
+    /// What the spill files have seen since the cache was built; none if there are none.
     pub fn store_stats(&self) -> Option<StoreStats> {
-        self.cache.store().map(Store::stats)
+        self.cache.tier().and_then(Tier::store).map(Store::stats)
+    }
+
+    /// Host memory pinned for the device, in bytes.
+    pub fn pinned_bytes(&self) -> u64 {
+        self.cache.tier().map_or(0, Tier::pinned_bytes)
     }
 
     /// What the cache holds now: all zero once every graph of its steps is gone.
@@ -180,7 +187,7 @@ impl Step<'_> {
     /// Runs backward from the scalar `loss`, keeping the graph for another backward or recording one of the gradients.
     pub fn backward_with(&self, loss: &Tensor, options: Backward) -> Result<()> {
         let outcome = torch::backward(loss, options.retain_graph, options.create_graph);
-        let peak = torch::cpu_memory().peak;
+        let peak = torch::memory(self.cache.device).peak;
         let mut highest = self.peak.lock();
         *highest = Some(highest.unwrap_or(0).max(peak));
         outcome.map_err(|error| Error::new(ErrorKind::Torch, error.to_string()))
@@ -196,9 +203,9 @@ impl Step<'_> {
         self.handle.0.tape.store(tapes[index], Ordering::Release);
     }
 
-    /// Waits until all that was saved so far has reached the disk, or is known to stay on the device.
+    /// Lets all that was saved so far, and is not to stay, leave the device; waits until it has left, or is known to stay.
     pub fn flush(&self) {
-        self.cache.cache.quiesce();
+        self.cache.cache.flush(&self.handle.0.counters);
     }
 
     /// Lets other threads take part in the step.
@@ -210,8 +217,11 @@ impl Step<'_> {
     /// not met.
     pub fn finish(self) -> Result<StepReport> {
         let context = Arc::clone(&self.handle.0);
-        let peak = self.peak.lock().unwrap_or_else(|| torch::cpu_memory().peak);
+        let peak = self.peak.lock().unwrap_or_else(|| torch::memory(self.cache.device).peak);
         context.cache.quiesce();
+        if let Some(tier) = context.cache.tier() {
+            tier.settle();
+        }
         let mut report = StepReport {
             step: context.number,
             wall: self.start.elapsed(),
@@ -255,7 +265,7 @@ fn warnings(report: &StepReport) -> Vec<String> {
     }
     if report.kept.no_room.count > 0 {
         warnings.push(format!(
-            "{} storages ({} bytes) stayed in memory: the spill files had no room for them, or stores kept failing",
+            "{} storages ({} bytes) stayed in memory: host pool and spill files had no room for them, or stores kept failing",
             report.kept.no_room.count, report.kept.no_room.bytes
         ));
     }

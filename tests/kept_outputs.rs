@@ -5,13 +5,14 @@ mod common;
 
 use common::{everything, leaf, randn};
 use ssdtrain::{Policy, TensorCache, TensorCacheBuilder};
-use ssdtrain_libtorch::cpu_memory;
+use ssdtrain_libtorch::memory;
+use tch::Device;
 use tch::Kind;
 
 /// Bytes still allocated after graphs were built and dropped, some after a backward and some without.
 fn left(builder: TensorCacheBuilder) -> u64 {
     let cache = builder.build().unwrap();
-    let before = cpu_memory().allocated;
+    let before = memory(Device::Cpu).allocated;
     let x = leaf(&randn(&[64, 64]));
     for index in 0..20 {
         let step = cache.step();
@@ -24,7 +25,7 @@ fn left(builder: TensorCacheBuilder) -> u64 {
         step.finish().unwrap();
     }
     drop(x);
-    cpu_memory().allocated - before
+    memory(Device::Cpu).allocated - before
 }
 
 #[test]

@@ -1,17 +1,17 @@
 //! The life of one entry as a table of edges: pure, so that it can be read, documented and model-checked by itself.
 
-/// Where the bytes of an entry are. On CPU tensors device and host are one, so four of the design's states fall together.
+/// Where the bytes of an entry are, as the device sees it. What lies below the device is its tier's business.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum State {
     /// Only on the device; a store is queued.
     Device,
     /// On the device; a store is under way.
-    Writing,
-    /// Only on the disk.
-    Disk,
-    /// On the disk; a load is under way.
-    Reading,
-    /// On the device again, with a good copy on the disk.
+    Storing,
+    /// Only in the tier below.
+    Away,
+    /// Below; a load is under way.
+    Loading,
+    /// On the device again, with a good copy below.
     Loaded,
     /// Only on the device, and to stay there.
     Kept,
@@ -23,7 +23,7 @@ pub(crate) enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Edge {
     StoreIssued,
-    /// There is no room on the disk, or stores are off.
+    /// There is no room below, or stores are off.
     StoreRefused,
     /// Backward asked before the store began.
     Cancelled,
@@ -34,7 +34,7 @@ pub(crate) enum Edge {
     LoadIssued,
     Loaded,
     LoadFailed,
-    /// Every handle has been served: the device copy goes, the disk copy stays for a second backward.
+    /// Every handle has been served: the device copy goes, the one below stays for a second backward.
     Evicted,
 }
 
@@ -43,7 +43,7 @@ pub(crate) enum Edge {
 pub(crate) enum Owner {
     /// The thread that moves the store queue on: the one that saves a tensor, or the I/O thread that just finished a store.
     Pump,
-    /// The I/O thread on which the transfer completes.
+    /// Whoever completes the transfer: the I/O thread, or where storages leave in stream order the thread that queues the wait.
     Io,
     /// The thread that unpacks: autograd's.
     Backward,
@@ -51,17 +51,17 @@ pub(crate) enum Owner {
 
 /// Every edge there is: from, what happens, to, and who takes it.
 pub(crate) const EDGES: [(State, Edge, State, Owner); 11] = [
-    (State::Device, Edge::StoreIssued, State::Writing, Owner::Pump),
+    (State::Device, Edge::StoreIssued, State::Storing, Owner::Pump),
     (State::Device, Edge::StoreRefused, State::Kept, Owner::Pump),
     (State::Device, Edge::Cancelled, State::Kept, Owner::Backward),
-    (State::Writing, Edge::Stored, State::Disk, Owner::Io),
-    (State::Writing, Edge::StoredInUse, State::Loaded, Owner::Io),
-    (State::Writing, Edge::StoreFailed, State::Kept, Owner::Io),
-    (State::Disk, Edge::LoadIssued, State::Reading, Owner::Backward),
-    (State::Disk, Edge::LoadFailed, State::Lost, Owner::Backward),
-    (State::Reading, Edge::Loaded, State::Loaded, Owner::Io),
-    (State::Reading, Edge::LoadFailed, State::Lost, Owner::Io),
-    (State::Loaded, Edge::Evicted, State::Disk, Owner::Backward),
+    (State::Storing, Edge::Stored, State::Away, Owner::Io),
+    (State::Storing, Edge::StoredInUse, State::Loaded, Owner::Io),
+    (State::Storing, Edge::StoreFailed, State::Kept, Owner::Io),
+    (State::Away, Edge::LoadIssued, State::Loading, Owner::Backward),
+    (State::Away, Edge::LoadFailed, State::Lost, Owner::Backward),
+    (State::Loading, Edge::Loaded, State::Loaded, Owner::Io),
+    (State::Loading, Edge::LoadFailed, State::Lost, Owner::Io),
+    (State::Loaded, Edge::Evicted, State::Away, Owner::Backward),
 ];
 
 impl State {
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     const ALL: [State; 7] =
-        [State::Device, State::Writing, State::Disk, State::Reading, State::Loaded, State::Kept, State::Lost];
+        [State::Device, State::Storing, State::Away, State::Loading, State::Loaded, State::Kept, State::Lost];
 
     #[test]
     fn no_two_edges_leave_a_state_for_the_same_reason() {
@@ -114,7 +114,7 @@ mod tests {
         }
         // While a transfer is under way only the thread that completes it may move the entry on.
         for (from, _, _, owner) in EDGES {
-            assert_eq!(matches!(from, State::Writing | State::Reading), owner == Owner::Io);
+            assert_eq!(matches!(from, State::Storing | State::Loading), owner == Owner::Io);
         }
     }
 }

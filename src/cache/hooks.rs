@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use ssdtrain_libtorch::{Handle, Packed, SavedTensor, SavedTensorHooks, Storage, StorageId};
+use tch::Device;
 
 use super::table::EntryKey;
 use super::{Cache, TapeKey};
@@ -17,6 +18,8 @@ pub(crate) struct StepContext {
     pub(crate) cache: Arc<Cache>,
     pub(crate) number: u64,
     pub(crate) filter: Filter,
+    /// Whose tensors are moved.
+    pub(crate) device: Device,
     /// Storages of the parameters; the parameters themselves are held by whoever made the set, so that no address is reused.
     pub(crate) parameters: HashSet<StorageId>,
     /// Scopes whose tensors stay on the device.
@@ -38,7 +41,7 @@ impl SavedTensorHooks for Recorder {
         step.counters.saved.add(bytes);
         let scope_kept = step.kept_scopes.contains(&scope);
         let placement = step.filter.place(Facts {
-            movable: saved.eligible() && saved.device() == tch::Device::Cpu,
+            movable: saved.eligible() && saved.device() == step.device,
             parameter: saved.storage_id().is_some_and(|id| step.parameters.contains(&id)),
             storage_bytes: bytes,
             scope_kept,
@@ -56,7 +59,7 @@ impl SavedTensorHooks for Recorder {
                 return Ok(Packed::Keep);
             }
         }
-        let keep = placement != Placement::Disk;
+        let keep = placement != Placement::Move;
         step.record.add(scope, bytes, keep);
         let tape = step.tape.load(Ordering::Acquire);
         let Some((key, position)) = step.cache.save(saved, keep, step, scope, tape) else {

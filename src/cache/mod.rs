@@ -3,7 +3,6 @@
 //! `entry` is the life of one entry, `tape` the order within a micro-batch, `table` the books behind one lock. This module
 //! is the mechanism around them: it takes the lock, hands transfers to the store after releasing it, and waits.
 
-mod buffer;
 mod entry;
 mod hooks;
 #[cfg(test)]
@@ -14,40 +13,52 @@ mod tape;
 use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use ssdtrain_libtorch::{SavedTensor, Storage};
 
-use self::buffer::StorageBuf;
 pub(crate) use self::hooks::{Recorder, StepContext};
-use self::table::{Answer, EntryKey, Job, Saved, Table};
+use self::table::{Answer, EntryKey, Job, Saved, Squeeze, Table};
 pub(crate) use self::table::{Limits, NO_TAPE, TapeKey};
-use crate::store::Store;
-use crate::telemetry::{Counters, ScopeId, Scopes};
+use crate::telemetry::{Cause, Counters, ScopeId, Scopes};
+use crate::tier::{Parcel, Tier};
 
 pub(crate) struct Cache {
     /// None when the policy is to keep everything.
-    store: Option<Store>,
+    tier: Option<Arc<dyn Tier>>,
     table: Mutex<Table>,
-    /// Signalled when a transfer ends.
+    /// Signalled when a transfer ends or room appears.
     changed: Condvar,
     pub(crate) scopes: Arc<Scopes>,
 }
 
 impl Cache {
-    pub(crate) fn new(store: Option<Store>, limits: Limits) -> Cache {
-        Cache {
-            store,
-            table: Mutex::new(Table::new(limits)),
+    pub(crate) fn new(tier: Option<Arc<dyn Tier>>, limits: Limits) -> Arc<Cache> {
+        let cache = Arc::new(Cache {
+            tier: tier.clone(),
+            table: Mutex::new(Table::new(tier, limits)),
             changed: Condvar::new(),
             scopes: Arc::default(),
+        });
+        if let Some(tier) = &cache.tier {
+            let this = Arc::downgrade(&cache);
+            tier.when_room(Box::new(move || {
+                let Some(cache) = this.upgrade() else { return };
+                // Whoever found no room holds the lock until it waits.
+                drop(cache.table.lock());
+                cache.changed.notify_all();
+            }));
         }
+        cache
     }
 
-    pub(crate) fn store(&self) -> Option<&Store> {
-        self.store.as_ref()
+    pub(crate) fn tier(&self) -> Option<&dyn Tier> {
+        self.tier.as_deref()
     }
 
     pub(crate) fn begin_step(&self) -> TapeKey {
+        if let Some(tier) = &self.tier {
+            tier.begin_step();
+        }
         let mut table = self.table.lock();
         table.begin_step();
         table.open_tape()
@@ -61,11 +72,29 @@ impl Cache {
         self.table.lock().close_tape(tape);
     }
 
-    /// Waits until no transfer is under way.
+    /// Waits until no transfer is under way that a thread has to wait for.
     pub(crate) fn quiesce(&self) {
         let mut table = self.table.lock();
         while table.transfers() > 0 {
             self.changed.wait(&mut table);
+        }
+    }
+
+    /// Stores all that is to leave, and lets it leave. What finds no room below stays.
+    pub(crate) fn flush(self: &Arc<Self>, counters: &Arc<Counters>) {
+        let mut table = self.table.lock();
+        loop {
+            let mut jobs = Vec::new();
+            let all = table.pump_all(&mut jobs);
+            let begun = !jobs.is_empty();
+            MutexGuard::unlocked(&mut table, || self.submit(jobs));
+            if let Some((key, parcel)) = table.oldest_leaving() {
+                self.let_go(&mut table, key, &*parcel, counters);
+            } else if table.transfers() > 0 || !(all || begun) {
+                self.changed.wait(&mut table);
+            } else if all {
+                return;
+            }
         }
     }
 
@@ -89,7 +118,7 @@ impl Cache {
         let mut jobs = Vec::new();
         let place = {
             let mut table = self.table.lock();
-            // Waiting lets go of the lock, so all is looked at anew after it.
+            // Making room lets go of the lock, so all is looked at anew after it.
             let key = loop {
                 if !table.is_open(tape) {
                     return None;
@@ -98,26 +127,68 @@ impl Cache {
                     counters.deduplicated.add(bytes);
                     break key;
                 }
-                if !table.must_wait(bytes) {
+                if self.fits(&mut table, bytes, counters, true) {
                     let (storage, counters) = (saved.storage()?, Arc::clone(counters));
                     let saved = Saved { storage, version, scope, step: step.number, counters };
                     break table.insert(saved, keep);
                 }
-                let start = Instant::now();
-                self.changed.wait(&mut table);
-                counters.stall_budget.add_since(start);
             };
             let position = table.attach(key, tape);
-            if let Some(store) = &self.store {
-                table.pump(store, &mut jobs);
-            }
+            table.pump(&mut jobs);
             (key, position)
         };
         self.submit(jobs);
         Some(place)
     }
 
-    /// Serves one handle: from the device where it can, from the disk where it must.
+    /// Whether `bytes` more fit the device budget, or no room can be made for them. If not, this has made some room, or has waited
+    /// for it if it may.
+    fn fits(
+        self: &Arc<Self>,
+        table: &mut MutexGuard<'_, Table>,
+        bytes: u64,
+        counters: &Arc<Counters>,
+        may_wait: bool,
+    ) -> bool {
+        let mut jobs = Vec::new();
+        match table.squeeze(bytes, &mut jobs) {
+            Squeeze::Fits => true,
+            Squeeze::Begun => {
+                MutexGuard::unlocked(table, || self.submit(jobs));
+                false
+            }
+            Squeeze::LetGo(key, parcel) => !self.let_go(table, key, &*parcel, counters),
+            Squeeze::Wait(cause) if may_wait => {
+                let start = Instant::now();
+                self.changed.wait(table);
+                counters.stalled(cause, start.elapsed());
+                false
+            }
+            Squeeze::Wait(_) => true,
+        }
+    }
+
+    /// Has the device wait for a store and lets its storage go; false if the device refuses to.
+    fn let_go(
+        &self,
+        table: &mut MutexGuard<'_, Table>,
+        key: EntryKey,
+        parcel: &dyn Parcel,
+        counters: &Arc<Counters>,
+    ) -> bool {
+        let ordered = MutexGuard::unlocked(table, || parcel.order(Cause::DeviceBudget, counters));
+        if let Err(error) = &ordered {
+            tracing::warn!(%error, "a storage cannot leave the device");
+        }
+        let bytes = table.entry(key).map_or(0, |entry| entry.bytes);
+        let outcome = ordered.map_err(|error| error.to_string());
+        let left = outcome.is_ok();
+        let gone = table.stored(key, bytes, outcome);
+        MutexGuard::unlocked(table, || drop(gone));
+        left
+    }
+
+    /// Serves one handle: from the device where it can, from below where it must.
     fn fetch(
         self: &Arc<Self>,
         key: EntryKey,
@@ -129,6 +200,9 @@ impl Cache {
         let mut waited: Option<(Instant, Arc<Counters>)> = None;
         let mut missed = false;
         loop {
+            if let Some((bytes, counters)) = table.away(key) {
+                while !self.fits(&mut table, bytes, &counters, false) {}
+            }
             let mut jobs = Vec::new();
             let answer = table.ask(key, round, &mut jobs);
             missed |= !jobs.is_empty();
@@ -136,12 +210,16 @@ impl Cache {
                 table.look_ahead(tape, position, missed, &mut jobs);
             }
             if !jobs.is_empty() {
-                parking_lot::MutexGuard::unlocked(&mut table, || self.submit(jobs));
+                MutexGuard::unlocked(&mut table, || self.submit(jobs));
             }
             match answer {
-                Answer::Here(storage) => {
+                Answer::Here(storage, order) => {
+                    drop(table);
                     if let Some((start, counters)) = waited {
-                        counters.stall_load.add_since(start);
+                        counters.stalled(Cause::Load, start.elapsed());
+                    }
+                    if let Some((parcel, counters)) = order {
+                        parcel.order(Cause::CopyIn, &counters).map_err(|error| error.to_string())?;
                     }
                     return Ok(storage);
                 }
@@ -162,30 +240,30 @@ impl Cache {
     /// The graph has let go of a handle.
     fn release(&self, key: EntryKey, tape: TapeKey, round: u64) {
         let gone = self.table.lock().release(key, tape, round);
+        if let Some(parcel) = gone.as_ref().and_then(|entry| entry.parcel.as_ref()) {
+            parcel.abandon();
+        }
         drop(gone);
     }
 
-    /// Hands transfers to the store. Called without the lock.
+    /// Hands transfers to the tier. Called without the lock.
     fn submit(self: &Arc<Self>, jobs: Vec<Job>) {
-        let Some(store) = &self.store else { return };
         for job in jobs {
             let cache = Arc::clone(self);
             match job {
-                Job::Store { key, blob, from } => {
-                    let bytes = blob.len();
-                    let done = move |outcome: crate::Result<()>| cache.stored(key, bytes, outcome);
-                    store.write(blob, Arc::new(StorageBuf::new(from)), Box::new(done));
+                Job::Store { key, parcel, from } => {
+                    let bytes = from.bytes();
+                    parcel.store(from, Box::new(move |outcome| cache.stored(key, bytes, outcome)));
                 }
-                Job::Load { key, blob, into } => {
-                    let bytes = blob.len();
-                    let done = move |outcome: crate::Result<()>| cache.loaded(key, bytes, outcome);
-                    store.read(blob, Arc::new(StorageBuf::new(into)), Box::new(done));
+                Job::Load { key, parcel, into } => {
+                    let bytes = into.bytes();
+                    parcel.load(into, Box::new(move |outcome| cache.loaded(key, bytes, outcome)));
                 }
             }
         }
     }
 
-    /// Runs on the I/O thread when a store is over.
+    /// Runs when a store is over, on the I/O thread as a rule.
     fn stored(self: Arc<Self>, key: EntryKey, bytes: u64, outcome: crate::Result<()>) {
         if let Err(error) = &outcome {
             tracing::debug!(%error, bytes, "a store failed; its tensor stays on the device");
@@ -194,9 +272,7 @@ impl Cache {
         let gone = {
             let mut table = self.table.lock();
             let gone = table.stored(key, bytes, outcome.map_err(|error| error.to_string()));
-            if let Some(store) = &self.store {
-                table.pump(store, &mut jobs);
-            }
+            table.pump(&mut jobs);
             gone
         };
         drop(gone);
@@ -204,7 +280,7 @@ impl Cache {
         self.submit(jobs);
     }
 
-    /// Runs on the I/O thread when a load is over.
+    /// Runs when a load is over: on the I/O thread, or at once where only a copy had to be queued.
     fn loaded(self: Arc<Self>, key: EntryKey, bytes: u64, outcome: crate::Result<()>) {
         let gone = {
             let mut table = self.table.lock();

@@ -10,8 +10,17 @@ use ssdtrain_libtorch::Storage;
 use super::table::{Answer, EntryKey, Job, Limits, Saved, Table, TapeKey};
 use crate::store::{BackendKind, Store, StoreConfig};
 use crate::telemetry::ScopeId;
+use crate::tier::{DiskTier, Tier};
 
 const BYTES: u64 = 4096;
+
+type TierRef = std::sync::Arc<dyn Tier>;
+
+/// A tier whose transfers the model carries out itself.
+fn memory() -> TierRef {
+    let config = StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() };
+    std::sync::Arc::new(DiskTier::new(Store::open(config).unwrap()))
+}
 
 /// What the disk does in one model.
 #[derive(Clone, Copy)]
@@ -34,13 +43,17 @@ struct Model {
 }
 
 impl Model {
-    fn new(limits: Limits) -> Arc<Model> {
-        let world = World { table: Table::new(limits), jobs: VecDeque::new(), done: false };
+    fn new(tier: &TierRef, limits: Limits) -> Arc<Model> {
+        let world = World {
+            table: Table::new(Some(std::sync::Arc::clone(tier)), limits),
+            jobs: VecDeque::new(),
+            done: false,
+        };
         Arc::new(Model { world: Mutex::new(world), changed: Condvar::new() })
     }
 
     /// Saves one storage that nobody else holds, with one handle.
-    fn save(&self, store: &Store, tape: TapeKey) -> (EntryKey, usize) {
+    fn save(&self, tape: TapeKey) -> (EntryKey, usize) {
         let mut world = self.world.lock().unwrap();
         let saved = Saved {
             storage: Storage::allocate(BYTES).unwrap(),
@@ -52,14 +65,14 @@ impl Model {
         let key = world.table.insert(saved, false);
         let position = world.table.attach(key, tape);
         let mut jobs = Vec::new();
-        world.table.pump(store, &mut jobs);
+        world.table.pump(&mut jobs);
         world.jobs.extend(jobs);
         self.changed.notify_all();
         (key, position)
     }
 
     /// Carries transfers out until the world is done and none is left.
-    fn io(&self, store: &Store, disk: Disk) {
+    fn io(&self, disk: Disk) {
         let mut world = self.world.lock().unwrap();
         loop {
             let Some(job) = world.jobs.pop_front() else {
@@ -81,7 +94,7 @@ impl Model {
                 }
             }
             let mut jobs = Vec::new();
-            world.table.pump(store, &mut jobs);
+            world.table.pump(&mut jobs);
             world.jobs.extend(jobs);
             self.changed.notify_all();
         }
@@ -98,7 +111,7 @@ impl Model {
             world.jobs.extend(jobs);
             self.changed.notify_all();
             match answer {
-                Answer::Here(_) => break true,
+                Answer::Here(..) => break true,
                 Answer::Failed(failure) => {
                     assert_eq!(failure, "the disk failed");
                     break false;
@@ -125,19 +138,18 @@ impl Model {
 
 /// Explores one saver that saves two storages while an I/O thread works, and then runs backward over them.
 fn explore(limits: Limits, disk: Disk, expect_served: Option<bool>) {
-    let config = StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() };
-    let store = Store::open(config).unwrap();
+    let tier = memory();
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
     builder.check(move || {
-        let model = Model::new(limits);
+        let model = Model::new(&tier, limits);
         let io = {
-            let (model, store) = (Arc::clone(&model), store.clone());
-            thread::spawn(move || model.io(&store, disk))
+            let model = Arc::clone(&model);
+            thread::spawn(move || model.io(disk))
         };
         let tape = model.world.lock().unwrap().table.open_tape();
-        let first = model.save(&store, tape);
-        let second = model.save(&store, tape);
+        let first = model.save(tape);
+        let second = model.save(tape);
         let served = [model.backward(second, tape), model.backward(first, tape)];
         model.world.lock().unwrap().table.close_tape(tape);
         model.finish();
@@ -170,16 +182,15 @@ fn failing_loads_serve_or_fail_but_never_hang_or_leak() {
 
 #[test]
 fn releasing_at_any_moment_leaves_nothing() {
-    let config = StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() };
-    let store = Store::open(config).unwrap();
+    let tier = memory();
     loom::model(move || {
-        let model = Model::new(WIDE);
+        let model = Model::new(&tier, WIDE);
         let io = {
-            let (model, store) = (Arc::clone(&model), store.clone());
-            thread::spawn(move || model.io(&store, GOOD))
+            let model = Arc::clone(&model);
+            thread::spawn(move || model.io(GOOD))
         };
         let tape = model.world.lock().unwrap().table.open_tape();
-        let (key, _) = model.save(&store, tape);
+        let (key, _) = model.save(tape);
         drop(model.world.lock().unwrap().table.release(key, tape, 0));
         model.world.lock().unwrap().table.close_tape(tape);
         model.finish();

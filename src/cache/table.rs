@@ -9,8 +9,8 @@ use ssdtrain_libtorch::{Storage, StorageId, WeakStorage};
 
 use super::entry::{Edge, State};
 use super::tape::Tape;
-use crate::store::{Blob, Store};
-use crate::telemetry::{Counters, ScopeId};
+use crate::telemetry::{Cause, Counters, ScopeId};
+use crate::tier::{Leaving, Parcel, Room, Tier};
 
 /// Which entry: a place in the table, and a number that is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,9 +34,12 @@ pub(crate) struct Entry {
     /// The storage that was saved, and its version then: together the identity of what was saved.
     source: WeakStorage,
     version: u32,
-    /// The storage that came back from the disk last.
+    /// The storage that came back from below last.
     returned: Option<WeakStorage>,
-    blob: Option<Arc<Blob>>,
+    /// Its place below the device; none if it is to stay.
+    pub(crate) parcel: Option<Arc<dyn Parcel>>,
+    /// Bytes of all entries there were when it was saved.
+    live_before: u64,
     /// Handles in the graph, and how many of them have been served since the device copy last came.
     handles: usize,
     served: usize,
@@ -49,18 +52,34 @@ pub(crate) struct Entry {
     failure: Option<String>,
 }
 
-/// A transfer to hand to the store once the lock is released.
+/// A transfer to hand to the tier once the lock is released.
 pub(crate) enum Job {
-    Store { key: EntryKey, blob: Arc<Blob>, from: Storage },
-    Load { key: EntryKey, blob: Arc<Blob>, into: Storage },
+    Store { key: EntryKey, parcel: Arc<dyn Parcel>, from: Storage },
+    Load { key: EntryKey, parcel: Arc<dyn Parcel>, into: Storage },
 }
 
 /// What a handle gets when it asks.
 pub(crate) enum Answer {
-    Here(Storage),
+    /// The bytes; after [`Parcel::order`] of the parcel, if there is one.
+    Here(Storage, Option<(Arc<dyn Parcel>, Arc<Counters>)>),
     Wait,
     Failed(String),
 }
+
+/// How the device budget can be kept when more bytes come.
+pub(crate) enum Squeeze {
+    /// There is room, or none can be made.
+    Fits,
+    /// The oldest that is leaving may go, after [`Parcel::order`].
+    LetGo(EntryKey, Arc<dyn Parcel>),
+    /// A store was begun to make room: submit it and look again.
+    Begun,
+    /// Wait for a change.
+    Wait(Cause),
+}
+
+/// What is to be dropped without the lock.
+pub(crate) type Gone = (Option<Storage>, Option<Arc<dyn Parcel>>);
 
 /// Limits the table keeps, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -72,6 +91,8 @@ pub(crate) struct Limits {
 }
 
 pub(crate) struct Table {
+    /// None if everything is kept.
+    tier: Option<Arc<dyn Tier>>,
     limits: Limits,
     entries: Slab<Entry>,
     tapes: Slab<Tape>,
@@ -79,10 +100,17 @@ pub(crate) struct Table {
     serial: u64,
     /// Entries that wait for their store, oldest first. May name entries that have moved on.
     queue: VecDeque<EntryKey>,
+    /// Entries whose store was begun, oldest first, where they leave in stream order. May name entries that have moved on.
+    leaving: VecDeque<EntryKey>,
+    /// Bytes whose store has to be waited for.
     storing: u64,
     transfers: usize,
     on_device: u64,
     early: u64,
+    /// Bytes of all entries, the most there were in this step, and in the step before.
+    live: u64,
+    peak_live: u64,
+    expected_live: Option<u64>,
     /// Consecutive failed stores; at [`GIVE_UP`] the rest of the step keeps its tensors.
     failures: u32,
 }
@@ -90,18 +118,23 @@ pub(crate) struct Table {
 const GIVE_UP: u32 = 3;
 
 impl Table {
-    pub(crate) fn new(limits: Limits) -> Table {
+    pub(crate) fn new(tier: Option<Arc<dyn Tier>>, limits: Limits) -> Table {
         Table {
+            tier,
             limits,
             entries: Slab::new(),
             tapes: Slab::new(),
             identities: HashMap::new(),
             serial: 0,
             queue: VecDeque::new(),
+            leaving: VecDeque::new(),
             storing: 0,
             transfers: 0,
             on_device: 0,
             early: 0,
+            live: 0,
+            peak_live: 0,
+            expected_live: None,
             failures: 0,
         }
     }
@@ -130,9 +163,13 @@ impl Table {
         }
     }
 
-    /// A new step gives stores another chance.
+    /// A new step gives stores another chance, and is expected to save as much as the one before.
     pub(crate) fn begin_step(&mut self) {
         self.failures = 0;
+        if self.peak_live > 0 {
+            self.expected_live = Some(self.peak_live);
+        }
+        self.peak_live = self.live;
     }
 
     // ---- saving ----
@@ -146,15 +183,63 @@ impl Table {
         (same && entry.state != State::Lost).then_some(key)
     }
 
-    /// Whether room on the device may still appear for `bytes` more by waiting for a store.
-    pub(crate) fn must_wait(&self, bytes: u64) -> bool {
-        self.on_device + bytes > self.limits.device_budget && self.storing > 0
+    /// Whether storages leave once the device's queue was told to wait for their stores.
+    fn in_stream_order(&self) -> bool {
+        self.tier.as_ref().is_some_and(|tier| tier.leaving() == Leaving::InStreamOrder)
     }
 
-    /// A new entry, on its way to the disk or (`keep`) to stay on the device.
+    /// What can be done so that `bytes` more fit the device budget.
+    pub(crate) fn squeeze(&mut self, bytes: u64, jobs: &mut Vec<Job>) -> Squeeze {
+        if self.on_device + bytes <= self.limits.device_budget {
+            return Squeeze::Fits;
+        }
+        if self.storing > 0 {
+            return Squeeze::Wait(Cause::DeviceBudget);
+        }
+        if let Some((key, parcel)) = self.oldest_leaving() {
+            return Squeeze::LetGo(key, parcel);
+        }
+        // More was saved than expected: what was to stay has to leave after all.
+        while let Some(key) = self.oldest_queued() {
+            if !self.begin_store(key, jobs) {
+                return Squeeze::Wait(Cause::HostPool);
+            }
+            if !jobs.is_empty() {
+                return Squeeze::Begun;
+            }
+        }
+        Squeeze::Fits
+    }
+
+    /// The oldest entry whose store was begun, where storages leave in stream order.
+    pub(crate) fn oldest_leaving(&mut self) -> Option<(EntryKey, Arc<dyn Parcel>)> {
+        while let Some(&key) = self.leaving.front() {
+            let storing = self.entry(key).filter(|entry| entry.state == State::Storing);
+            if let Some(parcel) = storing.and_then(|entry| entry.parcel.clone()) {
+                return Some((key, parcel));
+            }
+            self.leaving.pop_front();
+        }
+        None
+    }
+
+    fn oldest_queued(&mut self) -> Option<EntryKey> {
+        while let Some(&key) = self.queue.front() {
+            if self.entry(key).is_some_and(|entry| entry.state == State::Device) {
+                return Some(key);
+            }
+            self.queue.pop_front();
+        }
+        None
+    }
+
+    /// A new entry, on its way down or (`keep`) to stay on the device.
     pub(crate) fn insert(&mut self, saved: Saved, keep: bool) -> EntryKey {
         self.serial += 1;
         let bytes = saved.storage.bytes();
+        // A device that cannot even mark a point in its queue has failed, and says so where it computes.
+        let place = self.tier.as_ref().filter(|_| !keep).and_then(|tier| Arc::clone(tier).parcel(bytes).ok());
+        let keep = place.is_none();
         let id = saved.storage.id();
         let index = self.entries.insert(Entry {
             serial: self.serial,
@@ -164,7 +249,8 @@ impl Table {
             device: Some(saved.storage),
             version: saved.version,
             returned: None,
-            blob: None,
+            parcel: place,
+            live_before: self.live,
             handles: 0,
             served: 0,
             round: 0,
@@ -177,6 +263,8 @@ impl Table {
         let key = EntryKey { index, serial: self.serial };
         self.identities.insert(id, key);
         self.on_device += bytes;
+        self.live += bytes;
+        self.peak_live = self.peak_live.max(self.live);
         if !keep {
             self.queue.push_back(key);
         }
@@ -193,57 +281,94 @@ impl Table {
         tape.push(key)
     }
 
-    /// Moves the store queue on as far as the window allows.
-    pub(crate) fn pump(&mut self, store: &Store, jobs: &mut Vec<Job>) {
+    /// Begins the stores of what is to leave, as far as the window allows.
+    pub(crate) fn pump(&mut self, jobs: &mut Vec<Job>) {
         while self.storing < self.limits.stores_in_flight {
-            let Some(key) = self.queue.pop_front() else { return };
-            let Some(entry) = self.entry(key).filter(|entry| entry.state == State::Device) else { continue };
-            let blob = if self.failures < GIVE_UP { store.reserve(entry.bytes).ok() } else { None };
-            let edge = if blob.is_some() { Edge::StoreIssued } else { Edge::StoreRefused };
-            let entry = self.advance(key, edge);
-            match (blob, entry.device.clone()) {
-                (Some(blob), Some(from)) => {
-                    entry.blob = Some(Arc::clone(&blob));
-                    let bytes = entry.bytes;
-                    self.storing += bytes;
-                    self.transfers += 1;
-                    jobs.push(Job::Store { key, blob, from });
-                }
-                _ => entry.counters.kept_no_room.add(entry.bytes),
+            let Some(key) = self.oldest_queued() else { return };
+            if !self.must_leave(key) || !self.begin_store(key, jobs) {
+                return;
             }
         }
     }
 
-    /// The store of `key` is over. What it returns is to be dropped without the lock.
-    pub(crate) fn stored(
-        &mut self,
-        key: EntryKey,
-        bytes: u64,
-        outcome: Result<(), String>,
-    ) -> Option<Storage> {
-        self.storing -= bytes;
-        self.transfers -= 1;
+    /// Begins every store there is room for; false if there is not room for all of them yet.
+    pub(crate) fn pump_all(&mut self, jobs: &mut Vec<Job>) -> bool {
+        while let Some(key) = self.oldest_queued() {
+            if !self.begin_store(key, jobs) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Whether an entry has to leave the device. Where storages leave as late as the budget allows, those that a step like the
+    /// one before saves last will still be there when backward asks for them.
+    fn must_leave(&self, key: EntryKey) -> bool {
+        match (self.in_stream_order(), self.expected_live, self.entry(key)) {
+            (true, Some(expected), Some(entry)) => {
+                expected.saturating_sub(entry.live_before) > self.limits.device_budget
+            }
+            _ => true,
+        }
+    }
+
+    /// Begins the store of the entry at the head of the queue, or gives it up. False if it has to wait for room below.
+    fn begin_store(&mut self, key: EntryKey, jobs: &mut Vec<Job>) -> bool {
+        let in_stream_order = self.in_stream_order();
+        let stores_work = self.failures < GIVE_UP;
+        let Some(entry) = self.entry(key) else { return true };
+        let (parcel, from, bytes) = (entry.parcel.clone(), entry.device.clone(), entry.bytes);
+        let room = parcel.as_ref().filter(|_| stores_work).map_or(Room::None, |parcel| parcel.reserve());
+        if room == Room::Later {
+            return false;
+        }
+        self.queue.pop_front();
+        match (room, parcel, from) {
+            (Room::Reserved, Some(parcel), Some(from)) => {
+                self.advance(key, Edge::StoreIssued);
+                if in_stream_order {
+                    self.leaving.push_back(key);
+                } else {
+                    self.storing += bytes;
+                    self.transfers += 1;
+                }
+                jobs.push(Job::Store { key, parcel, from });
+            }
+            _ => self.advance(key, Edge::StoreRefused).counters.kept_no_room.add(bytes),
+        }
+        true
+    }
+
+    /// The store of `key` is over, or need not be waited for.
+    pub(crate) fn stored(&mut self, key: EntryKey, bytes: u64, outcome: Result<(), String>) -> Gone {
+        let in_stream_order = self.in_stream_order();
+        if !in_stream_order {
+            self.storing -= bytes;
+            self.transfers -= 1;
+        }
         self.failures = if outcome.is_ok() { 0 } else { self.failures + 1 };
         let Some(entry) = self.entry(key) else {
             // Released while it was written: the transfer held the last reference.
-            self.on_device -= bytes;
-            return None;
+            self.on_device -= if in_stream_order { 0 } else { bytes };
+            return (None, None);
         };
+        if entry.state != State::Storing {
+            return (None, None);
+        }
         if outcome.is_err() {
             entry.counters.store_failures.add(bytes);
             let entry = self.advance(key, Edge::StoreFailed);
-            entry.blob = None;
-            return None;
+            return (None, entry.parcel.take());
         }
         entry.counters.offloaded.add(bytes);
         if entry.served > 0 && entry.served < entry.handles {
             self.advance(key, Edge::StoredInUse);
-            return None;
+            return (None, None);
         }
         let entry = self.advance(key, Edge::Stored);
         let device = entry.device.take();
         self.on_device -= bytes;
-        device
+        (device, None)
     }
 
     // ---- backward ----
@@ -259,21 +384,21 @@ impl Table {
                 entry.counters.forwarded.add(entry.bytes);
                 self.advance(key, Edge::Cancelled);
             }
-            State::Writing if entry.served == 0 => entry.counters.forwarded.add(entry.bytes),
-            State::Disk => {
+            State::Storing if entry.served == 0 => entry.counters.forwarded.add(entry.bytes),
+            State::Away => {
                 if let Some(alive) = entry.source.upgrade() {
                     entry.counters.forwarded.add(entry.bytes);
-                    return Answer::Here(alive);
+                    return Answer::Here(alive, None);
                 }
                 entry.counters.load_misses.add(entry.bytes);
                 self.load(key, false, jobs);
                 return Answer::Wait;
             }
-            State::Reading => return Answer::Wait,
+            State::Loading => return Answer::Wait,
             State::Lost => {
                 return Answer::Failed(entry.failure.clone().unwrap_or_else(|| "unknown failure".to_owned()));
             }
-            State::Writing | State::Loaded | State::Kept => {}
+            State::Storing | State::Loaded | State::Kept => {}
         }
         self.serve(key, round)
     }
@@ -290,23 +415,26 @@ impl Table {
             *round = entry.round + 1;
             entry.served += 1;
         }
+        let loaded = entry.state == State::Loaded;
+        let order =
+            entry.parcel.clone().filter(|_| loaded).map(|parcel| (parcel, Arc::clone(&entry.counters)));
         self.evict_if_served(key);
-        Answer::Here(storage)
+        Answer::Here(storage, order)
     }
 
-    /// Issues the load of an entry that is on the disk; false if it must wait for memory, which only an early one may.
+    /// Issues the load of an entry that is away; false if it must wait for memory, which only an early one may.
     fn load(&mut self, key: EntryKey, early: bool, jobs: &mut Vec<Job>) -> bool {
         let Some(entry) = self.entry(key) else { return false };
         let bytes = entry.bytes;
-        let into = match (Storage::allocate(bytes), entry.blob.clone()) {
-            (Ok(into), Some(blob)) => {
-                jobs.push(Job::Load { key, blob, into: into.clone() });
-                into
-            }
-            (Err(_), _) if early => return false,
-            (Err(refused), _) => return self.lose(key, refused.0),
-            (_, None) => return self.lose(key, "internal error: on the disk without an extent".to_owned()),
+        let (Some(parcel), Some(tier)) = (entry.parcel.clone(), &self.tier) else {
+            return self.lose(key, "internal error: away without a place".to_owned());
         };
+        let into = match tier.allocate(bytes) {
+            Ok(into) => into,
+            Err(_) if early => return false,
+            Err(refused) => return self.lose(key, refused.to_string()),
+        };
+        jobs.push(Job::Load { key, parcel, into: into.clone() });
         let id = into.id();
         let entry = self.advance(key, Edge::LoadIssued);
         let before = entry.returned.replace(into.downgrade());
@@ -360,7 +488,7 @@ impl Table {
             tape.asked(position, missed);
         }
         while let Some(key) = self.tapes.get(tape).and_then(Tape::ahead) {
-            if let Some(entry) = self.entry(key).filter(|entry| entry.state == State::Disk) {
+            if let Some(entry) = self.entry(key).filter(|entry| entry.state == State::Away) {
                 let alive = entry.source.upgrade().is_some();
                 let bytes = entry.bytes;
                 // One that is larger than the limit goes alone, so that it does not stand in the way of all below it.
@@ -369,11 +497,25 @@ impl Table {
                     && self.on_device + bytes <= self.limits.device_budget;
                 let done = alive || (fits && self.load(key, true, jobs));
                 if !done {
-                    return;
+                    break;
                 }
             }
             self.tapes[tape].advance();
         }
+        // Below what fits the device, bytes are brought up to where the next look ahead finds them quickly.
+        while let Some(key) = self.tapes.get(tape).and_then(Tape::far) {
+            let away = self.entry(key).filter(|entry| entry.state == State::Away);
+            if !away.and_then(|entry| entry.parcel.clone()).is_none_or(Parcel::bring_near) {
+                return;
+            }
+            self.tapes[tape].advance_near();
+        }
+    }
+
+    /// Bytes and counters of `key`, if its bytes are away and nobody else has them.
+    pub(crate) fn away(&self, key: EntryKey) -> Option<(u64, Arc<Counters>)> {
+        let entry = self.entry(key).filter(|entry| entry.state == State::Away)?;
+        entry.source.upgrade().is_none().then(|| (entry.bytes, Arc::clone(&entry.counters)))
     }
 
     // ---- release ----
@@ -402,10 +544,14 @@ impl Table {
         if entry.state == State::Device {
             entry.counters.cancelled.add(entry.bytes);
         }
-        // A transfer under way still holds the bytes; it gives them back to the books when it ends.
-        if matches!(entry.state, State::Device | State::Loaded | State::Kept) {
-            self.on_device -= entry.bytes;
-        }
+        // A transfer that is waited for still holds the bytes; it gives them back to the books when it ends.
+        let here = match entry.state {
+            State::Device | State::Loaded | State::Kept => true,
+            State::Storing => self.in_stream_order(),
+            State::Away | State::Loading | State::Lost => false,
+        };
+        self.on_device -= if here { entry.bytes } else { 0 };
+        self.live -= entry.bytes;
         self.forget(entry.source.id(), key);
         if let Some(returned) = &entry.returned {
             self.forget(returned.id(), key);
@@ -427,7 +573,7 @@ impl Table {
 
     /// Whether a load of `key` is under way.
     pub(crate) fn is_reading(&self, key: EntryKey) -> bool {
-        self.entry(key).is_some_and(|entry| entry.state == State::Reading)
+        self.entry(key).is_some_and(|entry| entry.state == State::Loading)
     }
 
     pub(crate) fn entry(&self, key: EntryKey) -> Option<&Entry> {

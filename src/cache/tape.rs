@@ -9,6 +9,8 @@ pub(crate) struct Tape {
     slots: Vec<EntryKey>,
     /// Everything at or above this position has been asked for or looked at for prefetching.
     cursor: usize,
+    /// Everything at or above this position, or at or above the cursor, has been brought near.
+    near: usize,
     /// Handles that the graph still holds.
     pub(crate) handles: usize,
     /// The step has left the tape: it goes with its last handle.
@@ -20,6 +22,7 @@ impl Tape {
     pub(crate) fn push(&mut self, entry: EntryKey) -> usize {
         self.slots.push(entry);
         self.cursor = self.slots.len();
+        self.near = self.cursor;
         self.slots.len() - 1
     }
 
@@ -27,11 +30,22 @@ impl Tape {
     /// second backward began at the end again.
     pub(crate) fn asked(&mut self, position: usize, missed: bool) {
         self.cursor = if missed { position } else { self.cursor.min(position) };
+        self.near = if missed { position } else { self.near.min(position) };
     }
 
     /// The entry that backward will want next and nobody has looked at yet.
     pub(crate) fn ahead(&self) -> Option<EntryKey> {
         self.cursor.checked_sub(1).map(|below| self.slots[below])
+    }
+
+    /// The entry below all those that were brought near.
+    pub(crate) fn far(&self) -> Option<EntryKey> {
+        self.near.min(self.cursor).checked_sub(1).map(|below| self.slots[below])
+    }
+
+    /// Marks the entry [`Tape::far`] returned as brought near.
+    pub(crate) fn advance_near(&mut self) {
+        self.near = self.near.min(self.cursor).saturating_sub(1);
     }
 
     /// Marks the entry [`Tape::ahead`] returned as looked at.

@@ -22,8 +22,8 @@ unsafe impl Sync for AlignedBuf {}
 // SAFETY: `memory` is allocated with `layout` in `new`, never moved, and freed only on drop; nothing but a
 // transfer reaches the bytes through a shared reference.
 unsafe impl IoBuf for AlignedBuf {
-    fn as_ptr(&self) -> *mut u8 {
-        self.memory.as_ptr()
+    fn part(&self, offset: usize) -> (*mut u8, usize) {
+        (self.memory.as_ptr().wrapping_add(offset), self.len() - offset)
     }
 
     fn len(&self) -> usize {
@@ -65,7 +65,8 @@ mod tests {
         for (bytes, expected) in [(0, BLOCK), (1, BLOCK), (BLOCK, BLOCK), (BLOCK + 1, 2 * BLOCK)] {
             let buf = AlignedBuf::new(bytes).unwrap();
             assert_eq!(buf.len(), expected);
-            assert_eq!(buf.as_ptr().addr() % BLOCK, 0);
+            let (memory, contiguous) = buf.part(0);
+            assert_eq!((memory.addr() % BLOCK, contiguous), (0, expected));
         }
     }
 

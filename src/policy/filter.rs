@@ -4,7 +4,8 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Placement {
     Keep(KeepReason),
-    Disk,
+    /// To the tier below the device.
+    Move,
 }
 
 /// Why a tensor stays in the graph as it is.
@@ -47,7 +48,7 @@ impl Filter {
         } else if self.keep_all || facts.scope_kept {
             Placement::Keep(KeepReason::Policy)
         } else {
-            Placement::Disk
+            Placement::Move
         }
     }
 }
@@ -60,15 +61,15 @@ mod tests {
     const FILTER: Filter = Filter { keep_all: false, min_bytes: 1 << 16 };
 
     #[test]
-    fn a_large_activation_goes_to_disk() {
-        assert_eq!(FILTER.place(LARGE), Placement::Disk);
+    fn a_large_activation_is_moved() {
+        assert_eq!(FILTER.place(LARGE), Placement::Move);
     }
 
     #[test]
     fn each_reason_to_keep_is_told_apart() {
         let keep = |facts| match FILTER.place(facts) {
             Placement::Keep(reason) => reason,
-            Placement::Disk => panic!("{facts:?} was not kept"),
+            Placement::Move => panic!("{facts:?} was not kept"),
         };
         assert_eq!(keep(Facts { movable: false, ..LARGE }), KeepReason::Ineligible);
         assert_eq!(keep(Facts { parameter: true, ..LARGE }), KeepReason::Parameter);

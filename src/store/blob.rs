@@ -51,8 +51,8 @@ impl Blob {
         &self.pieces
     }
 
-    /// The operations' worth of a whole transfer, each at most `longest` bytes.
-    pub(super) fn spans(&self, longest: u64) -> impl Iterator<Item = Span> {
+    /// The operations' worth of a whole transfer; the one that begins at `start` has at most `longest(start)` bytes.
+    pub(super) fn spans(&self, longest: impl Fn(u64) -> u64) -> impl Iterator<Item = Span> {
         stripe::spans(self.padded_len(), self.pieces.len(), self.stripe_bytes, longest)
     }
 

@@ -25,12 +25,13 @@
 //! # Transfers
 //!
 //! A transfer moves the payload padded to whole blocks, in operations of at most `io_bytes`, straight between the
-//! caller's memory and the file. Memory that is not aligned for direct I/O, or has no room for the padding, goes
-//! through a bounce buffer. Reads and writes that wait take turns, a read first. A failed write is reported at once; a failed read
+//! caller's memory and the file. Memory may be scattered; each operation then lies within one of its parts. Memory
+//! that is not aligned for direct I/O, or has no room for the padding, goes through a bounce buffer. Reads and writes that wait take turns, a read first. A failed write is reported at once; a failed read
 //! is tried three times in all.
 
 mod backend;
 mod blob;
+mod busy;
 mod config;
 mod extent;
 mod file;
@@ -56,7 +57,7 @@ use self::transfer::{Rules, Transfer, complete};
 use crate::bytes::Bytes;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::round_to_block;
-pub use crate::mem::{AlignedBuf, BLOCK, IoBuf};
+pub use crate::mem::{AlignedBuf, BLOCK, HostPool, IoBuf, PAGE, Pin, Slot};
 
 /// More threads than this add nothing to a pool.
 const MAX_POOL_THREADS: usize = 16;

@@ -1,6 +1,12 @@
 //! What a store has done so far.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::backend::Direction;
+use super::busy::Busy;
 
 /// Counts since the store was opened, and how full it is now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,6 +28,12 @@ pub struct StoreStats {
     pub retried: u64,
     /// Transfers that went through a bounce buffer because their memory was not aligned or not padded.
     pub bounced: u64,
+    /// Time during which the backend had operations of at least one read, in its queue or on the disk.
+    pub read_busy: Duration,
+    /// Time during which the backend had operations of at least one write.
+    pub write_busy: Duration,
+    /// Time during which it had any. Bytes moved, divided by this, are the throughput while there is work.
+    pub busy: Duration,
     /// Bytes of the spill files that belong to blobs now.
     pub reserved_bytes: u64,
     /// Bytes of disk space that the spill files take now.
@@ -39,10 +51,27 @@ pub(super) struct Counters {
     pub(super) failures: AtomicU64,
     pub(super) retried: AtomicU64,
     pub(super) bounced: AtomicU64,
+    busy: Mutex<Busy>,
 }
 
 impl Counters {
+    /// The operations of a transfer go to the backend.
+    pub(super) fn begin(&self, direction: Direction) {
+        // The lock is taken before the time is, so that time never goes back.
+        let mut busy = self.busy.lock();
+        busy.begin(direction, Instant::now());
+    }
+
+    /// All of them have ended.
+    pub(super) fn end(&self, direction: Direction) {
+        let mut busy = self.busy.lock();
+        busy.end(direction, Instant::now());
+    }
+
     pub(super) fn stats(&self, reserved_bytes: u64, file_bytes: u64) -> StoreStats {
+        let mut busy = self.busy.lock();
+        let time = busy.time(Instant::now());
+        drop(busy);
         StoreStats {
             bytes_written: self.bytes_written.load(Relaxed),
             bytes_read: self.bytes_read.load(Relaxed),
@@ -52,6 +81,9 @@ impl Counters {
             failures: self.failures.load(Relaxed),
             retried: self.retried.load(Relaxed),
             bounced: self.bounced.load(Relaxed),
+            read_busy: time.reads,
+            write_busy: time.writes,
+            busy: time.either,
             reserved_bytes,
             file_bytes,
         }

@@ -28,15 +28,20 @@ pub(super) fn shares(bytes: u64, width: usize, stripe: u64) -> Vec<u64> {
     (0..width as u64).map(|piece| full + rest.saturating_sub(piece * stripe).min(stripe)).collect()
 }
 
-/// The spans of at most `longest` bytes that make up a blob of `bytes` striped over `width` pieces, in the order
-/// of the blob's bytes.
-pub(super) fn spans(bytes: u64, width: usize, stripe: u64, longest: u64) -> impl Iterator<Item = Span> {
+/// The spans that make up a blob of `bytes` striped over `width` pieces, in the order of the blob's bytes. The one
+/// that begins at `start` has at most `longest(start)` bytes, which is not 0.
+pub(super) fn spans(
+    bytes: u64,
+    width: usize,
+    stripe: u64,
+    longest: impl Fn(u64) -> u64,
+) -> impl Iterator<Item = Span> {
     let chunk_bytes = if width == 1 { bytes.max(1) } else { stripe };
     let mut start = 0;
     std::iter::from_fn(move || {
         let rest = bytes.checked_sub(start).filter(|&rest| rest > 0)?;
         let (chunk, within) = (start / chunk_bytes, start % chunk_bytes);
-        let len = rest.min(chunk_bytes - within).min(longest);
+        let len = rest.min(chunk_bytes - within).min(longest(start));
         let piece = (chunk % width as u64) as usize;
         let span = Span { piece, offset: chunk / width as u64 * chunk_bytes + within, start, len };
         start += len;
@@ -52,14 +57,14 @@ mod tests {
 
     #[test]
     fn chunks_go_round() {
-        let spans: Vec<_> = spans(10, 3, 2, 100).map(|s| (s.piece, s.offset, s.start, s.len)).collect();
+        let spans: Vec<_> = spans(10, 3, 2, |_| 100).map(|s| (s.piece, s.offset, s.start, s.len)).collect();
         assert_eq!(spans, [(0, 0, 0, 2), (1, 0, 2, 2), (2, 0, 4, 2), (0, 2, 6, 2), (1, 2, 8, 2)]);
         assert_eq!(shares(10, 3, 2), [4, 4, 2]);
     }
 
     #[test]
     fn one_piece_is_not_cut_at_stripes() {
-        let spans: Vec<_> = spans(10, 1, 2, 6).map(|s| (s.piece, s.offset, s.len)).collect();
+        let spans: Vec<_> = spans(10, 1, 2, |_| 6).map(|s| (s.piece, s.offset, s.len)).collect();
         assert_eq!(spans, [(0, 0, 6), (0, 6, 4)]);
     }
 
@@ -72,13 +77,15 @@ mod tests {
         #[test]
         fn spans_fill_blob_and_pieces_without_gap_or_overlap(
             bytes in 1_u64..2_000, files in 1_usize..5, stripe in 1_u64..300, longest in 1_u64..300,
+            scatter in 1_u64..300,
         ) {
+            let longest = |start| longest.min(scatter - start % scatter);
             let width = width(bytes, files, stripe);
             let shares = shares(bytes, width, stripe);
             prop_assert_eq!(shares.iter().sum::<u64>(), bytes);
             let (mut at, mut ends) = (0, vec![0; width]);
             for span in spans(bytes, width, stripe, longest) {
-                prop_assert!(span.len > 0 && span.len <= longest);
+                prop_assert!(span.len > 0 && span.len <= longest(span.start));
                 prop_assert_eq!(span.start, at);
                 prop_assert_eq!(span.offset, ends[span.piece]);
                 at += span.len;

@@ -12,7 +12,7 @@ use super::backend::{Direction, Op};
 use super::blob::Blob;
 use super::stats::Counters;
 use crate::error::{Error, ErrorKind, Result};
-use crate::mem::{AlignedBuf, IoBuf};
+use crate::mem::{AlignedBuf, BLOCK, IoBuf, parts};
 
 /// How often a read is tried before it is given up.
 const READ_ATTEMPTS: u32 = 3;
@@ -67,8 +67,7 @@ impl Transfer {
             let message = format!("memory of {} bytes cannot hold a blob of {blob}", user.len());
             return Err((Error::new(ErrorKind::Io, message), done));
         }
-        let aligned = user.as_ptr().addr().is_multiple_of(blob.memory_alignment());
-        if aligned && user.len() as u64 >= blob.padded_len() {
+        if suits(&*user, &blob) {
             let (buf, copy_to) = (user, None);
             return Ok(Transfer { rules, direction, blob, buf, copy_to, attempt: 1, done });
         }
@@ -96,8 +95,11 @@ impl Transfer {
         }
         let (blob, buf) = (Arc::clone(&self.blob), Arc::clone(&self.buf));
         let (direction, counters) = (self.direction, Arc::clone(&self.rules.counters));
-        let spans: Vec<_> = blob.spans(self.rules.io_bytes).collect();
+        let io_bytes = self.rules.io_bytes;
+        let longest = |start: u64| io_bytes.min(buf.part(start as usize).1 as u64);
+        let spans: Vec<_> = blob.spans(longest).collect();
         counters.operations.fetch_add(spans.len() as u64, Relaxed);
+        counters.begin(direction);
         let joined =
             Arc::new(Mutex::new(Joined { pending: spans.len(), failure: None, transfer: Some(self) }));
         let ops = spans.into_iter().map(|span| {
@@ -115,6 +117,7 @@ impl Transfer {
 
     /// Goes on when all operations of an attempt have ended: with another attempt, or to the end.
     fn settle(mut self, failure: Option<Failure>) -> Vec<Op> {
+        self.rules.counters.end(self.direction);
         let outcome = failure.map_or_else(|| self.check(), Err);
         match outcome {
             Err(failure) if self.direction == Direction::Read && self.attempt < READ_ATTEMPTS => {
@@ -227,14 +230,33 @@ fn payload_len(blob: &Blob) -> usize {
     usize::try_from(blob.len()).unwrap_or(usize::MAX)
 }
 
+/// Whether the blob's padded bytes can move straight from or to `buf`: there is room for them, each part is aligned,
+/// and parts meet only where one block ends and the next begins.
+fn suits(buf: &dyn IoBuf, blob: &Blob) -> bool {
+    let alignment = blob.memory_alignment();
+    let padded = usize::try_from(blob.padded_len()).ok().filter(|&padded| padded <= buf.len());
+    padded.is_some_and(|padded| {
+        parts(buf, padded)
+            .all(|(memory, bytes)| memory.addr().is_multiple_of(alignment) && bytes.is_multiple_of(BLOCK))
+    })
+}
+
 fn checksum(buf: &dyn IoBuf, len: usize) -> u32 {
-    // SAFETY: the buffer is at least `len` bytes long, which was compared when the transfer began, and nobody
-    // writes them while the transfer runs.
-    crc32c::crc32c(unsafe { std::slice::from_raw_parts(buf.as_ptr(), len) })
+    parts(buf, len).fold(0, |checksum, (memory, bytes)| {
+        // SAFETY: the buffer is at least `len` bytes long, which was compared when the transfer began, this part of
+        // it is contiguous, and nobody writes it while the transfer runs.
+        crc32c::crc32c_append(checksum, unsafe { std::slice::from_raw_parts(memory, bytes) })
+    })
 }
 
 fn copy(from: &dyn IoBuf, to: &dyn IoBuf, len: usize) {
-    // SAFETY: both are at least `len` bytes long, one of them is a bounce buffer that nobody else has, and nobody
-    // touches the other while the transfer runs.
-    unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), len) }
+    let mut start = 0;
+    while start < len {
+        let ((source, readable), (target, writable)) = (from.part(start), to.part(start));
+        let bytes = readable.min(writable).min(len - start);
+        // SAFETY: both buffers are at least `len` bytes long and contiguous for `bytes` from here on, one of them is a
+        // bounce buffer that nobody else has, and nobody touches the other while the transfer runs.
+        unsafe { std::ptr::copy_nonoverlapping(source, target, bytes) };
+        start += bytes;
+    }
 }

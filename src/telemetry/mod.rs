@@ -6,5 +6,5 @@ mod stats;
 
 pub use report::{KeptReport, ScopeReport, StallReport, StepReport};
 pub(crate) use scopes::{ScopeId, ScopeRecord, Scopes};
-pub(crate) use stats::Counters;
 pub use stats::Tally;
+pub(crate) use stats::{Cause, Counters};

@@ -22,13 +22,13 @@ pub struct StepReport {
     pub deduplicated: Tally,
     /// What stayed in the graph, and why.
     pub kept: KeptReport,
-    /// Stored on the disk.
+    /// Stored below the device: in the host pool or on the disk.
     pub offloaded: Tally,
     /// Stores dropped before they began, because backward asked or let go first.
     pub cancelled: Tally,
     /// Served from the device because the tensor had not left it, or was still alive elsewhere.
     pub forwarded: Tally,
-    /// Loaded from the disk.
+    /// Loaded from there.
     pub loaded: Tally,
     /// Of these, loads that began only when backward asked.
     pub load_misses: Tally,
@@ -60,20 +60,24 @@ pub struct KeptReport {
     pub no_room: Tally,
 }
 
-/// Time that computing threads waited, by cause.
+/// Time that computing threads, or on a GPU its queue, waited for the cache, by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StallReport {
-    /// Saving: for a store to make room in the device budget.
+    /// Saving: for a store to make room in the device budget. On a GPU measured in its queue.
     pub device_budget: Duration,
+    /// Saving: for room in the host pool.
+    pub host_pool: Duration,
     /// Backward: for a load from the disk.
     pub load: Duration,
+    /// Backward, in the GPU's queue: for a copy from the host.
+    pub copy_in: Duration,
 }
 
 impl StallReport {
     /// All causes together.
     pub fn total(&self) -> Duration {
-        self.device_budget + self.load
+        self.device_budget + self.host_pool + self.load + self.copy_in
     }
 }
 
@@ -109,7 +113,9 @@ impl StepReport {
             store_failures: counters.store_failures.tally(),
             stall: StallReport {
                 device_budget: counters.stall_budget.total(),
+                host_pool: counters.stall_pool.total(),
                 load: counters.stall_load.total(),
+                copy_in: counters.stall_copy_in.total(),
             },
             ..StepReport::default()
         }

@@ -1,7 +1,7 @@
 //! Counters of one step, written by whichever thread does the work.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How many tensors or storages, and how many bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,9 +34,8 @@ impl Counter {
 pub(crate) struct Clock(AtomicU64);
 
 impl Clock {
-    pub(crate) fn add_since(&self, start: Instant) {
-        let nanos = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.0.fetch_add(nanos, Relaxed);
+    fn add(&self, time: Duration) {
+        self.0.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Relaxed);
     }
 
     pub(crate) fn total(&self) -> Duration {
@@ -61,5 +60,32 @@ pub(crate) struct Counters {
     pub(crate) load_misses: Counter,
     pub(crate) store_failures: Counter,
     pub(crate) stall_budget: Clock,
+    pub(crate) stall_pool: Clock,
     pub(crate) stall_load: Clock,
+    pub(crate) stall_copy_in: Clock,
+}
+
+/// Why a thread that computes, or the device's own queue, had to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// For a store, so that the device budget is kept.
+    DeviceBudget,
+    /// For room in the host pool.
+    HostPool,
+    /// For a load from the disk.
+    Load,
+    /// For a copy from the host to the device.
+    CopyIn,
+}
+
+impl Counters {
+    pub(crate) fn stalled(&self, cause: Cause, time: Duration) {
+        let clock = match cause {
+            Cause::DeviceBudget => &self.stall_budget,
+            Cause::HostPool => &self.stall_pool,
+            Cause::Load => &self.stall_load,
+            Cause::CopyIn => &self.stall_copy_in,
+        };
+        clock.add(time);
+    }
 }

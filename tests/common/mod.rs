@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 #![allow(dead_code, reason = "every test file uses its own part of this module")]
 
+use std::time::Duration;
+
 use ssdtrain::{StepReport, TensorCache, TensorCacheBuilder};
 use tch::{Device, Kind, Tensor};
 
@@ -53,34 +55,51 @@ pub(crate) fn assert_same_bits(what: &str, expected: &[Tensor], got: &[Tensor]) 
     }
 }
 
-/// Runs `f` without a cache and then with one whose stores all reach the disk before backward begins, and with one whose backward
-/// begins at once; all gradients must have the same bits. Returns the report of the run whose stores were waited for.
+/// A cache on the way that a GPU's tensors take, with a device made of threads: through a host pool, and on to the disk.
+pub(crate) fn staged() -> TensorCacheBuilder {
+    everything().simulated_device(Duration::from_micros(50)).host_pool(16 << 20).device_budget(1 << 20)
+}
+
+/// The same without a disk.
+pub(crate) fn staged_in_memory() -> TensorCacheBuilder {
+    TensorCache::builder().min_bytes(0).simulated_device(Duration::from_micros(50)).host_pool(64 << 20)
+}
+
+/// Runs `f` without a cache and then with caches of every kind, with one step whose backward begins at once and one whose
+/// stores are waited for; all gradients must have the same bits. Returns the report of the last.
 pub(crate) fn parity(sources: &[Tensor], f: impl Fn(&[Tensor]) -> Tensor) -> StepReport {
     let plain = leaves(sources);
     tch::manual_seed(7);
     f(&plain).backward();
     let expected = grads(&plain);
 
-    let mut flushed = None;
-    for flush in [false, true] {
-        let cache = everything().build().unwrap();
-        let inputs = leaves(sources);
-        tch::manual_seed(7);
-        let step = cache.step();
-        let loss = f(&inputs);
-        if flush {
-            step.flush();
-        }
-        step.backward(&loss).unwrap();
-        let report = step.finish().unwrap();
-        drop(loss);
-        assert_same_bits(if flush { "after a flush" } else { "at once" }, &expected, &grads(&inputs));
-        assert_nothing_held(&cache);
-        if flush {
-            flushed = Some(report);
+    let builders = [
+        ("host pool", staged_in_memory()),
+        ("host pool, no budget", staged_in_memory().device_budget(1).prefetch(0)),
+        ("host pool and disk", staged()),
+        ("bounce buffer and disk", staged().host_pool(0).device_budget(1)),
+        ("disk", everything()),
+    ];
+    let mut last = None;
+    for (way, builder) in builders {
+        let cache = builder.build().unwrap();
+        for flush in [false, true] {
+            let inputs = leaves(sources);
+            tch::manual_seed(7);
+            let step = cache.step();
+            let loss = f(&inputs);
+            if flush {
+                step.flush();
+            }
+            step.backward(&loss).unwrap();
+            last = Some(step.finish().unwrap());
+            drop(loss);
+            let when = if flush { "after a flush" } else { "at once" };
+            assert_same_bits(&format!("{way}, {when}"), &expected, &grads(&inputs));
+            assert_nothing_held(&cache);
         }
     }
-    flushed.unwrap()
+    last.unwrap()
 }
 
 /// Nothing is left in the cache or in its spill files.

@@ -171,7 +171,7 @@ impl Plan<'_> {
                 let Some(slot) = free.pop() else { break };
                 let (file, offset, write) = self.place(next);
                 let (fd, memory, len) =
-                    (types::Fd(file.as_raw_fd()), buffers[slot].as_ptr(), self.io_bytes as u32);
+                    (types::Fd(file.as_raw_fd()), buffers[slot].part(0).0, self.io_bytes as u32);
                 let entry = match write {
                     true => opcode::Write::new(fd, memory, len).offset(offset).build(),
                     false => opcode::Read::new(fd, memory, len).offset(offset).build(),

@@ -100,11 +100,11 @@ impl Learner {
                 Ok(Outcome { loss, wall: start.elapsed(), act_peak_bytes, report: Some(report) })
             }
             None => {
-                torch::reset_peak();
-                let before = torch::cpu_memory().allocated;
+                torch::reset_peak(Device::Cpu);
+                let before = torch::memory(Device::Cpu).allocated;
                 optimizer.zero_grad();
                 let loss = accumulate(model, micro_batches, |loss| loss.f_backward().map_err(Error::from))?;
-                let act_peak_bytes = torch::cpu_memory().peak.saturating_sub(before);
+                let act_peak_bytes = torch::memory(Device::Cpu).peak.saturating_sub(before);
                 update.apply(optimizer)?;
                 Ok(Outcome { loss, wall: start.elapsed(), act_peak_bytes, report: None })
             }

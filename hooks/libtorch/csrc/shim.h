@@ -79,6 +79,15 @@ st_memory st_allocator_memory(void);
 void st_allocator_reset_peak(void);
 void st_allocator_trim(void);  // gives the free lists back to the system
 
+// ---- CUDA devices ------------------------------------------------------------------------------------------------------
+
+// The cudaStream_t that the calling thread computes on; libtorch's own.
+st_status st_device_stream(int8_t index, void** stream);
+// Allocated for that stream; the caller owns one strong reference.
+st_status st_device_allocate(int8_t index, uint64_t bytes, st_storage** storage);
+st_status st_device_memory(int8_t index, st_memory* memory);  // of libtorch's caching allocator
+st_status st_device_reset_peak(int8_t index);
+
 #ifdef __cplusplus
 }
 #endif

@@ -31,6 +31,7 @@ pub(crate) struct StCallbacks {
     pub(crate) error: extern "C" fn() -> *const c_char,
 }
 
+#[derive(Default)]
 #[repr(C)]
 pub(crate) struct StMemory {
     pub(crate) allocated: u64,
@@ -58,4 +59,8 @@ unsafe extern "C" {
     pub(crate) safe fn st_allocator_memory() -> StMemory;
     pub(crate) safe fn st_allocator_reset_peak();
     pub(crate) safe fn st_allocator_trim();
+    pub(crate) fn st_device_stream(index: i8, stream: *mut *mut c_void) -> StStatus;
+    pub(crate) fn st_device_allocate(index: i8, bytes: u64, storage: *mut *mut StStorage) -> StStatus;
+    pub(crate) fn st_device_memory(index: i8, memory: *mut StMemory) -> StStatus;
+    pub(crate) safe fn st_device_reset_peak(index: i8) -> StStatus;
 }

@@ -10,10 +10,10 @@ mod hooks;
 mod memory;
 mod storage;
 
-pub use cuda::load_cuda;
+pub use cuda::{CudaDevice, load_cuda};
 pub use error::TorchError;
 pub use hooks::{
     Active, Handle, Hooks, Packed, SavedTensor, SavedTensorHooks, activate, backward, install, round_trip,
 };
-pub use memory::{MemoryStats, cpu_memory, install_cpu_allocator, reset_peak, trim};
+pub use memory::{MemoryStats, install_cpu_allocator, memory, reset_peak, trim};
 pub use storage::{Storage, StorageId, WeakStorage};

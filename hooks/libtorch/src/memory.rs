@@ -1,8 +1,11 @@
-//! The CPU allocator: 4 KiB-aligned large blocks for `O_DIRECT`, and exact statistics.
+//! Memory: what libtorch's allocators hold, and a CPU allocator of 4 KiB-aligned large blocks for `O_DIRECT`.
 
-use crate::ffi;
+use tch::Device;
 
-/// What the CPU allocator holds, in bytes.
+use crate::cuda::CudaDevice;
+use crate::ffi::{self, StMemory};
+
+/// What an allocator holds, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryStats {
     /// Asked for and not yet freed.
@@ -19,15 +22,28 @@ pub fn install_cpu_allocator() {
     ffi::st_allocator_install();
 }
 
-/// What the allocator holds now. All zero before [`install_cpu_allocator`].
-pub fn cpu_memory() -> MemoryStats {
-    let memory = ffi::st_allocator_memory();
+/// What libtorch's allocator for `device` holds now: on the CPU ours (all zero before [`install_cpu_allocator`]), on CUDA
+/// the caching allocator. All zero for other devices, and where there is none.
+pub fn memory(device: Device) -> MemoryStats {
+    let memory = match device {
+        Device::Cpu => ffi::st_allocator_memory(),
+        Device::Cuda(index) => match CudaDevice::new(index).and_then(CudaDevice::memory) {
+            Ok(memory) => return memory,
+            Err(_) => StMemory::default(),
+        },
+        _ => StMemory::default(),
+    };
     MemoryStats { allocated: memory.allocated, peak: memory.peak, reserved: memory.reserved }
 }
 
-/// Makes `peak` start again from what is allocated now.
-pub fn reset_peak() {
-    ffi::st_allocator_reset_peak();
+/// Makes the `peak` of `device` start again from what is allocated now.
+pub fn reset_peak(device: Device) {
+    match device {
+        Device::Cpu => ffi::st_allocator_reset_peak(),
+        // A device that is not there has no peak.
+        Device::Cuda(index) => drop(CudaDevice::new(index).and_then(CudaDevice::reset_peak)),
+        _ => {}
+    }
 }
 
 /// Gives the free blocks back to the system.

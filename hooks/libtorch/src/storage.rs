@@ -42,6 +42,15 @@ impl Storage {
         let mut raw = std::ptr::null_mut();
         // SAFETY: `raw` is a valid place for the result.
         check(unsafe { ffi::st_storage_allocate(bytes, &raw mut raw) })?;
+        // SAFETY: the shim gave its reference to us.
+        unsafe { Storage::from_raw(raw) }
+    }
+
+    /// Takes over a strong reference that C++ gave away.
+    ///
+    /// # Safety
+    /// `raw` is null, or points to a storage one of whose strong references belongs to the caller.
+    pub(crate) unsafe fn from_raw(raw: *mut StStorage) -> Result<Storage, TorchError> {
         NonNull::new(raw).map(Storage).ok_or_else(|| TorchError("libtorch returned no storage".to_owned()))
     }
 

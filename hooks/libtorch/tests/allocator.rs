@@ -1,13 +1,13 @@
 //! The CPU allocator. Its counts are the process's, so this file has one test.
 
-use ssdtrain_libtorch::{Storage, cpu_memory, install_cpu_allocator, reset_peak, trim};
+use ssdtrain_libtorch::{Storage, install_cpu_allocator, memory, reset_peak, trim};
 use tch::{Device, Kind, Tensor};
 
 #[test]
 fn large_tensors_are_aligned_and_all_bytes_are_counted() {
     let before = Tensor::zeros([100_000], (Kind::Uint8, Device::Cpu));
     install_cpu_allocator();
-    let start = cpu_memory();
+    let start = memory(Device::Cpu);
 
     let mut tensors = Vec::new();
     for bytes in [1, 64, 65_535, 65_536, 65_537, 1_000_000, 5_000_000, 64 << 20] {
@@ -23,13 +23,13 @@ fn large_tensors_are_aligned_and_all_bytes_are_counted() {
         tensors.push(tensor);
     }
     let sum: u64 = tensors.iter().map(|t| t.numel() as u64).sum();
-    assert_eq!(cpu_memory().allocated - start.allocated, sum);
-    assert_eq!(cpu_memory().peak, cpu_memory().allocated);
+    assert_eq!(memory(Device::Cpu).allocated - start.allocated, sum);
+    assert_eq!(memory(Device::Cpu).peak, memory(Device::Cpu).allocated);
 
     tensors.truncate(7);
-    assert_eq!(cpu_memory().peak - cpu_memory().allocated, 64 << 20, "the peak stays");
-    reset_peak();
-    assert_eq!(cpu_memory().peak, cpu_memory().allocated);
+    assert_eq!(memory(Device::Cpu).peak - memory(Device::Cpu).allocated, 64 << 20, "the peak stays");
+    reset_peak(Device::Cpu);
+    assert_eq!(memory(Device::Cpu).peak, memory(Device::Cpu).allocated);
 
     let resized = tensors.pop().expect("a tensor").resize_([3_000_000]);
     let storage = Storage::of(&resized).expect("a storage");
@@ -37,11 +37,11 @@ fn large_tensors_are_aligned_and_all_bytes_are_counted() {
     drop((storage, resized));
 
     tensors.clear();
-    assert_eq!(cpu_memory().allocated, start.allocated);
-    assert!(cpu_memory().reserved >= 64 << 20, "freed blocks are kept for reuse");
+    assert_eq!(memory(Device::Cpu).allocated, start.allocated);
+    assert!(memory(Device::Cpu).reserved >= 64 << 20, "freed blocks are kept for reuse");
     let held = Tensor::ones([200_000], (Kind::Uint8, Device::Cpu));
     trim();
-    assert!(cpu_memory().reserved < 64 << 20, "and can be given back");
+    assert!(memory(Device::Cpu).reserved < 64 << 20, "and can be given back");
     assert_eq!(held.sum(Kind::Int64).int64_value(&[]), 200_000, "but not from under a tensor");
     drop(held);
 

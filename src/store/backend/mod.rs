@@ -46,7 +46,7 @@ pub enum Direction {
     Write,
 }
 
-/// One contiguous transfer between memory and a spill file.
+/// One contiguous transfer between memory and a spill file: one range of the file, one of memory.
 ///
 /// It owns what it points at, the memory and the file, until it completes. It completes exactly once: when it is
 /// dropped instead, it completes with an error.
@@ -70,14 +70,15 @@ type Follow = Box<dyn FnOnce(io::Result<()>) -> Vec<Op> + Send>;
 struct Done(Option<Follow>);
 
 impl Op {
-    /// Moves `len` bytes between `start` of `buf` and `offset` of `file`, then calls `done`.
+    /// Moves `len` bytes, at least 1, between `start` of `buf`, where they are contiguous, and `offset` of `file`,
+    /// then calls `done`.
     pub(super) fn new(
         direction: Direction,
         (file, offset): (Arc<SpillFile>, u64),
         (buf, start, len): (Arc<dyn IoBuf>, usize, usize),
         done: Follow,
     ) -> Op {
-        debug_assert!(start + len <= buf.len());
+        debug_assert!(len > 0 && len <= buf.part(start).1);
         Op { direction, file, offset, buf, start, len, moved: 0, stalls: 0, done: Done(Some(done)) }
     }
 
@@ -98,7 +99,7 @@ impl Op {
 
     /// Where in memory the transfer goes on: [`len`](Op::len) bytes, valid until the operation completes.
     pub fn ptr(&self) -> *mut u8 {
-        self.buf.as_ptr().wrapping_add(self.start + self.moved)
+        self.buf.part(self.start + self.moved).0
     }
 
     /// How many bytes are left to move; at least 1.

@@ -1,16 +1,20 @@
 //! The tests that every backend passes, alone and below [`Faulty`].
 
+mod buffers;
+
 use std::cell::RefCell;
 use std::fs;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use tempfile::TempDir;
 
+use self::buffers::{Part, Scattered, Unpinned, aligned, bytes, contents, fill, pattern};
 use super::{Backend, Direction, Fault, Faulty, Op, Pool, Uring};
 use crate::error::{ErrorKind, Result};
-use crate::mem::{AlignedBuf, BLOCK, IoBuf};
+use crate::mem::{AlignedBuf, BLOCK, HostPool, IoBuf};
 use crate::store::file::SpillFile;
 use crate::store::{BackendKind, Blob, Store, StoreConfig};
 
@@ -23,6 +27,9 @@ macro_rules! suite {
         $(suite!(@backend $backend, $kind, $make,
             round_trips_of_all_sizes
             memory_that_does_not_suit_goes_through_a_copy
+            scattered_memory_needs_no_copy
+            scattered_memory_that_does_not_suit_goes_through_a_copy
+            slots_of_a_host_pool_need_no_copy
             many_transfers_at_once
             large_blobs_are_striped_and_small_ones_go_round
             the_cap_holds_and_freed_room_is_used_again
@@ -42,6 +49,7 @@ macro_rules! suite {
             only_the_transfer_that_fails_fails
             changed_bytes_are_noticed
             completions_can_be_held_back
+            busy_time_runs_while_a_transfer_is_in_flight
         );)*
     };
     (@backend $backend:ident, $kind:ident, $make:expr, $($case:ident)*) => {
@@ -90,6 +98,12 @@ impl Bench {
         }
     }
 
+    /// Over all three directories, in small stripes, with checksums.
+    fn striped(&self) -> StoreConfig {
+        let directories = self.directories.iter().map(|directory| directory.path().to_owned()).collect();
+        StoreConfig { directories, stripe_bytes: 64 << 10, verify: true, ..self.config() }
+    }
+
     /// The backend; it is the store's alone then.
     fn backend(&self) -> Arc<dyn Backend> {
         self.backend.take().expect("a case opens one store")
@@ -102,47 +116,6 @@ impl Bench {
     fn open_faulty(&self, config: StoreConfig) -> (Store, Arc<Faulty>) {
         let faulty = Arc::new(Faulty::new(self.backend()));
         (Store::open_with(config, Arc::<Faulty>::clone(&faulty)).unwrap(), faulty)
-    }
-}
-
-/// Bytes that differ from place to place and from seed to seed.
-fn pattern(seed: usize, len: usize) -> Vec<u8> {
-    let (mut state, mut bytes) = (seed as u64, Vec::with_capacity(len + 8));
-    while bytes.len() < len {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        bytes.extend_from_slice(&state.to_be_bytes());
-    }
-    bytes.truncate(len);
-    bytes
-}
-
-/// Aligned memory with room for the padding, beginning with `bytes`.
-fn aligned(bytes: &[u8]) -> Arc<AlignedBuf> {
-    let mut buf = AlignedBuf::new(bytes.len()).unwrap();
-    buf.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
-    Arc::new(buf)
-}
-
-/// The first `len` bytes, once nobody else holds the memory.
-fn bytes(buf: &mut Arc<AlignedBuf>, len: usize) -> &[u8] {
-    &Arc::get_mut(buf).expect("no transfer holds the memory").as_mut_slice()[..len]
-}
-
-/// A part of aligned memory, as unsuitable as can be.
-struct Part {
-    whole: AlignedBuf,
-    start: usize,
-    len: usize,
-}
-
-// SAFETY: a part of memory that `whole` owns and keeps where it is; only a transfer reaches it.
-unsafe impl IoBuf for Part {
-    fn as_ptr(&self) -> *mut u8 {
-        self.whole.as_ptr().wrapping_add(self.start)
-    }
-
-    fn len(&self) -> usize {
-        self.len
     }
 }
 
@@ -186,6 +159,16 @@ fn assert_holds_pattern(store: &Store, blob: &Arc<Blob>, seed: usize) {
     assert!(bytes(&mut buf, len) == pattern(seed, len), "blob of {len} bytes came back changed");
 }
 
+/// Writes `blob` from some memory and reads it into other memory of the same kind.
+fn assert_round_trip<B: IoBuf + 'static>(store: &Store, blob: &Arc<Blob>, memory: impl Fn() -> Arc<B>) {
+    let len = blob.len() as usize;
+    let (source, target) = (memory(), memory());
+    fill(&*source, &pattern(len, len));
+    write(store, blob, source).unwrap();
+    read(store, blob, Arc::<B>::clone(&target)).unwrap();
+    assert!(contents(&*target, len) == pattern(len, len), "blob of {len} bytes came back changed");
+}
+
 fn round_trips_of_all_sizes(bench: &Bench) {
     let store = bench.open(bench.config());
     let blobs: Vec<_> = SIZES.iter().map(|&len| write_pattern(&store, len, len)).collect();
@@ -225,6 +208,40 @@ fn memory_that_does_not_suit_goes_through_a_copy(bench: &Bench) {
     assert!(store.stats().bounced > 0);
 }
 
+fn scattered_memory_needs_no_copy(bench: &Bench) {
+    let store = bench.open(bench.striped());
+    for len in SIZES {
+        let blob = store.reserve(len as u64).unwrap();
+        assert_round_trip(&store, &blob, || Arc::new(Scattered::new(len, 0)));
+    }
+    assert_eq!((store.stats().bounced, store.stats().retried), (0, 0));
+}
+
+fn scattered_memory_that_does_not_suit_goes_through_a_copy(bench: &Bench) {
+    let store = bench.open(bench.striped());
+    for len in SIZES {
+        // Aligned, but the parts meet within blocks, or there is no room for the padding.
+        let blob = store.reserve(len as u64).unwrap();
+        assert_round_trip(&store, &blob, || Arc::new(Scattered::new(len, 8)));
+    }
+    assert_eq!(store.stats().bounced, 2 * SIZES.len() as u64);
+}
+
+fn slots_of_a_host_pool_need_no_copy(bench: &Bench) {
+    let (store, pool) = (bench.open(bench.striped()), HostPool::new(16 * MIB as u64, Arc::new(Unpinned)));
+    pool.grow(16 * MIB as u64).unwrap();
+    // Every third page stays taken, so what is free is scattered.
+    let mut pages: Vec<_> = std::iter::from_fn(|| pool.take(1)).enumerate().collect();
+    pages.retain(|(index, _)| index % 3 == 0);
+    for len in SIZES {
+        let blob = store.reserve(len as u64).unwrap();
+        assert_round_trip(&store, &blob, || Arc::new(pool.take(len as u64).unwrap()));
+    }
+    assert_eq!((store.stats().bounced, store.stats().retried), (0, 0));
+    drop(pages);
+    assert_eq!(pool.free_bytes(), pool.capacity(), "transfers have let their slots go");
+}
+
 fn many_transfers_at_once(bench: &Bench) {
     let store = bench.open(bench.config());
     let lens: Vec<usize> = (0..100).map(|index| 1 + index * 7_919 % 300_000).collect();
@@ -250,8 +267,7 @@ fn many_transfers_at_once(bench: &Bench) {
 }
 
 fn large_blobs_are_striped_and_small_ones_go_round(bench: &Bench) {
-    let directories = bench.directories.iter().map(|directory| directory.path().to_owned()).collect();
-    let store = bench.open(StoreConfig { directories, stripe_bytes: 64 << 10, ..bench.config() });
+    let store = bench.open(bench.striped());
     let files =
         |blob: &Blob| -> Vec<_> { blob.pieces().iter().map(|piece| Arc::as_ptr(piece.file())).collect() };
     let distinct = |mut files: Vec<_>| {
@@ -503,6 +519,19 @@ fn changed_bytes_are_noticed(bench: &Bench) {
     faulty.heal();
     write(&store, &blob, aligned(&pattern(2, MIB + 5))).unwrap();
     assert_holds_pattern(&store, &blob, 2);
+
+    // However the memory is scattered, the checksum is the same.
+    let before = store.stats().retried;
+    let read_scattered = || {
+        let buf = Arc::new(Scattered::new(MIB + 5, 0));
+        read(&store, &blob, Arc::<Scattered>::clone(&buf)).unwrap();
+        assert!(contents(&*buf, MIB + 5) == pattern(2, MIB + 5));
+    };
+    read_scattered();
+    assert_eq!(store.stats().retried, before);
+    faulty.inject(Direction::Read, Fault::FlippedBit, 0, 1);
+    read_scattered();
+    assert_eq!(store.stats().retried, before + 1);
 }
 
 fn completions_can_be_held_back(bench: &Bench) {
@@ -520,4 +549,28 @@ fn completions_can_be_held_back(bench: &Bench) {
     for blob in &blobs {
         assert_holds_pattern(&store, blob, 3);
     }
+}
+
+fn busy_time_runs_while_a_transfer_is_in_flight(bench: &Bench) {
+    let (store, faulty) = bench.open_faulty(bench.config());
+    let times = || [store.stats().read_busy, store.stats().write_busy, store.stats().busy];
+    assert_eq!(times(), [Duration::ZERO; 3]);
+
+    faulty.hold(Direction::Write);
+    let blob = store.reserve(4096).unwrap();
+    let outcome = start(&store, Direction::Write, &blob, aligned(&pattern(1, 4096)));
+    faulty.wait_held(1);
+    let before = times();
+    while times()[2] == before[2] {}
+    faulty.release();
+    result(&outcome).unwrap();
+    let [reads, writes, either] = times();
+    assert_eq!((reads, writes), (Duration::ZERO, either), "there were only writes");
+    assert_eq!(times()[2], either, "it stands still when nothing is in flight");
+
+    faulty.inject(Direction::Read, Fault::Errno(libc::EIO), 0, u64::MAX);
+    read(&store, &blob, aligned(&[0; 4096])).unwrap_err();
+    let [reads, still_writes, sum] = times();
+    assert_eq!((still_writes, sum), (writes, reads + writes), "one after the other, also where it fails");
+    assert_eq!(times(), [reads, writes, sum]);
 }

@@ -2,17 +2,17 @@
 
 use ssdtrain_libtorch::Storage;
 
-use crate::store::IoBuf;
+use super::IoBuf;
 
 /// Keeps a storage alive for as long as a transfer from or to it runs.
-pub(super) struct StorageBuf {
+pub(crate) struct StorageBuf {
     storage: Storage,
     data: *mut u8,
     capacity: usize,
 }
 
 impl StorageBuf {
-    pub(super) fn new(storage: Storage) -> StorageBuf {
+    pub(crate) fn new(storage: Storage) -> StorageBuf {
         let data = storage.data().cast();
         // A storage larger than the address space does not exist.
         let capacity = usize::try_from(storage.capacity()).unwrap_or(usize::MAX);
@@ -24,8 +24,8 @@ impl StorageBuf {
 // says may be accessed. A storage that is written to disk is read by the kernel only: if the program changes it meanwhile,
 // its version counter tells and what was written is never served. A storage that is loaded into is ours alone until then.
 unsafe impl IoBuf for StorageBuf {
-    fn as_ptr(&self) -> *mut u8 {
-        self.data
+    fn part(&self, offset: usize) -> (*mut u8, usize) {
+        (self.data.wrapping_add(offset), self.capacity - offset)
     }
 
     fn len(&self) -> usize {

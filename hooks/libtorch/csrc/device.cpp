@@ -1,0 +1,51 @@
+// Device memory and streams, through libtorch's device-neutral interfaces: no CUDA header, and nothing of CUDA to link.
+#include <c10/core/Allocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "guard.h"
+
+namespace {
+
+c10::Device cuda(int8_t index) { return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index)}; }
+
+}  // namespace
+
+extern "C" {
+
+st_status st_device_stream(int8_t index, void** stream) {
+  return ssdtrain::guarded([&] {
+    const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
+    *stream = guard.getStreamNativeHandle(guard.getStream(cuda(index)));
+  });
+}
+
+st_status st_device_allocate(int8_t index, uint64_t bytes, st_storage** storage) {
+  return ssdtrain::guarded([&] {
+    const c10::DeviceGuard on(cuda(index));
+    auto fresh = c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(), static_cast<int64_t>(bytes), c10::GetAllocator(c10::DeviceType::CUDA),
+        /*resizable=*/true);
+    *storage = reinterpret_cast<st_storage*>(fresh.release());
+  });
+}
+
+st_status st_device_memory(int8_t index, st_memory* memory) {
+  return ssdtrain::guarded([&] {
+    const auto stats = c10::getDeviceAllocator(c10::DeviceType::CUDA)->getDeviceStats(static_cast<c10::DeviceIndex>(index));
+    constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    const auto& allocated = stats.allocated_bytes[all];
+    *memory = {static_cast<uint64_t>(allocated.current), static_cast<uint64_t>(allocated.peak),
+               static_cast<uint64_t>(stats.reserved_bytes[all].current)};
+  });
+}
+
+st_status st_device_reset_peak(int8_t index) {
+  return ssdtrain::guarded([&] {
+    c10::getDeviceAllocator(c10::DeviceType::CUDA)->resetPeakStats(static_cast<c10::DeviceIndex>(index));
+  });
+}
+
+}  // extern "C"

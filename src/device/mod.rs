@@ -1,0 +1,61 @@
+//! What the cache needs of a device: queues of work in order, marks in them, copies, and memory. Mechanism only.
+
+mod cuda;
+mod simulated;
+
+use std::time::Duration;
+
+use ssdtrain_libtorch::Storage;
+
+pub(crate) use self::cuda::Cuda;
+pub(crate) use self::simulated::Simulated;
+use crate::error::Result;
+use crate::mem::Pin;
+
+/// A queue of work that is done in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lane {
+    /// What the calling thread computes: libtorch's current stream of that thread.
+    Compute,
+    /// Copies from the device to the host.
+    Out,
+    /// Copies from the host to the device.
+    In,
+}
+
+/// A device that works through its lanes while the threads that queue the work go on.
+pub(crate) trait Device: Pin + 'static {
+    /// A point in a lane's queue, reached once all that was queued before it is done.
+    type Mark: Clone + Send + Sync + 'static;
+
+    /// Marks the end of what is queued on `lane` now.
+    fn mark(&self, lane: Lane) -> Result<Self::Mark>;
+
+    /// Makes what is queued on `lane` from now on wait for `mark`; the calling thread goes on.
+    fn wait(&self, lane: Lane, mark: &Self::Mark) -> Result<()>;
+
+    /// Whether `mark` is reached.
+    fn is_reached(&self, mark: &Self::Mark) -> bool;
+
+    /// Sleeps until `mark` is reached.
+    fn block_on(&self, mark: &Self::Mark) -> Result<()>;
+
+    /// Time from one mark to a later one, both of which are reached.
+    fn between(&self, from: &Self::Mark, to: &Self::Mark) -> Result<Duration>;
+
+    /// Queues a copy of `bytes` bytes of device memory to the host, on [`Lane::Out`].
+    ///
+    /// # Safety
+    /// Both places are valid for `bytes` bytes until the copy is done, and nobody else writes either or reads `to`
+    /// meanwhile.
+    unsafe fn copy_out(&self, from: *const u8, to: *mut u8, bytes: usize) -> Result<()>;
+
+    /// Queues a copy of `bytes` bytes of host memory to the device, on [`Lane::In`].
+    ///
+    /// # Safety
+    /// As for [`copy_out`](Device::copy_out).
+    unsafe fn copy_in(&self, from: *const u8, to: *mut u8, bytes: usize) -> Result<()>;
+
+    /// A new storage of `bytes` bytes on the device; what the calling thread computes may use it at once.
+    fn allocate(&self, bytes: u64) -> Result<Storage>;
+}

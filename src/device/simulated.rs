@@ -1,0 +1,181 @@
+//! A device made of threads, for tests on machines without a GPU: its memory is the host's, each copy lane is a thread
+//! that works through its queue, and the compute lane is the calling thread itself.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use ssdtrain_libtorch::Storage;
+
+use super::{Device, Lane};
+use crate::error::{Error, ErrorKind, Result};
+use crate::mem::Pin;
+
+/// A device whose copies run in threads.
+#[derive(Debug)]
+pub(crate) struct Simulated {
+    copies_out: Worker,
+    copies_in: Worker,
+}
+
+/// A point in a lane's queue: when it was reached.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Mark(Arc<(Mutex<Option<Instant>>, Condvar)>);
+
+struct Worker {
+    /// None once the device is going.
+    queue: Option<Sender<Work>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+enum Work {
+    Reach(Mark),
+    Wait(Mark),
+    Copy { from: usize, to: usize, bytes: usize },
+}
+
+impl Simulated {
+    /// Starts the lanes. Each copy takes `delay` longer than the bytes do, so that tests see it under way.
+    pub(crate) fn start(delay: Duration) -> Result<Simulated> {
+        Ok(Simulated { copies_out: Worker::start("out", delay)?, copies_in: Worker::start("in", delay)? })
+    }
+
+    fn lane(&self, lane: Lane) -> Option<&Worker> {
+        match lane {
+            Lane::Compute => None,
+            Lane::Out => Some(&self.copies_out),
+            Lane::In => Some(&self.copies_in),
+        }
+    }
+}
+
+impl Device for Simulated {
+    type Mark = Mark;
+
+    fn mark(&self, lane: Lane) -> Result<Mark> {
+        let mark = Mark::default();
+        match self.lane(lane) {
+            None => mark.reach(),
+            Some(worker) => worker.queue(Work::Reach(mark.clone())),
+        }
+        Ok(mark)
+    }
+
+    fn wait(&self, lane: Lane, mark: &Mark) -> Result<()> {
+        match self.lane(lane) {
+            None => mark.block(),
+            Some(worker) => worker.queue(Work::Wait(mark.clone())),
+        }
+        Ok(())
+    }
+
+    fn is_reached(&self, mark: &Mark) -> bool {
+        mark.0.0.lock().is_some()
+    }
+
+    fn block_on(&self, mark: &Mark) -> Result<()> {
+        mark.block();
+        Ok(())
+    }
+
+    fn between(&self, from: &Mark, to: &Mark) -> Result<Duration> {
+        let (from, to) = (*from.0.0.lock(), *to.0.0.lock());
+        Ok(from.zip(to).map_or(Duration::ZERO, |(from, to)| to.saturating_duration_since(from)))
+    }
+
+    unsafe fn copy_out(&self, from: *const u8, to: *mut u8, bytes: usize) -> Result<()> {
+        self.copies_out.queue(Work::Copy {
+            from: from.expose_provenance(),
+            to: to.expose_provenance(),
+            bytes,
+        });
+        Ok(())
+    }
+
+    unsafe fn copy_in(&self, from: *const u8, to: *mut u8, bytes: usize) -> Result<()> {
+        self.copies_in.queue(Work::Copy {
+            from: from.expose_provenance(),
+            to: to.expose_provenance(),
+            bytes,
+        });
+        Ok(())
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<Storage> {
+        Storage::allocate(bytes).map_err(|error| Error::new(ErrorKind::Torch, error.to_string()))
+    }
+}
+
+impl Pin for Simulated {
+    unsafe fn pin(&self, _memory: NonNull<u8>, _bytes: usize) -> Result<(), String> {
+        Ok(())
+    }
+
+    unsafe fn unpin(&self, _memory: NonNull<u8>, _bytes: usize) {}
+}
+
+impl Mark {
+    fn reach(&self) {
+        *self.0.0.lock() = Some(Instant::now());
+        self.0.1.notify_all();
+    }
+
+    fn block(&self) {
+        let mut reached = self.0.0.lock();
+        while reached.is_none() {
+            self.0.1.wait(&mut reached);
+        }
+    }
+}
+
+impl Worker {
+    fn start(name: &str, delay: Duration) -> Result<Worker> {
+        let (queue, work) = channel();
+        let run = move || {
+            for item in work {
+                match item {
+                    Work::Reach(mark) => mark.reach(),
+                    Work::Wait(mark) => mark.block(),
+                    Work::Copy { from, to, bytes } => {
+                        thread::sleep(delay);
+                        let from: *const u8 = std::ptr::with_exposed_provenance(from);
+                        let to: *mut u8 = std::ptr::with_exposed_provenance_mut(to);
+                        // SAFETY: whoever queued the copy promised that both places stay valid and apart until it is done.
+                        unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
+                    }
+                }
+            }
+        };
+        let thread = thread::Builder::new().name(format!("ssdtrain-sim-{name}")).spawn(run);
+        let thread = thread.map_err(|error| {
+            Error::io(ErrorKind::Device, "the simulated device's threads could not be started", error)
+        })?;
+        Ok(Worker { queue: Some(queue), thread: Some(thread) })
+    }
+
+    fn queue(&self, work: Work) {
+        if let Some(queue) = &self.queue {
+            // The worker ends only after the queue does, unless it panicked; that is told when it is joined.
+            drop(queue.send(work));
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        drop(self.queue.take());
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("a lane of the simulated device panicked");
+        }
+    }
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker").finish_non_exhaustive()
+    }
+}

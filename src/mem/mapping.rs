@@ -1,0 +1,168 @@
+//! Anonymous memory in huge pages, all of it there from the start.
+
+use std::io;
+use std::num::NonZero;
+use std::ptr::NonNull;
+use std::thread;
+
+use super::BLOCK;
+
+/// Bytes of a huge page: what mappings are aligned to and multiples of.
+pub(super) const HUGE: usize = 2 << 20;
+/// More threads than this do not clear memory faster.
+const MAX_THREADS: usize = 8;
+
+/// Zeroed private memory of whole huge pages, unmapped on drop.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    memory: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping is owned by this value alone, and memory belongs to no thread.
+unsafe impl Send for Mapping {}
+// SAFETY: through `&Mapping` only addresses and the length are reachable, once `new` has returned.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `bytes`, a multiple of [`HUGE`] that is not 0, and has the kernel provide all of them now.
+    ///
+    /// The error is the kernel's: it has no such memory, or no thread for the work.
+    pub(super) fn new(bytes: usize) -> io::Result<Mapping> {
+        let mapping = Mapping::reserve(bytes)?;
+        // It fails where the kernel has no huge pages; small ones serve as well, only more slowly.
+        // SAFETY: the whole range is the mapping's, and the advice changes none of its bytes.
+        unsafe { libc::madvise(mapping.memory.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
+        mapping.provide()?;
+        Ok(mapping)
+    }
+
+    /// Bytes of the mapping.
+    pub(super) fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// The address `offset` bytes from the start; `offset` is less than `len`.
+    pub(super) fn at(&self, offset: usize) -> NonNull<u8> {
+        assert!(offset < self.bytes, "an address within the mapping");
+        // SAFETY: the address lies within the mapping.
+        unsafe { self.memory.add(offset) }
+    }
+
+    /// An aligned range of addresses: a longer one, less what is too much at either end.
+    fn reserve(bytes: usize) -> io::Result<Mapping> {
+        let longer = bytes.checked_add(HUGE).ok_or(io::ErrorKind::OutOfMemory)?;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping where the kernel likes touches no other.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), longer, access, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = start.cast::<u8>();
+        let head = start.addr().next_multiple_of(HUGE) - start.addr();
+        unmap(start, head);
+        unmap(start.wrapping_add(head + bytes), HUGE - head);
+        let memory = NonNull::new(start.wrapping_add(head)).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Mapping { memory, bytes })
+    }
+
+    /// Has the kernel provide all pages, in several threads, since it clears them.
+    fn provide(&self) -> io::Result<()> {
+        let threads = thread::available_parallelism().map_or(1, NonZero::get).min(MAX_THREADS);
+        let share = self.bytes.div_ceil(threads).next_multiple_of(HUGE);
+        thread::scope(|scope| {
+            let starts = (0..self.bytes).step_by(share);
+            let workers: io::Result<Vec<_>> = starts
+                .map(|start| {
+                    let provide = move || self.provide_range(start, share.min(self.bytes - start));
+                    thread::Builder::new().name("ssdtrain-map".to_owned()).spawn_scoped(scope, provide)
+                })
+                .collect();
+            let join = |worker: thread::ScopedJoinHandle<'_, _>| {
+                worker.join().unwrap_or_else(|_| Err(io::Error::other("the thread panicked")))
+            };
+            workers?.into_iter().try_for_each(join)
+        })
+    }
+
+    fn provide_range(&self, start: usize, bytes: usize) -> io::Result<()> {
+        let memory = self.at(start).as_ptr();
+        // SAFETY: the range is the mapping's, and the advice changes none of its bytes.
+        if unsafe { libc::madvise(memory.cast(), bytes, libc::MADV_POPULATE_WRITE) } == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            // The kernel is older than 5.14.
+            Some(libc::EINVAL | libc::ENOSYS) => {
+                self.touch(start, bytes);
+                Ok(())
+            }
+            _ => Err(error),
+        }
+    }
+
+    /// Writes to each page of a range that nobody uses yet.
+    fn touch(&self, start: usize, bytes: usize) {
+        for offset in (start..start + bytes).step_by(BLOCK) {
+            // SAFETY: the byte is one of the mapping's, which no one else has yet, and this thread's range has it alone.
+            unsafe { self.at(offset).write_volatile(0) };
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        unmap(self.memory.as_ptr(), self.bytes);
+    }
+}
+
+/// Unmaps memory that was mapped in this file and is used no more.
+fn unmap(memory: *mut u8, bytes: usize) {
+    if bytes == 0 {
+        return;
+    }
+    // SAFETY: only this file calls it, once for each range of a mapping that it made and nobody uses any more.
+    if unsafe { libc::munmap(memory.cast(), bytes) } != 0 {
+        tracing::error!("{bytes} bytes stay mapped: {}", io::Error::last_os_error());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many of the mapping's pages are in memory.
+    fn resident(mapping: &Mapping) -> usize {
+        let mut pages = vec![0_u8; mapping.len() / BLOCK];
+        // SAFETY: the range is mapped, and there is a byte for each of its pages.
+        let result =
+            unsafe { libc::mincore(mapping.at(0).as_ptr().cast(), mapping.len(), pages.as_mut_ptr()) };
+        assert_eq!(result, 0, "{}", io::Error::last_os_error());
+        pages.iter().filter(|&&page| page & 1 == 1).count()
+    }
+
+    #[test]
+    fn all_of_it_is_there_aligned_and_zero() {
+        let mapping = Mapping::new(3 * HUGE).unwrap();
+        assert_eq!((mapping.at(0).addr().get() % HUGE, mapping.len()), (0, 3 * HUGE));
+        assert_eq!(resident(&mapping), 3 * HUGE / BLOCK);
+        // SAFETY: the mapping is that long and nobody writes to it.
+        let bytes = unsafe { std::slice::from_raw_parts(mapping.at(0).as_ptr(), mapping.len()) };
+        assert!(bytes.iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn an_old_kernel_has_its_pages_touched() {
+        let mapping = Mapping::reserve(2 * HUGE).unwrap();
+        mapping.touch(0, 2 * HUGE);
+        assert_eq!(resident(&mapping), 2 * HUGE / BLOCK);
+    }
+
+    #[test]
+    fn more_than_there_can_be_is_an_error() {
+        assert!(Mapping::new(usize::MAX / HUGE * HUGE).is_err());
+        assert!(Mapping::new(1 << 60).is_err());
+    }
+}

@@ -1,0 +1,421 @@
+//! Pinned host memory that never fragments.
+
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::mapping::{HUGE, Mapping};
+use super::runs::Runs;
+use super::{IoBuf, parts};
+use crate::bytes::Bytes;
+use crate::error::{Error, ErrorKind, Result};
+
+/// The grain of a [`HostPool`], in bytes.
+pub const PAGE: usize = 64 << 10;
+
+/// Makes host memory known to a device, which can then copy from and to it without help of the processor.
+pub trait Pin: Send + Sync {
+    /// Pins `bytes` at `memory`. The error says why not.
+    ///
+    /// # Safety
+    ///
+    /// The memory is mapped, and stays so until it was unpinned.
+    unsafe fn pin(&self, memory: NonNull<u8>, bytes: usize) -> Result<(), String>;
+
+    /// Ends what [`pin`](Pin::pin) began; it waits for what the device still does with the memory. What goes wrong it
+    /// logs.
+    ///
+    /// # Safety
+    ///
+    /// The very range was pinned, was not unpinned since, and is still mapped.
+    unsafe fn unpin(&self, memory: NonNull<u8>, bytes: usize);
+}
+
+/// Pinned host memory, handed out in [`Slot`]s. A cheap handle: clones share one pool.
+///
+/// A slot takes any pages that are free, so there is room for as long as enough pages are. The memory is unpinned and
+/// unmapped with the last of handles and slots.
+#[derive(Clone)]
+pub struct HostPool {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    cap: u64,
+    pin: Arc<dyn Pin>,
+    /// Held while the pool grows, which may take seconds; slots come and go meanwhile.
+    growing: Mutex<()>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    free: Runs,
+    regions: Vec<Region>,
+    /// Pages of all regions, counted through from the first region on.
+    pages: usize,
+}
+
+/// A pinned mapping.
+struct Region {
+    first_page: usize,
+    mapping: Mapping,
+    pin: Arc<dyn Pin>,
+}
+
+impl HostPool {
+    /// An empty pool of at most `cap_bytes`, rounded down to whole 2 MiB.
+    pub fn new(cap_bytes: u64, pin: Arc<dyn Pin>) -> HostPool {
+        let cap = cap_bytes / HUGE as u64 * HUGE as u64;
+        HostPool { shared: Arc::new(Shared { cap, pin, growing: Mutex::default(), state: Mutex::default() }) }
+    }
+
+    /// Maps and pins `bytes` more, rounded up to whole 2 MiB. This is slow: better at the start than in a step.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::NoSpace`] if the pool would exceed its cap or the system has no such memory,
+    /// [`ErrorKind::Config`] if the memory cannot be pinned. The pool is as before then.
+    pub fn grow(&self, bytes: u64) -> Result<()> {
+        let Shared { cap, pin, growing, state } = &*self.shared;
+        let _alone = growing.lock();
+        let capacity = self.capacity();
+        let rounded =
+            bytes.checked_next_multiple_of(HUGE as u64).filter(|&rounded| rounded <= cap - capacity);
+        let Some(bytes) = rounded.and_then(|rounded| usize::try_from(rounded).ok()) else {
+            let (bytes, capacity, cap) = (Bytes(bytes), Bytes(capacity), Bytes(*cap));
+            let message = format!(
+                "the host pool has {capacity} and cannot grow by {bytes}: its cap is {cap}; raise the cap"
+            );
+            return Err(Error::new(ErrorKind::NoSpace, message));
+        };
+        if bytes == 0 {
+            return Ok(());
+        }
+        let mapping = Mapping::new(bytes).map_err(|error| {
+            let message = format!(
+                "no memory for {} more of the host pool, which has {}; lower its cap or free memory",
+                Bytes(bytes as u64),
+                Bytes(capacity)
+            );
+            Error::io(ErrorKind::NoSpace, message, error)
+        })?;
+        let region = Region::pinned(mapping, pin)?;
+        state.lock().add(region);
+        Ok(())
+    }
+
+    /// Memory for `bytes`, padded to whole pages of [`PAGE`]; `None` if fewer are free now. It holds anything at all.
+    pub fn take(&self, bytes: u64) -> Option<Slot> {
+        let pages = usize::try_from(bytes.div_ceil(PAGE as u64)).ok()?;
+        let mut state = self.shared.state.lock();
+        let runs = state.free.take(pages)?;
+        let mut start = 0;
+        let locate = |run: &Range<usize>| {
+            let piece = Piece { start, memory: state.address(run.start) };
+            start += run.len() * PAGE;
+            piece
+        };
+        let pieces = runs.iter().map(locate).collect();
+        drop(state);
+        Some(Slot { pool: Arc::clone(&self.shared), bytes, runs, pieces, capacity: pages * PAGE })
+    }
+
+    /// Bytes of the pool, taken or free; all of them are pinned.
+    pub fn capacity(&self) -> u64 {
+        (self.shared.state.lock().pages * PAGE) as u64
+    }
+
+    /// Bytes that are free now; a slot of as many can be taken.
+    pub fn free_bytes(&self) -> u64 {
+        (self.shared.state.lock().free.free() * PAGE) as u64
+    }
+
+    /// Bytes that the pool can grow to.
+    pub fn cap(&self) -> u64 {
+        self.shared.cap
+    }
+
+    /// How often memory was pinned: once for each time the pool grew.
+    pub fn pins(&self) -> u64 {
+        self.shared.state.lock().regions.len() as u64
+    }
+}
+
+impl State {
+    fn add(&mut self, mut region: Region) {
+        region.first_page = self.pages;
+        self.pages += region.mapping.len() / PAGE;
+        self.free.add(region.first_page..self.pages);
+        self.regions.push(region);
+    }
+
+    /// Where a page lies.
+    fn address(&self, page: usize) -> NonNull<u8> {
+        let region = &self.regions[self.regions.partition_point(|region| region.first_page <= page) - 1];
+        region.mapping.at((page - region.first_page) * PAGE)
+    }
+}
+
+impl Region {
+    fn pinned(mapping: Mapping, pin: &Arc<dyn Pin>) -> Result<Region> {
+        // SAFETY: the mapping is the region's, which unpins it before it is unmapped.
+        match unsafe { pin.pin(mapping.at(0), mapping.len()) } {
+            Ok(()) => Ok(Region { first_page: 0, mapping, pin: Arc::clone(pin) }),
+            Err(reason) => {
+                let message = format!(
+                    "{} of the host pool could not be pinned: {reason}; raise the limit of locked memory \
+                     (ulimit -l), or lower the pool's cap",
+                    Bytes(mapping.len() as u64)
+                );
+                Err(Error::new(ErrorKind::Config, message))
+            }
+        }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: `pinned` pinned this range, nothing unpinned it since, and the mapping is dropped after this.
+        unsafe { self.pin.unpin(self.mapping.at(0), self.mapping.len()) };
+    }
+}
+
+/// Pages of a [`HostPool`] that hold one value; they go back on drop.
+///
+/// Its bytes are reachable only through raw pointers. Whoever holds the slot sees to it that copies from and to it and
+/// transfers do not get into each other's way, and have ended when it is dropped.
+pub struct Slot {
+    pool: Arc<Shared>,
+    bytes: u64,
+    runs: Vec<Range<usize>>,
+    /// Where the runs lie, in the same order.
+    pieces: Vec<Piece>,
+    capacity: usize,
+}
+
+struct Piece {
+    /// Bytes of the slot before it.
+    start: usize,
+    memory: NonNull<u8>,
+}
+
+// SAFETY: the pages are the slot's alone until it is dropped, and memory belongs to no thread.
+unsafe impl Send for Slot {}
+// SAFETY: through `&Slot` only addresses and lengths are reachable.
+unsafe impl Sync for Slot {}
+
+impl Slot {
+    /// Payload bytes: what was asked for.
+    pub fn payload_len(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The contiguous parts of the payload, in order: the address and the bytes of each.
+    pub fn parts(&self) -> impl Iterator<Item = (*mut u8, usize)> {
+        // The payload is no longer than the capacity, which is a usize.
+        parts(self, usize::try_from(self.bytes).unwrap_or(self.capacity))
+    }
+}
+
+// SAFETY: the pages are mapped for as long as the pool, which the slot keeps; they are the slot's alone until its drop,
+// and nothing but its holder reaches them.
+unsafe impl IoBuf for Slot {
+    fn part(&self, offset: usize) -> (*mut u8, usize) {
+        let next = self.pieces.partition_point(|piece| piece.start <= offset);
+        let piece = &self.pieces[next - 1];
+        let end = self.pieces.get(next).map_or(self.capacity, |next| next.start);
+        (piece.memory.as_ptr().wrapping_add(offset - piece.start), end - offset)
+    }
+
+    fn len(&self) -> usize {
+        self.capacity
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.pool.state.lock().free.give(&self.runs);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    /// Keeps a list of what is pinned, and may refuse.
+    #[derive(Default)]
+    struct Recorder {
+        pinned: Mutex<Vec<(usize, usize)>>,
+        refusal: Mutex<Option<String>>,
+    }
+
+    impl Pin for Recorder {
+        unsafe fn pin(&self, memory: NonNull<u8>, bytes: usize) -> Result<(), String> {
+            if let Some(reason) = &*self.refusal.lock() {
+                return Err(reason.clone());
+            }
+            self.pinned.lock().push((memory.addr().get(), bytes));
+            Ok(())
+        }
+
+        unsafe fn unpin(&self, memory: NonNull<u8>, bytes: usize) {
+            // SAFETY: what is unpinned is still mapped, and nobody uses it any more.
+            unsafe { memory.write_volatile(1) };
+            let mut pinned = self.pinned.lock();
+            let index = pinned.iter().position(|&range| range == (memory.addr().get(), bytes));
+            pinned.remove(index.expect("what is unpinned was pinned"));
+        }
+    }
+
+    impl Recorder {
+        fn pinned_bytes(&self) -> u64 {
+            self.pinned.lock().iter().map(|&(_, bytes)| bytes as u64).sum()
+        }
+    }
+
+    const STEP: u64 = HUGE as u64;
+    const PAGE_BYTES: u64 = PAGE as u64;
+
+    fn pool(cap: u64) -> (HostPool, Arc<Recorder>) {
+        let recorder = Arc::new(Recorder::default());
+        (HostPool::new(cap, Arc::<Recorder>::clone(&recorder)), recorder)
+    }
+
+    #[test]
+    fn it_grows_by_whole_huge_pages_up_to_its_cap() {
+        let (pool, recorder) = pool(3 * STEP + 5);
+        assert_eq!((pool.cap(), pool.capacity(), pool.pins()), (3 * STEP, 0, 0));
+        pool.grow(0).unwrap();
+        pool.grow(1).unwrap();
+        assert_eq!((pool.capacity(), pool.free_bytes(), pool.pins()), (STEP, STEP, 1));
+        for bytes in [2 * STEP + 1, u64::MAX] {
+            let error = pool.grow(bytes).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::NoSpace);
+            assert!(error.to_string().contains("its cap is 6.0 MiB"), "{error}");
+        }
+        pool.grow(2 * STEP).unwrap();
+        assert_eq!((pool.capacity(), recorder.pinned_bytes(), pool.pins()), (3 * STEP, 3 * STEP, 2));
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_an_error() {
+        let (pool, recorder) = pool(u64::MAX);
+        let error = pool.grow(1 << 60).unwrap_err();
+        assert_eq!((error.kind(), pool.capacity(), recorder.pinned_bytes()), (ErrorKind::NoSpace, 0, 0));
+    }
+
+    #[test]
+    fn memory_that_cannot_be_pinned_is_an_error_and_the_pool_is_as_before() {
+        let (pool, recorder) = pool(4 * STEP);
+        pool.grow(STEP).unwrap();
+        *recorder.refusal.lock() = Some("too much is locked".to_owned());
+        let error = pool.grow(STEP).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+        let message = error.to_string();
+        assert!(message.contains("2.0 MiB") && message.contains("too much is locked; raise"), "{message}");
+        assert_eq!((pool.capacity(), pool.free_bytes(), pool.pins()), (STEP, STEP, 1));
+        *recorder.refusal.lock() = None;
+        pool.grow(3 * STEP).unwrap();
+        assert_eq!(pool.free_bytes(), 4 * STEP);
+    }
+
+    #[test]
+    fn a_slot_is_padded_to_pages_and_gives_them_back() {
+        let (pool, _) = pool(STEP);
+        pool.grow(STEP).unwrap();
+        for (bytes, pages) in
+            [(0, 0), (1, 1), (PAGE_BYTES, 1), (PAGE_BYTES + 1, 2), (STEP, STEP / PAGE_BYTES)]
+        {
+            let slot = pool.take(bytes).unwrap();
+            assert_eq!((slot.payload_len(), slot.len() as u64), (bytes, pages * PAGE_BYTES));
+            assert_eq!(slot.parts().map(|(_, len)| len as u64).sum::<u64>(), bytes);
+            assert_eq!(pool.free_bytes(), STEP - pages * PAGE_BYTES);
+            drop(slot);
+            assert_eq!(pool.free_bytes(), STEP);
+        }
+        for bytes in [STEP + 1, u64::MAX] {
+            assert!(pool.take(bytes).is_none());
+        }
+    }
+
+    #[test]
+    fn all_that_is_free_can_be_taken_however_scattered() {
+        let (pool, _) = pool(2 * STEP);
+        pool.grow(STEP).unwrap();
+        pool.grow(STEP).unwrap();
+        let mut slots: Vec<_> = std::iter::from_fn(|| pool.take(PAGE_BYTES)).collect();
+        assert_eq!(slots.len() as u64, 2 * STEP / PAGE_BYTES);
+        let mut index = 0;
+        slots.retain(|_| {
+            index += 1;
+            index % 2 == 0
+        });
+        let scattered = pool.take(pool.free_bytes()).unwrap();
+        assert_eq!((scattered.payload_len(), pool.free_bytes()), (STEP, 0));
+        let mut pages: Vec<_> = slots.iter().chain([&scattered]).flat_map(Slot::parts).collect();
+        pages.sort_unstable();
+        assert!(pages.iter().all(|&(memory, len)| memory.addr() % PAGE == 0 && len == PAGE));
+        assert!(pages.windows(2).all(|pair| pair[0].0 < pair[1].0), "no page is handed out twice");
+        assert_eq!(pages.len() as u64, 2 * STEP / PAGE_BYTES);
+    }
+
+    #[test]
+    fn a_part_begins_anywhere_and_ends_with_its_run() {
+        let (pool, _) = pool(2 * STEP);
+        pool.grow(STEP).unwrap();
+        pool.grow(STEP).unwrap();
+        // Two regions are never one part, even where they happen to be neighbours.
+        let slot = pool.take(STEP + 1).unwrap();
+        let parts: Vec<_> = slot.parts().collect();
+        assert_eq!(parts.iter().map(|part| part.1).collect::<Vec<_>>(), [HUGE, 1]);
+        assert_eq!(slot.part(HUGE - 1), (parts[0].0.wrapping_add(HUGE - 1), 1));
+        assert_eq!(slot.part(HUGE), (parts[1].0, PAGE));
+        assert_eq!(slot.part(HUGE + 5), (parts[1].0.wrapping_add(5), PAGE - 5));
+    }
+
+    #[test]
+    fn memory_is_unpinned_with_the_last_handle_or_slot() {
+        let (pool, recorder) = pool(STEP);
+        pool.grow(STEP).unwrap();
+        let (other, slot) = (pool.clone(), pool.take(1).unwrap());
+        drop(pool);
+        assert_eq!(other.free_bytes(), STEP - PAGE_BYTES);
+        drop(other);
+        assert_eq!(recorder.pinned_bytes(), STEP);
+        drop(slot);
+        assert_eq!(recorder.pinned_bytes(), 0);
+    }
+
+    #[test]
+    fn threads_may_take_give_and_grow_at_once() {
+        let (pool, _) = pool(8 * STEP);
+        thread::scope(|scope| {
+            for seed in 1..=4_u64 {
+                let pool = &pool;
+                scope.spawn(move || {
+                    for step in 0..200 {
+                        if step % 100 == 0 {
+                            pool.grow(STEP).unwrap();
+                        }
+                        let Some(slot) = pool.take(1 + step * seed * 7_919 % STEP) else { continue };
+                        for (memory, len) in slot.parts() {
+                            // SAFETY: the part is `len` bytes long, and the slot is this thread's alone.
+                            unsafe { memory.write_bytes(seed as u8, len) };
+                        }
+                        for (memory, len) in slot.parts() {
+                            // SAFETY: as above.
+                            let bytes = unsafe { std::slice::from_raw_parts(memory, len) };
+                            assert!(bytes.iter().all(|&byte| u64::from(byte) == seed));
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!((pool.capacity(), pool.free_bytes(), pool.pins()), (8 * STEP, 8 * STEP, 8));
+    }
+}

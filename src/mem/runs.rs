@@ -1,0 +1,180 @@
+//! Which pages are free, as runs of neighbours.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+/// The free pages of memory whose users take any runs: there is room for as long as enough pages are free, however
+/// scattered.
+#[derive(Debug, Default)]
+pub(super) struct Runs {
+    /// Free runs, from the first page to the one past the last. Neighbours are merged, except across a border.
+    runs: BTreeMap<usize, usize>,
+    /// The first pages of the ranges that were added.
+    borders: BTreeSet<usize>,
+    free: usize,
+}
+
+impl Runs {
+    /// More pages, all free. They are new here, and never in one run with pages that were added before or later.
+    pub(super) fn add(&mut self, pages: Range<usize>) {
+        self.borders.insert(pages.start);
+        self.insert(pages);
+    }
+
+    /// Takes `pages` pages, or `None` if fewer are free. They are one run, the first that is long enough, or else as
+    /// few as the longest make.
+    pub(super) fn take(&mut self, pages: usize) -> Option<Vec<Range<usize>>> {
+        if pages > self.free {
+            return None;
+        }
+        let free = || self.runs.iter().map(|(&start, &end)| start..end);
+        let mut chosen: Vec<_> = free().find(|run| run.len() >= pages).into_iter().collect();
+        if chosen.is_empty() {
+            chosen = free().collect();
+            chosen.sort_by_key(|run| Reverse(run.len()));
+        }
+        let (mut taken, mut left) = (Vec::new(), pages);
+        for run in chosen {
+            let cut = run.start + left.min(run.len());
+            if cut == run.start {
+                break;
+            }
+            self.runs.remove(&run.start);
+            if cut < run.end {
+                self.runs.insert(cut, run.end);
+            }
+            taken.push(run.start..cut);
+            left -= cut - run.start;
+        }
+        self.free -= pages;
+        Some(taken)
+    }
+
+    /// Gives pages back that were taken and not given back since.
+    pub(super) fn give(&mut self, runs: &[Range<usize>]) {
+        for run in runs {
+            self.insert(run.clone());
+        }
+    }
+
+    /// How many pages are free.
+    pub(super) fn free(&self) -> usize {
+        self.free
+    }
+
+    /// Frees a run, and merges it with its neighbours.
+    fn insert(&mut self, run: Range<usize>) {
+        if run.is_empty() {
+            return;
+        }
+        self.free += run.len();
+        let before = self.runs.range(..run.start).next_back().map(|(&start, &end)| start..end);
+        let start = match before {
+            Some(before) if before.end == run.start && !self.borders.contains(&run.start) => before.start,
+            _ => run.start,
+        };
+        let after = if self.borders.contains(&run.end) { None } else { self.runs.remove(&run.end) };
+        self.runs.insert(start, after.unwrap_or(run.end));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn of(ranges: &[Range<usize>]) -> Runs {
+        let mut runs = Runs::default();
+        ranges.iter().for_each(|range| runs.add(range.clone()));
+        runs
+    }
+
+    fn free_runs(runs: &Runs) -> Vec<Range<usize>> {
+        runs.runs.iter().map(|(&start, &end)| start..end).collect()
+    }
+
+    #[test]
+    fn the_first_run_that_is_long_enough_is_cut() {
+        let mut runs = of(&[0..4, 4..20, 20..40]);
+        let taken = [5, 4].map(|pages| runs.take(pages).unwrap());
+        assert_eq!(taken.concat(), [4..9, 0..4]);
+        assert_eq!(free_runs(&runs), [9..20, 20..40]);
+    }
+
+    #[test]
+    fn where_none_is_long_enough_the_longest_go_first() {
+        let mut runs = of(&[0..4, 10..20, 30..37]);
+        assert_eq!(runs.take(15).unwrap(), [10..20, 30..35]);
+        assert_eq!(free_runs(&runs), [0..4, 35..37]);
+    }
+
+    #[test]
+    fn no_pages_are_always_there() {
+        assert_eq!(Runs::default().take(0), Some(Vec::new()));
+        assert_eq!(of(&[0..3, 3..4]).take(0), Some(Vec::new()));
+        assert_eq!(Runs::default().take(1), None);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Add(usize),
+        Take(usize),
+        Give(usize),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            1 => (1_usize..50).prop_map(Step::Add),
+            4 => (0_usize..40).prop_map(Step::Take),
+            3 => any::<usize>().prop_map(Step::Give),
+        ];
+        proptest::collection::vec(step, 1..200)
+    }
+
+    proptest! {
+        #[test]
+        fn pages_are_taken_once_while_enough_are_free_and_all_come_back(steps in steps()) {
+            let (mut runs, mut added, mut taken) = (Runs::default(), Vec::new(), Vec::<Vec<Range<usize>>>::new());
+            for step in steps {
+                match step {
+                    Step::Add(pages) => {
+                        let end = added.last().map_or(0, |range: &Range<usize>| range.end);
+                        added.push(end..end + pages);
+                        runs.add(end..end + pages);
+                    }
+                    Step::Take(pages) => {
+                        let (free, longest) = (runs.free(), free_runs(&runs).iter().map(Range::len).max());
+                        let Some(new) = runs.take(pages) else {
+                            prop_assert!(pages > free, "{} pages refused of {}", pages, free);
+                            continue;
+                        };
+                        prop_assert_eq!(new.iter().map(Range::len).sum::<usize>(), pages);
+                        prop_assert!(new.len() <= 1 || longest < Some(pages), "one run would do");
+                        prop_assert!(new.iter().all(|run| !run.is_empty()));
+                        taken.push(new);
+                    }
+                    Step::Give(index) if !taken.is_empty() => {
+                        runs.give(&taken.swap_remove(index % taken.len()));
+                    }
+                    Step::Give(_) => {}
+                }
+                // Taken and free runs are all that was added, once, and none crosses a border.
+                let mut all = free_runs(&runs);
+                prop_assert_eq!(runs.free(), all.iter().map(Range::len).sum::<usize>());
+                all.extend(taken.iter().flatten().cloned());
+                all.sort_by_key(|run| run.start);
+                let mut end = 0;
+                for run in &all {
+                    prop_assert_eq!(run.start, end);
+                    end = run.end;
+                    prop_assert!(added.iter().any(|range| range.start <= run.start && run.end <= range.end));
+                }
+                prop_assert_eq!(end, added.last().map_or(0, |range| range.end));
+            }
+            taken.iter().for_each(|taken| runs.give(taken));
+            prop_assert_eq!(free_runs(&runs), added, "each range is one free run again");
+        }
+    }
+}

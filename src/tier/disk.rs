@@ -1,0 +1,104 @@
+//! The tier of CPU tensors: device and host are one, so bytes go straight between tensors and the spill files.
+
+use std::sync::{Arc, OnceLock};
+
+use ssdtrain_libtorch::Storage;
+
+use super::{Leaving, Parcel, Room, Tier};
+use crate::error::{Error, ErrorKind, Result};
+use crate::mem::StorageBuf;
+use crate::store::{Blob, Completion, Store};
+use crate::telemetry::{Cause, Counters};
+
+/// Spill files below CPU memory.
+pub(crate) struct DiskTier {
+    store: Store,
+}
+
+/// An extent, once there is one.
+struct DiskParcel {
+    store: Store,
+    bytes: u64,
+    blob: OnceLock<Arc<Blob>>,
+}
+
+impl DiskTier {
+    pub(crate) fn new(store: Store) -> DiskTier {
+        DiskTier { store }
+    }
+}
+
+impl Tier for DiskTier {
+    fn parcel(self: Arc<Self>, bytes: u64) -> Result<Arc<dyn Parcel>> {
+        Ok(Arc::new(DiskParcel { store: self.store.clone(), bytes, blob: OnceLock::new() }))
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<Storage> {
+        Storage::allocate(bytes).map_err(|error| Error::new(ErrorKind::Torch, error.to_string()))
+    }
+
+    fn leaving(&self) -> Leaving {
+        Leaving::WhenStored
+    }
+
+    /// An extent is there at once or not at all.
+    fn when_room(&self, _room: Box<dyn Fn() + Send + Sync>) {}
+
+    fn begin_step(&self) {}
+
+    fn settle(&self) {}
+
+    fn store(&self) -> Option<&Store> {
+        Some(&self.store)
+    }
+
+    fn pinned_bytes(&self) -> u64 {
+        0
+    }
+
+    fn path(&self) -> String {
+        self.store.path().to_string()
+    }
+}
+
+impl Parcel for DiskParcel {
+    fn reserve(&self) -> Room {
+        match self.store.reserve(self.bytes) {
+            Ok(blob) => {
+                self.blob.get_or_init(|| blob);
+                Room::Reserved
+            }
+            Err(_) => Room::None,
+        }
+    }
+
+    fn store(self: Arc<Self>, from: Storage, done: Completion) {
+        match self.blob.get() {
+            Some(blob) => self.store.write(Arc::clone(blob), Arc::new(StorageBuf::new(from)), done),
+            None => done(Err(unreserved())),
+        }
+    }
+
+    fn load(self: Arc<Self>, into: Storage, done: Completion) {
+        match self.blob.get() {
+            Some(blob) => self.store.read(Arc::clone(blob), Arc::new(StorageBuf::new(into)), done),
+            None => done(Err(unreserved())),
+        }
+    }
+
+    /// There is nothing between disk and device.
+    fn bring_near(self: Arc<Self>) -> bool {
+        true
+    }
+
+    /// CPU tensors have no queue: what is done is done.
+    fn order(&self, _cause: Cause, _counters: &Arc<Counters>) -> Result<()> {
+        Ok(())
+    }
+
+    fn abandon(&self) {}
+}
+
+fn unreserved() -> Error {
+    Error::new(ErrorKind::Io, "internal error: a transfer without an extent")
+}

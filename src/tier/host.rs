@@ -1,0 +1,688 @@
+//! The tier of CUDA tensors: pinned host memory, with the spill files below it.
+//!
+//! A parcel is copied out into a slot of the pool and rests there while the pool has room. What a step asks for beyond that is
+//! written to the disk, oldest first, while backward asks for the newest first; so what is still in the pool is what is wanted
+//! next. A slot whose bytes are on the disk as well is clean, and is reclaimed, oldest first, when room is needed.
+//!
+//! Copies are queued and never waited for here; where a thread has to sleep until one is done (before a slot is
+//! written to the disk, before a slot that the device still reads is read into), a thread of this tier's does.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, OnceLock, Weak};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use ssdtrain_libtorch::Storage;
+
+use super::shelf::{At, Serial, Shelf};
+use super::waiter::Waiter;
+use super::{Leaving, Parcel, Room, Tier};
+use crate::bytes::Bytes;
+use crate::device::{Device, Lane};
+use crate::error::{Error, ErrorKind, Result};
+use crate::mem::{AlignedBuf, HostPool, IoBuf, parts};
+use crate::store::{Blob, Completion, Store};
+use crate::telemetry::{Cause, Counters};
+
+/// How much host memory the tier takes, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HostSettings {
+    pub(crate) pool: PoolSize,
+    /// Read from the disk ahead of the copies to the device.
+    pub(crate) read_ahead: u64,
+}
+
+/// How large the pool is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PoolSize {
+    /// So many bytes, pinned at once.
+    Fixed(u64),
+    /// What the first step asks for, and at most so many bytes.
+    Learned { cap: u64 },
+    /// Only what the way between device and disk needs.
+    Bounce,
+}
+
+/// A pool that is only the way to the disk, as long as no storage asks for more.
+const BOUNCE_BYTES: u64 = 256 << 20;
+/// The first step lets a learned pool grow by at least so much at a time.
+const GROWTH_BYTES: u64 = 512 << 20;
+
+/// Pinned host memory below a device.
+pub(crate) struct HostTier<D: Device> {
+    // Declared first: their tasks use all the rest.
+    writes: Waiter<D>,
+    reads: Waiter<D>,
+    books: Mutex<Books<D>>,
+    /// Signalled when a store was begun, and when a transfer of the disk has ended.
+    changed: Condvar,
+    stalls: Mutex<Vec<Stall<D>>>,
+    room: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    read_ahead: u64,
+    size: PoolSize,
+    pool: HostPool,
+    store: Option<Store>,
+    device: Arc<D>,
+    this: Weak<HostTier<D>>,
+}
+
+struct Books<D: Device> {
+    shelf: Shelf<Held<D>>,
+    /// Memory that the device may still read or write, oldest first, and the marks after which it does not.
+    cooling: VecDeque<Cooling<D>>,
+    /// The same marks, of memory that was given back to the pool before they were reached.
+    hot: Vec<D::Mark>,
+    /// Whether a request for room may still make the pool grow.
+    growing: bool,
+    /// Transfers with the disk, those still to begin included.
+    in_flight: usize,
+    /// Bytes that found no room, and the largest parcel that never would.
+    refused: u64,
+    too_large: u64,
+}
+
+/// Memory, and the marks after which the device does not use it any more.
+type Cooling<D> = (Vec<<D as Device>::Mark>, Arc<dyn IoBuf>);
+
+/// What is kept with a parcel.
+struct Held<D: Device> {
+    parcel: Weak<HostParcel<D>>,
+    /// When the device has computed the bytes.
+    ready: D::Mark,
+    memory: Option<Arc<dyn IoBuf>>,
+    blob: Option<Arc<Blob>>,
+    /// The ends of the copy out and of the last copy in.
+    out: Option<D::Mark>,
+    back: Option<D::Mark>,
+    /// Whether the wait for the latest of them was counted already.
+    counted: bool,
+    /// Why no copy could be made.
+    failure: Option<String>,
+    /// Loads that wait for the disk.
+    loads: Vec<Load<D>>,
+}
+
+struct Load<D: Device> {
+    into: Storage,
+    /// When the device has stopped using `into`'s memory for anything else.
+    ready: D::Mark,
+    done: Completion,
+}
+
+/// A wait in the device's compute queue: from its start to its end.
+struct Stall<D: Device> {
+    cause: Cause,
+    counters: Arc<Counters>,
+    from: D::Mark,
+    to: D::Mark,
+}
+
+/// A place in the tier.
+struct HostParcel<D: Device> {
+    tier: Arc<HostTier<D>>,
+    serial: Serial,
+    bytes: u64,
+}
+
+/// Completions to call once the books are closed.
+type Ended = Vec<(Completion, Result<()>)>;
+
+impl<D: Device> HostTier<D> {
+    pub(crate) fn new(device: D, store: Option<Store>, settings: HostSettings) -> Result<Arc<HostTier<D>>> {
+        let device = Arc::new(device);
+        let cap = match settings.pool {
+            PoolSize::Fixed(bytes) => bytes.next_multiple_of(2 << 20),
+            PoolSize::Learned { cap } => cap,
+            PoolSize::Bounce => u64::MAX,
+        };
+        let pool = HostPool::new(cap, Arc::clone(&device) as _);
+        match settings.pool {
+            PoolSize::Fixed(bytes) => pool.grow(bytes)?,
+            PoolSize::Bounce => pool.grow(BOUNCE_BYTES)?,
+            PoolSize::Learned { .. } => {}
+        }
+        let books = Books {
+            shelf: Shelf::new(),
+            cooling: VecDeque::new(),
+            hot: Vec::new(),
+            growing: matches!(settings.pool, PoolSize::Learned { .. }),
+            in_flight: 0,
+            refused: 0,
+            too_large: 0,
+        };
+        let writes = Waiter::start("ssdtrain-out", Arc::clone(&device))?;
+        let reads = Waiter::start("ssdtrain-in", Arc::clone(&device))?;
+        Ok(Arc::new_cyclic(|this| HostTier {
+            writes,
+            reads,
+            books: Mutex::new(books),
+            changed: Condvar::new(),
+            stalls: Mutex::default(),
+            room: OnceLock::new(),
+            read_ahead: settings.read_ahead,
+            size: settings.pool,
+            pool,
+            store,
+            device,
+            this: Weak::clone(this),
+        }))
+    }
+
+    /// Most bytes the pool will have in this step.
+    fn capacity(&self, books: &Books<D>) -> u64 {
+        match self.size {
+            PoolSize::Learned { cap } if books.growing => cap,
+            _ => self.pool.capacity(),
+        }
+    }
+
+    // ---- host memory ----
+
+    /// Memory for `bytes` bytes, from the pool or from parcels that are on the disk too. The device may still use it until the
+    /// marks returned with it.
+    fn take(&self, books: &mut Books<D>, bytes: u64) -> Option<Cooling<D>> {
+        let over = |marks: &[D::Mark]| marks.iter().all(|mark| self.device.is_reached(mark));
+        while books.cooling.pop_front_if(|(marks, _)| over(marks)).is_some() {}
+        loop {
+            if let Some(slot) = self.pool.take(bytes) {
+                books.hot.retain(|mark| !self.device.is_reached(mark));
+                return Some((books.hot.clone(), Arc::new(slot)));
+            }
+            if let Some((marks, memory)) = books.cooling.pop_front() {
+                drop(memory);
+                books.hot.extend(marks);
+            } else {
+                let clean = books.shelf.next_to_reclaim()?;
+                books.shelf.set(clean, At::Disk);
+                let held = &mut books.shelf.get(clean)?.held;
+                drop(held.memory.take());
+                let marks = held.under_way(&*self.device);
+                books.hot.extend(marks);
+            }
+        }
+    }
+
+    /// Makes room for a parcel that is to be copied out.
+    fn reserve(&self, serial: Serial, bytes: u64) -> Room {
+        let mut books = self.books.lock();
+        let books = &mut *books;
+        let (after, memory) = loop {
+            if let Some(taken) = self.take(books, bytes) {
+                break taken;
+            }
+            if books.growing && self.grow(bytes.max(GROWTH_BYTES).min(self.room_to_grow()).max(bytes)) {
+                continue;
+            }
+            if bytes > self.pool.capacity() {
+                books.too_large = books.too_large.max(bytes);
+                return Room::None;
+            }
+            while let Some(next) = books.shelf.next_to_write_at_once() {
+                if !self.write(books, next) {
+                    break;
+                }
+            }
+            if books.shelf.is_writing() {
+                return Room::Later;
+            }
+            books.refused += bytes;
+            return Room::None;
+        };
+        // The copies out come after what the device still does with the memory.
+        if after.iter().try_for_each(|mark| self.device.wait(Lane::Out, mark)).is_err() {
+            return Room::None;
+        }
+        if let Some(place) = books.shelf.get(serial) {
+            place.held.memory = Some(memory);
+        }
+        Room::Reserved
+    }
+
+    fn room_to_grow(&self) -> u64 {
+        self.pool.cap().saturating_sub(self.pool.capacity())
+    }
+
+    fn grow(&self, bytes: u64) -> bool {
+        if bytes > self.room_to_grow() {
+            return false;
+        }
+        let grown = self.pool.grow(bytes);
+        if let Err(error) = &grown {
+            tracing::warn!(%error, "the host pool stays at {}", Bytes(self.pool.capacity()));
+        }
+        grown.is_ok()
+    }
+
+    // ---- copies ----
+
+    fn copy_out(&self, books: &mut Books<D>, serial: Serial, from: &Storage) -> Result<()> {
+        let Some(place) = books.shelf.get(serial) else { return Err(internal("a copy of no parcel")) };
+        let bytes = whole(place.bytes)?;
+        let Some(memory) = &place.held.memory else { return Err(internal("a copy without room")) };
+        self.device.wait(Lane::Out, &place.held.ready)?;
+        let source: *const u8 = from.data().cast_const().cast();
+        let mut offset = 0;
+        for (to, len) in parts(&**memory, bytes) {
+            // SAFETY: the storage is kept as it is until it may leave, and the memory is this parcel's alone; both are longer
+            // than the copy, and both stay until the mark below is reached.
+            unsafe { self.device.copy_out(source.wrapping_add(offset), to, len) }?;
+            offset += len;
+        }
+        place.held.out = Some(self.device.mark(Lane::Out)?);
+        place.held.counted = false;
+        books.shelf.set(serial, At::Host);
+        Ok(())
+    }
+
+    fn copy_in(&self, books: &mut Books<D>, serial: Serial, into: &Storage, ready: &D::Mark) -> Result<()> {
+        let Some(place) = books.shelf.get(serial) else { return Err(internal("a copy of no parcel")) };
+        let bytes = whole(place.bytes)?;
+        let Some(memory) = &place.held.memory else { return Err(internal("a copy of nothing")) };
+        self.device.wait(Lane::In, ready)?;
+        if let Some(out) = place.held.out.as_ref().filter(|out| !self.device.is_reached(out)) {
+            self.device.wait(Lane::In, out)?;
+        }
+        let target: *mut u8 = into.data().cast();
+        let mut offset = 0;
+        for (from, len) in parts(&**memory, bytes) {
+            // SAFETY: the storage is as long as the parcel and nobody else's before the mark below is reached; the memory holds
+            // the parcel's bytes, and goes to no one else before that mark.
+            unsafe { self.device.copy_in(from, target.wrapping_add(offset), len) }?;
+            offset += len;
+        }
+        place.held.back = Some(self.device.mark(Lane::In)?);
+        place.held.counted = false;
+        books.shelf.not_near(serial);
+        Ok(())
+    }
+
+    // ---- the disk ----
+
+    /// Lets go down what should be there.
+    fn drain(&self, books: &mut Books<D>) {
+        while let Some(next) = books.shelf.next_to_write(self.capacity(books)) {
+            if !self.write(books, next) {
+                return;
+            }
+        }
+    }
+
+    /// Begins to write a parcel. False if the disk has no room for it.
+    fn write(&self, books: &mut Books<D>, serial: Serial) -> bool {
+        let Some(store) = &self.store else { return false };
+        let Some(place) = books.shelf.get(serial) else { return false };
+        let Ok(blob) = store.reserve(place.bytes) else {
+            place.stuck = true;
+            books.shelf.set(serial, At::Host);
+            return false;
+        };
+        let after = place.held.out.clone().into_iter().collect();
+        let (Some(tier), Some(memory)) = (self.this.upgrade(), place.held.memory.clone()) else {
+            return false;
+        };
+        let parcel = Weak::clone(&place.held.parcel);
+        place.held.blob = Some(Arc::clone(&blob));
+        books.shelf.set(serial, At::Writing);
+        books.in_flight += 1;
+        let store = store.clone();
+        self.writes.after(after, move |reached| {
+            // Nobody may want it any more.
+            let parcel = parcel.upgrade();
+            let wanted = parcel.is_some();
+            let done: Completion = Box::new(move |outcome| {
+                tier.written(serial, outcome);
+                drop(parcel);
+                tier.ended();
+            });
+            match reached {
+                Ok(()) if wanted => store.write(blob, memory, done),
+                outcome => done(outcome),
+            }
+        });
+        true
+    }
+
+    /// A transfer with the disk is over.
+    fn ended(&self) {
+        self.books.lock().in_flight -= 1;
+        self.changed.notify_all();
+        self.tell_room();
+    }
+
+    /// Runs on the I/O thread when a write is over.
+    fn written(&self, serial: Serial, outcome: Result<()>) {
+        {
+            let mut books = self.books.lock();
+            let at = match outcome {
+                Ok(()) => At::Both,
+                Err(error) => {
+                    tracing::warn!(%error, "a write failed; its tensor stays in host memory");
+                    if let Some(place) = books.shelf.get(serial) {
+                        place.stuck = true;
+                        place.held.blob = None;
+                    }
+                    At::Host
+                }
+            };
+            books.shelf.set(serial, at);
+            self.drain(&mut books);
+        }
+    }
+
+    /// Begins to read a parcel that is on the disk. False if there is no room for it; never if it is `wanted` now.
+    fn read(&self, books: &mut Books<D>, serial: Serial, wanted: bool) -> Result<bool> {
+        let bytes = books.shelf.get(serial).map_or(0, |place| place.bytes);
+        let (after, memory) = match self.take(books, bytes) {
+            Some(taken) => taken,
+            None if wanted => {
+                // The pool is full of what is needed sooner. Memory that is not pinned is slow, and right.
+                let heap = usize::try_from(bytes).ok().and_then(AlignedBuf::new);
+                let heap = heap.ok_or_else(|| internal("no host memory to read into"))?;
+                (Vec::new(), Arc::new(heap) as Arc<dyn IoBuf>)
+            }
+            None => return Ok(false),
+        };
+        let Some(place) = books.shelf.get(serial) else { return Err(internal("a read of no parcel")) };
+        let (Some(store), Some(blob)) = (self.store.clone(), place.held.blob.clone()) else {
+            return Err(internal("a read without an extent"));
+        };
+        place.held.memory = Some(Arc::clone(&memory));
+        place.held.out = None;
+        let parcel = Weak::clone(&place.held.parcel);
+        let Some(tier) = self.this.upgrade() else { return Err(internal("a read of a tier that is gone")) };
+        books.shelf.set(serial, At::Reading);
+        books.in_flight += 1;
+        self.reads.after(after, move |reached| {
+            // Nobody may want it any more.
+            let parcel = parcel.upgrade();
+            let wanted = parcel.is_some();
+            let done: Completion = Box::new(move |outcome| {
+                tier.read_done(serial, outcome);
+                drop(parcel);
+                tier.ended();
+            });
+            match reached {
+                Ok(()) if wanted => store.read(blob, memory, done),
+                outcome => done(outcome),
+            }
+        });
+        Ok(true)
+    }
+
+    /// Runs on the I/O thread when a read is over: copies in what was waiting for it.
+    fn read_done(&self, serial: Serial, outcome: Result<()>) {
+        let mut ended = Ended::new();
+        {
+            let mut books = self.books.lock();
+            books.shelf.set(serial, if outcome.is_ok() { At::Both } else { At::Disk });
+            let loads = books.shelf.get(serial).map(|place| std::mem::take(&mut place.held.loads));
+            for Load { into, ready, done } in loads.into_iter().flatten() {
+                let copied = match &outcome {
+                    Ok(()) => self.copy_in(&mut books, serial, &into, &ready),
+                    Err(error) => Err(Error::new(error.kind(), error.to_string())),
+                };
+                ended.push((done, copied));
+            }
+            if outcome.is_err() {
+                books.shelf.not_near(serial);
+                if let Some(place) = books.shelf.get(serial) {
+                    drop(place.held.memory.take());
+                }
+            }
+        }
+        call(ended);
+    }
+
+    fn tell_room(&self) {
+        if let Some(room) = self.room.get() {
+            room();
+        }
+    }
+}
+
+impl<D: Device> Tier for HostTier<D> {
+    fn parcel(self: Arc<Self>, bytes: u64) -> Result<Arc<dyn Parcel>> {
+        let ready = self.device.mark(Lane::Compute)?;
+        let parcel: Arc<HostParcel<D>> = Arc::new_cyclic(|this| {
+            let held = Held {
+                parcel: Weak::clone(this),
+                ready,
+                memory: None,
+                blob: None,
+                out: None,
+                back: None,
+                counted: false,
+                failure: None,
+                loads: Vec::new(),
+            };
+            let serial = self.books.lock().shelf.insert(bytes, held);
+            HostParcel { serial, bytes, tier: Arc::clone(&self) }
+        });
+        Ok(parcel)
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<Storage> {
+        self.device.allocate(bytes)
+    }
+
+    fn leaving(&self) -> Leaving {
+        Leaving::InStreamOrder
+    }
+
+    fn when_room(&self, room: Box<dyn Fn() + Send + Sync>) {
+        self.room.get_or_init(|| room);
+    }
+
+    /// Outside a step memory may be pinned: what the steps before found no room for.
+    fn begin_step(&self) {
+        let mut books = self.books.lock();
+        books.shelf.begin_step();
+        if books.shelf.learned().is_some() {
+            books.growing = false;
+        }
+        let more = match self.size {
+            PoolSize::Fixed(_) => 0,
+            PoolSize::Learned { .. } => books.refused.max(books.too_large).min(self.room_to_grow()),
+            PoolSize::Bounce => (2 * books.too_large).saturating_sub(self.pool.capacity()),
+        };
+        (books.refused, books.too_large) = (0, 0);
+        if more > 0 {
+            _ = self.grow(more);
+        }
+    }
+
+    fn settle(&self) {
+        let mut books = self.books.lock();
+        while books.in_flight > 0 {
+            self.changed.wait(&mut books);
+        }
+        drop(books);
+        let stalls = std::mem::take(&mut *self.stalls.lock());
+        for Stall { cause, counters, from, to } in stalls {
+            let time = self.device.block_on(&to).and_then(|()| self.device.between(&from, &to));
+            match time {
+                Ok(time) => counters.stalled(cause, time),
+                Err(error) => tracing::warn!(%error, "a stall could not be measured"),
+            }
+        }
+    }
+
+    fn store(&self) -> Option<&Store> {
+        self.store.as_ref()
+    }
+
+    fn pinned_bytes(&self) -> u64 {
+        self.pool.capacity()
+    }
+
+    fn path(&self) -> String {
+        let pool = format!("{} of pinned host memory", Bytes(self.pool.capacity()));
+        match &self.store {
+            Some(store) => format!("{pool}, then {}", store.path()),
+            None => pool,
+        }
+    }
+}
+
+impl<D: Device> Drop for HostTier<D> {
+    fn drop(&mut self) {
+        // Before the pool's memory goes, the device must be done with it.
+        for (marks, _) in &self.books.get_mut().cooling {
+            if let Err(error) = marks.iter().try_for_each(|mark| self.device.block_on(mark)) {
+                tracing::debug!(%error, "the device failed before the host pool went");
+            }
+        }
+    }
+}
+
+impl<D: Device> Parcel for HostParcel<D> {
+    fn reserve(&self) -> Room {
+        self.tier.reserve(self.serial, self.bytes)
+    }
+
+    fn store(self: Arc<Self>, from: Storage, done: Completion) {
+        let outcome = {
+            let mut books = self.tier.books.lock();
+            let outcome = self.tier.copy_out(&mut books, self.serial, &from);
+            if let (Err(error), Some(place)) = (&outcome, books.shelf.get(self.serial)) {
+                place.held.failure = Some(error.to_string());
+            }
+            self.tier.drain(&mut books);
+            outcome
+        };
+        self.tier.changed.notify_all();
+        if outcome.is_err() {
+            done(outcome);
+        }
+    }
+
+    fn load(self: Arc<Self>, into: Storage, done: Completion) {
+        let tier = &self.tier;
+        let ready = match tier.device.mark(Lane::Compute) {
+            Ok(ready) => ready,
+            Err(error) => return done(Err(error)),
+        };
+        let mut books = tier.books.lock();
+        let outcome = match books.shelf.at(self.serial) {
+            At::Host | At::Writing | At::Both => tier.copy_in(&mut books, self.serial, &into, &ready),
+            At::Nowhere => Err(internal("a load of what was never stored")),
+            at @ (At::Disk | At::Reading) => {
+                let begun = if at == At::Disk { tier.read(&mut books, self.serial, true) } else { Ok(true) };
+                match (begun, books.shelf.get(self.serial)) {
+                    (Ok(_), Some(place)) => {
+                        place.held.loads.push(Load { into, ready, done });
+                        books.shelf.not_near(self.serial);
+                        return;
+                    }
+                    (Ok(_), None) => Err(internal("a load of no parcel")),
+                    (Err(error), _) => Err(error),
+                }
+            }
+        };
+        drop(books);
+        done(outcome);
+    }
+
+    fn bring_near(self: Arc<Self>) -> bool {
+        let tier = &self.tier;
+        let mut books = tier.books.lock();
+        if books.shelf.at(self.serial) != At::Disk {
+            return true;
+        }
+        let near = books.shelf.near();
+        if near > 0 && near + self.bytes > tier.read_ahead {
+            return false;
+        }
+        let begun = tier.read(&mut books, self.serial, false);
+        if matches!(begun, Ok(true)) {
+            books.shelf.bring_near(self.serial);
+        }
+        // What cannot be read is told when it is asked for.
+        begun.unwrap_or(true)
+    }
+
+    fn order(&self, cause: Cause, counters: &Arc<Counters>) -> Result<()> {
+        let tier = &self.tier;
+        let mut books = tier.books.lock();
+        // The thread that saved it may not have begun the store yet.
+        while begins_soon(&mut books, self.serial) {
+            tier.changed.wait(&mut books);
+        }
+        let Some(place) = books.shelf.get(self.serial) else { return Ok(()) };
+        if let Some(failure) = &place.held.failure {
+            return Err(Error::new(ErrorKind::Device, failure.clone()));
+        }
+        let Some(mark) = place.held.back.clone().or_else(|| place.held.out.clone()) else { return Ok(()) };
+        let counted = std::mem::replace(&mut place.held.counted, true);
+        drop(books);
+        if tier.device.is_reached(&mark) {
+            return Ok(());
+        }
+        if counted {
+            return tier.device.wait(Lane::Compute, &mark);
+        }
+        let from = tier.device.mark(Lane::Compute)?;
+        tier.device.wait(Lane::Compute, &mark)?;
+        let to = tier.device.mark(Lane::Compute)?;
+        tier.stalls.lock().push(Stall { cause, counters: Arc::clone(counters), from, to });
+        Ok(())
+    }
+
+    fn abandon(&self) {
+        let (marks, loads) = {
+            let mut books = self.tier.books.lock();
+            let Some(place) = books.shelf.get(self.serial) else { return };
+            (place.held.under_way(&*self.tier.device), std::mem::take(&mut place.held.loads))
+        };
+        if let Err(error) = marks.iter().try_for_each(|mark| self.tier.device.wait(Lane::Compute, mark)) {
+            tracing::warn!(%error, "the device cannot be made to wait for a copy");
+        }
+        for Load { into, done, .. } in loads {
+            drop(into);
+            done(Err(internal("nobody waits for it any more")));
+        }
+    }
+}
+
+impl<D: Device> Drop for HostParcel<D> {
+    fn drop(&mut self) {
+        {
+            let mut books = self.tier.books.lock();
+            let Some(mut place) = books.shelf.remove(self.serial) else { return };
+            let marks = place.held.under_way(&*self.tier.device);
+            if let Some(memory) = place.held.memory.take().filter(|_| !marks.is_empty()) {
+                books.cooling.push_back((marks, memory));
+            }
+        }
+        self.tier.tell_room();
+    }
+}
+
+impl<D: Device> Held<D> {
+    /// The marks after which the device uses neither the parcel's memory nor the storages of its copies.
+    fn under_way(&self, device: &D) -> Vec<D::Mark> {
+        self.out.iter().chain(&self.back).filter(|mark| !device.is_reached(mark)).cloned().collect()
+    }
+}
+
+fn begins_soon<D: Device>(books: &mut MutexGuard<'_, Books<D>>, serial: Serial) -> bool {
+    books.shelf.at(serial) == At::Nowhere
+        && books
+            .shelf
+            .get(serial)
+            .is_some_and(|place| place.held.failure.is_none() && place.held.memory.is_some())
+}
+
+/// A length as the address space counts it.
+fn whole(bytes: u64) -> Result<usize> {
+    usize::try_from(bytes).map_err(|_| internal("a parcel larger than the address space"))
+}
+
+fn call(ended: Ended) {
+    for (done, outcome) in ended {
+        done(outcome);
+    }
+}
+
+fn internal(what: &str) -> Error {
+    Error::new(ErrorKind::Device, format!("internal error: {what}"))
+}

@@ -1,0 +1,96 @@
+//! Where saved tensors are when they are not on the device. The cache's books know these two traits and nothing of what is
+//! behind them.
+//!
+//! `disk` serves CPU tensors: device and host are one, so their bytes go straight to the spill files. `host` serves CUDA
+//! tensors: pinned host memory first, the spill files below it.
+
+mod disk;
+mod host;
+mod shelf;
+mod waiter;
+
+use std::sync::Arc;
+
+use ssdtrain_libtorch::Storage;
+
+pub(crate) use self::disk::DiskTier;
+pub(crate) use self::host::{HostSettings, HostTier, PoolSize};
+use crate::error::Result;
+use crate::store::{Completion, Store};
+use crate::telemetry::{Cause, Counters};
+
+/// What lies below a device.
+pub(crate) trait Tier: Send + Sync {
+    /// A place for `bytes` bytes that the calling thread has just computed. Room is made later.
+    fn parcel(self: Arc<Self>, bytes: u64) -> Result<Arc<dyn Parcel>>;
+
+    /// A new storage on the device, for what the calling thread computes.
+    fn allocate(&self, bytes: u64) -> Result<Storage>;
+
+    /// How storages that are stored leave the device.
+    fn leaving(&self) -> Leaving;
+
+    /// `room` is called when a parcel that was told [`Room::Later`] should ask again.
+    fn when_room(&self, room: Box<dyn Fn() + Send + Sync>);
+
+    /// A step begins: what was learned from those before may be used.
+    fn begin_step(&self);
+
+    /// Waits for what is still to be counted of this cache's steps, and counts it.
+    fn settle(&self);
+
+    /// The spill files, if there are any.
+    fn store(&self) -> Option<&Store>;
+
+    /// Host memory pinned for the device, in bytes.
+    fn pinned_bytes(&self) -> u64;
+
+    /// Which way bytes go, for people.
+    fn path(&self) -> String;
+}
+
+/// When the cache may let go of a storage that it stores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leaving {
+    /// Once the store has completed, which a thread has to wait for.
+    WhenStored,
+    /// At any moment after the store was begun, once the device's queue has been told to wait for it
+    /// ([`Parcel::order`]). As that is done as late as the device budget allows, the peak does not depend on how far the
+    /// threads are ahead of the device.
+    InStreamOrder,
+}
+
+/// Whether there is room for a parcel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Room {
+    Reserved,
+    /// Not now, but something is on its way out.
+    Later,
+    /// Not, and none will appear by waiting.
+    None,
+}
+
+/// The place of one entry's bytes below the device.
+pub(crate) trait Parcel: Send + Sync {
+    /// Makes room. To be called until it says [`Room::Reserved`], before [`store`](Parcel::store).
+    fn reserve(&self) -> Room;
+
+    /// Begins to store the bytes of `from`, which stay as they are until the storage may leave. `done` is called when they
+    /// are stored, or the store has failed; where storages leave in stream order, only if it has failed.
+    fn store(self: Arc<Self>, from: Storage, done: Completion);
+
+    /// Begins to load the bytes into `into`, which the calling thread has just allocated. After `done`, the bytes are there for
+    /// whoever calls [`order`](Parcel::order) first.
+    fn load(self: Arc<Self>, into: Storage, done: Completion);
+
+    /// Brings the bytes up to where loading them is quick, if they are further down. False: there is no room for them yet.
+    fn bring_near(self: Arc<Self>) -> bool;
+
+    /// Makes what the calling thread computes from now on come after the transfers of this parcel that were begun. Time that
+    /// the device waits for that is counted for `cause`.
+    fn order(&self, cause: Cause, counters: &Arc<Counters>) -> Result<()>;
+
+    /// The entry is gone: what has not begun is dropped, and what the device still reads or writes comes before what
+    /// the calling thread computes from now on.
+    fn abandon(&self);
+}

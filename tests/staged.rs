@@ -1,0 +1,168 @@
+//! The way a GPU's tensors take, with a device made of threads in its place: through the host pool and on to the disk.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{assert_nothing_held, assert_same_bits, grads, leaf, randn, staged, staged_in_memory};
+use ssdtrain::{ErrorKind, MIB, StepReport, TensorCache};
+use tch::{Kind, Tensor};
+
+const LAYERS: usize = 24;
+
+/// A chain of element-wise operations, each of which saves 1 MiB.
+fn chain(x: &Tensor) -> Tensor {
+    (0..LAYERS).fold(x * 1.0, |y, _| (y * 1.01).sin()).sum(Kind::Float)
+}
+
+fn input() -> Tensor {
+    tch::manual_seed(3);
+    leaf(&randn(&[512, 512]))
+}
+
+fn step(cache: &TensorCache, x: &Tensor) -> StepReport {
+    let step = cache.step();
+    let loss = chain(x);
+    step.backward(&loss).unwrap();
+    drop(loss);
+    step.finish().unwrap()
+}
+
+fn expected() -> Vec<Tensor> {
+    let x = input();
+    chain(&x).backward();
+    grads(&[x])
+}
+
+#[test]
+fn what_the_budget_does_not_hold_goes_to_the_host_and_comes_back() {
+    let cache = staged_in_memory().device_budget(4 * MIB).prefetch(2 * MIB).build().unwrap();
+    let x = input();
+    for round in 0..4 {
+        x.zero_grad_if_any();
+        let report = step(&cache, &x);
+        assert!(report.offloaded.bytes >= 18 * MIB, "round {round}: {report}");
+        assert_eq!(report.offloaded.bytes, report.loaded.bytes, "round {round}: {report}");
+        assert_same_bits("the gradient", &expected(), &grads(std::slice::from_ref(&x)));
+    }
+    assert_nothing_held(&cache);
+}
+
+#[test]
+fn from_the_second_step_on_what_stays_in_the_budget_is_not_copied() {
+    let cache = staged_in_memory().device_budget(8 * MIB).prefetch(4 * MIB).build().unwrap();
+    let x = input();
+    let first = step(&cache, &x);
+    let second = step(&cache, &x);
+    assert!(second.offloaded.bytes < first.saved.bytes - 6 * MIB, "{second}");
+    assert!(second.offloaded.bytes >= first.saved.bytes - first.deduplicated.bytes - 10 * MIB, "{second}");
+}
+
+#[test]
+fn what_exceeds_the_pool_goes_to_the_disk() {
+    let cache = staged().host_pool(8 * MIB).device_budget(2 * MIB).prefetch(MIB).build().unwrap();
+    let x = input();
+    for _ in 0..4 {
+        x.zero_grad_if_any();
+        let report = step(&cache, &x);
+        assert_eq!(report.kept.no_room.count, 0, "{report}");
+        assert_same_bits("the gradient", &expected(), &grads(std::slice::from_ref(&x)));
+    }
+    let stats = cache.store_stats().unwrap();
+    assert!(stats.bytes_read > 0, "{stats:?}");
+    assert_nothing_held(&cache);
+}
+
+#[test]
+fn nothing_is_written_that_the_pool_holds() {
+    let cache = staged().host_pool(256 * MIB).device_budget(2 * MIB).prefetch(MIB).build().unwrap();
+    let x = input();
+    for _ in 0..3 {
+        assert!(step(&cache, &x).offloaded.bytes >= 16 * MIB);
+    }
+    assert_eq!(cache.store_stats().unwrap().bytes_written, 0);
+}
+
+#[test]
+fn the_pool_alone_keeps_on_the_device_what_it_has_no_room_for() {
+    let cache = staged_in_memory().host_pool(4 * MIB).device_budget(2 * MIB).build().unwrap();
+    let x = input();
+    let report = step(&cache, &x);
+    assert!(report.kept.no_room.bytes >= 10 * MIB, "{report}");
+    assert_eq!(report.warnings.len(), 1, "{report}");
+    assert_same_bits("the gradient", &expected(), &grads(&[x]));
+}
+
+#[test]
+fn a_pool_sized_by_the_first_step_pins_nothing_after_it() {
+    let builder = TensorCache::builder().min_bytes(0).simulated_device(Duration::ZERO);
+    let cache = builder.device_budget(MIB).prefetch(MIB).build().unwrap();
+    let x = input();
+    step(&cache, &x);
+    let after_first = cache.pinned_bytes();
+    assert!(after_first >= 20 * MIB, "{after_first}");
+    for _ in 0..3 {
+        step(&cache, &x);
+    }
+    assert_eq!(cache.pinned_bytes(), after_first);
+}
+
+#[test]
+fn what_neither_pool_nor_disk_has_room_for_stays_on_the_device() {
+    let cache = staged().host_pool(8 * MIB).device_budget(MIB).disk_cap(2 * MIB).build().unwrap();
+    let x = input();
+    let report = step(&cache, &x);
+    assert!(report.kept.no_room.bytes > 0, "{report}");
+    assert_same_bits("the gradient", &expected(), &grads(&[x]));
+    assert_nothing_held(&cache);
+}
+
+#[test]
+fn a_graph_dropped_at_any_moment_leaves_nothing() {
+    let cache = staged().host_pool(8 * MIB).device_budget(2 * MIB).build().unwrap();
+    let x = input();
+    for flush in [false, true] {
+        let step = cache.step();
+        let loss = chain(&x);
+        if flush {
+            step.flush();
+        }
+        drop(loss);
+        step.finish().unwrap();
+        assert_nothing_held(&cache);
+    }
+}
+
+#[test]
+fn a_retained_graph_serves_two_backwards() {
+    let cache = staged().host_pool(8 * MIB).device_budget(2 * MIB).build().unwrap();
+    let x = input();
+    let step = cache.step();
+    let loss = chain(&x);
+    step.backward_with(&loss, ssdtrain::Backward { retain_graph: true, ..Default::default() }).unwrap();
+    let once = grads(std::slice::from_ref(&x)).remove(0).copy();
+    step.backward(&loss).unwrap();
+    step.finish().unwrap();
+    assert_same_bits("twice", &[once * 2.0], &grads(&[x]));
+}
+
+#[test]
+fn a_host_pool_of_nothing_without_a_disk_is_refused() {
+    let error = staged_in_memory().host_pool(0).build().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("host_pool(0)"), "{error}");
+}
+
+/// Clears gradients between steps.
+trait ZeroGrad {
+    fn zero_grad_if_any(&self);
+}
+
+impl ZeroGrad for Tensor {
+    fn zero_grad_if_any(&self) {
+        if self.grad().defined() {
+            self.shallow_clone().zero_grad();
+        }
+    }
+}
