@@ -1,7 +1,6 @@
 //! Layers that the models share.
 
-use tch::nn::{self, Init};
-use tch::{TchError, Tensor};
+use tch::{TchError, Tensor, nn};
 
 /// GPT-2's standard deviation of initial weights.
 pub(crate) const INIT_STD: f64 = 0.02;
@@ -48,9 +47,11 @@ impl LayerNorm {
     }
 }
 
-/// The matrix `weight` of `vs`, drawn from a normal distribution.
+/// The matrix `weight` of `vs`, drawn from a normal distribution. Scaled in place: beside a model of many gigabytes
+/// there may be no room for its largest matrix twice.
 pub(crate) fn normal(vs: &nn::Path<'_>, rows: i64, columns: i64, std: f64) -> Result<Tensor, TchError> {
-    vs.f_var("weight", &[rows, columns], Init::Randn { mean: 0.0, stdev: std })
+    let weight = Tensor::f_randn([rows, columns], (vs.kind(), vs.device()))?.f_mul_scalar_(std)?;
+    Ok(vs.add("weight", weight, true))
 }
 
 /// Dropout while training; otherwise, and at rate 0, `x` itself.

@@ -33,6 +33,7 @@ mod corpus;
 mod error;
 mod gpt;
 mod layers;
+mod loss;
 mod sample;
 mod schedule;
 mod tokenizer;
