@@ -1,6 +1,6 @@
 //! Layers that the models share.
 
-use tch::{TchError, Tensor, nn};
+use tch::{Kind, TchError, Tensor, nn};
 
 /// GPT-2's standard deviation of initial weights.
 pub(crate) const INIT_STD: f64 = 0.02;
@@ -57,6 +57,11 @@ pub(crate) fn normal(vs: &nn::Path<'_>, rows: i64, columns: i64, std: f64) -> Re
 /// Dropout while training; otherwise, and at rate 0, `x` itself.
 pub(crate) fn dropout(x: Tensor, rate: f64, train: bool) -> Result<Tensor, TchError> {
     if train && rate > 0.0 { x.f_dropout(rate, true) } else { Ok(x) }
+}
+
+/// The kind to sum up many numbers of `kind` in.
+pub(crate) fn at_least_float(kind: Kind) -> Kind {
+    if kind == Kind::Double { Kind::Double } else { Kind::Float }
 }
 
 fn zeros_if(wanted: bool, vs: &nn::Path<'_>, width: i64) -> Result<Option<Tensor>, TchError> {

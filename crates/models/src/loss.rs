@@ -2,7 +2,9 @@
 
 use std::num::NonZero;
 
-use tch::{Kind, Reduction, TchError, Tensor, no_grad};
+use tch::{Reduction, TchError, Tensor, no_grad};
+
+use crate::layers::at_least_float;
 
 /// Mean cross-entropy, in nats, of `targets` (`[tokens]`) under `logits` (`[tokens, vocab]`): a scalar of at
 /// least 32 bits, whatever kind the logits have.
@@ -110,9 +112,4 @@ fn gradient_in_place(parameter: &Tensor) -> Result<Tensor, TchError> {
         parameter.f_narrow(0, 0, 0)?.f_sum(None)?.f_backward()?;
     }
     Ok(parameter.grad())
-}
-
-/// What a sum over a vocabulary needs.
-fn at_least_float(kind: Kind) -> Kind {
-    if kind == Kind::Double { Kind::Double } else { Kind::Float }
 }

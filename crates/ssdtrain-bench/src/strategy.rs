@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use ssdtrain::{Policy, StepReport, TensorCache};
 use ssdtrain_libtorch as torch;
-use ssdtrain_models::{AdamW, AdamWConfig, Batch, Error, Gpt, GptConfig, accumulate};
+use ssdtrain_models::{AdamW, AdamWConfig, Batch, Error, Gpt, GptConfig, Optimizer, accumulate};
 use tch::nn::VarStore;
 use tch::{Device, Kind, Tensor};
 
