@@ -9,6 +9,7 @@ mod float;
 mod horizon;
 mod interrupt;
 mod optimizer;
+mod placement;
 mod progress;
 mod raw;
 mod shape;

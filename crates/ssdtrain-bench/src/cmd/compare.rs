@@ -4,11 +4,13 @@ use anyhow::{Result, bail, ensure};
 use clap::value_parser;
 use serde::Serialize;
 use ssdtrain::StepReport;
-use ssdtrain_models::{AdamWConfig, Batch, TokenSet, seed_step};
-use tch::Device;
+use ssdtrain_models::{Batch, Optimizer, TokenSet, seed_step};
+use tch::nn::VarStore;
 
 use crate::cache::CacheArgs;
 use crate::data::DataArgs;
+use crate::optimizer::OptimizerKind;
+use crate::placement::{Placement, PlacementArgs};
 use crate::progress::Progress;
 use crate::shape::{Shape, ShapeArgs};
 use crate::stats::{Estimate, median, ratio_of_medians};
@@ -24,7 +26,7 @@ const LEARNING_RATE: f64 = 3e-4;
 /// the bit. The strategies take turns step by step in one process, in an order that changes from round to round, so
 /// that a noisy machine hits all alike. Losses are always compared to the bit, and gradients with --check.
 ///
-/// A step is: clear gradients, forward, backward, optimizer, wait for the last transfer. Step times are medians;
+/// A step is: clear gradients, forward, backward, optimizer, wait for the last transfer and for the device. Step times are medians;
 /// activation peak is the highest of any measured step, and the other figures are medians too. The ratio is that of
 /// the medians, with a 95 % interval (bootstrap over rounds).
 #[derive(Debug, clap::Args)]
@@ -57,6 +59,14 @@ pub(crate) struct Args {
     /// Threads that compute; default: as many as libtorch takes
     #[arg(long, value_name = "N", value_parser = value_parser!(i32).range(1..=1024))]
     threads: Option<i32>,
+    /// How parameters follow their gradients
+    #[arg(long, value_enum, default_value = "adamw")]
+    optimizer: OptimizerKind,
+    /// Size of the vocabulary, if larger than the tokenizer's: 50304 suits a GPU better than GPT-2's 50257
+    #[arg(long, value_name = "N", help_heading = "Model", value_parser = value_parser!(i64).range(1..=1 << 20))]
+    vocab: Option<i64>,
+    #[command(flatten)]
+    placement: PlacementArgs,
     #[command(flatten)]
     shape: ShapeArgs,
     #[command(flatten)]
@@ -70,6 +80,7 @@ Examples:
   ssdtrain-bench compare                              6 layers, hidden 384, 256 tokens, batch 8
   ssdtrain-bench compare --steps 50 --check           every loss and every gradient, to the bit
   ssdtrain-bench compare --preset gpt2-small --strategies keep,offload
+  ssdtrain-bench compare --preset gpt2-small --device cuda --vocab 50304 --loss-chunk 2048
   ssdtrain-bench compare --spill-dir /mnt/a --spill-dir /mnt/b --device-budget 48MiB --json
 
 JSON: strategy, step_ms_median, tokens_per_s, act_peak_bytes, saved_bytes, offloaded_bytes, deduplicated_bytes,
@@ -81,14 +92,21 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if let Some(threads) = args.threads {
         tch::set_num_threads(threads);
     }
+    let placement = args.placement.resolve()?;
     let mut shape = args.shape.resolve(Shape::preset("mini")?)?;
     let data = args.data.load(&shape.tokens)?;
     data.require(shape.block())?;
-    shape.model.vocab = data.tokenizer.vocab() as i64;
+    let tokens = data.tokenizer.vocab() as i64;
+    shape.model.vocab = args.vocab.unwrap_or(tokens);
+    ensure!(
+        shape.model.vocab >= tokens,
+        "--vocab {} is less than the {tokens} tokens of the tokenizer",
+        shape.model.vocab
+    );
 
     let progress = Progress::new(args.json);
     progress.line(&format!("data   {}", data.describe()));
-    progress.line(&format!("model  {}", shape.describe()));
+    progress.line(&format!("model  {}, {placement}", shape.describe()));
     progress.line(&format!("spill  {}", args.cache.describe()?));
     let plan = Plan {
         strategies: distinct(&args.strategies),
@@ -96,6 +114,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         warmup: args.warmup as usize,
         check: args.check,
         seed: args.seed,
+        optimizer: args.optimizer,
+        placement,
     };
     progress.line(&format!("plan   {} steps of each strategy, after {} of warm-up", plan.steps, plan.warmup));
     let rows = measure(&plan, &shape, &args.cache, &data.train, &progress)?;
@@ -114,6 +134,8 @@ pub(crate) struct Plan {
     /// Whether gradients are compared, too.
     pub(crate) check: bool,
     pub(crate) seed: u64,
+    pub(crate) optimizer: OptimizerKind,
+    pub(crate) placement: Placement,
 }
 
 /// What was measured of one strategy; the fields are the JSON contract.
@@ -143,10 +165,11 @@ pub(crate) fn measure(
 ) -> Result<Vec<Row>> {
     let mut sides = Vec::new();
     for &strategy in &plan.strategies {
-        let learner = Learner::new(strategy, &shape.model, cache, AdamWConfig::default(), plan.seed)?;
+        let optimizer = |vs: &VarStore| plan.optimizer.build(vs);
+        let learner = Learner::new(strategy, shape, plan.placement, cache, optimizer, plan.seed)?;
         sides.push(Side { strategy, learner, outcomes: Vec::new() });
     }
-    let mut batches = tokens.random_batches(shape.rows(), shape.block(), plan.seed, Device::Cpu)?;
+    let mut batches = tokens.random_batches(shape.rows(), shape.block(), plan.seed, plan.placement.device)?;
     let rounds = plan.warmup + plan.steps;
     progress.start();
     for round in 0..rounds {
@@ -222,7 +245,7 @@ pub(crate) fn render(rows: &[Row]) -> String {
 /// One strategy's model and what its steps did.
 struct Side {
     strategy: Strategy,
-    learner: Learner,
+    learner: Learner<Box<dyn Optimizer>>,
     outcomes: Vec<Outcome>,
 }
 

@@ -10,15 +10,16 @@ use clap::value_parser;
 use serde_json::json;
 use ssdtrain::{StepReport, Tally};
 use ssdtrain_models::{
-    Checkpoint, RandomBatches, Sampling, SequentialBatches, TrainState, evaluate, sample, seed_step,
+    AdamW, Checkpoint, RandomBatches, Sampling, SequentialBatches, TrainState, evaluate, sample, seed_step,
 };
-use tch::Device;
+use tch::nn::VarStore;
 
 use crate::cache::{CacheArgs, RUNS};
 use crate::cmd::compare;
 use crate::data::{Data, DataArgs};
 use crate::horizon::Horizon;
-use crate::optimizer::OptimizerArgs;
+use crate::optimizer::{OptimizerArgs, OptimizerKind};
+use crate::placement::{Placement, PlacementArgs};
 use crate::progress::Progress;
 use crate::shape::{Shape, ShapeArgs};
 use crate::strategy::{Learner, Outcome, Strategy, Update};
@@ -83,6 +84,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = value_parser!(i32).range(1..=1024))]
     threads: Option<i32>,
     #[command(flatten)]
+    placement: PlacementArgs,
+    #[command(flatten)]
     optimizer: OptimizerArgs,
     #[command(flatten)]
     shape: ShapeArgs,
@@ -97,6 +100,7 @@ Examples:
   ssdtrain-bench train                                       three minutes, Rust sources, activations on disk
   ssdtrain-bench train --data book.txt --minutes 30 --out runs/book
   ssdtrain-bench train --data book.txt --minutes 30 --out runs/book --resume
+  ssdtrain-bench train --preset gpt2-small --device cuda --loss-chunk 2048
   ssdtrain-bench train --preset gpt2-small --accumulate 8 --spill-dir /mnt/nvme0 --spill-dir /mnt/nvme1
 
 nanoGPT's recipe for a CPU, on its Shakespeare text:
@@ -116,10 +120,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
 /// A run under way.
 struct Run {
     args: Args,
+    placement: Placement,
     shape: Shape,
     data: Data,
     prompt: Vec<u16>,
-    learner: Learner,
+    learner: Learner<AdamW>,
     batches: RandomBatches,
     evaluation: SequentialBatches,
     horizon: Horizon,
@@ -133,6 +138,7 @@ struct Run {
 impl Run {
     /// Reads all that the run needs, so that what is wrong with it is told before training begins.
     fn prepare(args: Args) -> Result<Run> {
+        let placement = args.placement.resolve()?;
         let progress = Progress::new(args.json);
         let path = args.out.join(CHECKPOINT);
         let checkpoint = args.resume.then(|| Checkpoint::open(&path)).transpose().context("--resume")?;
@@ -151,18 +157,19 @@ impl Run {
         let horizon = Horizon::new(args.steps, args.minutes, state.step);
         args.optimizer.update(&horizon, state.step, Duration::ZERO)?;
 
-        let config = args.optimizer.adamw();
-        let mut learner = Learner::new(args.strategy, &shape.model, &args.cache, config, seed)?;
+        let config = args.optimizer.adamw(placement.kind());
+        let optimizer = |vs: &VarStore| Ok(AdamW::new(vs, config)?);
+        let mut learner = Learner::new(args.strategy, &shape, placement, &args.cache, optimizer, seed)?;
         if let Some(checkpoint) = &checkpoint {
             checkpoint.restore(&shape.model, &learner.vs, Some(&mut learner.optimizer))?;
         }
-        let mut batches = data.train.random_batches(shape.rows(), shape.block(), seed, Device::Cpu)?;
+        let mut batches = data.train.random_batches(shape.rows(), shape.block(), seed, placement.device)?;
         batches.seek(state.position);
-        let evaluation = data.held_out.sequential_batches(shape.batch, shape.block(), Device::Cpu)?;
+        let evaluation = data.held_out.sequential_batches(shape.batch, shape.block(), placement.device)?;
 
         fs::create_dir_all(&args.out).with_context(|| format!("cannot make --out {}", args.out.display()))?;
         progress.line(&format!("data   {}", data.describe()));
-        progress.line(&format!("model  {}", shape.describe()));
+        progress.line(&format!("model  {}, {placement}", shape.describe()));
         match args.strategy {
             Strategy::Offload => {
                 progress.line(&format!("spill  {}, through {}", args.cache.describe()?, learner.io_path()));
@@ -174,6 +181,7 @@ impl Run {
             None => progress.line(&format!("run    {}", path.display())),
         }
         let run = Run {
+            placement,
             shape,
             data,
             prompt,
@@ -273,7 +281,7 @@ impl Run {
 
     /// Trains fresh models of the same shape, so the run's own model is let go first.
     fn show_comparison(self) -> Result<()> {
-        let Run { args, shape, data, learner, progress, seed, .. } = self;
+        let Run { args, placement, shape, data, learner, progress, seed, .. } = self;
         drop(learner);
         if args.compare_steps == 0 {
             return Ok(());
@@ -285,6 +293,8 @@ impl Run {
             warmup: 2,
             check: true,
             seed,
+            optimizer: OptimizerKind::AdamW,
+            placement,
         };
         let rows = compare::measure(&plan, &shape, &args.cache, &data.train, &progress)?;
         if progress.is_json() {
