@@ -17,6 +17,7 @@ mod size;
 mod stats;
 mod strategy;
 mod table;
+mod window;
 
 use std::process::ExitCode;
 

@@ -23,6 +23,7 @@ use crate::placement::{Placement, PlacementArgs};
 use crate::progress::Progress;
 use crate::shape::{Shape, ShapeArgs};
 use crate::strategy::{Learner, Outcome, Strategy, Update};
+use crate::window::Window;
 use crate::{defaults, float, interrupt, size};
 
 const CHECKPOINT: &str = "checkpoint.safetensors";
@@ -377,36 +378,6 @@ impl Run {
         fs::rename(path, &previous).with_context(|| format!("cannot rename {}", path.display()))?;
         self.progress.line(&format!("       the checkpoint of an earlier run is now {}", previous.display()));
         Ok(())
-    }
-}
-
-/// What the steps since the last line cost.
-#[derive(Default)]
-struct Window {
-    steps: u32,
-    wall: Duration,
-    stall: Duration,
-    act_peak_bytes: u64,
-}
-
-impl Window {
-    fn add(&mut self, outcome: &Outcome) {
-        self.steps += 1;
-        self.wall += outcome.wall;
-        self.stall += outcome.report.as_ref().map_or(Duration::ZERO, |report| report.stall.total());
-        self.act_peak_bytes = self.act_peak_bytes.max(outcome.act_peak_bytes);
-    }
-
-    fn step_ms(&self) -> f64 {
-        self.wall.as_secs_f64() * 1e3 / f64::from(self.steps)
-    }
-
-    fn stall_ms(&self) -> f64 {
-        self.stall.as_secs_f64() * 1e3 / f64::from(self.steps)
-    }
-
-    fn tokens_per_s(&self, shape: &Shape) -> f64 {
-        shape.tokens_per_step() as f64 / self.step_ms() * 1e3
     }
 }
 
