@@ -1,9 +1,10 @@
 //! AdamW: Adam with decoupled weight decay.
 
 use tch::nn::VarStore;
-use tch::{Tensor, no_grad};
+use tch::{Kind, Tensor, no_grad};
 
 use crate::error::{Error, Result};
+use crate::optimizer::{Optimizer, trainable};
 
 /// What [`AdamW`] keeps constant over a run; the learning rate comes with each step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -12,7 +13,8 @@ pub struct AdamWConfig {
     pub beta1: f64,
     /// Decay of the mean squared gradient, in `0.0..1.0`.
     pub beta2: f64,
-    /// Keeps the division finite; above 0.
+    /// Keeps the division finite; above 0. A model in fp16 needs about 1e-4: there the squares of small gradients
+    /// are 0, and so is 1e-8.
     pub eps: f64,
     /// Share of a weight that is taken away per step and unit of learning rate. Matrices and embeddings decay,
     /// biases and layer norms do not.
@@ -23,6 +25,14 @@ impl Default for AdamWConfig {
     /// GPT-2's and nanoGPT's.
     fn default() -> AdamWConfig {
         AdamWConfig { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 }
+    }
+}
+
+impl AdamWConfig {
+    /// The default, with an `eps` that is enough for parameters of `kind`.
+    pub fn for_kind(kind: Kind) -> AdamWConfig {
+        let config = AdamWConfig::default();
+        AdamWConfig { eps: if kind == Kind::Half { 1e-4 } else { config.eps }, ..config }
     }
 }
 
@@ -60,11 +70,7 @@ impl AdamW {
     /// [`Error::Argument`] if a field of `config` is out of range, [`Error::Torch`] if memory runs out.
     pub fn new(vs: &VarStore, config: AdamWConfig) -> Result<AdamW> {
         validate(&config)?;
-        let mut variables: Vec<_> = vs.variables().into_iter().collect();
-        variables.retain(|(_, variable)| variable.requires_grad());
-        // In the order of names, so that the gradient norm is summed alike in every run.
-        variables.sort_by(|(left, _), (right, _)| left.cmp(right));
-        let slots = variables
+        let slots = trainable(vs)
             .into_iter()
             .map(|(name, parameter)| {
                 let zeros = || no_grad(|| parameter.f_zeros_like());
@@ -78,51 +84,17 @@ impl AdamW {
     pub fn steps(&self) -> u64 {
         self.steps
     }
+}
 
-    /// Sets all gradients to zero.
-    pub fn zero_grad(&mut self) {
-        for slot in &mut self.slots {
-            slot.parameter.zero_grad();
-        }
+impl Optimizer for AdamW {
+    fn parameters(&self) -> Vec<Tensor> {
+        self.slots.iter().map(|slot| slot.parameter.shallow_clone()).collect()
     }
 
-    /// Scales all gradients in place so that their global Euclidean norm is at most `max_norm`, and returns
-    /// the norm that they had. An infinite or undefined norm is returned too, with the gradients left alone.
-    ///
-    /// # Errors
-    /// [`Error::Argument`] if `max_norm` is not above 0.
-    pub fn clip_grad_norm(&mut self, max_norm: f64) -> Result<f64> {
-        if max_norm.is_nan() || max_norm <= 0.0 {
-            return Err(Error::argument(format!("gradients cannot be clipped to a norm of {max_norm}")));
-        }
-        no_grad(|| {
-            let gradients: Vec<_> = self.gradients().collect();
-            if gradients.is_empty() {
-                return Ok(0.0);
-            }
-            let norms = gradients.iter().map(Tensor::f_norm).collect::<Result<Vec<_>, _>>()?;
-            let norm = Tensor::f_stack(&norms, 0)?.f_norm()?.f_double_value(&[])?;
-            if norm.is_finite() && norm > max_norm {
-                for mut gradient in gradients {
-                    let _scaled = gradient.f_mul_scalar_(max_norm / norm)?;
-                }
-            }
-            Ok(norm)
-        })
-    }
-
-    /// Takes one step down the gradients; parameters without one stay as they are.
-    ///
-    /// # Errors
-    /// [`Error::Torch`] if memory runs out.
-    pub fn step(&mut self, learning_rate: f64) -> Result<()> {
+    fn step(&mut self, learning_rate: f64) -> Result<()> {
         self.steps += 1;
         let update = Update::new(&self.config, learning_rate, self.steps);
         no_grad(|| self.slots.iter_mut().try_for_each(|slot| update.apply(slot)))
-    }
-
-    fn gradients(&self) -> impl Iterator<Item = Tensor> {
-        self.slots.iter().map(|slot| slot.parameter.grad()).filter(Tensor::defined)
     }
 }
 

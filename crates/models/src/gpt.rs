@@ -1,11 +1,14 @@
 //! GPT-2: a decoder-only transformer with layer norms before attention and MLP.
 
+use std::num::NonZero;
+
 use serde::{Deserialize, Serialize};
 use ssdtrain::scope;
-use tch::{Device, Kind, Reduction, TchError, Tensor, nn};
+use tch::{Device, Kind, TchError, Tensor, nn};
 
 use crate::error::{Error, Result};
 use crate::layers::{INIT_STD, LayerNorm, Linear, dropout, normal};
+use crate::loss::{ChunkedHead, cross_entropy};
 
 /// The shape of a [`Gpt`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -135,12 +138,16 @@ pub struct Gpt {
     norm: LayerNorm,
     /// Shares its storage with `tokens` if the weights are tied.
     head: Tensor,
+    loss_chunk: Option<NonZero<u32>>,
 }
 
 impl Gpt {
     /// A freshly initialised model under `vs`, as GPT-2 does it: weights normal with a standard deviation of
     /// 0.02, projections back to the residual stream smaller by √(2 · layers), biases zero. Draws from
     /// libtorch's generator.
+    ///
+    /// It is on the device and of the kind of `vs`: for one of 16 bits, call [`nn::VarStore::set_kind`] while
+    /// the store is empty, and no parameter ever exists in 32 bits.
     ///
     /// # Errors
     /// [`Error::Argument`] if `config` is invalid, [`Error::Torch`] if there is no memory for the parameters.
@@ -157,7 +164,14 @@ impl Gpt {
         } else {
             normal(&vs.sub("head"), config.vocab, config.hidden, INIT_STD)?
         };
-        Ok(Gpt { config, tokens, positions, blocks, norm, head })
+        Ok(Gpt { config, tokens, positions, blocks, norm, head, loss_chunk: None })
+    }
+
+    /// Computes losses so many tokens at a time, if given, so that the logits of all of them, `vocab` numbers
+    /// each, never exist at once. See [`Gpt::training_loss`] for what changes; without it nothing does.
+    #[must_use]
+    pub fn with_loss_chunk(self, tokens: Option<NonZero<u32>>) -> Gpt {
+        Gpt { loss_chunk: tokens, ..self }
     }
 
     /// The shape of the model.
@@ -182,17 +196,48 @@ impl Gpt {
         self.logits(&hidden)
     }
 
-    /// Mean cross-entropy, in nats per token, of `targets` (`[batch, block]`) after `inputs`.
-    /// Dropout is on if `train`.
+    /// Mean cross-entropy, in nats per token, of `targets` (`[batch, block]`) after `inputs`: a scalar of at
+    /// least 32 bits. Dropout is on if `train`.
+    ///
+    /// Chunks of [`Gpt::with_loss_chunk`] are used where no gradients are recorded; where they are, this is the
+    /// ordinary loss with all its logits, and [`Gpt::training_loss`] the one in chunks.
     ///
     /// # Errors
     /// As [`Gpt::forward`].
     pub fn loss(&self, inputs: &Tensor, targets: &Tensor, train: bool) -> Result<Tensor> {
         let hidden = self.hidden(inputs, train)?;
         let _scope = scope("head");
-        let logits = self.logits(&hidden)?.f_view((-1, self.config.vocab))?;
-        let targets = targets.f_reshape([-1])?;
-        Ok(logits.f_cross_entropy_loss(&targets, None::<&Tensor>, Reduction::Mean, -100, 0.0)?)
+        let (x, targets) = self.head_inputs(&hidden, targets)?;
+        Ok(match self.chunked_head() {
+            Some(head) if !x.requires_grad() => head.cross_entropy(&x, &targets)?,
+            _ => cross_entropy(&x.f_linear(&self.head, None::<&Tensor>)?, &targets)?,
+        })
+    }
+
+    /// The loss to train on: [`Gpt::loss`] with dropout, divided by `parts`, the number of micro-batches whose
+    /// gradients are summed up.
+    ///
+    /// With [`Gpt::with_loss_chunk`], gradients of the head are computed along with its loss. Then:
+    /// - gradients must be cleared before this call, not between it and `backward`;
+    /// - the head's part is in its weight's gradient as soon as this returns;
+    /// - `backward` must run on the result, as it is, exactly once: it carries the rest of the gradient into the
+    ///   rest of the model.
+    ///
+    /// # Errors
+    /// As [`Gpt::forward`].
+    pub fn training_loss(&self, inputs: &Tensor, targets: &Tensor, parts: NonZero<usize>) -> Result<Tensor> {
+        match self.chunked_head() {
+            None => Ok(self.loss(inputs, targets, true)?.f_div_scalar(parts.get() as f64)?),
+            Some(head) => {
+                let hidden = self.hidden(inputs, true)?;
+                let _scope = scope("head");
+                let (x, targets) = self.head_inputs(&hidden, targets)?;
+                if x.requires_grad() {
+                    return Ok(head.training_loss(&x, &targets, parts)?);
+                }
+                Ok(head.cross_entropy(&x, &targets)?.f_div_scalar(parts.get() as f64)?)
+            }
+        }
     }
 
     /// Logits `[vocab]` of the token after the last of `inputs` (`[1, block]`), without dropout.
@@ -229,6 +274,16 @@ impl Gpt {
 
     fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
         Ok(self.norm.forward(hidden)?.f_linear(&self.head, None::<&Tensor>)?)
+    }
+
+    /// What the head reads, `[tokens, hidden]`, and the targets, `[tokens]`.
+    fn head_inputs(&self, hidden: &Tensor, targets: &Tensor) -> Result<(Tensor, Tensor)> {
+        let x = self.norm.forward(hidden)?.f_view([-1, self.config.hidden])?;
+        Ok((x, targets.f_reshape([-1])?))
+    }
+
+    fn chunked_head(&self) -> Option<ChunkedHead<'_>> {
+        self.loss_chunk.map(|chunk| ChunkedHead { weight: &self.head, chunk })
     }
 }
 

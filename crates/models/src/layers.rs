@@ -1,7 +1,6 @@
 //! Layers that the models share.
 
-use tch::nn::{self, Init};
-use tch::{TchError, Tensor};
+use tch::{Kind, TchError, Tensor, nn};
 
 /// GPT-2's standard deviation of initial weights.
 pub(crate) const INIT_STD: f64 = 0.02;
@@ -48,14 +47,21 @@ impl LayerNorm {
     }
 }
 
-/// The matrix `weight` of `vs`, drawn from a normal distribution.
+/// The matrix `weight` of `vs`, drawn from a normal distribution. Scaled in place: beside a model of many gigabytes
+/// there may be no room for its largest matrix twice.
 pub(crate) fn normal(vs: &nn::Path<'_>, rows: i64, columns: i64, std: f64) -> Result<Tensor, TchError> {
-    vs.f_var("weight", &[rows, columns], Init::Randn { mean: 0.0, stdev: std })
+    let weight = Tensor::f_randn([rows, columns], (vs.kind(), vs.device()))?.f_mul_scalar_(std)?;
+    Ok(vs.add("weight", weight, true))
 }
 
 /// Dropout while training; otherwise, and at rate 0, `x` itself.
 pub(crate) fn dropout(x: Tensor, rate: f64, train: bool) -> Result<Tensor, TchError> {
     if train && rate > 0.0 { x.f_dropout(rate, true) } else { Ok(x) }
+}
+
+/// The kind to sum up many numbers of `kind` in.
+pub(crate) fn at_least_float(kind: Kind) -> Kind {
+    if kind == Kind::Double { Kind::Double } else { Kind::Float }
 }
 
 fn zeros_if(wanted: bool, vs: &nn::Path<'_>, width: i64) -> Result<Option<Tensor>, TchError> {

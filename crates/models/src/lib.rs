@@ -1,7 +1,9 @@
-//! A GPT, its optimiser, its data and its checkpoints: what it takes to train a language model from Rust.
+//! A GPT, its optimisers, its data and its checkpoints: what it takes to train a language model from Rust.
 //!
 //! ```no_run
-//! use ssdtrain_models::{AdamW, AdamWConfig, Corpus, Gpt, GptConfig, TokenSet, Tokenizer, seed_step};
+//! use ssdtrain_models::{
+//!     AdamW, AdamWConfig, Corpus, Gpt, GptConfig, Optimizer, TokenSet, Tokenizer, seed_step,
+//! };
 //! use tch::{Device, nn};
 //!
 //! # fn main() -> ssdtrain_models::Result<()> {
@@ -33,8 +35,11 @@ mod corpus;
 mod error;
 mod gpt;
 mod layers;
+mod loss;
+mod optimizer;
 mod sample;
 mod schedule;
+mod sgd;
 mod tokenizer;
 mod tokens;
 mod train;
@@ -44,8 +49,10 @@ pub use checkpoint::{Checkpoint, TrainState};
 pub use corpus::Corpus;
 pub use error::{Error, Result};
 pub use gpt::{Gpt, GptConfig};
+pub use optimizer::Optimizer;
 pub use sample::{Sampling, sample};
 pub use schedule::Schedule;
+pub use sgd::Sgd;
 pub use tokenizer::{CharSet, Tokenizer};
 pub use tokens::{Batch, RandomBatches, SequentialBatches, TokenSet};
 pub use train::{accumulate, evaluate, seed_step};

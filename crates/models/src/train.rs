@@ -1,5 +1,7 @@
 //! The pieces of a training loop that have no state of their own.
 
+use std::num::NonZero;
+
 use rand_chacha::rand_core::Rng;
 use tch::{Tensor, no_grad};
 
@@ -14,7 +16,8 @@ pub fn seed_step(seed: u64, step: u64) {
 }
 
 /// Adds the gradients of the mean loss over equally large micro-batches to the parameters', and returns that
-/// loss, in nats per token. `backward` is given each micro-batch's share of the loss in turn.
+/// loss, in nats per token. `backward` is given each micro-batch's share of the loss in turn, and has to run
+/// backward on it once.
 ///
 /// ```no_run
 /// # use ssdtrain_models::{Batch, Error, Gpt, Result, accumulate};
@@ -24,20 +27,22 @@ pub fn seed_step(seed: u64, step: u64) {
 /// ```
 ///
 /// # Errors
-/// Those of [`Gpt::loss`] and of `backward`.
+/// Those of [`Gpt::training_loss`] and of `backward`.
 pub fn accumulate<E: From<Error>>(
     model: &Gpt,
     micro_batches: &[Batch],
     mut backward: impl FnMut(&Tensor) -> Result<(), E>,
 ) -> Result<f64, E> {
-    let mut total = 0.0;
+    let Some(parts) = NonZero::new(micro_batches.len()) else { return Ok(0.0) };
+    let mut shares = Vec::with_capacity(parts.get());
     for batch in micro_batches {
-        let loss = model.loss(&batch.inputs, &batch.targets, true)?;
-        let share = loss.f_div_scalar(micro_batches.len() as f64).map_err(Error::from)?;
+        let share = model.training_loss(&batch.inputs, &batch.targets, parts)?;
         backward(&share)?;
-        total += share.f_double_value(&[]).map_err(Error::from)?;
+        shares.push(share.f_detach().map_err(Error::from)?);
     }
-    Ok(total)
+    // Read last, since reading waits for the GPU.
+    let values = shares.iter().map(|share| share.f_double_value(&[])).collect::<Result<Vec<_>, _>>();
+    Ok(values.map_err(Error::from)?.iter().sum())
 }
 
 /// Mean loss over `batches`, in nats per token, without dropout and without gradients.

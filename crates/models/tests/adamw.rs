@@ -1,6 +1,6 @@
 //! AdamW against a reference written out number by number.
 
-use ssdtrain_models::{AdamW, AdamWConfig, Result};
+use ssdtrain_models::{AdamW, AdamWConfig, Optimizer, Result};
 use tch::nn::{Init, VarStore};
 use tch::{Device, Tensor, no_grad};
 

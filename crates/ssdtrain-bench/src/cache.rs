@@ -4,12 +4,14 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::{ValueEnum, value_parser};
 use ssdtrain::store::{Store, StoreConfig};
 use ssdtrain::{BackendKind, Policy, TensorCache};
+use tch::Device;
 use tch::nn::VarStore;
 
+use crate::strategy::Strategy;
 use crate::{defaults, size};
 
 /// Where runs are kept, and spill files where the system's temporary directory does not take `O_DIRECT`.
@@ -26,15 +28,24 @@ pub(crate) struct CacheArgs {
     /// Storages smaller than this stay in memory
     #[arg(long, value_name = "SIZE", default_value = defaults::MIN_BYTES, value_parser = size::parse)]
     min_bytes: u64,
-    /// Activation bytes the cache may have in memory, or "none" for no limit; saving more waits for the disk
-    #[arg(long, value_name = "SIZE", default_value = defaults::DEVICE_BUDGET, value_parser = size::parse_limit)]
-    device_budget: u64,
-    /// Bytes loaded ahead of what backward has asked for
-    #[arg(long, value_name = "SIZE", default_value = defaults::PREFETCH, value_parser = size::parse)]
-    prefetch: u64,
-    /// Keep in memory what the last N scopes save (each attention, MLP and the head is one): backward begins with them
-    #[arg(long, value_name = "N", default_value = defaults::KEEP_LAST, value_parser = value_parser!(u32).range(0..=1 << 16))]
-    keep_last: u32,
+    /// Activation bytes the cache may have on the device, or "none" for no limit; on the CPU, saving more waits for the disk.
+    /// Default: 96MiB on the CPU, 4GiB on a GPU, where it is used to the full
+    #[arg(long, value_name = "SIZE", value_parser = size::parse_limit)]
+    device_budget: Option<u64>,
+    /// Bytes loaded to the device ahead of what backward has asked for; default: 32MiB on the CPU, 1GiB on a GPU
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    prefetch: Option<u64>,
+    /// Pinned host memory for activations of a GPU, all of it pinned before the first step; 0: no more than the way to the disk
+    /// needs. Default: what the first step asks for (offload-disk: 0)
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    host_pool: Option<u64>,
+    /// Bytes read from the disk into the host pool ahead of the loads to a GPU
+    #[arg(long, value_name = "SIZE", default_value = defaults::READ_AHEAD, value_parser = size::parse)]
+    read_ahead: u64,
+    /// Keep on the device what the last N scopes save (each attention, MLP and the head is one): backward begins with them.
+    /// Default: 2 on the CPU, 0 on a GPU
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(0..=1 << 16))]
+    keep_last: Option<u32>,
     /// Most bytes on disk; what does not fit stays in memory
     #[arg(long, value_name = "SIZE", default_value = defaults::DISK_CAP, value_parser = size::parse_positive)]
     disk_cap: u64,
@@ -47,6 +58,31 @@ pub(crate) struct CacheArgs {
     /// Take a checksum of everything stored and compare it on load
     #[arg(long)]
     verify: bool,
+}
+
+/// What suits a device.
+struct Defaults {
+    device_budget: u64,
+    prefetch: u64,
+    keep_last: u32,
+}
+
+impl Defaults {
+    fn of(device: Device) -> Defaults {
+        if device.is_cuda() {
+            Defaults {
+                device_budget: defaults::GPU_DEVICE_BUDGET,
+                prefetch: defaults::GPU_PREFETCH,
+                keep_last: defaults::GPU_KEEP_LAST,
+            }
+        } else {
+            Defaults {
+                device_budget: defaults::DEVICE_BUDGET,
+                prefetch: defaults::PREFETCH,
+                keep_last: defaults::KEEP_LAST,
+            }
+        }
+    }
 }
 
 /// [`BackendKind`] on the command line.
@@ -64,25 +100,42 @@ pub(crate) enum Backend {
 }
 
 impl CacheArgs {
-    /// Opens a cache that leaves the parameters in `vs` alone.
-    pub(crate) fn open(&self, policy: Policy, vs: &VarStore) -> Result<TensorCache> {
+    /// Opens the cache of a strategy, if it has one. It leaves the parameters in `vs` alone.
+    pub(crate) fn open(&self, strategy: Strategy, vs: &VarStore) -> Result<Option<TensorCache>> {
+        let defaults = Defaults::of(vs.device());
         let mut builder = TensorCache::builder()
-            .policy(policy)
             .parameters(vs)
             .min_bytes(self.min_bytes)
-            .device_budget(self.device_budget)
-            .prefetch(self.prefetch)
-            .keep_last(self.keep_last as usize)
+            .device_budget(self.device_budget.unwrap_or(defaults.device_budget))
+            .prefetch(self.prefetch.unwrap_or(defaults.prefetch))
+            .read_ahead(self.read_ahead)
+            .keep_last(self.keep_last.unwrap_or(defaults.keep_last) as usize)
             .disk_cap(self.disk_cap)
             .backend(self.backend.kind())
             .queue_depth(self.queue_depth as usize)
             .verify(self.verify);
-        if policy == Policy::Offload {
+        let host_only = match strategy {
+            Strategy::Plain => return Ok(None),
+            Strategy::Keep => return Ok(Some(builder.policy(Policy::Keep).build()?)),
+            Strategy::OffloadHost => true,
+            Strategy::Offload | Strategy::OffloadDisk => false,
+        };
+        ensure!(
+            !host_only || vs.device().is_cuda(),
+            "offload-host moves activations from a GPU to the host's memory; on the CPU they are there already"
+        );
+        let host_pool = self.host_pool.or((strategy == Strategy::OffloadDisk).then_some(0));
+        if let Some(bytes) = host_pool {
+            builder = builder.host_pool(bytes);
+        }
+        if host_only {
+            builder = builder.backend(BackendKind::Auto);
+        } else {
             for directory in spill_directories(&self.spill_dirs)? {
                 builder = builder.spill_to(directory);
             }
         }
-        Ok(builder.build()?)
+        Ok(Some(builder.build()?))
     }
 
     /// Where spill files go, for people.

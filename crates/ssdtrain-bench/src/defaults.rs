@@ -2,12 +2,20 @@
 
 /// Storages smaller than this stay in memory.
 pub(crate) const MIN_BYTES: &str = "64KiB";
-/// Activation bytes that may be in memory.
-pub(crate) const DEVICE_BUDGET: &str = "96MiB";
+/// Activation bytes that may be on the device, in bytes.
+pub(crate) const DEVICE_BUDGET: u64 = 96 << 20;
+/// See [`DEVICE_BUDGET`].
+pub(crate) const GPU_DEVICE_BUDGET: u64 = 4 << 30;
 /// Bytes loaded ahead of backward.
-pub(crate) const PREFETCH: &str = "32MiB";
-/// Scopes at the end of the model that stay in memory: with GPT the head and the last MLP, which backward begins with.
-pub(crate) const KEEP_LAST: &str = "2";
+pub(crate) const PREFETCH: u64 = 32 << 20;
+/// See [`PREFETCH`].
+pub(crate) const GPU_PREFETCH: u64 = 1 << 30;
+/// Scopes at the end of the model that stay on the device: with GPT the head and the last MLP, which backward begins with.
+pub(crate) const KEEP_LAST: u32 = 2;
+/// A GPU's budget holds what was saved last anyway.
+pub(crate) const GPU_KEEP_LAST: u32 = 0;
+/// Bytes read from the disk ahead of the loads to a GPU.
+pub(crate) const READ_AHEAD: &str = "1GiB";
 /// Most bytes on disk.
 pub(crate) const DISK_CAP: &str = "64GiB";
 /// Transfers under way at once.

@@ -9,13 +9,16 @@ mod float;
 mod horizon;
 mod interrupt;
 mod optimizer;
+mod placement;
 mod progress;
 mod raw;
 mod shape;
+mod side;
 mod size;
 mod stats;
 mod strategy;
 mod table;
+mod window;
 
 use std::process::ExitCode;
 

@@ -3,11 +3,24 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use ssdtrain_models::{AdamWConfig, Schedule};
+use clap::ValueEnum;
+use ssdtrain_models::{AdamW, AdamWConfig, Optimizer, Schedule, Sgd};
+use tch::Kind;
+use tch::nn::VarStore;
 
 use crate::horizon::Horizon;
 use crate::strategy::Update;
 use crate::{defaults, float};
+
+/// An optimizer by name, with its default settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OptimizerKind {
+    /// Keeps two numbers per parameter
+    #[value(name = "adamw")]
+    AdamW,
+    /// Plain gradient descent, which keeps nothing
+    Sgd,
+}
 
 /// The arguments of the optimizer and its learning rate.
 #[derive(Clone, Debug, clap::Args)]
@@ -36,14 +49,24 @@ pub(crate) struct OptimizerArgs {
     clip: f64,
 }
 
+impl OptimizerKind {
+    /// An optimizer of the parameters in `vs`.
+    pub(crate) fn build(self, vs: &VarStore) -> Result<Box<dyn Optimizer>> {
+        Ok(match self {
+            OptimizerKind::AdamW => Box::new(AdamW::new(vs, AdamWConfig::for_kind(vs.kind()))?),
+            OptimizerKind::Sgd => Box::new(Sgd::new(vs)),
+        })
+    }
+}
+
 impl OptimizerArgs {
-    /// What stays the same over the run.
-    pub(crate) fn adamw(&self) -> AdamWConfig {
+    /// What stays the same over the run of a model of `kind`.
+    pub(crate) fn adamw(&self, kind: Kind) -> AdamWConfig {
         AdamWConfig {
             beta1: self.beta1,
             beta2: self.beta2,
             weight_decay: self.weight_decay,
-            ..AdamWConfig::default()
+            ..AdamWConfig::for_kind(kind)
         }
     }
 

@@ -1,5 +1,7 @@
 //! Which model is trained, on how many tokens at a time.
 
+use std::num::NonZero;
+
 use anyhow::{Result, ensure};
 use clap::builder::PossibleValuesParser;
 use clap::value_parser;
@@ -32,6 +34,10 @@ pub(crate) struct ShapeArgs {
     /// Micro-batches per step: their gradients are summed up before the optimizer steps
     #[arg(long, value_name = "N", default_value = "1", value_parser = value_parser!(u32).range(1..=4096))]
     accumulate: u32,
+    /// Compute the loss of so many tokens at a time, so that the logits of a micro-batch, a number for each token and
+    /// each word of the vocabulary, never exist at once; 0: of all tokens at once
+    #[arg(long, value_name = "TOKENS", default_value = "0", value_parser = value_parser!(u32))]
+    loss_chunk: u32,
     /// Rate of dropout
     #[arg(long, value_name = "RATE", value_parser = float::below_one)]
     dropout: Option<f64>,
@@ -55,6 +61,8 @@ pub(crate) struct Shape {
     pub(crate) batch: usize,
     /// Micro-batches per step.
     pub(crate) accumulate: usize,
+    /// Tokens whose loss is computed at a time.
+    pub(crate) loss_chunk: Option<NonZero<u32>>,
     /// The tokenizer's name.
     pub(crate) tokens: String,
 }
@@ -87,6 +95,7 @@ impl ShapeArgs {
         );
         shape.batch = self.batch.map_or(shape.batch, |rows| rows as usize);
         shape.accumulate = self.accumulate as usize;
+        shape.loss_chunk = NonZero::new(self.loss_chunk);
         shape.tokens = self.tokens.clone().unwrap_or(shape.tokens);
         Ok(shape)
     }
@@ -101,7 +110,7 @@ impl Shape {
             _ => (512, 4, "gpt2"),
         };
         let model = GptConfig { context: block, ..GptConfig::preset(name)? };
-        Ok(Shape { model, batch, accumulate: 1, tokens: tokens.to_owned() })
+        Ok(Shape { model, batch, accumulate: 1, loss_chunk: None, tokens: tokens.to_owned() })
     }
 
     /// The shape of `train` without options: a model that learns visibly in three minutes on two cores.
@@ -133,8 +142,10 @@ impl Shape {
             1 => String::new(),
             parts => format!(", {parts} micro-batches per step"),
         };
+        let loss =
+            self.loss_chunk.map_or_else(String::new, |chunk| format!(", loss of {chunk} tokens at a time"));
         format!(
-            "{layers} layers, hidden {hidden}, {heads} heads, {context} tokens, batch {}{accumulate}: {:.1} M parameters",
+            "{layers} layers, hidden {hidden}, {heads} heads, {context} tokens, batch {}{accumulate}{loss}: {:.1} M parameters",
             self.batch,
             self.model.parameters() as f64 / 1e6
         )

@@ -4,13 +4,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
-use ssdtrain::{Policy, StepReport, TensorCache};
+use ssdtrain::{StepReport, TensorCache};
 use ssdtrain_libtorch as torch;
-use ssdtrain_models::{AdamW, AdamWConfig, Batch, Error, Gpt, GptConfig, accumulate};
+use ssdtrain_models::{Batch, Error, Gpt, Optimizer, accumulate};
 use tch::nn::VarStore;
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use crate::cache::CacheArgs;
+use crate::placement::Placement;
+use crate::shape::Shape;
 
 /// What becomes of activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -20,16 +22,21 @@ pub(crate) enum Strategy {
     Plain,
     /// A cache that keeps everything in memory, and only counts
     Keep,
-    /// A cache that moves activations to disk
+    /// A cache that moves activations: from the CPU to disk, from a GPU to pinned host memory and, once that is full, to disk
     Offload,
+    /// A cache that moves them from a GPU to pinned host memory only
+    OffloadHost,
+    /// A cache that moves them to disk; from a GPU through a host pool that is no larger than --host-pool, or than need be
+    OffloadDisk,
 }
 
-/// A model in training.
-pub(crate) struct Learner {
+/// A model in training, by an optimizer `O`.
+pub(crate) struct Learner<O> {
     pub(crate) model: Gpt,
     pub(crate) vs: VarStore,
-    pub(crate) optimizer: AdamW,
+    pub(crate) optimizer: O,
     cache: Option<TensorCache>,
+    placement: Placement,
 }
 
 /// How the optimizer takes a step.
@@ -44,7 +51,7 @@ pub(crate) struct Update {
 pub(crate) struct Outcome {
     /// In nats per token.
     pub(crate) loss: f64,
-    /// From the clearing of the gradients to the end of the last transfer.
+    /// From the clearing of the gradients to the end of the last transfer, and of the device's work.
     pub(crate) wall: Duration,
     /// Peak of allocated bytes in forward and backward, minus those at the beginning.
     pub(crate) act_peak_bytes: u64,
@@ -58,57 +65,63 @@ impl Strategy {
             Strategy::Plain => "plain",
             Strategy::Keep => "keep",
             Strategy::Offload => "offload",
+            Strategy::OffloadHost => "offload-host",
+            Strategy::OffloadDisk => "offload-disk",
         }
     }
 }
 
-impl Learner {
+impl<O: Optimizer> Learner<O> {
     /// A new model; the same `seed` gives the same weights.
     pub(crate) fn new(
         strategy: Strategy,
-        config: &GptConfig,
+        shape: &Shape,
+        placement: Placement,
         cache: &CacheArgs,
-        optimizer: AdamWConfig,
+        optimizer: impl FnOnce(&VarStore) -> Result<O>,
         seed: u64,
-    ) -> Result<Learner> {
+    ) -> Result<Learner<O>> {
         // First, so that all of the model is in it, whatever the strategy.
         torch::install_cpu_allocator();
-        let vs = VarStore::new(Device::Cpu);
-        let cache = match strategy {
-            Strategy::Plain => None,
-            Strategy::Keep => Some(cache.open(Policy::Keep, &vs)?),
-            Strategy::Offload => Some(cache.open(Policy::Offload, &vs)?),
-        };
+        let mut vs = VarStore::new(placement.device);
+        vs.set_kind(placement.kind());
+        let cache = cache.open(strategy, &vs)?;
         tch::manual_seed(seed as i64);
-        let model = Gpt::new(&vs.root(), config.clone())?;
-        let optimizer = AdamW::new(&vs, optimizer)?;
-        Ok(Learner { model, vs, optimizer, cache })
+        let model = Gpt::new(&vs.root(), shape.model.clone())?.with_loss_chunk(shape.loss_chunk);
+        let optimizer = optimizer(&vs)?;
+        Ok(Learner { model, vs, optimizer, cache, placement })
     }
 
     /// Takes one step on micro-batches of equal size.
     pub(crate) fn step(&mut self, micro_batches: &[Batch], update: Update) -> Result<Outcome> {
         let start = Instant::now();
-        let Learner { model, optimizer, cache, .. } = self;
-        match cache {
+        let Learner { model, optimizer, cache, placement, .. } = self;
+        let (loss, act_peak_bytes, report) = match cache {
             Some(cache) => {
                 let step = cache.step();
                 optimizer.zero_grad();
                 let loss = accumulate(model, micro_batches, |loss| anyhow::Ok(step.backward(loss)?))?;
                 update.apply(optimizer)?;
                 let report = step.finish()?;
-                let act_peak_bytes = report.act_peak_bytes;
-                Ok(Outcome { loss, wall: start.elapsed(), act_peak_bytes, report: Some(report) })
+                (loss, report.act_peak_bytes, Some(report))
             }
             None => {
-                torch::reset_peak(Device::Cpu);
-                let before = torch::memory(Device::Cpu).allocated;
+                torch::reset_peak(placement.device);
+                let before = torch::memory(placement.device).allocated;
                 optimizer.zero_grad();
                 let loss = accumulate(model, micro_batches, |loss| loss.f_backward().map_err(Error::from))?;
-                let act_peak_bytes = torch::memory(Device::Cpu).peak.saturating_sub(before);
+                let act_peak_bytes = torch::memory(placement.device).peak.saturating_sub(before);
                 update.apply(optimizer)?;
-                Ok(Outcome { loss, wall: start.elapsed(), act_peak_bytes, report: None })
+                (loss, act_peak_bytes, None)
             }
-        }
+        };
+        placement.synchronize();
+        Ok(Outcome { loss, wall: start.elapsed(), act_peak_bytes, report })
+    }
+
+    /// The cache, if the strategy has one.
+    pub(crate) fn cache(&self) -> Option<&TensorCache> {
+        self.cache.as_ref()
     }
 
     /// Which way the cache's bytes go.
@@ -117,7 +130,7 @@ impl Learner {
     }
 
     /// The first parameter whose gradient has other bits than that of `other`, a model of the same shape.
-    pub(crate) fn differing_gradient(&self, other: &Learner) -> Result<Option<String>> {
+    pub(crate) fn differing_gradient(&self, other: &Learner<O>) -> Result<Option<String>> {
         let theirs = other.vs.variables();
         let mut ours: Vec<_> = self.vs.variables().into_iter().collect();
         ours.sort_by(|(left, _), (right, _)| left.cmp(right));
@@ -132,7 +145,7 @@ impl Learner {
 }
 
 impl Update {
-    fn apply(self, optimizer: &mut AdamW) -> Result<()> {
+    fn apply(self, optimizer: &mut impl Optimizer) -> Result<()> {
         if let Some(norm) = self.clip {
             optimizer.clip_grad_norm(norm)?;
         }
@@ -140,12 +153,20 @@ impl Update {
     }
 }
 
-/// Whether two tensors of 32-bit numbers are the same to the bit: NaN equals itself, and 0 differs from -0.
+/// Whether two tensors of one kind are the same to the bit: NaN equals itself, and 0 differs from -0.
 fn same_bits(left: &Tensor, right: &Tensor) -> Result<bool, tch::TchError> {
     if !(left.defined() && right.defined()) {
         return Ok(left.defined() == right.defined());
     }
-    left.f_view_dtype(Kind::Int)?.f_equal(&right.f_view_dtype(Kind::Int)?)
+    if left.kind() != right.kind() {
+        return Ok(false);
+    }
+    let bits = match left.kind().elt_size_in_bytes() {
+        2 => Kind::Int16,
+        4 => Kind::Int,
+        _ => Kind::Int64,
+    };
+    left.f_view_dtype(bits)?.f_equal(&right.f_view_dtype(bits)?)
 }
 
 #[cfg(test)]
@@ -154,10 +175,12 @@ mod tests {
 
     #[test]
     fn bits_are_compared_and_not_values() {
-        let same =
-            |left: &[f32], right: &[f32]| same_bits(&Tensor::from_slice(left), &Tensor::from_slice(right));
-        assert!(same(&[1.0, f32::NAN], &[1.0, f32::NAN]).unwrap());
-        assert!(!same(&[0.0], &[-0.0]).unwrap());
+        for kind in [Kind::Float, Kind::Double, Kind::BFloat16, Kind::Half] {
+            let tensor = |values: &[f32]| Tensor::from_slice(values).to_kind(kind);
+            let same = |left: &[f32], right: &[f32]| same_bits(&tensor(left), &tensor(right)).unwrap();
+            assert!(same(&[1.0, f32::NAN], &[1.0, f32::NAN]), "{kind:?}");
+            assert!(!same(&[1.0, 0.0], &[1.0, -0.0]), "{kind:?}");
+        }
         assert!(same_bits(&Tensor::new(), &Tensor::new()).unwrap());
         assert!(!same_bits(&Tensor::new(), &Tensor::from_slice(&[0.0_f32])).unwrap());
     }

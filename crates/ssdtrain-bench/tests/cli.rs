@@ -75,9 +75,16 @@ fn arguments_out_of_range_are_named() {
         ["train", "--min-bytes=lots"],
         ["train", "--preset=gpt5"],
         ["train", "--accumulate=0"],
+        ["train", "--device=gpu"],
+        ["train", "--device=cuda:99"],
+        ["train", "--dtype=fp8"],
+        ["train", "--loss-chunk=-1"],
         ["compare", "--steps=0"],
         ["compare", "--batch=0"],
         ["compare", "--strategies=magic"],
+        ["compare", "--device=cuda:99"],
+        ["compare", "--optimizer=magic"],
+        ["compare", "--vocab=0"],
         ["io", "--depth=0"],
         ["io", "--io-bytes=2GiB"],
         ["doctor", "--backend=tape"],
@@ -96,6 +103,8 @@ fn arguments_that_contradict_each_other_are_told() {
     assert!(heads.contains("33") && heads.contains("--heads 2"), "{heads}");
     let warmup = tiny(place.path(), &["train", "--data=text.txt"], &["--steps=5", "--warmup-steps=6"]);
     assert!(refusal(&warmup).contains("warm-up"));
+    let vocab = refusal(&tiny(place.path(), &["compare", "--data=text.txt"], &["--vocab=255"]));
+    assert!(vocab.contains("--vocab 255") && vocab.contains("256"), "{vocab}");
     let rates =
         tiny(place.path(), &["train", "--data=text.txt"], &["--steps=5", "--lr=1e-4", "--min-lr=1e-3"]);
     assert!(refusal(&rates).contains("learning rate"));
@@ -188,6 +197,50 @@ fn compare_keeps_its_json_contract_and_every_bit() {
     assert!(rows[2]["offloaded_bytes"].as_u64().unwrap() + rows[2]["forwarded_bytes"].as_u64().unwrap() > 0);
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(stderr.contains("every loss and every gradient the same to the bit"), "{stderr}");
+}
+
+#[test]
+fn a_loss_in_chunks_has_the_value_of_the_whole_and_a_lower_peak() {
+    let place = workplace();
+    let row = |more: &[&str]| {
+        let options = ["--steps=2", "--warmup=0", "--strategies=plain", "--vocab=4096", "--seed=1", "--json"];
+        let output = tiny(place.path(), &["compare", "--data=text.txt"], &[&options[..], more].concat());
+        json_lines(&output).remove(0)
+    };
+    let (whole, chunked) = (row(&[]), row(&["--loss-chunk=24"]));
+    let loss = |row: &Value| row["loss_last"].as_f64().unwrap();
+    assert!((loss(&whole) - loss(&chunked)).abs() < 1e-4, "{whole} {chunked}");
+    let peak = |row: &Value| row["act_peak_bytes"].as_u64().unwrap();
+    // 128 tokens of 4096 logits, which log-softmax and backward have several times over.
+    assert!(peak(&chunked) + 2 * 128 * 4096 * 4 < peak(&whole), "{whole} {chunked}");
+}
+
+#[test]
+fn strategies_agree_to_the_bit_in_every_kind() {
+    let place = workplace();
+    for dtype in ["bf16", "fp16"] {
+        for more in [&["--optimizer=sgd", "--loss-chunk=24", "--accumulate=2"][..], &[]] {
+            let dtype = format!("--dtype={dtype}");
+            let options = ["--steps=2", "--warmup=0", "--check", "--json", "--device=cpu", &dtype];
+            let command = ["compare", "--data=text.txt"];
+            let rows = json_lines(&tiny(place.path(), &command, &[&options[..], more].concat()));
+            assert_eq!(rows.len(), 3);
+            assert!(rows[2]["saved_bytes"].as_u64().unwrap() > 0, "{}", rows[2]);
+        }
+    }
+}
+
+#[test]
+fn a_run_in_16_bits_is_resumed_in_16_bits_only() {
+    let place = workplace();
+    let train = |more: &[&str]| {
+        let options = ["--loss-chunk=24", "--out=run", "--eval-tokens=512", "--compare-steps=2"];
+        tiny(place.path(), &["train", "--data=text.txt"], &[&options[..], more].concat())
+    };
+    assert!(train(&["--steps=2", "--dtype=bf16"]).status.success());
+    let refused = refusal(&train(&["--steps=3", "--resume"]));
+    assert!(refused.contains("BF16") && refused.contains("Float"), "{refused}");
+    assert!(train(&["--steps=3", "--resume", "--dtype=bf16"]).status.success());
 }
 
 #[test]

@@ -1,9 +1,12 @@
 // Device memory and streams, through libtorch's device-neutral interfaces: no CUDA header, and nothing of CUDA to link.
+#include <ATen/Context.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <cstdlib>
 
 #include "guard.h"
 
@@ -14,6 +17,15 @@ c10::Device cuda(int8_t index) { return {c10::DeviceType::CUDA, static_cast<c10:
 }  // namespace
 
 extern "C" {
+
+st_status st_deterministic(void) {
+  return ssdtrain::guarded([] {
+    // cuBLAS reads it when it is first used.
+    setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+    at::globalContext().setDeterministicFillUninitializedMemory(false);
+  });
+}
 
 st_status st_device_stream(int8_t index, void** stream) {
   return ssdtrain::guarded([&] {

@@ -24,6 +24,12 @@ pub fn load_cuda() -> Result<(), String> {
     Err(unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned())
 }
 
+/// Makes operations take kernels that give the same bits each time, at some cost in speed; those that have none warn. Call it
+/// before the first use of a CUDA tensor, and before other threads are started: it sets an environment variable for cuBLAS.
+pub fn make_deterministic() -> Result<(), TorchError> {
+    check(ffi::st_deterministic())
+}
+
 /// One CUDA device, as libtorch uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CudaDevice {

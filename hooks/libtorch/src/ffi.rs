@@ -59,6 +59,7 @@ unsafe extern "C" {
     pub(crate) safe fn st_allocator_memory() -> StMemory;
     pub(crate) safe fn st_allocator_reset_peak();
     pub(crate) safe fn st_allocator_trim();
+    pub(crate) safe fn st_deterministic() -> StStatus;
     pub(crate) fn st_device_stream(index: i8, stream: *mut *mut c_void) -> StStatus;
     pub(crate) fn st_device_allocate(index: i8, bytes: u64, storage: *mut *mut StStorage) -> StStatus;
     pub(crate) fn st_device_memory(index: i8, memory: *mut StMemory) -> StStatus;

@@ -10,7 +10,7 @@ mod hooks;
 mod memory;
 mod storage;
 
-pub use cuda::{CudaDevice, load_cuda};
+pub use cuda::{CudaDevice, load_cuda, make_deterministic};
 pub use error::TorchError;
 pub use hooks::{
     Active, Handle, Hooks, Packed, SavedTensor, SavedTensorHooks, activate, backward, install, round_trip,

@@ -10,19 +10,21 @@ use clap::value_parser;
 use serde_json::json;
 use ssdtrain::{StepReport, Tally};
 use ssdtrain_models::{
-    Checkpoint, RandomBatches, Sampling, SequentialBatches, TrainState, evaluate, sample, seed_step,
+    AdamW, Checkpoint, RandomBatches, Sampling, SequentialBatches, TrainState, evaluate, sample, seed_step,
 };
-use tch::Device;
+use tch::nn::VarStore;
 
 use crate::cache::{CacheArgs, RUNS};
 use crate::cmd::compare;
 use crate::data::{Data, DataArgs};
 use crate::horizon::Horizon;
-use crate::optimizer::OptimizerArgs;
+use crate::optimizer::{OptimizerArgs, OptimizerKind};
+use crate::placement::{Placement, PlacementArgs};
 use crate::progress::Progress;
 use crate::shape::{Shape, ShapeArgs};
 use crate::strategy::{Learner, Outcome, Strategy, Update};
-use crate::{defaults, float, interrupt, size};
+use crate::window::Window;
+use crate::{defaults, float, interrupt, side, size};
 
 const CHECKPOINT: &str = "checkpoint.safetensors";
 /// Evaluations on the way take this share of the tokens of the last one.
@@ -83,6 +85,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = value_parser!(i32).range(1..=1024))]
     threads: Option<i32>,
     #[command(flatten)]
+    placement: PlacementArgs,
+    #[command(flatten)]
     optimizer: OptimizerArgs,
     #[command(flatten)]
     shape: ShapeArgs,
@@ -97,6 +101,7 @@ Examples:
   ssdtrain-bench train                                       three minutes, Rust sources, activations on disk
   ssdtrain-bench train --data book.txt --minutes 30 --out runs/book
   ssdtrain-bench train --data book.txt --minutes 30 --out runs/book --resume
+  ssdtrain-bench train --preset gpt2-small --device cuda --loss-chunk 2048
   ssdtrain-bench train --preset gpt2-small --accumulate 8 --spill-dir /mnt/nvme0 --spill-dir /mnt/nvme1
 
 nanoGPT's recipe for a CPU, on its Shakespeare text:
@@ -116,10 +121,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
 /// A run under way.
 struct Run {
     args: Args,
+    placement: Placement,
     shape: Shape,
     data: Data,
     prompt: Vec<u16>,
-    learner: Learner,
+    learner: Learner<AdamW>,
     batches: RandomBatches,
     evaluation: SequentialBatches,
     horizon: Horizon,
@@ -133,6 +139,7 @@ struct Run {
 impl Run {
     /// Reads all that the run needs, so that what is wrong with it is told before training begins.
     fn prepare(args: Args) -> Result<Run> {
+        let placement = args.placement.resolve()?;
         let progress = Progress::new(args.json);
         let path = args.out.join(CHECKPOINT);
         let checkpoint = args.resume.then(|| Checkpoint::open(&path)).transpose().context("--resume")?;
@@ -151,29 +158,32 @@ impl Run {
         let horizon = Horizon::new(args.steps, args.minutes, state.step);
         args.optimizer.update(&horizon, state.step, Duration::ZERO)?;
 
-        let config = args.optimizer.adamw();
-        let mut learner = Learner::new(args.strategy, &shape.model, &args.cache, config, seed)?;
+        let config = args.optimizer.adamw(placement.kind());
+        let optimizer = |vs: &VarStore| Ok(AdamW::new(vs, config)?);
+        let mut learner = Learner::new(args.strategy, &shape, placement, &args.cache, optimizer, seed)?;
         if let Some(checkpoint) = &checkpoint {
             checkpoint.restore(&shape.model, &learner.vs, Some(&mut learner.optimizer))?;
         }
-        let mut batches = data.train.random_batches(shape.rows(), shape.block(), seed, Device::Cpu)?;
+        let mut batches = data.train.random_batches(shape.rows(), shape.block(), seed, placement.device)?;
         batches.seek(state.position);
-        let evaluation = data.held_out.sequential_batches(shape.batch, shape.block(), Device::Cpu)?;
+        let evaluation = data.held_out.sequential_batches(shape.batch, shape.block(), placement.device)?;
 
         fs::create_dir_all(&args.out).with_context(|| format!("cannot make --out {}", args.out.display()))?;
         progress.line(&format!("data   {}", data.describe()));
-        progress.line(&format!("model  {}", shape.describe()));
+        progress.line(&format!("model  {}, {placement}", shape.describe()));
         match args.strategy {
-            Strategy::Offload => {
+            Strategy::Offload | Strategy::OffloadDisk => {
                 progress.line(&format!("spill  {}, through {}", args.cache.describe()?, learner.io_path()));
             }
-            Strategy::Keep | Strategy::Plain => progress.line("spill  none: activations stay in memory"),
+            Strategy::OffloadHost => progress.line(&format!("spill  none: {}", learner.io_path())),
+            _ => progress.line("spill  none: activations stay on the device"),
         }
         match &checkpoint {
             Some(_) => progress.line(&format!("run    {}, from step {} on", path.display(), state.step)),
             None => progress.line(&format!("run    {}", path.display())),
         }
         let run = Run {
+            placement,
             shape,
             data,
             prompt,
@@ -273,7 +283,7 @@ impl Run {
 
     /// Trains fresh models of the same shape, so the run's own model is let go first.
     fn show_comparison(self) -> Result<()> {
-        let Run { args, shape, data, learner, progress, seed, .. } = self;
+        let Run { args, placement, shape, data, learner, progress, seed, .. } = self;
         drop(learner);
         if args.compare_steps == 0 {
             return Ok(());
@@ -283,14 +293,17 @@ impl Run {
             strategies: vec![Strategy::Keep, Strategy::Offload],
             steps: args.compare_steps as usize,
             warmup: 2,
-            check: true,
+            check: !placement.device.is_cuda(),
+            exact: !placement.device.is_cuda(),
             seed,
+            optimizer: OptimizerKind::AdamW,
+            placement,
         };
         let rows = compare::measure(&plan, &shape, &args.cache, &data.train, &progress)?;
         if progress.is_json() {
             return rows.iter().try_for_each(|row| progress.event(row));
         }
-        progress.line(&compare::render(&rows));
+        progress.line(&side::render(&rows));
         Ok(())
     }
 
@@ -367,36 +380,6 @@ impl Run {
         fs::rename(path, &previous).with_context(|| format!("cannot rename {}", path.display()))?;
         self.progress.line(&format!("       the checkpoint of an earlier run is now {}", previous.display()));
         Ok(())
-    }
-}
-
-/// What the steps since the last line cost.
-#[derive(Default)]
-struct Window {
-    steps: u32,
-    wall: Duration,
-    stall: Duration,
-    act_peak_bytes: u64,
-}
-
-impl Window {
-    fn add(&mut self, outcome: &Outcome) {
-        self.steps += 1;
-        self.wall += outcome.wall;
-        self.stall += outcome.report.as_ref().map_or(Duration::ZERO, |report| report.stall.total());
-        self.act_peak_bytes = self.act_peak_bytes.max(outcome.act_peak_bytes);
-    }
-
-    fn step_ms(&self) -> f64 {
-        self.wall.as_secs_f64() * 1e3 / f64::from(self.steps)
-    }
-
-    fn stall_ms(&self) -> f64 {
-        self.stall.as_secs_f64() * 1e3 / f64::from(self.steps)
-    }
-
-    fn tokens_per_s(&self, shape: &Shape) -> f64 {
-        shape.tokens_per_step() as f64 / self.step_ms() * 1e3
     }
 }
 

@@ -1,0 +1,116 @@
+//! Cross-entropy of a head's logits: of all tokens at once, or a chunk of them at a time.
+
+use std::num::NonZero;
+
+use tch::{Reduction, TchError, Tensor, no_grad};
+
+use crate::layers::at_least_float;
+
+/// Mean cross-entropy, in nats, of `targets` (`[tokens]`) under `logits` (`[tokens, vocab]`): a scalar of at
+/// least 32 bits. What backward keeps, `[tokens, vocab]` too, is of the logits' kind.
+pub(crate) fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor, TchError> {
+    let log_probabilities = logits.f_log_softmax(1, logits.kind())?;
+    let losses = log_probabilities.f_nll_loss(targets, None::<&Tensor>, Reduction::None, -100)?;
+    losses.f_mean(at_least_float(logits.kind()))
+}
+
+/// A head whose logits are never there for more than a chunk of tokens.
+pub(crate) struct ChunkedHead<'a> {
+    /// `[vocab, hidden]`.
+    pub(crate) weight: &'a Tensor,
+    /// In tokens.
+    pub(crate) chunk: NonZero<u32>,
+}
+
+/// What a backward pass through the head would compute, in the kind of the model.
+struct Gradients {
+    /// The weight's own, `[vocab, hidden]`, or None if it is frozen.
+    weight: Option<Tensor>,
+    /// `[tokens, hidden]`.
+    hidden: Tensor,
+    /// What the gradient of the sum over all tokens is multiplied by.
+    factor: f64,
+}
+
+impl ChunkedHead<'_> {
+    /// The value of [`cross_entropy`] for the logits `hidden · weightᵀ` (`hidden` is `[tokens, hidden]`).
+    pub(crate) fn cross_entropy(&self, hidden: &Tensor, targets: &Tensor) -> Result<Tensor, TchError> {
+        no_grad(|| self.mean_loss(hidden, targets, None))
+    }
+
+    /// One `parts`-th of that, whose gradient has already been added to the weight's. `backward` on the result
+    /// carries the gradient on into `hidden`, and must run once.
+    pub(crate) fn training_loss(
+        &self,
+        hidden: &Tensor,
+        targets: &Tensor,
+        parts: NonZero<usize>,
+    ) -> Result<Tensor, TchError> {
+        let parts = parts.get() as f64;
+        let weight = self.weight.requires_grad().then(|| gradient_in_place(self.weight)).transpose()?;
+        let (loss, gradient) = no_grad(|| {
+            let factor = 1.0 / (parts * hidden.size()[0] as f64);
+            let gradients = Gradients { weight, hidden: hidden.f_empty_like()?, factor };
+            let loss = self.mean_loss(hidden, targets, Some(&gradients))?.f_div_scalar(parts)?;
+            Ok::<_, TchError>((loss, gradients.hidden))
+        })?;
+        // The gradient of a dot product by one side is the other side; its value is taken off again.
+        let carrier = hidden.f_flatten(0, 1)?.f_dot(&gradient.f_flatten(0, 1)?)?;
+        loss.f_add(&carrier.f_sub(&carrier.f_detach()?)?)
+    }
+
+    fn mean_loss(
+        &self,
+        hidden: &Tensor,
+        targets: &Tensor,
+        gradients: Option<&Gradients>,
+    ) -> Result<Tensor, TchError> {
+        let (tokens, chunk) = (hidden.size()[0], i64::from(self.chunk.get()));
+        let mut found = Vec::new();
+        for start in (0..tokens).step_by(self.chunk.get() as usize) {
+            let rows = |tensor: &Tensor| tensor.f_narrow(0, start, chunk.min(tokens - start));
+            let (hidden, targets) = (rows(hidden)?, rows(targets)?.f_unsqueeze(1)?);
+            let logits = hidden.f_mm(&self.weight.f_tr()?)?;
+            let log_probabilities = logits.f_log_softmax(1, at_least_float(logits.kind()))?;
+            let of_targets = log_probabilities.f_gather(1, &targets, false)?;
+            if let Some(gradients) = gradients {
+                // Probabilities minus one at the target: written over the logits as they are cast, and at the
+                // target from the wide logarithm, since the difference to 1 would be lost in 16 bits.
+                let mut by_logits = log_probabilities.f_exp_out(&logits)?;
+                let at_targets = of_targets.f_expm1()?.f_to_kind(logits.kind())?;
+                let _replaced = by_logits.f_scatter_(1, &targets, &at_targets)?;
+                gradients.add(&by_logits, &hidden, self.weight, &rows(&gradients.hidden)?)?;
+            }
+            found.push(of_targets);
+        }
+        Tensor::f_cat(&found, 0)?.f_mean(None)?.f_neg()
+    }
+}
+
+impl Gradients {
+    /// Adds a chunk's part to the weight's gradient and writes that of its hidden states to `by_hidden`. The
+    /// factor is applied to what is as narrow as `hidden`, not to the logits' gradient, which is many times wider.
+    fn add(
+        &self,
+        by_logits: &Tensor,
+        hidden: &Tensor,
+        weight: &Tensor,
+        by_hidden: &Tensor,
+    ) -> Result<(), TchError> {
+        if let Some(by_weight) = &self.weight {
+            let scaled = hidden.f_mul_scalar(self.factor)?;
+            let _summed = by_weight.shallow_clone().f_addmm_(&by_logits.f_tr()?, &scaled)?;
+        }
+        let _scaled = by_logits.f_mm_out(by_hidden, weight)?.f_mul_scalar_(self.factor)?;
+        Ok(())
+    }
+}
+
+/// The gradient of a parameter, to be added to in place; zeros if there was none.
+fn gradient_in_place(parameter: &Tensor) -> Result<Tensor, TchError> {
+    if !parameter.grad().defined() {
+        // tch cannot set a gradient. That of the sum of no rows is zeros.
+        parameter.f_narrow(0, 0, 0)?.f_sum(None)?.f_backward()?;
+    }
+    Ok(parameter.grad())
+}
