@@ -144,7 +144,7 @@ impl<D: Device> HostTier<D> {
             shelf: Shelf::new(),
             cooling: VecDeque::new(),
             hot: Vec::new(),
-            growing: matches!(settings.pool, PoolSize::Learned { .. }),
+            growing: !matches!(settings.pool, PoolSize::Fixed(_)),
             in_flight: 0,
             refused: 0,
             too_large: 0,
@@ -209,7 +209,7 @@ impl<D: Device> HostTier<D> {
             if let Some(taken) = self.take(books, bytes) {
                 break taken;
             }
-            if books.growing && self.grow(bytes.max(GROWTH_BYTES).min(self.room_to_grow()).max(bytes)) {
+            if books.growing && self.grow(self.growth(bytes)) {
                 continue;
             }
             if bytes > self.pool.capacity() {
@@ -241,8 +241,18 @@ impl<D: Device> HostTier<D> {
         self.pool.cap().saturating_sub(self.pool.capacity())
     }
 
+    /// How much the pool grows in the first step for a parcel that finds no room.
+    fn growth(&self, bytes: u64) -> u64 {
+        match self.size {
+            PoolSize::Fixed(_) => 0,
+            PoolSize::Learned { .. } => bytes.max(GROWTH_BYTES).min(self.room_to_grow()).max(bytes),
+            // Room for two of the largest, so that one can be filled while the other is written.
+            PoolSize::Bounce => (2 * bytes).saturating_sub(self.pool.capacity()),
+        }
+    }
+
     fn grow(&self, bytes: u64) -> bool {
-        if bytes > self.room_to_grow() {
+        if bytes == 0 || bytes > self.room_to_grow() {
             return false;
         }
         let grown = self.pool.grow(bytes);

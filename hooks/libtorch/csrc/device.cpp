@@ -22,7 +22,7 @@ st_status st_deterministic(void) {
   return ssdtrain::guarded([] {
     // cuBLAS reads it when it is first used.
     setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
-    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
     at::globalContext().setDeterministicFillUninitializedMemory(false);
   });
 }

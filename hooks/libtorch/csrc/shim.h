@@ -81,7 +81,7 @@ void st_allocator_trim(void);  // gives the free lists back to the system
 
 // ---- CUDA devices ------------------------------------------------------------------------------------------------------
 
-// Makes operations take deterministic kernels, and say so where they have none. To be called before CUDA's first use.
+// Makes operations take deterministic kernels; those that have none fail. To be called before CUDA's first use.
 st_status st_deterministic(void);
 // The cudaStream_t that the calling thread computes on; libtorch's own.
 st_status st_device_stream(int8_t index, void** stream);

@@ -24,7 +24,7 @@ pub fn load_cuda() -> Result<(), String> {
     Err(unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned())
 }
 
-/// Makes operations take kernels that give the same bits each time, at some cost in speed; those that have none warn. Call it
+/// Makes operations take kernels that give the same bits each time, at some cost in speed; those that have none are errors. Call it
 /// before the first use of a CUDA tensor, and before other threads are started: it sets an environment variable for cuBLAS.
 pub fn make_deterministic() -> Result<(), TorchError> {
     check(ffi::st_deterministic())
