@@ -44,6 +44,7 @@ pub struct TensorCacheBuilder {
     pub(crate) min_bytes: u64,
     pub(crate) device: Option<Device>,
     pub(crate) device_budget: u64,
+    pub(crate) backward_budget: Option<u64>,
     pub(crate) host_pool: Option<u64>,
     pub(crate) prefetch: u64,
     pub(crate) read_ahead: u64,
@@ -62,6 +63,7 @@ impl Default for TensorCacheBuilder {
             min_bytes: 64 * KIB,
             device: None,
             device_budget: u64::MAX,
+            backward_budget: None,
             host_pool: None,
             prefetch: 64 * MIB,
             read_ahead: GIB,
@@ -114,6 +116,13 @@ impl TensorCacheBuilder {
     /// thread is ahead of it. A GPU's budget is used to the full: what fits stays until backward wants it. Default: no limit.
     pub fn device_budget(mut self, bytes: u64) -> Self {
         self.device_budget = bytes;
+        self
+    }
+
+    /// The device budget once backward asks for tensors, if less than forward's: backward needs memory for gradients, and forward
+    /// needs some for what is still on its way out. On a GPU what exceeds it leaves as backward begins. Default: the device budget.
+    pub fn backward_budget(mut self, bytes: u64) -> Self {
+        self.backward_budget = Some(bytes);
         self
     }
 

@@ -59,8 +59,12 @@ impl TensorCache {
         torch::install().map_err(|error| Error::new(ErrorKind::Torch, error.to_string()))?;
         torch::install_cpu_allocator();
         let stores_in_flight = (config.store.queue_depth * config.store.io_bytes) as u64;
-        let limits =
-            Limits { device_budget: config.device_budget, prefetch: config.prefetch, stores_in_flight };
+        let limits = Limits {
+            device_budget: config.device_budget,
+            backward_budget: config.backward_budget.unwrap_or(config.device_budget),
+            prefetch: config.prefetch,
+            stores_in_flight,
+        };
         Ok(TensorCache {
             cache: Cache::new(config.open_tier(store)?, limits),
             device: config.target(),

@@ -60,6 +60,17 @@ fn from_the_second_step_on_what_stays_in_the_budget_is_not_copied() {
 }
 
 #[test]
+fn backward_may_have_a_smaller_budget() {
+    let cache = staged_in_memory().device_budget(12 * MIB).backward_budget(3 * MIB).build().unwrap();
+    let x = input();
+    step(&cache, &x);
+    x.zero_grad_if_any();
+    let report = step(&cache, &x);
+    assert!(report.loaded.bytes >= 18 * MIB, "{report}");
+    assert_same_bits("the gradient", &expected(), &grads(&[x]));
+}
+
+#[test]
 fn what_exceeds_the_pool_goes_to_the_disk() {
     let cache = staged().host_pool(8 * MIB).device_budget(2 * MIB).prefetch(MIB).build().unwrap();
     let x = input();

@@ -127,7 +127,7 @@ impl Cache {
                     counters.deduplicated.add(bytes);
                     break key;
                 }
-                if self.fits(&mut table, bytes, counters, true) {
+                if self.fits(&mut table, bytes, counters) {
                     let (storage, counters) = (saved.storage()?, Arc::clone(counters));
                     let saved = Saved { storage, version, scope, step: step.number, counters };
                     break table.insert(saved, keep);
@@ -142,13 +142,12 @@ impl Cache {
     }
 
     /// Whether `bytes` more fit the device budget, or no room can be made for them. If not, this has made some room, or has waited
-    /// for it if it may.
+    /// for it.
     fn fits(
         self: &Arc<Self>,
         table: &mut MutexGuard<'_, Table>,
         bytes: u64,
         counters: &Arc<Counters>,
-        may_wait: bool,
     ) -> bool {
         let mut jobs = Vec::new();
         match table.squeeze(bytes, &mut jobs) {
@@ -158,13 +157,12 @@ impl Cache {
                 false
             }
             Squeeze::LetGo(key, parcel) => !self.let_go(table, key, &*parcel, counters),
-            Squeeze::Wait(cause) if may_wait => {
+            Squeeze::Wait(cause) => {
                 let start = Instant::now();
                 self.changed.wait(table);
                 counters.stalled(cause, start.elapsed());
                 false
             }
-            Squeeze::Wait(_) => true,
         }
     }
 
@@ -200,8 +198,11 @@ impl Cache {
         let mut waited: Option<(Instant, Arc<Counters>)> = None;
         let mut missed = false;
         loop {
-            if let Some((bytes, counters)) = table.away(key) {
-                while !self.fits(&mut table, bytes, &counters, false) {}
+            while let Some((leaving, parcel)) = table.squeeze_for_backward(key) {
+                let Some(counters) = table.entry(leaving).map(|entry| Arc::clone(&entry.counters)) else { break };
+                if !self.let_go(&mut table, leaving, &*parcel, &counters) {
+                    break;
+                }
             }
             let mut jobs = Vec::new();
             let answer = table.ask(key, round, &mut jobs);

@@ -161,8 +161,13 @@ fn explore(limits: Limits, disk: Disk, expect_served: Option<bool>) {
     });
 }
 
-const WIDE: Limits = Limits { device_budget: u64::MAX, prefetch: u64::MAX, stores_in_flight: u64::MAX };
-const NARROW: Limits = Limits { device_budget: 1, prefetch: 0, stores_in_flight: 1 };
+const WIDE: Limits = Limits {
+    device_budget: u64::MAX,
+    backward_budget: u64::MAX,
+    prefetch: u64::MAX,
+    stores_in_flight: u64::MAX,
+};
+const NARROW: Limits = Limits { device_budget: 1, backward_budget: 1, prefetch: 0, stores_in_flight: 1 };
 
 #[test]
 fn every_interleaving_serves_both_and_leaves_nothing() {

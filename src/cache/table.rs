@@ -84,7 +84,9 @@ pub(crate) type Gone = (Option<Storage>, Option<Arc<dyn Parcel>>);
 /// Limits the table keeps, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
+    /// On the device while tensors are saved, and while they are asked for.
     pub(crate) device_budget: u64,
+    pub(crate) backward_budget: u64,
     pub(crate) prefetch: u64,
     /// Stores handed to the backend at once: enough to keep the disk busy, the rest can still be cancelled.
     pub(crate) stores_in_flight: u64,
@@ -188,7 +190,7 @@ impl Table {
         self.tier.as_ref().is_some_and(|tier| tier.leaving() == Leaving::InStreamOrder)
     }
 
-    /// What can be done so that `bytes` more fit the device budget.
+    /// What can be done so that `bytes` more that are being saved fit the device budget.
     pub(crate) fn squeeze(&mut self, bytes: u64, jobs: &mut Vec<Job>) -> Squeeze {
         if self.on_device + bytes <= self.limits.device_budget {
             return Squeeze::Fits;
@@ -209,6 +211,14 @@ impl Table {
             }
         }
         Squeeze::Fits
+    }
+
+    /// What may leave so that all there is, and what backward loads of `wanted`, fit its budget: backward itself never waits.
+    pub(crate) fn squeeze_for_backward(&mut self, wanted: EntryKey) -> Option<(EntryKey, Arc<dyn Parcel>)> {
+        let away = self.entry(wanted).filter(|entry| entry.state == State::Away && entry.source.upgrade().is_none());
+        let bytes = away.map_or(0, |entry| entry.bytes);
+        let over = self.on_device + bytes > self.limits.backward_budget;
+        if over { self.oldest_leaving().filter(|(key, _)| *key != wanted) } else { None }
     }
 
     /// The oldest entry whose store was begun, where storages leave in stream order.
@@ -306,7 +316,8 @@ impl Table {
     fn must_leave(&self, key: EntryKey) -> bool {
         match (self.in_stream_order(), self.expected_live, self.entry(key)) {
             (true, Some(expected), Some(entry)) => {
-                expected.saturating_sub(entry.live_before) > self.limits.device_budget
+                let budget = self.limits.device_budget.min(self.limits.backward_budget);
+                expected.saturating_sub(entry.live_before) > budget
             }
             _ => true,
         }
@@ -494,7 +505,7 @@ impl Table {
                 // One that is larger than the limit goes alone, so that it does not stand in the way of all below it.
                 let alone = self.early == 0 && self.limits.prefetch > 0;
                 let fits = (alone || self.early + bytes <= self.limits.prefetch)
-                    && self.on_device + bytes <= self.limits.device_budget;
+                    && self.on_device + bytes <= self.limits.backward_budget;
                 let done = alive || (fits && self.load(key, true, jobs));
                 if !done {
                     break;
@@ -510,12 +521,6 @@ impl Table {
             }
             self.tapes[tape].advance_near();
         }
-    }
-
-    /// Bytes and counters of `key`, if its bytes are away and nobody else has them.
-    pub(crate) fn away(&self, key: EntryKey) -> Option<(u64, Arc<Counters>)> {
-        let entry = self.entry(key).filter(|entry| entry.state == State::Away)?;
-        entry.source.upgrade().is_none().then(|| (entry.bytes, Arc::clone(&entry.counters)))
     }
 
     // ---- release ----

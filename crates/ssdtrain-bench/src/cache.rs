@@ -32,6 +32,9 @@ pub(crate) struct CacheArgs {
     /// Default: 96MiB on the CPU, 4GiB on a GPU, where it is used to the full
     #[arg(long, value_name = "SIZE", value_parser = size::parse_limit)]
     device_budget: Option<u64>,
+    /// The same once backward has begun, which needs memory for gradients; default: as --device-budget
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    backward_budget: Option<u64>,
     /// Bytes loaded to the device ahead of what backward has asked for; default: 32MiB on the CPU, 1GiB on a GPU
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     prefetch: Option<u64>,
@@ -114,6 +117,9 @@ impl CacheArgs {
             .backend(self.backend.kind())
             .queue_depth(self.queue_depth as usize)
             .verify(self.verify);
+        if let Some(bytes) = self.backward_budget {
+            builder = builder.backward_budget(bytes);
+        }
         let host_only = match strategy {
             Strategy::Plain => return Ok(None),
             Strategy::Keep => return Ok(Some(builder.policy(Policy::Keep).build()?)),
