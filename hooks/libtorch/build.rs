@@ -22,7 +22,13 @@ fn main() {
         .include("csrc")
         .include(&include)
         .include(include.join("torch/csrc/api/include"))
-        .files(["csrc/allocator.cpp", "csrc/device.cpp", "csrc/hooks.cpp", "csrc/storage.cpp"])
+        .files([
+            "csrc/allocator.cpp",
+            "csrc/device.cpp",
+            "csrc/hooks.cpp",
+            "csrc/linear.cpp",
+            "csrc/storage.cpp",
+        ])
         .compile("ssdtrain_shim");
     println!("cargo::rustc-link-lib=torch_cpu");
     println!("cargo::rustc-link-lib=c10");

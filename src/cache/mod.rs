@@ -199,7 +199,9 @@ impl Cache {
         let mut missed = false;
         loop {
             while let Some((leaving, parcel)) = table.squeeze_for_backward(key) {
-                let Some(counters) = table.entry(leaving).map(|entry| Arc::clone(&entry.counters)) else { break };
+                let Some(counters) = table.entry(leaving).map(|entry| Arc::clone(&entry.counters)) else {
+                    break;
+                };
                 if !self.let_go(&mut table, leaving, &*parcel, &counters) {
                     break;
                 }

@@ -215,7 +215,8 @@ impl Table {
 
     /// What may leave so that all there is, and what backward loads of `wanted`, fit its budget: backward itself never waits.
     pub(crate) fn squeeze_for_backward(&mut self, wanted: EntryKey) -> Option<(EntryKey, Arc<dyn Parcel>)> {
-        let away = self.entry(wanted).filter(|entry| entry.state == State::Away && entry.source.upgrade().is_none());
+        let away =
+            self.entry(wanted).filter(|entry| entry.state == State::Away && entry.source.upgrade().is_none());
         let bytes = away.map_or(0, |entry| entry.bytes);
         let over = self.on_device + bytes > self.limits.backward_budget;
         if over { self.oldest_leaving().filter(|(key, _)| *key != wanted) } else { None }
@@ -617,7 +618,8 @@ impl Table {
     /// Lets the device copy go once every handle has been served and a copy is on the disk.
     fn evict_if_served(&mut self, key: EntryKey) {
         let Some(entry) = self.entry(key) else { return };
-        if entry.state == State::Loaded && entry.served >= entry.handles {
+        let served = entry.state == State::Loaded && entry.served >= entry.handles;
+        if served && entry.parcel.as_ref().is_some_and(|parcel| parcel.may_evict()) {
             let entry = self.advance(key, Edge::Evicted);
             entry.device = None;
             let bytes = entry.bytes;

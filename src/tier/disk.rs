@@ -96,6 +96,10 @@ impl Parcel for DiskParcel {
         Ok(())
     }
 
+    fn may_evict(&self) -> bool {
+        true
+    }
+
     fn abandon(&self) {}
 }
 

@@ -191,9 +191,9 @@ impl<D: Device> HostTier<D> {
                 drop(memory);
                 books.hot.extend(marks);
             } else {
-                let clean = books.shelf.next_to_reclaim()?;
-                books.shelf.set(clean, At::Disk);
-                let held = &mut books.shelf.get(clean)?.held;
+                let next = books.shelf.next_to_reclaim()?;
+                books.shelf.reclaim(next);
+                let held = &mut books.shelf.get(next)?.held;
                 drop(held.memory.take());
                 let marks = held.under_way(&*self.device);
                 books.hot.extend(marks);
@@ -302,6 +302,7 @@ impl<D: Device> HostTier<D> {
         place.held.back = Some(self.device.mark(Lane::In)?);
         place.held.counted = false;
         books.shelf.not_near(serial);
+        books.shelf.lend(serial);
         Ok(())
     }
 
@@ -486,7 +487,7 @@ impl<D: Device> Tier for HostTier<D> {
     fn begin_step(&self) {
         let mut books = self.books.lock();
         books.shelf.begin_step();
-        if books.shelf.learned().is_some() {
+        if books.shelf.has_learned() {
             books.growing = false;
         }
         let more = match self.size {
@@ -574,7 +575,7 @@ impl<D: Device> Parcel for HostParcel<D> {
         let mut books = tier.books.lock();
         let outcome = match books.shelf.at(self.serial) {
             At::Host | At::Writing | At::Both => tier.copy_in(&mut books, self.serial, &into, &ready),
-            At::Nowhere => Err(internal("a load of what was never stored")),
+            At::Nowhere | At::Device => Err(internal("a load of what is nowhere below the device")),
             at @ (At::Disk | At::Reading) => {
                 let begun = if at == At::Disk { tier.read(&mut books, self.serial, true) } else { Ok(true) };
                 match (begun, books.shelf.get(self.serial)) {
@@ -635,6 +636,10 @@ impl<D: Device> Parcel for HostParcel<D> {
         let to = tier.device.mark(Lane::Compute)?;
         tier.stalls.lock().push(Stall { cause, counters: Arc::clone(counters), from, to });
         Ok(())
+    }
+
+    fn may_evict(&self) -> bool {
+        self.tier.books.lock().shelf.take_back(self.serial)
     }
 
     fn abandon(&self) {

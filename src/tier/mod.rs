@@ -90,6 +90,9 @@ pub(crate) trait Parcel: Send + Sync {
     /// the device waits for that is counted for `cause`.
     fn order(&self, cause: Cause, counters: &Arc<Counters>) -> Result<()>;
 
+    /// Asks whether the device may let go of bytes that were loaded; false if they are nowhere below it any more.
+    fn may_evict(&self) -> bool;
+
     /// The entry is gone: what has not begun is dropped, and what the device still reads or writes comes before what
     /// the calling thread computes from now on.
     fn abandon(&self);

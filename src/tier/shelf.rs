@@ -3,6 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::mem::PAGE;
+
 /// Where the good bytes of a parcel are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum At {
@@ -18,6 +20,15 @@ pub(super) enum At {
     Disk,
     /// On the disk, and being read into host memory.
     Reading,
+    /// Back on the device, and nowhere below it any more.
+    Device,
+}
+
+impl<T> Place<T> {
+    /// Bytes of host memory it takes.
+    fn padded(&self) -> u64 {
+        self.bytes.next_multiple_of(PAGE as u64)
+    }
 }
 
 /// A parcel by its number. Numbers rise with age and are never used again.
@@ -29,6 +40,8 @@ pub(super) struct Place<T> {
     at: At,
     /// Read before anyone asked for it, and not asked for yet.
     near: bool,
+    /// On the device as well, which keeps it.
+    lent: bool,
     /// A write of it has failed: it stays in host memory.
     pub(super) stuck: bool,
     pub(super) held: T,
@@ -38,24 +51,18 @@ pub(super) struct Place<T> {
 pub(super) struct Shelf<T> {
     places: BTreeMap<Serial, Place<T>>,
     next: Serial,
-    /// Parcels at [`At::Host`] that can be written, and those at [`At::Both`].
+    /// Parcels at [`At::Host`] that can be written, those at [`At::Both`], and those of either kind that are on the device too.
     dirty: BTreeSet<Serial>,
     clean: BTreeSet<Serial>,
+    lent: BTreeSet<Serial>,
     /// Bytes stored, on the disk or on their way there, being written, and brought near.
     stored: u64,
     below: u64,
     writing: (usize, u64),
     near: u64,
-    /// Highest `stored` and largest parcel of this step and of the one before.
-    now: Needs,
-    before: Option<Needs>,
-}
-
-/// What a step asked of the tier, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Needs {
-    pub(super) peak: u64,
-    pub(super) largest: u64,
+    /// The most that was stored at a time in this step, and in the last one that stored anything.
+    peak: u64,
+    expected: Option<u64>,
 }
 
 /// Writes under way: at least two, so that the disk goes from one to the next, and enough bytes of small ones.
@@ -69,19 +76,20 @@ impl<T> Shelf<T> {
             next: 0,
             dirty: BTreeSet::new(),
             clean: BTreeSet::new(),
+            lent: BTreeSet::new(),
             stored: 0,
             below: 0,
             writing: (0, 0),
             near: 0,
-            now: Needs::default(),
-            before: None,
+            peak: 0,
+            expected: None,
         }
     }
 
     /// A parcel that is nowhere yet.
     pub(super) fn insert(&mut self, bytes: u64, held: T) -> Serial {
         self.next += 1;
-        let place = Place { bytes, at: At::Nowhere, near: false, stuck: false, held };
+        let place = Place { bytes, at: At::Nowhere, near: false, lent: false, stuck: false, held };
         self.places.insert(self.next, place);
         self.next
     }
@@ -103,29 +111,54 @@ impl<T> Shelf<T> {
     /// Moves a parcel on in the books.
     pub(super) fn set(&mut self, serial: Serial, at: At) {
         self.uncount(serial);
-        let Some(place) = self.places.get_mut(&serial) else { return };
-        place.at = at;
-        let bytes = place.bytes;
-        if at != At::Nowhere {
+        if let Some(place) = self.places.get_mut(&serial) {
+            place.at = at;
+        }
+        self.count(serial);
+    }
+
+    /// The device has the parcel too, and keeps it until [`take_back`](Shelf::take_back): its host memory may go.
+    pub(super) fn lend(&mut self, serial: Serial) {
+        self.set_lent(serial, true);
+    }
+
+    /// The device would let go of the parcel; false if it must not, because nobody else has it.
+    pub(super) fn take_back(&mut self, serial: Serial) -> bool {
+        self.set_lent(serial, false);
+        self.at(serial) != At::Device
+    }
+
+    fn set_lent(&mut self, serial: Serial, lent: bool) {
+        self.uncount(serial);
+        if let Some(place) = self.places.get_mut(&serial) {
+            place.lent = lent;
+        }
+        self.count(serial);
+    }
+
+    fn count(&mut self, serial: Serial) {
+        let Some(place) = self.places.get(&serial) else { return };
+        let bytes = place.padded();
+        if !matches!(place.at, At::Nowhere | At::Device) {
             self.stored += bytes;
         }
-        if matches!(at, At::Writing | At::Both | At::Disk | At::Reading) {
+        if matches!(place.at, At::Writing | At::Both | At::Disk | At::Reading) {
             self.below += bytes;
         }
-        match at {
+        match place.at {
+            At::Host | At::Both if place.lent => _ = self.lent.insert(serial),
             At::Host if !place.stuck => _ = self.dirty.insert(serial),
             At::Both => _ = self.clean.insert(serial),
             At::Writing => self.writing = (self.writing.0 + 1, self.writing.1 + bytes),
             _ => {}
         }
-        self.now.peak = self.now.peak.max(self.stored);
-        self.now.largest = self.now.largest.max(bytes);
+        self.peak = self.peak.max(self.stored);
     }
 
     fn uncount(&mut self, serial: Serial) {
         let Some(place) = self.places.get(&serial) else { return };
-        let bytes = place.bytes;
-        if place.at != At::Nowhere {
+        let bytes = place.padded();
+        if !matches!(place.at, At::Nowhere | At::Device) {
             self.stored -= bytes;
         }
         if matches!(place.at, At::Writing | At::Both | At::Disk | At::Reading) {
@@ -136,29 +169,27 @@ impl<T> Shelf<T> {
         }
         self.dirty.remove(&serial);
         self.clean.remove(&serial);
+        self.lent.remove(&serial);
     }
 
     /// A step begins: what the ones before asked for is what it is expected to ask for.
     pub(super) fn begin_step(&mut self) {
-        if self.now.peak > 0 {
-            self.before = Some(self.now);
+        if self.peak > 0 {
+            self.expected = Some(self.peak);
         }
-        self.now = Needs { peak: self.stored, largest: 0 };
+        self.peak = self.stored;
     }
 
-    /// What the last step that stored anything asked for.
-    pub(super) fn learned(&self) -> Option<Needs> {
-        self.before
+    /// Whether a step has shown what will be asked for.
+    pub(super) fn has_learned(&self) -> bool {
+        self.expected.is_some()
     }
 
     /// The parcel to write next, oldest first: as many go down as the step will ask for beyond `capacity` bytes of
     /// host memory. Before the first step has shown how many that is, all go once the memory is half full.
     pub(super) fn next_to_write(&self, capacity: u64) -> Option<Serial> {
-        let wanted = match self.before {
-            // Two parcels' room stays free, so that the next one finds its place while another is written.
-            Some(Needs { peak, largest }) => {
-                peak.saturating_sub(capacity.saturating_sub((2 * largest).min(capacity / 2)))
-            }
+        let wanted = match self.expected {
+            Some(expected) => expected.saturating_sub(capacity),
             None if self.stored > capacity / 2 => u64::MAX,
             None => 0,
         };
@@ -177,9 +208,16 @@ impl<T> Shelf<T> {
         self.writing.0 > 0
     }
 
-    /// The clean parcel whose host memory goes next: the oldest, which backward asks for last.
+    /// The parcel whose host memory goes next: one that the device has back, or else the oldest clean one, which backward asks
+    /// for last.
     pub(super) fn next_to_reclaim(&self) -> Option<Serial> {
-        self.clean.first().copied()
+        self.lent.last().or_else(|| self.clean.first()).copied()
+    }
+
+    /// The parcel's host memory goes.
+    pub(super) fn reclaim(&mut self, serial: Serial) {
+        let at = if self.at(serial) == At::Both { At::Disk } else { At::Device };
+        self.set(serial, at);
     }
 
     /// Bytes brought near and not asked for yet.
@@ -210,7 +248,9 @@ mod tests {
 
     use super::*;
 
-    const ALL: [At; 6] = [At::Nowhere, At::Host, At::Writing, At::Both, At::Disk, At::Reading];
+    const P: u64 = PAGE as u64;
+
+    const ALL: [At; 7] = [At::Nowhere, At::Device, At::Host, At::Writing, At::Both, At::Disk, At::Reading];
 
     fn shelf_of(places: &[(u64, At)]) -> (Shelf<()>, Vec<Serial>) {
         let mut shelf = Shelf::new();
@@ -235,30 +275,42 @@ mod tests {
 
     #[test]
     fn nothing_is_written_that_the_memory_holds() {
-        let (mut shelf, _) = shelf_of(&[(10, At::Host); 8]);
+        let (mut shelf, _) = shelf_of(&[(P, At::Host); 8]);
         shelf.begin_step();
-        assert_eq!(shelf.next_to_write(1000), None);
-        assert!(shelf.next_to_write(60).is_some());
+        assert_eq!(shelf.next_to_write(8 * P), None);
+        assert!(shelf.next_to_write(7 * P).is_some());
     }
 
     #[test]
     fn only_what_exceeds_the_memory_is_written() {
-        let (mut shelf, serials) = shelf_of(&[(10, At::Host); 10]);
+        let (mut shelf, serials) = shelf_of(&[(P - 1, At::Host); 10]);
         shelf.begin_step();
-        // 100 bytes in 80, of which 20 stay free: 40 go down.
         for &serial in &serials[..4] {
-            assert_eq!(shelf.next_to_write(80), Some(serial));
+            assert_eq!(shelf.next_to_write(6 * P), Some(serial));
             shelf.set(serial, At::Both);
         }
-        assert_eq!(shelf.next_to_write(80), None);
+        assert_eq!(shelf.next_to_write(6 * P), None);
     }
 
     #[test]
     fn the_first_step_begins_to_write_when_the_memory_is_half_full() {
-        let (shelf, _) = shelf_of(&[(10, At::Host); 5]);
-        assert_eq!(shelf.next_to_write(100), None);
-        let (shelf, _) = shelf_of(&[(10, At::Host); 6]);
-        assert!(shelf.next_to_write(100).is_some());
+        let (shelf, _) = shelf_of(&[(P, At::Host); 5]);
+        assert_eq!(shelf.next_to_write(10 * P), None);
+        let (shelf, _) = shelf_of(&[(P, At::Host); 6]);
+        assert!(shelf.next_to_write(10 * P).is_some());
+    }
+
+    #[test]
+    fn what_the_device_has_back_is_reclaimed_first_and_then_only_the_device_has_it() {
+        let (mut shelf, serials) = shelf_of(&[(1, At::Both), (1, At::Host), (1, At::Both)]);
+        shelf.lend(serials[1]);
+        assert_eq!(shelf.next_to_write_at_once(), None, "what the device has need not be written");
+        assert_eq!(shelf.next_to_reclaim(), Some(serials[1]));
+        shelf.reclaim(serials[1]);
+        assert!(!shelf.take_back(serials[1]), "nobody else has it");
+        shelf.lend(serials[2]);
+        shelf.reclaim(serials[2]);
+        assert!(shelf.take_back(serials[2]), "the disk has it");
     }
 
     #[test]
@@ -271,10 +323,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_sums_are_those_of_the_places(steps in prop::collection::vec((0usize..8, 0usize..6, 1u64..50, any::<bool>()), 1..200)) {
+        fn the_sums_are_those_of_the_places(steps in prop::collection::vec((0usize..8, 0usize..7, 1u64..200_000, any::<bool>(), any::<bool>()), 1..200)) {
             let mut shelf: Shelf<()> = Shelf::new();
             let mut serials = Vec::new();
-            for (index, at, bytes, remove) in steps {
+            for (index, at, bytes, remove, lent) in steps {
                 if serials.len() <= index { serials.push(shelf.insert(bytes, ())); }
                 let index = index.min(serials.len() - 1);
                 if remove {
@@ -282,16 +334,17 @@ mod tests {
                 } else {
                     shelf.bring_near(serials[index]);
                     shelf.set(serials[index], ALL[at]);
+                    shelf.set_lent(serials[index], lent);
                 }
                 let sum = |of: &[At]| -> u64 {
-                    shelf.places.values().filter(|place| of.contains(&place.at)).map(|place| place.bytes).sum()
+                    shelf.places.values().filter(|place| of.contains(&place.at)).map(|place| place.padded()).sum()
                 };
-                prop_assert_eq!(shelf.stored, sum(&ALL[1..]));
-                prop_assert_eq!(shelf.below, sum(&ALL[2..]));
+                prop_assert_eq!(shelf.stored, sum(&ALL[2..]));
+                prop_assert_eq!(shelf.below, sum(&ALL[3..]));
                 prop_assert_eq!(shelf.writing.1, sum(&[At::Writing]));
                 let near: u64 = shelf.places.values().filter(|place| place.near).map(|place| place.bytes).sum();
                 prop_assert_eq!(shelf.near, near);
-                prop_assert!(shelf.now.peak >= shelf.stored);
+                prop_assert!(shelf.peak >= shelf.stored);
             }
         }
     }

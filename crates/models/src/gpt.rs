@@ -7,7 +7,7 @@ use ssdtrain::scope;
 use tch::{Device, Kind, TchError, Tensor, nn};
 
 use crate::error::{Error, Result};
-use crate::layers::{INIT_STD, LayerNorm, Linear, dropout, normal};
+use crate::layers::{INIT_STD, LayerNorm, Linear, dropout, linear, normal};
 use crate::loss::{ChunkedHead, cross_entropy};
 
 /// The shape of a [`Gpt`].
@@ -139,6 +139,7 @@ pub struct Gpt {
     /// Shares its storage with `tokens` if the weights are tied.
     head: Tensor,
     loss_chunk: Option<NonZero<u32>>,
+    grads_in_place: bool,
 }
 
 impl Gpt {
@@ -164,7 +165,7 @@ impl Gpt {
         } else {
             normal(&vs.sub("head"), config.vocab, config.hidden, INIT_STD)?
         };
-        Ok(Gpt { config, tokens, positions, blocks, norm, head, loss_chunk: None })
+        Ok(Gpt { config, tokens, positions, blocks, norm, head, loss_chunk: None, grads_in_place: false })
     }
 
     /// Computes losses so many tokens at a time, if given, so that the logits of all of them, `vocab` numbers
@@ -172,6 +173,19 @@ impl Gpt {
     #[must_use]
     pub fn with_loss_chunk(self, tokens: Option<NonZero<u32>>) -> Gpt {
         Gpt { loss_chunk: tokens, ..self }
+    }
+
+    /// Has backward add to the gradients of matrices in place, if `in_place`, so that a second gradient of the size of a
+    /// matrix never exists beside the first. Without it nothing changes.
+    #[must_use]
+    pub fn with_grads_in_place(mut self, in_place: bool) -> Gpt {
+        self.grads_in_place = in_place;
+        for Block { attention, mlp, .. } in &mut self.blocks {
+            for layer in [&mut attention.qkv, &mut attention.proj, &mut mlp.up, &mut mlp.down] {
+                layer.grads_in_place = in_place;
+            }
+        }
+        self
     }
 
     /// The shape of the model.
@@ -210,7 +224,7 @@ impl Gpt {
         let (x, targets) = self.head_inputs(&hidden, targets)?;
         Ok(match self.chunked_head() {
             Some(head) if !x.requires_grad() => head.cross_entropy(&x, &targets)?,
-            _ => cross_entropy(&x.f_linear(&self.head, None::<&Tensor>)?, &targets)?,
+            _ => cross_entropy(&linear(&x, &self.head, None, self.grads_in_place)?, &targets)?,
         })
     }
 

@@ -1,5 +1,6 @@
 //! Layers that the models share.
 
+use ssdtrain_libtorch::linear_in_place;
 use tch::{Kind, TchError, Tensor, nn};
 
 /// GPT-2's standard deviation of initial weights.
@@ -10,6 +11,8 @@ pub(crate) const INIT_STD: f64 = 0.02;
 pub(crate) struct Linear {
     weight: Tensor,
     bias: Option<Tensor>,
+    /// Whether backward adds to the weight's gradient in place.
+    pub(crate) grads_in_place: bool,
 }
 
 impl Linear {
@@ -21,12 +24,29 @@ impl Linear {
         std: f64,
         bias: bool,
     ) -> Result<Linear, TchError> {
-        Ok(Linear { weight: normal(vs, outputs, inputs, std)?, bias: zeros_if(bias, vs, outputs)? })
+        Ok(Linear {
+            weight: normal(vs, outputs, inputs, std)?,
+            bias: zeros_if(bias, vs, outputs)?,
+            grads_in_place: false,
+        })
     }
 
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor, TchError> {
-        x.f_linear(&self.weight, self.bias.as_ref())
+        linear(x, &self.weight, self.bias.as_ref(), self.grads_in_place)
     }
+}
+
+/// `x · weightᵀ + bias`; with `in_place`, backward adds to the weight's gradient in place.
+pub(crate) fn linear(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    in_place: bool,
+) -> Result<Tensor, TchError> {
+    if in_place && weight.requires_grad() {
+        return linear_in_place(x, weight, bias).map_err(|error| TchError::Torch(error.to_string()));
+    }
+    x.f_linear(weight, bias)
 }
 
 /// Normalisation over the last dimension.

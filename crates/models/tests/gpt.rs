@@ -133,6 +133,26 @@ fn samples_are_the_same_for_the_same_seed_only() -> Result<()> {
 }
 
 #[test]
+fn gradients_added_to_in_place_are_the_same() -> Result<()> {
+    let gradients = |in_place| -> Result<Vec<Tensor>> {
+        tch::manual_seed(1);
+        let vs = nn::VarStore::new(Device::Cpu);
+        let model = Gpt::new(&vs.root(), tiny())?.with_grads_in_place(in_place);
+        let inputs = Tensor::from_slice(&[3_i64, 1, 4, 1, 5, 9]).unsqueeze(0);
+        for _ in 0..2 {
+            model.loss(&inputs, &inputs.roll([1], [1]), true)?.backward();
+        }
+        let mut variables: Vec<_> = vs.variables().into_iter().collect();
+        variables.sort_by(|(left, _), (right, _)| left.cmp(right));
+        Ok(variables.into_iter().map(|(_, variable)| variable.grad()).collect())
+    };
+    for (own, in_place) in gradients(false)?.iter().zip(&gradients(true)?) {
+        assert!(own.allclose(in_place, 1e-5, 1e-7, false));
+    }
+    Ok(())
+}
+
+#[test]
 fn only_the_likeliest_tokens_are_sampled() -> Result<()> {
     let vs = nn::VarStore::new(Device::Cpu);
     let model = Gpt::new(&vs.root(), tiny())?;

@@ -84,7 +84,7 @@ fn chunks_agree_with_the_whole_in_every_kind() -> Result<()> {
         let (expected_loss, expected) = step(&vs, &model, &batch, 3)?;
         let model = model.with_loss_chunk(NonZero::new(5));
         let (loss, gradients) = step(&vs, &model, &batch, 3)?;
-        assert!((loss - expected_loss).abs() < 1e-5, "{kind:?}: {loss} instead of {expected_loss}");
+        assert!((loss - expected_loss).abs() < tolerance, "{kind:?}: {loss} instead of {expected_loss}");
         for ((name, gradient), (_, expected)) in gradients.iter().zip(&expected) {
             assert_eq!(gradient.kind(), kind, "{name}");
             let wide = |tensor: &Tensor| tensor.to_kind(Kind::Double);

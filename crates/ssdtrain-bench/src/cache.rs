@@ -130,7 +130,7 @@ impl CacheArgs {
             !host_only || vs.device().is_cuda(),
             "offload-host moves activations from a GPU to the host's memory; on the CPU they are there already"
         );
-        let host_pool = self.host_pool.or((strategy == Strategy::OffloadDisk).then_some(0));
+        let host_pool = self.host_pool.or_else(|| (strategy == Strategy::OffloadDisk).then_some(0));
         if let Some(bytes) = host_pool {
             builder = builder.host_pool(bytes);
         }

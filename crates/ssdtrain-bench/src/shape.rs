@@ -38,6 +38,9 @@ pub(crate) struct ShapeArgs {
     /// each word of the vocabulary, never exist at once; 0: of all tokens at once
     #[arg(long, value_name = "TOKENS", default_value = "0", value_parser = value_parser!(u32))]
     loss_chunk: u32,
+    /// Add to the gradients of matrices in place, so that a second gradient as large as a matrix never exists beside the first
+    #[arg(long)]
+    grads_in_place: bool,
     /// Rate of dropout
     #[arg(long, value_name = "RATE", value_parser = float::below_one)]
     dropout: Option<f64>,
@@ -63,6 +66,8 @@ pub(crate) struct Shape {
     pub(crate) accumulate: usize,
     /// Tokens whose loss is computed at a time.
     pub(crate) loss_chunk: Option<NonZero<u32>>,
+    /// Whether gradients of matrices are added to in place.
+    pub(crate) grads_in_place: bool,
     /// The tokenizer's name.
     pub(crate) tokens: String,
 }
@@ -96,6 +101,7 @@ impl ShapeArgs {
         shape.batch = self.batch.map_or(shape.batch, |rows| rows as usize);
         shape.accumulate = self.accumulate as usize;
         shape.loss_chunk = NonZero::new(self.loss_chunk);
+        shape.grads_in_place = self.grads_in_place;
         shape.tokens = self.tokens.clone().unwrap_or(shape.tokens);
         Ok(shape)
     }
@@ -110,7 +116,14 @@ impl Shape {
             _ => (512, 4, "gpt2"),
         };
         let model = GptConfig { context: block, ..GptConfig::preset(name)? };
-        Ok(Shape { model, batch, accumulate: 1, loss_chunk: None, tokens: tokens.to_owned() })
+        Ok(Shape {
+            model,
+            batch,
+            accumulate: 1,
+            loss_chunk: None,
+            grads_in_place: false,
+            tokens: tokens.to_owned(),
+        })
     }
 
     /// The shape of `train` without options: a model that learns visibly in three minutes on two cores.
@@ -144,6 +157,7 @@ impl Shape {
         };
         let loss =
             self.loss_chunk.map_or_else(String::new, |chunk| format!(", loss of {chunk} tokens at a time"));
+        let loss = if self.grads_in_place { format!("{loss}, gradients in place") } else { loss };
         format!(
             "{layers} layers, hidden {hidden}, {heads} heads, {context} tokens, batch {}{accumulate}{loss}: {:.1} M parameters",
             self.batch,

@@ -87,7 +87,9 @@ impl<O: Optimizer> Learner<O> {
         vs.set_kind(placement.kind());
         let cache = cache.open(strategy, &vs)?;
         tch::manual_seed(seed as i64);
-        let model = Gpt::new(&vs.root(), shape.model.clone())?.with_loss_chunk(shape.loss_chunk);
+        let model = Gpt::new(&vs.root(), shape.model.clone())?
+            .with_loss_chunk(shape.loss_chunk)
+            .with_grads_in_place(shape.grads_in_place);
         let optimizer = optimizer(&vs)?;
         Ok(Learner { model, vs, optimizer, cache, placement })
     }

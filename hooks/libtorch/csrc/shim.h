@@ -66,6 +66,11 @@ void st_storage_weak_release(st_storage* storage);
 // Turns a weak reference into an additional strong one; false if the storage is gone.
 bool st_storage_lock(st_storage* storage);
 
+// ---- layers ------------------------------------------------------------------------------------------------------------
+
+// input . weight^T + bias (null: none); backward adds to the weight's gradient in place. *out is a new at::Tensor.
+st_status st_linear(const st_tensor* input, const st_tensor* weight, const st_tensor* bias, st_tensor** out);
+
 // ---- CPU allocator -----------------------------------------------------------------------------------------------------
 
 typedef struct {

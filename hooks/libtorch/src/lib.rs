@@ -7,6 +7,7 @@ mod cuda;
 mod error;
 mod ffi;
 mod hooks;
+mod linear;
 mod memory;
 mod storage;
 
@@ -15,5 +16,6 @@ pub use error::TorchError;
 pub use hooks::{
     Active, Handle, Hooks, Packed, SavedTensor, SavedTensorHooks, activate, backward, install, round_trip,
 };
+pub use linear::linear_in_place;
 pub use memory::{MemoryStats, install_cpu_allocator, memory, reset_peak, trim};
 pub use storage::{Storage, StorageId, WeakStorage};
