@@ -8,6 +8,7 @@ mod failure;
 mod float;
 mod horizon;
 mod interrupt;
+mod memory;
 mod optimizer;
 mod placement;
 mod progress;

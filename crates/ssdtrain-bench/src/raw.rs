@@ -5,6 +5,8 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
+use std::slice;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,8 +15,9 @@ use anyhow::{Context, Result, ensure};
 use io_uring::{IoUring, opcode, types};
 use rustix::fs::FallocateFlags;
 use serde::Serialize;
-use ssdtrain::store::{AlignedBuf, IoBuf};
+use ssdtrain::store::{IoBuf, Pin, Slot};
 
+use crate::memory::buffers;
 use crate::size;
 
 /// What a pass does.
@@ -54,7 +57,7 @@ pub(crate) struct RawFiles {
     /// Operations per pass over all files.
     operations: u64,
     io_bytes: usize,
-    buffers: Vec<AlignedBuf>,
+    buffers: Vec<Arc<Slot>>,
     engine: Engine,
     direct: bool,
 }
@@ -67,13 +70,14 @@ enum Engine {
 
 impl RawFiles {
     /// Makes a nameless file in each directory, `bytes` in all, and writes all of them once, since file systems are
-    /// slower on blocks that were never written. `threads` instead of io_uring.
+    /// slower on blocks that were never written. `threads` instead of io_uring; the memory is made known to `pin`.
     pub(crate) fn create(
         directories: &[PathBuf],
         bytes: u64,
         io_bytes: usize,
         depth: usize,
         threads: bool,
+        pin: &Arc<dyn Pin>,
     ) -> Result<RawFiles> {
         let operations = bytes / io_bytes as u64;
         let share = operations.div_ceil(directories.len() as u64) * io_bytes as u64;
@@ -112,10 +116,7 @@ impl RawFiles {
             let ring = ring.context("io_uring is refused; try --backend pool")?;
             Engine::Uring(Box::new(ring))
         };
-        let buffers: Option<Vec<AlignedBuf>> =
-            (0..depth).map(|index| filled(io_bytes, index as u64)).collect();
-        let buffers =
-            buffers.with_context(|| format!("no memory for {depth} buffers of {io_bytes} bytes"))?;
+        let buffers = buffers(depth, io_bytes, pin)?;
         let mut raw = RawFiles { files, operations, io_bytes, buffers, engine, direct };
         raw.pass(Mode::Write)?;
         Ok(raw)
@@ -161,7 +162,7 @@ impl Plan<'_> {
         (&self.files[(index % files) as usize], within * self.io_bytes as u64, self.mode.writes(within))
     }
 
-    fn run_ring(&self, ring: &mut IoUring, buffers: &[AlignedBuf]) -> Result<()> {
+    fn run_ring(&self, ring: &mut IoUring, buffers: &[Arc<Slot>]) -> Result<()> {
         let mut free: Vec<usize> = (0..buffers.len()).collect();
         let mut next = 0;
         let mut failed = Ok(());
@@ -199,21 +200,25 @@ impl Plan<'_> {
         Ok(failed?)
     }
 
-    fn run_threads(&self, buffers: &mut [AlignedBuf]) -> Result<()> {
+    fn run_threads(&self, buffers: &mut [Arc<Slot>]) -> Result<()> {
         let next = AtomicU64::new(0);
-        thread::scope(|scope| {
-            let work = |buffer: &mut AlignedBuf| loop {
+        let work = |buffer: &Slot| {
+            // SAFETY: a buffer is contiguous and was filled when it was made; the pass has it alone, and in it this
+            // thread.
+            let memory = unsafe { slice::from_raw_parts_mut(buffer.part(0).0, self.io_bytes) };
+            loop {
                 let index = next.fetch_add(1, Ordering::Relaxed);
                 if index >= self.operations {
                     return Ok(());
                 }
                 match self.place(index) {
-                    (file, offset, true) => file.write_all_at(buffer.as_mut_slice(), offset)?,
-                    (file, offset, false) => file.read_exact_at(buffer.as_mut_slice(), offset)?,
+                    (file, offset, true) => file.write_all_at(memory, offset)?,
+                    (file, offset, false) => file.read_exact_at(memory, offset)?,
                 }
-            };
-            let workers: Vec<_> =
-                buffers.iter_mut().map(|buffer| scope.spawn(move || work(buffer))).collect();
+            }
+        };
+        thread::scope(|scope| {
+            let workers: Vec<_> = buffers.iter().map(|buffer| scope.spawn(|| work(buffer))).collect();
             for worker in workers {
                 let outcome: io::Result<()> =
                     worker.join().map_err(|_| io::Error::other("a thread panicked"))?;
@@ -232,18 +237,6 @@ fn outcome(result: i32, wanted: usize) -> io::Result<()> {
     }
 }
 
-/// Memory with bytes that no device can compress or share. None if there is no memory for it.
-pub(crate) fn filled(bytes: usize, seed: u64) -> Option<AlignedBuf> {
-    let mut buffer = AlignedBuf::new(bytes)?;
-    let mut state = seed;
-    for chunk in buffer.as_mut_slice().chunks_mut(8) {
-        // Knuth's MMIX generator; its upper half is random enough.
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        chunk.copy_from_slice(&(state ^ (state >> 32)).to_le_bytes()[..chunk.len()]);
-    }
-    Some(buffer)
-}
-
 /// The bytes of a pass: whole values of `value` bytes, as many in each of `parts`, and at least `bytes`.
 pub(crate) fn rounded(bytes: u64, value: u64, parts: u64) -> Result<u64> {
     let unit = value.checked_mul(parts).context("--io-bytes is too large")?;
@@ -254,15 +247,19 @@ pub(crate) fn rounded(bytes: u64, value: u64, parts: u64) -> Result<u64> {
 
 #[cfg(test)]
 mod tests {
+    use ssdtrain::store::AlignedBuf;
+
     use super::*;
+    use crate::memory::Unpinned;
 
     #[test]
     fn both_ways_of_moving_bytes_go_over_all_files() {
         let directory = tempfile::tempdir().unwrap();
         let directories = [directory.path().to_owned(), directory.path().to_owned()];
+        let pin: Arc<dyn Pin> = Arc::new(Unpinned);
         for threads in [false, true] {
             // A kernel may refuse io_uring; then there is nothing to test.
-            let Ok(mut raw) = RawFiles::create(&directories, 1 << 20, 8192, 4, threads) else {
+            let Ok(mut raw) = RawFiles::create(&directories, 1 << 20, 8192, 4, threads, &pin) else {
                 assert!(!threads);
                 continue;
             };
@@ -270,9 +267,9 @@ mod tests {
                 raw.pass(mode).unwrap();
             }
             for file in &raw.files {
-                let mut first = filled(8192, 0).unwrap();
-                file.read_exact_at(first.as_mut_slice(), (1 << 19) - 8192).unwrap();
-                assert_ne!(first.as_mut_slice(), [0; 8192]);
+                let mut last = AlignedBuf::new(8192).unwrap();
+                file.read_exact_at(last.as_mut_slice(), (1 << 19) - 8192).unwrap();
+                assert_ne!(last.as_mut_slice(), [0; 8192]);
             }
         }
     }

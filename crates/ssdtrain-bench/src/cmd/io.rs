@@ -4,14 +4,15 @@ use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::value_parser;
 use serde::Serialize;
-use ssdtrain::store::{AlignedBuf, Blob, Completion, IoBuf, Store, StoreConfig};
+use ssdtrain::store::{Blob, Completion, IoBuf, Pin, Slot, Store, StoreConfig};
 
 use crate::cache::{Backend, spill_directories};
+use crate::memory::{Unpinned, buffers};
 use crate::progress::Progress;
-use crate::raw::{Mode, RawFiles, filled, rounded};
+use crate::raw::{Mode, RawFiles, rounded};
 use crate::stats::{Estimate, median, ratio_of_medians};
 use crate::{defaults, size, table};
 
@@ -24,7 +25,7 @@ const SEED: u64 = 1;
 /// Measure the raw speed of the disks, and that of the store beside it
 ///
 /// The ceiling is a plain loop of O_DIRECT transfers of the same size, as many under way at once, over files that
-/// were written before. Ceiling and store take turns, pass by pass, in an order that changes from round to round.
+/// were written before. Both move memory in huge pages. Ceiling and store take turns, pass by pass, in an order that changes from round to round.
 /// Figures are medians over the rounds; the share has a 95 % interval (bootstrap over rounds).
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -135,7 +136,7 @@ struct Bench {
     raw: RawFiles,
     store: Store,
     blobs: Vec<Arc<Blob>>,
-    buffers: Vec<Arc<AlignedBuf>>,
+    buffers: Vec<Arc<Slot>>,
 }
 
 impl Bench {
@@ -156,13 +157,13 @@ impl Bench {
         let store = Store::open(config)?;
         let threads = store.path().backend() != "io_uring";
         let raw_depth = if threads { depth.min(MAX_THREADS) } else { depth };
-        let raw = RawFiles::create(&directories, bytes, usize::try_from(args.io_bytes)?, raw_depth, threads)?;
+        let io_bytes = usize::try_from(args.io_bytes)?;
+        let pin: Arc<dyn Pin> = Arc::new(Unpinned);
+        let raw = RawFiles::create(&directories, bytes, io_bytes, raw_depth, threads, &pin)?;
         let blobs: Result<Vec<_>, _> = (0..bytes / value).map(|_| store.reserve(value)).collect();
         // Enough values under way that the store never waits for the next one.
         let in_flight = (depth as u64 * args.io_bytes).div_ceil(value) + 2;
-        let buffers: Option<Vec<_>> =
-            (0..in_flight).map(|index| filled(value as usize, index).map(Arc::new)).collect();
-        let buffers = buffers.context("no memory for the buffers; try a smaller --depth or --io-bytes")?;
+        let buffers = buffers(in_flight as usize, value as usize, &pin)?;
         let bench = Bench { directories, bytes, raw, store, blobs: blobs?, buffers };
         bench.store_pass(Mode::Write)?;
         Ok(bench)
