@@ -6,6 +6,7 @@ mod data;
 mod defaults;
 mod failure;
 mod float;
+mod gpu;
 mod horizon;
 mod interrupt;
 mod memory;

@@ -1,5 +1,7 @@
 //! `doctor`: what this machine has, and what will be used.
 
+mod cuda;
+
 use std::fs;
 use std::io;
 use std::num::NonZero;
@@ -19,7 +21,7 @@ const LITTLE_SPACE: u64 = 4 << 30;
 /// The version of libtorch that this program was built for.
 const BUILT_FOR: &str = "2.11.0";
 
-/// Say what this machine has and what will be used: libtorch, CUDA, io_uring, O_DIRECT, free space, threads
+/// Say what this machine has and what will be used: libtorch, GPUs, pinned memory, io_uring, O_DIRECT, free space
 ///
 /// Each line is ok, warn (a slower way will be taken) or missing, and says what to do. The exit code is 1 if a spill
 /// directory cannot be used.
@@ -45,9 +47,11 @@ Examples:
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let directories = spill_directories(&args.spill_dirs)?;
-    let mut checks = vec![libtorch(), cuda(), io_uring()];
+    let mut checks = vec![libtorch()];
+    checks.extend(cuda::cuda());
+    checks.push(io_uring());
     checks.extend(directories.iter().map(|directory| spill_directory(directory)));
-    checks.extend([memory(), locked_memory(), threads(), used(&directories, args.backend)]);
+    checks.extend([memory(), locked_memory(), huge_pages(), threads(), used(&directories, args.backend)]);
     for check in &checks {
         if args.json {
             table::print_json(check)?;
@@ -124,7 +128,10 @@ fn libtorch() -> Check {
             }
             check.but(
                 Status::Warn,
-                format!("this program was built for {BUILT_FOR}; run it with that version"),
+                format!(
+                    "this program was built for {BUILT_FOR}: `python3 -m pip install torch=={BUILT_FOR}`, and set \
+                     LD_LIBRARY_PATH to the lib folder of that torch"
+                ),
             )
         }
         None => Check::ok("libtorch", format!("{BUILT_FOR} in {}", directory.display())),
@@ -142,24 +149,17 @@ fn libtorch_version(directory: &Path) -> Option<String> {
     })
 }
 
-fn cuda() -> Check {
-    let driver = Path::new("/proc/driver/nvidia/version").exists();
-    match ssdtrain_libtorch::load_cuda() {
-        Ok(()) if tch::Cuda::is_available() => Check::ok(
-            "CUDA",
-            format!("{} device(s); training is on the CPU as yet", tch::Cuda::device_count()),
+fn huge_pages() -> Check {
+    const SETTING: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+    let setting = read_trimmed(SETTING);
+    let chosen = setting.split(['[', ']']).nth(1).unwrap_or("unknown").to_owned();
+    let found = format!("transparent huge pages: {chosen}");
+    match chosen.as_str() {
+        "always" | "madvise" => Check::ok("huge pages", found),
+        _ => Check::ok("huge pages", found).but(
+            Status::Warn,
+            format!("memory in small pages is slower to pin and to move to the disk; `echo madvise | sudo tee {SETTING}` allows large ones"),
         ),
-        Ok(()) => Check::ok("CUDA", "libtorch has it, but there is no device to use")
-            .but(Status::Missing, "none is needed to train on the CPU"),
-        Err(reason) => {
-            let advice = if driver {
-                "this machine has an NVIDIA driver: install the full set of torch 2.11.0 with its dependencies"
-            } else {
-                "none is needed to train on the CPU"
-            };
-            let reason = reason.lines().next().unwrap_or_default().to_owned();
-            Check::ok("CUDA", format!("cannot be loaded: {reason}")).but(Status::Missing, advice)
-        }
     }
 }
 
@@ -174,7 +174,7 @@ fn io_uring() -> Check {
                     "threads are used instead; `sysctl kernel.io_uring_disabled=0` allows it (now {disabled})"
                 ),
                 (Some(libc::ENOSYS), _) => "threads are used instead; a kernel from 5.6 on has it".to_owned(),
-                _ => "threads are used instead; a container may need a seccomp profile that allows it"
+                _ => "threads are used instead; in a container `docker run --security-opt seccomp=unconfined` allows it"
                     .to_owned(),
             };
             Check::ok("io_uring", format!("refused by Linux {kernel}: {error}")).but(Status::Warn, advice)
@@ -190,7 +190,10 @@ fn spill_directory(directory: &Path) -> Check {
             let check = Check::ok(name, error.to_string());
             return Check {
                 needed: true,
-                ..check.but(Status::Missing, "name a directory on a local disk that you may write to")
+                ..check.but(
+                    Status::Missing,
+                    "name a directory on a local disk that you may write to: `--spill-dir DIR`",
+                )
             };
         }
     };
@@ -210,11 +213,13 @@ fn spill_directory(directory: &Path) -> Check {
     if !store.path().is_direct() {
         check.but(
             Status::Warn,
-            "bytes go through the page cache, and take memory; name a directory on a local ext4 or xfs",
+            "bytes go through the page cache, and take memory; name a directory on a local ext4 or xfs: `--spill-dir DIR`",
         )
     } else if free.is_ok_and(|free| free < LITTLE_SPACE) {
-        check
-            .but(Status::Warn, "what does not fit stays in memory; free some space or name another directory")
+        check.but(
+            Status::Warn,
+            "what does not fit stays in memory; free some space or name another directory: `--spill-dir DIR`",
+        )
     } else {
         check
     }
@@ -241,21 +246,28 @@ fn file_system(directory: &Path) -> Option<String> {
 }
 
 fn memory() -> Check {
-    let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let of = |name: &str| {
-        let line = info.lines().find(|line| line.starts_with(name));
-        let kib = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
-        kib.map_or_else(|| "unknown".to_owned(), |kib| size::format(kib << 10))
-    };
+    let of = |name| meminfo(name).map_or_else(|| "unknown".to_owned(), size::format);
     Check::ok("memory", format!("{}, {} available", of("MemTotal:"), of("MemAvailable:")))
 }
 
+/// A line of /proc/meminfo, in bytes.
+fn meminfo(name: &str) -> Option<u64> {
+    let info = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = info.lines().find(|line| line.starts_with(name))?;
+    Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? << 10)
+}
+
 fn locked_memory() -> Check {
+    let shown = locked_limit().map_or_else(|text| text, size::format);
+    Check::ok("locked memory", format!("limit {shown}; nothing is locked when training on the CPU"))
+}
+
+/// The limit of this process in bytes, or what is said instead.
+fn locked_limit() -> Result<u64, String> {
     let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
     let limit = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"));
     let limit = limit.and_then(|line| line.split_whitespace().next()).unwrap_or("unknown");
-    let shown = limit.parse().map_or_else(|_| limit.to_owned(), size::format);
-    Check::ok("locked memory", format!("limit {shown}; nothing is locked when training on the CPU"))
+    limit.parse().map_err(|_| limit.to_owned())
 }
 
 fn threads() -> Check {
@@ -289,7 +301,7 @@ fn used(directories: &[PathBuf], backend: Backend) -> Check {
             let check = Check::ok(name, format!("nothing: {error}"));
             Check {
                 needed: true,
-                ..check.but(Status::Missing, "see the lines above, or choose another --backend")
+                ..check.but(Status::Missing, "see the lines above, or let it be chosen: `--backend auto`")
             }
         }
     }
