@@ -48,3 +48,9 @@ pub(crate) const COMPARE_WARMUP: &str = "3";
 pub(crate) const IO_SIZE: &str = "512MiB";
 /// Passes of `io` in each mode.
 pub(crate) const IO_ROUNDS: &str = "7";
+/// Bytes copied each way in each pass of `io` on a GPU.
+pub(crate) const COPY_SIZE: &str = "4GiB";
+/// Bytes of each of those copies.
+pub(crate) const COPY_BYTES: &str = "64MiB";
+/// Copies under way at once, each way.
+pub(crate) const COPY_DEPTH: &str = "4";

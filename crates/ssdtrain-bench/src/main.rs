@@ -1,6 +1,7 @@
 //! Trains, compares and measures with ssdtrain from the command line.
 
 mod cache;
+mod ceilings;
 mod cmd;
 mod data;
 mod defaults;
@@ -14,6 +15,7 @@ mod optimizer;
 mod placement;
 mod progress;
 mod raw;
+mod raw_gpu;
 mod shape;
 mod side;
 mod size;

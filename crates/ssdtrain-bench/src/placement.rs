@@ -40,18 +40,7 @@ impl PlacementArgs {
     /// Loads CUDA if it is asked for.
     pub(crate) fn resolve(self) -> Result<Placement> {
         let PlacementArgs { device, dtype } = self;
-        if let Device::Cuda(index) = device {
-            ssdtrain_libtorch::load_cuda().map_err(|reason| {
-                anyhow!(
-                    "--device cuda:{index}: CUDA cannot be loaded ({reason}); `doctor` says what is missing"
-                )
-            })?;
-            let devices = Cuda::device_count();
-            ensure!(
-                (index as i64) < devices,
-                "--device cuda:{index}: this machine has {devices} CUDA device(s) to use, numbered from 0"
-            );
-        }
+        ensure_there(device)?;
         let default = if device.is_cuda() { Dtype::Bf16 } else { Dtype::Float };
         Ok(Placement { device, dtype: dtype.unwrap_or(default) })
     }
@@ -89,7 +78,23 @@ impl fmt::Display for Placement {
     }
 }
 
-fn parse_device(text: &str) -> Result<Device, String> {
+/// Loads CUDA if the device needs it, and looks whether there is such a device.
+pub(crate) fn ensure_there(device: Device) -> Result<()> {
+    if let Device::Cuda(index) = device {
+        ssdtrain_libtorch::load_cuda().map_err(|reason| {
+            anyhow!("--device cuda:{index}: CUDA cannot be loaded ({reason}); `doctor` says what is missing")
+        })?;
+        let devices = Cuda::device_count();
+        ensure!(
+            (index as i64) < devices,
+            "--device cuda:{index}: this machine has {devices} CUDA device(s) to use, numbered from 0"
+        );
+    }
+    Ok(())
+}
+
+/// For clap.
+pub(crate) fn parse_device(text: &str) -> Result<Device, String> {
     let device = match text {
         "cpu" => Some(Device::Cpu),
         "cuda" => Some(Device::Cuda(0)),

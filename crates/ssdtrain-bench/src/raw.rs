@@ -135,6 +135,13 @@ impl RawFiles {
         Ok(start.elapsed())
     }
 
+    /// Bytes written and bytes read in a pass.
+    pub(crate) fn moved(&self, mode: Mode) -> [u64; 2] {
+        let files = self.files.len() as u64;
+        let writes = (0..self.operations).filter(|index| mode.writes(index / files)).count() as u64;
+        [writes, self.operations - writes].map(|operations| operations * self.io_bytes as u64)
+    }
+
     /// How the bytes go.
     pub(crate) fn path(&self) -> String {
         let engine = match self.engine {
@@ -263,8 +270,9 @@ mod tests {
                 assert!(!threads);
                 continue;
             };
-            for mode in Mode::ALL {
+            for (mode, moved) in Mode::ALL.into_iter().zip([[1 << 20, 0], [0, 1 << 20], [1 << 19; 2]]) {
                 raw.pass(mode).unwrap();
+                assert_eq!(raw.moved(mode), moved);
             }
             for file in &raw.files {
                 let mut last = AlignedBuf::new(8192).unwrap();

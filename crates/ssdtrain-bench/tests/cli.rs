@@ -51,6 +51,13 @@ fn json_lines(output: &Output) -> Vec<Value> {
     stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
+/// The keys of an object, sorted.
+fn keys(object: &Value) -> Vec<&str> {
+    let mut keys: Vec<_> = object.as_object().unwrap().keys().map(String::as_str).collect();
+    keys.sort_unstable();
+    keys
+}
+
 /// Asserts that a command failed with one clear line, and returns it.
 fn refusal(output: &Output) -> String {
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -87,6 +94,11 @@ fn arguments_out_of_range_are_named() {
         ["compare", "--vocab=0"],
         ["io", "--depth=0"],
         ["io", "--io-bytes=2GiB"],
+        ["io", "--device=gpu"],
+        ["io", "--device=cuda:99"],
+        ["io", "--copy-size=0"],
+        ["io", "--copy-bytes=lots"],
+        ["io", "--copy-depth=0"],
         ["doctor", "--backend=tape"],
     ];
     for arguments in wrong {
@@ -183,9 +195,7 @@ fn compare_keeps_its_json_contract_and_every_bit() {
     ];
     contract.sort_unstable();
     for row in &rows {
-        let mut keys: Vec<_> = row.as_object().unwrap().keys().map(String::as_str).collect();
-        keys.sort_unstable();
-        assert_eq!(keys, contract);
+        assert_eq!(keys(row), contract);
         assert!(row["step_ms_median"].as_f64().unwrap() > 0.0 && row["act_peak_bytes"].as_u64().unwrap() > 0);
         for end in ["median", "low", "high"] {
             assert!(row["ratio_to_keep"][end].as_f64().unwrap() > 0.0, "{row}");
@@ -329,8 +339,50 @@ fn io_and_doctor_say_what_they_found() {
         modes.iter().all(|row| row["raw_bytes_per_s"].as_f64() > Some(0.0)
             && row["store_bytes_per_s"].as_f64() > Some(0.0))
     );
+    for row in &modes {
+        assert_eq!(
+            keys(row),
+            [
+                "depth",
+                "io_bytes",
+                "io_path",
+                "mode",
+                "raw_bytes_per_s",
+                "raw_path",
+                "size",
+                "store_bytes_per_s",
+                "store_to_raw"
+            ]
+        );
+    }
     let checks = json_lines(&bench(place.path(), &["doctor", "--json", "--spill-dir=."]));
-    for name in ["libtorch", "CUDA", "io_uring", "spill", "memory", "locked memory", "threads", "used"] {
+    for name in
+        ["libtorch", "CUDA", "io_uring", "spill", "memory", "locked memory", "huge pages", "threads", "used"]
+    {
         assert!(checks.iter().any(|check| check["name"] == name), "{name}");
     }
+    for check in &checks {
+        assert_eq!(keys(check), ["advice", "found", "name", "status"]);
+    }
+}
+
+/// Runs only where there is a GPU.
+#[test]
+fn io_and_doctor_know_a_gpu() {
+    let place = workplace();
+    let checks = json_lines(&bench(place.path(), &["doctor", "--json", "--spill-dir=."]));
+    if !checks.iter().any(|check| check["name"] == "cuda:0") {
+        return eprintln!("skipped: there is no GPU here");
+    }
+    let pinned = checks.iter().find(|check| check["name"] == "pinned memory").unwrap();
+    assert_eq!(pinned["status"], "ok", "{pinned}");
+    let small = ["io", "--size=16MiB", "--rounds=1", "--json", "--dir=."];
+    let copies = ["--device=cuda", "--copy-size=64MiB", "--copy-bytes=4MiB"];
+    let rows = json_lines(&bench(place.path(), &[&small[..], &copies].concat()));
+    let loads: Vec<_> = rows.iter().filter_map(|row| row["load"].as_str()).collect();
+    assert_eq!((rows.len(), loads), (7, vec!["copy_out", "copy_in", "copy_both", "all"]));
+    for rate in ["out_bytes_per_s", "in_bytes_per_s", "write_bytes_per_s", "read_bytes_per_s"] {
+        assert!(rows[6][rate].as_f64() > Some(0.0), "{}", rows[6]);
+    }
+    assert!(rows[3]["in_bytes_per_s"].is_null() && rows[5]["read_bytes_per_s"].is_null(), "{rows:?}");
 }

@@ -1,4 +1,4 @@
-//! `io`: what the disks can do, and how much of it the store gets.
+//! `io`: what the disks can do, how much of it the store gets, and what the way to a GPU can do.
 
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
@@ -8,9 +8,13 @@ use anyhow::Result;
 use clap::value_parser;
 use serde::Serialize;
 use ssdtrain::store::{Blob, Completion, IoBuf, Pin, Slot, Store, StoreConfig};
+use tch::Device;
 
 use crate::cache::{Backend, spill_directories};
+use crate::ceilings::{Ceilings, Load, Rates, render as render_ceilings};
+use crate::gpu::Gpu;
 use crate::memory::{Unpinned, buffers};
+use crate::placement::{ensure_there, parse_device};
 use crate::progress::Progress;
 use crate::raw::{Mode, RawFiles, rounded};
 use crate::stats::{Estimate, median, ratio_of_medians};
@@ -27,6 +31,9 @@ const SEED: u64 = 1;
 /// The ceiling is a plain loop of O_DIRECT transfers of the same size, as many under way at once, over files that
 /// were written before. Both move memory in huge pages. Ceiling and store take turns, pass by pass, in an order that changes from round to round.
 /// Figures are medians over the rounds; the share has a 95 % interval (bootstrap over rounds).
+///
+/// With a GPU, all of that moves memory pinned for it, and copies between it and such memory are measured too: one
+/// way, both ways, and while the disks write and read.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -45,10 +52,22 @@ pub(crate) struct Args {
     /// How bytes are moved; with "pool" the ceiling is measured with threads too
     #[arg(long, value_enum, default_value_t)]
     backend: Backend,
+    /// GPU whose copies are measured too: cuda (the first one) or cuda:N. cpu: none
+    #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = parse_device)]
+    device: Device,
+    /// Bytes copied each way in each pass
+    #[arg(long, value_name = "SIZE", default_value = defaults::COPY_SIZE, value_parser = size::parse_positive)]
+    copy_size: u64,
+    /// Bytes of each copy
+    #[arg(long, value_name = "SIZE", default_value = defaults::COPY_BYTES, value_parser = size::parse_positive)]
+    copy_bytes: u64,
+    /// Copies under way at once, each way
+    #[arg(long, value_name = "N", default_value = defaults::COPY_DEPTH, value_parser = value_parser!(u32).range(1..=64))]
+    copy_depth: u32,
     /// Measured passes of each kind
     #[arg(long, value_name = "N", default_value = defaults::IO_ROUNDS, value_parser = value_parser!(u32).range(1..=10_000))]
     rounds: u32,
-    /// Print one JSON object per mode, each on one line
+    /// Print one JSON object per mode, each on one line; with a GPU also one per load of its ceilings
     #[arg(long)]
     json: bool,
 }
@@ -58,9 +77,13 @@ Examples:
   ssdtrain-bench io
   ssdtrain-bench io --dir /mnt/nvme0 --dir /mnt/nvme1 --size 4GiB
   ssdtrain-bench io --depth 8 --io-bytes 256KiB --json
+  ssdtrain-bench io --device cuda --dir /mnt/nvme0 --size 2GiB
 
 JSON: mode, raw_bytes_per_s, store_bytes_per_s, store_to_raw {median, low, high}, size, depth, io_bytes, raw_path,
-io_path.";
+io_path.
+With --device cuda then, for each load (copy_out, copy_in, copy_both, all): load, out_bytes_per_s (device to host),
+in_bytes_per_s (host to device), write_bytes_per_s, read_bytes_per_s (null where not in use), device, copy_size,
+copy_bytes, copy_depth, size, depth, io_bytes, raw_path. Under \"all\" the disks write and read in turn.";
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let progress = Progress::new(args.json);
@@ -75,6 +98,15 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let names: Vec<_> = bench.directories.iter().map(|directory| directory.display().to_string()).collect();
     progress.line(&format!("directories: {}", names.join(", ")));
     progress.line(&format!("ceiling through {}; store through {}", bench.raw.path(), bench.store.path()));
+    if bench.ceilings.is_some() {
+        progress.line(&format!(
+            "{}: {} per pass each way in copies of {}, {} under way at once",
+            device_name(args.device),
+            size::format(args.copy_size),
+            size::format(args.copy_bytes),
+            args.copy_depth
+        ));
+    }
 
     let mut times = [const { Times { raw: Vec::new(), store: Vec::new() } }; Mode::ALL.len()];
     progress.start();
@@ -83,14 +115,28 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         for (mode, times) in Mode::ALL.into_iter().zip(&mut times) {
             bench.measure(mode, round.is_multiple_of(2), times)?;
         }
+        if let Some(ceilings) = &mut bench.ceilings {
+            ceilings.measure(&mut bench.raw)?;
+        }
     }
     progress.clear();
     let rows: Vec<_> =
         Mode::ALL.into_iter().zip(&times).map(|(mode, times)| bench.row(args, mode, times)).collect();
     if args.json {
-        return rows.iter().try_for_each(table::print_json);
+        rows.iter().try_for_each(table::print_json)?;
+        let loads = bench.ceilings.iter().flat_map(Ceilings::rates);
+        return loads
+            .map(|(load, rates)| bench.load(args, load, rates))
+            .try_for_each(|row| table::print_json(&row));
     }
     println!("\n{}", render(&rows));
+    if let Some(ceilings) = &bench.ceilings {
+        let disks = Mode::ALL.into_iter().zip(&times);
+        let disks: Vec<_> = disks
+            .map(|(mode, times)| (mode, Rates::of_disks(&bench.raw, mode, median(&times.raw))))
+            .collect();
+        println!("\n{}", render_ceilings(ceilings.rates(), &disks));
+    }
     Ok(())
 }
 
@@ -113,6 +159,22 @@ struct Row {
     io_path: String,
 }
 
+/// What a GPU's way carried under a load.
+#[derive(Serialize)]
+struct LoadRow {
+    load: Load,
+    #[serde(flatten)]
+    rates: Rates,
+    device: String,
+    copy_size: u64,
+    copy_bytes: u64,
+    copy_depth: u32,
+    size: u64,
+    depth: u32,
+    io_bytes: u64,
+    raw_path: String,
+}
+
 fn render(rows: &[Row]) -> String {
     let rate = |bytes_per_s: f64| format!("{}/s", size::format(bytes_per_s as u64));
     table::render(
@@ -129,7 +191,7 @@ fn render(rows: &[Row]) -> String {
     )
 }
 
-/// Both sides, with all their files written once.
+/// Both sides, with all their files written once, and the way to a GPU if there is one to measure.
 struct Bench {
     directories: Vec<PathBuf>,
     bytes: u64,
@@ -137,10 +199,12 @@ struct Bench {
     store: Store,
     blobs: Vec<Arc<Blob>>,
     buffers: Vec<Arc<Slot>>,
+    ceilings: Option<Ceilings>,
 }
 
 impl Bench {
     fn prepare(args: &Args) -> Result<Bench> {
+        ensure_there(args.device)?;
         let directories = spill_directories(&args.dirs)?;
         let depth = args.depth as usize;
         let value = VALUE_BYTES.max(args.io_bytes) / args.io_bytes * args.io_bytes;
@@ -158,13 +222,23 @@ impl Bench {
         let threads = store.path().backend() != "io_uring";
         let raw_depth = if threads { depth.min(MAX_THREADS) } else { depth };
         let io_bytes = usize::try_from(args.io_bytes)?;
-        let pin: Arc<dyn Pin> = Arc::new(Unpinned);
+        let gpu = match args.device {
+            Device::Cuda(index) => Some(Arc::new(Gpu::open(index)?)),
+            _ => None,
+        };
+        let pin: Arc<dyn Pin> = match &gpu {
+            Some(gpu) => Arc::<Gpu>::clone(gpu),
+            None => Arc::new(Unpinned),
+        };
         let raw = RawFiles::create(&directories, bytes, io_bytes, raw_depth, threads, &pin)?;
         let blobs: Result<Vec<_>, _> = (0..bytes / value).map(|_| store.reserve(value)).collect();
         // Enough values under way that the store never waits for the next one.
         let in_flight = (depth as u64 * args.io_bytes).div_ceil(value) + 2;
         let buffers = buffers(in_flight as usize, value as usize, &pin)?;
-        let bench = Bench { directories, bytes, raw, store, blobs: blobs?, buffers };
+        let ceilings = gpu
+            .map(|gpu| Ceilings::create(&gpu, args.copy_size, args.copy_bytes, args.copy_depth as usize))
+            .transpose()?;
+        let bench = Bench { directories, bytes, raw, store, blobs: blobs?, buffers, ceilings };
         bench.store_pass(Mode::Write)?;
         Ok(bench)
     }
@@ -223,6 +297,28 @@ impl Bench {
             raw_path: self.raw.path(),
             io_path: self.store.path().to_string(),
         }
+    }
+
+    fn load(&self, args: &Args, load: Load, rates: Rates) -> LoadRow {
+        LoadRow {
+            load,
+            rates,
+            device: device_name(args.device),
+            copy_size: args.copy_size,
+            copy_bytes: args.copy_bytes,
+            copy_depth: args.copy_depth,
+            size: self.bytes,
+            depth: args.depth,
+            io_bytes: args.io_bytes,
+            raw_path: self.raw.path(),
+        }
+    }
+}
+
+fn device_name(device: Device) -> String {
+    match device {
+        Device::Cuda(index) => format!("cuda:{index}"),
+        _ => "cpu".to_owned(),
     }
 }
 
