@@ -12,6 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::session::TensorCache;
 use crate::store::{BackendKind, Store, StoreConfig};
 use crate::tier::{DiskTier, HostSettings, HostTier, PoolSize, Tier};
+use crate::trace::{DeviceTrace, Trace};
 
 /// One kibibyte.
 pub const KIB: u64 = 1 << 10;
@@ -52,6 +53,7 @@ pub struct TensorCacheBuilder {
     pub(crate) keep_last: usize,
     pub(crate) require_direct_io: bool,
     pub(crate) fail_if_nothing_offloaded: bool,
+    pub(crate) trace: bool,
     pub(crate) parameters: Vec<SharedVariables>,
 }
 
@@ -71,6 +73,7 @@ impl Default for TensorCacheBuilder {
             keep_last: 0,
             require_direct_io: false,
             fail_if_nothing_offloaded: false,
+            trace: false,
             parameters: Vec::new(),
         }
     }
@@ -197,6 +200,14 @@ impl TensorCacheBuilder {
         self
     }
 
+    /// Records what happens when, for [`TensorCache::write_trace`]. Each step, scope, stall, copy and transfer is an event, and so is
+    /// each change of the bytes held: a few per tensor moved, of about 100 bytes each; on a GPU two CUDA events each besides, until the
+    /// end of the step. The latest 1,048,576 events are kept (about 100 MB). Default: off.
+    pub fn trace(mut self, trace: bool) -> Self {
+        self.trace = trace;
+        self
+    }
+
     /// Opens the spill files, pins the host pool and makes the cache. Errors name the setting, the directory or the device that
     /// cannot be used.
     pub fn build(self) -> Result<TensorCache> {
@@ -217,8 +228,16 @@ impl TensorCacheBuilder {
     }
 
     /// What lies below the device.
-    pub(crate) fn open_tier(&self, store: Option<Store>) -> Result<Option<Arc<dyn Tier>>> {
+    pub(crate) fn open_tier(
+        &self,
+        store: Option<Store>,
+        trace: Option<&Arc<Trace>>,
+    ) -> Result<Option<Arc<dyn Tier>>> {
         if self.policy == Policy::Keep {
+            // What the device computes is worth seeing all the same.
+            if let (Some(trace), Device::Cuda(index)) = (trace, self.target()) {
+                drop(DeviceTrace::start(trace, &Arc::new(Cuda::open(index)?))?);
+            }
             return Ok(None);
         }
         let pool = match self.host_pool {
@@ -234,15 +253,17 @@ impl TensorCacheBuilder {
             ));
         }
         Ok(Some(match (self.target(), self.simulated, store) {
-            (Device::Cpu, Some(delay), store) => HostTier::new(Simulated::start(delay)?, store, settings)?,
-            (Device::Cpu, None, Some(store)) => Arc::new(DiskTier::new(store)),
+            (Device::Cpu, Some(delay), store) => {
+                HostTier::new(Simulated::start(delay)?, store, settings, trace)?
+            }
+            (Device::Cpu, None, Some(store)) => Arc::new(DiskTier::new(store, trace.cloned())),
             (Device::Cpu, None, None) => {
                 return Err(Error::new(
                     ErrorKind::Config,
                     "no spill directory: call spill_to(directory) before build()",
                 ));
             }
-            (Device::Cuda(index), _, store) => HostTier::new(Cuda::open(index)?, store, settings)?,
+            (Device::Cuda(index), _, store) => HostTier::new(Cuda::open(index)?, store, settings, trace)?,
             (other, ..) => {
                 return Err(Error::new(
                     ErrorKind::Config,

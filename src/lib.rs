@@ -35,12 +35,13 @@ mod session;
 pub mod store;
 mod telemetry;
 mod tier;
+mod trace;
 
 pub use bytes::Bytes;
 pub use config::{GIB, KIB, MIB, Policy, TensorCacheBuilder};
 pub use error::{Error, ErrorKind, Result};
 pub use scope::{Scope, scope};
-pub use session::{Backward, Entered, Held, Step, StepHandle, TensorCache};
+pub use session::{Backward, Entered, Held, Step, StepHandle, TensorCache, write_traces};
 pub use ssdtrain_libtorch::load_cuda;
 pub use store::BackendKind;
 pub use telemetry::{KeptReport, ScopeReport, StallReport, StepReport, Tally};

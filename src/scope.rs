@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::telemetry::{ScopeId, Scopes};
+use crate::trace::{Name, Range, Trace};
 
 thread_local! {
     /// The steps that are active on this thread, innermost last.
@@ -17,11 +18,13 @@ struct ActiveStep {
     number: u64,
     /// Its cache's scope names.
     scopes: Arc<Scopes>,
+    trace: Option<Arc<Trace>>,
     current: ScopeId,
 }
 
 /// Names what the calling thread does until the guard is dropped: tensors saved meanwhile are reported under `name`, and
-/// scopes may be nested. Without an active step on this thread it does nothing, so model code can always use it.
+/// scopes may be nested. A trace shows them, and so do NVIDIA's tools once [`load_cuda`](crate::load_cuda) has succeeded. Without
+/// an active step on this thread it does nothing, so model code can always use it.
 ///
 /// ```no_run
 /// # fn attention(x: &tch::Tensor) -> tch::Tensor { x.shallow_clone() }
@@ -34,7 +37,12 @@ pub fn scope(name: &str) -> Scope {
         let step = steps.last_mut()?;
         let before = step.current;
         step.current = step.scopes.child(before, name);
-        Some(EnteredScope { before, step: step.number })
+        Some((before, step.number, step.current, step.trace.clone()))
+    });
+    let entered = entered.map(|(before, step, current, trace)| EnteredScope {
+        before,
+        step,
+        _range: Range::open(trace, Name::Scope(current), name),
     });
     Scope { entered, thread_bound: PhantomData }
 }
@@ -49,6 +57,7 @@ pub struct Scope {
 struct EnteredScope {
     before: ScopeId,
     step: u64,
+    _range: Range,
 }
 
 impl Drop for Scope {
@@ -69,10 +78,11 @@ pub(crate) fn current_scope() -> ScopeId {
 }
 
 /// Makes `scopes` the names in use on this thread, from the root on, until the guard is dropped.
-pub(crate) fn enter(scopes: Arc<Scopes>) -> Entered {
+pub(crate) fn enter(scopes: Arc<Scopes>, trace: Option<Arc<Trace>>) -> Entered {
     static GUARDS: AtomicU64 = AtomicU64::new(0);
     let number = GUARDS.fetch_add(1, Ordering::Relaxed);
-    STEPS.with_borrow_mut(|steps| steps.push(ActiveStep { number, scopes, current: ScopeId::default() }));
+    let step = ActiveStep { number, scopes, trace, current: ScopeId::default() };
+    STEPS.with_borrow_mut(|steps| steps.push(step));
     Entered { number, thread_bound: PhantomData }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
@@ -19,6 +20,7 @@ use crate::scope::{self, Scope};
 use crate::store::{Store, StoreStats};
 use crate::telemetry::{ScopeId, ScopeRecord, StepReport};
 use crate::tier::Tier;
+use crate::trace::{self, Name, Process, Range, Trace};
 
 /// Takes the tensors autograd saves off the device and has them back before backward asks.
 ///
@@ -65,8 +67,9 @@ impl TensorCache {
             prefetch: config.prefetch,
             stores_in_flight,
         };
+        let trace: Option<Arc<Trace>> = config.trace.then(Arc::default);
         Ok(TensorCache {
-            cache: Cache::new(config.open_tier(store)?, limits),
+            cache: Cache::new(config.open_tier(store, trace.as_ref())?, limits, trace),
             device: config.target(),
             config,
             steps: AtomicU64::new(0),
@@ -97,6 +100,7 @@ impl TensorCache {
         });
         torch::reset_peak(self.device);
         let handle = StepHandle(context);
+        let range = self.range(Name::Step(number), &format!("step {number}"));
         Step {
             start: Instant::now(),
             allocated: torch::memory(self.device).allocated,
@@ -105,6 +109,7 @@ impl TensorCache {
             _entered: handle.enter(),
             handle,
             cache: self,
+            _range: range,
         }
     }
 
@@ -134,6 +139,22 @@ impl TensorCache {
         Held { entries, tapes, device_bytes }
     }
 
+    /// Writes what was recorded so far as a trace that [Perfetto](https://ui.perfetto.dev) and `chrome://tracing` show: on one time
+    /// line the steps, scopes and stalls of each thread, what the device computed and copied, and the transfers of the disk. It waits
+    /// for the device to reach what was recorded. What was dropped to stay within the cap is counted in the file, and warned of.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Config`] if the cache was built without [`trace`](TensorCacheBuilder::trace), [`ErrorKind::Io`] if the file cannot
+    /// be written.
+    pub fn write_trace(&self, path: impl AsRef<Path>) -> Result<()> {
+        write_traces(path, &[("ssdtrain", self)])
+    }
+
+    fn range(&self, name: Name, shown: &str) -> Range {
+        Range::open(self.cache.trace.clone(), name, shown)
+    }
+
     /// Storages of the parameters, read anew for each step: loading weights replaces them.
     fn parameters(&self) -> HashSet<StorageId> {
         let mut ids = HashSet::new();
@@ -145,6 +166,21 @@ impl TensorCache {
             );
         }
         ids
+    }
+}
+
+/// Writes the traces of several caches into one file and on one time line, each as a process of the name given; see
+/// [`TensorCache::write_trace`].
+pub fn write_traces(path: impl AsRef<Path>, caches: &[(&str, &TensorCache)]) -> Result<()> {
+    let processes: Option<Vec<_>> = caches
+        .iter()
+        .map(|(name, TensorCache { cache, .. })| {
+            Some(Process { name, trace: cache.trace.as_deref()?, scopes: &cache.scopes })
+        })
+        .collect();
+    match processes {
+        Some(processes) => trace::write(path.as_ref(), &processes),
+        None => Err(Error::new(ErrorKind::Config, "nothing was recorded: call trace(true) before build()")),
     }
 }
 
@@ -180,6 +216,8 @@ pub struct Step<'a> {
     /// Highest allocated bytes seen at the end of a backward.
     peak: Mutex<Option<u64>>,
     tapes: Mutex<Vec<TapeKey>>,
+    // Last, since it is the step's name for all of it.
+    _range: Range,
 }
 
 impl Step<'_> {
@@ -190,6 +228,7 @@ impl Step<'_> {
 
     /// Runs backward from the scalar `loss`, keeping the graph for another backward or recording one of the gradients.
     pub fn backward_with(&self, loss: &Tensor, options: Backward) -> Result<()> {
+        let _range = self.cache.range(Name::Backward, "backward");
         let outcome = torch::backward(loss, options.retain_graph, options.create_graph);
         let peak = torch::memory(self.cache.device).peak;
         let mut highest = self.peak.lock();
@@ -209,6 +248,7 @@ impl Step<'_> {
 
     /// Lets all that was saved so far, and is not to stay, leave the device; waits until it has left, or is known to stay.
     pub fn flush(&self) {
+        let _range = self.cache.range(Name::Wait("flush"), "flush");
         self.cache.cache.flush(&self.handle.0.counters);
     }
 
@@ -222,9 +262,15 @@ impl Step<'_> {
     pub fn finish(self) -> Result<StepReport> {
         let context = Arc::clone(&self.handle.0);
         let peak = self.peak.lock().unwrap_or_else(|| torch::memory(self.cache.device).peak);
-        context.cache.quiesce();
-        if let Some(tier) = context.cache.tier() {
-            tier.settle();
+        {
+            let _range = self.cache.range(Name::Wait("finish"), "finish");
+            context.cache.quiesce();
+            if let Some(tier) = context.cache.tier() {
+                tier.settle();
+            }
+        }
+        if let Some(trace) = &context.cache.trace {
+            trace.settle();
         }
         let mut report = StepReport {
             step: context.number,
@@ -293,7 +339,8 @@ impl StepHandle {
     /// Makes what autograd saves on the calling thread go through the step's cache until the guard is dropped.
     pub fn enter(&self) -> Entered {
         let hooks = torch::activate(Arc::new(Recorder(Arc::clone(&self.0))));
-        Entered { _hooks: hooks, _scopes: scope::enter(Arc::clone(&self.0.cache.scopes)) }
+        let Cache { scopes, trace, .. } = &*self.0.cache;
+        Entered { _hooks: hooks, _scopes: scope::enter(Arc::clone(scopes), trace.clone()) }
     }
 }
 

@@ -27,6 +27,7 @@ fn main() {
             "csrc/device.cpp",
             "csrc/hooks.cpp",
             "csrc/linear.cpp",
+            "csrc/ranges.cpp",
             "csrc/storage.cpp",
         ])
         .compile("ssdtrain_shim");

@@ -21,6 +21,7 @@ use self::table::{Answer, EntryKey, Job, Saved, Squeeze, Table};
 pub(crate) use self::table::{Limits, NO_TAPE, TapeKey};
 use crate::telemetry::{Cause, Counters, ScopeId, Scopes};
 use crate::tier::{Parcel, Tier};
+use crate::trace::{Counter, Trace};
 
 pub(crate) struct Cache {
     /// None when the policy is to keep everything.
@@ -29,15 +30,17 @@ pub(crate) struct Cache {
     /// Signalled when a transfer ends or room appears.
     changed: Condvar,
     pub(crate) scopes: Arc<Scopes>,
+    pub(crate) trace: Option<Arc<Trace>>,
 }
 
 impl Cache {
-    pub(crate) fn new(tier: Option<Arc<dyn Tier>>, limits: Limits) -> Arc<Cache> {
+    pub(crate) fn new(tier: Option<Arc<dyn Tier>>, limits: Limits, trace: Option<Arc<Trace>>) -> Arc<Cache> {
         let cache = Arc::new(Cache {
             tier: tier.clone(),
             table: Mutex::new(Table::new(tier, limits)),
             changed: Condvar::new(),
             scopes: Arc::default(),
+            trace,
         });
         if let Some(tier) = &cache.tier {
             let this = Arc::downgrade(&cache);
@@ -135,6 +138,7 @@ impl Cache {
             };
             let position = table.attach(key, tape);
             table.pump(&mut jobs);
+            self.sample(&table);
             (key, position)
         };
         self.submit(jobs);
@@ -160,7 +164,7 @@ impl Cache {
             Squeeze::Wait(cause) => {
                 let start = Instant::now();
                 self.changed.wait(table);
-                counters.stalled(cause, start.elapsed());
+                self.stalled(counters, cause, start);
                 false
             }
         }
@@ -182,6 +186,7 @@ impl Cache {
         let outcome = ordered.map_err(|error| error.to_string());
         let left = outcome.is_ok();
         let gone = table.stored(key, bytes, outcome);
+        self.sample(table);
         MutexGuard::unlocked(table, || drop(gone));
         left
     }
@@ -212,6 +217,7 @@ impl Cache {
             if waited.is_none() {
                 table.look_ahead(tape, position, missed, &mut jobs);
             }
+            self.sample(&table);
             if !jobs.is_empty() {
                 MutexGuard::unlocked(&mut table, || self.submit(jobs));
             }
@@ -219,7 +225,7 @@ impl Cache {
                 Answer::Here(storage, order) => {
                     drop(table);
                     if let Some((start, counters)) = waited {
-                        counters.stalled(Cause::Load, start.elapsed());
+                        self.stalled(&counters, Cause::Load, start);
                     }
                     if let Some((parcel, counters)) = order {
                         parcel.order(Cause::CopyIn, &counters).map_err(|error| error.to_string())?;
@@ -242,11 +248,32 @@ impl Cache {
 
     /// The graph has let go of a handle.
     fn release(&self, key: EntryKey, tape: TapeKey, round: u64) {
-        let gone = self.table.lock().release(key, tape, round);
+        let gone = {
+            let mut table = self.table.lock();
+            let gone = table.release(key, tape, round);
+            self.sample(&table);
+            gone
+        };
         if let Some(parcel) = gone.as_ref().and_then(|entry| entry.parcel.as_ref()) {
             parcel.abandon();
         }
         drop(gone);
+    }
+
+    /// A computing thread has waited since `start`.
+    fn stalled(&self, counters: &Counters, cause: Cause, start: Instant) {
+        counters.stalled(cause, start.elapsed());
+        if let Some(trace) = &self.trace {
+            trace.stall(cause, start);
+        }
+    }
+
+    /// Tells the trace what the cache has on the device.
+    fn sample(&self, table: &Table) {
+        if let Some(trace) = &self.trace {
+            let (.., bytes) = table.held();
+            trace.sample(Counter::Device, bytes);
+        }
     }
 
     /// Hands transfers to the tier. Called without the lock.
@@ -276,6 +303,7 @@ impl Cache {
             let mut table = self.table.lock();
             let gone = table.stored(key, bytes, outcome.map_err(|error| error.to_string()));
             table.pump(&mut jobs);
+            self.sample(&table);
             gone
         };
         drop(gone);

@@ -19,7 +19,7 @@ type TierRef = std::sync::Arc<dyn Tier>;
 /// A tier whose transfers the model carries out itself.
 fn memory() -> TierRef {
     let config = StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() };
-    std::sync::Arc::new(DiskTier::new(Store::open(config).unwrap()))
+    std::sync::Arc::new(DiskTier::new(Store::open(config).unwrap(), None))
 }
 
 /// What the disk does in one model.

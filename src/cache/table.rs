@@ -249,7 +249,11 @@ impl Table {
         self.serial += 1;
         let bytes = saved.storage.bytes();
         // A device that cannot even mark a point in its queue has failed, and says so where it computes.
-        let place = self.tier.as_ref().filter(|_| !keep).and_then(|tier| Arc::clone(tier).parcel(bytes).ok());
+        let place = self
+            .tier
+            .as_ref()
+            .filter(|_| !keep)
+            .and_then(|tier| Arc::clone(tier).parcel(bytes, saved.scope).ok());
         let keep = place.is_none();
         let id = saved.storage.id();
         let index = self.entries.insert(Entry {

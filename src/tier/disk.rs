@@ -7,30 +7,41 @@ use ssdtrain_libtorch::Storage;
 use super::{Leaving, Parcel, Room, Tier};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::StorageBuf;
-use crate::store::{Blob, Completion, Store};
-use crate::telemetry::{Cause, Counters};
+use crate::store::{Blob, Completion, Direction, Store};
+use crate::telemetry::{Cause, Counters, ScopeId};
+use crate::trace::Trace;
 
 /// Spill files below CPU memory.
 pub(crate) struct DiskTier {
     store: Store,
+    trace: Option<Arc<Trace>>,
 }
 
 /// An extent, once there is one.
 struct DiskParcel {
     store: Store,
+    trace: Option<Arc<Trace>>,
     bytes: u64,
+    scope: ScopeId,
     blob: OnceLock<Arc<Blob>>,
 }
 
 impl DiskTier {
-    pub(crate) fn new(store: Store) -> DiskTier {
-        DiskTier { store }
+    pub(crate) fn new(store: Store, trace: Option<Arc<Trace>>) -> DiskTier {
+        DiskTier { store, trace }
+    }
+}
+
+impl DiskParcel {
+    fn traced(&self, direction: Direction, done: Completion) -> Completion {
+        Trace::transfer(self.trace.as_ref(), direction, self.scope, self.bytes, done)
     }
 }
 
 impl Tier for DiskTier {
-    fn parcel(self: Arc<Self>, bytes: u64) -> Result<Arc<dyn Parcel>> {
-        Ok(Arc::new(DiskParcel { store: self.store.clone(), bytes, blob: OnceLock::new() }))
+    fn parcel(self: Arc<Self>, bytes: u64, scope: ScopeId) -> Result<Arc<dyn Parcel>> {
+        let (store, trace) = (self.store.clone(), self.trace.clone());
+        Ok(Arc::new(DiskParcel { store, trace, bytes, scope, blob: OnceLock::new() }))
     }
 
     fn allocate(&self, bytes: u64) -> Result<Storage> {
@@ -74,14 +85,20 @@ impl Parcel for DiskParcel {
 
     fn store(self: Arc<Self>, from: Storage, done: Completion) {
         match self.blob.get() {
-            Some(blob) => self.store.write(Arc::clone(blob), Arc::new(StorageBuf::new(from)), done),
+            Some(blob) => {
+                let done = self.traced(Direction::Write, done);
+                self.store.write(Arc::clone(blob), Arc::new(StorageBuf::new(from)), done);
+            }
             None => done(Err(unreserved())),
         }
     }
 
     fn load(self: Arc<Self>, into: Storage, done: Completion) {
         match self.blob.get() {
-            Some(blob) => self.store.read(Arc::clone(blob), Arc::new(StorageBuf::new(into)), done),
+            Some(blob) => {
+                let done = self.traced(Direction::Read, done);
+                self.store.read(Arc::clone(blob), Arc::new(StorageBuf::new(into)), done);
+            }
             None => done(Err(unreserved())),
         }
     }

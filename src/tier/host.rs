@@ -13,15 +13,16 @@ use std::sync::{Arc, OnceLock, Weak};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use ssdtrain_libtorch::Storage;
 
-use super::shelf::{At, Serial, Shelf};
+use super::shelf::{At, Place, Serial, Shelf};
 use super::waiter::Waiter;
 use super::{Leaving, Parcel, Room, Tier};
 use crate::bytes::Bytes;
 use crate::device::{Device, Lane};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{AlignedBuf, HostPool, IoBuf, parts};
-use crate::store::{Blob, Completion, Store};
-use crate::telemetry::{Cause, Counters};
+use crate::store::{Blob, Completion, Direction, Store};
+use crate::telemetry::{Cause, Counters, ScopeId};
+use crate::trace::{Counter, DeviceTrace, Trace};
 
 /// How much host memory the tier takes, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +62,7 @@ pub(crate) struct HostTier<D: Device> {
     size: PoolSize,
     pool: HostPool,
     store: Option<Store>,
+    trace: Option<DeviceTrace<D>>,
     device: Arc<D>,
     this: Weak<HostTier<D>>,
 }
@@ -86,6 +88,8 @@ type Cooling<D> = (Vec<<D as Device>::Mark>, Arc<dyn IoBuf>);
 /// What is kept with a parcel.
 struct Held<D: Device> {
     parcel: Weak<HostParcel<D>>,
+    /// Where in the model it was computed.
+    scope: ScopeId,
     /// When the device has computed the bytes.
     ready: D::Mark,
     memory: Option<Arc<dyn IoBuf>>,
@@ -127,8 +131,14 @@ struct HostParcel<D: Device> {
 type Ended = Vec<(Completion, Result<()>)>;
 
 impl<D: Device> HostTier<D> {
-    pub(crate) fn new(device: D, store: Option<Store>, settings: HostSettings) -> Result<Arc<HostTier<D>>> {
+    pub(crate) fn new(
+        device: D,
+        store: Option<Store>,
+        settings: HostSettings,
+        trace: Option<&Arc<Trace>>,
+    ) -> Result<Arc<HostTier<D>>> {
         let device = Arc::new(device);
+        let trace = trace.map(|trace| DeviceTrace::start(trace, &device)).transpose()?;
         let cap = match settings.pool {
             PoolSize::Fixed(bytes) => bytes.next_multiple_of(2 << 20),
             PoolSize::Learned { cap } => cap,
@@ -162,6 +172,7 @@ impl<D: Device> HostTier<D> {
             size: settings.pool,
             pool,
             store,
+            trace,
             device,
             this: Weak::clone(this),
         }))
@@ -269,6 +280,7 @@ impl<D: Device> HostTier<D> {
         let bytes = whole(place.bytes)?;
         let Some(memory) = &place.held.memory else { return Err(internal("a copy without room")) };
         self.device.wait(Lane::Out, &place.held.ready)?;
+        let begin = self.begin_copy(Lane::Out)?;
         let source: *const u8 = from.data().cast_const().cast();
         let mut offset = 0;
         for (to, len) in parts(&**memory, bytes) {
@@ -277,7 +289,9 @@ impl<D: Device> HostTier<D> {
             unsafe { self.device.copy_out(source.wrapping_add(offset), to, len) }?;
             offset += len;
         }
-        place.held.out = Some(self.device.mark(Lane::Out)?);
+        let out = self.device.mark(Lane::Out)?;
+        self.end_copy(Lane::Out, place, begin, &out);
+        place.held.out = Some(out);
         place.held.counted = false;
         books.shelf.set(serial, At::Host);
         Ok(())
@@ -291,6 +305,7 @@ impl<D: Device> HostTier<D> {
         if let Some(out) = place.held.out.as_ref().filter(|out| !self.device.is_reached(out)) {
             self.device.wait(Lane::In, out)?;
         }
+        let begin = self.begin_copy(Lane::In)?;
         let target: *mut u8 = into.data().cast();
         let mut offset = 0;
         for (from, len) in parts(&**memory, bytes) {
@@ -299,11 +314,34 @@ impl<D: Device> HostTier<D> {
             unsafe { self.device.copy_in(from, target.wrapping_add(offset), len) }?;
             offset += len;
         }
-        place.held.back = Some(self.device.mark(Lane::In)?);
+        let back = self.device.mark(Lane::In)?;
+        self.end_copy(Lane::In, place, begin, &back);
+        place.held.back = Some(back);
         place.held.counted = false;
         books.shelf.not_near(serial);
         books.shelf.lend(serial);
         Ok(())
+    }
+
+    // ---- the trace ----
+
+    /// Where a copy begins, if anyone wants to know.
+    fn begin_copy(&self, lane: Lane) -> Result<Option<D::Mark>> {
+        self.trace.as_ref().map(|_| self.device.mark(lane)).transpose()
+    }
+
+    fn end_copy(&self, lane: Lane, place: &Place<Held<D>>, begin: Option<D::Mark>, end: &D::Mark) {
+        if let (Some(trace), Some(begin)) = (&self.trace, begin) {
+            trace.copy(lane, place.held.scope, place.bytes, &begin, end);
+            self.sample();
+        }
+    }
+
+    fn sample(&self) {
+        if let Some(trace) = &self.trace {
+            let used = self.pool.capacity().saturating_sub(self.pool.free_bytes());
+            trace.trace().sample(Counter::HostPool, used);
+        }
     }
 
     // ---- the disk ----
@@ -331,6 +369,8 @@ impl<D: Device> HostTier<D> {
             return false;
         };
         let parcel = Weak::clone(&place.held.parcel);
+        let (scope, bytes) = (place.held.scope, place.bytes);
+        let trace = self.trace.as_ref().map(DeviceTrace::trace).cloned();
         place.held.blob = Some(Arc::clone(&blob));
         books.shelf.set(serial, At::Writing);
         books.in_flight += 1;
@@ -345,7 +385,10 @@ impl<D: Device> HostTier<D> {
                 tier.ended();
             });
             match reached {
-                Ok(()) if wanted => store.write(blob, memory, done),
+                Ok(()) if wanted => {
+                    let done = Trace::transfer(trace.as_ref(), Direction::Write, scope, bytes, done);
+                    store.write(blob, memory, done);
+                }
                 outcome => done(outcome),
             }
         });
@@ -399,6 +442,8 @@ impl<D: Device> HostTier<D> {
         place.held.memory = Some(Arc::clone(&memory));
         place.held.out = None;
         let parcel = Weak::clone(&place.held.parcel);
+        let (scope, bytes) = (place.held.scope, place.bytes);
+        let trace = self.trace.as_ref().map(DeviceTrace::trace).cloned();
         let Some(tier) = self.this.upgrade() else { return Err(internal("a read of a tier that is gone")) };
         books.shelf.set(serial, At::Reading);
         books.in_flight += 1;
@@ -412,7 +457,10 @@ impl<D: Device> HostTier<D> {
                 tier.ended();
             });
             match reached {
-                Ok(()) if wanted => store.read(blob, memory, done),
+                Ok(()) if wanted => {
+                    let done = Trace::transfer(trace.as_ref(), Direction::Read, scope, bytes, done);
+                    store.read(blob, memory, done);
+                }
                 outcome => done(outcome),
             }
         });
@@ -451,11 +499,12 @@ impl<D: Device> HostTier<D> {
 }
 
 impl<D: Device> Tier for HostTier<D> {
-    fn parcel(self: Arc<Self>, bytes: u64) -> Result<Arc<dyn Parcel>> {
+    fn parcel(self: Arc<Self>, bytes: u64, scope: ScopeId) -> Result<Arc<dyn Parcel>> {
         let ready = self.device.mark(Lane::Compute)?;
         let parcel: Arc<HostParcel<D>> = Arc::new_cyclic(|this| {
             let held = Held {
                 parcel: Weak::clone(this),
+                scope,
                 ready,
                 memory: None,
                 blob: None,
@@ -634,6 +683,9 @@ impl<D: Device> Parcel for HostParcel<D> {
         let from = tier.device.mark(Lane::Compute)?;
         tier.device.wait(Lane::Compute, &mark)?;
         let to = tier.device.mark(Lane::Compute)?;
+        if let Some(trace) = &tier.trace {
+            trace.stall(cause, &from, &to);
+        }
         tier.stalls.lock().push(Stall { cause, counters: Arc::clone(counters), from, to });
         Ok(())
     }
@@ -668,6 +720,7 @@ impl<D: Device> Drop for HostParcel<D> {
                 books.cooling.push_back((marks, memory));
             }
         }
+        self.tier.sample();
         self.tier.tell_room();
     }
 }

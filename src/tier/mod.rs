@@ -17,12 +17,12 @@ pub(crate) use self::disk::DiskTier;
 pub(crate) use self::host::{HostSettings, HostTier, PoolSize};
 use crate::error::Result;
 use crate::store::{Completion, Store};
-use crate::telemetry::{Cause, Counters};
+use crate::telemetry::{Cause, Counters, ScopeId};
 
 /// What lies below a device.
 pub(crate) trait Tier: Send + Sync {
-    /// A place for `bytes` bytes that the calling thread has just computed. Room is made later.
-    fn parcel(self: Arc<Self>, bytes: u64) -> Result<Arc<dyn Parcel>>;
+    /// A place for `bytes` bytes that the calling thread has just computed in `scope`. Room is made later.
+    fn parcel(self: Arc<Self>, bytes: u64, scope: ScopeId) -> Result<Arc<dyn Parcel>>;
 
     /// A new storage on the device, for what the calling thread computes.
     fn allocate(&self, bytes: u64) -> Result<Storage>;

@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use clap::{ValueEnum, value_parser};
 use ssdtrain::store::{Store, StoreConfig};
-use ssdtrain::{BackendKind, Policy, TensorCache};
+use ssdtrain::{BackendKind, Policy, TensorCache, write_traces};
 use tch::Device;
 use tch::nn::VarStore;
 
+use crate::progress::Progress;
 use crate::strategy::Strategy;
 use crate::{defaults, size};
 
@@ -61,6 +62,11 @@ pub(crate) struct CacheArgs {
     /// Take a checksum of everything stored and compare it on load
     #[arg(long)]
     verify: bool,
+    /// Record the steps and write them to FILE, for https://ui.perfetto.dev: scopes, stalls, copies and transfers on one time line.
+    /// All steps count, warm-up too; of each strategy the latest million events are kept (about 100 MB). Under compare the file
+    /// has every strategy with a cache, each as a process of its name; train leaves the table at the end out of it
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
 }
 
 /// What suits a device.
@@ -116,7 +122,8 @@ impl CacheArgs {
             .disk_cap(self.disk_cap)
             .backend(self.backend.kind())
             .queue_depth(self.queue_depth as usize)
-            .verify(self.verify);
+            .verify(self.verify)
+            .trace(self.trace.is_some());
         if let Some(bytes) = self.backward_budget {
             builder = builder.backward_budget(bytes);
         }
@@ -142,6 +149,29 @@ impl CacheArgs {
             }
         }
         Ok(Some(builder.build()?))
+    }
+
+    /// The same cache without a trace.
+    pub(crate) fn untraced(&self) -> CacheArgs {
+        CacheArgs { trace: None, ..self.clone() }
+    }
+
+    /// Makes the file of the trace, if one is asked for, so that what is wrong with it is told before training begins.
+    pub(crate) fn prepare_trace(&self, strategies: &[Strategy]) -> Result<()> {
+        let Some(path) = &self.trace else { return Ok(()) };
+        ensure!(
+            strategies.iter().any(|&strategy| strategy != Strategy::Plain),
+            "--trace shows what a cache does, and plain has none: add another strategy"
+        );
+        fs::write(path, "").with_context(|| format!("--trace {} cannot be written", path.display()))
+    }
+
+    /// Writes the trace, if one is asked for.
+    pub(crate) fn write_trace(&self, caches: &[(&str, &TensorCache)], progress: &Progress) -> Result<()> {
+        let Some(path) = &self.trace else { return Ok(()) };
+        write_traces(path, caches)?;
+        progress.line(&format!("trace  {}; https://ui.perfetto.dev shows it", path.display()));
+        Ok(())
     }
 
     /// Where spill files go, for people.

@@ -210,6 +210,29 @@ fn compare_keeps_its_json_contract_and_every_bit() {
 }
 
 #[test]
+fn a_trace_has_each_strategy_with_a_cache_as_a_process() {
+    let directory = workplace();
+    let trace = |command: &[&str], more: &[&str]| -> Vec<String> {
+        let arguments = [&["--data=text.txt", "--trace=trace.json"], more].concat();
+        let output = tiny(directory.path(), command, &arguments);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let file = std::fs::read_to_string(directory.path().join("trace.json")).unwrap();
+        let file: Value = serde_json::from_str(&file).unwrap();
+        let events = file["traceEvents"].as_array().unwrap();
+        let named = |name: &str| events.iter().filter(|event| event["name"] == name).count();
+        assert!(named("step 3") > 0 && named("step 4") == 0, "three steps of each");
+        let processes = events.iter().filter(|event| event["name"] == "process_name");
+        processes.map(|event| event["args"]["name"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(trace(&["compare"], &["--steps=2", "--warmup=1"]), ["keep", "offload"]);
+    assert_eq!(trace(&["train"], &["--steps=3", "--compare-steps=1"]), ["offload"]);
+    let plain = tiny(directory.path(), &["compare"], &["--data=text.txt", "--strategies=plain", "--trace=t"]);
+    assert!(refusal(&plain).contains("--trace"));
+    let nowhere = tiny(directory.path(), &["train"], &["--data=text.txt", "--trace=no/where"]);
+    assert!(refusal(&nowhere).contains("no/where"));
+}
+
+#[test]
 fn a_loss_in_chunks_has_the_value_of_the_whole_and_a_lower_peak() {
     let place = workplace();
     let row = |more: &[&str]| {

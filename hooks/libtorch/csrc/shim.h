@@ -95,6 +95,12 @@ st_status st_device_allocate(int8_t index, uint64_t bytes, st_storage** storage)
 st_status st_device_memory(int8_t index, st_memory* memory);  // of libtorch's caching allocator
 st_status st_device_reset_peak(int8_t index);
 
+// ---- named ranges (NVTX) -------------------------------------------------------------------------------------------------
+
+bool st_ranges(void);                        // whether there are any: libtorch's CUDA half is loaded
+st_status st_range_push(const char* name);   // on the calling thread; the name is copied
+st_status st_range_pop(void);                // the calling thread's latest
+
 #ifdef __cplusplus
 }
 #endif

@@ -70,4 +70,7 @@ unsafe extern "C" {
     pub(crate) fn st_device_allocate(index: i8, bytes: u64, storage: *mut *mut StStorage) -> StStatus;
     pub(crate) fn st_device_memory(index: i8, memory: *mut StMemory) -> StStatus;
     pub(crate) safe fn st_device_reset_peak(index: i8) -> StStatus;
+    pub(crate) safe fn st_ranges() -> bool;
+    pub(crate) fn st_range_push(name: *const c_char) -> StStatus;
+    pub(crate) safe fn st_range_pop() -> StStatus;
 }

@@ -1,5 +1,5 @@
 //! What libtorch 2.11 offers only to C++, with a safe Rust face: default saved-tensor hooks without Python, storages by
-//! identity, a CPU allocator fit for `O_DIRECT`, and CUDA found at run time.
+//! identity, a CPU allocator fit for `O_DIRECT`, and CUDA and NVTX found at run time.
 //!
 //! Errors cross the border as values both ways: no C++ exception reaches Rust, no Rust panic reaches C++.
 
@@ -9,6 +9,7 @@ mod ffi;
 mod hooks;
 mod linear;
 mod memory;
+mod ranges;
 mod storage;
 
 pub use cuda::{CudaDevice, load_cuda, make_deterministic};
@@ -18,4 +19,5 @@ pub use hooks::{
 };
 pub use linear::linear_in_place;
 pub use memory::{MemoryStats, install_cpu_allocator, memory, reset_peak, trim};
+pub use ranges::{Range, range};
 pub use storage::{Storage, StorageId, WeakStorage};

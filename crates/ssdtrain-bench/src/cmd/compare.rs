@@ -81,6 +81,7 @@ Examples:
   ssdtrain-bench compare --preset gpt2-small --strategies keep,offload
   ssdtrain-bench compare --preset gpt2-small --device cuda --vocab 50304 --loss-chunk 2048
   ssdtrain-bench compare --spill-dir /mnt/a --spill-dir /mnt/b --device-budget 48MiB --json
+  ssdtrain-bench compare --steps 3 --strategies keep,offload --trace trace.json
 
 JSON: strategy, step_ms_median, tokens_per_s, act_peak_bytes, saved_bytes, offloaded_bytes, deduplicated_bytes,
 forwarded_bytes, stall_ms, ratio_to_keep {median, low, high}, loss_last, io_path. Per step, where that applies.
@@ -107,6 +108,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         shape.model.vocab
     );
 
+    args.cache.prepare_trace(&args.strategies)?;
     let progress = Progress::new(args.json);
     progress.line(&format!("data   {}", data.describe()));
     progress.line(&format!("model  {}, {placement}", shape.describe()));
@@ -184,6 +186,8 @@ pub(crate) fn measure(
         progress
             .line(&format!("check  {rounds} steps: {what} the same to the bit under {}", names.join(", ")));
     }
+    let caches = sides.iter().filter_map(|side| Some((side.strategy.name(), side.learner.cache()?)));
+    cache.write_trace(&caches.collect::<Vec<_>>(), progress)?;
     let keep = sides.iter().find(|side| side.strategy == Strategy::Keep);
     Ok(sides.iter().map(|side| side.row(shape.tokens_per_step(), keep, plan.seed)).collect())
 }

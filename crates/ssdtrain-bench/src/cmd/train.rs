@@ -115,6 +115,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
     let mut run = Run::prepare(args)?;
     run.train()?;
+    run.write_trace()?;
     run.close()
 }
 
@@ -140,6 +141,7 @@ impl Run {
     /// Reads all that the run needs, so that what is wrong with it is told before training begins.
     fn prepare(args: Args) -> Result<Run> {
         let placement = args.placement.resolve()?;
+        args.cache.prepare_trace(&[args.strategy])?;
         let progress = Progress::new(args.json);
         let path = args.out.join(CHECKPOINT);
         let checkpoint = args.resume.then(|| Checkpoint::open(&path)).transpose().context("--resume")?;
@@ -246,6 +248,11 @@ impl Run {
         Ok(outcome)
     }
 
+    fn write_trace(&self) -> Result<()> {
+        let cache = self.learner.cache().map(|cache| (self.args.strategy.name(), cache));
+        self.args.cache.write_trace(cache.as_slice(), &self.progress)
+    }
+
     /// Ends the run: unless it was stopped, with the held-out loss, a sample, and offload beside keep.
     fn close(self) -> Result<()> {
         if interrupt::requested() {
@@ -299,7 +306,7 @@ impl Run {
             optimizer: OptimizerKind::AdamW,
             placement,
         };
-        let rows = compare::measure(&plan, &shape, &args.cache, &data.train, &progress)?;
+        let rows = compare::measure(&plan, &shape, &args.cache.untraced(), &data.train, &progress)?;
         if progress.is_json() {
             return rows.iter().try_for_each(|row| progress.event(row));
         }

@@ -1,0 +1,127 @@
+//! The device's time on the host's time line.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::{Moment, Name, Span, Trace, Track};
+use crate::device::{Device, Lane};
+use crate::error::Result;
+use crate::telemetry::{Cause, ScopeId};
+
+/// Tries to find where host and device meet; the quickest counts.
+const MEETINGS: usize = 8;
+/// Devices tell times as floating-point milliseconds, which are coarser the longer they are: the base moves on after so long.
+const REACH: Duration = Duration::from_secs(4);
+
+/// A device's queues, whatever the device.
+pub(super) trait Lanes: Send + Sync {
+    /// A mark in a lane's queue; none if the device has failed.
+    fn point(self: Arc<Self>, lane: Lane) -> Option<Arc<dyn Point>>;
+}
+
+/// A mark, whatever the device.
+pub(super) trait Point: Send + Sync {
+    /// When it was reached; none if it is not yet, or the device has failed.
+    fn when(&self) -> Option<Instant>;
+
+    /// Sleeps until it is reached.
+    fn block(&self);
+}
+
+/// A trace, for who works with a device's own marks.
+pub(crate) struct DeviceTrace<D: Device> {
+    trace: Arc<Trace>,
+    clock: Arc<Clock<D>>,
+}
+
+/// A device, and a mark in its queues whose time is known.
+struct Clock<D: Device> {
+    device: Arc<D>,
+    base: Mutex<(D::Mark, Instant)>,
+}
+
+struct DevicePoint<D: Device> {
+    clock: Arc<Clock<D>>,
+    mark: D::Mark,
+}
+
+impl<D: Device> DeviceTrace<D> {
+    /// Adds the device's lanes to the trace. Waits for the compute queue of the calling thread.
+    pub(crate) fn start(trace: &Arc<Trace>, device: &Arc<D>) -> Result<DeviceTrace<D>> {
+        device.block_on(&device.mark(Lane::Compute)?)?;
+        let meet = || -> Result<(Duration, D::Mark, Instant)> {
+            let before = Instant::now();
+            let mark = device.mark(Lane::Compute)?;
+            device.block_on(&mark)?;
+            let window = before.elapsed();
+            Ok((window, mark, before + window / 2))
+        };
+        let mut nearest = meet()?;
+        for _ in 1..MEETINGS {
+            let next = meet()?;
+            if next.0 < nearest.0 {
+                nearest = next;
+            }
+        }
+        let (_, mark, at) = nearest;
+        let clock = Arc::new(Clock { device: Arc::clone(device), base: Mutex::new((mark, at)) });
+        // A trace is of one cache, and so of one device.
+        drop(trace.lanes.set(Arc::clone(&clock) as _));
+        Ok(DeviceTrace { trace: Arc::clone(trace), clock })
+    }
+
+    pub(crate) fn trace(&self) -> &Arc<Trace> {
+        &self.trace
+    }
+
+    /// The device's compute queue waited.
+    pub(crate) fn stall(&self, cause: Cause, from: &D::Mark, to: &D::Mark) {
+        self.record(Lane::Compute, Name::Stall(cause), None, from, to);
+    }
+
+    /// A copy of what was saved in `scope`.
+    pub(crate) fn copy(&self, lane: Lane, scope: ScopeId, bytes: u64, from: &D::Mark, to: &D::Mark) {
+        self.record(lane, Name::Moved(scope, false), Some(bytes), from, to);
+    }
+
+    fn record(&self, lane: Lane, name: Name, bytes: Option<u64>, from: &D::Mark, to: &D::Mark) {
+        let moment = |mark: &D::Mark| {
+            Moment::Device(Arc::new(DevicePoint { clock: Arc::clone(&self.clock), mark: mark.clone() }))
+        };
+        let track = Track::Device(lane);
+        self.trace.record(Span { track, name, from: moment(from), to: moment(to), bytes });
+    }
+}
+
+impl<D: Device> Lanes for Clock<D> {
+    fn point(self: Arc<Self>, lane: Lane) -> Option<Arc<dyn Point>> {
+        let mark = self.device.mark(lane).ok()?;
+        Some(Arc::new(DevicePoint { clock: self, mark }))
+    }
+}
+
+impl<D: Device> Point for DevicePoint<D> {
+    fn when(&self) -> Option<Instant> {
+        let Clock { device, base } = &*self.clock;
+        if !device.is_reached(&self.mark) {
+            return None;
+        }
+        let mut base = base.lock();
+        let after = device.between(&base.0, &self.mark).ok()?;
+        if after.is_zero() {
+            return base.1.checked_sub(device.between(&self.mark, &base.0).ok()?);
+        }
+        let at = base.1 + after;
+        if after > REACH {
+            *base = (self.mark.clone(), at);
+        }
+        Some(at)
+    }
+
+    fn block(&self) {
+        // A device that fails tells it where it computes; its marks then have no time.
+        drop(self.clock.device.block_on(&self.mark));
+    }
+}

@@ -1,0 +1,266 @@
+//! What happened when, for people to look at: steps, scopes, stalls, copies and transfers on one time line.
+//!
+//! Host times are taken where things happen. Device times are marks in the device's lanes, which tell when they were
+//! reached only afterwards: at the end of a step those that are reached are asked, and the rest is waited for only when
+//! the file is written. Nothing else of a step changes.
+
+mod clock;
+mod file;
+mod range;
+mod rows;
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::fs;
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+
+pub(crate) use self::clock::DeviceTrace;
+use self::clock::{Lanes, Point};
+pub(crate) use self::file::{Process, write};
+pub(crate) use self::range::Range;
+use crate::device::Lane;
+use crate::store::{Completion, Direction};
+use crate::telemetry::{Cause, ScopeId};
+
+/// Most events that are kept: the latest. One takes about 100 bytes, and two CUDA events for as long as it waits for a device.
+const MAX_EVENTS: usize = 1 << 20;
+
+/// What one cache did.
+#[derive(Default)]
+pub(crate) struct Trace {
+    lanes: OnceLock<Arc<dyn Lanes>>,
+    log: Mutex<Log>,
+}
+
+#[derive(Default)]
+struct Log {
+    events: VecDeque<Event>,
+    /// All events before it have their times.
+    timed: usize,
+    dropped: u64,
+    /// Threads by their number in the system, in the order of their first event, and their names.
+    threads: Vec<(u32, String)>,
+    /// The latest sample of each counter.
+    levels: [u64; 2],
+}
+
+enum Event {
+    Span(Span),
+    Sample { counter: Counter, at: Instant, bytes: u64 },
+}
+
+/// Something that took time.
+struct Span {
+    track: Track,
+    name: Name,
+    from: Moment,
+    to: Moment,
+    bytes: Option<u64>,
+}
+
+/// A line of the picture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Track {
+    /// A thread, by its number in the system.
+    Thread(u32),
+    /// A queue of the device.
+    Device(Lane),
+    /// Transfers of the spill files.
+    Disk(Direction),
+}
+
+/// What a span is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Name {
+    Step(u64),
+    Backward,
+    Scope(ScopeId),
+    /// The program waits for what the cache has under way.
+    Wait(&'static str),
+    Stall(Cause),
+    /// A copy or a transfer of what was saved in this scope, and whether it failed.
+    Moved(ScopeId, bool),
+}
+
+/// A level that goes up and down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Counter {
+    /// Activation bytes on the device that the cache holds.
+    Device,
+    /// Bytes of the host pool that are in use.
+    HostPool,
+}
+
+/// When something began or ended.
+#[derive(Clone)]
+enum Moment {
+    Host(Instant),
+    Device(Arc<dyn Point>),
+}
+
+impl Trace {
+    /// A thread waited from `from` until now.
+    pub(crate) fn stall(&self, cause: Cause, from: Instant) {
+        let to = Instant::now();
+        self.record(Span::on_host(Track::Thread(thread_number()), Name::Stall(cause), from, to, None));
+    }
+
+    /// A completion that records the transfer that begins now, before it does what `done` does.
+    pub(crate) fn transfer(
+        trace: Option<&Arc<Trace>>,
+        direction: Direction,
+        scope: ScopeId,
+        bytes: u64,
+        done: Completion,
+    ) -> Completion {
+        let Some(trace) = trace.map(Arc::clone) else { return done };
+        let from = Instant::now();
+        Box::new(move |outcome| {
+            let name = Name::Moved(scope, outcome.is_err());
+            let span = Span::on_host(Track::Disk(direction), name, from, Instant::now(), Some(bytes));
+            trace.record(span);
+            done(outcome);
+        })
+    }
+
+    /// The level of a counter now.
+    pub(crate) fn sample(&self, counter: Counter, bytes: u64) {
+        let mut log = self.log.lock();
+        if std::mem::replace(&mut log.levels[counter as usize], bytes) != bytes {
+            log.push(Event::Sample { counter, at: Instant::now(), bytes });
+        }
+    }
+
+    /// Asks the marks that are reached for their times, which frees them. Waits for nothing.
+    pub(crate) fn settle(&self) {
+        self.log.lock().settle();
+    }
+
+    fn record(&self, span: Span) {
+        let mut log = self.log.lock();
+        if let Track::Thread(number) = span.track
+            && !log.threads.iter().any(|(known, _)| *known == number)
+        {
+            log.threads.push((number, thread_name()));
+        }
+        log.push(Event::Span(span));
+    }
+
+    /// Where the device's compute queue is now, if there is a device.
+    fn compute(&self) -> Option<Moment> {
+        Arc::clone(self.lanes.get()?).point(Lane::Compute).map(Moment::Device)
+    }
+
+    /// Waits until all that was recorded before has its times. Others record meanwhile.
+    fn block(&self) {
+        let waiting: Vec<_> = {
+            let log = self.log.lock();
+            let ends = log.events.range(log.timed..).filter_map(|event| match event {
+                Event::Span(Span { to: Moment::Device(point), .. }) => Some(Arc::clone(point)),
+                _ => None,
+            });
+            ends.collect()
+        };
+        waiting.iter().for_each(|point| point.block());
+        self.settle();
+    }
+}
+
+impl Log {
+    fn push(&mut self, event: Event) {
+        if self.events.len() == MAX_EVENTS {
+            self.events.pop_front();
+            self.timed = self.timed.saturating_sub(1);
+            self.dropped += 1;
+        }
+        self.events.push_back(event);
+    }
+
+    fn settle(&mut self) {
+        let mut all = true;
+        for event in self.events.range_mut(self.timed..) {
+            if let Event::Span(span) = event {
+                // Its beginning is reached before its end.
+                all &= span.to.settle() && span.from.settle();
+            }
+            self.timed += usize::from(all);
+        }
+    }
+}
+
+impl Span {
+    fn on_host(track: Track, name: Name, from: Instant, to: Instant, bytes: Option<u64>) -> Span {
+        Span { track, name, from: Moment::Host(from), to: Moment::Host(to), bytes }
+    }
+}
+
+impl Moment {
+    /// Turns a mark that is reached into its time; false if it is not reached yet.
+    fn settle(&mut self) -> bool {
+        if let Moment::Device(point) = self {
+            let Some(at) = point.when() else { return false };
+            *self = Moment::Host(at);
+        }
+        true
+    }
+
+    fn host(&self) -> Option<Instant> {
+        match self {
+            Moment::Host(at) => Some(*at),
+            Moment::Device(_) => None,
+        }
+    }
+}
+
+/// The calling thread's number in the system; 0 where the kernel does not say.
+fn thread_number() -> u32 {
+    thread_local!(static NUMBER: Cell<Option<u32>> = const { Cell::new(None) });
+    NUMBER.get().unwrap_or_else(|| {
+        let link = fs::read_link("/proc/thread-self").ok();
+        let number = link.and_then(|link| link.file_name()?.to_str()?.parse().ok()).unwrap_or(0);
+        NUMBER.set(Some(number));
+        number
+    })
+}
+
+/// The calling thread's name. Threads that libtorch started have one in the kernel only.
+fn thread_name() -> String {
+    let known = thread::current().name().map(str::to_owned);
+    known.unwrap_or_else(|| {
+        fs::read_to_string("/proc/thread-self/comm").unwrap_or_default().trim_end().to_owned()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latest_events_are_kept_and_the_others_counted() {
+        let trace = Trace::default();
+        for bytes in 1..=MAX_EVENTS as u64 + 3 {
+            trace.sample(Counter::Device, bytes);
+        }
+        let log = trace.log.lock();
+        assert_eq!((log.events.len(), log.dropped), (MAX_EVENTS, 3));
+        assert!(matches!(log.events[0], Event::Sample { bytes: 4, .. }));
+    }
+
+    #[test]
+    fn a_level_that_stays_is_recorded_once() {
+        let trace = Trace::default();
+        for (counter, bytes) in [(Counter::Device, 7), (Counter::HostPool, 7), (Counter::Device, 7)] {
+            trace.sample(counter, bytes);
+        }
+        assert_eq!(trace.log.lock().events.len(), 2);
+    }
+
+    #[test]
+    fn an_event_is_as_large_as_it_is_documented_to_be() {
+        assert!(size_of::<Event>() <= 104, "{}", size_of::<Event>());
+    }
+}
