@@ -37,6 +37,11 @@ enum Dtype {
 }
 
 impl PlacementArgs {
+    /// Whether a GPU is asked for.
+    pub(crate) fn is_gpu(self) -> bool {
+        self.device.is_cuda()
+    }
+
     /// Loads CUDA if it is asked for.
     pub(crate) fn resolve(self) -> Result<Placement> {
         let PlacementArgs { device, dtype } = self;

@@ -83,17 +83,21 @@ Examples:
   ssdtrain-bench compare --spill-dir /mnt/a --spill-dir /mnt/b --device-budget 48MiB --json
   ssdtrain-bench compare --steps 3 --strategies keep,offload --trace trace.json
 
-JSON: strategy, step_ms_median, tokens_per_s, act_peak_bytes, saved_bytes, offloaded_bytes, deduplicated_bytes,
-forwarded_bytes, stall_ms, ratio_to_keep {median, low, high}, loss_last, io_path. Per step, where that applies.
-saved_bytes counts each save, so one tensor may count more than once; it is null for plain, which counts nothing.
+JSON: strategy, step_ms_median, tokens_per_s, act_peak_bytes, act_peak_spread_bytes (highest less lowest step),
+act_peak_to_keep, saved_bytes, offloaded_bytes, deduplicated_bytes, forwarded_bytes, stall_ms, stall_ms_by_cause
+{device_budget, host_pool, load, copy_in}, pinned_bytes (pinned while measured), disk {written_bytes_per_step,
+read_bytes_per_step, busy_bytes_per_s, busy_share}, ratio_to_keep {median, low, high}, loss_last, io_path. Per step,
+where that applies. saved_bytes counts each save, so one tensor may count more than once; it is null for plain, which counts nothing.
 ratio_to_keep is null without keep.";
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     if let Some(threads) = args.threads {
         tch::set_num_threads(threads);
     }
-    let deterministic = args.check || args.deterministic;
-    if deterministic {
+    let gpu = args.placement.is_gpu();
+    // The processor's kernels give the same bits anyway.
+    let exact = args.check || args.deterministic || !gpu;
+    if exact && gpu {
         ssdtrain_libtorch::make_deterministic()?;
     }
     let placement = args.placement.resolve()?;
@@ -118,8 +122,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         steps: args.steps as usize,
         warmup: args.warmup as usize,
         check: args.check,
-        // The processor's kernels give the same bits anyway.
-        exact: deterministic || !placement.device.is_cuda(),
+        exact,
         seed: args.seed,
         optimizer: args.optimizer,
         placement,
