@@ -73,6 +73,8 @@ struct Books<D: Device> {
     cooling: VecDeque<Cooling<D>>,
     /// The same marks, of memory that was given back to the pool before they were reached.
     hot: Vec<D::Mark>,
+    /// The same, of memory that is not the pool's: it goes after its marks and no sooner.
+    unpooled: Vec<Cooling<D>>,
     /// Whether a request for room may still make the pool grow.
     growing: bool,
     /// Transfers with the disk, those still to begin included.
@@ -83,7 +85,15 @@ struct Books<D: Device> {
 }
 
 /// Memory, and the marks after which the device does not use it any more.
-type Cooling<D> = (Vec<<D as Device>::Mark>, Arc<dyn IoBuf>);
+type Cooling<D> = (Vec<<D as Device>::Mark>, Memory);
+
+/// Host memory of a parcel.
+#[derive(Clone)]
+struct Memory {
+    buf: Arc<dyn IoBuf>,
+    /// A slot of the pool: whoever takes it next waits for what the device still does with it.
+    pooled: bool,
+}
 
 /// What is kept with a parcel.
 struct Held<D: Device> {
@@ -92,7 +102,7 @@ struct Held<D: Device> {
     scope: ScopeId,
     /// When the device has computed the bytes.
     ready: D::Mark,
-    memory: Option<Arc<dyn IoBuf>>,
+    memory: Option<Memory>,
     blob: Option<Arc<Blob>>,
     /// The ends of the copy out and of the last copy in.
     out: Option<D::Mark>,
@@ -154,6 +164,7 @@ impl<D: Device> HostTier<D> {
             shelf: Shelf::new(),
             cooling: VecDeque::new(),
             hot: Vec::new(),
+            unpooled: Vec::new(),
             growing: !matches!(settings.pool, PoolSize::Fixed(_)),
             in_flight: 0,
             refused: 0,
@@ -193,21 +204,22 @@ impl<D: Device> HostTier<D> {
     fn take(&self, books: &mut Books<D>, bytes: u64) -> Option<Cooling<D>> {
         let over = |marks: &[D::Mark]| marks.iter().all(|mark| self.device.is_reached(mark));
         while books.cooling.pop_front_if(|(marks, _)| over(marks)).is_some() {}
+        books.unpooled.retain(|(marks, _)| !over(marks));
         loop {
             if let Some(slot) = self.pool.take(bytes) {
                 books.hot.retain(|mark| !self.device.is_reached(mark));
-                return Some((books.hot.clone(), Arc::new(slot)));
+                return Some((books.hot.clone(), Memory { buf: Arc::new(slot), pooled: true }));
             }
-            if let Some((marks, memory)) = books.cooling.pop_front() {
-                drop(memory);
-                books.hot.extend(marks);
+            if let Some(cooling) = books.cooling.pop_front() {
+                books.give_back(cooling);
             } else {
                 let next = books.shelf.next_to_reclaim()?;
                 books.shelf.reclaim(next);
                 let held = &mut books.shelf.get(next)?.held;
-                drop(held.memory.take());
                 let marks = held.under_way(&*self.device);
-                books.hot.extend(marks);
+                if let Some(memory) = held.memory.take() {
+                    books.give_back((marks, memory));
+                }
             }
         }
     }
@@ -283,7 +295,7 @@ impl<D: Device> HostTier<D> {
         let begin = self.begin_copy(Lane::Out)?;
         let source: *const u8 = from.data().cast_const().cast();
         let mut offset = 0;
-        for (to, len) in parts(&**memory, bytes) {
+        for (to, len) in parts(&*memory.buf, bytes) {
             // SAFETY: the storage is kept as it is until it may leave, and the memory is this parcel's alone; both are longer
             // than the copy, and both stay until the mark below is reached.
             unsafe { self.device.copy_out(source.wrapping_add(offset), to, len) }?;
@@ -308,7 +320,7 @@ impl<D: Device> HostTier<D> {
         let begin = self.begin_copy(Lane::In)?;
         let target: *mut u8 = into.data().cast();
         let mut offset = 0;
-        for (from, len) in parts(&**memory, bytes) {
+        for (from, len) in parts(&*memory.buf, bytes) {
             // SAFETY: the storage is as long as the parcel and nobody else's before the mark below is reached; the memory holds
             // the parcel's bytes, and goes to no one else before that mark.
             unsafe { self.device.copy_in(from, target.wrapping_add(offset), len) }?;
@@ -387,7 +399,7 @@ impl<D: Device> HostTier<D> {
             match reached {
                 Ok(()) if wanted => {
                     let done = Trace::transfer(trace.as_ref(), Direction::Write, scope, bytes, done);
-                    store.write(blob, memory, done);
+                    store.write(blob, memory.buf, done);
                 }
                 outcome => done(outcome),
             }
@@ -431,7 +443,7 @@ impl<D: Device> HostTier<D> {
                 // The pool is full of what is needed sooner. Memory that is not pinned is slow, and right.
                 let heap = usize::try_from(bytes).ok().and_then(AlignedBuf::new);
                 let heap = heap.ok_or_else(|| internal("no host memory to read into"))?;
-                (Vec::new(), Arc::new(heap) as Arc<dyn IoBuf>)
+                (Vec::new(), Memory { buf: Arc::new(heap), pooled: false })
             }
             None => return Ok(false),
         };
@@ -439,7 +451,7 @@ impl<D: Device> HostTier<D> {
         let (Some(store), Some(blob)) = (self.store.clone(), place.held.blob.clone()) else {
             return Err(internal("a read without an extent"));
         };
-        place.held.memory = Some(Arc::clone(&memory));
+        place.held.memory = Some(memory.clone());
         place.held.out = None;
         let parcel = Weak::clone(&place.held.parcel);
         let (scope, bytes) = (place.held.scope, place.bytes);
@@ -459,7 +471,7 @@ impl<D: Device> HostTier<D> {
             match reached {
                 Ok(()) if wanted => {
                     let done = Trace::transfer(trace.as_ref(), Direction::Read, scope, bytes, done);
-                    store.read(blob, memory, done);
+                    store.read(blob, memory.buf, done);
                 }
                 outcome => done(outcome),
             }
@@ -586,7 +598,8 @@ impl<D: Device> Tier for HostTier<D> {
 impl<D: Device> Drop for HostTier<D> {
     fn drop(&mut self) {
         // Before the pool's memory goes, the device must be done with it.
-        for (marks, _) in &self.books.get_mut().cooling {
+        let books = self.books.get_mut();
+        for (marks, _) in books.cooling.iter().chain(&books.unpooled) {
             if let Err(error) = marks.iter().try_for_each(|mark| self.device.block_on(mark)) {
                 tracing::debug!(%error, "the device failed before the host pool went");
             }
@@ -722,6 +735,17 @@ impl<D: Device> Drop for HostParcel<D> {
         }
         self.tier.sample();
         self.tier.tell_room();
+    }
+}
+
+impl<D: Device> Books<D> {
+    /// Gives memory back before its marks are reached.
+    fn give_back(&mut self, (marks, memory): Cooling<D>) {
+        if memory.pooled {
+            self.hot.extend(marks);
+        } else {
+            self.unpooled.push((marks, memory));
+        }
     }
 }
 

@@ -3,6 +3,8 @@
 mod arrows;
 mod bundle;
 mod ci;
+mod executables;
+mod gpu_test;
 mod libtorch;
 mod pip;
 mod process;
@@ -58,6 +60,15 @@ Sets up libtorch if need be, then runs the tests of the whole workspace with car
         run: test,
     },
     Command {
+        name: "gpu-test",
+        arguments: "",
+        summary: "Run the tests that need a GPU; without one they fail",
+        details: "\
+Builds them in release mode and runs them here, and makes sure that every one of them has run. For a machine without
+Rust, `cargo x bundle` makes a binary of them.",
+        run: gpu_test::run,
+    },
+    Command {
         name: "ci",
         arguments: "",
         summary: "Run all that CI runs: formatting, dependency arrows, lints, docs, tests, a smoke run",
@@ -69,7 +80,7 @@ Sets up libtorch if need be, then runs the tests of the whole workspace with car
         arguments: "[DIR]",
         summary: "Put the release binaries into DIR (default: bundle) to copy to a GPU machine",
         details: "\
-The binaries are stripped and need only libtorch 2.11.0 on the other machine, for example from `pip install
+The binaries, and `gpu-test` with the tests that need a GPU, are stripped and need only libtorch 2.11.0 on the other machine, for example from `pip install
 torch==2.11.0`. Prints how to run them there.",
         run: bundle::run,
     },

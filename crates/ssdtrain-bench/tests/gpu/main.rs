@@ -1,0 +1,54 @@
+//! The cache on a GPU. `cargo x gpu-test` runs these tests where there is one, `cargo x bundle` takes them to a machine that has one.
+//!
+//! Tests under `on_the_gpu` are ignored unless asked for, and fail where there is no GPU. Most have a twin under `simulated`, the same
+//! function on a device made of threads, which shows that the test itself is right. What `small_` finds is small enough for
+//! `compute-sanitizer`.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
+
+/// Makes each of these functions two tests: on the GPU, and on a device made of threads.
+macro_rules! on_both {
+    ($($name:ident),+ $(,)?) => {
+        mod on_the_gpu {
+            $(
+                #[test]
+                #[ignore = "needs a GPU"]
+                fn $name() {
+                    super::$name(&crate::lab::Lab::gpu());
+                }
+            )+
+        }
+        mod simulated {
+            $(
+                #[test]
+                fn $name() {
+                    super::$name(&crate::lab::Lab::simulated());
+                }
+            )+
+        }
+    };
+}
+
+/// Makes each of these functions a test on the GPU.
+macro_rules! on_the_gpu_only {
+    ($($name:ident),+ $(,)?) => {
+        mod only_on_the_gpu {
+            $(
+                #[test]
+                #[ignore = "needs a GPU"]
+                fn $name() {
+                    super::$name(&crate::lab::Lab::gpu());
+                }
+            )+
+        }
+    };
+}
+
+mod bad_days;
+mod cost;
+mod graph_life;
+mod lab;
+mod memory;
+mod order;
+mod parity;
+mod threads;
+mod training;

@@ -1,0 +1,75 @@
+//! Copies come after what they copy was computed and before what overwrites it, however far the host is ahead of the device. A wait
+//! that is missing shows as bits of another step.
+
+use std::env;
+
+use ssdtrain::{MIB, TensorCache};
+use tch::{Kind, Tensor};
+
+use crate::lab::{Lab, assert_nothing_held, leaf, plain_gradient, same_bits};
+
+on_both!(
+    a_device_far_behind_through_the_host_pool,
+    a_device_far_behind_through_the_disk,
+    small_host_pool_used_again_in_every_step,
+    host_pool_without_a_disk_used_again_in_every_step,
+);
+
+/// Steps whose values differ, each compared to a step without the cache.
+fn steps(cache: &TensorCache, source: &Tensor, count: u32, forward: impl Fn(&Tensor) -> Tensor) {
+    for index in 0..count {
+        let source = source * (1.0 + f64::from(index) * 0.1);
+        let expected = plain_gradient(&source, &forward);
+        let x = leaf(&source);
+        let step = cache.step();
+        step.backward(&forward(&x)).unwrap();
+        let report = step.finish().unwrap();
+        assert!(report.loaded.bytes > 0, "step {index}: {report}");
+        assert!(same_bits(&expected, &x.grad()), "step {index} has other bits: {report}");
+    }
+    assert_nothing_held(cache);
+}
+
+/// Each save waits behind milliseconds of matrix products that the host only queues, in forward as in backward.
+fn far_behind(lab: &Lab, disk: bool) {
+    let width: i64 = lab.suited(4096, 256);
+    let storage = (width * width * 4) as u64;
+    let pool = storage * if disk { 6 } else { 16 };
+    let builder = lab.cache().host_pool(pool).device_budget(3 * storage).prefetch(2 * storage);
+    let cache = if disk { builder.spill_to(env::temp_dir()) } else { builder }.build().unwrap();
+    let weight = lab.randn(&[width, width]) / (width as f64).sqrt();
+    let source = lab.randn(&[width, width]);
+    steps(&cache, &source, lab.suited(6, 3), |x| {
+        let layer = |y: Tensor, _| ((0..4).fold(y, |y, _| y.matmul(&weight)) * 1.01).sin();
+        (0..12).fold(x * 1.0, layer).sum(Kind::Float)
+    });
+    let read = cache.store_stats().map_or(0, |stats| stats.bytes_read);
+    assert_eq!(read > 0, disk, "{read} bytes were read from the disk");
+}
+
+fn a_device_far_behind_through_the_host_pool(lab: &Lab) {
+    far_behind(lab, false);
+}
+
+fn a_device_far_behind_through_the_disk(lab: &Lab) {
+    far_behind(lab, true);
+}
+
+/// Saves 16 storages of 1 MiB.
+fn chain(x: &Tensor) -> Tensor {
+    (0..16).fold(x * 1.0, |y, _| (y * 1.01).sin()).sum(Kind::Float)
+}
+
+fn small_host_pool_used_again_in_every_step(lab: &Lab) {
+    let builder =
+        lab.cache().host_pool(4 * MIB).spill_to(env::temp_dir()).device_budget(2 * MIB).prefetch(MIB);
+    let cache = builder.build().unwrap();
+    steps(&cache, &lab.randn(&[512, 512]), lab.suited(50, 5), chain);
+    assert!(cache.store_stats().unwrap().bytes_read > 0);
+}
+
+/// What the pool has no room for stays on the device.
+fn host_pool_without_a_disk_used_again_in_every_step(lab: &Lab) {
+    let cache = lab.cache().host_pool(4 * MIB).device_budget(2 * MIB).prefetch(MIB).build().unwrap();
+    steps(&cache, &lab.randn(&[512, 512]), lab.suited(50, 5), chain);
+}
