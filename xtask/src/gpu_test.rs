@@ -19,7 +19,7 @@ pub(crate) fn build() -> Result<PathBuf> {
 pub(crate) fn run(_: &[OsString]) -> Result<()> {
     libtorch::ensure()?;
     let tests = build()?;
-    let listed = process::output(command(&tests, ["--ignored", "--list"]))?;
+    let listed = process::output(&mut command(&tests, ["--ignored", "--list"]))?;
     let listed = listed.lines().filter(|line| line.ends_with(": test")).count();
     let passed = passed(&tests)?;
     ensure!(passed == listed && listed > 0, "of {listed} tests only {passed} have run and passed");
