@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use crate::process::{self, cargo, command};
 use crate::{executables, libtorch};
 
-/// Builds the tests, without debug information about them in the way of their speed.
+/// Builds the tests, in the profile of the other binaries of the bundle, and returns their binary.
 pub(crate) fn build() -> Result<PathBuf> {
     let mut tests = cargo(["test", "--release", "--package", "ssdtrain-bench", "--test", "gpu", "--no-run"]);
     executables::build(&mut tests, "test")?.pop().context("cargo built no test")
@@ -19,7 +19,7 @@ pub(crate) fn build() -> Result<PathBuf> {
 pub(crate) fn run(_: &[OsString]) -> Result<()> {
     libtorch::ensure()?;
     let tests = build()?;
-    let listed = process::output(command(&tests, ["--ignored", "--list"]))?;
+    let listed = process::output(&mut command(&tests, ["--ignored", "--list"]))?;
     let listed = listed.lines().filter(|line| line.ends_with(": test")).count();
     let passed = passed(&tests)?;
     ensure!(passed == listed && listed > 0, "of {listed} tests only {passed} have run and passed");
