@@ -86,6 +86,19 @@ fn what_exceeds_the_pool_goes_to_the_disk() {
 }
 
 #[test]
+fn memory_beyond_the_pool_stays_until_it_is_copied() {
+    // Slow copies: what was read into such memory may be reclaimed before the device has it.
+    let slow = staged().simulated_device(Duration::from_millis(2));
+    let cache = slow.host_pool(2 * MIB).device_budget(8 * MIB).prefetch(4 * MIB).build().unwrap();
+    let x = input();
+    for _ in 0..4 {
+        x.zero_grad_if_any();
+        step(&cache, &x);
+        assert_same_bits("the gradient", &expected(), &grads(std::slice::from_ref(&x)));
+    }
+}
+
+#[test]
 fn nothing_is_written_that_the_pool_holds() {
     let cache = staged().host_pool(256 * MIB).device_budget(2 * MIB).prefetch(MIB).build().unwrap();
     let x = input();

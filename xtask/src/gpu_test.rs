@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use crate::process::{self, cargo, command};
 use crate::{executables, libtorch};
 
-/// Builds the tests, without debug information about them in the way of their speed.
+/// Builds the tests, in the profile of the other binaries of the bundle, and returns their binary.
 pub(crate) fn build() -> Result<PathBuf> {
     let mut tests = cargo(["test", "--release", "--package", "ssdtrain-bench", "--test", "gpu", "--no-run"]);
     executables::build(&mut tests, "test")?.pop().context("cargo built no test")

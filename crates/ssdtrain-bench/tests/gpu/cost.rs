@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
-use ssdtrain::{MIB, Policy, TensorCache};
+use ssdtrain::{Bytes, Policy, TensorCache};
 use tch::{Cuda, Kind, Tensor};
 
 use crate::lab::{Lab, leaf};
@@ -20,7 +20,8 @@ fn cost_of_pack_and_unpack(lab: &Lab) {
     let offload = lab.cache().host_pool(STORAGES * storage).device_budget(1).prefetch(0).build().unwrap();
     let x = leaf(&lab.randn(&[width, width]));
     let (mut plain, mut kept, mut offloaded) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..lab.suited(25, 3) {
+    let steps = lab.suited(25, 3);
+    for _ in 0..steps {
         plain.push(queued(lab, &x, |loss| loss.backward()));
         let step = keep.step();
         kept.push(queued(lab, &x, |loss| step.backward(loss).unwrap()));
@@ -34,9 +35,9 @@ fn cost_of_pack_and_unpack(lab: &Lab) {
     let [kept, offloaded] = [kept, offloaded].map(|times| (median(times) - plain) / STORAGES as f64);
     // libtest would keep a println to itself.
     let line = format!(
-        "\npack and unpack of a tensor of {} MiB, host time: {kept:.2} us kept, {offloaded:.2} us offloaded \
-         (medians of 25 steps of {STORAGES} tensors, beside {:.2} us each without a cache)\n",
-        storage / MIB,
+        "\npack and unpack of a tensor of {}, host time: {kept:.2} us kept, {offloaded:.2} us offloaded \
+         (medians of {steps} steps of {STORAGES} tensors, beside {:.2} us each without a cache)\n",
+        Bytes(storage),
         plain / STORAGES as f64,
     );
     io::stderr().write_all(line.as_bytes()).unwrap();

@@ -73,9 +73,8 @@ impl Lab {
 fn cuda() -> Result<(), String> {
     static CUDA: OnceLock<Result<(), String>> = OnceLock::new();
     let load = || {
-        let loaded = torch::load_cuda();
+        torch::load_cuda()?;
         torch::make_deterministic().map_err(|error| error.to_string())?;
-        loaded?;
         if Cuda::device_count() > 0 { Ok(()) } else { Err("libtorch sees no CUDA device".to_owned()) }
     };
     CUDA.get_or_init(load).clone()
