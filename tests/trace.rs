@@ -4,10 +4,11 @@
 mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use common::{everything, leaf, randn, staged, staged_in_memory};
 use serde_json::Value;
-use ssdtrain::{ErrorKind, MIB, TensorCache, TensorCacheBuilder, write_traces};
+use ssdtrain::{ErrorKind, MIB, StallReport, StepReport, TensorCache, TensorCacheBuilder, write_traces};
 use tch::{Kind, Tensor};
 
 const LAYERS: usize = 12;
@@ -22,13 +23,16 @@ fn chain(x: &Tensor) -> Tensor {
     (0..LAYERS).fold(x * 1.0, layer).sum(Kind::Float)
 }
 
-fn train(cache: &TensorCache, steps: usize) {
+/// Returns the report of the last step.
+fn train(cache: &TensorCache, steps: usize) -> StepReport {
     let x = leaf(&randn(&[512, 512]));
+    let mut last = StepReport::default();
     for _ in 0..steps {
         let step = cache.step();
         step.backward(&chain(&x)).unwrap();
-        step.finish().unwrap();
+        last = step.finish().unwrap();
     }
+    last
 }
 
 /// One complete event.
@@ -201,18 +205,44 @@ fn copies_of_one_direction_never_run_at_once() {
     }
 }
 
+/// Trains one step; the spans of each cause, and what the report says.
+fn stalls(builder: TensorCacheBuilder) -> (BTreeMap<String, Vec<Span>>, StallReport) {
+    let cache = builder.trace(true).build().unwrap();
+    let report = train(&cache, 1).stall;
+    let mut by_cause = BTreeMap::<_, Vec<_>>::new();
+    for span in Picture::of(&cache).of_category("stall") {
+        by_cause.entry(span.name.clone()).or_default().push(span.clone());
+    }
+    (by_cause, report)
+}
+
 #[test]
-fn a_budget_that_is_too_small_shows_as_stalls() {
-    let stalls = |builder: TensorCacheBuilder| -> BTreeSet<String> {
-        let cache = builder.trace(true).build().unwrap();
-        train(&cache, 3);
-        Picture::of(&cache).of_category("stall").iter().map(|span| span.name.clone()).collect()
-    };
-    let tiny = stalls(staged_in_memory().device_budget(1).prefetch(0));
-    assert!(tiny.contains("stall: device budget") && tiny.contains("stall: copy in"), "{tiny:?}");
-    let tiny = stalls(everything().device_budget(1).prefetch(0));
-    assert!(tiny.contains("stall: device budget") && tiny.contains("stall: load"), "{tiny:?}");
-    assert_eq!(stalls(staged_in_memory()), BTreeSet::new());
+fn a_budget_that_is_too_small_shows_as_the_stalls_of_the_report() {
+    // Copies that take longer than a layer does.
+    let slow = staged().simulated_device(Duration::from_millis(30)).host_pool(64 * MIB);
+    for (builder, causes) in [
+        (slow, ["stall: device budget", "stall: copy in"]),
+        (everything(), ["stall: device budget", "stall: load"]),
+    ] {
+        let (spans, report) = stalls(builder.device_budget(1).prefetch(0));
+        assert!(causes.iter().all(|cause| spans.contains_key(*cause)), "{spans:?}");
+        for (cause, time) in [
+            ("stall: device budget", report.device_budget),
+            ("stall: host pool", report.host_pool),
+            ("stall: load", report.load),
+            ("stall: copy in", report.copy_in),
+        ] {
+            let spans = spans.get(cause).map_or(&[][..], Vec::as_slice);
+            let sum: f64 = spans.iter().map(|span| span.to - span.from).sum();
+            // What overlaps by less than a microsecond may be cut.
+            assert!((sum - time.as_secs_f64() * 1e6).abs() <= spans.len() as f64, "{cause}: {sum}, {time:?}");
+        }
+    }
+}
+
+#[test]
+fn a_budget_that_is_never_reached_shows_no_stalls() {
+    assert_eq!(stalls(staged_in_memory()).0.len(), 0);
 }
 
 #[test]
@@ -263,7 +293,9 @@ fn names_that_json_must_escape_come_back_as_they_were() {
 #[test]
 fn several_caches_share_a_file_as_processes() {
     let caches = [everything().trace(true).build().unwrap(), tight().build().unwrap()];
-    caches.iter().for_each(|cache| train(cache, 1));
+    for cache in &caches {
+        train(cache, 1);
+    }
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("trace.json");
     write_traces(&path, &[("disk", &caches[0]), ("staged", &caches[1])]).unwrap();

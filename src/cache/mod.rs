@@ -262,9 +262,10 @@ impl Cache {
 
     /// A computing thread has waited since `start`.
     fn stalled(&self, counters: &Counters, cause: Cause, start: Instant) {
-        counters.stalled(cause, start.elapsed());
+        let now = Instant::now();
+        counters.stalled(cause, now - start);
         if let Some(trace) = &self.trace {
-            trace.stall(cause, start);
+            trace.stall(cause, start, now);
         }
     }
 

@@ -83,7 +83,9 @@ impl Device for Simulated {
     }
 
     fn between(&self, from: &Mark, to: &Mark) -> Result<Duration> {
-        let (from, to) = (*from.0.0.lock(), *to.0.0.lock());
+        // One lock after the other: the two may be the same mark.
+        let from = *from.0.0.lock();
+        let to = *to.0.0.lock();
         Ok(from.zip(to).map_or(Duration::ZERO, |(from, to)| to.saturating_duration_since(from)))
     }
 

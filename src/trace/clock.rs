@@ -125,3 +125,53 @@ impl<D: Device> Point for DevicePoint<D> {
         drop(self.clock.device.block_on(&self.mark));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Simulated;
+
+    #[test]
+    fn what_the_device_reaches_is_timed_as_the_host_would() {
+        let device = Arc::new(Simulated::start(Duration::ZERO).unwrap());
+        let trace = Arc::new(Trace::default());
+        let start = Instant::now();
+        let DeviceTrace { clock, .. } = DeviceTrace::start(&trace, &device).unwrap();
+        // Host and device meet somewhere within one exchange; a preempted thread makes that long.
+        let slack = start.elapsed();
+        let before = Instant::now();
+        let late = Arc::clone(&clock).point(Lane::Out).unwrap();
+        late.block();
+        let (at, after) = (late.when().unwrap(), Instant::now());
+        assert!(before <= at + slack && at <= after + slack, "{before:?} {at:?} {after:?}");
+    }
+
+    #[test]
+    fn marks_on_both_sides_of_the_base_have_their_times() {
+        let device = Arc::new(Simulated::start(Duration::ZERO).unwrap());
+        let marks = [(); 3].map(|()| device.mark(Lane::Compute).unwrap());
+        let between = |from: usize, to: usize| device.between(&marks[from], &marks[to]).unwrap();
+        let at = Instant::now();
+        let base = Mutex::new((marks[1].clone(), at));
+        let clock = Arc::new(Clock { device: Arc::clone(&device), base });
+        let when = |mark: usize| DevicePoint { clock: Arc::clone(&clock), mark: marks[mark].clone() }.when();
+        assert_eq!(
+            [when(0), when(1), when(2)],
+            [at.checked_sub(between(0, 1)), Some(at), Some(at + between(1, 2))]
+        );
+    }
+
+    #[test]
+    fn a_mark_that_is_not_reached_has_no_time() {
+        let device = Arc::new(Simulated::start(Duration::from_millis(20)).unwrap());
+        let trace = DeviceTrace::start(&Arc::default(), &device).unwrap();
+        // The lane has a copy to do that takes a while.
+        let (from, mut to) = ([7_u8; 8], [0_u8; 8]);
+        // SAFETY: both arrays outlive the copy, which is waited for below, and nobody else uses them meanwhile.
+        unsafe { device.copy_out(from.as_ptr(), to.as_mut_ptr(), 8) }.unwrap();
+        let point = Arc::clone(&trace.clock).point(Lane::Out).unwrap();
+        assert_eq!(point.when(), None);
+        point.block();
+        assert!(point.when().is_some() && to == from);
+    }
+}

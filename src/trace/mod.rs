@@ -103,9 +103,8 @@ enum Moment {
 }
 
 impl Trace {
-    /// A thread waited from `from` until now.
-    pub(crate) fn stall(&self, cause: Cause, from: Instant) {
-        let to = Instant::now();
+    /// The calling thread waited.
+    pub(crate) fn stall(&self, cause: Cause, from: Instant, to: Instant) {
         self.record(Span::on_host(Track::Thread(thread_number()), Name::Stall(cause), from, to, None));
     }
 
