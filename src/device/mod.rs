@@ -40,7 +40,7 @@ pub(crate) trait Device: Pin + 'static {
     /// Sleeps until `mark` is reached.
     fn block_on(&self, mark: &Self::Mark) -> Result<()>;
 
-    /// Time from one mark to a later one, both of which are reached.
+    /// Time from one mark to another, both of which are reached; nought if the other came first.
     fn between(&self, from: &Self::Mark, to: &Self::Mark) -> Result<Duration>;
 
     /// Queues a copy of `bytes` bytes of device memory to the host, on [`Lane::Out`].

@@ -122,7 +122,8 @@ struct Load<D: Device> {
     done: Completion,
 }
 
-/// A wait in the device's compute queue: from its start to its end.
+/// A wait in the device's compute queue: from when the queue came to it, to the end of the copy that it waits for. If that is the
+/// earlier of the two, it waited for nothing.
 struct Stall<D: Device> {
     cause: Cause,
     counters: Arc<Counters>,
@@ -693,13 +694,13 @@ impl<D: Device> Parcel for HostParcel<D> {
         if counted {
             return tier.device.wait(Lane::Compute, &mark);
         }
+        // No mark after the wait: CUDA lets a thread run only some 60 recorded events of a stream ahead of the device.
         let from = tier.device.mark(Lane::Compute)?;
         tier.device.wait(Lane::Compute, &mark)?;
-        let to = tier.device.mark(Lane::Compute)?;
         if let Some(trace) = &tier.trace {
-            trace.stall(cause, &from, &to);
+            trace.stall(cause, &from, &mark);
         }
-        tier.stalls.lock().push(Stall { cause, counters: Arc::clone(counters), from, to });
+        tier.stalls.lock().push(Stall { cause, counters: Arc::clone(counters), from, to: mark });
         Ok(())
     }
 

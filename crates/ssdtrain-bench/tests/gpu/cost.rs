@@ -10,7 +10,8 @@ use crate::lab::{Lab, leaf};
 
 on_both!(cost_of_pack_and_unpack);
 
-const STORAGES: u64 = 16;
+/// Few enough that the thread never runs into the limit of what may be queued on a stream.
+const STORAGES: u64 = 8;
 
 /// The difference that the cache makes to the time a thread needs to queue forward and backward, for each tensor that it moves.
 fn cost_of_pack_and_unpack(lab: &Lab) {
