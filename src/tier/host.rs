@@ -240,10 +240,9 @@ impl<D: Device> HostTier<D> {
                 books.too_large = books.too_large.max(bytes);
                 return Room::None;
             }
-            while let Some(next) = books.shelf.next_to_write_at_once() {
-                if !self.write(books, next) {
-                    break;
-                }
+            // What is being written already makes room, though perhaps not enough: then this is asked again.
+            if !books.shelf.is_writing() {
+                while books.shelf.next_to_write_at_once().is_some_and(|next| !self.write(books, next)) {}
             }
             if books.shelf.is_writing() {
                 return Room::Later;

@@ -173,7 +173,10 @@ impl Picture {
             match event {
                 Event::Sample { counter, at, bytes } => picture.samples.push((*counter, *at, *bytes)),
                 Event::Span(span) => match (span.from.host(), span.to.host()) {
+                    // The copy was over when the queue came to wait for it.
+                    (Some(from), Some(to)) if matches!(span.name, Name::Stall(_)) && to <= from => {}
                     (Some(from), Some(to)) => {
+                        let to = to.max(from);
                         picture.lines(&log, span.track).spans.push((span.name, from, to, span.bytes));
                     }
                     _ => picture.untimed += 1,
