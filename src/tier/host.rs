@@ -84,8 +84,10 @@ struct Books<D: Device> {
     too_large: u64,
 }
 
-/// Memory, and the marks after which the device does not use it any more.
-type Cooling<D> = (Vec<<D as Device>::Mark>, Memory);
+/// Memory, and the mark after which the device does not use it any more.
+type Cooling<D> = (<D as Device>::Mark, Memory);
+/// Memory, and all marks after which the device does not use it any more.
+type Taken<D> = (Vec<<D as Device>::Mark>, Memory);
 
 /// Host memory of a parcel.
 #[derive(Clone)]
@@ -107,8 +109,8 @@ struct Held<D: Device> {
     /// The ends of the copy out and of the last copy in.
     out: Option<D::Mark>,
     back: Option<D::Mark>,
-    /// Whether the wait for the latest of them was counted already.
-    counted: bool,
+    /// Whether the compute queue was told to wait for the latest of them already.
+    ordered: bool,
     /// Why no copy could be made.
     failure: Option<String>,
     /// Loads that wait for the disk.
@@ -202,10 +204,9 @@ impl<D: Device> HostTier<D> {
 
     /// Memory for `bytes` bytes, from the pool or from parcels that are on the disk too. The device may still use it until the
     /// marks returned with it.
-    fn take(&self, books: &mut Books<D>, bytes: u64) -> Option<Cooling<D>> {
-        let over = |marks: &[D::Mark]| marks.iter().all(|mark| self.device.is_reached(mark));
-        while books.cooling.pop_front_if(|(marks, _)| over(marks)).is_some() {}
-        books.unpooled.retain(|(marks, _)| !over(marks));
+    fn take(&self, books: &mut Books<D>, bytes: u64) -> Option<Taken<D>> {
+        while books.cooling.pop_front_if(|(mark, _)| self.device.is_reached(mark)).is_some() {}
+        books.unpooled.retain(|(mark, _)| !self.device.is_reached(mark));
         loop {
             if let Some(slot) = self.pool.take(bytes) {
                 books.hot.retain(|mark| !self.device.is_reached(mark));
@@ -217,9 +218,9 @@ impl<D: Device> HostTier<D> {
                 let next = books.shelf.next_to_reclaim()?;
                 books.shelf.reclaim(next);
                 let held = &mut books.shelf.get(next)?.held;
-                let marks = held.under_way(&*self.device);
-                if let Some(memory) = held.memory.take() {
-                    books.give_back((marks, memory));
+                let memory = held.memory.take();
+                if let Some(cooling) = held.under_way(&*self.device).zip(memory) {
+                    books.give_back(cooling);
                 }
             }
         }
@@ -241,7 +242,7 @@ impl<D: Device> HostTier<D> {
                 return Room::None;
             }
             // What is being written already makes room, though perhaps not enough: then this is asked again.
-            if !books.shelf.is_writing() {
+            if self.store.is_some() && !books.shelf.is_writing() {
                 while books.shelf.next_to_write_at_once().is_some_and(|next| !self.write(books, next)) {}
             }
             if books.shelf.is_writing() {
@@ -304,7 +305,7 @@ impl<D: Device> HostTier<D> {
         let out = self.device.mark(Lane::Out)?;
         self.end_copy(Lane::Out, place, begin, &out);
         place.held.out = Some(out);
-        place.held.counted = false;
+        place.held.ordered = false;
         books.shelf.set(serial, At::Host);
         Ok(())
     }
@@ -314,7 +315,7 @@ impl<D: Device> HostTier<D> {
         let bytes = whole(place.bytes)?;
         let Some(memory) = &place.held.memory else { return Err(internal("a copy of nothing")) };
         self.device.wait(Lane::In, ready)?;
-        if let Some(out) = place.held.out.as_ref().filter(|out| !self.device.is_reached(out)) {
+        if let Some(out) = &place.held.out {
             self.device.wait(Lane::In, out)?;
         }
         let begin = self.begin_copy(Lane::In)?;
@@ -329,7 +330,7 @@ impl<D: Device> HostTier<D> {
         let back = self.device.mark(Lane::In)?;
         self.end_copy(Lane::In, place, begin, &back);
         place.held.back = Some(back);
-        place.held.counted = false;
+        place.held.ordered = false;
         books.shelf.not_near(serial);
         books.shelf.lend(serial);
         Ok(())
@@ -522,7 +523,7 @@ impl<D: Device> Tier for HostTier<D> {
                 blob: None,
                 out: None,
                 back: None,
-                counted: false,
+                ordered: false,
                 failure: None,
                 loads: Vec::new(),
             };
@@ -599,10 +600,9 @@ impl<D: Device> Drop for HostTier<D> {
     fn drop(&mut self) {
         // Before the pool's memory goes, the device must be done with it.
         let books = self.books.get_mut();
-        for (marks, _) in books.cooling.iter().chain(&books.unpooled) {
-            if let Err(error) = marks.iter().try_for_each(|mark| self.device.block_on(mark)) {
-                tracing::debug!(%error, "the device failed before the host pool went");
-            }
+        let kept = books.cooling.iter().chain(&books.unpooled).map(|(mark, _)| mark);
+        if let Err(error) = kept.chain(&books.hot).try_for_each(|mark| self.device.block_on(mark)) {
+            tracing::debug!(%error, "the device failed before the host pool went");
         }
     }
 }
@@ -685,12 +685,12 @@ impl<D: Device> Parcel for HostParcel<D> {
             return Err(Error::new(ErrorKind::Device, failure.clone()));
         }
         let Some(mark) = place.held.back.clone().or_else(|| place.held.out.clone()) else { return Ok(()) };
-        let counted = std::mem::replace(&mut place.held.counted, true);
+        let ordered = std::mem::replace(&mut place.held.ordered, true);
         drop(books);
         if tier.device.is_reached(&mark) {
             return Ok(());
         }
-        if counted {
+        if ordered {
             return tier.device.wait(Lane::Compute, &mark);
         }
         // No mark after the wait: CUDA lets a thread run only some 60 recorded events of a stream ahead of the device.
@@ -708,12 +708,13 @@ impl<D: Device> Parcel for HostParcel<D> {
     }
 
     fn abandon(&self) {
-        let (marks, loads) = {
+        let (mark, loads) = {
             let mut books = self.tier.books.lock();
             let Some(place) = books.shelf.get(self.serial) else { return };
-            (place.held.under_way(&*self.tier.device), std::mem::take(&mut place.held.loads))
+            let mark = place.held.under_way(&*self.tier.device).filter(|_| !place.held.ordered);
+            (mark, std::mem::take(&mut place.held.loads))
         };
-        if let Err(error) = marks.iter().try_for_each(|mark| self.tier.device.wait(Lane::Compute, mark)) {
+        if let Some(Err(error)) = mark.map(|mark| self.tier.device.wait(Lane::Compute, &mark)) {
             tracing::warn!(%error, "the device cannot be made to wait for a copy");
         }
         for Load { into, done, .. } in loads {
@@ -728,9 +729,9 @@ impl<D: Device> Drop for HostParcel<D> {
         {
             let mut books = self.tier.books.lock();
             let Some(mut place) = books.shelf.remove(self.serial) else { return };
-            let marks = place.held.under_way(&*self.tier.device);
-            if let Some(memory) = place.held.memory.take().filter(|_| !marks.is_empty()) {
-                books.cooling.push_back((marks, memory));
+            let mark = place.held.under_way(&*self.tier.device);
+            if let Some(cooling) = mark.zip(place.held.memory.take()) {
+                books.cooling.push_back(cooling);
             }
         }
         self.tier.sample();
@@ -739,20 +740,21 @@ impl<D: Device> Drop for HostParcel<D> {
 }
 
 impl<D: Device> Books<D> {
-    /// Gives memory back before its marks are reached.
-    fn give_back(&mut self, (marks, memory): Cooling<D>) {
+    /// Gives memory back before its mark is reached.
+    fn give_back(&mut self, (mark, memory): Cooling<D>) {
         if memory.pooled {
-            self.hot.extend(marks);
+            self.hot.push(mark);
         } else {
-            self.unpooled.push((marks, memory));
+            self.unpooled.push((mark, memory));
         }
     }
 }
 
 impl<D: Device> Held<D> {
-    /// The marks after which the device uses neither the parcel's memory nor the storages of its copies.
-    fn under_way(&self, device: &D) -> Vec<D::Mark> {
-        self.out.iter().chain(&self.back).filter(|mark| !device.is_reached(mark)).cloned().collect()
+    /// The mark after which the device uses neither the parcel's memory nor the storages of its copies; none if it is reached. A
+    /// copy in comes after the copy out.
+    fn under_way(&self, device: &D) -> Option<D::Mark> {
+        self.back.as_ref().or(self.out.as_ref()).filter(|mark| !device.is_reached(mark)).cloned()
     }
 }
 

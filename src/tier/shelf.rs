@@ -67,7 +67,7 @@ pub(super) struct Shelf<T> {
 
 /// Writes under way: at least two, so that the disk goes from one to the next, and enough bytes of small ones.
 const WRITES: usize = 2;
-const WRITE_BYTES: u64 = 128 << 20;
+const WRITE_BYTES: u64 = 512 << 20;
 
 impl<T> Shelf<T> {
     pub(super) fn new() -> Shelf<T> {
