@@ -62,7 +62,7 @@ pub(crate) struct CacheArgs {
     /// Take a checksum of everything stored and compare it on load
     #[arg(long)]
     verify: bool,
-    /// Record the steps and write them to FILE, for https://ui.perfetto.dev: scopes, stalls, copies and transfers on one time line.
+    /// Record the steps and write them to FILE, for Perfetto (ui.perfetto.dev): scopes, stalls, copies and transfers on one time line.
     /// All steps count, warm-up too; of each strategy the latest million events are kept (about 100 MB). Under compare the file
     /// has every strategy with a cache, each as a process of its name; train leaves the table at the end out of it
     #[arg(long, value_name = "FILE")]
