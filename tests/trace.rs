@@ -221,8 +221,9 @@ fn a_budget_that_is_too_small_shows_as_the_stalls_of_the_report() {
     // Copies that take longer than a layer does.
     let slow = staged().simulated_device(Duration::from_millis(30)).host_pool(64 * MIB);
     for (builder, causes) in [
-        (slow, ["stall: device budget", "stall: copy in"]),
-        (everything(), ["stall: device budget", "stall: load"]),
+        (slow, ["stall: device budget", "stall: copy in"].as_slice()),
+        // Whether a store is over before the next save is up to the disk.
+        (everything(), ["stall: load"].as_slice()),
     ] {
         let (spans, report) = stalls(builder.device_budget(1).prefetch(0));
         assert!(causes.iter().all(|cause| spans.contains_key(*cause)), "{spans:?}");

@@ -20,7 +20,7 @@ pub(crate) use self::hooks::{Recorder, StepContext};
 use self::table::{Answer, EntryKey, Job, Saved, Squeeze, Table};
 pub(crate) use self::table::{Limits, NO_TAPE, TapeKey};
 use crate::telemetry::{Cause, Counters, ScopeId, Scopes};
-use crate::tier::{Parcel, Tier};
+use crate::tier::{Here, Parcel, Tier};
 use crate::trace::{Counter, Trace};
 
 pub(crate) struct Cache {
@@ -85,14 +85,15 @@ impl Cache {
 
     /// Stores all that is to leave, and lets it leave. What finds no room below stays.
     pub(crate) fn flush(self: &Arc<Self>, counters: &Arc<Counters>) {
+        let here = Here::default();
         let mut table = self.table.lock();
         loop {
             let mut jobs = Vec::new();
             let all = table.pump_all(&mut jobs);
             let begun = !jobs.is_empty();
-            MutexGuard::unlocked(&mut table, || self.submit(jobs));
+            MutexGuard::unlocked(&mut table, || self.submit(jobs, &here));
             if let Some((key, parcel)) = table.oldest_leaving() {
-                self.let_go(&mut table, key, &*parcel, counters);
+                self.let_go(&mut table, key, parcel, counters, &here);
             } else if table.transfers() > 0 || !(all || begun) {
                 self.changed.wait(&mut table);
             } else if all {
@@ -118,6 +119,8 @@ impl Cache {
         let id = saved.storage_id()?;
         let (bytes, version) = (saved.storage_bytes(), saved.version());
         let counters = &step.counters;
+        let here = Here::default();
+        let mut parcel = None;
         let mut jobs = Vec::new();
         let place = {
             let mut table = self.table.lock();
@@ -130,10 +133,23 @@ impl Cache {
                     counters.deduplicated.add(bytes);
                     break key;
                 }
-                if self.fits(&mut table, bytes, counters) {
+                // Before anything is waited for, so that it is marked as computed where it was. A device that cannot even mark a
+                // point in its queue has failed, and says so where it computes.
+                if parcel.is_none() && !keep {
+                    let tier = self.tier.clone();
+                    parcel = tier.and_then(|tier| tier.parcel(bytes, scope, &here).ok());
+                }
+                if self.fits(&mut table, bytes, counters, &here) {
                     let (storage, counters) = (saved.storage()?, Arc::clone(counters));
-                    let saved = Saved { storage, version, scope, step: step.number, counters };
-                    break table.insert(saved, keep);
+                    let step = step.number;
+                    break table.insert(Saved {
+                        storage,
+                        parcel: parcel.take(),
+                        version,
+                        scope,
+                        step,
+                        counters,
+                    });
                 }
             };
             let position = table.attach(key, tape);
@@ -141,7 +157,9 @@ impl Cache {
             self.sample(&table);
             (key, position)
         };
-        self.submit(jobs);
+        self.submit(jobs, &here);
+        // One that was not needed goes without the lock.
+        drop(parcel);
         Some(place)
     }
 
@@ -152,15 +170,16 @@ impl Cache {
         table: &mut MutexGuard<'_, Table>,
         bytes: u64,
         counters: &Arc<Counters>,
+        here: &Here,
     ) -> bool {
         let mut jobs = Vec::new();
         match table.squeeze(bytes, &mut jobs) {
             Squeeze::Fits => true,
             Squeeze::Begun => {
-                MutexGuard::unlocked(table, || self.submit(jobs));
+                MutexGuard::unlocked(table, || self.submit(jobs, here));
                 false
             }
-            Squeeze::LetGo(key, parcel) => !self.let_go(table, key, &*parcel, counters),
+            Squeeze::LetGo(key, parcel) => !self.let_go(table, key, parcel, counters, here),
             Squeeze::Wait(cause) => {
                 let start = Instant::now();
                 self.changed.wait(table);
@@ -175,10 +194,12 @@ impl Cache {
         &self,
         table: &mut MutexGuard<'_, Table>,
         key: EntryKey,
-        parcel: &dyn Parcel,
+        parcel: Arc<dyn Parcel>,
         counters: &Arc<Counters>,
+        here: &Here,
     ) -> bool {
-        let ordered = MutexGuard::unlocked(table, || parcel.order(Cause::DeviceBudget, counters));
+        // The parcel goes here, too: it may be the last of an entry that was released meanwhile, and makes room known.
+        let ordered = MutexGuard::unlocked(table, move || parcel.order(Cause::DeviceBudget, counters, here));
         if let Err(error) = &ordered {
             tracing::warn!(%error, "a storage cannot leave the device");
         }
@@ -200,6 +221,7 @@ impl Cache {
         round: &mut u64,
     ) -> Result<Storage, String> {
         let mut table = self.table.lock();
+        let here = Here::default();
         let mut waited: Option<(Instant, Arc<Counters>)> = None;
         let mut missed = false;
         loop {
@@ -207,7 +229,7 @@ impl Cache {
                 let Some(counters) = table.entry(leaving).map(|entry| Arc::clone(&entry.counters)) else {
                     break;
                 };
-                if !self.let_go(&mut table, leaving, &*parcel, &counters) {
+                if !self.let_go(&mut table, leaving, parcel, &counters, &here) {
                     break;
                 }
             }
@@ -219,7 +241,7 @@ impl Cache {
             }
             self.sample(&table);
             if !jobs.is_empty() {
-                MutexGuard::unlocked(&mut table, || self.submit(jobs));
+                MutexGuard::unlocked(&mut table, || self.submit(jobs, &here));
             }
             match answer {
                 Answer::Here(storage, order) => {
@@ -228,7 +250,7 @@ impl Cache {
                         self.stalled(&counters, Cause::Load, start);
                     }
                     if let Some((parcel, counters)) = order {
-                        parcel.order(Cause::CopyIn, &counters).map_err(|error| error.to_string())?;
+                        parcel.order(Cause::CopyIn, &counters, &here).map_err(|error| error.to_string())?;
                     }
                     return Ok(storage);
                 }
@@ -278,7 +300,7 @@ impl Cache {
     }
 
     /// Hands transfers to the tier. Called without the lock.
-    fn submit(self: &Arc<Self>, jobs: Vec<Job>) {
+    fn submit(self: &Arc<Self>, jobs: Vec<Job>, here: &Here) {
         for job in jobs {
             let cache = Arc::clone(self);
             match job {
@@ -288,7 +310,7 @@ impl Cache {
                 }
                 Job::Load { key, parcel, into } => {
                     let bytes = into.bytes();
-                    parcel.load(into, Box::new(move |outcome| cache.loaded(key, bytes, outcome)));
+                    parcel.load(into, here, Box::new(move |outcome| cache.loaded(key, bytes, outcome)));
                 }
             }
         }
@@ -309,7 +331,8 @@ impl Cache {
         };
         drop(gone);
         self.changed.notify_all();
-        self.submit(jobs);
+        // Only stores follow a store.
+        self.submit(jobs, &Here::default());
     }
 
     /// Runs when a load is over: on the I/O thread, or at once where only a copy had to be queued.

@@ -10,7 +10,7 @@ use ssdtrain_libtorch::Storage;
 use super::table::{Answer, EntryKey, Job, Limits, Saved, Table, TapeKey};
 use crate::store::{BackendKind, Store, StoreConfig};
 use crate::telemetry::ScopeId;
-use crate::tier::{DiskTier, Tier};
+use crate::tier::{DiskTier, Here, Tier};
 
 const BYTES: u64 = 4096;
 
@@ -38,6 +38,7 @@ struct World {
 }
 
 struct Model {
+    tier: TierRef,
     world: Mutex<World>,
     changed: Condvar,
 }
@@ -49,7 +50,11 @@ impl Model {
             jobs: VecDeque::new(),
             done: false,
         };
-        Arc::new(Model { world: Mutex::new(world), changed: Condvar::new() })
+        Arc::new(Model {
+            tier: std::sync::Arc::clone(tier),
+            world: Mutex::new(world),
+            changed: Condvar::new(),
+        })
     }
 
     /// Saves one storage that nobody else holds, with one handle.
@@ -57,12 +62,17 @@ impl Model {
         let mut world = self.world.lock().unwrap();
         let saved = Saved {
             storage: Storage::allocate(BYTES).unwrap(),
+            parcel: Some(
+                std::sync::Arc::clone(&self.tier)
+                    .parcel(BYTES, ScopeId::default(), &Here::default())
+                    .unwrap(),
+            ),
             version: 0,
             scope: ScopeId::default(),
             step: 1,
             counters: std::sync::Arc::default(),
         };
-        let key = world.table.insert(saved, false);
+        let key = world.table.insert(saved);
         let position = world.table.attach(key, tape);
         let mut jobs = Vec::new();
         world.table.pump(&mut jobs);

@@ -244,17 +244,11 @@ impl Table {
         None
     }
 
-    /// A new entry, on its way down or (`keep`) to stay on the device.
-    pub(crate) fn insert(&mut self, saved: Saved, keep: bool) -> EntryKey {
+    /// A new entry, on its way down or, without a parcel, to stay on the device.
+    pub(crate) fn insert(&mut self, saved: Saved) -> EntryKey {
         self.serial += 1;
         let bytes = saved.storage.bytes();
-        // A device that cannot even mark a point in its queue has failed, and says so where it computes.
-        let place = self
-            .tier
-            .as_ref()
-            .filter(|_| !keep)
-            .and_then(|tier| Arc::clone(tier).parcel(bytes, saved.scope).ok());
-        let keep = place.is_none();
+        let keep = saved.parcel.is_none();
         let id = saved.storage.id();
         let index = self.entries.insert(Entry {
             serial: self.serial,
@@ -264,7 +258,7 @@ impl Table {
             device: Some(saved.storage),
             version: saved.version,
             returned: None,
-            parcel: place,
+            parcel: saved.parcel,
             live_before: self.live,
             handles: 0,
             served: 0,
@@ -641,6 +635,7 @@ impl Table {
 /// What is known of a storage when it is first saved.
 pub(crate) struct Saved {
     pub(crate) storage: Storage,
+    pub(crate) parcel: Option<Arc<dyn Parcel>>,
     pub(crate) version: u32,
     pub(crate) scope: ScopeId,
     pub(crate) step: u64,

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use ssdtrain_libtorch::Storage;
 
-use super::{Leaving, Parcel, Room, Tier};
+use super::{Here, Leaving, Parcel, Room, Tier};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::StorageBuf;
 use crate::store::{Blob, Completion, Direction, Store};
@@ -39,7 +39,7 @@ impl DiskParcel {
 }
 
 impl Tier for DiskTier {
-    fn parcel(self: Arc<Self>, bytes: u64, scope: ScopeId) -> Result<Arc<dyn Parcel>> {
+    fn parcel(self: Arc<Self>, bytes: u64, scope: ScopeId, _here: &Here) -> Result<Arc<dyn Parcel>> {
         let (store, trace) = (self.store.clone(), self.trace.clone());
         Ok(Arc::new(DiskParcel { store, trace, bytes, scope, blob: OnceLock::new() }))
     }
@@ -93,7 +93,7 @@ impl Parcel for DiskParcel {
         }
     }
 
-    fn load(self: Arc<Self>, into: Storage, done: Completion) {
+    fn load(self: Arc<Self>, into: Storage, _here: &Here, done: Completion) {
         match self.blob.get() {
             Some(blob) => {
                 let done = self.traced(Direction::Read, done);
@@ -109,7 +109,7 @@ impl Parcel for DiskParcel {
     }
 
     /// CPU tensors have no queue: what is done is done.
-    fn order(&self, _cause: Cause, _counters: &Arc<Counters>) -> Result<()> {
+    fn order(&self, _cause: Cause, _counters: &Arc<Counters>, _here: &Here) -> Result<()> {
         Ok(())
     }
 

@@ -7,15 +7,18 @@
 //! Copies are queued and never waited for here; where a thread has to sleep until one is done (before a slot is
 //! written to the disk, before a slot that the device still reads is read into), a thread of this tier's does.
 
+use std::any::Any;
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use ssdtrain_libtorch::Storage;
 
 use super::shelf::{At, Place, Serial, Shelf};
 use super::waiter::Waiter;
-use super::{Leaving, Parcel, Room, Tier};
+use super::{Here, Leaving, Parcel, Room, Tier};
 use crate::bytes::Bytes;
 use crate::device::{Device, Lane};
 use crate::error::{Error, ErrorKind, Result};
@@ -130,6 +133,8 @@ struct Stall<D: Device> {
     cause: Cause,
     counters: Arc<Counters>,
     from: D::Mark,
+    /// The end of the wait before, if nothing was computed between the two.
+    waited: Option<D::Mark>,
     to: D::Mark,
 }
 
@@ -198,6 +203,26 @@ impl<D: Device> HostTier<D> {
             PoolSize::Learned { cap } if books.growing => cap,
             _ => self.pool.capacity(),
         }
+    }
+
+    // ---- marks ----
+
+    /// What the calling thread computed before this call. Marked once.
+    fn here(&self, here: &Here) -> Result<D::Mark> {
+        if let Some(mark) = Here::get(&here.mark) {
+            return Ok(mark);
+        }
+        let mark = self.device.mark(Lane::Compute)?;
+        Here::set(&here.mark, &mark);
+        Ok(mark)
+    }
+
+    /// The same, and what it was told to wait for since: memory that was let go of may be written after it.
+    fn after_waits(&self, here: &Here) -> Result<D::Mark> {
+        if here.waited.take().is_some() {
+            here.mark.take();
+        }
+        self.here(here)
     }
 
     // ---- host memory ----
@@ -512,8 +537,8 @@ impl<D: Device> HostTier<D> {
 }
 
 impl<D: Device> Tier for HostTier<D> {
-    fn parcel(self: Arc<Self>, bytes: u64, scope: ScopeId) -> Result<Arc<dyn Parcel>> {
-        let ready = self.device.mark(Lane::Compute)?;
+    fn parcel(self: Arc<Self>, bytes: u64, scope: ScopeId, here: &Here) -> Result<Arc<dyn Parcel>> {
+        let ready = self.here(here)?;
         let parcel: Arc<HostParcel<D>> = Arc::new_cyclic(|this| {
             let held = Held {
                 parcel: Weak::clone(this),
@@ -570,8 +595,12 @@ impl<D: Device> Tier for HostTier<D> {
         }
         drop(books);
         let stalls = std::mem::take(&mut *self.stalls.lock());
-        for Stall { cause, counters, from, to } in stalls {
-            let time = self.device.block_on(&to).and_then(|()| self.device.between(&from, &to));
+        for Stall { cause, counters, from, waited, to } in stalls {
+            let time = self.device.block_on(&to).and_then(|()| {
+                let since = |mark: &D::Mark| self.device.between(mark, &to);
+                let after_wait = waited.as_ref().map(since).transpose()?;
+                Ok(since(&from)?.min(after_wait.unwrap_or(Duration::MAX)))
+            });
             match time {
                 Ok(time) => counters.stalled(cause, time),
                 Err(error) => tracing::warn!(%error, "a stall could not be measured"),
@@ -628,9 +657,9 @@ impl<D: Device> Parcel for HostParcel<D> {
         }
     }
 
-    fn load(self: Arc<Self>, into: Storage, done: Completion) {
+    fn load(self: Arc<Self>, into: Storage, here: &Here, done: Completion) {
         let tier = &self.tier;
-        let ready = match tier.device.mark(Lane::Compute) {
+        let ready = match tier.after_waits(here) {
             Ok(ready) => ready,
             Err(error) => return done(Err(error)),
         };
@@ -673,7 +702,7 @@ impl<D: Device> Parcel for HostParcel<D> {
         begun.unwrap_or(true)
     }
 
-    fn order(&self, cause: Cause, counters: &Arc<Counters>) -> Result<()> {
+    fn order(&self, cause: Cause, counters: &Arc<Counters>, here: &Here) -> Result<()> {
         let tier = &self.tier;
         let mut books = tier.books.lock();
         // The thread that saved it may not have begun the store yet.
@@ -693,13 +722,15 @@ impl<D: Device> Parcel for HostParcel<D> {
         if ordered {
             return tier.device.wait(Lane::Compute, &mark);
         }
+        let from = tier.here(here)?;
+        let waited = Here::get(&here.waited);
         // No mark after the wait: CUDA lets a thread run only some 60 recorded events of a stream ahead of the device.
-        let from = tier.device.mark(Lane::Compute)?;
         tier.device.wait(Lane::Compute, &mark)?;
+        Here::set(&here.waited, &mark);
         if let Some(trace) = &tier.trace {
-            trace.stall(cause, &from, &mark);
+            trace.stall(cause, waited.as_ref().unwrap_or(&from), &mark);
         }
-        tier.stalls.lock().push(Stall { cause, counters: Arc::clone(counters), from, to: mark });
+        tier.stalls.lock().push(Stall { cause, counters: Arc::clone(counters), from, waited, to: mark });
         Ok(())
     }
 
@@ -711,7 +742,7 @@ impl<D: Device> Parcel for HostParcel<D> {
         let (mark, loads) = {
             let mut books = self.tier.books.lock();
             let Some(place) = books.shelf.get(self.serial) else { return };
-            let mark = place.held.under_way(&*self.tier.device).filter(|_| !place.held.ordered);
+            let mark = if place.held.ordered { None } else { place.held.under_way(&*self.tier.device) };
             (mark, std::mem::take(&mut place.held.loads))
         };
         if let Some(Err(error)) = mark.map(|mark| self.tier.device.wait(Lane::Compute, &mark)) {
@@ -755,6 +786,16 @@ impl<D: Device> Held<D> {
     /// copy in comes after the copy out.
     fn under_way(&self, device: &D) -> Option<D::Mark> {
         self.back.as_ref().or(self.out.as_ref()).filter(|mark| !device.is_reached(mark)).cloned()
+    }
+}
+
+impl Here {
+    fn get<M: Clone + 'static>(place: &RefCell<Option<Box<dyn Any>>>) -> Option<M> {
+        place.borrow().as_ref().and_then(|mark| mark.downcast_ref()).cloned()
+    }
+
+    fn set<M: Clone + 'static>(place: &RefCell<Option<Box<dyn Any>>>, mark: &M) {
+        place.replace(Some(Box::new(mark.clone())));
     }
 }
 

@@ -9,6 +9,8 @@ mod host;
 mod shelf;
 mod waiter;
 
+use std::any::Any;
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use ssdtrain_libtorch::Storage;
@@ -22,7 +24,7 @@ use crate::telemetry::{Cause, Counters, ScopeId};
 /// What lies below a device.
 pub(crate) trait Tier: Send + Sync {
     /// A place for `bytes` bytes that the calling thread has just computed in `scope`. Room is made later.
-    fn parcel(self: Arc<Self>, bytes: u64, scope: ScopeId) -> Result<Arc<dyn Parcel>>;
+    fn parcel(self: Arc<Self>, bytes: u64, scope: ScopeId, here: &Here) -> Result<Arc<dyn Parcel>>;
 
     /// A new storage on the device, for what the calling thread computes.
     fn allocate(&self, bytes: u64) -> Result<Storage>;
@@ -47,6 +49,16 @@ pub(crate) trait Tier: Send + Sync {
 
     /// Which way bytes go, for people.
     fn path(&self) -> String;
+}
+
+/// Where the calling thread's computation has come to, for as long as it queues nothing: within one call of autograd's. It is
+/// marked when it is first asked for, and no more often than need be, since each mark costs the thread a microsecond.
+#[derive(Default)]
+pub(crate) struct Here {
+    /// A device's own mark.
+    mark: RefCell<Option<Box<dyn Any>>>,
+    /// The last mark that the computation was told to wait for since.
+    waited: RefCell<Option<Box<dyn Any>>>,
 }
 
 /// When the cache may let go of a storage that it stores.
@@ -81,14 +93,14 @@ pub(crate) trait Parcel: Send + Sync {
 
     /// Begins to load the bytes into `into`, which the calling thread has just allocated. After `done`, the bytes are there for
     /// whoever calls [`order`](Parcel::order) first.
-    fn load(self: Arc<Self>, into: Storage, done: Completion);
+    fn load(self: Arc<Self>, into: Storage, here: &Here, done: Completion);
 
     /// Brings the bytes up to where loading them is quick, if they are further down. False: there is no room for them yet.
     fn bring_near(self: Arc<Self>) -> bool;
 
     /// Makes what the calling thread computes from now on come after the transfers of this parcel that were begun. Time that
     /// the device waits for that is counted for `cause`.
-    fn order(&self, cause: Cause, counters: &Arc<Counters>) -> Result<()>;
+    fn order(&self, cause: Cause, counters: &Arc<Counters>, here: &Here) -> Result<()>;
 
     /// Asks whether the device may let go of bytes that were loaded; false if they are nowhere below it any more.
     fn may_evict(&self) -> bool;
