@@ -7,25 +7,27 @@
 //! Copies are queued and never waited for here; where a thread has to sleep until one is done (before a slot is
 //! written to the disk, before a slot that the device still reads is read into), a thread of this tier's does.
 
-use std::any::Any;
-use std::cell::RefCell;
+mod copies;
+mod parcel;
+mod spill;
+
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 use ssdtrain_libtorch::Storage;
 
-use super::shelf::{At, Place, Serial, Shelf};
+use super::shelf::{Serial, Shelf};
 use super::waiter::Waiter;
 use super::{Here, Leaving, Parcel, Room, Tier};
 use crate::bytes::Bytes;
 use crate::device::{Device, Lane};
 use crate::error::{Error, ErrorKind, Result};
-use crate::mem::{AlignedBuf, HostPool, IoBuf, parts};
-use crate::store::{Blob, Completion, Direction, Store};
+use crate::mem::{HostPool, IoBuf};
+use crate::store::{Blob, Completion, Store};
 use crate::telemetry::{Cause, Counters, ScopeId};
-use crate::trace::{Counter, DeviceTrace, Trace};
+use crate::trace::{DeviceTrace, Trace};
 
 /// How much host memory the tier takes, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -145,9 +147,6 @@ struct HostParcel<D: Device> {
     bytes: u64,
 }
 
-/// Completions to call once the books are closed.
-type Ended = Vec<(Completion, Result<()>)>;
-
 impl<D: Device> HostTier<D> {
     pub(crate) fn new(
         device: D,
@@ -203,26 +202,6 @@ impl<D: Device> HostTier<D> {
             PoolSize::Learned { cap } if books.growing => cap,
             _ => self.pool.capacity(),
         }
-    }
-
-    // ---- marks ----
-
-    /// What the calling thread computed before this call. Marked once.
-    fn here(&self, here: &Here) -> Result<D::Mark> {
-        if let Some(mark) = Here::get(&here.mark) {
-            return Ok(mark);
-        }
-        let mark = self.device.mark(Lane::Compute)?;
-        Here::set(&here.mark, &mark);
-        Ok(mark)
-    }
-
-    /// The same, and what it was told to wait for since: memory that was let go of may be written after it.
-    fn after_waits(&self, here: &Here) -> Result<D::Mark> {
-        if here.waited.take().is_some() {
-            here.mark.take();
-        }
-        self.here(here)
     }
 
     // ---- host memory ----
@@ -309,224 +288,6 @@ impl<D: Device> HostTier<D> {
             tracing::warn!(%error, "the host pool stays at {}", Bytes(self.pool.capacity()));
         }
         grown.is_ok()
-    }
-
-    // ---- copies ----
-
-    fn copy_out(&self, books: &mut Books<D>, serial: Serial, from: &Storage) -> Result<()> {
-        let Some(place) = books.shelf.get(serial) else { return Err(internal("a copy of no parcel")) };
-        let bytes = whole(place.bytes)?;
-        let Some(memory) = &place.held.memory else { return Err(internal("a copy without room")) };
-        self.device.wait(Lane::Out, &place.held.ready)?;
-        let begin = self.begin_copy(Lane::Out)?;
-        let source: *const u8 = from.data().cast_const().cast();
-        let mut offset = 0;
-        for (to, len) in parts(&*memory.buf, bytes) {
-            // SAFETY: the storage is kept as it is until it may leave, and the memory is this parcel's alone; both are longer
-            // than the copy, and both stay until the mark below is reached.
-            unsafe { self.device.copy_out(source.wrapping_add(offset), to, len) }?;
-            offset += len;
-        }
-        let out = self.device.mark(Lane::Out)?;
-        self.end_copy(Lane::Out, place, begin, &out);
-        place.held.out = Some(out);
-        place.held.ordered = false;
-        books.shelf.set(serial, At::Host);
-        Ok(())
-    }
-
-    fn copy_in(&self, books: &mut Books<D>, serial: Serial, into: &Storage, ready: &D::Mark) -> Result<()> {
-        let Some(place) = books.shelf.get(serial) else { return Err(internal("a copy of no parcel")) };
-        let bytes = whole(place.bytes)?;
-        let Some(memory) = &place.held.memory else { return Err(internal("a copy of nothing")) };
-        self.device.wait(Lane::In, ready)?;
-        if let Some(out) = &place.held.out {
-            self.device.wait(Lane::In, out)?;
-        }
-        let begin = self.begin_copy(Lane::In)?;
-        let target: *mut u8 = into.data().cast();
-        let mut offset = 0;
-        for (from, len) in parts(&*memory.buf, bytes) {
-            // SAFETY: the storage is as long as the parcel and nobody else's before the mark below is reached; the memory holds
-            // the parcel's bytes, and goes to no one else before that mark.
-            unsafe { self.device.copy_in(from, target.wrapping_add(offset), len) }?;
-            offset += len;
-        }
-        let back = self.device.mark(Lane::In)?;
-        self.end_copy(Lane::In, place, begin, &back);
-        place.held.back = Some(back);
-        place.held.ordered = false;
-        books.shelf.not_near(serial);
-        books.shelf.lend(serial);
-        Ok(())
-    }
-
-    // ---- the trace ----
-
-    /// Where a copy begins, if anyone wants to know.
-    fn begin_copy(&self, lane: Lane) -> Result<Option<D::Mark>> {
-        self.trace.as_ref().map(|_| self.device.mark(lane)).transpose()
-    }
-
-    fn end_copy(&self, lane: Lane, place: &Place<Held<D>>, begin: Option<D::Mark>, end: &D::Mark) {
-        if let (Some(trace), Some(begin)) = (&self.trace, begin) {
-            trace.copy(lane, place.held.scope, place.bytes, &begin, end);
-            self.sample();
-        }
-    }
-
-    fn sample(&self) {
-        if let Some(trace) = &self.trace {
-            let used = self.pool.capacity().saturating_sub(self.pool.free_bytes());
-            trace.trace().sample(Counter::HostPool, used);
-        }
-    }
-
-    // ---- the disk ----
-
-    /// Lets go down what should be there.
-    fn drain(&self, books: &mut Books<D>) {
-        while let Some(next) = books.shelf.next_to_write(self.capacity(books)) {
-            if !self.write(books, next) {
-                return;
-            }
-        }
-    }
-
-    /// Begins to write a parcel. False if the disk has no room for it.
-    fn write(&self, books: &mut Books<D>, serial: Serial) -> bool {
-        let Some(store) = &self.store else { return false };
-        let Some(place) = books.shelf.get(serial) else { return false };
-        let Ok(blob) = store.reserve(place.bytes) else {
-            place.stuck = true;
-            books.shelf.set(serial, At::Host);
-            return false;
-        };
-        let after = place.held.out.clone().into_iter().collect();
-        let (Some(tier), Some(memory)) = (self.this.upgrade(), place.held.memory.clone()) else {
-            return false;
-        };
-        let parcel = Weak::clone(&place.held.parcel);
-        let (scope, bytes) = (place.held.scope, place.bytes);
-        let trace = self.trace.as_ref().map(DeviceTrace::trace).cloned();
-        place.held.blob = Some(Arc::clone(&blob));
-        books.shelf.set(serial, At::Writing);
-        books.in_flight += 1;
-        let store = store.clone();
-        self.writes.after(after, move |reached| {
-            // Nobody may want it any more.
-            let parcel = parcel.upgrade();
-            let wanted = parcel.is_some();
-            let done: Completion = Box::new(move |outcome| {
-                tier.written(serial, outcome);
-                drop(parcel);
-                tier.ended();
-            });
-            match reached {
-                Ok(()) if wanted => {
-                    let done = Trace::transfer(trace.as_ref(), Direction::Write, scope, bytes, done);
-                    store.write(blob, memory.buf, done);
-                }
-                outcome => done(outcome),
-            }
-        });
-        true
-    }
-
-    /// A transfer with the disk is over.
-    fn ended(&self) {
-        self.books.lock().in_flight -= 1;
-        self.changed.notify_all();
-        self.tell_room();
-    }
-
-    /// Runs on the I/O thread when a write is over.
-    fn written(&self, serial: Serial, outcome: Result<()>) {
-        {
-            let mut books = self.books.lock();
-            let at = match outcome {
-                Ok(()) => At::Both,
-                Err(error) => {
-                    tracing::warn!(%error, "a write failed; its tensor stays in host memory");
-                    if let Some(place) = books.shelf.get(serial) {
-                        place.stuck = true;
-                        place.held.blob = None;
-                    }
-                    At::Host
-                }
-            };
-            books.shelf.set(serial, at);
-            self.drain(&mut books);
-        }
-    }
-
-    /// Begins to read a parcel that is on the disk. False if there is no room for it; never if it is `wanted` now.
-    fn read(&self, books: &mut Books<D>, serial: Serial, wanted: bool) -> Result<bool> {
-        let bytes = books.shelf.get(serial).map_or(0, |place| place.bytes);
-        let (after, memory) = match self.take(books, bytes) {
-            Some(taken) => taken,
-            None if wanted => {
-                // The pool is full of what is needed sooner. Memory that is not pinned is slow, and right.
-                let heap = usize::try_from(bytes).ok().and_then(AlignedBuf::new);
-                let heap = heap.ok_or_else(|| internal("no host memory to read into"))?;
-                (Vec::new(), Memory { buf: Arc::new(heap), pooled: false })
-            }
-            None => return Ok(false),
-        };
-        let Some(place) = books.shelf.get(serial) else { return Err(internal("a read of no parcel")) };
-        let (Some(store), Some(blob)) = (self.store.clone(), place.held.blob.clone()) else {
-            return Err(internal("a read without an extent"));
-        };
-        place.held.memory = Some(memory.clone());
-        place.held.out = None;
-        let parcel = Weak::clone(&place.held.parcel);
-        let (scope, bytes) = (place.held.scope, place.bytes);
-        let trace = self.trace.as_ref().map(DeviceTrace::trace).cloned();
-        let Some(tier) = self.this.upgrade() else { return Err(internal("a read of a tier that is gone")) };
-        books.shelf.set(serial, At::Reading);
-        books.in_flight += 1;
-        self.reads.after(after, move |reached| {
-            // Nobody may want it any more.
-            let parcel = parcel.upgrade();
-            let wanted = parcel.is_some();
-            let done: Completion = Box::new(move |outcome| {
-                tier.read_done(serial, outcome);
-                drop(parcel);
-                tier.ended();
-            });
-            match reached {
-                Ok(()) if wanted => {
-                    let done = Trace::transfer(trace.as_ref(), Direction::Read, scope, bytes, done);
-                    store.read(blob, memory.buf, done);
-                }
-                outcome => done(outcome),
-            }
-        });
-        Ok(true)
-    }
-
-    /// Runs on the I/O thread when a read is over: copies in what was waiting for it.
-    fn read_done(&self, serial: Serial, outcome: Result<()>) {
-        let mut ended = Ended::new();
-        {
-            let mut books = self.books.lock();
-            books.shelf.set(serial, if outcome.is_ok() { At::Both } else { At::Disk });
-            let loads = books.shelf.get(serial).map(|place| std::mem::take(&mut place.held.loads));
-            for Load { into, ready, done } in loads.into_iter().flatten() {
-                let copied = match &outcome {
-                    Ok(()) => self.copy_in(&mut books, serial, &into, &ready),
-                    Err(error) => Err(Error::new(error.kind(), error.to_string())),
-                };
-                ended.push((done, copied));
-            }
-            if outcome.is_err() {
-                books.shelf.not_near(serial);
-                if let Some(place) = books.shelf.get(serial) {
-                    drop(place.held.memory.take());
-                }
-            }
-        }
-        call(ended);
     }
 
     fn tell_room(&self) {
@@ -636,140 +397,6 @@ impl<D: Device> Drop for HostTier<D> {
     }
 }
 
-impl<D: Device> Parcel for HostParcel<D> {
-    fn reserve(&self) -> Room {
-        self.tier.reserve(self.serial, self.bytes)
-    }
-
-    fn store(self: Arc<Self>, from: Storage, done: Completion) {
-        let outcome = {
-            let mut books = self.tier.books.lock();
-            let outcome = self.tier.copy_out(&mut books, self.serial, &from);
-            if let (Err(error), Some(place)) = (&outcome, books.shelf.get(self.serial)) {
-                place.held.failure = Some(error.to_string());
-            }
-            self.tier.drain(&mut books);
-            outcome
-        };
-        self.tier.changed.notify_all();
-        if outcome.is_err() {
-            done(outcome);
-        }
-    }
-
-    fn load(self: Arc<Self>, into: Storage, here: &Here, done: Completion) {
-        let tier = &self.tier;
-        let ready = match tier.after_waits(here) {
-            Ok(ready) => ready,
-            Err(error) => return done(Err(error)),
-        };
-        let mut books = tier.books.lock();
-        let outcome = match books.shelf.at(self.serial) {
-            At::Host | At::Writing | At::Both => tier.copy_in(&mut books, self.serial, &into, &ready),
-            At::Nowhere | At::Device => Err(internal("a load of what is nowhere below the device")),
-            at @ (At::Disk | At::Reading) => {
-                let begun = if at == At::Disk { tier.read(&mut books, self.serial, true) } else { Ok(true) };
-                match (begun, books.shelf.get(self.serial)) {
-                    (Ok(_), Some(place)) => {
-                        place.held.loads.push(Load { into, ready, done });
-                        books.shelf.not_near(self.serial);
-                        return;
-                    }
-                    (Ok(_), None) => Err(internal("a load of no parcel")),
-                    (Err(error), _) => Err(error),
-                }
-            }
-        };
-        drop(books);
-        done(outcome);
-    }
-
-    fn bring_near(self: Arc<Self>) -> bool {
-        let tier = &self.tier;
-        let mut books = tier.books.lock();
-        if books.shelf.at(self.serial) != At::Disk {
-            return true;
-        }
-        let near = books.shelf.near();
-        if near > 0 && near + self.bytes > tier.read_ahead {
-            return false;
-        }
-        let begun = tier.read(&mut books, self.serial, false);
-        if matches!(begun, Ok(true)) {
-            books.shelf.bring_near(self.serial);
-        }
-        // What cannot be read is told when it is asked for.
-        begun.unwrap_or(true)
-    }
-
-    fn order(&self, cause: Cause, counters: &Arc<Counters>, here: &Here) -> Result<()> {
-        let tier = &self.tier;
-        let mut books = tier.books.lock();
-        // The thread that saved it may not have begun the store yet.
-        while begins_soon(&mut books, self.serial) {
-            tier.changed.wait(&mut books);
-        }
-        let Some(place) = books.shelf.get(self.serial) else { return Ok(()) };
-        if let Some(failure) = &place.held.failure {
-            return Err(Error::new(ErrorKind::Device, failure.clone()));
-        }
-        let Some(mark) = place.held.back.clone().or_else(|| place.held.out.clone()) else { return Ok(()) };
-        let ordered = std::mem::replace(&mut place.held.ordered, true);
-        drop(books);
-        if tier.device.is_reached(&mark) {
-            return Ok(());
-        }
-        if ordered {
-            return tier.device.wait(Lane::Compute, &mark);
-        }
-        let from = tier.here(here)?;
-        let waited = Here::get(&here.waited);
-        // No mark after the wait: CUDA lets a thread run only some 60 recorded events of a stream ahead of the device.
-        tier.device.wait(Lane::Compute, &mark)?;
-        Here::set(&here.waited, &mark);
-        if let Some(trace) = &tier.trace {
-            trace.stall(cause, waited.as_ref().unwrap_or(&from), &mark);
-        }
-        tier.stalls.lock().push(Stall { cause, counters: Arc::clone(counters), from, waited, to: mark });
-        Ok(())
-    }
-
-    fn may_evict(&self) -> bool {
-        self.tier.books.lock().shelf.take_back(self.serial)
-    }
-
-    fn abandon(&self) {
-        let (mark, loads) = {
-            let mut books = self.tier.books.lock();
-            let Some(place) = books.shelf.get(self.serial) else { return };
-            let mark = if place.held.ordered { None } else { place.held.under_way(&*self.tier.device) };
-            (mark, std::mem::take(&mut place.held.loads))
-        };
-        if let Some(Err(error)) = mark.map(|mark| self.tier.device.wait(Lane::Compute, &mark)) {
-            tracing::warn!(%error, "the device cannot be made to wait for a copy");
-        }
-        for Load { into, done, .. } in loads {
-            drop(into);
-            done(Err(internal("nobody waits for it any more")));
-        }
-    }
-}
-
-impl<D: Device> Drop for HostParcel<D> {
-    fn drop(&mut self) {
-        {
-            let mut books = self.tier.books.lock();
-            let Some(mut place) = books.shelf.remove(self.serial) else { return };
-            let mark = place.held.under_way(&*self.tier.device);
-            if let Some(cooling) = mark.zip(place.held.memory.take()) {
-                books.cooling.push_back(cooling);
-            }
-        }
-        self.tier.sample();
-        self.tier.tell_room();
-    }
-}
-
 impl<D: Device> Books<D> {
     /// Gives memory back before its mark is reached.
     fn give_back(&mut self, (mark, memory): Cooling<D>) {
@@ -786,35 +413,6 @@ impl<D: Device> Held<D> {
     /// copy in comes after the copy out.
     fn under_way(&self, device: &D) -> Option<D::Mark> {
         self.back.as_ref().or(self.out.as_ref()).filter(|mark| !device.is_reached(mark)).cloned()
-    }
-}
-
-impl Here {
-    fn get<M: Clone + 'static>(place: &RefCell<Option<Box<dyn Any>>>) -> Option<M> {
-        place.borrow().as_ref().and_then(|mark| mark.downcast_ref()).cloned()
-    }
-
-    fn set<M: Clone + 'static>(place: &RefCell<Option<Box<dyn Any>>>, mark: &M) {
-        place.replace(Some(Box::new(mark.clone())));
-    }
-}
-
-fn begins_soon<D: Device>(books: &mut MutexGuard<'_, Books<D>>, serial: Serial) -> bool {
-    books.shelf.at(serial) == At::Nowhere
-        && books
-            .shelf
-            .get(serial)
-            .is_some_and(|place| place.held.failure.is_none() && place.held.memory.is_some())
-}
-
-/// A length as the address space counts it.
-fn whole(bytes: u64) -> Result<usize> {
-    usize::try_from(bytes).map_err(|_| internal("a parcel larger than the address space"))
-}
-
-fn call(ended: Ended) {
-    for (done, outcome) in ended {
-        done(outcome);
     }
 }
 

@@ -1,0 +1,159 @@
+//! What goes down to the disk, and comes back up from it.
+
+use std::sync::{Arc, Weak};
+
+use super::super::shelf::{At, Serial};
+use super::{Books, HostTier, Load, Memory, internal};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::mem::AlignedBuf;
+use crate::store::{Blob, Completion, Direction};
+use crate::trace::{DeviceTrace, Trace};
+
+impl<D: Device> HostTier<D> {
+    /// Lets go down what should be there.
+    pub(super) fn drain(&self, books: &mut Books<D>) {
+        while let Some(next) = books.shelf.next_to_write(self.capacity(books)) {
+            if !self.write(books, next) {
+                return;
+            }
+        }
+    }
+
+    /// Begins to write a parcel. False if the disk has no room for it; it is not tried again then.
+    pub(super) fn write(&self, books: &mut Books<D>, serial: Serial) -> bool {
+        let Some(place) = books.shelf.get(serial) else { return false };
+        let blob = self.store.as_ref().and_then(|store| store.reserve(place.bytes).ok());
+        let (Some(blob), Some(memory)) = (blob, place.held.memory.clone()) else {
+            place.stuck = true;
+            books.shelf.set(serial, At::Host);
+            return false;
+        };
+        place.held.blob = Some(Arc::clone(&blob));
+        let after = place.held.out.clone().into_iter().collect();
+        books.shelf.set(serial, At::Writing);
+        self.transfer(books, serial, Direction::Write, blob, memory, after);
+        true
+    }
+
+    /// Begins a transfer between a parcel's memory and its extent, once `after` are reached.
+    fn transfer(
+        &self,
+        books: &mut Books<D>,
+        serial: Serial,
+        direction: Direction,
+        blob: Arc<Blob>,
+        memory: Memory,
+        after: Vec<D::Mark>,
+    ) {
+        let (Some(place), Some(store), Some(tier)) =
+            (books.shelf.get(serial), self.store.clone(), self.this.upgrade())
+        else {
+            return;
+        };
+        let parcel = Weak::clone(&place.held.parcel);
+        let (scope, bytes) = (place.held.scope, place.bytes);
+        let trace = self.trace.as_ref().map(DeviceTrace::trace).cloned();
+        books.in_flight += 1;
+        let waiter = match direction {
+            Direction::Write => &self.writes,
+            Direction::Read => &self.reads,
+        };
+        waiter.after(after, move |reached| {
+            // Nobody may want it any more.
+            let parcel = parcel.upgrade();
+            let wanted = parcel.is_some();
+            let done: Completion = Box::new(move |outcome| {
+                match direction {
+                    Direction::Write => tier.written(serial, outcome),
+                    Direction::Read => tier.read_done(serial, outcome),
+                }
+                drop(parcel);
+                tier.ended();
+            });
+            if reached.is_err() || !wanted {
+                return done(reached);
+            }
+            let done = Trace::transfer(trace.as_ref(), direction, scope, bytes, done);
+            match direction {
+                Direction::Write => store.write(blob, memory.buf, done),
+                Direction::Read => store.read(blob, memory.buf, done),
+            }
+        });
+    }
+
+    /// A transfer with the disk is over.
+    fn ended(&self) {
+        self.books.lock().in_flight -= 1;
+        self.changed.notify_all();
+        self.tell_room();
+    }
+
+    /// Runs on the I/O thread when a write is over.
+    fn written(&self, serial: Serial, outcome: Result<()>) {
+        {
+            let mut books = self.books.lock();
+            let at = match outcome {
+                Ok(()) => At::Both,
+                Err(error) => {
+                    tracing::warn!(%error, "a write failed; its tensor stays in host memory");
+                    if let Some(place) = books.shelf.get(serial) {
+                        place.stuck = true;
+                        place.held.blob = None;
+                    }
+                    At::Host
+                }
+            };
+            books.shelf.set(serial, at);
+            self.drain(&mut books);
+        }
+    }
+
+    /// Begins to read a parcel that is on the disk. False if there is no room for it; never if it is `wanted` now.
+    pub(super) fn read(&self, books: &mut Books<D>, serial: Serial, wanted: bool) -> Result<bool> {
+        let bytes = books.shelf.get(serial).map_or(0, |place| place.bytes);
+        let (after, memory) = match self.take(books, bytes) {
+            Some(taken) => taken,
+            None if wanted => {
+                // The pool is full of what is needed sooner. Memory that is not pinned is slow, and right.
+                let heap = usize::try_from(bytes).ok().and_then(AlignedBuf::new);
+                let heap = heap.ok_or_else(|| internal("no host memory to read into"))?;
+                (Vec::new(), Memory { buf: Arc::new(heap), pooled: false })
+            }
+            None => return Ok(false),
+        };
+        let Some(place) = books.shelf.get(serial) else { return Err(internal("a read of no parcel")) };
+        let Some(blob) = place.held.blob.clone() else { return Err(internal("a read without an extent")) };
+        place.held.memory = Some(memory.clone());
+        place.held.out = None;
+        books.shelf.set(serial, At::Reading);
+        self.transfer(books, serial, Direction::Read, blob, memory, after);
+        Ok(true)
+    }
+
+    /// Runs on the I/O thread when a read is over: copies in what was waiting for it.
+    fn read_done(&self, serial: Serial, outcome: Result<()>) {
+        let mut ended: Vec<(Completion, Result<()>)> = Vec::new();
+        {
+            let mut books = self.books.lock();
+            books.shelf.set(serial, if outcome.is_ok() { At::Both } else { At::Disk });
+            let loads = books.shelf.get(serial).map(|place| std::mem::take(&mut place.held.loads));
+            for Load { into, ready, done } in loads.into_iter().flatten() {
+                let copied = match &outcome {
+                    Ok(()) => self.copy_in(&mut books, serial, &into, &ready),
+                    Err(error) => Err(Error::new(error.kind(), error.to_string())),
+                };
+                ended.push((done, copied));
+            }
+            if outcome.is_err() {
+                books.shelf.not_near(serial);
+                if let Some(place) = books.shelf.get(serial) {
+                    drop(place.held.memory.take());
+                }
+            }
+        }
+        for (done, outcome) in ended {
+            done(outcome);
+        }
+    }
+}
