@@ -1,0 +1,160 @@
+//! Entries as backward asks for them: served, loaded, and loaded ahead.
+
+use std::sync::Arc;
+
+use ssdtrain_libtorch::Storage;
+
+use super::super::entry::{Edge, State};
+use super::super::tape::Tape;
+use super::{Answer, EntryKey, Job, Table, TapeKey};
+use crate::tier::Parcel;
+
+impl Table {
+    /// What may leave so that all there is, and what backward loads of `wanted`, fit its budget: backward itself never waits.
+    pub(crate) fn squeeze_for_backward(&mut self, wanted: EntryKey) -> Option<(EntryKey, Arc<dyn Parcel>)> {
+        let away =
+            self.entry(wanted).filter(|entry| entry.state == State::Away && entry.source.upgrade().is_none());
+        let bytes = away.map_or(0, |entry| entry.bytes);
+        let over = self.on_device + bytes > self.limits.backward_budget;
+        if over { self.oldest_leaving().filter(|(key, _)| *key != wanted) } else { None }
+    }
+
+    /// Answers a handle that asks for its bytes; `round` is the handle's own mark of the last copy it was served from.
+    pub(crate) fn ask(&mut self, key: EntryKey, round: &mut u64, jobs: &mut Vec<Job>) -> Answer {
+        let Some(entry) = self.entry(key) else {
+            return Answer::Failed("internal error: a handle outlived its entry".to_owned());
+        };
+        match entry.state {
+            State::Device => {
+                entry.counters.cancelled.add(entry.bytes);
+                entry.counters.forwarded.add(entry.bytes);
+                self.advance(key, Edge::Cancelled);
+            }
+            State::Storing if entry.served == 0 => entry.counters.forwarded.add(entry.bytes),
+            State::Away => {
+                if let Some(alive) = entry.source.upgrade() {
+                    entry.counters.forwarded.add(entry.bytes);
+                    return Answer::Here(alive, None);
+                }
+                entry.counters.load_misses.add(entry.bytes);
+                self.load(key, false, jobs);
+                return Answer::Wait;
+            }
+            State::Loading => return Answer::Wait,
+            State::Lost => {
+                return Answer::Failed(entry.failure.clone().unwrap_or_else(|| "unknown failure".to_owned()));
+            }
+            State::Storing | State::Loaded | State::Kept => {}
+        }
+        self.serve(key, round)
+    }
+
+    fn serve(&mut self, key: EntryKey, round: &mut u64) -> Answer {
+        self.not_early(key);
+        let Some(entry) = self.entry_mut(key) else {
+            return Answer::Failed("internal error: a handle outlived its entry".to_owned());
+        };
+        let Some(storage) = entry.device.clone() else {
+            return Answer::Failed(format!("internal error: {:?} without bytes", entry.state));
+        };
+        if *round != entry.round + 1 {
+            *round = entry.round + 1;
+            entry.served += 1;
+        }
+        let loaded = entry.state == State::Loaded;
+        let order =
+            entry.parcel.clone().filter(|_| loaded).map(|parcel| (parcel, Arc::clone(&entry.counters)));
+        self.evict_if_served(key);
+        Answer::Here(storage, order)
+    }
+
+    /// Issues the load of an entry that is away; false if it must wait for memory, which only an early one may.
+    fn load(&mut self, key: EntryKey, early: bool, jobs: &mut Vec<Job>) -> bool {
+        let Some(entry) = self.entry(key) else { return false };
+        let bytes = entry.bytes;
+        let (Some(parcel), Some(tier)) = (entry.parcel.clone(), &self.tier) else {
+            return self.lose(key, "internal error: away without a place".to_owned());
+        };
+        let into = match tier.allocate(bytes) {
+            Ok(into) => into,
+            Err(_) if early => return false,
+            Err(refused) => return self.lose(key, refused.to_string()),
+        };
+        jobs.push(Job::Load { key, parcel, into: into.clone() });
+        let id = into.id();
+        let entry = self.advance(key, Edge::LoadIssued);
+        let before = entry.returned.replace(into.downgrade());
+        entry.device = Some(into);
+        entry.early = early;
+        entry.round += 1;
+        entry.served = 0;
+        if let Some(before) = before {
+            self.forget(before.id(), key);
+        }
+        self.identities.insert(id, key);
+        self.on_device += bytes;
+        self.early += if early { bytes } else { 0 };
+        self.transfers += 1;
+        true
+    }
+
+    /// The load of `key` is over. What it returns is to be dropped without the lock.
+    pub(crate) fn loaded(
+        &mut self,
+        key: EntryKey,
+        bytes: u64,
+        outcome: Result<(), String>,
+    ) -> Option<Storage> {
+        self.transfers -= 1;
+        let Some(entry) = self.entry(key) else {
+            self.on_device -= bytes;
+            return None;
+        };
+        match outcome {
+            Ok(()) => {
+                entry.counters.loaded.add(bytes);
+                self.advance(key, Edge::Loaded);
+                None
+            }
+            Err(failure) => {
+                self.not_early(key);
+                let entry = self.advance(key, Edge::LoadFailed);
+                entry.failure = Some(failure);
+                let device = entry.device.take();
+                self.on_device -= bytes;
+                device
+            }
+        }
+    }
+
+    /// Backward has asked for `position` of `tape`, and `missed` if it has to wait for it: looks ahead by as many bytes
+    /// as the limits allow.
+    pub(crate) fn look_ahead(&mut self, tape: TapeKey, position: usize, missed: bool, jobs: &mut Vec<Job>) {
+        if let Some(tape) = self.tapes.get_mut(tape) {
+            tape.asked(position, missed);
+        }
+        while let Some(key) = self.tapes.get(tape).and_then(Tape::ahead) {
+            if let Some(entry) = self.entry(key).filter(|entry| entry.state == State::Away) {
+                let alive = entry.source.upgrade().is_some();
+                let bytes = entry.bytes;
+                // One that is larger than the limit goes alone, so that it does not stand in the way of all below it.
+                let alone = self.early == 0 && self.limits.prefetch > 0;
+                let fits = (alone || self.early + bytes <= self.limits.prefetch)
+                    && self.on_device + bytes <= self.limits.backward_budget;
+                let done = alive || (fits && self.load(key, true, jobs));
+                if !done {
+                    break;
+                }
+            }
+            self.tapes[tape].advance();
+        }
+        // Below what fits the device, bytes are brought up to where the next look ahead finds them quickly.
+        while let Some(key) = self.tapes.get(tape).and_then(Tape::far) {
+            let away = self.entry(key).filter(|entry| entry.state == State::Away);
+            if !away.and_then(|entry| entry.parcel.clone()).is_none_or(Parcel::bring_near) {
+                return;
+            }
+            self.tapes[tape].advance_near();
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Entries as they come and leave: what is saved, what makes room for it, and the stores that take it away.
+
+use std::sync::Arc;
+
+use ssdtrain_libtorch::{Storage, StorageId};
+
+use super::super::entry::{Edge, State};
+use super::{Entry, EntryKey, GIVE_UP, Gone, Job, Squeeze, Table, TapeKey};
+use crate::telemetry::{Cause, Counters, ScopeId};
+use crate::tier::{Parcel, Room};
+
+/// What is known of a storage when it is first saved.
+pub(crate) struct Saved {
+    pub(crate) storage: Storage,
+    pub(crate) parcel: Option<Arc<dyn Parcel>>,
+    pub(crate) version: u32,
+    pub(crate) scope: ScopeId,
+    pub(crate) step: u64,
+    pub(crate) counters: Arc<Counters>,
+}
+
+impl Table {
+    /// The entry that already holds this version of this storage.
+    pub(crate) fn find(&self, id: StorageId, version: u32) -> Option<EntryKey> {
+        let key = *self.identities.get(&id)?;
+        let entry = self.entry(key)?;
+        // The identity of a storage that came back is its own: it starts at version 0.
+        let same = if entry.source.id() == id { entry.version == version } else { version == 0 };
+        (same && entry.state != State::Lost).then_some(key)
+    }
+
+    /// What can be done so that `bytes` more that are being saved fit the device budget.
+    pub(crate) fn squeeze(&mut self, bytes: u64, jobs: &mut Vec<Job>) -> Squeeze {
+        if self.on_device + bytes <= self.limits.device_budget {
+            return Squeeze::Fits;
+        }
+        if self.storing > 0 {
+            return Squeeze::Wait(Cause::DeviceBudget);
+        }
+        if let Some((key, parcel)) = self.oldest_leaving() {
+            return Squeeze::LetGo(key, parcel);
+        }
+        // More was saved than expected: what was to stay has to leave after all.
+        while let Some(key) = self.oldest_queued() {
+            if !self.begin_store(key, jobs) {
+                return Squeeze::Wait(Cause::HostPool);
+            }
+            if !jobs.is_empty() {
+                return Squeeze::Begun;
+            }
+        }
+        Squeeze::Fits
+    }
+
+    /// The oldest entry whose store was begun, where storages leave in stream order.
+    pub(crate) fn oldest_leaving(&mut self) -> Option<(EntryKey, Arc<dyn Parcel>)> {
+        while let Some(&key) = self.leaving.front() {
+            let storing = self.entry(key).filter(|entry| entry.state == State::Storing);
+            if let Some(parcel) = storing.and_then(|entry| entry.parcel.clone()) {
+                return Some((key, parcel));
+            }
+            self.leaving.pop_front();
+        }
+        None
+    }
+
+    fn oldest_queued(&mut self) -> Option<EntryKey> {
+        while let Some(&key) = self.queue.front() {
+            if self.entry(key).is_some_and(|entry| entry.state == State::Device) {
+                return Some(key);
+            }
+            self.queue.pop_front();
+        }
+        None
+    }
+
+    /// A new entry, on its way down or, without a parcel, to stay on the device.
+    pub(crate) fn insert(&mut self, saved: Saved) -> EntryKey {
+        self.serial += 1;
+        let bytes = saved.storage.bytes();
+        let keep = saved.parcel.is_none();
+        let id = saved.storage.id();
+        let index = self.entries.insert(Entry {
+            serial: self.serial,
+            state: if keep { State::Kept } else { State::Device },
+            bytes,
+            source: saved.storage.downgrade(),
+            device: Some(saved.storage),
+            version: saved.version,
+            returned: None,
+            parcel: saved.parcel,
+            live_before: self.live,
+            handles: 0,
+            served: 0,
+            round: 0,
+            early: false,
+            scope: saved.scope,
+            step: saved.step,
+            counters: saved.counters,
+            failure: None,
+        });
+        let key = EntryKey { index, serial: self.serial };
+        self.identities.insert(id, key);
+        self.on_device += bytes;
+        self.live += bytes;
+        self.peak_live = self.peak_live.max(self.live);
+        if !keep {
+            self.queue.push_back(key);
+        }
+        key
+    }
+
+    /// One more handle of `key` on `tape`; returns its position there.
+    pub(crate) fn attach(&mut self, key: EntryKey, tape: TapeKey) -> usize {
+        if let Some(entry) = self.entry_mut(key) {
+            entry.handles += 1;
+        }
+        let tape = &mut self.tapes[tape];
+        tape.handles += 1;
+        tape.push(key)
+    }
+
+    /// Begins the stores of what is to leave, as far as the window allows.
+    pub(crate) fn pump(&mut self, jobs: &mut Vec<Job>) {
+        while self.storing < self.limits.stores_in_flight {
+            let Some(key) = self.oldest_queued() else { return };
+            if !self.must_leave(key) || !self.begin_store(key, jobs) {
+                return;
+            }
+        }
+    }
+
+    /// Begins every store there is room for; false if there is not room for all of them yet.
+    pub(crate) fn pump_all(&mut self, jobs: &mut Vec<Job>) -> bool {
+        while let Some(key) = self.oldest_queued() {
+            if !self.begin_store(key, jobs) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Whether an entry has to leave the device. Where storages leave as late as the budget allows, those that a step like the
+    /// one before saves last will still be there when backward asks for them.
+    fn must_leave(&self, key: EntryKey) -> bool {
+        match (self.in_stream_order(), self.expected_live, self.entry(key)) {
+            (true, Some(expected), Some(entry)) => {
+                let budget = self.limits.device_budget.min(self.limits.backward_budget);
+                expected.saturating_sub(entry.live_before) > budget
+            }
+            _ => true,
+        }
+    }
+
+    /// Begins the store of the entry at the head of the queue, or gives it up. False if it has to wait for room below.
+    fn begin_store(&mut self, key: EntryKey, jobs: &mut Vec<Job>) -> bool {
+        let in_stream_order = self.in_stream_order();
+        let stores_work = self.failures < GIVE_UP;
+        let Some(entry) = self.entry(key) else { return true };
+        let (parcel, from, bytes) = (entry.parcel.clone(), entry.device.clone(), entry.bytes);
+        let room = parcel.as_ref().filter(|_| stores_work).map_or(Room::None, |parcel| parcel.reserve());
+        if room == Room::Later {
+            return false;
+        }
+        self.queue.pop_front();
+        match (room, parcel, from) {
+            (Room::Reserved, Some(parcel), Some(from)) => {
+                self.advance(key, Edge::StoreIssued);
+                if in_stream_order {
+                    self.leaving.push_back(key);
+                } else {
+                    self.storing += bytes;
+                    self.transfers += 1;
+                }
+                jobs.push(Job::Store { key, parcel, from });
+            }
+            _ => self.advance(key, Edge::StoreRefused).counters.kept_no_room.add(bytes),
+        }
+        true
+    }
+
+    /// The store of `key` is over, or need not be waited for.
+    pub(crate) fn stored(&mut self, key: EntryKey, bytes: u64, outcome: Result<(), String>) -> Gone {
+        let in_stream_order = self.in_stream_order();
+        if !in_stream_order {
+            self.storing -= bytes;
+            self.transfers -= 1;
+        }
+        self.failures = if outcome.is_ok() { 0 } else { self.failures + 1 };
+        let Some(entry) = self.entry(key) else {
+            // Released while it was written: the transfer held the last reference.
+            self.on_device -= if in_stream_order { 0 } else { bytes };
+            return (None, None);
+        };
+        if entry.state != State::Storing {
+            return (None, None);
+        }
+        if outcome.is_err() {
+            entry.counters.store_failures.add(bytes);
+            let entry = self.advance(key, Edge::StoreFailed);
+            return (None, entry.parcel.take());
+        }
+        entry.counters.offloaded.add(bytes);
+        if entry.served > 0 && entry.served < entry.handles {
+            self.advance(key, Edge::StoredInUse);
+            return (None, None);
+        }
+        let entry = self.advance(key, Edge::Stored);
+        let device = entry.device.take();
+        self.on_device -= bytes;
+        (device, None)
+    }
+}
