@@ -174,13 +174,24 @@ st_status st_backward(const st_tensor* loss, bool retain_graph, bool create_grap
   return guarded([&] { torch::autograd::backward({tensor(loss)}, {}, retain_graph, create_graph); });
 }
 
-st_status st_round_trip(const st_tensor* t, st_tensor** out) {
+st_status st_variable_save(const st_tensor* t, st_variable** out) {
   return guarded([&] {
     auto hooks = Engine::get_default_engine().get_default_saved_variable_hooks();
     TORCH_CHECK(hooks != nullptr, "no saved-tensor hooks are active on this thread");
     hooks->call_pack_hook(tensor(t).detach());
+    *out = reinterpret_cast<st_variable*>(hooks.release());
+  });
+}
+
+st_status st_variable_unpack(st_variable* variable, st_tensor** out) {
+  return guarded([&] {
+    auto* hooks = reinterpret_cast<torch::autograd::SavedVariableHooks*>(variable);
     *out = reinterpret_cast<st_tensor*>(new at::Tensor(hooks->call_unpack_hook()));
   });
+}
+
+void st_variable_free(st_variable* variable) {
+  delete reinterpret_cast<torch::autograd::SavedVariableHooks*>(variable);
 }
 
 }  // extern "C"

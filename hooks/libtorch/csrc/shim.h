@@ -11,6 +11,7 @@ extern "C" {
 
 typedef struct st_tensor st_tensor;    // at::Tensor, as torch-sys passes it
 typedef struct st_storage st_storage;  // c10::StorageImpl
+typedef struct st_variable st_variable;  // torch::autograd::SavedVariableHooks
 typedef int32_t st_status;             // 0: done; anything else: see st_last_error()
 
 // Message of the calling thread's last failed call; valid until its next failed call.
@@ -48,8 +49,10 @@ void st_activate(const void* context);
 // Runs backward from one scalar.
 st_status st_backward(const st_tensor* loss, bool retain_graph, bool create_graph);
 
-// Packs and unpacks `tensor` once, as one autograd node would, and returns what comes back (a new at::Tensor).
-st_status st_round_trip(const st_tensor* tensor, st_tensor** out);
+// Saves `tensor` as an autograd node would, unpacks it (a new at::Tensor each time), and lets go of it.
+st_status st_variable_save(const st_tensor* tensor, st_variable** variable);
+st_status st_variable_unpack(st_variable* variable, st_tensor** out);
+void st_variable_free(st_variable* variable);
 
 // ---- storages ----------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,12 @@ pub(crate) struct StStorage {
     _opaque: [u8; 0],
 }
 
+/// A `torch::autograd::SavedVariableHooks`.
+#[repr(C)]
+pub(crate) struct StVariable {
+    _opaque: [u8; 0],
+}
+
 pub(crate) type StStatus = i32;
 
 #[repr(C)]
@@ -44,7 +50,9 @@ unsafe extern "C" {
     pub(crate) fn st_install(callbacks: *const StCallbacks) -> StStatus;
     pub(crate) safe fn st_activate(context: *const c_void);
     pub(crate) fn st_backward(loss: *const C_tensor, retain_graph: bool, create_graph: bool) -> StStatus;
-    pub(crate) fn st_round_trip(tensor: *const C_tensor, out: *mut *mut C_tensor) -> StStatus;
+    pub(crate) fn st_variable_save(tensor: *const C_tensor, variable: *mut *mut StVariable) -> StStatus;
+    pub(crate) fn st_variable_unpack(variable: *mut StVariable, out: *mut *mut C_tensor) -> StStatus;
+    pub(crate) fn st_variable_free(variable: *mut StVariable);
     pub(crate) fn st_tensor_storage(tensor: *const C_tensor) -> *mut StStorage;
     pub(crate) fn st_storage_bytes(storage: *const StStorage) -> u64;
     pub(crate) fn st_storage_data(storage: *const StStorage) -> *mut c_void;

@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use tch::{Device, Tensor};
 
 use crate::error::{TorchError, check, last_callback_error, panic_text, park};
-use crate::ffi::{self, StCallbacks, StSaved, StStatus, StStorage};
+use crate::ffi::{self, StCallbacks, StSaved, StStatus, StStorage, StVariable};
 use crate::storage::{Storage, StorageId};
 
 /// Decides about the tensors that autograd saves on the threads where it is [active](activate).
@@ -133,13 +133,37 @@ pub fn backward(loss: &Tensor, retain_graph: bool, create_graph: bool) -> Result
     check(unsafe { ffi::st_backward(loss.as_ptr(), retain_graph, create_graph) })
 }
 
-/// Packs `tensor` with the calling thread's hooks and unpacks it again, as one autograd node would.
-pub fn round_trip(tensor: &Tensor) -> Result<Tensor, TorchError> {
-    let mut raw = std::ptr::null_mut();
-    // SAFETY: the tensor is borrowed, and `raw` is a valid place for the result.
-    check(unsafe { ffi::st_round_trip(tensor.as_ptr(), &raw mut raw) })?;
-    // SAFETY: the shim made a tensor and gave it to us.
-    Ok(unsafe { Tensor::from_ptr(raw) })
+/// A tensor saved by no operation: what an autograd node would hold, to look at or to measure.
+pub struct SavedVariable {
+    raw: NonNull<StVariable>,
+    thread_bound: PhantomData<*const ()>,
+}
+
+impl SavedVariable {
+    /// Packs `tensor` with the calling thread's hooks, as an autograd node would.
+    pub fn new(tensor: &Tensor) -> Result<SavedVariable, TorchError> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the tensor is borrowed, and `raw` is a valid place for the result.
+        check(unsafe { ffi::st_variable_save(tensor.as_ptr(), &raw mut raw) })?;
+        let raw = NonNull::new(raw).ok_or_else(|| TorchError("libtorch saved nothing".to_owned()))?;
+        Ok(SavedVariable { raw, thread_bound: PhantomData })
+    }
+
+    /// Unpacks the tensor, as the node's backward would.
+    pub fn unpack(&self) -> Result<Tensor, TorchError> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the variable is this value's and used by this thread alone; `raw` is a valid place for the result.
+        check(unsafe { ffi::st_variable_unpack(self.raw.as_ptr(), &raw mut raw) })?;
+        // SAFETY: the shim made a tensor and gave it to us.
+        Ok(unsafe { Tensor::from_ptr(raw) })
+    }
+}
+
+impl Drop for SavedVariable {
+    fn drop(&mut self) {
+        // SAFETY: the shim gave the variable to this value, and nobody uses it after it.
+        unsafe { ffi::st_variable_free(self.raw.as_ptr()) }
+    }
 }
 
 /// Makes our engine the one autograd asks for hooks; threads without [active](activate) hooks notice nothing. Harmless to

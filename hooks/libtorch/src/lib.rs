@@ -15,7 +15,7 @@ mod storage;
 pub use cuda::{CudaDevice, load_cuda, make_deterministic};
 pub use error::TorchError;
 pub use hooks::{
-    Active, Handle, Hooks, Packed, SavedTensor, SavedTensorHooks, activate, backward, install, round_trip,
+    Active, Handle, Hooks, Packed, SavedTensor, SavedTensorHooks, SavedVariable, activate, backward, install,
 };
 pub use linear::linear_in_place;
 pub use memory::{MemoryStats, install_cpu_allocator, memory, reset_peak, trim};

@@ -3,32 +3,70 @@
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
-use ssdtrain::{Bytes, Policy, TensorCache};
+use ssdtrain::{Bytes, Policy, Step, TensorCache};
+use ssdtrain_libtorch::SavedVariable;
 use tch::{Cuda, Kind, Tensor};
 
 use crate::lab::{Lab, leaf};
 
-on_both!(cost_of_pack_and_unpack);
+on_both!(cost_of_a_step, cost_of_pack_and_unpack);
 
 /// Few enough that the thread never runs into the limit of what may be queued on a stream.
 const STORAGES: u64 = 8;
 /// Rounds before the first that counts.
 const WARM_UP: usize = 3;
 
+/// Time inside pack, unpack and release of tensors that leave the device and come back, each called as an autograd node would.
+fn cost_of_pack_and_unpack(lab: &Lab) {
+    let cache = offloading(lab);
+    let shape = [width(lab); 2];
+    let (mut pack, mut unpack, mut release) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..WARM_UP + lab.suited(200, 3) {
+        let step = cache.step();
+        let tensors: Vec<Tensor> = (0..STORAGES).map(|_| lab.randn(&shape)).collect();
+        synchronize(lab);
+        let start = Instant::now();
+        let saved: Vec<_> = tensors.into_iter().map(|tensor| SavedVariable::new(&tensor).unwrap()).collect();
+        let packed = start.elapsed();
+        synchronize(lab);
+        let start = Instant::now();
+        let back: Vec<_> = saved.iter().rev().map(|saved| saved.unpack().unwrap()).collect();
+        let unpacked = start.elapsed();
+        let start = Instant::now();
+        drop(saved);
+        let released = start.elapsed();
+        drop(back);
+        assert_moved(step);
+        if round >= WARM_UP {
+            pack.push(each(packed));
+            unpack.push(each(unpacked));
+            release.push(each(released));
+        }
+    }
+    let both: Vec<f64> = pack.iter().zip(&unpack).map(|(pack, unpack)| pack + unpack).collect();
+    say(&format!(
+        "host time of a tensor of {}: pack and unpack {:.2} us ({:.2} and {:.2}), release {:.2} us (medians of {} rounds of \
+         {STORAGES} tensors)",
+        storage(lab),
+        median(both.clone()),
+        median(pack),
+        median(unpack),
+        median(release),
+        both.len(),
+    ));
+}
+
 /// The difference that a cache makes to the time a thread needs to queue forward and backward, for each tensor that it moves.
 ///
 /// The ways take turns, and each is compared with the one without a cache of the same round.
-fn cost_of_pack_and_unpack(lab: &Lab) {
-    let width: i64 = lab.suited(4096, 256);
-    let storage = (width * width * 4) as u64;
+fn cost_of_a_step(lab: &Lab) {
     let keep = TensorCache::builder().device(lab.device).policy(Policy::Keep).build().unwrap();
-    let offload = lab.cache().host_pool(STORAGES * storage).device_budget(1).prefetch(0).build().unwrap();
-    let x = leaf(&lab.randn(&[width, width]));
-    let through = |cache: &TensorCache, moved: u64| {
+    let offload = offloading(lab);
+    let x = leaf(&lab.randn(&[width(lab); 2]));
+    let through = |cache: &TensorCache, moves: bool| {
         let step = cache.step();
         let time = queued(lab, &x, |loss| step.backward(loss).unwrap());
-        let report = step.finish().unwrap();
-        assert!(report.loaded.count >= moved, "{report}");
+        if moves { assert_moved(step) } else { drop(step.finish().unwrap()) }
         time
     };
     let (mut plain, mut kept, mut offloaded) = (Vec::new(), Vec::new(), Vec::new());
@@ -39,9 +77,9 @@ fn cost_of_pack_and_unpack(lab: &Lab) {
             for _ in 0..2 {
                 times[way] = match way {
                     0 => queued(lab, &x, Tensor::backward),
-                    1 => through(&keep, 0),
-                    _ => through(&offload, STORAGES - 1),
-                } / STORAGES as f64;
+                    1 => through(&keep, false),
+                    _ => through(&offload, true),
+                };
             }
         }
         if round >= WARM_UP {
@@ -51,38 +89,62 @@ fn cost_of_pack_and_unpack(lab: &Lab) {
         }
     }
     let rounds = plain.len();
-    // libtest would keep a println to itself.
-    let line = format!(
-        "\npack and unpack of a tensor of {}, host time: {:.2} us kept, {:.2} us offloaded, beside {:.2} us without a \
-         cache (medians of {rounds} rounds of {STORAGES} tensors)\n",
-        Bytes(storage),
+    say(&format!(
+        "host time of forward and backward for each tensor of {}: {:.2} us more where it is kept, {:.2} us more where it is \
+         offloaded, beside {:.2} us without a cache (medians of {rounds} rounds of {STORAGES} tensors)",
+        storage(lab),
         median(kept),
         median(offloaded),
         median(plain),
-    );
-    io::stderr().write_all(line.as_bytes()).unwrap();
+    ));
 }
 
-/// Time that the calling thread needs for forward and backward, in microseconds. The device starts with nothing to do.
+/// A cache from which everything leaves at once, and comes back when it is asked for.
+fn offloading(lab: &Lab) -> TensorCache {
+    lab.cache().host_pool(STORAGES * storage(lab).0).device_budget(1).prefetch(0).build().unwrap()
+}
+
+fn width(lab: &Lab) -> i64 {
+    lab.suited(4096, 256)
+}
+
+fn storage(lab: &Lab) -> Bytes {
+    Bytes((width(lab) * width(lab) * 4) as u64)
+}
+
+/// The last that was saved may still be on the device when it is asked for.
+fn assert_moved(step: Step) {
+    let report = step.finish().unwrap();
+    assert!(report.loaded.count >= STORAGES - 1, "{report}");
+}
+
+/// Time that the calling thread needs for forward and backward. The device starts with nothing to do.
 fn queued(lab: &Lab, x: &Tensor, backward: impl Fn(&Tensor)) -> f64 {
-    let synchronize = || {
-        if lab.is_gpu() {
-            Cuda::synchronize(0)
-        }
-    };
-    synchronize();
+    synchronize(lab);
     let start = Instant::now();
     backward(&(0..STORAGES).fold(x * 1.0, |y, _| (y * 1.01).sin()).sum(Kind::Float));
     let time = start.elapsed();
-    synchronize();
-    micros(time)
+    synchronize(lab);
+    each(time)
 }
 
-fn micros(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e6
+fn synchronize(lab: &Lab) {
+    if lab.is_gpu() {
+        Cuda::synchronize(0)
+    }
+}
+
+/// Microseconds for each tensor.
+fn each(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6 / STORAGES as f64
 }
 
 fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
     times[times.len() / 2]
+}
+
+/// Past libtest, which would keep a println to itself.
+fn say(line: &str) {
+    io::stderr().write_all(format!("\n{line}\n").as_bytes()).unwrap();
 }
