@@ -1,12 +1,14 @@
 //! A CUDA device through its driver, which is found at run time.
 //!
 //! The copy lanes are streams of our own in the primary context, the one that libtorch uses; they do not wait for the
-//! legacy default stream by themselves. Events sleep in the kernel when a thread waits for them, and carry times.
+//! legacy default stream by themselves. Marks are events that carry times. A thread that has to sleep until one is reached does
+//! so on an event of its own that follows it: events that threads can sleep on cost whoever records them more.
 
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use cudarc::driver::{DriverError, result, sys};
@@ -21,15 +23,35 @@ use crate::mem::Pin;
 pub(crate) struct Cuda {
     driver: Arc<Driver>,
     device: CudaDevice,
-    copies_out: Stream,
-    copies_in: Stream,
+    copies_out: Copies,
+    copies_in: Copies,
+    /// Those that no thread sleeps on now.
+    sleepers: Mutex<Vec<Sleeper>>,
 }
 
 /// A point in a stream's queue.
 #[derive(Clone)]
-pub(crate) struct Mark(Arc<Event>);
+pub(crate) struct Mark {
+    event: Arc<Event>,
+    lane: Lane,
+    /// Its number among the marks of a lane of copies.
+    number: u64,
+}
 
-/// The primary context, retained, and the events that are not in use.
+/// A lane of copies. Its marks are reached in the order of their numbers, so what is known of one is known of all before it.
+struct Copies {
+    stream: Stream,
+    recorded: Mutex<u64>,
+    reached: AtomicU64,
+}
+
+/// What a thread sleeps on: an event that follows the one it waits for, on a stream that does nothing else meanwhile.
+struct Sleeper {
+    stream: Stream,
+    event: Event,
+}
+
+/// The primary context, retained, and the events of marks that are gone.
 struct Driver {
     handle: sys::CUdevice,
     context: sys::CUcontext,
@@ -44,6 +66,8 @@ struct Stream {
 struct Event {
     driver: Arc<Driver>,
     raw: sys::CUevent,
+    /// Whether it is that of a mark, and becomes another's.
+    again: bool,
 }
 
 // SAFETY: the handles are the driver's, which may be called from any thread; the context is made current on each that does.
@@ -69,18 +93,30 @@ impl Cuda {
         })?;
         let device = CudaDevice::new(index).map_err(|error| refused(error.to_string()))?;
         let driver = Arc::new(Driver::open(index)?);
-        let (copies_out, copies_in) = (Stream::new(&driver)?, Stream::new(&driver)?);
-        Ok(Cuda { driver, device, copies_out, copies_in })
+        let (copies_out, copies_in) = (Copies::new(&driver)?, Copies::new(&driver)?);
+        Ok(Cuda { driver, device, copies_out, copies_in, sleepers: Mutex::default() })
     }
 
     fn stream(&self, lane: Lane) -> Result<sys::CUstream> {
+        if let Some(copies) = self.copies(lane) {
+            return Ok(copies.stream.raw);
+        }
+        let stream = self.device.stream().map_err(|error| refused(error.to_string()))?;
+        Ok(stream.cast())
+    }
+
+    fn copies(&self, lane: Lane) -> Option<&Copies> {
         match lane {
-            Lane::Compute => {
-                let stream = self.device.stream().map_err(|error| refused(error.to_string()))?;
-                Ok(stream.cast())
-            }
-            Lane::Out => Ok(self.copies_out.raw),
-            Lane::In => Ok(self.copies_in.raw),
+            Lane::Compute => None,
+            Lane::Out => Some(&self.copies_out),
+            Lane::In => Some(&self.copies_in),
+        }
+    }
+
+    /// A mark is reached, and with it those before it.
+    fn reached(&self, mark: &Mark) {
+        if let Some(copies) = self.copies(mark.lane) {
+            copies.reached.fetch_max(mark.number, Ordering::AcqRel);
         }
     }
 }
@@ -91,35 +127,57 @@ impl Device for Cuda {
     fn mark(&self, lane: Lane) -> Result<Mark> {
         let stream = self.stream(lane)?;
         self.driver.enter()?;
-        let event = Event::new(&self.driver)?;
+        let event = Event::of_mark(&self.driver)?;
+        // Held while the event is recorded, so that numbers rise in the queue's order.
+        let mut recorded = self.copies(lane).map(|copies| copies.recorded.lock());
         // SAFETY: event and stream are of this context and alive.
         check("cuEventRecord", unsafe { result::event::record(event.raw, stream) })?;
-        Ok(Mark(Arc::new(event)))
+        let number = recorded.as_mut().map_or(0, |recorded| {
+            **recorded += 1;
+            **recorded
+        });
+        Ok(Mark { event: Arc::new(event), lane, number })
     }
 
     fn wait(&self, lane: Lane, mark: &Mark) -> Result<()> {
         let stream = self.stream(lane)?;
         self.driver.enter()?;
-        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: event and stream are of this context and alive; the wait takes note of the event's record at once.
-        check("cuStreamWaitEvent", unsafe { result::stream::wait_event(stream, mark.0.raw, flags) })
+        mark.event.before(stream)
     }
 
     fn is_reached(&self, mark: &Mark) -> bool {
+        if self.copies(mark.lane).is_some_and(|copies| copies.reached.load(Ordering::Acquire) >= mark.number)
+        {
+            return true;
+        }
         // SAFETY: the event is alive. A failed device says false, and whoever waits then is told why.
-        self.driver.enter().is_ok() && unsafe { result::event::query(mark.0.raw) }.is_ok()
+        let reached = self.driver.enter().is_ok() && unsafe { result::event::query(mark.event.raw) }.is_ok();
+        if reached {
+            self.reached(mark);
+        }
+        reached
     }
 
     fn block_on(&self, mark: &Mark) -> Result<()> {
+        if self.is_reached(mark) {
+            return Ok(());
+        }
         self.driver.enter()?;
-        // SAFETY: the event is alive.
-        check("cuEventSynchronize", unsafe { result::event::synchronize(mark.0.raw) })
+        let sleeper = self.sleepers.lock().pop();
+        let sleeper = sleeper.map_or_else(|| Sleeper::new(&self.driver), Ok)?;
+        let outcome = sleeper.sleep_until(mark);
+        self.sleepers.lock().push(sleeper);
+        if outcome.is_ok() {
+            self.reached(mark);
+        }
+        outcome
     }
 
     fn between(&self, from: &Mark, to: &Mark) -> Result<Duration> {
         self.driver.enter()?;
         // SAFETY: both events are alive and were made with times.
-        let millis = check("cuEventElapsedTime", unsafe { result::event::elapsed(from.0.raw, to.0.raw) })?;
+        let millis =
+            check("cuEventElapsedTime", unsafe { result::event::elapsed(from.event.raw, to.event.raw) })?;
         Ok(Duration::from_secs_f64(f64::from(millis.max(0.0)) / 1e3))
     }
 
@@ -127,7 +185,8 @@ impl Device for Cuda {
         self.driver.enter()?;
         let from = from.addr() as sys::CUdeviceptr;
         // SAFETY: the caller's promise; the stream is alive.
-        let outcome = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.copies_out.raw) };
+        let outcome =
+            unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.copies_out.stream.raw) };
         check("cuMemcpyDtoHAsync", outcome.result())
     }
 
@@ -135,7 +194,7 @@ impl Device for Cuda {
         self.driver.enter()?;
         let to = to.addr() as sys::CUdeviceptr;
         // SAFETY: the caller's promise; the stream is alive.
-        let outcome = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.copies_in.raw) };
+        let outcome = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.copies_in.stream.raw) };
         check("cuMemcpyHtoDAsync", outcome.result())
     }
 
@@ -208,6 +267,26 @@ impl Drop for Driver {
     }
 }
 
+impl Copies {
+    fn new(driver: &Arc<Driver>) -> Result<Copies> {
+        Ok(Copies { stream: Stream::new(driver)?, recorded: Mutex::default(), reached: AtomicU64::new(0) })
+    }
+}
+
+impl Sleeper {
+    fn new(driver: &Arc<Driver>) -> Result<Sleeper> {
+        Ok(Sleeper { stream: Stream::new(driver)?, event: Event::to_sleep_on(driver)? })
+    }
+
+    fn sleep_until(&self, mark: &Mark) -> Result<()> {
+        mark.event.before(self.stream.raw)?;
+        // SAFETY: event and stream are of this context and alive.
+        check("cuEventRecord", unsafe { result::event::record(self.event.raw, self.stream.raw) })?;
+        // SAFETY: the event is alive.
+        check("cuEventSynchronize", unsafe { result::event::synchronize(self.event.raw) })
+    }
+}
+
 impl Stream {
     fn new(driver: &Arc<Driver>) -> Result<Stream> {
         driver.enter()?;
@@ -226,21 +305,38 @@ impl Drop for Stream {
 }
 
 impl Event {
-    fn new(driver: &Arc<Driver>) -> Result<Event> {
+    /// One that carries a time.
+    fn of_mark(driver: &Arc<Driver>) -> Result<Event> {
         let free = driver.events.lock().pop();
         let raw = match free {
             Some(raw) => raw,
-            None => {
-                check("cuEventCreate", result::event::create(sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC))?
-            }
+            None => check("cuEventCreate", result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT))?,
         };
-        Ok(Event { driver: Arc::clone(driver), raw })
+        Ok(Event { driver: Arc::clone(driver), raw, again: true })
+    }
+
+    /// One that a thread waits for in the kernel.
+    fn to_sleep_on(driver: &Arc<Driver>) -> Result<Event> {
+        let event = result::event::create(sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC);
+        Ok(Event { driver: Arc::clone(driver), raw: check("cuEventCreate", event)?, again: false })
+    }
+
+    /// Makes what is queued on `stream` from now on come after the event.
+    fn before(&self, stream: sys::CUstream) -> Result<()> {
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: event and stream are of this context and alive; the wait takes note of the event's record at once.
+        check("cuStreamWaitEvent", unsafe { result::stream::wait_event(stream, self.raw, flags) })
     }
 }
 
 impl Drop for Event {
     fn drop(&mut self) {
-        self.driver.events.lock().push(self.raw);
+        if self.again {
+            self.driver.events.lock().push(self.raw);
+        } else if self.driver.enter().is_ok() {
+            // SAFETY: the event is no one's any more.
+            _ = unsafe { result::event::destroy(self.raw) };
+        }
     }
 }
 

@@ -69,7 +69,8 @@ class Saved final : public torch::autograd::SavedVariableHooks {
     sizes_ = t.sizes();
     strides_ = t.strides();
     offset_ = t.storage_offset();
-    options_ = t.options();
+    keys_ = c10::DispatchKeySet(t.options().computeDispatchKey());
+    dtype_ = t.dtype();
   }
 
   at::Tensor call_unpack_hook() override {
@@ -79,8 +80,9 @@ class Saved final : public torch::autograd::SavedVariableHooks {
     check(callbacks->unpack(handle_, &raw));
     auto storage = c10::Storage(
         c10::intrusive_ptr<c10::StorageImpl>::reclaim(reinterpret_cast<c10::StorageImpl*>(raw)));
-    at::NoGradGuard no_grad;
-    at::Tensor view = at::empty({0}, options_).set_(std::move(storage), offset_, sizes_, strides_);
+    // What set_() does, without going through the dispatcher twice.
+    auto view = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys_, dtype_);
+    view.unsafeGetTensorImpl()->set_sizes_and_strides(sizes_, strides_, offset_);
     // The source itself came back: changes to it must still be seen by whoever saves the view again. Anything else is new.
     view.unsafeGetTensorImpl()->set_version_counter(raw == source_ ? version_ : c10::VariableVersion(0));
     return view;
@@ -106,7 +108,8 @@ class Saved final : public torch::autograd::SavedVariableHooks {
   int64_t offset_ = 0;
   c10::DimVector sizes_;
   c10::DimVector strides_;
-  at::TensorOptions options_;
+  c10::DispatchKeySet keys_;
+  caffe2::TypeMeta dtype_;
 };
 
 class HookedEngine final : public Engine {

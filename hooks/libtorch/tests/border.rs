@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ssdtrain_libtorch::{
-    Active, Handle, Packed, SavedTensor, SavedTensorHooks, SavedVariable, Storage, activate, backward, install,
+    Active, Handle, Packed, SavedTensor, SavedTensorHooks, SavedVariable, Storage, activate, backward,
+    install,
 };
 use tch::{Device, Kind, Tensor};
 

@@ -95,7 +95,8 @@ impl<D: Device> Parcel for HostParcel<D> {
         let Some(mark) = place.held.back.clone().or_else(|| place.held.out.clone()) else { return Ok(()) };
         let ordered = std::mem::replace(&mut place.held.ordered, true);
         drop(books);
-        if tier.device.is_reached(&mark) {
+        // A wait costs less than the question whether it is needed, but the mark before it does not.
+        if !here.is_marked() && tier.device.is_reached(&mark) {
             return Ok(());
         }
         if ordered {
@@ -139,7 +140,8 @@ impl<D: Device> Drop for HostParcel<D> {
         {
             let mut books = self.tier.books.lock();
             let Some(mut place) = books.shelf.remove(self.serial) else { return };
-            let mark = place.held.under_way(&*self.tier.device);
+            // Whether the mark is reached is asked when the memory is needed, which is later: often nothing is left to ask then.
+            let mark = place.held.back.take().or_else(|| place.held.out.take());
             if let Some(cooling) = mark.zip(place.held.memory.take()) {
                 books.cooling.push_back(cooling);
             }
@@ -172,6 +174,10 @@ impl<D: Device> HostTier<D> {
 }
 
 impl Here {
+    fn is_marked(&self) -> bool {
+        self.mark.borrow().is_some()
+    }
+
     fn get<M: Clone + 'static>(place: &RefCell<Option<Box<dyn Any>>>) -> Option<M> {
         place.borrow().as_ref().and_then(|mark| mark.downcast_ref()).cloned()
     }

@@ -66,7 +66,11 @@ fn cost_of_a_step(lab: &Lab) {
     let through = |cache: &TensorCache, moves: bool| {
         let step = cache.step();
         let time = queued(lab, &x, |loss| step.backward(loss).unwrap());
-        if moves { assert_moved(step) } else { drop(step.finish().unwrap()) }
+        if moves {
+            assert_moved(step)
+        } else {
+            drop(step.finish().unwrap())
+        }
         time
     };
     let (mut plain, mut kept, mut offloaded) = (Vec::new(), Vec::new(), Vec::new());
