@@ -117,7 +117,7 @@ fn storage(lab: &Lab) -> Bytes {
 }
 
 /// The last that was saved may still be on the device when it is asked for.
-fn assert_moved(step: Step) {
+fn assert_moved(step: Step<'_>) {
     let report = step.finish().unwrap();
     assert!(report.loaded.count >= STORAGES - 1, "{report}");
 }
