@@ -5,8 +5,10 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::telemetry::{ScopeId, Scopes};
-use crate::trace::{Name, Range, Trace};
+use crate::cache::StepContext;
+use crate::recompute::Level;
+use crate::telemetry::ScopeId;
+use crate::trace::{Name, Range};
 
 thread_local! {
     /// The steps that are active on this thread, innermost last.
@@ -16,9 +18,8 @@ thread_local! {
 /// Where this thread is in one step.
 struct ActiveStep {
     number: u64,
-    /// Its cache's scope names.
-    scopes: Arc<Scopes>,
-    trace: Option<Arc<Trace>>,
+    step: Arc<StepContext>,
+    level: Level,
     current: ScopeId,
 }
 
@@ -36,8 +37,9 @@ pub fn scope(name: &str) -> Scope {
     let entered = STEPS.with_borrow_mut(|steps| {
         let step = steps.last_mut()?;
         let before = step.current;
-        step.current = step.scopes.child(before, name);
-        Some((before, step.number, step.current, step.trace.clone()))
+        let cache = &step.step.cache;
+        step.current = cache.scopes.child(before, name);
+        Some((before, step.number, step.current, cache.trace.clone()))
     });
     let entered = entered.map(|(before, step, current, trace)| EnteredScope {
         before,
@@ -77,12 +79,18 @@ pub(crate) fn current_scope() -> ScopeId {
     STEPS.with_borrow(|steps| steps.last().map_or_else(ScopeId::default, |step| step.current))
 }
 
-/// Makes `scopes` the names in use on this thread, from the root on, until the guard is dropped.
-pub(crate) fn enter(scopes: Arc<Scopes>, trace: Option<Arc<Trace>>) -> Entered {
+/// The innermost step on this thread, how what it saves is treated, and the innermost scope.
+pub(crate) fn current_step() -> Option<(Arc<StepContext>, Level, ScopeId)> {
+    STEPS.with_borrow(|steps| {
+        steps.last().map(|step| (Arc::clone(&step.step), step.level.clone(), step.current))
+    })
+}
+
+/// Makes `step` the innermost of this thread, with `current` as its scope, until the guard is dropped.
+pub(crate) fn enter(step: Arc<StepContext>, level: Level, current: ScopeId) -> Entered {
     static GUARDS: AtomicU64 = AtomicU64::new(0);
     let number = GUARDS.fetch_add(1, Ordering::Relaxed);
-    let step = ActiveStep { number, scopes, trace, current: ScopeId::default() };
-    STEPS.with_borrow_mut(|steps| steps.push(step));
+    STEPS.with_borrow_mut(|steps| steps.push(ActiveStep { number, step, level, current }));
     Entered { number, thread_bound: PhantomData }
 }
 
@@ -93,6 +101,13 @@ pub(crate) struct Entered {
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        STEPS.with_borrow_mut(|steps| steps.retain(|step| step.number != self.number));
+        // A thread that is being torn down has given its steps up already.
+        let ended = STEPS.try_with(|steps| {
+            let mut steps = steps.borrow_mut();
+            let place = steps.iter().position(|step| step.number == self.number)?;
+            Some(steps.remove(place))
+        });
+        // Not within the borrow: what ends with it may ask for the current scope.
+        drop(ended);
     }
 }

@@ -10,12 +10,13 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{Storage, StorageId};
-use tch::{Device, Tensor};
+use tch::{Device, TchError, Tensor};
 
 use crate::cache::{Cache, Limits, NO_TAPE, Recorder, StepContext, TapeKey};
 use crate::config::{Policy, TensorCacheBuilder};
 use crate::error::{Error, ErrorKind, Result};
 use crate::policy::Filter;
+use crate::recompute::{self, Level, Marks};
 use crate::scope::{self, Scope};
 use crate::store::{Store, StoreStats};
 use crate::telemetry::{ScopeId, ScopeRecord, StepReport};
@@ -116,6 +117,22 @@ impl TensorCache {
     /// Names a part of the step, as [`crate::scope`] does.
     pub fn scope(&self, name: &str) -> Scope {
         scope::scope(name)
+    }
+
+    /// Computes `f(x)` and has backward compute it again, as [`crate::segment`] does.
+    pub fn segment<F>(&self, name: &str, x: &Tensor, f: F) -> Result<Tensor, TchError>
+    where
+        F: Fn(&Tensor) -> Result<Tensor, TchError> + Send + 'static,
+    {
+        recompute::segment(name, x, f)
+    }
+
+    /// Computes `f(inputs)` and has backward compute it again wherever it was saved, as [`crate::remat`] does.
+    pub fn remat<F>(&self, inputs: &[&Tensor], f: F) -> Result<Tensor, TchError>
+    where
+        F: Fn(&[&Tensor]) -> Result<Tensor, TchError> + Send + 'static,
+    {
+        recompute::remat(inputs, f)
     }
 
     /// Which way bytes go: backend, direct or buffered, and why not a faster one.
@@ -338,9 +355,11 @@ pub struct StepHandle(Arc<StepContext>);
 impl StepHandle {
     /// Makes what autograd saves on the calling thread go through the step's cache until the guard is dropped.
     pub fn enter(&self) -> Entered {
-        let hooks = torch::activate(Arc::new(Recorder(Arc::clone(&self.0))));
-        let Cache { scopes, trace, .. } = &*self.0.cache;
-        Entered { _hooks: hooks, _scopes: scope::enter(Arc::clone(scopes), trace.clone()) }
+        let marks = Arc::new(Marks::default());
+        let hooks =
+            torch::activate(Arc::new(Recorder { step: Arc::clone(&self.0), marks: Arc::clone(&marks) }));
+        let scopes = scope::enter(Arc::clone(&self.0), Level::Step(marks), ScopeId::default());
+        Entered { _hooks: hooks, _scopes: scopes }
     }
 }
 

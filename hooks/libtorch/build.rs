@@ -24,9 +24,11 @@ fn main() {
         .include(include.join("torch/csrc/api/include"))
         .files([
             "csrc/allocator.cpp",
+            "csrc/circumstances.cpp",
             "csrc/device.cpp",
             "csrc/hooks.cpp",
             "csrc/linear.cpp",
+            "csrc/random.cpp",
             "csrc/ranges.cpp",
             "csrc/storage.cpp",
         ])

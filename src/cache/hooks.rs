@@ -10,6 +10,7 @@ use tch::Device;
 use super::table::EntryKey;
 use super::{Cache, TapeKey};
 use crate::policy::{Facts, Filter, KeepReason, Placement};
+use crate::recompute::Marks;
 use crate::scope::current_scope;
 use crate::telemetry::{Counters, ScopeId, ScopeRecord};
 
@@ -30,22 +31,36 @@ pub(crate) struct StepContext {
     pub(crate) tape: AtomicUsize,
 }
 
-/// Hooks of one step.
-pub(crate) struct Recorder(pub(crate) Arc<StepContext>);
+impl StepContext {
+    /// What is decided about a tensor that is being saved in `scope`.
+    pub(crate) fn place(&self, saved: &SavedTensor<'_>, scope: ScopeId) -> Placement {
+        self.filter.place(Facts {
+            movable: saved.eligible() && saved.device() == self.device,
+            parameter: saved.storage_id().is_some_and(|id| self.parameters.contains(&id)),
+            storage_bytes: saved.storage_bytes(),
+            scope_kept: self.kept_scopes.contains(&scope),
+        })
+    }
+}
+
+/// Hooks of one step on one thread.
+pub(crate) struct Recorder {
+    pub(crate) step: Arc<StepContext>,
+    pub(crate) marks: Arc<Marks>,
+}
 
 impl SavedTensorHooks for Recorder {
     fn pack(&self, saved: &SavedTensor<'_>) -> Result<Packed, String> {
-        let step = &*self.0;
+        let step = &*self.step;
         let bytes = saved.storage_bytes();
         let scope = current_scope();
         step.counters.saved.add(bytes);
-        let scope_kept = step.kept_scopes.contains(&scope);
-        let placement = step.filter.place(Facts {
-            movable: saved.eligible() && saved.device() == step.device,
-            parameter: saved.storage_id().is_some_and(|id| step.parameters.contains(&id)),
-            storage_bytes: bytes,
-            scope_kept,
-        });
+        let placement = step.place(saved, scope);
+        if placement.may_be_recomputed()
+            && let Some(recipe) = self.marks.recipe_of(saved, &step.counters)
+        {
+            return Ok(recipe);
+        }
         if let Placement::Keep(reason) = placement {
             let counter = match reason {
                 KeepReason::Ineligible => &step.counters.kept_ineligible,
@@ -55,7 +70,7 @@ impl SavedTensorHooks for Recorder {
             };
             counter.add(bytes);
             // What a kept scope holds is entered in the books all the same: it counts against the device budget.
-            if reason != KeepReason::Policy || !scope_kept {
+            if reason != KeepReason::Policy || !step.kept_scopes.contains(&scope) {
                 return Ok(Packed::Keep);
             }
         }

@@ -53,6 +53,13 @@ impl Filter {
     }
 }
 
+impl Placement {
+    /// Whether the graph may do without the bytes if it has a recipe: nothing but the policy keeps them.
+    pub(crate) fn may_be_recomputed(self) -> bool {
+        matches!(self, Placement::Move | Placement::Keep(KeepReason::Policy))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -75,6 +82,15 @@ mod tests {
         assert_eq!(keep(Facts { parameter: true, ..LARGE }), KeepReason::Parameter);
         assert_eq!(keep(Facts { storage_bytes: (1 << 16) - 1, ..LARGE }), KeepReason::Small);
         assert_eq!(keep(Facts { scope_kept: true, ..LARGE }), KeepReason::Policy);
+    }
+
+    #[test]
+    fn what_is_kept_for_its_own_sake_is_not_recomputed() {
+        for facts in [Facts { movable: false, ..LARGE }, Facts { parameter: true, ..LARGE }] {
+            assert!(!FILTER.place(facts).may_be_recomputed(), "{facts:?}");
+        }
+        assert!(FILTER.place(Facts { scope_kept: true, ..LARGE }).may_be_recomputed());
+        assert!(FILTER.place(LARGE).may_be_recomputed());
     }
 
     #[test]

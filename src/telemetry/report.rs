@@ -32,6 +32,12 @@ pub struct StepReport {
     pub loaded: Tally,
     /// Of these, loads that began only when backward asked.
     pub load_misses: Tally,
+    /// What backward computes again instead: storages whose bytes the graph does not hold, and the cache neither.
+    pub recomputed: Tally,
+    /// Segments and single operations that ran again, and the bytes they gave backward.
+    pub reruns: Tally,
+    /// Time that the threads of backward took to run them; on a GPU, to put them into its queue.
+    pub rerun_time: Duration,
     /// Stores that failed; their tensors stayed on the device.
     pub store_failures: Tally,
     /// Time that computing threads waited for the cache.
@@ -110,6 +116,9 @@ impl StepReport {
             forwarded: counters.forwarded.tally(),
             loaded: counters.loaded.tally(),
             load_misses: counters.load_misses.tally(),
+            recomputed: counters.recomputed.tally(),
+            reruns: counters.reruns.tally(),
+            rerun_time: counters.rerun_time.total(),
             store_failures: counters.store_failures.tally(),
             stall: StallReport {
                 device_budget: counters.stall_budget.total(),
@@ -126,12 +135,13 @@ impl fmt::Display for StepReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "step {}: {:.1} ms, activation peak {}; saved {}, offloaded {}, deduplicated {}, forwarded {}, loaded {}; stalled {:.1} ms; {}",
+            "step {}: {:.1} ms, activation peak {}; saved {}, offloaded {}, recomputed {}, deduplicated {}, forwarded {}, loaded {}; stalled {:.1} ms; {}",
             self.step,
             self.wall.as_secs_f64() * 1e3,
             Bytes(self.act_peak_bytes),
             Bytes(self.saved.bytes),
             Bytes(self.offloaded.bytes),
+            Bytes(self.recomputed.bytes),
             Bytes(self.deduplicated.bytes),
             Bytes(self.forwarded.bytes),
             Bytes(self.loaded.bytes),

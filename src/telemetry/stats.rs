@@ -59,6 +59,9 @@ pub(crate) struct Counters {
     pub(crate) loaded: Counter,
     pub(crate) load_misses: Counter,
     pub(crate) store_failures: Counter,
+    pub(crate) recomputed: Counter,
+    pub(crate) reruns: Counter,
+    pub(crate) rerun_time: Clock,
     pub(crate) stall_budget: Clock,
     pub(crate) stall_pool: Clock,
     pub(crate) stall_load: Clock,
@@ -79,6 +82,12 @@ pub(crate) enum Cause {
 }
 
 impl Counters {
+    /// A recipe was followed, for so many bytes that were asked for, which took the calling thread so long.
+    pub(crate) fn rerun(&self, bytes: u64, time: Duration) {
+        self.reruns.add(bytes);
+        self.rerun_time.add(time);
+    }
+
     pub(crate) fn stalled(&self, cause: Cause, time: Duration) {
         let clock = match cause {
             Cause::DeviceBudget => &self.stall_budget,

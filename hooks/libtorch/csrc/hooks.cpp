@@ -57,7 +57,8 @@ class Saved final : public torch::autograd::SavedVariableHooks {
     if (versioned && is_plain(t)) {
       c10::StorageImpl* storage = t.storage().unsafeGetStorageImpl();
       saved = {reinterpret_cast<st_storage*>(storage), storage->nbytes(), t.nbytes(), saved_version_,
-               static_cast<int8_t>(t.device().type()), static_cast<int8_t>(t.device().index()), true};
+               static_cast<int8_t>(t.device().type()), static_cast<int8_t>(t.device().index()), true,
+               reinterpret_cast<const st_tensor*>(&t)};
     }
     check(callbacks->pack(context_, &saved, &handle_));
     if (handle_ == nullptr) {

@@ -12,6 +12,10 @@ extern "C" {
 typedef struct st_tensor st_tensor;    // at::Tensor, as torch-sys passes it
 typedef struct st_storage st_storage;  // c10::StorageImpl
 typedef struct st_variable st_variable;  // torch::autograd::SavedVariableHooks
+typedef struct st_random st_random;    // states of generators
+typedef struct st_modes st_modes;      // at::ThreadLocalState
+typedef struct st_entered st_entered;  // a guard over them
+typedef struct st_leaves st_leaves;    // version counters of leaves
 typedef int32_t st_status;             // 0: done; anything else: see st_last_error()
 
 // Message of the calling thread's last failed call; valid until its next failed call.
@@ -28,6 +32,7 @@ typedef struct {
   int8_t device_type;     // c10::DeviceType
   int8_t device_index;
   bool eligible;          // plain strided dense tensor with data: its storage can be moved
+  const st_tensor* tensor;  // borrowed, as the storage; null if not eligible
 } st_saved;
 
 typedef struct {
@@ -53,6 +58,31 @@ st_status st_backward(const st_tensor* loss, bool retain_graph, bool create_grap
 st_status st_variable_save(const st_tensor* tensor, st_variable** variable);
 st_status st_variable_unpack(st_variable* variable, st_tensor** out);
 void st_variable_free(st_variable* variable);
+
+// ---- computing a thing again -------------------------------------------------------------------------------------------
+
+// The states of the default generators of the CPU and of `count` CUDA devices.
+st_status st_random_of(const int8_t* cuda, size_t count, st_random** random);
+st_status st_random_restore(const st_random* random);
+bool st_random_same(const st_random* left, const st_random* right);
+void st_random_free(st_random* random);
+
+// Whether the calling thread records gradients.
+bool st_recording(void);
+// The modes of the calling thread: recording, autocast and the like. To leave them is for the thread that entered them, newest first.
+st_status st_modes_of_thread(st_modes** modes);
+void st_modes_free(st_modes* modes);
+st_status st_modes_enter(const st_modes* modes, st_entered** entered);
+void st_modes_leave(st_entered* entered);
+
+// The leaves whose gradients come from `output` and not through `inputs`, with their versions of now.
+st_status st_leaves_between(const st_tensor* output, const st_tensor* const* inputs, size_t count, st_leaves** leaves);
+bool st_leaves_unchanged(const st_leaves* leaves);
+void st_leaves_free(st_leaves* leaves);
+
+st_status st_tensor_version(const st_tensor* tensor, uint32_t* version);  // fails for inference tensors, which have none
+// A hash of kind, device, sizes, strides and offset. The tensor is defined and strided.
+uint64_t st_tensor_layout(const st_tensor* tensor);
 
 // ---- storages ----------------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,30 @@ pub(crate) struct StVariable {
     _opaque: [u8; 0],
 }
 
+/// States of generators.
+#[repr(C)]
+pub(crate) struct StRandom {
+    _opaque: [u8; 0],
+}
+
+/// An `at::ThreadLocalState`.
+#[repr(C)]
+pub(crate) struct StModes {
+    _opaque: [u8; 0],
+}
+
+/// A guard over [`StModes`].
+#[repr(C)]
+pub(crate) struct StEntered {
+    _opaque: [u8; 0],
+}
+
+/// Version counters of leaves.
+#[repr(C)]
+pub(crate) struct StLeaves {
+    _opaque: [u8; 0],
+}
+
 pub(crate) type StStatus = i32;
 
 #[repr(C)]
@@ -27,6 +51,7 @@ pub(crate) struct StSaved {
     pub(crate) device_type: i8,
     pub(crate) device_index: i8,
     pub(crate) eligible: bool,
+    pub(crate) tensor: *const C_tensor,
 }
 
 #[repr(C)]
@@ -53,6 +78,25 @@ unsafe extern "C" {
     pub(crate) fn st_variable_save(tensor: *const C_tensor, variable: *mut *mut StVariable) -> StStatus;
     pub(crate) fn st_variable_unpack(variable: *mut StVariable, out: *mut *mut C_tensor) -> StStatus;
     pub(crate) fn st_variable_free(variable: *mut StVariable);
+    pub(crate) fn st_random_of(cuda: *const i8, count: usize, random: *mut *mut StRandom) -> StStatus;
+    pub(crate) fn st_random_restore(random: *const StRandom) -> StStatus;
+    pub(crate) fn st_random_same(left: *const StRandom, right: *const StRandom) -> bool;
+    pub(crate) fn st_random_free(random: *mut StRandom);
+    pub(crate) safe fn st_recording() -> bool;
+    pub(crate) fn st_modes_of_thread(modes: *mut *mut StModes) -> StStatus;
+    pub(crate) fn st_modes_free(modes: *mut StModes);
+    pub(crate) fn st_modes_enter(modes: *const StModes, entered: *mut *mut StEntered) -> StStatus;
+    pub(crate) fn st_modes_leave(entered: *mut StEntered);
+    pub(crate) fn st_leaves_between(
+        output: *const C_tensor,
+        inputs: *const *const C_tensor,
+        count: usize,
+        leaves: *mut *mut StLeaves,
+    ) -> StStatus;
+    pub(crate) fn st_leaves_unchanged(leaves: *const StLeaves) -> bool;
+    pub(crate) fn st_leaves_free(leaves: *mut StLeaves);
+    pub(crate) fn st_tensor_version(tensor: *const C_tensor, version: *mut u32) -> StStatus;
+    pub(crate) fn st_tensor_layout(tensor: *const C_tensor) -> u64;
     pub(crate) fn st_tensor_storage(tensor: *const C_tensor) -> *mut StStorage;
     pub(crate) fn st_storage_bytes(storage: *const StStorage) -> u64;
     pub(crate) fn st_storage_data(storage: *const StStorage) -> *mut c_void;

@@ -76,6 +76,13 @@ impl SavedTensor<'_> {
         self.raw.tensor_bytes
     }
 
+    /// What [`layout`](crate::layout) says of it. None if not eligible.
+    pub fn layout(&self) -> Option<u64> {
+        let tensor = NonNull::new(self.raw.tensor.cast_mut()).filter(|_| self.raw.eligible)?;
+        // SAFETY: the shim holds the tensor during the callback that this value is borrowed from; an eligible one is strided.
+        Some(unsafe { ffi::st_tensor_layout(tensor.as_ptr()) })
+    }
+
     /// The tensor's version counter: it differs from an earlier one if the storage was changed in place between the two.
     pub fn version(&self) -> u32 {
         self.raw.version
@@ -101,6 +108,11 @@ pub fn activate(hooks: Hooks) -> Active {
         activate_newest(active);
     });
     Active { number, thread_bound: PhantomData }
+}
+
+/// The hooks that decide about what the calling thread saves now.
+pub fn active() -> Option<Hooks> {
+    ACTIVE.with_borrow(|active| active.last().map(|(_, hooks)| Hooks::clone(hooks)))
 }
 
 /// Guard of [`activate`].
@@ -133,11 +145,14 @@ pub fn backward(loss: &Tensor, retain_graph: bool, create_graph: bool) -> Result
     check(unsafe { ffi::st_backward(loss.as_ptr(), retain_graph, create_graph) })
 }
 
-/// A tensor saved by no operation: what an autograd node would hold, to look at or to measure.
+/// A tensor saved by no operation: what an autograd node would hold.
 pub struct SavedVariable {
     raw: NonNull<StVariable>,
-    thread_bound: PhantomData<*const ()>,
 }
+
+// SAFETY: the variable is this value's alone. It holds a handle of ours, which any thread may use, or a tensor and a version
+// counter, whose reference counts are atomic; an autograd node that holds one moves between threads as well.
+unsafe impl Send for SavedVariable {}
 
 impl SavedVariable {
     /// Packs `tensor` with the calling thread's hooks, as an autograd node would.
@@ -146,13 +161,13 @@ impl SavedVariable {
         // SAFETY: the tensor is borrowed, and `raw` is a valid place for the result.
         check(unsafe { ffi::st_variable_save(tensor.as_ptr(), &raw mut raw) })?;
         let raw = NonNull::new(raw).ok_or_else(|| TorchError("libtorch saved nothing".to_owned()))?;
-        Ok(SavedVariable { raw, thread_bound: PhantomData })
+        Ok(SavedVariable { raw })
     }
 
     /// Unpacks the tensor, as the node's backward would.
     pub fn unpack(&self) -> Result<Tensor, TorchError> {
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the variable is this value's and used by this thread alone; `raw` is a valid place for the result.
+        // SAFETY: the variable is this value's and not shared between threads; `raw` is a valid place for the result.
         check(unsafe { ffi::st_variable_unpack(self.raw.as_ptr(), &raw mut raw) })?;
         // SAFETY: the shim made a tensor and gave it to us.
         Ok(unsafe { Tensor::from_ptr(raw) })

@@ -1,23 +1,28 @@
-//! What libtorch 2.11 offers only to C++, with a safe Rust face: default saved-tensor hooks without Python, storages by
-//! identity, a CPU allocator fit for `O_DIRECT`, and CUDA and NVTX found at run time.
+//! What libtorch 2.11 offers only to C++, with a safe Rust face: default saved-tensor hooks without Python, what it
+//! takes to compute a thing again, storages by identity, a CPU allocator fit for `O_DIRECT`, and CUDA and NVTX found at run time.
 //!
 //! Errors cross the border as values both ways: no C++ exception reaches Rust, no Rust panic reaches C++.
 
+mod circumstances;
 mod cuda;
 mod error;
 mod ffi;
 mod hooks;
 mod linear;
 mod memory;
+mod random;
 mod ranges;
 mod storage;
 
+pub use circumstances::{Entered, Leaves, Modes, is_recording, layout, version};
 pub use cuda::{CudaDevice, load_cuda, make_deterministic};
 pub use error::TorchError;
 pub use hooks::{
-    Active, Handle, Hooks, Packed, SavedTensor, SavedTensorHooks, SavedVariable, activate, backward, install,
+    Active, Handle, Hooks, Packed, SavedTensor, SavedTensorHooks, SavedVariable, activate, active, backward,
+    install,
 };
 pub use linear::linear_in_place;
 pub use memory::{MemoryStats, install_cpu_allocator, memory, reset_peak, trim};
+pub use random::RandomState;
 pub use ranges::{Range, range};
 pub use storage::{Storage, StorageId, WeakStorage};

@@ -1,0 +1,112 @@
+//! What the outcome of a computation hangs on beside its inputs and random numbers.
+
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+use tch::Tensor;
+
+use crate::error::{TorchError, check};
+use crate::ffi::{self, StEntered, StLeaves, StModes};
+
+/// Whether the calling thread records gradients.
+pub fn is_recording() -> bool {
+    ffi::st_recording()
+}
+
+/// The version counter of `tensor`; none for a tensor of inference mode.
+pub fn version(tensor: &Tensor) -> Option<u32> {
+    let mut version = 0;
+    // SAFETY: the tensor is borrowed, and `version` is a valid place for the result.
+    check(unsafe { ffi::st_tensor_version(tensor.as_ptr(), &raw mut version) }).ok()?;
+    Some(version)
+}
+
+/// A number that differs, as good as always, between tensors of other kinds, devices, sizes, strides or offsets. None if `tensor`
+/// has no strides.
+pub fn layout(tensor: &Tensor) -> Option<u64> {
+    if !tensor.defined() || tensor.is_sparse() || tensor.is_mkldnn() {
+        return None;
+    }
+    // SAFETY: the tensor is borrowed, defined and strided.
+    Some(unsafe { ffi::st_tensor_layout(tensor.as_ptr()) })
+}
+
+/// The modes that a thread was in: whether it recorded gradients, autocast, and what else libtorch carries from a forward to
+/// its backward.
+pub struct Modes(NonNull<StModes>);
+
+// SAFETY: it is made to be carried to other threads, and never changes.
+unsafe impl Send for Modes {}
+
+impl Modes {
+    /// Those of the calling thread.
+    pub fn of_thread() -> Result<Modes, TorchError> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: `raw` is a valid place for the result.
+        check(unsafe { ffi::st_modes_of_thread(&raw mut raw) })?;
+        NonNull::new(raw).map(Modes).ok_or_else(|| TorchError("libtorch has no thread modes".to_owned()))
+    }
+
+    /// Puts the calling thread into these modes until the guard is dropped. Guards are dropped newest first.
+    pub fn enter(&self) -> Result<Entered, TorchError> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the modes are this value's, and `raw` is a valid place for the result.
+        check(unsafe { ffi::st_modes_enter(self.0.as_ptr(), &raw mut raw) })?;
+        NonNull::new(raw)
+            .map(|raw| Entered { raw, thread_bound: PhantomData })
+            .ok_or_else(|| TorchError("libtorch entered no modes".to_owned()))
+    }
+}
+
+impl Drop for Modes {
+    fn drop(&mut self) {
+        // SAFETY: the shim gave the modes to this value; a guard has a copy of what it needs.
+        unsafe { ffi::st_modes_free(self.0.as_ptr()) }
+    }
+}
+
+/// Guard of [`Modes::enter`].
+#[must_use = "the thread leaves the modes when this guard is dropped"]
+pub struct Entered {
+    raw: NonNull<StEntered>,
+    thread_bound: PhantomData<*const ()>,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        // SAFETY: the shim gave the guard to this value, which is bound to the thread that entered.
+        unsafe { ffi::st_modes_leave(self.raw.as_ptr()) }
+    }
+}
+
+/// The leaves that a computation has read, by their versions.
+pub struct Leaves(NonNull<StLeaves>);
+
+// SAFETY: version counters have atomic reference counts and are atomic themselves.
+unsafe impl Send for Leaves {}
+
+impl Leaves {
+    /// The leaves that record a gradient of `output` other than through `inputs`, as they are now.
+    pub fn between(inputs: &[&Tensor], output: &Tensor) -> Result<Leaves, TorchError> {
+        let inputs: Vec<_> = inputs.iter().map(|input| input.as_ptr()).collect();
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the tensors are borrowed, and `raw` is a valid place for the result.
+        check(unsafe {
+            ffi::st_leaves_between(output.as_ptr(), inputs.as_ptr(), inputs.len(), &raw mut raw)
+        })?;
+        NonNull::new(raw).map(Leaves).ok_or_else(|| TorchError("libtorch has no graph".to_owned()))
+    }
+
+    /// Whether none of them was changed in place since.
+    pub fn unchanged(&self) -> bool {
+        // SAFETY: the counters are this value's, and only read.
+        unsafe { ffi::st_leaves_unchanged(self.0.as_ptr()) }
+    }
+}
+
+impl Drop for Leaves {
+    fn drop(&mut self) {
+        // SAFETY: the shim gave the counters to this value, and nobody uses them after it.
+        unsafe { ffi::st_leaves_free(self.0.as_ptr()) }
+    }
+}

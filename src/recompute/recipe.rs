@@ -1,0 +1,208 @@
+//! What it takes to run a function again so that it gives the same bits.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::ReentrantMutex;
+use ssdtrain_libtorch as torch;
+use ssdtrain_libtorch::{
+    Handle, Hooks, Leaves, Modes, Packed, RandomState, SavedTensor, SavedTensorHooks, SavedVariable, Storage,
+    TorchError,
+};
+use tch::{TchError, Tensor};
+
+use super::{Level, refused};
+use crate::cache::StepContext;
+use crate::scope;
+use crate::telemetry::ScopeId;
+use crate::trace::{Name, Range};
+
+/// What is run again. It may move to the thread of backward, and is run by one thread at a time.
+pub(super) type Function = Box<dyn Fn(&[&Tensor]) -> Result<Tensor, TchError> + Send>;
+
+/// Of those that draw random numbers one rerun at a time: the generators are the process's.
+static DRAWING: ReentrantMutex<()> = ReentrantMutex::new(());
+
+/// A function, its inputs as autograd would save them, and what else its outcome hangs on.
+pub(super) struct Recipe {
+    before: Before,
+    function: Function,
+    leaves: Leaves,
+    /// The generators after the function, if it drew.
+    drawn: Option<RandomState>,
+}
+
+/// What there was before the function ran.
+pub(super) struct Before {
+    /// What it is called in errors.
+    name: String,
+    inputs: Vec<Input>,
+    modes: Modes,
+    random: RandomState,
+    step: Arc<StepContext>,
+    scope: ScopeId,
+}
+
+struct Input {
+    saved: SavedVariable,
+    requires_grad: bool,
+}
+
+impl Before {
+    /// Saves `inputs` with the thread's hooks and notes how things are.
+    pub(super) fn new(
+        name: String,
+        inputs: &[&Tensor],
+        step: Arc<StepContext>,
+        scope: ScopeId,
+    ) -> Result<Before, TorchError> {
+        let random = random_of(inputs, &step)?;
+        let modes = Modes::of_thread()?;
+        let save = |input: &&Tensor| {
+            Ok(Input { saved: SavedVariable::new(input)?, requires_grad: input.requires_grad() })
+        };
+        let inputs = inputs.iter().map(save).collect::<Result<_, TorchError>>()?;
+        Ok(Before { name, inputs, modes, random, step, scope })
+    }
+
+    /// The recipe for `output`, which `function` has just made of `inputs`.
+    pub(super) fn recipe(
+        self,
+        function: Function,
+        inputs: &[&Tensor],
+        output: &Tensor,
+    ) -> Result<Recipe, TchError> {
+        let leaves = Leaves::between(inputs, output).map_err(refused)?;
+        let after = random_of(inputs, &self.step).map_err(refused)?;
+        let drawn = (after != self.random).then_some(after);
+        Ok(Recipe { before: self, function, leaves, drawn })
+    }
+}
+
+impl Recipe {
+    /// Runs the function again with `hooks` deciding about what it saves, and returns its result.
+    pub(super) fn run(&self, hooks: Hooks, level: Level) -> Result<Tensor, String> {
+        let Before { name, step, .. } = &self.before;
+        self.rerun(hooks, level).map_err(|failure| {
+            format!("ssdtrain cannot compute {name} of step {} again: {failure}", step.number)
+        })
+    }
+
+    /// What goes wrong in backward is counted to the step that saved.
+    pub(super) fn ran(&self, bytes: u64, since: Instant) {
+        self.before.step.counters.rerun(bytes, since.elapsed());
+    }
+
+    fn rerun(&self, hooks: Hooks, level: Level) -> Result<Tensor, String> {
+        let Before { name, inputs, modes, random, step, scope } = &self.before;
+        if !self.leaves.unchanged() {
+            return Err(
+                "a parameter it uses was changed in place since. Run backward before the optimizer's \
+                        step"
+                    .to_owned(),
+            );
+        }
+        // Before anything else: an input may be the result of a rerun itself.
+        let inputs = inputs.iter().map(Input::fetch).collect::<Result<Vec<_>, _>>()?;
+        let inputs: Vec<&Tensor> = inputs.iter().collect();
+        let _active = torch::activate(hooks);
+        let cache = &step.cache;
+        let within = cache.scopes.child(*scope, "recompute");
+        let _scope = scope::enter(Arc::clone(step), level, within);
+        let _range = Range::open(cache.trace.clone(), Name::Scope(within), name);
+        let _modes = modes.enter().map_err(|error| error.to_string())?;
+        let run = || match catch_unwind(AssertUnwindSafe(|| (self.function)(&inputs))) {
+            Ok(outcome) => outcome.map_err(text),
+            Err(payload) => Err(format!("it panicked: {}", panic_text(&*payload))),
+        };
+        match &self.drawn {
+            Some(drawn) => drawing(random, drawn, || random_of(&inputs, step), run),
+            None => run(),
+        }
+    }
+}
+
+impl Input {
+    fn fetch(&self) -> Result<Tensor, String> {
+        let fetch = || {
+            let input = self.saved.unpack().map_err(refused)?.f_detach()?;
+            if self.requires_grad { input.f_set_requires_grad(true) } else { Ok(input) }
+        };
+        fetch().map_err(|error| format!("its input: {}", text(error)))
+    }
+}
+
+/// Runs `run` with the generators at `from`, and sets them back. They must end at `to`: if not, some other thread drew random
+/// numbers, then or now, and the result is not the one there was.
+fn drawing(
+    from: &RandomState,
+    to: &RandomState,
+    now: impl Fn() -> Result<RandomState, TorchError>,
+    run: impl FnOnce() -> Result<Tensor, String>,
+) -> Result<Tensor, String> {
+    let _alone = DRAWING.lock();
+    let before = now().map_err(said)?;
+    from.restore().map_err(said)?;
+    let outcome = run();
+    let after = now();
+    before.restore().map_err(said)?;
+    let outcome = outcome?;
+    if after.map_err(said)? != *to {
+        return Err("it did not draw the random numbers that it drew before. Either it is not the same function each \
+                    time, or another thread drew from the same generator"
+            .to_owned());
+    }
+    Ok(outcome)
+}
+
+/// The states of the generators that a function of `inputs` may draw from.
+fn random_of(inputs: &[&Tensor], step: &StepContext) -> Result<RandomState, TorchError> {
+    let mut devices: Vec<_> = inputs.iter().map(|input| input.device()).collect();
+    devices.push(step.device);
+    RandomState::of(&devices)
+}
+
+/// Hooks that let go of everything: the graph of a rerun is never run backward.
+pub(super) struct Discard;
+
+impl SavedTensorHooks for Discard {
+    fn pack(&self, _: &SavedTensor<'_>) -> Result<Packed, String> {
+        Ok(Discarded::packed())
+    }
+}
+
+/// Stands in the graph of a rerun.
+pub(super) struct Discarded;
+
+impl Discarded {
+    pub(super) fn packed() -> Packed {
+        Packed::Handle(Box::new(Discarded))
+    }
+}
+
+impl Handle for Discarded {
+    fn unpack(&self) -> Result<Storage, String> {
+        Err("backward ran within a function that is computed again, which is not possible. Run it outside"
+            .to_owned())
+    }
+}
+
+fn said(error: TorchError) -> String {
+    error.0
+}
+
+/// What an operation said, without the places in libtorch that it came by.
+fn text(error: TchError) -> String {
+    let message = match error {
+        TchError::Torch(message) => message,
+        other => other.to_string(),
+    };
+    message.split("\nException raised from").next().unwrap_or_default().trim_end().to_owned()
+}
+
+fn panic_text(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}

@@ -1,0 +1,143 @@
+//! Single operations: the storage of a result is marked, and whoever saves it gets the recipe.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use ssdtrain_libtorch as torch;
+use ssdtrain_libtorch::{Handle, Packed, SavedTensor, Storage, StorageId, WeakStorage};
+use tch::{TchError, Tensor};
+
+use super::recipe::{Before, Discard, Function, Recipe};
+use super::{Level, refused};
+use crate::cache::StepContext;
+use crate::telemetry::{Counters, ScopeId};
+
+/// Runs `function` on `inputs` in `step`, and marks its result.
+pub(super) fn run(
+    inputs: &[&Tensor],
+    function: Function,
+    step: Arc<StepContext>,
+    scope: ScopeId,
+    marks: &Marks,
+) -> Result<Tensor, TchError> {
+    let name = match step.cache.scopes.name(scope).as_str() {
+        "" => "an operation".to_owned(),
+        scope => format!("an operation of scope \"{scope}\""),
+    };
+    let before = Before::new(name, inputs, step, scope).map_err(refused)?;
+    let output = function(inputs)?;
+    let of_input = |storage: &Storage| {
+        inputs.iter().filter_map(|input| Storage::of(input)).any(|input| input.id() == storage.id())
+    };
+    // A result that needs no gradient was recorded by no one, and a view of an input has no bytes of its own.
+    let storage = Storage::of(&output).filter(|storage| output.requires_grad() && !of_input(storage));
+    let known = storage.zip(torch::version(&output)).zip(torch::layout(&output));
+    if let Some(((storage, version), layout)) = known {
+        let recipe = before.recipe(function, inputs, &output)?;
+        marks.mark(&storage, version, layout, recipe);
+    }
+    Ok(output)
+}
+
+/// The results on one thread of a step that have recipes.
+#[derive(Default)]
+pub(crate) struct Marks(Mutex<HashMap<StorageId, Mark>>);
+
+struct Mark {
+    /// Keeps the address from being used again, but not the bytes.
+    result: WeakStorage,
+    version: u32,
+    remat: Held,
+}
+
+/// The first to save the result takes the recipe over: from then on it lives as long as the graph needs it.
+enum Held {
+    Here(Arc<Remat>),
+    ByGraph(Weak<Remat>),
+}
+
+impl Marks {
+    /// What the graph holds for a marked result in place of its bytes.
+    pub(crate) fn recipe_of(&self, saved: &SavedTensor<'_>, counters: &Counters) -> Option<Packed> {
+        let id = saved.storage_id()?;
+        let mut marks = self.0.lock();
+        let mark = marks.get_mut(&id).filter(|mark| mark.version == saved.version())?;
+        let bytes = saved.storage_bytes();
+        let remat = match &mark.remat {
+            Held::Here(remat) => {
+                let remat = Arc::clone(remat);
+                mark.remat = Held::ByGraph(Arc::downgrade(&remat));
+                counters.recomputed.add(bytes);
+                remat
+            }
+            Held::ByGraph(remat) => {
+                let remat = remat.upgrade()?;
+                counters.deduplicated.add(bytes);
+                remat
+            }
+        };
+        Some(Packed::Handle(Box::new(RematHandle(remat))))
+    }
+
+    fn mark(&self, storage: &Storage, version: u32, layout: u64, recipe: Recipe) {
+        let result = || storage.downgrade();
+        let remat = Remat {
+            bytes: storage.bytes(),
+            layout,
+            recipe: Mutex::new(recipe),
+            result: Mutex::new(result()),
+        };
+        let mark = Mark { result: result(), version, remat: Held::Here(Arc::new(remat)) };
+        let gone: Vec<Mark> = {
+            let mut marks = self.0.lock();
+            let before = marks.insert(storage.id(), mark);
+            let dead = marks.extract_if(|_, mark| mark.result.upgrade().is_none());
+            dead.map(|(_, mark)| mark).chain(before).collect()
+        };
+        // Recipes go without the lock.
+        drop(gone);
+    }
+}
+
+/// A result that is computed again when it is asked for.
+struct Remat {
+    bytes: u64,
+    layout: u64,
+    /// Locked while it runs, so that one thread does.
+    recipe: Mutex<Recipe>,
+    /// The result, while anyone holds it.
+    result: Mutex<WeakStorage>,
+}
+
+impl Remat {
+    fn serve(&self) -> Result<Storage, String> {
+        let recipe = self.recipe.lock();
+        let alive = self.result.lock().upgrade();
+        if let Some(storage) = alive {
+            return Ok(storage);
+        }
+        let start = Instant::now();
+        let output = recipe.run(Arc::new(Discard), Level::Discard)?;
+        let storage = Storage::of(&output)
+            .filter(|storage| storage.bytes() == self.bytes && torch::layout(&output) == Some(self.layout));
+        let Some(storage) = storage else {
+            return Err("ssdtrain: an operation that was to be computed again gave a tensor of another size or kind than \
+                        before. Its function must do the same each time"
+                .to_owned());
+        };
+        *self.result.lock() = storage.downgrade();
+        recipe.ran(self.bytes, start);
+        Ok(storage)
+    }
+}
+
+/// Stands in the graph for a result that is computed again.
+struct RematHandle(Arc<Remat>);
+
+impl Handle for RematHandle {
+    fn unpack(&self) -> Result<Storage, String> {
+        self.0.serve()
+    }
+}

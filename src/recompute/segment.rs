@@ -1,0 +1,267 @@
+//! Segments: what autograd saves within one is a position in the order of saving, and a rerun fills the positions.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use ssdtrain_libtorch as torch;
+use ssdtrain_libtorch::{
+    Handle, Hooks, Packed, SavedTensor, SavedTensorHooks, Storage, StorageId, WeakStorage,
+};
+use tch::{TchError, Tensor};
+
+use super::recipe::{Before, Discarded, Function, Recipe};
+use super::{Level, refused};
+use crate::cache::StepContext;
+use crate::scope::{self, current_scope};
+use crate::telemetry::Counters;
+
+/// Runs `function` on `x` as a segment of `step`; `outer` decides about what the segment does not take.
+pub(super) fn run(
+    name: &str,
+    x: &Tensor,
+    function: Function,
+    step: Arc<StepContext>,
+    level: &Level,
+    outer: Hooks,
+) -> Result<Tensor, TchError> {
+    let _scope = scope::scope(name);
+    let scope = current_scope();
+    let before =
+        Before::new(format!("segment \"{name}\""), &[x], Arc::clone(&step), scope).map_err(refused)?;
+    // What a rerun saves was counted when it was saved first.
+    let counters = if matches!(level, Level::Rerun) { Arc::default() } else { Arc::clone(&step.counters) };
+    let segment =
+        Arc::new(Segment { name: name.to_owned(), slots: Mutex::default(), done: Mutex::new(None) });
+    let recorder = Arc::new(Recorder {
+        segment: Arc::clone(&segment),
+        input: Storage::of(x).map(|storage| storage.id()),
+        step: Arc::clone(&step),
+        outer,
+        counters,
+        order: Mutex::default(),
+    });
+    let output = {
+        let _active = torch::activate(Arc::clone(&recorder) as Hooks);
+        let _within = scope::enter(step, Level::Segment, scope);
+        function(&[x])?
+    };
+    let facts = std::mem::take(&mut *recorder.order.lock()).facts;
+    if facts.iter().any(|fact| fact.taken) {
+        let recipe = before.recipe(function, &[x], &output)?;
+        *segment.done.lock() = Some(Done { recipe, facts: facts.into() });
+    }
+    Ok(output)
+}
+
+/// One run of a segment, held by what stands for it in the graph.
+struct Segment {
+    name: String,
+    slots: Mutex<Vec<Slot>>,
+    /// None until the function has returned. Locked while it runs again, so that one thread does.
+    done: Mutex<Option<Done>>,
+}
+
+struct Done {
+    recipe: Recipe,
+    facts: Arc<[Fact]>,
+}
+
+/// One position in the order of saving.
+enum Slot {
+    /// Its bytes are not there.
+    Empty,
+    /// A rerun has filled it, and backward has not asked for it yet.
+    Filled(Storage),
+    /// The segment did not take it, or the graph has let go of it.
+    Closed,
+}
+
+/// What was saved at a position: the same must be saved there again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Fact {
+    /// Whether the segment took it.
+    taken: bool,
+    storage_bytes: u64,
+    layout: Option<u64>,
+}
+
+impl Fact {
+    fn of(saved: &SavedTensor<'_>, taken: bool) -> Fact {
+        Fact { taken, storage_bytes: saved.storage_bytes(), layout: saved.layout() }
+    }
+}
+
+impl Segment {
+    /// Serves a position once: the graph holds the bytes from then on, or asks for a rerun again.
+    fn serve(&self, position: usize) -> Result<Storage, String> {
+        if let Some(storage) = self.take(position) {
+            return Ok(storage);
+        }
+        let done = self.done.lock();
+        // Another thread may have run it meanwhile.
+        if let Some(storage) = self.take(position) {
+            return Ok(storage);
+        }
+        let Some(Done { recipe, facts }) = &*done else {
+            return Err(format!(
+                "backward ran within segment \"{}\" of ssdtrain, which is not possible. Run it outside",
+                self.name
+            ));
+        };
+        self.rerun(recipe, facts)?;
+        self.take(position)
+            .ok_or_else(|| format!("internal error: segment \"{}\" has no position {position}", self.name))
+    }
+
+    fn take(&self, position: usize) -> Option<Storage> {
+        let mut slots = self.slots.lock();
+        let slot = slots.get_mut(position).filter(|slot| matches!(slot, Slot::Filled(_)))?;
+        match std::mem::replace(slot, Slot::Empty) {
+            Slot::Filled(storage) => Some(storage),
+            Slot::Empty | Slot::Closed => None,
+        }
+    }
+
+    fn rerun(&self, recipe: &Recipe, facts: &Arc<[Fact]>) -> Result<(), String> {
+        let start = Instant::now();
+        let wanted = self.slots.lock().iter().map(|slot| !matches!(slot, Slot::Closed)).collect();
+        let collector = Arc::new(Collector {
+            name: self.name.clone(),
+            facts: Arc::clone(facts),
+            wanted,
+            found: Mutex::default(),
+        });
+        drop(recipe.run(Arc::clone(&collector) as Hooks, Level::Rerun)?);
+        let found = std::mem::take(&mut *collector.found.lock());
+        if found.len() != facts.len() {
+            return Err(collector.differs(&format!("{} tensors", found.len()), &format!("{}", facts.len())));
+        }
+        let bytes = bytes_of(&found);
+        let mut replaced = Vec::new();
+        {
+            let mut slots = self.slots.lock();
+            for (slot, storage) in slots.iter_mut().zip(found) {
+                // One that was closed meanwhile stays so.
+                if let (Some(storage), Slot::Empty | Slot::Filled(_)) = (storage, &*slot) {
+                    replaced.push(std::mem::replace(slot, Slot::Filled(storage)));
+                }
+            }
+        }
+        // Storages are freed without the lock.
+        drop(replaced);
+        recipe.ran(bytes, start);
+        Ok(())
+    }
+}
+
+/// Bytes of the different storages among them.
+fn bytes_of(found: &[Option<Storage>]) -> u64 {
+    let distinct: HashMap<StorageId, u64> =
+        found.iter().flatten().map(|storage| (storage.id(), storage.bytes())).collect();
+    distinct.values().sum()
+}
+
+/// Hooks of a segment's first run.
+struct Recorder {
+    segment: Arc<Segment>,
+    /// The input's storage, which the caller holds.
+    input: Option<StorageId>,
+    step: Arc<StepContext>,
+    outer: Hooks,
+    counters: Arc<Counters>,
+    order: Mutex<Order>,
+}
+
+#[derive(Default)]
+struct Order {
+    facts: Vec<Fact>,
+    /// Storages that were taken. Held weakly, so that none is mistaken for a later one at its address.
+    seen: HashMap<(StorageId, u32), WeakStorage>,
+}
+
+impl SavedTensorHooks for Recorder {
+    fn pack(&self, saved: &SavedTensor<'_>) -> Result<Packed, String> {
+        let id = saved.storage_id();
+        let taken = id != self.input && self.step.place(saved, current_scope()).may_be_recomputed();
+        let position = {
+            let mut order = self.order.lock();
+            order.facts.push(Fact::of(saved, taken));
+            let mut slots = self.segment.slots.lock();
+            slots.push(if taken { Slot::Empty } else { Slot::Closed });
+            slots.len() - 1
+        };
+        if !taken {
+            return self.outer.pack(saved);
+        }
+        let bytes = saved.storage_bytes();
+        self.counters.saved.add(bytes);
+        let known = id.zip(saved.storage()).is_some_and(|(id, storage)| {
+            let seen = &mut self.order.lock().seen;
+            seen.insert((id, saved.version()), storage.downgrade()).is_some()
+        });
+        let counter = if known { &self.counters.deduplicated } else { &self.counters.recomputed };
+        counter.add(bytes);
+        Ok(Packed::Handle(Box::new(SlotHandle { segment: Arc::clone(&self.segment), position })))
+    }
+}
+
+/// Stands in the graph for one tensor that a segment took.
+struct SlotHandle {
+    segment: Arc<Segment>,
+    position: usize,
+}
+
+impl Handle for SlotHandle {
+    fn unpack(&self) -> Result<Storage, String> {
+        self.segment.serve(self.position)
+    }
+}
+
+impl Drop for SlotHandle {
+    fn drop(&mut self) {
+        let closed = {
+            let mut slots = self.segment.slots.lock();
+            slots.get_mut(self.position).map(|slot| std::mem::replace(slot, Slot::Closed))
+        };
+        drop(closed);
+    }
+}
+
+/// Hooks of a segment's rerun: take what is saved at the positions that are wanted, and check all of them.
+struct Collector {
+    name: String,
+    facts: Arc<[Fact]>,
+    wanted: Vec<bool>,
+    found: Mutex<Vec<Option<Storage>>>,
+}
+
+impl Collector {
+    fn differs(&self, now: &str, then: &str) -> String {
+        format!(
+            "segment \"{}\" of ssdtrain saved {now} when it was computed again, and {then} before. Its function must do the \
+             same each time",
+            self.name
+        )
+    }
+}
+
+impl SavedTensorHooks for Collector {
+    fn pack(&self, saved: &SavedTensor<'_>) -> Result<Packed, String> {
+        let mut found = self.found.lock();
+        let position = found.len();
+        let Some(then) = self.facts.get(position) else {
+            return Err(self.differs("more tensors", &position.to_string()));
+        };
+        let now = Fact::of(saved, then.taken);
+        if now != *then {
+            let [now, then] = [now, *then].map(|fact| format!("{} bytes", fact.storage_bytes));
+            let other = if now == then { " of another kind or shape" } else { "" };
+            return Err(self.differs(&format!("{now}{other} as tensor {position}"), &then));
+        }
+        let wanted = then.taken && self.wanted.get(position).is_some_and(|wanted| *wanted);
+        found.push(if wanted { saved.storage() } else { None });
+        Ok(Discarded::packed())
+    }
+}
