@@ -3,12 +3,13 @@
 use std::num::NonZero;
 
 use serde::{Deserialize, Serialize};
-use ssdtrain::scope;
+use ssdtrain::{remat, scope, segment};
 use tch::{Device, Kind, TchError, Tensor, nn};
 
 use crate::error::{Error, Result};
 use crate::layers::{INIT_STD, LayerNorm, Linear, dropout, linear, normal};
 use crate::loss::{ChunkedHead, cross_entropy};
+use crate::recompute::Recompute;
 
 /// The shape of a [`Gpt`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -140,6 +141,7 @@ pub struct Gpt {
     head: Tensor,
     loss_chunk: Option<NonZero<u32>>,
     grads_in_place: bool,
+    recompute: Recompute,
 }
 
 impl Gpt {
@@ -165,7 +167,17 @@ impl Gpt {
         } else {
             normal(&vs.sub("head"), config.vocab, config.hidden, INIT_STD)?
         };
-        Ok(Gpt { config, tokens, positions, blocks, norm, head, loss_chunk: None, grads_in_place: false })
+        Ok(Gpt {
+            config,
+            tokens,
+            positions,
+            blocks,
+            norm,
+            head,
+            loss_chunk: None,
+            grads_in_place: false,
+            recompute: Recompute::None,
+        })
     }
 
     /// Computes losses so many tokens at a time, if given, so that the logits of all of them, `vocab` numbers
@@ -184,6 +196,21 @@ impl Gpt {
             for layer in [&mut attention.qkv, &mut attention.proj, &mut mlp.up, &mut mlp.down] {
                 layer.grads_in_place = in_place;
             }
+        }
+        self
+    }
+
+    /// Has backward compute parts of the model again, in a step of a cache, instead of having them kept. Blocks are segments of the
+    /// names `block.N` then, and their scopes lie within these.
+    #[must_use]
+    pub fn with_recompute(mut self, recompute: Recompute) -> Gpt {
+        self.recompute = recompute;
+        let cheap = recompute == Recompute::Cheap;
+        self.norm.recomputed = cheap;
+        for block in &mut self.blocks {
+            block.attention_norm.recomputed = cheap;
+            block.mlp_norm.recomputed = cheap;
+            block.mlp.recomputed = cheap;
         }
         self
     }
@@ -265,7 +292,12 @@ impl Gpt {
     fn hidden(&self, inputs: &Tensor, train: bool) -> Result<Tensor> {
         let mut x = self.embed(inputs, train)?;
         for block in &self.blocks {
-            x = block.forward(x, train)?;
+            x = if self.recompute == Recompute::Layer {
+                let held = block.shallow_clone();
+                segment(&block.name, &x, move |x| held.forward(x, train))?
+            } else {
+                block.forward(&x, train)?
+            };
         }
         Ok(x)
     }
@@ -303,6 +335,7 @@ impl Gpt {
 
 #[derive(Debug)]
 struct Block {
+    name: String,
     attention_scope: String,
     attention_norm: LayerNorm,
     attention: Attention,
@@ -315,6 +348,7 @@ struct Block {
 impl Block {
     fn new(vs: &nn::Path<'_>, index: i64, config: &GptConfig) -> Result<Block, TchError> {
         Ok(Block {
+            name: format!("block.{index}"),
             attention_scope: format!("block.{index}.attn"),
             attention_norm: LayerNorm::new(&vs.sub("attn_norm"), config.hidden, config.bias)?,
             attention: Attention::new(&vs.sub("attn"), config)?,
@@ -325,15 +359,33 @@ impl Block {
         })
     }
 
-    fn forward(&self, x: Tensor, train: bool) -> Result<Tensor, TchError> {
+    fn forward(&self, x: &Tensor, train: bool) -> Result<Tensor, TchError> {
         let x = {
             let _scope = scope(&self.attention_scope);
-            let y = self.attention.forward(&self.attention_norm.forward(&x)?, train)?;
+            let y = self.attention.forward(&self.attention_norm.forward(x)?, train)?;
             x.f_add(&dropout(y, self.dropout, train)?)?
         };
         let _scope = scope(&self.mlp_scope);
         let y = self.mlp.forward(&self.mlp_norm.forward(&x)?)?;
         x.f_add(&dropout(y, self.dropout, train)?)
+    }
+
+    /// The same block: it shares its parameters.
+    fn shallow_clone(&self) -> Block {
+        Block {
+            name: self.name.clone(),
+            attention_scope: self.attention_scope.clone(),
+            attention_norm: self.attention_norm.shallow_clone(),
+            attention: Attention {
+                qkv: self.attention.qkv.shallow_clone(),
+                proj: self.attention.proj.shallow_clone(),
+                ..self.attention
+            },
+            mlp_scope: self.mlp_scope.clone(),
+            mlp_norm: self.mlp_norm.shallow_clone(),
+            mlp: Mlp { up: self.mlp.up.shallow_clone(), down: self.mlp.down.shallow_clone(), ..self.mlp },
+            dropout: self.dropout,
+        }
     }
 }
 
@@ -383,6 +435,8 @@ impl Attention {
 struct Mlp {
     up: Linear,
     down: Linear,
+    /// Whether backward computes what lies between the two again.
+    recomputed: bool,
 }
 
 impl Mlp {
@@ -391,11 +445,19 @@ impl Mlp {
         Ok(Mlp {
             up: Linear::new(&vs.sub("up"), hidden, 4 * hidden, INIT_STD, config.bias)?,
             down: Linear::new(&vs.sub("down"), 4 * hidden, hidden, residual_std(config), config.bias)?,
+            recomputed: false,
         })
     }
 
     fn forward(&self, x: &Tensor) -> Result<Tensor, TchError> {
-        self.down.forward(&self.up.forward(x)?.f_gelu("tanh")?)
+        let x = self.up.forward(x)?;
+        let y = if self.recomputed {
+            remat(&[&x], |inputs| inputs[0].f_gelu("tanh"))?
+        } else {
+            x.f_gelu("tanh")?
+        };
+        drop(x);
+        self.down.forward(&y)
     }
 }
 

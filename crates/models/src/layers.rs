@@ -1,5 +1,6 @@
 //! Layers that the models share.
 
+use ssdtrain::remat;
 use ssdtrain_libtorch::linear_in_place;
 use tch::{Kind, TchError, Tensor, nn};
 
@@ -34,6 +35,11 @@ impl Linear {
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor, TchError> {
         linear(x, &self.weight, self.bias.as_ref(), self.grads_in_place)
     }
+
+    /// The same layer: it shares its parameters.
+    pub(crate) fn shallow_clone(&self) -> Linear {
+        Linear { weight: self.weight.shallow_clone(), bias: shallow(&self.bias), ..*self }
+    }
 }
 
 /// `x · weightᵀ + bias`; with `in_place`, backward adds to the weight's gradient in place.
@@ -55,16 +61,36 @@ pub(crate) struct LayerNorm {
     weight: Tensor,
     bias: Option<Tensor>,
     width: i64,
+    /// Whether backward computes the result again where it was saved.
+    pub(crate) recomputed: bool,
 }
 
 impl LayerNorm {
     pub(crate) fn new(vs: &nn::Path<'_>, width: i64, bias: bool) -> Result<LayerNorm, TchError> {
-        Ok(LayerNorm { weight: vs.f_ones("weight", &[width])?, bias: zeros_if(bias, vs, width)?, width })
+        let weight = vs.f_ones("weight", &[width])?;
+        Ok(LayerNorm { weight, bias: zeros_if(bias, vs, width)?, width, recomputed: false })
     }
 
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor, TchError> {
+        if self.recomputed {
+            let held = self.shallow_clone();
+            return remat(&[x], move |inputs| held.norm(inputs[0]));
+        }
+        self.norm(x)
+    }
+
+    fn norm(&self, x: &Tensor) -> Result<Tensor, TchError> {
         x.f_layer_norm([self.width], Some(&self.weight), self.bias.as_ref(), 1e-5, true)
     }
+
+    /// The same layer: it shares its parameters.
+    pub(crate) fn shallow_clone(&self) -> LayerNorm {
+        LayerNorm { weight: self.weight.shallow_clone(), bias: shallow(&self.bias), ..*self }
+    }
+}
+
+fn shallow(bias: &Option<Tensor>) -> Option<Tensor> {
+    bias.as_ref().map(Tensor::shallow_clone)
 }
 
 /// The matrix `weight` of `vs`, drawn from a normal distribution. Scaled in place: beside a model of many gigabytes

@@ -5,7 +5,7 @@ use std::num::NonZero;
 use anyhow::{Result, ensure};
 use clap::builder::PossibleValuesParser;
 use clap::value_parser;
-use ssdtrain_models::{GptConfig, Tokenizer};
+use ssdtrain_models::{GptConfig, Recompute, Tokenizer};
 
 use crate::float;
 
@@ -41,6 +41,10 @@ pub(crate) struct ShapeArgs {
     /// Add to the gradients of matrices in place, so that a second gradient as large as a matrix never exists beside the first
     #[arg(long)]
     grads_in_place: bool,
+    /// What backward computes again, under every strategy that has a cache, instead of having it kept: each block from its
+    /// input (layer), or the results of GELU and layer norms (cheap)
+    #[arg(long, value_name = "WHAT", default_value = "none", value_parser = PossibleValuesParser::new(Recompute::NAMES))]
+    recompute: String,
     /// Rate of dropout
     #[arg(long, value_name = "RATE", value_parser = float::below_one)]
     dropout: Option<f64>,
@@ -68,6 +72,8 @@ pub(crate) struct Shape {
     pub(crate) loss_chunk: Option<NonZero<u32>>,
     /// Whether gradients of matrices are added to in place.
     pub(crate) grads_in_place: bool,
+    /// What backward computes again.
+    pub(crate) recompute: Recompute,
     /// The tokenizer's name.
     pub(crate) tokens: String,
 }
@@ -102,6 +108,7 @@ impl ShapeArgs {
         shape.accumulate = self.accumulate as usize;
         shape.loss_chunk = NonZero::new(self.loss_chunk);
         shape.grads_in_place = self.grads_in_place;
+        shape.recompute = self.recompute.parse()?;
         shape.tokens = self.tokens.clone().unwrap_or(shape.tokens);
         Ok(shape)
     }
@@ -122,6 +129,7 @@ impl Shape {
             accumulate: 1,
             loss_chunk: None,
             grads_in_place: false,
+            recompute: Recompute::None,
             tokens: tokens.to_owned(),
         })
     }
@@ -158,6 +166,11 @@ impl Shape {
         let loss =
             self.loss_chunk.map_or_else(String::new, |chunk| format!(", loss of {chunk} tokens at a time"));
         let loss = if self.grads_in_place { format!("{loss}, gradients in place") } else { loss };
+        let loss = match self.recompute {
+            Recompute::None => loss,
+            Recompute::Layer => format!("{loss}, blocks recomputed"),
+            Recompute::Cheap => format!("{loss}, GELU and layer norms recomputed"),
+        };
         format!(
             "{layers} layers, hidden {hidden}, {heads} heads, {context} tokens, batch {}{accumulate}{loss}: {:.1} M parameters",
             self.batch,

@@ -89,7 +89,8 @@ impl<O: Optimizer> Learner<O> {
         tch::manual_seed(seed as i64);
         let model = Gpt::new(&vs.root(), shape.model.clone())?
             .with_loss_chunk(shape.loss_chunk)
-            .with_grads_in_place(shape.grads_in_place);
+            .with_grads_in_place(shape.grads_in_place)
+            .with_recompute(shape.recompute);
         let optimizer = optimizer(&vs)?;
         Ok(Learner { model, vs, optimizer, cache, placement })
     }

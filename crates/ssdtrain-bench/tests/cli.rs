@@ -86,6 +86,7 @@ fn arguments_out_of_range_are_named() {
         ["train", "--device=cuda:99"],
         ["train", "--dtype=fp8"],
         ["train", "--loss-chunk=-1"],
+        ["compare", "--recompute=blocks"],
         ["compare", "--steps=0"],
         ["compare", "--batch=0"],
         ["compare", "--strategies=magic"],
@@ -265,6 +266,20 @@ fn strategies_agree_to_the_bit_in_every_kind() {
             assert_eq!(rows.len(), 3);
             assert!(rows[2]["saved_bytes"].as_u64().unwrap() > 0, "{}", rows[2]);
         }
+    }
+}
+
+#[test]
+fn strategies_agree_to_the_bit_with_parts_recomputed() {
+    let place = workplace();
+    for (recompute, optimizer) in [("layer", "--optimizer=sgd"), ("cheap", "--optimizer=adamw")] {
+        let recompute = format!("--recompute={recompute}");
+        let options =
+            ["--steps=2", "--warmup=0", "--check", "--json", "--dropout=0.1", &recompute, optimizer];
+        let rows = json_lines(&tiny(place.path(), &["compare", "--data=text.txt"], &options));
+        let recomputed: Vec<_> = rows.iter().map(|row| row["recomputed_bytes"].as_u64().unwrap()).collect();
+        assert_eq!(recomputed[0], 0, "plain has no cache: {recomputed:?}");
+        assert!(recomputed[1] > 0 && recomputed[1] == recomputed[2], "{recomputed:?}");
     }
 }
 

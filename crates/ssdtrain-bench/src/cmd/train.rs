@@ -348,6 +348,7 @@ impl Run {
             "act_peak_bytes": window.act_peak_bytes,
             "saved_bytes": report.saved.bytes,
             "offloaded_bytes": report.offloaded.bytes,
+            "recomputed_bytes": report.recomputed.bytes,
             "deduplicated_bytes": report.deduplicated.bytes,
             "forwarded_bytes": report.forwarded.bytes,
             "loaded_bytes": report.loaded.bytes,
@@ -428,6 +429,9 @@ fn whereabouts(report: &StepReport) -> String {
         if tally.count > 0 {
             text += &format!(", {} {why}", bytes(tally));
         }
+    }
+    if report.recomputed.count > 0 {
+        text += &format!("; {} were computed again", bytes(report.recomputed));
     }
     text + "."
 }

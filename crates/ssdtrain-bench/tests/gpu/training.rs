@@ -4,13 +4,19 @@ use std::env;
 use std::num::NonZero;
 
 use ssdtrain::{KIB, MIB, Policy, TensorCache, TensorCacheBuilder};
-use ssdtrain_models::{AdamW, AdamWConfig, Batch, Gpt, GptConfig, Optimizer, accumulate, seed_step};
+use ssdtrain_models::{
+    AdamW, AdamWConfig, Batch, Gpt, GptConfig, Optimizer, Recompute, accumulate, seed_step,
+};
 use tch::nn::VarStore;
 use tch::{Kind, Tensor};
 
 use crate::lab::{Lab, assert_nothing_held, assert_same_bits, grads};
 
-on_both!(a_gpt_trains_to_the_same_bits, a_gpt_trains_to_the_same_bits_with_its_loss_in_chunks);
+on_both!(
+    a_gpt_trains_to_the_same_bits,
+    a_gpt_trains_to_the_same_bits_with_its_loss_in_chunks,
+    a_gpt_trains_to_the_same_bits_with_parts_recomputed
+);
 
 const SEED: u64 = 11;
 const BATCH: i64 = 8;
@@ -21,6 +27,19 @@ fn a_gpt_trains_to_the_same_bits(lab: &Lab) {
 
 fn a_gpt_trains_to_the_same_bits_with_its_loss_in_chunks(lab: &Lab) {
     train(lab, NonZero::new(100));
+}
+
+fn a_gpt_trains_to_the_same_bits_with_parts_recomputed(lab: &Lab) {
+    let keep = || TensorCache::builder().policy(Policy::Keep);
+    let pool = || lab.cache().host_pool(64 * MIB).device_budget(1).prefetch(512 * KIB);
+    let ways = [
+        ("keep", keep(), Recompute::None),
+        ("keep, layers recomputed", keep(), Recompute::Layer),
+        ("keep, cheap recomputed", keep(), Recompute::Cheap),
+        ("host pool, layers recomputed", pool(), Recompute::Layer),
+        ("host pool, cheap recomputed", pool(), Recompute::Cheap),
+    ];
+    agree(lab, ways.map(|(way, cache, recompute)| Learner::new(lab, way, cache, None, recompute)));
 }
 
 /// What a step saves is more than the smallest host pool holds.
@@ -45,11 +64,18 @@ struct Learner {
 }
 
 impl Learner {
-    fn new(lab: &Lab, way: &'static str, cache: TensorCacheBuilder, chunk: Option<NonZero<u32>>) -> Learner {
+    fn new(
+        lab: &Lab,
+        way: &'static str,
+        cache: TensorCacheBuilder,
+        chunk: Option<NonZero<u32>>,
+        recompute: Recompute,
+    ) -> Learner {
         let mut vs = VarStore::new(lab.device);
         vs.set_kind(Kind::BFloat16);
         tch::manual_seed(SEED as i64);
-        let model = Gpt::new(&vs.root(), shape(lab)).unwrap().with_loss_chunk(chunk);
+        let model = Gpt::new(&vs.root(), shape(lab)).unwrap();
+        let model = model.with_loss_chunk(chunk).with_recompute(recompute);
         let optimizer = AdamW::new(&vs, AdamWConfig::for_kind(Kind::BFloat16)).unwrap();
         let cache = cache.parameters(&vs).build().unwrap();
         Learner { way, vs, model, optimizer, cache }
@@ -79,7 +105,11 @@ fn train(lab: &Lab, chunk: Option<NonZero<u32>>) {
         ("disk", disk().host_pool(2 * MIB).device_budget(1).prefetch(0)),
         ("disk, ahead", disk().host_pool(2 * MIB).device_budget(2 * MIB).prefetch(512 * KIB)),
     ];
-    let mut learners = ways.map(|(way, cache)| Learner::new(lab, way, cache, chunk));
+    agree(lab, ways.map(|(way, cache)| Learner::new(lab, way, cache, chunk, Recompute::None)));
+}
+
+/// Trains side by side; the first is the one to agree with.
+fn agree<const N: usize>(lab: &Lab, mut learners: [Learner; N]) {
     for index in 0..lab.suited(200, 2) {
         let batch = batch(lab, index);
         let losses: Vec<_> = learners.iter_mut().map(|learner| learner.gradients(&batch, index)).collect();
