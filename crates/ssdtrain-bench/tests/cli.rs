@@ -189,6 +189,8 @@ fn compare_keeps_its_json_contract_and_every_bit() {
         "act_peak_to_keep",
         "saved_bytes",
         "offloaded_bytes",
+        "recomputed_bytes",
+        "rerun_ms",
         "deduplicated_bytes",
         "forwarded_bytes",
         "stall_ms",
