@@ -202,20 +202,6 @@ fn a_segment_that_takes_tokens() {
 }
 
 #[test]
-fn under_autocast() {
-    parity(&[randn(&[32, 64]), randn(&[64, 64])], |x| {
-        tch::autocast(true, || {
-            let w = x[1].shallow_clone();
-            let y = segment("cast", &(&x[0] * 2.0), move |x| x.f_matmul(&w)?.f_gelu("tanh")?.f_matmul(&w))
-                .unwrap();
-            let w = x[1].shallow_clone();
-            let z = remat(&[&y], move |y| y[0].f_matmul(&w)?.f_gelu("tanh")).unwrap();
-            scalar(&z.sin())
-        })
-    });
-}
-
-#[test]
 fn the_input_comes_back_from_the_disk() {
     let cache = everything().device_budget(64 * KIB).prefetch(0).build().unwrap();
     let plain = leaf(&randn(&[256, 256]));

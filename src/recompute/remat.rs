@@ -43,7 +43,17 @@ pub(super) fn run(
 
 /// The results on one thread of a step that have recipes.
 #[derive(Default)]
-pub(crate) struct Marks(Mutex<HashMap<StorageId, Mark>>);
+pub(crate) struct Marks(Mutex<Marked>);
+
+#[derive(Default)]
+struct Marked {
+    results: HashMap<StorageId, Mark>,
+    /// How many were alive when those that were not were last let go of.
+    alive: usize,
+}
+
+/// So many that no one needs any more may stay until the next is marked.
+const FEW: usize = 8;
 
 struct Mark {
     /// Keeps the address from being used again, but not the bytes.
@@ -63,7 +73,7 @@ impl Marks {
     pub(crate) fn recipe_of(&self, saved: &SavedTensor<'_>, counters: &Counters) -> Option<Packed> {
         let id = saved.storage_id()?;
         let mut marks = self.0.lock();
-        let mark = marks.get_mut(&id).filter(|mark| mark.version == saved.version())?;
+        let mark = marks.results.get_mut(&id).filter(|mark| mark.version == saved.version())?;
         let bytes = saved.storage_bytes();
         let remat = match &mark.remat {
             Held::Here(remat) => {
@@ -92,12 +102,22 @@ impl Marks {
         let mark = Mark { result: result(), version, remat: Held::Here(Arc::new(remat)) };
         let gone: Vec<Mark> = {
             let mut marks = self.0.lock();
-            let before = marks.insert(storage.id(), mark);
-            let dead = marks.extract_if(|_, mark| mark.result.upgrade().is_none());
-            dead.map(|(_, mark)| mark).chain(before).collect()
+            let before = marks.results.insert(storage.id(), mark);
+            let dead =
+                if marks.results.len() > 2 * marks.alive + FEW { marks.take_dead() } else { Vec::new() };
+            dead.into_iter().chain(before).collect()
         };
         // Recipes go without the lock.
         drop(gone);
+    }
+}
+
+impl Marked {
+    fn take_dead(&mut self) -> Vec<Mark> {
+        let dead = self.results.extract_if(|_, mark| mark.result.upgrade().is_none());
+        let dead = dead.map(|(_, mark)| mark).collect();
+        self.alive = self.results.len();
+        dead
     }
 }
 

@@ -50,5 +50,6 @@ mod lab;
 mod memory;
 mod order;
 mod parity;
+mod recompute;
 mod threads;
 mod training;

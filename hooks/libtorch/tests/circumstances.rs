@@ -1,0 +1,114 @@
+//! What it takes to compute a thing again: random numbers, the thread's modes, leaves, and whether a tensor is laid out as before.
+#![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
+
+use ssdtrain_libtorch::{Leaves, Modes, RandomState, is_recording, layout, version};
+use tch::{Device, Kind, Tensor, no_grad};
+
+const F32: (Kind, Device) = (Kind::Float, Device::Cpu);
+
+fn leaf(size: i64) -> Tensor {
+    Tensor::randn([size], F32).set_requires_grad(true)
+}
+
+fn bump(t: &Tensor) {
+    drop(no_grad(|| t.shallow_clone().f_add_scalar_(1.0).unwrap()));
+}
+
+#[test]
+fn restored_generators_draw_the_same_numbers() {
+    // An odd count of normal numbers leaves one in store, which is part of the state.
+    drop(Tensor::randn([3], F32));
+    let state = RandomState::of(&[Device::Cpu]).unwrap();
+    assert!(state == RandomState::of(&[]).unwrap());
+    let draw = || {
+        [Tensor::randn([5], F32), Tensor::rand([700], F32), Tensor::randn([5], (Kind::Double, Device::Cpu))]
+    };
+    let first = draw();
+    assert!(state != RandomState::of(&[]).unwrap());
+    state.restore().unwrap();
+    assert!(state == RandomState::of(&[]).unwrap());
+    assert_eq!(first, draw());
+}
+
+#[test]
+fn a_device_that_is_not_there_is_an_error() {
+    assert!(RandomState::of(&[Device::Cuda(4000)]).is_err());
+}
+
+/// Whether the calling thread casts what runs on a GPU; tch says nothing of the CPU.
+fn casts() -> bool {
+    // SAFETY: reads a flag of the thread.
+    unsafe { torch_sys::at_autocast_is_enabled() != 0 }
+}
+
+#[test]
+fn modes_are_those_of_the_thread_that_was_asked() {
+    let modes = tch::autocast(true, || Modes::of_thread().unwrap());
+    {
+        let _off = tch::no_grad_guard();
+        let entered = modes.enter().unwrap();
+        assert!(is_recording() && casts());
+        drop(entered);
+        assert!(!is_recording() && !casts());
+    }
+    let on_another = std::thread::Builder::new().spawn(move || {
+        let before = casts();
+        let _entered = modes.enter().unwrap();
+        (before, casts())
+    });
+    assert_eq!(on_another.unwrap().join().unwrap(), (false, true));
+}
+
+#[test]
+fn leaves_are_those_between_inputs_and_output() {
+    let [before, used, other] = [leaf(4), leaf(4), leaf(4)];
+    let input = &before * 2.0;
+    let output = (&input + &used).exp();
+    let leaves = || Leaves::between(&[&input], &output).unwrap();
+    let of_all = leaves();
+    bump(&other);
+    bump(&before);
+    assert!(of_all.unchanged());
+    bump(&used);
+    assert!(!of_all.unchanged());
+    assert!(leaves().unchanged());
+}
+
+#[test]
+fn a_leaf_that_is_an_input_and_what_needs_no_gradient_have_no_leaves() {
+    let input = leaf(4);
+    let leaves = Leaves::between(&[&input], &input.exp()).unwrap();
+    bump(&input);
+    assert!(leaves.unchanged());
+    assert!(Leaves::between(&[], &Tensor::ones([2], F32)).unwrap().unchanged());
+}
+
+#[test]
+fn layouts_differ_by_kind_size_stride_and_offset() {
+    let x = Tensor::zeros([6, 6], F32);
+    let of = |t: &Tensor| layout(t).unwrap();
+    assert_eq!(of(&x), of(&Tensor::ones([6, 6], F32)));
+    let others = [
+        x.to_kind(Kind::Int),
+        x.narrow(0, 0, 3),
+        x.narrow(0, 3, 3),
+        x.narrow(1, 0, 3),
+        x.narrow(0, 0, 3).transpose(0, 1),
+        x.view([36]),
+        x.view([4, 9]),
+    ];
+    let mut seen: Vec<u64> = others.iter().chain([&x]).map(of).collect();
+    seen.sort_unstable();
+    seen.dedup();
+    assert_eq!(seen.len(), others.len() + 1);
+    assert_eq!(layout(&Tensor::new()), None);
+    assert_eq!(layout(&x.to_sparse_sparse_dim(2)), None);
+}
+
+#[test]
+fn the_version_counts_changes_in_place() {
+    let x = Tensor::zeros([4], F32);
+    let before = version(&x).unwrap();
+    bump(&x);
+    assert_eq!(version(&x.view([2, 2])), Some(before + 1));
+}
