@@ -38,10 +38,10 @@ mod tier;
 mod trace;
 
 pub use bytes::Bytes;
-pub use config::{GIB, KIB, MIB, Policy, TensorCacheBuilder};
+pub use config::{Adaptive, GIB, KIB, MIB, Policy, TensorCacheBuilder};
 pub use error::{Error, ErrorKind, Result};
 pub use scope::{Scope, scope};
 pub use session::{Backward, Entered, Held, Step, StepHandle, TensorCache, write_traces};
 pub use ssdtrain_libtorch::load_cuda;
 pub use store::BackendKind;
-pub use telemetry::{KeptReport, ScopeReport, StallReport, StepReport, Tally};
+pub use telemetry::{AdaptiveReport, KeptReport, ScopeReport, StallReport, StepReport, Tally};
