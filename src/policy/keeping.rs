@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn steps_are_profiled_until_one_of_them_decides() {
         let [a, b] = ids();
-        let mut keeping = Keeping::new(Rule::Paper { most: u64::MAX, decided: None });
+        let mut keeping = Keeping::new(Rule::paper(Stay { modules: 0, bytes: u64::MAX }));
         assert_eq!([1, 2, 3, 9].map(|step| keeping.profiles(step)), [false, true, true, false]);
         let modules = [a, b].map(|scope| Module { scope, forward: Duration::from_secs(1), bytes: 100 });
         // The first has 2 + 2 s for 2 · 100 bytes, the second 2 s for 100 + 2 · 100.
