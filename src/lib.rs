@@ -29,6 +29,7 @@ mod config;
 mod device;
 mod error;
 mod mem;
+pub mod plan;
 mod policy;
 mod scope;
 mod session;
