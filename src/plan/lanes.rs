@@ -17,8 +17,8 @@ pub(super) struct Disk {
     free: f64,
     /// Writes that have not begun: which, how many bytes, and when they can begin at the earliest.
     waiting: VecDeque<(usize, u64, f64)>,
-    /// Writes that have: which, and when they end.
-    begun: Vec<(usize, f64)>,
+    /// Writes that have: which, and when they end. One after another, so in that order.
+    begun: VecDeque<(usize, f64)>,
 }
 
 impl Lane {
@@ -35,17 +35,19 @@ impl Lane {
 
 impl Disk {
     pub(super) fn new(write: f64, read: f64) -> Disk {
-        Disk { write, read, free: 0.0, waiting: VecDeque::new(), begun: Vec::new() }
+        Disk { write, read, free: 0.0, waiting: VecDeque::new(), begun: VecDeque::new() }
     }
 
-    /// Queues a write that can begin at `ready`.
+    /// Queues a write that can begin at `ready`. Numbers rise.
     pub(super) fn write(&mut self, which: usize, bytes: u64, ready: f64) {
         self.waiting.push_back((which, bytes, ready));
     }
 
     /// Drops a write that has not begun.
     pub(super) fn cancel(&mut self, which: usize) {
-        self.waiting.retain(|(other, ..)| *other != which);
+        if let Ok(place) = self.waiting.binary_search_by_key(&which, |(other, ..)| *other) {
+            self.waiting.remove(place);
+        }
     }
 
     /// Reads at `now`, and returns when that ends. Nothing may be asked of an earlier moment after it.
@@ -55,10 +57,10 @@ impl Disk {
         self.free
     }
 
-    /// The writes that have ended at `now`.
-    pub(super) fn written_by(&mut self, now: f64) -> Vec<usize> {
+    /// The next of the writes that have ended at `now`; each is told once.
+    pub(super) fn written_by(&mut self, now: f64) -> Option<usize> {
         self.begin_writes(|start| start <= now);
-        self.take_begun(|end| end <= now)
+        self.begun.pop_front_if(|(_, end)| *end <= now).map(|(which, _)| which)
     }
 
     /// When the write that ends next does; none if there is none.
@@ -67,7 +69,7 @@ impl Disk {
             let mut first = true;
             self.begin_writes(|_| std::mem::take(&mut first));
         }
-        self.begun.iter().map(|(_, end)| *end).min_by(f64::total_cmp)
+        self.begun.front().map(|(_, end)| *end)
     }
 
     fn begin_writes(&mut self, mut may_begin: impl FnMut(f64) -> bool) {
@@ -78,20 +80,18 @@ impl Disk {
             }
             self.waiting.pop_front();
             self.free = start + bytes as f64 / self.write;
-            self.begun.push((which, self.free));
+            self.begun.push_back((which, self.free));
         }
-    }
-
-    fn take_begun(&mut self, ended: impl Fn(f64) -> bool) -> Vec<usize> {
-        let (done, left) = self.begun.drain(..).partition(|(_, end)| ended(*end));
-        self.begun = left;
-        done.into_iter().map(|(which, _)| which).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn written(disk: &mut Disk, now: f64) -> Vec<usize> {
+        std::iter::from_fn(|| disk.written_by(now)).collect()
+    }
 
     #[test]
     fn transfers_of_a_lane_follow_each_other() {
@@ -106,9 +106,9 @@ mod tests {
             disk.write(which, 10, 0.0);
         }
         assert_eq!(disk.read(10, 0.5), 2.0, "after the write under way");
-        assert_eq!(disk.written_by(2.5), [0]);
+        assert_eq!(written(&mut disk, 2.5), [0]);
         assert_eq!(disk.next_written(), Some(3.0));
-        assert_eq!(disk.written_by(4.0), [1, 2]);
+        assert_eq!(written(&mut disk, 4.0), [1, 2]);
         assert_eq!(disk.next_written(), None);
     }
 
@@ -116,9 +116,9 @@ mod tests {
     fn a_write_that_has_begun_cannot_be_dropped() {
         let mut disk = Disk::new(10.0, 10.0);
         (0..3).for_each(|which| disk.write(which, 10, 0.0));
-        assert_eq!(disk.written_by(0.5), [0; 0]);
+        assert_eq!(written(&mut disk, 0.5), [0; 0]);
         (0..2).for_each(|which| disk.cancel(which));
-        assert_eq!(disk.written_by(9.0), [0, 2]);
-        assert_eq!(disk.read(10, 2.0), 3.0);
+        assert_eq!(written(&mut disk, 1.9), [0]);
+        assert_eq!(disk.read(10, 1.9), 3.0, "after the third, which has begun");
     }
 }

@@ -5,26 +5,35 @@
 //! follows the cache's own rules: storages leave in the order in which they were saved and as late as the device budget allows,
 //! loads look ahead by `prefetch` bytes, and the disk serves reads before the writes that wait.
 //!
+//! A [`Frontier`] does that for every placement worth considering, and [`Frontier::plan`] picks the one that a [`Goal`] asks for.
+//!
 //! ```
 //! use std::time::Duration;
 //!
-//! use ssdtrain::plan::{Entry, Limits, Machine, Placement, Workload};
+//! use ssdtrain::plan::{Caps, Entry, Frontier, Goal, Limits, Machine, Placement, Workload};
 //!
 //! let ms = Duration::from_millis;
 //! let entry = Entry { bytes: 1 << 30, forward: ms(25), backward: ms(50), ..Entry::default() };
 //! let step = Workload { entries: vec![entry; 8], turn: ms(10), rest: ms(5) };
 //! let machine = Machine { copy_out: 50e9, copy_in: 50e9, ..Machine::default() };
 //! let kept = step.simulate(&[Placement::Keep; 8], &machine, &Limits::default());
-//! let limits = Limits { device_budget: 3 << 30, prefetch: 2 << 30, ..Limits::default() };
+//! let limits = Limits { device_budget: 2 << 30, prefetch: 1 << 30, ..Limits::default() };
 //! let moved = step.simulate(&[Placement::Host; 8], &machine, &limits);
 //! assert_eq!(kept.step, ms(8 * 75 + 15));
 //! assert!(moved.step < kept.step + ms(1) && moved.peak() < kept.peak() / 2);
+//!
+//! let frontier = Frontier::new(&step, &machine, Caps::default());
+//! let plan = frontier.plan(Goal::budget(4 << 30)).unwrap();
+//! assert_eq!(plan.prediction.step, kept.step, "half the memory for nothing");
 //! ```
 
+mod frontier;
 mod lanes;
 mod simulate;
 
 use std::time::Duration;
+
+pub use self::frontier::{Caps, Frontier, Goal, OutOfReach, Plan};
 
 /// One micro-batch's step as the device computes it when nothing is moved.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -183,7 +183,7 @@ impl Run<'_> {
     }
 
     fn note_written(&mut self) {
-        for index in self.disk.written_by(self.now) {
+        while let Some(index) = self.disk.written_by(self.now) {
             self.told.written += self.entries[index].bytes;
             if self.places[index].in_host {
                 self.clean.push_back(index);
@@ -214,8 +214,7 @@ impl Run<'_> {
             && self.leaving.front().is_some_and(|oldest| *oldest != index)
             && self.let_go()
         {}
-        let missed = self.places[index].at == At::Below;
-        if missed {
+        if self.places[index].at == At::Below {
             self.load(index, false);
         }
         // A copy that is queued counts as done where the device itself waits for it.
@@ -224,7 +223,7 @@ impl Run<'_> {
         if done {
             self.not_early(index);
         }
-        self.look_ahead(index, missed);
+        self.look_ahead(index);
         match (self.places[index].at, recompute) {
             (At::Loading(there), _) => self.wait_until(there, Cause::Load),
             (At::Nowhere, Some(again)) => {
@@ -249,16 +248,15 @@ impl Run<'_> {
     fn release(&mut self, index: usize) {
         self.on_device -= self.entries[index].bytes;
         self.places[index].at = At::Nowhere;
-        self.leaving.retain(|leaving| *leaving != index);
+        forget(&mut self.leaving, index);
         self.disk.cancel(index);
-        self.clean.retain(|clean| *clean != index);
+        forget(&mut self.clean, index);
         self.give_host(index);
     }
 
-    fn look_ahead(&mut self, asked: usize, missed: bool) {
-        for from in [&mut self.loading_from, &mut self.reading_from] {
-            *from = if missed { asked } else { asked.min(*from) };
-        }
+    fn look_ahead(&mut self, asked: usize) {
+        self.loading_from = self.loading_from.min(asked);
+        self.reading_from = self.reading_from.min(asked);
         while let Some(next) = self.loading_from.checked_sub(1) {
             let bytes = self.entries[next].bytes;
             if self.places[next].at == At::Below {
@@ -349,6 +347,13 @@ impl Run<'_> {
             Placement::Recompute if self.entries[index].recompute.is_none() => Placement::Keep,
             placement => placement,
         }
+    }
+}
+
+/// Takes an entry out of a queue, in which they stand in the order of saving.
+fn forget(queue: &mut VecDeque<usize>, index: usize) {
+    if let Ok(place) = queue.binary_search(&index) {
+        queue.remove(place);
     }
 }
 
