@@ -31,7 +31,7 @@ pub(crate) const COLOURS: [RGBColor; 6] = [
     RGBColor(86, 180, 233),
 ];
 
-/// Of limits and marks.
+/// Of text, axes and marks.
 pub(crate) const INK: RGBColor = RGBColor(40, 40, 40);
 
 /// Of grid lines.
@@ -96,8 +96,6 @@ fn draw<B: DrawingBackend<ErrorType: 'static>>(backend: B, picture: &impl Pictur
 pub(crate) struct Bars<'a> {
     pub(crate) title: &'a str,
     pub(crate) bars: &'a [Bar],
-    /// A value that is drawn as a line across, and what it is.
-    pub(crate) limit: Option<(f64, &'a str)>,
     /// Whether the bars' labels are written below them.
     pub(crate) labels: bool,
 }
@@ -115,14 +113,13 @@ pub(crate) struct Bar {
 }
 
 impl Bars<'_> {
-    /// Pixels that titles, and labels below, take of the height.
+    /// Pixels that the labels take of the height.
     pub(crate) const LABELS: u32 = 64;
 
     /// Draws the bars over all of `canvas`.
     pub(crate) fn draw<B: DrawingBackend<ErrorType: 'static>>(&self, canvas: &Canvas<B>) -> Result<()> {
-        let limit = self.limit.map_or(0.0, |(value, _)| value);
         let values = self.bars.iter().flat_map(|bar| [bar.value, bar.mark.unwrap_or(0.0)]);
-        let highest = 1.15 * values.fold(limit, f64::max);
+        let highest = 1.15 * values.fold(0.0, f64::max);
         let width = self.bars.len() as f64;
         let mut chart = ChartBuilder::on(canvas)
             .caption(self.title, text(24, HPos::Left, VPos::Top))
@@ -144,8 +141,14 @@ impl Bars<'_> {
             let (left, middle) = (index as f64 + 0.18, index as f64 + 0.5);
             let corners = [(left, 0.0), (left + 0.64, bar.value)];
             chart.draw_series([Rectangle::new(corners, bar.colour.filled())])?;
+            // Clear of a diamond on top of the bar.
+            let near = bar.mark.is_some_and(|mark| (mark - bar.value).abs() < 0.05 * highest);
             let above = EmptyElement::at((middle, bar.value))
-                + Text::new(bar.shown.clone(), (0, -5), text(18, HPos::Center, VPos::Bottom));
+                + Text::new(
+                    bar.shown.clone(),
+                    (0, if near { -14 } else { -5 }),
+                    text(18, HPos::Center, VPos::Bottom),
+                );
             chart.draw_series([above])?;
             if let Some(value) = bar.mark {
                 let diamond = vec![(0, -8), (8, 0), (0, 8), (-8, 0)];
@@ -156,11 +159,6 @@ impl Bars<'_> {
                     Text::new(label.clone(), (0, 8 + 20 * line as i32), text(17, HPos::Center, VPos::Top));
                 chart.draw_series([EmptyElement::at((middle, 0.0)) + below])?;
             }
-        }
-        if let Some((value, name)) = self.limit {
-            chart.draw_series(LineSeries::new([(0.0, value), (width, value)], INK.stroke_width(2)))?;
-            let label = Text::new(name.to_owned(), (-6, -5), text(17, HPos::Right, VPos::Bottom));
-            chart.draw_series([EmptyElement::at((width, value)) + label])?;
         }
         Ok(())
     }
@@ -185,7 +183,7 @@ mod tests {
                 colour: COLOURS[0],
                 mark: Some(3.0),
             };
-            Bars { title: "bars", bars: &[bar], limit: Some((2.5, "limit")), labels: true }.draw(canvas)
+            Bars { title: "bars", bars: &[bar], labels: true }.draw(canvas)
         }
     }
 
@@ -195,7 +193,7 @@ mod tests {
         let (svg, png) = (place.path().join("a.svg"), place.path().join("a.png"));
         write(&svg, &One).unwrap();
         let text = std::fs::read_to_string(svg).unwrap();
-        assert!(["bars", "2.0", "one", "limit"].iter().all(|word| text.contains(word)), "{text}");
+        assert!(["bars", "2.0", "one"].iter().all(|word| text.contains(word)), "{text}");
 
         write(&png, &One).unwrap();
         let reader = std::io::BufReader::new(File::open(png).unwrap());

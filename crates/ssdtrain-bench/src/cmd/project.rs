@@ -321,7 +321,7 @@ impl Picture for Viability<'_> {
         let draw = |area: &Canvas<B>, title: &str, labels, value: &dyn Fn(&Row) -> (f64, Option<f64>)| {
             let bars: Vec<_> =
                 self.runs.iter().zip(self.rows).map(|(run, row)| self.bar(run, value(row))).collect();
-            Bars { title, bars: &bars, limit: None, labels }.draw(area)
+            Bars { title, bars: &bars, labels }.draw(area)
         };
         draw(&bandwidth, "Required write bandwidth per GPU, GB/s", false, &|row| {
             (row.write_bytes_per_s / 1e9, None)
@@ -329,10 +329,12 @@ impl Picture for Viability<'_> {
         let Array { ssd, count, .. } = self.ssds;
         let title = format!("Lifespan of {count} {} per GPU, years", ssd.name);
         draw(&lifespan, &title, false, &|row| (row.lifespan_years, None))?;
-        let title = "Activations per GPU and step, TB; diamonds: of the largest micro-batch";
-        draw(&activations, title, true, &|row| {
-            let largest = row.largest.map(|largest| largest.activation_bytes as f64 / 1e12);
-            (row.activation_bytes as f64 / 1e12, largest)
+        let most = self.rows.iter().map(|row| row.activation_bytes).max().unwrap_or_default();
+        let (unit, name) = if most < 50_000_000_000 { (1e9, "GB") } else { (1e12, "TB") };
+        let title = format!("Activations per GPU and step, {name}; diamonds: with the largest micro-batch");
+        draw(&activations, &title, true, &|row| {
+            let largest = row.largest.map(|largest| largest.activation_bytes as f64 / unit);
+            (row.activation_bytes as f64 / unit, largest)
         })
     }
 }
@@ -354,5 +356,5 @@ impl Viability<'_> {
 }
 
 fn count() -> clap::builder::RangedU64ValueParser<u64> {
-    value_parser!(u64).range(1..=1 << 24)
+    value_parser!(u64).range(1..=1 << 20)
 }
