@@ -146,6 +146,18 @@ mod tests {
         assert_eq!(compared, 4 * 3 + 2 * 3);
     }
 
+    /// The paper's bounds are those of large models: they do not hold for small ones.
+    #[test]
+    fn growing_models_need_ever_less_bandwidth() {
+        let all = projections(Preset::MegatronA100Weak);
+        let bandwidths: Vec<_> = all.iter().map(|(_, projection)| projection.write_bytes_per_s).collect();
+        assert!(bandwidths.is_sorted_by(|small, large| small > large), "{bandwidths:?}");
+        let lasting = all.iter().filter(|(_, projection)| projection.lifespan_years > 3.0);
+        let names: Vec<_> = lasting.map(|(run, _)| run.scenario.model.name.as_str()).collect();
+        assert_eq!(names[0], "megatron-76.1b", "{names:?}");
+        assert_eq!(bandwidths.iter().filter(|&&bandwidth| bandwidth <= 12.1e9).count(), 4);
+    }
+
     /// Section 5.4.4: with retention relaxed to a day, four Samsung 980 PRO of 1 TB last more than two years.
     #[test]
     fn cheap_ssds_last_two_years_with_relaxed_retention() {
