@@ -1,5 +1,6 @@
 //! What a cache is asked to be.
 
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,6 +31,23 @@ pub enum Policy {
     Offload,
     /// Everything stays on the device, as without a cache; only the counting is done. Needs no spill directory.
     Keep,
+    /// As much leaves the device as is back in time; which that is, is measured.
+    Adaptive(Adaptive),
+}
+
+/// How [`Policy::Adaptive`] decides what leaves the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Adaptive {
+    /// The paper's way (section 5.3.5). Steps one and two move everything; the second is profiled. From then on the tensors of the first
+    /// so many scopes move, by the order in which forward comes to them: the last of them is the last for which storing everything
+    /// before it, and storing and loading its own, fits the measured write bandwidth by the time its backward begins. Backward is
+    /// taken as twice as long as forward.
+    ///
+    /// The last scope stays, and as many as `keep_last` says. No more is kept than a device budget has room for beside `prefetch`; on the
+    /// CPU none is needed, but on a GPU tensors leave as late as it allows: without one, none does. A profiled step waits for the
+    /// device at its end.
+    Paper,
 }
 
 /// The variables of a `VarStore`, as tch shares them.
@@ -185,6 +203,12 @@ impl TensorCacheBuilder {
     /// Most transfers the backend has under way at once. Default: 32.
     pub fn queue_depth(mut self, operations: usize) -> Self {
         self.store.queue_depth = operations;
+        self
+    }
+
+    /// Most bytes per second to and from the spill files, together: for disks that others use too. 0 for as many as they take. Default: 0.
+    pub fn disk_rate(mut self, bytes_per_s: u64) -> Self {
+        self.store.max_bytes_per_s = NonZero::new(bytes_per_s);
         self
     }
 

@@ -15,13 +15,13 @@ use tch::{Device, TchError, Tensor};
 use crate::cache::{Cache, Limits, NO_TAPE, Recorder, StepContext, TapeKey};
 use crate::config::{Policy, TensorCacheBuilder};
 use crate::error::{Error, ErrorKind, Result};
-use crate::policy::Filter;
+use crate::policy::{Filter, Keeping, Module, Profile, Rule, Stay};
 use crate::recompute::{self, Level, Marks};
 use crate::scope::{self, Scope};
 use crate::store::{Store, StoreStats};
 use crate::telemetry::{ScopeId, ScopeRecord, StepReport};
 use crate::tier::Tier;
-use crate::trace::{self, Name, Process, Range, Trace};
+use crate::trace::{self, Forward, Name, Process, Range, Trace};
 
 /// Takes the tensors autograd saves off the device and has them back before backward asks.
 ///
@@ -32,8 +32,8 @@ pub struct TensorCache {
     device: Device,
     config: TensorCacheBuilder,
     steps: AtomicU64,
-    /// The scopes that the step before says are last.
-    last_scopes: Mutex<HashSet<ScopeId>>,
+    /// The scopes whose tensors stay on the device.
+    keeping: Mutex<Keeping>,
 }
 
 impl TensorCache {
@@ -45,7 +45,7 @@ impl TensorCache {
     pub(crate) fn open(config: TensorCacheBuilder) -> Result<TensorCache> {
         let store = match config.policy {
             Policy::Keep => None,
-            Policy::Offload => config.open_store()?,
+            Policy::Offload | Policy::Adaptive(_) => config.open_store()?,
         };
         TensorCache::over(store, config)
     }
@@ -68,13 +68,23 @@ impl TensorCache {
             prefetch: config.prefetch,
             stores_in_flight,
         };
-        let trace: Option<Arc<Trace>> = config.trace.then(Arc::default);
+        let adaptive = matches!(config.policy, Policy::Adaptive(_));
+        let trace: Option<Arc<Trace>> = (config.trace || adaptive).then(Arc::default);
+        if let Some(trace) = trace.as_ref().filter(|_| !config.trace) {
+            trace.pause();
+        }
+        let room = limits.device_budget.min(limits.backward_budget).saturating_sub(limits.prefetch);
+        let rule = if adaptive {
+            Rule::paper(Stay { modules: config.keep_last.max(1), bytes: room })
+        } else {
+            Rule::Last(config.keep_last)
+        };
         Ok(TensorCache {
             cache: Cache::new(config.open_tier(store, trace.as_ref())?, limits, trace),
             device: config.target(),
             config,
             steps: AtomicU64::new(0),
-            last_scopes: Mutex::default(),
+            keeping: Mutex::new(Keeping::new(rule)),
         })
     }
 
@@ -88,13 +98,17 @@ impl TensorCache {
     pub fn step(&self) -> Step<'_> {
         let tape = self.cache.begin_step();
         let number = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
+        let (kept_scopes, profiling) = {
+            let keeping = self.keeping.lock();
+            (keeping.kept(), keeping.profiles(number).then(|| Profiling::begin(&self.cache)).flatten())
+        };
         let context = Arc::new(StepContext {
             cache: Arc::clone(&self.cache),
             number,
             filter: Filter { keep_all: self.config.policy == Policy::Keep, min_bytes: self.config.min_bytes },
             device: self.device,
             parameters: self.parameters(),
-            kept_scopes: self.last_scopes.lock().clone(),
+            kept_scopes,
             counters: Arc::default(),
             record: ScopeRecord::default(),
             tape: AtomicUsize::new(tape),
@@ -107,6 +121,7 @@ impl TensorCache {
             allocated: torch::memory(self.device).allocated,
             peak: Mutex::new(None),
             tapes: Mutex::new(vec![tape]),
+            profiling: Mutex::new(profiling),
             _entered: handle.enter(),
             handle,
             cache: self,
@@ -186,13 +201,51 @@ impl TensorCache {
     }
 }
 
+/// A step that is profiled.
+struct Profiling {
+    /// Where the trace was when it began.
+    position: u64,
+    /// What each scope had saved when forward ended.
+    saved: Option<Vec<(ScopeId, u64)>>,
+}
+
+impl Profiling {
+    fn begin(cache: &Cache) -> Option<Profiling> {
+        let trace = cache.trace.as_ref()?;
+        trace.resume();
+        Some(Profiling { position: trace.position(), saved: None })
+    }
+
+    /// The first micro-batch stands for the others.
+    fn forward_ends(&mut self, record: &ScopeRecord) {
+        self.saved.get_or_insert_with(|| record.by_last_save());
+    }
+
+    /// Decides, if the step has shown enough.
+    fn end(self, owner: &TensorCache) {
+        let Some(trace) = &owner.cache.trace else { return };
+        let forward = trace.forward(self.position);
+        if !owner.config.trace {
+            trace.pause();
+        }
+        let Some((Forward { scopes, bandwidth: Some(bandwidth) }, saved)) = forward.zip(self.saved) else {
+            return;
+        };
+        let time = |scope| scopes.get(&scope).copied().unwrap_or_default();
+        let modules =
+            saved.into_iter().map(|(scope, bytes)| Module { scope, forward: time(scope), bytes }).collect();
+        owner.keeping.lock().learn(Profile { modules, forward: scopes.values().sum(), bandwidth });
+    }
+}
+
 /// Writes the traces of several caches into one file and on one time line, each as a process of the name given; see
 /// [`TensorCache::write_trace`].
 pub fn write_traces(path: impl AsRef<Path>, caches: &[(&str, &TensorCache)]) -> Result<()> {
     let processes: Option<Vec<_>> = caches
         .iter()
-        .map(|(name, TensorCache { cache, .. })| {
-            Some(Process { name, trace: cache.trace.as_deref()?, scopes: &cache.scopes })
+        .map(|(name, TensorCache { cache, config, .. })| {
+            let trace = cache.trace.as_deref().filter(|_| config.trace)?;
+            Some(Process { name, trace, scopes: &cache.scopes })
         })
         .collect();
     match processes {
@@ -233,6 +286,8 @@ pub struct Step<'a> {
     /// Highest allocated bytes seen at the end of a backward.
     peak: Mutex<Option<u64>>,
     tapes: Mutex<Vec<TapeKey>>,
+    /// What is noted where the step is profiled.
+    profiling: Mutex<Option<Profiling>>,
     // Last, since it is the step's name for all of it.
     _range: Range,
 }
@@ -245,6 +300,9 @@ impl Step<'_> {
 
     /// Runs backward from the scalar `loss`, keeping the graph for another backward or recording one of the gradients.
     pub fn backward_with(&self, loss: &Tensor, options: Backward) -> Result<()> {
+        if let Some(profiling) = &mut *self.profiling.lock() {
+            profiling.forward_ends(&self.handle.0.record);
+        }
         let _range = self.cache.range(Name::Backward, "backward");
         let outcome = torch::backward(loss, options.retain_graph, options.create_graph);
         let peak = torch::memory(self.cache.device).peak;
@@ -289,7 +347,9 @@ impl Step<'_> {
         if let Some(trace) = &context.cache.trace {
             trace.settle();
         }
+        let adaptive = self.cache.keeping.lock().report(&context.cache.scopes);
         let mut report = StepReport {
+            adaptive,
             step: context.number,
             wall: self.start.elapsed(),
             act_peak_bytes: peak.saturating_sub(self.allocated),
@@ -302,7 +362,10 @@ impl Step<'_> {
             tracing::warn!(step = report.step, "{warning}");
         }
         let config = &self.cache.config;
-        *self.cache.last_scopes.lock() = context.record.last(config.keep_last);
+        if let Some(profiling) = self.profiling.lock().take() {
+            profiling.end(self.cache);
+        }
+        self.cache.keeping.lock().learn_last(|| context.record.in_order());
         if config.fail_if_nothing_offloaded && report.step == 1 && report.offloaded.bytes == 0 {
             return Err(Error::new(
                 ErrorKind::Unmet,

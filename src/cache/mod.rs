@@ -141,6 +141,7 @@ impl Cache {
                 }
                 if self.fits(&mut table, bytes, counters, &here) {
                     let (storage, counters) = (saved.storage()?, Arc::clone(counters));
+                    step.record.add_own(scope, bytes);
                     let step = step.number;
                     break table.insert(Saved {
                         storage,

@@ -1,5 +1,6 @@
 //! What a store is asked to be.
 
+use std::num::NonZero;
 use std::path::PathBuf;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -43,6 +44,8 @@ pub struct StoreConfig {
     /// Blobs larger than this are striped over all files in chunks of this many bytes; rounded up to a multiple
     /// of 4 KiB.
     pub stripe_bytes: usize,
+    /// Most bytes per second, read and written together; none for as many as the disks take.
+    pub max_bytes_per_s: Option<NonZero<u64>>,
 }
 
 impl Default for StoreConfig {
@@ -55,6 +58,7 @@ impl Default for StoreConfig {
             queue_depth: 16,
             io_bytes: 4 << 20,
             stripe_bytes: 4 << 20,
+            max_bytes_per_s: None,
         }
     }
 }

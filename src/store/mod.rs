@@ -44,7 +44,7 @@ mod transfer;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-pub use backend::{Backend, Direction, Fault, Faulty, Op, Pool, Uring};
+pub use backend::{Backend, Direction, Fault, Faulty, Op, Pool, Throttled, Uring};
 pub use blob::Blob;
 pub use config::{BackendKind, StoreConfig};
 pub use path::IoPath;
@@ -242,8 +242,18 @@ fn reserve_pieces(
     pieces.map(|(index, (share, file))| file.reserve(share).map_err(|full| (index, full))).collect()
 }
 
-/// The backend that was asked for or that the kernel allows, and why it is not a faster one.
+/// The backend that was asked for or that the kernel allows, within the limit on its speed, and why it is not a faster one.
 fn start_backend(config: &StoreConfig) -> Result<(Arc<dyn Backend>, Option<String>)> {
+    let (backend, note) = start_unlimited(config)?;
+    let Some(limit) = config.max_bytes_per_s else { return Ok((backend, note)) };
+    let throttled = Throttled::new(backend, limit).map_err(|error| {
+        Error::io(ErrorKind::Io, "the thread that paces transfers could not be started", error)
+    })?;
+    let limited = format!("limited to {}/s", Bytes(limit.get()));
+    Ok((Arc::new(throttled), Some(note.map_or_else(|| limited.clone(), |note| format!("{note}; {limited}")))))
+}
+
+fn start_unlimited(config: &StoreConfig) -> Result<(Arc<dyn Backend>, Option<String>)> {
     let pool = |threads| match Pool::new(threads) {
         Ok(pool) => Ok(Arc::new(pool) as Arc<dyn Backend>),
         Err(error) => Err(Error::io(ErrorKind::Io, "the I/O threads could not be started", error)),

@@ -4,7 +4,7 @@ mod report;
 mod scopes;
 mod stats;
 
-pub use report::{KeptReport, ScopeReport, StallReport, StepReport};
+pub use report::{AdaptiveReport, KeptReport, ScopeReport, StallReport, StepReport};
 pub(crate) use scopes::{ScopeId, ScopeRecord, Scopes};
 pub use stats::Tally;
 pub(crate) use stats::{Cause, Counters};

@@ -44,6 +44,8 @@ pub struct StepReport {
     pub stall: StallReport,
     /// What each named scope saved, in the order of first use.
     pub scopes: Vec<ScopeReport>,
+    /// What [`Policy::Adaptive`](crate::Policy::Adaptive) has decided; none before that, and under other policies.
+    pub adaptive: Option<AdaptiveReport>,
     /// Which way the bytes went.
     pub io_path: String,
     /// What the user should know, one line each.
@@ -85,6 +87,22 @@ impl StallReport {
     pub fn total(&self) -> Duration {
         self.device_budget + self.host_pool + self.load + self.copy_in
     }
+}
+
+/// Which scopes adaptive offloading moves, and why; paper section 5.3.5.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct AdaptiveReport {
+    /// Scopes that save something.
+    pub scopes: usize,
+    /// Of these, the first so many move their tensors; the others keep them.
+    pub offloaded: usize,
+    /// The last that does; none if all keep theirs.
+    pub last: Option<String>,
+    /// Bytes per second that it takes to have all back in time.
+    pub required_bytes_per_s: f64,
+    /// Bytes per second that left the device in the profiled step, while any did.
+    pub measured_bytes_per_s: f64,
 }
 
 /// What one scope saved.

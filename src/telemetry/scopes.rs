@@ -1,6 +1,6 @@
 //! Names for parts of a step, and what each part saved.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use parking_lot::Mutex;
 
@@ -8,7 +8,7 @@ use super::report::ScopeReport;
 use super::stats::Tally;
 
 /// A scope's path, as a number. 0 is the root: outside every scope.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ScopeId(u32);
 
 /// Every scope path a cache has seen. Paths of nested scopes are joined by `/`.
@@ -68,6 +68,8 @@ struct ScopeSaves {
     last: u64,
     moved: Tally,
     kept: Tally,
+    /// Bytes of the storages that it was the first to save, and that could be moved.
+    own: u64,
 }
 
 impl ScopeRecord {
@@ -83,12 +85,24 @@ impl ScopeRecord {
         tally.bytes += bytes;
     }
 
-    /// The `n` scopes that saved last.
-    pub(crate) fn last(&self, n: usize) -> HashSet<ScopeId> {
+    /// The scope was the first to save a storage of so many bytes, which could be moved.
+    pub(crate) fn add_own(&self, scope: ScopeId, bytes: u64) {
+        if let Some(saves) = self.0.lock().scopes.get_mut(&scope) {
+            saves.own += bytes;
+        }
+    }
+
+    /// The scopes by when they saved last.
+    pub(crate) fn in_order(&self) -> Vec<ScopeId> {
+        self.by_last_save().into_iter().map(|(scope, _)| scope).collect()
+    }
+
+    /// The same, and the bytes of movable storages that each was the first to save.
+    pub(crate) fn by_last_save(&self) -> Vec<(ScopeId, u64)> {
         let record = self.0.lock();
-        let mut by_last: Vec<_> = record.scopes.iter().map(|(id, saves)| (saves.last, *id)).collect();
-        by_last.sort_unstable_by_key(|(last, _)| std::cmp::Reverse(*last));
-        by_last.into_iter().take(n).map(|(_, id)| id).collect()
+        let mut rows: Vec<_> = record.scopes.iter().map(|(id, saves)| (saves.last, *id, saves.own)).collect();
+        rows.sort_unstable();
+        rows.into_iter().map(|(_, id, own)| (id, own)).collect()
     }
 
     /// In the order of first use.
@@ -117,13 +131,14 @@ mod tests {
     }
 
     #[test]
-    fn the_last_scopes_are_those_that_saved_last() {
+    fn scopes_stand_in_the_order_of_their_last_saves_with_what_is_their_own() {
         let scopes = Scopes::default();
         let [a, b, c] = ["a", "b", "c"].map(|name| scopes.child(ScopeId::default(), name));
         let record = ScopeRecord::default();
         for scope in [a, b, c, a] {
             record.add(scope, 1, false);
         }
-        assert_eq!(record.last(2), HashSet::from([a, c]));
+        record.add_own(a, 5);
+        assert_eq!(record.by_last_save(), [(b, 0), (c, 0), (a, 5)]);
     }
 }

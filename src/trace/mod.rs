@@ -6,12 +6,14 @@
 
 mod clock;
 mod file;
+mod forward;
 mod range;
 mod rows;
 
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Instant;
@@ -21,6 +23,7 @@ use parking_lot::Mutex;
 pub(crate) use self::clock::DeviceTrace;
 use self::clock::{Lanes, Point};
 pub(crate) use self::file::{Process, write};
+pub(crate) use self::forward::Forward;
 pub(crate) use self::range::Range;
 use crate::device::Lane;
 use crate::store::{Completion, Direction};
@@ -34,6 +37,7 @@ const MAX_EVENTS: usize = 1 << 20;
 pub(crate) struct Trace {
     lanes: OnceLock<Arc<dyn Lanes>>,
     log: Mutex<Log>,
+    paused: AtomicBool,
 }
 
 #[derive(Default)]
@@ -103,6 +107,21 @@ enum Moment {
 }
 
 impl Trace {
+    /// Records nothing from now on, and forgets what was recorded.
+    pub(crate) fn pause(&self) {
+        self.paused.store(true, Ordering::Relaxed);
+        *self.log.lock() = Log::default();
+    }
+
+    /// Records again.
+    pub(crate) fn resume(&self) {
+        self.paused.store(false, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_recording(&self) -> bool {
+        !self.paused.load(Ordering::Relaxed)
+    }
+
     /// The calling thread waited.
     pub(crate) fn stall(&self, cause: Cause, from: Instant, to: Instant) {
         self.record(Span::on_host(Track::Thread(thread_number()), Name::Stall(cause), from, to, None));
@@ -116,7 +135,7 @@ impl Trace {
         bytes: u64,
         done: Completion,
     ) -> Completion {
-        let Some(trace) = trace.map(Arc::clone) else { return done };
+        let Some(trace) = trace.filter(|trace| trace.is_recording()).map(Arc::clone) else { return done };
         let from = Instant::now();
         Box::new(move |outcome| {
             let name = Name::Moved(scope, outcome.is_err());
@@ -128,6 +147,9 @@ impl Trace {
 
     /// The level of a counter now.
     pub(crate) fn sample(&self, counter: Counter, bytes: u64) {
+        if !self.is_recording() {
+            return;
+        }
         let mut log = self.log.lock();
         if std::mem::replace(&mut log.levels[counter as usize], bytes) != bytes {
             log.push(Event::Sample { counter, at: Instant::now(), bytes });
@@ -140,6 +162,9 @@ impl Trace {
     }
 
     fn record(&self, span: Span) {
+        if !self.is_recording() {
+            return;
+        }
         let mut log = self.log.lock();
         if let Track::Thread(number) = span.track
             && !log.threads.iter().any(|(known, _)| *known == number)
@@ -151,7 +176,8 @@ impl Trace {
 
     /// Where the device's compute queue is now, if there is a device.
     fn compute(&self) -> Option<Moment> {
-        Arc::clone(self.lanes.get()?).point(Lane::Compute).map(Moment::Device)
+        let lanes = self.lanes.get().filter(|_| self.is_recording())?;
+        Arc::clone(lanes).point(Lane::Compute).map(Moment::Device)
     }
 
     /// Waits until all that was recorded before has its times. Others record meanwhile.

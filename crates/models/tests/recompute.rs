@@ -1,4 +1,5 @@
 //! A model whose parts backward computes again has the gradients of one whose parts are kept.
+#![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 use std::num::NonZero;
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use clap::{ValueEnum, value_parser};
 use ssdtrain::store::{Store, StoreConfig};
-use ssdtrain::{BackendKind, Policy, TensorCache, write_traces};
+use ssdtrain::{Adaptive, BackendKind, Policy, TensorCache, write_traces};
 use tch::Device;
 use tch::nn::VarStore;
 
@@ -53,6 +53,9 @@ pub(crate) struct CacheArgs {
     /// Most bytes on disk; what does not fit stays in memory
     #[arg(long, value_name = "SIZE", default_value = defaults::DISK_CAP, value_parser = size::parse_positive)]
     disk_cap: u64,
+    /// Most bytes per second to and from disk, together: for disks that others use too, or to see what a slower one would do
+    #[arg(long, value_name = "SIZE", value_parser = size::parse_positive)]
+    disk_rate: Option<u64>,
     /// How bytes are moved
     #[arg(long, value_enum, default_value_t)]
     backend: Backend,
@@ -120,6 +123,7 @@ impl CacheArgs {
             .read_ahead(self.read_ahead)
             .keep_last(self.keep_last.unwrap_or(defaults.keep_last) as usize)
             .disk_cap(self.disk_cap)
+            .disk_rate(self.disk_rate.unwrap_or(0))
             .backend(self.backend.kind())
             .queue_depth(self.queue_depth as usize)
             .verify(self.verify)
@@ -132,6 +136,13 @@ impl CacheArgs {
             Strategy::Keep => return Ok(Some(builder.policy(Policy::Keep).build()?)),
             Strategy::OffloadHost => true,
             Strategy::Offload | Strategy::OffloadDisk => false,
+            Strategy::AdaptivePaper => {
+                builder = builder.policy(Policy::Adaptive(Adaptive::Paper));
+                if self.device_budget.is_none() && !vs.device().is_cuda() {
+                    builder = builder.device_budget(u64::MAX);
+                }
+                false
+            }
         };
         ensure!(
             !host_only || vs.device().is_cuda(),

@@ -10,6 +10,11 @@ pub(crate) fn non_negative(text: &str) -> Result<f64, String> {
     within(text, |value| value >= 0.0, "a number that is 0 or more")
 }
 
+/// How many times as much.
+pub(crate) fn factor(text: &str) -> Result<f64, String> {
+    within(text, |value| (1.0..=1_000.0).contains(&value), "a number from 1 to 1000")
+}
+
 /// A share, or a rate of decay.
 pub(crate) fn below_one(text: &str) -> Result<f64, String> {
     within(text, |value| (0.0..1.0).contains(&value), "a number from 0 to below 1")
@@ -33,6 +38,7 @@ mod tests {
     fn borders_are_kept() {
         assert!(positive("0").is_err() && positive("1e-9").is_ok());
         assert!(non_negative("-1").is_err() && non_negative("0").is_ok());
+        assert!(factor("0.9").is_err() && factor("1").is_ok() && factor("1e9").is_err());
         assert!(below_one("1").is_err() && below_one("0").is_ok());
         assert!(inner_share("0").is_err() && inner_share("0.1").is_ok());
         assert!(["nan", "inf", "x", ""].iter().all(|text| positive(text).is_err()));

@@ -13,7 +13,9 @@ mod interrupt;
 mod memory;
 mod optimizer;
 mod placement;
+mod plot;
 mod progress;
+mod project;
 mod raw;
 mod raw_gpu;
 mod shape;
@@ -50,6 +52,7 @@ enum Command {
     Train(cmd::train::Args),
     Compare(cmd::compare::Args),
     Io(cmd::io::Args),
+    Project(cmd::project::Args),
     Doctor(cmd::doctor::Args),
 }
 
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
             Command::Train(args) => cmd::train::run(args),
             Command::Compare(args) => cmd::compare::run(&args),
             Command::Io(args) => cmd::io::run(&args),
+            Command::Project(args) => cmd::project::run(&args),
             Command::Doctor(args) => cmd::doctor::run(&args),
         }
     })

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde::Serialize;
 use ssdtrain::store::StoreStats;
-use ssdtrain::{StepReport, TensorCache};
+use ssdtrain::{AdaptiveReport, StepReport, TensorCache};
 use ssdtrain_models::{Batch, Optimizer};
 
 use crate::stats::{Estimate, median, ratio_of_medians};
@@ -94,6 +94,7 @@ impl Side {
             },
             pinned_bytes: self.pinned() - self.pinned_before,
             disk: self.disk(),
+            adaptive: reports.last().and_then(|report| report.adaptive.as_ref()).map(Decided::of),
             ratio_to_keep: keep.map(|keep| ratio_of_medians(&walls, &keep.walls(), seed)),
             loss_last: self.loss(),
             io_path: self.learner.io_path(),
@@ -137,6 +138,7 @@ pub(crate) struct Row {
     /// Pinned in the measured steps.
     pinned_bytes: u64,
     disk: Option<Disk>,
+    adaptive: Option<Decided>,
     ratio_to_keep: Option<Estimate>,
     loss_last: f64,
     io_path: String,
@@ -151,6 +153,16 @@ struct Causes {
     copy_in: f64,
 }
 
+/// What adaptive offloading decided.
+#[derive(Clone, Debug, Serialize)]
+struct Decided {
+    scopes: usize,
+    offloaded_scopes: usize,
+    last_scope: Option<String>,
+    required_bytes_per_s: f64,
+    measured_bytes_per_s: f64,
+}
+
 /// What the spill files did in the measured steps.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Disk {
@@ -159,6 +171,29 @@ struct Disk {
     /// While at least one transfer was under way.
     busy_bytes_per_s: f64,
     busy_share: f64,
+}
+
+impl Decided {
+    fn of(report: &AdaptiveReport) -> Decided {
+        Decided {
+            scopes: report.scopes,
+            offloaded_scopes: report.offloaded,
+            last_scope: report.last.clone(),
+            required_bytes_per_s: report.required_bytes_per_s,
+            measured_bytes_per_s: report.measured_bytes_per_s,
+        }
+    }
+
+    fn describe(&self) -> String {
+        let until = self.last_scope.as_ref().map_or_else(String::new, |last| format!(", up to {last}"));
+        format!(
+            "{} of {} scopes move{until}: that takes {}/s of {}/s measured",
+            self.offloaded_scopes,
+            self.scopes,
+            size::format(self.required_bytes_per_s as u64),
+            size::format(self.measured_bytes_per_s as u64),
+        )
+    }
 }
 
 /// A table for people.
@@ -201,7 +236,7 @@ pub(crate) fn render(rows: &[Row]) -> String {
     if let Some(last) = rows.last() {
         text += &format!("\nLast loss {:.4}.", last.loss_last);
     }
-    for row in rows.iter().filter(|row| row.strategy.starts_with("offload")) {
+    for row in rows.iter().filter(|row| !["plain", "keep"].contains(&row.strategy)) {
         let Causes { device_budget, host_pool, load, copy_in } = row.stall_ms_by_cause;
         text += &format!(
             "\n{}: through {}; stalls in ms: device budget {device_budget:.1}, host pool {host_pool:.1}, load {load:.1}, \
@@ -219,6 +254,9 @@ pub(crate) fn render(rows: &[Row]) -> String {
                 size::format(disk.busy_bytes_per_s as u64),
                 100.0 * disk.busy_share,
             );
+        }
+        if let Some(adaptive) = &row.adaptive {
+            text += &format!(" {}.", adaptive.describe());
         }
     }
     text

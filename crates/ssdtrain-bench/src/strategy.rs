@@ -26,6 +26,9 @@ pub(crate) enum Strategy {
     Offload,
     /// A cache that moves them from a GPU to pinned host memory only
     OffloadHost,
+    /// A cache that moves as much as is back in time, by the paper's measure: two steps move everything, the second is profiled, and
+    /// from then on only so many of the first scopes move. Without --device-budget there is none on the CPU
+    AdaptivePaper,
     /// A cache that moves them to disk; from a GPU through a host pool that is no larger than --host-pool, or than need be
     OffloadDisk,
 }
@@ -66,6 +69,7 @@ impl Strategy {
             Strategy::Keep => "keep",
             Strategy::Offload => "offload",
             Strategy::OffloadHost => "offload-host",
+            Strategy::AdaptivePaper => "adaptive-paper",
             Strategy::OffloadDisk => "offload-disk",
         }
     }

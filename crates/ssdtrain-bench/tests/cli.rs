@@ -101,6 +101,13 @@ fn arguments_out_of_range_are_named() {
         ["io", "--copy-bytes=lots"],
         ["io", "--copy-depth=0"],
         ["doctor", "--backend=tape"],
+        ["project", "--preset=tpu"],
+        ["project", "--ssd=floppy"],
+        ["project", "--ssds-per-gpu=0"],
+        ["project", "--waf=0.5"],
+        ["project", "--retention-relaxation=nan"],
+        ["project", "--plot=viability.gif"],
+        ["project", "--model=gpt5"],
     ];
     for arguments in wrong {
         let error = refusal(&bench(place.path(), &arguments));
@@ -187,6 +194,7 @@ fn compare_keeps_its_json_contract_and_every_bit() {
         "act_peak_bytes",
         "act_peak_spread_bytes",
         "act_peak_to_keep",
+        "adaptive",
         "saved_bytes",
         "offloaded_bytes",
         "recomputed_bytes",
@@ -409,6 +417,92 @@ fn io_and_doctor_say_what_they_found() {
     for check in &checks {
         assert_eq!(keys(check), ["advice", "found", "name", "status"]);
     }
+}
+
+#[test]
+fn project_shows_the_papers_configurations_and_draws_them() {
+    let place = workplace();
+    let rows = json_lines(&bench(place.path(), &["project", "--json", "--plot=viability.svg"]));
+    assert_eq!(rows.len(), 12);
+    for row in &rows {
+        assert_eq!(
+            keys(row),
+            [
+                "activation_bytes",
+                "batch",
+                "configuration",
+                "forward_s",
+                "gpus",
+                "largest",
+                "lifespan_years",
+                "micro_batch",
+                "model",
+                "pipeline_parallel",
+                "step_s",
+                "tensor_parallel",
+                "tflops",
+                "write_bytes_per_s",
+                "zero"
+            ]
+        );
+        assert!(row["lifespan_years"].as_f64() > Some(3.0), "{row}");
+        assert!(row["write_bytes_per_s"].as_f64() <= Some(12.1e9), "{row}");
+    }
+    let svg = std::fs::read_to_string(place.path().join("viability.svg")).unwrap();
+    assert!(svg.contains("bandwidth") && svg.contains("2240 GPUs"), "{svg}");
+    let table = bench(place.path(), &["project", "--plot=viability.png"]);
+    let text = String::from_utf8_lossy(&table.stdout).into_owned();
+    assert!(text.contains("175B ZeRO-3, 384 GPUs") && text.contains("viability.png"), "{text}");
+    assert!(std::fs::read(place.path().join("viability.png")).unwrap().starts_with(b"\x89PNG"));
+}
+
+/// The bytes that are projected for a model are those that compare moves, within 5 %.
+#[test]
+fn project_agrees_with_what_compare_moves() {
+    let place = workplace();
+    let compare = ["compare", "--data=text.txt", "--strategies=offload", "--steps=1", "--json"];
+    let shapes = [(2, 32, 2, 16, 8), (3, 64, 8, 32, 4), (1, 48, 4, 64, 2)];
+    for (layers, hidden, heads, block, batch) in shapes {
+        let shape =
+            [("layers", layers), ("hidden", hidden), ("heads", heads), ("block", block), ("batch", batch)];
+        let shape = shape.map(|(name, value)| format!("--{name}={value}"));
+        let shape: Vec<_> = shape.iter().map(String::as_str).collect();
+        let everything =
+            ["--min-bytes=0", "--keep-last=0", "--device-budget=0", "--tokens=bytes", "--threads=1"];
+        let moved = json_lines(&bench(place.path(), &[&compare[..], &shape, &everything].concat()));
+        let moved = moved[0]["offloaded_bytes"].as_f64().unwrap();
+
+        let model = format!(
+            "layers = {layers}\nhidden = {hidden}\nheads = {heads}\nvocab = 256\nsequence = {block}\n"
+        );
+        std::fs::write(place.path().join("model.toml"), model).unwrap();
+        let micro_batch = format!("--micro-batch={batch}");
+        let project =
+            ["project", "--model=model.toml", "--implementation=ssdtrain", "--number-bytes=4", "--json"];
+        let projected = json_lines(&bench(place.path(), &[&project[..], &[&micro_batch]].concat()));
+        let projected = projected[0]["activation_bytes"].as_f64().unwrap();
+        assert!((projected / moved - 1.0).abs() < 0.05, "{shape:?}: {projected} projected, {moved} moved");
+    }
+}
+
+#[test]
+fn what_project_cannot_use_is_named() {
+    let place = workplace();
+    std::fs::write(place.path().join("odd.toml"), "layers = 2\nwidth = 3\n").unwrap();
+    let wrong: [(&[&str], &str); 6] = [
+        (&["--model=odd.toml"], "odd.toml"),
+        (&["--model=nowhere.toml"], "nowhere.toml"),
+        (&["--ssd=odd.toml"], "odd.toml"),
+        (&["--model=gpt2-xl", "--tensor-parallel=7"], "--tensor-parallel 7"),
+        (&["--model=gpt2-xl", "--gpus=4", "--batch=6"], "--batch 6"),
+        (&["--model=gpt2-xl", "--tflops=1e-320"], "--tflops"),
+    ];
+    for (arguments, expected) in wrong {
+        let error = refusal(&bench(place.path(), &[&["project"], arguments].concat()));
+        assert!(error.contains(expected), "{error}");
+    }
+    let without_model = bench(place.path(), &["project", "--tensor-parallel=8"]);
+    assert!(String::from_utf8_lossy(&without_model.stderr).contains("--model"), "{without_model:?}");
 }
 
 /// Runs only where there is a GPU.

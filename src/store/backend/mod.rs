@@ -5,6 +5,7 @@ mod pool;
 mod queue;
 #[cfg(test)]
 mod suite;
+mod throttled;
 mod uring;
 
 use std::io;
@@ -13,6 +14,7 @@ use std::sync::Arc;
 
 pub use faulty::{Fault, Faulty};
 pub use pool::Pool;
+pub use throttled::Throttled;
 pub use uring::Uring;
 
 use super::file::SpillFile;

@@ -5,6 +5,7 @@ mod buffers;
 use std::cell::RefCell;
 use std::fs;
 use std::io;
+use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -12,7 +13,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use self::buffers::{Part, Scattered, Unpinned, aligned, bytes, contents, fill, pattern};
-use super::{Backend, Direction, Fault, Faulty, Op, Pool, Uring};
+use super::{Backend, Direction, Fault, Faulty, Op, Pool, Throttled, Uring};
 use crate::error::{ErrorKind, Result};
 use crate::mem::{AlignedBuf, BLOCK, HostPool, IoBuf};
 use crate::store::file::SpillFile;
@@ -73,6 +74,12 @@ suite! {
     pool, Pool, Pool::new(4).ok().map(|pool| Arc::new(pool) as Arc<dyn Backend>);
     memory, Memory, Pool::new(1).ok().map(|pool| Arc::new(pool) as Arc<dyn Backend>);
     faulty, Memory, Pool::new(2).ok().map(|pool| Arc::new(Faulty::new(Arc::new(pool))) as Arc<dyn Backend>);
+    throttled, Memory, Pool::new(2).ok().and_then(|pool| throttled(Arc::new(pool)));
+}
+
+/// A limit that is never reached.
+fn throttled(inner: Arc<dyn Backend>) -> Option<Arc<dyn Backend>> {
+    Throttled::new(inner, NonZero::<u64>::MAX).ok().map(|throttled| Arc::new(throttled) as _)
 }
 
 /// What a case runs on: a backend and three directories.

@@ -66,7 +66,8 @@ impl<D: Device> HostTier<D> {
 
     /// Where a copy begins, if anyone wants to know.
     fn begin_copy(&self, lane: Lane) -> Result<Option<D::Mark>> {
-        self.trace.as_ref().map(|_| self.device.mark(lane)).transpose()
+        let trace = self.trace.as_ref().filter(|trace| trace.trace().is_recording());
+        trace.map(|_| self.device.mark(lane)).transpose()
     }
 
     fn end_copy(&self, lane: Lane, place: &Place<Held<D>>, begin: Option<D::Mark>, end: &D::Mark) {

@@ -82,13 +82,15 @@ Examples:
   ssdtrain-bench compare --preset gpt2-small --device cuda --vocab 50304 --loss-chunk 2048
   ssdtrain-bench compare --recompute layer --device-budget 16MiB
   ssdtrain-bench compare --spill-dir /mnt/a --spill-dir /mnt/b --device-budget 48MiB --json
+  ssdtrain-bench compare --strategies keep,offload,adaptive-paper --disk-rate 150MB
   ssdtrain-bench compare --steps 3 --strategies keep,offload --trace trace.json
 
 JSON: strategy, step_ms_median, tokens_per_s, act_peak_bytes, act_peak_spread_bytes (highest less lowest step),
 act_peak_to_keep, saved_bytes, offloaded_bytes, recomputed_bytes, rerun_ms (of the host), deduplicated_bytes, forwarded_bytes,
 stall_ms, stall_ms_by_cause {device_budget, host_pool, load, copy_in}, pinned_bytes (pinned while measured), disk
-{written_bytes_per_step, read_bytes_per_step, busy_bytes_per_s, busy_share}, ratio_to_keep {median, low, high}, loss_last,
-io_path. Per step, where that applies. saved_bytes counts each save, so one tensor may count more than once; it is null for plain, which counts nothing.
+{written_bytes_per_step, read_bytes_per_step, busy_bytes_per_s, busy_share}, adaptive {scopes, offloaded_scopes, last_scope,
+required_bytes_per_s, measured_bytes_per_s}, ratio_to_keep {median, low, high}, loss_last, io_path. Per step, where that applies.
+saved_bytes counts each save, so one tensor may count more than once; it is null for plain, which counts nothing.
 ratio_to_keep is null without keep.";
 
 pub(crate) fn run(args: &Args) -> Result<()> {

@@ -3,4 +3,5 @@
 pub(crate) mod compare;
 pub(crate) mod doctor;
 pub(crate) mod io;
+pub(crate) mod project;
 pub(crate) mod train;

@@ -1,0 +1,82 @@
+//! The largest micro-batch that offloading makes room for.
+
+use super::Scenario;
+
+/// What fits when only two layers' activations, and those of the ends, are in GPU memory at a time: the upper end of section
+/// 5.3.6. With pipeline parallelism the batch stays what it is, and must still make a micro-batch for each stage; without, it
+/// grows with the micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Room {
+    /// Sequences.
+    pub(crate) micro_batch: u64,
+    /// Bytes a GPU saves in a step of such micro-batches, as many as there are pipeline stages.
+    pub(crate) activation_bytes: f64,
+}
+
+/// Bytes of weight, gradient and Adam's states for each parameter in mixed precision: 2 and 2, and 12 for the 32-bit copy, mean and
+/// variance (Rajbhandari et al., "ZeRO").
+const STATE_BYTES: f64 = 16.0;
+
+/// Bytes of a weight in 16 bits.
+const WEIGHT_BYTES: f64 = 2.0;
+
+/// Layers whose activations are in memory at the same time.
+const LAYERS_IN_MEMORY: f64 = 2.0;
+
+impl Room {
+    /// None if not even one sequence fits.
+    pub(crate) fn of(scenario: &Scenario) -> Option<Room> {
+        let Scenario { model, gpu, parallelism, precision, implementation, .. } = scenario;
+        let spread =
+            if parallelism.zero { parallelism.gpus } else { parallelism.tensor * parallelism.pipeline };
+        let states = STATE_BYTES * model.parameters() / spread as f64;
+        // ZeRO brings together the weights of the layer at work and of the next one.
+        let gathered = LAYERS_IN_MEMORY * WEIGHT_BYTES * model.layer_weights() / parallelism.tensor as f64;
+        let weights = states + if parallelism.zero { gathered } else { 0.0 };
+        let bytes = implementation.bytes(model, parallelism, precision);
+        let resident = LAYERS_IN_MEMORY * bytes.layer + bytes.ends;
+        let pipeline = parallelism.pipeline as f64;
+        let by_memory = (gpu.memory_bytes() - weights) / resident;
+        let by_batch = scenario.batch.per_replica(parallelism) / pipeline;
+        let micro_batch = if pipeline > 1.0 { by_memory.min(by_batch) } else { by_memory }.floor();
+        (micro_batch >= 1.0).then(|| Room {
+            micro_batch: micro_batch as u64,
+            activation_bytes: micro_batch * pipeline * scenario.sequence_bytes(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::presets::Preset;
+    use super::*;
+
+    fn scenario(index: usize) -> Scenario {
+        Preset::MegatronA100.runs().swap_remove(index).scenario
+    }
+
+    #[test]
+    fn more_memory_makes_more_room_and_too_little_makes_none() {
+        for mut scenario in (0..6).map(scenario) {
+            let room = Room::of(&scenario).unwrap();
+            scenario.gpu.memory_gib *= 2.0;
+            assert!(Room::of(&scenario).unwrap().micro_batch > 2 * room.micro_batch);
+            scenario.gpu.memory_gib = 1.0;
+            assert_eq!(Room::of(&scenario), None);
+        }
+    }
+
+    /// By hand: 175 billion parameters on 384 GPUs take 7.3 GB of each, and 7.2 GB for two layers brought together. That leaves 71.3
+    /// of 85.9 GB; two layers take 1.71 GB a sequence, the ends 0.55 GB.
+    #[test]
+    fn room_is_what_weights_leave() {
+        assert_eq!(Room::of(&scenario(0)).unwrap().micro_batch, 31);
+    }
+
+    /// Section 5.3.6 has micro-batches of eight to 32.
+    #[test]
+    fn a_pipeline_stays_filled() {
+        let largest: Vec<_> = (6..12).map(|index| Room::of(&scenario(index)).unwrap().micro_batch).collect();
+        assert_eq!(largest, [32, 16, 8, 32, 16, 8]);
+    }
+}

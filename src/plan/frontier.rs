@@ -1,0 +1,397 @@
+//! Every placement worth considering, and which of them to take.
+
+use std::error::Error;
+use std::fmt;
+use std::time::Duration;
+
+use super::{Leaving, Limits, Machine, Placement, Prediction, Workload};
+use crate::bytes::Bytes;
+
+/// Targets for the peak, from the lowest that could be to that of keeping everything.
+const TARGETS: u64 = 32;
+/// Shares of the bytes that could be computed again that are.
+const RECOMPUTED: [f64; 4] = [0.0, 1.0 / 3.0, 2.0 / 3.0, 1.0];
+
+/// What a plan may take beside the machine's host pool. By default all there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caps {
+    /// Bytes on the disk at a time.
+    pub disk: u64,
+    /// Bytes written to the disk in a step: what is left of a day's share of its endurance.
+    pub written: u64,
+    /// When storages leave the device.
+    pub leaving: Leaving,
+}
+
+/// What a plan is to reach. With both limits, the lowest peak of those within the time.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Goal {
+    /// Most bytes of the activation peak.
+    pub peak: Option<u64>,
+    /// Longest step, as a multiple of that with everything kept.
+    pub step: Option<f64>,
+}
+
+/// Where everything goes, with which settings, and what that is expected to cost.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// One for each entry.
+    pub placements: Vec<Placement>,
+    /// The cache's settings that go with them.
+    pub limits: Limits,
+    /// What the step will do.
+    pub prediction: Prediction,
+}
+
+/// No placement reaches the goal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutOfReach {
+    /// The lowest peak there is, in bytes.
+    pub peak: u64,
+    /// The step that goes with it.
+    pub step: Duration,
+    /// The step with everything kept.
+    pub kept: Duration,
+}
+
+/// The placements worth considering for one workload on one machine, simulated.
+#[derive(Clone, Debug)]
+pub struct Frontier<'a> {
+    work: &'a Workload,
+    machine: &'a Machine,
+    caps: Caps,
+    /// Entries with a recipe, those first whose bytes cost least to compute again.
+    recipes: Vec<usize>,
+    points: Vec<Point>,
+}
+
+/// A placement, by how it is made.
+#[derive(Clone, Copy, Debug)]
+struct Point {
+    target: u64,
+    /// So many of the recipes are used.
+    recomputed: usize,
+    prediction: Prediction,
+}
+
+impl Default for Caps {
+    fn default() -> Caps {
+        Caps { disk: u64::MAX, written: u64::MAX, leaving: Leaving::default() }
+    }
+}
+
+impl Goal {
+    /// The quickest step whose activation peak is at most so many bytes.
+    pub fn budget(bytes: u64) -> Goal {
+        Goal { peak: Some(bytes), step: None }
+    }
+
+    /// The lowest peak whose step is longer than that with everything kept by at most this share of it: 0.01 is one percent.
+    pub fn overhead(share: f64) -> Goal {
+        Goal { peak: None, step: Some(1.0 + share) }
+    }
+}
+
+impl<'a> Frontier<'a> {
+    /// Simulates what is worth considering. It takes some hundred simulations.
+    pub fn new(work: &'a Workload, machine: &'a Machine, caps: Caps) -> Frontier<'a> {
+        let price = |index: &usize| {
+            let entry = work.entries[*index];
+            entry.recompute.unwrap_or_default().as_secs_f64() / entry.bytes.max(1) as f64
+        };
+        let with_recipe = |index: &usize| work.entries[*index].recompute.is_some();
+        let mut recipes: Vec<usize> = (0..work.entries.len()).filter(with_recipe).collect();
+        recipes.sort_by(|left, right| price(left).total_cmp(&price(right)));
+        let mut frontier = Frontier { work, machine, caps, recipes, points: Vec::new() };
+        let kept = work.simulate(&[], machine, &Limits::default()).peak();
+        for recomputed in frontier.recompute_levels() {
+            let share = |level| (u128::from(kept) * u128::from(level) / u128::from(TARGETS)) as u64;
+            for target in (0..TARGETS).map(share).chain([u64::MAX]) {
+                let Plan { prediction, .. } = frontier.realise(target, recomputed);
+                frontier.points.push(Point { target, recomputed, prediction });
+            }
+        }
+        frontier
+    }
+
+    /// The best placement there is for the goal. Where several take the same time, the one that moves least.
+    pub fn plan(&self, goal: Goal) -> Result<Plan, OutOfReach> {
+        let kept = self.work.computed();
+        let within = |point: &&Point| {
+            let Prediction { step, written, .. } = point.prediction;
+            let longest = goal.step.map_or(f64::INFINITY, |times| times * kept.as_secs_f64());
+            point.prediction.peak() <= goal.peak.unwrap_or(u64::MAX)
+                && step.as_secs_f64() <= longest
+                && written <= self.caps.written
+        };
+        let found = self.points.iter().filter(within).min_by(|left, right| {
+            let (left, right) = (&left.prediction, &right.prediction);
+            let quicker = left.step.cmp(&right.step);
+            let lower = left.peak().cmp(&right.peak());
+            let moves_less = left.copied_out.cmp(&right.copied_out);
+            if goal.step.is_some() {
+                lower.then(quicker).then(moves_less)
+            } else {
+                quicker.then(moves_less).then(lower)
+            }
+        });
+        match found {
+            Some(point) => Ok(self.realise(point.target, point.recomputed)),
+            None => {
+                let lowest = self.lowest();
+                Err(OutOfReach { peak: lowest.peak(), step: lowest.step, kept })
+            }
+        }
+    }
+
+    /// The predictions that no other beats in both step and peak, by rising peak.
+    pub fn efficient(&self) -> Vec<Prediction> {
+        let mut all: Vec<Prediction> = self.points.iter().map(|point| point.prediction).collect();
+        all.sort_by(|left, right| left.peak().cmp(&right.peak()).then(left.step.cmp(&right.step)));
+        let mut quickest = Duration::MAX;
+        all.retain(|point| {
+            let better = point.step < quickest;
+            quickest = quickest.min(point.step);
+            better
+        });
+        all
+    }
+
+    fn lowest(&self) -> Prediction {
+        let by_peak = |left: &Prediction, right: &Prediction| left.peak().cmp(&right.peak());
+        self.points.iter().map(|point| point.prediction).min_by(by_peak).unwrap_or_default()
+    }
+
+    /// How many recipes are used, from none to all, in even shares of their bytes.
+    fn recompute_levels(&self) -> Vec<usize> {
+        let bytes =
+            |recipes: &[usize]| recipes.iter().map(|&index| self.work.entries[index].bytes).sum::<u64>();
+        let all = bytes(&self.recipes) as f64;
+        let count = |share: f64| {
+            let mut sum = 0.0;
+            let used = self.recipes.iter().take_while(|&&index| {
+                sum += self.work.entries[index].bytes as f64;
+                sum <= share * all
+            });
+            if share < 1.0 { used.count() } else { self.recipes.len() }
+        };
+        let mut levels: Vec<usize> = RECOMPUTED.into_iter().map(count).collect();
+        levels.dedup();
+        levels
+    }
+
+    /// The placement for a target of the peak: what fits at the end of forward stays, everything before it leaves, the oldest for the
+    /// disk as far as the host has no room.
+    fn realise(&self, target: u64, recomputed: usize) -> Plan {
+        let entries = &self.work.entries;
+        let mut placements = vec![Placement::Keep; entries.len()];
+        for &index in &self.recipes[..recomputed] {
+            placements[index] = Placement::Recompute;
+        }
+        let produced = entries.iter().map(|entry| entry.bytes + entry.forward_extra).max().unwrap_or(0);
+        let used = entries.iter().map(|entry| entry.backward_extra).max().unwrap_or(0);
+        let limits = Limits {
+            device_budget: target.saturating_sub(produced),
+            backward_budget: target.saturating_sub(used),
+            leaving: self.caps.leaving,
+            ..Limits::default()
+        };
+        let mut stays = limits.device_budget.min(limits.backward_budget);
+        let mut moved = Vec::new();
+        for (index, placement) in placements.iter().enumerate().rev() {
+            if *placement == Placement::Keep {
+                let bytes = entries[index].bytes;
+                match stays.checked_sub(bytes).filter(|_| moved.is_empty()) {
+                    Some(left) => stays = left,
+                    None => moved.push(index),
+                }
+            }
+        }
+        let all: u64 = moved.iter().map(|&index| entries[index].bytes).sum();
+        let (mut to_disk, mut in_host) = (all.saturating_sub(self.machine.host_pool), 0_u64);
+        let mut disk = self.caps.disk.min(self.caps.written);
+        for &index in moved.iter().rev() {
+            let bytes = entries[index].bytes;
+            placements[index] = if to_disk > 0 && bytes <= disk {
+                to_disk = to_disk.saturating_sub(bytes);
+                disk -= bytes;
+                Placement::Disk
+            } else if in_host.saturating_add(bytes) <= self.machine.host_pool {
+                in_host += bytes;
+                Placement::Host
+            } else {
+                Placement::Keep
+            };
+        }
+        let prediction = self.work.simulate(&placements, self.machine, &limits);
+        Plan { placements, limits, prediction }
+    }
+}
+
+impl fmt::Display for OutOfReach {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let longer = self.step.as_secs_f64() / self.kept.as_secs_f64().max(f64::MIN_POSITIVE);
+        write!(
+            f,
+            "no placement reaches it: the lowest activation peak is {}, with steps {longer:.2} times as long as with everything kept",
+            Bytes(self.peak),
+        )
+    }
+}
+
+impl Error for OutOfReach {}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::Entry;
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// Layers of 100 bytes that cost something to compute again and 100 bytes that cost little.
+    fn layers(count: usize) -> Workload {
+        let entry = |recompute: Option<Duration>| Entry {
+            bytes: 100,
+            forward: 10 * MS,
+            backward: 20 * MS,
+            recompute,
+            ..Entry::default()
+        };
+        let entries = (0..count).flat_map(|_| [entry(None), entry(Some(MS))]).collect();
+        Workload { entries, turn: MS, rest: MS }
+    }
+
+    fn copies(bytes_per_s: f64) -> Machine {
+        Machine { copy_out: bytes_per_s, copy_in: bytes_per_s, ..Machine::default() }
+    }
+
+    fn count(plan: &Plan, placement: Placement) -> usize {
+        plan.placements.iter().filter(|found| **found == placement).count()
+    }
+
+    #[test]
+    fn what_fits_is_kept() {
+        let (work, machine) = (layers(8), copies(1e9));
+        let plan = Frontier::new(&work, &machine, Caps::default()).plan(Goal::budget(1600)).unwrap();
+        assert_eq!((count(&plan, Placement::Keep), plan.prediction.peak()), (16, 1600));
+    }
+
+    #[test]
+    fn copies_come_before_computing_again_where_they_are_free() {
+        let (work, machine) = (layers(8), copies(1e9));
+        let plan = Frontier::new(&work, &machine, Caps::default()).plan(Goal::budget(600)).unwrap();
+        assert_eq!((count(&plan, Placement::Recompute), plan.prediction.step), (0, work.computed()));
+        assert!(plan.prediction.peak() <= 600 && count(&plan, Placement::Host) > 0);
+    }
+
+    #[test]
+    fn computing_again_comes_first_where_copies_are_slow() {
+        let (work, machine) = (layers(8), copies(100.0));
+        let plan = Frontier::new(&work, &machine, Caps::default()).plan(Goal::budget(900)).unwrap();
+        assert_eq!((count(&plan, Placement::Recompute), count(&plan, Placement::Host)), (8, 0));
+        assert_eq!(plan.prediction.step, work.computed() + 8 * MS);
+    }
+
+    #[test]
+    fn an_overhead_buys_the_lowest_peak_there_is_for_it() {
+        let (work, machine) = (layers(8), copies(4e3));
+        let frontier = Frontier::new(&work, &machine, Caps::default());
+        let peak = |share| frontier.plan(Goal::overhead(share)).unwrap().prediction.peak();
+        let peaks = [0.0, 0.02, 1.0].map(peak);
+        assert!(peaks.is_sorted_by(|more, less| more > less), "{peaks:?}");
+    }
+
+    #[test]
+    fn what_exceeds_the_host_goes_to_the_disk_oldest_first() {
+        let (work, machine) = (layers(8), Machine { host_pool: 500, ..copies(1e9) });
+        let plan = Frontier::new(&work, &machine, Caps::default())
+            .plan(Goal { peak: Some(400), step: None })
+            .unwrap();
+        let last_on_disk =
+            plan.placements.iter().rposition(|placement| *placement == Placement::Disk).unwrap();
+        let first_in_host =
+            plan.placements.iter().position(|placement| *placement == Placement::Host).unwrap();
+        assert!(last_on_disk < first_in_host, "{plan:?}");
+    }
+
+    #[test]
+    fn a_goal_out_of_reach_is_told_with_what_is_in_reach() {
+        let (work, machine) = (layers(2), copies(1e9));
+        let refused = Frontier::new(&work, &machine, Caps::default()).plan(Goal::budget(50)).unwrap_err();
+        assert!((100..400).contains(&refused.peak), "{refused:?}");
+        assert!(refused.to_string().contains("lowest activation peak"), "{refused}");
+    }
+
+    #[test]
+    fn no_efficient_point_beats_another() {
+        let (work, machine) = (layers(8), copies(5e3));
+        let points = Frontier::new(&work, &machine, Caps::default()).efficient();
+        assert!(points.len() > 2);
+        assert!(points.windows(2).all(|pair| pair[0].peak() < pair[1].peak() && pair[0].step > pair[1].step));
+    }
+
+    #[test]
+    fn nothing_saved_is_nothing_to_plan() {
+        let (work, machine) = (Workload::default(), Machine::default());
+        let plan = Frontier::new(&work, &machine, Caps::default()).plan(Goal::budget(0)).unwrap();
+        assert!(plan.placements.is_empty());
+    }
+
+    fn workload() -> impl Strategy<Value = Workload> {
+        let millis = |most: u64| (0..most).prop_map(Duration::from_millis);
+        let entry =
+            (1_u64..1000, millis(50), millis(100), prop::option::of(millis(30)), 0_u64..500, 0_u64..500);
+        let entry = entry.prop_map(|(bytes, forward, backward, recompute, forward_extra, backward_extra)| {
+            Entry { bytes, forward, backward, forward_extra, backward_extra, recompute }
+        });
+        prop::collection::vec(entry, 1..25).prop_map(|entries| Workload { entries, turn: MS, rest: MS })
+    }
+
+    fn machine() -> impl Strategy<Value = Machine> {
+        let speed = || 1e3..1e6;
+        (speed(), speed(), speed(), speed(), 0_u64..20_000).prop_map(
+            |(copy_out, copy_in, disk_write, disk_read, host_pool)| Machine {
+                copy_out,
+                copy_in,
+                disk_write,
+                disk_read,
+                host_pool,
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn more_budget_never_predicts_a_slower_step(work in workload(), machine in machine(), less: u16, more: u16) {
+            let frontier = Frontier::new(&work, &machine, Caps::default());
+            let step = |budget: u64| frontier.plan(Goal::budget(budget)).map(|plan| plan.prediction.step);
+            if let Ok(tight) = step(less.into()) {
+                prop_assert!(step(u64::from(less) + u64::from(more)).unwrap() <= tight);
+            }
+        }
+
+        #[test]
+        fn no_plan_breaks_its_goal_or_a_cap(
+            work in workload(), machine in machine(), budget in 0_u64..20_000, share in 0.0..1.0, disk in 0_u64..5000, written in 0_u64..5000
+        ) {
+            let caps = Caps { disk, written, ..Caps::default() };
+            let frontier = Frontier::new(&work, &machine, caps);
+            for goal in [Goal::budget(budget), Goal::overhead(share), Goal { peak: Some(budget), step: Some(1.0 + share) }] {
+                let Ok(plan) = frontier.plan(goal) else { continue };
+                let bytes = |placement| -> u64 {
+                    let chosen = work.entries.iter().zip(&plan.placements).filter(|(_, found)| **found == placement);
+                    chosen.map(|(entry, _)| entry.bytes).sum()
+                };
+                let told = work.simulate(&plan.placements, &machine, &plan.limits);
+                prop_assert_eq!(told, plan.prediction);
+                prop_assert!(told.peak() <= goal.peak.unwrap_or(u64::MAX));
+                let longest = goal.step.map_or(f64::INFINITY, |times| times * work.computed().as_secs_f64());
+                prop_assert!(told.step.as_secs_f64() <= longest);
+                prop_assert!(bytes(Placement::Disk) <= disk.min(written) && told.written <= written);
+                prop_assert!(bytes(Placement::Host) <= machine.host_pool);
+            }
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! What moves bytes, one transfer after another. Times are seconds since the step began.
+
+use std::collections::VecDeque;
+
+/// Transfers of one direction, in the order in which they are queued.
+#[derive(Debug)]
+pub(super) struct Lane {
+    bytes_per_s: f64,
+    free: f64,
+}
+
+/// A disk. A read goes before the writes that wait, but not before one under way.
+#[derive(Debug)]
+pub(super) struct Disk {
+    write: f64,
+    read: f64,
+    free: f64,
+    /// Writes that have not begun: which, how many bytes, and when they can begin at the earliest.
+    waiting: VecDeque<(usize, u64, f64)>,
+    /// Writes that have: which, and when they end. One after another, so in that order.
+    begun: VecDeque<(usize, f64)>,
+}
+
+impl Lane {
+    pub(super) fn new(bytes_per_s: f64) -> Lane {
+        Lane { bytes_per_s, free: 0.0 }
+    }
+
+    /// Queues a transfer that can begin at `ready`, and returns when it ends.
+    pub(super) fn transfer(&mut self, bytes: u64, ready: f64) -> f64 {
+        self.free = self.free.max(ready) + bytes as f64 / self.bytes_per_s;
+        self.free
+    }
+}
+
+impl Disk {
+    pub(super) fn new(write: f64, read: f64) -> Disk {
+        Disk { write, read, free: 0.0, waiting: VecDeque::new(), begun: VecDeque::new() }
+    }
+
+    /// Queues a write that can begin at `ready`. Numbers rise.
+    pub(super) fn write(&mut self, which: usize, bytes: u64, ready: f64) {
+        self.waiting.push_back((which, bytes, ready));
+    }
+
+    /// Drops a write that has not begun.
+    pub(super) fn cancel(&mut self, which: usize) {
+        if let Ok(place) = self.waiting.binary_search_by_key(&which, |(other, ..)| *other) {
+            self.waiting.remove(place);
+        }
+    }
+
+    /// Reads at `now`, and returns when that ends. Nothing may be asked of an earlier moment after it.
+    pub(super) fn read(&mut self, bytes: u64, now: f64) -> f64 {
+        self.begin_writes(|start| start < now);
+        self.free = self.free.max(now) + bytes as f64 / self.read;
+        self.free
+    }
+
+    /// The next of the writes that have ended at `now`; each is told once.
+    pub(super) fn written_by(&mut self, now: f64) -> Option<usize> {
+        self.begin_writes(|start| start <= now);
+        self.begun.pop_front_if(|(_, end)| *end <= now).map(|(which, _)| which)
+    }
+
+    /// When the write that ends next does; none if there is none.
+    pub(super) fn next_written(&mut self) -> Option<f64> {
+        if self.begun.is_empty() {
+            let mut first = true;
+            self.begin_writes(|_| std::mem::take(&mut first));
+        }
+        self.begun.front().map(|(_, end)| *end)
+    }
+
+    fn begin_writes(&mut self, mut may_begin: impl FnMut(f64) -> bool) {
+        while let Some(&(which, bytes, ready)) = self.waiting.front() {
+            let start = self.free.max(ready);
+            if !may_begin(start) {
+                return;
+            }
+            self.waiting.pop_front();
+            self.free = start + bytes as f64 / self.write;
+            self.begun.push_back((which, self.free));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(disk: &mut Disk, now: f64) -> Vec<usize> {
+        std::iter::from_fn(|| disk.written_by(now)).collect()
+    }
+
+    #[test]
+    fn transfers_of_a_lane_follow_each_other() {
+        let mut lane = Lane::new(10.0);
+        assert_eq!([lane.transfer(10, 0.0), lane.transfer(10, 0.0), lane.transfer(10, 5.0)], [1.0, 2.0, 6.0]);
+    }
+
+    #[test]
+    fn a_read_goes_before_the_writes_that_wait() {
+        let mut disk = Disk::new(10.0, 10.0);
+        for which in 0..3 {
+            disk.write(which, 10, 0.0);
+        }
+        assert_eq!(disk.read(10, 0.5), 2.0, "after the write under way");
+        assert_eq!(written(&mut disk, 2.5), [0]);
+        assert_eq!(disk.next_written(), Some(3.0));
+        assert_eq!(written(&mut disk, 4.0), [1, 2]);
+        assert_eq!(disk.next_written(), None);
+    }
+
+    #[test]
+    fn a_write_that_has_begun_cannot_be_dropped() {
+        let mut disk = Disk::new(10.0, 10.0);
+        (0..3).for_each(|which| disk.write(which, 10, 0.0));
+        assert_eq!(written(&mut disk, 0.5), [0; 0]);
+        (0..2).for_each(|which| disk.cancel(which));
+        assert_eq!(written(&mut disk, 1.9), [0]);
+        assert_eq!(disk.read(10, 1.9), 3.0, "after the third, which has begun");
+    }
+}

@@ -1,0 +1,139 @@
+//! A limit on the bytes per second, for a disk that others use too.
+
+use std::collections::VecDeque;
+use std::io;
+use std::num::NonZero;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::{Backend, Op};
+
+/// Passes operations on to another backend, no faster than so many bytes per second, reads and writes together.
+///
+/// An operation is passed on when a disk of that speed would have ended it, so that none ends sooner.
+pub struct Throttled {
+    inner: Arc<dyn Backend>,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Op>,
+    closed: bool,
+}
+
+impl Throttled {
+    /// Starts the thread `ssdtrain-pace`, which sleeps until the next operation's time.
+    pub fn new(inner: Arc<dyn Backend>, bytes_per_s: NonZero<u64>) -> io::Result<Throttled> {
+        let shared = Arc::new(Shared::default());
+        let (passing, queued) = (Arc::clone(&inner), Arc::clone(&shared));
+        let thread = thread::Builder::new().name("ssdtrain-pace".to_owned());
+        let thread = thread.spawn(move || queued.pass_on(&*passing, bytes_per_s))?;
+        Ok(Throttled { inner, shared, thread: Some(thread) })
+    }
+}
+
+impl Backend for Throttled {
+    fn submit(&self, ops: Vec<Op>) {
+        self.shared.state.lock().queue.extend(ops);
+        self.shared.changed.notify_one();
+    }
+
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+}
+
+impl Drop for Throttled {
+    fn drop(&mut self) {
+        self.shared.state.lock().closed = true;
+        self.shared.changed.notify_one();
+        let Some(thread) = self.thread.take() else { return };
+        // An operation that fails at once completes on that thread, and its completion may drop the store.
+        if thread.thread().id() != thread::current().id() && thread.join().is_err() {
+            tracing::error!("the thread that paces transfers panicked");
+        }
+    }
+}
+
+impl Shared {
+    /// Passes operations on, each in its time, until no more come; what is left then goes at once.
+    fn pass_on(&self, inner: &dyn Backend, bytes_per_s: NonZero<u64>) {
+        let mut free = Instant::now();
+        let mut state = self.state.lock();
+        loop {
+            let Some(op) = state.queue.pop_front() else {
+                if state.closed {
+                    return;
+                }
+                self.changed.wait(&mut state);
+                continue;
+            };
+            free = free.max(Instant::now())
+                + Duration::from_secs_f64(op.len() as f64 / bytes_per_s.get() as f64);
+            while !state.closed && !self.changed.wait_until(&mut state, free).timed_out() {}
+            drop(state);
+            inner.submit(vec![op]);
+            state = self.state.lock();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::mem::{AlignedBuf, BLOCK, IoBuf};
+    use crate::store::backend::{Direction, Pool};
+    use crate::store::file::SpillFile;
+
+    fn write(count: u64, file: &Arc<SpillFile>, done: &mpsc::Sender<Instant>) -> Vec<Op> {
+        let op = |index: u64| {
+            let buf: Arc<dyn IoBuf> = Arc::new(AlignedBuf::new(BLOCK).unwrap());
+            let done = done.clone();
+            let follow = move |outcome: io::Result<()>| {
+                outcome.unwrap();
+                done.send(Instant::now()).unwrap();
+                Vec::new()
+            };
+            let place = (Arc::clone(file), index * BLOCK as u64);
+            Op::new(Direction::Write, place, (buf, 0, BLOCK), Box::new(follow))
+        };
+        (0..count).map(op).collect()
+    }
+
+    #[test]
+    fn nothing_ends_sooner_than_a_disk_of_that_speed_would_end_it() {
+        let inner = Arc::new(Pool::new(2).unwrap());
+        let file = Arc::new(SpillFile::in_memory(1 << 20).unwrap());
+        let throttled = Throttled::new(inner, NonZero::new(100 * BLOCK as u64).unwrap()).unwrap();
+        let ((done, ended), start) = (mpsc::channel(), Instant::now());
+        throttled.submit(write(3, &file, &done));
+        for operation in 1..=3 {
+            assert!(ended.recv().unwrap() - start >= operation * Duration::from_millis(10));
+        }
+    }
+
+    #[test]
+    fn what_is_left_goes_at_once_when_it_is_dropped() {
+        let inner = Arc::new(Pool::new(1).unwrap());
+        let file = Arc::new(SpillFile::in_memory(1 << 20).unwrap());
+        // Else the first alone would take an hour.
+        let throttled = Throttled::new(inner, NonZero::new(1).unwrap()).unwrap();
+        let (done, ended) = mpsc::channel();
+        throttled.submit(write(2, &file, &done));
+        drop((throttled, done));
+        assert_eq!(ended.iter().count(), 2);
+    }
+}
