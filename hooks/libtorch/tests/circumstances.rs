@@ -37,13 +37,21 @@ fn a_device_that_is_not_there_is_an_error() {
 
 /// Whether the calling thread casts what runs on a GPU; tch says nothing of the CPU.
 fn casts() -> bool {
-    // SAFETY: reads a flag of the thread.
-    unsafe { torch_sys::at_autocast_is_enabled() != 0 }
+    // SAFETY: reads a flag of the thread. It is a bool there, so no more than the lowest byte is set.
+    (unsafe { torch_sys::at_autocast_is_enabled() }) & 0xff != 0
+}
+
+/// Has the calling thread cast or not; `tch::autocast` does nothing without a GPU.
+fn set_casts(on: bool) {
+    // SAFETY: sets a flag of the thread.
+    unsafe { torch_sys::at_autocast_set_enabled(on.into()) };
 }
 
 #[test]
 fn modes_are_those_of_the_thread_that_was_asked() {
-    let modes = tch::autocast(true, || Modes::of_thread().unwrap());
+    set_casts(true);
+    let modes = Modes::of_thread().unwrap();
+    set_casts(false);
     {
         let _off = tch::no_grad_guard();
         let entered = modes.enter().unwrap();
