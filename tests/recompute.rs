@@ -66,9 +66,11 @@ fn chain(x: &Tensor) -> Outcome {
 fn step_of(cache: &TensorCache, forward: impl FnOnce() -> Tensor) -> ssdtrain::Result<StepReport> {
     let step = cache.step();
     let loss = forward();
-    step.backward(&loss)?;
+    let outcome = step.backward(&loss);
     drop(loss);
-    step.finish()
+    // This waits for transfers, whatever backward said.
+    let report = step.finish()?;
+    outcome.map(|()| report)
 }
 
 #[test]
