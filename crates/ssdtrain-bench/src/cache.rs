@@ -133,7 +133,7 @@ impl CacheArgs {
         }
         let host_only = match strategy {
             Strategy::Plain => return Ok(None),
-            Strategy::Keep => return Ok(Some(builder.policy(Policy::Keep).build()?)),
+            Strategy::Keep | Strategy::Recompute => return Ok(Some(builder.policy(Policy::Keep).build()?)),
             Strategy::OffloadHost => true,
             Strategy::Offload | Strategy::OffloadDisk => false,
             Strategy::AdaptivePaper => {

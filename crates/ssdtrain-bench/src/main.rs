@@ -24,6 +24,7 @@ mod size;
 mod stats;
 mod strategy;
 mod table;
+mod task;
 mod window;
 
 use std::process::ExitCode;

@@ -41,7 +41,7 @@ pub(crate) struct ShapeArgs {
     /// Add to the gradients of matrices in place, so that a second gradient as large as a matrix never exists beside the first
     #[arg(long)]
     grads_in_place: bool,
-    /// What backward computes again, under every strategy that has a cache, instead of having it kept: each block from its
+    /// What backward computes again, under every strategy that has a cache but recompute, instead of having it kept: each block from its
     /// input (layer), or the results of GELU and layer norms (cheap)
     #[arg(long, value_name = "WHAT", default_value = "none", value_parser = PossibleValuesParser::new(Recompute::NAMES))]
     recompute: String,
@@ -72,7 +72,7 @@ pub(crate) struct Shape {
     pub(crate) loss_chunk: Option<NonZero<u32>>,
     /// Whether gradients of matrices are added to in place.
     pub(crate) grads_in_place: bool,
-    /// What backward computes again.
+    /// What backward computes again, unless the strategy says otherwise.
     pub(crate) recompute: Recompute,
     /// The tokenizer's name.
     pub(crate) tokens: String,

@@ -236,7 +236,7 @@ pub(crate) fn render(rows: &[Row]) -> String {
     if let Some(last) = rows.last() {
         text += &format!("\nLast loss {:.4}.", last.loss_last);
     }
-    for row in rows.iter().filter(|row| !["plain", "keep"].contains(&row.strategy)) {
+    for row in rows.iter().filter(|row| !["plain", "keep", "recompute"].contains(&row.strategy)) {
         let Causes { device_budget, host_pool, load, copy_in } = row.stall_ms_by_cause;
         text += &format!(
             "\n{}: through {}; stalls in ms: device budget {device_budget:.1}, host pool {host_pool:.1}, load {load:.1}, \

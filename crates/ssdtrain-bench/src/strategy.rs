@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use ssdtrain::{StepReport, TensorCache};
 use ssdtrain_libtorch as torch;
-use ssdtrain_models::{Batch, Error, Gpt, Optimizer, accumulate};
+use ssdtrain_models::{Batch, Error, Gpt, Optimizer, Recompute, accumulate};
 use tch::nn::VarStore;
 use tch::{Kind, Tensor};
 
@@ -22,6 +22,8 @@ pub(crate) enum Strategy {
     Plain,
     /// A cache that keeps everything in memory, and only counts
     Keep,
+    /// The same, with each block computed again from its input in backward, whatever --recompute says of the others
+    Recompute,
     /// A cache that moves activations: from the CPU to disk, from a GPU to pinned host memory and, once that is full, to disk
     Offload,
     /// A cache that moves them from a GPU to pinned host memory only
@@ -67,10 +69,19 @@ impl Strategy {
         match self {
             Strategy::Plain => "plain",
             Strategy::Keep => "keep",
+            Strategy::Recompute => "recompute",
             Strategy::Offload => "offload",
             Strategy::OffloadHost => "offload-host",
             Strategy::AdaptivePaper => "adaptive-paper",
             Strategy::OffloadDisk => "offload-disk",
+        }
+    }
+
+    /// What a model of this shape computes again under it.
+    pub(crate) fn recompute(self, shape: &Shape) -> Recompute {
+        match self {
+            Strategy::Recompute => Recompute::Layer,
+            _ => shape.recompute,
         }
     }
 }
@@ -94,7 +105,7 @@ impl<O: Optimizer> Learner<O> {
         let model = Gpt::new(&vs.root(), shape.model.clone())?
             .with_loss_chunk(shape.loss_chunk)
             .with_grads_in_place(shape.grads_in_place)
-            .with_recompute(shape.recompute);
+            .with_recompute(strategy.recompute(shape));
         let optimizer = optimizer(&vs)?;
         Ok(Learner { model, vs, optimizer, cache, placement })
     }

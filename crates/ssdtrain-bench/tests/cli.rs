@@ -294,6 +294,22 @@ fn strategies_agree_to_the_bit_with_parts_recomputed() {
 }
 
 #[test]
+fn recompute_keeps_less_than_keep_and_has_its_bits() {
+    let place = workplace();
+    for (recompute, optimizer) in [("none", "--optimizer=adamw"), ("cheap", "--optimizer=sgd")] {
+        let recompute = format!("--recompute={recompute}");
+        let options = ["--strategies=keep,recompute,offload", "--steps=2", "--warmup=0", "--check", "--json"];
+        let more = ["--dropout=0.1", &recompute, optimizer];
+        let rows =
+            json_lines(&tiny(place.path(), &["compare", "--data=text.txt"], &[&options[..], &more].concat()));
+        let of = |name: &str| -> Vec<_> { rows.iter().map(|row| row[name].as_u64().unwrap()).collect() };
+        let (peaks, recomputed) = (of("act_peak_bytes"), of("recomputed_bytes"));
+        assert!(peaks[1] < peaks[0], "{peaks:?}");
+        assert!(recomputed[1] > recomputed[0] && recomputed[0] == recomputed[2], "{recomputed:?}");
+    }
+}
+
+#[test]
 fn a_run_in_16_bits_is_resumed_in_16_bits_only() {
     let place = workplace();
     let train = |more: &[&str]| {

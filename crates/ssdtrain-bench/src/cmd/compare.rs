@@ -6,13 +6,13 @@ use ssdtrain_models::{TokenSet, seed_step};
 use tch::nn::VarStore;
 
 use crate::cache::CacheArgs;
-use crate::data::DataArgs;
 use crate::optimizer::OptimizerKind;
-use crate::placement::{Placement, PlacementArgs};
+use crate::placement::Placement;
 use crate::progress::Progress;
-use crate::shape::{Shape, ShapeArgs};
+use crate::shape::Shape;
 use crate::side::{Row, Side, render};
 use crate::strategy::{Learner, Strategy};
+use crate::task::{Task, TaskArgs};
 use crate::{defaults, interrupt, table};
 
 /// Measure a training step with activations on disk beside the same step with activations in memory
@@ -46,32 +46,11 @@ pub(crate) struct Args {
     /// Compare every gradient after every step to the bit; a difference is an error
     #[arg(long)]
     check: bool,
-    /// Take kernels that give the same bits each time; on a GPU they are slower. --check implies it
-    #[arg(long)]
-    deterministic: bool,
     /// Print one JSON object per strategy, each on one line
     #[arg(long)]
     json: bool,
-    /// Seed of weights, batches, dropout and the bootstrap
-    #[arg(long, value_name = "N", default_value_t = defaults::SEED)]
-    seed: u64,
-    /// Threads that compute; default: as many as libtorch takes
-    #[arg(long, value_name = "N", value_parser = value_parser!(i32).range(1..=1024))]
-    threads: Option<i32>,
-    /// How parameters follow their gradients
-    #[arg(long, value_enum, default_value = "adamw")]
-    optimizer: OptimizerKind,
-    /// Size of the vocabulary, if larger than the tokenizer's: 50304 suits a GPU better than GPT-2's 50257
-    #[arg(long, value_name = "N", help_heading = "Model", value_parser = value_parser!(i64).range(1..=1 << 20))]
-    vocab: Option<i64>,
     #[command(flatten)]
-    placement: PlacementArgs,
-    #[command(flatten)]
-    shape: ShapeArgs,
-    #[command(flatten)]
-    data: DataArgs,
-    #[command(flatten)]
-    cache: CacheArgs,
+    task: TaskArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -80,6 +59,7 @@ Examples:
   ssdtrain-bench compare --steps 50 --check           every loss and every gradient, to the bit
   ssdtrain-bench compare --preset gpt2-small --strategies keep,offload
   ssdtrain-bench compare --preset gpt2-small --device cuda --vocab 50304 --loss-chunk 2048
+  ssdtrain-bench compare --strategies keep,recompute,offload
   ssdtrain-bench compare --recompute layer --device-budget 16MiB
   ssdtrain-bench compare --spill-dir /mnt/a --spill-dir /mnt/b --device-budget 48MiB --json
   ssdtrain-bench compare --strategies keep,offload,adaptive-paper --disk-rate 150MB
@@ -94,44 +74,24 @@ saved_bytes counts each save, so one tensor may count more than once; it is null
 ratio_to_keep is null without keep.";
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    if let Some(threads) = args.threads {
-        tch::set_num_threads(threads);
-    }
-    let gpu = args.placement.is_gpu();
-    // The processor's kernels give the same bits anyway.
-    let exact = args.check || args.deterministic || !gpu;
-    if exact && gpu {
-        ssdtrain_libtorch::make_deterministic()?;
-    }
-    let placement = args.placement.resolve()?;
-    let mut shape = args.shape.resolve(Shape::preset("mini")?)?;
-    let data = args.data.load(&shape.tokens)?;
-    data.require(shape.block())?;
-    let tokens = data.tokenizer.vocab() as i64;
-    shape.model.vocab = args.vocab.unwrap_or(tokens);
-    ensure!(
-        shape.model.vocab >= tokens,
-        "--vocab {} is less than the {tokens} tokens of the tokenizer",
-        shape.model.vocab
-    );
-
-    args.cache.prepare_trace(&args.strategies)?;
+    let Task { placement, shape, data, exact } = args.task.prepare(args.check)?;
+    args.task.cache.prepare_trace(&args.strategies)?;
     let progress = Progress::new(args.json);
     progress.line(&format!("data   {}", data.describe()));
     progress.line(&format!("model  {}, {placement}", shape.describe()));
-    progress.line(&format!("spill  {}", args.cache.describe()?));
+    progress.line(&format!("spill  {}", args.task.cache.describe()?));
     let plan = Plan {
         strategies: distinct(&args.strategies),
         steps: args.steps as usize,
         warmup: args.warmup as usize,
         check: args.check,
         exact,
-        seed: args.seed,
-        optimizer: args.optimizer,
+        seed: args.task.seed,
+        optimizer: args.task.optimizer,
         placement,
     };
     progress.line(&format!("plan   {} steps of each strategy, after {} of warm-up", plan.steps, plan.warmup));
-    let rows = measure(&plan, &shape, &args.cache, &data.train, &progress)?;
+    let rows = measure(&plan, &shape, &args.task.cache, &data.train, &progress)?;
     if args.json {
         return rows.iter().try_for_each(table::print_json);
     }
