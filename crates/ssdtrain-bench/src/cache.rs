@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::{ValueEnum, value_parser};
+use ssdtrain::plan::Goal;
 use ssdtrain::store::{Store, StoreConfig};
 use ssdtrain::{Adaptive, BackendKind, Policy, TensorCache, write_traces};
 use tch::Device;
@@ -13,7 +14,7 @@ use tch::nn::VarStore;
 
 use crate::progress::Progress;
 use crate::strategy::Strategy;
-use crate::{defaults, size};
+use crate::{defaults, float, size};
 
 /// Where runs are kept, and spill files where the system's temporary directory does not take `O_DIRECT`.
 pub(crate) const RUNS: &str = "runs";
@@ -56,6 +57,17 @@ pub(crate) struct CacheArgs {
     /// Most bytes per second to and from disk, together: for disks that others use too, or to see what a slower one would do
     #[arg(long, value_name = "SIZE", value_parser = size::parse_positive)]
     disk_rate: Option<u64>,
+    /// Of auto: the activation peak to stay under, weights and optimizer left out. The quickest step there is is taken, or, with
+    /// --overhead, the lowest peak
+    #[arg(long, value_name = "SIZE", value_parser = size::parse_positive)]
+    budget: Option<u64>,
+    /// Of auto: how much longer a step may take than with everything kept, as a share of it; for that, the lowest peak there is.
+    /// Default, without --budget: 0.02
+    #[arg(long, value_name = "SHARE", value_parser = float::non_negative)]
+    overhead: Option<f64>,
+    /// Of auto: most bytes written to disk in a day of steps on end, as the endurance of the SSD asks for
+    #[arg(long, value_name = "SIZE", value_parser = size::parse_positive)]
+    written_per_day: Option<u64>,
     /// How bytes are moved
     #[arg(long, value_enum, default_value_t)]
     backend: Backend,
@@ -128,6 +140,9 @@ impl CacheArgs {
             .queue_depth(self.queue_depth as usize)
             .verify(self.verify)
             .trace(self.trace.is_some());
+        if let Some(bytes) = self.written_per_day {
+            builder = builder.written_per_day(bytes);
+        }
         if let Some(bytes) = self.backward_budget {
             builder = builder.backward_budget(bytes);
         }
@@ -136,6 +151,10 @@ impl CacheArgs {
             Strategy::Keep | Strategy::Recompute => return Ok(Some(builder.policy(Policy::Keep).build()?)),
             Strategy::OffloadHost => true,
             Strategy::Offload | Strategy::OffloadDisk => false,
+            Strategy::Auto => {
+                builder = builder.policy(Policy::Auto(self.goal()));
+                false
+            }
             Strategy::AdaptivePaper => {
                 builder = builder.policy(Policy::Adaptive(Adaptive::Paper));
                 if self.device_budget.is_none() && !vs.device().is_cuda() {
@@ -160,6 +179,12 @@ impl CacheArgs {
             }
         }
         Ok(Some(builder.build()?))
+    }
+
+    /// What auto plans for.
+    fn goal(&self) -> Goal {
+        let overhead = self.overhead.or_else(|| self.budget.is_none().then_some(defaults::OVERHEAD));
+        Goal { peak: self.budget, step: overhead.map(|share| 1.0 + share) }
     }
 
     /// The same cache without a trace.

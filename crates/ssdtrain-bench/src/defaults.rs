@@ -54,3 +54,6 @@ pub(crate) const COPY_SIZE: &str = "4GiB";
 pub(crate) const COPY_BYTES: &str = "64MiB";
 /// Copies under way at once, each way.
 pub(crate) const COPY_DEPTH: &str = "4";
+
+/// How much longer steps of auto may take than with everything kept.
+pub(crate) const OVERHEAD: f64 = 0.02;

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde::Serialize;
 use ssdtrain::store::StoreStats;
-use ssdtrain::{AdaptiveReport, StepReport, TensorCache};
+use ssdtrain::{AdaptiveReport, PlanReport, StepReport, TensorCache};
 use ssdtrain_models::{Batch, Optimizer};
 
 use crate::stats::{Estimate, median, ratio_of_medians};
@@ -94,6 +94,8 @@ impl Side {
             },
             pinned_bytes: self.pinned() - self.pinned_before,
             disk: self.disk(),
+            planned: reports.last().and_then(|report| report.plan.as_ref()).map(Planned::of),
+            explained: reports.last().and_then(|report| report.plan.as_ref()).map(ToString::to_string),
             adaptive: reports.last().and_then(|report| report.adaptive.as_ref()).map(Decided::of),
             ratio_to_keep: keep.map(|keep| ratio_of_medians(&walls, &keep.walls(), seed)),
             loss_last: self.loss(),
@@ -138,6 +140,10 @@ pub(crate) struct Row {
     /// Pinned in the measured steps.
     pinned_bytes: u64,
     disk: Option<Disk>,
+    planned: Option<Planned>,
+    /// The plan as a table.
+    #[serde(skip)]
+    pub(crate) explained: Option<String>,
     adaptive: Option<Decided>,
     ratio_to_keep: Option<Estimate>,
     loss_last: f64,
@@ -151,6 +157,18 @@ struct Causes {
     host_pool: f64,
     load: f64,
     copy_in: f64,
+}
+
+/// What a plan expected.
+#[derive(Clone, Debug, Serialize)]
+struct Planned {
+    step_ms: f64,
+    peak_bytes: u64,
+    stall_ms: f64,
+    /// Whether the goal is reached.
+    in_reach: bool,
+    /// Plans made so far.
+    plans: u64,
 }
 
 /// What adaptive offloading decided.
@@ -171,6 +189,29 @@ struct Disk {
     /// While at least one transfer was under way.
     busy_bytes_per_s: f64,
     busy_share: f64,
+}
+
+impl Planned {
+    fn of(report: &PlanReport) -> Planned {
+        Planned {
+            step_ms: report.step.as_secs_f64() * 1e3,
+            peak_bytes: report.prediction.peak(),
+            stall_ms: report.prediction.stall.total().as_secs_f64() * 1e3,
+            in_reach: report.in_reach,
+            plans: report.plans,
+        }
+    }
+
+    fn describe(&self) -> String {
+        format!(
+            "planned {:.1} ms and {}, with stalls of {:.1} ms{}; plan {}",
+            self.step_ms,
+            size::format(self.peak_bytes),
+            self.stall_ms,
+            if self.in_reach { "" } else { ", the lowest peak there is: the goal is out of reach" },
+            self.plans,
+        )
+    }
 }
 
 impl Decided {
@@ -254,6 +295,9 @@ pub(crate) fn render(rows: &[Row]) -> String {
                 size::format(disk.busy_bytes_per_s as u64),
                 100.0 * disk.busy_share,
             );
+        }
+        if let Some(planned) = &row.planned {
+            text += &format!(" {}.", planned.describe());
         }
         if let Some(adaptive) = &row.adaptive {
             text += &format!(" {}.", adaptive.describe());

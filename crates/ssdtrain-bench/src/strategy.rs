@@ -31,6 +31,9 @@ pub(crate) enum Strategy {
     /// A cache that moves as much as is back in time, by the paper's measure: two steps move everything, the second is profiled, and
     /// from then on only so many of the first scopes move. Without --device-budget there is none on the CPU
     AdaptivePaper,
+    /// A cache that plans for each storage, from one profiled step, what reaches the goal of --budget and --overhead best: keep it, move it,
+    /// or compute it again. The results of GELU and layer norms can be, unless --recompute says otherwise
+    Auto,
     /// A cache that moves them to disk; from a GPU through a host pool that is no larger than --host-pool, or than need be
     OffloadDisk,
 }
@@ -73,6 +76,7 @@ impl Strategy {
             Strategy::Offload => "offload",
             Strategy::OffloadHost => "offload-host",
             Strategy::AdaptivePaper => "adaptive-paper",
+            Strategy::Auto => "auto",
             Strategy::OffloadDisk => "offload-disk",
         }
     }
@@ -81,6 +85,7 @@ impl Strategy {
     pub(crate) fn recompute(self, shape: &Shape) -> Recompute {
         match self {
             Strategy::Recompute => Recompute::Layer,
+            Strategy::Auto if shape.recompute == Recompute::None => Recompute::Cheap,
             _ => shape.recompute,
         }
     }

@@ -195,6 +195,7 @@ fn compare_keeps_its_json_contract_and_every_bit() {
         "act_peak_spread_bytes",
         "act_peak_to_keep",
         "adaptive",
+        "planned",
         "saved_bytes",
         "offloaded_bytes",
         "recomputed_bytes",

@@ -43,6 +43,9 @@ pub(crate) struct Args {
     /// Steps of each strategy before those
     #[arg(long, value_name = "N", default_value = defaults::COMPARE_WARMUP, value_parser = value_parser!(u32).range(0..=1_000_000))]
     warmup: u32,
+    /// Print auto's plan: what goes where, by scope, and what it counts on
+    #[arg(long)]
+    explain: bool,
     /// Compare every gradient after every step to the bit; a difference is an error
     #[arg(long)]
     check: bool,
@@ -68,7 +71,7 @@ Examples:
 JSON: strategy, step_ms_median, tokens_per_s, act_peak_bytes, act_peak_spread_bytes (highest less lowest step),
 act_peak_to_keep, saved_bytes, offloaded_bytes, recomputed_bytes, rerun_ms (of the host), deduplicated_bytes, forwarded_bytes,
 stall_ms, stall_ms_by_cause {device_budget, host_pool, load, copy_in}, pinned_bytes (pinned while measured), disk
-{written_bytes_per_step, read_bytes_per_step, busy_bytes_per_s, busy_share}, adaptive {scopes, offloaded_scopes, last_scope,
+{written_bytes_per_step, read_bytes_per_step, busy_bytes_per_s, busy_share}, planned {step_ms, peak_bytes, stall_ms, in_reach, plans}, adaptive {scopes, offloaded_scopes, last_scope,
 required_bytes_per_s, measured_bytes_per_s}, ratio_to_keep {median, low, high}, loss_last, io_path. Per step, where that applies.
 saved_bytes counts each save, so one tensor may count more than once; it is null for plain, which counts nothing.
 ratio_to_keep is null without keep.";
@@ -96,6 +99,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return rows.iter().try_for_each(table::print_json);
     }
     println!("\n{}", render(&rows));
+    for explained in rows.iter().filter_map(|row| row.explained.as_ref()).filter(|_| args.explain) {
+        println!("\n{explained}");
+    }
     Ok(())
 }
 
