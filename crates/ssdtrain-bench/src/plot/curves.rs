@@ -48,7 +48,7 @@ const POINT: i32 = 5;
 /// See [`POINT`].
 const RING: i32 = 9;
 /// Height of a label, in pixels.
-const LABEL: i32 = 15;
+const LABEL: i32 = 16;
 
 impl Curves<'_> {
     /// Draws the curves over all of `canvas`.
@@ -127,12 +127,16 @@ impl Curves<'_> {
         canvas: &Canvas<B>,
     ) -> Result<()> {
         let style = text(LABEL as u32, HPos::Center, VPos::Center);
-        let mut points = Vec::new();
-        for spot in self.spots() {
-            let (width, _) = canvas.estimate_text_size(&spot.label, &style)?;
-            points.push((chart.backend_coord(&(spot.x, spot.y)), width as i32));
+        let (mut points, mut lines) = (Vec::new(), Vec::new());
+        for curve in self.curves {
+            let first = points.len();
+            for spot in &curve.spots {
+                let (width, _) = canvas.estimate_text_size(&spot.label, &style)?;
+                points.push((chart.backend_coord(&(spot.x, spot.y)), width as i32));
+            }
+            lines.extend(points[first..].windows(2).map(|pair| (pair[0].0, pair[1].0)));
         }
-        let mut offsets = offsets(&points).into_iter();
+        let mut offsets = offsets(&points, &lines).into_iter();
         for (index, curve) in self.curves.iter().enumerate() {
             let ink = colour(index);
             let style = style.color(&ink);
@@ -162,11 +166,15 @@ fn number(value: f64, end: f64) -> String {
     format!("{value:.digits$}")
 }
 
-/// Where the middle of each label goes, beside its point: clear of all points and of the labels before it. None where there is no
-/// room. Each point comes with the width of its label; all is in pixels.
-fn offsets(points: &[((i32, i32), i32)]) -> Vec<Option<(i32, i32)>> {
-    let mut taken: Vec<Area> =
+/// A place, in pixels.
+type Pixel = (i32, i32);
+
+/// Where the middle of each label goes, beside its point: clear of all points and of the labels before it and, if that can be, of the
+/// lines. None where there is no room. Each point comes with the width of its label.
+fn offsets(points: &[(Pixel, i32)], lines: &[(Pixel, Pixel)]) -> Vec<Option<Pixel>> {
+    let mut taken: Vec<_> =
         points.iter().map(|&(point, _)| Area::around(point, 2 * RING, 2 * RING)).collect();
+    let lines: Vec<_> = lines.iter().flat_map(|&(from, to)| dots(from, to)).collect();
     let offsets = points.iter().map(|&((x, y), width)| {
         let (aside, above) = (RING + 4 + width / 2, RING + 2 + LABEL / 2);
         let tries = [
@@ -177,14 +185,23 @@ fn offsets(points: &[((i32, i32), i32)]) -> Vec<Option<(i32, i32)>> {
             (aside, -above),
             (aside, above),
             (-aside, -above),
+            (-aside, above),
         ];
-        let area = |(dx, dy)| Area::around((x + dx, y + dy), width, LABEL);
-        let offset =
-            tries.into_iter().find(|&offset| !taken.iter().any(|other| other.meets(area(offset))))?;
+        let area = |(dx, dy): Pixel| Area::around((x + dx, y + dy), width, LABEL);
+        let clear = |of: &[Area], offset| !of.iter().any(|other| other.meets(area(offset)));
+        let free: Vec<_> = tries.into_iter().filter(|&offset| clear(&taken, offset)).collect();
+        let offset = *free.iter().find(|&&offset| clear(&lines, offset)).or_else(|| free.first())?;
         taken.push(area(offset));
         Some(offset)
     });
     offsets.collect()
+}
+
+/// What a line covers.
+fn dots(from: Pixel, to: Pixel) -> impl Iterator<Item = Area> {
+    let (dx, dy) = (to.0 - from.0, to.1 - from.1);
+    let count = (dx.abs().max(dy.abs()) / 4).max(1);
+    (0..=count).map(move |dot| Area::around((from.0 + dx * dot / count, from.1 + dy * dot / count), 6, 6))
 }
 
 /// A rectangle of pixels: left, top, right, bottom.
@@ -207,16 +224,19 @@ mod tests {
 
     #[test]
     fn a_label_stands_above_its_point_unless_something_else_does() {
-        let alone = offsets(&[((100, 100), 20)]);
-        assert_eq!(alone, [Some((0, -18))]);
         let (low, high) = (((100, 100), 20), ((100, 84), 20));
-        assert_eq!(offsets(&[low, high]), [Some((23, 0)), Some((0, -18))]);
+        assert_eq!(offsets(&[low], &[]), [Some((0, -19))]);
+        assert_eq!(offsets(&[low, high], &[]), [Some((23, 0)), Some((0, -19))]);
+        let upwards = ((100, 100), (100, 0));
+        assert_eq!(offsets(&[low], &[upwards]), [Some((23, 0))]);
     }
 
     #[test]
-    fn a_label_without_room_is_left_out() {
+    fn a_label_crosses_a_line_where_there_is_no_other_room_and_is_left_out_where_there_is_none() {
+        let star: Vec<_> = (0..9).map(|way| ((100, 100), (60 + way % 3 * 40, 60 + way / 3 * 40))).collect();
+        assert_eq!(offsets(&[((100, 100), 20)], &star), [Some((0, -19))]);
         let crowd: Vec<_> = (0..7).flat_map(|x| (0..7).map(move |y| ((12 * x, 12 * y), 20))).collect();
-        let placed = offsets(&crowd);
+        let placed = offsets(&crowd, &[]);
         assert!(placed[24].is_none() && placed.iter().any(Option::is_some), "{placed:?}");
     }
 }
