@@ -46,6 +46,7 @@ Start here:
   ssdtrain-bench doctor               what this machine has, and what will be used
   ssdtrain-bench train                three minutes of training on the Rust sources cargo has downloaded
   ssdtrain-bench compare --check      offload beside keep, step by step, to the bit
+  ssdtrain-bench rok --plot rok.svg   what each strategy takes of memory and gives in speed, over batch sizes
 
 RUST_LOG=info (or debug) shows more of what the library says; its warnings are always shown.";
 
