@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use ssdtrain::plan::{Caps, Entry, Frontier, Goal, Machine, Workload};
+use ssdtrain::plan::{Caps, Entry, Frontier, Goal, Machine, Recompute, Workload};
 
 fn plan(c: &mut Criterion) {
     let micros = Duration::from_micros;
@@ -13,12 +13,20 @@ fn plan(c: &mut Criterion) {
         backward: micros(200 + index % 17),
         forward_extra: 1 << 20,
         backward_extra: 4 << 20,
-        recompute: index.is_multiple_of(3).then_some(micros(20)),
+        recompute: index
+            .is_multiple_of(3)
+            .then_some(Recompute { time: micros(20), since: index.saturating_sub(1) as usize }),
     };
     let entries: Vec<Entry> = (0..10_000).map(entry).collect();
-    let work = Workload { entries, turn: micros(500), rest: micros(5000) };
-    let machine =
-        Machine { copy_out: 25e9, copy_in: 25e9, disk_write: 3e9, disk_read: 3e9, host_pool: 16 << 30 };
+    let work = Workload { entries, turn: micros(500), rest: micros(5000), turn_extra: 0 };
+    let machine = Machine {
+        copy_out: 25e9,
+        copy_in: 25e9,
+        disk_write: 3e9,
+        disk_read: 3e9,
+        host_pool: 16 << 30,
+        ..Machine::default()
+    };
     c.bench_function("plan_10000", |b| {
         b.iter(|| Frontier::new(&work, &machine, Caps::default()).plan(Goal::budget(8 << 30)));
     });

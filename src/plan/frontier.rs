@@ -1,5 +1,6 @@
 //! Every placement worth considering, and which of them to take.
 
+use std::cmp::Ordering;
 use std::error::Error;
 use std::fmt;
 use std::time::Duration;
@@ -8,9 +9,11 @@ use super::{Leaving, Limits, Machine, Placement, Prediction, Workload};
 use crate::bytes::Bytes;
 
 /// Targets for the peak, from the lowest that could be to that of keeping everything.
-const TARGETS: u64 = 32;
+const TARGETS: u64 = 16;
 /// Shares of the bytes that could be computed again that are.
-const RECOMPUTED: [f64; 4] = [0.0, 1.0 / 3.0, 2.0 / 3.0, 1.0];
+const RECOMPUTED: [f64; 3] = [0.0, 0.5, 1.0];
+/// Where a time is given, the last target within it is told from the first that is not this finely: in halves of halves.
+const HALVINGS: u32 = 5;
 
 /// What a plan may take beside the machine's host pool. By default all there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,8 +22,6 @@ pub struct Caps {
     pub disk: u64,
     /// Bytes written to the disk in a step: what is left of a day's share of its endurance.
     pub written: u64,
-    /// When storages leave the device.
-    pub leaving: Leaving,
 }
 
 /// What a plan is to reach. With both limits, the lowest peak of those within the time.
@@ -76,7 +77,7 @@ struct Point {
 
 impl Default for Caps {
     fn default() -> Caps {
-        Caps { disk: u64::MAX, written: u64::MAX, leaving: Leaving::default() }
+        Caps { disk: u64::MAX, written: u64::MAX }
     }
 }
 
@@ -92,12 +93,31 @@ impl Goal {
     }
 }
 
+impl Goal {
+    fn allows(&self, prediction: &Prediction, kept: Duration) -> bool {
+        let longest = self.step.map_or(f64::INFINITY, |times| times * kept.as_secs_f64());
+        prediction.peak() <= self.peak.unwrap_or(u64::MAX) && prediction.step.as_secs_f64() <= longest
+    }
+
+    /// Which of two that it allows is better: less.
+    fn order(&self, left: &Prediction, right: &Prediction) -> Ordering {
+        let quicker = left.step.cmp(&right.step);
+        let lower = left.peak().cmp(&right.peak());
+        let moves_less = (left.copied_out + left.written).cmp(&(right.copied_out + right.written));
+        if self.step.is_some() {
+            lower.then(quicker).then(moves_less)
+        } else {
+            quicker.then(moves_less).then(lower)
+        }
+    }
+}
+
 impl<'a> Frontier<'a> {
     /// Simulates what is worth considering. It takes some hundred simulations.
     pub fn new(work: &'a Workload, machine: &'a Machine, caps: Caps) -> Frontier<'a> {
         let price = |index: &usize| {
             let entry = work.entries[*index];
-            entry.recompute.unwrap_or_default().as_secs_f64() / entry.bytes.max(1) as f64
+            entry.recompute.unwrap_or_default().time.as_secs_f64() / entry.bytes.max(1) as f64
         };
         let with_recipe = |index: &usize| work.entries[*index].recompute.is_some();
         let mut recipes: Vec<usize> = (0..work.entries.len()).filter(with_recipe).collect();
@@ -105,9 +125,11 @@ impl<'a> Frontier<'a> {
         let mut frontier = Frontier { work, machine, caps, recipes, points: Vec::new() };
         let kept = work.simulate(&[], machine, &Limits::default()).peak();
         for recomputed in frontier.recompute_levels() {
-            let share = |level| (u128::from(kept) * u128::from(level) / u128::from(TARGETS)) as u64;
-            for target in (0..TARGETS).map(share).chain([u64::MAX]) {
-                let Plan { prediction, .. } = frontier.realise(target, recomputed);
+            let lowest = frontier.needs(&frontier.recomputing(recomputed)).into_iter().max().unwrap_or(0);
+            let step = kept.saturating_sub(lowest).div_ceil(TARGETS);
+            let targets = (0..TARGETS).map(|level| lowest.saturating_add(step.saturating_mul(level)));
+            for target in targets.chain([u64::MAX]) {
+                let prediction = frontier.realise(target, recomputed).prediction;
                 frontier.points.push(Point { target, recomputed, prediction });
             }
         }
@@ -117,31 +139,46 @@ impl<'a> Frontier<'a> {
     /// The best placement there is for the goal. Where several take the same time, the one that moves least.
     pub fn plan(&self, goal: Goal) -> Result<Plan, OutOfReach> {
         let kept = self.work.computed();
-        let within = |point: &&Point| {
-            let Prediction { step, written, .. } = point.prediction;
-            let longest = goal.step.map_or(f64::INFINITY, |times| times * kept.as_secs_f64());
-            point.prediction.peak() <= goal.peak.unwrap_or(u64::MAX)
-                && step.as_secs_f64() <= longest
-                && written <= self.caps.written
+        let within = |point: &&Point| goal.allows(&point.prediction, kept) && self.affords(&point.prediction);
+        let better = |left: &&Point, right: &&Point| goal.order(&left.prediction, &right.prediction);
+        let Some(best) = self.points.iter().filter(within).min_by(better) else {
+            let lowest = self.lowest();
+            return Err(OutOfReach { peak: lowest.peak(), step: lowest.step, kept });
         };
-        let found = self.points.iter().filter(within).min_by(|left, right| {
-            let (left, right) = (&left.prediction, &right.prediction);
-            let quicker = left.step.cmp(&right.step);
-            let lower = left.peak().cmp(&right.peak());
-            let moves_less = left.copied_out.cmp(&right.copied_out);
-            if goal.step.is_some() {
-                lower.then(quicker).then(moves_less)
-            } else {
-                quicker.then(moves_less).then(lower)
+        let chosen = self.realise(best.target, best.recomputed);
+        let below = |point: &&Point| point.recomputed == best.recomputed && point.target < best.target;
+        let below = self.points.iter().filter(below).map(|point| point.target).max();
+        match below.filter(|_| goal.step.is_some()) {
+            Some(below) => {
+                Ok(self.between(below, best, chosen, |told| goal.allows(told, kept) && self.affords(told)))
             }
-        });
-        match found {
-            Some(point) => Ok(self.realise(point.target, point.recomputed)),
-            None => {
-                let lowest = self.lowest();
-                Err(OutOfReach { peak: lowest.peak(), step: lowest.step, kept })
+            None => Ok(chosen),
+        }
+    }
+
+    /// The lowest placement that is fine between one that is not, or is no lower, and one that is.
+    fn between(
+        &self,
+        mut below: u64,
+        best: &Point,
+        chosen: Plan,
+        fine: impl Fn(&Prediction) -> bool,
+    ) -> Plan {
+        let (mut above, mut lowest) = (best.target, chosen);
+        for _ in 0..HALVINGS {
+            let middle = below + (above.min(2 * lowest.prediction.peak()).max(below) - below) / 2;
+            let tried = self.realise(middle, best.recomputed);
+            if fine(&tried.prediction) && tried.prediction.peak() <= lowest.prediction.peak() {
+                (above, lowest) = (middle, tried);
+            } else {
+                below = middle;
             }
         }
+        lowest
+    }
+
+    fn affords(&self, prediction: &Prediction) -> bool {
+        prediction.written <= self.caps.written
     }
 
     /// The predictions that no other beats in both step and peak, by rising peak.
@@ -180,20 +217,36 @@ impl<'a> Frontier<'a> {
         levels
     }
 
+    /// Everything kept but the first so many of the recipes.
+    fn recomputing(&self, recomputed: usize) -> Vec<Placement> {
+        let mut placements = vec![Placement::Keep; self.work.entries.len()];
+        for &index in &self.recipes[..recomputed] {
+            placements[index] = Placement::Recompute;
+        }
+        placements
+    }
+
+    /// Most bytes needed at once beside what is there: in forward, where something is saved, and in backward.
+    fn needs(&self, placements: &[Placement]) -> [u64; 2] {
+        let Workload { entries, turn_extra, .. } = self.work;
+        let forward = entries.iter().map(|entry| entry.bytes + entry.forward_extra).max();
+        let backward = entries.iter().zip(placements).map(|(entry, placement)| {
+            // It comes before what it is computed from goes.
+            let again = if *placement == Placement::Recompute { entry.bytes } else { 0 };
+            again + entry.backward_extra
+        });
+        [forward.unwrap_or(0).max(*turn_extra), backward.max().unwrap_or(0)]
+    }
+
     /// The placement for a target of the peak: what fits at the end of forward stays, everything before it leaves, the oldest for the
     /// disk as far as the host has no room.
     fn realise(&self, target: u64, recomputed: usize) -> Plan {
         let entries = &self.work.entries;
-        let mut placements = vec![Placement::Keep; entries.len()];
-        for &index in &self.recipes[..recomputed] {
-            placements[index] = Placement::Recompute;
-        }
-        let produced = entries.iter().map(|entry| entry.bytes + entry.forward_extra).max().unwrap_or(0);
-        let used = entries.iter().map(|entry| entry.backward_extra).max().unwrap_or(0);
+        let mut placements = self.recomputing(recomputed);
+        let [produced, used] = self.needs(&placements);
         let limits = Limits {
             device_budget: target.saturating_sub(produced),
             backward_budget: target.saturating_sub(used),
-            leaving: self.caps.leaving,
             ..Limits::default()
         };
         let mut stays = limits.device_budget.min(limits.backward_budget);
@@ -207,8 +260,20 @@ impl<'a> Frontier<'a> {
                 }
             }
         }
+        self.send_below(&moved, &mut placements);
+        let prediction = self.work.simulate(&placements, self.machine, &limits);
+        Plan { placements, limits, prediction }
+    }
+
+    /// Places what is to leave, given newest first.
+    fn send_below(&self, moved: &[usize], placements: &mut [Placement]) {
+        let entries = &self.work.entries;
+        let host_pool = match self.machine.leaving {
+            Leaving::InStreamOrder => self.machine.host_pool,
+            Leaving::WhenStored => 0,
+        };
         let all: u64 = moved.iter().map(|&index| entries[index].bytes).sum();
-        let (mut to_disk, mut in_host) = (all.saturating_sub(self.machine.host_pool), 0_u64);
+        let (mut to_disk, mut in_host) = (all.saturating_sub(host_pool), 0_u64);
         let mut disk = self.caps.disk.min(self.caps.written);
         for &index in moved.iter().rev() {
             let bytes = entries[index].bytes;
@@ -216,15 +281,13 @@ impl<'a> Frontier<'a> {
                 to_disk = to_disk.saturating_sub(bytes);
                 disk -= bytes;
                 Placement::Disk
-            } else if in_host.saturating_add(bytes) <= self.machine.host_pool {
+            } else if in_host.saturating_add(bytes) <= host_pool {
                 in_host += bytes;
                 Placement::Host
             } else {
                 Placement::Keep
             };
         }
-        let prediction = self.work.simulate(&placements, self.machine, &limits);
-        Plan { placements, limits, prediction }
     }
 }
 
@@ -245,22 +308,23 @@ impl Error for OutOfReach {}
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::Entry;
+    use super::super::{Entry, Recompute};
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);
 
     /// Layers of 100 bytes that cost something to compute again and 100 bytes that cost little.
     fn layers(count: usize) -> Workload {
-        let entry = |recompute: Option<Duration>| Entry {
+        let entry = |recompute: Option<Recompute>| Entry {
             bytes: 100,
             forward: 10 * MS,
             backward: 20 * MS,
             recompute,
             ..Entry::default()
         };
-        let entries = (0..count).flat_map(|_| [entry(None), entry(Some(MS))]).collect();
-        Workload { entries, turn: MS, rest: MS }
+        let recipe = |since| Some(Recompute { time: MS, since });
+        let entries = (0..count).flat_map(|layer| [entry(None), entry(recipe(2 * layer))]).collect();
+        Workload { entries, turn: MS, rest: MS, turn_extra: 0 }
     }
 
     fn copies(bytes_per_s: f64) -> Machine {
@@ -341,12 +405,20 @@ mod tests {
 
     fn workload() -> impl Strategy<Value = Workload> {
         let millis = |most: u64| (0..most).prop_map(Duration::from_millis);
-        let entry =
-            (1_u64..1000, millis(50), millis(100), prop::option::of(millis(30)), 0_u64..500, 0_u64..500);
-        let entry = entry.prop_map(|(bytes, forward, backward, recompute, forward_extra, backward_extra)| {
-            Entry { bytes, forward, backward, forward_extra, backward_extra, recompute }
-        });
-        prop::collection::vec(entry, 1..25).prop_map(|entries| Workload { entries, turn: MS, rest: MS })
+        let recompute = prop::option::of(millis(30));
+        let entry = (1_u64..1000, millis(50), millis(100), recompute, 0_u64..500, 0_u64..500);
+        (prop::collection::vec(entry, 1..25), 0_u64..500).prop_map(|(entries, turn_extra)| {
+            let entry = |(index, (bytes, forward, backward, recompute, forward_extra, backward_extra)): (
+                usize,
+                _,
+            )| {
+                let recompute =
+                    Option::map(recompute, |time| Recompute { time, since: index.saturating_sub(2) });
+                Entry { bytes, forward, backward, forward_extra, backward_extra, recompute }
+            };
+            let entries = entries.into_iter().enumerate().map(entry).collect();
+            Workload { entries, turn: MS, rest: MS, turn_extra }
+        })
     }
 
     fn machine() -> impl Strategy<Value = Machine> {
@@ -358,6 +430,7 @@ mod tests {
                 disk_write,
                 disk_read,
                 host_pool,
+                ..Machine::default()
             },
         )
     }
@@ -376,7 +449,7 @@ mod tests {
         fn no_plan_breaks_its_goal_or_a_cap(
             work in workload(), machine in machine(), budget in 0_u64..20_000, share in 0.0..1.0, disk in 0_u64..5000, written in 0_u64..5000
         ) {
-            let caps = Caps { disk, written, ..Caps::default() };
+            let caps = Caps { disk, written };
             let frontier = Frontier::new(&work, &machine, caps);
             for goal in [Goal::budget(budget), Goal::overhead(share), Goal { peak: Some(budget), step: Some(1.0 + share) }] {
                 let Ok(plan) = frontier.plan(goal) else { continue };

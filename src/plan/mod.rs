@@ -14,7 +14,7 @@
 //!
 //! let ms = Duration::from_millis;
 //! let entry = Entry { bytes: 1 << 30, forward: ms(25), backward: ms(50), ..Entry::default() };
-//! let step = Workload { entries: vec![entry; 8], turn: ms(10), rest: ms(5) };
+//! let step = Workload { entries: vec![entry; 8], turn: ms(10), rest: ms(5), ..Workload::default() };
 //! let machine = Machine { copy_out: 50e9, copy_in: 50e9, ..Machine::default() };
 //! let kept = step.simulate(&[Placement::Keep; 8], &machine, &Limits::default());
 //! let limits = Limits { device_budget: 2 << 30, prefetch: 1 << 30, ..Limits::default() };
@@ -42,6 +42,8 @@ pub struct Workload {
     pub entries: Vec<Entry>,
     /// Between the last save and the first time that backward asks for something.
     pub turn: Duration,
+    /// Most bytes on the device beside saved storages meanwhile.
+    pub turn_extra: u64,
     /// After backward: the optimizer, as a rule.
     pub rest: Duration,
 }
@@ -59,8 +61,17 @@ pub struct Entry {
     pub forward_extra: u64,
     /// The same during `backward`.
     pub backward_extra: u64,
-    /// Time to compute it again; none if there is no recipe for it.
-    pub recompute: Option<Duration>,
+    /// How to compute it again; none if there is no recipe for it.
+    pub recompute: Option<Recompute>,
+}
+
+/// What it takes to compute an entry again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recompute {
+    /// Its time, without that of what it is computed from.
+    pub time: Duration,
+    /// The first of the entries that it is computed from. Those from there to the entry itself have to be on the device.
+    pub since: usize,
 }
 
 /// Where an entry is between forward and backward.
@@ -90,6 +101,19 @@ pub struct Machine {
     pub disk_read: f64,
     /// Host memory for storages, in bytes. One that is larger goes through it all the same, alone.
     pub host_pool: u64,
+    /// When a storage leaves the device.
+    pub leaving: Leaving,
+}
+
+/// When a storage leaves the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Leaving {
+    /// As late as the device budget allows, once it is copied to the host: a GPU's.
+    #[default]
+    InStreamOrder,
+    /// As soon as it is on the disk: the CPU's, which has no other host memory. There is no copy then, and no difference
+    /// between [`Placement::Host`] and [`Placement::Disk`].
+    WhenStored,
 }
 
 /// The cache's settings, in bytes; see [`TensorCacheBuilder`](crate::TensorCacheBuilder).
@@ -103,18 +127,6 @@ pub struct Limits {
     pub prefetch: u64,
     /// Read from the disk ahead of the copies to the device.
     pub read_ahead: u64,
-    /// When a storage that was copied leaves the device.
-    pub leaving: Leaving,
-}
-
-/// When a storage that was copied leaves the device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Leaving {
-    /// As late as the device budget allows: a GPU's.
-    #[default]
-    Late,
-    /// As soon as it was copied: the CPU's, whose copies go to the disk.
-    Early,
 }
 
 /// What a step is expected to do.
@@ -158,15 +170,21 @@ pub struct Stall {
 impl Default for Machine {
     fn default() -> Machine {
         let any = f64::INFINITY;
-        Machine { copy_out: any, copy_in: any, disk_write: any, disk_read: any, host_pool: u64::MAX }
+        Machine {
+            copy_out: any,
+            copy_in: any,
+            disk_write: any,
+            disk_read: any,
+            host_pool: u64::MAX,
+            leaving: Leaving::default(),
+        }
     }
 }
 
 impl Default for Limits {
     fn default() -> Limits {
         let any = u64::MAX;
-        let leaving = Leaving::default();
-        Limits { device_budget: any, backward_budget: any, prefetch: any, read_ahead: any, leaving }
+        Limits { device_budget: any, backward_budget: any, prefetch: any, read_ahead: any }
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::lanes::{Disk, Lane};
-use super::{Entry, Leaving, Limits, Machine, Placement, Prediction, Workload};
+use super::{Entry, Leaving, Limits, Machine, Placement, Prediction, Recompute, Workload};
 
 /// Where an entry is.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -94,7 +94,7 @@ pub(super) fn run(
         told: Prediction::default(),
     };
     (0..entries.len()).for_each(|entry| run.save(entry));
-    run.compute(work.turn);
+    run.turn(work.turn, work.turn_extra);
     (0..entries.len()).rev().for_each(|entry| run.use_again(entry));
     run.compute(work.rest);
     run.told.step = Duration::from_secs_f64(run.now);
@@ -106,18 +106,24 @@ impl Run<'_> {
 
     fn save(&mut self, index: usize) {
         let Entry { bytes, forward, forward_extra, .. } = self.entries[index];
-        self.leave_early();
+        self.note_written();
         // Its memory is taken before it is computed.
         self.told.forward_peak = self.told.forward_peak.max(self.on_device + bytes + forward_extra);
         self.compute(forward);
-        self.leave_early();
+        self.note_written();
         if self.placement(index) == Placement::Recompute {
             return;
         }
         while self.on_device + bytes > self.limits.device_budget && self.let_go() {}
         self.on_device += bytes;
         self.places[index].at = At::Device;
-        if self.placement(index) != Placement::Keep && self.make_room(bytes) {
+        if self.placement(index) == Placement::Keep {
+            return;
+        }
+        if self.machine.leaving == Leaving::WhenStored {
+            self.leaving.push_back(index);
+            self.disk.write(index, bytes, self.now);
+        } else if self.make_room(bytes) {
             self.copy_out(index);
         }
     }
@@ -136,24 +142,17 @@ impl Run<'_> {
 
     /// Waits until the oldest that is leaving may go; false if nothing is.
     fn let_go(&mut self) -> bool {
+        if self.machine.leaving == Leaving::WhenStored {
+            let Some(written) = self.disk.next_written() else { return false };
+            self.wait_until(written, Cause::DeviceBudget);
+            self.note_written();
+            return true;
+        }
         let Some(oldest) = self.leaving.pop_front() else { return false };
         let copied = self.places[oldest].copied.unwrap_or(self.now);
         self.wait_until(copied, Cause::DeviceBudget);
         self.leave(oldest);
         true
-    }
-
-    /// What was copied goes, where it need not be waited for.
-    fn leave_early(&mut self) {
-        if self.limits.leaving == Leaving::Late {
-            return;
-        }
-        while let Some(&oldest) = self.leaving.front()
-            && self.places[oldest].copied.is_some_and(|copied| copied <= self.now)
-        {
-            self.leaving.pop_front();
-            self.leave(oldest);
-        }
     }
 
     fn leave(&mut self, index: usize) {
@@ -188,6 +187,10 @@ impl Run<'_> {
             if self.places[index].in_host {
                 self.clean.push_back(index);
             }
+            if self.machine.leaving == Leaving::WhenStored && self.places[index].at == At::Device {
+                forget(&mut self.leaving, index);
+                self.leave(index);
+            }
         }
     }
 
@@ -205,12 +208,34 @@ impl Run<'_> {
 
     // ---- backward ----
 
+    /// From the last save to the first that backward asks for.
+    fn turn(&mut self, time: Duration, extra: u64) {
+        self.told.backward_peak = self.told.backward_peak.max(self.on_device + extra);
+        self.compute(time);
+    }
+
     /// Backward asks for an entry, uses it, and lets go of it.
     fn use_again(&mut self, index: usize) {
         let Entry { bytes, backward, backward_extra, recompute, .. } = self.entries[index];
-        self.leave_early();
-        let wanted = if self.places[index].at == At::Below { bytes } else { 0 };
-        while self.on_device + wanted > self.limits.backward_budget
+        self.note_written();
+        self.bring(index);
+        if let (At::Nowhere, Some(Recompute { time, since })) = (self.places[index].at, recompute) {
+            (since..index).rev().for_each(|input| self.bring(input));
+            self.on_device += bytes;
+            self.compute(time);
+            self.told.recomputed += time;
+        }
+        self.told.backward_peak = self.told.backward_peak.max(self.on_device + backward_extra);
+        self.not_early(index);
+        self.compute(backward);
+        self.release(index);
+    }
+
+    /// Waits until an entry is on the device, if it is anywhere, and looks ahead of it.
+    fn bring(&mut self, index: usize) {
+        let wanted = if self.places[index].at == At::Below { self.entries[index].bytes } else { 0 };
+        while self.machine.leaving == Leaving::InStreamOrder
+            && self.on_device + wanted > self.limits.backward_budget
             && self.leaving.front().is_some_and(|oldest| *oldest != index)
             && self.let_go()
         {}
@@ -218,25 +243,15 @@ impl Run<'_> {
             self.load(index, false);
         }
         // A copy that is queued counts as done where the device itself waits for it.
-        let done = self.limits.leaving == Leaving::Late
+        let done = self.machine.leaving == Leaving::InStreamOrder
             || !matches!(self.places[index].at, At::Loading(there) if there > self.now);
         if done {
             self.not_early(index);
         }
         self.look_ahead(index);
-        match (self.places[index].at, recompute) {
-            (At::Loading(there), _) => self.wait_until(there, Cause::Load),
-            (At::Nowhere, Some(again)) => {
-                self.on_device += bytes;
-                self.compute(again);
-                self.told.recomputed += again;
-            }
-            _ => {}
+        if let At::Loading(there) = self.places[index].at {
+            self.wait_until(there, Cause::Load);
         }
-        self.told.backward_peak = self.told.backward_peak.max(self.on_device + backward_extra);
-        self.not_early(index);
-        self.compute(backward);
-        self.release(index);
     }
 
     fn not_early(&mut self, index: usize) {
@@ -292,10 +307,15 @@ impl Run<'_> {
         };
         self.disk.cancel(index);
         self.give_host(index);
-        let there = self.copies_in.transfer(bytes, ready.max(self.now));
+        let there = match self.machine.leaving {
+            Leaving::WhenStored => ready,
+            Leaving::InStreamOrder => {
+                self.told.copied_in += bytes;
+                self.copies_in.transfer(bytes, ready.max(self.now))
+            }
+        };
         self.on_device += bytes;
         self.early += if early { bytes } else { 0 };
-        self.told.copied_in += bytes;
         self.places[index] = Place { at: At::Loading(there), early, ..Place::default() };
     }
 
@@ -308,7 +328,7 @@ impl Run<'_> {
     /// Reads what is on the disk only; false if there is no room for it yet.
     fn read_ahead(&mut self, index: usize) -> bool {
         let (Place { at, in_host, read, .. }, bytes) = (self.places[index], self.entries[index].bytes);
-        if at != At::Below || in_host || read.is_some() {
+        if at != At::Below || in_host || read.is_some() || self.machine.leaving == Leaving::WhenStored {
             return true;
         }
         let ahead = self.near == 0 || self.near.saturating_add(bytes) <= self.limits.read_ahead;
@@ -358,199 +378,4 @@ fn forget(queue: &mut VecDeque<usize>, index: usize) {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const S: Duration = Duration::from_secs(1);
-
-    /// As many entries of 10 bytes, each 1 s of forward and 2 s of backward.
-    fn work(entries: usize) -> Workload {
-        let entry = Entry { bytes: 10, forward: S, backward: 2 * S, ..Entry::default() };
-        Workload { entries: vec![entry; entries], turn: Duration::ZERO, rest: Duration::ZERO }
-    }
-
-    fn copies(bytes_per_s: f64) -> Machine {
-        Machine { copy_out: bytes_per_s, copy_in: bytes_per_s, ..Machine::default() }
-    }
-
-    fn budget(bytes: u64) -> Limits {
-        Limits { device_budget: bytes, backward_budget: bytes, ..Limits::default() }
-    }
-
-    #[test]
-    fn what_is_kept_costs_nothing_but_memory() {
-        let told = work(4).simulate(&[], &copies(1.0), &budget(1));
-        assert_eq!((told.step, told.forward_peak, told.backward_peak), (12 * S, 40, 40));
-        assert_eq!(told.stall.total() + told.recomputed, Duration::ZERO);
-    }
-
-    #[test]
-    fn copies_as_fast_as_forward_hide_behind_it() {
-        // Each is copied while the next is computed; two fit the budget.
-        let told = work(4).simulate(&[Placement::Host; 4], &copies(10.0), &budget(20));
-        assert_eq!((told.step, told.stall.total()), (12 * S, Duration::ZERO));
-        assert_eq!((told.forward_peak, told.backward_peak), (30, 20));
-        assert_eq!((told.copied_out, told.copied_in), (40, 20), "the last two are still there");
-    }
-
-    #[test]
-    fn a_budget_that_is_too_small_waits_for_the_copies() {
-        // A copy takes two seconds. The second save waits for the first copy (3 s), the third for the second (5 s), the fourth for the
-        // third (7 s), each a second after the save before it.
-        let told = work(4).simulate(&[Placement::Host; 4], &copies(5.0), &budget(10));
-        assert_eq!(told.stall.device_budget, 3 * S);
-        // Only the fourth is there; each of the others is asked for when the one before it is done, and takes two seconds.
-        assert_eq!((told.stall.load, told.step), (6 * S, 7 * S + 8 * S + 6 * S));
-    }
-
-    #[test]
-    fn loads_look_ahead_by_the_prefetch() {
-        let all = [Placement::Host; 4];
-        let limits =
-            |prefetch| Limits { device_budget: 10, backward_budget: 20, prefetch, ..Limits::default() };
-        // A load takes as long as the backward it hides behind.
-        let ahead = work(4).simulate(&all, &copies(5.0), &limits(10)).stall.load;
-        let late = work(4).simulate(&all, &copies(5.0), &limits(0)).stall.load;
-        assert!(ahead < late && late == 6 * S, "{ahead:?} {late:?}");
-    }
-
-    #[test]
-    fn what_the_host_has_no_room_for_waits_for_the_disk() {
-        let machine = Machine { host_pool: 10, disk_write: 5.0, disk_read: 5.0, ..Machine::default() };
-        let told = work(3).simulate(&[Placement::Disk; 3], &machine, &budget(10));
-        // The first is written from 1 s to 3 s; the second wants its room at 2 s, the third at 4 s, when the second is written to 5 s.
-        assert_eq!(told.stall.host_pool, 2 * S);
-        assert_eq!((told.host_peak, told.written), (10, 20));
-        assert_eq!(told.read, 20, "the third is on the device, and the others have left the host");
-    }
-
-    #[test]
-    fn without_room_and_without_a_disk_it_stays() {
-        let machine = Machine { host_pool: 20, ..Machine::default() };
-        let told = work(4).simulate(&[Placement::Host; 4], &machine, &budget(10));
-        assert_eq!((told.copied_out, told.backward_peak), (20, 20));
-    }
-
-    #[test]
-    fn what_is_computed_again_takes_its_time_and_no_memory_before() {
-        let mut work = work(4);
-        work.entries.iter_mut().for_each(|entry| entry.recompute = Some(S));
-        let told = work.simulate(&[Placement::Recompute; 4], &copies(1.0), &Limits::default());
-        assert_eq!((told.step, told.recomputed, told.peak()), (16 * S, 4 * S, 10));
-    }
-
-    #[test]
-    fn what_has_no_recipe_is_kept() {
-        let told = work(2).simulate(&[Placement::Recompute; 2], &copies(1.0), &Limits::default());
-        assert_eq!((told.step, told.peak()), (6 * S, 20));
-    }
-
-    #[test]
-    fn what_leaves_early_needs_no_budget() {
-        let limits = Limits { leaving: Leaving::Early, prefetch: 10, ..Limits::default() };
-        let told = work(8).simulate(&[Placement::Host; 8], &copies(10.0), &limits);
-        assert_eq!((told.forward_peak, told.stall.total()), (20, Duration::ZERO));
-    }
-
-    #[test]
-    fn what_else_is_needed_counts_where_it_is_needed() {
-        let mut work = work(3);
-        work.entries[0].forward_extra = 100;
-        work.entries[2].backward_extra = 50;
-        let told = work.simulate(&[], &Machine::default(), &Limits::default());
-        assert_eq!((told.forward_peak, told.backward_peak), (110, 80));
-    }
-
-    fn entry() -> impl Strategy<Value = Entry> {
-        let millis = |most: u64| (0..most).prop_map(Duration::from_millis);
-        (1_u64..1000, millis(50), millis(100), prop::option::of(millis(30))).prop_map(
-            |(bytes, forward, backward, recompute)| Entry {
-                bytes,
-                forward,
-                backward,
-                recompute,
-                ..Entry::default()
-            },
-        )
-    }
-
-    fn placement() -> impl Strategy<Value = Placement> {
-        use Placement::{Disk, Host, Keep, Recompute};
-        prop::sample::select(vec![Keep, Host, Disk, Recompute])
-    }
-
-    fn case() -> impl Strategy<Value = (Workload, Vec<Placement>)> {
-        prop::collection::vec((entry(), placement()), 1..40).prop_map(|pairs| {
-            let (entries, placements) = pairs.into_iter().unzip();
-            (Workload { entries, turn: Duration::from_millis(7), rest: Duration::from_millis(3) }, placements)
-        })
-    }
-
-    fn machine() -> impl Strategy<Value = Machine> {
-        let speed = || 1e3..1e6;
-        (speed(), speed(), speed(), speed(), 0_u64..20_000).prop_map(
-            |(copy_out, copy_in, disk_write, disk_read, host_pool)| Machine {
-                copy_out,
-                copy_in,
-                disk_write,
-                disk_read,
-                host_pool,
-            },
-        )
-    }
-
-    fn limits() -> impl Strategy<Value = Limits> {
-        let leaving = prop::sample::select(vec![Leaving::Late, Leaving::Early]);
-        (1_u64..20_000, 1_u64..20_000, 0_u64..5_000, 0_u64..5_000, leaving).prop_map(
-            |(device_budget, backward_budget, prefetch, read_ahead, leaving)| Limits {
-                device_budget,
-                backward_budget,
-                prefetch,
-                read_ahead,
-                leaving,
-            },
-        )
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(500))]
-
-        #[test]
-        fn time_is_computed_or_waited((work, placements) in case(), machine in machine(), limits in limits()) {
-            let told = work.simulate(&placements, &machine, &limits);
-            let sum = work.computed() + told.recomputed + told.stall.total();
-            prop_assert!(told.step.abs_diff(sum) < Duration::from_micros(1), "{told:?}");
-        }
-
-        #[test]
-        fn bytes_come_back_as_often_as_they_leave((work, placements) in case(), machine in machine(), limits in limits()) {
-            let told = work.simulate(&placements, &machine, &limits);
-            let moved = |wanted: &[Placement]| -> u64 {
-                let chosen = work.entries.iter().zip(&placements).filter(|(_, placement)| wanted.contains(placement));
-                chosen.map(|(entry, _)| entry.bytes).sum()
-            };
-            prop_assert!(told.copied_out <= moved(&[Placement::Host, Placement::Disk]));
-            prop_assert!(told.copied_in <= told.copied_out && told.read <= told.written);
-            prop_assert!(told.written <= moved(&[Placement::Disk]));
-        }
-
-        #[test]
-        fn the_host_keeps_to_its_pool((work, placements) in case(), machine in machine(), limits in limits()) {
-            let told = work.simulate(&placements, &machine, &limits);
-            let largest = work.entries.iter().map(|entry| entry.bytes).max().unwrap_or(0);
-            prop_assert!(told.host_peak <= machine.host_pool.max(largest));
-        }
-
-        #[test]
-        fn a_budget_is_kept_where_all_can_leave((work, _) in case(), mut machine in machine(), limits in limits()) {
-            machine.host_pool = u64::MAX;
-            let all = vec![Placement::Host; work.entries.len()];
-            let told = work.simulate(&all, &machine, &limits);
-            let largest = work.entries.iter().map(|entry| entry.bytes).max().unwrap_or(0);
-            prop_assert!(told.forward_peak <= limits.device_budget.max(largest) + largest);
-            prop_assert!(told.backward_peak <= limits.backward_budget.max(2 * largest).max(limits.device_budget));
-        }
-    }
-}
+mod tests;
