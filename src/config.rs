@@ -10,6 +10,8 @@ use tch::nn::{VarStore, Variables};
 
 use crate::device::{Cuda, Simulated};
 use crate::error::{Error, ErrorKind, Result};
+use crate::plan::{Goal, Leaving};
+use crate::policy::Aim;
 use crate::session::TensorCache;
 use crate::store::{BackendKind, Store, StoreConfig};
 use crate::tier::{DiskTier, HostSettings, HostTier, PoolSize, Tier};
@@ -23,7 +25,7 @@ pub const MIB: u64 = 1 << 20;
 pub const GIB: u64 = 1 << 30;
 
 /// What becomes of saved tensors.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Policy {
     /// All that can be moved and is worth it leaves the device: from a GPU to pinned host memory and on to the disk, from the CPU
     /// to the disk.
@@ -33,6 +35,14 @@ pub enum Policy {
     Keep,
     /// As much leaves the device as is back in time; which that is, is measured.
     Adaptive(Adaptive),
+    /// For each storage what serves the [`Goal`] best: keep it, move it to the host or the disk, or, where it has a recipe
+    /// ([`remat`](crate::remat)), compute it again. The second step is profiled, save by save; the plan made of it is followed
+    /// from the third on, and made anew when steps, shapes or the disk's speed change. [`TensorCache::plan`] explains it, and each
+    /// [`StepReport`](crate::StepReport) has it beside what was measured.
+    ///
+    /// The plan sets `device_budget`, `backward_budget`, `prefetch` and what `keep_last` would. Steps that are not planned yet move
+    /// everything, so that a step that would not fit with everything kept is safe; they are slow.
+    Auto(Goal),
 }
 
 /// How [`Policy::Adaptive`] decides what leaves the device.
@@ -69,6 +79,7 @@ pub struct TensorCacheBuilder {
     pub(crate) read_ahead: u64,
     pub(crate) simulated: Option<Duration>,
     pub(crate) keep_last: usize,
+    pub(crate) written_per_day: Option<u64>,
     pub(crate) require_direct_io: bool,
     pub(crate) fail_if_nothing_offloaded: bool,
     pub(crate) trace: bool,
@@ -89,6 +100,7 @@ impl Default for TensorCacheBuilder {
             read_ahead: GIB,
             simulated: None,
             keep_last: 0,
+            written_per_day: None,
             require_direct_io: false,
             fail_if_nothing_offloaded: false,
             trace: false,
@@ -180,6 +192,13 @@ impl TensorCacheBuilder {
         self
     }
 
+    /// Most bytes that [`Policy::Auto`] may have written to the disk in a day of steps on end: its share of what the SSD endures.
+    /// Default: no limit.
+    pub fn written_per_day(mut self, bytes: u64) -> Self {
+        self.written_per_day = Some(bytes);
+        self
+    }
+
     /// Leaves the variables of `vs` in the graph, those added to it later included: they stay in memory anyway. A parameter that is
     /// not named this way is handled correctly, but written to disk for nothing.
     pub fn parameters(mut self, vs: &VarStore) -> Self {
@@ -241,6 +260,19 @@ impl TensorCacheBuilder {
     /// The device whose tensors are moved.
     pub(crate) fn target(&self) -> Device {
         self.device.unwrap_or(Device::Cpu)
+    }
+
+    /// What [`Policy::Auto`] plans for, and with.
+    pub(crate) fn aim(&self, goal: Goal) -> Aim {
+        let spills = !self.store.directories.is_empty() || self.store.backend == BackendKind::Memory;
+        let direct = self.target() == Device::Cpu && self.simulated.is_none();
+        Aim {
+            goal,
+            host_pool: self.host_pool.unwrap_or_else(|| available_memory() / 2),
+            disk: if spills { self.store.cap_bytes } else { 0 },
+            leaving: if direct { Leaving::WhenStored } else { Leaving::InStreamOrder },
+            written_per_day: self.written_per_day,
+        }
     }
 
     /// The spill files, if any were asked for.

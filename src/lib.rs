@@ -31,6 +31,7 @@ mod error;
 mod mem;
 pub mod plan;
 mod policy;
+mod profile;
 mod recompute;
 mod scope;
 mod session;
@@ -47,4 +48,6 @@ pub use scope::{Scope, scope};
 pub use session::{Backward, Entered, Held, Step, StepHandle, TensorCache, write_traces};
 pub use ssdtrain_libtorch::load_cuda;
 pub use store::BackendKind;
-pub use telemetry::{AdaptiveReport, KeptReport, ScopeReport, StallReport, StepReport, Tally};
+pub use telemetry::{
+    AdaptiveReport, KeptReport, PlanReport, PlanRow, ScopeReport, StallReport, StepReport, Tally,
+};

@@ -9,7 +9,9 @@ use tch::Device;
 
 use super::table::EntryKey;
 use super::{Cache, TapeKey};
-use crate::policy::{Facts, Filter, KeepReason, Placement};
+use crate::plan;
+use crate::policy::{Facts, Filter, KeepReason, Placement, Reading};
+use crate::profile::{Probe, Save};
 use crate::recompute::Marks;
 use crate::scope::current_scope;
 use crate::telemetry::{Counters, ScopeId, ScopeRecord};
@@ -25,6 +27,10 @@ pub(crate) struct StepContext {
     pub(crate) parameters: HashSet<StorageId>,
     /// Scopes whose tensors stay on the device.
     pub(crate) kept_scopes: HashSet<ScopeId>,
+    /// What is planned for each save.
+    pub(crate) reading: Reading,
+    /// Takes notes, if the step is profiled.
+    pub(crate) probe: Option<Arc<Probe>>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) record: ScopeRecord,
     /// The tape of the micro-batch under way.
@@ -41,6 +47,14 @@ impl StepContext {
             scope_kept: self.kept_scopes.contains(&scope),
         })
     }
+
+    /// A backward has ended: what is saved next is another micro-batch's.
+    pub(crate) fn micro_batch_ends(&self) {
+        self.reading.rewind();
+        if let Some(probe) = &self.probe {
+            probe.backward_ended();
+        }
+    }
 }
 
 /// Hooks of one step on one thread.
@@ -55,11 +69,19 @@ impl SavedTensorHooks for Recorder {
         let bytes = saved.storage_bytes();
         let scope = current_scope();
         step.counters.saved.add(bytes);
-        let placement = step.place(saved, scope);
-        if placement.may_be_recomputed()
-            && let Some(recipe) = self.marks.recipe_of(saved, &step.counters)
-        {
-            return Ok(recipe);
+        let begun = step.probe.as_ref().and_then(|probe| probe.now());
+        let mut placement = step.place(saved, scope);
+        if placement.may_be_recomputed() {
+            let planned = step.reading.next(bytes, scope);
+            // Notes are taken of what is saved, and not of what need not be.
+            let again =
+                step.probe.is_none() && planned.is_none_or(|planned| planned == plan::Placement::Recompute);
+            if again && let Some(recipe) = self.marks.recipe_of(saved, &step.counters) {
+                return Ok(recipe);
+            }
+            if planned == Some(plan::Placement::Keep) {
+                placement = Placement::Keep(KeepReason::Policy);
+            }
         }
         if let Placement::Keep(reason) = placement {
             let counter = match reason {
@@ -69,8 +91,8 @@ impl SavedTensorHooks for Recorder {
                 KeepReason::Policy => &step.counters.kept_by_policy,
             };
             counter.add(bytes);
-            // What a kept scope holds is entered in the books all the same: it counts against the device budget.
-            if reason != KeepReason::Policy || !step.kept_scopes.contains(&scope) {
+            // What is kept by scope or by plan is entered in the books all the same: it counts against the device budget.
+            if reason != KeepReason::Policy || step.filter.keep_all {
                 return Ok(Packed::Keep);
             }
         }
@@ -80,8 +102,19 @@ impl SavedTensorHooks for Recorder {
         let Some((key, position)) = step.cache.save(saved, keep, step, scope, tape) else {
             return Ok(Packed::Keep);
         };
-        let cache = Arc::clone(&step.cache);
-        Ok(Packed::Handle(Box::new(SavedHandle { cache, key, tape, position, round: AtomicU64::new(0) })))
+        if let Some((probe, begun)) = step.probe.as_ref().zip(begun) {
+            let recipe = self.marks.shown_of(saved);
+            probe.saved(begun, Save { entry: key.serial, bytes, scope }, recipe, step.cache.alive());
+        }
+        let (cache, probe) = (Arc::clone(&step.cache), step.probe.clone());
+        Ok(Packed::Handle(Box::new(SavedHandle {
+            cache,
+            key,
+            tape,
+            position,
+            probe,
+            round: AtomicU64::new(0),
+        })))
     }
 }
 
@@ -91,15 +124,20 @@ struct SavedHandle {
     key: EntryKey,
     tape: TapeKey,
     position: usize,
+    probe: Option<Arc<Probe>>,
     /// Which copy of the entry this handle was served from last.
     round: AtomicU64,
 }
 
 impl Handle for SavedHandle {
     fn unpack(&self) -> Result<Storage, String> {
+        let begun = self.probe.as_ref().and_then(|probe| Some((probe, probe.now()?)));
         let mut round = self.round.load(Ordering::Acquire);
         let served = self.cache.fetch(self.key, self.tape, self.position, &mut round);
         self.round.store(round, Ordering::Release);
+        if let Some((probe, begun)) = begun {
+            probe.asked(begun, self.key.serial, self.cache.alive());
+        }
         served
     }
 }

@@ -58,6 +58,12 @@ impl Cache {
         self.tier.as_deref()
     }
 
+    /// From now on these limits are kept.
+    pub(crate) fn set_limits(&self, limits: Limits) {
+        self.table.lock().set_limits(limits);
+        self.changed.notify_all();
+    }
+
     pub(crate) fn begin_step(&self) -> TapeKey {
         if let Some(tier) = &self.tier {
             tier.begin_step();
@@ -105,6 +111,11 @@ impl Cache {
     /// Entries, tapes and bytes on the device that the cache holds.
     pub(crate) fn held(&self) -> (usize, usize, u64) {
         self.table.lock().held()
+    }
+
+    /// Bytes on the device of what was saved, whoever holds it.
+    fn alive(&self) -> u64 {
+        self.table.lock().alive()
     }
 
     /// Takes one saved tensor in and returns its entry and its position on the tape. `keep`: it stays on the device.

@@ -145,6 +145,10 @@ impl Table {
         }
     }
 
+    pub(crate) fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
+    }
+
     // ---- tapes ----
 
     pub(crate) fn open_tape(&mut self) -> TapeKey {
@@ -229,6 +233,15 @@ impl Table {
     /// Entries, tapes and bytes on the device; all zero when nothing is saved.
     pub(crate) fn held(&self) -> (usize, usize, u64) {
         (self.entries.len(), self.tapes.len(), self.on_device)
+    }
+
+    /// Bytes of the storages that are on the device, those included that only the program still holds.
+    pub(crate) fn alive(&self) -> u64 {
+        let is_alive = |entry: &&Entry| {
+            let elsewhere = || entry.returned.as_ref().is_some_and(|returned| returned.upgrade().is_some());
+            entry.device.is_some() || entry.source.upgrade().is_some() || elsewhere()
+        };
+        self.entries.iter().map(|(_, entry)| entry).filter(is_alive).map(|entry| entry.bytes).sum()
     }
 
     /// Whether a load of `key` is under way.

@@ -142,7 +142,7 @@ impl<'a> Frontier<'a> {
         let within = |point: &&Point| goal.allows(&point.prediction, kept) && self.affords(&point.prediction);
         let better = |left: &&Point, right: &&Point| goal.order(&left.prediction, &right.prediction);
         let Some(best) = self.points.iter().filter(within).min_by(better) else {
-            let lowest = self.lowest();
+            let lowest = self.lowest().prediction;
             return Err(OutOfReach { peak: lowest.peak(), step: lowest.step, kept });
         };
         let chosen = self.realise(best.target, best.recomputed);
@@ -194,9 +194,17 @@ impl<'a> Frontier<'a> {
         all
     }
 
-    fn lowest(&self) -> Prediction {
-        let by_peak = |left: &Prediction, right: &Prediction| left.peak().cmp(&right.peak());
-        self.points.iter().map(|point| point.prediction).min_by(by_peak).unwrap_or_default()
+    /// The lowest peak there is, whatever it takes, within the caps.
+    pub fn lowest(&self) -> Plan {
+        let lowest =
+            self.points.iter().filter(|point| self.affords(&point.prediction)).min_by(|left, right| {
+                let lower = left.prediction.peak().cmp(&right.prediction.peak());
+                lower.then(left.prediction.step.cmp(&right.prediction.step))
+            });
+        match lowest {
+            Some(point) => self.realise(point.target, point.recomputed),
+            None => self.realise(u64::MAX, 0),
+        }
     }
 
     /// How many recipes are used, from none to all, in even shares of their bytes.

@@ -43,6 +43,11 @@ impl Keeping {
         self.kept.clone()
     }
 
+    /// Whether any step is to be profiled.
+    pub(crate) fn may_profile(&self) -> bool {
+        matches!(self.rule, Rule::Paper { .. })
+    }
+
     /// Whether this step is to be profiled.
     pub(crate) fn profiles(&self, step: u64) -> bool {
         matches!(self.rule, Rule::Paper { decided: None, .. })

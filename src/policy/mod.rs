@@ -1,9 +1,14 @@
 //! Decisions, apart from the machinery that carries them out: pure functions of what is known.
 
+mod auto;
 mod filter;
 mod keeping;
 mod paper;
+mod script;
+mod watch;
 
+pub(crate) use self::auto::{Aim, Auto, Course, Observed};
 pub(crate) use self::filter::{Facts, Filter, KeepReason, Placement};
 pub(crate) use self::keeping::{Keeping, Rule};
 pub(crate) use self::paper::{Module, Profile, Stay};
+pub(crate) use self::script::Reading;

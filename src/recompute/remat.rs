@@ -12,6 +12,7 @@ use tch::{TchError, Tensor};
 use super::recipe::{Before, Discard, Function, Recipe};
 use super::{Level, refused};
 use crate::cache::StepContext;
+use crate::profile::Shown;
 use crate::telemetry::{Counters, ScopeId};
 
 /// Runs `function` on `inputs` in `step`, and marks its result.
@@ -26,8 +27,12 @@ pub(super) fn run(
         "" => "an operation".to_owned(),
         scope => format!("an operation of scope \"{scope}\""),
     };
+    let probe = step.probe.clone();
+    let first = probe.as_ref().map_or(0, |probe| probe.notes());
     let before = Before::new(name, inputs, step, scope).map_err(refused)?;
+    let begun = probe.as_ref().map(|probe| probe.stamp());
     let output = function(inputs)?;
+    let shown = probe.zip(begun).map(|(probe, from)| Arc::new(Shown { from, to: probe.stamp(), first }));
     let of_input = |storage: &Storage| {
         inputs.iter().filter_map(|input| Storage::of(input)).any(|input| input.id() == storage.id())
     };
@@ -36,7 +41,7 @@ pub(super) fn run(
     let known = storage.zip(torch::version(&output)).zip(torch::layout(&output));
     if let Some(((storage, version), layout)) = known {
         let recipe = before.recipe(function, inputs, &output)?;
-        marks.mark(&storage, version, layout, recipe);
+        marks.mark(&storage, version, layout, recipe, shown);
     }
     Ok(output)
 }
@@ -60,6 +65,8 @@ struct Mark {
     result: WeakStorage,
     version: u32,
     remat: Held,
+    /// What computing it took, if the step is profiled.
+    shown: Option<Arc<Shown>>,
 }
 
 /// The first to save the result takes the recipe over: from then on it lives as long as the graph needs it.
@@ -91,7 +98,14 @@ impl Marks {
         Some(Packed::Handle(Box::new(RematHandle(remat))))
     }
 
-    fn mark(&self, storage: &Storage, version: u32, layout: u64, recipe: Recipe) {
+    /// What it took to compute a marked result, if the step is profiled.
+    pub(crate) fn shown_of(&self, saved: &SavedTensor<'_>) -> Option<Arc<Shown>> {
+        let marks = self.0.lock();
+        let mark = marks.results.get(&saved.storage_id()?)?;
+        mark.shown.clone().filter(|_| mark.version == saved.version())
+    }
+
+    fn mark(&self, storage: &Storage, version: u32, layout: u64, recipe: Recipe, shown: Option<Arc<Shown>>) {
         let result = || storage.downgrade();
         let remat = Remat {
             bytes: storage.bytes(),
@@ -99,7 +113,7 @@ impl Marks {
             recipe: Mutex::new(recipe),
             result: Mutex::new(result()),
         };
-        let mark = Mark { result: result(), version, remat: Held::Here(Arc::new(remat)) };
+        let mark = Mark { result: result(), version, remat: Held::Here(Arc::new(remat)), shown };
         let gone: Vec<Mark> = {
             let mut marks = self.0.lock();
             let before = marks.results.insert(storage.id(), mark);

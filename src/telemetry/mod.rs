@@ -1,9 +1,11 @@
 //! What a step did and what it cost.
 
+mod planned;
 mod report;
 mod scopes;
 mod stats;
 
+pub use planned::{PlanReport, PlanRow};
 pub use report::{AdaptiveReport, KeptReport, ScopeReport, StallReport, StepReport};
 pub(crate) use scopes::{ScopeId, ScopeRecord, Scopes};
 pub use stats::Tally;

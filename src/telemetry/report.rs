@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use super::planned::PlanReport;
 use super::stats::{Counters, Tally};
 use crate::bytes::Bytes;
 
@@ -44,6 +45,8 @@ pub struct StepReport {
     pub stall: StallReport,
     /// What each named scope saved, in the order of first use.
     pub scopes: Vec<ScopeReport>,
+    /// What [`Policy::Auto`](crate::Policy::Auto) had planned for this step; none if it was not planned, and under other policies.
+    pub plan: Option<PlanReport>,
     /// What [`Policy::Adaptive`](crate::Policy::Adaptive) has decided; none before that, and under other policies.
     pub adaptive: Option<AdaptiveReport>,
     /// Which way the bytes went.

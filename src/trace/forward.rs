@@ -19,9 +19,9 @@ pub(crate) struct Forward {
 
 /// A stretch of time that something took.
 #[derive(Clone, Copy)]
-struct Stretch {
-    from: Instant,
-    to: Instant,
+pub(super) struct Stretch {
+    pub(super) from: Instant,
+    pub(super) to: Instant,
 }
 
 impl Trace {
@@ -66,14 +66,16 @@ impl Log {
                 _ => {}
             }
         }
-        let moved = |track: Track| throughput(spans.iter().filter(|span| span.track == track), whole);
+        let of = |track: Track| spans.iter().copied().filter(move |span| span.track == track);
+        let begun = |span: &&Span| span.stretch().is_some_and(|stretch| stretch.from < whole.to);
+        let moved = |track: Track| throughput(of(track).filter(begun));
         let bandwidth = moved(Track::Disk(Direction::Write)).or_else(|| moved(Track::Device(Lane::Out)));
         Some(Forward { scopes: exclusive(whole, &scopes, &stalls), bandwidth })
     }
 }
 
 impl Event {
-    fn span(&self) -> Option<&Span> {
+    pub(super) fn span(&self) -> Option<&Span> {
         match self {
             Event::Span(span) => Some(span),
             Event::Sample { .. } => None,
@@ -82,7 +84,7 @@ impl Event {
 }
 
 impl Span {
-    fn stretch(&self) -> Option<Stretch> {
+    pub(super) fn stretch(&self) -> Option<Stretch> {
         Some(Stretch { from: self.from.host()?, to: self.to.host()? })
     }
 }
@@ -125,17 +127,17 @@ fn exclusive(
     times
 }
 
-/// Bytes per second of the transfers that began in `whole`, while any was under way; none if there was none.
-fn throughput<'a>(transfers: impl Iterator<Item = &'a &'a Span>, whole: Stretch) -> Option<f64> {
+/// Bytes per second of the transfers, while any was under way; none if there was none.
+pub(super) fn throughput<'a>(transfers: impl Iterator<Item = &'a Span>) -> Option<f64> {
     let mut moved = 0;
     let mut stretches: Vec<Stretch> = Vec::new();
     for span in transfers.filter(|span| matches!(span.name, Name::Moved(_, false))) {
-        let Some(stretch) = span.stretch().filter(|stretch| stretch.from < whole.to) else { continue };
+        let Some(stretch) = span.stretch() else { continue };
         moved += span.bytes.unwrap_or(0);
         stretches.push(stretch);
     }
     stretches.sort_unstable_by_key(|stretch| stretch.from);
-    let (mut busy, mut until) = (Duration::ZERO, whole.from);
+    let (mut busy, mut until) = (Duration::ZERO, stretches.first()?.from);
     for Stretch { from, to } in stretches {
         busy += to.saturating_duration_since(from.max(until));
         until = until.max(to);

@@ -9,6 +9,7 @@ mod file;
 mod forward;
 mod range;
 mod rows;
+mod stamp;
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -25,6 +26,7 @@ use self::clock::{Lanes, Point};
 pub(crate) use self::file::{Process, write};
 pub(crate) use self::forward::Forward;
 pub(crate) use self::range::Range;
+pub(crate) use self::stamp::{Moves, Reached, Stamp};
 use crate::device::Lane;
 use crate::store::{Completion, Direction};
 use crate::telemetry::{Cause, ScopeId};

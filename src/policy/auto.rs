@@ -1,0 +1,196 @@
+//! Planned steps: when to profile, what to plan for, and when a plan is no good any more. Pure.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::script::{Line, Script};
+use super::watch::{Drift, Watch};
+use crate::plan::{Caps, Frontier, Goal, Leaving, Limits, Machine, Placement, Plan};
+use crate::profile::Profile;
+use crate::telemetry::{PlanReport, PlanRow, Scopes, Tally};
+
+/// The first step pays for what later ones find ready, so the second is the first to be profiled.
+const FIRST_PROFILED: u64 = 2;
+/// What storages may take of the device in steps that are not planned.
+const UNPLANNED_BYTES: u64 = 512 << 20;
+/// Of the bandwidth that was measured a plan counts on so much.
+const COUNTED_ON: f64 = 0.9;
+const SECONDS_PER_DAY: f64 = 86_400.0;
+
+/// What a plan is for, and what it may take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Aim {
+    pub(crate) goal: Goal,
+    /// Host memory and disk space, in bytes.
+    pub(crate) host_pool: u64,
+    pub(crate) disk: u64,
+    pub(crate) leaving: Leaving,
+    /// Bytes that may be written to the disk in a day.
+    pub(crate) written_per_day: Option<u64>,
+}
+
+/// How the next step goes.
+#[derive(Clone, Debug)]
+pub(crate) enum Course {
+    /// Everything moves; notes are taken if `profiled`.
+    Look {
+        profiled: bool,
+        limits: Limits,
+    },
+    Follow {
+        script: Arc<Script>,
+        limits: Limits,
+    },
+}
+
+/// What a planned step did.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Observed {
+    pub(crate) wall: Duration,
+    /// It was not the step that was planned.
+    pub(crate) lost: bool,
+    /// Bytes per second of the disk while it was busy, if it moved enough to tell.
+    pub(crate) written: Option<f64>,
+    pub(crate) read: Option<f64>,
+}
+
+/// What is planned, and how steps keep to it.
+#[derive(Debug)]
+pub(crate) struct Auto {
+    aim: Aim,
+    planned: Option<Planned>,
+    watch: Watch,
+    plans: u64,
+}
+
+#[derive(Debug)]
+struct Planned {
+    profile: Profile,
+    machine: Machine,
+    plan: Plan,
+    script: Arc<Script>,
+    in_reach: bool,
+}
+
+impl Auto {
+    pub(crate) fn new(aim: Aim) -> Auto {
+        Auto { aim, planned: None, watch: Watch::default(), plans: 0 }
+    }
+
+    /// How step `number` goes.
+    pub(crate) fn course(&self, number: u64) -> Course {
+        match &self.planned {
+            Some(Planned { plan, script, .. }) => {
+                Course::Follow { script: Arc::clone(script), limits: plan.limits }
+            }
+            None => {
+                let limits = Limits {
+                    device_budget: UNPLANNED_BYTES,
+                    backward_budget: UNPLANNED_BYTES,
+                    prefetch: UNPLANNED_BYTES / 2,
+                    ..Limits::default()
+                };
+                Course::Look { profiled: number >= FIRST_PROFILED, limits }
+            }
+        }
+    }
+
+    /// A step was profiled.
+    pub(crate) fn profiled(&mut self, profile: Profile) {
+        let moves = &profile.moves;
+        let counted_on = |rate: Option<f64>| rate.map_or(f64::INFINITY, |rate| COUNTED_ON * rate);
+        let machine = Machine {
+            copy_out: counted_on(moves.out),
+            copy_in: counted_on(moves.back),
+            disk_write: counted_on(moves.written),
+            disk_read: counted_on(moves.read.or(moves.written)),
+            host_pool: self.aim.host_pool,
+            leaving: self.aim.leaving,
+        };
+        self.make(profile, machine);
+    }
+
+    /// A planned step is over.
+    pub(crate) fn stepped(&mut self, observed: Observed) {
+        let Some(planned) = &self.planned else { return };
+        let machine = planned.machine;
+        let rates = [(observed.written, machine.disk_write), (observed.read, machine.disk_read)];
+        let known = rates.map(|(seen, counted_on)| seen.map(|seen| seen * COUNTED_ON / counted_on));
+        match self.watch.observe(observed.wall, observed.lost, known) {
+            None => {}
+            Some(Drift::Steps) => self.planned = None,
+            Some(Drift::Disk([written, read])) => {
+                let Some(Planned { profile, .. }) = self.planned.take() else { return };
+                let machine = Machine {
+                    disk_write: machine.disk_write * written,
+                    disk_read: machine.disk_read * read,
+                    ..machine
+                };
+                self.make(profile, machine);
+            }
+        }
+    }
+
+    fn make(&mut self, profile: Profile, machine: Machine) {
+        let (plan, in_reach) = self.best(&profile, &machine);
+        let line = |(save, entry): &(crate::profile::Save, usize)| Line {
+            bytes: save.bytes,
+            scope: save.scope,
+            placement: plan.placements[*entry],
+        };
+        let script = Arc::new(Script::new(profile.saves.iter().map(line).collect()));
+        self.plans += 1;
+        self.watch.planned();
+        self.planned = Some(Planned { profile, machine, plan, script, in_reach });
+    }
+
+    /// The plan for the goal, or else the lowest there is; and which of the two it is.
+    fn best(&self, profile: &Profile, machine: &Machine) -> (Plan, bool) {
+        let kept = profile.work.computed().as_secs_f64();
+        let per_step = |per_day: u64| (per_day as f64 * kept / SECONDS_PER_DAY) as u64;
+        let caps = Caps { disk: self.aim.disk, written: self.aim.written_per_day.map_or(u64::MAX, per_step) };
+        let frontier = Frontier::new(&profile.work, machine, caps);
+        match frontier.plan(self.aim.goal) {
+            Ok(plan) => (plan, true),
+            Err(_) => (frontier.lowest(), false),
+        }
+    }
+
+    /// What is planned, if anything is yet.
+    pub(crate) fn report(&self, scopes: &Scopes) -> Option<PlanReport> {
+        let Planned { profile, plan, in_reach, .. } = self.planned.as_ref()?;
+        let mut rows: Vec<PlanRow> = Vec::new();
+        let mut seen = vec![false; plan.placements.len()];
+        for &(save, entry) in &profile.saves {
+            if std::mem::replace(&mut seen[entry], true) {
+                continue;
+            }
+            let name = scopes.name(save.scope);
+            let known = rows.iter().position(|row| row.scope == name);
+            let known = known.unwrap_or_else(|| {
+                rows.push(PlanRow { scope: name, ..PlanRow::default() });
+                rows.len() - 1
+            });
+            let (row, profiled) = (&mut rows[known], profile.work.entries[entry]);
+            row.forward += profiled.forward;
+            row.backward += profiled.backward;
+            let tally = match plan.placements[entry] {
+                Placement::Keep => &mut row.keep,
+                Placement::Host => &mut row.host,
+                Placement::Disk => &mut row.disk,
+                Placement::Recompute => &mut row.recompute,
+            };
+            *tally = Tally { count: tally.count + 1, bytes: tally.bytes + save.bytes };
+        }
+        Some(PlanReport {
+            step: plan.prediction.step * profile.micro_batches,
+            kept_step: profile.work.computed() * profile.micro_batches,
+            prediction: plan.prediction,
+            limits: plan.limits,
+            machine: self.planned.as_ref()?.machine,
+            in_reach: *in_reach,
+            plans: self.plans,
+            rows,
+        })
+    }
+}

@@ -1,0 +1,168 @@
+//! What one step shows, save by save: the profile that a plan is made of.
+//!
+//! A [`Probe`] takes notes while the step runs: when each storage was saved and asked for, where the device computes, and how
+//! much memory there was between. `shown` turns the notes into a [`Workload`](crate::plan::Workload) once the device is through.
+
+mod shown;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use ssdtrain_libtorch as torch;
+use tch::Device;
+
+use self::shown::{Note, Notes, Step};
+pub(crate) use self::shown::{Profile, Save};
+use crate::trace::{Stamp, Trace};
+
+/// Takes notes of one step, up to the end of its first backward: the first micro-batch stands for the others.
+pub(crate) struct Probe {
+    trace: Arc<Trace>,
+    /// Where the trace was when the step began.
+    position: u64,
+    device: Device,
+    /// Allocated when the step began.
+    allocated: u64,
+    begun: Stamp,
+    book: Mutex<Book>,
+    /// The first backward is over.
+    closed: AtomicBool,
+}
+
+#[derive(Default)]
+struct Book {
+    notes: Vec<Taken>,
+    /// The most allocated bytes so far.
+    peak: u64,
+    backwards: u32,
+    /// The end of the last backward.
+    ended: Option<Stamp>,
+}
+
+/// A note, before the device is through.
+struct Taken {
+    note: Note,
+    stamp: Stamp,
+    peak: u64,
+    held: u64,
+    recipe: Option<Arc<Shown>>,
+}
+
+/// How a marked result was computed.
+pub(crate) struct Shown {
+    pub(crate) from: Stamp,
+    pub(crate) to: Stamp,
+    /// The note of its first input, if that was saved.
+    pub(crate) first: usize,
+}
+
+/// The beginning of something that is to be noted.
+pub(crate) struct Begun {
+    stamp: Stamp,
+    peak: u64,
+}
+
+impl Probe {
+    /// Notes are taken of the step that begins now.
+    pub(crate) fn begin(trace: &Arc<Trace>, device: Device) -> Probe {
+        trace.resume();
+        Probe {
+            position: trace.position(),
+            device,
+            allocated: torch::memory(device).allocated,
+            begun: trace.stamp(),
+            trace: Arc::clone(trace),
+            book: Mutex::default(),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// Something is saved or asked for now; none if no more notes are taken.
+    pub(crate) fn now(&self) -> Option<Begun> {
+        let open = !self.closed.load(Ordering::Acquire);
+        open.then(|| Begun { stamp: self.trace.stamp(), peak: torch::memory(self.device).peak })
+    }
+
+    /// What began to be saved then was: the entry of this number. `held` bytes of what was saved are on the device now.
+    pub(crate) fn saved(&self, begun: Begun, save: Save, recipe: Option<Arc<Shown>>, held: u64) {
+        self.take(begun, Note::Saved(save), recipe, held);
+    }
+
+    /// What was asked for then is on the device.
+    pub(crate) fn asked(&self, begun: Begun, entry: u64, held: u64) {
+        // What came before it was waited for until now.
+        let stamp = self.trace.stamp();
+        self.take(Begun { stamp, ..begun }, Note::Asked(entry), None, held);
+    }
+
+    fn take(&self, Begun { stamp, peak }: Begun, note: Note, recipe: Option<Arc<Shown>>, held: u64) {
+        let mut book = self.book.lock();
+        book.peak = book.peak.max(peak).max(torch::memory(self.device).peak);
+        book.notes.push(Taken { note, stamp, peak, held, recipe });
+        torch::reset_peak(self.device);
+    }
+
+    /// Notes taken so far.
+    pub(crate) fn notes(&self) -> usize {
+        self.book.lock().notes.len()
+    }
+
+    /// Where the computation has come to.
+    pub(crate) fn stamp(&self) -> Stamp {
+        self.trace.stamp()
+    }
+
+    /// A backward has ended.
+    pub(crate) fn backward_ended(&self) {
+        let ended = self.trace.stamp();
+        let closed = self.closed.swap(true, Ordering::AcqRel);
+        let mut book = self.book.lock();
+        book.backwards += 1;
+        let peak = torch::memory(self.device).peak;
+        book.peak = book.peak.max(peak);
+        if !closed {
+            book.notes.push(Taken {
+                note: Note::Ended,
+                stamp: self.trace.stamp(),
+                peak,
+                held: 0,
+                recipe: None,
+            });
+        }
+        book.ended = Some(ended);
+    }
+
+    /// The most allocated bytes that were seen.
+    pub(crate) fn peak(&self) -> u64 {
+        self.book.lock().peak
+    }
+
+    /// The step is over. None if it has shown nothing that a plan can be made of.
+    pub(crate) fn end(&self) -> Option<Profile> {
+        let end = self.trace.stamp().reach()?;
+        let moves = self.trace.moves(self.position);
+        let book = std::mem::take(&mut *self.book.lock());
+        let notes = book.notes.into_iter().map(|taken| {
+            let Taken { note, stamp, peak, held, recipe } = taken;
+            let recipe = match recipe {
+                Some(shown) => {
+                    let took = shown.to.reach()?.at.saturating_duration_since(shown.from.reach()?.at);
+                    Some((took, shown.first))
+                }
+                None => None,
+            };
+            Some(Notes {
+                note,
+                reached: stamp.reach()?,
+                peak: peak.saturating_sub(self.allocated),
+                held,
+                recipe,
+            })
+        });
+        let notes: Vec<Notes> = notes.collect::<Option<_>>()?;
+        let rest = end.at.saturating_duration_since(book.ended?.reach()?.at);
+        Step { begun: self.begun.reach()?, notes, rest: rest / book.backwards.max(1), moves }
+            .profile(book.backwards)
+    }
+}

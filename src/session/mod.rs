@@ -1,0 +1,239 @@
+//! The public scope: a cache, and the steps taken with it.
+
+mod steering;
+mod step;
+
+use std::collections::HashSet;
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use ssdtrain_libtorch as torch;
+use ssdtrain_libtorch::{Storage, StorageId};
+use tch::{Device, TchError, Tensor};
+
+use self::steering::Steering;
+pub use self::step::{Backward, Entered, Step, StepHandle};
+use crate::cache::{Cache, Limits, StepContext};
+use crate::config::{Policy, TensorCacheBuilder};
+use crate::error::{Error, ErrorKind, Result};
+use crate::policy::Filter;
+use crate::recompute;
+use crate::scope::{self, Scope};
+use crate::store::{Store, StoreStats};
+use crate::telemetry::{PlanReport, ScopeRecord};
+use crate::tier::Tier;
+use crate::trace::{self, Name, Process, Range, Trace};
+
+/// Takes the tensors autograd saves off the device and has them back before backward asks.
+///
+/// A cache may be used from several threads, and several caches may be in use at once. Dropping it is safe at any time: tensors
+/// saved through it can still be asked for, and the spill files go when the last of them is gone.
+pub struct TensorCache {
+    cache: Arc<Cache>,
+    device: Device,
+    config: TensorCacheBuilder,
+    steps: AtomicU64,
+    steering: Steering,
+}
+
+impl TensorCache {
+    /// Starts describing a cache.
+    pub fn builder() -> TensorCacheBuilder {
+        TensorCacheBuilder::default()
+    }
+
+    pub(crate) fn open(config: TensorCacheBuilder) -> Result<TensorCache> {
+        let store = match config.policy {
+            Policy::Keep => None,
+            Policy::Offload | Policy::Adaptive(_) | Policy::Auto(_) => config.open_store()?,
+        };
+        TensorCache::over(store, config)
+    }
+
+    fn over(store: Option<Store>, config: TensorCacheBuilder) -> Result<TensorCache> {
+        if let Some(store) =
+            store.as_ref().filter(|store| config.require_direct_io && !store.path().is_direct())
+        {
+            return Err(Error::new(
+                ErrorKind::Unmet,
+                format!("require_direct_io: the spill files would go through {}", store.path()),
+            ));
+        }
+        torch::install().map_err(|error| Error::new(ErrorKind::Torch, error.to_string()))?;
+        torch::install_cpu_allocator();
+        let stores_in_flight = (config.store.queue_depth * config.store.io_bytes) as u64;
+        let limits = Limits {
+            device_budget: config.device_budget,
+            backward_budget: config.backward_budget.unwrap_or(config.device_budget),
+            prefetch: config.prefetch,
+            stores_in_flight,
+        };
+        let steering = Steering::new(&config, limits);
+        let trace: Option<Arc<Trace>> = (config.trace || steering.profiles()).then(Arc::default);
+        if let Some(trace) = trace.as_ref().filter(|_| !config.trace) {
+            trace.pause();
+        }
+        Ok(TensorCache {
+            cache: Cache::new(config.open_tier(store, trace.as_ref())?, limits, trace),
+            device: config.target(),
+            config,
+            steps: AtomicU64::new(0),
+            steering,
+        })
+    }
+
+    /// A cache over a store that is already open; for tests with a backend of their own.
+    #[doc(hidden)]
+    pub fn with_store(config: TensorCacheBuilder, store: Store) -> Result<TensorCache> {
+        TensorCache::over(Some(store), config)
+    }
+
+    /// Begins a step: until it is finished or dropped, what autograd saves on this thread goes through the cache.
+    pub fn step(&self) -> Step<'_> {
+        let tape = self.cache.begin_step();
+        let number = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
+        torch::reset_peak(self.device);
+        let steered = self.steering.begin(number, &self.cache, self.device);
+        let context = Arc::new(StepContext {
+            cache: Arc::clone(&self.cache),
+            number,
+            filter: Filter { keep_all: self.config.policy == Policy::Keep, min_bytes: self.config.min_bytes },
+            device: self.device,
+            parameters: self.parameters(),
+            kept_scopes: steered.kept_scopes,
+            reading: steered.reading,
+            probe: steered.probe,
+            counters: Arc::default(),
+            record: ScopeRecord::default(),
+            tape: AtomicUsize::new(tape),
+        });
+        let handle = StepHandle(context);
+        let range = self.range(Name::Step(number), &format!("step {number}"));
+        Step {
+            start: Instant::now(),
+            allocated: torch::memory(self.device).allocated,
+            peak: Mutex::new(None),
+            tapes: Mutex::new(vec![tape]),
+            noted: steered.noted,
+            _entered: handle.enter(),
+            handle,
+            cache: self,
+            _range: range,
+        }
+    }
+
+    /// Names a part of the step, as [`crate::scope`] does.
+    pub fn scope(&self, name: &str) -> Scope {
+        scope::scope(name)
+    }
+
+    /// Computes `f(x)` and has backward compute it again, as [`crate::segment`] does.
+    pub fn segment<F>(&self, name: &str, x: &Tensor, f: F) -> Result<Tensor, TchError>
+    where
+        F: Fn(&Tensor) -> Result<Tensor, TchError> + Send + 'static,
+    {
+        recompute::segment(name, x, f)
+    }
+
+    /// Computes `f(inputs)` and has backward compute it again wherever it was saved, as [`crate::remat`] does.
+    pub fn remat<F>(&self, inputs: &[&Tensor], f: F) -> Result<Tensor, TchError>
+    where
+        F: Fn(&[&Tensor]) -> Result<Tensor, TchError> + Send + 'static,
+    {
+        recompute::remat(inputs, f)
+    }
+
+    /// Which way bytes go: backend, direct or buffered, and why not a faster one.
+    pub fn io_path(&self) -> String {
+        self.cache.tier().map_or_else(|| "none: everything is kept".to_owned(), Tier::path)
+    }
+
+    /// What the spill files have seen since the cache was built; none if there are none.
+    pub fn store_stats(&self) -> Option<StoreStats> {
+        self.cache.tier().and_then(Tier::store).map(Store::stats)
+    }
+
+    /// What [`Policy::Auto`] has planned for the next step; none before it has seen enough, and under other policies. Shown, it is a
+    /// table of what goes where.
+    pub fn plan(&self) -> Option<PlanReport> {
+        self.steering.plan(&self.cache.scopes)
+    }
+
+    /// Host memory pinned for the device, in bytes.
+    pub fn pinned_bytes(&self) -> u64 {
+        self.cache.tier().map_or(0, Tier::pinned_bytes)
+    }
+
+    /// What the cache holds now: all zero once every graph of its steps is gone.
+    pub fn held(&self) -> Held {
+        let (entries, tapes, device_bytes) = self.cache.held();
+        Held { entries, tapes, device_bytes }
+    }
+
+    /// Writes what was recorded so far as a trace that [Perfetto](https://ui.perfetto.dev) and `chrome://tracing` show: on one time
+    /// line the steps, scopes and stalls of each thread, what the device computed and copied, and the transfers of the disk. It waits
+    /// for the device to reach what was recorded. What was dropped to stay within the cap is counted in the file, and warned of.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Config`] if the cache was built without [`trace`](TensorCacheBuilder::trace), [`ErrorKind::Io`] if the file cannot
+    /// be written.
+    pub fn write_trace(&self, path: impl AsRef<Path>) -> Result<()> {
+        write_traces(path, &[("ssdtrain", self)])
+    }
+
+    fn range(&self, name: Name, shown: &str) -> Range {
+        Range::open(self.cache.trace.clone(), name, shown)
+    }
+
+    /// Storages of the parameters, read anew for each step: loading weights replaces them.
+    fn parameters(&self) -> HashSet<StorageId> {
+        let mut ids = HashSet::new();
+        for variables in &self.config.parameters {
+            // A poisoned lock only says that some thread panicked while it named variables; those there are valid.
+            let variables = variables.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            ids.extend(
+                variables.named_variables.values().filter_map(Storage::of).map(|storage| storage.id()),
+            );
+        }
+        ids
+    }
+}
+
+/// Writes the traces of several caches into one file and on one time line, each as a process of the name given; see
+/// [`TensorCache::write_trace`].
+pub fn write_traces(path: impl AsRef<Path>, caches: &[(&str, &TensorCache)]) -> Result<()> {
+    let processes: Option<Vec<_>> = caches
+        .iter()
+        .map(|(name, TensorCache { cache, config, .. })| {
+            let trace = cache.trace.as_deref().filter(|_| config.trace)?;
+            Some(Process { name, trace, scopes: &cache.scopes })
+        })
+        .collect();
+    match processes {
+        Some(processes) => trace::write(path.as_ref(), &processes),
+        None => Err(Error::new(ErrorKind::Config, "nothing was recorded: call trace(true) before build()")),
+    }
+}
+
+impl fmt::Debug for TensorCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TensorCache").field("io_path", &self.io_path()).field("config", &self.config).finish()
+    }
+}
+
+/// What a cache holds; see [`TensorCache::held`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Held {
+    /// Storages the graph still has handles of.
+    pub entries: usize,
+    /// Micro-batches that are open or still have handles in the graph.
+    pub tapes: usize,
+    /// Bytes on the device that the cache keeps alive.
+    pub device_bytes: u64,
+}

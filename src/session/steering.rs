@@ -1,0 +1,192 @@
+//! What is decided before each step, and learned from it.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tch::Device;
+
+use crate::cache::{Cache, Limits, StepContext};
+use crate::config::{Policy, TensorCacheBuilder};
+use crate::policy::{Auto, Course, Keeping, Module, Observed, Profile, Reading, Rule, Stay};
+use crate::profile::Probe;
+use crate::store::{Store, StoreStats};
+use crate::telemetry::{AdaptiveReport, PlanReport, ScopeId, Scopes};
+use crate::tier::Tier;
+use crate::trace::{Forward, Trace};
+
+/// Decides how steps go.
+pub(super) struct Steering {
+    by: By,
+    /// The limits that were asked for.
+    limits: Limits,
+    /// Whether what happens is recorded for the user as well.
+    traced: bool,
+}
+
+enum By {
+    /// Scopes that are kept, and those only.
+    Scopes(Mutex<Keeping>),
+    /// Plans for each storage.
+    Plans(Box<Mutex<Auto>>),
+}
+
+/// What was decided about a step.
+pub(super) struct Steered {
+    pub(super) kept_scopes: HashSet<ScopeId>,
+    pub(super) reading: Reading,
+    pub(super) probe: Option<Arc<Probe>>,
+    pub(super) noted: Noted,
+}
+
+/// What is noted of a step while it runs.
+#[derive(Default)]
+pub(super) struct Noted {
+    /// Where the trace was when it began, if the scopes are profiled.
+    scopes_from: Option<u64>,
+    /// What each scope had saved when forward ended.
+    saved: Mutex<Option<Vec<(ScopeId, u64)>>>,
+    /// What the disk had done before it.
+    store: Option<StoreStats>,
+}
+
+/// So little says nothing of a disk's speed.
+const TELLING_BYTES: u64 = 8 << 20;
+
+impl Steering {
+    pub(super) fn new(config: &TensorCacheBuilder, limits: Limits) -> Steering {
+        let room = limits.device_budget.min(limits.backward_budget).saturating_sub(limits.prefetch);
+        let by = match config.policy {
+            Policy::Auto(goal) => By::Plans(Box::new(Mutex::new(Auto::new(config.aim(goal))))),
+            Policy::Adaptive(_) => {
+                let stay = Stay { modules: config.keep_last.max(1), bytes: room };
+                By::Scopes(Mutex::new(Keeping::new(Rule::paper(stay))))
+            }
+            Policy::Offload | Policy::Keep => {
+                By::Scopes(Mutex::new(Keeping::new(Rule::Last(config.keep_last))))
+            }
+        };
+        Steering { by, limits, traced: config.trace }
+    }
+
+    /// Whether steps may be profiled, which takes a trace.
+    pub(super) fn profiles(&self) -> bool {
+        match &self.by {
+            By::Scopes(keeping) => keeping.lock().may_profile(),
+            By::Plans(_) => true,
+        }
+    }
+
+    /// Step `number` begins.
+    pub(super) fn begin(&self, number: u64, cache: &Cache, device: Device) -> Steered {
+        let mut steered = Steered {
+            kept_scopes: HashSet::new(),
+            reading: Reading::default(),
+            probe: None,
+            noted: Noted { store: cache.tier().and_then(Tier::store).map(Store::stats), ..Noted::default() },
+        };
+        match &self.by {
+            By::Scopes(keeping) => {
+                let keeping = keeping.lock();
+                steered.kept_scopes = keeping.kept();
+                if let Some(trace) = cache.trace.as_ref().filter(|_| keeping.profiles(number)) {
+                    trace.resume();
+                    steered.noted.scopes_from = Some(trace.position());
+                }
+            }
+            By::Plans(auto) => {
+                let limits = match auto.lock().course(number) {
+                    Course::Look { profiled, limits } => {
+                        let trace = cache.trace.as_ref().filter(|_| profiled);
+                        steered.probe = trace.map(|trace| Arc::new(Probe::begin(trace, device)));
+                        limits
+                    }
+                    Course::Follow { script, limits } => {
+                        steered.reading = Reading::new(Some(script));
+                        limits
+                    }
+                };
+                let crate::plan::Limits { device_budget, backward_budget, prefetch, .. } = limits;
+                cache.set_limits(Limits { device_budget, backward_budget, prefetch, ..self.limits });
+            }
+        }
+        steered
+    }
+
+    /// A step is over.
+    pub(super) fn end(&self, noted: &Noted, step: &StepContext, wall: Duration) {
+        let trace = step.cache.trace.as_ref();
+        match &self.by {
+            By::Scopes(keeping) => {
+                if let Some((profile, trace)) = trace.and_then(|trace| Some((noted.profile(trace)?, trace))) {
+                    self.pause(trace);
+                    keeping.lock().learn(profile);
+                }
+                keeping.lock().learn_last(|| step.record.in_order());
+            }
+            By::Plans(auto) => match &step.probe {
+                Some(probe) => {
+                    let profile = probe.end();
+                    trace.into_iter().for_each(|trace| self.pause(trace));
+                    profile.into_iter().for_each(|profile| auto.lock().profiled(profile));
+                }
+                None => auto.lock().stepped(noted.observed(step, wall)),
+            },
+        }
+    }
+
+    fn pause(&self, trace: &Trace) {
+        if !self.traced {
+            trace.pause();
+        }
+    }
+
+    pub(super) fn adaptive(&self, scopes: &Scopes) -> Option<AdaptiveReport> {
+        match &self.by {
+            By::Scopes(keeping) => keeping.lock().report(scopes),
+            By::Plans(_) => None,
+        }
+    }
+
+    pub(super) fn plan(&self, scopes: &Scopes) -> Option<PlanReport> {
+        match &self.by {
+            By::Scopes(_) => None,
+            By::Plans(auto) => auto.lock().report(scopes),
+        }
+    }
+}
+
+impl Noted {
+    /// The first micro-batch stands for the others.
+    pub(super) fn forward_ends(&self, step: &StepContext) {
+        if self.scopes_from.is_some() {
+            self.saved.lock().get_or_insert_with(|| step.record.by_last_save());
+        }
+    }
+
+    /// What the step has shown of its scopes, if it was to and has shown enough.
+    fn profile(&self, trace: &Trace) -> Option<Profile> {
+        let Forward { scopes, bandwidth } = trace.forward(self.scopes_from?)?;
+        let (saved, bandwidth) = (self.saved.lock().take()?, bandwidth?);
+        let time = |scope| scopes.get(&scope).copied().unwrap_or_default();
+        let modules =
+            saved.into_iter().map(|(scope, bytes)| Module { scope, forward: time(scope), bytes }).collect();
+        Some(Profile { modules, forward: scopes.values().sum(), bandwidth })
+    }
+
+    fn observed(&self, step: &StepContext, wall: Duration) -> Observed {
+        let now = step.cache.tier().and_then(Tier::store).map(Store::stats);
+        let rate = |bytes: fn(&StoreStats) -> u64, busy: fn(&StoreStats) -> Duration| {
+            let (now, before) = (now.as_ref()?, self.store.as_ref()?);
+            let (bytes, busy) = (bytes(now) - bytes(before), busy(now) - busy(before));
+            (bytes >= TELLING_BYTES && !busy.is_zero()).then(|| bytes as f64 / busy.as_secs_f64())
+        };
+        Observed {
+            wall,
+            lost: step.reading.is_lost(),
+            written: rate(|stats| stats.bytes_written, |stats| stats.write_busy),
+            read: rate(|stats| stats.bytes_read, |stats| stats.read_busy),
+        }
+    }
+}

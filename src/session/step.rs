@@ -1,0 +1,179 @@
+//! One step: what is saved in it, its backwards, and its end.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use ssdtrain_libtorch as torch;
+use tch::Tensor;
+
+use super::TensorCache;
+use super::steering::Noted;
+use crate::cache::{NO_TAPE, Recorder, StepContext, TapeKey};
+use crate::error::{Error, ErrorKind, Result};
+use crate::recompute::{Level, Marks};
+use crate::scope;
+use crate::telemetry::{ScopeId, StepReport};
+use crate::trace::{Name, Range};
+
+/// One training step. What autograd saves on the thread that made it goes through the cache until it is finished or dropped.
+///
+/// Tensors saved in a step stay valid after it: a backward that runs later is served all the same.
+#[must_use = "the step ends when it is dropped"]
+pub struct Step<'a> {
+    // Declared first, so that this thread's hooks end before anything they use.
+    pub(super) _entered: Entered,
+    pub(super) handle: StepHandle,
+    pub(super) cache: &'a TensorCache,
+    pub(super) start: Instant,
+    pub(super) allocated: u64,
+    /// Highest allocated bytes seen at the end of a backward.
+    pub(super) peak: Mutex<Option<u64>>,
+    pub(super) tapes: Mutex<Vec<TapeKey>>,
+    pub(super) noted: Noted,
+    // Last, since it is the step's name for all of it.
+    pub(super) _range: Range,
+}
+
+impl Step<'_> {
+    /// Runs backward from the scalar `loss`. What the cache cannot serve is an error here, never a wrong gradient.
+    pub fn backward(&self, loss: &Tensor) -> Result<()> {
+        self.backward_with(loss, Backward::default())
+    }
+
+    /// Runs backward from the scalar `loss`, keeping the graph for another backward or recording one of the gradients.
+    pub fn backward_with(&self, loss: &Tensor, options: Backward) -> Result<()> {
+        self.noted.forward_ends(&self.handle.0);
+        let _range = self.cache.range(Name::Backward, "backward");
+        let outcome = torch::backward(loss, options.retain_graph, options.create_graph);
+        let peak = torch::memory(self.cache.device).peak;
+        let mut highest = self.peak.lock();
+        *highest = Some(highest.unwrap_or(0).max(peak));
+        self.handle.0.micro_batch_ends();
+        outcome.map_err(|error| Error::new(ErrorKind::Torch, error.to_string()))
+    }
+
+    /// Switches to micro-batch `index` (from 0, where each step begins): tensors saved from now on, on every thread of the step, belong
+    /// to it, and backward looks ahead within it. Needed only where several are open at once, or to report them apart.
+    pub fn micro_batch(&self, index: usize) {
+        let mut tapes = self.tapes.lock();
+        while tapes.len() <= index {
+            tapes.push(self.cache.cache.open_tape());
+        }
+        self.handle.0.tape.store(tapes[index], Ordering::Release);
+        self.handle.0.reading.rewind();
+    }
+
+    /// Lets all that was saved so far, and is not to stay, leave the device; waits until it has left, or is known to stay.
+    pub fn flush(&self) {
+        let _range = self.cache.range(Name::Wait("flush"), "flush");
+        self.cache.cache.flush(&self.handle.0.counters);
+    }
+
+    /// Lets other threads take part in the step.
+    pub fn handle(&self) -> StepHandle {
+        self.handle.clone()
+    }
+
+    /// Ends the step: waits for the transfers under way and reports what was done. Fails if a condition the cache was built with is
+    /// not met.
+    pub fn finish(self) -> Result<StepReport> {
+        let context = Arc::clone(&self.handle.0);
+        let peak = self.peak.lock().unwrap_or_else(|| torch::memory(self.cache.device).peak);
+        {
+            let _range = self.cache.range(Name::Wait("finish"), "finish");
+            context.cache.quiesce();
+            if let Some(tier) = context.cache.tier() {
+                tier.settle();
+            }
+        }
+        if let Some(trace) = &context.cache.trace {
+            trace.settle();
+        }
+        let wall = self.start.elapsed();
+        // The probe sets the peak back as it goes.
+        let peak = peak.max(context.probe.as_ref().map_or(0, |probe| probe.peak()));
+        let steering = &self.cache.steering;
+        let mut report = StepReport {
+            adaptive: steering.adaptive(&context.cache.scopes),
+            plan: steering.plan(&context.cache.scopes).filter(|_| context.reading.is_planned()),
+            step: context.number,
+            wall,
+            act_peak_bytes: peak.saturating_sub(self.allocated),
+            scopes: context.record.report(&context.cache.scopes),
+            io_path: self.cache.io_path(),
+            ..StepReport::of(&context.counters)
+        };
+        report.warnings = warnings(&report);
+        for warning in &report.warnings {
+            tracing::warn!(step = report.step, "{warning}");
+        }
+        steering.end(&self.noted, &context, wall);
+        let config = &self.cache.config;
+        if config.fail_if_nothing_offloaded && report.step == 1 && report.offloaded.bytes == 0 {
+            return Err(Error::new(
+                ErrorKind::Unmet,
+                format!("fail_if_nothing_offloaded: the first step offloaded nothing ({report})"),
+            ));
+        }
+        Ok(report)
+    }
+}
+
+impl Drop for Step<'_> {
+    fn drop(&mut self) {
+        self.handle.0.tape.store(NO_TAPE, Ordering::Release);
+        for tape in self.tapes.lock().drain(..) {
+            self.cache.cache.close_tape(tape);
+        }
+    }
+}
+
+fn warnings(report: &StepReport) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if report.store_failures.count > 0 {
+        warnings.push(format!(
+            "{} stores failed ({} bytes); their tensors stayed in memory and the step is right",
+            report.store_failures.count, report.store_failures.bytes
+        ));
+    }
+    if report.kept.no_room.count > 0 {
+        warnings.push(format!(
+            "{} storages ({} bytes) stayed in memory: host pool and spill files had no room for them, or stores kept failing",
+            report.kept.no_room.count, report.kept.no_room.bytes
+        ));
+    }
+    warnings
+}
+
+/// How a backward treats its graph; see [`Step::backward_with`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Backward {
+    /// Keep the graph, and what the cache holds for it, for another backward.
+    pub retain_graph: bool,
+    /// Record the backward itself, so that gradients can be differentiated.
+    pub create_graph: bool,
+}
+
+/// A step, as other threads see it. Once the step has ended, what they save stays in the graph.
+#[derive(Clone)]
+pub struct StepHandle(pub(super) Arc<StepContext>);
+
+impl StepHandle {
+    /// Makes what autograd saves on the calling thread go through the step's cache until the guard is dropped.
+    pub fn enter(&self) -> Entered {
+        let marks = Arc::new(Marks::default());
+        let hooks =
+            torch::activate(Arc::new(Recorder { step: Arc::clone(&self.0), marks: Arc::clone(&marks) }));
+        let scopes = scope::enter(Arc::clone(&self.0), Level::Step(marks), ScopeId::default());
+        Entered { _hooks: hooks, _scopes: scopes }
+    }
+}
+
+/// Guard of [`StepHandle::enter`].
+#[must_use = "the thread leaves the step when this guard is dropped"]
+pub struct Entered {
+    _hooks: torch::Active,
+    _scopes: scope::Entered,
+}
