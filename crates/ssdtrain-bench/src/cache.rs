@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::{ValueEnum, value_parser};
+use serde::Serialize;
 use ssdtrain::plan::Goal;
 use ssdtrain::store::{Store, StoreConfig};
 use ssdtrain::{Adaptive, BackendKind, Policy, TensorCache, write_traces};
@@ -20,7 +21,7 @@ use crate::{defaults, float, size};
 pub(crate) const RUNS: &str = "runs";
 
 /// The arguments that describe a cache.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, Serialize, clap::Args)]
 #[command(next_help_heading = "Cache")]
 pub(crate) struct CacheArgs {
     /// Directory to spill to; repeat it with one per SSD and their speeds add up. Without it: the system's temporary
@@ -81,6 +82,7 @@ pub(crate) struct CacheArgs {
     /// All steps count, warm-up too; of each strategy the latest million events are kept (about 100 MB). Under compare the file
     /// has every strategy with a cache, each as a process of its name; train leaves the table at the end out of it
     #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
     trace: Option<PathBuf>,
 }
 
@@ -110,7 +112,8 @@ impl Defaults {
 }
 
 /// [`BackendKind`] on the command line.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Backend {
     /// io_uring, or threads where the kernel refuses it
     #[default]

@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
+use serde::Serialize;
 use ssdtrain_models::{Corpus, TokenSet, Tokenizer};
 
 use crate::{defaults, float, size};
 
 /// The arguments that say where the data is.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, Serialize, clap::Args)]
 #[command(next_help_heading = "Data")]
 pub(crate) struct DataArgs {
     /// A text file, a directory of text files, a nanoGPT token file (.bin), or a directory with train.bin and val.bin.

@@ -44,6 +44,11 @@ pub(crate) const COMPARE_STEPS: &str = "20";
 /// See [`COMPARE_STEPS`].
 pub(crate) const COMPARE_WARMUP: &str = "3";
 
+/// Measured steps and those before them, of `rok`.
+pub(crate) const ROK_STEPS: &str = "10";
+/// See [`ROK_STEPS`].
+pub(crate) const ROK_WARMUP: &str = "3";
+
 /// Bytes moved in each pass of `io`.
 pub(crate) const IO_SIZE: &str = "512MiB";
 /// Passes of `io` in each mode.

@@ -23,6 +23,16 @@ pub(crate) fn reported(body: impl FnOnce() -> Result<()>) -> ExitCode {
     }
 }
 
+/// Whether the device or the host had no memory left. libtorch and CUDA say so in words only.
+pub(crate) fn is_out_of_memory(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| cause.to_string().contains("out of memory"))
+}
+
+/// The innermost cause, in one line.
+pub(crate) fn root_line(error: &anyhow::Error) -> String {
+    first_line(&error.root_cause().to_string()).to_owned()
+}
+
 /// The error and its causes, without what an outer message says already.
 fn error_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
@@ -63,6 +73,14 @@ mod tests {
     fn causes_follow_their_error_unless_it_names_them() {
         let error = anyhow!("disk full").context("cannot write x: disk full").context("checkpoint");
         assert_eq!(error_line(&error), "checkpoint: cannot write x: disk full");
+    }
+
+    #[test]
+    fn a_lack_of_memory_is_told_from_other_errors() {
+        let error =
+            anyhow!("CUDA out of memory. Tried to allocate 2 GiB.\nException raised").context("under keep");
+        assert!(is_out_of_memory(&error) && !is_out_of_memory(&anyhow!("disk full")));
+        assert_eq!(root_line(&error), "CUDA out of memory. Tried to allocate 2 GiB.");
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod progress;
 mod project;
 mod raw;
 mod raw_gpu;
+mod rok;
 mod shape;
 mod side;
 mod size;
@@ -45,6 +46,7 @@ Start here:
   ssdtrain-bench doctor               what this machine has, and what will be used
   ssdtrain-bench train                three minutes of training on the Rust sources cargo has downloaded
   ssdtrain-bench compare --check      offload beside keep, step by step, to the bit
+  ssdtrain-bench rok --plot rok.svg   what each strategy takes of memory and gives in speed, over batch sizes
 
 RUST_LOG=info (or debug) shows more of what the library says; its warnings are always shown.";
 
@@ -52,6 +54,8 @@ RUST_LOG=info (or debug) shows more of what the library says; its warnings are a
 enum Command {
     Train(cmd::train::Args),
     Compare(cmd::compare::Args),
+    Rok(cmd::rok::Args),
+    Plot(cmd::plot::Args),
     Io(cmd::io::Args),
     Project(cmd::project::Args),
     Doctor(cmd::doctor::Args),
@@ -64,6 +68,8 @@ fn main() -> ExitCode {
         match cli.command {
             Command::Train(args) => cmd::train::run(args),
             Command::Compare(args) => cmd::compare::run(&args),
+            Command::Rok(args) => cmd::rok::run(&args),
+            Command::Plot(args) => cmd::plot::run(&args),
             Command::Io(args) => cmd::io::run(&args),
             Command::Project(args) => cmd::project::run(&args),
             Command::Doctor(args) => cmd::doctor::run(&args),

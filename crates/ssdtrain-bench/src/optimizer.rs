@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::ValueEnum;
+use serde::Serialize;
 use ssdtrain_models::{AdamW, AdamWConfig, Optimizer, Schedule, Sgd};
 use tch::Kind;
 use tch::nn::VarStore;
@@ -13,7 +14,8 @@ use crate::strategy::Update;
 use crate::{defaults, float};
 
 /// An optimizer by name, with its default settings.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum OptimizerKind {
     /// Keeps two numbers per parameter
     #[value(name = "adamw")]

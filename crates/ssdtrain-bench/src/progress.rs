@@ -13,6 +13,8 @@ const FULL: f64 = 1_000.0;
 pub(crate) struct Progress {
     bar: ProgressBar,
     json: bool,
+    /// What is done before the part under way, its share of the whole, and its name.
+    part: (f64, f64, String),
 }
 
 impl Progress {
@@ -21,7 +23,7 @@ impl Progress {
         if let Ok(style) = ProgressStyle::with_template("{bar:24} {percent:>3} %  {wide_msg}") {
             bar.set_style(style);
         }
-        Progress { bar, json }
+        Progress { bar, json, part: (0.0, 1.0, String::new()) }
     }
 
     /// A line for people that stays.
@@ -37,7 +39,8 @@ impl Progress {
     /// Shows the bar from now on, if stderr is a terminal.
     pub(crate) fn start(&self) {
         self.bar.reset();
-        self.bar.set_message("");
+        self.bar.set_message(self.part.2.clone());
+        self.at(0.0);
         self.bar.set_draw_target(ProgressDrawTarget::stderr());
     }
 
@@ -46,9 +49,15 @@ impl Progress {
         !self.bar.is_hidden()
     }
 
-    /// Moves the bar to a share of its length.
+    /// What is shown from now on is part `index` of `parts`, by this name.
+    pub(crate) fn part(&mut self, index: usize, parts: usize, name: String) {
+        self.part = (index as f64 / parts as f64, 1.0 / parts as f64, name);
+    }
+
+    /// Moves the bar to a share of its length, or of the part's.
     pub(crate) fn at(&self, share: f64) {
-        self.bar.set_position((share * FULL) as u64);
+        let (before, length, _) = self.part;
+        self.bar.set_position(((before + share * length) * FULL) as u64);
     }
 
     /// What is going on now: beside the bar, or a line of its own where there is no bar.

@@ -158,6 +158,11 @@ impl Shape {
 
     /// For people.
     pub(crate) fn describe(&self) -> String {
+        self.describe_with(&self.batch.to_string())
+    }
+
+    /// The same with other sizes of micro-batches.
+    pub(crate) fn describe_with(&self, batch: &str) -> String {
         let GptConfig { layers, heads, hidden, context, .. } = self.model;
         let accumulate = match self.accumulate {
             1 => String::new(),
@@ -172,8 +177,7 @@ impl Shape {
             Recompute::Cheap => format!("{loss}, GELU and layer norms recomputed"),
         };
         format!(
-            "{layers} layers, hidden {hidden}, {heads} heads, {context} tokens, batch {}{accumulate}{loss}: {:.1} M parameters",
-            self.batch,
+            "{layers} layers, hidden {hidden}, {heads} heads, {context} tokens, batch {batch}{accumulate}{loss}: {:.1} M parameters",
             self.model.parameters() as f64 / 1e6
         )
     }

@@ -121,21 +121,21 @@ impl Side {
 /// What was measured of one strategy; the fields are the JSON contract.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
-    strategy: &'static str,
-    step_ms_median: f64,
-    tokens_per_s: f64,
-    act_peak_bytes: u64,
+    pub(crate) strategy: &'static str,
+    pub(crate) step_ms_median: f64,
+    pub(crate) tokens_per_s: f64,
+    pub(crate) act_peak_bytes: u64,
     /// Between the highest and the lowest peak of a measured step.
     act_peak_spread_bytes: u64,
-    act_peak_to_keep: Option<f64>,
+    pub(crate) act_peak_to_keep: Option<f64>,
     saved_bytes: Option<u64>,
-    offloaded_bytes: u64,
-    recomputed_bytes: u64,
+    pub(crate) offloaded_bytes: u64,
+    pub(crate) recomputed_bytes: u64,
     /// Host time of reruns.
     rerun_ms: f64,
     deduplicated_bytes: u64,
     forwarded_bytes: u64,
-    stall_ms: f64,
+    pub(crate) stall_ms: f64,
     stall_ms_by_cause: Causes,
     /// Pinned in the measured steps.
     pinned_bytes: u64,
@@ -145,7 +145,7 @@ pub(crate) struct Row {
     #[serde(skip)]
     pub(crate) explained: Option<String>,
     adaptive: Option<Decided>,
-    ratio_to_keep: Option<Estimate>,
+    pub(crate) ratio_to_keep: Option<Estimate>,
     loss_last: f64,
     io_path: String,
 }

@@ -13,7 +13,7 @@ use crate::shape::{Shape, ShapeArgs};
 /// The arguments that make up a [`Task`].
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct TaskArgs {
-    /// Take kernels that give the same bits each time; on a GPU they are slower. --check implies it
+    /// Take kernels that give the same bits each time; on a GPU they are slower
     #[arg(long)]
     deterministic: bool,
     /// Seed of weights, batches, dropout and the bootstrap

@@ -45,6 +45,12 @@ fn tiny(directory: &Path, command: &[&str], more: &[&str]) -> Output {
     bench(directory, &[command, TINY, more].concat())
 }
 
+/// `rok` on a model that takes a step in milliseconds.
+fn tiny_rok(directory: &Path, more: &[&str]) -> Output {
+    let shape: Vec<_> = TINY.iter().copied().filter(|argument| !argument.starts_with("--batch=")).collect();
+    bench(directory, &[&["rok"], &shape[..], more].concat())
+}
+
 fn json_lines(output: &Output) -> Vec<Value> {
     let stdout = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -101,6 +107,11 @@ fn arguments_out_of_range_are_named() {
         ["io", "--copy-bytes=lots"],
         ["io", "--copy-depth=0"],
         ["doctor", "--backend=tape"],
+        ["rok", "--batch=4"],
+        ["rok", "--batches=2,0"],
+        ["rok", "--out=rok.txt"],
+        ["rok", "--plot=rok.gif"],
+        ["rok", "--trace=trace.json"],
         ["project", "--preset=tpu"],
         ["project", "--ssd=floppy"],
         ["project", "--ssds-per-gpu=0"],
@@ -433,6 +444,84 @@ fn io_and_doctor_say_what_they_found() {
     }
     for check in &checks {
         assert_eq!(keys(check), ["advice", "found", "name", "status"]);
+    }
+}
+
+#[test]
+fn rok_sweeps_goes_on_and_is_drawn_again() {
+    let place = workplace();
+    let options = ["--data=text.txt", "--steps=2", "--warmup=0", "--plot=rok.png", "--json"];
+    let rok = |more: &[&str]| tiny_rok(place.path(), &[&options[..], more].concat());
+    let points = json_lines(&rok(&["--batches=4,2", "--strategies=keep,recompute"]));
+    let of = |points: &[Value]| -> Vec<_> {
+        let name = |point: &Value| point["strategy"].as_str().unwrap().to_owned();
+        points.iter().map(|point| (point["micro_batch"].as_u64().unwrap(), name(point))).collect()
+    };
+    let names = |sizes: &[u64], names: &[&str]| -> Vec<_> {
+        sizes.iter().flat_map(|&size| names.iter().map(move |name| (size, (*name).to_owned()))).collect()
+    };
+    assert_eq!(of(&points), names(&[2, 4], &["keep", "recompute"]));
+    for point in &points {
+        let figure = |name: &str| point[name].as_f64().unwrap();
+        // Two layers of width 32 and 256 words: 32,768 weights; 16 tokens of attention.
+        let flops = 6.0 * 32_768.0 + 12.0 * 2.0 * 32.0 * 16.0;
+        assert!(
+            (figure("model_tflops") * 1e12 / figure("tokens_per_s") / flops - 1.0).abs() < 1e-9,
+            "{point}"
+        );
+        assert!(figure("act_peak_bytes") > 0.0 && figure("act_peak_to_keep") <= 1.0, "{point}");
+        assert!(point["predicted_step_ms"].is_null() && point["failed"].is_null(), "{point}");
+    }
+    assert!(points.iter().any(|point| point["frontier"] == true), "{points:?}");
+    assert!(points[3]["recomputed_bytes"].as_u64() > Some(0) && points[3]["ratio_to_keep"].is_f64());
+
+    let more = rok(&["--batches=2,4", "--strategies=keep,recompute,offload"]);
+    assert!(String::from_utf8_lossy(&more.stderr).contains("batch  2: offload"), "{more:?}");
+    let more = json_lines(&more);
+    assert_eq!(of(&more), names(&[2, 4], &["keep", "recompute", "offload"]));
+    let steps =
+        |points: &[Value]| -> Vec<_> { points.iter().map(|point| point["step_ms_median"].clone()).collect() };
+    assert_eq!([&steps(&more)[..2], &steps(&more)[3..5]].concat(), steps(&points), "measured once");
+    assert!(more[2]["ratio_to_keep"].is_f64(), "keep took turns with offload, too");
+
+    let other = refusal(&rok(&["--batches=2", "--dropout=0.1"]));
+    for part in ["rok.csv", "model.dropout (0.0 there, 0.1 here)", "--out", "--fresh"] {
+        assert!(other.contains(part), "{other}");
+    }
+    let fresh = json_lines(&rok(&["--batches=2", "--strategies=plain", "--fresh"]));
+    assert_eq!(of(&fresh), names(&[2], &["plain"]));
+
+    let drawn = bench(place.path(), &["plot", "rok.csv", "--plot", "again.svg", "again.png"]);
+    assert!(drawn.status.success(), "{drawn:?}");
+    let svg = std::fs::read_to_string(place.path().join("again.svg")).unwrap();
+    for text in ["plain", "frontier", "activation peak, ", "model throughput, GFLOP/s"] {
+        assert!(svg.contains(text), "{svg}");
+    }
+    let picture = |name: &str| std::fs::read(place.path().join(name)).unwrap();
+    assert_eq!(picture("again.png"), picture("rok.png"));
+    let nothing = refusal(&bench(place.path(), &["plot", "none.csv", "--plot=none.svg"]));
+    assert!(nothing.contains("none.csv"), "{nothing}");
+}
+
+#[test]
+fn rok_goes_on_where_memory_runs_out() {
+    let place = workplace();
+    // 131,072 tokens of 65,536 logits are 32 GiB.
+    let rok = "ulimit -v 16777216; exec \"$0\" rok --data=text.txt --vocab=65536 --steps=1 --warmup=0 --json \
+        --strategies=keep,offload --batches=8192,1 --layers=1 --hidden=8 --heads=1 --block=16 --tokens=bytes --threads=1";
+    let output = Command::new("sh")
+        .args(["-c", rok, env!("CARGO_BIN_EXE_ssdtrain-bench")])
+        .current_dir(place.path())
+        .env("TMPDIR", place.path())
+        .output()
+        .unwrap();
+    let points = json_lines(&output);
+    assert_eq!(points.len(), 4);
+    for point in &points {
+        match point["failed"].as_str() {
+            None => assert!(point["micro_batch"] == 1 && point["act_peak_bytes"].is_u64(), "{point}"),
+            Some(why) => assert!(point["micro_batch"] == 8192 && why.contains("out of memory"), "{point}"),
+        }
     }
 }
 

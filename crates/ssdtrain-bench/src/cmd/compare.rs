@@ -1,6 +1,8 @@
 //! `compare`: the same training step under each strategy, side by side.
 
-use anyhow::{Result, bail, ensure};
+use std::fmt;
+
+use anyhow::{Context, Result, bail, ensure};
 use clap::value_parser;
 use ssdtrain_models::{TokenSet, seed_step};
 use tch::nn::VarStore;
@@ -46,7 +48,7 @@ pub(crate) struct Args {
     /// Print auto's plan: what goes where, by scope, and what it counts on
     #[arg(long)]
     explain: bool,
-    /// Compare every gradient after every step to the bit; a difference is an error
+    /// Compare every gradient after every step to the bit; a difference is an error. It implies --deterministic
     #[arg(long)]
     check: bool,
     /// Print one JSON object per strategy, each on one line
@@ -119,7 +121,17 @@ pub(crate) struct Plan {
     pub(crate) placement: Placement,
 }
 
-/// Trains one model per strategy, in turns.
+/// The strategy whose error it is; for whoever can go on without it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Under(pub(crate) Strategy);
+
+impl fmt::Display for Under {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "under {}", self.0.name())
+    }
+}
+
+/// Trains one model per strategy, in turns. An error of one of them has [`Under`] as its context.
 pub(crate) fn measure(
     plan: &Plan,
     shape: &Shape,
@@ -130,7 +142,8 @@ pub(crate) fn measure(
     let mut sides = Vec::new();
     for &strategy in &plan.strategies {
         let optimizer = |vs: &VarStore| plan.optimizer.build(vs);
-        let learner = Learner::new(strategy, shape, plan.placement, cache, optimizer, plan.seed)?;
+        let learner = Learner::new(strategy, shape, plan.placement, cache, optimizer, plan.seed)
+            .with_context(|| Under(strategy))?;
         sides.push(Side::new(strategy, learner));
     }
     let mut batches = tokens.random_batches(shape.rows(), shape.block(), plan.seed, plan.placement.device)?;
@@ -142,7 +155,8 @@ pub(crate) fn measure(
         let micro_batches = batches.draw()?.split(shape.accumulate)?;
         for index in order(sides.len(), round) {
             seed_step(plan.seed, round as u64);
-            sides[index].step(&micro_batches)?;
+            let side = &mut sides[index];
+            side.step(&micro_batches).with_context(|| Under(side.strategy))?;
         }
         if plan.exact {
             verify(&sides, plan.check, round + 1)?;
@@ -195,7 +209,8 @@ fn verify(sides: &[Side], gradients: bool, step: usize) -> Result<()> {
     Ok(())
 }
 
-fn distinct(strategies: &[Strategy]) -> Vec<Strategy> {
+/// Each of them once, in the order of their definition.
+pub(crate) fn distinct(strategies: &[Strategy]) -> Vec<Strategy> {
     let mut distinct = strategies.to_vec();
     distinct.sort_unstable();
     distinct.dedup();

@@ -1,0 +1,298 @@
+//! `rok`: the recompute-offload-keep curve, strategies over micro-batch sizes.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::{Arg, value_parser};
+use serde::Serialize;
+use ssdtrain_models::GptConfig;
+
+use crate::cache::CacheArgs;
+use crate::cmd::compare::{Plan, Under, distinct, measure};
+use crate::data::DataArgs;
+use crate::optimizer::OptimizerKind;
+use crate::placement::Placement;
+use crate::progress::Progress;
+use crate::rok::{Point, Record, RokPicture, Settings, frontier, parse_file, render};
+use crate::shape::Shape;
+use crate::strategy::Strategy;
+use crate::task::{Task, TaskArgs};
+use crate::{defaults, failure, gpu, interrupt, plot, table};
+
+/// Measure how much memory each strategy takes and how fast it trains, over micro-batch sizes
+///
+/// A point is one strategy at one micro-batch size. The strategies of a size take turns step by step in one process, as with
+/// compare; all of their models are in memory then. A strategy that runs out of memory is recorded as failed at that size, and the
+/// others of that size are measured again without it.
+///
+/// Points are added to the file --out after each micro-batch size. What the file has already is not measured again, so a sweep that
+/// was stopped goes on where it was, and more strategies and sizes can be added; table and plot show all that the file has. On the
+/// frontier are the points that no other beats: none has a lower activation peak and as high a throughput, or the reverse.
+///
+/// Model TFLOP/s count the operations that forward and backward need, whatever is done twice: for each token six for every
+/// weight in a matrix product, and 12 x layers x hidden x tokens per sequence for attention.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES, mut_arg("batch", |arg| instead::<u32>(arg, "the sizes are swept: give --batches")))]
+#[command(mut_arg("trace", |arg| instead::<PathBuf>(arg, "a trace shows few steps: take compare for it")))]
+pub(crate) struct Args {
+    /// What to measure
+    #[arg(
+        long,
+        value_name = "NAMES",
+        value_enum,
+        value_delimiter = ',',
+        default_value = "keep,recompute,offload,adaptive-paper"
+    )]
+    strategies: Vec<Strategy>,
+    /// Micro-batch sizes, in sequences
+    #[arg(
+        long,
+        value_name = "ROWS",
+        value_delimiter = ',',
+        default_value = "2,4,8,16,32",
+        value_parser = value_parser!(u32).range(1..=1 << 16)
+    )]
+    batches: Vec<u32>,
+    /// Measured steps of each point
+    #[arg(long, value_name = "N", default_value = defaults::ROK_STEPS, value_parser = value_parser!(u32).range(1..=1_000_000))]
+    steps: u32,
+    /// Steps of each point before those
+    #[arg(long, value_name = "N", default_value = defaults::ROK_WARMUP, value_parser = value_parser!(u32).range(0..=1_000_000))]
+    warmup: u32,
+    /// File of the points, CSV or JSON; if it is there, the sweep goes on from it
+    #[arg(long, value_name = "FILE", default_value = "rok.csv", value_parser = parse_file)]
+    out: PathBuf,
+    /// Forget what the file has, and measure all of it anew
+    #[arg(long)]
+    fresh: bool,
+    /// Draw the curves into FILE, an SVG or a PNG; repeat it for more
+    #[arg(long, value_name = "FILE", value_parser = plot::parse_file)]
+    plot: Vec<PathBuf>,
+    /// Print one JSON object per point, each on one line
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    task: TaskArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  ssdtrain-bench rok --plot rok.svg                   four strategies, micro-batches of 2 to 32
+  ssdtrain-bench rok --batches 2,4,8,16,32,64         the same and one size more: only that is measured
+  ssdtrain-bench rok --strategies keep,offload --steps 20 --out two.json --plot two.png
+  ssdtrain-bench rok --preset gpt2-small --device cuda --vocab 50304 --loss-chunk 2048 --optimizer sgd --out gpu.csv
+  ssdtrain-bench plot rok.csv --plot rok.png          a picture of what was measured, without measuring
+
+Columns and JSON: micro_batch, strategy, step_ms_median, ratio_to_keep (of medians) with its 95 % interval ratio_low to ratio_high,
+tokens_per_s, model_tflops, act_peak_bytes, act_peak_to_keep, offloaded_bytes, recomputed_bytes, stall_ms, predicted_step_ms,
+predicted_peak_bytes (not yet predicted), failed (why there is no measurement); in JSON frontier, too. Ratios are empty where keep
+did not take turns with it. The first line of a CSV file is a comment with title and settings.";
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    interrupt::listen()?;
+    let task = args.task.prepare(false)?;
+    let settings = args.settings(&task)?;
+    let title = title(&task);
+    let mut record =
+        if args.fresh { Record::new(title, settings) } else { Record::resume(&args.out, title, settings)? };
+    // So that a place that cannot be written to is told before measuring begins.
+    record.write(&args.out)?;
+
+    let mut progress = Progress::new(args.json);
+    let sizes = args.sizes();
+    let names: Vec<_> = sizes.iter().map(ToString::to_string).collect();
+    let Task { placement, shape, data, .. } = &task;
+    progress.line(&format!("data   {}", data.describe()));
+    progress.line(&format!("model  {}, {placement}", shape.describe_with(&names.join(", "))));
+    progress.line(&format!("spill  {}", args.task.cache.describe()?));
+    progress.line(&format!("plan   {} steps of each point, after {} of warm-up", args.steps, args.warmup));
+    let strategies = distinct(&args.strategies);
+    for (index, &size) in sizes.iter().enumerate() {
+        let missing: Vec<_> = strategies
+            .iter()
+            .copied()
+            .filter(|strategy| record.point(size, strategy.name()).is_none())
+            .collect();
+        if missing.is_empty() {
+            progress.line(&format!("batch  {size}: {} has it", args.out.display()));
+            continue;
+        }
+        progress.part(index, sizes.len(), format!("micro-batch {size}"));
+        let turns = with_keep(&missing, &strategies, record.point(size, Strategy::Keep.name()));
+        let points = sweep(args, &task, size, turns, &progress).with_context(|| {
+            let file = args.out.display();
+            format!("micro-batch {size} is not measured ({file} has those before; run it again, without --fresh, to go on)")
+        })?;
+        let wanted = |point: &Point| missing.iter().any(|strategy| strategy.name() == point.strategy);
+        record.add(points.into_iter().filter(wanted));
+        record.write(&args.out)?;
+        progress.line(&format!("batch  {size}: {}", list(&missing)));
+    }
+    args.show(&record, &progress)
+}
+
+/// Measures strategies at one micro-batch size, those that run out of memory apart.
+fn sweep(
+    args: &Args,
+    task: &Task,
+    size: usize,
+    strategies: Vec<Strategy>,
+    progress: &Progress,
+) -> Result<Vec<Point>> {
+    let shape = Shape { batch: size, ..task.shape.clone() };
+    let mut plan = Plan {
+        strategies,
+        steps: args.steps as usize,
+        warmup: args.warmup as usize,
+        check: false,
+        exact: task.exact,
+        seed: args.task.seed,
+        optimizer: args.task.optimizer,
+        placement: task.placement,
+    };
+    let mut points = Vec::new();
+    while !plan.strategies.is_empty() {
+        let error = match measure(&plan, &shape, &args.task.cache, &task.data.train, progress) {
+            Ok(rows) => {
+                let flops = shape.model.flops_per_token(shape.model.context) as f64;
+                let flops_per_step = flops * shape.tokens_per_step() as f64;
+                points.extend(rows.iter().map(|row| Point::measured(size, row, flops_per_step)));
+                break;
+            }
+            Err(error) => error,
+        };
+        let Some(&Under(failed)) = error.downcast_ref().filter(|_| failure::is_out_of_memory(&error)) else {
+            return Err(error);
+        };
+        let why = failure::root_line(&error);
+        progress.line(&format!("batch  {size}: {} failed: {why}", failed.name()));
+        points.push(Point::failed(size, failed.name(), why));
+        plan.strategies.retain(|&strategy| strategy != failed);
+    }
+    Ok(points)
+}
+
+/// The strategies that take turns: those that are missing and, for their ratios, keep, unless it is known to fail.
+fn with_keep(missing: &[Strategy], all: &[Strategy], keep: Option<&Point>) -> Vec<Strategy> {
+    let mut turns = missing.to_vec();
+    if all.contains(&Strategy::Keep) && keep.is_none_or(|keep| keep.failed.is_none()) {
+        turns.push(Strategy::Keep);
+    }
+    distinct(&turns)
+}
+
+/// All that may change what is measured but strategies and sizes; the names are those that a difference is told by.
+#[derive(Serialize)]
+struct Measured<'a> {
+    model: &'a GptConfig,
+    tokens: &'a str,
+    accumulate: usize,
+    loss_chunk: Option<u32>,
+    grads_in_place: bool,
+    recompute: String,
+    device: String,
+    gpu: Option<String>,
+    threads: i32,
+    deterministic: bool,
+    optimizer: OptimizerKind,
+    seed: u64,
+    steps: u32,
+    warmup: u32,
+    data: &'a DataArgs,
+    cache: &'a CacheArgs,
+}
+
+impl Args {
+    fn settings(&self, task: &Task) -> Result<Settings> {
+        let Task { placement, shape, .. } = task;
+        Settings::of(&Measured {
+            model: &shape.model,
+            tokens: &shape.tokens,
+            accumulate: shape.accumulate,
+            loss_chunk: shape.loss_chunk.map(Into::into),
+            grads_in_place: shape.grads_in_place,
+            recompute: shape.recompute.to_string(),
+            device: placement.to_string(),
+            gpu: gpu_name(*placement)?,
+            threads: tch::get_num_threads(),
+            deterministic: task.exact,
+            optimizer: self.task.optimizer,
+            seed: self.task.seed,
+            steps: self.steps,
+            warmup: self.warmup,
+            data: &self.task.data,
+            cache: &self.task.cache,
+        })
+    }
+
+    /// The micro-batch sizes, each once, from the smallest on.
+    fn sizes(&self) -> Vec<usize> {
+        let mut sizes: Vec<_> = self.batches.iter().map(|&size| size as usize).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes
+    }
+
+    fn show(&self, record: &Record, progress: &Progress) -> Result<()> {
+        for path in &self.plot {
+            plot::write(path, &RokPicture(record))?;
+        }
+        if self.json {
+            for (point, frontier) in record.points.iter().zip(frontier(&record.points)) {
+                table::print_json(&Line { point, frontier })?;
+            }
+        } else {
+            println!("\n{}\n", render(&record.points));
+        }
+        progress.line(&format!("points {}", self.out.display()));
+        self.plot.iter().for_each(|path| progress.line(&format!("plot   {}", path.display())));
+        Ok(())
+    }
+}
+
+/// A point as it is printed.
+#[derive(Serialize)]
+struct Line<'a> {
+    #[serde(flatten)]
+    point: &'a Point,
+    frontier: bool,
+}
+
+/// What the picture says of the model.
+fn title(task: &Task) -> String {
+    let GptConfig { layers, hidden, context, .. } = task.shape.model;
+    format!("{layers} layers, hidden {hidden}, {context} tokens, {}", task.placement)
+}
+
+fn gpu_name(placement: Placement) -> Result<Option<String>> {
+    match placement.device {
+        tch::Device::Cuda(index) => Ok(Some(gpu::properties(index)?.name)),
+        _ => Ok(None),
+    }
+}
+
+fn list(strategies: &[Strategy]) -> String {
+    strategies.iter().map(|strategy| strategy.name()).collect::<Vec<_>>().join(", ")
+}
+
+/// Makes an argument of other commands an error that says what to do instead.
+fn instead<T: Clone + Send + Sync + 'static>(arg: Arg, advice: &'static str) -> Arg {
+    arg.hide(true).value_parser(move |_: &str| Err::<T, _>(advice))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keep_takes_a_turn_for_the_ratios_of_others() {
+        use Strategy::{Keep, Offload, Recompute};
+        let all = [Keep, Recompute, Offload];
+        let there = Point { step_ms_median: Some(1.0), ..Point::default() };
+        assert_eq!(with_keep(&[Offload], &all, Some(&there)), [Keep, Offload]);
+        assert_eq!(with_keep(&all, &all, None), all);
+        assert_eq!(with_keep(&[Offload], &[Recompute, Offload], None), [Offload]);
+        let failed = Point::failed(8, "keep", "out of memory".to_owned());
+        assert_eq!(with_keep(&[Offload], &all, Some(&failed)), [Offload]);
+    }
+}
