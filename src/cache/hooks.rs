@@ -73,12 +73,12 @@ impl SavedTensorHooks for Recorder {
         let mut placement = step.place(saved, scope);
         if placement.may_be_recomputed() {
             let planned = step.reading.next(bytes, scope);
-            // Notes are taken of what is saved, and not of what need not be.
-            let again =
-                step.probe.is_none() && planned.is_none_or(|planned| planned == plan::Placement::Recompute);
-            if again && let Some(recipe) = self.marks.recipe_of(saved, &step.counters) {
+            if step.reading.recomputes(planned)
+                && let Some(recipe) = self.marks.recipe_of(saved, &step.counters)
+            {
                 return Ok(recipe);
             }
+            self.marks.is_saved(saved);
             if planned == Some(plan::Placement::Keep) {
                 placement = Placement::Keep(KeepReason::Policy);
             }

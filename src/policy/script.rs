@@ -24,6 +24,8 @@ pub(crate) struct Reading {
     script: Option<Arc<Script>>,
     next: AtomicUsize,
     lost: AtomicBool,
+    /// What has a recipe is saved all the same.
+    saves_all: bool,
 }
 
 impl Script {
@@ -35,6 +37,16 @@ impl Script {
 impl Reading {
     pub(crate) fn new(script: Option<Arc<Script>>) -> Reading {
         Reading { script, ..Reading::default() }
+    }
+
+    /// A step that is to show what it saves.
+    pub(crate) fn of_all() -> Reading {
+        Reading { saves_all: true, ..Reading::default() }
+    }
+
+    /// Whether a save that has a recipe needs no bytes, where `planned` is what becomes of it.
+    pub(crate) fn recomputes(&self, planned: Option<Placement>) -> bool {
+        planned.map_or(!self.saves_all, |planned| planned == Placement::Recompute)
     }
 
     /// What becomes of the next save; none if nothing was planned for it. Once a save is not the one in the script nothing is, up
@@ -100,6 +112,13 @@ mod tests {
             reading.rewind();
             assert_eq!(next(&reading, 1), None, "to the end of the step");
         }
+    }
+
+    #[test]
+    fn what_has_a_recipe_is_recomputed_unless_something_else_is_planned() {
+        let keep = Some(Placement::Keep);
+        assert_eq!([None, keep].map(|planned| Reading::default().recomputes(planned)), [true, false]);
+        assert_eq!([None, keep].map(|planned| Reading::of_all().recomputes(planned)), [false, false]);
     }
 
     #[test]

@@ -43,6 +43,8 @@ struct Book {
 /// A note, before the device is through.
 struct Taken {
     note: Note,
+    /// When it began to be asked for.
+    before: Option<Stamp>,
     stamp: Stamp,
     peak: u64,
     held: u64,
@@ -86,20 +88,20 @@ impl Probe {
 
     /// What began to be saved then was: the entry of this number. `held` bytes of what was saved are on the device now.
     pub(crate) fn saved(&self, begun: Begun, save: Save, recipe: Option<Arc<Shown>>, held: u64) {
-        self.take(begun, Note::Saved(save), recipe, held);
+        let Begun { stamp, peak } = begun;
+        self.take(Taken { note: Note::Saved(save), before: None, stamp, peak, held, recipe });
     }
 
     /// What was asked for then is on the device.
     pub(crate) fn asked(&self, begun: Begun, entry: u64, held: u64) {
-        // What came before it was waited for until now.
-        let stamp = self.trace.stamp();
-        self.take(Begun { stamp, ..begun }, Note::Asked(entry), None, held);
+        let (before, stamp) = (Some(begun.stamp), self.trace.stamp());
+        self.take(Taken { note: Note::Asked(entry), before, stamp, peak: begun.peak, held, recipe: None });
     }
 
-    fn take(&self, Begun { stamp, peak }: Begun, note: Note, recipe: Option<Arc<Shown>>, held: u64) {
+    fn take(&self, taken: Taken) {
         let mut book = self.book.lock();
-        book.peak = book.peak.max(peak).max(torch::memory(self.device).peak);
-        book.notes.push(Taken { note, stamp, peak, held, recipe });
+        book.peak = book.peak.max(taken.peak).max(torch::memory(self.device).peak);
+        book.notes.push(taken);
         torch::reset_peak(self.device);
     }
 
@@ -123,6 +125,7 @@ impl Probe {
         book.peak = book.peak.max(peak);
         if !closed {
             book.notes.push(Taken {
+                before: None,
                 note: Note::Ended,
                 stamp: self.trace.stamp(),
                 peak,
@@ -144,7 +147,7 @@ impl Probe {
         let moves = self.trace.moves(self.position);
         let book = std::mem::take(&mut *self.book.lock());
         let notes = book.notes.into_iter().map(|taken| {
-            let Taken { note, stamp, peak, held, recipe } = taken;
+            let Taken { note, before, stamp, peak, held, recipe } = taken;
             let recipe = match recipe {
                 Some(shown) => {
                     let took = shown.to.reach()?.at.saturating_duration_since(shown.from.reach()?.at);
@@ -152,8 +155,13 @@ impl Probe {
                 }
                 None => None,
             };
+            let before = match before {
+                Some(before) => Some(before.reach()?),
+                None => None,
+            };
             Some(Notes {
                 note,
+                before,
                 reached: stamp.reach()?,
                 peak: peak.saturating_sub(self.allocated),
                 held,

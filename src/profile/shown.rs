@@ -29,6 +29,8 @@ pub(super) enum Note {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Notes {
     pub(super) note: Note,
+    /// When the device had come to where it was waited for.
+    pub(super) before: Option<Reached>,
     pub(super) reached: Reached,
     /// Most allocated bytes since the note before it, those at the step's beginning left out.
     pub(super) peak: u64,
@@ -125,9 +127,11 @@ impl Step {
     /// began to.
     fn stalls(&self) -> Vec<(Instant, Instant)> {
         let Moves { device_stalls, host_stalls, .. } = &self.moves;
+        let points: Vec<Reached> =
+            self.notes.iter().flat_map(|notes| notes.before.into_iter().chain([notes.reached])).collect();
         let idle = host_stalls.iter().filter_map(|&(from, to)| {
-            let before = self.notes.partition_point(|notes| notes.reached.host <= from);
-            let busy = self.notes[..before].last().map_or(from, |notes| notes.reached.at.max(from));
+            let before = points.partition_point(|point| point.host <= from);
+            let busy = points[..before].last().map_or(from, |point| point.at.max(from));
             (busy < to).then_some((busy, to))
         });
         let mut stalls: Vec<_> = device_stalls.iter().copied().chain(idle).collect();

@@ -73,6 +73,8 @@ struct Mark {
 enum Held {
     Here(Arc<Remat>),
     ByGraph(Weak<Remat>),
+    /// The result is saved with its bytes.
+    No,
 }
 
 impl Marks {
@@ -94,8 +96,21 @@ impl Marks {
                 counters.deduplicated.add(bytes);
                 remat
             }
+            Held::No => return None,
         };
         Some(Packed::Handle(Box::new(RematHandle(remat))))
+    }
+
+    /// The result is saved with its bytes: its recipe, and the inputs that it holds, may go.
+    pub(crate) fn is_saved(&self, saved: &SavedTensor<'_>) {
+        let Some(id) = saved.storage_id() else { return };
+        let before = {
+            let mut marks = self.0.lock();
+            let mark = marks.results.get_mut(&id).filter(|mark| mark.version == saved.version());
+            mark.map(|mark| std::mem::replace(&mut mark.remat, Held::No))
+        };
+        // A recipe goes without the lock.
+        drop(before);
     }
 
     /// What it took to compute a marked result, if the step is profiled.

@@ -98,6 +98,7 @@ impl Steering {
             By::Plans(auto) => {
                 let limits = match auto.lock().course(number) {
                     Course::Look { profiled, limits } => {
+                        steered.reading = Reading::of_all();
                         let trace = cache.trace.as_ref().filter(|_| profiled);
                         steered.probe = trace.map(|trace| Arc::new(Probe::begin(trace, device)));
                         limits
