@@ -19,6 +19,7 @@ use ssdtrain_libtorch::{SavedTensor, Storage};
 pub(crate) use self::hooks::{Recorder, StepContext};
 use self::table::{Answer, EntryKey, Job, Saved, Squeeze, Table};
 pub(crate) use self::table::{Limits, NO_TAPE, TapeKey};
+use crate::profile::Alive;
 use crate::telemetry::{Cause, Counters, ScopeId, Scopes};
 use crate::tier::{Here, Parcel, Tier};
 use crate::trace::{Counter, Trace};
@@ -113,8 +114,8 @@ impl Cache {
         self.table.lock().held()
     }
 
-    /// Bytes on the device of what was saved, whoever holds it.
-    fn alive(&self) -> u64 {
+    /// What was saved and is on the device, whoever holds it.
+    fn alive(&self) -> Alive {
         self.table.lock().alive()
     }
 

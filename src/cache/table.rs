@@ -13,6 +13,7 @@ use ssdtrain_libtorch::{Storage, StorageId, WeakStorage};
 pub(crate) use self::saving::Saved;
 use super::entry::{Edge, State};
 use super::tape::Tape;
+use crate::profile::Alive;
 use crate::telemetry::{Cause, Counters, ScopeId};
 use crate::tier::{Leaving, Parcel, Tier};
 
@@ -113,6 +114,8 @@ pub(crate) struct Table {
     transfers: usize,
     on_device: u64,
     early: u64,
+    /// Storages that were served to the last handle and let go of, but that backward still uses: of which entries.
+    in_use: Vec<(EntryKey, WeakStorage)>,
     /// Bytes of all entries, the most there were in this step, and in the step before.
     live: u64,
     peak_live: u64,
@@ -138,6 +141,7 @@ impl Table {
             transfers: 0,
             on_device: 0,
             early: 0,
+            in_use: Vec::new(),
             live: 0,
             peak_live: 0,
             expected_live: None,
@@ -235,13 +239,24 @@ impl Table {
         (self.entries.len(), self.tapes.len(), self.on_device)
     }
 
-    /// Bytes of the storages that are on the device, those included that only the program still holds.
-    pub(crate) fn alive(&self) -> u64 {
-        let is_alive = |entry: &&Entry| {
-            let elsewhere = || entry.returned.as_ref().is_some_and(|returned| returned.upgrade().is_some());
-            entry.device.is_some() || entry.source.upgrade().is_some() || elsewhere()
-        };
-        self.entries.iter().map(|(_, entry)| entry).filter(is_alive).map(|entry| entry.bytes).sum()
+    /// Bytes on the device, those included that backward still uses.
+    fn device_bytes(&mut self) -> u64 {
+        self.in_use.retain(|(_, storage)| storage.upgrade().is_some());
+        let in_use = self.in_use.iter().filter_map(|(key, _)| self.entry(*key));
+        self.on_device + in_use.map(|entry| entry.bytes).sum::<u64>()
+    }
+
+    /// Bytes of the storages that are on the device, and the entries among them that only the program still holds.
+    pub(crate) fn alive(&self) -> Alive {
+        let mut alive = Alive { bytes: self.on_device, in_use: Vec::new() };
+        for (_, entry) in self.entries.iter().filter(|(_, entry)| entry.device.is_none()) {
+            let returned = || entry.returned.as_ref().is_some_and(|returned| returned.upgrade().is_some());
+            if entry.source.upgrade().is_some() || returned() {
+                alive.in_use.push(entry.serial);
+                alive.bytes += entry.bytes;
+            }
+        }
+        alive
     }
 
     /// Whether a load of `key` is under way.
@@ -293,9 +308,9 @@ impl Table {
         let served = entry.state == State::Loaded && entry.served >= entry.handles;
         if served && entry.parcel.as_ref().is_some_and(|parcel| parcel.may_evict()) {
             let entry = self.advance(key, Edge::Evicted);
-            entry.device = None;
-            let bytes = entry.bytes;
+            let (device, bytes) = (entry.device.take(), entry.bytes);
             self.on_device -= bytes;
+            self.in_use.extend(device.map(|storage| (key, storage.downgrade())));
         }
     }
 

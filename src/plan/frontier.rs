@@ -237,7 +237,14 @@ impl<'a> Frontier<'a> {
     /// Most bytes needed at once beside what is there: in forward, where something is saved, and in backward.
     fn needs(&self, placements: &[Placement]) -> [u64; 2] {
         let Workload { entries, turn_extra, .. } = self.work;
-        let forward = entries.iter().map(|entry| entry.bytes + entry.forward_extra).max();
+        let mut in_use: Vec<usize> = Vec::new();
+        let forward = entries.iter().enumerate().map(|(index, entry)| {
+            in_use.retain(|&other| entries[other].in_use_until >= index);
+            let others: u64 = in_use.iter().map(|&other| entries[other].bytes).sum();
+            in_use.extend((placements[index] == Placement::Recompute).then_some(index));
+            others + entry.bytes + entry.forward_extra
+        });
+        let forward = forward.max();
         let backward = entries.iter().zip(placements).map(|(entry, placement)| {
             // It comes before what it is computed from goes.
             let again = if *placement == Placement::Recompute { entry.bytes } else { 0 };
@@ -422,7 +429,15 @@ mod tests {
             )| {
                 let recompute =
                     Option::map(recompute, |time| Recompute { time, since: index.saturating_sub(2) });
-                Entry { bytes, forward, backward, forward_extra, backward_extra, recompute }
+                Entry {
+                    bytes,
+                    forward,
+                    backward,
+                    forward_extra,
+                    backward_extra,
+                    recompute,
+                    in_use_until: index + 1,
+                }
             };
             let entries = entries.into_iter().enumerate().map(entry).collect();
             Workload { entries, turn: MS, rest: MS, turn_extra }

@@ -63,6 +63,8 @@ pub struct Entry {
     pub backward_extra: u64,
     /// How to compute it again; none if there is no recipe for it.
     pub recompute: Option<Recompute>,
+    /// The last entry during whose `forward` the program still holds it: until then it is on the device, wherever it is placed.
+    pub in_use_until: usize,
 }
 
 /// What it takes to compute an entry again.

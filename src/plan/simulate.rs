@@ -42,6 +42,8 @@ struct Run<'a> {
     now: f64,
     places: Vec<Place>,
     on_device: u64,
+    /// Entries that are not counted there, but that the program may still hold.
+    in_use: Vec<usize>,
     in_host: u64,
     early: u64,
     near: u64,
@@ -81,6 +83,7 @@ pub(super) fn run(
         now: 0.0,
         places: vec![Place::default(); entries.len()],
         on_device: 0,
+        in_use: Vec::new(),
         in_host: 0,
         early: 0,
         near: 0,
@@ -108,10 +111,14 @@ impl Run<'_> {
         let Entry { bytes, forward, forward_extra, .. } = self.entries[index];
         self.note_written();
         // Its memory is taken before it is computed.
-        self.told.forward_peak = self.told.forward_peak.max(self.on_device + bytes + forward_extra);
+        let entries = self.entries;
+        self.in_use.retain(|&other| entries[other].in_use_until >= index);
+        let in_use: u64 = self.in_use.iter().map(|&other| entries[other].bytes).sum();
+        self.told.forward_peak = self.told.forward_peak.max(self.on_device + in_use + bytes + forward_extra);
         self.compute(forward);
         self.note_written();
         if self.placement(index) == Placement::Recompute {
+            self.in_use.push(index);
             return;
         }
         while self.on_device + bytes > self.limits.device_budget && self.let_go() {}
@@ -156,6 +163,7 @@ impl Run<'_> {
     }
 
     fn leave(&mut self, index: usize) {
+        self.in_use.push(index);
         self.places[index].at = At::Below;
         self.on_device -= self.entries[index].bytes;
     }

@@ -11,7 +11,8 @@ use crate::telemetry::{PlanReport, PlanRow, Scopes, Tally};
 
 /// The first step pays for what later ones find ready, so the second is the first to be profiled.
 const FIRST_PROFILED: u64 = 2;
-/// What storages may take of the device in steps that are not planned.
+/// What storages may take of the device in steps that are not planned, where they leave it by themselves. Where they leave as late as
+/// they may, it is nothing: what stays shows no bandwidth.
 const UNPLANNED_BYTES: u64 = 512 << 20;
 /// Of the bandwidth that was measured a plan counts on so much.
 const COUNTED_ON: f64 = 0.9;
@@ -84,10 +85,14 @@ impl Auto {
                 Course::Follow { script: Arc::clone(script), limits: plan.limits }
             }
             None => {
+                let bytes = match self.aim.leaving {
+                    Leaving::InStreamOrder => 0,
+                    Leaving::WhenStored => UNPLANNED_BYTES,
+                };
                 let limits = Limits {
-                    device_budget: UNPLANNED_BYTES,
-                    backward_budget: UNPLANNED_BYTES,
-                    prefetch: UNPLANNED_BYTES / 2,
+                    device_budget: bytes,
+                    backward_budget: bytes,
+                    prefetch: bytes / 2,
                     ..Limits::default()
                 };
                 Course::Look { profiled: number >= FIRST_PROFILED, limits }

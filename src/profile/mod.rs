@@ -36,8 +36,9 @@ struct Book {
     /// The most allocated bytes so far.
     peak: u64,
     backwards: u32,
-    /// The end of the last backward.
+    /// The end of the last backward, and where the step had nothing left to compute.
     ended: Option<Stamp>,
+    computed: Option<Stamp>,
 }
 
 /// A note, before the device is through.
@@ -47,7 +48,7 @@ struct Taken {
     before: Option<Stamp>,
     stamp: Stamp,
     peak: u64,
-    held: u64,
+    alive: Alive,
     recipe: Option<Arc<Shown>>,
 }
 
@@ -57,6 +58,14 @@ pub(crate) struct Shown {
     pub(crate) to: Stamp,
     /// The note of its first input, if that was saved.
     pub(crate) first: usize,
+}
+
+/// Storages that were saved and are on the device.
+#[derive(Debug, Default)]
+pub(crate) struct Alive {
+    pub(crate) bytes: u64,
+    /// The numbers of those entries among them that only the program still holds.
+    pub(crate) in_use: Vec<u64>,
 }
 
 /// The beginning of something that is to be noted.
@@ -86,16 +95,16 @@ impl Probe {
         open.then(|| Begun { stamp: self.trace.stamp(), peak: torch::memory(self.device).peak })
     }
 
-    /// What began to be saved then was: the entry of this number. `held` bytes of what was saved are on the device now.
-    pub(crate) fn saved(&self, begun: Begun, save: Save, recipe: Option<Arc<Shown>>, held: u64) {
+    /// What began to be saved then was: the entry of this number. `alive` is on the device now.
+    pub(crate) fn saved(&self, begun: Begun, save: Save, recipe: Option<Arc<Shown>>, alive: Alive) {
         let Begun { stamp, peak } = begun;
-        self.take(Taken { note: Note::Saved(save), before: None, stamp, peak, held, recipe });
+        self.take(Taken { note: Note::Saved(save), before: None, stamp, peak, alive, recipe });
     }
 
     /// What was asked for then is on the device.
-    pub(crate) fn asked(&self, begun: Begun, entry: u64, held: u64) {
+    pub(crate) fn asked(&self, begun: Begun, entry: u64, alive: Alive) {
         let (before, stamp) = (Some(begun.stamp), self.trace.stamp());
-        self.take(Taken { note: Note::Asked(entry), before, stamp, peak: begun.peak, held, recipe: None });
+        self.take(Taken { note: Note::Asked(entry), before, stamp, peak: begun.peak, alive, recipe: None });
     }
 
     fn take(&self, taken: Taken) {
@@ -129,11 +138,17 @@ impl Probe {
                 note: Note::Ended,
                 stamp: self.trace.stamp(),
                 peak,
-                held: 0,
+                alive: Alive::default(),
                 recipe: None,
             });
         }
         book.ended = Some(ended);
+    }
+
+    /// All is computed: what the step waits for from now on is transfers.
+    pub(crate) fn all_computed(&self) {
+        let stamp = self.trace.stamp();
+        self.book.lock().computed = Some(stamp);
     }
 
     /// The most allocated bytes that were seen.
@@ -143,11 +158,11 @@ impl Probe {
 
     /// The step is over. None if it has shown nothing that a plan can be made of.
     pub(crate) fn end(&self) -> Option<Profile> {
-        let end = self.trace.stamp().reach()?;
         let moves = self.trace.moves(self.position);
         let book = std::mem::take(&mut *self.book.lock());
+        let end = book.computed?.reach()?;
         let notes = book.notes.into_iter().map(|taken| {
-            let Taken { note, before, stamp, peak, held, recipe } = taken;
+            let Taken { note, before, stamp, peak, alive, recipe } = taken;
             let recipe = match recipe {
                 Some(shown) => {
                     let took = shown.to.reach()?.at.saturating_duration_since(shown.from.reach()?.at);
@@ -164,7 +179,7 @@ impl Probe {
                 before,
                 reached: stamp.reach()?,
                 peak: peak.saturating_sub(self.allocated),
-                held,
+                alive,
                 recipe,
             })
         });

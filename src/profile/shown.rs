@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use super::Alive;
 use crate::plan::{Entry, Recompute, Workload};
 use crate::telemetry::ScopeId;
 use crate::trace::{Moves, Reached};
@@ -26,7 +27,7 @@ pub(super) enum Note {
 }
 
 /// A note, when the device had come to it, and the memory around it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Notes {
     pub(super) note: Note,
     /// When the device had come to where it was waited for.
@@ -34,8 +35,8 @@ pub(super) struct Notes {
     pub(super) reached: Reached,
     /// Most allocated bytes since the note before it, those at the step's beginning left out.
     pub(super) peak: u64,
-    /// Bytes of saved storages on the device when it was done with.
-    pub(super) held: u64,
+    /// What of saved storages was on the device when it was done with.
+    pub(super) alive: Alive,
     /// If it was saved with a recipe: the time of that, and the note of its first input.
     pub(super) recipe: Option<(Duration, usize)>,
 }
@@ -74,12 +75,18 @@ impl Step {
             let Notes { note, reached, peak, recipe, .. } = *notes;
             lasted += computed(since, reached.at, &stalls);
             most = most.max(peak.saturating_sub(held));
-            (since, held) = (reached.at, notes.held);
+            (since, held) = (reached.at, notes.alive.bytes);
             match note {
                 Note::Saved(save) => {
                     let place = entries.len();
                     let known = *places.entry(save.entry).or_insert(place);
                     saves.push((save, known));
+                    // The next entry, which is computed while what is in use now still is.
+                    let next = place + usize::from(known == place);
+                    let in_use = notes.alive.in_use.iter().filter_map(|other| places.get(other));
+                    in_use
+                        .filter(|other| **other < place)
+                        .for_each(|other| entries[*other].in_use_until = next);
                     if known < place {
                         continue;
                     }
@@ -89,6 +96,7 @@ impl Step {
                         forward: lasted,
                         forward_extra: most.saturating_sub(save.bytes),
                         recompute: recipe.map(|(time, _)| Recompute { time, since: since.unwrap_or(place) }),
+                        in_use_until: next,
                         ..Entry::default()
                     });
                 }

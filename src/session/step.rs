@@ -80,6 +80,7 @@ impl Step<'_> {
     /// not met.
     pub fn finish(self) -> Result<StepReport> {
         let context = Arc::clone(&self.handle.0);
+        context.probe.iter().for_each(|probe| probe.all_computed());
         let peak = self.peak.lock().unwrap_or_else(|| torch::memory(self.cache.device).peak);
         {
             let _range = self.cache.range(Name::Wait("finish"), "finish");

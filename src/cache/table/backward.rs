@@ -15,7 +15,7 @@ impl Table {
         let away =
             self.entry(wanted).filter(|entry| entry.state == State::Away && entry.source.upgrade().is_none());
         let bytes = away.map_or(0, |entry| entry.bytes);
-        let over = self.on_device + bytes > self.limits.backward_budget;
+        let over = self.device_bytes() + bytes > self.limits.backward_budget;
         if over { self.oldest_leaving().filter(|(key, _)| *key != wanted) } else { None }
     }
 
@@ -140,7 +140,7 @@ impl Table {
                 // One that is larger than the limit goes alone, so that it does not stand in the way of all below it.
                 let alone = self.early == 0 && self.limits.prefetch > 0;
                 let fits = (alone || self.early + bytes <= self.limits.prefetch)
-                    && self.on_device + bytes <= self.limits.backward_budget;
+                    && self.device_bytes() + bytes <= self.limits.backward_budget;
                 let done = alive || (fits && self.load(key, true, jobs));
                 if !done {
                     break;

@@ -121,6 +121,20 @@ fn what_the_turn_needs_counts() {
 }
 
 #[test]
+fn what_the_program_still_holds_counts_wherever_it_is() {
+    let mut work = work(3);
+    work.entries[0].recompute = Some(Recompute { time: S, since: 0 });
+    let peak = |work: &Workload| {
+        work.simulate(&[Placement::Recompute], &copies(1.0), &Limits::default()).forward_peak
+    };
+    assert_eq!(peak(&work), 20);
+    work.entries[0].in_use_until = 1;
+    assert_eq!(peak(&work), 20);
+    work.entries[0].in_use_until = 2;
+    assert_eq!(peak(&work), 30);
+}
+
+#[test]
 fn what_else_is_needed_counts_where_it_is_needed() {
     let mut work = work(3);
     work.entries[0].forward_extra = 100;
