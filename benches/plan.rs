@@ -13,6 +13,7 @@ fn plan(c: &mut Criterion) {
         backward: micros(200 + index % 17),
         forward_extra: 1 << 20,
         backward_extra: 4 << 20,
+        in_use_until: index as usize + 1,
         recompute: index
             .is_multiple_of(3)
             .then_some(Recompute { time: micros(20), since: index.saturating_sub(1) as usize }),
