@@ -37,7 +37,8 @@ pub enum Policy {
     Adaptive(Adaptive),
     /// For each storage what serves the [`Goal`] best: keep it, move it to the host or the disk, or, where it has a recipe
     /// ([`remat`](crate::remat)), compute it again. The second step is profiled, save by save; the plan made of it is followed
-    /// from the third on, and made anew when steps, shapes or the disk's speed change. [`TensorCache::plan`] explains it, and each
+    /// from the third on, corrected by what the first steps under it take, and made anew when steps, shapes or the disk's speed
+    /// change. [`TensorCache::plan`] explains it, and each
     /// [`StepReport`](crate::StepReport) has it beside what was measured.
     ///
     /// The plan sets `device_budget`, `backward_budget`, `prefetch` and what `keep_last` would. Steps that are not planned yet move

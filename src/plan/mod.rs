@@ -211,6 +211,15 @@ impl Workload {
         entries + self.turn + self.rest
     }
 
+    /// Has everything take so many times as long to compute.
+    pub fn pace(&mut self, times: f64) {
+        let all = self.entries.iter_mut().flat_map(|entry| {
+            let recompute = entry.recompute.iter_mut().map(|recompute| &mut recompute.time);
+            [&mut entry.forward, &mut entry.backward].into_iter().chain(recompute)
+        });
+        all.chain([&mut self.turn, &mut self.rest]).for_each(|time| *time = time.mul_f64(times));
+    }
+
     /// What the step does under one placement per entry. Entries without one are kept.
     pub fn simulate(&self, placements: &[Placement], machine: &Machine, limits: &Limits) -> Prediction {
         simulate::run(self, placements, machine, limits)

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::script::{Line, Script};
 use super::watch::{Drift, Watch};
 use crate::plan::{Caps, Frontier, Goal, Leaving, Limits, Machine, Placement, Plan};
-use crate::profile::Profile;
+use crate::profile::{Profile, Save};
 use crate::telemetry::{PlanReport, PlanRow, Scopes, Tally};
 
 /// The first step pays for what later ones find ready, so the second is the first to be profiled.
@@ -16,6 +16,15 @@ const FIRST_PROFILED: u64 = 2;
 const UNPLANNED_BYTES: u64 = 512 << 20;
 /// Of the bandwidth that was measured a plan counts on so much.
 const COUNTED_ON: f64 = 0.9;
+/// What was computed took so much longer, or less, than was planned: the profile's times are corrected. A device that waits between its
+/// kernels, as in a profiled step, may run faster than one that does not.
+const TELLING_PACE: f64 = 0.02;
+/// Stalls beyond those planned that are worth another plan, as a share of the step.
+const TELLING_STALL: f64 = 0.002;
+/// So often a profile is corrected.
+const CORRECTIONS: u32 = 4;
+/// A plan without any overhead may be so much over by rounding.
+const ROUNDING: f64 = 1e-4;
 const SECONDS_PER_DAY: f64 = 86_400.0;
 
 /// What a plan is for, and what it may take.
@@ -48,6 +57,8 @@ pub(crate) enum Course {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Observed {
     pub(crate) wall: Duration,
+    /// Of this, it waited for the cache.
+    pub(crate) stall: Duration,
     /// It was not the step that was planned.
     pub(crate) lost: bool,
     /// Bytes per second of the disk while it was busy, if it moved enough to tell.
@@ -71,6 +82,15 @@ struct Planned {
     plan: Plan,
     script: Arc<Script>,
     in_reach: bool,
+    corrections: Corrections,
+}
+
+/// What steps have shown of a profile since.
+#[derive(Clone, Copy, Debug, Default)]
+struct Corrections {
+    count: u32,
+    /// Time of a micro-batch that is set aside for stalls that plans do not see.
+    spared: Duration,
 }
 
 impl Auto {
@@ -100,6 +120,11 @@ impl Auto {
         }
     }
 
+    /// Whether how long the step takes tells more than whether it takes as long as others.
+    pub(crate) fn settles(&self) -> bool {
+        self.planned.is_some() && self.watch.settles()
+    }
+
     /// A step was profiled.
     pub(crate) fn profiled(&mut self, profile: Profile) {
         let moves = &profile.moves;
@@ -112,7 +137,7 @@ impl Auto {
             host_pool: self.aim.host_pool,
             leaving: self.aim.leaving,
         };
-        self.make(profile, machine);
+        self.make(profile, machine, Corrections::default());
     }
 
     /// A planned step is over.
@@ -121,24 +146,49 @@ impl Auto {
         let machine = planned.machine;
         let rates = [(observed.written, machine.disk_write), (observed.read, machine.disk_read)];
         let known = rates.map(|(seen, counted_on)| seen.map(|seen| seen * COUNTED_ON / counted_on));
-        match self.watch.observe(observed.wall, observed.lost, known) {
+        match self.watch.observe(observed.wall, observed.stall, observed.lost, known) {
             None => {}
             Some(Drift::Steps) => self.planned = None,
+            Some(Drift::Settled { wall, stall }) => self.correct(wall, stall),
             Some(Drift::Disk([written, read])) => {
-                let Some(Planned { profile, .. }) = self.planned.take() else { return };
+                let Some(Planned { profile, corrections, .. }) = self.planned.take() else { return };
                 let machine = Machine {
                     disk_write: machine.disk_write * written,
                     disk_read: machine.disk_read * read,
                     ..machine
                 };
-                self.make(profile, machine);
+                self.make(profile, machine, corrections);
             }
         }
     }
 
-    fn make(&mut self, profile: Profile, machine: Machine) {
-        let (plan, in_reach) = self.best(&profile, &machine);
-        let line = |(save, entry): &(crate::profile::Save, usize)| Line {
+    /// Steps of the plan take so long, and stall so much of it: plans again if that is not what was planned.
+    fn correct(&mut self, wall: Duration, stall: Duration) {
+        let Some(Planned { profile, plan, corrections, .. }) = &self.planned else { return };
+        if corrections.count == CORRECTIONS {
+            return;
+        }
+        let [wall, stall] = [wall, stall].map(|time| time / profile.micro_batches.max(1));
+        let expected = plan.prediction.step.saturating_sub(plan.prediction.stall.total());
+        let pace = wall.saturating_sub(stall).as_secs_f64() / expected.as_secs_f64().max(f64::MIN_POSITIVE);
+        let beyond = stall.saturating_sub(plan.prediction.stall.total());
+        let over = self.aim.goal.step.is_some_and(|most| {
+            let kept = pace * profile.work.computed().as_secs_f64();
+            beyond.as_secs_f64() > TELLING_STALL * kept && wall.as_secs_f64() > most * kept
+        });
+        if (pace - 1.0).abs() <= TELLING_PACE && !over {
+            return;
+        }
+        let Some(Planned { mut profile, machine, mut corrections, .. }) = self.planned.take() else { return };
+        profile.work.pace(pace);
+        corrections.count += 1;
+        corrections.spared += if over { beyond } else { Duration::ZERO };
+        self.make(profile, machine, corrections);
+    }
+
+    fn make(&mut self, profile: Profile, machine: Machine, corrections: Corrections) {
+        let (plan, in_reach) = self.best(&profile, &machine, corrections);
+        let line = |(save, entry): &(Save, usize)| Line {
             bytes: save.bytes,
             scope: save.scope,
             placement: plan.placements[*entry],
@@ -146,16 +196,18 @@ impl Auto {
         let script = Arc::new(Script::new(profile.saves.iter().map(line).collect()));
         self.plans += 1;
         self.watch.planned();
-        self.planned = Some(Planned { profile, machine, plan, script, in_reach });
+        self.planned = Some(Planned { profile, machine, plan, script, in_reach, corrections });
     }
 
     /// The plan for the goal, or else the lowest there is; and which of the two it is.
-    fn best(&self, profile: &Profile, machine: &Machine) -> (Plan, bool) {
+    fn best(&self, profile: &Profile, machine: &Machine, corrections: Corrections) -> (Plan, bool) {
         let kept = profile.work.computed().as_secs_f64();
         let per_step = |per_day: u64| (per_day as f64 * kept / SECONDS_PER_DAY) as u64;
         let caps = Caps { disk: self.aim.disk, written: self.aim.written_per_day.map_or(u64::MAX, per_step) };
         let frontier = Frontier::new(&profile.work, machine, caps);
-        match frontier.plan(self.aim.goal) {
+        let spared = corrections.spared.as_secs_f64() / kept.max(f64::MIN_POSITIVE);
+        let step = self.aim.goal.step.map(|most| (most - spared).max(1.0 + ROUNDING));
+        match frontier.plan(Goal { step, ..self.aim.goal }) {
             Ok(plan) => (plan, true),
             Err(_) => (frontier.lowest(), false),
         }
@@ -195,6 +247,7 @@ impl Auto {
             machine: self.planned.as_ref()?.machine,
             in_reach: *in_reach,
             plans: self.plans,
+            settled: !self.watch.settles(),
             rows,
         })
     }

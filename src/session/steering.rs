@@ -12,7 +12,7 @@ use crate::config::{Policy, TensorCacheBuilder};
 use crate::policy::{Auto, Course, Keeping, Module, Observed, Profile, Reading, Rule, Stay};
 use crate::profile::Probe;
 use crate::store::{Store, StoreStats};
-use crate::telemetry::{AdaptiveReport, PlanReport, ScopeId, Scopes};
+use crate::telemetry::{AdaptiveReport, PlanReport, ScopeId, Scopes, StepReport};
 use crate::tier::Tier;
 use crate::trace::{Forward, Trace};
 
@@ -115,8 +115,16 @@ impl Steering {
         steered
     }
 
+    /// Whether the step that ends is to be waited for, so that its time is that of all it computes.
+    pub(super) fn is_timed(&self) -> bool {
+        match &self.by {
+            By::Scopes(_) => false,
+            By::Plans(auto) => auto.lock().settles(),
+        }
+    }
+
     /// A step is over.
-    pub(super) fn end(&self, noted: &Noted, step: &StepContext, wall: Duration) {
+    pub(super) fn end(&self, noted: &Noted, step: &StepContext, report: &StepReport) {
         let trace = step.cache.trace.as_ref();
         match &self.by {
             By::Scopes(keeping) => {
@@ -132,7 +140,7 @@ impl Steering {
                     trace.into_iter().for_each(|trace| self.pause(trace));
                     profile.into_iter().for_each(|profile| auto.lock().profiled(profile));
                 }
-                None => auto.lock().stepped(noted.observed(step, wall)),
+                None => auto.lock().stepped(noted.observed(step, report)),
             },
         }
     }
@@ -176,7 +184,7 @@ impl Noted {
         Some(Profile { modules, forward: scopes.values().sum(), bandwidth })
     }
 
-    fn observed(&self, step: &StepContext, wall: Duration) -> Observed {
+    fn observed(&self, step: &StepContext, report: &StepReport) -> Observed {
         let now = step.cache.tier().and_then(Tier::store).map(Store::stats);
         let rate = |bytes: fn(&StoreStats) -> u64, busy: fn(&StoreStats) -> Duration| {
             let (now, before) = (now.as_ref()?, self.store.as_ref()?);
@@ -184,7 +192,8 @@ impl Noted {
             (bytes >= TELLING_BYTES && !busy.is_zero()).then(|| bytes as f64 / busy.as_secs_f64())
         };
         Observed {
-            wall,
+            wall: report.wall,
+            stall: report.stall.total(),
             lost: step.reading.is_lost(),
             written: rate(|stats| stats.bytes_written, |stats| stats.write_busy),
             read: rate(|stats| stats.bytes_read, |stats| stats.read_busy),

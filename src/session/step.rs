@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use super::TensorCache;
 use super::steering::Noted;
@@ -92,6 +92,9 @@ impl Step<'_> {
         if let Some(trace) = &context.cache.trace {
             trace.settle();
         }
+        if let (true, Device::Cuda(index)) = (self.cache.steering.is_timed(), self.cache.device) {
+            tch::Cuda::synchronize(index as i64);
+        }
         let wall = self.start.elapsed();
         // The probe sets the peak back as it goes.
         let peak = peak.max(context.probe.as_ref().map_or(0, |probe| probe.peak()));
@@ -110,7 +113,7 @@ impl Step<'_> {
         for warning in &report.warnings {
             tracing::warn!(step = report.step, "{warning}");
         }
-        steering.end(&self.noted, &context, wall);
+        steering.end(&self.noted, &context, &report);
         let config = &self.cache.config;
         if config.fail_if_nothing_offloaded && report.step == 1 && report.offloaded.bytes == 0 {
             return Err(Error::new(

@@ -41,6 +41,12 @@ impl Side {
         Ok(())
     }
 
+    /// Whether what its steps do is decided for good, as far as can be told.
+    pub(crate) fn is_settled(&self) -> bool {
+        let plan = || self.learner.cache().and_then(TensorCache::plan);
+        self.strategy != Strategy::Auto || plan().is_some_and(|plan| plan.settled)
+    }
+
     /// The loss of the last step, in nats per token.
     pub(crate) fn loss(&self) -> f64 {
         self.outcomes.last().map_or(f64::NAN, |outcome| outcome.loss)
@@ -140,7 +146,7 @@ pub(crate) struct Row {
     /// Pinned in the measured steps.
     pinned_bytes: u64,
     disk: Option<Disk>,
-    planned: Option<Planned>,
+    pub(crate) planned: Option<Planned>,
     /// The plan as a table.
     #[serde(skip)]
     pub(crate) explained: Option<String>,
@@ -161,9 +167,9 @@ struct Causes {
 
 /// What a plan expected.
 #[derive(Clone, Debug, Serialize)]
-struct Planned {
-    step_ms: f64,
-    peak_bytes: u64,
+pub(crate) struct Planned {
+    pub(crate) step_ms: f64,
+    pub(crate) peak_bytes: u64,
     stall_ms: f64,
     /// Whether the goal is reached.
     in_reach: bool,

@@ -42,7 +42,7 @@ pub(crate) struct Args {
     /// Measured steps of each strategy
     #[arg(long, value_name = "N", default_value = defaults::COMPARE_STEPS, value_parser = value_parser!(u32).range(1..=1_000_000))]
     steps: u32,
-    /// Steps of each strategy before those
+    /// Steps of each strategy before those; more where a plan of auto is not settled by then, at most 24
     #[arg(long, value_name = "N", default_value = defaults::COMPARE_WARMUP, value_parser = value_parser!(u32).range(0..=1_000_000))]
     warmup: u32,
     /// Print auto's plan: what goes where, by scope, and what it counts on
@@ -67,7 +67,7 @@ Examples:
   ssdtrain-bench compare --strategies keep,recompute,offload
   ssdtrain-bench compare --recompute layer --device-budget 16MiB
   ssdtrain-bench compare --spill-dir /mnt/a --spill-dir /mnt/b --device-budget 48MiB --json
-  ssdtrain-bench compare --strategies keep,offload,adaptive-paper --disk-rate 150MB
+  ssdtrain-bench compare --strategies keep,offload,adaptive-paper --disk-rate 150MiB
   ssdtrain-bench compare --steps 3 --strategies keep,offload --trace trace.json
 
 JSON: strategy, step_ms_median, tokens_per_s, act_peak_bytes, act_peak_spread_bytes (highest less lowest step),
@@ -106,6 +106,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     Ok(())
 }
+
+/// Most steps that warm-up is longer while plans are still corrected.
+const SETTLING: usize = 24;
 
 /// What is measured.
 pub(crate) struct Plan {
@@ -147,9 +150,10 @@ pub(crate) fn measure(
         sides.push(Side::new(strategy, learner));
     }
     let mut batches = tokens.random_batches(shape.rows(), shape.block(), plan.seed, plan.placement.device)?;
-    let rounds = plan.warmup + plan.steps;
+    let (mut warmup, mut round) = (plan.warmup, 0);
     progress.start();
-    for round in 0..rounds {
+    while round < warmup + plan.steps {
+        let rounds = warmup + plan.steps;
         ensure!(!interrupt::requested(), "interrupted after {round} of {rounds} rounds");
         progress.at(round as f64 / rounds as f64);
         let micro_batches = batches.draw()?.split(shape.accumulate)?;
@@ -161,10 +165,16 @@ pub(crate) fn measure(
         if plan.exact {
             verify(&sides, plan.check, round + 1)?;
         }
-        if round < plan.warmup {
+        round += 1;
+        if round <= warmup {
             sides.iter_mut().for_each(Side::begin);
         }
+        let settles = plan.warmup > 0 && sides.iter().any(|side| !side.is_settled());
+        if round == warmup && settles && warmup < plan.warmup + SETTLING {
+            warmup += 1;
+        }
     }
+    let rounds = round;
     progress.clear();
     if sides.len() > 1 && plan.exact {
         let names: Vec<_> = plan.strategies.iter().map(|strategy| strategy.name()).collect();

@@ -41,7 +41,7 @@ pub(crate) struct Args {
         value_name = "NAMES",
         value_enum,
         value_delimiter = ',',
-        default_value = "keep,recompute,offload,adaptive-paper"
+        default_value = "keep,recompute,offload,adaptive-paper,auto"
     )]
     strategies: Vec<Strategy>,
     /// Micro-batch sizes, in sequences
@@ -85,7 +85,7 @@ Examples:
 
 Columns and JSON: micro_batch, strategy, step_ms_median, ratio_to_keep (of medians) with its 95 % interval ratio_low to ratio_high,
 tokens_per_s, model_tflops, act_peak_bytes, act_peak_to_keep, offloaded_bytes, recomputed_bytes, stall_ms, predicted_step_ms,
-predicted_peak_bytes (not yet predicted), failed (why there is no measurement); in JSON frontier, too. Ratios are empty where keep
+predicted_peak_bytes (of auto), failed (why there is no measurement); in JSON frontier, too. Ratios are empty where keep
 did not take turns with it. The first line of a CSV file is a comment with title and settings.";
 
 pub(crate) fn run(args: &Args) -> Result<()> {

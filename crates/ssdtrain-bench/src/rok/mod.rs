@@ -56,6 +56,8 @@ impl Point {
             offloaded_bytes: Some(row.offloaded_bytes),
             recomputed_bytes: Some(row.recomputed_bytes),
             stall_ms: Some(row.stall_ms),
+            predicted_step_ms: row.planned.as_ref().map(|planned| planned.step_ms),
+            predicted_peak_bytes: row.planned.as_ref().map(|planned| planned.peak_bytes),
             ..Point::default()
         }
     }
