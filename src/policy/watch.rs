@@ -39,14 +39,7 @@ pub(crate) struct Watch {
 
 impl Default for Watch {
     fn default() -> Watch {
-        Watch {
-            steps: 0,
-            usual: Duration::MAX,
-            stall: Duration::ZERO,
-            strange: 0,
-            patience: PATIENCE,
-            strange_disk: 0,
-        }
+        Watch { steps: 0, first: Default::default(), strange: 0, patience: PATIENCE, strange_disk: 0 }
     }
 }
 
