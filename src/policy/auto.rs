@@ -176,13 +176,18 @@ impl Auto {
             let kept = pace * profile.work.computed().as_secs_f64();
             beyond.as_secs_f64() > TELLING_STALL * kept && wall.as_secs_f64() > most * kept
         });
-        if (pace - 1.0).abs() <= TELLING_PACE && !over {
+        let paced = (pace - 1.0).abs() <= TELLING_PACE;
+        if paced && !over {
             return;
         }
         let Some(Planned { mut profile, machine, mut corrections, .. }) = self.planned.take() else { return };
-        profile.work.pace(pace);
         corrections.count += 1;
-        corrections.spared += if over { beyond } else { Duration::ZERO };
+        if paced {
+            corrections.spared += beyond;
+        } else {
+            // Stalls may be others where the times are right.
+            profile.work.pace(pace);
+        }
         self.make(profile, machine, corrections);
     }
 
