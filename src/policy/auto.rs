@@ -257,3 +257,105 @@ impl Auto {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Entry, Workload};
+    use crate::telemetry::ScopeId;
+    use crate::trace::Moves;
+
+    const MS: Duration = Duration::from_millis(1);
+    const LAYERS: u64 = 20;
+
+    /// Layers of a megabyte, 10 ms forward and 20 ms backward, on a CPU whose disk moves so many megabytes per second.
+    fn profile(disk: f64) -> Profile {
+        let entry = Entry { bytes: 1_000_000, forward: 10 * MS, backward: 20 * MS, ..Entry::default() };
+        let save = |entry| Save { entry, bytes: 1_000_000, scope: ScopeId::default() };
+        Profile {
+            work: Workload { entries: vec![entry; LAYERS as usize], ..Workload::default() },
+            saves: (0..LAYERS).map(|entry| (save(entry), entry as usize)).collect(),
+            micro_batches: 1,
+            moves: Moves { written: Some(disk * 1e6), read: Some(disk * 1e6), ..Moves::default() },
+        }
+    }
+
+    fn planned(goal: Goal, disk: f64) -> Auto {
+        let leaving = Leaving::WhenStored;
+        let mut auto = Auto::new(Aim { goal, host_pool: 0, disk: u64::MAX, leaving, written_per_day: None });
+        assert!(matches!(auto.course(1), Course::Look { profiled: false, .. }));
+        assert!(matches!(auto.course(2), Course::Look { profiled: true, .. }));
+        auto.profiled(profile(disk));
+        assert!(matches!(auto.course(3), Course::Follow { .. }));
+        auto
+    }
+
+    fn report(auto: &Auto) -> PlanReport {
+        auto.report(&Scopes::default()).unwrap()
+    }
+
+    /// A step as it was planned.
+    fn usual(auto: &Auto) -> Observed {
+        let report = report(auto);
+        Observed { wall: report.step, stall: report.prediction.stall.total(), ..Observed::default() }
+    }
+
+    #[test]
+    fn a_disk_that_becomes_faster_is_used_again_within_five_steps() {
+        let unthrottled = report(&planned(Goal::overhead(0.02), 400.0)).prediction.peak();
+        let mut auto = planned(Goal::overhead(0.02), 20.0);
+        assert!(report(&auto).prediction.peak() > 2 * unthrottled);
+        let faster = |auto: &Auto| Observed { written: Some(400e6), read: Some(400e6), ..usual(auto) };
+        let steps = (1..=5).find(|_| {
+            auto.stepped(faster(&auto));
+            report(&auto).prediction.peak() == unthrottled
+        });
+        assert_eq!(steps, Some(2));
+        for _ in 0..100 {
+            auto.stepped(faster(&auto));
+        }
+        assert_eq!(report(&auto).plans, 2, "and that is that");
+    }
+
+    #[test]
+    fn steps_that_take_longer_correct_the_times() {
+        let mut auto = planned(Goal::overhead(0.02), 400.0);
+        let before = report(&auto).kept_step;
+        for _ in 0..3 {
+            auto.stepped(Observed { wall: 2 * usual(&auto).wall, ..usual(&auto) });
+        }
+        assert!(report(&auto).kept_step.abs_diff(2 * before) < MS && report(&auto).plans == 2);
+    }
+
+    #[test]
+    fn stalls_beyond_those_planned_are_paid_for_with_memory() {
+        let mut auto = planned(Goal::overhead(0.02), 100.0);
+        let before = report(&auto);
+        for _ in 0..3 {
+            let Observed { wall, stall, .. } = usual(&auto);
+            auto.stepped(Observed { wall: wall + 30 * MS, stall: stall + 30 * MS, ..usual(&auto) });
+        }
+        let after = report(&auto);
+        assert!(after.plans == 2 && after.step < before.step, "{before}\n{after}");
+        assert!(after.prediction.peak() > before.prediction.peak(), "{before}\n{after}");
+    }
+
+    #[test]
+    fn a_step_that_is_not_the_planned_one_is_profiled() {
+        let mut auto = planned(Goal::overhead(0.02), 400.0);
+        auto.stepped(Observed { lost: true, ..usual(&auto) });
+        assert!(matches!(auto.course(4), Course::Look { profiled: true, .. }));
+    }
+
+    #[test]
+    fn a_day_of_steps_writes_no_more_than_it_may() {
+        let leaving = Leaving::WhenStored;
+        let goal = Goal::overhead(0.02);
+        // A step takes 600 ms: 144,000 a day.
+        let written_per_day = Some(144_000 * 3_000_000);
+        let mut auto = Auto::new(Aim { goal, host_pool: 0, disk: u64::MAX, leaving, written_per_day });
+        auto.profiled(profile(400.0));
+        let written = report(&auto).prediction.written;
+        assert!((1..=3_000_000).contains(&written), "{written}");
+    }
+}

@@ -29,6 +29,8 @@ struct Shared {
 #[derive(Default)]
 struct State {
     queue: VecDeque<Op>,
+    /// Bytes per second; none for as many as the inner backend takes.
+    limit: Option<NonZero<u64>>,
     closed: bool,
 }
 
@@ -36,10 +38,17 @@ impl Throttled {
     /// Starts the thread `ssdtrain-pace`, which sleeps until the next operation's time.
     pub fn new(inner: Arc<dyn Backend>, bytes_per_s: NonZero<u64>) -> io::Result<Throttled> {
         let shared = Arc::new(Shared::default());
+        shared.state.lock().limit = Some(bytes_per_s);
         let (passing, queued) = (Arc::clone(&inner), Arc::clone(&shared));
         let thread = thread::Builder::new().name("ssdtrain-pace".to_owned());
-        let thread = thread.spawn(move || queued.pass_on(&*passing, bytes_per_s))?;
+        let thread = thread.spawn(move || queued.pass_on(&*passing))?;
         Ok(Throttled { inner, shared, thread: Some(thread) })
+    }
+
+    /// Passes operations on no faster than that from now on, or as fast as they come.
+    pub fn set_limit(&self, bytes_per_s: Option<NonZero<u64>>) {
+        self.shared.state.lock().limit = bytes_per_s;
+        self.shared.changed.notify_one();
     }
 }
 
@@ -68,7 +77,7 @@ impl Drop for Throttled {
 
 impl Shared {
     /// Passes operations on, each in its time, until no more come; what is left then goes at once.
-    fn pass_on(&self, inner: &dyn Backend, bytes_per_s: NonZero<u64>) {
+    fn pass_on(&self, inner: &dyn Backend) {
         let mut free = Instant::now();
         let mut state = self.state.lock();
         loop {
@@ -79,9 +88,14 @@ impl Shared {
                 self.changed.wait(&mut state);
                 continue;
             };
-            free = free.max(Instant::now())
-                + Duration::from_secs_f64(op.len() as f64 / bytes_per_s.get() as f64);
-            while !state.closed && !self.changed.wait_until(&mut state, free).timed_out() {}
+            let begun = free.max(Instant::now());
+            free = begun;
+            while let Some(limit) = state.limit.filter(|_| !state.closed) {
+                free = begun + Duration::from_secs_f64(op.len() as f64 / limit.get() as f64);
+                if self.changed.wait_until(&mut state, free).timed_out() {
+                    break;
+                }
+            }
             drop(state);
             inner.submit(vec![op]);
             state = self.state.lock();
@@ -123,6 +137,18 @@ mod tests {
         for operation in 1..=3 {
             assert!(ended.recv().unwrap() - start >= operation * Duration::from_millis(10));
         }
+    }
+
+    #[test]
+    fn a_limit_that_is_lifted_holds_nothing_back() {
+        let inner = Arc::new(Pool::new(1).unwrap());
+        let file = Arc::new(SpillFile::in_memory(1 << 20).unwrap());
+        // Else the first alone would take an hour.
+        let throttled = Throttled::new(inner, NonZero::new(1).unwrap()).unwrap();
+        let (done, ended) = mpsc::channel();
+        throttled.submit(write(2, &file, &done));
+        throttled.set_limit(None);
+        assert!((0..2).all(|_| ended.recv().is_ok()));
     }
 
     #[test]
