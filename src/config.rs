@@ -10,7 +10,7 @@ use tch::nn::{VarStore, Variables};
 
 use crate::device::{Cuda, Simulated};
 use crate::error::{Error, ErrorKind, Result};
-use crate::plan::{Goal, Leaving};
+use crate::plan::{Goal, Leaving, Placement};
 use crate::policy::Aim;
 use crate::session::TensorCache;
 use crate::store::{BackendKind, Store, StoreConfig};
@@ -79,6 +79,7 @@ pub struct TensorCacheBuilder {
     pub(crate) prefetch: u64,
     pub(crate) read_ahead: u64,
     pub(crate) simulated: Option<Duration>,
+    pub(crate) forced: Option<Arc<[Placement]>>,
     pub(crate) keep_last: usize,
     pub(crate) written_per_day: Option<u64>,
     pub(crate) require_direct_io: bool,
@@ -100,6 +101,7 @@ impl Default for TensorCacheBuilder {
             prefetch: 64 * MIB,
             read_ahead: GIB,
             simulated: None,
+            forced: None,
             keep_last: 0,
             written_per_day: None,
             require_direct_io: false,
@@ -177,6 +179,13 @@ impl TensorCacheBuilder {
     #[doc(hidden)]
     pub fn simulated_device(mut self, delay: Duration) -> Self {
         self.simulated = Some(delay);
+        self
+    }
+
+    /// Places the saves of each step so, in turn and again and again, whatever the policy; for tests of plans.
+    #[doc(hidden)]
+    pub fn forced_placements(mut self, placements: Vec<Placement>) -> Self {
+        self.forced = Some(placements.into());
         self
     }
 

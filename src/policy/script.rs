@@ -22,6 +22,8 @@ pub(crate) struct Line {
 #[derive(Debug, Default)]
 pub(crate) struct Reading {
     script: Option<Arc<Script>>,
+    /// Placements in turn, whatever is saved; for tests.
+    forced: Option<Arc<[Placement]>>,
     next: AtomicUsize,
     lost: AtomicBool,
     /// What has a recipe is saved all the same.
@@ -44,6 +46,11 @@ impl Reading {
         Reading { saves_all: true, ..Reading::default() }
     }
 
+    /// A step that is to place its saves so, again and again, whatever they are.
+    pub(crate) fn forced(placements: Arc<[Placement]>) -> Reading {
+        Reading { forced: Some(placements), ..Reading::default() }
+    }
+
     /// Whether a save that has a recipe needs no bytes, where `planned` is what becomes of it.
     pub(crate) fn recomputes(&self, planned: Option<Placement>) -> bool {
         planned.map_or(!self.saves_all, |planned| planned == Placement::Recompute)
@@ -52,6 +59,9 @@ impl Reading {
     /// What becomes of the next save; none if nothing was planned for it. Once a save is not the one in the script nothing is, up
     /// to the end of the step.
     pub(crate) fn next(&self, bytes: u64, scope: ScopeId) -> Option<Placement> {
+        if let Some(forced) = &self.forced {
+            return forced.get(self.next.fetch_add(1, Ordering::Relaxed) % forced.len().max(1)).copied();
+        }
         let script = self.script.as_ref()?;
         let line = script.0.get(self.next.fetch_add(1, Ordering::Relaxed));
         let expected = line.filter(|line| line.bytes == bytes && line.scope == scope);

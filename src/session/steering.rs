@@ -9,6 +9,7 @@ use tch::Device;
 
 use crate::cache::{Cache, Limits, StepContext};
 use crate::config::{Policy, TensorCacheBuilder};
+use crate::plan::Placement;
 use crate::policy::{Auto, Course, Keeping, Module, Observed, Profile, Reading, Rule, Stay};
 use crate::profile::Probe;
 use crate::store::{Store, StoreStats};
@@ -21,6 +22,7 @@ pub(super) struct Steering {
     by: By,
     /// The limits that were asked for.
     limits: Limits,
+    forced: Option<Arc<[Placement]>>,
     /// Whether what happens is recorded for the user as well.
     traced: bool,
 }
@@ -67,7 +69,7 @@ impl Steering {
                 By::Scopes(Mutex::new(Keeping::new(Rule::Last(config.keep_last))))
             }
         };
-        Steering { by, limits, traced: config.trace }
+        Steering { by, limits, forced: config.forced.clone(), traced: config.trace }
     }
 
     /// Whether steps may be profiled, which takes a trace.
@@ -111,6 +113,9 @@ impl Steering {
                 let crate::plan::Limits { device_budget, backward_budget, prefetch, .. } = limits;
                 cache.set_limits(Limits { device_budget, backward_budget, prefetch, ..self.limits });
             }
+        }
+        if let Some(forced) = &self.forced {
+            steered.reading = Reading::forced(Arc::clone(forced));
         }
         steered
     }
