@@ -6,6 +6,7 @@
 //! loads look ahead by `prefetch` bytes, and the disk serves reads before the writes that wait.
 //!
 //! A [`Frontier`] does that for every placement worth considering, and [`Frontier::plan`] picks the one that a [`Goal`] asks for.
+//! [`Scaling`] tells the same of other sizes of the micro-batch.
 //!
 //! ```
 //! use std::time::Duration;
@@ -29,11 +30,13 @@
 
 mod frontier;
 mod lanes;
+mod scaling;
 mod simulate;
 
 use std::time::Duration;
 
 pub use self::frontier::{Caps, Frontier, Goal, OutOfReach, Plan};
+pub use self::scaling::Scaling;
 
 /// One micro-batch's step as the device computes it when nothing is moved.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -1,13 +1,14 @@
 //! Planned steps: when to profile, what to plan for, and when a plan is no good any more. Pure.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::script::{Line, Script};
 use super::watch::{Drift, Watch};
-use crate::plan::{Caps, Frontier, Goal, Leaving, Limits, Machine, Placement, Plan};
+use crate::plan::{Caps, Frontier, Goal, Leaving, Limits, Machine, Placement, Plan, Workload};
 use crate::profile::{Profile, Save};
-use crate::telemetry::{PlanReport, PlanRow, Scopes, Tally};
+use crate::telemetry::{PlanReport, PlanRow, ScopeId, Scopes, Tally};
 
 /// The first step pays for what later ones find ready, so the second is the first to be profiled.
 const FIRST_PROFILED: u64 = 2;
@@ -83,6 +84,8 @@ struct Planned {
     script: Arc<Script>,
     in_reach: bool,
     corrections: Corrections,
+    /// What is told of it, once it was asked for.
+    report: Option<Arc<PlanReport>>,
 }
 
 /// What steps have shown of a profile since.
@@ -123,6 +126,11 @@ impl Auto {
     /// Whether how long the step takes tells more than whether it takes as long as others.
     pub(crate) fn settles(&self) -> bool {
         self.planned.is_some() && self.watch.settles()
+    }
+
+    /// Whether there is a plan that was followed for long enough to be corrected, if need be.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.planned.is_some() && !self.watch.settles()
     }
 
     /// A step was profiled.
@@ -201,7 +209,7 @@ impl Auto {
         let script = Arc::new(Script::new(profile.saves.iter().map(line).collect()));
         self.plans += 1;
         self.watch.planned();
-        self.planned = Some(Planned { profile, machine, plan, script, in_reach, corrections });
+        self.planned = Some(Planned { profile, machine, plan, script, in_reach, corrections, report: None });
     }
 
     /// The plan for the goal, or else the lowest there is; and which of the two it is.
@@ -219,21 +227,35 @@ impl Auto {
     }
 
     /// What is planned, if anything is yet.
-    pub(crate) fn report(&self, scopes: &Scopes) -> Option<PlanReport> {
-        let Planned { profile, plan, in_reach, .. } = self.planned.as_ref()?;
+    pub(crate) fn report(&mut self, scopes: &Scopes) -> Option<Arc<PlanReport>> {
+        let planned = self.planned.as_mut()?;
+        if planned.report.is_none() {
+            planned.report = Some(Arc::new(planned.told(self.plans, scopes)));
+        }
+        planned.report.clone()
+    }
+
+    /// What the plan was made of, if there is one.
+    pub(crate) fn profile(&self) -> Option<(Workload, Machine)> {
+        self.planned.as_ref().map(|planned| (planned.profile.work.clone(), planned.machine))
+    }
+}
+
+impl Planned {
+    fn told(&self, plans: u64, scopes: &Scopes) -> PlanReport {
+        let Planned { profile, machine, plan, in_reach, .. } = self;
         let mut rows: Vec<PlanRow> = Vec::new();
+        let mut places: HashMap<ScopeId, usize> = HashMap::new();
         let mut seen = vec![false; plan.placements.len()];
         for &(save, entry) in &profile.saves {
             if std::mem::replace(&mut seen[entry], true) {
                 continue;
             }
-            let name = scopes.name(save.scope);
-            let known = rows.iter().position(|row| row.scope == name);
-            let known = known.unwrap_or_else(|| {
-                rows.push(PlanRow { scope: name, ..PlanRow::default() });
+            let place = *places.entry(save.scope).or_insert_with(|| {
+                rows.push(PlanRow { scope: scopes.name(save.scope), ..PlanRow::default() });
                 rows.len() - 1
             });
-            let (row, profiled) = (&mut rows[known], profile.work.entries[entry]);
+            let (row, profiled) = (&mut rows[place], profile.work.entries[entry]);
             row.forward += profiled.forward;
             row.backward += profiled.backward;
             let tally = match plan.placements[entry] {
@@ -244,25 +266,23 @@ impl Auto {
             };
             *tally = Tally { count: tally.count + 1, bytes: tally.bytes + save.bytes };
         }
-        Some(PlanReport {
+        PlanReport {
             step: plan.prediction.step * profile.micro_batches,
             kept_step: profile.work.computed() * profile.micro_batches,
             prediction: plan.prediction,
             limits: plan.limits,
-            machine: self.planned.as_ref()?.machine,
+            machine: *machine,
             in_reach: *in_reach,
-            plans: self.plans,
-            settled: !self.watch.settles(),
+            plans,
             rows,
-        })
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Entry, Workload};
-    use crate::telemetry::ScopeId;
+    use crate::plan::Entry;
     use crate::trace::Moves;
 
     const MS: Duration = Duration::from_millis(1);
@@ -290,52 +310,55 @@ mod tests {
         auto
     }
 
-    fn report(auto: &Auto) -> PlanReport {
+    fn report(auto: &mut Auto) -> Arc<PlanReport> {
         auto.report(&Scopes::default()).unwrap()
     }
 
     /// A step as it was planned.
-    fn usual(auto: &Auto) -> Observed {
+    fn usual(auto: &mut Auto) -> Observed {
         let report = report(auto);
         Observed { wall: report.step, stall: report.prediction.stall.total(), ..Observed::default() }
     }
 
     #[test]
     fn a_disk_that_becomes_faster_is_used_again_within_five_steps() {
-        let unthrottled = report(&planned(Goal::overhead(0.02), 400.0)).prediction.peak();
+        let unthrottled = report(&mut planned(Goal::overhead(0.02), 400.0)).prediction.peak();
         let mut auto = planned(Goal::overhead(0.02), 20.0);
-        assert!(report(&auto).prediction.peak() > 2 * unthrottled);
-        let faster = |auto: &Auto| Observed { written: Some(400e6), read: Some(400e6), ..usual(auto) };
+        assert!(report(&mut auto).prediction.peak() > 2 * unthrottled);
+        let faster = |auto: &mut Auto| Observed { written: Some(400e6), read: Some(400e6), ..usual(auto) };
         let steps = (1..=5).find(|_| {
-            auto.stepped(faster(&auto));
-            report(&auto).prediction.peak() == unthrottled
+            let observed = faster(&mut auto);
+            auto.stepped(observed);
+            report(&mut auto).prediction.peak() == unthrottled
         });
         assert_eq!(steps, Some(2));
         for _ in 0..100 {
-            auto.stepped(faster(&auto));
+            let observed = faster(&mut auto);
+            auto.stepped(observed);
         }
-        assert_eq!(report(&auto).plans, 2, "and that is that");
+        assert_eq!(report(&mut auto).plans, 2, "and that is that");
     }
 
     #[test]
     fn steps_that_take_longer_correct_the_times() {
         let mut auto = planned(Goal::overhead(0.02), 400.0);
-        let before = report(&auto).kept_step;
+        let before = report(&mut auto).kept_step;
         for _ in 0..3 {
-            auto.stepped(Observed { wall: 2 * usual(&auto).wall, ..usual(&auto) });
+            let usual = usual(&mut auto);
+            auto.stepped(Observed { wall: 2 * usual.wall, ..usual });
         }
-        assert!(report(&auto).kept_step.abs_diff(2 * before) < MS && report(&auto).plans == 2);
+        assert!(report(&mut auto).kept_step.abs_diff(2 * before) < MS && report(&mut auto).plans == 2);
     }
 
     #[test]
     fn stalls_beyond_those_planned_are_paid_for_with_memory() {
         let mut auto = planned(Goal::overhead(0.02), 100.0);
-        let before = report(&auto);
+        let before = report(&mut auto);
         for _ in 0..3 {
-            let Observed { wall, stall, .. } = usual(&auto);
-            auto.stepped(Observed { wall: wall + 30 * MS, stall: stall + 30 * MS, ..usual(&auto) });
+            let usual = usual(&mut auto);
+            auto.stepped(Observed { wall: usual.wall + 30 * MS, stall: usual.stall + 30 * MS, ..usual });
         }
-        let after = report(&auto);
+        let after = report(&mut auto);
         assert!(after.plans == 2 && after.step < before.step, "{before}\n{after}");
         assert!(after.prediction.peak() > before.prediction.peak(), "{before}\n{after}");
     }
@@ -343,7 +366,8 @@ mod tests {
     #[test]
     fn a_step_that_is_not_the_planned_one_is_profiled() {
         let mut auto = planned(Goal::overhead(0.02), 400.0);
-        auto.stepped(Observed { lost: true, ..usual(&auto) });
+        let usual = usual(&mut auto);
+        auto.stepped(Observed { lost: true, ..usual });
         assert!(matches!(auto.course(4), Course::Look { profiled: true, .. }));
     }
 
@@ -355,7 +379,7 @@ mod tests {
         let written_per_day = Some(144_000 * 3_000_000);
         let mut auto = Auto::new(Aim { goal, host_pool: 0, disk: u64::MAX, leaving, written_per_day });
         auto.profiled(profile(400.0));
-        let written = report(&auto).prediction.written;
+        let written = report(&mut auto).prediction.written;
         assert!((1..=3_000_000).contains(&written), "{written}");
     }
 }

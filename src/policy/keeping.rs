@@ -48,6 +48,11 @@ impl Keeping {
         matches!(self.rule, Rule::Paper { .. })
     }
 
+    /// Whether nothing is to be decided any more.
+    pub(crate) fn is_settled(&self) -> bool {
+        !matches!(self.rule, Rule::Paper { decided: None, .. })
+    }
+
     /// Whether this step is to be profiled.
     pub(crate) fn profiles(&self, step: u64) -> bool {
         matches!(self.rule, Rule::Paper { decided: None, .. })

@@ -6,6 +6,8 @@ use std::time::Duration;
 const SETTLING: u32 = 3;
 /// A step is strange if it takes so many times as long as usual, or so much less.
 const STRANGE_TIME: f64 = 1.3;
+/// By so little longer or shorter no step is strange.
+const TELLING_TIME: Duration = Duration::from_millis(2);
 /// A disk is strange if it is so many times as fast as was counted on, or so much slower.
 const STRANGE_RATE: f64 = 1.3;
 /// So many strange steps in a row are a drift. Doubled with each drift of the steps' time, so that a machine that is always restless is
@@ -84,8 +86,10 @@ impl Watch {
             let (wall, stall) = self.usual();
             return (self.steps == SETTLING).then_some(Drift::Settled { wall, stall });
         }
-        let ratio = wall.as_secs_f64() / self.usual().0.as_secs_f64().max(f64::MIN_POSITIVE);
-        self.strange = if is_strange(ratio, STRANGE_TIME) { self.strange + 1 } else { 0 };
+        let (usual, _) = self.usual();
+        let ratio = wall.as_secs_f64() / usual.as_secs_f64().max(f64::MIN_POSITIVE);
+        let strange = is_strange(ratio, STRANGE_TIME) && wall.abs_diff(usual) > TELLING_TIME;
+        self.strange = if strange { self.strange + 1 } else { 0 };
         if self.strange < self.patience {
             return None;
         }
@@ -129,6 +133,14 @@ mod tests {
         let mut watch = settled();
         for millis in [200, 200, 200, 200, 100].repeat(50) {
             assert_eq!(see(&mut watch, millis), None);
+        }
+    }
+
+    #[test]
+    fn steps_too_short_to_tell_are_never_strange() {
+        let mut watch = Watch::default();
+        for wall in [MS / 2; SETTLING as usize].into_iter().chain([2 * MS; 100]) {
+            assert!(!matches!(watch.observe(wall, MS / 9, false, UNKNOWN), Some(Drift::Steps)));
         }
     }
 

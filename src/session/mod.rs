@@ -20,6 +20,7 @@ pub use self::step::{Backward, Entered, Step, StepHandle};
 use crate::cache::{Cache, Limits, StepContext};
 use crate::config::{Policy, TensorCacheBuilder};
 use crate::error::{Error, ErrorKind, Result};
+use crate::plan::{Machine, Workload};
 use crate::policy::Filter;
 use crate::recompute;
 use crate::scope::{self, Scope};
@@ -159,8 +160,20 @@ impl TensorCache {
 
     /// What [`Policy::Auto`] has planned for the next step; none before it has seen enough, and under other policies. Shown, it is a
     /// table of what goes where.
-    pub fn plan(&self) -> Option<PlanReport> {
+    pub fn plan(&self) -> Option<Arc<PlanReport>> {
         self.steering.plan(&self.cache.scopes)
+    }
+
+    /// Whether the policy has seen what it needs: a plan, or the paper's decision, was made and corrected. It may still change when steps
+    /// do.
+    pub fn is_settled(&self) -> bool {
+        self.steering.is_settled()
+    }
+
+    /// What [`Policy::Auto`] has seen of one micro-batch and of what moves its bytes, for plans of one's own: see
+    /// [`plan`](crate::plan). None as long as there is no plan.
+    pub fn profile(&self) -> Option<(Workload, Machine)> {
+        self.steering.profile()
     }
 
     /// Host memory pinned for the device, in bytes.

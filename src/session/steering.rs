@@ -9,7 +9,7 @@ use tch::Device;
 
 use crate::cache::{Cache, Limits, StepContext};
 use crate::config::{Policy, TensorCacheBuilder};
-use crate::plan::Placement;
+use crate::plan::{Machine, Placement, Workload};
 use crate::policy::{Auto, Course, Keeping, Module, Observed, Profile, Reading, Rule, Stay};
 use crate::profile::Probe;
 use crate::store::{Store, StoreStats};
@@ -163,7 +163,22 @@ impl Steering {
         }
     }
 
-    pub(super) fn plan(&self, scopes: &Scopes) -> Option<PlanReport> {
+    /// Whether steps do what the last of them did, as far as can be told.
+    pub(super) fn is_settled(&self) -> bool {
+        match &self.by {
+            By::Scopes(keeping) => keeping.lock().is_settled(),
+            By::Plans(auto) => auto.lock().is_settled(),
+        }
+    }
+
+    pub(super) fn profile(&self) -> Option<(Workload, Machine)> {
+        match &self.by {
+            By::Scopes(_) => None,
+            By::Plans(auto) => auto.lock().profile(),
+        }
+    }
+
+    pub(super) fn plan(&self, scopes: &Scopes) -> Option<Arc<PlanReport>> {
         match &self.by {
             By::Scopes(_) => None,
             By::Plans(auto) => auto.lock().report(scopes),

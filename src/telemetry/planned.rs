@@ -25,8 +25,6 @@ pub struct PlanReport {
     pub in_reach: bool,
     /// Plans made so far, this one included.
     pub plans: u64,
-    /// Whether it has been followed for long enough to be corrected, if need be.
-    pub settled: bool,
     /// What goes where, by scope in the order of forward.
     pub rows: Vec<PlanRow>,
 }

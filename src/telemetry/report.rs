@@ -1,6 +1,7 @@
 //! The report of a step: what moved, what it cost, and which I/O path ran.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::planned::PlanReport;
@@ -46,7 +47,7 @@ pub struct StepReport {
     /// What each named scope saved, in the order of first use.
     pub scopes: Vec<ScopeReport>,
     /// What [`Policy::Auto`](crate::Policy::Auto) had planned for this step; none if it was not planned, and under other policies.
-    pub plan: Option<PlanReport>,
+    pub plan: Option<Arc<PlanReport>>,
     /// What [`Policy::Adaptive`](crate::Policy::Adaptive) has decided; none before that, and under other policies.
     pub adaptive: Option<AdaptiveReport>,
     /// Which way the bytes went.

@@ -184,8 +184,13 @@ impl CacheArgs {
         Ok(Some(builder.build()?))
     }
 
+    /// Most bytes on disk.
+    pub(crate) fn disk_cap(&self) -> u64 {
+        self.disk_cap
+    }
+
     /// What auto plans for.
-    fn goal(&self) -> Goal {
+    pub(crate) fn goal(&self) -> Goal {
         let overhead = self.overhead.or_else(|| self.budget.is_none().then_some(defaults::OVERHEAD));
         Goal { peak: self.budget, step: overhead.map(|share| 1.0 + share) }
     }

@@ -41,10 +41,9 @@ impl Side {
         Ok(())
     }
 
-    /// Whether what its steps do is decided for good, as far as can be told.
+    /// Whether what its steps do is decided, as far as can be told.
     pub(crate) fn is_settled(&self) -> bool {
-        let plan = || self.learner.cache().and_then(TensorCache::plan);
-        self.strategy != Strategy::Auto || plan().is_some_and(|plan| plan.settled)
+        self.learner.cache().is_none_or(TensorCache::is_settled)
     }
 
     /// The loss of the last step, in nats per token.
@@ -100,7 +99,7 @@ impl Side {
             },
             pinned_bytes: self.pinned() - self.pinned_before,
             disk: self.disk(),
-            planned: reports.last().and_then(|report| report.plan.as_ref()).map(Planned::of),
+            planned: reports.last().and_then(|report| report.plan.as_deref()).map(Planned::of),
             explained: reports.last().and_then(|report| report.plan.as_ref()).map(ToString::to_string),
             adaptive: reports.last().and_then(|report| report.adaptive.as_ref()).map(Decided::of),
             ratio_to_keep: keep.map(|keep| ratio_of_medians(&walls, &keep.walls(), seed)),
@@ -172,7 +171,7 @@ pub(crate) struct Planned {
     pub(crate) peak_bytes: u64,
     stall_ms: f64,
     /// Whether the goal is reached.
-    in_reach: bool,
+    pub(crate) in_reach: bool,
     /// Plans made so far.
     plans: u64,
 }

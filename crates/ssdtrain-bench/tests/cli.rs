@@ -631,3 +631,27 @@ fn io_and_doctor_know_a_gpu() {
     }
     assert!(rows[3]["in_bytes_per_s"].is_null() && rows[5]["read_bytes_per_s"].is_null(), "{rows:?}");
 }
+
+#[test]
+fn a_plan_is_held_beside_the_step_and_tells_the_largest_micro_batch() {
+    let place = workplace();
+    let plan = |more: &[&str]| {
+        let options = [&["--budget=2MiB"], more].concat();
+        tiny(place.path(), &["plan", "--data=text.txt"], &options)
+    };
+    let rows = json_lines(&plan(&["--json", "--largest-batch=64"]));
+    let row = &rows[0];
+    assert_eq!(keys(row), ["act_peak_bytes", "largest_batch", "planned", "step_ms"]);
+    assert!(row["planned"]["in_reach"].as_bool().unwrap() && row["step_ms"].as_f64().unwrap() > 0.0, "{row}");
+    let largest = &row["largest_batch"];
+    assert!((1..=64).contains(&largest["rows"].as_u64().unwrap()), "{row}");
+    assert!(largest["peak_bytes"].as_u64().unwrap() <= 2 << 20, "{row}");
+
+    let text = String::from_utf8(plan(&["--explain"]).stdout).unwrap();
+    assert!(
+        ["planned", "measured", "block.0.mlp", "recompute", "counting on"]
+            .iter()
+            .all(|word| text.contains(word)),
+        "{text}"
+    );
+}

@@ -174,11 +174,13 @@ impl Run {
         progress.line(&format!("data   {}", data.describe()));
         progress.line(&format!("model  {}, {placement}", shape.describe()));
         match args.strategy {
-            Strategy::Offload | Strategy::OffloadDisk => {
+            Strategy::Offload | Strategy::OffloadDisk | Strategy::AdaptivePaper | Strategy::Auto => {
                 progress.line(&format!("spill  {}, through {}", args.cache.describe()?, learner.io_path()));
             }
             Strategy::OffloadHost => progress.line(&format!("spill  none: {}", learner.io_path())),
-            _ => progress.line("spill  none: activations stay on the device"),
+            Strategy::Plain | Strategy::Keep | Strategy::Recompute => {
+                progress.line("spill  none: activations stay on the device");
+            }
         }
         match &checkpoint {
             Some(_) => progress.line(&format!("run    {}, from step {} on", path.display(), state.step)),
