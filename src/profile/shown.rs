@@ -167,3 +167,124 @@ fn computed(from: Instant, to: Instant, stalls: &[(Instant, Instant)]) -> Durati
     let waited: Duration = waited.map(|(begin, end)| (*end).min(to) - (*begin).max(from)).sum();
     to.saturating_duration_since(from).saturating_sub(waited)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    struct Story {
+        start: Instant,
+        step: Step,
+    }
+
+    impl Story {
+        fn begin() -> Story {
+            let start = Instant::now();
+            let begun = Reached { host: start, at: start };
+            let step = Step { begun, notes: Vec::new(), rest: 5 * MS, moves: Moves::default() };
+            Story { start, step }
+        }
+
+        /// A note at so many milliseconds of thread and device.
+        fn note(&mut self, millis: u32, note: Note, peak: u64, held: u64) -> &mut Notes {
+            let at = self.start + millis * MS;
+            let alive = Alive { bytes: held, in_use: Vec::new() };
+            let reached = Reached { host: at, at };
+            self.step.notes.push(Notes { note, before: None, reached, peak, alive, recipe: None });
+            self.step.notes.last_mut().unwrap()
+        }
+
+        fn saved(&mut self, millis: u32, entry: u64, peak: u64, held: u64) -> &mut Notes {
+            let save = Save { entry, bytes: 100, scope: ScopeId::default() };
+            self.note(millis, Note::Saved(save), peak, held)
+        }
+
+        fn stretch(&self, from: u32, to: u32) -> (Instant, Instant) {
+            (self.start + from * MS, self.start + to * MS)
+        }
+
+        fn profile(self) -> Profile {
+            self.step.profile(1).unwrap()
+        }
+    }
+
+    /// Two entries, saved at 10 and 30 ms and asked for at 50 and 70, to the end at 100.
+    fn two() -> Story {
+        let mut story = Story::begin();
+        story.saved(10, 1, 130, 100);
+        story.saved(30, 2, 250, 200);
+        story.note(50, Note::Asked(2), 260, 200);
+        story.note(70, Note::Asked(1), 240, 100);
+        story.note(100, Note::Ended, 170, 0);
+        story
+    }
+
+    #[test]
+    fn each_entry_has_the_time_and_the_memory_around_its_notes() {
+        let Workload { entries, turn, turn_extra, rest } = two().profile().work;
+        let facts =
+            |entry: &Entry| (entry.forward, entry.backward, entry.forward_extra, entry.backward_extra);
+        assert_eq!(
+            entries.iter().map(facts).collect::<Vec<_>>(),
+            [(10 * MS, 30 * MS, 30, 70), (20 * MS, 20 * MS, 50, 40)]
+        );
+        assert_eq!((turn, turn_extra, rest), (20 * MS, 60, 5 * MS));
+    }
+
+    #[test]
+    fn what_the_device_waited_is_no_ones() {
+        let mut story = two();
+        story.step.moves.device_stalls =
+            vec![story.stretch(12, 18), story.stretch(15, 22), story.stretch(68, 75)];
+        let work = story.profile().work;
+        assert_eq!((work.entries[1].forward, work.entries[1].backward), (10 * MS, 18 * MS));
+        assert_eq!(work.entries[0].backward, 25 * MS);
+    }
+
+    #[test]
+    fn a_device_that_is_behind_computes_while_the_thread_waits() {
+        let mut story = two();
+        // The thread was at the first save at 10 ms, the device at 16; the thread waited from 12 to 20.
+        story.step.notes[0].reached = Reached { host: story.start + 10 * MS, at: story.start + 16 * MS };
+        story.step.moves.host_stalls = vec![story.stretch(12, 20)];
+        let entries = story.profile().work.entries;
+        assert_eq!((entries[0].forward, entries[1].forward), (16 * MS, 10 * MS));
+    }
+
+    #[test]
+    fn what_is_saved_or_asked_for_again_is_the_same_entry() {
+        let mut story = Story::begin();
+        story.saved(10, 1, 100, 100);
+        story.saved(15, 1, 100, 100);
+        story.saved(30, 2, 200, 200);
+        for (millis, entry) in [(40, 2), (50, 1), (55, 1)] {
+            story.note(millis, Note::Asked(entry), 200, 200);
+        }
+        story.note(60, Note::Ended, 200, 0);
+        let Profile { work, saves, .. } = story.profile();
+        assert_eq!(saves.iter().map(|(_, place)| *place).collect::<Vec<_>>(), [0, 0, 1]);
+        assert_eq!((work.entries[1].forward, work.entries[0].backward), (20 * MS, 10 * MS));
+    }
+
+    #[test]
+    fn recipes_and_what_the_program_holds_are_told_by_place() {
+        let mut story = Story::begin();
+        story.saved(10, 7, 100, 100);
+        story.saved(20, 8, 200, 200).recipe = Some((3 * MS, 0));
+        story.saved(30, 9, 300, 300).alive.in_use = vec![7];
+        story.note(40, Note::Asked(9), 300, 300);
+        story.note(50, Note::Ended, 300, 0);
+        let entries = story.profile().work.entries;
+        assert_eq!(entries[1].recompute, Some(Recompute { time: 3 * MS, since: 0 }));
+        assert_eq!([0, 1, 2].map(|place: usize| entries[place].in_use_until), [3, 2, 3]);
+    }
+
+    #[test]
+    fn a_step_without_a_backward_shows_nothing() {
+        let mut story = Story::begin();
+        story.saved(10, 1, 100, 100);
+        assert!(story.step.profile(0).is_none());
+    }
+}
