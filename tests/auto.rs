@@ -79,14 +79,14 @@ fn a_budget_that_holds_everything_moves_nothing() {
         let report = &reports[2];
         assert_eq!((report.offloaded.bytes, report.recomputed.bytes), (0, 0), "{report}");
         let expected = report.plan.as_ref().unwrap().prediction.peak();
-        assert!(expected.abs_diff(kept) < MIB, "{expected} {kept}");
+        assert!(expected.abs_diff(kept) < 64 << 10, "{expected} {kept}");
     }
 }
 
 #[test]
 fn a_budget_is_kept_where_it_can_be() {
     // Where storages leave once they are stored, the peak hangs on the disk's moods as well.
-    for (builder, most) in [(everything(), 14 * MIB), (staged().host_pool(64 * MIB), 12 * MIB)] {
+    for (builder, most) in [(everything(), 12 * MIB), (staged().host_pool(64 * MIB), 12 * MIB)] {
         let Trained { reports, kept } = train(builder, Goal::budget(12 * MIB), 5);
         let report = &reports[4];
         let plan = report.plan.as_ref().unwrap();
@@ -96,8 +96,8 @@ fn a_budget_is_kept_where_it_can_be() {
 }
 
 #[test]
-fn where_the_disk_is_slow_what_is_cheap_is_computed_again() {
-    let Trained { reports, kept } = train(everything().disk_rate(20 * MIB), Goal::budget(12 * MIB), 3);
+fn where_the_disk_is_small_what_is_cheap_is_computed_again() {
+    let Trained { reports, kept } = train(everything().disk_cap(MIB), Goal::budget(12 * MIB), 3);
     let report = &reports[2];
     assert!(
         report.recomputed.bytes > 0 && report.reruns.count > 0,

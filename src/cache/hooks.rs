@@ -53,6 +53,7 @@ impl StepContext {
         self.reading.rewind();
         if let Some(probe) = &self.probe {
             probe.backward_ended();
+            self.cache.hold_back(false);
         }
     }
 }

@@ -114,9 +114,22 @@ impl Cache {
         self.table.lock().held()
     }
 
-    /// What was saved and is on the device, whoever holds it.
+    /// From now on memory of what is stored comes free only when notes are taken of it, or as soon as may be.
+    pub(crate) fn hold_back(&self, holds: bool) {
+        let gone = self.table.lock().hold_back(holds);
+        drop(gone);
+    }
+
+    /// What was saved and is on the device, whoever holds it. What was held back and has been stored goes first.
     fn alive(&self) -> Alive {
-        self.table.lock().alive()
+        let mut table = self.table.lock();
+        loop {
+            let gone = table.stored_since();
+            if gone.is_empty() {
+                return table.alive();
+            }
+            MutexGuard::unlocked(&mut table, || drop(gone));
+        }
     }
 
     /// Takes one saved tensor in and returns its entry and its position on the tape. `keep`: it stays on the device.

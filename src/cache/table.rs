@@ -83,6 +83,13 @@ pub(crate) enum Squeeze {
     Wait(Cause),
 }
 
+/// A storage whose store has begun, and whether it has ended.
+struct HeldBack {
+    key: EntryKey,
+    storage: Storage,
+    stored: bool,
+}
+
 /// What is to be dropped without the lock.
 pub(crate) type Gone = (Option<Storage>, Option<Arc<dyn Parcel>>);
 
@@ -116,6 +123,8 @@ pub(crate) struct Table {
     early: u64,
     /// Storages that were served to the last handle and let go of, but that backward still uses: of which entries.
     in_use: Vec<(EntryKey, WeakStorage)>,
+    /// While notes are taken of memory: what is being stored, which must not come free between two notes.
+    held_back: Option<Vec<HeldBack>>,
     /// Bytes of all entries, the most there were in this step, and in the step before.
     live: u64,
     peak_live: u64,
@@ -142,6 +151,7 @@ impl Table {
             on_device: 0,
             early: 0,
             in_use: Vec::new(),
+            held_back: None,
             live: 0,
             peak_live: 0,
             expected_live: None,
@@ -184,6 +194,18 @@ impl Table {
             self.expected_live = Some(self.peak_live);
         }
         self.peak_live = self.live;
+    }
+
+    /// Holds storages back from now on, or no longer. What it returns is to be dropped without the lock.
+    pub(crate) fn hold_back(&mut self, holds: bool) -> Vec<Storage> {
+        let held = std::mem::replace(&mut self.held_back, holds.then(Vec::new));
+        held.into_iter().flatten().map(|held| held.storage).collect()
+    }
+
+    /// What was held back and has been stored. It is to be dropped without the lock.
+    pub(crate) fn stored_since(&mut self) -> Vec<Storage> {
+        let held = self.held_back.iter_mut();
+        held.flat_map(|held| held.extract_if(.., |held| held.stored)).map(|held| held.storage).collect()
     }
 
     // ---- release ----

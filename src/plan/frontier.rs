@@ -119,7 +119,8 @@ impl<'a> Frontier<'a> {
             let entry = work.entries[*index];
             entry.recompute.unwrap_or_default().time.as_secs_f64() / entry.bytes.max(1) as f64
         };
-        let with_recipe = |index: &usize| work.entries[*index].recompute.is_some();
+        let with_recipe =
+            |index: &usize| work.entries[*index].recompute.is_some() && work.entries[*index].is_movable();
         let mut recipes: Vec<usize> = (0..work.entries.len()).filter(with_recipe).collect();
         recipes.sort_by(|left, right| price(left).total_cmp(&price(right)));
         let mut frontier = Frontier { work, machine, caps, recipes, points: Vec::new() };
@@ -264,10 +265,11 @@ impl<'a> Frontier<'a> {
             backward_budget: target.saturating_sub(used),
             ..Limits::default()
         };
-        let mut stays = limits.device_budget.min(limits.backward_budget);
+        let fixed: u64 = entries.iter().filter(|entry| !entry.is_movable()).map(|entry| entry.bytes).sum();
+        let mut stays = limits.device_budget.min(limits.backward_budget).saturating_sub(fixed);
         let mut moved = Vec::new();
         for (index, placement) in placements.iter().enumerate().rev() {
-            if *placement == Placement::Keep {
+            if *placement == Placement::Keep && entries[index].is_movable() {
                 let bytes = entries[index].bytes;
                 match stays.checked_sub(bytes).filter(|_| moved.is_empty()) {
                     Some(left) => stays = left,
@@ -436,7 +438,7 @@ mod tests {
                     forward_extra,
                     backward_extra,
                     recompute,
-                    in_use_until: index + 1,
+                    in_use_until: if bytes % 8 == 0 { usize::MAX } else { index + 1 },
                 }
             };
             let entries = entries.into_iter().enumerate().map(entry).collect();

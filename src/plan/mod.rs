@@ -67,7 +67,15 @@ pub struct Entry {
     /// How to compute it again; none if there is no recipe for it.
     pub recompute: Option<Recompute>,
     /// The last entry during whose `forward` the program still holds it: until then it is on the device, wherever it is placed.
+    /// [`usize::MAX`] if the program holds it when backward asks for it: such an entry is kept, since moving it frees nothing.
     pub in_use_until: usize,
+}
+
+impl Entry {
+    /// Whether it can leave the device at all.
+    fn is_movable(&self) -> bool {
+        self.in_use_until < usize::MAX
+    }
 }
 
 /// What it takes to compute an entry again.

@@ -372,6 +372,7 @@ impl Run<'_> {
 
     fn placement(&self, index: usize) -> Placement {
         match self.placements.get(index).copied().unwrap_or_default() {
+            _ if !self.entries[index].is_movable() => Placement::Keep,
             Placement::Recompute if self.entries[index].recompute.is_none() => Placement::Keep,
             placement => placement,
         }

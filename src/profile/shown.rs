@@ -1,6 +1,6 @@
 //! From the notes of a step to what it computes. Pure.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use super::Alive;
@@ -70,12 +70,16 @@ impl Step {
         let (mut turn, mut turn_extra) = (Duration::ZERO, 0);
         // What the time and the memory up to the next note belong to.
         let mut asked: Option<usize> = None;
+        let mut served = HashSet::new();
         let (mut since, mut held, mut lasted, mut most) = (self.begun.at, 0, Duration::ZERO, 0);
         for (index, notes) in self.notes.iter().enumerate() {
             let Notes { note, reached, peak, recipe, .. } = *notes;
             lasted += computed(since, reached.at, &stalls);
             most = most.max(peak.saturating_sub(held));
             (since, held) = (reached.at, notes.alive.bytes);
+            let in_use = |places: &HashMap<u64, usize>| -> Vec<usize> {
+                notes.alive.in_use.iter().filter_map(|other| places.get(other).copied()).collect()
+            };
             match note {
                 Note::Saved(save) => {
                     let place = entries.len();
@@ -83,10 +87,10 @@ impl Step {
                     saves.push((save, known));
                     // The next entry, which is computed while what is in use now still is.
                     let next = place + usize::from(known == place);
-                    let in_use = notes.alive.in_use.iter().filter_map(|other| places.get(other));
-                    in_use
-                        .filter(|other| **other < place)
-                        .for_each(|other| entries[*other].in_use_until = next);
+                    in_use(&places)
+                        .into_iter()
+                        .filter(|other| *other < place)
+                        .for_each(|other| entries[other].in_use_until = next);
                     if known < place {
                         continue;
                     }
@@ -109,6 +113,11 @@ impl Step {
                         None => (turn, turn_extra) = (lasted, most),
                     }
                     asked = Some(place);
+                    served.insert(place);
+                    in_use(&places)
+                        .into_iter()
+                        .filter(|other| !served.contains(other))
+                        .for_each(|other| entries[other].in_use_until = usize::MAX);
                 }
                 Note::Ended => {
                     if let Some(last) = asked {
@@ -279,6 +288,21 @@ mod tests {
         let entries = story.profile().work.entries;
         assert_eq!(entries[1].recompute, Some(Recompute { time: 3 * MS, since: 0 }));
         assert_eq!([0, 1, 2].map(|place: usize| entries[place].in_use_until), [3, 2, 3]);
+    }
+
+    #[test]
+    fn what_the_program_holds_when_backward_asks_for_it_cannot_leave() {
+        let mut story = Story::begin();
+        for (millis, entry) in [(10, 7), (20, 8), (30, 9)] {
+            story.saved(millis, entry, 300, 300).alive.in_use = vec![7];
+        }
+        // Backward uses 9, which it was served, and 8 a moment later; the program has never let go of 7.
+        story.note(40, Note::Asked(9), 300, 300).alive.in_use = vec![7, 9];
+        story.note(50, Note::Asked(8), 300, 300).alive.in_use = vec![7, 8, 9];
+        story.note(60, Note::Asked(7), 300, 300).alive.in_use = vec![7];
+        story.note(70, Note::Ended, 300, 0);
+        let entries = story.profile().work.entries;
+        assert_eq!([0, 1, 2].map(|place: usize| entries[place].in_use_until), [usize::MAX, 2, 3]);
     }
 
     #[test]

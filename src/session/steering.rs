@@ -103,6 +103,7 @@ impl Steering {
                         steered.reading = Reading::of_all();
                         let trace = cache.trace.as_ref().filter(|_| profiled);
                         steered.probe = trace.map(|trace| Arc::new(Probe::begin(trace, device)));
+                        cache.hold_back(steered.probe.is_some());
                         limits
                     }
                     Course::Follow { script, limits } => {

@@ -128,6 +128,9 @@ impl Step<'_> {
 impl Drop for Step<'_> {
     fn drop(&mut self) {
         self.handle.0.tape.store(NO_TAPE, Ordering::Release);
+        if self.handle.0.probe.is_some() {
+            self.cache.cache.hold_back(false);
+        }
         for tape in self.tapes.lock().drain(..) {
             self.cache.cache.close_tape(tape);
         }

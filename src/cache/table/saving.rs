@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ssdtrain_libtorch::{Storage, StorageId};
 
 use super::super::entry::{Edge, State};
-use super::{Entry, EntryKey, GIVE_UP, Gone, Job, Squeeze, Table, TapeKey};
+use super::{Entry, EntryKey, GIVE_UP, Gone, HeldBack, Job, Squeeze, Table, TapeKey};
 use crate::telemetry::{Cause, Counters, ScopeId};
 use crate::tier::{Parcel, Room};
 
@@ -171,6 +171,9 @@ impl Table {
                 } else {
                     self.storing += bytes;
                     self.transfers += 1;
+                    if let Some(held_back) = &mut self.held_back {
+                        held_back.push(HeldBack { key, storage: from.clone(), stored: false });
+                    }
                 }
                 jobs.push(Job::Store { key, parcel, from });
             }
@@ -185,6 +188,8 @@ impl Table {
         if !in_stream_order {
             self.storing -= bytes;
             self.transfers -= 1;
+            let held_back = self.held_back.iter_mut().flatten();
+            held_back.filter(|held| held.key == key).for_each(|held| held.stored = true);
         }
         self.failures = if outcome.is_ok() { 0 } else { self.failures + 1 };
         let Some(entry) = self.entry(key) else {

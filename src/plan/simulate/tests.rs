@@ -135,6 +135,14 @@ fn what_the_program_still_holds_counts_wherever_it_is() {
 }
 
 #[test]
+fn what_the_program_holds_when_backward_asks_stays_wherever_it_is_placed() {
+    let mut work = work(2);
+    work.entries[0].in_use_until = usize::MAX;
+    let told = |placements: [Placement; 2]| work.simulate(&placements, &copies(1.0), &budget(0));
+    assert_eq!(told([Placement::Host; 2]), told([Placement::Keep, Placement::Host]));
+}
+
+#[test]
 fn what_else_is_needed_counts_where_it_is_needed() {
     let mut work = work(3);
     work.entries[0].forward_extra = 100;
