@@ -14,7 +14,7 @@ use crate::plan::{Goal, Leaving, Placement};
 use crate::policy::Aim;
 use crate::session::TensorCache;
 use crate::store::{BackendKind, Store, StoreConfig};
-use crate::tier::{DiskTier, HostSettings, HostTier, PoolSize, Tier};
+use crate::tier::{DirectTier, DiskTier, HostSettings, HostTier, PoolSize, Tier};
 use crate::trace::{DeviceTrace, Trace};
 
 /// One kibibyte.
@@ -44,6 +44,20 @@ pub enum Policy {
     /// The plan sets `device_budget`, `backward_budget`, `prefetch` and what `keep_last` would. Steps that are not planned yet move
     /// everything, so that a step that would not fit with everything kept is safe; they are slow.
     Auto(Goal),
+}
+
+/// Which way a GPU's tensors take off the device, and back. CPU tensors have one way only: straight to the spill files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum IoPath {
+    /// Through pinned host memory.
+    #[default]
+    Staged,
+    /// Straight between the GPU and the spill files, by cuFile. What that means on this machine, GPUDirect Storage or copies through host
+    /// memory that cuFile makes itself (its compatibility mode), is told by [`TensorCache::io_path`]. The host pool is not used,
+    /// and [`verify`](TensorCacheBuilder::verify) cannot be: the processor does not see the bytes.
+    Direct,
+    /// To pinned host memory and no further: spill directories are not used.
+    HostOnly,
 }
 
 /// How [`Policy::Adaptive`] decides what leaves the device.
@@ -76,6 +90,7 @@ pub struct TensorCacheBuilder {
     pub(crate) device_budget: u64,
     pub(crate) backward_budget: Option<u64>,
     pub(crate) host_pool: Option<u64>,
+    pub(crate) path: IoPath,
     pub(crate) prefetch: u64,
     pub(crate) read_ahead: u64,
     pub(crate) simulated: Option<Duration>,
@@ -98,6 +113,7 @@ impl Default for TensorCacheBuilder {
             device_budget: u64::MAX,
             backward_budget: None,
             host_pool: None,
+            path: IoPath::default(),
             prefetch: 64 * MIB,
             read_ahead: GIB,
             simulated: None,
@@ -144,6 +160,12 @@ impl TensorCacheBuilder {
     /// the first step is slow then. CPU tensors need none.
     pub fn host_pool(mut self, bytes: u64) -> Self {
         self.host_pool = Some(bytes);
+        self
+    }
+
+    /// Which way the tensors of a GPU take. Default: [`IoPath::Staged`].
+    pub fn path(mut self, path: IoPath) -> Self {
+        self.path = path;
         self
     }
 
@@ -287,7 +309,8 @@ impl TensorCacheBuilder {
 
     /// The spill files, if any were asked for.
     pub(crate) fn open_store(&self) -> Result<Option<Store>> {
-        if self.store.directories.is_empty() && self.store.backend != BackendKind::Memory {
+        let spills = !self.store.directories.is_empty() || self.store.backend == BackendKind::Memory;
+        if !spills || self.path == IoPath::HostOnly {
             return Ok(None);
         }
         Store::open(self.store.clone()).map(Some)
@@ -305,6 +328,9 @@ impl TensorCacheBuilder {
                 drop(DeviceTrace::start(trace, &Arc::new(Cuda::open(index)?))?);
             }
             return Ok(None);
+        }
+        if self.path == IoPath::Direct {
+            return self.open_direct(store, trace).map(Some);
         }
         let pool = match self.host_pool {
             None => PoolSize::Learned { cap: available_memory() / 2 },
@@ -338,6 +364,39 @@ impl TensorCacheBuilder {
             }
         }))
     }
+
+    /// The spill files right below a GPU.
+    fn open_direct(&self, store: Option<Store>, trace: Option<&Arc<Trace>>) -> Result<Arc<dyn Tier>> {
+        let Some(store) = store else {
+            return refused(
+                "path(Direct) without a spill directory: call spill_to(directory) before build()",
+            );
+        };
+        if self.store.verify {
+            return refused("path(Direct) with verify(true): checksums are taken of host memory; choose one");
+        }
+        if matches!(self.policy, Policy::Auto(_)) {
+            return refused(
+                "path(Direct) with Policy::Auto: plans are made for the way through host memory only",
+            );
+        }
+        Ok(match (self.target(), self.simulated) {
+            (Device::Cuda(index), _) => DirectTier::new(Cuda::open(index)?, store, trace)?,
+            (Device::Cpu, Some(delay)) => DirectTier::new(Simulated::start(delay)?, store, trace)?,
+            (other, None) => {
+                return refused(format!(
+                    "path(Direct): tensors on {other:?} have no other way; leave it out"
+                ));
+            }
+            (other, Some(_)) => {
+                return refused(format!("path(Direct): tensors on {other:?} cannot be moved"));
+            }
+        })
+    }
+}
+
+fn refused<T>(message: impl Into<String>) -> Result<T> {
+    Err(Error::new(ErrorKind::Config, message))
 }
 
 /// Memory that could be had now, in bytes; all there is where the kernel does not say.

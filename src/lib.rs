@@ -41,7 +41,7 @@ mod tier;
 mod trace;
 
 pub use bytes::Bytes;
-pub use config::{Adaptive, GIB, KIB, MIB, Policy, TensorCacheBuilder};
+pub use config::{Adaptive, GIB, IoPath, KIB, MIB, Policy, TensorCacheBuilder};
 pub use error::{Error, ErrorKind, Result};
 pub use recompute::{remat, segment};
 pub use scope::{Scope, scope};

@@ -1,6 +1,7 @@
 //! Memory that transfers read from and write to.
 
 mod aligned;
+mod device;
 mod mapping;
 mod pool;
 mod runs;
@@ -9,6 +10,7 @@ mod storage;
 use std::iter;
 
 pub use aligned::AlignedBuf;
+pub(crate) use device::{DeviceBuf, Rest};
 pub use pool::{HostPool, PAGE, Pin, Slot};
 pub(crate) use storage::StorageBuf;
 
@@ -26,7 +28,7 @@ pub(crate) const fn round_to_block(bytes: u64) -> u64 {
 /// # Safety
 ///
 /// From creation to drop, `part` names the same `len` bytes, each at an address of its own and valid for reads and
-/// writes. Whoever holds the value sees to it that nobody writes those bytes while a transfer from them runs, and
+/// writes of whoever reaches them. Whoever holds the value sees to it that nobody writes those bytes while a transfer from them runs, and
 /// that nobody touches them while a transfer into them runs. All `len` bytes belong to the transfer, not only its
 /// payload: a transfer may read or overwrite what follows the payload up to the next multiple of [`BLOCK`].
 pub unsafe trait IoBuf: Send + Sync {
@@ -36,6 +38,12 @@ pub unsafe trait IoBuf: Send + Sync {
 
     /// How many bytes a transfer may use: the capacity, not the payload.
     fn len(&self) -> usize;
+
+    /// Whether the processor reaches the bytes. If not, only a backend that reaches them may be given the value: no checksum is taken
+    /// of them, and nothing copies them to where they suit.
+    fn is_on_host(&self) -> bool {
+        true
+    }
 
     /// Whether there is no byte to use.
     fn is_empty(&self) -> bool {

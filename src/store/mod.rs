@@ -47,7 +47,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub use backend::{Backend, Direction, Fault, Faulty, Op, Pool, Throttled, Uring};
 pub use blob::Blob;
 pub use config::{BackendKind, StoreConfig};
-pub use path::IoPath;
+pub use path::StorePath;
 pub use stats::StoreStats;
 
 use self::file::{Full, SpillFile};
@@ -83,7 +83,7 @@ struct Shared {
     next_file: AtomicUsize,
     stripe_bytes: u64,
     rules: Rules,
-    path: IoPath,
+    path: StorePath,
 }
 
 impl Store {
@@ -125,7 +125,7 @@ impl Store {
             _ => Medium::Buffered,
         };
         let notes = note.into_iter().chain(files.iter().flat_map(|file| file.notes().to_vec())).collect();
-        let path = IoPath { backend: backend.name(), medium, notes };
+        let path = StorePath { backend: backend.name(), medium, notes };
         let rules = Rules {
             verify: config.verify,
             io_bytes: config.io_bytes as u64,
@@ -210,7 +210,7 @@ impl Store {
     }
 
     /// Which way the bytes go, and why it is not a faster one.
-    pub fn path(&self) -> &IoPath {
+    pub fn path(&self) -> &StorePath {
         &self.shared.path
     }
 

@@ -7,7 +7,7 @@ use std::fmt;
 /// Displays as `io_uring, O_DIRECT`, or
 /// `thread pool, O_DIRECT (io_uring refused: Operation not permitted (os error 1))`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct IoPath {
+pub struct StorePath {
     pub(super) backend: &'static str,
     pub(super) medium: Medium,
     pub(super) notes: Vec<String>,
@@ -21,7 +21,7 @@ pub(super) enum Medium {
     Memory,
 }
 
-impl IoPath {
+impl StorePath {
     /// The backend's name.
     pub fn backend(&self) -> &str {
         self.backend
@@ -38,7 +38,7 @@ impl IoPath {
     }
 }
 
-impl fmt::Display for IoPath {
+impl fmt::Display for StorePath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let medium = match self.medium {
             Medium::Direct => "O_DIRECT",
@@ -56,11 +56,11 @@ mod tests {
 
     #[test]
     fn tells_the_way_and_why() {
-        let fast = IoPath { backend: "io_uring", medium: Medium::Direct, notes: Vec::new() };
+        let fast = StorePath { backend: "io_uring", medium: Medium::Direct, notes: Vec::new() };
         assert_eq!(fast.to_string(), "io_uring, O_DIRECT");
         assert!(fast.is_direct());
         let notes = vec!["a".to_owned(), "b".to_owned()];
-        let slow = IoPath { backend: "thread pool", medium: Medium::Buffered, notes };
+        let slow = StorePath { backend: "thread pool", medium: Medium::Buffered, notes };
         assert_eq!(slow.to_string(), "thread pool, buffered (a; b)");
         assert!(!slow.is_direct());
     }

@@ -67,7 +67,14 @@ impl Transfer {
             let message = format!("memory of {} bytes cannot hold a blob of {blob}", user.len());
             return Err((Error::new(ErrorKind::Io, message), done));
         }
-        if suits(&*user, &blob) {
+        let suits = suits(&*user, &blob);
+        if !user.is_on_host() && (rules.verify || !suits) {
+            let why =
+                if rules.verify { "checksums are taken of host memory only" } else { "it does not suit" };
+            let message = format!("a blob of {blob} cannot be moved from or to a device's memory: {why}");
+            return Err((Error::new(ErrorKind::Io, message), done));
+        }
+        if suits {
             let (buf, copy_to) = (user, None);
             return Ok(Transfer { rules, direction, blob, buf, copy_to, attempt: 1, done });
         }

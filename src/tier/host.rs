@@ -299,7 +299,7 @@ impl<D: Device> HostTier<D> {
 
 impl<D: Device> Tier for HostTier<D> {
     fn parcel(self: Arc<Self>, bytes: u64, scope: ScopeId, here: &Here) -> Result<Arc<dyn Parcel>> {
-        let ready = self.here(here)?;
+        let ready = here.now(&*self.device)?;
         let parcel: Arc<HostParcel<D>> = Arc::new_cyclic(|this| {
             let held = Held {
                 parcel: Weak::clone(this),

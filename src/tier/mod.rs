@@ -2,8 +2,10 @@
 //! behind them.
 //!
 //! `disk` serves CPU tensors: device and host are one, so their bytes go straight to the spill files. `host` serves CUDA
-//! tensors: pinned host memory first, the spill files below it.
+//! tensors: pinned host memory first, the spill files below it. `direct` serves them where their bytes go straight between the GPU
+//! and the spill files.
 
+mod direct;
 mod disk;
 mod host;
 mod shelf;
@@ -15,8 +17,10 @@ use std::sync::Arc;
 
 use ssdtrain_libtorch::Storage;
 
+pub(crate) use self::direct::DirectTier;
 pub(crate) use self::disk::DiskTier;
 pub(crate) use self::host::{HostSettings, HostTier, PoolSize};
+use crate::device::{Device, Lane};
 use crate::error::Result;
 use crate::store::{Completion, Store};
 use crate::telemetry::{Cause, Counters, ScopeId};
@@ -59,6 +63,38 @@ pub(crate) struct Here {
     mark: RefCell<Option<Box<dyn Any>>>,
     /// The last mark that the computation was told to wait for since.
     waited: RefCell<Option<Box<dyn Any>>>,
+}
+
+impl Here {
+    /// What the calling thread computed before this call. Marked once.
+    fn now<D: Device>(&self, device: &D) -> Result<D::Mark> {
+        if let Some(mark) = Here::get(&self.mark) {
+            return Ok(mark);
+        }
+        let mark = device.mark(Lane::Compute)?;
+        Here::set(&self.mark, &mark);
+        Ok(mark)
+    }
+
+    /// The same, and what it was told to wait for since: memory that was let go of may be written after it.
+    fn after_waits<D: Device>(&self, device: &D) -> Result<D::Mark> {
+        if self.waited.take().is_some() {
+            self.mark.take();
+        }
+        self.now(device)
+    }
+
+    fn is_marked(&self) -> bool {
+        self.mark.borrow().is_some()
+    }
+
+    fn get<M: Clone + 'static>(place: &RefCell<Option<Box<dyn Any>>>) -> Option<M> {
+        place.borrow().as_ref().and_then(|mark| mark.downcast_ref()).cloned()
+    }
+
+    fn set<M: Clone + 'static>(place: &RefCell<Option<Box<dyn Any>>>, mark: &M) {
+        place.replace(Some(Box::new(mark.clone())));
+    }
 }
 
 /// When the cache may let go of a storage that it stores.

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use ssdtrain::{StepReport, TensorCache, TensorCacheBuilder};
+use ssdtrain::{IoPath, StepReport, TensorCache, TensorCacheBuilder};
 use tch::{Device, Kind, Tensor};
 
 pub(crate) const F32: (Kind, Device) = (Kind::Float, Device::Cpu);
@@ -60,6 +60,15 @@ pub(crate) fn staged() -> TensorCacheBuilder {
     everything().simulated_device(Duration::from_micros(50)).host_pool(16 << 20).device_budget(1 << 20)
 }
 
+/// The same device, whose bytes go straight to the disk.
+pub(crate) fn direct() -> TensorCacheBuilder {
+    everything()
+        .verify(false)
+        .simulated_device(Duration::from_micros(50))
+        .path(IoPath::Direct)
+        .device_budget(1 << 20)
+}
+
 /// The same without a disk.
 pub(crate) fn staged_in_memory() -> TensorCacheBuilder {
     TensorCache::builder().min_bytes(0).simulated_device(Duration::from_micros(50)).host_pool(64 << 20)
@@ -78,6 +87,8 @@ pub(crate) fn parity(sources: &[Tensor], f: impl Fn(&[Tensor]) -> Tensor) -> Ste
         ("host pool, no budget", staged_in_memory().device_budget(1).prefetch(0)),
         ("host pool and disk", staged()),
         ("bounce buffer and disk", staged().host_pool(0).device_budget(1)),
+        ("straight to the disk", direct()),
+        ("straight to the disk, no budget", direct().device_budget(1).prefetch(0)),
         ("disk", everything()),
     ];
     let mut last = None;

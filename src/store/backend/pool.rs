@@ -1,4 +1,5 @@
-//! Threads that call `pread` and `pwrite`: for where io_uring is refused, and for files in memory.
+//! Threads that wait for one operation each: with `pread` and `pwrite` where io_uring is refused and for files in memory, or
+//! with another [`Transport`] that makes its caller wait.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -16,8 +17,20 @@ pub struct Pool {
     threads: Vec<JoinHandle<()>>,
 }
 
-#[derive(Default)]
+/// Carries out one operation while the calling thread waits.
+pub(crate) trait Transport: Send + Sync {
+    /// Moves up to [`Op::len`] bytes; returns how many.
+    fn transfer(&self, op: &Op) -> io::Result<usize>;
+
+    /// The backend in words, as reports name it.
+    fn name(&self) -> &'static str;
+}
+
+/// `pread` and `pwrite`.
+struct SystemCalls;
+
 struct Shared {
+    transport: Box<dyn Transport>,
     state: Mutex<State>,
     work: Condvar,
 }
@@ -31,7 +44,13 @@ struct State {
 impl Pool {
     /// Starts `threads` threads, named `ssdtrain-io-N`.
     pub fn new(threads: usize) -> io::Result<Pool> {
-        let mut pool = Pool { shared: Arc::default(), threads: Vec::new() };
+        Pool::over(Box::new(SystemCalls), threads)
+    }
+
+    /// The same over another transport.
+    pub(crate) fn over(transport: Box<dyn Transport>, threads: usize) -> io::Result<Pool> {
+        let shared = Shared { transport, state: Mutex::default(), work: Condvar::new() };
+        let mut pool = Pool { shared: Arc::new(shared), threads: Vec::new() };
         for index in 0..threads.max(1) {
             let shared = Arc::clone(&pool.shared);
             let builder = thread::Builder::new().name(format!("ssdtrain-io-{index}"));
@@ -47,7 +66,7 @@ impl Backend for Pool {
     }
 
     fn name(&self) -> &'static str {
-        "thread pool"
+        self.shared.transport.name()
     }
 }
 
@@ -82,7 +101,7 @@ impl Shared {
         loop {
             if let Some(op) = state.queue.pop() {
                 drop(state);
-                let result = transfer(&op);
+                let result = self.transport.transfer(&op);
                 self.push(op.complete(result));
                 state = self.state.lock();
             } else if state.closed {
@@ -94,16 +113,22 @@ impl Shared {
     }
 }
 
-fn transfer(op: &Op) -> io::Result<usize> {
-    let (fd, ptr, len) = (op.fd().as_raw_fd(), op.ptr(), op.len());
-    let offset = libc::off_t::try_from(op.offset()).map_err(io::Error::other)?;
-    let bytes = match op.direction() {
-        // SAFETY: `op` owns `len` bytes at `ptr`, and its holder lets nobody else touch them meanwhile.
-        Direction::Read => unsafe { libc::pread(fd, ptr.cast(), len, offset) },
-        // SAFETY: as above, and nobody writes them meanwhile.
-        Direction::Write => unsafe { libc::pwrite(fd, ptr.cast(), len, offset) },
-    };
-    usize::try_from(bytes).map_err(|_| io::Error::last_os_error())
+impl Transport for SystemCalls {
+    fn transfer(&self, op: &Op) -> io::Result<usize> {
+        let (fd, ptr, len) = (op.fd().as_raw_fd(), op.ptr(), op.len());
+        let offset = libc::off_t::try_from(op.offset()).map_err(io::Error::other)?;
+        let bytes = match op.direction() {
+            // SAFETY: `op` owns `len` bytes at `ptr`, and its holder lets nobody else touch them meanwhile.
+            Direction::Read => unsafe { libc::pread(fd, ptr.cast(), len, offset) },
+            // SAFETY: as above, and nobody writes them meanwhile.
+            Direction::Write => unsafe { libc::pwrite(fd, ptr.cast(), len, offset) },
+        };
+        usize::try_from(bytes).map_err(|_| io::Error::last_os_error())
+    }
+
+    fn name(&self) -> &'static str {
+        "thread pool"
+    }
 }
 
 #[cfg(test)]

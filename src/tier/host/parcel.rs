@@ -1,7 +1,5 @@
 //! One entry's place in the tier, as the cache's books use it.
 
-use std::any::Any;
-use std::cell::RefCell;
 use std::sync::Arc;
 
 use parking_lot::MutexGuard;
@@ -9,7 +7,7 @@ use ssdtrain_libtorch::Storage;
 
 use super::super::shelf::{At, Serial};
 use super::super::{Here, Parcel, Room};
-use super::{Books, HostParcel, HostTier, Load, Stall, internal};
+use super::{Books, HostParcel, Load, Stall, internal};
 use crate::device::{Device, Lane};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::Completion;
@@ -38,7 +36,7 @@ impl<D: Device> Parcel for HostParcel<D> {
 
     fn load(self: Arc<Self>, into: Storage, here: &Here, done: Completion) {
         let tier = &self.tier;
-        let ready = match tier.after_waits(here) {
+        let ready = match here.after_waits(&*tier.device) {
             Ok(ready) => ready,
             Err(error) => return done(Err(error)),
         };
@@ -102,7 +100,7 @@ impl<D: Device> Parcel for HostParcel<D> {
         if ordered {
             return tier.device.wait(Lane::Compute, &mark);
         }
-        let from = tier.here(here)?;
+        let from = here.now(&*tier.device)?;
         let waited = Here::get(&here.waited);
         // No mark after the wait: CUDA lets a thread run only some 60 recorded events of a stream ahead of the device.
         tier.device.wait(Lane::Compute, &mark)?;
@@ -148,42 +146,6 @@ impl<D: Device> Drop for HostParcel<D> {
         }
         self.tier.sample();
         self.tier.tell_room();
-    }
-}
-
-impl<D: Device> HostTier<D> {
-    // ---- marks ----
-
-    /// What the calling thread computed before this call. Marked once.
-    pub(super) fn here(&self, here: &Here) -> Result<D::Mark> {
-        if let Some(mark) = Here::get(&here.mark) {
-            return Ok(mark);
-        }
-        let mark = self.device.mark(Lane::Compute)?;
-        Here::set(&here.mark, &mark);
-        Ok(mark)
-    }
-
-    /// The same, and what it was told to wait for since: memory that was let go of may be written after it.
-    fn after_waits(&self, here: &Here) -> Result<D::Mark> {
-        if here.waited.take().is_some() {
-            here.mark.take();
-        }
-        self.here(here)
-    }
-}
-
-impl Here {
-    fn is_marked(&self) -> bool {
-        self.mark.borrow().is_some()
-    }
-
-    fn get<M: Clone + 'static>(place: &RefCell<Option<Box<dyn Any>>>) -> Option<M> {
-        place.borrow().as_ref().and_then(|mark| mark.downcast_ref()).cloned()
-    }
-
-    fn set<M: Clone + 'static>(place: &RefCell<Option<Box<dyn Any>>>, mark: &M) {
-        place.replace(Some(Box::new(mark.clone())));
     }
 }
 
