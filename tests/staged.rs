@@ -5,35 +5,9 @@ mod common;
 
 use std::time::Duration;
 
-use common::{assert_nothing_held, assert_same_bits, grads, leaf, randn, staged, staged_in_memory};
-use ssdtrain::{ErrorKind, MIB, StepReport, TensorCache};
-use tch::{Kind, Tensor};
-
-const LAYERS: usize = 24;
-
-/// A chain of element-wise operations, each of which saves 1 MiB.
-fn chain(x: &Tensor) -> Tensor {
-    (0..LAYERS).fold(x * 1.0, |y, _| (y * 1.01).sin()).sum(Kind::Float)
-}
-
-fn input() -> Tensor {
-    tch::manual_seed(3);
-    leaf(&randn(&[512, 512]))
-}
-
-fn step(cache: &TensorCache, x: &Tensor) -> StepReport {
-    let step = cache.step();
-    let loss = chain(x);
-    step.backward(&loss).unwrap();
-    drop(loss);
-    step.finish().unwrap()
-}
-
-fn expected() -> Vec<Tensor> {
-    let x = input();
-    chain(&x).backward();
-    grads(&[x])
-}
+use common::chain::{ZeroGrad, chain, expected, input, step};
+use common::{assert_nothing_held, assert_same_bits, grads, staged, staged_in_memory};
+use ssdtrain::{ErrorKind, MIB, TensorCache};
 
 #[test]
 fn what_the_budget_does_not_hold_goes_to_the_host_and_comes_back() {
@@ -176,17 +150,4 @@ fn a_host_pool_of_nothing_without_a_disk_is_refused() {
     let error = staged_in_memory().host_pool(0).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
     assert!(error.to_string().contains("host_pool(0)"), "{error}");
-}
-
-/// Clears gradients between steps.
-trait ZeroGrad {
-    fn zero_grad_if_any(&self);
-}
-
-impl ZeroGrad for Tensor {
-    fn zero_grad_if_any(&self) {
-        if self.grad().defined() {
-            self.shallow_clone().zero_grad();
-        }
-    }
 }

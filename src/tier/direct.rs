@@ -138,11 +138,10 @@ impl<D: Device> Parcel for DirectParcel<D> {
         }
     }
 
-    /// How it went is told by [`order`](Parcel::order).
-    fn store(self: Arc<Self>, from: Storage, _done: Completion) {
+    fn store(self: Arc<Self>, from: Storage, done: Completion) {
         let tier = Arc::clone(&self.tier);
         tier.begins();
-        tier.writes.after(vec![self.ready.clone()], move |reached| self.write(from, reached));
+        tier.writes.after(vec![self.ready.clone()], move |reached| self.write(from, reached, done));
     }
 
     fn load(self: Arc<Self>, into: Storage, here: &Here, done: Completion) {
@@ -190,7 +189,7 @@ impl<D: Device> Parcel for DirectParcel<D> {
 
 impl<D: Device> DirectParcel<D> {
     /// Runs once the device has computed the bytes.
-    fn write(self: Arc<Self>, from: Storage, reached: Result<()>) {
+    fn write(self: Arc<Self>, from: Storage, reached: Result<()>, done: Completion) {
         // Nobody may want it any more.
         let wanted = Arc::strong_count(&self) > 1;
         let tier = Arc::clone(&self.tier);
@@ -199,11 +198,15 @@ impl<D: Device> DirectParcel<D> {
             .and_then(|buf| tier.copy(Lane::Out, buf.rest()).map(|()| buf))
             .and_then(|buf| Ok((buf, self.extent()?)));
         let (scope, bytes) = (self.scope, self.bytes);
-        let over = move |outcome| {
+        let over = move |outcome: Result<()>| {
             let tier = Arc::clone(&self.tier);
-            self.written(outcome, wanted);
+            *self.written.lock() = Some(outcome.as_ref().map_err(ToString::to_string).copied());
+            self.changed.notify_all();
             // Its extent is free before anyone hears that all is over.
             drop(self);
+            if outcome.is_err() {
+                done(outcome);
+            }
             tier.ends();
         };
         match lent {
@@ -213,14 +216,6 @@ impl<D: Device> DirectParcel<D> {
             }
             Err(error) => over(Err(error)),
         }
-    }
-
-    fn written(&self, outcome: Result<()>, wanted: bool) {
-        if let Some(error) = outcome.as_ref().err().filter(|_| wanted) {
-            tracing::warn!(%error, "a write failed; its tensor stays on the device");
-        }
-        *self.written.lock() = Some(outcome.map_err(|error| error.to_string()));
-        self.changed.notify_all();
     }
 
     /// Runs once `into` is nobody else's.

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 #![allow(dead_code, reason = "every test file uses its own part of this module")]
 
+pub(crate) mod chain;
+
 use std::time::Duration;
 
 use ssdtrain::{IoPath, StepReport, TensorCache, TensorCacheBuilder};

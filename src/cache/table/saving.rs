@@ -191,7 +191,6 @@ impl Table {
             let held_back = self.held_back.iter_mut().flatten();
             held_back.filter(|held| held.key == key).for_each(|held| held.stored = true);
         }
-        self.failures = if outcome.is_ok() { 0 } else { self.failures + 1 };
         let Some(entry) = self.entry(key) else {
             // Released while it was written: the transfer held the last reference.
             self.on_device -= if in_stream_order { 0 } else { bytes };
@@ -200,6 +199,8 @@ impl Table {
         if entry.state != State::Storing {
             return (None, None);
         }
+        self.failures = if outcome.is_ok() { 0 } else { self.failures + 1 };
+        let Some(entry) = self.entry(key) else { return (None, None) };
         if outcome.is_err() {
             entry.counters.store_failures.add(bytes);
             let entry = self.advance(key, Edge::StoreFailed);
