@@ -9,6 +9,7 @@ mod direct;
 mod disk;
 mod host;
 mod shelf;
+mod trial;
 mod waiter;
 
 use std::any::Any;
@@ -20,6 +21,7 @@ use ssdtrain_libtorch::Storage;
 pub(crate) use self::direct::DirectTier;
 pub(crate) use self::disk::DiskTier;
 pub(crate) use self::host::{HostSettings, HostTier, PoolSize};
+pub(crate) use self::trial::Trial;
 use crate::device::{Device, Lane};
 use crate::error::Result;
 use crate::store::{Completion, Store};
@@ -123,12 +125,12 @@ pub(crate) trait Parcel: Send + Sync {
     /// Makes room. To be called until it says [`Room::Reserved`], before [`store`](Parcel::store).
     fn reserve(&self) -> Room;
 
-    /// Begins to store the bytes of `from`, which stay as they are until the storage may leave. `done` is called when they
+    /// Begins to store the bytes of `from`, which whoever asks keeps as they are until the storage may leave. `done` is called when they
     /// are stored, or the store has failed; where storages leave in stream order, only if it has failed.
     fn store(self: Arc<Self>, from: Storage, done: Completion);
 
-    /// Begins to load the bytes into `into`, which the calling thread has just allocated. After `done`, the bytes are there for
-    /// whoever calls [`order`](Parcel::order) first.
+    /// Begins to load the bytes into `into`, which the calling thread has just allocated and keeps until it has called
+    /// [`order`](Parcel::order), or [`abandon`](Parcel::abandon). After `done`, the bytes are there for whoever calls `order` first.
     fn load(self: Arc<Self>, into: Storage, here: &Here, done: Completion);
 
     /// Brings the bytes up to where loading them is quick, if they are further down. False: there is no room for them yet.

@@ -1,0 +1,198 @@
+//! A tier tried out before it is used: whether bytes come back as they left, and how fast they go both ways at once.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Instant;
+
+use ssdtrain_libtorch::Storage;
+
+use super::{Here, Parcel, Room, Tier};
+use crate::device::{Device, Lane};
+use crate::error::{Error, ErrorKind, Result};
+use crate::mem::BLOCK;
+use crate::store::{Store, StoreStats};
+use crate::telemetry::{Cause, Counters, ScopeId};
+
+/// Bytes of one storage.
+const PIECE: u64 = 16 << 20;
+/// Storages of a round trip: 64 MiB.
+const ROUND_TRIP: u64 = 4;
+/// Storages that go each way at once: 256 MiB.
+const EACH_WAY: usize = 16;
+
+/// A tier, and the device above it.
+pub(crate) struct Trial<'a, D: Device> {
+    pub(crate) tier: Arc<dyn Tier>,
+    pub(crate) device: &'a D,
+}
+
+impl<D: Device> Trial<'_, D> {
+    /// Sends 64 MiB down and has them back; fails if that does, or if they are not the same.
+    pub(crate) fn round_trip(&self) -> Result<()> {
+        for piece in 0..ROUND_TRIP {
+            // The last ends within a block.
+            let bytes = PIECE - if piece + 1 == ROUND_TRIP { 100 } else { 0 };
+            let pattern = pattern(piece, bytes as usize);
+            // It stays until the parcel says that it may leave.
+            let from = self.filled(&pattern)?;
+            let parcel = self.store(&from)?;
+            parcel.order(Cause::DeviceBudget, &Arc::default(), &Here::default())?;
+            self.tier.settle();
+            drop(from);
+            let into = self.filled(&vec![0; pattern.len()])?;
+            self.loaded(&*parcel, &self.load(&parcel, &into))?;
+            if self.read(&into, pattern.len())? != pattern {
+                let message = "bytes came back from the disk other than they were written";
+                return Err(Error::new(ErrorKind::Corrupt, message));
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes per second to and from the disk, together, while both directions run.
+    pub(crate) fn both_ways(&self) -> Result<f64> {
+        let source = self.tier.allocate(PIECE)?;
+        let written = (0..EACH_WAY).map(|_| self.store(&source)).collect::<Result<Vec<_>>>()?;
+        self.finish(&written)?;
+        let before = self.stats();
+        let start = Instant::now();
+        let mut writing = Vec::new();
+        let mut reading = Vec::new();
+        for parcel in &written {
+            let into = self.tier.allocate(PIECE)?;
+            reading.push((self.load(parcel, &into), into));
+            writing.push(self.store(&source)?);
+        }
+        for (parcel, (told, _into)) in written.iter().zip(&reading) {
+            self.loaded(&**parcel, told)?;
+        }
+        self.device.block_on(&self.device.mark(Lane::Compute)?)?;
+        drop(reading);
+        self.finish(&writing)?;
+        let (after, took) = (self.stats(), start.elapsed());
+        let moved = (after.bytes_written - before.bytes_written) + (after.bytes_read - before.bytes_read);
+        Ok(moved as f64 / took.as_secs_f64())
+    }
+
+    fn stats(&self) -> StoreStats {
+        self.tier.store().map(Store::stats).unwrap_or_default()
+    }
+
+    /// A new storage with these bytes.
+    fn filled(&self, bytes: &[u8]) -> Result<Storage> {
+        let storage = self.tier.allocate(bytes.len() as u64)?;
+        // What the memory was used for before comes first.
+        self.device.wait(Lane::In, &self.device.mark(Lane::Compute)?)?;
+        // SAFETY: the storage is as long as the bytes and nobody else's; both are there until the mark below is reached.
+        unsafe { self.device.copy_in(bytes.as_ptr(), storage.data().cast(), bytes.len()) }?;
+        let there = self.device.mark(Lane::In)?;
+        self.device.block_on(&there)?;
+        self.device.wait(Lane::Compute, &there)?;
+        Ok(storage)
+    }
+
+    /// The first so many bytes of a storage.
+    fn read(&self, storage: &Storage, bytes: usize) -> Result<Vec<u8>> {
+        let mut read = vec![0; bytes];
+        self.device.wait(Lane::Out, &self.device.mark(Lane::Compute)?)?;
+        // SAFETY: as in `filled`.
+        unsafe { self.device.copy_out(storage.data().cast_const().cast(), read.as_mut_ptr(), bytes) }?;
+        self.device.block_on(&self.device.mark(Lane::Out)?)?;
+        Ok(read)
+    }
+
+    /// Begins to store; `from` stays until [`finish`](Trial::finish).
+    fn store(&self, from: &Storage) -> Result<Arc<dyn Parcel>> {
+        let parcel = Arc::clone(&self.tier).parcel(from.bytes(), ScopeId::default(), &Here::default())?;
+        loop {
+            match parcel.reserve() {
+                Room::Reserved => break,
+                Room::Later => self.tier.settle(),
+                Room::None => {
+                    return Err(Error::new(ErrorKind::NoSpace, "no room to try the way to the disk out"));
+                }
+            }
+        }
+        // How it went is asked with `order`.
+        Arc::clone(&parcel).store(from.clone(), Box::new(|_| {}));
+        Ok(parcel)
+    }
+
+    fn finish(&self, stored: &[Arc<dyn Parcel>]) -> Result<()> {
+        let (counters, here) = (Arc::<Counters>::default(), Here::default());
+        stored.iter().try_for_each(|parcel| parcel.order(Cause::DeviceBudget, &counters, &here))?;
+        self.device.block_on(&self.device.mark(Lane::Compute)?)?;
+        self.tier.settle();
+        Ok(())
+    }
+
+    /// Begins to load; `into` stays until [`loaded`](Trial::loaded).
+    fn load(&self, parcel: &Arc<dyn Parcel>, into: &Storage) -> Receiver<Result<()>> {
+        let (tell, told) = channel();
+        let done = Box::new(move |outcome| drop(tell.send(outcome)));
+        Arc::clone(parcel).load(into.clone(), &Here::default(), done);
+        told
+    }
+
+    /// Waits until the bytes are there for what this thread computes.
+    fn loaded(&self, parcel: &dyn Parcel, told: &Receiver<Result<()>>) -> Result<()> {
+        let lost = |_| Error::new(ErrorKind::Io, "internal error: a load that never ended");
+        told.recv().map_err(lost)??;
+        parcel.order(Cause::CopyIn, &Arc::default(), &Here::default())
+    }
+}
+
+/// Bytes of which no two blocks are the same.
+fn pattern(piece: u64, bytes: usize) -> Vec<u8> {
+    let block: Vec<u8> = (0..BLOCK).map(|at| (at * at >> 4) as u8).collect();
+    let mut pattern = block.repeat(bytes.div_ceil(BLOCK));
+    for (number, block) in pattern.chunks_exact_mut(BLOCK).enumerate() {
+        block[..8].copy_from_slice(&(piece << 32 | number as u64).to_le_bytes());
+    }
+    pattern.truncate(bytes);
+    pattern
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::device::Simulated;
+    use crate::store::{BackendKind, Direction, Fault, Faulty, Pool, StoreConfig};
+    use crate::tier::{DirectTier, HostSettings, HostTier, PoolSize};
+
+    fn device() -> Simulated {
+        Simulated::start(Duration::ZERO).unwrap()
+    }
+
+    fn config() -> StoreConfig {
+        StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() }
+    }
+
+    fn tiers() -> [Arc<dyn Tier>; 2] {
+        let store = || Store::open(config()).unwrap();
+        let settings = HostSettings { pool: PoolSize::Fixed(4 * PIECE), read_ahead: PIECE };
+        let host = HostTier::new(device(), Some(store()), settings, None).unwrap();
+        [DirectTier::new(device(), store(), None).unwrap(), host]
+    }
+
+    #[test]
+    fn bytes_come_back_and_go_both_ways() {
+        for tier in tiers() {
+            let trial = Trial { tier, device: &device() };
+            trial.round_trip().unwrap();
+            assert!(trial.both_ways().unwrap() > 0.0);
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_not_the_same_are_noticed() {
+        let backend = Arc::new(Faulty::new(Arc::new(Pool::new(1).unwrap())));
+        backend.inject(Direction::Read, Fault::FlippedBit, 3, 1);
+        let store = Store::open_with(config(), backend).unwrap();
+        let tier = DirectTier::new(device(), store, None).unwrap();
+        let error = Trial { tier, device: &device() }.round_trip().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+    }
+}
