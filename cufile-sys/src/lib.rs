@@ -1,0 +1,57 @@
+//! NVIDIA cuFile (GPUDirect Storage), found at run time, in three layers: [`sys`] has the types of C, [`result`] makes
+//! values of what comes back, and the rest owns what is registered and what is in flight.
+//!
+//! Nothing of cuFile is needed to build, and where it is missing a program gets an error that says what was tried.
+//!
+//! ```no_run
+//! use std::fs::OpenOptions;
+//! use std::os::unix::fs::OpenOptionsExt;
+//!
+//! use cufile_sys::{Driver, Search};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let (device_pointer, len) = (std::ptr::null_mut(), 1 << 20);
+//! let library = Search::new().load()?;
+//! let driver = Driver::open(&library)?;
+//! let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open("/mnt/nvme/data")?;
+//! let file = driver.register_file(file)?;
+//! // SAFETY: the memory is `len` bytes of this process's own on the device, and is freed after the buffer.
+//! let _buffer = unsafe { driver.register_buffer(device_pointer, len) }?;
+//! // SAFETY: as above; nobody else uses it meanwhile.
+//! let bytes = unsafe { file.read(device_pointer, len, 0, 0) }?;
+//! println!("{bytes} bytes, by {}", library.path().display());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What keeps what
+//!
+//! Files, buffers, streams and batches keep the driver open; what is in flight keeps its file, its stream and its
+//! parameters. Nothing that cuFile may still use is ever freed by a drop: it is waited for, or left to cuFile for good.
+//! The memory of a transfer is the caller's: functions that take it are `unsafe` and say for how long it must live.
+//!
+//! # What it takes
+//!
+//! cuFile is for Linux, needs CUDA's driver, and takes files of the file systems it knows, opened with `O_DIRECT`. After
+//! a `fork` the child must not use it. Errors carry the status and what to do about it.
+
+mod batch;
+mod buffer;
+mod driver;
+mod file;
+mod functions;
+mod loader;
+mod parameters;
+pub mod result;
+mod statistics;
+mod stream;
+pub mod sys;
+
+pub use batch::{Batch, Completion, Direction, Refused, Request};
+pub use buffer::Buffer;
+pub use driver::{Driver, Version};
+pub use file::File;
+pub use functions::Functions;
+pub use loader::{Library, LoadError, Search, VARIABLE};
+pub use result::{Cause, Error, Result};
+pub use stream::{Block, NotQueued, Queued, Stream};

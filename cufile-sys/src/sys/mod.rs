@@ -1,0 +1,20 @@
+//! The types, constants and functions of cuFile 1.15 as C has them, under their C names.
+//!
+//! Nothing here is safe to use by itself. An enum of C is an integer with named values: the library may return a
+//! value that this list does not have.
+//!
+//! <https://docs.nvidia.com/gpudirect-storage/api-reference-guide/index.html>
+#![expect(non_camel_case_types, non_snake_case, reason = "the names are those of the C header")]
+
+mod functions;
+mod integers;
+mod parameters;
+mod statistics;
+mod status;
+mod types;
+
+pub use functions::*;
+pub use parameters::*;
+pub use statistics::*;
+pub use status::*;
+pub use types::*;

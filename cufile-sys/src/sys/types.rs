@@ -1,0 +1,303 @@
+//! Descriptors, properties, and the parameters of batches and of streams.
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+use libc::{off_t, off64_t, size_t, sockaddr, ssize_t};
+
+use super::CUfileOpError;
+use super::integers::integers;
+
+/// The first status of cuFile is one above this.
+pub const CUFILEOP_BASE_ERR: u32 = 5000;
+
+/// An outcome of CUDA's driver.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct CUresult(pub u32);
+
+/// A stream of CUDA's driver.
+pub type CUstream = *mut c_void;
+/// A registered file.
+pub type CUfileHandle_t = *mut c_void;
+/// A batch.
+pub type CUfileBatchHandle_t = *mut c_void;
+
+/// What most functions return.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CUfileError_t {
+    /// cuFile's status.
+    pub err: CUfileOpError,
+    /// The outcome of CUDA's driver where the status is `CU_FILE_CUDA_DRIVER_ERROR`.
+    pub cu_err: CUresult,
+}
+
+integers! {
+    /// Numbers of the bits in `nvfs.dstatusflags`: what the driver supports.
+    CUfileDriverStatusFlags_t {
+        /// DDN Lustre.
+        CU_FILE_LUSTRE_SUPPORTED = 0,
+        /// WekaFS.
+        CU_FILE_WEKAFS_SUPPORTED = 1,
+        /// NFS.
+        CU_FILE_NFS_SUPPORTED = 2,
+        /// GPFS.
+        CU_FILE_GPFS_SUPPORTED = 3,
+        /// NVMe.
+        CU_FILE_NVME_SUPPORTED = 4,
+        /// NVMe over fabrics.
+        CU_FILE_NVMEOF_SUPPORTED = 5,
+        /// SCSI.
+        CU_FILE_SCSI_SUPPORTED = 6,
+        /// ScaleFlux CSD.
+        CU_FILE_SCALEFLUX_CSD_SUPPORTED = 7,
+        /// NVMesh.
+        CU_FILE_NVMESH_SUPPORTED = 8,
+        /// BeeGFS.
+        CU_FILE_BEEGFS_SUPPORTED = 9,
+        /// NVMe by PCI peer-to-peer DMA.
+        CU_FILE_NVME_P2P_SUPPORTED = 11,
+        /// ScateFS.
+        CU_FILE_SCATEFS_SUPPORTED = 12,
+    }
+
+    /// Numbers of the bits in `nvfs.dcontrolflags`: how the driver works.
+    CUfileDriverControlFlags_t {
+        /// It polls for completions.
+        CU_FILE_USE_POLL_MODE = 0,
+        /// It may go through host memory.
+        CU_FILE_ALLOW_COMPAT_MODE = 1,
+    }
+
+    /// Numbers of the bits in `fflags`: features of the library.
+    CUfileFeatureFlags_t {
+        /// Routing around PCIe bridges.
+        CU_FILE_DYN_ROUTING_SUPPORTED = 0,
+        /// Batches.
+        CU_FILE_BATCH_IO_SUPPORTED = 1,
+        /// Operations ordered by streams.
+        CU_FILE_STREAMS_SUPPORTED = 2,
+        /// Large transfers in parallel parts.
+        CU_FILE_PARALLEL_IO_SUPPORTED = 3,
+    }
+
+    /// What a descriptor describes.
+    CUfileFileHandleType {
+        /// A Linux descriptor.
+        CU_FILE_HANDLE_TYPE_OPAQUE_FD = 1,
+        /// A Windows handle; not supported.
+        CU_FILE_HANDLE_TYPE_OPAQUE_WIN32 = 2,
+        /// A file system in user space, with operations of its own.
+        CU_FILE_HANDLE_TYPE_USERSPACE_FS = 3,
+    }
+
+    /// The direction of a request of a batch.
+    CUfileOpcode_t {
+        /// From the file into memory.
+        CUFILE_READ = 0,
+        /// From memory into the file.
+        CUFILE_WRITE = 1,
+    }
+
+    /// The state of a request of a batch.
+    CUfileStatus_t {
+        /// Not yet submitted.
+        CUFILE_WAITING = 0x01,
+        /// Queued.
+        CUFILE_PENDING = 0x02,
+        /// It was ill-formed or could not be queued.
+        CUFILE_INVALID = 0x04,
+        /// It was cancelled.
+        CUFILE_CANCELED = 0x08,
+        /// It completed.
+        CUFILE_COMPLETE = 0x10,
+        /// It took too long.
+        CUFILE_TIMEOUT = 0x20,
+        /// It could not be completed.
+        CUFILE_FAILED = 0x40,
+    }
+
+    /// The kind of a batch.
+    CUfileBatchMode_t {
+        /// The only one.
+        CUFILE_BATCH = 1,
+    }
+}
+
+/// What nvidia-fs says of itself.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CUfileNvfsProps {
+    /// Its major version.
+    pub major_version: c_uint,
+    /// Its minor version.
+    pub minor_version: c_uint,
+    /// The largest polled transfer, in KiB.
+    pub poll_thresh_size: size_t,
+    /// The largest single transfer, in KiB.
+    pub max_direct_io_size: size_t,
+    /// Bits numbered by [`CUfileDriverStatusFlags_t`].
+    pub dstatusflags: c_uint,
+    /// Bits numbered by [`CUfileDriverControlFlags_t`].
+    pub dcontrolflags: c_uint,
+}
+
+/// What the driver says of itself.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CUfileDrvProps_t {
+    /// The kernel module.
+    pub nvfs: CUfileNvfsProps,
+    /// Bits numbered by [`CUfileFeatureFlags_t`].
+    pub fflags: c_uint,
+    /// GPU memory per device for bounce buffers, in KiB.
+    pub max_device_cache_size: c_uint,
+    /// The size of one bounce buffer, in KiB.
+    pub per_buffer_cache_size: c_uint,
+    /// GPU memory that can be registered, in KiB.
+    pub max_device_pinned_mem_size: c_uint,
+    /// The most requests of a batch.
+    pub max_batch_io_size: c_uint,
+    /// The time limit of a batch, in milliseconds.
+    pub max_batch_io_timeout_msecs: c_uint,
+}
+
+impl CUfileDrvProps_t {
+    /// Whether the driver supports this.
+    pub fn supports(&self, what: CUfileDriverStatusFlags_t) -> bool {
+        bit(self.nvfs.dstatusflags, what.0)
+    }
+
+    /// Whether the driver works like this.
+    pub fn uses(&self, what: CUfileDriverControlFlags_t) -> bool {
+        bit(self.nvfs.dcontrolflags, what.0)
+    }
+
+    /// Whether the library has this feature.
+    pub fn has(&self, what: CUfileFeatureFlags_t) -> bool {
+        bit(self.fflags, what.0)
+    }
+}
+
+fn bit(flags: c_uint, number: u32) -> bool {
+    flags.checked_shr(number).is_some_and(|flags| flags & 1 == 1)
+}
+
+/// An RDMA key of a buffer, for file systems in user space.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct cufileRDMAInfo_t {
+    /// The version of the key.
+    pub version: c_int,
+    /// Bytes at `desc_str`.
+    pub desc_len: c_int,
+    /// The key.
+    pub desc_str: *const c_char,
+}
+
+/// A flag of `cuFileBufRegister`: register for RDMA too.
+pub const CU_FILE_RDMA_REGISTER: c_int = 1;
+/// A flag of `cuFileBufRegister`: RDMA may be reordered.
+pub const CU_FILE_RDMA_RELAXED_ORDERING: c_int = 2;
+
+/// Operations of a file system in user space.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUfileFSOps_t {
+    /// The name of the file system; null to find out by `fstat`.
+    pub fs_type: Option<unsafe extern "C" fn(*mut c_void) -> *const c_char>,
+    /// The addresses of hosts to use; null for all.
+    pub getRDMADeviceList: Option<unsafe extern "C" fn(*mut c_void, *mut *mut sockaddr) -> c_int>,
+    /// The priority of a host; -1 for none.
+    pub getRDMADevicePriority:
+        Option<unsafe extern "C" fn(*mut c_void, *mut c_char, size_t, off64_t, *mut sockaddr) -> c_int>,
+    /// A read; null for the kernel's.
+    pub read: Option<
+        unsafe extern "C" fn(*mut c_void, *mut c_char, size_t, off64_t, *mut cufileRDMAInfo_t) -> ssize_t,
+    >,
+    /// A write; null for the kernel's.
+    pub write: Option<
+        unsafe extern "C" fn(*mut c_void, *const c_char, size_t, off64_t, *mut cufileRDMAInfo_t) -> ssize_t,
+    >,
+}
+
+/// The file in a [`CUfileDescr_t`].
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub union CUfileDescrHandle {
+    /// A Linux descriptor.
+    pub fd: c_int,
+    /// Anything else.
+    pub handle: *mut c_void,
+}
+
+/// A file to register.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct CUfileDescr_t {
+    /// Which of `handle` counts.
+    pub r#type: CUfileFileHandleType,
+    /// The file.
+    pub handle: CUfileDescrHandle,
+    /// Operations of a file system in user space, or null.
+    pub fs_ops: *const CUfileFSOps_t,
+}
+
+/// The memory and the place in the file of a request of a batch.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUfileIOParamsBatch {
+    /// The base of the memory, on the device or the host.
+    pub devPtr_base: *mut c_void,
+    /// Bytes from the beginning of the file.
+    pub file_offset: off_t,
+    /// Bytes from `devPtr_base`.
+    pub devPtr_offset: off_t,
+    /// Bytes to transfer.
+    pub size: size_t,
+}
+
+/// What is particular to the kind of a batch.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub union CUfileIOParamsUnion {
+    /// For `CUFILE_BATCH`.
+    pub batch: CUfileIOParamsBatch,
+}
+
+/// A request of a batch.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct CUfileIOParams_t {
+    /// The kind of the batch.
+    pub mode: CUfileBatchMode_t,
+    /// What goes where.
+    pub u: CUfileIOParamsUnion,
+    /// The file.
+    pub fh: CUfileHandle_t,
+    /// The direction.
+    pub opcode: CUfileOpcode_t,
+    /// Comes back with the event.
+    pub cookie: *mut c_void,
+}
+
+/// The end of a request of a batch.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUfileIOEvents_t {
+    /// That of the request.
+    pub cookie: *mut c_void,
+    /// The state of the request.
+    pub status: CUfileStatus_t,
+    /// Bytes transferred, or a negative error.
+    pub ret: size_t,
+}
+
+/// A flag of `cuFileStreamRegister`: offsets into buffers are known when an operation is queued.
+pub const CU_FILE_STREAM_FIXED_BUF_OFFSET: c_uint = 1;
+/// A flag of `cuFileStreamRegister`: offsets into files are known when an operation is queued.
+pub const CU_FILE_STREAM_FIXED_FILE_OFFSET: c_uint = 2;
+/// A flag of `cuFileStreamRegister`: sizes are known when an operation is queued.
+pub const CU_FILE_STREAM_FIXED_FILE_SIZE: c_uint = 4;
+/// A flag of `cuFileStreamRegister`: sizes and offsets are multiples of 4 KiB.
+pub const CU_FILE_STREAM_PAGE_ALIGNED_INPUTS: c_uint = 8;
