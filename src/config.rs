@@ -8,14 +8,11 @@ use std::time::Duration;
 use tch::Device;
 use tch::nn::{VarStore, Variables};
 
-use crate::device::{Cuda, Simulated};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::plan::{Goal, Leaving, Placement};
-use crate::policy::Aim;
+use crate::policy::{Aim, IoPath};
 use crate::session::TensorCache;
-use crate::store::{BackendKind, Store, StoreConfig};
-use crate::tier::{DirectTier, DiskTier, HostSettings, HostTier, PoolSize, Tier};
-use crate::trace::{DeviceTrace, Trace};
+use crate::store::{BackendKind, StoreConfig};
 
 /// One kibibyte.
 pub const KIB: u64 = 1 << 10;
@@ -44,20 +41,6 @@ pub enum Policy {
     /// The plan sets `device_budget`, `backward_budget`, `prefetch` and what `keep_last` would. Steps that are not planned yet move
     /// everything, so that a step that would not fit with everything kept is safe; they are slow.
     Auto(Goal),
-}
-
-/// Which way a GPU's tensors take off the device, and back. CPU tensors have one way only: straight to the spill files.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum IoPath {
-    /// Through pinned host memory.
-    #[default]
-    Staged,
-    /// Straight between the GPU and the spill files, by cuFile. What that means on this machine, GPUDirect Storage or copies through host
-    /// memory that cuFile makes itself (its compatibility mode), is told by [`TensorCache::io_path`]. The host pool is not used,
-    /// and [`verify`](TensorCacheBuilder::verify) cannot be: the processor does not see the bytes.
-    Direct,
-    /// To pinned host memory and no further: spill directories are not used.
-    HostOnly,
 }
 
 /// How [`Policy::Adaptive`] decides what leaves the device.
@@ -91,6 +74,7 @@ pub struct TensorCacheBuilder {
     pub(crate) backward_budget: Option<u64>,
     pub(crate) host_pool: Option<u64>,
     pub(crate) path: IoPath,
+    pub(crate) required_path: Option<IoPath>,
     pub(crate) prefetch: u64,
     pub(crate) read_ahead: u64,
     pub(crate) simulated: Option<Duration>,
@@ -114,6 +98,7 @@ impl Default for TensorCacheBuilder {
             backward_budget: None,
             host_pool: None,
             path: IoPath::default(),
+            required_path: None,
             prefetch: 64 * MIB,
             read_ahead: GIB,
             simulated: None,
@@ -163,9 +148,17 @@ impl TensorCacheBuilder {
         self
     }
 
-    /// Which way the tensors of a GPU take. Default: [`IoPath::Staged`].
+    /// Which way the tensors of a GPU take. Default: [`IoPath::Auto`].
     pub fn path(mut self, path: IoPath) -> Self {
         self.path = path;
+        self
+    }
+
+    /// Makes `build` fail where the tensors of a GPU would take another way. [`IoPath::Direct`] is met by GPUDirect Storage only, never
+    /// by cuFile's compatibility mode, which copies through host memory. Where no [`path`](TensorCacheBuilder::path) is given, it is
+    /// this one.
+    pub fn require_path(mut self, path: IoPath) -> Self {
+        self.required_path = Some(path);
         self
     }
 
@@ -294,9 +287,15 @@ impl TensorCacheBuilder {
         self.device.unwrap_or(Device::Cpu)
     }
 
+    /// The way that was asked for, or that has to be.
+    pub(crate) fn wanted_path(&self) -> IoPath {
+        if self.path == IoPath::Auto { self.required_path.unwrap_or_default() } else { self.path }
+    }
+
     /// What [`Policy::Auto`] plans for, and with.
     pub(crate) fn aim(&self, goal: Goal) -> Aim {
-        let spills = !self.store.directories.is_empty() || self.store.backend == BackendKind::Memory;
+        let spills = (!self.store.directories.is_empty() || self.store.backend == BackendKind::Memory)
+            && self.wanted_path() != IoPath::HostOnly;
         let direct = self.target() == Device::Cpu && self.simulated.is_none();
         Aim {
             goal,
@@ -306,101 +305,10 @@ impl TensorCacheBuilder {
             written_per_day: self.written_per_day,
         }
     }
-
-    /// The spill files, if any were asked for.
-    pub(crate) fn open_store(&self) -> Result<Option<Store>> {
-        let spills = !self.store.directories.is_empty() || self.store.backend == BackendKind::Memory;
-        if !spills || self.path == IoPath::HostOnly {
-            return Ok(None);
-        }
-        Store::open(self.store.clone()).map(Some)
-    }
-
-    /// What lies below the device.
-    pub(crate) fn open_tier(
-        &self,
-        store: Option<Store>,
-        trace: Option<&Arc<Trace>>,
-    ) -> Result<Option<Arc<dyn Tier>>> {
-        if self.policy == Policy::Keep {
-            // What the device computes is worth seeing all the same.
-            if let (Some(trace), Device::Cuda(index)) = (trace, self.target()) {
-                drop(DeviceTrace::start(trace, &Arc::new(Cuda::open(index)?))?);
-            }
-            return Ok(None);
-        }
-        if self.path == IoPath::Direct {
-            return self.open_direct(store, trace).map(Some);
-        }
-        let pool = match self.host_pool {
-            None => PoolSize::Learned { cap: available_memory() / 2 },
-            Some(0) => PoolSize::Bounce,
-            Some(bytes) => PoolSize::Fixed(bytes),
-        };
-        let settings = HostSettings { pool, read_ahead: self.read_ahead };
-        if pool == PoolSize::Bounce && store.is_none() {
-            return Err(Error::new(
-                ErrorKind::Config,
-                "host_pool(0) without a spill directory leaves no place to offload to: give one of them",
-            ));
-        }
-        Ok(Some(match (self.target(), self.simulated, store) {
-            (Device::Cpu, Some(delay), store) => {
-                HostTier::new(Simulated::start(delay)?, store, settings, trace)?
-            }
-            (Device::Cpu, None, Some(store)) => Arc::new(DiskTier::new(store, trace.cloned())),
-            (Device::Cpu, None, None) => {
-                return Err(Error::new(
-                    ErrorKind::Config,
-                    "no spill directory: call spill_to(directory) before build()",
-                ));
-            }
-            (Device::Cuda(index), _, store) => HostTier::new(Cuda::open(index)?, store, settings, trace)?,
-            (other, ..) => {
-                return Err(Error::new(
-                    ErrorKind::Config,
-                    format!("device: tensors on {other:?} cannot be moved; only CPU and CUDA ones can"),
-                ));
-            }
-        }))
-    }
-
-    /// The spill files right below a GPU.
-    fn open_direct(&self, store: Option<Store>, trace: Option<&Arc<Trace>>) -> Result<Arc<dyn Tier>> {
-        let Some(store) = store else {
-            return refused(
-                "path(Direct) without a spill directory: call spill_to(directory) before build()",
-            );
-        };
-        if self.store.verify {
-            return refused("path(Direct) with verify(true): checksums are taken of host memory; choose one");
-        }
-        if matches!(self.policy, Policy::Auto(_)) {
-            return refused(
-                "path(Direct) with Policy::Auto: plans are made for the way through host memory only",
-            );
-        }
-        Ok(match (self.target(), self.simulated) {
-            (Device::Cuda(index), _) => DirectTier::new(Cuda::open(index)?, store, trace)?,
-            (Device::Cpu, Some(delay)) => DirectTier::new(Simulated::start(delay)?, store, trace)?,
-            (other, None) => {
-                return refused(format!(
-                    "path(Direct): tensors on {other:?} have no other way; leave it out"
-                ));
-            }
-            (other, Some(_)) => {
-                return refused(format!("path(Direct): tensors on {other:?} cannot be moved"));
-            }
-        })
-    }
-}
-
-fn refused<T>(message: impl Into<String>) -> Result<T> {
-    Err(Error::new(ErrorKind::Config, message))
 }
 
 /// Memory that could be had now, in bytes; all there is where the kernel does not say.
-fn available_memory() -> u64 {
+pub(crate) fn available_memory() -> u64 {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = info.lines().find(|line| line.starts_with("MemAvailable:"));
     let kib = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());

@@ -23,6 +23,7 @@
 //! # }
 //! ```
 
+mod below;
 mod bytes;
 mod cache;
 mod config;
@@ -41,8 +42,9 @@ mod tier;
 mod trace;
 
 pub use bytes::Bytes;
-pub use config::{Adaptive, GIB, IoPath, KIB, MIB, Policy, TensorCacheBuilder};
+pub use config::{Adaptive, GIB, KIB, MIB, Policy, TensorCacheBuilder};
 pub use error::{Error, ErrorKind, Result};
+pub use policy::IoPath;
 pub use recompute::{remat, segment};
 pub use scope::{Scope, scope};
 pub use session::{Backward, Entered, Held, Step, StepHandle, TensorCache, write_traces};

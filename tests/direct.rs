@@ -172,7 +172,7 @@ fn settings_that_contradict_it_are_refused() {
         (direct().verify(true), "verify"),
         (direct().policy(Policy::Auto(Goal::overhead(0.1))), "Policy::Auto"),
         (TensorCache::builder().path(IoPath::Direct).simulated_device(Duration::ZERO), "spill_to"),
-        (TensorCache::builder().path(IoPath::Direct).spill_to(std::env::temp_dir()), "no other way"),
+        (TensorCache::builder().path(IoPath::Direct).spill_to(std::env::temp_dir()), "one way only"),
     ];
     for (builder, what) in cases {
         let error = builder.build().expect_err("refused");

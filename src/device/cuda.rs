@@ -70,6 +70,9 @@ struct Event {
     again: bool,
 }
 
+/// The primary context of a device, for threads that name its memory.
+pub(crate) struct Context(Driver);
+
 // SAFETY: the handles are the driver's, which may be called from any thread; the context is made current on each that does.
 unsafe impl Send for Driver {}
 // SAFETY: as above; what changes is behind a lock.
@@ -227,6 +230,17 @@ impl Pin for Cuda {
 impl fmt::Debug for Cuda {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "CUDA device {}", self.device.index())
+    }
+}
+
+impl Context {
+    pub(crate) fn open(index: usize) -> Result<Context> {
+        Driver::open(index).map(Context)
+    }
+
+    /// Makes it current on the calling thread.
+    pub(crate) fn enter(&self) -> Result<()> {
+        self.0.enter()
     }
 }
 

@@ -17,6 +17,7 @@ use tch::{Device, TchError, Tensor};
 
 use self::steering::Steering;
 pub use self::step::{Backward, Entered, Step, StepHandle};
+use crate::below::{self, Below};
 use crate::cache::{Cache, Limits, StepContext};
 use crate::config::{Policy, TensorCacheBuilder};
 use crate::error::{Error, ErrorKind, Result};
@@ -36,6 +37,8 @@ use crate::trace::{self, Name, Process, Range, Trace};
 pub struct TensorCache {
     cache: Arc<Cache>,
     device: Device,
+    /// Why bytes take this way, where that was not asked for.
+    why: Option<String>,
     config: TensorCacheBuilder,
     steps: AtomicU64,
     steering: Steering,
@@ -48,22 +51,10 @@ impl TensorCache {
     }
 
     pub(crate) fn open(config: TensorCacheBuilder) -> Result<TensorCache> {
-        let store = match config.policy {
-            Policy::Keep => None,
-            Policy::Offload | Policy::Adaptive(_) | Policy::Auto(_) => config.open_store()?,
-        };
-        TensorCache::over(store, config)
+        TensorCache::over(None, config)
     }
 
     fn over(store: Option<Store>, config: TensorCacheBuilder) -> Result<TensorCache> {
-        if let Some(store) =
-            store.as_ref().filter(|store| config.require_direct_io && !store.path().is_direct())
-        {
-            return Err(Error::new(
-                ErrorKind::Unmet,
-                format!("require_direct_io: the spill files would go through {}", store.path()),
-            ));
-        }
         torch::install().map_err(|error| Error::new(ErrorKind::Torch, error.to_string()))?;
         torch::install_cpu_allocator();
         let stores_in_flight = (config.store.queue_depth * config.store.io_bytes) as u64;
@@ -78,9 +69,16 @@ impl TensorCache {
         if let Some(trace) = trace.as_ref().filter(|_| !config.trace) {
             trace.pause();
         }
+        let Below { tier, why } = below::open(&config, store, trace.as_ref())?;
+        let path = tier.as_ref().and_then(|tier| tier.store()).map(Store::path);
+        if let Some(path) = path.filter(|path| config.require_direct_io && !path.is_direct()) {
+            let message = format!("require_direct_io: the spill files would go through {path}");
+            return Err(Error::new(ErrorKind::Unmet, message));
+        }
         Ok(TensorCache {
-            cache: Cache::new(config.open_tier(store, trace.as_ref())?, limits, trace),
+            cache: Cache::new(tier, limits, trace),
             device: config.target(),
+            why,
             config,
             steps: AtomicU64::new(0),
             steering,
@@ -150,7 +148,8 @@ impl TensorCache {
 
     /// Which way bytes go: backend, direct or buffered, and why not a faster one.
     pub fn io_path(&self) -> String {
-        self.cache.tier().map_or_else(|| "none: everything is kept".to_owned(), Tier::path)
+        let path = self.cache.tier().map_or_else(|| "none: everything is kept".to_owned(), Tier::path);
+        self.why.iter().fold(path, |path, why| format!("{path} ({why})"))
     }
 
     /// What the spill files have seen since the cache was built; none if there are none.

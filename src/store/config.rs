@@ -21,6 +21,8 @@ pub enum BackendKind {
     Uring,
     /// Threads that call `pread` and `pwrite`.
     Pool,
+    /// Threads that call cuFile, or an error where it cannot be used: what GPUDirect Storage goes by.
+    CuFile,
     /// Anonymous files in memory instead of spill files: for tests, and to see what a run costs without a disk.
     Memory,
 }
@@ -35,6 +37,8 @@ pub struct StoreConfig {
     pub cap_bytes: u64,
     /// How the bytes are moved.
     pub backend: BackendKind,
+    /// The GPU whose memory [`BackendKind::CuFile`] reaches; none for the host's only.
+    pub gpu: Option<usize>,
     /// Whether a CRC-32C of each blob's payload is taken when it is written and compared when it is read.
     pub verify: bool,
     /// Most operations in flight at the same time.
@@ -54,6 +58,7 @@ impl Default for StoreConfig {
             directories: Vec::new(),
             cap_bytes: 64 << 30,
             backend: BackendKind::Auto,
+            gpu: None,
             verify: false,
             queue_depth: 16,
             io_bytes: 4 << 20,
@@ -68,7 +73,9 @@ impl StoreConfig {
     pub(super) fn files(&self) -> usize {
         match self.backend {
             BackendKind::Memory => self.directories.len().max(1),
-            BackendKind::Auto | BackendKind::Uring | BackendKind::Pool => self.directories.len(),
+            BackendKind::Auto | BackendKind::Uring | BackendKind::Pool | BackendKind::CuFile => {
+                self.directories.len()
+            }
         }
     }
 

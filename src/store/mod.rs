@@ -44,13 +44,15 @@ mod transfer;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-pub use backend::{Backend, Direction, Fault, Faulty, Op, Pool, Throttled, Uring};
+use self::backend::CuFile;
+pub use backend::{Backend, CuFileMode, Direction, Fault, Faulty, Op, Pool, Throttled, Uring};
 pub use blob::Blob;
 pub use config::{BackendKind, StoreConfig};
 pub use path::StorePath;
 pub use stats::StoreStats;
 
 use self::file::{Full, SpillFile};
+use self::open::Birth;
 use self::path::Medium;
 use self::stats::Counters;
 use self::transfer::{Rules, Transfer, complete};
@@ -112,11 +114,14 @@ impl Store {
 
     fn assemble(config: StoreConfig, backend: Arc<dyn Backend>, note: Option<String>) -> Result<Store> {
         let share = config.cap_bytes / config.files() as u64;
+        let birth = if config.backend == BackendKind::CuFile { Birth::Unlinked } else { Birth::Nameless };
         let files: Result<Vec<SpillFile>> = match config.backend {
             BackendKind::Memory => (0..config.files()).map(|_| SpillFile::in_memory(share)).collect(),
-            BackendKind::Auto | BackendKind::Uring | BackendKind::Pool => {
-                config.directories.iter().map(|directory| SpillFile::create(directory, share)).collect()
-            }
+            BackendKind::Auto | BackendKind::Uring | BackendKind::Pool | BackendKind::CuFile => config
+                .directories
+                .iter()
+                .map(|directory| SpillFile::create(directory, share, birth))
+                .collect(),
         };
         let files = files?;
         let medium = match config.backend {
@@ -125,7 +130,7 @@ impl Store {
             _ => Medium::Buffered,
         };
         let notes = note.into_iter().chain(files.iter().flat_map(|file| file.notes().to_vec())).collect();
-        let path = StorePath { backend: backend.name(), medium, notes };
+        let path = StorePath { backend: backend.name(), medium, cufile: None, notes };
         let rules = Rules {
             verify: config.verify,
             io_bytes: config.io_bytes as u64,
@@ -210,8 +215,8 @@ impl Store {
     }
 
     /// Which way the bytes go, and why it is not a faster one.
-    pub fn path(&self) -> &StorePath {
-        &self.shared.path
+    pub fn path(&self) -> StorePath {
+        StorePath { cufile: self.shared.backend.cufile(), ..self.shared.path.clone() }
     }
 
     /// What the store has done so far and how full it is.
@@ -254,14 +259,19 @@ fn start_backend(config: &StoreConfig) -> Result<(Arc<dyn Backend>, Option<Strin
 }
 
 fn start_unlimited(config: &StoreConfig) -> Result<(Arc<dyn Backend>, Option<String>)> {
-    let pool = |threads| match Pool::new(threads) {
+    let started = |pool: std::io::Result<Pool>| match pool {
         Ok(pool) => Ok(Arc::new(pool) as Arc<dyn Backend>),
         Err(error) => Err(Error::io(ErrorKind::Io, "the I/O threads could not be started", error)),
     };
+    let pool = |threads| started(Pool::new(threads));
     let threads = config.queue_depth.min(MAX_POOL_THREADS);
     match config.backend {
         BackendKind::Memory => Ok((pool(1)?, None)),
         BackendKind::Pool => Ok((pool(threads)?, None)),
+        BackendKind::CuFile => {
+            let cufile = CuFile::open(config.gpu)?;
+            Ok((started(Pool::over(Box::new(cufile), threads))?, None))
+        }
         BackendKind::Auto | BackendKind::Uring => match Uring::new(config.queue_depth) {
             Ok(uring) => Ok((Arc::new(uring), None)),
             Err(error) if config.backend == BackendKind::Uring => {

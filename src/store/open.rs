@@ -15,8 +15,24 @@ const UNKNOWN_ALIGNMENT: usize = 4096;
 /// Smaller memory alignments that a device may report are not relied on.
 const LEAST_ALIGNMENT: usize = 512;
 
+/// How a spill file comes to be without a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Birth {
+    /// It never has one.
+    Nameless,
+    /// It loses it at once: cuFile takes no files opened with `O_TMPFILE`.
+    Unlinked,
+}
+
 /// Opens a file that has no name, readable and writable by its owner only and closed on exec.
-pub(super) fn create_nameless(directory: &Path) -> io::Result<File> {
+pub(super) fn create(directory: &Path, birth: Birth) -> io::Result<File> {
+    match birth {
+        Birth::Nameless => create_nameless(directory),
+        Birth::Unlinked => create_and_unlink(directory),
+    }
+}
+
+fn create_nameless(directory: &Path) -> io::Result<File> {
     // O_EXCL: nor can the file ever be given a name.
     match owner_only().custom_flags(libc::O_TMPFILE | libc::O_EXCL).open(directory) {
         Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {
@@ -117,8 +133,8 @@ mod tests {
     #[test]
     fn nobody_else_can_open_the_file_however_it_was_made() {
         let directory = tempfile::tempdir().unwrap();
-        for create in [create_nameless, create_and_unlink] {
-            let metadata = create(directory.path()).unwrap().metadata().unwrap();
+        for birth in [Birth::Nameless, Birth::Unlinked] {
+            let metadata = create(directory.path(), birth).unwrap().metadata().unwrap();
             assert_eq!((metadata.nlink(), metadata.mode() & 0o777), (0, 0o600));
             assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
         }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::backend::CuFileMode;
+
 /// What moves a store's bytes, and why it is not something faster.
 ///
 /// Displays as `io_uring, O_DIRECT`, or
@@ -10,6 +12,7 @@ use std::fmt;
 pub struct StorePath {
     pub(super) backend: &'static str,
     pub(super) medium: Medium,
+    pub(super) cufile: Option<CuFileMode>,
     pub(super) notes: Vec<String>,
 }
 
@@ -32,6 +35,11 @@ impl StorePath {
         self.medium == Medium::Direct
     }
 
+    /// How cuFile moves the bytes, if it does: as it counts itself, once there were any.
+    pub fn cufile(&self) -> Option<CuFileMode> {
+        self.cufile
+    }
+
     /// Why a faster way was not taken; empty when this is the fastest.
     pub fn notes(&self) -> &[String] {
         &self.notes
@@ -45,7 +53,10 @@ impl fmt::Display for StorePath {
             Medium::Buffered => "buffered",
             Medium::Memory => "memory",
         };
-        write!(f, "{}, {medium}", self.backend)?;
+        match self.cufile {
+            Some(mode) => write!(f, "{}, {mode}", self.backend)?,
+            None => write!(f, "{}, {medium}", self.backend)?,
+        }
         if self.notes.is_empty() { Ok(()) } else { write!(f, " ({})", self.notes.join("; ")) }
     }
 }
@@ -56,12 +67,14 @@ mod tests {
 
     #[test]
     fn tells_the_way_and_why() {
-        let fast = StorePath { backend: "io_uring", medium: Medium::Direct, notes: Vec::new() };
+        let fast = StorePath { backend: "io_uring", medium: Medium::Direct, cufile: None, notes: Vec::new() };
         assert_eq!(fast.to_string(), "io_uring, O_DIRECT");
         assert!(fast.is_direct());
         let notes = vec!["a".to_owned(), "b".to_owned()];
-        let slow = StorePath { backend: "thread pool", medium: Medium::Buffered, notes };
+        let slow = StorePath { backend: "thread pool", medium: Medium::Buffered, cufile: None, notes };
         assert_eq!(slow.to_string(), "thread pool, buffered (a; b)");
         assert!(!slow.is_direct());
+        let host = StorePath { backend: "cuFile", cufile: Some(CuFileMode::Compatibility), ..fast };
+        assert_eq!(host.to_string(), "cuFile, compatibility mode, through host memory");
     }
 }

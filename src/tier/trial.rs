@@ -144,7 +144,7 @@ impl<D: Device> Trial<'_, D> {
 
 /// Bytes of which no two blocks are the same.
 fn pattern(piece: u64, bytes: usize) -> Vec<u8> {
-    let block: Vec<u8> = (0..BLOCK).map(|at| (at * at >> 4) as u8).collect();
+    let block: Vec<u8> = (0..BLOCK).map(|at| ((at * at) >> 4) as u8).collect();
     let mut pattern = block.repeat(bytes.div_ceil(BLOCK));
     for (number, block) in pattern.chunks_exact_mut(BLOCK).enumerate() {
         block[..8].copy_from_slice(&(piece << 32 | number as u64).to_le_bytes());

@@ -7,6 +7,7 @@ mod circumstances;
 mod cuda;
 mod error;
 mod ffi;
+mod folder;
 mod hooks;
 mod linear;
 mod memory;
@@ -17,6 +18,7 @@ mod storage;
 pub use circumstances::{Entered, Leaves, Modes, is_recording, layout, version};
 pub use cuda::{CudaDevice, load_cuda, make_deterministic};
 pub use error::TorchError;
+pub use folder::library_folder;
 pub use hooks::{
     Active, Handle, Hooks, Packed, SavedTensor, SavedTensorHooks, SavedVariable, activate, active, backward,
     install,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::{Backend, Direction, Op};
+use super::{Backend, CuFileMode, Direction, Op};
 use crate::mem::BLOCK;
 
 /// What goes wrong with an operation.
@@ -102,6 +102,10 @@ impl Backend for Faulty {
 
     fn name(&self) -> &'static str {
         self.inner.name()
+    }
+
+    fn cufile(&self) -> Option<CuFileMode> {
+        self.inner.cufile()
     }
 }
 

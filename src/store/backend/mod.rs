@@ -1,5 +1,6 @@
 //! What carries operations out: the [`Backend`] trait, its implementations, and the [`Op`] they are given.
 
+mod cufile;
 mod faulty;
 mod pool;
 mod queue;
@@ -8,10 +9,12 @@ mod suite;
 mod throttled;
 mod uring;
 
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
+pub(crate) use cufile::CuFile;
 pub use faulty::{Fault, Faulty};
 pub use pool::Pool;
 pub use throttled::Throttled;
@@ -37,6 +40,33 @@ pub trait Backend: Send + Sync {
 
     /// The backend in words, as reports name it.
     fn name(&self) -> &'static str;
+
+    /// How bytes go if cuFile moves them.
+    fn cufile(&self) -> Option<CuFileMode> {
+        None
+    }
+}
+
+/// How cuFile moves bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CuFileMode {
+    /// GPUDirect Storage, by the kernel module nvidia-fs: straight between a GPU and the disk.
+    NvidiaFs,
+    /// GPUDirect Storage, by the kernel's own PCI peer-to-peer transfers.
+    PciP2pDma,
+    /// Through host memory of cuFile's own, which NVIDIA calls compatibility mode.
+    Compatibility,
+}
+
+impl fmt::Display for CuFileMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            CuFileMode::NvidiaFs => "GPUDirect Storage by nvidia-fs",
+            CuFileMode::PciP2pDma => "GPUDirect Storage by PCI P2PDMA",
+            CuFileMode::Compatibility => "compatibility mode, through host memory",
+        })
+    }
 }
 
 /// Which way bytes move.
@@ -87,6 +117,11 @@ impl Op {
     /// Which way the bytes move.
     pub fn direction(&self) -> Direction {
         self.direction
+    }
+
+    /// The file itself.
+    fn file(&self) -> &Arc<SpillFile> {
+        &self.file
     }
 
     /// The file.

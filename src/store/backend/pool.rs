@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use parking_lot::{Condvar, Mutex};
 
 use super::queue::Queue;
-use super::{Backend, Direction, Op};
+use super::{Backend, CuFileMode, Direction, Op};
 
 /// A pool of threads, each of which carries out one operation at a time and sleeps when there is none.
 pub struct Pool {
@@ -24,6 +24,11 @@ pub(crate) trait Transport: Send + Sync {
 
     /// The backend in words, as reports name it.
     fn name(&self) -> &'static str;
+
+    /// How bytes go if cuFile moves them.
+    fn cufile(&self) -> Option<CuFileMode> {
+        None
+    }
 }
 
 /// `pread` and `pwrite`.
@@ -67,6 +72,10 @@ impl Backend for Pool {
 
     fn name(&self) -> &'static str {
         self.shared.transport.name()
+    }
+
+    fn cufile(&self) -> Option<CuFileMode> {
+        self.shared.transport.cufile()
     }
 }
 

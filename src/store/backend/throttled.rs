@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::{Backend, Op};
+use super::{Backend, CuFileMode, Op};
 
 /// Passes operations on to another backend, no faster than so many bytes per second, reads and writes together.
 ///
@@ -60,6 +60,10 @@ impl Backend for Throttled {
 
     fn name(&self) -> &'static str {
         self.inner.name()
+    }
+
+    fn cufile(&self) -> Option<CuFileMode> {
+        self.inner.cufile()
     }
 }
 

@@ -1,0 +1,229 @@
+//! What lies below the device, opened as the builder asks, and the way that a GPU's tensors take to the disk.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, LazyLock};
+
+use parking_lot::Mutex;
+use tch::Device as Target;
+
+use crate::config::{MIB, Policy, TensorCacheBuilder, available_memory};
+use crate::device::{Cuda, Device, Simulated};
+use crate::error::{Error, ErrorKind, Result};
+use crate::policy::{Found, IoPath, choose};
+use crate::store::{BackendKind, CuFileMode, Store, StoreConfig};
+use crate::tier::{DirectTier, DiskTier, HostSettings, HostTier, PoolSize, Tier, Trial};
+use crate::trace::{DeviceTrace, Trace};
+
+/// Host memory of the way through it, while it is tried out. Much less than what the trial moves.
+const TRIAL_POOL: u64 = 64 * MIB;
+
+/// What was opened.
+pub(crate) struct Below {
+    /// None if everything is kept.
+    pub(crate) tier: Option<Arc<dyn Tier>>,
+    /// Why bytes take this way, where that was not asked for.
+    pub(crate) why: Option<String>,
+}
+
+/// What was found out about the ways to these directories from this GPU, once in a process.
+type Probed = HashMap<(Target, Vec<PathBuf>), Found>;
+static PROBED: LazyLock<Mutex<Probed>> = LazyLock::new(Mutex::default);
+
+/// Opens what lies below the device; over `given` if the caller has spill files already.
+pub(crate) fn open(
+    config: &TensorCacheBuilder,
+    given: Option<Store>,
+    trace: Option<&Arc<Trace>>,
+) -> Result<Below> {
+    if config.policy == Policy::Keep {
+        // What the device computes is worth seeing all the same.
+        if let (Some(trace), Target::Cuda(index)) = (trace, config.target()) {
+            drop(DeviceTrace::start(trace, &Arc::new(Cuda::open(index)?))?);
+        }
+        return Ok(Below { tier: None, why: None });
+    }
+    match (config.target(), config.simulated) {
+        (Target::Cpu, None) => on_cpu(config, given, trace),
+        (Target::Cpu, Some(delay)) => Ways { config, open: || Simulated::start(delay) }.below(given, trace),
+        (Target::Cuda(index), _) => Ways { config, open: || Cuda::open(index) }.below(given, trace),
+        (other, _) => {
+            refused(format!("device: tensors on {other:?} cannot be moved; only CPU and CUDA ones can"))
+        }
+    }
+}
+
+/// CPU tensors are the disk's neighbours already.
+fn on_cpu(config: &TensorCacheBuilder, given: Option<Store>, trace: Option<&Arc<Trace>>) -> Result<Below> {
+    if matches!(config.wanted_path(), IoPath::Direct | IoPath::HostOnly) {
+        return refused("path: CPU tensors have one way only, straight to the spill files; leave it out");
+    }
+    let Some(store) = spill_files(config, given)? else {
+        return refused("no spill directory: call spill_to(directory) before build()");
+    };
+    Ok(Below { tier: Some(Arc::new(DiskTier::new(store, trace.cloned()))), why: None })
+}
+
+/// The ways below a GPU.
+struct Ways<'a, F> {
+    config: &'a TensorCacheBuilder,
+    open: F,
+}
+
+impl<D: Device, F: Fn() -> Result<D>> Ways<'_, F> {
+    fn below(&self, given: Option<Store>, trace: Option<&Arc<Trace>>) -> Result<Below> {
+        let (path, why) = match self.config.wanted_path() {
+            IoPath::Auto if self.has_a_choice() && given.is_none() => {
+                let (path, why) = choose(&self.probed());
+                (path, Some(why))
+            }
+            IoPath::Auto => (IoPath::Staged, None),
+            path => (path, None),
+        };
+        let tier = match path {
+            IoPath::Direct => self.direct(given, trace)?,
+            IoPath::HostOnly => self.staged(None, trace)?,
+            IoPath::Staged | IoPath::Auto => self.staged(spill_files(self.config, given)?, trace)?,
+        };
+        self.check(path, &*tier, why.as_deref())?;
+        Ok(Below { tier: Some(tier), why })
+    }
+
+    /// Whether nothing that was asked for decides about the way. A host pool does: it holds what is wanted next.
+    fn has_a_choice(&self) -> bool {
+        let TensorCacheBuilder { host_pool, policy, store, .. } = self.config;
+        *host_pool == Some(0)
+            && !store.verify
+            && !store.directories.is_empty()
+            && !matches!(policy, Policy::Auto(_))
+            && matches!(store.backend, BackendKind::Auto | BackendKind::CuFile)
+    }
+
+    /// Fails unless the way is the one that has to be.
+    fn check(&self, path: IoPath, tier: &dyn Tier, why: Option<&str>) -> Result<()> {
+        let Some(required) = self.config.required_path else { return Ok(()) };
+        let unmet =
+            |reason: &str| Err(Error::new(ErrorKind::Unmet, format!("require_path({required:?}): {reason}")));
+        if required != IoPath::Auto && required != path {
+            return unmet(&format!(
+                "the way is {path:?}{}",
+                why.map_or(String::new(), |why| format!(", {why}"))
+            ));
+        }
+        match tier.store().and_then(|store| store.path().cufile()) {
+            Some(CuFileMode::Compatibility) if required == IoPath::Direct => unmet(
+                "cuFile runs in compatibility mode, through host memory, on this machine: neither nvidia-fs nor PCI \
+                 P2PDMA moves its bytes. `ssdtrain-bench doctor` tells what is missing",
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    // ---- the ways ----
+
+    /// Straight to the disk. Bytes that cuFile moves are tried out first.
+    fn direct(&self, given: Option<Store>, trace: Option<&Arc<Trace>>) -> Result<Arc<dyn Tier>> {
+        if self.config.store.verify {
+            return refused("path(Direct) with verify(true): checksums are taken of host memory; choose one");
+        }
+        if matches!(self.config.policy, Policy::Auto(_)) {
+            return refused(
+                "path(Direct) with Policy::Auto: plans are made for the way through host memory only",
+            );
+        }
+        let store = match given {
+            Some(store) => store,
+            None => Store::open(self.direct_store()?)?,
+        };
+        let tier: Arc<dyn Tier> = DirectTier::new((self.open)()?, store, trace)?;
+        if tier.store().is_some_and(|store| store.path().cufile().is_some()) {
+            self.trial(&tier, |trial| trial.round_trip())?;
+        }
+        Ok(tier)
+    }
+
+    fn direct_store(&self) -> Result<StoreConfig> {
+        let mut store = self.config.store.clone();
+        if store.directories.is_empty() && store.backend != BackendKind::Memory {
+            return refused(
+                "path(Direct) without a spill directory: call spill_to(directory) before build()",
+            );
+        }
+        // The memory of a device made of threads is the host's.
+        if let Target::Cuda(index) = self.config.target() {
+            if !matches!(store.backend, BackendKind::Auto | BackendKind::CuFile) {
+                let backend = store.backend;
+                return refused(format!(
+                    "backend({backend:?}) with path(Direct): only cuFile reaches a GPU's memory"
+                ));
+            }
+            (store.backend, store.gpu) = (BackendKind::CuFile, Some(index));
+        }
+        Ok(store)
+    }
+
+    /// Through pinned host memory.
+    fn staged(&self, store: Option<Store>, trace: Option<&Arc<Trace>>) -> Result<Arc<dyn Tier>> {
+        let pool = match self.config.host_pool {
+            None => PoolSize::Learned { cap: available_memory() / 2 },
+            Some(0) => PoolSize::Bounce,
+            Some(bytes) => PoolSize::Fixed(bytes),
+        };
+        if pool == PoolSize::Bounce && store.is_none() {
+            return refused(
+                "host_pool(0) without a spill directory leaves no place to offload to: give one of them",
+            );
+        }
+        let settings = HostSettings { pool, read_ahead: self.config.read_ahead };
+        Ok(HostTier::new((self.open)()?, store, settings, trace)?)
+    }
+
+    // ---- trying them out ----
+
+    fn probed(&self) -> Found {
+        let key = (self.config.target(), self.config.store.directories.clone());
+        if let Some(found) = PROBED.lock().get(&key) {
+            return found.clone();
+        }
+        let found = Found {
+            direct: self.try_direct().map_err(|error| error.to_string()),
+            staged: self.try_staged().map_err(|error| error.to_string()),
+        };
+        PROBED.lock().insert(key, found.clone());
+        found
+    }
+
+    fn try_direct(&self) -> Result<(CuFileMode, f64)> {
+        let store = Store::open(StoreConfig { backend: BackendKind::CuFile, ..self.direct_store()? })?;
+        let tier: Arc<dyn Tier> = DirectTier::new((self.open)()?, store, None)?;
+        self.trial(&tier, |trial| trial.round_trip())?;
+        let rate = self.trial(&tier, |trial| trial.both_ways())?;
+        let mode = tier.store().and_then(|store| store.path().cufile());
+        Ok((mode.unwrap_or(CuFileMode::Compatibility), rate))
+    }
+
+    fn try_staged(&self) -> Result<f64> {
+        let store = Store::open(StoreConfig { backend: BackendKind::Auto, ..self.config.store.clone() })?;
+        let settings = HostSettings { pool: PoolSize::Fixed(TRIAL_POOL), read_ahead: TRIAL_POOL };
+        let tier: Arc<dyn Tier> = HostTier::new((self.open)()?, Some(store), settings, None)?;
+        self.trial(&tier, |trial| trial.both_ways())
+    }
+
+    fn trial<T>(&self, tier: &Arc<dyn Tier>, run: impl FnOnce(Trial<'_, D>) -> Result<T>) -> Result<T> {
+        run(Trial { tier: Arc::clone(tier), device: &(self.open)()? })
+    }
+}
+
+/// The spill files, if any were asked for.
+fn spill_files(config: &TensorCacheBuilder, given: Option<Store>) -> Result<Option<Store>> {
+    let spills = !config.store.directories.is_empty() || config.store.backend == BackendKind::Memory;
+    match given {
+        Some(store) => Ok(Some(store)),
+        None if spills => Store::open(config.store.clone()).map(Some),
+        None => Ok(None),
+    }
+}
+
+fn refused<T>(message: impl Into<String>) -> Result<T> {
+    Err(Error::new(ErrorKind::Config, message))
+}

@@ -1,0 +1,87 @@
+//! Which way a GPU's tensors take, by what was found out about the machine. Pure.
+
+use crate::bytes::Bytes;
+use crate::store::CuFileMode;
+
+/// Which way a GPU's tensors take off the device, and back. CPU tensors have one way only: straight to the spill files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum IoPath {
+    /// The faster one for what has to go to the disk. That is [`Staged`](IoPath::Staged) wherever there is a host pool to hold what
+    /// is wanted next. With [`host_pool(0)`](crate::TensorCacheBuilder::host_pool) both ways are tried out, once in a process: whether
+    /// 64 MiB come back as they left, and how fast bytes go while both directions run.
+    #[default]
+    Auto,
+    /// Straight between the GPU and the spill files, by cuFile. What that means on this machine, GPUDirect Storage or copies
+    /// through host memory that cuFile makes itself (its compatibility mode), is told by
+    /// [`TensorCache::io_path`](crate::TensorCache::io_path). The host pool is not used, and
+    /// [`verify`](crate::TensorCacheBuilder::verify) cannot be: the processor does not see the bytes.
+    Direct,
+    /// Through pinned host memory, and on to the spill files if there are any.
+    Staged,
+    /// To pinned host memory and no further: spill directories are not used.
+    HostOnly,
+}
+
+/// What was found out about the ways to the disk.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Found {
+    /// How cuFile moves bytes, and how many per second while both directions run; or why it does not.
+    pub(crate) direct: Result<(CuFileMode, f64), String>,
+    /// The same through host memory.
+    pub(crate) staged: Result<f64, String>,
+}
+
+/// The faster way, and why it is taken.
+pub(crate) fn choose(found: &Found) -> (IoPath, String) {
+    let rate = |bytes: f64| format!("{}/s", Bytes(bytes as u64));
+    match (&found.direct, &found.staged) {
+        (Ok((mode, direct)), Ok(staged)) => {
+            let (direct_rate, staged_rate) = (rate(*direct), rate(*staged));
+            if direct > staged {
+                let why = format!(
+                    "chosen: {direct_rate} both ways at once by cuFile, {mode}; {staged_rate} through the host pool"
+                );
+                (IoPath::Direct, why)
+            } else {
+                let why = format!("chosen: {staged_rate} both ways at once; {direct_rate} by cuFile, {mode}");
+                (IoPath::Staged, why)
+            }
+        }
+        (Ok((mode, direct)), Err(reason)) => (
+            IoPath::Direct,
+            format!("chosen: {} by cuFile, {mode}; not through the host pool: {reason}", rate(*direct)),
+        ),
+        (Err(reason), _) => (IoPath::Staged, format!("not straight to the disk: {reason}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(direct: Result<(CuFileMode, f64), &str>, staged: Result<f64, &str>) -> (IoPath, String) {
+        choose(&Found { direct: direct.map_err(str::to_owned), staged: staged.map_err(str::to_owned) })
+    }
+
+    #[test]
+    fn the_faster_way_is_taken_whatever_it_is_called() {
+        let real = (CuFileMode::NvidiaFs, 2e9);
+        assert_eq!(found(Ok(real), Ok(1e9)).0, IoPath::Direct);
+        assert_eq!(found(Ok(real), Ok(3e9)).0, IoPath::Staged);
+        let (path, why) = found(Ok((CuFileMode::Compatibility, 2e9)), Ok(1e9));
+        assert_eq!(path, IoPath::Direct);
+        assert!(
+            why.contains("compatibility mode, through host memory") && why.contains("953.7 MiB/s"),
+            "{why}"
+        );
+    }
+
+    #[test]
+    fn a_way_that_does_not_work_is_not_taken_and_the_reason_told() {
+        let (path, why) = found(Err("no libcufile"), Ok(1e9));
+        assert_eq!(path, IoPath::Staged);
+        assert!(why.contains("no libcufile"), "{why}");
+        assert_eq!(found(Ok((CuFileMode::NvidiaFs, 1.0)), Err("no memory to pin")).0, IoPath::Direct);
+        assert_eq!(found(Err("a"), Err("b")).0, IoPath::Staged, "whose own error is told when it is opened");
+    }
+}
