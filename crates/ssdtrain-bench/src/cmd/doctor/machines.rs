@@ -1,0 +1,467 @@
+//! Made-up machines, and what doctor says of each.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+
+use super::cufile::Library;
+use super::disks::disks;
+use super::facts::{Facts, Tree, Tried};
+use super::findings::direct;
+use super::host::host;
+use super::page::{self, Check, Status};
+use super::verdict::verdict;
+
+const SWITCH: &str = "sys/devices/pci0000:17/0000:17:01.0/0000:18:00.0";
+const OTHER_SOCKET: &str = "sys/devices/pci0000:c0/0000:c0:02.0";
+
+/// A made-up machine: its files, and what trying would tell.
+struct Machine {
+    root: TempDir,
+    tried: Tried,
+}
+
+impl Machine {
+    /// A machine with io_uring, one NUMA node and nothing of NVIDIA's.
+    fn new() -> Machine {
+        let tried = Tried { io_uring: Ok(()), cufile: Err("libcufile.so.0: not found".to_owned()), gpus: 0 };
+        let machine = Machine { root: tempfile::tempdir().unwrap(), tried };
+        machine
+            .file("proc/sys/kernel/osrelease", "6.8.0-90-generic\n")
+            .file("proc/sys/kernel/io_uring_disabled", "0\n")
+            .file(
+                "proc/self/status",
+                "VmLck:\t       0 kB\nNoNewPrivs:\t0\nSeccomp:\t0\nMems_allowed_list:\t0\n",
+            )
+            .file(
+                "proc/self/limits",
+                "Max locked memory         8388608              8388608              bytes\n",
+            )
+            .file(
+                "proc/meminfo",
+                "MemTotal: 1048576 kB\nMemAvailable: 524288 kB\nHugePages_Total: 0\nHugepagesize: 2048 kB\n",
+            )
+            .file("proc/kallsyms", "0000000000000000 T printk\n0000000000000000 d p2pdma_pgmap_ops\n")
+            .file("proc/cmdline", "root=/dev/sda1 quiet\n")
+            .file("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n")
+            .file("sys/devices/system/node/node0/cpulist", "0-15\n")
+            .file("run/udev/data/+pci:0", "")
+    }
+
+    fn file(self, path: &str, text: &str) -> Machine {
+        let path = self.root.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+        self
+    }
+
+    fn link(self, path: &str, target: &str) -> Machine {
+        let path = self.root.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        symlink(self.root.path().join(target), path).unwrap();
+        self
+    }
+
+    /// A PCI device in this directory of sysfs.
+    fn pci(self, directory: &str, vendor: &str, class: &str, node: &str) -> Machine {
+        let address = directory.rsplit('/').next().unwrap();
+        let files = [
+            ("vendor", vendor),
+            ("class", class),
+            ("numa_node", node),
+            ("current_link_speed", "32.0 GT/s PCIe"),
+            ("current_link_width", "4"),
+            ("max_link_width", "4"),
+        ];
+        files
+            .into_iter()
+            .fold(self, |machine, (name, text)| machine.file(&format!("{directory}/{name}"), text))
+            .link(&format!("sys/bus/pci/devices/{address}"), directory)
+    }
+
+    /// An H200 with the open driver, set up for nothing in particular, and cuFile.
+    fn h200(mut self, directory: &str, node: &str) -> Machine {
+        let address = directory.rsplit('/').next().unwrap();
+        self.tried.cufile =
+            Ok(Library { path: PathBuf::from("/usr/lib/libcufile.so.0"), version: Some("1.15".to_owned()) });
+        self.tried.gpus = 1;
+        self.pci(directory, "0x10de", "0x030200", node)
+            .file(
+                &format!("proc/driver/nvidia/gpus/{address}/information"),
+                "Model: \t\t NVIDIA H200\nIRQ: 16\n",
+            )
+            .file(
+                "proc/driver/nvidia/version",
+                "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n",
+            )
+            .file("proc/driver/nvidia/params", "ResmanDebugLevel: 4294967295\nRegistryDwords: \"\"\n")
+    }
+
+    fn nvidia_fs(self) -> Machine {
+        self.file("proc/modules", "nvidia_fs 319488 0 - Live 0x0\nnvidia 100 1 nvidia_fs, Live 0x0\n")
+            .file("proc/driver/nvidia-fs/version", "version: 2.26\n")
+            .file("proc/driver/nvidia-fs/stats", "GDS Version: 1.15.1.6\nNVFS Driver(version: 2.26.6)\n")
+            .file("proc/driver/nvidia-fs/modules", "nvme: 5.8\n")
+            .file("proc/driver/nvidia-fs/bridges", "")
+    }
+
+    /// What PCI P2PDMA wants of the driver and of cuFile.
+    fn p2pdma(self) -> Machine {
+        self.file(
+            "proc/driver/nvidia/params",
+            "RegistryDwords: \"RMForceStaticBar1=1;RmForceDisableIomapWC=1;\"\n",
+        )
+        .file("etc/cufile.json", "{\n  // direct\n  \"properties\": { \"use_pci_p2pdma\": true }\n}\n")
+    }
+
+    /// A block device of this number in this directory.
+    fn block(self, directory: &str, number: &str) -> Machine {
+        self.file(&format!("{directory}/dev"), number).link(&format!("sys/dev/block/{number}"), directory)
+    }
+
+    /// An NVMe SSD behind the switch, with a partition of number 259:1.
+    fn nvme(self) -> Machine {
+        let ssd = format!("{SWITCH}/0000:19:02.0/0000:1b:00.0");
+        let disk = format!("{ssd}/nvme/nvme0/nvme0n1");
+        self.pci(&ssd, "0x144d", "0x010802", "0")
+            .block(&disk, "259:0")
+            .block(&format!("{disk}/nvme0n1p1"), "259:1")
+            .file(&format!("{disk}/nvme0n1p1/partition"), "1")
+    }
+
+    /// What `/mnt/ssd` is.
+    fn mount(self, number: &str, kind: &str, source: &str, options: &str) -> Machine {
+        self.file(
+            "proc/self/mountinfo",
+            &format!(
+                "1 0 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n\
+                 2 1 {number} / /mnt/ssd rw,noatime shared:1 - {kind} {source} {options}\n"
+            ),
+        )
+    }
+
+    fn udev(self, number: &str) -> Machine {
+        self.file(
+            &format!("run/udev/data/b{number}"),
+            "S:disk/by-id/x\nE:ID_FS_TYPE=ext4\nE:ID_FS_USAGE=filesystem\n",
+        )
+    }
+
+    /// What doctor says, of `/mnt/ssd`, without what it tries by itself.
+    fn checks(self) -> Vec<Check> {
+        let Machine { root, tried } = self;
+        let facts = Facts::read(&Tree::new(root.path()), &[PathBuf::from("/mnt/ssd/spill")], tried);
+        let mut checks = direct(&facts);
+        checks.extend(facts.places.iter().flat_map(|place| disks(&facts, place)));
+        checks.extend(host(&facts));
+        checks.push(verdict(&facts, &checks, "io_uring, O_DIRECT"));
+        checks
+    }
+}
+
+/// A good machine: an H200 and an NVMe SSD with ext4 behind the same switch, and `nvidia-fs`.
+fn bare_metal() -> Machine {
+    Machine::new()
+        .h200(&format!("{SWITCH}/0000:19:01.0/0000:1a:00.0"), "0")
+        .nvidia_fs()
+        .nvme()
+        .mount("259:1", "ext4", "/dev/nvme0n1p1", "rw,data=ordered")
+        .udev("259:1")
+}
+
+/// An H200 in a virtual machine with ext4 on a virtio disk.
+fn virtual_machine() -> Machine {
+    let disk = "sys/devices/pci0000:00/0000:00:02.0";
+    Machine::new()
+        .h200("sys/devices/pci0000:00/0000:00:05.0", "-1")
+        .pci(disk, "0x1af4", "0x010000", "-1")
+        .block(&format!("{disk}/virtio1/block/vda"), "254:0")
+        .mount("254:0", "ext4", "/dev/vda", "rw")
+        .file("proc/fs/ext4/vda/options", "rw\ndata=ordered\n")
+}
+
+fn check<'a>(checks: &'a [Check], name: &str) -> &'a Check {
+    checks.iter().find(|check| check.name == name).unwrap_or_else(|| panic!("{name}: {checks:#?}"))
+}
+
+/// Asserts the status of a check, and that its text and advice hold these words.
+fn says(checks: &[Check], name: &str, status: Status, words: &[&str]) {
+    let check = check(checks, name);
+    let text = format!("{} -> {}", check.found, check.advice.as_deref().unwrap_or_default());
+    assert_eq!(check.status, status, "{name}: {text}");
+    for word in words {
+        assert!(text.contains(word), "{name} lacks {word:?}: {text}");
+    }
+}
+
+fn statuses(checks: &[Check], status: Status) -> Vec<&str> {
+    checks.iter().filter(|check| check.status == status).map(|check| check.name.as_str()).collect()
+}
+
+#[test]
+fn a_gpu_and_an_ssd_behind_one_switch_go_directly_through_nvidia_fs() {
+    let checks = bare_metal().checks();
+    says(&checks, "GPU", Status::Ok, &["NVIDIA H200 at 0000:1a:00.0", "NUMA node 0"]);
+    says(&checks, "NVIDIA driver", Status::Ok, &["580.95.05", "open"]);
+    says(&checks, "cuFile", Status::Ok, &["1.15", "/usr/lib/libcufile.so.0"]);
+    says(&checks, "nvidia-fs", Status::Ok, &["2.26.6", "works with nvme"]);
+    says(&checks, "PCI P2PDMA", Status::Ok, &["not needed"]);
+    says(&checks, "udev", Status::Ok, &["b259:1"]);
+    says(&checks, "SSD", Status::Ok, &["nvme0n1 at 0000:1b:00.0", "32.0 GT/s x4"]);
+    says(&checks, "distance", Status::Ok, &["same PCIe switch"]);
+    says(&checks, "verdict", Status::Ok, &["direct: yes", "nvidia-fs", "uses here: io_uring, O_DIRECT"]);
+    assert!(checks.iter().all(|check| check.status == Status::Ok), "{checks:#?}");
+}
+
+#[test]
+fn without_nvidia_fs_a_machine_set_up_for_p2pdma_goes_directly() {
+    let machine = || {
+        Machine::new()
+            .h200(&format!("{SWITCH}/0000:19:01.0/0000:1a:00.0"), "0")
+            .nvme()
+            .mount("259:1", "xfs", "/dev/nvme0n1p1", "rw")
+            .udev("259:1")
+    };
+    let ready = machine().p2pdma().checks();
+    says(&ready, "nvidia-fs", Status::Ok, &["not loaded; not needed"]);
+    says(&ready, "PCI P2PDMA", Status::Ok, &["ready"]);
+    says(&ready, "verdict", Status::Ok, &["direct: yes", "PCI P2PDMA"]);
+
+    let unsure = machine().p2pdma().file("etc/cufile.json", "{}").checks();
+    says(&unsure, "PCI P2PDMA", Status::Unknown, &["use_pci_p2pdma"]);
+    says(&unsure, "verdict", Status::Unknown, &["direct: unknown", "use_pci_p2pdma"]);
+
+    let closed = machine().p2pdma().file("proc/kallsyms", "0 T printk\n").checks();
+    says(
+        &closed,
+        "PCI P2PDMA",
+        Status::Blocks,
+        &["6.8.0-90-generic was built without it", "CONFIG_PCI_P2PDMA=y"],
+    );
+    let multipath = machine().p2pdma().file("sys/module/nvme_core/parameters/multipath", "Y\n").checks();
+    says(&multipath, "PCI P2PDMA", Status::Blocks, &["multipath", "multipath=N"]);
+}
+
+#[test]
+fn cufile_without_either_way_is_called_compatibility_mode_and_not_direct() {
+    let checks = Machine::new()
+        .h200(&format!("{SWITCH}/0000:19:01.0/0000:1a:00.0"), "0")
+        .nvme()
+        .mount("259:1", "xfs", "/dev/nvme0n1p1", "rw")
+        .udev("259:1")
+        .checks();
+    says(&checks, "nvidia-fs", Status::Blocks, &["compatibility mode", "modprobe nvidia-fs"]);
+    says(&checks, "PCI P2PDMA", Status::Blocks, &["NVreg_RegistryDwords", "RMForceStaticBar1=1"]);
+    says(
+        &checks,
+        "verdict",
+        Status::Blocks,
+        &["direct: no", "neither nvidia-fs nor PCI P2PDMA", "compatibility mode, through host memory"],
+    );
+}
+
+#[test]
+fn a_virtual_disk_that_udev_does_not_know_stands_in_the_way() {
+    let checks = virtual_machine().checks();
+    says(&checks, "SSD", Status::Blocks, &["vda at 0000:00:02.0", "virtual disk (virtio): no peer-to-peer"]);
+    says(
+        &checks,
+        "udev",
+        Status::Blocks,
+        &["b254:0 is not there", "5027", "udevadm trigger", "/sys/class/block/vda"],
+    );
+    says(&checks, "mount", Status::Unknown, &["data=ordered", "sudo umount /mnt/ssd"]);
+    says(&checks, "verdict", Status::Blocks, &["direct: no", "virtio", "udev", "pinned host memory"]);
+    assert!(checks.iter().all(|check| check.name != "distance"), "{checks:#?}");
+}
+
+#[test]
+fn a_container_that_refuses_io_uring_is_told_how_to_allow_it() {
+    let mut machine = virtual_machine();
+    fs::remove_dir_all(machine.root.path().join("run")).unwrap();
+    machine.tried.io_uring = Err(libc::EPERM);
+    let machine = machine
+        .file("proc/self/status", "VmLck:\t0 kB\nNoNewPrivs:\t1\nSeccomp:\t2\nMems_allowed_list:\t0\n")
+        .mount("0:52", "overlay", "overlay", "rw,lowerdir=/a,upperdir=/b");
+    let checks = machine.checks();
+    says(&checks, "io_uring", Status::Warn, &["refused", "threads are used", "--security-opt seccomp="]);
+    says(&checks, "seccomp", Status::Warn, &["a filter", "no new privileges", "io_uring_setup"]);
+    says(&checks, "mount", Status::Blocks, &["overlay", "docker run -v"]);
+    says(&checks, "verdict", Status::Blocks, &["overlay"]);
+
+    let mut forbidden = Machine::new().file("proc/sys/kernel/io_uring_disabled", "2\n");
+    forbidden.tried.io_uring = Err(libc::EPERM);
+    let checks = forbidden.checks();
+    says(&checks, "io_uring", Status::Warn, &["sysctl kernel.io_uring_disabled=0", "now 2"]);
+    says(&checks, "seccomp", Status::Ok, &["no filter"]);
+}
+
+#[test]
+fn a_container_without_udev_is_told_to_mount_it() {
+    let machine = bare_metal();
+    fs::remove_dir_all(machine.root.path().join("run")).unwrap();
+    let checks = machine.checks();
+    says(&checks, "udev", Status::Blocks, &["docker run -v /run/udev:/run/udev:ro", "run/udev/data/b259:1"]);
+    assert_eq!(statuses(&checks, Status::Blocks), ["udev", "verdict"]);
+}
+
+#[test]
+fn without_a_gpu_nothing_stands_in_the_way_and_nothing_is_to_be_mended() {
+    let checks = Machine::new().mount("0:30", "tmpfs", "tmpfs", "rw").checks();
+    says(&checks, "GPU", Status::Missing, &["no NVIDIA GPU", "train on the CPU"]);
+    says(&checks, "mount", Status::Ok, &["tmpfs"]);
+    says(&checks, "verdict", Status::Ok, &["direct: no, because there is no NVIDIA GPU", "tensor memory"]);
+    for name in ["nvidia-fs", "PCI P2PDMA", "udev", "distance"] {
+        assert!(checks.iter().all(|check| check.name != name), "{name}");
+    }
+    assert_eq!(statuses(&checks, Status::Blocks), [""; 0]);
+}
+
+#[test]
+fn a_gpu_whose_bus_is_hidden_is_not_overlooked() {
+    let mut machine = Machine::new().mount("0:30", "overlay", "overlay", "rw");
+    machine.tried.gpus = 1;
+    let checks = machine.checks();
+    says(&checks, "GPU", Status::Unknown, &["does not show the PCI buses"]);
+    says(&checks, "verdict", Status::Blocks, &["direct: no"]);
+}
+
+/// md RAID 0 over two SSDs on different sockets.
+fn raid() -> Machine {
+    let far = format!("{OTHER_SOCKET}/0000:c1:00.0");
+    let far_disk = format!("{far}/nvme/nvme1/nvme1n1");
+    let near_disk = format!("{SWITCH}/0000:19:02.0/0000:1b:00.0/nvme/nvme0/nvme0n1");
+    let md = "sys/devices/virtual/block/md0";
+    bare_metal()
+        .pci(&far, "0x144d", "0x010802", "1")
+        .block(&far_disk, "259:2")
+        .block(md, "9:0")
+        .link(&format!("{md}/slaves/nvme0n1p1"), &format!("{near_disk}/nvme0n1p1"))
+        .link(&format!("{md}/slaves/nvme1n1"), &far_disk)
+        .mount("9:0", "xfs", "/dev/md0", "rw")
+        .udev("9:0")
+        .file("sys/devices/system/node/node1/cpulist", "16-31\n")
+        .file("proc/self/status", "VmLck:\t0 kB\nNoNewPrivs:\t0\nSeccomp:\t0\nMems_allowed_list:\t0-1\n")
+}
+
+#[test]
+fn a_raid_is_as_far_as_its_farthest_disk() {
+    let checks = raid().checks();
+    let ssds: Vec<_> =
+        checks.iter().filter(|check| check.name == "SSD").map(|check| &check.found[..7]).collect();
+    assert_eq!(ssds, ["nvme0n1", "nvme1n1"]);
+    says(
+        &checks,
+        "distance",
+        Status::Warn,
+        &[
+            "nvme0n1 and GPU 0000:1a:00.0: behind the same PCIe switch",
+            "nvme1n1 and GPU 0000:1a:00.0: across sockets",
+        ],
+    );
+    says(
+        &checks,
+        "NUMA",
+        Status::Warn,
+        &["node 0 has GPU 0000:1a:00.0, nvme0n1", "node 1 has nvme1n1", "numactl --cpunodebind=0"],
+    );
+    says(&checks, "verdict", Status::Ok, &["direct: yes"]);
+}
+
+#[test]
+fn p2pdma_does_not_go_through_a_raid() {
+    let machine = raid().p2pdma();
+    fs::remove_dir_all(machine.root.path().join("proc/driver/nvidia-fs")).unwrap();
+    let checks = machine.file("proc/modules", "").checks();
+    says(&checks, "PCI P2PDMA", Status::Blocks, &["md0 is a RAID or volume", "--spill-dir A --spill-dir B"]);
+}
+
+#[test]
+fn what_costs_speed_is_told_with_what_mends_it() {
+    let checks = bare_metal()
+        .file("proc/cmdline", "root=/dev/sda1 intel_iommu=on iommu=pt\n")
+        .file("sys/kernel/iommu_groups/0/type", "identity\n")
+        .file("proc/driver/nvidia-fs/bridges", "0000:17:01.0\n0000:18:00.0\n")
+        .file(&format!("{SWITCH}/0000:19:02.0/0000:1b:00.0/current_link_width"), "2\n")
+        .file("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n")
+        .checks();
+    says(&checks, "IOMMU", Status::Warn, &["iommu=pt", "intel_iommu=off"]);
+    says(&checks, "ACS", Status::Warn, &["0000:17:01.0, 0000:18:00.0", "setpci -s 0000:17:01.0"]);
+    says(&checks, "SSD", Status::Warn, &["2 of its 4 lanes"]);
+    says(&checks, "huge pages", Status::Warn, &["never", "tee /sys/kernel/mm"]);
+    // None of it stands in the way.
+    says(&checks, "verdict", Status::Ok, &["direct: yes"]);
+}
+
+#[test]
+fn a_journal_that_cufile_refuses_and_a_driver_that_does_not_serve_nvme_are_told() {
+    let checks = bare_metal()
+        .mount("259:1", "ext4", "/dev/nvme0n1p1", "rw,data=journal")
+        .file("proc/driver/nvidia-fs/modules", "")
+        .checks();
+    says(
+        &checks,
+        "mount",
+        Status::Blocks,
+        &["data=journal", "mount -o data=ordered /dev/nvme0n1p1 /mnt/ssd"],
+    );
+    says(&checks, "nvidia-fs", Status::Blocks, &["no storage driver works with it"]);
+    says(&checks, "verdict", Status::Blocks, &["data=journal", "compatibility mode"]);
+}
+
+#[test]
+fn an_empty_tree_is_told_as_unknown() {
+    let root = tempfile::tempdir().unwrap();
+    let tried = Tried { io_uring: Err(libc::ENOSYS), cufile: Err("not there".to_owned()), gpus: 1 };
+    let facts = Facts::read(&Tree::new(root.path()), &[PathBuf::from("/mnt/ssd")], tried);
+    let mut checks = direct(&facts);
+    checks.extend(facts.places.iter().flat_map(|place| disks(&facts, place)));
+    checks.extend(host(&facts));
+    says(&checks, "mount", Status::Unknown, &["/mnt/ssd: not in the mount table"]);
+    says(&checks, "memory", Status::Ok, &["unknown, unknown available"]);
+    says(&checks, "NVIDIA driver", Status::Blocks, &["not loaded"]);
+}
+
+#[test]
+fn the_json_has_the_same_findings_as_the_page() {
+    for checks in [bare_metal().checks(), virtual_machine().checks(), raid().checks()] {
+        let page = page::text(&checks);
+        // What the page breaks over lines stands there word by word.
+        let words = page.split_whitespace().collect::<Vec<_>>().join(" ");
+        for check in &checks {
+            let json = serde_json::to_value(check).unwrap();
+            let keys: Vec<_> = json.as_object().unwrap().keys().collect();
+            assert_eq!(keys, ["advice", "found", "name", "status"]);
+            let (status, name) = (json["status"].as_str().unwrap(), json["name"].as_str().unwrap());
+            assert!(
+                words.contains(&format!("{status} {name} {}", json["found"].as_str().unwrap())),
+                "{page}"
+            );
+            if let Some(advice) = json["advice"].as_str() {
+                assert!(words.contains(&format!("-> {advice}")), "{advice}: {page}");
+            }
+        }
+        assert_eq!(page.lines().filter(|line| !line.starts_with(' ')).count(), checks.len());
+        assert!(page.lines().all(|line| line.chars().count() <= 100), "{page}");
+    }
+}
+
+#[test]
+fn every_finding_that_is_not_good_says_what_to_do() {
+    for machine in [virtual_machine(), raid(), Machine::new()] {
+        for check in machine.checks() {
+            let told = check.advice.is_some() || check.name == "verdict";
+            assert!(check.status == Status::Ok || told, "{check:?}");
+        }
+    }
+}
+
+#[test]
+fn paths_of_a_tree_do_not_leave_it() {
+    let root = tempfile::tempdir().unwrap();
+    symlink("/", root.path().join("out")).unwrap();
+    assert_eq!(Tree::new(root.path()).real("/out"), None);
+    assert_eq!(Tree::new(Path::new("/")).real("/proc/../proc").as_deref(), Some("/proc"));
+}
