@@ -12,7 +12,7 @@ const PAIRS: usize = 4;
 pub(super) fn disks(facts: &Facts, place: &Place) -> Vec<Check> {
     let mut checks = vec![mount(place)];
     checks.extend(udev(place));
-    checks.extend(place.disks.iter().map(|disk| ssd(disk)));
+    checks.extend(place.disks.iter().map(ssd));
     checks.extend(distance(facts, place));
     if !facts.has_gpu() {
         // Nothing could go directly: what stands in the way of that costs nothing.

@@ -73,6 +73,8 @@ pub(super) struct NvidiaFs {
     pub(super) version: Option<String>,
     /// The storage drivers that work with it, if it tells.
     pub(super) drivers: Option<Vec<String>>,
+    /// Whether its devices are in `/dev`; a container lacks them unless they are given to it.
+    pub(super) devices: bool,
     /// The bridges on which it found ACS.
     pub(super) acs: Vec<String>,
 }
@@ -250,6 +252,7 @@ impl NvidiaFs {
         Some(NvidiaFs {
             version: whole.or_else(|| tree.value("/proc/driver/nvidia-fs/version", "version:")),
             drivers,
+            devices: tree.names("/dev").iter().any(|name| name.starts_with("nvidia-fs")),
             acs: list("bridges").unwrap_or_default().lines().map(|line| line.trim().to_owned()).collect(),
         })
     }

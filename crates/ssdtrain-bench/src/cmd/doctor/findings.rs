@@ -100,10 +100,11 @@ pub(super) fn way(facts: &Facts) -> Way {
     }
 }
 
-/// Whether it is loaded, and the NVMe driver works with it.
+/// Whether it is loaded and can be reached, and the NVMe driver works with it.
 fn nvidia_fs_serves(facts: &Facts) -> bool {
     facts.nvidia_fs.as_ref().is_some_and(|module| {
-        module.drivers.as_ref().is_none_or(|drivers| drivers.iter().any(|driver| driver == "nvme"))
+        module.devices
+            && module.drivers.as_ref().is_none_or(|drivers| drivers.iter().any(|driver| driver == "nvme"))
     })
 }
 
@@ -117,8 +118,13 @@ fn nvidia_fs(facts: &Facts, way: &Way) -> Check {
                     [] => ", no storage driver works with it".to_owned(),
                     drivers => format!(", works with {}", drivers.join(", ")),
                 });
-            let remedy = "install an NVMe driver that works with it, such as DOCA's or MLNX_OFED's";
-            (format!("{version}{drivers}"), remedy)
+            if module.devices {
+                let remedy = "install an NVMe driver that works with it, such as DOCA's or MLNX_OFED's";
+                (format!("{version}{drivers}"), remedy)
+            } else {
+                let remedy = "a container gets it by `docker run --gpus all -e NVIDIA_GDS=enabled`";
+                (format!("{version}{drivers}, but there is no /dev/nvidia-fs*"), remedy)
+            }
         }
         None => ("not loaded".to_owned(), "`sudo apt install nvidia-fs && sudo modprobe nvidia-fs` loads it"),
     };

@@ -105,6 +105,7 @@ impl Machine {
             .file("proc/driver/nvidia-fs/stats", "GDS Version: 1.15.1.6\nNVFS Driver(version: 2.26.6)\n")
             .file("proc/driver/nvidia-fs/modules", "nvme: 5.8\n")
             .file("proc/driver/nvidia-fs/bridges", "")
+            .file("dev/nvidia-fs0", "")
     }
 
     /// What PCI P2PDMA wants of the driver and of cuFile.
@@ -409,6 +410,56 @@ fn a_journal_that_cufile_refuses_and_a_driver_that_does_not_serve_nvme_are_told(
     );
     says(&checks, "nvidia-fs", Status::Blocks, &["no storage driver works with it"]);
     says(&checks, "verdict", Status::Blocks, &["data=journal", "compatibility mode"]);
+}
+
+#[test]
+fn a_container_without_the_devices_of_nvidia_fs_is_told_how_to_get_them() {
+    let machine = bare_metal();
+    fs::remove_dir_all(machine.root.path().join("dev")).unwrap();
+    let checks = machine.checks();
+    says(&checks, "nvidia-fs", Status::Blocks, &["no /dev/nvidia-fs*", "NVIDIA_GDS=enabled"]);
+    says(&checks, "verdict", Status::Blocks, &["compatibility mode"]);
+}
+
+#[test]
+fn a_geforce_is_told_to_have_no_direct_way() {
+    let checks = bare_metal()
+        .file("proc/driver/nvidia/gpus/0000:1a:00.0/information", "Model: NVIDIA GeForce RTX 4090\n")
+        .checks();
+    says(&checks, "GPU", Status::Blocks, &["GeForce RTX 4090 at 0000:1a:00.0", "through host memory"]);
+    says(&checks, "verdict", Status::Blocks, &["direct: no, because a GeForce"]);
+}
+
+#[test]
+fn an_ssd_with_multipath_is_found_through_its_controller() {
+    let subsystem = "sys/devices/virtual/nvme-subsystem/nvme-subsys0";
+    let controller = format!("{SWITCH}/0000:19:02.0/0000:1b:00.0/nvme/nvme0");
+    let checks = bare_metal()
+        .block(&format!("{subsystem}/nvme0n2"), "259:7")
+        .link(&format!("{subsystem}/nvme0"), &controller)
+        .mount("259:7", "xfs", "/dev/nvme0n2", "rw")
+        .udev("259:7")
+        .checks();
+    says(&checks, "SSD", Status::Ok, &["nvme0n2 at 0000:1b:00.0"]);
+    says(&checks, "distance", Status::Ok, &["nvme0n2 and GPU 0000:1a:00.0: behind the same PCIe switch"]);
+}
+
+#[test]
+fn the_mode_of_a_journal_is_told_also_where_the_mount_table_hides_it() {
+    let options = |text: &str| {
+        bare_metal()
+            .mount("259:1", "ext4", "/dev/nvme0n1p1", "rw")
+            .file("proc/fs/ext4/nvme0n1p1/options", text)
+            .checks()
+    };
+    says(
+        &options("rw\ndata=ordered\n"),
+        "mount",
+        Status::Unknown,
+        &["ordered is the default", "data=ordered"],
+    );
+    says(&options("rw\ndata=writeback\n"), "mount", Status::Blocks, &["data=ordered only"]);
+    says(&options("rw\ncommit=5\n"), "mount", Status::Unknown, &["tune2fs -O has_journal /dev/nvme0n1p1"]);
 }
 
 #[test]

@@ -120,9 +120,9 @@ fn is_host_bridge(part: &str) -> bool {
     })
 }
 
-/// The addresses with which a path goes on.
+/// The addresses with which a path goes on; a controller of NVMe drives (VMD) may have a host bridge of its own.
 fn bridges<'a>(parts: &[&'a str]) -> impl Iterator<Item = &'a str> {
-    parts.iter().copied().take_while(|part| is_address(part))
+    parts.iter().copied().take_while(|part| is_address(part) || is_host_bridge(part))
 }
 
 /// Such as `0000:19:00.0`.
