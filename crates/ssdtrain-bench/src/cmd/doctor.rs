@@ -11,6 +11,8 @@ mod machines;
 mod page;
 mod pci;
 mod place;
+#[cfg(test)]
+mod samples;
 mod verdict;
 
 use std::fs;

@@ -18,7 +18,7 @@ pub(super) fn verdict(facts: &Facts, checks: &[Check], used: &str) -> Check {
         reasons
     };
     let gpu = facts.has_gpu();
-    let uses = if gpu {
+    let uses = if facts.tried.gpus > 0 {
         format!("what ssdtrain uses here: {used}, through pinned host memory on the way to and from a GPU")
     } else {
         format!("what ssdtrain uses here: {used}, to and from tensor memory on the CPU")
