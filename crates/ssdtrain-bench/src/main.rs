@@ -43,7 +43,7 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Start here:
-  ssdtrain-bench doctor               what this machine has, and what will be used
+  ssdtrain-bench doctor               which path bytes will take here, and why not a better one
   ssdtrain-bench train                three minutes of training on the Rust sources cargo has downloaded
   ssdtrain-bench compare --check      offload beside keep, step by step, to the bit
   ssdtrain-bench rok --plot rok.svg   what each strategy takes of memory and gives in speed, over batch sizes

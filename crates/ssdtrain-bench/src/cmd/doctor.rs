@@ -1,6 +1,19 @@
-//! `doctor`: what this machine has, and what will be used.
+//! `doctor`: what this machine has, which path bytes will take, and why not a better one.
 
 mod cuda;
+mod cufile;
+mod disks;
+mod facts;
+mod findings;
+mod host;
+#[cfg(test)]
+mod machines;
+mod page;
+mod pci;
+mod place;
+#[cfg(test)]
+mod samples;
+mod verdict;
 
 use std::fs;
 use std::io;
@@ -10,21 +23,25 @@ use std::thread;
 
 use anyhow::{Result, ensure};
 use io_uring::IoUring;
-use serde::Serialize;
 use ssdtrain::store::{Store, StoreConfig};
 
+use self::facts::{Facts, Tree, Tried};
+use self::page::{Check, Status};
+use self::place::Place;
 use crate::cache::{Backend, probe, spill_directories};
-use crate::{size, table};
+use crate::size;
 
 /// Less free space than this is worth a word: a small model's activations fill it.
 const LITTLE_SPACE: u64 = 4 << 30;
 /// The version of libtorch that this program was built for.
 const BUILT_FOR: &str = "2.11.0";
 
-/// Say what this machine has and what will be used: libtorch, GPUs, pinned memory, io_uring, O_DIRECT, free space
+/// Say which path bytes will take here, and why not a better one: GPUs, drivers, cuFile, disks, io_uring, O_DIRECT, memory
 ///
-/// Each line is ok, warn (a slower way will be taken) or missing, and says what to do. The exit code is 1 if a spill
-/// directory cannot be used.
+/// Each line is ok, warn (it costs something, or a slower way will be taken), missing, blocks (it stands in the way of
+/// GPUDirect Storage, and of nothing else) or unknown, and says what it costs and what mends it. The last line is the
+/// verdict: whether bytes can go directly between GPU and SSD, and what is used. docs/gds.md explains each line. The exit code
+/// is 1 if a spill directory cannot be used.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -37,6 +54,9 @@ pub(crate) struct Args {
     /// Print one JSON object per line: name, status, found, advice
     #[arg(long)]
     json: bool,
+    /// Read /proc, /sys, /run and /etc below this directory
+    #[arg(long, value_name = "DIR", default_value = "/", hide = true)]
+    root: PathBuf,
 }
 
 const EXAMPLES: &str = "\
@@ -47,18 +67,31 @@ Examples:
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let directories = spill_directories(&args.spill_dirs)?;
-    let mut checks = vec![libtorch()];
-    checks.extend(cuda::cuda());
-    checks.push(io_uring());
-    checks.extend(directories.iter().map(|directory| spill_directory(directory)));
-    checks.extend([memory(), locked_memory(), huge_pages(), threads(), used(&directories, args.backend)]);
-    for check in &checks {
-        if args.json {
-            table::print_json(check)?;
-        } else {
-            check.print();
-        }
+    let gpus = cuda::devices();
+    let libtorch_directory = libtorch_directory();
+    let tried = Tried {
+        io_uring: IoUring::new(8).map(drop).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO)),
+        cufile: cufile::find(libtorch_directory.as_deref()),
+        gpus: *gpus.as_ref().unwrap_or(&0),
+    };
+    let real: Vec<_> = directories
+        .iter()
+        .map(|directory| directory.canonicalize().unwrap_or_else(|_| directory.clone()))
+        .collect();
+    let facts = Facts::read(&Tree::new(&args.root), &real, tried);
+
+    let mut checks = vec![libtorch(libtorch_directory.as_deref())];
+    checks.extend(cuda::cuda(gpus, &facts));
+    checks.extend(findings::direct(&facts));
+    for (directory, place) in directories.iter().zip(&facts.places) {
+        checks.push(spill_directory(directory, place));
+        checks.extend(disks::disks(&facts, place));
     }
+    checks.extend(host::host(&facts));
+    let (used, way) = used(&directories, args.backend);
+    checks.extend([threads(), used]);
+    checks.push(verdict::verdict(&facts, &checks, &way));
+    page::print(&checks, args.json)?;
     let unusable = checks.iter().filter(|check| check.needed && check.status == Status::Missing).count();
     ensure!(
         unusable == 0,
@@ -67,59 +100,17 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Status {
-    Ok,
-    Warn,
-    Missing,
+/// The folder of the libtorch that runs, where it is not linked into this program.
+fn libtorch_directory() -> Option<PathBuf> {
+    let maps = fs::read_to_string("/proc/self/maps").ok()?;
+    let mut paths = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
+    Some(Path::new(paths.find(|path| path.contains("libtorch_cpu.so"))?).parent()?.to_owned())
 }
 
-/// One line of the diagnosis.
-#[derive(Debug, Serialize)]
-struct Check {
-    name: String,
-    status: Status,
-    found: String,
-    /// What to do about it.
-    advice: Option<String>,
-    /// Whether nothing can be offloaded while it is missing.
-    #[serde(skip)]
-    needed: bool,
-}
-
-impl Check {
-    fn ok(name: impl Into<String>, found: impl Into<String>) -> Check {
-        Check { name: name.into(), status: Status::Ok, found: found.into(), advice: None, needed: false }
-    }
-
-    fn but(self, status: Status, advice: impl Into<String>) -> Check {
-        Check { status, advice: Some(advice.into()), ..self }
-    }
-
-    fn print(&self) {
-        let status = match self.status {
-            Status::Ok => "ok",
-            Status::Warn => "warn",
-            Status::Missing => "missing",
-        };
-        println!("{status:<8} {:<14} {}", self.name, self.found);
-        if let Some(advice) = &self.advice {
-            println!("{:<8} {:<14} -> {advice}", "", "");
-        }
-    }
-}
-
-fn libtorch() -> Check {
-    let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    let Some(library) = maps
-        .lines()
-        .filter_map(|line| line.split_whitespace().nth(5))
-        .find(|path| path.contains("libtorch_cpu.so"))
-    else {
+fn libtorch(directory: Option<&Path>) -> Check {
+    let Some(directory) = directory else {
         return Check::ok("libtorch", format!("{BUILT_FOR}, linked into this program"));
     };
-    let directory = Path::new(library).parent().unwrap_or_else(|| Path::new("/"));
     match libtorch_version(directory) {
         Some(version) => {
             let check = Check::ok("libtorch", format!("{version} in {}", directory.display()));
@@ -149,40 +140,7 @@ fn libtorch_version(directory: &Path) -> Option<String> {
     })
 }
 
-fn huge_pages() -> Check {
-    const SETTING: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
-    let setting = read_trimmed(SETTING);
-    let chosen = setting.split(['[', ']']).nth(1).unwrap_or("unknown").to_owned();
-    let found = format!("transparent huge pages: {chosen}");
-    match chosen.as_str() {
-        "always" | "madvise" => Check::ok("huge pages", found),
-        _ => Check::ok("huge pages", found).but(
-            Status::Warn,
-            format!("memory in small pages is slower to pin and to move to the disk; `echo madvise | sudo tee {SETTING}` allows large ones"),
-        ),
-    }
-}
-
-fn io_uring() -> Check {
-    let kernel = read_trimmed("/proc/sys/kernel/osrelease");
-    match IoUring::new(8) {
-        Ok(_) => Check::ok("io_uring", format!("allowed by Linux {kernel}")),
-        Err(error) => {
-            let disabled = read_trimmed("/proc/sys/kernel/io_uring_disabled");
-            let advice = match (error.raw_os_error(), disabled.as_str()) {
-                (_, "1" | "2") => format!(
-                    "threads are used instead; `sysctl kernel.io_uring_disabled=0` allows it (now {disabled})"
-                ),
-                (Some(libc::ENOSYS), _) => "threads are used instead; a kernel from 5.6 on has it".to_owned(),
-                _ => "threads are used instead; in a container `docker run --security-opt seccomp=unconfined` allows it"
-                    .to_owned(),
-            };
-            Check::ok("io_uring", format!("refused by Linux {kernel}: {error}")).but(Status::Warn, advice)
-        }
-    }
-}
-
-fn spill_directory(directory: &Path) -> Check {
+fn spill_directory(directory: &Path, place: &Place) -> Check {
     let name = "spill";
     let store = match Store::open(probe(directory)) {
         Ok(store) => store,
@@ -208,7 +166,7 @@ fn spill_directory(directory: &Path) -> Check {
         |error| format!("free space unknown: {error}"),
         |&free| format!("{} free", size::format(free)),
     );
-    let kind = file_system(directory).unwrap_or_else(|| "unknown file system".to_owned());
+    let kind = place.mount.as_ref().map_or("unknown file system", |mount| &mount.kind);
     let check = Check::ok(name, format!("{}: {kind}, {direct}, {space}", directory.display()));
     if !store.path().is_direct() {
         check.but(
@@ -230,46 +188,6 @@ fn free_bytes(directory: &Path) -> io::Result<u64> {
     Ok(found.f_bavail.saturating_mul(found.f_frsize))
 }
 
-/// The type of the file system that a directory is on, by the longest mount point above it.
-fn file_system(directory: &Path) -> Option<String> {
-    let directory = directory.canonicalize().ok()?;
-    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let mounts = mounts.lines().filter_map(|line| {
-        let (left, right) = line.split_once(" - ")?;
-        Some((PathBuf::from(left.split(' ').nth(4)?), right.split(' ').next()?))
-    });
-    // Of several mounts on one point the last one is seen.
-    mounts
-        .filter(|(point, _)| directory.starts_with(point))
-        .max_by_key(|(point, _)| point.components().count())
-        .map(|(_, kind)| kind.to_owned())
-}
-
-fn memory() -> Check {
-    let of = |name| meminfo(name).map_or_else(|| "unknown".to_owned(), size::format);
-    Check::ok("memory", format!("{}, {} available", of("MemTotal:"), of("MemAvailable:")))
-}
-
-/// A line of /proc/meminfo, in bytes.
-fn meminfo(name: &str) -> Option<u64> {
-    let info = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = info.lines().find(|line| line.starts_with(name))?;
-    Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? << 10)
-}
-
-fn locked_memory() -> Check {
-    let shown = locked_limit().map_or_else(|text| text, size::format);
-    Check::ok("locked memory", format!("limit {shown}; nothing is locked when training on the CPU"))
-}
-
-/// The limit of this process in bytes, or what is said instead.
-fn locked_limit() -> Result<u64, String> {
-    let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
-    let limit = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"));
-    let limit = limit.and_then(|line| line.split_whitespace().next()).unwrap_or("unknown");
-    limit.parse().map_err(|_| limit.to_owned())
-}
-
 fn threads() -> Check {
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
     Check::ok(
@@ -278,8 +196,8 @@ fn threads() -> Check {
     )
 }
 
-/// What a run with these settings would do.
-fn used(directories: &[PathBuf], backend: Backend) -> Check {
+/// What a run with these settings would do, and in short its way to the disk.
+fn used(directories: &[PathBuf], backend: Backend) -> (Check, String) {
     let name = "used";
     let config = StoreConfig {
         directories: directories.to_vec(),
@@ -295,20 +213,15 @@ fn used(directories: &[PathBuf], backend: Backend) -> Check {
                 "{files} spill file(s) through {}; {depth} transfers of up to {io_bytes}",
                 store.path()
             );
-            Check::ok(name, found)
+            (Check::ok(name, found), store.path().to_string())
         }
         Err(error) => {
             let check = Check::ok(name, format!("nothing: {error}"));
-            Check {
-                needed: true,
-                ..check.but(Status::Missing, "see the lines above, or let it be chosen: `--backend auto`")
-            }
+            let check =
+                check.but(Status::Missing, "see the lines above, or let it be chosen: `--backend auto`");
+            (Check { needed: true, ..check }, "no disk".to_owned())
         }
     }
-}
-
-fn read_trimmed(path: &str) -> String {
-    fs::read_to_string(path).map_or_else(|_| "unknown".to_owned(), |text| text.trim().to_owned())
 }
 
 #[cfg(test)]
@@ -328,7 +241,8 @@ mod tests {
 
     #[test]
     fn a_missing_directory_is_named() {
-        let check = spill_directory(Path::new("/no/such/place"));
+        let directory = Path::new("/no/such/place");
+        let check = spill_directory(directory, &Place::read(&Tree::new(Path::new("/")), directory));
         assert!(check.needed && check.status == Status::Missing);
         assert!(check.found.contains("/no/such/place"), "{}", check.found);
     }

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use ssdtrain::store::HostPool;
 
-use super::{Check, Status, locked_limit, meminfo};
+use super::facts::Facts;
+use super::page::{Check, Status};
 use crate::gpu::{self, Gpu, Properties};
 use crate::size;
 
@@ -18,18 +19,26 @@ const PIN_TRIAL: u64 = 64 << 20;
 const CUDA_INSTALL: &str = "this machine has an NVIDIA driver: `cargo x setup` installs the full set of libtorch, or \
     `python3 -m pip install torch==2.11.0` with LD_LIBRARY_PATH set to the lib folder of that torch";
 
-/// What there is of CUDA; with a device also what it is and whether memory can be pinned for it.
-pub(super) fn cuda() -> Vec<Check> {
-    if let Err(reason) = ssdtrain_libtorch::load_cuda() {
-        let reason = reason.lines().next().unwrap_or_default().to_owned();
-        let advice = if Path::new("/proc/driver/nvidia/version").exists() {
-            CUDA_INSTALL
-        } else {
-            "none is needed to train on the CPU"
-        };
-        return vec![Check::ok("CUDA", format!("cannot be loaded: {reason}")).but(Status::Missing, advice)];
+/// How many devices CUDA has; the error is why it cannot be loaded.
+pub(super) fn devices() -> Result<usize, String> {
+    match ssdtrain_libtorch::load_cuda() {
+        Ok(()) => Ok(usize::try_from(tch::Cuda::device_count()).unwrap_or(0)),
+        Err(reason) => Err(reason.lines().next().unwrap_or_default().to_owned()),
     }
-    let devices = usize::try_from(tch::Cuda::device_count()).unwrap_or(0);
+}
+
+/// What there is of CUDA; with a device also what it is and whether memory can be pinned for it.
+pub(super) fn cuda(devices: Result<usize, String>, facts: &Facts) -> Vec<Check> {
+    let devices = match devices {
+        Ok(devices) => devices,
+        Err(reason) => {
+            let advice =
+                if facts.driver.is_some() { CUDA_INSTALL } else { "none is needed to train on the CPU" };
+            return vec![
+                Check::ok("CUDA", format!("cannot be loaded: {reason}")).but(Status::Missing, advice),
+            ];
+        }
+    };
     if devices == 0 {
         return vec![Check::ok("CUDA", "libtorch has it, but there is no device to use").but(
             Status::Missing,
@@ -37,28 +46,13 @@ pub(super) fn cuda() -> Vec<Check> {
         )];
     }
     let serves = gpu::driver_serves().unwrap_or_else(|error| error.to_string());
-    let found = format!(
-        "{devices} device(s), driver {} for CUDA {serves}; `--device cuda` trains on it",
-        driver_version()
-    );
+    let driver = facts.driver.as_ref().map_or("of unknown version", |driver| &driver.version);
+    let found =
+        format!("{devices} device(s), driver {driver} for CUDA {serves}; `--device cuda` trains on it");
     let mut checks = vec![Check::ok("CUDA", found)];
     checks.extend((0..devices).map(device));
-    checks.push(pinned_memory());
+    checks.push(pinned_memory(facts));
     checks
-}
-
-/// The version of NVIDIA's kernel module.
-fn driver_version() -> String {
-    let told = fs::read_to_string("/sys/module/nvidia/version").map(|text| text.trim().to_owned());
-    told.or_else(|_| fs::read_to_string("/proc/driver/nvidia/version").map(|text| module_version(&text)))
-        .unwrap_or_else(|_| "of unknown version".to_owned())
-}
-
-/// The version in /proc/driver/nvidia/version: the first word of its first line that begins with a digit and has a dot.
-fn module_version(text: &str) -> String {
-    let mut words = text.lines().next().unwrap_or_default().split_whitespace();
-    let version = words.find(|word| word.starts_with(|c: char| c.is_ascii_digit()) && word.contains('.'));
-    version.unwrap_or("of unknown version").to_owned()
 }
 
 fn device(index: usize) -> Check {
@@ -97,11 +91,10 @@ fn pcie_link(device: &Path) -> Option<String> {
 }
 
 /// Pins some memory for the first device, and says how large the host pool may become.
-fn pinned_memory() -> Check {
+fn pinned_memory(facts: &Facts) -> Check {
     let name = "pinned memory";
-    let limit = locked_limit();
-    let limit = limit.map_or_else(|text| text, size::format);
-    let by_default = meminfo("MemAvailable:").map_or_else(String::new, |available| {
+    let limit = facts.lock_limit();
+    let by_default = facts.memory.available.map_or_else(String::new, |available| {
         format!(
             "; by default the host pool grows to at most {}, half of the {} available",
             size::format(available / 2),
@@ -131,15 +124,6 @@ fn pinned_memory() -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_driver_is_found_in_what_its_module_says() {
-        let closed =
-            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19\nGCC version: gcc 12.2.0";
-        let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build";
-        assert_eq!((module_version(closed), module_version(open)), ("535.104.05".into(), "580.95.05".into()));
-        assert_eq!(module_version(""), "of unknown version");
-    }
 
     #[test]
     fn a_link_is_told_as_it_is_now_and_as_it_can_be() {
