@@ -1,4 +1,5 @@
 //! What the crate does, seen over a stand-in for the library.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 mod batches;
 mod driver;
