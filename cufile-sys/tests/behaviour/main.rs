@@ -1,0 +1,31 @@
+//! What the crate does, seen over a stand-in for the library.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
+
+mod batches;
+mod driver;
+mod library;
+mod registrations;
+mod settings;
+#[path = "../stand_in/mod.rs"]
+mod stand_in;
+mod streams;
+mod transfers;
+
+use std::fs::File as OsFile;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+/// An open file without a name, with these bytes.
+fn file(bytes: &[u8]) -> Arc<OsFile> {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(bytes).unwrap();
+    Arc::new(file)
+}
+
+/// What is in `file`.
+fn contents(file: &OsFile) -> Vec<u8> {
+    let mut bytes = vec![0; file.metadata().unwrap().len().try_into().unwrap()];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    bytes
+}
