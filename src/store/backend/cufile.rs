@@ -42,7 +42,12 @@ impl CuFile {
         };
         let library = search.load().map_err(|error| refused(&error))?;
         let driver = Driver::open(&library).map_err(|error| refused(&error))?;
-        let properties = driver.properties().map_err(|error| refused(&error))?;
+        CuFile::over(driver, context).map_err(|error| refused(&error))
+    }
+
+    /// Over a driver that is open.
+    pub(super) fn over(driver: Driver, context: Option<Context>) -> Result<CuFile, cufile_sys::Error> {
+        let properties = driver.properties()?;
         let expected = if properties.nvfs.major_version > 0 {
             CuFileMode::NvidiaFs
         } else if properties.supports(Status::CU_FILE_NVME_P2P_SUPPORTED) {

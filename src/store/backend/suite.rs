@@ -1,6 +1,9 @@
 //! The tests that every backend passes, alone and below [`Faulty`].
 
 mod buffers;
+#[expect(dead_code, reason = "shared with the tests of cuFile itself")]
+#[path = "../../../cufile-sys/tests/stand_in/mod.rs"]
+mod stand_in;
 
 use std::cell::RefCell;
 use std::fs;
@@ -13,7 +16,8 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use self::buffers::{Part, Scattered, Unpinned, aligned, bytes, contents, fill, pattern};
-use super::{Backend, Direction, Fault, Faulty, Op, Pool, Throttled, Uring};
+use self::stand_in::StandIn;
+use super::{Backend, CuFile, Direction, Fault, Faulty, Op, Pool, Throttled, Uring};
 use crate::error::{ErrorKind, Result};
 use crate::mem::{AlignedBuf, BLOCK, HostPool, IoBuf};
 use crate::store::file::SpillFile;
@@ -74,7 +78,14 @@ suite! {
     pool, Pool, Pool::new(4).ok().map(|pool| Arc::new(pool) as Arc<dyn Backend>);
     memory, Memory, Pool::new(1).ok().map(|pool| Arc::new(pool) as Arc<dyn Backend>);
     faulty, Memory, Pool::new(2).ok().map(|pool| Arc::new(Faulty::new(Arc::new(pool))) as Arc<dyn Backend>);
+    cufile, CuFile, Some(cufile());
     throttled, Memory, Pool::new(2).ok().and_then(|pool| throttled(Arc::new(pool)));
+}
+
+/// Over a stand-in for the library, which moves bytes like any other.
+fn cufile() -> Arc<dyn Backend> {
+    let transport = CuFile::over(StandIn::new().driver(), None).unwrap();
+    Arc::new(Pool::over(Box::new(transport), 4).unwrap())
 }
 
 /// A limit that is never reached.
