@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::cufile::CuFile;
 use crate::hook::Hook;
+use crate::real::Library;
 
 /// The hook of this process.
 pub(crate) static HOOK: Hook<CuFile> = Hook::new(CuFile::new(leaving));
@@ -142,8 +143,10 @@ extern "C" fn leaving() {
     HOOK.abandon();
 }
 
+/// Programs start others, shells for instance, which inherit the variables: those that do not use CUDA are silent.
 extern "C" fn report() {
-    if REPORTER.load(Ordering::Relaxed) == std::process::id() {
+    let asked = REPORTER.load(Ordering::Relaxed) == std::process::id();
+    if asked && (Library::Runtime.is_loaded() || Library::Driver.is_loaded()) {
         ssdtrain_malloc_hook_print();
     }
 }

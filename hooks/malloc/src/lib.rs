@@ -15,7 +15,7 @@
 //! | variable | means |
 //! |---|---|
 //! | `SSDTRAIN_MALLOC_HOOK=1` | the hook is on from the start; otherwise it is off until it is turned on |
-//! | `SSDTRAIN_MALLOC_HOOK_REPORT=1` | a line of counters goes to standard error when the process ends |
+//! | `SSDTRAIN_MALLOC_HOOK_REPORT=1` | a line of counters goes to standard error when a process ends that has loaded CUDA |
 //!
 //! A program turns the hook on and off and reads its counters through three C functions, which
 //! `include/ssdtrain_malloc_hook.h` declares. From Python:

@@ -110,6 +110,11 @@ fn path_of(library: Library) -> Option<CString> {
 }
 
 impl Library {
+    /// Whether this process has it.
+    pub(crate) fn is_loaded(self) -> bool {
+        path_of(self).is_some()
+    }
+
     fn is_file(self, path: &CStr) -> bool {
         let prefix: &[u8] = match self {
             Library::Runtime => b"libcudart.so",

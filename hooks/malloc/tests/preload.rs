@@ -191,3 +191,10 @@ fn a_report_is_printed_at_the_end_if_asked_for() {
     assert!(line.contains(&format!("{} registrations", report.number("last.registrations"))), "{line}");
     assert!(!bench.run("plain", ON).errors.contains("ssdtrain-malloc-hook"));
 }
+
+#[test]
+fn programs_without_cuda_run_as_ever_and_report_nothing() {
+    let bench = Bench::new();
+    let variables = [("SSDTRAIN_MALLOC_HOOK", "1"), ("SSDTRAIN_MALLOC_HOOK_REPORT", "1")];
+    assert_eq!(bench.run_without_cuda(&variables), "");
+}

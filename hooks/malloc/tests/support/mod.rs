@@ -30,6 +30,7 @@ impl Bench {
         bench.library("workload.c", "libworkload.so", &cuda);
         bench.cc("workload.c", "program", &["-DPROGRAM"], &cuda);
         bench.cc("loader.c", "loader", &[], &["-ldl"]);
+        bench.cc("idle.c", "idle", &[], &[]);
         bench
     }
 
@@ -41,6 +42,11 @@ impl Bench {
     /// The same, in a program that loads what uses CUDA by `dlopen` and not for all.
     pub(crate) fn run_as_module(&self, mode: &str, variables: &[(&str, &str)]) -> Report {
         self.execute("loader", mode, variables)
+    }
+
+    /// Runs a program that does nothing with CUDA, and returns what it printed to standard error.
+    pub(crate) fn run_without_cuda(&self, variables: &[(&str, &str)]) -> String {
+        self.execute("idle", "", variables).errors
     }
 
     /// There is no cuFile.
