@@ -126,6 +126,8 @@ static AT_LOAD: extern "C" fn() = at_load;
 extern "C" fn at_load() {
     // A panic ends here; the hook then stays off.
     drop(catch_unwind(|| {
+        // SAFETY: the function is there as long as this library.
+        unsafe { libc::pthread_atfork(None, None, Some(forked)) };
         let asked = |name: &str| std::env::var_os(name).is_some_and(|value| value == "1");
         if asked("SSDTRAIN_MALLOC_HOOK") {
             HOOK.turn(true);
@@ -143,10 +145,38 @@ extern "C" fn leaving() {
     HOOK.abandon();
 }
 
+/// A child cannot use CUDA, and has its parent's registrations in its books: it must not undo them.
+extern "C" fn forked() {
+    HOOK.abandon();
+}
+
 /// Programs start others, shells for instance, which inherit the variables: those that do not use CUDA are silent.
 extern "C" fn report() {
     let asked = REPORTER.load(Ordering::Relaxed) == std::process::id();
     if asked && (Library::Runtime.is_loaded() || Library::Driver.is_loaded()) {
         ssdtrain_malloc_hook_print();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_caller_that_knows_fewer_fields_gets_those() {
+        let mut stats = Stats { allocations: 77, frees: 77, ..Stats::default() };
+        // SAFETY: the value is longer than that.
+        unsafe { ssdtrain_malloc_hook_stats(&raw mut stats, size_of::<u64>()) };
+        assert_eq!(stats, Stats { allocations: 0, frees: 77, ..Stats::default() });
+    }
+
+    #[test]
+    fn a_caller_that_knows_more_fields_keeps_its_own() {
+        let mut stats = [Stats { frees: 77, ..Stats::default() }; 2];
+        // SAFETY: the array is that long.
+        unsafe { ssdtrain_malloc_hook_stats(stats.as_mut_ptr(), size_of_val(&stats)) };
+        assert_eq!(stats.map(|stats| stats.frees), [0, 77]);
+        // SAFETY: null is allowed.
+        unsafe { ssdtrain_malloc_hook_stats(std::ptr::null_mut(), 8) };
     }
 }

@@ -65,7 +65,9 @@
 //!   `max_device_pinned_mem_size_kb` of `cufile.json` and against the BAR1 aperture of the GPU; what is too much is refused.
 //! - A buffer that the program registers with cuFile itself has to be one the hook has not registered: the second registration
 //!   of the same memory is refused.
-//! - One CUDA runtime per process. Forks, which may not use CUDA, do not report.
+//! - `cudaDeviceReset`, or the end of a context, frees memory in no call that is seen. It counts as live until its addresses are
+//!   used again; then its registration is undone.
+//! - One CUDA runtime per process. In a fork, which cannot use CUDA, the hook is off.
 //! - At the end of a process registrations are left to the kernel: cuFile may be gone before memory is.
 //!
 //! # Cost

@@ -183,6 +183,13 @@ fn memory_may_be_freed_after_the_end_of_main() {
 }
 
 #[test]
+fn a_fork_leaves_its_parents_registrations_alone() {
+    let report = Bench::new().run("forks", ON);
+    assert_eq!(report.number("child"), 0);
+    registered_throughout(&report);
+}
+
+#[test]
 fn a_report_is_printed_at_the_end_if_asked_for() {
     let bench = Bench::new();
     let variables = [("SSDTRAIN_MALLOC_HOOK", "1"), ("SSDTRAIN_MALLOC_HOOK_REPORT", "1")];

@@ -1,6 +1,4 @@
-/* Allocates and frees at random on several threads, and says what the hook and the pretended cuFile have counted.
- *
- * Built twice: as a program that links CUDA, and as a module that a program without CUDA loads privately, as Python does. */
+/* Allocates and frees at random on several threads, and says what the hook and the pretended cuFile have counted. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -8,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "ledger.h"
 #include "ssdtrain_malloc_hook.h"
@@ -168,6 +168,20 @@ static int turn(int on) {
     return enable ? enable(on) : -2;
 }
 
+/* A child frees what it has inherited. Prints whether that has reached cuFile in the child. */
+static void fork_and_free(void) {
+    int status = 1;
+    pid_t child = fork();
+    if (!child) {
+        long before = ledger_registered();
+        for (int i = 0; i < KEPT; i++)
+            if (kept[0][i]) give(kept[0][i]);
+        _exit(ledger_registered() != before);
+    }
+    waitpid(child, &status, 0);
+    printf("child=%d\n", status);
+}
+
 int workload(int count, char **arguments) {
     mode = count > 1 ? arguments[1] : "plain";
     int switches = is("switched");
@@ -197,6 +211,7 @@ int workload(int count, char **arguments) {
         printf("was_on=%d\n", turn(0));
         say("off");
     }
+    if (is("forks")) fork_and_free();
     if (is("captured")) {
         void *memory = NULL;
         check(cudaMallocAsync(&memory, 4096, (void *)7), "cudaMallocAsync");
@@ -223,7 +238,3 @@ int workload(int count, char **arguments) {
 __attribute__((destructor)) static void end(void) {
     if (kept[0][0]) cudaFree(kept[0][0]);
 }
-
-#ifdef PROGRAM
-int main(int count, char **arguments) { return workload(count, arguments); }
-#endif

@@ -28,9 +28,8 @@ impl Bench {
         bench.library("cufile.c", "libcufile.so.0", &["-l:libledger.so", "-l:libcudart.so.13"]);
         let cuda = ["-l:libcudart.so.13", "-l:libcuda.so.1", "-l:libledger.so", "-pthread", "-ldl"];
         bench.library("workload.c", "libworkload.so", &cuda);
-        bench.cc("workload.c", "program", &["-DPROGRAM"], &cuda);
-        bench.cc("loader.c", "loader", &[], &["-ldl"]);
-        bench.cc("idle.c", "idle", &[], &[]);
+        bench.cc("loader.c", "program", &[], &["-l:libworkload.so"]);
+        bench.cc("loader.c", "loader", &["-DLOADS"], &["-ldl"]);
         bench
     }
 
@@ -46,6 +45,7 @@ impl Bench {
 
     /// Runs a program that does nothing with CUDA, and returns what it printed to standard error.
     pub(crate) fn run_without_cuda(&self, variables: &[(&str, &str)]) -> String {
+        self.cc("idle.c", "idle", &[], &[]);
         self.execute("idle", "", variables).errors
     }
 
@@ -82,7 +82,7 @@ impl Bench {
         let package = Path::new(env!("CARGO_MANIFEST_DIR"));
         let output = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()))
             .current_dir(self.folder.path())
-            .args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Wl,--no-as-needed"])
+            .args(["-std=gnu11", "-Wall", "-Wextra", "-Wl,--no-as-needed"])
             .args(flags)
             .arg("-I")
             .arg(package.join("include"))
