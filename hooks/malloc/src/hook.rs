@@ -1,6 +1,6 @@
 //! What is done when memory comes and goes: the book is kept, and cuFile is told.
 //!
-//! No lock is held while cuFile is called. A thread waits for another in two places only: before memory is freed whose
+//! The book's lock is not held while cuFile is called. A thread waits for another in two places only: before memory is freed whose
 //! registration another thread is making or undoing at that moment, and when the hook is turned off.
 
 use std::cell::Cell;

@@ -73,15 +73,16 @@
 //! # Cost
 //!
 //! Off, a call costs one relaxed load more, of the switch, besides the jump to the real function. On, each allocation costs what
-//! cuFile takes to register it, tens of microseconds and more, each free what it takes to deregister. That is paid per segment of
-//! the caching allocator, not per tensor; with pools (`backend:cudaMallocAsync`) it would be paid per tensor.
+//! cuFile takes to register it, each free what it takes to deregister. With PyTorch that is paid per segment of the caching
+//! allocator, not per tensor; with pools (`backend:cudaMallocAsync`) it would be paid per tensor.
 //! `tests/gpu/preload_torch.py` measures it.
 //!
 //! # Threads
 //!
-//! All functions may be called from any thread. No lock is held while CUDA or cuFile runs. Memory that cuFile allocates while it
-//! registers, on the same thread, is not registered. While one thread opens cuFile, the memory of others waits and is registered
-//! by that thread: their allocations return at once. A panic ends at the border, and the call goes on to the real function.
+//! All functions may be called from any thread. No lock that an allocation or a free takes is held while CUDA or cuFile runs.
+//! Memory that cuFile allocates while it registers, on the same thread, is not registered. While one thread opens cuFile, the
+//! memory of others waits and is registered by that thread: their allocations return at once. A panic ends at the border, and
+//! the call goes on to the real function.
 
 pub mod book;
 mod control;
