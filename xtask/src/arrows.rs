@@ -10,13 +10,14 @@ use crate::process::{self, cargo};
 const ARROWS: &[(&str, &[&str])] = &[
     ("xtask", &[]),
     ("ssdtrain-libtorch", &[]),
+    ("ssdtrain-malloc-hook", &[]),
     ("ssdtrain", &["ssdtrain-libtorch"]),
     ("ssdtrain-models", &["ssdtrain", "ssdtrain-libtorch"]),
     ("ssdtrain-bench", &["ssdtrain-models", "ssdtrain", "ssdtrain-libtorch"]),
 ];
 
 /// Packages that others build on. None of `APPLICATION_CRATES` may be in their trees.
-const LIBRARIES: &[&str] = &["ssdtrain-libtorch", "ssdtrain", "ssdtrain-models"];
+const LIBRARIES: &[&str] = &["ssdtrain-libtorch", "ssdtrain-malloc-hook", "ssdtrain", "ssdtrain-models"];
 
 /// Crates for command lines, pictures, benchmarks and tests.
 const APPLICATION_CRATES: &[&str] = &[

@@ -1,0 +1,282 @@
+//! Which GPU memory is live, and which of it is registered.
+//!
+//! The book knows nothing of CUDA or cuFile: it says what has to be done next, and is told when it is done. Every change of a
+//! segment's state has one owner, so that a registration is never made twice and never outlives its memory.
+//!
+//! ```text
+//! allocated ─────────────────► Waiting ─take─► Registering ─┬─► Registered ─leave─► Deregistering ─► gone
+//! mapped ─► NoAccess ─granted─────┘                         └─► Refused ─leave─► gone
+//! ```
+
+use std::collections::BTreeMap;
+
+/// How memory came to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Allocated by itself: `cudaMalloc`, `cuMemAlloc`.
+    Plain,
+    /// From a stream-ordered pool: `cudaMallocAsync`.
+    Pool,
+    /// Mapped into reserved addresses: `cuMemMap`. It is of use once access to it is granted.
+    Mapped,
+}
+
+/// A range of GPU memory that is allocated or mapped in one piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Its first address.
+    pub start: u64,
+    /// How long it is.
+    pub bytes: usize,
+    /// How it came to be.
+    pub kind: Kind,
+    /// Tells it from others that have the same addresses before or after it.
+    number: u64,
+}
+
+/// What is to be done before memory may be freed or unmapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leave {
+    /// The book has nothing more in that range: go on.
+    Done,
+    /// A segment was struck out; ask again.
+    Gone,
+    /// Another thread registers or deregisters a segment there: wait until it is done, then ask again.
+    Busy,
+    /// Deregister this one, say so with [`Book::deregistered`], then ask again.
+    Deregister(Segment),
+}
+
+/// What the book has counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Segments that were allocated or mapped.
+    pub allocations: u64,
+    /// Segments that were freed or unmapped.
+    pub frees: u64,
+    /// Frees of memory that is not in the book, as it is older than the book or came from elsewhere.
+    pub unknown_frees: u64,
+    /// Registrations that were accepted.
+    pub registrations: u64,
+    /// Registrations that were undone.
+    pub deregistrations: u64,
+    /// Registrations that were refused.
+    pub refusals: u64,
+    /// Segments that are live now.
+    pub live: u64,
+    /// Their bytes.
+    pub live_bytes: u64,
+    /// Segments that are registered now.
+    pub registered: u64,
+    /// Their bytes.
+    pub registered_bytes: u64,
+}
+
+/// The live segments by their first address.
+#[derive(Debug, Default)]
+pub struct Book {
+    segments: BTreeMap<u64, (Segment, State)>,
+    counts: Counts,
+    next: u64,
+    open: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Mapped, and not accessible yet.
+    NoAccess,
+    /// To be registered.
+    Waiting,
+    /// A thread registers it now.
+    Registering,
+    Registered,
+    /// A thread deregisters it now.
+    Deregistering,
+    /// It stays live without a registration; it is not tried again.
+    Refused,
+}
+
+impl Book {
+    /// A book that is closed and empty.
+    pub const fn new() -> Book {
+        let counts = Counts {
+            allocations: 0,
+            frees: 0,
+            unknown_frees: 0,
+            registrations: 0,
+            deregistrations: 0,
+            refusals: 0,
+            live: 0,
+            live_bytes: 0,
+            registered: 0,
+            registered_bytes: 0,
+        };
+        Book { segments: BTreeMap::new(), counts, next: 0, open: false }
+    }
+
+    /// From now on segments are entered.
+    pub fn open(&mut self) {
+        self.open = true;
+    }
+
+    /// From now on nothing is entered, and what is in the book leaves it. Returns what the caller has to deregister, each with
+    /// [`Book::deregistered`] after it; what other threads are busy with leaves when they are done.
+    pub fn close(&mut self) -> Vec<Segment> {
+        self.open = false;
+        let mut registered = Vec::new();
+        for (segment, state) in self.segments.values_mut() {
+            if *state == State::Registered {
+                *state = State::Deregistering;
+                registered.push(*segment);
+            }
+        }
+        self.segments.retain(|_, (_, state)| state.is_busy());
+        registered
+    }
+
+    /// Whether no segment is in the book.
+    pub fn is_empty(&self) -> bool {
+        self.segments.is_empty()
+    }
+
+    /// What was counted so far.
+    pub fn counts(&self) -> Counts {
+        let mut counts = self.counts;
+        for (segment, state) in self.segments.values() {
+            let bytes = segment.bytes as u64;
+            counts.live += 1;
+            counts.live_bytes += bytes;
+            if matches!(state, State::Registered | State::Deregistering) {
+                counts.registered += 1;
+                counts.registered_bytes += bytes;
+            }
+        }
+        counts
+    }
+
+    /// Enters memory that was allocated (then it waits for its registration) or mapped (then it waits for access).
+    ///
+    /// False if it is not entered: it is empty, the book is closed, or another segment has some of these addresses. Ask
+    /// [`Book::leave`] first, which strikes out segments whose end was never seen.
+    pub fn enter(&mut self, start: u64, bytes: usize, kind: Kind) -> bool {
+        let end = start.saturating_add(bytes as u64);
+        if !self.open || start == 0 || start == end || self.first_in(start, end).is_some() {
+            return false;
+        }
+        let state = if kind == Kind::Mapped { State::NoAccess } else { State::Waiting };
+        self.next += 1;
+        self.counts.allocations += 1;
+        self.segments.insert(start, (Segment { start, bytes, kind, number: self.next }, state));
+        true
+    }
+
+    /// Access was granted to a range: the mappings that lie in it wait for their registration now. Returns where they start.
+    ///
+    /// Each mapping is registered by itself, as each may be unmapped by itself.
+    pub fn granted(&mut self, start: u64, bytes: usize) -> Vec<u64> {
+        let end = start.saturating_add(bytes as u64);
+        let mut granted = Vec::new();
+        for (segment, state) in self.segments.range_mut(start..end).map(|(_, entry)| entry) {
+            if *state == State::NoAccess && segment.end() <= end {
+                *state = State::Waiting;
+                granted.push(segment.start);
+            }
+        }
+        granted
+    }
+
+    /// The segment that starts here, for the caller to register, if it waits for that. [`Book::settle`] follows.
+    pub fn take(&mut self, start: u64) -> Option<Segment> {
+        let (segment, state) = self.segments.get_mut(&start)?;
+        if *state != State::Waiting {
+            return None;
+        }
+        *state = State::Registering;
+        Some(*segment)
+    }
+
+    /// Any segment that waits for its registration, as [`Book::take`].
+    pub fn take_any(&mut self) -> Option<Segment> {
+        let waiting = |entry: &&mut (Segment, State)| entry.1 == State::Waiting;
+        let (segment, state) = self.segments.values_mut().find(waiting)?;
+        *state = State::Registering;
+        Some(*segment)
+    }
+
+    /// A segment that was taken is registered, or refused. True if the book was closed meanwhile: the caller has to deregister
+    /// it and call [`Book::deregistered`].
+    pub fn settle(&mut self, segment: Segment, registered: bool) -> bool {
+        let counter = if registered { &mut self.counts.registrations } else { &mut self.counts.refusals };
+        *counter += 1;
+        let open = self.open;
+        let Some(state) = self.state_of(segment) else { return registered };
+        *state = match (registered, open) {
+            (true, true) => State::Registered,
+            (true, false) => State::Deregistering,
+            (false, _) => State::Refused,
+        };
+        if !open && !registered {
+            self.segments.remove(&segment.start);
+        }
+        registered && !open
+    }
+
+    /// Whether memory that starts here may be freed. Frees of memory that is not in the book are counted and may go on.
+    pub fn free(&mut self, start: u64) -> Leave {
+        if self.segments.contains_key(&start) {
+            return self.leave(start, 1, true);
+        }
+        self.counts.unknown_frees += 1;
+        Leave::Done
+    }
+
+    /// Whether the memory of a range may be given up. `seen` says that this is because it is freed or unmapped, which is
+    /// counted, and not because others have its addresses now.
+    pub fn leave(&mut self, start: u64, bytes: usize, seen: bool) -> Leave {
+        let end = start.saturating_add(bytes as u64);
+        let Some(first) = self.first_in(start, end) else { return Leave::Done };
+        let Some((segment, state)) = self.segments.get_mut(&first) else { return Leave::Done };
+        if state.is_busy() {
+            return Leave::Busy;
+        }
+        self.counts.frees += u64::from(seen);
+        if *state == State::Registered {
+            *state = State::Deregistering;
+            return Leave::Deregister(*segment);
+        }
+        self.segments.remove(&first);
+        Leave::Gone
+    }
+
+    /// A segment that was to be deregistered is, and leaves the book.
+    pub fn deregistered(&mut self, segment: Segment) {
+        if self.state_of(segment).is_some() {
+            self.segments.remove(&segment.start);
+        }
+        self.counts.deregistrations += 1;
+    }
+
+    fn state_of(&mut self, segment: Segment) -> Option<&mut State> {
+        let (found, state) = self.segments.get_mut(&segment.start)?;
+        (found.number == segment.number).then_some(state)
+    }
+
+    /// Where the first segment starts that has an address of the range.
+    fn first_in(&self, start: u64, end: u64) -> Option<u64> {
+        let before =
+            self.segments.range(..start).next_back().filter(|(_, (segment, _))| segment.end() > start);
+        before.or_else(|| self.segments.range(start..end).next()).map(|(first, _)| *first)
+    }
+}
+
+impl Segment {
+    fn end(&self) -> u64 {
+        self.start.saturating_add(self.bytes as u64)
+    }
+}
+
+impl State {
+    fn is_busy(self) -> bool {
+        matches!(self, State::Registering | State::Deregistering)
+    }
+}

@@ -1,0 +1,182 @@
+//! How the hook is turned on and read: from the environment when it is loaded, and from C at any time.
+//!
+//! The C declarations are in `include/ssdtrain_malloc_hook.h`.
+
+use std::ffi::c_int;
+use std::io::Write as _;
+use std::panic::catch_unwind;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::cufile::CuFile;
+use crate::hook::Hook;
+use crate::real::Library;
+
+/// The hook of this process.
+pub(crate) static HOOK: Hook<CuFile> = Hook::new(CuFile::new(leaving));
+
+/// The process that reports when it ends: not its forks.
+static REPORTER: AtomicU32 = AtomicU32::new(0);
+
+/// What the hook has counted. In C `struct ssdtrain_malloc_hook_stats`; new fields are added at its end.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Segments that were allocated or mapped while the hook was on.
+    pub allocations: u64,
+    /// Segments of those that were freed or unmapped.
+    pub frees: u64,
+    /// Frees of memory that the hook does not know, such as what is older than it.
+    pub unknown_frees: u64,
+    /// Registrations that cuFile accepted.
+    pub registrations: u64,
+    /// Registrations that were undone.
+    pub deregistrations: u64,
+    /// Registrations that cuFile refused.
+    pub refusals: u64,
+    /// Segments that are live now.
+    pub live_segments: u64,
+    /// Bytes of the live segments.
+    pub live_bytes: u64,
+    /// Segments that are registered now.
+    pub registered_segments: u64,
+    /// Bytes of the registered segments.
+    pub registered_bytes: u64,
+    /// cuFile's last error, 5001 and more; -1 if `libcufile.so.0` or a function of it was not found; 0 if there was none.
+    pub last_error: i64,
+}
+
+/// Turns the hook on (1) or off (0). Returns what it was, or -1 if nothing could be done, as the call came from within cuFile.
+///
+/// Memory that is live already is not registered when it is turned on. All registrations are undone when it is turned off.
+#[unsafe(no_mangle)]
+pub extern "C" fn ssdtrain_malloc_hook_enable(on: c_int) -> c_int {
+    HOOK.turn(on != 0).map_or(-1, c_int::from)
+}
+
+/// Writes what was counted so far into the first `size` bytes of `out`, as far as both sides know the fields.
+///
+/// # Safety
+/// `out` is null or has `size` bytes that may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ssdtrain_malloc_hook_stats(out: *mut Stats, size: usize) {
+    if out.is_null() {
+        return;
+    }
+    // A panic ends here; the caller then keeps the bytes it had.
+    if let Ok(stats) = catch_unwind(stats) {
+        let known = size.min(size_of::<Stats>());
+        // SAFETY: both are at least that long: the caller's promise, and the type's size.
+        unsafe { std::ptr::copy_nonoverlapping((&raw const stats).cast::<u8>(), out.cast::<u8>(), known) };
+    }
+}
+
+/// Prints one line of what was counted so far to standard error.
+#[unsafe(no_mangle)]
+pub extern "C" fn ssdtrain_malloc_hook_print() {
+    let print = || {
+        let Stats {
+            allocations,
+            frees,
+            unknown_frees,
+            registrations,
+            deregistrations,
+            refusals,
+            live_segments,
+            live_bytes,
+            registered_segments,
+            registered_bytes,
+            last_error,
+        } = stats();
+        let line = format!(
+            "ssdtrain-malloc-hook: {allocations} allocations, {frees} frees ({unknown_frees} of unknown memory besides), \
+             {registrations} registrations, {deregistrations} deregistrations, {refusals} refused (last error {last_error}); \
+             live: {live_segments} segments, {live_bytes} bytes; \
+             registered: {registered_segments} segments, {registered_bytes} bytes\n"
+        );
+        // Nobody is there to be told if standard error is closed.
+        drop(std::io::stderr().write_all(line.as_bytes()));
+    };
+    // As above.
+    drop(catch_unwind(print));
+}
+
+fn stats() -> Stats {
+    let (counts, last_error) = HOOK.counts();
+    Stats {
+        allocations: counts.allocations,
+        frees: counts.frees,
+        unknown_frees: counts.unknown_frees,
+        registrations: counts.registrations,
+        deregistrations: counts.deregistrations,
+        refusals: counts.refusals,
+        live_segments: counts.live,
+        live_bytes: counts.live_bytes,
+        registered_segments: counts.registered,
+        registered_bytes: counts.registered_bytes,
+        last_error: last_error.into(),
+    }
+}
+
+/// Called by the loader before `main`.
+#[used]
+// SAFETY: the section holds functions that the loader calls once, and this is one.
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = at_load;
+
+extern "C" fn at_load() {
+    // A panic ends here; the hook then stays off.
+    drop(catch_unwind(|| {
+        // SAFETY: the function is there as long as this library.
+        unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+        let asked = |name: &str| std::env::var_os(name).is_some_and(|value| value == "1");
+        if asked("SSDTRAIN_MALLOC_HOOK") {
+            HOOK.turn(true);
+        }
+        if asked("SSDTRAIN_MALLOC_HOOK_REPORT") {
+            REPORTER.store(std::process::id(), Ordering::Relaxed);
+            // SAFETY: the function is there as long as this library, which the handler is bound to.
+            unsafe { libc::atexit(report) };
+        }
+    }));
+}
+
+/// The process ends: cuFile and CUDA are about to be taken down.
+extern "C" fn leaving() {
+    HOOK.abandon();
+}
+
+/// A child cannot use CUDA, and has its parent's registrations in its books: it must not undo them.
+extern "C" fn forked() {
+    HOOK.abandon();
+}
+
+/// Programs start others, shells for instance, which inherit the variables: those that do not use CUDA are silent.
+extern "C" fn report() {
+    let asked = REPORTER.load(Ordering::Relaxed) == std::process::id();
+    if asked && (Library::Runtime.is_loaded() || Library::Driver.is_loaded()) {
+        ssdtrain_malloc_hook_print();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_caller_that_knows_fewer_fields_gets_those() {
+        let mut stats = Stats { allocations: 77, frees: 77, ..Stats::default() };
+        // SAFETY: the value is longer than that.
+        unsafe { ssdtrain_malloc_hook_stats(&raw mut stats, size_of::<u64>()) };
+        assert_eq!(stats, Stats { allocations: 0, frees: 77, ..Stats::default() });
+    }
+
+    #[test]
+    fn a_caller_that_knows_more_fields_keeps_its_own() {
+        let mut stats = [Stats { frees: 77, ..Stats::default() }; 2];
+        // SAFETY: the array is that long.
+        unsafe { ssdtrain_malloc_hook_stats(stats.as_mut_ptr(), size_of_val(&stats)) };
+        assert_eq!(stats.map(|stats| stats.frees), [0, 77]);
+        // SAFETY: null is allowed.
+        unsafe { ssdtrain_malloc_hook_stats(std::ptr::null_mut(), 8) };
+    }
+}

@@ -1,0 +1,98 @@
+//! A library for `LD_PRELOAD` that registers GPU memory with NVIDIA cuFile when it is allocated, and deregisters it before it is
+//! freed.
+//!
+//! cuFile moves data between files and GPU memory. Memory that is registered with it is reached directly; other memory goes
+//! through cuFile's own buffers, with one more copy. A program that was not written for cuFile, such as one of PyTorch, does not
+//! register the memory of its tensors. With this library in front of CUDA it need not.
+//!
+//! # Use
+//!
+//! ```sh
+//! cargo build --release --package ssdtrain-malloc-hook
+//! LD_PRELOAD=$PWD/target/release/libssdtrain_malloc_hook.so SSDTRAIN_MALLOC_HOOK=1 python train.py
+//! ```
+//!
+//! | variable | means |
+//! |---|---|
+//! | `SSDTRAIN_MALLOC_HOOK=1` | the hook is on from the start; otherwise it is off until it is turned on |
+//! | `SSDTRAIN_MALLOC_HOOK_REPORT=1` | a line of counters goes to standard error when a process ends that has loaded CUDA |
+//!
+//! A program turns the hook on and off and reads its counters through three C functions, which
+//! `include/ssdtrain_malloc_hook.h` declares. From Python:
+//!
+//! ```python
+//! import ctypes
+//!
+//! FIELDS = ("allocations", "frees", "unknown_frees", "registrations", "deregistrations", "refusals",
+//!           "live_segments", "live_bytes", "registered_segments", "registered_bytes", "last_error")
+//!
+//! class Stats(ctypes.Structure):
+//!     _fields_ = [(name, ctypes.c_int64) for name in FIELDS]
+//!
+//! hook = ctypes.CDLL(None)  # what is preloaded is there under its own name
+//! hook.ssdtrain_malloc_hook_stats.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+//! hook.ssdtrain_malloc_hook_enable(1)
+//! stats = Stats()
+//! hook.ssdtrain_malloc_hook_stats(ctypes.byref(stats), ctypes.sizeof(stats))
+//! print(stats.registered_segments, stats.registered_bytes)
+//! ```
+//!
+//! # What is seen
+//!
+//! - The CUDA runtime: `cudaMalloc`, `cudaFree`, `cudaMallocAsync`, `cudaMallocFromPoolAsync`, `cudaFreeAsync`.
+//! - The CUDA driver: `cuMemAlloc`, `cuMemFree`; and `cuMemMap`, `cuMemSetAccess`, `cuMemUnmap`, which PyTorch's expandable
+//!   segments use. A mapping is registered when access to it is granted, each by itself, as each may be unmapped by itself.
+//! - These driver functions also where a program gets their addresses from `cudaGetDriverEntryPoint`,
+//!   `cudaGetDriverEntryPointByVersion` or `cuGetProcAddress`. PyTorch does; it need not be changed.
+//!
+//! A registration that cuFile refuses is counted, and the program goes on with memory that is not registered; it is not tried
+//! again. cuFile promises registration for memory of `cudaMalloc`, and not for that of pools: once memory of a pool is refused,
+//! cuFile is not asked for such memory any more and the rest of it counts as refused. Mapped memory has to be made for
+//! `gpuDirectRDMACapable`, as PyTorch's is where the device has that.
+//!
+//! # Limits
+//!
+//! - A program that links the runtime statically (`libcudart_static.a`, the default of nvcc) calls nothing that a preloaded
+//!   library could stand in front of. PyTorch of PyPI links `libcudart.so`.
+//! - A program that finds CUDA's functions with `dlsym` on a handle of its own gets the real ones, and is not seen. In Python
+//!   `ctypes.CDLL("libcudart.so.13").cudaMalloc` is one of these; `ctypes.CDLL(None).cudaMalloc` is the hook's. Libraries that
+//!   are loaded with `RTLD_DEEPBIND` are not seen either.
+//! - Managed, pitched and host memory, arrays, and the driver's own `cuMemAllocAsync` are not seen. What a graph allocates
+//!   (`cudaMallocAsync` on a stream that is captured) is left alone: it has no memory yet.
+//! - When the hook is turned on, memory that is live already is not registered, and is freed as if there were no hook. When it is
+//!   turned off, all registrations are undone.
+//! - cuFile is found as `libcufile.so.0`, when the first memory is allocated. It counts registered memory against the
+//!   `max_device_pinned_mem_size_kb` of `cufile.json` and against the BAR1 aperture of the GPU; what is too much is refused.
+//! - A buffer that the program registers with cuFile itself has to be one the hook has not registered: the second registration
+//!   of the same memory is refused.
+//! - `cudaDeviceReset`, or the end of a context, frees memory in no call that is seen. It counts as live until its addresses are
+//!   used again; then its registration is undone.
+//! - One CUDA runtime per process. In a fork, which cannot use CUDA, the hook is off.
+//! - At the end of a process registrations are left to the kernel: cuFile may be gone before memory is.
+//!
+//! # Cost
+//!
+//! Off, a call costs one relaxed load more, of the switch, besides the jump to the real function. On, each allocation costs what
+//! cuFile takes to register it, each free what it takes to deregister. With PyTorch that is paid per segment of the caching
+//! allocator, not per tensor; with pools (`backend:cudaMallocAsync`) it would be paid per tensor.
+//! `tests/gpu/preload_torch.py` measures it.
+//!
+//! # Threads
+//!
+//! All functions may be called from any thread. No lock that an allocation or a free takes is held while CUDA or cuFile runs.
+//! Memory that cuFile allocates while it registers, on the same thread, is not registered. While one thread opens cuFile, the
+//! memory of others waits and is registered by that thread: their allocations return at once. A panic ends at the border, and
+//! the call goes on to the real function.
+
+pub mod book;
+mod control;
+pub mod cufile;
+mod driver;
+mod entry;
+pub mod hook;
+mod real;
+mod runtime;
+
+pub use control::{
+    Stats, ssdtrain_malloc_hook_enable, ssdtrain_malloc_hook_print, ssdtrain_malloc_hook_stats,
+};
