@@ -1,4 +1,4 @@
-//! The dependency arrows of the workspace: hooks <- ssdtrain <- models <- ssdtrain-bench, and a lean library.
+//! The dependency arrows of the workspace: cufile-sys, hooks <- ssdtrain <- models <- ssdtrain-bench, and lean libraries.
 
 use std::collections::BTreeSet;
 
@@ -10,14 +10,16 @@ use crate::process::{self, cargo};
 const ARROWS: &[(&str, &[&str])] = &[
     ("xtask", &[]),
     ("ssdtrain-libtorch", &[]),
-    ("ssdtrain-malloc-hook", &[]),
-    ("ssdtrain", &["ssdtrain-libtorch"]),
-    ("ssdtrain-models", &["ssdtrain", "ssdtrain-libtorch"]),
-    ("ssdtrain-bench", &["ssdtrain-models", "ssdtrain", "ssdtrain-libtorch"]),
+    ("ssdtrain-cufile-sys", &[]),
+    ("ssdtrain-malloc-hook", &["ssdtrain-cufile-sys"]),
+    ("ssdtrain", &["ssdtrain-libtorch", "ssdtrain-cufile-sys"]),
+    ("ssdtrain-models", &["ssdtrain", "ssdtrain-libtorch", "ssdtrain-cufile-sys"]),
+    ("ssdtrain-bench", &["ssdtrain-models", "ssdtrain", "ssdtrain-libtorch", "ssdtrain-cufile-sys"]),
 ];
 
 /// Packages that others build on. None of `APPLICATION_CRATES` may be in their trees.
-const LIBRARIES: &[&str] = &["ssdtrain-libtorch", "ssdtrain-malloc-hook", "ssdtrain", "ssdtrain-models"];
+const LIBRARIES: &[&str] =
+    &["ssdtrain-libtorch", "ssdtrain-cufile-sys", "ssdtrain-malloc-hook", "ssdtrain", "ssdtrain-models"];
 
 /// Crates for command lines, pictures, benchmarks and tests.
 const APPLICATION_CRATES: &[&str] = &[
