@@ -10,7 +10,7 @@ use tch::Device as Target;
 use crate::config::{MIB, Policy, TensorCacheBuilder, available_memory};
 use crate::device::{Cuda, Device, Simulated};
 use crate::error::{Error, ErrorKind, Result};
-use crate::policy::{Found, IoPath, choose};
+use crate::policy::{IoPath, PathTrial, choose};
 use crate::store::{BackendKind, CuFileMode, Store, StoreConfig};
 use crate::tier::{DirectTier, DiskTier, HostSettings, HostTier, PoolSize, Tier, Trial};
 use crate::trace::{DeviceTrace, Trace};
@@ -27,7 +27,7 @@ pub(crate) struct Below {
 }
 
 /// What was found out about the ways to these directories from this GPU, once in a process.
-type Probed = HashMap<(Target, Vec<PathBuf>), Found>;
+type Probed = HashMap<(Target, Vec<PathBuf>), PathTrial>;
 static PROBED: LazyLock<Mutex<Probed>> = LazyLock::new(Mutex::default);
 
 /// Opens what lies below the device; over `given` if the caller has spill files already.
@@ -50,6 +50,18 @@ pub(crate) fn open(
         (other, _) => {
             refused(format!("device: tensors on {other:?} cannot be moved; only CPU and CUDA ones can"))
         }
+    }
+}
+
+/// Tries the ways between a GPU and the spill files out, once in a process.
+pub(crate) fn try_paths(config: &TensorCacheBuilder) -> Result<PathTrial> {
+    if config.store.directories.is_empty() {
+        return refused("no spill directory: call spill_to(directory) before try_paths()");
+    }
+    match (config.target(), config.simulated) {
+        (Target::Cuda(index), _) => Ok(Ways { config, open: || Cuda::open(index) }.probed()),
+        (_, Some(delay)) => Ok(Ways { config, open: || Simulated::start(delay) }.probed()),
+        _ => refused("try_paths: CPU tensors have one way only, straight to the spill files"),
     }
 }
 
@@ -180,12 +192,12 @@ impl<D: Device, F: Fn() -> Result<D>> Ways<'_, F> {
 
     // ---- trying them out ----
 
-    fn probed(&self) -> Found {
+    fn probed(&self) -> PathTrial {
         let key = (self.config.target(), self.config.store.directories.clone());
         if let Some(found) = PROBED.lock().get(&key) {
             return found.clone();
         }
-        let found = Found {
+        let found = PathTrial {
             direct: self.try_direct().map_err(|error| error.to_string()),
             staged: self.try_staged().map_err(|error| error.to_string()),
         };

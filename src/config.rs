@@ -8,9 +8,10 @@ use std::time::Duration;
 use tch::Device;
 use tch::nn::{VarStore, Variables};
 
+use crate::below;
 use crate::error::Result;
 use crate::plan::{Goal, Leaving, Placement};
-use crate::policy::{Aim, IoPath};
+use crate::policy::{Aim, IoPath, PathTrial};
 use crate::session::TensorCache;
 use crate::store::{BackendKind, StoreConfig};
 
@@ -160,6 +161,16 @@ impl TensorCacheBuilder {
     pub fn require_path(mut self, path: IoPath) -> Self {
         self.required_path = Some(path);
         self
+    }
+
+    /// Tries both ways between the GPU and the spill directories out, as [`IoPath::Auto`] does: sends 64 MiB down and compares what comes
+    /// back, and measures both directions at once. It takes seconds, once in a process; later calls tell the same.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) without a spill directory, or for CPU tensors.
+    pub fn try_paths(&self) -> Result<PathTrial> {
+        below::try_paths(self)
     }
 
     /// Most activation bytes the cache may have on the device: on their way out, back early, and kept by scope. A CPU thread that

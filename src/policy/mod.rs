@@ -12,6 +12,6 @@ pub(crate) use self::auto::{Aim, Auto, Course, Observed};
 pub(crate) use self::filter::{Facts, Filter, KeepReason, Placement};
 pub(crate) use self::keeping::{Keeping, Rule};
 pub(crate) use self::paper::{Module, Profile, Stay};
-pub use self::path::IoPath;
-pub(crate) use self::path::{Found, choose};
+pub(crate) use self::path::choose;
+pub use self::path::{IoPath, PathTrial};
 pub(crate) use self::script::Reading;

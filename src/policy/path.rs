@@ -22,17 +22,19 @@ pub enum IoPath {
     HostOnly,
 }
 
-/// What was found out about the ways to the disk.
+/// What the ways between a GPU and the spill files were found to do; see
+/// [`TensorCacheBuilder::try_paths`](crate::TensorCacheBuilder::try_paths).
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Found {
-    /// How cuFile moves bytes, and how many per second while both directions run; or why it does not.
-    pub(crate) direct: Result<(CuFileMode, f64), String>,
-    /// The same through host memory.
-    pub(crate) staged: Result<f64, String>,
+pub struct PathTrial {
+    /// Straight to the disk: how cuFile moves bytes, and bytes per second while both directions run, reads and writes together; or
+    /// why it does not.
+    pub direct: Result<(CuFileMode, f64), String>,
+    /// Through pinned host memory: the same bytes per second, or what failed.
+    pub staged: Result<f64, String>,
 }
 
 /// The faster way, and why it is taken.
-pub(crate) fn choose(found: &Found) -> (IoPath, String) {
+pub(crate) fn choose(found: &PathTrial) -> (IoPath, String) {
     let rate = |bytes: f64| format!("{}/s", Bytes(bytes as u64));
     match (&found.direct, &found.staged) {
         (Ok((mode, direct)), Ok(staged)) => {
@@ -60,7 +62,7 @@ mod tests {
     use super::*;
 
     fn found(direct: Result<(CuFileMode, f64), &str>, staged: Result<f64, &str>) -> (IoPath, String) {
-        choose(&Found { direct: direct.map_err(str::to_owned), staged: staged.map_err(str::to_owned) })
+        choose(&PathTrial { direct: direct.map_err(str::to_owned), staged: staged.map_err(str::to_owned) })
     }
 
     #[test]

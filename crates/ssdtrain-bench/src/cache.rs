@@ -9,7 +9,7 @@ use clap::{ValueEnum, value_parser};
 use serde::Serialize;
 use ssdtrain::plan::Goal;
 use ssdtrain::store::{Store, StoreConfig};
-use ssdtrain::{Adaptive, BackendKind, Policy, TensorCache, write_traces};
+use ssdtrain::{Adaptive, BackendKind, IoPath, Policy, TensorCache, write_traces};
 use tch::Device;
 use tch::nn::VarStore;
 
@@ -45,6 +45,13 @@ pub(crate) struct CacheArgs {
     /// needs. Default: what the first step asks for (offload-disk: 0)
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     host_pool: Option<u64>,
+    /// Which way a GPU's activations take to disk: straight by cuFile, or through the host pool. auto: through the pool where there is one
+    /// (--host-pool is not 0), and else the faster one, tried out first
+    #[arg(long, value_enum, default_value_t)]
+    path: Way,
+    /// Refuse to run unless the way to disk is GPUDirect Storage: cuFile's compatibility mode, through host memory, is not
+    #[arg(long)]
+    require_direct: bool,
     /// Bytes read from the disk into the host pool ahead of the loads to a GPU
     #[arg(long, value_name = "SIZE", default_value = defaults::READ_AHEAD, value_parser = size::parse)]
     read_ahead: u64,
@@ -122,8 +129,23 @@ pub(crate) enum Backend {
     Uring,
     /// Threads that call pread and pwrite
     Pool,
+    /// Threads that call cuFile, or an error
+    Cufile,
     /// Memory instead of a disk: what a run costs without one
     Memory,
+}
+
+/// [`IoPath`] on the command line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Way {
+    /// The faster one, if the host pool leaves a choice
+    #[default]
+    Auto,
+    /// By cuFile
+    Direct,
+    /// Through pinned host memory
+    Staged,
 }
 
 impl CacheArgs {
@@ -177,6 +199,10 @@ impl CacheArgs {
         if host_only {
             builder = builder.backend(BackendKind::Auto);
         } else {
+            builder = builder.path(self.path.path());
+            if self.require_direct {
+                builder = builder.require_path(IoPath::Direct);
+            }
             for directory in spill_directories(&self.spill_dirs)? {
                 builder = builder.spill_to(directory);
             }
@@ -229,12 +255,23 @@ impl CacheArgs {
     }
 }
 
+impl Way {
+    fn path(self) -> IoPath {
+        match self {
+            Way::Auto => IoPath::Auto,
+            Way::Direct => IoPath::Direct,
+            Way::Staged => IoPath::Staged,
+        }
+    }
+}
+
 impl Backend {
     pub(crate) fn kind(self) -> BackendKind {
         match self {
             Backend::Auto => BackendKind::Auto,
             Backend::Uring => BackendKind::Uring,
             Backend::Pool => BackendKind::Pool,
+            Backend::Cufile => BackendKind::CuFile,
             Backend::Memory => BackendKind::Memory,
         }
     }

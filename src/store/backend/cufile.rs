@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
-use cufile_sys::sys::CUfileDriverStatusFlags_t as Status;
-use cufile_sys::{Cause, Driver, File, Search};
+use cufile_sys::sys::{CUFileStringConfigParameter_t as Text, CUfileDriverStatusFlags_t as Status};
+use cufile_sys::{Cause, Driver, File, Library, Search};
 use parking_lot::Mutex;
 use ssdtrain_libtorch::library_folder;
 
@@ -41,6 +41,7 @@ impl CuFile {
             None => search,
         };
         let library = search.load().map_err(|error| refused(&error))?;
+        keep_log_away(&library);
         let driver = Driver::open(&library).map_err(|error| refused(&error))?;
         CuFile::over(driver, context).map_err(|error| refused(&error))
     }
@@ -110,6 +111,19 @@ impl Transport for CuFile {
 
     fn cufile(&self) -> Option<CuFileMode> {
         Some(self.seen().unwrap_or(self.expected))
+    }
+}
+
+/// cuFile writes its log into the current folder unless it is told otherwise.
+fn keep_log_away(library: &Library) {
+    let told = std::env::var_os("CUFILE_LOGFILE_PATH").is_some()
+        || library.parameter_string(Text::CUFILE_PARAM_LOG_DIR).is_ok_and(|folder| !folder.is_empty());
+    if told {
+        return;
+    }
+    let folder = std::env::temp_dir();
+    if let Err(error) = library.set_parameter_string(Text::CUFILE_PARAM_LOG_DIR, &folder.to_string_lossy()) {
+        tracing::debug!(%error, "cuFile's log stays in the current folder");
     }
 }
 

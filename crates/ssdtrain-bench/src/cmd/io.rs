@@ -8,6 +8,7 @@ use anyhow::Result;
 use clap::value_parser;
 use serde::Serialize;
 use ssdtrain::store::{Blob, Completion, IoBuf, Pin, Slot, Store, StoreConfig};
+use ssdtrain::{PathTrial, TensorCache, TensorCacheBuilder};
 use tch::Device;
 
 use crate::cache::{Backend, spill_directories};
@@ -33,7 +34,8 @@ const SEED: u64 = 1;
 /// Figures are medians over the rounds; the share has a 95 % interval (bootstrap over rounds).
 ///
 /// With a GPU, all of that moves memory pinned for it, and copies between it and such memory are measured too: one
-/// way, both ways, and while the disks write and read.
+/// way, both ways, and while the disks write and read. So are both ways between GPU and disk: straight by cuFile, and through pinned
+/// host memory.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -83,7 +85,8 @@ JSON: mode, raw_bytes_per_s, store_bytes_per_s, store_to_raw {median, low, high}
 io_path.
 With --device cuda then, for each load (copy_out, copy_in, copy_both, all): load, out_bytes_per_s (device to host),
 in_bytes_per_s (host to device), write_bytes_per_s, read_bytes_per_s (null where not in use), device, copy_size,
-copy_bytes, copy_depth, size, depth, io_bytes, raw_path. Under \"all\" the disks write and read in turn.";
+copy_bytes, copy_depth, size, depth, io_bytes, raw_path. Under \"all\" the disks write and read in turn. Then for each way
+between GPU and disk (direct, staged), both directions at once: path, by, bytes_per_s (or null), refused (why, or null), device.";
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let progress = Progress::new(args.json);
@@ -120,13 +123,21 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
     }
     progress.clear();
+    let paths = match args.device {
+        Device::Cuda(_) => Some(bench.try_paths(args)?),
+        _ => None,
+    };
     let rows: Vec<_> =
         Mode::ALL.into_iter().zip(&times).map(|(mode, times)| bench.row(args, mode, times)).collect();
     if args.json {
         rows.iter().try_for_each(table::print_json)?;
         let loads = bench.ceilings.iter().flat_map(Ceilings::rates);
-        return loads
+        loads
             .map(|(load, rates)| bench.load(args, load, rates))
+            .try_for_each(|row| table::print_json(&row))?;
+        return paths
+            .iter()
+            .flat_map(|paths| path_rows(args, paths))
             .try_for_each(|row| table::print_json(&row));
     }
     println!("\n{}", render(&rows));
@@ -136,6 +147,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             .map(|(mode, times)| (mode, Rates::of_disks(&bench.raw, mode, median(&times.raw))))
             .collect();
         println!("\n{}", render_ceilings(ceilings.rates(), &disks));
+    }
+    if let Some(paths) = &paths {
+        println!("\n{}", render_paths(&path_rows(args, paths)));
     }
     Ok(())
 }
@@ -173,6 +187,44 @@ struct LoadRow {
     depth: u32,
     io_bytes: u64,
     raw_path: String,
+}
+
+/// A way between a GPU and the disks, both directions at once.
+#[derive(Serialize)]
+struct PathRow {
+    path: &'static str,
+    by: String,
+    bytes_per_s: Option<f64>,
+    refused: Option<String>,
+    device: String,
+}
+
+fn path_rows(args: &Args, paths: &PathTrial) -> [PathRow; 2] {
+    let device = device_name(args.device);
+    let (direct, by) = match &paths.direct {
+        Ok((mode, rate)) => (Ok(*rate), format!("cuFile, {mode}")),
+        Err(reason) => (Err(reason), "cuFile".to_owned()),
+    };
+    let row = |path, by, rate: Result<f64, &String>| PathRow {
+        path,
+        by,
+        bytes_per_s: rate.ok(),
+        refused: rate.err().cloned(),
+        device: device.clone(),
+    };
+    let staged = paths.staged.as_ref().copied();
+    [row("direct", by, direct), row("staged", "pinned host memory".to_owned(), staged)]
+}
+
+fn render_paths(rows: &[PathRow]) -> String {
+    table::render(
+        ["to disk and back", "by", "both at once"],
+        rows.iter().map(|row| {
+            let rate = row.bytes_per_s.map(|rate| format!("{}/s", size::format(rate as u64)));
+            let shown = rate.or_else(|| row.refused.clone()).unwrap_or_default();
+            [row.path.to_owned(), row.by.clone(), shown]
+        }),
+    )
 }
 
 fn render(rows: &[Row]) -> String {
@@ -241,6 +293,13 @@ impl Bench {
         let bench = Bench { directories, bytes, raw, store, blobs: blobs?, buffers, ceilings };
         bench.store_pass(Mode::Write)?;
         Ok(bench)
+    }
+
+    /// Both ways between a GPU and the disks, as a cache that may choose tries them out.
+    fn try_paths(&self, args: &Args) -> Result<PathTrial> {
+        let builder = TensorCache::builder().device(args.device).queue_depth(args.depth as usize);
+        let spill = |builder: TensorCacheBuilder, directory: &PathBuf| builder.spill_to(directory);
+        Ok(self.directories.iter().fold(builder, spill).host_pool(0).try_paths()?)
     }
 
     fn measure(&mut self, mode: Mode, raw_first: bool, times: &mut Times) -> Result<()> {
