@@ -1,4 +1,4 @@
-//! The dependency arrows of the workspace: hooks <- ssdtrain <- models <- ssdtrain-bench, and a lean library.
+//! The dependency arrows of the workspace: cufile-sys, hooks <- ssdtrain <- models <- ssdtrain-bench, and a lean library.
 
 use std::collections::BTreeSet;
 
@@ -9,14 +9,15 @@ use crate::process::{self, cargo};
 /// Each package of the workspace and those of its packages that it may depend on.
 const ARROWS: &[(&str, &[&str])] = &[
     ("xtask", &[]),
+    ("ssdtrain-cufile-sys", &[]),
     ("ssdtrain-libtorch", &[]),
-    ("ssdtrain", &["ssdtrain-libtorch"]),
-    ("ssdtrain-models", &["ssdtrain", "ssdtrain-libtorch"]),
-    ("ssdtrain-bench", &["ssdtrain-models", "ssdtrain", "ssdtrain-libtorch"]),
+    ("ssdtrain", &["ssdtrain-cufile-sys", "ssdtrain-libtorch"]),
+    ("ssdtrain-models", &["ssdtrain", "ssdtrain-cufile-sys", "ssdtrain-libtorch"]),
+    ("ssdtrain-bench", &["ssdtrain-models", "ssdtrain", "ssdtrain-cufile-sys", "ssdtrain-libtorch"]),
 ];
 
 /// Packages that others build on. None of `APPLICATION_CRATES` may be in their trees.
-const LIBRARIES: &[&str] = &["ssdtrain-libtorch", "ssdtrain", "ssdtrain-models"];
+const LIBRARIES: &[&str] = &["ssdtrain-cufile-sys", "ssdtrain-libtorch", "ssdtrain", "ssdtrain-models"];
 
 /// Crates for command lines, pictures, benchmarks and tests.
 const APPLICATION_CRATES: &[&str] = &[
