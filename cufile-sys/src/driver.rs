@@ -48,7 +48,8 @@ impl Driver {
     /// Opens the driver. Owners in this process that loaded the same [`Library`] share it; if someone else has it
     /// open, it is used, and left open in the end.
     ///
-    /// It reads `cufile.json`, and may write `cufile.log` into the current folder.
+    /// It reads `cufile.json`, and may write `cufile.log` into the current folder. Make sure first that CUDA's driver is
+    /// there: without it cuFile 1.15 returns an error, but 1.20 does not return.
     pub fn open(library: &Library) -> Result<Driver> {
         let mut owners = library.owners().lock();
         if owners.count == 0 {

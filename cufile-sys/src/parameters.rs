@@ -12,7 +12,7 @@ use crate::sys::{
 const TEXT: usize = 4096;
 
 /// Parameters, by the constants of their types or by name (`CUFileSizeTConfigParameter_t::named`). They can be read at
-/// any time, and set while the driver is not open.
+/// any time, and set while the driver is not open; until it is, one that was not set may read as zero.
 impl Library {
     /// A number.
     pub fn parameter_size(&self, parameter: CUFileSizeTConfigParameter_t) -> Result<usize> {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::sys::{CUfileError_t, CUfileOpError, CUfileStatus_t, CUresult};
+use crate::sys::{CUFILEOP_BASE_ERR, CUfileError_t, CUfileOpError, CUfileStatus_t, CUresult};
 
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -102,13 +102,13 @@ impl fmt::Display for Cause {
             Cause::Missing(library) => {
                 write!(f, "{} does not have this function; use a newer cuFile", library.display())
             }
+            Cause::Status(status) if status.0 < CUFILEOP_BASE_ERR => {
+                // Not one of cuFile's; the kernel's numbers are in this range.
+                let error = io::Error::from_raw_os_error(status.0.cast_signed());
+                write!(f, "an unlisted status ({}); as an errno it would be: {error}", status.0)
+            }
             Cause::Status(status) => {
-                write!(
-                    f,
-                    "{} ({})",
-                    status.name().unwrap_or("a status that cuFile 1.15 does not list"),
-                    status.0
-                )?;
+                write!(f, "{} ({})", status.name().unwrap_or("an unlisted status"), status.0)?;
                 match status.advice() {
                     Some(advice) => write!(f, ": {advice}"),
                     None => Ok(()),
@@ -215,6 +215,9 @@ mod tests {
         let error = status(5999).unwrap_err();
         assert_eq!(error.status(), Some(CUfileOpError(5999)));
         assert!(error.to_string().contains("5999"), "{error}");
+        let error = told("cuFileRead", -28, 1).unwrap_err();
+        assert_eq!(error.status(), Some(CUfileOpError(28)));
+        assert!(error.to_string().contains("No space left"), "{error}");
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use std::ffi::c_void;
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -49,9 +50,9 @@ unsafe impl Send for Block {}
 unsafe impl Sync for Block {}
 
 /// A transfer in the queue of a stream. Dropped before [`Queued::finish`], it leaves its block, file and stream to
-/// cuFile for good.
+/// cuFile for good: the stream may still come to it, and nobody says when it has.
 #[must_use = "its block comes back from `finish` alone"]
-pub struct Queued(Option<Held>);
+pub struct Queued(ManuallyDrop<Held>);
 
 /// What a transfer needs until the stream has passed it.
 struct Held {
@@ -217,10 +218,10 @@ impl Held {
             check(self.name, status)
         });
         match outcome {
-            Ok(()) => Ok(Queued(Some(self))),
+            Ok(()) => Ok(Queued(ManuallyDrop::new(self))),
             Err(error) => {
                 let error = self.file.explain(error, file_offset, self.len);
-                Err(NotQueued { error, queued: Queued(Some(self)) })
+                Err(NotQueued { error, queued: Queued(ManuallyDrop::new(self)) })
             }
         }
     }
@@ -233,11 +234,8 @@ impl Queued {
     ///
     /// The stream has passed the transfer: since it was queued, the stream was synchronised, or an event recorded on it
     /// later was reached. A transfer that was [`NotQueued`] counts as queued.
-    pub unsafe fn finish(mut self) -> (Block, Result<usize>) {
-        let Some(Held { name, block, len, file, stream: _stream }) = self.0.take() else {
-            // Only this function, which takes the value, and its drop take what is held.
-            return (Block::new(), Err(Error::new("cuFileReadAsync", Cause::NotRun)));
-        };
+    pub unsafe fn finish(self) -> (Block, Result<usize>) {
+        let Held { name, block, len, file, stream: _stream } = ManuallyDrop::into_inner(self.0);
         // SAFETY: the block is alive, and cuFile is done with it, as the caller says.
         let Transfer { file_offset, outcome, .. } = unsafe { block.0.as_ptr().read() };
         let outcome = match outcome {
@@ -250,16 +248,7 @@ impl Queued {
 
 impl fmt::Debug for Queued {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Queued").field(&self.0.as_ref().map(|held| &held.block)).finish()
-    }
-}
-
-impl Drop for Queued {
-    fn drop(&mut self) {
-        if let Some(held) = self.0.take() {
-            // The stream may still come to it, and nobody says when it has.
-            Box::leak(Box::new(held));
-        }
+        f.debug_tuple("Queued").field(&self.0.block).finish()
     }
 }
 

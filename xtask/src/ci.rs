@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 
 use crate::process::{cargo, run as run_command, succeeds};
-use crate::{arrows, libtorch, run_tests};
+use crate::{arrows, cufile, libtorch, run_tests};
 
 /// A step by its name and what it does.
 type Step = (&'static str, fn() -> Result<()>);
@@ -16,10 +16,11 @@ const STEPS: &[Step] = &[
     ("dependency arrows", arrows::check),
     ("licences and bans", deny),
     ("libtorch", libtorch::ensure),
+    ("header of cuFile", || cufile::header().map(drop)),
     ("lints", lints),
     ("documentation", documentation),
     ("smoke run", smoke),
-    ("tests", || run_tests(&[])),
+    ("tests", tests),
 ];
 
 /// Runs all steps and stops at the first that fails.
@@ -51,6 +52,11 @@ fn lints() -> Result<()> {
 fn documentation() -> Result<()> {
     let mut doc = cargo(["doc", "--workspace", "--no-deps"]);
     run_command(doc.env("RUSTDOCFLAGS", "--deny warnings"))
+}
+
+/// All tests; with the header of cuFile none of them is skipped for the lack of it.
+fn tests() -> Result<()> {
+    run_tests(&[], &[(cufile::VARIABLE, &cufile::header()?)])
 }
 
 /// A tiny `compare`, to see the release binary work from end to end, gradients to the bit. Its times mean nothing.

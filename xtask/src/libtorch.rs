@@ -190,7 +190,7 @@ fn point(link: &Path, torch: &Path) -> Result<()> {
 }
 
 /// Holds the cache's lock until the file is dropped.
-fn lock(cache: &Path) -> Result<File> {
+pub(crate) fn lock(cache: &Path) -> Result<File> {
     let path = cache.join("lock");
     let context = || format!("cannot lock {}", path.display());
     let file = File::options().create(true).append(true).open(&path).with_context(context)?;
@@ -222,14 +222,16 @@ fn part_prefix(set: Set) -> String {
     format!("libtorch-{VERSION}-{}.part-", set.name())
 }
 
-fn remove(folder: &Path) -> Result<()> {
+/// Removes the folder if it is there.
+pub(crate) fn remove(folder: &Path) -> Result<()> {
     if !folder.exists() {
         return Ok(());
     }
     fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))
 }
 
-fn cache() -> Result<PathBuf> {
+/// The per-user cache.
+pub(crate) fn cache() -> Result<PathBuf> {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = set("SSDTRAIN_CACHE")
         .or_else(|| set("XDG_CACHE_HOME").map(|folder| folder.join("ssdtrain")))

@@ -3,6 +3,7 @@
 mod arrows;
 mod bundle;
 mod ci;
+mod cufile;
 mod executables;
 mod gpu_test;
 mod libtorch;
@@ -11,6 +12,7 @@ mod process;
 
 use std::env;
 use std::ffi::{OsStr, OsString};
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
@@ -72,7 +74,10 @@ Rust, `cargo x bundle` makes a binary of them.",
         name: "ci",
         arguments: "",
         summary: "Run all that CI runs: formatting, dependency arrows, lints, docs, tests, a smoke run",
-        details: "Stops at the first step that fails. cargo-deny runs too if it is installed.",
+        details: "\
+Stops at the first step that fails. cargo-deny runs too if it is installed. The header of cuFile, with which a test
+compares our types, is fetched as the wheel nvidia-cufile into the cache that `setup` uses; SSDTRAIN_CUFILE_HEADER
+names another.",
         run: ci::run,
     },
     Command {
@@ -147,24 +152,25 @@ fn train(arguments: &[OsString]) -> Result<()> {
 
 fn test(arguments: &[OsString]) -> Result<()> {
     libtorch::ensure()?;
-    run_tests(arguments)
+    run_tests(arguments, &[])
 }
 
-/// Runs the tests selected by `arguments` (all of them if empty) with the best runner there is.
-fn run_tests(arguments: &[OsString]) -> Result<()> {
+/// Runs the tests selected by `arguments` (all of them if empty), with `variables` set, with the best runner there is.
+fn run_tests(arguments: &[OsString], variables: &[(&str, &Path)]) -> Result<()> {
     let picks_package = arguments
         .iter()
         .filter_map(|argument| argument.to_str())
         .any(|argument| argument.starts_with("-p") || argument.starts_with("--package"));
     let scope: &[&str] = if picks_package { &[] } else { &["--workspace"] };
+    let variables = || variables.iter().copied();
     if !process::succeeds(&mut cargo(["nextest", "--version"])) {
-        return process::run(cargo(["test"]).args(scope).args(arguments));
+        return process::run(cargo(["test"]).args(scope).args(arguments).envs(variables()));
     }
     // nextest does not run doctests. They go first: the last lines then are the summary of the tests.
     if arguments.is_empty() {
         process::run(&mut cargo(["test", "--doc", "--workspace"]))?;
     }
-    process::run(cargo(["nextest", "run"]).args(scope).args(arguments))
+    process::run(cargo(["nextest", "run"]).args(scope).args(arguments).envs(variables()))
 }
 
 #[cfg(test)]

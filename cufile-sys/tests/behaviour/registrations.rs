@@ -156,3 +156,12 @@ fn handles_may_be_used_and_dropped_on_other_threads() {
     assert_eq!(contents(&os_file), [0, 1, 2, 3]);
     stand_in.assert_nothing_is_left();
 }
+
+#[test]
+fn everything_may_change_threads_and_all_but_a_batch_be_shared() {
+    fn shared<T: Send + Sync>() {}
+    fn sent<T: Send>() {}
+    shared::<(cufile_sys::Library, cufile_sys::Driver, cufile_sys::File, cufile_sys::Buffer)>();
+    shared::<(cufile_sys::Stream, cufile_sys::Block, cufile_sys::Queued, cufile_sys::Error)>();
+    sent::<cufile_sys::Batch<Vec<u8>>>();
+}
