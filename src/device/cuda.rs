@@ -244,10 +244,15 @@ impl Context {
     }
 }
 
+/// Whether CUDA's driver can be loaded.
+pub(crate) fn has_cuda() -> bool {
+    // SAFETY: loads libcuda, if it is there, and lets go of it again.
+    unsafe { sys::is_culib_present() }
+}
+
 impl Driver {
     fn open(index: usize) -> Result<Driver> {
-        // SAFETY: loads libcuda, as libtorch has done already, and lets go of it again.
-        if !unsafe { sys::is_culib_present() } {
+        if !has_cuda() {
             return Err(refused("libcuda.so cannot be loaded: install NVIDIA's driver".to_owned()));
         }
         check("cuInit", result::init())?;

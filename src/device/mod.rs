@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ssdtrain_libtorch::Storage;
 
-pub(crate) use self::cuda::{Context, Cuda};
+pub(crate) use self::cuda::{Context, Cuda, has_cuda};
 pub(crate) use self::simulated::Simulated;
 use crate::error::Result;
 use crate::mem::Pin;

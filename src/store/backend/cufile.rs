@@ -2,17 +2,18 @@
 //! has GPUDirect Storage, through host memory of cuFile's own where it has not.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 
 use cufile_sys::sys::{CUFileStringConfigParameter_t as Text, CUfileDriverStatusFlags_t as Status};
-use cufile_sys::{Cause, Driver, File, Library, Search};
+use cufile_sys::{Cause, Driver, File, Library, Search, VARIABLE};
 use parking_lot::Mutex;
 use ssdtrain_libtorch::library_folder;
 
 use super::pool::Transport;
 use super::{CuFileMode, Direction, Op};
-use crate::device::Context;
+use crate::device::{Context, has_cuda};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::file::SpillFile;
 
@@ -30,11 +31,15 @@ pub(crate) struct CuFile {
 impl CuFile {
     /// Finds cuFile and opens its driver, for the memory of this GPU or for the host's.
     pub(crate) fn open(gpu: Option<usize>) -> Result<CuFile> {
-        let refused = |error: &dyn std::error::Error| {
+        let refused = |error: &dyn fmt::Display| {
             Error::new(ErrorKind::Unmet, format!("cuFile was asked for and cannot be used: {error}"))
         };
         let context = gpu.map(Context::open).transpose()?;
         context.iter().try_for_each(Context::enter)?;
+        // Without CUDA's driver some releases never come back from opening theirs; whoever names a library vouches for it.
+        if context.is_none() && !has_cuda() && std::env::var_os(VARIABLE).is_none() {
+            return Err(refused(&"there is no CUDA driver (libcuda.so)"));
+        }
         let search = Search::new();
         let search = match library_folder() {
             Some(folder) => search.beside(folder),
