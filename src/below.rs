@@ -101,7 +101,8 @@ impl<D: Device, F: Fn() -> Result<D>> Ways<'_, F> {
         Ok(Below { tier: Some(tier), why })
     }
 
-    /// Whether nothing that was asked for decides about the way. A host pool does: it holds what is wanted next.
+    /// Whether nothing that was asked for decides about the way. A host pool does: it holds what is wanted next. Plans are made for one
+    /// way.
     fn has_a_choice(&self) -> bool {
         let TensorCacheBuilder { host_pool, policy, store, .. } = self.config;
         *host_pool == Some(0)
@@ -137,11 +138,6 @@ impl<D: Device, F: Fn() -> Result<D>> Ways<'_, F> {
     fn direct(&self, given: Option<Store>, trace: Option<&Arc<Trace>>) -> Result<Arc<dyn Tier>> {
         if self.config.store.verify {
             return refused("path(Direct) with verify(true): checksums are taken of host memory; choose one");
-        }
-        if matches!(self.config.policy, Policy::Auto(_)) {
-            return refused(
-                "path(Direct) with Policy::Auto: plans are made for the way through host memory only",
-            );
         }
         let store = match given {
             Some(store) => store,

@@ -307,12 +307,17 @@ impl TensorCacheBuilder {
     pub(crate) fn aim(&self, goal: Goal) -> Aim {
         let spills = (!self.store.directories.is_empty() || self.store.backend == BackendKind::Memory)
             && self.wanted_path() != IoPath::HostOnly;
-        let direct = self.target() == Device::Cpu && self.simulated.is_none();
+        let direct = self.wanted_path() == IoPath::Direct;
+        let leaving = match self.target() {
+            Device::Cpu if self.simulated.is_none() => Leaving::WhenStored,
+            _ if direct => Leaving::OnceWritten,
+            _ => Leaving::InStreamOrder,
+        };
         Aim {
             goal,
-            host_pool: self.host_pool.unwrap_or_else(|| available_memory() / 2),
+            host_pool: if direct { 0 } else { self.host_pool.unwrap_or_else(|| available_memory() / 2) },
             disk: if spills { self.store.cap_bytes } else { 0 },
-            leaving: if direct { Leaving::WhenStored } else { Leaving::InStreamOrder },
+            leaving,
             written_per_day: self.written_per_day,
         }
     }

@@ -8,9 +8,8 @@ use std::time::Duration;
 
 use common::chain::{ZeroGrad, chain, expected, input, step};
 use common::{assert_nothing_held, assert_same_bits, direct, grads, leaf, randn};
-use ssdtrain::plan::Goal;
 use ssdtrain::store::{Direction, Fault, Faulty, Pool, Store, StoreConfig};
-use ssdtrain::{BackendKind, ErrorKind, IoPath, KIB, MIB, Policy, TensorCache};
+use ssdtrain::{BackendKind, ErrorKind, IoPath, KIB, MIB, TensorCache};
 
 /// A cache over memory whose backend fails on request.
 fn faulty() -> (Arc<Faulty>, TensorCache) {
@@ -170,7 +169,6 @@ fn waits_for_the_disk_are_stalls() {
 fn settings_that_contradict_it_are_refused() {
     let cases = [
         (direct().verify(true), "verify"),
-        (direct().policy(Policy::Auto(Goal::overhead(0.1))), "Policy::Auto"),
         (TensorCache::builder().path(IoPath::Direct).simulated_device(Duration::ZERO), "spill_to"),
         (TensorCache::builder().path(IoPath::Direct).spill_to(std::env::temp_dir()), "one way only"),
     ];

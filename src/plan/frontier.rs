@@ -287,7 +287,7 @@ impl<'a> Frontier<'a> {
         let entries = &self.work.entries;
         let host_pool = match self.machine.leaving {
             Leaving::InStreamOrder => self.machine.host_pool,
-            Leaving::WhenStored => 0,
+            Leaving::WhenStored | Leaving::OnceWritten => 0,
         };
         let all: u64 = moved.iter().map(|&index| entries[index].bytes).sum();
         let (mut to_disk, mut in_host) = (all.saturating_sub(host_pool), 0_u64);

@@ -127,6 +127,9 @@ pub enum Leaving {
     /// As soon as it is on the disk: the CPU's, which has no other host memory. There is no copy then, and no difference
     /// between [`Placement::Host`] and [`Placement::Disk`].
     WhenStored,
+    /// As late as the device budget allows, once it is on the disk: a GPU's whose bytes go straight there
+    /// ([`IoPath::Direct`](crate::IoPath::Direct)). There is no copy then either, nor host memory.
+    OnceWritten,
 }
 
 /// The cache's settings, in bytes; see [`TensorCacheBuilder`](crate::TensorCacheBuilder).

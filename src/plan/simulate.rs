@@ -23,7 +23,7 @@ enum At {
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     at: At,
-    /// When its copy to the host ends; none if it has none.
+    /// When its copy to the host ends, or without host memory when it was written; none if it has none.
     copied: Option<f64>,
     /// It has host memory.
     in_host: bool,
@@ -127,11 +127,16 @@ impl Run<'_> {
         if self.placement(index) == Placement::Keep {
             return;
         }
-        if self.machine.leaving == Leaving::WhenStored {
-            self.leaving.push_back(index);
-            self.disk.write(index, bytes, self.now);
-        } else if self.make_room(bytes) {
-            self.copy_out(index);
+        match self.machine.leaving {
+            Leaving::WhenStored | Leaving::OnceWritten => {
+                self.leaving.push_back(index);
+                self.disk.write(index, bytes, self.now);
+            }
+            Leaving::InStreamOrder => {
+                if self.make_room(bytes) {
+                    self.copy_out(index);
+                }
+            }
         }
     }
 
@@ -155,7 +160,13 @@ impl Run<'_> {
             self.note_written();
             return true;
         }
-        let Some(oldest) = self.leaving.pop_front() else { return false };
+        let Some(oldest) = self.leaving.front().copied() else { return false };
+        while self.machine.leaving == Leaving::OnceWritten && self.places[oldest].copied.is_none() {
+            let Some(written) = self.disk.next_written() else { return false };
+            self.wait_until(written, Cause::DeviceBudget);
+            self.note_written();
+        }
+        self.leaving.pop_front();
         let copied = self.places[oldest].copied.unwrap_or(self.now);
         self.wait_until(copied, Cause::DeviceBudget);
         self.leave(oldest);
@@ -195,9 +206,13 @@ impl Run<'_> {
             if self.places[index].in_host {
                 self.clean.push_back(index);
             }
-            if self.machine.leaving == Leaving::WhenStored && self.places[index].at == At::Device {
-                forget(&mut self.leaving, index);
-                self.leave(index);
+            match self.machine.leaving {
+                Leaving::WhenStored if self.places[index].at == At::Device => {
+                    forget(&mut self.leaving, index);
+                    self.leave(index);
+                }
+                Leaving::OnceWritten => self.places[index].copied = Some(self.now),
+                Leaving::WhenStored | Leaving::InStreamOrder => {}
             }
         }
     }
@@ -242,7 +257,7 @@ impl Run<'_> {
     /// Waits until an entry is on the device, if it is anywhere, and looks ahead of it.
     fn bring(&mut self, index: usize) {
         let wanted = if self.places[index].at == At::Below { self.entries[index].bytes } else { 0 };
-        while self.machine.leaving == Leaving::InStreamOrder
+        while self.machine.leaving != Leaving::WhenStored
             && self.on_device + wanted > self.limits.backward_budget
             && self.leaving.front().is_some_and(|oldest| *oldest != index)
             && self.let_go()
@@ -316,7 +331,7 @@ impl Run<'_> {
         self.disk.cancel(index);
         self.give_host(index);
         let there = match self.machine.leaving {
-            Leaving::WhenStored => ready,
+            Leaving::WhenStored | Leaving::OnceWritten => ready,
             Leaving::InStreamOrder => {
                 self.told.copied_in += bytes;
                 self.copies_in.transfer(bytes, ready.max(self.now))
@@ -336,7 +351,7 @@ impl Run<'_> {
     /// Reads what is on the disk only; false if there is no room for it yet.
     fn read_ahead(&mut self, index: usize) -> bool {
         let (Place { at, in_host, read, .. }, bytes) = (self.places[index], self.entries[index].bytes);
-        if at != At::Below || in_host || read.is_some() || self.machine.leaving == Leaving::WhenStored {
+        if at != At::Below || in_host || read.is_some() || self.machine.leaving != Leaving::InStreamOrder {
             return true;
         }
         let ahead = self.near == 0 || self.near.saturating_add(bytes) <= self.limits.read_ahead;

@@ -109,7 +109,7 @@ impl Auto {
             }
             None => {
                 let bytes = match self.aim.leaving {
-                    Leaving::InStreamOrder => 0,
+                    Leaving::InStreamOrder | Leaving::OnceWritten => 0,
                     Leaving::WhenStored => UNPLANNED_BYTES,
                 };
                 let limits = Limits {

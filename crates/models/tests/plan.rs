@@ -5,7 +5,7 @@ use std::num::NonZero;
 use std::time::Duration;
 
 use ssdtrain::plan::Goal;
-use ssdtrain::{KIB, MIB, Policy, StepReport, TensorCache, TensorCacheBuilder};
+use ssdtrain::{IoPath, KIB, MIB, Policy, StepReport, TensorCache, TensorCacheBuilder};
 use ssdtrain_models::{Batch, Gpt, GptConfig, Recompute, Result};
 use tch::{Device, Kind, Tensor, nn};
 
@@ -64,6 +64,25 @@ fn a_step_has_the_peak_that_was_planned() -> Result<()> {
             assert!(report.act_peak_bytes.abs_diff(expected) <= 16 * KIB, "{share}: {report}\n{plan}");
             assert!(!recomputes || report.recomputed.bytes > 0, "{share}: {report}\n{plan}");
         }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_step_straight_to_the_disk_has_the_peak_that_was_planned() -> Result<()> {
+    let kept = train(TensorCache::builder().policy(Policy::Keep), Recompute::None, 2)?[1].act_peak_bytes;
+    for share in [0.5, 0.7] {
+        let budget = (share * kept as f64) as u64;
+        let direct = TensorCache::builder()
+            .simulated_device(Duration::ZERO)
+            .spill_to(std::env::temp_dir())
+            .path(IoPath::Direct);
+        let reports = train(direct.policy(Policy::Auto(Goal::budget(budget))), Recompute::Cheap, 3)?;
+        let report = &reports[2];
+        let plan = report.plan.as_ref().unwrap();
+        let expected = plan.prediction.peak();
+        assert!(plan.in_reach && expected <= budget, "{share}\n{plan}");
+        assert!(report.act_peak_bytes.abs_diff(expected) <= 16 * KIB, "{share}: {report}\n{plan}");
     }
     Ok(())
 }

@@ -114,6 +114,20 @@ fn a_budget_waits_for_the_disk_where_storages_leave_when_stored() {
 }
 
 #[test]
+fn what_goes_straight_to_the_disk_leaves_as_late_as_it_may() {
+    let machine =
+        Machine { disk_write: 5.0, disk_read: 10.0, leaving: Leaving::OnceWritten, ..Machine::default() };
+    // A write takes two seconds, a load as long as half of the backward that it hides behind.
+    let told = work(3).simulate(&[Placement::Disk; 3], &machine, &budget(20));
+    // The third save, at 3 s, is when the first has to leave, and it has just been written.
+    assert_eq!((told.forward_peak, told.stall.device_budget), (30, Duration::ZERO));
+    let told = work(3).simulate(&[Placement::Disk; 3], &machine, &budget(10));
+    // The second save waits for the first write (3 s), the third, at 4 s, for the second (5 s).
+    assert_eq!((told.forward_peak, told.stall.device_budget), (20, 2 * S));
+    assert_eq!((told.copied_out, told.host_peak), (0, 0));
+}
+
+#[test]
 fn what_the_turn_needs_counts() {
     let work = Workload { turn_extra: 100, ..work(3) };
     let told = work.simulate(&[], &Machine::default(), &Limits::default());
@@ -179,7 +193,8 @@ fn case() -> impl Strategy<Value = (Workload, Vec<Placement>)> {
 
 fn machine() -> impl Strategy<Value = Machine> {
     let speed = || 1e3..1e6;
-    let leaving = prop::sample::select(vec![Leaving::InStreamOrder, Leaving::WhenStored]);
+    let leaving =
+        prop::sample::select(vec![Leaving::InStreamOrder, Leaving::WhenStored, Leaving::OnceWritten]);
     (speed(), speed(), speed(), speed(), 0_u64..20_000, leaving).prop_map(
         |(copy_out, copy_in, disk_write, disk_read, host_pool, leaving)| Machine {
             copy_out,
@@ -224,7 +239,7 @@ proptest! {
         prop_assert!(told.copied_in <= told.copied_out && told.read <= told.written);
         let below = match machine.leaving {
             Leaving::InStreamOrder => moved(&[Placement::Disk]),
-            Leaving::WhenStored => moved(&[Placement::Host, Placement::Disk]),
+            Leaving::WhenStored | Leaving::OnceWritten => moved(&[Placement::Host, Placement::Disk]),
         };
         prop_assert!(told.written <= below);
     }
