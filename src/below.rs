@@ -1,6 +1,7 @@
 //! What lies below the device, opened as the builder asks, and the way that a GPU's tensors take to the disk.
 
 use std::collections::HashMap;
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 
@@ -26,9 +27,19 @@ pub(crate) struct Below {
     pub(crate) why: Option<String>,
 }
 
-/// What was found out about the ways to these directories from this GPU, once in a process.
-type Probed = HashMap<(Target, Vec<PathBuf>), PathTrial>;
-static PROBED: LazyLock<Mutex<Probed>> = LazyLock::new(Mutex::default);
+/// What decides about the outcome of a trial.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Tried {
+    target: Target,
+    directories: Vec<PathBuf>,
+    cufile: Option<PathBuf>,
+    cap_bytes: u64,
+    queue_depth: usize,
+    max_bytes_per_s: Option<NonZero<u64>>,
+}
+
+/// What was found out about the ways to the disk, once in a process. Failures are not kept: their causes may go.
+static PROBED: LazyLock<Mutex<HashMap<Tried, PathTrial>>> = LazyLock::new(Mutex::default);
 
 /// Opens what lies below the device; over `given` if the caller has spill files already.
 pub(crate) fn open(
@@ -68,7 +79,9 @@ pub(crate) fn try_paths(config: &TensorCacheBuilder) -> Result<PathTrial> {
 /// CPU tensors are the disk's neighbours already.
 fn on_cpu(config: &TensorCacheBuilder, given: Option<Store>, trace: Option<&Arc<Trace>>) -> Result<Below> {
     if matches!(config.wanted_path(), IoPath::Direct | IoPath::HostOnly) {
-        return refused("path: CPU tensors have one way only, straight to the spill files; leave it out");
+        return refused(
+            "path, require_path: CPU tensors have one way only, straight to the spill files; leave them out",
+        );
     }
     let Some(store) = spill_files(config, given)? else {
         return refused("no spill directory: call spill_to(directory) before build()");
@@ -86,7 +99,7 @@ impl<D: Device, F: Fn() -> Result<D>> Ways<'_, F> {
     fn below(&self, given: Option<Store>, trace: Option<&Arc<Trace>>) -> Result<Below> {
         let (path, why) = match self.config.wanted_path() {
             IoPath::Auto if self.has_a_choice() && given.is_none() => {
-                let (path, why) = choose(&self.probed());
+                let (path, why) = self.choice();
                 (path, Some(why))
             }
             IoPath::Auto => (IoPath::Staged, None),
@@ -109,7 +122,27 @@ impl<D: Device, F: Fn() -> Result<D>> Ways<'_, F> {
             && !store.verify
             && !store.directories.is_empty()
             && !matches!(policy, Policy::Auto(_))
-            && matches!(store.backend, BackendKind::Auto | BackendKind::CuFile)
+            && store.backend == BackendKind::Auto
+    }
+
+    /// The faster way, and why. Where there is one only, nothing else is tried out.
+    fn choice(&self) -> (IoPath, String) {
+        let mut probed = PROBED.lock();
+        let key = self.tried();
+        if let Some(found) = probed.get(&key) {
+            return choose(found);
+        }
+        let direct = self.try_direct().map_err(|error| error.to_string());
+        let staged = match &direct {
+            Ok(_) => self.try_staged().map_err(|error| error.to_string()),
+            Err(_) => Err("not tried out".to_owned()),
+        };
+        let found = PathTrial { direct, staged };
+        let choice = choose(&found);
+        if found.is_whole() {
+            probed.insert(key, found);
+        }
+        choice
     }
 
     /// Fails unless the way is the one that has to be.
@@ -140,10 +173,15 @@ impl<D: Device, F: Fn() -> Result<D>> Ways<'_, F> {
             return refused("path(Direct) with verify(true): checksums are taken of host memory; choose one");
         }
         let store = match given {
+            Some(store) if !D::IS_HOST && store.path().cufile().is_none() => {
+                return refused(
+                    "path(Direct) over a store that does not reach a GPU's memory: only cuFile's does",
+                );
+            }
             Some(store) => store,
             None => Store::open(self.direct_store()?)?,
         };
-        let tier: Arc<dyn Tier> = DirectTier::new((self.open)()?, store, trace)?;
+        let tier: Arc<dyn Tier> = DirectTier::new((self.open)()?, store, self.window(), trace)?;
         if tier.store().is_some_and(|store| store.path().cufile().is_some()) {
             self.trial(&tier, |trial| trial.round_trip())?;
         }
@@ -157,15 +195,17 @@ impl<D: Device, F: Fn() -> Result<D>> Ways<'_, F> {
                 "path(Direct) without a spill directory: call spill_to(directory) before build()",
             );
         }
-        // The memory of a device made of threads is the host's.
+        if !matches!(store.backend, BackendKind::Auto | BackendKind::CuFile) && !D::IS_HOST {
+            let backend = store.backend;
+            return refused(format!(
+                "backend({backend:?}) with path(Direct): only cuFile reaches a GPU's memory"
+            ));
+        }
+        if store.backend == BackendKind::Auto && (!D::IS_HOST || store.cufile.is_some()) {
+            store.backend = BackendKind::CuFile;
+        }
         if let Target::Cuda(index) = self.config.target() {
-            if !matches!(store.backend, BackendKind::Auto | BackendKind::CuFile) {
-                let backend = store.backend;
-                return refused(format!(
-                    "backend({backend:?}) with path(Direct): only cuFile reaches a GPU's memory"
-                ));
-            }
-            (store.backend, store.gpu) = (BackendKind::CuFile, Some(index));
+            store.gpu = Some(index);
         }
         Ok(store)
     }
@@ -189,21 +229,36 @@ impl<D: Device, F: Fn() -> Result<D>> Ways<'_, F> {
     // ---- trying them out ----
 
     fn probed(&self) -> PathTrial {
-        let key = (self.config.target(), self.config.store.directories.clone());
-        if let Some(found) = PROBED.lock().get(&key) {
+        let mut probed = PROBED.lock();
+        let key = self.tried();
+        if let Some(found) = probed.get(&key) {
             return found.clone();
         }
         let found = PathTrial {
             direct: self.try_direct().map_err(|error| error.to_string()),
             staged: self.try_staged().map_err(|error| error.to_string()),
         };
-        PROBED.lock().insert(key, found.clone());
+        if found.is_whole() {
+            probed.insert(key, found.clone());
+        }
         found
     }
 
+    fn tried(&self) -> Tried {
+        let StoreConfig { directories, cufile, cap_bytes, queue_depth, max_bytes_per_s, .. } =
+            self.config.store.clone();
+        let target = self.config.target();
+        Tried { target, directories, cufile, cap_bytes, queue_depth, max_bytes_per_s }
+    }
+
+    /// Enough to keep the disk busy.
+    fn window(&self) -> u64 {
+        (self.config.store.queue_depth * self.config.store.io_bytes) as u64
+    }
+
     fn try_direct(&self) -> Result<(CuFileMode, f64)> {
-        let store = Store::open(StoreConfig { backend: BackendKind::CuFile, ..self.direct_store()? })?;
-        let tier: Arc<dyn Tier> = DirectTier::new((self.open)()?, store, None)?;
+        let store = Store::open(self.direct_store()?)?;
+        let tier: Arc<dyn Tier> = DirectTier::new((self.open)()?, store, self.window(), None)?;
         self.trial(&tier, |trial| trial.round_trip())?;
         let rate = self.trial(&tier, |trial| trial.both_ways())?;
         let mode = tier.store().and_then(|store| store.path().cufile());
@@ -218,7 +273,7 @@ impl<D: Device, F: Fn() -> Result<D>> Ways<'_, F> {
     }
 
     fn trial<T>(&self, tier: &Arc<dyn Tier>, run: impl FnOnce(Trial<'_, D>) -> Result<T>) -> Result<T> {
-        run(Trial { tier: Arc::clone(tier), device: &(self.open)()? })
+        run(Trial::new(Arc::clone(tier), &(self.open)()?))
     }
 }
 

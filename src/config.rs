@@ -155,11 +155,19 @@ impl TensorCacheBuilder {
         self
     }
 
-    /// Makes `build` fail where the tensors of a GPU would take another way. [`IoPath::Direct`] is met by GPUDirect Storage only, never
-    /// by cuFile's compatibility mode, which copies through host memory. Where no [`path`](TensorCacheBuilder::path) is given, it is
-    /// this one.
+    /// Makes `build` fail where the tensors of a GPU would take another way. [`IoPath::Direct`] is met by GPUDirect Storage only, not
+    /// by cuFile's compatibility mode, which copies through host memory: release 1.15 counts how a trial's bytes went; of others
+    /// the driver's own word is taken. Where no [`path`](TensorCacheBuilder::path) is given, it is this one. With
+    /// [`Policy::Keep`] nothing moves, and any way is right.
     pub fn require_path(mut self, path: IoPath) -> Self {
         self.required_path = Some(path);
+        self
+    }
+
+    /// The library that [`IoPath::Direct`] and [`BackendKind::CuFile`] load. Default: looked for, by name, in the wheels beside libtorch and where
+    /// CUDA's toolkit is.
+    pub fn cufile_library(mut self, path: impl Into<PathBuf>) -> Self {
+        self.store.cufile = Some(path.into());
         self
     }
 

@@ -9,27 +9,20 @@ mod stand_in;
 
 use common::chain::{chain, expected, input, step};
 use common::{assert_nothing_held, assert_same_bits, direct, grads};
-use ssdtrain::{BackendKind, ErrorKind, IoPath, MIB, TensorCacheBuilder};
+use ssdtrain::{ErrorKind, IoPath, MIB, TensorCacheBuilder};
 use stand_in::StandIn;
 
 /// Not one of `cuFile`'s own: the file system is not supported.
 const NOT_SUPPORTED: i32 = 5008;
 
-/// Makes `stand_in` the library that the process finds.
-fn install(stand_in: &StandIn) {
-    // SAFETY: each test is a process of its own, and no other thread of it reads the environment yet.
-    unsafe { std::env::set_var("SSDTRAIN_CUFILE", stand_in.path()) };
-}
-
-fn builder() -> TensorCacheBuilder {
-    direct().backend(BackendKind::CuFile).device_budget(2 * MIB).prefetch(MIB)
+fn builder(stand_in: &StandIn) -> TensorCacheBuilder {
+    direct().cufile_library(stand_in.path()).device_budget(2 * MIB).prefetch(MIB)
 }
 
 #[test]
 fn bits_are_the_same_and_nothing_stays_registered() {
     let stand_in = StandIn::new();
-    install(&stand_in);
-    let cache = builder().build().unwrap();
+    let cache = builder(&stand_in).build().unwrap();
     let x = input();
     let report = step(&cache, &x);
     assert!(report.loaded.bytes >= 16 * MIB, "{report}");
@@ -43,9 +36,8 @@ fn bits_are_the_same_and_nothing_stays_registered() {
 #[test]
 fn transfers_that_stop_halfway_go_on() {
     let stand_in = StandIn::new();
-    install(&stand_in);
     stand_in.shorten(24 * 4096);
-    let cache = builder().build().unwrap();
+    let cache = builder(&stand_in).build().unwrap();
     let x = input();
     assert!(step(&cache, &x).loaded.count > 0);
     assert_same_bits("the gradient", &expected(), &grads(&[x]));
@@ -53,30 +45,23 @@ fn transfers_that_stop_halfway_go_on() {
 
 #[test]
 fn a_library_that_is_not_there_is_named() {
-    // SAFETY: as in `install`.
-    unsafe { std::env::set_var("SSDTRAIN_CUFILE", "/nowhere/libcufile.so.0") };
-    let error = builder().build().err();
-    // Where cuFile is installed it is found all the same.
-    if let Some(error) = error {
-        assert_eq!(error.kind(), ErrorKind::Unmet);
-        assert!(error.to_string().contains("/nowhere/libcufile.so.0"), "{error}");
-    }
+    let error = direct().cufile_library("/nowhere/libcufile.so.0").build().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unmet);
+    assert!(error.to_string().contains("/nowhere/libcufile.so.0"), "{error}");
 }
 
 #[test]
 fn a_library_without_a_function_is_refused_by_name() {
     let stand_in = StandIn::without(&["cuFileRead"]);
-    install(&stand_in);
-    let error = builder().build().unwrap_err();
+    let error = builder(&stand_in).build().unwrap_err();
     assert!(error.to_string().contains("cuFileRead"), "{error}");
 }
 
 #[test]
 fn a_driver_that_does_not_open_is_refused() {
     let stand_in = StandIn::new();
-    install(&stand_in);
     stand_in.fail("cuFileDriverOpen", 5001);
-    let error = builder().build().unwrap_err();
+    let error = builder(&stand_in).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unmet);
     assert!(error.to_string().contains("cuFileDriverOpen"), "{error}");
 }
@@ -84,10 +69,9 @@ fn a_driver_that_does_not_open_is_refused() {
 #[test]
 fn a_file_system_that_is_not_supported_is_refused_before_the_first_step() {
     let stand_in = StandIn::new();
-    install(&stand_in);
     for status in [NOT_SUPPORTED, 5027] {
         stand_in.fail("cuFileHandleRegister", status);
-        let error = builder().build().unwrap_err().to_string();
+        let error = builder(&stand_in).build().unwrap_err().to_string();
         assert!(error.contains("cuFileHandleRegister") && error.contains(&status.to_string()), "{error}");
     }
     stand_in.assert_nothing_is_left();
@@ -96,8 +80,7 @@ fn a_file_system_that_is_not_supported_is_refused_before_the_first_step() {
 #[test]
 fn writes_that_fail_leave_the_tensors_where_they_are() {
     let stand_in = StandIn::new();
-    install(&stand_in);
-    let cache = builder().build().unwrap();
+    let cache = builder(&stand_in).build().unwrap();
     for (status, detail) in [(-1, libc::EIO), (5030, 0)] {
         stand_in.fail_with("cuFileWrite", status, detail);
         let x = input();
@@ -112,8 +95,7 @@ fn writes_that_fail_leave_the_tensors_where_they_are() {
 #[test]
 fn reads_that_fail_are_an_error_of_backward() {
     let stand_in = StandIn::new();
-    install(&stand_in);
-    let cache = builder().build().unwrap();
+    let cache = builder(&stand_in).build().unwrap();
     let x = input();
     let step = cache.step();
     let loss = chain(&x);
@@ -126,8 +108,7 @@ fn reads_that_fail_are_an_error_of_backward() {
 #[test]
 fn a_driver_closed_under_it_is_an_error_and_not_a_wrong_tensor() {
     let stand_in = StandIn::new();
-    install(&stand_in);
-    let cache = builder().build().unwrap();
+    let cache = builder(&stand_in).build().unwrap();
     let x = input();
     let step = cache.step();
     let loss = chain(&x);
@@ -140,32 +121,73 @@ fn a_driver_closed_under_it_is_an_error_and_not_a_wrong_tensor() {
 #[test]
 fn slow_transfers_are_waited_for() {
     let stand_in = StandIn::new();
-    install(&stand_in);
-    let cache = builder().build().unwrap();
-    stand_in.hold();
+    let cache = builder(&stand_in).build().unwrap();
     let x = input();
+    let step = cache.step();
+    let loss = chain(&x);
+    step.flush();
+    stand_in.hold();
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        // Backward waits for the first load until it is let go.
+        let released = scope.spawn(|| {
             stand_in.wait_held(1);
+            let loaded = stand_in.count("cuFileRead");
             stand_in.release();
+            loaded
         });
-        assert!(step(&cache, &x).loaded.count > 0);
+        step.backward(&loss).unwrap();
+        assert!(released.join().unwrap() > 0);
     });
     assert_same_bits("the gradient", &expected(), &grads(&[x]));
 }
 
 #[test]
-fn the_way_may_be_chosen_and_required() {
+fn writes_that_nobody_wants_any_more_are_dropped_before_their_turn() {
     let stand_in = StandIn::new();
-    install(&stand_in);
-    let auto = || builder().host_pool(0).path(IoPath::Auto);
-    let cache = auto().build().unwrap();
-    assert!(cache.io_path().contains("chosen: "), "{}", cache.io_path());
+    let cache = builder(&stand_in).device_budget(64 * MIB).queue_depth(1).build().unwrap();
+    let before = stand_in.count("cuFileWrite");
+    stand_in.hold();
+    let step = cache.step();
+    let loss = chain(&input());
+    stand_in.wait_held(1);
+    drop(loss);
+    stand_in.release();
+    step.finish().unwrap();
+    // Four megabytes are written at once.
+    let written = stand_in.count("cuFileWrite") - before;
+    assert!((1..=8).contains(&written), "{written} of some 24");
+    assert_nothing_held(&cache);
+}
+
+#[test]
+fn the_faster_way_is_taken_where_the_pool_leaves_a_choice() {
+    let stand_in = StandIn::new();
+    let cache = builder(&stand_in).host_pool(0).path(IoPath::Auto).build().unwrap();
     let x = input();
     step(&cache, &x);
+    assert!(cache.io_path().contains("chosen: "), "{}", cache.io_path());
     assert_same_bits("the gradient", &expected(), &grads(&[x]));
-    let required = auto().require_path(IoPath::Direct).build().unwrap();
-    assert!(required.io_path().contains("cuFile"), "{}", required.io_path());
-    let error = auto().path(IoPath::Staged).backend(BackendKind::Auto).require_path(IoPath::Direct).build();
-    assert_eq!(error.unwrap_err().kind(), ErrorKind::Unmet);
+}
+
+#[test]
+fn a_way_straight_to_the_disk_that_does_not_work_is_not_taken() {
+    let stand_in = StandIn::new();
+    stand_in.fail("cuFileHandleRegister", NOT_SUPPORTED);
+    let cache = builder(&stand_in).host_pool(0).path(IoPath::Auto).build().unwrap();
+    assert!(cache.io_path().contains("not straight to the disk: "), "{}", cache.io_path());
+    assert!(cache.io_path().contains("5008"), "{}", cache.io_path());
+    stand_in.assert_nothing_is_left();
+}
+
+#[test]
+fn a_way_may_be_required() {
+    let stand_in = StandIn::new();
+    let cache = builder(&stand_in).path(IoPath::Auto).require_path(IoPath::Direct).build().unwrap();
+    assert!(cache.io_path().contains("cuFile, GPUDirect Storage"), "{}", cache.io_path());
+    let staged = builder(&stand_in).path(IoPath::Staged).require_path(IoPath::Direct).build().unwrap_err();
+    assert_eq!(staged.kind(), ErrorKind::Unmet);
+    stand_in.fail("cuFileDriverOpen", 5001);
+    drop(cache);
+    let refused = builder(&stand_in).require_path(IoPath::Direct).build().unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unmet);
 }

@@ -58,7 +58,8 @@ fn storages_that_are_no_whole_blocks_keep_their_last_bytes() {
 }
 
 #[test]
-fn extents_lie_on_all_disks() {
+fn large_storages_are_striped() {
+    // Twelve megabytes each, in chunks of four over two files.
     let cache = direct().spill_to(std::env::temp_dir()).device_budget(MIB).build().unwrap();
     let x = leaf(&randn(&[3 << 20]));
     let plain = x.copy().detach().set_requires_grad(true);
@@ -125,7 +126,7 @@ fn backward_that_asks_while_the_store_is_under_way_is_served_from_the_device() {
     backend.release();
     let report = step.finish().unwrap();
     assert_same_bits("the gradient", &grads(&[plain]), &grads(&[x]));
-    assert_eq!(report.loaded.count, 0, "{report:?}");
+    assert!(report.loaded.count == 0 && report.forwarded.count > 0, "{report:?}");
     assert_nothing_held(&cache);
 }
 

@@ -127,6 +127,8 @@ impl Cuda {
 impl Device for Cuda {
     type Mark = Mark;
 
+    const IS_HOST: bool = false;
+
     fn mark(&self, lane: Lane) -> Result<Mark> {
         let stream = self.stream(lane)?;
         self.driver.enter()?;

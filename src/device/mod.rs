@@ -28,6 +28,9 @@ pub(crate) trait Device: Pin + 'static {
     /// A point in a lane's queue, reached once all that was queued before it is done.
     type Mark: Clone + Send + Sync + 'static;
 
+    /// Whether its memory is the host's, so that the processor reaches it.
+    const IS_HOST: bool;
+
     /// Marks the end of what is queued on `lane` now.
     fn mark(&self, lane: Lane) -> Result<Self::Mark>;
 

@@ -56,6 +56,8 @@ impl Simulated {
 impl Device for Simulated {
     type Mark = Mark;
 
+    const IS_HOST: bool = true;
+
     fn mark(&self, lane: Lane) -> Result<Mark> {
         let mark = Mark::default();
         match self.lane(lane) {

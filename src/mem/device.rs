@@ -62,8 +62,8 @@ unsafe impl IoBuf for DeviceBuf {
         self.whole + self.rest.as_ref().map_or(0, AlignedBuf::len)
     }
 
-    fn is_on_host(&self) -> bool {
-        false
+    fn is_on_host(&self, offset: usize) -> bool {
+        offset >= self.whole
     }
 }
 

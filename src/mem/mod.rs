@@ -39,9 +39,9 @@ pub unsafe trait IoBuf: Send + Sync {
     /// How many bytes a transfer may use: the capacity, not the payload.
     fn len(&self) -> usize;
 
-    /// Whether the processor reaches the bytes. If not, only a backend that reaches them may be given the value: no checksum is taken
-    /// of them, and nothing copies them to where they suit.
-    fn is_on_host(&self) -> bool {
+    /// Whether the processor reaches the byte at `offset`. If not, only a backend that reaches it may be given the value: no
+    /// checksum is taken of it, and nothing copies it to where it suits.
+    fn is_on_host(&self, _offset: usize) -> bool {
         true
     }
 

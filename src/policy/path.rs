@@ -7,7 +7,8 @@ use crate::store::CuFileMode;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum IoPath {
     /// The faster one for what has to go to the disk. That is [`Staged`](IoPath::Staged) wherever there is a host pool to hold what
-    /// is wanted next. With [`host_pool(0)`](crate::TensorCacheBuilder::host_pool) both ways are tried out, once in a process: whether
+    /// is wanted next, and under [`Policy::Auto`](crate::Policy::Auto), which plans for one way, `verify`, or a backend that was asked for.
+    /// Else, with [`host_pool(0)`](crate::TensorCacheBuilder::host_pool), both ways are tried out, once in a process if both work: whether
     /// 64 MiB come back as they left, and how fast bytes go while both directions run.
     #[default]
     Auto,
@@ -31,6 +32,13 @@ pub struct PathTrial {
     pub direct: Result<(CuFileMode, f64), String>,
     /// Through pinned host memory: the same bytes per second, or what failed.
     pub staged: Result<f64, String>,
+}
+
+impl PathTrial {
+    /// Whether both ways work.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.direct.is_ok() && self.staged.is_ok()
+    }
 }
 
 /// The faster way, and why it is taken.

@@ -70,16 +70,13 @@ impl Step {
         let (mut turn, mut turn_extra) = (Duration::ZERO, 0);
         // What the time and the memory up to the next note belong to.
         let mut asked: Option<usize> = None;
-        let mut served = HashSet::new();
+        let mut asked_for = HashSet::new();
         let (mut since, mut held, mut lasted, mut most) = (self.begun.at, 0, Duration::ZERO, 0);
         for (index, notes) in self.notes.iter().enumerate() {
             let Notes { note, reached, peak, recipe, .. } = *notes;
             lasted += computed(since, reached.at, &stalls);
             most = most.max(peak.saturating_sub(held));
             (since, held) = (reached.at, notes.alive.bytes);
-            let in_use = |places: &HashMap<u64, usize>| -> Vec<usize> {
-                notes.alive.in_use.iter().filter_map(|other| places.get(other).copied()).collect()
-            };
             match note {
                 Note::Saved(save) => {
                     let place = entries.len();
@@ -87,8 +84,7 @@ impl Step {
                     saves.push((save, known));
                     // The next entry, which is computed while what is in use now still is.
                     let next = place + usize::from(known == place);
-                    in_use(&places)
-                        .into_iter()
+                    in_use(&notes.alive, &places)
                         .filter(|other| *other < place)
                         .for_each(|other| entries[other].in_use_until = next);
                     if known < place {
@@ -113,10 +109,9 @@ impl Step {
                         None => (turn, turn_extra) = (lasted, most),
                     }
                     asked = Some(place);
-                    served.insert(place);
-                    in_use(&places)
-                        .into_iter()
-                        .filter(|other| !served.contains(other))
+                    asked_for.insert(place);
+                    in_use(&notes.alive, &places)
+                        .filter(|other| !asked_for.contains(other))
                         .for_each(|other| entries[other].in_use_until = usize::MAX);
                 }
                 Note::Ended => {
@@ -162,6 +157,11 @@ impl Step {
         }
         apart
     }
+}
+
+/// The places of what only the program still holds.
+fn in_use(alive: &Alive, places: &HashMap<u64, usize>) -> impl Iterator<Item = usize> {
+    alive.in_use.iter().filter_map(|entry| places.get(entry).copied())
 }
 
 fn add(entry: &mut Entry, lasted: Duration, most: u64) {

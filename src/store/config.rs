@@ -37,6 +37,8 @@ pub struct StoreConfig {
     pub cap_bytes: u64,
     /// How the bytes are moved.
     pub backend: BackendKind,
+    /// The library of [`BackendKind::CuFile`]; none to look for it.
+    pub cufile: Option<PathBuf>,
     /// The GPU whose memory [`BackendKind::CuFile`] reaches; none for the host's only.
     pub gpu: Option<usize>,
     /// Whether a CRC-32C of each blob's payload is taken when it is written and compared when it is read.
@@ -58,6 +60,7 @@ impl Default for StoreConfig {
             directories: Vec::new(),
             cap_bytes: 64 << 30,
             backend: BackendKind::Auto,
+            cufile: None,
             gpu: None,
             verify: false,
             queue_depth: 16,

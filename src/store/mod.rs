@@ -94,7 +94,7 @@ impl Store {
     /// # Errors
     ///
     /// [`ErrorKind::Config`] if a setting is out of range, [`ErrorKind::Directory`] if a directory cannot be used,
-    /// [`ErrorKind::Unmet`] if [`BackendKind::Uring`] is asked for and refused, [`ErrorKind::Io`] if no thread can
+    /// [`ErrorKind::Unmet`] if [`BackendKind::Uring`] or [`BackendKind::CuFile`] is asked for and refused, [`ErrorKind::Io`] if no thread can
     /// be started.
     pub fn open(config: StoreConfig) -> Result<Store> {
         let config = config.checked()?;
@@ -269,7 +269,7 @@ fn start_unlimited(config: &StoreConfig) -> Result<(Arc<dyn Backend>, Option<Str
         BackendKind::Memory => Ok((pool(1)?, None)),
         BackendKind::Pool => Ok((pool(threads)?, None)),
         BackendKind::CuFile => {
-            let cufile = CuFile::open(config.gpu)?;
+            let cufile = CuFile::open(config.cufile.as_deref(), config.gpu)?;
             Ok((started(Pool::over(Box::new(cufile), threads))?, None))
         }
         BackendKind::Auto | BackendKind::Uring => match Uring::new(config.queue_depth) {

@@ -68,7 +68,7 @@ impl Transfer {
             return Err((Error::new(ErrorKind::Io, message), done));
         }
         let suits = suits(&*user, &blob);
-        if !user.is_on_host() && (rules.verify || !suits) {
+        if !user.is_on_host(0) && (rules.verify || !suits) {
             let why =
                 if rules.verify { "checksums are taken of host memory only" } else { "it does not suit" };
             let message = format!("a blob of {blob} cannot be moved from or to a device's memory: {why}");
@@ -243,8 +243,13 @@ fn suits(buf: &dyn IoBuf, blob: &Blob) -> bool {
     let alignment = blob.memory_alignment();
     let padded = usize::try_from(blob.padded_len()).ok().filter(|&padded| padded <= buf.len());
     padded.is_some_and(|padded| {
-        parts(buf, padded)
-            .all(|(memory, bytes)| memory.addr().is_multiple_of(alignment) && bytes.is_multiple_of(BLOCK))
+        let mut start = 0;
+        parts(buf, padded).all(|(memory, bytes)| {
+            // What the file wants of memory is asked of the host's only.
+            let aligned = !buf.is_on_host(start) || memory.addr().is_multiple_of(alignment);
+            start += bytes;
+            aligned && bytes.is_multiple_of(BLOCK)
+        })
     })
 }
 

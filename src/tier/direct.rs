@@ -4,7 +4,10 @@
 //! A storage is written once the device has computed it, and leaves as late as the device budget allows, as on the way through
 //! host memory. Here it is the thread that waits for the write then: the device's queue cannot. Loads begin once the device has
 //! stopped using their memory for anything else, and are complete when they are served.
+//!
+//! No more is handed to the disk at once than keeps it busy: what waits for its turn can still be dropped, and its memory with it.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -15,7 +18,7 @@ use super::waiter::Waiter;
 use super::{Here, Leaving, Parcel, Room, Tier};
 use crate::device::{Device, Lane};
 use crate::error::{Error, ErrorKind, Result};
-use crate::mem::{BLOCK, DeviceBuf, Rest};
+use crate::mem::{DeviceBuf, Rest};
 use crate::store::{Blob, Completion, Direction, Store};
 use crate::telemetry::{Cause, Counters, ScopeId};
 use crate::trace::{DeviceTrace, Trace};
@@ -23,13 +26,36 @@ use crate::trace::{DeviceTrace, Trace};
 /// Spill files right below a device.
 pub(crate) struct DirectTier<D: Device> {
     // Declared first: their tasks use all the rest.
-    writes: Waiter<D>,
+    ready: Waiter<D>,
     reads: Waiter<D>,
+    writes: Mutex<Writes<D>>,
+    /// Most bytes that are being written at once, or a single storage.
+    window: u64,
     store: Store,
     trace: Option<DeviceTrace<D>>,
     device: Arc<D>,
-    /// Transfers begun or waiting to begin.
-    in_flight: Mutex<usize>,
+    under_way: Arc<UnderWay>,
+}
+
+/// Writes that wait for their turn, and the bytes of those that have it.
+struct Writes<D: Device> {
+    waiting: VecDeque<Write<D>>,
+    writing: u64,
+    /// A thread begins those whose turn it is, and looks again after each.
+    moving_on: bool,
+}
+
+/// A storage that the device has computed.
+struct Write<D: Device> {
+    parcel: Arc<DirectParcel<D>>,
+    from: Storage,
+    done: Completion,
+}
+
+/// Transfers that were begun or wait to begin.
+#[derive(Default)]
+struct UnderWay {
+    count: Mutex<usize>,
     ended: Condvar,
 }
 
@@ -46,44 +72,65 @@ struct DirectParcel<D: Device> {
 }
 
 impl<D: Device> DirectTier<D> {
-    pub(crate) fn new(device: D, store: Store, trace: Option<&Arc<Trace>>) -> Result<Arc<DirectTier<D>>> {
+    /// Writes at most `window` bytes at once.
+    pub(crate) fn new(
+        device: D,
+        store: Store,
+        window: u64,
+        trace: Option<&Arc<Trace>>,
+    ) -> Result<Arc<DirectTier<D>>> {
         let device = Arc::new(device);
         let trace = trace.map(|trace| DeviceTrace::start(trace, &device)).transpose()?;
         Ok(Arc::new(DirectTier {
-            writes: Waiter::start("ssdtrain-out", Arc::clone(&device))?,
+            ready: Waiter::start("ssdtrain-out", Arc::clone(&device))?,
             reads: Waiter::start("ssdtrain-in", Arc::clone(&device))?,
+            writes: Mutex::new(Writes { waiting: VecDeque::new(), writing: 0, moving_on: false }),
+            window,
             store,
             trace,
             device,
-            in_flight: Mutex::default(),
-            ended: Condvar::new(),
+            under_way: Arc::default(),
         }))
     }
 
-    fn traced(&self, direction: Direction, scope: ScopeId, bytes: u64, done: Completion) -> Completion {
-        Trace::transfer(self.trace.as_ref().map(DeviceTrace::trace), direction, scope, bytes, done)
+    /// Begins the writes whose turn it is, and drops those that nobody wants any more.
+    fn write_on(&self) {
+        if std::mem::replace(&mut self.writes.lock().moving_on, true) {
+            return;
+        }
+        loop {
+            let next = {
+                let mut writes = self.writes.lock();
+                let next = writes.next(self.window);
+                writes.moving_on = next.is_some();
+                next
+            };
+            match next {
+                Some(write) => write.begin(),
+                None => return,
+            }
+        }
     }
 
     /// Copies what does not go straight, and waits for that.
-    fn copy(&self, lane: Lane, rest: Option<Rest>) -> Result<()> {
+    fn copy(&self, direction: Direction, rest: Option<Rest>) -> Result<()> {
         let Some(Rest { device, host, bytes }) = rest else { return Ok(()) };
-        match lane {
+        let lane = match direction {
+            Direction::Write => Lane::Out,
+            Direction::Read => Lane::In,
+        };
+        match direction {
             // SAFETY: both places belong to the buffer of a transfer that has not begun, which is alive until the mark below is reached;
             // the storage's bytes are there, since its mark is reached.
-            Lane::Out => unsafe { self.device.copy_out(device, host, bytes) },
+            Direction::Write => unsafe { self.device.copy_out(device, host, bytes) },
             // SAFETY: as above, of a transfer that has ended and was not told of yet.
-            Lane::In | Lane::Compute => unsafe { self.device.copy_in(host, device, bytes) },
+            Direction::Read => unsafe { self.device.copy_in(host, device, bytes) },
         }?;
         self.device.block_on(&self.device.mark(lane)?)
     }
 
-    fn begins(&self) {
-        *self.in_flight.lock() += 1;
-    }
-
-    fn ends(&self) {
-        *self.in_flight.lock() -= 1;
-        self.ended.notify_all();
+    fn traced(&self, direction: Direction, scope: ScopeId, bytes: u64, done: Completion) -> Completion {
+        Trace::transfer(self.trace.as_ref().map(DeviceTrace::trace), direction, scope, bytes, done)
     }
 }
 
@@ -108,10 +155,7 @@ impl<D: Device> Tier for DirectTier<D> {
     fn begin_step(&self) {}
 
     fn settle(&self) {
-        let mut in_flight = self.in_flight.lock();
-        while *in_flight > 0 {
-            self.ended.wait(&mut in_flight);
-        }
+        self.under_way.settle();
     }
 
     fn store(&self) -> Option<&Store> {
@@ -140,16 +184,32 @@ impl<D: Device> Parcel for DirectParcel<D> {
 
     fn store(self: Arc<Self>, from: Storage, done: Completion) {
         let tier = Arc::clone(&self.tier);
-        tier.begins();
-        tier.writes.after(vec![self.ready.clone()], move |reached| self.write(from, reached, done));
+        tier.under_way.begins();
+        let task = UnderWay::task(&tier.under_way);
+        tier.ready.after(vec![self.ready.clone()], move |reached| {
+            let _task = task;
+            let tier = Arc::clone(&self.tier);
+            let write = Write { parcel: self, from, done };
+            match reached {
+                Ok(()) => {
+                    tier.writes.lock().waiting.push_back(write);
+                    tier.write_on();
+                }
+                Err(error) => write.fail(error),
+            }
+        });
     }
 
     fn load(self: Arc<Self>, into: Storage, here: &Here, done: Completion) {
         let tier = Arc::clone(&self.tier);
         match here.after_waits(&*tier.device) {
             Ok(ready) => {
-                tier.begins();
-                tier.reads.after(vec![ready], move |reached| self.read(into, reached, done));
+                tier.under_way.begins();
+                let task = UnderWay::task(&tier.under_way);
+                tier.reads.after(vec![ready], move |reached| {
+                    let _task = task;
+                    self.read(into, reached, done);
+                });
             }
             Err(error) => done(Err(error)),
         }
@@ -183,31 +243,45 @@ impl<D: Device> Parcel for DirectParcel<D> {
         true
     }
 
-    /// A transfer under way holds the memory until it is over.
-    fn abandon(&self) {}
+    /// A transfer under way holds the memory until it is over; a write that waits for its turn is dropped.
+    fn abandon(&self) {
+        let waits = {
+            let mut writes = self.tier.writes.lock();
+            let place =
+                writes.waiting.iter().position(|write| std::ptr::eq(Arc::as_ptr(&write.parcel), self));
+            place.and_then(|place| writes.waiting.remove(place))
+        };
+        waits.into_iter().for_each(|write| write.fail(unwanted()));
+    }
 }
 
-impl<D: Device> DirectParcel<D> {
-    /// Runs once the device has computed the bytes.
-    fn write(self: Arc<Self>, from: Storage, reached: Result<()>, done: Completion) {
-        // Nobody may want it any more.
-        let wanted = Arc::strong_count(&self) > 1;
-        let tier = Arc::clone(&self.tier);
-        let lent = reached
-            .and_then(|()| if wanted { self.lend(from) } else { Err(internal("nobody wants it")) })
-            .and_then(|buf| tier.copy(Lane::Out, buf.rest()).map(|()| buf))
-            .and_then(|buf| Ok((buf, self.extent()?)));
-        let (scope, bytes) = (self.scope, self.bytes);
-        let over = move |outcome: Result<()>| {
-            let tier = Arc::clone(&self.tier);
-            *self.written.lock() = Some(outcome.as_ref().map_err(ToString::to_string).copied());
-            self.changed.notify_all();
-            // Its extent is free before anyone hears that all is over.
-            drop(self);
-            if outcome.is_err() {
-                done(outcome);
-            }
-            tier.ends();
+impl<D: Device> Writes<D> {
+    /// The next whose turn it is, counted among those that are being written.
+    fn next(&mut self, window: u64) -> Option<Write<D>> {
+        let bytes = self.waiting.front()?.parcel.bytes;
+        if self.writing > 0 && self.writing + bytes > window {
+            return None;
+        }
+        self.writing += bytes;
+        self.waiting.pop_front()
+    }
+}
+
+impl<D: Device> Write<D> {
+    fn begin(self) {
+        let Write { parcel, from, done } = self;
+        let (tier, scope, bytes) = (Arc::clone(&parcel.tier), parcel.scope, parcel.bytes);
+        // The parcel's owner, and this.
+        let wanted = Arc::strong_count(&parcel) > 1;
+        let lent = if wanted { parcel.extent() } else { Err(unwanted()) };
+        let lent = lent
+            .and_then(|blob| Ok((parcel.lend(from, &blob)?, blob)))
+            .and_then(|(buf, blob)| tier.copy(Direction::Write, buf.rest()).map(|()| (buf, blob)));
+        let over = move |outcome| {
+            parcel.tier.writes.lock().writing -= bytes;
+            // The disk gets its next write before anyone is told of this one.
+            parcel.tier.write_on();
+            parcel.written(outcome, done);
         };
         match lent {
             Ok((buf, blob)) => {
@@ -218,26 +292,50 @@ impl<D: Device> DirectParcel<D> {
         }
     }
 
+    /// Ends it before it began.
+    fn fail(self, error: Error) {
+        drop(self.from);
+        self.parcel.written(Err(error), self.done);
+    }
+}
+
+impl<D: Device> DirectParcel<D> {
+    /// Tells how the write went. Whoever hears that all is over finds the extent free, and the tier let go of.
+    fn written(self: Arc<Self>, outcome: Result<()>, done: Completion) {
+        let under_way = Arc::clone(&self.tier.under_way);
+        *self.written.lock() = Some(outcome.as_ref().map_err(ToString::to_string).copied());
+        self.changed.notify_all();
+        drop(self);
+        if outcome.is_err() {
+            done(outcome);
+        } else {
+            drop(done);
+        }
+        under_way.ends();
+    }
+
     /// Runs once `into` is nobody else's.
     fn read(self: Arc<Self>, into: Storage, reached: Result<()>, done: Completion) {
         let tier = Arc::clone(&self.tier);
-        let lent = reached.and_then(|()| self.lend(into)).and_then(|buf| Ok((buf, self.extent()?)));
+        let lent = reached.and_then(|()| self.extent()).and_then(|blob| Ok((self.lend(into, &blob)?, blob)));
         let (scope, bytes) = (self.scope, self.bytes);
         let over = move |outcome| {
-            let tier = Arc::clone(&self.tier);
+            let under_way = Arc::clone(&self.tier.under_way);
             drop(self);
-            tier.ends();
             done(outcome);
+            under_way.ends();
         };
         let (buf, blob) = match lent {
             Ok(lent) => lent,
-            Err(error) => return over(Err(error)),
+            Err(error) => {
+                drop(tier);
+                return over(Err(error));
+            }
         };
-        let filled = Arc::clone(&buf);
-        let copies = Arc::clone(&tier);
+        let (filled, copies) = (Arc::clone(&buf), Arc::clone(&tier));
         let done = move |outcome: Result<()>| {
-            let outcome = outcome.and_then(|()| copies.copy(Lane::In, filled.rest()));
-            drop(filled);
+            let outcome = outcome.and_then(|()| copies.copy(Direction::Read, filled.rest()));
+            drop((filled, copies));
             over(outcome);
         };
         let done = tier.traced(Direction::Read, scope, bytes, Box::new(done));
@@ -248,13 +346,50 @@ impl<D: Device> DirectParcel<D> {
         self.blob.get().cloned().ok_or_else(|| internal("a transfer without an extent"))
     }
 
-    fn lend(&self, storage: Storage) -> Result<Arc<DeviceBuf>> {
+    fn lend(&self, storage: Storage, blob: &Blob) -> Result<Arc<DeviceBuf>> {
         let bytes =
             usize::try_from(self.bytes).map_err(|_| internal("a parcel larger than the address space"))?;
-        let alignment = self.blob.get().map_or(BLOCK, |blob| blob.memory_alignment());
+        // What files want of memory is asked of the host's only.
+        let alignment = if D::IS_HOST { blob.memory_alignment() } else { 1 };
         let buf = DeviceBuf::new(storage, bytes, alignment);
         buf.map(Arc::new).ok_or_else(|| internal("no host memory for the end of a storage"))
     }
+}
+
+/// A thread that begins a transfer counts as one, so that it has let go of the tier when all is over.
+struct Task(Arc<UnderWay>);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.ends();
+    }
+}
+
+impl UnderWay {
+    fn task(this: &Arc<UnderWay>) -> Task {
+        this.begins();
+        Task(Arc::clone(this))
+    }
+
+    fn begins(&self) {
+        *self.count.lock() += 1;
+    }
+
+    fn ends(&self) {
+        *self.count.lock() -= 1;
+        self.ended.notify_all();
+    }
+
+    fn settle(&self) {
+        let mut count = self.count.lock();
+        while *count > 0 {
+            self.ended.wait(&mut count);
+        }
+    }
+}
+
+fn unwanted() -> Error {
+    internal("nobody wants it any more")
 }
 
 fn internal(what: &str) -> Error {

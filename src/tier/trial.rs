@@ -1,5 +1,6 @@
 //! A tier tried out before it is used: whether bytes come back as they left, and how fast they go both ways at once.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
@@ -22,8 +23,34 @@ const EACH_WAY: usize = 16;
 
 /// A tier, and the device above it.
 pub(crate) struct Trial<'a, D: Device> {
-    pub(crate) tier: Arc<dyn Tier>,
-    pub(crate) device: &'a D,
+    tier: Arc<dyn Tier>,
+    device: &'a D,
+    /// What is moved, and whose bytes: they stay until nothing is under way any more.
+    moved: RefCell<Moved>,
+}
+
+#[derive(Default)]
+struct Moved {
+    parcels: Vec<Arc<dyn Parcel>>,
+    storages: Vec<Storage>,
+}
+
+impl<'a, D: Device> Trial<'a, D> {
+    pub(crate) fn new(tier: Arc<dyn Tier>, device: &'a D) -> Trial<'a, D> {
+        Trial { tier, device, moved: RefCell::default() }
+    }
+}
+
+impl<D: Device> Drop for Trial<'_, D> {
+    fn drop(&mut self) {
+        self.moved.get_mut().parcels.iter().for_each(|parcel| parcel.abandon());
+        self.tier.settle();
+        // What the device still copies comes before what this thread computes from now on.
+        let over = self.device.mark(Lane::Compute).and_then(|mark| self.device.block_on(&mark));
+        if let Err(error) = over {
+            tracing::debug!(%error, "the device failed while a way to the disk was tried out");
+        }
+    }
 }
 
 impl<D: Device> Trial<'_, D> {
@@ -33,12 +60,9 @@ impl<D: Device> Trial<'_, D> {
             // The last ends within a block.
             let bytes = PIECE - if piece + 1 == ROUND_TRIP { 100 } else { 0 };
             let pattern = pattern(piece, bytes as usize);
-            // It stays until the parcel says that it may leave.
-            let from = self.filled(&pattern)?;
-            let parcel = self.store(&from)?;
+            let parcel = self.store(&self.filled(&pattern)?)?;
             parcel.order(Cause::DeviceBudget, &Arc::default(), &Here::default())?;
             self.tier.settle();
-            drop(from);
             let into = self.filled(&vec![0; pattern.len()])?;
             self.loaded(&*parcel, &self.load(&parcel, &into))?;
             if self.read(&into, pattern.len())? != pattern {
@@ -59,15 +83,12 @@ impl<D: Device> Trial<'_, D> {
         let mut writing = Vec::new();
         let mut reading = Vec::new();
         for parcel in &written {
-            let into = self.tier.allocate(PIECE)?;
-            reading.push((self.load(parcel, &into), into));
+            reading.push(self.load(parcel, &self.tier.allocate(PIECE)?));
             writing.push(self.store(&source)?);
         }
-        for (parcel, (told, _into)) in written.iter().zip(&reading) {
+        for (parcel, told) in written.iter().zip(&reading) {
             self.loaded(&**parcel, told)?;
         }
-        self.device.block_on(&self.device.mark(Lane::Compute)?)?;
-        drop(reading);
         self.finish(&writing)?;
         let (after, took) = (self.stats(), start.elapsed());
         let moved = (after.bytes_written - before.bytes_written) + (after.bytes_read - before.bytes_read);
@@ -101,7 +122,7 @@ impl<D: Device> Trial<'_, D> {
         Ok(read)
     }
 
-    /// Begins to store; `from` stays until [`finish`](Trial::finish).
+    /// Begins to store.
     fn store(&self, from: &Storage) -> Result<Arc<dyn Parcel>> {
         let parcel = Arc::clone(&self.tier).parcel(from.bytes(), ScopeId::default(), &Here::default())?;
         loop {
@@ -113,6 +134,10 @@ impl<D: Device> Trial<'_, D> {
                 }
             }
         }
+        let mut moved = self.moved.borrow_mut();
+        moved.parcels.push(Arc::clone(&parcel));
+        moved.storages.push(from.clone());
+        drop(moved);
         // How it went is asked with `order`.
         Arc::clone(&parcel).store(from.clone(), Box::new(|_| {}));
         Ok(parcel)
@@ -126,8 +151,9 @@ impl<D: Device> Trial<'_, D> {
         Ok(())
     }
 
-    /// Begins to load; `into` stays until [`loaded`](Trial::loaded).
+    /// Begins to load.
     fn load(&self, parcel: &Arc<dyn Parcel>, into: &Storage) -> Receiver<Result<()>> {
+        self.moved.borrow_mut().storages.push(into.clone());
         let (tell, told) = channel();
         let done = Box::new(move |outcome| drop(tell.send(outcome)));
         Arc::clone(parcel).load(into.clone(), &Here::default(), done);
@@ -174,13 +200,14 @@ mod tests {
         let store = || Store::open(config()).unwrap();
         let settings = HostSettings { pool: PoolSize::Fixed(4 * PIECE), read_ahead: PIECE };
         let host = HostTier::new(device(), Some(store()), settings, None).unwrap();
-        [DirectTier::new(device(), store(), None).unwrap(), host]
+        [DirectTier::new(device(), store(), PIECE, None).unwrap(), host]
     }
 
     #[test]
     fn bytes_come_back_and_go_both_ways() {
         for tier in tiers() {
-            let trial = Trial { tier, device: &device() };
+            let device = device();
+            let trial = Trial::new(tier, &device);
             trial.round_trip().unwrap();
             assert!(trial.both_ways().unwrap() > 0.0);
         }
@@ -191,8 +218,8 @@ mod tests {
         let backend = Arc::new(Faulty::new(Arc::new(Pool::new(1).unwrap())));
         backend.inject(Direction::Read, Fault::FlippedBit, 3, 1);
         let store = Store::open_with(config(), backend).unwrap();
-        let tier = DirectTier::new(device(), store, None).unwrap();
-        let error = Trial { tier, device: &device() }.round_trip().unwrap_err();
+        let tier = DirectTier::new(device(), store, PIECE, None).unwrap();
+        let error = Trial::new(tier, &device()).round_trip().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt);
     }
 }

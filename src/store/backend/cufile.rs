@@ -4,14 +4,15 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
 use cufile_sys::sys::{CUFileStringConfigParameter_t as Text, CUfileDriverStatusFlags_t as Status};
-use cufile_sys::{Cause, Driver, File, Library, Search, VARIABLE};
+use cufile_sys::{Cause, Driver, File, Library, Search};
 use parking_lot::Mutex;
 use ssdtrain_libtorch::library_folder;
 
-use super::pool::Transport;
+use super::pool::{SystemCalls, Transport};
 use super::{CuFileMode, Direction, Op};
 use crate::device::{Context, has_cuda};
 use crate::error::{Error, ErrorKind, Result};
@@ -22,30 +23,39 @@ pub(crate) struct CuFile {
     driver: Driver,
     /// How bytes go, as far as the driver tells beforehand.
     expected: CuFileMode,
+    /// What this process had moved before.
+    before: Option<Moved>,
     /// That of the GPU whose memory transfers reach; none if they reach the host's only.
     context: Option<Context>,
     /// By their addresses, which are theirs for as long as they are in here.
     files: Mutex<HashMap<usize, File>>,
 }
 
+/// Transfers that cuFile has counted, by the way they went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Moved {
+    by_host: u64,
+    by_module: u64,
+    by_peer: u64,
+}
+
 impl CuFile {
-    /// Finds cuFile and opens its driver, for the memory of this GPU or for the host's.
-    pub(crate) fn open(gpu: Option<usize>) -> Result<CuFile> {
+    /// Opens the driver of `library`, or of the one that is found, for the memory of this GPU or for the host's.
+    pub(crate) fn open(library: Option<&Path>, gpu: Option<usize>) -> Result<CuFile> {
         let refused = |error: &dyn fmt::Display| {
             Error::new(ErrorKind::Unmet, format!("cuFile was asked for and cannot be used: {error}"))
         };
         let context = gpu.map(Context::open).transpose()?;
         context.iter().try_for_each(Context::enter)?;
-        // Without CUDA's driver some releases never come back from opening theirs; whoever names a library vouches for it.
-        if context.is_none() && !has_cuda() && std::env::var_os(VARIABLE).is_none() {
-            return Err(refused(&"there is no CUDA driver (libcuda.so)"));
-        }
-        let search = Search::new();
-        let search = match library_folder() {
-            Some(folder) => search.beside(folder),
-            None => search,
+        let library = match library {
+            Some(path) => Library::open(path),
+            // Without CUDA's driver some releases never come back from opening theirs.
+            None if context.is_none() && !has_cuda() => {
+                return Err(refused(&"there is no CUDA driver (libcuda.so)"));
+            }
+            None => library_folder().into_iter().fold(Search::new(), Search::beside).load(),
         };
-        let library = search.load().map_err(|error| refused(&error))?;
+        let library = library.map_err(|error| refused(&error))?;
         keep_log_away(&library);
         let driver = Driver::open(&library).map_err(|error| refused(&error))?;
         CuFile::over(driver, context).map_err(|error| refused(&error))
@@ -65,24 +75,20 @@ impl CuFile {
         if let Err(error) = driver.start_statistics(3) {
             tracing::debug!(%error, "cuFile does not count its transfers");
         }
-        Ok(CuFile { driver, expected, context, files: Mutex::default() })
+        let before = Moved::by(&driver);
+        Ok(CuFile { driver, expected, before, context, files: Mutex::default() })
     }
 
-    /// How bytes went so far, if this release tells and there were any.
+    /// How bytes went since this was opened, if this release tells and there were any. Others in the process count, too.
     fn seen(&self) -> Option<CuFileMode> {
-        let statistics = self.driver.statistics_of_gpus().ok()?;
-        let gpus = statistics.per_gpu_stats.iter().take(statistics.num_gpus as usize);
-        let (mut by_host, mut by_module, mut by_peer) = (0, 0, 0);
-        for gpu in gpus {
-            by_host += gpu.n_posix_reads + gpu.n_posix_writes;
-            by_module += gpu.n_nvfs_reads + gpu.n_nvfs_writes;
-            by_peer += gpu.n_p2p_reads + gpu.n_p2p_writes;
+        let (now, before) = (Moved::by(&self.driver)?, self.before?);
+        if now.by_host > before.by_host {
+            Some(CuFileMode::Compatibility)
+        } else if now.by_module > before.by_module {
+            Some(CuFileMode::NvidiaFs)
+        } else {
+            (now.by_peer > before.by_peer).then_some(CuFileMode::PciP2pDma)
         }
-        if by_host > 0 {
-            return Some(CuFileMode::Compatibility);
-        }
-        let direct = if by_module > 0 { CuFileMode::NvidiaFs } else { CuFileMode::PciP2pDma };
-        (by_module + by_peer > 0).then_some(direct)
     }
 
     fn file(&self, file: &Arc<SpillFile>) -> Result<File, cufile_sys::Error> {
@@ -97,8 +103,25 @@ impl CuFile {
     }
 }
 
+impl Moved {
+    /// What cuFile has counted so far, if this release tells.
+    fn by(driver: &Driver) -> Option<Moved> {
+        let statistics = driver.statistics_of_gpus().ok()?;
+        let gpus = statistics.per_gpu_stats.iter().take(statistics.num_gpus as usize);
+        Some(gpus.fold(Moved::default(), |moved, gpu| Moved {
+            by_host: moved.by_host + gpu.n_posix_reads + gpu.n_posix_writes,
+            by_module: moved.by_module + gpu.n_nvfs_reads + gpu.n_nvfs_writes,
+            by_peer: moved.by_peer + gpu.n_p2p_reads + gpu.n_p2p_writes,
+        }))
+    }
+}
+
 impl Transport for CuFile {
     fn transfer(&self, op: &Op) -> io::Result<usize> {
+        // Beside a GPU's memory only the last bytes of storages are the host's.
+        if self.context.is_some() && op.is_on_host() {
+            return SystemCalls.transfer(op);
+        }
         self.context.iter().try_for_each(Context::enter).map_err(io::Error::other)?;
         let (file, ptr, len) = (self.file(op.file()).map_err(told)?, op.ptr(), op.len());
         match op.direction() {

@@ -139,6 +139,11 @@ impl Op {
         self.buf.part(self.start + self.moved).0
     }
 
+    /// Whether the processor reaches them.
+    fn is_on_host(&self) -> bool {
+        self.buf.is_on_host(self.start + self.moved)
+    }
+
     /// How many bytes are left to move; at least 1.
     #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> usize {

@@ -32,7 +32,7 @@ pub(crate) trait Transport: Send + Sync {
 }
 
 /// `pread` and `pwrite`.
-struct SystemCalls;
+pub(super) struct SystemCalls;
 
 struct Shared {
     transport: Box<dyn Transport>,
