@@ -4,6 +4,7 @@
 //! `cargo run --release -p ssdtrain-models --example faster_disk [DIRECTORY]`
 
 use std::num::NonZero;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use ssdtrain::plan::Goal;
@@ -18,7 +19,7 @@ const LIMIT: NonZero<u64> = NonZero::new(150_000_000).unwrap();
 const STEPS: [usize; 2] = [20, 12];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let directory = std::env::args_os().nth(1).map_or_else(std::env::temp_dir, Into::into);
+    let directory: PathBuf = std::env::args_os().nth(1).map_or_else(std::env::temp_dir, Into::into);
     let vs = nn::VarStore::new(Device::Cpu);
     let config = GptConfig { context: TOKENS, ..GptConfig::preset("mini")? };
     let vocab = config.vocab;
@@ -29,9 +30,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Err(_) => Arc::new(Pool::new(8)?),
     };
     let disk = Arc::new(Throttled::new(disk, LIMIT)?);
-    let files = StoreConfig { directories: vec![directory], ..StoreConfig::default() };
+    let files = StoreConfig { directories: vec![directory.clone()], ..StoreConfig::default() };
     let store = Store::open_with(files, Arc::clone(&disk) as _)?;
-    let builder = TensorCache::builder().policy(Policy::Auto(Goal::overhead(0.02))).parameters(&vs);
+    // The directory tells the plan that there is a disk; the store is the one above.
+    let builder = TensorCache::builder().spill_to(directory).policy(Policy::Auto(Goal::overhead(0.02)));
+    let builder = builder.parameters(&vs);
     let cache = TensorCache::with_store(builder, store)?;
 
     let tokens = Tensor::randint(vocab, [8, TOKENS + 1], (Kind::Int64, Device::Cpu));
