@@ -92,29 +92,28 @@ fn writes_that_fail_leave_the_tensors_where_they_are() {
     assert!(step(&cache, &input()).offloaded.count > 0, "the next step tries again");
 }
 
-#[test]
-fn reads_that_fail_are_an_error_of_backward() {
-    let stand_in = StandIn::new();
-    let cache = builder(&stand_in).build().unwrap();
+/// What backward says if `happens` once everything is stored.
+fn refused_if(stand_in: &StandIn, happens: impl FnOnce()) -> String {
+    let cache = builder(stand_in).build().unwrap();
     let x = input();
     let step = cache.step();
     let loss = chain(&x);
     step.flush();
-    stand_in.fail_with("cuFileRead", -1, libc::EIO);
-    let error = step.backward(&loss).unwrap_err().to_string();
+    happens();
+    step.backward(&loss).unwrap_err().to_string()
+}
+
+#[test]
+fn reads_that_fail_are_an_error_of_backward() {
+    let stand_in = StandIn::new();
+    let error = refused_if(&stand_in, || stand_in.fail_with("cuFileRead", -1, libc::EIO));
     assert!(error.contains("Input/output error") && error.contains("saved tensor"), "{error}");
 }
 
 #[test]
 fn a_driver_closed_under_it_is_an_error_and_not_a_wrong_tensor() {
     let stand_in = StandIn::new();
-    let cache = builder(&stand_in).build().unwrap();
-    let x = input();
-    let step = cache.step();
-    let loss = chain(&x);
-    step.flush();
-    stand_in.close();
-    let error = step.backward(&loss).unwrap_err().to_string();
+    let error = refused_if(&stand_in, || stand_in.close());
     assert!(error.contains("cuFileRead"), "{error}");
 }
 

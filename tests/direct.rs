@@ -131,35 +131,6 @@ fn backward_that_asks_while_the_store_is_under_way_is_served_from_the_device() {
 }
 
 #[test]
-fn a_graph_dropped_at_any_moment_leaves_nothing() {
-    let cache = direct().device_budget(2 * MIB).build().unwrap();
-    let x = input();
-    for flush in [false, true] {
-        let step = cache.step();
-        let loss = chain(&x);
-        if flush {
-            step.flush();
-        }
-        drop(loss);
-        step.finish().unwrap();
-        assert_nothing_held(&cache);
-    }
-}
-
-#[test]
-fn a_retained_graph_serves_two_backwards() {
-    let cache = direct().device_budget(2 * MIB).build().unwrap();
-    let x = input();
-    let step = cache.step();
-    let loss = chain(&x);
-    step.backward_with(&loss, ssdtrain::Backward { retain_graph: true, ..Default::default() }).unwrap();
-    let once = grads(std::slice::from_ref(&x)).remove(0).copy();
-    step.backward(&loss).unwrap();
-    step.finish().unwrap();
-    assert_same_bits("twice", &[once * 2.0], &grads(&[x]));
-}
-
-#[test]
 fn waits_for_the_disk_are_stalls() {
     let cache = direct().device_budget(MIB).prefetch(0).disk_rate(64 * MIB).build().unwrap();
     let report = step(&cache, &input());

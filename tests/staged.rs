@@ -6,7 +6,7 @@ mod common;
 use std::time::Duration;
 
 use common::chain::{ZeroGrad, chain, expected, input, step};
-use common::{assert_nothing_held, assert_same_bits, grads, staged, staged_in_memory};
+use common::{assert_nothing_held, assert_same_bits, direct, grads, staged, staged_in_memory};
 use ssdtrain::{ErrorKind, MIB, TensorCache};
 
 #[test]
@@ -118,31 +118,36 @@ fn what_neither_pool_nor_disk_has_room_for_stays_on_the_device() {
 
 #[test]
 fn a_graph_dropped_at_any_moment_leaves_nothing() {
-    let cache = staged().host_pool(8 * MIB).device_budget(2 * MIB).build().unwrap();
-    let x = input();
-    for flush in [false, true] {
-        let step = cache.step();
-        let loss = chain(&x);
-        if flush {
-            step.flush();
+    for builder in [staged().host_pool(8 * MIB), direct()] {
+        let cache = builder.device_budget(2 * MIB).build().unwrap();
+        let x = input();
+        for flush in [false, true] {
+            let step = cache.step();
+            let loss = chain(&x);
+            if flush {
+                step.flush();
+            }
+            drop(loss);
+            step.finish().unwrap();
+            assert_nothing_held(&cache);
         }
-        drop(loss);
-        step.finish().unwrap();
-        assert_nothing_held(&cache);
     }
 }
 
 #[test]
 fn a_retained_graph_serves_two_backwards() {
-    let cache = staged().host_pool(8 * MIB).device_budget(2 * MIB).build().unwrap();
-    let x = input();
-    let step = cache.step();
-    let loss = chain(&x);
-    step.backward_with(&loss, ssdtrain::Backward { retain_graph: true, ..Default::default() }).unwrap();
-    let once = grads(std::slice::from_ref(&x)).remove(0).copy();
-    step.backward(&loss).unwrap();
-    step.finish().unwrap();
-    assert_same_bits("twice", &[once * 2.0], &grads(&[x]));
+    for builder in [staged().host_pool(8 * MIB), direct()] {
+        let cache = builder.device_budget(2 * MIB).build().unwrap();
+        let x = input();
+        let step = cache.step();
+        let loss = chain(&x);
+        let retained = ssdtrain::Backward { retain_graph: true, ..Default::default() };
+        step.backward_with(&loss, retained).unwrap();
+        let once = grads(std::slice::from_ref(&x)).remove(0).copy();
+        step.backward(&loss).unwrap();
+        step.finish().unwrap();
+        assert_same_bits("twice", &[once * 2.0], &grads(&[x]));
+    }
 }
 
 #[test]

@@ -19,7 +19,7 @@ const MOST_ERRORS: usize = 64;
 pub struct Driver(Arc<Opened>);
 
 struct Opened {
-    library: Library,
+    cufile: Library,
     errors: Mutex<Vec<Error>>,
 }
 
@@ -65,12 +65,12 @@ impl Driver {
         }
         owners.count += 1;
         drop(owners);
-        Ok(Driver(Arc::new(Opened { library: library.clone(), errors: Mutex::default() })))
+        Ok(Driver(Arc::new(Opened { cufile: library.clone(), errors: Mutex::default() })))
     }
 
     /// The library that it is the driver of.
-    pub fn library(&self) -> &Library {
-        &self.0.library
+    pub fn cufile(&self) -> &Library {
+        &self.0.cufile
     }
 
     /// What the driver says of itself.
@@ -136,7 +136,7 @@ impl Driver {
     }
 
     pub(crate) fn functions(&self) -> &Functions {
-        self.0.library.functions()
+        self.0.cufile.functions()
     }
 
     /// Keeps the error of a drop, if there was one.
@@ -152,18 +152,18 @@ impl Driver {
 
 impl fmt::Debug for Driver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Driver").field(&self.0.library).finish()
+        f.debug_tuple("Driver").field(&self.0.cufile).finish()
     }
 }
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        let mut owners = self.library.owners().lock();
+        let mut owners = self.cufile.owners().lock();
         owners.count -= 1;
         if owners.count > 0 || !owners.ours {
             return;
         }
-        if let Ok(function) = self.library.functions().driver_close() {
+        if let Ok(function) = self.cufile.functions().driver_close() {
             // Nobody is left to tell what it returns, and nothing of ours depends on it.
             // SAFETY: whatever was registered with the driver held it, and is gone.
             _ = unsafe { function() };

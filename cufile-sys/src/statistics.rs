@@ -79,7 +79,7 @@ impl Driver {
     }
 
     fn known(&self, function: &'static str) -> Result<()> {
-        let Version { major, minor } = self.library().version()?;
+        let Version { major, minor } = self.cufile().version()?;
         if (Version { major, minor }) == KNOWN {
             return Ok(());
         }
