@@ -47,7 +47,8 @@ pub enum Leave {
     Deregister(Segment),
 }
 
-/// What the book has counted.
+/// What the book has counted. C reads it as the beginning of `struct ssdtrain_malloc_hook_stats`, so the order stays.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Segments that were allocated or mapped.

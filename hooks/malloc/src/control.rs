@@ -7,6 +7,7 @@ use std::io::Write as _;
 use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::book::Counts;
 use crate::cufile::CuFile;
 use crate::hook::Hook;
 use crate::real::Library;
@@ -21,26 +22,8 @@ static REPORTER: AtomicU32 = AtomicU32::new(0);
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Segments that were allocated or mapped while the hook was on.
-    pub allocations: u64,
-    /// Segments of those that were freed or unmapped.
-    pub frees: u64,
-    /// Frees of memory that the hook does not know, such as what is older than it.
-    pub unknown_frees: u64,
-    /// Registrations that cuFile accepted.
-    pub registrations: u64,
-    /// Registrations that were undone.
-    pub deregistrations: u64,
-    /// Registrations that cuFile refused.
-    pub refusals: u64,
-    /// Segments that are live now.
-    pub live_segments: u64,
-    /// Bytes of the live segments.
-    pub live_bytes: u64,
-    /// Segments that are registered now.
-    pub registered_segments: u64,
-    /// Bytes of the registered segments.
-    pub registered_bytes: u64,
+    /// What the book has counted while the hook was on.
+    pub counts: Counts,
     /// cuFile's last error, 5001 and more; -1 if `libcufile.so.0` or a function of it was not found; 0 if there was none.
     pub last_error: i64,
 }
@@ -74,24 +57,15 @@ pub unsafe extern "C" fn ssdtrain_malloc_hook_stats(out: *mut Stats, size: usize
 #[unsafe(no_mangle)]
 pub extern "C" fn ssdtrain_malloc_hook_print() {
     let print = || {
-        let Stats {
-            allocations,
-            frees,
-            unknown_frees,
-            registrations,
-            deregistrations,
-            refusals,
-            live_segments,
-            live_bytes,
-            registered_segments,
-            registered_bytes,
-            last_error,
-        } = stats();
+        let Stats { counts, last_error } = stats();
+        let Counts { allocations, frees, unknown_frees, registrations, deregistrations, refusals, .. } =
+            counts;
+        let Counts { live, live_bytes, registered, registered_bytes, .. } = counts;
         let line = format!(
             "ssdtrain-malloc-hook: {allocations} allocations, {frees} frees ({unknown_frees} of unknown memory besides), \
              {registrations} registrations, {deregistrations} deregistrations, {refusals} refused (last error {last_error}); \
-             live: {live_segments} segments, {live_bytes} bytes; \
-             registered: {registered_segments} segments, {registered_bytes} bytes\n"
+             live: {live} segments, {live_bytes} bytes; \
+             registered: {registered} segments, {registered_bytes} bytes\n"
         );
         // Nobody is there to be told if standard error is closed.
         drop(std::io::stderr().write_all(line.as_bytes()));
@@ -102,19 +76,7 @@ pub extern "C" fn ssdtrain_malloc_hook_print() {
 
 fn stats() -> Stats {
     let (counts, last_error) = HOOK.counts();
-    Stats {
-        allocations: counts.allocations,
-        frees: counts.frees,
-        unknown_frees: counts.unknown_frees,
-        registrations: counts.registrations,
-        deregistrations: counts.deregistrations,
-        refusals: counts.refusals,
-        live_segments: counts.live,
-        live_bytes: counts.live_bytes,
-        registered_segments: counts.registered,
-        registered_bytes: counts.registered_bytes,
-        last_error: last_error.into(),
-    }
+    Stats { counts, last_error: last_error.into() }
 }
 
 /// Called by the loader before `main`.
@@ -164,18 +126,20 @@ mod tests {
 
     #[test]
     fn a_caller_that_knows_fewer_fields_gets_those() {
-        let mut stats = Stats { allocations: 77, frees: 77, ..Stats::default() };
+        let told = |allocations, frees| Counts { allocations, frees, ..Counts::default() };
+        let mut stats = Stats { counts: told(77, 77), last_error: 0 };
         // SAFETY: the value is longer than that.
         unsafe { ssdtrain_malloc_hook_stats(&raw mut stats, size_of::<u64>()) };
-        assert_eq!(stats, Stats { allocations: 0, frees: 77, ..Stats::default() });
+        assert_eq!(stats.counts, told(0, 77));
     }
 
     #[test]
     fn a_caller_that_knows_more_fields_keeps_its_own() {
-        let mut stats = [Stats { frees: 77, ..Stats::default() }; 2];
+        let counts = Counts { frees: 77, ..Counts::default() };
+        let mut stats = [Stats { counts, last_error: 0 }; 2];
         // SAFETY: the array is that long.
         unsafe { ssdtrain_malloc_hook_stats(stats.as_mut_ptr(), size_of_val(&stats)) };
-        assert_eq!(stats.map(|stats| stats.frees), [0, 77]);
+        assert_eq!(stats.map(|stats| stats.counts.frees), [0, 77]);
         // SAFETY: null is allowed.
         unsafe { ssdtrain_malloc_hook_stats(std::ptr::null_mut(), 8) };
     }
