@@ -70,8 +70,8 @@ pub(crate) fn try_paths(config: &TensorCacheBuilder) -> Result<PathTrial> {
         return refused("no spill directory: call spill_to(directory) before try_paths()");
     }
     match (config.target(), config.simulated) {
-        (Target::Cuda(index), _) => Ok(Ways { config, open: || Cuda::open(index) }.probed()),
-        (_, Some(delay)) => Ok(Ways { config, open: || Simulated::start(delay) }.probed()),
+        (Target::Cuda(index), _) => Ok(Ways { config, open: || Cuda::open(index) }.probed(true)),
+        (_, Some(delay)) => Ok(Ways { config, open: || Simulated::start(delay) }.probed(true)),
         _ => refused("try_paths: CPU tensors have one way only, straight to the spill files"),
     }
 }
@@ -99,7 +99,7 @@ impl<D: Device, F: Fn() -> Result<D>> Ways<'_, F> {
     fn below(&self, given: Option<Store>, trace: Option<&Arc<Trace>>) -> Result<Below> {
         let (path, why) = match self.config.wanted_path() {
             IoPath::Auto if self.has_a_choice() && given.is_none() => {
-                let (path, why) = self.choice();
+                let (path, why) = choose(&self.probed(false));
                 (path, Some(why))
             }
             IoPath::Auto => (IoPath::Staged, None),
@@ -123,26 +123,6 @@ impl<D: Device, F: Fn() -> Result<D>> Ways<'_, F> {
             && !store.directories.is_empty()
             && !matches!(policy, Policy::Auto(_))
             && store.backend == BackendKind::Auto
-    }
-
-    /// The faster way, and why. Where there is one only, nothing else is tried out.
-    fn choice(&self) -> (IoPath, String) {
-        let mut probed = PROBED.lock();
-        let key = self.tried();
-        if let Some(found) = probed.get(&key) {
-            return choose(found);
-        }
-        let direct = self.try_direct().map_err(|error| error.to_string());
-        let staged = match &direct {
-            Ok(_) => self.try_staged().map_err(|error| error.to_string()),
-            Err(_) => Err("not tried out".to_owned()),
-        };
-        let found = PathTrial { direct, staged };
-        let choice = choose(&found);
-        if found.is_whole() {
-            probed.insert(key, found);
-        }
-        choice
     }
 
     /// Fails unless the way is the one that has to be.
@@ -228,16 +208,20 @@ impl<D: Device, F: Fn() -> Result<D>> Ways<'_, F> {
 
     // ---- trying them out ----
 
-    fn probed(&self) -> PathTrial {
+    /// What the ways do. Unless `both` are asked for, the second is not tried out where the first does not work.
+    fn probed(&self, both: bool) -> PathTrial {
         let mut probed = PROBED.lock();
         let key = self.tried();
         if let Some(found) = probed.get(&key) {
             return found.clone();
         }
-        let found = PathTrial {
-            direct: self.try_direct().map_err(|error| error.to_string()),
-            staged: self.try_staged().map_err(|error| error.to_string()),
+        let direct = self.try_direct().map_err(|error| error.to_string());
+        let staged = if both || direct.is_ok() {
+            self.try_staged().map_err(|error| error.to_string())
+        } else {
+            Err("not tried out".to_owned())
         };
+        let found = PathTrial { direct, staged };
         if found.is_whole() {
             probed.insert(key, found.clone());
         }
