@@ -11,7 +11,7 @@ use tch::Device as Target;
 use crate::config::{MIB, Policy, TensorCacheBuilder, available_memory};
 use crate::device::{Cuda, Device, Simulated};
 use crate::error::{Error, ErrorKind, Result};
-use crate::policy::{IoPath, PathTrial, choose};
+use crate::policy::{IoPath, PathRates, PathTrial, choose};
 use crate::store::{BackendKind, CuFileMode, Store, StoreConfig};
 use crate::tier::{DirectTier, DiskTier, HostSettings, HostTier, PoolSize, Tier, Trial};
 use crate::trace::{DeviceTrace, Trace};
@@ -240,20 +240,20 @@ impl<D: Device, F: Fn() -> Result<D>> Ways<'_, F> {
         (self.config.store.queue_depth * self.config.store.io_bytes) as u64
     }
 
-    fn try_direct(&self) -> Result<(CuFileMode, f64)> {
+    fn try_direct(&self) -> Result<(CuFileMode, PathRates)> {
         let store = Store::open(self.direct_store()?)?;
         let tier: Arc<dyn Tier> = DirectTier::new((self.open)()?, store, self.window(), None)?;
         self.trial(&tier, |trial| trial.round_trip())?;
-        let rate = self.trial(&tier, |trial| trial.both_ways())?;
+        let rates = self.trial(&tier, |trial| trial.rates())?;
         let mode = tier.store().and_then(|store| store.path().cufile());
-        Ok((mode.unwrap_or(CuFileMode::Compatibility), rate))
+        Ok((mode.unwrap_or(CuFileMode::Compatibility), rates))
     }
 
-    fn try_staged(&self) -> Result<f64> {
+    fn try_staged(&self) -> Result<PathRates> {
         let store = Store::open(StoreConfig { backend: BackendKind::Auto, ..self.config.store.clone() })?;
         let settings = HostSettings { pool: PoolSize::Fixed(TRIAL_POOL), read_ahead: TRIAL_POOL };
         let tier: Arc<dyn Tier> = HostTier::new((self.open)()?, Some(store), settings, None)?;
-        self.trial(&tier, |trial| trial.both_ways())
+        self.trial(&tier, |trial| trial.rates())
     }
 
     fn trial<T>(&self, tier: &Arc<dyn Tier>, run: impl FnOnce(Trial<'_, D>) -> Result<T>) -> Result<T> {

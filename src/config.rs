@@ -172,7 +172,7 @@ impl TensorCacheBuilder {
     }
 
     /// Tries both ways between the GPU and the spill directories out, as [`IoPath::Auto`] does: sends 64 MiB down and compares what comes
-    /// back, and measures both directions at once. It takes seconds, once in a process; later calls tell the same.
+    /// back, and measures each direction and both at once. It takes seconds, once in a process; later calls tell the same.
     ///
     /// # Errors
     ///

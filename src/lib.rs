@@ -44,7 +44,7 @@ mod trace;
 pub use bytes::Bytes;
 pub use config::{Adaptive, GIB, KIB, MIB, Policy, TensorCacheBuilder};
 pub use error::{Error, ErrorKind, Result};
-pub use policy::{IoPath, PathTrial};
+pub use policy::{IoPath, PathRates, PathTrial};
 pub use recompute::{remat, segment};
 pub use scope::{Scope, scope};
 pub use session::{Backward, Entered, Held, Step, StepHandle, TensorCache, write_traces};

@@ -20,6 +20,8 @@ fn main() {
         .opt_level(2)
         .debug(false)
         .include("csrc")
+        // In the place of CUDA's own headers.
+        .include("csrc/cuda")
         .include(&include)
         .include(include.join("torch/csrc/api/include"))
         .files([
@@ -30,6 +32,7 @@ fn main() {
             "csrc/linear.cpp",
             "csrc/random.cpp",
             "csrc/ranges.cpp",
+            "csrc/segments.cpp",
             "csrc/storage.cpp",
         ])
         .compile("ssdtrain_shim");

@@ -13,5 +13,5 @@ pub(crate) use self::filter::{Facts, Filter, KeepReason, Placement};
 pub(crate) use self::keeping::{Keeping, Rule};
 pub(crate) use self::paper::{Module, Profile, Stay};
 pub(crate) use self::path::choose;
-pub use self::path::{IoPath, PathTrial};
+pub use self::path::{IoPath, PathRates, PathTrial};
 pub(crate) use self::script::Reading;

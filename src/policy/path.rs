@@ -27,11 +27,21 @@ pub enum IoPath {
 /// [`TensorCacheBuilder::try_paths`](crate::TensorCacheBuilder::try_paths).
 #[derive(Clone, Debug, PartialEq)]
 pub struct PathTrial {
-    /// Straight to the disk: how cuFile moves bytes, and bytes per second while both directions run, reads and writes together; or
-    /// why it does not.
-    pub direct: Result<(CuFileMode, f64), String>,
-    /// Through pinned host memory: the same bytes per second, or what failed.
-    pub staged: Result<f64, String>,
+    /// Straight to the disk: how cuFile moves bytes, and how fast; or why it does not.
+    pub direct: Result<(CuFileMode, PathRates), String>,
+    /// Through pinned host memory: how fast, or what failed.
+    pub staged: Result<PathRates, String>,
+}
+
+/// How fast 256 MiB of a GPU's memory go to the disk and come back, in bytes per second.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PathRates {
+    /// To the disk.
+    pub write: f64,
+    /// From the disk.
+    pub read: f64,
+    /// While both directions run, reads and writes together. This decides.
+    pub both: f64,
 }
 
 impl PathTrial {
@@ -43,11 +53,11 @@ impl PathTrial {
 
 /// The faster way, and why it is taken.
 pub(crate) fn choose(found: &PathTrial) -> (IoPath, String) {
-    let rate = |bytes: f64| format!("{}/s", Bytes(bytes as u64));
+    let rate = |rates: &PathRates| format!("{}/s", Bytes(rates.both as u64));
     match (&found.direct, &found.staged) {
         (Ok((mode, direct)), Ok(staged)) => {
-            let (direct_rate, staged_rate) = (rate(*direct), rate(*staged));
-            if direct > staged {
+            let (direct_rate, staged_rate) = (rate(direct), rate(staged));
+            if direct.both > staged.both {
                 let why = format!(
                     "chosen: {direct_rate} both ways at once by cuFile, {mode}; {staged_rate} through the host pool"
                 );
@@ -59,7 +69,7 @@ pub(crate) fn choose(found: &PathTrial) -> (IoPath, String) {
         }
         (Ok((mode, direct)), Err(reason)) => (
             IoPath::Direct,
-            format!("chosen: {} by cuFile, {mode}; not through the host pool: {reason}", rate(*direct)),
+            format!("chosen: {} by cuFile, {mode}; not through the host pool: {reason}", rate(direct)),
         ),
         (Err(reason), _) => (IoPath::Staged, format!("not straight to the disk: {reason}")),
     }
@@ -70,7 +80,12 @@ mod tests {
     use super::*;
 
     fn found(direct: Result<(CuFileMode, f64), &str>, staged: Result<f64, &str>) -> (IoPath, String) {
-        choose(&PathTrial { direct: direct.map_err(str::to_owned), staged: staged.map_err(str::to_owned) })
+        // One direction alone does not decide.
+        let rates = |both: f64| PathRates { write: 1e12 - both, read: 1e12 - both, both };
+        choose(&PathTrial {
+            direct: direct.map(|(mode, both)| (mode, rates(both))).map_err(str::to_owned),
+            staged: staged.map(rates).map_err(str::to_owned),
+        })
     }
 
     #[test]

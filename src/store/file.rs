@@ -1,4 +1,4 @@
-//! Spill files: nameless from birth, preallocated in steps, direct where the file system can.
+//! Spill files: nameless, preallocated in steps, direct where the file system can.
 
 use std::fs::{self, File};
 use std::io;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::extent::{MAX_FILE_BYTES, Slot, Space};
-use super::open::{Birth, create, free_bytes, set_direct};
+use super::open::{Name, create_named, create_nameless, free_bytes, set_direct};
 use crate::bytes::Bytes;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::BLOCK;
@@ -57,7 +57,21 @@ pub(super) enum Full {
 
 impl SpillFile {
     /// A nameless file of at most `cap_bytes` in `directory`.
-    pub(super) fn create(directory: &Path, cap_bytes: u64, birth: Birth) -> Result<SpillFile> {
+    pub(super) fn create(directory: &Path, cap_bytes: u64) -> Result<SpillFile> {
+        let nameless = |directory: &Path| Ok((create_nameless(directory)?, ()));
+        SpillFile::open(directory, cap_bytes, nameless).map(|(file, ())| file)
+    }
+
+    /// The same with a name, which is the caller's to remove.
+    pub(super) fn create_named(directory: &Path, cap_bytes: u64) -> Result<(SpillFile, Name)> {
+        SpillFile::open(directory, cap_bytes, create_named)
+    }
+
+    fn open<N>(
+        directory: &Path,
+        cap_bytes: u64,
+        create: impl FnOnce(&Path) -> io::Result<(File, N)>,
+    ) -> Result<(SpillFile, N)> {
         let unusable = |error: io::Error| {
             let message = match error.kind() {
                 io::ErrorKind::NotFound => "does not exist; create it or name another",
@@ -72,7 +86,7 @@ impl SpillFile {
         if !fs::metadata(directory).map_err(unusable)?.is_dir() {
             return Err(unusable(io::ErrorKind::NotADirectory.into()));
         }
-        let file = create(directory, birth).map_err(unusable)?;
+        let (file, name) = create(directory).map_err(unusable)?;
         let shown = directory.display();
         let mut notes = Vec::new();
         let direct = match set_direct(&file) {
@@ -91,7 +105,7 @@ impl SpillFile {
         let mut spill =
             SpillFile::new(file, format!("spill file in {shown}"), direct, notes, cap_bytes, true);
         spill.grow_first(&shown.to_string());
-        Ok(spill)
+        Ok((spill, name))
     }
 
     /// A file in memory; of memory it takes no more than was ever written to it.
@@ -272,7 +286,7 @@ mod tests {
     use super::*;
 
     fn refused(directory: &Path) -> String {
-        let error = SpillFile::create(directory, 1 << 20, Birth::Nameless).err().unwrap();
+        let error = SpillFile::create(directory, 1 << 20).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Directory);
         error.to_string()
     }
@@ -304,7 +318,7 @@ mod tests {
         let Ok(directory) = tempfile::tempdir_in("/dev/shm") else {
             return eprintln!("skipped: there is no /dev/shm here");
         };
-        let spill = SpillFile::create(directory.path(), 1 << 20, Birth::Nameless).unwrap();
+        let spill = SpillFile::create(directory.path(), 1 << 20).unwrap();
         assert!(!spill.is_direct());
         assert!(spill.notes()[0].contains("in memory"), "{:?}", spill.notes());
     }
@@ -312,9 +326,8 @@ mod tests {
     #[test]
     fn the_file_grows_in_steps_up_to_its_cap() {
         let directory = tempfile::tempdir().unwrap();
-        let spill = Arc::new(
-            SpillFile::create(directory.path(), GROWTH_BYTES + 1024 * BLOCK as u64, Birth::Nameless).unwrap(),
-        );
+        let spill =
+            Arc::new(SpillFile::create(directory.path(), GROWTH_BYTES + 1024 * BLOCK as u64).unwrap());
         assert_eq!(spill.file_bytes(), GROWTH_BYTES, "the first step is taken when the file is made");
         let first = spill.reserve(GROWTH_BYTES).unwrap();
         assert_eq!(spill.file_bytes(), GROWTH_BYTES);

@@ -41,6 +41,8 @@ mod stats;
 mod stripe;
 mod transfer;
 
+use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -52,7 +54,6 @@ pub use path::StorePath;
 pub use stats::StoreStats;
 
 use self::file::{Full, SpillFile};
-use self::open::Birth;
 use self::path::Medium;
 use self::stats::Counters;
 use self::transfer::{Rules, Transfer, complete};
@@ -63,6 +64,8 @@ pub use crate::mem::{AlignedBuf, BLOCK, HostPool, IoBuf, PAGE, Pin, Slot};
 
 /// More threads than this add nothing to a pool.
 const MAX_POOL_THREADS: usize = 16;
+/// More threads than this for each file, and cuFile becomes slower again: docs/gds.md, "In a run".
+const CUFILE_THREADS_PER_FILE: usize = 8;
 
 /// Called once, when a transfer has ended; the store then holds neither its memory nor its blob any more.
 ///
@@ -114,14 +117,14 @@ impl Store {
 
     fn assemble(config: StoreConfig, backend: Arc<dyn Backend>, note: Option<String>) -> Result<Store> {
         let share = config.cap_bytes / config.files() as u64;
-        let birth = if config.backend == BackendKind::CuFile { Birth::Unlinked } else { Birth::Nameless };
         let files: Result<Vec<SpillFile>> = match config.backend {
             BackendKind::Memory => (0..config.files()).map(|_| SpillFile::in_memory(share)).collect(),
-            BackendKind::Auto | BackendKind::Uring | BackendKind::Pool | BackendKind::CuFile => config
-                .directories
-                .iter()
-                .map(|directory| SpillFile::create(directory, share, birth))
-                .collect(),
+            BackendKind::Auto | BackendKind::Uring | BackendKind::Pool => {
+                config.directories.iter().map(|directory| SpillFile::create(directory, share)).collect()
+            }
+            BackendKind::CuFile => {
+                config.directories.iter().map(|directory| adopted(directory, share, &*backend)).collect()
+            }
         };
         let files = files?;
         let medium = match config.backend {
@@ -130,7 +133,7 @@ impl Store {
             _ => Medium::Buffered,
         };
         let notes = note.into_iter().chain(files.iter().flat_map(|file| file.notes().to_vec())).collect();
-        let path = StorePath { backend: backend.name(), medium, cufile: None, notes };
+        let path = StorePath { backend: backend.name(), medium, cufile: None, registered: None, notes };
         let rules = Rules {
             verify: config.verify,
             io_bytes: config.io_bytes as u64,
@@ -216,7 +219,8 @@ impl Store {
 
     /// Which way the bytes go, and why it is not a faster one.
     pub fn path(&self) -> StorePath {
-        StorePath { cufile: self.shared.backend.cufile(), ..self.shared.path.clone() }
+        let Shared { backend, path, .. } = &*self.shared;
+        StorePath { cufile: backend.cufile(), registered: backend.registered(), ..path.clone() }
     }
 
     /// What the store has done so far and how full it is.
@@ -232,6 +236,17 @@ impl Store {
     fn cap_bytes(&self) -> u64 {
         self.shared.files.iter().map(|file| file.cap_bytes()).sum()
     }
+}
+
+/// A file that the backend has learned of while it had a name: cuFile opens files again by theirs.
+fn adopted(directory: &Path, cap_bytes: u64, backend: &dyn Backend) -> Result<SpillFile> {
+    let (file, name) = SpillFile::create_named(directory, cap_bytes)?;
+    backend.adopt(file.as_fd()).map_err(|error| {
+        let message = format!("the {} cannot be reached by {}", file.place(), backend.name());
+        Error::io(ErrorKind::Unmet, message, error)
+    })?;
+    name.remove().map_err(|error| Error::directory(directory, "keeps the name of a spill file", error))?;
+    Ok(file)
 }
 
 /// The extents of a blob over the files, or the index of a file that has no room and why.
@@ -270,6 +285,7 @@ fn start_unlimited(config: &StoreConfig) -> Result<(Arc<dyn Backend>, Option<Str
         BackendKind::Pool => Ok((pool(threads)?, None)),
         BackendKind::CuFile => {
             let cufile = CuFile::open(config.cufile.as_deref(), config.gpu)?;
+            let threads = config.queue_depth.min(CUFILE_THREADS_PER_FILE * config.files());
             Ok((started(Pool::over(Box::new(cufile), threads))?, None))
         }
         BackendKind::Auto | BackendKind::Uring => match Uring::new(config.queue_depth) {

@@ -6,7 +6,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::mem::BLOCK;
 
@@ -15,43 +15,50 @@ const UNKNOWN_ALIGNMENT: usize = 4096;
 /// Smaller memory alignments that a device may report are not relied on.
 const LEAST_ALIGNMENT: usize = 512;
 
-/// How a spill file comes to be without a name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Birth {
-    /// It never has one.
-    Nameless,
-    /// It loses it at once: cuFile takes no files opened with `O_TMPFILE`.
-    Unlinked,
-}
+/// A name that nobody can guess, of a file that needs one for a moment. It is removed on drop.
+#[derive(Debug)]
+pub(super) struct Name(Option<PathBuf>);
 
 /// Opens a file that has no name, readable and writable by its owner only and closed on exec.
-pub(super) fn create(directory: &Path, birth: Birth) -> io::Result<File> {
-    match birth {
-        Birth::Nameless => create_nameless(directory),
-        Birth::Unlinked => create_and_unlink(directory),
-    }
-}
-
-fn create_nameless(directory: &Path) -> io::Result<File> {
+pub(super) fn create_nameless(directory: &Path) -> io::Result<File> {
     // O_EXCL: nor can the file ever be given a name.
     match owner_only().custom_flags(libc::O_TMPFILE | libc::O_EXCL).open(directory) {
+        // There are file systems without.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {
-            create_and_unlink(directory)
+            let (file, name) = create_named(directory)?;
+            name.remove()?;
+            Ok(file)
         }
         opened => opened,
     }
 }
 
-/// For file systems without nameless files: makes one under a name nobody can guess, and removes the name.
-fn create_and_unlink(directory: &Path) -> io::Result<File> {
+/// The same with a name.
+pub(super) fn create_named(directory: &Path) -> io::Result<(File, Name)> {
     let path = directory.join(format!(".ssdtrain-{:016x}", RandomState::new().build_hasher().finish()));
     let file = owner_only().create_new(true).open(&path).map_err(|error| match error.kind() {
         // The directory is there; that nothing can be made in it must not read as if it were not.
         io::ErrorKind::NotFound => io::ErrorKind::Unsupported.into(),
         _ => error,
     })?;
-    fs::remove_file(&path)?;
-    Ok(file)
+    Ok((file, Name(Some(path))))
+}
+
+impl Name {
+    /// Removes it from its directory, and the file with it once nobody has it open.
+    pub(super) fn remove(mut self) -> io::Result<()> {
+        self.0.take().map_or(Ok(()), fs::remove_file)
+    }
+}
+
+impl Drop for Name {
+    fn drop(&mut self) {
+        if let Some(path) = self.0.take()
+            && let Err(error) = fs::remove_file(&path)
+        {
+            tracing::warn!(%error, "{} could not be removed", path.display());
+        }
+    }
 }
 
 fn owner_only() -> OpenOptions {
@@ -133,10 +140,20 @@ mod tests {
     #[test]
     fn nobody_else_can_open_the_file_however_it_was_made() {
         let directory = tempfile::tempdir().unwrap();
-        for birth in [Birth::Nameless, Birth::Unlinked] {
-            let metadata = create(directory.path(), birth).unwrap().metadata().unwrap();
+        let (named, name) = create_named(directory.path()).unwrap();
+        assert_eq!(named.metadata().unwrap().mode() & 0o777, 0o600);
+        name.remove().unwrap();
+        for file in [create_nameless(directory.path()).unwrap(), named] {
+            let metadata = file.metadata().unwrap();
             assert_eq!((metadata.nlink(), metadata.mode() & 0o777), (0, 0o600));
-            assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
         }
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_name_goes_however_its_holder_ends() {
+        let directory = tempfile::tempdir().unwrap();
+        drop(create_named(directory.path()).unwrap());
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 }

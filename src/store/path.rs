@@ -13,6 +13,7 @@ pub struct StorePath {
     pub(super) backend: &'static str,
     pub(super) medium: Medium,
     pub(super) cufile: Option<CuFileMode>,
+    pub(super) registered: Option<String>,
     pub(super) notes: Vec<String>,
 }
 
@@ -40,6 +41,11 @@ impl StorePath {
         self.cufile
     }
 
+    /// Whether the GPU memory that cuFile reaches directly is registered with it, and who does that; none where it reaches none.
+    pub fn registered(&self) -> Option<&str> {
+        self.registered.as_deref()
+    }
+
     /// Why a faster way was not taken; empty when this is the fastest.
     pub fn notes(&self) -> &[String] {
         &self.notes
@@ -57,6 +63,9 @@ impl fmt::Display for StorePath {
             Some(mode) => write!(f, "{}, {mode}", self.backend)?,
             None => write!(f, "{}, {medium}", self.backend)?,
         }
+        if let Some(registered) = &self.registered {
+            write!(f, ", {registered}")?;
+        }
         if self.notes.is_empty() { Ok(()) } else { write!(f, " ({})", self.notes.join("; ")) }
     }
 }
@@ -67,14 +76,22 @@ mod tests {
 
     #[test]
     fn tells_the_way_and_why() {
-        let fast = StorePath { backend: "io_uring", medium: Medium::Direct, cufile: None, notes: Vec::new() };
+        let fast = StorePath {
+            backend: "io_uring",
+            medium: Medium::Direct,
+            cufile: None,
+            registered: None,
+            notes: Vec::new(),
+        };
         assert_eq!(fast.to_string(), "io_uring, O_DIRECT");
         assert!(fast.is_direct());
         let notes = vec!["a".to_owned(), "b".to_owned()];
-        let slow = StorePath { backend: "thread pool", medium: Medium::Buffered, cufile: None, notes };
+        let slow = StorePath { backend: "thread pool", medium: Medium::Buffered, notes, ..fast.clone() };
         assert_eq!(slow.to_string(), "thread pool, buffered (a; b)");
         assert!(!slow.is_direct());
         let host = StorePath { backend: "cuFile", cufile: Some(CuFileMode::Compatibility), ..fast };
         assert_eq!(host.to_string(), "cuFile, compatibility mode, through host memory");
+        let registered = StorePath { registered: Some("GPU memory registered by X".to_owned()), ..host };
+        assert!(registered.to_string().ends_with("host memory, GPU memory registered by X"), "{registered}");
     }
 }

@@ -1,4 +1,4 @@
-//! A tier tried out before it is used: whether bytes come back as they left, and how fast they go both ways at once.
+//! A tier tried out before it is used: whether bytes come back as they left, and how fast they go.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -11,14 +11,15 @@ use super::{Here, Parcel, Room, Tier};
 use crate::device::{Device, Lane};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::BLOCK;
-use crate::store::{Store, StoreStats};
+use crate::policy::PathRates;
+use crate::store::Store;
 use crate::telemetry::{Cause, Counters, ScopeId};
 
 /// Bytes of one storage.
 const PIECE: u64 = 16 << 20;
 /// Storages of a round trip: 64 MiB.
 const ROUND_TRIP: u64 = 4;
-/// Storages that go each way at once: 256 MiB.
+/// Storages that go each way: 256 MiB.
 const EACH_WAY: usize = 16;
 
 /// A tier, and the device above it.
@@ -73,30 +74,47 @@ impl<D: Device> Trial<'_, D> {
         Ok(())
     }
 
-    /// Bytes per second to and from the disk, together, while both directions run.
-    pub(crate) fn both_ways(&self) -> Result<f64> {
+    /// How fast bytes go to the disk, back, and both ways at once.
+    pub(crate) fn rates(&self) -> Result<PathRates> {
         let source = self.tier.allocate(PIECE)?;
-        let written = (0..EACH_WAY).map(|_| self.store(&source)).collect::<Result<Vec<_>>>()?;
-        self.finish(&written)?;
-        let before = self.stats();
-        let start = Instant::now();
-        let mut writing = Vec::new();
-        let mut reading = Vec::new();
-        for parcel in &written {
-            reading.push(self.load(parcel, &self.tier.allocate(PIECE)?));
-            writing.push(self.store(&source)?);
-        }
-        for (parcel, told) in written.iter().zip(&reading) {
-            self.loaded(&**parcel, told)?;
-        }
-        self.finish(&writing)?;
-        let (after, took) = (self.stats(), start.elapsed());
-        let moved = (after.bytes_written - before.bytes_written) + (after.bytes_read - before.bytes_read);
-        Ok(moved as f64 / took.as_secs_f64())
+        let (mut first, mut second) = (Vec::new(), Vec::new());
+        let write = self.rate(|| {
+            for _ in 0..EACH_WAY {
+                first.push(self.store(&source)?);
+            }
+            self.finish(&first)
+        })?;
+        let both = self.rate(|| {
+            let mut reading = Vec::new();
+            for parcel in &first {
+                reading.push(self.load(parcel, &self.tier.allocate(PIECE)?));
+                second.push(self.store(&source)?);
+            }
+            self.all_loaded(&first, &reading)?;
+            self.finish(&second)
+        })?;
+        let read = self.rate(|| {
+            let reading = second.iter().map(|parcel| Ok(self.load(parcel, &self.tier.allocate(PIECE)?)));
+            let reading = reading.collect::<Result<Vec<_>>>()?;
+            self.all_loaded(&second, &reading)
+        })?;
+        Ok(PathRates { write, read, both })
     }
 
-    fn stats(&self) -> StoreStats {
-        self.tier.store().map(Store::stats).unwrap_or_default()
+    /// Bytes per second to and from the disk while `work` runs.
+    fn rate(&self, work: impl FnOnce() -> Result<()>) -> Result<f64> {
+        let moved = || {
+            let stats = self.tier.store().map(Store::stats).unwrap_or_default();
+            stats.bytes_written + stats.bytes_read
+        };
+        let (before, start) = (moved(), Instant::now());
+        work()?;
+        let took = start.elapsed();
+        Ok((moved() - before) as f64 / took.as_secs_f64())
+    }
+
+    fn all_loaded(&self, parcels: &[Arc<dyn Parcel>], told: &[Receiver<Result<()>>]) -> Result<()> {
+        parcels.iter().zip(told).try_for_each(|(parcel, told)| self.loaded(&**parcel, told))
     }
 
     /// A new storage with these bytes.
@@ -209,7 +227,8 @@ mod tests {
             let device = device();
             let trial = Trial::new(tier, &device);
             trial.round_trip().unwrap();
-            assert!(trial.both_ways().unwrap() > 0.0);
+            let PathRates { write, read, both } = trial.rates().unwrap();
+            assert!(write > 0.0 && read > 0.0 && both > 0.0, "{write}, {read}, {both}");
         }
     }
 

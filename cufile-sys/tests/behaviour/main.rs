@@ -11,20 +11,22 @@ mod stand_in;
 mod streams;
 mod transfers;
 
-use std::fs::File as OsFile;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-/// An open file without a name, with these bytes.
-fn file(bytes: &[u8]) -> Arc<OsFile> {
-    let mut file = tempfile::tempfile().unwrap();
+use tempfile::NamedTempFile;
+
+/// An open file with these bytes, and with a name, without which cuFile takes none.
+fn file(bytes: &[u8]) -> Arc<NamedTempFile> {
+    let mut file = NamedTempFile::new().unwrap();
     file.write_all(bytes).unwrap();
     Arc::new(file)
 }
 
 /// What is in `file`.
-fn contents(file: &OsFile) -> Vec<u8> {
+fn contents(file: &NamedTempFile) -> Vec<u8> {
+    let file = file.as_file();
     let mut bytes = vec![0; file.metadata().unwrap().len().try_into().unwrap()];
     file.read_exact_at(&mut bytes, 0).unwrap();
     bytes

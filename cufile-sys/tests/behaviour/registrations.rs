@@ -23,7 +23,7 @@ fn a_file_keeps_its_descriptor_and_its_driver_until_its_last_clone_is_gone() {
 #[test]
 fn a_file_owned_alone_is_closed_after_it_was_deregistered() {
     let stand_in = StandIn::new();
-    let registered = stand_in.driver().register_file(tempfile::tempfile().unwrap()).unwrap();
+    let registered = stand_in.driver().register_file(tempfile::NamedTempFile::new().unwrap()).unwrap();
     drop(registered);
     // The stand-in counts a descriptor that was closed too soon as misuse.
     stand_in.assert_nothing_is_left();

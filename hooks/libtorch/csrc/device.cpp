@@ -27,6 +27,10 @@ st_status st_deterministic(void) {
   });
 }
 
+st_status st_device_initialise(void) {
+  return ssdtrain::guarded([] { at::globalContext().lazyInitDevice(c10::DeviceType::CUDA); });
+}
+
 st_status st_device_stream(int8_t index, void** stream) {
   return ssdtrain::guarded([&] {
     const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);

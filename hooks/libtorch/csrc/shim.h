@@ -121,12 +121,24 @@ void st_allocator_trim(void);  // gives the free lists back to the system
 
 // Makes operations take deterministic kernels; those that have none fail. To be called before CUDA's first use.
 st_status st_deterministic(void);
+// What libtorch does before it makes its first CUDA tensor; what follows here needs it. Harmless to repeat.
+st_status st_device_initialise(void);
 // The cudaStream_t that the calling thread computes on; libtorch's own.
 st_status st_device_stream(int8_t index, void** stream);
 // Allocated for that stream; the caller owns one strong reference.
 st_status st_device_allocate(int8_t index, uint64_t bytes, st_storage** storage);
 st_status st_device_memory(int8_t index, st_memory* memory);  // of libtorch's caching allocator
 st_status st_device_reset_peak(int8_t index);
+
+// Segments that libtorch's caching allocator has of CUDA. Both are called with the allocator's lock held, from any thread.
+typedef struct {
+  void (*came)(const void* context, int8_t device, uintptr_t start, size_t bytes);
+  void (*goes)(const void* context, int8_t device, uintptr_t start);  // before it is freed
+} st_segments;
+
+// Tells `watcher`, which must live for ever, of those that there are, some of them perhaps twice, and from then on of each that comes or
+// goes; it cannot be undone. Segments that grow ("expandable") are left out. Fails with allocators that have no tracker.
+st_status st_segments_watch(st_segments watcher, const void* context);
 
 // ---- named ranges (NVTX) -------------------------------------------------------------------------------------------------
 

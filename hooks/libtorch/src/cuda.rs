@@ -37,12 +37,15 @@ pub struct CudaDevice {
 }
 
 impl CudaDevice {
-    /// The device of this number, once [`load_cuda`] has succeeded and if there is one.
+    /// The device of this number, ready for use, once [`load_cuda`] has succeeded and if there is one.
     pub fn new(index: usize) -> Result<CudaDevice, TorchError> {
         let count = tch::Cuda::device_count();
         let known = usize::try_from(count).is_ok_and(|count| index < count);
         match i8::try_from(index) {
-            Ok(index) if known => Ok(CudaDevice { index }),
+            Ok(index) if known => {
+                check(ffi::st_device_initialise())?;
+                Ok(CudaDevice { index })
+            }
             _ => Err(TorchError(format!("there is no CUDA device {index}: libtorch sees {count}"))),
         }
     }

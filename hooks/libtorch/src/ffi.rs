@@ -55,6 +55,12 @@ pub(crate) struct StSaved {
 }
 
 #[repr(C)]
+pub(crate) struct StSegments {
+    pub(crate) came: extern "C" fn(*const c_void, i8, usize, usize),
+    pub(crate) goes: extern "C" fn(*const c_void, i8, usize),
+}
+
+#[repr(C)]
 pub(crate) struct StCallbacks {
     pub(crate) pack: extern "C" fn(*const c_void, *const StSaved, *mut *mut c_void) -> StStatus,
     pub(crate) unpack: extern "C" fn(*const c_void, *mut *mut StStorage) -> StStatus,
@@ -118,10 +124,12 @@ unsafe extern "C" {
     pub(crate) safe fn st_allocator_reset_peak();
     pub(crate) safe fn st_allocator_trim();
     pub(crate) safe fn st_deterministic() -> StStatus;
+    pub(crate) safe fn st_device_initialise() -> StStatus;
     pub(crate) fn st_device_stream(index: i8, stream: *mut *mut c_void) -> StStatus;
     pub(crate) fn st_device_allocate(index: i8, bytes: u64, storage: *mut *mut StStorage) -> StStatus;
     pub(crate) fn st_device_memory(index: i8, memory: *mut StMemory) -> StStatus;
     pub(crate) safe fn st_device_reset_peak(index: i8) -> StStatus;
+    pub(crate) fn st_segments_watch(watcher: StSegments, context: *const c_void) -> StStatus;
     pub(crate) safe fn st_ranges() -> bool;
     pub(crate) fn st_range_push(name: *const c_char) -> StStatus;
     pub(crate) safe fn st_range_pop() -> StStatus;

@@ -13,6 +13,7 @@ mod linear;
 mod memory;
 mod random;
 mod ranges;
+mod segments;
 mod storage;
 
 pub use circumstances::{Entered, Leaves, Modes, is_recording, layout, version};
@@ -27,4 +28,5 @@ pub use linear::linear_in_place;
 pub use memory::{MemoryStats, install_cpu_allocator, memory, reset_peak, trim};
 pub use random::RandomState;
 pub use ranges::{Range, range};
+pub use segments::{SegmentWatcher, watch_segments};
 pub use storage::{Storage, StorageId, WeakStorage};

@@ -32,6 +32,10 @@ int ssdtrain_malloc_hook_enable(int on);
 /* Writes the counters into the first size bytes of out; pass sizeof(struct ssdtrain_malloc_hook_stats). */
 void ssdtrain_malloc_hook_stats(struct ssdtrain_malloc_hook_stats *out, size_t size);
 
+/* Whether these bytes are all in one segment that is registered now: 1, and where that starts is written to *start; 0 if they are not;
+ * -1 while the hook is off. */
+int ssdtrain_malloc_hook_find(const void *address, size_t bytes, void **start);
+
 /* Prints one line of counters to standard error. */
 void ssdtrain_malloc_hook_print(void);
 

@@ -249,6 +249,13 @@ impl Book {
         Leave::Gone
     }
 
+    /// The segment with all of these bytes, if it is registered.
+    pub fn registered(&self, start: u64, bytes: usize) -> Option<Segment> {
+        let (_, (segment, state)) = self.segments.range(..=start).next_back()?;
+        let end = start.saturating_add(bytes as u64);
+        (*state == State::Registered && end <= segment.end()).then_some(*segment)
+    }
+
     /// A segment that was to be deregistered is, and leaves the book.
     pub fn deregistered(&mut self, segment: Segment) {
         if self.state_of(segment).is_some() {

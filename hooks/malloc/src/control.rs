@@ -2,7 +2,7 @@
 //!
 //! The C declarations are in `include/ssdtrain_malloc_hook.h`.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::io::Write as _;
 use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -50,6 +50,31 @@ pub unsafe extern "C" fn ssdtrain_malloc_hook_stats(out: *mut Stats, size: usize
         let known = size.min(size_of::<Stats>());
         // SAFETY: both are at least that long: the caller's promise, and the type's size.
         unsafe { std::ptr::copy_nonoverlapping((&raw const stats).cast::<u8>(), out.cast::<u8>(), known) };
+    }
+}
+
+/// Whether these bytes are all in one segment that is registered now: 1, and where that starts is written to `start`; 0 if they are not; -1
+/// while the hook is off.
+///
+/// # Safety
+/// `start` is a place for an address.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ssdtrain_malloc_hook_find(
+    address: *const c_void,
+    bytes: usize,
+    start: *mut *mut c_void,
+) -> c_int {
+    if !HOOK.is_on() {
+        return -1;
+    }
+    // A panic ends here; the caller then moves the bytes as those of memory that is not registered.
+    match catch_unwind(|| HOOK.registered(address.addr() as u64, bytes)) {
+        Ok(Some(segment)) => {
+            // SAFETY: the caller's promise.
+            unsafe { start.write(segment.start as *mut c_void) };
+            1
+        }
+        Ok(None) | Err(_) => 0,
     }
 }
 

@@ -133,6 +133,11 @@ impl<R: Registrar> Hook<R> {
         (self.book.lock().counts(), self.last_error.load(Ordering::Relaxed))
     }
 
+    /// The segment with all of these bytes, if it is registered now.
+    pub fn registered(&self, start: u64, bytes: usize) -> Option<Segment> {
+        self.book.lock().registered(start, bytes)
+    }
+
     fn enter(&self, start: u64, bytes: usize, kind: Kind) -> bool {
         // Whatever the book still has there is gone: its end was not seen.
         let ask = |book: &mut Book| book.leave(start, bytes, false);

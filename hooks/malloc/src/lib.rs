@@ -94,5 +94,6 @@ mod real;
 mod runtime;
 
 pub use control::{
-    Stats, ssdtrain_malloc_hook_enable, ssdtrain_malloc_hook_print, ssdtrain_malloc_hook_stats,
+    Stats, ssdtrain_malloc_hook_enable, ssdtrain_malloc_hook_find, ssdtrain_malloc_hook_print,
+    ssdtrain_malloc_hook_stats,
 };

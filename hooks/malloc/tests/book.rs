@@ -306,3 +306,24 @@ fn a_refusal_in_a_closed_book_leaves_nothing() {
     assert!(!book.settle(segment, false));
     assert!(book.is_empty());
 }
+
+#[test]
+fn bytes_are_found_in_the_segment_that_has_them_all_while_it_is_registered() {
+    let mut book = opened();
+    let starts = |book: &Book, start, bytes| book.registered(start, bytes).map(|segment| segment.start);
+    assert!(book.enter(PAGE, 4096, Kind::Plain) && book.enter(2 * PAGE, 4096, Kind::Plain));
+    assert_eq!(starts(&book, PAGE, 1), None, "it waits for its registration");
+    register(&mut book, PAGE);
+    register(&mut book, 2 * PAGE);
+    assert_eq!([PAGE, PAGE + 4095].map(|at| starts(&book, at, 1)), [Some(PAGE); 2]);
+    assert_eq!(starts(&book, PAGE - 1, 2), None);
+    assert_eq!(
+        starts(&book, PAGE + 4095, 2),
+        None,
+        "two segments are never one, even where one follows the other"
+    );
+    let Leave::Deregister(segment) = book.free(PAGE) else { panic!("it is registered") };
+    assert_eq!(starts(&book, PAGE, 1), None);
+    book.deregistered(segment);
+    assert_eq!(starts(&book, 2 * PAGE, 4096), Some(2 * PAGE));
+}

@@ -11,7 +11,7 @@ const ON: &[(&str, &str)] = &[("SSDTRAIN_MALLOC_HOOK", "1")];
 fn registered_throughout(report: &Report) {
     let live = report.number("first.really_live");
     assert!(live > 0, "{}", report.errors);
-    for name in ["live", "registered", "really_registered"] {
+    for name in ["live", "registered", "really_registered", "found"] {
         assert_eq!(report.number(&format!("first.{name}")), live, "{name}");
         assert_eq!(report.number(&format!("last.{name}")), 0, "{name}");
     }
@@ -25,7 +25,7 @@ fn registered_throughout(report: &Report) {
 }
 
 fn nothing_registered(report: &Report, when: &str) {
-    for name in ["registrations", "registered", "really_registered", "violations"] {
+    for name in ["registrations", "registered", "really_registered", "found", "violations"] {
         assert_eq!(report.number(&format!("{when}.{name}")), 0, "{when}: {name}");
     }
 }

@@ -4,19 +4,19 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::path::Path;
-use std::sync::Arc;
 
 use cufile_sys::sys::{CUFileStringConfigParameter_t as Text, CUfileDriverStatusFlags_t as Status};
 use cufile_sys::{Cause, Driver, File, Library, Search};
-use parking_lot::Mutex;
+use parking_lot::RwLock;
 use ssdtrain_libtorch::library_folder;
 
 use super::pool::{SystemCalls, Transport};
+use super::registered::Registered;
 use super::{CuFileMode, Direction, Op};
 use crate::device::{Context, has_cuda};
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::file::SpillFile;
 
 /// cuFile's driver, and the files that are registered with it.
 pub(crate) struct CuFile {
@@ -27,8 +27,10 @@ pub(crate) struct CuFile {
     before: Option<Moved>,
     /// That of the GPU whose memory transfers reach; none if they reach the host's only.
     context: Option<Context>,
-    /// By their addresses, which are theirs for as long as they are in here.
-    files: Mutex<HashMap<usize, File>>,
+    /// None where that is of no use.
+    memory: Option<Registered>,
+    /// By their descriptors' numbers, which are theirs for as long as the store is open.
+    files: RwLock<HashMap<RawFd, File>>,
 }
 
 /// Transfers that cuFile has counted, by the way they went.
@@ -76,7 +78,10 @@ impl CuFile {
             tracing::debug!(%error, "cuFile does not count its transfers");
         }
         let before = Moved::by(&driver);
-        Ok(CuFile { driver, expected, before, context, files: Mutex::default() })
+        // What goes through host memory gains nothing, and a registration then costs milliseconds and host memory.
+        let goes_directly = expected != CuFileMode::Compatibility && context.is_some();
+        let memory = goes_directly.then(|| Registered::with(&driver));
+        Ok(CuFile { driver, expected, before, context, memory, files: RwLock::default() })
     }
 
     /// How bytes went since this was opened, if this release tells and there were any. Others in the process count, too.
@@ -91,15 +96,9 @@ impl CuFile {
         }
     }
 
-    fn file(&self, file: &Arc<SpillFile>) -> Result<File, cufile_sys::Error> {
-        let mut files = self.files.lock();
-        let key = Arc::as_ptr(file).addr();
-        if let Some(known) = files.get(&key) {
-            return Ok(known.clone());
-        }
-        let registered = self.driver.register_file(Arc::clone(file))?;
-        files.insert(key, registered.clone());
-        Ok(registered)
+    fn file(&self, fd: BorrowedFd<'_>) -> io::Result<File> {
+        let files = self.files.read();
+        files.get(&fd.as_raw_fd()).cloned().ok_or_else(|| io::Error::other("cuFile was not told of the file"))
     }
 }
 
@@ -123,14 +122,23 @@ impl Transport for CuFile {
             return SystemCalls.transfer(op);
         }
         self.context.iter().try_for_each(Context::enter).map_err(io::Error::other)?;
-        let (file, ptr, len) = (self.file(op.file()).map_err(told)?, op.ptr(), op.len());
+        let (file, len) = (self.file(op.fd())?, op.len());
+        let offset = self.memory.as_ref().map_or(0, |memory| memory.offset(op.ptr().addr(), len));
+        let base = op.ptr().wrapping_sub(offset);
         match op.direction() {
-            // SAFETY: `op` owns `len` bytes at `ptr`, and its holder lets nobody else touch them meanwhile; the context is current.
-            Direction::Read => unsafe { file.read(ptr.cast(), len, op.offset(), 0) },
+            // SAFETY: `op` owns its bytes, which are `len` at `base` and `offset`, and its holder lets nobody else touch them meanwhile; if
+            // `base` is registered, they are within the segment. The context is current.
+            Direction::Read => unsafe { file.read(base.cast(), len, op.offset(), offset) },
             // SAFETY: as above, and nobody writes them meanwhile.
-            Direction::Write => unsafe { file.write(ptr.cast(), len, op.offset(), 0) },
+            Direction::Write => unsafe { file.write(base.cast(), len, op.offset(), offset) },
         }
         .map_err(told)
+    }
+
+    fn adopt(&self, file: BorrowedFd<'_>) -> io::Result<()> {
+        let registered = self.driver.register_file(file.try_clone_to_owned()?).map_err(told)?;
+        self.files.write().insert(file.as_raw_fd(), registered);
+        Ok(())
     }
 
     fn name(&self) -> &'static str {
@@ -139,6 +147,10 @@ impl Transport for CuFile {
 
     fn cufile(&self) -> Option<CuFileMode> {
         Some(self.seen().unwrap_or(self.expected))
+    }
+
+    fn registered(&self) -> Option<String> {
+        self.memory.as_ref().map(Registered::to_string)
     }
 }
 

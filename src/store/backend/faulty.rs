@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
@@ -100,12 +101,20 @@ impl Backend for Faulty {
         }
     }
 
+    fn adopt(&self, file: BorrowedFd<'_>) -> io::Result<()> {
+        self.inner.adopt(file)
+    }
+
     fn name(&self) -> &'static str {
         self.inner.name()
     }
 
     fn cufile(&self) -> Option<CuFileMode> {
         self.inner.cufile()
+    }
+
+    fn registered(&self) -> Option<String> {
+        self.inner.registered()
     }
 }
 

@@ -2,8 +2,10 @@
 
 mod cufile;
 mod faulty;
+mod malloc_hook;
 mod pool;
 mod queue;
+mod registered;
 #[cfg(test)]
 mod suite;
 mod throttled;
@@ -38,11 +40,23 @@ pub trait Backend: Send + Sync {
     /// that returns. It keeps the operation until the kernel is done with its memory and file.
     fn submit(&self, ops: Vec<Op>);
 
+    /// Learns of a file before its first operation. Of [`BackendKind::CuFile`](super::BackendKind::CuFile) it has a name meanwhile, and none
+    /// later.
+    fn adopt(&self, file: BorrowedFd<'_>) -> io::Result<()> {
+        let _ = file;
+        Ok(())
+    }
+
     /// The backend in words, as reports name it.
     fn name(&self) -> &'static str;
 
     /// How bytes go if cuFile moves them.
     fn cufile(&self) -> Option<CuFileMode> {
+        None
+    }
+
+    /// Whether the GPU memory that it reaches directly is registered, and who does it; none if it reaches none.
+    fn registered(&self) -> Option<String> {
         None
     }
 }
@@ -117,11 +131,6 @@ impl Op {
     /// Which way the bytes move.
     pub fn direction(&self) -> Direction {
         self.direction
-    }
-
-    /// The file itself.
-    fn file(&self) -> &Arc<SpillFile> {
-        &self.file
     }
 
     /// The file.

@@ -2,7 +2,7 @@
 //! with another [`Transport`] that makes its caller wait.
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
@@ -22,11 +22,22 @@ pub(crate) trait Transport: Send + Sync {
     /// Moves up to [`Op::len`] bytes; returns how many.
     fn transfer(&self, op: &Op) -> io::Result<usize>;
 
+    /// Learns of a file before its first operation, as [`Backend::adopt`].
+    fn adopt(&self, file: BorrowedFd<'_>) -> io::Result<()> {
+        let _ = file;
+        Ok(())
+    }
+
     /// The backend in words, as reports name it.
     fn name(&self) -> &'static str;
 
     /// How bytes go if cuFile moves them.
     fn cufile(&self) -> Option<CuFileMode> {
+        None
+    }
+
+    /// As [`Backend::registered`].
+    fn registered(&self) -> Option<String> {
         None
     }
 }
@@ -70,12 +81,20 @@ impl Backend for Pool {
         self.shared.push(ops);
     }
 
+    fn adopt(&self, file: BorrowedFd<'_>) -> io::Result<()> {
+        self.shared.transport.adopt(file)
+    }
+
     fn name(&self) -> &'static str {
         self.shared.transport.name()
     }
 
     fn cufile(&self) -> Option<CuFileMode> {
         self.shared.transport.cufile()
+    }
+
+    fn registered(&self) -> Option<String> {
+        self.shared.transport.registered()
     }
 }
 

@@ -3,12 +3,13 @@
 mod buffers;
 #[expect(dead_code, reason = "shared with the tests of cuFile itself")]
 #[path = "../../../cufile-sys/tests/stand_in/mod.rs"]
-mod stand_in;
+pub(super) mod stand_in;
 
 use std::cell::RefCell;
 use std::fs;
 use std::io;
 use std::num::NonZero;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -446,7 +447,9 @@ fn carry_out(
         Vec::new()
     });
     let buf = aligned(&vec![0; blocks * BLOCK]);
-    bench.backend().submit(vec![Op::new(direction, place, (buf, 0, blocks * BLOCK), done)]);
+    let backend = bench.backend();
+    backend.adopt(place.0.as_fd()).unwrap();
+    backend.submit(vec![Op::new(direction, place, (buf, 0, blocks * BLOCK), done)]);
     outcome.recv().unwrap()
 }
 

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::num::NonZero;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -58,12 +59,20 @@ impl Backend for Throttled {
         self.shared.changed.notify_one();
     }
 
+    fn adopt(&self, file: BorrowedFd<'_>) -> io::Result<()> {
+        self.inner.adopt(file)
+    }
+
     fn name(&self) -> &'static str {
         self.inner.name()
     }
 
     fn cufile(&self) -> Option<CuFileMode> {
         self.inner.cufile()
+    }
+
+    fn registered(&self) -> Option<String> {
+        self.inner.registered()
     }
 }
 

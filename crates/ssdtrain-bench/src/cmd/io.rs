@@ -8,7 +8,7 @@ use anyhow::Result;
 use clap::value_parser;
 use serde::Serialize;
 use ssdtrain::store::{Blob, Completion, IoBuf, Pin, Slot, Store, StoreConfig};
-use ssdtrain::{PathTrial, TensorCache, TensorCacheBuilder};
+use ssdtrain::{PathRates, PathTrial, TensorCache, TensorCacheBuilder};
 use tch::Device;
 
 use crate::cache::{Backend, spill_directories};
@@ -189,12 +189,14 @@ struct LoadRow {
     raw_path: String,
 }
 
-/// A way between a GPU and the disks, both directions at once.
+/// A way between a GPU and the disks: bytes per second of each direction, and of both at once, together.
 #[derive(Serialize)]
 struct PathRow {
     path: &'static str,
     by: String,
-    bytes_per_s: Option<f64>,
+    write_bytes_per_s: Option<f64>,
+    read_bytes_per_s: Option<f64>,
+    both_bytes_per_s: Option<f64>,
     refused: Option<String>,
     device: String,
 }
@@ -202,14 +204,16 @@ struct PathRow {
 fn path_rows(args: &Args, paths: &PathTrial) -> [PathRow; 2] {
     let device = device_name(args.device);
     let (direct, by) = match &paths.direct {
-        Ok((mode, rate)) => (Ok(*rate), format!("cuFile, {mode}")),
+        Ok((mode, rates)) => (Ok(*rates), format!("cuFile, {mode}")),
         Err(reason) => (Err(reason), "cuFile".to_owned()),
     };
-    let row = |path, by, rate: Result<f64, &String>| PathRow {
+    let row = |path, by, rates: Result<PathRates, &String>| PathRow {
         path,
         by,
-        bytes_per_s: rate.ok(),
-        refused: rate.err().cloned(),
+        write_bytes_per_s: rates.ok().map(|rates| rates.write),
+        read_bytes_per_s: rates.ok().map(|rates| rates.read),
+        both_bytes_per_s: rates.ok().map(|rates| rates.both),
+        refused: rates.err().cloned(),
         device: device.clone(),
     };
     let staged = paths.staged.as_ref().copied();
@@ -217,14 +221,19 @@ fn path_rows(args: &Args, paths: &PathTrial) -> [PathRow; 2] {
 }
 
 fn render_paths(rows: &[PathRow]) -> String {
-    table::render(
-        ["to disk and back", "by", "both at once"],
+    let shown = |rate: Option<f64>| {
+        rate.map_or_else(|| "-".to_owned(), |rate| format!("{}/s", size::format(rate as u64)))
+    };
+    let table = table::render(
+        ["GPU to disk and back", "by", "write", "read", "both at once"],
         rows.iter().map(|row| {
-            let rate = row.bytes_per_s.map(|rate| format!("{}/s", size::format(rate as u64)));
-            let shown = rate.or_else(|| row.refused.clone()).unwrap_or_default();
-            [row.path.to_owned(), row.by.clone(), shown]
+            let rates = [row.write_bytes_per_s, row.read_bytes_per_s, row.both_bytes_per_s].map(shown);
+            let [write, read, both] = rates;
+            [row.path.to_owned(), row.by.clone(), write, read, both]
         }),
-    )
+    );
+    let refused = rows.iter().filter_map(|row| Some(format!("\n{}: {}\n", row.path, row.refused.as_ref()?)));
+    table + &refused.collect::<String>()
 }
 
 fn render(rows: &[Row]) -> String {

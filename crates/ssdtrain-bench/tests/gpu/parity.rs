@@ -60,7 +60,7 @@ fn every_way_is_taken(lab: &Lab) {
 }
 
 #[derive(Clone, Copy)]
-struct Shape {
+pub(crate) struct Shape {
     batch: i64,
     block: i64,
     hidden: i64,
@@ -68,7 +68,7 @@ struct Shape {
     vocab: i64,
 }
 
-const SMALL: Shape = Shape { batch: 2, block: 16, hidden: 64, heads: 2, vocab: 50 };
+pub(crate) const SMALL: Shape = Shape { batch: 2, block: 16, hidden: 64, heads: 2, vocab: 50 };
 /// Attention of several blocks of keys; more than a bounce buffer holds.
 const LARGE: Shape = Shape { batch: 16, block: 512, hidden: 512, heads: 8, vocab: 4096 };
 
@@ -115,16 +115,20 @@ fn ways(lab: &Lab, shape: &Shape) -> Vec<(&'static str, TensorCacheBuilder)> {
     ]
 }
 
-/// Runs the computation without a cache, and with one of every kind: with a backward at once, after all was moved, and at once again
-/// with what the cache has learned.
 fn parity(lab: &Lab, shape: Shape, kind: Kind) {
+    agree(lab, shape, kind, ways(lab, &shape));
+}
+
+/// Runs the computation without a cache, and with each of these: with a backward at once, after all was moved, and at once again
+/// with what the cache has learned.
+pub(crate) fn agree(lab: &Lab, shape: Shape, kind: Kind, ways: Vec<(&'static str, TensorCacheBuilder)>) {
     let sources = shape.sources(lab, kind);
     let plain = leaves(&sources);
     tch::manual_seed(7);
     let expected = shape.mixed(&plain);
     expected.backward();
     assert!(expected.double_value(&[]).is_finite(), "the loss is {expected:?}: the test would compare NaN");
-    for (name, way) in ways(lab, &shape) {
+    for (name, way) in ways {
         let cache = way.build().unwrap();
         for flush in [false, true, false] {
             let inputs = leaves(&sources);

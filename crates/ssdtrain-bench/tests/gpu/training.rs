@@ -39,7 +39,7 @@ fn a_gpt_trains_to_the_same_bits_with_parts_recomputed(lab: &Lab) {
         ("host pool, layers recomputed", pool(), Recompute::Layer),
         ("host pool, cheap recomputed", pool(), Recompute::Cheap),
     ];
-    agree(lab, ways.map(|(way, cache, recompute)| Learner::new(lab, way, cache, None, recompute)));
+    agree(lab, ways.map(|(way, cache, recompute)| Learner::new(lab, way, cache, None, recompute)).into());
 }
 
 /// What a step saves is more than the smallest host pool holds.
@@ -99,17 +99,27 @@ impl Learner {
 fn train(lab: &Lab, chunk: Option<NonZero<u32>>) {
     let disk = || lab.cache().spill_to(env::temp_dir());
     let ways = [
-        ("keep", TensorCache::builder().policy(Policy::Keep)),
         ("host pool", lab.cache().host_pool(64 * MIB).device_budget(1).prefetch(0)),
         ("host pool, ahead", lab.cache().host_pool(64 * MIB).device_budget(2 * MIB).prefetch(512 * KIB)),
         ("disk", disk().host_pool(2 * MIB).device_budget(1).prefetch(0)),
         ("disk, ahead", disk().host_pool(2 * MIB).device_budget(2 * MIB).prefetch(512 * KIB)),
     ];
-    agree(lab, ways.map(|(way, cache)| Learner::new(lab, way, cache, chunk, Recompute::None)));
+    agree_with_keep(lab, chunk, ways);
+}
+
+/// Trains side by side with a cache that keeps everything.
+pub(crate) fn agree_with_keep<const N: usize>(
+    lab: &Lab,
+    chunk: Option<NonZero<u32>>,
+    ways: [(&'static str, TensorCacheBuilder); N],
+) {
+    let keep = ("keep", TensorCache::builder().policy(Policy::Keep));
+    let learner = |(way, cache)| Learner::new(lab, way, cache, chunk, Recompute::None);
+    agree(lab, [keep].into_iter().chain(ways).map(learner).collect());
 }
 
 /// Trains side by side; the first is the one to agree with.
-fn agree<const N: usize>(lab: &Lab, mut learners: [Learner; N]) {
+fn agree(lab: &Lab, mut learners: Vec<Learner>) {
     for index in 0..lab.suited(200, 2) {
         let batch = batch(lab, index);
         let losses: Vec<_> = learners.iter_mut().map(|learner| learner.gradients(&batch, index)).collect();

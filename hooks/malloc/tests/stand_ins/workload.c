@@ -141,10 +141,15 @@ static long count_of(const char *name) {
 
 static void say(const char *when) {
     void (*read)(struct ssdtrain_malloc_hook_stats *, size_t) = dlsym(RTLD_DEFAULT, "ssdtrain_malloc_hook_stats");
+    int (*find)(const void *, size_t, void **) = dlsym(RTLD_DEFAULT, "ssdtrain_malloc_hook_find");
     struct ssdtrain_malloc_hook_stats it = {0};
-    long live = 0;
+    long live = 0, found = 0;
     for (int thread = 0; thread < THREADS; thread++)
-        for (int i = 0; i < KEPT; i++) live += kept[thread][i] != NULL;
+        for (int i = 0; i < KEPT; i++) {
+            void *start = NULL;
+            live += kept[thread][i] != NULL;
+            found += kept[thread][i] && find && find((char *)kept[thread][i] + 1, 1, &start) == 1 && start == kept[thread][i];
+        }
     if (read) read(&it, sizeof it);
     printf("%s.really_live=%ld\n%s.really_registered=%ld\n%s.violations=%ld\n", when, live, when, ledger_registered(),
            when, ledger_violations());
@@ -154,6 +159,7 @@ static void say(const char *when) {
            (long)it.deregistrations, when, (long)it.refusals);
     printf("%s.live=%ld\n%s.registered=%ld\n%s.last_error=%ld\n", when, (long)it.live_segments, when,
            (long)it.registered_segments, when, (long)it.last_error);
+    printf("%s.found=%ld\n", when, found);
     printf("%s.asked=%ld\n%s.opened=%ld\n", when, count_of("stand_in_asked"), when, count_of("stand_in_opened"));
 }
 

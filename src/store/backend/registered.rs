@@ -1,0 +1,211 @@
+//! GPU memory that is registered with cuFile: it moves bytes straight into such memory, and by way of bounce buffers into other.
+//!
+//! What is registered are whole segments of libtorch's allocator, each when the first of its bytes is moved: by this, which hears of
+//! segments from the allocator's trace tracker, or by the malloc hook where that is preloaded and on. Transfers name a segment by
+//! its first byte, as cuFile wants it. Memory that cuFile refuses is moved all the same.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, OnceLock, Weak};
+
+use cufile_sys::{Buffer, Driver};
+use parking_lot::Mutex;
+use ssdtrain_libtorch::{SegmentWatcher, watch_segments};
+
+use super::malloc_hook::MallocHook;
+
+/// The memory of one GPU, as transfers name it.
+pub(super) struct Registered(Who);
+
+enum Who {
+    /// The preloaded library registers what is allocated while it is on.
+    MallocHook(MallocHook),
+    Allocator(Arc<Book>),
+    Nobody(String),
+}
+
+/// The live segments of this process.
+pub(super) struct Segments {
+    /// Their bytes, by their first addresses, which are unique over all devices.
+    live: Mutex<BTreeMap<usize, usize>>,
+    books: Mutex<Vec<Weak<Book>>>,
+    watched: OnceLock<Result<(), String>>,
+}
+
+/// What is registered with one driver.
+struct Book {
+    driver: Driver,
+    segments: &'static Segments,
+    /// By first address; none if cuFile has refused it.
+    buffers: Mutex<BTreeMap<usize, Option<Buffer>>>,
+}
+
+static SEGMENTS: Segments = Segments::new();
+
+impl Registered {
+    /// Registers with `driver`, if anything tells of segments here.
+    pub(super) fn with(driver: &Driver) -> Registered {
+        if let Some(hook) = MallocHook::find() {
+            return Registered(Who::MallocHook(hook));
+        }
+        let watched =
+            SEGMENTS.watched.get_or_init(|| watch_segments(&SEGMENTS).map_err(|error| error.to_string()));
+        Registered(match watched {
+            Ok(()) => Who::Allocator(SEGMENTS.book(driver)),
+            Err(reason) => Who::Nobody(reason.clone()),
+        })
+    }
+
+    /// How far these bytes are from the first of the registered segment that they are in; 0 if they are in none. Their memory must be in
+    /// use.
+    pub(super) fn offset(&self, address: usize, bytes: usize) -> usize {
+        let start = match &self.0 {
+            Who::MallocHook(hook) => hook.segment_of(address, bytes),
+            Who::Allocator(book) => book.registered(address, bytes),
+            Who::Nobody(_) => None,
+        };
+        start.map_or(0, |start| address - start)
+    }
+}
+
+impl fmt::Display for Registered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Who::MallocHook(_) => f.write_str("GPU memory registered by the malloc hook"),
+            Who::Allocator(book) => book.fmt(f),
+            Who::Nobody(reason) => write!(f, "GPU memory not registered: {reason}"),
+        }
+    }
+}
+
+impl Segments {
+    pub(super) const fn new() -> Segments {
+        Segments {
+            live: Mutex::new(BTreeMap::new()),
+            books: Mutex::new(Vec::new()),
+            watched: OnceLock::new(),
+        }
+    }
+
+    fn book(&'static self, driver: &Driver) -> Arc<Book> {
+        let book = Arc::new(Book { driver: driver.clone(), segments: self, buffers: Mutex::default() });
+        let mut books = self.books.lock();
+        books.retain(|book| book.strong_count() > 0);
+        books.push(Arc::downgrade(&book));
+        book
+    }
+
+    /// The segment with these bytes: its first one, and how many it has.
+    fn of(&self, address: usize, bytes: usize) -> Option<(usize, usize)> {
+        let live = self.live.lock();
+        let (start, all) = live.range(..=address).next_back()?;
+        (address - start + bytes <= *all).then_some((*start, *all))
+    }
+}
+
+impl SegmentWatcher for Segments {
+    fn came(&self, _device: usize, start: usize, bytes: usize) {
+        self.live.lock().insert(start, bytes);
+    }
+
+    fn goes(&self, _device: usize, start: usize) {
+        self.live.lock().remove(&start);
+        let books: Vec<Arc<Book>> = self.books.lock().iter().filter_map(Weak::upgrade).collect();
+        for book in books {
+            // Deregistered before this returns, and the memory is freed.
+            let buffer = book.buffers.lock().remove(&start);
+            drop(buffer);
+        }
+    }
+}
+
+impl Book {
+    /// The registered segment with these bytes, which is registered now if it was not tried before.
+    fn registered(&self, address: usize, bytes: usize) -> Option<usize> {
+        let (start, bytes) = self.segments.of(address, bytes)?;
+        let mut buffers = self.buffers.lock();
+        let buffer = buffers.entry(start).or_insert_with(|| self.register(start, bytes));
+        buffer.is_some().then_some(start)
+    }
+
+    fn register(&self, start: usize, bytes: usize) -> Option<Buffer> {
+        // SAFETY: the segment has a byte that is in use, so it is not freed now; before it is, `goes` drops the buffer.
+        let outcome = unsafe { self.driver.register_buffer(start as *const _, bytes) };
+        outcome
+            .inspect_err(|error| tracing::debug!(%error, "cuFile moves a segment's bytes by bounce buffers"))
+            .ok()
+    }
+}
+
+impl fmt::Display for Book {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let buffers = self.buffers.lock();
+        let refused = buffers.values().filter(|buffer| buffer.is_none()).count();
+        f.write_str("GPU memory registered as libtorch's allocator tells")?;
+        if refused > 0 { write!(f, " ({refused} of {} segments refused)", buffers.len()) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::suite::stand_in::StandIn;
+    use super::*;
+
+    fn book(stand_in: &StandIn) -> (&'static Segments, Arc<Book>) {
+        let segments: &'static Segments = Box::leak(Box::new(Segments::new()));
+        (segments, segments.book(&stand_in.driver()))
+    }
+
+    #[test]
+    fn a_segment_is_registered_with_its_first_transfer_and_deregistered_before_it_is_freed() {
+        let stand_in = StandIn::new();
+        let (segments, book) = book(&stand_in);
+        segments.came(0, 4096, 8192);
+        segments.came(0, 4096, 8192);
+        assert_eq!(stand_in.count("cuFileBufRegister"), 0);
+        let registered = Registered(Who::Allocator(Arc::clone(&book)));
+        assert_eq!([4096, 5000, 12_287].map(|at| registered.offset(at, 1)), [0, 904, 8191]);
+        assert_eq!([4095, 12_287].map(|at| registered.offset(at, 2)), [0, 0]);
+        assert_eq!((stand_in.count("cuFileBufRegister"), stand_in.count("cuFileBufDeregister")), (1, 0));
+        segments.goes(0, 4096);
+        assert_eq!(stand_in.count("cuFileBufDeregister"), 1);
+        assert_eq!(registered.offset(5000, 1), 0);
+        drop((registered, book));
+        stand_in.assert_nothing_is_left();
+    }
+
+    #[test]
+    fn addresses_that_are_used_again_are_registered_again() {
+        let stand_in = StandIn::new();
+        let (segments, book) = book(&stand_in);
+        for bytes in [4096, 1 << 20] {
+            segments.came(0, 4096, bytes);
+            assert_eq!(book.registered(4096, 1), Some(4096));
+            segments.goes(0, 4096);
+        }
+        assert_eq!(stand_in.count("cuFileBufRegister"), 2);
+    }
+
+    #[test]
+    fn what_is_refused_is_moved_all_the_same_not_asked_again_and_told() {
+        let stand_in = StandIn::new();
+        let (segments, book) = book(&stand_in);
+        stand_in.fail("cuFileBufRegister", 5027);
+        segments.came(0, 4096, 4096);
+        let registered = Registered(Who::Allocator(book));
+        assert_eq!([registered.offset(5000, 1), registered.offset(5000, 1)], [0, 0]);
+        assert_eq!(stand_in.count("cuFileBufRegister"), 1);
+        assert!(registered.to_string().contains("1 of 1 segments refused"), "{registered}");
+    }
+
+    #[test]
+    fn nothing_stays_registered_after_the_backend() {
+        let stand_in = StandIn::new();
+        let (segments, first) = book(&stand_in);
+        segments.came(0, 4096, 4096);
+        first.registered(4096, 1);
+        drop(first);
+        stand_in.assert_nothing_is_left();
+        segments.goes(0, 4096);
+    }
+}
