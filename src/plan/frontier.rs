@@ -5,6 +5,7 @@ use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
+use super::simulate::{Bounds, run_within};
 use super::{Leaving, Limits, Machine, Placement, Prediction, Workload};
 use crate::bytes::Bytes;
 
@@ -55,7 +56,7 @@ pub struct OutOfReach {
     pub kept: Duration,
 }
 
-/// The placements worth considering for one workload on one machine, simulated.
+/// The placements worth considering for one workload on one machine.
 #[derive(Clone, Debug)]
 pub struct Frontier<'a> {
     work: &'a Workload,
@@ -63,16 +64,26 @@ pub struct Frontier<'a> {
     caps: Caps,
     /// Entries with a recipe, those first whose bytes cost least to compute again.
     recipes: Vec<usize>,
+    levels: Vec<Level>,
+    /// By rising target.
     points: Vec<Point>,
 }
 
+/// A share of the recipes that is used.
+#[derive(Clone, Debug)]
+struct Level {
+    /// What is computed again; all else is kept.
+    placements: Vec<Placement>,
+    /// Most bytes needed at once beside what is there: in forward, where something is saved, and in backward.
+    needs: [u64; 2],
+}
+
 /// A placement, by how it is made.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Point {
+    level: usize,
+    /// For the peak.
     target: u64,
-    /// So many of the recipes are used.
-    recomputed: usize,
-    prediction: Prediction,
 }
 
 impl Default for Caps {
@@ -94,9 +105,10 @@ impl Goal {
 }
 
 impl Goal {
-    fn allows(&self, prediction: &Prediction, kept: Duration) -> bool {
-        let longest = self.step.map_or(f64::INFINITY, |times| times * kept.as_secs_f64());
-        prediction.peak() <= self.peak.unwrap_or(u64::MAX) && prediction.step.as_secs_f64() <= longest
+    /// What it allows where a step with everything kept takes so long.
+    fn bounds(&self, kept: Duration) -> Bounds {
+        let step = self.step.map_or(f64::INFINITY, |times| times * kept.as_secs_f64());
+        Bounds { peak: self.peak.unwrap_or(u64::MAX), step }
     }
 
     /// Which of two that it allows is better: less.
@@ -113,7 +125,7 @@ impl Goal {
 }
 
 impl<'a> Frontier<'a> {
-    /// Simulates what is worth considering. It takes some hundred simulations.
+    /// What is worth considering. It is simulated when a plan is asked for.
     pub fn new(work: &'a Workload, machine: &'a Machine, caps: Caps) -> Frontier<'a> {
         let price = |index: &usize| {
             let entry = work.entries[*index];
@@ -123,68 +135,77 @@ impl<'a> Frontier<'a> {
             |index: &usize| work.entries[*index].recompute.is_some() && work.entries[*index].is_movable();
         let mut recipes: Vec<usize> = (0..work.entries.len()).filter(with_recipe).collect();
         recipes.sort_by(|left, right| price(left).total_cmp(&price(right)));
-        let mut frontier = Frontier { work, machine, caps, recipes, points: Vec::new() };
+        let mut frontier = Frontier { work, machine, caps, recipes, levels: Vec::new(), points: Vec::new() };
+        frontier.levels = frontier.recompute_levels().map(|recomputed| frontier.level(recomputed)).collect();
         let kept = work.simulate(&[], machine, &Limits::default()).peak();
-        for recomputed in frontier.recompute_levels() {
-            let lowest = frontier.needs(&frontier.recomputing(recomputed)).into_iter().max().unwrap_or(0);
+        for (level, Level { needs, .. }) in frontier.levels.iter().enumerate() {
+            let lowest = needs[0].max(needs[1]);
             let step = kept.saturating_sub(lowest).div_ceil(TARGETS);
-            let targets = (0..TARGETS).map(|level| lowest.saturating_add(step.saturating_mul(level)));
-            for target in targets.chain([u64::MAX]) {
-                let prediction = frontier.realise(target, recomputed).prediction;
-                frontier.points.push(Point { target, recomputed, prediction });
-            }
+            let targets = (0..TARGETS).map(|nth| lowest.saturating_add(step.saturating_mul(nth)));
+            frontier.points.extend(targets.chain([u64::MAX]).map(|target| Point { level, target }));
         }
+        frontier.points.sort_by_key(|point| point.target);
         frontier
     }
 
     /// The best placement there is for the goal. Where several take the same time, the one that moves least.
     pub fn plan(&self, goal: Goal) -> Result<Plan, OutOfReach> {
         let kept = self.work.computed();
-        let within = |point: &&Point| goal.allows(&point.prediction, kept) && self.affords(&point.prediction);
-        let better = |left: &&Point, right: &&Point| goal.order(&left.prediction, &right.prediction);
-        let Some(best) = self.points.iter().filter(within).min_by(better) else {
+        let bounds = goal.bounds(kept);
+        let Some((point, plan)) = self.best(goal, bounds) else {
             let lowest = self.lowest().prediction;
             return Err(OutOfReach { peak: lowest.peak(), step: lowest.step, kept });
         };
-        let chosen = self.realise(best.target, best.recomputed);
-        let below = |point: &&Point| point.recomputed == best.recomputed && point.target < best.target;
-        let below = self.points.iter().filter(below).map(|point| point.target).max();
+        let below = |other: &&Point| other.level == point.level && other.target < point.target;
+        let below = self.points.iter().filter(below).map(|other| other.target).max();
         match below.filter(|_| goal.step.is_some()) {
-            Some(below) => {
-                Ok(self.between(below, best, chosen, |told| goal.allows(told, kept) && self.affords(told)))
-            }
-            None => Ok(chosen),
+            Some(below) => Ok(self.between(below, point, plan, bounds)),
+            None => Ok(plan),
         }
     }
 
+    /// The best of the points. What turns out to be worse than the best so far is not simulated any further, so those that
+    /// promise most come first: the lowest where a time is given, otherwise the highest.
+    fn best(&self, goal: Goal, mut bounds: Bounds) -> Option<(Point, Plan)> {
+        let mut points = self.points.clone();
+        if goal.step.is_none() {
+            points.reverse();
+        }
+        let mut best: Option<(Point, Plan)> = None;
+        for point in points {
+            let Some(plan) = self.realise(point, &bounds) else { continue };
+            let better = best.as_ref().is_none_or(|(other, best)| {
+                goal.order(&plan.prediction, &best.prediction).then(point.cmp(other)).is_lt()
+            });
+            if better {
+                match goal.step {
+                    Some(_) => bounds.peak = plan.prediction.peak(),
+                    None => bounds.step = plan.prediction.step.as_secs_f64(),
+                }
+                best = Some((point, plan));
+            }
+        }
+        best
+    }
+
     /// The lowest placement that is fine between one that is not, or is no lower, and one that is.
-    fn between(
-        &self,
-        mut below: u64,
-        best: &Point,
-        chosen: Plan,
-        fine: impl Fn(&Prediction) -> bool,
-    ) -> Plan {
+    fn between(&self, mut below: u64, best: Point, chosen: Plan, mut bounds: Bounds) -> Plan {
         let (mut above, mut lowest) = (best.target, chosen);
         for _ in 0..HALVINGS {
-            let middle = below + (above.min(2 * lowest.prediction.peak()).max(below) - below) / 2;
-            let tried = self.realise(middle, best.recomputed);
-            if fine(&tried.prediction) && tried.prediction.peak() <= lowest.prediction.peak() {
-                (above, lowest) = (middle, tried);
-            } else {
-                below = middle;
+            bounds.peak = lowest.prediction.peak();
+            let target = below + (above.min(2 * bounds.peak).max(below) - below) / 2;
+            match self.realise(Point { target, ..best }, &bounds) {
+                Some(tried) => (above, lowest) = (target, tried),
+                None => below = target,
             }
         }
         lowest
     }
 
-    fn affords(&self, prediction: &Prediction) -> bool {
-        prediction.written <= self.caps.written
-    }
-
     /// The predictions that no other beats in both step and peak, by rising peak.
     pub fn efficient(&self) -> Vec<Prediction> {
-        let mut all: Vec<Prediction> = self.points.iter().map(|point| point.prediction).collect();
+        let simulated = self.points.iter().filter_map(|point| self.realise(*point, &Bounds::NONE));
+        let mut all: Vec<Prediction> = simulated.map(|plan| plan.prediction).collect();
         all.sort_by(|left, right| left.peak().cmp(&right.peak()).then(left.step.cmp(&right.step)));
         let mut quickest = Duration::MAX;
         all.retain(|point| {
@@ -196,20 +217,14 @@ impl<'a> Frontier<'a> {
     }
 
     /// The lowest peak there is, whatever it takes, within the caps.
+    #[expect(clippy::expect_used, reason = "there are points, and nothing is out of bounds")]
     pub fn lowest(&self) -> Plan {
-        let lowest =
-            self.points.iter().filter(|point| self.affords(&point.prediction)).min_by(|left, right| {
-                let lower = left.prediction.peak().cmp(&right.prediction.peak());
-                lower.then(left.prediction.step.cmp(&right.prediction.step))
-            });
-        match lowest {
-            Some(point) => self.realise(point.target, point.recomputed),
-            None => self.realise(u64::MAX, 0),
-        }
+        let lowest = Goal { peak: None, step: Some(f64::INFINITY) };
+        self.best(lowest, Bounds::NONE).expect("the first point at least").1
     }
 
     /// How many recipes are used, from none to all, in even shares of their bytes.
-    fn recompute_levels(&self) -> Vec<usize> {
+    fn recompute_levels(&self) -> impl Iterator<Item = usize> {
         let bytes =
             |recipes: &[usize]| recipes.iter().map(|&index| self.work.entries[index].bytes).sum::<u64>();
         let all = bytes(&self.recipes) as f64;
@@ -223,21 +238,16 @@ impl<'a> Frontier<'a> {
         };
         let mut levels: Vec<usize> = RECOMPUTED.into_iter().map(count).collect();
         levels.dedup();
-        levels
+        levels.into_iter()
     }
 
     /// Everything kept but the first so many of the recipes.
-    fn recomputing(&self, recomputed: usize) -> Vec<Placement> {
-        let mut placements = vec![Placement::Keep; self.work.entries.len()];
+    fn level(&self, recomputed: usize) -> Level {
+        let Workload { entries, turn_extra, .. } = self.work;
+        let mut placements = vec![Placement::Keep; entries.len()];
         for &index in &self.recipes[..recomputed] {
             placements[index] = Placement::Recompute;
         }
-        placements
-    }
-
-    /// Most bytes needed at once beside what is there: in forward, where something is saved, and in backward.
-    fn needs(&self, placements: &[Placement]) -> [u64; 2] {
-        let Workload { entries, turn_extra, .. } = self.work;
         let mut in_use: Vec<usize> = Vec::new();
         let forward = entries.iter().enumerate().map(|(index, entry)| {
             in_use.retain(|&other| entries[other].in_use_until >= index);
@@ -246,20 +256,20 @@ impl<'a> Frontier<'a> {
             others + entry.bytes + entry.forward_extra
         });
         let forward = forward.max();
-        let backward = entries.iter().zip(placements).map(|(entry, placement)| {
+        let backward = entries.iter().zip(&placements).map(|(entry, placement)| {
             // It comes before what it is computed from goes.
             let again = if *placement == Placement::Recompute { entry.bytes } else { 0 };
             again + entry.backward_extra
         });
-        [forward.unwrap_or(0).max(*turn_extra), backward.max().unwrap_or(0)]
+        let needs = [forward.unwrap_or(0).max(*turn_extra), backward.max().unwrap_or(0)];
+        Level { placements, needs }
     }
 
     /// The placement for a target of the peak: what fits at the end of forward stays, everything before it leaves, the oldest for the
-    /// disk as far as the host has no room.
-    fn realise(&self, target: u64, recomputed: usize) -> Plan {
+    /// disk as far as the host has no room. None if it does not keep to the bounds.
+    fn realise(&self, Point { level, target }: Point, bounds: &Bounds) -> Option<Plan> {
         let entries = &self.work.entries;
-        let mut placements = self.recomputing(recomputed);
-        let [produced, used] = self.needs(&placements);
+        let Level { mut placements, needs: [produced, used] } = self.levels[level].clone();
         let limits = Limits {
             device_budget: target.saturating_sub(produced),
             backward_budget: target.saturating_sub(used),
@@ -278,8 +288,8 @@ impl<'a> Frontier<'a> {
             }
         }
         self.send_below(&moved, &mut placements);
-        let prediction = self.work.simulate(&placements, self.machine, &limits);
-        Plan { placements, limits, prediction }
+        let prediction = run_within(bounds, self.work, &placements, self.machine, &limits)?;
+        Some(Plan { placements, limits, prediction })
     }
 
     /// Places what is to leave, given newest first.
