@@ -10,11 +10,11 @@ use super::{Leaving, Limits, Machine, Placement, Prediction, Workload};
 use crate::bytes::Bytes;
 
 /// Targets for the peak, from the lowest that could be to that of keeping everything.
-const TARGETS: u64 = 16;
+const TARGETS: u64 = 32;
 /// Shares of the bytes that could be computed again that are.
 const RECOMPUTED: [f64; 3] = [0.0, 0.5, 1.0];
 /// Where a time is given, the last target within it is told from the first that is not this finely: in halves of halves.
-const HALVINGS: u32 = 5;
+const HALVINGS: u32 = 4;
 
 /// What a plan may take beside the machine's host pool. By default all there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
