@@ -28,9 +28,10 @@ fn plan(c: &mut Criterion) {
         host_pool: 16 << 30,
         ..Machine::default()
     };
-    c.bench_function("plan_10000", |b| {
-        b.iter(|| Frontier::new(&work, &machine, Caps::default()).plan(Goal::budget(8 << 30)));
-    });
+    for (name, goal) in [("plan_10000", Goal::budget(8 << 30)), ("plan_10000_overhead", Goal::overhead(0.01))]
+    {
+        c.bench_function(name, |b| b.iter(|| Frontier::new(&work, &machine, Caps::default()).plan(goal)));
+    }
 }
 
 criterion_group!(benches, plan);

@@ -19,6 +19,8 @@ pub(super) struct Disk {
     waiting: VecDeque<(usize, u64, f64)>,
     /// Writes that have: which, and when they end. One after another, so in that order.
     begun: VecDeque<(usize, f64)>,
+    /// Until then no write begins or ends.
+    quiet_until: f64,
 }
 
 impl Lane {
@@ -35,16 +37,22 @@ impl Lane {
 
 impl Disk {
     pub(super) fn new(write: f64, read: f64) -> Disk {
-        Disk { write, read, free: 0.0, waiting: VecDeque::new(), begun: VecDeque::new() }
+        let (waiting, begun) = (VecDeque::new(), VecDeque::new());
+        Disk { write, read, free: 0.0, waiting, begun, quiet_until: f64::INFINITY }
     }
 
     /// Queues a write that can begin at `ready`. Numbers rise.
     pub(super) fn write(&mut self, which: usize, bytes: u64, ready: f64) {
         self.waiting.push_back((which, bytes, ready));
+        self.quiet_until = self.quiet_until.min(self.free.max(ready));
     }
 
     /// Drops a write that has not begun.
     pub(super) fn cancel(&mut self, which: usize) {
+        // As a rule it is the last, or there is none.
+        if self.waiting.back().is_none_or(|(last, ..)| *last < which) {
+            return;
+        }
         if let Ok(place) = self.waiting.binary_search_by_key(&which, |(other, ..)| *other) {
             self.waiting.remove(place);
         }
@@ -59,8 +67,15 @@ impl Disk {
 
     /// The next of the writes that have ended at `now`; each is told once.
     pub(super) fn written_by(&mut self, now: f64) -> Option<usize> {
+        if now < self.quiet_until {
+            return None;
+        }
         self.begin_writes(|start| start <= now);
-        self.begun.pop_front_if(|(_, end)| *end <= now).map(|(which, _)| which)
+        let written = self.begun.pop_front_if(|(_, end)| *end <= now).map(|(which, _)| which);
+        let begins = self.waiting.front().map(|(_, _, ready)| self.free.max(*ready));
+        let ends = self.begun.front().map(|(_, end)| *end);
+        self.quiet_until = begins.into_iter().chain(ends).fold(f64::INFINITY, f64::min);
+        written
     }
 
     /// When the write that ends next does; none if there is none.

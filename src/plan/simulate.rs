@@ -6,6 +6,9 @@ use std::time::Duration;
 use super::lanes::{Disk, Lane};
 use super::{Entry, Leaving, Limits, Machine, Placement, Prediction, Recompute, Workload};
 
+/// Sums of seconds differ by less.
+const ROUNDING: f64 = 1e-6;
+
 /// Where an entry is.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 enum At {
@@ -42,6 +45,8 @@ struct Run<'a> {
     now: f64,
     places: Vec<Place>,
     on_device: u64,
+    /// The entry that forward is at.
+    saving: usize,
     /// Entries that are not counted there, but that the program may still hold.
     in_use: Vec<usize>,
     in_host: u64,
@@ -57,7 +62,18 @@ struct Run<'a> {
     /// All from here on was asked for or looked at, for loading and for reading.
     loading_from: usize,
     reading_from: usize,
+    /// Seconds that the device waited or computed something again.
+    lost: f64,
     told: Prediction,
+}
+
+/// What a step may take for it to be of interest.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    pub(super) peak: u64,
+    /// In seconds, and how long it takes with everything kept.
+    pub(super) step: f64,
+    pub(super) kept: f64,
 }
 
 /// Why the device waits.
@@ -68,47 +84,96 @@ enum Cause {
     Load,
 }
 
+impl Bounds {
+    pub(super) const NONE: Bounds = Bounds { peak: u64::MAX, step: f64::INFINITY, kept: 0.0 };
+}
+
+/// What the step does.
 pub(super) fn run(
     work: &Workload,
     placements: &[Placement],
     machine: &Machine,
     limits: &Limits,
 ) -> Prediction {
-    let entries = &work.entries[..];
-    let mut run = Run {
-        entries,
-        placements,
-        machine,
-        limits,
-        now: 0.0,
-        places: vec![Place::default(); entries.len()],
-        on_device: 0,
-        in_use: Vec::new(),
-        in_host: 0,
-        early: 0,
-        near: 0,
-        copies_out: Lane::new(machine.copy_out),
-        copies_in: Lane::new(machine.copy_in),
-        disk: Disk::new(machine.disk_write, machine.disk_read),
-        leaving: VecDeque::new(),
-        clean: VecDeque::new(),
-        loading_from: entries.len(),
-        reading_from: entries.len(),
-        told: Prediction::default(),
-    };
-    (0..entries.len()).for_each(|entry| run.save(entry));
-    run.turn(work.turn, work.turn_extra);
-    (0..entries.len()).rev().for_each(|entry| run.use_again(entry));
-    run.compute(work.rest);
-    run.told.step = Duration::from_secs_f64(run.now);
+    let mut run = Run::new(work, placements, machine, limits);
+    run.through(work, u64::MAX, f64::INFINITY);
     run.told
 }
 
-impl Run<'_> {
+/// The same if it keeps to the bounds. Where it does not, it is given up as soon as that shows.
+pub(super) fn run_within(
+    bounds: &Bounds,
+    work: &Workload,
+    placements: &[Placement],
+    machine: &Machine,
+    limits: &Limits,
+) -> Option<Prediction> {
+    let spare = bounds.step - bounds.kept + ROUNDING;
+    let mut run = Run::new(work, placements, machine, limits);
+    let within = run.through(work, bounds.peak, spare)
+        && run.told.peak() <= bounds.peak
+        && run.told.step.as_secs_f64() <= bounds.step;
+    within.then_some(run.told)
+}
+
+impl<'a> Run<'a> {
+    fn new(
+        work: &'a Workload,
+        placements: &'a [Placement],
+        machine: &'a Machine,
+        limits: &'a Limits,
+    ) -> Run<'a> {
+        let entries = &work.entries[..];
+        Run {
+            entries,
+            placements,
+            machine,
+            limits,
+            now: 0.0,
+            places: vec![Place::default(); entries.len()],
+            on_device: 0,
+            saving: 0,
+            in_use: Vec::new(),
+            in_host: 0,
+            early: 0,
+            near: 0,
+            copies_out: Lane::new(machine.copy_out),
+            copies_in: Lane::new(machine.copy_in),
+            disk: Disk::new(machine.disk_write, machine.disk_read),
+            leaving: VecDeque::new(),
+            clean: VecDeque::new(),
+            loading_from: entries.len(),
+            reading_from: entries.len(),
+            lost: 0.0,
+            told: Prediction::default(),
+        }
+    }
+
+    /// All of the step, unless its peak exceeds `peak` or more than `spare` seconds are lost: then false.
+    fn through(&mut self, work: &Workload, peak: u64, spare: f64) -> bool {
+        for index in 0..self.entries.len() {
+            self.save(index);
+            if self.told.forward_peak > peak || self.lost > spare {
+                return false;
+            }
+        }
+        self.turn(work.turn, work.turn_extra);
+        for index in (0..self.entries.len()).rev() {
+            self.use_again(index);
+            if self.told.backward_peak > peak || self.lost > spare {
+                return false;
+            }
+        }
+        self.compute(work.rest);
+        self.told.step = Duration::from_secs_f64(self.now);
+        true
+    }
+
     // ---- forward ----
 
     fn save(&mut self, index: usize) {
         let Entry { bytes, forward, forward_extra, .. } = self.entries[index];
+        self.saving = index;
         self.note_written();
         // Its memory is taken before it is computed.
         let entries = self.entries;
@@ -174,7 +239,9 @@ impl Run<'_> {
     }
 
     fn leave(&mut self, index: usize) {
-        self.in_use.push(index);
+        if self.entries[index].in_use_until >= self.saving {
+            self.in_use.push(index);
+        }
         self.places[index].at = At::Below;
         self.on_device -= self.entries[index].bytes;
     }
@@ -247,6 +314,7 @@ impl Run<'_> {
             self.on_device += bytes;
             self.compute(time);
             self.told.recomputed += time;
+            self.lost += time.as_secs_f64();
         }
         self.told.backward_peak = self.told.backward_peak.max(self.on_device + backward_extra);
         self.not_early(index);
@@ -286,9 +354,9 @@ impl Run<'_> {
     fn release(&mut self, index: usize) {
         self.on_device -= self.entries[index].bytes;
         self.places[index].at = At::Nowhere;
-        forget(&mut self.leaving, index);
+        // All that was saved after it is gone.
+        self.leaving.pop_back_if(|last| *last == index);
         self.disk.cancel(index);
-        forget(&mut self.clean, index);
         self.give_host(index);
     }
 
@@ -382,6 +450,7 @@ impl Run<'_> {
             Cause::Load => &mut stall.load,
         };
         *clock += Duration::from_secs_f64(moment - self.now);
+        self.lost += moment - self.now;
         self.now = moment;
     }
 

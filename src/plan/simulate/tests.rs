@@ -229,6 +229,20 @@ proptest! {
     }
 
     #[test]
+    fn bounds_tell_what_the_whole_step_would(
+        (work, placements) in case(), machine in machine(), limits in limits(), peak in 0.8..1.2, step in 0.9..1.1
+    ) {
+        let told = work.simulate(&placements, &machine, &limits);
+        let within = |peak: f64, step: f64| {
+            let kept = work.computed().as_secs_f64();
+            let bounds = Bounds { peak: (peak * told.peak() as f64) as u64, step: step * told.step.as_secs_f64(), kept };
+            run_within(&bounds, &work, &placements, &machine, &limits)
+        };
+        prop_assert_eq!(within(1.0, 1.0), Some(told));
+        prop_assert_eq!(within(peak, step), (peak >= 1.0 && step >= 1.0).then_some(told));
+    }
+
+    #[test]
     fn bytes_come_back_as_often_as_they_leave((work, placements) in case(), machine in machine(), limits in limits()) {
         let told = work.simulate(&placements, &machine, &limits);
         let moved = |wanted: &[Placement]| -> u64 {
