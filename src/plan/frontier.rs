@@ -10,11 +10,11 @@ use super::{Leaving, Limits, Machine, Placement, Prediction, Workload};
 use crate::bytes::Bytes;
 
 /// Targets for the peak, from the lowest that could be to that of keeping everything.
-const TARGETS: u64 = 32;
+const TARGETS: u64 = 16;
 /// Shares of the bytes that could be computed again that are.
 const RECOMPUTED: [f64; 3] = [0.0, 0.5, 1.0];
 /// Where a time is given, the last target within it is told from the first that is not this finely: in halves of halves.
-const HALVINGS: u32 = 4;
+const HALVINGS: u32 = 5;
 
 /// What a plan may take beside the machine's host pool. By default all there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,19 +65,25 @@ pub struct Frontier<'a> {
     /// Entries with a recipe, those first whose bytes cost least to compute again.
     recipes: Vec<usize>,
     levels: Vec<Level>,
+    /// By rising target.
+    points: Vec<Point>,
 }
 
-/// The placements with one share of the recipes used.
+/// A share of the recipes that is used.
 #[derive(Clone, Debug)]
 struct Level {
     /// What is computed again; all else is kept.
     placements: Vec<Placement>,
     /// Most bytes needed at once beside what is there: in forward, where something is saved, and in backward.
-    most: [u64; 2],
-    /// For each entry, the least peak there is if it and all after it stay. Falling.
-    staying: Vec<u64>,
-    /// For the peak, rising.
-    targets: Vec<u64>,
+    needs: [u64; 2],
+}
+
+/// A placement, by how it is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Point {
+    level: usize,
+    /// For the peak.
+    target: u64,
 }
 
 impl Default for Caps {
@@ -101,9 +107,8 @@ impl Goal {
 impl Goal {
     /// What it allows where a step with everything kept takes so long.
     fn bounds(&self, kept: Duration) -> Bounds {
-        let kept = kept.as_secs_f64();
-        let step = self.step.map_or(f64::INFINITY, |times| times * kept);
-        Bounds { peak: self.peak.unwrap_or(u64::MAX), step, kept }
+        let step = self.step.map_or(f64::INFINITY, |times| times * kept.as_secs_f64());
+        Bounds { peak: self.peak.unwrap_or(u64::MAX), step }
     }
 
     /// Which of two that it allows is better: less.
@@ -130,85 +135,66 @@ impl<'a> Frontier<'a> {
             |index: &usize| work.entries[*index].recompute.is_some() && work.entries[*index].is_movable();
         let mut recipes: Vec<usize> = (0..work.entries.len()).filter(with_recipe).collect();
         recipes.sort_by(|left, right| price(left).total_cmp(&price(right)));
-        let mut frontier = Frontier { work, machine, caps, recipes, levels: Vec::new() };
+        let mut frontier = Frontier { work, machine, caps, recipes, levels: Vec::new(), points: Vec::new() };
+        frontier.levels = frontier.recompute_levels().map(|recomputed| frontier.level(recomputed)).collect();
         let kept = work.simulate(&[], machine, &Limits::default()).peak();
-        let levels = frontier.recompute_levels().into_iter();
-        frontier.levels = levels.map(|recomputed| frontier.level(recomputed, kept)).collect();
+        for (level, Level { needs, .. }) in frontier.levels.iter().enumerate() {
+            let lowest = needs[0].max(needs[1]);
+            let step = kept.saturating_sub(lowest).div_ceil(TARGETS);
+            let targets = (0..TARGETS).map(|nth| lowest.saturating_add(step.saturating_mul(nth)));
+            frontier.points.extend(targets.chain([u64::MAX]).map(|target| Point { level, target }));
+        }
+        frontier.points.sort_by_key(|point| point.target);
         frontier
     }
 
     /// The best placement there is for the goal. Where several take the same time, the one that moves least.
     pub fn plan(&self, goal: Goal) -> Result<Plan, OutOfReach> {
         let kept = self.work.computed();
-        self.best(goal, goal.bounds(kept)).ok_or_else(|| {
+        let bounds = goal.bounds(kept);
+        let Some((point, plan)) = self.best(goal, bounds) else {
             let lowest = self.lowest().prediction;
-            OutOfReach { peak: lowest.peak(), step: lowest.step, kept }
-        })
+            return Err(OutOfReach { peak: lowest.peak(), step: lowest.step, kept });
+        };
+        let below = |other: &&Point| other.level == point.level && other.target < point.target;
+        let below = self.points.iter().filter(below).map(|other| other.target).max();
+        match below.filter(|_| goal.step.is_some()) {
+            Some(below) => Ok(self.between(below, point, plan, bounds)),
+            None => Ok(plan),
+        }
     }
 
-    /// The best of all levels. Where a time is given, each is searched to its lowest: the level that is lowest at its targets need
-    /// not be lowest between them.
-    fn best(&self, goal: Goal, mut bounds: Bounds) -> Option<Plan> {
-        let mut best: Option<Plan> = None;
-        for level in &self.levels {
-            let found = match goal.step {
-                Some(_) => self.lowest_of(level, goal, bounds),
-                None => self.quickest_of(level, goal, bounds),
-            };
-            let better = |plan: &Plan| {
-                best.as_ref().is_none_or(|best| goal.order(&plan.prediction, &best.prediction).is_lt())
-            };
-            if let Some(plan) = found.filter(better) {
-                if goal.step.is_none() {
-                    bounds.step = plan.prediction.step.as_secs_f64();
+    /// The best of the points. What turns out to be worse than the best so far is not simulated any further, so those that
+    /// promise most come first: the lowest where a time is given, otherwise the highest.
+    fn best(&self, goal: Goal, mut bounds: Bounds) -> Option<(Point, Plan)> {
+        let mut points = self.points.clone();
+        if goal.step.is_none() {
+            points.reverse();
+        }
+        let mut best: Option<(Point, Plan)> = None;
+        for point in points {
+            let Some(plan) = self.realise(point, &bounds) else { continue };
+            let better = best.as_ref().is_none_or(|(other, best)| {
+                goal.order(&plan.prediction, &best.prediction).then(point.cmp(other)).is_lt()
+            });
+            if better {
+                match goal.step {
+                    Some(_) => bounds.peak = plan.prediction.peak(),
+                    None => bounds.step = plan.prediction.step.as_secs_f64(),
                 }
-                best = Some(plan);
+                best = Some((point, plan));
             }
         }
         best
     }
 
-    /// The quickest of a level. The highest targets promise most: what takes longer than the best so far is not simulated to its end.
-    fn quickest_of(&self, level: &Level, goal: Goal, mut bounds: Bounds) -> Option<Plan> {
-        let mut best: Option<Plan> = None;
-        for &target in level.targets.iter().rev() {
-            let Some(plan) = self.realise(level, target, &bounds) else { continue };
-            if best.as_ref().is_none_or(|best| goal.order(&plan.prediction, &best.prediction).is_le()) {
-                bounds.step = plan.prediction.step.as_secs_f64();
-                best = Some(plan);
-            }
-        }
-        best
-    }
-
-    /// The lowest of a level, from its lowest target on: what is higher than the best so far is not simulated to its end.
-    fn lowest_of(&self, level: &Level, goal: Goal, mut bounds: Bounds) -> Option<Plan> {
-        let mut best: Option<(usize, Plan)> = None;
-        for (nth, &target) in level.targets.iter().enumerate() {
-            let Some(plan) = self.realise(level, target, &bounds) else { continue };
-            if best.as_ref().is_none_or(|(_, best)| goal.order(&plan.prediction, &best.prediction).is_lt()) {
-                bounds.peak = plan.prediction.peak();
-                best = Some((nth, plan));
-            }
-        }
-        let (nth, lowest) = best?;
-        let Some(below) = nth.checked_sub(1) else { return Some(lowest) };
-        Some(self.between([level.targets[below], level.targets[nth]], level, lowest, bounds))
-    }
-
-    /// The lowest placement that is fine between a target that is not, or is no lower, and one that is.
-    fn between(
-        &self,
-        [mut below, mut above]: [u64; 2],
-        level: &Level,
-        chosen: Plan,
-        mut bounds: Bounds,
-    ) -> Plan {
-        let mut lowest = chosen;
+    /// The lowest placement that is fine between one that is not, or is no lower, and one that is.
+    fn between(&self, mut below: u64, best: Point, chosen: Plan, mut bounds: Bounds) -> Plan {
+        let (mut above, mut lowest) = (best.target, chosen);
         for _ in 0..HALVINGS {
             bounds.peak = lowest.prediction.peak();
             let target = below + (above.min(2 * bounds.peak).max(below) - below) / 2;
-            match self.realise(level, target, &bounds) {
+            match self.realise(Point { target, ..best }, &bounds) {
                 Some(tried) => (above, lowest) = (target, tried),
                 None => below = target,
             }
@@ -218,10 +204,8 @@ impl<'a> Frontier<'a> {
 
     /// The predictions that no other beats in both step and peak, by rising peak.
     pub fn efficient(&self) -> Vec<Prediction> {
-        let all = self.levels.iter().flat_map(|level| {
-            level.targets.iter().filter_map(|target| self.realise(level, *target, &Bounds::NONE))
-        });
-        let mut all: Vec<Prediction> = all.map(|plan| plan.prediction).collect();
+        let simulated = self.points.iter().filter_map(|point| self.realise(*point, &Bounds::NONE));
+        let mut all: Vec<Prediction> = simulated.map(|plan| plan.prediction).collect();
         all.sort_by(|left, right| left.peak().cmp(&right.peak()).then(left.step.cmp(&right.step)));
         let mut quickest = Duration::MAX;
         all.retain(|point| {
@@ -233,14 +217,14 @@ impl<'a> Frontier<'a> {
     }
 
     /// The lowest peak there is, whatever it takes, within the caps.
-    #[expect(clippy::expect_used, reason = "there are targets, and nothing is out of bounds")]
+    #[expect(clippy::expect_used, reason = "there are points, and nothing is out of bounds")]
     pub fn lowest(&self) -> Plan {
         let lowest = Goal { peak: None, step: Some(f64::INFINITY) };
-        self.best(lowest, Bounds::NONE).expect("the first target at least")
+        self.best(lowest, Bounds::NONE).expect("the first point at least").1
     }
 
     /// How many recipes are used, from none to all, in even shares of their bytes.
-    fn recompute_levels(&self) -> Vec<usize> {
+    fn recompute_levels(&self) -> impl Iterator<Item = usize> {
         let bytes =
             |recipes: &[usize]| recipes.iter().map(|&index| self.work.entries[index].bytes).sum::<u64>();
         let all = bytes(&self.recipes) as f64;
@@ -254,75 +238,55 @@ impl<'a> Frontier<'a> {
         };
         let mut levels: Vec<usize> = RECOMPUTED.into_iter().map(count).collect();
         levels.dedup();
-        levels
+        levels.into_iter()
     }
 
-    /// Everything kept but the first so many of the recipes, and the targets up to the peak of keeping all.
-    fn level(&self, recomputed: usize, kept: u64) -> Level {
-        let entries = &self.work.entries;
+    /// Everything kept but the first so many of the recipes.
+    fn level(&self, recomputed: usize) -> Level {
+        let Workload { entries, turn_extra, .. } = self.work;
         let mut placements = vec![Placement::Keep; entries.len()];
         for &index in &self.recipes[..recomputed] {
             placements[index] = Placement::Recompute;
         }
         let mut in_use: Vec<usize> = Vec::new();
-        let produced = entries.iter().enumerate().map(|(index, entry)| {
+        let forward = entries.iter().enumerate().map(|(index, entry)| {
             in_use.retain(|&other| entries[other].in_use_until >= index);
             let others: u64 = in_use.iter().map(|&other| entries[other].bytes).sum();
             in_use.extend((placements[index] == Placement::Recompute).then_some(index));
             others + entry.bytes + entry.forward_extra
         });
-        let produced: Vec<u64> = produced.collect();
-        let used = entries.iter().zip(&placements).map(|(entry, placement)| {
+        let forward = forward.max();
+        let backward = entries.iter().zip(&placements).map(|(entry, placement)| {
             // It comes before what it is computed from goes.
             let again = if *placement == Placement::Recompute { entry.bytes } else { 0 };
             again + entry.backward_extra
         });
-        let used: Vec<u64> = used.collect();
-        let staying = self.staying(&placements, &produced, &used);
-        let most = |needed: Vec<u64>| needed.into_iter().max().unwrap_or(0);
-        let most = [most(produced).max(self.work.turn_extra), most(used)];
-        let lowest = most[0].max(most[1]);
-        let step = kept.saturating_sub(lowest).div_ceil(TARGETS);
-        let targets = (0..TARGETS).map(|nth| lowest.saturating_add(step.saturating_mul(nth)));
-        Level { placements, most, staying, targets: targets.chain([u64::MAX]).collect() }
+        let needs = [forward.unwrap_or(0).max(*turn_extra), backward.max().unwrap_or(0)];
+        Level { placements, needs }
     }
 
-    /// For each entry the peak that it, all after it and what cannot leave have by themselves. What stays counts at the moments at
-    /// which it is there: as much as backward needs at its end, when most is gone, is no reason to move it.
-    fn staying(&self, placements: &[Placement], produced: &[u64], used: &[u64]) -> Vec<u64> {
+    /// The placement for a target of the peak: what fits at the end of forward stays, everything before it leaves, the oldest for the
+    /// disk as far as the host has no room. None if it does not keep to the bounds.
+    fn realise(&self, Point { level, target }: Point, bounds: &Bounds) -> Option<Plan> {
         let entries = &self.work.entries;
-        let fixed = entries.iter().filter(|entry| !entry.is_movable()).map(|entry| entry.bytes);
-        let mut before: u64 = fixed.sum();
-        // The most from an entry on, without what was there before it.
-        let (mut forward, mut backward) = (self.work.turn_extra, 0);
-        let mut staying = vec![0; entries.len()];
-        for (index, entry) in entries.iter().enumerate().rev() {
-            let stays = if placements[index] == Placement::Recompute { 0 } else { entry.bytes };
-            forward = produced[index].max(stays + forward);
-            backward = stays + used[index].max(backward);
-            before -= if entry.is_movable() { 0 } else { entry.bytes };
-            staying[index] = before + forward.max(backward);
-        }
-        staying
-    }
-
-    /// The placement for a target of the peak: of what was saved last as much stays as fits, everything before it leaves, the oldest
-    /// for the disk as far as the host has no room. None if it does not keep to the bounds.
-    fn realise(&self, level: &Level, target: u64, bounds: &Bounds) -> Option<Plan> {
-        let entries = &self.work.entries;
-        let first = level.staying.partition_point(|peak| *peak > target);
-        if level.staying.get(first).is_some_and(|peak| *peak > bounds.peak) {
-            return None;
-        }
-        let [produced, used] = level.most;
+        let Level { mut placements, needs: [produced, used] } = self.levels[level].clone();
         let limits = Limits {
             device_budget: target.saturating_sub(produced),
             backward_budget: target.saturating_sub(used),
             ..Limits::default()
         };
-        let mut placements = level.placements.clone();
-        let leaves = |index: &usize| placements[*index] == Placement::Keep && entries[*index].is_movable();
-        let moved: Vec<usize> = (0..first).rev().filter(leaves).collect();
+        let fixed: u64 = entries.iter().filter(|entry| !entry.is_movable()).map(|entry| entry.bytes).sum();
+        let mut stays = limits.device_budget.min(limits.backward_budget).saturating_sub(fixed);
+        let mut moved = Vec::new();
+        for (index, placement) in placements.iter().enumerate().rev() {
+            if *placement == Placement::Keep && entries[index].is_movable() {
+                let bytes = entries[index].bytes;
+                match stays.checked_sub(bytes).filter(|_| moved.is_empty()) {
+                    Some(left) => stays = left,
+                    None => moved.push(index),
+                }
+            }
+        }
         self.send_below(&moved, &mut placements);
         let prediction = run_within(bounds, self.work, &placements, self.machine, &limits)?;
         Some(Plan { placements, limits, prediction })
@@ -368,4 +332,174 @@ impl fmt::Display for OutOfReach {
 impl Error for OutOfReach {}
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::{Entry, Recompute};
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// Layers of 100 bytes that cost something to compute again and 100 bytes that cost little.
+    fn layers(count: usize) -> Workload {
+        let entry = |recompute: Option<Recompute>| Entry {
+            bytes: 100,
+            forward: 10 * MS,
+            backward: 20 * MS,
+            recompute,
+            ..Entry::default()
+        };
+        let recipe = |since| Some(Recompute { time: MS, since });
+        let entries = (0..count).flat_map(|layer| [entry(None), entry(recipe(2 * layer))]).collect();
+        Workload { entries, turn: MS, rest: MS, turn_extra: 0 }
+    }
+
+    fn copies(bytes_per_s: f64) -> Machine {
+        Machine { copy_out: bytes_per_s, copy_in: bytes_per_s, ..Machine::default() }
+    }
+
+    fn count(plan: &Plan, placement: Placement) -> usize {
+        plan.placements.iter().filter(|found| **found == placement).count()
+    }
+
+    #[test]
+    fn what_fits_is_kept() {
+        let (work, machine) = (layers(8), copies(1e9));
+        let plan = Frontier::new(&work, &machine, Caps::default()).plan(Goal::budget(1600)).unwrap();
+        assert_eq!((count(&plan, Placement::Keep), plan.prediction.peak()), (16, 1600));
+    }
+
+    #[test]
+    fn copies_come_before_computing_again_where_they_are_free() {
+        let (work, machine) = (layers(8), copies(1e9));
+        let plan = Frontier::new(&work, &machine, Caps::default()).plan(Goal::budget(600)).unwrap();
+        assert_eq!((count(&plan, Placement::Recompute), plan.prediction.step), (0, work.computed()));
+        assert!(plan.prediction.peak() <= 600 && count(&plan, Placement::Host) > 0);
+    }
+
+    #[test]
+    fn computing_again_comes_first_where_copies_are_slow() {
+        let (work, machine) = (layers(8), copies(100.0));
+        let plan = Frontier::new(&work, &machine, Caps::default()).plan(Goal::budget(900)).unwrap();
+        assert_eq!((count(&plan, Placement::Recompute), count(&plan, Placement::Host)), (8, 0));
+        assert_eq!(plan.prediction.step, work.computed() + 8 * MS);
+    }
+
+    #[test]
+    fn an_overhead_buys_the_lowest_peak_there_is_for_it() {
+        let (work, machine) = (layers(8), copies(4e3));
+        let frontier = Frontier::new(&work, &machine, Caps::default());
+        let peak = |share| frontier.plan(Goal::overhead(share)).unwrap().prediction.peak();
+        let peaks = [0.0, 0.02, 1.0].map(peak);
+        assert!(peaks.is_sorted_by(|more, less| more > less), "{peaks:?}");
+    }
+
+    #[test]
+    fn what_exceeds_the_host_goes_to_the_disk_oldest_first() {
+        let (work, machine) = (layers(8), Machine { host_pool: 500, ..copies(1e9) });
+        let plan = Frontier::new(&work, &machine, Caps::default())
+            .plan(Goal { peak: Some(400), step: None })
+            .unwrap();
+        let last_on_disk =
+            plan.placements.iter().rposition(|placement| *placement == Placement::Disk).unwrap();
+        let first_in_host =
+            plan.placements.iter().position(|placement| *placement == Placement::Host).unwrap();
+        assert!(last_on_disk < first_in_host, "{plan:?}");
+    }
+
+    #[test]
+    fn a_goal_out_of_reach_is_told_with_what_is_in_reach() {
+        let (work, machine) = (layers(2), copies(1e9));
+        let refused = Frontier::new(&work, &machine, Caps::default()).plan(Goal::budget(50)).unwrap_err();
+        assert!((100..400).contains(&refused.peak), "{refused:?}");
+        assert!(refused.to_string().contains("lowest activation peak"), "{refused}");
+    }
+
+    #[test]
+    fn no_efficient_point_beats_another() {
+        let (work, machine) = (layers(8), copies(5e3));
+        let points = Frontier::new(&work, &machine, Caps::default()).efficient();
+        assert!(points.len() > 2);
+        assert!(points.windows(2).all(|pair| pair[0].peak() < pair[1].peak() && pair[0].step > pair[1].step));
+    }
+
+    #[test]
+    fn nothing_saved_is_nothing_to_plan() {
+        let (work, machine) = (Workload::default(), Machine::default());
+        let plan = Frontier::new(&work, &machine, Caps::default()).plan(Goal::budget(0)).unwrap();
+        assert!(plan.placements.is_empty());
+    }
+
+    fn workload() -> impl Strategy<Value = Workload> {
+        let millis = |most: u64| (0..most).prop_map(Duration::from_millis);
+        let recompute = prop::option::of(millis(30));
+        let entry = (1_u64..1000, millis(50), millis(100), recompute, 0_u64..500, 0_u64..500);
+        (prop::collection::vec(entry, 1..25), 0_u64..500).prop_map(|(entries, turn_extra)| {
+            let entry = |(index, (bytes, forward, backward, recompute, forward_extra, backward_extra)): (
+                usize,
+                _,
+            )| {
+                let recompute =
+                    Option::map(recompute, |time| Recompute { time, since: index.saturating_sub(2) });
+                Entry {
+                    bytes,
+                    forward,
+                    backward,
+                    forward_extra,
+                    backward_extra,
+                    recompute,
+                    in_use_until: if bytes % 8 == 0 { usize::MAX } else { index + 1 },
+                }
+            };
+            let entries = entries.into_iter().enumerate().map(entry).collect();
+            Workload { entries, turn: MS, rest: MS, turn_extra }
+        })
+    }
+
+    fn machine() -> impl Strategy<Value = Machine> {
+        let speed = || 1e3..1e6;
+        (speed(), speed(), speed(), speed(), 0_u64..20_000).prop_map(
+            |(copy_out, copy_in, disk_write, disk_read, host_pool)| Machine {
+                copy_out,
+                copy_in,
+                disk_write,
+                disk_read,
+                host_pool,
+                ..Machine::default()
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn more_budget_never_predicts_a_slower_step(work in workload(), machine in machine(), less: u16, more: u16) {
+            let frontier = Frontier::new(&work, &machine, Caps::default());
+            let step = |budget: u64| frontier.plan(Goal::budget(budget)).map(|plan| plan.prediction.step);
+            if let Ok(tight) = step(less.into()) {
+                prop_assert!(step(u64::from(less) + u64::from(more)).unwrap() <= tight);
+            }
+        }
+
+        #[test]
+        fn no_plan_breaks_its_goal_or_a_cap(
+            work in workload(), machine in machine(), budget in 0_u64..20_000, share in 0.0..1.0, disk in 0_u64..5000, written in 0_u64..5000
+        ) {
+            let caps = Caps { disk, written };
+            let frontier = Frontier::new(&work, &machine, caps);
+            for goal in [Goal::budget(budget), Goal::overhead(share), Goal { peak: Some(budget), step: Some(1.0 + share) }] {
+                let Ok(plan) = frontier.plan(goal) else { continue };
+                let bytes = |placement| -> u64 {
+                    let chosen = work.entries.iter().zip(&plan.placements).filter(|(_, found)| **found == placement);
+                    chosen.map(|(entry, _)| entry.bytes).sum()
+                };
+                let told = work.simulate(&plan.placements, &machine, &plan.limits);
+                prop_assert_eq!(told, plan.prediction);
+                prop_assert!(told.peak() <= goal.peak.unwrap_or(u64::MAX));
+                let longest = goal.step.map_or(f64::INFINITY, |times| times * work.computed().as_secs_f64());
+                prop_assert!(told.step.as_secs_f64() <= longest);
+                prop_assert!(bytes(Placement::Disk) <= disk.min(written) && told.written <= written);
+                prop_assert!(bytes(Placement::Host) <= machine.host_pool);
+            }
+        }
+    }
+}

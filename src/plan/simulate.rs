@@ -71,9 +71,8 @@ struct Run<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     pub(super) peak: u64,
-    /// In seconds, and how long it takes with everything kept.
+    /// In seconds.
     pub(super) step: f64,
-    pub(super) kept: f64,
 }
 
 /// Why the device waits.
@@ -85,7 +84,7 @@ enum Cause {
 }
 
 impl Bounds {
-    pub(super) const NONE: Bounds = Bounds { peak: u64::MAX, step: f64::INFINITY, kept: 0.0 };
+    pub(super) const NONE: Bounds = Bounds { peak: u64::MAX, step: f64::INFINITY };
 }
 
 /// What the step does.
@@ -108,7 +107,7 @@ pub(super) fn run_within(
     machine: &Machine,
     limits: &Limits,
 ) -> Option<Prediction> {
-    let spare = bounds.step - bounds.kept + ROUNDING;
+    let spare = bounds.step - work.computed().as_secs_f64() + ROUNDING;
     let mut run = Run::new(work, placements, machine, limits);
     let within = run.through(work, bounds.peak, spare)
         && run.told.peak() <= bounds.peak

@@ -234,8 +234,7 @@ proptest! {
     ) {
         let told = work.simulate(&placements, &machine, &limits);
         let within = |peak: f64, step: f64| {
-            let kept = work.computed().as_secs_f64();
-            let bounds = Bounds { peak: (peak * told.peak() as f64) as u64, step: step * told.step.as_secs_f64(), kept };
+            let bounds = Bounds { peak: (peak * told.peak() as f64) as u64, step: step * told.step.as_secs_f64() };
             run_within(&bounds, &work, &placements, &machine, &limits)
         };
         prop_assert_eq!(within(1.0, 1.0), Some(told));
