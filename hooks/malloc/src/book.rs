@@ -7,8 +7,10 @@
 //! allocated ─────────────────► Waiting ─take─► Registering ─┬─► Registered ─leave─► Deregistering ─► gone
 //! mapped ─► NoAccess ─granted─────┘                         └─► Refused ─leave─► gone
 //! ```
+//!
+//! What leaves while it waits is gone at once, and was never registered.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How memory came to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +32,8 @@ pub struct Segment {
     pub bytes: usize,
     /// How it came to be.
     pub kind: Kind,
+    /// What the thread had as its CUDA context that made it accessible: a handle that the book only keeps, 0 if there was none.
+    pub context: usize,
     /// Tells it from others that have the same addresses before or after it.
     number: u64,
 }
@@ -77,9 +81,13 @@ pub struct Counts {
 #[derive(Debug, Default)]
 pub struct Book {
     segments: BTreeMap<u64, (Segment, State)>,
+    /// The first addresses of those whose state is [`State::Waiting`].
+    waiting: BTreeSet<u64>,
     counts: Counts,
     next: u64,
     open: bool,
+    /// Memory of a pool was refused. It is all of one kind, so the rest counts as refused without being tried.
+    pools_refused: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,7 +120,14 @@ impl Book {
             registered: 0,
             registered_bytes: 0,
         };
-        Book { segments: BTreeMap::new(), counts, next: 0, open: false }
+        Book {
+            segments: BTreeMap::new(),
+            waiting: BTreeSet::new(),
+            counts,
+            next: 0,
+            open: false,
+            pools_refused: false,
+        }
     }
 
     /// From now on segments are entered.
@@ -124,6 +139,7 @@ impl Book {
     /// [`Book::deregistered`] after it; what other threads are busy with leaves when they are done.
     pub fn close(&mut self) -> Vec<Segment> {
         self.open = false;
+        self.waiting.clear();
         let mut registered = Vec::new();
         for (segment, state) in self.segments.values_mut() {
             if *state == State::Registered {
@@ -138,6 +154,16 @@ impl Book {
     /// Whether no segment is in the book.
     pub fn is_empty(&self) -> bool {
         self.segments.is_empty()
+    }
+
+    /// Whether a segment waits for its registration.
+    pub fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Whether every segment that can be registered is, or was refused.
+    pub fn is_settled(&self) -> bool {
+        !self.is_waiting() && self.segments.values().all(|(_, state)| *state != State::Registering)
     }
 
     /// What was counted so far.
@@ -159,49 +185,53 @@ impl Book {
     ///
     /// False if it is not entered: it is empty, the book is closed, or another segment has some of these addresses. Ask
     /// [`Book::leave`] first, which strikes out segments whose end was never seen.
-    pub fn enter(&mut self, start: u64, bytes: usize, kind: Kind) -> bool {
+    pub fn enter(&mut self, start: u64, bytes: usize, kind: Kind, context: usize) -> bool {
         let end = start.saturating_add(bytes as u64);
         if !self.open || start == 0 || start == end || self.first_in(start, end).is_some() {
             return false;
         }
-        let state = if kind == Kind::Mapped { State::NoAccess } else { State::Waiting };
+        let state = match kind {
+            Kind::Mapped => State::NoAccess,
+            Kind::Pool if self.pools_refused => State::Refused,
+            Kind::Pool | Kind::Plain => State::Waiting,
+        };
         self.next += 1;
         self.counts.allocations += 1;
-        self.segments.insert(start, (Segment { start, bytes, kind, number: self.next }, state));
+        self.segments.insert(start, (Segment { start, bytes, kind, context, number: self.next }, state));
+        match state {
+            State::Waiting => drop(self.waiting.insert(start)),
+            State::Refused => self.counts.refusals += 1,
+            _ => {}
+        }
         true
     }
 
-    /// Access was granted to a range: the mappings that lie in it wait for their registration now. Returns where they start.
+    /// Access to a range was granted by a thread with this context: the mappings that lie in it wait for their registration now.
     ///
     /// Each mapping is registered by itself, as each may be unmapped by itself.
-    pub fn granted(&mut self, start: u64, bytes: usize) -> Vec<u64> {
+    pub fn granted(&mut self, start: u64, bytes: usize, context: usize) {
         let end = start.saturating_add(bytes as u64);
-        let mut granted = Vec::new();
         for (segment, state) in self.segments.range_mut(start..end).map(|(_, entry)| entry) {
             if *state == State::NoAccess && segment.end() <= end {
+                segment.context = context;
                 *state = State::Waiting;
-                granted.push(segment.start);
+                self.waiting.insert(segment.start);
             }
         }
-        granted
     }
 
-    /// The segment that starts here, for the caller to register, if it waits for that. [`Book::settle`] follows.
-    pub fn take(&mut self, start: u64) -> Option<Segment> {
-        let (segment, state) = self.segments.get_mut(&start)?;
-        if *state != State::Waiting {
-            return None;
+    /// A segment that waits for its registration, for the caller to register. [`Book::settle`] follows.
+    pub fn take(&mut self) -> Option<Segment> {
+        while let Some(start) = self.waiting.pop_first() {
+            let (segment, state) = self.segments.get_mut(&start)?;
+            if !(segment.kind == Kind::Pool && self.pools_refused) {
+                *state = State::Registering;
+                return Some(*segment);
+            }
+            *state = State::Refused;
+            self.counts.refusals += 1;
         }
-        *state = State::Registering;
-        Some(*segment)
-    }
-
-    /// Any segment that waits for its registration, as [`Book::take`].
-    pub fn take_any(&mut self) -> Option<Segment> {
-        let waiting = |entry: &&mut (Segment, State)| entry.1 == State::Waiting;
-        let (segment, state) = self.segments.values_mut().find(waiting)?;
-        *state = State::Registering;
-        Some(*segment)
+        None
     }
 
     /// A segment that was taken is registered, or refused. True if the book was closed meanwhile: the caller has to deregister
@@ -209,6 +239,7 @@ impl Book {
     pub fn settle(&mut self, segment: Segment, registered: bool) -> bool {
         let counter = if registered { &mut self.counts.registrations } else { &mut self.counts.refusals };
         *counter += 1;
+        self.pools_refused |= segment.kind == Kind::Pool && !registered;
         let open = self.open;
         let Some(state) = self.state_of(segment) else { return registered };
         *state = match (registered, open) {
@@ -245,6 +276,7 @@ impl Book {
             *state = State::Deregistering;
             return Leave::Deregister(*segment);
         }
+        self.waiting.remove(&first);
         self.segments.remove(&first);
         Leave::Gone
     }

@@ -6,6 +6,7 @@ use std::ffi::{c_int, c_void};
 use std::io::Write as _;
 use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use crate::book::Counts;
 use crate::cufile::CuFile;
@@ -18,22 +19,36 @@ pub(crate) static HOOK: Hook<CuFile> = Hook::new(CuFile::new(leaving));
 /// The process that reports when it ends: not its forks.
 static REPORTER: AtomicU32 = AtomicU32::new(0);
 
+/// How long a registration that is under way may hold up the end of the process. They take tens of milliseconds.
+const LAST_CALL: Duration = Duration::from_secs(5);
+
 /// What the hook has counted. In C `struct ssdtrain_malloc_hook_stats`; new fields are added at its end.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// What the book has counted while the hook was on.
     pub counts: Counts,
-    /// cuFile's last error, 5001 and more; -1 if `libcufile.so.0` or a function of it was not found; 0 if there was none.
+    /// cuFile's last error, 5001 and more; -1 if `libcufile.so.0` or a function of it was not found, -2 if the thread that registers
+    /// could not be started; 0 if there was none.
     pub last_error: i64,
 }
 
-/// Turns the hook on (1) or off (0). Returns what it was, or -1 if nothing could be done, as the call came from within cuFile.
+/// Turns the hook on (1) or off (0). Returns what it was, or -1 if nothing could be done, as the call came from within cuFile, from
+/// a fork, or when the process ends.
 ///
 /// Memory that is live already is not registered when it is turned on. All registrations are undone when it is turned off.
 #[unsafe(no_mangle)]
 pub extern "C" fn ssdtrain_malloc_hook_enable(on: c_int) -> c_int {
     HOOK.turn(on != 0).map_or(-1, c_int::from)
+}
+
+/// Waits until every live segment is registered or was refused. Returns 0, or -1 at once while the hook is off or if the call came
+/// from within cuFile.
+///
+/// Allocations do not wait for their registration, so this comes before counters are compared.
+#[unsafe(no_mangle)]
+pub extern "C" fn ssdtrain_malloc_hook_wait() -> c_int {
+    if HOOK.wait() == Some(true) { 0 } else { -1 }
 }
 
 /// Writes what was counted so far into the first `size` bytes of `out`, as far as both sides know the fields.
@@ -129,10 +144,10 @@ extern "C" fn at_load() {
 
 /// The process ends: cuFile and CUDA are about to be taken down.
 extern "C" fn leaving() {
-    HOOK.abandon();
+    HOOK.end(LAST_CALL);
 }
 
-/// A child cannot use CUDA, and has its parent's registrations in its books: it must not undo them.
+/// A child cannot use CUDA, has not the thread that registers, and has its parent's registrations in its books: it must not undo them.
 extern "C" fn forked() {
     HOOK.abandon();
 }

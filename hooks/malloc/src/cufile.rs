@@ -8,6 +8,8 @@ use std::sync::OnceLock;
 use cufile_sys::Search;
 use cufile_sys::sys::{CUfileError_t, CUfileOpError, cuFileBufDeregister, cuFileBufRegister};
 
+use crate::book::Segment;
+use crate::context;
 use crate::hook::Registrar;
 
 /// The code of a registration while there is no `libcufile.so.0`, or it lacks a function. cuFile's own codes are 5001 and more.
@@ -38,37 +40,51 @@ impl CuFile {
     }
 
     fn load(&self) -> Result<Functions, i32> {
+        // Handlers run newest first, and the process may end at any moment: with one before cuFile is loaded, one before it is
+        // opened and one after, one always runs before those that take cuFile down.
+        self.handle_exit();
         let library = Search::new().load().map_err(|_| NOT_FOUND)?;
         let functions = library.functions();
         let missing = |_| NOT_FOUND;
         let register = functions.buf_register().map_err(missing)?;
         let deregister = functions.buf_deregister().map_err(missing)?;
         let open = functions.driver_open().map_err(missing)?;
+        self.handle_exit();
         // The driver stays open: nobody knows when the program is done with its memory.
         // SAFETY: it takes nothing and may be called from any thread.
         match unsafe { open() }.err {
             CUfileOpError::CU_FILE_SUCCESS | CUfileOpError::CU_FILE_DRIVER_ALREADY_OPEN => {}
             status => return Err(code(status)),
         }
-        // Handlers run newest first: this one runs before those that take cuFile down.
+        self.handle_exit();
+        Ok(Functions { register, deregister })
+    }
+
+    fn handle_exit(&self) {
         // SAFETY: the function is there as long as this library, which the handler is bound to.
         unsafe { libc::atexit(self.at_exit) };
-        Ok(Functions { register, deregister })
     }
 }
 
 impl Registrar for CuFile {
+    fn context(&self) -> usize {
+        context::current()
+    }
+
     fn open(&self) {
-        // Not `get_or_init`, in which other threads would wait. The hook calls this once.
+        context::ready();
         let functions = self.load();
         self.functions.get_or_init(|| functions);
     }
 
-    fn register(&self, start: u64, bytes: usize) -> Result<(), i32> {
+    fn register(&self, segment: Segment) -> Result<(), i32> {
         let register = self.functions()?.register;
-        // SAFETY: cuFile looks the range up and refuses what it cannot register. The book says it is live now, and it is
-        // deregistered before it is freed.
-        told(unsafe { register(start as *const c_void, bytes, 0) })
+        if !context::make_current(segment.context) {
+            return Err(code(CUfileOpError::CU_FILE_CUDA_CONTEXT_MISMATCH));
+        }
+        // SAFETY: cuFile looks the range up and refuses what it cannot register. The book says it is live now, and whoever frees it
+        // waits, and deregisters it first.
+        told(unsafe { register(segment.start as *const c_void, segment.bytes, 0) })
     }
 
     fn deregister(&self, start: u64) -> Result<(), i32> {

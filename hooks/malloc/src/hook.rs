@@ -1,24 +1,34 @@
 //! What is done when memory comes and goes: the book is kept, and cuFile is told.
 //!
-//! The book's lock is not held while cuFile is called. A thread waits for another in two places only: before memory is freed whose
-//! registration another thread is making or undoing at that moment, and when the hook is turned off.
+//! Registering takes milliseconds, so it is left to a thread of the hook's own, and whoever allocates goes on at once. Memory is
+//! deregistered by whoever frees it. The book's lock is not held while cuFile is called. A thread waits for another in four places
+//! only: before memory is freed (or its addresses are entered anew) that another registers or deregisters at that moment, when the
+//! hook is turned off, when the process ends, and where the program asks for it.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::book::{Book, Counts, Kind, Leave, Segment};
 
-/// Whoever registers memory for transfers. Errors are its own codes.
-pub trait Registrar {
-    /// Makes it ready. Called once, before the first registration, when CUDA is there for sure. What fails here is told by
-    /// every registration after it.
+/// The error of registrations while the thread that would make them cannot be started.
+pub const NO_THREAD: i32 = -2;
+
+/// Whoever registers memory for transfers. Errors are its own codes, and none is [`NO_THREAD`].
+pub trait Registrar: Sync + 'static {
+    /// What the calling thread has as its CUDA context. It goes along with the memory that the thread makes accessible.
+    fn context(&self) -> usize;
+
+    /// Makes it ready. Called once, on the thread that registers, before the first registration, when CUDA is there for sure. What
+    /// fails here is told by every registration after it.
     fn open(&self);
 
-    /// Registers memory that is live and accessible.
-    fn register(&self, start: u64, bytes: usize) -> Result<(), i32>;
+    /// Registers memory that is live and accessible. Always called on the same thread.
+    fn register(&self, segment: Segment) -> Result<(), i32>;
 
     /// Undoes the registration that starts here.
     fn deregister(&self, start: u64) -> Result<(), i32>;
@@ -28,35 +38,36 @@ pub trait Registrar {
 #[derive(Debug)]
 pub struct Hook<R> {
     on: AtomicBool,
+    /// For good: the process ends, or it is a fork, in which the thread is not.
+    abandoned: AtomicBool,
     book: Mutex<Book>,
-    /// A thread is done with a segment that it was busy with.
+    /// A segment waits for its registration.
+    waiting: Condvar,
+    /// A segment is no longer waited for, or a thread is done with one that it was busy with.
     done: Condvar,
     /// Held while the hook is turned on or off.
     switch: Mutex<()>,
+    /// The thread that registers is there.
+    started: AtomicBool,
+    /// Held by that thread while it is in the registrar.
+    calling: Mutex<()>,
     registrar: R,
-    gate: AtomicU8,
-    /// Memory of pools was refused once; it is all of one kind, so cuFile is not asked again.
-    pools_refused: AtomicBool,
     last_error: AtomicI32,
 }
-
-/// The states of the gate before the registrar. While one thread opens it, others leave their segments for it to register: they
-/// may be in places that must not wait, such as the constructor of a library.
-const SHUT: u8 = 0;
-const OPENING: u8 = 1;
-const OPEN: u8 = 2;
 
 impl<R: Registrar> Hook<R> {
     /// A hook that is off.
     pub const fn new(registrar: R) -> Hook<R> {
         Hook {
             on: AtomicBool::new(false),
+            abandoned: AtomicBool::new(false),
             book: Mutex::new(Book::new()),
+            waiting: Condvar::new(),
             done: Condvar::new(),
             switch: Mutex::new(()),
+            started: AtomicBool::new(false),
+            calling: Mutex::new(()),
             registrar,
-            gate: AtomicU8::new(SHUT),
-            pools_refused: AtomicBool::new(false),
             last_error: AtomicI32::new(0),
         }
     }
@@ -68,8 +79,11 @@ impl<R: Registrar> Hook<R> {
     }
 
     /// Turns the hook on or off, and says what it was. Off, all registrations are undone on return. None if it is called from
-    /// within a registration, where it does nothing.
+    /// within a registration or after [`Hook::abandon`], where it does nothing.
     pub fn turn(&self, on: bool) -> Option<bool> {
+        if self.abandoned.load(Ordering::Relaxed) {
+            return None;
+        }
         outside(|| {
             let _switch = self.switch.lock();
             let was = self.is_on();
@@ -85,47 +99,77 @@ impl<R: Registrar> Hook<R> {
         })
     }
 
+    /// Waits until every live segment is registered or was refused. False while the hook is off, and none if it is called from
+    /// within a registration: then it does not wait.
+    pub fn wait(&self) -> Option<bool> {
+        outside(|| {
+            let mut book = self.book.lock();
+            while self.is_on() && !book.is_settled() {
+                self.done.wait(&mut book);
+            }
+            self.is_on()
+        })
+    }
+
     /// Whoever registers.
     pub fn registrar(&self) -> &R {
         &self.registrar
     }
 
-    /// Lets go of everything without undoing it: the process ends, and the kernel undoes the rest.
+    /// Lets go of everything without undoing it, for good: what is left to do is the kernel's.
     pub fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Relaxed);
         self.on.store(false, Ordering::Relaxed);
     }
 
+    /// The same when the process ends and the registrar is about to be taken down: waits, for so long at most, until the thread is
+    /// out of it, and keeps it out.
+    pub fn end(&self, most: Duration) {
+        if !self.abandoned.load(Ordering::Relaxed) {
+            self.abandon();
+            // Who ends the process from within the registrar would wait for itself.
+            outside(|| drop(self.calling.try_lock_for(most)));
+        }
+    }
+
     /// Memory was allocated.
-    pub fn allocated(&self, start: u64, bytes: usize, kind: Kind) {
+    pub fn allocated(&'static self, start: u64, bytes: usize, kind: Kind) {
         outside(|| {
-            if self.enter(start, bytes, kind) {
-                self.register(&[start]);
+            let context = self.registrar.context();
+            if self.enter(start, bytes, kind, context) {
+                self.wake();
             }
         });
     }
 
     /// Memory was mapped.
     pub fn mapped(&self, start: u64, bytes: usize) {
-        outside(|| self.enter(start, bytes, Kind::Mapped));
+        outside(|| self.enter(start, bytes, Kind::Mapped, 0));
     }
 
     /// Access to mapped memory was granted.
-    pub fn granted(&self, start: u64, bytes: usize) {
+    pub fn granted(&'static self, start: u64, bytes: usize) {
         outside(|| {
-            let granted = self.book.lock().granted(start, bytes);
-            self.register(&granted);
+            let context = self.registrar.context();
+            let mut book = self.book.lock();
+            book.granted(start, bytes, context);
+            let wake = book.is_waiting();
+            drop(book);
+            if wake {
+                self.wake();
+            }
         });
     }
 
     /// Memory that starts here is about to be freed.
     pub fn freed(&self, start: u64) {
-        outside(|| self.leave(|book| book.free(start), |book| book.leave(start, 1, true)));
+        outside(|| drop(self.leave(|book| book.free(start), |book| book.leave(start, 1, true))));
     }
 
     /// A range is about to be unmapped.
     pub fn unmapped(&self, start: u64, bytes: usize) {
         let ask = |book: &mut Book| book.leave(start, bytes, true);
-        outside(|| self.leave(ask, ask));
+        outside(|| drop(self.leave(ask, ask)));
     }
 
     /// What was counted, and the last error of the registrar, or 0.
@@ -138,21 +182,27 @@ impl<R: Registrar> Hook<R> {
         self.book.lock().registered(start, bytes)
     }
 
-    fn enter(&self, start: u64, bytes: usize, kind: Kind) -> bool {
+    /// Whether the thread has something to do now.
+    fn enter(&self, start: u64, bytes: usize, kind: Kind, context: usize) -> bool {
         // Whatever the book still has there is gone: its end was not seen.
         let ask = |book: &mut Book| book.leave(start, bytes, false);
-        self.leave(ask, ask);
-        self.book.lock().enter(start, bytes, kind)
+        let mut book = self.leave(ask, ask);
+        book.enter(start, bytes, kind, context);
+        book.is_waiting()
     }
 
     /// Asks until there is nothing left to do.
-    fn leave(&self, first: impl FnOnce(&mut Book) -> Leave, again: impl Fn(&mut Book) -> Leave) {
+    fn leave(
+        &self,
+        first: impl FnOnce(&mut Book) -> Leave,
+        again: impl Fn(&mut Book) -> Leave,
+    ) -> MutexGuard<'_, Book> {
         let mut book = self.book.lock();
         let mut next = first(&mut book);
         loop {
             match next {
-                Leave::Done => return,
-                Leave::Gone => {}
+                Leave::Done => return book,
+                Leave::Gone => drop(self.done.notify_all()),
                 Leave::Busy => self.done.wait(&mut book),
                 Leave::Deregister(segment) => MutexGuard::unlocked(&mut book, || self.deregister(segment)),
             }
@@ -160,64 +210,9 @@ impl<R: Registrar> Hook<R> {
         }
     }
 
-    fn register(&self, starts: &[u64]) {
-        if starts.is_empty() {
-            return;
-        }
-        match self.gate.compare_exchange(SHUT, OPENING, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => {
-                self.registrar.open();
-                self.gate.store(OPEN, Ordering::Release);
-                // Whoever found the gate opening entered its segment before, so it is seen here.
-                while let Some(segment) = self.take_any() {
-                    self.register_one(segment);
-                }
-            }
-            Err(OPENING) => {}
-            Err(_) => {
-                starts.iter().filter_map(|start| self.take(*start)).for_each(|it| self.register_one(it))
-            }
-        }
-    }
-
-    fn take(&self, start: u64) -> Option<Segment> {
-        self.book.lock().take(start)
-    }
-
-    fn take_any(&self) -> Option<Segment> {
-        self.book.lock().take_any()
-    }
-
-    fn register_one(&self, segment: Segment) {
-        let of_pool = segment.kind == Kind::Pool;
-        let outcome = if of_pool && self.pools_refused.load(Ordering::Relaxed) {
-            Err(None)
-        } else {
-            // A panic refuses, so that nobody waits for what does not come.
-            let register = || self.registrar.register(segment.start, segment.bytes).map_err(Some);
-            catch_unwind(AssertUnwindSafe(register)).unwrap_or(Err(None))
-        };
-        if let Err(Some(code)) = outcome {
-            self.last_error.store(code, Ordering::Relaxed);
-            self.pools_refused.fetch_or(of_pool, Ordering::Relaxed);
-        }
-        let undo = self.book.lock().settle(segment, outcome.is_ok());
-        if undo {
-            self.deregister(segment);
-        }
-        self.done.notify_all();
-    }
-
-    fn deregister(&self, segment: Segment) {
-        if let Err(code) = self.registrar.deregister(segment.start) {
-            self.last_error.store(code, Ordering::Relaxed);
-        }
-        self.book.lock().deregistered(segment);
-        self.done.notify_all();
-    }
-
     fn empty(&self) {
         let registered = self.book.lock().close();
+        self.done.notify_all();
         for segment in registered {
             self.deregister(segment);
         }
@@ -226,7 +221,87 @@ impl<R: Registrar> Hook<R> {
             self.done.wait(&mut book);
         }
     }
+
+    fn deregister(&self, segment: Segment) {
+        let outcome = caught(|| self.registrar.deregister(segment.start));
+        self.note(outcome);
+        self.book.lock().deregistered(segment);
+        self.done.notify_all();
+    }
+
+    /// Has the thread look into the book. The first call starts it; it is never joined, as the hook lives as long as the process.
+    fn wake(&'static self) {
+        if self.started.swap(true, Ordering::Relaxed) {
+            // All but free while the thread is awake.
+            self.waiting.notify_one();
+            return;
+        }
+        let thread = thread::Builder::new().name("ssdtrain-reg".to_owned()).stack_size(STACK);
+        if thread.spawn(|| self.work()).is_err() {
+            self.last_error.store(NO_THREAD, Ordering::Relaxed);
+            self.started.store(false, Ordering::Relaxed);
+            // Refused rather than left to wait. What is entered from now on tries again.
+            let mut book = self.book.lock();
+            while let Some(segment) = book.take() {
+                book.settle(segment, false);
+            }
+            drop(book);
+            self.done.notify_all();
+        }
+    }
+
+    /// What the thread does: it registers what waits, one after the other.
+    fn work(&self) {
+        // Memory that the registrar allocates is none of ours.
+        INSIDE.set(true);
+        // Nothing is taken yet: who frees need not wait for this, who may be in the constructor of a library, for whose end the
+        // loader makes this wait.
+        let mut goes_on = self.unless_abandoned(|| {
+            // A panic leaves it as it was, which registrations tell.
+            let _ = caught(|| self.registrar.open());
+        });
+        while goes_on {
+            let mut book = self.book.lock();
+            while !book.is_waiting() {
+                self.waiting.wait(&mut book);
+            }
+            drop(book);
+            goes_on = self.unless_abandoned(|| self.register_next());
+        }
+    }
+
+    fn unless_abandoned(&self, call: impl FnOnce()) -> bool {
+        let _calling = self.calling.lock();
+        let goes_on = !self.abandoned.load(Ordering::Relaxed);
+        if goes_on {
+            call();
+        }
+        goes_on
+    }
+
+    fn register_next(&self) {
+        let taken = self.book.lock().take();
+        if let Some(segment) = taken {
+            // A panic refuses, so that nobody waits for what does not come.
+            let outcome = caught(|| self.registrar.register(segment));
+            let registered = outcome == Some(Ok(()));
+            self.note(outcome);
+            if self.book.lock().settle(segment, registered) {
+                self.deregister(segment);
+            }
+        }
+        self.done.notify_all();
+    }
+
+    fn note(&self, outcome: Option<Result<(), i32>>) {
+        if let Some(Err(code)) = outcome {
+            self.last_error.store(code, Ordering::Relaxed);
+        }
+    }
 }
+
+/// What threads of C have, whose library the registrar is.
+const STACK: usize = 8 << 20;
 
 thread_local! {
     /// This thread is in the hook. It has no destructor, so it is there as long as the thread is.
@@ -239,7 +314,11 @@ fn outside<T>(work: impl FnOnce() -> T) -> Option<T> {
     if INSIDE.replace(true) {
         return None;
     }
-    let outcome = catch_unwind(AssertUnwindSafe(work));
+    let outcome = caught(work);
     INSIDE.set(false);
-    outcome.ok()
+    outcome
+}
+
+fn caught<T>(work: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(work)).ok()
 }

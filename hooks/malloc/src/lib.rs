@@ -85,6 +85,7 @@
 //! the call goes on to the real function.
 
 pub mod book;
+mod context;
 mod control;
 pub mod cufile;
 mod driver;
@@ -95,5 +96,5 @@ mod runtime;
 
 pub use control::{
     Stats, ssdtrain_malloc_hook_enable, ssdtrain_malloc_hook_find, ssdtrain_malloc_hook_print,
-    ssdtrain_malloc_hook_stats,
+    ssdtrain_malloc_hook_stats, ssdtrain_malloc_hook_wait,
 };

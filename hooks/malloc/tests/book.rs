@@ -23,6 +23,9 @@ enum Event {
         page: u64,
         pages: u64,
         pool: bool,
+    },
+    /// One segment that waits is registered, or refused.
+    Register {
         accept: bool,
     },
     Free {
@@ -35,7 +38,6 @@ enum Event {
     Grant {
         page: u64,
         pages: u64,
-        accept: bool,
     },
     Unmap {
         page: u64,
@@ -76,41 +78,46 @@ impl World {
         self.book.deregistered(segment);
     }
 
-    fn register(&mut self, start: u64, accept: bool) {
-        let segment = self.book.take(start).expect("it waits for its registration");
-        let (bytes, accessible) = self.live[&start];
-        assert_eq!((bytes, true), (segment.bytes, accessible), "it is live and accessible as a whole");
+    /// False if nothing waits.
+    fn register(&mut self, accept: bool) -> bool {
+        let Some(segment) = self.book.take() else { return false };
+        // Memory whose end was not seen may be taken after it; cuFile refuses what is not there.
+        let there = self.live.get(&segment.start);
+        if let Some(memory) = there {
+            assert_eq!(*memory, (segment.bytes, true), "it is live and accessible as a whole");
+        }
+        let accept = accept && there.is_some();
         if accept {
-            self.registered.insert(start, bytes);
+            self.registered.insert(segment.start, segment.bytes);
         }
         assert!(!self.book.settle(segment, accept), "the book is open");
+        true
     }
 
     fn run(&mut self, event: Event) {
         let at = |page: u64| PAGE * (1 + page);
         let long = |pages: u64| usize::try_from(PAGE * pages).unwrap();
         match event {
-            Event::Allocate { page, pages, pool, accept } => {
+            Event::Allocate { page, pages, pool } => {
                 let (start, bytes) = (at(page), long(pages));
                 if self.is_free(start, bytes) {
                     self.live.insert(start, (bytes, true));
                     let stale = self.book.leave(start, bytes, false);
                     self.leave(stale, start, bytes, false);
-                    assert!(self.book.enter(start, bytes, if pool { Kind::Pool } else { Kind::Plain }));
-                    self.register(start, accept);
+                    assert!(self.book.enter(start, bytes, if pool { Kind::Pool } else { Kind::Plain }, 0));
                 }
             }
+            Event::Register { accept } => drop(self.register(accept)),
             Event::Map { page, pages } => {
                 let (start, bytes) = (at(page), long(pages));
                 if self.is_free(start, bytes) {
                     self.live.insert(start, (bytes, false));
                     let stale = self.book.leave(start, bytes, false);
                     self.leave(stale, start, bytes, false);
-                    assert!(self.book.enter(start, bytes, Kind::Mapped));
-                    assert_eq!(self.book.take(start), None, "nobody may access it yet");
+                    assert!(self.book.enter(start, bytes, Kind::Mapped, 0));
                 }
             }
-            Event::Grant { page, pages, accept } => {
+            Event::Grant { page, pages } => {
                 let (start, end) = (at(page), at(page + pages));
                 for (_, (bytes, accessible)) in
                     self.live.range_mut(start..end).filter(|(at, (long, _))| **at + *long as u64 <= end)
@@ -118,16 +125,7 @@ impl World {
                     assert!(*bytes > 0);
                     *accessible = true;
                 }
-                let granted = self.book.granted(start, long(pages));
-                for start in granted {
-                    // A mapping whose end was not seen may be granted after it; cuFile refuses what is not there.
-                    if self.live.contains_key(&start) {
-                        self.register(start, accept);
-                    } else {
-                        let segment = self.book.take(start).unwrap();
-                        self.book.settle(segment, false);
-                    }
-                }
+                self.book.granted(start, long(pages), 0);
             }
             Event::Free { page } => {
                 let start = at(page);
@@ -173,12 +171,11 @@ impl World {
 fn event() -> impl Strategy<Value = Event> {
     let (page, pages) = (|| 0..48_u64, || 1..9_u64);
     prop_oneof![
-        4 => (page(), pages(), any::<bool>(), prop::bool::weighted(0.8))
-            .prop_map(|(page, pages, pool, accept)| Event::Allocate { page, pages, pool, accept }),
+        4 => (page(), pages(), any::<bool>()).prop_map(|(page, pages, pool)| Event::Allocate { page, pages, pool }),
+        6 => prop::bool::weighted(0.9).prop_map(|accept| Event::Register { accept }),
         4 => page().prop_map(|page| Event::Free { page }),
         3 => (page(), pages()).prop_map(|(page, pages)| Event::Map { page, pages }),
-        3 => (page(), 1..30_u64, prop::bool::weighted(0.8))
-            .prop_map(|(page, pages, accept)| Event::Grant { page, pages, accept }),
+        3 => (page(), 1..30_u64).prop_map(|(page, pages)| Event::Grant { page, pages }),
         2 => (page(), 1..30_u64).prop_map(|(page, pages)| Event::Unmap { page, pages }),
         1 => page().prop_map(|page| Event::Lose { page }),
         1 => Just(Event::Reopen),
@@ -192,6 +189,8 @@ proptest! {
         for event in events {
             world.run(event);
         }
+        while world.register(true) {}
+        prop_assert!(world.book.is_settled());
         world.run(Event::Reopen);
         prop_assert_eq!(world.book.counts().live, 0);
     }
@@ -203,23 +202,23 @@ fn opened() -> Book {
     book
 }
 
-fn register(book: &mut Book, start: u64) {
-    let segment = book.take(start).unwrap();
+fn register(book: &mut Book) {
+    let segment = book.take().unwrap();
     assert!(!book.settle(segment, true));
 }
 
 #[test]
 fn a_closed_book_takes_nothing() {
     let mut book = Book::new();
-    assert!(!book.enter(PAGE, 1, Kind::Plain));
+    assert!(!book.enter(PAGE, 1, Kind::Plain, 0));
     assert!(book.is_empty());
 }
 
 #[test]
 fn empty_memory_is_not_entered() {
     let mut book = opened();
-    assert!(!book.enter(PAGE, 0, Kind::Plain));
-    assert!(!book.enter(0, 4096, Kind::Plain));
+    assert!(!book.enter(PAGE, 0, Kind::Plain, 0));
+    assert!(!book.enter(0, 4096, Kind::Plain, 0));
 }
 
 #[test]
@@ -233,7 +232,7 @@ fn frees_of_unknown_memory_go_on_and_are_counted() {
 #[test]
 fn a_free_inside_a_segment_leaves_it_alone() {
     let mut book = opened();
-    assert!(book.enter(PAGE, 4096, Kind::Plain));
+    assert!(book.enter(PAGE, 4096, Kind::Plain, 0));
     assert_eq!(book.free(PAGE + 8), Leave::Done);
     assert_eq!(book.counts().live, 1);
 }
@@ -241,12 +240,12 @@ fn a_free_inside_a_segment_leaves_it_alone() {
 #[test]
 fn a_refused_segment_stays_live_and_is_not_tried_again() {
     let mut book = opened();
-    assert!(book.enter(PAGE, 4096, Kind::Mapped));
-    assert_eq!(book.granted(PAGE, 4096), [PAGE]);
-    let segment = book.take(PAGE).unwrap();
+    assert!(book.enter(PAGE, 4096, Kind::Mapped, 0));
+    book.granted(PAGE, 4096, 0);
+    let segment = book.take().unwrap();
     assert!(!book.settle(segment, false));
-    assert_eq!(book.granted(PAGE, 4096), []);
-    assert_eq!(book.take(PAGE), None);
+    book.granted(PAGE, 4096, 0);
+    assert_eq!(book.take(), None);
     assert_eq!(book.counts().refusals, 1);
     assert_eq!(book.counts().live, 1);
     assert_eq!(book.leave(PAGE, 4096, true), Leave::Gone);
@@ -255,19 +254,64 @@ fn a_refused_segment_stays_live_and_is_not_tried_again() {
 #[test]
 fn a_mapping_waits_until_all_of_it_is_accessible() {
     let mut book = opened();
-    assert!(book.enter(PAGE, 8192, Kind::Mapped));
-    assert_eq!(book.granted(PAGE, 4096), []);
-    assert_eq!(book.granted(PAGE, 8192), [PAGE]);
+    assert!(book.enter(PAGE, 8192, Kind::Mapped, 0));
+    book.granted(PAGE, 4096, 0);
+    assert_eq!(book.take(), None);
+    book.granted(PAGE, 8192, 0);
+    assert_eq!(book.take().map(|segment| segment.start), Some(PAGE));
+}
+
+#[test]
+fn a_segment_has_the_context_in_which_it_became_accessible() {
+    let mut book = opened();
+    assert!(book.enter(PAGE, 4096, Kind::Plain, 7));
+    assert_eq!(book.take().map(|segment| segment.context), Some(7));
+    assert!(book.enter(2 * PAGE, 4096, Kind::Mapped, 0));
+    book.granted(2 * PAGE, 4096, 8);
+    assert_eq!(book.take().map(|segment| segment.context), Some(8));
+}
+
+#[test]
+fn what_leaves_while_it_waits_is_never_registered() {
+    let mut book = opened();
+    assert!(book.enter(PAGE, 4096, Kind::Plain, 0));
+    assert!(book.is_waiting() && !book.is_settled());
+    assert_eq!(book.free(PAGE), Leave::Gone);
+    assert!(!book.is_waiting() && book.is_settled());
+    assert_eq!(book.take(), None);
+    assert_eq!(book.counts().frees, 1);
+}
+
+#[test]
+fn what_is_being_registered_is_not_settled() {
+    let mut book = opened();
+    assert!(book.enter(PAGE, 4096, Kind::Plain, 0));
+    let segment = book.take().unwrap();
+    assert!(!book.is_waiting() && !book.is_settled());
+    assert!(!book.settle(segment, true));
+    assert!(book.is_settled());
+}
+
+#[test]
+fn memory_of_pools_is_not_tried_once_some_was_refused() {
+    let mut book = opened();
+    assert!(book.enter(PAGE, 4096, Kind::Pool, 0) && book.enter(2 * PAGE, 4096, Kind::Pool, 0));
+    let segment = book.take().unwrap();
+    assert!(!book.settle(segment, false));
+    assert!(book.enter(3 * PAGE, 4096, Kind::Pool, 0));
+    assert!(book.enter(4 * PAGE, 4096, Kind::Plain, 0));
+    assert_eq!(book.take().map(|segment| segment.kind), Some(Kind::Plain));
+    assert_eq!(book.counts().refusals, 3);
 }
 
 #[test]
 fn each_mapping_of_a_range_is_registered_by_itself() {
     let mut book = opened();
-    assert!(book.enter(PAGE, 4096, Kind::Mapped));
-    assert!(book.enter(2 * PAGE, 4096, Kind::Mapped));
-    assert_eq!(book.granted(PAGE, 8192), [PAGE, 2 * PAGE]);
-    register(&mut book, PAGE);
-    register(&mut book, 2 * PAGE);
+    assert!(book.enter(PAGE, 4096, Kind::Mapped, 0));
+    assert!(book.enter(2 * PAGE, 4096, Kind::Mapped, 0));
+    book.granted(PAGE, 8192, 0);
+    register(&mut book);
+    register(&mut book);
     let Leave::Deregister(segment) = book.leave(2 * PAGE, 4096, true) else { panic!("it is registered") };
     book.deregistered(segment);
     assert_eq!(book.leave(2 * PAGE, 4096, true), Leave::Done);
@@ -277,8 +321,8 @@ fn each_mapping_of_a_range_is_registered_by_itself() {
 #[test]
 fn memory_is_not_freed_while_another_thread_registers_it() {
     let mut book = opened();
-    assert!(book.enter(PAGE, 4096, Kind::Plain));
-    let segment = book.take(PAGE).unwrap();
+    assert!(book.enter(PAGE, 4096, Kind::Plain, 0));
+    let segment = book.take().unwrap();
     assert_eq!(book.free(PAGE), Leave::Busy);
     assert!(!book.settle(segment, true));
     assert!(matches!(book.free(PAGE), Leave::Deregister(_)));
@@ -288,8 +332,8 @@ fn memory_is_not_freed_while_another_thread_registers_it() {
 #[test]
 fn a_registration_that_ends_in_a_closed_book_is_undone() {
     let mut book = opened();
-    assert!(book.enter(PAGE, 4096, Kind::Plain));
-    let segment = book.take(PAGE).unwrap();
+    assert!(book.enter(PAGE, 4096, Kind::Plain, 0));
+    let segment = book.take().unwrap();
     assert!(book.close().is_empty());
     assert!(!book.is_empty(), "it is waited for");
     assert!(book.settle(segment, true));
@@ -300,8 +344,8 @@ fn a_registration_that_ends_in_a_closed_book_is_undone() {
 #[test]
 fn a_refusal_in_a_closed_book_leaves_nothing() {
     let mut book = opened();
-    assert!(book.enter(PAGE, 4096, Kind::Plain));
-    let segment = book.take(PAGE).unwrap();
+    assert!(book.enter(PAGE, 4096, Kind::Plain, 0));
+    let segment = book.take().unwrap();
     assert!(book.close().is_empty());
     assert!(!book.settle(segment, false));
     assert!(book.is_empty());
@@ -311,10 +355,10 @@ fn a_refusal_in_a_closed_book_leaves_nothing() {
 fn bytes_are_found_in_the_segment_that_has_them_all_while_it_is_registered() {
     let mut book = opened();
     let starts = |book: &Book, start, bytes| book.registered(start, bytes).map(|segment| segment.start);
-    assert!(book.enter(PAGE, 4096, Kind::Plain) && book.enter(2 * PAGE, 4096, Kind::Plain));
+    assert!(book.enter(PAGE, 4096, Kind::Plain, 0) && book.enter(2 * PAGE, 4096, Kind::Plain, 0));
     assert_eq!(starts(&book, PAGE, 1), None, "it waits for its registration");
-    register(&mut book, PAGE);
-    register(&mut book, 2 * PAGE);
+    register(&mut book);
+    register(&mut book);
     assert_eq!([PAGE, PAGE + 4095].map(|at| starts(&book, at, 1)), [Some(PAGE); 2]);
     assert_eq!(starts(&book, PAGE - 1, 2), None);
     assert_eq!(

@@ -7,7 +7,8 @@ use support::{Bench, Report};
 
 const ON: &[(&str, &str)] = &[("SSDTRAIN_MALLOC_HOOK", "1")];
 
-/// All that is live is registered half-way, nothing is at the end, and nothing happened that may not.
+/// All that is live is registered half-way, nothing is at the end, and nothing happened that may not. What was freed before its
+/// turn was never registered.
 fn registered_throughout(report: &Report) {
     let live = report.number("first.really_live");
     assert!(live > 0, "{}", report.errors);
@@ -15,13 +16,22 @@ fn registered_throughout(report: &Report) {
         assert_eq!(report.number(&format!("first.{name}")), live, "{name}");
         assert_eq!(report.number(&format!("last.{name}")), 0, "{name}");
     }
-    assert_eq!(report.number("last.registrations"), report.number("last.allocations"));
+    assert_eq!(report.number("first.waited"), 0);
+    assert!(report.number("last.registrations") >= live);
+    assert!(report.number("last.registrations") <= report.number("last.allocations"));
+    assert_eq!(report.number("last.asked"), report.number("last.registrations"), "each is tried once");
     assert_eq!(report.number("last.deregistrations"), report.number("last.registrations"));
     assert_eq!(report.number("last.frees"), report.number("last.allocations"));
     assert_eq!(report.number("last.refusals"), 0);
     assert_eq!(report.number("last.unknown_frees"), 0);
     assert_eq!(report.number("last.opened"), 1, "cuFile is opened once");
     assert_eq!(report.number("last.violations"), 0, "{}", report.errors);
+}
+
+fn nothing_left(report: &Report, when: &str) {
+    for name in ["live", "registered", "really_registered", "violations"] {
+        assert_eq!(report.number(&format!("{when}.{name}")), 0, "{when}: {name}\n{}", report.errors);
+    }
 }
 
 fn nothing_registered(report: &Report, when: &str) {
@@ -62,18 +72,79 @@ fn a_module_that_is_loaded_for_itself_alone_is_seen() {
 }
 
 #[test]
-fn memory_waits_for_its_registration_while_another_thread_opens_cufile() {
+fn memory_waits_for_its_registration_while_cufile_opens() {
     let variables = [("SSDTRAIN_MALLOC_HOOK", "1"), ("STAND_IN_OPENS_SLOWLY", "1")];
-    let report = Bench::new().run("cold", &variables);
-    let live = report.number("first.really_live");
-    for name in ["live", "registered", "really_registered"] {
-        assert_eq!(report.number(&format!("first.{name}")), live, "{name}");
-        assert_eq!(report.number(&format!("last.{name}")), 0, "{name}");
+    let report = Bench::new().run("plain", &variables);
+    registered_throughout(&report);
+    let never = report.number("last.allocations") - report.number("last.registrations");
+    assert!(never > 0, "the threads went on meanwhile");
+}
+
+#[test]
+fn an_allocation_does_not_wait_for_a_registration_nor_the_free_of_memory_that_waits_for_its_own() {
+    for mode in ["free", "open_free"] {
+        let report = Bench::new().run_held(mode, ON);
+        assert_eq!(report.number("held.live"), 3, "{mode}");
+        assert_eq!(report.number("held.registered"), 0, "{mode}");
+        assert_eq!(report.number("freed_one.live"), 2, "{mode}");
+        assert_eq!(report.number("freed_two.live"), 1, "{mode}");
+        assert_eq!(report.number("waited"), 0, "{mode}");
+        assert_eq!(report.number("let_go.registered"), 1, "{mode}");
+        nothing_left(&report, "last");
     }
-    // What was freed meanwhile was never registered.
-    assert!(report.number("last.registrations") <= report.number("last.allocations"));
-    assert_eq!(report.number("last.opened"), 1);
-    assert_eq!(report.number("last.violations"), 0, "{}", report.errors);
+}
+
+#[test]
+fn a_free_waits_for_the_registration_under_way_of_its_own_memory_and_no_other() {
+    let report = Bench::new().run_held("free", ON);
+    let before = report.number("held.registrations");
+    assert_eq!(report.number("freed_two.registrations"), before + 1, "that of the memory that is freed");
+    assert_eq!(report.number("freed_two.really_registered"), 0, "it is undone");
+    nothing_left(&report, "last");
+}
+
+#[test]
+fn the_free_of_memory_does_not_wait_while_cufile_opens() {
+    let report = Bench::new().run_held("open_free", ON);
+    assert_eq!(report.number("freed_two.registrations"), 0);
+    assert_eq!(report.number("last.registrations"), 1, "that of the memory that was left");
+}
+
+#[test]
+fn waiting_ends_when_all_that_is_live_is_registered() {
+    let report = Bench::new().run_held("wait", ON);
+    assert_eq!(report.number("waited"), 0);
+    assert_eq!(report.number("waited.live"), 2);
+    assert_eq!(report.number("waited.really_registered"), 2);
+    nothing_left(&report, "last");
+}
+
+#[test]
+fn turning_off_undoes_the_registration_under_way() {
+    let report = Bench::new().run_held("off", ON);
+    assert_eq!(report.number("was"), 1);
+    nothing_left(&report, "off");
+    assert_eq!(report.number("waited"), -1, "there is nothing to wait for");
+    nothing_left(&report, "last");
+}
+
+#[test]
+fn a_fork_waits_for_nothing_that_its_parent_does() {
+    for mode in ["fork", "open_fork"] {
+        let report = Bench::new().run_held(mode, ON);
+        assert_eq!(report.number("child"), 0, "{mode}");
+        nothing_left(&report, "last");
+    }
+}
+
+#[test]
+fn a_process_ends_after_the_call_of_cufile_that_is_under_way() {
+    // The pretended cuFile aborts the process if it is taken down in the middle of a call, or called after that.
+    for mode in ["exit", "open_exit"] {
+        let report = Bench::new().run_held(mode, ON);
+        assert_eq!(report.number("last.live"), 2, "{mode}");
+        assert_eq!(report.number("last.registered"), 0, "{mode}");
+    }
 }
 
 #[test]
@@ -107,14 +178,20 @@ fn memory_from_before_the_hook_is_left_alone_and_turning_it_off_undoes_the_rest(
     assert_eq!(report.number("last.frees"), report.number("off.frees"), "off, frees are not looked at");
 }
 
+/// What was live half-way was refused, and nothing was asked for twice.
+fn refused_throughout(report: &Report) {
+    nothing_registered(report, "last");
+    assert_eq!(report.number("first.live"), report.number("first.really_live"));
+    assert!(report.number("last.refusals") >= report.number("first.live"));
+    assert!(report.number("last.refusals") <= report.number("last.allocations"));
+}
+
 #[test]
 fn refused_registrations_are_counted_and_the_program_goes_on() {
     let variables = [("SSDTRAIN_MALLOC_HOOK", "1"), ("STAND_IN_REFUSES", "all")];
     let report = Bench::new().run("plain", &variables);
-    nothing_registered(&report, "last");
-    assert_eq!(report.number("first.live"), report.number("first.really_live"));
-    assert_eq!(report.number("last.refusals"), report.number("last.allocations"));
-    assert_eq!(report.number("last.asked"), report.number("last.allocations"), "each is tried once");
+    refused_throughout(&report);
+    assert_eq!(report.number("last.asked"), report.number("last.refusals"), "each is tried once");
     assert_eq!(report.number("last.last_error"), 5036);
 }
 
@@ -122,8 +199,8 @@ fn refused_registrations_are_counted_and_the_program_goes_on() {
 fn mapped_memory_that_is_refused_is_not_tried_again() {
     let variables = [("SSDTRAIN_MALLOC_HOOK", "1"), ("STAND_IN_REFUSES", "all")];
     let report = Bench::new().run("by_version", &variables);
-    nothing_registered(&report, "last");
-    assert_eq!(report.number("last.asked"), report.number("last.allocations"));
+    refused_throughout(&report);
+    assert_eq!(report.number("last.asked"), report.number("last.refusals"));
 }
 
 #[test]
@@ -132,7 +209,9 @@ fn some_registrations_may_be_refused_and_others_not() {
     let report = Bench::new().run("plain", &variables);
     let (accepted, refused) = (report.number("last.registrations"), report.number("last.refusals"));
     assert!(accepted > 0 && refused > 0);
-    assert_eq!(accepted + refused, report.number("last.allocations"));
+    assert_eq!(accepted + refused, report.number("last.asked"));
+    assert!(report.number("first.registered") > 0);
+    assert!(report.number("first.registered") < report.number("first.live"));
     assert_eq!(report.number("last.deregistrations"), accepted);
     assert_eq!(report.number("last.really_registered"), 0);
     assert_eq!(report.number("last.violations"), 0);
@@ -142,8 +221,7 @@ fn some_registrations_may_be_refused_and_others_not() {
 fn pools_are_asked_for_no_more_once_they_are_refused() {
     let variables = [("SSDTRAIN_MALLOC_HOOK", "1"), ("STAND_IN_REFUSES", "all")];
     let report = Bench::new().run("pool", &variables);
-    nothing_registered(&report, "last");
-    assert_eq!(report.number("last.refusals"), report.number("last.allocations"));
+    refused_throughout(&report);
     assert_eq!(report.number("last.asked"), 1);
 }
 
@@ -159,8 +237,7 @@ fn without_cufile_the_program_goes_on() {
     let bench = Bench::new();
     bench.remove_cufile();
     let report = bench.run("plain", ON);
-    nothing_registered(&report, "last");
-    assert_eq!(report.number("last.refusals"), report.number("last.allocations"));
+    refused_throughout(&report);
     assert_eq!(report.number("last.last_error"), -1);
 }
 
@@ -168,10 +245,9 @@ fn without_cufile_the_program_goes_on() {
 fn a_cufile_that_does_not_open_is_asked_once() {
     let variables = [("SSDTRAIN_MALLOC_HOOK", "1"), ("STAND_IN_HAS_NO_DRIVER", "1")];
     let report = Bench::new().run("plain", &variables);
-    nothing_registered(&report, "last");
+    refused_throughout(&report);
     assert_eq!(report.number("last.opened"), 1);
     assert_eq!(report.number("last.asked"), 0);
-    assert_eq!(report.number("last.refusals"), report.number("last.allocations"));
     assert_eq!(report.number("last.last_error"), 5001);
 }
 

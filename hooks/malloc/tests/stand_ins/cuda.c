@@ -32,6 +32,23 @@ int cuMemFree_v2(uint64_t memory) {
     return 0;
 }
 
+int cuCtxGetCurrent(void **context) {
+    *context = ledger_context;
+    return 0;
+}
+
+int cuCtxSetCurrent(void *context) {
+    ledger_context = context;
+    return 0;
+}
+
+int cuThreadExchangeStreamCaptureMode(int *mode) {
+    int was = ledger_capture_mode;
+    ledger_capture_mode = *mode;
+    *mode = was;
+    return 0;
+}
+
 int cuMemAddressReserve(uint64_t *start, size_t bytes, size_t alignment, uint64_t hint, unsigned long long flags) {
     (void)alignment, (void)hint, (void)flags;
     void *range = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -16,11 +16,25 @@ typedef struct {
 } outcome;
 
 static atomic_long asked, opened;
-static atomic_int down;
+static atomic_int down, under_way;
 static void *bounce;
+static pid_t owner;
 
-/* Like the real library, this one is taken down when the process ends; calls after that are wrong. */
-static void take_down(void) { down = 1; }
+/* Like the real library, this one is taken down when the process ends; calls then and after that are wrong. */
+static void take_down(void) {
+    down = 1;
+    if (under_way && owner == getpid()) abort();
+}
+
+__attribute__((constructor)) static void put_up(void) {
+    owner = getpid();
+    atexit(take_down);
+}
+
+static outcome leave(int code) {
+    under_way--;
+    return (outcome){code, 0};
+}
 
 static int refuses(size_t bytes) {
     const char *what = getenv("STAND_IN_REFUSES");
@@ -30,19 +44,24 @@ static int refuses(size_t bytes) {
 
 outcome cuFileDriverOpen(void) {
     opened++;
-    atexit(take_down);
+    under_way++;
+    if (down) abort();
+    ledger_pass();
     if (getenv("STAND_IN_OPENS_SLOWLY")) usleep(100 * 1000);
-    return (outcome){getenv("STAND_IN_HAS_NO_DRIVER") ? 5001 : cudaMalloc(&bounce, 1 << 16), 0};
+    atexit(take_down);
+    return leave(getenv("STAND_IN_HAS_NO_DRIVER") ? 5001 : cudaMalloc(&bounce, 1 << 16));
 }
 
 outcome cuFileBufRegister(const void *memory, size_t bytes, int flags) {
     void *own = NULL;
     (void)flags;
     asked++;
+    under_way++;
     if (down) abort();
-    if (cudaMalloc(&own, 4096) || cudaFree(own)) return (outcome){5030, 0};
-    if (refuses(bytes)) return (outcome){5036, 0};
-    return (outcome){ledger_register((void *)memory, bytes), 0};
+    ledger_pass();
+    if (cudaMalloc(&own, 4096) || cudaFree(own)) return leave(5030);
+    if (refuses(bytes)) return leave(5036);
+    return leave(ledger_register((void *)memory, bytes));
 }
 
 outcome cuFileBufDeregister(const void *memory) {

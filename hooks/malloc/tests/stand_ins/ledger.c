@@ -8,11 +8,19 @@
 
 struct range {
     uintptr_t start, end;
+    void *context;
 };
+
+__thread void *ledger_context;
+__thread int ledger_capture_mode;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct range live[SLOTS], registered[SLOTS];
 static long registrations, violations;
+
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static long held, passes;
+static int holds;
 
 static int meet(struct range *range, uintptr_t start, uintptr_t end) {
     return range->end && range->start < end && start < range->end;
@@ -23,6 +31,7 @@ static void add(struct range *ranges, uintptr_t start, uintptr_t end) {
         if (!ranges[i].end) {
             ranges[i].start = start;
             ranges[i].end = end;
+            ranges[i].context = ledger_context;
             return;
         }
     }
@@ -52,13 +61,15 @@ void ledger_gone(void *memory, size_t bytes) {
 
 int ledger_register(void *memory, size_t bytes) {
     uintptr_t start = (uintptr_t)memory;
-    int in_live = 0;
+    struct range *in = NULL;
     pthread_mutex_lock(&lock);
     for (int i = 0; i < SLOTS; i++) {
         if (meet(&registered[i], start, start + bytes)) violation("registered twice", start);
-        if (live[i].end && live[i].start <= start && start + bytes <= live[i].end) in_live = 1;
+        if (live[i].end && live[i].start <= start && start + bytes <= live[i].end) in = &live[i];
     }
-    if (!in_live) violation("registered without memory", start);
+    if (!in) violation("registered without memory", start);
+    else if (in->context != ledger_context) violation("registered in another context", start);
+    if (!ledger_capture_mode) violation("registered in the way of captures", start);
     add(registered, start, start + bytes);
     registrations++;
     pthread_mutex_unlock(&lock);
@@ -78,6 +89,37 @@ int ledger_deregister(void *memory) {
     if (status) violation("deregistered what is not registered", (uintptr_t)memory);
     pthread_mutex_unlock(&lock);
     return status;
+}
+
+void ledger_hold(void) {
+    pthread_mutex_lock(&lock);
+    holds = 1;
+    pthread_mutex_unlock(&lock);
+}
+
+void ledger_let_go(long more) {
+    pthread_mutex_lock(&lock);
+    passes += more;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+void ledger_await_held(void) {
+    pthread_mutex_lock(&lock);
+    while (!held) pthread_cond_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
+}
+
+void ledger_pass(void) {
+    pthread_mutex_lock(&lock);
+    if (holds) {
+        held++;
+        pthread_cond_broadcast(&changed);
+        while (!passes) pthread_cond_wait(&changed, &lock);
+        passes--;
+        held--;
+    }
+    pthread_mutex_unlock(&lock);
 }
 
 long ledger_registered(void) {

@@ -30,6 +30,7 @@ int cudaGetDriverEntryPoint(const char *, void **, unsigned long long, int *);
 int cudaGetDriverEntryPointByVersion(const char *, void **, unsigned, unsigned long long, int *);
 int cuMemAlloc_v2(uint64_t *, size_t);
 int cuMemFree_v2(uint64_t);
+int cuCtxSetCurrent(void *);
 int cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *);
 
 typedef int (*reserve_fn)(uint64_t *, size_t, size_t, uint64_t, unsigned long long);
@@ -98,6 +99,7 @@ static void map_pieces(uint64_t base, unsigned first, unsigned last, void **piec
 static void *work(void *argument) {
     unsigned thread = (unsigned)(uintptr_t)argument, seed = 77 + thread;
     void **mine = kept[thread];
+    cuCtxSetCurrent((void *)(uintptr_t)(1 + thread % 2)); /* two devices, say */
     for (int round = 0; round < ROUNDS; round++) {
         unsigned at = draw(&seed) % KEPT;
         if (map_memory) {
@@ -139,11 +141,14 @@ static long count_of(const char *name) {
     return count ? count() : 0;
 }
 
+/* What is live is registered, or was refused. */
 static void say(const char *when) {
+    int (*wait)(void) = dlsym(RTLD_DEFAULT, "ssdtrain_malloc_hook_wait");
     void (*read)(struct ssdtrain_malloc_hook_stats *, size_t) = dlsym(RTLD_DEFAULT, "ssdtrain_malloc_hook_stats");
     int (*find)(const void *, size_t, void **) = dlsym(RTLD_DEFAULT, "ssdtrain_malloc_hook_find");
     struct ssdtrain_malloc_hook_stats it = {0};
     long live = 0, found = 0;
+    printf("%s.waited=%d\n", when, wait ? wait() : -2);
     for (int thread = 0; thread < THREADS; thread++)
         for (int i = 0; i < KEPT; i++) {
             void *start = NULL;
@@ -191,6 +196,7 @@ static void fork_and_free(void) {
 int workload(int count, char **arguments) {
     mode = count > 1 ? arguments[1] : "plain";
     int switches = is("switched");
+    cuCtxSetCurrent((void *)1);
     if (!strncmp(mode, "by_", 3)) {
         reserve_fn reserve = (reserve_fn)lookup("cuMemAddressReserve");
         map_memory = (map_fn)lookup("cuMemMap");
@@ -204,8 +210,6 @@ int workload(int count, char **arguments) {
         map_pieces(reserved[0], 0, 1, kept[0]);
         check(unmap_memory(reserved[0], MAPPING), "cuMemUnmap");
         kept[0][0] = NULL;
-    } else if (!is("cold")) { /* opens cuFile before there are threads */
-        give(take(4096));
     }
     everyone();
     say("first");

@@ -30,6 +30,7 @@ impl Bench {
         bench.library("workload.c", "libworkload.so", &cuda);
         bench.cc("loader.c", "program", &[], &["-l:libworkload.so"]);
         bench.cc("loader.c", "loader", &["-DLOADS"], &["-ldl"]);
+        bench.cc("held.c", "held", &["-pthread"], &cuda);
         bench
     }
 
@@ -41,6 +42,11 @@ impl Bench {
     /// The same, in a program that loads what uses CUDA by `dlopen` and not for all.
     pub(crate) fn run_as_module(&self, mode: &str, variables: &[(&str, &str)]) -> Report {
         self.execute("loader", mode, variables)
+    }
+
+    /// Runs the program in which registrations are held.
+    pub(crate) fn run_held(&self, mode: &str, variables: &[(&str, &str)]) -> Report {
+        self.execute("held", mode, variables)
     }
 
     /// Runs a program that does nothing with CUDA, and returns what it printed to standard error.
