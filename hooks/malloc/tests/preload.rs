@@ -233,6 +233,16 @@ fn what_a_graph_allocates_is_left_alone() {
 }
 
 #[test]
+fn without_its_thread_the_hook_refuses_and_tries_again_for_later_memory() {
+    let report = Bench::new().run_held("threadless", ON);
+    assert_eq!(report.number("waited"), 0, "nothing is left waiting");
+    assert_eq!(report.number("without.refusals"), 1);
+    assert_eq!(report.number("without.last_error"), -2);
+    assert_eq!((report.number("with.live"), report.number("with.really_registered")), (2, 1));
+    nothing_left(&report, "last");
+}
+
+#[test]
 fn without_cufile_the_program_goes_on() {
     let bench = Bench::new();
     bench.remove_cufile();

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -38,6 +39,7 @@ static void say(const char *when) {
     read_stats(&it, sizeof it);
     printf("%s.live=%ld\n%s.registered=%ld\n%s.registrations=%ld\n", when, (long)it.live_segments, when,
            (long)it.registered_segments, when, (long)it.registrations);
+    printf("%s.refusals=%ld\n%s.last_error=%ld\n", when, (long)it.refusals, when, (long)it.last_error);
     printf("%s.really_registered=%ld\n%s.violations=%ld\n", when, ledger_registered(), when, ledger_violations());
     fflush(stdout);
 }
@@ -78,6 +80,28 @@ static int child_frees(void *first, void *second) {
     return status;
 }
 
+/* There is no room for the stack of another thread, and then there is. */
+static void run_out_of_threads(void) {
+    struct rlimit was, now;
+    long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (!file || fscanf(file, "%ld", &pages) != 1 || getrlimit(RLIMIT_AS, &was)) abort();
+    fclose(file);
+    now = was;
+    now.rlim_cur = pages * sysconf(_SC_PAGESIZE) + (1 << 20);
+    setrlimit(RLIMIT_AS, &now);
+    void *first = take();
+    printf("waited=%d\n", await());
+    setrlimit(RLIMIT_AS, &was);
+    say("without");
+    void *second = take();
+    await();
+    say("with");
+    give(first);
+    give(second);
+    say("last");
+}
+
 int main(int count, char **arguments) {
     const char *mode = count > 1 ? arguments[1] : "";
     alarm(60);
@@ -86,6 +110,10 @@ int main(int count, char **arguments) {
     read_stats = (void (*)(struct ssdtrain_malloc_hook_stats *, size_t))dlsym(RTLD_DEFAULT, "ssdtrain_malloc_hook_stats");
     cuCtxSetCurrent((void *)1);
 
+    if (!strcmp(mode, "threadless")) {
+        run_out_of_threads();
+        return 0;
+    }
     int opens = !strncmp(mode, "open_", 5); /* what is held is the opening, not a registration */
     if (opens) mode += 5;
     else {
