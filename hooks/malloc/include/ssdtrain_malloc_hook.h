@@ -23,11 +23,17 @@ struct ssdtrain_malloc_hook_stats {
     uint64_t live_bytes;          /* their bytes */
     uint64_t registered_segments; /* segments that are registered now */
     uint64_t registered_bytes;    /* their bytes */
-    int64_t last_error;           /* cuFile's last error; -1 if it was not found; 0 if there was none */
+    int64_t last_error;           /* cuFile's last error; -1 if it was not found; -2 if the hook's thread could not be
+                                     started; 0 if there was none */
 };
 
-/* Turns the hook on (1) or off (0). Returns what it was, or -1 if called from within cuFile. */
+/* Turns the hook on (1) or off (0). Returns what it was, or -1 if called from within cuFile, from a fork, or when the process ends.
+ * Off, all registrations are undone on return. */
 int ssdtrain_malloc_hook_enable(int on);
+
+/* Memory is registered by a thread of the hook some time after it was allocated. Waits until all that is live is registered or was
+ * refused; call it before counters are compared. Returns 0, or -1 at once while the hook is off or if called from within cuFile. */
+int ssdtrain_malloc_hook_wait(void);
 
 /* Writes the counters into the first size bytes of out; pass sizeof(struct ssdtrain_malloc_hook_stats). */
 void ssdtrain_malloc_hook_stats(struct ssdtrain_malloc_hook_stats *out, size_t size);

@@ -51,7 +51,7 @@ pub(crate) struct AccessDesc {
 /// The bit of the flags that every access has: `CU_MEM_ACCESS_FLAGS_PROT_READ`.
 const READ: c_int = 1;
 
-/// `cuMemAlloc`; the memory is registered.
+/// `cuMemAlloc`; the memory is going to be registered.
 ///
 /// # Safety
 /// As the real one.
@@ -102,7 +102,7 @@ pub(crate) unsafe extern "C" fn cuMemMap(
     status
 }
 
-/// `cuMemSetAccess`; mappings that become accessible are registered.
+/// `cuMemSetAccess`; mappings that become accessible are going to be registered.
 ///
 /// # Safety
 /// As the real one.

@@ -1,4 +1,4 @@
-//! A library for `LD_PRELOAD` that registers GPU memory with NVIDIA cuFile when it is allocated, and deregisters it before it is
+//! A library for `LD_PRELOAD` that registers GPU memory with NVIDIA cuFile once it is allocated, and deregisters it before it is
 //! freed.
 //!
 //! cuFile moves data between files and GPU memory. Memory that is registered with it is reached directly; other memory goes
@@ -17,7 +17,7 @@
 //! | `SSDTRAIN_MALLOC_HOOK=1` | the hook is on from the start; otherwise it is off until it is turned on |
 //! | `SSDTRAIN_MALLOC_HOOK_REPORT=1` | a line of counters goes to standard error when a process ends that has loaded CUDA |
 //!
-//! A program turns the hook on and off and reads its counters through three C functions, which
+//! A program turns the hook on and off and reads its counters through a few C functions, which
 //! `include/ssdtrain_malloc_hook.h` declares. From Python:
 //!
 //! ```python
@@ -32,6 +32,7 @@
 //! hook = ctypes.CDLL(None)  # what is preloaded is there under its own name
 //! hook.ssdtrain_malloc_hook_stats.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 //! hook.ssdtrain_malloc_hook_enable(1)
+//! hook.ssdtrain_malloc_hook_wait()  # what was allocated since then is registered a little later
 //! stats = Stats()
 //! hook.ssdtrain_malloc_hook_stats(ctypes.byref(stats), ctypes.sizeof(stats))
 //! print(stats.registered_segments, stats.registered_bytes)
@@ -41,7 +42,7 @@
 //!
 //! - The CUDA runtime: `cudaMalloc`, `cudaFree`, `cudaMallocAsync`, `cudaMallocFromPoolAsync`, `cudaFreeAsync`.
 //! - The CUDA driver: `cuMemAlloc`, `cuMemFree`; and `cuMemMap`, `cuMemSetAccess`, `cuMemUnmap`, which PyTorch's expandable
-//!   segments use. A mapping is registered when access to it is granted, each by itself, as each may be unmapped by itself.
+//!   segments use. A mapping is registered once access to it is granted, each by itself, as each may be unmapped by itself.
 //! - These driver functions also where a program gets their addresses from `cudaGetDriverEntryPoint`,
 //!   `cudaGetDriverEntryPointByVersion` or `cuGetProcAddress`. PyTorch does; it need not be changed.
 //!
@@ -61,6 +62,8 @@
 //!   (`cudaMallocAsync` on a stream that is captured) is left alone: it has no memory yet.
 //! - When the hook is turned on, memory that is live already is not registered, and is freed as if there were no hook. When it is
 //!   turned off, all registrations are undone.
+//! - Memory is registered some milliseconds after it was allocated. Until then transfers go through cuFile's own buffers, as those
+//!   of memory that is not registered do. What is freed before its turn is never registered.
 //! - cuFile is found as `libcufile.so.0`, when the first memory is allocated. It counts registered memory against the
 //!   `max_device_pinned_mem_size_kb` of `cufile.json` and against the BAR1 aperture of the GPU; what is too much is refused.
 //! - A buffer that the program registers with cuFile itself has to be one the hook has not registered: the second registration
@@ -72,17 +75,25 @@
 //!
 //! # Cost
 //!
-//! Off, a call costs one relaxed load more, of the switch, besides the jump to the real function. On, each allocation costs what
-//! cuFile takes to register it, each free what it takes to deregister. With PyTorch that is paid per segment of the caching
-//! allocator, not per tensor; with pools (`backend:cudaMallocAsync`) it would be paid per tensor.
-//! `tests/gpu/preload_torch.py` measures it.
+//! Off, a call costs one relaxed load more, of the switch, besides the jump to the real function. On, an allocation also costs an
+//! entry in the book (a lock that nobody holds for long, and two insertions) and, if the registering thread sleeps, its wake-up,
+//! which is most of it: a few microseconds in all. Registering, which takes cuFile from 4 ms for 2 MiB to 25 ms for 256 MiB on an
+//! H200, is left to that thread. A free costs what cuFile takes to deregister, and while its own memory is being registered the rest
+//! of that too; memory that still waits is freed at once. With PyTorch this is paid per segment of the caching allocator, not per
+//! tensor; with pools (`backend:cudaMallocAsync`) it would be paid per tensor. `tests/gpu/preload_torch.py` measures it.
 //!
 //! # Threads
 //!
 //! All functions may be called from any thread. No lock that an allocation or a free takes is held while CUDA or cuFile runs.
-//! Memory that cuFile allocates while it registers, on the same thread, is not registered. While one thread opens cuFile, the
-//! memory of others waits and is registered by that thread: their allocations return at once. A panic ends at the border, and
-//! the call goes on to the real function.
+//!
+//! One thread, `ssdtrain-reg`, opens cuFile and makes all registrations, one after the other. It starts with the first memory that is
+//! allocated while the hook is on, and sleeps while nothing waits. cuFile finds on it the CUDA context that the allocating thread had.
+//! What it does there does not disturb captures of graphs that other threads have begun. If it cannot be started the memory counts
+//! as refused (last error -2), and the next allocation tries again. Memory is deregistered by the thread that frees it.
+//!
+//! Memory that cuFile allocates while it registers, on the same thread, is not registered. A panic ends at the border, and the call
+//! goes on to the real function; in a registration it counts as a refusal. When the process ends, the call of cuFile that the thread is
+//! in is waited for, five seconds at most, and none follows.
 
 pub mod book;
 mod context;

@@ -1,4 +1,4 @@
-//! The functions that the hook stands in front of, found at their first call.
+//! The functions of CUDA that the hook stands in front of or calls, found at their first call.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::marker::PhantomData;

@@ -27,7 +27,7 @@ static MALLOC: Real<Malloc> = unsafe { Real::new(c"cudaMalloc", Library::Runtime
 // SAFETY: as above.
 static FREE: Real<Free> = unsafe { Real::new(c"cudaFree", Library::Runtime) };
 
-/// `cudaMalloc`; the memory is registered.
+/// `cudaMalloc`; the memory is going to be registered.
 ///
 /// # Safety
 /// As the real one.
@@ -61,7 +61,7 @@ pub(crate) unsafe extern "C" fn cudaFree(memory: *mut c_void) -> c_int {
 /// for those where each thread has its own.
 macro_rules! by_stream {
     ($malloc:ident, $from_pool:ident, $free:ident, $is_capturing:ident, $entry:ident, $by_version:ident) => {
-        /// `cudaMallocAsync`; the memory is registered, unless the call is only recorded in a graph.
+        /// `cudaMallocAsync`; the memory is going to be registered, unless the call is only recorded in a graph.
         ///
         /// # Safety
         /// As the real one.
@@ -84,7 +84,7 @@ macro_rules! by_stream {
             status
         }
 
-        /// `cudaMallocFromPoolAsync`; the memory is registered, unless the call is only recorded in a graph.
+        /// `cudaMallocFromPoolAsync`; the memory is going to be registered, unless the call is only recorded in a graph.
         ///
         /// # Safety
         /// As the real one.
