@@ -254,6 +254,7 @@ impl<R: Registrar> Hook<R> {
     fn work(&self) {
         // Memory that the registrar allocates is none of ours.
         INSIDE.set(true);
+        step_back();
         // Nothing is taken yet: who frees need not wait for this, who may be in the constructor of a library, for whose end the
         // loader makes this wait.
         let mut goes_on = self.unless_abandoned(|| {
@@ -317,6 +318,16 @@ fn outside<T>(work: impl FnOnce() -> T) -> Option<T> {
     let outcome = caught(work);
     INSIDE.set(false);
     outcome
+}
+
+/// Has the kernel run this thread when there is room for it, and not at once in place of the thread that wakes it.
+fn step_back() {
+    let parameters = libc::sched_param { sched_priority: 0 };
+    // What the registrar starts from here is like any other thread.
+    let policy = libc::SCHED_BATCH | libc::SCHED_RESET_ON_FORK;
+    // Where it is refused allocations are slower.
+    // SAFETY: it concerns this thread alone, and the parameters are ours.
+    let _ = unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) };
 }
 
 fn caught<T>(work: impl FnOnce() -> T) -> Option<T> {

@@ -233,6 +233,12 @@ fn what_a_graph_allocates_is_left_alone() {
 }
 
 #[test]
+fn the_thread_has_a_name_and_does_not_take_the_place_of_who_wakes_it() {
+    let policy = libc::SCHED_BATCH | libc::SCHED_RESET_ON_FORK;
+    assert_eq!(Bench::new().run_held("wait", ON).number("policy"), policy.into());
+}
+
+#[test]
 fn without_its_thread_the_hook_refuses_and_tries_again_for_later_memory() {
     let report = Bench::new().run_held("threadless", ON);
     assert_eq!(report.number("waited"), 0, "nothing is left waiting");

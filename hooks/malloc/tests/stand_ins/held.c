@@ -1,5 +1,6 @@
 /* Allocates, frees and ends while a registration is held, which goes on when this program says so. What hangs is ended by an alarm. */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
@@ -42,6 +43,22 @@ static void say(const char *when) {
     printf("%s.refusals=%ld\n%s.last_error=%ld\n", when, (long)it.refusals, when, (long)it.last_error);
     printf("%s.really_registered=%ld\n%s.violations=%ld\n", when, ledger_registered(), when, ledger_violations());
     fflush(stdout);
+}
+
+/* How the kernel schedules the hook's thread, or -1 if there is none of its name. */
+static int policy_of_thread(void) {
+    int policy = -1;
+    DIR *tasks = opendir("/proc/self/task");
+    for (struct dirent *task; tasks && (task = readdir(tasks));) {
+        char path[300], name[32] = "";
+        snprintf(path, sizeof path, "/proc/self/task/%s/comm", task->d_name);
+        FILE *file = fopen(path, "r");
+        if (!file) continue;
+        if (fgets(name, sizeof name, file) && !strcmp(name, "ssdtrain-reg\n")) policy = sched_getscheduler(atoi(task->d_name));
+        fclose(file);
+    }
+    if (tasks) closedir(tasks);
+    return policy;
 }
 
 static int main_sleeps(void) {
@@ -126,6 +143,7 @@ int main(int count, char **arguments) {
     ledger_await_held();
     void *second = take(), *third = take();
     say("held");
+    printf("policy=%d\n", policy_of_thread());
     give(third);
     say("freed_one");
 
