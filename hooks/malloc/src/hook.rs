@@ -255,8 +255,8 @@ impl<R: Registrar> Hook<R> {
         // Memory that the registrar allocates is none of ours.
         INSIDE.set(true);
         step_back();
-        // Nothing is taken yet: who frees need not wait for this, who may be in the constructor of a library, for whose end the
-        // loader makes this wait.
+        // Before anything is taken: the loader may make this wait for a constructor of a library, which then must not wait for this
+        // when it frees.
         let mut goes_on = self.unless_abandoned(|| {
             // A panic leaves it as it was, which registrations tell.
             let _ = caught(|| self.registrar.open());
