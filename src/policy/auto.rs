@@ -208,6 +208,10 @@ impl Auto {
         };
         let script = Arc::new(Script::new(profile.saves.iter().map(line).collect()));
         self.plans += 1;
+        let (step, stall, peak) =
+            (plan.prediction.step, plan.prediction.stall.total(), plan.prediction.peak());
+        let (kept, spared) = (profile.work.computed(), corrections.spared);
+        tracing::debug!(?step, ?stall, peak, ?kept, ?spared, "plan {}, of a micro-batch", self.plans);
         self.watch.planned();
         self.planned = Some(Planned { profile, machine, plan, script, in_reach, corrections, report: None });
     }

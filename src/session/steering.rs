@@ -146,7 +146,14 @@ impl Steering {
                     trace.into_iter().for_each(|trace| self.pause(trace));
                     profile.into_iter().for_each(|profile| auto.lock().profiled(profile));
                 }
-                None => auto.lock().stepped(noted.observed(step, report)),
+                None => {
+                    let (mut auto, observed) = (auto.lock(), noted.observed(step, report));
+                    if auto.settles() {
+                        let (wall, stall) = (observed.wall, observed.stall);
+                        tracing::debug!(?wall, ?stall, "step {} of a plan that is new", step.number);
+                    }
+                    auto.stepped(observed);
+                }
             },
         }
     }

@@ -49,6 +49,8 @@ pub struct Hook<R> {
     switch: Mutex<()>,
     /// The thread that registers is there.
     started: AtomicBool,
+    /// It has to be woken: it does not look into the book by itself. Changed with the book's lock held.
+    asleep: AtomicBool,
     /// Held by that thread while it is in the registrar.
     calling: Mutex<()>,
     registrar: R,
@@ -66,6 +68,7 @@ impl<R: Registrar> Hook<R> {
             done: Condvar::new(),
             switch: Mutex::new(()),
             started: AtomicBool::new(false),
+            asleep: AtomicBool::new(true),
             calling: Mutex::new(()),
             registrar,
             last_error: AtomicI32::new(0),
@@ -153,7 +156,7 @@ impl<R: Registrar> Hook<R> {
             let context = self.registrar.context();
             let mut book = self.book.lock();
             book.granted(start, bytes, context);
-            let wake = book.is_waiting();
+            let wake = self.must_wake(&book);
             drop(book);
             if wake {
                 self.wake();
@@ -182,13 +185,18 @@ impl<R: Registrar> Hook<R> {
         self.book.lock().registered(start, bytes)
     }
 
-    /// Whether the thread has something to do now.
+    /// Whether the thread has to be woken for what waits now.
+    fn must_wake(&self, book: &Book) -> bool {
+        book.is_waiting() && self.asleep.load(Ordering::Relaxed)
+    }
+
+    /// The same after this was entered.
     fn enter(&self, start: u64, bytes: usize, kind: Kind, context: usize) -> bool {
         // Whatever the book still has there is gone: its end was not seen.
         let ask = |book: &mut Book| book.leave(start, bytes, false);
         let mut book = self.leave(ask, ask);
         book.enter(start, bytes, kind, context);
-        book.is_waiting()
+        self.must_wake(&book)
     }
 
     /// Asks until there is nothing left to do.
@@ -232,7 +240,6 @@ impl<R: Registrar> Hook<R> {
     /// Has the thread look into the book. The first call starts it; it is never joined, as the hook lives as long as the process.
     fn wake(&'static self) {
         if self.started.swap(true, Ordering::Relaxed) {
-            // All but free while the thread is awake.
             self.waiting.notify_one();
             return;
         }
@@ -254,6 +261,9 @@ impl<R: Registrar> Hook<R> {
     fn work(&self) {
         // Memory that the registrar allocates is none of ours.
         INSIDE.set(true);
+        let book = self.book.lock();
+        self.asleep.store(false, Ordering::Relaxed);
+        drop(book);
         step_back();
         // Before anything is taken: the loader may make this wait for a constructor of a library, which then must not wait for this
         // when it frees.
@@ -262,12 +272,24 @@ impl<R: Registrar> Hook<R> {
             let _ = caught(|| self.registrar.open());
         });
         while goes_on {
-            let mut book = self.book.lock();
-            while !book.is_waiting() {
-                self.waiting.wait(&mut book);
-            }
-            drop(book);
+            self.wait_for_work();
             goes_on = self.unless_abandoned(|| self.register_next());
+        }
+    }
+
+    fn wait_for_work(&self) {
+        let mut book = self.book.lock();
+        let mut looks = 0;
+        while !book.is_waiting() {
+            if looks < LOOKS {
+                looks += 1;
+                self.waiting.wait_for(&mut book, BETWEEN_LOOKS);
+            } else {
+                self.asleep.store(true, Ordering::Relaxed);
+                self.waiting.wait(&mut book);
+                self.asleep.store(false, Ordering::Relaxed);
+                looks = 0;
+            }
         }
     }
 
@@ -301,6 +323,10 @@ impl<R: Registrar> Hook<R> {
     }
 }
 
+/// To wake a thread costs a twentieth of a `cudaMalloc`, and allocations come in bursts: after its last work the thread looks into the
+/// book by itself for a tenth of a second before it sleeps.
+const LOOKS: u32 = 100;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
 /// What threads of C have, whose library the registrar is.
 const STACK: usize = 8 << 20;
 

@@ -87,7 +87,7 @@
 //! All functions may be called from any thread. No lock that an allocation or a free takes is held while CUDA or cuFile runs.
 //!
 //! One thread, `ssdtrain-reg`, opens cuFile and makes all registrations, one after the other. It starts with the first memory that is
-//! allocated while the hook is on, sleeps while nothing waits, and does not run in place of the thread that wakes it. cuFile finds on it the CUDA context that the allocating thread had.
+//! allocated while the hook is on, sleeps while nothing waits (a tenth of a second after its last work), and does not run in place of the thread that wakes it. cuFile finds on it the CUDA context that the allocating thread had.
 //! What it does there does not disturb captures of graphs that other threads have begun. If it cannot be started the memory counts
 //! as refused (last error -2), and the next allocation tries again. Memory is deregistered by the thread that frees it.
 //!
