@@ -24,8 +24,9 @@ const TELLING_PACE: f64 = 0.02;
 const TELLING_STALL: f64 = 0.002;
 /// So often a profile is corrected.
 const CORRECTIONS: u32 = 4;
-/// A plan without any overhead may be so much over by rounding.
-const ROUNDING: f64 = 1e-4;
+/// Stalls may show bytes to move so much slower than was counted on, and are told so finely: in halves of halves.
+const SLOWEST: f64 = 0.3;
+const HALVINGS: u32 = 8;
 const SECONDS_PER_DAY: f64 = 86_400.0;
 
 /// What a plan is for, and what it may take.
@@ -89,11 +90,17 @@ struct Planned {
 }
 
 /// What steps have shown of a profile since.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Corrections {
     count: u32,
-    /// Time of a micro-batch that is set aside for stalls that plans do not see.
-    spared: Duration,
+    /// Bytes move so many times as fast as was counted on: that much slower the simulator stalls as steps do.
+    speed: f64,
+}
+
+impl Default for Corrections {
+    fn default() -> Corrections {
+        Corrections { count: 0, speed: 1.0 }
+    }
 }
 
 impl Auto {
@@ -165,7 +172,7 @@ impl Auto {
                     disk_read: machine.disk_read * read,
                     ..machine
                 };
-                self.make(profile, machine, corrections);
+                self.make(profile, machine, Corrections { speed: 1.0, ..corrections });
             }
         }
     }
@@ -188,10 +195,12 @@ impl Auto {
         if paced && !over {
             return;
         }
-        let Some(Planned { mut profile, machine, mut corrections, .. }) = self.planned.take() else { return };
+        let Some(Planned { mut profile, machine, plan, mut corrections, .. }) = self.planned.take() else {
+            return;
+        };
         corrections.count += 1;
         if paced {
-            corrections.spared += beyond;
+            corrections.speed = speed_that_stalls(stall, &plan, &profile.work, &machine, corrections.speed);
         } else {
             // Stalls may be others where the times are right.
             profile.work.pace(pace);
@@ -210,8 +219,8 @@ impl Auto {
         self.plans += 1;
         let (step, stall, peak) =
             (plan.prediction.step, plan.prediction.stall.total(), plan.prediction.peak());
-        let (kept, spared) = (profile.work.computed(), corrections.spared);
-        tracing::debug!(?step, ?stall, peak, ?kept, ?spared, "plan {}, of a micro-batch", self.plans);
+        let (kept, speed) = (profile.work.computed(), corrections.speed);
+        tracing::debug!(?step, ?stall, peak, ?kept, speed, "plan {}, of a micro-batch", self.plans);
         self.watch.planned();
         self.planned = Some(Planned { profile, machine, plan, script, in_reach, corrections, report: None });
     }
@@ -221,10 +230,9 @@ impl Auto {
         let kept = profile.work.computed().as_secs_f64();
         let per_step = |per_day: u64| (per_day as f64 * kept / SECONDS_PER_DAY) as u64;
         let caps = Caps { disk: self.aim.disk, written: self.aim.written_per_day.map_or(u64::MAX, per_step) };
-        let frontier = Frontier::new(&profile.work, machine, caps);
-        let spared = corrections.spared.as_secs_f64() / kept.max(f64::MIN_POSITIVE);
-        let step = self.aim.goal.step.map(|most| (most - spared).max(1.0 + ROUNDING));
-        match frontier.plan(Goal { step, ..self.aim.goal }) {
+        let machine = machine.times(corrections.speed);
+        let frontier = Frontier::new(&profile.work, &machine, caps);
+        match frontier.plan(self.aim.goal) {
             Ok(plan) => (plan, true),
             Err(_) => (frontier.lowest(), false),
         }
@@ -247,7 +255,7 @@ impl Auto {
 
 impl Planned {
     fn told(&self, plans: u64, scopes: &Scopes) -> PlanReport {
-        let Planned { profile, machine, plan, in_reach, .. } = self;
+        let Planned { profile, machine, plan, in_reach, corrections, .. } = self;
         let mut rows: Vec<PlanRow> = Vec::new();
         let mut places: HashMap<ScopeId, usize> = HashMap::new();
         let mut seen = vec![false; plan.placements.len()];
@@ -275,12 +283,27 @@ impl Planned {
             kept_step: profile.work.computed() * profile.micro_batches,
             prediction: plan.prediction,
             limits: plan.limits,
-            machine: *machine,
+            machine: machine.times(corrections.speed),
             in_reach: *in_reach,
             plans,
             rows,
         }
     }
+}
+
+/// At what speed, at most `known`, of all that moves bytes the simulator has the plan stall for so long.
+fn speed_that_stalls(stall: Duration, plan: &Plan, work: &Workload, machine: &Machine, known: f64) -> f64 {
+    let (mut slow, mut fast) = (SLOWEST.min(known), known);
+    for _ in 0..HALVINGS {
+        let middle = f64::midpoint(slow, fast);
+        let told = work.simulate(&plan.placements, &machine.times(middle), &plan.limits);
+        if told.stall.total() < stall {
+            fast = middle;
+        } else {
+            slow = middle;
+        }
+    }
+    slow
 }
 
 #[cfg(test)]
@@ -365,6 +388,23 @@ mod tests {
         let after = report(&mut auto);
         assert!(after.plans == 2 && after.step < before.step, "{before}\n{after}");
         assert!(after.prediction.peak() > before.prediction.peak(), "{before}\n{after}");
+        assert!(after.machine.disk_write < before.machine.disk_write, "that is what the stalls have shown");
+    }
+
+    #[test]
+    fn stalls_beyond_the_whole_overhead_do_not_end_moving() {
+        let mut auto = planned(Goal::overhead(0.02), 100.0);
+        let kept = report(&mut auto).kept_step;
+        for _ in 0..3 {
+            let usual = usual(&mut auto);
+            auto.stepped(Observed { wall: usual.wall + kept / 20, stall: usual.stall + kept / 20, ..usual });
+        }
+        let after = report(&mut auto);
+        assert!(
+            after.prediction.written > 0 && after.step.as_secs_f64() <= 1.02 * kept.as_secs_f64(),
+            "{after}"
+        );
+        assert!(after.prediction.peak() < LAYERS * 800_000, "{after}");
     }
 
     #[test]

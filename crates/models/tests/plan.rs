@@ -62,6 +62,9 @@ fn a_step_has_the_peak_that_was_planned() -> Result<()> {
             let expected = plan.prediction.peak();
             assert!(plan.in_reach && expected <= budget, "{share}\n{plan}");
             assert!(report.act_peak_bytes.abs_diff(expected) <= 16 * KIB, "{share}: {report}\n{plan}");
+            // A machine that others keep busy may take longer to compute than even such copies take.
+            let all_copied = report.saved.bytes as f64 / plan.machine.copy_out;
+            let recomputes = recomputes && all_copied > plan.kept_step.as_secs_f64();
             assert!(!recomputes || report.recomputed.bytes > 0, "{share}: {report}\n{plan}");
         }
     }
