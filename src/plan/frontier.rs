@@ -108,7 +108,7 @@ impl Goal {
     /// What it allows where a step with everything kept takes so long.
     fn bounds(&self, kept: Duration) -> Bounds {
         let step = self.step.map_or(f64::INFINITY, |times| times * kept.as_secs_f64());
-        Bounds { peak: self.peak.unwrap_or(u64::MAX), step }
+        Bounds { peak: self.peak.unwrap_or(u64::MAX), step, ..Bounds::NONE }
     }
 
     /// Which of two that it allows is better: less.
@@ -150,8 +150,13 @@ impl<'a> Frontier<'a> {
 
     /// The best placement there is for the goal. Where several take the same time, the one that moves least.
     pub fn plan(&self, goal: Goal) -> Result<Plan, OutOfReach> {
+        self.plan_above(goal, 0)
+    }
+
+    /// The same of those whose peak is at least so many bytes.
+    pub(crate) fn plan_above(&self, goal: Goal, least: u64) -> Result<Plan, OutOfReach> {
         let kept = self.work.computed();
-        let bounds = goal.bounds(kept);
+        let bounds = Bounds { least, ..goal.bounds(kept) };
         let Some((point, plan)) = self.best(goal, bounds) else {
             let lowest = self.lowest().prediction;
             return Err(OutOfReach { peak: lowest.peak(), step: lowest.step, kept });
@@ -289,7 +294,7 @@ impl<'a> Frontier<'a> {
         }
         self.send_below(&moved, &mut placements);
         let prediction = run_within(bounds, self.work, &placements, self.machine, &limits)?;
-        Some(Plan { placements, limits, prediction })
+        (prediction.peak() >= bounds.least).then_some(Plan { placements, limits, prediction })
     }
 
     /// Places what is to leave, given newest first.

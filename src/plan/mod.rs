@@ -118,15 +118,6 @@ pub struct Machine {
     pub leaving: Leaving,
 }
 
-impl Machine {
-    /// The same with bytes moving so many times as fast.
-    pub(crate) fn times(self, speed: f64) -> Machine {
-        let [copy_out, copy_in, disk_write, disk_read] =
-            [self.copy_out, self.copy_in, self.disk_write, self.disk_read].map(|rate| rate * speed);
-        Machine { copy_out, copy_in, disk_write, disk_read, ..self }
-    }
-}
-
 /// When a storage leaves the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Leaving {

@@ -70,6 +70,8 @@ struct Run<'a> {
 /// What a step may take for it to be of interest.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
+    /// Most bytes, and the fewest, which are looked at once the simulation is over.
+    pub(super) least: u64,
     pub(super) peak: u64,
     /// In seconds.
     pub(super) step: f64,
@@ -84,7 +86,7 @@ enum Cause {
 }
 
 impl Bounds {
-    pub(super) const NONE: Bounds = Bounds { peak: u64::MAX, step: f64::INFINITY };
+    pub(super) const NONE: Bounds = Bounds { least: 0, peak: u64::MAX, step: f64::INFINITY };
 }
 
 /// What the step does.

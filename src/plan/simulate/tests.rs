@@ -234,7 +234,8 @@ proptest! {
     ) {
         let told = work.simulate(&placements, &machine, &limits);
         let within = |peak: f64, step: f64| {
-            let bounds = Bounds { peak: (peak * told.peak() as f64) as u64, step: step * told.step.as_secs_f64() };
+            let (peak, step) = ((peak * told.peak() as f64) as u64, step * told.step.as_secs_f64());
+            let bounds = Bounds { peak, step, ..Bounds::NONE };
             run_within(&bounds, &work, &placements, &machine, &limits)
         };
         prop_assert_eq!(within(1.0, 1.0), Some(told));
