@@ -34,3 +34,40 @@ impl MallocHook {
         (found >= 0, (found > 0).then(|| start.addr()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CString;
+    use std::process::Command;
+
+    use super::*;
+
+    /// A stand-in for the preloaded library: the 4096 bytes at 8192 are registered, and it is off while the address asked for is 1.
+    const HOOK: &str = "
+        #include <stddef.h>
+        int ssdtrain_malloc_hook_find(const void *address, size_t bytes, void **start) {
+            size_t first = (size_t)address;
+            if (first == 1) return -1;
+            if (first < 8192 || first + bytes > 12288) return 0;
+            *start = (void *)8192;
+            return 1;
+        }";
+
+    #[test]
+    fn a_preloaded_hook_is_found_and_asked() {
+        assert!(MallocHook::find().is_none(), "it is not there yet");
+        let folder = tempfile::tempdir().unwrap();
+        let [source, library] = ["hook.c", "libhook.so"].map(|name| folder.path().join(name));
+        std::fs::write(&source, HOOK).unwrap();
+        let built = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status();
+        assert!(built.unwrap().success());
+        let path = CString::new(library.to_str().unwrap()).unwrap();
+        // SAFETY: the path is a C string, and the library has no initialisers.
+        let loaded = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+        assert!(!loaded.is_null());
+        let hook = MallocHook::find().expect("it is there and on");
+        assert_eq!([8192, 12_287].map(|at| hook.segment_of(at, 1)), [Some(8192); 2]);
+        assert_eq!([hook.segment_of(8191, 2), hook.segment_of(12_287, 2)], [None, None]);
+        assert_eq!(hook.ask(1, 1), (false, None), "off");
+    }
+}
