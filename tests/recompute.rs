@@ -296,6 +296,33 @@ fn each_segment_runs_again_once_per_backward() {
 }
 
 #[test]
+fn a_recipe_whose_result_no_one_saved_holds_nothing_in_backward() {
+    let cache = everything().build().unwrap();
+    let x = leaf(&randn(&[64, WIDTH]));
+    let holding = Arc::new(());
+    let (recipe, seen) = (Arc::downgrade(&holding), Arc::new(Mutex::new(Vec::new())));
+    let step = cache.step();
+    let loss = {
+        let h = x.tanh();
+        let result = remat(&[&h], move |inputs| {
+            let _ = &holding;
+            inputs[0].f_add_scalar(1.0)
+        });
+        let seen = Arc::clone(&seen);
+        let looks = move |x: &Tensor| {
+            seen.lock().push(recipe.upgrade().is_some());
+            chain(x)
+        };
+        let loss = scalar(&segment("looks", &h, looks).unwrap());
+        drop(result);
+        loss
+    };
+    step.backward(&loss).unwrap();
+    step.finish().unwrap();
+    assert_eq!(*seen.lock(), [true, false], "in forward, and in backward");
+}
+
+#[test]
 fn a_retained_graph_with_recipes_serves_two_backwards() {
     let source = randn(&[64, 64]);
     let run = |x: &Tensor| {

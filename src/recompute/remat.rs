@@ -120,6 +120,13 @@ impl Marks {
         mark.shown.clone().filter(|_| mark.version == saved.version())
     }
 
+    /// Recipes whose results no one has saved, nor can any more, may go, and the inputs that they hold.
+    pub(crate) fn drop_unsaved(&self) {
+        let dead = self.0.lock().take_dead();
+        // Recipes go without the lock.
+        drop(dead);
+    }
+
     fn mark(&self, storage: &Storage, version: u32, layout: u64, recipe: Recipe, shown: Option<Arc<Shown>>) {
         let result = || storage.downgrade();
         let remat = Remat {

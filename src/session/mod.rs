@@ -118,7 +118,7 @@ impl TensorCache {
             peak: Mutex::new(None),
             tapes: Mutex::new(vec![tape]),
             noted: steered.noted,
-            _entered: handle.enter(),
+            entered: handle.enter(),
             handle,
             cache: self,
             _range: range,

@@ -23,7 +23,7 @@ use crate::trace::{Name, Range};
 #[must_use = "the step ends when it is dropped"]
 pub struct Step<'a> {
     // Declared first, so that this thread's hooks end before anything they use.
-    pub(super) _entered: Entered,
+    pub(super) entered: Entered,
     pub(super) handle: StepHandle,
     pub(super) cache: &'a TensorCache,
     pub(super) start: Instant,
@@ -45,6 +45,7 @@ impl Step<'_> {
     /// Runs backward from the scalar `loss`, keeping the graph for another backward or recording one of the gradients.
     pub fn backward_with(&self, loss: &Tensor, options: Backward) -> Result<()> {
         self.noted.forward_ends(&self.handle.0);
+        self.entered.marks.drop_unsaved();
         let _range = self.cache.range(Name::Backward, "backward");
         let outcome = torch::backward(loss, options.retain_graph, options.create_graph);
         let peak = torch::memory(self.cache.device).peak;
@@ -173,8 +174,8 @@ impl StepHandle {
         let marks = Arc::new(Marks::default());
         let hooks =
             torch::activate(Arc::new(Recorder { step: Arc::clone(&self.0), marks: Arc::clone(&marks) }));
-        let scopes = scope::enter(Arc::clone(&self.0), Level::Step(marks), ScopeId::default());
-        Entered { _hooks: hooks, _scopes: scopes }
+        let scopes = scope::enter(Arc::clone(&self.0), Level::Step(Arc::clone(&marks)), ScopeId::default());
+        Entered { _hooks: hooks, _scopes: scopes, marks }
     }
 }
 
@@ -183,4 +184,5 @@ impl StepHandle {
 pub struct Entered {
     _hooks: torch::Active,
     _scopes: scope::Entered,
+    marks: Arc<Marks>,
 }
