@@ -14,6 +14,7 @@ fn plan(c: &mut Criterion) {
         forward_extra: 1 << 20,
         backward_extra: 4 << 20,
         in_use_until: index as usize + 1,
+        in_use_with: index as usize % 3,
         recompute: index
             .is_multiple_of(3)
             .then_some(Recompute { time: micros(20), since: index.saturating_sub(1) as usize }),

@@ -454,6 +454,7 @@ mod tests {
                     backward_extra,
                     recompute,
                     in_use_until: if bytes % 8 == 0 { usize::MAX } else { index + 1 },
+                    in_use_with: bytes as usize % 3,
                 }
             };
             let entries = entries.into_iter().enumerate().map(entry).collect();

@@ -69,6 +69,9 @@ pub struct Entry {
     /// The last entry during whose `forward` the program still holds it: until then it is on the device, wherever it is placed.
     /// [`usize::MAX`] if the program holds it when backward asks for it: such an entry is kept, since moving it frees nothing.
     pub in_use_until: usize,
+    /// How many of the entries before it backward asks for while it still uses this one: an operation asks for all it saved before it lets
+    /// go of any.
+    pub in_use_with: usize,
 }
 
 impl Entry {

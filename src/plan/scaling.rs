@@ -39,6 +39,7 @@ impl<'a> Scaling<'a> {
                 since: from.since.min(to.since),
             }),
             in_use_until: from.in_use_until.max(to.in_use_until),
+            in_use_with: from.in_use_with.max(to.in_use_with),
         };
         Workload {
             entries: from.entries.iter().zip(&to.entries).map(entry).collect(),
@@ -79,6 +80,7 @@ mod tests {
             backward: 2 * time,
             backward_extra: 50 + size,
             in_use_until: 1,
+            in_use_with: 1,
             ..Entry::default()
         };
         Workload { entries: vec![entry; 4], turn: MS, rest: MS, ..Workload::default() }

@@ -49,6 +49,8 @@ struct Run<'a> {
     saving: usize,
     /// Entries that are not counted there, but that the program may still hold.
     in_use: Vec<usize>,
+    /// Entries that backward has asked for and still uses.
+    used: Vec<usize>,
     in_host: u64,
     early: u64,
     near: u64,
@@ -135,6 +137,7 @@ impl<'a> Run<'a> {
             on_device: 0,
             saving: 0,
             in_use: Vec::new(),
+            used: Vec::new(),
             in_host: 0,
             early: 0,
             near: 0,
@@ -320,7 +323,7 @@ impl<'a> Run<'a> {
         self.told.backward_peak = self.told.backward_peak.max(self.on_device + backward_extra);
         self.not_early(index);
         self.compute(backward);
-        self.release(index);
+        self.use_up(index);
     }
 
     /// Waits until an entry is on the device, if it is anywhere, and looks ahead of it.
@@ -352,13 +355,18 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn release(&mut self, index: usize) {
-        self.on_device -= self.entries[index].bytes;
+    fn use_up(&mut self, index: usize) {
         self.places[index].at = At::Nowhere;
         // All that was saved after it is gone.
         self.leaving.pop_back_if(|last| *last == index);
         self.disk.cancel(index);
         self.give_host(index);
+        // It leaves the device with the last that it is used with.
+        self.used.push(index);
+        let entries = self.entries;
+        let over =
+            self.used.extract_if(.., |other| other.saturating_sub(entries[*other].in_use_with) >= index);
+        self.on_device -= over.map(|other| entries[other].bytes).sum::<u64>();
     }
 
     fn look_ahead(&mut self, asked: usize) {

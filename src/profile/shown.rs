@@ -110,9 +110,16 @@ impl Step {
                     }
                     asked = Some(place);
                     asked_for.insert(place);
-                    in_use(&notes.alive, &places)
-                        .filter(|other| !asked_for.contains(other))
-                        .for_each(|other| entries[other].in_use_until = usize::MAX);
+                    for other in in_use(&notes.alive, &places) {
+                        if asked_for.contains(&other) {
+                            // In the order of the workload the later of the two comes first, and waits for the other.
+                            let (later, sooner) = (place.max(other), place.min(other));
+                            let entry = &mut entries[later];
+                            entry.in_use_with = entry.in_use_with.max(later - sooner);
+                        } else {
+                            entries[other].in_use_until = usize::MAX;
+                        }
+                    }
                 }
                 Note::Ended => {
                     if let Some(last) = asked {
@@ -303,6 +310,21 @@ mod tests {
         story.note(70, Note::Ended, 300, 0);
         let entries = story.profile().work.entries;
         assert_eq!([0, 1, 2].map(|place: usize| entries[place].in_use_until), [usize::MAX, 2, 3]);
+    }
+
+    #[test]
+    fn what_one_operation_asks_for_is_in_use_together_in_whatever_order() {
+        let mut story = Story::begin();
+        for (millis, entry) in [(10, 5), (20, 6), (30, 7), (40, 8), (50, 9)] {
+            story.saved(millis, entry, 300, 300);
+        }
+        // 9 and 8 by one operation, then 6 and 7, then 5.
+        for (entry, in_use) in [(9, vec![9]), (8, vec![9, 8]), (6, vec![6]), (7, vec![6, 7]), (5, vec![5])] {
+            story.note(60, Note::Asked(entry), 300, 300).alive.in_use = in_use;
+        }
+        story.note(80, Note::Ended, 300, 0);
+        let entries = story.profile().work.entries;
+        assert_eq!([0, 1, 2, 3, 4].map(|place: usize| entries[place].in_use_with), [0, 0, 1, 0, 1]);
     }
 
     #[test]
