@@ -148,7 +148,7 @@ impl Auto {
             host_pool: self.aim.host_pool,
             leaving: self.aim.leaving,
         };
-        self.make(profile, machine, Corrections::default());
+        self.make(profile, machine, Corrections::default(), None);
     }
 
     /// A planned step is over.
@@ -162,17 +162,15 @@ impl Auto {
             Some(Drift::Steps) => self.planned = None,
             Some(Drift::Settled { wall, stall }) => self.correct(wall, stall),
             Some(Drift::Disk([written, read])) => {
-                let Some(Planned { profile, corrections, .. }) = self.planned.take() else { return };
+                let Some(Planned { profile, plan, corrections, .. }) = self.planned.take() else { return };
                 let machine = Machine {
                     disk_write: machine.disk_write * written,
                     disk_read: machine.disk_read * read,
                     ..machine
                 };
-                self.make(
-                    profile,
-                    machine,
-                    Corrections { count: corrections.count, ..Corrections::default() },
-                );
+                self.watch.disk_known();
+                let corrections = Corrections { count: corrections.count, ..Corrections::default() };
+                self.make(profile, machine, corrections, Some(&plan));
             }
         }
     }
@@ -207,10 +205,11 @@ impl Auto {
             // Stalls may be others where the times are right.
             profile.work.pace(pace);
         }
-        self.make(profile, machine, corrections);
+        self.make(profile, machine, corrections, None);
     }
 
-    fn make(&mut self, profile: Profile, machine: Machine, corrections: Corrections) {
+    /// Makes a plan. One that has steps do what they did after `before` is not another.
+    fn make(&mut self, profile: Profile, machine: Machine, corrections: Corrections, before: Option<&Plan>) {
         let (plan, in_reach) = self.best(&profile, &machine, corrections);
         let line = |(save, entry): &(Save, usize)| Line {
             bytes: save.bytes,
@@ -218,12 +217,11 @@ impl Auto {
             placement: plan.placements[*entry],
         };
         let script = Arc::new(Script::new(profile.saves.iter().map(line).collect()));
-        self.plans += 1;
-        let (step, stall, peak) =
-            (plan.prediction.step, plan.prediction.stall.total(), plan.prediction.peak());
-        let (kept, least) = (profile.work.computed(), corrections.least_peak);
-        tracing::debug!(?step, ?stall, peak, ?kept, least, "plan {}, of a micro-batch", self.plans);
-        self.watch.planned();
+        if before.is_none_or(|before| (&before.placements, before.limits) != (&plan.placements, plan.limits))
+        {
+            self.plans += 1;
+            self.watch.planned();
+        }
         self.planned = Some(Planned { profile, machine, plan, script, in_reach, corrections, report: None });
     }
 
@@ -238,6 +236,11 @@ impl Auto {
             Ok(plan) => (plan, true),
             Err(_) => (frontier.lowest(), false),
         }
+    }
+
+    /// How many plans there were, and the last.
+    pub(crate) fn plan(&self) -> Option<(u64, &Plan)> {
+        self.planned.as_ref().map(|planned| (self.plans, &planned.plan))
     }
 
     /// What is planned, if anything is yet.
@@ -351,6 +354,26 @@ mod tests {
             auto.stepped(observed);
         }
         assert_eq!(report(&mut auto).plans, 2, "and that is that");
+    }
+
+    #[test]
+    fn a_disk_of_another_speed_that_changes_no_plan_is_taken_note_of() {
+        let mut auto = planned(Goal::overhead(0.02), 400.0);
+        for _ in 0..3 {
+            let usual = usual(&mut auto);
+            auto.stepped(usual);
+        }
+        let before = report(&mut auto);
+        for _ in 0..2 {
+            let usual = usual(&mut auto);
+            auto.stepped(Observed { written: Some(800e6), read: Some(800e6), ..usual });
+        }
+        let after = report(&mut auto);
+        assert!(auto.is_settled() && after.plans == 1, "{before}\n{after}");
+        assert!(
+            (after.machine.disk_write / before.machine.disk_write - 2.0).abs() < 0.1,
+            "{before}\n{after}"
+        );
     }
 
     #[test]

@@ -51,6 +51,11 @@ impl Watch {
         *self = Watch { patience: self.patience, ..Watch::default() };
     }
 
+    /// What the disk does now is counted on.
+    pub(crate) fn disk_known(&mut self) {
+        self.strange_disk = 0;
+    }
+
     /// The middle one of the first steps.
     fn usual(&self) -> (Duration, Duration) {
         self.first[self.first.len() / 2]

@@ -9,7 +9,7 @@ use tch::Device;
 
 use crate::cache::{Cache, Limits, StepContext};
 use crate::config::{Policy, TensorCacheBuilder};
-use crate::plan::{Machine, Placement, Workload};
+use crate::plan::{Machine, Placement, Prediction, Workload};
 use crate::policy::{Auto, Course, Keeping, Module, Observed, Profile, Reading, Rule, Stay};
 use crate::profile::Probe;
 use crate::store::{Store, StoreStats};
@@ -140,21 +140,30 @@ impl Steering {
                 }
                 keeping.lock().learn_last(|| step.record.in_order());
             }
-            By::Plans(auto) => match &step.probe {
-                Some(probe) => {
-                    let profile = probe.end();
-                    trace.into_iter().for_each(|trace| self.pause(trace));
-                    profile.into_iter().for_each(|profile| auto.lock().profiled(profile));
-                }
-                None => {
-                    let (mut auto, observed) = (auto.lock(), noted.observed(step, report));
-                    if auto.settles() {
-                        let (wall, stall) = (observed.wall, observed.stall);
-                        tracing::debug!(?wall, ?stall, "step {} of a plan that is new", step.number);
+            By::Plans(auto) => {
+                let mut auto = auto.lock();
+                let before = auto.plan().map(|(number, _)| number);
+                match &step.probe {
+                    Some(probe) => {
+                        let profile = probe.end();
+                        trace.into_iter().for_each(|trace| self.pause(trace));
+                        profile.into_iter().for_each(|profile| auto.profiled(profile));
                     }
-                    auto.stepped(observed);
+                    None => {
+                        let observed = noted.observed(step, report);
+                        if auto.settles() {
+                            let (wall, stall) = (observed.wall, observed.stall);
+                            tracing::debug!(?wall, ?stall, "step {} of a plan that is new", step.number);
+                        }
+                        auto.stepped(observed);
+                    }
                 }
-            },
+                if let Some((number, plan)) = auto.plan().filter(|(number, _)| Some(*number) != before) {
+                    let Prediction { step, stall, .. } = plan.prediction;
+                    let (stall, peak) = (stall.total(), plan.prediction.peak());
+                    tracing::debug!(?step, ?stall, peak, "plan {number}, of a micro-batch");
+                }
+            }
         }
     }
 
