@@ -29,7 +29,7 @@ st_status st_segments_watch(st_segments watcher, const void* context) {
     allocator->attachAllocatorTraceTracker([=](const TraceEntry& entry) { tell(watcher, context, entry); });
     for (const auto& segment : allocator->snapshot({0, 0}, /*include_traces=*/false).segments) {
       if (!segment.is_expandable) {
-        watcher.came(context, static_cast<int8_t>(segment.device), segment.address, segment.total_size);
+        watcher.was(context, static_cast<int8_t>(segment.device), segment.address, segment.total_size);
       }
     }
   });

@@ -130,14 +130,17 @@ st_status st_device_allocate(int8_t index, uint64_t bytes, st_storage** storage)
 st_status st_device_memory(int8_t index, st_memory* memory);  // of libtorch's caching allocator
 st_status st_device_reset_peak(int8_t index);
 
-// Segments that libtorch's caching allocator has of CUDA. Both are called with the allocator's lock held, from any thread.
+// Segments that libtorch's caching allocator has of CUDA.
 typedef struct {
+  // Before st_segments_watch returns: one that was there a moment ago.
+  void (*was)(const void* context, int8_t device, uintptr_t start, size_t bytes);
+  // From any thread, with the allocator's lock held.
   void (*came)(const void* context, int8_t device, uintptr_t start, size_t bytes);
   void (*goes)(const void* context, int8_t device, uintptr_t start);  // before it is freed
 } st_segments;
 
-// Tells `watcher`, which must live for ever, of those that there are, some of them perhaps twice, and from then on of each that comes or
-// goes; it cannot be undone. Segments that grow ("expandable") are left out. Fails with allocators that have no tracker.
+// Tells `watcher`, which must live for ever, of each that comes or goes from now on, and of those that there are; it cannot be undone.
+// Segments that grow ("expandable") are left out. Fails with allocators that have no tracker.
 st_status st_segments_watch(st_segments watcher, const void* context);
 
 // ---- named ranges (NVTX) -------------------------------------------------------------------------------------------------

@@ -56,6 +56,7 @@ pub(crate) struct StSaved {
 
 #[repr(C)]
 pub(crate) struct StSegments {
+    pub(crate) was: extern "C" fn(*const c_void, i8, usize, usize),
     pub(crate) came: extern "C" fn(*const c_void, i8, usize, usize),
     pub(crate) goes: extern "C" fn(*const c_void, i8, usize),
 }

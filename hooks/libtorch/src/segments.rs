@@ -1,7 +1,10 @@
 //! The segments of libtorch's caching allocator for CUDA: memory that it has of the driver, and gives out in pieces.
 
+use std::collections::HashSet;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use parking_lot::Mutex;
 
 use crate::error::{TorchError, check};
 use crate::ffi::{self, StSegments};
@@ -9,11 +12,18 @@ use crate::ffi::{self, StSegments};
 /// Hears of segments, from any thread and with the allocator's lock held: it must not allocate or free memory of the device, nor wait for
 /// a thread that does.
 pub trait SegmentWatcher: Sync {
-    /// A segment of `bytes` bytes at this address of the device is there. One that was there before the watcher may be told twice.
+    /// A segment of `bytes` bytes at this address of the device is there.
     fn came(&self, device: usize, start: usize, bytes: usize);
 
     /// The segment that starts here is about to be freed; nothing in it is in use any more.
     fn goes(&self, device: usize, start: usize);
+}
+
+/// What the allocator's tracker tells, in an order that makes sense.
+struct Watch {
+    watcher: &'static dyn SegmentWatcher,
+    /// Addresses that were told of while those that had been there before were not all told yet: what is known of them is newer.
+    heard: Mutex<Option<HashSet<usize>>>,
 }
 
 /// Has `watcher` hear of all segments there are and will be, until the process ends, by the allocator's trace tracker. Segments that grow
@@ -23,63 +33,116 @@ pub trait SegmentWatcher: Sync {
 ///
 /// CUDA is not loaded, or its allocator (`backend:cudaMallocAsync`) has no tracker.
 pub fn watch_segments(watcher: &'static dyn SegmentWatcher) -> Result<(), TorchError> {
-    // A thin pointer to the fat one; both stay, as the tracker does.
-    let context: &'static &'static dyn SegmentWatcher = Box::leak(Box::new(watcher));
-    let callbacks = StSegments { came, goes };
+    // It stays, as the tracker does.
+    let watch: &'static Watch = Box::leak(Box::new(Watch::new(watcher)));
+    let callbacks = StSegments { was, came, goes };
     // SAFETY: the callbacks and the context are there as long as the process, and belong together.
-    check(unsafe { ffi::st_segments_watch(callbacks, std::ptr::from_ref(context).cast()) })
+    let watched = check(unsafe { ffi::st_segments_watch(callbacks, std::ptr::from_ref(watch).cast()) });
+    watch.all_told();
+    watched
+}
+
+impl Watch {
+    fn new(watcher: &'static dyn SegmentWatcher) -> Watch {
+        Watch { watcher, heard: Mutex::new(Some(HashSet::new())) }
+    }
+
+    /// This one was there before.
+    fn was(&self, device: usize, start: usize, bytes: usize) {
+        let heard = self.heard.lock();
+        if heard.as_ref().is_some_and(|heard| !heard.contains(&start)) {
+            self.watcher.came(device, start, bytes);
+        }
+    }
+
+    /// Something happened at this address, of which `tell` tells.
+    fn now(&self, start: usize, tell: impl FnOnce(&dyn SegmentWatcher)) {
+        let mut heard = self.heard.lock();
+        if let Some(heard) = heard.as_mut() {
+            heard.insert(start);
+        }
+        tell(self.watcher);
+    }
+
+    fn all_told(&self) {
+        *self.heard.lock() = None;
+    }
+}
+
+extern "C" fn was(context: *const c_void, device: i8, start: usize, bytes: usize) {
+    with(context, device, |watch, device| watch.was(device, start, bytes));
 }
 
 extern "C" fn came(context: *const c_void, device: i8, start: usize, bytes: usize) {
-    tell(context, device, |watcher, device| watcher.came(device, start, bytes));
+    with(context, device, |watch, device| watch.now(start, |watcher| watcher.came(device, start, bytes)));
 }
 
 extern "C" fn goes(context: *const c_void, device: i8, start: usize) {
-    tell(context, device, |watcher, device| watcher.goes(device, start));
+    with(context, device, |watch, device| watch.now(start, |watcher| watcher.goes(device, start)));
 }
 
 /// A panic ends here: the allocator could not make anything of it.
-fn tell(context: *const c_void, device: i8, what: impl FnOnce(&dyn SegmentWatcher, usize)) {
+fn with(context: *const c_void, device: i8, what: impl FnOnce(&Watch, usize)) {
     // SAFETY: the context is what `watch_segments` leaked.
-    let watcher = unsafe { *context.cast::<&'static dyn SegmentWatcher>() };
+    let watch = unsafe { &*context.cast::<Watch>() };
     if let Ok(device) = usize::try_from(device) {
-        drop(catch_unwind(AssertUnwindSafe(|| what(watcher, device))));
+        drop(catch_unwind(AssertUnwindSafe(|| what(watch, device))));
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
     use super::*;
 
+    /// Segments that are there, by address and size, as far as was told.
     #[derive(Default)]
-    struct Adding(AtomicUsize);
+    struct Live(Mutex<Vec<(usize, usize)>>);
 
-    impl SegmentWatcher for Adding {
-        fn came(&self, device: usize, start: usize, bytes: usize) {
-            self.0.fetch_add(device + start + bytes, Ordering::Relaxed);
+    impl SegmentWatcher for Live {
+        fn came(&self, _: usize, start: usize, bytes: usize) {
+            self.0.lock().push((start, bytes));
         }
 
-        fn goes(&self, _: usize, _: usize) {
-            panic!("it must not reach the allocator");
+        fn goes(&self, device: usize, start: usize) {
+            assert_eq!(device, 0, "a panic must not reach the allocator");
+            self.0.lock().retain(|(other, _)| *other != start);
         }
+    }
+
+    fn watch() -> (&'static Live, Watch) {
+        let live: &'static Live = Box::leak(Box::default());
+        (live, Watch::new(live))
     }
 
     #[test]
     fn a_watcher_hears_of_its_segments_and_its_panics_stay_with_it() {
-        let adding: &'static Adding = Box::leak(Box::default());
-        let context: &'static dyn SegmentWatcher = adding;
-        let context = std::ptr::from_ref(&context).cast();
-        came(context, 1, 20, 300);
-        came(context, -1, 5, 5);
+        let (live, watch) = watch();
+        let context = std::ptr::from_ref(&watch).cast();
+        was(context, 0, 10, 1);
+        watch.all_told();
+        came(context, 0, 20, 2);
+        came(context, -1, 30, 3);
+        goes(context, 1, 20);
+        goes(context, 0, 10);
+        assert_eq!(*live.0.lock(), [(20, 2)]);
+    }
+
+    #[test]
+    fn what_happened_meanwhile_is_newer_than_what_was_there_before() {
+        let (live, watch) = watch();
+        let context = std::ptr::from_ref(&watch).cast();
+        goes(context, 0, 10);
         goes(context, 0, 20);
-        assert_eq!(adding.0.load(Ordering::Relaxed), 321);
+        came(context, 0, 20, 5);
+        for start in [10, 20, 30] {
+            was(context, 0, start, 1);
+        }
+        assert_eq!(*live.0.lock(), [(20, 5), (30, 1)]);
     }
 
     #[test]
     fn without_cuda_there_is_nothing_to_watch() {
-        let adding: &'static Adding = Box::leak(Box::default());
-        assert!(!watch_segments(adding).unwrap_err().to_string().is_empty());
+        let live: &'static Live = Box::leak(Box::default());
+        assert!(!watch_segments(live).unwrap_err().to_string().is_empty());
     }
 }
