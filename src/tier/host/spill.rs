@@ -72,6 +72,8 @@ impl<D: Device> HostTier<D> {
                 tier.ended();
             });
             if reached.is_err() || !wanted {
+                // Whoever hears that all is over finds the extent and the memory free.
+                drop((blob, memory, store));
                 return done(reached);
             }
             let done = Trace::transfer(trace.as_ref(), direction, scope, bytes, done);
