@@ -12,7 +12,7 @@ use crate::stand_in::StandIn;
 #[test]
 fn it_is_opened_by_the_first_and_closed_after_the_last() {
     let stand_in = StandIn::new();
-    let library = stand_in.library();
+    let library = stand_in.open();
     let first = Driver::open(&library).unwrap();
     let second = Driver::open(&library.clone()).unwrap();
     assert_eq!(stand_in.count("cuFileDriverOpen"), 1);
@@ -30,7 +30,7 @@ fn it_is_opened_by_the_first_and_closed_after_the_last() {
 #[test]
 fn many_threads_share_it() {
     let stand_in = StandIn::new();
-    let library = stand_in.library();
+    let library = stand_in.open();
     thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
@@ -46,7 +46,7 @@ fn many_threads_share_it() {
 #[test]
 fn a_refusal_is_an_error_that_says_what_to_do() {
     let stand_in = StandIn::new();
-    let library = stand_in.library();
+    let library = stand_in.open();
     stand_in.fail("cuFileDriverOpen", 5001);
     let message = Driver::open(&library).unwrap_err().to_string();
     for part in ["cuFileDriverOpen", "CU_FILE_DRIVER_NOT_INITIALIZED (5001)", "allow_compat_mode"] {

@@ -133,16 +133,16 @@ fn faults_of_the_stand_in_can_come_from_the_environment() {
     .is_none()
     {
         let stand_in = StandIn::new();
-        let error = Driver::open(&stand_in.library()).unwrap_err();
+        let error = Driver::open(&stand_in.open()).unwrap_err();
         assert_eq!(error.cause(), &Cause::Cuda(cufile_sys::sys::CUresult(999)));
-        assert!(stand_in.library().version().is_err());
+        assert!(stand_in.open().version().is_err());
     }
 }
 
 #[test]
 fn a_missing_function_is_an_error_of_the_call_that_needs_it_alone() {
     let stand_in = StandIn::without(&["cuFileGetStatsL1", "cuFileBatchIODestroy", "cuFileReadAsync"]);
-    let library = stand_in.library();
+    let library = stand_in.open();
     let driver = Driver::open(&library).unwrap();
     for error in [driver.statistics().unwrap_err(), driver.batch::<()>(4).unwrap_err()] {
         assert_eq!(error.cause(), &Cause::Missing(stand_in.path()));
@@ -172,7 +172,7 @@ fn what_a_drop_needs_is_looked_for_before_anything_is_registered() {
     stand_in.assert_nothing_is_left();
 
     let stand_in = StandIn::without(&["cuFileDriverClose", "cuFileDriverClose_v2"]);
-    assert_eq!(Driver::open(&stand_in.library()).unwrap_err().function(), "cuFileDriverClose");
+    assert_eq!(Driver::open(&stand_in.open()).unwrap_err().function(), "cuFileDriverClose");
     assert_eq!(stand_in.count("cuFileDriverOpen"), 0);
 }
 
@@ -192,7 +192,7 @@ fn the_driver_is_closed_by_the_newer_name_where_there_is_one() {
 #[test]
 fn the_version_is_told_apart() {
     let stand_in = StandIn::new();
-    let library = stand_in.library();
+    let library = stand_in.open();
     assert_eq!(library.version(), Ok(Version { major: 1, minor: 15 }));
     stand_in.set_version(1200);
     assert_eq!(library.version(), Ok(Version { major: 1, minor: 20 }));

@@ -12,7 +12,7 @@ use crate::stand_in::StandIn;
 #[test]
 fn parameters_are_set_before_the_driver_is_open_and_read_at_any_time() {
     let stand_in = StandIn::new();
-    let library = stand_in.library();
+    let library = stand_in.open();
     for (index, (number, _)) in Number::ALL.iter().enumerate() {
         library.set_parameter_size(*number, 100 + index).unwrap();
     }
@@ -48,7 +48,7 @@ fn a_parameter_is_found_by_its_name() {
 #[test]
 fn an_unknown_parameter_and_a_text_with_a_zero_byte_are_errors() {
     let stand_in = StandIn::new();
-    let library = stand_in.library();
+    let library = stand_in.open();
     let error = library.parameter_size(Number(99)).unwrap_err();
     assert_eq!(error.status().unwrap().0, 5022);
     assert!(error.to_string().contains("(99)"), "{error}");

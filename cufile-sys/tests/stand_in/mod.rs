@@ -54,13 +54,13 @@ impl StandIn {
     }
 
     /// It, loaded.
-    pub(crate) fn library(&self) -> Library {
+    pub(crate) fn open(&self) -> Library {
         Library::open(self.path()).unwrap()
     }
 
     /// Its driver, open.
     pub(crate) fn driver(&self) -> Driver {
-        Driver::open(&self.library()).unwrap()
+        Driver::open(&self.open()).unwrap()
     }
 
     /// Makes calls of `function` fail with this status; 0 ends that.

@@ -21,7 +21,7 @@ pub(crate) enum Library {
 #[derive(Debug)]
 pub(crate) struct Real<F> {
     name: &'static CStr,
-    library: Library,
+    from: Library,
     address: AtomicPtr<c_void>,
     signature: PhantomData<F>,
 }
@@ -33,14 +33,14 @@ impl<F: Copy> Real<F> {
     /// `F` is the type of a pointer to it.
     pub(crate) const unsafe fn new(name: &'static CStr, library: Library) -> Real<F> {
         const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-        Real { name, library, address: AtomicPtr::new(std::ptr::null_mut()), signature: PhantomData }
+        Real { name, from: library, address: AtomicPtr::new(std::ptr::null_mut()), signature: PhantomData }
     }
 
     /// The function, or none while its library is not loaded.
     pub(crate) fn get(&self) -> Option<F> {
         let mut address = self.address.load(Ordering::Relaxed);
         if address.is_null() {
-            address = find(self.name, self.library);
+            address = find(self.name, self.from);
             if address.is_null() {
                 return None;
             }
@@ -80,7 +80,7 @@ fn find(name: &CStr, library: Library) -> *mut c_void {
 }
 
 struct Search {
-    library: Library,
+    wanted: Library,
     found: Option<CString>,
 }
 
@@ -96,14 +96,14 @@ fn path_of(library: Library) -> Option<CString> {
         let path = unsafe { CStr::from_ptr(name) };
         // SAFETY: `path_of` passes its own `Search`, and waits.
         let search = unsafe { &mut *search.cast::<Search>() };
-        if search.library.is_file(path) {
+        if search.wanted.is_file(path) {
             search.found = Some(path.to_owned());
             return 1;
         }
         0
     }
 
-    let mut search = Search { library, found: None };
+    let mut search = Search { wanted: library, found: None };
     // SAFETY: `visit` takes what the loader gives it and the search, which outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
     search.found

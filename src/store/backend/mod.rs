@@ -40,8 +40,8 @@ pub trait Backend: Send + Sync {
     /// that returns. It keeps the operation until the kernel is done with its memory and file.
     fn submit(&self, ops: Vec<Op>);
 
-    /// Learns of a file before its first operation. Of [`BackendKind::CuFile`](super::BackendKind::CuFile) it has a name meanwhile, and none
-    /// later.
+    /// Learns of a spill file before its first operation, while that has a name still. Only stores of
+    /// [`BackendKind::CuFile`](super::BackendKind::CuFile) tell.
     fn adopt(&self, file: BorrowedFd<'_>) -> io::Result<()> {
         let _ = file;
         Ok(())

@@ -22,12 +22,12 @@ impl Bench {
         let bench = Bench { folder: tempfile::tempdir().unwrap() };
         // Symbols of the real runtime have a version, which a preloaded library has to match.
         std::fs::write(bench.folder.path().join("versions"), "libcudart.so.13 { global: *; };").unwrap();
-        bench.library("ledger.c", "libledger.so", &["-pthread"]);
-        bench.library("cuda.c", "libcuda.so.1", &["-l:libledger.so"]);
-        bench.library("cudart.c", "libcudart.so.13", &["-Wl,--version-script=versions", "-ldl"]);
-        bench.library("cufile.c", "libcufile.so.0", &["-l:libledger.so", "-l:libcudart.so.13"]);
+        bench.shared_object("ledger.c", "libledger.so", &["-pthread"]);
+        bench.shared_object("cuda.c", "libcuda.so.1", &["-l:libledger.so"]);
+        bench.shared_object("cudart.c", "libcudart.so.13", &["-Wl,--version-script=versions", "-ldl"]);
+        bench.shared_object("cufile.c", "libcufile.so.0", &["-l:libledger.so", "-l:libcudart.so.13"]);
         let cuda = ["-l:libcudart.so.13", "-l:libcuda.so.1", "-l:libledger.so", "-pthread", "-ldl"];
-        bench.library("workload.c", "libworkload.so", &cuda);
+        bench.shared_object("workload.c", "libworkload.so", &cuda);
         bench.cc("loader.c", "program", &[], &["-l:libworkload.so"]);
         bench.cc("loader.c", "loader", &["-DLOADS"], &["-ldl"]);
         bench.cc("held.c", "held", &["-pthread"], &cuda);
@@ -80,7 +80,7 @@ impl Bench {
         Report { numbers, errors }
     }
 
-    fn library(&self, source: &str, name: &str, libraries: &[&str]) {
+    fn shared_object(&self, source: &str, name: &str, libraries: &[&str]) {
         self.cc(source, name, &["-shared", "-fPIC", &format!("-Wl,-soname,{name}")], libraries);
     }
 
