@@ -48,7 +48,7 @@ pub use policy::{IoPath, PathRates, PathTrial};
 pub use recompute::{remat, segment};
 pub use scope::{Scope, scope};
 pub use session::{Backward, Entered, Held, Step, StepHandle, TensorCache, write_traces};
-pub use ssdtrain_libtorch::load_cuda;
+pub use ssdtrain_libtorch::{load_cuda, resolve_math_kernels};
 pub use store::BackendKind;
 pub use telemetry::{
     AdaptiveReport, KeptReport, PlanReport, PlanRow, ScopeReport, StallReport, StepReport, Tally,

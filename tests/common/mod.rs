@@ -6,7 +6,7 @@ pub(crate) mod chain;
 
 use std::time::Duration;
 
-use ssdtrain::{IoPath, StepReport, TensorCache, TensorCacheBuilder};
+use ssdtrain::{IoPath, StepReport, TensorCache, TensorCacheBuilder, resolve_math_kernels};
 use tch::{Device, Kind, Tensor};
 
 pub(crate) const F32: (Kind, Device) = (Kind::Float, Device::Cpu);
@@ -22,6 +22,7 @@ pub(crate) fn randn(shape: &[i64]) -> Tensor {
 
 /// A leaf of its own with the values of `source`.
 pub(crate) fn leaf(source: &Tensor) -> Tensor {
+    resolve_math_kernels().unwrap();
     let leaf = source.copy();
     if leaf.is_floating_point() { leaf.set_requires_grad(true) } else { leaf }
 }

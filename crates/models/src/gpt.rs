@@ -3,7 +3,7 @@
 use std::num::NonZero;
 
 use serde::{Deserialize, Serialize};
-use ssdtrain::{remat, scope, segment};
+use ssdtrain::{remat, resolve_math_kernels, scope, segment};
 use tch::{Device, Kind, TchError, Tensor, nn};
 
 use crate::error::{Error, Result};
@@ -156,6 +156,7 @@ impl Gpt {
     /// [`Error::Argument`] if `config` is invalid, [`Error::Torch`] if there is no memory for the parameters.
     pub fn new(vs: &nn::Path<'_>, config: GptConfig) -> Result<Gpt> {
         config.validate()?;
+        resolve_math_kernels()?;
         let tokens = normal(&vs.sub("wte"), config.vocab, config.hidden, INIT_STD)?;
         let positions = normal(&vs.sub("wpe"), config.context, config.hidden, INIT_STD)?;
         let blocks = (0..config.layers)

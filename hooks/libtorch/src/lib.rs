@@ -10,6 +10,7 @@ mod ffi;
 mod folder;
 mod hooks;
 mod linear;
+mod math;
 mod memory;
 mod random;
 mod ranges;
@@ -25,6 +26,7 @@ pub use hooks::{
     install,
 };
 pub use linear::linear_in_place;
+pub use math::resolve_math_kernels;
 pub use memory::{MemoryStats, install_cpu_allocator, memory, reset_peak, trim};
 pub use random::RandomState;
 pub use ranges::{Range, range};

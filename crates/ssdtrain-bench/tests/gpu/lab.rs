@@ -32,6 +32,7 @@ impl Lab {
         let alone = ALONE.lock();
         // Where there is CUDA all the same, libtorch has to know before it looks for the first time.
         drop(cuda());
+        torch::resolve_math_kernels().unwrap();
         Lab { device: Device::Cpu, _alone: alone }
     }
 
@@ -127,8 +128,31 @@ pub(crate) fn same_bits(a: &Tensor, b: &Tensor) -> bool {
 
 pub(crate) fn assert_same_bits(what: &str, expected: &[Tensor], got: &[Tensor]) {
     assert_eq!(expected.len(), got.len(), "{what}");
-    let differing = expected.iter().zip(got).position(|(expected, got)| !same_bits(expected, got));
-    assert_eq!(differing, None, "{what}: the tensor of this number has other bits");
+    let pairs = || expected.iter().zip(got);
+    let Some(index) = pairs().position(|(expected, got)| !same_bits(expected, got)) else { return };
+    let differences: Vec<_> = pairs().map(|(expected, got)| difference(expected, got)).collect();
+    panic!("{what}: other bits in tensor {index}\n{}", differences.join("\n"));
+}
+
+/// How far apart two tensors are: rounding shows as one thing, another tensor's bytes as another.
+fn difference(expected: &Tensor, got: &Tensor) -> String {
+    if !(expected.defined() && got.defined()) || expected.size() != got.size() {
+        return format!("{got:?} instead of {expected:?}");
+    }
+    let wide = |t: &Tensor| t.detach().to_kind(Kind::Double).flatten(0, -1);
+    let (expected, got) = (wide(expected), wide(got));
+    let differing = expected.ne_tensor(&got).nonzero().flatten(0, -1);
+    let count = differing.size()[0];
+    if count == 0 {
+        return "as expected".to_owned();
+    }
+    let (first, last) = (differing.int64_value(&[0]), differing.int64_value(&[-1]));
+    let most = (&expected - &got).abs().max().double_value(&[]);
+    let largest = expected.abs().max().double_value(&[]);
+    let numel = expected.numel();
+    format!(
+        "{count} of {numel} differ, from {first} to {last}, by up to {most:e} where up to {largest:e} is expected"
+    )
 }
 
 pub(crate) fn grads(leaves: &[Tensor]) -> Vec<Tensor> {

@@ -6,7 +6,7 @@ use std::env;
 use ssdtrain::{MIB, TensorCache};
 use tch::{Kind, Tensor};
 
-use crate::lab::{Lab, assert_nothing_held, leaf, plain_gradient, same_bits};
+use crate::lab::{Lab, assert_nothing_held, assert_same_bits, leaf, plain_gradient};
 
 on_both!(
     a_device_far_behind_through_the_host_pool,
@@ -25,7 +25,7 @@ fn steps(cache: &TensorCache, source: &Tensor, count: u32, forward: impl Fn(&Ten
         step.backward(&forward(&x)).unwrap();
         let report = step.finish().unwrap();
         assert!(report.loaded.bytes > 0, "step {index}: {report}");
-        assert!(same_bits(&expected, &x.grad()), "step {index} has other bits: {report}");
+        assert_same_bits(&format!("step {index}, {report}"), &[expected], &[x.grad()]);
     }
     assert_nothing_held(cache);
 }
