@@ -1,22 +1,32 @@
 //! Plain stochastic gradient descent.
 
 use tch::nn::VarStore;
-use tch::{Kind, Tensor, no_grad};
+use tch::{COptimizer, Tensor};
 
 use crate::error::Result;
 use crate::optimizer::{Optimizer, trainable};
 
-/// Takes the learning rate's share of each gradient off its parameter. It has no state, so a model that leaves no
-/// room for [`AdamW`](crate::AdamW)'s moments can be trained for a measurement; to learn well, take AdamW.
+/// Takes the learning rate's share of each gradient off its parameter, as libtorch's own optimiser does. It has no state, so
+/// a model that leaves no room for [`AdamW`](crate::AdamW)'s moments can be trained for a measurement; to learn well, take
+/// AdamW.
 #[derive(Debug)]
 pub struct Sgd {
     parameters: Vec<Tensor>,
+    descent: COptimizer,
 }
 
 impl Sgd {
     /// An optimiser of all trainable parameters of `vs`.
-    pub fn new(vs: &VarStore) -> Sgd {
-        Sgd { parameters: trainable(vs).into_iter().map(|(_, parameter)| parameter).collect() }
+    ///
+    /// # Errors
+    /// [`Error::Torch`](crate::Error::Torch) if memory runs out.
+    pub fn new(vs: &VarStore) -> Result<Sgd> {
+        let parameters: Vec<_> = trainable(vs).into_iter().map(|(_, parameter)| parameter).collect();
+        let mut descent = COptimizer::sgd(0.0, 0.0, 0.0, 0.0, false)?;
+        for parameter in &parameters {
+            descent.add_parameters(parameter, 0)?;
+        }
+        Ok(Sgd { parameters, descent })
     }
 }
 
@@ -26,16 +36,7 @@ impl Optimizer for Sgd {
     }
 
     fn step(&mut self, learning_rate: f64) -> Result<()> {
-        no_grad(|| self.parameters.iter_mut().try_for_each(|parameter| descend(parameter, learning_rate)))
+        self.descent.set_learning_rate(learning_rate)?;
+        Ok(self.descent.step()?)
     }
-}
-
-fn descend(parameter: &mut Tensor, learning_rate: f64) -> Result<()> {
-    let gradient = parameter.grad();
-    if gradient.defined() {
-        // The addition at hand takes no factor; a product with a scalar tensor makes no temporary either.
-        let factor = Tensor::f_full([0_i64; 0], -learning_rate, (Kind::Double, parameter.device()))?;
-        let _moved = parameter.f_addcmul_(&gradient, &factor)?;
-    }
-    Ok(())
 }

@@ -13,7 +13,7 @@ fn a_step_takes_the_rates_share_of_each_gradient() -> Result<()> {
         vs.set_kind(kind);
         let moved = vs.root().var("moved", &[3], Init::Const(1.0));
         let unused = vs.root().var("unused", &[2, 2], Init::Const(1.0));
-        let mut optimizer = Sgd::new(&vs);
+        let mut optimizer = Sgd::new(&vs)?;
         let weights = Tensor::from_slice(&[1.0, -2.0, 0.0]).to_kind(kind);
         for _ in 0..2 {
             optimizer.zero_grad();
