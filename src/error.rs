@@ -51,6 +51,11 @@ impl Error {
         Error::io(ErrorKind::Directory, format!("spill directory {}: {message}", path.display()), source)
     }
 
+    /// What libtorch says.
+    pub(crate) fn torch(error: impl fmt::Display) -> Error {
+        Error::new(ErrorKind::Torch, error.to_string())
+    }
+
     /// What kind of error this is.
     pub fn kind(&self) -> ErrorKind {
         self.kind

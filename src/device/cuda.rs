@@ -204,7 +204,7 @@ impl Device for Cuda {
     }
 
     fn allocate(&self, bytes: u64) -> Result<Storage> {
-        self.device.allocate(bytes).map_err(|error| Error::new(ErrorKind::Torch, error.to_string()))
+        self.device.allocate(bytes).map_err(Error::torch)
     }
 }
 

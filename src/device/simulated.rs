@@ -110,7 +110,7 @@ impl Device for Simulated {
     }
 
     fn allocate(&self, bytes: u64) -> Result<Storage> {
-        Storage::allocate(bytes).map_err(|error| Error::new(ErrorKind::Torch, error.to_string()))
+        Storage::allocate(bytes).map_err(Error::torch)
     }
 }
 

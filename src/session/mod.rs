@@ -55,8 +55,8 @@ impl TensorCache {
     }
 
     fn over(store: Option<Store>, config: TensorCacheBuilder) -> Result<TensorCache> {
-        torch::install().map_err(|error| Error::new(ErrorKind::Torch, error.to_string()))?;
-        torch::resolve_math_kernels().map_err(|error| Error::new(ErrorKind::Torch, error.to_string()))?;
+        torch::install().map_err(Error::torch)?;
+        torch::resolve_math_kernels().map_err(Error::torch)?;
         torch::install_cpu_allocator();
         let stores_in_flight = (config.store.queue_depth * config.store.io_bytes) as u64;
         let limits = Limits {

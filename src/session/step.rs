@@ -52,7 +52,7 @@ impl Step<'_> {
         let mut highest = self.peak.lock();
         *highest = Some(highest.unwrap_or(0).max(peak));
         self.handle.0.micro_batch_ends();
-        outcome.map_err(|error| Error::new(ErrorKind::Torch, error.to_string()))
+        outcome.map_err(Error::torch)
     }
 
     /// Switches to micro-batch `index` (from 0, where each step begins): tensors saved from now on, on every thread of the step, belong

@@ -45,7 +45,7 @@ impl Tier for DiskTier {
     }
 
     fn allocate(&self, bytes: u64) -> Result<Storage> {
-        Storage::allocate(bytes).map_err(|error| Error::new(ErrorKind::Torch, error.to_string()))
+        Storage::allocate(bytes).map_err(Error::torch)
     }
 
     fn leaving(&self) -> Leaving {
