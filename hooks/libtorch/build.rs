@@ -26,6 +26,7 @@ fn main() {
         .include(include.join("torch/csrc/api/include"))
         .files([
             "csrc/allocator.cpp",
+            "csrc/axpy.cpp",
             "csrc/circumstances.cpp",
             "csrc/device.cpp",
             "csrc/hooks.cpp",

@@ -1,32 +1,23 @@
 //! Plain stochastic gradient descent.
 
+use ssdtrain_libtorch::axpy;
 use tch::nn::VarStore;
-use tch::{COptimizer, Tensor};
+use tch::{TchError, Tensor};
 
 use crate::error::Result;
 use crate::optimizer::{Optimizer, trainable};
 
-/// Takes the learning rate's share of each gradient off its parameter, as libtorch's own optimiser does. It has no state, so
-/// a model that leaves no room for [`AdamW`](crate::AdamW)'s moments can be trained for a measurement; to learn well, take
-/// AdamW.
+/// Takes the learning rate's share of each gradient off its parameter. It has no state, so a model that leaves no
+/// room for [`AdamW`](crate::AdamW)'s moments can be trained for a measurement; to learn well, take AdamW.
 #[derive(Debug)]
 pub struct Sgd {
     parameters: Vec<Tensor>,
-    descent: COptimizer,
 }
 
 impl Sgd {
     /// An optimiser of all trainable parameters of `vs`.
-    ///
-    /// # Errors
-    /// [`Error::Torch`](crate::Error::Torch) if memory runs out.
-    pub fn new(vs: &VarStore) -> Result<Sgd> {
-        let parameters: Vec<_> = trainable(vs).into_iter().map(|(_, parameter)| parameter).collect();
-        let mut descent = COptimizer::sgd(0.0, 0.0, 0.0, 0.0, false)?;
-        for parameter in &parameters {
-            descent.add_parameters(parameter, 0)?;
-        }
-        Ok(Sgd { parameters, descent })
+    pub fn new(vs: &VarStore) -> Sgd {
+        Sgd { parameters: trainable(vs).into_iter().map(|(_, parameter)| parameter).collect() }
     }
 }
 
@@ -36,7 +27,15 @@ impl Optimizer for Sgd {
     }
 
     fn step(&mut self, learning_rate: f64) -> Result<()> {
-        self.descent.set_learning_rate(learning_rate)?;
-        Ok(self.descent.step()?)
+        self.parameters.iter_mut().try_for_each(|parameter| descend(parameter, learning_rate))
     }
+}
+
+fn descend(parameter: &mut Tensor, learning_rate: f64) -> Result<()> {
+    let gradient = parameter.grad();
+    if gradient.defined() {
+        // tch's addition takes no factor, and libtorch's own SGD hides from autograd that the parameter changed.
+        axpy(-learning_rate, &gradient, parameter).map_err(|error| TchError::Torch(error.to_string()))?;
+    }
+    Ok(())
 }

@@ -13,7 +13,7 @@ fn a_step_takes_the_rates_share_of_each_gradient() -> Result<()> {
         vs.set_kind(kind);
         let moved = vs.root().var("moved", &[3], Init::Const(1.0));
         let unused = vs.root().var("unused", &[2, 2], Init::Const(1.0));
-        let mut optimizer = Sgd::new(&vs)?;
+        let mut optimizer = Sgd::new(&vs);
         let weights = Tensor::from_slice(&[1.0, -2.0, 0.0]).to_kind(kind);
         for _ in 0..2 {
             optimizer.zero_grad();
@@ -28,5 +28,17 @@ fn a_step_takes_the_rates_share_of_each_gradient() -> Result<()> {
         assert_eq!(moved.grad(), weights, "a step leaves the gradient alone");
         assert_eq!(unused, unused.ones_like());
     }
+    Ok(())
+}
+
+#[test]
+fn a_step_before_backward_is_an_error_of_backward() -> Result<()> {
+    let vs = VarStore::new(Device::Cpu);
+    let moved = vs.root().var("moved", &[3], Init::Const(1.0));
+    let mut optimizer = Sgd::new(&vs);
+    moved.sum(Kind::Float).backward();
+    let loss = moved.square().sum(Kind::Float);
+    optimizer.step(0.1)?;
+    assert!(loss.f_backward().is_err(), "the gradient of what it was is not to be had any more");
     Ok(())
 }

@@ -56,7 +56,7 @@ impl OptimizerKind {
     pub(crate) fn build(self, vs: &VarStore) -> Result<Box<dyn Optimizer>> {
         Ok(match self {
             OptimizerKind::AdamW => Box::new(AdamW::new(vs, AdamWConfig::for_kind(vs.kind()))?),
-            OptimizerKind::Sgd => Box::new(Sgd::new(vs)?),
+            OptimizerKind::Sgd => Box::new(Sgd::new(vs)),
         })
     }
 }

@@ -3,6 +3,7 @@
 //!
 //! Errors cross the border as values both ways: no C++ exception reaches Rust, no Rust panic reaches C++.
 
+mod axpy;
 mod circumstances;
 mod cuda;
 mod error;
@@ -17,6 +18,7 @@ mod ranges;
 mod segments;
 mod storage;
 
+pub use axpy::axpy;
 pub use circumstances::{Entered, Leaves, Modes, is_recording, layout, version};
 pub use cuda::{CudaDevice, load_cuda, make_deterministic};
 pub use error::TorchError;

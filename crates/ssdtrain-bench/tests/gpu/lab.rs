@@ -144,7 +144,7 @@ fn difference(expected: &Tensor, got: &Tensor) -> String {
     let differing = expected.ne_tensor(&got).nonzero().flatten(0, -1);
     let count = differing.size()[0];
     if count == 0 {
-        return "as expected".to_owned();
+        return "equal values".to_owned();
     }
     let (first, last) = (differing.int64_value(&[0]), differing.int64_value(&[-1]));
     let most = (&expected - &got).abs().max().double_value(&[]);
