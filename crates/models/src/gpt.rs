@@ -411,11 +411,13 @@ impl Attention {
     }
 
     /// Query, key and value stay views of one tensor, and the output needs no copy either: the fused kernel
-    /// takes strides, and writes `[batch, block, heads, width]` behind a transposed view.
+    /// takes strides, and writes `[batch, block, heads, width]` behind a transposed view. Backward of `unbind`
+    /// writes the three gradients side by side, where three `select`s would make and add up all of it three times.
     fn forward(&self, x: &Tensor, train: bool) -> Result<Tensor, TchError> {
         let (batch, block, hidden) = x.size3()?;
         let qkv = self.qkv.forward(x)?.f_view([batch, block, 3, self.heads, hidden / self.heads])?;
-        let part = |index| qkv.f_select(2, index)?.f_transpose(1, 2);
+        let parts = qkv.f_unbind(2)?;
+        let part = |index: usize| parts[index].f_transpose(1, 2);
         let rate = if train { self.dropout } else { 0.0 };
         let (query, key, value) = (part(0)?, part(1)?, part(2)?);
         let y = Tensor::f_scaled_dot_product_attention(

@@ -2,7 +2,7 @@
 
 use std::num::NonZero;
 
-use tch::{Reduction, TchError, Tensor, no_grad};
+use tch::{Kind, Reduction, TchError, Tensor, no_grad};
 
 use crate::layers::at_least_float;
 
@@ -70,20 +70,32 @@ impl ChunkedHead<'_> {
         for start in (0..tokens).step_by(self.chunk.get() as usize) {
             let rows = |tensor: &Tensor| tensor.f_narrow(0, start, chunk.min(tokens - start));
             let (hidden, targets) = (rows(hidden)?, rows(targets)?.f_unsqueeze(1)?);
-            let logits = hidden.f_mm(&self.weight.f_tr()?)?;
-            let log_probabilities = logits.f_log_softmax(1, at_least_float(logits.kind()))?;
+            let mut log_probabilities = self.log_probabilities(&hidden)?;
             let of_targets = log_probabilities.f_gather(1, &targets, false)?;
             if let Some(gradients) = gradients {
-                // Probabilities minus one at the target: written over the logits as they are cast, and at the
-                // target from the wide logarithm, since the difference to 1 would be lost in 16 bits.
-                let mut by_logits = log_probabilities.f_exp_out(&logits)?;
-                let at_targets = of_targets.f_expm1()?.f_to_kind(logits.kind())?;
+                // Probabilities minus one at the target: there from the wide logarithm, since the difference to 1
+                // would be lost in 16 bits.
+                let mut by_logits = log_probabilities.f_exp_()?.f_to_kind(hidden.kind())?;
+                let at_targets = of_targets.f_expm1()?.f_to_kind(hidden.kind())?;
                 let _replaced = by_logits.f_scatter_(1, &targets, &at_targets)?;
                 gradients.add(&by_logits, &hidden, self.weight, &rows(&gradients.hidden)?)?;
             }
             found.push(of_targets);
         }
         Tensor::f_cat(&found, 0)?.f_mean(None)?.f_neg()
+    }
+
+    /// Of each token of the vocabulary at each row of `hidden`, in at least 32 bits.
+    fn log_probabilities(&self, hidden: &Tensor) -> Result<Tensor, TchError> {
+        let wide = at_least_float(hidden.kind());
+        // A GPU's product is written in 32 bits at once, without a pass that casts it.
+        let logits = match hidden.kind() {
+            Kind::Half | Kind::BFloat16 if hidden.device().is_cuda() => {
+                hidden.f_mm_dtype(&self.weight.f_tr()?, wide)?
+            }
+            _ => hidden.f_mm(&self.weight.f_tr()?)?,
+        };
+        logits.f_log_softmax(1, wide)
     }
 }
 
