@@ -15,7 +15,8 @@ use crate::lab::{Lab, assert_nothing_held, assert_same_bits, grads};
 on_both!(
     a_gpt_trains_to_the_same_bits,
     a_gpt_trains_to_the_same_bits_with_its_loss_in_chunks,
-    a_gpt_trains_to_the_same_bits_with_parts_recomputed
+    a_gpt_trains_to_the_same_bits_with_parts_recomputed,
+    chunks_of_a_loss_agree_with_the_whole
 );
 
 const SEED: u64 = 11;
@@ -40,6 +41,30 @@ fn a_gpt_trains_to_the_same_bits_with_parts_recomputed(lab: &Lab) {
         ("host pool, cheap recomputed", pool(), Recompute::Cheap),
     ];
     agree(lab, ways.map(|(way, cache, recompute)| Learner::new(lab, way, cache, None, recompute)).into());
+}
+
+/// Up to rounding: the device multiplies in other shapes, and chunks round their logits less.
+fn chunks_of_a_loss_agree_with_the_whole(lab: &Lab) {
+    for (kind, tolerance) in [(Kind::Float, 1e-3), (Kind::BFloat16, 0.03), (Kind::Half, 0.01)] {
+        let mut vs = VarStore::new(lab.device);
+        vs.set_kind(kind);
+        let model = Gpt::new(&vs.root(), GptConfig { dropout: 0.0, ..shape(lab) }).unwrap();
+        let step = |model: &Gpt| {
+            vs.variables().values_mut().for_each(Tensor::zero_grad);
+            let loss = accumulate(model, &batch(lab, 0), |loss| {
+                loss.backward();
+                Ok::<_, ssdtrain_models::Error>(())
+            });
+            let gradient = |parameter: &Tensor| parameter.grad().to_kind(Kind::Double).flatten(0, -1);
+            let gradients: Vec<_> = vs.trainable_variables().iter().map(gradient).collect();
+            (loss.unwrap(), Tensor::cat(&gradients, 0))
+        };
+        let (whole, expected) = step(&model);
+        let (chunked, got) = step(&model.with_loss_chunk(NonZero::new(100)));
+        assert!((whole - chunked).abs() < tolerance, "{kind:?}: the loss is {chunked}, not {whole}");
+        let off = ((got - &expected).norm() / expected.norm()).double_value(&[]);
+        assert!(off < tolerance, "{kind:?}: gradients are off by {off} of their norm");
+    }
 }
 
 /// What a step saves is more than the smallest host pool holds.
