@@ -108,7 +108,8 @@ impl Goal {
     /// What it allows where a step with everything kept takes so long.
     fn bounds(&self, kept: Duration) -> Bounds {
         let step = self.step.map_or(f64::INFINITY, |times| times * kept.as_secs_f64());
-        Bounds { peak: self.peak.unwrap_or(u64::MAX), step, ..Bounds::NONE }
+        let peak = self.peak.unwrap_or(u64::MAX);
+        Bounds { peak, promised: peak, step, ..Bounds::NONE }
     }
 
     /// Which of two that it allows is better: less.
@@ -291,6 +292,12 @@ impl<'a> Frontier<'a> {
                     None => moved.push(index),
                 }
             }
+        }
+        // Where storages leave as the disk takes them, one that falls behind has the device budget used to the full.
+        let behind = limits.device_budget.saturating_add(produced.max(used));
+        let as_disk_does = self.machine.leaving == Leaving::WhenStored && !moved.is_empty();
+        if as_disk_does && behind > bounds.promised {
+            return None;
         }
         self.send_below(&moved, &mut placements);
         let prediction = run_within(bounds, self.work, &placements, self.machine, &limits)?;
@@ -477,6 +484,18 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn no_disk_that_falls_behind_breaks_a_budget(
+            work in workload(), machine in machine(), budget in 0_u64..20_000, slower in 0.001..1.0
+        ) {
+            let machine = Machine { leaving: Leaving::WhenStored, ..machine };
+            if let Ok(plan) = Frontier::new(&work, &machine, Caps::default()).plan(Goal::budget(budget)) {
+                let behind = Machine { disk_write: slower * machine.disk_write, ..machine };
+                let told = work.simulate(&plan.placements, &behind, &plan.limits);
+                prop_assert!(told.peak() <= budget, "{told:?} instead of {:?}", plan.prediction);
+            }
+        }
+
         #[test]
         fn more_budget_never_predicts_a_slower_step(work in workload(), machine in machine(), less: u16, more: u16) {
             let frontier = Frontier::new(&work, &machine, Caps::default());

@@ -75,6 +75,8 @@ pub(super) struct Bounds {
     /// Most bytes, and the fewest, which are looked at once the simulation is over.
     pub(super) least: u64,
     pub(super) peak: u64,
+    /// Most bytes whatever the disk does.
+    pub(super) promised: u64,
     /// In seconds.
     pub(super) step: f64,
 }
@@ -88,7 +90,8 @@ enum Cause {
 }
 
 impl Bounds {
-    pub(super) const NONE: Bounds = Bounds { least: 0, peak: u64::MAX, step: f64::INFINITY };
+    pub(super) const NONE: Bounds =
+        Bounds { least: 0, peak: u64::MAX, promised: u64::MAX, step: f64::INFINITY };
 }
 
 /// What the step does.

@@ -285,6 +285,8 @@ proptest! {
         let told = work.simulate(&all, &machine, &limits);
         let largest = work.entries.iter().map(|entry| entry.bytes).max().unwrap_or(0);
         prop_assert!(told.forward_peak <= limits.device_budget.max(largest) + largest);
-        prop_assert!(told.backward_peak <= limits.backward_budget.max(4 * largest).max(limits.device_budget));
+        // One that was still being written when loads looked ahead past it is loaded when it is asked for, whatever the budget.
+        let budget = limits.backward_budget.max(4 * largest).max(limits.device_budget);
+        prop_assert!(told.backward_peak <= budget + largest);
     }
 }
