@@ -50,7 +50,7 @@ pub(crate) fn linear(
     in_place: bool,
 ) -> Result<Tensor, TchError> {
     if in_place && weight.requires_grad() {
-        return linear_in_place(x, weight, bias).map_err(|error| TchError::Torch(error.to_string()));
+        return Ok(linear_in_place(x, weight, bias)?);
     }
     x.f_linear(weight, bias)
 }

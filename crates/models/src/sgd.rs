@@ -35,7 +35,7 @@ fn descend(parameter: &mut Tensor, learning_rate: f64) -> Result<()> {
     let gradient = parameter.grad();
     if gradient.defined() {
         // tch's addition takes no factor, and libtorch's own SGD hides from autograd that the parameter changed.
-        axpy(-learning_rate, &gradient, parameter).map_err(|error| TchError::Torch(error.to_string()))?;
+        axpy(-learning_rate, &gradient, parameter).map_err(TchError::from)?;
     }
     Ok(())
 }
