@@ -8,9 +8,10 @@ use std::sync::{Arc, LazyLock};
 use parking_lot::Mutex;
 use tch::Device as Target;
 
-use crate::config::{MIB, Policy, TensorCacheBuilder, available_memory};
+use crate::config::{MIB, Policy, TensorCacheBuilder};
 use crate::device::{Cuda, Device, Simulated};
 use crate::error::{Error, ErrorKind, Result};
+use crate::mem::available_memory;
 use crate::policy::{IoPath, PathRates, PathTrial, choose};
 use crate::store::{BackendKind, CuFileMode, Store, StoreConfig};
 use crate::tier::{DirectTier, DiskTier, HostSettings, HostTier, PoolSize, Tier, Trial};
@@ -47,7 +48,7 @@ pub(crate) fn open(
     given: Option<Store>,
     trace: Option<&Arc<Trace>>,
 ) -> Result<Below> {
-    if config.policy == Policy::Keep {
+    if config.chosen_policy() == Policy::Keep {
         // What the device computes is worth seeing all the same.
         if let (Some(trace), Target::Cuda(index)) = (trace, config.target()) {
             drop(DeviceTrace::start(trace, &Arc::new(Cuda::open(index)?))?);
@@ -84,7 +85,10 @@ fn on_cpu(config: &TensorCacheBuilder, given: Option<Store>, trace: Option<&Arc<
         );
     }
     let Some(store) = spill_files(config, given)? else {
-        return refused("no spill directory: call spill_to(directory) before build()");
+        return refused(
+            "no spill directory: CPU tensors have nowhere else to go. Call spill_to(directory) before build(), or \
+             policy(Policy::Keep) for a cache that moves nothing; tensors of a GPU need device(Device::Cuda(0))",
+        );
     };
     Ok(Below { tier: Some(Arc::new(DiskTier::new(store, trace.cloned()))), why: None })
 }
@@ -117,11 +121,11 @@ impl<D: Device, F: Fn() -> Result<D>> Ways<'_, F> {
     /// Whether nothing that was asked for decides about the way. A host pool does: it holds what is wanted next. Plans are made for one
     /// way.
     fn has_a_choice(&self) -> bool {
-        let TensorCacheBuilder { host_pool, policy, store, .. } = self.config;
+        let TensorCacheBuilder { host_pool, store, .. } = self.config;
         *host_pool == Some(0)
             && !store.verify
             && !store.directories.is_empty()
-            && !matches!(policy, Policy::Auto(_))
+            && !matches!(self.config.chosen_policy(), Policy::Auto(_))
             && store.backend == BackendKind::Auto
     }
 
@@ -161,7 +165,7 @@ impl<D: Device, F: Fn() -> Result<D>> Ways<'_, F> {
             Some(store) => store,
             None => Store::open(self.direct_store()?)?,
         };
-        let tier: Arc<dyn Tier> = DirectTier::new((self.open)()?, store, self.window(), trace)?;
+        let tier: Arc<dyn Tier> = DirectTier::new((self.open)()?, store, self.config.store.window(), trace)?;
         if tier.store().is_some_and(|store| store.path().cufile().is_some()) {
             self.trial(&tier, |trial| trial.round_trip())?;
         }
@@ -235,14 +239,9 @@ impl<D: Device, F: Fn() -> Result<D>> Ways<'_, F> {
         Tried { target, directories, cufile, cap_bytes, queue_depth, max_bytes_per_s }
     }
 
-    /// Enough to keep the disk busy.
-    fn window(&self) -> u64 {
-        (self.config.store.queue_depth * self.config.store.io_bytes) as u64
-    }
-
     fn try_direct(&self) -> Result<(CuFileMode, PathRates)> {
         let store = Store::open(self.direct_store()?)?;
-        let tier: Arc<dyn Tier> = DirectTier::new((self.open)()?, store, self.window(), None)?;
+        let tier: Arc<dyn Tier> = DirectTier::new((self.open)()?, store, self.config.store.window(), None)?;
         self.trial(&tier, |trial| trial.round_trip())?;
         let rates = self.trial(&tier, |trial| trial.rates())?;
         let mode = tier.store().and_then(|store| store.path().cufile());

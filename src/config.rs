@@ -5,15 +5,19 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ssdtrain_libtorch as torch;
+use ssdtrain_libtorch::CudaDevice;
 use tch::Device;
 use tch::nn::{VarStore, Variables};
 
 use crate::below;
-use crate::error::Result;
+use crate::cache::Limits;
+use crate::error::{Error, ErrorKind, Result};
+use crate::mem::available_memory;
 use crate::plan::{Goal, Leaving, Placement};
 use crate::policy::{Aim, IoPath, PathTrial};
 use crate::session::TensorCache;
-use crate::store::{BackendKind, StoreConfig};
+use crate::store::{BLOCK, BackendKind, StoreConfig};
 
 /// One kibibyte.
 pub const KIB: u64 = 1 << 10;
@@ -23,25 +27,42 @@ pub const MIB: u64 = 1 << 20;
 pub const GIB: u64 = 1 << 30;
 
 /// What becomes of saved tensors.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Policy {
     /// All that can be moved and is worth it leaves the device: from a GPU to pinned host memory and on to the disk, from the CPU
     /// to the disk.
-    #[default]
+    ///
+    /// A GPU's tensors leave as late as [`device_budget`](TensorCacheBuilder::device_budget) allows, and what fits it stays. Without one,
+    /// and without a [`backward_budget`](TensorCacheBuilder::backward_budget), it is as much as
+    /// [`prefetch`](TensorCacheBuilder::prefetch): everything else moves, at the price of a GPU that waits wherever it computes faster
+    /// than copies go; the report says so, and how long.
     Offload,
     /// Everything stays on the device, as without a cache; only the counting is done. Needs no spill directory.
     Keep,
     /// As much leaves the device as is back in time; which that is, is measured.
     Adaptive(Adaptive),
     /// For each storage what serves the [`Goal`] best: keep it, move it to the host or the disk, or, where it has a recipe
-    /// ([`remat`](crate::remat)), compute it again. The second step is profiled, save by save; the plan made of it is followed
-    /// from the third on, corrected by what the first steps under it take, and made anew when steps, shapes or the disk's speed
-    /// change. [`TensorCache::plan`] explains it, and each
-    /// [`StepReport`](crate::StepReport) has it beside what was measured.
+    /// ([`remat`](crate::remat)), compute it again. The default, with a goal of [`Goal::overhead(0.02)`](Goal::overhead): the lowest
+    /// activation peak for which steps are at most two percent longer.
     ///
-    /// The plan sets `device_budget`, `backward_budget`, `prefetch` and what `keep_last` would. Steps that are not planned yet move
-    /// everything, so that a step that would not fit with everything kept is safe; they are slow.
+    /// The first step moves everything, and so does the second, which is profiled, save by save: they are slow, the first above all
+    /// where it pins the host pool, and safe where a step with everything kept would not fit. The plan is followed from the third on. For a
+    /// goal that is a time, three steps that keep everything follow where they fit the memory that is free, to hold the plan's beside; one
+    /// that stays beyond its goal is loosened until it keeps it, at worst to keeping everything. A goal of a peak holds for steps that
+    /// are not planned as well, as far as can be; one that is out of reach is warned of in the report.
+    ///
+    /// A plan is corrected when the disk's speed or the steps' times change. A step that saves something else than planned keeps what
+    /// fits from there on, and steps are profiled again at doubling intervals; smaller micro-batches keep to the plan of larger ones.
+    /// [`TensorCache::plan`] explains the plan, and each [`StepReport`](crate::StepReport) that kept to it has it beside what was measured.
+    ///
+    /// The plan sets `device_budget`, `backward_budget`, `prefetch` and what `keep_last` would.
     Auto(Goal),
+}
+
+impl Default for Policy {
+    fn default() -> Policy {
+        Policy::Auto(Goal::overhead(0.02))
+    }
 }
 
 /// How [`Policy::Adaptive`] decides what leaves the device.
@@ -68,10 +89,10 @@ type SharedVariables = Arc<std::sync::Mutex<Variables>>;
 #[must_use = "nothing happens before build()"]
 pub struct TensorCacheBuilder {
     pub(crate) store: StoreConfig,
-    pub(crate) policy: Policy,
+    policy: Option<Policy>,
     pub(crate) min_bytes: u64,
     pub(crate) device: Option<Device>,
-    pub(crate) device_budget: u64,
+    pub(crate) device_budget: Option<u64>,
     pub(crate) backward_budget: Option<u64>,
     pub(crate) host_pool: Option<u64>,
     pub(crate) path: IoPath,
@@ -92,10 +113,10 @@ impl Default for TensorCacheBuilder {
     fn default() -> TensorCacheBuilder {
         TensorCacheBuilder {
             store: StoreConfig::default(),
-            policy: Policy::default(),
+            policy: None,
             min_bytes: 64 * KIB,
             device: None,
-            device_budget: u64::MAX,
+            device_budget: None,
             backward_budget: None,
             host_pool: None,
             path: IoPath::default(),
@@ -135,15 +156,17 @@ impl TensorCacheBuilder {
         self
     }
 
-    /// What becomes of saved tensors. Default: [`Policy::Offload`].
+    /// What becomes of saved tensors. Default: [`Policy::default()`], which plans; or [`Policy::Offload`] where `device_budget`,
+    /// `backward_budget` or `keep_last` say by hand what a plan would find out.
     pub fn policy(mut self, policy: Policy) -> Self {
-        self.policy = policy;
+        self.policy = Some(policy);
         self
     }
 
     /// Pinned host memory for tensors of a GPU, in bytes, all of it pinned by `build`. 0: no more than the way between device and disk
-    /// needs, for one storage at least. Default: as much as the first step asks for, at most half of the memory that is available;
-    /// the first step is slow then. CPU tensors need none.
+    /// needs, for one storage at least, pinned when a storage first has to leave. Default: as much as steps ask for, pinned in portions
+    /// when storages find no room, at most half of the memory that is available and that control groups allow; a step in which the
+    /// pool grows is slow. Nothing is pinned as long as nothing leaves. CPU tensors need none.
     pub fn host_pool(mut self, bytes: u64) -> Self {
         self.host_pool = Some(bytes);
         self
@@ -183,14 +206,16 @@ impl TensorCacheBuilder {
 
     /// Most activation bytes the cache may have on the device: on their way out, back early, and kept by scope. A CPU thread that
     /// saves more waits for a store; a GPU is told to wait, in the order of its queue, so that the peak does not depend on how far the
-    /// thread is ahead of it. A GPU's budget is used to the full: what fits stays until backward wants it. Default: no limit.
+    /// thread is ahead of it. A GPU's budget is used to the full: what fits stays until backward wants it. Default: no limit on the CPU;
+    /// see [`Policy::Offload`] for a GPU.
     pub fn device_budget(mut self, bytes: u64) -> Self {
-        self.device_budget = bytes;
+        self.device_budget = Some(bytes);
         self
     }
 
     /// The device budget once backward asks for tensors, if less than forward's: backward needs memory for gradients, and forward
-    /// needs some for what is still on its way out. On a GPU what exceeds it leaves as backward begins. Default: the device budget.
+    /// needs some for what is still on its way out. On a GPU what exceeds it leaves as backward begins. More than the device budget is as
+    /// much as that. Default: the device budget.
     pub fn backward_budget(mut self, bytes: u64) -> Self {
         self.backward_budget = Some(bytes);
         self
@@ -263,7 +288,7 @@ impl TensorCacheBuilder {
         self
     }
 
-    /// Most transfers the backend has under way at once. Default: 32.
+    /// Most transfers the backend has under way at once, each of 4 MiB at most. Default: 16.
     pub fn queue_depth(mut self, operations: usize) -> Self {
         self.store.queue_depth = operations;
         self
@@ -301,6 +326,67 @@ impl TensorCacheBuilder {
         TensorCache::open(self)
     }
 
+    /// What becomes of saved tensors.
+    pub(crate) fn chosen_policy(&self) -> Policy {
+        let by_hand = self.device_budget.is_some() || self.backward_budget.is_some() || self.keep_last > 0;
+        self.policy.unwrap_or_else(|| if by_hand { Policy::Offload } else { Policy::default() })
+    }
+
+    /// Whether all that can be moved from a GPU is, since no one has said how much may stay.
+    pub(crate) fn is_without_budget(&self) -> bool {
+        let has_budget = self.device_budget.is_some() || self.backward_budget.is_some();
+        self.chosen_policy() == Policy::Offload && !has_budget && self.leaving() != Leaving::WhenStored
+    }
+
+    /// When storages leave the device.
+    fn leaving(&self) -> Leaving {
+        match self.target() {
+            Device::Cpu if self.simulated.is_none() => Leaving::WhenStored,
+            _ if self.wanted_path() == IoPath::Direct => Leaving::OnceWritten,
+            _ => Leaving::InStreamOrder,
+        }
+    }
+
+    /// The limits that were asked for.
+    pub(crate) fn limits(&self) -> Limits {
+        // Where storages leave as late as they may, none would.
+        let by_default = if self.is_without_budget() { self.prefetch } else { u64::MAX };
+        let device_budget = self.device_budget.unwrap_or(by_default);
+        Limits {
+            device_budget,
+            backward_budget: self.backward_budget.unwrap_or(u64::MAX).min(device_budget),
+            prefetch: self.prefetch,
+            stores_in_flight: self.store.window(),
+            late: false,
+        }
+    }
+
+    /// Which setting is out of range, if any is.
+    pub(crate) fn checked(&self) -> Result<()> {
+        let (files, cap) = (self.store.directories.len().max(1), self.store.cap_bytes);
+        let least = (files * BLOCK) as u64;
+        if cap < least {
+            return refused(format!(
+                "disk_cap({cap}) is too small for {files} spill file(s): give at least {least} bytes, or policy(Policy::Keep) for a \
+                 cache that moves nothing"
+            ));
+        }
+        let Policy::Auto(goal) = self.chosen_policy() else { return Ok(()) };
+        if goal.peak == Some(0) {
+            return refused(
+                "Goal::budget(0), in Policy::Auto: no step has an activation peak of 0 bytes; give the bytes that it may have, or \
+                 Goal::overhead(f64::INFINITY) for the lowest there is",
+            );
+        }
+        match goal.step {
+            Some(times) if times.is_nan() || times < 1.0 => refused(format!(
+                "Goal::overhead({}), in Policy::Auto: the share by which steps may become longer is 0 or more; 0.02 is two percent",
+                (times - 1.0) as f32
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// The device whose tensors are moved.
     pub(crate) fn target(&self) -> Device {
         self.device.unwrap_or(Device::Cpu)
@@ -316,25 +402,30 @@ impl TensorCacheBuilder {
         let spills = (!self.store.directories.is_empty() || self.store.backend == BackendKind::Memory)
             && self.wanted_path() != IoPath::HostOnly;
         let direct = self.wanted_path() == IoPath::Direct;
-        let leaving = match self.target() {
-            Device::Cpu if self.simulated.is_none() => Leaving::WhenStored,
-            _ if direct => Leaving::OnceWritten,
-            _ => Leaving::InStreamOrder,
-        };
         Aim {
             goal,
             host_pool: if direct { 0 } else { self.host_pool.unwrap_or_else(|| available_memory() / 2) },
             disk: if spills { self.store.cap_bytes } else { 0 },
-            leaving,
+            leaving: self.leaving(),
             written_per_day: self.written_per_day,
         }
     }
 }
 
-/// Memory that could be had now, in bytes; all there is where the kernel does not say.
-pub(crate) fn available_memory() -> u64 {
-    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = info.lines().find(|line| line.starts_with("MemAvailable:"));
-    let kib = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
-    kib.map_or(u64::MAX, |kib| kib << 10)
+fn refused<T>(message: impl Into<String>) -> Result<T> {
+    Err(Error::new(ErrorKind::Config, message))
+}
+
+/// Memory of the device that could be had now, in bytes.
+pub(crate) fn free_memory(device: Device) -> u64 {
+    match device {
+        Device::Cuda(index) => CudaDevice::new(index).and_then(CudaDevice::free).unwrap_or(0),
+        _ => available_memory().saturating_add(idle_memory()),
+    }
+}
+
+/// What the CPU's allocator holds and no one uses.
+fn idle_memory() -> u64 {
+    let held = torch::memory(Device::Cpu);
+    held.reserved.saturating_sub(held.allocated)
 }

@@ -20,6 +20,8 @@ pub enum ErrorKind {
     Corrupt,
     /// A condition asked for with `require_path` or `fail_if_nothing_offloaded` is not met.
     Unmet,
+    /// A tensor was changed in place after autograd had saved it.
+    ChangedInPlace,
     /// libtorch refused an operation.
     Torch,
     /// The GPU, its driver or host memory pinned for it refused an operation, or is not there.
@@ -54,6 +56,11 @@ impl Error {
     /// What libtorch says.
     pub(crate) fn torch(error: impl fmt::Display) -> Error {
         Error::new(ErrorKind::Torch, error.to_string())
+    }
+
+    /// The same error, with what it stood in the way of before its message.
+    pub(crate) fn within(self, what: impl fmt::Display) -> Error {
+        Error { message: format!("{what}: {}", self.message), ..self }
     }
 
     /// What kind of error this is.

@@ -22,6 +22,9 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! A package that depends on this one names the same release of tch, `=0.24.0`, and has a build script that tells its programs where
+//! libtorch is: `examples/outside` in the repository is one to copy.
 
 mod below;
 mod bytes;
@@ -48,8 +51,8 @@ pub use policy::{IoPath, PathRates, PathTrial};
 pub use recompute::{remat, segment};
 pub use scope::{Scope, scope};
 pub use session::{Backward, Entered, Held, Step, StepHandle, TensorCache, write_traces};
-pub use ssdtrain_libtorch::{load_cuda, resolve_math_kernels};
+pub use ssdtrain_libtorch::{load_cuda, resolve_math_kernels, trim};
 pub use store::BackendKind;
 pub use telemetry::{
-    AdaptiveReport, KeptReport, PlanReport, PlanRow, ScopeReport, StallReport, StepReport, Tally,
+    AdaptiveReport, Baseline, KeptReport, PlanReport, PlanRow, ScopeReport, StallReport, StepReport, Tally,
 };

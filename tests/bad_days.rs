@@ -5,9 +5,10 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{assert_nothing_held, everything, leaf, randn, same_bits};
+use common::chain::{chain, input};
+use common::{assert_nothing_held, everything, leaf, randn, same_bits, staged_in_memory};
 use ssdtrain::store::{Direction, Fault, Faulty, Pool, Store, StoreConfig};
-use ssdtrain::{BackendKind, ErrorKind, Policy, TensorCache};
+use ssdtrain::{BackendKind, ErrorKind, MIB, Policy, TensorCache, TensorCacheBuilder};
 use tch::{Kind, Tensor};
 
 fn forward(x: &Tensor) -> Tensor {
@@ -20,12 +21,16 @@ fn expected(source: &Tensor) -> Tensor {
     plain.grad()
 }
 
+fn moving() -> TensorCacheBuilder {
+    TensorCache::builder().policy(Policy::Offload).min_bytes(0)
+}
+
 /// A cache over memory whose backend fails on request.
 fn faulty(verify: bool) -> (Arc<Faulty>, TensorCache) {
     let backend = Arc::new(Faulty::new(Arc::new(Pool::new(2).unwrap())));
     let config = StoreConfig { backend: BackendKind::Memory, verify, ..StoreConfig::default() };
     let store = Store::open_with(config, Arc::clone(&backend) as _).unwrap();
-    (backend, TensorCache::with_store(TensorCache::builder().min_bytes(0), store).unwrap())
+    (backend, TensorCache::with_store(moving(), store).unwrap())
 }
 
 fn message(result: ssdtrain::Result<impl Sized>) -> String {
@@ -40,8 +45,9 @@ fn a_change_in_place_after_the_save_is_an_error() {
     let mut y = &x * 2.0;
     let loss = y.sin().sum(Kind::Float);
     let _changed = y.g_add_scalar_(1.0);
-    let message = message(step.backward(&loss));
-    assert!(message.contains("modified by an inplace operation"), "{message}");
+    let error = step.backward(&loss).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ChangedInPlace);
+    assert!(error.to_string().contains("modified by an inplace operation"), "{error}");
 }
 
 #[test]
@@ -52,7 +58,7 @@ fn a_change_in_place_of_a_kept_tensor_is_an_error_too() {
     let mut y = &x * 2.0;
     let loss = y.sin().sum(Kind::Float);
     let _changed = y.g_add_scalar_(1.0);
-    assert!(message(step.backward(&loss)).contains("modified by an inplace operation"));
+    assert_eq!(step.backward(&loss).unwrap_err().kind(), ErrorKind::ChangedInPlace);
 }
 
 #[test]
@@ -66,7 +72,9 @@ fn a_failing_load_is_an_error_that_names_the_tensor_and_the_cause() {
     };
     step.flush();
     backend.inject(Direction::Read, Fault::Errno(libc::EIO), 0, u64::MAX);
-    let message = message(step.backward(&loss));
+    let error = step.backward(&loss).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Io);
+    let message = error.to_string();
     for part in ["block.3", "step 1", "16384 bytes", "Input/output error"] {
         assert!(message.contains(part), "{part}: {message}");
     }
@@ -97,8 +105,55 @@ fn a_flipped_bit_is_never_served_when_verifying() {
     let loss = forward(&x);
     step.flush();
     backend.inject(Direction::Read, Fault::FlippedBit, 0, u64::MAX);
-    let message = message(step.backward(&loss));
-    assert!(message.contains("came back changed"), "{message}");
+    let error = step.backward(&loss).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
+    assert!(error.to_string().contains("came back changed"), "{error}");
+}
+
+#[test]
+fn a_failing_load_keeps_its_kind_through_the_host_pool() {
+    let backend = Arc::new(Faulty::new(Arc::new(Pool::new(2).unwrap())));
+    let config = StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() };
+    let store = Store::open_with(config, Arc::clone(&backend) as _).unwrap();
+    let small = staged_in_memory().host_pool(4 * MIB).device_budget(2 * MIB).prefetch(MIB);
+    let cache = TensorCache::with_store(small, store).unwrap();
+    let x = input();
+    let step = cache.step();
+    let loss = chain(&x);
+    step.flush();
+    backend.inject(Direction::Read, Fault::Errno(libc::EIO), 0, u64::MAX);
+    let error = step.backward(&loss).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Io);
+    assert!(error.to_string().contains("ssdtrain cannot load saved tensor"), "{error}");
+}
+
+#[test]
+fn a_failing_load_keeps_its_kind_through_what_is_computed_again() {
+    let (backend, cache) = faulty(false);
+    let x = leaf(&randn(&[64, 64]));
+    let step = cache.step();
+    let loss =
+        ssdtrain::segment("block", &(&x * 1.0), |x: &Tensor| Ok(x.sin().exp())).unwrap().sum(Kind::Float);
+    step.flush();
+    backend.inject(Direction::Read, Fault::Errno(libc::EIO), 0, u64::MAX);
+    let error = step.backward(&loss).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+    assert!(
+        error.to_string().contains("ssdtrain cannot compute segment \"block\" of step 1 again"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_parameter_that_was_changed_before_its_segment_runs_again_is_an_error_of_that_kind() {
+    let cache = everything().build().unwrap();
+    let (x, w) = (leaf(&randn(&[64, 64])), leaf(&randn(&[64, 64])));
+    let held = w.shallow_clone();
+    let step = cache.step();
+    let loss =
+        ssdtrain::segment("block", &x, move |x: &Tensor| Ok((x * &held).sin())).unwrap().sum(Kind::Float);
+    let _changed = tch::no_grad(|| w.shallow_clone().g_add_scalar_(1.0));
+    assert_eq!(step.backward(&loss).unwrap_err().kind(), ErrorKind::ChangedInPlace);
 }
 
 #[test]
@@ -160,28 +215,108 @@ fn backward_that_asks_while_the_store_is_under_way_is_served_from_the_device() {
     assert_nothing_held(&cache);
 }
 
-#[test]
-fn a_tensor_resized_before_its_store_begins_is_an_error_and_nothing_hangs() {
+/// A factor is resized while its store waits for another's end, or is dropped after it; then steps go on as ever.
+fn resized_before_its_store(to: &[i64], dropped: bool, builder: TensorCacheBuilder) {
     let backend = Arc::new(Faulty::new(Arc::new(Pool::new(1).unwrap())));
     let config = StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() };
     let store = Store::open_with(config, Arc::clone(&backend) as _).unwrap();
-    // One store of a mebibyte at a time, so that the next one waits.
-    let cache = TensorCache::with_store(TensorCache::builder().min_bytes(0).queue_depth(1), store).unwrap();
+    // One store of 4 MiB at a time, so that the next one waits.
+    let cache =
+        TensorCache::with_store(builder.policy(Policy::Offload).min_bytes(0).queue_depth(1), store).unwrap();
     backend.hold(Direction::Write);
-    let (x, w) = (leaf(&randn(&[512, 512])), leaf(&randn(&[64, 64])));
+    let (x, w) = (leaf(&randn(&[1024, 1024])), leaf(&randn(&[64, 64])));
     let mut factor = randn(&[64, 64]);
     let step = cache.step();
     let first = (&x * 2.0).sin().sum(Kind::Float);
     let second = (&w * &factor).sum(Kind::Float);
-    drop(factor.resize_([128, 128]));
-    backend.release();
-    let loss = &first + &second;
-    let message = message(step.backward(&loss));
-    assert!(message.contains("modified by an inplace operation"), "{message}");
-    drop((loss, first, second));
+    drop(factor.resize_(to));
+    backend.wait_held(1);
+    if dropped {
+        drop((first, second));
+        backend.release();
+    } else {
+        backend.release();
+        let loss = &first + &second;
+        let message = message(step.backward(&loss));
+        assert!(message.contains("modified by an inplace operation"), "{message}");
+        drop((loss, first, second));
+        // libtorch may hold the other branch of a failed backward until the next one.
+        leaf(&randn(&[4])).sin().sum(Kind::Float).backward();
+    }
     step.finish().unwrap();
-    // libtorch may hold the other branch of a failed backward until the next one, so entries may be left, but no bytes.
-    assert_eq!(cache.held().device_bytes, 0);
+    assert_nothing_held(&cache);
+
+    let source = randn(&[512, 512]);
+    let x = leaf(&source);
+    let step = cache.step();
+    let loss = (0..4).fold(forward(&x), |loss, _| loss + forward(&x));
+    step.flush();
+    step.backward(&loss).unwrap();
+    drop(loss);
+    let plain = leaf(&source);
+    (0..4).fold(forward(&plain), |loss, _| loss + forward(&plain)).backward();
+    assert!(same_bits(&plain.grad(), &x.grad()));
+    let report = step.finish().unwrap();
+    assert!(report.offloaded.count > 0, "nothing is stored any more: {report}");
+    assert_nothing_held(&cache);
+}
+
+#[test]
+fn a_tensor_resized_before_its_store_begins_is_an_error_and_stores_go_on() {
+    for to in [&[128, 128][..], &[8, 8], &[0]] {
+        resized_before_its_store(to, false, TensorCache::builder());
+        resized_before_its_store(to, false, TensorCache::builder().device_budget(5 * MIB));
+    }
+}
+
+#[test]
+fn a_tensor_resized_before_its_store_begins_and_dropped_leaves_nothing() {
+    for to in [&[128, 128][..], &[8, 8], &[0]] {
+        resized_before_its_store(to, true, TensorCache::builder());
+    }
+}
+
+#[test]
+fn a_tensor_resized_while_it_is_written_is_an_error_and_stays() {
+    // Only what becomes larger gets other memory.
+    for to in [&[512, 512][..], &[8, 8], &[0]] {
+        let (backend, cache) = faulty(true);
+        backend.hold(Direction::Write);
+        let w = leaf(&randn(&[256, 256]));
+        let mut factor = randn(&[256, 256]);
+        let step = cache.step();
+        let loss = (&w * &factor).sum(Kind::Float);
+        backend.wait_held(1);
+        drop(factor.resize_(to));
+        let others: Vec<_> = (0..4).map(|_| Tensor::zeros([256, 256], common::F32)).collect();
+        backend.release();
+        let message = message(step.backward(&loss));
+        assert!(message.contains("modified by an inplace operation"), "{message}");
+        drop((loss, others));
+        let report = step.finish().unwrap();
+        assert_eq!((report.offloaded.count, report.discarded.count), (0, 1), "{report:?}");
+        assert_eq!(report.store_failures.count, 0, "{report:?}");
+        leaf(&randn(&[4])).sin().sum(Kind::Float).backward();
+        assert_nothing_held(&cache);
+    }
+}
+
+#[test]
+fn what_is_written_for_a_graph_that_went_is_in_the_report() {
+    let (backend, cache) = faulty(false);
+    backend.hold(Direction::Write);
+    let x = leaf(&randn(&[512, 512]));
+    let step = cache.step();
+    let loss = (&x * 2.0).sin().sum(Kind::Float);
+    backend.wait_held(1);
+    step.backward(&loss).unwrap();
+    drop(loss);
+    backend.release();
+    let report = step.finish().unwrap();
+    let written = cache.store_stats().unwrap().bytes_written;
+    assert!(written > 0);
+    assert_eq!((report.offloaded.bytes, report.discarded.bytes), (0, written), "{report}");
+    assert!(report.to_string().contains("discarded 1.0 MiB"), "{report}");
 }
 
 #[test]

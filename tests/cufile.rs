@@ -7,8 +7,13 @@ mod common;
 #[path = "../cufile-sys/tests/stand_in/mod.rs"]
 mod stand_in;
 
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+use std::{env, fs, path::PathBuf};
+
 use common::chain::{chain, expected, input, step};
 use common::{assert_nothing_held, assert_same_bits, direct, grads};
+use cufile_sys::sys::CUFileStringConfigParameter_t as Text;
 use ssdtrain::{ErrorKind, IoPath, MIB, TensorCacheBuilder};
 use stand_in::StandIn;
 
@@ -143,7 +148,7 @@ fn slow_transfers_are_waited_for() {
 #[test]
 fn writes_that_nobody_wants_any_more_are_dropped_before_their_turn() {
     let stand_in = StandIn::new();
-    let cache = builder(&stand_in).device_budget(64 * MIB).queue_depth(1).build().unwrap();
+    let cache = builder(&stand_in).device_budget(64 * MIB).backward_budget(1).queue_depth(1).build().unwrap();
     let before = stand_in.count("cuFileWrite");
     stand_in.hold();
     let step = cache.step();
@@ -189,4 +194,31 @@ fn a_way_may_be_required() {
     drop(cache);
     let refused = builder(&stand_in).require_path(IoPath::Direct).build().unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Unmet);
+}
+
+/// Where others may write to the temporary folder, they could put a link in the place of a log whose name they know.
+#[test]
+fn the_log_goes_to_a_private_folder_that_goes_with_the_process() {
+    const CHILD: &str = "SSDTRAIN_TEST_LOG";
+    if let Some(told) = env::var_os(CHILD) {
+        let stand_in = StandIn::new();
+        let cache = builder(&stand_in).build().unwrap();
+        let folder = PathBuf::from(stand_in.open().parameter_string(Text::CUFILE_PARAM_LOG_DIR).unwrap());
+        assert_eq!(fs::metadata(&folder).unwrap().permissions().mode() & 0o7777, 0o700);
+        fs::write(folder.join("cufile.log"), "what cuFile says").unwrap();
+        fs::write(told, folder.to_str().unwrap()).unwrap();
+        drop(cache);
+        return;
+    }
+    let below = tempfile::tempdir().unwrap();
+    let told = below.path().join("told");
+    let temporary = below.path().join("temporary");
+    fs::create_dir(&temporary).unwrap();
+    let mut child = Command::new(env::current_exe().unwrap());
+    child.args(["--exact", "the_log_goes_to_a_private_folder_that_goes_with_the_process"]);
+    child.env(CHILD, &told).env("TMPDIR", &temporary).env_remove("CUFILE_LOGFILE_PATH");
+    assert!(child.status().unwrap().success());
+    let folder = PathBuf::from(fs::read_to_string(told).unwrap());
+    assert_eq!(folder.parent(), Some(temporary.as_path()));
+    assert!(!folder.exists(), "{folder:?}");
 }

@@ -13,6 +13,7 @@ use common::{
 };
 use parking_lot::Mutex;
 use ssdtrain::{Backward, KIB, Policy, StepReport, TensorCache, remat, segment};
+use tch::nn::{self, OptimizerConfig};
 use tch::{Device, Kind, TchError, Tensor};
 
 const RETAIN: Backward = Backward { retain_graph: true, create_graph: false };
@@ -513,7 +514,7 @@ fn a_parameter_changed_in_place_is_an_error() {
     let held = Arc::new(Mutex::new(bias.shallow_clone()));
     let f = move |x: &Tensor| x.f_add(&held.lock())?.f_gelu("tanh");
     for error in failures(|_| drop(tch::no_grad(|| bias.shallow_clone().g_add_scalar_(1.0))), f) {
-        assert!(error.contains("a parameter it uses was changed in place"), "{error}");
+        assert!(error.contains("that it uses was changed in place"), "{error}");
     }
 }
 
@@ -632,4 +633,106 @@ fn what_stands_at_the_address_of_a_marked_result_is_not_taken_for_it() {
     assert_eq!(report.recomputed.count, 0, "{report:?}");
     drop(input);
     assert_nothing_held(&cache);
+}
+
+// ---- what a function reads beside its inputs ----
+
+/// A function that reads `held`, as a segment and as a single operation; what becomes of backward when `change` runs before it.
+fn captured(held: &Tensor, mut change: impl FnMut()) -> [Result<Tensor, String>; 2] {
+    let source = randn(&[64, 64]);
+    [false, true].map(|single| {
+        let cache = everything().build().unwrap();
+        let x = leaf(&source);
+        let step = cache.step();
+        let loss = {
+            let held = held.shallow_clone();
+            let y = if single {
+                remat(&[&x], move |x| (x[0] + &held).f_sin()).unwrap().square()
+            } else {
+                segment("s", &x, move |x| (x + &held).f_sin()).unwrap()
+            };
+            y.sum(Kind::Float)
+        };
+        change();
+        step.backward(&loss).map(|()| x.grad()).map_err(|error| error.to_string())
+    })
+}
+
+#[test]
+fn a_tensor_without_gradient_that_changes_before_backward_is_an_error() {
+    let mask = randn(&[64, 64]);
+    for outcome in captured(&mask, || drop(mask.shallow_clone().fill_(0.0))) {
+        let error = outcome.unwrap_err();
+        assert!(error.contains("[64, 64]") && error.contains("was changed in place"), "{error}");
+    }
+}
+
+#[test]
+fn so_it_is_where_no_version_says_so() {
+    let mask = randn(&[64, 64]);
+    for outcome in captured(&mask, || drop(mask.data().fill_(0.0))) {
+        assert!(outcome.unwrap_err().contains("was changed in place"));
+    }
+    // libtorch's own optimizers change parameters through `data()`.
+    let vs = nn::VarStore::new(Device::Cpu);
+    let weight = vs.root().ones("weight", &[64, 64]);
+    let mut optimizer = nn::Sgd::default().build(&vs, 0.1).unwrap();
+    (&weight * 2.0).sum(Kind::Float).backward();
+    let outcomes = captured(&weight, || optimizer.step());
+    for outcome in outcomes {
+        assert!(outcome.unwrap_err().contains("was changed in place"));
+    }
+}
+
+#[test]
+fn what_changes_that_no_function_reads_is_no_error() {
+    let (mask, other) = (randn(&[64, 64]), randn(&[64, 64]));
+    for outcome in captured(&mask, || drop(other.data().fill_(0.0))) {
+        drop(outcome.unwrap());
+    }
+}
+
+#[test]
+fn a_function_that_changes_what_it_did_not_make_is_an_error() {
+    let cache = everything().build().unwrap();
+    let (x, counter) = (leaf(&randn(&[64, 64])), Tensor::zeros([3], common::F32));
+    let _step = cache.step();
+    let error = segment("s", &x, move |x| {
+        let count = tch::no_grad(|| counter.shallow_clone().f_add_scalar_(1.0))?;
+        (x * count.sum(Kind::Float)).f_sin()
+    });
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("segment \"s\" changes a tensor of shape [3]"), "{error}");
+}
+
+#[test]
+fn what_a_segment_saved_and_is_changed_after_it_is_an_error() {
+    let cache = everything().build().unwrap();
+    let x = leaf(&randn(&[64, 64]));
+    let step = cache.step();
+    let y = segment("s", &x, Tensor::f_tanh).unwrap();
+    drop(y.data().fill_(0.0));
+    let error = step.backward(&y.sum(Kind::Float)).unwrap_err().to_string();
+    assert!(error.contains("was changed in place after it"), "{error}");
+}
+
+#[test]
+fn statistics_of_batch_norm_are_updated_once() {
+    let source = randn(&[64, 16]);
+    let run = |in_segment: bool| {
+        let (mean, var) = (Tensor::zeros([16], common::F32), Tensor::ones([16], common::F32));
+        let cache = everything().build().unwrap();
+        let x = leaf(&source);
+        let step = cache.step();
+        let (m, v) = (mean.shallow_clone(), var.shallow_clone());
+        let norm = move |x: &Tensor| {
+            let none = None::<&Tensor>;
+            x.f_batch_norm(none, none, Some(&m), Some(&v), true, 0.1, 1e-5, false)?.f_sin()
+        };
+        let y = if in_segment { segment("norm", &x, norm) } else { norm(&x) };
+        step.backward(&y.unwrap().sum(Kind::Float)).unwrap();
+        step.finish().unwrap();
+        [x.grad(), mean, var]
+    };
+    assert_same_bits("statistics", &run(false), &run(true));
 }

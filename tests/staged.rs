@@ -6,7 +6,9 @@ mod common;
 use std::time::Duration;
 
 use common::chain::{ZeroGrad, chain, expected, input, step};
-use common::{assert_nothing_held, assert_same_bits, direct, grads, staged, staged_in_memory};
+use common::{
+    assert_nothing_held, assert_same_bits, direct, everything, grads, leaf, randn, staged, staged_in_memory,
+};
 use ssdtrain::{ErrorKind, MIB, TensorCache};
 
 #[test]
@@ -104,6 +106,44 @@ fn a_pool_sized_by_the_first_step_pins_nothing_after_it() {
         step(&cache, &x);
     }
     assert_eq!(cache.pinned_bytes(), after_first);
+}
+
+#[test]
+fn a_pool_without_a_size_grows_with_what_steps_ask_for() {
+    let builder = everything().simulated_device(Duration::ZERO);
+    let cache = builder.device_budget(MIB).prefetch(MIB).build().unwrap();
+    let small = leaf(&randn(&[512, 512]));
+    step(&cache, &small);
+    let after_small = cache.pinned_bytes();
+    assert!(after_small >= 20 * MIB, "{after_small}");
+    let large = leaf(&randn(&[1024, 2048]));
+    for _ in 0..2 {
+        large.zero_grad_if_any();
+        let report = step(&cache, &large);
+        assert_eq!(report.kept.no_room.count, 0, "{report}");
+    }
+    assert!(
+        cache.pinned_bytes() >= 180 * MIB && cache.pinned_bytes() > after_small,
+        "{}",
+        cache.pinned_bytes()
+    );
+    assert_eq!(cache.store_stats().unwrap().bytes_written, 0, "the pool had room for all");
+    let plain = leaf(&large.detach());
+    chain(&plain).backward();
+    assert_same_bits("the gradient", &grads(&[plain]), &grads(&[large]));
+}
+
+#[test]
+fn nothing_is_pinned_where_nothing_leaves() {
+    for builder in [TensorCache::builder(), everything(), staged().host_pool(0)] {
+        let cache =
+            builder.simulated_device(Duration::ZERO).min_bytes(0).device_budget(64 * MIB).build().unwrap();
+        let x = input();
+        for _ in 0..3 {
+            assert_eq!(step(&cache, &x).offloaded.count, 0);
+        }
+        assert_eq!(cache.pinned_bytes(), 0);
+    }
 }
 
 #[test]

@@ -16,6 +16,8 @@ fn main() {
         .warnings(false)
         .std("c++17")
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
+        // As libtorch was built: some of its classes have other members without it.
+        .define("NDEBUG", None)
         // A shim that runs on every saved tensor: optimised in every profile.
         .opt_level(2)
         .debug(false)
@@ -31,12 +33,15 @@ fn main() {
             "csrc/device.cpp",
             "csrc/hooks.cpp",
             "csrc/linear.cpp",
+            "csrc/observer.cpp",
             "csrc/random.cpp",
             "csrc/ranges.cpp",
             "csrc/segments.cpp",
             "csrc/storage.cpp",
         ])
         .compile("ssdtrain_shim");
+    // For the build scripts of those who depend on this package.
+    println!("cargo::metadata=lib={}", lib.display());
     println!("cargo::rustc-link-lib=torch_cpu");
     println!("cargo::rustc-link-lib=c10");
     // Tests of this package; packages that depend on it set the path themselves.

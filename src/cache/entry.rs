@@ -36,6 +36,8 @@ pub(crate) enum Edge {
     LoadFailed,
     /// Every handle has been served: the device copy goes, the one below stays for a second backward.
     Evicted,
+    /// An operation writes to the storage: what is below is not what it holds any more.
+    Written,
 }
 
 /// Who takes an edge. All of them hold the cache's lock while they do.
@@ -47,10 +49,12 @@ pub(crate) enum Owner {
     Io,
     /// The thread that unpacks: autograd's.
     Backward,
+    /// Whoever writes to a storage that was saved: any thread of the program.
+    Writer,
 }
 
 /// Every edge there is: from, what happens, to, and who takes it.
-pub(crate) const EDGES: [(State, Edge, State, Owner); 11] = [
+pub(crate) const EDGES: [(State, Edge, State, Owner); 15] = [
     (State::Device, Edge::StoreIssued, State::Storing, Owner::Pump),
     (State::Device, Edge::StoreRefused, State::Kept, Owner::Pump),
     (State::Device, Edge::Cancelled, State::Kept, Owner::Backward),
@@ -62,6 +66,10 @@ pub(crate) const EDGES: [(State, Edge, State, Owner); 11] = [
     (State::Loading, Edge::Loaded, State::Loaded, Owner::Io),
     (State::Loading, Edge::LoadFailed, State::Lost, Owner::Io),
     (State::Loaded, Edge::Evicted, State::Away, Owner::Backward),
+    (State::Device, Edge::Written, State::Kept, Owner::Writer),
+    (State::Storing, Edge::Written, State::Kept, Owner::Writer),
+    (State::Away, Edge::Written, State::Kept, Owner::Writer),
+    (State::Loaded, Edge::Written, State::Kept, Owner::Writer),
 ];
 
 impl State {
@@ -112,9 +120,13 @@ mod tests {
         for (from, by, _, owner) in EDGES {
             assert_eq!(*owners.entry((from, by)).or_insert(owner), owner);
         }
-        // While a transfer is under way only the thread that completes it may move the entry on.
-        for (from, _, _, owner) in EDGES {
-            assert_eq!(matches!(from, State::Storing | State::Loading), owner == Owner::Io);
+        // While a transfer is under way only the thread that completes it may move the entry on, or who writes to the storage: of
+        // one that is being loaded nobody has a tensor.
+        for (from, by, _, owner) in EDGES {
+            let of_transfer = matches!(from, State::Storing | State::Loading) && by != Edge::Written;
+            assert_eq!(of_transfer, owner == Owner::Io);
+            assert_eq!(by == Edge::Written, owner == Owner::Writer);
+            assert!(by != Edge::Written || from != State::Loading);
         }
     }
 }

@@ -8,9 +8,10 @@ use ssdtrain_libtorch::{Handle, Packed, SavedTensor, SavedTensorHooks, Storage, 
 use tch::Device;
 
 use super::table::EntryKey;
-use super::{Cache, TapeKey};
+use super::{Cache, Limits, TapeKey};
+use crate::config::free_memory;
 use crate::plan;
-use crate::policy::{Facts, Filter, KeepReason, Placement, Reading};
+use crate::policy::{Facts, Filter, KeepReason, Placement, Reading, Room};
 use crate::profile::{Probe, Save};
 use crate::recompute::Marks;
 use crate::scope::current_scope;
@@ -25,16 +26,45 @@ pub(crate) struct StepContext {
     pub(crate) device: Device,
     /// Storages of the parameters; the parameters themselves are held by whoever made the set, so that no address is reused.
     pub(crate) parameters: HashSet<StorageId>,
+    /// Storages that the program holds beside the graph.
+    pub(crate) held: HashSet<StorageId>,
     /// Scopes whose tensors stay on the device.
     pub(crate) kept_scopes: HashSet<ScopeId>,
     /// What is planned for each save.
     pub(crate) reading: Reading,
+    /// What becomes of saves that are not as planned, if any are planned.
+    pub(crate) unplanned: Option<Unplanned>,
     /// Takes notes, if the step is profiled.
     pub(crate) probe: Option<Arc<Probe>>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) record: ScopeRecord,
     /// The tape of the micro-batch under way.
     pub(crate) tape: AtomicUsize,
+}
+
+/// What fits stays, as far as there is room, where nothing is planned.
+pub(crate) struct Unplanned {
+    pub(crate) room: Room,
+    pub(crate) device: Device,
+    /// The settings that hold all the same.
+    pub(crate) limits: Limits,
+}
+
+impl Unplanned {
+    /// The limits from now on. Of the memory that is free the rest of a step needs a part: half of it stays so.
+    pub(crate) fn limits(&self, cache: &Cache) -> Limits {
+        let bytes = match self.room {
+            Room::Bytes(bytes) => bytes,
+            Room::Free => cache.held().2.saturating_add(free_memory(self.device) / 2),
+        };
+        Limits {
+            device_budget: bytes,
+            backward_budget: bytes,
+            prefetch: bytes / 2,
+            late: true,
+            ..self.limits
+        }
+    }
 }
 
 impl StepContext {
@@ -44,8 +74,20 @@ impl StepContext {
             movable: saved.eligible() && saved.device() == self.device,
             parameter: saved.storage_id().is_some_and(|id| self.parameters.contains(&id)),
             storage_bytes: saved.storage_bytes(),
+            held: saved.storage_id().is_some_and(|id| self.held.contains(&id)),
             scope_kept: self.kept_scopes.contains(&scope),
         })
+    }
+
+    /// What is planned for a tensor that is being saved; none if nothing is. With the first that is not as planned the rest of the step is
+    /// another than was planned for.
+    fn planned(&self, bytes: u64, scope: ScopeId) -> Option<plan::Placement> {
+        let was_lost = self.reading.is_lost();
+        let planned = self.reading.next(bytes, scope);
+        if let Some(unplanned) = self.unplanned.as_ref().filter(|_| !was_lost && self.reading.is_lost()) {
+            self.cache.set_limits(unplanned.limits(&self.cache));
+        }
+        planned
     }
 
     /// A backward has ended: what is saved next is another micro-batch's.
@@ -70,10 +112,13 @@ impl SavedTensorHooks for Recorder {
         let bytes = saved.storage_bytes();
         let scope = current_scope();
         step.counters.saved.add(bytes);
-        let begun = step.probe.as_ref().and_then(|probe| probe.now());
+        if step.probe.as_ref().is_some_and(|probe| probe.begins_again()) {
+            step.micro_batch_ends();
+        }
+        let begun = step.probe.as_ref().and_then(|probe| probe.saves());
         let mut placement = step.place(saved, scope);
         if placement.may_be_recomputed() {
-            let planned = step.reading.next(bytes, scope);
+            let planned = step.planned(bytes, scope);
             if step.reading.recomputes(planned)
                 && let Some(recipe) = self.marks.recipe_of(saved, &step.counters)
             {
@@ -89,6 +134,7 @@ impl SavedTensorHooks for Recorder {
                 KeepReason::Ineligible => &step.counters.kept_ineligible,
                 KeepReason::Parameter => &step.counters.kept_parameters,
                 KeepReason::Small => &step.counters.kept_small,
+                KeepReason::Held => &step.counters.kept_held,
                 KeepReason::Policy => &step.counters.kept_by_policy,
             };
             counter.add(bytes);
@@ -132,7 +178,7 @@ struct SavedHandle {
 
 impl Handle for SavedHandle {
     fn unpack(&self) -> Result<Storage, String> {
-        let begun = self.probe.as_ref().and_then(|probe| Some((probe, probe.now()?)));
+        let begun = self.probe.as_ref().and_then(|probe| Some((probe, probe.asks()?)));
         let mut round = self.round.load(Ordering::Acquire);
         let served = self.cache.fetch(self.key, self.tape, self.position, &mut round);
         self.round.store(round, Ordering::Release);

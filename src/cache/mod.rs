@@ -7,19 +7,24 @@ mod entry;
 mod hooks;
 #[cfg(test)]
 mod model;
+#[cfg(test)]
+mod orders;
 mod table;
 mod tape;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use ssdtrain_libtorch::{SavedTensor, Storage};
+use ssdtrain_libtorch::{SavedTensor, Storage, StorageId, WriteObserver};
 
-pub(crate) use self::hooks::{Recorder, StepContext};
-use self::table::{Answer, EntryKey, Job, Saved, Squeeze, Table};
+pub(crate) use self::hooks::{Recorder, StepContext, Unplanned};
+use self::table::{Answer, EntryKey, Job, Part, Saved, Squeeze, Table};
 pub(crate) use self::table::{Limits, NO_TAPE, TapeKey};
+use crate::error::ErrorKind;
 use crate::profile::Alive;
+use crate::store::{Completion, contained};
 use crate::telemetry::{Cause, Counters, ScopeId, Scopes};
 use crate::tier::{Here, Parcel, Tier};
 use crate::trace::{Counter, Trace};
@@ -72,6 +77,11 @@ impl Cache {
         let mut table = self.table.lock();
         table.begin_step();
         table.open_tape()
+    }
+
+    /// Storages that outlived what was saved of them before: the program holds them anyway.
+    pub(crate) fn held_elsewhere(&self) -> HashSet<StorageId> {
+        self.table.lock().held_elsewhere()
     }
 
     pub(crate) fn open_tape(&self) -> TapeKey {
@@ -143,6 +153,7 @@ impl Cache {
     ) -> Option<(EntryKey, usize)> {
         let id = saved.storage_id()?;
         let (bytes, version) = (saved.storage_bytes(), saved.version());
+        let part = Part { layout: saved.layout()?, bytes: saved.tensor_bytes() };
         let counters = &step.counters;
         let here = Here::default();
         let mut parcel = None;
@@ -154,8 +165,13 @@ impl Cache {
                 if !table.is_open(tape) {
                     return None;
                 }
-                if let Some(key) = table.find(id, version) {
+                let (known, void) = table.find(id, version).unzip();
+                parcel = parcel.or_else(|| void.flatten());
+                // One that was resized since is another.
+                let known = known.filter(|key| table.entry(*key).is_some_and(|entry| entry.bytes == bytes));
+                if let Some(key) = known {
                     counters.deduplicated.add(bytes);
+                    table.covered(key, part);
                     break key;
                 }
                 // Before anything is waited for, so that it is marked as computed where it was. A device that cannot even mark a
@@ -172,6 +188,7 @@ impl Cache {
                         storage,
                         parcel: parcel.take(),
                         version,
+                        part,
                         scope,
                         step,
                         counters,
@@ -184,8 +201,10 @@ impl Cache {
             (key, position)
         };
         self.submit(jobs, &here);
-        // One that was not needed goes without the lock.
-        drop(parcel);
+        // One that is not needed goes without the lock.
+        if let Some(parcel) = parcel {
+            parcel.abandon(None);
+        }
         Some(place)
     }
 
@@ -225,11 +244,15 @@ impl Cache {
         here: &Here,
     ) -> bool {
         // The parcel goes here, too: it may be the last of an entry that was released meanwhile, and makes room known.
-        let ordered = MutexGuard::unlocked(table, move || parcel.order(Cause::DeviceBudget, counters, here));
+        let storage = table.entry(key).and_then(|entry| entry.storage().cloned());
+        let ordered = MutexGuard::unlocked(table, move || {
+            parcel.order(storage.as_ref(), Cause::DeviceBudget, counters, here)
+        });
+        // One that was released meanwhile has left.
+        let Some(bytes) = table.entry(key).map(|entry| entry.bytes) else { return true };
         if let Err(error) = &ordered {
             tracing::warn!(%error, "a storage cannot leave the device");
         }
-        let bytes = table.entry(key).map_or(0, |entry| entry.bytes);
         let outcome = ordered.map_err(|error| error.to_string());
         let left = outcome.is_ok();
         let gone = table.stored(key, bytes, outcome);
@@ -275,8 +298,12 @@ impl Cache {
                     if let Some((start, counters)) = waited {
                         self.stalled(&counters, Cause::Load, start);
                     }
-                    if let Some((parcel, counters)) = order {
-                        parcel.order(Cause::CopyIn, &counters, &here).map_err(|error| error.to_string())?;
+                    if let Some((parcel, counters)) = order
+                        && let Err(error) = parcel.order(Some(&storage), Cause::CopyIn, &counters, &here)
+                    {
+                        let text = error.to_string();
+                        self.table.lock().note_failure(key, error);
+                        return Err(text);
                     }
                     return Ok(storage);
                 }
@@ -302,10 +329,14 @@ impl Cache {
             self.sample(&table);
             gone
         };
-        if let Some(parcel) = gone.as_ref().and_then(|entry| entry.parcel.as_ref()) {
-            parcel.abandon();
+        let Some(mut entry) = gone else { return };
+        if let Some(parcel) = &entry.parcel {
+            parcel.abandon(entry.storage());
         }
-        drop(gone);
+        drop(entry.device.take());
+        if let Some(storage) = entry.source.upgrade() {
+            self.table.lock().outlived(&storage);
+        }
     }
 
     /// A computing thread has waited since `start`.
@@ -332,14 +363,22 @@ impl Cache {
             match job {
                 Job::Store { key, parcel, from } => {
                     let bytes = from.bytes();
-                    parcel.store(from, Box::new(move |outcome| cache.stored(key, bytes, outcome)));
+                    let done = Completion::new(move |outcome| cache.stored(key, bytes, outcome));
+                    // A panic fails this job, and the others are handed over all the same.
+                    contained("the hand-over of a store", || parcel.store(from, done));
                 }
                 Job::Load { key, parcel, into } => {
                     let bytes = into.bytes();
-                    parcel.load(into, here, Box::new(move |outcome| cache.loaded(key, bytes, outcome)));
+                    let done = Completion::new(move |outcome| cache.loaded(key, bytes, outcome));
+                    contained("the hand-over of a load", || parcel.load(into, here, done));
                 }
             }
         }
+    }
+
+    /// The kind of the failed load that `text` speaks of, if there is one.
+    pub(crate) fn kind_of_failure(&self, text: &str) -> Option<ErrorKind> {
+        self.table.lock().kind_of_failure(text)
     }
 
     /// Runs when a store is over, on the I/O thread as a rule.
@@ -365,19 +404,29 @@ impl Cache {
     fn loaded(self: Arc<Self>, key: EntryKey, bytes: u64, outcome: crate::Result<()>) {
         let gone = {
             let mut table = self.table.lock();
-            let failure = outcome.map_err(|error| match table.entry(key) {
-                Some(entry) => format!(
-                    "ssdtrain cannot load saved tensor {} ({} bytes, scope \"{}\", step {}): {error}",
+            let outcome = outcome.map_err(|error| match table.entry(key) {
+                Some(entry) => error.within(format_args!(
+                    "ssdtrain cannot load saved tensor {} ({} bytes, scope \"{}\", step {})",
                     key.serial,
                     entry.bytes,
                     self.scopes.name(entry.scope),
                     entry.step
-                ),
-                None => error.to_string(),
+                )),
+                None => error,
             });
-            table.loaded(key, bytes, failure)
+            table.loaded(key, bytes, outcome)
         };
         drop(gone);
+        self.changed.notify_all();
+    }
+}
+
+impl WriteObserver for Cache {
+    fn written(&self, storage: StorageId) {
+        let parcel = self.table.lock().written(storage);
+        let Some(parcel) = parcel else { return };
+        parcel.abandon(None);
+        // Whoever waits for its store to end need not wait any more.
         self.changed.notify_all();
     }
 }

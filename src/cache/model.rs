@@ -7,7 +7,8 @@ use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use ssdtrain_libtorch::Storage;
 
-use super::table::{Answer, EntryKey, Job, Limits, Saved, Table, TapeKey};
+use super::table::{Answer, EntryKey, Job, Limits, Part, Saved, Table, TapeKey};
+use crate::error::Error;
 use crate::store::{BackendKind, Store, StoreConfig};
 use crate::telemetry::ScopeId;
 use crate::tier::{DiskTier, Here, Tier};
@@ -59,15 +60,20 @@ impl Model {
 
     /// Saves one storage that nobody else holds, with one handle.
     fn save(&self, tape: TapeKey) -> (EntryKey, usize) {
+        self.save_one(Storage::allocate(BYTES).unwrap(), tape)
+    }
+
+    fn save_one(&self, storage: Storage, tape: TapeKey) -> (EntryKey, usize) {
         let mut world = self.world.lock().unwrap();
         let saved = Saved {
-            storage: Storage::allocate(BYTES).unwrap(),
+            storage,
             parcel: Some(
                 std::sync::Arc::clone(&self.tier)
                     .parcel(BYTES, ScopeId::default(), &Here::default())
                     .unwrap(),
             ),
             version: 0,
+            part: Part { layout: 0, bytes: BYTES },
             scope: ScopeId::default(),
             step: 1,
             counters: std::sync::Arc::default(),
@@ -100,7 +106,8 @@ impl Model {
             match job {
                 Job::Store { key, .. } => drop(world.table.stored(key, BYTES, outcome(disk.stores_succeed))),
                 Job::Load { key, .. } => {
-                    drop(world.table.loaded(key, BYTES, outcome(disk.loads_succeed)));
+                    let outcome = outcome(disk.loads_succeed).map_err(Error::torch);
+                    drop(world.table.loaded(key, BYTES, outcome));
                 }
             }
             let mut jobs = Vec::new();
@@ -176,8 +183,10 @@ const WIDE: Limits = Limits {
     backward_budget: u64::MAX,
     prefetch: u64::MAX,
     stores_in_flight: u64::MAX,
+    late: false,
 };
-const NARROW: Limits = Limits { device_budget: 1, backward_budget: 1, prefetch: 0, stores_in_flight: 1 };
+const NARROW: Limits =
+    Limits { device_budget: 1, backward_budget: 1, prefetch: 0, stores_in_flight: 1, late: false };
 
 #[test]
 fn every_interleaving_serves_both_and_leaves_nothing() {
@@ -207,6 +216,100 @@ fn releasing_at_any_moment_leaves_nothing() {
         let tape = model.world.lock().unwrap().table.open_tape();
         let (key, _) = model.save(tape);
         drop(model.world.lock().unwrap().table.release(key, tape, 0));
+        model.world.lock().unwrap().table.close_tape(tape);
+        model.finish();
+        io.join().unwrap();
+        model.assert_nothing_is_left();
+    });
+}
+
+#[test]
+fn a_graph_that_goes_while_backward_looks_ahead_leaves_nothing() {
+    let tier = memory();
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(2);
+    builder.check(move || {
+        let model = Model::new(&tier, WIDE);
+        let io = {
+            let model = Arc::clone(&model);
+            thread::spawn(move || model.io(GOOD))
+        };
+        let tape = model.world.lock().unwrap().table.open_tape();
+        let (first, second) = (model.save(tape), model.save(tape));
+        let goes = {
+            let model = Arc::clone(&model);
+            thread::spawn(move || {
+                let gone = model.world.lock().unwrap().table.release(first.0, tape, 0);
+                drop(gone);
+            })
+        };
+        assert!(model.backward(second, tape));
+        goes.join().unwrap();
+        model.world.lock().unwrap().table.close_tape(tape);
+        model.finish();
+        io.join().unwrap();
+        model.assert_nothing_is_left();
+    });
+}
+
+/// The program holds a storage that was saved, writes to it once and lets go of it, at any moment: what backward gets is that storage, or
+/// what was stored of it before the write.
+#[test]
+fn a_write_at_any_moment_is_what_backward_gets_or_comes_after_it() {
+    let tier = memory();
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(move || {
+        let model = Model::new(&tier, WIDE);
+        let io = {
+            let model = Arc::clone(&model);
+            thread::spawn(move || model.io(GOOD))
+        };
+        let tape = model.world.lock().unwrap().table.open_tape();
+        let storage = Storage::allocate(BYTES).unwrap();
+        let id = storage.id();
+        let saved = model.save_one(storage.clone(), tape);
+        let writer = {
+            let model = Arc::clone(&model);
+            thread::spawn(move || {
+                let void = model.world.lock().unwrap().table.written(id);
+                drop(void);
+                model.changed.notify_all();
+                drop(storage);
+            })
+        };
+        let served = model.backward(saved, tape);
+        writer.join().unwrap();
+        assert!(served);
+        model.world.lock().unwrap().table.close_tape(tape);
+        model.finish();
+        io.join().unwrap();
+        model.assert_nothing_is_left();
+    });
+}
+
+/// What is written while its store is under way is not served from below: the store is for nothing.
+#[test]
+fn what_is_written_is_served_from_where_it_was_written() {
+    let tier = memory();
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(move || {
+        let model = Model::new(&tier, WIDE);
+        let io = {
+            let model = Arc::clone(&model);
+            thread::spawn(move || model.io(GOOD))
+        };
+        let tape = model.world.lock().unwrap().table.open_tape();
+        let storage = Storage::allocate(BYTES).unwrap();
+        let id = storage.id();
+        let (key, position) = model.save_one(storage.clone(), tape);
+        // Wherever the store is by now.
+        drop(model.world.lock().unwrap().table.written(id));
+        drop(storage);
+        let answer = model.world.lock().unwrap().table.ask(key, &mut 0, &mut Vec::new());
+        assert!(matches!(answer, Answer::Here(storage, None) if storage.id() == id));
+        assert!(model.backward((key, position), tape));
         model.world.lock().unwrap().table.close_tape(tape);
         model.finish();
         io.join().unwrap();

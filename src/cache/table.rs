@@ -4,15 +4,16 @@
 mod backward;
 mod saving;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use slab::Slab;
-use ssdtrain_libtorch::{Storage, StorageId, WeakStorage};
+use ssdtrain_libtorch::{Block, Storage, StorageId, Watch, WeakStorage};
 
-pub(crate) use self::saving::Saved;
+pub(crate) use self::saving::{Part, Saved};
 use super::entry::{Edge, State};
 use super::tape::Tape;
+use crate::error::{Error, ErrorKind};
 use crate::profile::Alive;
 use crate::telemetry::{Cause, Counters, ScopeId};
 use crate::tier::{Leaving, Parcel, Tier};
@@ -35,12 +36,19 @@ pub(crate) struct Entry {
     pub(crate) state: State,
     pub(crate) bytes: u64,
     /// The bytes on the device, while the cache holds them.
-    device: Option<Storage>,
-    /// The storage that was saved, and its version then: together the identity of what was saved.
-    source: WeakStorage,
+    pub(crate) device: Option<Block>,
+    /// The storage that was saved, and its version then: as long as neither has moved on, this is what it holds.
+    pub(crate) source: Watch,
     version: u32,
     /// The storage that came back from below last.
-    returned: Option<WeakStorage>,
+    returned: Option<Watch>,
+    /// The views of it that were saved, by their layouts, and their bytes, until they are enough of it to be moved.
+    parts: Vec<u64>,
+    covered: u64,
+    /// Whether it was put into the store queue.
+    queued: bool,
+    /// Whether a store is under way that has to be waited for.
+    storing: bool,
     /// Its place below the device; none if it is to stay.
     pub(crate) parcel: Option<Arc<dyn Parcel>>,
     /// Bytes of all entries there were when it was saved.
@@ -54,12 +62,19 @@ pub(crate) struct Entry {
     pub(crate) scope: ScopeId,
     pub(crate) step: u64,
     pub(crate) counters: Arc<Counters>,
-    failure: Option<String>,
+    failure: Option<Error>,
+}
+
+impl Entry {
+    /// Its storage on the device, while the cache holds that.
+    pub(crate) fn storage(&self) -> Option<&Storage> {
+        self.device.as_ref().map(Block::storage)
+    }
 }
 
 /// A transfer to hand to the tier once the lock is released.
 pub(crate) enum Job {
-    Store { key: EntryKey, parcel: Arc<dyn Parcel>, from: Storage },
+    Store { key: EntryKey, parcel: Arc<dyn Parcel>, from: Block },
     Load { key: EntryKey, parcel: Arc<dyn Parcel>, into: Storage },
 }
 
@@ -91,7 +106,7 @@ struct HeldBack {
 }
 
 /// What is to be dropped without the lock.
-pub(crate) type Gone = (Option<Storage>, Option<Arc<dyn Parcel>>);
+pub(crate) type Gone = (Option<Block>, Option<Arc<dyn Parcel>>);
 
 /// Limits the table keeps, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -102,6 +117,8 @@ pub(crate) struct Limits {
     pub(crate) prefetch: u64,
     /// Stores handed to the backend at once: enough to keep the disk busy, the rest can still be cancelled.
     pub(crate) stores_in_flight: u64,
+    /// Storages leave as late as the device budget allows, as those of a GPU do anyway.
+    pub(crate) late: bool,
 }
 
 pub(crate) struct Table {
@@ -111,6 +128,8 @@ pub(crate) struct Table {
     entries: Slab<Entry>,
     tapes: Slab<Tape>,
     identities: HashMap<StorageId, EntryKey>,
+    /// Storages that outlived their entries.
+    elsewhere: HashMap<StorageId, WeakStorage>,
     serial: u64,
     /// Entries that wait for their store, oldest first. May name entries that have moved on.
     queue: VecDeque<EntryKey>,
@@ -143,6 +162,7 @@ impl Table {
             entries: Slab::new(),
             tapes: Slab::new(),
             identities: HashMap::new(),
+            elsewhere: HashMap::new(),
             serial: 0,
             queue: VecDeque::new(),
             leaving: VecDeque::new(),
@@ -208,6 +228,47 @@ impl Table {
         held.flat_map(|held| held.extract_if(.., |held| held.stored)).map(|held| held.storage).collect()
     }
 
+    // ---- writes ----
+
+    /// An operation writes to the storage `id`. What was saved of it is what it holds from now on, as without a cache: it stays on the
+    /// device. The parcel that is returned is to be abandoned without the lock.
+    pub(crate) fn written(&mut self, id: StorageId) -> Option<Arc<dyn Parcel>> {
+        let key = *self.identities.get(&id)?;
+        let entry = self.entry(key)?;
+        let alive = match entry.state {
+            State::Device | State::Storing | State::Loaded => None,
+            State::Away if entry.source.id() == id => Some(entry.source.upgrade()?),
+            State::Away => Some(entry.returned.as_ref()?.upgrade()?),
+            State::Loading | State::Kept | State::Lost => return None,
+        };
+        let stores = entry.state == State::Storing;
+        self.not_early(key);
+        let entry = self.advance(key, Edge::Written);
+        let bytes = entry.bytes;
+        entry.counters.kept_written.add(bytes);
+        if stores {
+            entry.counters.discarded.add(bytes);
+        }
+        let parcel = entry.parcel.take();
+        if let Some(alive) = alive {
+            entry.device = Some(Block::of(alive));
+            self.on_device += bytes;
+        }
+        parcel
+    }
+
+    /// Storages whose tensors the program holds beside the graph, as far as it is known from what it let go of. Those that are gone are
+    /// forgotten.
+    pub(crate) fn held_elsewhere(&mut self) -> HashSet<StorageId> {
+        self.elsewhere.retain(|_, storage| storage.upgrade().is_some());
+        self.elsewhere.keys().copied().collect()
+    }
+
+    /// The graph has let go of this storage, and it is still there.
+    pub(crate) fn outlived(&mut self, storage: &Storage) {
+        self.elsewhere.insert(storage.id(), storage.downgrade());
+    }
+
     // ---- release ----
 
     /// The graph has let go of a handle. What it returns is to be dropped without the lock.
@@ -231,13 +292,16 @@ impl Table {
     fn remove(&mut self, key: EntryKey) -> Option<Entry> {
         self.not_early(key);
         let entry = self.entries.try_remove(key.index)?;
-        if entry.state == State::Device {
-            entry.counters.cancelled.add(entry.bytes);
+        match entry.state {
+            State::Device if entry.queued => entry.counters.cancelled.add(entry.bytes),
+            State::Device => entry.counters.kept_parts.add(entry.bytes),
+            State::Storing => entry.counters.discarded.add(entry.bytes),
+            _ => {}
         }
         // A transfer that is waited for still holds the bytes; it gives them back to the books when it ends.
         let here = match entry.state {
-            State::Device | State::Loaded | State::Kept => true,
-            State::Storing => self.in_stream_order(),
+            State::Device | State::Loaded => true,
+            State::Kept | State::Storing => !entry.storing,
             State::Away | State::Loading | State::Lost => false,
         };
         self.on_device -= if here { entry.bytes } else { 0 };
@@ -286,6 +350,19 @@ impl Table {
         self.entry(key).is_some_and(|entry| entry.state == State::Loading)
     }
 
+    /// The kind of the failed load that `text` speaks of, if there is one.
+    pub(crate) fn kind_of_failure(&self, text: &str) -> Option<ErrorKind> {
+        let mut failures = self.entries.iter().filter_map(|(_, entry)| entry.failure.as_ref());
+        failures.find(|failure| text.contains(&failure.to_string())).map(Error::kind)
+    }
+
+    /// What [`Table::kind_of_failure`] is to know of an entry that is on the device, and cannot be used.
+    pub(crate) fn note_failure(&mut self, key: EntryKey, failure: Error) {
+        if let Some(entry) = self.entry_mut(key) {
+            entry.failure = Some(failure);
+        }
+    }
+
     pub(crate) fn entry(&self, key: EntryKey) -> Option<&Entry> {
         self.entries.get(key.index).filter(|entry| entry.serial == key.serial)
     }
@@ -307,13 +384,13 @@ impl Table {
         let entry = &mut self.entries[key.index];
         debug_assert!(entry.state.after(edge).is_some(), "{edge:?} in {:?}", entry.state);
         entry.state = entry.state.after(edge).unwrap_or_else(|| {
-            entry.failure = Some(format!("internal error: {edge:?} in {:?}", entry.state));
+            entry.failure = Some(Error::torch(format!("internal error: {edge:?} in {:?}", entry.state)));
             State::Lost
         });
         entry
     }
 
-    fn lose(&mut self, key: EntryKey, failure: String) -> bool {
+    fn lose(&mut self, key: EntryKey, failure: Error) -> bool {
         self.advance(key, Edge::LoadFailed).failure = Some(failure);
         true
     }
@@ -332,7 +409,7 @@ impl Table {
             let entry = self.advance(key, Edge::Evicted);
             let (device, bytes) = (entry.device.take(), entry.bytes);
             self.on_device -= bytes;
-            self.in_use.extend(device.map(|storage| (key, storage.downgrade())));
+            self.in_use.extend(device.map(|block| (key, block.storage().downgrade())));
         }
     }
 

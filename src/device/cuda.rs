@@ -6,7 +6,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::fmt;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -73,6 +73,14 @@ struct Event {
 /// The primary context of a device, for threads that name its memory.
 pub(crate) struct Context(Driver);
 
+/// While it lives, a context of ours is current on the calling thread; after that, what was before. That is the program's choice of
+/// a GPU, for it and for libtorch.
+#[must_use = "the context is current until this is dropped"]
+pub(crate) struct Current {
+    /// None where it was current already; null where none was.
+    before: Option<sys::CUcontext>,
+}
+
 // SAFETY: the handles are the driver's, which may be called from any thread; the context is made current on each that does.
 unsafe impl Send for Driver {}
 // SAFETY: as above; what changes is behind a lock.
@@ -100,10 +108,11 @@ impl Cuda {
         Ok(Cuda { driver, device, copies_out, copies_in, sleepers: Mutex::default() })
     }
 
-    fn stream(&self, lane: Lane) -> Result<sys::CUstream> {
-        if let Some(copies) = self.copies(lane) {
-            return Ok(copies.stream.raw);
-        }
+    fn queue(&self, lane: Lane) -> Result<sys::CUstream> {
+        self.copies(lane).map_or_else(|| self.compute(), |copies| Ok(copies.stream.raw))
+    }
+
+    fn compute(&self) -> Result<sys::CUstream> {
         let stream = self.device.stream().map_err(|error| refused(error.to_string()))?;
         Ok(stream.cast())
     }
@@ -130,8 +139,8 @@ impl Device for Cuda {
     const IS_HOST: bool = false;
 
     fn mark(&self, lane: Lane) -> Result<Mark> {
-        let stream = self.stream(lane)?;
-        self.driver.enter()?;
+        let stream = self.queue(lane)?;
+        let _current = self.driver.enter()?;
         let event = Event::of_mark(&self.driver)?;
         // Held while the event is recorded, so that numbers rise in the queue's order.
         let mut recorded = self.copies(lane).map(|copies| copies.recorded.lock());
@@ -145,8 +154,8 @@ impl Device for Cuda {
     }
 
     fn wait(&self, lane: Lane, mark: &Mark) -> Result<()> {
-        let stream = self.stream(lane)?;
-        self.driver.enter()?;
+        let stream = self.queue(lane)?;
+        let _current = self.driver.enter()?;
         mark.event.before(stream)
     }
 
@@ -155,8 +164,11 @@ impl Device for Cuda {
         {
             return true;
         }
-        // SAFETY: the event is alive. A failed device says false, and whoever waits then is told why.
-        let reached = self.driver.enter().is_ok() && unsafe { result::event::query(mark.event.raw) }.is_ok();
+        // A failed device says false, and whoever waits then is told why.
+        let reached = self.driver.enter().is_ok_and(|_current| {
+            // SAFETY: the event is alive.
+            unsafe { result::event::query(mark.event.raw) }.is_ok()
+        });
         if reached {
             self.reached(mark);
         }
@@ -167,7 +179,7 @@ impl Device for Cuda {
         if self.is_reached(mark) {
             return Ok(());
         }
-        self.driver.enter()?;
+        let _current = self.driver.enter()?;
         let sleeper = self.sleepers.lock().pop();
         let sleeper = sleeper.map_or_else(|| Sleeper::new(&self.driver), Ok)?;
         let outcome = sleeper.sleep_until(mark);
@@ -179,7 +191,7 @@ impl Device for Cuda {
     }
 
     fn between(&self, from: &Mark, to: &Mark) -> Result<Duration> {
-        self.driver.enter()?;
+        let _current = self.driver.enter()?;
         // SAFETY: both events are alive and were made with times.
         let millis =
             check("cuEventElapsedTime", unsafe { result::event::elapsed(from.event.raw, to.event.raw) })?;
@@ -187,7 +199,7 @@ impl Device for Cuda {
     }
 
     unsafe fn copy_out(&self, from: *const u8, to: *mut u8, bytes: usize) -> Result<()> {
-        self.driver.enter()?;
+        let _current = self.driver.enter()?;
         let from = from.addr() as sys::CUdeviceptr;
         // SAFETY: the caller's promise; the stream is alive.
         let outcome =
@@ -196,11 +208,19 @@ impl Device for Cuda {
     }
 
     unsafe fn copy_in(&self, from: *const u8, to: *mut u8, bytes: usize) -> Result<()> {
-        self.driver.enter()?;
+        let _current = self.driver.enter()?;
         let to = to.addr() as sys::CUdeviceptr;
         // SAFETY: the caller's promise; the stream is alive.
         let outcome = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.copies_in.stream.raw) };
         check("cuMemcpyHtoDAsync", outcome.result())
+    }
+
+    fn stream(&self) -> Result<usize> {
+        self.compute().map(|stream| stream.addr())
+    }
+
+    fn record_use(&self, storage: &Storage) -> Result<()> {
+        self.device.record_use(storage).map_err(|error| refused(error.to_string()))
     }
 
     fn allocate(&self, bytes: u64) -> Result<Storage> {
@@ -210,7 +230,7 @@ impl Device for Cuda {
 
 impl Pin for Cuda {
     unsafe fn pin(&self, memory: NonNull<u8>, bytes: usize) -> Result<(), String> {
-        self.driver.enter().map_err(|error| error.to_string())?;
+        let _current = self.driver.enter().map_err(|error| error.to_string())?;
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE;
         // SAFETY: the caller's promise: the bytes are mapped, and stay so until `unpin`.
         let outcome = unsafe { sys::cuMemHostRegister_v2(memory.as_ptr().cast(), bytes, flags) };
@@ -218,7 +238,7 @@ impl Pin for Cuda {
     }
 
     unsafe fn unpin(&self, memory: NonNull<u8>, _bytes: usize) {
-        let outcome = self.driver.enter().and_then(|()| {
+        let outcome = self.driver.enter().and_then(|_current| {
             // SAFETY: the caller's promise: `pin` registered memory that begins here.
             let outcome = unsafe { sys::cuMemHostUnregister(memory.as_ptr().cast::<c_void>()) };
             check("cuMemHostUnregister", outcome.result())
@@ -240,8 +260,7 @@ impl Context {
         Driver::open(index).map(Context)
     }
 
-    /// Makes it current on the calling thread.
-    pub(crate) fn enter(&self) -> Result<()> {
+    pub(crate) fn enter(&self) -> Result<Current> {
         self.0.enter()
     }
 }
@@ -265,19 +284,30 @@ impl Driver {
         Ok(Driver { handle, context, events: Mutex::default() })
     }
 
-    /// Makes the context current on the calling thread.
-    fn enter(&self) -> Result<()> {
-        if matches!(result::ctx::get_current(), Ok(Some(current)) if current == self.context) {
-            return Ok(());
+    fn enter(&self) -> Result<Current> {
+        let before = check("cuCtxGetCurrent", result::ctx::get_current())?.unwrap_or(ptr::null_mut());
+        if before == self.context {
+            return Ok(Current { before: None });
         }
         // SAFETY: the context is retained until drop.
-        check("cuCtxSetCurrent", unsafe { result::ctx::set_current(self.context) })
+        check("cuCtxSetCurrent", unsafe { result::ctx::set_current(self.context) })?;
+        Ok(Current { before: Some(before) })
+    }
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        if let Some(before) = self.before {
+            // Should it fail, the program has destroyed a context that was current on its thread.
+            // SAFETY: it was current when this value was made, and may be null: none.
+            _ = unsafe { result::ctx::set_current(before) };
+        }
     }
 }
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        if self.enter().is_ok() {
+        if let Ok(_current) = self.enter() {
             for event in self.events.get_mut().drain(..) {
                 // SAFETY: the event is no one's any more. A failure means that the context is gone, and the event with it.
                 _ = unsafe { result::event::destroy(event) };
@@ -310,7 +340,7 @@ impl Sleeper {
 
 impl Stream {
     fn new(driver: &Arc<Driver>) -> Result<Stream> {
-        driver.enter()?;
+        let _current = driver.enter()?;
         let raw = check("cuStreamCreate", result::stream::create(result::stream::StreamKind::NonBlocking))?;
         Ok(Stream { driver: Arc::clone(driver), raw })
     }
@@ -318,7 +348,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.driver.enter().is_ok() {
+        if let Ok(_current) = self.driver.enter() {
             // SAFETY: the stream is no one's any more; the driver finishes what is queued on it first.
             _ = unsafe { result::stream::destroy(self.raw) };
         }
@@ -354,7 +384,7 @@ impl Drop for Event {
     fn drop(&mut self) {
         if self.again {
             self.driver.events.lock().push(self.raw);
-        } else if self.driver.enter().is_ok() {
+        } else if let Ok(_current) = self.driver.enter() {
             // SAFETY: the event is no one's any more.
             _ = unsafe { result::event::destroy(self.raw) };
         }

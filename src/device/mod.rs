@@ -9,6 +9,8 @@ use ssdtrain_libtorch::Storage;
 
 pub(crate) use self::cuda::{Context, Cuda, has_cuda};
 pub(crate) use self::simulated::Simulated;
+#[cfg(test)]
+pub(crate) use self::simulated::{Mark as SimulatedMark, Used as SimulatedUsed};
 use crate::error::Result;
 use crate::mem::Pin;
 
@@ -58,6 +60,13 @@ pub(crate) trait Device: Pin + 'static {
     /// # Safety
     /// As for [`copy_out`](Device::copy_out).
     unsafe fn copy_in(&self, from: *const u8, to: *mut u8, bytes: usize) -> Result<()>;
+
+    /// Which queue the calling thread's computation goes to, of several.
+    fn stream(&self) -> Result<usize>;
+
+    /// Keeps the memory of `storage`, once it is freed, from being used again before what the calling thread has queued by then is
+    /// done: of a storage that was not allocated for that thread's queue.
+    fn record_use(&self, storage: &Storage) -> Result<()>;
 
     /// A new storage of `bytes` bytes on the device; what the calling thread computes may use it at once.
     fn allocate(&self, bytes: u64) -> Result<Storage>;

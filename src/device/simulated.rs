@@ -1,6 +1,7 @@
 //! A device made of threads, for tests on machines without a GPU: its memory is the host's, each copy lane is a thread
 //! that works through its queue, and the compute lane is the calling thread itself.
 
+use std::cell::Cell;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -20,7 +21,18 @@ use crate::mem::Pin;
 pub(crate) struct Simulated {
     copies_out: Worker,
     copies_in: Worker,
+    #[cfg(test)]
+    used: Used,
 }
+
+thread_local! {
+    /// Which of the streams there would be the calling thread computes on.
+    static STREAM: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The storages whose use on a stream was recorded, and that stream.
+#[cfg(test)]
+pub(crate) type Used = Arc<Mutex<Vec<(ssdtrain_libtorch::StorageId, usize)>>>;
 
 /// A point in a lane's queue: when it was reached.
 #[derive(Clone, Debug, Default)]
@@ -41,7 +53,24 @@ enum Work {
 impl Simulated {
     /// Starts the lanes. Each copy takes `delay` longer than the bytes do, so that tests see it under way.
     pub(crate) fn start(delay: Duration) -> Result<Simulated> {
-        Ok(Simulated { copies_out: Worker::start("out", delay)?, copies_in: Worker::start("in", delay)? })
+        Ok(Simulated {
+            copies_out: Worker::start("out", delay)?,
+            copies_in: Worker::start("in", delay)?,
+            #[cfg(test)]
+            used: Used::default(),
+        })
+    }
+
+    /// What is recorded of the uses of storages.
+    #[cfg(test)]
+    pub(crate) fn used(&self) -> Used {
+        Arc::clone(&self.used)
+    }
+
+    /// Has the calling thread compute on another stream from now on.
+    #[cfg(test)]
+    pub(crate) fn enter(stream: usize) {
+        STREAM.set(stream);
     }
 
     fn lane(&self, lane: Lane) -> Option<&Worker> {
@@ -109,6 +138,18 @@ impl Device for Simulated {
         Ok(())
     }
 
+    fn stream(&self) -> Result<usize> {
+        Ok(STREAM.get())
+    }
+
+    /// Threads do at once what they are told, so there is nothing to wait for.
+    fn record_use(&self, storage: &Storage) -> Result<()> {
+        tracing::trace!(?storage, stream = STREAM.get(), "used on another stream than its own");
+        #[cfg(test)]
+        self.used.lock().push((storage.id(), STREAM.get()));
+        Ok(())
+    }
+
     fn allocate(&self, bytes: u64) -> Result<Storage> {
         Storage::allocate(bytes).map_err(Error::torch)
     }
@@ -123,7 +164,7 @@ impl Pin for Simulated {
 }
 
 impl Mark {
-    fn reach(&self) {
+    pub(crate) fn reach(&self) {
         *self.0.0.lock() = Some(Instant::now());
         self.0.1.notify_all();
     }

@@ -1,6 +1,6 @@
 //! A device's storage as the memory of a transfer that reaches it.
 
-use ssdtrain_libtorch::Storage;
+use ssdtrain_libtorch::Block;
 
 use super::{AlignedBuf, BLOCK, IoBuf};
 
@@ -10,7 +10,7 @@ use super::{AlignedBuf, BLOCK, IoBuf};
 /// moves whole blocks and what follows the storage is somebody else's; so has all of a storage that does not begin where
 /// transfers may. Whoever makes the value copies the [`rest`](DeviceBuf::rest).
 pub(crate) struct DeviceBuf {
-    storage: Storage,
+    block: Block,
     data: *mut u8,
     bytes: usize,
     /// Bytes that are transferred where they are.
@@ -27,16 +27,16 @@ pub(crate) struct Rest {
 }
 
 impl DeviceBuf {
-    /// The first `bytes` bytes of `storage`, which transfers may move if they begin at a multiple of `alignment`. None if host
+    /// The first `bytes` bytes of `block`, which transfers may move if they begin at a multiple of `alignment`. None if host
     /// memory has run out.
-    pub(crate) fn new(storage: Storage, bytes: usize, alignment: usize) -> Option<DeviceBuf> {
-        let data: *mut u8 = storage.data().cast();
+    pub(crate) fn new(block: Block, bytes: usize, alignment: usize) -> Option<DeviceBuf> {
+        let data: *mut u8 = block.data().cast();
         let whole = if data.addr().is_multiple_of(alignment) { bytes / BLOCK * BLOCK } else { 0 };
         let rest = match bytes - whole {
             0 => None,
             rest => Some(AlignedBuf::new(rest)?),
         };
-        Some(DeviceBuf { storage, data, bytes, whole, rest })
+        Some(DeviceBuf { block, data, bytes, whole, rest })
     }
 
     /// What has to be copied: out before a write, in after a read.
@@ -47,7 +47,7 @@ impl DeviceBuf {
     }
 }
 
-// SAFETY: the strong reference keeps the storage's bytes at their address until the value is dropped, and the block of host memory
+// SAFETY: the block keeps the storage's bytes at their address until the value is dropped, and the block of host memory
 // is the value's own. A storage that is being written is not changed, or its version counter tells; one that is loaded into is
 // ours alone until then.
 unsafe impl IoBuf for DeviceBuf {
@@ -74,16 +74,18 @@ unsafe impl Sync for DeviceBuf {}
 
 impl std::fmt::Debug for DeviceBuf {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "buffer of {:?}", self.storage)
+        write!(f, "buffer of {:?}", self.block)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use ssdtrain_libtorch::Storage;
+
     use super::*;
 
     fn buf(bytes: usize, alignment: usize) -> DeviceBuf {
-        DeviceBuf::new(Storage::allocate(bytes as u64).unwrap(), bytes, alignment).unwrap()
+        DeviceBuf::new(Block::of(Storage::allocate(bytes as u64).unwrap()), bytes, alignment).unwrap()
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Memory that transfers read from and write to.
 
 mod aligned;
+mod available;
 mod device;
 mod mapping;
 mod pool;
@@ -10,6 +11,7 @@ mod storage;
 use std::iter;
 
 pub use aligned::AlignedBuf;
+pub(crate) use available::available_memory;
 pub(crate) use device::{DeviceBuf, Rest};
 pub use pool::{HostPool, PAGE, Pin, Slot};
 pub(crate) use storage::StorageBuf;

@@ -17,6 +17,8 @@ pub(crate) enum KeepReason {
     Parameter,
     /// Its storage is smaller than `min_bytes`.
     Small,
+    /// The program holds its storage beside the graph.
+    Held,
     /// The policy is to keep everything, or everything of this scope.
     Policy,
 }
@@ -27,6 +29,7 @@ pub(crate) struct Facts {
     pub(crate) movable: bool,
     pub(crate) parameter: bool,
     pub(crate) storage_bytes: u64,
+    pub(crate) held: bool,
     pub(crate) scope_kept: bool,
 }
 
@@ -45,6 +48,8 @@ impl Filter {
             Placement::Keep(KeepReason::Parameter)
         } else if facts.storage_bytes < self.min_bytes {
             Placement::Keep(KeepReason::Small)
+        } else if facts.held {
+            Placement::Keep(KeepReason::Held)
         } else if self.keep_all || facts.scope_kept {
             Placement::Keep(KeepReason::Policy)
         } else {
@@ -64,7 +69,8 @@ impl Placement {
 mod tests {
     use super::*;
 
-    const LARGE: Facts = Facts { movable: true, parameter: false, storage_bytes: 1 << 20, scope_kept: false };
+    const LARGE: Facts =
+        Facts { movable: true, parameter: false, storage_bytes: 1 << 20, held: false, scope_kept: false };
     const FILTER: Filter = Filter { keep_all: false, min_bytes: 1 << 16 };
 
     #[test]
@@ -81,12 +87,17 @@ mod tests {
         assert_eq!(keep(Facts { movable: false, ..LARGE }), KeepReason::Ineligible);
         assert_eq!(keep(Facts { parameter: true, ..LARGE }), KeepReason::Parameter);
         assert_eq!(keep(Facts { storage_bytes: (1 << 16) - 1, ..LARGE }), KeepReason::Small);
+        assert_eq!(keep(Facts { held: true, ..LARGE }), KeepReason::Held);
         assert_eq!(keep(Facts { scope_kept: true, ..LARGE }), KeepReason::Policy);
     }
 
     #[test]
     fn what_is_kept_for_its_own_sake_is_not_recomputed() {
-        for facts in [Facts { movable: false, ..LARGE }, Facts { parameter: true, ..LARGE }] {
+        for facts in [
+            Facts { movable: false, ..LARGE },
+            Facts { parameter: true, ..LARGE },
+            Facts { held: true, ..LARGE },
+        ] {
             assert!(!FILTER.place(facts).may_be_recomputed(), "{facts:?}");
         }
         assert!(FILTER.place(Facts { scope_kept: true, ..LARGE }).may_be_recomputed());

@@ -1,7 +1,7 @@
 //! A plan as the saves of a step come to it: one line for each, in their order.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use crate::plan::Placement;
 use crate::telemetry::ScopeId;
@@ -22,31 +22,59 @@ pub(crate) struct Line {
 #[derive(Debug, Default)]
 pub(crate) struct Reading {
     script: Option<Arc<Script>>,
-    /// Placements in turn, whatever is saved; for tests.
+    /// Placements in turn, whatever is saved.
     forced: Option<Arc<[Placement]>>,
     next: AtomicUsize,
+    /// So often it was read to its end.
+    ends: AtomicU32,
+    /// Something smaller was saved than is in the script, or less of it.
+    part: AtomicBool,
     lost: AtomicBool,
-    /// What has a recipe is saved all the same.
+    /// What has a recipe is saved all the same, unless it is planned otherwise.
     saves_all: bool,
+}
+
+/// How a step kept to its script.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Followed {
+    /// Each of so many micro-batches to its end.
+    Whole(u32),
+    /// It saved less, or smaller storages: what was planned is right, but what it costs is another matter.
+    Part,
+    /// It saved something else.
+    Lost,
 }
 
 impl Script {
     pub(crate) fn new(lines: Vec<Line>) -> Script {
         Script(lines)
     }
+
+    /// Whether a step that reads `other` to its end keeps to this one.
+    pub(crate) fn covers(&self, other: &Script) -> bool {
+        self.0.len() == other.0.len()
+            && self.0.iter().zip(&other.0).all(|(line, other)| line.is_for(other.bytes, other.scope))
+    }
+}
+
+impl Line {
+    /// A smaller storage at the same place is that of a smaller micro-batch, and takes no more than was planned.
+    fn is_for(&self, bytes: u64, scope: ScopeId) -> bool {
+        self.scope == scope && bytes <= self.bytes
+    }
 }
 
 impl Reading {
-    pub(crate) fn new(script: Option<Arc<Script>>) -> Reading {
-        Reading { script, ..Reading::default() }
+    pub(crate) fn new(script: Arc<Script>) -> Reading {
+        Reading { script: Some(script), saves_all: true, ..Reading::default() }
     }
 
-    /// A step that is to show what it saves.
+    /// A step that is to show what it saves, or to keep what fits.
     pub(crate) fn of_all() -> Reading {
         Reading { saves_all: true, ..Reading::default() }
     }
 
-    /// A step that is to place its saves so, again and again, whatever they are.
+    /// A step that is to place its saves so, in turn and again and again, whatever they are.
     pub(crate) fn forced(placements: Arc<[Placement]>) -> Reading {
         Reading { forced: Some(placements), ..Reading::default() }
     }
@@ -57,33 +85,60 @@ impl Reading {
     }
 
     /// What becomes of the next save; none if nothing was planned for it. Once a save is not the one in the script nothing is, up
-    /// to the end of the step.
+    /// to the end of the step. After the last line the first may come again: the micro-batch of a backward that the cache did not run.
     pub(crate) fn next(&self, bytes: u64, scope: ScopeId) -> Option<Placement> {
         if let Some(forced) = &self.forced {
             return forced.get(self.next.fetch_add(1, Ordering::Relaxed) % forced.len().max(1)).copied();
         }
-        let script = self.script.as_ref()?;
-        let line = script.0.get(self.next.fetch_add(1, Ordering::Relaxed));
-        let expected = line.filter(|line| line.bytes == bytes && line.scope == scope);
-        if expected.is_none() {
-            self.lost.store(true, Ordering::Relaxed);
+        let lines = &self.script.as_ref()?.0;
+        if self.is_lost() {
+            return None;
         }
-        expected.filter(|_| !self.is_lost()).map(|line| line.placement)
-    }
-
-    /// Whether there is anything planned.
-    pub(crate) fn is_planned(&self) -> bool {
-        self.script.is_some()
+        let mut at = self.next.fetch_add(1, Ordering::Relaxed);
+        if at >= lines.len() {
+            at = 0;
+            self.next.store(1, Ordering::Relaxed);
+        }
+        let Some(line) = lines.get(at).filter(|line| line.is_for(bytes, scope)) else {
+            self.lost.store(true, Ordering::Relaxed);
+            return None;
+        };
+        if bytes < line.bytes {
+            self.part.store(true, Ordering::Relaxed);
+        }
+        if at + 1 == lines.len() {
+            self.ends.fetch_add(1, Ordering::Relaxed);
+        }
+        Some(line.placement)
     }
 
     /// A micro-batch begins.
     pub(crate) fn rewind(&self) {
-        self.next.store(0, Ordering::Relaxed);
+        if self.is_within(self.next.swap(0, Ordering::Relaxed)) {
+            self.part.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Whether the step is not the one that was planned.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed)
+    }
+
+    /// How the step, which is over, kept to its script; none if it has none.
+    pub(crate) fn followed(&self) -> Option<Followed> {
+        self.script.as_ref()?;
+        let ends = self.ends.load(Ordering::Relaxed);
+        let part = self.part.load(Ordering::Relaxed) || self.is_within(self.next.load(Ordering::Relaxed));
+        Some(match (self.is_lost(), part || ends == 0) {
+            (true, _) => Followed::Lost,
+            (false, true) => Followed::Part,
+            (false, false) => Followed::Whole(ends),
+        })
+    }
+
+    /// Whether the line of this number is neither the first nor after the last.
+    fn is_within(&self, next: usize) -> bool {
+        self.script.as_ref().is_some_and(|script| (1..script.0.len()).contains(&next))
     }
 }
 
@@ -91,37 +146,70 @@ impl Reading {
 mod tests {
     use super::*;
 
-    fn script(lines: &[(u64, Placement)]) -> Reading {
+    fn lines(lines: &[(u64, Placement)]) -> Arc<Script> {
         let line = |&(bytes, placement)| Line { bytes, scope: ScopeId::default(), placement };
-        Reading::new(Some(Arc::new(Script::new(lines.iter().map(line).collect()))))
+        Arc::new(Script::new(lines.iter().map(line).collect()))
+    }
+
+    fn script(of: &[(u64, Placement)]) -> Reading {
+        Reading::new(lines(of))
     }
 
     fn next(reading: &Reading, bytes: u64) -> Option<Placement> {
         reading.next(bytes, ScopeId::default())
     }
 
+    const TWO: [(u64, Placement); 2] = [(1, Placement::Keep), (2, Placement::Host)];
+
     #[test]
     fn each_micro_batch_reads_it_from_the_beginning() {
-        let reading = script(&[(1, Placement::Keep), (2, Placement::Host)]);
-        for _ in 0..2 {
-            reading.rewind();
-            assert_eq!(
-                [1, 2].map(|bytes| next(&reading, bytes)),
-                [Some(Placement::Keep), Some(Placement::Host)]
-            );
+        for told in [true, false] {
+            let reading = script(&TWO);
+            for _ in 0..2 {
+                if told {
+                    reading.rewind();
+                }
+                assert_eq!(
+                    [1, 2].map(|bytes| next(&reading, bytes)),
+                    [Some(Placement::Keep), Some(Placement::Host)]
+                );
+            }
+            assert_eq!(reading.followed(), Some(Followed::Whole(2)));
         }
-        assert!(!reading.is_lost());
     }
 
     #[test]
     fn a_save_that_was_not_planned_ends_the_plan() {
-        for saves in [&[1, 3, 2][..], &[1, 2, 2, 1]] {
+        for saves in [&[1, 3, 2][..], &[1, 2, 2, 2]] {
             let reading = script(&[(1, Placement::Keep), (2, Placement::Host), (2, Placement::Disk)]);
             let last = saves.iter().map(|&bytes| next(&reading, bytes)).last();
-            assert_eq!((last, reading.is_lost()), (Some(None), true), "{saves:?}");
+            assert_eq!((last, reading.followed()), (Some(None), Some(Followed::Lost)), "{saves:?}");
             reading.rewind();
             assert_eq!(next(&reading, 1), None, "to the end of the step");
         }
+    }
+
+    #[test]
+    fn smaller_saves_and_fewer_of_them_keep_to_a_part_of_the_plan() {
+        let smaller = script(&TWO);
+        assert_eq!([1, 1].map(|bytes| next(&smaller, bytes)), TWO.map(|(_, placement)| Some(placement)));
+        let fewer = script(&TWO);
+        next(&fewer, 1);
+        let begun_again = script(&TWO);
+        next(&begun_again, 1);
+        begun_again.rewind();
+        assert_eq!([1, 2].map(|bytes| next(&begun_again, bytes)), TWO.map(|(_, placement)| Some(placement)));
+        for reading in [smaller, fewer, begun_again, script(&TWO)] {
+            assert_eq!(reading.followed(), Some(Followed::Part), "{reading:?}");
+        }
+    }
+
+    #[test]
+    fn a_script_covers_those_of_smaller_micro_batches() {
+        let [small, large] =
+            [1, 2].map(|size| lines(&[(size, Placement::Keep), (2 * size, Placement::Host)]));
+        assert!(large.covers(&small) && large.covers(&large) && !small.covers(&large));
+        assert!(!large.covers(&lines(&[(1, Placement::Keep)])), "nor shorter ones");
     }
 
     #[test]
@@ -134,6 +222,6 @@ mod tests {
     #[test]
     fn without_a_script_nothing_is_planned_or_lost() {
         let reading = Reading::default();
-        assert_eq!((next(&reading, 1), reading.is_lost()), (None, false));
+        assert_eq!((next(&reading, 1), reading.followed()), (None, None));
     }
 }

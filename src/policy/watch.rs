@@ -2,46 +2,85 @@
 
 use std::time::Duration;
 
-/// A plan's first steps tell how long its steps take.
-const SETTLING: u32 = 3;
+/// So many steps tell how long a plan's steps take: timed to their very end, they are what the plan is judged by.
+pub(super) const SETTLING: usize = 3;
 /// A step is strange if it takes so many times as long as usual, or so much less.
 const STRANGE_TIME: f64 = 1.3;
 /// By so little longer or shorter no step is strange.
 const TELLING_TIME: Duration = Duration::from_millis(2);
 /// A disk is strange if it is so many times as fast as was counted on, or so much slower.
 const STRANGE_RATE: f64 = 1.3;
-/// So many strange steps in a row are a drift. Doubled with each drift of the steps' time, so that a machine that is always restless is
-/// not profiled all the time.
+/// So many strange steps in a row are a drift. Doubled with each, so that a machine that is always restless is left alone.
 const PATIENCE: u32 = 5;
 const MOST_PATIENCE: u32 = 160;
 /// The same for the disk's speed.
 const DISK_PATIENCE: u32 = 2;
+/// After so many steps those that follow are timed again, whether or not any was strange; then after twice as many, and so on.
+const REST: u32 = 16;
+const MOST_REST: u32 = 1024;
 
 /// What has changed, or is known now.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Drift {
-    /// The plan's first steps are over: what the middle one of them did.
-    Settled { wall: Duration, stall: Duration },
-    /// The steps: they have to be profiled anew.
-    Steps,
-    /// The disk only: writes and reads are so many times as fast as was counted on.
+    /// How long steps take.
+    Settled(Seen),
+    /// The disk: writes and reads are so many times as fast as was counted on.
     Disk([f64; 2]),
+}
+
+/// What timed steps took.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Seen {
+    /// The middle one of them, and what it stalled.
+    pub(crate) wall: Duration,
+    pub(crate) stall: Duration,
+    pub(crate) quickest: Duration,
+    /// They are the plan's first, or come after strange ones.
+    pub(crate) is_first: bool,
+    pub(crate) is_strange: bool,
+}
+
+impl Seen {
+    /// Whether they may tell something new of what computing takes.
+    pub(crate) fn is_news(self) -> bool {
+        self.is_first || self.is_strange
+    }
 }
 
 /// What was seen of a plan's steps so far.
 #[derive(Clone, Debug)]
 pub(crate) struct Watch {
-    steps: u32,
-    /// How long the first steps took, and what they stalled.
-    first: [(Duration, Duration); SETTLING as usize],
+    /// What the steps took that are being timed, and what they stalled.
+    timed: Vec<(Duration, Duration)>,
+    settles: bool,
+    /// Because of strange ones.
+    is_strange: bool,
+    has_settled: bool,
+    /// What the first steps took that were not timed, whose ends may come before the device's.
+    usual: Vec<Duration>,
+    rested: u32,
+    rest: u32,
     strange: u32,
     patience: u32,
     strange_disk: u32,
+    parts: u32,
 }
 
 impl Default for Watch {
     fn default() -> Watch {
-        Watch { steps: 0, first: Default::default(), strange: 0, patience: PATIENCE, strange_disk: 0 }
+        Watch {
+            timed: Vec::new(),
+            settles: true,
+            is_strange: false,
+            has_settled: false,
+            usual: Vec::new(),
+            rested: 0,
+            rest: REST,
+            strange: 0,
+            patience: PATIENCE,
+            strange_disk: 0,
+            parts: 0,
+        }
     }
 }
 
@@ -56,51 +95,90 @@ impl Watch {
         self.strange_disk = 0;
     }
 
-    /// The middle one of the first steps.
-    fn usual(&self) -> (Duration, Duration) {
-        self.first[self.first.len() / 2]
-    }
-
-    /// Whether the next step is one of the plan's first.
+    /// Whether the next step is timed.
     pub(crate) fn settles(&self) -> bool {
-        self.steps < SETTLING
+        self.settles
     }
 
-    /// A step took so long, `stall` of it waiting; `lost`: it was not the one that was planned. `rates`: how many times as fast as was counted on the disk
-    /// wrote and read, where that is known.
+    /// Whether the plan's first steps were timed.
+    pub(crate) fn has_settled(&self) -> bool {
+        self.has_settled
+    }
+
+    /// A step did only a part of what was planned. Whether so many did in a row that they are another kind of step.
+    pub(crate) fn partial(&mut self) -> bool {
+        self.parts += 1;
+        if self.parts < self.patience {
+            return false;
+        }
+        self.parts = 0;
+        self.lose_patience();
+        true
+    }
+
+    /// A step that was planned took so long, `stall` of it waiting. `rates`: how many times as fast as was counted on the disk wrote and
+    /// read, where that is known.
     pub(crate) fn observe(
         &mut self,
         wall: Duration,
         stall: Duration,
-        lost: bool,
         rates: [Option<f64>; 2],
     ) -> Option<Drift> {
-        if lost {
-            return Some(Drift::Steps);
-        }
-        let is_strange = |ratio: f64, most: f64| ratio > most || ratio < 1.0 / most;
+        self.parts = 0;
         let strange = rates.iter().flatten().any(|rate| is_strange(*rate, STRANGE_RATE));
         self.strange_disk = if strange { self.strange_disk + 1 } else { 0 };
         if self.strange_disk >= DISK_PATIENCE {
             return Some(Drift::Disk(rates.map(|rate| rate.unwrap_or(1.0))));
         }
-        self.steps += 1;
-        if self.steps <= SETTLING {
-            self.first[self.steps as usize - 1] = (wall, stall);
-            self.first.sort_unstable_by_key(|(wall, _)| std::cmp::Reverse(*wall));
-            let (wall, stall) = self.usual();
-            return (self.steps == SETTLING).then_some(Drift::Settled { wall, stall });
+        if self.settles {
+            return self.time(wall, stall).map(Drift::Settled);
         }
-        let (usual, _) = self.usual();
+        self.rested += 1;
+        if self.usual.len() < SETTLING {
+            self.usual.push(wall);
+            self.usual.sort_unstable();
+            return None;
+        }
+        let usual = self.usual[SETTLING / 2];
         let ratio = wall.as_secs_f64() / usual.as_secs_f64().max(f64::MIN_POSITIVE);
         let strange = is_strange(ratio, STRANGE_TIME) && wall.abs_diff(usual) > TELLING_TIME;
         self.strange = if strange { self.strange + 1 } else { 0 };
-        if self.strange < self.patience {
+        if self.strange >= self.patience {
+            self.lose_patience();
+            self.settle(true);
+        } else if self.rested >= self.rest {
+            self.rest = (2 * self.rest).min(MOST_REST);
+            self.settle(false);
+        }
+        None
+    }
+
+    fn time(&mut self, wall: Duration, stall: Duration) -> Option<Seen> {
+        self.timed.push((wall, stall));
+        if self.timed.len() < SETTLING {
             return None;
         }
-        self.patience = (2 * self.patience).min(MOST_PATIENCE);
-        Some(Drift::Steps)
+        self.timed.sort_unstable_by_key(|(wall, _)| *wall);
+        let (wall, stall) = self.timed[SETTLING / 2];
+        let (is_first, is_strange) = (!self.has_settled, self.is_strange);
+        let seen = Seen { wall, stall, quickest: self.timed[0].0, is_first, is_strange };
+        (self.settles, self.is_strange, self.has_settled) = (false, false, true);
+        Some(seen)
     }
+
+    /// The next steps are timed.
+    fn settle(&mut self, is_strange: bool) {
+        let Watch { has_settled, rest, patience, strange_disk, .. } = *self;
+        *self = Watch { is_strange, has_settled, rest, patience, strange_disk, ..Watch::default() };
+    }
+
+    fn lose_patience(&mut self) {
+        self.patience = (2 * self.patience).min(MOST_PATIENCE);
+    }
+}
+
+fn is_strange(ratio: f64, most: f64) -> bool {
+    ratio > most || ratio < 1.0 / most
 }
 
 #[cfg(test)]
@@ -111,66 +189,106 @@ mod tests {
     const UNKNOWN: [Option<f64>; 2] = [None, None];
 
     fn see(watch: &mut Watch, millis: u32) -> Option<Drift> {
-        watch.observe(millis * MS, MS, false, UNKNOWN)
+        watch.observe(millis * MS, MS, UNKNOWN)
     }
 
-    /// How many steps of `millis` it takes.
-    fn until_drift(watch: &mut Watch, millis: u32) -> Option<usize> {
-        (1..200).find(|_| see(watch, millis).is_some())
-    }
-
-    fn settle(watch: &mut Watch) {
+    fn settle(watch: &mut Watch, is_strange: bool) {
+        let is_first = !watch.has_settled();
         let seen = [130, 90, 100].map(|millis| see(watch, millis));
-        assert_eq!(seen, [None, None, Some(Drift::Settled { wall: 100 * MS, stall: MS })]);
+        let told = Seen { wall: 100 * MS, stall: MS, quickest: 90 * MS, is_first, is_strange };
+        assert_eq!(seen, [None, None, Some(Drift::Settled(told))]);
     }
 
+    /// One whose usual step takes 100 ms.
     fn settled() -> Watch {
         let mut watch = Watch::default();
-        settle(&mut watch);
+        settle(&mut watch, false);
+        for millis in [150, 100, 90] {
+            assert_eq!(see(&mut watch, millis), None);
+        }
         watch
     }
 
+    /// How many steps of `millis` it takes until steps are timed again because of them.
+    fn until_timed(watch: &mut Watch, millis: u32) -> Option<usize> {
+        (1..200)
+            .find(|_| {
+                assert_eq!(see(watch, millis), None);
+                watch.settles()
+            })
+            .filter(|_| watch.is_strange)
+    }
+
     #[test]
-    fn steps_that_stay_longer_or_shorter_are_a_drift_and_a_single_one_is_none() {
-        assert_eq!(until_drift(&mut settled(), 135), Some(5));
-        assert_eq!(until_drift(&mut settled(), 70), Some(5));
-        assert_eq!(until_drift(&mut settled(), 120), None);
+    fn steps_that_stay_longer_or_shorter_are_timed_again_and_a_single_one_is_not() {
+        assert_eq!(until_timed(&mut settled(), 135), Some(5));
+        assert_eq!(until_timed(&mut settled(), 70), Some(5));
+        assert_eq!(until_timed(&mut settled(), 120), None);
         let mut watch = settled();
+        watch.rest = u32::MAX;
         for millis in [200, 200, 200, 200, 100].repeat(50) {
             assert_eq!(see(&mut watch, millis), None);
         }
+        assert!(!watch.settles());
+    }
+
+    #[test]
+    fn what_is_usual_is_told_by_steps_that_are_not_timed_either() {
+        let mut watch = Watch::default();
+        settle(&mut watch, false);
+        // The thread is through with them long before the device.
+        assert_eq!(until_timed(&mut watch, 20), None);
     }
 
     #[test]
     fn steps_too_short_to_tell_are_never_strange() {
-        let mut watch = Watch::default();
-        for wall in [MS / 2; SETTLING as usize].into_iter().chain([2 * MS; 100]) {
-            assert!(!matches!(watch.observe(wall, MS / 9, false, UNKNOWN), Some(Drift::Steps)));
+        let mut watch = Watch { rest: u32::MAX, ..Watch::default() };
+        for wall in [MS / 2; 2 * SETTLING].into_iter().chain([2 * MS; 100]) {
+            watch.observe(wall, MS / 9, UNKNOWN);
         }
+        assert!(!watch.settles());
     }
 
     #[test]
     fn each_drift_makes_the_next_come_later() {
         let mut watch = settled();
-        assert_eq!(until_drift(&mut watch, 200), Some(5));
-        watch.planned();
-        settle(&mut watch);
-        assert_eq!(until_drift(&mut watch, 200), Some(10));
+        assert_eq!(until_timed(&mut watch, 200), Some(5));
+        settle(&mut watch, true);
+        assert_eq!([100; 3].map(|millis| see(&mut watch, millis)), [None; 3]);
+        watch.rest = u32::MAX;
+        assert_eq!(until_timed(&mut watch, 200), Some(10));
     }
 
     #[test]
-    fn a_step_that_was_not_planned_is_a_drift_at_once() {
-        assert_eq!(settled().observe(100 * MS, MS, true, UNKNOWN), Some(Drift::Steps));
+    fn steps_are_timed_again_at_doubling_intervals() {
+        let mut watch = Watch::default();
+        settle(&mut watch, false);
+        for rest in [16, 32, 64] {
+            assert_eq!((1..2000).find(|_| see(&mut watch, 100).is_none() && watch.settles()), Some(rest));
+            settle(&mut watch, false);
+        }
+    }
+
+    #[test]
+    fn only_parts_in_a_row_are_another_kind_of_step() {
+        let mut watch = settled();
+        for _ in 0..20 {
+            assert!(!(1..PATIENCE).any(|_| watch.partial()));
+            see(&mut watch, 100);
+        }
+        assert_eq!((1..100).find(|_| watch.partial()), Some(PATIENCE));
+        assert_eq!((1..100).find(|_| watch.partial()), Some(2 * PATIENCE));
     }
 
     #[test]
     fn a_disk_of_another_speed_is_known_by_the_second_step() {
         let mut watch = Watch::default();
-        assert_eq!(watch.observe(100 * MS, MS, false, [Some(4.0), None]), None);
-        assert_eq!(watch.observe(100 * MS, MS, false, [Some(4.0), Some(1.1)]), Some(Drift::Disk([4.0, 1.1])));
+        assert_eq!(watch.observe(100 * MS, MS, [Some(4.0), None]), None);
+        assert_eq!(watch.observe(100 * MS, MS, [Some(4.0), Some(1.1)]), Some(Drift::Disk([4.0, 1.1])));
         let mut watch = settled();
         for rate in [0.5, 1.0].repeat(20) {
-            assert_eq!(watch.observe(100 * MS, MS, false, [Some(rate), None]), None);
+            let drift = watch.observe(100 * MS, MS, [Some(rate), None]);
+            assert!(!matches!(drift, Some(Drift::Disk(_))), "{rate}");
         }
     }
 }

@@ -28,6 +28,10 @@ pub(crate) struct Probe {
     book: Mutex<Book>,
     /// The first backward is over.
     closed: AtomicBool,
+    /// One runs that the step will end.
+    within: AtomicBool,
+    /// Something was asked for since the last backward ended.
+    asking: AtomicBool,
 }
 
 #[derive(Default)]
@@ -86,11 +90,23 @@ impl Probe {
             trace: Arc::clone(trace),
             book: Mutex::default(),
             closed: AtomicBool::new(false),
+            within: AtomicBool::new(false),
+            asking: AtomicBool::new(false),
         }
     }
 
-    /// Something is saved or asked for now; none if no more notes are taken.
-    pub(crate) fn now(&self) -> Option<Begun> {
+    /// Something is saved now; none if no more notes are taken.
+    pub(crate) fn saves(&self) -> Option<Begun> {
+        self.now()
+    }
+
+    /// Something is asked for now; none if no more notes are taken.
+    pub(crate) fn asks(&self) -> Option<Begun> {
+        self.asking.store(true, Ordering::Release);
+        self.now()
+    }
+
+    fn now(&self) -> Option<Begun> {
         let open = !self.closed.load(Ordering::Acquire);
         open.then(|| Begun { stamp: self.trace.stamp(), peak: torch::memory(self.device).peak })
     }
@@ -124,8 +140,20 @@ impl Probe {
         self.trace.stamp()
     }
 
+    /// A backward begins, whose end will be told.
+    pub(crate) fn backward_begins(&self) {
+        self.within.store(true, Ordering::Release);
+    }
+
+    /// Whether a save that comes now is another micro-batch's, after a backward whose end no one has told.
+    pub(crate) fn begins_again(&self) -> bool {
+        !self.within.load(Ordering::Acquire) && self.asking.load(Ordering::Acquire)
+    }
+
     /// A backward has ended.
     pub(crate) fn backward_ended(&self) {
+        self.within.store(false, Ordering::Release);
+        self.asking.store(false, Ordering::Release);
         let ended = self.trace.stamp();
         let closed = self.closed.swap(true, Ordering::AcqRel);
         let mut book = self.book.lock();
@@ -147,6 +175,9 @@ impl Probe {
 
     /// All is computed: what the step waits for from now on is transfers.
     pub(crate) fn all_computed(&self) {
+        if self.asking.load(Ordering::Acquire) {
+            self.backward_ended();
+        }
         let stamp = self.trace.stamp();
         self.book.lock().computed = Some(stamp);
     }

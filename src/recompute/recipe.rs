@@ -8,7 +8,7 @@ use std::time::Instant;
 use parking_lot::ReentrantMutex;
 use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{
-    Handle, Hooks, Leaves, Modes, Packed, RandomState, SavedTensor, SavedTensorHooks, SavedVariable, Storage,
+    Handle, Hooks, Modes, Packed, RandomState, Reads, SavedTensor, SavedTensorHooks, SavedVariable, Storage,
     TorchError,
 };
 use tch::{TchError, Tensor};
@@ -29,7 +29,8 @@ static DRAWING: ReentrantMutex<()> = ReentrantMutex::new(());
 pub(super) struct Recipe {
     before: Before,
     function: Function,
-    leaves: Leaves,
+    /// What it read beside what it made.
+    reads: Reads,
     /// The generators after the function, if it drew.
     drawn: Option<RandomState>,
 }
@@ -67,17 +68,22 @@ impl Before {
         Ok(Before { name, inputs, modes, random, step, scope })
     }
 
-    /// The recipe for `output`, which `function` has just made of `inputs`.
+    /// The recipe for what `function` has just made of `inputs`.
     pub(super) fn recipe(
         self,
         function: Function,
         inputs: &[&Tensor],
-        output: &Tensor,
+        reads: Reads,
     ) -> Result<Recipe, TchError> {
-        let leaves = Leaves::between(inputs, output).map_err(refused)?;
+        if let Err(changed) = reads.check_unchanged_within() {
+            return Err(refused(format!(
+                "ssdtrain: {} changes {}, and would change it again in backward. Change it outside",
+                self.name, changed.0
+            )));
+        }
         let after = random_of(inputs, &self.step).map_err(refused)?;
         let drawn = (after != self.random).then_some(after);
-        Ok(Recipe { before: self, function, leaves, drawn })
+        Ok(Recipe { before: self, function, reads, drawn })
     }
 }
 
@@ -97,15 +103,15 @@ impl Recipe {
 
     fn rerun(&self, hooks: Hooks, level: Level) -> Result<Tensor, String> {
         let Before { name, inputs, modes, random, step, scope } = &self.before;
-        if !self.leaves.unchanged() {
-            return Err(
-                "a parameter it uses was changed in place since. Run backward before the optimizer's \
-                        step"
-                    .to_owned(),
-            );
-        }
         // Before anything else: an input may be the result of a rerun itself.
         let inputs = inputs.iter().map(Input::fetch).collect::<Result<Vec<_>, _>>()?;
+        if let Err(changed) = self.reads.check_unchanged_since() {
+            return Err(format!(
+                "{} that it uses was changed in place since. Run backward before the optimizer's step, and before anything else \
+                 that changes what it uses",
+                changed.0
+            ));
+        }
         let inputs: Vec<&Tensor> = inputs.iter().collect();
         let _active = torch::activate(hooks);
         let cache = &step.cache;
@@ -117,10 +123,13 @@ impl Recipe {
             Ok(outcome) => outcome.map_err(text),
             Err(payload) => Err(format!("it panicked: {}", panic_text(&*payload))),
         };
-        match &self.drawn {
+        let statistics = self.reads.statistics().map_err(said)?;
+        let outcome = match &self.drawn {
             Some(drawn) => drawing(random, drawn, || random_of(&inputs, step), run),
             None => run(),
-        }
+        };
+        statistics.restore().map_err(said)?;
+        outcome
     }
 }
 

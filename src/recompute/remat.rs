@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
-use ssdtrain_libtorch::{Handle, Packed, SavedTensor, Storage, StorageId, WeakStorage};
+use ssdtrain_libtorch::{Handle, Packed, Reads, SavedTensor, Storage, StorageId, Watch, WeakStorage};
 use tch::{TchError, Tensor};
 
 use super::recipe::{Before, Discard, Function, Recipe};
@@ -31,16 +31,18 @@ pub(super) fn run(
     let first = probe.as_ref().map_or(0, |probe| probe.notes());
     let before = Before::new(name, inputs, step, scope).map_err(refused)?;
     let begun = probe.as_ref().map(|probe| probe.stamp());
+    let reading = Reads::begin().map_err(refused)?;
     let output = function(inputs)?;
+    let reads = reading.end();
     let shown = probe.zip(begun).map(|(probe, from)| Arc::new(Shown { from, to: probe.stamp(), first }));
     let of_input = |storage: &Storage| {
         inputs.iter().filter_map(|input| Storage::of(input)).any(|input| input.id() == storage.id())
     };
     // A result that needs no gradient was recorded by no one, and a view of an input has no bytes of its own.
     let storage = Storage::of(&output).filter(|storage| output.requires_grad() && !of_input(storage));
-    let known = storage.zip(torch::version(&output)).zip(torch::layout(&output));
-    if let Some(((storage, version), layout)) = known {
-        let recipe = before.recipe(function, inputs, &output)?;
+    let known = storage.zip(torch::version(&output)).zip(torch::layout(&output)).zip(reads);
+    if let Some((((storage, version), layout), reads)) = known {
+        let recipe = before.recipe(function, inputs, reads)?;
         marks.mark(&storage, version, layout, recipe, shown);
     }
     Ok(output)
@@ -62,7 +64,7 @@ const FEW: usize = 8;
 
 struct Mark {
     /// Keeps the address from being used again, but not the bytes.
-    result: WeakStorage,
+    result: Watch,
     version: u32,
     remat: Held,
     /// What computing it took, if the step is profiled.
@@ -82,7 +84,7 @@ impl Marks {
     pub(crate) fn recipe_of(&self, saved: &SavedTensor<'_>, counters: &Counters) -> Option<Packed> {
         let id = saved.storage_id()?;
         let mut marks = self.0.lock();
-        let mark = marks.results.get_mut(&id).filter(|mark| mark.version == saved.version())?;
+        let mark = marks.results.get_mut(&id).filter(|mark| mark.is_of(saved))?;
         let bytes = saved.storage_bytes();
         let remat = match &mark.remat {
             Held::Here(remat) => {
@@ -106,7 +108,7 @@ impl Marks {
         let Some(id) = saved.storage_id() else { return };
         let before = {
             let mut marks = self.0.lock();
-            let mark = marks.results.get_mut(&id).filter(|mark| mark.version == saved.version());
+            let mark = marks.results.get_mut(&id).filter(|mark| mark.is_of(saved));
             mark.map(|mark| std::mem::replace(&mut mark.remat, Held::No))
         };
         // A recipe goes without the lock.
@@ -117,7 +119,7 @@ impl Marks {
     pub(crate) fn shown_of(&self, saved: &SavedTensor<'_>) -> Option<Arc<Shown>> {
         let marks = self.0.lock();
         let mark = marks.results.get(&saved.storage_id()?)?;
-        mark.shown.clone().filter(|_| mark.version == saved.version())
+        mark.shown.clone().filter(|_| mark.is_of(saved))
     }
 
     /// Recipes whose results no one has saved, nor can any more, may go, and the inputs that they hold.
@@ -128,14 +130,15 @@ impl Marks {
     }
 
     fn mark(&self, storage: &Storage, version: u32, layout: u64, recipe: Recipe, shown: Option<Arc<Shown>>) {
-        let result = || storage.downgrade();
         let remat = Remat {
             bytes: storage.bytes(),
             layout,
             recipe: Mutex::new(recipe),
-            result: Mutex::new(result()),
+            first: Watch::new(storage),
+            result: Mutex::new(storage.downgrade()),
         };
-        let mark = Mark { result: result(), version, remat: Held::Here(Arc::new(remat)), shown };
+        let result = Watch::new(storage);
+        let mark = Mark { result, version, remat: Held::Here(Arc::new(remat)), shown };
         let gone: Vec<Mark> = {
             let mut marks = self.0.lock();
             let before = marks.results.insert(storage.id(), mark);
@@ -145,6 +148,13 @@ impl Marks {
         };
         // Recipes go without the lock.
         drop(gone);
+    }
+}
+
+impl Mark {
+    /// Whether what is saved is what was marked: nothing has written to it since.
+    fn is_of(&self, saved: &SavedTensor<'_>) -> bool {
+        self.version == saved.version() && !self.result.is_written()
     }
 }
 
@@ -163,7 +173,9 @@ struct Remat {
     layout: u64,
     /// Locked while it runs, so that one thread does.
     recipe: Mutex<Recipe>,
-    /// The result, while anyone holds it.
+    /// The result of the first run.
+    first: Watch,
+    /// The latest result, while anyone holds it.
     result: Mutex<WeakStorage>,
 }
 
@@ -173,6 +185,11 @@ impl Remat {
         let alive = self.result.lock().upgrade();
         if let Some(storage) = alive {
             return Ok(storage);
+        }
+        if self.first.is_written() {
+            return Err("ssdtrain: the result of an operation that was to be computed again was changed in place after it was \
+                        saved. Change a copy of it"
+                .to_owned());
         }
         let start = Instant::now();
         let output = recipe.run(Arc::new(Discard), Level::Discard)?;

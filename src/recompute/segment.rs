@@ -7,7 +7,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{
-    Handle, Hooks, Packed, SavedTensor, SavedTensorHooks, Storage, StorageId, WeakStorage,
+    Handle, Hooks, Packed, Reads, SavedTensor, SavedTensorHooks, Storage, StorageId, Watch,
 };
 use tch::{TchError, Tensor};
 
@@ -42,15 +42,20 @@ pub(super) fn run(
         counters,
         order: Mutex::default(),
     });
+    let reading = Reads::begin().map_err(refused)?;
     let output = {
         let _active = torch::activate(Arc::clone(&recorder) as Hooks);
         let _within = scope::enter(step, Level::Segment, scope);
         function(&[x])?
     };
-    let facts = std::mem::take(&mut *recorder.order.lock()).facts;
-    if facts.iter().any(|fact| fact.taken) {
-        let recipe = before.recipe(function, &[x], &output)?;
-        *segment.done.lock() = Some(Done { recipe, facts: facts.into() });
+    let reads = reading.end();
+    let Order { facts, seen } = std::mem::take(&mut *recorder.order.lock());
+    if let Some(reads) = reads.filter(|_| facts.iter().any(|fact| fact.taken)) {
+        let recipe = before.recipe(function, &[x], reads)?;
+        // Those that are gone already nobody can write to.
+        let alive = seen.values().filter_map(Watch::upgrade);
+        let taken = alive.map(|storage| Watch::new(&storage)).collect();
+        *segment.done.lock() = Some(Done { recipe, facts: facts.into(), taken });
     }
     Ok(output)
 }
@@ -66,6 +71,8 @@ struct Segment {
 struct Done {
     recipe: Recipe,
     facts: Arc<[Fact]>,
+    /// Of the storages that were taken those that outlived the function, as it left them.
+    taken: Vec<Watch>,
 }
 
 /// One position in the order of saving.
@@ -104,12 +111,19 @@ impl Segment {
         if let Some(storage) = self.take(position) {
             return Ok(storage);
         }
-        let Some(Done { recipe, facts }) = &*done else {
+        let Some(Done { recipe, facts, taken }) = &*done else {
             return Err(format!(
                 "backward ran within segment \"{}\" of ssdtrain, which is not possible. Run it outside",
                 self.name
             ));
         };
+        if taken.iter().any(Watch::is_written) {
+            return Err(format!(
+                "a tensor that segment \"{}\" of ssdtrain saved for backward was changed in place after it. Change it within the \
+                 segment, or a copy of it",
+                self.name
+            ));
+        }
         self.rerun(recipe, facts)?;
         self.take(position)
             .ok_or_else(|| format!("internal error: segment \"{}\" has no position {position}", self.name))
@@ -178,7 +192,7 @@ struct Recorder {
 struct Order {
     facts: Vec<Fact>,
     /// Storages that were taken. Held weakly, so that none is mistaken for a later one at its address.
-    seen: HashMap<(StorageId, u32), WeakStorage>,
+    seen: HashMap<StorageId, Watch>,
 }
 
 impl SavedTensorHooks for Recorder {
@@ -199,7 +213,8 @@ impl SavedTensorHooks for Recorder {
         self.counters.saved.add(bytes);
         let known = id.zip(saved.storage()).is_some_and(|(id, storage)| {
             let seen = &mut self.order.lock().seen;
-            seen.insert((id, saved.version()), storage.downgrade()).is_some()
+            let before = seen.insert(id, Watch::new(&storage));
+            before.is_some_and(|before| !before.is_written())
         });
         let counter = if known { &self.counters.deduplicated } else { &self.counters.recomputed };
         counter.add(bytes);

@@ -2,23 +2,25 @@
 
 mod steering;
 mod step;
+mod warnings;
 
 use std::collections::HashSet;
 use std::fmt;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
-use ssdtrain_libtorch::{Storage, StorageId};
+use ssdtrain_libtorch::{Storage, StorageId, WriteObserver};
 use tch::{Device, TchError, Tensor};
 
 use self::steering::Steering;
 pub use self::step::{Backward, Entered, Step, StepHandle};
+use self::warnings::Warned;
 use crate::below::{self, Below};
-use crate::cache::{Cache, Limits, StepContext};
+use crate::cache::{Cache, StepContext};
 use crate::config::{Policy, TensorCacheBuilder};
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::{Machine, Workload};
@@ -42,6 +44,7 @@ pub struct TensorCache {
     config: TensorCacheBuilder,
     steps: AtomicU64,
     steering: Steering,
+    warned: Warned,
 }
 
 impl TensorCache {
@@ -55,16 +58,11 @@ impl TensorCache {
     }
 
     fn over(store: Option<Store>, config: TensorCacheBuilder) -> Result<TensorCache> {
+        config.checked()?;
         torch::install().map_err(Error::torch)?;
         torch::resolve_math_kernels().map_err(Error::torch)?;
         torch::install_cpu_allocator();
-        let stores_in_flight = (config.store.queue_depth * config.store.io_bytes) as u64;
-        let limits = Limits {
-            device_budget: config.device_budget,
-            backward_budget: config.backward_budget.unwrap_or(config.device_budget),
-            prefetch: config.prefetch,
-            stores_in_flight,
-        };
+        let limits = config.limits();
         let steering = Steering::new(&config, limits);
         let trace: Option<Arc<Trace>> = (config.trace || steering.profiles()).then(Arc::default);
         if let Some(trace) = trace.as_ref().filter(|_| !config.trace) {
@@ -76,13 +74,18 @@ impl TensorCache {
             let message = format!("require_direct_io: the spill files would go through {path}");
             return Err(Error::new(ErrorKind::Unmet, message));
         }
+        let cache = Cache::new(tier, limits, trace);
+        let observer: Weak<dyn WriteObserver> =
+            Arc::downgrade(&(Arc::clone(&cache) as Arc<dyn WriteObserver>));
+        torch::observe_writes(observer).map_err(Error::torch)?;
         Ok(TensorCache {
-            cache: Cache::new(tier, limits, trace),
+            cache,
             device: config.target(),
             why,
             config,
             steps: AtomicU64::new(0),
             steering,
+            warned: Warned::default(),
         })
     }
 
@@ -92,7 +95,9 @@ impl TensorCache {
         TensorCache::over(Some(store), config)
     }
 
-    /// Begins a step: until it is finished or dropped, what autograd saves on this thread goes through the cache.
+    /// Begins a step: until it is finished or dropped, what autograd saves on this thread goes through the cache. Give it a name:
+    /// `let _ = cache.step()` drops it at once, and what follows is saved as without a cache. A step that is dropped before anything was
+    /// saved in it is warned of, once, by `tracing`.
     pub fn step(&self) -> Step<'_> {
         let tape = self.cache.begin_step();
         let number = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
@@ -101,24 +106,32 @@ impl TensorCache {
         let context = Arc::new(StepContext {
             cache: Arc::clone(&self.cache),
             number,
-            filter: Filter { keep_all: self.config.policy == Policy::Keep, min_bytes: self.config.min_bytes },
+            filter: Filter {
+                keep_all: self.config.chosen_policy() == Policy::Keep,
+                min_bytes: self.config.min_bytes,
+            },
             device: self.device,
             parameters: self.parameters(),
+            held: self.cache.held_elsewhere(),
             kept_scopes: steered.kept_scopes,
             reading: steered.reading,
+            unplanned: steered.unplanned,
             probe: steered.probe,
             counters: Arc::default(),
             record: ScopeRecord::default(),
             tape: AtomicUsize::new(tape),
         });
+        let gradients = self.gradient_bytes();
         let handle = StepHandle(context);
         let range = self.range(Name::Step(number), &format!("step {number}"));
         Step {
             start: Instant::now(),
             allocated: torch::memory(self.device).allocated,
+            gradients,
             peak: Mutex::new(None),
             tapes: Mutex::new(vec![tape]),
             noted: steered.noted,
+            is_finished: false,
             entered: handle.enter(),
             handle,
             cache: self,
@@ -214,6 +227,14 @@ impl TensorCache {
             );
         }
         ids
+    }
+
+    /// Bytes of the gradients that the parameters have now.
+    fn gradient_bytes(&self) -> u64 {
+        let variables = self.config.parameters.iter();
+        let variables =
+            variables.map(|variables| variables.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+        variables.map(|variables| torch::gradient_bytes(variables.named_variables.values())).sum()
     }
 }
 

@@ -7,10 +7,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tch::Device;
 
-use crate::cache::{Cache, Limits, StepContext};
-use crate::config::{Policy, TensorCacheBuilder};
+use crate::cache::{Cache, Limits, StepContext, Unplanned};
+use crate::config::{Policy, TensorCacheBuilder, free_memory};
 use crate::plan::{Machine, Placement, Prediction, Workload};
-use crate::policy::{Auto, Course, Keeping, Module, Observed, Profile, Reading, Rule, Stay};
+use crate::policy::{Auto, Course, Keeping, Module, Observed, Profile, Reading, Rule, Stay, Went};
 use crate::profile::Probe;
 use crate::store::{Store, StoreStats};
 use crate::telemetry::{AdaptiveReport, PlanReport, ScopeId, Scopes, StepReport};
@@ -39,6 +39,8 @@ pub(super) struct Steered {
     pub(super) kept_scopes: HashSet<ScopeId>,
     pub(super) reading: Reading,
     pub(super) probe: Option<Arc<Probe>>,
+    /// What becomes of saves that are not as planned.
+    pub(super) unplanned: Option<Unplanned>,
     pub(super) noted: Noted,
 }
 
@@ -51,6 +53,8 @@ pub(super) struct Noted {
     saved: Mutex<Option<Vec<(ScopeId, u64)>>>,
     /// What the disk had done before it.
     store: Option<StoreStats>,
+    /// It keeps everything, to be held beside planned steps.
+    weighed: bool,
 }
 
 /// So little says nothing of a disk's speed.
@@ -59,7 +63,7 @@ const TELLING_BYTES: u64 = 8 << 20;
 impl Steering {
     pub(super) fn new(config: &TensorCacheBuilder, limits: Limits) -> Steering {
         let room = limits.device_budget.min(limits.backward_budget).saturating_sub(limits.prefetch);
-        let by = match config.policy {
+        let by = match config.chosen_policy() {
             Policy::Auto(goal) => By::Plans(Box::new(Mutex::new(Auto::new(config.aim(goal))))),
             Policy::Adaptive(_) => {
                 let stay = Stay { modules: config.keep_last.max(1), bytes: room };
@@ -86,6 +90,7 @@ impl Steering {
             kept_scopes: HashSet::new(),
             reading: Reading::default(),
             probe: None,
+            unplanned: None,
             noted: Noted { store: cache.tier().and_then(Tier::store).map(Store::stats), ..Noted::default() },
         };
         match &self.by {
@@ -98,27 +103,41 @@ impl Steering {
                 }
             }
             By::Plans(auto) => {
-                let limits = match auto.lock().course(number) {
+                let limits = match auto.lock().course(number, || free_memory(device)) {
                     Course::Look { profiled, limits } => {
                         steered.reading = Reading::of_all();
                         let trace = cache.trace.as_ref().filter(|_| profiled);
                         steered.probe = trace.map(|trace| Arc::new(Probe::begin(trace, device)));
                         cache.hold_back(steered.probe.is_some());
-                        limits
+                        self.planned(limits)
                     }
-                    Course::Follow { script, limits } => {
-                        steered.reading = Reading::new(Some(script));
-                        limits
+                    Course::Keep { room } => {
+                        steered.reading = Reading::of_all();
+                        Unplanned { room, device, limits: self.limits }.limits(cache)
+                    }
+                    Course::Weigh => {
+                        steered.reading = Reading::forced(Arc::new([Placement::Keep]));
+                        steered.noted.weighed = true;
+                        self.planned(crate::plan::Limits::default())
+                    }
+                    Course::Follow { script, limits, room } => {
+                        steered.reading = Reading::new(script);
+                        steered.unplanned = Some(Unplanned { room, device, limits: self.limits });
+                        self.planned(limits)
                     }
                 };
-                let crate::plan::Limits { device_budget, backward_budget, prefetch, .. } = limits;
-                cache.set_limits(Limits { device_budget, backward_budget, prefetch, ..self.limits });
+                cache.set_limits(limits);
             }
         }
         if let Some(forced) = &self.forced {
             steered.reading = Reading::forced(Arc::clone(forced));
         }
         steered
+    }
+
+    fn planned(&self, limits: crate::plan::Limits) -> Limits {
+        let crate::plan::Limits { device_budget, backward_budget, prefetch, .. } = limits;
+        Limits { device_budget, backward_budget, prefetch, ..self.limits }
     }
 
     /// Whether the step that ends is to be waited for, so that its time is that of all it computes.
@@ -143,21 +162,22 @@ impl Steering {
             By::Plans(auto) => {
                 let mut auto = auto.lock();
                 let before = auto.plan().map(|(number, _)| number);
-                match &step.probe {
-                    Some(probe) => {
+                let observed = noted.observed(step, report);
+                let went = match (&step.probe, step.reading.followed()) {
+                    (Some(probe), _) => {
                         let profile = probe.end();
                         trace.into_iter().for_each(|trace| self.pause(trace));
-                        profile.into_iter().for_each(|profile| auto.profiled(profile));
+                        Went::Profiled(profile)
                     }
-                    None => {
-                        let observed = noted.observed(step, report);
-                        if auto.settles() {
-                            let (wall, stall) = (observed.wall, observed.stall);
-                            tracing::debug!(?wall, ?stall, "step {} of a plan that is new", step.number);
-                        }
-                        auto.stepped(observed);
-                    }
+                    (None, Some(followed)) => Went::Planned(followed),
+                    (None, None) if noted.weighed => Went::Weighed,
+                    (None, None) => Went::Unplanned,
+                };
+                if auto.settles() {
+                    let (wall, stall) = (observed.wall, observed.stall);
+                    tracing::debug!(?wall, ?stall, weighed = noted.weighed, "step {} is timed", step.number);
                 }
+                auto.ended(step.number, went, observed);
                 if let Some((number, plan)) = auto.plan().filter(|(number, _)| Some(*number) != before) {
                     let Prediction { step, stall, .. } = plan.prediction;
                     let (stall, peak) = (stall.total(), plan.prediction.peak());
@@ -231,7 +251,7 @@ impl Noted {
         Observed {
             wall: report.wall,
             stall: report.stall.total(),
-            lost: step.reading.is_lost(),
+            peak: report.act_peak_bytes,
             written: rate(|stats| stats.bytes_written, |stats| stats.write_busy),
             read: rate(|stats| stats.bytes_read, |stats| stats.read_busy),
         }

@@ -8,16 +8,21 @@ use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
 use tch::{Device, Tensor};
 
-use super::TensorCache;
 use super::steering::Noted;
+use super::{TensorCache, warnings};
 use crate::cache::{NO_TAPE, Recorder, StepContext, TapeKey};
 use crate::error::{Error, ErrorKind, Result};
+use crate::policy::Followed;
 use crate::recompute::{Level, Marks};
 use crate::scope;
 use crate::telemetry::{ScopeId, StepReport};
 use crate::trace::{Name, Range};
 
-/// One training step. What autograd saves on the thread that made it goes through the cache until it is finished or dropped.
+/// What errors say of tensors that are no longer what they were: autograd's words and our hooks', and those of a rerun.
+const CHANGED: [&str; 2] = ["modified by an inplace operation", "was changed in place"];
+
+/// One training step. What autograd saves on the thread that made it goes through the cache until it is finished or dropped, so it has to
+/// have a name: `let _ = cache.step()` drops it at once.
 ///
 /// Tensors saved in a step stay valid after it: a backward that runs later is served all the same.
 #[must_use = "the step ends when it is dropped"]
@@ -28,23 +33,33 @@ pub struct Step<'a> {
     pub(super) cache: &'a TensorCache,
     pub(super) start: Instant,
     pub(super) allocated: u64,
+    /// Bytes of gradients when the step began.
+    pub(super) gradients: u64,
     /// Highest allocated bytes seen at the end of a backward.
     pub(super) peak: Mutex<Option<u64>>,
     pub(super) tapes: Mutex<Vec<TapeKey>>,
     pub(super) noted: Noted,
+    pub(super) is_finished: bool,
     // Last, since it is the step's name for all of it.
     pub(super) _range: Range,
 }
 
 impl Step<'_> {
     /// Runs backward from the scalar `loss`. What the cache cannot serve is an error here, never a wrong gradient.
+    ///
+    /// # Errors
+    ///
+    /// Those of the load that failed, such as [`ErrorKind::Io`] and [`ErrorKind::Corrupt`]; the message names tensor, scope, file and
+    /// offset. [`ErrorKind::ChangedInPlace`] for a tensor that is no longer what was saved, and [`ErrorKind::Torch`] for all else.
     pub fn backward(&self, loss: &Tensor) -> Result<()> {
         self.backward_with(loss, Backward::default())
     }
 
-    /// Runs backward from the scalar `loss`, keeping the graph for another backward or recording one of the gradients.
+    /// Runs backward from the scalar `loss`, keeping the graph for another backward or recording one of the gradients. Errors are
+    /// those of [`Step::backward`].
     pub fn backward_with(&self, loss: &Tensor, options: Backward) -> Result<()> {
         self.noted.forward_ends(&self.handle.0);
+        self.handle.0.probe.iter().for_each(|probe| probe.backward_begins());
         self.entered.marks.drop_unsaved();
         let _range = self.cache.range(Name::Backward, "backward");
         let outcome = torch::backward(loss, options.retain_graph, options.create_graph);
@@ -52,7 +67,14 @@ impl Step<'_> {
         let mut highest = self.peak.lock();
         *highest = Some(highest.unwrap_or(0).max(peak));
         self.handle.0.micro_batch_ends();
-        outcome.map_err(Error::torch)
+        outcome.map_err(|torch::TorchError(text)| Error::new(self.kind_of(&text), text))
+    }
+
+    /// What a backward failed of. Errors cross libtorch as text, which has that of the load that failed within it.
+    fn kind_of(&self, text: &str) -> ErrorKind {
+        let changed =
+            || CHANGED.iter().any(|words| text.contains(words)).then_some(ErrorKind::ChangedInPlace);
+        self.cache.cache.kind_of_failure(text).or_else(changed).unwrap_or(ErrorKind::Torch)
     }
 
     /// Switches to micro-batch `index` (from 0, where each step begins): tensors saved from now on, on every thread of the step, belong
@@ -79,7 +101,7 @@ impl Step<'_> {
 
     /// Ends the step: waits for the transfers under way and reports what was done. Fails if a condition the cache was built with is
     /// not met.
-    pub fn finish(self) -> Result<StepReport> {
+    pub fn finish(mut self) -> Result<StepReport> {
         let context = Arc::clone(&self.handle.0);
         context.probe.iter().for_each(|probe| probe.all_computed());
         let peak = self.peak.lock().unwrap_or_else(|| torch::memory(self.cache.device).peak);
@@ -93,28 +115,35 @@ impl Step<'_> {
         if let Some(trace) = &context.cache.trace {
             trace.settle();
         }
-        if let (true, Device::Cuda(index)) = (self.cache.steering.is_timed(), self.cache.device) {
-            tch::Cuda::synchronize(index as i64);
-        }
+        let awaited = match self.cache.device {
+            Device::Cuda(index) if self.cache.steering.is_timed() => {
+                tch::Cuda::synchronize(index as i64);
+                true
+            }
+            device => !device.is_cuda(),
+        };
         let wall = self.start.elapsed();
         // The probe sets the peak back as it goes.
         let peak = peak.max(context.probe.as_ref().map_or(0, |probe| probe.peak()));
         let steering = &self.cache.steering;
+        let kept_to_plan = context.reading.followed().is_some_and(|followed| followed != Followed::Lost);
         let mut report = StepReport {
             adaptive: steering.adaptive(&context.cache.scopes),
-            plan: steering.plan(&context.cache.scopes).filter(|_| context.reading.is_planned()),
+            plan: steering.plan(&context.cache.scopes).filter(|_| kept_to_plan),
+            left_plan: context.reading.is_lost(),
             step: context.number,
             wall,
+            awaited,
             act_peak_bytes: peak.saturating_sub(self.allocated),
+            step_peak_bytes: peak.saturating_sub(self.allocated) + self.gradients,
             scopes: context.record.report(&context.cache.scopes),
             io_path: self.cache.io_path(),
             ..StepReport::of(&context.counters)
         };
-        report.warnings = warnings(&report);
-        for warning in &report.warnings {
-            tracing::warn!(step = report.step, "{warning}");
-        }
+        report.warnings = warnings::of(&report, &self.cache.config);
+        self.cache.warned.tell(&report);
         steering.end(&self.noted, &context, &report);
+        self.is_finished = true;
         let config = &self.cache.config;
         if config.fail_if_nothing_offloaded && report.step == 1 && report.offloaded.bytes == 0 {
             return Err(Error::new(
@@ -128,6 +157,9 @@ impl Step<'_> {
 
 impl Drop for Step<'_> {
     fn drop(&mut self) {
+        if !self.is_finished && self.handle.0.counters.saved.tally().count == 0 {
+            self.cache.warned.tell_empty(self.handle.0.number);
+        }
         self.handle.0.tape.store(NO_TAPE, Ordering::Release);
         if self.handle.0.probe.is_some() {
             self.cache.cache.hold_back(false);
@@ -135,24 +167,8 @@ impl Drop for Step<'_> {
         for tape in self.tapes.lock().drain(..) {
             self.cache.cache.close_tape(tape);
         }
+        torch::end_step();
     }
-}
-
-fn warnings(report: &StepReport) -> Vec<String> {
-    let mut warnings = Vec::new();
-    if report.store_failures.count > 0 {
-        warnings.push(format!(
-            "{} stores failed ({} bytes); their tensors stayed in memory and the step is right",
-            report.store_failures.count, report.store_failures.bytes
-        ));
-    }
-    if report.kept.no_room.count > 0 {
-        warnings.push(format!(
-            "{} storages ({} bytes) stayed in memory: host pool and spill files had no room for them, or stores kept failing",
-            report.kept.no_room.count, report.kept.no_room.bytes
-        ));
-    }
-    warnings
 }
 
 /// How a backward treats its graph; see [`Step::backward_with`].

@@ -72,6 +72,11 @@ impl Default for StoreConfig {
 }
 
 impl StoreConfig {
+    /// Bytes under way at once that keep the disks busy: every operation in flight a largest one.
+    pub(crate) fn window(&self) -> u64 {
+        (self.queue_depth * self.io_bytes) as u64
+    }
+
     /// How many spill files there are.
     pub(super) fn files(&self) -> usize {
         match self.backend {

@@ -32,6 +32,7 @@
 mod backend;
 mod blob;
 mod busy;
+mod completion;
 mod config;
 mod extent;
 mod file;
@@ -49,6 +50,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use self::backend::CuFile;
 pub use backend::{Backend, CuFileMode, Direction, Fault, Faulty, Op, Pool, Throttled, Uring};
 pub use blob::Blob;
+pub use completion::Completion;
+pub(crate) use completion::contained;
 pub use config::{BackendKind, StoreConfig};
 pub use path::StorePath;
 pub use stats::StoreStats;
@@ -56,7 +59,7 @@ pub use stats::StoreStats;
 use self::file::{Full, SpillFile};
 use self::path::Medium;
 use self::stats::Counters;
-use self::transfer::{Rules, Transfer, complete};
+use self::transfer::{Rules, Transfer};
 use crate::bytes::Bytes;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::round_to_block;
@@ -66,12 +69,6 @@ pub use crate::mem::{AlignedBuf, BLOCK, HostPool, IoBuf, PAGE, Pin, Slot};
 const MAX_POOL_THREADS: usize = 16;
 /// More threads than this for each file, and cuFile becomes slower again: docs/gds.md, "In a run".
 const CUFILE_THREADS_PER_FILE: usize = 8;
-
-/// Called once, when a transfer has ended; the store then holds neither its memory nor its blob any more.
-///
-/// It runs on an I/O thread, so it should be short and must not wait for another transfer. Transfers that fail
-/// before they begin, and those of empty blobs, complete on the calling thread, before the call returns.
-pub type Completion = Box<dyn FnOnce(Result<()>) + Send>;
 
 /// Reserves, writes and reads blobs. A cheap handle: clones share one store.
 ///
@@ -206,13 +203,13 @@ impl Store {
         let Shared { backend, rules, .. } = &*self.shared;
         if blob.is_empty() {
             drop((blob, buf));
-            return complete(done, Ok(()));
+            return done.call(Ok(()));
         }
         match Transfer::new(rules.clone(), direction, blob, buf, done) {
             Ok(transfer) => backend.submit(transfer.start()),
             Err((error, done)) => {
                 rules.counters.failures.fetch_add(1, Ordering::Relaxed);
-                complete(done, Err(error));
+                done.call(Err(error));
             }
         }
     }

@@ -1,7 +1,6 @@
 //! A whole write or read of a blob: split into operations, joined again, checked, tried again.
 
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -174,14 +173,7 @@ impl Transfer {
             (Err(_), _) => drop(counters.failures.fetch_add(1, Relaxed)),
         }
         drop((blob, buf, copy_to));
-        complete(done, result);
-    }
-}
-
-/// Calls a completion; a panic in it is logged and goes no further, so that the I/O thread lives on.
-pub(super) fn complete(done: Completion, result: Result<()>) {
-    if catch_unwind(AssertUnwindSafe(|| done(result))).is_err() {
-        tracing::error!("the completion of a transfer panicked");
+        done.call(result);
     }
 }
 

@@ -5,7 +5,7 @@ mod report;
 mod scopes;
 mod stats;
 
-pub use planned::{PlanReport, PlanRow};
+pub use planned::{Baseline, PlanReport, PlanRow};
 pub use report::{AdaptiveReport, KeptReport, ScopeReport, StallReport, StepReport};
 pub(crate) use scopes::{ScopeId, ScopeRecord, Scopes};
 pub use stats::Tally;

@@ -13,20 +13,35 @@ use crate::plan::{Limits, Machine, Prediction};
 pub struct PlanReport {
     /// How long the step takes, from its beginning to its `finish`.
     pub step: Duration,
-    /// How long it would with everything kept.
+    /// How long it would with everything kept: what the time of a [`Goal`](crate::plan::Goal) is held beside.
     pub kept_step: Duration,
+    /// Where that is known from.
+    pub baseline: Baseline,
     /// What one micro-batch does, with its share of what follows the last.
     pub prediction: Prediction,
     /// The settings that were chosen.
     pub limits: Limits,
     /// What the plan counts on: nine tenths of the bandwidths that were measured.
     pub machine: Machine,
-    /// Whether the goal is reached. If not, this is the lowest activation peak there is.
+    /// Whether the goal is reached. If not, this is the quickest step within its peak, or else the lowest activation peak there is.
     pub in_reach: bool,
+    /// How often steps stayed beyond the time of the goal, so that a plan with a higher peak took this one's place. After five times
+    /// everything is kept.
+    pub loosened: u32,
     /// Plans made so far, this one included.
     pub plans: u64,
     /// What goes where, by scope in the order of forward.
     pub rows: Vec<PlanRow>,
+}
+
+/// Where it is known from how long a step takes with everything kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Baseline {
+    /// What the profiled step computed, corrected by what planned steps do: what a plan costs beside its stalls does not show in it.
+    Profile,
+    /// Steps that kept everything.
+    Measured,
 }
 
 /// What becomes of the storages of one scope, each counted where it is saved first.
@@ -47,6 +62,13 @@ pub struct PlanRow {
     pub disk: Tally,
     /// Are computed again.
     pub recompute: Tally,
+}
+
+impl PlanReport {
+    /// Whether everything stays on the device.
+    pub fn keeps_all(&self) -> bool {
+        self.rows.iter().all(|row| row.host.count + row.disk.count + row.recompute.count == 0)
+    }
 }
 
 /// A table: what goes where, and what that is expected to cost.
@@ -81,12 +103,16 @@ impl fmt::Display for PlanReport {
         };
         write!(
             f,
-            "expected: step {} ms ({:.3} of {} ms with everything kept), activation peak {} (forward {}, backward {}); \
+            "expected: step {} ms ({:.3} of {} ms with everything kept, {}), activation peak {} (forward {}, backward {}); \
              of each micro-batch {} ms computed again, stalls {} ms\n\
              counting on{}{}{}{}",
             ms(self.step),
             self.step.as_secs_f64() / self.kept_step.as_secs_f64().max(f64::MIN_POSITIVE),
             ms(self.kept_step),
+            match self.baseline {
+                Baseline::Profile => "by the profile",
+                Baseline::Measured => "as measured",
+            },
             Bytes(self.prediction.peak()),
             Bytes(self.prediction.forward_peak),
             Bytes(self.prediction.backward_peak),
@@ -97,10 +123,17 @@ impl fmt::Display for PlanReport {
             rate("writes at", self.machine.disk_write),
             rate("reads at", self.machine.disk_read),
         )?;
+        if self.loosened > 0 {
+            let times = if self.loosened == 1 { "once" } else { "several times" };
+            write!(f, "\nloosened {times}: steps took longer than the goal allows")?;
+        }
+        if self.keeps_all() {
+            write!(f, "\neverything is kept")?;
+        }
         if self.in_reach {
             Ok(())
         } else {
-            write!(f, "\nthe goal is out of reach: this is the lowest peak there is")
+            write!(f, "\nthe goal is out of reach: this is what comes closest to it")
         }
     }
 }

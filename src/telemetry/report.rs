@@ -14,10 +14,18 @@ use crate::bytes::Bytes;
 pub struct StepReport {
     /// Number of the step, from 1.
     pub step: u64,
-    /// From [`step`](crate::TensorCache::step) to [`finish`](crate::Step::finish).
+    /// From [`step`](crate::TensorCache::step) to [`finish`](crate::Step::finish), by the host's clock. A GPU may compute on after that:
+    /// unless the step was `awaited`, this is the time to launch it.
     pub wall: Duration,
-    /// Highest allocated bytes in forward and backward, minus allocated bytes when the step began.
+    /// Whether all that the step computes was done by its end: always on the CPU; on a GPU only where
+    /// [`Policy::Auto`](crate::Policy::Auto) takes a step's time, since the cache does not wait for the device otherwise.
+    pub awaited: bool,
+    /// Activation peak: highest allocated bytes in forward and backward, minus allocated bytes when the step began. Gradients count as
+    /// far as they were not there then, so the figure depends on whether a program frees them before the step or within it.
     pub act_peak_bytes: u64,
+    /// Step peak: the activation peak, and the gradients that the [`parameters`](crate::TensorCacheBuilder::parameters) had when the
+    /// step began. It is the same wherever a program frees its gradients.
+    pub step_peak_bytes: u64,
     /// Everything autograd saved, storages that were saved several times counted each time.
     pub saved: Tally,
     /// Saves that found their storage in the cache already.
@@ -26,8 +34,11 @@ pub struct StepReport {
     pub kept: KeptReport,
     /// Stored below the device: in the host pool or on the disk.
     pub offloaded: Tally,
-    /// Stores dropped before they began, because backward asked or let go first.
+    /// Stores dropped before they began, because backward asked or let go first, or the storage was resized.
     pub cancelled: Tally,
+    /// Stores that had begun and were of no use: the graph let go first, or the storage was resized. What was written for them is
+    /// not in `offloaded`.
+    pub discarded: Tally,
     /// Served from the device because the tensor had not left it, or was still alive elsewhere.
     pub forwarded: Tally,
     /// Loaded from there.
@@ -46,8 +57,11 @@ pub struct StepReport {
     pub stall: StallReport,
     /// What each named scope saved, in the order of first use.
     pub scopes: Vec<ScopeReport>,
-    /// What [`Policy::Auto`](crate::Policy::Auto) had planned for this step; none if it was not planned, and under other policies.
+    /// What [`Policy::Auto`](crate::Policy::Auto) had planned for this step, if the step kept to it; none if it did not or was not
+    /// planned, and under other policies.
     pub plan: Option<Arc<PlanReport>>,
+    /// Whether it saved something else than was planned for it: from there on it kept what fits.
+    pub left_plan: bool,
     /// What [`Policy::Adaptive`](crate::Policy::Adaptive) has decided; none before that, and under other policies.
     pub adaptive: Option<AdaptiveReport>,
     /// Which way the bytes went.
@@ -70,6 +84,12 @@ pub struct KeptReport {
     pub policy: Tally,
     /// Kept because the spill files had no room or a store had failed.
     pub no_room: Tally,
+    /// What the program holds beside the graph, as a data set or a mask: found by the steps before.
+    pub held: Tally,
+    /// Storages of which little more than a small view was saved: less than an eighth.
+    pub parts: Tally,
+    /// Storages that were written to after they were saved, such as pieces of one storage that are changed one after another.
+    pub written: Tally,
 }
 
 /// Time that computing threads, or on a GPU its queue, waited for the cache, by cause.
@@ -132,9 +152,13 @@ impl StepReport {
                 ineligible: counters.kept_ineligible.tally(),
                 policy: counters.kept_by_policy.tally(),
                 no_room: counters.kept_no_room.tally(),
+                held: counters.kept_held.tally(),
+                parts: counters.kept_parts.tally(),
+                written: counters.kept_written.tally(),
             },
             offloaded: counters.offloaded.tally(),
             cancelled: counters.cancelled.tally(),
+            discarded: counters.discarded.tally(),
             forwarded: counters.forwarded.tally(),
             loaded: counters.loaded.tally(),
             load_misses: counters.load_misses.tally(),
@@ -157,12 +181,15 @@ impl fmt::Display for StepReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "step {}: {:.1} ms, activation peak {}; saved {}, offloaded {}, recomputed {}, deduplicated {}, forwarded {}, loaded {}; stalled {:.1} ms; {}",
+            "step {}: {}{:.1} ms, activation peak {}, with gradients {}; saved {}, offloaded {}, discarded {}, recomputed {}, deduplicated {}, forwarded {}, loaded {}; stalled {:.1} ms; {}",
             self.step,
+            if self.awaited { "" } else { "launched in " },
             self.wall.as_secs_f64() * 1e3,
             Bytes(self.act_peak_bytes),
+            Bytes(self.step_peak_bytes),
             Bytes(self.saved.bytes),
             Bytes(self.offloaded.bytes),
+            Bytes(self.discarded.bytes),
             Bytes(self.recomputed.bytes),
             Bytes(self.deduplicated.bytes),
             Bytes(self.forwarded.bytes),
@@ -170,6 +197,22 @@ impl fmt::Display for StepReport {
             self.stall.total().as_secs_f64() * 1e3,
             self.io_path,
         )?;
+        if self.left_plan {
+            write!(f, "; saved something else than was planned")?;
+        }
         self.warnings.iter().try_for_each(|warning| write!(f, "\n  warning: {warning}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_a_step_that_was_not_awaited_is_called_that_of_its_launch() {
+        let text = |awaited| StepReport { awaited, ..StepReport::default() }.to_string();
+        assert!(
+            text(true).starts_with("step 0: 0.0 ms") && text(false).starts_with("step 0: launched in 0.0 ms")
+        );
     }
 }

@@ -8,18 +8,19 @@
 //! No more is handed to the disk at once than keeps it busy: what waits for its turn can still be dropped, and its memory with it.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
-use ssdtrain_libtorch::Storage;
+use ssdtrain_libtorch::{Block, Storage};
 
 use super::waiter::Waiter;
 use super::{Here, Leaving, Parcel, Room, Tier};
 use crate::device::{Device, Lane};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{DeviceBuf, Rest};
-use crate::store::{Blob, Completion, Direction, Store};
+use crate::store::{Blob, Completion, Direction, Store, contained};
 use crate::telemetry::{Cause, Counters, ScopeId};
 use crate::trace::{DeviceTrace, Trace};
 
@@ -48,7 +49,8 @@ struct Writes<D: Device> {
 /// A storage that the device has computed.
 struct Write<D: Device> {
     parcel: Arc<DirectParcel<D>>,
-    from: Storage,
+    from: Block,
+    /// Whoever waits for the parcel hears of it as well.
     done: Completion,
 }
 
@@ -66,7 +68,11 @@ struct DirectParcel<D: Device> {
     scope: ScopeId,
     /// When the device has computed the bytes.
     ready: D::Mark,
+    /// Whose memory its storage has: the stream that it was saved on, or loaded for.
+    stream: AtomicUsize,
     blob: OnceLock<Arc<Blob>>,
+    /// The entry is gone: nothing begins any more.
+    abandoned: AtomicBool,
     written: Mutex<Option<Result<(), String>>>,
     changed: Condvar,
 }
@@ -106,7 +112,8 @@ impl<D: Device> DirectTier<D> {
                 next
             };
             match next {
-                Some(write) => write.begin(),
+                // A write whose beginning panics has failed; the next ones go on.
+                Some(write) => drop(contained("the beginning of a write", || write.begin())),
                 None => return,
             }
         }
@@ -137,8 +144,18 @@ impl<D: Device> DirectTier<D> {
 impl<D: Device> Tier for DirectTier<D> {
     fn parcel(self: Arc<Self>, bytes: u64, scope: ScopeId, here: &Here) -> Result<Arc<dyn Parcel>> {
         let ready = here.now(&*self.device)?;
-        let (blob, written, changed) = (OnceLock::new(), Mutex::default(), Condvar::new());
-        Ok(Arc::new(DirectParcel { tier: self, bytes, scope, ready, blob, written, changed }))
+        let stream = AtomicUsize::new(self.device.stream()?);
+        Ok(Arc::new(DirectParcel {
+            tier: self,
+            bytes,
+            scope,
+            ready,
+            stream,
+            blob: OnceLock::new(),
+            abandoned: AtomicBool::new(false),
+            written: Mutex::default(),
+            changed: Condvar::new(),
+        }))
     }
 
     fn allocate(&self, bytes: u64) -> Result<Storage> {
@@ -182,14 +199,15 @@ impl<D: Device> Parcel for DirectParcel<D> {
         }
     }
 
-    fn store(self: Arc<Self>, from: Storage, done: Completion) {
+    fn store(self: Arc<Self>, from: Block, done: Completion) {
         let tier = Arc::clone(&self.tier);
-        tier.under_way.begins();
-        let task = UnderWay::task(&tier.under_way);
-        tier.ready.after(vec![self.ready.clone()], move |reached| {
+        let (task, transfer) = (UnderWay::task(&tier.under_way), UnderWay::task(&tier.under_way));
+        let parcel = Arc::clone(&self);
+        let done = Completion::new(move |outcome| parcel.written(outcome, done, transfer));
+        let write = Write { parcel: self, from, done };
+        tier.ready.after(vec![write.parcel.ready.clone()], move |reached| {
             let _task = task;
-            let tier = Arc::clone(&self.tier);
-            let write = Write { parcel: self, from, done };
+            let tier = Arc::clone(&write.parcel.tier);
             match reached {
                 Ok(()) => {
                     tier.writes.lock().waiting.push_back(write);
@@ -202,16 +220,22 @@ impl<D: Device> Parcel for DirectParcel<D> {
 
     fn load(self: Arc<Self>, into: Storage, here: &Here, done: Completion) {
         let tier = Arc::clone(&self.tier);
-        match here.after_waits(&*tier.device) {
-            Ok(ready) => {
-                tier.under_way.begins();
-                let task = UnderWay::task(&tier.under_way);
+        match here.after_waits(&*tier.device).and_then(|ready| Ok((ready, tier.device.stream()?))) {
+            Ok((ready, stream)) => {
+                self.stream.store(stream, Ordering::Relaxed);
+                let (task, transfer) = (UnderWay::task(&tier.under_way), UnderWay::task(&tier.under_way));
+                let parcel = Arc::clone(&self);
+                let done = Completion::new(move |outcome| {
+                    drop(parcel);
+                    done.call(outcome);
+                    drop(transfer);
+                });
                 tier.reads.after(vec![ready], move |reached| {
                     let _task = task;
                     self.read(into, reached, done);
                 });
             }
-            Err(error) => done(Err(error)),
+            Err(error) => done.call(Err(error)),
         }
     }
 
@@ -220,7 +244,14 @@ impl<D: Device> Parcel for DirectParcel<D> {
         true
     }
 
-    fn order(&self, cause: Cause, counters: &Arc<Counters>, _here: &Here) -> Result<()> {
+    fn order(
+        &self,
+        of: Option<&Storage>,
+        cause: Cause,
+        counters: &Arc<Counters>,
+        _here: &Here,
+    ) -> Result<()> {
+        Here::record_use(&*self.tier.device, self.stream.load(Ordering::Relaxed), of)?;
         let mut written = self.written.lock();
         if written.is_none() {
             let start = Instant::now();
@@ -244,7 +275,8 @@ impl<D: Device> Parcel for DirectParcel<D> {
     }
 
     /// A transfer under way holds the memory until it is over; a write that waits for its turn is dropped.
-    fn abandon(&self) {
+    fn abandon(&self, _of: Option<&Storage>) {
+        self.abandoned.store(true, Ordering::Release);
         let waits = {
             let mut writes = self.tier.writes.lock();
             let place =
@@ -271,92 +303,97 @@ impl<D: Device> Write<D> {
     fn begin(self) {
         let Write { parcel, from, done } = self;
         let (tier, scope, bytes) = (Arc::clone(&parcel.tier), parcel.scope, parcel.bytes);
-        // The parcel's owner, and this.
-        let wanted = Arc::strong_count(&parcel) > 1;
-        let lent = if wanted { parcel.extent() } else { Err(unwanted()) };
-        let lent = lent
+        let writes = Arc::clone(&tier);
+        let over = Completion::new(move |outcome| {
+            writes.writes.lock().writing -= bytes;
+            // The disk gets its next write before anyone is told of this one.
+            writes.write_on();
+            drop(writes);
+            done.call(outcome);
+        });
+        let lent = parcel
+            .wanted()
+            .and_then(|()| parcel.extent())
             .and_then(|blob| Ok((parcel.lend(from, &blob)?, blob)))
             .and_then(|(buf, blob)| tier.copy(Direction::Write, buf.rest()).map(|()| (buf, blob)));
-        let over = move |outcome| {
-            parcel.tier.writes.lock().writing -= bytes;
-            // The disk gets its next write before anyone is told of this one.
-            parcel.tier.write_on();
-            parcel.written(outcome, done);
-        };
+        drop(parcel);
         match lent {
             Ok((buf, blob)) => {
-                let done = tier.traced(Direction::Write, scope, bytes, Box::new(over));
+                let done = tier.traced(Direction::Write, scope, bytes, over);
                 tier.store.write(blob, buf, done);
             }
-            Err(error) => over(Err(error)),
+            Err(error) => over.call(Err(error)),
         }
     }
 
     /// Ends it before it began.
     fn fail(self, error: Error) {
-        drop(self.from);
-        self.parcel.written(Err(error), self.done);
+        let Write { parcel, from, done } = self;
+        drop((parcel, from));
+        done.call(Err(error));
     }
 }
 
 impl<D: Device> DirectParcel<D> {
     /// Tells how the write went. Whoever hears that all is over finds the extent free, and the tier let go of.
-    fn written(self: Arc<Self>, outcome: Result<()>, done: Completion) {
-        let under_way = Arc::clone(&self.tier.under_way);
+    fn written(self: Arc<Self>, outcome: Result<()>, done: Completion, transfer: Task) {
         *self.written.lock() = Some(outcome.as_ref().map_err(ToString::to_string).copied());
         self.changed.notify_all();
         drop(self);
         if outcome.is_err() {
-            done(outcome);
+            done.call(outcome);
         } else {
-            drop(done);
+            done.dismiss();
         }
-        under_way.ends();
+        drop(transfer);
     }
 
     /// Runs once `into` is nobody else's.
     fn read(self: Arc<Self>, into: Storage, reached: Result<()>, done: Completion) {
         let tier = Arc::clone(&self.tier);
-        let lent = reached.and_then(|()| self.extent()).and_then(|blob| Ok((self.lend(into, &blob)?, blob)));
+        let lent = reached
+            .and_then(|()| self.wanted())
+            .and_then(|()| self.extent())
+            .and_then(|blob| Ok((self.lend(Block::of(into), &blob)?, blob)));
         let (scope, bytes) = (self.scope, self.bytes);
-        let over = move |outcome| {
-            let under_way = Arc::clone(&self.tier.under_way);
-            drop(self);
-            done(outcome);
-            under_way.ends();
-        };
+        drop(self);
         let (buf, blob) = match lent {
             Ok(lent) => lent,
             Err(error) => {
                 drop(tier);
-                return over(Err(error));
+                return done.call(Err(error));
             }
         };
         let (filled, copies) = (Arc::clone(&buf), Arc::clone(&tier));
-        let done = move |outcome: Result<()>| {
+        let done = Completion::new(move |outcome: Result<()>| {
             let outcome = outcome.and_then(|()| copies.copy(Direction::Read, filled.rest()));
             drop((filled, copies));
-            over(outcome);
-        };
-        let done = tier.traced(Direction::Read, scope, bytes, Box::new(done));
+            done.call(outcome);
+        });
+        let done = tier.traced(Direction::Read, scope, bytes, done);
         tier.store.read(blob, buf, done);
+    }
+
+    fn wanted(&self) -> Result<()> {
+        if self.abandoned.load(Ordering::Acquire) { Err(unwanted()) } else { Ok(()) }
     }
 
     fn extent(&self) -> Result<Arc<Blob>> {
         self.blob.get().cloned().ok_or_else(|| internal("a transfer without an extent"))
     }
 
-    fn lend(&self, storage: Storage, blob: &Blob) -> Result<Arc<DeviceBuf>> {
+    fn lend(&self, block: Block, blob: &Blob) -> Result<Arc<DeviceBuf>> {
         let bytes =
             usize::try_from(self.bytes).map_err(|_| internal("a parcel larger than the address space"))?;
         // What files want of memory is asked of the host's only.
         let alignment = if D::IS_HOST { blob.memory_alignment() } else { 1 };
-        let buf = DeviceBuf::new(storage, bytes, alignment);
+        let buf = DeviceBuf::new(block, bytes, alignment);
         buf.map(Arc::new).ok_or_else(|| internal("no host memory for the end of a storage"))
     }
 }
 
-/// A thread that begins a transfer counts as one, so that it has let go of the tier when all is over.
+/// A transfer under way, from its hand-over to its end. A thread that begins one counts as well, so that it has let go of the tier
+/// when all is over.
 struct Task(Arc<UnderWay>);
 
 impl Drop for Task {

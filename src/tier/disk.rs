@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use ssdtrain_libtorch::Storage;
+use ssdtrain_libtorch::{Block, Storage};
 
 use super::{Here, Leaving, Parcel, Room, Tier};
 use crate::error::{Error, ErrorKind, Result};
@@ -83,13 +83,13 @@ impl Parcel for DiskParcel {
         }
     }
 
-    fn store(self: Arc<Self>, from: Storage, done: Completion) {
+    fn store(self: Arc<Self>, from: Block, done: Completion) {
         match self.blob.get() {
             Some(blob) => {
                 let done = self.traced(Direction::Write, done);
                 self.store.write(Arc::clone(blob), Arc::new(StorageBuf::new(from)), done);
             }
-            None => done(Err(unreserved())),
+            None => done.call(Err(unreserved())),
         }
     }
 
@@ -97,9 +97,9 @@ impl Parcel for DiskParcel {
         match self.blob.get() {
             Some(blob) => {
                 let done = self.traced(Direction::Read, done);
-                self.store.read(Arc::clone(blob), Arc::new(StorageBuf::new(into)), done);
+                self.store.read(Arc::clone(blob), Arc::new(StorageBuf::new(Block::of(into))), done);
             }
-            None => done(Err(unreserved())),
+            None => done.call(Err(unreserved())),
         }
     }
 
@@ -109,7 +109,13 @@ impl Parcel for DiskParcel {
     }
 
     /// CPU tensors have no queue: what is done is done.
-    fn order(&self, _cause: Cause, _counters: &Arc<Counters>, _here: &Here) -> Result<()> {
+    fn order(
+        &self,
+        _of: Option<&Storage>,
+        _cause: Cause,
+        _counters: &Arc<Counters>,
+        _here: &Here,
+    ) -> Result<()> {
         Ok(())
     }
 
@@ -117,7 +123,7 @@ impl Parcel for DiskParcel {
         true
     }
 
-    fn abandon(&self) {}
+    fn abandon(&self, _of: Option<&Storage>) {}
 }
 
 fn unreserved() -> Error {

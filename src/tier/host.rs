@@ -24,8 +24,8 @@ use super::{Here, Leaving, Parcel, Room, Tier};
 use crate::bytes::Bytes;
 use crate::device::{Device, Lane};
 use crate::error::{Error, ErrorKind, Result};
-use crate::mem::{HostPool, IoBuf};
-use crate::store::{Blob, Completion, Store};
+use crate::mem::{HostPool, IoBuf, available_memory};
+use crate::store::{Blob, Completion, Store, contained};
 use crate::telemetry::{Cause, Counters, ScopeId};
 use crate::trace::{DeviceTrace, Trace};
 
@@ -42,22 +42,23 @@ pub(crate) struct HostSettings {
 pub(crate) enum PoolSize {
     /// So many bytes, pinned at once.
     Fixed(u64),
-    /// What the first step asks for, and at most so many bytes.
+    /// What steps ask for, and at most so many bytes; nothing before one asks.
     Learned { cap: u64 },
-    /// Only what the way between device and disk needs.
+    /// Only what the way between device and disk needs, once a storage takes it.
     Bounce,
 }
 
 /// A pool that is only the way to the disk, as long as no storage asks for more.
 const BOUNCE_BYTES: u64 = 256 << 20;
-/// The first step lets a learned pool grow by at least so much at a time.
-const GROWTH_BYTES: u64 = 512 << 20;
+/// A learned pool doubles, by at least and at most so much at a time: a GiB takes about 0.3 s to pin.
+const PORTION: (u64, u64) = (64 << 20, 1 << 30);
 
 /// Pinned host memory below a device.
 pub(crate) struct HostTier<D: Device> {
     // Declared first: their tasks use all the rest.
     writes: Waiter<D>,
     reads: Waiter<D>,
+    pins: Waiter<D>,
     books: Mutex<Books<D>>,
     /// Signalled when a store was begun, and when a transfer of the disk has ended.
     changed: Condvar,
@@ -80,13 +81,13 @@ struct Books<D: Device> {
     hot: Vec<D::Mark>,
     /// The same, of memory that is not the pool's: it goes after its marks and no sooner.
     unpooled: Vec<Cooling<D>>,
-    /// Whether a request for room may still make the pool grow.
+    /// More of the pool is being pinned.
     growing: bool,
+    /// The pool does not grow: for the rest of the step, since memory is short, or for good, since the system refused.
+    short: bool,
+    refused: bool,
     /// Transfers with the disk, those still to begin included.
     in_flight: usize,
-    /// Bytes that found no room, and the largest parcel that never would.
-    refused: u64,
-    too_large: u64,
 }
 
 /// Memory, and the mark after which the device does not use it any more.
@@ -109,17 +110,22 @@ struct Held<D: Device> {
     scope: ScopeId,
     /// When the device has computed the bytes.
     ready: D::Mark,
+    /// Whose memory its storage has: the stream that it was saved on, or loaded for.
+    stream: usize,
     memory: Option<Memory>,
     blob: Option<Arc<Blob>>,
     /// The ends of the copy out and of the last copy in.
     out: Option<D::Mark>,
     back: Option<D::Mark>,
-    /// Whether the compute queue was told to wait for the latest of them already.
-    ordered: bool,
+    /// How many copies were begun, and how many there were when the compute queue was last told to wait for the latest.
+    copies: u64,
+    ordered: u64,
     /// Why no copy could be made.
     failure: Option<String>,
     /// Loads that wait for the disk.
     loads: Vec<Load<D>>,
+    /// The entry is gone: nothing begins any more.
+    abandoned: bool,
 }
 
 struct Load<D: Device> {
@@ -162,26 +168,26 @@ impl<D: Device> HostTier<D> {
             PoolSize::Bounce => u64::MAX,
         };
         let pool = HostPool::new(cap, Arc::clone(&device) as _);
-        match settings.pool {
-            PoolSize::Fixed(bytes) => pool.grow(bytes)?,
-            PoolSize::Bounce => pool.grow(BOUNCE_BYTES)?,
-            PoolSize::Learned { .. } => {}
+        if let PoolSize::Fixed(bytes) = settings.pool {
+            pool.grow(bytes)?;
         }
         let books = Books {
             shelf: Shelf::new(),
             cooling: VecDeque::new(),
             hot: Vec::new(),
             unpooled: Vec::new(),
-            growing: !matches!(settings.pool, PoolSize::Fixed(_)),
+            growing: false,
+            short: false,
+            refused: false,
             in_flight: 0,
-            refused: 0,
-            too_large: 0,
         };
         let writes = Waiter::start("ssdtrain-out", Arc::clone(&device))?;
         let reads = Waiter::start("ssdtrain-in", Arc::clone(&device))?;
+        let pins = Waiter::start("ssdtrain-pin", Arc::clone(&device))?;
         Ok(Arc::new_cyclic(|this| HostTier {
             writes,
             reads,
+            pins,
             books: Mutex::new(books),
             changed: Condvar::new(),
             stalls: Mutex::default(),
@@ -199,7 +205,7 @@ impl<D: Device> HostTier<D> {
     /// Most bytes the pool will have in this step.
     fn capacity(&self, books: &Books<D>) -> u64 {
         match self.size {
-            PoolSize::Learned { cap } if books.growing => cap,
+            PoolSize::Learned { cap } if !(books.short || books.refused) => cap,
             _ => self.pool.capacity(),
         }
     }
@@ -234,26 +240,8 @@ impl<D: Device> HostTier<D> {
     fn reserve(&self, serial: Serial, bytes: u64) -> Room {
         let mut books = self.books.lock();
         let books = &mut *books;
-        let (after, memory) = loop {
-            if let Some(taken) = self.take(books, bytes) {
-                break taken;
-            }
-            if books.growing && self.grow(self.growth(bytes)) {
-                continue;
-            }
-            if bytes > self.pool.capacity() {
-                books.too_large = books.too_large.max(bytes);
-                return Room::None;
-            }
-            // What is being written already makes room, though perhaps not enough: then this is asked again.
-            if self.store.is_some() && !books.shelf.is_writing() {
-                while books.shelf.next_to_write_at_once().is_some_and(|next| !self.write(books, next)) {}
-            }
-            if books.shelf.is_writing() {
-                return Room::Later;
-            }
-            books.refused += bytes;
-            return Room::None;
+        let Some((after, memory)) = self.take(books, bytes) else {
+            return self.room_to_come(books, bytes);
         };
         // The copies out come after what the device still does with the memory.
         if after.iter().try_for_each(|mark| self.device.wait(Lane::Out, mark)).is_err() {
@@ -265,29 +253,76 @@ impl<D: Device> HostTier<D> {
         Room::Reserved
     }
 
-    fn room_to_grow(&self) -> u64 {
-        self.pool.cap().saturating_sub(self.pool.capacity())
+    /// What a parcel that finds no room may wait for, if anything.
+    fn room_to_come(&self, books: &mut Books<D>, bytes: u64) -> Room {
+        if self.grows(books, bytes) {
+            return Room::Later;
+        }
+        if bytes > self.pool.capacity() {
+            return Room::None;
+        }
+        // What is being written already makes room, though perhaps not enough: then this is asked again.
+        if self.store.is_some() && !books.shelf.is_writing() {
+            while books.shelf.next_to_write_at_once().is_some_and(|next| !self.write(books, next)) {}
+        }
+        if books.shelf.is_writing() { Room::Later } else { Room::None }
     }
 
-    /// How much the pool grows in the first step for a parcel that finds no room.
-    fn growth(&self, bytes: u64) -> u64 {
+    /// Whether more is being pinned, so that such a parcel should ask again. That takes a while: a thread of its own does it.
+    fn grows(&self, books: &mut Books<D>, bytes: u64) -> bool {
+        let more = self.portion(bytes);
+        if books.growing || books.short || books.refused || more == 0 {
+            return books.growing;
+        }
+        books.growing = true;
+        let tier = Weak::clone(&self.this);
+        self.pins.after(Vec::new(), move |_| {
+            if let Some(tier) = tier.upgrade() {
+                tier.grow(more);
+            }
+        });
+        true
+    }
+
+    /// How much the pool grows for a parcel that finds no room; 0 if it may not, or would not have room for it then.
+    fn portion(&self, bytes: u64) -> u64 {
+        let capacity = self.pool.capacity();
         match self.size {
             PoolSize::Fixed(_) => 0,
-            PoolSize::Learned { .. } => bytes.max(GROWTH_BYTES).min(self.room_to_grow()).max(bytes),
+            PoolSize::Learned { .. } => {
+                let lacking = bytes.saturating_sub(self.pool.free_bytes()).next_multiple_of(2 << 20);
+                let room = self.pool.cap().saturating_sub(capacity);
+                let (least, most) = PORTION;
+                if lacking > room { 0 } else { capacity.clamp(least, most).max(lacking).min(room) }
+            }
             // Room for two of the largest, so that one can be filled while the other is written.
-            PoolSize::Bounce => (2 * bytes).saturating_sub(self.pool.capacity()),
+            PoolSize::Bounce => (2 * bytes).max(BOUNCE_BYTES).saturating_sub(capacity),
         }
     }
 
-    fn grow(&self, bytes: u64) -> bool {
-        if bytes == 0 || bytes > self.room_to_grow() {
-            return false;
+    /// Pins more, and tells whoever asked for it.
+    fn grow(&self, bytes: u64) {
+        // What others have taken since the cache was built is not there any more.
+        let short = matches!(self.size, PoolSize::Learned { .. }) && bytes > available_memory() / 2;
+        let grown = if short {
+            Ok(())
+        } else {
+            contained("pinning", || self.pool.grow(bytes))
+                .unwrap_or_else(|| Err(internal("pinning panicked")))
+        };
+        if short {
+            tracing::debug!("memory is short: the host pool stays at {}", Bytes(self.pool.capacity()));
         }
-        let grown = self.pool.grow(bytes);
         if let Err(error) = &grown {
             tracing::warn!(%error, "the host pool stays at {}", Bytes(self.pool.capacity()));
         }
-        grown.is_ok()
+        {
+            let mut books = self.books.lock();
+            books.growing = false;
+            books.short |= short;
+            books.refused |= grown.is_err();
+        }
+        self.tell_room();
     }
 
     fn tell_room(&self) {
@@ -299,19 +334,22 @@ impl<D: Device> HostTier<D> {
 
 impl<D: Device> Tier for HostTier<D> {
     fn parcel(self: Arc<Self>, bytes: u64, scope: ScopeId, here: &Here) -> Result<Arc<dyn Parcel>> {
-        let ready = here.now(&*self.device)?;
+        let (ready, stream) = (here.now(&*self.device)?, self.device.stream()?);
         let parcel: Arc<HostParcel<D>> = Arc::new_cyclic(|this| {
             let held = Held {
                 parcel: Weak::clone(this),
                 scope,
                 ready,
+                stream,
                 memory: None,
                 blob: None,
                 out: None,
                 back: None,
-                ordered: false,
+                copies: 0,
+                ordered: 0,
                 failure: None,
                 loads: Vec::new(),
+                abandoned: false,
             };
             let serial = self.books.lock().shelf.insert(bytes, held);
             HostParcel { serial, bytes, tier: Arc::clone(&self) }
@@ -331,22 +369,10 @@ impl<D: Device> Tier for HostTier<D> {
         self.room.get_or_init(|| room);
     }
 
-    /// Outside a step memory may be pinned: what the steps before found no room for.
     fn begin_step(&self) {
         let mut books = self.books.lock();
         books.shelf.begin_step();
-        if books.shelf.has_learned() {
-            books.growing = false;
-        }
-        let more = match self.size {
-            PoolSize::Fixed(_) => 0,
-            PoolSize::Learned { .. } => books.refused.max(books.too_large).min(self.room_to_grow()),
-            PoolSize::Bounce => (2 * books.too_large).saturating_sub(self.pool.capacity()),
-        };
-        (books.refused, books.too_large) = (0, 0);
-        if more > 0 {
-            _ = self.grow(more);
-        }
+        books.short = false;
     }
 
     fn settle(&self) {
@@ -398,6 +424,14 @@ impl<D: Device> Drop for HostTier<D> {
 }
 
 impl<D: Device> Books<D> {
+    /// Fails once the parcel was abandoned: the storages of its copies are somebody else's by then.
+    fn wanted(&mut self, serial: Serial) -> Result<()> {
+        match self.shelf.get(serial) {
+            Some(place) if !place.held.abandoned => Ok(()),
+            _ => Err(unwanted()),
+        }
+    }
+
     /// Gives memory back before its mark is reached.
     fn give_back(&mut self, (mark, memory): Cooling<D>) {
         if memory.pooled {
@@ -409,6 +443,11 @@ impl<D: Device> Books<D> {
 }
 
 impl<D: Device> Held<D> {
+    /// Whether the compute queue was told to wait for the latest copy already.
+    fn is_ordered(&self) -> bool {
+        self.ordered == self.copies
+    }
+
     /// The mark after which the device uses neither the parcel's memory nor the storages of its copies; none if it is reached. A
     /// copy in comes after the copy out.
     fn under_way(&self, device: &D) -> Option<D::Mark> {
@@ -418,4 +457,8 @@ impl<D: Device> Held<D> {
 
 fn internal(what: &str) -> Error {
     Error::new(ErrorKind::Device, format!("internal error: {what}"))
+}
+
+fn unwanted() -> Error {
+    internal("nobody wants it any more")
 }

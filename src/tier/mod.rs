@@ -8,7 +8,11 @@
 mod direct;
 mod disk;
 mod host;
+#[cfg(test)]
+mod panics;
 mod shelf;
+#[cfg(test)]
+mod streams;
 mod trial;
 mod waiter;
 
@@ -16,7 +20,7 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use ssdtrain_libtorch::Storage;
+use ssdtrain_libtorch::{Block, Storage};
 
 pub(crate) use self::direct::DirectTier;
 pub(crate) use self::disk::DiskTier;
@@ -86,6 +90,14 @@ impl Here {
         self.now(device)
     }
 
+    /// Keeps the memory of `storage`, which is that stream's, from being used again before what the calling thread does with it.
+    fn record_use<D: Device>(device: &D, stream: usize, storage: Option<&Storage>) -> Result<()> {
+        match storage {
+            Some(storage) if device.stream()? != stream => device.record_use(storage),
+            _ => Ok(()),
+        }
+    }
+
     fn is_marked(&self) -> bool {
         self.mark.borrow().is_some()
     }
@@ -126,8 +138,8 @@ pub(crate) trait Parcel: Send + Sync {
     fn reserve(&self) -> Room;
 
     /// Begins to store the bytes of `from`, which whoever asks keeps as they are until the storage may leave. `done` is called when they
-    /// are stored, or the store has failed; where storages leave in stream order, only if it has failed.
-    fn store(self: Arc<Self>, from: Storage, done: Completion);
+    /// are stored, or the store has failed; where storages leave in stream order, only if it has failed: else it is dismissed.
+    fn store(self: Arc<Self>, from: Block, done: Completion);
 
     /// Begins to load the bytes into `into`, which the calling thread has just allocated and keeps until it has called
     /// [`order`](Parcel::order), or [`abandon`](Parcel::abandon). After `done`, the bytes are there for whoever calls `order` first.
@@ -137,13 +149,14 @@ pub(crate) trait Parcel: Send + Sync {
     fn bring_near(self: Arc<Self>) -> bool;
 
     /// Makes what the calling thread computes from now on come after the transfers of this parcel that were begun. Time that
-    /// the device waits for that is counted for `cause`.
-    fn order(&self, cause: Cause, counters: &Arc<Counters>, here: &Here) -> Result<()>;
+    /// the device waits for that is counted for `cause`. `of` is the storage that is to leave, or that was loaded: if it is another
+    /// stream's, its memory is used again only after what the calling thread's does.
+    fn order(&self, of: Option<&Storage>, cause: Cause, counters: &Arc<Counters>, here: &Here) -> Result<()>;
 
     /// Asks whether the device may let go of bytes that were loaded; false if they are nowhere below it any more.
     fn may_evict(&self) -> bool;
 
-    /// The entry is gone: what has not begun is dropped, and what the device still reads or writes comes before what
-    /// the calling thread computes from now on.
-    fn abandon(&self);
+    /// The entry is gone: what has not begun is dropped, what is handed over later need not be moved, and what the device still
+    /// reads or writes comes before what the calling thread computes from now on, and before what uses the memory of `of` again.
+    fn abandon(&self, of: Option<&Storage>);
 }

@@ -180,11 +180,6 @@ impl<T> Shelf<T> {
         self.peak = self.stored;
     }
 
-    /// Whether a step has shown what will be asked for.
-    pub(super) fn has_learned(&self) -> bool {
-        self.expected.is_some()
-    }
-
     /// The parcel to write next, oldest first: as many go down as the step will ask for beyond `capacity` bytes of
     /// host memory. Before the first step has shown how many that is, all go once the memory is half full.
     pub(super) fn next_to_write(&self, capacity: u64) -> Option<Serial> {

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
-use ssdtrain_libtorch::Storage;
+use ssdtrain_libtorch::{Block, Storage};
 
 use super::{Here, Parcel, Room, Tier};
 use crate::device::{Device, Lane};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::BLOCK;
 use crate::policy::PathRates;
-use crate::store::Store;
+use crate::store::{Completion, Store};
 use crate::telemetry::{Cause, Counters, ScopeId};
 
 /// Bytes of one storage.
@@ -44,7 +44,7 @@ impl<'a, D: Device> Trial<'a, D> {
 
 impl<D: Device> Drop for Trial<'_, D> {
     fn drop(&mut self) {
-        self.moved.get_mut().parcels.iter().for_each(|parcel| parcel.abandon());
+        self.moved.get_mut().parcels.iter().for_each(|parcel| parcel.abandon(None));
         self.tier.settle();
         // What the device still copies comes before what this thread computes from now on.
         let over = self.device.mark(Lane::Compute).and_then(|mark| self.device.block_on(&mark));
@@ -62,7 +62,7 @@ impl<D: Device> Trial<'_, D> {
             let bytes = PIECE - if piece + 1 == ROUND_TRIP { 100 } else { 0 };
             let pattern = pattern(piece, bytes as usize);
             let parcel = self.store(&self.filled(&pattern)?)?;
-            parcel.order(Cause::DeviceBudget, &Arc::default(), &Here::default())?;
+            parcel.order(None, Cause::DeviceBudget, &Arc::default(), &Here::default())?;
             self.tier.settle();
             let into = self.filled(&vec![0; pattern.len()])?;
             self.loaded(&*parcel, &self.load(&parcel, &into))?;
@@ -157,13 +157,13 @@ impl<D: Device> Trial<'_, D> {
         moved.storages.push(from.clone());
         drop(moved);
         // How it went is asked with `order`.
-        Arc::clone(&parcel).store(from.clone(), Box::new(|_| {}));
+        Arc::clone(&parcel).store(Block::of(from.clone()), Completion::new(|_| {}));
         Ok(parcel)
     }
 
     fn finish(&self, stored: &[Arc<dyn Parcel>]) -> Result<()> {
         let (counters, here) = (Arc::<Counters>::default(), Here::default());
-        stored.iter().try_for_each(|parcel| parcel.order(Cause::DeviceBudget, &counters, &here))?;
+        stored.iter().try_for_each(|parcel| parcel.order(None, Cause::DeviceBudget, &counters, &here))?;
         self.device.block_on(&self.device.mark(Lane::Compute)?)?;
         self.tier.settle();
         Ok(())
@@ -173,7 +173,7 @@ impl<D: Device> Trial<'_, D> {
     fn load(&self, parcel: &Arc<dyn Parcel>, into: &Storage) -> Receiver<Result<()>> {
         self.moved.borrow_mut().storages.push(into.clone());
         let (tell, told) = channel();
-        let done = Box::new(move |outcome| drop(tell.send(outcome)));
+        let done = Completion::new(move |outcome| drop(tell.send(outcome)));
         Arc::clone(parcel).load(into.clone(), &Here::default(), done);
         told
     }
@@ -182,7 +182,7 @@ impl<D: Device> Trial<'_, D> {
     fn loaded(&self, parcel: &dyn Parcel, told: &Receiver<Result<()>>) -> Result<()> {
         let lost = |_| Error::new(ErrorKind::Io, "internal error: a load that never ended");
         told.recv().map_err(lost)??;
-        parcel.order(Cause::CopyIn, &Arc::default(), &Here::default())
+        parcel.order(None, Cause::CopyIn, &Arc::default(), &Here::default())
     }
 }
 

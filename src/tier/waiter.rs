@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
+use crate::store::{Completion, contained};
 
 /// Does things after marks, in the order they were given.
 pub(super) struct Waiter<D: Device> {
@@ -18,7 +19,7 @@ pub(super) struct Waiter<D: Device> {
 struct Task<D: Device> {
     after: Vec<D::Mark>,
     /// Told how the waiting went.
-    then: Box<dyn FnOnce(Result<()>) + Send>,
+    then: Completion,
 }
 
 impl<D: Device> Waiter<D> {
@@ -26,7 +27,11 @@ impl<D: Device> Waiter<D> {
         let (queue, tasks) = channel::<Task<D>>();
         let run = move || {
             for Task { after, then } in tasks {
-                then(after.iter().try_for_each(|mark| device.block_on(mark)));
+                // A panic ends this task and no other.
+                contained("a wait for the device", || {
+                    let reached = after.iter().try_for_each(|mark| device.block_on(mark));
+                    then.call(reached);
+                });
             }
         };
         let thread = thread::Builder::new().name(name.to_owned()).spawn(run);
@@ -38,10 +43,11 @@ impl<D: Device> Waiter<D> {
 
     /// Calls `then` on this thread once all of `after` are reached.
     pub(super) fn after(&self, after: Vec<D::Mark>, then: impl FnOnce(Result<()>) + Send + 'static) {
-        let task = Task { after, then: Box::new(then) };
+        let task = Task { after, then: Completion::new(then) };
         if let Some(queue) = &self.queue {
-            // The thread ends only after the queue does, unless it panicked; that is told when it is joined.
-            drop(queue.lock().send(task));
+            // The thread ends only after the queue does; a task that it would not get answers by itself.
+            let refused = queue.lock().send(task);
+            drop(refused);
         }
     }
 }
@@ -54,5 +60,29 @@ impl<D: Device> Drop for Waiter<D> {
         if thread.thread().id() != thread::current().id() && thread.join().is_err() {
             tracing::error!("a thread that waits for the device panicked");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::device::Simulated;
+
+    #[test]
+    fn a_task_that_panics_answers_and_the_next_one_runs() {
+        let device = Arc::new(Simulated::start(Duration::ZERO).unwrap());
+        let waiter = Waiter::start("ssdtrain-test", device).unwrap();
+        let (tell, told) = channel();
+        let done = Completion::new(move |outcome| tell.send(outcome).unwrap());
+        waiter.after(Vec::new(), move |_| {
+            let _done = done;
+            panic!("on purpose, in a task");
+        });
+        let (tell, next) = channel();
+        waiter.after(Vec::new(), move |reached| tell.send(reached).unwrap());
+        assert!(told.recv().unwrap().is_err());
+        assert!(next.recv().unwrap().is_ok());
     }
 }

@@ -139,11 +139,11 @@ impl Trace {
     ) -> Completion {
         let Some(trace) = trace.filter(|trace| trace.is_recording()).map(Arc::clone) else { return done };
         let from = Instant::now();
-        Box::new(move |outcome| {
+        Completion::new(move |outcome| {
             let name = Name::Moved(scope, outcome.is_err());
             let span = Span::on_host(Track::Disk(direction), name, from, Instant::now(), Some(bytes));
             trace.record(span);
-            done(outcome);
+            done.call(outcome);
         })
     }
 

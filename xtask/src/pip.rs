@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{self, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -95,19 +95,22 @@ impl Pip {
     }
 }
 
+/// Where pip puts what it knows of `requirement`, such as `torch==2.11.0`, installed into `home`.
+pub(crate) fn dist_info(home: &Path, requirement: &str) -> PathBuf {
+    home.join(format!("{}.dist-info", requirement.replace('-', "_").replace("==", "-")))
+}
+
 /// Checks that every file in the record of the package at `dist_info`, which is in `home`, has its recorded size.
 pub(crate) fn verify_record(home: &Path, dist_info: &Path) -> Result<()> {
     let path = dist_info.join("RECORD");
     let record = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     for line in record.lines() {
-        // A line is `path,hash,size`. Files without a size and scripts outside of the folder are of no use to us.
+        // A line is `path,hash,size`. Files without a size are of no use to us.
         let mut fields = line.rsplitn(3, ',');
         let (size, _hash, name) = (fields.next(), fields.next(), fields.next());
         let (Some(Ok(size)), Some(name)) = (size.map(str::parse::<u64>), name) else { continue };
-        if name.starts_with("..") {
-            continue;
-        }
-        let file = home.join(name.trim_matches('"'));
+        // Programs are recorded as `../../bin/NAME`; with `--target` they are in `bin`.
+        let file = home.join(name.trim_matches('"').trim_start_matches("../"));
         let found = fs::metadata(&file).with_context(|| format!("{} is missing", file.display()))?.len();
         ensure!(found == size, "{} has {found} bytes instead of {size}", file.display());
     }
@@ -147,9 +150,15 @@ mod tests {
         let dist_info = home.join("torch.dist-info");
         fs::create_dir_all(&dist_info).unwrap();
         fs::write(home.join("lib.so"), "1234").unwrap();
-        fs::write(dist_info.join("RECORD"), "../../bin/x,sha256=a,9\nlib.so,sha256=b,4\nlib.pyc,,\n")
+        fs::create_dir_all(home.join("bin")).unwrap();
+        fs::write(home.join("bin/program"), "1").unwrap();
+        fs::write(dist_info.join("RECORD"), "../../bin/program,sha256=a,1\nlib.so,sha256=b,4\nlib.pyc,,\n")
             .unwrap();
         verify_record(&home, &dist_info).unwrap();
+
+        fs::write(home.join("bin/program"), "12").unwrap();
+        assert!(verify_record(&home, &dist_info).is_err());
+        fs::write(home.join("bin/program"), "1").unwrap();
 
         fs::write(home.join("lib.so"), "123").unwrap();
         let truncated = verify_record(&home, &dist_info).unwrap_err();

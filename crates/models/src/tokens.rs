@@ -138,7 +138,7 @@ impl TokenSet {
     pub fn sequential_batches(&self, rows: usize, block: usize, device: Device) -> Result<SequentialBatches> {
         let reader = BlockReader::new(self, rows, block, device)?;
         let blocks = (self.len() - 1) / block;
-        Ok(SequentialBatches { reader, next: 0, blocks })
+        Ok(SequentialBatches { reader, blocks, given: blocks, next: 0 })
     }
 
     /// `len` tokens from `start` on, counted from the beginning of this set, appended to `ids`.
@@ -229,26 +229,43 @@ impl RandomBatches {
     }
 }
 
-/// All blocks in order; see [`TokenSet::sequential_batches`].
+/// All blocks in order, or some from everywhere; see [`TokenSet::sequential_batches`].
 #[derive(Clone, Debug)]
 pub struct SequentialBatches {
     reader: BlockReader,
-    next: usize,
+    /// Blocks of the set, and how many of them are given.
     blocks: usize,
+    given: usize,
+    next: usize,
+}
+
+impl SequentialBatches {
+    /// At most `batches` of them from the first on, their blocks spread evenly over the whole set: what is measured on them is
+    /// measured on all parts of it.
+    pub fn spread(self, batches: usize) -> SequentialBatches {
+        let given = self.blocks.min(batches.saturating_mul(self.reader.rows));
+        SequentialBatches { given, next: 0, ..self }
+    }
+
+    /// Where the block given as number `index` begins.
+    fn start(&self, index: usize) -> usize {
+        let block = index as u128 * self.blocks as u128 / self.given as u128;
+        block as usize * self.reader.block
+    }
 }
 
 impl Iterator for SequentialBatches {
     type Item = Result<Batch>;
 
     fn next(&mut self) -> Option<Result<Batch>> {
-        let end = self.blocks.min(self.next + self.reader.rows);
-        let starts: Vec<_> = (self.next..end).map(|index| index * self.reader.block).collect();
+        let end = self.given.min(self.next + self.reader.rows);
+        let starts: Vec<_> = (self.next..end).map(|index| self.start(index)).collect();
         self.next = end;
         (!starts.is_empty()).then(|| self.reader.batch(&starts))
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        let batches = (self.blocks - self.next).div_ceil(self.reader.rows);
+        let batches = (self.given - self.next).div_ceil(self.reader.rows);
         (batches, Some(batches))
     }
 }

@@ -203,6 +203,26 @@ fn sequential_batches_give_every_block_once() -> TestResult {
 }
 
 #[test]
+fn spread_batches_reach_over_the_whole_set() -> TestResult {
+    let dir = tempfile::tempdir()?;
+    let tokens = counting_bin(&dir.path().join("t.bin"), 1001)?;
+    let starts = |batches: usize| -> Result<Vec<i64>> {
+        let spread = tokens.sequential_batches(4, 10, Device::Cpu)?.spread(batches);
+        assert_eq!(spread.len(), batches.min(25));
+        let inputs = spread.map(|batch| Ok(ids(&batch?.inputs.select(1, 0))));
+        Ok(inputs.collect::<Result<Vec<_>>>()?.concat())
+    };
+    assert_eq!(starts(1)?, [0, 250, 500, 750]);
+    assert_eq!(starts(2)?, [0, 120, 250, 370, 500, 620, 750, 870]);
+    // All there are, each once.
+    for batches in [25, usize::MAX] {
+        assert_eq!(starts(batches)?, (0..100).map(|block| 10 * block).collect::<Vec<_>>());
+    }
+    assert!(starts(0)?.is_empty());
+    Ok(())
+}
+
+#[test]
 fn text_and_token_file_give_the_same_batches() -> TestResult {
     let dir = tempfile::tempdir()?;
     let path = dir.path().join("t.bin");

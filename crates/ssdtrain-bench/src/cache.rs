@@ -42,7 +42,7 @@ pub(crate) struct CacheArgs {
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     prefetch: Option<u64>,
     /// Pinned host memory for activations of a GPU, all of it pinned before the first step; 0: no more than the way to the disk
-    /// needs. Default: what the first step asks for (offload-disk: 0)
+    /// needs. Default: as much as steps ask for (offload-disk: 0)
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     host_pool: Option<u64>,
     /// Which way a GPU's activations take to disk: straight by cuFile, or through the host pool. auto: through the pool where there is one
@@ -153,6 +153,7 @@ impl CacheArgs {
     pub(crate) fn open(&self, strategy: Strategy, vs: &VarStore) -> Result<Option<TensorCache>> {
         let defaults = Defaults::of(vs.device());
         let mut builder = TensorCache::builder()
+            .policy(Policy::Offload)
             .parameters(vs)
             .min_bytes(self.min_bytes)
             .device_budget(self.device_budget.unwrap_or(defaults.device_budget))
@@ -208,6 +209,11 @@ impl CacheArgs {
             }
         }
         Ok(Some(builder.build()?))
+    }
+
+    /// Whether it was said by hand how much may stay on the device.
+    pub(crate) fn has_budget(&self) -> bool {
+        self.device_budget.is_some() || self.backward_budget.is_some() || self.keep_last.is_some()
     }
 
     /// Most bytes on disk.

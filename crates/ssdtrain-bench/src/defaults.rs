@@ -62,3 +62,19 @@ pub(crate) const COPY_DEPTH: &str = "4";
 
 /// How much longer steps of auto may take than with everything kept.
 pub(crate) const OVERHEAD: f64 = 0.02;
+
+#[cfg(test)]
+mod tests {
+    use ssdtrain::store::StoreConfig;
+
+    use super::*;
+    use crate::size;
+
+    #[test]
+    fn the_disk_is_used_as_the_library_would() {
+        let library = StoreConfig::default();
+        assert_eq!(QUEUE_DEPTH, library.queue_depth.to_string());
+        assert_eq!(size::parse(IO_BYTES), Ok(library.io_bytes as u64));
+        assert_eq!(size::parse(DISK_CAP), Ok(library.cap_bytes));
+    }
+}

@@ -77,12 +77,14 @@ impl Side {
             if figures.is_empty() { 0.0 } else { median(&figures) }
         };
         let step_ms_median = median(&walls);
+        let plan = reports.iter().rev().find_map(|report| report.plan.as_ref());
         Row {
             strategy: self.strategy.name(),
             step_ms_median,
             tokens_per_s: tokens as f64 / step_ms_median * 1e3,
             act_peak_bytes: self.peak(),
             act_peak_spread_bytes: self.peak() - self.peaks().min().unwrap_or(0),
+            step_peak_bytes: self.outcomes.iter().map(|outcome| outcome.step_peak_bytes).max().unwrap_or(0),
             act_peak_to_keep: keep.map(|keep| self.peak() as f64 / keep.peak() as f64),
             saved_bytes: (!reports.is_empty()).then(|| of(|report| report.saved.bytes as f64) as u64),
             offloaded_bytes: of(|report| report.offloaded.bytes as f64) as u64,
@@ -99,8 +101,8 @@ impl Side {
             },
             pinned_bytes: self.pinned() - self.pinned_before,
             disk: self.disk(),
-            planned: reports.last().and_then(|report| report.plan.as_deref()).map(Planned::of),
-            explained: reports.last().and_then(|report| report.plan.as_ref()).map(ToString::to_string),
+            planned: plan.map(|plan| Planned::of(plan)),
+            explained: plan.map(ToString::to_string),
             adaptive: reports.last().and_then(|report| report.adaptive.as_ref()).map(Decided::of),
             ratio_to_keep: keep.map(|keep| ratio_of_medians(&walls, &keep.walls(), seed)),
             loss_last: self.loss(),
@@ -133,6 +135,8 @@ pub(crate) struct Row {
     /// Between the highest and the lowest peak of a measured step.
     act_peak_spread_bytes: u64,
     pub(crate) act_peak_to_keep: Option<f64>,
+    /// Gradients counted too.
+    pub(crate) step_peak_bytes: u64,
     saved_bytes: Option<u64>,
     pub(crate) offloaded_bytes: u64,
     pub(crate) recomputed_bytes: u64,
@@ -251,6 +255,7 @@ pub(crate) fn render(rows: &[Row]) -> String {
         "tokens/s",
         "activation peak",
         "/ keep",
+        "with gradients",
         "saved",
         "moved",
         "recomputed",
@@ -270,6 +275,7 @@ pub(crate) fn render(rows: &[Row]) -> String {
             format!("{:.0}", row.tokens_per_s),
             size::format(row.act_peak_bytes),
             row.act_peak_to_keep.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.3}")),
+            size::format(row.step_peak_bytes),
             row.saved_bytes.map_or_else(|| "-".to_owned(), size::format),
             size::format(row.offloaded_bytes),
             size::format(row.recomputed_bytes),

@@ -61,8 +61,10 @@ pub(crate) struct Outcome {
     pub(crate) loss: f64,
     /// From the clearing of the gradients to the end of the last transfer, and of the device's work.
     pub(crate) wall: Duration,
-    /// Peak of allocated bytes in forward and backward, minus those at the beginning.
+    /// As [`StepReport::act_peak_bytes`].
     pub(crate) act_peak_bytes: u64,
+    /// As [`StepReport::step_peak_bytes`].
+    pub(crate) step_peak_bytes: u64,
     /// None without a cache.
     pub(crate) report: Option<StepReport>,
 }
@@ -118,28 +120,29 @@ impl<O: Optimizer> Learner<O> {
     /// Takes one step on micro-batches of equal size.
     pub(crate) fn step(&mut self, micro_batches: &[Batch], update: Update) -> Result<Outcome> {
         let start = Instant::now();
-        let Learner { model, optimizer, cache, placement, .. } = self;
-        let (loss, act_peak_bytes, report) = match cache {
+        let Learner { model, vs, optimizer, cache, placement } = self;
+        let (loss, [act_peak_bytes, step_peak_bytes], report) = match cache {
             Some(cache) => {
                 let step = cache.step();
                 optimizer.zero_grad();
                 let loss = accumulate(model, micro_batches, |loss| anyhow::Ok(step.backward(loss)?))?;
                 update.apply(optimizer)?;
                 let report = step.finish()?;
-                (loss, report.act_peak_bytes, Some(report))
+                (loss, [report.act_peak_bytes, report.step_peak_bytes], Some(report))
             }
             None => {
                 torch::reset_peak(placement.device);
                 let before = torch::memory(placement.device).allocated;
+                let gradients = torch::gradient_bytes(vs.variables().values());
                 optimizer.zero_grad();
                 let loss = accumulate(model, micro_batches, |loss| loss.f_backward().map_err(Error::from))?;
-                let act_peak_bytes = torch::memory(placement.device).peak.saturating_sub(before);
+                let peak = torch::memory(placement.device).peak.saturating_sub(before);
                 update.apply(optimizer)?;
-                (loss, act_peak_bytes, None)
+                (loss, [peak, peak + gradients], None)
             }
         };
         placement.synchronize();
-        Ok(Outcome { loss, wall: start.elapsed(), act_peak_bytes, report })
+        Ok(Outcome { loss, wall: start.elapsed(), act_peak_bytes, step_peak_bytes, report })
     }
 
     /// The cache, if the strategy has one.

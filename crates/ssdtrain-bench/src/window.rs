@@ -13,6 +13,8 @@ pub(crate) struct Window {
     stall: Duration,
     /// The highest of any step.
     pub(crate) act_peak_bytes: u64,
+    /// The same.
+    pub(crate) step_peak_bytes: u64,
 }
 
 impl Window {
@@ -21,6 +23,7 @@ impl Window {
         self.wall += outcome.wall;
         self.stall += outcome.report.as_ref().map_or(Duration::ZERO, |report| report.stall.total());
         self.act_peak_bytes = self.act_peak_bytes.max(outcome.act_peak_bytes);
+        self.step_peak_bytes = self.step_peak_bytes.max(outcome.step_peak_bytes);
     }
 
     /// Of a step, on average.

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
+use ssdtrain_models::Checkpoint;
 use tempfile::TempDir;
 
 /// A model that takes a step in milliseconds, with activations large enough to be moved.
@@ -205,6 +206,7 @@ fn compare_keeps_its_json_contract_and_every_bit() {
         "act_peak_bytes",
         "act_peak_spread_bytes",
         "act_peak_to_keep",
+        "step_peak_bytes",
         "adaptive",
         "planned",
         "saved_bytes",
@@ -230,6 +232,11 @@ fn compare_keeps_its_json_contract_and_every_bit() {
         }
         assert_eq!(row["loss_last"], rows[0]["loss_last"]);
     }
+    // Gradients are there from the first step on, so every strategy has the same beside its activations.
+    let gradients =
+        |row: &Value| row["step_peak_bytes"].as_u64().unwrap() - row["act_peak_bytes"].as_u64().unwrap();
+    assert!(gradients(&rows[0]) > 0);
+    assert!(rows.iter().all(|row| gradients(row) == gradients(&rows[0])), "{rows:?}");
     assert_eq!(rows[1]["saved_bytes"], rows[2]["saved_bytes"]);
     assert_eq!(rows[1]["offloaded_bytes"], 0);
     assert!(rows[2]["offloaded_bytes"].as_u64().unwrap() + rows[2]["forwarded_bytes"].as_u64().unwrap() > 0);
@@ -253,7 +260,9 @@ fn a_trace_has_each_strategy_with_a_cache_as_a_process() {
         processes.map(|event| event["args"]["name"].as_str().unwrap().to_owned()).collect()
     };
     assert_eq!(trace(&["compare"], &["--steps=2", "--warmup=1"]), ["keep", "offload"]);
-    assert_eq!(trace(&["train"], &["--steps=3", "--compare-steps=1"]), ["offload"]);
+    assert_eq!(trace(&["train"], &["--steps=3", "--compare-steps=1"]), ["auto"]);
+    let by_hand = ["--steps=3", "--compare-steps=1", "--device-budget=1MiB"];
+    assert_eq!(trace(&["train"], &by_hand), ["offload"]);
     let plain = tiny(directory.path(), &["compare"], &["--data=text.txt", "--strategies=plain", "--trace=t"]);
     assert!(refusal(&plain).contains("--trace"));
     let nowhere = tiny(directory.path(), &["train"], &["--data=text.txt", "--trace=no/where"]);
@@ -332,6 +341,41 @@ fn a_run_in_16_bits_is_resumed_in_16_bits_only() {
     let refused = refusal(&train(&["--steps=3", "--resume"]));
     assert!(refused.contains("BF16") && refused.contains("Float"), "{refused}");
     assert!(train(&["--steps=3", "--resume", "--dtype=bf16"]).status.success());
+}
+
+#[test]
+fn the_best_checkpoint_is_kept_beside_the_latest() {
+    let place = workplace();
+    let train = |more: &[&str]| {
+        let command = [
+            "train",
+            "--data=text.txt",
+            "--json",
+            "--eval-tokens=512",
+            "--compare-steps=0",
+            "--sample-tokens=0",
+        ];
+        // Steps become so large that the loss rises again.
+        let options = ["--out=run", "--eval-every=1", "--warmup-steps=6", "--lr=0.3", "--min-lr=0.3"];
+        let events = json_lines(&tiny(place.path(), &command, &[&options[..], more].concat()));
+        let evaluations: Vec<_> = events.into_iter().filter(|event| event["event"] == "eval").collect();
+        // The last one is that of the end, on more tokens.
+        evaluations[..evaluations.len() - 1].to_vec()
+    };
+    let best_of = |evaluations: &[Value]| {
+        let loss = |event: &Value| event["held_out_loss"].as_f64().unwrap();
+        let best = evaluations.iter().min_by(|left, right| loss(left).total_cmp(&loss(right))).unwrap();
+        best["step"].as_u64().unwrap()
+    };
+    let kept = |name: &str| Checkpoint::open(place.path().join("run").join(name)).unwrap().state().step;
+    let mut evaluations = train(&["--steps=6"]);
+    assert_eq!(evaluations.len(), 6);
+    assert!((2..6).contains(&best_of(&evaluations)), "{evaluations:?}");
+    assert_eq!(kept("best-checkpoint.safetensors"), best_of(&evaluations), "{evaluations:?}");
+    assert_eq!(kept("checkpoint.safetensors"), 6);
+    // A run that goes on knows the best so far.
+    evaluations.extend(train(&["--steps=8", "--resume"]));
+    assert_eq!(kept("best-checkpoint.safetensors"), best_of(&evaluations), "{evaluations:?}");
 }
 
 #[test]
@@ -437,9 +481,18 @@ fn io_and_doctor_say_what_they_found() {
         );
     }
     let checks = json_lines(&bench(place.path(), &["doctor", "--json", "--spill-dir=."]));
-    for name in
-        ["libtorch", "CUDA", "io_uring", "spill", "memory", "locked memory", "huge pages", "threads", "used"]
-    {
+    for name in [
+        "libtorch",
+        "your package",
+        "CUDA",
+        "io_uring",
+        "spill",
+        "memory",
+        "locked memory",
+        "huge pages",
+        "threads",
+        "used",
+    ] {
         assert!(checks.iter().any(|check| check["name"] == name), "{name}");
     }
     for check in &checks {

@@ -1,9 +1,9 @@
 // A CPU allocator whose large blocks can be read and written with O_DIRECT, and that counts exactly what is allocated.
 //
-// Blocks of at least 64 KiB start on a 4 KiB border and have a capacity that is a multiple of 4 KiB; they come in eight size
-// classes per doubling and are kept in free lists, so a training loop faults its pages in once. They are carved from regions
-// of huge pages: fewer pages to fault in, and far fewer for the kernel to pin in each transfer. Smaller blocks are malloc's.
-// A header of 64 bytes stands before every block's data.
+// Blocks of at least 64 KiB start on a 4 KiB border and have a capacity that is a multiple of 4 KiB. Each is cut out of the
+// smallest free range that has room for it, and joins its free neighbours when it is freed, so memory serves tensors of all sizes
+// in turn. It is mapped in huge pages: fewer pages to fault in, and far fewer for the kernel to pin in each transfer. A huge
+// page without a block can be given back, memory but not addresses. Smaller blocks are malloc's, behind a header of 64 bytes.
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
@@ -11,13 +11,15 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstdlib>
-#include <memory>
+#include <iterator>
+#include <map>
 #include <mutex>
 #include <new>
-#include <vector>
+#include <optional>
+#include <set>
+#include <utility>
 
 #include "shim.h"
 
@@ -26,47 +28,184 @@ namespace {
 constexpr size_t kPage = 4096;
 constexpr size_t kLarge = 64 << 10;
 constexpr size_t kHugePage = 2 << 20;
-constexpr size_t kRegion = 32 << 20;
-constexpr size_t kStepsLog2 = 3;
+// Mapped at once, if there are as many addresses: memory that is not touched takes up nothing else.
+constexpr size_t kMapping = 256 << 20;
 
-// A mapping that blocks are carved from, front to back. It lives until `trim` finds none of them in use.
-struct Region {
-  char* base;
-  size_t bytes;
-  size_t carved;  // from the front
-  size_t in_use;  // blocks that are not in a free list
+size_t round_up(size_t n, size_t step) { return (n + step - 1) / step * step; }
+char* round_up(char* at, size_t step) { return reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(at), step)); }
+char* round_down(char* at, size_t step) { return at - reinterpret_cast<uintptr_t>(at) % step; }
+
+// Large blocks, and the memory they lie in. Its owner has it locked.
+class Arena {
+ public:
+  struct Block {
+    size_t bytes;
+    size_t requested;
+    bool in_use;
+    uint32_t owners = 1;  // the storage, and whoever holds the block beside it
+  };
+  using Blocks = std::map<char*, Block>;
+
+  // A block of at least `requested` bytes, or null.
+  char* take(size_t requested) {
+    const size_t bytes = round_up(requested, kPage);
+    auto smallest = free_.lower_bound({bytes, nullptr});
+    if (smallest == free_.end()) {
+      if (!map(bytes)) return nullptr;
+      smallest = free_.lower_bound({bytes, nullptr});
+    }
+    const auto at = blocks_.find(smallest->second);
+    auto range = free_.extract(smallest);
+    auto& [data, block] = *at;
+    if (block.bytes > bytes) {
+      blocks_.emplace_hint(std::next(at), data + bytes, Block{block.bytes - bytes, 0, false});
+      range.value() = {block.bytes - bytes, data + bytes};
+      free_.insert(std::move(range));
+    }
+    block = {bytes, requested, true};
+    used_ += bytes;
+    most_used_ = std::max(most_used_, used_);
+    hold(data, bytes);
+    return data;
+  }
+
+  // The block in use that begins at `data`, or null.
+  const Block* find(void* data) const {
+    const auto at = blocks_.find(static_cast<char*>(data));
+    return at == blocks_.end() || !at->second.in_use ? nullptr : &at->second;
+  }
+
+  // One more owner of the block in use that begins at `data`; false if there is none.
+  bool share(void* data) {
+    const auto at = blocks_.find(static_cast<char*>(data));
+    if (at == blocks_.end()) return false;
+    ++at->second.owners;
+    return true;
+  }
+
+  // An owner lets go of the block that begins at `data`, which is free after the last; how many bytes that were requested came free. None
+  // if there is no such block.
+  std::optional<size_t> give(void* data) {
+    const auto at = blocks_.find(static_cast<char*>(data));
+    if (at == blocks_.end()) return std::nullopt;
+    if (--at->second.owners > 0) return 0;
+    const size_t requested = at->second.requested;
+    used_ -= at->second.bytes;
+    join(at);
+    return requested;
+  }
+
+  size_t held() const { return held_.size() * kHugePage; }
+
+  void end_step() {
+    recent_ = std::max(most_used_, recent_ - recent_ / 8);
+    most_used_ = used_;
+    give_back(limit());
+  }
+
+  void trim() {
+    recent_ = 0;
+    most_used_ = used_;
+    give_back(0);
+  }
+
+ private:
+  // Makes a block free, and one with its free neighbours.
+  void join(Blocks::iterator at) {
+    const auto next = std::next(at);
+    if (next != blocks_.end() && !next->second.in_use && at->first + at->second.bytes == next->first) {
+      free_.erase({next->second.bytes, next->first});
+      at->second.bytes += next->second.bytes;
+      blocks_.erase(next);
+    }
+    if (at != blocks_.begin()) {
+      const auto previous = std::prev(at);
+      if (!previous->second.in_use && previous->first + previous->second.bytes == at->first) {
+        free_.erase({previous->second.bytes, previous->first});
+        previous->second.bytes += at->second.bytes;
+        blocks_.erase(at);
+        at = previous;
+      }
+    }
+    at->second.in_use = false;
+    free_.emplace(at->second.bytes, at->first);
+  }
+
+  bool map(size_t at_least) {
+    const size_t bytes = round_up(at_least, kHugePage);
+    size_t mapped = std::max(bytes, kMapping);
+    char* base = map_huge_pages(mapped);
+    if (base == nullptr) base = map_huge_pages(mapped = bytes);
+    if (base == nullptr) return false;
+    join(blocks_.emplace(base, Block{mapped, 0, true}).first);
+    return true;
+  }
+
+  // `bytes` from the border of a huge page on, or null. The upper end of what the kernel offers, since that is where the mapping before is.
+  static char* map_huge_pages(size_t bytes) {
+    void* mapped = mmap(nullptr, kHugePage + bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) return nullptr;
+    char* start = static_cast<char*>(mapped);
+    char* end = start + kHugePage + bytes;
+    char* base = round_down(end - bytes, kHugePage);
+    if (base > start) munmap(start, base - start);
+    if (end > base + bytes) munmap(base + bytes, end - base - bytes);
+    madvise(base, bytes, MADV_HUGEPAGE);
+    return base;
+  }
+
+  // Held may be what was in use at once of late, and what blocks of changing sizes and the ends of huge pages leave between them.
+  size_t limit() const {
+    const size_t most = std::max(recent_, most_used_);
+    return most + most / 8 + 4 * kHugePage;
+  }
+
+  // The block is about to be used. What it takes up anew is made up for by free pages elsewhere.
+  void hold(char* data, size_t bytes) {
+    char* const end = data + bytes;
+    auto held = held_.lower_bound(round_down(data, kHugePage));
+    size_t fresh = 0;
+    for (char* page = round_down(data, kHugePage); page < end; page += kHugePage) {
+      if (held != held_.end() && *held == page) {
+        ++held;
+      } else {
+        held_.insert(held, page);
+        ++fresh;
+      }
+    }
+    if (fresh > 0) give_back(limit());
+  }
+
+  // Gives huge pages without a block back until no more than `limit` is held, largest ranges first: they are needed last.
+  void give_back(size_t limit) {
+    for (auto range = free_.rbegin(); range != free_.rend() && range->first >= kHugePage && held() > limit; ++range) {
+      const auto [bytes, data] = *range;
+      char* const first = round_up(data, kHugePage);
+      auto page = held_.lower_bound(round_down(data + bytes, kHugePage));
+      while (held() > limit && page != held_.begin() && *std::prev(page) >= first) {
+        --page;
+        // It fails where the program has locked its memory.
+        if (madvise(*page, kHugePage, MADV_DONTNEED) == 0) page = held_.erase(page);
+      }
+    }
+  }
+
+  Blocks blocks_;                            // by address, in use and free
+  std::set<std::pair<size_t, char*>> free_;  // by size
+  std::set<char*> held_;                     // huge pages that a block has lain in since they were mapped or given back
+  size_t used_ = 0;                          // bytes of blocks in use
+  size_t most_used_ = 0;                     // since the last step ended
+  size_t recent_ = 0;                        // in the steps before, the older the less
 };
 
+// Stands before the data of a small block.
 struct alignas(64) Header {
   size_t requested;
-  size_t capacity;  // of the data, without header
-  Region* region;   // null where the block is malloc's
+  std::atomic<uint32_t> owners{1};  // as of a large block
 };
 static_assert(sizeof(Header) == 64);
 
-Header* header_of(void* data) {
-  return reinterpret_cast<Header*>(static_cast<char*>(data) - sizeof(Header));
-}
-
-size_t round_up(size_t n, size_t step) { return (n + step - 1) / step * step; }
-
-int log2_floor(size_t n) { return 63 - __builtin_clzll(n); }
-
-// Rounds up to the class's capacity: an eighth of the power of two below, never less than a page.
-size_t class_capacity(size_t n) {
-  const size_t step = std::max(kPage, size_t{1} << (log2_floor(n) - kStepsLog2));
-  return round_up(n, step);
-}
-
-size_t class_index(size_t capacity) {
-  const int log2 = log2_floor(capacity);
-  return (static_cast<size_t>(log2) << kStepsLog2) | ((capacity >> (log2 - kStepsLog2)) & 7);
-}
-
-template <class T, class Test>
-void erase_if(std::vector<T>& items, Test test) {
-  items.erase(std::remove_if(items.begin(), items.end(), test), items.end());
-}
+Header* header_of(void* data) { return static_cast<Header*>(data) - 1; }
 
 class Allocator final : public c10::Allocator {
  public:
@@ -77,20 +216,48 @@ class Allocator final : public c10::Allocator {
   c10::DeleterFnPtr raw_deleter() const override { return &Allocator::release; }
   void copy_data(void* dest, const void* src, size_t count) const override { default_copy_data(dest, src, count); }
 
-  st_memory memory() const { return {allocated_.load(), peak_.load(), reserved_.load()}; }
+  st_memory memory() const { return {allocated_.load(), peak_.load(), small_.load() + held_.load()}; }
   void reset_peak() { peak_.store(allocated_.load()); }
+
+  void end_step() {
+    std::lock_guard lock(mutex_);
+    arena_.end_step();
+    held_.store(arena_.held());
+  }
 
   void trim() {
     std::lock_guard lock(mutex_);
-    trim_locked();
+    arena_.trim();
+    held_.store(arena_.held());
+  }
+
+  // Of a block of ours.
+  size_t capacity(void* data) {
+    if (may_be_large(data)) {
+      std::lock_guard lock(mutex_);
+      if (const Arena::Block* block = arena_.find(data)) return block->bytes;
+    }
+    return header_of(data)->requested;
+  }
+
+  // One more owner of a block of ours.
+  void share(void* data) {
+    if (may_be_large(data)) {
+      std::lock_guard lock(mutex_);
+      if (arena_.share(data)) return;
+    }
+    header_of(data)->owners.fetch_add(1, std::memory_order_relaxed);
   }
 
   static void release(void* data);
 
  private:
+  // The arena's blocks start on the border of a page, and few of malloc's have data there.
+  static bool may_be_large(void* data) { return reinterpret_cast<uintptr_t>(data) % kPage == 0; }
+
   void* take(size_t n) {
-    void* data = n < kLarge ? from_malloc(n) : from_free_list(class_capacity(n));
-    header_of(data)->requested = n;
+    void* data = n < kLarge ? take_small(n) : take_large(n);
+    TORCH_CHECK(data != nullptr, "out of memory: ", n, " bytes asked of the CPU allocator");
     const uint64_t now = allocated_.fetch_add(n) + n;
     uint64_t peak = peak_.load();
     while (peak < now && !peak_.compare_exchange_weak(peak, now)) {
@@ -98,107 +265,45 @@ class Allocator final : public c10::Allocator {
     return data;
   }
 
+  void* take_small(size_t n) {
+    void* base = std::aligned_alloc(64, round_up(sizeof(Header) + n, 64));
+    if (base == nullptr) return nullptr;
+    small_.fetch_add(n);
+    return new (base) Header{n} + 1;
+  }
+
+  void* take_large(size_t n) {
+    std::lock_guard lock(mutex_);
+    void* data = arena_.take(n);
+    held_.store(arena_.held());
+    return data;
+  }
+
   void give(void* data) {
-    const Header* header = header_of(data);
-    allocated_.fetch_sub(header->requested);
-    if (header->region == nullptr) {
-      reserved_.fetch_sub(header->capacity);
-      std::free(header_of(data));
-      return;
-    }
+    const auto large = may_be_large(data) ? give_large(data) : std::nullopt;
+    allocated_.fetch_sub(large.has_value() ? *large : give_small(data));
+  }
+
+  size_t give_small(void* data) {
+    if (header_of(data)->owners.fetch_sub(1, std::memory_order_acq_rel) > 1) return 0;
+    const size_t n = header_of(data)->requested;
+    small_.fetch_sub(n);
+    std::free(header_of(data));
+    return n;
+  }
+
+  // None if it is not the arena's.
+  std::optional<size_t> give_large(void* data) {
     std::lock_guard lock(mutex_);
-    free_[class_index(header->capacity)].push_back(data);
-    --header->region->in_use;
-  }
-
-  void* from_malloc(size_t n) {
-    const size_t bytes = round_up(sizeof(Header) + n, 64);
-    void* base = std::aligned_alloc(64, bytes);
-    TORCH_CHECK(base != nullptr, "out of memory: ", n, " bytes asked of the CPU allocator");
-    auto* header = new (base) Header{n, n, nullptr};
-    reserved_.fetch_add(n);
-    return header + 1;
-  }
-
-  void* from_free_list(size_t capacity) {
-    std::lock_guard lock(mutex_);
-    std::vector<void*>& blocks = free_[class_index(capacity)];
-    void* data;
-    if (blocks.empty()) {
-      data = carve(capacity);
-    } else {
-      data = blocks.back();
-      blocks.pop_back();
-    }
-    ++header_of(data)->region->in_use;
-    return data;
-  }
-
-  // The header takes the end of a page of its own, so that the data starts on a border.
-  void* carve(size_t capacity) {
-    const size_t bytes = kPage + capacity;
-    Region* region = room(current_) < bytes ? map_region(bytes) : current_;
-    if (room(region) - bytes > room(current_)) current_ = region;
-    char* data = region->base + region->carved + kPage;
-    region->carved += bytes;
-    new (header_of(data)) Header{capacity, capacity, region};
-    reserved_.fetch_add(capacity);
-    return data;
-  }
-
-  static size_t room(const Region* region) { return region == nullptr ? 0 : region->bytes - region->carved; }
-
-  // A block larger than most regions gets one of its own.
-  Region* map_region(size_t at_least) {
-    const size_t bytes = round_up(std::max(at_least, kRegion), kHugePage);
-    char* base = map_huge_pages(bytes);
-    if (base == nullptr) {
-      trim_locked();
-      base = map_huge_pages(bytes);
-    }
-    TORCH_CHECK(base != nullptr, "out of memory: ", at_least, " bytes asked of the CPU allocator");
-    return regions_.emplace_back(std::make_unique<Region>(Region{base, bytes, 0, 0})).get();
-  }
-
-  // `bytes` from the border of a huge page on, or null.
-  static char* map_huge_pages(size_t bytes) {
-    void* mapped = mmap(nullptr, kHugePage + bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (mapped == MAP_FAILED) return nullptr;
-    char* start = static_cast<char*>(mapped);
-    char* base = reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(start), kHugePage));
-    char* end = start + kHugePage + bytes;
-    if (base > start) munmap(start, base - start);
-    if (end > base + bytes) munmap(base + bytes, end - base - bytes);
-    madvise(base, bytes, MADV_HUGEPAGE);
-    return base;
-  }
-
-  void trim_locked() {
-    const auto unused = [](const Region& region) { return region.in_use == 0; };
-    for (std::vector<void*>& blocks : free_) {
-      erase_if(blocks, [&](void* data) {
-        const Header* header = header_of(data);
-        if (!unused(*header->region)) return false;
-        reserved_.fetch_sub(header->capacity);
-        return true;
-      });
-    }
-    if (current_ != nullptr && unused(*current_)) current_ = nullptr;
-    erase_if(regions_, [&](const std::unique_ptr<Region>& region) {
-      if (!unused(*region)) return false;
-      munmap(region->base, region->bytes);
-      return true;
-    });
+    return arena_.give(data);
   }
 
   std::atomic<uint64_t> allocated_{0};
   std::atomic<uint64_t> peak_{0};
-  std::atomic<uint64_t> reserved_{0};
-  // Over everything below.
+  std::atomic<uint64_t> small_{0};  // bytes of malloc's blocks
+  std::atomic<uint64_t> held_{0};   // by the arena
   std::mutex mutex_;
-  std::array<std::vector<void*>, 64 << kStepsLog2> free_;
-  std::vector<std::unique_ptr<Region>> regions_;
-  Region* current_ = nullptr;  // the one with the most room, which is carved next
+  Arena arena_;
 };
 
 // Never destroyed: tensors in statics may outlive every destructor.
@@ -211,6 +316,10 @@ void Allocator::release(void* data) {
   if (data != nullptr) allocator().give(data);
 }
 
+bool is_ours(const c10::DataPtr& data) {
+  return data.get_deleter() == &Allocator::release && data.get() == data.get_context() && data.get() != nullptr;
+}
+
 }  // namespace
 
 extern "C" {
@@ -221,13 +330,22 @@ void st_allocator_install(void) {
 
 st_memory st_allocator_memory(void) { return allocator().memory(); }
 void st_allocator_reset_peak(void) { allocator().reset_peak(); }
+void st_allocator_end_step(void) { allocator().end_step(); }
 void st_allocator_trim(void) { allocator().trim(); }
 
 uint64_t st_storage_capacity(const st_storage* storage) {
   const auto* impl = reinterpret_cast<const c10::StorageImpl*>(storage);
-  const c10::DataPtr& data = impl->data_ptr();
-  const bool ours = data.get_deleter() == &Allocator::release && data.get() == data.get_context() && data.get() != nullptr;
-  return ours ? header_of(data.get())->capacity : impl->nbytes();
+  return is_ours(impl->data_ptr()) ? allocator().capacity(impl->data_ptr().get()) : impl->nbytes();
 }
+
+st_block st_storage_block(const st_storage* storage) {
+  const auto* impl = reinterpret_cast<const c10::StorageImpl*>(storage);
+  const bool held = is_ours(impl->data_ptr());
+  if (held) st_block_hold(impl->data_ptr().get());
+  return {impl->data_ptr().get(), impl->nbytes(), st_storage_capacity(storage), held};
+}
+
+void st_block_hold(void* data) { allocator().share(data); }
+void st_block_release(void* data) { Allocator::release(data); }
 
 }  // extern "C"

@@ -1,20 +1,10 @@
-// What the outcome of a computation hangs on beside its inputs and random numbers: the thread's modes, and the leaves it reads.
+// What the outcome of a computation hangs on beside what it reads and random numbers: the thread's modes.
 #include <ATen/ThreadLocalState.h>
 #include <ATen/autocast_mode.h>
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
-#include <torch/csrc/autograd/variable.h>
-
-#include <memory>
-#include <unordered_set>
-#include <utility>
-#include <vector>
 
 #include "guard.h"
 
 namespace {
-
-using torch::autograd::AccumulateGrad;
-using torch::autograd::Node;
 
 const at::Tensor& tensor(const st_tensor* t) { return *reinterpret_cast<const at::Tensor*>(t); }
 
@@ -33,16 +23,6 @@ class Modes final {
   at::ThreadLocalStateGuard guard_;
   bool cached_;
 };
-
-struct Leaves {
-  std::vector<std::pair<c10::VariableVersion, uint32_t>> versions;
-};
-
-// The node that the gradient of `t` goes to.
-const Node* gradient_node(const at::Tensor& t) {
-  if (!t.requires_grad()) return nullptr;
-  return t.is_leaf() ? torch::autograd::impl::grad_accumulator(t).get() : t.grad_fn().get();
-}
 
 }  // namespace
 
@@ -85,36 +65,16 @@ st_status st_modes_enter(const st_modes* modes, st_entered** out) {
 
 void st_modes_leave(st_entered* entered) { delete reinterpret_cast<Modes*>(entered); }
 
-st_status st_leaves_between(const st_tensor* output, const st_tensor* const* inputs, size_t count, st_leaves** out) {
-  return ssdtrain::guarded([&] {
-    auto leaves = std::make_unique<Leaves>();
-    std::unordered_set<const Node*> seen{nullptr};
-    for (size_t i = 0; i < count; ++i) seen.insert(gradient_node(tensor(inputs[i])));
-    std::vector<Node*> pending;
-    const auto visit = [&](Node* node) {
-      if (seen.insert(node).second) pending.push_back(node);
-    };
-    visit(tensor(output).grad_fn().get());
-    while (!pending.empty()) {
-      Node* node = pending.back();
-      pending.pop_back();
-      if (const auto* leaf = dynamic_cast<const AccumulateGrad*>(node)) {
-        const auto& version = leaf->variable.unsafeGetTensorImpl()->version_counter();
-        if (version.enabled()) leaves->versions.emplace_back(version, version.current_version());
-      }
-      for (const auto& edge : node->next_edges()) visit(edge.function.get());
-    }
-    *out = reinterpret_cast<st_leaves*>(leaves.release());
-  });
+bool st_cpu_autocast_enter(void) {
+  const bool before = at::autocast::is_autocast_enabled(at::kCPU);
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  at::autocast::increment_nesting();
+  return before;
 }
 
-bool st_leaves_unchanged(const st_leaves* leaves) {
-  for (const auto& [version, then] : reinterpret_cast<const Leaves*>(leaves)->versions) {
-    if (version.current_version() != then) return false;
-  }
-  return true;
+void st_cpu_autocast_leave(bool before) {
+  if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+  at::autocast::set_autocast_enabled(at::kCPU, before);
 }
-
-void st_leaves_free(st_leaves* leaves) { delete reinterpret_cast<Leaves*>(leaves); }
 
 }  // extern "C"

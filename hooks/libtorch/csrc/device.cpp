@@ -38,6 +38,21 @@ st_status st_device_stream(int8_t index, void** stream) {
   });
 }
 
+st_status st_device_exchange_stream(int8_t index, int64_t stream, int64_t* before) {
+  return ssdtrain::guarded([&] {
+    const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
+    *before = guard.exchangeStream(c10::Stream(c10::Stream::UNSAFE, cuda(index), stream)).id();
+  });
+}
+
+st_status st_device_record_use(int8_t index, const st_storage* storage) {
+  return ssdtrain::guarded([&] {
+    const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
+    const auto* impl = reinterpret_cast<const c10::StorageImpl*>(storage);
+    guard.recordDataPtrOnStream(impl->data_ptr(), guard.getStream(cuda(index)));
+  });
+}
+
 st_status st_device_allocate(int8_t index, uint64_t bytes, st_storage** storage) {
   return ssdtrain::guarded([&] {
     const c10::DeviceGuard on(cuda(index));
@@ -61,6 +76,17 @@ st_status st_device_memory(int8_t index, st_memory* memory) {
 st_status st_device_reset_peak(int8_t index) {
   return ssdtrain::guarded([&] {
     c10::getDeviceAllocator(c10::DeviceType::CUDA)->resetPeakStats(static_cast<c10::DeviceIndex>(index));
+  });
+}
+
+st_status st_device_free(int8_t index, uint64_t* bytes) {
+  return ssdtrain::guarded([&] {
+    auto* const allocator = c10::getDeviceAllocator(c10::DeviceType::CUDA);
+    const auto device = static_cast<c10::DeviceIndex>(index);
+    const auto stats = allocator->getDeviceStats(device);
+    constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    const auto idle = stats.reserved_bytes[all].current - stats.allocated_bytes[all].current;
+    *bytes = static_cast<uint64_t>(allocator->getMemoryInfo(device).first) + static_cast<uint64_t>(idle);
   });
 }
 

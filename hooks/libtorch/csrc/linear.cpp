@@ -1,9 +1,17 @@
 // A linear layer whose weight's gradient is added to in place.
 //
 // Autograd's own makes a gradient as large as the weight and then adds it to the one that is there; of a wide layer that is
-// as much memory as its activations. Here the product is accumulated straight into the gradient.
+// as much memory as its activations. Here the product is accumulated straight into the gradient, under the lock and in the
+// stream of the node that autograd would have add it. Where the gradient is for someone else it takes autograd's own way.
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <mutex>
 
 #include "guard.h"
 
@@ -11,35 +19,121 @@ namespace ssdtrain {
 namespace {
 
 using torch::autograd::AutogradContext;
+using torch::autograd::Node;
 using torch::autograd::variable_list;
+
+// The lock of a node, which AccumulateGrad holds as it adds.
+struct Lock : Node {
+  static std::mutex& of(Node& node) { return node.*(&Lock::mutex_); }
+};
+
+// Within its life the calling thread's stream does what the node's own would: after all that is queued there, before all that will be.
+class InStreamOf {
+ public:
+  InStreamOf(Node& node, const at::Tensor& leaf) : there_(leaf.is_cuda() ? node.stream() : c10::nullopt) {
+    if (!there_) return;
+    here_ = guard().getStream(there_->device());
+    if (*here_ == *there_) {
+      there_.reset();
+    } else {
+      follow(*here_, *there_);
+    }
+  }
+  InStreamOf(const InStreamOf&) = delete;
+
+  // Both streams use `sum`: its memory is not another's before both are done.
+  void end(const at::Tensor& sum) {
+    if (!there_) return;
+    guard().recordDataPtrOnStream(sum.storage().data_ptr(), *here_);
+    guard().recordDataPtrOnStream(sum.storage().data_ptr(), *there_);
+    follow(*there_, *here_);
+  }
+
+ private:
+  c10::impl::VirtualGuardImpl guard() const { return c10::impl::VirtualGuardImpl(there_->device_type()); }
+
+  static void follow(const c10::Stream& later, const c10::Stream& earlier) {
+    c10::Event event(earlier.device_type());
+    event.record(earlier);
+    event.block(later);
+  }
+
+  c10::optional<c10::Stream> there_;  // none where it is the calling thread's
+  c10::optional<c10::Stream> here_;
+};
+
+// Whether the running backward does no more with the leaf's gradient than add it to the one that is there.
+bool is_only_added(Node& accumulator) {
+  if (at::GradMode::is_enabled()) return false;
+  if (!accumulator.tensor_pre_hooks().empty() || accumulator.tensor_post_acc_grad_hooks() != nullptr) return false;
+  if (!accumulator.pre_hooks().empty() || !accumulator.post_hooks().empty()) return false;
+  const auto* asked = torch::autograd::get_current_graph_task_exec_info();
+  if (asked == nullptr || asked->empty()) return true;
+  const auto found = asked->find(&accumulator);
+  return found != asked->end() && found->second.needed_ && found->second.captures_ == nullptr;
+}
+
+// Adds rows^T . input to the gradient of `leaf`.
+void add_product(Node& accumulator, at::Tensor& leaf, const at::Tensor& rows, const at::Tensor& input) {
+  std::lock_guard lock(Lock::of(accumulator));
+  InStreamOf stream(accumulator, leaf);
+  at::Tensor& sum = leaf.mutable_grad();
+  const bool same_kind = rows.scalar_type() == leaf.scalar_type();
+  if (sum.defined()) {
+    same_kind ? sum.addmm_(rows.t(), input) : sum.add_(rows.t().mm(input));
+  } else if (same_kind) {
+    at::Tensor product = at::empty_like(leaf);
+    at::mm_out(product, rows.t(), input);
+    sum = product;
+  } else {
+    sum = at::empty_like(leaf).copy_(rows.t().mm(input));
+  }
+  stream.end(sum);
+}
 
 class Linear final : public torch::autograd::Function<Linear> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input, const at::Tensor& weight,
-                            const c10::optional<at::Tensor>& bias) {
+                            const c10::optional<at::Tensor>& bias, at::ScalarType kind) {
     context->save_for_backward({input, weight});
     // What comes back of a saved leaf may be another tensor on its storage, without its gradient.
     context->saved_data["weight"] = weight;
     context->saved_data["bias"] = bias.has_value();
-    return at::linear(input, weight, bias);
+    return at::linear(input, weight.to(kind), bias);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    // Kinds are those of forward.
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const auto saved = context->get_saved_variables();
     const at::Tensor &input = saved[0], &weight = saved[1], &grad = grads[0];
     const at::Tensor rows = grad.reshape({-1, grad.size(-1)});
-    at::Tensor by_input, by_bias;
-    if (context->needs_input_grad(0)) by_input = grad.matmul(weight);
+    at::Tensor by_input, by_weight, by_bias;
+    if (context->needs_input_grad(0)) by_input = grad.matmul(weight.to(grad.scalar_type()));
     if (context->needs_input_grad(1)) {
       at::Tensor leaf = context->saved_data["weight"].toTensor();
-      at::Tensor& sum = leaf.mutable_grad();
-      if (!sum.defined()) sum = at::zeros_like(weight);
-      sum.addmm_(rows.t(), input.reshape({-1, input.size(-1)}));
+      const auto accumulator = torch::autograd::impl::grad_accumulator(leaf);
+      const at::Tensor flat = input.reshape({-1, input.size(-1)});
+      if (is_only_added(*accumulator)) {
+        add_product(*accumulator, leaf, rows, flat);
+      } else {
+        by_weight = rows.t().mm(flat).to(leaf.scalar_type());
+      }
     }
     if (context->saved_data["bias"].toBool() && context->needs_input_grad(2)) by_bias = rows.sum(0);
-    return {by_input, at::Tensor(), by_bias};
+    return {by_input, by_weight, by_bias, at::Tensor()};
   }
 };
+
+at::Tensor apply(const at::Tensor& input, const at::Tensor& weight, const c10::optional<at::Tensor>& bias) {
+  const auto device = weight.device().type();
+  if (!at::autocast::is_autocast_enabled(device)) return Linear::apply(input, weight, bias, weight.scalar_type());
+  // As at::linear casts, but for the weight's copy: made within the layer, it must not be remembered for others, who would miss its gradient.
+  const auto kind = at::autocast::get_autocast_dtype(device);
+  const bool is_cast = weight.is_floating_point() && weight.scalar_type() != at::kDouble;
+  return Linear::apply(at::autocast::cached_cast(kind, input, device), weight, at::autocast::cached_cast(kind, bias, device),
+                       is_cast ? kind : weight.scalar_type());
+}
 
 const at::Tensor& tensor(const st_tensor* t) { return *reinterpret_cast<const at::Tensor*>(t); }
 
@@ -51,6 +145,6 @@ using namespace ssdtrain;
 extern "C" st_status st_linear(const st_tensor* input, const st_tensor* weight, const st_tensor* bias, st_tensor** out) {
   return guarded([&] {
     const auto maybe = bias == nullptr ? c10::optional<at::Tensor>() : c10::optional<at::Tensor>(tensor(bias));
-    *out = reinterpret_cast<st_tensor*>(new at::Tensor(Linear::apply(tensor(input), tensor(weight), maybe)));
+    *out = reinterpret_cast<st_tensor*>(new at::Tensor(apply(tensor(input), tensor(weight), maybe)));
   });
 }

@@ -15,7 +15,8 @@ typedef struct st_variable st_variable;  // torch::autograd::SavedVariableHooks
 typedef struct st_random st_random;    // states of generators
 typedef struct st_modes st_modes;      // at::ThreadLocalState
 typedef struct st_entered st_entered;  // a guard over them
-typedef struct st_leaves st_leaves;    // version counters of leaves
+typedef struct st_reads st_reads;      // what a function reads that it did not make
+typedef struct st_statistics st_statistics;  // values of running statistics
 typedef int32_t st_status;             // 0: done; anything else: see st_last_error()
 
 // Message of the calling thread's last failed call; valid until its next failed call.
@@ -74,28 +75,57 @@ st_status st_modes_of_thread(st_modes** modes);
 void st_modes_free(st_modes* modes);
 st_status st_modes_enter(const st_modes* modes, st_entered** entered);
 void st_modes_leave(st_entered* entered);
-
-// The leaves whose gradients come from `output` and not through `inputs`, with their versions of now.
-st_status st_leaves_between(const st_tensor* output, const st_tensor* const* inputs, size_t count, st_leaves** leaves);
-bool st_leaves_unchanged(const st_leaves* leaves);
-void st_leaves_free(st_leaves* leaves);
+// Autocast of what the calling thread computes on the CPU; entering says what leaving restores.
+bool st_cpu_autocast_enter(void);
+void st_cpu_autocast_leave(bool before);
 
 st_status st_tensor_version(const st_tensor* tensor, uint32_t* version);  // fails for inference tensors, which have none
 // A hash of kind, device, sizes, strides and offset. The tensor is defined and strided.
 uint64_t st_tensor_layout(const st_tensor* tensor);
+
+// ---- what operations write and read ----------------------------------------------------------------------------------------
+
+// Tells `written` of each operation, on any thread, that writes to a watched storage: before it does, and where autograd may have saved the
+// storage in between also after it did. Once per process; `written` must live for ever. What writes through raw pointers is not seen.
+st_status st_writes_observe(void (*written)(const st_storage* storage));
+// Watches a storage to which the caller holds a weak reference, until as many unwatch it; returns how often it was written by then.
+uint32_t st_storage_watch(const st_storage* storage);
+void st_storage_unwatch(const st_storage* storage);
+uint32_t st_storage_writes(const st_storage* storage);  // since it is watched
+
+// Notes the tensors that operations of the calling thread read and did not make, until st_reads_end on the same thread.
+st_status st_reads_begin(st_reads** reads);
+void st_reads_end(st_reads* reads);
+// Fail, and name a tensor by its shape, if one that is still alive was changed between begin and end, or since it was first read.
+st_status st_reads_check_unchanged_within(const st_reads* reads);
+st_status st_reads_check_unchanged_since(const st_reads* reads);
+void st_reads_free(st_reads* reads);
+// Keeps the running statistics (of batch normalisation) that were updated between begin and end, and puts the values back; frees them.
+st_status st_statistics_keep(const st_reads* reads, st_statistics** kept);
+st_status st_statistics_restore(st_statistics* kept);
 
 // ---- storages ----------------------------------------------------------------------------------------------------------
 
 st_storage* st_tensor_storage(const st_tensor* tensor);  // borrowed; null if the tensor has none
 uint64_t st_storage_bytes(const st_storage* storage);
 void* st_storage_data(const st_storage* storage);
-// Bytes that may be read and written from st_storage_data on: at least st_storage_bytes, more where our allocator rounded up.
-uint64_t st_storage_capacity(const st_storage* storage);
 st_status st_storage_allocate(uint64_t bytes, st_storage** storage);  // on the CPU; the caller owns one strong reference
 void st_storage_retain(st_storage* storage);
 void st_storage_release(st_storage* storage);
 void st_storage_weak_retain(st_storage* storage);
 void st_storage_weak_release(st_storage* storage);
+// Bytes that may be read and written from st_storage_data on: at least st_storage_bytes, more where our allocator rounded up.
+uint64_t st_storage_capacity(const st_storage* storage);
+// The bytes of a storage as they lie now; whoever gets it keeps the storage.
+typedef struct {
+  void* data;
+  uint64_t bytes;
+  uint64_t capacity;
+  bool held;          // it is our allocator's, and stays until st_block_release, whatever the storage is given meanwhile
+} st_block;
+st_block st_storage_block(const st_storage* storage);
+void st_block_hold(void* data);     // once more, of a block that is held
+void st_block_release(void* data);  // once for each time it was held
 // Turns a weak reference into an additional strong one; false if the storage is gone.
 bool st_storage_lock(st_storage* storage);
 
@@ -114,13 +144,14 @@ st_status st_axpy(double alpha, const st_tensor* x, const st_tensor* y);
 typedef struct {
   uint64_t allocated;  // bytes asked for and not yet freed
   uint64_t peak;       // highest `allocated` since the last reset
-  uint64_t reserved;   // bytes held from the system, in use or in the free lists
+  uint64_t reserved;   // bytes held from the system, in use or free
 } st_memory;
 
 void st_allocator_install(void);
 st_memory st_allocator_memory(void);
 void st_allocator_reset_peak(void);
-void st_allocator_trim(void);  // gives the free lists back to the system
+void st_allocator_end_step(void);  // gives free memory back as far as more is held than steps have used of late
+void st_allocator_trim(void);      // gives all free memory back to the system
 
 // ---- CUDA devices ------------------------------------------------------------------------------------------------------
 
@@ -130,10 +161,16 @@ st_status st_deterministic(void);
 st_status st_device_initialise(void);
 // The cudaStream_t that the calling thread computes on; libtorch's own.
 st_status st_device_stream(int8_t index, void** stream);
+// Makes the calling thread compute on the stream of this number, which a cudaStream_t from outside has as its address; tells the one before.
+st_status st_device_exchange_stream(int8_t index, int64_t stream, int64_t* before);
+// Once freed, the storage's memory is used again only after what is queued by then on the stream that the calling thread computes on now.
+st_status st_device_record_use(int8_t index, const st_storage* storage);
 // Allocated for that stream; the caller owns one strong reference.
 st_status st_device_allocate(int8_t index, uint64_t bytes, st_storage** storage);
 st_status st_device_memory(int8_t index, st_memory* memory);  // of libtorch's caching allocator
 st_status st_device_reset_peak(int8_t index);
+// Bytes that could be allocated: what the driver has free, and what the caching allocator holds and does not use.
+st_status st_device_free(int8_t index, uint64_t* bytes);
 
 // Segments that libtorch's caching allocator has of CUDA.
 typedef struct {

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use tch::Tensor;
 
 use crate::error::{TorchError, check};
-use crate::ffi::{self, StEntered, StLeaves, StModes};
+use crate::ffi::{self, StEntered, StModes};
 
 /// Whether the calling thread records gradients.
 pub fn is_recording() -> bool {
@@ -79,34 +79,22 @@ impl Drop for Entered {
     }
 }
 
-/// The leaves that a computation has read, by their versions.
-pub struct Leaves(NonNull<StLeaves>);
+/// A region of autocast for what the calling thread computes on the CPU; `tch::autocast` knows GPUs only. Regions are left newest first.
+#[must_use = "the thread leaves the region when this guard is dropped"]
+pub struct CpuAutocast {
+    before: bool,
+    thread_bound: PhantomData<*const ()>,
+}
 
-// SAFETY: version counters have atomic reference counts and are atomic themselves.
-unsafe impl Send for Leaves {}
-
-impl Leaves {
-    /// The leaves that record a gradient of `output` other than through `inputs`, as they are now.
-    pub fn between(inputs: &[&Tensor], output: &Tensor) -> Result<Leaves, TorchError> {
-        let inputs: Vec<_> = inputs.iter().map(|input| input.as_ptr()).collect();
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: the tensors are borrowed, and `raw` is a valid place for the result.
-        check(unsafe {
-            ffi::st_leaves_between(output.as_ptr(), inputs.as_ptr(), inputs.len(), &raw mut raw)
-        })?;
-        NonNull::new(raw).map(Leaves).ok_or_else(|| TorchError("libtorch has no graph".to_owned()))
-    }
-
-    /// Whether none of them was changed in place since.
-    pub fn unchanged(&self) -> bool {
-        // SAFETY: the counters are this value's, and only read.
-        unsafe { ffi::st_leaves_unchanged(self.0.as_ptr()) }
+impl CpuAutocast {
+    /// Begins one: matrices are multiplied in bfloat16 from now on.
+    pub fn enter() -> CpuAutocast {
+        CpuAutocast { before: ffi::st_cpu_autocast_enter(), thread_bound: PhantomData }
     }
 }
 
-impl Drop for Leaves {
+impl Drop for CpuAutocast {
     fn drop(&mut self) {
-        // SAFETY: the shim gave the counters to this value, and nobody uses them after it.
-        unsafe { ffi::st_leaves_free(self.0.as_ptr()) }
+        ffi::st_cpu_autocast_leave(self.before);
     }
 }

@@ -1,6 +1,7 @@
 //! CUDA, found at run time: one binary serves machines with and without it.
 
 use std::ffi::{CStr, c_void};
+use std::marker::PhantomData;
 
 use crate::error::{TorchError, check};
 use crate::ffi::{self, StMemory};
@@ -64,6 +65,30 @@ impl CudaDevice {
         Ok(stream)
     }
 
+    /// Makes the calling thread compute on `stream`, a `cudaStream_t` from outside of libtorch, until the guard is dropped.
+    ///
+    /// # Safety
+    /// It is a stream of this device, and outlives the guard and all memory that libtorch allocates meanwhile.
+    pub unsafe fn enter(self, stream: *mut c_void) -> Result<OnStream, TorchError> {
+        let number =
+            i64::try_from(stream.addr()).map_err(|_| TorchError("not a stream's address".to_owned()))?;
+        self.exchange(number).map(|before| OnStream { device: self, before, thread_bound: PhantomData })
+    }
+
+    fn exchange(self, stream: i64) -> Result<i64, TorchError> {
+        let mut before = 0;
+        // SAFETY: `before` is a valid place for the result; that the stream is one is whoever entered it's promise.
+        check(unsafe { ffi::st_device_exchange_stream(self.index, stream, &raw mut before) })?;
+        Ok(before)
+    }
+
+    /// Keeps the memory of `storage`, once it is freed, from being used again before what is queued by then on the stream that the
+    /// calling thread computes on now. Needed where that is not the stream it was allocated for.
+    pub fn record_use(self, storage: &Storage) -> Result<(), TorchError> {
+        // SAFETY: a strong reference is held.
+        check(unsafe { ffi::st_device_record_use(self.index, storage.0.as_ptr()) })
+    }
+
     /// A new storage of `bytes` bytes, uninitialised, allocated for the stream that the calling thread computes on.
     pub fn allocate(self, bytes: u64) -> Result<Storage, TorchError> {
         let mut raw = std::ptr::null_mut();
@@ -81,8 +106,31 @@ impl CudaDevice {
         Ok(MemoryStats { allocated: memory.allocated, peak: memory.peak, reserved: memory.reserved })
     }
 
+    /// Bytes that could be allocated on the device now: what its driver has free, and what libtorch holds and does not use.
+    pub fn free(self) -> Result<u64, TorchError> {
+        let mut bytes = 0;
+        // SAFETY: `bytes` is a valid place for the result.
+        check(unsafe { ffi::st_device_free(self.index, &raw mut bytes) })?;
+        Ok(bytes)
+    }
+
     /// Makes `peak` start again from what is allocated now.
     pub fn reset_peak(self) -> Result<(), TorchError> {
         check(ffi::st_device_reset_peak(self.index))
+    }
+}
+
+/// Guard of [`CudaDevice::enter`].
+#[must_use = "the thread leaves the stream when this guard is dropped"]
+pub struct OnStream {
+    device: CudaDevice,
+    before: i64,
+    thread_bound: PhantomData<*const ()>,
+}
+
+impl Drop for OnStream {
+    fn drop(&mut self) {
+        // It fails only where CUDA does, and then says so where it computes.
+        drop(self.device.exchange(self.before));
     }
 }

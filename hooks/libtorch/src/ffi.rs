@@ -34,9 +34,15 @@ pub(crate) struct StEntered {
     _opaque: [u8; 0],
 }
 
-/// Version counters of leaves.
+/// What a function reads that it did not make.
 #[repr(C)]
-pub(crate) struct StLeaves {
+pub(crate) struct StReads {
+    _opaque: [u8; 0],
+}
+
+/// Values of running statistics.
+#[repr(C)]
+pub(crate) struct StStatistics {
     _opaque: [u8; 0],
 }
 
@@ -69,6 +75,15 @@ pub(crate) struct StCallbacks {
     pub(crate) error: extern "C" fn() -> *const c_char,
 }
 
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct StBlock {
+    pub(crate) data: *mut c_void,
+    pub(crate) bytes: u64,
+    pub(crate) capacity: u64,
+    pub(crate) held: bool,
+}
+
 #[derive(Default)]
 #[repr(C)]
 pub(crate) struct StMemory {
@@ -94,20 +109,28 @@ unsafe extern "C" {
     pub(crate) fn st_modes_free(modes: *mut StModes);
     pub(crate) fn st_modes_enter(modes: *const StModes, entered: *mut *mut StEntered) -> StStatus;
     pub(crate) fn st_modes_leave(entered: *mut StEntered);
-    pub(crate) fn st_leaves_between(
-        output: *const C_tensor,
-        inputs: *const *const C_tensor,
-        count: usize,
-        leaves: *mut *mut StLeaves,
-    ) -> StStatus;
-    pub(crate) fn st_leaves_unchanged(leaves: *const StLeaves) -> bool;
-    pub(crate) fn st_leaves_free(leaves: *mut StLeaves);
+    pub(crate) safe fn st_cpu_autocast_enter() -> bool;
+    pub(crate) safe fn st_cpu_autocast_leave(before: bool);
+    pub(crate) fn st_writes_observe(written: extern "C" fn(*const StStorage)) -> StStatus;
+    pub(crate) fn st_storage_watch(storage: *const StStorage) -> u32;
+    pub(crate) fn st_storage_unwatch(storage: *const StStorage);
+    pub(crate) fn st_storage_writes(storage: *const StStorage) -> u32;
+    pub(crate) fn st_reads_begin(reads: *mut *mut StReads) -> StStatus;
+    pub(crate) fn st_reads_end(reads: *mut StReads);
+    pub(crate) fn st_reads_check_unchanged_within(reads: *const StReads) -> StStatus;
+    pub(crate) fn st_reads_check_unchanged_since(reads: *const StReads) -> StStatus;
+    pub(crate) fn st_reads_free(reads: *mut StReads);
+    pub(crate) fn st_statistics_keep(reads: *const StReads, kept: *mut *mut StStatistics) -> StStatus;
+    pub(crate) fn st_statistics_restore(kept: *mut StStatistics) -> StStatus;
     pub(crate) fn st_tensor_version(tensor: *const C_tensor, version: *mut u32) -> StStatus;
     pub(crate) fn st_tensor_layout(tensor: *const C_tensor) -> u64;
     pub(crate) fn st_tensor_storage(tensor: *const C_tensor) -> *mut StStorage;
     pub(crate) fn st_storage_bytes(storage: *const StStorage) -> u64;
     pub(crate) fn st_storage_data(storage: *const StStorage) -> *mut c_void;
     pub(crate) fn st_storage_capacity(storage: *const StStorage) -> u64;
+    pub(crate) fn st_storage_block(storage: *const StStorage) -> StBlock;
+    pub(crate) fn st_block_hold(data: *mut c_void);
+    pub(crate) fn st_block_release(data: *mut c_void);
     pub(crate) fn st_storage_allocate(bytes: u64, storage: *mut *mut StStorage) -> StStatus;
     pub(crate) fn st_storage_retain(storage: *mut StStorage);
     pub(crate) fn st_storage_release(storage: *mut StStorage);
@@ -124,13 +147,17 @@ unsafe extern "C" {
     pub(crate) safe fn st_allocator_install();
     pub(crate) safe fn st_allocator_memory() -> StMemory;
     pub(crate) safe fn st_allocator_reset_peak();
+    pub(crate) safe fn st_allocator_end_step();
     pub(crate) safe fn st_allocator_trim();
     pub(crate) safe fn st_deterministic() -> StStatus;
     pub(crate) safe fn st_device_initialise() -> StStatus;
     pub(crate) fn st_device_stream(index: i8, stream: *mut *mut c_void) -> StStatus;
+    pub(crate) fn st_device_exchange_stream(index: i8, stream: i64, before: *mut i64) -> StStatus;
+    pub(crate) fn st_device_record_use(index: i8, storage: *const StStorage) -> StStatus;
     pub(crate) fn st_device_allocate(index: i8, bytes: u64, storage: *mut *mut StStorage) -> StStatus;
     pub(crate) fn st_device_memory(index: i8, memory: *mut StMemory) -> StStatus;
     pub(crate) safe fn st_device_reset_peak(index: i8) -> StStatus;
+    pub(crate) fn st_device_free(index: i8, bytes: *mut u64) -> StStatus;
     pub(crate) fn st_segments_watch(watcher: StSegments, context: *const c_void) -> StStatus;
     pub(crate) safe fn st_ranges() -> bool;
     pub(crate) fn st_range_push(name: *const c_char) -> StStatus;

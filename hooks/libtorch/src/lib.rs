@@ -4,6 +4,7 @@
 //! Errors cross the border as values both ways: no C++ exception reaches Rust, no Rust panic reaches C++.
 
 mod axpy;
+mod block;
 mod circumstances;
 mod cuda;
 mod error;
@@ -13,14 +14,16 @@ mod hooks;
 mod linear;
 mod math;
 mod memory;
+mod observer;
 mod random;
 mod ranges;
 mod segments;
 mod storage;
 
 pub use axpy::axpy;
-pub use circumstances::{Entered, Leaves, Modes, is_recording, layout, version};
-pub use cuda::{CudaDevice, load_cuda, make_deterministic};
+pub use block::Block;
+pub use circumstances::{CpuAutocast, Entered, Modes, is_recording, layout, version};
+pub use cuda::{CudaDevice, OnStream, load_cuda, make_deterministic};
 pub use error::TorchError;
 pub use folder::library_folder;
 pub use hooks::{
@@ -29,7 +32,8 @@ pub use hooks::{
 };
 pub use linear::linear_in_place;
 pub use math::resolve_math_kernels;
-pub use memory::{MemoryStats, install_cpu_allocator, memory, reset_peak, trim};
+pub use memory::{MemoryStats, end_step, gradient_bytes, install_cpu_allocator, memory, reset_peak, trim};
+pub use observer::{Reading, Reads, Statistics, Watch, WriteObserver, observe_writes};
 pub use random::RandomState;
 pub use ranges::{Range, range};
 pub use segments::{SegmentWatcher, watch_segments};

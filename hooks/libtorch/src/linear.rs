@@ -6,8 +6,9 @@ use crate::error::{TorchError, check};
 use crate::ffi;
 
 /// `input · weightᵀ + bias`, as libtorch's own `linear` computes it (`input` is `[.., inputs]`, `weight` `[outputs, inputs]`, `bias`
-/// `[outputs]`). Backward adds the weight's gradient to `weight.grad()` in place, where autograd would first make one as
-/// large as the weight. `weight` must be a leaf; its gradient is that of backward alone, and cannot be differentiated again.
+/// `[outputs]`), under autocast too. Backward adds the weight's gradient to `weight.grad()` in place, where autograd would first make one
+/// as large as the weight. Several backwards may run at once. A gradient that is asked for by itself (`run_backward`), recorded
+/// (`create_graph`) or hooked goes autograd's own way. `weight` must be a leaf.
 pub fn linear_in_place(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor, TorchError> {
     if !weight.is_leaf() {
         return Err(TorchError(

@@ -1,9 +1,10 @@
 //! Memory: what libtorch's allocators hold, and a CPU allocator of 4 KiB-aligned large blocks for `O_DIRECT`.
 
-use tch::Device;
+use tch::{Device, Tensor};
 
 use crate::cuda::CudaDevice;
 use crate::ffi::{self, StMemory};
+use crate::storage::Storage;
 
 /// What an allocator holds, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -12,12 +13,13 @@ pub struct MemoryStats {
     pub allocated: u64,
     /// Highest `allocated` since [`reset_peak`].
     pub peak: u64,
-    /// Held from the system: in use, or free and ready to be used again.
+    /// Held from the system: in use, or free and ready to be used again. The CPU's is counted in huge pages of 2 MiB.
     pub reserved: u64,
 }
 
 /// Makes libtorch allocate CPU memory here from now on. Blocks it allocated before stay with their own allocator. Blocks of
-/// at least 64 KiB start on a 4 KiB border and have a capacity that is a multiple of 4 KiB; freed ones are kept for reuse.
+/// at least 64 KiB start on a 4 KiB border and have a capacity that is a multiple of 4 KiB; what is freed serves blocks of other
+/// sizes as well, and is kept as far as steps have needed it of late (see [`end_step`]).
 pub fn install_cpu_allocator() {
     ffi::st_allocator_install();
 }
@@ -46,7 +48,19 @@ pub fn reset_peak(device: Device) {
     }
 }
 
-/// Gives the free blocks back to the system.
+/// Bytes of the gradients that `parameters` have now.
+pub fn gradient_bytes<'a>(parameters: impl IntoIterator<Item = &'a Tensor>) -> u64 {
+    let gradients = parameters.into_iter().map(Tensor::grad).filter(Tensor::defined);
+    gradients.filter_map(|gradient| Storage::of(&gradient)).map(|storage| storage.bytes()).sum()
+}
+
+/// Tells the CPU allocator that a step has ended. As far as it holds more than steps have needed at once, the latest ones above all, and
+/// an eighth more, it gives free memory back to the system.
+pub fn end_step() {
+    ffi::st_allocator_end_step();
+}
+
+/// Gives the CPU memory that no tensor uses back to the system, but for the blocks of less than 64 KiB.
 pub fn trim() {
     ffi::st_allocator_trim();
 }

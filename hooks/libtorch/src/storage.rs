@@ -10,7 +10,7 @@ use crate::error::{TorchError, check};
 use crate::ffi::{self, StStorage};
 
 /// A strong reference to one libtorch storage (`c10::StorageImpl`): its bytes live at least as long as this.
-pub struct Storage(NonNull<StStorage>);
+pub struct Storage(pub(crate) NonNull<StStorage>);
 
 /// A weak reference: keeps the storage's address from being used again, but not its bytes.
 pub struct WeakStorage(NonNull<StStorage>);
@@ -119,6 +119,10 @@ impl WeakStorage {
     /// Which storage this is.
     pub fn id(&self) -> StorageId {
         StorageId(self.0.as_ptr().addr())
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut StStorage {
+        self.0.as_ptr()
     }
 
     /// The storage, if someone still holds it.

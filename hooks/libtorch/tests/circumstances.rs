@@ -1,14 +1,10 @@
-//! What it takes to compute a thing again: random numbers, the thread's modes, leaves, and whether a tensor is laid out as before.
+//! What it takes to compute a thing again: random numbers, the thread's modes, and whether a tensor is laid out as before.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
-use ssdtrain_libtorch::{Leaves, Modes, RandomState, is_recording, layout, version};
+use ssdtrain_libtorch::{Modes, RandomState, is_recording, layout, version};
 use tch::{Device, Kind, Tensor, no_grad};
 
 const F32: (Kind, Device) = (Kind::Float, Device::Cpu);
-
-fn leaf(size: i64) -> Tensor {
-    Tensor::randn([size], F32).set_requires_grad(true)
-}
 
 fn bump(t: &Tensor) {
     drop(no_grad(|| t.shallow_clone().f_add_scalar_(1.0).unwrap()));
@@ -65,30 +61,6 @@ fn modes_are_those_of_the_thread_that_was_asked() {
         (before, casts())
     });
     assert_eq!(on_another.unwrap().join().unwrap(), (false, true));
-}
-
-#[test]
-fn leaves_are_those_between_inputs_and_output() {
-    let [before, used, other] = [leaf(4), leaf(4), leaf(4)];
-    let input = &before * 2.0;
-    let output = (&input + &used).exp();
-    let leaves = || Leaves::between(&[&input], &output).unwrap();
-    let of_all = leaves();
-    bump(&other);
-    bump(&before);
-    assert!(of_all.unchanged());
-    bump(&used);
-    assert!(!of_all.unchanged());
-    assert!(leaves().unchanged());
-}
-
-#[test]
-fn a_leaf_that_is_an_input_and_what_needs_no_gradient_have_no_leaves() {
-    let input = leaf(4);
-    let leaves = Leaves::between(&[&input], &input.exp()).unwrap();
-    bump(&input);
-    assert!(leaves.unchanged());
-    assert!(Leaves::between(&[], &Tensor::ones([2], F32)).unwrap().unchanged());
 }
 
 #[test]

@@ -1,8 +1,52 @@
 //! The linear layer that adds to its weight's gradient in place.
 #![allow(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
-use ssdtrain_libtorch::linear_in_place;
+use std::sync::Barrier;
+
+use ssdtrain_libtorch::{linear_in_place, resolve_math_kernels};
 use tch::{Device, Kind, Tensor};
+
+unsafe extern "C" {
+    /// `at::autocast::set_autocast_enabled(c10::DeviceType, bool)`; what tch offers concerns GPUs only.
+    #[link_name = "_ZN2at8autocast20set_autocast_enabledEN3c1010DeviceTypeEb"]
+    safe fn set_autocast_enabled(device: i8, on: bool);
+}
+
+/// Runs `f` under autocast to bf16 on the CPU.
+fn autocast<T>(f: impl FnOnce() -> T) -> T {
+    set_autocast_enabled(0, true);
+    let result = f();
+    set_autocast_enabled(0, false);
+    // SAFETY: what was cast in the region is forgotten, as at the end of any.
+    unsafe { torch_sys::at_autocast_clear_cache() };
+    result
+}
+
+fn ours(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
+    linear_in_place(x, weight, bias).unwrap()
+}
+
+fn libtorchs(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
+    x.linear(weight, bias)
+}
+
+type Layer = fn(&Tensor, &Tensor, Option<&Tensor>) -> Tensor;
+
+/// Input, weight and bias of single precision, the same ones each time.
+fn leaves() -> [Tensor; 3] {
+    resolve_math_kernels().unwrap();
+    tch::manual_seed(7);
+    [[3, 4, 6].as_slice(), &[5, 6], &[5]]
+        .map(|shape| Tensor::randn(shape, (Kind::Float, Device::Cpu)).set_requires_grad(true))
+}
+
+fn assert_same_bits(own: &[Tensor], in_place: &[Tensor]) {
+    assert_eq!(own.len(), in_place.len());
+    for (own, in_place) in own.iter().zip(in_place) {
+        assert_eq!((own.kind(), own.size()), (in_place.kind(), in_place.size()));
+        assert!(own.view_dtype(Kind::Uint8).equal(&in_place.view_dtype(Kind::Uint8)), "{own:?} {in_place:?}");
+    }
+}
 
 fn leaf(shape: &[i64]) -> Tensor {
     Tensor::randn(shape, (Kind::Double, Device::Cpu)).set_requires_grad(true)
@@ -53,4 +97,126 @@ fn a_weight_that_is_no_leaf_is_refused() {
     let (x, weight) = (leaf(&[2, 3]), leaf(&[4, 3]) * 2.0);
     let error = linear_in_place(&x, &weight, None).unwrap_err();
     assert!(error.to_string().contains("not a leaf"), "{error}");
+}
+
+#[test]
+fn a_first_gradient_has_the_bits_of_libtorchs_own() {
+    let gradients = |layer: Layer| {
+        let [x, weight, bias] = leaves();
+        layer(&x, &weight, Some(&bias)).square().sum(Kind::Float).backward();
+        [x.grad(), weight.grad(), bias.grad()]
+    };
+    assert_same_bits(&gradients(libtorchs), &gradients(ours));
+}
+
+#[test]
+fn two_backwards_at_once_lose_nothing() {
+    for there_is_one_already in [false, true] {
+        for round in 0..100 {
+            let weight = Tensor::zeros([256, 512], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+            if there_is_one_already {
+                (&weight * 0.0).sum(Kind::Float).backward();
+            }
+            let barrier = Barrier::new(2);
+            std::thread::scope(|scope| {
+                for value in [1.0, 2.0] {
+                    let (weight, barrier) = (weight.shallow_clone(), &barrier);
+                    scope.spawn(move || {
+                        let x = Tensor::full([64, 512], value, (Kind::Float, Device::Cpu));
+                        let loss = ours(&x, &weight, None).sum(Kind::Float);
+                        barrier.wait();
+                        loss.backward();
+                    });
+                }
+            });
+            let sum = weight.grad();
+            assert!(bool::try_from(sum.eq(64.0 * 3.0).all()).unwrap(), "round {round}: {sum:?}");
+        }
+    }
+}
+
+/// One on this layer and one on libtorch's: a weight that is tied to another layer's.
+#[test]
+fn a_backward_of_another_layer_on_the_same_weight_loses_nothing() {
+    for round in 0..100 {
+        let weight = Tensor::zeros([256, 512], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        (&weight * 0.0).sum(Kind::Float).backward();
+        let barrier = Barrier::new(2);
+        std::thread::scope(|scope| {
+            for layer in [ours, libtorchs] as [Layer; 2] {
+                let (weight, barrier) = (weight.shallow_clone(), &barrier);
+                scope.spawn(move || {
+                    let x = Tensor::ones([64, 512], (Kind::Float, Device::Cpu));
+                    let loss = layer(&x, &weight, None).sum(Kind::Float);
+                    barrier.wait();
+                    loss.backward();
+                });
+            }
+        });
+        let sum = weight.grad();
+        assert!(bool::try_from(sum.eq(64.0 * 2.0).all()).unwrap(), "round {round}: {sum:?}");
+    }
+}
+
+#[test]
+fn under_autocast_it_computes_as_libtorchs_own() {
+    let gradients = |layer: Layer, backwards: usize| {
+        let [x, weight, bias] = leaves();
+        let mut outputs: Vec<Tensor> = (0..backwards)
+            .map(|_| {
+                let y = autocast(|| layer(&x, &weight, Some(&bias)));
+                y.square().sum(Kind::Float).backward();
+                y.detach()
+            })
+            .collect();
+        outputs.extend([x.grad(), weight.grad(), bias.grad()]);
+        outputs
+    };
+    for backwards in [1, 2] {
+        let in_place = gradients(ours, backwards);
+        assert_eq!(in_place[0].kind(), Kind::BFloat16);
+        assert_same_bits(&gradients(libtorchs, backwards), &in_place);
+    }
+}
+
+/// libtorch remembers a weight's cast copy for the region; one without a history would be a weight without a gradient.
+#[test]
+fn under_autocast_other_uses_of_the_weight_keep_their_gradients() {
+    let gradient = |layer: Layer| {
+        let [x, weight, _] = leaves();
+        let loss = autocast(|| (layer(&x, &weight, None) + libtorchs(&x, &weight, None)).sum(Kind::Float));
+        loss.backward();
+        weight.grad()
+    };
+    let (own, in_place) = (gradient(libtorchs), gradient(ours));
+    assert!(own.allclose(&in_place, 2e-2, 2e-2, false), "{own} {in_place}");
+}
+
+#[test]
+fn gradients_asked_for_alone_touch_no_other() {
+    let [x, weight, bias] = leaves();
+    let asked = |layer: Layer, of: &[&Tensor]| {
+        let loss = layer(&x, &weight, Some(&bias)).square().sum(Kind::Float);
+        let gradients = Tensor::f_run_backward(&[loss], of, false, false).unwrap();
+        assert!(!weight.grad().defined(), "the weight has none of its own");
+        gradients
+    };
+    for of in [[&x].as_slice(), &[&weight], &[&bias, &weight]] {
+        assert_same_bits(&asked(libtorchs, of), &asked(ours, of));
+    }
+}
+
+#[test]
+fn gradients_can_be_differentiated_again() {
+    let second = |layer: Layer| {
+        let [x, weight, bias] = leaves();
+        let loss = layer(&x, &weight, Some(&bias)).sin().sum(Kind::Float);
+        let first = Tensor::f_run_backward(&[loss], &[&x, &weight], true, true).unwrap();
+        let penalty = first.iter().map(|gradient| gradient.square().sum(Kind::Float)).sum::<Tensor>();
+        penalty.backward();
+        [x.grad(), weight.grad(), bias.grad()]
+    };
+    for (own, in_place) in second(libtorchs).iter().zip(&second(ours)) {
+        assert!(own.allclose(in_place, 1e-5, 1e-5, false), "{own} {in_place}");
+    }
 }

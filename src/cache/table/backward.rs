@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use ssdtrain_libtorch::Storage;
+use ssdtrain_libtorch::{Block, Watch};
 
 use super::super::entry::{Edge, State};
 use super::super::tape::Tape;
 use super::{Answer, EntryKey, Job, Table, TapeKey};
+use crate::error::{Error, Result};
 use crate::tier::Parcel;
 
 impl Table {
@@ -26,13 +27,15 @@ impl Table {
         };
         match entry.state {
             State::Device => {
-                entry.counters.cancelled.add(entry.bytes);
-                entry.counters.forwarded.add(entry.bytes);
+                let counters = &entry.counters;
+                let counter = if entry.queued { &counters.cancelled } else { &counters.kept_parts };
+                counter.add(entry.bytes);
+                counters.forwarded.add(entry.bytes);
                 self.advance(key, Edge::Cancelled);
             }
             State::Storing if entry.served == 0 => entry.counters.forwarded.add(entry.bytes),
             State::Away => {
-                if let Some(alive) = entry.source.upgrade() {
+                if let Some(alive) = entry.source.upgrade().filter(|alive| alive.bytes() >= entry.bytes) {
                     entry.counters.forwarded.add(entry.bytes);
                     return Answer::Here(alive, None);
                 }
@@ -42,7 +45,10 @@ impl Table {
             }
             State::Loading => return Answer::Wait,
             State::Lost => {
-                return Answer::Failed(entry.failure.clone().unwrap_or_else(|| "unknown failure".to_owned()));
+                let failure = entry.failure.as_ref();
+                return Answer::Failed(
+                    failure.map_or_else(|| "unknown failure".to_owned(), Error::to_string),
+                );
             }
             State::Storing | State::Loaded | State::Kept => {}
         }
@@ -54,9 +60,15 @@ impl Table {
         let Some(entry) = self.entry_mut(key) else {
             return Answer::Failed("internal error: a handle outlived its entry".to_owned());
         };
-        let Some(storage) = entry.device.clone() else {
+        let Some(storage) = entry.device.as_ref().map(|block| block.storage().clone()) else {
             return Answer::Failed(format!("internal error: {:?} without bytes", entry.state));
         };
+        if storage.bytes() < entry.bytes {
+            let (now, then) = (storage.bytes(), entry.bytes);
+            return Answer::Failed(format!(
+                "a saved tensor's storage of {then} bytes was resized to {now} bytes"
+            ));
+        }
         if *round != entry.round + 1 {
             *round = entry.round + 1;
             entry.served += 1;
@@ -73,18 +85,18 @@ impl Table {
         let Some(entry) = self.entry(key) else { return false };
         let bytes = entry.bytes;
         let (Some(parcel), Some(tier)) = (entry.parcel.clone(), &self.tier) else {
-            return self.lose(key, "internal error: away without a place".to_owned());
+            return self.lose(key, Error::torch("internal error: away without a place"));
         };
         let into = match tier.allocate(bytes) {
             Ok(into) => into,
             Err(_) if early => return false,
-            Err(refused) => return self.lose(key, refused.to_string()),
+            Err(refused) => return self.lose(key, refused),
         };
         jobs.push(Job::Load { key, parcel, into: into.clone() });
         let id = into.id();
         let entry = self.advance(key, Edge::LoadIssued);
-        let before = entry.returned.replace(into.downgrade());
-        entry.device = Some(into);
+        let before = entry.returned.replace(Watch::new(&into));
+        entry.device = Some(Block::of(into));
         entry.early = early;
         entry.round += 1;
         entry.served = 0;
@@ -99,12 +111,7 @@ impl Table {
     }
 
     /// The load of `key` is over. What it returns is to be dropped without the lock.
-    pub(crate) fn loaded(
-        &mut self,
-        key: EntryKey,
-        bytes: u64,
-        outcome: Result<(), String>,
-    ) -> Option<Storage> {
+    pub(crate) fn loaded(&mut self, key: EntryKey, bytes: u64, outcome: Result<()>) -> Option<Block> {
         self.transfers -= 1;
         let Some(entry) = self.entry(key) else {
             self.on_device -= bytes;

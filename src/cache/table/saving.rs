@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ssdtrain_libtorch::{Storage, StorageId};
+use ssdtrain_libtorch::{Block, Storage, StorageId, Watch};
 
 use super::super::entry::{Edge, State};
 use super::{Entry, EntryKey, GIVE_UP, Gone, HeldBack, Job, Squeeze, Table, TapeKey};
@@ -14,19 +14,44 @@ pub(crate) struct Saved {
     pub(crate) storage: Storage,
     pub(crate) parcel: Option<Arc<dyn Parcel>>,
     pub(crate) version: u32,
+    /// The view of it that is saved.
+    pub(crate) part: Part,
     pub(crate) scope: ScopeId,
     pub(crate) step: u64,
     pub(crate) counters: Arc<Counters>,
 }
 
+/// A view of a storage.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    /// What tells it from others; see [`ssdtrain_libtorch::layout`].
+    pub(crate) layout: u64,
+    pub(crate) bytes: u64,
+}
+
+/// A storage is moved once so much of it was saved: one part of so many.
+const SMALL_PART: u64 = 8;
+
 impl Table {
-    /// The entry that already holds this version of this storage.
-    pub(crate) fn find(&self, id: StorageId, version: u32) -> Option<EntryKey> {
+    /// The entry of this storage. If it was written since, as its version or whoever watches it says, it stays on the device: then every
+    /// save of it is what it holds, as without a cache. The parcel that is returned is to be abandoned without the lock.
+    pub(crate) fn find(
+        &mut self,
+        id: StorageId,
+        version: u32,
+    ) -> Option<(EntryKey, Option<Arc<dyn Parcel>>)> {
         let key = *self.identities.get(&id)?;
         let entry = self.entry(key)?;
         // The identity of a storage that came back is its own: it starts at version 0.
-        let same = if entry.source.id() == id { entry.version == version } else { version == 0 };
-        (same && entry.state != State::Lost).then_some(key)
+        let same = if entry.source.id() == id {
+            entry.version == version && !entry.source.is_written()
+        } else {
+            version == 0 && entry.returned.as_ref().is_some_and(|returned| !returned.is_written())
+        };
+        let parcel = if same { None } else { self.written(id) };
+        let state = self.entry(key)?.state;
+        let usable = if same { state != State::Lost } else { state == State::Kept };
+        usable.then_some((key, parcel))
     }
 
     /// What can be done so that `bytes` more that are being saved fit the device budget.
@@ -84,10 +109,14 @@ impl Table {
             serial: self.serial,
             state: if keep { State::Kept } else { State::Device },
             bytes,
-            source: saved.storage.downgrade(),
-            device: Some(saved.storage),
+            source: Watch::new(&saved.storage),
+            device: Some(Block::of(saved.storage)),
             version: saved.version,
             returned: None,
+            parts: Vec::new(),
+            covered: 0,
+            queued: false,
+            storing: false,
             parcel: saved.parcel,
             live_before: self.live,
             handles: 0,
@@ -104,10 +133,23 @@ impl Table {
         self.on_device += bytes;
         self.live += bytes;
         self.peak_live = self.peak_live.max(self.live);
-        if !keep {
+        self.covered(key, saved.part);
+        key
+    }
+
+    /// A view of `key` is saved. The entry is queued for its store as soon as enough of it is.
+    pub(crate) fn covered(&mut self, key: EntryKey, part: Part) {
+        let waits = |entry: &&mut Entry| entry.state == State::Device && !entry.queued;
+        let Some(entry) = self.entry_mut(key).filter(waits) else { return };
+        if !entry.parts.contains(&part.layout) {
+            entry.parts.push(part.layout);
+            entry.covered += part.bytes;
+        }
+        if entry.covered.saturating_mul(SMALL_PART) >= entry.bytes {
+            entry.queued = true;
+            entry.parts = Vec::new();
             self.queue.push_back(key);
         }
-        key
     }
 
     /// One more handle of `key` on `tape`; returns its position there.
@@ -143,12 +185,14 @@ impl Table {
     /// Whether an entry has to leave the device. Where storages leave as late as the budget allows, those that a step like the
     /// one before saves last will still be there when backward asks for them.
     fn must_leave(&self, key: EntryKey) -> bool {
-        match (self.in_stream_order(), self.expected_live, self.entry(key)) {
-            (true, Some(expected), Some(entry)) => {
+        match self.entry(key).filter(|_| self.in_stream_order() || self.limits.late) {
+            Some(entry) => {
+                // Before a step has shown how much there will be, and in one with more, what there is now is all that is known.
+                let expected = self.expected_live.unwrap_or(0).max(self.peak_live);
                 let budget = self.limits.device_budget.min(self.limits.backward_budget);
                 expected.saturating_sub(entry.live_before) > budget
             }
-            _ => true,
+            None => true,
         }
     }
 
@@ -158,6 +202,13 @@ impl Table {
         let stores_work = self.failures < GIVE_UP;
         let Some(entry) = self.entry(key) else { return true };
         let (parcel, from, bytes) = (entry.parcel.clone(), entry.device.clone(), entry.bytes);
+        // Resized since it was saved: what it has now is the truth, and nothing else has room for it.
+        if from.as_ref().is_some_and(|from| !from.is_current()) {
+            entry.counters.cancelled.add(bytes);
+            self.queue.pop_front();
+            self.advance(key, Edge::StoreRefused);
+            return true;
+        }
         let room = parcel.as_ref().filter(|_| stores_work).map_or(Room::None, |parcel| parcel.reserve());
         if room == Room::Later {
             return false;
@@ -169,10 +220,11 @@ impl Table {
                 if in_stream_order {
                     self.leaving.push_back(key);
                 } else {
+                    self.entries[key.index].storing = true;
                     self.storing += bytes;
                     self.transfers += 1;
                     if let Some(held_back) = &mut self.held_back {
-                        held_back.push(HeldBack { key, storage: from.clone(), stored: false });
+                        held_back.push(HeldBack { key, storage: from.storage().clone(), stored: false });
                     }
                 }
                 jobs.push(Job::Store { key, parcel, from });
@@ -196,11 +248,20 @@ impl Table {
             self.on_device -= if in_stream_order { 0 } else { bytes };
             return (None, None);
         };
-        if entry.state != State::Storing {
+        let state = entry.state;
+        if let Some(entry) = self.entry_mut(key) {
+            entry.storing = false;
+        }
+        if state != State::Storing {
             return (None, None);
         }
         self.failures = if outcome.is_ok() { 0 } else { self.failures + 1 };
         let Some(entry) = self.entry(key) else { return (None, None) };
+        if outcome.is_ok() && entry.device.as_ref().is_some_and(|device| !device.is_current()) {
+            entry.counters.discarded.add(bytes);
+            let entry = self.advance(key, Edge::StoreFailed);
+            return (None, entry.parcel.take());
+        }
         if outcome.is_err() {
             entry.counters.store_failures.add(bytes);
             let entry = self.advance(key, Edge::StoreFailed);

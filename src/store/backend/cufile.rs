@@ -13,6 +13,7 @@ use parking_lot::RwLock;
 use ssdtrain_libtorch::library_folder;
 
 use super::pool::{SystemCalls, Transport};
+use super::private_folder::private_folder;
 use super::registered::Registered;
 use super::{CuFileMode, Direction, Op};
 use crate::device::{Context, has_cuda};
@@ -48,7 +49,7 @@ impl CuFile {
             Error::new(ErrorKind::Unmet, format!("cuFile was asked for and cannot be used: {error}"))
         };
         let context = gpu.map(Context::open).transpose()?;
-        context.iter().try_for_each(Context::enter)?;
+        let _current = context.as_ref().map(Context::enter).transpose()?;
         let library = match library {
             Some(path) => Library::open(path),
             // Without CUDA's driver some releases never come back from opening theirs.
@@ -121,7 +122,7 @@ impl Transport for CuFile {
         if self.context.is_some() && op.is_on_host() {
             return SystemCalls.transfer(op);
         }
-        self.context.iter().try_for_each(Context::enter).map_err(io::Error::other)?;
+        let _current = self.context.as_ref().map(Context::enter).transpose().map_err(io::Error::other)?;
         let (file, len) = (self.file(op.fd())?, op.len());
         let offset = self.memory.as_ref().map_or(0, |memory| memory.offset(op.ptr().addr(), len));
         let base = op.ptr().wrapping_sub(offset);
@@ -154,16 +155,20 @@ impl Transport for CuFile {
     }
 }
 
-/// cuFile writes its log into the current folder unless it is told otherwise.
+/// cuFile writes its log into the current folder unless it is told otherwise. Its name can be foreseen, so where others may write they
+/// could have it follow a link.
 fn keep_log_away(library: &Library) {
     let told = std::env::var_os("CUFILE_LOGFILE_PATH").is_some()
         || library.parameter_string(Text::CUFILE_PARAM_LOG_DIR).is_ok_and(|folder| !folder.is_empty());
     if told {
         return;
     }
-    let folder = std::env::temp_dir();
-    if let Err(error) = library.set_parameter_string(Text::CUFILE_PARAM_LOG_DIR, &folder.to_string_lossy()) {
-        tracing::debug!(%error, "cuFile's log stays in the current folder");
+    let outcome = private_folder().map_err(|error| error.to_string()).and_then(|folder| {
+        let set = library.set_parameter_string(Text::CUFILE_PARAM_LOG_DIR, &folder.to_string_lossy());
+        set.map_err(|error| error.to_string())
+    });
+    if let Err(error) = outcome {
+        tracing::debug!(error, "cuFile's log stays in the current folder");
     }
 }
 

@@ -4,6 +4,7 @@ mod cufile;
 mod faulty;
 mod malloc_hook;
 mod pool;
+mod private_folder;
 mod queue;
 mod registered;
 #[cfg(test)]

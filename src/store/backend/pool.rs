@@ -10,6 +10,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::queue::Queue;
 use super::{Backend, CuFileMode, Direction, Op};
+use crate::store::contained;
 
 /// A pool of threads, each of which carries out one operation at a time and sleeps when there is none.
 pub struct Pool {
@@ -129,8 +130,12 @@ impl Shared {
         loop {
             if let Some(op) = state.queue.pop() {
                 drop(state);
-                let result = self.transport.transfer(&op);
-                self.push(op.complete(result));
+                // Whatever panics: the operation fails as it is dropped, and the thread lives on.
+                let next = contained("an operation", || {
+                    let result = self.transport.transfer(&op);
+                    op.complete(result)
+                });
+                self.push(next.unwrap_or_default());
                 state = self.state.lock();
             } else if state.closed {
                 return;
@@ -161,7 +166,40 @@ impl Transport for SystemCalls {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::channel;
+
     use super::*;
+    use crate::mem::{AlignedBuf, BLOCK};
+    use crate::store::file::SpillFile;
+
+    struct Panics;
+
+    impl Transport for Panics {
+        fn transfer(&self, _op: &Op) -> io::Result<usize> {
+            panic!("on purpose, in a transport");
+        }
+
+        fn name(&self) -> &'static str {
+            "panics"
+        }
+    }
+
+    #[test]
+    fn an_operation_that_panics_fails_and_its_thread_goes_on() {
+        let pool = Pool::over(Box::new(Panics), 1).unwrap();
+        let file = Arc::new(SpillFile::in_memory(1 << 20).unwrap());
+        for _ in 0..2 {
+            let (tell, told) = channel();
+            let done = move |outcome: io::Result<()>| {
+                tell.send(outcome).unwrap();
+                Vec::new()
+            };
+            let memory = Arc::new(AlignedBuf::new(BLOCK).unwrap());
+            let place = (Arc::clone(&file), 0);
+            pool.submit(vec![Op::new(Direction::Write, place, (memory, 0, BLOCK), Box::new(done))]);
+            assert!(told.recv().unwrap().is_err());
+        }
+    }
 
     #[test]
     fn its_threads_are_gone_after_drop() {

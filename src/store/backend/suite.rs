@@ -22,7 +22,7 @@ use super::{Backend, CuFile, Direction, Fault, Faulty, Op, Pool, Throttled, Urin
 use crate::error::{ErrorKind, Result};
 use crate::mem::{AlignedBuf, BLOCK, HostPool, IoBuf};
 use crate::store::file::SpillFile;
-use crate::store::{BackendKind, Blob, Store, StoreConfig};
+use crate::store::{BackendKind, Blob, Completion, Store, StoreConfig};
 
 const MIB: usize = 1 << 20;
 const SIZES: [usize; 10] = [1, 511, 4095, 4096, 4097, 65_537, MIB - 1, MIB, MIB + 1, 3 * MIB + 12_345];
@@ -142,7 +142,7 @@ type Outcome = mpsc::Receiver<Result<()>>;
 
 fn start(store: &Store, direction: Direction, blob: &Arc<Blob>, buf: Arc<dyn IoBuf>) -> Outcome {
     let (sender, outcome) = mpsc::channel();
-    let done = Box::new(move |result| sender.send(result).expect("the test waits"));
+    let done = Completion::new(move |result| sender.send(result).expect("the test waits"));
     match direction {
         Direction::Read => store.read(Arc::clone(blob), buf, done),
         Direction::Write => store.write(Arc::clone(blob), buf, done),
@@ -330,7 +330,7 @@ fn the_store_has_let_go_when_a_transfer_completes(bench: &Bench) {
     let (weak_blob, weak_buf) = (Arc::downgrade(&blob), Arc::downgrade(&buf));
     let (sender, outcome) = mpsc::channel();
     let done = move |_| sender.send((weak_blob.strong_count(), weak_buf.strong_count())).unwrap();
-    store.write(blob, buf, Box::new(done));
+    store.write(blob, buf, Completion::new(done));
     assert_eq!(outcome.recv().unwrap(), (0, 0));
 }
 
@@ -344,7 +344,7 @@ fn dropping_the_store_waits_for_its_transfers(bench: &Bench) {
             result.unwrap();
             completed.fetch_add(1, Ordering::SeqCst);
         };
-        store.write(blob, aligned(&pattern(0, MIB)), Box::new(done));
+        store.write(blob, aligned(&pattern(0, MIB)), Completion::new(done));
     }
     drop(store);
     assert_eq!(completed.load(Ordering::SeqCst), 20);
@@ -371,7 +371,7 @@ fn a_completion_may_drop_the_store(bench: &Bench) {
         ENDS.set(Some(Ends(sender)));
         drop(last);
     };
-    store.write(blob, aligned(&[1]), Box::new(done));
+    store.write(blob, aligned(&[1]), Completion::new(done));
     drop(store);
     drop(go);
     ended.recv().expect("the I/O thread ends by itself");
@@ -380,7 +380,7 @@ fn a_completion_may_drop_the_store(bench: &Bench) {
 fn a_panic_in_a_completion_stays_there(bench: &Bench) {
     let store = bench.open(bench.config());
     let blob = store.reserve(1).unwrap();
-    store.write(blob, aligned(&[1]), Box::new(|_| panic!("on purpose, in a completion")));
+    store.write(blob, aligned(&[1]), Completion::new(|_| panic!("on purpose, in a completion")));
     let blob = write_pattern(&store, 1, MIB);
     assert_holds_pattern(&store, &blob, 1);
 }

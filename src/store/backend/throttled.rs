@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::{Backend, CuFileMode, Op};
+use crate::store::contained;
 
 /// Passes operations on to another backend, no faster than so many bytes per second, reads and writes together.
 ///
@@ -110,7 +111,8 @@ impl Shared {
                 }
             }
             drop(state);
-            inner.submit(vec![op]);
+            // The operation fails if that panics, and the next ones go on.
+            contained("a submission", || inner.submit(vec![op]));
             state = self.state.lock();
         }
     }

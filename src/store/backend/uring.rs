@@ -15,6 +15,7 @@ use slab::Slab;
 
 use super::queue::Queue;
 use super::{Backend, Direction, Op};
+use crate::store::contained;
 
 /// Marks the completions of the poll that wakes the thread; no key of a slab is as large.
 const WAKE: u64 = u64::MAX;
@@ -226,7 +227,7 @@ impl Engine {
     /// Completes what is finished.
     fn tell(&mut self) {
         for (op, result) in self.finished.drain(..) {
-            let next = op.complete(result);
+            let next = contained("the end of an operation", || op.complete(result)).unwrap_or_default();
             if !next.is_empty() {
                 self.shared.state.lock().queue.extend(next);
             }

@@ -1,6 +1,6 @@
 //! Copies between the device and the parcels' memory.
 
-use ssdtrain_libtorch::Storage;
+use ssdtrain_libtorch::{Block, Storage};
 
 use super::super::shelf::{At, Place, Serial};
 use super::{Books, Held, HostTier, internal};
@@ -10,7 +10,7 @@ use crate::mem::parts;
 use crate::trace::Counter;
 
 impl<D: Device> HostTier<D> {
-    pub(super) fn copy_out(&self, books: &mut Books<D>, serial: Serial, from: &Storage) -> Result<()> {
+    pub(super) fn copy_out(&self, books: &mut Books<D>, serial: Serial, from: &Block) -> Result<()> {
         let Some(place) = books.shelf.get(serial) else { return Err(internal("a copy of no parcel")) };
         let bytes = whole(place.bytes)?;
         let Some(memory) = &place.held.memory else { return Err(internal("a copy without room")) };
@@ -27,7 +27,7 @@ impl<D: Device> HostTier<D> {
         let out = self.device.mark(Lane::Out)?;
         self.end_copy(Lane::Out, place, begin, &out);
         place.held.out = Some(out);
-        place.held.ordered = false;
+        place.held.copies += 1;
         books.shelf.set(serial, At::Host);
         Ok(())
     }
@@ -58,7 +58,7 @@ impl<D: Device> HostTier<D> {
         let back = self.device.mark(Lane::In)?;
         self.end_copy(Lane::In, place, begin, &back);
         place.held.back = Some(back);
-        place.held.ordered = false;
+        place.held.copies += 1;
         books.shelf.not_near(serial);
         books.shelf.lend(serial);
         Ok(())

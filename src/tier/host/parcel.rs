@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use parking_lot::MutexGuard;
-use ssdtrain_libtorch::Storage;
+use ssdtrain_libtorch::{Block, Storage};
 
 use super::super::shelf::{At, Serial};
 use super::super::{Here, Parcel, Room};
-use super::{Books, HostParcel, Load, Stall, internal};
+use super::{Books, HostParcel, Load, Stall, internal, unwanted};
 use crate::device::{Device, Lane};
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::Completion;
+use crate::store::{Completion, contained};
 use crate::telemetry::{Cause, Counters};
 
 impl<D: Device> Parcel for HostParcel<D> {
@@ -18,30 +18,40 @@ impl<D: Device> Parcel for HostParcel<D> {
         self.tier.reserve(self.serial, self.bytes)
     }
 
-    fn store(self: Arc<Self>, from: Storage, done: Completion) {
-        let outcome = {
+    fn store(self: Arc<Self>, from: Block, done: Completion) {
+        // Whoever waits for the copy to begin hears of it, however this ends.
+        let outcome = contained("a copy out", || {
             let mut books = self.tier.books.lock();
-            let outcome = self.tier.copy_out(&mut books, self.serial, &from);
-            if let (Err(error), Some(place)) = (&outcome, books.shelf.get(self.serial)) {
-                place.held.failure = Some(error.to_string());
-            }
+            let outcome =
+                books.wanted(self.serial).and_then(|()| self.tier.copy_out(&mut books, self.serial, &from));
             self.tier.drain(&mut books);
             outcome
-        };
+        });
+        let outcome = outcome.unwrap_or_else(|| Err(internal("a copy out panicked")));
+        if let (Err(error), Some(place)) = (&outcome, self.tier.books.lock().shelf.get(self.serial)) {
+            place.held.failure = Some(error.to_string());
+        }
         self.tier.changed.notify_all();
-        if outcome.is_err() {
-            done(outcome);
+        match outcome {
+            Ok(()) => done.dismiss(),
+            Err(_) => done.call(outcome),
         }
     }
 
     fn load(self: Arc<Self>, into: Storage, here: &Here, done: Completion) {
         let tier = &self.tier;
-        let ready = match here.after_waits(&*tier.device) {
-            Ok(ready) => ready,
-            Err(error) => return done(Err(error)),
-        };
+        let (ready, stream) =
+            match here.after_waits(&*tier.device).and_then(|ready| Ok((ready, tier.device.stream()?))) {
+                Ok(here) => here,
+                Err(error) => return done.call(Err(error)),
+            };
         let mut books = tier.books.lock();
+        if let Some(place) = books.shelf.get(self.serial) {
+            place.held.stream = stream;
+        }
         let outcome = match books.shelf.at(self.serial) {
+            // Its last handle went between booking and here.
+            _ if books.wanted(self.serial).is_err() => Err(unwanted()),
             At::Host | At::Writing | At::Both => tier.copy_in(&mut books, self.serial, &into, &ready),
             At::Nowhere | At::Device => Err(internal("a load of what is nowhere below the device")),
             at @ (At::Disk | At::Reading) => {
@@ -58,7 +68,7 @@ impl<D: Device> Parcel for HostParcel<D> {
             }
         };
         drop(books);
-        done(outcome);
+        done.call(outcome);
     }
 
     fn bring_near(self: Arc<Self>) -> bool {
@@ -79,7 +89,7 @@ impl<D: Device> Parcel for HostParcel<D> {
         begun.unwrap_or(true)
     }
 
-    fn order(&self, cause: Cause, counters: &Arc<Counters>, here: &Here) -> Result<()> {
+    fn order(&self, of: Option<&Storage>, cause: Cause, counters: &Arc<Counters>, here: &Here) -> Result<()> {
         let tier = &self.tier;
         let mut books = tier.books.lock();
         // The thread that saved it may not have begun the store yet.
@@ -91,20 +101,27 @@ impl<D: Device> Parcel for HostParcel<D> {
             return Err(Error::new(ErrorKind::Device, failure.clone()));
         }
         let Some(mark) = place.held.back.clone().or_else(|| place.held.out.clone()) else { return Ok(()) };
-        let ordered = std::mem::replace(&mut place.held.ordered, true);
+        let (copies, ordered, stream) = (place.held.copies, place.held.is_ordered(), place.held.stream);
         drop(books);
+        Here::record_use(&*tier.device, stream, of)?;
         // A wait costs less than the question whether it is needed, but the mark before it does not.
         if !here.is_marked() && tier.device.is_reached(&mark) {
             return Ok(());
         }
         if ordered {
-            return tier.device.wait(Lane::Compute, &mark);
+            tier.device.wait(Lane::Compute, &mark)?;
+            Here::set(&here.waited, &mark);
+            return Ok(());
         }
         let from = here.now(&*tier.device)?;
         let waited = Here::get(&here.waited);
         // No mark after the wait: CUDA lets a thread run only some 60 recorded events of a stream ahead of the device.
         tier.device.wait(Lane::Compute, &mark)?;
         Here::set(&here.waited, &mark);
+        // No sooner: who lets go of the storage relies on it.
+        if let Some(place) = tier.books.lock().shelf.get(self.serial) {
+            place.held.ordered = copies;
+        }
         if let Some(trace) = &tier.trace {
             trace.stall(cause, waited.as_ref().unwrap_or(&from), &mark);
         }
@@ -116,19 +133,26 @@ impl<D: Device> Parcel for HostParcel<D> {
         self.tier.books.lock().shelf.take_back(self.serial)
     }
 
-    fn abandon(&self) {
-        let (mark, loads) = {
+    fn abandon(&self, of: Option<&Storage>) {
+        let (mark, stream, loads) = {
             let mut books = self.tier.books.lock();
             let Some(place) = books.shelf.get(self.serial) else { return };
-            let mark = if place.held.ordered { None } else { place.held.under_way(&*self.tier.device) };
-            (mark, std::mem::take(&mut place.held.loads))
+            place.held.abandoned = true;
+            let mark = if place.held.is_ordered() { None } else { place.held.under_way(&*self.tier.device) };
+            (mark, place.held.stream, std::mem::take(&mut place.held.loads))
         };
-        if let Some(Err(error)) = mark.map(|mark| self.tier.device.wait(Lane::Compute, &mark)) {
+        // Whoever waits for the store to begin waits in vain.
+        self.tier.changed.notify_all();
+        let device = &*self.tier.device;
+        let ordered = mark.map(|mark| {
+            device.wait(Lane::Compute, &mark).and_then(|()| Here::record_use(device, stream, of))
+        });
+        if let Some(Err(error)) = ordered {
             tracing::warn!(%error, "the device cannot be made to wait for a copy");
         }
         for Load { into, done, .. } in loads {
             drop(into);
-            done(Err(internal("nobody waits for it any more")));
+            done.call(Err(unwanted()));
         }
     }
 }
@@ -151,8 +175,7 @@ impl<D: Device> Drop for HostParcel<D> {
 
 fn begins_soon<D: Device>(books: &mut MutexGuard<'_, Books<D>>, serial: Serial) -> bool {
     books.shelf.at(serial) == At::Nowhere
-        && books
-            .shelf
-            .get(serial)
-            .is_some_and(|place| place.held.failure.is_none() && place.held.memory.is_some())
+        && books.shelf.get(serial).is_some_and(|place| {
+            !place.held.abandoned && place.held.failure.is_none() && place.held.memory.is_some()
+        })
 }

@@ -3,12 +3,42 @@
 use std::sync::{Arc, Weak};
 
 use super::super::shelf::{At, Serial};
-use super::{Books, HostTier, Load, Memory, internal};
+use super::{Books, HostParcel, HostTier, Load, Memory, internal};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::mem::AlignedBuf;
-use crate::store::{Blob, Completion, Direction};
+use crate::store::{Blob, Completion, Direction, contained};
 use crate::trace::{DeviceTrace, Trace};
+
+/// A transfer with the disk under way: the books hear how it went, however it ends.
+struct Moving<D: Device> {
+    tier: Arc<HostTier<D>>,
+    serial: Serial,
+    direction: Direction,
+    /// Its place stays until then.
+    parcel: Option<Arc<HostParcel<D>>>,
+    outcome: Result<()>,
+}
+
+impl<D: Device> Moving<D> {
+    fn end(mut self, outcome: Result<()>) {
+        self.outcome = outcome;
+    }
+}
+
+impl<D: Device> Drop for Moving<D> {
+    fn drop(&mut self) {
+        let outcome = std::mem::replace(&mut self.outcome, Ok(()));
+        contained("the end of a transfer", || match self.direction {
+            Direction::Write => self.tier.written(self.serial, outcome),
+            Direction::Read => self.tier.read_done(self.serial, outcome),
+        });
+        contained("what follows a transfer", || {
+            drop(self.parcel.take());
+            self.tier.ended();
+        });
+    }
+}
 
 impl<D: Device> HostTier<D> {
     /// Lets go down what should be there.
@@ -59,23 +89,17 @@ impl<D: Device> HostTier<D> {
             Direction::Write => &self.writes,
             Direction::Read => &self.reads,
         };
+        let dropped = Err(internal("a transfer was dropped before its end"));
+        let mut moving = Moving { tier, serial, direction, parcel: None, outcome: dropped };
         waiter.after(after, move |reached| {
             // Nobody may want it any more.
-            let parcel = parcel.upgrade();
-            let wanted = parcel.is_some();
-            let done: Completion = Box::new(move |outcome| {
-                match direction {
-                    Direction::Write => tier.written(serial, outcome),
-                    Direction::Read => tier.read_done(serial, outcome),
-                }
-                drop(parcel);
-                tier.ended();
-            });
-            if reached.is_err() || !wanted {
+            moving.parcel = parcel.upgrade();
+            if reached.is_err() || moving.parcel.is_none() {
                 // Whoever hears that all is over finds the extent and the memory free.
                 drop((blob, memory, store));
-                return done(reached);
+                return moving.end(reached);
             }
+            let done = Completion::new(move |outcome| moving.end(outcome));
             let done = Trace::transfer(trace.as_ref(), direction, scope, bytes, done);
             match direction {
                 Direction::Write => store.write(blob, memory.buf, done),
@@ -155,7 +179,7 @@ impl<D: Device> HostTier<D> {
             }
         }
         for (done, outcome) in ended {
-            done(outcome);
+            done.call(outcome);
         }
     }
 }

@@ -71,7 +71,7 @@ Examples:
   ssdtrain-bench compare --steps 3 --strategies keep,offload --trace trace.json
 
 JSON: strategy, step_ms_median, tokens_per_s, act_peak_bytes, act_peak_spread_bytes (highest less lowest step),
-act_peak_to_keep, saved_bytes, offloaded_bytes, recomputed_bytes, rerun_ms (of the host), deduplicated_bytes, forwarded_bytes,
+act_peak_to_keep, step_peak_bytes (gradients counted too), saved_bytes, offloaded_bytes, recomputed_bytes, rerun_ms (of the host), deduplicated_bytes, forwarded_bytes,
 stall_ms, stall_ms_by_cause {device_budget, host_pool, load, copy_in}, pinned_bytes (pinned while measured), disk
 {written_bytes_per_step, read_bytes_per_step, busy_bytes_per_s, busy_share}, planned {step_ms, peak_bytes, stall_ms, in_reach, plans}, adaptive {scopes, offloaded_scopes, last_scope,
 required_bytes_per_s, measured_bytes_per_s}, ratio_to_keep {median, low, high}, loss_last, io_path. Per step, where that applies.

@@ -80,7 +80,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         .collect();
     let facts = Facts::read(&Tree::new(&args.root), &real, tried);
 
-    let mut checks = vec![libtorch(libtorch_directory.as_deref())];
+    let mut checks = vec![libtorch(libtorch_directory.as_deref()), package(libtorch_directory.as_deref())];
     checks.extend(cuda::cuda(gpus, &facts));
     checks.extend(findings::direct(&facts));
     for (directory, place) in directories.iter().zip(&facts.places) {
@@ -127,6 +127,19 @@ fn libtorch(directory: Option<&Path>) -> Check {
         }
         None => Check::ok("libtorch", format!("{BUILT_FOR} in {}", directory.display())),
     }
+}
+
+/// How a package of the user's depends on the library.
+fn package(libtorch: Option<&Path>) -> Check {
+    let folder = libtorch.and_then(Path::parent).unwrap_or_else(|| Path::new("DIR"));
+    Check::ok(
+        "your package",
+        format!(
+            "needs `ssdtrain = {{ path = \"CHECKOUT\" }}`, `tch = {{ version = \"=0.24.0\", default-features = false }}`, the build.rs of \
+             examples/outside, and `export LIBTORCH={}`",
+            folder.display()
+        ),
+    )
 }
 
 /// The version that lies beside a libtorch: a wheel says it in version.py, an archive in build-version.
@@ -237,6 +250,16 @@ mod tests {
         assert_eq!(libtorch_version(&lib).as_deref(), Some("2.11.0+cpu"));
         fs::write(root.path().join("build-version"), "2.11.0\n").unwrap();
         assert_eq!(libtorch_version(&lib).as_deref(), Some("2.11.0"));
+    }
+
+    #[test]
+    fn what_a_package_needs_is_said_with_the_libtorch_that_runs() {
+        let check = package(Some(Path::new("/opt/torch/lib")));
+        assert!(
+            check.status == Status::Ok && check.found.contains("LIBTORCH=/opt/torch`"),
+            "{}",
+            check.found
+        );
     }
 
     #[test]

@@ -339,7 +339,7 @@ impl Bench {
             let (blob, memory, done) =
                 (Arc::clone(blob), Arc::clone(&buffer) as Arc<dyn IoBuf>, done.clone());
             // The other end is there until all are done, unless one of them failed; that one is told.
-            let ended: Completion = Box::new(move |outcome| drop(done.send((buffer, outcome))));
+            let ended = Completion::new(move |outcome| drop(done.send((buffer, outcome))));
             if mode.writes(index as u64) {
                 self.store.write(blob, memory, ended);
             } else {

@@ -84,7 +84,7 @@ Examples:
   ssdtrain-bench plot rok.csv --plot rok.png          a picture of what was measured, without measuring
 
 Columns and JSON: micro_batch, strategy, step_ms_median, ratio_to_keep (of medians) with its 95 % interval ratio_low to ratio_high,
-tokens_per_s, model_tflops, act_peak_bytes, act_peak_to_keep, offloaded_bytes, recomputed_bytes, stall_ms, predicted_step_ms,
+tokens_per_s, model_tflops, act_peak_bytes, act_peak_to_keep, step_peak_bytes (with gradients), offloaded_bytes, recomputed_bytes, stall_ms, predicted_step_ms,
 predicted_peak_bytes (of auto), failed (why there is no measurement); in JSON frontier, too. Ratios are empty where keep
 did not take turns with it. The first line of a CSV file is a comment with title and settings.";
 

@@ -28,6 +28,9 @@ pub(crate) struct Point {
     pub(crate) model_tflops: Option<f64>,
     pub(crate) act_peak_bytes: Option<u64>,
     pub(crate) act_peak_to_keep: Option<f64>,
+    /// Gradients counted too; files of before have no such column.
+    #[serde(default)]
+    pub(crate) step_peak_bytes: Option<u64>,
     pub(crate) offloaded_bytes: Option<u64>,
     pub(crate) recomputed_bytes: Option<u64>,
     pub(crate) stall_ms: Option<f64>,
@@ -53,6 +56,7 @@ impl Point {
             model_tflops: Some(flops_per_step / row.step_ms_median / 1e9),
             act_peak_bytes: Some(row.act_peak_bytes),
             act_peak_to_keep: row.act_peak_to_keep,
+            step_peak_bytes: Some(row.step_peak_bytes),
             offloaded_bytes: Some(row.offloaded_bytes),
             recomputed_bytes: Some(row.recomputed_bytes),
             stall_ms: Some(row.stall_ms),
@@ -102,6 +106,7 @@ pub(crate) fn render(points: &[Point]) -> String {
         "model TFLOP/s",
         "activation peak",
         "/ keep",
+        "with gradients",
         "moved",
         "recomputed",
         "frontier",
@@ -124,6 +129,7 @@ pub(crate) fn render(points: &[Point]) -> String {
             number(point.model_tflops, if point.model_tflops < Some(1.0) { 4 } else { 1 }),
             bytes(point.act_peak_bytes),
             number(point.act_peak_to_keep, 3),
+            bytes(point.step_peak_bytes),
             bytes(point.offloaded_bytes),
             bytes(point.recomputed_bytes),
             if on_frontier { "*" } else { "" }.to_owned(),

@@ -3,6 +3,7 @@
 use std::env;
 
 use ssdtrain::{MIB, TensorCache, TensorCacheBuilder};
+use tch::nn::{self, OptimizerConfig, VarStore};
 use tch::{Kind, Tensor};
 
 use crate::lab::{Lab, assert_nothing_held, leaf};
@@ -12,6 +13,8 @@ on_both!(
     the_peak_is_the_same_in_every_step_through_the_disk,
     the_peak_falls_with_the_budget,
     nothing_is_pinned_after_the_first_step,
+    the_step_peak_is_the_same_wherever_gradients_are_freed,
+    the_time_of_a_launch_is_not_taken_for_that_of_a_step,
 );
 
 const STORAGES: u64 = 24;
@@ -74,4 +77,44 @@ fn nothing_is_pinned_after_the_first_step(lab: &Lab) {
     assert!(after_first >= (STORAGES - 4) * STORAGE, "{after_first}");
     peaks(lab, &cache, 8);
     assert_eq!(cache.pinned_bytes(), after_first);
+}
+
+fn the_step_peak_is_the_same_wherever_gradients_are_freed(lab: &Lab) {
+    let third = |within: bool| {
+        let vs = VarStore::new(lab.device);
+        let config = nn::LinearConfig { bias: false, ..Default::default() };
+        let layers: Vec<_> =
+            (0..8).map(|layer| nn::linear(vs.root() / layer, WIDTH, WIDTH, config)).collect();
+        let mut optimizer = nn::Sgd::default().build(&vs, 1e-3).unwrap();
+        let cache = lab.cache().device_budget(STORAGE).parameters(&vs).build().unwrap();
+        let x = lab.randn(&[16, WIDTH]);
+        let mut steps = (0..3).map(|_| {
+            if !within {
+                optimizer.zero_grad();
+            }
+            let step = cache.step();
+            if within {
+                optimizer.zero_grad();
+            }
+            let y = layers.iter().fold(x.shallow_clone(), |x, layer| x.apply(layer));
+            step.backward(&y.square().sum(Kind::Float)).unwrap();
+            optimizer.step();
+            step.finish().unwrap()
+        });
+        steps.nth(2).unwrap()
+    };
+    let (before, within) = (third(false), third(true));
+    assert_eq!(before.step_peak_bytes, before.act_peak_bytes, "{before}");
+    assert_eq!(within.step_peak_bytes - within.act_peak_bytes, 8 * STORAGE, "{within}");
+    assert!(within.step_peak_bytes.abs_diff(before.step_peak_bytes) <= MIB, "{within}\n{before}");
+}
+
+fn the_time_of_a_launch_is_not_taken_for_that_of_a_step(lab: &Lab) {
+    let cache = lab.cache().host_pool(STORAGES * STORAGE).device_budget(6 * STORAGE).build().unwrap();
+    let x = leaf(&lab.randn(&[WIDTH, WIDTH]));
+    let step = cache.step();
+    step.backward(&chain(&x)).unwrap();
+    let report = step.finish().unwrap();
+    assert_eq!(report.awaited, !lab.is_gpu(), "{report}");
+    assert_eq!(report.to_string().contains("launched in"), lab.is_gpu(), "{report}");
 }

@@ -3,8 +3,10 @@
 
 use std::env;
 
+use cudarc::driver::result;
 use ssdtrain::{MIB, TensorCache};
-use tch::{Kind, Tensor};
+use ssdtrain_libtorch::CudaDevice;
+use tch::{Cuda, Kind, Tensor};
 
 use crate::lab::{Lab, assert_nothing_held, assert_same_bits, leaf, plain_gradient};
 
@@ -13,6 +15,7 @@ on_both!(
     a_device_far_behind_through_the_disk,
     small_host_pool_used_again_in_every_step,
     host_pool_without_a_disk_used_again_in_every_step,
+    two_streams_one_of_them_from_outside,
 );
 
 /// Steps whose values differ, each compared to a step without the cache.
@@ -72,4 +75,37 @@ fn small_host_pool_used_again_in_every_step(lab: &Lab) {
 fn host_pool_without_a_disk_used_again_in_every_step(lab: &Lab) {
     let cache = lab.cache().host_pool(4 * MIB).device_budget(2 * MIB).prefetch(MIB).build().unwrap();
     steps(&cache, &lab.randn(&[512, 512]), lab.suited(50, 5), chain);
+}
+
+/// Layers take turns on two streams, so that what one of them has loaded ahead is asked for on the other.
+fn two_streams_one_of_them_from_outside(lab: &Lab) {
+    let width: i64 = lab.suited(4096, 256);
+    let storage = (width * width * 4) as u64;
+    let outside = lab.is_gpu().then(|| {
+        // The device's context is current once it has computed.
+        drop(lab.randn(&[1]));
+        // It is never destroyed: libtorch keeps memory for it.
+        result::stream::create(result::stream::StreamKind::NonBlocking).unwrap()
+    });
+    let on_outside = || {
+        let (stream, device) = (outside?, CudaDevice::new(0).unwrap());
+        Cuda::synchronize(0);
+        // SAFETY: the stream is the first device's and is never destroyed.
+        Some(unsafe { device.enter(stream.cast()) }.unwrap())
+    };
+    let cache =
+        lab.cache().host_pool(16 * storage).device_budget(3 * storage).prefetch(2 * storage).build().unwrap();
+    let weight = lab.randn(&[width, width]) / (width as f64).sqrt();
+    let source = lab.randn(&[width, width]);
+    steps(&cache, &source, lab.suited(6, 3), |x| {
+        let layer = |y: Tensor, index: i32| {
+            let stream = (index % 2 == 1).then(on_outside).flatten();
+            let y = ((0..4).fold(y, |y, _| y.matmul(&weight)) * 1.01).sin();
+            if stream.is_some() {
+                Cuda::synchronize(0);
+            }
+            y
+        };
+        (0..12).fold(x * 1.0, layer).sum(Kind::Float)
+    });
 }

@@ -1,8 +1,10 @@
 //! Several threads, several caches, one device.
 
-use std::thread;
+use std::{ptr, thread};
 
+use cudarc::driver::{result, sys};
 use ssdtrain::{KIB, MIB, TensorCache};
+use ssdtrain_libtorch::SavedVariable;
 use tch::{Kind, Tensor};
 
 use crate::lab::{Lab, assert_nothing_held, assert_same_bits, grads, leaf, leaves, same_bits};
@@ -13,6 +15,7 @@ on_both!(
     threads_with_a_cache_of_their_own,
     two_caches_of_one_thread,
 );
+on_the_gpu_only!(the_context_that_is_current_stays_current);
 
 /// Saves a dozen storages of 256 KiB.
 fn forward(x: &Tensor) -> Tensor {
@@ -107,4 +110,35 @@ fn two_caches_of_one_thread(lab: &Lab) {
     assert!(same_bits(&first_gradient, &x.grad()));
     assert_nothing_held(&outer);
     assert_nothing_held(&inner);
+}
+
+/// What a program computes with by itself, another GPU's context for one, must not change under its hands.
+fn the_context_that_is_current_stays_current(lab: &Lab) {
+    let cache = &lab.cache().host_pool(64 * MIB).device_budget(1).build().unwrap();
+    let tensor = lab.randn(&[512, 512]);
+    thread::scope(|threads| {
+        threads.spawn(move || {
+            let device = result::device::get(0).unwrap();
+            // SAFETY: the driver gave the device's handle, and null asks for nothing special.
+            let own = unsafe { result::ctx::create_v4(ptr::null_mut(), 0, device) }.unwrap();
+            let assert_current = |after: &str| {
+                assert!(result::ctx::get_current().unwrap() == Some(own), "another is current after {after}");
+            };
+            assert_current("it was made");
+            let step = cache.step();
+            let saved = SavedVariable::new(&tensor).unwrap();
+            assert_current("a save");
+            step.flush();
+            assert_current("a flush");
+            // libtorch makes its own current when it computes.
+            // SAFETY: null is no context.
+            unsafe { result::ctx::set_current(ptr::null_mut()) }.unwrap();
+            assert!(saved.unpack().unwrap().equal(&tensor));
+            drop(saved);
+            assert!(step.finish().unwrap().offloaded.bytes > 0);
+            // SAFETY: made above, and current on no thread.
+            unsafe { sys::cuCtxDestroy_v2(own) }.result().unwrap();
+        });
+    });
+    assert_nothing_held(cache);
 }

@@ -1,0 +1,93 @@
+//! What a child process does: one program after the other, with a line for each before and after it.
+
+use std::io::Write;
+use std::process;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ssdtrain_differential::{Lab, Verdict, check, generate, shrink};
+
+/// A program takes milliseconds.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// Milliseconds since the process began at which the program under way began.
+static BEGUN: AtomicU64 = AtomicU64::new(0);
+
+/// Runs `count` programs from seed `first` on.
+pub(crate) fn run(first: u64, count: u64, shrinking: Duration) {
+    watch();
+    let start = Instant::now();
+    let begin = || BEGUN.store(start.elapsed().as_millis() as u64, Ordering::Relaxed);
+    let mut lab: Option<Lab> = None;
+    for seed in first..first + count {
+        begin();
+        say(&format!("begin {seed}"));
+        let program = generate(seed);
+        if !lab.as_ref().is_some_and(|lab| lab.fits(&program)) {
+            lab = Lab::new(&program.config).ok();
+        }
+        let verdict = match &lab {
+            Some(lab) => lab.check(&program),
+            None => Verdict::NoCache(String::new()),
+        };
+        let Verdict::Differs(how) = verdict else {
+            say(&format!("end {seed} {}", verdict.name()));
+            continue;
+        };
+        say(&format!("wrong {seed}"));
+        // What it holds may be what was wrong.
+        lab = None;
+        let until = Instant::now() + shrinking;
+        let kind = kind(&how);
+        let smaller = shrink(&program, |candidate| {
+            begin();
+            Instant::now() < until && (0..2).any(|_| is_of_kind(&check(candidate), kind))
+        });
+        begin();
+        let found = (0..20).map(|_| check(&smaller)).find(Verdict::is_wrong);
+        let how = found.map_or_else(
+            || format!("{how}\nnot every time, or not with a new cache"),
+            |verdict| verdict.to_string(),
+        );
+        let lines: Vec<String> =
+            format!("{how}\n{smaller}").lines().map(|line| format!("| {line}")).collect();
+        say(&lines.join("\n"));
+        say(&format!("end {seed} wrong"));
+    }
+}
+
+/// What went wrong, roughly: its first words.
+fn kind(how: &str) -> &str {
+    const KINDS: [&str; 5] = ["differs", "panic", "are held", "an error that plain", "the cache has none"];
+    KINDS.iter().find(|kind| how.contains(**kind)).copied().unwrap_or("")
+}
+
+fn is_of_kind(verdict: &Verdict, kind: &str) -> bool {
+    matches!(verdict, Verdict::Differs(how) if how.contains(kind))
+}
+
+/// Ends the process if a program takes too long.
+pub(crate) fn watch() {
+    let start = Instant::now();
+    let look = move || {
+        loop {
+            thread::sleep(Duration::from_millis(500));
+            let begun = Duration::from_millis(BEGUN.load(Ordering::Relaxed));
+            if start.elapsed().saturating_sub(begun) > LONGEST {
+                say("hang");
+                process::abort();
+            }
+        }
+    };
+    if let Err(error) = thread::Builder::new().name("watchdog".to_owned()).spawn(look) {
+        eprintln!("no watchdog: {error}");
+    }
+}
+
+/// A line that is out before anything else happens.
+fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    // Without a reader there is no one to tell.
+    drop(writeln!(out, "{line}").and_then(|()| out.flush()));
+}

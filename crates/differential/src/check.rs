@@ -1,0 +1,225 @@
+//! Whether a cache does with a program what plain autograd does.
+
+use std::cell::Cell;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ssdtrain::TensorCache;
+use tch::nn::VarStore;
+use tch::{Device, Kind, TchError, Tensor};
+
+use crate::config::Config;
+use crate::program::Program;
+use crate::run::{Ran, run};
+use crate::values::Event;
+
+/// What became of a program.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Verdict {
+    /// The same bits and the same errors.
+    Agrees,
+    /// The same until the cache refused to run a segment again whose surroundings had changed, or served what autograd could not.
+    AgreesUntil(String),
+    /// Without a cache two runs are not alike.
+    Undetermined,
+    /// There is no such cache.
+    NoCache(String),
+    /// What is wrong.
+    Differs(String),
+}
+
+impl Verdict {
+    /// Whether something is wrong.
+    pub fn is_wrong(&self) -> bool {
+        matches!(self, Verdict::Differs(_))
+    }
+
+    /// One word for it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Verdict::Agrees => "agrees",
+            Verdict::AgreesUntil(_) => "agrees-until",
+            Verdict::Undetermined => "undetermined",
+            Verdict::NoCache(_) => "no-cache",
+            Verdict::Differs(_) => "wrong",
+        }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Verdict::Agrees => f.write_str("agrees"),
+            Verdict::AgreesUntil(error) => write!(f, "agrees until {error}"),
+            Verdict::Undetermined => f.write_str("differs from run to run without a cache"),
+            Verdict::NoCache(error) => write!(f, "no cache: {error}"),
+            Verdict::Differs(how) => f.write_str(how),
+        }
+    }
+}
+
+/// How long what a cache holds may stay the same although no graph needs it any more: transfers are under way.
+const LET_GO_WITHIN: Duration = Duration::from_secs(1);
+
+/// A cache that programs are run with, one after the other.
+pub struct Lab {
+    config: Config,
+    /// What the cache knows as parameters.
+    parameters: VarStore,
+    cache: TensorCache,
+    /// A program has made something that holds itself, with what the cache keeps for it.
+    is_used_up: Cell<bool>,
+}
+
+impl Lab {
+    /// A cache of these settings.
+    pub fn new(config: &Config) -> ssdtrain::Result<Lab> {
+        let parameters = VarStore::new(Device::Cpu);
+        let cache = config.build(&parameters)?;
+        Ok(Lab { config: config.clone(), parameters, cache, is_used_up: Cell::default() })
+    }
+
+    /// Whether `program` can be run with this cache.
+    pub fn fits(&self, program: &Program) -> bool {
+        !self.is_used_up.get() && self.config == program.config
+    }
+
+    /// Runs `program` without a cache, twice, and with this one.
+    pub fn check(&self, program: &Program) -> Verdict {
+        // Tensors are small, and several programs run at once.
+        tch::set_num_threads(1);
+        let plain = VarStore::new(Device::Cpu);
+        let expected = [(); 2].map(|()| attempt(program, &plain, None));
+        let [Ok(Ran { events: expected, made }), Ok(Ran { events: again, .. })] = expected else {
+            return Verdict::Undetermined;
+        };
+        if let Err(error) = end_backwards() {
+            return Verdict::Differs(format!("a small backward fails: {error}"));
+        }
+        // A function that changes what it holds is held by what it has changed, and so is, by autograd itself, what is saved and then
+        // changed into a result of itself.
+        let holds_itself = made.iter().any(|storage| storage.upgrade().is_some())
+            || expected.iter().any(|event| event.has_changed);
+        let same = |(one, two): (&Event, &Event)| one.outcome == two.outcome;
+        if expected.len() != again.len() || !expected.iter().zip(&again).all(same) {
+            return Verdict::Undetermined;
+        }
+        let mut verdict = Verdict::Agrees;
+        for round in 0..program.config.rounds() {
+            let events = match attempt(program, &self.parameters, Some(&self.cache)) {
+                Ok(ran) => ran.events,
+                Err(panic) => return Verdict::Differs(format!("round {round}: panic: {panic}")),
+            };
+            match compare(&expected, &events) {
+                Verdict::Differs(how) => return Verdict::Differs(format!("round {round}: {how}")),
+                Verdict::Agrees => {}
+                other => verdict = other,
+            }
+            if let Some(held) = still_held(&self.cache) {
+                self.is_used_up.set(holds_itself);
+                return if holds_itself {
+                    verdict
+                } else {
+                    Verdict::Differs(format!("round {round}: {held}"))
+                };
+            }
+        }
+        verdict
+    }
+}
+
+/// Runs `program` without a cache, twice, and with a new one of the settings it asks for.
+pub fn check(program: &Program) -> Verdict {
+    match Lab::new(&program.config) {
+        Ok(lab) => lab.check(program),
+        Err(error) => Verdict::NoCache(error.to_string()),
+    }
+}
+
+fn attempt(program: &Program, vs: &VarStore, cache: Option<&TensorCache>) -> Result<Ran, String> {
+    catch_unwind(AssertUnwindSafe(|| run(program, vs, cache))).map_err(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("of another kind").to_owned()
+    })
+}
+
+fn compare(expected: &[Event], got: &[Event]) -> Verdict {
+    // How far a backward came before its error depends on where the error is.
+    let mut until = None;
+    for (expected, got) in expected.iter().zip(got) {
+        let what = &got.what;
+        match (&expected.outcome, &got.outcome) {
+            (Ok(expected), Ok(got)) => {
+                for ((name, expected), (_, got)) in expected.iter().zip(got) {
+                    if expected != got {
+                        if let Some(error) = until {
+                            return Verdict::AgreesUntil(error);
+                        }
+                        let distance = expected.distance(got);
+                        let distance = distance.map_or_else(String::new, |d| format!(" by {d:e}"));
+                        return Verdict::Differs(format!(
+                            "at `{what}` {name} differs{distance}\n  expected {expected:?}\n  got      {got:?}"
+                        ));
+                    }
+                }
+            }
+            (Err(_), Err(error)) if expected.may_be_served && what.starts_with("backward") => {
+                until = Some(error.clone());
+            }
+            (Err(_), Err(_)) => {}
+            (Ok(_), Err(error)) if expected.may_be_refused => return Verdict::AgreesUntil(error.clone()),
+            (Ok(_), Err(error)) => {
+                return Verdict::Differs(format!(
+                    "at `{what}` an error that plain autograd does not have: {error}"
+                ));
+            }
+            // Only autograd itself, without any hooks, refuses what was detached in place after it was saved.
+            (Err(error), Ok(_)) if expected.may_be_served || error.contains("detached in-place") => {
+                return Verdict::AgreesUntil(error.clone());
+            }
+            (Err(error), Ok(_)) => {
+                return Verdict::Differs(format!(
+                    "at `{what}` plain autograd has an error, the cache has none: {error}"
+                ));
+            }
+        }
+    }
+    if expected.len() != got.len() {
+        let missing = got.iter().find(|event| event.outcome.is_err());
+        return Verdict::Differs(format!("{} events for {}: {missing:?}", got.len(), expected.len()));
+    }
+    Verdict::Agrees
+}
+
+/// After an error of a backward libtorch holds what it had still to do until the thread's next one.
+fn end_backwards() -> Result<(), TchError> {
+    let one = Tensor::ones([1], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+    (&one * 1.0).f_backward()
+}
+
+/// What the cache holds although all graphs are gone.
+fn still_held(cache: &TensorCache) -> Option<String> {
+    if let Err(error) = end_backwards() {
+        return Some(format!("a small backward fails: {error}"));
+    }
+    let mut last = None;
+    let mut since = Instant::now();
+    loop {
+        let held = cache.held();
+        let reserved = cache.store_stats().map_or(0, |stats| stats.reserved_bytes);
+        if (held.entries, held.tapes, held.device_bytes, reserved) == (0, 0, 0, 0) {
+            return None;
+        }
+        if last != Some((held, reserved)) {
+            (last, since) = (Some((held, reserved)), Instant::now());
+        }
+        if since.elapsed() > LET_GO_WITHIN {
+            return Some(format!(
+                "all graphs are gone, but {held:?} and {reserved} bytes of the disk are held"
+            ));
+        }
+        thread::sleep(Duration::from_micros(100));
+    }
+}

@@ -1,0 +1,166 @@
+//! Caches as plain data.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context, Error, Result};
+use ssdtrain::plan::{Goal, Placement};
+use ssdtrain::{Adaptive, BackendKind, IoPath, Policy, TensorCache, TensorCacheBuilder};
+use tch::nn::VarStore;
+
+use crate::random::Random;
+
+/// The settings of a cache: words, some of which have a value. Each can be left out.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Config(pub Vec<(&'static str, u64)>);
+
+/// Every setting: its name, the percentage of caches that have it, and the values it may have.
+const SETTINGS: &[(&str, usize, &[u64])] = &[
+    // What becomes of tensors; the last one counts. Offload without any.
+    ("keep", 4, &[0]),
+    ("adaptive", 8, &[0]),
+    // In bytes.
+    ("auto_budget", 8, &[0, 4 << 10, 64 << 10, 1 << 20]),
+    // In percent.
+    ("auto_overhead", 8, &[0, 2, 50, 1000]),
+    // A digit per save: 1 keep, 2 host, 3 disk, 4 recompute.
+    ("forced", 15, &[1, 2, 3, 4, 13, 23, 31, 1234, 432_133, 41, 332_211]),
+    // The way of the bytes; the last one counts. That of the CPU without any.
+    // Host pool and disk, by the bytes of the pool.
+    ("staged", 25, &[0, 4 << 10, 64 << 10, 1 << 20]),
+    // A host pool alone.
+    ("host_only", 12, &[64 << 10, 1 << 20]),
+    ("direct", 12, &[0]),
+    ("uring", 20, &[0]),
+    ("pool", 20, &[0]),
+    ("memory", 30, &[0]),
+    ("verify", 40, &[0]),
+    ("min_bytes", 10, &[65, 4096]),
+    ("device_budget", 50, &[1, 1 << 10, 16 << 10, 256 << 10]),
+    ("backward_budget", 15, &[1, 4 << 10, 64 << 10]),
+    ("prefetch", 30, &[0, 1, 4 << 10, 64 << 10]),
+    ("read_ahead", 15, &[0, 4 << 10]),
+    ("keep_last", 8, &[1, 2]),
+    ("queue_depth", 15, &[1, 2]),
+    // Small enough for some to have no room.
+    ("disk_cap", 10, &[16 << 10, 256 << 10]),
+    // In bytes per second.
+    ("disk_rate", 6, &[20_000_000]),
+    ("trace", 6, &[0]),
+    // Parameters are known to the cache.
+    ("registered", 60, &[0]),
+    // Microseconds that each copy takes longer.
+    ("delay", 15, &[50, 500]),
+    // How often the program is run with one cache.
+    ("rounds", 30, &[2, 4]),
+];
+
+impl Config {
+    /// Random settings.
+    pub fn draw(random: &mut Random) -> Config {
+        let mut words = Vec::new();
+        for (name, percent, values) in SETTINGS {
+            if random.percent(*percent) {
+                words.push((*name, *random.of(values)));
+            }
+        }
+        Config(words)
+    }
+
+    /// How often a program is run with one cache.
+    pub fn rounds(&self) -> u64 {
+        self.value("rounds").unwrap_or(1)
+    }
+
+    fn value(&self, name: &str) -> Option<u64> {
+        self.0.iter().find(|(word, _)| *word == name).map(|(_, value)| *value)
+    }
+
+    /// The cache, which knows the variables of `vs` if it is to.
+    pub fn build(&self, vs: &VarStore) -> ssdtrain::Result<TensorCache> {
+        let delay = Duration::from_micros(self.value("delay").unwrap_or(0));
+        let mut builder = TensorCache::builder().policy(Policy::Offload).min_bytes(0).disk_cap(1 << 30);
+        let mut spills = true;
+        for (name, value) in &self.0 {
+            builder = match *name {
+                "staged" => builder.simulated_device(delay).path(IoPath::Staged).host_pool(*value),
+                "host_only" => {
+                    spills = false;
+                    builder.simulated_device(delay).host_pool(*value)
+                }
+                "direct" => {
+                    spills = true;
+                    builder.simulated_device(delay).path(IoPath::Direct)
+                }
+                "registered" => builder.parameters(vs),
+                name => set(builder, name, *value),
+            };
+        }
+        if spills { builder.spill_to(std::env::temp_dir()) } else { builder }.build()
+    }
+}
+
+fn set(builder: TensorCacheBuilder, name: &str, value: u64) -> TensorCacheBuilder {
+    match name {
+        "keep" => builder.policy(Policy::Keep),
+        "adaptive" => builder.policy(Policy::Adaptive(Adaptive::Paper)),
+        "auto_budget" => builder.policy(Policy::Auto(Goal::budget(value))),
+        "auto_overhead" => builder.policy(Policy::Auto(Goal::overhead(value as f64 / 100.0))),
+        "forced" => builder.forced_placements(placements(value)),
+        "uring" => builder.backend(BackendKind::Uring),
+        "pool" => builder.backend(BackendKind::Pool),
+        "memory" => builder.backend(BackendKind::Memory),
+        "verify" => builder.verify(true),
+        "min_bytes" => builder.min_bytes(value),
+        "device_budget" => builder.device_budget(value),
+        "backward_budget" => builder.backward_budget(value),
+        "prefetch" => builder.prefetch(value),
+        "read_ahead" => builder.read_ahead(value),
+        "keep_last" => builder.keep_last(value as usize),
+        "queue_depth" => builder.queue_depth(value as usize),
+        "disk_cap" => builder.disk_cap(value),
+        "disk_rate" => builder.disk_rate(value),
+        "trace" => builder.trace(true),
+        _ => builder,
+    }
+}
+
+fn placements(digits: u64) -> Vec<Placement> {
+    digits
+        .to_string()
+        .chars()
+        .map(|digit| match digit {
+            '2' => Placement::Host,
+            '3' => Placement::Disk,
+            '4' => Placement::Recompute,
+            _ => Placement::Keep,
+        })
+        .collect()
+}
+
+impl fmt::Display for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words: Vec<String> = self
+            .0
+            .iter()
+            .map(|(name, value)| if *value == 0 { (*name).to_owned() } else { format!("{name}={value}") })
+            .collect();
+        f.write_str(&words.join(" "))
+    }
+}
+
+impl FromStr for Config {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Config> {
+        let mut words = Vec::new();
+        for word in text.split_whitespace() {
+            let (name, value) = word.split_once('=').unwrap_or((word, "0"));
+            let setting = SETTINGS.iter().find(|(known, _, _)| *known == name);
+            let (name, _, _) = setting.with_context(|| format!("a cache has no setting {name}"))?;
+            words.push((*name, value.parse().with_context(|| word.to_owned())?));
+        }
+        Ok(Config(words))
+    }
+}

@@ -1,0 +1,352 @@
+//! Random programs. They are run as they are made, so that most of what they do can be done.
+
+use ssdtrain_libtorch as torch;
+use ssdtrain_libtorch::CpuAutocast;
+use tch::nn::VarStore;
+use tch::{Device, Kind, Tensor};
+
+use crate::config::Config;
+use crate::draw::Draw;
+use crate::operations::{self, Operation, RANDOM, total};
+use crate::program::{Op, Program, Slot};
+use crate::random::Random;
+use crate::run::Run;
+use crate::values::Values;
+
+/// So many programs in a row ask for the same cache: making one takes longer than most programs.
+const OF_ONE_CACHE: u64 = 10;
+
+/// The program of `seed`.
+pub fn generate(seed: u64) -> Program {
+    tch::set_num_threads(1);
+    let config = Config::draw(&mut Random::new(!(seed / OF_ONE_CACHE)));
+    let mut random = Random::new(seed);
+    // Few kinds of operations in a program meet each other more often than many would.
+    let share = *random.of(&[5, 15, 40, 90]);
+    let enabled = operations::all()
+        .filter(|operation| random.percent(share) || ALWAYS.contains(&operation.name))
+        .collect();
+    let width = if random.percent(4) { 130 } else { *random.of(&[2, 4, 4, 4, 8, 8, 16]) };
+    let misuses = random.percent(10);
+    let blocks = [
+        ("no_grad", 3),
+        ("scope", 4),
+        ("thread", 3),
+        ("segment", 12),
+        ("remat", 12),
+        ("autocast", 4),
+        ("parallel", 5),
+    ];
+    let blocks = blocks.into_iter().filter(|_| random.percent(40)).collect();
+    let seed = random.bits() % 1000;
+    let mut generator = Generator { random, next: 0, enabled, blocks, width, misuses };
+    let vs = VarStore::new(Device::Cpu);
+    let mut run = Run::new(&vs, None);
+    tch::manual_seed(seed as i64);
+    let body = generator.program(&mut run);
+    Program { config, seed, body }
+}
+
+const ALWAYS: &[&str] = &["sin", "mul", "add", "sigmoid", "matmul", "square"];
+
+/// Larger values end in numbers that are none, which agree too easily.
+const LARGEST: f64 = 1e4;
+const MOST_ELEMENTS: usize = 1 << 17;
+
+struct Generator {
+    random: Random,
+    next: Slot,
+    enabled: Vec<&'static Operation>,
+    /// Blocks and the percentage of operations that they are.
+    blocks: Vec<(&'static str, usize)>,
+    width: i64,
+    /// Whether functions of segments change what they do not make.
+    misuses: bool,
+}
+
+/// Where an operation is drawn for.
+#[derive(Clone, Copy)]
+struct Place {
+    depth: usize,
+    /// In a segment, whose own values are those from this one on.
+    segment: Option<Slot>,
+    /// Other threads run at the same time, so the same holds for values, and nothing is random.
+    is_parallel: bool,
+}
+
+const OUTERMOST: Place = Place { depth: 0, segment: None, is_parallel: false };
+
+fn op(name: &'static str, inputs: Vec<Slot>, numbers: Vec<f64>) -> Op {
+    Op { name, outputs: vec![], inputs, numbers, body: vec![] }
+}
+
+impl Generator {
+    fn program(&mut self, run: &mut Run<'_>) -> Vec<Op> {
+        let mut body = Vec::new();
+        for _ in 0..2 + self.random.below(3) {
+            let leaf = self.leaf();
+            run.run_all(std::slice::from_ref(&leaf), None);
+            body.push(leaf);
+        }
+        if self.random.percent(30) {
+            let optimizer = op("optimizer", vec![], vec![self.random.below(5) as f64]);
+            run.run_all(std::slice::from_ref(&optimizer), None);
+            body.push(optimizer);
+        }
+        let steps = *self.random.of(&[1, 1, 2, 3]);
+        for _ in 0..steps {
+            if self.random.percent(20) {
+                let count = self.random.below(4);
+                body.extend(self.control_body(run, count));
+            }
+            let count = *self.random.of(&[3, 6, 12, 25]);
+            let mut within = self.control_body(run, count);
+            within.extend(self.last_of_step(run));
+            let finishes = f64::from(u8::from(self.random.percent(80)));
+            body.push(Op { body: within, ..op("step", vec![], vec![finishes]) });
+        }
+        if self.random.percent(25) {
+            body.extend(self.last_of_step(run));
+        }
+        body
+    }
+
+    fn leaf(&mut self) -> Op {
+        let width = self.width;
+        let shapes: [&[i64]; 6] = [
+            &[width, width],
+            &[width, width],
+            &[width, width],
+            &[width],
+            &[2, width, width],
+            &[1, 2, width, width],
+        ];
+        let shape = *self.random.of(&shapes);
+        let name = *self.random.of(&["leaf", "leaf", "parameter", "parameter", "parameter", "constant"]);
+        let seed = self.random.below(1000) as f64;
+        let numbers = std::iter::once(seed).chain(shape.iter().map(|size| *size as f64)).collect();
+        let slot = self.next;
+        self.next += 1;
+        Op { outputs: vec![slot], ..op(name, vec![], numbers) }
+    }
+
+    /// What a step does in the end, as a rule.
+    fn last_of_step(&mut self, run: &mut Run<'_>) -> Vec<Op> {
+        let mut last = Vec::new();
+        let most = *self.random.of(&[3, 8, 20]);
+        let mut loss = self.loss(&run.values, most);
+        if self.random.percent(75) && !loss.is_empty() {
+            // Of what it is the sum of nothing has to stay.
+            let total = Op { outputs: vec![self.next], ..op("total", loss, vec![]) };
+            loss = total.outputs.clone();
+            self.next += 1;
+            run.run_all(std::slice::from_ref(&total), None);
+            last.push(total);
+        }
+        if self.random.percent(75) {
+            last.extend(self.drop_some(&run.values, &loss));
+        }
+        if self.random.percent(50) {
+            last.push(op("flush", vec![], vec![]));
+        }
+        if self.random.percent(90) && !loss.is_empty() {
+            last.push(self.backward(loss));
+        }
+        if self.random.percent(30) {
+            last.push(op("optimize", vec![], vec![]));
+        }
+        if self.random.percent(20) {
+            last.push(op("zero_grad", vec![], vec![]));
+        }
+        // The total is there already.
+        last.retain(|op| op.name == "total" || self.is_kept(run, op));
+        last
+    }
+
+    /// Runs `op`; whether it is worth having.
+    fn is_kept(&mut self, run: &mut Run<'_>, op: &Op) -> bool {
+        run.run_all(std::slice::from_ref(op), None);
+        let failed = run.values.events.last().is_some_and(|event| event.outcome.is_err());
+        !failed || self.random.percent(10)
+    }
+
+    fn backward(&mut self, loss: Vec<Slot>) -> Op {
+        let mut flag = |percent| f64::from(u8::from(self.random.percent(percent)));
+        op("backward", loss, vec![flag(25), flag(15), flag(25)])
+    }
+
+    /// Results that have a backward, most of the time.
+    fn loss(&mut self, values: &Values, most: usize) -> Vec<Slot> {
+        for tries in 0..6 {
+            let results = self.results(values, most >> tries);
+            let tensors: Vec<Tensor> =
+                results.iter().filter_map(|slot| values.slots.get(slot)).map(Tensor::shallow_clone).collect();
+            let has_backward =
+                || total(&tensors).is_ok_and(|total| torch::backward(&total, true, false).is_ok());
+            if self.random.percent(5) || has_backward() {
+                return results;
+            }
+        }
+        vec![]
+    }
+
+    fn results(&mut self, values: &Values, most: usize) -> Vec<Slot> {
+        let is_result = |t: &Tensor| t.requires_grad() && !t.is_leaf();
+        let mut slots: Vec<Slot> =
+            values.slots.iter().filter(|(_, t)| is_result(t)).map(|(slot, _)| *slot).collect();
+        let mut chosen = Vec::new();
+        for _ in 0..1 + self.random.below(most.max(1)) {
+            if slots.is_empty() {
+                break;
+            }
+            let index = self.random.below(slots.len()).max(self.random.below(slots.len()));
+            chosen.push(slots.remove(index));
+        }
+        chosen
+    }
+
+    /// Lets go of values that are not of `kept`.
+    fn drop_some(&mut self, values: &Values, kept: &[Slot]) -> Option<Op> {
+        let percent = *self.random.of(&[20, 80, 100, 100]);
+        let dropped: Vec<Slot> = values
+            .slots
+            .iter()
+            .filter(|(slot, t)| !t.is_leaf() && !kept.contains(slot) && self.random.percent(percent))
+            .map(|(slot, _)| *slot)
+            .collect();
+        (!dropped.is_empty()).then(|| op("drop", dropped, vec![]))
+    }
+
+    /// Operations of every kind.
+    fn control_body(&mut self, run: &mut Run<'_>, count: usize) -> Vec<Op> {
+        let mut body = Vec::new();
+        for _ in 0..count {
+            let control = match self.random.below(100) {
+                0..10 => Some(op("flush", vec![], vec![])),
+                10..15 => self.drop_some(&run.values, &[]),
+                15..23 => {
+                    let loss = self.loss(&run.values, 2);
+                    (!loss.is_empty()).then(|| self.backward(loss))
+                }
+                23..25 => Some(op("micro_batch", vec![], vec![self.random.below(3) as f64])),
+                25..29 => Some(op("optimize", vec![], vec![])),
+                29..31 => Some(op("zero_grad", vec![], vec![])),
+                31..32 => Some(op("optimizer", vec![], vec![self.random.below(5) as f64])),
+                32..33 => Some(self.leaf()),
+                _ => None,
+            };
+            match control {
+                Some(control) => body.extend(Some(control).filter(|control| self.is_kept(run, control))),
+                None => body.extend(self.tensor_ops(&mut run.values, OUTERMOST)),
+            }
+        }
+        body
+    }
+
+    fn tensor_body(&mut self, values: &mut Values, count: usize, place: Place) -> Vec<Op> {
+        (0..count).flat_map(|_| self.tensor_ops(values, place)).collect()
+    }
+
+    /// An operation and the weights made for it; nothing if it cannot be done.
+    fn tensor_ops(&mut self, values: &mut Values, place: Place) -> Vec<Op> {
+        let block = self.blocks.iter().find(|_| place.depth < 2 && self.random.percent(10)).copied();
+        if let Some((name, percent)) = block
+            && self.random.percent(10 * percent)
+        {
+            return self.block(name, values, place).into_iter().collect();
+        }
+        let operation = *self.random.of(&self.enabled);
+        if place.is_parallel && RANDOM.contains(&operation.name) {
+            return vec![];
+        }
+        let mut draw = Draw {
+            random: &mut self.random,
+            values,
+            before: vec![],
+            next: self.next,
+            may_make: place.segment.is_none(),
+            own_from: place.segment.filter(|_| place.is_parallel || !self.misuses).unwrap_or(0),
+        };
+        let Some(draft) = operation.action.draw(&mut draw) else { return vec![] };
+        let Draw { mut before, next, .. } = draw;
+        self.next = next;
+        values.run_all(&before);
+        // More names than there are results do no harm.
+        let mut made = Op { name: operation.name, ..op("", draft.inputs, draft.numbers) };
+        made.outputs = (self.next..self.next + 8).collect();
+        let is_done = matches!(values.outcome(&made), Some(Ok(())));
+        made.outputs.retain(|slot| values.slots.contains_key(slot));
+        self.next += made.outputs.len();
+        let is_fit = made.outputs.iter().filter_map(|slot| values.slots.get(slot)).all(is_fit);
+        if is_done && is_fit || !is_done && place.segment.is_none() && self.random.percent(10) {
+            before.push(made);
+            return before;
+        }
+        for slot in made.outputs {
+            drop(values.slots.remove(&slot));
+        }
+        before
+    }
+
+    fn block(&mut self, name: &'static str, values: &mut Values, place: Place) -> Option<Op> {
+        let count = 1 + self.random.below(5);
+        let mut block = op(name, vec![], vec![]);
+        let within = Place { depth: place.depth + 1, ..place };
+        match name {
+            "segment" | "remat" => {
+                let inputs = if name == "segment" { 1 } else { 1 + self.random.below(2) };
+                for _ in 0..inputs {
+                    let slot = Draw {
+                        random: &mut self.random,
+                        values,
+                        before: vec![],
+                        next: self.next,
+                        may_make: false,
+                        own_from: 0,
+                    }
+                    .value()?;
+                    block.inputs.push(slot);
+                }
+                let mut copies = values.fork();
+                let within = Place { segment: Some(self.next), ..within };
+                block.body = self.tensor_body(&mut copies, count, within);
+                drop(copies);
+                block.outputs = vec![self.next];
+                self.next += 1;
+                let is_done = matches!(values.outcome(&block), Some(Ok(())));
+                let is_fit =
+                    is_done && block.outputs.iter().filter_map(|slot| values.slots.get(slot)).all(is_fit);
+                return is_fit.then_some(block);
+            }
+            "parallel" if place.segment.is_none() => {
+                for _ in 0..2 + self.random.below(2) {
+                    let within = Place { segment: Some(self.next), is_parallel: true, ..within };
+                    let body = self.tensor_body(&mut values.fork(), count, within);
+                    block.body.push(Op { body, ..op("branch", vec![], vec![]) });
+                }
+                values.run(&block);
+            }
+            "autocast" => {
+                let _region = CpuAutocast::enter();
+                block.body = self.tensor_body(values, count, within);
+            }
+            "no_grad" => {
+                let _guard = tch::no_grad_guard();
+                block.body = self.tensor_body(values, count, within);
+            }
+            "scope" => {
+                block.numbers = vec![self.random.below(3) as f64];
+                block.body = self.tensor_body(values, count, within);
+            }
+            "thread" if place.segment.is_none() => block.body = self.tensor_body(values, count, within),
+            _ => return None,
+        }
+        Some(block)
+    }
+}
+
+/// Whether a value is one to go on with.
+fn is_fit(value: &Tensor) -> bool {
+    let largest = || value.detach().abs().f_max()?.f_to_kind(Kind::Double)?.f_double_value(&[]);
+    value.numel() <= MOST_ELEMENTS && (value.numel() == 0 || largest().is_ok_and(|largest| largest < LARGEST))
+}

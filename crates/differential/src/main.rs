@@ -1,0 +1,110 @@
+//! Runs random programs with and without the cache until the time is over, and prints what does not agree as small programs.
+
+mod batch;
+mod parent;
+
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+use ssdtrain_differential::{Program, check, generate};
+
+#[derive(Parser)]
+#[command(version, about)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run random programs in child processes until the time is over
+    Run {
+        /// How long
+        #[arg(long, default_value_t = 1.0)]
+        minutes: f64,
+        /// The seed of the first program; the others follow it
+        #[arg(long, default_value_t = 0)]
+        seed: u64,
+        /// Child processes at once
+        #[arg(long, default_value_t = 2)]
+        jobs: usize,
+        /// Stop at so many programs that fail
+        #[arg(long, default_value_t = 20)]
+        failures: usize,
+    },
+    /// Print the program of a seed
+    Show {
+        /// The seed
+        seed: u64,
+    },
+    /// Run one program, a file or standard input, and say what became of it
+    Check {
+        /// The program as `run` and `show` print it
+        file: Option<PathBuf>,
+        /// How often
+        #[arg(long, default_value_t = 1)]
+        times: usize,
+    },
+    /// What a child process of `run` does
+    #[command(hide = true)]
+    Batch {
+        first: u64,
+        count: u64,
+        /// Seconds for making a program smaller
+        shrink: f64,
+    },
+}
+
+fn main() -> ExitCode {
+    // A panic is a verdict, not news.
+    std::panic::set_hook(Box::new(|_| ()));
+    match run(Arguments::parse().command) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Run { minutes, seed, jobs, failures } => {
+            let failed = parent::run(Duration::from_secs_f64(minutes * 60.0), seed, jobs, failures)?;
+            Ok(ExitCode::from(u8::from(failed > 0)))
+        }
+        Command::Show { seed } => {
+            print!("{}", generate(seed));
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Check { file, times } => {
+            let program = read(file)?;
+            batch::watch();
+            let verdicts: Vec<_> = (0..times).map(|_| check(&program)).collect();
+            let wrong = verdicts.iter().find(|verdict| verdict.is_wrong());
+            let verdict = wrong.or_else(|| verdicts.first()).context("not once")?;
+            println!("{verdict}");
+            Ok(ExitCode::from(u8::from(verdict.is_wrong())))
+        }
+        Command::Batch { first, count, shrink } => {
+            batch::run(first, count, Duration::from_secs_f64(shrink));
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn read(file: Option<PathBuf>) -> Result<Program> {
+    let text = match file {
+        Some(file) => std::fs::read_to_string(&file).with_context(|| file.display().to_string())?,
+        None => {
+            let mut text = String::new();
+            std::io::stdin().read_to_string(&mut text)?;
+            text
+        }
+    };
+    text.parse()
+}

@@ -1,0 +1,163 @@
+//! Programs as plain data, and as text: what fails is printed so that a test can have it.
+
+use std::fmt;
+use std::str::FromStr;
+
+use anyhow::{Context, Error, Result, bail, ensure};
+
+use crate::config::Config;
+use crate::operations;
+
+/// What a value is called.
+pub type Slot = usize;
+
+/// A program, and the cache that it is run with.
+///
+/// As text it is the cache's settings on a line of their own, and then an operation per line:
+///
+/// ```text
+/// cache offload verify
+/// seed 7
+/// %0 = parameter 1 4 4
+/// step {
+///   %1 = sin %0
+///   flush
+///   backward %1 0 0 0
+/// }
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Program {
+    /// The cache it is run with.
+    pub config: Config,
+    /// What the random numbers within it begin with.
+    pub seed: u64,
+    /// What it does.
+    pub body: Vec<Op>,
+}
+
+/// One operation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Op {
+    /// Which of the operations.
+    pub name: &'static str,
+    /// What its results are called.
+    pub outputs: Vec<Slot>,
+    /// The values it takes. It is passed over if one of them is not there.
+    pub inputs: Vec<Slot>,
+    /// Its other arguments.
+    pub numbers: Vec<f64>,
+    /// What is done within it, if it is a block.
+    pub body: Vec<Op>,
+}
+
+impl Op {
+    /// The values that it and what is within it take from outside.
+    pub fn free(&self) -> Vec<Slot> {
+        let mut free = self.inputs.clone();
+        let mut own = Vec::new();
+        for op in &self.body {
+            free.extend(op.free().into_iter().filter(|slot| !own.contains(slot)));
+            own.extend(&op.outputs);
+        }
+        free.sort_unstable();
+        free.dedup();
+        free
+    }
+
+    /// Whether it, or an operation within it, has one of these names.
+    pub fn has(&self, names: &[&str]) -> bool {
+        names.contains(&self.name) || self.body.iter().any(|op| op.has(names))
+    }
+
+    fn write(&self, f: &mut fmt::Formatter<'_>, depth: usize) -> fmt::Result {
+        write!(f, "{:width$}", "", width = 2 * depth)?;
+        for slot in &self.outputs {
+            write!(f, "%{slot} ")?;
+        }
+        f.write_str(if self.outputs.is_empty() { "" } else { "= " })?;
+        f.write_str(self.name)?;
+        for slot in &self.inputs {
+            write!(f, " %{slot}")?;
+        }
+        for number in &self.numbers {
+            write!(f, " {number}")?;
+        }
+        if !operations::is_block(self.name) {
+            return writeln!(f);
+        }
+        writeln!(f, " {{")?;
+        for op in &self.body {
+            op.write(f, depth + 1)?;
+        }
+        writeln!(f, "{:width$}}}", "", width = 2 * depth)
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write(f, 0)
+    }
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "cache {}", self.config)?;
+        writeln!(f, "seed {}", self.seed)?;
+        self.body.iter().try_for_each(|op| write!(f, "{op}"))
+    }
+}
+
+impl FromStr for Program {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Program> {
+        let mut program = Program::default();
+        // The bodies that are open, each but the outermost with the block it is of.
+        let mut open: Vec<Vec<Op>> = vec![Vec::new()];
+        for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+            let innermost = open.len() - 1;
+            if let Some(config) = line.strip_prefix("cache") {
+                program.config = config.parse()?;
+            } else if let Some(seed) = line.strip_prefix("seed ") {
+                program.seed = seed.parse().with_context(|| line.to_owned())?;
+            } else if line == "}" {
+                let body = open.pop().unwrap_or_default();
+                let block = open.last_mut().and_then(|outer| outer.last_mut());
+                block.context("a brace too many")?.body = body;
+            } else if let Some(head) = line.strip_suffix('{') {
+                open[innermost].push(op(head)?);
+                open.push(Vec::new());
+            } else {
+                open[innermost].push(op(line)?);
+            }
+        }
+        ensure!(open.len() == 1, "a brace is missing");
+        program.body = open.pop().unwrap_or_default();
+        Ok(program)
+    }
+}
+
+/// One line, without its body.
+fn op(line: &str) -> Result<Op> {
+    let (outputs, call) = line.split_once('=').unwrap_or(("", line));
+    let mut words = call.split_whitespace();
+    let name = words.next().with_context(|| line.to_owned())?;
+    let name = operations::name(name).with_context(|| format!("there is no operation {name}"))?;
+    let slot = |word: &str| -> Result<Slot> {
+        let digits = word.strip_prefix('%').with_context(|| format!("{word} in {line}"))?;
+        digits.parse().with_context(|| line.to_owned())
+    };
+    let mut op = Op { name, outputs: Vec::new(), inputs: Vec::new(), numbers: Vec::new(), body: Vec::new() };
+    op.outputs = outputs.split_whitespace().map(slot).collect::<Result<_>>()?;
+    for word in words {
+        if word.starts_with('%') {
+            if !op.numbers.is_empty() {
+                bail!("values come before numbers: {line}");
+            }
+            op.inputs.push(slot(word)?);
+        } else {
+            op.numbers.push(word.parse().with_context(|| line.to_owned())?);
+        }
+    }
+    Ok(op)
+}

@@ -1,0 +1,297 @@
+//! The values of a program as it runs, and what it does with them.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::thread::{self, ScopedJoinHandle};
+
+use ssdtrain::StepHandle;
+use ssdtrain_libtorch as torch;
+use ssdtrain_libtorch::{CpuAutocast, Storage, WeakStorage};
+use tch::{Device, Kind, TchError, Tensor};
+
+use crate::bits::{Bits, of_storage};
+use crate::operations;
+use crate::program::{Op, Slot};
+use crate::random::Random;
+
+/// What an operation did that can be seen.
+#[derive(Clone, Debug)]
+pub struct Event {
+    /// The operation, as a line of text.
+    pub what: String,
+    /// What it showed, or its error.
+    pub outcome: Result<Vec<(String, Bits)>, String>,
+    /// What a segment holds has changed since it ran.
+    pub has_changed: bool,
+    /// So a cache may refuse to run it again; it may as well where it cannot know better.
+    pub may_be_refused: bool,
+    /// Something is computed again, so a cache may serve what autograd itself cannot.
+    pub may_be_served: bool,
+}
+
+/// The values that there are, and what has happened to them.
+#[derive(Default)]
+pub struct Values {
+    /// Values by name.
+    pub slots: BTreeMap<Slot, Tensor>,
+    /// Leaves that have gradients, in the order in which they were made.
+    pub leaves: Vec<(Slot, Tensor)>,
+    /// What has happened.
+    pub events: Vec<Event>,
+    /// What segments hold, if changes of it are of interest.
+    pub watched: Option<Vec<Watched>>,
+    /// All storages that were ever made, if changes are of interest.
+    pub made: Vec<WeakStorage>,
+    /// The step that threads take part in.
+    pub step: Option<StepHandle>,
+    /// Whether a segment has run.
+    pub recomputes: bool,
+    /// A cache may have seen a write of which neither a version nor, by chance, a byte tells: within a segment, or of an operation that
+    /// autograd then refused.
+    pub writes_unseen: bool,
+}
+
+/// A tensor that a segment has taken, as it was.
+#[derive(Debug)]
+pub struct Watched {
+    tensor: Tensor,
+    version: Option<u32>,
+    bytes: Option<Vec<u8>>,
+}
+
+impl Watched {
+    fn new(tensor: &Tensor) -> Watched {
+        Watched { tensor: tensor.shallow_clone(), version: torch::version(tensor), bytes: of_storage(tensor) }
+    }
+
+    fn has_changed(&self) -> bool {
+        torch::version(&self.tensor) != self.version || of_storage(&self.tensor) != self.bytes
+    }
+}
+
+/// Operations whose results change without the version of what they are of.
+const UNVERSIONED: &[&str] =
+    &["unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes", "data", "data_fill_", "data_scale_"];
+
+impl Values {
+    /// Does all of `body`, one operation after the other.
+    pub fn run_all(&mut self, body: &[Op]) {
+        for op in body {
+            self.run(op);
+        }
+    }
+
+    /// Does `op`, and notes what became of it.
+    pub fn run(&mut self, op: &Op) {
+        let Some(outcome) = self.outcome(op) else { return };
+        self.note(op, outcome.map(|()| Vec::new()));
+    }
+
+    /// Does `op`; none if it is passed over.
+    pub fn outcome(&mut self, op: &Op) -> Option<Result<(), TchError>> {
+        let inputs: Vec<Tensor> = op
+            .inputs
+            .iter()
+            .map(|slot| self.slots.get(slot).map(Tensor::shallow_clone))
+            .collect::<Option<_>>()?;
+        let outcome = match op.name {
+            "leaf" | "constant" => leaf(&op.numbers, op.name == "leaf").map(|leaf| vec![leaf]),
+            "drop" => {
+                for slot in &op.inputs {
+                    drop(self.slots.remove(slot));
+                }
+                Ok(vec![])
+            }
+            "no_grad" => {
+                let _guard = tch::no_grad_guard();
+                self.run_all(&op.body);
+                Ok(vec![])
+            }
+            "scope" => {
+                let _scope = ssdtrain::scope(&format!("scope.{}", op.numbers.first().unwrap_or(&0.0)));
+                self.run_all(&op.body);
+                Ok(vec![])
+            }
+            "autocast" => {
+                let _region = CpuAutocast::enter();
+                self.run_all(&op.body);
+                Ok(vec![])
+            }
+            "thread" => self.thread(&op.body),
+            "parallel" => self.parallel(&op.body),
+            "segment" | "remat" => self.segment(op, &inputs),
+            name => match operations::find(name) {
+                Some(operation) => caught(|| operation.action.run(&inputs, &op.numbers)),
+                None => return None,
+            },
+        };
+        Some(outcome.map(|made| {
+            for (slot, tensor) in op.outputs.iter().zip(made) {
+                if op.name == "leaf" {
+                    self.leaves.push((*slot, tensor.shallow_clone()));
+                }
+                if self.watched.is_some() {
+                    self.made.extend(Storage::of(&tensor).map(|storage| storage.downgrade()));
+                }
+                self.slots.insert(*slot, tensor);
+            }
+        }))
+    }
+
+    /// Notes what became of `op`.
+    pub fn note(&mut self, op: &Op, outcome: Result<Vec<(String, Bits)>, TchError>) {
+        let has_changed = self.watched.iter().flatten().any(Watched::has_changed);
+        self.writes_unseen |= outcome.is_err() && op.name != "backward";
+        self.events.push(Event {
+            what: op.to_string().lines().next().unwrap_or_default().to_owned(),
+            outcome: outcome.map_err(|error| error.to_string()),
+            has_changed,
+            may_be_refused: has_changed || self.writes_unseen,
+            may_be_served: self.recomputes,
+        });
+    }
+
+    /// Gradients of all leaves.
+    pub fn gradients(&self) -> Result<Vec<(String, Bits)>, TchError> {
+        let bits =
+            |(slot, leaf): &(Slot, Tensor)| Ok((format!("gradient of %{slot}"), Bits::of(&leaf.f_grad()?)?));
+        self.leaves.iter().map(bits).collect()
+    }
+
+    /// Everything that can be seen of the values.
+    pub fn all(&self) -> Result<Vec<(String, Bits)>, TchError> {
+        let mut all = self.gradients()?;
+        for (slot, leaf) in &self.leaves {
+            all.push((format!("leaf %{slot}"), Bits::of(leaf)?));
+        }
+        for (slot, value) in &self.slots {
+            all.push((format!("%{slot}"), Bits::of(value)?));
+        }
+        Ok(all)
+    }
+
+    fn thread(&mut self, body: &[Op]) -> operations::Outcome {
+        let step = self.step.clone();
+        let records = torch::is_recording();
+        let run = || {
+            let _entered = step.as_ref().map(StepHandle::enter);
+            let _guard = (!records).then(tch::no_grad_guard);
+            self.run_all(body);
+        };
+        let outcome = thread::scope(|scope| scope.spawn(run).join());
+        if let Err(panic) = outcome {
+            resume_unwind(panic);
+        }
+        Ok(vec![])
+    }
+
+    /// Runs each branch in a thread of its own, all at once, and has what they make.
+    fn parallel(&mut self, branches: &[Op]) -> operations::Outcome {
+        let mut forks: Vec<Values> = branches.iter().map(|_| self.fork()).collect();
+        thread::scope(|scope| {
+            let threads: Vec<_> = forks
+                .iter_mut()
+                .zip(branches)
+                .map(|(fork, branch)| scope.spawn(|| fork.thread(&branch.body)))
+                .collect();
+            for outcome in threads.into_iter().map(ScopedJoinHandle::join) {
+                outcome.unwrap_or_else(|panic| resume_unwind(panic))?;
+            }
+            Ok::<_, TchError>(())
+        })?;
+        for fork in forks {
+            self.slots.extend(fork.slots);
+            self.events.extend(fork.events);
+            self.made.extend(fork.made);
+            if let Some(watched) = &mut self.watched {
+                watched.extend(fork.watched.into_iter().flatten());
+            }
+            self.recomputes |= fork.recomputes;
+            self.writes_unseen |= fork.writes_unseen;
+        }
+        Ok(vec![])
+    }
+
+    /// The same values for another thread, which has made nothing yet.
+    pub(crate) fn fork(&self) -> Values {
+        Values {
+            slots: self.slots.iter().map(|(slot, tensor)| (*slot, tensor.shallow_clone())).collect(),
+            watched: self.watched.as_ref().map(|_| Vec::new()),
+            step: self.step.clone(),
+            recomputes: self.recomputes,
+            writes_unseen: self.writes_unseen,
+            ..Values::default()
+        }
+    }
+
+    fn segment(&mut self, op: &Op, inputs: &[Tensor]) -> operations::Outcome {
+        let held: BTreeMap<Slot, Tensor> = op
+            .free()
+            .iter()
+            .filter_map(|slot| Some((*slot, self.slots.get(slot)?.shallow_clone())))
+            .collect();
+        if let Some(watched) = &mut self.watched {
+            watched.extend(held.values().map(Watched::new));
+        }
+        self.recomputes = true;
+        self.writes_unseen |= op.has(UNVERSIONED);
+        let body = op.body.clone();
+        let names = op.inputs.clone();
+        let watches = self.watched.is_some();
+        let function = move |inputs: &[&Tensor]| -> Result<(Tensor, Vec<Watched>), TchError> {
+            let mut slots: BTreeMap<Slot, Tensor> =
+                held.iter().map(|(slot, tensor)| (*slot, tensor.shallow_clone())).collect();
+            for (slot, input) in names.iter().zip(inputs) {
+                slots.insert(*slot, input.shallow_clone());
+            }
+            let mut values = Values { slots, watched: watches.then(Vec::new), ..Values::default() };
+            values.run_all(&body);
+            // As `?` does.
+            if let Some(error) = values.events.iter().find_map(|event| event.outcome.as_ref().err()) {
+                return Err(TchError::Torch(error.clone()));
+            }
+            let result =
+                body.iter().rev().flat_map(|op| op.outputs.last()).find_map(|slot| values.slots.get(slot));
+            let result = result.map_or_else(|| inputs[0].shallow_clone(), Tensor::shallow_clone);
+            Ok((result, values.watched.unwrap_or_default()))
+        };
+        let output = if let Some(watched) = &mut self.watched {
+            // A plain call.
+            let (output, within) = function(&inputs.iter().collect::<Vec<_>>())?;
+            watched.extend(within);
+            output
+        } else if op.name == "segment" {
+            ssdtrain::segment("s", &inputs[0], move |x| Ok(function(&[x])?.0))?
+        } else {
+            ssdtrain::remat(&inputs.iter().collect::<Vec<_>>(), move |inputs| Ok(function(inputs)?.0))?
+        };
+        if let Some(watched) = &mut self.watched {
+            // It may be what the function has saved.
+            watched.push(Watched::new(&output));
+        }
+        Ok(vec![output])
+    }
+}
+
+/// What `f` does, with a panic of tch's as the error that it is: the fallible face of operations with a scalar panics where libtorch
+/// refuses, since it frees the scalar first.
+fn caught(f: impl FnOnce() -> operations::Outcome) -> operations::Outcome {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| match panic.downcast::<String>() {
+        Ok(text) if text.contains("Torch(") => Err(TchError::Torch(*text)),
+        Ok(text) => resume_unwind(text),
+        Err(panic) => resume_unwind(panic),
+    })
+}
+
+/// A tensor whose first number is the seed of its values, and whose others are its shape.
+pub(crate) fn leaf(numbers: &[f64], requires_grad: bool) -> Result<Tensor, TchError> {
+    let (seed, shape) = numbers.split_first().unwrap_or((&0.0, &[]));
+    let shape: Vec<i64> = shape.iter().map(|size| *size as i64).collect();
+    let mut random = Random::new(*seed as u64);
+    let values: Vec<f32> = (0..shape.iter().product()).map(|_| random.signed() as f32).collect();
+    let leaf =
+        Tensor::f_from_slice(&values)?.f_view(shape.as_slice())?.to_device(Device::Cpu).to_kind(Kind::Float);
+    // Batch norm's variances, for one, are not negative.
+    let leaf = if requires_grad { leaf } else { leaf.f_abs()? };
+    leaf.f_set_requires_grad(requires_grad)
+}

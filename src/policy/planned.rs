@@ -1,0 +1,188 @@
+//! A plan: what it is made of, what steps have shown of it since, and what is told of it. Pure.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::script::{Line, Script};
+use super::watch::Seen;
+use crate::plan::{Caps, Frontier, Goal, Leaving, Limits, Machine, Placement, Plan, Prediction};
+use crate::profile::{Profile, Save};
+use crate::telemetry::{Baseline, PlanReport, PlanRow, ScopeId, Scopes, Tally};
+
+/// A plan that keeps steps beyond their goal gives way to one whose peak is higher by this share, doubled each time: the lower the
+/// peak, the more a little that the simulator does not see makes of a stall.
+const RAISE: f64 = 0.05;
+/// So often; then everything is kept.
+const RAISES: i32 = 4;
+const SECONDS_PER_DAY: f64 = 86_400.0;
+
+/// What a plan is for, and what it may take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Aim {
+    pub(crate) goal: Goal,
+    /// Host memory and disk space, in bytes.
+    pub(crate) host_pool: u64,
+    pub(crate) disk: u64,
+    pub(crate) leaving: Leaving,
+    /// Bytes that may be written to the disk in a day.
+    pub(crate) written_per_day: Option<u64>,
+}
+
+#[derive(Debug)]
+pub(super) struct Planned {
+    pub(super) profile: Profile,
+    pub(super) machine: Machine,
+    pub(super) plan: Plan,
+    pub(super) script: Arc<Script>,
+    in_reach: bool,
+    pub(super) corrections: Corrections,
+    /// What is told of it, once it was asked for.
+    report: Option<Arc<PlanReport>>,
+}
+
+/// What steps have shown of a profile since.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Corrections {
+    /// So often it was corrected without a baseline, or for its peak.
+    pub(super) count: u32,
+    /// What the latest steps took that kept everything, where any did.
+    pub(super) baseline: Vec<Duration>,
+    /// Plans below this peak keep steps beyond the goal.
+    least_peak: u64,
+    /// So often it was raised.
+    raised: i32,
+    /// By so much the peak was higher than planned.
+    excess: u64,
+}
+
+impl Corrections {
+    /// Steps under `plan` took longer than they may.
+    pub(super) fn raise(&mut self, plan: &Plan) {
+        let higher = (1.0 + RAISE * 2_f64.powi(self.raised)) * plan.prediction.peak() as f64;
+        self.least_peak = if self.raised < RAISES { higher as u64 } else { u64::MAX };
+        self.raised += 1;
+    }
+
+    /// What was stalled for does not count any more.
+    pub(super) fn forget_stalls(&mut self) {
+        (self.least_peak, self.raised) = (0, 0);
+    }
+
+    /// The peak was higher than it may be.
+    pub(super) fn exceeded(&mut self, bytes: u64) {
+        self.excess += bytes;
+        self.count += 1;
+    }
+}
+
+impl Planned {
+    pub(super) fn new(aim: &Aim, profile: Profile, machine: Machine, corrections: Corrections) -> Planned {
+        let (plan, in_reach) = best(aim, &profile, &machine, &corrections);
+        let line = |(save, entry): &(Save, usize)| Line {
+            bytes: save.bytes,
+            scope: save.scope,
+            placement: plan.placements[*entry],
+        };
+        let script = Arc::new(Script::new(profile.saves.iter().map(line).collect()));
+        Planned { profile, machine, plan, script, in_reach, corrections, report: None }
+    }
+
+    /// What was computed in steps of the plan took so many times as long as planned.
+    pub(super) fn pace(&self, seen: Seen) -> f64 {
+        let Prediction { step, stall, .. } = self.plan.prediction;
+        let expected = step.saturating_sub(stall.total()) * self.profile.micro_batches.max(1);
+        let computed = seen.wall.saturating_sub(seen.stall);
+        computed.as_secs_f64() / expected.as_secs_f64().max(f64::MIN_POSITIVE)
+    }
+
+    /// How long a step would take with everything kept, as far as is known.
+    pub(super) fn kept_step(&self) -> Duration {
+        self.profile.work.computed() * self.profile.micro_batches.max(1)
+    }
+
+    /// The activation peak of such a step.
+    pub(super) fn kept_peak(&self) -> u64 {
+        kept(&self.profile, &self.machine).prediction.peak()
+    }
+
+    /// Whether all stays on the device.
+    pub(super) fn keeps_all(&self) -> bool {
+        self.plan.placements.iter().all(|placement| *placement == Placement::Keep)
+    }
+
+    /// What is told of it, as plan number `plans`.
+    pub(super) fn report(&mut self, plans: u64, scopes: &Scopes) -> Arc<PlanReport> {
+        let told = self.report.take().unwrap_or_else(|| Arc::new(self.told(plans, scopes)));
+        Arc::clone(self.report.insert(told))
+    }
+
+    fn told(&self, plans: u64, scopes: &Scopes) -> PlanReport {
+        let Planned { profile, machine, plan, in_reach, .. } = self;
+        let mut rows: Vec<PlanRow> = Vec::new();
+        let mut places: HashMap<ScopeId, usize> = HashMap::new();
+        let mut seen = vec![false; plan.placements.len()];
+        for &(save, entry) in &profile.saves {
+            if std::mem::replace(&mut seen[entry], true) {
+                continue;
+            }
+            let place = *places.entry(save.scope).or_insert_with(|| {
+                rows.push(PlanRow { scope: scopes.name(save.scope), ..PlanRow::default() });
+                rows.len() - 1
+            });
+            let (row, profiled) = (&mut rows[place], profile.work.entries[entry]);
+            row.forward += profiled.forward;
+            row.backward += profiled.backward;
+            let tally = match plan.placements[entry] {
+                Placement::Keep => &mut row.keep,
+                Placement::Host => &mut row.host,
+                Placement::Disk => &mut row.disk,
+                Placement::Recompute => &mut row.recompute,
+            };
+            *tally = Tally { count: tally.count + 1, bytes: tally.bytes + save.bytes };
+        }
+        PlanReport {
+            step: plan.prediction.step * profile.micro_batches,
+            kept_step: self.kept_step(),
+            baseline: match self.corrections.baseline[..] {
+                [] => Baseline::Profile,
+                _ => Baseline::Measured,
+            },
+            prediction: plan.prediction,
+            limits: plan.limits,
+            machine: *machine,
+            in_reach: *in_reach,
+            loosened: self.corrections.raised.unsigned_abs(),
+            plans,
+            rows,
+        }
+    }
+}
+
+/// The plan for the goal, or else what comes closest to it; and which of the two it is.
+fn best(aim: &Aim, profile: &Profile, machine: &Machine, corrections: &Corrections) -> (Plan, bool) {
+    let per_step =
+        |per_day: u64| (per_day as f64 * profile.work.computed().as_secs_f64() / SECONDS_PER_DAY) as u64;
+    let caps = Caps { disk: aim.disk, written: aim.written_per_day.map_or(u64::MAX, per_step) };
+    let frontier = Frontier::new(&profile.work, machine, caps);
+    let peak = aim.goal.peak.map(|peak| peak.saturating_sub(corrections.excess));
+    let goal = Goal { peak, ..aim.goal };
+    if let Ok(plan) = frontier.plan_above(goal, corrections.least_peak) {
+        return (plan, true);
+    }
+    let kept = kept(profile, machine);
+    if corrections.least_peak > 0 && kept.prediction.peak() <= peak.unwrap_or(u64::MAX) {
+        return (kept, true);
+    }
+    // The time cannot be kept, but the peak may be.
+    let within = peak.and_then(|peak| frontier.plan(Goal::budget(peak)).ok());
+    let in_reach = within.is_some() && goal.step.is_none();
+    (within.unwrap_or_else(|| frontier.lowest()), in_reach)
+}
+
+/// Everything stays.
+fn kept(profile: &Profile, machine: &Machine) -> Plan {
+    let placements = vec![Placement::Keep; profile.work.entries.len()];
+    let limits = Limits::default();
+    Plan { prediction: profile.work.simulate(&placements, machine, &limits), placements, limits }
+}

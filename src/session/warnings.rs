@@ -1,0 +1,95 @@
+//! What the user should know of a step.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::bytes::Bytes;
+use crate::config::{Policy, TensorCacheBuilder};
+use crate::plan::Goal;
+use crate::telemetry::StepReport;
+
+/// What was told of steps already.
+#[derive(Default)]
+pub(super) struct Warned {
+    /// Of the last one.
+    last: Mutex<Vec<String>>,
+    empty: AtomicBool,
+}
+
+impl Warned {
+    /// Tells what was not told of the step before as well.
+    pub(super) fn tell(&self, report: &StepReport) {
+        let last = std::mem::replace(&mut *self.last.lock(), report.warnings.clone());
+        for warning in report.warnings.iter().filter(|warning| !last.contains(warning)) {
+            tracing::warn!(step = report.step, "{warning}");
+        }
+    }
+
+    /// A step was dropped before anything was saved in it. Told once.
+    pub(super) fn tell_empty(&self, step: u64) {
+        if !self.empty.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                step,
+                "a step was dropped before anything was saved in it: give it a name, since `let _ = cache.step()` ends it at once"
+            );
+        }
+    }
+}
+
+/// The warnings of a step, one line each.
+pub(super) fn of(report: &StepReport, config: &TensorCacheBuilder) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if report.store_failures.count > 0 {
+        warnings.push(format!(
+            "{} stores failed ({} bytes); their tensors stayed in memory and the step is right",
+            report.store_failures.count, report.store_failures.bytes
+        ));
+    }
+    if report.kept.no_room.count > 0 {
+        warnings.push(format!(
+            "{} storages ({} bytes) stayed in memory: host pool and spill files had no room for them, or stores kept failing",
+            report.kept.no_room.count, report.kept.no_room.bytes
+        ));
+    }
+    match config.chosen_policy() {
+        Policy::Keep => {}
+        Policy::Auto(goal) => of_goal(report, goal, &mut warnings),
+        Policy::Offload | Policy::Adaptive(_) => of_moving(report, config, &mut warnings),
+    }
+    warnings
+}
+
+fn of_goal(report: &StepReport, goal: Goal, warnings: &mut Vec<String>) {
+    let plan = report.plan.as_deref();
+    if plan.is_some_and(|plan| !plan.in_reach) {
+        warnings.push(
+            "the goal of Policy::Auto is out of reach: the plan is what comes closest to it".to_owned(),
+        );
+    } else if goal.step.is_some() && plan.is_some_and(|plan| plan.keeps_all()) {
+        warnings.push(
+            "Policy::Auto moves nothing: whatever leaves the device would have steps take longer than its goal allows"
+                .to_owned(),
+        );
+    }
+    if let Some(most) = goal.peak.filter(|most| report.act_peak_bytes > *most) {
+        let (peak, most) = (Bytes(report.act_peak_bytes), Bytes(most));
+        warnings.push(format!("the activation peak, {peak}, is beyond the goal of Policy::Auto, {most}"));
+    }
+}
+
+fn of_moving(report: &StepReport, config: &TensorCacheBuilder, warnings: &mut Vec<String>) {
+    let moved = report.offloaded.count + report.recomputed.count + report.store_failures.count;
+    if moved == 0 && report.cancelled.count > 0 {
+        warnings.push(
+            "nothing was moved: what was saved fits the device budget, or backward asked for it first"
+                .to_owned(),
+        );
+    } else if moved > 0 && config.is_without_budget() {
+        warnings.push(format!(
+            "no device budget: what was saved leaves the GPU but for the last {}, and the GPU waits for it, as long as the stalls say; \
+             give a device_budget(bytes), or leave it to Policy::Auto",
+            Bytes(config.prefetch)
+        ));
+    }
+}

