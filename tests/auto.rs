@@ -196,6 +196,22 @@ fn a_backward_that_the_cache_does_not_run_ends_a_micro_batch_as_well() {
 }
 
 #[test]
+fn plans_know_of_the_gradients_that_micro_batches_leave() {
+    let predicted = |rows: &[i64]| {
+        let builder = TensorCache::builder().min_bytes(0).simulated_device(Duration::ZERO);
+        let cache = builder.policy(Policy::Auto(Goal::budget(64 * MIB))).build().unwrap();
+        let sources = sources();
+        let reports: Vec<_> = (0..3).map(|_| accumulate(&cache, &sources, rows, false)).collect();
+        let plan = reports[2].plan.as_ref().unwrap();
+        assert!(plan.keeps_all(), "{plan}");
+        (reports[2].act_peak_bytes as i64, plan.prediction.peak() as i64)
+    };
+    let (once, thrice) = (predicted(&[ROWS]), predicted(&[ROWS; 3]));
+    assert!(thrice.0 > once.0, "the gradients of eight layers");
+    assert!((thrice.1 - once.1).abs_diff(thrice.0 - once.0) <= MIB / 2, "{once:?} {thrice:?}");
+}
+
+#[test]
 fn a_smaller_last_micro_batch_keeps_to_the_plan() {
     for by_tch in [false, true] {
         let sources = sources();

@@ -174,7 +174,7 @@ impl Auto {
             }
             Went::Planned(Followed::Whole(micro_batches)) if self.is_whole(micro_batches) => {
                 self.attempts.followed();
-                self.stepped(observed, excess);
+                self.stepped(observed);
             }
             Went::Planned(_) => {
                 self.attempts.followed();
@@ -214,13 +214,17 @@ impl Auto {
         self.planned = Some(planned);
     }
 
-    /// A planned step is over, whose peak was higher than it may be by so much.
-    fn stepped(&mut self, observed: Observed, excess: u64) {
+    /// A planned step is over.
+    fn stepped(&mut self, observed: Observed) {
         let Some(Planned { machine, .. }) = &self.planned else { return };
         let rates = [(observed.written, machine.disk_write), (observed.read, machine.disk_read)];
         let known = rates.map(|(seen, counted_on)| seen.map(|seen| seen * COUNTED_ON / counted_on));
-        match self.watch.observe(observed.wall, observed.stall, known) {
-            Some(Drift::Settled(seen)) => self.judge(seen),
+        let (drift, plans) = (self.watch.observe(observed.wall, observed.stall, known), self.plans);
+        if self.aim.goal.peak.is_some_and(|most| observed.peak > most) {
+            self.lower(observed.peak);
+        }
+        match drift {
+            Some(Drift::Settled(seen)) if self.plans == plans => self.judge(seen),
             Some(Drift::Disk([written, read])) => {
                 self.watch.disk_known();
                 self.revise(|planned| {
@@ -229,15 +233,14 @@ impl Auto {
                     planned.corrections.forget_stalls();
                 });
             }
-            None if excess > 0 => self.lower(excess),
-            None => {}
+            Some(Drift::Settled(_)) | None => {}
         }
     }
 
-    /// The peak was higher than it may be: plans for one that is lower by as much.
-    fn lower(&mut self, excess: u64) {
+    /// The peak was higher than it may be: plans for one that is lower by as much as it was higher than planned.
+    fn lower(&mut self, peak: u64) {
         if self.planned.as_ref().is_some_and(|planned| planned.corrections.count < CORRECTIONS) {
-            self.revise(|planned| planned.corrections.exceeded(excess));
+            self.revise(|planned| planned.corrections.exceeded(&planned.plan, peak));
         }
     }
 
@@ -633,6 +636,30 @@ mod tests {
         run.steps(1, |usual| Observed { peak: 16 * MB, ..usual });
         let after = run.report();
         assert!(after.prediction.peak() <= 8 * MB && before > 8 * MB && after.plans == 2, "{after}");
+    }
+
+    #[test]
+    fn a_peak_beyond_the_budget_by_little_makes_a_plan_that_is_lower_by_what_was_not_foreseen() {
+        let mut run = Run::planned(Goal::budget(12 * MB), profile(400.0));
+        let before = run.report().prediction.peak();
+        assert!(before + MB <= 12 * MB, "{before}");
+        run.steps(1, |usual| Observed { peak: 12 * MB + 8, ..usual });
+        assert!(run.report().prediction.peak() <= before - 8, "{}", run.report());
+    }
+
+    #[test]
+    fn a_peak_beyond_the_budget_counts_when_steps_show_something_else_as_well() {
+        let mut run = Run::planned(Goal::budget(12 * MB), profile(400.0));
+        let before = run.report().prediction.peak();
+        run.steps(4, |usual| usual);
+        let over = |usual| Observed { peak: 16 * MB, ..usual };
+        // The second of two that wait as long for the disk makes known that it is another.
+        let slower = |usual| Observed { written: Some(200e6), read: Some(200e6), ..usual };
+        run.steps(1, slower);
+        run.steps(1, |usual| over(slower(usual)));
+        let after = run.report();
+        assert!(after.machine.disk_write < 200e6 && before > 8 * MB, "{after}");
+        assert!(after.prediction.peak() <= 8 * MB, "{after}");
     }
 
     #[test]

@@ -52,8 +52,8 @@ pub(super) struct Corrections {
     least_peak: u64,
     /// So often it was raised.
     raised: i32,
-    /// By so much the peak was higher than planned.
-    excess: u64,
+    /// By so much a peak was higher than planned.
+    unforeseen: u64,
 }
 
 impl Corrections {
@@ -69,9 +69,9 @@ impl Corrections {
         (self.least_peak, self.raised) = (0, 0);
     }
 
-    /// The peak was higher than it may be.
-    pub(super) fn exceeded(&mut self, bytes: u64) {
-        self.excess += bytes;
+    /// The peak of `plan` was this, which is higher than it may be.
+    pub(super) fn exceeded(&mut self, plan: &Plan, peak: u64) {
+        self.unforeseen = self.unforeseen.max(peak.saturating_sub(plan.prediction.peak()));
         self.count += 1;
     }
 }
@@ -165,7 +165,7 @@ fn best(aim: &Aim, profile: &Profile, machine: &Machine, corrections: &Correctio
         |per_day: u64| (per_day as f64 * profile.work.computed().as_secs_f64() / SECONDS_PER_DAY) as u64;
     let caps = Caps { disk: aim.disk, written: aim.written_per_day.map_or(u64::MAX, per_step) };
     let frontier = Frontier::new(&profile.work, machine, caps);
-    let peak = aim.goal.peak.map(|peak| peak.saturating_sub(corrections.excess));
+    let peak = aim.goal.peak.map(|peak| peak.saturating_sub(corrections.unforeseen));
     let goal = Goal { peak, ..aim.goal };
     if let Ok(plan) = frontier.plan_above(goal, corrections.least_peak) {
         return (plan, true);

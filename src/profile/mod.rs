@@ -52,6 +52,7 @@ struct Taken {
     before: Option<Stamp>,
     stamp: Stamp,
     peak: u64,
+    allocated: u64,
     alive: Alive,
     recipe: Option<Arc<Shown>>,
 }
@@ -113,20 +114,28 @@ impl Probe {
 
     /// What began to be saved then was: the entry of this number. `alive` is on the device now.
     pub(crate) fn saved(&self, begun: Begun, save: Save, recipe: Option<Arc<Shown>>, alive: Alive) {
-        let Begun { stamp, peak } = begun;
-        self.take(Taken { note: Note::Saved(save), before: None, stamp, peak, alive, recipe });
+        self.take(Note::Saved(save), None, begun, recipe, alive);
     }
 
     /// What was asked for then is on the device.
     pub(crate) fn asked(&self, begun: Begun, entry: u64, alive: Alive) {
-        let (before, stamp) = (Some(begun.stamp), self.trace.stamp());
-        self.take(Taken { note: Note::Asked(entry), before, stamp, peak: begun.peak, alive, recipe: None });
+        let (before, served) = (Some(begun.stamp), Begun { stamp: self.trace.stamp(), ..begun });
+        self.take(Note::Asked(entry), before, served, None, alive);
     }
 
-    fn take(&self, taken: Taken) {
+    fn take(
+        &self,
+        note: Note,
+        before: Option<Stamp>,
+        begun: Begun,
+        recipe: Option<Arc<Shown>>,
+        alive: Alive,
+    ) {
+        let Begun { stamp, peak } = begun;
         let mut book = self.book.lock();
-        book.peak = book.peak.max(taken.peak).max(torch::memory(self.device).peak);
-        book.notes.push(taken);
+        let memory = torch::memory(self.device);
+        book.peak = book.peak.max(peak).max(memory.peak);
+        book.notes.push(Taken { note, before, stamp, peak, allocated: memory.allocated, alive, recipe });
         torch::reset_peak(self.device);
     }
 
@@ -158,7 +167,7 @@ impl Probe {
         let closed = self.closed.swap(true, Ordering::AcqRel);
         let mut book = self.book.lock();
         book.backwards += 1;
-        let peak = torch::memory(self.device).peak;
+        let torch::MemoryStats { allocated, peak, .. } = torch::memory(self.device);
         book.peak = book.peak.max(peak);
         if !closed {
             book.notes.push(Taken {
@@ -166,6 +175,7 @@ impl Probe {
                 note: Note::Ended,
                 stamp: self.trace.stamp(),
                 peak,
+                allocated,
                 alive: Alive::default(),
                 recipe: None,
             });
@@ -193,7 +203,7 @@ impl Probe {
         let book = std::mem::take(&mut *self.book.lock());
         let end = book.computed?.reach()?;
         let notes = book.notes.into_iter().map(|taken| {
-            let Taken { note, before, stamp, peak, alive, recipe } = taken;
+            let Taken { note, before, stamp, peak, allocated, alive, recipe } = taken;
             let recipe = match recipe {
                 Some(shown) => {
                     let took = shown.to.reach()?.at.saturating_duration_since(shown.from.reach()?.at);
@@ -210,6 +220,7 @@ impl Probe {
                 before,
                 reached: stamp.reach()?,
                 peak: peak.saturating_sub(self.allocated),
+                beside: allocated.saturating_sub(self.allocated).saturating_sub(alive.bytes),
                 alive,
                 recipe,
             })

@@ -35,6 +35,8 @@ pub(super) struct Notes {
     pub(super) reached: Reached,
     /// Most allocated bytes since the note before it, those at the step's beginning left out.
     pub(super) peak: u64,
+    /// Allocated bytes when it was done with, those at the step's beginning and those of saved storages left out.
+    pub(super) beside: u64,
     /// What of saved storages was on the device when it was done with.
     pub(super) alive: Alive,
     /// If it was saved with a recipe: the time of that, and the note of its first input.
@@ -64,6 +66,7 @@ impl Step {
     /// None if nothing was saved, or there was no backward.
     pub(super) fn profile(self, micro_batches: u32) -> Option<Profile> {
         let stalls = self.stalls();
+        let accumulated = self.accumulated(micro_batches);
         let mut entries: Vec<Entry> = Vec::new();
         let mut places: HashMap<u64, usize> = HashMap::new();
         let mut saves = Vec::new();
@@ -75,7 +78,7 @@ impl Step {
         for (index, notes) in self.notes.iter().enumerate() {
             let Notes { note, reached, peak, recipe, .. } = *notes;
             lasted += computed(since, reached.at, &stalls);
-            most = most.max(peak.saturating_sub(held));
+            most = most.max(peak.saturating_sub(held) + accumulated[index]);
             (since, held) = (reached.at, notes.alive.bytes);
             match note {
                 Note::Saved(save) => {
@@ -132,6 +135,31 @@ impl Step {
         asked?;
         let work = Workload { entries, turn, turn_extra, rest: self.rest };
         Some(Profile { work, saves, micro_batches, moves: self.moves })
+    }
+
+    /// How many bytes more there are up to each note in the micro-batches after the first: the gradients that the first one leaves, less
+    /// those that it had made itself by then.
+    fn accumulated(&self, micro_batches: u32) -> Vec<u64> {
+        let Some(left) = self.notes.last().filter(|_| micro_batches > 1).map(|last| last.beside) else {
+            return vec![0; self.notes.len()];
+        };
+        let asked = self.notes.iter().filter(|notes| matches!(notes.note, Note::Asked(_)));
+        let flowing = asked.map(|notes| notes.beside).min().unwrap_or(0);
+        // Gradients of parameters stay: there never were more of them than memory beside storages from then on, less that of the
+        // gradients on their way.
+        let mut made = left;
+        let made_after = self.notes.iter().rev().map(|notes| {
+            made = match notes.note {
+                Note::Saved(_) => 0,
+                Note::Asked(_) => made.min(notes.beside - flowing),
+                Note::Ended => made,
+            };
+            made
+        });
+        let mut more: Vec<u64> = made_after.skip(1).map(|made| left - made).collect();
+        more.push(left);
+        more.reverse();
+        more
     }
 
     /// The entry that was saved at `input`, if it was before `index`.
@@ -208,7 +236,7 @@ mod tests {
             let at = self.start + millis * MS;
             let alive = Alive { bytes: held, in_use: Vec::new() };
             let reached = Reached { host: at, at };
-            self.step.notes.push(Notes { note, before: None, reached, peak, alive, recipe: None });
+            self.step.notes.push(Notes { note, before: None, reached, peak, beside: 0, alive, recipe: None });
             self.step.notes.last_mut().unwrap()
         }
 
@@ -247,6 +275,19 @@ mod tests {
             [(10 * MS, 30 * MS, 30, 70), (20 * MS, 20 * MS, 50, 40)]
         );
         assert_eq!((turn, turn_extra, rest), (20 * MS, 60, 5 * MS));
+    }
+
+    #[test]
+    fn micro_batches_after_the_first_have_the_gradients_that_it_leaves() {
+        let mut story = two();
+        for (notes, beside) in story.step.notes.iter_mut().zip([25, 25, 10, 30, 50]) {
+            notes.beside = beside;
+        }
+        let Workload { entries, turn_extra, .. } = story.step.profile(2).unwrap().work;
+        // All 50 are there in forward and in the first use, after which the first micro-batch has made 20 of them.
+        assert_eq!(entries.iter().map(|entry| entry.forward_extra).collect::<Vec<_>>(), [80, 100]);
+        assert_eq!(turn_extra, 110);
+        assert_eq!(entries.iter().map(|entry| entry.backward_extra).collect::<Vec<_>>(), [100, 90]);
     }
 
     #[test]
