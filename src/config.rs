@@ -276,7 +276,8 @@ impl TensorCacheBuilder {
         self
     }
 
-    /// Takes a checksum (CRC-32C) of everything stored and compares it on load. Default: off.
+    /// Takes a checksum (CRC-32C) of everything stored and compares it on load, and of what a [`segment`](crate::segment) or a
+    /// [`remat`](crate::remat) gives when it is computed first and again: from a GPU that is copied to the host for it. Default: off.
     pub fn verify(mut self, verify: bool) -> Self {
         self.store.verify = verify;
         self

@@ -12,7 +12,7 @@ use common::{
     assert_nothing_held, assert_same_bits, everything, grads, leaf, leaves, parity, randn, same_bits, staged,
 };
 use parking_lot::Mutex;
-use ssdtrain::{Backward, KIB, Policy, StepReport, TensorCache, remat, segment};
+use ssdtrain::{Backward, KIB, Policy, StepReport, TensorCache, TensorCacheBuilder, remat, segment};
 use tch::nn::{self, OptimizerConfig};
 use tch::{Device, Kind, TchError, Tensor};
 
@@ -474,7 +474,15 @@ fn failures(
     change: impl Fn(&Tensor),
     f: impl Fn(&Tensor) -> Outcome + Send + Clone + 'static,
 ) -> [String; 2] {
-    let cache = everything().build().unwrap();
+    failures_with(everything().verify(false), change, f)
+}
+
+fn failures_with(
+    builder: TensorCacheBuilder,
+    change: impl Fn(&Tensor),
+    f: impl Fn(&Tensor) -> Outcome + Send + Clone + 'static,
+) -> [String; 2] {
+    let cache = builder.build().unwrap();
     [false, true].map(|one| {
         let x = leaf(&randn(&[32, 32]));
         let step = cache.step();
@@ -681,6 +689,16 @@ fn so_it_is_where_no_version_says_so() {
     let outcomes = captured(&weight, || optimizer.step());
     for outcome in outcomes {
         assert!(outcome.unwrap_err().contains("was changed in place"));
+    }
+}
+
+/// The result is as large as before and saves as much: only its bytes tell.
+#[test]
+fn another_result_that_nothing_else_shows_is_an_error_when_verifying() {
+    let gelu = |x: &Tensor| (x * 3.0).f_gelu(if is_rerun(x) { "none" } else { "tanh" });
+    let errors = failures_with(everything(), nothing, gelu);
+    for error in errors {
+        assert!(error.contains("its result is another than before"), "{error}");
     }
 }
 

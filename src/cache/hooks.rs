@@ -21,6 +21,8 @@ use crate::telemetry::{Counters, ScopeId, ScopeRecord};
 pub(crate) struct StepContext {
     pub(crate) cache: Arc<Cache>,
     pub(crate) number: u64,
+    /// What is computed again is held beside what it was.
+    pub(crate) verify: bool,
     pub(crate) filter: Filter,
     /// Whose tensors are moved.
     pub(crate) device: Device,

@@ -1,9 +1,10 @@
 //! Computing again in backward what need not be kept, at two grains: a [`segment`] of the model, and a single operation
 //! ([`remat`]). Recompute as the paper of SSDTrain compares it with (section 4), but free to be mixed with moving.
 //!
-//! `recipe` is what it takes to run a function again with the same bits; `segment` and `remat` decide what the graph holds in
-//! place of bytes, and serve it from a rerun.
+//! `recipe` is what it takes to run a function again with the same bits, `digest` what shows that it had; `segment` and `remat` decide
+//! what the graph holds in place of bytes, and serve it from a rerun.
 
+mod digest;
 mod recipe;
 mod remat;
 mod segment;
@@ -43,7 +44,9 @@ pub(crate) enum Level {
 ///   tensor it holds stays in memory;
 /// - no other thread may draw from its random generators meanwhile, if it draws itself.
 ///
-/// What goes wrong there is an error out of backward, never a wrong gradient.
+/// What goes wrong there is an error out of backward, never a wrong gradient. What `f` reads is checked by what operations have written
+/// to. That does not show what `f` computes from elsewhere, such as a counter or a tensor that something writes to by its
+/// address: [`verify`](crate::TensorCacheBuilder::verify) compares the result of the second call with that of the first as well.
 ///
 /// ```no_run
 /// # use tch::{TchError, Tensor, nn, nn::Module};

@@ -13,6 +13,7 @@ use ssdtrain_libtorch::{
 };
 use tch::{TchError, Tensor};
 
+use super::digest::Digest;
 use super::{Level, refused};
 use crate::cache::StepContext;
 use crate::scope;
@@ -33,6 +34,8 @@ pub(super) struct Recipe {
     reads: Reads,
     /// The generators after the function, if it drew.
     drawn: Option<RandomState>,
+    /// Of its result, if that is verified.
+    result: Option<Digest>,
 }
 
 /// What there was before the function ran.
@@ -68,11 +71,12 @@ impl Before {
         Ok(Before { name, inputs, modes, random, step, scope })
     }
 
-    /// The recipe for what `function` has just made of `inputs`.
+    /// The recipe for `output`, which `function` has just made of `inputs`.
     pub(super) fn recipe(
         self,
         function: Function,
         inputs: &[&Tensor],
+        output: &Tensor,
         reads: Reads,
     ) -> Result<Recipe, TchError> {
         if let Err(changed) = reads.check_unchanged_within() {
@@ -83,7 +87,8 @@ impl Before {
         }
         let after = random_of(inputs, &self.step).map_err(refused)?;
         let drawn = (after != self.random).then_some(after);
-        Ok(Recipe { before: self, function, reads, drawn })
+        let result = if self.step.verify { Digest::of(output)? } else { None };
+        Ok(Recipe { before: self, function, reads, drawn, result })
     }
 }
 
@@ -129,7 +134,13 @@ impl Recipe {
             None => run(),
         };
         statistics.restore().map_err(said)?;
-        outcome
+        let output = outcome?;
+        if self.result.is_some() && Digest::of(&output).map_err(text)? != self.result {
+            return Err("its result is another than before, which verify(true) has shown. Its function must do the same each \
+                        time, with what no one else changes"
+                .to_owned());
+        }
+        Ok(output)
     }
 }
 

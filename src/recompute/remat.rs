@@ -42,7 +42,7 @@ pub(super) fn run(
     let storage = Storage::of(&output).filter(|storage| output.requires_grad() && !of_input(storage));
     let known = storage.zip(torch::version(&output)).zip(torch::layout(&output)).zip(reads);
     if let Some((((storage, version), layout), reads)) = known {
-        let recipe = before.recipe(function, inputs, reads)?;
+        let recipe = before.recipe(function, inputs, &output, reads)?;
         marks.mark(&storage, version, layout, recipe, shown);
     }
     Ok(output)

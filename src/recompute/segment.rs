@@ -51,7 +51,7 @@ pub(super) fn run(
     let reads = reading.end();
     let Order { facts, seen } = std::mem::take(&mut *recorder.order.lock());
     if let Some(reads) = reads.filter(|_| facts.iter().any(|fact| fact.taken)) {
-        let recipe = before.recipe(function, &[x], reads)?;
+        let recipe = before.recipe(function, &[x], &output, reads)?;
         // Those that are gone already nobody can write to.
         let alive = seen.values().filter_map(Watch::upgrade);
         let taken = alive.map(|storage| Watch::new(&storage)).collect();

@@ -106,6 +106,7 @@ impl TensorCache {
         let context = Arc::new(StepContext {
             cache: Arc::clone(&self.cache),
             number,
+            verify: self.config.store.verify,
             filter: Filter {
                 keep_all: self.config.chosen_policy() == Policy::Keep,
                 min_bytes: self.config.min_bytes,

@@ -61,7 +61,7 @@ impl fmt::Display for Verdict {
 }
 
 /// How long what a cache holds may stay the same although no graph needs it any more: transfers are under way.
-const LET_GO_WITHIN: Duration = Duration::from_secs(1);
+const LET_GO_WITHIN: Duration = Duration::from_secs(10);
 
 /// A cache that programs are run with, one after the other.
 pub struct Lab {
