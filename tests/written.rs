@@ -1,13 +1,10 @@
-//! Storages that are written to after something of them was saved: pieces with version counters of their own, `Tensor::data`, and the
-//! recurrent cells of libtorch that do so.
+//! Storages that are written to after something of them was saved: pieces with version counters of their own, and `Tensor::data`.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod common;
 
-use common::{
-    F32, assert_nothing_held, assert_same_bits, everything, grads, leaf, leaves, parity, randn, same_bits,
-};
-use ssdtrain::{BackendKind, Policy, TensorCacheBuilder, remat, segment};
+use common::{F32, assert_nothing_held, everything, leaf, leaves, parity, randn, same_bits};
+use ssdtrain::{Policy, remat, segment};
 use tch::nn::{self, Module, RNN, RNNConfig};
 use tch::{Device, Kind, Tensor};
 
@@ -85,75 +82,6 @@ fn what_is_written_through_data_is_what_both_saves_have() {
         step.finish().unwrap();
         assert!(same_bits(&plain.grad(), &w.grad()), "flush {flush}");
     }
-}
-
-/// Two layers, both directions, on every way that bytes take.
-fn recurrent(lstm: bool, kind: Kind, layers: i64) {
-    tch::manual_seed(1);
-    let mut vs = nn::VarStore::new(Device::Cpu);
-    let config = RNNConfig { num_layers: layers, bidirectional: true, ..RNNConfig::default() };
-    let zeros = || Tensor::zeros([2 * layers, 4, 48], (kind, Device::Cpu));
-    let net: Box<dyn Fn(&Tensor) -> Tensor> = if lstm {
-        let net = nn::lstm(vs.root(), 24, 48, config);
-        Box::new(move |x| net.seq_init(x, &nn::LSTMState((zeros(), zeros()))).0)
-    } else {
-        let net = nn::gru(vs.root(), 24, 48, config);
-        Box::new(move |x| net.seq_init(x, &nn::GRUState(zeros())).0)
-    };
-    if kind == Kind::Double {
-        vs.double();
-    }
-    let weights = || {
-        let mut named: Vec<_> = vs.variables().into_iter().collect();
-        named.sort_by(|a, b| a.0.cmp(&b.0));
-        named.into_iter().map(|(_, weight)| weight).collect::<Vec<_>>()
-    };
-    let source = randn(&[4, 12, 24]).to_kind(kind);
-    let grads_of = |run: &dyn Fn(&Tensor)| {
-        for weight in &mut weights() {
-            weight.zero_grad();
-        }
-        let x = leaf(&source);
-        run(&x);
-        grads(&weights()).iter().map(Tensor::copy).chain([x.grad()]).collect::<Vec<_>>()
-    };
-    let loss = |x: &Tensor| net(x).square().mean(kind);
-    let expected = grads_of(&|x| loss(x).backward());
-    let disk = |backend| everything().min_bytes(1).backend(backend);
-    let ways: Vec<(&str, TensorCacheBuilder)> = vec![
-        ("io_uring or what there is", disk(BackendKind::Auto)),
-        ("threads", disk(BackendKind::Pool)),
-        ("memory", disk(BackendKind::Memory).verify(false)),
-        ("host pool and disk", common::staged().min_bytes(1)),
-        ("straight to the disk", common::direct().min_bytes(1)),
-    ];
-    for (way, builder) in ways {
-        let cache = builder.parameters(&vs).build().unwrap();
-        for number in 0..4 {
-            let got = grads_of(&|x| {
-                let step = cache.step();
-                let loss = loss(x);
-                if number % 2 == 1 {
-                    step.flush();
-                }
-                step.backward(&loss).unwrap();
-                step.finish().unwrap();
-            });
-            assert_same_bits(&format!("{way}, step {number}"), &expected, &got);
-        }
-    }
-}
-
-#[test]
-fn gru() {
-    recurrent(false, Kind::Float, 2);
-    recurrent(false, Kind::Double, 1);
-}
-
-#[test]
-fn lstm() {
-    recurrent(true, Kind::Float, 2);
-    recurrent(true, Kind::Double, 1);
 }
 
 #[test]

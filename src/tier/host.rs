@@ -404,7 +404,11 @@ impl<D: Device> Tier for HostTier<D> {
     }
 
     fn path(&self) -> String {
-        let pool = format!("{} of pinned host memory", Bytes(self.pool.capacity()));
+        let pool = match self.pool.capacity() {
+            // It grows with what steps ask for.
+            0 => "pinned host memory".to_owned(),
+            bytes => format!("{} of pinned host memory", Bytes(bytes)),
+        };
         match &self.store {
             Some(store) => format!("{pool}, then {}", store.path()),
             None => pool,

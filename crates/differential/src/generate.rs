@@ -7,7 +7,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::config::Config;
 use crate::draw::Draw;
-use crate::operations::{self, Operation, RANDOM, total};
+use crate::operations::{self, OF_OTHERS, ORDERED, Operation, total};
 use crate::program::{Op, Program, Slot};
 use crate::random::Random;
 use crate::run::Run;
@@ -70,7 +70,7 @@ struct Place {
     depth: usize,
     /// In a segment, whose own values are those from this one on.
     segment: Option<Slot>,
-    /// Other threads run at the same time, so the same holds for values, and nothing is random.
+    /// Other threads run at the same time, so the same holds for values, and nothing depends on their order.
     is_parallel: bool,
 }
 
@@ -256,7 +256,10 @@ impl Generator {
             return self.block(name, values, place).into_iter().collect();
         }
         let operation = *self.random.of(&self.enabled);
-        if place.is_parallel && RANDOM.contains(&operation.name) {
+        let is_within = place.segment.is_some();
+        if place.is_parallel && ORDERED.contains(&operation.name)
+            || is_within && OF_OTHERS.contains(&operation.name)
+        {
             return vec![];
         }
         let mut draw = Draw {

@@ -49,6 +49,8 @@ pub struct Values {
     /// A cache may have seen a write of which neither a version nor, by chance, a byte tells: within a segment, or of an operation that
     /// autograd then refused.
     pub writes_unseen: bool,
+    /// So it may have outside of segments, of what they hold or have made.
+    pub is_unversioned: bool,
 }
 
 /// A tensor that a segment has taken, as it was.
@@ -142,11 +144,12 @@ impl Values {
     pub fn note(&mut self, op: &Op, outcome: Result<Vec<(String, Bits)>, TchError>) {
         let has_changed = self.watched.iter().flatten().any(Watched::has_changed);
         self.writes_unseen |= outcome.is_err() && op.name != "backward";
+        self.is_unversioned |= UNVERSIONED.contains(&op.name);
         self.events.push(Event {
             what: op.to_string().lines().next().unwrap_or_default().to_owned(),
             outcome: outcome.map_err(|error| error.to_string()),
             has_changed,
-            may_be_refused: has_changed || self.writes_unseen,
+            may_be_refused: has_changed || self.writes_unseen || self.is_unversioned && self.recomputes,
             may_be_served: self.recomputes,
         });
     }
@@ -208,6 +211,7 @@ impl Values {
             }
             self.recomputes |= fork.recomputes;
             self.writes_unseen |= fork.writes_unseen;
+            self.is_unversioned |= fork.is_unversioned;
         }
         Ok(vec![])
     }
@@ -220,6 +224,7 @@ impl Values {
             step: self.step.clone(),
             recomputes: self.recomputes,
             writes_unseen: self.writes_unseen,
+            is_unversioned: self.is_unversioned,
             ..Values::default()
         }
     }

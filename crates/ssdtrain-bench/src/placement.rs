@@ -10,9 +10,9 @@ use tch::{Cuda, Device, Kind};
 #[derive(Clone, Copy, Debug, clap::Args)]
 #[command(next_help_heading = "Device")]
 pub(crate) struct PlacementArgs {
-    /// Where to train: cpu, cuda (the first GPU) or cuda:N
-    #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = parse_device)]
-    device: Device,
+    /// Where to train: cpu, cuda (the first GPU) or cuda:N; default: the first GPU if there is one that libtorch can use, else cpu
+    #[arg(long, value_name = "DEVICE", value_parser = parse_device)]
+    device: Option<Device>,
     /// Kind of numbers of weights, gradients, optimizer state and activations; default: float on cpu, bf16 on cuda
     #[arg(long, value_name = "KIND", value_enum)]
     dtype: Option<Dtype>,
@@ -37,17 +37,19 @@ enum Dtype {
 }
 
 impl PlacementArgs {
-    /// Whether a GPU is asked for.
-    pub(crate) fn is_gpu(self) -> bool {
-        self.device.is_cuda()
-    }
-
-    /// Loads CUDA if it is asked for.
+    /// Loads CUDA if it is asked for, or there is a GPU and nothing else was asked for.
     pub(crate) fn resolve(self) -> Result<Placement> {
-        let PlacementArgs { device, dtype } = self;
-        ensure_there(device)?;
+        let first = Device::Cuda(0);
+        let device = match self.device {
+            Some(device) => {
+                ensure_there(device)?;
+                device
+            }
+            None if ensure_there(first).is_ok() => first,
+            None => Device::Cpu,
+        };
         let default = if device.is_cuda() { Dtype::Bf16 } else { Dtype::Float };
-        Ok(Placement { device, dtype: dtype.unwrap_or(default) })
+        Ok(Placement { device, dtype: self.dtype.unwrap_or(default) })
     }
 }
 
@@ -127,7 +129,7 @@ mod tests {
 
     #[test]
     fn the_cpu_takes_32_bits_unless_told_otherwise() {
-        let kind = |dtype| PlacementArgs { device: Device::Cpu, dtype }.resolve().unwrap().kind();
+        let kind = |dtype| PlacementArgs { device: Some(Device::Cpu), dtype }.resolve().unwrap().kind();
         assert_eq!(kind(None), Kind::Float);
         assert_eq!(kind(Some(Dtype::Bf16)), Kind::BFloat16);
     }

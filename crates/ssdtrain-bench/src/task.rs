@@ -56,13 +56,13 @@ impl TaskArgs {
         if let Some(threads) = self.threads {
             tch::set_num_threads(threads);
         }
-        let gpu = self.placement.is_gpu();
+        let placement = self.placement.resolve()?;
+        let gpu = placement.device.is_cuda();
         // The processor's kernels give the same bits anyway.
         let exact = check || self.deterministic || !gpu;
         if exact && gpu {
             ssdtrain_libtorch::make_deterministic()?;
         }
-        let placement = self.placement.resolve()?;
         let mut shape = self.shape.resolve(Shape::preset("mini")?)?;
         let data = self.data.load(&shape.tokens)?;
         data.require(shape.block())?;

@@ -123,8 +123,9 @@ impl Action {
     }
 }
 
-/// What draws random numbers, of which threads that run at once would have different ones each time.
-pub(crate) const RANDOM: &[&str] = &[
+/// What threads that run at once would have another way each time: they draw random numbers, or update statistics.
+pub(crate) const ORDERED: &[&str] = &[
+    "batch_norm",
     "dropout",
     "dropout_",
     "alpha_dropout",
@@ -136,6 +137,9 @@ pub(crate) const RANDOM: &[&str] = &[
     "normal_",
     "lstm",
 ];
+
+/// What gives a tensor that no value is and others hold: a function that made it of what it was given could not change it.
+pub(crate) const OF_OTHERS: &[&str] = &["gradient"];
 
 /// The arguments of an operation, if they are as many as it has.
 pub(crate) fn exactly<T, const N: usize>(arguments: &[T]) -> Result<&[T; N], TchError> {

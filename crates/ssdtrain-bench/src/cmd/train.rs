@@ -12,6 +12,7 @@ use ssdtrain::{StepReport, Tally};
 use ssdtrain_models::{
     AdamW, Checkpoint, RandomBatches, Sampling, SequentialBatches, TrainState, evaluate, sample, seed_step,
 };
+use tch::Device;
 use tch::nn::VarStore;
 
 use crate::cache::{CacheArgs, RUNS};
@@ -34,9 +35,9 @@ const PART_OF_EVALUATION: usize = 8;
 
 /// Train a GPT with activations that leave the device
 ///
-/// Without options it trains a small model on the Rust sources that cargo has downloaded, for three minutes; what leaves the device is planned
-/// (auto: the lowest peak for steps that are at most two percent longer). At the end come the loss on held-out data, a sample, and a table of
-/// the step beside the same step with all activations on the device.
+/// Without options it trains on a GPU if there is one, else on the processor, a model that suits it, on the Rust sources that cargo has
+/// downloaded, for three minutes; what leaves the device is planned (auto: the lowest peak for steps that are at most two percent longer). At
+/// the end come the loss on held-out data, a sample, and a table of the step beside the same step with all activations on the device.
 ///
 /// The checkpoint of the lowest held-out loss on the way is kept beside the latest, as best-checkpoint.safetensors.
 ///
@@ -176,7 +177,7 @@ impl Run {
         let progress = Progress::new(args.json);
         let path = args.out.join(CHECKPOINT);
         let checkpoint = args.resume.then(|| Checkpoint::open(&path)).transpose().context("--resume")?;
-        let mut shape = args.shape.resolve(base_shape(checkpoint.as_ref())?)?;
+        let mut shape = args.shape.resolve(base_shape(checkpoint.as_ref(), placement.device)?)?;
         if let (Some(checkpoint), None) = (&checkpoint, args.shape.tokens()) {
             shape.tokens = note(checkpoint, "tokenizer")?.to_owned();
         }
@@ -383,7 +384,7 @@ impl Run {
         );
         if let Some(report) = &last.report {
             text += &format!(
-                "  {} to disk, {} back, {} forwarded  stall {:.1} ms",
+                "  {} moved, {} back, {} forwarded  stall {:.1} ms",
                 size::format(report.offloaded.bytes),
                 size::format(report.loaded.bytes),
                 size::format(report.forwarded.bytes),
@@ -453,8 +454,8 @@ impl Run {
 }
 
 /// What a run starts from when its options say nothing else.
-fn base_shape(checkpoint: Option<&Checkpoint>) -> Result<Shape> {
-    let quick = Shape::quick()?;
+fn base_shape(checkpoint: Option<&Checkpoint>, device: Device) -> Result<Shape> {
+    let quick = Shape::quick(device)?;
     let Some(checkpoint) = checkpoint else { return Ok(quick) };
     let batch = note(checkpoint, "batch")?.parse().context("the checkpoint's batch")?;
     Ok(Shape { model: checkpoint.config().clone(), batch, ..quick })
@@ -471,8 +472,8 @@ fn whereabouts(report: &StepReport) -> String {
     let bytes = |tally: Tally| size::format(tally.bytes);
     let kept = &report.kept;
     let mut text = format!(
-        "saved {} in {} tensors: {} went to disk ({} came back from there, {} were still in memory when asked for), {} were in \
-         the cache already. In memory stayed {} of parameters, {} of small tensors",
+        "saved {} in {} tensors: {} left the device ({} came back, {} were still there when asked for), {} were in the cache \
+         already. On the device stayed {} of parameters, {} of small tensors",
         bytes(report.saved),
         report.saved.count,
         bytes(report.offloaded),
@@ -483,9 +484,9 @@ fn whereabouts(report: &StepReport) -> String {
         bytes(kept.small),
     );
     for (tally, why) in [
-        (kept.policy, "as asked for"),
+        (kept.policy, "as planned or asked for"),
         (kept.ineligible, "that cannot be moved"),
-        (kept.no_room, "for want of room on disk"),
+        (kept.no_room, "for want of room elsewhere"),
     ] {
         if tally.count > 0 {
             text += &format!(", {} {why}", bytes(tally));
