@@ -71,9 +71,16 @@ impl Watched {
     }
 }
 
-/// Operations whose results change without the version of what they are of.
-const UNVERSIONED: &[&str] =
-    &["unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes", "data", "data_fill_", "data_scale_"];
+/// Operations whose results change without the version of what they are of, and an optimizer's step, which may write the same bytes.
+const UNVERSIONED: &[&str] = &[
+    "unsafe_chunk",
+    "unsafe_split",
+    "unsafe_split_with_sizes",
+    "data",
+    "data_fill_",
+    "data_scale_",
+    "optimize",
+];
 
 impl Values {
     /// Does all of `body`, one operation after the other.
