@@ -1,5 +1,4 @@
 //! Storages that are written to after something of them was saved: pieces with version counters of their own, and `Tensor::data`.
-#![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod common;
 
