@@ -5,8 +5,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ssdtrain_libtorch as torch;
-use ssdtrain_libtorch::CudaDevice;
 use tch::Device;
 use tch::nn::{VarStore, Variables};
 
@@ -415,18 +413,4 @@ impl TensorCacheBuilder {
 
 fn refused<T>(message: impl Into<String>) -> Result<T> {
     Err(Error::new(ErrorKind::Config, message))
-}
-
-/// Memory of the device that could be had now, in bytes.
-pub(crate) fn free_memory(device: Device) -> u64 {
-    match device {
-        Device::Cuda(index) => CudaDevice::new(index).and_then(CudaDevice::free).unwrap_or(0),
-        _ => available_memory().saturating_add(idle_memory()),
-    }
-}
-
-/// What the CPU's allocator holds and no one uses.
-fn idle_memory() -> u64 {
-    let held = torch::memory(Device::Cpu);
-    held.reserved.saturating_sub(held.allocated)
 }

@@ -9,7 +9,7 @@ use tch::Device;
 
 use super::table::EntryKey;
 use super::{Cache, Limits, TapeKey};
-use crate::config::free_memory;
+use crate::mem::free_memory;
 use crate::plan;
 use crate::policy::{Facts, Filter, KeepReason, Placement, Reading, Room};
 use crate::profile::{Probe, Save};

@@ -3,10 +3,28 @@
 use std::fs;
 use std::path::Path;
 
+use ssdtrain_libtorch as torch;
+use ssdtrain_libtorch::CudaDevice;
+use tch::Device;
+
 /// Memory that could be had now, in bytes: what the kernel calls available, and no more than the limits of the process's control
 /// groups leave. All there is where the kernel does not say.
 pub(crate) fn available_memory() -> u64 {
     available(Path::new("/proc"), Path::new("/sys/fs/cgroup"))
+}
+
+/// Memory of the device that could be had now, in bytes.
+pub(crate) fn free_memory(device: Device) -> u64 {
+    match device {
+        Device::Cuda(index) => CudaDevice::new(index).and_then(CudaDevice::free).unwrap_or(0),
+        _ => available_memory().saturating_add(idle_memory()),
+    }
+}
+
+/// What the CPU's allocator holds and no one uses.
+fn idle_memory() -> u64 {
+    let held = torch::memory(Device::Cpu);
+    held.reserved.saturating_sub(held.allocated)
 }
 
 /// What a version of control groups calls its files.

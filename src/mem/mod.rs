@@ -11,7 +11,7 @@ mod storage;
 use std::iter;
 
 pub use aligned::AlignedBuf;
-pub(crate) use available::available_memory;
+pub(crate) use available::{available_memory, free_memory};
 pub(crate) use device::{DeviceBuf, Rest};
 pub use pool::{HostPool, PAGE, Pin, Slot};
 pub(crate) use storage::StorageBuf;

@@ -8,7 +8,8 @@ use parking_lot::Mutex;
 use tch::Device;
 
 use crate::cache::{Cache, Limits, StepContext, Unplanned};
-use crate::config::{Policy, TensorCacheBuilder, free_memory};
+use crate::config::{Policy, TensorCacheBuilder};
+use crate::mem::free_memory;
 use crate::plan::{Machine, Placement, Prediction, Workload};
 use crate::policy::{Auto, Course, Keeping, Module, Observed, Profile, Reading, Rule, Stay, Went};
 use crate::profile::Probe;
