@@ -7,9 +7,9 @@ use tch::{TchError, Tensor};
 pub(super) struct Digest(u32);
 
 impl Digest {
-    /// That of `tensor`, whose elements are copied to the host. None if it has no elements in an order: it is sparse.
+    /// That of `tensor`, whose elements are copied to the host. None if it has no elements in an order: it is sparse, or undefined.
     pub(super) fn of(tensor: &Tensor) -> Result<Option<Digest>, TchError> {
-        if tensor.is_sparse() {
+        if !tensor.defined() || tensor.is_sparse() {
             return Ok(None);
         }
         let elements = tensor.numel();
@@ -38,7 +38,8 @@ mod tests {
     }
 
     #[test]
-    fn a_sparse_tensor_has_none() {
+    fn a_tensor_without_elements_in_an_order_has_none() {
+        assert_eq!(Digest::of(&Tensor::new()).unwrap(), None);
         let one = Tensor::eye(2, (Kind::Float, Device::Cpu));
         assert_eq!(Digest::of(&one.to_sparse_sparse_dim(2)).unwrap(), None);
     }
