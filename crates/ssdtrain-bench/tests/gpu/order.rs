@@ -5,7 +5,7 @@ use std::env;
 
 use cudarc::driver::result;
 use ssdtrain::{MIB, TensorCache};
-use ssdtrain_libtorch::CudaDevice;
+use ssdtrain_libtorch::{CudaDevice, OnStream, linear_in_place};
 use tch::{Cuda, Kind, Tensor};
 
 use crate::lab::{Lab, assert_nothing_held, assert_same_bits, leaf, plain_gradient};
@@ -16,6 +16,7 @@ on_both!(
     small_host_pool_used_again_in_every_step,
     host_pool_without_a_disk_used_again_in_every_step,
     two_streams_one_of_them_from_outside,
+    two_streams_add_to_the_gradient_of_one_weight,
 );
 
 /// Steps whose values differ, each compared to a step without the cache.
@@ -77,29 +78,34 @@ fn host_pool_without_a_disk_used_again_in_every_step(lab: &Lab) {
     steps(&cache, &lab.randn(&[512, 512]), lab.suited(50, 5), chain);
 }
 
-/// Layers take turns on two streams, so that what one of them has loaded ahead is asked for on the other.
-fn two_streams_one_of_them_from_outside(lab: &Lab) {
-    let width: i64 = lab.suited(4096, 256);
-    let storage = (width * width * 4) as u64;
-    let outside = lab.is_gpu().then(|| {
+/// Has what is computed until the guard is dropped run on a stream that is not libtorch's, on a GPU.
+fn second_stream(lab: &Lab) -> impl Fn() -> Option<OnStream> {
+    let stream = lab.is_gpu().then(|| {
         // The device's context is current once it has computed.
         drop(lab.randn(&[1]));
         // It is never destroyed: libtorch keeps memory for it.
         result::stream::create(result::stream::StreamKind::NonBlocking).unwrap()
     });
-    let on_outside = || {
-        let (stream, device) = (outside?, CudaDevice::new(0).unwrap());
+    move || {
+        let (stream, device) = (stream?, CudaDevice::new(0).unwrap());
         Cuda::synchronize(0);
         // SAFETY: the stream is the first device's and is never destroyed.
         Some(unsafe { device.enter(stream.cast()) }.unwrap())
-    };
+    }
+}
+
+/// Layers take turns on two streams, so that what one of them has loaded ahead is asked for on the other.
+fn two_streams_one_of_them_from_outside(lab: &Lab) {
+    let width: i64 = lab.suited(4096, 256);
+    let storage = (width * width * 4) as u64;
+    let on_second = second_stream(lab);
     let cache =
         lab.cache().host_pool(16 * storage).device_budget(3 * storage).prefetch(2 * storage).build().unwrap();
     let weight = lab.randn(&[width, width]) / (width as f64).sqrt();
     let source = lab.randn(&[width, width]);
     steps(&cache, &source, lab.suited(6, 3), |x| {
         let layer = |y: Tensor, index: i32| {
-            let stream = (index % 2 == 1).then(on_outside).flatten();
+            let stream = (index % 2 == 1).then(&on_second).flatten();
             let y = ((0..4).fold(y, |y, _| y.matmul(&weight)) * 1.01).sin();
             if stream.is_some() {
                 Cuda::synchronize(0);
@@ -108,4 +114,43 @@ fn two_streams_one_of_them_from_outside(lab: &Lab) {
         };
         (0..12).fold(x * 1.0, layer).sum(Kind::Float)
     });
+}
+
+/// Layers of one weight add to its gradient in place, each in the stream its forward ran on. All values are whole numbers, so the sum has
+/// the same bits in every order, and an addition that another one overwrote is missing from it.
+fn two_streams_add_to_the_gradient_of_one_weight(lab: &Lab) {
+    let width: i64 = lab.suited(4096, 256);
+    let whole = |seed: i64| {
+        let numbers = Tensor::arange(width * width, (Kind::Int64, lab.device));
+        ((numbers * (2 * seed + 7)).remainder(11) - 5).view([width, width]).to_kind(Kind::Float)
+    };
+    let storage = (width * width * 4) as u64;
+    let inputs: Vec<Tensor> = (0..8).map(whole).collect();
+    let scales: Vec<Tensor> = (8..16).map(whole).collect();
+    let on_second = second_stream(lab);
+    let losses = |layer: &dyn Fn(&Tensor) -> Tensor| {
+        let loss_of = |(index, (input, scale)): (usize, (&Tensor, &Tensor))| {
+            let stream = (index % 2 == 1).then(&on_second).flatten();
+            let loss = (layer(&(input * 1.0)) * scale).sum(Kind::Float);
+            if stream.is_some() {
+                Cuda::synchronize(0);
+            }
+            loss
+        };
+        inputs.iter().zip(&scales).enumerate().map(loss_of).sum::<Tensor>()
+    };
+    let expected = leaf(&whole(16));
+    losses(&|input| input.linear(&expected, None::<&Tensor>)).backward();
+
+    let cache =
+        lab.cache().host_pool(32 * storage).device_budget(6 * storage).prefetch(2 * storage).build().unwrap();
+    let weight = leaf(&whole(16));
+    for round in 1..=lab.suited(5, 2) {
+        let step = cache.step();
+        step.backward(&losses(&|input| linear_in_place(input, &weight, None).unwrap())).unwrap();
+        let report = step.finish().unwrap();
+        let expected = expected.grad() * i64::from(round);
+        assert_same_bits(&format!("round {round}, {report}"), &[expected], &[weight.grad()]);
+    }
+    assert_nothing_held(&cache);
 }
