@@ -57,17 +57,25 @@ pub struct Values {
 #[derive(Debug)]
 pub struct Watched {
     tensor: Tensor,
+    records: bool,
     version: Option<u32>,
     bytes: Option<Vec<u8>>,
 }
 
 impl Watched {
     fn new(tensor: &Tensor) -> Watched {
-        Watched { tensor: tensor.shallow_clone(), version: torch::version(tensor), bytes: of_storage(tensor) }
+        Watched {
+            tensor: tensor.shallow_clone(),
+            records: tensor.requires_grad(),
+            version: torch::version(tensor),
+            bytes: of_storage(tensor),
+        }
     }
 
     fn has_changed(&self) -> bool {
-        torch::version(&self.tensor) != self.version || of_storage(&self.tensor) != self.bytes
+        self.tensor.requires_grad() != self.records
+            || torch::version(&self.tensor) != self.version
+            || of_storage(&self.tensor) != self.bytes
     }
 }
 

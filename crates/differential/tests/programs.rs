@@ -198,3 +198,23 @@ fn statistics_within_a_segment() {
         ",
     );
 }
+
+#[test]
+fn a_segment_that_holds_what_leaves_its_graph() {
+    agrees(
+        "
+        cache
+        seed 1
+        %0 = constant 1 4 4
+        %1 = leaf 2 4 4
+        step 1 {
+          %2 = sin %1
+          %3 = segment %0 {
+            %4 = sigmoid %2
+          }
+          detach_ %2
+          backward %3 0 0 0
+        }
+        ",
+    );
+}
