@@ -101,6 +101,11 @@ impl Recipe {
         })
     }
 
+    /// Whether what is computed again is compared with what was computed first.
+    pub(super) fn is_verified(&self) -> bool {
+        self.before.step.verify
+    }
+
     /// What goes wrong in backward is counted to the step that saved.
     pub(super) fn ran(&self, bytes: u64, since: Instant) {
         self.before.step.counters.rerun(bytes, since.elapsed());
@@ -128,7 +133,7 @@ impl Recipe {
             Ok(outcome) => outcome.map_err(text),
             Err(payload) => Err(format!("it panicked: {}", panic_text(&*payload))),
         };
-        let statistics = self.reads.statistics().map_err(said)?;
+        let statistics = self.reads.rewind_statistics().map_err(said)?;
         let outcome = match &self.drawn {
             Some(drawn) => drawing(random, drawn, || random_of(&inputs, step), run),
             None => run(),

@@ -11,6 +11,7 @@ use ssdtrain_libtorch::{
 };
 use tch::{TchError, Tensor};
 
+use super::digest::Digest;
 use super::recipe::{Before, Discarded, Function, Recipe};
 use super::{Level, refused};
 use crate::cache::StepContext;
@@ -92,11 +93,26 @@ struct Fact {
     taken: bool,
     storage_bytes: u64,
     layout: Option<u64>,
+    /// Of what was taken, if it is verified.
+    digest: Option<Digest>,
 }
 
 impl Fact {
-    fn of(saved: &SavedTensor<'_>, taken: bool) -> Fact {
-        Fact { taken, storage_bytes: saved.storage_bytes(), layout: saved.layout() }
+    fn of(saved: &SavedTensor<'_>, taken: bool, verify: bool) -> Result<Fact, String> {
+        let tensor = if taken && verify { saved.tensor() } else { None };
+        let digest = tensor.map_or(Ok(None), |tensor| Digest::of(&tensor));
+        let digest = digest.map_err(|error| error.to_string())?;
+        Ok(Fact { taken, storage_bytes: saved.storage_bytes(), layout: saved.layout(), digest })
+    }
+
+    /// In what it differs from another.
+    fn told_from(&self, other: &Fact) -> String {
+        let bytes = format!("{} bytes", self.storage_bytes);
+        match self {
+            _ if self.storage_bytes != other.storage_bytes => bytes,
+            _ if self.layout != other.layout => format!("{bytes} of another kind or shape"),
+            _ => format!("{bytes} of another value, which verify(true) has shown,"),
+        }
     }
 }
 
@@ -143,6 +159,7 @@ impl Segment {
         let wanted = self.slots.lock().iter().map(|slot| !matches!(slot, Slot::Closed)).collect();
         let collector = Arc::new(Collector {
             name: self.name.clone(),
+            verify: recipe.is_verified(),
             facts: Arc::clone(facts),
             wanted,
             found: Mutex::default(),
@@ -199,9 +216,10 @@ impl SavedTensorHooks for Recorder {
     fn pack(&self, saved: &SavedTensor<'_>) -> Result<Packed, String> {
         let id = saved.storage_id();
         let taken = id != self.input && self.step.place(saved, current_scope()).may_be_recomputed();
+        let fact = Fact::of(saved, taken, self.step.verify)?;
         let position = {
             let mut order = self.order.lock();
-            order.facts.push(Fact::of(saved, taken));
+            order.facts.push(fact);
             let mut slots = self.segment.slots.lock();
             slots.push(if taken { Slot::Empty } else { Slot::Closed });
             slots.len() - 1
@@ -247,6 +265,7 @@ impl Drop for SlotHandle {
 /// Hooks of a segment's rerun: take what is saved at the positions that are wanted, and check all of them.
 struct Collector {
     name: String,
+    verify: bool,
     facts: Arc<[Fact]>,
     wanted: Vec<bool>,
     found: Mutex<Vec<Option<Storage>>>,
@@ -269,11 +288,10 @@ impl SavedTensorHooks for Collector {
         let Some(then) = self.facts.get(position) else {
             return Err(self.differs("more tensors", &position.to_string()));
         };
-        let now = Fact::of(saved, then.taken);
+        let now = Fact::of(saved, then.taken, self.verify)?;
         if now != *then {
-            let [now, then] = [now, *then].map(|fact| format!("{} bytes", fact.storage_bytes));
-            let other = if now == then { " of another kind or shape" } else { "" };
-            return Err(self.differs(&format!("{now}{other} as tensor {position}"), &then));
+            let (now, then) = (now.told_from(then), format!("{} bytes", then.storage_bytes));
+            return Err(self.differs(&format!("{now} as tensor {position}"), &then));
         }
         let wanted = then.taken && self.wanted.get(position).is_some_and(|wanted| *wanted);
         found.push(if wanted { saved.storage() } else { None });

@@ -34,21 +34,24 @@ st_status st_tensor_version(const st_tensor* t, uint32_t* version) {
   return ssdtrain::guarded([&] { *version = static_cast<uint32_t>(tensor(t)._version()); });
 }
 
-uint64_t st_tensor_layout(const st_tensor* t) {
-  const at::Tensor& of = tensor(t);
-  uint64_t hash = 0xcbf29ce484222325;
-  const auto add = [&](int64_t value) {
-    hash = (hash ^ static_cast<uint64_t>(value)) * 0x100000001b3;
-    hash ^= hash >> 29;
-  };
-  add(static_cast<int64_t>(of.scalar_type()));
-  add(static_cast<int64_t>(of.device().type()));
-  add(of.device().index());
-  add(of.dim());
-  for (const int64_t size : of.sizes()) add(size);
-  for (const int64_t stride : of.strides()) add(stride);
-  add(of.storage_offset());
-  return hash;
+st_status st_tensor_layout(const st_tensor* t, uint64_t* layout) {
+  return ssdtrain::guarded([&] {
+    const at::Tensor& of = tensor(t);
+    TORCH_CHECK(of.defined() && of.layout() == at::kStrided && !of.is_nested() && of.has_storage(), "no strided tensor");
+    uint64_t hash = 0xcbf29ce484222325;
+    const auto add = [&](int64_t value) {
+      hash = (hash ^ static_cast<uint64_t>(value)) * 0x100000001b3;
+      hash ^= hash >> 29;
+    };
+    add(static_cast<int64_t>(of.scalar_type()));
+    add(static_cast<int64_t>(of.device().type()));
+    add(of.device().index());
+    add(of.dim());
+    for (const int64_t size : of.sizes()) add(size);
+    for (const int64_t stride : of.strides()) add(stride);
+    add(of.storage_offset());
+    *layout = hash;
+  });
 }
 
 st_status st_modes_of_thread(st_modes** out) {

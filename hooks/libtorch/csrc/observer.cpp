@@ -55,6 +55,10 @@ Watches& watches() {
 
 void (*tell_written)(const st_storage* storage) = nullptr;
 
+// How often storages were written, of those whose values this thread will put back.
+using Writes = std::unordered_map<const StorageImpl*, uint32_t>;
+thread_local std::vector<Writes*> undone;
+
 uint32_t watch(const StorageImpl* storage) {
   std::lock_guard lock(watches().mutex);
   Watched& watched = watches().storages[storage];
@@ -71,6 +75,13 @@ void unwatch(const StorageImpl* storage) {
   if (--place->second.watchers == 0) watches().storages.erase(place);
 }
 
+// Takes back that it was written so often.
+void unwrite(const StorageImpl* storage, uint32_t writes) {
+  std::lock_guard lock(watches().mutex);
+  const auto place = watches().storages.find(storage);
+  if (place != watches().storages.end()) place->second.writes -= writes;
+}
+
 uint32_t writes_of(const StorageImpl* storage) {
   std::lock_guard lock(watches().mutex);
   const auto place = watches().storages.find(storage);
@@ -84,6 +95,10 @@ void written(const StorageImpl* storage) {
     const auto place = watches().storages.find(storage);
     if (place == watches().storages.end()) return;
     ++place->second.writes;
+  }
+  for (Writes* writes : undone) {
+    const auto place = writes->find(storage);
+    if (place != writes->end()) ++place->second;
   }
   tell_written(reinterpret_cast<const st_storage*>(storage));
 }
@@ -211,8 +226,14 @@ struct st_reads {
     c10::weak_intrusive_ptr<StorageImpl> storage;
   };
 
+  // Running statistics that the function updates, and their values before it did so first.
+  struct Statistic {
+    at::Tensor tensor;
+    at::Tensor before;
+  };
+
   std::vector<Read> reads;
-  std::vector<at::Tensor> statistics;
+  std::vector<Statistic> statistics;
   std::unordered_map<const StorageImpl*, Seen> seen;
 
   st_reads() = default;
@@ -250,10 +271,17 @@ struct st_reads {
   }
 
   void updates(const at::Tensor& t) {
-    for (const at::Tensor& known : statistics) {
-      if (known.is_same(t)) return;
-    }
-    statistics.push_back(t);
+    const auto known = seen.find(storage_of(t));
+    if (is_statistic(storage_of(t)) || (known != seen.end() && known->second.made)) return;
+    const at::DisableRecordFunctionGuard unseen;
+    const c10::NoGradGuard no_grad;
+    statistics.push_back(Statistic{t, t.detach().clone()});
+  }
+
+  // A rerun begins with what such a storage held, whatever has been written to it since.
+  bool is_statistic(const StorageImpl* storage) const {
+    return std::any_of(statistics.begin(), statistics.end(),
+                       [&](const Statistic& known) { return storage_of(known.tensor) == storage; });
   }
 };
 
@@ -331,10 +359,23 @@ at::RecordFunctionCallback of_operations(at::RecordFunctionCallback callback) {
 
 }  // namespace
 
-// Values of running statistics, to be put back.
+// Values of running statistics, to be put back, and how often the thread has written to them meanwhile.
 struct st_statistics {
   std::vector<std::pair<at::Tensor, at::Tensor>> values;
+  Writes writes;
+
+  st_statistics() = default;
+  st_statistics(const st_statistics&) = delete;
+  st_statistics& operator=(const st_statistics&) = delete;
+  ~st_statistics() { undone.erase(std::remove(undone.begin(), undone.end(), &writes), undone.end()); }
 };
+
+namespace {
+
+// Without raising the version: an update of statistics does not raise it either.
+void set_value(const at::Tensor& t, const at::Tensor& value) { t.variable_data().copy_(value); }
+
+}  // namespace
 
 extern "C" {
 
@@ -383,7 +424,7 @@ st_status st_reads_check_unchanged_within(const st_reads* reads) {
 st_status st_reads_check_unchanged_since(const st_reads* reads) {
   return ssdtrain::guarded([&] {
     for (const auto& read : reads->reads) {
-      if (read.made || read.storage.expired()) continue;
+      if (read.made || read.storage.expired() || reads->is_statistic(read.storage._unsafe_get_target())) continue;
       const bool same = (!read.counter.enabled() || read.counter.current_version() == read.version) &&
                         writes_of(read.storage._unsafe_get_target()) == read.writes;
       TORCH_CHECK(same, "a tensor of shape ", read.shape);
@@ -393,21 +434,27 @@ st_status st_reads_check_unchanged_since(const st_reads* reads) {
 
 void st_reads_free(st_reads* reads) { delete reads; }
 
-st_status st_statistics_keep(const st_reads* reads, st_statistics** out) {
+st_status st_statistics_rewind(const st_reads* reads, st_statistics** out) {
   return ssdtrain::guarded([&] {
     const c10::NoGradGuard no_grad;
-    auto kept = std::make_unique<st_statistics>();
-    for (const at::Tensor& t : reads->statistics) kept->values.emplace_back(t, t.detach().clone());
-    *out = kept.release();
+    auto rewound = std::make_unique<st_statistics>();
+    for (const auto& known : reads->statistics) {
+      rewound->values.emplace_back(known.tensor, known.tensor.detach().clone());
+      rewound->writes.emplace(storage_of(known.tensor), 0);
+    }
+    undone.push_back(&rewound->writes);
+    *out = rewound.release();
+    for (const auto& known : reads->statistics) set_value(known.tensor, known.before);
   });
 }
 
-st_status st_statistics_restore(st_statistics* kept) {
+st_status st_statistics_restore(st_statistics* rewound) {
   return ssdtrain::guarded([&] {
-    const std::unique_ptr<st_statistics> owned(kept);
+    const std::unique_ptr<st_statistics> owned(rewound);
     const c10::NoGradGuard no_grad;
-    // Without raising their version: the update that is undone did not raise it either.
-    for (const auto& [t, value] : owned->values) t.variable_data().copy_(value);
+    for (const auto& [t, value] : owned->values) set_value(t, value);
+    // They hold what they held: no one needs to know that it was something else in between.
+    for (const auto& [storage, writes] : owned->writes) unwrite(storage, writes);
   });
 }
 

@@ -80,8 +80,8 @@ bool st_cpu_autocast_enter(void);
 void st_cpu_autocast_leave(bool before);
 
 st_status st_tensor_version(const st_tensor* tensor, uint32_t* version);  // fails for inference tensors, which have none
-// A hash of kind, device, sizes, strides and offset. The tensor is defined and strided.
-uint64_t st_tensor_layout(const st_tensor* tensor);
+// A hash of kind, device, sizes, strides and offset. Fails for a tensor that is not strided, or has no storage.
+st_status st_tensor_layout(const st_tensor* tensor, uint64_t* layout);
 
 // ---- what operations write and read ----------------------------------------------------------------------------------------
 
@@ -100,9 +100,10 @@ void st_reads_end(st_reads* reads);
 st_status st_reads_check_unchanged_within(const st_reads* reads);
 st_status st_reads_check_unchanged_since(const st_reads* reads);
 void st_reads_free(st_reads* reads);
-// Keeps the running statistics (of batch normalisation) that were updated between begin and end, and puts the values back; frees them.
-st_status st_statistics_keep(const st_reads* reads, st_statistics** kept);
-st_status st_statistics_restore(st_statistics* kept);
+// Gives the running statistics (of batch normalisation) that were updated between begin and end the values from before that, until they are
+// restored, on the same thread, to what they are now; that frees them.
+st_status st_statistics_rewind(const st_reads* reads, st_statistics** rewound);
+st_status st_statistics_restore(st_statistics* rewound);
 
 // ---- storages ----------------------------------------------------------------------------------------------------------
 

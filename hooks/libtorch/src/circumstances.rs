@@ -22,13 +22,12 @@ pub fn version(tensor: &Tensor) -> Option<u32> {
 }
 
 /// A number that differs, as good as always, between tensors of other kinds, devices, sizes, strides or offsets. None if `tensor`
-/// has no strides.
+/// has no strides or no storage: it is sparse in whatever form, nested, of oneDNN, or undefined.
 pub fn layout(tensor: &Tensor) -> Option<u64> {
-    if !tensor.defined() || tensor.is_sparse() || tensor.is_mkldnn() {
-        return None;
-    }
-    // SAFETY: the tensor is borrowed, defined and strided.
-    Some(unsafe { ffi::st_tensor_layout(tensor.as_ptr()) })
+    let mut layout = 0;
+    // SAFETY: the tensor is borrowed, and `layout` is a valid place for the result.
+    check(unsafe { ffi::st_tensor_layout(tensor.as_ptr(), &raw mut layout) }).ok()?;
+    Some(layout)
 }
 
 /// The modes that a thread was in: whether it recorded gradients, autocast, and what else libtorch carries from a forward to

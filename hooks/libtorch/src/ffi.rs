@@ -120,10 +120,10 @@ unsafe extern "C" {
     pub(crate) fn st_reads_check_unchanged_within(reads: *const StReads) -> StStatus;
     pub(crate) fn st_reads_check_unchanged_since(reads: *const StReads) -> StStatus;
     pub(crate) fn st_reads_free(reads: *mut StReads);
-    pub(crate) fn st_statistics_keep(reads: *const StReads, kept: *mut *mut StStatistics) -> StStatus;
-    pub(crate) fn st_statistics_restore(kept: *mut StStatistics) -> StStatus;
+    pub(crate) fn st_statistics_rewind(reads: *const StReads, rewound: *mut *mut StStatistics) -> StStatus;
+    pub(crate) fn st_statistics_restore(rewound: *mut StStatistics) -> StStatus;
     pub(crate) fn st_tensor_version(tensor: *const C_tensor, version: *mut u32) -> StStatus;
-    pub(crate) fn st_tensor_layout(tensor: *const C_tensor) -> u64;
+    pub(crate) fn st_tensor_layout(tensor: *const C_tensor, layout: *mut u64) -> StStatus;
     pub(crate) fn st_tensor_storage(tensor: *const C_tensor) -> *mut StStorage;
     pub(crate) fn st_storage_bytes(storage: *const StStorage) -> u64;
     pub(crate) fn st_storage_data(storage: *const StStorage) -> *mut c_void;

@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 
 use tch::{Device, Tensor};
 
+use crate::circumstances::layout;
 use crate::error::{TorchError, check, last_callback_error, panic_text, park};
 use crate::ffi::{self, StCallbacks, StSaved, StStatus, StStorage, StVariable};
 use crate::storage::{Storage, StorageId};
@@ -76,11 +77,16 @@ impl SavedTensor<'_> {
         self.raw.tensor_bytes
     }
 
+    /// The tensor itself, without its gradient. None if not eligible.
+    pub fn tensor(&self) -> Option<Tensor> {
+        let tensor = NonNull::new(self.raw.tensor.cast_mut()).filter(|_| self.raw.eligible)?;
+        // SAFETY: the shim holds the tensor during the callback that this value is borrowed from.
+        Some(unsafe { Tensor::clone_from_ptr(tensor.as_ptr()) })
+    }
+
     /// What [`layout`](crate::layout) says of it. None if not eligible.
     pub fn layout(&self) -> Option<u64> {
-        let tensor = NonNull::new(self.raw.tensor.cast_mut()).filter(|_| self.raw.eligible)?;
-        // SAFETY: the shim holds the tensor during the callback that this value is borrowed from; an eligible one is strided.
-        Some(unsafe { ffi::st_tensor_layout(tensor.as_ptr()) })
+        self.tensor().as_ref().and_then(layout)
     }
 
     /// The tensor's version counter: it differs from an earlier one if the storage was changed in place between the two.

@@ -113,17 +113,19 @@ impl Reads {
         check(unsafe { ffi::st_reads_check_unchanged_within(self.0.as_ptr()) })
     }
 
-    /// Fails, and names a tensor by its shape, if one that is still alive was changed in place since it was first read.
+    /// Fails, and names a tensor by its shape, if one that is still alive was changed in place since it was first read. Running statistics
+    /// that can be [rewound](Reads::rewind_statistics) are not meant.
     pub fn check_unchanged_since(&self) -> Result<(), TorchError> {
         // SAFETY: the notes are this value's.
         check(unsafe { ffi::st_reads_check_unchanged_since(self.0.as_ptr()) })
     }
 
-    /// The values of the running statistics (of batch normalisation) that were updated while reads were noted.
-    pub fn statistics(&self) -> Result<Statistics, TorchError> {
+    /// Has the running statistics (of batch normalisation) that were updated while reads were noted hold what they held before that, until
+    /// they are restored.
+    pub fn rewind_statistics(&self) -> Result<Statistics, TorchError> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the notes are this value's, and `raw` is a valid place for the result.
-        check(unsafe { ffi::st_statistics_keep(self.0.as_ptr(), &raw mut raw) })?;
+        check(unsafe { ffi::st_statistics_rewind(self.0.as_ptr(), &raw mut raw) })?;
         NonNull::new(raw).map(Statistics).ok_or_else(|| TorchError("libtorch kept no statistics".to_owned()))
     }
 }
@@ -155,7 +157,7 @@ impl Drop for Reading {
     }
 }
 
-/// Values to put back; see [`Reads::statistics`].
+/// Values to put back; see [`Reads::rewind_statistics`]. Bound to its thread.
 pub struct Statistics(NonNull<StStatistics>);
 
 impl Statistics {
