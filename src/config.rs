@@ -275,7 +275,8 @@ impl TensorCacheBuilder {
     }
 
     /// Takes a checksum (CRC-32C) of everything stored and compares it on load, and of what a [`segment`](crate::segment) or a
-    /// [`remat`](crate::remat) gives when it is computed first and again: from a GPU that is copied to the host for it. Default: off.
+    /// [`remat`](crate::remat) saves and gives when it is computed first and again: from a GPU that is copied to the host for it. All elements
+    /// count: a function whose result has some that it leaves uninitialised fails. Default: off.
     pub fn verify(mut self, verify: bool) -> Self {
         self.store.verify = verify;
         self

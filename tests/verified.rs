@@ -10,6 +10,7 @@ use ssdtrain::{MIB, remat, segment};
 use tch::{Kind, TchError, Tensor};
 
 type Outcome = Result<Tensor, TchError>;
+type Function = fn(&Tensor) -> Outcome;
 
 /// Inputs of the first run are no leaves, and those of a rerun are.
 fn is_rerun(x: &Tensor) -> bool {
@@ -48,9 +49,9 @@ fn so_does_a_value_that_leaves_it_by_a_side_way() {
 }
 
 /// The gradient is the same with the function in a segment or a single operation as without, verified or not.
-fn is_right(after: fn(&Tensor) -> Tensor, function: fn(&Tensor) -> Outcome) {
+fn is_right(after: fn(&Tensor) -> Tensor, function: Function) {
     let source = randn(&[32, 32]);
-    let gradient = |verify: bool, way: fn(&Tensor, fn(&Tensor) -> Outcome) -> Outcome| {
+    let gradient = |verify: bool, way: fn(&Tensor, Function) -> Outcome| {
         let cache = everything().verify(verify).build().unwrap();
         let x = leaf(&source);
         let step = cache.step();

@@ -23,7 +23,7 @@ const TELLING_PACE: f64 = 0.02;
 const TELLING_STALL: f64 = 0.002;
 /// By so little beyond their goal steps are not, as a share of it.
 const TELLING_OVER: f64 = 0.005;
-/// So often a profile is corrected without a baseline, and for the peak.
+/// So often a profile is corrected without a baseline.
 const CORRECTIONS: u32 = 4;
 /// A baseline is the middle one of so many of the latest steps that kept everything.
 const BASELINE: usize = 3 * SETTLING;
@@ -121,7 +121,7 @@ impl Auto {
         }
         let room = self.aim.goal.peak.map_or(Room::Free, |_| Room::Bytes(self.room));
         if let (Some(Weighing { seen, .. }), Some(planned)) = (&self.weighing, &self.planned) {
-            let (seen, peak) = (*seen, planned.kept_peak());
+            let (seen, peak) = (*seen, planned.kept_peak() + planned.corrections.unforeseen.bytes());
             if peak <= self.aim.goal.peak.unwrap_or(u64::MAX) && peak as f64 <= FITTING * free() as f64 {
                 return Course::Weigh;
             }
@@ -167,7 +167,15 @@ impl Auto {
                     self.profiled(profile);
                 }
             }
-            Went::Weighed => self.weighed(observed.wall),
+            Went::Weighed => {
+                let plans = self.plans;
+                self.peaked(Planned::kept_peak, observed.peak);
+                if self.plans == plans {
+                    self.weighed(observed.wall);
+                } else {
+                    self.weighing = None;
+                }
+            }
             Went::Planned(Followed::Lost) => {
                 self.room = self.room.saturating_sub(excess);
                 self.attempts.want(number);
@@ -178,6 +186,7 @@ impl Auto {
             }
             Went::Planned(_) => {
                 self.attempts.followed();
+                self.peaked(Planned::peak, observed.peak);
                 if self.watch.partial() {
                     self.smaller = true;
                     self.attempts.want(number);
@@ -220,9 +229,7 @@ impl Auto {
         let rates = [(observed.written, machine.disk_write), (observed.read, machine.disk_read)];
         let known = rates.map(|(seen, counted_on)| seen.map(|seen| seen * COUNTED_ON / counted_on));
         let (drift, plans) = (self.watch.observe(observed.wall, observed.stall, known), self.plans);
-        if self.aim.goal.peak.is_some_and(|most| observed.peak > most) {
-            self.lower(observed.peak);
-        }
+        self.peaked(Planned::peak, observed.peak);
         match drift {
             Some(Drift::Settled(seen)) if self.plans == plans => self.judge(seen),
             Some(Drift::Disk([written, read])) => {
@@ -237,10 +244,13 @@ impl Auto {
         }
     }
 
-    /// The peak was higher than it may be: plans for one that is lower by as much as it was higher than planned.
-    fn lower(&mut self, peak: u64) {
-        if self.planned.as_ref().is_some_and(|planned| planned.corrections.count < CORRECTIONS) {
-            self.revise(|planned| planned.corrections.exceeded(&planned.plan, peak));
+    /// A step's peak was this. Where it is beyond the goal, plans are lower from now on by as much as it was higher than planned, until that
+    /// has not come again for a while.
+    fn peaked(&mut self, planned_peak: impl Fn(&Planned) -> u64, peak: u64) {
+        let (Some(planned), Some(most)) = (&mut self.planned, self.aim.goal.peak) else { return };
+        let expected = planned_peak(planned);
+        if planned.corrections.unforeseen.saw(expected, peak, peak > most) {
+            self.revise(|_| {});
         }
     }
 
@@ -675,6 +685,57 @@ mod tests {
         run.ended(Went::Profiled(None), Observed { peak: 20 * MB, ..Observed::default() });
         run.ended(Went::Profiled(None), Observed::default());
         assert!(matches!(run.course(), Course::Keep { room: Room::Bytes(0) }));
+    }
+
+    #[test]
+    fn a_peak_beyond_the_budget_counts_in_steps_of_other_micro_batches_and_in_parts() {
+        for followed in [Followed::Whole(3), Followed::Part] {
+            let mut run = Run::planned(Goal::budget(12 * MB), profile(400.0));
+            let over = Observed { peak: 16 * MB, ..run.usual() };
+            run.ended(Went::Planned(followed), over);
+            assert!(run.report().prediction.peak() <= 8 * MB, "{followed:?}: {}", run.report());
+        }
+    }
+
+    #[test]
+    fn a_peak_that_does_not_come_again_lowers_plans_for_a_while() {
+        let mut run = Run::planned(Goal::budget(12 * MB), profile(400.0));
+        let before = run.report().prediction.peak();
+        run.steps(1, |usual| Observed { peak: 40 * MB, ..usual });
+        assert!(run.report().prediction.peak() < before);
+        run.steps(16, |usual| usual);
+        assert_eq!(run.report().prediction.peak(), before);
+    }
+
+    #[test]
+    fn each_peak_beyond_the_budget_counts() {
+        let mut run = Run::planned(Goal::budget(18 * MB), profile(400.0));
+        let over = (0..110_u64).filter(|number| {
+            let peak = run.report().prediction.peak() + number / 8 * MB;
+            run.steps(1, |usual| Observed { peak, ..usual });
+            // From then on it is more than the lowest plan leaves.
+            peak > 18 * MB && *number < 80
+        });
+        assert!(over.count() < 10);
+    }
+
+    #[test]
+    fn what_is_known_to_be_beyond_the_peak_is_not_kept_to_be_held_beside() {
+        let goal = Goal { peak: Some(22 * MB), ..Goal::overhead(0.02) };
+        let mut run = Run { free: u64::MAX, ..Run::planned(goal, profile(20.0)) };
+        let mut over = 0;
+        for _ in 0..40 {
+            // 5 MB more than planned, whatever the plan.
+            let (went, wall, planned) = match run.course() {
+                Course::Weigh => (Went::Weighed, KEPT, run.auto.planned.as_ref().unwrap().kept_peak()),
+                Course::Follow { .. } => (WHOLE, KEPT.mul_f64(1.2), run.report().prediction.peak()),
+                course => panic!("{course:?}"),
+            };
+            let peak = planned + 5 * MB;
+            over += usize::from(peak > 22 * MB);
+            run.ended(went, Observed { wall, peak, ..Observed::default() });
+        }
+        assert_eq!(over, 1);
     }
 
     // ---- other steps ----

@@ -8,6 +8,7 @@ mod paper;
 mod path;
 mod planned;
 mod script;
+mod unforeseen;
 mod watch;
 
 pub(crate) use self::auto::{Auto, Course, Observed, Room, Went};

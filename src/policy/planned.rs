@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::script::{Line, Script};
+use super::unforeseen::Unforeseen;
 use super::watch::Seen;
 use crate::plan::{Caps, Frontier, Goal, Leaving, Limits, Machine, Placement, Plan, Prediction};
 use crate::profile::{Profile, Save};
@@ -44,7 +45,7 @@ pub(super) struct Planned {
 /// What steps have shown of a profile since.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Corrections {
-    /// So often it was corrected without a baseline, or for its peak.
+    /// So often it was corrected without a baseline.
     pub(super) count: u32,
     /// What the latest steps took that kept everything, where any did.
     pub(super) baseline: Vec<Duration>,
@@ -52,8 +53,7 @@ pub(super) struct Corrections {
     least_peak: u64,
     /// So often it was raised.
     raised: i32,
-    /// By so much a peak was higher than planned.
-    unforeseen: u64,
+    pub(super) unforeseen: Unforeseen,
 }
 
 impl Corrections {
@@ -67,12 +67,6 @@ impl Corrections {
     /// What was stalled for does not count any more.
     pub(super) fn forget_stalls(&mut self) {
         (self.least_peak, self.raised) = (0, 0);
-    }
-
-    /// The peak of `plan` was this, which is higher than it may be.
-    pub(super) fn exceeded(&mut self, plan: &Plan, peak: u64) {
-        self.unforeseen = self.unforeseen.max(peak.saturating_sub(plan.prediction.peak()));
-        self.count += 1;
     }
 }
 
@@ -104,6 +98,11 @@ impl Planned {
     /// The activation peak of such a step.
     pub(super) fn kept_peak(&self) -> u64 {
         kept(&self.profile, &self.machine).prediction.peak()
+    }
+
+    /// The activation peak of a step that is as planned.
+    pub(super) fn peak(&self) -> u64 {
+        self.plan.prediction.peak()
     }
 
     /// Whether all stays on the device.
@@ -165,7 +164,7 @@ fn best(aim: &Aim, profile: &Profile, machine: &Machine, corrections: &Correctio
         |per_day: u64| (per_day as f64 * profile.work.computed().as_secs_f64() / SECONDS_PER_DAY) as u64;
     let caps = Caps { disk: aim.disk, written: aim.written_per_day.map_or(u64::MAX, per_step) };
     let frontier = Frontier::new(&profile.work, machine, caps);
-    let peak = aim.goal.peak.map(|peak| peak.saturating_sub(corrections.unforeseen));
+    let peak = aim.goal.peak.map(|peak| peak.saturating_sub(corrections.unforeseen.bytes()));
     let goal = Goal { peak, ..aim.goal };
     if let Ok(plan) = frontier.plan_above(goal, corrections.least_peak) {
         return (plan, true);

@@ -32,6 +32,8 @@ pub(crate) struct Probe {
     within: AtomicBool,
     /// Something was asked for since the last backward ended.
     asking: AtomicBool,
+    /// Something was saved since then.
+    saving: AtomicBool,
 }
 
 #[derive(Default)]
@@ -39,7 +41,10 @@ struct Book {
     notes: Vec<Taken>,
     /// The most allocated bytes so far.
     peak: u64,
-    backwards: u32,
+    /// Backwards of which each followed a forward of its own.
+    micro_batches: u32,
+    /// Allocated bytes when the first micro-batches each saved for the first time.
+    at_first_save: Vec<u64>,
     /// The end of the last backward, and where the step had nothing left to compute.
     ended: Option<Stamp>,
     computed: Option<Stamp>,
@@ -93,11 +98,18 @@ impl Probe {
             closed: AtomicBool::new(false),
             within: AtomicBool::new(false),
             asking: AtomicBool::new(false),
+            saving: AtomicBool::new(false),
         }
     }
 
     /// Something is saved now; none if no more notes are taken.
     pub(crate) fn saves(&self) -> Option<Begun> {
+        if !self.saving.swap(true, Ordering::AcqRel) {
+            let mut book = self.book.lock();
+            if book.at_first_save.len() < 2 {
+                book.at_first_save.push(torch::memory(self.device).allocated);
+            }
+        }
         self.now()
     }
 
@@ -166,7 +178,8 @@ impl Probe {
         let ended = self.trace.stamp();
         let closed = self.closed.swap(true, Ordering::AcqRel);
         let mut book = self.book.lock();
-        book.backwards += 1;
+        // A second backward of one graph is none of another micro-batch.
+        book.micro_batches += u32::from(self.saving.swap(false, Ordering::AcqRel));
         let torch::MemoryStats { allocated, peak, .. } = torch::memory(self.device);
         book.peak = book.peak.max(peak);
         if !closed {
@@ -227,7 +240,13 @@ impl Probe {
         });
         let notes: Vec<Notes> = notes.collect::<Option<_>>()?;
         let rest = end.at.saturating_duration_since(book.ended?.reach()?.at);
-        Step { begun: self.begun.reach()?, notes, rest: rest / book.backwards.max(1), moves }
-            .profile(book.backwards)
+        // What there is more when the second micro-batch begins than when the first did.
+        let left = match book.at_first_save[..] {
+            [first, second] => second.saturating_sub(first),
+            _ => 0,
+        };
+        let micro_batches = book.micro_batches;
+        Step { begun: self.begun.reach()?, notes, left, rest: rest / micro_batches.max(1), moves }
+            .profile(micro_batches)
     }
 }

@@ -47,6 +47,8 @@ pub(super) struct Notes {
 pub(super) struct Step {
     pub(super) begun: Reached,
     pub(super) notes: Vec<Notes>,
+    /// Bytes that the first micro-batch left to those after it: gradients.
+    pub(super) left: u64,
     pub(super) rest: Duration,
     pub(super) moves: Moves,
 }
@@ -140,14 +142,14 @@ impl Step {
     /// How many bytes more there are up to each note in the micro-batches after the first: the gradients that the first one leaves, less
     /// those that it had made itself by then.
     fn accumulated(&self, micro_batches: u32) -> Vec<u64> {
-        let Some(left) = self.notes.last().filter(|_| micro_batches > 1).map(|last| last.beside) else {
+        if micro_batches < 2 {
             return vec![0; self.notes.len()];
-        };
+        }
         let asked = self.notes.iter().filter(|notes| matches!(notes.note, Note::Asked(_)));
         let flowing = asked.map(|notes| notes.beside).min().unwrap_or(0);
         // Gradients of parameters stay: there never were more of them than memory beside storages from then on, less that of the
         // gradients on their way.
-        let mut made = left;
+        let mut made = self.left;
         let made_after = self.notes.iter().rev().map(|notes| {
             made = match notes.note {
                 Note::Saved(_) => 0,
@@ -156,8 +158,8 @@ impl Step {
             };
             made
         });
-        let mut more: Vec<u64> = made_after.skip(1).map(|made| left - made).collect();
-        more.push(left);
+        let mut more: Vec<u64> = made_after.skip(1).map(|made| self.left - made).collect();
+        more.push(self.left);
         more.reverse();
         more
     }
@@ -227,7 +229,7 @@ mod tests {
         fn begin() -> Story {
             let start = Instant::now();
             let begun = Reached { host: start, at: start };
-            let step = Step { begun, notes: Vec::new(), rest: 5 * MS, moves: Moves::default() };
+            let step = Step { begun, notes: Vec::new(), left: 0, rest: 5 * MS, moves: Moves::default() };
             Story { start, step }
         }
 
@@ -283,6 +285,7 @@ mod tests {
         for (notes, beside) in story.step.notes.iter_mut().zip([25, 25, 10, 30, 50]) {
             notes.beside = beside;
         }
+        story.step.left = 50;
         let Workload { entries, turn_extra, .. } = story.step.profile(2).unwrap().work;
         // All 50 are there in forward and in the first use, after which the first micro-batch has made 20 of them.
         assert_eq!(entries.iter().map(|entry| entry.forward_extra).collect::<Vec<_>>(), [80, 100]);

@@ -95,7 +95,7 @@ mod tests {
             let x = Tensor::arange(shape.iter().product::<i64>(), FLOATS).reshape(shape);
             let turned = x.permute([2, 0, 1]).contiguous().permute([1, 2, 0]);
             assert_eq!(digest(&x), digest(&turned), "{shape:?}");
-            let mut other = x.copy();
+            let other = x.copy();
             drop(other.view([-1]).get(-1).f_add_scalar_(1.0).unwrap());
             assert_ne!(digest(&x), digest(&other), "{shape:?}");
         }

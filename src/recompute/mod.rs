@@ -1,7 +1,7 @@
 //! Computing again in backward what need not be kept, at two grains: a [`segment`] of the model, and a single operation
 //! ([`remat`]). Recompute as the paper of SSDTrain compares it with (section 4), but free to be mixed with moving.
 //!
-//! `recipe` is what it takes to run a function again with the same bits, `digest` what shows that it had; `segment` and `remat` decide
+//! `recipe` is what it takes to run a function again with the same bits, `digest` what shows that it did; `segment` and `remat` decide
 //! what the graph holds in place of bytes, and serve it from a rerun.
 
 mod digest;
