@@ -27,7 +27,6 @@
 //! libtorch is: `examples/outside` in the repository is one to copy.
 
 mod below;
-mod bytes;
 mod cache;
 mod config;
 mod device;
@@ -44,7 +43,6 @@ mod telemetry;
 mod tier;
 mod trace;
 
-pub use bytes::Bytes;
 pub use config::{Adaptive, GIB, KIB, MIB, Policy, TensorCacheBuilder};
 pub use error::{Error, ErrorKind, Result};
 pub use policy::{IoPath, PathRates, PathTrial};

@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use super::mapping::{HUGE, Mapping};
 use super::runs::Runs;
 use super::{IoBuf, parts};
-use crate::bytes::Bytes;
 use crate::error::{Error, ErrorKind, Result};
+use bytesize::ByteSize;
 
 /// The grain of a [`HostPool`], in bytes.
 pub const PAGE: usize = 64 << 10;
@@ -85,7 +85,7 @@ impl HostPool {
         let rounded =
             bytes.checked_next_multiple_of(HUGE as u64).filter(|&rounded| rounded <= cap - capacity);
         let Some(bytes) = rounded.and_then(|rounded| usize::try_from(rounded).ok()) else {
-            let (bytes, capacity, cap) = (Bytes(bytes), Bytes(capacity), Bytes(*cap));
+            let (bytes, capacity, cap) = (ByteSize(bytes), ByteSize(capacity), ByteSize(*cap));
             let message = format!(
                 "the host pool has {capacity} and cannot grow by {bytes}: its cap is {cap}; raise the cap"
             );
@@ -97,8 +97,8 @@ impl HostPool {
         let mapping = Mapping::new(bytes).map_err(|error| {
             let message = format!(
                 "no memory for {} more of the host pool, which has {}; lower its cap or free memory",
-                Bytes(bytes as u64),
-                Bytes(capacity)
+                ByteSize(bytes as u64),
+                ByteSize(capacity)
             );
             Error::io(ErrorKind::NoSpace, message, error)
         })?;
@@ -168,7 +168,7 @@ impl Region {
                 let message = format!(
                     "{} of the host pool could not be pinned: {reason}; raise the limit of locked memory \
                      (ulimit -l), or lower the pool's cap",
-                    Bytes(mapping.len() as u64)
+                    ByteSize(mapping.len() as u64)
                 );
                 Err(Error::new(ErrorKind::Config, message))
             }

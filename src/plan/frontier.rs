@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::simulate::{Bounds, run_within};
 use super::{Leaving, Limits, Machine, Placement, Prediction, Workload};
-use crate::bytes::Bytes;
+use bytesize::ByteSize;
 
 /// Targets for the peak, from the lowest that could be to that of keeping everything.
 const TARGETS: u64 = 16;
@@ -336,7 +336,7 @@ impl fmt::Display for OutOfReach {
         write!(
             f,
             "no placement reaches it: the lowest activation peak is {}, with steps {longer:.2} times as long as with everything kept",
-            Bytes(self.peak),
+            ByteSize(self.peak),
         )
     }
 }

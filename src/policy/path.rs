@@ -1,7 +1,7 @@
 //! Which way a GPU's tensors take, by what was found out about the machine. Pure.
 
-use crate::bytes::Bytes;
 use crate::store::CuFileMode;
+use bytesize::ByteSize;
 
 /// Which way a GPU's tensors take off the device, and back. CPU tensors have one way only: straight to the spill files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -53,7 +53,7 @@ impl PathTrial {
 
 /// The faster way, and why it is taken.
 pub(crate) fn choose(found: &PathTrial) -> (IoPath, String) {
-    let rate = |rates: &PathRates| format!("{}/s", Bytes(rates.both as u64));
+    let rate = |rates: &PathRates| format!("{}/s", ByteSize(rates.both as u64));
     match (&found.direct, &found.staged) {
         (Ok((mode, direct)), Ok(staged)) => {
             let (direct_rate, staged_rate) = (rate(direct), rate(staged));

@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::bytes::Bytes;
 use crate::config::{Policy, TensorCacheBuilder};
 use crate::plan::Goal;
 use crate::telemetry::StepReport;
+use bytesize::ByteSize;
 
 /// What was told of steps already.
 #[derive(Default)]
@@ -73,7 +73,7 @@ fn of_goal(report: &StepReport, goal: Goal, warnings: &mut Vec<String>) {
         );
     }
     if let Some(most) = goal.peak.filter(|most| report.act_peak_bytes > *most) {
-        let (peak, most) = (Bytes(report.act_peak_bytes), Bytes(most));
+        let (peak, most) = (ByteSize(report.act_peak_bytes), ByteSize(most));
         warnings.push(format!("the activation peak, {peak}, is beyond the goal of Policy::Auto, {most}"));
     }
 }
@@ -89,7 +89,7 @@ fn of_moving(report: &StepReport, config: &TensorCacheBuilder, warnings: &mut Ve
         warnings.push(format!(
             "no device budget: what was saved leaves the GPU but for the last {}, and the GPU waits for it, as long as the stalls say; \
              give a device_budget(bytes), or leave it to Policy::Auto",
-            Bytes(config.prefetch)
+            ByteSize(config.prefetch)
         ));
     }
 }

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::file::Extent;
 use super::stripe::{self, Span};
-use crate::bytes::Bytes;
 use crate::mem::round_to_block;
+use bytesize::ByteSize;
 
 /// Set in [`Blob::checksum`] when the low 32 bits hold one.
 const CHECKSUM_KNOWN: u64 = 1 << 32;
@@ -71,7 +71,7 @@ impl Blob {
 /// For messages: `4.2 MiB at offset 12345678 of the spill file in /mnt/nvme`.
 impl fmt::Display for Blob {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", Bytes(self.len))?;
+        write!(f, "{}", ByteSize(self.len))?;
         for (index, piece) in self.pieces.iter().enumerate() {
             let word = if index == 0 { "at" } else { "and" };
             write!(f, " {word} offset {} of the {}", piece.offset(), piece.file().place())?;

@@ -11,9 +11,9 @@ use parking_lot::Mutex;
 
 use super::extent::{MAX_FILE_BYTES, Slot, Space};
 use super::open::{Name, create_named, create_nameless, free_bytes, set_direct};
-use crate::bytes::Bytes;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::BLOCK;
+use bytesize::ByteSize;
 
 /// Files grow by this many bytes at a time, so that a run's first step pays for it and no later one.
 const GROWTH_BYTES: u64 = 256 << 20;
@@ -99,7 +99,7 @@ impl SpillFile {
         if let Ok(free) = free_bytes(&file)
             && free < cap_bytes
         {
-            let (free, share) = (Bytes(free), Bytes(cap_bytes));
+            let (free, share) = (ByteSize(free), ByteSize(cap_bytes));
             tracing::info!("spill directory {shown} has {free} free, less than the {share} it may take");
         }
         let mut spill =

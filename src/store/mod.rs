@@ -60,10 +60,10 @@ use self::file::{Full, SpillFile};
 use self::path::Medium;
 use self::stats::Counters;
 use self::transfer::{Rules, Transfer};
-use crate::bytes::Bytes;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::round_to_block;
 pub use crate::mem::{AlignedBuf, BLOCK, HostPool, IoBuf, PAGE, Pin, Slot};
+use bytesize::ByteSize;
 
 /// More threads than this add nothing to a pool.
 const MAX_POOL_THREADS: usize = 16;
@@ -174,7 +174,8 @@ impl Store {
                 }
             }
         }
-        let (asked, taken, cap) = (Bytes(bytes), Bytes(self.reserved_bytes()), Bytes(self.cap_bytes()));
+        let (asked, taken, cap) =
+            (ByteSize(bytes), ByteSize(self.reserved_bytes()), ByteSize(self.cap_bytes()));
         let message = format!(
             "no room for {asked} in the spill files: {taken} of at most {cap} are taken{}; raise the cap, or name \
              larger disks",
@@ -266,7 +267,7 @@ fn start_backend(config: &StoreConfig) -> Result<(Arc<dyn Backend>, Option<Strin
     let throttled = Throttled::new(backend, limit).map_err(|error| {
         Error::io(ErrorKind::Io, "the thread that paces transfers could not be started", error)
     })?;
-    let limited = format!("limited to {}/s", Bytes(limit.get()));
+    let limited = format!("limited to {}/s", ByteSize(limit.get()));
     Ok((Arc::new(throttled), Some(note.map_or_else(|| limited.clone(), |note| format!("{note}; {limited}")))))
 }
 

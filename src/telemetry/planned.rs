@@ -4,8 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use super::Tally;
-use crate::bytes::Bytes;
 use crate::plan::{Limits, Machine, Prediction};
+use bytesize::ByteSize;
 
 /// What was planned for a step, to be held beside what it did.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,7 +77,7 @@ impl fmt::Display for PlanReport {
         let width = self.rows.iter().map(|row| row.scope.len()).max().unwrap_or(0).max("scope".len());
         let ms = |time: Duration| format!("{:.1}", time.as_secs_f64() * 1e3);
         let bytes =
-            |tally: Tally| if tally.count == 0 { "-".to_owned() } else { Bytes(tally.bytes).to_string() };
+            |tally: Tally| if tally.count == 0 { "-".to_owned() } else { ByteSize(tally.bytes).to_string() };
         writeln!(
             f,
             "{:width$}  {:>10}  {:>11}  {:>10}  {:>10}  {:>10}  {:>10}",
@@ -98,7 +98,7 @@ impl fmt::Display for PlanReport {
         }
         let Prediction { stall, recomputed, .. } = self.prediction;
         let rate = |name: &str, rate: f64| match rate.is_finite() {
-            true => format!(", {name} {}/s", Bytes(rate as u64)),
+            true => format!(", {name} {}/s", ByteSize(rate as u64)),
             false => String::new(),
         };
         write!(
@@ -113,9 +113,9 @@ impl fmt::Display for PlanReport {
                 Baseline::Profile => "by the profile",
                 Baseline::Measured => "as measured",
             },
-            Bytes(self.prediction.peak()),
-            Bytes(self.prediction.forward_peak),
-            Bytes(self.prediction.backward_peak),
+            ByteSize(self.prediction.peak()),
+            ByteSize(self.prediction.forward_peak),
+            ByteSize(self.prediction.backward_peak),
             ms(recomputed),
             ms(stall.total()),
             rate("copies out at", self.machine.copy_out).trim_start_matches(','),

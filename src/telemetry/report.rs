@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::planned::PlanReport;
 use super::stats::{Counters, Tally};
-use crate::bytes::Bytes;
+use bytesize::ByteSize;
 
 /// What one step did. Bytes are those of whole storages, the unit that is moved.
 #[derive(Clone, Debug, Default)]
@@ -185,15 +185,15 @@ impl fmt::Display for StepReport {
             self.step,
             if self.awaited { "" } else { "launched in " },
             self.wall.as_secs_f64() * 1e3,
-            Bytes(self.act_peak_bytes),
-            Bytes(self.step_peak_bytes),
-            Bytes(self.saved.bytes),
-            Bytes(self.offloaded.bytes),
-            Bytes(self.discarded.bytes),
-            Bytes(self.recomputed.bytes),
-            Bytes(self.deduplicated.bytes),
-            Bytes(self.forwarded.bytes),
-            Bytes(self.loaded.bytes),
+            ByteSize(self.act_peak_bytes),
+            ByteSize(self.step_peak_bytes),
+            ByteSize(self.saved.bytes),
+            ByteSize(self.offloaded.bytes),
+            ByteSize(self.discarded.bytes),
+            ByteSize(self.recomputed.bytes),
+            ByteSize(self.deduplicated.bytes),
+            ByteSize(self.forwarded.bytes),
+            ByteSize(self.loaded.bytes),
             self.stall.total().as_secs_f64() * 1e3,
             self.io_path,
         )?;

@@ -21,13 +21,13 @@ use ssdtrain_libtorch::Storage;
 use super::shelf::{Serial, Shelf};
 use super::waiter::Waiter;
 use super::{Here, Leaving, Parcel, Room, Tier};
-use crate::bytes::Bytes;
 use crate::device::{Device, Lane};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{HostPool, IoBuf, available_memory};
 use crate::store::{Blob, Completion, Store, contained};
 use crate::telemetry::{Cause, Counters, ScopeId};
 use crate::trace::{DeviceTrace, Trace};
+use bytesize::ByteSize;
 
 /// How much host memory the tier takes, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -311,10 +311,10 @@ impl<D: Device> HostTier<D> {
                 .unwrap_or_else(|| Err(internal("pinning panicked")))
         };
         if short {
-            tracing::debug!("memory is short: the host pool stays at {}", Bytes(self.pool.capacity()));
+            tracing::debug!("memory is short: the host pool stays at {}", ByteSize(self.pool.capacity()));
         }
         if let Err(error) = &grown {
-            tracing::warn!(%error, "the host pool stays at {}", Bytes(self.pool.capacity()));
+            tracing::warn!(%error, "the host pool stays at {}", ByteSize(self.pool.capacity()));
         }
         {
             let mut books = self.books.lock();
@@ -407,7 +407,7 @@ impl<D: Device> Tier for HostTier<D> {
         let pool = match self.pool.capacity() {
             // It grows with what steps ask for.
             0 => "pinned host memory".to_owned(),
-            bytes => format!("{} of pinned host memory", Bytes(bytes)),
+            bytes => format!("{} of pinned host memory", ByteSize(bytes)),
         };
         match &self.store {
             Some(store) => format!("{pool}, then {}", store.path()),

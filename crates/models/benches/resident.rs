@@ -8,7 +8,8 @@
 use std::process::Command;
 use std::{env, fs};
 
-use ssdtrain::{Bytes, MIB, Policy, TensorCache, resolve_math_kernels};
+use bytesize::ByteSize;
+use ssdtrain::{MIB, Policy, TensorCache, resolve_math_kernels};
 use ssdtrain_libtorch::{memory, reset_peak};
 use ssdtrain_models::{Gpt, GptConfig};
 use tch::{Device, Kind, Tensor, nn};
@@ -57,13 +58,13 @@ fn measure(row: &str) {
     }
     let (last, highest) = (status("VmRSS") - resident, status("VmHWM") - resident);
     let reserved = memory(Device::Cpu).reserved.saturating_sub(allocated);
-    print!("{row:>8}: {} resident at the end, {} at most", Bytes(last), Bytes(highest));
+    print!("{row:>8}: {} resident at the end, {} at most", ByteSize(last), ByteSize(highest));
     match live {
         0 => println!(" (its allocator tells of no live set)"),
         live => println!(
             "; {} reserved; largest live set {}: {:.2} and {:.2} of it",
-            Bytes(reserved),
-            Bytes(live),
+            ByteSize(reserved),
+            ByteSize(live),
             last as f64 / live as f64,
             highest as f64 / live as f64
         ),

@@ -7,9 +7,10 @@ use std::num::NonZero;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use bytesize::ByteSize;
 use ssdtrain::plan::Goal;
 use ssdtrain::store::{Backend, Pool, Store, StoreConfig, Throttled, Uring};
-use ssdtrain::{Bytes, Policy, TensorCache};
+use ssdtrain::{Policy, TensorCache};
 use ssdtrain_models::{Gpt, GptConfig, Recompute};
 use tch::{Device, Kind, Tensor, nn};
 
@@ -42,7 +43,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         disk.set_limit(limit);
         println!(
             "{}",
-            limit.map_or_else(|| "no limit".to_owned(), |limit| format!("at most {}/s", Bytes(limit.get())))
+            limit.map_or_else(
+                || "no limit".to_owned(),
+                |limit| format!("at most {}/s", ByteSize(limit.get()))
+            )
         );
         for _ in 0..steps {
             let step = cache.step();
@@ -53,13 +57,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let report = step.finish()?;
             let planned = report.plan.map_or_else(
                 || "nothing".to_owned(),
-                |plan| format!("{} (plan {})", Bytes(plan.prediction.peak()), plan.plans),
+                |plan| format!("{} (plan {})", ByteSize(plan.prediction.peak()), plan.plans),
             );
             println!(
                 "step {:2}: {:6.0} ms, peak {}, planned {planned}",
                 report.step,
                 report.wall.as_secs_f64() * 1e3,
-                Bytes(report.act_peak_bytes)
+                ByteSize(report.act_peak_bytes)
             );
         }
     }

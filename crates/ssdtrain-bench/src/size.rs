@@ -35,7 +35,7 @@ pub(crate) fn parse_limit(text: &str) -> Result<u64, String> {
 
 /// A byte count for people, such as `4.2 MiB`.
 pub(crate) fn format(bytes: u64) -> String {
-    ssdtrain::Bytes(bytes).to_string()
+    bytesize::ByteSize(bytes).to_string()
 }
 
 #[cfg(test)]

@@ -3,7 +3,8 @@
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
-use ssdtrain::{Bytes, Policy, Step, TensorCache};
+use bytesize::ByteSize;
+use ssdtrain::{Policy, Step, TensorCache};
 use ssdtrain_libtorch::SavedVariable;
 use tch::{Cuda, Kind, Tensor};
 
@@ -112,8 +113,8 @@ fn width(lab: &Lab) -> i64 {
     lab.suited(4096, 256)
 }
 
-fn storage(lab: &Lab) -> Bytes {
-    Bytes((width(lab) * width(lab) * 4) as u64)
+fn storage(lab: &Lab) -> ByteSize {
+    ByteSize((width(lab) * width(lab) * 4) as u64)
 }
 
 /// The last that was saved may still be on the device when it is asked for.
