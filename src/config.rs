@@ -12,10 +12,10 @@ use crate::below;
 use crate::cache::Limits;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::available_memory;
-use crate::plan::{Goal, Leaving, Placement};
 use crate::policy::{Aim, IoPath, PathTrial};
 use crate::session::TensorCache;
 use crate::store::{BLOCK, BackendKind, StoreConfig};
+use ssdtrain_plan::{Goal, Leaving, Placement};
 
 /// One kibibyte.
 pub const KIB: u64 = 1 << 10;

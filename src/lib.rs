@@ -32,7 +32,6 @@ mod config;
 mod device;
 mod error;
 mod mem;
-pub mod plan;
 mod policy;
 mod profile;
 mod recompute;
@@ -50,6 +49,7 @@ pub use recompute::{remat, segment};
 pub use scope::{Scope, scope};
 pub use session::{Backward, Entered, Held, Step, StepHandle, TensorCache, write_traces};
 pub use ssdtrain_libtorch::{load_cuda, resolve_math_kernels, trim};
+pub use ssdtrain_plan as plan;
 pub use store::BackendKind;
 pub use telemetry::{
     AdaptiveReport, Baseline, KeptReport, PlanReport, PlanRow, ScopeReport, StallReport, StepReport, Tally,

@@ -7,9 +7,9 @@ use super::attempts::{Attempts, FIRST_PROFILED};
 use super::planned::{Aim, Corrections, Planned};
 use super::script::{Followed, Script};
 use super::watch::{Drift, SETTLING, Seen, Watch};
-use crate::plan::{Leaving, Limits, Machine, Plan, Workload};
 use crate::profile::Profile;
 use crate::telemetry::{PlanReport, Scopes};
+use ssdtrain_plan::{Leaving, Limits, Machine, Plan, Workload};
 
 /// What storages may take of the device in a step that is profiled, where they leave it by themselves. Where they leave as late as
 /// they may, it is nothing: what stays shows no bandwidth.
@@ -385,10 +385,10 @@ fn middle(times: &[Duration]) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Entry, Goal};
     use crate::profile::Save;
     use crate::telemetry::{Baseline, ScopeId};
     use crate::trace::Moves;
+    use ssdtrain_plan::{Entry, Goal};
 
     const MS: Duration = Duration::from_millis(1);
     const LAYERS: u64 = 20;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use crate::plan::Placement;
 use crate::telemetry::ScopeId;
+use ssdtrain_plan::Placement;
 
 /// What becomes of the saves of a micro-batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! What one step shows, save by save: the profile that a plan is made of.
 //!
 //! A [`Probe`] takes notes while the step runs: when each storage was saved and asked for, where the device computes, and how
-//! much memory there was between. `shown` turns the notes into a [`Workload`](crate::plan::Workload) once the device is through.
+//! much memory there was between. `shown` turns the notes into a [`Workload`](ssdtrain_plan::Workload) once the device is through.
 
 mod shown;
 

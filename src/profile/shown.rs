@@ -4,9 +4,9 @@ use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use super::Alive;
-use crate::plan::{Entry, Recompute, Workload};
 use crate::telemetry::ScopeId;
 use crate::trace::{Moves, Reached};
+use ssdtrain_plan::{Entry, Recompute, Workload};
 
 /// One save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

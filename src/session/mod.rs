@@ -23,7 +23,6 @@ use crate::below::{self, Below};
 use crate::cache::{Cache, StepContext};
 use crate::config::{Policy, TensorCacheBuilder};
 use crate::error::{Error, ErrorKind, Result};
-use crate::plan::{Machine, Workload};
 use crate::policy::Filter;
 use crate::recompute;
 use crate::scope::{self, Scope};
@@ -31,6 +30,7 @@ use crate::store::{Store, StoreStats};
 use crate::telemetry::{PlanReport, ScopeRecord};
 use crate::tier::Tier;
 use crate::trace::{self, Name, Process, Range, Trace};
+use ssdtrain_plan::{Machine, Workload};
 
 /// Takes the tensors autograd saves off the device and has them back before backward asks.
 ///

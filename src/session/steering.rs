@@ -10,13 +10,13 @@ use tch::Device;
 use crate::cache::{Cache, Limits, StepContext, Unplanned};
 use crate::config::{Policy, TensorCacheBuilder};
 use crate::mem::free_memory;
-use crate::plan::{Machine, Placement, Prediction, Workload};
 use crate::policy::{Auto, Course, Keeping, Module, Observed, Profile, Reading, Rule, Stay, Went};
 use crate::profile::Probe;
 use crate::store::{Store, StoreStats};
 use crate::telemetry::{AdaptiveReport, PlanReport, ScopeId, Scopes, StepReport};
 use crate::tier::Tier;
 use crate::trace::{Forward, Trace};
+use ssdtrain_plan::{Machine, Placement, Prediction, Workload};
 
 /// Decides how steps go.
 pub(super) struct Steering {
@@ -119,7 +119,7 @@ impl Steering {
                     Course::Weigh => {
                         steered.reading = Reading::forced(Arc::new([Placement::Keep]));
                         steered.noted.weighed = true;
-                        self.planned(crate::plan::Limits::default())
+                        self.planned(ssdtrain_plan::Limits::default())
                     }
                     Course::Follow { script, limits, room } => {
                         steered.reading = Reading::new(script);
@@ -136,8 +136,8 @@ impl Steering {
         steered
     }
 
-    fn planned(&self, limits: crate::plan::Limits) -> Limits {
-        let crate::plan::Limits { device_budget, backward_budget, prefetch, .. } = limits;
+    fn planned(&self, limits: ssdtrain_plan::Limits) -> Limits {
+        let ssdtrain_plan::Limits { device_budget, backward_budget, prefetch, .. } = limits;
         Limits { device_budget, backward_budget, prefetch, ..self.limits }
     }
 

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use crate::config::{Policy, TensorCacheBuilder};
-use crate::plan::Goal;
 use crate::telemetry::StepReport;
 use bytesize::ByteSize;
+use ssdtrain_plan::Goal;
 
 /// What was told of steps already.
 #[derive(Default)]

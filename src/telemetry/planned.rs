@@ -4,8 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use super::Tally;
-use crate::plan::{Limits, Machine, Prediction};
 use bytesize::ByteSize;
+use ssdtrain_plan::{Limits, Machine, Prediction};
 
 /// What was planned for a step, to be held beside what it did.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,7 +13,7 @@ use bytesize::ByteSize;
 pub struct PlanReport {
     /// How long the step takes, from its beginning to its `finish`.
     pub step: Duration,
-    /// How long it would with everything kept: what the time of a [`Goal`](crate::plan::Goal) is held beside.
+    /// How long it would with everything kept: what the time of a [`Goal`](ssdtrain_plan::Goal) is held beside.
     pub kept_step: Duration,
     /// Where that is known from.
     pub baseline: Baseline,

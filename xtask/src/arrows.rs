@@ -12,10 +12,14 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("ssdtrain-libtorch", &[]),
     ("ssdtrain-cufile-sys", &[]),
     ("ssdtrain-malloc-hook", &["ssdtrain-cufile-sys"]),
-    ("ssdtrain", &["ssdtrain-libtorch", "ssdtrain-cufile-sys"]),
-    ("ssdtrain-models", &["ssdtrain", "ssdtrain-libtorch", "ssdtrain-cufile-sys"]),
-    ("ssdtrain-differential", &["ssdtrain", "ssdtrain-libtorch", "ssdtrain-cufile-sys"]),
-    ("ssdtrain-bench", &["ssdtrain-models", "ssdtrain", "ssdtrain-libtorch", "ssdtrain-cufile-sys"]),
+    ("ssdtrain-plan", &[]),
+    ("ssdtrain", &["ssdtrain-plan", "ssdtrain-libtorch", "ssdtrain-cufile-sys"]),
+    ("ssdtrain-models", &["ssdtrain", "ssdtrain-plan", "ssdtrain-libtorch", "ssdtrain-cufile-sys"]),
+    ("ssdtrain-differential", &["ssdtrain", "ssdtrain-plan", "ssdtrain-libtorch", "ssdtrain-cufile-sys"]),
+    (
+        "ssdtrain-bench",
+        &["ssdtrain-models", "ssdtrain", "ssdtrain-plan", "ssdtrain-libtorch", "ssdtrain-cufile-sys"],
+    ),
 ];
 
 /// Packages that others build on. None of `APPLICATION_CRATES` may be in their trees.

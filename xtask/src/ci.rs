@@ -14,6 +14,7 @@ type Step = (&'static str, fn() -> Result<()>);
 const STEPS: &[Step] = &[
     ("formatting", || run_command(&mut cargo(["fmt", "--all", "--check"]))),
     ("dependency arrows", arrows::check),
+    ("tests without libtorch", pure),
     ("licences and bans", deny::check),
     ("libtorch", libtorch::ensure),
     ("header of cuFile", || cufile::header().map(drop)),
@@ -33,6 +34,11 @@ pub(crate) fn run(_: &[OsString]) -> Result<()> {
         println!("==> {name}: passed in {:.0} s", start.elapsed().as_secs_f64());
     }
     Ok(())
+}
+
+/// The crates that know nothing of libtorch, on a machine that may have none.
+fn pure() -> Result<()> {
+    run_command(cargo(["test", "--package", "ssdtrain-plan"]).env("LIBTORCH", "/nonexistent"))
 }
 
 fn lints() -> Result<()> {

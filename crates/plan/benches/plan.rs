@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use ssdtrain::plan::{Caps, Entry, Frontier, Goal, Machine, Recompute, Workload};
+use ssdtrain_plan::{Caps, Entry, Frontier, Goal, Machine, Recompute, Workload};
 
 fn plan(c: &mut Criterion) {
     let micros = Duration::from_micros;

@@ -5,9 +5,10 @@ use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
+use bytesize::ByteSize;
+
 use super::simulate::{Bounds, run_within};
 use super::{Leaving, Limits, Machine, Placement, Prediction, Workload};
-use bytesize::ByteSize;
 
 /// Targets for the peak, from the lowest that could be to that of keeping everything.
 const TARGETS: u64 = 16;
@@ -154,8 +155,8 @@ impl<'a> Frontier<'a> {
         self.plan_above(goal, 0)
     }
 
-    /// The same of those whose peak is at least so many bytes.
-    pub(crate) fn plan_above(&self, goal: Goal, least: u64) -> Result<Plan, OutOfReach> {
+    /// The same of those whose peak is at least `least` bytes: for who has seen that lower ones do not keep what they promise.
+    pub fn plan_above(&self, goal: Goal, least: u64) -> Result<Plan, OutOfReach> {
         let kept = self.work.computed();
         let bounds = Bounds { least, ..goal.bounds(kept) };
         let Some((point, plan)) = self.best(goal, bounds) else {

@@ -1,0 +1,66 @@
+//! What moves bytes, and the settings of the cache that has them moved.
+
+/// What moves bytes, in bytes per second, and where they can stay. By default nothing limits anything.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Machine {
+    /// From the device to the host.
+    pub copy_out: f64,
+    /// From the host to the device.
+    pub copy_in: f64,
+    /// From the host to the disk.
+    pub disk_write: f64,
+    /// From the disk to the host.
+    pub disk_read: f64,
+    /// Host memory for storages, in bytes. One that is larger goes through it all the same, alone.
+    pub host_pool: u64,
+    /// When a storage leaves the device.
+    pub leaving: Leaving,
+}
+
+/// When a storage leaves the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Leaving {
+    /// As late as the device budget allows, once it is copied to the host: a GPU's.
+    #[default]
+    InStreamOrder,
+    /// As soon as it is on the disk: the CPU's, which has no other host memory. There is no copy then, and no difference
+    /// between [`Placement::Host`](crate::Placement::Host) and [`Placement::Disk`](crate::Placement::Disk).
+    WhenStored,
+    /// As late as the device budget allows, once it is on the disk: a GPU's whose bytes go straight there
+    /// (`IoPath::Direct`). There is no copy then either, nor host memory.
+    OnceWritten,
+}
+
+/// The cache's settings, in bytes; its builder says what each means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Saved storages on the device.
+    pub device_budget: u64,
+    /// The same once backward has begun.
+    pub backward_budget: u64,
+    /// Loaded ahead of what backward has asked for.
+    pub prefetch: u64,
+    /// Read from the disk ahead of the copies to the device.
+    pub read_ahead: u64,
+}
+
+impl Default for Machine {
+    fn default() -> Machine {
+        let any = f64::INFINITY;
+        Machine {
+            copy_out: any,
+            copy_in: any,
+            disk_write: any,
+            disk_read: any,
+            host_pool: u64::MAX,
+            leaving: Leaving::default(),
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        let any = u64::MAX;
+        Limits { device_budget: any, backward_budget: any, prefetch: any, read_ahead: any }
+    }
+}

@@ -1,0 +1,55 @@
+//! What a step is expected to do.
+
+use std::time::Duration;
+
+/// What a step is expected to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Prediction {
+    /// From begin to end.
+    pub step: Duration,
+    /// Of this, time computed again.
+    pub recomputed: Duration,
+    /// Time that the device waited, by cause.
+    pub stall: Stall,
+    /// Most bytes on the device in forward: saved storages and what else forward needs.
+    pub forward_peak: u64,
+    /// The same in backward.
+    pub backward_peak: u64,
+    /// Most bytes in host memory.
+    pub host_peak: u64,
+    /// Bytes copied off the device and back.
+    pub copied_out: u64,
+    /// Bytes copied back to the device.
+    pub copied_in: u64,
+    /// Bytes written to the disk.
+    pub written: u64,
+    /// Bytes read from the disk.
+    pub read: u64,
+}
+
+/// Time that the device waited.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Stall {
+    /// For a copy to the host, so that the device budget is kept.
+    pub device_budget: Duration,
+    /// For room in the host pool.
+    pub host_pool: Duration,
+    /// For what backward asked for.
+    pub load: Duration,
+}
+
+impl Prediction {
+    /// The activation peak, in bytes.
+    pub fn peak(&self) -> u64 {
+        self.forward_peak.max(self.backward_peak)
+    }
+}
+
+impl Stall {
+    /// All causes together.
+    pub fn total(&self) -> Duration {
+        self.device_budget + self.host_pool + self.load
+    }
+}
