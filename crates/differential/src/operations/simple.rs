@@ -57,7 +57,8 @@ pub(super) const MAPS: &[Operation] = &[
     operation("std", Map(|x| x.f_std_dim([-1_i64].as_slice(), true, true))),
     operation("norm", Map(|x| x.f_shift_and_norm())),
     operation("prod", Map(|x| x.f_tanh()?.f_prod_dim_int(-1, true, None::<Kind>))),
-    operation("median", Map(|x| Ok(x.f_median_dim(-1, true)?.0))),
+    // libtorch 2.11's reads beside elements that are repeated by a stride of zero.
+    operation("median", Map(|x| Ok(x.f_contiguous()?.f_median_dim(-1, true)?.0))),
     operation("sort", Map(|x| Ok(x.f_sort(-1, false)?.0))),
     operation("sum_all", Map(|x| x.f_sum(None::<Kind>))),
     operation("mean_all", Map(|x| x.f_mean(None::<Kind>))),
