@@ -6,14 +6,15 @@ use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 
 use parking_lot::Mutex;
+use ssdtrain_libtorch::library_folder;
+use ssdtrain_store::{BackendKind, CuFileMode, Store, StoreConfig};
 use tch::Device as Target;
 
 use crate::config::{MIB, Policy, TensorCacheBuilder};
-use crate::device::{Cuda, Device, Simulated};
+use crate::device::{Context, Cuda, Device, Simulated};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::available_memory;
 use crate::policy::{IoPath, PathRates, PathTrial, choose};
-use crate::store::{BackendKind, CuFileMode, Store, StoreConfig};
 use crate::tier::{DirectTier, DiskTier, HostSettings, HostTier, PoolSize, Tier, Trial};
 use crate::trace::{DeviceTrace, Trace};
 
@@ -163,7 +164,7 @@ impl<D: Device, F: Fn() -> Result<D>> Ways<'_, F> {
                 );
             }
             Some(store) => store,
-            None => Store::open(self.direct_store()?)?,
+            None => opened(self.direct_store()?)?,
         };
         let tier: Arc<dyn Tier> = DirectTier::new((self.open)()?, store, self.config.store.window(), trace)?;
         if tier.store().is_some_and(|store| store.path().cufile().is_some()) {
@@ -189,7 +190,7 @@ impl<D: Device, F: Fn() -> Result<D>> Ways<'_, F> {
             store.backend = BackendKind::CuFile;
         }
         if let Target::Cuda(index) = self.config.target() {
-            store.gpu = Some(index);
+            store.gpu = Some(Arc::new(Context::open(index)?));
         }
         Ok(store)
     }
@@ -240,7 +241,7 @@ impl<D: Device, F: Fn() -> Result<D>> Ways<'_, F> {
     }
 
     fn try_direct(&self) -> Result<(CuFileMode, PathRates)> {
-        let store = Store::open(self.direct_store()?)?;
+        let store = opened(self.direct_store()?)?;
         let tier: Arc<dyn Tier> = DirectTier::new((self.open)()?, store, self.config.store.window(), None)?;
         self.trial(&tier, |trial| trial.round_trip())?;
         let rates = self.trial(&tier, |trial| trial.rates())?;
@@ -249,7 +250,7 @@ impl<D: Device, F: Fn() -> Result<D>> Ways<'_, F> {
     }
 
     fn try_staged(&self) -> Result<PathRates> {
-        let store = Store::open(StoreConfig { backend: BackendKind::Auto, ..self.config.store.clone() })?;
+        let store = opened(StoreConfig { backend: BackendKind::Auto, ..self.config.store.clone() })?;
         let settings = HostSettings { pool: PoolSize::Fixed(TRIAL_POOL), read_ahead: TRIAL_POOL };
         let tier: Arc<dyn Tier> = HostTier::new((self.open)()?, Some(store), settings, None)?;
         self.trial(&tier, |trial| trial.rates())
@@ -265,9 +266,14 @@ fn spill_files(config: &TensorCacheBuilder, given: Option<Store>) -> Result<Opti
     let spills = !config.store.directories.is_empty() || config.store.backend == BackendKind::Memory;
     match given {
         Some(store) => Ok(Some(store)),
-        None if spills => Store::open(config.store.clone()).map(Some),
+        None if spills => opened(config.store.clone()).map(Some),
         None => Ok(None),
     }
+}
+
+/// A store, which finds cuFile beside libtorch as well.
+fn opened(config: StoreConfig) -> Result<Store> {
+    Ok(Store::open(StoreConfig { cufile_beside: library_folder(), ..config })?)
 }
 
 fn refused<T>(message: impl Into<String>) -> Result<T> {

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ssdtrain_plan::{Goal, Leaving, Placement};
+use ssdtrain_store::{BLOCK, BackendKind, StoreConfig};
 use tch::Device;
 use tch::nn::{VarStore, Variables};
 
@@ -14,8 +16,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::mem::available_memory;
 use crate::policy::{Aim, IoPath, PathTrial};
 use crate::session::TensorCache;
-use crate::store::{BLOCK, BackendKind, StoreConfig};
-use ssdtrain_plan::{Goal, Leaving, Placement};
 
 /// One kibibyte.
 pub const KIB: u64 = 1 << 10;

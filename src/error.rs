@@ -2,7 +2,9 @@
 
 use std::fmt;
 use std::io;
-use std::path::Path;
+use std::sync::Arc;
+
+use ssdtrain_store as store;
 
 /// What went wrong, as a caller can act on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,12 +31,15 @@ pub enum ErrorKind {
 }
 
 /// An error of the library: a kind to act on and one line that says what happened, to what, and what to do.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Error {
     kind: ErrorKind,
     message: String,
-    source: Option<io::Error>,
+    source: Option<Arc<io::Error>>,
 }
+
+/// Told once how a transfer went, with the library's own error.
+pub(crate) type Completion = store::Completion<Error>;
 
 /// The library's result type.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -46,11 +51,7 @@ impl Error {
 
     /// An error of a file operation, naming the path.
     pub(crate) fn io(kind: ErrorKind, message: impl Into<String>, source: io::Error) -> Error {
-        Error { kind, message: message.into(), source: Some(source) }
-    }
-
-    pub(crate) fn directory(path: &Path, message: &str, source: io::Error) -> Error {
-        Error::io(ErrorKind::Directory, format!("spill directory {}: {message}", path.display()), source)
+        Error { kind, message: message.into(), source: Some(Arc::new(source)) }
     }
 
     /// What libtorch says.
@@ -81,6 +82,20 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source.as_ref().map(|source| source as _)
+        self.source.as_ref().map(|source| &**source as _)
+    }
+}
+
+impl From<store::Error> for Error {
+    fn from(error: store::Error) -> Error {
+        let kind = match error.kind() {
+            store::ErrorKind::Config => ErrorKind::Config,
+            store::ErrorKind::Directory => ErrorKind::Directory,
+            store::ErrorKind::NoSpace => ErrorKind::NoSpace,
+            store::ErrorKind::Corrupt => ErrorKind::Corrupt,
+            store::ErrorKind::Unmet => ErrorKind::Unmet,
+            _ => ErrorKind::Io,
+        };
+        Error { kind, message: error.message().to_owned(), source: error.os_error().cloned() }
     }
 }

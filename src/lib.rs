@@ -37,7 +37,6 @@ mod profile;
 mod recompute;
 mod scope;
 mod session;
-pub mod store;
 mod telemetry;
 mod tier;
 mod trace;
@@ -50,7 +49,8 @@ pub use scope::{Scope, scope};
 pub use session::{Backward, Entered, Held, Step, StepHandle, TensorCache, write_traces};
 pub use ssdtrain_libtorch::{load_cuda, resolve_math_kernels, trim};
 pub use ssdtrain_plan as plan;
-pub use store::BackendKind;
+pub use ssdtrain_store as store;
+pub use ssdtrain_store::BackendKind;
 pub use telemetry::{
     AdaptiveReport, Baseline, KeptReport, PlanReport, PlanRow, ScopeReport, StallReport, StepReport, Tally,
 };

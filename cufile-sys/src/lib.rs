@@ -52,6 +52,6 @@ pub use buffer::Buffer;
 pub use driver::{Driver, Version};
 pub use file::File;
 pub use functions::Functions;
-pub use loader::{Library, LoadError, Search, VARIABLE};
+pub use loader::{Library, LoadError, Search, VARIABLE, has_cuda_driver};
 pub use result::{Cause, Error, Result};
 pub use stream::{Block, NotQueued, Queued, Stream};

@@ -42,6 +42,18 @@ pub(crate) struct Owners {
     pub(crate) ours: bool,
 }
 
+/// Whether CUDA's driver can be loaded: without it some releases of cuFile never come back from opening theirs.
+pub fn has_cuda_driver() -> bool {
+    // SAFETY: the name is a C string.
+    let driver = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY) };
+    if driver.is_null() {
+        return false;
+    }
+    // SAFETY: it was loaded above; whoever else has loaded it keeps it.
+    unsafe { libc::dlclose(driver) };
+    true
+}
+
 /// Where to look for the library.
 ///
 /// In this order: the path given, the one in `SSDTRAIN_CUFILE`, the dynamic linker's own `libcufile.so.0` and

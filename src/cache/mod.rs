@@ -22,12 +22,12 @@ use ssdtrain_libtorch::{SavedTensor, Storage, StorageId, WriteObserver};
 pub(crate) use self::hooks::{Recorder, StepContext, Unplanned};
 use self::table::{Answer, EntryKey, Job, Part, Saved, Squeeze, Table};
 pub(crate) use self::table::{Limits, NO_TAPE, TapeKey};
-use crate::error::ErrorKind;
+use crate::error::{Completion, ErrorKind};
 use crate::profile::Alive;
-use crate::store::{Completion, contained};
 use crate::telemetry::{Cause, Counters, ScopeId, Scopes};
 use crate::tier::{Here, Parcel, Tier};
 use crate::trace::{Counter, Trace};
+use ssdtrain_store::contained;
 
 pub(crate) struct Cache {
     /// None when the policy is to keep everything.

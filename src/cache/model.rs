@@ -6,10 +6,10 @@ use std::collections::VecDeque;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use ssdtrain_libtorch::Storage;
+use ssdtrain_store::{BackendKind, Store, StoreConfig};
 
 use super::table::{Answer, EntryKey, Job, Limits, Part, Saved, Table, TapeKey};
 use crate::error::Error;
-use crate::store::{BackendKind, Store, StoreConfig};
 use crate::telemetry::ScopeId;
 use crate::tier::{DiskTier, Here, Tier};
 

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use ssdtrain_libtorch::{Storage, install_cpu_allocator};
+use ssdtrain_store::{BackendKind, Store, StoreConfig};
 
 use super::Cache;
 use super::table::{EntryKey, Job, Limits, Part, Saved, TapeKey};
 use crate::config::MIB;
 use crate::device::{Device, Lane, Simulated, SimulatedMark};
-use crate::store::{BackendKind, Store, StoreConfig};
 use crate::telemetry::ScopeId;
 use crate::tier::{DirectTier, DiskTier, Here, HostSettings, HostTier, PoolSize, Tier};
 

@@ -13,11 +13,12 @@ use std::time::Duration;
 
 use cudarc::driver::{DriverError, result, sys};
 use parking_lot::Mutex;
-use ssdtrain_libtorch::{CudaDevice, Storage, load_cuda};
+use ssdtrain_libtorch::{CudaDevice, SegmentWatcher, Storage, load_cuda, watch_segments};
+use ssdtrain_store as store;
+use ssdtrain_store::{Gpu, Pin};
 
 use super::{Device, Lane};
 use crate::error::{Error, ErrorKind, Result};
-use crate::mem::Pin;
 
 /// One CUDA device.
 pub(crate) struct Cuda {
@@ -259,14 +260,43 @@ impl Context {
     pub(crate) fn open(index: usize) -> Result<Context> {
         Driver::open(index).map(Context)
     }
+}
 
-    pub(crate) fn enter(&self) -> Result<Current> {
-        self.0.enter()
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "context of CUDA device {}", self.0.handle)
+    }
+}
+
+impl Gpu for Context {
+    fn within(&self, work: &mut dyn FnMut()) -> std::result::Result<(), String> {
+        let _current = self.0.enter().map_err(|error| error.to_string())?;
+        work();
+        Ok(())
+    }
+
+    fn watch(&self, watcher: &'static dyn store::SegmentWatcher) -> std::result::Result<(), String> {
+        // It stays, as what it tells does.
+        let forwarded = Box::leak(Box::new(Forwarded(watcher)));
+        watch_segments(forwarded).map_err(|error| error.to_string())
+    }
+}
+
+/// What libtorch's allocator tells, for a store.
+struct Forwarded(&'static dyn store::SegmentWatcher);
+
+impl SegmentWatcher for Forwarded {
+    fn came(&self, _device: usize, start: usize, bytes: usize) {
+        self.0.came(start, bytes);
+    }
+
+    fn goes(&self, _device: usize, start: usize) {
+        self.0.goes(start);
     }
 }
 
 /// Whether CUDA's driver can be loaded.
-pub(crate) fn has_cuda() -> bool {
+fn has_cuda() -> bool {
     // SAFETY: loads libcuda, if it is there, and lets go of it again.
     unsafe { sys::is_culib_present() }
 }

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use ssdtrain_libtorch::Storage;
 
-pub(crate) use self::cuda::{Context, Cuda, has_cuda};
+pub(crate) use self::cuda::{Context, Cuda};
 pub(crate) use self::simulated::Simulated;
 #[cfg(test)]
 pub(crate) use self::simulated::{Mark as SimulatedMark, Used as SimulatedUsed};
 use crate::error::Result;
-use crate::mem::Pin;
+use ssdtrain_store::Pin;
 
 /// A queue of work that is done in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use ssdtrain_libtorch::Storage;
+use ssdtrain_store::Pin;
 
 use super::{Device, Lane};
 use crate::error::{Error, ErrorKind, Result};
-use crate::mem::Pin;
 
 /// A device whose copies run in threads.
 #[derive(Debug)]

@@ -1,8 +1,7 @@
 //! A device's storage as the memory of a transfer that reaches it.
 
 use ssdtrain_libtorch::Block;
-
-use super::{AlignedBuf, BLOCK, IoBuf};
+use ssdtrain_store::{AlignedBuf, BLOCK, IoBuf};
 
 /// Keeps a storage of a device alive for as long as a transfer from or to it runs.
 ///

@@ -1,66 +1,9 @@
-//! Memory that transfers read from and write to.
+//! Memory: storages as memory of transfers, and how much could be had.
 
-mod aligned;
 mod available;
 mod device;
-mod mapping;
-mod pool;
-mod runs;
 mod storage;
 
-use std::iter;
-
-pub use aligned::AlignedBuf;
 pub(crate) use available::{available_memory, free_memory};
 pub(crate) use device::{DeviceBuf, Rest};
-pub use pool::{HostPool, PAGE, Pin, Slot};
 pub(crate) use storage::StorageBuf;
-
-/// The grain of the library's transfers: direct I/O wants addresses, lengths and offsets that are multiples of
-/// the device's logical block, and 4 KiB suits every device that this library transfers to directly.
-pub const BLOCK: usize = 4096;
-
-/// `bytes` rounded up to whole blocks.
-pub(crate) const fn round_to_block(bytes: u64) -> u64 {
-    bytes.next_multiple_of(BLOCK as u64)
-}
-
-/// Memory that a transfer reads from or writes to; it need not be contiguous.
-///
-/// # Safety
-///
-/// From creation to drop, `part` names the same `len` bytes, each at an address of its own and valid for reads and
-/// writes of whoever reaches them. Whoever holds the value sees to it that nobody writes those bytes while a transfer from them runs, and
-/// that nobody touches them while a transfer into them runs. All `len` bytes belong to the transfer, not only its
-/// payload: a transfer may read or overwrite what follows the payload up to the next multiple of [`BLOCK`].
-pub unsafe trait IoBuf: Send + Sync {
-    /// Where the byte at `offset` lies, and how many bytes lie contiguously from there on: at least 1 and at most
-    /// `len() - offset`. `offset` is less than `len()`.
-    fn part(&self, offset: usize) -> (*mut u8, usize);
-
-    /// How many bytes a transfer may use: the capacity, not the payload.
-    fn len(&self) -> usize;
-
-    /// Whether the processor reaches the byte at `offset`. If not, only a backend that reaches it may be given the value: no
-    /// checksum is taken of it, and nothing copies it to where it suits.
-    fn is_on_host(&self, _offset: usize) -> bool {
-        true
-    }
-
-    /// Whether there is no byte to use.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
-
-/// The contiguous parts of the first `len` bytes of `buf`, in order: the address and the bytes of each.
-pub(crate) fn parts(buf: &dyn IoBuf, len: usize) -> impl Iterator<Item = (*mut u8, usize)> {
-    let mut start = 0;
-    iter::from_fn(move || {
-        let rest = len.checked_sub(start).filter(|&rest| rest > 0)?;
-        let (memory, bytes) = buf.part(start);
-        let bytes = bytes.min(rest);
-        start += bytes;
-        Some((memory, bytes))
-    })
-}

@@ -1,8 +1,7 @@
 //! A storage's bytes as the memory of a transfer.
 
 use ssdtrain_libtorch::Block;
-
-use super::IoBuf;
+use ssdtrain_store::IoBuf;
 
 /// Keeps a storage's bytes for as long as a transfer from or to them runs.
 pub(crate) struct StorageBuf {

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use ssdtrain_plan::{Leaving, Limits, Machine, Plan, Workload};
+
 use super::attempts::{Attempts, FIRST_PROFILED};
 use super::planned::{Aim, Corrections, Planned};
 use super::script::{Followed, Script};
 use super::watch::{Drift, SETTLING, Seen, Watch};
 use crate::profile::Profile;
 use crate::telemetry::{PlanReport, Scopes};
-use ssdtrain_plan::{Leaving, Limits, Machine, Plan, Workload};
 
 /// What storages may take of the device in a step that is profiled, where they leave it by themselves. Where they leave as late as
 /// they may, it is nothing: what stays shows no bandwidth.

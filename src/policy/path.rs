@@ -1,7 +1,7 @@
 //! Which way a GPU's tensors take, by what was found out about the machine. Pure.
 
-use crate::store::CuFileMode;
 use bytesize::ByteSize;
+use ssdtrain_store::CuFileMode;
 
 /// Which way a GPU's tensors take off the device, and back. CPU tensors have one way only: straight to the spill files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ssdtrain_plan::{Caps, Frontier, Goal, Leaving, Limits, Machine, Placement, Plan, Prediction};
+
 use super::script::{Line, Script};
 use super::unforeseen::Unforeseen;
 use super::watch::Seen;
 use crate::profile::{Profile, Save};
 use crate::telemetry::{Baseline, PlanReport, PlanRow, ScopeId, Scopes, Tally};
-use ssdtrain_plan::{Caps, Frontier, Goal, Leaving, Limits, Machine, Placement, Plan, Prediction};
 
 /// A plan that keeps steps beyond their goal gives way to one whose peak is higher by this share, doubled each time: the lower the
 /// peak, the more a little that the simulator does not see makes of a stall.

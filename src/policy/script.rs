@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use crate::telemetry::ScopeId;
 use ssdtrain_plan::Placement;
+
+use crate::telemetry::ScopeId;
 
 /// What becomes of the saves of a micro-batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

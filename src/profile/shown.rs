@@ -3,10 +3,11 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
+use ssdtrain_plan::{Entry, Recompute, Workload};
+
 use super::Alive;
 use crate::telemetry::ScopeId;
 use crate::trace::{Moves, Reached};
-use ssdtrain_plan::{Entry, Recompute, Workload};
 
 /// One save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -26,11 +26,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::policy::Filter;
 use crate::recompute;
 use crate::scope::{self, Scope};
-use crate::store::{Store, StoreStats};
 use crate::telemetry::{PlanReport, ScopeRecord};
 use crate::tier::Tier;
 use crate::trace::{self, Name, Process, Range, Trace};
 use ssdtrain_plan::{Machine, Workload};
+use ssdtrain_store::{Store, StoreStats};
 
 /// Takes the tensors autograd saves off the device and has them back before backward asks.
 ///

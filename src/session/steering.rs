@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use ssdtrain_plan::{Machine, Placement, Prediction, Workload};
+use ssdtrain_store::{Store, StoreStats};
 use tch::Device;
 
 use crate::cache::{Cache, Limits, StepContext, Unplanned};
@@ -12,11 +14,9 @@ use crate::config::{Policy, TensorCacheBuilder};
 use crate::mem::free_memory;
 use crate::policy::{Auto, Course, Keeping, Module, Observed, Profile, Reading, Rule, Stay, Went};
 use crate::profile::Probe;
-use crate::store::{Store, StoreStats};
 use crate::telemetry::{AdaptiveReport, PlanReport, ScopeId, Scopes, StepReport};
 use crate::tier::Tier;
 use crate::trace::{Forward, Trace};
-use ssdtrain_plan::{Machine, Placement, Prediction, Workload};
 
 /// Decides how steps go.
 pub(super) struct Steering {

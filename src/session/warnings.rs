@@ -2,12 +2,12 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use bytesize::ByteSize;
 use parking_lot::Mutex;
+use ssdtrain_plan::Goal;
 
 use crate::config::{Policy, TensorCacheBuilder};
 use crate::telemetry::StepReport;
-use bytesize::ByteSize;
-use ssdtrain_plan::Goal;
 
 /// What was told of steps already.
 #[derive(Default)]

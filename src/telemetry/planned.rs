@@ -3,9 +3,10 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::Tally;
 use bytesize::ByteSize;
 use ssdtrain_plan::{Limits, Machine, Prediction};
+
+use super::Tally;
 
 /// What was planned for a step, to be held beside what it did.
 #[derive(Clone, Debug, PartialEq)]

@@ -4,9 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytesize::ByteSize;
+
 use super::planned::PlanReport;
 use super::stats::{Counters, Tally};
-use bytesize::ByteSize;
 
 /// What one step did. Bytes are those of whole storages, the unit that is moved.
 #[derive(Clone, Debug, Default)]

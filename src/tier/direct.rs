@@ -14,13 +14,13 @@ use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 use ssdtrain_libtorch::{Block, Storage};
+use ssdtrain_store::{Blob, Direction, Store, contained};
 
 use super::waiter::Waiter;
 use super::{Here, Leaving, Parcel, Room, Tier};
 use crate::device::{Device, Lane};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Completion, Error, ErrorKind, Result};
 use crate::mem::{DeviceBuf, Rest};
-use crate::store::{Blob, Completion, Direction, Store, contained};
 use crate::telemetry::{Cause, Counters, ScopeId};
 use crate::trace::{DeviceTrace, Trace};
 
@@ -320,7 +320,7 @@ impl<D: Device> Write<D> {
         match lent {
             Ok((buf, blob)) => {
                 let done = tier.traced(Direction::Write, scope, bytes, over);
-                tier.store.write(blob, buf, done);
+                tier.store.write(blob, buf, done.of_transfer());
             }
             Err(error) => over.call(Err(error)),
         }
@@ -371,7 +371,7 @@ impl<D: Device> DirectParcel<D> {
             done.call(outcome);
         });
         let done = tier.traced(Direction::Read, scope, bytes, done);
-        tier.store.read(blob, buf, done);
+        tier.store.read(blob, buf, done.of_transfer());
     }
 
     fn wanted(&self) -> Result<()> {

@@ -3,11 +3,11 @@
 use std::sync::{Arc, OnceLock};
 
 use ssdtrain_libtorch::{Block, Storage};
+use ssdtrain_store::{Blob, Direction, Store};
 
 use super::{Here, Leaving, Parcel, Room, Tier};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Completion, Error, ErrorKind, Result};
 use crate::mem::StorageBuf;
-use crate::store::{Blob, Completion, Direction, Store};
 use crate::telemetry::{Cause, Counters, ScopeId};
 use crate::trace::Trace;
 
@@ -87,7 +87,7 @@ impl Parcel for DiskParcel {
         match self.blob.get() {
             Some(blob) => {
                 let done = self.traced(Direction::Write, done);
-                self.store.write(Arc::clone(blob), Arc::new(StorageBuf::new(from)), done);
+                self.store.write(Arc::clone(blob), Arc::new(StorageBuf::new(from)), done.of_transfer());
             }
             None => done.call(Err(unreserved())),
         }
@@ -97,7 +97,11 @@ impl Parcel for DiskParcel {
         match self.blob.get() {
             Some(blob) => {
                 let done = self.traced(Direction::Read, done);
-                self.store.read(Arc::clone(blob), Arc::new(StorageBuf::new(Block::of(into))), done);
+                self.store.read(
+                    Arc::clone(blob),
+                    Arc::new(StorageBuf::new(Block::of(into))),
+                    done.of_transfer(),
+                );
             }
             None => done.call(Err(unreserved())),
         }

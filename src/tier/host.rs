@@ -15,19 +15,20 @@ use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use bytesize::ByteSize;
 use parking_lot::{Condvar, Mutex};
 use ssdtrain_libtorch::Storage;
+use ssdtrain_store::{Blob, Store, contained};
+use ssdtrain_store::{HostPool, IoBuf};
 
 use super::shelf::{Serial, Shelf};
 use super::waiter::Waiter;
 use super::{Here, Leaving, Parcel, Room, Tier};
 use crate::device::{Device, Lane};
-use crate::error::{Error, ErrorKind, Result};
-use crate::mem::{HostPool, IoBuf, available_memory};
-use crate::store::{Blob, Completion, Store, contained};
+use crate::error::{Completion, Error, ErrorKind, Result};
+use crate::mem::available_memory;
 use crate::telemetry::{Cause, Counters, ScopeId};
 use crate::trace::{DeviceTrace, Trace};
-use bytesize::ByteSize;
 
 /// How much host memory the tier takes, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -307,7 +308,7 @@ impl<D: Device> HostTier<D> {
         let grown = if short {
             Ok(())
         } else {
-            contained("pinning", || self.pool.grow(bytes))
+            contained("pinning", || self.pool.grow(bytes).map_err(Error::from))
                 .unwrap_or_else(|| Err(internal("pinning panicked")))
         };
         if short {

@@ -27,9 +27,9 @@ pub(crate) use self::disk::DiskTier;
 pub(crate) use self::host::{HostSettings, HostTier, PoolSize};
 pub(crate) use self::trial::Trial;
 use crate::device::{Device, Lane};
-use crate::error::Result;
-use crate::store::{Completion, Store};
+use crate::error::{Completion, Result};
 use crate::telemetry::{Cause, Counters, ScopeId};
+use ssdtrain_store::Store;
 
 /// What lies below a device.
 pub(crate) trait Tier: Send + Sync {

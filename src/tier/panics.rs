@@ -8,12 +8,13 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use ssdtrain_libtorch::{Block, Storage};
+use ssdtrain_store::{Backend, BackendKind, Op, Pool, Store, StoreConfig};
 
 use super::{DirectTier, Here, HostSettings, HostTier, Parcel, PoolSize, Room, Tier};
 use crate::config::MIB;
 use crate::device::Simulated;
+use crate::error::Completion;
 use crate::error::Result;
-use crate::store::{Backend, BackendKind, Completion, Op, Pool, Store, StoreConfig};
 use crate::telemetry::{Cause, ScopeId};
 
 /// A backend that panics while it is told to.

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::mem::PAGE;
+use ssdtrain_store::PAGE;
 
 /// Where the good bytes of a parcel are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -5,11 +5,12 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use ssdtrain_libtorch::{Block, Storage};
+use ssdtrain_store::{BackendKind, Store, StoreConfig};
 
 use super::{DirectTier, Here, HostSettings, HostTier, Parcel, PoolSize, Room, Tier};
 use crate::config::MIB;
 use crate::device::{Simulated, SimulatedUsed};
-use crate::store::{BackendKind, Completion, Store, StoreConfig};
+use crate::error::Completion;
 use crate::telemetry::{Cause, ScopeId};
 
 fn tiers() -> [(Arc<dyn Tier>, SimulatedUsed); 2] {

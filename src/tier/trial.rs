@@ -6,13 +6,14 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
 use ssdtrain_libtorch::{Block, Storage};
+use ssdtrain_store::BLOCK;
+use ssdtrain_store::Store;
 
 use super::{Here, Parcel, Room, Tier};
 use crate::device::{Device, Lane};
+use crate::error::Completion;
 use crate::error::{Error, ErrorKind, Result};
-use crate::mem::BLOCK;
 use crate::policy::PathRates;
-use crate::store::{Completion, Store};
 use crate::telemetry::{Cause, Counters, ScopeId};
 
 /// Bytes of one storage.
@@ -203,8 +204,8 @@ mod tests {
 
     use super::*;
     use crate::device::Simulated;
-    use crate::store::{BackendKind, Direction, Fault, Faulty, Pool, StoreConfig};
     use crate::tier::{DirectTier, HostSettings, HostTier, PoolSize};
+    use ssdtrain_store::{BackendKind, Direction, Fault, Faulty, Pool, StoreConfig};
 
     fn device() -> Simulated {
         Simulated::start(Duration::ZERO).unwrap()

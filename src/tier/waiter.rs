@@ -5,10 +5,10 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, JoinHandle};
 
 use parking_lot::Mutex;
+use ssdtrain_store::contained;
 
 use crate::device::Device;
-use crate::error::{Error, ErrorKind, Result};
-use crate::store::{Completion, contained};
+use crate::error::{Completion, Error, ErrorKind, Result};
 
 /// Does things after marks, in the order they were given.
 pub(super) struct Waiter<D: Device> {

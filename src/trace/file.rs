@@ -6,11 +6,12 @@ use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::time::Instant;
 
+use ssdtrain_store::Direction;
+
 use super::rows::{Extent, arrange};
 use super::{Counter, Event, Log, Name, Trace, Track};
 use crate::device::Lane;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::Direction;
 use crate::telemetry::{Cause, Scopes};
 
 /// One cache in the file, with a name for people. Viewers call it a process.

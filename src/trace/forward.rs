@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use ssdtrain_store::Direction;
+
 use super::{Event, Log, Name, Span, Trace, Track};
 use crate::device::Lane;
-use crate::store::Direction;
 use crate::telemetry::ScopeId;
 
 /// The forward pass of one step, where it was computed: on the device, or else on the thread.

@@ -27,8 +27,10 @@ pub(crate) use self::file::{Process, write};
 pub(crate) use self::forward::Forward;
 pub(crate) use self::range::Range;
 pub(crate) use self::stamp::{Moves, Reached, Stamp};
+use ssdtrain_store::Direction;
+
 use crate::device::Lane;
-use crate::store::{Completion, Direction};
+use crate::error::Completion;
 use crate::telemetry::{Cause, ScopeId};
 
 /// Most events that are kept: the latest. One takes about 100 bytes, and two CUDA events for as long as it waits for a device.

@@ -2,10 +2,11 @@
 
 use std::time::Instant;
 
+use ssdtrain_store::Direction;
+
 use super::forward::throughput;
 use super::{Event, Moment, Name, Span, Trace, Track};
 use crate::device::Lane;
-use crate::store::Direction;
 
 /// Now, as the thread sees it, and where the device's compute queue has come to.
 pub(crate) struct Stamp {

@@ -13,18 +13,39 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("ssdtrain-cufile-sys", &[]),
     ("ssdtrain-malloc-hook", &["ssdtrain-cufile-sys"]),
     ("ssdtrain-plan", &[]),
-    ("ssdtrain", &["ssdtrain-plan", "ssdtrain-libtorch", "ssdtrain-cufile-sys"]),
-    ("ssdtrain-models", &["ssdtrain", "ssdtrain-plan", "ssdtrain-libtorch", "ssdtrain-cufile-sys"]),
-    ("ssdtrain-differential", &["ssdtrain", "ssdtrain-plan", "ssdtrain-libtorch", "ssdtrain-cufile-sys"]),
+    ("ssdtrain-store", &["ssdtrain-cufile-sys"]),
+    ("ssdtrain", &["ssdtrain-plan", "ssdtrain-store", "ssdtrain-libtorch", "ssdtrain-cufile-sys"]),
+    (
+        "ssdtrain-models",
+        &["ssdtrain", "ssdtrain-plan", "ssdtrain-store", "ssdtrain-libtorch", "ssdtrain-cufile-sys"],
+    ),
+    (
+        "ssdtrain-differential",
+        &["ssdtrain", "ssdtrain-plan", "ssdtrain-store", "ssdtrain-libtorch", "ssdtrain-cufile-sys"],
+    ),
     (
         "ssdtrain-bench",
-        &["ssdtrain-models", "ssdtrain", "ssdtrain-plan", "ssdtrain-libtorch", "ssdtrain-cufile-sys"],
+        &[
+            "ssdtrain-models",
+            "ssdtrain",
+            "ssdtrain-plan",
+            "ssdtrain-store",
+            "ssdtrain-libtorch",
+            "ssdtrain-cufile-sys",
+        ],
     ),
 ];
 
 /// Packages that others build on. None of `APPLICATION_CRATES` may be in their trees.
-const LIBRARIES: &[&str] =
-    &["ssdtrain-libtorch", "ssdtrain-cufile-sys", "ssdtrain-malloc-hook", "ssdtrain", "ssdtrain-models"];
+const LIBRARIES: &[&str] = &[
+    "ssdtrain-plan",
+    "ssdtrain-store",
+    "ssdtrain-libtorch",
+    "ssdtrain-cufile-sys",
+    "ssdtrain-malloc-hook",
+    "ssdtrain",
+    "ssdtrain-models",
+];
 
 /// Crates for command lines, pictures, benchmarks and tests.
 const APPLICATION_CRATES: &[&str] = &[

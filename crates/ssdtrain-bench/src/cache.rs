@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use clap::{ValueEnum, value_parser};
 use serde::Serialize;
-use ssdtrain::plan::Goal;
-use ssdtrain::store::{Store, StoreConfig};
 use ssdtrain::{Adaptive, BackendKind, IoPath, Policy, TensorCache, write_traces};
+use ssdtrain_plan::Goal;
+use ssdtrain_store::{Store, StoreConfig};
 use tch::Device;
 use tch::nn::VarStore;
 

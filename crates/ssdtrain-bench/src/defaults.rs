@@ -65,7 +65,7 @@ pub(crate) const OVERHEAD: f64 = 0.02;
 
 #[cfg(test)]
 mod tests {
-    use ssdtrain::store::StoreConfig;
+    use ssdtrain_store::StoreConfig;
 
     use super::*;
     use crate::size;

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use cudarc::driver::{DriverError, result, sys};
-use ssdtrain::store::Pin;
+use ssdtrain_store::Pin;
 
 /// The primary context of a GPU, the one that libtorch uses as well.
 pub(crate) struct Gpu {

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use ssdtrain::store::{HostPool, PAGE, Pin, Slot};
+use ssdtrain_store::{HostPool, PAGE, Pin, Slot};
 
 /// For memory that no device copies from or to.
 pub(crate) struct Unpinned;

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, ensure};
 use io_uring::{IoUring, opcode, types};
 use rustix::fs::FallocateFlags;
 use serde::Serialize;
-use ssdtrain::store::{IoBuf, Pin, Slot};
+use ssdtrain_store::{IoBuf, Pin, Slot};
 
 use crate::memory::buffers;
 use crate::size;
@@ -254,7 +254,7 @@ pub(crate) fn rounded(bytes: u64, value: u64, parts: u64) -> Result<u64> {
 
 #[cfg(test)]
 mod tests {
-    use ssdtrain::store::AlignedBuf;
+    use ssdtrain_store::AlignedBuf;
 
     use super::*;
     use crate::memory::Unpinned;

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use anyhow::{Result, anyhow};
 use cudarc::driver::{result, sys};
-use ssdtrain::store::{IoBuf, Pin, Slot};
+use ssdtrain_store::{IoBuf, Pin, Slot};
 
 use crate::gpu::{Gpu, check};
 use crate::memory::buffers;

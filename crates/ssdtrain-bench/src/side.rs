@@ -2,9 +2,9 @@
 
 use anyhow::Result;
 use serde::Serialize;
-use ssdtrain::store::StoreStats;
 use ssdtrain::{AdaptiveReport, PlanReport, StepReport, TensorCache};
 use ssdtrain_models::{Batch, Optimizer};
+use ssdtrain_store::StoreStats;
 
 use crate::stats::{Estimate, median, ratio_of_medians};
 use crate::strategy::{Learner, Outcome, Strategy, Update};

@@ -1,12 +1,12 @@
 //! Copies between the device and the parcels' memory.
 
 use ssdtrain_libtorch::{Block, Storage};
+use ssdtrain_store::parts;
 
 use super::super::shelf::{At, Place, Serial};
 use super::{Books, Held, HostTier, internal};
 use crate::device::{Device, Lane};
 use crate::error::Result;
-use crate::mem::parts;
 use crate::trace::Counter;
 
 impl<D: Device> HostTier<D> {

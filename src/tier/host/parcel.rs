@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use parking_lot::MutexGuard;
 use ssdtrain_libtorch::{Block, Storage};
+use ssdtrain_store::contained;
 
 use super::super::shelf::{At, Serial};
 use super::super::{Here, Parcel, Room};
 use super::{Books, HostParcel, Load, Stall, internal, unwanted};
 use crate::device::{Device, Lane};
+use crate::error::Completion;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::{Completion, contained};
 use crate::telemetry::{Cause, Counters};
 
 impl<D: Device> Parcel for HostParcel<D> {

@@ -2,12 +2,13 @@
 
 use std::sync::{Arc, Weak};
 
+use ssdtrain_store::AlignedBuf;
+use ssdtrain_store::{Blob, Direction, contained};
+
 use super::super::shelf::{At, Serial};
 use super::{Books, HostParcel, HostTier, Load, Memory, internal};
 use crate::device::Device;
-use crate::error::{Error, Result};
-use crate::mem::AlignedBuf;
-use crate::store::{Blob, Completion, Direction, contained};
+use crate::error::{Completion, Error, Result};
 use crate::trace::{DeviceTrace, Trace};
 
 /// A transfer with the disk under way: the books hear how it went, however it ends.
@@ -102,8 +103,8 @@ impl<D: Device> HostTier<D> {
             let done = Completion::new(move |outcome| moving.end(outcome));
             let done = Trace::transfer(trace.as_ref(), direction, scope, bytes, done);
             match direction {
-                Direction::Write => store.write(blob, memory.buf, done),
-                Direction::Read => store.read(blob, memory.buf, done),
+                Direction::Write => store.write(blob, memory.buf, done.of_transfer()),
+                Direction::Read => store.read(blob, memory.buf, done.of_transfer()),
             }
         });
     }

@@ -23,7 +23,7 @@ use std::thread;
 
 use anyhow::{Result, ensure};
 use io_uring::IoUring;
-use ssdtrain::store::{Store, StoreConfig};
+use ssdtrain_store::{Store, StoreConfig};
 
 use self::facts::{Facts, Tree, Tried};
 use self::page::{Check, Status};

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use clap::value_parser;
 use serde::Serialize;
-use ssdtrain::store::{Blob, Completion, IoBuf, Pin, Slot, Store, StoreConfig};
 use ssdtrain::{PathRates, PathTrial, TensorCache, TensorCacheBuilder};
+use ssdtrain_store::{Blob, Completion, IoBuf, Pin, Slot, Store, StoreConfig};
 use tch::Device;
 
 use crate::cache::{Backend, spill_directories};
@@ -331,7 +331,7 @@ impl Bench {
             let buffer = match free.pop() {
                 Some(buffer) => buffer,
                 None => {
-                    let (buffer, outcome): (_, ssdtrain::Result<()>) = finished.recv()?;
+                    let (buffer, outcome): (_, ssdtrain_store::Result<()>) = finished.recv()?;
                     outcome?;
                     buffer
                 }

@@ -4,8 +4,8 @@ use anyhow::{Context, Result, ensure};
 use clap::value_parser;
 use serde::Serialize;
 use ssdtrain::TensorCache;
-use ssdtrain::plan::{Caps, Machine, Scaling, Workload};
 use ssdtrain_models::seed_step;
+use ssdtrain_plan::{Caps, Machine, Scaling, Workload};
 use tch::nn::VarStore;
 
 use crate::progress::Progress;

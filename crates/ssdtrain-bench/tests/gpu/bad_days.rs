@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use ssdtrain::store::{Direction, Fault, Faulty, Pool, Store, StoreConfig};
 use ssdtrain::{BackendKind, ErrorKind, MIB, TensorCache};
+use ssdtrain_store::{Direction, Fault, Faulty, Pool, Store, StoreConfig};
 use tch::{Device, Kind, Tensor};
 
 use crate::lab::{Lab, assert_nothing_held, leaf, plain_gradient, same_bits};

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::env;
 
 use parking_lot::Mutex;
-use ssdtrain::store::CuFileMode;
 use ssdtrain::{ErrorKind, IoPath, KIB, MIB, PathTrial, TensorCacheBuilder};
 use ssdtrain_libtorch::{SavedVariable, SegmentWatcher, memory, watch_segments};
+use ssdtrain_store::CuFileMode;
 use tch::{Kind, Tensor};
 
 use crate::lab::{Lab, assert_nothing_held};

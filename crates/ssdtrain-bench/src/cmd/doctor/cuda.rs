@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use ssdtrain::store::HostPool;
+use ssdtrain_store::HostPool;
 
 use super::facts::Facts;
 use super::page::{Check, Status};

@@ -7,13 +7,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytesize::ByteSize;
 use parking_lot::Mutex;
 
 use super::extent::{MAX_FILE_BYTES, Slot, Space};
 use super::open::{Name, create_named, create_nameless, free_bytes, set_direct};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::BLOCK;
-use bytesize::ByteSize;
 
 /// Files grow by this many bytes at a time, so that a run's first step pays for it and no later one.
 const GROWTH_BYTES: u64 = 256 << 20;

@@ -2,8 +2,10 @@
 
 use std::num::NonZero;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::gpu::Gpu;
 use crate::mem::BLOCK;
 
 /// Largest single I/O that may be asked for, in bytes; the kernel moves at most a little less than 2 GiB at once.
@@ -39,8 +41,10 @@ pub struct StoreConfig {
     pub backend: BackendKind,
     /// The library of [`BackendKind::CuFile`]; none to look for it.
     pub cufile: Option<PathBuf>,
+    /// Where that is looked for beside the usual places.
+    pub cufile_beside: Option<PathBuf>,
     /// The GPU whose memory [`BackendKind::CuFile`] reaches; none for the host's only.
-    pub gpu: Option<usize>,
+    pub gpu: Option<Arc<dyn Gpu>>,
     /// Whether a CRC-32C of each blob's payload is taken when it is written and compared when it is read.
     pub verify: bool,
     /// Most operations in flight at the same time.
@@ -61,6 +65,7 @@ impl Default for StoreConfig {
             cap_bytes: 64 << 30,
             backend: BackendKind::Auto,
             cufile: None,
+            cufile_beside: None,
             gpu: None,
             verify: false,
             queue_depth: 16,
@@ -73,7 +78,7 @@ impl Default for StoreConfig {
 
 impl StoreConfig {
     /// Bytes under way at once that keep the disks busy: every operation in flight a largest one.
-    pub(crate) fn window(&self) -> u64 {
+    pub fn window(&self) -> u64 {
         (self.queue_depth * self.io_bytes) as u64
     }
 

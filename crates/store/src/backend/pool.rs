@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::queue::Queue;
 use super::{Backend, CuFileMode, Direction, Op};
-use crate::store::contained;
+use crate::contained;
 
 /// A pool of threads, each of which carries out one operation at a time and sleeps when there is none.
 pub struct Pool {
@@ -169,8 +169,8 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use super::*;
+    use crate::file::SpillFile;
     use crate::mem::{AlignedBuf, BLOCK};
-    use crate::store::file::SpillFile;
 
     struct Panics;
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::{Backend, CuFileMode, Op};
-use crate::store::contained;
+use crate::contained;
 
 /// Passes operations on to another backend, no faster than so many bytes per second, reads and writes together.
 ///
@@ -123,9 +123,9 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+    use crate::backend::{Direction, Pool};
+    use crate::file::SpillFile;
     use crate::mem::{AlignedBuf, BLOCK, IoBuf};
-    use crate::store::backend::{Direction, Pool};
-    use crate::store::file::SpillFile;
 
     fn write(count: u64, file: &Arc<SpillFile>, done: &mpsc::Sender<Instant>) -> Vec<Op> {
         let op = |index: u64| {

@@ -23,7 +23,7 @@ pub enum Fault {
 
 /// Passes operations on to another backend and lets some of them go wrong, or their completions wait.
 ///
-/// For testing what is built on a store; [`Store::open_with`](crate::store::Store::open_with) takes it.
+/// For testing what is built on a store; [`Store::open_with`](crate::Store::open_with) takes it.
 pub struct Faulty {
     inner: Arc<dyn Backend>,
     shared: Arc<Shared>,

@@ -1,69 +1,23 @@
-//! Spill files and what moves bytes between them and memory.
-//!
-//! A [`Store`] reserves a [`Blob`] for each value and writes or reads it whole. It knows nothing of tensors.
-//!
-//! # Byte layout
-//!
-//! There is one spill file per directory. It has no name from birth, so nothing is left behind however the process
-//! ends; it has no header and no index either, since nothing in it outlives the store. It is a plain array of
-//! 4 KiB blocks:
-//!
-//! | bytes | what |
-//! |---|---|
-//! | `0 .. grown` | preallocated, in steps of 256 MiB, as far as any extent has ever reached |
-//! | `grown .. cap` | not there yet; `cap` is the file's equal share of `cap_bytes` |
-//!
-//! Within it, an *extent* is a contiguous range of whole blocks that belongs to one blob. A blob has one extent (a
-//! *piece*) in each file it is striped over; the blocks after its payload's end are padding.
-//!
-//! # Stripe rule
-//!
-//! A blob of at most `stripe_bytes` is one piece, and blobs take the files in turn. A larger one is cut into chunks
-//! of `stripe_bytes`, and chunk `i` of a blob with `n` pieces is chunk `i / n` of piece `i % n`; which file has
-//! the first piece goes round too. A file without room is passed over.
-//!
-//! # Transfers
-//!
-//! A transfer moves the payload padded to whole blocks, in operations of at most `io_bytes`, straight between the
-//! caller's memory and the file. Memory may be scattered; each operation then lies within one of its parts. Memory
-//! that is not aligned for direct I/O, or has no room for the padding, goes through a bounce buffer. Reads and writes that wait take turns, a read first. A failed write is reported at once; a failed read
-//! is tried three times in all.
-
-mod backend;
-mod blob;
-mod busy;
-mod completion;
-mod config;
-mod extent;
-mod file;
-mod open;
-mod path;
-mod stats;
-mod stripe;
-mod transfer;
+//! The store: reserves, writes and reads blobs.
 
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use self::backend::CuFile;
-pub use backend::{Backend, CuFileMode, Direction, Fault, Faulty, Op, Pool, Throttled, Uring};
-pub use blob::Blob;
-pub use completion::Completion;
-pub(crate) use completion::contained;
-pub use config::{BackendKind, StoreConfig};
-pub use path::StorePath;
-pub use stats::StoreStats;
-
-use self::file::{Full, SpillFile};
-use self::path::Medium;
-use self::stats::Counters;
-use self::transfer::{Rules, Transfer};
-use crate::error::{Error, ErrorKind, Result};
-use crate::mem::round_to_block;
-pub use crate::mem::{AlignedBuf, BLOCK, HostPool, IoBuf, PAGE, Pin, Slot};
 use bytesize::ByteSize;
+
+use crate::backend::{Backend, CuFile, Direction, Pool, Throttled, Uring};
+use crate::blob::Blob;
+use crate::completion::Completion;
+use crate::config::{BackendKind, StoreConfig};
+use crate::error::{Error, ErrorKind, Result};
+use crate::file::{self, Full, SpillFile};
+use crate::mem::{IoBuf, round_to_block};
+use crate::path::{Medium, StorePath};
+use crate::stats::{Counters, StoreStats};
+use crate::stripe;
+use crate::transfer::{Rules, Transfer};
 
 /// More threads than this add nothing to a pool.
 const MAX_POOL_THREADS: usize = 16;
@@ -282,7 +236,7 @@ fn start_unlimited(config: &StoreConfig) -> Result<(Arc<dyn Backend>, Option<Str
         BackendKind::Memory => Ok((pool(1)?, None)),
         BackendKind::Pool => Ok((pool(threads)?, None)),
         BackendKind::CuFile => {
-            let cufile = CuFile::open(config.cufile.as_deref(), config.gpu)?;
+            let cufile = CuFile::open(config)?;
             let threads = config.queue_depth.min(CUFILE_THREADS_PER_FILE * config.files());
             Ok((started(Pool::over(Box::new(cufile), threads))?, None))
         }

@@ -3,10 +3,11 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use bytesize::ByteSize;
+
 use super::file::Extent;
 use super::stripe::{self, Span};
 use crate::mem::round_to_block;
-use bytesize::ByteSize;
 
 /// Set in [`Blob::checksum`] when the low 32 bits hold one.
 const CHECKSUM_KNOWN: u64 = 1 << 32;

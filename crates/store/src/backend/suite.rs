@@ -2,7 +2,7 @@
 
 mod buffers;
 #[expect(dead_code, reason = "shared with the tests of cuFile itself")]
-#[path = "../../../cufile-sys/tests/stand_in/mod.rs"]
+#[path = "../../../../cufile-sys/tests/stand_in/mod.rs"]
 pub(super) mod stand_in;
 
 use std::cell::RefCell;
@@ -20,9 +20,9 @@ use self::buffers::{Part, Scattered, Unpinned, aligned, bytes, contents, fill, p
 use self::stand_in::StandIn;
 use super::{Backend, CuFile, Direction, Fault, Faulty, Op, Pool, Throttled, Uring};
 use crate::error::{ErrorKind, Result};
+use crate::file::SpillFile;
 use crate::mem::{AlignedBuf, BLOCK, HostPool, IoBuf};
-use crate::store::file::SpillFile;
-use crate::store::{BackendKind, Blob, Completion, Store, StoreConfig};
+use crate::{BackendKind, Blob, Completion, Store, StoreConfig};
 
 const MIB: usize = 1 << 20;
 const SIZES: [usize; 10] = [1, 511, 4095, 4096, 4097, 65_537, MIB - 1, MIB, MIB + 1, 3 * MIB + 12_345];

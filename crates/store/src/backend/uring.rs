@@ -15,7 +15,7 @@ use slab::Slab;
 
 use super::queue::Queue;
 use super::{Backend, Direction, Op};
-use crate::store::contained;
+use crate::contained;
 
 /// Marks the completions of the poll that wakes the thread; no key of a slab is as large.
 const WAKE: u64 = u64::MAX;

@@ -5,19 +5,19 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
-use std::path::Path;
+use std::sync::Arc;
 
 use cufile_sys::sys::{CUFileStringConfigParameter_t as Text, CUfileDriverStatusFlags_t as Status};
-use cufile_sys::{Cause, Driver, File, Library, Search};
+use cufile_sys::{Cause, Driver, File, Library, Search, has_cuda_driver};
 use parking_lot::RwLock;
-use ssdtrain_libtorch::library_folder;
 
 use super::pool::{SystemCalls, Transport};
 use super::private_folder::private_folder;
 use super::registered::Registered;
 use super::{CuFileMode, Direction, Op};
-use crate::device::{Context, has_cuda};
+use crate::config::StoreConfig;
 use crate::error::{Error, ErrorKind, Result};
+use crate::gpu::Gpu;
 
 /// cuFile's driver, and the files that are registered with it.
 pub(crate) struct CuFile {
@@ -26,8 +26,8 @@ pub(crate) struct CuFile {
     expected: CuFileMode,
     /// What this process had moved before.
     before: Option<Moved>,
-    /// That of the GPU whose memory transfers reach; none if they reach the host's only.
-    context: Option<Context>,
+    /// The one whose memory transfers reach; none if they reach the host's only.
+    gpu: Option<Arc<dyn Gpu>>,
     /// None where that is of no use.
     memory: Option<Registered>,
     /// By their descriptors' numbers, which are theirs for as long as the store is open.
@@ -43,29 +43,27 @@ struct Moved {
 }
 
 impl CuFile {
-    /// Opens the driver of `library`, or of the one that is found, for the memory of this GPU or for the host's.
-    pub(crate) fn open(library: Option<&Path>, gpu: Option<usize>) -> Result<CuFile> {
+    /// Opens the driver of the library that is asked for, or of the one that is found, for the memory of a GPU or for the host's.
+    pub(crate) fn open(config: &StoreConfig) -> Result<CuFile> {
         let refused = |error: &dyn fmt::Display| {
             Error::new(ErrorKind::Unmet, format!("cuFile was asked for and cannot be used: {error}"))
         };
-        let context = gpu.map(Context::open).transpose()?;
-        let _current = context.as_ref().map(Context::enter).transpose()?;
-        let library = match library {
+        let library = match &config.cufile {
             Some(path) => Library::open(path),
-            // Without CUDA's driver some releases never come back from opening theirs.
-            None if context.is_none() && !has_cuda() => {
+            None if config.gpu.is_none() && !has_cuda_driver() => {
                 return Err(refused(&"there is no CUDA driver (libcuda.so)"));
             }
-            None => library_folder().into_iter().fold(Search::new(), Search::beside).load(),
+            None => config.cufile_beside.iter().fold(Search::new(), Search::beside).load(),
         };
         let library = library.map_err(|error| refused(&error))?;
         keep_log_away(&library);
-        let driver = Driver::open(&library).map_err(|error| refused(&error))?;
-        CuFile::over(driver, context).map_err(|error| refused(&error))
+        let open = || CuFile::over(Driver::open(&library)?, config.gpu.clone());
+        let opened = within(config.gpu.as_deref(), open).map_err(|error| refused(&error))?;
+        opened.map_err(|error| refused(&error))
     }
 
     /// Over a driver that is open.
-    pub(super) fn over(driver: Driver, context: Option<Context>) -> Result<CuFile, cufile_sys::Error> {
+    pub(super) fn over(driver: Driver, gpu: Option<Arc<dyn Gpu>>) -> Result<CuFile, cufile_sys::Error> {
         let properties = driver.properties()?;
         let expected = if properties.nvfs.major_version > 0 {
             CuFileMode::NvidiaFs
@@ -80,9 +78,9 @@ impl CuFile {
         }
         let before = Moved::by(&driver);
         // What goes through host memory gains nothing, and a registration then costs milliseconds and host memory.
-        let goes_directly = expected != CuFileMode::Compatibility && context.is_some();
-        let memory = goes_directly.then(|| Registered::with(&driver));
-        Ok(CuFile { driver, expected, before, context, memory, files: RwLock::default() })
+        let direct = gpu.as_ref().filter(|_| expected != CuFileMode::Compatibility);
+        let memory = direct.map(|gpu| Registered::with(&driver, &**gpu));
+        Ok(CuFile { driver, expected, before, gpu, memory, files: RwLock::default() })
     }
 
     /// How bytes went since this was opened, if this release tells and there were any. Others in the process count, too.
@@ -116,13 +114,9 @@ impl Moved {
     }
 }
 
-impl Transport for CuFile {
-    fn transfer(&self, op: &Op) -> io::Result<usize> {
-        // Beside a GPU's memory only the last bytes of storages are the host's.
-        if self.context.is_some() && op.is_on_host() {
-            return SystemCalls.transfer(op);
-        }
-        let _current = self.context.as_ref().map(Context::enter).transpose().map_err(io::Error::other)?;
+impl CuFile {
+    /// Moves the operation's bytes. The GPU's context is current.
+    fn moved(&self, op: &Op) -> io::Result<usize> {
         let (file, len) = (self.file(op.fd())?, op.len());
         let offset = self.memory.as_ref().map_or(0, |memory| memory.offset(op.ptr().addr(), len));
         let base = op.ptr().wrapping_sub(offset);
@@ -134,6 +128,24 @@ impl Transport for CuFile {
             Direction::Write => unsafe { file.write(base.cast(), len, op.offset(), offset) },
         }
         .map_err(told)
+    }
+}
+
+/// Runs `work` with the context of the GPU current, if there is one.
+fn within<T>(gpu: Option<&dyn Gpu>, work: impl FnOnce() -> T) -> Result<T, String> {
+    let Some(gpu) = gpu else { return Ok(work()) };
+    let (mut work, mut done) = (Some(work), None);
+    gpu.within(&mut || done = work.take().map(|work| work()))?;
+    done.ok_or_else(|| "internal error: the GPU ran nothing".to_owned())
+}
+
+impl Transport for CuFile {
+    fn transfer(&self, op: &Op) -> io::Result<usize> {
+        // Beside a GPU's memory only the last bytes of storages are the host's.
+        if self.gpu.is_some() && op.is_on_host() {
+            return SystemCalls.transfer(op);
+        }
+        within(self.gpu.as_deref(), || self.moved(op)).map_err(io::Error::other)?
     }
 
     fn adopt(&self, file: BorrowedFd<'_>) -> io::Result<()> {

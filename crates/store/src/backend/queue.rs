@@ -49,8 +49,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::file::SpillFile;
     use crate::mem::{AlignedBuf, BLOCK, IoBuf};
-    use crate::store::file::SpillFile;
 
     #[test]
     fn a_read_goes_first_then_they_take_turns_and_each_kind_keeps_its_order() {

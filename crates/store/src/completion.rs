@@ -10,50 +10,60 @@ use crate::error::{Error, ErrorKind, Result};
 ///
 /// It runs on an I/O thread, so it should be short and must not wait for another transfer. A panic in it is logged and goes no
 /// further. Transfers that fail before they begin, and those of empty blobs, complete on the calling thread, before the call returns.
-pub struct Completion(Option<Box<dyn FnOnce(Result<()>) + Send>>);
+///
+/// `E` is the error of whoever is told, who may know more of what went wrong than a store does.
+pub struct Completion<E: From<Error> = Error>(Option<Box<Told<E>>>);
 
-impl Completion {
+type Told<E> = dyn FnOnce(Result<(), E>) + Send;
+
+impl<E: From<Error>> Completion<E> {
     /// Has `told` told how it went.
-    pub fn new(told: impl FnOnce(Result<()>) + Send + 'static) -> Completion {
+    pub fn new(told: impl FnOnce(Result<(), E>) + Send + 'static) -> Completion<E> {
         Completion(Some(Box::new(told)))
     }
 
     /// Tells how it went.
-    pub fn call(mut self, outcome: Result<()>) {
+    pub fn call(mut self, outcome: Result<(), E>) {
         self.tell(outcome);
     }
 
     /// Nobody needs to be told. What it owns is dropped, other completions too: those answer.
-    pub(crate) fn dismiss(mut self) {
+    pub fn dismiss(mut self) {
         drop(self.0.take());
     }
 
-    fn tell(&mut self, outcome: Result<()>) {
+    /// The same for a store's transfer, whose errors become those of whoever is told.
+    pub fn of_transfer(self) -> Completion
+    where
+        E: 'static,
+    {
+        Completion::new(move |outcome: Result<()>| self.call(outcome.map_err(E::from)))
+    }
+
+    fn tell(&mut self, outcome: Result<(), E>) {
         if let Some(told) = self.0.take() {
             contained("the completion of a transfer", || told(outcome));
         }
     }
 }
 
-impl Drop for Completion {
+impl<E: From<Error>> Drop for Completion<E> {
     fn drop(&mut self) {
         if self.0.is_some() {
-            self.tell(Err(Error::new(
-                ErrorKind::Io,
-                "internal error: a transfer was dropped before its end",
-            )));
+            let message = "internal error: a transfer was dropped before its end";
+            self.tell(Err(Error::new(ErrorKind::Io, message).into()));
         }
     }
 }
 
-impl fmt::Debug for Completion {
+impl<E: From<Error>> fmt::Debug for Completion<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Completion").finish_non_exhaustive()
     }
 }
 
 /// Runs `work`. A panic in it is logged and goes no further, so that the thread that many wait for lives on.
-pub(crate) fn contained<T>(what: &str, work: impl FnOnce() -> T) -> Option<T> {
+pub fn contained<T>(what: &str, work: impl FnOnce() -> T) -> Option<T> {
     let outcome = catch_unwind(AssertUnwindSafe(work));
     if outcome.is_err() {
         tracing::error!("{what} panicked");

@@ -4,13 +4,13 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use bytesize::ByteSize;
 use parking_lot::Mutex;
 
 use super::mapping::{HUGE, Mapping};
 use super::runs::Runs;
 use super::{IoBuf, parts};
 use crate::error::{Error, ErrorKind, Result};
-use bytesize::ByteSize;
 
 /// The grain of a [`HostPool`], in bytes.
 pub const PAGE: usize = 64 << 10;

@@ -1,7 +1,7 @@
 //! GPU memory that is registered with cuFile: it moves bytes straight into such memory, and by way of bounce buffers into other.
 //!
-//! What is registered are whole segments of libtorch's allocator, each when the first of its bytes is moved: by this, which hears of
-//! segments from the allocator's trace tracker, or by the malloc hook where that is preloaded and on. Transfers name a segment by
+//! What is registered are whole segments of the program's allocator, each when the first of its bytes is moved: by this, which hears of
+//! segments from the [`Gpu`], or by the malloc hook where that is preloaded and on. Transfers name a segment by
 //! its first byte, as cuFile wants it. Memory that cuFile refuses is moved all the same.
 
 use std::collections::BTreeMap;
@@ -10,9 +10,9 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use cufile_sys::{Buffer, Driver};
 use parking_lot::Mutex;
-use ssdtrain_libtorch::{SegmentWatcher, watch_segments};
 
 use super::malloc_hook::MallocHook;
+use crate::gpu::{Gpu, SegmentWatcher};
 
 /// The memory of one GPU, as transfers name it.
 pub(super) struct Registered(Who);
@@ -44,12 +44,11 @@ static SEGMENTS: Segments = Segments::new();
 
 impl Registered {
     /// Registers with `driver`, if anything tells of segments here.
-    pub(super) fn with(driver: &Driver) -> Registered {
+    pub(super) fn with(driver: &Driver, gpu: &dyn Gpu) -> Registered {
         if let Some(hook) = MallocHook::find() {
             return Registered(Who::MallocHook(hook));
         }
-        let watched =
-            SEGMENTS.watched.get_or_init(|| watch_segments(&SEGMENTS).map_err(|error| error.to_string()));
+        let watched = SEGMENTS.watched.get_or_init(|| gpu.watch(&SEGMENTS));
         Registered(match watched {
             Ok(()) => Who::Allocator(SEGMENTS.book(driver)),
             Err(reason) => Who::Nobody(reason.clone()),
@@ -104,11 +103,11 @@ impl Segments {
 }
 
 impl SegmentWatcher for Segments {
-    fn came(&self, _device: usize, start: usize, bytes: usize) {
+    fn came(&self, start: usize, bytes: usize) {
         self.live.lock().insert(start, bytes);
     }
 
-    fn goes(&self, _device: usize, start: usize) {
+    fn goes(&self, start: usize) {
         self.live.lock().remove(&start);
         let books: Vec<Arc<Book>> = self.books.lock().iter().filter_map(Weak::upgrade).collect();
         for book in books {
@@ -141,7 +140,7 @@ impl fmt::Display for Book {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let buffers = self.buffers.lock();
         let refused = buffers.values().filter(|buffer| buffer.is_none()).count();
-        f.write_str("GPU memory registered as libtorch's allocator tells")?;
+        f.write_str("GPU memory registered as its allocator tells")?;
         if refused > 0 { write!(f, " ({refused} of {} segments refused)", buffers.len()) } else { Ok(()) }
     }
 }
@@ -160,14 +159,14 @@ mod tests {
     fn a_segment_is_registered_with_its_first_transfer_and_deregistered_before_it_is_freed() {
         let stand_in = StandIn::new();
         let (segments, book) = book(&stand_in);
-        segments.came(0, 4096, 8192);
-        segments.came(0, 4096, 8192);
+        segments.came(4096, 8192);
+        segments.came(4096, 8192);
         assert_eq!(stand_in.count("cuFileBufRegister"), 0);
         let registered = Registered(Who::Allocator(Arc::clone(&book)));
         assert_eq!([4096, 5000, 12_287].map(|at| registered.offset(at, 1)), [0, 904, 8191]);
         assert_eq!([4095, 12_287].map(|at| registered.offset(at, 2)), [0, 0]);
         assert_eq!((stand_in.count("cuFileBufRegister"), stand_in.count("cuFileBufDeregister")), (1, 0));
-        segments.goes(0, 4096);
+        segments.goes(4096);
         assert_eq!(stand_in.count("cuFileBufDeregister"), 1);
         assert_eq!(registered.offset(5000, 1), 0);
         drop((registered, book));
@@ -179,9 +178,9 @@ mod tests {
         let stand_in = StandIn::new();
         let (segments, book) = book(&stand_in);
         for bytes in [4096, 1 << 20] {
-            segments.came(0, 4096, bytes);
+            segments.came(4096, bytes);
             assert_eq!(book.registered(4096, 1), Some(4096));
-            segments.goes(0, 4096);
+            segments.goes(4096);
         }
         assert_eq!(stand_in.count("cuFileBufRegister"), 2);
     }
@@ -191,7 +190,7 @@ mod tests {
         let stand_in = StandIn::new();
         let (segments, book) = book(&stand_in);
         stand_in.fail("cuFileBufRegister", 5027);
-        segments.came(0, 4096, 4096);
+        segments.came(4096, 4096);
         let registered = Registered(Who::Allocator(book));
         assert_eq!([registered.offset(5000, 1), registered.offset(5000, 1)], [0, 0]);
         assert_eq!(stand_in.count("cuFileBufRegister"), 1);
@@ -202,10 +201,10 @@ mod tests {
     fn nothing_stays_registered_after_the_backend() {
         let stand_in = StandIn::new();
         let (segments, first) = book(&stand_in);
-        segments.came(0, 4096, 4096);
+        segments.came(4096, 4096);
         first.registered(4096, 1);
         drop(first);
         stand_in.assert_nothing_is_left();
-        segments.goes(0, 4096);
+        segments.goes(4096);
     }
 }
