@@ -66,15 +66,22 @@ pub(crate) fn open(
     }
 }
 
-/// Tries the ways between a GPU and the spill files out, once in a process.
-pub(crate) fn try_paths(config: &TensorCacheBuilder) -> Result<PathTrial> {
-    if config.store.directories.is_empty() {
-        return refused("no spill directory: call spill_to(directory) before try_paths()");
-    }
-    match (config.target(), config.simulated) {
-        (Target::Cuda(index), _) => Ok(Ways { config, open: || Cuda::open(index) }.probed(true)),
-        (_, Some(delay)) => Ok(Ways { config, open: || Simulated::start(delay) }.probed(true)),
-        _ => refused("try_paths: CPU tensors have one way only, straight to the spill files"),
+impl TensorCacheBuilder {
+    /// Tries both ways between the GPU and the spill directories out, as [`IoPath::Auto`] does: sends 64 MiB down and compares what comes
+    /// back, and measures each direction and both at once. It takes seconds, once in a process; later calls tell the same.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) without a spill directory, or for CPU tensors.
+    pub fn try_paths(&self) -> Result<PathTrial> {
+        if self.store.directories.is_empty() {
+            return refused("no spill directory: call spill_to(directory) before try_paths()");
+        }
+        match (self.target(), self.simulated) {
+            (Target::Cuda(index), _) => Ok(Ways { config: self, open: || Cuda::open(index) }.probed(true)),
+            (_, Some(delay)) => Ok(Ways { config: self, open: || Simulated::start(delay) }.probed(true)),
+            _ => refused("try_paths: CPU tensors have one way only, straight to the spill files"),
+        }
     }
 }
 

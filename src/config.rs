@@ -10,12 +10,10 @@ use ssdtrain_store::{BLOCK, BackendKind, StoreConfig};
 use tch::Device;
 use tch::nn::{VarStore, Variables};
 
-use crate::below;
 use crate::cache::Limits;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::available_memory;
-use crate::policy::{Aim, IoPath, PathTrial};
-use crate::session::TensorCache;
+use crate::policy::{Aim, IoPath};
 
 /// One kibibyte.
 pub const KIB: u64 = 1 << 10;
@@ -51,7 +49,7 @@ pub enum Policy {
     ///
     /// A plan is corrected when the disk's speed or the steps' times change. A step that saves something else than planned keeps what
     /// fits from there on, and steps are profiled again at doubling intervals; smaller micro-batches keep to the plan of larger ones.
-    /// [`TensorCache::plan`] explains the plan, and each [`StepReport`](crate::StepReport) that kept to it has it beside what was measured.
+    /// [`TensorCache::plan`](crate::TensorCache::plan) explains the plan, and each [`StepReport`](crate::StepReport) that kept to it has it beside what was measured.
     ///
     /// The plan sets `device_budget`, `backward_budget`, `prefetch` and what `keep_last` would.
     Auto(Goal),
@@ -82,7 +80,7 @@ pub enum Adaptive {
 #[expect(clippy::disallowed_types, reason = "tch's choice")]
 type SharedVariables = Arc<std::sync::Mutex<Variables>>;
 
-/// Builds a [`TensorCache`].
+/// Builds a [`TensorCache`](crate::TensorCache).
 #[derive(Clone, Debug)]
 #[must_use = "nothing happens before build()"]
 pub struct TensorCacheBuilder {
@@ -190,16 +188,6 @@ impl TensorCacheBuilder {
     pub fn cufile_library(mut self, path: impl Into<PathBuf>) -> Self {
         self.store.cufile = Some(path.into());
         self
-    }
-
-    /// Tries both ways between the GPU and the spill directories out, as [`IoPath::Auto`] does: sends 64 MiB down and compares what comes
-    /// back, and measures each direction and both at once. It takes seconds, once in a process; later calls tell the same.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Config`](crate::ErrorKind::Config) without a spill directory, or for CPU tensors.
-    pub fn try_paths(&self) -> Result<PathTrial> {
-        below::try_paths(self)
     }
 
     /// Most activation bytes the cache may have on the device: on their way out, back early, and kept by scope. A CPU thread that
@@ -312,18 +300,12 @@ impl TensorCacheBuilder {
         self
     }
 
-    /// Records what happens when, for [`TensorCache::write_trace`]. Each step, scope, stall, copy and transfer is an event, and so is
+    /// Records what happens when, for [`TensorCache::write_trace`](crate::TensorCache::write_trace). Each step, scope, stall, copy and transfer is an event, and so is
     /// each change of the bytes held: a few per tensor moved, of about 100 bytes each; on a GPU two CUDA events each besides, until the
     /// end of the step. The latest 1,048,576 events are kept (about 100 MB). Default: off.
     pub fn trace(mut self, trace: bool) -> Self {
         self.trace = trace;
         self
-    }
-
-    /// Opens the spill files, pins the host pool and makes the cache. Errors name the setting, the directory or the device that
-    /// cannot be used.
-    pub fn build(self) -> Result<TensorCache> {
-        TensorCache::open(self)
     }
 
     /// What becomes of saved tensors.

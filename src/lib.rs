@@ -35,8 +35,8 @@ mod mem;
 mod policy;
 mod profile;
 mod recompute;
-mod scope;
 mod session;
+mod step;
 mod telemetry;
 mod tier;
 mod trace;
@@ -45,12 +45,12 @@ pub use config::{Adaptive, GIB, KIB, MIB, Policy, TensorCacheBuilder};
 pub use error::{Error, ErrorKind, Result};
 pub use policy::{IoPath, PathRates, PathTrial};
 pub use recompute::{remat, segment};
-pub use scope::{Scope, scope};
 pub use session::{Backward, Entered, Held, Step, StepHandle, TensorCache, write_traces};
 pub use ssdtrain_libtorch::{load_cuda, resolve_math_kernels, trim};
 pub use ssdtrain_plan as plan;
 pub use ssdtrain_store as store;
 pub use ssdtrain_store::BackendKind;
+pub use step::{Scope, scope};
 pub use telemetry::{
     AdaptiveReport, Baseline, KeptReport, PlanReport, PlanRow, ScopeReport, StallReport, StepReport, Tally,
 };

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{everything, leaf, randn};
-use ssdtrain::{MIB, Policy, StepReport, TensorCache, TensorCacheBuilder};
+use ssdtrain::{MIB, Policy, StepReport, TensorCache, TensorCacheBuilder, scope};
 use tch::{Device, Kind, Tensor, nn};
 
 /// Four layers, each in a scope of its own; returns the report of the last of `steps` steps.
@@ -19,8 +19,8 @@ fn train(builder: TensorCacheBuilder, steps: usize) -> StepReport {
         let step = cache.step();
         let loss = {
             let y = layers.iter().enumerate().fold(x.shallow_clone(), |y, (i, layer)| {
-                let _block = ssdtrain::scope(&format!("block.{i}"));
-                let _mlp = cache.scope("mlp");
+                let _block = scope(&format!("block.{i}"));
+                let _mlp = scope("mlp");
                 y.apply(layer).gelu("tanh")
             });
             y.square().mean(Kind::Float)

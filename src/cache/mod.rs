@@ -4,7 +4,6 @@
 //! is the mechanism around them: it takes the lock, hands transfers to the store after releasing it, and waits.
 
 mod entry;
-mod hooks;
 #[cfg(test)]
 mod model;
 #[cfg(test)]
@@ -18,16 +17,15 @@ use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use ssdtrain_libtorch::{SavedTensor, Storage, StorageId, WriteObserver};
+use ssdtrain_store::contained;
 
-pub(crate) use self::hooks::{Recorder, StepContext, Unplanned};
-use self::table::{Answer, EntryKey, Job, Part, Saved, Squeeze, Table};
-pub(crate) use self::table::{Limits, NO_TAPE, TapeKey};
+use self::table::{Answer, Job, Part, Saved, Squeeze, Table};
+pub(crate) use self::table::{EntryKey, Limits, NO_TAPE, TapeKey};
 use crate::error::{Completion, ErrorKind};
 use crate::profile::Alive;
-use crate::telemetry::{Cause, Counters, ScopeId, Scopes};
+use crate::telemetry::{Cause, Counters, ScopeId, ScopeRecord, Scopes};
 use crate::tier::{Here, Parcel, Tier};
 use crate::trace::{Counter, Trace};
-use ssdtrain_store::contained;
 
 pub(crate) struct Cache {
     /// None when the policy is to keep everything.
@@ -37,6 +35,16 @@ pub(crate) struct Cache {
     changed: Condvar,
     pub(crate) scopes: Arc<Scopes>,
     pub(crate) trace: Option<Arc<Trace>>,
+}
+
+/// Who saves: the step and its counters, and where in it.
+#[derive(Clone, Copy)]
+pub(crate) struct By<'a> {
+    pub(crate) step: u64,
+    pub(crate) scope: ScopeId,
+    pub(crate) tape: TapeKey,
+    pub(crate) counters: &'a Arc<Counters>,
+    pub(crate) record: &'a ScopeRecord,
 }
 
 impl Cache {
@@ -131,7 +139,7 @@ impl Cache {
     }
 
     /// What was saved and is on the device, whoever holds it. What was held back and has been stored goes first.
-    fn alive(&self) -> Alive {
+    pub(crate) fn alive(&self) -> Alive {
         let mut table = self.table.lock();
         loop {
             let gone = table.stored_since();
@@ -143,18 +151,16 @@ impl Cache {
     }
 
     /// Takes one saved tensor in and returns its entry and its position on the tape. `keep`: it stays on the device.
-    fn save(
+    pub(crate) fn save(
         self: &Arc<Self>,
         saved: &SavedTensor<'_>,
         keep: bool,
-        step: &StepContext,
-        scope: ScopeId,
-        tape: TapeKey,
+        by: By<'_>,
     ) -> Option<(EntryKey, usize)> {
+        let By { step, scope, tape, counters, record } = by;
         let id = saved.storage_id()?;
         let (bytes, version) = (saved.storage_bytes(), saved.version());
         let part = Part { layout: saved.layout()?, bytes: saved.tensor_bytes() };
-        let counters = &step.counters;
         let here = Here::default();
         let mut parcel = None;
         let mut jobs = Vec::new();
@@ -182,8 +188,7 @@ impl Cache {
                 }
                 if self.fits(&mut table, bytes, counters, &here) {
                     let (storage, counters) = (saved.storage()?, Arc::clone(counters));
-                    step.record.add_own(scope, bytes);
-                    let step = step.number;
+                    record.add_own(scope, bytes);
                     break table.insert(Saved {
                         storage,
                         parcel: parcel.take(),
@@ -262,7 +267,7 @@ impl Cache {
     }
 
     /// Serves one handle: from the device where it can, from below where it must.
-    fn fetch(
+    pub(crate) fn fetch(
         self: &Arc<Self>,
         key: EntryKey,
         tape: TapeKey,
@@ -322,7 +327,7 @@ impl Cache {
     }
 
     /// The graph has let go of a handle.
-    fn release(&self, key: EntryKey, tape: TapeKey, round: u64) {
+    pub(crate) fn release(&self, key: EntryKey, tape: TapeKey, round: u64) {
         let gone = {
             let mut table = self.table.lock();
             let gone = table.release(key, tape, round);

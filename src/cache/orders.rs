@@ -7,13 +7,12 @@ use ssdtrain_store::{BackendKind, Store, StoreConfig};
 
 use super::Cache;
 use super::table::{EntryKey, Job, Limits, Part, Saved, TapeKey};
-use crate::config::MIB;
 use crate::device::{Device, Lane, Simulated, SimulatedMark};
 use crate::telemetry::ScopeId;
 use crate::tier::{DirectTier, DiskTier, Here, HostSettings, HostTier, PoolSize, Tier};
 
 const ENTRIES: usize = 3;
-const BYTES: u64 = MIB;
+const BYTES: u64 = 1 << 20;
 
 /// When the last handle goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

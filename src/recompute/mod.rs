@@ -9,26 +9,10 @@ mod recipe;
 mod remat;
 mod segment;
 
-use std::sync::Arc;
-
 use ssdtrain_libtorch as torch;
 use tch::{TchError, Tensor};
 
-pub(crate) use self::remat::Marks;
-use crate::scope::current_step;
-
-/// How what a thread saves in a step is treated, from the step's own way to that within reruns.
-#[derive(Clone)]
-pub(crate) enum Level {
-    /// The cache decides about each tensor; marked ones have recipes.
-    Step(Arc<Marks>),
-    /// Within a segment.
-    Segment,
-    /// Within the rerun of a segment: tensors are collected in the order in which they were saved.
-    Rerun,
-    /// Within the rerun of a single operation: nothing is kept.
-    Discard,
-}
+use crate::step::{Level, current_step};
 
 /// Computes `f(x)`, and has backward compute it again rather than keep what `f` saves: of all that autograd saves while `f` runs, only
 /// `x` stays in the step's cache, whose bytes may go to the host or the disk as any other tensor's. Gradients have the bits they

@@ -14,9 +14,8 @@ use ssdtrain_libtorch::{
 use tch::{TchError, Tensor};
 
 use super::digest::Digest;
-use super::{Level, refused};
-use crate::cache::StepContext;
-use crate::scope;
+use super::refused;
+use crate::step::{Level, StepContext, enter};
 use crate::telemetry::ScopeId;
 use crate::trace::{Name, Range};
 
@@ -126,7 +125,7 @@ impl Recipe {
         let _active = torch::activate(hooks);
         let cache = &step.cache;
         let within = cache.scopes.child(*scope, "recompute");
-        let _scope = scope::enter(Arc::clone(step), level, within);
+        let _scope = enter(Arc::clone(step), level, within);
         let _range = Range::open(cache.trace.clone(), Name::Scope(within), name);
         let _modes = modes.enter().map_err(|error| error.to_string())?;
         let run = || match catch_unwind(AssertUnwindSafe(|| (self.function)(&inputs))) {

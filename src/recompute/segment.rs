@@ -13,9 +13,8 @@ use tch::{TchError, Tensor};
 
 use super::digest::Digest;
 use super::recipe::{Before, Discarded, Function, Recipe};
-use super::{Level, refused};
-use crate::cache::StepContext;
-use crate::scope::{self, current_scope};
+use super::refused;
+use crate::step::{Level, StepContext, current_scope, enter, scope};
 use crate::telemetry::Counters;
 
 /// Runs `function` on `x` as a segment of `step`; `outer` decides about what the segment does not take.
@@ -27,7 +26,7 @@ pub(super) fn run(
     level: &Level,
     outer: Hooks,
 ) -> Result<Tensor, TchError> {
-    let _scope = scope::scope(name);
+    let _scope = scope(name);
     let scope = current_scope();
     let before =
         Before::new(format!("segment \"{name}\""), &[x], Arc::clone(&step), scope).map_err(refused)?;
@@ -46,7 +45,7 @@ pub(super) fn run(
     let reading = Reads::begin().map_err(refused)?;
     let output = {
         let _active = torch::activate(Arc::clone(&recorder) as Hooks);
-        let _within = scope::enter(step, Level::Segment, scope);
+        let _within = enter(step, Level::Segment, scope);
         function(&[x])?
     };
     let reads = reading.end();

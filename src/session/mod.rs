@@ -14,18 +14,17 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{Storage, StorageId, WriteObserver};
-use tch::{Device, TchError, Tensor};
+use tch::Device;
 
 use self::steering::Steering;
 pub use self::step::{Backward, Entered, Step, StepHandle};
 use self::warnings::Warned;
 use crate::below::{self, Below};
-use crate::cache::{Cache, StepContext};
+use crate::cache::Cache;
 use crate::config::{Policy, TensorCacheBuilder};
 use crate::error::{Error, ErrorKind, Result};
 use crate::policy::Filter;
-use crate::recompute;
-use crate::scope::{self, Scope};
+use crate::step::StepContext;
 use crate::telemetry::{PlanReport, ScopeRecord};
 use crate::tier::Tier;
 use crate::trace::{self, Name, Process, Range, Trace};
@@ -47,14 +46,18 @@ pub struct TensorCache {
     warned: Warned,
 }
 
+impl TensorCacheBuilder {
+    /// Opens the spill files, pins the host pool and makes the cache. Errors name the setting, the directory or the device that
+    /// cannot be used.
+    pub fn build(self) -> Result<TensorCache> {
+        TensorCache::over(None, self)
+    }
+}
+
 impl TensorCache {
     /// Starts describing a cache.
     pub fn builder() -> TensorCacheBuilder {
         TensorCacheBuilder::default()
-    }
-
-    pub(crate) fn open(config: TensorCacheBuilder) -> Result<TensorCache> {
-        TensorCache::over(None, config)
     }
 
     fn over(store: Option<Store>, config: TensorCacheBuilder) -> Result<TensorCache> {
@@ -138,27 +141,6 @@ impl TensorCache {
             cache: self,
             _range: range,
         }
-    }
-
-    /// Names a part of the step, as [`crate::scope`] does.
-    pub fn scope(&self, name: &str) -> Scope {
-        scope::scope(name)
-    }
-
-    /// Computes `f(x)` and has backward compute it again, as [`crate::segment`] does.
-    pub fn segment<F>(&self, name: &str, x: &Tensor, f: F) -> Result<Tensor, TchError>
-    where
-        F: Fn(&Tensor) -> Result<Tensor, TchError> + Send + 'static,
-    {
-        recompute::segment(name, x, f)
-    }
-
-    /// Computes `f(inputs)` and has backward compute it again wherever it was saved, as [`crate::remat`] does.
-    pub fn remat<F>(&self, inputs: &[&Tensor], f: F) -> Result<Tensor, TchError>
-    where
-        F: Fn(&[&Tensor]) -> Result<Tensor, TchError> + Send + 'static,
-    {
-        recompute::remat(inputs, f)
     }
 
     /// Which way bytes go: backend, direct or buffered, and why not a faster one.

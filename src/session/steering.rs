@@ -9,11 +9,12 @@ use ssdtrain_plan::{Machine, Placement, Prediction, Workload};
 use ssdtrain_store::{Store, StoreStats};
 use tch::Device;
 
-use crate::cache::{Cache, Limits, StepContext, Unplanned};
+use crate::cache::{Cache, Limits};
 use crate::config::{Policy, TensorCacheBuilder};
 use crate::mem::free_memory;
 use crate::policy::{Auto, Course, Keeping, Module, Observed, Profile, Reading, Rule, Stay, Went};
 use crate::profile::Probe;
+use crate::step::{StepContext, Unplanned};
 use crate::telemetry::{AdaptiveReport, PlanReport, ScopeId, Scopes, StepReport};
 use crate::tier::Tier;
 use crate::trace::{Forward, Trace};

@@ -10,11 +10,10 @@ use tch::{Device, Tensor};
 
 use super::steering::Noted;
 use super::{TensorCache, warnings};
-use crate::cache::{NO_TAPE, Recorder, StepContext, TapeKey};
+use crate::cache::{NO_TAPE, TapeKey};
 use crate::error::{Error, ErrorKind, Result};
 use crate::policy::Followed;
-use crate::recompute::{Level, Marks};
-use crate::scope;
+use crate::step::{Level, Marks, Recorder, StepContext, Within, enter};
 use crate::telemetry::{ScopeId, StepReport};
 use crate::trace::{Name, Range};
 
@@ -190,7 +189,7 @@ impl StepHandle {
         let marks = Arc::new(Marks::default());
         let hooks =
             torch::activate(Arc::new(Recorder { step: Arc::clone(&self.0), marks: Arc::clone(&marks) }));
-        let scopes = scope::enter(Arc::clone(&self.0), Level::Step(Arc::clone(&marks)), ScopeId::default());
+        let scopes = enter(Arc::clone(&self.0), Level::Step(Arc::clone(&marks)), ScopeId::default());
         Entered { _hooks: hooks, _scopes: scopes, marks }
     }
 }
@@ -199,6 +198,6 @@ impl StepHandle {
 #[must_use = "the thread leaves the step when this guard is dropped"]
 pub struct Entered {
     _hooks: torch::Active,
-    _scopes: scope::Entered,
+    _scopes: Within,
     marks: Arc<Marks>,
 }

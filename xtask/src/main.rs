@@ -11,6 +11,7 @@ mod libtorch;
 mod outside;
 mod pip;
 mod process;
+mod rooms;
 mod wheel;
 
 use std::env;

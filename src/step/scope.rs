@@ -5,8 +5,8 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::cache::StepContext;
-use crate::recompute::Level;
+use super::context::StepContext;
+use super::marks::Marks;
 use crate::telemetry::ScopeId;
 use crate::trace::{Name, Range};
 
@@ -21,6 +21,19 @@ struct ActiveStep {
     step: Arc<StepContext>,
     level: Level,
     current: ScopeId,
+}
+
+/// How what a thread saves in a step is treated, from the step's own way to that within reruns.
+#[derive(Clone)]
+pub(crate) enum Level {
+    /// The cache decides about each tensor; marked ones have recipes.
+    Step(Arc<Marks>),
+    /// Within a segment.
+    Segment,
+    /// Within the rerun of a segment: tensors are collected in the order in which they were saved.
+    Rerun,
+    /// Within the rerun of a single operation: nothing is kept.
+    Discard,
 }
 
 /// Names what the calling thread does until the guard is dropped: tensors saved meanwhile are reported under `name`, and
@@ -87,19 +100,19 @@ pub(crate) fn current_step() -> Option<(Arc<StepContext>, Level, ScopeId)> {
 }
 
 /// Makes `step` the innermost of this thread, with `current` as its scope, until the guard is dropped.
-pub(crate) fn enter(step: Arc<StepContext>, level: Level, current: ScopeId) -> Entered {
+pub(crate) fn enter(step: Arc<StepContext>, level: Level, current: ScopeId) -> Within {
     static GUARDS: AtomicU64 = AtomicU64::new(0);
     let number = GUARDS.fetch_add(1, Ordering::Relaxed);
     STEPS.with_borrow_mut(|steps| steps.push(ActiveStep { number, step, level, current }));
-    Entered { number, thread_bound: PhantomData }
+    Within { number, thread_bound: PhantomData }
 }
 
-pub(crate) struct Entered {
+pub(crate) struct Within {
     number: u64,
     thread_bound: PhantomData<*const ()>,
 }
 
-impl Drop for Entered {
+impl Drop for Within {
     fn drop(&mut self) {
         // A thread that is being torn down has given its steps up already.
         let ended = STEPS.try_with(|steps| {
