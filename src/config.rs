@@ -24,6 +24,7 @@ pub const GIB: u64 = 1 << 30;
 
 /// What becomes of saved tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum Policy {
     /// All that can be moved and is worth it leaves the device: from a GPU to pinned host memory and on to the disk, from the CPU
     /// to the disk.

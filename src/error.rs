@@ -1,5 +1,6 @@
 //! The one error type of the library.
 
+use std::error::Error as StdError;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -30,12 +31,14 @@ pub enum ErrorKind {
     Device,
 }
 
-/// An error of the library: a kind to act on and one line that says what happened, to what, and what to do.
+/// An error of the library: a kind to act on and one line that says what happened, to what, and what to do. Its
+/// [source](std::error::Error::source) is what it came of: an error of a load that a backward failed by, or what the system said.
 #[derive(Clone, Debug)]
 pub struct Error {
     kind: ErrorKind,
+    /// All of it, the source's included.
     message: String,
-    source: Option<Arc<io::Error>>,
+    source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
 /// Told once how a transfer went, with the library's own error.
@@ -49,9 +52,14 @@ impl Error {
         Error { kind, message: message.into(), source: None }
     }
 
-    /// An error of a file operation, naming the path.
-    pub(crate) fn io(kind: ErrorKind, message: impl Into<String>, source: io::Error) -> Error {
-        Error { kind, message: message.into(), source: Some(Arc::new(source)) }
+    /// An error of a call to the system.
+    pub(crate) fn io(kind: ErrorKind, message: impl fmt::Display, source: io::Error) -> Error {
+        Error { kind, message: format!("{message}: {source}"), source: Some(Arc::new(source)) }
+    }
+
+    /// What comes out of libtorch as `text` because of this error.
+    pub(crate) fn told_as(self, text: String) -> Error {
+        Error { kind: self.kind, message: text, source: Some(Arc::new(self)) }
     }
 
     /// What libtorch says.
@@ -72,16 +80,12 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)?;
-        match &self.source {
-            Some(source) => write!(f, ": {source}"),
-            None => Ok(()),
-        }
+        f.write_str(&self.message)
     }
 }
 
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.source.as_ref().map(|source| &**source as _)
     }
 }
@@ -96,6 +100,7 @@ impl From<store::Error> for Error {
             store::ErrorKind::Unmet => ErrorKind::Unmet,
             _ => ErrorKind::Io,
         };
-        Error { kind, message: error.message().to_owned(), source: error.os_error().cloned() }
+        let source = error.os_error().cloned().map(|source| source as Arc<dyn StdError + Send + Sync>);
+        Error { kind, message: error.to_string(), source }
     }
 }

@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::error::Error;
+use std::io;
 use std::sync::Arc;
 
 use common::chain::{chain, input};
@@ -79,6 +81,12 @@ fn a_failing_load_is_an_error_that_names_the_tensor_and_the_cause() {
         assert!(message.contains(part), "{part}: {message}");
     }
     assert!(!message.contains("frame #"), "no C++ backtrace: {message}");
+    // What it came of is there as it was, down to the number that the system gave.
+    let load = error.source().unwrap();
+    assert!(message.contains(&load.to_string()), "{load}");
+    let system = load.source().and_then(|system| system.downcast_ref::<io::Error>());
+    assert_eq!(system.and_then(io::Error::raw_os_error), Some(libc::EIO), "{load}");
+    assert_eq!(error.clone().kind(), error.kind());
     drop(loss);
     step.finish().unwrap();
     assert_nothing_held(&cache);

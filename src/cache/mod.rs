@@ -21,7 +21,7 @@ use ssdtrain_store::contained;
 
 use self::table::{Answer, Job, Part, Saved, Squeeze, Table};
 pub(crate) use self::table::{EntryKey, Limits, NO_TAPE, TapeKey};
-use crate::error::{Completion, ErrorKind};
+use crate::error::{Completion, Error};
 use crate::profile::Alive;
 use crate::telemetry::{Cause, Counters, ScopeId, ScopeRecord, Scopes};
 use crate::tier::{Here, Parcel, Tier};
@@ -381,9 +381,9 @@ impl Cache {
         }
     }
 
-    /// The kind of the failed load that `text` speaks of, if there is one.
-    pub(crate) fn kind_of_failure(&self, text: &str) -> Option<ErrorKind> {
-        self.table.lock().kind_of_failure(text)
+    /// The failed load that `text` speaks of, if there is one.
+    pub(crate) fn failure_in(&self, text: &str) -> Option<Error> {
+        self.table.lock().failure_in(text)
     }
 
     /// Runs when a store is over, on the I/O thread as a rule.

@@ -13,7 +13,7 @@ use ssdtrain_libtorch::{Block, Storage, StorageId, Watch, WeakStorage};
 pub(crate) use self::saving::{Part, Saved};
 use super::entry::{Edge, State};
 use super::tape::Tape;
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::profile::Alive;
 use crate::telemetry::{Cause, Counters, ScopeId};
 use crate::tier::{Leaving, Parcel, Tier};
@@ -350,13 +350,13 @@ impl Table {
         self.entry(key).is_some_and(|entry| entry.state == State::Loading)
     }
 
-    /// The kind of the failed load that `text` speaks of, if there is one.
-    pub(crate) fn kind_of_failure(&self, text: &str) -> Option<ErrorKind> {
+    /// The failed load that `text` speaks of, if there is one.
+    pub(crate) fn failure_in(&self, text: &str) -> Option<Error> {
         let mut failures = self.entries.iter().filter_map(|(_, entry)| entry.failure.as_ref());
-        failures.find(|failure| text.contains(&failure.to_string())).map(Error::kind)
+        failures.find(|failure| text.contains(&failure.to_string())).cloned()
     }
 
-    /// What [`Table::kind_of_failure`] is to know of an entry that is on the device, and cannot be used.
+    /// What [`Table::failure_in`] is to know of an entry that is on the device, and cannot be used.
     pub(crate) fn note_failure(&mut self, key: EntryKey, failure: Error) {
         if let Some(entry) = self.entry_mut(key) {
             entry.failure = Some(failure);

@@ -5,6 +5,7 @@ use ssdtrain_store::CuFileMode;
 
 /// Which way a GPU's tensors take off the device, and back. CPU tensors have one way only: straight to the spill files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum IoPath {
     /// The faster one for what has to go to the disk. That is [`Staged`](IoPath::Staged) wherever there is a host pool to hold what
     /// is wanted next, and under [`Policy::Auto`](crate::Policy::Auto), which plans for one way, `verify`, or a backend that was asked for.

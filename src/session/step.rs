@@ -66,14 +66,16 @@ impl Step<'_> {
         let mut highest = self.peak.lock();
         *highest = Some(highest.unwrap_or(0).max(peak));
         self.handle.0.micro_batch_ends();
-        outcome.map_err(|torch::TorchError(text)| Error::new(self.kind_of(&text), text))
+        outcome.map_err(|torch::TorchError(text)| self.failure(text))
     }
 
     /// What a backward failed of. Errors cross libtorch as text, which has that of the load that failed within it.
-    fn kind_of(&self, text: &str) -> ErrorKind {
-        let changed =
-            || CHANGED.iter().any(|words| text.contains(words)).then_some(ErrorKind::ChangedInPlace);
-        self.cache.cache.kind_of_failure(text).or_else(changed).unwrap_or(ErrorKind::Torch)
+    fn failure(&self, text: String) -> Error {
+        if let Some(failure) = self.cache.cache.failure_in(&text) {
+            return failure.told_as(text);
+        }
+        let changed = CHANGED.iter().any(|words| text.contains(words));
+        Error::new(if changed { ErrorKind::ChangedInPlace } else { ErrorKind::Torch }, text)
     }
 
     /// Switches to micro-batch `index` (from 0, where each step begins): tensors saved from now on, on every thread of the step, belong

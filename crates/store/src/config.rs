@@ -15,6 +15,7 @@ const MAX_QUEUE_DEPTH: usize = 4096;
 
 /// How a store moves its bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum BackendKind {
     /// io_uring, or the thread pool where the kernel refuses io_uring.
     #[default]

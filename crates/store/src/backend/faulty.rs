@@ -12,6 +12,7 @@ use crate::mem::BLOCK;
 
 /// What goes wrong with an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Fault {
     /// It fails with this error number; a read leaves garbage in memory.
     Errno(i32),
