@@ -1,4 +1,4 @@
-//! The dependency arrows of the workspace: cufile-sys, hooks <- ssdtrain <- models <- ssdtrain-bench, and lean libraries.
+//! The dependency arrows of the workspace: plan, store, cufile-sys, hooks <- ssdtrain <- models <- ssdtrain-bench, and lean libraries.
 
 use std::collections::BTreeSet;
 
@@ -60,8 +60,8 @@ const APPLICATION_CRATES: &[&str] = &[
     "tracing-subscriber",
 ];
 
-/// The most crates that ssdtrain may add to those of tch. Raise it knowingly.
-const MOST_CRATES_BESIDE_TCH: usize = 24;
+/// The most crates of others that ssdtrain may add to those of tch. Raise it knowingly.
+const MOST_CRATES_BESIDE_TCH: usize = 21;
 
 /// Checks all of the above against what cargo resolves, without building anything.
 pub(crate) fn check() -> Result<()> {
@@ -84,11 +84,14 @@ pub(crate) fn check() -> Result<()> {
             );
         }
     }
-    let beside_tch = tree("ssdtrain")?.difference(&tree("tch")?).count();
-    println!("ssdtrain adds {beside_tch} crates to those of tch (at most {MOST_CRATES_BESIDE_TCH})");
+    let is_ours = |name: &&String| ARROWS.iter().any(|(package, _)| package == name);
+    let beside_tch = tree("ssdtrain")?.difference(&tree("tch")?).filter(|name| !is_ours(name)).count();
+    println!(
+        "ssdtrain adds {beside_tch} crates of others to those of tch (at most {MOST_CRATES_BESIDE_TCH})"
+    );
     if beside_tch > MOST_CRATES_BESIDE_TCH {
         wrong.push(format!(
-            "ssdtrain adds {beside_tch} crates to those of tch: more than {MOST_CRATES_BESIDE_TCH}"
+            "ssdtrain adds {beside_tch} crates of others to those of tch: more than {MOST_CRATES_BESIDE_TCH}"
         ));
     }
     if !wrong.is_empty() {
