@@ -14,7 +14,7 @@ use crate::sys::{CUfileDrvProps_t, CUfileOpError};
 /// How many errors of drops are kept.
 const MOST_ERRORS: usize = 64;
 
-/// The open driver. Clones, files, buffers, streams and batches keep it open.
+/// The open driver. Clones, files and buffers keep it open.
 #[derive(Clone)]
 pub struct Driver(Arc<Opened>);
 
@@ -129,7 +129,7 @@ impl Driver {
         Ok(unsafe { function() })
     }
 
-    /// What went wrong in drops of this driver's buffers, streams and batches since the last call: a drop cannot
+    /// What went wrong in drops of this driver's buffers since the last call: a drop cannot
     /// return it. Of more than 64 the first are kept.
     pub fn take_errors(&self) -> Vec<Error> {
         std::mem::take(&mut *self.0.errors.lock())

@@ -58,15 +58,6 @@ functions! {
     buf_deregister: cuFileBufDeregister;
     read: cuFileRead;
     write: cuFileWrite;
-    batch_set_up: cuFileBatchIOSetUp;
-    batch_submit: cuFileBatchIOSubmit;
-    batch_status: cuFileBatchIOGetStatus;
-    batch_cancel: cuFileBatchIOCancel;
-    batch_destroy: cuFileBatchIODestroy;
-    read_async: cuFileReadAsync;
-    write_async: cuFileWriteAsync;
-    stream_register: cuFileStreamRegister;
-    stream_deregister: cuFileStreamDeregister;
     parameter_size: cuFileGetParameterSizeT;
     parameter_bool: cuFileGetParameterBool;
     parameter_string: cuFileGetParameterString;

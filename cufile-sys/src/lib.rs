@@ -26,16 +26,13 @@
 //!
 //! # What keeps what
 //!
-//! Files, buffers, streams and batches keep the driver open; what is in flight keeps its file, its stream and its
-//! parameters. Nothing that cuFile may still use is ever freed by a drop: it is waited for, or left to cuFile for good.
-//! The memory of a transfer is the caller's: functions that take it are `unsafe` and say for how long it must live.
+//! Files and buffers keep the driver open. The memory of a transfer is the caller's: functions that take it are `unsafe` and say for how long it must live.
 //!
 //! # What it takes
 //!
 //! cuFile is for Linux, needs CUDA's driver, and takes files of the file systems it knows, opened with `O_DIRECT`. After
 //! a `fork` the child must not use it. Errors carry the status and what to do about it.
 
-mod batch;
 mod buffer;
 mod driver;
 mod file;
@@ -44,14 +41,11 @@ mod loader;
 mod parameters;
 pub mod result;
 mod statistics;
-mod stream;
 pub mod sys;
 
-pub use batch::{Batch, Completion, Direction, Refused, Request};
 pub use buffer::Buffer;
 pub use driver::{Driver, Version};
 pub use file::File;
 pub use functions::Functions;
 pub use loader::{Library, LoadError, Search, VARIABLE, has_cuda_driver};
 pub use result::{Cause, Error, Result};
-pub use stream::{Block, NotQueued, Queued, Stream};

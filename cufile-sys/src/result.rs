@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::sys::{CUFILEOP_BASE_ERR, CUfileError_t, CUfileOpError, CUfileStatus_t, CUresult};
+use crate::sys::{CUFILEOP_BASE_ERR, CUfileError_t, CUfileOpError, CUresult};
 
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -31,10 +31,6 @@ pub enum Cause {
     Os(i32),
     /// The transfer failed, and cuFile does not say why.
     Unexplained,
-    /// A request of a batch ended in this state.
-    State(CUfileStatus_t),
-    /// The stream was passed, but the operation has not run: the stream had failed before.
-    NotRun,
     /// The library says that it transferred more than it was asked to.
     TooMuch {
         /// Bytes that it claims.
@@ -118,10 +114,6 @@ impl fmt::Display for Cause {
             Cause::Os(number) => io::Error::from_raw_os_error(*number).fmt(f),
             Cause::Unexplained => {
                 f.write_str("the transfer failed, and cuFile does not say why; see cufile.log")
-            }
-            Cause::State(state) => write!(f, "the request ended as {state:?}"),
-            Cause::NotRun => {
-                f.write_str("it has not run, though its stream was passed; the stream has failed")
             }
             Cause::TooMuch { claimed, asked } => {
                 write!(f, "it claims {claimed} bytes of {asked}; the data cannot be trusted")
@@ -233,7 +225,7 @@ mod tests {
     #[test]
     fn minus_one_of_another_thread_has_no_errno() {
         set_errno(libc::EIO);
-        assert_eq!(told("cuFileReadAsync", -1, 10).unwrap_err().cause(), &Cause::Unexplained);
+        assert_eq!(told("cuFileRead", -1, 10).unwrap_err().cause(), &Cause::Unexplained);
     }
 
     #[test]

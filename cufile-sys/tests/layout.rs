@@ -138,10 +138,6 @@ fn checks() -> String {
         fs_type, getRDMADeviceList, getRDMADevicePriority, read, write,
     });
     layout!(out, CUfileDescr_t as "CUfileDescr_t" { r#type, handle.fd, handle.handle, fs_ops });
-    layout!(out, CUfileIOParams_t as "CUfileIOParams_t" {
-        mode, u.batch.devPtr_base, u.batch.file_offset, u.batch.devPtr_offset, u.batch.size, fh, opcode, cookie,
-    });
-    layout!(out, CUfileIOEvents_t as "CUfileIOEvents_t" { cookie, status, ret });
     layout!(out, CUfileOpCounter_t as "CUfileOpCounter_t" { ok, err });
     layout!(out, CUfileStatsLevel1_t as "CUfileStatsLevel1_t" { read_ops, write_ops, hdl_register_ops, hdl_deregister_ops, buf_register_ops, buf_deregister_ops, read_bytes, write_bytes, read_bw_bytes_per_sec, write_bw_bytes_per_sec, read_lat_avg_us, write_lat_avg_us, read_ops_per_sec, write_ops_per_sec, read_lat_sum_us, write_lat_sum_us, batch_submit_ops, batch_complete_ops, batch_setup_ops, batch_cancel_ops, batch_destroy_ops, batch_enqueued_ops, batch_posix_enqueued_ops, batch_processed_ops, batch_posix_processed_ops, batch_nvfs_submit_ops, batch_p2p_submit_ops, batch_aio_submit_ops, batch_iouring_submit_ops, batch_mixed_io_submit_ops, batch_total_submit_ops, batch_read_bytes, batch_write_bytes, batch_read_bw_bytes, batch_write_bw_bytes, batch_submit_lat_avg_us, batch_completion_lat_avg_us, batch_submit_ops_per_sec, batch_complete_ops_per_sec, batch_submit_lat_sum_us, batch_completion_lat_sum_us, last_batch_read_bytes, last_batch_write_bytes });
     layout!(out, CUfileStatsLevel2_t as "CUfileStatsLevel2_t" { basic, read_size_kb_hist, write_size_kb_hist });
@@ -154,9 +150,6 @@ fn checks() -> String {
         CUfileDriverControlFlags_t as "CUfileDriverControlFlags_t",
         CUfileFeatureFlags_t as "CUfileFeatureFlags_t",
         CUfileFileHandleType as "enum CUfileFileHandleType",
-        CUfileOpcode_t as "CUfileOpcode_t",
-        CUfileStatus_t as "CUfileStatus_t",
-        CUfileBatchMode_t as "CUfileBatchMode_t",
         CUFileSizeTConfigParameter_t as "CUFileSizeTConfigParameter_t",
         CUFileBoolConfigParameter_t as "CUFileBoolConfigParameter_t",
         CUFileStringConfigParameter_t as "CUFileStringConfigParameter_t",
@@ -166,10 +159,6 @@ fn checks() -> String {
         ("CUFILEOP_BASE_ERR", CUFILEOP_BASE_ERR),
         ("CU_FILE_RDMA_REGISTER", CU_FILE_RDMA_REGISTER.cast_unsigned()),
         ("CU_FILE_RDMA_RELAXED_ORDERING", CU_FILE_RDMA_RELAXED_ORDERING.cast_unsigned()),
-        ("CU_FILE_STREAM_FIXED_BUF_OFFSET", CU_FILE_STREAM_FIXED_BUF_OFFSET),
-        ("CU_FILE_STREAM_FIXED_FILE_OFFSET", CU_FILE_STREAM_FIXED_FILE_OFFSET),
-        ("CU_FILE_STREAM_FIXED_FILE_SIZE", CU_FILE_STREAM_FIXED_FILE_SIZE),
-        ("CU_FILE_STREAM_PAGE_ALIGNED_INPUTS", CU_FILE_STREAM_PAGE_ALIGNED_INPUTS),
     ] {
         same(&mut out, name, value.into());
     }
@@ -192,15 +181,6 @@ fn checks() -> String {
         cuFileBufDeregister,
         cuFileRead,
         cuFileWrite,
-        cuFileBatchIOSetUp,
-        cuFileBatchIOSubmit,
-        cuFileBatchIOGetStatus,
-        cuFileBatchIOCancel,
-        cuFileBatchIODestroy,
-        cuFileReadAsync,
-        cuFileWriteAsync,
-        cuFileStreamRegister,
-        cuFileStreamDeregister,
         cuFileGetParameterSizeT,
         cuFileGetParameterBool,
         cuFileGetParameterString,

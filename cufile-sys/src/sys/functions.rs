@@ -3,9 +3,9 @@
 //! What each demands of its arguments is in the vendor's reference, named in [`crate::sys`]. All may be called from
 //! any thread, with the CUDA context of the memory current there.
 
-use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_long, c_void};
 
-use libc::{off_t, size_t, ssize_t, timespec};
+use libc::{off_t, size_t, ssize_t};
 
 use super::*;
 
@@ -43,41 +43,6 @@ pub type cuFileBufDeregister = unsafe extern "C" fn(*const c_void) -> CUfileErro
 pub type cuFileRead = unsafe extern "C" fn(CUfileHandle_t, *mut c_void, size_t, off_t, off_t) -> ssize_t;
 /// Writes: file, base of the memory, bytes, offset in the file, offset from the base.
 pub type cuFileWrite = unsafe extern "C" fn(CUfileHandle_t, *const c_void, size_t, off_t, off_t) -> ssize_t;
-
-/// Makes a batch of at most so many requests.
-pub type cuFileBatchIOSetUp = unsafe extern "C" fn(*mut CUfileBatchHandle_t, c_uint) -> CUfileError_t;
-/// Submits requests: the batch, how many, the first, flags.
-pub type cuFileBatchIOSubmit =
-    unsafe extern "C" fn(CUfileBatchHandle_t, c_uint, *mut CUfileIOParams_t, c_uint) -> CUfileError_t;
-/// Waits for events: the batch, the least number, room for how many and how many came, the first, a time limit.
-pub type cuFileBatchIOGetStatus = unsafe extern "C" fn(
-    CUfileBatchHandle_t,
-    c_uint,
-    *mut c_uint,
-    *mut CUfileIOEvents_t,
-    *mut timespec,
-) -> CUfileError_t;
-/// Cancels what is not yet done.
-pub type cuFileBatchIOCancel = unsafe extern "C" fn(CUfileBatchHandle_t) -> CUfileError_t;
-/// Destroys a batch.
-pub type cuFileBatchIODestroy = unsafe extern "C" fn(CUfileBatchHandle_t);
-
-/// Queues a read on a stream: file, base of the memory, bytes, offset in the file, offset from the base, outcome.
-pub type cuFileReadAsync = unsafe extern "C" fn(
-    CUfileHandle_t,
-    *mut c_void,
-    *mut size_t,
-    *mut off_t,
-    *mut off_t,
-    *mut ssize_t,
-    CUstream,
-) -> CUfileError_t;
-/// Queues a write on a stream: file, base of the memory, bytes, offset in the file, offset from the base, outcome.
-pub type cuFileWriteAsync = cuFileReadAsync;
-/// Registers a stream, with flags.
-pub type cuFileStreamRegister = unsafe extern "C" fn(CUstream, c_uint) -> CUfileError_t;
-/// Deregisters a stream.
-pub type cuFileStreamDeregister = unsafe extern "C" fn(CUstream) -> CUfileError_t;
 
 /// Reads a number.
 pub type cuFileGetParameterSizeT =

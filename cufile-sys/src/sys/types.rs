@@ -1,8 +1,8 @@
-//! Descriptors, properties, and the parameters of batches and of streams.
+//! Descriptors and properties.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use libc::{off_t, off64_t, size_t, sockaddr, ssize_t};
+use libc::{off64_t, size_t, sockaddr, ssize_t};
 
 use super::CUfileOpError;
 use super::integers::integers;
@@ -15,12 +15,8 @@ pub const CUFILEOP_BASE_ERR: u32 = 5000;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CUresult(pub u32);
 
-/// A stream of CUDA's driver.
-pub type CUstream = *mut c_void;
 /// A registered file.
 pub type CUfileHandle_t = *mut c_void;
-/// A batch.
-pub type CUfileBatchHandle_t = *mut c_void;
 
 /// What most functions return.
 #[repr(C)]
@@ -89,38 +85,6 @@ integers! {
         CU_FILE_HANDLE_TYPE_OPAQUE_WIN32 = 2,
         /// A file system in user space, with operations of its own.
         CU_FILE_HANDLE_TYPE_USERSPACE_FS = 3,
-    }
-
-    /// The direction of a request of a batch.
-    CUfileOpcode_t {
-        /// From the file into memory.
-        CUFILE_READ = 0,
-        /// From memory into the file.
-        CUFILE_WRITE = 1,
-    }
-
-    /// The state of a request of a batch.
-    CUfileStatus_t {
-        /// Not yet submitted.
-        CUFILE_WAITING = 0x01,
-        /// Queued.
-        CUFILE_PENDING = 0x02,
-        /// It was ill-formed or could not be queued.
-        CUFILE_INVALID = 0x04,
-        /// It was cancelled.
-        CUFILE_CANCELED = 0x08,
-        /// It completed.
-        CUFILE_COMPLETE = 0x10,
-        /// It took too long.
-        CUFILE_TIMEOUT = 0x20,
-        /// It could not be completed.
-        CUFILE_FAILED = 0x40,
-    }
-
-    /// The kind of a batch.
-    CUfileBatchMode_t {
-        /// The only one.
-        CUFILE_BATCH = 1,
     }
 }
 
@@ -242,62 +206,3 @@ pub struct CUfileDescr_t {
     /// Operations of a file system in user space, or null.
     pub fs_ops: *const CUfileFSOps_t,
 }
-
-/// The memory and the place in the file of a request of a batch.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct CUfileIOParamsBatch {
-    /// The base of the memory, on the device or the host.
-    pub devPtr_base: *mut c_void,
-    /// Bytes from the beginning of the file.
-    pub file_offset: off_t,
-    /// Bytes from `devPtr_base`.
-    pub devPtr_offset: off_t,
-    /// Bytes to transfer.
-    pub size: size_t,
-}
-
-/// What is particular to the kind of a batch.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub union CUfileIOParamsUnion {
-    /// For `CUFILE_BATCH`.
-    pub batch: CUfileIOParamsBatch,
-}
-
-/// A request of a batch.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CUfileIOParams_t {
-    /// The kind of the batch.
-    pub mode: CUfileBatchMode_t,
-    /// What goes where.
-    pub u: CUfileIOParamsUnion,
-    /// The file.
-    pub fh: CUfileHandle_t,
-    /// The direction.
-    pub opcode: CUfileOpcode_t,
-    /// Comes back with the event.
-    pub cookie: *mut c_void,
-}
-
-/// The end of a request of a batch.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct CUfileIOEvents_t {
-    /// That of the request.
-    pub cookie: *mut c_void,
-    /// The state of the request.
-    pub status: CUfileStatus_t,
-    /// Bytes transferred, or a negative error.
-    pub ret: size_t,
-}
-
-/// A flag of `cuFileStreamRegister`: offsets into buffers are known when an operation is queued.
-pub const CU_FILE_STREAM_FIXED_BUF_OFFSET: c_uint = 1;
-/// A flag of `cuFileStreamRegister`: offsets into files are known when an operation is queued.
-pub const CU_FILE_STREAM_FIXED_FILE_OFFSET: c_uint = 2;
-/// A flag of `cuFileStreamRegister`: sizes are known when an operation is queued.
-pub const CU_FILE_STREAM_FIXED_FILE_SIZE: c_uint = 4;
-/// A flag of `cuFileStreamRegister`: sizes and offsets are multiples of 4 KiB.
-pub const CU_FILE_STREAM_PAGE_ALIGNED_INPUTS: c_uint = 8;

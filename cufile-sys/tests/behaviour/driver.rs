@@ -107,20 +107,16 @@ fn closed_under_its_users_every_call_is_an_error_and_every_drop_is_quiet() {
     let mut memory = [0_u8; 5];
     // SAFETY: the memory outlives the buffer.
     let buffer = unsafe { driver.register_buffer(memory.as_ptr().cast(), 5) }.unwrap();
-    // SAFETY: any pointer is a stream of the stand-in.
-    let stream = unsafe { driver.register_stream(memory.as_mut_ptr().cast(), 0) }.unwrap();
-    let batch = driver.batch::<()>(2).unwrap();
     stand_in.close();
     // SAFETY: the memory is 5 bytes long.
     let read = unsafe { file.read(memory.as_mut_ptr().cast(), 5, 0, 0) };
     assert_eq!(read.unwrap_err().status().unwrap().0, 5001);
     assert_eq!(driver.properties().unwrap_err().status().unwrap().0, 5001);
-    drop(stream);
     drop(buffer);
-    drop((file, batch));
+    drop(file);
     let errors = driver.take_errors();
     let functions: Vec<&str> = errors.iter().map(cufile_sys::Error::function).collect();
-    assert_eq!(functions, ["cuFileStreamDeregister", "cuFileBufDeregister"]);
+    assert_eq!(functions, ["cuFileBufDeregister"]);
     assert!(driver.take_errors().is_empty());
     drop(driver);
     assert_eq!((stand_in.count("users"), stand_in.count("misuse")), (0, 0));

@@ -141,12 +141,10 @@ fn faults_of_the_stand_in_can_come_from_the_environment() {
 
 #[test]
 fn a_missing_function_is_an_error_of_the_call_that_needs_it_alone() {
-    let stand_in = StandIn::without(&["cuFileGetStatsL1", "cuFileBatchIODestroy", "cuFileReadAsync"]);
+    let stand_in = StandIn::without(&["cuFileGetStatsL1"]);
     let library = stand_in.open();
     let driver = Driver::open(&library).unwrap();
-    for error in [driver.statistics().unwrap_err(), driver.batch::<()>(4).unwrap_err()] {
-        assert_eq!(error.cause(), &Cause::Missing(stand_in.path()));
-    }
+    assert_eq!(driver.statistics().unwrap_err().cause(), &Cause::Missing(stand_in.path()));
     assert_eq!(driver.statistics().unwrap_err().function(), "cuFileGetStatsL1");
     let message = driver.statistics().unwrap_err().to_string();
     assert!(message.contains(stand_in.path().to_str().unwrap()), "{message}");
@@ -157,17 +155,14 @@ fn a_missing_function_is_an_error_of_the_call_that_needs_it_alone() {
 
 #[test]
 fn what_a_drop_needs_is_looked_for_before_anything_is_registered() {
-    let cases = ["cuFileHandleDeregister", "cuFileBufDeregister", "cuFileStreamDeregister"];
+    let cases = ["cuFileHandleDeregister", "cuFileBufDeregister"];
     let stand_in = StandIn::without(&cases);
     let driver = stand_in.driver();
     let memory = [0_u8; 64];
     let file = driver.register_file(crate::file(b"")).map(drop).unwrap_err();
     // SAFETY: the memory outlives the buffer.
     let buffer = unsafe { driver.register_buffer(memory.as_ptr().cast(), 64) }.map(drop).unwrap_err();
-    // SAFETY: any pointer is a stream of the stand-in.
-    let stream =
-        unsafe { driver.register_stream(memory.as_ptr().cast_mut().cast(), 0) }.map(drop).unwrap_err();
-    assert_eq!([file.function(), buffer.function(), stream.function()], cases);
+    assert_eq!([file.function(), buffer.function()], cases);
     drop(driver);
     stand_in.assert_nothing_is_left();
 

@@ -1,14 +1,12 @@
 //! What the crate does, seen over a stand-in for the library.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
-mod batches;
 mod driver;
 mod library;
 mod registrations;
 mod settings;
 #[path = "../stand_in/mod.rs"]
 mod stand_in;
-mod streams;
 mod transfers;
 
 use std::io::Write;

@@ -1,11 +1,7 @@
 /* A stand-in for libcufile.so.0, for tests alone: it has cuFile's functions over plain files and host memory.
  *
- * "Device pointers" are host memory, "streams" are any pointers, transfers are pread and pwrite on the registered
- * descriptor. The functions stand_in_* below control it. Every copy of the library has a state of its own. A function is
- * left out by -DcuFileX=left_out_cuFileX.
- *
- * It looks at what it was given as late as the real library may: at the array of a batch when a request runs, at the
- * numbers of a stream's transfer when that runs. */
+ * "Device pointers" are host memory, transfers are pread and pwrite on the registered descriptor. The functions stand_in_* below control it. Every copy of the library has a state of its own. A function is
+ * left out by -DcuFileX=left_out_cuFileX. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -20,40 +16,22 @@
 #include <unistd.h>
 
 enum { NOT_OPEN = 5001, BAD_FLAGS = 5019, INVALID = 5022, TWICE = 5023, ALREADY_OPEN = 5026, NO_FILE = 5027, NO_NAME = 5031, FULL = 5037 };
-enum { PENDING = 0x02, CANCELED = 0x08, COMPLETE = 0x10, FAILED = 0x40 };
 enum { MANY = 256 };
 
 struct status { unsigned err, cu; };
 struct descriptor { unsigned type; union { int fd; void *handle; } handle; const void *operations; };
-struct parameters { unsigned mode; void *base; off_t file_offset, memory_offset; size_t size; void *file; unsigned opcode; void *cookie; };
-struct event { void *cookie; unsigned status; size_t ret; };
 
 struct file { int fd; bool live; };
 struct buffer { const void *base; size_t len; };
 struct function { char name[64]; int code, detail; long calls; };
-struct entry { struct parameters *parameters; void *cookie; unsigned state; ssize_t ret; };
-struct batch { unsigned depth; struct entry entries[MANY]; };
-/* A transfer that is held: of a stream, or of a batch if it has an entry. */
-struct work {
-    bool write;
-    struct file *file;
-    char *base;
-    const size_t *size;
-    const off_t *file_offset, *memory_offset;
-    ssize_t *outcome;
-    struct entry *entry;
-    const char *name;
-};
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct function functions[128];
 static struct file files[MANY];
 static struct buffer buffers[MANY];
-static void *streams[MANY];
-static struct work queue[MANY];
-static int used_files, queued;
-static long users, batches, misuse, waiting;
+static int used_files;
+static long users, misuse, waiting;
 static size_t most = SIZE_MAX;
 static bool holding;
 static int version = 1150, level;
@@ -114,39 +92,9 @@ static ssize_t transfer(const char *name, bool write, struct file *file, char *b
     return bytes;
 }
 
-static void run(struct work *work) {
-    if (!work->entry) {
-        *work->outcome = transfer(work->name, work->write, work->file, work->base, *work->size, *work->file_offset, *work->memory_offset);
-        return;
-    }
-    struct parameters *asked = work->entry->parameters;
-    ssize_t ret = transfer("batch", asked->opcode == 1, asked->file, asked->base, asked->size, asked->file_offset, asked->memory_offset);
-    struct function *state = function("batch state");
-    work->entry->ret = ret;
-    work->entry->state = state->code ? (unsigned)state->code : ret < 0 ? FAILED : COMPLETE;
-}
-
-/* Runs the oldest `count` of what is held. */
-static void step(long count) {
-    while (count-- > 0 && queued) {
-        struct work first = queue[0];
-        memmove(queue, queue + 1, --queued * sizeof *queue);
-        run(&first);
-    }
-    pthread_cond_broadcast(&changed);
-}
-
-static void start(struct work work) {
-    if (!holding) return run(&work);
-    if (queued == MANY) abort();
-    queue[queued++] = work;
-    pthread_cond_broadcast(&changed);
-}
-
 /* ---- The controls ---- */
 
-/* Makes calls of a function fail: with a status; or with -1, and `detail` as errno. 0 ends that. "cuFileReadAsync run",
- * "cuFileWriteAsync run" and "batch" are transfers as they run; "batch state" is the state in which requests end. */
+/* Makes calls of a function fail: with a status; or with -1, and `detail` as errno. 0 ends that. */
 void stand_in_fail(const char *name, int code, int detail) {
     pthread_mutex_lock(&lock);
     function(name)->code = code;
@@ -161,7 +109,7 @@ void stand_in_shorten(size_t bytes) {
     pthread_mutex_unlock(&lock);
 }
 
-/* From now on transfers wait for stand_in_release or, but for cuFileRead and cuFileWrite, stand_in_step. */
+/* From now on transfers wait for stand_in_release. */
 void stand_in_hold(void) {
     pthread_mutex_lock(&lock);
     holding = true;
@@ -171,20 +119,14 @@ void stand_in_hold(void) {
 void stand_in_release(void) {
     pthread_mutex_lock(&lock);
     holding = false;
-    step(queued);
-    pthread_mutex_unlock(&lock);
-}
-
-void stand_in_step(long count) {
-    pthread_mutex_lock(&lock);
-    step(count);
+    pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
 }
 
 /* Sleeps until so many transfers are held. */
 void stand_in_wait_held(long count) {
     pthread_mutex_lock(&lock);
-    while (queued + waiting < count) pthread_cond_wait(&changed, &lock);
+    while (waiting < count) pthread_cond_wait(&changed, &lock);
     pthread_mutex_unlock(&lock);
 }
 
@@ -206,18 +148,15 @@ static long live(const char *what) {
     for (int i = 0; i < MANY; i++) {
         if (!strcmp(what, "files")) count += files[i].live;
         if (!strcmp(what, "buffers")) count += buffers[i].base != NULL;
-        if (!strcmp(what, "streams")) count += streams[i] != NULL;
     }
     return count;
 }
 
-/* How many there are: "users" of the driver, "files", "buffers", "streams", "batches", transfers "held", cases of
- * "misuse", or calls of the function of this name. */
+/* How many there are: "users" of the driver, "files", "buffers", transfers "held", cases of "misuse", or calls of the function of this name. */
 long stand_in_count(const char *what) {
     pthread_mutex_lock(&lock);
     long count = !strcmp(what, "users")     ? users
-                 : !strcmp(what, "batches") ? batches
-                 : !strcmp(what, "held")    ? queued + waiting
+                 : !strcmp(what, "held")    ? waiting
                  : !strcmp(what, "misuse")  ? misuse
                  : !strncmp(what, "cu", 2)  ? function(what)->calls
                                             : live(what);
@@ -250,7 +189,7 @@ struct status cuFileDriverOpen(void) {
 struct status cuFileDriverClose_v2(void) {
     CALL(true)
     users--;
-    if (!users && (live("files") || live("buffers") || live("streams") || batches || queued)) misuse++;
+    if (!users && (live("files") || live("buffers"))) misuse++;
     return leave(0);
 }
 
@@ -359,27 +298,6 @@ struct status cuFileBufDeregister(const void *base) {
     return leave(INVALID);
 }
 
-struct status cuFileStreamRegister(void *stream, unsigned flags) {
-    CALL(true)
-    for (int i = 0; flags < 16 && i < MANY; i++)
-        if (!streams[i]) {
-            streams[i] = stream;
-            return leave(0);
-        }
-    return leave(INVALID);
-}
-
-struct status cuFileStreamDeregister(void *stream) {
-    CALL(true)
-    for (int i = 0; i < MANY; i++)
-        if (stream && streams[i] == stream) {
-            streams[i] = NULL;
-            return leave(0);
-        }
-    misuse++;
-    return leave(INVALID);
-}
-
 /* ---- Transfers ---- */
 
 static ssize_t wait_and_transfer(const char *name, bool write, void *file, void *base, size_t size, off_t file_offset, off_t memory_offset) {
@@ -400,92 +318,6 @@ ssize_t cuFileRead(void *file, void *base, size_t size, off_t file_offset, off_t
 
 ssize_t cuFileWrite(void *file, const void *base, size_t size, off_t file_offset, off_t memory_offset) {
     return wait_and_transfer("cuFileWrite", true, file, (void *)base, size, file_offset, memory_offset);
-}
-
-struct status cuFileReadAsync(void *file, void *base, size_t *size, off_t *file_offset, off_t *memory_offset, ssize_t *outcome, void *stream) {
-    CALL(true)
-    (void)stream;
-    start((struct work){false, file, base, size, file_offset, memory_offset, outcome, NULL, "cuFileReadAsync run"});
-    return leave(0);
-}
-
-struct status cuFileWriteAsync(void *file, void *base, size_t *size, off_t *file_offset, off_t *memory_offset, ssize_t *outcome, void *stream) {
-    CALL(true)
-    (void)stream;
-    start((struct work){true, file, base, size, file_offset, memory_offset, outcome, NULL, "cuFileWriteAsync run"});
-    return leave(0);
-}
-
-struct status cuFileBatchIOSetUp(void **handle, unsigned depth) {
-    CALL(true)
-    if (!depth || depth > MANY) return leave(INVALID);
-    struct batch *batch = calloc(1, sizeof *batch);
-    batch->depth = depth;
-    *handle = batch;
-    batches++;
-    return leave(0);
-}
-
-struct status cuFileBatchIOSubmit(void *handle, unsigned count, struct parameters *parameters, unsigned flags) {
-    CALL(true)
-    struct batch *batch = handle;
-    /* "batch partly" makes it start so many, and then fail. */
-    struct function *partly = function("batch partly");
-    unsigned started = 0;
-    for (unsigned i = 0; i < count; i++) {
-        struct entry *entry = NULL;
-        for (unsigned j = 0; j < batch->depth; j++)
-            if (!batch->entries[j].state) entry = &batch->entries[j];
-        if (!entry || flags) return leave(FULL);
-        if (partly->code && started++ == (unsigned)partly->detail) return leave(partly->code);
-        *entry = (struct entry){&parameters[i], parameters[i].cookie, PENDING, 0};
-        start((struct work){.entry = entry});
-    }
-    return leave(0);
-}
-
-struct status cuFileBatchIOGetStatus(void *handle, unsigned least, unsigned *count, struct event *events, struct timespec *limit) {
-    CALL(true)
-    struct batch *batch = handle;
-    for (;;) {
-        unsigned done = 0;
-        for (unsigned i = 0; i < batch->depth; i++) done += batch->entries[i].state > PENDING;
-        /* The time limit is always over: a test never waits for time to pass. */
-        if (done >= least || limit) break;
-        pthread_cond_wait(&changed, &lock);
-    }
-    unsigned room = *count;
-    *count = 0;
-    for (unsigned i = 0; i < batch->depth && *count < room; i++) {
-        struct entry *entry = &batch->entries[i];
-        if (entry->state <= PENDING) continue;
-        events[(*count)++] = (struct event){entry->cookie, entry->state, entry->ret};
-        entry->state = 0;
-    }
-    return leave(0);
-}
-
-struct status cuFileBatchIOCancel(void *handle) {
-    CALL(true)
-    struct batch *batch = handle;
-    for (unsigned i = 0; i < batch->depth; i++) {
-        struct entry *entry = &batch->entries[i];
-        if (entry->state != PENDING) continue;
-        entry->state = CANCELED;
-        for (int j = 0; j < queued; j++)
-            if (queue[j].entry == entry) memmove(queue + j, queue + j + 1, (--queued - j) * sizeof *queue);
-    }
-    pthread_cond_broadcast(&changed);
-    return leave(0);
-}
-
-void cuFileBatchIODestroy(void *handle) {
-    pthread_mutex_lock(&lock);
-    struct batch *batch = handle;
-    for (unsigned i = 0; i < batch->depth; i++) misuse += batch->entries[i].state != 0;
-    free(batch);
-    batches--;
-    pthread_mutex_unlock(&lock);
 }
 
 /* ---- Parameters and statistics ---- */

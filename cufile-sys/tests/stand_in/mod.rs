@@ -97,13 +97,6 @@ impl StandIn {
         release();
     }
 
-    /// Runs the oldest of what is held.
-    pub(crate) fn step(&self, count: i64) {
-        // SAFETY: the function has this type.
-        let step: extern "C" fn(c_long) = unsafe { self.control(c"stand_in_step") };
-        step(count);
-    }
-
     /// Sleeps until so many transfers are held.
     pub(crate) fn wait_held(&self, count: i64) {
         // SAFETY: the function has this type.
@@ -125,7 +118,7 @@ impl StandIn {
         set(version);
     }
 
-    /// How many there are of "users", "files", "buffers", "streams", "batches", "held" or "misuse", or how often the
+    /// How many there are of "users", "files", "buffers", "held" or "misuse", or how often the
     /// function of this name was called.
     pub(crate) fn count(&self, what: &str) -> i64 {
         let what = CString::new(what).unwrap();
@@ -136,7 +129,7 @@ impl StandIn {
 
     /// Whatever was registered is not any more, the driver is closed, and nothing was used in a wrong way.
     pub(crate) fn assert_nothing_is_left(&self) {
-        for what in ["users", "files", "buffers", "streams", "batches", "held", "misuse"] {
+        for what in ["users", "files", "buffers", "held", "misuse"] {
             assert_eq!(self.count(what), 0, "{what}");
         }
     }
