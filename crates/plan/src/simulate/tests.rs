@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::{Leaving, Recompute};
 
 const S: Duration = Duration::from_secs(1);
 
