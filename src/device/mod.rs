@@ -6,13 +6,13 @@ mod simulated;
 use std::time::Duration;
 
 use ssdtrain_libtorch::Storage;
+use ssdtrain_store::Pin;
 
 pub(crate) use self::cuda::{Context, Cuda};
 pub(crate) use self::simulated::Simulated;
 #[cfg(test)]
 pub(crate) use self::simulated::{Mark as SimulatedMark, Used as SimulatedUsed};
 use crate::error::Result;
-use ssdtrain_store::Pin;
 
 /// A queue of work that is done in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,6 +14,8 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{Storage, StorageId, WriteObserver};
+use ssdtrain_plan::{Machine, Workload};
+use ssdtrain_store::{Store, StoreStats};
 use tch::Device;
 
 use self::steering::Steering;
@@ -28,8 +30,6 @@ use crate::step::StepContext;
 use crate::telemetry::{PlanReport, ScopeRecord};
 use crate::tier::Tier;
 use crate::trace::{self, Name, Process, Range, Trace};
-use ssdtrain_plan::{Machine, Workload};
-use ssdtrain_store::{Store, StoreStats};
 
 /// Takes the tensors autograd saves off the device and has them back before backward asks.
 ///

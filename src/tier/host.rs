@@ -8,6 +8,7 @@
 //! written to the disk, before a slot that the device still reads is read into), a thread of this tier's does.
 
 mod copies;
+mod growth;
 mod parcel;
 mod spill;
 
@@ -18,15 +19,14 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use parking_lot::{Condvar, Mutex};
 use ssdtrain_libtorch::Storage;
-use ssdtrain_store::{Blob, Store, contained};
-use ssdtrain_store::{HostPool, IoBuf};
+use ssdtrain_store::{Blob, HostPool, IoBuf, Store};
 
+pub(crate) use self::growth::PoolSize;
 use super::shelf::{Serial, Shelf};
 use super::waiter::Waiter;
 use super::{Here, Leaving, Parcel, Room, Tier};
 use crate::device::{Device, Lane};
 use crate::error::{Completion, Error, ErrorKind, Result};
-use crate::mem::available_memory;
 use crate::telemetry::{Cause, Counters, ScopeId};
 use crate::trace::{DeviceTrace, Trace};
 
@@ -37,22 +37,6 @@ pub(crate) struct HostSettings {
     /// Read from the disk ahead of the copies to the device.
     pub(crate) read_ahead: u64,
 }
-
-/// How large the pool is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PoolSize {
-    /// So many bytes, pinned at once.
-    Fixed(u64),
-    /// What steps ask for, and at most so many bytes; nothing before one asks.
-    Learned { cap: u64 },
-    /// Only what the way between device and disk needs, once a storage takes it.
-    Bounce,
-}
-
-/// A pool that is only the way to the disk, as long as no storage asks for more.
-const BOUNCE_BYTES: u64 = 256 << 20;
-/// A learned pool doubles, by at least and at most so much at a time: a GiB takes about 0.3 s to pin.
-const PORTION: (u64, u64) = (64 << 20, 1 << 30);
 
 /// Pinned host memory below a device.
 pub(crate) struct HostTier<D: Device> {
@@ -267,63 +251,6 @@ impl<D: Device> HostTier<D> {
             while books.shelf.next_to_write_at_once().is_some_and(|next| !self.write(books, next)) {}
         }
         if books.shelf.is_writing() { Room::Later } else { Room::None }
-    }
-
-    /// Whether more is being pinned, so that such a parcel should ask again. That takes a while: a thread of its own does it.
-    fn grows(&self, books: &mut Books<D>, bytes: u64) -> bool {
-        let more = self.portion(bytes);
-        if books.growing || books.short || books.refused || more == 0 {
-            return books.growing;
-        }
-        books.growing = true;
-        let tier = Weak::clone(&self.this);
-        self.pins.after(Vec::new(), move |_| {
-            if let Some(tier) = tier.upgrade() {
-                tier.grow(more);
-            }
-        });
-        true
-    }
-
-    /// How much the pool grows for a parcel that finds no room; 0 if it may not, or would not have room for it then.
-    fn portion(&self, bytes: u64) -> u64 {
-        let capacity = self.pool.capacity();
-        match self.size {
-            PoolSize::Fixed(_) => 0,
-            PoolSize::Learned { .. } => {
-                let lacking = bytes.saturating_sub(self.pool.free_bytes()).next_multiple_of(2 << 20);
-                let room = self.pool.cap().saturating_sub(capacity);
-                let (least, most) = PORTION;
-                if lacking > room { 0 } else { capacity.clamp(least, most).max(lacking).min(room) }
-            }
-            // Room for two of the largest, so that one can be filled while the other is written.
-            PoolSize::Bounce => (2 * bytes).max(BOUNCE_BYTES).saturating_sub(capacity),
-        }
-    }
-
-    /// Pins more, and tells whoever asked for it.
-    fn grow(&self, bytes: u64) {
-        // What others have taken since the cache was built is not there any more.
-        let short = matches!(self.size, PoolSize::Learned { .. }) && bytes > available_memory() / 2;
-        let grown = if short {
-            Ok(())
-        } else {
-            contained("pinning", || self.pool.grow(bytes).map_err(Error::from))
-                .unwrap_or_else(|| Err(internal("pinning panicked")))
-        };
-        if short {
-            tracing::debug!("memory is short: the host pool stays at {}", ByteSize(self.pool.capacity()));
-        }
-        if let Err(error) = &grown {
-            tracing::warn!(%error, "the host pool stays at {}", ByteSize(self.pool.capacity()));
-        }
-        {
-            let mut books = self.books.lock();
-            books.growing = false;
-            books.short |= short;
-            books.refused |= grown.is_err();
-        }
-        self.tell_room();
     }
 
     fn tell_room(&self) {

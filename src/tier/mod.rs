@@ -21,6 +21,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use ssdtrain_libtorch::{Block, Storage};
+use ssdtrain_store::Store;
 
 pub(crate) use self::direct::DirectTier;
 pub(crate) use self::disk::DiskTier;
@@ -29,7 +30,6 @@ pub(crate) use self::trial::Trial;
 use crate::device::{Device, Lane};
 use crate::error::{Completion, Result};
 use crate::telemetry::{Cause, Counters, ScopeId};
-use ssdtrain_store::Store;
 
 /// What lies below a device.
 pub(crate) trait Tier: Send + Sync {

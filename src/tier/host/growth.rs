@@ -1,0 +1,86 @@
+//! How large the pool is, and its growth, which a thread of its own sees to.
+
+use std::sync::Weak;
+
+use bytesize::ByteSize;
+use ssdtrain_store::contained;
+
+use super::{Books, HostTier, internal};
+use crate::device::Device;
+use crate::error::Error;
+use crate::mem::available_memory;
+
+/// How large the pool is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PoolSize {
+    /// So many bytes, pinned at once.
+    Fixed(u64),
+    /// What steps ask for, and at most so many bytes; nothing before one asks.
+    Learned { cap: u64 },
+    /// Only what the way between device and disk needs, once a storage takes it.
+    Bounce,
+}
+
+/// A pool that is only the way to the disk, as long as no storage asks for more.
+const BOUNCE_BYTES: u64 = 256 << 20;
+/// A learned pool doubles, by at least and at most so much at a time: a GiB takes about 0.3 s to pin.
+const PORTION: (u64, u64) = (64 << 20, 1 << 30);
+
+impl<D: Device> HostTier<D> {
+    /// Whether more is being pinned, so that such a parcel should ask again. That takes a while: a thread of its own does it.
+    pub(super) fn grows(&self, books: &mut Books<D>, bytes: u64) -> bool {
+        let more = self.portion(bytes);
+        if books.growing || books.short || books.refused || more == 0 {
+            return books.growing;
+        }
+        books.growing = true;
+        let tier = Weak::clone(&self.this);
+        self.pins.after(Vec::new(), move |_| {
+            if let Some(tier) = tier.upgrade() {
+                tier.grow(more);
+            }
+        });
+        true
+    }
+
+    /// How much the pool grows for a parcel that finds no room; 0 if it may not, or would not have room for it then.
+    fn portion(&self, bytes: u64) -> u64 {
+        let capacity = self.pool.capacity();
+        match self.size {
+            PoolSize::Fixed(_) => 0,
+            PoolSize::Learned { .. } => {
+                let lacking = bytes.saturating_sub(self.pool.free_bytes()).next_multiple_of(2 << 20);
+                let room = self.pool.cap().saturating_sub(capacity);
+                let (least, most) = PORTION;
+                if lacking > room { 0 } else { capacity.clamp(least, most).max(lacking).min(room) }
+            }
+            // Room for two of the largest, so that one can be filled while the other is written.
+            PoolSize::Bounce => (2 * bytes).max(BOUNCE_BYTES).saturating_sub(capacity),
+        }
+    }
+
+    /// Pins more, and tells whoever asked for it.
+    fn grow(&self, bytes: u64) {
+        // What others have taken since the cache was built is not there any more.
+        let short = matches!(self.size, PoolSize::Learned { .. }) && bytes > available_memory() / 2;
+        let grown = if short {
+            Ok(())
+        } else {
+            contained("pinning", || self.pool.grow(bytes).map_err(Error::from))
+                .unwrap_or_else(|| Err(internal("pinning panicked")))
+        };
+        if short {
+            tracing::debug!("memory is short: the host pool stays at {}", ByteSize(self.pool.capacity()));
+        }
+        if let Err(error) = &grown {
+            tracing::warn!(%error, "the host pool stays at {}", ByteSize(self.pool.capacity()));
+        }
+        {
+            let mut books = self.books.lock();
+            books.growing = false;
+            books.short |= short;
+            books.refused |= grown.is_err();
+        }
+        self.tell_room();
+    }
+}
