@@ -13,7 +13,7 @@ fn main() {
     cc::Build::new()
         .cpp(true)
         .pic(true)
-        .warnings(false)
+        .extra_warnings(true)
         .std("c++17")
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
         // As libtorch was built: some of its classes have other members without it.
@@ -24,8 +24,9 @@ fn main() {
         .include("csrc")
         // In the place of CUDA's own headers.
         .include("csrc/cuda")
-        .include(&include)
-        .include(include.join("torch/csrc/api/include"))
+        // Not ours to mend: no warnings of libtorch's headers.
+        .flag(format!("-isystem{}", include.display()))
+        .flag(format!("-isystem{}", include.join("torch/csrc/api/include").display()))
         .files([
             "csrc/allocator.cpp",
             "csrc/axpy.cpp",
