@@ -57,6 +57,24 @@ fn what_reads_them_after_their_update_reads_the_same_again() {
     }
 }
 
+/// Both are views of one buffer, as where a program flattens its state.
+#[test]
+fn statistics_of_one_storage_are_each_updated_once() {
+    let source = randn(&[64, 16]) * 3.0;
+    let run = |in_segment: bool| {
+        let flat = Tensor::cat(&[Tensor::zeros([16], F32), Tensor::ones([16], F32)], 0);
+        let cache = everything().build().unwrap();
+        let x = leaf(&source);
+        let step = cache.step();
+        let function = norm([&flat.narrow(0, 0, 16), &flat.narrow(0, 16, 16)], true);
+        let y = if in_segment { segment("norm", &x, function) } else { function(&x) };
+        step.backward(&y.unwrap().sum(Kind::Float)).unwrap();
+        step.finish().unwrap();
+        [x.grad(), flat]
+    };
+    assert_same_bits("statistics", &run(false), &run(true));
+}
+
 /// A batch normalisation of the same statistics.
 fn norm(
     [mean, var]: [&Tensor; 2],

@@ -268,7 +268,8 @@ impl fmt::Debug for Context {
     }
 }
 
-impl Gpu for Context {
+// SAFETY: libtorch's allocator tells of a segment once it is there, and of its end before it frees it.
+unsafe impl Gpu for Context {
     fn within(&self, work: &mut dyn FnMut()) -> std::result::Result<(), String> {
         let _current = self.0.enter().map_err(|error| error.to_string())?;
         work();

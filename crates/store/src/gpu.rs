@@ -3,7 +3,12 @@
 use std::fmt;
 
 /// A GPU whose memory transfers reach. Whoever opens the store knows its driver and its allocator.
-pub trait Gpu: fmt::Debug + Send + Sync {
+///
+/// # Safety
+///
+/// Whatever `watch` was given hears that a segment goes before any of its memory is freed, and of no segment that is not there: memory is
+/// registered with cuFile for as long as the segment lives.
+pub unsafe trait Gpu: fmt::Debug + Send + Sync {
     /// Runs `work` with the GPU's context current on the calling thread; what was current before is so again afterwards. The error says
     /// why `work` did not run.
     fn within(&self, work: &mut dyn FnMut()) -> Result<(), String>;

@@ -272,16 +272,21 @@ struct st_reads {
 
   void updates(const at::Tensor& t) {
     const auto known = seen.find(storage_of(t));
-    if (is_statistic(storage_of(t)) || (known != seen.end() && known->second.made)) return;
+    if (known != seen.end() && known->second.made) return;
+    for (const Statistic& one : statistics) {
+      // Others may lie in the same storage.
+      if (one.tensor.is_alias_of(t) && one.tensor.const_data_ptr() == t.const_data_ptr() && one.tensor.sizes() == t.sizes()) return;
+    }
     const at::DisableRecordFunctionGuard unseen;
     const c10::NoGradGuard no_grad;
     statistics.push_back(Statistic{t, t.detach().clone()});
   }
 
-  // A rerun begins with what such a storage held, whatever has been written to it since.
-  bool is_statistic(const StorageImpl* storage) const {
-    return std::any_of(statistics.begin(), statistics.end(),
-                       [&](const Statistic& known) { return storage_of(known.tensor) == storage; });
+  // A rerun begins with what such a storage held, whatever has been written to it since: a statistic is all of it.
+  bool is_rewound(const StorageImpl* storage) const {
+    return std::any_of(statistics.begin(), statistics.end(), [&](const Statistic& known) {
+      return storage_of(known.tensor) == storage && known.tensor.is_contiguous() && known.tensor.nbytes() == storage->nbytes();
+    });
   }
 };
 
@@ -424,7 +429,7 @@ st_status st_reads_check_unchanged_within(const st_reads* reads) {
 st_status st_reads_check_unchanged_since(const st_reads* reads) {
   return ssdtrain::guarded([&] {
     for (const auto& read : reads->reads) {
-      if (read.made || read.storage.expired() || reads->is_statistic(read.storage._unsafe_get_target())) continue;
+      if (read.made || read.storage.expired() || reads->is_rewound(read.storage._unsafe_get_target())) continue;
       const bool same = (!read.counter.enabled() || read.counter.current_version() == read.version) &&
                         writes_of(read.storage._unsafe_get_target()) == read.writes;
       TORCH_CHECK(same, "a tensor of shape ", read.shape);
@@ -443,8 +448,8 @@ st_status st_statistics_rewind(const st_reads* reads, st_statistics** out) {
       rewound->writes.emplace(storage_of(known.tensor), 0);
     }
     undone.push_back(&rewound->writes);
-    *out = rewound.release();
     for (const auto& known : reads->statistics) set_value(known.tensor, known.before);
+    *out = rewound.release();
   });
 }
 
