@@ -282,11 +282,20 @@ struct st_reads {
     statistics.push_back(Statistic{t, t.detach().clone()});
   }
 
-  // A rerun begins with what such a storage held, whatever has been written to it since: a statistic is all of it.
+  // A rerun begins with what such a storage held, whatever has been written to it since: statistics are all of it.
   bool is_rewound(const StorageImpl* storage) const {
-    return std::any_of(statistics.begin(), statistics.end(), [&](const Statistic& known) {
-      return storage_of(known.tensor) == storage && known.tensor.is_contiguous() && known.tensor.nbytes() == storage->nbytes();
-    });
+    std::vector<std::pair<size_t, size_t>> ranges;
+    for (const auto& [t, before] : statistics) {
+      const size_t start = t.storage_offset() * t.itemsize();
+      if (storage_of(t) == storage && t.is_contiguous()) ranges.emplace_back(start, start + t.nbytes());
+    }
+    std::sort(ranges.begin(), ranges.end());
+    size_t end = 0;
+    for (const auto& [from, to] : ranges) {
+      if (from > end) return false;
+      end = std::max(end, to);
+    }
+    return !ranges.empty() && end >= storage->nbytes();
   }
 };
 
