@@ -35,10 +35,13 @@ fn main() {
             "csrc/hooks.cpp",
             "csrc/linear.cpp",
             "csrc/observer.cpp",
+            "csrc/operations.cpp",
             "csrc/random.cpp",
             "csrc/ranges.cpp",
+            "csrc/reads.cpp",
             "csrc/segments.cpp",
             "csrc/storage.cpp",
+            "csrc/watches.cpp",
         ])
         .compile("ssdtrain_shim");
     // For the build scripts of those who depend on this package.

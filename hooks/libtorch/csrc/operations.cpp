@@ -1,0 +1,80 @@
+#include "operations.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <array>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace ssdtrain {
+
+namespace {
+
+// Of batch normalisation, most of whose schemas do not say that they write.
+void statistics_of(std::string_view name, Operation& of) {
+  struct Known {
+    std::string_view name;
+    size_t mean;
+    size_t training;
+  };
+  constexpr size_t kAlways = 0;
+  static constexpr Known known[] = {
+      {"aten::batch_norm", 3, 5},          {"aten::_batch_norm_impl_index", 3, 5},
+      {"aten::native_batch_norm", 3, 5},   {"aten::cudnn_batch_norm", 3, 5},
+      {"aten::miopen_batch_norm", 3, 5},   {"aten::_native_batch_norm_legit", 3, 5},
+      {"aten::_batch_norm_with_update", 3, kAlways}, {"aten::batch_norm_update_stats", 1, kAlways},
+      {"aten::batch_norm_gather_stats", 3, kAlways}, {"aten::batch_norm_gather_stats_with_counts", 3, kAlways},
+  };
+  for (const Known& one : known) {
+    if (one.name != name) continue;
+    of.statistics = bit(one.mean) | bit(one.mean + 1);
+    of.training = one.training;
+  }
+}
+
+Operation operation_of(const at::RecordFunction& call) {
+  Operation of;
+  of.name = call.name();
+  const auto schema = call.operator_schema();
+  if (!schema.has_value()) return of;
+  const std::string& name = schema->name();
+  // Shape only, or whether gradients are wanted: no byte changes.
+  static constexpr std::string_view harmless[] = {"aten::requires_grad_", "aten::retain_grad", "aten::set_data"};
+  for (const std::string_view one : harmless) {
+    if (name == one) return of;
+  }
+  const auto handle = c10::Dispatcher::singleton().findSchema(schema->operator_name());
+  const bool resizes = name.rfind("aten::resize_", 0) == 0;
+  if (handle.has_value() && handle->hasTag(at::Tag::inplace_view) && !resizes) return of;
+  const bool in_place = name.back() == '_';
+  const auto& arguments = schema->arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const c10::AliasInfo* alias = arguments[i].alias_info();
+    if (alias == nullptr || !alias->isWrite()) continue;
+    of.written |= bit(i);
+    if (!in_place || i > 0) of.written_after_saving |= bit(i);
+  }
+  statistics_of(name, of);
+  return of;
+}
+
+}  // namespace
+
+// A schema's name is at an address of its own for as long as the process lives.
+const Operation& known(const at::RecordFunction& call) {
+  constexpr size_t kSlots = 1024;
+  thread_local std::unique_ptr<std::array<Operation, kSlots>> cache = std::make_unique<std::array<Operation, kSlots>>();
+  const char* name = call.name();
+  Operation& slot = (*cache)[(reinterpret_cast<uintptr_t>(name) >> 4) % kSlots];
+  if (slot.name != name) slot = operation_of(call);
+  return slot;
+}
+
+uint64_t statistics_in(const Operation& operation, c10::ArrayRef<const c10::IValue> arguments) {
+  if (operation.statistics == 0 || operation.training == 0) return operation.statistics;
+  const bool told = operation.training < arguments.size() && arguments[operation.training].isBool();
+  return told && !arguments[operation.training].toBool() ? 0 : operation.statistics;
+}
+
+}  // namespace ssdtrain
