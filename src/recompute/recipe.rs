@@ -22,8 +22,9 @@ use crate::trace::{Name, Range};
 /// What is run again. It may move to the thread of backward, and is run by one thread at a time.
 pub(super) type Function = Box<dyn Fn(&[&Tensor]) -> Result<Tensor, TchError> + Send>;
 
-/// Of those that draw random numbers one rerun at a time: the generators are the process's.
-static DRAWING: ReentrantMutex<()> = ReentrantMutex::new(());
+/// Of those that draw random numbers or update statistics one rerun at a time: generators are the process's, and statistics may be those of
+/// several functions.
+static ALONE: ReentrantMutex<()> = ReentrantMutex::new(());
 
 /// A function, its inputs as autograd would save them, and what else its outcome hangs on.
 pub(super) struct Recipe {
@@ -132,6 +133,8 @@ impl Recipe {
             Ok(outcome) => outcome.map_err(text),
             Err(payload) => Err(format!("it panicked: {}", panic_text(&*payload))),
         };
+        let shares = self.drawn.is_some() || self.reads.updates_statistics();
+        let _alone = shares.then(|| ALONE.lock());
         let statistics = self.reads.rewind_statistics().map_err(said)?;
         let outcome = match &self.drawn {
             Some(drawn) => drawing(random, drawn, || random_of(&inputs, step), run),
@@ -166,7 +169,6 @@ fn drawing(
     now: impl Fn() -> Result<RandomState, TorchError>,
     run: impl FnOnce() -> Result<Tensor, String>,
 ) -> Result<Tensor, String> {
-    let _alone = DRAWING.lock();
     let before = now().map_err(said)?;
     from.restore().map_err(said)?;
     let outcome = run();

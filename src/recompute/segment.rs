@@ -51,10 +51,11 @@ pub(super) fn run(
     let reads = reading.end();
     let Order { facts, seen } = std::mem::take(&mut *recorder.order.lock());
     if let Some(reads) = reads.filter(|_| facts.iter().any(|fact| fact.taken)) {
-        let recipe = before.recipe(function, &[x], &output, reads)?;
-        // Those that are gone already nobody can write to.
+        // Those that are gone already nobody can write to, and what the function did not make is in the recipe's hands.
         let alive = seen.values().filter_map(Watch::upgrade);
-        let taken = alive.map(|storage| Watch::new(&storage)).collect();
+        let made = alive.filter(|storage| !reads.contains(storage));
+        let taken = made.map(|storage| Watch::new(&storage)).collect();
+        let recipe = before.recipe(function, &[x], &output, reads)?;
         *segment.done.lock() = Some(Done { recipe, facts: facts.into(), taken });
     }
     Ok(output)
@@ -71,7 +72,7 @@ struct Segment {
 struct Done {
     recipe: Recipe,
     facts: Arc<[Fact]>,
-    /// Of the storages that were taken those that outlived the function, as it left them.
+    /// Of the storages that were taken those that the function made and that outlived it, as it left them.
     taken: Vec<Watch>,
 }
 

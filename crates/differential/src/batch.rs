@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ssdtrain_differential::{Lab, Verdict, check, generate, shrink};
+use ssdtrain_differential::{Lab, Programs, Verdict, check, shrink};
 
 /// A program takes milliseconds.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -15,7 +15,7 @@ const LONGEST: Duration = Duration::from_secs(60);
 static BEGUN: AtomicU64 = AtomicU64::new(0);
 
 /// Runs `count` programs from seed `first` on.
-pub(crate) fn run(first: u64, count: u64, shrinking: Duration) {
+pub(crate) fn run(programs: &Programs, first: u64, count: u64, shrinking: Duration) {
     watch();
     let start = Instant::now();
     let begin = || BEGUN.store(start.elapsed().as_millis() as u64, Ordering::Relaxed);
@@ -23,7 +23,7 @@ pub(crate) fn run(first: u64, count: u64, shrinking: Duration) {
     for seed in first..first + count {
         begin();
         say(&format!("begin {seed}"));
-        let program = generate(seed);
+        let program = programs.generate(seed);
         if !lab.as_ref().is_some_and(|lab| lab.fits(&program)) {
             lab = Lab::new(&program.config).ok();
         }

@@ -80,6 +80,21 @@ impl Draw<'_> {
         self.leaf_of(shape, "constant", false)
     }
 
+    /// A view of a value's elements, or rows, from `start` on.
+    pub(crate) fn narrow(&mut self, slot: Slot, start: i64, length: i64) -> Slot {
+        let view = self.next;
+        self.next += 1;
+        let numbers = vec![0.0, start as f64, length as f64];
+        self.before.push(Op {
+            name: "narrow",
+            outputs: vec![view],
+            inputs: vec![slot],
+            numbers,
+            body: vec![],
+        });
+        view
+    }
+
     fn leaf_of(&mut self, shape: &[i64], name: &'static str, recorded: bool) -> Option<Slot> {
         let is_one = |t: &Tensor| t.is_leaf() && t.requires_grad() == recorded && t.size() == shape;
         let known: Vec<Slot> =

@@ -1,5 +1,6 @@
 //! Random programs. They are run as they are made, so that most of what they do can be done.
 
+use anyhow::{Context, Result};
 use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::CpuAutocast;
 use tch::nn::VarStore;
@@ -18,6 +19,38 @@ const OF_ONE_CACHE: u64 = 10;
 
 /// The program of `seed`.
 pub fn generate(seed: u64) -> Program {
+    Programs::default().generate(seed)
+}
+
+/// Programs of one kind, by their seeds.
+#[derive(Default)]
+pub struct Programs {
+    often: Option<&'static Operation>,
+}
+
+impl Programs {
+    /// Programs that do the operation `often` more than any other.
+    ///
+    /// # Errors
+    ///
+    /// There is no operation of that name.
+    pub fn new(often: Option<&str>) -> Result<Programs> {
+        let find = |name| operations::find(name).with_context(|| format!("there is no operation {name}"));
+        Ok(Programs { often: often.map(find).transpose()? })
+    }
+
+    /// The operation that these programs do often.
+    pub fn often(&self) -> Option<&'static str> {
+        self.often.map(|operation| operation.name)
+    }
+
+    /// The program of `seed`.
+    pub fn generate(&self, seed: u64) -> Program {
+        of_seed(seed, self.often)
+    }
+}
+
+fn of_seed(seed: u64, often: Option<&'static Operation>) -> Program {
     tch::set_num_threads(1);
     let config = Config::draw(&mut Random::new(!(seed / OF_ONE_CACHE)));
     let mut random = Random::new(seed);
@@ -39,7 +72,7 @@ pub fn generate(seed: u64) -> Program {
     ];
     let blocks = blocks.into_iter().filter(|_| random.percent(40)).collect();
     let seed = random.bits() % 1000;
-    let mut generator = Generator { random, next: 0, enabled, blocks, width, misuses };
+    let mut generator = Generator { random, next: 0, enabled, often, blocks, width, misuses };
     let vs = VarStore::new(Device::Cpu);
     let mut run = Run::new(&vs, None);
     tch::manual_seed(seed as i64);
@@ -57,6 +90,8 @@ struct Generator {
     random: Random,
     next: Slot,
     enabled: Vec<&'static Operation>,
+    /// This one more than any of them.
+    often: Option<&'static Operation>,
     /// Blocks and the percentage of operations that they are.
     blocks: Vec<(&'static str, usize)>,
     width: i64,
@@ -255,7 +290,8 @@ impl Generator {
         {
             return self.block(name, values, place).into_iter().collect();
         }
-        let operation = *self.random.of(&self.enabled);
+        let often = self.often.filter(|_| self.random.percent(30));
+        let operation = often.unwrap_or_else(|| *self.random.of(&self.enabled));
         let is_within = place.segment.is_some();
         if place.is_parallel && ORDERED.contains(&operation.name)
             || is_within && OF_OTHERS.contains(&operation.name)

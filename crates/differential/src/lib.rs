@@ -31,7 +31,7 @@ mod values;
 pub use bits::Bits;
 pub use check::{Lab, Verdict, check};
 pub use config::Config;
-pub use generate::generate;
+pub use generate::{Programs, generate};
 pub use program::{Op, Program, Slot};
 pub use random::Random;
 pub use run::{Ran, run};

@@ -9,8 +9,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use clap::{Parser, Subcommand};
-use ssdtrain_differential::{Program, check, generate};
+use clap::{Args, Parser, Subcommand};
+use ssdtrain_differential::{Program, Programs, check};
 
 #[derive(Parser)]
 #[command(version, about)]
@@ -35,11 +35,15 @@ enum Command {
         /// Stop at so many programs that fail
         #[arg(long, default_value_t = 20)]
         failures: usize,
+        #[command(flatten)]
+        theme: Theme,
     },
     /// Print the program of a seed
     Show {
         /// The seed
         seed: u64,
+        #[command(flatten)]
+        theme: Theme,
     },
     /// Run one program, a file or standard input, and say what became of it
     Check {
@@ -56,7 +60,16 @@ enum Command {
         count: u64,
         /// Seconds for making a program smaller
         shrink: f64,
+        #[command(flatten)]
+        theme: Theme,
     },
+}
+
+#[derive(Args)]
+struct Theme {
+    /// An operation that all programs do often
+    #[arg(long, value_name = "OPERATION")]
+    with: Option<String>,
 }
 
 fn main() -> ExitCode {
@@ -73,12 +86,14 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<ExitCode> {
     match command {
-        Command::Run { minutes, seed, jobs, failures } => {
-            let failed = parent::run(Duration::from_secs_f64(minutes * 60.0), seed, jobs, failures)?;
+        Command::Run { minutes, seed, jobs, failures, theme } => {
+            let programs = Programs::new(theme.with.as_deref())?;
+            let time = Duration::from_secs_f64(minutes * 60.0);
+            let failed = parent::run(&programs, time, seed, jobs, failures)?;
             Ok(ExitCode::from(u8::from(failed > 0)))
         }
-        Command::Show { seed } => {
-            print!("{}", generate(seed));
+        Command::Show { seed, theme } => {
+            print!("{}", Programs::new(theme.with.as_deref())?.generate(seed));
             Ok(ExitCode::SUCCESS)
         }
         Command::Check { file, times } => {
@@ -90,8 +105,9 @@ fn run(command: Command) -> Result<ExitCode> {
             println!("{verdict}");
             Ok(ExitCode::from(u8::from(verdict.is_wrong())))
         }
-        Command::Batch { first, count, shrink } => {
-            batch::run(first, count, Duration::from_secs_f64(shrink));
+        Command::Batch { first, count, shrink, theme } => {
+            let programs = Programs::new(theme.with.as_deref())?;
+            batch::run(&programs, first, count, Duration::from_secs_f64(shrink));
             Ok(ExitCode::SUCCESS)
         }
     }

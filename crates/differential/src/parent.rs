@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use ssdtrain_differential::{Program, shrink};
+use ssdtrain_differential::{Program, Programs, shrink};
 
 const BATCH: u64 = 100;
 const SHRINKING: &str = "20";
@@ -21,7 +21,13 @@ enum News {
 }
 
 /// Runs programs from `seed` on for `time`, or until so many fail; how many did.
-pub(crate) fn run(time: Duration, seed: u64, jobs: usize, failures: usize) -> Result<usize> {
+pub(crate) fn run(
+    programs: &Programs,
+    time: Duration,
+    seed: u64,
+    jobs: usize,
+    failures: usize,
+) -> Result<usize> {
     let start = Instant::now();
     let next = AtomicU64::new(seed);
     let failed = AtomicUsize::new(0);
@@ -34,7 +40,7 @@ pub(crate) fn run(time: Duration, seed: u64, jobs: usize, failures: usize) -> Re
             scope.spawn(move || {
                 while goes_on() {
                     let first = next.fetch_add(BATCH, Ordering::Relaxed);
-                    if let Err(error) = batch(first, first + BATCH, &sender, goes_on) {
+                    if let Err(error) = batch(programs, first, first + BATCH, &sender, goes_on) {
                         eprintln!("batch from {first}: {error:#}");
                         return;
                     }
@@ -58,12 +64,19 @@ pub(crate) fn run(time: Duration, seed: u64, jobs: usize, failures: usize) -> Re
 }
 
 /// Runs the seeds from `first` to before `end`, in as many processes as it takes.
-fn batch(mut first: u64, end: u64, news: &mpsc::Sender<News>, goes_on: &dyn Fn() -> bool) -> Result<()> {
+fn batch(
+    programs: &Programs,
+    mut first: u64,
+    end: u64,
+    news: &mpsc::Sender<News>,
+    goes_on: &dyn Fn() -> bool,
+) -> Result<()> {
     while first < end && goes_on() {
         let program = std::env::current_exe()?;
         let (from, count) = (first.to_string(), (end - first).to_string());
         let mut child = Command::new(program)
             .args(["batch", &from, &count, SHRINKING])
+            .args(theme(programs))
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
@@ -104,7 +117,7 @@ fn batch(mut first: u64, end: u64, news: &mpsc::Sender<News>, goes_on: &dyn Fn()
         let status = child.wait()?;
         if let Some(seed) = under_way.filter(|_| !status.success()) {
             let how = if hangs { "does not end".to_owned() } else { format!("ends its process: {status}") };
-            let text = match show(seed) {
+            let text = match show(programs, seed) {
                 // Each of these would take a minute.
                 Some(program) if hangs => program.to_string(),
                 Some(program) => shrink(&program, dies).to_string(),
@@ -118,10 +131,15 @@ fn batch(mut first: u64, end: u64, news: &mpsc::Sender<News>, goes_on: &dyn Fn()
     Ok(())
 }
 
+/// The arguments that have a child make such programs.
+fn theme(programs: &Programs) -> impl Iterator<Item = &'static str> {
+    programs.often().into_iter().flat_map(|name| ["--with", name])
+}
+
 /// The program of `seed`, if another process survives making it.
-fn show(seed: u64) -> Option<Program> {
-    let output =
-        Command::new(std::env::current_exe().ok()?).args(["show", &seed.to_string()]).output().ok()?;
+fn show(programs: &Programs, seed: u64) -> Option<Program> {
+    let mut command = Command::new(std::env::current_exe().ok()?);
+    let output = command.args(["show", &seed.to_string()]).args(theme(programs)).output().ok()?;
     String::from_utf8(output.stdout).ok()?.parse().ok().filter(|_| output.status.success())
 }
 

@@ -69,6 +69,17 @@ impl Op {
         names.contains(&self.name) || self.body.iter().any(|op| op.has(names))
     }
 
+    /// Whether what is within it uses `slot` as the statistics of batch norms that update them, or not at all.
+    pub fn only_updates(&self, slot: Slot) -> bool {
+        let only_updated = |op: &Op| match op.name {
+            _ if !op.free().contains(&slot) => true,
+            "batch_norm" => op.numbers == [1.0] && !op.inputs.iter().take(3).any(|input| *input == slot),
+            "narrow" => op.outputs.iter().all(|view| self.only_updates(*view)),
+            _ => false,
+        };
+        !self.inputs.contains(&slot) && self.body.iter().all(only_updated)
+    }
+
     fn write(&self, f: &mut fmt::Formatter<'_>, depth: usize) -> fmt::Result {
         write!(f, "{:width$}", "", width = 2 * depth)?;
         for slot in &self.outputs {

@@ -251,7 +251,9 @@ impl Values {
             .filter_map(|slot| Some((*slot, self.slots.get(slot)?.shallow_clone())))
             .collect();
         if let Some(watched) = &mut self.watched {
-            watched.extend(held.values().map(Watched::new));
+            // What it updates is not what its result depends on.
+            let changes = held.iter().filter(|(slot, _)| !op.only_updates(**slot));
+            watched.extend(changes.map(|(_, tensor)| Watched::new(tensor)));
         }
         self.recomputes = true;
         self.writes_unseen |= op.has(UNVERSIONED);

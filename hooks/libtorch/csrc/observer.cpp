@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "guard.h"
@@ -17,7 +18,7 @@ namespace {
 
 // Kept from the start of a call to its end.
 struct Later final : at::ObserverContext {
-  std::vector<c10::Storage> storages;
+  std::vector<std::pair<c10::Storage, Span>> writes;
 };
 
 std::unique_ptr<at::ObserverContext> call_starts(const at::RecordFunction& call) {
@@ -29,11 +30,13 @@ std::unique_ptr<at::ObserverContext> call_starts(const at::RecordFunction& call)
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (((operation.written | statistics) & bit(i)) == 0) continue;
     const bool again = ((operation.written_after_saving | statistics) & bit(i)) != 0;
+    const bool updated = (statistics & bit(i)) != 0;
     each_tensor(arguments[i], [&](const at::Tensor& t) {
-      written(storage_of(t));
+      const Span where = updated ? span_of(t) : Span{};
+      written(storage_of(t), where);
       if (!again) return;
       if (later == nullptr) later = std::make_unique<Later>();
-      later->storages.push_back(t.storage());
+      later->writes.emplace_back(t.storage(), where);
     });
   }
   return later;
@@ -41,7 +44,7 @@ std::unique_ptr<at::ObserverContext> call_starts(const at::RecordFunction& call)
 
 void call_ends(const at::RecordFunction&, at::ObserverContext* context) {
   if (context == nullptr) return;
-  for (const c10::Storage& storage : static_cast<Later*>(context)->storages) written(storage.unsafeGetStorageImpl());
+  for (const auto& [storage, where] : static_cast<Later*>(context)->writes) written(storage.unsafeGetStorageImpl(), where);
 }
 
 }  // namespace

@@ -6,6 +6,8 @@
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 
+#include "watches.h"
+
 namespace ssdtrain {
 
 // What is known of an operation by its schema; arguments as bits.
@@ -45,6 +47,13 @@ void each_tensor(const c10::IValue& argument, const Each& each) {
 }
 
 inline c10::StorageImpl* storage_of(const at::Tensor& t) { return t.storage().unsafeGetStorageImpl(); }
+
+inline Span span_of(const at::Tensor& t) {
+  size_t elements = t.numel() == 0 ? 0 : 1;
+  for (int64_t i = 0; elements != 0 && i < t.dim(); ++i) elements += (t.size(i) - 1) * t.stride(i);
+  const size_t from = t.storage_offset() * t.itemsize();
+  return Span{from, from + elements * t.itemsize()};
+}
 
 inline at::RecordFunctionCallback of_operations(at::RecordFunctionCallback callback) {
   return callback.needsInputs(true).scopes({at::RecordScope::FUNCTION});

@@ -1,7 +1,9 @@
 // What a function reads that it did not make, and the running statistics that it updates.
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
+#include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <memory>
@@ -22,7 +24,7 @@ struct st_reads {
     c10::weak_intrusive_ptr<StorageImpl> storage;
     c10::VariableVersion counter;
     uint32_t version;
-    uint32_t writes;
+    std::vector<Write> writes;  // by then
     bool changed;  // by the function itself
     bool made;     // by the function, as was seen later: of no interest
     std::string shape;
@@ -64,7 +66,8 @@ struct st_reads {
     if (fresh) {
       const c10::VariableVersion& counter = t.unsafeGetTensorImpl()->version_counter();
       const uint32_t version = counter.enabled() ? counter.current_version() : 0;
-      reads.push_back(Read{weak(t), counter, version, watch(storage), false, false, c10::str(t.sizes())});
+      watch(storage);
+      reads.push_back(Read{weak(t), counter, version, writes_of(storage), false, false, c10::str(t.sizes())});
     }
     if (changes && !place->second.made) reads[place->second.read].changed = true;
   }
@@ -83,28 +86,43 @@ struct st_reads {
     const auto known = seen.find(storage_of(t));
     if (known != seen.end() && known->second.made) return;
     for (const Statistic& one : statistics) {
-      // Others may lie in the same storage.
-      if (one.tensor.is_alias_of(t) && one.tensor.const_data_ptr() == t.const_data_ptr() && one.tensor.sizes() == t.sizes()) return;
+      // Others may lie in the same storage, or begin at the same place.
+      const at::Tensor& other = one.tensor;
+      const bool same_place = storage_of(other) == storage_of(t) && other.storage_offset() == t.storage_offset();
+      if (same_place && other.scalar_type() == t.scalar_type() && other.sizes() == t.sizes() && other.strides() == t.strides()) return;
     }
     const at::DisableRecordFunctionGuard unseen;
     const c10::NoGradGuard no_grad;
     statistics.push_back(Statistic{t, t.detach().clone()});
   }
 
-  // A rerun begins with what such a storage held, whatever has been written to it since: statistics are all of it.
-  bool is_rewound(const StorageImpl* storage) const {
-    std::vector<std::pair<size_t, size_t>> ranges;
+  // A rerun begins with what these bytes held, whatever has been written to them since: all of them are statistics.
+  bool rewinds(const StorageImpl* storage, Span wanted) const {
+    std::vector<Span> spans;
     for (const auto& [t, before] : statistics) {
-      const size_t start = t.storage_offset() * t.itemsize();
-      if (storage_of(t) == storage && t.is_contiguous()) ranges.emplace_back(start, start + t.nbytes());
+      if (storage_of(t) == storage && t.is_contiguous()) spans.push_back(span_of(t));
     }
-    std::sort(ranges.begin(), ranges.end());
-    size_t end = 0;
-    for (const auto& [from, to] : ranges) {
-      if (from > end) return false;
-      end = std::max(end, to);
+    std::sort(spans.begin(), spans.end(), [](const Span& left, const Span& right) { return left.from < right.from; });
+    size_t covered = wanted.from;
+    for (const Span& span : spans) {
+      if (span.from <= covered) covered = std::max(covered, span.to);
     }
-    return !ranges.empty() && end >= storage->nbytes();
+    return !spans.empty() && covered >= std::min(wanted.to, storage->nbytes());
+  }
+
+  // What is read of it is what was read, or the values that a rerun begins with.
+  bool is_unchanged(const Read& read) const {
+    const StorageImpl* storage = read.storage._unsafe_get_target();
+    if (rewinds(storage, Span{})) return true;
+    if (read.counter.enabled() && read.counter.current_version() != read.version) return false;
+    const std::vector<Write> writes = writes_of(storage);
+    const auto same = [&](const std::vector<Write>& some, const std::vector<Write>& others) {
+      return std::all_of(some.begin(), some.end(), [&](const Write& write) {
+        return std::find(others.begin(), others.end(), write) != others.end() || rewinds(storage, write.where);
+      });
+    };
+    // Writes of a rerun that are forgotten since are a change as well.
+    return same(writes, read.writes) && same(read.writes, writes);
   }
 };
 
@@ -147,25 +165,34 @@ void read_ends(const at::RecordFunction& call, at::ObserverContext* context) {
   }
 }
 
-}  // namespace
-
-// Values of running statistics, to be put back, and how often the thread has written to them meanwhile.
-struct st_statistics {
-  std::vector<std::pair<at::Tensor, at::Tensor>> values;
-  Writes writes;
-
-  st_statistics() = default;
-  st_statistics(const st_statistics&) = delete;
-  st_statistics& operator=(const st_statistics&) = delete;
-  ~st_statistics() { undone.erase(std::remove(undone.begin(), undone.end(), &writes), undone.end()); }
-};
-
-namespace {
-
 // Without raising the version: an update of statistics does not raise it either.
 void set_value(const at::Tensor& t, const at::Tensor& value) { t.variable_data().copy_(value); }
 
+// Statistics are rewound by one thread at a time, but each computes on a stream of its own: the next one's comes after this.
+void each_last_restore(const std::vector<at::Tensor>& tensors, void (*each)(c10::Event& event, const c10::Stream& now)) {
+  static auto* events = new std::unordered_map<c10::Device, c10::Event>;
+  for (const at::Tensor& t : tensors) {
+    if (!t.is_cuda()) continue;
+    const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
+    each(events->try_emplace(t.device(), c10::DeviceType::CUDA).first->second, guard.getStream(t.device()));
+  }
+}
+
 }  // namespace
+
+// Running statistics, and the values to be put back.
+struct st_statistics {
+  std::vector<at::Tensor> tensors;
+  std::vector<at::Tensor> values;
+  TemporaryWrites writes;
+
+  void put_back() {
+    for (size_t i = 0; i < values.size(); ++i) set_value(tensors[i], values[i]);
+    each_last_restore(tensors, [](c10::Event& event, const c10::Stream& now) { event.record(now); });
+    TORCH_CHECK(writes.forget(), "another thread has updated running statistics of batch normalisation meanwhile, which the rerun "
+                "updates too. Let one thread at a time have them");
+  }
+};
 
 extern "C" {
 
@@ -200,26 +227,41 @@ st_status st_reads_check_unchanged_within(const st_reads* reads) {
 st_status st_reads_check_unchanged_since(const st_reads* reads) {
   return ssdtrain::guarded([&] {
     for (const auto& read : reads->reads) {
-      if (read.made || read.storage.expired() || reads->is_rewound(read.storage._unsafe_get_target())) continue;
-      const bool same = (!read.counter.enabled() || read.counter.current_version() == read.version) &&
-                        writes_of(read.storage._unsafe_get_target()) == read.writes;
-      TORCH_CHECK(same, "a tensor of shape ", read.shape);
+      if (read.made || read.storage.expired()) continue;
+      TORCH_CHECK(reads->is_unchanged(read), "a tensor of shape ", read.shape);
     }
   });
 }
 
 void st_reads_free(st_reads* reads) { delete reads; }
 
+bool st_reads_contain(const st_reads* reads, const st_storage* storage) {
+  const auto* impl = reinterpret_cast<const StorageImpl*>(storage);
+  const auto& statistics = reads->statistics;
+  return std::any_of(reads->reads.begin(), reads->reads.end(),
+                     [&](const auto& read) { return !read.made && read.storage._unsafe_get_target() == impl; }) ||
+         std::any_of(statistics.begin(), statistics.end(), [&](const auto& one) { return storage_of(one.tensor) == impl; });
+}
+
+bool st_reads_update_statistics(const st_reads* reads) { return !reads->statistics.empty(); }
+
 st_status st_statistics_rewind(const st_reads* reads, st_statistics** out) {
   return ssdtrain::guarded([&] {
     const c10::NoGradGuard no_grad;
     auto rewound = std::make_unique<st_statistics>();
-    for (const auto& known : reads->statistics) {
-      rewound->values.emplace_back(known.tensor, known.tensor.detach().clone());
-      rewound->writes.emplace(storage_of(known.tensor), 0);
+    for (const auto& known : reads->statistics) rewound->tensors.push_back(known.tensor);
+    each_last_restore(rewound->tensors, [](c10::Event& event, const c10::Stream& now) { event.block(now); });
+    for (const at::Tensor& t : rewound->tensors) {
+      rewound->values.push_back(t.detach().clone());
+      rewound->writes.add(t.storage());
     }
-    undone.push_back(&rewound->writes);
-    for (const auto& known : reads->statistics) set_value(known.tensor, known.before);
+    try {
+      // Where they overlap, the older value is of what lies beneath.
+      for (size_t i = reads->statistics.size(); i-- > 0;) set_value(reads->statistics[i].tensor, reads->statistics[i].before);
+    } catch (...) {
+      rewound->put_back();
+      throw;
+    }
     *out = rewound.release();
   });
 }
@@ -228,9 +270,7 @@ st_status st_statistics_restore(st_statistics* rewound) {
   return ssdtrain::guarded([&] {
     const std::unique_ptr<st_statistics> owned(rewound);
     const c10::NoGradGuard no_grad;
-    for (const auto& [t, value] : owned->values) set_value(t, value);
-    // They hold what they held: no one needs to know that it was something else in between.
-    for (const auto& [storage, writes] : owned->writes) unwrite(storage, writes);
+    owned->put_back();
   });
 }
 

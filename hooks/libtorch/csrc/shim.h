@@ -88,10 +88,10 @@ st_status st_tensor_layout(const st_tensor* tensor, uint64_t* layout);
 // Tells `written` of each operation, on any thread, that writes to a watched storage: before it does, and where autograd may have saved the
 // storage in between also after it did. Once per process; `written` must live for ever. What writes through raw pointers is not seen.
 st_status st_writes_observe(void (*written)(const st_storage* storage));
-// Watches a storage to which the caller holds a weak reference, until as many unwatch it; returns how often it was written by then.
-uint32_t st_storage_watch(const st_storage* storage);
+// Watches a storage to which the caller holds a weak reference, until as many unwatch it; returns its last write.
+uint64_t st_storage_watch(const st_storage* storage);
 void st_storage_unwatch(const st_storage* storage);
-uint32_t st_storage_writes(const st_storage* storage);  // since it is watched
+uint64_t st_storage_last_write(const st_storage* storage);  // a number of its own for each; zero: none since it is watched
 
 // Notes the tensors that operations of the calling thread read and did not make, until st_reads_end on the same thread.
 st_status st_reads_begin(st_reads** reads);
@@ -100,8 +100,10 @@ void st_reads_end(st_reads* reads);
 st_status st_reads_check_unchanged_within(const st_reads* reads);
 st_status st_reads_check_unchanged_since(const st_reads* reads);
 void st_reads_free(st_reads* reads);
+bool st_reads_contain(const st_reads* reads, const st_storage* storage);  // to which the caller holds a reference
+bool st_reads_update_statistics(const st_reads* reads);  // whether there are running statistics among what was written
 // Gives the running statistics (of batch normalisation) that were updated between begin and end the values from before that, until they are
-// restored, on the same thread, to what they are now; that frees them.
+// restored, on the same thread, to what they are now; that frees them, and fails if another thread has written to them in between.
 st_status st_statistics_rewind(const st_reads* reads, st_statistics** rewound);
 st_status st_statistics_restore(st_statistics* rewound);
 

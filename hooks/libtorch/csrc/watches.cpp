@@ -1,5 +1,6 @@
 #include "watches.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <mutex>
@@ -16,15 +17,26 @@ std::atomic<uint32_t>& counter_of(const StorageImpl* storage) {
   return watchers_of[(reinterpret_cast<uintptr_t>(storage) * 0x9e3779b97f4a7c15) >> 50];
 }
 
-// How often a storage was written since it is watched, and by how many it is.
 struct Watched {
   uint32_t watchers = 0;
-  uint32_t writes = 0;
+  std::vector<Write> writes;
+
+  uint64_t last() const {
+    uint64_t last = 0;
+    for (const Write& write : writes) last = std::max(last, write.when);
+    return last;
+  }
 };
 
 struct Watches {
   std::mutex mutex;
+  uint64_t now = 0;
   std::unordered_map<const StorageImpl*, Watched> storages;
+
+  Watched* find(const StorageImpl* storage) {
+    const auto place = storages.find(storage);
+    return place == storages.end() ? nullptr : &place->second;
+  }
 };
 
 // Never destroyed: tensors in statics may outlive every destructor.
@@ -33,52 +45,92 @@ Watches& watches() {
   return *instance;
 }
 
+// Those of the calling thread.
+thread_local std::vector<TemporaryWrites*> temporary;
+
 }  // namespace
 
-thread_local std::vector<Writes*> undone;
 void (*tell_written)(const st_storage* storage) = nullptr;
 
-uint32_t watch(const StorageImpl* storage) {
+uint64_t watch(const StorageImpl* storage) {
   std::lock_guard lock(watches().mutex);
   Watched& watched = watches().storages[storage];
   ++watched.watchers;
   counter_of(storage).fetch_add(1);
-  return watched.writes;
+  return watched.last();
 }
 
 void unwatch(const StorageImpl* storage) {
   std::lock_guard lock(watches().mutex);
-  const auto place = watches().storages.find(storage);
-  if (place == watches().storages.end()) return;
+  Watched* watched = watches().find(storage);
+  if (watched == nullptr) return;
   counter_of(storage).fetch_sub(1);
-  if (--place->second.watchers == 0) watches().storages.erase(place);
+  if (--watched->watchers == 0) watches().storages.erase(storage);
 }
 
-void unwrite(const StorageImpl* storage, uint32_t writes) {
+uint64_t last_write(const StorageImpl* storage) {
   std::lock_guard lock(watches().mutex);
-  const auto place = watches().storages.find(storage);
-  if (place != watches().storages.end()) place->second.writes -= writes;
+  const Watched* watched = watches().find(storage);
+  return watched == nullptr ? 0 : watched->last();
 }
 
-uint32_t writes_of(const StorageImpl* storage) {
+std::vector<Write> writes_of(const StorageImpl* storage) {
   std::lock_guard lock(watches().mutex);
-  const auto place = watches().storages.find(storage);
-  return place == watches().storages.end() ? 0 : place->second.writes;
+  const Watched* watched = watches().find(storage);
+  return watched == nullptr ? std::vector<Write>() : watched->writes;
 }
 
-void written(const StorageImpl* storage) {
+void written(const StorageImpl* storage, Span where) {
   if (counter_of(storage).load() == 0) return;
+  uint64_t before = 0, now = 0;
   {
     std::lock_guard lock(watches().mutex);
-    const auto place = watches().storages.find(storage);
-    if (place == watches().storages.end()) return;
-    ++place->second.writes;
+    Watched* watched = watches().find(storage);
+    if (watched == nullptr) return;
+    before = watched->last();
+    now = ++watches().now;
+    auto& writes = watched->writes;
+    const auto same = std::find_if(writes.begin(), writes.end(), [&](const Write& write) { return write.where == where; });
+    if (same == writes.end()) {
+      writes.push_back(Write{where, now});
+    } else {
+      same->when = now;
+    }
   }
-  for (Writes* writes : undone) {
-    const auto place = writes->find(storage);
-    if (place != writes->end()) ++place->second;
+  for (TemporaryWrites* writes : temporary) {
+    const auto place = writes->before_.find(storage);
+    if (place == writes->before_.end()) continue;
+    place->second.alone = place->second.alone && before == place->second.latest;
+    place->second.latest = now;
   }
   tell_written(reinterpret_cast<const st_storage*>(storage));
+}
+
+TemporaryWrites::TemporaryWrites() { temporary.push_back(this); }
+
+TemporaryWrites::~TemporaryWrites() {
+  temporary.erase(std::remove(temporary.begin(), temporary.end(), this), temporary.end());
+  for (const auto& one : before_) unwatch(one.first);
+}
+
+void TemporaryWrites::add(const c10::Storage& storage) {
+  const StorageImpl* key = storage.unsafeGetStorageImpl();
+  if (before_.count(key) != 0) return;
+  const uint64_t latest = watch(key);
+  before_.emplace(key, Before{storage, writes_of(key), latest, true});
+}
+
+bool TemporaryWrites::forget() {
+  bool alone = true;
+  std::lock_guard lock(watches().mutex);
+  for (auto& [storage, before] : before_) {
+    Watched* watched = watches().find(storage);
+    if (watched == nullptr) continue;
+    const bool forgotten = before.alone && watched->last() == before.latest;
+    if (forgotten) watched->writes = before.writes;
+    alone = alone && forgotten;
+  }
+  return alone;
 }
 
 }  // namespace ssdtrain
@@ -87,8 +139,10 @@ using ssdtrain::StorageImpl;
 
 extern "C" {
 
-uint32_t st_storage_watch(const st_storage* storage) { return ssdtrain::watch(reinterpret_cast<const StorageImpl*>(storage)); }
+uint64_t st_storage_watch(const st_storage* storage) { return ssdtrain::watch(reinterpret_cast<const StorageImpl*>(storage)); }
 void st_storage_unwatch(const st_storage* storage) { ssdtrain::unwatch(reinterpret_cast<const StorageImpl*>(storage)); }
-uint32_t st_storage_writes(const st_storage* storage) { return ssdtrain::writes_of(reinterpret_cast<const StorageImpl*>(storage)); }
+uint64_t st_storage_last_write(const st_storage* storage) {
+  return ssdtrain::last_write(reinterpret_cast<const StorageImpl*>(storage));
+}
 
 }  // extern "C"

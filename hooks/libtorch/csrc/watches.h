@@ -1,6 +1,6 @@
-// Storages that someone watches, and how often each was written since.
+// Storages that someone watches, and what was written to each since.
 #pragma once
-#include <c10/core/StorageImpl.h>
+#include <c10/core/Storage.h>
 
 #include <cstdint>
 #include <unordered_map>
@@ -12,20 +12,58 @@ namespace ssdtrain {
 
 using c10::StorageImpl;
 
-// How often storages were written, of those whose values a thread will put back.
-using Writes = std::unordered_map<const StorageImpl*, uint32_t>;
-// Of the calling thread.
-extern thread_local std::vector<Writes*> undone;
+// Bytes of a storage, from the first to before the last; by default it may be any.
+struct Span {
+  size_t from = 0;
+  size_t to = SIZE_MAX;
 
-uint32_t watch(const StorageImpl* storage);
+  bool operator==(const Span& other) const { return from == other.from && to == other.to; }
+};
+
+// The latest write to these bytes; times are numbers that no two writes share.
+struct Write {
+  Span where;
+  uint64_t when;
+
+  bool operator==(const Write& other) const { return where == other.where && when == other.when; }
+};
+
+// Returns when the storage was last written, as `last_write` does.
+uint64_t watch(const StorageImpl* storage);
 void unwatch(const StorageImpl* storage);
-uint32_t writes_of(const StorageImpl* storage);
-// An operation writes to it, or has written.
-void written(const StorageImpl* storage);
-// Takes back that it was written so often.
-void unwrite(const StorageImpl* storage, uint32_t writes);
+// Zero, if it was not written since it is watched.
+uint64_t last_write(const StorageImpl* storage);
+// One for each span that has been written since the storage is watched.
+std::vector<Write> writes_of(const StorageImpl* storage);
+// An operation of the calling thread writes there, or has written.
+void written(const StorageImpl* storage, Span where = {});
 
 // Called with each watched storage that is written.
 extern void (*tell_written)(const st_storage* storage);
+
+// Storages that the calling thread gives other values for a while, to put back what they hold now.
+class TemporaryWrites {
+ public:
+  TemporaryWrites();
+  ~TemporaryWrites();
+  TemporaryWrites(const TemporaryWrites&) = delete;
+  TemporaryWrites& operator=(const TemporaryWrites&) = delete;
+
+  void add(const c10::Storage& storage);
+  // Forgets what this thread has written to them since. False if another thread has written to one.
+  bool forget();
+
+ private:
+  friend void written(const StorageImpl* storage, Span where);
+
+  struct Before {
+    c10::Storage storage;
+    std::vector<Write> writes;
+    uint64_t latest;  // of this thread
+    bool alone;       // no other thread has written until then
+  };
+
+  std::unordered_map<const StorageImpl*, Before> before_;
+};
 
 }  // namespace ssdtrain

@@ -112,14 +112,16 @@ unsafe extern "C" {
     pub(crate) safe fn st_cpu_autocast_enter() -> bool;
     pub(crate) safe fn st_cpu_autocast_leave(before: bool);
     pub(crate) fn st_writes_observe(written: extern "C" fn(*const StStorage)) -> StStatus;
-    pub(crate) fn st_storage_watch(storage: *const StStorage) -> u32;
+    pub(crate) fn st_storage_watch(storage: *const StStorage) -> u64;
     pub(crate) fn st_storage_unwatch(storage: *const StStorage);
-    pub(crate) fn st_storage_writes(storage: *const StStorage) -> u32;
+    pub(crate) fn st_storage_last_write(storage: *const StStorage) -> u64;
     pub(crate) fn st_reads_begin(reads: *mut *mut StReads) -> StStatus;
     pub(crate) fn st_reads_end(reads: *mut StReads);
     pub(crate) fn st_reads_check_unchanged_within(reads: *const StReads) -> StStatus;
     pub(crate) fn st_reads_check_unchanged_since(reads: *const StReads) -> StStatus;
     pub(crate) fn st_reads_free(reads: *mut StReads);
+    pub(crate) fn st_reads_contain(reads: *const StReads, storage: *const StStorage) -> bool;
+    pub(crate) fn st_reads_update_statistics(reads: *const StReads) -> bool;
     pub(crate) fn st_statistics_rewind(reads: *const StReads, rewound: *mut *mut StStatistics) -> StStatus;
     pub(crate) fn st_statistics_restore(rewound: *mut StStatistics) -> StStatus;
     pub(crate) fn st_tensor_version(tensor: *const C_tensor, version: *mut u32) -> StStatus;

@@ -47,7 +47,7 @@ extern "C" fn written(storage: *const StStorage) {
 /// A weak reference to a storage that knows whether an operation has written to it since.
 pub struct Watch {
     storage: WeakStorage,
-    writes: u32,
+    last_write: u64,
 }
 
 impl Watch {
@@ -55,8 +55,8 @@ impl Watch {
     pub fn new(storage: &Storage) -> Watch {
         let storage = storage.downgrade();
         // SAFETY: a weak reference is held, for as long as it is watched.
-        let writes = unsafe { ffi::st_storage_watch(storage.as_ptr()) };
-        Watch { storage, writes }
+        let last_write = unsafe { ffi::st_storage_watch(storage.as_ptr()) };
+        Watch { storage, last_write }
     }
 
     /// Which storage it is.
@@ -72,7 +72,7 @@ impl Watch {
     /// Whether an operation has written to it since it is watched.
     pub fn is_written(&self) -> bool {
         // SAFETY: the address is only looked up.
-        self.writes != unsafe { ffi::st_storage_writes(self.storage.as_ptr()) }
+        self.last_write != unsafe { ffi::st_storage_last_write(self.storage.as_ptr()) }
     }
 }
 
@@ -120,8 +120,20 @@ impl Reads {
         check(unsafe { ffi::st_reads_check_unchanged_since(self.0.as_ptr()) })
     }
 
-    /// Has the running statistics (of batch normalisation) that were updated while reads were noted hold what they held before that, until
-    /// they are restored.
+    /// Whether it is among what was read, or updated as running statistics.
+    pub fn contains(&self, storage: &Storage) -> bool {
+        // SAFETY: the notes are this value's, and the address is only compared.
+        unsafe { ffi::st_reads_contain(self.0.as_ptr(), storage.0.as_ptr()) }
+    }
+
+    /// Whether running statistics (of batch normalisation) were updated while reads were noted.
+    pub fn updates_statistics(&self) -> bool {
+        // SAFETY: the notes are this value's.
+        unsafe { ffi::st_reads_update_statistics(self.0.as_ptr()) }
+    }
+
+    /// Has the running statistics that were updated while reads were noted hold what they held before that, until they are restored. For one
+    /// thread at a time.
     pub fn rewind_statistics(&self) -> Result<Statistics, TorchError> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the notes are this value's, and `raw` is a valid place for the result.
@@ -161,7 +173,7 @@ impl Drop for Reading {
 pub struct Statistics(NonNull<StStatistics>);
 
 impl Statistics {
-    /// Gives the tensors these values again, as if they had not been updated in between.
+    /// Gives the tensors these values again, as if they had not been updated in between. Fails if another thread has updated them as well.
     pub fn restore(self) -> Result<(), TorchError> {
         let raw = std::mem::ManuallyDrop::new(self).0;
         // SAFETY: the shim gave them to this value, which gives them back.

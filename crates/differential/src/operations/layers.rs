@@ -5,6 +5,7 @@ use tch::Tensor;
 use super::Action::Other;
 use super::{Operation, Outcome, exactly};
 use crate::draw::{Draft, Draw};
+use crate::program::Slot;
 
 pub(super) const LAYERS: &[Operation] = &[
     Operation { name: "layer_norm", action: Other { draw: draw_norm, run: layer_norm } },
@@ -39,9 +40,23 @@ fn draw_batch_norm(draw: &mut Draw<'_>) -> Option<Draft> {
     let x = draw.value()?;
     let width = draw.values.slots.get(&x)?.size().get(1).copied()?;
     let weights = [draw.weight(&[width])?, draw.weight(&[width])?];
-    let statistics = [draw.buffer(&[width])?, draw.buffer(&[width])?];
+    let statistics = draw_statistics(draw, width)?;
     let training = draw.random.percent(70);
     Some(Draft::of([&[x], &weights[..], &statistics[..]].concat(), vec![f64::from(u8::from(training))]))
+}
+
+/// Tensors of their own, or views of one buffer, which holds more at times and where they may overlap.
+fn draw_statistics(draw: &mut Draw<'_>, width: i64) -> Option<[Slot; 2]> {
+    if draw.random.percent(50) {
+        return Some([draw.buffer(&[width])?, draw.buffer(&[width])?]);
+    }
+    let size = width * *draw.random.of(&[2, 2, 3]);
+    let flat = draw.buffer(&[size])?;
+    let mut starts = [0, width];
+    if draw.random.percent(30) {
+        starts = starts.map(|_| draw.random.below((size - width + 1) as usize) as i64);
+    }
+    Some(starts.map(|start| draw.narrow(flat, start, width)))
 }
 
 fn draw_conv1d(draw: &mut Draw<'_>) -> Option<Draft> {
