@@ -23,7 +23,8 @@ use crate::step::{Level, current_step};
 /// `name` is what errors call the segment, and a [`scope`](crate::scope) around it.
 ///
 /// `f` is called a second time in backward, by whatever thread runs it, so:
-/// - it must save the same tensors each time, and change nothing that it does not make, buffers included;
+/// - it must save the same tensors each time, and change nothing that it does not make, buffers included. Running statistics of batch
+///   normalisation are the exception: they are updated once, and no other thread may use them meanwhile;
 /// - it holds what it uses, as a [`shallow_clone`](Tensor::shallow_clone): of parameters that costs nothing, while any other
 ///   tensor it holds stays in memory;
 /// - no other thread may draw from its random generators meanwhile, if it draws itself.

@@ -292,6 +292,10 @@ impl Generator {
         }
         let often = self.often.filter(|_| self.random.percent(30));
         let operation = often.unwrap_or_else(|| *self.random.of(&self.enabled));
+        self.operation(operation, values, place)
+    }
+
+    fn operation(&mut self, operation: &'static Operation, values: &mut Values, place: Place) -> Vec<Op> {
         let is_within = place.segment.is_some();
         if place.is_parallel && ORDERED.contains(&operation.name)
             || is_within && OF_OTHERS.contains(&operation.name)
@@ -349,6 +353,10 @@ impl Generator {
                 let mut copies = values.fork();
                 let within = Place { segment: Some(self.next), ..within };
                 block.body = self.tensor_body(&mut copies, count, within);
+                // Last, so that the result depends on it.
+                if let Some(often) = self.often.filter(|_| self.random.percent(50)) {
+                    block.body.extend(self.operation(often, &mut copies, within));
+                }
                 drop(copies);
                 block.outputs = vec![self.next];
                 self.next += 1;
