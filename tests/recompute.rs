@@ -676,6 +676,54 @@ fn a_tensor_without_gradient_that_changes_before_backward_is_an_error() {
 }
 
 #[test]
+fn so_it_is_if_it_is_given_other_data() {
+    let mask = randn(&[64, 64]);
+    for outcome in captured(&mask, || mask.shallow_clone().set_data(&mask.zeros_like())) {
+        assert!(outcome.unwrap_err().contains("was changed in place"));
+    }
+}
+
+/// Two rows of different lengths.
+fn nested() -> Tensor {
+    let sizes = Tensor::from_slice(&[32_i64, 64, 64, 64]).view([2, 2]);
+    Tensor::f_internal_nested_from_padded(&randn(&[2, 64, 64]), &sizes, false).unwrap()
+}
+
+#[test]
+fn so_it_is_of_tensors_of_other_layouts() {
+    type Dense = fn(&Tensor) -> Result<Tensor, TchError>;
+    let padded: Dense = |t| t.f_nested_to_padded_tensor(0.0, None::<&[i64]>)?.f_select(0, 0);
+    let dense: Dense = |t| t.f_to_dense(None::<Kind>, false);
+    let eye = Tensor::eye(64, (Kind::Float, Device::Cpu));
+    let others =
+        [(nested(), padded), (eye.to_sparse_sparse_dim(2), dense), (eye.to_sparse_csr(None::<i64>), dense)];
+    for (held, dense) in others {
+        let cache = everything().build().unwrap();
+        let x = leaf(&randn(&[64, 64]));
+        let step = cache.step();
+        let mut after = held.shallow_clone();
+        let y = segment("s", &x, move |x| x.f_mul(&dense(&held)?.f_exp()?)?.f_sin()).unwrap();
+        drop(after.f_mul_scalar_(2.0).unwrap());
+        let error = step.backward(&y.sum(Kind::Float)).unwrap_err().to_string();
+        assert!(error.contains("was changed in place"), "{error}");
+    }
+}
+
+#[test]
+fn a_function_that_changes_a_nested_tensor_is_an_error() {
+    let held = nested();
+    let cache = everything().build().unwrap();
+    let x = leaf(&randn(&[64, 64]));
+    let _step = cache.step();
+    let changed = segment("s", &x, move |x| {
+        let padded =
+            held.shallow_clone().f_mul_scalar_(2.0)?.f_nested_to_padded_tensor(0.0, None::<&[i64]>)?;
+        x.f_mul(&padded.f_select(0, 0)?)?.f_sin()
+    });
+    assert!(changed.unwrap_err().to_string().contains("a nested tensor that it did not make"));
+}
+
+#[test]
 fn so_it_is_where_no_version_says_so() {
     let mask = randn(&[64, 64]);
     for outcome in captured(&mask, || drop(mask.data().fill_(0.0))) {

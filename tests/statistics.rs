@@ -3,11 +3,14 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
 use common::{F32, assert_same_bits, everything, leaf, randn};
+use parking_lot::Mutex;
 use ssdtrain::{Backward, remat, segment};
 use tch::{Kind, TchError, Tensor};
 
@@ -166,6 +169,60 @@ fn statistics_may_lie_beside_what_the_function_reads() {
 }
 
 #[test]
+fn statistics_may_be_columns_of_one_buffer() {
+    let function = |x: &Tensor, buffer: &Tensor| {
+        let rows = buffer.f_narrow(0, 0, 32)?.f_view([16, 2])?;
+        norm_of(x, &rows.f_select(1, 0)?, &rows.f_select(1, 1)?)
+    };
+    assert_same_bits("columns", &two_micro_batches(false, function), &two_micro_batches(true, function));
+}
+
+#[test]
+fn statistics_may_be_one_element() {
+    // Each channel updates it in turn.
+    tch::set_num_threads(1);
+    let function = |x: &Tensor, buffer: &Tensor| {
+        norm_of(x, &buffer.f_narrow(0, 0, 1)?.f_expand([16], false)?, &buffer.f_narrow(0, 16, 16)?)
+    };
+    assert_same_bits("one", &two_micro_batches(false, function), &two_micro_batches(true, function));
+}
+
+#[test]
+fn statistics_that_are_only_read_are_not_changed() {
+    let function = |x: &Tensor, buffer: &Tensor| {
+        let [mean, var] = [0, 16].map(|start| buffer.narrow(0, start, 16));
+        let none = None::<&Tensor>;
+        Ok(x.f_internal_native_batch_norm_legit(none, none, &mean, &var, false, 0.5, 1e-5)?.0)
+    };
+    assert_same_bits("read", &two_micro_batches(false, function), &two_micro_batches(true, function));
+}
+
+/// Those of two norms, which are views of one buffer that each function makes for itself.
+#[test]
+fn statistics_may_lie_beside_those_of_others() {
+    let source = randn(&[64, 16]);
+    let run = |in_segments: bool| {
+        let flat = Tensor::cat(&[Tensor::zeros([32], F32), Tensor::ones([32], F32)], 0);
+        let cache = everything().verify(true).build().unwrap();
+        let x = leaf(&source);
+        let step = cache.step();
+        let mut y = &x * 2.0;
+        for norm in 0..2 {
+            let held = flat.shallow_clone();
+            let function = move |x: &Tensor| {
+                let [mean, var] = [0, 32].map(|of| held.narrow(0, of + 16 * norm, 16));
+                norm_of(x, &mean, &var)?.f_sin()
+            };
+            y = if in_segments { segment("norm", &y, function) } else { function(&y) }.unwrap();
+        }
+        step.backward(&y.sum(Kind::Float)).unwrap();
+        step.finish().unwrap();
+        [x.grad(), flat]
+    };
+    assert_same_bits("others", &run(false), &run(true));
+}
+
+#[test]
 fn statistics_may_overlap() {
     let function = |x: &Tensor, buffer: &Tensor| {
         let at = |start| buffer.f_narrow(0, start, 16);
@@ -239,4 +296,86 @@ fn an_update_by_another_thread_within_a_rerun_is_an_error() {
     });
     let error = step.backward(&y.unwrap().sum(Kind::Float)).unwrap_err().to_string();
     assert!(error.contains("another thread has updated running statistics"), "{error}");
+}
+
+/// The first thread's rerun has the statistics, and with them the buffer, when the second one's begins.
+#[test]
+fn what_lies_beside_statistics_is_shared_by_threads() {
+    let source = randn(&[64, 16]);
+    let run = |in_segments: bool| {
+        let buffer = Tensor::cat(&[Tensor::zeros([16], F32), Tensor::ones([32], F32)], 0);
+        let cache = everything().build().unwrap();
+        let step = cache.step();
+        let xs = [leaf(&source), leaf(&(&source * 2.0))];
+        let (tell, told) = channel();
+        let [first, second] = [&xs[0], &xs[1]].map(|x| {
+            let [mean, var, table] = [0, 16, 32].map(|start| buffer.narrow(0, start, 16));
+            let calls = AtomicUsize::new(0);
+            let tell = tell.clone();
+            let function = move |x: &Tensor| {
+                let y = norm_of(x, &mean, &var)?.f_mul(&table)?;
+                if calls.fetch_add(1, Ordering::Relaxed) > 0 {
+                    tell.send(()).unwrap();
+                    thread::sleep(Duration::from_millis(50));
+                }
+                y.f_sin()
+            };
+            let y = if in_segments { segment("norm", x, function) } else { function(x) };
+            y.unwrap().sum(Kind::Float)
+        });
+        thread::scope(|scope| {
+            scope.spawn(move || first.backward());
+            if in_segments {
+                told.recv().unwrap();
+            }
+            second.backward();
+        });
+        step.finish().unwrap();
+        [xs[0].grad(), xs[1].grad(), buffer]
+    };
+    assert_same_bits("threads", &run(false), &run(true));
+}
+
+/// The other thread's update is under way when the rerun begins.
+#[test]
+fn an_update_that_began_before_a_rerun_is_not_lost() {
+    let x = randn(&[4, 16]);
+    let large = Tensor::ones([4_000_000, 16], F32);
+    let run = |in_segment: bool| {
+        let (mean, var) = (Tensor::zeros([16], F32), Tensor::ones([16], F32));
+        let cache = everything().build().unwrap();
+        let x = leaf(&x);
+        let step = cache.step();
+        let function = norm([&mean, &var], true);
+        let y = if in_segment { segment("norm", &x, function) } else { function(&x) };
+        let others = [&large, &mean, &var].map(Tensor::shallow_clone);
+        thread::scope(|scope| {
+            let update = scope.spawn(move || norm_of(&others[0], &others[1], &others[2]).map(drop).unwrap());
+            thread::sleep(Duration::from_millis(20));
+            step.backward(&y.unwrap().sum(Kind::Float)).unwrap();
+            update.join().unwrap();
+        });
+        step.finish().unwrap();
+        [x.grad(), mean, var]
+    };
+    assert_same_bits("update", &run(false), &run(true));
+}
+
+/// As where a program resets a module.
+#[test]
+fn a_rerun_that_finds_other_statistics_is_an_error_and_leaves_them() {
+    let both = || [Tensor::zeros([16], F32), Tensor::ones([16], F32)];
+    let module = Arc::new(Mutex::new(both()));
+    let cache = everything().build().unwrap();
+    let x = leaf(&randn(&[64, 16]));
+    let step = cache.step();
+    let held = Arc::clone(&module);
+    let y = segment("norm", &x, move |x| {
+        let [mean, var] = &*held.lock();
+        norm_of(x, mean, var)?.f_sin()
+    });
+    *module.lock() = both();
+    let error = step.backward(&y.unwrap().sum(Kind::Float)).unwrap_err().to_string();
+    assert!(error.contains("it updates other running statistics"), "{error}");
+    assert_same_bits("others", &both(), &*module.lock());
 }

@@ -27,7 +27,9 @@ use crate::step::{Level, current_step};
 ///   normalisation are the exception: they are updated once, and no other thread may use them meanwhile;
 /// - it holds what it uses, as a [`shallow_clone`](Tensor::shallow_clone): of parameters that costs nothing, while any other
 ///   tensor it holds stays in memory;
-/// - no other thread may draw from its random generators meanwhile, if it draws itself.
+/// - no other thread may draw from its random generators meanwhile, if it draws itself;
+/// - it computes on the thread that calls it, and does not wait for another thread's function: functions that draw or update
+///   statistics run again one after the other.
 ///
 /// What goes wrong there is an error out of backward, never a wrong gradient. What `f` reads is checked by what operations have written
 /// to. That does not show what `f` computes from elsewhere, such as a counter or a tensor that something writes to by its

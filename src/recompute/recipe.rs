@@ -8,8 +8,8 @@ use std::time::Instant;
 use parking_lot::ReentrantMutex;
 use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{
-    Handle, Hooks, Modes, Packed, RandomState, Reads, SavedTensor, SavedTensorHooks, SavedVariable, Storage,
-    TorchError,
+    Handle, Hooks, Modes, Packed, RandomState, Reading, Reads, SavedTensor, SavedTensorHooks, SavedVariable,
+    Storage, TorchError,
 };
 use tch::{TchError, Tensor};
 
@@ -115,13 +115,6 @@ impl Recipe {
         let Before { name, inputs, modes, random, step, scope } = &self.before;
         // Before anything else: an input may be the result of a rerun itself.
         let inputs = inputs.iter().map(Input::fetch).collect::<Result<Vec<_>, _>>()?;
-        if let Err(changed) = self.reads.check_unchanged_since() {
-            return Err(format!(
-                "{} that it uses was changed in place since. Run backward before the optimizer's step, and before anything else \
-                 that changes what it uses",
-                changed.0
-            ));
-        }
         let inputs: Vec<&Tensor> = inputs.iter().collect();
         let _active = torch::activate(hooks);
         let cache = &step.cache;
@@ -133,14 +126,23 @@ impl Recipe {
             Ok(outcome) => outcome.map_err(text),
             Err(payload) => Err(format!("it panicked: {}", panic_text(&*payload))),
         };
-        let shares = self.drawn.is_some() || self.reads.updates_statistics();
-        let _alone = shares.then(|| ALONE.lock());
+        let updates = self.reads.updates_statistics();
+        let _alone = (updates || self.drawn.is_some()).then(|| ALONE.lock());
+        if let Err(changed) = self.reads.check_unchanged_since() {
+            return Err(format!(
+                "{} that it uses was changed in place since. Run backward before the optimizer's step, and before anything else \
+                 that changes what it uses",
+                changed.0
+            ));
+        }
         let statistics = self.reads.rewind_statistics().map_err(said)?;
+        let reading = updates.then(Reads::begin).transpose().map_err(said)?;
         let outcome = match &self.drawn {
             Some(drawn) => drawing(random, drawn, || random_of(&inputs, step), run),
             None => run(),
         };
-        statistics.restore().map_err(said)?;
+        let rerun = reading.and_then(Reading::end);
+        statistics.restore(rerun.as_ref()).map_err(said)?;
         let output = outcome?;
         if self.result.is_some() && Digest::of(&output).map_err(text)? != self.result {
             return Err("its result is another than before, which verify(true) has shown. Its function must do the same each \

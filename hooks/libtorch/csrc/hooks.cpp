@@ -3,6 +3,7 @@
 // Autograd asks its engine for hooks each time it saves a tensor. Ours answers with a `Saved` while the saving thread has a
 // context; everything else it hands on to the engine that was there before, whose threads and queues stay the only ones.
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
@@ -60,7 +61,11 @@ class Saved final : public torch::autograd::SavedVariableHooks {
                static_cast<int8_t>(t.device().type()), static_cast<int8_t>(t.device().index()), true,
                reinterpret_cast<const st_tensor*>(&t)};
     }
-    check(callbacks->pack(context_, &saved, &handle_));
+    {
+      // What we look at is not what the program reads.
+      const at::DisableRecordFunctionGuard unseen;
+      check(callbacks->pack(context_, &saved, &handle_));
+    }
     if (handle_ == nullptr) {
       // An operation's own result comes with its graph, and holding that would be a cycle.
       kept_ = t.defined() && t.requires_grad() ? t.tensor_data() : t;

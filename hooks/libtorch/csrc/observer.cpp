@@ -18,7 +18,18 @@ namespace {
 
 // Kept from the start of a call to its end.
 struct Later final : at::ObserverContext {
-  std::vector<std::pair<c10::Storage, Span>> writes;
+  struct One {
+    c10::Storage storage;
+    Span where;
+    bool updates;
+  };
+  std::vector<One> writes;
+
+  ~Later() override {
+    for (const One& one : writes) {
+      if (one.updates) update_ends(one.storage.unsafeGetStorageImpl());
+    }
+  }
 };
 
 std::unique_ptr<at::ObserverContext> call_starts(const at::RecordFunction& call) {
@@ -33,10 +44,12 @@ std::unique_ptr<at::ObserverContext> call_starts(const at::RecordFunction& call)
     const bool updated = (statistics & bit(i)) != 0;
     each_tensor(arguments[i], [&](const at::Tensor& t) {
       const Span where = updated ? span_of(t) : Span{};
+      if (again) {
+        if (later == nullptr) later = std::make_unique<Later>();
+        later->writes.push_back(Later::One{c10::Storage(shared_storage_of(t)), where, updated});
+        if (updated) update_begins(storage_of(t));
+      }
       written(storage_of(t), where);
-      if (!again) return;
-      if (later == nullptr) later = std::make_unique<Later>();
-      later->writes.emplace_back(t.storage(), where);
     });
   }
   return later;
@@ -44,7 +57,7 @@ std::unique_ptr<at::ObserverContext> call_starts(const at::RecordFunction& call)
 
 void call_ends(const at::RecordFunction&, at::ObserverContext* context) {
   if (context == nullptr) return;
-  for (const auto& [storage, where] : static_cast<Later*>(context)->writes) written(storage.unsafeGetStorageImpl(), where);
+  for (const auto& one : static_cast<Later*>(context)->writes) written(one.storage.unsafeGetStorageImpl(), one.where);
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "operations.h"
 
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseTensorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <array>
@@ -30,6 +32,9 @@ void statistics_of(std::string_view name, Operation& of) {
     if (one.name != name) continue;
     of.statistics = bit(one.mean) | bit(one.mean + 1);
     of.training = one.training;
+    // Schemas that say so say it of evaluation too.
+    of.written &= ~of.statistics;
+    of.written_after_saving &= ~of.statistics;
   }
 }
 
@@ -51,7 +56,11 @@ Operation operation_of(const at::RecordFunction& call) {
   const auto& arguments = schema->arguments();
   for (size_t i = 0; i < arguments.size(); ++i) {
     const c10::AliasInfo* alias = arguments[i].alias_info();
-    if (alias == nullptr || !alias->isWrite()) continue;
+    if (alias == nullptr) continue;
+    if (!alias->isWrite()) {
+      of.viewed |= bit(i);
+      continue;
+    }
     of.written |= bit(i);
     if (!in_place || i > 0) of.written_after_saving |= bit(i);
   }
@@ -75,6 +84,32 @@ uint64_t statistics_in(const Operation& operation, c10::ArrayRef<const c10::IVal
   if (operation.statistics == 0 || operation.training == 0) return operation.statistics;
   const bool told = operation.training < arguments.size() && arguments[operation.training].isBool();
   return told && !arguments[operation.training].toBool() ? 0 : operation.statistics;
+}
+
+c10::StorageImpl* storage_of(const at::Tensor& t) {
+  const auto of = [](const at::Tensor& strided) {
+    return strided.defined() && strided.has_storage() ? strided.storage().unsafeGetStorageImpl() : nullptr;
+  };
+  if (!t.defined()) return nullptr;
+  // A sparse tensor keeps its values alive.
+  if (t.is_sparse()) return of(static_cast<at::SparseTensorImpl*>(t.unsafeGetTensorImpl())->values());
+  const auto layout = t.layout();
+  const bool is_compressed =
+      layout == at::kSparseCsr || layout == at::kSparseCsc || layout == at::kSparseBsr || layout == at::kSparseBsc;
+  if (is_compressed) return of(static_cast<at::SparseCsrTensorImpl*>(t.unsafeGetTensorImpl())->values());
+  return of(t);
+}
+
+c10::intrusive_ptr<c10::StorageImpl> shared_storage_of(const at::Tensor& t) {
+  return c10::intrusive_ptr<c10::StorageImpl>::unsafe_reclaim_from_nonowning(storage_of(t));
+}
+
+Span span_of(const at::Tensor& t) {
+  if (t.layout() != at::kStrided || t.is_nested()) return Span{};
+  size_t elements = t.numel() == 0 ? 0 : 1;
+  for (int64_t i = 0; elements != 0 && i < t.dim(); ++i) elements += (t.size(i) - 1) * t.stride(i);
+  const size_t from = t.storage_offset() * t.itemsize();
+  return Span{from, from + elements * t.itemsize()};
 }
 
 }  // namespace ssdtrain

@@ -14,6 +14,8 @@ namespace ssdtrain {
 struct Operation {
   const char* name = nullptr;
   uint64_t written = 0;
+  // Of these a result is a view. Where it is a copy, an operation within makes it, and reads them.
+  uint64_t viewed = 0;
   // Of these: written after autograd may have saved them as they were. An in-place operation's own tensor is not among them, since it is
   // saved when it has been changed.
   uint64_t written_after_saving = 0;
@@ -29,11 +31,16 @@ const Operation& known(const at::RecordFunction& call);
 // The arguments of a call that it updates as running statistics.
 uint64_t statistics_in(const Operation& operation, c10::ArrayRef<const c10::IValue> arguments);
 
+// What holds a tensor's elements, or the values of a sparse one; null if nothing does.
+c10::StorageImpl* storage_of(const at::Tensor& t);
+c10::intrusive_ptr<c10::StorageImpl> shared_storage_of(const at::Tensor& t);
+Span span_of(const at::Tensor& t);
+
 // The tensors with storage of an argument or a result.
 template <class Each>
 void each_tensor(const c10::IValue& argument, const Each& each) {
   const auto of = [&](const at::Tensor& t) {
-    if (t.defined() && t.has_storage()) each(t);
+    if (storage_of(t) != nullptr) each(t);
   };
   if (argument.isTensor()) {
     of(argument.toTensor());
@@ -44,15 +51,6 @@ void each_tensor(const c10::IValue& argument, const Each& each) {
       if (one.isTensor()) of(one.toTensor());
     }
   }
-}
-
-inline c10::StorageImpl* storage_of(const at::Tensor& t) { return t.storage().unsafeGetStorageImpl(); }
-
-inline Span span_of(const at::Tensor& t) {
-  size_t elements = t.numel() == 0 ? 0 : 1;
-  for (int64_t i = 0; elements != 0 && i < t.dim(); ++i) elements += (t.size(i) - 1) * t.stride(i);
-  const size_t from = t.storage_offset() * t.itemsize();
-  return Span{from, from + elements * t.itemsize()};
 }
 
 inline at::RecordFunctionCallback of_operations(at::RecordFunctionCallback callback) {

@@ -6,6 +6,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <exception>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -20,14 +21,18 @@ using namespace ssdtrain;
 
 // What a function reads that it did not make, from `st_reads_begin` to `st_reads_end`, and whether that is still what it was.
 struct st_reads {
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
   struct Read {
     c10::weak_intrusive_ptr<StorageImpl> storage;
+    WeakTensor tensor;
     c10::VariableVersion counter;
     uint32_t version;
     std::vector<Write> writes;  // by then
+    Span bytes;                 // what is read of it
     bool changed;  // by the function itself
     bool made;     // by the function, as was seen later: of no interest
-    std::string shape;
+    std::string what;
   };
   struct Seen {
     uint64_t when;
@@ -45,6 +50,8 @@ struct st_reads {
 
   std::vector<Read> reads;
   std::vector<Statistic> statistics;
+  // Something could not be noted.
+  bool has_failed = false;
   std::unordered_map<const StorageImpl*, Seen> seen;
 
   st_reads() = default;
@@ -57,19 +64,35 @@ struct st_reads {
   }
 
   static c10::weak_intrusive_ptr<StorageImpl> weak(const at::Tensor& t) {
-    return c10::weak_intrusive_ptr<StorageImpl>(t.storage().getWeakStorageImpl());
+    return c10::weak_intrusive_ptr<StorageImpl>(shared_storage_of(t));
   }
 
-  void reads_one(const at::Tensor& t, bool changes, uint64_t when) {
+  static bool has_same_elements(const at::Tensor& left, const at::Tensor& right) {
+    return storage_of(left) == storage_of(right) && left.storage_offset() == right.storage_offset() &&
+           left.scalar_type() == right.scalar_type() && left.sizes() == right.sizes() && left.strides() == right.strides();
+  }
+
+  // What is known of it, if it is new, as something that was not made.
+  Seen& see(const at::Tensor& t, uint64_t when) {
     const StorageImpl* storage = storage_of(t);
-    const auto [place, fresh] = seen.try_emplace(storage, Seen{when, false, reads.size(), weak(t)});
-    if (fresh) {
-      const c10::VariableVersion& counter = t.unsafeGetTensorImpl()->version_counter();
-      const uint32_t version = counter.enabled() ? counter.current_version() : 0;
-      watch(storage);
-      reads.push_back(Read{weak(t), counter, version, writes_of(storage), false, false, c10::str(t.sizes())});
-    }
-    if (changes && !place->second.made) reads[place->second.read].changed = true;
+    const auto known = seen.find(storage);
+    if (known != seen.end()) return known->second;
+    const c10::VariableVersion& counter = t.unsafeGetTensorImpl()->version_counter();
+    const uint32_t version = counter.enabled() ? counter.current_version() : 0;
+    std::string what = t.is_nested() ? "a nested tensor" : c10::str("a tensor of shape ", t.sizes());
+    reads.push_back(
+        Read{weak(t), WeakTensor(t.getIntrusivePtr()), counter, version, {}, Span{SIZE_MAX, 0}, false, false, std::move(what)});
+    watch(storage);
+    reads.back().writes = writes_of(storage);
+    return seen.emplace(storage, Seen{when, false, reads.size() - 1, weak(t)}).first->second;
+  }
+
+  void reads_one(const at::Tensor& t, bool only_views, bool changes, uint64_t when) {
+    const Seen& known = see(t, when);
+    if (known.made) return;
+    Read& read = reads[known.read];
+    read.changed = read.changed || changes;
+    if (!only_views) read.bytes.add(span_of(t));
   }
 
   // A result of a call whose arguments were seen before `when`: what was first seen since then was made by it.
@@ -85,15 +108,17 @@ struct st_reads {
   void updates(const at::Tensor& t) {
     const auto known = seen.find(storage_of(t));
     if (known != seen.end() && known->second.made) return;
-    for (const Statistic& one : statistics) {
-      // Others may lie in the same storage, or begin at the same place.
-      const at::Tensor& other = one.tensor;
-      const bool same_place = storage_of(other) == storage_of(t) && other.storage_offset() == t.storage_offset();
-      if (same_place && other.scalar_type() == t.scalar_type() && other.sizes() == t.sizes() && other.strides() == t.strides()) return;
-    }
     const at::DisableRecordFunctionGuard unseen;
     const c10::NoGradGuard no_grad;
-    statistics.push_back(Statistic{t, t.detach().clone()});
+    // Elements that lie in one place have one value.
+    at::Tensor elements = t;
+    for (int64_t i = 0; i < t.dim(); ++i) {
+      if (t.stride(i) == 0 && t.size(i) > 1) elements = elements.narrow(i, 0, 1);
+    }
+    for (const Statistic& one : statistics) {
+      if (has_same_elements(one.tensor, elements)) return;
+    }
+    statistics.push_back(Statistic{elements, elements.detach().clone()});
   }
 
   // A rerun begins with what these bytes held, whatever has been written to them since: all of them are statistics.
@@ -113,12 +138,16 @@ struct st_reads {
   // What is read of it is what was read, or the values that a rerun begins with.
   bool is_unchanged(const Read& read) const {
     const StorageImpl* storage = read.storage._unsafe_get_target();
-    if (rewinds(storage, Span{})) return true;
+    const at::Tensor tensor(read.tensor.lock());
+    // It would read again where the tensor has its data now.
+    if (tensor.defined() && storage_of(tensor) != storage) return storage_of(tensor) != nullptr && rewinds(storage_of(tensor), Span{});
+    if (read.storage.expired() || rewinds(storage, Span{})) return true;
     if (read.counter.enabled() && read.counter.current_version() != read.version) return false;
     const std::vector<Write> writes = writes_of(storage);
     const auto same = [&](const std::vector<Write>& some, const std::vector<Write>& others) {
       return std::all_of(some.begin(), some.end(), [&](const Write& write) {
-        return std::find(others.begin(), others.end(), write) != others.end() || rewinds(storage, write.where);
+        const bool is_elsewhere = !(write.where == Span{}) && !write.where.meets(read.bytes);
+        return std::find(others.begin(), others.end(), write) != others.end() || is_elsewhere || rewinds(storage, write.where);
       });
     };
     // Writes of a rerun that are forgotten since are a change as well.
@@ -140,33 +169,52 @@ struct Call final : at::ObserverContext {
   uint64_t when;
 };
 
+// Has those that note something know if it fails: libtorch only prints what an observer throws.
+template <class Body>
+void noting(Body&& body) {
+  try {
+    body();
+  } catch (...) {
+    for (st_reads* reads : reading) reads->has_failed = true;
+  }
+}
+
 // Called on threads that note what is read, and on those that took their settings over.
 std::unique_ptr<at::ObserverContext> read_starts(const at::RecordFunction& call) {
   if (reading.empty()) return nullptr;
-  const Operation& operation = known(call);
-  const auto arguments = call.inputs();
-  const uint64_t statistics = statistics_in(operation, arguments);
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    const bool updated = (statistics & bit(i)) != 0;
-    const bool changed = (operation.written & bit(i)) != 0;
-    each_tensor(arguments[i], [&](const at::Tensor& t) {
-      for (st_reads* reads : reading) updated ? reads->updates(t) : reads->reads_one(t, changed, calls);
-    });
-  }
+  noting([&] {
+    const Operation& operation = known(call);
+    const auto arguments = call.inputs();
+    const uint64_t statistics = statistics_in(operation, arguments);
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      const bool updated = (statistics & bit(i)) != 0;
+      const bool viewed = (operation.viewed & bit(i)) != 0;
+      const bool changed = (operation.written & bit(i)) != 0;
+      each_tensor(arguments[i], [&](const at::Tensor& t) {
+        for (st_reads* reads : reading) updated ? reads->updates(t) : reads->reads_one(t, viewed, changed, calls);
+      });
+    }
+  });
   return std::make_unique<Call>(++calls);
 }
 
 void read_ends(const at::RecordFunction& call, at::ObserverContext* context) {
   if (context == nullptr) return;
-  for (const c10::IValue& result : call.outputs()) {
-    each_tensor(result, [&](const at::Tensor& t) {
-      for (st_reads* reads : reading) reads->makes_one(t, static_cast<Call*>(context)->when);
-    });
-  }
+  noting([&] {
+    for (const c10::IValue& result : call.outputs()) {
+      each_tensor(result, [&](const at::Tensor& t) {
+        for (st_reads* reads : reading) reads->makes_one(t, static_cast<Call*>(context)->when);
+      });
+    }
+  });
 }
 
 // Without raising the version: an update of statistics does not raise it either.
-void set_value(const at::Tensor& t, const at::Tensor& value) { t.variable_data().copy_(value); }
+void set_value(const at::Tensor& t, const at::Tensor& value) {
+  const at::DisableRecordFunctionGuard unseen;
+  written(storage_of(t), span_of(t));
+  t.variable_data().copy_(value);
+}
 
 // Statistics are rewound by one thread at a time, but each computes on a stream of its own: the next one's comes after this.
 void each_last_restore(const std::vector<at::Tensor>& tensors, void (*each)(c10::Event& event, const c10::Stream& now)) {
@@ -186,11 +234,31 @@ struct st_statistics {
   std::vector<at::Tensor> values;
   TemporaryWrites writes;
 
-  void put_back() {
-    for (size_t i = 0; i < values.size(); ++i) set_value(tensors[i], values[i]);
+  // `rerun` is what was noted meanwhile, if anything was.
+  void put_back(const st_reads* rerun) {
+    std::exception_ptr failure;
+    const auto set = [&](const at::Tensor& t, const at::Tensor& value) {
+      try {
+        set_value(t, value);
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    };
+    bool has_others = false;
+    for (size_t i = rerun == nullptr ? 0 : rerun->statistics.size(); i-- > 0;) {
+      const auto& [t, before] = rerun->statistics[i];
+      const auto is_it = [&t = t](const at::Tensor& known) { return st_reads::has_same_elements(known, t); };
+      if (std::any_of(tensors.begin(), tensors.end(), is_it)) continue;
+      has_others = true;
+      set(t, before);
+    }
+    for (size_t i = 0; i < values.size(); ++i) set(tensors[i], values[i]);
     each_last_restore(tensors, [](c10::Event& event, const c10::Stream& now) { event.record(now); });
-    TORCH_CHECK(writes.forget(), "another thread has updated running statistics of batch normalisation meanwhile, which the rerun "
-                "updates too. Let one thread at a time have them");
+    const bool alone = writes.forget();
+    if (failure) std::rethrow_exception(failure);
+    TORCH_CHECK(!has_others, "it updates other running statistics of batch normalisation than before");
+    TORCH_CHECK(alone, "another thread has updated running statistics of batch normalisation meanwhile, which the rerun updates too. Let "
+                "one thread at a time have them");
   }
 };
 
@@ -217,9 +285,9 @@ void st_reads_end(st_reads* reads) {
 
 st_status st_reads_check_unchanged_within(const st_reads* reads) {
   return ssdtrain::guarded([&] {
+    TORCH_CHECK(!reads->has_failed, "something that cannot be noted");
     for (const auto& read : reads->reads) {
-      TORCH_CHECK(!read.changed || read.made || read.storage.expired(), "a tensor of shape ", read.shape,
-                  " that it did not make");
+      TORCH_CHECK(!read.changed || read.made || read.storage.expired(), read.what, " that it did not make");
     }
   });
 }
@@ -227,8 +295,7 @@ st_status st_reads_check_unchanged_within(const st_reads* reads) {
 st_status st_reads_check_unchanged_since(const st_reads* reads) {
   return ssdtrain::guarded([&] {
     for (const auto& read : reads->reads) {
-      if (read.made || read.storage.expired()) continue;
-      TORCH_CHECK(reads->is_unchanged(read), "a tensor of shape ", read.shape);
+      TORCH_CHECK(read.made || reads->is_unchanged(read), read.what);
     }
   });
 }
@@ -252,25 +319,25 @@ st_status st_statistics_rewind(const st_reads* reads, st_statistics** out) {
     for (const auto& known : reads->statistics) rewound->tensors.push_back(known.tensor);
     each_last_restore(rewound->tensors, [](c10::Event& event, const c10::Stream& now) { event.block(now); });
     for (const at::Tensor& t : rewound->tensors) {
-      rewound->values.push_back(t.detach().clone());
       rewound->writes.add(t.storage());
+      rewound->values.push_back(t.detach().clone());
     }
     try {
       // Where they overlap, the older value is of what lies beneath.
       for (size_t i = reads->statistics.size(); i-- > 0;) set_value(reads->statistics[i].tensor, reads->statistics[i].before);
     } catch (...) {
-      rewound->put_back();
+      rewound->put_back(nullptr);
       throw;
     }
     *out = rewound.release();
   });
 }
 
-st_status st_statistics_restore(st_statistics* rewound) {
+st_status st_statistics_restore(st_statistics* rewound, const st_reads* rerun) {
   return ssdtrain::guarded([&] {
     const std::unique_ptr<st_statistics> owned(rewound);
     const c10::NoGradGuard no_grad;
-    owned->put_back();
+    owned->put_back(rerun);
   });
 }
 

@@ -104,8 +104,9 @@ bool st_reads_contain(const st_reads* reads, const st_storage* storage);  // to 
 bool st_reads_update_statistics(const st_reads* reads);  // whether there are running statistics among what was written
 // Gives the running statistics (of batch normalisation) that were updated between begin and end the values from before that, until they are
 // restored, on the same thread, to what they are now; that frees them, and fails if another thread has written to them in between.
+// So it does if `rerun` (null: nothing was noted) has statistics that `reads` has not; those are put back as well.
 st_status st_statistics_rewind(const st_reads* reads, st_statistics** rewound);
-st_status st_statistics_restore(st_statistics* rewound);
+st_status st_statistics_restore(st_statistics* rewound, const st_reads* rerun);
 
 // ---- storages ----------------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <condition_variable>
 #include <mutex>
 
 namespace ssdtrain {
@@ -32,6 +33,9 @@ struct Watches {
   std::mutex mutex;
   uint64_t now = 0;
   std::unordered_map<const StorageImpl*, Watched> storages;
+  // Calls under way, by what they update.
+  std::unordered_map<const StorageImpl*, uint32_t> updates;
+  std::condition_variable update_ended;
 
   Watched* find(const StorageImpl* storage) {
     const auto place = storages.find(storage);
@@ -106,6 +110,19 @@ void written(const StorageImpl* storage, Span where) {
   tell_written(reinterpret_cast<const st_storage*>(storage));
 }
 
+void update_begins(const StorageImpl* storage) {
+  std::lock_guard lock(watches().mutex);
+  ++watches().updates[storage];
+}
+
+void update_ends(const StorageImpl* storage) {
+  std::lock_guard lock(watches().mutex);
+  const auto place = watches().updates.find(storage);
+  if (place == watches().updates.end() || --place->second > 0) return;
+  watches().updates.erase(place);
+  watches().update_ended.notify_all();
+}
+
 TemporaryWrites::TemporaryWrites() { temporary.push_back(this); }
 
 TemporaryWrites::~TemporaryWrites() {
@@ -116,8 +133,12 @@ TemporaryWrites::~TemporaryWrites() {
 void TemporaryWrites::add(const c10::Storage& storage) {
   const StorageImpl* key = storage.unsafeGetStorageImpl();
   if (before_.count(key) != 0) return;
-  const uint64_t latest = watch(key);
-  before_.emplace(key, Before{storage, writes_of(key), latest, true});
+  std::unique_lock lock(watches().mutex);
+  watches().update_ended.wait(lock, [&] { return watches().updates.count(key) == 0; });
+  Watched& watched = watches().storages[key];
+  before_.emplace(key, Before{storage, watched.writes, watched.last(), true});
+  ++watched.watchers;
+  counter_of(key).fetch_add(1);
 }
 
 bool TemporaryWrites::forget() {
@@ -127,8 +148,19 @@ bool TemporaryWrites::forget() {
     Watched* watched = watches().find(storage);
     if (watched == nullptr) continue;
     const bool forgotten = before.alone && watched->last() == before.latest;
-    if (forgotten) watched->writes = before.writes;
     alone = alone && forgotten;
+    if (!forgotten) continue;
+    for (const Write& write : watched->writes) {
+      if (!(write.where == Span{})) continue;
+      auto& writes = before.writes;
+      writes.erase(std::remove_if(writes.begin(), writes.end(), [](const Write& one) { return one.where == Span{}; }), writes.end());
+      writes.push_back(write);
+    }
+    watched->writes = before.writes;
+    for (TemporaryWrites* outer : temporary) {
+      const auto place = outer->before_.find(storage);
+      if (place != outer->before_.end()) place->second.latest = watched->last();
+    }
   }
   return alone;
 }

@@ -2,6 +2,7 @@
 #pragma once
 #include <c10/core/Storage.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <unordered_map>
 #include <vector>
@@ -18,6 +19,8 @@ struct Span {
   size_t to = SIZE_MAX;
 
   bool operator==(const Span& other) const { return from == other.from && to == other.to; }
+  bool meets(const Span& other) const { return from < other.to && other.from < to; }
+  void add(const Span& other) { from = std::min(from, other.from), to = std::max(to, other.to); }
 };
 
 // The latest write to these bytes; times are numbers that no two writes share.
@@ -38,6 +41,10 @@ std::vector<Write> writes_of(const StorageImpl* storage);
 // An operation of the calling thread writes there, or has written.
 void written(const StorageImpl* storage, Span where = {});
 
+// A call that updates statistics there is under way from one to the other.
+void update_begins(const StorageImpl* storage);
+void update_ends(const StorageImpl* storage);
+
 // Called with each watched storage that is written.
 extern void (*tell_written)(const st_storage* storage);
 
@@ -49,8 +56,9 @@ class TemporaryWrites {
   TemporaryWrites(const TemporaryWrites&) = delete;
   TemporaryWrites& operator=(const TemporaryWrites&) = delete;
 
+  // Waits for other threads' calls that update statistics there.
   void add(const c10::Storage& storage);
-  // Forgets what this thread has written to them since. False if another thread has written to one.
+  // Forgets what this thread has written there since, but for writes whose bytes are not known. False if another thread has written to one.
   bool forget();
 
  private:

@@ -123,7 +123,7 @@ unsafe extern "C" {
     pub(crate) fn st_reads_contain(reads: *const StReads, storage: *const StStorage) -> bool;
     pub(crate) fn st_reads_update_statistics(reads: *const StReads) -> bool;
     pub(crate) fn st_statistics_rewind(reads: *const StReads, rewound: *mut *mut StStatistics) -> StStatus;
-    pub(crate) fn st_statistics_restore(rewound: *mut StStatistics) -> StStatus;
+    pub(crate) fn st_statistics_restore(rewound: *mut StStatistics, rerun: *const StReads) -> StStatus;
     pub(crate) fn st_tensor_version(tensor: *const C_tensor, version: *mut u32) -> StStatus;
     pub(crate) fn st_tensor_layout(tensor: *const C_tensor, layout: *mut u64) -> StStatus;
     pub(crate) fn st_tensor_storage(tensor: *const C_tensor) -> *mut StStorage;

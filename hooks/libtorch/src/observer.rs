@@ -173,11 +173,13 @@ impl Drop for Reading {
 pub struct Statistics(NonNull<StStatistics>);
 
 impl Statistics {
-    /// Gives the tensors these values again, as if they had not been updated in between. Fails if another thread has updated them as well.
-    pub fn restore(self) -> Result<(), TorchError> {
+    /// Gives the tensors these values again, as if they had not been updated in between. Fails if another thread has updated them as well,
+    /// or if `rerun`, which was noted meanwhile, updated others, which are put back too.
+    pub fn restore(self, rerun: Option<&Reads>) -> Result<(), TorchError> {
         let raw = std::mem::ManuallyDrop::new(self).0;
+        let notes = rerun.map_or(std::ptr::null(), |rerun| rerun.0.as_ptr().cast_const());
         // SAFETY: the shim gave them to this value, which gives them back.
-        check(unsafe { ffi::st_statistics_restore(raw.as_ptr()) })
+        check(unsafe { ffi::st_statistics_restore(raw.as_ptr(), notes) })
     }
 }
 
@@ -185,6 +187,6 @@ impl Drop for Statistics {
     fn drop(&mut self) {
         // What was not asked for is put back all the same: a rerun that failed must not have updated anything. There is no one to tell.
         // SAFETY: as above; `restore` does not come here.
-        drop(check(unsafe { ffi::st_statistics_restore(self.0.as_ptr()) }));
+        drop(check(unsafe { ffi::st_statistics_restore(self.0.as_ptr(), std::ptr::null()) }));
     }
 }
