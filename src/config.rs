@@ -14,13 +14,7 @@ use crate::cache::Limits;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::available_memory;
 use crate::policy::{Aim, IoPath};
-
-/// One kibibyte.
-pub const KIB: u64 = 1 << 10;
-/// One mebibyte.
-pub const MIB: u64 = 1 << 20;
-/// One gibibyte.
-pub const GIB: u64 = 1 << 30;
+use crate::units::{GIB, KIB, MIB};
 
 /// What becomes of saved tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -26,7 +26,6 @@
 //! A package that depends on this one names the same release of tch, `=0.24.0`, and has a build script that tells its programs where
 //! libtorch is: `examples/outside` in the repository is one to copy.
 
-mod below;
 mod cache;
 mod config;
 mod device;
@@ -35,13 +34,15 @@ mod mem;
 mod policy;
 mod profile;
 mod recompute;
+mod route;
 mod session;
 mod step;
 mod telemetry;
 mod tier;
 mod trace;
+mod units;
 
-pub use config::{Adaptive, GIB, KIB, MIB, Policy, TensorCacheBuilder};
+pub use config::{Adaptive, Policy, TensorCacheBuilder};
 pub use error::{Error, ErrorKind, Result};
 pub use policy::{IoPath, PathRates, PathTrial};
 pub use recompute::{remat, segment};
@@ -54,3 +55,4 @@ pub use step::{Scope, scope};
 pub use telemetry::{
     AdaptiveReport, Baseline, KeptReport, PlanReport, PlanRow, ScopeReport, StallReport, StepReport, Tally,
 };
+pub use units::{GIB, KIB, MIB};

@@ -10,13 +10,15 @@ use ssdtrain_libtorch::library_folder;
 use ssdtrain_store::{BackendKind, CuFileMode, Store, StoreConfig};
 use tch::Device as Target;
 
-use crate::config::{MIB, Policy, TensorCacheBuilder};
+use super::trial::Trial;
+use crate::config::{Policy, TensorCacheBuilder};
 use crate::device::{Context, Cuda, Device, Simulated};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::available_memory;
 use crate::policy::{IoPath, PathRates, PathTrial, choose};
-use crate::tier::{DirectTier, DiskTier, HostSettings, HostTier, PoolSize, Tier, Trial};
+use crate::tier::{DirectTier, DiskTier, HostSettings, HostTier, PoolSize, Tier};
 use crate::trace::{DeviceTrace, Trace};
+use crate::units::MIB;
 
 /// Host memory of the way through it, while it is tried out. Much less than what the trial moves.
 const TRIAL_POOL: u64 = 64 * MIB;

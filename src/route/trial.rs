@@ -9,12 +9,12 @@ use ssdtrain_libtorch::{Block, Storage};
 use ssdtrain_store::BLOCK;
 use ssdtrain_store::Store;
 
-use super::{Here, Parcel, Room, Tier};
 use crate::device::{Device, Lane};
 use crate::error::Completion;
 use crate::error::{Error, ErrorKind, Result};
 use crate::policy::PathRates;
 use crate::telemetry::{Cause, Counters, ScopeId};
+use crate::tier::{Here, Parcel, Room, Tier};
 
 /// Bytes of one storage.
 const PIECE: u64 = 16 << 20;

@@ -21,11 +21,11 @@ use tch::Device;
 use self::steering::Steering;
 pub use self::step::{Backward, Entered, Step, StepHandle};
 use self::warnings::Warned;
-use crate::below::{self, Below};
 use crate::cache::Cache;
 use crate::config::{Policy, TensorCacheBuilder};
 use crate::error::{Error, ErrorKind, Result};
 use crate::policy::Filter;
+use crate::route::{self, Below};
 use crate::step::StepContext;
 use crate::telemetry::{PlanReport, ScopeRecord};
 use crate::tier::Tier;
@@ -71,7 +71,7 @@ impl TensorCache {
         if let Some(trace) = trace.as_ref().filter(|_| !config.trace) {
             trace.pause();
         }
-        let Below { tier, why } = below::open(&config, store, trace.as_ref())?;
+        let Below { tier, why } = route::open(&config, store, trace.as_ref())?;
         let path = tier.as_ref().and_then(|tier| tier.store()).map(Store::path);
         if let Some(path) = path.filter(|path| config.require_direct_io && !path.is_direct()) {
             let message = format!("require_direct_io: the spill files would go through {path}");

@@ -13,7 +13,6 @@ mod panics;
 mod shelf;
 #[cfg(test)]
 mod streams;
-mod trial;
 mod waiter;
 
 use std::any::Any;
@@ -26,7 +25,6 @@ use ssdtrain_store::Store;
 pub(crate) use self::direct::DirectTier;
 pub(crate) use self::disk::DiskTier;
 pub(crate) use self::host::{HostSettings, HostTier, PoolSize};
-pub(crate) use self::trial::Trial;
 use crate::device::{Device, Lane};
 use crate::error::{Completion, Result};
 use crate::telemetry::{Cause, Counters, ScopeId};

@@ -11,11 +11,11 @@ use ssdtrain_libtorch::{Block, Storage};
 use ssdtrain_store::{Backend, BackendKind, Op, Pool, Store, StoreConfig};
 
 use super::{DirectTier, Here, HostSettings, HostTier, Parcel, PoolSize, Room, Tier};
-use crate::config::MIB;
 use crate::device::Simulated;
 use crate::error::Completion;
 use crate::error::Result;
 use crate::telemetry::{Cause, ScopeId};
+use crate::units::MIB;
 
 /// A backend that panics while it is told to.
 struct Panics {

@@ -8,10 +8,10 @@ use ssdtrain_libtorch::{Block, Storage};
 use ssdtrain_store::{BackendKind, Store, StoreConfig};
 
 use super::{DirectTier, Here, HostSettings, HostTier, Parcel, PoolSize, Room, Tier};
-use crate::config::MIB;
 use crate::device::{Simulated, SimulatedUsed};
 use crate::error::Completion;
 use crate::telemetry::{Cause, ScopeId};
+use crate::units::MIB;
 
 fn tiers() -> [(Arc<dyn Tier>, SimulatedUsed); 2] {
     let store =

@@ -10,6 +10,7 @@ use crate::process::root;
 
 /// The modules of `src/`, from the ground up.
 const ROOMS: &[&str] = &[
+    "units",
     "error",
     "device",
     "mem",
@@ -22,7 +23,7 @@ const ROOMS: &[&str] = &[
     "step",
     "recompute",
     "config",
-    "below",
+    "route",
     "session",
 ];
 
