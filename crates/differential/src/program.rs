@@ -69,15 +69,15 @@ impl Op {
         names.contains(&self.name) || self.body.iter().any(|op| op.has(names))
     }
 
-    /// Whether what is within it uses `slot` as the statistics of batch norms that update them, or not at all.
+    /// Whether what is within it uses `slot` as the statistics of batch norms that update them, and no other way.
     pub fn only_updates(&self, slot: Slot) -> bool {
+        let mut uses = self.body.iter().filter(|op| op.free().contains(&slot)).peekable();
         let only_updated = |op: &Op| match op.name {
-            _ if !op.free().contains(&slot) => true,
             "batch_norm" => op.numbers == [1.0] && !op.inputs.iter().take(3).any(|input| *input == slot),
             "narrow" => op.outputs.iter().all(|view| self.only_updates(*view)),
             _ => false,
         };
-        !self.inputs.contains(&slot) && self.body.iter().all(only_updated)
+        !self.inputs.contains(&slot) && uses.peek().is_some() && uses.all(only_updated)
     }
 
     fn write(&self, f: &mut fmt::Formatter<'_>, depth: usize) -> fmt::Result {
