@@ -59,6 +59,7 @@ pub struct Watched {
     tensor: Tensor,
     records: bool,
     version: Option<u32>,
+    /// None: of no interest.
     bytes: Option<Vec<u8>>,
 }
 
@@ -75,7 +76,7 @@ impl Watched {
     fn has_changed(&self) -> bool {
         self.tensor.requires_grad() != self.records
             || torch::version(&self.tensor) != self.version
-            || of_storage(&self.tensor) != self.bytes
+            || self.bytes.is_some() && of_storage(&self.tensor) != self.bytes
     }
 }
 
@@ -251,9 +252,11 @@ impl Values {
             .filter_map(|slot| Some((*slot, self.slots.get(slot)?.shallow_clone())))
             .collect();
         if let Some(watched) = &mut self.watched {
-            // What it updates is not what its result depends on.
-            let changes = held.iter().filter(|(slot, _)| !op.only_updates(**slot));
-            watched.extend(changes.map(|(_, tensor)| Watched::new(tensor)));
+            // Its result does not depend on the bytes of what it updates.
+            watched.extend(held.iter().map(|(slot, tensor)| match Watched::new(tensor) {
+                watched if op.only_updates(*slot) => Watched { bytes: None, ..watched },
+                watched => watched,
+            }));
         }
         self.recomputes = true;
         self.writes_unseen |= op.has(UNVERSIONED);
