@@ -5,15 +5,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ssdtrain_plan::{Goal, Leaving, Placement};
-use ssdtrain_store::{BLOCK, BackendKind, StoreConfig};
+use ssdtrain_plan::{Goal, Placement};
+use ssdtrain_store::{BLOCK, BackendKind, StoreConfig, StorePath};
 use tch::Device;
 use tch::nn::{VarStore, Variables};
 
-use crate::cache::Limits;
 use crate::error::{Error, ErrorKind, Result};
-use crate::mem::available_memory;
-use crate::policy::{Aim, IoPath};
+use crate::route::{self, Asked, IoPath, PathTrial, Route};
 use crate::units::{GIB, KIB, MIB};
 
 /// What becomes of saved tensors.
@@ -309,35 +307,6 @@ impl TensorCacheBuilder {
         self.policy.unwrap_or_else(|| if by_hand { Policy::Offload } else { Policy::default() })
     }
 
-    /// Whether all that can be moved from a GPU is, since no one has said how much may stay.
-    pub(crate) fn is_without_budget(&self) -> bool {
-        let has_budget = self.device_budget.is_some() || self.backward_budget.is_some();
-        self.chosen_policy() == Policy::Offload && !has_budget && self.leaving() != Leaving::WhenStored
-    }
-
-    /// When storages leave the device.
-    fn leaving(&self) -> Leaving {
-        match self.target() {
-            Device::Cpu if self.simulated.is_none() => Leaving::WhenStored,
-            _ if self.wanted_path() == IoPath::Direct => Leaving::OnceWritten,
-            _ => Leaving::InStreamOrder,
-        }
-    }
-
-    /// The limits that were asked for.
-    pub(crate) fn limits(&self) -> Limits {
-        // Where storages leave as late as they may, none would.
-        let by_default = if self.is_without_budget() { self.prefetch } else { u64::MAX };
-        let device_budget = self.device_budget.unwrap_or(by_default);
-        Limits {
-            device_budget,
-            backward_budget: self.backward_budget.unwrap_or(u64::MAX).min(device_budget),
-            prefetch: self.prefetch,
-            stores_in_flight: self.store.window(),
-            late: false,
-        }
-    }
-
     /// Which setting is out of range, if any is.
     pub(crate) fn checked(&self) -> Result<()> {
         let (files, cap) = (self.store.directories.len().max(1), self.store.cap_bytes);
@@ -369,23 +338,48 @@ impl TensorCacheBuilder {
         self.device.unwrap_or(Device::Cpu)
     }
 
-    /// The way that was asked for, or that has to be.
-    pub(crate) fn wanted_path(&self) -> IoPath {
-        if self.path == IoPath::Auto { self.required_path.unwrap_or_default() } else { self.path }
+    /// What decides where bytes go; `given` is the path of spill files that are open already.
+    pub(crate) fn asked<'a>(&'a self, given: Option<&'a StorePath>) -> Asked<'a> {
+        let policy = self.chosen_policy();
+        Asked {
+            target: self.target(),
+            simulated: self.simulated,
+            keeps: policy == Policy::Keep,
+            plans: matches!(policy, Policy::Auto(_)),
+            path: self.path,
+            required: self.required_path,
+            host_pool: self.host_pool,
+            read_ahead: self.read_ahead,
+            store: &self.store,
+            given,
+        }
     }
 
-    /// What [`Policy::Auto`] plans for, and with.
-    pub(crate) fn aim(&self, goal: Goal) -> Aim {
-        let spills = (!self.store.directories.is_empty() || self.store.backend == BackendKind::Memory)
-            && self.wanted_path() != IoPath::HostOnly;
-        let direct = self.wanted_path() == IoPath::Direct;
-        Aim {
-            goal,
-            host_pool: if direct { 0 } else { self.host_pool.unwrap_or_else(|| available_memory() / 2) },
-            disk: if spills { self.store.cap_bytes } else { 0 },
-            leaving: self.leaving(),
-            written_per_day: self.written_per_day,
-        }
+    /// Where bytes will go with these settings, and why: what [`build`](TensorCacheBuilder::build) would open. Nothing is opened but for
+    /// a trial of the ways, where that decides; see [`IoPath::Auto`].
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Config`] for settings that exclude each other, [`ErrorKind::Unmet`] for another way than
+    /// [`require_path`](TensorCacheBuilder::require_path) says.
+    pub fn route(&self) -> Result<Route> {
+        self.routed(&self.asked(None))
+    }
+
+    pub(crate) fn routed(&self, asked: &Asked<'_>) -> Result<Route> {
+        let failed =
+            |error: Error| PathTrial { direct: Err(error.to_string()), staged: Err(error.to_string()) };
+        route::resolve(asked, || route::probed(asked, false).unwrap_or_else(failed))
+    }
+
+    /// Tries both ways between the GPU and the spill directories out, as [`IoPath::Auto`] does: sends 64 MiB down and compares what comes
+    /// back, and measures each direction and both at once. It takes seconds, once in a process; later calls tell the same.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Config`] without a spill directory, or for CPU tensors.
+    pub fn try_paths(&self) -> Result<PathTrial> {
+        route::probed(&self.asked(None), true)
     }
 }
 

@@ -44,8 +44,8 @@ mod units;
 
 pub use config::{Adaptive, Policy, TensorCacheBuilder};
 pub use error::{Error, ErrorKind, Result};
-pub use policy::{IoPath, PathRates, PathTrial};
 pub use recompute::{remat, segment};
+pub use route::{IoPath, PathRates, PathTrial, Route, Way};
 pub use session::{Backward, Entered, Held, Step, StepHandle, TensorCache, write_traces};
 pub use ssdtrain_libtorch::{load_cuda, resolve_math_kernels, trim};
 pub use ssdtrain_plan as plan;

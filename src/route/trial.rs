@@ -9,10 +9,10 @@ use ssdtrain_libtorch::{Block, Storage};
 use ssdtrain_store::BLOCK;
 use ssdtrain_store::Store;
 
+use super::path::PathRates;
 use crate::device::{Device, Lane};
 use crate::error::Completion;
 use crate::error::{Error, ErrorKind, Result};
-use crate::policy::PathRates;
 use crate::telemetry::{Cause, Counters, ScopeId};
 use crate::tier::{Here, Parcel, Room, Tier};
 

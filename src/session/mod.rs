@@ -25,7 +25,7 @@ use crate::cache::Cache;
 use crate::config::{Policy, TensorCacheBuilder};
 use crate::error::{Error, ErrorKind, Result};
 use crate::policy::Filter;
-use crate::route::{self, Below};
+use crate::route::{self, Route};
 use crate::step::StepContext;
 use crate::telemetry::{PlanReport, ScopeRecord};
 use crate::tier::Tier;
@@ -38,8 +38,7 @@ use crate::trace::{self, Name, Process, Range, Trace};
 pub struct TensorCache {
     cache: Arc<Cache>,
     device: Device,
-    /// Why bytes take this way, where that was not asked for.
-    why: Option<String>,
+    route: Route,
     config: TensorCacheBuilder,
     steps: AtomicU64,
     steering: Steering,
@@ -65,26 +64,28 @@ impl TensorCache {
         torch::install().map_err(Error::torch)?;
         torch::resolve_math_kernels().map_err(Error::torch)?;
         torch::install_cpu_allocator();
-        let limits = config.limits();
-        let steering = Steering::new(&config, limits);
+        let given = store.as_ref().map(|store| store.path().clone());
+        let asked = config.asked(given.as_ref());
+        let route = config.routed(&asked)?;
+        let steering = Steering::new(&config, &route);
         let trace: Option<Arc<Trace>> = (config.trace || steering.profiles()).then(Arc::default);
         if let Some(trace) = trace.as_ref().filter(|_| !config.trace) {
             trace.pause();
         }
-        let Below { tier, why } = route::open(&config, store, trace.as_ref())?;
+        let tier = route::open(&route, &asked, store, trace.as_ref())?;
         let path = tier.as_ref().and_then(|tier| tier.store()).map(Store::path);
         if let Some(path) = path.filter(|path| config.require_direct_io && !path.is_direct()) {
             let message = format!("require_direct_io: the spill files would go through {path}");
             return Err(Error::new(ErrorKind::Unmet, message));
         }
-        let cache = Cache::new(tier, limits, trace);
+        let cache = Cache::new(tier, steering.limits(), trace);
         let observer: Weak<dyn WriteObserver> =
             Arc::downgrade(&(Arc::clone(&cache) as Arc<dyn WriteObserver>));
         torch::observe_writes(observer).map_err(Error::torch)?;
         Ok(TensorCache {
             cache,
             device: config.target(),
-            why,
+            route,
             config,
             steps: AtomicU64::new(0),
             steering,
@@ -146,7 +147,12 @@ impl TensorCache {
     /// Which way bytes go: backend, direct or buffered, and why not a faster one.
     pub fn io_path(&self) -> String {
         let path = self.cache.tier().map_or_else(|| "none: everything is kept".to_owned(), Tier::path);
-        self.why.iter().fold(path, |path, why| format!("{path} ({why})"))
+        self.route.why.iter().fold(path, |path, why| format!("{path} ({why})"))
+    }
+
+    /// Where saved bytes go, and why.
+    pub fn route(&self) -> &Route {
+        &self.route
     }
 
     /// What the spill files have seen since the cache was built; none if there are none.

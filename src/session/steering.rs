@@ -5,15 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use ssdtrain_plan::{Machine, Placement, Prediction, Workload};
+use ssdtrain_plan::{Goal, Leaving, Machine, Placement, Prediction, Workload};
 use ssdtrain_store::{Store, StoreStats};
 use tch::Device;
 
 use crate::cache::{Cache, Limits};
 use crate::config::{Policy, TensorCacheBuilder};
 use crate::mem::free_memory;
-use crate::policy::{Auto, Course, Keeping, Module, Observed, Profile, Reading, Rule, Stay, Went};
+use crate::policy::{Aim, Auto, Course, Keeping, Module, Observed, Profile, Reading, Rule, Stay, Went};
 use crate::profile::Probe;
+use crate::route::Route;
 use crate::step::{StepContext, Unplanned};
 use crate::telemetry::{AdaptiveReport, PlanReport, ScopeId, Scopes, StepReport};
 use crate::tier::Tier;
@@ -62,11 +63,43 @@ pub(super) struct Noted {
 /// So little says nothing of a disk's speed.
 const TELLING_BYTES: u64 = 8 << 20;
 
+/// Whether all that can be moved from a GPU is, since no one has said how much may stay.
+pub(super) fn is_without_budget(config: &TensorCacheBuilder, route: &Route) -> bool {
+    let has_budget = config.device_budget.is_some() || config.backward_budget.is_some();
+    config.chosen_policy() == Policy::Offload && !has_budget && route.leaving() != Leaving::WhenStored
+}
+
+/// The limits that were asked for.
+fn limits(config: &TensorCacheBuilder, route: &Route) -> Limits {
+    // Where storages leave as late as they may, none would.
+    let by_default = if is_without_budget(config, route) { config.prefetch } else { u64::MAX };
+    let device_budget = config.device_budget.unwrap_or(by_default);
+    Limits {
+        device_budget,
+        backward_budget: config.backward_budget.unwrap_or(u64::MAX).min(device_budget),
+        prefetch: config.prefetch,
+        stores_in_flight: config.store.window(),
+        late: false,
+    }
+}
+
+/// What is planned for, and with.
+fn aim(goal: Goal, config: &TensorCacheBuilder, route: &Route) -> Aim {
+    Aim {
+        goal,
+        host_pool: route.host_bytes(),
+        disk: route.disk_bytes(),
+        leaving: route.leaving(),
+        written_per_day: config.written_per_day,
+    }
+}
+
 impl Steering {
-    pub(super) fn new(config: &TensorCacheBuilder, limits: Limits) -> Steering {
+    pub(super) fn new(config: &TensorCacheBuilder, route: &Route) -> Steering {
+        let limits = limits(config, route);
         let room = limits.device_budget.min(limits.backward_budget).saturating_sub(limits.prefetch);
         let by = match config.chosen_policy() {
-            Policy::Auto(goal) => By::Plans(Box::new(Mutex::new(Auto::new(config.aim(goal))))),
+            Policy::Auto(goal) => By::Plans(Box::new(Mutex::new(Auto::new(aim(goal, config, route))))),
             Policy::Adaptive(_) => {
                 let stay = Stay { modules: config.keep_last.max(1), bytes: room };
                 By::Scopes(Mutex::new(Keeping::new(Rule::paper(stay))))
@@ -76,6 +109,11 @@ impl Steering {
             }
         };
         Steering { by, limits, forced: config.forced.clone(), traced: config.trace }
+    }
+
+    /// The limits of steps that are not planned.
+    pub(super) fn limits(&self) -> Limits {
+        self.limits
     }
 
     /// Whether steps may be profiled, which takes a trace.

@@ -141,7 +141,7 @@ impl Step<'_> {
             io_path: self.cache.io_path(),
             ..StepReport::of(&context.counters)
         };
-        report.warnings = warnings::of(&report, &self.cache.config);
+        report.warnings = warnings::of(&report, &self.cache.config, &self.cache.route);
         self.cache.warned.tell(&report);
         steering.end(&self.noted, &context, &report);
         self.is_finished = true;

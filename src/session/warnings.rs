@@ -6,7 +6,9 @@ use bytesize::ByteSize;
 use parking_lot::Mutex;
 use ssdtrain_plan::Goal;
 
+use super::steering::is_without_budget;
 use crate::config::{Policy, TensorCacheBuilder};
+use crate::route::Route;
 use crate::telemetry::StepReport;
 
 /// What was told of steps already.
@@ -38,7 +40,7 @@ impl Warned {
 }
 
 /// The warnings of a step, one line each.
-pub(super) fn of(report: &StepReport, config: &TensorCacheBuilder) -> Vec<String> {
+pub(super) fn of(report: &StepReport, config: &TensorCacheBuilder, route: &Route) -> Vec<String> {
     let mut warnings = Vec::new();
     if report.store_failures.count > 0 {
         warnings.push(format!(
@@ -55,7 +57,7 @@ pub(super) fn of(report: &StepReport, config: &TensorCacheBuilder) -> Vec<String
     match config.chosen_policy() {
         Policy::Keep => {}
         Policy::Auto(goal) => of_goal(report, goal, &mut warnings),
-        Policy::Offload | Policy::Adaptive(_) => of_moving(report, config, &mut warnings),
+        Policy::Offload | Policy::Adaptive(_) => of_moving(report, config, route, &mut warnings),
     }
     warnings
 }
@@ -78,14 +80,14 @@ fn of_goal(report: &StepReport, goal: Goal, warnings: &mut Vec<String>) {
     }
 }
 
-fn of_moving(report: &StepReport, config: &TensorCacheBuilder, warnings: &mut Vec<String>) {
+fn of_moving(report: &StepReport, config: &TensorCacheBuilder, route: &Route, warnings: &mut Vec<String>) {
     let moved = report.offloaded.count + report.recomputed.count + report.store_failures.count;
     if moved == 0 && report.cancelled.count > 0 {
         warnings.push(
             "nothing was moved: what was saved fits the device budget, or backward asked for it first"
                 .to_owned(),
         );
-    } else if moved > 0 && config.is_without_budget() {
+    } else if moved > 0 && is_without_budget(config, route) {
         warnings.push(format!(
             "no device budget: what was saved leaves the GPU but for the last {}, and the GPU waits for it, as long as the stalls say; \
              give a device_budget(bytes), or leave it to Policy::Auto",

@@ -19,11 +19,11 @@ const ROOMS: &[&str] = &[
     "profile",
     "policy",
     "tier",
+    "route",
     "cache",
     "step",
     "recompute",
     "config",
-    "route",
     "session",
 ];
 

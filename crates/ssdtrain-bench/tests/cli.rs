@@ -491,6 +491,7 @@ fn io_and_doctor_say_what_they_found() {
         "locked memory",
         "huge pages",
         "threads",
+        "route",
         "used",
     ] {
         assert!(checks.iter().any(|check| check["name"] == name), "{name}");

@@ -158,7 +158,7 @@ fn statistics_are_put_back() {
     let statistics = reads.rewind_statistics().unwrap();
     assert_eq!(mean, Tensor::zeros([4], F32));
     norm();
-    statistics.restore().unwrap();
+    statistics.restore(None).unwrap();
     assert_eq!(mean, first);
     assert_eq!(ssdtrain_libtorch::version(&mean), version);
     reads.check_unchanged_since().unwrap();

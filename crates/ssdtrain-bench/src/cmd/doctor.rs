@@ -23,7 +23,9 @@ use std::thread;
 
 use anyhow::{Result, ensure};
 use io_uring::IoUring;
+use ssdtrain::{TensorCache, TensorCacheBuilder};
 use ssdtrain_store::{Store, StoreConfig};
+use tch::Device;
 
 use self::facts::{Facts, Tree, Tried};
 use self::page::{Check, Status};
@@ -89,7 +91,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     checks.extend(host::host(&facts));
     let (used, way) = used(&directories, args.backend);
-    checks.extend([threads(), used]);
+    checks.extend([threads(), route(&directories, args.backend, !facts.gpus.is_empty()), used]);
     checks.push(verdict::verdict(&facts, &checks, &way));
     page::print(&checks, args.json)?;
     let unusable = checks.iter().filter(|check| check.needed && check.status == Status::Missing).count();
@@ -207,6 +209,19 @@ fn threads() -> Check {
         "threads",
         format!("{cores} cores for this process, {} threads that compute", tch::get_num_threads()),
     )
+}
+
+/// Where saved bytes would go, as a cache with these settings finds it.
+fn route(directories: &[PathBuf], backend: Backend, has_gpu: bool) -> Check {
+    let builder = TensorCache::builder().backend(backend.kind());
+    let builder = directories.iter().fold(builder, TensorCacheBuilder::spill_to);
+    let told = |device| match builder.clone().device(device).route() {
+        Ok(route) => route.to_string(),
+        Err(error) => format!("nowhere: {error}"),
+    };
+    let cpu = format!("CPU tensors: {}", told(Device::Cpu));
+    let gpu = has_gpu.then(|| format!("; a GPU's: {}", told(Device::Cuda(0))));
+    Check::ok("route", cpu + &gpu.unwrap_or_default())
 }
 
 /// What a run with these settings would do, and in short its way to the disk.

@@ -1,0 +1,97 @@
+//! What the ways of a GPU's bytes to the disk are found to do, once in a process.
+
+use std::collections::HashMap;
+use std::num::NonZero;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+use parking_lot::Mutex;
+use ssdtrain_store::{BackendKind, CuFileMode, StoreConfig};
+use tch::Device as Target;
+
+use super::open::{Below, cufile};
+use super::path::{PathRates, PathTrial};
+use super::resolve::{Asked, refused};
+use super::{Route, Way};
+use crate::device::{Cuda, Device, Simulated};
+use crate::error::Result;
+use crate::tier::PoolSize;
+use crate::units::MIB;
+
+/// Host memory of the way through it, while it is tried out. Much less than what the trial moves.
+const TRIAL_POOL: u64 = 64 * MIB;
+
+/// What decides about the outcome of a trial.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Tried {
+    target: Target,
+    directories: Vec<PathBuf>,
+    cufile: Option<PathBuf>,
+    cap_bytes: u64,
+    queue_depth: usize,
+    max_bytes_per_s: Option<NonZero<u64>>,
+}
+
+/// What was found out. Failures are not kept: their causes may go.
+static PROBED: LazyLock<Mutex<HashMap<Tried, PathTrial>>> = LazyLock::new(Mutex::default);
+
+/// What the ways do. Unless `both` are asked for, the second is not tried out where the first does not work.
+///
+/// # Errors
+///
+/// [`ErrorKind::Config`](crate::ErrorKind::Config) without a spill directory, or for CPU tensors.
+pub(crate) fn probed(asked: &Asked<'_>, both: bool) -> Result<PathTrial> {
+    if asked.store.directories.is_empty() {
+        return refused("no spill directory: call spill_to(directory) before try_paths()");
+    }
+    match (asked.target, asked.simulated) {
+        (_, Some(delay)) => Ok(Below { asked, device: || Simulated::start(delay) }.probed(both)),
+        (Target::Cuda(index), _) => Ok(Below { asked, device: || Cuda::open(index) }.probed(both)),
+        _ => refused("try_paths: CPU tensors have one way only, straight to the spill files"),
+    }
+}
+
+impl<D: Device, F: Fn() -> Result<D>> Below<'_, F> {
+    fn probed(&self, both: bool) -> PathTrial {
+        let mut probed = PROBED.lock();
+        let key = self.tried();
+        if let Some(found) = probed.get(&key) {
+            return found.clone();
+        }
+        let direct = self.try_direct().map_err(|error| error.to_string());
+        let staged = if both || direct.is_ok() {
+            self.try_staged().map_err(|error| error.to_string())
+        } else {
+            Err("not tried out".to_owned())
+        };
+        let found = PathTrial { direct, staged };
+        if found.is_whole() {
+            probed.insert(key, found.clone());
+        }
+        found
+    }
+
+    fn tried(&self) -> Tried {
+        let StoreConfig { directories, cufile, cap_bytes, queue_depth, max_bytes_per_s, .. } =
+            self.asked.store.clone();
+        Tried { target: self.asked.target, directories, cufile, cap_bytes, queue_depth, max_bytes_per_s }
+    }
+
+    fn try_direct(&self) -> Result<(CuFileMode, PathRates)> {
+        let tier = self.tier(&self.asked.direct()?, None, None)?;
+        let mode = cufile(&*tier);
+        if mode.is_none() {
+            self.trial(&tier, |trial| trial.round_trip())?;
+        }
+        let rates = self.trial(&tier, |trial| trial.rates())?;
+        Ok((mode.unwrap_or(CuFileMode::Compatibility), rates))
+    }
+
+    fn try_staged(&self) -> Result<PathRates> {
+        let store = StoreConfig { backend: BackendKind::Auto, ..self.asked.store.clone() };
+        let pool = Some(PoolSize::Fixed(TRIAL_POOL));
+        let route = Route { way: Way::Host, why: None, pool, store: Some(store) };
+        let tier = self.tier(&route, None, None)?;
+        self.trial(&tier, |trial| trial.rates())
+    }
+}

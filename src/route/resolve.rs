@@ -1,0 +1,273 @@
+//! The rule by which what was asked for becomes a route. Pure, but for a trial of the ways where that decides.
+
+use std::time::Duration;
+
+use ssdtrain_store::{BackendKind, StoreConfig, StorePath};
+use tch::Device;
+
+use super::path::{IoPath, PathTrial, choose};
+use super::{Route, Way};
+use crate::error::{Error, ErrorKind, Result};
+use crate::mem::available_memory;
+use crate::tier::PoolSize;
+
+/// What was asked for, as far as it decides where bytes go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked<'a> {
+    /// The device whose tensors are moved.
+    pub(crate) target: Device,
+    /// A simulated GPU stands in its place, each of whose copies takes so much longer.
+    pub(crate) simulated: Option<Duration>,
+    /// Whether the policy keeps everything, or plans.
+    pub(crate) keeps: bool,
+    pub(crate) plans: bool,
+    pub(crate) path: IoPath,
+    /// The way that it has to be.
+    pub(crate) required: Option<IoPath>,
+    pub(crate) host_pool: Option<u64>,
+    pub(crate) read_ahead: u64,
+    pub(crate) store: &'a StoreConfig,
+    /// That of spill files which are open already.
+    pub(crate) given: Option<&'a StorePath>,
+}
+
+/// The route that was asked for. `found` tries the ways out.
+pub(crate) fn resolve(asked: &Asked<'_>, found: impl FnOnce() -> PathTrial) -> Result<Route> {
+    if asked.keeps {
+        return Ok(Route { way: Way::Stay, why: None, pool: None, store: None });
+    }
+    match (asked.target, asked.simulated) {
+        (Device::Cpu, None) => asked.of_cpu(),
+        (Device::Cpu, Some(_)) | (Device::Cuda(_), _) => asked.of_gpu(found),
+        (other, _) => {
+            refused(format!("device: tensors on {other:?} cannot be moved; only CPU and CUDA ones can"))
+        }
+    }
+}
+
+impl Asked<'_> {
+    /// The way that was asked for, or that has to be.
+    fn wanted(&self) -> IoPath {
+        if self.path == IoPath::Auto { self.required.unwrap_or_default() } else { self.path }
+    }
+
+    /// Whether the processor can read and write the device's memory.
+    pub(crate) fn is_host(&self) -> bool {
+        self.simulated.is_some()
+    }
+
+    fn has_folders(&self) -> bool {
+        !self.store.directories.is_empty() || self.store.backend == BackendKind::Memory
+    }
+
+    /// The spill files, if any were asked for.
+    fn spill_files(&self) -> Option<StoreConfig> {
+        (self.given.is_some() || self.has_folders()).then(|| self.store.clone())
+    }
+
+    /// CPU tensors are the disk's neighbours already.
+    fn of_cpu(&self) -> Result<Route> {
+        if matches!(self.wanted(), IoPath::Direct | IoPath::HostOnly) {
+            return refused(
+                "path, require_path: CPU tensors have one way only, straight to the spill files; leave them out",
+            );
+        }
+        let Some(store) = self.spill_files() else {
+            return refused(
+                "no spill directory: CPU tensors have nowhere else to go. Call spill_to(directory) before build(), or \
+                 policy(Policy::Keep) for a cache that moves nothing; tensors of a GPU need device(Device::Cuda(0))",
+            );
+        };
+        Ok(Route { way: Way::Disk, why: None, pool: None, store: Some(store) })
+    }
+
+    fn of_gpu(&self, found: impl FnOnce() -> PathTrial) -> Result<Route> {
+        let (path, why) = match self.wanted() {
+            IoPath::Auto if self.has_a_choice() => {
+                let (path, why) = choose(&found());
+                (path, Some(why))
+            }
+            IoPath::Auto => (IoPath::Staged, None),
+            path => (path, None),
+        };
+        let route = match path {
+            IoPath::Direct => self.direct()?,
+            IoPath::HostOnly => self.staged(None)?,
+            IoPath::Staged | IoPath::Auto => self.staged(self.spill_files())?,
+        };
+        match self.required {
+            Some(required) if required != IoPath::Auto && required != path => {
+                let why = why.map_or(String::new(), |why| format!(", {why}"));
+                Err(Error::new(
+                    ErrorKind::Unmet,
+                    format!("require_path({required:?}): the way is {path:?}{why}"),
+                ))
+            }
+            _ => Ok(Route { why, ..route }),
+        }
+    }
+
+    /// Whether nothing that was asked for decides about the way. A host pool does: it holds what is wanted next. Plans are made for one
+    /// way.
+    fn has_a_choice(&self) -> bool {
+        self.host_pool == Some(0)
+            && self.given.is_none()
+            && !self.plans
+            && !self.store.verify
+            && !self.store.directories.is_empty()
+            && self.store.backend == BackendKind::Auto
+    }
+
+    /// Straight to the disk.
+    pub(super) fn direct(&self) -> Result<Route> {
+        if self.store.verify {
+            return refused("path(Direct) with verify(true): checksums are taken of host memory; choose one");
+        }
+        let mut store = self.store.clone();
+        match self.given {
+            Some(path) if !self.is_host() && path.cufile().is_none() => {
+                return refused(
+                    "path(Direct) over a store that does not reach a GPU's memory: only cuFile's does",
+                );
+            }
+            Some(_) => {}
+            None if !self.has_folders() => {
+                return refused(
+                    "path(Direct) without a spill directory: call spill_to(directory) before build()",
+                );
+            }
+            None if !matches!(store.backend, BackendKind::Auto | BackendKind::CuFile) && !self.is_host() => {
+                let backend = store.backend;
+                return refused(format!(
+                    "backend({backend:?}) with path(Direct): only cuFile reaches a GPU's memory"
+                ));
+            }
+            None if store.backend == BackendKind::Auto && (!self.is_host() || store.cufile.is_some()) => {
+                store.backend = BackendKind::CuFile;
+            }
+            None => {}
+        }
+        Ok(Route { way: Way::Direct, why: None, pool: None, store: Some(store) })
+    }
+
+    /// Through pinned host memory.
+    fn staged(&self, store: Option<StoreConfig>) -> Result<Route> {
+        let pool = match self.host_pool {
+            None => PoolSize::Learned { cap: available_memory() / 2 },
+            Some(0) => PoolSize::Bounce,
+            Some(bytes) => PoolSize::Fixed(bytes),
+        };
+        if pool == PoolSize::Bounce && store.is_none() {
+            return refused(
+                "host_pool(0) without a spill directory leaves no place to offload to: give one of them",
+            );
+        }
+        Ok(Route { way: Way::Host, why: None, pool: Some(pool), store })
+    }
+}
+
+pub(super) fn refused<T>(message: impl Into<String>) -> Result<T> {
+    Err(Error::new(ErrorKind::Config, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use ssdtrain_plan::Leaving;
+    use ssdtrain_store::CuFileMode;
+
+    use super::*;
+    use crate::route::PathRates;
+
+    /// A GPU with a spill directory, whose ways have no pool to decide between them.
+    fn asked(store: &StoreConfig) -> Asked<'_> {
+        Asked {
+            target: Device::Cuda(0),
+            simulated: None,
+            keeps: false,
+            plans: false,
+            path: IoPath::Auto,
+            required: None,
+            host_pool: Some(0),
+            read_ahead: 0,
+            store,
+            given: None,
+        }
+    }
+
+    fn on_disk() -> StoreConfig {
+        StoreConfig { directories: vec!["/mnt/nvme".into()], ..StoreConfig::default() }
+    }
+
+    fn direct_is_faster() -> PathTrial {
+        let rates = |both| PathRates { write: both, read: both, both };
+        PathTrial { direct: Ok((CuFileMode::NvidiaFs, rates(2e9))), staged: Ok(rates(1e9)) }
+    }
+
+    fn untried() -> PathTrial {
+        panic!("nothing is to be found out")
+    }
+
+    #[test]
+    fn a_way_that_nothing_decides_is_tried_out() {
+        let store = on_disk();
+        let route = resolve(&asked(&store), direct_is_faster).unwrap();
+        assert_eq!((route.way, route.host_bytes()), (Way::Direct, 0));
+        assert_eq!(route.store.as_ref().unwrap().backend, BackendKind::CuFile);
+        assert!(route.to_string().contains("chosen: "), "{route}");
+    }
+
+    #[test]
+    fn what_was_asked_for_decides_without_a_trial() {
+        let store = on_disk();
+        let verified = StoreConfig { verify: true, ..on_disk() };
+        for asked in [
+            Asked { host_pool: Some(1 << 30), ..asked(&store) },
+            Asked { host_pool: None, ..asked(&store) },
+            Asked { plans: true, ..asked(&store) },
+            Asked { path: IoPath::Staged, ..asked(&store) },
+            asked(&verified),
+        ] {
+            let route = resolve(&asked, untried).unwrap();
+            assert_eq!((route.way, route.leaving()), (Way::Host, Leaving::InStreamOrder), "{asked:?}");
+        }
+        let cpu = Asked { target: Device::Cpu, host_pool: None, ..asked(&store) };
+        assert_eq!(resolve(&cpu, untried).unwrap().way, Way::Disk);
+        let kept = Asked { keeps: true, ..asked(&store) };
+        assert_eq!(resolve(&kept, untried).unwrap().way, Way::Stay);
+    }
+
+    #[test]
+    fn host_memory_alone_uses_no_directory() {
+        let store = on_disk();
+        let asked = Asked { path: IoPath::HostOnly, host_pool: Some(1 << 30), ..asked(&store) };
+        let route = resolve(&asked, untried).unwrap();
+        assert_eq!((route.host_bytes(), route.disk_bytes()), (1 << 30, 0));
+    }
+
+    #[test]
+    fn another_way_than_required_is_unmet() {
+        let store = on_disk();
+        let asked = Asked { required: Some(IoPath::Direct), path: IoPath::Staged, ..asked(&store) };
+        let error = resolve(&asked, untried).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unmet);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_by_the_name_of_its_setting() {
+        let (store, nowhere) = (on_disk(), StoreConfig::default());
+        let pool = StoreConfig { backend: BackendKind::Pool, ..on_disk() };
+        let cases = [
+            (Asked { target: Device::Mps, ..asked(&store) }, "device: "),
+            (Asked { target: Device::Cpu, ..asked(&nowhere) }, "spill_to(directory)"),
+            (Asked { target: Device::Cpu, path: IoPath::Direct, ..asked(&store) }, "path, require_path"),
+            (Asked { path: IoPath::Direct, ..asked(&nowhere) }, "path(Direct)"),
+            (Asked { path: IoPath::Direct, ..asked(&pool) }, "backend(Pool)"),
+            (asked(&nowhere), "host_pool(0)"),
+        ];
+        for (asked, named) in cases {
+            let error = resolve(&asked, untried).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+            assert!(error.to_string().contains(named), "{error}");
+        }
+    }
+}
