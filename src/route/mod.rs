@@ -1,96 +1,18 @@
 //! Where saved bytes go from the device: resolved once, when a cache is built, into a value that planner, tiers, reports and
 //! tools share.
 //!
-//! `path` is what can be asked for and what a trial finds, `resolve` the rule that makes a [`Route`] of both, pure; `open` opens the
-//! tiers of a route, and `probe` tries the ways of a GPU's bytes out with `trial`.
+//! `path` is what can be asked for and what a trial finds, `way` the route, and `resolve` the rule that makes it of both, pure; `open`
+//! opens the tiers of a route, and `probe` tries the ways of a GPU's bytes out with `trial`.
 
 mod open;
 mod path;
 mod probe;
 mod resolve;
 mod trial;
-
-use std::fmt;
-
-use bytesize::ByteSize;
-use ssdtrain_plan::Leaving;
-use ssdtrain_store::StoreConfig;
+mod way;
 
 pub(crate) use self::open::open;
 pub use self::path::{IoPath, PathRates, PathTrial};
 pub(crate) use self::probe::probed;
 pub(crate) use self::resolve::{Asked, resolve};
-use crate::tier::PoolSize;
-
-/// Where saved bytes go from the device, and why.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Route {
-    /// The way they take.
-    pub way: Way,
-    /// Why they take it, if that was found out and not asked for.
-    pub why: Option<String>,
-    /// How much host memory is pinned for them.
-    pub(crate) pool: Option<PoolSize>,
-    /// The spill files.
-    pub(crate) store: Option<StoreConfig>,
-}
-
-/// The ways that saved bytes can take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Way {
-    /// None: everything stays on the device.
-    Stay,
-    /// From the CPU's memory to the spill files.
-    Disk,
-    /// From a GPU through pinned host memory, and on to the spill files if there are any.
-    Host,
-    /// Straight between a GPU and the spill files.
-    Direct,
-}
-
-impl Route {
-    /// Most bytes of pinned host memory that are for storages to stay in.
-    pub fn host_bytes(&self) -> u64 {
-        match self.pool {
-            Some(PoolSize::Fixed(bytes) | PoolSize::Learned { cap: bytes }) => bytes,
-            Some(PoolSize::Bounce) | None => 0,
-        }
-    }
-
-    /// Most bytes of all spill files together.
-    pub fn disk_bytes(&self) -> u64 {
-        self.store.as_ref().map_or(0, |store| store.cap_bytes)
-    }
-
-    /// When storages leave the device.
-    pub(crate) fn leaving(&self) -> Leaving {
-        match self.way {
-            Way::Stay | Way::Disk => Leaving::WhenStored,
-            Way::Host => Leaving::InStreamOrder,
-            Way::Direct => Leaving::OnceWritten,
-        }
-    }
-}
-
-impl fmt::Display for Route {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let disk = || format!("spill files of {} at most", ByteSize(self.disk_bytes()));
-        match (self.way, &self.store) {
-            (Way::Stay, _) => f.write_str("none: everything is kept")?,
-            (Way::Disk, _) => f.write_str(&disk())?,
-            (Way::Direct, _) => write!(f, "straight to {}", disk())?,
-            (Way::Host, store) => {
-                match self.host_bytes() {
-                    0 => f.write_str("through pinned host memory")?,
-                    bytes => write!(f, "{} of pinned host memory at most", ByteSize(bytes))?,
-                }
-                if store.is_some() {
-                    write!(f, ", then {}", disk())?;
-                }
-            }
-        }
-        self.why.iter().try_for_each(|why| write!(f, " ({why})"))
-    }
-}
+pub use self::way::{Route, Way};

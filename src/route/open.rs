@@ -9,7 +9,7 @@ use tch::Device as Target;
 use super::path::IoPath;
 use super::resolve::{Asked, refused};
 use super::trial::Trial;
-use super::{Route, Way};
+use super::way::{Route, Way};
 use crate::device::{Context, Cuda, Device, Simulated};
 use crate::error::{Error, ErrorKind, Result};
 use crate::tier::{DirectTier, DiskTier, HostSettings, HostTier, Tier};

@@ -12,7 +12,7 @@ use tch::Device as Target;
 use super::open::{Below, cufile};
 use super::path::{PathRates, PathTrial};
 use super::resolve::{Asked, refused};
-use super::{Route, Way};
+use super::way::{Route, Way};
 use crate::device::{Cuda, Device, Simulated};
 use crate::error::Result;
 use crate::tier::PoolSize;

@@ -6,7 +6,7 @@ use ssdtrain_store::{BackendKind, StoreConfig, StorePath};
 use tch::Device;
 
 use super::path::{IoPath, PathTrial, choose};
-use super::{Route, Way};
+use super::way::{Route, Way};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::available_memory;
 use crate::tier::PoolSize;
