@@ -4,7 +4,7 @@ use std::mem;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use crate::loader::Handle;
+use crate::handle::Handle;
 use crate::result::{Error, Result};
 use crate::sys;
 

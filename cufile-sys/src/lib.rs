@@ -37,6 +37,7 @@ mod buffer;
 mod driver;
 mod file;
 mod functions;
+mod handle;
 mod loader;
 mod parameters;
 pub mod result;

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::functions::Functions;
+use crate::handle::Handle;
 
 /// The environment variable that names a library to try before those of the system.
 pub const VARIABLE: &str = "SSDTRAIN_CUFILE";
@@ -164,7 +165,7 @@ fn first_of(candidates: Vec<PathBuf>) -> Result<Library, LoadError> {
     for path in candidates {
         match load(path.as_os_str().as_bytes(), dlopen) {
             Ok(address) => {
-                let functions = Functions::new(Handle { address, path });
+                let functions = Functions::new(Handle::new(address, path));
                 return Ok(Library(Arc::new(Loaded { functions, owners: Mutex::default() })));
             }
             Err(reason) => tried.push((path, reason)),
@@ -198,30 +199,6 @@ fn dlopen(name: &CStr, flags: c_int) -> Result<NonNull<c_void>, String> {
         // SAFETY: dlerror returned a C string that lives until the next call of its family on this thread.
         unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned()
     })
-}
-
-/// A library in the hands of the dynamic linker, never given back.
-pub(crate) struct Handle {
-    address: NonNull<c_void>,
-    path: PathBuf,
-}
-
-// SAFETY: the dynamic linker may be asked about a library from any thread.
-unsafe impl Send for Handle {}
-// SAFETY: as above; the handle does not change.
-unsafe impl Sync for Handle {}
-
-impl Handle {
-    /// The address of the symbol, whose name ends with a zero byte, if the library has it.
-    pub(crate) fn symbol(&self, name: &str) -> Option<NonNull<c_void>> {
-        let name = CStr::from_bytes_with_nul(name.as_bytes()).ok()?;
-        // SAFETY: the library is loaded for good, and the name is a C string.
-        NonNull::new(unsafe { libc::dlsym(self.address.as_ptr(), name.as_ptr()) })
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ mod float;
 mod gpu;
 mod horizon;
 mod interrupt;
+mod learner;
 mod memory;
 mod optimizer;
 mod placement;

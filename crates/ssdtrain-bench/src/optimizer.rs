@@ -10,7 +10,7 @@ use tch::Kind;
 use tch::nn::VarStore;
 
 use crate::horizon::Horizon;
-use crate::strategy::Update;
+use crate::learner::Update;
 use crate::{defaults, float};
 
 /// An optimizer by name, with its default settings.

@@ -6,8 +6,9 @@ use ssdtrain::{AdaptiveReport, PlanReport, StepReport, TensorCache};
 use ssdtrain_models::{Batch, Optimizer};
 use ssdtrain_store::StoreStats;
 
+use crate::learner::{Learner, Outcome, Update};
 use crate::stats::{Estimate, median, ratio_of_medians};
-use crate::strategy::{Learner, Outcome, Strategy, Update};
+use crate::strategy::Strategy;
 use crate::{size, table};
 
 /// All strategies train with it; what they compute does not hang on it.

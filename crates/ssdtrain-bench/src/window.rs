@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use crate::learner::Outcome;
 use crate::shape::Shape;
-use crate::strategy::Outcome;
 
 /// What the steps since the last line cost.
 #[derive(Default)]

@@ -8,12 +8,13 @@ use ssdtrain_models::{TokenSet, seed_step};
 use tch::nn::VarStore;
 
 use crate::cache::CacheArgs;
+use crate::learner::Learner;
 use crate::optimizer::OptimizerKind;
 use crate::placement::Placement;
 use crate::progress::Progress;
 use crate::shape::Shape;
 use crate::side::{Row, Side, render};
-use crate::strategy::{Learner, Strategy};
+use crate::strategy::Strategy;
 use crate::task::{Task, TaskArgs};
 use crate::{defaults, interrupt, table};
 

@@ -13,6 +13,7 @@ mod pci;
 mod place;
 #[cfg(test)]
 mod samples;
+mod tree;
 mod verdict;
 
 use std::fs;
@@ -27,9 +28,10 @@ use ssdtrain::{TensorCache, TensorCacheBuilder};
 use ssdtrain_store::{Store, StoreConfig};
 use tch::Device;
 
-use self::facts::{Facts, Tree, Tried};
+use self::facts::{Facts, Tried};
 use self::page::{Check, Status};
 use self::place::Place;
+use self::tree::Tree;
 use crate::cache::{Backend, probe, spill_directories};
 use crate::size;
 

@@ -8,10 +8,11 @@ use ssdtrain_models::seed_step;
 use ssdtrain_plan::{Caps, Machine, Scaling, Workload};
 use tch::nn::VarStore;
 
+use crate::learner::Learner;
 use crate::progress::Progress;
 use crate::shape::Shape;
 use crate::side::Side;
-use crate::strategy::{Learner, Strategy};
+use crate::strategy::Strategy;
 use crate::task::{Task, TaskArgs};
 use crate::{interrupt, size, table};
 

@@ -8,11 +8,13 @@ use plotters::prelude::DrawingBackend;
 use serde::Serialize;
 
 use crate::plot::{self, Bar, Bars, COLOURS, Canvas, Picture};
-use crate::project::activations::{Implementation, Precision};
-use crate::project::catalogue::{Gpu, find};
+use crate::project::activations::Implementation;
+use crate::project::catalogue::find;
 use crate::project::endurance::{Array, Ssd};
+use crate::project::gpu::Gpu;
 use crate::project::model::{Batch, Model, Parallelism};
 use crate::project::presets::{Preset, Run};
+use crate::project::saved::Precision;
 use crate::project::{Projection, Scenario};
 use crate::{float, table};
 

@@ -19,11 +19,12 @@ use self::shown::whereabouts;
 use crate::cache::{CacheArgs, RUNS};
 use crate::data::{Data, DataArgs};
 use crate::horizon::Horizon;
+use crate::learner::{Learner, Outcome, Update};
 use crate::optimizer::OptimizerArgs;
 use crate::placement::{Placement, PlacementArgs};
 use crate::progress::Progress;
 use crate::shape::{Shape, ShapeArgs};
-use crate::strategy::{Learner, Outcome, Strategy, Update};
+use crate::strategy::Strategy;
 use crate::window::Window;
 use crate::{defaults, float, interrupt};
 

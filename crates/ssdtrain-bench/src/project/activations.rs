@@ -5,6 +5,7 @@ use clap::ValueEnum;
 
 use super::gpt;
 use super::model::{Model, Parallelism};
+use super::saved::{Precision, SavedBytes};
 
 /// Whose layers they are: what is saved depends on how they are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -13,26 +14,6 @@ pub(crate) enum Implementation {
     Megatron,
     /// The GPT that train and compare run, with fused attention and biases, on one GPU
     Ssdtrain,
-}
-
-/// In what numbers, and with what operations, a model is trained.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Precision {
-    /// Bytes of a number: 2 or 4.
-    pub(crate) number_bytes: u64,
-    /// Whether one kernel computes attention and keeps a number per row of scores instead of the scores.
-    pub(crate) fused_attention: bool,
-    /// Whether there is dropout: its masks take a byte for each number.
-    pub(crate) dropout: bool,
-}
-
-/// Bytes saved on a GPU for each sequence.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct SavedBytes {
-    /// In each layer.
-    pub(crate) layer: f64,
-    /// In embedding, head and loss together.
-    pub(crate) ends: f64,
 }
 
 impl Implementation {

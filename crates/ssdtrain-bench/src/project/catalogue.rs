@@ -4,25 +4,13 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use ssdtrain_models::GptConfig;
 
 use super::endurance::Ssd;
+use super::gpu::Gpu;
 use super::model::Model;
 use super::presets::Preset;
-
-/// A GPU.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Gpu {
-    #[serde(default)]
-    pub(crate) name: String,
-    /// In GiB.
-    pub(crate) memory_gib: f64,
-    /// 10^12 operations per second that its matrix units could reach in 16 bits, without sparsity.
-    pub(crate) peak_tflops: f64,
-}
 
 /// What can be given by name or file.
 pub(crate) trait Entry: DeserializeOwned {
@@ -67,13 +55,6 @@ fn one_line(text: &str, error: &toml::de::Error) -> anyhow::Error {
             anyhow::anyhow!("line {line}: {}", error.message())
         }
         None => anyhow::anyhow!("{}", error.message()),
-    }
-}
-
-impl Gpu {
-    /// In bytes.
-    pub(crate) fn memory_bytes(&self) -> f64 {
-        self.memory_gib * (1_u64 << 30) as f64
     }
 }
 

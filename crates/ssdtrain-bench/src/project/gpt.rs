@@ -1,7 +1,7 @@
 //! What the GPT of this project saves for backward.
 
-use super::activations::{Precision, SavedBytes};
 use super::model::Model;
+use super::saved::{Precision, SavedBytes};
 
 /// Sizes in numbers for each token, `h` being the width of the residual stream; storages that are saved twice count once.
 ///

@@ -8,17 +8,20 @@ pub(crate) mod activations;
 pub(crate) mod catalogue;
 pub(crate) mod endurance;
 mod gpt;
+pub(crate) mod gpu;
 pub(crate) mod model;
 pub(crate) mod presets;
 mod room;
+pub(crate) mod saved;
 
 use anyhow::Result;
 
-use self::activations::{Implementation, Precision};
-use self::catalogue::Gpu;
+use self::activations::Implementation;
 use self::endurance::{Array, SECONDS_PER_YEAR};
+use self::gpu::Gpu;
 use self::model::{Batch, Model, Parallelism};
 pub(crate) use self::room::Room;
+use self::saved::Precision;
 
 /// A training run on a machine.
 #[derive(Clone, Debug)]

@@ -3,9 +3,10 @@
 use clap::ValueEnum;
 
 use super::Scenario;
-use super::activations::{Implementation, Precision};
-use super::catalogue::Gpu;
+use super::activations::Implementation;
+use super::gpu::Gpu;
 use super::model::{Batch, Model, Parallelism};
+use super::saved::Precision;
 
 /// A set of measured configurations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

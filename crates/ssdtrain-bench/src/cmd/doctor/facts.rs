@@ -1,11 +1,11 @@
 //! What the kernel's files say of this machine. It is only read here; what it means is said in `findings` and `host`.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::cufile::Library;
 use super::pci::Device;
 use super::place::Place;
+use super::tree::Tree;
 use crate::size;
 
 /// NVIDIA's number among the vendors of PCI devices.
@@ -14,12 +14,6 @@ const NVIDIA: &str = "0x10de";
 const DISPLAY: &str = "0x03";
 /// Kernels built with PCI P2PDMA have this symbol; NVIDIA's guide looks for it too.
 const P2PDMA_SYMBOL: &str = "p2pdma_pgmap_ops";
-
-/// The files of a machine: those below `/`, or a made-up tree.
-#[derive(Debug)]
-pub(super) struct Tree {
-    root: PathBuf,
-}
 
 /// What files cannot tell: it was tried, or a library was asked.
 #[derive(Debug)]
@@ -123,47 +117,6 @@ pub(super) struct Memory {
     pub(super) transparent: Option<String>,
     /// Huge pages set aside, and their size in bytes.
     pub(super) huge_pages: Option<(u64, u64)>,
-}
-
-impl Tree {
-    /// The files below this directory.
-    pub(super) fn new(root: &Path) -> Tree {
-        Tree { root: root.canonicalize().unwrap_or_else(|_| root.to_owned()) }
-    }
-
-    fn at(&self, path: &str) -> PathBuf {
-        self.root.join(path.trim_start_matches('/'))
-    }
-
-    /// What a file holds, without the space around it.
-    pub(super) fn text(&self, path: &str) -> Option<String> {
-        let bytes = fs::read(self.at(path)).ok()?;
-        Some(String::from_utf8_lossy(&bytes).trim().to_owned())
-    }
-
-    /// The value after a name at the beginning of a line, as in `/proc/meminfo`.
-    pub(super) fn value(&self, path: &str, name: &str) -> Option<String> {
-        let text = self.text(path)?;
-        text.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()))
-    }
-
-    /// What is in a directory, sorted.
-    pub(super) fn names(&self, path: &str) -> Vec<String> {
-        let entries = fs::read_dir(self.at(path)).into_iter().flatten().flatten();
-        let mut names: Vec<_> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-        names.sort_unstable();
-        names
-    }
-
-    /// Where a path leads once its links are followed, as a path of the tree.
-    pub(super) fn real(&self, path: &str) -> Option<String> {
-        let real = self.at(path).canonicalize().ok()?;
-        Some(format!("/{}", real.strip_prefix(&self.root).ok()?.to_str()?))
-    }
-
-    pub(super) fn has(&self, path: &str) -> bool {
-        self.at(path).exists()
-    }
 }
 
 impl Facts {
@@ -356,6 +309,8 @@ fn numa_nodes(tree: &Tree) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

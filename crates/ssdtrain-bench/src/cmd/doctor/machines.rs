@@ -5,11 +5,12 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use super::disks::disks;
-use super::facts::{Facts, Tree, Tried};
+use super::facts::{Facts, Tried};
 use super::findings::direct;
 use super::host::host;
 use super::page::{self, Check, Status};
 use super::samples::{Machine, SWITCH, bare_metal, raid, virtual_machine};
+use super::tree::Tree;
 
 fn check<'a>(checks: &'a [Check], name: &str) -> &'a Check {
     checks.iter().find(|check| check.name == name).unwrap_or_else(|| panic!("{name}: {checks:#?}"))

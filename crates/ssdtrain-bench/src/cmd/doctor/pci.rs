@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::facts::Tree;
+use super::tree::Tree;
 
 /// A function on a PCI bus.
 #[derive(Clone, Debug)]

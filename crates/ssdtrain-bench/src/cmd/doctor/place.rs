@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::facts::Tree;
 use super::pci::Device;
+use super::tree::Tree;
 
 /// A spill directory.
 #[derive(Debug)]

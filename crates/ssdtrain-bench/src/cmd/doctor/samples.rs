@@ -8,10 +8,11 @@ use tempfile::TempDir;
 
 use super::cufile::Library;
 use super::disks::disks;
-use super::facts::{Facts, Tree, Tried};
+use super::facts::{Facts, Tried};
 use super::findings::direct;
 use super::host::host;
 use super::page::Check;
+use super::tree::Tree;
 use super::verdict::verdict;
 
 pub(super) const SWITCH: &str = "sys/devices/pci0000:17/0000:17:01.0/0000:18:00.0";

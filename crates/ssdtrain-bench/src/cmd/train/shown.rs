@@ -7,8 +7,9 @@ use ssdtrain_models::{Sampling, sample};
 
 use super::Run;
 use crate::cmd::compare;
+use crate::learner::Outcome;
 use crate::optimizer::OptimizerKind;
-use crate::strategy::{Outcome, Strategy};
+use crate::strategy::Strategy;
 use crate::window::Window;
 use crate::{side, size};
 
