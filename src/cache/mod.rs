@@ -4,6 +4,7 @@
 //! is the mechanism around them: it takes the lock, hands transfers to the store after releasing it, and waits.
 
 mod entry;
+mod keys;
 #[cfg(test)]
 mod model;
 #[cfg(test)]
@@ -19,8 +20,9 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use ssdtrain_libtorch::{SavedTensor, Storage, StorageId, WriteObserver};
 use ssdtrain_store::contained;
 
+pub(crate) use self::keys::{EntryKey, NO_TAPE, TapeKey};
+pub(crate) use self::table::Limits;
 use self::table::{Answer, Job, Part, Saved, Squeeze, Table};
-pub(crate) use self::table::{EntryKey, Limits, NO_TAPE, TapeKey};
 use crate::error::{Completion, Error};
 use crate::profile::Alive;
 use crate::telemetry::{Cause, Counters, ScopeId, ScopeRecord, Scopes};

@@ -8,7 +8,8 @@ use loom::thread;
 use ssdtrain_libtorch::Storage;
 use ssdtrain_store::{BackendKind, Store, StoreConfig};
 
-use super::table::{Answer, EntryKey, Job, Limits, Part, Saved, Table, TapeKey};
+use super::keys::{EntryKey, TapeKey};
+use super::table::{Answer, Job, Limits, Part, Saved, Table};
 use crate::error::Error;
 use crate::telemetry::ScopeId;
 use crate::tier::{DiskTier, Here, Tier};

@@ -6,7 +6,8 @@ use ssdtrain_libtorch::{Storage, install_cpu_allocator};
 use ssdtrain_store::{BackendKind, Store, StoreConfig};
 
 use super::Cache;
-use super::table::{EntryKey, Job, Limits, Part, Saved, TapeKey};
+use super::keys::{EntryKey, TapeKey};
+use super::table::{Job, Limits, Part, Saved};
 use crate::device::{Device, Lane, Simulated, SimulatedMark};
 use crate::telemetry::ScopeId;
 use crate::tier::{DirectTier, DiskTier, Here, HostSettings, HostTier, PoolSize, Tier};

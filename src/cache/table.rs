@@ -12,23 +12,12 @@ use ssdtrain_libtorch::{Block, Storage, StorageId, Watch, WeakStorage};
 
 pub(crate) use self::saving::{Part, Saved};
 use super::entry::{Edge, State};
+use super::keys::{EntryKey, TapeKey};
 use super::tape::Tape;
 use crate::error::Error;
 use crate::profile::Alive;
 use crate::telemetry::{Cause, Counters, ScopeId};
 use crate::tier::{Leaving, Parcel, Tier};
-
-/// Which entry: a place in the table, and a number that is never used again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct EntryKey {
-    pub(crate) index: usize,
-    pub(crate) serial: u64,
-}
-
-pub(crate) type TapeKey = usize;
-
-/// No tape has this key.
-pub(crate) const NO_TAPE: TapeKey = TapeKey::MAX;
 
 /// The record of one storage, from its first pack to its last release.
 pub(crate) struct Entry {

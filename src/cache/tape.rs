@@ -1,7 +1,7 @@
 //! The entries of one micro-batch in the order they were packed. Backward asks in about the reverse order, so what lies
 //! below the last position asked for is what will be wanted next.
 
-use super::table::EntryKey;
+use super::keys::EntryKey;
 
 /// The tape of one micro-batch. An entry stands in it once for each time it was saved.
 #[derive(Debug, Default)]

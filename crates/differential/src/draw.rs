@@ -1,11 +1,12 @@
 //! Drawing the arguments of an operation from the values there are.
 
+use std::collections::BTreeMap;
+
 use ssdtrain_libtorch::Storage;
 use tch::Tensor;
 
 use crate::program::{Op, Slot};
 use crate::random::Random;
-use crate::values::Values;
 
 /// An operation's arguments.
 pub(crate) struct Draft {
@@ -22,7 +23,7 @@ impl Draft {
 /// What arguments are drawn from.
 pub(crate) struct Draw<'a> {
     pub(crate) random: &'a mut Random,
-    pub(crate) values: &'a Values,
+    pub(crate) values: &'a BTreeMap<Slot, Tensor>,
     /// Weights that have to be made before the operation.
     pub(crate) before: Vec<Op>,
     /// The next name for a value.
@@ -57,15 +58,15 @@ impl Draw<'_> {
 
     /// A value of the same shape, another one if there is one.
     pub(crate) fn like(&mut self, slot: Slot) -> Option<Slot> {
-        let size = self.values.slots.get(&slot)?.size();
+        let size = self.values.get(&slot)?.size();
         let others: Vec<Slot> =
-            self.values.slots.iter().filter(|(_, t)| t.size() == size).map(|(slot, _)| *slot).collect();
+            self.values.iter().filter(|(_, t)| t.size() == size).map(|(slot, _)| *slot).collect();
         (!others.is_empty()).then(|| *self.random.of(&others))
     }
 
     /// A dimension of a value, and its size.
     pub(crate) fn dim(&mut self, slot: Slot) -> Option<(i64, i64)> {
-        let size = self.values.slots.get(&slot)?.size();
+        let size = self.values.get(&slot)?.size();
         let dim = (!size.is_empty()).then(|| self.random.below(size.len()))?;
         (size[dim] > 0).then_some((dim as i64, size[dim]))
     }
@@ -97,8 +98,7 @@ impl Draw<'_> {
 
     fn leaf_of(&mut self, shape: &[i64], name: &'static str, recorded: bool) -> Option<Slot> {
         let is_one = |t: &Tensor| t.is_leaf() && t.requires_grad() == recorded && t.size() == shape;
-        let known: Vec<Slot> =
-            self.values.slots.iter().filter(|(_, t)| is_one(t)).map(|(slot, _)| *slot).collect();
+        let known: Vec<Slot> = self.values.iter().filter(|(_, t)| is_one(t)).map(|(slot, _)| *slot).collect();
         if !known.is_empty() && self.random.percent(50) {
             return Some(*self.random.of(&known));
         }
@@ -116,18 +116,13 @@ impl Draw<'_> {
     /// Whether a value may be changed here, and no other one is with it.
     fn is_own(&self, slot: Slot, t: &Tensor) -> bool {
         let id = |t: &Tensor| Storage::of(t).map(|storage| storage.id());
-        let mut others = self.values.slots.range(..self.own_from);
+        let mut others = self.values.range(..self.own_from);
         slot >= self.own_from && others.all(|(_, other)| id(other) != id(t))
     }
 
     fn pick(&mut self, wanted: impl Fn(&Self, Slot, &Tensor) -> bool) -> Option<Slot> {
-        let slots: Vec<Slot> = self
-            .values
-            .slots
-            .iter()
-            .filter(|(slot, t)| wanted(self, **slot, t))
-            .map(|(slot, _)| *slot)
-            .collect();
+        let slots: Vec<Slot> =
+            self.values.iter().filter(|(slot, t)| wanted(self, **slot, t)).map(|(slot, _)| *slot).collect();
         if slots.is_empty() {
             return None;
         }

@@ -304,7 +304,7 @@ impl Generator {
         }
         let mut draw = Draw {
             random: &mut self.random,
-            values,
+            values: &values.slots,
             before: vec![],
             next: self.next,
             may_make: place.segment.is_none(),
@@ -341,7 +341,7 @@ impl Generator {
                 for _ in 0..inputs {
                     let slot = Draw {
                         random: &mut self.random,
-                        values,
+                        values: &values.slots,
                         before: vec![],
                         next: self.next,
                         may_make: false,

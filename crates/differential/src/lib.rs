@@ -26,6 +26,7 @@ mod program;
 mod random;
 mod run;
 mod shrink;
+mod text;
 mod values;
 
 pub use bits::Bits;

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use crate::error::{TorchError, check};
 use crate::ffi::{self, StMemory};
-use crate::memory::MemoryStats;
+use crate::memory_stats::MemoryStats;
 use crate::storage::Storage;
 
 /// Loads libtorch's CUDA half into the process if it and all it needs are there; says what is missing otherwise. Call it
@@ -103,7 +103,7 @@ impl CudaDevice {
         let mut memory = StMemory::default();
         // SAFETY: `memory` is a valid place for the result.
         check(unsafe { ffi::st_device_memory(self.index, &raw mut memory) })?;
-        Ok(MemoryStats { allocated: memory.allocated, peak: memory.peak, reserved: memory.reserved })
+        Ok(memory.into())
     }
 
     /// Bytes that could be allocated on the device now: what its driver has free, and what libtorch holds and does not use.

@@ -14,6 +14,7 @@ mod hooks;
 mod linear;
 mod math;
 mod memory;
+mod memory_stats;
 mod observer;
 mod random;
 mod ranges;
@@ -32,7 +33,8 @@ pub use hooks::{
 };
 pub use linear::linear_in_place;
 pub use math::resolve_math_kernels;
-pub use memory::{MemoryStats, end_step, gradient_bytes, install_cpu_allocator, memory, reset_peak, trim};
+pub use memory::{end_step, gradient_bytes, install_cpu_allocator, memory, reset_peak, trim};
+pub use memory_stats::MemoryStats;
 pub use observer::{Reading, Reads, Statistics, Watch, WriteObserver, observe_writes};
 pub use random::RandomState;
 pub use ranges::{Range, range};

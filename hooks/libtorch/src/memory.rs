@@ -4,18 +4,8 @@ use tch::{Device, Tensor};
 
 use crate::cuda::CudaDevice;
 use crate::ffi::{self, StMemory};
+use crate::memory_stats::MemoryStats;
 use crate::storage::Storage;
-
-/// What an allocator holds, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MemoryStats {
-    /// Asked for and not yet freed.
-    pub allocated: u64,
-    /// Highest `allocated` since [`reset_peak`].
-    pub peak: u64,
-    /// Held from the system: in use, or free and ready to be used again. The CPU's is counted in huge pages of 2 MiB.
-    pub reserved: u64,
-}
 
 /// Makes libtorch allocate CPU memory here from now on. Blocks it allocated before stay with their own allocator. Blocks of
 /// at least 64 KiB start on a 4 KiB border and have a capacity that is a multiple of 4 KiB; what is freed serves blocks of other
@@ -35,7 +25,7 @@ pub fn memory(device: Device) -> MemoryStats {
         },
         _ => StMemory::default(),
     };
-    MemoryStats { allocated: memory.allocated, peak: memory.peak, reserved: memory.reserved }
+    memory.into()
 }
 
 /// Makes the `peak` of `device` start again from what is allocated now.

@@ -5,11 +5,10 @@
 //! <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html>,
 //! <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html>
 
-use std::ffi::{c_char, c_int, c_ulonglong, c_void};
+use std::ffi::{c_int, c_ulonglong};
 
 use crate::book::Kind;
 use crate::control::HOOK;
-use crate::entry;
 use crate::real::{Library, NOT_FOUND, Real};
 
 type MemAlloc = unsafe extern "C" fn(*mut u64, usize) -> c_int;
@@ -17,9 +16,6 @@ type MemFree = unsafe extern "C" fn(u64) -> c_int;
 type MemMap = unsafe extern "C" fn(u64, usize, usize, u64, c_ulonglong) -> c_int;
 type MemUnmap = unsafe extern "C" fn(u64, usize) -> c_int;
 type MemSetAccess = unsafe extern "C" fn(u64, usize, *const AccessDesc, usize) -> c_int;
-type GetProcAddress = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64) -> c_int;
-type GetProcAddressV2 =
-    unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> c_int;
 
 // SAFETY: the type is that of cuda.h.
 pub(crate) static MEM_ALLOC: Real<MemAlloc> = unsafe { Real::new(c"cuMemAlloc_v2", Library::Driver) };
@@ -32,12 +28,6 @@ pub(crate) static MEM_UNMAP: Real<MemUnmap> = unsafe { Real::new(c"cuMemUnmap", 
 // SAFETY: as above.
 pub(crate) static MEM_SET_ACCESS: Real<MemSetAccess> =
     unsafe { Real::new(c"cuMemSetAccess", Library::Driver) };
-// SAFETY: as above.
-pub(crate) static GET_PROC_ADDRESS: Real<GetProcAddress> =
-    unsafe { Real::new(c"cuGetProcAddress", Library::Driver) };
-// SAFETY: as above.
-pub(crate) static GET_PROC_ADDRESS_V2: Real<GetProcAddressV2> =
-    unsafe { Real::new(c"cuGetProcAddress_v2", Library::Driver) };
 
 /// `CUmemAccessDesc`: who may access memory, and how.
 #[repr(C)]
@@ -138,47 +128,4 @@ pub(crate) unsafe extern "C" fn cuMemUnmap(start: u64, bytes: usize) -> c_int {
     }
     // SAFETY: the caller's arguments, for the function they are meant for.
     unsafe { real(start, bytes) }
-}
-
-/// `cuGetProcAddress` of CUDA 11; functions that the hook stands in front of are replaced.
-///
-/// # Safety
-/// As the real one.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuGetProcAddress(
-    symbol: *const c_char,
-    function: *mut *mut c_void,
-    version: c_int,
-    flags: u64,
-) -> c_int {
-    let Some(real) = GET_PROC_ADDRESS.get() else { return NOT_FOUND };
-    // SAFETY: the caller's arguments, for the function they are meant for.
-    let status = unsafe { real(symbol, function, version, flags) };
-    if status == 0 {
-        // SAFETY: the real function read the symbol and wrote the function.
-        unsafe { entry::replace(symbol, function, u32::try_from(version).ok()) };
-    }
-    status
-}
-
-/// `cuGetProcAddress` of CUDA 12 and later; functions that the hook stands in front of are replaced.
-///
-/// # Safety
-/// As the real one.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuGetProcAddress_v2(
-    symbol: *const c_char,
-    function: *mut *mut c_void,
-    version: c_int,
-    flags: u64,
-    found: *mut c_int,
-) -> c_int {
-    let Some(real) = GET_PROC_ADDRESS_V2.get() else { return NOT_FOUND };
-    // SAFETY: the caller's arguments, for the function they are meant for.
-    let status = unsafe { real(symbol, function, version, flags, found) };
-    if status == 0 {
-        // SAFETY: the real function read the symbol and wrote the function.
-        unsafe { entry::replace(symbol, function, u32::try_from(version).ok()) };
-    }
-    status
 }

@@ -3,9 +3,20 @@
 //! PyTorch gets those of virtual memory from `cudaGetDriverEntryPointByVersion`, so it never calls the names that a preloaded
 //! library has. What such a call found is replaced by the function of the hook, which calls what was found.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 
 use crate::driver;
+use crate::real::{Library, NOT_FOUND, Real};
+
+type GetProcAddress = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64) -> c_int;
+type GetProcAddressV2 =
+    unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> c_int;
+
+// SAFETY: the type is that of cuda.h.
+static GET_PROC_ADDRESS: Real<GetProcAddress> = unsafe { Real::new(c"cuGetProcAddress", Library::Driver) };
+// SAFETY: as above.
+static GET_PROC_ADDRESS_V2: Real<GetProcAddressV2> =
+    unsafe { Real::new(c"cuGetProcAddress_v2", Library::Driver) };
 
 /// Functions have the types that are known here from this version of CUDA on.
 const OLDEST: u32 = 3020;
@@ -47,19 +58,58 @@ fn stand_in(symbol: &CStr, real: *mut c_void, version: Option<u32>) -> Option<*m
         b"cuMemMap" => driver::MEM_MAP.replaced(real, driver::cuMemMap as *mut c_void),
         b"cuMemUnmap" => driver::MEM_UNMAP.replaced(real, driver::cuMemUnmap as *mut c_void),
         b"cuMemSetAccess" => driver::MEM_SET_ACCESS.replaced(real, driver::cuMemSetAccess as *mut c_void),
-        b"cuGetProcAddress_v2" => {
-            driver::GET_PROC_ADDRESS_V2.replaced(real, driver::cuGetProcAddress_v2 as *mut c_void)
-        }
+        b"cuGetProcAddress_v2" => GET_PROC_ADDRESS_V2.replaced(real, cuGetProcAddress_v2 as *mut c_void),
         // Without a version nobody knows which of the two it is.
         b"cuGetProcAddress" if version? >= FIVE_ARGUMENTS => {
-            driver::GET_PROC_ADDRESS_V2.replaced(real, driver::cuGetProcAddress_v2 as *mut c_void)
+            GET_PROC_ADDRESS_V2.replaced(real, cuGetProcAddress_v2 as *mut c_void)
         }
-        b"cuGetProcAddress" => {
-            driver::GET_PROC_ADDRESS.replaced(real, driver::cuGetProcAddress as *mut c_void)
-        }
+        b"cuGetProcAddress" => GET_PROC_ADDRESS.replaced(real, cuGetProcAddress as *mut c_void),
         _ => return None,
     };
     Some(ours)
+}
+
+/// `cuGetProcAddress` of CUDA 11; functions that the hook stands in front of are replaced.
+///
+/// # Safety
+/// As the real one.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuGetProcAddress(
+    symbol: *const c_char,
+    function: *mut *mut c_void,
+    version: c_int,
+    flags: u64,
+) -> c_int {
+    let Some(real) = GET_PROC_ADDRESS.get() else { return NOT_FOUND };
+    // SAFETY: the caller's arguments, for the function they are meant for.
+    let status = unsafe { real(symbol, function, version, flags) };
+    if status == 0 {
+        // SAFETY: the real function read the symbol and wrote the function.
+        unsafe { replace(symbol, function, u32::try_from(version).ok()) };
+    }
+    status
+}
+
+/// `cuGetProcAddress` of CUDA 12 and later; functions that the hook stands in front of are replaced.
+///
+/// # Safety
+/// As the real one.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuGetProcAddress_v2(
+    symbol: *const c_char,
+    function: *mut *mut c_void,
+    version: c_int,
+    flags: u64,
+    found: *mut c_int,
+) -> c_int {
+    let Some(real) = GET_PROC_ADDRESS_V2.get() else { return NOT_FOUND };
+    // SAFETY: the caller's arguments, for the function they are meant for.
+    let status = unsafe { real(symbol, function, version, flags, found) };
+    if status == 0 {
+        // SAFETY: the real function read the symbol and wrote the function.
+        unsafe { replace(symbol, function, u32::try_from(version).ok()) };
+    }
+    status
 }
 
 #[cfg(test)]
@@ -102,8 +152,8 @@ mod tests {
     fn the_lookup_itself_is_replaced_by_the_one_of_its_version() {
         let eleven = stand_in(c"cuGetProcAddress", real(), Some(11_030)).unwrap();
         let twelve = stand_in(c"cuGetProcAddress", real(), Some(12_000)).unwrap();
-        assert_eq!(eleven, driver::cuGetProcAddress as *mut c_void);
-        assert_eq!(twelve, driver::cuGetProcAddress_v2 as *mut c_void);
+        assert_eq!(eleven, cuGetProcAddress as *mut c_void);
+        assert_eq!(twelve, cuGetProcAddress_v2 as *mut c_void);
         assert_eq!(stand_in(c"cuGetProcAddress", real(), None), None);
     }
 }

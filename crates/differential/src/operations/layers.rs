@@ -27,7 +27,7 @@ fn draw_value(draw: &mut Draw<'_>) -> Option<Draft> {
 }
 
 fn last(draw: &Draw<'_>, slot: usize) -> Option<i64> {
-    draw.values.slots.get(&slot)?.size().last().copied()
+    draw.values.get(&slot)?.size().last().copied()
 }
 
 fn draw_norm(draw: &mut Draw<'_>) -> Option<Draft> {
@@ -38,7 +38,7 @@ fn draw_norm(draw: &mut Draw<'_>) -> Option<Draft> {
 
 fn draw_batch_norm(draw: &mut Draw<'_>) -> Option<Draft> {
     let x = draw.value()?;
-    let width = draw.values.slots.get(&x)?.size().get(1).copied()?;
+    let width = draw.values.get(&x)?.size().get(1).copied()?;
     let weights = [draw.weight(&[width])?, draw.weight(&[width])?];
     let statistics = draw_statistics(draw, width)?;
     let training = draw.random.percent(70);
@@ -61,14 +61,14 @@ fn draw_statistics(draw: &mut Draw<'_>, width: i64) -> Option<[Slot; 2]> {
 
 fn draw_conv1d(draw: &mut Draw<'_>) -> Option<Draft> {
     let x = draw.value()?;
-    let size = draw.values.slots.get(&x)?.size();
+    let size = draw.values.get(&x)?.size();
     let [.., channels, _] = size[..] else { return None };
     Some(Draft::of(vec![x, draw.weight(&[4, channels, 1])?, draw.weight(&[4])?], vec![]))
 }
 
 fn draw_conv2d(draw: &mut Draw<'_>) -> Option<Draft> {
     let x = draw.value()?;
-    let size = draw.values.slots.get(&x)?.size();
+    let size = draw.values.get(&x)?.size();
     let [.., channels, _, _] = size[..] else { return None };
     Some(Draft::of(vec![x, draw.weight(&[4, channels, 3, 3])?, draw.weight(&[4])?], vec![]))
 }

@@ -11,6 +11,7 @@ use tch::{TchError, Tensor};
 pub(crate) use self::simple::total;
 
 use crate::draw::{Draft, Draw};
+use crate::program;
 
 /// What an operation makes.
 pub(crate) type Outcome = Result<Vec<Tensor>, TchError>;
@@ -34,10 +35,6 @@ pub(crate) enum Action {
     /// Any other.
     Other { draw: fn(&mut Draw<'_>) -> Option<Draft>, run: fn(&[Tensor], &[f64]) -> Outcome },
 }
-
-/// What has operations within it.
-const BLOCKS: &[&str] =
-    &["step", "no_grad", "scope", "segment", "remat", "thread", "autocast", "parallel", "branch"];
 
 /// What only the outermost level of a program does.
 const CONTROL: &[&str] = &[
@@ -76,13 +73,8 @@ pub(crate) fn find(name: &str) -> Option<&'static Operation> {
 
 /// The name of an operation or block as it is known here, if it is.
 pub(crate) fn name(name: &str) -> Option<&'static str> {
-    let words = BLOCKS.iter().chain(CONTROL).copied();
+    let words = program::BLOCKS.iter().chain(CONTROL).copied();
     words.chain(all().map(|operation| operation.name)).find(|known| *known == name)
-}
-
-/// Whether `name` has operations within it.
-pub(crate) fn is_block(name: &str) -> bool {
-    BLOCKS.contains(&name)
 }
 
 impl Action {

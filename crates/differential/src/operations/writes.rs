@@ -50,7 +50,7 @@ fn draw_row(draw: &mut Draw<'_>) -> Option<Draft> {
 }
 
 fn row_of(draw: &mut Draw<'_>, slot: Slot) -> Option<Draft> {
-    let rows = draw.values.slots.get(&slot)?.size().first().copied().filter(|rows| *rows > 0)?;
+    let rows = draw.values.get(&slot)?.size().first().copied().filter(|rows| *rows > 0)?;
     let row = draw.random.below(rows as usize);
     Some(Draft::of(vec![slot, draw.like(slot)?], vec![row as f64]))
 }

@@ -1,0 +1,14 @@
+//! Names of what is in the books.
+
+/// Which entry: a place in the table, and a number that is never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EntryKey {
+    pub(crate) index: usize,
+    pub(crate) serial: u64,
+}
+
+/// Which tape.
+pub(crate) type TapeKey = usize;
+
+/// No tape has this key.
+pub(crate) const NO_TAPE: TapeKey = TapeKey::MAX;
