@@ -4,11 +4,11 @@
 use std::env;
 
 use cudarc::driver::result;
-use ssdtrain::{MIB, TensorCache};
+use ssdtrain::{MIB, TensorCache, segment};
 use ssdtrain_libtorch::{CudaDevice, OnStream, linear_in_place};
 use tch::{Cuda, Kind, Tensor};
 
-use crate::lab::{Lab, assert_nothing_held, assert_same_bits, leaf, plain_gradient};
+use crate::lab::{Lab, assert_nothing_held, assert_same_bits, grads, leaf, plain_gradient};
 
 on_both!(
     a_device_far_behind_through_the_host_pool,
@@ -17,6 +17,7 @@ on_both!(
     host_pool_without_a_disk_used_again_in_every_step,
     two_streams_one_of_them_from_outside,
     two_streams_add_to_the_gradient_of_one_weight,
+    statistics_that_two_streams_update_are_updated_once,
 );
 
 /// Steps whose values differ, each compared to a step without the cache.
@@ -151,6 +152,47 @@ fn two_streams_add_to_the_gradient_of_one_weight(lab: &Lab) {
         let report = step.finish().unwrap();
         let expected = expected.grad() * i64::from(round);
         assert_same_bits(&format!("round {round}, {report}"), &[expected], &[weight.grad()]);
+    }
+    assert_nothing_held(&cache);
+}
+
+/// Branches that do not wait for each other in backward, where each begins again with other values of the same statistics, which lie beside
+/// what they read.
+fn statistics_that_two_streams_update_are_updated_once(lab: &Lab) {
+    let [rows, channels, side] = lab.suited([64, 64, 56], [4, 8, 8]);
+    let sources: Vec<Tensor> = (0..6).map(|_| lab.randn(&[rows, channels, side, side])).collect();
+    let on_second = second_stream(lab);
+    let cache = lab.cache().host_pool(64 * MIB).device_budget(1).build().unwrap();
+    let train = |in_segments: bool| {
+        let buffer = Tensor::ones([3 * channels], (Kind::Float, lab.device));
+        let inputs: Vec<Tensor> = sources.iter().map(leaf).collect();
+        let step = cache.step();
+        let branch = |(index, input): (usize, &Tensor)| {
+            let stream = (index % 2 == 1).then(&on_second).flatten();
+            let [mean, var, table] = [0, 1, 2].map(|part| buffer.narrow(0, part * channels, channels));
+            let function = move |x: &Tensor| {
+                let none = None::<&Tensor>;
+                let y = x.f_batch_norm(none, none, Some(&mean), Some(&var), true, 0.5, 1e-5, true)?;
+                y.f_sin()?.f_mul(&table.f_view([1, channels, 1, 1])?)
+            };
+            let y = if in_segments { segment("norm", input, function) } else { function(input) };
+            let loss = y.unwrap().square().sum(Kind::Float);
+            if stream.is_some() {
+                Cuda::synchronize(0);
+            }
+            loss
+        };
+        let loss = inputs.iter().enumerate().map(branch).reduce(|sum, loss| sum + loss).unwrap();
+        step.backward(&loss).unwrap();
+        drop(loss);
+        step.finish().unwrap();
+        let mut all = grads(&inputs);
+        all.push(buffer);
+        all
+    };
+    let expected = train(false);
+    for _ in 0..lab.suited(10, 2) {
+        assert_same_bits("statistics", &expected, &train(true));
     }
     assert_nothing_held(&cache);
 }
