@@ -643,6 +643,21 @@ fn what_stands_at_the_address_of_a_marked_result_is_not_taken_for_it() {
     assert_nothing_held(&cache);
 }
 
+#[test]
+fn an_input_that_hands_no_gradient_on_hands_none_on_again() {
+    let cache = everything().build().unwrap();
+    let x = leaf(&randn(&[2, 64, 64]));
+    let step = cache.step();
+    let view = tch::no_grad(|| x.view([2, 64, 64]));
+    assert!(view.requires_grad(), "libtorch says that it does, and hands none on");
+    let y = segment("s", &view, |x| {
+        drop(x.f_feature_dropout(0.5, true)?);
+        x.f_pow_tensor_scalar(3.0)?.f_sigmoid()
+    });
+    step.backward(&(y.unwrap().sum(Kind::Float) + x.sum(Kind::Float))).unwrap();
+    assert_same_bits("no share of the segment's", &[x.ones_like()], &[x.grad()]);
+}
+
 // ---- what a function reads beside its inputs ----
 
 /// A function that reads `held`, as a segment and as a single operation; what becomes of backward when `change` runs before it.

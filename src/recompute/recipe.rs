@@ -51,7 +51,16 @@ pub(super) struct Before {
 
 struct Input {
     saved: SavedVariable,
-    requires_grad: bool,
+    gradient: Gradient,
+}
+
+/// What autograd makes of a gradient of an input.
+#[derive(Clone, Copy)]
+enum Gradient {
+    NotRequired,
+    Taken,
+    /// It is required, but goes nowhere: so of a view that was made of a leaf without recording. What operations save hangs on that.
+    Dropped,
 }
 
 impl Before {
@@ -65,7 +74,12 @@ impl Before {
         let random = random_of(inputs, &step)?;
         let modes = Modes::of_thread()?;
         let save = |input: &&Tensor| {
-            Ok(Input { saved: SavedVariable::new(input)?, requires_grad: input.requires_grad() })
+            let gradient = match input.requires_grad() {
+                false => Gradient::NotRequired,
+                true if torch::takes_gradient(input)? => Gradient::Taken,
+                true => Gradient::Dropped,
+            };
+            Ok(Input { saved: SavedVariable::new(input)?, gradient })
         };
         let inputs = inputs.iter().map(save).collect::<Result<_, TorchError>>()?;
         Ok(Before { name, inputs, modes, random, step, scope })
@@ -157,7 +171,14 @@ impl Input {
     fn fetch(&self) -> Result<Tensor, String> {
         let fetch = || {
             let input = self.saved.unpack().map_err(refused)?.f_detach()?;
-            if self.requires_grad { input.f_set_requires_grad(true) } else { Ok(input) }
+            match self.gradient {
+                Gradient::NotRequired => Ok(input),
+                Gradient::Taken => input.f_set_requires_grad(true),
+                Gradient::Dropped => {
+                    let leaf = input.f_set_requires_grad(true)?;
+                    tch::no_grad(|| leaf.f_view_as(&leaf))
+                }
+            }
         };
         fetch().map_err(|error| format!("its input: {}", text(error)))
     }

@@ -1,6 +1,7 @@
 // What the outcome of a computation hangs on beside what it reads and random numbers: the thread's modes.
 #include <ATen/ThreadLocalState.h>
 #include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include "guard.h"
 
@@ -51,6 +52,13 @@ st_status st_tensor_layout(const st_tensor* t, uint64_t* layout) {
     for (const int64_t stride : of.strides()) add(stride);
     add(of.storage_offset());
     *layout = hash;
+  });
+}
+
+st_status st_tensor_takes_gradient(const st_tensor* of, bool* takes) {
+  return ssdtrain::guarded([&] {
+    const at::Tensor& t = tensor(of);
+    *takes = t.requires_grad() && torch::autograd::impl::gradient_edge(t).is_valid();
   });
 }
 

@@ -80,6 +80,8 @@ bool st_cpu_autocast_enter(void);
 void st_cpu_autocast_leave(bool before);
 
 st_status st_tensor_version(const st_tensor* tensor, uint32_t* version);  // fails for inference tensors, which have none
+// Whether a gradient goes anywhere from it: not from a view that was made of a leaf without recording, though it requires one.
+st_status st_tensor_takes_gradient(const st_tensor* tensor, bool* takes);
 // A hash of kind, device, sizes, strides and offset. Fails for a tensor that is not strided, or has no storage.
 st_status st_tensor_layout(const st_tensor* tensor, uint64_t* layout);
 

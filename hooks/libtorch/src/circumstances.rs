@@ -21,6 +21,14 @@ pub fn version(tensor: &Tensor) -> Option<u32> {
     Some(version)
 }
 
+/// Whether a gradient goes anywhere from `tensor`. A view that was made of a leaf without recording requires one, but hands none on.
+pub fn takes_gradient(tensor: &Tensor) -> Result<bool, TorchError> {
+    let mut takes = false;
+    // SAFETY: the tensor is borrowed, and `takes` is a valid place for the result.
+    check(unsafe { ffi::st_tensor_takes_gradient(tensor.as_ptr(), &raw mut takes) })?;
+    Ok(takes)
+}
+
 /// A number that differs, as good as always, between tensors of other kinds, devices, sizes, strides or offsets. None if `tensor`
 /// has no strides or no storage: it is sparse in whatever form, nested, of oneDNN, or undefined.
 pub fn layout(tensor: &Tensor) -> Option<u64> {

@@ -125,6 +125,7 @@ unsafe extern "C" {
     pub(crate) fn st_statistics_rewind(reads: *const StReads, rewound: *mut *mut StStatistics) -> StStatus;
     pub(crate) fn st_statistics_restore(rewound: *mut StStatistics, rerun: *const StReads) -> StStatus;
     pub(crate) fn st_tensor_version(tensor: *const C_tensor, version: *mut u32) -> StStatus;
+    pub(crate) fn st_tensor_takes_gradient(tensor: *const C_tensor, takes: *mut bool) -> StStatus;
     pub(crate) fn st_tensor_layout(tensor: *const C_tensor, layout: *mut u64) -> StStatus;
     pub(crate) fn st_tensor_storage(tensor: *const C_tensor) -> *mut StStorage;
     pub(crate) fn st_storage_bytes(storage: *const StStorage) -> u64;

@@ -23,7 +23,7 @@ mod storage;
 
 pub use axpy::axpy;
 pub use block::Block;
-pub use circumstances::{CpuAutocast, Entered, Modes, is_recording, layout, version};
+pub use circumstances::{CpuAutocast, Entered, Modes, is_recording, layout, takes_gradient, version};
 pub use cuda::{CudaDevice, OnStream, load_cuda, make_deterministic};
 pub use error::TorchError;
 pub use folder::library_folder;
