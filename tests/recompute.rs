@@ -658,6 +658,18 @@ fn an_input_that_hands_no_gradient_on_hands_none_on_again() {
     assert_same_bits("no share of the segment's", &[x.ones_like()], &[x.grad()]);
 }
 
+/// Views of several results that were changed in place: whoever asks for their function gets an error.
+#[test]
+fn an_input_that_nobody_may_use_may_be_given() {
+    let cache = everything().build().unwrap();
+    let x = leaf(&randn(&[64, 64]));
+    let _step = cache.step();
+    let pieces = (&x * 2.0).chunk(2, 0);
+    drop(pieces[0].detach().f_mul_scalar_(2.0).unwrap());
+    drop(segment("s", &pieces[1], |x| Ok(x.shallow_clone())).unwrap());
+    drop(remat(&[&x, &pieces[1]], |x| Ok(x[1].shallow_clone())).unwrap());
+}
+
 // ---- what a function reads beside its inputs ----
 
 /// A function that reads `held`, as a segment and as a single operation; what becomes of backward when `change` runs before it.

@@ -58,7 +58,11 @@ st_status st_tensor_layout(const st_tensor* t, uint64_t* layout) {
 st_status st_tensor_takes_gradient(const st_tensor* of, bool* takes) {
   return ssdtrain::guarded([&] {
     const at::Tensor& t = tensor(of);
-    *takes = t.requires_grad() && torch::autograd::impl::gradient_edge(t).is_valid();
+    *takes = t.requires_grad();
+    const auto* view = torch::autograd::impl::get_view_autograd_meta(t);
+    if (view == nullptr || !view->has_bw_view() || view->grad_fn_ != nullptr || view->requires_grad_) return;
+    // If its base has changed since, it gets a function when it is asked for one, which may be an error and is not ours to have.
+    *takes = *takes && view->get_attr_version() != t._version();
   });
 }
 
