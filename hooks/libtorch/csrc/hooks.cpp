@@ -10,8 +10,10 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <mutex>
+#include <optional>
 
 #include "guard.h"
+#include "operations.h"
 
 namespace ssdtrain {
 namespace {
@@ -62,8 +64,9 @@ class Saved final : public torch::autograd::SavedVariableHooks {
                reinterpret_cast<const st_tensor*>(&t)};
     }
     {
-      // What we look at is not what the program reads.
-      const at::DisableRecordFunctionGuard unseen;
+      // What we look at is not what a function reads. The guard takes as long as all the rest: only where reads are noted.
+      std::optional<at::DisableRecordFunctionGuard> unseen;
+      if (is_noting_reads()) unseen.emplace();
       check(callbacks->pack(context_, &saved, &handle_));
     }
     if (handle_ == nullptr) {

@@ -26,6 +26,9 @@ struct Operation {
 
 constexpr uint64_t bit(size_t argument) { return argument < 64 ? uint64_t{1} << argument : 0; }
 
+// Whether the calling thread notes what operations read (reads.cpp).
+bool is_noting_reads();
+
 const Operation& known(const at::RecordFunction& call);
 
 // The arguments of a call that it updates as running statistics.

@@ -209,6 +209,8 @@ void read_ends(const at::RecordFunction& call, at::ObserverContext* context) {
   });
 }
 
+// ---- statistics --------------------------------------------------------------------------------------------------------
+
 // Without raising the version: an update of statistics does not raise it either.
 void set_value(const at::Tensor& t, const at::Tensor& value) {
   const at::DisableRecordFunctionGuard unseen;
@@ -261,6 +263,8 @@ struct st_statistics {
                 "one thread at a time have them");
   }
 };
+
+bool ssdtrain::is_noting_reads() { return !reading.empty(); }
 
 extern "C" {
 
