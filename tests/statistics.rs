@@ -122,6 +122,24 @@ fn a_later_update_is_a_change_for_who_reads_them() {
     assert!(error.contains("was changed in place"), "{error}");
 }
 
+#[test]
+fn an_empty_batch_updates_nothing() {
+    let (mean, var) = (Tensor::zeros([16], F32), Tensor::ones([16], F32));
+    let run = |in_segments: bool| {
+        let cache = everything().build().unwrap();
+        let (x, none) = (leaf(&randn(&[64, 16]).fill_(0.5)), leaf(&Tensor::zeros([0, 16], F32)));
+        let step = cache.step();
+        let losses = [(&x, false), (&none, true)].map(|(x, train)| {
+            let (x, norm) = (x * 2.0, norm([&mean, &var], train));
+            if in_segments { segment("norm", &x, norm) } else { norm(&x) }.unwrap().sum(Kind::Float)
+        });
+        step.backward(&losses.into_iter().sum()).unwrap();
+        step.finish().unwrap();
+        [x.grad(), none.grad()]
+    };
+    assert_same_bits("empty", &run(false), &run(true));
+}
+
 /// Gradients of `x` and what `buffer` holds after two micro-batches through `function`, both forward before both backward.
 fn two_micro_batches(
     in_segments: bool,

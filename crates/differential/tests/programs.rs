@@ -218,3 +218,28 @@ fn a_segment_that_holds_what_leaves_its_graph() {
         ",
     );
 }
+
+/// Autograd refuses the first at its product, the cache only at the norm, when the product's gradients are there.
+#[test]
+fn what_leaves_its_graph_and_statistics_that_change() {
+    agrees(
+        "
+        cache
+        seed 845
+        %0 = leaf 271 8 8
+        %1 = leaf 442 8 8
+        %2 = leaf 509 8
+        %3 = leaf 419 8
+        %4 = constant 416 8
+        %5 = constant 921 8
+        %6 = batch_norm %0 %2 %3 %4 %5 1
+        step 1 {
+          %7 = leaf 175 8
+          index_put_ %5 %7 1
+          %8 = matmul %6 %1
+          detach_ %6
+          backward %8 0 0 0
+        }
+        ",
+    );
+}

@@ -36,7 +36,7 @@ std::unique_ptr<at::ObserverContext> call_starts(const at::RecordFunction& call)
   const Operation& operation = known(call);
   if ((operation.written | operation.statistics) == 0) return nullptr;
   const auto arguments = call.inputs();
-  const uint64_t statistics = statistics_in(operation, arguments);
+  const uint64_t statistics = statistics_written_in(operation, arguments);
   std::unique_ptr<Later> later;
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (((operation.written | statistics) & bit(i)) == 0) continue;

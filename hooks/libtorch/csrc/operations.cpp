@@ -32,6 +32,7 @@ void statistics_of(std::string_view name, Operation& of) {
     if (one.name != name) continue;
     of.statistics = bit(one.mean) | bit(one.mean + 1);
     of.training = one.training;
+    of.passes_over_empty = name == "aten::batch_norm" || name == "aten::_batch_norm_impl_index";
     // Schemas that say so say it of evaluation too.
     of.written &= ~of.statistics;
     of.written_after_saving &= ~of.statistics;
@@ -84,6 +85,11 @@ uint64_t statistics_in(const Operation& operation, c10::ArrayRef<const c10::IVal
   if (operation.statistics == 0 || operation.training == 0) return operation.statistics;
   const bool told = operation.training < arguments.size() && arguments[operation.training].isBool();
   return told && !arguments[operation.training].toBool() ? 0 : operation.statistics;
+}
+
+uint64_t statistics_written_in(const Operation& operation, c10::ArrayRef<const c10::IValue> arguments) {
+  const bool is_empty = operation.passes_over_empty && arguments[0].isTensor() && arguments[0].toTensor().numel() == 0;
+  return is_empty ? 0 : statistics_in(operation, arguments);
 }
 
 c10::StorageImpl* storage_of(const at::Tensor& t) {

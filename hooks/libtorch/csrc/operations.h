@@ -22,6 +22,8 @@ struct Operation {
   // Running statistics, which a kernel updates and its result does not depend on, unless the argument `training` is false.
   uint64_t statistics = 0;
   size_t training = 0;
+  // It returns before that if its first argument is an empty batch.
+  bool passes_over_empty = false;
 };
 
 constexpr uint64_t bit(size_t argument) { return argument < 64 ? uint64_t{1} << argument : 0; }
@@ -33,6 +35,9 @@ const Operation& known(const at::RecordFunction& call);
 
 // The arguments of a call that it updates as running statistics.
 uint64_t statistics_in(const Operation& operation, c10::ArrayRef<const c10::IValue> arguments);
+
+// Those of them that it will write.
+uint64_t statistics_written_in(const Operation& operation, c10::ArrayRef<const c10::IValue> arguments);
 
 // What holds a tensor's elements, or the values of a sparse one; null if nothing does.
 c10::StorageImpl* storage_of(const at::Tensor& t);
