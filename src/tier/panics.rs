@@ -1,14 +1,12 @@
 //! A panic below a tier ends the transfer that it happens in, and nothing else: whoever waits hears of it, and the threads go on.
 
-use std::io;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use ssdtrain_libtorch::{Block, Storage};
-use ssdtrain_store::{Backend, BackendKind, Op, Pool, Store, StoreConfig};
+use ssdtrain_store::{Backend, BackendInfo, BackendKind, Op, Place, Pool, Region, Store, StoreConfig};
 
 use super::{DirectTier, Here, HostSettings, HostTier, Parcel, PoolSize, Room, Tier};
 use crate::device::Simulated;
@@ -24,17 +22,17 @@ struct Panics {
 }
 
 impl Backend for Panics {
+    fn open(&self, place: Place<'_>, cap_bytes: u64) -> ssdtrain_store::Result<Arc<dyn Region>> {
+        self.inner.open(place, cap_bytes)
+    }
+
     fn submit(&self, ops: Vec<Op>) {
         assert!(!self.now.load(Ordering::Relaxed), "on purpose, in a backend");
         self.inner.submit(ops);
     }
 
-    fn adopt(&self, file: BorrowedFd<'_>) -> io::Result<()> {
-        self.inner.adopt(file)
-    }
-
-    fn name(&self) -> &'static str {
-        "panics"
+    fn describe(&self) -> BackendInfo {
+        self.inner.describe()
     }
 }
 

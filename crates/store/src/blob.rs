@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytesize::ByteSize;
 
-use super::file::Extent;
 use super::stripe::{self, Span};
+use super::volume::Extent;
 use crate::mem::round_to_block;
 
 /// Set in [`Blob::checksum`] when the low 32 bits hold one.
@@ -45,7 +45,7 @@ impl Blob {
 
     /// What memory must be aligned to, in bytes, for a transfer to use it without a copy.
     pub fn memory_alignment(&self) -> usize {
-        self.pieces.iter().map(|piece| piece.file().memory_alignment()).max().unwrap_or(1)
+        self.pieces.iter().map(|piece| piece.volume().info().alignment).max().unwrap_or(1)
     }
 
     pub(super) fn pieces(&self) -> &[Extent] {
@@ -75,7 +75,7 @@ impl fmt::Display for Blob {
         write!(f, "{}", ByteSize(self.len))?;
         for (index, piece) in self.pieces.iter().enumerate() {
             let word = if index == 0 { "at" } else { "and" };
-            write!(f, " {word} offset {} of the {}", piece.offset(), piece.file().place())?;
+            write!(f, " {word} offset {} of the {}", piece.offset(), piece.volume().info().name)?;
         }
         Ok(())
     }

@@ -36,12 +36,13 @@ pub struct Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
+    /// One that the system has no part in.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
         Error { kind, message: message.into(), source: None }
     }
 
-    /// An error of a file operation, naming the path.
-    pub(crate) fn io(kind: ErrorKind, message: impl Into<String>, source: io::Error) -> Error {
+    /// One with what the system said.
+    pub fn io(kind: ErrorKind, message: impl Into<String>, source: io::Error) -> Error {
         Error { kind, message: message.into(), source: Some(Arc::new(source)) }
     }
 

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::backend::CuFileMode;
+use super::backend::{BackendInfo, CuFileMode};
+use super::region::Medium;
 
 /// What moves a store's bytes, and why it is not something faster.
 ///
@@ -10,25 +11,15 @@ use super::backend::CuFileMode;
 /// `thread pool, O_DIRECT (io_uring refused: Operation not permitted (os error 1))`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StorePath {
-    pub(super) backend: &'static str,
+    /// Its notes are all that there are, those of the regions and of the choice of a backend too.
+    pub(super) backend: BackendInfo,
     pub(super) medium: Medium,
-    pub(super) cufile: Option<CuFileMode>,
-    pub(super) registered: Option<String>,
-    pub(super) notes: Vec<String>,
-}
-
-/// What lies below the backend.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Medium {
-    Direct,
-    Buffered,
-    Memory,
 }
 
 impl StorePath {
     /// The backend's name.
     pub fn backend(&self) -> &str {
-        self.backend
+        self.backend.name
     }
 
     /// Whether every transfer goes straight between its memory and the disk, past the page cache.
@@ -38,17 +29,17 @@ impl StorePath {
 
     /// How cuFile moves the bytes, if it does: as it counts itself, once there were any.
     pub fn cufile(&self) -> Option<CuFileMode> {
-        self.cufile
+        self.backend.cufile
     }
 
     /// Whether the GPU memory that cuFile reaches directly is registered with it, and who does that; none where it reaches none.
     pub fn registered(&self) -> Option<&str> {
-        self.registered.as_deref()
+        self.backend.registered.as_deref()
     }
 
     /// Why a faster way was not taken; empty when this is the fastest.
     pub fn notes(&self) -> &[String] {
-        &self.notes
+        &self.backend.notes
     }
 }
 
@@ -59,14 +50,15 @@ impl fmt::Display for StorePath {
             Medium::Buffered => "buffered",
             Medium::Memory => "memory",
         };
-        match self.cufile {
-            Some(mode) => write!(f, "{}, {mode}", self.backend)?,
-            None => write!(f, "{}, {medium}", self.backend)?,
+        let BackendInfo { name, cufile, registered, notes } = &self.backend;
+        match cufile {
+            Some(mode) => write!(f, "{name}, {mode}")?,
+            None => write!(f, "{name}, {medium}")?,
         }
-        if let Some(registered) = &self.registered {
+        if let Some(registered) = registered {
             write!(f, ", {registered}")?;
         }
-        if self.notes.is_empty() { Ok(()) } else { write!(f, " ({})", self.notes.join("; ")) }
+        if notes.is_empty() { Ok(()) } else { write!(f, " ({})", notes.join("; ")) }
     }
 }
 
@@ -76,22 +68,19 @@ mod tests {
 
     #[test]
     fn tells_the_way_and_why() {
-        let fast = StorePath {
-            backend: "io_uring",
-            medium: Medium::Direct,
-            cufile: None,
-            registered: None,
-            notes: Vec::new(),
-        };
+        let fast = StorePath { backend: BackendInfo::named("io_uring"), medium: Medium::Direct };
         assert_eq!(fast.to_string(), "io_uring, O_DIRECT");
         assert!(fast.is_direct());
         let notes = vec!["a".to_owned(), "b".to_owned()];
-        let slow = StorePath { backend: "thread pool", medium: Medium::Buffered, notes, ..fast.clone() };
+        let pool = BackendInfo { notes, ..BackendInfo::named("thread pool") };
+        let slow = StorePath { backend: pool, medium: Medium::Buffered };
         assert_eq!(slow.to_string(), "thread pool, buffered (a; b)");
         assert!(!slow.is_direct());
-        let host = StorePath { backend: "cuFile", cufile: Some(CuFileMode::Compatibility), ..fast };
+        let cufile = BackendInfo { cufile: Some(CuFileMode::Compatibility), ..BackendInfo::named("cuFile") };
+        let host = StorePath { backend: cufile.clone(), ..fast };
         assert_eq!(host.to_string(), "cuFile, compatibility mode, through host memory");
-        let registered = StorePath { registered: Some("GPU memory registered by X".to_owned()), ..host };
+        let cufile = BackendInfo { registered: Some("GPU memory registered by X".to_owned()), ..cufile };
+        let registered = StorePath { backend: cufile, ..host };
         assert!(registered.to_string().ends_with("host memory, GPU memory registered by X"), "{registered}");
     }
 }

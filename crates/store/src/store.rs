@@ -1,7 +1,5 @@
 //! The store: reserves, writes and reads blobs.
 
-use std::os::fd::AsFd;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -12,12 +10,14 @@ use crate::blob::Blob;
 use crate::completion::Completion;
 use crate::config::{BackendKind, StoreConfig};
 use crate::error::{Error, ErrorKind, Result};
-use crate::file::{self, Full, SpillFile};
+use crate::growth::Growth;
 use crate::mem::{IoBuf, round_to_block};
-use crate::path::{Medium, StorePath};
+use crate::path::StorePath;
+use crate::region::{Medium, Place};
 use crate::stats::{Counters, StoreStats};
 use crate::stripe;
 use crate::transfer::{Rules, Transfer};
+use crate::volume::{Extent, Full, Volume};
 
 /// More threads than this add nothing to a pool.
 const MAX_POOL_THREADS: usize = 16;
@@ -34,12 +34,16 @@ pub struct Store {
 }
 
 struct Shared {
+    // Declared first: what it still does comes before all else ends.
+    growth: Growth,
     backend: Arc<dyn Backend>,
-    files: Vec<Arc<SpillFile>>,
-    next_file: AtomicUsize,
+    volumes: Vec<Arc<Volume>>,
+    next_volume: AtomicUsize,
     stripe_bytes: u64,
     rules: Rules,
-    path: StorePath,
+    medium: Medium,
+    /// Why transfers go a slower way than they might, as far as the backend does not tell.
+    notes: Vec<String>,
 }
 
 impl Store {
@@ -56,8 +60,8 @@ impl Store {
         Store::assemble(config, backend, note)
     }
 
-    /// Opens the spill files for a backend of the caller's; of [`StoreConfig::backend`] only
-    /// [`BackendKind::Memory`] makes a difference.
+    /// The same with a backend of the caller's; of [`StoreConfig::backend`] only [`BackendKind::Memory`] makes a difference: the
+    /// backend is to open its regions in memory.
     ///
     /// # Errors
     ///
@@ -68,63 +72,92 @@ impl Store {
 
     fn assemble(config: StoreConfig, backend: Arc<dyn Backend>, note: Option<String>) -> Result<Store> {
         let share = config.cap_bytes / config.files() as u64;
-        let files: Result<Vec<SpillFile>> = match config.backend {
-            BackendKind::Memory => (0..config.files()).map(|_| SpillFile::in_memory(share)).collect(),
-            BackendKind::Auto | BackendKind::Uring | BackendKind::Pool => {
-                config.directories.iter().map(|directory| SpillFile::create(directory, share)).collect()
-            }
-            BackendKind::CuFile => {
-                config.directories.iter().map(|directory| adopted(directory, share, &*backend)).collect()
+        let open = |place| Ok(Arc::new(Volume::new(backend.open(place, share)?, share)));
+        let volumes: Vec<Arc<Volume>> = match config.backend {
+            BackendKind::Memory => (0..config.files()).map(|_| open(Place::Memory)).collect::<Result<_>>()?,
+            BackendKind::Auto | BackendKind::Uring | BackendKind::Pool | BackendKind::CuFile => {
+                let places = config.directories.iter().map(|directory| Place::Directory(directory));
+                places.map(open).collect::<Result<_>>()?
             }
         };
-        let files = files?;
-        let medium = match config.backend {
-            BackendKind::Memory => Medium::Memory,
-            _ if files.iter().all(SpillFile::is_direct) => Medium::Direct,
-            _ => Medium::Buffered,
-        };
-        let notes = note.into_iter().chain(files.iter().flat_map(|file| file.notes().to_vec())).collect();
-        let path = StorePath { backend: backend.name(), medium, cufile: None, registered: None, notes };
+        let media = || volumes.iter().map(|volume| volume.info().medium);
+        let medium =
+            [Medium::Memory, Medium::Direct].into_iter().find(|one| media().all(|medium| medium == *one));
+        let notes = volumes.iter().flat_map(|volume| volume.info().notes.clone());
+        let notes = note.into_iter().chain(notes).collect();
         let rules = Rules {
             verify: config.verify,
             io_bytes: config.io_bytes as u64,
             counters: Arc::new(Counters::default()),
         };
         let shared = Shared {
+            growth: Growth::default(),
             backend,
-            files: files.into_iter().map(Arc::new).collect(),
-            next_file: AtomicUsize::new(0),
+            volumes,
+            next_volume: AtomicUsize::new(0),
             stripe_bytes: config.stripe_bytes as u64,
             rules,
-            path,
+            medium: medium.unwrap_or(Medium::Buffered),
+            notes,
         };
         Ok(Store { shared: Arc::new(shared) })
     }
 
-    /// Reserves room for `bytes`. It may have to let a file grow; it does no other I/O.
+    /// Reserves room for `bytes`. It may have to wait until a spill file has grown; it does no other I/O.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::NoSpace`] if the cap or a full disk leaves no contiguous room.
     pub fn reserve(&self, bytes: u64) -> Result<Arc<Blob>> {
-        let Shared { files, next_file, stripe_bytes, .. } = &*self.shared;
-        if bytes == 0 {
-            return Ok(Arc::new(Blob::new(0, *stripe_bytes, Vec::new())));
+        loop {
+            match self.find_room(bytes)? {
+                Room::Found(blob) => return Ok(blob),
+                Room::Until(volume, end) => volume.grow(end),
+            }
         }
-        let first = next_file.fetch_add(1, Ordering::Relaxed) % files.len();
-        let mut usable: Vec<&Arc<SpillFile>> = files[first..].iter().chain(&files[..first]).collect();
+    }
+
+    /// The same without waiting: none if a spill file has to grow first. It does so on a thread of the store's, and
+    /// whoever [listens](Store::on_growth) hears when to ask again.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::reserve`].
+    pub fn try_reserve(&self, bytes: u64) -> Result<Option<Arc<Blob>>> {
+        match self.find_room(bytes)? {
+            Room::Found(blob) => Ok(Some(blob)),
+            Room::Until(volume, end) => {
+                self.shared.growth.begin(volume, end);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Has `listener` called, on a thread of the store's, each time a spill file has grown or could not, for as long as the
+    /// caller holds it. It must not wait for a transfer.
+    pub fn on_growth(&self, listener: &Arc<dyn Fn() + Send + Sync>) {
+        self.shared.growth.listen(listener);
+    }
+
+    fn find_room(&self, bytes: u64) -> Result<Room<'_>> {
+        let Shared { volumes, next_volume, stripe_bytes, .. } = &*self.shared;
+        if bytes == 0 {
+            return Ok(Room::Found(Arc::new(Blob::new(0, *stripe_bytes, Vec::new()))));
+        }
+        let first = next_volume.fetch_add(1, Ordering::Relaxed) % volumes.len();
+        let mut usable: Vec<&Arc<Volume>> = volumes[first..].iter().chain(&volumes[..first]).collect();
         if bytes > self.cap_bytes() {
             usable.clear();
         }
         let mut refusals = Vec::new();
         while !usable.is_empty() {
             match reserve_pieces(bytes, *stripe_bytes, &usable) {
-                Ok(pieces) => return Ok(Arc::new(Blob::new(bytes, *stripe_bytes, pieces))),
-                Err((index, full)) => {
-                    let file = usable.remove(index);
-                    if let Full::Disk(error) = full {
-                        refusals.push(format!("; the {} cannot grow: {error}", file.place()));
-                    }
+                Ok(pieces) => return Ok(Room::Found(Arc::new(Blob::new(bytes, *stripe_bytes, pieces)))),
+                Err((index, Full::Until(end))) => return Ok(Room::Until(usable[index], end)),
+                Err((index, Full::Cap)) => drop(usable.remove(index)),
+                Err((index, Full::Refused(error))) => {
+                    let name = &usable.remove(index).info().name;
+                    refusals.push(format!("; the {name} cannot grow: {error}"));
                 }
             }
         }
@@ -171,47 +204,45 @@ impl Store {
 
     /// Which way the bytes go, and why it is not a faster one.
     pub fn path(&self) -> StorePath {
-        let Shared { backend, path, .. } = &*self.shared;
-        StorePath { cufile: backend.cufile(), registered: backend.registered(), ..path.clone() }
+        let Shared { backend, medium, notes, .. } = &*self.shared;
+        let mut backend = backend.describe();
+        backend.notes.extend(notes.iter().cloned());
+        StorePath { backend, medium: *medium }
     }
 
     /// What the store has done so far and how full it is.
     pub fn stats(&self) -> StoreStats {
-        let file_bytes = self.shared.files.iter().map(|file| file.file_bytes()).sum();
+        let file_bytes = self.shared.volumes.iter().map(|volume| volume.grown_bytes()).sum();
         self.shared.rules.counters.stats(self.reserved_bytes(), file_bytes)
     }
 
     fn reserved_bytes(&self) -> u64 {
-        self.shared.files.iter().map(|file| file.reserved_bytes()).sum()
+        self.shared.volumes.iter().map(|volume| volume.reserved_bytes()).sum()
     }
 
     fn cap_bytes(&self) -> u64 {
-        self.shared.files.iter().map(|file| file.cap_bytes()).sum()
+        self.shared.volumes.iter().map(|volume| volume.cap_bytes()).sum()
     }
 }
 
-/// A file that the backend has learned of while it had a name: cuFile opens files again by theirs.
-fn adopted(directory: &Path, cap_bytes: u64, backend: &dyn Backend) -> Result<SpillFile> {
-    let (file, name) = SpillFile::create_named(directory, cap_bytes)?;
-    backend.adopt(file.as_fd()).map_err(|error| {
-        let message = format!("the {} cannot be reached by {}", file.place(), backend.name());
-        Error::io(ErrorKind::Unmet, message, error)
-    })?;
-    name.remove().map_err(|error| Error::directory(directory, "keeps the name of a spill file", error))?;
-    Ok(file)
+/// Where room for a blob is.
+enum Room<'a> {
+    Found(Arc<Blob>),
+    /// In this volume, once it has grown to so many bytes.
+    Until(&'a Arc<Volume>, u64),
 }
 
-/// The extents of a blob over the files, or the index of a file that has no room and why.
+/// The extents of a blob over the volumes, or the index of one that has no room and why.
 fn reserve_pieces(
     bytes: u64,
     stripe_bytes: u64,
-    files: &[&Arc<SpillFile>],
-) -> Result<Vec<file::Extent>, (usize, Full)> {
+    volumes: &[&Arc<Volume>],
+) -> Result<Vec<Extent>, (usize, Full)> {
     let padded = round_to_block(bytes);
-    let width = stripe::width(padded, files.len(), stripe_bytes);
+    let width = stripe::width(padded, volumes.len(), stripe_bytes);
     let shares = stripe::shares(padded, width, stripe_bytes);
-    let pieces = shares.into_iter().zip(files).enumerate();
-    pieces.map(|(index, (share, file))| file.reserve(share).map_err(|full| (index, full))).collect()
+    let pieces = shares.into_iter().zip(volumes).enumerate();
+    pieces.map(|(index, (share, volume))| volume.reserve(share).map_err(|full| (index, full))).collect()
 }
 
 /// The backend that was asked for or that the kernel allows, within the limit on its speed, and why it is not a faster one.
@@ -221,8 +252,7 @@ fn start_backend(config: &StoreConfig) -> Result<(Arc<dyn Backend>, Option<Strin
     let throttled = Throttled::new(backend, limit).map_err(|error| {
         Error::io(ErrorKind::Io, "the thread that paces transfers could not be started", error)
     })?;
-    let limited = format!("limited to {}/s", ByteSize(limit.get()));
-    Ok((Arc::new(throttled), Some(note.map_or_else(|| limited.clone(), |note| format!("{note}; {limited}")))))
+    Ok((Arc::new(throttled), note))
 }
 
 fn start_unlimited(config: &StoreConfig) -> Result<(Arc<dyn Backend>, Option<String>)> {
@@ -253,9 +283,13 @@ fn start_unlimited(config: &StoreConfig) -> Result<(Arc<dyn Backend>, Option<Str
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
     use proptest::prelude::*;
 
     use super::*;
+    use crate::backend::Faulty;
+    use crate::backend::suite::forbid_growth;
     use crate::mem::BLOCK;
 
     const SHARE: u64 = 256 * BLOCK as u64;
@@ -293,9 +327,43 @@ mod tests {
     }
 
     #[test]
+    fn room_that_has_to_grow_is_not_waited_for_and_told_of() {
+        let faulty = Arc::new(Faulty::new(Arc::new(Pool::new(1).unwrap())));
+        let config = StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() };
+        let store = Store::open_with(config, Arc::<Faulty>::clone(&faulty)).unwrap();
+        let (tell, told) = mpsc::channel();
+        let listener: Arc<dyn Fn() + Send + Sync> = Arc::new(move || tell.send(()).unwrap());
+        store.on_growth(&listener);
+        faulty.hold_growth();
+        for _ in 0..2 {
+            assert!(store.try_reserve(1).unwrap().is_none());
+        }
+        faulty.wait_growing();
+        assert!(store.try_reserve(1).unwrap().is_none() && told.try_recv().is_err());
+        faulty.release();
+        told.recv().unwrap();
+        assert!(store.try_reserve(1).unwrap().is_some());
+        drop((store, listener));
+        assert!(told.recv().is_err(), "it has grown once");
+    }
+
+    #[test]
+    fn room_that_cannot_grow_is_an_error_once_that_is_known() {
+        let store = memory(1);
+        forbid_growth(&**store.shared.volumes[0].region());
+        let (tell, told) = mpsc::channel();
+        let listener: Arc<dyn Fn() + Send + Sync> = Arc::new(move || tell.send(()).unwrap());
+        store.on_growth(&listener);
+        assert!(store.try_reserve(1).unwrap().is_none());
+        told.recv().unwrap();
+        assert_eq!(store.try_reserve(1).unwrap_err().kind(), ErrorKind::NoSpace);
+    }
+
+    #[test]
     fn a_file_that_is_full_is_passed_over() {
         let store = memory(3);
-        let fill = store.shared.files[1].reserve(SHARE).unwrap();
+        store.shared.volumes[1].grow(SHARE);
+        let fill = store.shared.volumes[1].reserve(SHARE).unwrap();
         let blobs: Vec<_> = (0..6).map(|_| store.reserve(SHARE / 4).unwrap()).collect();
         assert!(blobs.iter().all(|blob| blob.pieces().len() == 2));
         drop((fill, blobs));
@@ -305,9 +373,9 @@ mod tests {
     #[test]
     fn a_disk_that_is_full_is_passed_over_and_named_when_nothing_else_is_left() {
         let store = memory(2);
-        store.shared.files[0].forbid_growth();
+        forbid_growth(&**store.shared.volumes[0].region());
         let blobs: Vec<_> = (0..4).map(|_| store.reserve(SHARE / 4).unwrap()).collect();
-        assert!(blobs.iter().all(|blob| Arc::ptr_eq(blob.pieces()[0].file(), &store.shared.files[1])));
+        assert!(blobs.iter().all(|blob| Arc::ptr_eq(blob.pieces()[0].volume(), &store.shared.volumes[1])));
         let error = store.reserve(SHARE / 4).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NoSpace);
         assert!(error.to_string().contains("cannot grow"), "{error}");
@@ -329,7 +397,7 @@ mod tests {
                 let mut extents: Vec<_> = blobs
                     .iter()
                     .flat_map(|blob| blob.pieces())
-                    .map(|piece| (Arc::as_ptr(piece.file()), piece.offset(), piece.offset() + piece.len()))
+                    .map(|piece| (Arc::as_ptr(piece.volume()), piece.offset(), piece.offset() + piece.len()))
                     .collect();
                 extents.sort_unstable();
                 for pair in extents.windows(2) {

@@ -116,7 +116,7 @@ impl Transfer {
             let follow = move |outcome: io::Result<()>| {
                 end(&joined, outcome.map_err(|error| Failure::Io { error, piece: span.piece, offset }))
             };
-            Op::new(direction, (Arc::clone(piece.file()), offset), memory, Box::new(follow))
+            Op::new(direction, (Arc::clone(piece.volume().region()), offset), memory, Box::new(follow))
         });
         ops.collect()
     }
@@ -196,7 +196,7 @@ impl Failure {
     fn into_error(self, direction: Direction, attempts: u32, blob: &Blob) -> Error {
         match self {
             Failure::Io { error, piece, offset } => {
-                let place = blob.pieces()[piece].file().place();
+                let place = &blob.pieces()[piece].volume().info().name;
                 let full = direction == Direction::Write
                     && matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT));
                 let kind = if full { ErrorKind::NoSpace } else { ErrorKind::Io };

@@ -1,25 +1,25 @@
 //! cuFile below a pool of threads, each of which waits for one transfer: straight between memory and the spill files where the machine
 //! has GPUDirect Storage, through host memory of cuFile's own where it has not.
 
-use std::collections::HashMap;
+use std::any::Any;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
-
-use cufile_sys::sys::{CUFileStringConfigParameter_t as Text, CUfileDriverStatusFlags_t as Status};
-use cufile_sys::{Cause, Driver, File, Library, Search, has_cuda_driver};
-use parking_lot::RwLock;
 
 use super::pool::{SystemCalls, Transport};
 use super::private_folder::private_folder;
 use super::registered::Registered;
-use super::{CuFileMode, Direction, Op};
+use super::{BackendInfo, CuFileMode, Direction, Op};
 use crate::config::StoreConfig;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::Gpu;
+use crate::open::Name;
+use crate::region::{Place, Region, RegionInfo};
+use crate::spill_file::SpillFile;
+use cufile_sys::sys::{CUFileStringConfigParameter_t as Text, CUfileDriverStatusFlags_t as Status};
+use cufile_sys::{Cause, Driver, File, Library, Search, has_cuda_driver};
 
-/// cuFile's driver, and the files that are registered with it.
+/// cuFile's driver, and the GPU whose memory it reaches.
 pub(crate) struct CuFile {
     driver: Driver,
     /// How bytes go, as far as the driver tells beforehand.
@@ -30,8 +30,12 @@ pub(crate) struct CuFile {
     gpu: Option<Arc<dyn Gpu>>,
     /// None where that is of no use.
     memory: Option<Registered>,
-    /// By their descriptors' numbers, which are theirs for as long as the store is open.
-    files: RwLock<HashMap<RawFd, File>>,
+}
+
+/// A spill file that is registered with cuFile.
+pub(super) struct CuFileRegion {
+    registered: File,
+    pub(super) file: Arc<SpillFile>,
 }
 
 /// Transfers that cuFile has counted, by the way they went.
@@ -80,7 +84,7 @@ impl CuFile {
         // What goes through host memory gains nothing, and a registration then costs milliseconds and host memory.
         let direct = gpu.as_ref().filter(|_| expected != CuFileMode::Compatibility);
         let memory = direct.map(|gpu| Registered::with(&driver, &**gpu));
-        Ok(CuFile { driver, expected, before, gpu, memory, files: RwLock::default() })
+        Ok(CuFile { driver, expected, before, gpu, memory })
     }
 
     /// How bytes went since this was opened, if this release tells and there were any. Others in the process count, too.
@@ -93,11 +97,6 @@ impl CuFile {
         } else {
             (now.by_peer > before.by_peer).then_some(CuFileMode::PciP2pDma)
         }
-    }
-
-    fn file(&self, fd: BorrowedFd<'_>) -> io::Result<File> {
-        let files = self.files.read();
-        files.get(&fd.as_raw_fd()).cloned().ok_or_else(|| io::Error::other("cuFile was not told of the file"))
     }
 }
 
@@ -117,7 +116,7 @@ impl Moved {
 impl CuFile {
     /// Moves the operation's bytes. The GPU's context is current.
     fn moved(&self, op: &Op) -> io::Result<usize> {
-        let (file, len) = (self.file(op.fd())?, op.len());
+        let (file, len) = (&op.region::<CuFileRegion>()?.registered, op.len());
         let offset = self.memory.as_ref().map_or(0, |memory| memory.offset(op.ptr().addr(), len));
         let base = op.ptr().wrapping_sub(offset);
         match op.direction() {
@@ -140,30 +139,47 @@ fn within<T>(gpu: Option<&dyn Gpu>, work: impl FnOnce() -> T) -> Result<T, Strin
 }
 
 impl Transport for CuFile {
+    /// cuFile opens a file again by its name, which is removed after that.
+    fn open(&self, place: Place<'_>, cap_bytes: u64) -> Result<Arc<dyn Region>> {
+        let (file, name) = SpillFile::create_named(place, cap_bytes)?;
+        let file = Arc::new(file);
+        let registered = self.driver.register_file(Arc::clone(&file)).map_err(|error| {
+            let message = format!("the {} cannot be reached by cuFile", file.describe().name);
+            Error::io(ErrorKind::Unmet, message, told(error))
+        })?;
+        name.map_or(Ok(()), Name::remove).map_err(|error| {
+            let message = format!("the {} keeps its name", file.describe().name);
+            Error::io(ErrorKind::Directory, message, error)
+        })?;
+        Ok(Arc::new(CuFileRegion { registered, file }))
+    }
+
     fn transfer(&self, op: &Op) -> io::Result<usize> {
         // Beside a GPU's memory only the last bytes of storages are the host's.
         if self.gpu.is_some() && op.is_on_host() {
-            return SystemCalls.transfer(op);
+            return SystemCalls::transfer(op, &op.region::<CuFileRegion>()?.file);
         }
         within(self.gpu.as_deref(), || self.moved(op)).map_err(io::Error::other)?
     }
 
-    fn adopt(&self, file: BorrowedFd<'_>) -> io::Result<()> {
-        let registered = self.driver.register_file(file.try_clone_to_owned()?).map_err(told)?;
-        self.files.write().insert(file.as_raw_fd(), registered);
-        Ok(())
+    fn describe(&self) -> BackendInfo {
+        let cufile = Some(self.seen().unwrap_or(self.expected));
+        let registered = self.memory.as_ref().map(Registered::to_string);
+        BackendInfo { cufile, registered, ..BackendInfo::named("cuFile") }
+    }
+}
+
+impl Region for CuFileRegion {
+    fn grow(&self, from: u64, to: u64) -> io::Result<()> {
+        self.file.grow(from, to)
     }
 
-    fn name(&self) -> &'static str {
-        "cuFile"
+    fn describe(&self) -> RegionInfo {
+        self.file.describe()
     }
 
-    fn cufile(&self) -> Option<CuFileMode> {
-        Some(self.seen().unwrap_or(self.expected))
-    }
-
-    fn registered(&self) -> Option<String> {
-        self.memory.as_ref().map(Registered::to_string)
+    fn backing(&self) -> &dyn Any {
+        self
     }
 }
 

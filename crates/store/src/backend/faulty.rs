@@ -1,14 +1,16 @@
 //! A backend that fails on request, for tests.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::{Backend, CuFileMode, Direction, Op};
+use super::{Backend, BackendInfo, Direction, Op};
+use crate::error::Result;
 use crate::mem::BLOCK;
+use crate::region::{Place, Region, RegionInfo};
 
 /// What goes wrong with an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +42,9 @@ struct Shared {
 struct State {
     rules: Vec<Rule>,
     holding: [bool; 2],
+    holding_growth: bool,
+    /// Regions that would grow.
+    growing: usize,
     held: VecDeque<(Op, io::Result<usize>)>,
 }
 
@@ -73,6 +78,17 @@ impl Faulty {
         self.shared.state.lock().holding[direction as usize] = true;
     }
 
+    /// From now on regions that are to grow do not, until all is [released](Faulty::release).
+    pub fn hold_growth(&self) {
+        self.shared.state.lock().holding_growth = true;
+    }
+
+    /// Sleeps until a region would grow.
+    pub fn wait_growing(&self) {
+        let mut state = self.shared.state.lock();
+        self.shared.changed.wait_while(&mut state, |state| state.growing == 0);
+    }
+
     /// Sleeps until `count` completions are held back.
     pub fn wait_held(&self, count: usize) {
         let mut state = self.shared.state.lock();
@@ -87,14 +103,23 @@ impl Faulty {
         true
     }
 
-    /// Stops holding completions back, and completes those that were, on the calling thread.
+    /// Stops holding completions and growth back, and completes what was held, on the calling thread.
     pub fn release(&self) {
-        self.shared.state.lock().holding = [false; 2];
+        {
+            let mut state = self.shared.state.lock();
+            (state.holding, state.holding_growth) = ([false; 2], false);
+        }
+        self.shared.changed.notify_all();
         while self.release_one() {}
     }
 }
 
 impl Backend for Faulty {
+    fn open(&self, place: Place<'_>, cap_bytes: u64) -> Result<Arc<dyn Region>> {
+        let inner = self.inner.open(place, cap_bytes)?;
+        Ok(Arc::new(FaultyRegion { inner, shared: Arc::clone(&self.shared) }))
+    }
+
     fn submit(&self, ops: Vec<Op>) {
         let ops: Vec<Op> = ops.into_iter().map(|op| self.shared.wrap(op)).collect();
         if !ops.is_empty() {
@@ -102,20 +127,34 @@ impl Backend for Faulty {
         }
     }
 
-    fn adopt(&self, file: BorrowedFd<'_>) -> io::Result<()> {
-        self.inner.adopt(file)
+    fn describe(&self) -> BackendInfo {
+        self.inner.describe()
+    }
+}
+
+/// A region that grows when it may.
+struct FaultyRegion {
+    inner: Arc<dyn Region>,
+    shared: Arc<Shared>,
+}
+
+impl Region for FaultyRegion {
+    fn grow(&self, from: u64, to: u64) -> io::Result<()> {
+        let mut state = self.shared.state.lock();
+        state.growing += 1;
+        self.shared.changed.notify_all();
+        self.shared.changed.wait_while(&mut state, |state| state.holding_growth);
+        state.growing -= 1;
+        drop(state);
+        self.inner.grow(from, to)
     }
 
-    fn name(&self) -> &'static str {
-        self.inner.name()
+    fn describe(&self) -> RegionInfo {
+        self.inner.describe()
     }
 
-    fn cufile(&self) -> Option<CuFileMode> {
-        self.inner.cufile()
-    }
-
-    fn registered(&self) -> Option<String> {
-        self.inner.registered()
+    fn backing(&self) -> &dyn Any {
+        self.inner.backing()
     }
 }
 
@@ -133,7 +172,7 @@ impl Shared {
         if fault == Some(Fault::Short) {
             len = (len / 2).next_multiple_of(BLOCK).min(len);
         }
-        let place = (Arc::clone(&op.file), op.offset());
+        let place = (Arc::clone(&op.region), op.offset());
         let memory = (Arc::clone(&op.buf), op.start + op.moved, len);
         let shared = Arc::clone(self);
         Op::new(op.direction, place, memory, Box::new(move |outcome| shared.finish(op, fault, outcome, len)))

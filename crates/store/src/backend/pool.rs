@@ -2,15 +2,18 @@
 //! with another [`Transport`] that makes its caller wait.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use parking_lot::{Condvar, Mutex};
 
 use super::queue::Queue;
-use super::{Backend, CuFileMode, Direction, Op};
+use super::{Backend, BackendInfo, Direction, Op};
 use crate::contained;
+use crate::error::Result;
+use crate::region::{Place, Region};
+use crate::spill_file::SpillFile;
 
 /// A pool of threads, each of which carries out one operation at a time and sleeps when there is none.
 pub struct Pool {
@@ -20,27 +23,14 @@ pub struct Pool {
 
 /// Carries out one operation while the calling thread waits.
 pub(crate) trait Transport: Send + Sync {
+    /// As [`Backend::open`].
+    fn open(&self, place: Place<'_>, cap_bytes: u64) -> Result<Arc<dyn Region>>;
+
     /// Moves up to [`Op::len`] bytes; returns how many.
     fn transfer(&self, op: &Op) -> io::Result<usize>;
 
-    /// Learns of a file before its first operation, as [`Backend::adopt`].
-    fn adopt(&self, file: BorrowedFd<'_>) -> io::Result<()> {
-        let _ = file;
-        Ok(())
-    }
-
-    /// The backend in words, as reports name it.
-    fn name(&self) -> &'static str;
-
-    /// How bytes go if cuFile moves them.
-    fn cufile(&self) -> Option<CuFileMode> {
-        None
-    }
-
-    /// As [`Backend::registered`].
-    fn registered(&self) -> Option<String> {
-        None
-    }
+    /// As [`Backend::describe`].
+    fn describe(&self) -> BackendInfo;
 }
 
 /// `pread` and `pwrite`.
@@ -78,24 +68,16 @@ impl Pool {
 }
 
 impl Backend for Pool {
+    fn open(&self, place: Place<'_>, cap_bytes: u64) -> Result<Arc<dyn Region>> {
+        self.shared.transport.open(place, cap_bytes)
+    }
+
     fn submit(&self, ops: Vec<Op>) {
         self.shared.push(ops);
     }
 
-    fn adopt(&self, file: BorrowedFd<'_>) -> io::Result<()> {
-        self.shared.transport.adopt(file)
-    }
-
-    fn name(&self) -> &'static str {
-        self.shared.transport.name()
-    }
-
-    fn cufile(&self) -> Option<CuFileMode> {
-        self.shared.transport.cufile()
-    }
-
-    fn registered(&self) -> Option<String> {
-        self.shared.transport.registered()
+    fn describe(&self) -> BackendInfo {
+        self.shared.transport.describe()
     }
 }
 
@@ -146,9 +128,10 @@ impl Shared {
     }
 }
 
-impl Transport for SystemCalls {
-    fn transfer(&self, op: &Op) -> io::Result<usize> {
-        let (fd, ptr, len) = (op.fd().as_raw_fd(), op.ptr(), op.len());
+impl SystemCalls {
+    /// Moves up to [`Op::len`] bytes of the operation between its memory and `file`; returns how many.
+    pub(super) fn transfer(op: &Op, file: &SpillFile) -> io::Result<usize> {
+        let (fd, ptr, len) = (file.as_fd().as_raw_fd(), op.ptr(), op.len());
         let offset = libc::off_t::try_from(op.offset()).map_err(io::Error::other)?;
         let bytes = match op.direction() {
             // SAFETY: `op` owns `len` bytes at `ptr`, and its holder lets nobody else touch them meanwhile.
@@ -158,9 +141,19 @@ impl Transport for SystemCalls {
         };
         usize::try_from(bytes).map_err(|_| io::Error::last_os_error())
     }
+}
 
-    fn name(&self) -> &'static str {
-        "thread pool"
+impl Transport for SystemCalls {
+    fn open(&self, place: Place<'_>, cap_bytes: u64) -> Result<Arc<dyn Region>> {
+        Ok(Arc::new(SpillFile::create(place, cap_bytes)?))
+    }
+
+    fn transfer(&self, op: &Op) -> io::Result<usize> {
+        SystemCalls::transfer(op, op.region()?)
+    }
+
+    fn describe(&self) -> BackendInfo {
+        BackendInfo::named("thread pool")
     }
 }
 
@@ -169,25 +162,28 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use super::*;
-    use crate::file::SpillFile;
     use crate::mem::{AlignedBuf, BLOCK};
 
     struct Panics;
 
     impl Transport for Panics {
+        fn open(&self, place: Place<'_>, cap_bytes: u64) -> Result<Arc<dyn Region>> {
+            SystemCalls.open(place, cap_bytes)
+        }
+
         fn transfer(&self, _op: &Op) -> io::Result<usize> {
             panic!("on purpose, in a transport");
         }
 
-        fn name(&self) -> &'static str {
-            "panics"
+        fn describe(&self) -> BackendInfo {
+            BackendInfo::named("panics")
         }
     }
 
     #[test]
     fn an_operation_that_panics_fails_and_its_thread_goes_on() {
         let pool = Pool::over(Box::new(Panics), 1).unwrap();
-        let file = Arc::new(SpillFile::in_memory(1 << 20).unwrap());
+        let region = pool.open(Place::Memory, 1 << 20).unwrap();
         for _ in 0..2 {
             let (tell, told) = channel();
             let done = move |outcome: io::Result<()>| {
@@ -195,7 +191,7 @@ mod tests {
                 Vec::new()
             };
             let memory = Arc::new(AlignedBuf::new(BLOCK).unwrap());
-            let place = (Arc::clone(&file), 0);
+            let place = (Arc::clone(&region), 0);
             pool.submit(vec![Op::new(Direction::Write, place, (memory, 0, BLOCK), Box::new(done))]);
             assert!(told.recv().unwrap().is_err());
         }

@@ -49,17 +49,18 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::file::SpillFile;
     use crate::mem::{AlignedBuf, BLOCK, IoBuf};
+    use crate::region::{Place, Region};
+    use crate::spill_file::SpillFile;
 
     #[test]
     fn a_read_goes_first_then_they_take_turns_and_each_kind_keeps_its_order() {
-        let file = Arc::new(SpillFile::in_memory(1 << 20).unwrap());
+        let region: Arc<dyn Region> = Arc::new(SpillFile::create(Place::Memory, 1 << 20).unwrap());
         let buf: Arc<dyn IoBuf> = Arc::new(AlignedBuf::new(BLOCK).unwrap());
         let op = |direction, offset| {
             Op::new(
                 direction,
-                (Arc::clone(&file), offset),
+                (Arc::clone(&region), offset),
                 (Arc::clone(&buf), 0, BLOCK),
                 Box::new(|_| Vec::new()),
             )

@@ -5,11 +5,11 @@ mod buffers;
 #[path = "../../../../cufile-sys/tests/stand_in/mod.rs"]
 pub(super) mod stand_in;
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::fs;
 use std::io;
 use std::num::NonZero;
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -18,10 +18,12 @@ use tempfile::TempDir;
 
 use self::buffers::{Part, Scattered, Unpinned, aligned, bytes, contents, fill, pattern};
 use self::stand_in::StandIn;
+use super::cufile::CuFileRegion;
 use super::{Backend, CuFile, Direction, Fault, Faulty, Op, Pool, Throttled, Uring};
 use crate::error::{ErrorKind, Result};
-use crate::file::SpillFile;
 use crate::mem::{AlignedBuf, BLOCK, HostPool, IoBuf};
+use crate::region::{Medium, Place, Region, RegionInfo};
+use crate::spill_file::SpillFile;
 use crate::{BackendKind, Blob, Completion, Store, StoreConfig};
 
 const MIB: usize = 1 << 20;
@@ -48,6 +50,7 @@ macro_rules! suite {
             memory_that_is_too_small_is_refused
             the_end_of_the_file_is_an_error
             what_the_kernel_refuses_is_an_error
+            a_region_of_some_other_backend_is_an_error
             short_transfers_go_on
             interrupted_transfers_are_tried_again
             a_read_that_fails_is_tried_three_times
@@ -288,7 +291,7 @@ fn many_transfers_at_once(bench: &Bench) {
 fn large_blobs_are_striped_and_small_ones_go_round(bench: &Bench) {
     let store = bench.open(bench.striped());
     let files =
-        |blob: &Blob| -> Vec<_> { blob.pieces().iter().map(|piece| Arc::as_ptr(piece.file())).collect() };
+        |blob: &Blob| -> Vec<_> { blob.pieces().iter().map(|piece| Arc::as_ptr(piece.volume())).collect() };
     let distinct = |mut files: Vec<_>| {
         files.sort();
         files.dedup();
@@ -420,25 +423,64 @@ fn memory_that_is_too_small_is_refused(bench: &Bench) {
 }
 
 fn the_end_of_the_file_is_an_error(bench: &Bench) {
-    // A file of one block, and an operation that reads two: it comes back short, goes on, and finds the end.
-    let file = Arc::new(SpillFile::in_memory(BLOCK as u64).unwrap());
-    let _extent = file.reserve(BLOCK as u64).unwrap();
-    let error = carry_out(bench, Direction::Read, (file, 0), 2).unwrap_err();
+    // A region of one block, and an operation that reads two: it comes back short, goes on, and finds the end.
+    let grown = |region: &dyn Region| region.grow(0, BLOCK as u64).unwrap();
+    let error = carry_out(bench, Direction::Read, grown, 2).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
 }
 
 fn what_the_kernel_refuses_is_an_error(bench: &Bench) {
-    let file = Arc::new(SpillFile::in_memory(BLOCK as u64).unwrap());
-    file.forbid_growth();
-    let error = carry_out(bench, Direction::Write, (file, 0), 1).unwrap_err();
+    let error = carry_out(bench, Direction::Write, forbid_growth, 1).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EPERM));
 }
 
-/// What one operation on a file comes to, without a store.
+fn a_region_of_some_other_backend_is_an_error(bench: &Bench) {
+    struct Other;
+    impl Region for Other {
+        fn grow(&self, _from: u64, _to: u64) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn describe(&self) -> RegionInfo {
+            RegionInfo { name: "another".to_owned(), medium: Medium::Memory, alignment: 1, notes: Vec::new() }
+        }
+
+        fn backing(&self) -> &dyn Any {
+            self
+        }
+    }
+    let backend = bench.backend();
+    let error = outcome_of(&*backend, Direction::Write, Arc::new(Other), 1).unwrap_err();
+    assert!(error.to_string().contains("some other backend"), "{error}");
+    let region = backend.open(Place::Memory, BLOCK as u64).unwrap();
+    outcome_of(&*backend, Direction::Write, region, 1).unwrap();
+}
+
+/// Makes every further growth of a region in memory fail, as on a full disk.
+pub(crate) fn forbid_growth(region: &dyn Region) {
+    let region = region.backing();
+    let registered = || region.downcast_ref().map(|CuFileRegion { file, .. }| &**file);
+    let file: &SpillFile = region.downcast_ref().or_else(registered).expect("all of them are files");
+    file.forbid_growth();
+}
+
+/// What an operation from the start of a region in memory comes to, without a store.
 fn carry_out(
     bench: &Bench,
     direction: Direction,
-    place: (Arc<SpillFile>, u64),
+    prepare: impl FnOnce(&dyn Region),
+    blocks: usize,
+) -> io::Result<()> {
+    let backend = bench.backend();
+    let region = backend.open(Place::Memory, BLOCK as u64).unwrap();
+    prepare(&*region);
+    outcome_of(&*backend, direction, region, blocks)
+}
+
+fn outcome_of(
+    backend: &dyn Backend,
+    direction: Direction,
+    region: Arc<dyn Region>,
     blocks: usize,
 ) -> io::Result<()> {
     let (sender, outcome) = mpsc::channel();
@@ -447,9 +489,7 @@ fn carry_out(
         Vec::new()
     });
     let buf = aligned(&vec![0; blocks * BLOCK]);
-    let backend = bench.backend();
-    backend.adopt(place.0.as_fd()).unwrap();
-    backend.submit(vec![Op::new(direction, place, (buf, 0, blocks * BLOCK), done)]);
+    backend.submit(vec![Op::new(direction, (region, 0), (buf, 0, blocks * BLOCK), done)]);
     outcome.recv().unwrap()
 }
 
@@ -484,7 +524,7 @@ fn a_read_that_fails_is_tried_three_times(bench: &Bench) {
     faulty.inject(Direction::Read, Fault::Errno(libc::EIO), 0, u64::MAX);
     let error = read(&store, &blob, aligned(&vec![0; MIB + 5])).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Io);
-    let (message, place) = (error.to_string(), blob.pieces()[0].file().place());
+    let (message, place) = (error.to_string(), &blob.pieces()[0].volume().info().name);
     assert!(
         message.contains(place) && message.contains("offset 0") && message.contains("attempt 3"),
         "{message}"
@@ -502,7 +542,7 @@ fn a_write_that_fails_is_reported_at_once(bench: &Bench) {
         faulty.inject(Direction::Write, Fault::Errno(errno), 3, 1);
         let error = write(&store, &blob, aligned(&pattern(1, MIB))).unwrap_err();
         assert_eq!(error.kind(), kind);
-        assert!(error.to_string().contains(blob.pieces()[0].file().place()), "{error}");
+        assert!(error.to_string().contains(&*blob.pieces()[0].volume().info().name), "{error}");
     }
     let stats = store.stats();
     assert_eq!((stats.failures, stats.retried, stats.writes, stats.bytes_written), (2, 0, 0, 0));
@@ -534,7 +574,7 @@ fn changed_bytes_are_noticed(bench: &Bench) {
     faulty.inject(Direction::Read, Fault::FlippedBit, 0, u64::MAX);
     let error = read(&store, &blob, aligned(&vec![0; MIB + 5])).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt);
-    assert!(error.to_string().contains(blob.pieces()[0].file().place()), "{error}");
+    assert!(error.to_string().contains(&*blob.pieces()[0].volume().info().name), "{error}");
 
     // What is written anew is compared anew.
     faulty.heal();

@@ -3,15 +3,18 @@
 use std::collections::VecDeque;
 use std::io;
 use std::num::NonZero;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::{Backend, CuFileMode, Op};
+use bytesize::ByteSize;
+
+use super::{Backend, BackendInfo, Op};
 use crate::contained;
+use crate::error::Result;
+use crate::region::{Place, Region};
 
 /// Passes operations on to another backend, no faster than so many bytes per second, reads and writes together.
 ///
@@ -55,25 +58,21 @@ impl Throttled {
 }
 
 impl Backend for Throttled {
+    fn open(&self, place: Place<'_>, cap_bytes: u64) -> Result<Arc<dyn Region>> {
+        self.inner.open(place, cap_bytes)
+    }
+
     fn submit(&self, ops: Vec<Op>) {
         self.shared.state.lock().queue.extend(ops);
         self.shared.changed.notify_one();
     }
 
-    fn adopt(&self, file: BorrowedFd<'_>) -> io::Result<()> {
-        self.inner.adopt(file)
-    }
-
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-
-    fn cufile(&self) -> Option<CuFileMode> {
-        self.inner.cufile()
-    }
-
-    fn registered(&self) -> Option<String> {
-        self.inner.registered()
+    fn describe(&self) -> BackendInfo {
+        let mut info = self.inner.describe();
+        if let Some(limit) = self.shared.state.lock().limit {
+            info.notes.push(format!("limited to {}/s", ByteSize(limit.get())));
+        }
+        info
     }
 }
 
@@ -124,10 +123,9 @@ mod tests {
 
     use super::*;
     use crate::backend::{Direction, Pool};
-    use crate::file::SpillFile;
     use crate::mem::{AlignedBuf, BLOCK, IoBuf};
 
-    fn write(count: u64, file: &Arc<SpillFile>, done: &mpsc::Sender<Instant>) -> Vec<Op> {
+    fn write(count: u64, region: &Arc<dyn Region>, done: &mpsc::Sender<Instant>) -> Vec<Op> {
         let op = |index: u64| {
             let buf: Arc<dyn IoBuf> = Arc::new(AlignedBuf::new(BLOCK).unwrap());
             let done = done.clone();
@@ -136,7 +134,7 @@ mod tests {
                 done.send(Instant::now()).unwrap();
                 Vec::new()
             };
-            let place = (Arc::clone(file), index * BLOCK as u64);
+            let place = (Arc::clone(region), index * BLOCK as u64);
             Op::new(Direction::Write, place, (buf, 0, BLOCK), Box::new(follow))
         };
         (0..count).map(op).collect()
@@ -145,10 +143,10 @@ mod tests {
     #[test]
     fn nothing_ends_sooner_than_a_disk_of_that_speed_would_end_it() {
         let inner = Arc::new(Pool::new(2).unwrap());
-        let file = Arc::new(SpillFile::in_memory(1 << 20).unwrap());
+        let region = inner.open(Place::Memory, 1 << 20).unwrap();
         let throttled = Throttled::new(inner, NonZero::new(100 * BLOCK as u64).unwrap()).unwrap();
         let ((done, ended), start) = (mpsc::channel(), Instant::now());
-        throttled.submit(write(3, &file, &done));
+        throttled.submit(write(3, &region, &done));
         for operation in 1..=3 {
             assert!(ended.recv().unwrap() - start >= operation * Duration::from_millis(10));
         }
@@ -157,11 +155,11 @@ mod tests {
     #[test]
     fn a_limit_that_is_lifted_holds_nothing_back() {
         let inner = Arc::new(Pool::new(1).unwrap());
-        let file = Arc::new(SpillFile::in_memory(1 << 20).unwrap());
+        let region = inner.open(Place::Memory, 1 << 20).unwrap();
         // Else the first alone would take an hour.
         let throttled = Throttled::new(inner, NonZero::new(1).unwrap()).unwrap();
         let (done, ended) = mpsc::channel();
-        throttled.submit(write(2, &file, &done));
+        throttled.submit(write(2, &region, &done));
         throttled.set_limit(None);
         assert!((0..2).all(|_| ended.recv().is_ok()));
     }
@@ -169,11 +167,11 @@ mod tests {
     #[test]
     fn what_is_left_goes_at_once_when_it_is_dropped() {
         let inner = Arc::new(Pool::new(1).unwrap());
-        let file = Arc::new(SpillFile::in_memory(1 << 20).unwrap());
+        let region = inner.open(Place::Memory, 1 << 20).unwrap();
         // Else the first alone would take an hour.
         let throttled = Throttled::new(inner, NonZero::new(1).unwrap()).unwrap();
         let (done, ended) = mpsc::channel();
-        throttled.submit(write(2, &file, &done));
+        throttled.submit(write(2, &region, &done));
         drop((throttled, done));
         assert_eq!(ended.iter().count(), 2);
     }

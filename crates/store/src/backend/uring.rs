@@ -5,7 +5,7 @@
 //! eventfd that the ring polls. Nothing spins and nothing times out.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 
@@ -14,8 +14,11 @@ use parking_lot::Mutex;
 use slab::Slab;
 
 use super::queue::Queue;
-use super::{Backend, Direction, Op};
+use super::{Backend, BackendInfo, Direction, Op};
 use crate::contained;
+use crate::error::Result;
+use crate::region::{Place, Region};
+use crate::spill_file::SpillFile;
 
 /// Marks the completions of the poll that wakes the thread; no key of a slab is as large.
 const WAKE: u64 = u64::MAX;
@@ -77,6 +80,10 @@ impl Uring {
 }
 
 impl Backend for Uring {
+    fn open(&self, place: Place<'_>, cap_bytes: u64) -> Result<Arc<dyn Region>> {
+        Ok(Arc::new(SpillFile::create(place, cap_bytes)?))
+    }
+
     /// Starts the operations; they fail at once, on the calling thread, if the kernel has given the ring up.
     fn submit(&self, ops: Vec<Op>) {
         let mut state = self.shared.state.lock();
@@ -93,8 +100,8 @@ impl Backend for Uring {
         }
     }
 
-    fn name(&self) -> &'static str {
-        "io_uring"
+    fn describe(&self) -> BackendInfo {
+        BackendInfo::named("io_uring")
     }
 }
 
@@ -181,9 +188,16 @@ impl Engine {
         let mut state = self.shared.state.lock();
         while self.in_flight.len() < self.depth {
             let Some(op) = state.queue.pop() else { break };
+            let entry = match describe(&op) {
+                Ok(entry) => entry,
+                Err(error) => {
+                    self.finished.push((op, Err(error)));
+                    continue;
+                }
+            };
             let slot = self.in_flight.vacant_entry();
-            let entry = describe(&op).user_data(slot.key() as u64);
-            // SAFETY: the slab keeps `op`, which owns the memory and the file, until its completion is handled;
+            let entry = entry.user_data(slot.key() as u64);
+            // SAFETY: the slab keeps `op`, which owns the memory and the region, until its completion is handled;
             // see also the drop of `Engine`.
             if unsafe { self.ring.submission().push(&entry) }.is_err() {
                 state.queue.push(op);
@@ -270,14 +284,14 @@ fn build_ring(entries: u32) -> io::Result<IoUring> {
 }
 
 /// The operation as the ring takes it.
-fn describe(op: &Op) -> squeue::Entry {
-    let fd = types::Fd(op.fd().as_raw_fd());
+fn describe(op: &Op) -> io::Result<squeue::Entry> {
+    let fd = types::Fd(op.region::<SpillFile>()?.as_fd().as_raw_fd());
     // A single operation is never longer than `io_bytes`; were it, it would come back short and go on.
     let len = u32::try_from(op.len()).unwrap_or(1 << 30);
-    match op.direction() {
+    Ok(match op.direction() {
         Direction::Read => opcode::Read::new(fd, op.ptr(), len).offset(op.offset()).build(),
         Direction::Write => opcode::Write::new(fd, op.ptr(), len).offset(op.offset()).build(),
-    }
+    })
 }
 
 #[cfg(test)]

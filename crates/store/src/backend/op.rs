@@ -1,0 +1,214 @@
+//! The operations that a backend is given.
+
+use std::any::Any;
+use std::io;
+use std::sync::Arc;
+
+use crate::mem::{BLOCK, IoBuf};
+use crate::region::Region;
+
+/// An operation that made no progress this many times in a row fails.
+const MAX_STALLS: u32 = 100;
+
+/// Which way bytes move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// From the region into memory.
+    Read,
+    /// From memory to the region.
+    Write,
+}
+
+/// One contiguous transfer between memory and a region: one range of either.
+///
+/// It owns what it points at, the memory and the region, until it completes. It completes exactly once: when it is
+/// dropped instead, it completes with an error.
+#[must_use = "an operation that is dropped fails"]
+pub struct Op {
+    pub(super) direction: Direction,
+    pub(super) region: Arc<dyn Region>,
+    offset: u64,
+    pub(super) buf: Arc<dyn IoBuf>,
+    pub(super) start: usize,
+    len: usize,
+    pub(super) moved: usize,
+    stalls: u32,
+    done: Done,
+}
+
+/// What follows an operation; it returns the operations to carry out next.
+type Follow = Box<dyn FnOnce(io::Result<()>) -> Vec<Op> + Send>;
+
+/// Calls its function exactly once.
+struct Done(Option<Follow>);
+
+impl Op {
+    /// Moves `len` bytes, at least 1, between `start` of `buf`, where they are contiguous, and `offset` of `region`,
+    /// then calls `done`.
+    pub(crate) fn new(
+        direction: Direction,
+        (region, offset): (Arc<dyn Region>, u64),
+        (buf, start, len): (Arc<dyn IoBuf>, usize, usize),
+        done: Follow,
+    ) -> Op {
+        debug_assert!(len > 0 && len <= buf.part(start).1);
+        Op { direction, region, offset, buf, start, len, moved: 0, stalls: 0, done: Done(Some(done)) }
+    }
+
+    /// Which way the bytes move.
+    pub fn direction(&self) -> Direction {
+        self.direction
+    }
+
+    /// The region, as what the backend has opened it as. The error completes an operation on a region of some other backend.
+    pub fn region<R: Any>(&self) -> io::Result<&R> {
+        let region = self.region.backing().downcast_ref();
+        region.ok_or_else(|| io::Error::other("internal error: some other backend opened the region"))
+    }
+
+    /// Where in the region the transfer goes on, in bytes.
+    pub fn offset(&self) -> u64 {
+        self.offset + self.moved as u64
+    }
+
+    /// Where in memory the transfer goes on: [`len`](Op::len) bytes, valid until the operation completes.
+    pub fn ptr(&self) -> *mut u8 {
+        self.buf.part(self.start + self.moved).0
+    }
+
+    /// Whether the processor reaches them.
+    pub(super) fn is_on_host(&self) -> bool {
+        self.buf.is_on_host(self.start + self.moved)
+    }
+
+    /// How many bytes are left to move; at least 1.
+    #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
+    pub fn len(&self) -> usize {
+        self.len - self.moved
+    }
+
+    /// Takes what a system call returned, in bytes moved, and returns the operations to carry out next: the rest
+    /// of this one if it was short or interrupted, or whatever follows it.
+    #[must_use = "the operations are to be carried out"]
+    pub fn complete(mut self, result: io::Result<usize>) -> Vec<Op> {
+        let outcome = match result {
+            Ok(0) if self.direction == Direction::Read => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(0) => Err(io::ErrorKind::WriteZero.into()),
+            Ok(bytes) if bytes > self.len() => Err(io::Error::other("more bytes moved than asked for")),
+            Ok(bytes) if bytes == self.len() => Ok(()),
+            Ok(bytes) => {
+                // Direct I/O can go on only from the start of a block.
+                let moved = (self.moved + bytes) / BLOCK * BLOCK;
+                self.stalls = if moved > self.moved { 0 } else { self.stalls + 1 };
+                self.moved = moved;
+                if self.stalls < MAX_STALLS {
+                    return vec![self];
+                }
+                Err(io::Error::other("the transfer does not get on"))
+            }
+            Err(error) => {
+                self.stalls += 1;
+                let passing = matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN));
+                if passing && self.stalls < MAX_STALLS {
+                    return vec![self];
+                }
+                Err(error)
+            }
+        };
+        let Op { region, buf, done, .. } = self;
+        // Let go first: whoever hears of the completion may count on it.
+        drop((region, buf));
+        done.call(outcome)
+    }
+}
+
+impl Done {
+    fn call(mut self, outcome: io::Result<()>) -> Vec<Op> {
+        self.0.take().map_or_else(Vec::new, |done| done(outcome))
+    }
+}
+
+impl Drop for Done {
+    fn drop(&mut self) {
+        if let Some(done) = self.0.take() {
+            drop(done(Err(io::Error::other("the backend has stopped"))));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::mem::AlignedBuf;
+    use crate::region::Place;
+    use crate::spill_file::SpillFile;
+
+    fn op(blocks: usize) -> (Op, mpsc::Receiver<io::Result<()>>) {
+        let file = Arc::new(SpillFile::create(Place::Memory, 1 << 20).unwrap());
+        let buf: Arc<dyn IoBuf> = Arc::new(AlignedBuf::new(blocks * BLOCK).unwrap());
+        let (sender, receiver) = mpsc::channel();
+        let done = Box::new(move |outcome| {
+            sender.send(outcome).unwrap();
+            Vec::new()
+        });
+        (Op::new(Direction::Read, (file, 0), (buf, 0, blocks * BLOCK), done), receiver)
+    }
+
+    /// The one operation that goes on.
+    fn resumed(op: Op, result: io::Result<usize>) -> Op {
+        let mut ops = op.complete(result);
+        assert_eq!(ops.len(), 1);
+        ops.remove(0)
+    }
+
+    fn errno(code: i32) -> io::Result<usize> {
+        Err(io::Error::from_raw_os_error(code))
+    }
+
+    #[test]
+    fn a_short_transfer_goes_on_from_the_last_whole_block() {
+        let (op, done) = op(3);
+        let start = op.ptr();
+        let op = resumed(op, Ok(BLOCK + 100));
+        assert_eq!((op.offset(), op.len(), op.ptr()), (BLOCK as u64, 2 * BLOCK, start.wrapping_add(BLOCK)));
+        assert!(op.complete(Ok(2 * BLOCK)).is_empty());
+        assert!(done.recv().unwrap().is_ok());
+    }
+
+    #[test]
+    fn an_interrupted_transfer_is_tried_again() {
+        let (op, done) = op(1);
+        let op = resumed(resumed(op, errno(libc::EINTR)), errno(libc::EAGAIN));
+        assert!(op.complete(Ok(BLOCK)).is_empty());
+        assert!(done.recv().unwrap().is_ok());
+    }
+
+    #[test]
+    fn a_transfer_that_never_gets_on_fails() {
+        for result in [|| Ok(100), || errno(libc::EINTR)] {
+            let (op, done) = op(1);
+            let mut ops = vec![op];
+            while let Some(op) = ops.pop() {
+                ops = op.complete(result());
+            }
+            assert!(done.recv().unwrap().is_err());
+        }
+    }
+
+    #[test]
+    fn the_end_of_the_file_is_an_error() {
+        let (op, done) = op(1);
+        assert!(op.complete(Ok(0)).is_empty());
+        assert_eq!(done.recv().unwrap().unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn a_dropped_operation_fails_once() {
+        let (op, done) = op(1);
+        drop(op);
+        assert!(done.recv().unwrap().is_err());
+        assert!(done.recv().is_err());
+    }
+}

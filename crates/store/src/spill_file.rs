@@ -1,0 +1,199 @@
+//! Spill files: nameless, preallocated, direct where the file system can.
+
+use std::any::Any;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytesize::ByteSize;
+
+use super::open::{Name, create_named, create_nameless, free_bytes, set_direct};
+use super::region::{Medium, Place, Region, RegionInfo};
+use crate::error::{Error, ErrorKind, Result};
+
+/// One spill file.
+pub(super) struct SpillFile {
+    file: File,
+    /// None if it is in memory.
+    directory: Option<PathBuf>,
+    /// What transfers' memory must be aligned to, or why they go through the page cache.
+    direct: Result<usize, String>,
+    /// The file system has not refused to preallocate.
+    preallocates: AtomicBool,
+}
+
+impl SpillFile {
+    /// A nameless file, which is to take at most `cap_bytes`.
+    pub(super) fn create(place: Place<'_>, cap_bytes: u64) -> Result<SpillFile> {
+        match place {
+            Place::Directory(directory) => {
+                let nameless = |directory: &Path| Ok((create_nameless(directory)?, ()));
+                SpillFile::open(directory, cap_bytes, nameless).map(|(file, ())| file)
+            }
+            Place::Memory => SpillFile::in_memory(),
+        }
+    }
+
+    /// The same with a name in its directory, which is the caller's to remove; one in memory has none.
+    pub(super) fn create_named(place: Place<'_>, cap_bytes: u64) -> Result<(SpillFile, Option<Name>)> {
+        match place {
+            Place::Directory(directory) => {
+                SpillFile::open(directory, cap_bytes, create_named).map(|(file, name)| (file, Some(name)))
+            }
+            Place::Memory => SpillFile::in_memory().map(|file| (file, None)),
+        }
+    }
+
+    fn open<N>(
+        directory: &Path,
+        cap_bytes: u64,
+        create: impl FnOnce(&Path) -> io::Result<(File, N)>,
+    ) -> Result<(SpillFile, N)> {
+        let unusable = |error: io::Error| {
+            let message = match error.kind() {
+                io::ErrorKind::NotFound => "does not exist; create it or name another",
+                io::ErrorKind::NotADirectory => "is not a directory; name one",
+                io::ErrorKind::ReadOnlyFilesystem => "is on a read-only file system; name a writable one",
+                io::ErrorKind::PermissionDenied => "is not writable by this user; allow it or name another",
+                io::ErrorKind::StorageFull => "is on a full file system; free some space or name another",
+                _ => "cannot hold a spill file; name another",
+            };
+            Error::directory(directory, message, error)
+        };
+        if !fs::metadata(directory).map_err(unusable)?.is_dir() {
+            return Err(unusable(io::ErrorKind::NotADirectory.into()));
+        }
+        let (file, name) = create(directory).map_err(unusable)?;
+        if let Ok(free) = free_bytes(&file)
+            && free < cap_bytes
+        {
+            let (free, share, shown) = (ByteSize(free), ByteSize(cap_bytes), directory.display());
+            tracing::info!("spill directory {shown} has {free} free, less than the {share} it may take");
+        }
+        let direct = set_direct(&file);
+        let directory = Some(directory.to_owned());
+        Ok((SpillFile { file, directory, direct, preallocates: AtomicBool::new(true) }, name))
+    }
+
+    /// A file in memory; of memory it takes no more than was ever written to it.
+    fn in_memory() -> Result<SpillFile> {
+        let refused = |error| {
+            let message = "no anonymous memory file could be made for the in-memory store";
+            Error::io(ErrorKind::Io, message, error)
+        };
+        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+        // SAFETY: the name is a valid C string for the length of the call.
+        let fd = unsafe { libc::memfd_create(c"ssdtrain-spill".as_ptr(), flags) };
+        if fd < 0 {
+            return Err(refused(io::Error::last_os_error()));
+        }
+        // SAFETY: `fd` was just opened and nobody else has it.
+        let file = unsafe { File::from_raw_fd(fd) };
+        let direct = Err("it is in memory".to_owned());
+        Ok(SpillFile { file, directory: None, direct, preallocates: AtomicBool::new(false) })
+    }
+}
+
+impl Region for SpillFile {
+    fn grow(&self, from: u64, to: u64) -> io::Result<()> {
+        let beyond_off_t = |_| io::Error::from_raw_os_error(libc::EFBIG);
+        while self.preallocates.load(Ordering::Relaxed) {
+            let start = libc::off_t::try_from(from).map_err(beyond_off_t)?;
+            let len = libc::off_t::try_from(to - from).map_err(beyond_off_t)?;
+            // SAFETY: a plain system call on an open file.
+            if unsafe { libc::fallocate(self.file.as_raw_fd(), 0, start, len) } == 0 {
+                return Ok(());
+            }
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                Some(libc::EINTR) => {}
+                Some(libc::EOPNOTSUPP | libc::ENOSYS) => self.preallocates.store(false, Ordering::Relaxed),
+                _ => return Err(error),
+            }
+        }
+        self.file.set_len(to)
+    }
+
+    fn describe(&self) -> RegionInfo {
+        let Some(directory) = &self.directory else {
+            let name = "spill memory".to_owned();
+            return RegionInfo { name, medium: Medium::Memory, alignment: 1, notes: Vec::new() };
+        };
+        let shown = directory.display();
+        let (medium, alignment) = match &self.direct {
+            Ok(alignment) => (Medium::Direct, *alignment),
+            Err(_) => (Medium::Buffered, 1),
+        };
+        let refused = self.direct.as_ref().err().map(|why| format!("O_DIRECT refused in {shown}: {why}"));
+        let preallocates = self.preallocates.load(Ordering::Relaxed);
+        let sparse = (!preallocates).then(|| format!("{shown} cannot preallocate"));
+        let notes = refused.into_iter().chain(sparse).collect();
+        RegionInfo { name: format!("spill file in {shown}"), medium, alignment, notes }
+    }
+
+    fn backing(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl AsFd for SpillFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+#[cfg(test)]
+impl SpillFile {
+    /// Makes every further growth of an in-memory file fail, as on a full disk.
+    pub(super) fn forbid_growth(&self) {
+        // SAFETY: a plain system call on an open file.
+        let sealed = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_GROW) };
+        assert_eq!(sealed, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(directory: &Path) -> String {
+        let error = SpillFile::create(Place::Directory(directory), 1 << 20).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Directory);
+        error.to_string()
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_used_is_named_with_its_cause() {
+        let directory = tempfile::tempdir().unwrap();
+        let missing = directory.path().join("missing");
+        let message = refused(&missing);
+        assert!(
+            message.contains(missing.to_str().unwrap()) && message.contains("does not exist"),
+            "{message}"
+        );
+
+        let file = directory.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert!(refused(&file).contains("is not a directory"));
+
+        // Nothing can be made in /proc, not even by root.
+        let message = refused(Path::new("/proc"));
+        assert!(
+            message.contains("spill directory /proc") && !message.contains("does not exist"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn a_memory_file_system_is_used_buffered_and_says_so() {
+        let Ok(directory) = tempfile::tempdir_in("/dev/shm") else {
+            return eprintln!("skipped: there is no /dev/shm here");
+        };
+        let spill = SpillFile::create(Place::Directory(directory.path()), 1 << 20).unwrap();
+        let info = spill.describe();
+        assert_eq!(info.medium, Medium::Buffered);
+        assert!(info.notes[0].contains("in memory"), "{info:?}");
+    }
+}

@@ -1,0 +1,225 @@
+//! A region and the books of its space: which of it is taken, and how far it has grown.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::extent::{MAX_FILE_BYTES, Slot, Space};
+use super::region::{Medium, Region, RegionInfo};
+use crate::mem::BLOCK;
+
+/// Regions grow by this many bytes at a time, so that a run's first step pays for it and no later one.
+const GROWTH_BYTES: u64 = 256 << 20;
+/// After a region could not grow, it is not asked again for this long.
+const GROWTH_PAUSE: Duration = Duration::from_secs(1);
+
+/// A region and the space in it.
+pub(super) struct Volume {
+    region: Arc<dyn Region>,
+    info: RegionInfo,
+    cap_bytes: u64,
+    books: Mutex<Books>,
+    /// Held while the region grows, which may take long; extents come and go meanwhile.
+    growing: Mutex<()>,
+}
+
+struct Books {
+    space: Space,
+    /// Bytes from the region's start that are there to be written.
+    grown: u64,
+    /// Somebody has taken it on to let the region grow.
+    grows: bool,
+    refused: Option<(Instant, i32)>,
+}
+
+/// A contiguous range of a volume; freed on drop.
+pub(super) struct Extent {
+    volume: Arc<Volume>,
+    slot: Slot,
+}
+
+/// Why a volume has no room.
+#[derive(Debug)]
+pub(super) enum Full {
+    /// No free range within the volume's share of the cap is large enough.
+    Cap,
+    /// Not before the region has grown to so many bytes.
+    Until(u64),
+    /// The region could not grow.
+    Refused(io::Error),
+}
+
+impl Volume {
+    /// Over a region that was just opened, of which at most `cap_bytes` are used. On a disk it takes the first step of growth, and
+    /// learns whether the file system can preallocate.
+    pub(super) fn new(region: Arc<dyn Region>, cap_bytes: u64) -> Volume {
+        let cap_bytes = cap_bytes.min(MAX_FILE_BYTES) / BLOCK as u64 * BLOCK as u64;
+        let books = Books { space: Space::new(cap_bytes), grown: 0, grows: false, refused: None };
+        let info = region.describe();
+        let mut volume =
+            Volume { region, info, cap_bytes, books: Mutex::new(books), growing: Mutex::default() };
+        if volume.info.medium != Medium::Memory {
+            volume.grow(1);
+            volume.info = volume.region.describe();
+        }
+        volume
+    }
+
+    /// A free range of `bytes`, which must not be 0, rounded up to whole blocks. It never waits for the region.
+    pub(super) fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Extent, Full> {
+        let mut books = self.books.lock();
+        let slot = books.space.take(bytes).ok_or(Full::Cap)?;
+        let end = slot.offset() + slot.len();
+        if end <= books.grown {
+            return Ok(Extent { volume: Arc::clone(self), slot });
+        }
+        books.space.give_back(slot);
+        match books.refused.filter(|(when, _)| when.elapsed() < GROWTH_PAUSE) {
+            Some((_, code)) => Err(Full::Refused(io::Error::from_raw_os_error(code))),
+            None => Err(Full::Until(end)),
+        }
+    }
+
+    /// Lets the region grow to at least `end` bytes, by whole steps where there is room for them. It may take long. How it went shows
+    /// when [`reserve`](Volume::reserve) is asked again.
+    pub(super) fn grow(&self, end: u64) {
+        let _alone = self.growing.lock();
+        let grown = self.books.lock().grown;
+        if end <= grown {
+            return;
+        }
+        let step_end = end.next_multiple_of(GROWTH_BYTES).min(self.cap_bytes);
+        let mut refused = None;
+        for end in [step_end, end] {
+            match self.region.grow(grown, end) {
+                Ok(()) => {
+                    let mut books = self.books.lock();
+                    (books.grown, books.refused) = (end, None);
+                    return;
+                }
+                Err(error) => refused = Some(error),
+            }
+        }
+        if let Some(error) = refused {
+            tracing::warn!("the {} cannot grow: {error}", self.info.name);
+            self.books.lock().refused = Some((Instant::now(), error.raw_os_error().unwrap_or(libc::EIO)));
+        }
+    }
+
+    /// Whether the caller is to let the region grow, and to say so when that [has ended](Volume::has_grown): nobody else does.
+    pub(super) fn takes_growth_on(&self) -> bool {
+        !std::mem::replace(&mut self.books.lock().grows, true)
+    }
+
+    pub(super) fn has_grown(&self) {
+        self.books.lock().grows = false;
+    }
+
+    /// Bytes that belong to extents now.
+    pub(super) fn reserved_bytes(&self) -> u64 {
+        self.books.lock().space.taken()
+    }
+
+    /// Bytes the region has grown to.
+    pub(super) fn grown_bytes(&self) -> u64 {
+        self.books.lock().grown
+    }
+
+    /// Most bytes the region may take.
+    pub(super) fn cap_bytes(&self) -> u64 {
+        self.cap_bytes
+    }
+
+    pub(super) fn region(&self) -> &Arc<dyn Region> {
+        &self.region
+    }
+
+    /// What the region is.
+    pub(super) fn info(&self) -> &RegionInfo {
+        &self.info
+    }
+}
+
+impl Extent {
+    pub(super) fn volume(&self) -> &Arc<Volume> {
+        &self.volume
+    }
+
+    /// Where the range begins in its region, in bytes.
+    pub(super) fn offset(&self) -> u64 {
+        self.slot.offset()
+    }
+}
+
+impl Drop for Extent {
+    fn drop(&mut self) {
+        self.volume.books.lock().space.give_back(self.slot);
+    }
+}
+
+#[cfg(test)]
+impl Extent {
+    /// Bytes of the range.
+    pub(super) fn len(&self) -> u64 {
+        self.slot.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+    use crate::region::Place;
+    use crate::spill_file::SpillFile;
+
+    /// The room that there is once the region has grown for it.
+    fn reserve(volume: &Arc<Volume>, bytes: u64) -> Result<Extent, Full> {
+        match volume.reserve(bytes) {
+            Err(Full::Until(end)) => {
+                volume.grow(end);
+                volume.reserve(bytes)
+            }
+            outcome => outcome,
+        }
+    }
+
+    #[test]
+    fn the_region_grows_in_steps_up_to_its_cap() {
+        let directory = tempfile::tempdir().unwrap();
+        let cap = GROWTH_BYTES + 1024 * BLOCK as u64;
+        let file = Arc::new(SpillFile::create(Place::Directory(directory.path()), cap).unwrap());
+        let metadata = || File::from(file.as_fd().try_clone_to_owned().unwrap()).metadata().unwrap();
+        let volume = Arc::new(Volume::new(Arc::<SpillFile>::clone(&file), cap));
+        assert_eq!(volume.grown_bytes(), GROWTH_BYTES, "the first step is taken at the start");
+        let first = reserve(&volume, GROWTH_BYTES).unwrap();
+        assert_eq!(volume.grown_bytes(), GROWTH_BYTES);
+        let second = reserve(&volume, BLOCK as u64).unwrap();
+        assert_eq!((volume.grown_bytes(), metadata().len()), (cap, cap));
+        assert!(metadata().blocks() * 512 >= cap, "space is taken, not promised");
+        assert_eq!(first.len() + second.len(), volume.reserved_bytes());
+        drop((first, second));
+        assert_eq!((volume.reserved_bytes(), volume.grown_bytes()), (0, cap));
+    }
+
+    #[test]
+    fn a_region_that_cannot_grow_gives_the_space_back() {
+        let file = Arc::new(SpillFile::create(Place::Memory, 0).unwrap());
+        let volume = Arc::new(Volume::new(Arc::<SpillFile>::clone(&file), 2 * GROWTH_BYTES));
+        let first = reserve(&volume, GROWTH_BYTES).unwrap();
+        file.forbid_growth();
+        assert!(matches!(reserve(&volume, GROWTH_BYTES), Err(Full::Refused(_))));
+        assert!(matches!(reserve(&volume, 2 * GROWTH_BYTES), Err(Full::Cap)));
+        assert_eq!(volume.reserved_bytes(), first.len());
+        drop(first);
+        assert_eq!(
+            reserve(&volume, GROWTH_BYTES).unwrap().offset(),
+            0,
+            "what the region has is still of use"
+        );
+    }
+}
