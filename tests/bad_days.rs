@@ -6,11 +6,13 @@ mod common;
 use std::error::Error;
 use std::io;
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use common::chain::{chain, input};
 use common::{assert_nothing_held, everything, leaf, randn, same_bits, staged_in_memory};
-use ssdtrain::store::{Direction, Fault, Faulty, Pool, Store, StoreConfig};
-use ssdtrain::{BackendKind, ErrorKind, MIB, Policy, TensorCache, TensorCacheBuilder};
+use ssdtrain::store::{Blob, Direction, Fault, Faulty, Pool, Store, StoreConfig};
+use ssdtrain::{BackendKind, ErrorKind, IoPath, MIB, Policy, TensorCache, TensorCacheBuilder};
 use tch::{Kind, Tensor};
 
 fn forward(x: &Tensor) -> Tensor {
@@ -116,6 +118,59 @@ fn a_flipped_bit_is_never_served_when_verifying() {
     let error = step.backward(&loss).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt);
     assert!(error.to_string().contains("came back changed"), "{error}");
+}
+
+/// A cache over memory whose spill file has to grow before it has room, and what that file is full of.
+fn full(builder: TensorCacheBuilder) -> (Arc<Faulty>, TensorCache, Arc<Blob>) {
+    let backend = Arc::new(Faulty::new(Arc::new(Pool::new(2).unwrap())));
+    let config = StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() };
+    let store = Store::open_with(config, Arc::clone(&backend) as _).unwrap();
+    let full = store.reserve(store.stats().file_bytes).unwrap();
+    (backend, TensorCache::with_store(builder, store).unwrap(), full)
+}
+
+/// A file system may take seconds for it.
+#[test]
+fn a_spill_file_that_is_slow_to_grow_holds_nobody_up() {
+    let (backend, cache, _full) = full(moving());
+    backend.hold_growth();
+    let source = randn(&[64, 64]);
+    let x = leaf(&source);
+    let step = cache.step();
+    let loss = forward(&x);
+    backend.wait_growing();
+    thread::scope(|scope| {
+        let (source, cache) = (source.shallow_clone(), &cache);
+        scope.spawn(move || {
+            let x = leaf(&source);
+            let step = cache.step();
+            step.backward(&forward(&x)).unwrap();
+            assert!(same_bits(&expected(&source), &x.grad()));
+            assert_eq!(step.finish().unwrap().offloaded.bytes, 0);
+        });
+    });
+    backend.release();
+    step.flush();
+    step.backward(&loss).unwrap();
+    assert!(same_bits(&expected(&source), &x.grad()));
+    let report = step.finish().unwrap();
+    assert!(report.offloaded.bytes > 0 && report.kept.no_room.bytes == 0, "{report}");
+}
+
+#[test]
+fn what_finds_no_room_before_a_spill_file_has_grown_goes_there_after_it() {
+    let direct = || moving().simulated_device(Duration::ZERO).path(IoPath::Direct);
+    for builder in [moving(), direct(), direct().device_budget(MIB)] {
+        let (_, cache, full) = full(builder);
+        let x = input();
+        let step = cache.step();
+        let loss = chain(&x);
+        step.flush();
+        assert!(cache.store_stats().unwrap().file_bytes > full.len());
+        step.backward(&loss).unwrap();
+        let report = step.finish().unwrap();
+        assert!(report.offloaded.bytes > 0 && report.kept.no_room.bytes == 0, "{report}");
+    }
 }
 
 #[test]

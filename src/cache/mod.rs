@@ -62,9 +62,11 @@ impl Cache {
             let this = Arc::downgrade(&cache);
             tier.when_room(Box::new(move || {
                 let Some(cache) = this.upgrade() else { return };
+                let mut jobs = Vec::new();
                 // Whoever found no room holds the lock until it waits.
-                drop(cache.table.lock());
+                cache.table.lock().pump(&mut jobs);
                 cache.changed.notify_all();
+                cache.submit(jobs, &Here::default());
             }));
         }
         cache

@@ -29,6 +29,8 @@ pub(crate) struct Trial<'a, D: Device> {
     device: &'a D,
     /// What is moved, and whose bytes: they stay until nothing is under way any more.
     moved: RefCell<Moved>,
+    /// Told when a parcel may ask for room again.
+    room: Receiver<()>,
 }
 
 #[derive(Default)]
@@ -39,7 +41,9 @@ struct Moved {
 
 impl<'a, D: Device> Trial<'a, D> {
     pub(crate) fn new(tier: Arc<dyn Tier>, device: &'a D) -> Trial<'a, D> {
-        Trial { tier, device, moved: RefCell::default() }
+        let (tell, room) = channel();
+        tier.when_room(Box::new(move || tell.send(()).unwrap_or_default()));
+        Trial { tier, device, moved: RefCell::default(), room }
     }
 }
 
@@ -147,7 +151,9 @@ impl<D: Device> Trial<'_, D> {
         loop {
             match parcel.reserve() {
                 Room::Reserved => break,
-                Room::Later => self.tier.settle(),
+                Room::Later => {
+                    self.room.recv().map_err(|_| Error::new(ErrorKind::Io, "internal error: no more room"))?
+                }
                 Room::None => {
                     return Err(Error::new(ErrorKind::NoSpace, "no room to try the way to the disk out"));
                 }

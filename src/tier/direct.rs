@@ -36,6 +36,7 @@ pub(crate) struct DirectTier<D: Device> {
     trace: Option<DeviceTrace<D>>,
     device: Arc<D>,
     under_way: Arc<UnderWay>,
+    room: OnceLock<Arc<dyn Fn() + Send + Sync>>,
 }
 
 /// Writes that wait for their turn, and the bytes of those that have it.
@@ -96,6 +97,7 @@ impl<D: Device> DirectTier<D> {
             trace,
             device,
             under_way: Arc::default(),
+            room: OnceLock::new(),
         }))
     }
 
@@ -166,8 +168,9 @@ impl<D: Device> Tier for DirectTier<D> {
         Leaving::InStreamOrder
     }
 
-    /// An extent is there at once or not at all.
-    fn when_room(&self, _room: Box<dyn Fn() + Send + Sync>) {}
+    fn when_room(&self, room: Box<dyn Fn() + Send + Sync>) {
+        self.store.on_growth(self.room.get_or_init(|| Arc::from(room)));
+    }
 
     fn begin_step(&self) {}
 
@@ -190,11 +193,12 @@ impl<D: Device> Tier for DirectTier<D> {
 
 impl<D: Device> Parcel for DirectParcel<D> {
     fn reserve(&self) -> Room {
-        match self.tier.store.reserve(self.bytes) {
-            Ok(blob) => {
+        match self.tier.store.try_reserve(self.bytes) {
+            Ok(Some(blob)) => {
                 self.blob.get_or_init(|| blob);
                 Room::Reserved
             }
+            Ok(None) => Room::Later,
             Err(_) => Room::None,
         }
     }

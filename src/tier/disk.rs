@@ -15,6 +15,7 @@ use crate::trace::Trace;
 pub(crate) struct DiskTier {
     store: Store,
     trace: Option<Arc<Trace>>,
+    room: OnceLock<Arc<dyn Fn() + Send + Sync>>,
 }
 
 /// An extent, once there is one.
@@ -28,7 +29,7 @@ struct DiskParcel {
 
 impl DiskTier {
     pub(crate) fn new(store: Store, trace: Option<Arc<Trace>>) -> DiskTier {
-        DiskTier { store, trace }
+        DiskTier { store, trace, room: OnceLock::new() }
     }
 }
 
@@ -52,8 +53,9 @@ impl Tier for DiskTier {
         Leaving::WhenStored
     }
 
-    /// An extent is there at once or not at all.
-    fn when_room(&self, _room: Box<dyn Fn() + Send + Sync>) {}
+    fn when_room(&self, room: Box<dyn Fn() + Send + Sync>) {
+        self.store.on_growth(self.room.get_or_init(|| Arc::from(room)));
+    }
 
     fn begin_step(&self) {}
 
@@ -74,11 +76,12 @@ impl Tier for DiskTier {
 
 impl Parcel for DiskParcel {
     fn reserve(&self) -> Room {
-        match self.store.reserve(self.bytes) {
-            Ok(blob) => {
+        match self.store.try_reserve(self.bytes) {
+            Ok(Some(blob)) => {
                 self.blob.get_or_init(|| blob);
                 Room::Reserved
             }
+            Ok(None) => Room::Later,
             Err(_) => Room::None,
         }
     }

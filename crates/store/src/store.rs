@@ -291,18 +291,35 @@ mod tests {
     use crate::backend::Faulty;
     use crate::backend::suite::forbid_growth;
     use crate::mem::BLOCK;
+    use crate::volume::GROWTH_BYTES;
 
     const SHARE: u64 = 256 * BLOCK as u64;
 
-    fn memory(files: usize) -> Store {
-        let config = StoreConfig {
+    fn config(files: usize, share: u64) -> StoreConfig {
+        StoreConfig {
             directories: vec!["unused".into(); files],
-            cap_bytes: files as u64 * SHARE,
+            cap_bytes: files as u64 * share,
             backend: BackendKind::Memory,
             stripe_bytes: 8 * BLOCK,
             ..StoreConfig::default()
-        };
-        Store::open(config).unwrap()
+        }
+    }
+
+    fn memory(files: usize) -> Store {
+        Store::open(config(files, SHARE)).unwrap()
+    }
+
+    /// All that a store of one file has grown to at its start.
+    fn first_step(store: &Store) -> Arc<Blob> {
+        store.reserve(GROWTH_BYTES).unwrap()
+    }
+
+    /// Of a store's growth, what its listeners are told.
+    fn listen(store: &Store) -> (Arc<dyn Fn() + Send + Sync>, mpsc::Receiver<()>) {
+        let (tell, told) = mpsc::channel();
+        let listener: Arc<dyn Fn() + Send + Sync> = Arc::new(move || tell.send(()).unwrap());
+        store.on_growth(&listener);
+        (listener, told)
     }
 
     #[test]
@@ -329,11 +346,9 @@ mod tests {
     #[test]
     fn room_that_has_to_grow_is_not_waited_for_and_told_of() {
         let faulty = Arc::new(Faulty::new(Arc::new(Pool::new(1).unwrap())));
-        let config = StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() };
-        let store = Store::open_with(config, Arc::<Faulty>::clone(&faulty)).unwrap();
-        let (tell, told) = mpsc::channel();
-        let listener: Arc<dyn Fn() + Send + Sync> = Arc::new(move || tell.send(()).unwrap());
-        store.on_growth(&listener);
+        let store = Store::open_with(config(1, 2 * GROWTH_BYTES), Arc::<Faulty>::clone(&faulty)).unwrap();
+        let (listener, told) = listen(&store);
+        let _full = first_step(&store);
         faulty.hold_growth();
         for _ in 0..2 {
             assert!(store.try_reserve(1).unwrap().is_none());
@@ -349,11 +364,10 @@ mod tests {
 
     #[test]
     fn room_that_cannot_grow_is_an_error_once_that_is_known() {
-        let store = memory(1);
+        let store = Store::open(config(1, 2 * GROWTH_BYTES)).unwrap();
+        let (_listener, told) = listen(&store);
+        let _full = first_step(&store);
         forbid_growth(&**store.shared.volumes[0].region());
-        let (tell, told) = mpsc::channel();
-        let listener: Arc<dyn Fn() + Send + Sync> = Arc::new(move || tell.send(()).unwrap());
-        store.on_growth(&listener);
         assert!(store.try_reserve(1).unwrap().is_none());
         told.recv().unwrap();
         assert_eq!(store.try_reserve(1).unwrap_err().kind(), ErrorKind::NoSpace);
@@ -362,7 +376,6 @@ mod tests {
     #[test]
     fn a_file_that_is_full_is_passed_over() {
         let store = memory(3);
-        store.shared.volumes[1].grow(SHARE);
         let fill = store.shared.volumes[1].reserve(SHARE).unwrap();
         let blobs: Vec<_> = (0..6).map(|_| store.reserve(SHARE / 4).unwrap()).collect();
         assert!(blobs.iter().all(|blob| blob.pieces().len() == 2));
@@ -372,11 +385,13 @@ mod tests {
 
     #[test]
     fn a_disk_that_is_full_is_passed_over_and_named_when_nothing_else_is_left() {
-        let store = memory(2);
+        let share = 2 * GROWTH_BYTES;
+        let store = Store::open(StoreConfig { stripe_bytes: share as usize, ..config(2, share) }).unwrap();
+        let _full = store.shared.volumes[0].reserve(GROWTH_BYTES).unwrap();
         forbid_growth(&**store.shared.volumes[0].region());
-        let blobs: Vec<_> = (0..4).map(|_| store.reserve(SHARE / 4).unwrap()).collect();
+        let blobs: Vec<_> = (0..4).map(|_| store.reserve(share / 4).unwrap()).collect();
         assert!(blobs.iter().all(|blob| Arc::ptr_eq(blob.pieces()[0].volume(), &store.shared.volumes[1])));
-        let error = store.reserve(SHARE / 4).unwrap_err();
+        let error = store.reserve(share / 4).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NoSpace);
         assert!(error.to_string().contains("cannot grow"), "{error}");
     }

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::extent::{MAX_FILE_BYTES, Slot, Space};
-use super::region::{Medium, Region, RegionInfo};
+use super::region::{Region, RegionInfo};
 use crate::mem::BLOCK;
 
 /// Regions grow by this many bytes at a time, so that a run's first step pays for it and no later one.
-const GROWTH_BYTES: u64 = 256 << 20;
+pub(super) const GROWTH_BYTES: u64 = 256 << 20;
 /// After a region could not grow, it is not asked again for this long.
 const GROWTH_PAUSE: Duration = Duration::from_secs(1);
 
@@ -52,18 +52,16 @@ pub(super) enum Full {
 }
 
 impl Volume {
-    /// Over a region that was just opened, of which at most `cap_bytes` are used. On a disk it takes the first step of growth, and
-    /// learns whether the file system can preallocate.
+    /// Over a region that was just opened, of which at most `cap_bytes` are used. It takes the first step of growth, and
+    /// learns with it whether a file system can preallocate.
     pub(super) fn new(region: Arc<dyn Region>, cap_bytes: u64) -> Volume {
         let cap_bytes = cap_bytes.min(MAX_FILE_BYTES) / BLOCK as u64 * BLOCK as u64;
         let books = Books { space: Space::new(cap_bytes), grown: 0, grows: false, refused: None };
         let info = region.describe();
         let mut volume =
             Volume { region, info, cap_bytes, books: Mutex::new(books), growing: Mutex::default() };
-        if volume.info.medium != Medium::Memory {
-            volume.grow(1);
-            volume.info = volume.region.describe();
-        }
+        volume.grow(1);
+        volume.info = volume.region.describe();
         volume
     }
 

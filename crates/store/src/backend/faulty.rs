@@ -83,7 +83,7 @@ impl Faulty {
         self.shared.state.lock().holding_growth = true;
     }
 
-    /// Sleeps until a region would grow.
+    /// Sleeps until a region is held back.
     pub fn wait_growing(&self) {
         let mut state = self.shared.state.lock();
         self.shared.changed.wait_while(&mut state, |state| state.growing == 0);
