@@ -2,10 +2,12 @@
 
 mod common;
 
+use std::sync::Barrier;
 use std::thread;
 
 use common::{assert_nothing_held, assert_same_bits, everything, grads, leaf, leaves, randn, same_bits};
-use tch::{Kind, Tensor};
+use ssdtrain::{Policy, TensorCache};
+use tch::{Device, Kind, Tensor};
 
 fn forward(x: &Tensor) -> Tensor {
     (x * 1.5).tanh().exp().square().sum(Kind::Float)
@@ -41,6 +43,67 @@ fn threads_of_one_step_share_its_cache() {
     assert_same_bits("threads", &grads(&plain), &grads(&cached));
     assert!(report.offloaded.count >= 4, "{report:?}");
     assert_nothing_held(&cache);
+}
+
+/// Backward of what one thread has saved loads nothing of another's, though they saved in turns.
+#[test]
+fn each_thread_has_an_order_of_saving_of_its_own() {
+    let cache = everything().build().unwrap();
+    let step = cache.step();
+    let handle = step.handle();
+    let turn = Barrier::new(2);
+    let [first, second] = thread::scope(|threads| {
+        let worker = || {
+            let (handle, turn) = (handle.clone(), &turn);
+            threads.spawn(move || {
+                let _entered = handle.enter();
+                let x = leaf(&randn(&[128, 128]));
+                let y = (0..8).fold(x, |y, _| {
+                    turn.wait();
+                    y.sin()
+                });
+                y.sum(Kind::Float)
+            })
+        };
+        [worker(), worker()].map(|worker| worker.join().unwrap())
+    });
+    step.flush();
+    assert_eq!((cache.held().tapes, cache.held().device_bytes), (3, 0));
+    step.backward(&first).unwrap();
+    drop(first);
+    assert_eq!(cache.held().device_bytes, 0, "of the second nothing was loaded");
+    step.backward(&second).unwrap();
+    drop(second);
+    step.finish().unwrap();
+    assert_nothing_held(&cache);
+}
+
+/// A cache that keeps needs no GPU to be one for it.
+#[test]
+fn a_tensor_goes_to_the_cache_of_its_device() {
+    let source = randn(&[64, 64]);
+    let plain = leaf(&source);
+    forward(&plain).backward();
+    for segments in [false, true] {
+        let of_cpu = everything().build().unwrap();
+        let of_gpu = TensorCache::builder().device(Device::Cuda(0)).policy(Policy::Keep).build().unwrap();
+        let x = leaf(&source);
+        let outer = of_cpu.step();
+        let inner = of_gpu.step();
+        let _scope = ssdtrain::scope("layer");
+        let loss =
+            if segments { ssdtrain::segment("block", &x, |x| Ok(forward(x))).unwrap() } else { forward(&x) };
+        outer.flush();
+        outer.backward(&loss).unwrap();
+        drop(loss);
+        assert_eq!(inner.finish().unwrap().saved.count, 0);
+        let report = outer.finish().unwrap();
+        assert!(same_bits(&plain.grad(), &x.grad()));
+        assert!(report.offloaded.bytes > 0 && report.kept.ineligible.count == 0, "{report}");
+        assert_eq!(report.recomputed.bytes > 0, segments, "{report}");
+        assert_eq!(report.scopes[0].scope, if segments { "layer/block" } else { "layer" });
+        assert_nothing_held(&of_cpu);
+    }
 }
 
 #[test]

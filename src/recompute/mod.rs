@@ -54,7 +54,7 @@ pub fn segment<F>(name: &str, x: &Tensor, f: F) -> Result<Tensor, TchError>
 where
     F: Fn(&Tensor) -> Result<Tensor, TchError> + Send + 'static,
 {
-    let within = if torch::is_recording() { current_step().zip(torch::active()) } else { None };
+    let within = if torch::is_recording() { current_step(x.device()).zip(torch::active()) } else { None };
     match within {
         None | Some(((_, Level::Discard, _), _)) => f(x),
         Some(((step, level, _), outer)) => {
@@ -87,7 +87,7 @@ pub fn remat<F>(inputs: &[&Tensor], f: F) -> Result<Tensor, TchError>
 where
     F: Fn(&[&Tensor]) -> Result<Tensor, TchError> + Send + 'static,
 {
-    match current_step() {
+    match inputs.first().and_then(|input| current_step(input.device())) {
         Some((step, Level::Step(marks), scope)) if torch::is_recording() && torch::active().is_some() => {
             remat::run(inputs, Box::new(f), step, scope, &marks)
         }

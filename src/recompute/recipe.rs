@@ -134,7 +134,7 @@ impl Recipe {
         let cache = &step.cache;
         let within = cache.scopes.child(*scope, "recompute");
         let _scope = enter(Arc::clone(step), level, within);
-        let _range = Range::open(cache.trace.clone(), Name::Scope(within), name);
+        let _range = Range::open(cache.trace.clone(), Name::Scope(within), name.as_str());
         let _modes = modes.enter().map_err(|error| error.to_string())?;
         let run = || match catch_unwind(AssertUnwindSafe(|| (self.function)(&inputs))) {
             Ok(outcome) => outcome.map_err(text),

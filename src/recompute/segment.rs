@@ -27,7 +27,7 @@ pub(super) fn run(
     outer: Hooks,
 ) -> Result<Tensor, TchError> {
     let _scope = scope(name);
-    let scope = current_scope();
+    let scope = current_scope(&step);
     let before =
         Before::new(format!("segment \"{name}\""), &[x], Arc::clone(&step), scope).map_err(refused)?;
     // What a rerun saves was counted when it was saved first.
@@ -215,7 +215,7 @@ struct Order {
 impl SavedTensorHooks for Recorder {
     fn pack(&self, saved: &SavedTensor<'_>) -> Result<Packed, String> {
         let id = saved.storage_id();
-        let taken = id != self.input && self.step.place(saved, current_scope()).may_be_recomputed();
+        let taken = id != self.input && self.step.place(saved, current_scope(&self.step)).may_be_recomputed();
         let fact = Fact::of(saved, taken, self.step.verify)?;
         let position = {
             let mut order = self.order.lock();

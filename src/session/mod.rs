@@ -7,7 +7,7 @@ mod warnings;
 use std::collections::HashSet;
 use std::fmt;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -26,14 +26,15 @@ use crate::config::{Policy, TensorCacheBuilder};
 use crate::error::{Error, ErrorKind, Result};
 use crate::policy::Filter;
 use crate::route::{self, Route};
-use crate::step::StepContext;
+use crate::step::{Orders, StepContext};
 use crate::telemetry::{PlanReport, ScopeRecord};
 use crate::tier::Tier;
 use crate::trace::{self, Name, Process, Range, Trace};
 
 /// Takes the tensors autograd saves off the device and has them back before backward asks.
 ///
-/// A cache may be used from several threads, and several caches may be in use at once. Dropping it is safe at any time: tensors
+/// A cache may be used from several threads, and several caches may be in use at once: what a thread saves goes to the innermost of its
+/// steps whose cache is for the tensor's device. Dropping it is safe at any time: tensors
 /// saved through it can still be asked for, and the spill files go when the last of them is gone.
 pub struct TensorCache {
     cache: Arc<Cache>,
@@ -124,7 +125,7 @@ impl TensorCache {
             probe: steered.probe,
             counters: Arc::default(),
             record: ScopeRecord::default(),
-            tape: AtomicUsize::new(tape),
+            orders: Orders::new(tape),
         });
         let gradients = self.gradient_bytes();
         let handle = StepHandle(context);
@@ -134,7 +135,6 @@ impl TensorCache {
             allocated: torch::memory(self.device).allocated,
             gradients,
             peak: Mutex::new(None),
-            tapes: Mutex::new(vec![tape]),
             noted: steered.noted,
             is_finished: false,
             entered: handle.enter(),

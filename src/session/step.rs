@@ -1,7 +1,6 @@
 //! One step: what is saved in it, its backwards, and its end.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -10,7 +9,6 @@ use tch::{Device, Tensor};
 
 use super::steering::Noted;
 use super::{TensorCache, warnings};
-use crate::cache::{NO_TAPE, TapeKey};
 use crate::error::{Error, ErrorKind, Result};
 use crate::policy::Followed;
 use crate::step::{Level, Marks, Recorder, StepContext, Within, enter};
@@ -36,7 +34,6 @@ pub struct Step<'a> {
     pub(super) gradients: u64,
     /// Highest allocated bytes seen at the end of a backward.
     pub(super) peak: Mutex<Option<u64>>,
-    pub(super) tapes: Mutex<Vec<TapeKey>>,
     pub(super) noted: Noted,
     pub(super) is_finished: bool,
     // Last, since it is the step's name for all of it.
@@ -79,13 +76,9 @@ impl Step<'_> {
     }
 
     /// Switches to micro-batch `index` (from 0, where each step begins): tensors saved from now on, on every thread of the step, belong
-    /// to it, and backward looks ahead within it. Needed only where several are open at once, or to report them apart.
+    /// to it, and backward looks ahead within it, in the reverse of the order in which each thread saved. Needed only where several are open at once, or to report them apart.
     pub fn micro_batch(&self, index: usize) {
-        let mut tapes = self.tapes.lock();
-        while tapes.len() <= index {
-            tapes.push(self.cache.cache.open_tape());
-        }
-        self.handle.0.tape.store(tapes[index], Ordering::Release);
+        self.handle.0.orders.switch_to(index);
         self.handle.0.reading.rewind();
     }
 
@@ -161,11 +154,10 @@ impl Drop for Step<'_> {
         if !self.is_finished && self.handle.0.counters.saved.tally().count == 0 {
             self.cache.warned.tell_empty(self.handle.0.number);
         }
-        self.handle.0.tape.store(NO_TAPE, Ordering::Release);
         if self.handle.0.probe.is_some() {
             self.cache.cache.hold_back(false);
         }
-        for tape in self.tapes.lock().drain(..) {
+        for tape in self.handle.0.orders.end() {
             self.cache.cache.close_tape(tape);
         }
         torch::end_step();
@@ -189,8 +181,11 @@ impl StepHandle {
     /// Makes what autograd saves on the calling thread go through the step's cache until the guard is dropped.
     pub fn enter(&self) -> Entered {
         let marks = Arc::new(Marks::default());
-        let hooks =
-            torch::activate(Arc::new(Recorder { step: Arc::clone(&self.0), marks: Arc::clone(&marks) }));
+        let hooks = torch::activate(Arc::new(Recorder::new(
+            Arc::clone(&self.0),
+            Arc::clone(&marks),
+            torch::active(),
+        )));
         let scopes = enter(Arc::clone(&self.0), Level::Step(Arc::clone(&marks)), ScopeId::default());
         Entered { _hooks: hooks, _scopes: scopes, marks }
     }

@@ -2,12 +2,12 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 
 use ssdtrain_libtorch::{SavedTensor, StorageId};
 use ssdtrain_plan as plan;
 use tch::Device;
 
+use super::orders::Orders;
 use crate::cache::{Cache, Limits};
 use crate::mem::free_memory;
 use crate::policy::{Facts, Filter, Placement, Reading, Room};
@@ -37,8 +37,7 @@ pub(crate) struct StepContext {
     pub(crate) probe: Option<Arc<Probe>>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) record: ScopeRecord,
-    /// The tape of the micro-batch under way.
-    pub(crate) tape: AtomicUsize,
+    pub(crate) orders: Orders,
 }
 
 /// What fits stays, as far as there is room, where nothing is planned.

@@ -4,11 +4,13 @@
 
 mod context;
 mod marks;
+mod orders;
 mod recorder;
 mod scope;
 
 pub(crate) use self::context::{StepContext, Unplanned};
 pub(crate) use self::marks::{Marks, Recomputed};
+pub(crate) use self::orders::Orders;
 pub(crate) use self::recorder::Recorder;
 pub(crate) use self::scope::{Level, Within, current_scope, current_step, enter};
 pub use self::scope::{Scope, scope};

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ssdtrain_libtorch::{Handle, Packed, SavedTensor, SavedTensorHooks, Storage};
+use ssdtrain_libtorch::{Handle, Hooks, Packed, SavedTensor, SavedTensorHooks, Storage};
 use ssdtrain_plan as plan;
 
 use super::context::StepContext;
 use super::marks::Marks;
+use super::orders::Latest;
 use super::scope::current_scope;
 use crate::cache::{By, Cache, EntryKey, TapeKey};
 use crate::policy::{KeepReason, Placement};
@@ -15,15 +16,28 @@ use crate::profile::{Probe, Save};
 
 /// Hooks of one step on one thread.
 pub(crate) struct Recorder {
-    pub(crate) step: Arc<StepContext>,
-    pub(crate) marks: Arc<Marks>,
+    step: Arc<StepContext>,
+    marks: Arc<Marks>,
+    /// Those that decide about tensors of other devices: of a step around this one, whose cache may be theirs.
+    outer: Option<Hooks>,
+    latest: Latest,
+}
+
+impl Recorder {
+    pub(crate) fn new(step: Arc<StepContext>, marks: Arc<Marks>, outer: Option<Hooks>) -> Recorder {
+        Recorder { step, marks, outer, latest: Latest::default() }
+    }
 }
 
 impl SavedTensorHooks for Recorder {
     fn pack(&self, saved: &SavedTensor<'_>) -> Result<Packed, String> {
         let step = &*self.step;
+        if let Some(outer) = self.outer.as_ref().filter(|_| saved.eligible() && saved.device() != step.device)
+        {
+            return outer.pack(saved);
+        }
         let bytes = saved.storage_bytes();
-        let scope = current_scope();
+        let scope = current_scope(step);
         step.counters.saved.add(bytes);
         if step.probe.as_ref().is_some_and(|probe| probe.begins_again()) {
             step.micro_batch_ends();
@@ -58,7 +72,7 @@ impl SavedTensorHooks for Recorder {
         }
         let keep = placement != Placement::Move;
         step.record.add(scope, bytes, keep);
-        let tape = step.tape.load(Ordering::Acquire);
+        let tape = step.orders.tape(&step.cache, &self.latest);
         let by = By { step: step.number, scope, tape, counters: &step.counters, record: &step.record };
         let Some((key, position)) = step.cache.save(saved, keep, by) else {
             return Ok(Packed::Keep);

@@ -5,10 +5,13 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tch::Device;
+
 use super::context::StepContext;
 use super::marks::Marks;
+use crate::cache::Cache;
 use crate::telemetry::ScopeId;
-use crate::trace::{Name, Range};
+use crate::trace::{Name, Range, Trace};
 
 thread_local! {
     /// The steps that are active on this thread, innermost last.
@@ -47,25 +50,42 @@ pub(crate) enum Level {
 /// let y = attention(&x);
 /// ```
 pub fn scope(name: &str) -> Scope {
-    let entered = STEPS.with_borrow_mut(|steps| {
-        let step = steps.last_mut()?;
-        let before = step.current;
-        let cache = &step.step.cache;
-        step.current = cache.scopes.child(before, name);
-        Some((before, step.number, step.current, cache.trace.clone()))
+    let descended = STEPS.with_borrow_mut(|steps| {
+        let mut descended = Vec::new();
+        // Of each cache whose steps this thread is in, the innermost.
+        for place in (0..steps.len()).rev() {
+            let (step, inner) = match steps.get_mut(place..) {
+                Some([step, inner @ ..]) => (step, inner),
+                _ => continue,
+            };
+            if !inner.iter().any(|inner| Arc::ptr_eq(&inner.step.cache, &step.step.cache)) {
+                descended.push(step.descend(name));
+            }
+        }
+        descended
     });
-    let entered = entered.map(|(before, step, current, trace)| EnteredScope {
-        before,
-        step,
-        _range: Range::open(trace, Name::Scope(current), name),
+    let entered = descended.into_iter().enumerate().map(|(index, (step, before, current, trace))| {
+        let shown = (index == 0).then_some(name);
+        EnteredScope { before, step, _range: Range::open(trace, Name::Scope(current), shown) }
     });
-    Scope { entered, thread_bound: PhantomData }
+    Scope { entered: entered.collect(), thread_bound: PhantomData }
+}
+
+impl ActiveStep {
+    /// Goes down to a scope of this name. Returns the number of the step, the scopes before and now, and the cache's trace.
+    fn descend(&mut self, name: &str) -> (u64, ScopeId, ScopeId, Option<Arc<Trace>>) {
+        let Cache { scopes, trace, .. } = &*self.step.cache;
+        let before = self.current;
+        self.current = scopes.child(before, name);
+        (self.number, before, self.current, trace.clone())
+    }
 }
 
 /// Guard of a named scope; see [`scope`].
 #[must_use = "the scope ends when this guard is dropped"]
 pub struct Scope {
-    entered: Option<EnteredScope>,
+    /// Innermost first.
+    entered: Vec<EnteredScope>,
     thread_bound: PhantomData<*const ()>,
 }
 
@@ -77,25 +97,34 @@ struct EnteredScope {
 
 impl Drop for Scope {
     fn drop(&mut self) {
-        let Some(entered) = &self.entered else { return };
         STEPS.with_borrow_mut(|steps| {
-            // The step may have ended before its scopes did; the one around it keeps its own.
-            if let Some(step) = steps.iter_mut().find(|step| step.number == entered.step) {
-                step.current = entered.before;
+            for entered in &self.entered {
+                // The step may have ended before its scopes did; the one around it keeps its own.
+                if let Some(step) = steps.iter_mut().find(|step| step.number == entered.step) {
+                    step.current = entered.before;
+                }
             }
         });
     }
 }
 
-/// The innermost scope of the innermost step on this thread.
-pub(crate) fn current_scope() -> ScopeId {
-    STEPS.with_borrow(|steps| steps.last().map_or_else(ScopeId::default, |step| step.current))
+/// The innermost scope of `step` on this thread.
+pub(crate) fn current_scope(step: &StepContext) -> ScopeId {
+    STEPS.with_borrow(|steps| {
+        let innermost = steps.iter().rev().find(|active| std::ptr::eq(&raw const *active.step, step));
+        innermost.map_or_else(ScopeId::default, |active| active.current)
+    })
 }
 
-/// The innermost step on this thread, how what it saves is treated, and the innermost scope.
-pub(crate) fn current_step() -> Option<(Arc<StepContext>, Level, ScopeId)> {
+/// The step on this thread that tensors of `device` belong to, how what it saves is treated, and the innermost scope. Within a segment
+/// that is the segment's; else the innermost one whose cache is for the device; if there is none, the innermost.
+pub(crate) fn current_step(device: Device) -> Option<(Arc<StepContext>, Level, ScopeId)> {
     STEPS.with_borrow(|steps| {
-        steps.last().map(|step| (Arc::clone(&step.step), step.level.clone(), step.current))
+        let innermost = steps.last()?;
+        let of_device = steps.iter().rev().find(|active| active.step.device == device);
+        let is_step = matches!(innermost.level, Level::Step(_));
+        let active = of_device.filter(|_| is_step).unwrap_or(innermost);
+        Some((Arc::clone(&active.step), active.level.clone(), active.current))
     })
 }
 

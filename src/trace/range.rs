@@ -22,13 +22,17 @@ struct Begun {
 }
 
 impl Range {
-    /// `shown` is what NVIDIA's tools call it.
-    pub(crate) fn open(trace: Option<Arc<Trace>>, name: Name, shown: &str) -> Range {
+    /// `shown` is what NVIDIA's tools call it; none if they see it already.
+    pub(crate) fn open<'a>(
+        trace: Option<Arc<Trace>>,
+        name: Name,
+        shown: impl Into<Option<&'a str>>,
+    ) -> Range {
         let begun = trace.map(|trace| {
             let device = if name.computes() { trace.compute() } else { None };
             Begun { name, from: Instant::now(), device, trace }
         });
-        Range { begun, _shown: torch::range(shown) }
+        Range { begun, _shown: shown.into().and_then(torch::range) }
     }
 }
 

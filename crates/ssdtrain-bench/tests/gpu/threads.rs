@@ -3,9 +3,9 @@
 use std::{ptr, thread};
 
 use cudarc::driver::{result, sys};
-use ssdtrain::{KIB, MIB, TensorCache};
+use ssdtrain::{BackendKind, KIB, MIB, Policy, TensorCache};
 use ssdtrain_libtorch::SavedVariable;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::lab::{Lab, assert_nothing_held, assert_same_bits, grads, leaf, leaves, same_bits};
 
@@ -15,7 +15,7 @@ on_both!(
     threads_with_a_cache_of_their_own,
     two_caches_of_one_thread,
 );
-on_the_gpu_only!(the_context_that_is_current_stays_current);
+on_the_gpu_only!(the_context_that_is_current_stays_current, caches_of_two_devices_of_one_thread);
 
 /// Saves a dozen storages of 256 KiB.
 fn forward(x: &Tensor) -> Tensor {
@@ -46,6 +46,31 @@ fn train(cache: &TensorCache, source: &Tensor, gradient: &Tensor, steps: usize) 
         step.backward(&forward(&x)).unwrap();
         step.finish().unwrap();
         assert!(same_bits(gradient, &x.grad()), "step {index}");
+    }
+}
+
+/// Half of the graph is computed on the host, whose cache is another.
+fn caches_of_two_devices_of_one_thread(lab: &Lab) {
+    let forward = |x: &Tensor| forward(&(x.to_device(Device::Cpu) * 0.5).tanh().sin().to_device(x.device()));
+    let source = lab.randn(&[256, 256]) * 0.05;
+    let plain = leaf(&source);
+    forward(&plain).backward();
+    let of_host = TensorCache::builder().policy(Policy::Offload).backend(BackendKind::Memory).min_bytes(0);
+    let (of_host, of_gpu) = (of_host.build().unwrap(), tight(lab));
+    for of_gpu_is_inner in [true, false] {
+        let x = leaf(&source);
+        let (outer, inner) = if of_gpu_is_inner { (&of_host, &of_gpu) } else { (&of_gpu, &of_host) };
+        let (outer, inner) = (outer.step(), inner.step());
+        let loss = forward(&x);
+        outer.flush();
+        inner.flush();
+        outer.backward(&loss).unwrap();
+        drop(loss);
+        let reports = [inner.finish().unwrap(), outer.finish().unwrap()];
+        assert!(reports.iter().all(|report| report.offloaded.bytes > 0 && report.kept.ineligible.count == 0));
+        assert!(same_bits(&plain.grad(), &x.grad()));
+        assert_nothing_held(&of_host);
+        assert_nothing_held(&of_gpu);
     }
 }
 

@@ -1,0 +1,68 @@
+//! The orders of saving of one step: a thread has one of its own in each micro-batch, since backward asks for it in reverse.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{self, ThreadId};
+
+use parking_lot::Mutex;
+
+use crate::cache::{Cache, NO_TAPE, TapeKey};
+
+/// The tapes of one step.
+pub(crate) struct Orders {
+    /// The micro-batch under way, or [`ENDED`].
+    micro_batch: AtomicUsize,
+    tapes: Mutex<HashMap<(ThreadId, usize), TapeKey>>,
+}
+
+/// In place of a micro-batch, once the step has ended.
+const ENDED: usize = usize::MAX;
+
+/// The tape that a thread was told last.
+pub(crate) struct Latest {
+    micro_batch: AtomicUsize,
+    tape: AtomicUsize,
+}
+
+impl Orders {
+    /// With `first` as the tape of the calling thread's first micro-batch.
+    pub(crate) fn new(first: TapeKey) -> Orders {
+        let tapes = HashMap::from([((thread::current().id(), 0), first)]);
+        Orders { micro_batch: AtomicUsize::new(0), tapes: Mutex::new(tapes) }
+    }
+
+    /// The tape of what the calling thread saves now, [`NO_TAPE`] once the step has ended.
+    pub(crate) fn tape(&self, cache: &Cache, latest: &Latest) -> TapeKey {
+        if latest.micro_batch.load(Ordering::Relaxed) == self.micro_batch.load(Ordering::Acquire) {
+            return latest.tape.load(Ordering::Relaxed);
+        }
+        let mut tapes = self.tapes.lock();
+        let micro_batch = self.micro_batch.load(Ordering::Acquire);
+        let tape = match micro_batch {
+            ENDED => NO_TAPE,
+            _ => *tapes.entry((thread::current().id(), micro_batch)).or_insert_with(|| cache.open_tape()),
+        };
+        latest.tape.store(tape, Ordering::Relaxed);
+        latest.micro_batch.store(micro_batch, Ordering::Relaxed);
+        tape
+    }
+
+    /// What is saved from now on is that micro-batch's, whichever thread saves it.
+    pub(crate) fn switch_to(&self, micro_batch: usize) {
+        self.micro_batch.store(micro_batch.min(ENDED - 1), Ordering::Release);
+    }
+
+    /// The step has ended. Returns its tapes, which the caller closes.
+    pub(crate) fn end(&self) -> Vec<TapeKey> {
+        let mut tapes = self.tapes.lock();
+        self.micro_batch.store(ENDED, Ordering::Release);
+        tapes.drain().map(|(_, tape)| tape).collect()
+    }
+}
+
+impl Default for Latest {
+    /// Of a thread that was told none yet.
+    fn default() -> Latest {
+        Latest { micro_batch: AtomicUsize::new(ENDED), tape: AtomicUsize::new(NO_TAPE) }
+    }
+}
