@@ -4,31 +4,16 @@ use std::num::NonZero;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::backend::BackendKind;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::Gpu;
 use crate::mem::BLOCK;
+use crate::region::Place;
 
 /// Largest single I/O that may be asked for, in bytes; the kernel moves at most a little less than 2 GiB at once.
 const MAX_IO_BYTES: usize = 1 << 30;
 /// Most operations that may be in flight; an io_uring takes no more submissions.
 const MAX_QUEUE_DEPTH: usize = 4096;
-
-/// How a store moves its bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum BackendKind {
-    /// io_uring, or the thread pool where the kernel refuses io_uring.
-    #[default]
-    Auto,
-    /// io_uring, or an error.
-    Uring,
-    /// Threads that call `pread` and `pwrite`.
-    Pool,
-    /// Threads that call cuFile, or an error where it cannot be used: what GPUDirect Storage goes by.
-    CuFile,
-    /// Anonymous files in memory instead of spill files: for tests, and to see what a run costs without a disk.
-    Memory,
-}
 
 /// What [`Store::open`](super::Store::open) is asked for.
 #[derive(Clone, Debug)]
@@ -83,14 +68,18 @@ impl StoreConfig {
         (self.queue_depth * self.io_bytes) as u64
     }
 
+    /// Where there is to be a spill file.
+    pub(super) fn places(&self) -> Vec<Place<'_>> {
+        let directories = self.directories.iter().map(|directory| Place::Directory(directory));
+        if !self.backend.is_in_memory() {
+            return directories.collect();
+        }
+        vec![Place::Memory; self.directories.len().max(1)]
+    }
+
     /// How many spill files there are.
     pub(super) fn files(&self) -> usize {
-        match self.backend {
-            BackendKind::Memory => self.directories.len().max(1),
-            BackendKind::Auto | BackendKind::Uring | BackendKind::Pool | BackendKind::CuFile => {
-                self.directories.len()
-            }
-        }
+        self.places().len()
     }
 
     /// The configuration with its sizes rounded to whole blocks, or which setting is out of range.

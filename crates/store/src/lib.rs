@@ -49,10 +49,12 @@ mod stripe;
 mod transfer;
 mod volume;
 
-pub use backend::{Backend, BackendInfo, CuFileMode, Direction, Fault, Faulty, Op, Pool, Throttled, Uring};
+pub use backend::{
+    Backend, BackendInfo, BackendKind, CuFileMode, Direction, Fault, Faulty, Op, Pool, Throttled, Uring,
+};
 pub use blob::Blob;
 pub use completion::{Completion, contained};
-pub use config::{BackendKind, StoreConfig};
+pub use config::StoreConfig;
 pub use error::{Error, ErrorKind, Result};
 pub use gpu::{Gpu, SegmentWatcher};
 pub use mem::{AlignedBuf, BLOCK, HostPool, IoBuf, PAGE, Pin, Slot, parts};

@@ -5,24 +5,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytesize::ByteSize;
 
-use crate::backend::{Backend, CuFile, Direction, Pool, Throttled, Uring};
+use crate::backend::{Backend, Direction};
 use crate::blob::Blob;
 use crate::completion::Completion;
-use crate::config::{BackendKind, StoreConfig};
+use crate::config::StoreConfig;
 use crate::error::{Error, ErrorKind, Result};
 use crate::growth::Growth;
 use crate::mem::{IoBuf, round_to_block};
 use crate::path::StorePath;
-use crate::region::{Medium, Place};
+use crate::region::Medium;
 use crate::stats::{Counters, StoreStats};
 use crate::stripe;
 use crate::transfer::{Rules, Transfer};
 use crate::volume::{Extent, Full, Volume};
-
-/// More threads than this add nothing to a pool.
-const MAX_POOL_THREADS: usize = 16;
-/// More threads than this for each file, and cuFile becomes slower again: docs/gds.md, "In a run".
-const CUFILE_THREADS_PER_FILE: usize = 8;
 
 /// Reserves, writes and reads blobs. A cheap handle: clones share one store.
 ///
@@ -52,15 +47,15 @@ impl Store {
     /// # Errors
     ///
     /// [`ErrorKind::Config`] if a setting is out of range, [`ErrorKind::Directory`] if a directory cannot be used,
-    /// [`ErrorKind::Unmet`] if [`BackendKind::Uring`] or [`BackendKind::CuFile`] is asked for and refused, [`ErrorKind::Io`] if no thread can
+    /// [`ErrorKind::Unmet`] if [`BackendKind::Uring`](crate::BackendKind::Uring) or [`BackendKind::CuFile`](crate::BackendKind::CuFile) is asked for and refused, [`ErrorKind::Io`] if no thread can
     /// be started.
     pub fn open(config: StoreConfig) -> Result<Store> {
         let config = config.checked()?;
-        let (backend, note) = start_backend(&config)?;
+        let (backend, note) = config.backend.start(&config)?;
         Store::assemble(config, backend, note)
     }
 
-    /// The same with a backend of the caller's; of [`StoreConfig::backend`] only [`BackendKind::Memory`] makes a difference: the
+    /// The same with a backend of the caller's; of [`StoreConfig::backend`] only [`BackendKind::Memory`](crate::BackendKind::Memory) makes a difference: the
     /// backend is to open its regions in memory.
     ///
     /// # Errors
@@ -73,13 +68,7 @@ impl Store {
     fn assemble(config: StoreConfig, backend: Arc<dyn Backend>, note: Option<String>) -> Result<Store> {
         let share = config.cap_bytes / config.files() as u64;
         let open = |place| Ok(Arc::new(Volume::new(backend.open(place, share)?, share)));
-        let volumes: Vec<Arc<Volume>> = match config.backend {
-            BackendKind::Memory => (0..config.files()).map(|_| open(Place::Memory)).collect::<Result<_>>()?,
-            BackendKind::Auto | BackendKind::Uring | BackendKind::Pool | BackendKind::CuFile => {
-                let places = config.directories.iter().map(|directory| Place::Directory(directory));
-                places.map(open).collect::<Result<_>>()?
-            }
-        };
+        let volumes: Vec<Arc<Volume>> = config.places().into_iter().map(open).collect::<Result<_>>()?;
         let media = || volumes.iter().map(|volume| volume.info().medium);
         let medium =
             [Medium::Memory, Medium::Direct].into_iter().find(|one| media().all(|medium| medium == *one));
@@ -245,42 +234,6 @@ fn reserve_pieces(
     pieces.map(|(index, (share, volume))| volume.reserve(share).map_err(|full| (index, full))).collect()
 }
 
-/// The backend that was asked for or that the kernel allows, within the limit on its speed, and why it is not a faster one.
-fn start_backend(config: &StoreConfig) -> Result<(Arc<dyn Backend>, Option<String>)> {
-    let (backend, note) = start_unlimited(config)?;
-    let Some(limit) = config.max_bytes_per_s else { return Ok((backend, note)) };
-    let throttled = Throttled::new(backend, limit).map_err(|error| {
-        Error::io(ErrorKind::Io, "the thread that paces transfers could not be started", error)
-    })?;
-    Ok((Arc::new(throttled), note))
-}
-
-fn start_unlimited(config: &StoreConfig) -> Result<(Arc<dyn Backend>, Option<String>)> {
-    let started = |pool: std::io::Result<Pool>| match pool {
-        Ok(pool) => Ok(Arc::new(pool) as Arc<dyn Backend>),
-        Err(error) => Err(Error::io(ErrorKind::Io, "the I/O threads could not be started", error)),
-    };
-    let pool = |threads| started(Pool::new(threads));
-    let threads = config.queue_depth.min(MAX_POOL_THREADS);
-    match config.backend {
-        BackendKind::Memory => Ok((pool(1)?, None)),
-        BackendKind::Pool => Ok((pool(threads)?, None)),
-        BackendKind::CuFile => {
-            let cufile = CuFile::open(config)?;
-            let threads = config.queue_depth.min(CUFILE_THREADS_PER_FILE * config.files());
-            Ok((started(Pool::over(Box::new(cufile), threads))?, None))
-        }
-        BackendKind::Auto | BackendKind::Uring => match Uring::new(config.queue_depth) {
-            Ok(uring) => Ok((Arc::new(uring), None)),
-            Err(error) if config.backend == BackendKind::Uring => {
-                let message = "io_uring was asked for and is refused; allow it, or let the backend be chosen";
-                Err(Error::io(ErrorKind::Unmet, message, error))
-            }
-            Err(error) => Ok((pool(threads)?, Some(format!("io_uring refused: {error}")))),
-        },
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
@@ -288,8 +241,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::backend::Faulty;
     use crate::backend::suite::forbid_growth;
+    use crate::backend::{BackendKind, Faulty, Pool};
     use crate::mem::BLOCK;
     use crate::volume::GROWTH_BYTES;
 

@@ -2,6 +2,7 @@
 
 mod cufile;
 mod faulty;
+mod kind;
 mod malloc_hook;
 mod op;
 mod pool;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 
 pub(crate) use cufile::CuFile;
 pub use faulty::{Fault, Faulty};
+pub use kind::BackendKind;
 pub use op::{Direction, Op};
 pub use pool::Pool;
 pub use throttled::Throttled;

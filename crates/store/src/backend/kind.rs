@@ -1,0 +1,81 @@
+//! Which backend there is to be.
+
+use std::io;
+use std::sync::Arc;
+
+use super::{Backend, CuFile, Pool, Throttled, Uring};
+use crate::config::StoreConfig;
+use crate::error::{Error, ErrorKind, Result};
+
+/// More threads than this add nothing to a pool.
+const MAX_POOL_THREADS: usize = 16;
+/// More threads than this for each file, and cuFile becomes slower again: docs/gds.md, "In a run".
+const CUFILE_THREADS_PER_FILE: usize = 8;
+
+/// How a store moves its bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum BackendKind {
+    /// io_uring, or the thread pool where the kernel refuses io_uring.
+    #[default]
+    Auto,
+    /// io_uring, or an error.
+    Uring,
+    /// Threads that call `pread` and `pwrite`.
+    Pool,
+    /// Threads that call cuFile, or an error where it cannot be used: what GPUDirect Storage goes by.
+    CuFile,
+    /// Anonymous files in memory instead of spill files: for tests, and to see what a run costs without a disk.
+    Memory,
+}
+
+/// A backend, and why it is not a faster one.
+type Started = (Arc<dyn Backend>, Option<String>);
+
+impl BackendKind {
+    /// The backend that was asked for or that the kernel allows, within the limit on its speed.
+    pub(crate) fn start(self, config: &StoreConfig) -> Result<Started> {
+        let (backend, note) = self.start_unlimited(config)?;
+        let Some(limit) = config.max_bytes_per_s else { return Ok((backend, note)) };
+        let throttled = Throttled::new(backend, limit).map_err(|error| {
+            Error::io(ErrorKind::Io, "the thread that paces transfers could not be started", error)
+        })?;
+        Ok((Arc::new(throttled), note))
+    }
+
+    /// Whether its regions lie in memory, whatever directories are named.
+    pub(crate) fn is_in_memory(self) -> bool {
+        self == BackendKind::Memory
+    }
+
+    fn start_unlimited(self, config: &StoreConfig) -> Result<Started> {
+        let threads = config.queue_depth.min(MAX_POOL_THREADS);
+        match self {
+            BackendKind::Memory => started(Pool::new(1)),
+            BackendKind::Pool => started(Pool::new(threads)),
+            BackendKind::CuFile => {
+                let threads = config.queue_depth.min(CUFILE_THREADS_PER_FILE * config.files());
+                started(Pool::over(Box::new(CuFile::open(config)?), threads))
+            }
+            BackendKind::Auto | BackendKind::Uring => match Uring::new(config.queue_depth) {
+                Ok(uring) => Ok((Arc::new(uring), None)),
+                Err(error) if self == BackendKind::Uring => {
+                    let message =
+                        "io_uring was asked for and is refused; allow it, or let the backend be chosen";
+                    Err(Error::io(ErrorKind::Unmet, message, error))
+                }
+                Err(error) => {
+                    let (pool, _) = started(Pool::new(threads))?;
+                    Ok((pool, Some(format!("io_uring refused: {error}"))))
+                }
+            },
+        }
+    }
+}
+
+fn started(pool: io::Result<Pool>) -> Result<Started> {
+    match pool {
+        Ok(pool) => Ok((Arc::new(pool), None)),
+        Err(error) => Err(Error::io(ErrorKind::Io, "the I/O threads could not be started", error)),
+    }
+}
