@@ -22,6 +22,7 @@ use ssdtrain_libtorch::Storage;
 use ssdtrain_store::{Blob, HostPool, IoBuf, Store};
 
 pub(crate) use self::growth::PoolSize;
+use super::places::Edge;
 use super::shelf::{Serial, Shelf};
 use super::waiter::Waiter;
 use super::{Here, Leaving, Parcel, Room, Tier};
@@ -109,8 +110,6 @@ struct Held<D: Device> {
     failure: Option<String>,
     /// Loads that wait for the disk.
     loads: Vec<Load<D>>,
-    /// The entry is gone: nothing begins any more.
-    abandoned: bool,
 }
 
 struct Load<D: Device> {
@@ -235,6 +234,7 @@ impl<D: Device> HostTier<D> {
         if let Some(place) = books.shelf.get(serial) {
             place.held.memory = Some(memory);
         }
+        books.shelf.advance(serial, Edge::RoomTaken);
         Room::Reserved
     }
 
@@ -277,7 +277,6 @@ impl<D: Device> Tier for HostTier<D> {
                 ordered: 0,
                 failure: None,
                 loads: Vec::new(),
-                abandoned: false,
             };
             let serial = self.books.lock().shelf.insert(bytes, held);
             HostParcel { serial, bytes, tier: Arc::clone(&self) }
@@ -357,11 +356,8 @@ impl<D: Device> Drop for HostTier<D> {
 
 impl<D: Device> Books<D> {
     /// Fails once the parcel was abandoned: the storages of its copies are somebody else's by then.
-    fn wanted(&mut self, serial: Serial) -> Result<()> {
-        match self.shelf.get(serial) {
-            Some(place) if !place.held.abandoned => Ok(()),
-            _ => Err(unwanted()),
-        }
+    fn wanted(&self, serial: Serial) -> Result<()> {
+        if self.shelf.is_wanted(serial) { Ok(()) } else { Err(unwanted()) }
     }
 
     /// Gives memory back before its mark is reached.

@@ -10,6 +10,7 @@ mod disk;
 mod host;
 #[cfg(test)]
 mod panics;
+mod places;
 mod shelf;
 #[cfg(test)]
 mod streams;

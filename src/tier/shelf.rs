@@ -5,24 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ssdtrain_store::PAGE;
 
-/// Where the good bytes of a parcel are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum At {
-    /// Nowhere below the device yet.
-    Nowhere,
-    /// In host memory only.
-    Host,
-    /// In host memory, and being written to the disk.
-    Writing,
-    /// In host memory and on the disk: clean.
-    Both,
-    /// On the disk only.
-    Disk,
-    /// On the disk, and being read into host memory.
-    Reading,
-    /// Back on the device, and nowhere below it any more.
-    Device,
-}
+use super::places::{At, Edge};
 
 impl<T> Place<T> {
     /// Bytes of host memory it takes.
@@ -43,7 +26,9 @@ pub(super) struct Place<T> {
     /// On the device as well, which keeps it.
     lent: bool,
     /// A write of it has failed: it stays in host memory.
-    pub(super) stuck: bool,
+    stuck: bool,
+    /// The entry is gone: nothing begins any more.
+    abandoned: bool,
     pub(super) held: T,
 }
 
@@ -89,7 +74,8 @@ impl<T> Shelf<T> {
     /// A parcel that is nowhere yet.
     pub(super) fn insert(&mut self, bytes: u64, held: T) -> Serial {
         self.next += 1;
-        let place = Place { bytes, at: At::Nowhere, near: false, lent: false, stuck: false, held };
+        let place =
+            Place { bytes, at: At::Nowhere, near: false, lent: false, stuck: false, abandoned: false, held };
         self.places.insert(self.next, place);
         self.next
     }
@@ -108,38 +94,61 @@ impl<T> Shelf<T> {
         self.places.get(&serial).map_or(At::Nowhere, |place| place.at)
     }
 
-    /// Moves a parcel on in the books.
-    pub(super) fn set(&mut self, serial: Serial, at: At) {
+    /// Takes an edge of the table of places. An edge that is not in it is a bug of ours: the parcel is nowhere then, so that asking for
+    /// it is an error and never somebody else's bytes.
+    pub(super) fn advance(&mut self, serial: Serial, edge: Edge) {
         self.uncount(serial);
         if let Some(place) = self.places.get_mut(&serial) {
-            place.at = at;
+            let (at, lent) = (place.at, place.lent);
+            let after = at.after(edge, lent);
+            debug_assert!(after.is_some(), "{edge:?} at {at:?}, lent: {lent}");
+            if after.is_none() {
+                tracing::error!(
+                    "internal error: {edge:?} of a parcel at {at:?}, lent: {lent}; its bytes are lost"
+                );
+            }
+            place.at = after.unwrap_or(At::Nowhere);
+            place.lent = after.is_some() && (lent || edge == Edge::Lent) && edge != Edge::TakenBack;
         }
         self.count(serial);
-    }
-
-    /// The device has the parcel too, and keeps it until [`take_back`](Shelf::take_back): its host memory may go.
-    pub(super) fn lend(&mut self, serial: Serial) {
-        self.set_lent(serial, true);
     }
 
     /// The device would let go of the parcel; false if it must not, because nobody else has it.
     pub(super) fn take_back(&mut self, serial: Serial) -> bool {
-        self.set_lent(serial, false);
-        self.at(serial) != At::Device
+        self.advance(serial, Edge::TakenBack);
+        self.at(serial).is_below()
     }
 
-    fn set_lent(&mut self, serial: Serial, lent: bool) {
+    /// The disk has no room for the parcel, or cannot write it: it is not tried again.
+    pub(super) fn stuck(&mut self, serial: Serial) {
         self.uncount(serial);
         if let Some(place) = self.places.get_mut(&serial) {
-            place.lent = lent;
+            place.stuck = true;
         }
         self.count(serial);
+    }
+
+    /// The entry is gone: nothing begins any more.
+    pub(super) fn abandon(&mut self, serial: Serial) {
+        if let Some(place) = self.places.get_mut(&serial) {
+            place.abandoned = true;
+        }
+    }
+
+    /// Whether anyone may still ask for the parcel.
+    pub(super) fn is_wanted(&self, serial: Serial) -> bool {
+        self.places.get(&serial).is_some_and(|place| !place.abandoned)
+    }
+
+    /// Whether a copy out of the parcel is about to be queued, or to fail: whoever needs it waits for that.
+    pub(super) fn begins_soon(&self, serial: Serial) -> bool {
+        self.at(serial) == At::Reserved && self.is_wanted(serial)
     }
 
     fn count(&mut self, serial: Serial) {
         let Some(place) = self.places.get(&serial) else { return };
         let bytes = place.padded();
-        if !matches!(place.at, At::Nowhere | At::Device) {
+        if place.at.is_below() {
             self.stored += bytes;
         }
         if matches!(place.at, At::Writing | At::Both | At::Disk | At::Reading) {
@@ -158,7 +167,7 @@ impl<T> Shelf<T> {
     fn uncount(&mut self, serial: Serial) {
         let Some(place) = self.places.get(&serial) else { return };
         let bytes = place.padded();
-        if !matches!(place.at, At::Nowhere | At::Device) {
+        if place.at.is_below() {
             self.stored -= bytes;
         }
         if matches!(place.at, At::Writing | At::Both | At::Disk | At::Reading) {
@@ -211,8 +220,8 @@ impl<T> Shelf<T> {
 
     /// The parcel's host memory goes.
     pub(super) fn reclaim(&mut self, serial: Serial) {
-        let at = if self.at(serial) == At::Both { At::Disk } else { At::Device };
-        self.set(serial, at);
+        let on_disk = self.at(serial) == At::Both;
+        self.advance(serial, if on_disk { Edge::Reclaimed } else { Edge::LeftToDevice });
     }
 
     /// Bytes brought near and not asked for yet.
@@ -238,14 +247,50 @@ impl<T> Shelf<T> {
 }
 
 #[cfg(test)]
+impl<T> Shelf<T> {
+    /// Checks the books against the places themselves.
+    pub(super) fn audit(&self) {
+        let sum = |counts: &dyn Fn(&Place<T>) -> bool| -> u64 {
+            self.places.values().filter(|place| counts(place)).map(Place::padded).sum()
+        };
+        let names = |counts: &dyn Fn(&Place<T>) -> bool| -> BTreeSet<Serial> {
+            self.places.iter().filter(|(_, place)| counts(place)).map(|(serial, _)| *serial).collect()
+        };
+        assert_eq!(self.stored, sum(&|place| place.at.is_below()));
+        assert_eq!(self.below, sum(&|place| place.at.is_below() && place.at != At::Host));
+        assert_eq!(self.writing.1, sum(&|place| place.at == At::Writing));
+        assert_eq!(self.writing.0, names(&|place| place.at == At::Writing).len());
+        assert_eq!(self.dirty, names(&|place| place.at == At::Host && !place.lent && !place.stuck));
+        assert_eq!(self.clean, names(&|place| place.at == At::Both && !place.lent));
+        assert_eq!(self.lent, names(&|place| matches!(place.at, At::Host | At::Both) && place.lent));
+        let near: u64 = self.places.values().filter(|place| place.near).map(|place| place.bytes).sum();
+        assert_eq!(self.near, near);
+        assert!(self.peak >= self.stored);
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::places::EDGES;
     use super::*;
 
     const P: u64 = PAGE as u64;
 
-    const ALL: [At; 7] = [At::Nowhere, At::Device, At::Host, At::Writing, At::Both, At::Disk, At::Reading];
+    const IN_HOST: [Edge; 2] = [Edge::RoomTaken, Edge::CopiedOut];
+
+    /// The edges that take a parcel from nowhere to there.
+    fn way_to(at: At) -> Vec<Edge> {
+        let further: &[Edge] = match at {
+            At::Host => &[],
+            At::Writing => &[Edge::WriteIssued],
+            At::Both => &[Edge::WriteIssued, Edge::Written],
+            At::Disk => &[Edge::WriteIssued, Edge::Written, Edge::Reclaimed],
+            _ => panic!("no test needs one at {at:?}"),
+        };
+        [&IN_HOST, further].concat()
+    }
 
     fn shelf_of(places: &[(u64, At)]) -> (Shelf<()>, Vec<Serial>) {
         let mut shelf = Shelf::new();
@@ -253,7 +298,8 @@ mod tests {
             .iter()
             .map(|&(bytes, at)| {
                 let serial = shelf.insert(bytes, ());
-                shelf.set(serial, at);
+                way_to(at).into_iter().for_each(|edge| shelf.advance(serial, edge));
+                assert_eq!(shelf.at(serial), at);
                 serial
             })
             .collect();
@@ -282,7 +328,8 @@ mod tests {
         shelf.begin_step();
         for &serial in &serials[..4] {
             assert_eq!(shelf.next_to_write(6 * P), Some(serial));
-            shelf.set(serial, At::Both);
+            shelf.advance(serial, Edge::WriteIssued);
+            shelf.advance(serial, Edge::Written);
         }
         assert_eq!(shelf.next_to_write(6 * P), None);
     }
@@ -298,12 +345,12 @@ mod tests {
     #[test]
     fn what_the_device_has_back_is_reclaimed_first_and_then_only_the_device_has_it() {
         let (mut shelf, serials) = shelf_of(&[(1, At::Both), (1, At::Host), (1, At::Both)]);
-        shelf.lend(serials[1]);
+        shelf.advance(serials[1], Edge::Lent);
         assert_eq!(shelf.next_to_write_at_once(), None, "what the device has need not be written");
         assert_eq!(shelf.next_to_reclaim(), Some(serials[1]));
         shelf.reclaim(serials[1]);
         assert!(!shelf.take_back(serials[1]), "nobody else has it");
-        shelf.lend(serials[2]);
+        shelf.advance(serials[2], Edge::Lent);
         shelf.reclaim(serials[2]);
         assert!(shelf.take_back(serials[2]), "the disk has it");
     }
@@ -311,35 +358,40 @@ mod tests {
     #[test]
     fn what_could_not_be_written_is_not_tried_again() {
         let (mut shelf, serials) = shelf_of(&[(10, At::Writing)]);
-        shelf.get(serials[0]).unwrap().stuck = true;
-        shelf.set(serials[0], At::Host);
+        shelf.stuck(serials[0]);
+        shelf.advance(serials[0], Edge::WriteFailed);
         assert_eq!(shelf.next_to_write_at_once(), None);
+    }
+
+    #[test]
+    fn an_edge_that_is_not_in_the_table_is_an_error_of_ours_and_the_parcel_nowhere() {
+        let outcome = std::panic::catch_unwind(|| {
+            let (mut shelf, serials) = shelf_of(&[(1, At::Host)]);
+            shelf.reclaim(serials[0]);
+            shelf.at(serials[0])
+        });
+        // It panics where assertions of our own do.
+        assert!(outcome.is_err() || outcome.is_ok_and(|at| at == At::Nowhere), "nobody else has it");
     }
 
     proptest! {
         #[test]
-        fn the_sums_are_those_of_the_places(steps in prop::collection::vec((0usize..8, 0usize..7, 1u64..200_000, any::<bool>(), any::<bool>()), 1..200)) {
+        fn the_sums_are_those_of_the_places(steps in prop::collection::vec((0usize..8, 0..EDGES.len(), 1u64..200_000, any::<bool>(), any::<bool>()), 1..200)) {
             let mut shelf: Shelf<()> = Shelf::new();
             let mut serials = Vec::new();
-            for (index, at, bytes, remove, lent) in steps {
+            for (index, edge, bytes, remove, near) in steps {
                 if serials.len() <= index { serials.push(shelf.insert(bytes, ())); }
                 let index = index.min(serials.len() - 1);
-                if remove {
+                let (_, edge, ..) = EDGES[edge];
+                let place = &shelf.places[&serials[index]];
+                if place.at.after(edge, place.lent).is_some() {
+                    shelf.advance(serials[index], edge);
+                } else if remove {
                     shelf.remove(serials.swap_remove(index));
-                } else {
+                } else if near {
                     shelf.bring_near(serials[index]);
-                    shelf.set(serials[index], ALL[at]);
-                    shelf.set_lent(serials[index], lent);
                 }
-                let sum = |of: &[At]| -> u64 {
-                    shelf.places.values().filter(|place| of.contains(&place.at)).map(|place| place.padded()).sum()
-                };
-                prop_assert_eq!(shelf.stored, sum(&ALL[2..]));
-                prop_assert_eq!(shelf.below, sum(&ALL[3..]));
-                prop_assert_eq!(shelf.writing.1, sum(&[At::Writing]));
-                let near: u64 = shelf.places.values().filter(|place| place.near).map(|place| place.bytes).sum();
-                prop_assert_eq!(shelf.near, near);
-                prop_assert!(shelf.peak >= shelf.stored);
+                shelf.audit();
             }
         }
     }

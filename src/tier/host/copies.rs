@@ -3,7 +3,8 @@
 use ssdtrain_libtorch::{Block, Storage};
 use ssdtrain_store::parts;
 
-use super::super::shelf::{At, Place, Serial};
+use super::super::places::Edge;
+use super::super::shelf::{Place, Serial};
 use super::{Books, Held, HostTier, internal};
 use crate::device::{Device, Lane};
 use crate::error::Result;
@@ -28,7 +29,7 @@ impl<D: Device> HostTier<D> {
         self.end_copy(Lane::Out, place, begin, &out);
         place.held.out = Some(out);
         place.held.copies += 1;
-        books.shelf.set(serial, At::Host);
+        books.shelf.advance(serial, Edge::CopiedOut);
         Ok(())
     }
 
@@ -60,7 +61,7 @@ impl<D: Device> HostTier<D> {
         place.held.back = Some(back);
         place.held.copies += 1;
         books.shelf.not_near(serial);
-        books.shelf.lend(serial);
+        books.shelf.advance(serial, Edge::Lent);
         Ok(())
     }
 

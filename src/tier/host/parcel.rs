@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use parking_lot::MutexGuard;
 use ssdtrain_libtorch::{Block, Storage};
 use ssdtrain_store::contained;
 
-use super::super::shelf::{At, Serial};
+use super::super::places::{At, Edge};
 use super::super::{Here, Parcel, Room};
-use super::{Books, HostParcel, Load, Stall, internal, unwanted};
+use super::{HostParcel, Load, Stall, internal, unwanted};
 use crate::device::{Device, Lane};
 use crate::error::Completion;
 use crate::error::{Error, ErrorKind, Result};
@@ -29,8 +28,14 @@ impl<D: Device> Parcel for HostParcel<D> {
             outcome
         });
         let outcome = outcome.unwrap_or_else(|| Err(internal("a copy out panicked")));
-        if let (Err(error), Some(place)) = (&outcome, self.tier.books.lock().shelf.get(self.serial)) {
-            place.held.failure = Some(error.to_string());
+        if let Err(error) = &outcome {
+            let mut books = self.tier.books.lock();
+            if let Some(place) = books.shelf.get(self.serial) {
+                place.held.failure = Some(error.to_string());
+            }
+            if books.shelf.at(self.serial) == At::Reserved {
+                books.shelf.advance(self.serial, Edge::CopyFailed);
+            }
         }
         self.tier.changed.notify_all();
         match outcome {
@@ -54,7 +59,9 @@ impl<D: Device> Parcel for HostParcel<D> {
             // Its last handle went between booking and here.
             _ if books.wanted(self.serial).is_err() => Err(unwanted()),
             At::Host | At::Writing | At::Both => tier.copy_in(&mut books, self.serial, &into, &ready),
-            At::Nowhere | At::Device => Err(internal("a load of what is nowhere below the device")),
+            At::Nowhere | At::Reserved | At::Device => {
+                Err(internal("a load of what is nowhere below the device"))
+            }
             at @ (At::Disk | At::Reading) => {
                 let begun = if at == At::Disk { tier.read(&mut books, self.serial, true) } else { Ok(true) };
                 match (begun, books.shelf.get(self.serial)) {
@@ -94,7 +101,7 @@ impl<D: Device> Parcel for HostParcel<D> {
         let tier = &self.tier;
         let mut books = tier.books.lock();
         // The thread that saved it may not have begun the store yet.
-        while begins_soon(&mut books, self.serial) {
+        while books.shelf.begins_soon(self.serial) {
             tier.changed.wait(&mut books);
         }
         let Some(place) = books.shelf.get(self.serial) else { return Ok(()) };
@@ -137,8 +144,8 @@ impl<D: Device> Parcel for HostParcel<D> {
     fn abandon(&self, of: Option<&Storage>) {
         let (mark, stream, loads) = {
             let mut books = self.tier.books.lock();
+            books.shelf.abandon(self.serial);
             let Some(place) = books.shelf.get(self.serial) else { return };
-            place.held.abandoned = true;
             let mark = if place.held.is_ordered() { None } else { place.held.under_way(&*self.tier.device) };
             (mark, place.held.stream, std::mem::take(&mut place.held.loads))
         };
@@ -172,11 +179,4 @@ impl<D: Device> Drop for HostParcel<D> {
         self.tier.sample();
         self.tier.tell_room();
     }
-}
-
-fn begins_soon<D: Device>(books: &mut MutexGuard<'_, Books<D>>, serial: Serial) -> bool {
-    books.shelf.at(serial) == At::Nowhere
-        && books.shelf.get(serial).is_some_and(|place| {
-            !place.held.abandoned && place.held.failure.is_none() && place.held.memory.is_some()
-        })
 }

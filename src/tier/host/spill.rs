@@ -5,7 +5,8 @@ use std::sync::{Arc, Weak};
 use ssdtrain_store::AlignedBuf;
 use ssdtrain_store::{Blob, Direction, contained};
 
-use super::super::shelf::{At, Serial};
+use super::super::places::Edge;
+use super::super::shelf::Serial;
 use super::{Books, HostParcel, HostTier, Load, Memory, internal};
 use crate::device::Device;
 use crate::error::{Completion, Error, Result};
@@ -56,13 +57,12 @@ impl<D: Device> HostTier<D> {
         let Some(place) = books.shelf.get(serial) else { return false };
         let blob = self.store.as_ref().and_then(|store| store.reserve(place.bytes).ok());
         let (Some(blob), Some(memory)) = (blob, place.held.memory.clone()) else {
-            place.stuck = true;
-            books.shelf.set(serial, At::Host);
+            books.shelf.stuck(serial);
             return false;
         };
         place.held.blob = Some(Arc::clone(&blob));
         let after = place.held.out.clone().into_iter().collect();
-        books.shelf.set(serial, At::Writing);
+        books.shelf.advance(serial, Edge::WriteIssued);
         self.transfer(books, serial, Direction::Write, blob, memory, after);
         true
     }
@@ -120,18 +120,18 @@ impl<D: Device> HostTier<D> {
     fn written(&self, serial: Serial, outcome: Result<()>) {
         {
             let mut books = self.books.lock();
-            let at = match outcome {
-                Ok(()) => At::Both,
+            let edge = match outcome {
+                Ok(()) => Edge::Written,
                 Err(error) => {
                     tracing::warn!(%error, "a write failed; its tensor stays in host memory");
                     if let Some(place) = books.shelf.get(serial) {
-                        place.stuck = true;
                         place.held.blob = None;
                     }
-                    At::Host
+                    books.shelf.stuck(serial);
+                    Edge::WriteFailed
                 }
             };
-            books.shelf.set(serial, at);
+            books.shelf.advance(serial, edge);
             self.drain(&mut books);
         }
     }
@@ -153,7 +153,7 @@ impl<D: Device> HostTier<D> {
         let Some(blob) = place.held.blob.clone() else { return Err(internal("a read without an extent")) };
         place.held.memory = Some(memory.clone());
         place.held.out = None;
-        books.shelf.set(serial, At::Reading);
+        books.shelf.advance(serial, Edge::ReadIssued);
         self.transfer(books, serial, Direction::Read, blob, memory, after);
         Ok(true)
     }
@@ -163,7 +163,7 @@ impl<D: Device> HostTier<D> {
         let mut ended: Vec<(Completion, Result<()>)> = Vec::new();
         {
             let mut books = self.books.lock();
-            books.shelf.set(serial, if outcome.is_ok() { At::Both } else { At::Disk });
+            books.shelf.advance(serial, if outcome.is_ok() { Edge::Read } else { Edge::ReadFailed });
             let loads = books.shelf.get(serial).map(|place| std::mem::take(&mut place.held.loads));
             for Load { into, ready, done } in loads.into_iter().flatten() {
                 let copied = match &outcome {

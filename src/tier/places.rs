@@ -1,0 +1,163 @@
+//! The life of one parcel of the host tier as a table of edges: pure, so that it can be read, documented and model-checked by itself.
+
+/// Where the good bytes of a parcel are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum At {
+    /// Nowhere below the device.
+    Nowhere,
+    /// Nowhere below the device yet, but there is room for them.
+    Reserved,
+    /// In host memory only.
+    Host,
+    /// In host memory, and being written to the disk.
+    Writing,
+    /// In host memory and on the disk: clean.
+    Both,
+    /// On the disk only.
+    Disk,
+    /// On the disk, and being read into host memory.
+    Reading,
+    /// Back on the device, and nowhere below it any more.
+    Device,
+}
+
+/// What happens to a parcel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Edge {
+    RoomTaken,
+    CopiedOut,
+    /// The copy out did not begin, or nobody wants it any more.
+    CopyFailed,
+    WriteIssued,
+    Written,
+    WriteFailed,
+    ReadIssued,
+    Read,
+    ReadFailed,
+    /// It is copied in: the device has it too, and keeps it until it is taken back.
+    Lent,
+    /// The device would let go of it.
+    TakenBack,
+    /// Its host memory goes; the disk has it.
+    Reclaimed,
+    /// Its host memory goes; the device has it, and nobody else.
+    LeftToDevice,
+}
+
+/// Who takes an edge. All of them hold the tier's lock while they do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Owner {
+    /// The thread that moves the cache's store queue on: it asks for room, and hands the store over.
+    Pump,
+    /// Whoever finds that more should be on the disk: who has queued a copy out, ended a write, or found no room.
+    Drain,
+    /// Whoever completes the transfer with the disk, or drops it.
+    Io,
+    /// The thread that asks for the bytes, or looks ahead: autograd's.
+    Backward,
+    /// Whoever queues the copy in: who asks for the bytes, or ends the read that was waited for.
+    Copier,
+    /// Whoever needs host memory: for a copy out, or to read into.
+    Taker,
+}
+
+/// Every edge there is: from, what happens, to, and who takes it.
+pub(super) const EDGES: [(At, Edge, At, Owner); 19] = [
+    (At::Nowhere, Edge::RoomTaken, At::Reserved, Owner::Pump),
+    (At::Reserved, Edge::CopiedOut, At::Host, Owner::Pump),
+    (At::Reserved, Edge::CopyFailed, At::Nowhere, Owner::Pump),
+    (At::Host, Edge::WriteIssued, At::Writing, Owner::Drain),
+    (At::Writing, Edge::Written, At::Both, Owner::Io),
+    (At::Writing, Edge::WriteFailed, At::Host, Owner::Io),
+    (At::Disk, Edge::ReadIssued, At::Reading, Owner::Backward),
+    (At::Reading, Edge::Read, At::Both, Owner::Io),
+    (At::Reading, Edge::ReadFailed, At::Disk, Owner::Io),
+    (At::Host, Edge::Lent, At::Host, Owner::Copier),
+    (At::Writing, Edge::Lent, At::Writing, Owner::Copier),
+    (At::Both, Edge::Lent, At::Both, Owner::Copier),
+    (At::Host, Edge::TakenBack, At::Host, Owner::Backward),
+    (At::Writing, Edge::TakenBack, At::Writing, Owner::Backward),
+    (At::Both, Edge::TakenBack, At::Both, Owner::Backward),
+    (At::Disk, Edge::TakenBack, At::Disk, Owner::Backward),
+    (At::Device, Edge::TakenBack, At::Device, Owner::Backward),
+    (At::Both, Edge::Reclaimed, At::Disk, Owner::Taker),
+    (At::Host, Edge::LeftToDevice, At::Device, Owner::Taker),
+];
+
+impl At {
+    /// The place after `edge`, or none where the table has no such edge. Nothing is left to a device that has it not, which is what
+    /// `lent` says.
+    pub(super) fn after(self, edge: Edge, lent: bool) -> Option<At> {
+        let edges = EDGES.iter().filter(|_| edge != Edge::LeftToDevice || lent);
+        edges.filter(|(from, by, ..)| (*from, *by) == (self, edge)).map(|(_, _, to, _)| *to).next()
+    }
+
+    /// Whether its bytes can be had from here.
+    pub(super) fn is_below(self) -> bool {
+        matches!(self, At::Host | At::Writing | At::Both | At::Disk | At::Reading)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    const ALL: [At; 8] =
+        [At::Nowhere, At::Reserved, At::Host, At::Writing, At::Both, At::Disk, At::Reading, At::Device];
+
+    #[test]
+    fn no_two_edges_leave_a_place_for_the_same_reason() {
+        let distinct: HashSet<_> = EDGES.iter().map(|(from, by, _, _)| (from, by)).collect();
+        assert_eq!(distinct.len(), EDGES.len());
+    }
+
+    #[test]
+    fn every_place_is_reached_from_nowhere() {
+        let mut reached = HashSet::from([At::Nowhere]);
+        while let Some((_, _, to, _)) =
+            EDGES.iter().find(|(from, _, to, _)| reached.contains(from) && !reached.contains(to))
+        {
+            reached.insert(*to);
+        }
+        assert_eq!(reached, HashSet::from(ALL));
+    }
+
+    #[test]
+    fn the_design_document_has_this_table_and_no_other_edge() {
+        let document = include_str!("../../docs/design.md");
+        let section = document.split("\n## ").find(|section| section.starts_with("The host tier\n")).unwrap();
+        let rows: Vec<_> = section.lines().filter(|line| line.starts_with("| ")).collect();
+        let head = rows.iter().position(|row| *row == "| from | edge | to | owner |").unwrap();
+        let edges = EDGES.map(|(from, by, to, owner)| format!("| {from:?} | {by:?} | {to:?} | {owner:?} |"));
+        assert_eq!(rows[head + 1..], edges);
+        for at in ALL {
+            assert!(rows[..head].iter().any(|row| row.starts_with(&format!("| {at:?} | "))), "{at:?}");
+        }
+    }
+
+    #[test]
+    fn each_edge_is_its_owners() {
+        for (from, by, to, owner) in EDGES {
+            let edge = format!("{from:?} {by:?} {to:?}");
+            // While a transfer with the disk is under way only who completes it moves the parcel on.
+            let of_transfer = matches!(from, At::Writing | At::Reading) && from != to;
+            assert_eq!(of_transfer, owner == Owner::Io, "{edge}");
+            // Whoever needs memory takes it only where somebody else has the bytes, and nobody moves them.
+            let goes = matches!(from, At::Host | At::Writing | At::Both)
+                && !matches!(to, At::Host | At::Writing | At::Both);
+            assert_eq!(goes, owner == Owner::Taker, "{edge}");
+            assert!(!goes || from == At::Both || by == Edge::LeftToDevice, "{edge}");
+            // Bytes are copied in only from where they are.
+            assert!(owner != Owner::Copier || (from == to && from != At::Disk && from.is_below()), "{edge}");
+        }
+    }
+
+    #[test]
+    fn only_what_the_device_has_is_left_to_it() {
+        assert_eq!(At::Host.after(Edge::LeftToDevice, false), None);
+        assert_eq!(At::Host.after(Edge::LeftToDevice, true), Some(At::Device));
+        assert_eq!(At::Both.after(Edge::Reclaimed, false), Some(At::Disk));
+    }
+}
