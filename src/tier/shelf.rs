@@ -32,6 +32,31 @@ pub(super) struct Place<T> {
     pub(super) held: T,
 }
 
+/// How the bytes of a parcel that is asked for come up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Up {
+    /// They are in host memory: by a copy.
+    Copy,
+    /// They are on the disk: by a read, and then a copy.
+    Read,
+    /// They are being read: by a copy once that is over.
+    AfterRead,
+    /// Not at all: they are nowhere below the device.
+    Never,
+    /// Not at all: the entry is gone.
+    Unwanted,
+}
+
+/// What it takes to have a parcel in host memory before it is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Near {
+    /// Nothing.
+    Already,
+    Read,
+    /// To wait until less was brought near.
+    Later,
+}
+
 /// Every parcel of a tier.
 pub(super) struct Shelf<T> {
     places: BTreeMap<Serial, Place<T>>,
@@ -224,9 +249,27 @@ impl<T> Shelf<T> {
         self.advance(serial, if on_disk { Edge::Reclaimed } else { Edge::LeftToDevice });
     }
 
-    /// Bytes brought near and not asked for yet.
-    pub(super) fn near(&self) -> u64 {
-        self.near
+    /// How the parcel's bytes come up to the device.
+    pub(super) fn way_up(&self, serial: Serial) -> Up {
+        match self.at(serial) {
+            // Its last handle went between booking and here.
+            _ if !self.is_wanted(serial) => Up::Unwanted,
+            At::Host | At::Writing | At::Both => Up::Copy,
+            At::Disk => Up::Read,
+            At::Reading => Up::AfterRead,
+            At::Nowhere | At::Reserved | At::Device => Up::Never,
+        }
+    }
+
+    /// Whether a parcel is read ahead, by at most `read_ahead` bytes or one parcel.
+    pub(super) fn way_near(&self, serial: Serial, read_ahead: u64) -> Near {
+        match self.places.get(&serial) {
+            Some(place) if place.at == At::Disk => {
+                let fits = self.near == 0 || self.near + place.bytes <= read_ahead;
+                if fits { Near::Read } else { Near::Later }
+            }
+            _ => Near::Already,
+        }
     }
 
     /// The parcel is read before it is asked for.

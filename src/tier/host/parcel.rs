@@ -6,6 +6,7 @@ use ssdtrain_libtorch::{Block, Storage};
 use ssdtrain_store::contained;
 
 use super::super::places::{At, Edge};
+use super::super::shelf::{Near, Up};
 use super::super::{Here, Parcel, Room};
 use super::{HostParcel, Load, Stall, internal, unwanted};
 use crate::device::{Device, Lane};
@@ -55,15 +56,13 @@ impl<D: Device> Parcel for HostParcel<D> {
         if let Some(place) = books.shelf.get(self.serial) {
             place.held.stream = stream;
         }
-        let outcome = match books.shelf.at(self.serial) {
-            // Its last handle went between booking and here.
-            _ if books.wanted(self.serial).is_err() => Err(unwanted()),
-            At::Host | At::Writing | At::Both => tier.copy_in(&mut books, self.serial, &into, &ready),
-            At::Nowhere | At::Reserved | At::Device => {
-                Err(internal("a load of what is nowhere below the device"))
-            }
-            at @ (At::Disk | At::Reading) => {
-                let begun = if at == At::Disk { tier.read(&mut books, self.serial, true) } else { Ok(true) };
+        let way = books.shelf.way_up(self.serial);
+        let outcome = match way {
+            Up::Unwanted => Err(unwanted()),
+            Up::Never => Err(internal("a load of what is nowhere below the device")),
+            Up::Copy => tier.copy_in(&mut books, self.serial, &into, &ready),
+            Up::Read | Up::AfterRead => {
+                let begun = if way == Up::Read { tier.read(&mut books, self.serial, true) } else { Ok(true) };
                 match (begun, books.shelf.get(self.serial)) {
                     (Ok(_), Some(place)) => {
                         place.held.loads.push(Load { into, ready, done });
@@ -82,12 +81,10 @@ impl<D: Device> Parcel for HostParcel<D> {
     fn bring_near(self: Arc<Self>) -> bool {
         let tier = &self.tier;
         let mut books = tier.books.lock();
-        if books.shelf.at(self.serial) != At::Disk {
-            return true;
-        }
-        let near = books.shelf.near();
-        if near > 0 && near + self.bytes > tier.read_ahead {
-            return false;
+        match books.shelf.way_near(self.serial, tier.read_ahead) {
+            Near::Already => return true,
+            Near::Later => return false,
+            Near::Read => {}
         }
         let begun = tier.read(&mut books, self.serial, false);
         if matches!(begun, Ok(true)) {
