@@ -37,6 +37,7 @@ mod recompute;
 mod route;
 mod session;
 mod step;
+mod sync;
 mod telemetry;
 mod tier;
 mod trace;

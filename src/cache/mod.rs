@@ -16,7 +16,6 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use ssdtrain_libtorch::{SavedTensor, Storage, StorageId, WriteObserver};
 use ssdtrain_store::contained;
 
@@ -25,6 +24,7 @@ pub(crate) use self::table::Limits;
 use self::table::{Answer, Job, Part, Saved, Squeeze, Table};
 use crate::error::{Completion, Error};
 use crate::profile::Alive;
+use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::telemetry::{Cause, Counters, ScopeId, ScopeRecord, Scopes};
 use crate::tier::{Here, Parcel, Tier};
 use crate::trace::{Counter, Trace};

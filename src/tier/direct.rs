@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
 use ssdtrain_libtorch::{Block, Storage};
 use ssdtrain_store::{Blob, Direction, Store, contained};
 
@@ -21,6 +20,7 @@ use super::{Here, Leaving, Parcel, Room, Tier};
 use crate::device::{Device, Lane};
 use crate::error::{Completion, Error, ErrorKind, Result};
 use crate::mem::{DeviceBuf, Rest};
+use crate::sync::{Condvar, Mutex};
 use crate::telemetry::{Cause, Counters, ScopeId};
 use crate::trace::{DeviceTrace, Trace};
 

@@ -17,7 +17,6 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use bytesize::ByteSize;
-use parking_lot::{Condvar, Mutex};
 use ssdtrain_libtorch::Storage;
 use ssdtrain_store::{Blob, HostPool, IoBuf, Store};
 
@@ -28,6 +27,7 @@ use super::waiter::Waiter;
 use super::{Here, Leaving, Parcel, Room, Tier};
 use crate::device::{Device, Lane};
 use crate::error::{Completion, Error, ErrorKind, Result};
+use crate::sync::{Condvar, Mutex};
 use crate::telemetry::{Cause, Counters, ScopeId};
 use crate::trace::{DeviceTrace, Trace};
 
@@ -44,11 +44,12 @@ pub(crate) struct HostTier<D: Device> {
     // Declared first: their tasks use all the rest.
     writes: Waiter<D>,
     reads: Waiter<D>,
-    pins: Waiter<D>,
+    /// None if the pool does not grow.
+    pins: Option<Waiter<D>>,
     books: Mutex<Books<D>>,
     /// Signalled when a store was begun, and when a transfer of the disk has ended.
     changed: Condvar,
-    stalls: Mutex<Vec<Stall<D>>>,
+    stalls: parking_lot::Mutex<Vec<Stall<D>>>,
     room: OnceLock<Box<dyn Fn() + Send + Sync>>,
     read_ahead: u64,
     size: PoolSize,
@@ -167,14 +168,15 @@ impl<D: Device> HostTier<D> {
         };
         let writes = Waiter::start("ssdtrain-out", Arc::clone(&device))?;
         let reads = Waiter::start("ssdtrain-in", Arc::clone(&device))?;
-        let pins = Waiter::start("ssdtrain-pin", Arc::clone(&device))?;
+        let grows = !matches!(settings.pool, PoolSize::Fixed(_));
+        let pins = grows.then(|| Waiter::start("ssdtrain-pin", Arc::clone(&device))).transpose()?;
         Ok(Arc::new_cyclic(|this| HostTier {
             writes,
             reads,
             pins,
             books: Mutex::new(books),
             changed: Condvar::new(),
-            stalls: Mutex::default(),
+            stalls: parking_lot::Mutex::default(),
             room: OnceLock::new(),
             read_ahead: settings.read_ahead,
             size: settings.pool,

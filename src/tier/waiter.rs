@@ -1,19 +1,29 @@
 //! A thread that sleeps until the device has reached a mark, and then does what was to be done after it.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
-use std::thread::{self, JoinHandle};
 
-use parking_lot::Mutex;
 use ssdtrain_store::contained;
 
 use crate::device::Device;
 use crate::error::{Completion, Error, ErrorKind, Result};
+use crate::sync::{Condvar, Mutex, Thread};
 
 /// Does things after marks, in the order they were given.
 pub(super) struct Waiter<D: Device> {
-    queue: Option<Mutex<Sender<Task<D>>>>,
-    thread: Option<JoinHandle<()>>,
+    queue: Arc<Queue<D>>,
+    thread: Option<Thread>,
+}
+
+struct Queue<D: Device> {
+    tasks: Mutex<Tasks<D>>,
+    /// Signalled when a task is given, and when none will be any more.
+    changed: Condvar,
+}
+
+struct Tasks<D: Device> {
+    waiting: VecDeque<Task<D>>,
+    closed: bool,
 }
 
 struct Task<D: Device> {
@@ -24,40 +34,49 @@ struct Task<D: Device> {
 
 impl<D: Device> Waiter<D> {
     pub(super) fn start(name: &str, device: Arc<D>) -> Result<Waiter<D>> {
-        let (queue, tasks) = channel::<Task<D>>();
-        let run = move || {
-            for Task { after, then } in tasks {
+        let tasks = Mutex::new(Tasks { waiting: VecDeque::new(), closed: false });
+        let queue = Arc::new(Queue { tasks, changed: Condvar::new() });
+        let given = Arc::clone(&queue);
+        let thread = Thread::start(name, move || {
+            while let Some(Task { after, then }) = given.next() {
                 // A panic ends this task and no other.
                 contained("a wait for the device", || {
                     let reached = after.iter().try_for_each(|mark| device.block_on(mark));
                     then.call(reached);
                 });
             }
-        };
-        let thread = thread::Builder::new().name(name.to_owned()).spawn(run);
+        });
         let thread = thread.map_err(|error| {
             Error::io(ErrorKind::Device, format!("thread {name} could not be started"), error)
         })?;
-        Ok(Waiter { queue: Some(Mutex::new(queue)), thread: Some(thread) })
+        Ok(Waiter { queue, thread: Some(thread) })
     }
 
     /// Calls `then` on this thread once all of `after` are reached.
     pub(super) fn after(&self, after: Vec<D::Mark>, then: impl FnOnce(Result<()>) + Send + 'static) {
         let task = Task { after, then: Completion::new(then) };
-        if let Some(queue) = &self.queue {
-            // The thread ends only after the queue does; a task that it would not get answers by itself.
-            let refused = queue.lock().send(task);
-            drop(refused);
+        self.queue.tasks.lock().waiting.push_back(task);
+        self.queue.changed.notify_all();
+    }
+}
+
+impl<D: Device> Queue<D> {
+    /// Sleeps until there is a task; none once all are done and no more will come.
+    fn next(&self) -> Option<Task<D>> {
+        let mut tasks = self.tasks.lock();
+        while tasks.waiting.is_empty() && !tasks.closed {
+            self.changed.wait(&mut tasks);
         }
+        tasks.waiting.pop_front()
     }
 }
 
 impl<D: Device> Drop for Waiter<D> {
     fn drop(&mut self) {
-        drop(self.queue.take());
-        let Some(thread) = self.thread.take() else { return };
-        // The last to let go may be a task of this very thread, which then ends by itself.
-        if thread.thread().id() != thread::current().id() && thread.join().is_err() {
+        self.queue.tasks.lock().closed = true;
+        self.queue.changed.notify_all();
+        // The last to let go may be a task of this very thread.
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("a thread that waits for the device panicked");
         }
     }
@@ -65,6 +84,7 @@ impl<D: Device> Drop for Waiter<D> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::channel;
     use std::time::Duration;
 
     use super::*;

@@ -11,6 +11,7 @@ use crate::process::root;
 /// The modules of `src/`, from the ground up.
 const ROOMS: &[&str] = &[
     "units",
+    "sync",
     "error",
     "device",
     "mem",

@@ -29,13 +29,14 @@ const PORTION: (u64, u64) = (64 << 20, 1 << 30);
 impl<D: Device> HostTier<D> {
     /// Whether more is being pinned, so that such a parcel should ask again. That takes a while: a thread of its own does it.
     pub(super) fn grows(&self, books: &mut Books<D>, bytes: u64) -> bool {
+        let Some(pins) = &self.pins else { return false };
         let more = self.portion(bytes);
         if books.growing || books.short || books.refused || more == 0 {
             return books.growing;
         }
         books.growing = true;
         let tier = Weak::clone(&self.this);
-        self.pins.after(Vec::new(), move |_| {
+        pins.after(Vec::new(), move |_| {
             if let Some(tier) = tier.upgrade() {
                 tier.grow(more);
             }

@@ -1,0 +1,43 @@
+//! Locks, condition variables and threads: those of parking_lot and of the system. A test that explores interleavings has an
+//! explorer's in their place, below the same code.
+
+#[cfg(test)]
+mod explored;
+
+use std::io;
+use std::thread;
+
+#[cfg(not(test))]
+pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
+
+#[cfg(test)]
+pub(crate) use self::explored::{Condvar, Mutex, MutexGuard, explore};
+
+/// A thread with a name, which ends before what started it does.
+pub(crate) struct Thread(Handle);
+
+enum Handle {
+    System(thread::JoinHandle<()>),
+    #[cfg(test)]
+    Explored(explored::Thread),
+}
+
+impl Thread {
+    pub(crate) fn start(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
+        #[cfg(test)]
+        if explored::is_exploring() {
+            return Ok(Thread(Handle::Explored(explored::Thread::start(run))));
+        }
+        thread::Builder::new().name(name.to_owned()).spawn(run).map(|thread| Thread(Handle::System(thread)))
+    }
+
+    /// Waits for its end, unless it is the calling thread, which then ends by itself. Fails if it has panicked.
+    pub(crate) fn join(self) -> thread::Result<()> {
+        match self.0 {
+            Handle::System(thread) if thread.thread().id() == thread::current().id() => Ok(()),
+            Handle::System(thread) => thread.join(),
+            #[cfg(test)]
+            Handle::Explored(thread) => thread.join(),
+        }
+    }
+}

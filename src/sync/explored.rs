@@ -1,0 +1,209 @@
+//! The same locks and threads under loom, which runs all orders in which threads can get them. What is made while nothing is explored
+//! is as it is outside of tests.
+//!
+//! A thread that sleeps and that nobody will wake ends the exploration with `deadlock`.
+
+use std::cell::Cell;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+thread_local! {
+    /// The explorer runs all its threads on the thread that it was called on.
+    static EXPLORING: Cell<bool> = const { Cell::new(false) };
+}
+
+pub(super) fn is_exploring() -> bool {
+    EXPLORING.get()
+}
+
+/// Runs `scene`, which may start three threads, in every order in which its threads can get their locks, with at most so many switches away from a thread that could have
+/// gone on. Returns how many orders there were.
+pub(crate) fn explore(preemptions: usize, scene: impl Fn() + Send + Sync + 'static) -> usize {
+    struct Exploring;
+    impl Drop for Exploring {
+        fn drop(&mut self) {
+            EXPLORING.set(false);
+        }
+    }
+    let orders = Arc::new(AtomicUsize::new(0));
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.max_branches = 100_000;
+    EXPLORING.set(true);
+    let exploring = Exploring;
+    let (counted, scene) = (Arc::clone(&orders), Arc::new(scene));
+    builder.check(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        let scene = Arc::clone(&scene);
+        // The explorer's first thread has a small stack.
+        Thread::start(move || scene()).join().unwrap();
+    });
+    drop(exploring);
+    orders.load(Ordering::Relaxed)
+}
+
+pub(crate) enum Mutex<T> {
+    Plain(parking_lot::Mutex<T>),
+    Explored(loom::sync::Mutex<T>),
+}
+
+pub(crate) enum MutexGuard<'a, T> {
+    Plain(parking_lot::MutexGuard<'a, T>),
+    /// None only while it is unlocked, or waits.
+    Explored(&'a loom::sync::Mutex<T>, Option<loom::sync::MutexGuard<'a, T>>),
+}
+
+pub(crate) enum Condvar {
+    Plain(parking_lot::Condvar),
+    Explored(loom::sync::Condvar),
+}
+
+/// In words.
+const STACK: usize = 1 << 18;
+
+pub(super) struct Thread(loom::thread::JoinHandle<()>);
+
+impl<T> Mutex<T> {
+    pub(crate) fn new(value: T) -> Mutex<T> {
+        if is_exploring() {
+            Mutex::Explored(loom::sync::Mutex::new(value))
+        } else {
+            Mutex::Plain(parking_lot::Mutex::new(value))
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        match self {
+            Mutex::Plain(mutex) => MutexGuard::Plain(mutex.lock()),
+            Mutex::Explored(mutex) => MutexGuard::Explored(mutex, Some(mutex.lock().unwrap())),
+        }
+    }
+
+    pub(crate) fn get_mut(&mut self) -> &mut T {
+        match self {
+            Mutex::Plain(mutex) => mutex.get_mut(),
+            Mutex::Explored(mutex) => mutex.get_mut().unwrap(),
+        }
+    }
+}
+
+impl<T: Default> Default for Mutex<T> {
+    fn default() -> Mutex<T> {
+        Mutex::new(T::default())
+    }
+}
+
+impl<T> MutexGuard<'_, T> {
+    pub(crate) fn unlocked<U>(this: &mut Self, run: impl FnOnce() -> U) -> U {
+        match this {
+            MutexGuard::Plain(guard) => parking_lot::MutexGuard::unlocked(guard, run),
+            MutexGuard::Explored(mutex, guard) => {
+                drop(guard.take());
+                let outcome = run();
+                *guard = Some(mutex.lock().unwrap());
+                outcome
+            }
+        }
+    }
+}
+
+impl<T> Deref for MutexGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        match self {
+            MutexGuard::Plain(guard) => guard,
+            MutexGuard::Explored(_, guard) => guard.as_ref().unwrap(),
+        }
+    }
+}
+
+impl<T> DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        match self {
+            MutexGuard::Plain(guard) => guard,
+            MutexGuard::Explored(_, guard) => guard.as_mut().unwrap(),
+        }
+    }
+}
+
+impl Condvar {
+    pub(crate) fn new() -> Condvar {
+        if is_exploring() {
+            Condvar::Explored(loom::sync::Condvar::new())
+        } else {
+            Condvar::Plain(parking_lot::Condvar::new())
+        }
+    }
+
+    pub(crate) fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+        match (self, guard) {
+            (Condvar::Plain(condvar), MutexGuard::Plain(guard)) => condvar.wait(guard),
+            (Condvar::Explored(condvar), MutexGuard::Explored(_, guard)) => {
+                *guard = guard.take().map(|guard| condvar.wait(guard).unwrap());
+            }
+            _ => panic!("a lock and its condition variable are made in the same place"),
+        }
+    }
+
+    pub(crate) fn notify_all(&self) {
+        match self {
+            Condvar::Plain(condvar) => _ = condvar.notify_all(),
+            Condvar::Explored(condvar) => condvar.notify_all(),
+        }
+    }
+}
+
+impl Default for Condvar {
+    fn default() -> Condvar {
+        Condvar::new()
+    }
+}
+
+impl Thread {
+    pub(super) fn start(run: impl FnOnce() + Send + 'static) -> Thread {
+        Thread(loom::thread::Builder::new().stack_size(STACK).spawn(run).unwrap())
+    }
+
+    pub(super) fn join(self) -> std::thread::Result<()> {
+        if self.0.thread().id() == loom::thread::current().id() { Ok(()) } else { self.0.join() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Thread;
+    use super::*;
+
+    /// One thread waits for what another does, which tells of it or does not.
+    fn wait_for_another(tells: bool) -> usize {
+        explore(2, move || {
+            let shared = Arc::new((Mutex::new(false), Condvar::new()));
+            let other = Arc::clone(&shared);
+            let thread = Thread::start("other", move || {
+                *other.0.lock() = true;
+                if tells {
+                    other.1.notify_all();
+                }
+            });
+            let mut done = shared.0.lock();
+            while !*done {
+                shared.1.wait(&mut done);
+            }
+            drop(done);
+            thread.unwrap().join().unwrap();
+        })
+    }
+
+    #[test]
+    fn both_orders_of_two_threads_are_explored() {
+        assert!(wait_for_another(true) > 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "deadlock")]
+    fn a_thread_that_nobody_wakes_is_found() {
+        wait_for_another(false);
+    }
+}
