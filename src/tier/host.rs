@@ -385,6 +385,24 @@ impl<D: Device> Held<D> {
     }
 }
 
+#[cfg(test)]
+impl<D: Device> HostTier<D> {
+    pub(super) fn audit(&self) {
+        self.books.lock().shelf.audit();
+    }
+
+    /// Checks that no parcel is left, and nothing of the pool is taken.
+    pub(super) fn assert_nothing_is_held(&self) {
+        let mut books = self.books.lock();
+        books.shelf.audit();
+        assert_eq!((books.shelf.len(), books.in_flight), (0, 0));
+        books.cooling.clear();
+        assert_eq!(self.pool.free_bytes(), self.pool.capacity());
+        drop(books);
+        assert_eq!(self.store.as_ref().map_or(0, |store| store.stats().reserved_bytes), 0);
+    }
+}
+
 fn internal(what: &str) -> Error {
     Error::new(ErrorKind::Device, format!("internal error: {what}"))
 }

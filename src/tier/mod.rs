@@ -9,6 +9,10 @@ mod direct;
 mod disk;
 mod host;
 #[cfg(test)]
+mod model;
+#[cfg(test)]
+pub(crate) mod modelled;
+#[cfg(test)]
 mod panics;
 mod places;
 mod shelf;

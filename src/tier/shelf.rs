@@ -310,6 +310,10 @@ impl<T> Shelf<T> {
         assert_eq!(self.near, near);
         assert!(self.peak >= self.stored);
     }
+
+    pub(super) fn len(&self) -> usize {
+        self.places.len()
+    }
 }
 
 #[cfg(test)]

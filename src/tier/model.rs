@@ -1,0 +1,254 @@
+//! The host tier under every interleaving: who saves, who asks and who lets go take the real tier, its threads and its waits through
+//! the explorer, over a device that copies at once or at last and a disk that may fail.
+
+use std::sync::Arc;
+
+use ssdtrain_libtorch::{Block, Storage};
+use ssdtrain_store::Store;
+
+use super::modelled::{Copies, Disk, FOREIGN, ModelDevice, ModelDisk, set_word, word};
+use super::{Here, HostSettings, HostTier, Parcel, PoolSize, Room, Tier};
+use crate::error::Completion;
+use crate::sync::{Condvar, Mutex, Thread, explore};
+use crate::telemetry::{Cause, ScopeId};
+use crate::units::MIB;
+
+/// What a model is of.
+#[derive(Clone, Copy, Debug)]
+struct Scene {
+    parcels: usize,
+    /// Parcels that the pool has room for.
+    slots: u64,
+    disk: Option<Disk>,
+    copies: Copies,
+    /// Which of the copies fails.
+    failing_copy: Option<usize>,
+    /// The first parcel's entry goes while the others are saved.
+    goes: bool,
+    preemptions: usize,
+}
+
+const SCENE: Scene = Scene {
+    parcels: 2,
+    slots: 1,
+    disk: Some(Disk::Works),
+    copies: Copies::AtLast,
+    failing_copy: None,
+    goes: false,
+    preemptions: 1,
+};
+
+/// Something that one thread waits for and another brings.
+struct Brought<T>(Mutex<Option<T>>, Condvar);
+
+impl<T> Brought<T> {
+    fn new() -> Arc<Brought<T>> {
+        Arc::new(Brought(Mutex::new(None), Condvar::new()))
+    }
+
+    fn bring(&self, value: T) {
+        *self.0.lock() = Some(value);
+        self.1.notify_all();
+    }
+
+    fn wait(&self) -> T {
+        let mut brought = self.0.lock();
+        loop {
+            if let Some(value) = brought.take() {
+                return value;
+            }
+            self.1.wait(&mut brought);
+        }
+    }
+}
+
+/// A parcel that was saved, and its storage.
+struct Saved {
+    parcel: Arc<dyn Parcel>,
+    storage: Storage,
+    word: u64,
+}
+
+/// The tier, and what stands for the cache above it.
+struct Model {
+    tier: Arc<HostTier<ModelDevice>>,
+    /// The cache's lock, and where it waits for room.
+    books: Mutex<()>,
+    changed: Condvar,
+    /// Storages that have left: somebody else's, who writes to their memory.
+    left: parking_lot::Mutex<Vec<Storage>>,
+}
+
+impl Model {
+    fn new(scene: Scene, store: Option<Store>) -> Arc<Model> {
+        let device = ModelDevice::new(scene.copies, scene.failing_copy);
+        let settings = HostSettings { pool: PoolSize::Fixed(2 * MIB), read_ahead: bytes(scene) };
+        let tier = HostTier::new(device, store, settings, None).unwrap();
+        let model = Arc::new(Model {
+            tier,
+            books: Mutex::new(()),
+            changed: Condvar::new(),
+            left: parking_lot::Mutex::default(),
+        });
+        let this = Arc::downgrade(&model);
+        model.tier.when_room(Box::new(move || {
+            let Some(model) = this.upgrade() else { return };
+            drop(model.books.lock());
+            model.changed.notify_all();
+        }));
+        model
+    }
+
+    fn parcel(&self, bytes: u64) -> Arc<dyn Parcel> {
+        Arc::<HostTier<ModelDevice>>::clone(&self.tier)
+            .parcel(bytes, ScopeId::default(), &Here::default())
+            .unwrap()
+    }
+
+    /// Whether there is room for it, once it is known.
+    fn reserve(&self, parcel: &Arc<dyn Parcel>) -> bool {
+        let mut books = self.books.lock();
+        loop {
+            match parcel.reserve() {
+                Room::Reserved => return true,
+                Room::None => return false,
+                Room::Later => self.changed.wait(&mut books),
+            }
+        }
+    }
+
+    /// Has the storage leave the device once its copy is made. It stays if there is none.
+    fn let_go(&self, parcel: &Arc<dyn Parcel>, storage: Storage) -> Option<Storage> {
+        let ordered =
+            parcel.order(Some(&storage), Cause::DeviceBudget, &Arc::default(), &Here::default()).is_ok();
+        if ordered {
+            self.leaves(storage);
+            None
+        } else {
+            Some(storage)
+        }
+    }
+
+    fn leaves(&self, storage: Storage) {
+        set_word(&storage, FOREIGN);
+        self.left.lock().push(storage);
+    }
+
+    /// Loads a parcel, and has what comes leave again if it may. None if it cannot be loaded.
+    fn load(&self, parcel: &Arc<dyn Parcel>, bytes: u64) -> Option<u64> {
+        let into = Storage::allocate(bytes).unwrap();
+        set_word(&into, FOREIGN);
+        let answer = Brought::new();
+        let told = Arc::clone(&answer);
+        let done = Completion::new(move |outcome| told.bring(outcome));
+        Arc::clone(parcel).load(into.clone(), &Here::default(), done);
+        let loaded = answer.wait().is_ok()
+            && parcel.order(Some(&into), Cause::CopyIn, &Arc::default(), &Here::default()).is_ok();
+        let word = loaded.then(|| word(&into));
+        if loaded && !parcel.may_evict() {
+            // The device has it, and nobody else: it is not asked for again.
+            self.left.lock().push(into);
+            return word;
+        }
+        self.leaves(into);
+        word
+    }
+}
+
+fn bytes(scene: Scene) -> u64 {
+    2 * MIB / scene.slots
+}
+
+/// Saves parcels while what was saved is let go of, loaded, and goes.
+fn run(scene: Scene) {
+    // Dear to open, and as it was once nothing is stored.
+    let disk = scene.disk.map(ModelDisk::new);
+    let (store, used) = (disk.as_ref().map(ModelDisk::store), disk.clone());
+    let orders = explore(scene.preemptions, move || {
+        disk.iter().for_each(|disk| disk.begin());
+        let model = Model::new(scene, store.clone());
+        let bytes = bytes(scene);
+        let handed: Vec<_> = (0..scene.parcels).map(|_| Brought::<Option<Saved>>::new()).collect();
+        let backward = {
+            let (model, handed) = (Arc::clone(&model), handed.clone());
+            Thread::start("backward", move || {
+                for (index, saved) in handed.iter().enumerate() {
+                    let Some(Saved { parcel, storage, word }) = saved.wait() else { continue };
+                    let goes = scene.goes && index == 0;
+                    let kept = if goes { Some(storage) } else { model.let_go(&parcel, storage) };
+                    if kept.is_none() {
+                        Arc::clone(&parcel).bring_near();
+                        let loaded = model.load(&parcel, bytes);
+                        let may_fail = scene.disk == Some(Disk::FailsToRead) || scene.failing_copy.is_some();
+                        assert!(loaded == Some(word) || (loaded.is_none() && may_fail), "{loaded:x?}");
+                    }
+                    parcel.abandon(kept.as_ref());
+                    kept.into_iter().for_each(|storage| model.leaves(storage));
+                }
+            })
+            .unwrap()
+        };
+        for (index, saved) in handed.into_iter().enumerate() {
+            let (parcel, storage) = (model.parcel(bytes), Storage::allocate(bytes).unwrap());
+            let word = 100 + index as u64;
+            set_word(&storage, word);
+            if !model.reserve(&parcel) {
+                // It stays on the device, and is not asked for below.
+                parcel.abandon(None);
+                saved.bring(None);
+                continue;
+            }
+            let (from, job) = (Block::of(storage.clone()), Arc::clone(&parcel));
+            // Backward hears of it as the cache's books do: before the store is handed over.
+            saved.bring(Some(Saved { parcel, storage, word }));
+            job.store(from, Completion::new(|_| {}));
+            model.tier.audit();
+        }
+        backward.join().unwrap();
+        model.tier.settle();
+        model.tier.assert_nothing_is_held();
+        disk.iter().for_each(|disk| disk.assert_rules_were_kept());
+    });
+    let transfers = used.map_or(0, |disk| disk.transfers());
+    println!("{orders} orders of {scene:?}: {transfers} transfers");
+    assert!(orders > 1);
+}
+
+const FAILING: [Disk; 2] = [Disk::FailsToWrite, Disk::FailsToRead];
+
+#[test]
+fn one_that_is_saved_comes_back() {
+    run(Scene { parcels: 1, preemptions: 2, ..SCENE });
+}
+
+#[test]
+fn two_that_share_a_slot_come_back() {
+    for copies in [Copies::AtOnce, Copies::AtLast] {
+        run(Scene { copies, ..SCENE });
+    }
+}
+
+#[test]
+fn without_a_disk_what_finds_no_room_stays() {
+    run(Scene { parcels: 3, slots: 2, disk: None, ..SCENE });
+}
+
+#[test]
+fn a_disk_that_fails_costs_no_bytes_and_leaves_nobody_waiting() {
+    for disk in FAILING {
+        run(Scene { disk: Some(disk), ..SCENE });
+    }
+}
+
+#[test]
+fn a_copy_that_fails_leaves_nobody_waiting() {
+    for copy in 0..3 {
+        run(Scene { failing_copy: Some(copy), ..SCENE });
+    }
+}
+
+#[test]
+fn an_entry_that_goes_while_others_are_saved_leaves_nothing() {
+    run(Scene { parcels: 3, slots: 2, goes: true, ..SCENE });
+    run(Scene { goes: true, ..SCENE });
+}

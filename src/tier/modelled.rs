@@ -1,0 +1,322 @@
+//! A device and a disk for models: they move one word of each storage, when they are told to, and note what breaks their rules.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use ssdtrain_libtorch::Storage;
+use ssdtrain_store::{Backend, BackendKind, Direction, Op, Pin, Store, StoreConfig};
+
+use crate::device::{Device, Lane};
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::{self, Condvar, Thread};
+
+/// What is in memory that is somebody else's.
+pub(crate) const FOREIGN: u64 = 0xdead;
+
+pub(crate) fn word(storage: &Storage) -> u64 {
+    // SAFETY: a model's storages have room for a word, and one of its threads runs at a time.
+    unsafe { storage.data().cast::<u64>().read() }
+}
+
+pub(crate) fn set_word(storage: &Storage, word: u64) {
+    // SAFETY: as above.
+    unsafe { storage.data().cast::<u64>().write(word) };
+}
+
+/// When copies are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Copies {
+    /// As soon as they are queued.
+    AtOnce,
+    /// When somebody waits for them, and no sooner.
+    AtLast,
+}
+
+pub(crate) struct ModelDevice {
+    copies: Copies,
+    lanes: Mutex<[Queue; 2]>,
+    /// Copies until one fails.
+    failing: Mutex<Option<usize>>,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Work>,
+    done: usize,
+}
+
+enum Work {
+    Wait(ModelMark),
+    Copy { from: usize, to: usize },
+}
+
+/// So much of a lane; the compute lane is the calling thread, which is always there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ModelMark {
+    lane: Lane,
+    done: usize,
+}
+
+impl ModelDevice {
+    /// The copy of number `failing` fails.
+    pub(crate) fn new(copies: Copies, failing: Option<usize>) -> ModelDevice {
+        ModelDevice { copies, lanes: Mutex::default(), failing: Mutex::new(failing) }
+    }
+
+    fn queue(&self, lane: Lane, work: Work) {
+        let mut lanes = self.lanes.lock();
+        lanes[index(lane)].waiting.push_back(work);
+        if self.copies == Copies::AtOnce {
+            let all = ModelMark { lane, done: usize::MAX };
+            run(&mut lanes, all);
+        }
+    }
+
+    fn copy(&self, lane: Lane, from: *const u8, to: *mut u8) -> Result<()> {
+        let mut failing = self.failing.lock();
+        let fails = *failing == Some(0);
+        *failing = failing.and_then(|copies| copies.checked_sub(1));
+        if fails {
+            return Err(Error::new(ErrorKind::Device, "the device failed"));
+        }
+        self.queue(lane, Work::Copy { from: from.expose_provenance(), to: to.expose_provenance() });
+        Ok(())
+    }
+}
+
+fn index(lane: Lane) -> usize {
+    usize::from(lane == Lane::In)
+}
+
+/// Has the lane do what comes before `mark`.
+fn run(lanes: &mut [Queue; 2], mark: ModelMark) {
+    while mark.lane != Lane::Compute && lanes[index(mark.lane)].done < mark.done {
+        let Some(work) = lanes[index(mark.lane)].waiting.pop_front() else { return };
+        match work {
+            Work::Wait(other) => run(lanes, other),
+            Work::Copy { from, to } => {
+                let from: *const u64 = std::ptr::with_exposed_provenance(from);
+                let to: *mut u64 = std::ptr::with_exposed_provenance_mut(to);
+                // SAFETY: whoever queued the copy promised that both places stay valid until it is done; both are of whole pages.
+                unsafe { to.write(from.read()) };
+            }
+        }
+        lanes[index(mark.lane)].done += 1;
+    }
+}
+
+impl Device for ModelDevice {
+    type Mark = ModelMark;
+
+    const IS_HOST: bool = true;
+
+    fn mark(&self, lane: Lane) -> Result<ModelMark> {
+        let lanes = self.lanes.lock();
+        let queue = &lanes[index(lane)];
+        Ok(ModelMark { lane, done: queue.done + queue.waiting.len() })
+    }
+
+    fn wait(&self, lane: Lane, mark: &ModelMark) -> Result<()> {
+        match lane {
+            Lane::Compute => self.block_on(mark)?,
+            Lane::Out | Lane::In => self.queue(lane, Work::Wait(*mark)),
+        }
+        Ok(())
+    }
+
+    fn is_reached(&self, mark: &ModelMark) -> bool {
+        mark.lane == Lane::Compute || self.lanes.lock()[index(mark.lane)].done >= mark.done
+    }
+
+    fn block_on(&self, mark: &ModelMark) -> Result<()> {
+        run(&mut self.lanes.lock(), *mark);
+        Ok(())
+    }
+
+    fn between(&self, _from: &ModelMark, _to: &ModelMark) -> Result<Duration> {
+        Ok(Duration::ZERO)
+    }
+
+    unsafe fn copy_out(&self, from: *const u8, to: *mut u8, _bytes: usize) -> Result<()> {
+        self.copy(Lane::Out, from, to)
+    }
+
+    unsafe fn copy_in(&self, from: *const u8, to: *mut u8, _bytes: usize) -> Result<()> {
+        self.copy(Lane::In, from, to)
+    }
+
+    fn stream(&self) -> Result<usize> {
+        Ok(0)
+    }
+
+    fn record_use(&self, _storage: &Storage) -> Result<()> {
+        Ok(())
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<Storage> {
+        Storage::allocate(bytes).map_err(Error::torch)
+    }
+}
+
+impl Pin for ModelDevice {
+    unsafe fn pin(&self, _memory: NonNull<u8>, _bytes: usize) -> Result<(), String> {
+        Ok(())
+    }
+
+    unsafe fn unpin(&self, _memory: NonNull<u8>, _bytes: usize) {}
+}
+
+/// What the disk does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Disk {
+    Works,
+    FailsToWrite,
+    FailsToRead,
+}
+
+/// Carries transfers out while others run.
+pub(crate) struct ModelDisk {
+    does: Disk,
+    words: Mutex<HashMap<u64, u64>>,
+    turns: Mutex<Arc<Turns>>,
+    broken: Mutex<Vec<&'static str>>,
+    transfers: AtomicUsize,
+}
+
+/// What a thread of the model's own carries out, in the order that is explored.
+#[derive(Default)]
+struct Turns {
+    given: sync::Mutex<Given>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Given {
+    /// None if there is no such thread: whoever begins a transfer carries it out.
+    ops: Option<VecDeque<Op>>,
+    closed: bool,
+}
+
+impl ModelDisk {
+    pub(crate) fn new(does: Disk) -> Arc<ModelDisk> {
+        Arc::new(ModelDisk {
+            does,
+            words: Mutex::default(),
+            turns: Mutex::default(),
+            broken: Mutex::default(),
+            transfers: AtomicUsize::new(0),
+        })
+    }
+
+    /// An order of a model begins.
+    pub(crate) fn begin(&self) {
+        *self.turns.lock() = Arc::default();
+        self.words.lock().clear();
+    }
+
+    /// Starts a thread that carries transfers out until [`ModelDisk::close`].
+    pub(crate) fn start(self: &Arc<ModelDisk>) -> Thread {
+        let (disk, turns) = (Arc::clone(self), Arc::clone(&self.turns.lock()));
+        turns.given.lock().ops = Some(VecDeque::new());
+        Thread::start("disk", move || {
+            let mut given = turns.given.lock();
+            loop {
+                if let Some(op) = given.ops.as_mut().and_then(VecDeque::pop_front) {
+                    sync::MutexGuard::unlocked(&mut given, || disk.carry_out(op));
+                } else if given.closed {
+                    return;
+                } else {
+                    turns.changed.wait(&mut given);
+                }
+            }
+        })
+        .unwrap()
+    }
+
+    pub(crate) fn close(&self) {
+        let turns = Arc::clone(&self.turns.lock());
+        turns.given.lock().closed = true;
+        turns.changed.notify_all();
+    }
+
+    fn carry_out(&self, op: Op) {
+        let mut ops = VecDeque::from([op]);
+        while let Some(op) = ops.pop_front() {
+            let outcome = self.moves(&op);
+            ops.extend(op.complete(outcome));
+        }
+    }
+
+    pub(crate) fn store(self: &Arc<ModelDisk>) -> Store {
+        let config = StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() };
+        Store::open_with(config, Arc::<ModelDisk>::clone(self)).unwrap()
+    }
+
+    /// Transfers of all orders.
+    pub(crate) fn transfers(&self) -> usize {
+        self.transfers.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn assert_rules_were_kept(&self) {
+        assert!(self.broken.lock().is_empty(), "{:?}", self.broken.lock());
+    }
+
+    fn moves(&self, op: &Op) -> io::Result<usize> {
+        self.transfers.fetch_add(1, Ordering::Relaxed);
+        let memory = op.ptr().cast::<u64>();
+        // SAFETY: the operation's memory is valid until it completes, and at least a page.
+        let read = || unsafe { memory.read() };
+        // SAFETY: as above.
+        let write = |word| unsafe { memory.write(word) };
+        let takes_turns = |says: &'static str| {
+            let before = read();
+            let turns = Arc::clone(&self.turns.lock());
+            drop(turns.given.lock());
+            if read() != before {
+                self.broken.lock().push(says);
+            }
+        };
+        match op.direction() {
+            Direction::Write => {
+                takes_turns("memory changed while it was written to the disk");
+                if self.does == Disk::FailsToWrite {
+                    return Err(io::Error::other("on purpose, a write"));
+                }
+                self.words.lock().insert(op.offset(), read());
+            }
+            Direction::Read => {
+                write(FOREIGN);
+                takes_turns("memory changed while it was read into");
+                if self.does == Disk::FailsToRead {
+                    return Err(io::Error::other("on purpose, a read"));
+                }
+                write(self.words.lock().get(&op.offset()).copied().unwrap_or(FOREIGN));
+            }
+        }
+        Ok(op.len())
+    }
+}
+
+impl Backend for ModelDisk {
+    fn submit(&self, ops: Vec<Op>) {
+        let turns = Arc::clone(&self.turns.lock());
+        {
+            let mut given = turns.given.lock();
+            if let Some(queue) = &mut given.ops {
+                queue.extend(ops);
+                turns.changed.notify_all();
+                return;
+            }
+        }
+        ops.into_iter().for_each(|op| self.carry_out(op));
+    }
+
+    fn name(&self) -> &'static str {
+        "a model's"
+    }
+}
