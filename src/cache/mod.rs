@@ -11,6 +11,8 @@ mod model;
 mod orders;
 mod table;
 mod tape;
+#[cfg(test)]
+mod waits;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -120,7 +122,10 @@ impl Cache {
             let mut jobs = Vec::new();
             let all = table.pump_all(&mut jobs);
             let begun = !jobs.is_empty();
-            MutexGuard::unlocked(&mut table, || self.submit(jobs, &here));
+            // Room that appears while the lock is open would be told to nobody.
+            if begun {
+                MutexGuard::unlocked(&mut table, || self.submit(jobs, &here));
+            }
             if let Some((key, parcel)) = table.oldest_leaving() {
                 self.let_go(&mut table, key, parcel, counters, &here);
             } else if table.transfers() > 0 || !(all || begun) {

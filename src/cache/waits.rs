@@ -1,0 +1,219 @@
+//! The cache's threads under every interleaving: those of the program save, flush, fetch and release, and sleep where there is no room or
+//! nothing to serve yet. One that sleeps while nobody is left to wake it is found.
+
+use std::sync::Arc;
+
+use ssdtrain_libtorch::Storage;
+
+use super::Cache;
+use super::keys::{EntryKey, TapeKey};
+use super::table::{Limits, Part, Saved};
+use crate::sync::{Thread, explore};
+use crate::telemetry::{Counters, ScopeId};
+use crate::tier::modelled::{Copies, Disk, ModelDevice, ModelDisk, set_word, word};
+use crate::tier::{DirectTier, DiskTier, Here, HostSettings, HostTier, PoolSize, Tier};
+use crate::units::MIB;
+
+/// So large that the smallest pool has room for one.
+const BYTES: u64 = 2 * MIB;
+
+/// One on the device at a time, and what is loaded ahead.
+const NARROW: Limits = Limits {
+    device_budget: BYTES,
+    backward_budget: 2 * BYTES,
+    prefetch: BYTES,
+    stores_in_flight: u64::MAX,
+    late: false,
+};
+/// Nothing leaves before it has to.
+const LATE: Limits = Limits {
+    device_budget: u64::MAX,
+    backward_budget: u64::MAX,
+    prefetch: 0,
+    stores_in_flight: u64::MAX,
+    late: true,
+};
+
+/// A cache, and one micro-batch of a thread's own.
+struct Batch {
+    cache: Arc<Cache>,
+    tape: TapeKey,
+    saved: Vec<(EntryKey, usize, u64)>,
+}
+
+impl Batch {
+    fn new(cache: &Arc<Cache>) -> Batch {
+        Batch { cache: Arc::clone(cache), tape: cache.open_tape(), saved: Vec::new() }
+    }
+
+    /// Saves a storage that nobody else holds, once there is room for it.
+    fn save(&mut self, word: u64) {
+        let (here, counters) = (Here::default(), Arc::<Counters>::default());
+        let cache = &self.cache;
+        let tier = Arc::clone(cache.tier.as_ref().unwrap());
+        let parcel = tier.parcel(BYTES, ScopeId::default(), &here).unwrap();
+        let storage = Storage::allocate(BYTES).unwrap();
+        set_word(&storage, word);
+        let mut jobs = Vec::new();
+        let mut table = cache.table.lock();
+        while !cache.fits(&mut table, BYTES, &counters, &here) {}
+        let key = table.insert(Saved {
+            storage,
+            parcel: Some(parcel),
+            version: 0,
+            part: Part { layout: 0, bytes: BYTES },
+            scope: ScopeId::default(),
+            step: 1,
+            counters,
+        });
+        let position = table.attach(key, self.tape);
+        table.pump(&mut jobs);
+        drop(table);
+        cache.submit(jobs, &here);
+        self.saved.push((key, position, word));
+    }
+
+    fn flush(&self) {
+        self.cache.flush(&Arc::default());
+    }
+
+    /// Asks for all of it, the newest first.
+    fn backward(&mut self, may_fail: bool) {
+        while let Some((key, position, expected)) = self.saved.pop() {
+            let mut round = 0;
+            let fetched = self.cache.fetch(key, self.tape, position, &mut round);
+            match fetched {
+                Ok(storage) => assert_eq!(word(&storage), expected),
+                Err(error) => assert!(may_fail, "{error}"),
+            }
+            self.cache.release(key, self.tape, round);
+        }
+        self.cache.close_tape(self.tape);
+    }
+}
+
+/// What lies below a cache.
+#[derive(Clone, Copy, Debug)]
+enum Below {
+    /// The disk, which has a thread.
+    Disk,
+    /// A host pool with room for one, and the disk.
+    Host(PoolSize),
+    /// The disk, straight from a device.
+    Direct,
+}
+
+const FULL: Below = Below::Host(PoolSize::Fixed(BYTES));
+/// It has nothing at first.
+const GROWS: Below = Below::Host(PoolSize::Learned { cap: BYTES });
+
+/// Has `program` run in every order, over a disk that does as it is told.
+fn run(
+    below: Below,
+    does: Disk,
+    limits: Limits,
+    preemptions: usize,
+    program: impl Fn(&Arc<Cache>) + Send + Sync + 'static,
+) {
+    let disk = ModelDisk::new(does);
+    let (store, used) = (disk.store(), Arc::clone(&disk));
+    let orders = explore(preemptions, move || {
+        disk.begin();
+        let (device, store) = (ModelDevice::new(Copies::AtLast, None), store.clone());
+        let mut thread = None;
+        let tier: Arc<dyn Tier> = match below {
+            Below::Disk => {
+                thread = Some(disk.start());
+                Arc::new(DiskTier::new(store, None))
+            }
+            Below::Host(pool) => {
+                let settings = HostSettings { pool, read_ahead: BYTES };
+                HostTier::new(device, Some(store), settings, None).unwrap()
+            }
+            Below::Direct => DirectTier::new(device, store, BYTES, None).unwrap(),
+        };
+        let cache = Cache::new(Some(tier), limits, None);
+        program(&cache);
+        ends(&cache);
+        disk.close();
+        thread.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+    println!("{orders} orders over {below:?}, {does:?}: {} transfers", used.transfers());
+    assert!(orders > 1 && used.transfers() >= orders / 2, "the disk has its part in this");
+}
+
+fn ends(cache: &Arc<Cache>) {
+    cache.quiesce();
+    let tier = cache.tier().unwrap();
+    tier.settle();
+    assert_eq!(cache.held(), (0, 0, 0));
+    assert_eq!(tier.store().unwrap().stats().reserved_bytes, 0);
+}
+
+/// One thread saves, flushes and goes back.
+fn alone(cache: &Arc<Cache>, may_fail: bool) {
+    let mut batch = Batch::new(cache);
+    for word in 1..=2 {
+        batch.save(word);
+        batch.flush();
+    }
+    batch.backward(may_fail);
+}
+
+/// Two threads do so side by side.
+fn side_by_side(cache: &Arc<Cache>, count: u64, may_fail: bool) {
+    let other = Arc::clone(cache);
+    let other = Thread::start("other", move || {
+        let mut batch = Batch::new(&other);
+        batch.save(100);
+        batch.backward(may_fail);
+    });
+    let mut batch = Batch::new(cache);
+    (1..=count).for_each(|word| batch.save(word));
+    batch.backward(may_fail);
+    other.unwrap().join().unwrap();
+}
+
+const WAYS: [Below; 3] = [Below::Disk, FULL, Below::Direct];
+
+#[test]
+fn two_threads_get_what_they_saved_from_the_disk() {
+    run(Below::Disk, Disk::Works, NARROW, 2, |cache| side_by_side(cache, 2, false));
+}
+
+#[test]
+fn two_threads_get_what_they_saved_from_host_memory() {
+    run(FULL, Disk::Works, NARROW, 1, |cache| side_by_side(cache, 3, false));
+}
+
+#[test]
+fn two_threads_get_what_they_saved_straight_from_the_disk() {
+    run(Below::Direct, Disk::Works, NARROW, 1, |cache| side_by_side(cache, 2, false));
+}
+
+#[test]
+fn whoever_flushes_hears_of_the_room_that_others_make() {
+    for below in WAYS.into_iter().chain([GROWS]) {
+        run(below, Disk::Works, LATE, 1, |cache| alone(cache, false));
+    }
+}
+
+#[test]
+fn what_cannot_be_written_stays_and_nobody_waits_for_it() {
+    for below in WAYS {
+        run(below, Disk::FailsToWrite, LATE, 1, |cache| alone(cache, false));
+    }
+    for below in [Below::Disk, Below::Direct] {
+        run(below, Disk::FailsToWrite, NARROW, 1, |cache| side_by_side(cache, 2, false));
+    }
+}
+
+#[test]
+fn what_cannot_be_read_is_an_error_and_nobody_waits_for_it() {
+    for below in WAYS {
+        run(below, Disk::FailsToRead, LATE, 1, |cache| alone(cache, true));
+    }
+    for below in [Below::Disk, Below::Direct] {
+        run(below, Disk::FailsToRead, NARROW, 1, |cache| side_by_side(cache, 2, true));
+    }
+}
