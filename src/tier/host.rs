@@ -17,6 +17,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use bytesize::ByteSize;
+use parking_lot::Mutex as PlainMutex;
 use ssdtrain_libtorch::Storage;
 use ssdtrain_store::{Blob, HostPool, IoBuf, Store};
 
@@ -49,7 +50,7 @@ pub(crate) struct HostTier<D: Device> {
     books: Mutex<Books<D>>,
     /// Signalled when a store was begun, and when a transfer of the disk has ended.
     changed: Condvar,
-    stalls: parking_lot::Mutex<Vec<Stall<D>>>,
+    stalls: PlainMutex<Vec<Stall<D>>>,
     room: OnceLock<Box<dyn Fn() + Send + Sync>>,
     read_ahead: u64,
     size: PoolSize,
@@ -176,7 +177,7 @@ impl<D: Device> HostTier<D> {
             pins,
             books: Mutex::new(books),
             changed: Condvar::new(),
-            stalls: parking_lot::Mutex::default(),
+            stalls: PlainMutex::default(),
             room: OnceLock::new(),
             read_ahead: settings.read_ahead,
             size: settings.pool,

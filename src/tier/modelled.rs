@@ -1,5 +1,6 @@
 //! A device and a disk for models: they move one word of each storage, when they are told to, and note what breaks their rules.
 
+use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ptr::NonNull;
@@ -9,7 +10,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use ssdtrain_libtorch::Storage;
-use ssdtrain_store::{Backend, BackendKind, Direction, Op, Pin, Store, StoreConfig};
+use ssdtrain_store::{
+    Backend, BackendInfo, BackendKind, Direction, Medium, Op, Pin, Place, Region, RegionInfo, Store,
+    StoreConfig,
+};
 
 use crate::device::{Device, Lane};
 use crate::error::{Error, ErrorKind, Result};
@@ -103,7 +107,9 @@ fn run(lanes: &mut [Queue; 2], mark: ModelMark) {
                 let from: *const u64 = std::ptr::with_exposed_provenance(from);
                 let to: *mut u64 = std::ptr::with_exposed_provenance_mut(to);
                 // SAFETY: whoever queued the copy promised that both places stay valid until it is done; both are of whole pages.
-                unsafe { to.write(from.read()) };
+                let word = unsafe { from.read() };
+                // SAFETY: as above.
+                unsafe { to.write(word) };
             }
         }
         lanes[index(mark.lane)].done += 1;
@@ -302,6 +308,23 @@ impl ModelDisk {
     }
 }
 
+/// Its words are the disk's.
+struct ModelRegion;
+
+impl Region for ModelRegion {
+    fn grow(&self, _from: u64, _to: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn describe(&self) -> RegionInfo {
+        RegionInfo { name: "a model's".to_owned(), medium: Medium::Memory, alignment: 1, notes: Vec::new() }
+    }
+
+    fn backing(&self) -> &dyn Any {
+        self
+    }
+}
+
 impl Backend for ModelDisk {
     fn submit(&self, ops: Vec<Op>) {
         let turns = Arc::clone(&self.turns.lock());
@@ -316,7 +339,11 @@ impl Backend for ModelDisk {
         ops.into_iter().for_each(|op| self.carry_out(op));
     }
 
-    fn name(&self) -> &'static str {
-        "a model's"
+    fn open(&self, _place: Place<'_>, _cap_bytes: u64) -> ssdtrain_store::Result<Arc<dyn Region>> {
+        Ok(Arc::new(ModelRegion))
+    }
+
+    fn describe(&self) -> BackendInfo {
+        BackendInfo::named("a model's")
     }
 }
