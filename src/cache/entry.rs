@@ -32,6 +32,8 @@ pub(crate) enum Edge {
     StoredInUse,
     StoreFailed,
     LoadIssued,
+    /// There is no memory for it now, and nobody waits for it.
+    LoadPostponed,
     Loaded,
     LoadFailed,
     /// Every handle has been served: the device copy goes, the one below stays for a second backward.
@@ -54,7 +56,7 @@ pub(crate) enum Owner {
 }
 
 /// Every edge there is: from, what happens, to, and who takes it.
-pub(crate) const EDGES: [(State, Edge, State, Owner); 15] = [
+pub(crate) const EDGES: [(State, Edge, State, Owner); 16] = [
     (State::Device, Edge::StoreIssued, State::Storing, Owner::Pump),
     (State::Device, Edge::StoreRefused, State::Kept, Owner::Pump),
     (State::Device, Edge::Cancelled, State::Kept, Owner::Backward),
@@ -63,6 +65,7 @@ pub(crate) const EDGES: [(State, Edge, State, Owner); 15] = [
     (State::Storing, Edge::StoreFailed, State::Kept, Owner::Io),
     (State::Away, Edge::LoadIssued, State::Loading, Owner::Backward),
     (State::Away, Edge::LoadFailed, State::Lost, Owner::Backward),
+    (State::Loading, Edge::LoadPostponed, State::Away, Owner::Backward),
     (State::Loading, Edge::Loaded, State::Loaded, Owner::Io),
     (State::Loading, Edge::LoadFailed, State::Lost, Owner::Io),
     (State::Loaded, Edge::Evicted, State::Away, Owner::Backward),
@@ -121,9 +124,10 @@ mod tests {
             assert_eq!(*owners.entry((from, by)).or_insert(owner), owner);
         }
         // While a transfer is under way only the thread that completes it may move the entry on, or who writes to the storage: of
-        // one that is being loaded nobody has a tensor.
+        // one that is being loaded nobody has a tensor. A load that is postponed has not begun.
         for (from, by, _, owner) in EDGES {
-            let of_transfer = matches!(from, State::Storing | State::Loading) && by != Edge::Written;
+            let of_transfer = matches!(from, State::Storing | State::Loading)
+                && !matches!(by, Edge::Written | Edge::LoadPostponed);
             assert_eq!(of_transfer, owner == Owner::Io);
             assert_eq!(by == Edge::Written, owner == Owner::Writer);
             assert!(by != Edge::Written || from != State::Loading);

@@ -9,6 +9,8 @@ mod keys;
 mod model;
 #[cfg(test)]
 mod orders;
+#[cfg(test)]
+mod slow;
 mod table;
 mod tape;
 #[cfg(test)]
@@ -372,6 +374,7 @@ impl Cache {
 
     /// Hands transfers to the tier. Called without the lock.
     fn submit(self: &Arc<Self>, jobs: Vec<Job>, here: &Here) {
+        let mut memory_is_short = false;
         for job in jobs {
             let cache = Arc::clone(self);
             match job {
@@ -381,13 +384,40 @@ impl Cache {
                     // A panic fails this job, and the others are handed over all the same.
                     contained("the hand-over of a store", || parcel.store(from, done));
                 }
-                Job::Load { key, parcel, into } => {
-                    let bytes = into.bytes();
+                Job::Load { key, bytes, early: true, .. } if memory_is_short => cache.postponed(key, bytes),
+                Job::Load { key, parcel, bytes, early } => {
+                    let into = match self.allocate(bytes) {
+                        Ok(into) => into,
+                        Err(_) if early => {
+                            memory_is_short = true;
+                            cache.postponed(key, bytes);
+                            continue;
+                        }
+                        Err(refused) => {
+                            cache.loaded(key, bytes, Err(refused));
+                            continue;
+                        }
+                    };
+                    self.table.lock().loads_into(key, &into);
                     let done = Completion::new(move |outcome| cache.loaded(key, bytes, outcome));
                     contained("the hand-over of a load", || parcel.load(into, here, done));
                 }
             }
         }
+    }
+
+    /// A new storage on the device, for what the calling thread computes. It may take long.
+    fn allocate(&self, bytes: u64) -> crate::Result<Storage> {
+        let tier =
+            self.tier.as_ref().ok_or_else(|| Error::torch("internal error: nothing is below the device"))?;
+        tier.allocate(bytes)
+    }
+
+    /// There is no memory for an early load.
+    fn postponed(&self, key: EntryKey, bytes: u64) {
+        self.table.lock().postponed(key, bytes);
+        // Somebody may wait for it by now.
+        self.changed.notify_all();
     }
 
     /// The failed load that `text` speaks of, if there is one.

@@ -29,9 +29,11 @@ fn memory() -> TierRef {
 struct Disk {
     stores_succeed: bool,
     loads_succeed: bool,
+    /// There is memory for loads that nobody waits for yet.
+    has_memory: bool,
 }
 
-const GOOD: Disk = Disk { stores_succeed: true, loads_succeed: true };
+const GOOD: Disk = Disk { stores_succeed: true, loads_succeed: true, has_memory: true };
 
 struct World {
     table: Table,
@@ -99,6 +101,15 @@ impl Model {
                 world = self.changed.wait(world).unwrap();
                 continue;
             };
+            match job {
+                Job::Load { key, early: true, .. } if !disk.has_memory => {
+                    world.table.postponed(key, BYTES);
+                    self.changed.notify_all();
+                    continue;
+                }
+                Job::Load { key, .. } => world.table.loads_into(key, &Storage::allocate(BYTES).unwrap()),
+                Job::Store { .. } => {}
+            }
             // The transfer runs without the lock.
             drop(world);
             thread::yield_now();
@@ -203,6 +214,11 @@ fn failing_stores_serve_from_the_device_under_every_interleaving() {
 #[test]
 fn failing_loads_serve_or_fail_but_never_hang_or_leak() {
     explore(WIDE, Disk { loads_succeed: false, ..GOOD }, None);
+}
+
+#[test]
+fn early_loads_without_memory_are_asked_for_again() {
+    explore(WIDE, Disk { has_memory: false, ..GOOD }, Some(true));
 }
 
 #[test]

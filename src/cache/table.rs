@@ -63,8 +63,18 @@ impl Entry {
 
 /// A transfer to hand to the tier once the lock is released.
 pub(crate) enum Job {
-    Store { key: EntryKey, parcel: Arc<dyn Parcel>, from: Block },
-    Load { key: EntryKey, parcel: Arc<dyn Parcel>, into: Storage },
+    Store {
+        key: EntryKey,
+        parcel: Arc<dyn Parcel>,
+        from: Block,
+    },
+    /// `early`: nobody waits for it yet.
+    Load {
+        key: EntryKey,
+        parcel: Arc<dyn Parcel>,
+        bytes: u64,
+        early: bool,
+    },
 }
 
 /// What a handle gets when it asks.
@@ -377,11 +387,6 @@ impl Table {
             State::Lost
         });
         entry
-    }
-
-    fn lose(&mut self, key: EntryKey, failure: Error) -> bool {
-        self.advance(key, Edge::LoadFailed).failure = Some(failure);
-        true
     }
 
     fn not_early(&mut self, key: EntryKey) {

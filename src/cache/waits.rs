@@ -15,7 +15,7 @@ use crate::tier::{DirectTier, DiskTier, Here, HostSettings, HostTier, PoolSize, 
 use crate::units::MIB;
 
 /// So large that the smallest pool has room for one.
-const BYTES: u64 = 2 * MIB;
+pub(super) const BYTES: u64 = 2 * MIB;
 
 /// One on the device at a time, and what is loaded ahead.
 const NARROW: Limits = Limits {
@@ -26,7 +26,7 @@ const NARROW: Limits = Limits {
     late: false,
 };
 /// Nothing leaves before it has to.
-const LATE: Limits = Limits {
+pub(super) const LATE: Limits = Limits {
     device_budget: u64::MAX,
     backward_budget: u64::MAX,
     prefetch: 0,
@@ -35,19 +35,19 @@ const LATE: Limits = Limits {
 };
 
 /// A cache, and one micro-batch of a thread's own.
-struct Batch {
+pub(super) struct Batch {
     cache: Arc<Cache>,
     tape: TapeKey,
     saved: Vec<(EntryKey, usize, u64)>,
 }
 
 impl Batch {
-    fn new(cache: &Arc<Cache>) -> Batch {
+    pub(super) fn new(cache: &Arc<Cache>) -> Batch {
         Batch { cache: Arc::clone(cache), tape: cache.open_tape(), saved: Vec::new() }
     }
 
     /// Saves a storage that nobody else holds, once there is room for it.
-    fn save(&mut self, word: u64) {
+    pub(super) fn save(&mut self, word: u64) {
         let (here, counters) = (Here::default(), Arc::<Counters>::default());
         let cache = &self.cache;
         let tier = Arc::clone(cache.tier.as_ref().unwrap());
@@ -73,12 +73,18 @@ impl Batch {
         self.saved.push((key, position, word));
     }
 
-    fn flush(&self) {
+    pub(super) fn flush(&self) {
         self.cache.flush(&Arc::default());
     }
 
+    /// Asks for the newest, and again after it.
+    pub(super) fn fetch(&self) {
+        let (key, position, expected) = *self.saved.last().unwrap();
+        assert_eq!(word(&self.cache.fetch(key, self.tape, position, &mut 0).unwrap()), expected);
+    }
+
     /// Asks for all of it, the newest first.
-    fn backward(&mut self, may_fail: bool) {
+    pub(super) fn backward(&mut self, may_fail: bool) {
         while let Some((key, position, expected)) = self.saved.pop() {
             let mut round = 0;
             let fetched = self.cache.fetch(key, self.tape, position, &mut round);

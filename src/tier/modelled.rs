@@ -46,6 +46,41 @@ pub(crate) struct ModelDevice {
     lanes: Mutex<[Queue; 2]>,
     /// Copies until one fails.
     failing: Mutex<Option<usize>>,
+    /// Passed by whoever allocates, and by whoever pins.
+    pub(crate) allocations: Arc<Gate>,
+    pub(crate) pins: Arc<Gate>,
+}
+
+/// What may be held up. Open at first.
+#[derive(Default)]
+pub(crate) struct Gate {
+    state: Mutex<(bool, usize)>,
+    changed: parking_lot::Condvar,
+}
+
+impl Gate {
+    /// From now on nobody passes.
+    pub(crate) fn close(&self) {
+        self.state.lock().0 = true;
+    }
+
+    /// Sleeps until somebody is held up.
+    pub(crate) fn holds_somebody_up(&self) {
+        self.changed.wait_while(&mut self.state.lock(), |(_, held)| *held == 0);
+    }
+
+    pub(crate) fn open(&self) {
+        self.state.lock().0 = false;
+        self.changed.notify_all();
+    }
+
+    fn pass(&self) {
+        let mut state = self.state.lock();
+        state.1 += 1;
+        self.changed.notify_all();
+        self.changed.wait_while(&mut state, |(closed, _)| *closed);
+        state.1 -= 1;
+    }
 }
 
 #[derive(Default)]
@@ -69,7 +104,8 @@ pub(crate) struct ModelMark {
 impl ModelDevice {
     /// The copy of number `failing` fails.
     pub(crate) fn new(copies: Copies, failing: Option<usize>) -> ModelDevice {
-        ModelDevice { copies, lanes: Mutex::default(), failing: Mutex::new(failing) }
+        let (allocations, pins) = Default::default();
+        ModelDevice { copies, lanes: Mutex::default(), failing: Mutex::new(failing), allocations, pins }
     }
 
     fn queue(&self, lane: Lane, work: Work) {
@@ -165,12 +201,14 @@ impl Device for ModelDevice {
     }
 
     fn allocate(&self, bytes: u64) -> Result<Storage> {
+        self.allocations.pass();
         Storage::allocate(bytes).map_err(Error::torch)
     }
 }
 
 impl Pin for ModelDevice {
     unsafe fn pin(&self, _memory: NonNull<u8>, _bytes: usize) -> Result<(), String> {
+        self.pins.pass();
         Ok(())
     }
 

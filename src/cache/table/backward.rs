@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ssdtrain_libtorch::{Block, Watch};
+use ssdtrain_libtorch::{Block, Storage, Watch};
 
 use super::super::entry::{Edge, State};
 use super::super::tape::Tape;
@@ -80,34 +80,44 @@ impl Table {
         Answer::Here(storage, order)
     }
 
-    /// Issues the load of an entry that is away; false if it must wait for memory, which only an early one may.
-    fn load(&mut self, key: EntryKey, early: bool, jobs: &mut Vec<Job>) -> bool {
-        let Some(entry) = self.entry(key) else { return false };
+    /// Issues the load of an entry that is away, which begins when there is [memory](Table::loads_into) for it.
+    fn load(&mut self, key: EntryKey, early: bool, jobs: &mut Vec<Job>) {
+        let Some(entry) = self.entry(key) else { return };
         let bytes = entry.bytes;
-        let (Some(parcel), Some(tier)) = (entry.parcel.clone(), &self.tier) else {
-            return self.lose(key, Error::torch("internal error: away without a place"));
+        let Some(parcel) = entry.parcel.clone() else {
+            self.advance(key, Edge::LoadFailed).failure =
+                Some(Error::torch("internal error: away without a place"));
+            return;
         };
-        let into = match tier.allocate(bytes) {
-            Ok(into) => into,
-            Err(_) if early => return false,
-            Err(refused) => return self.lose(key, refused),
-        };
-        jobs.push(Job::Load { key, parcel, into: into.clone() });
-        let id = into.id();
+        jobs.push(Job::Load { key, parcel, bytes, early });
         let entry = self.advance(key, Edge::LoadIssued);
-        let before = entry.returned.replace(Watch::new(&into));
-        entry.device = Some(Block::of(into));
         entry.early = early;
         entry.round += 1;
         entry.served = 0;
-        if let Some(before) = before {
-            self.forget(before.id(), key);
-        }
-        self.identities.insert(id, key);
         self.on_device += bytes;
         self.early += if early { bytes } else { 0 };
         self.transfers += 1;
-        true
+    }
+
+    /// There is memory for a load that was issued.
+    pub(crate) fn loads_into(&mut self, key: EntryKey, into: &Storage) {
+        let Some(entry) = self.entry_mut(key) else { return };
+        let before = entry.returned.replace(Watch::new(into));
+        entry.device = Some(Block::of(into.clone()));
+        if let Some(before) = before {
+            self.forget(before.id(), key);
+        }
+        self.identities.insert(into.id(), key);
+    }
+
+    /// There is no memory for an early load that was issued: it is as if it had not been. Backward will ask again.
+    pub(crate) fn postponed(&mut self, key: EntryKey, bytes: u64) {
+        self.transfers -= 1;
+        self.on_device -= bytes;
+        self.not_early(key);
+        if self.entry(key).is_some() {
+            self.advance(key, Edge::LoadPostponed);
+        }
     }
 
     /// The load of `key` is over. What it returns is to be dropped without the lock.
@@ -148,9 +158,11 @@ impl Table {
                 let alone = self.early == 0 && self.limits.prefetch > 0;
                 let fits = (alone || self.early + bytes <= self.limits.prefetch)
                     && self.device_bytes() + bytes <= self.limits.backward_budget;
-                let done = alive || (fits && self.load(key, true, jobs));
-                if !done {
+                if !(alive || fits) {
                     break;
+                }
+                if !alive {
+                    self.load(key, true, jobs);
                 }
             }
             self.tapes[tape].advance();
