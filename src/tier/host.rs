@@ -50,7 +50,7 @@ pub(crate) struct HostTier<D: Device> {
     books: Mutex<Books<D>>,
     /// Signalled when a store was begun, and when a transfer of the disk has ended.
     changed: Condvar,
-    stalls: PlainMutex<Vec<Stall<D>>>,
+    stalls: Mutex<Vec<Stall<D>>>,
     room: OnceLock<Box<dyn Fn() + Send + Sync>>,
     read_ahead: u64,
     size: PoolSize,
@@ -177,7 +177,7 @@ impl<D: Device> HostTier<D> {
             pins,
             books: Mutex::new(books),
             changed: Condvar::new(),
-            stalls: PlainMutex::default(),
+            stalls: Mutex::default(),
             room: OnceLock::new(),
             read_ahead: settings.read_ahead,
             size: settings.pool,

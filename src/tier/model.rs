@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ssdtrain_libtorch::{Block, Storage};
 use ssdtrain_store::Store;
 
-use super::modelled::{Copies, Disk, FOREIGN, ModelDevice, ModelDisk, set_word, word};
+use super::modelled::{Copies, Disk, FOREIGN, Fault, ModelDevice, ModelDisk, set_word, word};
 use super::{Here, HostSettings, HostTier, Parcel, PoolSize, Room, Tier};
 use crate::error::Completion;
 use crate::sync::{Condvar, Mutex, Thread, explore};
@@ -25,6 +25,8 @@ struct Scene {
     failing_copy: Option<usize>,
     /// The first parcel's entry goes while the others are saved.
     goes: bool,
+    /// What was loaded leaves again if it may, and is asked for once more.
+    twice: bool,
     preemptions: usize,
 }
 
@@ -35,6 +37,7 @@ const SCENE: Scene = Scene {
     copies: Copies::AtLast,
     failing_copy: None,
     goes: false,
+    twice: false,
     preemptions: 1,
 };
 
@@ -81,7 +84,7 @@ struct Model {
 
 impl Model {
     fn new(scene: Scene, store: Option<Store>) -> Arc<Model> {
-        let device = ModelDevice::new(scene.copies, scene.failing_copy);
+        let device = ModelDevice::new(scene.copies, scene.failing_copy.map(Fault::Copy));
         let settings = HostSettings { pool: PoolSize::Fixed(2 * MIB), read_ahead: bytes(scene) };
         let tier = HostTier::new(device, store, settings, None).unwrap();
         let model = Arc::new(Model {
@@ -134,7 +137,7 @@ impl Model {
         self.left.lock().push(storage);
     }
 
-    /// Loads a parcel, and has what comes leave again if it may. None if it cannot be loaded.
+    /// Loads a parcel. None if it cannot be loaded.
     fn load(&self, parcel: &Arc<dyn Parcel>, bytes: u64) -> Option<u64> {
         let into = Storage::allocate(bytes).unwrap();
         set_word(&into, FOREIGN);
@@ -145,11 +148,6 @@ impl Model {
         let loaded = answer.wait().is_ok()
             && parcel.order(Some(&into), Cause::CopyIn, &Arc::default(), &Here::default()).is_ok();
         let word = loaded.then(|| word(&into));
-        if loaded && !parcel.may_evict() {
-            // The device has it, and nobody else: it is not asked for again.
-            self.left.lock().push(into);
-            return word;
-        }
         self.leaves(into);
         word
     }
@@ -181,6 +179,10 @@ fn run(scene: Scene) {
                         let loaded = model.load(&parcel, bytes);
                         let may_fail = scene.disk == Some(Disk::FailsToRead) || scene.failing_copy.is_some();
                         assert!(loaded == Some(word) || (loaded.is_none() && may_fail), "{loaded:x?}");
+                        // A second backward.
+                        if scene.twice && parcel.may_evict() {
+                            assert_eq!(model.load(&parcel, bytes), Some(word));
+                        }
                     }
                     parcel.abandon(kept.as_ref());
                     kept.into_iter().for_each(|storage| model.leaves(storage));
@@ -231,6 +233,12 @@ fn two_that_share_a_slot_come_back() {
 #[test]
 fn without_a_disk_what_finds_no_room_stays() {
     run(Scene { parcels: 3, slots: 2, disk: None, ..SCENE });
+}
+
+#[test]
+fn what_nobody_else_has_does_not_leave_the_device() {
+    run(Scene { disk: None, twice: true, ..SCENE });
+    run(Scene { twice: true, ..SCENE });
 }
 
 #[test]

@@ -44,8 +44,8 @@ pub(crate) enum Copies {
 pub(crate) struct ModelDevice {
     copies: Copies,
     lanes: Mutex<[Queue; 2]>,
-    /// Copies until one fails.
-    failing: Mutex<Option<usize>>,
+    fault: Option<Fault>,
+    copied: AtomicUsize,
     /// Passed by whoever allocates, and by whoever pins.
     pub(crate) allocations: Arc<Gate>,
     pub(crate) pins: Arc<Gate>,
@@ -83,6 +83,17 @@ impl Gate {
     }
 }
 
+/// What the device fails at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// The copy of this number.
+    Copy(usize),
+    /// The same, and it panics.
+    CopyPanics(usize),
+    WaitPanics,
+    PinPanics,
+}
+
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<Work>,
@@ -102,10 +113,9 @@ pub(crate) struct ModelMark {
 }
 
 impl ModelDevice {
-    /// The copy of number `failing` fails.
-    pub(crate) fn new(copies: Copies, failing: Option<usize>) -> ModelDevice {
+    pub(crate) fn new(copies: Copies, fault: Option<Fault>) -> ModelDevice {
         let (allocations, pins) = Default::default();
-        ModelDevice { copies, lanes: Mutex::default(), failing: Mutex::new(failing), allocations, pins }
+        ModelDevice { copies, lanes: Mutex::default(), fault, copied: AtomicUsize::new(0), allocations, pins }
     }
 
     fn queue(&self, lane: Lane, work: Work) {
@@ -118,10 +128,9 @@ impl ModelDevice {
     }
 
     fn copy(&self, lane: Lane, from: *const u8, to: *mut u8) -> Result<()> {
-        let mut failing = self.failing.lock();
-        let fails = *failing == Some(0);
-        *failing = failing.and_then(|copies| copies.checked_sub(1));
-        if fails {
+        let copy = self.copied.fetch_add(1, Ordering::Relaxed);
+        assert_ne!(self.fault, Some(Fault::CopyPanics(copy)), "on purpose, in a copy");
+        if self.fault == Some(Fault::Copy(copy)) {
             return Err(Error::new(ErrorKind::Device, "the device failed"));
         }
         self.queue(lane, Work::Copy { from: from.expose_provenance(), to: to.expose_provenance() });
@@ -143,9 +152,7 @@ fn run(lanes: &mut [Queue; 2], mark: ModelMark) {
                 let from: *const u64 = std::ptr::with_exposed_provenance(from);
                 let to: *mut u64 = std::ptr::with_exposed_provenance_mut(to);
                 // SAFETY: whoever queued the copy promised that both places stay valid until it is done; both are of whole pages.
-                let word = unsafe { from.read() };
-                // SAFETY: as above.
-                unsafe { to.write(word) };
+                unsafe { std::ptr::copy(from, to, 1) };
             }
         }
         lanes[index(mark.lane)].done += 1;
@@ -176,6 +183,7 @@ impl Device for ModelDevice {
     }
 
     fn block_on(&self, mark: &ModelMark) -> Result<()> {
+        assert_ne!(self.fault, Some(Fault::WaitPanics), "on purpose, in a wait");
         run(&mut self.lanes.lock(), *mark);
         Ok(())
     }
@@ -209,6 +217,7 @@ impl Device for ModelDevice {
 impl Pin for ModelDevice {
     unsafe fn pin(&self, _memory: NonNull<u8>, _bytes: usize) -> Result<(), String> {
         self.pins.pass();
+        assert_ne!(self.fault, Some(Fault::PinPanics), "on purpose, while pinning");
         Ok(())
     }
 

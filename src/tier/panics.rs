@@ -1,34 +1,58 @@
-//! A panic below a tier ends the transfer that it happens in, and nothing else: whoever waits hears of it, and the threads go on.
+//! A panic below a tier, or in a completion, and an operation that is dropped end the transfer that they happen in, and nothing else:
+//! whoever waits hears of it, and the threads go on.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use ssdtrain_libtorch::{Block, Storage};
-use ssdtrain_store::{Backend, BackendInfo, BackendKind, Op, Place, Pool, Region, Store, StoreConfig};
+use parking_lot::Mutex;
+use ssdtrain_libtorch::{Block, Storage, install_cpu_allocator};
+use ssdtrain_store::{
+    Backend, BackendInfo, BackendKind, Op, Place, Pool, Region, Store, StoreConfig, contained,
+};
 
-use super::{DirectTier, Here, HostSettings, HostTier, Parcel, PoolSize, Room, Tier};
+use super::modelled::{Copies, Fault, ModelDevice};
+use super::{DirectTier, DiskTier, Here, HostSettings, HostTier, Parcel, PoolSize, Room, Tier};
 use crate::device::Simulated;
 use crate::error::Completion;
 use crate::error::Result;
 use crate::telemetry::{Cause, ScopeId};
 use crate::units::MIB;
 
-/// A backend that panics while it is told to.
-struct Panics {
-    inner: Pool,
-    now: AtomicBool,
+/// What a backend does with operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Does {
+    CarriesOut,
+    Panics,
+    /// Drops them, so that nobody completes them.
+    Drops,
 }
 
-impl Backend for Panics {
+const FAILURES: [Does; 2] = [Does::Panics, Does::Drops];
+
+struct Unreliable {
+    inner: Pool,
+    does: Mutex<Does>,
+}
+
+impl Unreliable {
+    fn does(&self, does: Does) {
+        *self.does.lock() = does;
+    }
+}
+
+impl Backend for Unreliable {
     fn open(&self, place: Place<'_>, cap_bytes: u64) -> ssdtrain_store::Result<Arc<dyn Region>> {
         self.inner.open(place, cap_bytes)
     }
 
     fn submit(&self, ops: Vec<Op>) {
-        assert!(!self.now.load(Ordering::Relaxed), "on purpose, in a backend");
-        self.inner.submit(ops);
+        let does = *self.does.lock();
+        match does {
+            Does::CarriesOut => self.inner.submit(ops),
+            Does::Panics => panic!("on purpose, in a backend"),
+            Does::Drops => drop(ops),
+        }
     }
 
     fn describe(&self) -> BackendInfo {
@@ -36,10 +60,10 @@ impl Backend for Panics {
     }
 }
 
-fn backend() -> (Arc<Panics>, Store) {
-    let backend = Arc::new(Panics { inner: Pool::new(1).unwrap(), now: AtomicBool::new(true) });
+fn backend() -> (Arc<Unreliable>, Store) {
+    let backend = Arc::new(Unreliable { inner: Pool::new(1).unwrap(), does: Mutex::new(Does::CarriesOut) });
     let config = StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() };
-    let store = Store::open_with(config, Arc::<Panics>::clone(&backend)).unwrap();
+    let store = Store::open_with(config, Arc::<Unreliable>::clone(&backend)).unwrap();
     (backend, store)
 }
 
@@ -52,7 +76,8 @@ fn stored(tier: &Arc<dyn Tier>, from: &Storage) -> (Arc<dyn Parcel>, Receiver<Re
     assert_eq!(parcel.reserve(), Room::Reserved);
     let (tell, told) = channel();
     let done = Completion::new(move |outcome| drop(tell.send(outcome)));
-    Arc::clone(&parcel).store(Block::of(from.clone()), done);
+    // As the cache does.
+    contained("a store", || Arc::clone(&parcel).store(Block::of(from.clone()), done));
     (parcel, told)
 }
 
@@ -64,10 +89,44 @@ fn loaded(parcel: &Arc<dyn Parcel>) -> Result<()> {
     let (tell, told) = channel();
     let done = Completion::new(move |outcome| drop(tell.send(outcome)));
     let into = Storage::allocate(MIB).unwrap();
-    Arc::clone(parcel).load(into.clone(), &Here::default(), done);
+    contained("a load", || Arc::clone(parcel).load(into.clone(), &Here::default(), done));
     told.recv().unwrap()?;
     // A copy that was queued is a success, and still writes to the storage.
     parcel.order(Some(&into), Cause::CopyIn, &Arc::default(), &Here::default())
+}
+
+/// Loads with a completion that panics, and waits for it.
+fn loaded_by_one_that_panics(parcel: &Arc<dyn Parcel>) {
+    let (tell, told) = channel();
+    let done = Completion::new(move |outcome| {
+        tell.send(outcome).unwrap();
+        panic!("on purpose, in a completion");
+    });
+    let into = Storage::allocate(MIB).unwrap();
+    Arc::clone(parcel).load(into.clone(), &Here::default(), done);
+    told.recv().unwrap().unwrap();
+    parcel.order(Some(&into), Cause::CopyIn, &Arc::default(), &Here::default()).unwrap();
+}
+
+#[test]
+fn cpu_tensors() {
+    install_cpu_allocator();
+    let (backend, store) = backend();
+    let tier: Arc<dyn Tier> = Arc::new(DiskTier::new(store, None));
+    let from = Storage::allocate(MIB).unwrap();
+    for failure in FAILURES {
+        backend.does(failure);
+        assert!(stored(&tier, &from).1.recv().unwrap().is_err(), "{failure:?}");
+        backend.does(Does::CarriesOut);
+        let (parcel, told) = stored(&tier, &from);
+        told.recv().unwrap().unwrap();
+        backend.does(failure);
+        assert!(loaded(&parcel).is_err(), "{failure:?}");
+        backend.does(Does::CarriesOut);
+        loaded_by_one_that_panics(&parcel);
+        loaded(&parcel).unwrap();
+    }
+    tier.settle();
 }
 
 #[test]
@@ -75,41 +134,117 @@ fn straight_to_the_disk() {
     let (backend, store) = backend();
     let tier: Arc<dyn Tier> = DirectTier::new(device(), store, MIB, None).unwrap();
     let from = Storage::allocate(MIB).unwrap();
-    let (first, told) = stored(&tier, &from);
-    assert!(ordered(&first).is_err());
-    assert!(told.recv().unwrap().is_err());
-    backend.now.store(false, Ordering::Relaxed);
-    let (second, told) = stored(&tier, &from);
-    ordered(&second).unwrap();
-    assert!(told.recv().is_err(), "a store that succeeds is not told of");
-    backend.now.store(true, Ordering::Relaxed);
-    assert!(loaded(&second).is_err());
-    backend.now.store(false, Ordering::Relaxed);
-    loaded(&second).unwrap();
+    for failure in FAILURES {
+        backend.does(failure);
+        let (first, told) = stored(&tier, &from);
+        assert!(ordered(&first).is_err(), "{failure:?}");
+        assert!(told.recv().unwrap().is_err(), "{failure:?}");
+        backend.does(Does::CarriesOut);
+        let (second, told) = stored(&tier, &from);
+        ordered(&second).unwrap();
+        assert!(told.recv().is_err(), "a store that succeeds is not told of");
+        backend.does(failure);
+        assert!(loaded(&second).is_err(), "{failure:?}");
+        backend.does(Does::CarriesOut);
+        loaded_by_one_that_panics(&second);
+        loaded(&second).unwrap();
+    }
     tier.settle();
 }
 
 #[test]
 fn through_the_host_pool() {
-    let (backend, store) = backend();
-    let settings = HostSettings { pool: PoolSize::Fixed(2 * MIB), read_ahead: 0 };
-    let tier: Arc<dyn Tier> = HostTier::new(device(), Some(store), settings, None).unwrap();
+    for failure in FAILURES {
+        let (backend, store) = backend();
+        let settings = HostSettings { pool: PoolSize::Fixed(2 * MIB), read_ahead: 0 };
+        let tier: Arc<dyn Tier> = HostTier::new(device(), Some(store), settings, None).unwrap();
+        let from = Storage::allocate(MIB).unwrap();
+        let store = || {
+            let parcel = stored(&tier, &from).0;
+            ordered(&parcel).unwrap();
+            tier.settle();
+            parcel
+        };
+        backend.does(failure);
+        // The second fills the pool, and the first is to be written: it stays where it is.
+        let kept = [(); 2].map(|()| store());
+        kept.iter().for_each(|parcel| loaded(parcel).unwrap());
+        drop(kept);
+        backend.does(Does::CarriesOut);
+        let below = [(); 3].map(|()| store());
+        backend.does(failure);
+        assert!(loaded(&below[0]).is_err(), "{failure:?}: the oldest is on the disk only");
+        backend.does(Does::CarriesOut);
+        loaded_by_one_that_panics(&below[0]);
+        loaded_by_one_that_panics(&below[2]);
+        below.iter().for_each(|parcel| loaded(parcel).unwrap());
+        tier.settle();
+    }
+}
+
+/// A host tier with room for one parcel and a device that fails so.
+fn failing_device(fault: Fault, pool: PoolSize) -> Arc<dyn Tier> {
+    let settings = HostSettings { pool, read_ahead: 0 };
+    let device = ModelDevice::new(Copies::AtOnce, Some(fault));
+    HostTier::new(device, Some(backend().1), settings, None).unwrap()
+}
+
+#[test]
+fn a_copy_out() {
+    let tier = failing_device(Fault::CopyPanics(0), PoolSize::Fixed(MIB));
     let from = Storage::allocate(MIB).unwrap();
-    let store = || {
+    let (first, told) = stored(&tier, &from);
+    assert!(ordered(&first).is_err());
+    assert!(told.recv().unwrap().is_err());
+    let (second, _) = stored(&tier, &from);
+    ordered(&second).unwrap();
+    loaded(&second).unwrap();
+}
+
+#[test]
+fn a_copy_in() {
+    let tier = failing_device(Fault::CopyPanics(1), PoolSize::Fixed(MIB));
+    let (parcel, _) = stored(&tier, &Storage::allocate(MIB).unwrap());
+    assert!(loaded(&parcel).is_err());
+    loaded(&parcel).unwrap();
+}
+
+/// Whoever is told may ask the tier for anything: nobody is told while the tier's lock is held.
+#[test]
+fn a_copy_in_of_what_was_read() {
+    let bytes = 2 * MIB;
+    // Two copies out, and then the first copy in.
+    let tier = failing_device(Fault::CopyPanics(2), PoolSize::Fixed(bytes));
+    let from = Storage::allocate(bytes).unwrap();
+    let below = [(); 2].map(|()| {
         let parcel = stored(&tier, &from).0;
         ordered(&parcel).unwrap();
         tier.settle();
         parcel
+    });
+    let (tell, told) = channel();
+    let load = |tell: Sender<Result<()>>| {
+        let other = Arc::clone(&below[1]);
+        let done = Completion::new(move |outcome| {
+            other.may_evict();
+            tell.send(outcome).unwrap();
+        });
+        Arc::clone(&below[0]).load(Storage::allocate(bytes).unwrap(), &Here::default(), done);
     };
-    // The second fills the pool, and the first is to be written: it stays where it is.
-    let kept = [(); 2].map(|()| store());
-    kept.iter().for_each(|parcel| loaded(parcel).unwrap());
-    drop(kept);
-    backend.now.store(false, Ordering::Relaxed);
-    let below = [(); 3].map(|()| store());
-    backend.now.store(true, Ordering::Relaxed);
-    assert!(loaded(&below[0]).is_err(), "the oldest is on the disk only");
-    backend.now.store(false, Ordering::Relaxed);
-    loaded(&below[0]).unwrap();
+    load(tell.clone());
+    assert!(told.recv_timeout(Duration::from_secs(20)).unwrap().is_err());
+    load(tell);
+    told.recv().unwrap().unwrap();
     tier.settle();
+}
+
+#[test]
+fn pinning() {
+    let tier = failing_device(Fault::PinPanics, PoolSize::Learned { cap: 2 * MIB });
+    let (tell, told) = channel();
+    tier.when_room(Box::new(move || tell.send(()).unwrap()));
+    let parcel = Arc::clone(&tier).parcel(MIB, ScopeId::default(), &Here::default()).unwrap();
+    assert_eq!(parcel.reserve(), Room::Later);
+    told.recv().unwrap();
+    assert_eq!(parcel.reserve(), Room::None);
 }

@@ -87,8 +87,9 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
+    use super::super::modelled::{Copies, Fault, ModelDevice};
     use super::*;
-    use crate::device::Simulated;
+    use crate::device::{Lane, Simulated};
 
     #[test]
     fn a_task_that_panics_answers_and_the_next_one_runs() {
@@ -104,5 +105,32 @@ mod tests {
         waiter.after(Vec::new(), move |reached| tell.send(reached).unwrap());
         assert!(told.recv().unwrap().is_err());
         assert!(next.recv().unwrap().is_ok());
+    }
+
+    #[test]
+    fn a_device_that_panics_is_an_answer_and_the_next_task_runs() {
+        let device = Arc::new(ModelDevice::new(Copies::AtOnce, Some(Fault::WaitPanics)));
+        let mark = device.mark(Lane::Out).unwrap();
+        let waiter = Waiter::start("ssdtrain-test", device).unwrap();
+        let (tell, told) = channel();
+        for after in [vec![mark], Vec::new()] {
+            let tell = tell.clone();
+            waiter.after(after, move |reached| tell.send(reached).unwrap());
+        }
+        assert!(told.recv().unwrap().is_err());
+        assert!(told.recv().unwrap().is_ok());
+    }
+
+    #[test]
+    fn what_was_given_before_the_end_is_done() {
+        let device = Arc::new(Simulated::start(Duration::ZERO).unwrap());
+        let waiter = Waiter::start("ssdtrain-test", device).unwrap();
+        let (tell, told) = channel();
+        for _ in 0..3 {
+            let tell = tell.clone();
+            waiter.after(Vec::new(), move |reached| tell.send(reached).unwrap());
+        }
+        drop((waiter, tell));
+        assert_eq!(told.iter().filter(Result::is_ok).count(), 3);
     }
 }

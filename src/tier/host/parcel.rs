@@ -164,7 +164,7 @@ impl<D: Device> Parcel for HostParcel<D> {
 
 impl<D: Device> Drop for HostParcel<D> {
     fn drop(&mut self) {
-        {
+        let place = {
             let mut books = self.tier.books.lock();
             let Some(mut place) = books.shelf.remove(self.serial) else { return };
             // Whether the mark is reached is asked when the memory is needed, which is later: often nothing is left to ask then.
@@ -172,7 +172,10 @@ impl<D: Device> Drop for HostParcel<D> {
             if let Some(cooling) = mark.zip(place.held.memory.take()) {
                 books.cooling.push_back(cooling);
             }
-        }
+            place
+        };
+        // Without the lock: this answers whoever still waits.
+        drop(place);
         self.tier.sample();
         self.tier.tell_room();
     }

@@ -160,17 +160,19 @@ impl<D: Device> HostTier<D> {
 
     /// Runs on the I/O thread when a read is over: copies in what was waiting for it.
     fn read_done(&self, serial: Serial, outcome: Result<()>) {
-        let mut ended: Vec<(Completion, Result<()>)> = Vec::new();
+        // These outlive the lock: a completion that a panic drops answers as well, and nobody is told while the lock is held.
+        let (mut loads, mut copied) = (Vec::new(), Vec::new());
         {
             let mut books = self.books.lock();
             books.shelf.advance(serial, if outcome.is_ok() { Edge::Read } else { Edge::ReadFailed });
-            let loads = books.shelf.get(serial).map(|place| std::mem::take(&mut place.held.loads));
-            for Load { into, ready, done } in loads.into_iter().flatten() {
-                let copied = match &outcome {
-                    Ok(()) => self.copy_in(&mut books, serial, &into, &ready),
+            if let Some(place) = books.shelf.get(serial) {
+                loads = std::mem::take(&mut place.held.loads);
+            }
+            for Load { into, ready, .. } in &loads {
+                copied.push(match &outcome {
+                    Ok(()) => self.copy_in(&mut books, serial, into, ready),
                     Err(error) => Err(Error::new(error.kind(), error.to_string())),
-                };
-                ended.push((done, copied));
+                });
             }
             if outcome.is_err() {
                 books.shelf.not_near(serial);
@@ -179,7 +181,8 @@ impl<D: Device> HostTier<D> {
                 }
             }
         }
-        for (done, outcome) in ended {
+        for (Load { into, done, .. }, outcome) in loads.into_iter().zip(copied) {
+            drop(into);
             done.call(outcome);
         }
     }
