@@ -19,16 +19,19 @@ impl<D: Device> HostTier<D> {
         let begin = self.begin_copy(Lane::Out)?;
         let source: *const u8 = from.data().cast_const().cast();
         let mut offset = 0;
-        for (to, len) in parts(&*memory.buf, bytes) {
+        let queued = parts(&*memory.buf, bytes).try_for_each(|(to, len)| {
+            let from = source.wrapping_add(offset);
+            offset += len;
             // SAFETY: the storage is kept as it is until it may leave, and the memory is this parcel's alone; both are longer
             // than the copy, and both stay until the mark below is reached.
-            unsafe { self.device.copy_out(source.wrapping_add(offset), to, len) }?;
-            offset += len;
-        }
+            unsafe { self.device.copy_out(from, to, len) }
+        });
+        // Parts may be on their way even if one could not be queued.
         let out = self.device.mark(Lane::Out)?;
         self.end_copy(Lane::Out, place, begin, &out);
         place.held.out = Some(out);
         place.held.copies += 1;
+        queued?;
         books.shelf.advance(serial, Edge::CopiedOut);
         Ok(())
     }
@@ -50,16 +53,22 @@ impl<D: Device> HostTier<D> {
         let begin = self.begin_copy(Lane::In)?;
         let target: *mut u8 = into.data().cast();
         let mut offset = 0;
-        for (from, len) in parts(&*memory.buf, bytes) {
+        let queued = parts(&*memory.buf, bytes).try_for_each(|(from, len)| {
+            let to = target.wrapping_add(offset);
+            offset += len;
             // SAFETY: the storage is as long as the parcel and nobody else's before the mark below is reached; the memory holds
             // the parcel's bytes, and goes to no one else before that mark.
-            unsafe { self.device.copy_in(from, target.wrapping_add(offset), len) }?;
-            offset += len;
-        }
+            unsafe { self.device.copy_in(from, to, len) }
+        });
         let back = self.device.mark(Lane::In)?;
         self.end_copy(Lane::In, place, begin, &back);
-        place.held.back = Some(back);
+        place.held.back = Some(back.clone());
         place.held.copies += 1;
+        if queued.is_err() {
+            // Whoever hears of it lets go of the storage, and parts may be on their way to it.
+            self.device.block_on(&back)?;
+        }
+        queued?;
         books.shelf.not_near(serial);
         books.shelf.advance(serial, Edge::Lent);
         Ok(())
@@ -89,4 +98,49 @@ impl<D: Device> HostTier<D> {
 /// A length as the address space counts it.
 fn whole(bytes: u64) -> Result<usize> {
     usize::try_from(bytes).map_err(|_| internal("a parcel larger than the address space"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+
+    use super::super::super::modelled::{Copies, FOREIGN, Fault, ModelDevice, set_word, word};
+    use super::super::super::{Here, Parcel, Room, Tier};
+    use super::super::{HostSettings, PoolSize};
+    use super::*;
+    use crate::error::Completion;
+    use crate::telemetry::{Cause, ScopeId};
+    use crate::units::MIB;
+
+    fn saved(tier: &Arc<HostTier<ModelDevice>>, from: &Storage) -> Arc<dyn Parcel> {
+        let parcel = Arc::clone(tier).parcel(from.bytes(), ScopeId::default(), &Here::default()).unwrap();
+        assert_eq!(parcel.reserve(), Room::Reserved);
+        Arc::clone(&parcel).store(Block::of(from.clone()), Completion::new(|_| {}));
+        parcel
+    }
+
+    /// A slot in two parts, of which the second cannot be queued: the first is on its way all the same.
+    #[test]
+    fn a_copy_in_that_fails_halfway_writes_to_nothing_that_was_let_go_of() {
+        // Three copies out of one part each and one of two, and the second part of the copy in.
+        let device = ModelDevice::new(Copies::AtLast, Some(Fault::Copy(6)));
+        let settings = HostSettings { pool: PoolSize::Fixed(2 * MIB), read_ahead: 0 };
+        let tier = HostTier::new(device, None, settings, None).unwrap();
+        let half = Storage::allocate(MIB / 2).unwrap();
+        let mut small = [(); 3].map(|()| Some(saved(&tier, &half)));
+        drop(small[1].take());
+        let whole = Storage::allocate(MIB).unwrap();
+        let parcel = saved(&tier, &whole);
+        let into = Storage::allocate(MIB).unwrap();
+        set_word(&into, FOREIGN);
+        let (tell, told) = channel();
+        let done = Completion::new(move |outcome| tell.send(outcome).unwrap());
+        Arc::clone(&parcel).load(into.clone(), &Here::default(), done);
+        assert!(told.recv().unwrap().is_err());
+        // It is somebody else's from here on.
+        set_word(&into, FOREIGN);
+        parcel.order(None, Cause::CopyIn, &Arc::default(), &Here::default()).unwrap();
+        assert_eq!(word(&into), FOREIGN);
+    }
 }
