@@ -17,7 +17,6 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use bytesize::ByteSize;
-use parking_lot::Mutex as PlainMutex;
 use ssdtrain_libtorch::Storage;
 use ssdtrain_store::{Blob, HostPool, IoBuf, Store};
 
