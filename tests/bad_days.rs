@@ -160,7 +160,8 @@ fn a_spill_file_that_is_slow_to_grow_holds_nobody_up() {
 #[test]
 fn what_finds_no_room_before_a_spill_file_has_grown_goes_there_after_it() {
     let direct = || moving().simulated_device(Duration::ZERO).path(IoPath::Direct);
-    for builder in [moving(), direct(), direct().device_budget(MIB)] {
+    let staged = || moving().simulated_device(Duration::ZERO).host_pool(4 * MIB).device_budget(2 * MIB);
+    for builder in [moving(), direct(), direct().device_budget(MIB), staged()] {
         let (_, cache, full) = full(builder);
         let x = input();
         let step = cache.step();

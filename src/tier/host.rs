@@ -21,6 +21,7 @@ use ssdtrain_libtorch::Storage;
 use ssdtrain_store::{Blob, HostPool, IoBuf, Store};
 
 pub(crate) use self::growth::PoolSize;
+use self::spill::Write;
 use super::places::Edge;
 use super::shelf::{Serial, Shelf};
 use super::waiter::Waiter;
@@ -51,6 +52,8 @@ pub(crate) struct HostTier<D: Device> {
     changed: Condvar,
     stalls: Mutex<Vec<Stall<D>>>,
     room: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    /// Called when a spill file has grown.
+    grown: Arc<dyn Fn() + Send + Sync>,
     read_ahead: u64,
     size: PoolSize,
     pool: HostPool,
@@ -170,7 +173,7 @@ impl<D: Device> HostTier<D> {
         let reads = Waiter::start("ssdtrain-in", Arc::clone(&device))?;
         let grows = !matches!(settings.pool, PoolSize::Fixed(_));
         let pins = grows.then(|| Waiter::start("ssdtrain-pin", Arc::clone(&device))).transpose()?;
-        Ok(Arc::new_cyclic(|this| HostTier {
+        let tier = Arc::new_cyclic(|this| HostTier {
             writes,
             reads,
             pins,
@@ -178,6 +181,10 @@ impl<D: Device> HostTier<D> {
             changed: Condvar::new(),
             stalls: Mutex::default(),
             room: OnceLock::new(),
+            grown: {
+                let this: Weak<HostTier<D>> = Weak::clone(this);
+                Arc::new(move || this.upgrade().iter().for_each(|tier| tier.disk_has_grown()))
+            },
             read_ahead: settings.read_ahead,
             size: settings.pool,
             pool,
@@ -185,7 +192,9 @@ impl<D: Device> HostTier<D> {
             trace,
             device,
             this: Weak::clone(this),
-        }))
+        });
+        tier.store.iter().for_each(|store| store.on_growth(&tier.grown));
+        Ok(tier)
     }
 
     /// Most bytes the pool will have in this step.
@@ -250,7 +259,13 @@ impl<D: Device> HostTier<D> {
         }
         // What is being written already makes room, though perhaps not enough: then this is asked again.
         if self.store.is_some() && !books.shelf.is_writing() {
-            while books.shelf.next_to_write_at_once().is_some_and(|next| !self.write(books, next)) {}
+            while let Some(next) = books.shelf.next_to_write_at_once() {
+                match self.write(books, next) {
+                    Write::Begun => break,
+                    Write::Later => return Room::Later,
+                    Write::Refused => {}
+                }
+            }
         }
         if books.shelf.is_writing() { Room::Later } else { Room::None }
     }

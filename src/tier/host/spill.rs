@@ -42,29 +42,49 @@ impl<D: Device> Drop for Moving<D> {
     }
 }
 
+/// What became of a write that was to begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Write {
+    Begun,
+    /// A spill file has to grow first, and does.
+    Later,
+    /// The disk has no room for the parcel; it is not tried again.
+    Refused,
+}
+
 impl<D: Device> HostTier<D> {
     /// Lets go down what should be there.
     pub(super) fn drain(&self, books: &mut Books<D>) {
         while let Some(next) = books.shelf.next_to_write(self.capacity(books)) {
-            if !self.write(books, next) {
+            if self.write(books, next) != Write::Begun {
                 return;
             }
         }
     }
 
-    /// Begins to write a parcel. False if the disk has no room for it; it is not tried again then.
-    pub(super) fn write(&self, books: &mut Books<D>, serial: Serial) -> bool {
-        let Some(place) = books.shelf.get(serial) else { return false };
-        let blob = self.store.as_ref().and_then(|store| store.reserve(place.bytes).ok());
+    /// Begins to write a parcel.
+    pub(super) fn write(&self, books: &mut Books<D>, serial: Serial) -> Write {
+        let Some(place) = books.shelf.get(serial) else { return Write::Refused };
+        let room = self.store.as_ref().map(|store| store.try_reserve(place.bytes));
+        if matches!(room, Some(Ok(None))) {
+            return Write::Later;
+        }
+        let blob = room.and_then(Result::ok).flatten();
         let (Some(blob), Some(memory)) = (blob, place.held.memory.clone()) else {
             books.shelf.stuck(serial);
-            return false;
+            return Write::Refused;
         };
         place.held.blob = Some(Arc::clone(&blob));
         let after = place.held.out.clone().into_iter().collect();
         books.shelf.advance(serial, Edge::WriteIssued);
         self.transfer(books, serial, Direction::Write, blob, memory, after);
-        true
+        Write::Begun
+    }
+
+    /// Runs when a spill file has grown, or could not: what has waited for that goes down.
+    pub(super) fn disk_has_grown(&self) {
+        self.drain(&mut self.books.lock());
+        self.tell_room();
     }
 
     /// Begins a transfer between a parcel's memory and its extent, once `after` are reached.
