@@ -1,257 +1,373 @@
-//! Whether offloading a training run's activations to SSDs is viable: how fast the disks must write and how long they last.
-//!
-//! The model of section 5.3.6 of the SSDTrain work. A step takes three times its forward pass, of which half may be spent on
-//! writing: bandwidth is activation bytes over half a step, and the SSDs of a GPU last as many steps as their lifetime writes
-//! hold its activations. All of it is pure; `cmd::project` reads arguments and prints.
+//! `project`: whether offloading to SSDs is viable for a training run.
 
-pub(crate) mod activations;
-pub(crate) mod catalogue;
-pub(crate) mod endurance;
+mod activations;
+mod catalogue;
+mod endurance;
 mod gpt;
-pub(crate) mod gpu;
-pub(crate) mod model;
-pub(crate) mod presets;
+mod gpu;
+mod model;
+mod presets;
+mod projection;
 mod room;
-pub(crate) mod saved;
+mod saved;
 
-use anyhow::Result;
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use clap::value_parser;
+use plotters::prelude::DrawingBackend;
+use serde::Serialize;
 
 use self::activations::Implementation;
-use self::endurance::{Array, SECONDS_PER_YEAR};
+use self::catalogue::find;
+use self::endurance::{Array, Ssd};
 use self::gpu::Gpu;
 use self::model::{Batch, Model, Parallelism};
-pub(crate) use self::room::Room;
+use self::presets::{Preset, Run};
+use self::projection::{Projection, Scenario};
 use self::saved::Precision;
+use crate::common::drawing::{self, Bar, Bars, COLOURS, Canvas, Picture};
+use crate::common::{float, table};
 
-/// A training run on a machine.
-#[derive(Clone, Debug)]
-pub(crate) struct Scenario {
-    pub(crate) model: Model,
-    pub(crate) gpu: Gpu,
-    /// Floating-point operations per second that a GPU reaches.
-    pub(crate) flops_per_s: f64,
-    pub(crate) parallelism: Parallelism,
-    pub(crate) batch: Batch,
-    pub(crate) precision: Precision,
-    pub(crate) implementation: Implementation,
+/// Project how fast SSDs must write and how long they last if a training run's activations go to them
+///
+/// Computed, not measured, and no GPU is needed. A step takes three times its forward pass, and half of it may be spent on writing.
+/// The SSDs of a GPU last until they have written what their maker rates them for, corrected by write amplification: ratings
+/// assume random writes, activations are written in large pieces one after the other.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Measured configurations to project
+    #[arg(long, value_enum, default_value = "megatron-a100", conflicts_with = "model")]
+    preset: Preset,
+    /// Print one JSON object per configuration, each on one line
+    #[arg(long)]
+    json: bool,
+    /// Draw bandwidth, lifespan and activation bytes into FILE, an SVG or a PNG
+    #[arg(long, value_name = "FILE", value_parser = drawing::parse_file)]
+    plot: Option<PathBuf>,
+    #[command(flatten)]
+    own: OwnArgs,
+    #[command(flatten)]
+    ssds: SsdArgs,
 }
 
-/// What offloading all activations of a [`Scenario`] asks of the SSDs of one GPU.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Projection {
-    /// Bytes a GPU saves for backward in a step: the mean over pipeline stages.
-    pub(crate) activation_bytes: f64,
-    /// Seconds of a step's forward passes.
-    pub(crate) forward_s: f64,
-    /// Seconds of a step.
-    pub(crate) step_s: f64,
-    /// Bytes per second to be written to the SSDs of a GPU.
-    pub(crate) write_bytes_per_s: f64,
-    /// Years of training until they have written what they are rated for.
-    pub(crate) lifespan_years: f64,
-    /// The largest micro-batch that fits when only two layers are in memory; none if not even one sequence does.
-    pub(crate) room: Option<Room>,
+/// The arguments that make up a configuration of one's own.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "A configuration of your own")]
+struct OwnArgs {
+    /// Project this model instead of a preset: a name such as gpt2-xl or megatron-175b, or a file FILE.toml with layers, hidden, heads,
+    /// vocab and sequence
+    #[arg(long, value_name = "NAME|FILE")]
+    model: Option<String>,
+    /// Its GPUs: a100-40gb, a100-80gb, h100-80gb, h200-141gb, or a file with memory_gib and peak_tflops
+    #[arg(long, value_name = "NAME|FILE", default_value = "a100-80gb", requires = "model")]
+    gpu: String,
+    /// 10^12 operations per second that a GPU reaches in training; default: 45 % of its peak, about what Megatron-LM reaches
+    #[arg(long, value_name = "N", requires = "model", value_parser = float::positive)]
+    tflops: Option<f64>,
+    /// Number of GPUs; default: as many as one copy of the model takes
+    #[arg(long, value_name = "N", requires = "model", value_parser = count())]
+    gpus: Option<u64>,
+    /// GPUs that share each layer
+    #[arg(long, value_name = "N", default_value = "1", requires = "model", value_parser = count())]
+    tensor_parallel: u64,
+    /// Stages that share the layers
+    #[arg(long, value_name = "N", default_value = "1", requires = "model", value_parser = count())]
+    pipeline_parallel: u64,
+    /// Keep a copy of what norms and dropout save on each GPU that shares a layer, instead of splitting it by sequence
+    #[arg(long, requires = "model")]
+    no_sequence_parallel: bool,
+    /// Spread weights, gradients and optimizer states over all replicas (ZeRO stage 3)
+    #[arg(long, requires = "model")]
+    zero: bool,
+    /// Sequences of one forward pass
+    #[arg(long, value_name = "N", default_value = "1", requires = "model", value_parser = count())]
+    micro_batch: u64,
+    /// Sequences of a step on all GPUs; default: one micro-batch for each stage of each copy of the model
+    #[arg(long, value_name = "N", requires = "model", value_parser = count())]
+    batch: Option<u64>,
+    /// Tokens per sequence; default: the model's
+    #[arg(long, value_name = "TOKENS", requires = "model", value_parser = count())]
+    sequence: Option<u64>,
+    /// Bytes of a number
+    #[arg(long, value_name = "N", default_value = "2", requires = "model", value_parser = ["2", "4"])]
+    number_bytes: String,
+    /// There is dropout, whose masks are saved
+    #[arg(long, requires = "model")]
+    dropout: bool,
+    /// Attention saves its scores
+    #[arg(long, requires = "model")]
+    unfused_attention: bool,
+    /// Whose layers they are
+    #[arg(long, value_enum, default_value = "megatron", requires = "model")]
+    implementation: Implementation,
 }
 
-/// A step takes so many times its forward pass: backward costs two of them.
-const STEP_TO_FORWARD: f64 = 3.0;
+/// The arguments that make up the SSDs of a GPU.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "SSDs")]
+struct SsdArgs {
+    /// d7-p5620-12.8tb, 980-pro-1tb, p5800x-1.6tb, or a file with capacity_tb and either drive_writes_per_day and warranty_years or
+    /// petabytes_written
+    #[arg(long, value_name = "NAME|FILE", default_value = "d7-p5620-12.8tb")]
+    ssd: String,
+    /// SSDs of each GPU
+    #[arg(long, value_name = "N", default_value = "4", value_parser = value_parser!(u64).range(1..=1024))]
+    ssds_per_gpu: u64,
+    /// Media writes for each host write in use; 1: large sequential writes
+    #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = float::factor)]
+    waf: f64,
+    /// Media writes for each host write under the workload of the rating; default: the SSD's, 2.5 for most
+    #[arg(long, value_name = "FACTOR", value_parser = float::factor)]
+    rated_waf: Option<f64>,
+    /// How many times as many writes cells take because data need not last as long as rated: about 86 for a day instead of three years
+    #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = float::factor)]
+    retention_relaxation: f64,
+}
 
-/// The share of a step in which activations are written: writing may go on into early backward.
-const WRITING_SHARE: f64 = 0.5;
+const EXAMPLES: &str = "\
+Examples:
+  ssdtrain-bench project                                      the paper's configurations
+  ssdtrain-bench project --plot viability.png                 and a picture of them
+  ssdtrain-bench project --ssd 980-pro-1tb --retention-relaxation 86
+  ssdtrain-bench project --model megatron-175b --tensor-parallel 8 --pipeline-parallel 12 --gpus 384 --batch 1536
+  ssdtrain-bench project --model mine.toml --gpu h100-80gb --ssd my-ssd.toml --json
+  ssdtrain-bench project --model gpt2-xl --implementation ssdtrain --micro-batch 8 --gpu h200-141gb
 
-impl Scenario {
-    /// Projects the run onto `ssds`, those of one GPU.
-    ///
-    /// # Errors
-    /// If the parallelism does not fit the model, the batch, or the implementation.
-    pub(crate) fn project(&self, ssds: &Array) -> Result<Projection> {
-        self.parallelism.check(&self.model, &self.batch)?;
-        self.implementation.check(&self.parallelism, &self.precision)?;
-        let activation_bytes = self.batch.per_replica(&self.parallelism) * self.sequence_bytes();
-        let flops = self.model.forward_flops() * self.batch.global as f64;
-        let forward_s = flops / (self.parallelism.gpus as f64 * self.flops_per_s);
-        let step_s = STEP_TO_FORWARD * forward_s;
-        Ok(Projection {
-            activation_bytes,
+JSON: configuration, model, gpus, tensor_parallel, pipeline_parallel, zero, micro_batch, batch, tflops (achieved, per GPU), activation_bytes
+(per GPU and step), forward_s, step_s, write_bytes_per_s (per GPU), lifespan_years, largest {micro_batch, activation_bytes}: with
+two layers in memory at a time; null if not even one sequence fits.";
+
+/// What a configuration without measurements is taken to reach of its GPU's peak; Megatron-LM measured 0.43 to 0.55.
+const SHARE_OF_PEAK: f64 = 0.45;
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let ssds = args.ssds.resolve()?;
+    let runs = args.own.resolve()?.map_or_else(|| args.preset.runs(), |run| vec![run]);
+    let rows = runs.iter().map(|run| Row::of(run, &ssds)).collect::<Result<Vec<_>>>()?;
+    if let Some(path) = &args.plot {
+        drawing::write(path, &Viability { runs: &runs, rows: &rows, ssds: &ssds })?;
+    }
+    if args.json {
+        return rows.iter().try_for_each(table::print_json);
+    }
+    if args.own.model.is_none() {
+        println!("runs   {}", args.preset.describe());
+    }
+    println!("ssds   {}", describe(&ssds));
+    println!("\n{}", render(&rows));
+    if let Some(path) = &args.plot {
+        println!("\nplot   {}", path.display());
+    }
+    Ok(())
+}
+
+impl OwnArgs {
+    /// The configuration, if one is asked for.
+    fn resolve(&self) -> Result<Option<Run>> {
+        let Some(model) = &self.model else { return Ok(None) };
+        let mut model: Model = find("--model", model)?;
+        model.sequence = self.sequence.unwrap_or(model.sequence);
+        let gpu: Gpu = find("--gpu", &self.gpu)?;
+        let (tensor, pipeline) = (self.tensor_parallel, self.pipeline_parallel);
+        let gpus = self.gpus.unwrap_or(tensor * pipeline);
+        let sequence_parallel = tensor > 1 && !self.no_sequence_parallel;
+        let parallelism = Parallelism { tensor, pipeline, gpus, sequence_parallel, zero: self.zero };
+        let filled = || self.micro_batch * pipeline * parallelism.replicas();
+        let global = self.batch.unwrap_or_else(filled);
+        let precision = Precision {
+            number_bytes: if self.number_bytes == "4" { 4 } else { 2 },
+            fused_attention: !self.unfused_attention,
+            dropout: self.dropout,
+        };
+        let zero = if self.zero { " ZeRO-3" } else { "" };
+        let series = format!("{} TP{tensor} PP{pipeline}{zero}", model.name);
+        let flops_per_s = 1e12 * self.tflops.unwrap_or(SHARE_OF_PEAK * gpu.peak_tflops);
+        let batch = Batch { micro: self.micro_batch, global };
+        let implementation = self.implementation;
+        let scenario = Scenario { model, gpu, flops_per_s, parallelism, batch, precision, implementation };
+        Ok(Some(Run { series, scenario }))
+    }
+}
+
+impl SsdArgs {
+    fn resolve(&self) -> Result<Array> {
+        let mut ssd: Ssd = find("--ssd", &self.ssd)?;
+        ssd.rated_waf = self.rated_waf.unwrap_or(ssd.rated_waf);
+        let Self { ssds_per_gpu: count, waf, retention_relaxation, .. } = *self;
+        Ok(Array { ssd, count, waf, retention_relaxation })
+    }
+}
+
+/// What was projected for a configuration; the fields are the JSON contract.
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    configuration: String,
+    model: String,
+    gpus: u64,
+    tensor_parallel: u64,
+    pipeline_parallel: u64,
+    zero: bool,
+    micro_batch: u64,
+    batch: u64,
+    /// Achieved by each GPU.
+    tflops: f64,
+    activation_bytes: u64,
+    forward_s: f64,
+    step_s: f64,
+    write_bytes_per_s: f64,
+    lifespan_years: f64,
+    largest: Option<Largest>,
+}
+
+/// With two layers in memory at a time.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Largest {
+    micro_batch: u64,
+    activation_bytes: u64,
+}
+
+impl Row {
+    fn of(run: &Run, ssds: &Array) -> Result<Row> {
+        let Scenario { model, parallelism, batch, flops_per_s, .. } = &run.scenario;
+        let projection = run.scenario.project(ssds)?;
+        let Projection { activation_bytes, forward_s, step_s, write_bytes_per_s, lifespan_years, room } =
+            projection;
+        ensure!(
+            step_s.is_normal(),
+            "--tflops {:e} makes a step of {step_s} s; give another",
+            flops_per_s / 1e12
+        );
+        Ok(Row {
+            configuration: run.label(),
+            model: model.name.clone(),
+            gpus: parallelism.gpus,
+            tensor_parallel: parallelism.tensor,
+            pipeline_parallel: parallelism.pipeline,
+            zero: parallelism.zero,
+            micro_batch: batch.micro,
+            batch: batch.global,
+            tflops: flops_per_s / 1e12,
+            activation_bytes: activation_bytes.round() as u64,
             forward_s,
             step_s,
-            write_bytes_per_s: activation_bytes / (WRITING_SHARE * step_s),
-            lifespan_years: ssds.lifetime_writes() * step_s / activation_bytes / SECONDS_PER_YEAR,
-            room: Room::of(self),
+            write_bytes_per_s,
+            lifespan_years,
+            largest: room.map(|room| Largest {
+                micro_batch: room.micro_batch,
+                activation_bytes: room.activation_bytes.round() as u64,
+            }),
         })
-    }
-
-    /// Bytes that a GPU saves for each sequence that its replica of the model is trained on: the mean over pipeline stages.
-    fn sequence_bytes(&self) -> f64 {
-        let bytes = self.implementation.bytes(&self.model, &self.parallelism, &self.precision);
-        (bytes.layer * self.model.layers as f64 + bytes.ends) / self.parallelism.pipeline as f64
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
+fn describe(ssds: &Array) -> String {
+    let Array { ssd, count, waf, retention_relaxation } = ssds;
+    let relaxed = if *retention_relaxation == 1.0 {
+        String::new()
+    } else {
+        format!(", {retention_relaxation} times that for relaxed retention")
+    };
+    format!(
+        "{count} {} per GPU, rated for {:.1} PB each; write amplification {} in the rating and {waf} here{relaxed}: {:.0} PB",
+        ssd.name,
+        ssd.rated_writes() / 1e15,
+        ssd.rated_waf,
+        ssds.lifetime_writes() / 1e15
+    )
+}
 
-    use super::endurance::Ssd;
-    use super::presets::{Preset, Run};
-    use super::*;
+/// A table for people.
+fn render(rows: &[Row]) -> String {
+    let header = [
+        "configuration",
+        "TFLOP/s",
+        "batch",
+        "step s",
+        "activations GB",
+        "write GB/s",
+        "lifespan years",
+        "largest micro-batch",
+        "its activations TB",
+    ];
+    let body = rows.iter().map(|row| {
+        let dash = || "-".to_owned();
+        [
+            row.configuration.clone(),
+            format!("{:.0}", row.tflops),
+            row.batch.to_string(),
+            format!("{:.*}", if row.step_s < 1.0 { 3 } else { 1 }, row.step_s),
+            format!(
+                "{:.*}",
+                if row.activation_bytes < 10_000_000_000 { 2 } else { 0 },
+                row.activation_bytes as f64 / 1e9
+            ),
+            format!("{:.2}", row.write_bytes_per_s / 1e9),
+            format!("{:.2}", row.lifespan_years),
+            row.largest.map_or_else(dash, |largest| largest.micro_batch.to_string()),
+            row.largest.map_or_else(dash, |largest| format!("{:.2}", largest.activation_bytes as f64 / 1e12)),
+        ]
+    });
+    let notes = "Per GPU; activations are those of a step. The largest micro-batch is that with two layers' activations in GPU memory at a time and\n\
+                 the pipeline filled; its activations are those of a step that fills the pipeline once.";
+    format!("{}\n{notes}", table::render(header, body))
+}
 
-    fn array() -> Array {
-        Array { ssd: Ssd::named("d7-p5620-12.8tb").unwrap(), count: 4, waf: 1.0, retention_relaxation: 1.0 }
+/// Three rows of bars: bandwidth, lifespan and activation bytes.
+struct Viability<'a> {
+    runs: &'a [Run],
+    rows: &'a [Row],
+    ssds: &'a Array,
+}
+
+impl Picture for Viability<'_> {
+    fn size(&self) -> (u32, u32) {
+        (u32::max(900, 100 + 112 * self.rows.len() as u32), 1_000)
     }
 
-    fn projections(preset: Preset) -> Vec<(Run, Projection)> {
-        preset
-            .runs()
-            .into_iter()
-            .map(|run| {
-                let projection = run.scenario.project(&array()).unwrap();
-                (run, projection)
-            })
-            .collect()
-    }
-
-    /// Section 5.3.6: more than three years, and at most 12.1 GB/s, in every case.
-    #[test]
-    fn the_papers_bounds_hold_for_its_configurations() {
-        for (run, projection) in projections(Preset::MegatronA100) {
-            assert!(projection.lifespan_years > 3.0, "{}: {projection:?}", run.label());
-            assert!(projection.write_bytes_per_s <= 12.1e9, "{}: {projection:?}", run.label());
-        }
-    }
-
-    /// Section 5.3.6: the larger the system, and the larger the model, the less bandwidth and the longer the lifespan.
-    #[test]
-    fn bandwidth_falls_and_lifespan_rises_with_the_number_of_gpus_and_with_the_model() {
-        let all = projections(Preset::MegatronA100);
-        let rank = |run: &Run| {
-            let series = all.iter().filter(|(other, _)| other.series == run.series);
-            series.take_while(|(other, _)| other.label() != run.label()).count()
+    fn draw<B: DrawingBackend<ErrorType: 'static>>(&self, canvas: &Canvas<B>) -> Result<()> {
+        let (_, height) = self.size();
+        let each = (height - Bars::LABELS) / 3;
+        let (bandwidth, rest) = canvas.split_vertically(each);
+        let (lifespan, activations) = rest.split_vertically(each);
+        let draw = |area: &Canvas<B>, title: &str, labels, value: &dyn Fn(&Row) -> (f64, Option<f64>)| {
+            let bars: Vec<_> =
+                self.runs.iter().zip(self.rows).map(|(run, row)| self.bar(run, value(row))).collect();
+            Bars { title, bars: &bars, labels }.draw(area)
         };
-        let mut compared = 0;
-        for (small, of_small) in &all {
-            for (large, of_large) in &all {
-                let (left, right) = (&small.scenario, &large.scenario);
-                let more_gpus =
-                    small.series == large.series && left.parallelism.gpus < right.parallelism.gpus;
-                let larger_model = left.parallelism.zero == right.parallelism.zero
-                    && left.model.hidden < right.model.hidden
-                    && rank(small) == rank(large);
-                if more_gpus || larger_model {
-                    compared += 1;
-                    let (small, large) = (small.label(), large.label());
-                    assert!(of_large.write_bytes_per_s < of_small.write_bytes_per_s, "{small}, {large}");
-                    assert!(of_large.lifespan_years > of_small.lifespan_years, "{small}, {large}");
-                }
-            }
-        }
-        // Three pairs of sizes in each of four series, and three pairs of models in each of two schemes.
-        assert_eq!(compared, 4 * 3 + 2 * 3);
+        draw(&bandwidth, "Required write bandwidth per GPU, GB/s", false, &|row| {
+            (row.write_bytes_per_s / 1e9, None)
+        })?;
+        let Array { ssd, count, .. } = self.ssds;
+        let title = format!("Lifespan of {count} {} per GPU, years", ssd.name);
+        draw(&lifespan, &title, false, &|row| (row.lifespan_years, None))?;
+        let most = self.rows.iter().map(|row| row.activation_bytes).max().unwrap_or_default();
+        let (unit, name) = if most < 50_000_000_000 { (1e9, "GB") } else { (1e12, "TB") };
+        let title = format!("Activations per GPU and step, {name}; diamonds: with the largest micro-batch");
+        draw(&activations, &title, true, &|row| {
+            let largest = row.largest.map(|largest| largest.activation_bytes as f64 / unit);
+            (row.activation_bytes as f64 / unit, largest)
+        })
     }
+}
 
-    /// The paper's bounds are those of large models: they do not hold for small ones.
-    #[test]
-    fn growing_models_need_ever_less_bandwidth() {
-        let all = projections(Preset::MegatronA100Weak);
-        let bandwidths: Vec<_> = all.iter().map(|(_, projection)| projection.write_bytes_per_s).collect();
-        assert!(bandwidths.is_sorted_by(|small, large| small > large), "{bandwidths:?}");
-        let lasting = all.iter().filter(|(_, projection)| projection.lifespan_years > 3.0);
-        let names: Vec<_> = lasting.map(|(run, _)| run.scenario.model.name.as_str()).collect();
-        assert_eq!(names[0], "megatron-76.1b", "{names:?}");
-        assert_eq!(bandwidths.iter().filter(|&&bandwidth| bandwidth <= 12.1e9).count(), 4);
-    }
-
-    /// Section 5.4.4: with retention relaxed to a day, four Samsung 980 PRO of 1 TB last more than two years.
-    #[test]
-    fn cheap_ssds_last_two_years_with_relaxed_retention() {
-        let ssd = Ssd::named("980-pro-1tb").unwrap();
-        for run in Preset::MegatronA100.runs() {
-            let years = |retention_relaxation| {
-                let ssds = Array { ssd: ssd.clone(), retention_relaxation, ..array() };
-                run.scenario.project(&ssds).unwrap().lifespan_years
-            };
-            assert!(years(86.0) > 2.0 && years(1.0) < 2.0, "{}", run.label());
+impl Viability<'_> {
+    fn bar(&self, run: &Run, (value, mark): (f64, Option<f64>)) -> Bar {
+        let mut series: Vec<_> = self.runs.iter().map(|run| &run.series).collect();
+        series.dedup();
+        let index = series.iter().position(|&name| *name == run.series).unwrap_or_default();
+        let (model, scheme) = run.series.split_once(' ').unwrap_or((&run.series, ""));
+        Bar {
+            value,
+            shown: format!("{value:.*}", if value < 1.0 { 2 } else { 1 }),
+            label: vec![model.to_owned(), scheme.to_owned(), run.gpus()],
+            colour: COLOURS[index % COLOURS.len()],
+            mark,
         }
     }
+}
 
-    /// By hand: 175 billion parameters on 384 GPUs, tensors over 8 and pipeline over 12.
-    #[test]
-    fn the_largest_bandwidth_is_that_computed_by_hand() {
-        let (run, projection) = projections(Preset::MegatronA100).swap_remove(6);
-        assert_eq!(run.label(), "175B TP8 PP12, 384 GPUs");
-        // 34 bytes for each of 2048 x 12288 numbers and 4 for each head's row sum; eight layers and an eighth of each.
-        let layers = 2048.0 * (34.0 * 12288.0 + 4.0 * 96.0);
-        // Dropout's mask, the last norm, the head's input, and logits in 32 bits; a twelfth of an eighth of it.
-        let ends = 2048.0 * (12288.0 * 5.0 + 4.0 * 51200.0) / 96.0;
-        // 1536 sequences are 384 for each of the four replicas.
-        let bytes = 384.0 * (layers + ends);
-        assert!((projection.activation_bytes / bytes - 1.0).abs() < 1e-12, "{projection:?}");
-        let layer_flops = 24.0 * 2048.0 * 12288_f64.powi(2) * (1.0 + 2048.0 / (6.0 * 12288.0));
-        let flops = 1536.0 * (96.0 * layer_flops + 2.0 * 2048.0 * 12288.0 * 51200.0);
-        let forward = flops / (384.0 * 153e12);
-        assert!((projection.forward_s / forward - 1.0).abs() < 1e-12);
-        assert!((projection.write_bytes_per_s / (bytes / (1.5 * forward)) - 1.0).abs() < 1e-12);
-    }
-
-    fn scenarios() -> impl Strategy<Value = Scenario> {
-        let shape = (1_u64..=16, 1_u64..=64, 1_u64..=8, 1_u64..=4096);
-        let split = (0_u32..=3, 0_u32..=2, 1_u64..=64, any::<[bool; 3]>());
-        (shape, split, 1_u64..=4, 1_u64..=8, 1e12..1e15_f64).prop_map(
-            |((stages, heads, width, sequence), (tensor, pipeline, replicas, flags), micro, parts, flops)| {
-                let (tensor, pipeline) = (1 << tensor, 1 << pipeline);
-                let mut scenario = Preset::MegatronA100.runs().swap_remove(0).scenario;
-                scenario.model = Model {
-                    name: "any".to_owned(),
-                    layers: pipeline * stages,
-                    hidden: 8 * heads * width * 16,
-                    heads: 8 * heads,
-                    vocab: 51_200,
-                    sequence,
-                };
-                let gpus = tensor * pipeline * replicas;
-                let [sequence_parallel, zero, dropout] = flags;
-                scenario.parallelism = Parallelism { tensor, pipeline, gpus, sequence_parallel, zero };
-                scenario.batch = Batch { micro, global: micro * parts * replicas };
-                scenario.precision.dropout = dropout;
-                scenario.flops_per_s = flops;
-                scenario
-            },
-        )
-    }
-
-    proptest! {
-        /// The disks are written to for half of the time, at the bandwidth, until their rating is used up.
-        #[test]
-        fn lifespan_times_half_the_bandwidth_is_lifetime_writes(scenario in scenarios()) {
-            let projection = scenario.project(&array()).unwrap();
-            let written = projection.lifespan_years * SECONDS_PER_YEAR * projection.write_bytes_per_s / 2.0;
-            prop_assert!((written / array().lifetime_writes() - 1.0).abs() < 1e-9);
-        }
-
-        #[test]
-        fn faster_gpus_need_more_bandwidth_and_wear_disks_faster(scenario in scenarios(), factor in 1.01..10.0_f64) {
-            let faster = Scenario { flops_per_s: factor * scenario.flops_per_s, ..scenario.clone() };
-            let (slow, fast) = (scenario.project(&array()).unwrap(), faster.project(&array()).unwrap());
-            prop_assert!((fast.write_bytes_per_s / slow.write_bytes_per_s / factor - 1.0).abs() < 1e-9);
-            prop_assert!((slow.lifespan_years / fast.lifespan_years / factor - 1.0).abs() < 1e-9);
-        }
-
-        /// Twice the batch is twice the bytes in twice the time.
-        #[test]
-        fn bandwidth_does_not_hang_on_the_batch(scenario in scenarios()) {
-            let mut larger = scenario.clone();
-            larger.batch.global *= 2;
-            let (one, two) = (scenario.project(&array()).unwrap(), larger.project(&array()).unwrap());
-            prop_assert!((two.activation_bytes / one.activation_bytes / 2.0 - 1.0).abs() < 1e-9);
-            prop_assert!((two.write_bytes_per_s / one.write_bytes_per_s - 1.0).abs() < 1e-9);
-        }
-
-        #[test]
-        fn splitting_sequences_too_never_adds_bytes(scenario in scenarios()) {
-            let mut split = scenario.clone();
-            split.parallelism.sequence_parallel = true;
-            let (any, split) = (scenario.project(&array()).unwrap(), split.project(&array()).unwrap());
-            prop_assert!(split.activation_bytes <= any.activation_bytes * (1.0 + 1e-12));
-        }
-    }
+fn count() -> clap::builder::RangedU64ValueParser<u64> {
+    value_parser!(u64).range(1..=1 << 20)
 }

@@ -2,10 +2,10 @@
 
 use clap::ValueEnum;
 
-use super::Scenario;
 use super::activations::Implementation;
 use super::gpu::Gpu;
 use super::model::{Batch, Model, Parallelism};
+use super::projection::Scenario;
 use super::saved::Precision;
 
 /// A set of measured configurations.

@@ -1,185 +1,305 @@
-//! The recompute-offload-keep curve: what each strategy takes of memory and gives in throughput, over micro-batch sizes.
+//! `rok`: the recompute-offload-keep curve, strategies over micro-batch sizes.
 
 mod picture;
+mod point;
 mod record;
 
-use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
-use crate::side::Row;
-use crate::{size, table};
+use anyhow::{Context, Result};
+use clap::{Arg, value_parser};
+use serde::Serialize;
+use ssdtrain_models::GptConfig;
 
-pub(crate) use picture::RokPicture;
-pub(crate) use record::{Record, Settings, parse_file};
+pub(crate) use self::picture::RokPicture;
+use self::point::{Point, frontier, render};
+use self::record::Settings;
+pub(crate) use self::record::{Record, parse_file};
+use crate::common::cache::CacheArgs;
+use crate::common::data::DataArgs;
+use crate::common::optimizer::OptimizerKind;
+use crate::common::placement::Placement;
+use crate::common::progress::Progress;
+use crate::common::shape::Shape;
+use crate::common::strategy::Strategy;
+use crate::common::task::{Task, TaskArgs};
+use crate::common::turns::{Plan, Under, distinct, measure};
+use crate::common::{defaults, drawing, failure, gpu, interrupt, table};
 
-/// What was measured of one strategy at one micro-batch size. The fields are the columns of the file and the JSON contract; those
-/// of the measurement are empty if it failed.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Point {
-    /// In sequences.
-    pub(crate) micro_batch: usize,
-    pub(crate) strategy: String,
-    pub(crate) step_ms_median: Option<f64>,
-    /// Of the medians, with the ends of its 95 % interval; empty if keep did not take turns with it.
-    pub(crate) ratio_to_keep: Option<f64>,
-    pub(crate) ratio_low: Option<f64>,
-    pub(crate) ratio_high: Option<f64>,
-    pub(crate) tokens_per_s: Option<f64>,
-    /// 10^12 operations per second; those of forward and backward count once, even if some are done again.
-    pub(crate) model_tflops: Option<f64>,
-    pub(crate) act_peak_bytes: Option<u64>,
-    pub(crate) act_peak_to_keep: Option<f64>,
-    /// Gradients counted too; files of before have no such column.
-    #[serde(default)]
-    pub(crate) step_peak_bytes: Option<u64>,
-    pub(crate) offloaded_bytes: Option<u64>,
-    pub(crate) recomputed_bytes: Option<u64>,
-    pub(crate) stall_ms: Option<f64>,
-    /// What a plan foretold.
-    pub(crate) predicted_step_ms: Option<f64>,
-    pub(crate) predicted_peak_bytes: Option<u64>,
-    /// Why there is no measurement.
-    pub(crate) failed: Option<String>,
+/// Measure how much memory each strategy takes and how fast it trains, over micro-batch sizes
+///
+/// A point is one strategy at one micro-batch size. The strategies of a size take turns step by step in one process, as with
+/// compare; all of their models are in memory then. A strategy that runs out of memory is recorded as failed at that size, and the
+/// others of that size are measured again without it.
+///
+/// Points are added to the file --out after each micro-batch size. What the file has already is not measured again, so a sweep that
+/// was stopped goes on where it was, and more strategies and sizes can be added; table and plot show all that the file has. On the
+/// frontier are the points that no other beats: none has a lower activation peak and as high a throughput, or the reverse.
+///
+/// Model TFLOP/s count the operations that forward and backward need, whatever is done twice: for each token six for every
+/// weight in a matrix product, and 12 x layers x hidden x tokens per sequence for attention.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES, mut_arg("batch", |arg| instead::<u32>(arg, "the sizes are swept: give --batches")))]
+#[command(mut_arg("trace", |arg| instead::<PathBuf>(arg, "a trace shows few steps: take compare for it")))]
+pub(crate) struct Args {
+    /// What to measure
+    #[arg(
+        long,
+        value_name = "NAMES",
+        value_enum,
+        value_delimiter = ',',
+        default_value = "keep,recompute,offload,adaptive-paper,auto"
+    )]
+    strategies: Vec<Strategy>,
+    /// Micro-batch sizes, in sequences
+    #[arg(
+        long,
+        value_name = "ROWS",
+        value_delimiter = ',',
+        default_value = "2,4,8,16,32",
+        value_parser = value_parser!(u32).range(1..=1 << 16)
+    )]
+    batches: Vec<u32>,
+    /// Measured steps of each point
+    #[arg(long, value_name = "N", default_value = defaults::ROK_STEPS, value_parser = value_parser!(u32).range(1..=1_000_000))]
+    steps: u32,
+    /// Steps of each point before those
+    #[arg(long, value_name = "N", default_value = defaults::ROK_WARMUP, value_parser = value_parser!(u32).range(0..=1_000_000))]
+    warmup: u32,
+    /// File of the points, CSV or JSON; if it is there, the sweep goes on from it
+    #[arg(long, value_name = "FILE", default_value = "rok.csv", value_parser = parse_file)]
+    out: PathBuf,
+    /// Forget what the file has, and measure all of it anew
+    #[arg(long)]
+    fresh: bool,
+    /// Draw the curves into FILE, an SVG or a PNG; repeat it for more
+    #[arg(long, value_name = "FILE", value_parser = drawing::parse_file)]
+    plot: Vec<PathBuf>,
+    /// Print one JSON object per point, each on one line
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    task: TaskArgs,
 }
 
-impl Point {
-    /// What `row` says of steps of so many operations.
-    pub(crate) fn measured(micro_batch: usize, row: &Row, flops_per_step: f64) -> Point {
-        let ratio = row.ratio_to_keep;
-        Point {
-            micro_batch,
-            strategy: row.strategy.to_owned(),
-            step_ms_median: Some(row.step_ms_median),
-            ratio_to_keep: ratio.map(|ratio| ratio.median),
-            ratio_low: ratio.map(|ratio| ratio.low),
-            ratio_high: ratio.map(|ratio| ratio.high),
-            tokens_per_s: Some(row.tokens_per_s),
-            model_tflops: Some(flops_per_step / row.step_ms_median / 1e9),
-            act_peak_bytes: Some(row.act_peak_bytes),
-            act_peak_to_keep: row.act_peak_to_keep,
-            step_peak_bytes: Some(row.step_peak_bytes),
-            offloaded_bytes: Some(row.offloaded_bytes),
-            recomputed_bytes: Some(row.recomputed_bytes),
-            stall_ms: Some(row.stall_ms),
-            predicted_step_ms: row.planned.as_ref().map(|planned| planned.step_ms),
-            predicted_peak_bytes: row.planned.as_ref().map(|planned| planned.peak_bytes),
-            ..Point::default()
+const EXAMPLES: &str = "\
+Examples:
+  ssdtrain-bench rok --plot rok.svg                   four strategies, micro-batches of 2 to 32
+  ssdtrain-bench rok --batches 2,4,8,16,32,64         the same and one size more: only that is measured
+  ssdtrain-bench rok --strategies keep,offload --steps 20 --out two.json --plot two.png
+  ssdtrain-bench rok --preset gpt2-small --device cuda --vocab 50304 --loss-chunk 2048 --optimizer sgd --out gpu.csv
+  ssdtrain-bench plot rok.csv --plot rok.png          a picture of what was measured, without measuring
+
+Columns and JSON: micro_batch, strategy, step_ms_median, ratio_to_keep (of medians) with its 95 % interval ratio_low to ratio_high,
+tokens_per_s, model_tflops, act_peak_bytes, act_peak_to_keep, step_peak_bytes (with gradients), offloaded_bytes, recomputed_bytes, stall_ms, predicted_step_ms,
+predicted_peak_bytes (of auto), failed (why there is no measurement); in JSON frontier, too. Ratios are empty where keep
+did not take turns with it. The first line of a CSV file is a comment with title and settings.";
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    interrupt::listen()?;
+    let task = args.task.prepare(false)?;
+    let settings = args.settings(&task)?;
+    let title = title(&task);
+    let mut record =
+        if args.fresh { Record::new(title, settings) } else { Record::resume(&args.out, title, settings)? };
+    // So that a place that cannot be written to is told before measuring begins.
+    record.write(&args.out)?;
+
+    let mut progress = Progress::new(args.json);
+    let sizes = args.sizes();
+    let names: Vec<_> = sizes.iter().map(ToString::to_string).collect();
+    let Task { placement, shape, data, .. } = &task;
+    progress.line(&format!("data   {}", data.describe()));
+    progress.line(&format!("model  {}, {placement}", shape.describe_with(&names.join(", "))));
+    progress.line(&format!("spill  {}", args.task.cache.describe()?));
+    progress.line(&format!("plan   {} steps of each point, after {} of warm-up", args.steps, args.warmup));
+    let strategies = distinct(&args.strategies);
+    for (index, &size) in sizes.iter().enumerate() {
+        let missing: Vec<_> = strategies
+            .iter()
+            .copied()
+            .filter(|strategy| record.point(size, strategy.name()).is_none())
+            .collect();
+        if missing.is_empty() {
+            progress.line(&format!("batch  {size}: {} has it", args.out.display()));
+            continue;
         }
+        progress.part(index, sizes.len(), format!("micro-batch {size}"));
+        let turns = with_keep(&missing, &strategies, record.point(size, Strategy::Keep.name()));
+        let points = sweep(args, &task, size, turns, &progress).with_context(|| {
+            let file = args.out.display();
+            format!("micro-batch {size} is not measured ({file} has those before; run it again, without --fresh, to go on)")
+        })?;
+        let wanted = |point: &Point| missing.iter().any(|strategy| strategy.name() == point.strategy);
+        record.add(points.into_iter().filter(wanted));
+        record.write(&args.out)?;
+        progress.line(&format!("batch  {size}: {}", list(&missing)));
     }
-
-    /// A measurement that failed.
-    pub(crate) fn failed(micro_batch: usize, strategy: &str, why: String) -> Point {
-        Point { micro_batch, strategy: strategy.to_owned(), failed: Some(why), ..Point::default() }
-    }
-
-    /// Activation peak in bytes and model throughput in TFLOP/s, if it was measured.
-    fn figures(&self) -> Option<(u64, f64)> {
-        Some((self.act_peak_bytes?, self.model_tflops?))
-    }
-
-    /// Whether it takes no more memory and gives no less than `other`, and is better in one of the two.
-    fn beats(&self, other: &Point) -> bool {
-        let (Some((peak, throughput)), Some((other_peak, other_throughput))) =
-            (self.figures(), other.figures())
-        else {
-            return false;
-        };
-        peak <= other_peak
-            && throughput >= other_throughput
-            && (peak < other_peak || throughput > other_throughput)
-    }
+    args.show(&record, &progress)
 }
 
-/// Which points are on the frontier: those that no other beats.
-pub(crate) fn frontier(points: &[Point]) -> Vec<bool> {
-    let on = |point: &Point| point.figures().is_some() && !points.iter().any(|other| other.beats(point));
-    points.iter().map(on).collect()
+/// Measures strategies at one micro-batch size, those that run out of memory apart.
+fn sweep(
+    args: &Args,
+    task: &Task,
+    size: usize,
+    strategies: Vec<Strategy>,
+    progress: &Progress,
+) -> Result<Vec<Point>> {
+    let shape = Shape { batch: size, ..task.shape.clone() };
+    let mut plan = Plan {
+        strategies,
+        steps: args.steps as usize,
+        warmup: args.warmup as usize,
+        check: false,
+        exact: task.exact,
+        seed: args.task.seed,
+        optimizer: args.task.optimizer,
+        placement: task.placement,
+    };
+    let mut points = Vec::new();
+    while !plan.strategies.is_empty() {
+        let error = match measure(&plan, &shape, &args.task.cache, &task.data.train, progress) {
+            Ok(rows) => {
+                let flops = shape.model.flops_per_token(shape.model.context) as f64;
+                let flops_per_step = flops * shape.tokens_per_step() as f64;
+                points.extend(rows.iter().map(|row| Point::measured(size, row, flops_per_step)));
+                break;
+            }
+            Err(error) => error,
+        };
+        let Some(&Under(failed)) = error.downcast_ref().filter(|_| failure::is_out_of_memory(&error)) else {
+            return Err(error);
+        };
+        let why = failure::root_line(&error);
+        progress.line(&format!("batch  {size}: {} failed: {why}", failed.name()));
+        points.push(Point::failed(size, failed.name(), why));
+        plan.strategies.retain(|&strategy| strategy != failed);
+    }
+    Ok(points)
 }
 
-/// A table for people.
-pub(crate) fn render(points: &[Point]) -> String {
-    let header = [
-        "strategy",
-        "micro-batch",
-        "ms",
-        "ratio to keep (95 %)",
-        "tokens/s",
-        "model TFLOP/s",
-        "activation peak",
-        "/ keep",
-        "with gradients",
-        "moved",
-        "recomputed",
-        "frontier",
-    ];
-    let dash = || "-".to_owned();
-    let bytes = |bytes: Option<u64>| bytes.map_or_else(dash, size::format);
-    let number =
-        |number: Option<f64>, digits: usize| number.map_or_else(dash, |number| format!("{number:.digits$}"));
-    let body = points.iter().zip(frontier(points)).map(|(point, on_frontier)| {
-        let ratio = match (point.ratio_to_keep, point.ratio_low, point.ratio_high) {
-            (Some(ratio), Some(low), Some(high)) => format!("{ratio:.3} ({low:.3}-{high:.3})"),
-            _ => dash(),
-        };
-        [
-            point.strategy.clone(),
-            point.micro_batch.to_string(),
-            number(point.step_ms_median, 1),
-            ratio,
-            number(point.tokens_per_s, 0),
-            number(point.model_tflops, if point.model_tflops < Some(1.0) { 4 } else { 1 }),
-            bytes(point.act_peak_bytes),
-            number(point.act_peak_to_keep, 3),
-            bytes(point.step_peak_bytes),
-            bytes(point.offloaded_bytes),
-            bytes(point.recomputed_bytes),
-            if on_frontier { "*" } else { "" }.to_owned(),
-        ]
-    });
-    let mut text = table::render(header, body);
-    text += "\n*: no other point has both a lower activation peak and a higher throughput.";
-    for point in points {
-        if let Some(why) = &point.failed {
-            text += &format!("\n{} at micro-batch {} failed: {why}", point.strategy, point.micro_batch);
+/// The strategies that take turns: those that are missing and, for their ratios, keep, unless it is known to fail.
+fn with_keep(missing: &[Strategy], all: &[Strategy], keep: Option<&Point>) -> Vec<Strategy> {
+    let mut turns = missing.to_vec();
+    if all.contains(&Strategy::Keep) && keep.is_none_or(|keep| keep.failed.is_none()) {
+        turns.push(Strategy::Keep);
+    }
+    distinct(&turns)
+}
+
+/// All that may change what is measured but strategies and sizes; the names are those that a difference is told by.
+#[derive(Serialize)]
+struct Measured<'a> {
+    model: &'a GptConfig,
+    tokens: &'a str,
+    accumulate: usize,
+    loss_chunk: Option<u32>,
+    grads_in_place: bool,
+    recompute: String,
+    device: String,
+    gpu: Option<String>,
+    threads: i32,
+    deterministic: bool,
+    optimizer: OptimizerKind,
+    seed: u64,
+    steps: u32,
+    warmup: u32,
+    data: &'a DataArgs,
+    cache: &'a CacheArgs,
+}
+
+impl Args {
+    fn settings(&self, task: &Task) -> Result<Settings> {
+        let Task { placement, shape, .. } = task;
+        Settings::of(&Measured {
+            model: &shape.model,
+            tokens: &shape.tokens,
+            accumulate: shape.accumulate,
+            loss_chunk: shape.loss_chunk.map(Into::into),
+            grads_in_place: shape.grads_in_place,
+            recompute: shape.recompute.to_string(),
+            device: placement.to_string(),
+            gpu: gpu_name(*placement)?,
+            threads: tch::get_num_threads(),
+            deterministic: task.exact,
+            optimizer: self.task.optimizer,
+            seed: self.task.seed,
+            steps: self.steps,
+            warmup: self.warmup,
+            data: &self.task.data,
+            cache: &self.task.cache,
+        })
+    }
+
+    /// The micro-batch sizes, each once, from the smallest on.
+    fn sizes(&self) -> Vec<usize> {
+        let mut sizes: Vec<_> = self.batches.iter().map(|&size| size as usize).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes
+    }
+
+    fn show(&self, record: &Record, progress: &Progress) -> Result<()> {
+        for path in &self.plot {
+            drawing::write(path, &RokPicture(record))?;
         }
+        if self.json {
+            for (point, frontier) in record.points.iter().zip(frontier(&record.points)) {
+                table::print_json(&Line { point, frontier })?;
+            }
+        } else {
+            println!("\n{}\n", render(&record.points));
+        }
+        progress.line(&format!("points {}", self.out.display()));
+        self.plot.iter().for_each(|path| progress.line(&format!("plot   {}", path.display())));
+        Ok(())
     }
-    text
+}
+
+/// A point as it is printed.
+#[derive(Serialize)]
+struct Line<'a> {
+    #[serde(flatten)]
+    point: &'a Point,
+    frontier: bool,
+}
+
+/// What the picture says of the model.
+fn title(task: &Task) -> String {
+    let GptConfig { layers, hidden, context, .. } = task.shape.model;
+    format!("{layers} layers, hidden {hidden}, {context} tokens, {}", task.placement)
+}
+
+fn gpu_name(placement: Placement) -> Result<Option<String>> {
+    match placement.device {
+        tch::Device::Cuda(index) => Ok(Some(gpu::properties(index)?.name)),
+        _ => Ok(None),
+    }
+}
+
+fn list(strategies: &[Strategy]) -> String {
+    strategies.iter().map(|strategy| strategy.name()).collect::<Vec<_>>().join(", ")
+}
+
+/// Makes an argument of other commands an error that says what to do instead.
+fn instead<T: Clone + Send + Sync + 'static>(arg: Arg, advice: &'static str) -> Arg {
+    arg.hide(true).value_parser(move |_: &str| Err::<T, _>(advice))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    pub(super) fn point(micro_batch: usize, strategy: &str, peak: u64, tflops: f64) -> Point {
-        Point {
-            micro_batch,
-            strategy: strategy.to_owned(),
-            step_ms_median: Some(12.5),
-            model_tflops: Some(tflops),
-            act_peak_bytes: Some(peak),
-            ..Point::default()
-        }
-    }
-
     #[test]
-    fn the_frontier_is_what_no_other_point_beats() {
-        let points = [
-            point(2, "keep", 100, 1.0),
-            point(2, "offload", 50, 1.0),
-            point(4, "keep", 200, 2.0),
-            point(4, "offload", 100, 1.5),
-            Point::failed(8, "keep", "out of memory".to_owned()),
-            point(8, "offload", 200, 2.0),
-        ];
-        assert_eq!(frontier(&points), [false, true, true, true, false, true]);
-        assert!(frontier(&[]).is_empty());
-    }
-
-    #[test]
-    fn the_table_marks_the_frontier_and_names_failures() {
-        let points =
-            [point(2, "keep", 100, 1.0), Point::failed(8, "keep", "out of memory: 9 GiB".to_owned())];
-        let table = render(&points);
-        assert_eq!(table.matches("* |").count(), 1, "{table}");
-        assert!(table.contains("keep at micro-batch 8 failed: out of memory: 9 GiB"), "{table}");
+    fn keep_takes_a_turn_for_the_ratios_of_others() {
+        use Strategy::{Keep, Offload, Recompute};
+        let all = [Keep, Recompute, Offload];
+        let there = Point { step_ms_median: Some(1.0), ..Point::default() };
+        assert_eq!(with_keep(&[Offload], &all, Some(&there)), [Keep, Offload]);
+        assert_eq!(with_keep(&all, &all, None), all);
+        assert_eq!(with_keep(&[Offload], &[Recompute, Offload], None), [Offload]);
+        let failed = Point::failed(8, "keep", "out of memory".to_owned());
+        assert_eq!(with_keep(&[Offload], &all, Some(&failed)), [Offload]);
     }
 }

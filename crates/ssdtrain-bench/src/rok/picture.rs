@@ -3,8 +3,9 @@
 use anyhow::Result;
 use plotters::prelude::DrawingBackend;
 
-use super::{Point, Record, frontier};
-use crate::plot::{Canvas, Curve, Curves, Picture, Spot};
+use super::point::{Point, frontier};
+use super::record::Record;
+use crate::common::drawing::{Canvas, Curve, Curves, Picture, Spot};
 
 /// One curve for each strategy: activation peak to the right, model throughput upwards.
 pub(crate) struct RokPicture<'a>(pub(crate) &'a Record);
@@ -73,7 +74,7 @@ fn rate_unit(most: f64) -> (f64, &'static str) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::point;
+    use super::super::point::tests::point;
     use super::*;
 
     #[test]

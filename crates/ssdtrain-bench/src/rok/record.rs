@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::Point;
+use super::point::Point;
 
 /// What a sweep has measured so far. In a CSV file all but the points is on the first line, a comment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -170,7 +170,7 @@ impl Settings {
 mod tests {
     use serde_json::json;
 
-    use super::super::tests::point;
+    use super::super::point::tests::point;
     use super::*;
 
     fn settings(steps: u32) -> Settings {

@@ -1,0 +1,67 @@
+//! The command line: the commands there are, and how one is run.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::filter::LevelFilter;
+
+use crate::common::failure;
+use crate::{compare, doctor, io, plan, plot, project, rok, train};
+
+/// Train GPTs whose activations live on NVMe SSDs, and measure what that costs.
+#[derive(Debug, Parser)]
+#[command(name = "ssdtrain-bench", version, after_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Start here:
+  ssdtrain-bench doctor               which path bytes will take here, and why not a better one
+  ssdtrain-bench train                three minutes of training on the Rust sources cargo has downloaded
+  ssdtrain-bench compare --check      offload beside keep, step by step, to the bit
+  ssdtrain-bench rok --plot rok.svg   what each strategy takes of memory and gives in speed, over batch sizes
+
+RUST_LOG=info (or debug) shows more of what the library says; its warnings are always shown.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Train(train::Args),
+    Compare(compare::Args),
+    Rok(rok::Args),
+    Plan(plan::Args),
+    Plot(plot::Args),
+    Io(io::Args),
+    Project(project::Args),
+    Doctor(doctor::Args),
+}
+
+/// Does what the arguments of the process ask for, and tells in one line what goes wrong.
+pub fn main() -> ExitCode {
+    failure::reported(|| {
+        let cli = Cli::parse();
+        show_warnings();
+        match cli.command {
+            Command::Train(args) => train::run(args),
+            Command::Compare(args) => compare::run(&args),
+            Command::Rok(args) => rok::run(&args),
+            Command::Plan(args) => plan::run(&args),
+            Command::Plot(args) => plot::run(&args),
+            Command::Io(args) => io::run(&args),
+            Command::Project(args) => project::run(&args),
+            Command::Doctor(args) => doctor::run(&args),
+        }
+    })
+}
+
+/// Shows on stderr what the library warns of.
+fn show_warnings() {
+    let level = std::env::var("RUST_LOG").ok().and_then(|level| level.parse().ok());
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_max_level(level.unwrap_or(LevelFilter::WARN))
+        .with_target(false)
+        .without_time()
+        .init();
+}

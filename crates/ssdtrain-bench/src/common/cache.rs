@@ -1,0 +1,317 @@
+//! The cache, as the command line describes it.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use clap::{ValueEnum, value_parser};
+use serde::Serialize;
+use ssdtrain::{Adaptive, BackendKind, IoPath, Policy, TensorCache, write_traces};
+use ssdtrain_plan::Goal;
+use ssdtrain_store::{Store, StoreConfig};
+use tch::Device;
+use tch::nn::VarStore;
+
+use crate::common::progress::Progress;
+use crate::common::strategy::Strategy;
+use crate::common::{defaults, float, size};
+
+/// Where runs are kept, and spill files where the system's temporary directory does not take `O_DIRECT`.
+pub(crate) const RUNS: &str = "runs";
+
+/// The arguments that describe a cache.
+#[derive(Clone, Debug, Serialize, clap::Args)]
+#[command(next_help_heading = "Cache")]
+pub(crate) struct CacheArgs {
+    /// Directory to spill to; repeat it with one per SSD and their speeds add up. Without it: the system's temporary
+    /// directory, or ./runs where that one does not take O_DIRECT
+    #[arg(long = "spill-dir", value_name = "DIR")]
+    spill_dirs: Vec<PathBuf>,
+    /// Storages smaller than this stay in memory
+    #[arg(long, value_name = "SIZE", default_value = defaults::MIN_BYTES, value_parser = size::parse)]
+    min_bytes: u64,
+    /// Activation bytes the cache may have on the device, or "none" for no limit; on the CPU, saving more waits for the disk.
+    /// Default: 96MiB on the CPU, 4GiB on a GPU, where it is used to the full
+    #[arg(long, value_name = "SIZE", value_parser = size::parse_limit)]
+    device_budget: Option<u64>,
+    /// The same once backward has begun, which needs memory for gradients; default: as --device-budget
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    backward_budget: Option<u64>,
+    /// Bytes loaded to the device ahead of what backward has asked for; default: 32MiB on the CPU, 1GiB on a GPU
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    prefetch: Option<u64>,
+    /// Pinned host memory for activations of a GPU, all of it pinned before the first step; 0: no more than the way to the disk
+    /// needs. Default: as much as steps ask for (offload-disk: 0)
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    host_pool: Option<u64>,
+    /// Which way a GPU's activations take to disk: straight by cuFile, or through the host pool. auto: through the pool where there is one
+    /// (--host-pool is not 0), and else the faster one, tried out first
+    #[arg(long, value_enum, default_value_t)]
+    path: Way,
+    /// Refuse to run unless the way to disk is GPUDirect Storage: cuFile's compatibility mode, through host memory, is not
+    #[arg(long)]
+    require_direct: bool,
+    /// Bytes read from the disk into the host pool ahead of the loads to a GPU
+    #[arg(long, value_name = "SIZE", default_value = defaults::READ_AHEAD, value_parser = size::parse)]
+    read_ahead: u64,
+    /// Keep on the device what the last N scopes save (each attention, MLP and the head is one): backward begins with them.
+    /// Default: 2 on the CPU, 0 on a GPU
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(0..=1 << 16))]
+    keep_last: Option<u32>,
+    /// Most bytes on disk; what does not fit stays in memory
+    #[arg(long, value_name = "SIZE", default_value = defaults::DISK_CAP, value_parser = size::parse_positive)]
+    disk_cap: u64,
+    /// Most bytes per second to and from disk, together: for disks that others use too, or to see what a slower one would do
+    #[arg(long, value_name = "SIZE", value_parser = size::parse_positive)]
+    disk_rate: Option<u64>,
+    /// Of auto: the activation peak to stay under, weights and optimizer left out. The quickest step there is is taken, or, with
+    /// --overhead, the lowest peak
+    #[arg(long, value_name = "SIZE", value_parser = size::parse_positive)]
+    budget: Option<u64>,
+    /// Of auto: how much longer a step may take than with everything kept, as a share of it; for that, the lowest peak there is.
+    /// Default, without --budget: 0.02
+    #[arg(long, value_name = "SHARE", value_parser = float::non_negative)]
+    overhead: Option<f64>,
+    /// Of auto: most bytes written to disk in a day of steps on end, as the endurance of the SSD asks for
+    #[arg(long, value_name = "SIZE", value_parser = size::parse_positive)]
+    written_per_day: Option<u64>,
+    /// How bytes are moved
+    #[arg(long, value_enum, default_value_t)]
+    backend: Backend,
+    /// Transfers under way at once
+    #[arg(long, value_name = "N", default_value = defaults::QUEUE_DEPTH, value_parser = value_parser!(u32).range(1..=4096))]
+    queue_depth: u32,
+    /// Take a checksum of everything stored and compare it on load
+    #[arg(long)]
+    verify: bool,
+    /// Record the steps and write them to FILE, for Perfetto (ui.perfetto.dev): scopes, stalls, copies and transfers on one time line.
+    /// All steps count, warm-up too; of each strategy the latest million events are kept (about 100 MB). Under compare the file
+    /// has every strategy with a cache, each as a process of its name; train leaves the table at the end out of it
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
+    trace: Option<PathBuf>,
+}
+
+/// What suits a device.
+struct Defaults {
+    device_budget: u64,
+    prefetch: u64,
+    keep_last: u32,
+}
+
+impl Defaults {
+    fn of(device: Device) -> Defaults {
+        if device.is_cuda() {
+            Defaults {
+                device_budget: defaults::GPU_DEVICE_BUDGET,
+                prefetch: defaults::GPU_PREFETCH,
+                keep_last: defaults::GPU_KEEP_LAST,
+            }
+        } else {
+            Defaults {
+                device_budget: defaults::DEVICE_BUDGET,
+                prefetch: defaults::PREFETCH,
+                keep_last: defaults::KEEP_LAST,
+            }
+        }
+    }
+}
+
+/// [`BackendKind`] on the command line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Backend {
+    /// io_uring, or threads where the kernel refuses it
+    #[default]
+    Auto,
+    /// io_uring, or an error
+    Uring,
+    /// Threads that call pread and pwrite
+    Pool,
+    /// Threads that call cuFile, or an error
+    Cufile,
+    /// Memory instead of a disk: what a run costs without one
+    Memory,
+}
+
+/// [`IoPath`] on the command line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Way {
+    /// The faster one, if the host pool leaves a choice
+    #[default]
+    Auto,
+    /// By cuFile
+    Direct,
+    /// Through pinned host memory
+    Staged,
+}
+
+impl CacheArgs {
+    /// Opens the cache of a strategy, if it has one. It leaves the parameters in `vs` alone.
+    pub(crate) fn open(&self, strategy: Strategy, vs: &VarStore) -> Result<Option<TensorCache>> {
+        let defaults = Defaults::of(vs.device());
+        let mut builder = TensorCache::builder()
+            .policy(Policy::Offload)
+            .parameters(vs)
+            .min_bytes(self.min_bytes)
+            .device_budget(self.device_budget.unwrap_or(defaults.device_budget))
+            .prefetch(self.prefetch.unwrap_or(defaults.prefetch))
+            .read_ahead(self.read_ahead)
+            .keep_last(self.keep_last.unwrap_or(defaults.keep_last) as usize)
+            .disk_cap(self.disk_cap)
+            .disk_rate(self.disk_rate.unwrap_or(0))
+            .backend(self.backend.kind())
+            .queue_depth(self.queue_depth as usize)
+            .verify(self.verify)
+            .trace(self.trace.is_some());
+        if let Some(bytes) = self.written_per_day {
+            builder = builder.written_per_day(bytes);
+        }
+        if let Some(bytes) = self.backward_budget {
+            builder = builder.backward_budget(bytes);
+        }
+        let host_only = match strategy {
+            Strategy::Plain => return Ok(None),
+            Strategy::Keep | Strategy::Recompute => return Ok(Some(builder.policy(Policy::Keep).build()?)),
+            Strategy::OffloadHost => true,
+            Strategy::Offload | Strategy::OffloadDisk => false,
+            Strategy::Auto => {
+                builder = builder.policy(Policy::Auto(self.goal()));
+                false
+            }
+            Strategy::AdaptivePaper => {
+                builder = builder.policy(Policy::Adaptive(Adaptive::Paper));
+                if self.device_budget.is_none() && !vs.device().is_cuda() {
+                    builder = builder.device_budget(u64::MAX);
+                }
+                false
+            }
+        };
+        ensure!(
+            !host_only || vs.device().is_cuda(),
+            "offload-host moves activations from a GPU to the host's memory; on the CPU they are there already"
+        );
+        let host_pool = self.host_pool.or_else(|| (strategy == Strategy::OffloadDisk).then_some(0));
+        if let Some(bytes) = host_pool {
+            builder = builder.host_pool(bytes);
+        }
+        if host_only {
+            builder = builder.backend(BackendKind::Auto);
+        } else {
+            builder = builder.path(self.path.path());
+            if self.require_direct {
+                builder = builder.require_path(IoPath::Direct);
+            }
+            for directory in spill_directories(&self.spill_dirs)? {
+                builder = builder.spill_to(directory);
+            }
+        }
+        Ok(Some(builder.build()?))
+    }
+
+    /// Whether it was said by hand how much may stay on the device.
+    pub(crate) fn has_budget(&self) -> bool {
+        self.device_budget.is_some() || self.backward_budget.is_some() || self.keep_last.is_some()
+    }
+
+    /// Most bytes on disk.
+    pub(crate) fn disk_cap(&self) -> u64 {
+        self.disk_cap
+    }
+
+    /// What auto plans for.
+    pub(crate) fn goal(&self) -> Goal {
+        let overhead = self.overhead.or_else(|| self.budget.is_none().then_some(defaults::OVERHEAD));
+        Goal { peak: self.budget, step: overhead.map(|share| 1.0 + share) }
+    }
+
+    /// The same cache without a trace.
+    pub(crate) fn untraced(&self) -> CacheArgs {
+        CacheArgs { trace: None, ..self.clone() }
+    }
+
+    /// Makes the file of the trace, if one is asked for, so that what is wrong with it is told before training begins.
+    pub(crate) fn prepare_trace(&self, strategies: &[Strategy]) -> Result<()> {
+        let Some(path) = &self.trace else { return Ok(()) };
+        ensure!(
+            strategies.iter().any(|&strategy| strategy != Strategy::Plain),
+            "--trace shows what a cache does, and plain has none: add another strategy"
+        );
+        fs::write(path, "").with_context(|| format!("--trace {} cannot be written", path.display()))
+    }
+
+    /// Writes the trace, if one is asked for.
+    pub(crate) fn write_trace(&self, caches: &[(&str, &TensorCache)], progress: &Progress) -> Result<()> {
+        let Some(path) = &self.trace else { return Ok(()) };
+        write_traces(path, caches)?;
+        progress.line(&format!("trace  {}; https://ui.perfetto.dev shows it", path.display()));
+        Ok(())
+    }
+
+    /// Where spill files go, for people.
+    pub(crate) fn describe(&self) -> Result<String> {
+        if self.backend == Backend::Memory {
+            return Ok("memory instead of a disk".to_owned());
+        }
+        let directories = spill_directories(&self.spill_dirs)?;
+        let names: Vec<_> = directories.iter().map(|directory| directory.display().to_string()).collect();
+        Ok(names.join(", "))
+    }
+}
+
+impl Way {
+    fn path(self) -> IoPath {
+        match self {
+            Way::Auto => IoPath::Auto,
+            Way::Direct => IoPath::Direct,
+            Way::Staged => IoPath::Staged,
+        }
+    }
+}
+
+impl Backend {
+    pub(crate) fn kind(self) -> BackendKind {
+        match self {
+            Backend::Auto => BackendKind::Auto,
+            Backend::Uring => BackendKind::Uring,
+            Backend::Pool => BackendKind::Pool,
+            Backend::Cufile => BackendKind::CuFile,
+            Backend::Memory => BackendKind::Memory,
+        }
+    }
+}
+
+/// The directories given, or else one that takes `O_DIRECT` if there is any.
+pub(crate) fn spill_directories(given: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    if !given.is_empty() {
+        return Ok(given.to_vec());
+    }
+    let temporary = env::temp_dir();
+    if takes_direct_io(&temporary) {
+        return Ok(vec![temporary]);
+    }
+    fs::create_dir_all(RUNS).with_context(|| {
+        format!(
+            "{} does not take O_DIRECT, and ./{RUNS} cannot be made; give --spill-dir",
+            temporary.display()
+        )
+    })?;
+    Ok(vec![RUNS.into()])
+}
+
+fn takes_direct_io(directory: &Path) -> bool {
+    Store::open(probe(directory)).is_ok_and(|store| store.path().is_direct())
+}
+
+/// A store of one block, to see what a directory can do.
+pub(crate) fn probe(directory: &Path) -> StoreConfig {
+    StoreConfig {
+        directories: vec![directory.to_owned()],
+        cap_bytes: 4096,
+        backend: BackendKind::Pool,
+        queue_depth: 1,
+        ..StoreConfig::default()
+    }
+}

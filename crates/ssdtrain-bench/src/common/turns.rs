@@ -1,0 +1,167 @@
+//! Strategies that take turns, step by step in one process.
+
+use std::fmt;
+
+use anyhow::{Context, Result, bail, ensure};
+use ssdtrain_models::{TokenSet, seed_step};
+use tch::nn::VarStore;
+
+use super::cache::CacheArgs;
+use super::interrupt;
+use super::learner::Learner;
+use super::optimizer::OptimizerKind;
+use super::placement::Placement;
+use super::progress::Progress;
+use super::shape::Shape;
+use super::side::{Row, Side};
+use super::strategy::Strategy;
+
+/// Most steps that warm-up is longer while plans are still corrected.
+const SETTLING: usize = 24;
+
+/// What is measured.
+pub(crate) struct Plan {
+    pub(crate) strategies: Vec<Strategy>,
+    pub(crate) steps: usize,
+    pub(crate) warmup: usize,
+    /// Whether gradients are compared, too.
+    pub(crate) check: bool,
+    /// Whether the same computation gives the same bits, so that losses can be compared.
+    pub(crate) exact: bool,
+    pub(crate) seed: u64,
+    pub(crate) optimizer: OptimizerKind,
+    pub(crate) placement: Placement,
+}
+
+/// The strategy whose error it is; for whoever can go on without it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Under(pub(crate) Strategy);
+
+impl fmt::Display for Under {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "under {}", self.0.name())
+    }
+}
+
+/// Trains one model per strategy, in turns. An error of one of them has [`Under`] as its context.
+pub(crate) fn measure(
+    plan: &Plan,
+    shape: &Shape,
+    cache: &CacheArgs,
+    tokens: &TokenSet,
+    progress: &Progress,
+) -> Result<Vec<Row>> {
+    let mut sides = Vec::new();
+    for &strategy in &plan.strategies {
+        let optimizer = |vs: &VarStore| plan.optimizer.build(vs);
+        let learner = Learner::new(strategy, shape, plan.placement, cache, optimizer, plan.seed)
+            .with_context(|| Under(strategy))?;
+        sides.push(Side::new(strategy, learner));
+    }
+    let mut batches = tokens.random_batches(shape.rows(), shape.block(), plan.seed, plan.placement.device)?;
+    let (mut warmup, mut round) = (plan.warmup, 0);
+    progress.start();
+    while round < warmup + plan.steps {
+        let rounds = warmup + plan.steps;
+        ensure!(!interrupt::requested(), "interrupted after {round} of {rounds} rounds");
+        progress.at(round as f64 / rounds as f64);
+        let micro_batches = batches.draw()?.split(shape.accumulate)?;
+        for index in order(sides.len(), round) {
+            seed_step(plan.seed, round as u64);
+            let side = &mut sides[index];
+            side.step(&micro_batches).with_context(|| Under(side.strategy))?;
+        }
+        if plan.exact {
+            verify(&sides, plan.check, round + 1)?;
+        }
+        round += 1;
+        if round <= warmup {
+            sides.iter_mut().for_each(Side::begin);
+        }
+        let settles = plan.warmup > 0 && sides.iter().any(|side| !side.is_settled());
+        if round == warmup && settles && warmup < plan.warmup + SETTLING {
+            warmup += 1;
+        }
+    }
+    let rounds = round;
+    progress.clear();
+    if sides.len() > 1 && plan.exact {
+        let names: Vec<_> = plan.strategies.iter().map(|strategy| strategy.name()).collect();
+        let what = if plan.check { "every loss and every gradient" } else { "every loss" };
+        progress
+            .line(&format!("check  {rounds} steps: {what} the same to the bit under {}", names.join(", ")));
+    }
+    let caches = sides.iter().filter_map(|side| Some((side.strategy.name(), side.learner.cache()?)));
+    cache.write_trace(&caches.collect::<Vec<_>>(), progress)?;
+    let keep = sides.iter().find(|side| side.strategy == Strategy::Keep);
+    Ok(sides.iter().map(|side| side.row(shape.tokens_per_step(), keep, plan.seed)).collect())
+}
+
+/// The order of the sides in a round. Six rounds of three sides, or four of two, have every order equally often, and
+/// no side more often than another the caches warm from its own step before.
+fn order(sides: usize, round: usize) -> Vec<usize> {
+    let mut order: Vec<_> = (0..sides).collect();
+    order.rotate_left(round / 2 % sides.max(1));
+    if round % 2 == 1 {
+        order.reverse();
+    }
+    order
+}
+
+/// Compares what the sides computed in `step` with `keep`, or else with the first of them.
+fn verify(sides: &[Side], gradients: bool, step: usize) -> Result<()> {
+    let reference = sides.iter().find(|side| side.strategy == Strategy::Keep).or_else(|| sides.first());
+    let Some(reference) = reference else { return Ok(()) };
+    for side in sides.iter().filter(|side| side.strategy != reference.strategy) {
+        let (name, base) = (side.strategy.name(), reference.strategy.name());
+        let (loss, expected) = (side.loss(), reference.loss());
+        if loss.to_bits() != expected.to_bits() {
+            bail!("step {step}: the loss under {name} is {loss}, and {expected} under {base}");
+        }
+        if !gradients {
+            continue;
+        }
+        if let Some(parameter) = side.learner.differing_gradient(&reference.learner)? {
+            bail!("step {step}: the gradient of {parameter} under {name} has other bits than under {base}");
+        }
+    }
+    Ok(())
+}
+
+/// Each of them once, in the order of their definition.
+pub(crate) fn distinct(strategies: &[Strategy]) -> Vec<Strategy> {
+    let mut distinct = strategies.to_vec();
+    distinct.sort_unstable();
+    distinct.dedup();
+    distinct
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    #[test]
+    fn every_order_comes_equally_often() {
+        for (sides, rounds, orders) in [(1, 2, 1), (2, 4, 2), (3, 6, 6)] {
+            let mut counts = HashMap::new();
+            for round in 0..rounds {
+                *counts.entry(order(sides, round)).or_insert(0) += 1;
+            }
+            assert_eq!(counts.len(), orders, "{sides} sides: {counts:?}");
+            assert!(counts.values().all(|&count| count == rounds / orders), "{sides} sides: {counts:?}");
+        }
+    }
+
+    #[test]
+    fn no_side_follows_itself_more_often_than_another() {
+        for (sides, rounds) in [(2, 4), (3, 6)] {
+            let turns: Vec<_> = (0..=rounds).flat_map(|round| order(sides, round)).collect();
+            let turns = &turns[..=sides * rounds];
+            let mut repeats = vec![0; sides];
+            turns.windows(2).filter(|pair| pair[0] == pair[1]).for_each(|pair| repeats[pair[0]] += 1);
+            assert!(repeats.iter().all(|&count| count == repeats[0]), "{sides} sides: {repeats:?}");
+        }
+    }
+}

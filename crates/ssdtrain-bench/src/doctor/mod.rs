@@ -1,0 +1,289 @@
+//! `doctor`: what this machine has, which path bytes will take, and why not a better one.
+
+mod cuda;
+mod cufile;
+mod disks;
+mod facts;
+mod findings;
+mod host;
+#[cfg(test)]
+mod machines;
+mod page;
+mod pci;
+mod place;
+#[cfg(test)]
+mod samples;
+mod tree;
+mod verdict;
+
+use std::fs;
+use std::io;
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use anyhow::{Result, ensure};
+use io_uring::IoUring;
+use ssdtrain::{TensorCache, TensorCacheBuilder};
+use ssdtrain_store::{Store, StoreConfig};
+use tch::Device;
+
+use self::facts::{Facts, Tried};
+use self::page::{Check, Status};
+use self::place::Place;
+use self::tree::Tree;
+use crate::common::cache::{Backend, probe, spill_directories};
+use crate::common::size;
+
+/// Less free space than this is worth a word: a small model's activations fill it.
+const LITTLE_SPACE: u64 = 4 << 30;
+/// The version of libtorch that this program was built for.
+const BUILT_FOR: &str = "2.11.0";
+
+/// Say which path bytes will take here, and why not a better one: GPUs, drivers, cuFile, disks, io_uring, O_DIRECT, memory
+///
+/// Each line is ok, warn (it costs something, or a slower way will be taken), missing, blocks (it stands in the way of
+/// GPUDirect Storage, and of nothing else) or unknown, and says what it costs and what mends it. The last line is the
+/// verdict: whether bytes can go directly between GPU and SSD, and what is used. docs/gds.md explains each line. The exit code
+/// is 1 if a spill directory cannot be used.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Spill directory to look at; may be repeated. Without it: where train would spill to
+    #[arg(long = "spill-dir", value_name = "DIR")]
+    spill_dirs: Vec<PathBuf>,
+    /// How bytes would be moved
+    #[arg(long, value_enum, default_value_t)]
+    backend: Backend,
+    /// Print one JSON object per line: name, status, found, advice
+    #[arg(long)]
+    json: bool,
+    /// Read /proc, /sys, /run and /etc below this directory
+    #[arg(long, value_name = "DIR", default_value = "/", hide = true)]
+    root: PathBuf,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  ssdtrain-bench doctor
+  ssdtrain-bench doctor --spill-dir /mnt/nvme0 --spill-dir /mnt/nvme1
+  ssdtrain-bench doctor --json";
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let directories = spill_directories(&args.spill_dirs)?;
+    let gpus = cuda::devices();
+    let libtorch_directory = libtorch_directory();
+    let tried = Tried {
+        io_uring: IoUring::new(8).map(drop).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO)),
+        cufile: cufile::find(libtorch_directory.as_deref()),
+        gpus: *gpus.as_ref().unwrap_or(&0),
+    };
+    let real: Vec<_> = directories
+        .iter()
+        .map(|directory| directory.canonicalize().unwrap_or_else(|_| directory.clone()))
+        .collect();
+    let facts = Facts::read(&Tree::new(&args.root), &real, tried);
+
+    let mut checks = vec![libtorch(libtorch_directory.as_deref()), package(libtorch_directory.as_deref())];
+    checks.extend(cuda::cuda(gpus, &facts));
+    checks.extend(findings::direct(&facts));
+    for (directory, place) in directories.iter().zip(&facts.places) {
+        checks.push(spill_directory(directory, place));
+        checks.extend(disks::disks(&facts, place));
+    }
+    checks.extend(host::host(&facts));
+    let (used, way) = used(&directories, args.backend);
+    checks.extend([threads(), route(&directories, args.backend, !facts.gpus.is_empty()), used]);
+    checks.push(verdict::verdict(&facts, &checks, &way));
+    page::print(&checks, args.json)?;
+    let unusable = checks.iter().filter(|check| check.needed && check.status == Status::Missing).count();
+    ensure!(
+        unusable == 0,
+        "{unusable} of the lines above must be set right before activations can go to disk"
+    );
+    Ok(())
+}
+
+/// The folder of the libtorch that runs, where it is not linked into this program.
+fn libtorch_directory() -> Option<PathBuf> {
+    let maps = fs::read_to_string("/proc/self/maps").ok()?;
+    let mut paths = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
+    Some(Path::new(paths.find(|path| path.contains("libtorch_cpu.so"))?).parent()?.to_owned())
+}
+
+fn libtorch(directory: Option<&Path>) -> Check {
+    let Some(directory) = directory else {
+        return Check::ok("libtorch", format!("{BUILT_FOR}, linked into this program"));
+    };
+    match libtorch_version(directory) {
+        Some(version) => {
+            let check = Check::ok("libtorch", format!("{version} in {}", directory.display()));
+            if version.starts_with(BUILT_FOR) {
+                return check;
+            }
+            check.but(
+                Status::Warn,
+                format!(
+                    "this program was built for {BUILT_FOR}: `python3 -m pip install torch=={BUILT_FOR}`, and set \
+                     LD_LIBRARY_PATH to the lib folder of that torch"
+                ),
+            )
+        }
+        None => Check::ok("libtorch", format!("{BUILT_FOR} in {}", directory.display())),
+    }
+}
+
+/// How a package of the user's depends on the library.
+fn package(libtorch: Option<&Path>) -> Check {
+    let folder = libtorch.and_then(Path::parent).unwrap_or_else(|| Path::new("DIR"));
+    Check::ok(
+        "your package",
+        format!(
+            "needs `ssdtrain = {{ path = \"CHECKOUT\" }}`, `tch = {{ version = \"=0.24.0\", default-features = false }}`, the build.rs of \
+             examples/outside, and `export LIBTORCH={}`",
+            folder.display()
+        ),
+    )
+}
+
+/// The version that lies beside a libtorch: a wheel says it in version.py, an archive in build-version.
+fn libtorch_version(directory: &Path) -> Option<String> {
+    let root = directory.parent()?;
+    let archive = fs::read_to_string(root.join("build-version")).ok();
+    archive.map(|text| text.trim().to_owned()).or_else(|| {
+        let wheel = fs::read_to_string(root.join("version.py")).ok()?;
+        let line = wheel.lines().find(|line| line.starts_with("__version__ = "))?;
+        line.split('\'').nth(1).map(str::to_owned)
+    })
+}
+
+fn spill_directory(directory: &Path, place: &Place) -> Check {
+    let name = "spill";
+    let store = match Store::open(probe(directory)) {
+        Ok(store) => store,
+        Err(error) => {
+            let check = Check::ok(name, error.to_string());
+            return Check {
+                needed: true,
+                ..check.but(
+                    Status::Missing,
+                    "name a directory on a local disk that you may write to: `--spill-dir DIR`",
+                )
+            };
+        }
+    };
+    let alignment = store.reserve(4096).map_or(4096, |blob| blob.memory_alignment());
+    let direct = if store.path().is_direct() {
+        format!("O_DIRECT, memory aligned to {alignment} bytes")
+    } else {
+        store.path().notes().join("; ")
+    };
+    let free = free_bytes(directory);
+    let space = free.as_ref().map_or_else(
+        |error| format!("free space unknown: {error}"),
+        |&free| format!("{} free", size::format(free)),
+    );
+    let kind = place.mount.as_ref().map_or("unknown file system", |mount| &mount.kind);
+    let check = Check::ok(name, format!("{}: {kind}, {direct}, {space}", directory.display()));
+    if !store.path().is_direct() {
+        check.but(
+            Status::Warn,
+            "bytes go through the page cache, and take memory; name a directory on a local ext4 or xfs: `--spill-dir DIR`",
+        )
+    } else if free.is_ok_and(|free| free < LITTLE_SPACE) {
+        check.but(
+            Status::Warn,
+            "what does not fit stays in memory; free some space or name another directory: `--spill-dir DIR`",
+        )
+    } else {
+        check
+    }
+}
+
+fn free_bytes(directory: &Path) -> io::Result<u64> {
+    let found = rustix::fs::statvfs(directory)?;
+    Ok(found.f_bavail.saturating_mul(found.f_frsize))
+}
+
+fn threads() -> Check {
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    Check::ok(
+        "threads",
+        format!("{cores} cores for this process, {} threads that compute", tch::get_num_threads()),
+    )
+}
+
+/// Where saved bytes would go, as a cache with these settings finds it.
+fn route(directories: &[PathBuf], backend: Backend, has_gpu: bool) -> Check {
+    let builder = TensorCache::builder().backend(backend.kind());
+    let builder = directories.iter().fold(builder, TensorCacheBuilder::spill_to);
+    let told = |device| match builder.clone().device(device).route() {
+        Ok(route) => route.to_string(),
+        Err(error) => format!("nowhere: {error}"),
+    };
+    let cpu = format!("CPU tensors: {}", told(Device::Cpu));
+    let gpu = has_gpu.then(|| format!("; a GPU's: {}", told(Device::Cuda(0))));
+    Check::ok("route", cpu + &gpu.unwrap_or_default())
+}
+
+/// What a run with these settings would do, and in short its way to the disk.
+fn used(directories: &[PathBuf], backend: Backend) -> (Check, String) {
+    let name = "used";
+    let config = StoreConfig {
+        directories: directories.to_vec(),
+        cap_bytes: directories.len() as u64 * 4096,
+        backend: backend.kind(),
+        ..StoreConfig::default()
+    };
+    let (depth, io_bytes) = (config.queue_depth, size::format(config.io_bytes as u64));
+    match Store::open(config) {
+        Ok(store) => {
+            let files = directories.len();
+            let found = format!(
+                "{files} spill file(s) through {}; {depth} transfers of up to {io_bytes}",
+                store.path()
+            );
+            (Check::ok(name, found), store.path().to_string())
+        }
+        Err(error) => {
+            let check = Check::ok(name, format!("nothing: {error}"));
+            let check =
+                check.but(Status::Missing, "see the lines above, or let it be chosen: `--backend auto`");
+            (Check { needed: true, ..check }, "no disk".to_owned())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_is_found_beside_an_archive_and_in_a_wheel() {
+        let root = tempfile::tempdir().unwrap();
+        let lib = root.path().join("lib");
+        assert_eq!(libtorch_version(&lib), None);
+        fs::write(root.path().join("version.py"), "from x import y\n__version__ = '2.11.0+cpu'\n").unwrap();
+        assert_eq!(libtorch_version(&lib).as_deref(), Some("2.11.0+cpu"));
+        fs::write(root.path().join("build-version"), "2.11.0\n").unwrap();
+        assert_eq!(libtorch_version(&lib).as_deref(), Some("2.11.0"));
+    }
+
+    #[test]
+    fn what_a_package_needs_is_said_with_the_libtorch_that_runs() {
+        let check = package(Some(Path::new("/opt/torch/lib")));
+        assert!(
+            check.status == Status::Ok && check.found.contains("LIBTORCH=/opt/torch`"),
+            "{}",
+            check.found
+        );
+    }
+
+    #[test]
+    fn a_missing_directory_is_named() {
+        let directory = Path::new("/no/such/place");
+        let check = spill_directory(directory, &Place::read(&Tree::new(Path::new("/")), directory));
+        assert!(check.needed && check.status == Status::Missing);
+        assert!(check.found.contains("/no/such/place"), "{}", check.found);
+    }
+}

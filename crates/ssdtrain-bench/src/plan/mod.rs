@@ -1,0 +1,177 @@
+//! `plan`: what auto would do, and what it comes to.
+
+use anyhow::{Context, Result, ensure};
+use clap::value_parser;
+use serde::Serialize;
+use ssdtrain::TensorCache;
+use ssdtrain_models::seed_step;
+use ssdtrain_plan::{Caps, Machine, Scaling, Workload};
+use tch::nn::VarStore;
+
+use crate::common::learner::Learner;
+use crate::common::progress::Progress;
+use crate::common::shape::Shape;
+use crate::common::side::Side;
+use crate::common::strategy::Strategy;
+use crate::common::task::{Task, TaskArgs};
+use crate::common::{interrupt, size, table};
+
+/// Profile a step, plan it, and hold the plan beside what the step then does
+///
+/// A model is trained for some steps under auto, until its plan is settled; then come the figures that were planned, and those that
+/// were measured. With --budget the activation peak stays under it, with --overhead the step's time; see docs/planning.md.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Show what goes where, by scope, and what the plan counts on
+    #[arg(long)]
+    explain: bool,
+    /// Tell the largest micro-batch that reaches the goal, of at most ROWS sequences: from profiles of --batch and of half of it,
+    /// and without trying larger ones
+    #[arg(long, value_name = "ROWS", value_parser = value_parser!(u64).range(2..=1 << 20))]
+    largest_batch: Option<u64>,
+    /// Print a JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    task: TaskArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  ssdtrain-bench plan --explain
+  ssdtrain-bench plan --preset gpt2-small --budget 1GiB --explain
+  ssdtrain-bench plan --device cuda --budget 20GiB --largest-batch 256
+
+JSON: planned {step_ms, peak_bytes, stall_ms, in_reach, plans}, step_ms, act_peak_bytes, largest_batch {rows, step_ms, peak_bytes}
+(null without --largest-batch, and where not even one sequence reaches the goal).";
+
+/// Steps until a plan is taken for settled.
+const MOST_STEPS: usize = 40;
+
+/// The JSON contract.
+#[derive(Serialize)]
+struct Outcome {
+    planned: crate::common::side::Planned,
+    step_ms: f64,
+    act_peak_bytes: u64,
+    largest_batch: Option<Largest>,
+}
+
+#[derive(Serialize)]
+struct Largest {
+    rows: u64,
+    step_ms: f64,
+    peak_bytes: u64,
+}
+
+/// What a model showed at one size of its micro-batch.
+struct Seen {
+    row: crate::common::side::Row,
+    work: Workload,
+    machine: Machine,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let task = args.task.prepare(false)?;
+    let Task { placement, shape, data, .. } = &task;
+    let progress = Progress::new(args.json);
+    progress.line(&format!("data   {}", data.describe()));
+    progress.line(&format!("model  {}, {placement}", shape.describe()));
+    progress.line(&format!("spill  {}", args.task.cache.describe()?));
+    let seen = settle(args, &task, shape.batch, &progress)?;
+    let largest = match args.largest_batch {
+        Some(most) => largest(args, &task, &seen, most, &progress)?,
+        None => None,
+    };
+    let explained = seen.row.explained.clone().unwrap_or_default();
+    let planned = seen.row.planned.clone().context("there is no plan")?;
+    let outcome = Outcome {
+        planned,
+        step_ms: seen.row.step_ms_median,
+        act_peak_bytes: seen.row.act_peak_bytes,
+        largest_batch: largest,
+    };
+    if args.json {
+        return table::print_json(&outcome);
+    }
+    outcome.show(args.largest_batch);
+    if args.explain {
+        println!("\n{explained}");
+    }
+    Ok(())
+}
+
+/// Trains with micro-batches of `batch` sequences until the plan is settled, and measures the steps after that.
+fn settle(args: &Args, task: &Task, batch: usize, progress: &Progress) -> Result<Seen> {
+    let shape = Shape { batch, ..task.shape.clone() };
+    let (seed, placement) = (args.task.seed, task.placement);
+    let optimizer = |vs: &VarStore| args.task.optimizer.build(vs);
+    let learner = Learner::new(Strategy::Auto, &shape, placement, &args.task.cache, optimizer, seed)?;
+    let mut side = Side::new(Strategy::Auto, learner);
+    let mut batches = task.data.train.random_batches(shape.rows(), shape.block(), seed, placement.device)?;
+    progress.start();
+    let (mut measured, mut profile) = (0, None);
+    for round in 0..MOST_STEPS {
+        ensure!(!interrupt::requested(), "interrupted after {round} steps");
+        progress.at(round as f64 / MOST_STEPS as f64);
+        seed_step(seed, round as u64);
+        if !side.is_settled() {
+            side.begin();
+            measured = 0;
+        }
+        side.step(&batches.draw()?.split(shape.accumulate)?)?;
+        profile = side.learner.cache().and_then(TensorCache::profile).or(profile);
+        measured += 1;
+        if measured > 5 {
+            break;
+        }
+    }
+    progress.clear();
+    let (work, machine) = profile.context(
+        "no plan was made: nothing that autograd saves is as large as --min-bytes, or no step ran backward",
+    )?;
+    Ok(Seen { row: side.row(shape.tokens_per_step(), None, seed), work, machine })
+}
+
+fn largest(args: &Args, task: &Task, seen: &Seen, most: u64, progress: &Progress) -> Result<Option<Largest>> {
+    let batch = task.shape.batch;
+    ensure!(batch > 1, "--largest-batch needs profiles of two sizes: give a --batch of 2 or more");
+    let half = settle(args, task, batch / 2, progress)?;
+    let profiles = [((batch / 2) as u64, &half.work), (batch as u64, &seen.work)];
+    let scaling = Scaling::between(profiles[0], profiles[1])
+        .context("micro-batches of two sizes do not save the same tensors: --min-bytes lies between")?;
+    let caps = Caps { disk: args.task.cache.disk_cap(), ..Caps::default() };
+    let found = scaling.largest(&seen.machine, caps, args.task.cache.goal(), most);
+    Ok(found.map(|(rows, plan)| Largest {
+        rows,
+        step_ms: plan.prediction.step.as_secs_f64() * 1e3 * task.shape.accumulate as f64,
+        peak_bytes: plan.prediction.peak(),
+    }))
+}
+
+impl Outcome {
+    fn show(&self, largest_asked: Option<u64>) {
+        let header = ["", "step ms", "activation peak"];
+        let row =
+            |name: &str, ms: f64, bytes: u64| [name.to_owned(), format!("{ms:.1}"), size::format(bytes)];
+        let mut rows = vec![
+            row("planned", self.planned.step_ms, self.planned.peak_bytes),
+            row("measured", self.step_ms, self.act_peak_bytes),
+        ];
+        rows.extend(self.largest_batch.as_ref().map(|largest| {
+            row(&format!("planned with {} sequences", largest.rows), largest.step_ms, largest.peak_bytes)
+        }));
+        println!("\n{}", table::render(header, rows.into_iter()));
+        if !self.planned.in_reach {
+            println!("The goal is out of reach: this is the lowest activation peak there is.");
+        }
+        match (&self.largest_batch, largest_asked) {
+            (Some(largest), _) => {
+                println!("Largest micro-batch that reaches the goal: {} sequences.", largest.rows)
+            }
+            (None, Some(_)) => println!("Not even a micro-batch of one sequence reaches the goal."),
+            (None, None) => {}
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! When a run ends: after so many steps, or so much time.
+
+use std::time::Duration;
+
+use crate::common::defaults;
+
+/// When the run ends.
+pub(crate) struct Horizon {
+    steps: Option<u64>,
+    time: Option<Duration>,
+    /// Number of steps taken before this run.
+    from: u64,
+}
+
+impl Horizon {
+    /// A run of so many steps or minutes, whichever are over first; `from` steps were taken before.
+    pub(crate) fn new(steps: Option<u64>, minutes: Option<f64>, from: u64) -> Horizon {
+        let minutes = minutes.or_else(|| steps.is_none().then_some(defaults::MINUTES));
+        // A time too long to count is no limit.
+        let time = minutes.and_then(|minutes| Duration::try_from_secs_f64(minutes * 60.0).ok());
+        Horizon { steps, time, from }
+    }
+
+    /// Whether the number of steps is given, and not an estimate.
+    pub(crate) fn is_exact(&self) -> bool {
+        self.steps.is_some()
+    }
+
+    /// The share of the run that is done.
+    pub(crate) fn share(&self, step: u64, elapsed: Duration) -> f64 {
+        let of_steps = self.steps.map_or(0.0, |steps| step as f64 / steps as f64);
+        let of_time = self.time.map_or(0.0, |time| elapsed.div_duration_f64(time));
+        of_steps.max(of_time).min(1.0)
+    }
+
+    /// Whether the run has ended.
+    pub(crate) fn is_over(&self, step: u64, elapsed: Duration) -> bool {
+        self.steps.is_some_and(|steps| step >= steps) || self.time.is_some_and(|time| elapsed >= time)
+    }
+
+    /// The step at which the run will end: given, or as the pace so far lets expect.
+    pub(crate) fn total(&self, step: u64, elapsed: Duration) -> u64 {
+        let expected = self.time.map(|time| {
+            let pace = (step - self.from) as f64 / elapsed.as_secs_f64();
+            match step - self.from {
+                0 => u64::MAX,
+                _ => self.from + (pace * time.as_secs_f64()).ceil() as u64,
+            }
+        });
+        self.steps.or(expected).unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_ends_after_its_steps_or_its_time_whichever_comes_first() {
+        let minute = Duration::from_secs(60);
+        let both = Horizon::new(Some(10), Some(1.0), 0);
+        assert!(both.is_over(10, Duration::ZERO) && both.is_over(0, minute));
+        assert!(!both.is_over(9, minute / 2));
+        assert!(Horizon::new(None, None, 0).is_over(0, 3 * minute));
+        assert!(!Horizon::new(Some(10), None, 0).is_over(9, 1000 * minute));
+        assert_eq!(both.share(2, minute / 2), 0.5);
+        assert_eq!(both.share(8, minute / 2), 0.8);
+    }
+
+    #[test]
+    fn the_length_of_a_timed_run_is_expected_from_its_pace() {
+        let run = Horizon::new(None, Some(1.0), 100);
+        assert_eq!(run.total(100, Duration::ZERO), u64::MAX);
+        assert_eq!(run.total(110, Duration::from_secs(6)), 200);
+        assert_eq!(Horizon::new(Some(7), None, 0).total(3, Duration::from_secs(1)), 7);
+    }
+}

@@ -1,0 +1,379 @@
+//! `train`: a GPT from scratch, or from a checkpoint on.
+
+mod horizon;
+mod optimizer;
+mod shown;
+mod window;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::value_parser;
+use serde_json::json;
+use ssdtrain::StepReport;
+use ssdtrain_models::{AdamW, Checkpoint, RandomBatches, SequentialBatches, TrainState, evaluate, seed_step};
+use tch::Device;
+use tch::nn::VarStore;
+
+use self::horizon::Horizon;
+use self::optimizer::OptimizerArgs;
+use self::shown::whereabouts;
+use self::window::Window;
+use crate::common::cache::{CacheArgs, RUNS};
+use crate::common::data::{Data, DataArgs};
+use crate::common::learner::{Learner, Outcome, Update};
+use crate::common::placement::{Placement, PlacementArgs};
+use crate::common::progress::Progress;
+use crate::common::shape::{Shape, ShapeArgs};
+use crate::common::strategy::Strategy;
+use crate::common::{defaults, float, interrupt};
+
+const CHECKPOINT: &str = "checkpoint.safetensors";
+/// That of the lowest held-out loss.
+const BEST: &str = "best-checkpoint.safetensors";
+/// Evaluations on the way take this share of the tokens of the last one.
+const PART_OF_EVALUATION: usize = 8;
+
+/// Train a GPT with activations that leave the device
+///
+/// Without options it trains on a GPU if there is one, else on the processor, a model that suits it, on the Rust sources that cargo has
+/// downloaded, for three minutes; what leaves the device is planned (auto: the lowest peak for steps that are at most two percent longer). At
+/// the end come the loss on held-out data, a sample, and a table of the step beside the same step with all activations on the device.
+///
+/// The checkpoint of the lowest held-out loss on the way is kept beside the latest, as best-checkpoint.safetensors.
+///
+/// Ctrl-C saves a checkpoint and stops; --resume goes on from it. Give --resume the options of the run it continues;
+/// the model's shape, the tokenizer and the seed need not be repeated. A run limited by --steps ends with the same
+/// weights whether it was interrupted or not.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Stop after so many steps in all, those before --resume included
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=1 << 40))]
+    steps: Option<u64>,
+    /// Stop after so many minutes; 3 if there is no --steps
+    #[arg(long, value_name = "MINUTES", value_parser = float::positive)]
+    minutes: Option<f64>,
+    /// What becomes of activations. Default: auto, or offload with --device-budget, --backward-budget or --keep-last
+    #[arg(long, value_enum)]
+    strategy: Option<Strategy>,
+    /// Directory of the run: its checkpoint is kept there
+    #[arg(long, value_name = "DIR", default_value_os_t = Path::new(RUNS).join("default"))]
+    out: PathBuf,
+    /// Go on from the checkpoint in --out. Without it, a checkpoint found there is renamed, and training begins anew
+    #[arg(long)]
+    resume: bool,
+    /// Print JSON lines instead of text: one object per logged step, evaluation, checkpoint and so on
+    #[arg(long)]
+    json: bool,
+    /// Steps from one line to the next
+    #[arg(long, value_name = "STEPS", default_value = "10", value_parser = value_parser!(u64).range(1..))]
+    log_every: u64,
+    /// Steps from one evaluation and checkpoint to the next
+    #[arg(long, value_name = "STEPS", default_value = "100", value_parser = value_parser!(u64).range(1..))]
+    eval_every: u64,
+    /// Most held-out tokens of the evaluation at the end; those on the way take an eighth of it. They come from everywhere in the held-out data
+    #[arg(long, value_name = "TOKENS", default_value = defaults::EVAL_TOKENS, value_parser = value_parser!(u64).range(1..))]
+    eval_tokens: u64,
+    /// Length of the sample at the end
+    #[arg(long, value_name = "TOKENS", default_value = "200", value_parser = value_parser!(u32).range(0..=1 << 20))]
+    sample_tokens: u32,
+    /// What the sample begins with
+    #[arg(long, value_name = "TEXT")]
+    prompt: Option<String>,
+    /// Steps to compare offload with keep at the end; 0 leaves the table out
+    #[arg(long, value_name = "STEPS", default_value = defaults::CLOSING_STEPS, value_parser = value_parser!(u32).range(0..=100_000))]
+    compare_steps: u32,
+    /// Seed of weights, batches, dropout and sample; default: 1337, or the checkpoint's
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Threads that compute; default: as many as libtorch takes
+    #[arg(long, value_name = "N", value_parser = value_parser!(i32).range(1..=1024))]
+    threads: Option<i32>,
+    #[command(flatten)]
+    placement: PlacementArgs,
+    #[command(flatten)]
+    optimizer: OptimizerArgs,
+    #[command(flatten)]
+    shape: ShapeArgs,
+    #[command(flatten)]
+    data: DataArgs,
+    #[command(flatten)]
+    cache: CacheArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  ssdtrain-bench train                                       three minutes, Rust sources, planned steps
+  ssdtrain-bench train --data book.txt --minutes 30 --out runs/book
+  ssdtrain-bench train --data book.txt --minutes 30 --out runs/book --resume
+  ssdtrain-bench train --preset gpt2-small --device cuda --loss-chunk 2048
+  ssdtrain-bench train --preset gpt2-small --accumulate 8 --spill-dir /mnt/nvme0 --spill-dir /mnt/nvme1
+
+nanoGPT's recipe for a CPU, on its Shakespeare text:
+  ssdtrain-bench train --data input.txt --tokens chars --layers 4 --heads 4 --hidden 128 --block 64 --batch 12 \\
+      --steps 2000 --dropout 0 --no-bias --lr 1e-3 --min-lr 1e-4 --warmup-steps 100 --beta2 0.99 --weight-decay 0.1";
+
+impl Args {
+    fn strategy(&self) -> Strategy {
+        let by_default = if self.cache.has_budget() { Strategy::Offload } else { Strategy::Auto };
+        self.strategy.unwrap_or(by_default)
+    }
+}
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    interrupt::listen()?;
+    if let Some(threads) = args.threads {
+        tch::set_num_threads(threads);
+    }
+    let mut run = Run::prepare(args)?;
+    run.train()?;
+    run.write_trace()?;
+    run.close()
+}
+
+/// A run under way.
+struct Run {
+    args: Args,
+    placement: Placement,
+    shape: Shape,
+    data: Data,
+    prompt: Vec<u16>,
+    learner: Learner<AdamW>,
+    batches: RandomBatches,
+    evaluation: SequentialBatches,
+    horizon: Horizon,
+    progress: Progress,
+    seed: u64,
+    /// Number of steps taken.
+    step: u64,
+    best: Option<Best>,
+    last_report: Option<StepReport>,
+}
+
+/// The lowest held-out loss on the way.
+#[derive(Clone, Copy)]
+struct Best {
+    loss: f64,
+    step: u64,
+}
+
+impl Best {
+    /// What a checkpoint's notes say of it.
+    fn of(notes: &BTreeMap<String, String>) -> Option<Best> {
+        let note = |name| notes.get(name);
+        Some(Best { loss: note("best_loss")?.parse().ok()?, step: note("best_step")?.parse().ok()? })
+    }
+
+    fn notes(self) -> [(String, String); 2] {
+        [("best_loss".to_owned(), self.loss.to_string()), ("best_step".to_owned(), self.step.to_string())]
+    }
+}
+
+impl Run {
+    /// Reads all that the run needs, so that what is wrong with it is told before training begins.
+    fn prepare(args: Args) -> Result<Run> {
+        let placement = args.placement.resolve()?;
+        args.cache.prepare_trace(&[args.strategy()])?;
+        let progress = Progress::new(args.json);
+        let path = args.out.join(CHECKPOINT);
+        let checkpoint = args.resume.then(|| Checkpoint::open(&path)).transpose().context("--resume")?;
+        let mut shape = args.shape.resolve(base_shape(checkpoint.as_ref(), placement.device)?)?;
+        if let (Some(checkpoint), None) = (&checkpoint, args.shape.tokens()) {
+            shape.tokens = note(checkpoint, "tokenizer")?.to_owned();
+        }
+        let data = args.data.load(&shape.tokens)?;
+        data.require(shape.block())?;
+        shape.model.vocab = data.tokenizer.vocab() as i64;
+        let prompt = data.prompt(args.prompt.as_deref())?;
+        let state = checkpoint.as_ref().map(Checkpoint::state).cloned().unwrap_or_default();
+        let seed = args
+            .seed
+            .unwrap_or_else(|| checkpoint.as_ref().map_or(defaults::SEED, |found| found.state().seed));
+        let horizon = Horizon::new(args.steps, args.minutes, state.step);
+        args.optimizer.update(&horizon, state.step, Duration::ZERO)?;
+
+        let config = args.optimizer.adamw(placement.kind());
+        let optimizer = |vs: &VarStore| Ok(AdamW::new(vs, config)?);
+        let mut learner = Learner::new(args.strategy(), &shape, placement, &args.cache, optimizer, seed)?;
+        if let Some(checkpoint) = &checkpoint {
+            checkpoint.restore(&shape.model, &learner.vs, Some(&mut learner.optimizer))?;
+        }
+        let mut batches = data.train.random_batches(shape.rows(), shape.block(), seed, placement.device)?;
+        batches.seek(state.position);
+        let evaluation = data.held_out.sequential_batches(shape.batch, shape.block(), placement.device)?;
+
+        fs::create_dir_all(&args.out).with_context(|| format!("cannot make --out {}", args.out.display()))?;
+        progress.line(&format!("data   {}", data.describe()));
+        progress.line(&format!("model  {}, {placement}", shape.describe()));
+        match args.strategy() {
+            Strategy::Offload | Strategy::OffloadDisk | Strategy::AdaptivePaper | Strategy::Auto => {
+                progress.line(&format!("spill  {}, through {}", args.cache.describe()?, learner.io_path()));
+            }
+            Strategy::OffloadHost => progress.line(&format!("spill  none: {}", learner.io_path())),
+            Strategy::Plain | Strategy::Keep | Strategy::Recompute => {
+                progress.line("spill  none: activations stay on the device");
+            }
+        }
+        match &checkpoint {
+            Some(_) => progress.line(&format!("run    {}, from step {} on", path.display(), state.step)),
+            None => progress.line(&format!("run    {}", path.display())),
+        }
+        let run = Run {
+            placement,
+            shape,
+            data,
+            prompt,
+            learner,
+            batches,
+            evaluation,
+            horizon,
+            progress,
+            seed,
+            step: state.step,
+            best: Best::of(&state.notes),
+            last_report: None,
+            args,
+        };
+        if checkpoint.is_none() {
+            run.set_aside(CHECKPOINT)?;
+            run.set_aside(BEST)?;
+        }
+        Ok(run)
+    }
+
+    /// Takes steps until the run is over or someone asks it to stop. The last step's checkpoint is saved either way.
+    fn train(&mut self) -> Result<()> {
+        let start = Instant::now();
+        let mut window = Window::default();
+        let mut saved = None;
+        self.progress.start();
+        while !interrupt::requested() && !self.horizon.is_over(self.step, start.elapsed()) {
+            let update = self.args.optimizer.update(&self.horizon, self.step, start.elapsed())?;
+            let outcome = self.take_step(update)?;
+            window.add(&outcome);
+            self.progress.at(self.horizon.share(self.step, start.elapsed()));
+            let logged = self.step.is_multiple_of(self.args.log_every) || self.step == 1;
+            if logged || self.progress.is_live() {
+                self.show(&window, &outcome);
+            }
+            if logged {
+                self.log(&window, &outcome, update.learning_rate)?;
+                window = Window::default();
+            }
+            self.last_report = outcome.report;
+            if self.step.is_multiple_of(self.args.eval_every) {
+                self.judge()?;
+                saved = Some(self.step);
+            }
+        }
+        self.progress.clear();
+        if saved == Some(self.step) {
+            return Ok(());
+        }
+        // Who stops a run does not wait for its evaluation.
+        if interrupt::requested() { self.save(CHECKPOINT) } else { self.judge() }
+    }
+
+    /// Evaluates on a part of the held-out data, and saves: the best there was apart from the latest.
+    fn judge(&mut self) -> Result<()> {
+        let part = self.eval_batches().div_ceil(PART_OF_EVALUATION);
+        let loss = self.evaluate(part)?;
+        self.progress.line(&format!("step {:>6}  held-out loss {loss:.4}", self.step));
+        let lowest = self.best.map_or(f64::INFINITY, |best| best.loss);
+        if loss < lowest {
+            self.best = Some(Best { loss, step: self.step });
+            self.save(BEST)?;
+        }
+        self.save(CHECKPOINT)
+    }
+
+    fn take_step(&mut self, update: Update) -> Result<Outcome> {
+        seed_step(self.seed, self.step);
+        let micro_batches = self.batches.draw()?.split(self.shape.accumulate)?;
+        let outcome = self.learner.step(&micro_batches, update)?;
+        self.step += 1;
+        Ok(outcome)
+    }
+
+    fn write_trace(&self) -> Result<()> {
+        let cache = self.learner.cache().map(|cache| (self.args.strategy().name(), cache));
+        self.args.cache.write_trace(cache.as_slice(), &self.progress)
+    }
+
+    /// Ends the run: unless it was stopped, with the held-out loss, a sample, and its strategy beside keep.
+    fn close(self) -> Result<()> {
+        if interrupt::requested() {
+            let path = self.args.out.join(CHECKPOINT);
+            let (step, path) = (self.step, path.display());
+            self.progress
+                .line(&format!("stopped after step {step}; {path} has it, and --resume goes on from there"));
+            return Ok(());
+        }
+        if let Some(report) = &self.last_report {
+            self.progress.line(&format!("\nThe last step {}", whereabouts(report)));
+        }
+        let loss = self.evaluate(self.eval_batches())?;
+        self.progress.line(&format!("\nHeld-out loss after {} steps: {loss:.4} nats per token", self.step));
+        if let Some(Best { loss, step }) = self.best {
+            let path = self.args.out.join(BEST);
+            self.progress
+                .line(&format!("Best on the way: {loss:.4} after step {step}, in {}", path.display()));
+        }
+        self.show_sample()?;
+        self.show_comparison()
+    }
+
+    /// Number of batches of the evaluation at the end.
+    fn eval_batches(&self) -> usize {
+        let tokens = self.shape.batch * self.shape.block();
+        usize::try_from(self.args.eval_tokens).unwrap_or(usize::MAX).div_ceil(tokens)
+    }
+
+    fn evaluate(&self, batches: usize) -> Result<f64> {
+        let loss = evaluate(&self.learner.model, self.evaluation.clone().spread(batches))?;
+        self.progress.event(&json!({ "event": "eval", "step": self.step, "held_out_loss": loss }))?;
+        Ok(loss)
+    }
+
+    fn save(&self, name: &str) -> Result<()> {
+        let path = self.args.out.join(name);
+        let mut notes = BTreeMap::from([
+            ("tokenizer".to_owned(), self.data.tokenizer.to_string()),
+            ("batch".to_owned(), self.shape.batch.to_string()),
+        ]);
+        notes.extend(self.best.into_iter().flat_map(Best::notes));
+        let state = TrainState { step: self.step, seed: self.seed, position: self.batches.position(), notes };
+        Checkpoint::save(&path, &self.shape.model, &self.learner.vs, &self.learner.optimizer, &state)?;
+        self.progress.event(&json!({ "event": "checkpoint", "step": self.step, "path": path }))
+    }
+
+    /// Renames an older checkpoint rather than write over it.
+    fn set_aside(&self, name: &str) -> Result<()> {
+        let path = self.args.out.join(name);
+        if !path.exists() {
+            return Ok(());
+        }
+        let previous = path.with_file_name(format!("previous-{name}"));
+        fs::rename(&path, &previous).with_context(|| format!("cannot rename {}", path.display()))?;
+        self.progress.line(&format!("       the checkpoint of an earlier run is now {}", previous.display()));
+        Ok(())
+    }
+}
+
+/// What a run starts from when its options say nothing else.
+fn base_shape(checkpoint: Option<&Checkpoint>, device: Device) -> Result<Shape> {
+    let quick = Shape::quick(device)?;
+    let Some(checkpoint) = checkpoint else { return Ok(quick) };
+    let batch = note(checkpoint, "batch")?.parse().context("the checkpoint's batch")?;
+    Ok(Shape { model: checkpoint.config().clone(), batch, ..quick })
+}
+
+/// What a checkpoint of ours says of its run.
+fn note<'a>(checkpoint: &'a Checkpoint, name: &str) -> Result<&'a str> {
+    let note = checkpoint.state().notes.get(name).map(String::as_str);
+    note.with_context(|| format!("the checkpoint does not say its {name}; it was not saved by train"))
+}

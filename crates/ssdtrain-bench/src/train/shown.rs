@@ -1,0 +1,145 @@
+//! What a run shows: its latest steps, a sample, and its step beside that of keep.
+
+use anyhow::Result;
+use serde_json::json;
+use ssdtrain::{StepReport, Tally};
+use ssdtrain_models::{Sampling, sample};
+
+use super::Run;
+use super::window::Window;
+use crate::common::learner::Outcome;
+use crate::common::optimizer::OptimizerKind;
+use crate::common::strategy::Strategy;
+use crate::common::{side, size, turns};
+
+impl Run {
+    /// What the latest steps did, for people.
+    pub(super) fn show(&self, window: &Window, last: &Outcome) {
+        let mut text = format!(
+            "step {:>6}  loss {:.4}  {:.0} tokens/s  peak {}",
+            self.step,
+            last.loss,
+            window.tokens_per_s(&self.shape),
+            size::format(window.act_peak_bytes)
+        );
+        if let Some(report) = &last.report {
+            text += &format!(
+                "  {} moved, {} back, {} forwarded  stall {:.1} ms",
+                size::format(report.offloaded.bytes),
+                size::format(report.loaded.bytes),
+                size::format(report.forwarded.bytes),
+                window.stall_ms(),
+            );
+        }
+        self.progress.status(text);
+    }
+
+    /// The same for programs.
+    pub(super) fn log(&self, window: &Window, last: &Outcome, learning_rate: f64) -> Result<()> {
+        let report = last.report.clone().unwrap_or_default();
+        self.progress.event(&json!({
+            "event": "step",
+            "step": self.step,
+            "loss": last.loss,
+            "learning_rate": learning_rate,
+            "step_ms": window.step_ms(),
+            "tokens_per_s": window.tokens_per_s(&self.shape),
+            "act_peak_bytes": window.act_peak_bytes,
+            "step_peak_bytes": window.step_peak_bytes,
+            "saved_bytes": report.saved.bytes,
+            "offloaded_bytes": report.offloaded.bytes,
+            "recomputed_bytes": report.recomputed.bytes,
+            "deduplicated_bytes": report.deduplicated.bytes,
+            "forwarded_bytes": report.forwarded.bytes,
+            "loaded_bytes": report.loaded.bytes,
+            "stall_ms": window.stall_ms(),
+        }))
+    }
+
+    pub(super) fn show_sample(&self) -> Result<()> {
+        if self.args.sample_tokens == 0 {
+            return Ok(());
+        }
+        let sampling = Sampling { seed: self.seed, ..Sampling::default() };
+        let mut tokens = self.prompt.clone();
+        tokens.extend(sample(
+            &self.learner.model,
+            &self.prompt,
+            self.args.sample_tokens as usize,
+            &sampling,
+        )?);
+        let text = self.data.tokenizer.decode(&tokens)?;
+        self.progress.line(&format!("\nA sample:\n{}", indented(&text)));
+        self.progress.event(&json!({ "event": "sample", "text": text }))
+    }
+
+    /// Trains fresh models of the same shape, so the run's own model is let go first.
+    pub(super) fn show_comparison(self) -> Result<()> {
+        let Run { args, placement, shape, data, learner, progress, seed, .. } = self;
+        drop(learner);
+        if args.compare_steps == 0 {
+            return Ok(());
+        }
+        let strategy = match args.strategy() {
+            Strategy::Plain | Strategy::Keep => Strategy::Offload,
+            other => other,
+        };
+        progress.line(&format!(
+            "\nThe same step under {} and with all activations on the device (keep), in turns:",
+            strategy.name()
+        ));
+        let plan = turns::Plan {
+            strategies: vec![Strategy::Keep, strategy],
+            steps: args.compare_steps as usize,
+            warmup: 2,
+            check: !placement.device.is_cuda(),
+            exact: !placement.device.is_cuda(),
+            seed,
+            optimizer: OptimizerKind::AdamW,
+            placement,
+        };
+        let rows = turns::measure(&plan, &shape, &args.cache.untraced(), &data.train, &progress)?;
+        if progress.is_json() {
+            return rows.iter().try_for_each(|row| progress.event(row));
+        }
+        progress.line(&side::render(&rows));
+        Ok(())
+    }
+}
+
+/// Where the activations of a step went.
+pub(super) fn whereabouts(report: &StepReport) -> String {
+    let bytes = |tally: Tally| size::format(tally.bytes);
+    let kept = &report.kept;
+    let mut text = format!(
+        "saved {} in {} tensors: {} left the device ({} came back, {} were still there when asked for), {} were in the cache \
+         already. On the device stayed {} of parameters, {} of small tensors",
+        bytes(report.saved),
+        report.saved.count,
+        bytes(report.offloaded),
+        bytes(report.loaded),
+        bytes(report.forwarded),
+        bytes(report.deduplicated),
+        bytes(kept.parameters),
+        bytes(kept.small),
+    );
+    for (tally, why) in [
+        (kept.policy, "as planned or asked for"),
+        (kept.ineligible, "that cannot be moved"),
+        (kept.no_room, "for want of room elsewhere"),
+    ] {
+        if tally.count > 0 {
+            text += &format!(", {} {why}", bytes(tally));
+        }
+    }
+    if report.recomputed.count > 0 {
+        text += &format!("; {} were computed again", bytes(report.recomputed));
+    }
+    text + "."
+}
+
+/// Text of a model for a terminal: what it makes up may be control characters.
+fn indented(text: &str) -> String {
+    let shown = text.replace(|c: char| c.is_control() && c != '\n' && c != '\t', "\u{fffd}");
+    shown.lines().map(|line| format!("    {line}")).collect::<Vec<_>>().join("\n")
+}
