@@ -1,33 +1,28 @@
 //! The cache, as the command line describes it.
 
-use std::env;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use clap::{ValueEnum, value_parser};
 use serde::Serialize;
 use ssdtrain::{Adaptive, BackendKind, IoPath, Policy, TensorCache, write_traces};
 use ssdtrain_plan::Goal;
-use ssdtrain_store::{Store, StoreConfig};
 use tch::Device;
 use tch::nn::VarStore;
 
 use crate::common::progress::Progress;
+use crate::common::spill::SpillArgs;
 use crate::common::strategy::Strategy;
 use crate::common::{defaults, float, size};
-
-/// Where runs are kept, and spill files where the system's temporary directory does not take `O_DIRECT`.
-pub(crate) const RUNS: &str = "runs";
 
 /// The arguments that describe a cache.
 #[derive(Clone, Debug, Serialize, clap::Args)]
 #[command(next_help_heading = "Cache")]
 pub(crate) struct CacheArgs {
-    /// Directory to spill to; repeat it with one per SSD and their speeds add up. Without it: the system's temporary
-    /// directory, or ./runs where that one does not take O_DIRECT
-    #[arg(long = "spill-dir", value_name = "DIR")]
-    spill_dirs: Vec<PathBuf>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    spill: SpillArgs,
     /// Storages smaller than this stay in memory
     #[arg(long, value_name = "SIZE", default_value = defaults::MIN_BYTES, value_parser = size::parse)]
     min_bytes: u64,
@@ -76,9 +71,6 @@ pub(crate) struct CacheArgs {
     /// Of auto: most bytes written to disk in a day of steps on end, as the endurance of the SSD asks for
     #[arg(long, value_name = "SIZE", value_parser = size::parse_positive)]
     written_per_day: Option<u64>,
-    /// How bytes are moved
-    #[arg(long, value_enum, default_value_t)]
-    backend: Backend,
     /// Transfers under way at once
     #[arg(long, value_name = "N", default_value = defaults::QUEUE_DEPTH, value_parser = value_parser!(u32).range(1..=4096))]
     queue_depth: u32,
@@ -118,23 +110,6 @@ impl Defaults {
     }
 }
 
-/// [`BackendKind`] on the command line.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Backend {
-    /// io_uring, or threads where the kernel refuses it
-    #[default]
-    Auto,
-    /// io_uring, or an error
-    Uring,
-    /// Threads that call pread and pwrite
-    Pool,
-    /// Threads that call cuFile, or an error
-    Cufile,
-    /// Memory instead of a disk: what a run costs without one
-    Memory,
-}
-
 /// [`IoPath`] on the command line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -162,7 +137,7 @@ impl CacheArgs {
             .keep_last(self.keep_last.unwrap_or(defaults.keep_last) as usize)
             .disk_cap(self.disk_cap)
             .disk_rate(self.disk_rate.unwrap_or(0))
-            .backend(self.backend.kind())
+            .backend(self.spill.backend())
             .queue_depth(self.queue_depth as usize)
             .verify(self.verify)
             .trace(self.trace.is_some());
@@ -204,7 +179,7 @@ impl CacheArgs {
             if self.require_direct {
                 builder = builder.require_path(IoPath::Direct);
             }
-            for directory in spill_directories(&self.spill_dirs)? {
+            for directory in self.spill.directories()? {
                 builder = builder.spill_to(directory);
             }
         }
@@ -252,12 +227,7 @@ impl CacheArgs {
 
     /// Where spill files go, for people.
     pub(crate) fn describe(&self) -> Result<String> {
-        if self.backend == Backend::Memory {
-            return Ok("memory instead of a disk".to_owned());
-        }
-        let directories = spill_directories(&self.spill_dirs)?;
-        let names: Vec<_> = directories.iter().map(|directory| directory.display().to_string()).collect();
-        Ok(names.join(", "))
+        self.spill.describe()
     }
 }
 
@@ -268,50 +238,5 @@ impl Way {
             Way::Direct => IoPath::Direct,
             Way::Staged => IoPath::Staged,
         }
-    }
-}
-
-impl Backend {
-    pub(crate) fn kind(self) -> BackendKind {
-        match self {
-            Backend::Auto => BackendKind::Auto,
-            Backend::Uring => BackendKind::Uring,
-            Backend::Pool => BackendKind::Pool,
-            Backend::Cufile => BackendKind::CuFile,
-            Backend::Memory => BackendKind::Memory,
-        }
-    }
-}
-
-/// The directories given, or else one that takes `O_DIRECT` if there is any.
-pub(crate) fn spill_directories(given: &[PathBuf]) -> Result<Vec<PathBuf>> {
-    if !given.is_empty() {
-        return Ok(given.to_vec());
-    }
-    let temporary = env::temp_dir();
-    if takes_direct_io(&temporary) {
-        return Ok(vec![temporary]);
-    }
-    fs::create_dir_all(RUNS).with_context(|| {
-        format!(
-            "{} does not take O_DIRECT, and ./{RUNS} cannot be made; give --spill-dir",
-            temporary.display()
-        )
-    })?;
-    Ok(vec![RUNS.into()])
-}
-
-fn takes_direct_io(directory: &Path) -> bool {
-    Store::open(probe(directory)).is_ok_and(|store| store.path().is_direct())
-}
-
-/// A store of one block, to see what a directory can do.
-pub(crate) fn probe(directory: &Path) -> StoreConfig {
-    StoreConfig {
-        directories: vec![directory.to_owned()],
-        cap_bytes: 4096,
-        backend: BackendKind::Pool,
-        queue_depth: 1,
-        ..StoreConfig::default()
     }
 }

@@ -4,6 +4,22 @@ use anyhow::Result;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
 
+/// The argument that says what a command prints.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct OutputArgs {
+    /// Print JSON instead of text: one object on each line, with the fields that are told below
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The argument that has a plan explained.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct ExplainArgs {
+    /// Print auto's plan: what goes where, by scope, and what it counts on
+    #[arg(long)]
+    pub(crate) explain: bool,
+}
+
 /// A table with the first column to the left and numbers to the right.
 pub(crate) fn render<const N: usize>(
     header: [&str; N],

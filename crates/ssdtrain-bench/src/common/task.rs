@@ -3,12 +3,11 @@
 use anyhow::{Result, ensure};
 use clap::value_parser;
 
-use crate::common::cache::CacheArgs;
-use crate::common::data::{Data, DataArgs};
-use crate::common::defaults;
+use crate::common::data::Data;
 use crate::common::optimizer::OptimizerKind;
-use crate::common::placement::{Placement, PlacementArgs};
-use crate::common::shape::{Shape, ShapeArgs};
+use crate::common::placement::Placement;
+use crate::common::setup::SetupArgs;
+use crate::common::shape::Shape;
 
 /// The arguments that make up a [`Task`].
 #[derive(Clone, Debug, clap::Args)]
@@ -16,12 +15,6 @@ pub(crate) struct TaskArgs {
     /// Take kernels that give the same bits each time; on a GPU they are slower
     #[arg(long)]
     deterministic: bool,
-    /// Seed of weights, batches, dropout and the bootstrap
-    #[arg(long, value_name = "N", default_value_t = defaults::SEED)]
-    pub(crate) seed: u64,
-    /// Threads that compute; default: as many as libtorch takes
-    #[arg(long, value_name = "N", value_parser = value_parser!(i32).range(1..=1024))]
-    threads: Option<i32>,
     /// How parameters follow their gradients
     #[arg(long, value_enum, default_value = "adamw")]
     pub(crate) optimizer: OptimizerKind,
@@ -29,13 +22,7 @@ pub(crate) struct TaskArgs {
     #[arg(long, value_name = "N", help_heading = "Model", value_parser = value_parser!(i64).range(1..=1 << 20))]
     vocab: Option<i64>,
     #[command(flatten)]
-    placement: PlacementArgs,
-    #[command(flatten)]
-    shape: ShapeArgs,
-    #[command(flatten)]
-    pub(crate) data: DataArgs,
-    #[command(flatten)]
-    pub(crate) cache: CacheArgs,
+    pub(crate) setup: SetupArgs,
 }
 
 /// Steps that are ready to be measured.
@@ -53,18 +40,16 @@ impl TaskArgs {
     /// Reads the data and readies the device, so that what is wrong is told before measuring begins. `check`: whether bits will
     /// be compared.
     pub(crate) fn prepare(&self, check: bool) -> Result<Task> {
-        if let Some(threads) = self.threads {
-            tch::set_num_threads(threads);
-        }
-        let placement = self.placement.resolve()?;
+        let SetupArgs { shape, data, .. } = &self.setup;
+        let placement = self.setup.place()?;
         let gpu = placement.device.is_cuda();
         // The processor's kernels give the same bits anyway.
         let exact = check || self.deterministic || !gpu;
         if exact && gpu {
             ssdtrain_libtorch::make_deterministic()?;
         }
-        let mut shape = self.shape.resolve(Shape::preset("mini")?)?;
-        let data = self.data.load(&shape.tokens)?;
+        let mut shape = shape.resolve(Shape::preset("mini")?)?;
+        let data = data.load(&shape.tokens)?;
         data.require(shape.block())?;
         let tokens = data.tokenizer.vocab() as i64;
         shape.model.vocab = self.vocab.unwrap_or(tokens);

@@ -3,10 +3,12 @@
 use std::fmt;
 
 use anyhow::{Context, Result, bail, ensure};
+use clap::value_parser;
 use ssdtrain_models::{TokenSet, seed_step};
 use tch::nn::VarStore;
 
 use super::cache::CacheArgs;
+use super::defaults;
 use super::interrupt;
 use super::learner::Learner;
 use super::optimizer::OptimizerKind;
@@ -15,6 +17,27 @@ use super::progress::Progress;
 use super::shape::Shape;
 use super::side::{Row, Side};
 use super::strategy::Strategy;
+use super::task::{Task, TaskArgs};
+
+/// The arguments that say which strategies take turns, and how often.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct TurnsArgs {
+    /// What to measure: strategies that take turns
+    #[arg(
+        long,
+        value_name = "NAMES",
+        value_enum,
+        value_delimiter = ',',
+        default_value = "plain,keep,offload"
+    )]
+    pub(crate) strategies: Vec<Strategy>,
+    /// Measured steps of each strategy
+    #[arg(long, value_name = "N", default_value = defaults::COMPARE_STEPS, value_parser = value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) steps: u32,
+    /// Steps of each strategy before those; more where a plan of auto is not settled by then, at most 24
+    #[arg(long, value_name = "N", default_value = defaults::COMPARE_WARMUP, value_parser = value_parser!(u32).range(0..=1_000_000))]
+    pub(crate) warmup: u32,
+}
 
 /// Most steps that warm-up is longer while plans are still corrected.
 const SETTLING: usize = 24;
@@ -31,6 +54,22 @@ pub(crate) struct Plan {
     pub(crate) seed: u64,
     pub(crate) optimizer: OptimizerKind,
     pub(crate) placement: Placement,
+}
+
+impl Plan {
+    /// What the arguments ask for; gradients are not compared.
+    pub(crate) fn new(turns: &TurnsArgs, args: &TaskArgs, task: &Task) -> Plan {
+        Plan {
+            strategies: distinct(&turns.strategies),
+            steps: turns.steps as usize,
+            warmup: turns.warmup as usize,
+            check: false,
+            exact: task.exact,
+            seed: args.setup.seed(),
+            optimizer: args.optimizer,
+            placement: task.placement,
+        }
+    }
 }
 
 /// The strategy whose error it is; for whoever can go on without it.

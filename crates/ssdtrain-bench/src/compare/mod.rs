@@ -1,14 +1,12 @@
 //! `compare`: the same training step under each strategy, side by side.
 
 use anyhow::Result;
-use clap::value_parser;
 
 use crate::common::progress::Progress;
 use crate::common::side::render;
-use crate::common::strategy::Strategy;
+use crate::common::table::{self, ExplainArgs, OutputArgs};
 use crate::common::task::{Task, TaskArgs};
-use crate::common::turns::{Plan, distinct, measure};
-use crate::common::{defaults, table};
+use crate::common::turns::{Plan, TurnsArgs, measure};
 
 /// Measure a training step with activations on disk beside the same step with activations in memory
 ///
@@ -23,30 +21,15 @@ use crate::common::{defaults, table};
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// What to compare
-    #[arg(
-        long,
-        value_name = "NAMES",
-        value_enum,
-        value_delimiter = ',',
-        default_value = "plain,keep,offload"
-    )]
-    strategies: Vec<Strategy>,
-    /// Measured steps of each strategy
-    #[arg(long, value_name = "N", default_value = defaults::COMPARE_STEPS, value_parser = value_parser!(u32).range(1..=1_000_000))]
-    steps: u32,
-    /// Steps of each strategy before those; more where a plan of auto is not settled by then, at most 24
-    #[arg(long, value_name = "N", default_value = defaults::COMPARE_WARMUP, value_parser = value_parser!(u32).range(0..=1_000_000))]
-    warmup: u32,
-    /// Print auto's plan: what goes where, by scope, and what it counts on
-    #[arg(long)]
-    explain: bool,
+    #[command(flatten)]
+    turns: TurnsArgs,
+    #[command(flatten)]
+    explain: ExplainArgs,
     /// Compare every gradient after every step to the bit; a difference is an error. It implies --deterministic
     #[arg(long)]
     check: bool,
-    /// Print one JSON object per strategy, each on one line
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
     #[command(flatten)]
     task: TaskArgs,
 }
@@ -63,7 +46,7 @@ Examples:
   ssdtrain-bench compare --strategies keep,offload,adaptive-paper --disk-rate 150MiB
   ssdtrain-bench compare --steps 3 --strategies keep,offload --trace trace.json
 
-JSON: strategy, step_ms_median, tokens_per_s, act_peak_bytes, act_peak_spread_bytes (highest less lowest step),
+JSON, for each strategy: strategy, step_ms_median, tokens_per_s, act_peak_bytes, act_peak_spread_bytes (highest less lowest step),
 act_peak_to_keep, step_peak_bytes (gradients counted too), saved_bytes, offloaded_bytes, recomputed_bytes, rerun_ms (of the host), deduplicated_bytes, forwarded_bytes,
 stall_ms, stall_ms_by_cause {device_budget, host_pool, load, copy_in}, pinned_bytes (pinned while measured), disk
 {written_bytes_per_step, read_bytes_per_step, busy_bytes_per_s, busy_share}, planned {step_ms, peak_bytes, stall_ms, in_reach, plans}, adaptive {scopes, offloaded_scopes, last_scope,
@@ -72,29 +55,22 @@ saved_bytes counts each save, so one tensor may count more than once; it is null
 ratio_to_keep is null without keep.";
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let Task { placement, shape, data, exact } = args.task.prepare(args.check)?;
-    args.task.cache.prepare_trace(&args.strategies)?;
-    let progress = Progress::new(args.json);
+    let task = args.task.prepare(args.check)?;
+    let Task { placement, shape, data, .. } = &task;
+    let cache = &args.task.setup.cache;
+    cache.prepare_trace(&args.turns.strategies)?;
+    let progress = Progress::new(args.output.json);
     progress.line(&format!("data   {}", data.describe()));
     progress.line(&format!("model  {}, {placement}", shape.describe()));
-    progress.line(&format!("spill  {}", args.task.cache.describe()?));
-    let plan = Plan {
-        strategies: distinct(&args.strategies),
-        steps: args.steps as usize,
-        warmup: args.warmup as usize,
-        check: args.check,
-        exact,
-        seed: args.task.seed,
-        optimizer: args.task.optimizer,
-        placement,
-    };
+    progress.line(&format!("spill  {}", cache.describe()?));
+    let plan = Plan { check: args.check, ..Plan::new(&args.turns, &args.task, &task) };
     progress.line(&format!("plan   {} steps of each strategy, after {} of warm-up", plan.steps, plan.warmup));
-    let rows = measure(&plan, &shape, &args.task.cache, &data.train, &progress)?;
-    if args.json {
+    let rows = measure(&plan, shape, cache, &data.train, &progress)?;
+    if args.output.json {
         return rows.iter().try_for_each(table::print_json);
     }
     println!("\n{}", render(&rows));
-    for explained in rows.iter().filter_map(|row| row.explained.as_ref()).filter(|_| args.explain) {
+    for explained in rows.iter().filter_map(|row| row.explained.as_ref()).filter(|_| args.explain.explain) {
         println!("\n{explained}");
     }
     Ok(())

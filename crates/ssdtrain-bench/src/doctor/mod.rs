@@ -24,7 +24,7 @@ use std::thread;
 
 use anyhow::{Result, ensure};
 use io_uring::IoUring;
-use ssdtrain::{TensorCache, TensorCacheBuilder};
+use ssdtrain::{BackendKind, TensorCache, TensorCacheBuilder};
 use ssdtrain_store::{Store, StoreConfig};
 use tch::Device;
 
@@ -32,8 +32,9 @@ use self::facts::{Facts, Tried};
 use self::page::{Check, Status};
 use self::place::Place;
 use self::tree::Tree;
-use crate::common::cache::{Backend, probe, spill_directories};
 use crate::common::size;
+use crate::common::spill::{SpillArgs, probe};
+use crate::common::table::OutputArgs;
 
 /// Less free space than this is worth a word: a small model's activations fill it.
 const LITTLE_SPACE: u64 = 4 << 30;
@@ -49,15 +50,10 @@ const BUILT_FOR: &str = "2.11.0";
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Spill directory to look at; may be repeated. Without it: where train would spill to
-    #[arg(long = "spill-dir", value_name = "DIR")]
-    spill_dirs: Vec<PathBuf>,
-    /// How bytes would be moved
-    #[arg(long, value_enum, default_value_t)]
-    backend: Backend,
-    /// Print one JSON object per line: name, status, found, advice
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    spill: SpillArgs,
+    #[command(flatten)]
+    output: OutputArgs,
     /// Read /proc, /sys, /run and /etc below this directory
     #[arg(long, value_name = "DIR", default_value = "/", hide = true)]
     root: PathBuf,
@@ -67,10 +63,12 @@ const EXAMPLES: &str = "\
 Examples:
   ssdtrain-bench doctor
   ssdtrain-bench doctor --spill-dir /mnt/nvme0 --spill-dir /mnt/nvme1
-  ssdtrain-bench doctor --json";
+  ssdtrain-bench doctor --json
+
+JSON: name, status, found, advice.";
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let directories = spill_directories(&args.spill_dirs)?;
+    let directories = args.spill.directories()?;
     let gpus = cuda::devices();
     let libtorch_directory = libtorch_directory();
     let tried = Tried {
@@ -92,10 +90,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         checks.extend(disks::disks(&facts, place));
     }
     checks.extend(host::host(&facts));
-    let (used, way) = used(&directories, args.backend);
-    checks.extend([threads(), route(&directories, args.backend, !facts.gpus.is_empty()), used]);
+    let backend = args.spill.backend();
+    let (used, way) = used(&directories, backend);
+    checks.extend([threads(), route(&directories, backend, !facts.gpus.is_empty()), used]);
     checks.push(verdict::verdict(&facts, &checks, &way));
-    page::print(&checks, args.json)?;
+    page::print(&checks, args.output.json)?;
     let unusable = checks.iter().filter(|check| check.needed && check.status == Status::Missing).count();
     ensure!(
         unusable == 0,
@@ -214,8 +213,8 @@ fn threads() -> Check {
 }
 
 /// Where saved bytes would go, as a cache with these settings finds it.
-fn route(directories: &[PathBuf], backend: Backend, has_gpu: bool) -> Check {
-    let builder = TensorCache::builder().backend(backend.kind());
+fn route(directories: &[PathBuf], backend: BackendKind, has_gpu: bool) -> Check {
+    let builder = TensorCache::builder().backend(backend);
     let builder = directories.iter().fold(builder, TensorCacheBuilder::spill_to);
     let told = |device| match builder.clone().device(device).route() {
         Ok(route) => route.to_string(),
@@ -227,12 +226,12 @@ fn route(directories: &[PathBuf], backend: Backend, has_gpu: bool) -> Check {
 }
 
 /// What a run with these settings would do, and in short its way to the disk.
-fn used(directories: &[PathBuf], backend: Backend) -> (Check, String) {
+fn used(directories: &[PathBuf], backend: BackendKind) -> (Check, String) {
     let name = "used";
     let config = StoreConfig {
         directories: directories.to_vec(),
         cap_bytes: directories.len() as u64 * 4096,
-        backend: backend.kind(),
+        backend,
         ..StoreConfig::default()
     };
     let (depth, io_bytes) = (config.queue_depth, size::format(config.io_bytes as u64));

@@ -10,7 +10,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use clap::value_parser;
+use clap::{Arg, value_parser};
 use serde::Serialize;
 use ssdtrain::{PathRates, PathTrial, TensorCache, TensorCacheBuilder};
 use ssdtrain_store::{Blob, Completion, IoBuf, Pin, Slot, Store, StoreConfig};
@@ -19,11 +19,12 @@ use tch::Device;
 use self::ceilings::{Ceilings, Load, Rates, render as render_ceilings};
 use self::memory::{Unpinned, buffers};
 use self::raw::{Mode, RawFiles, rounded};
-use crate::common::cache::{Backend, spill_directories};
 use crate::common::gpu::Gpu;
 use crate::common::placement::{ensure_there, parse_device};
 use crate::common::progress::Progress;
+use crate::common::spill::SpillArgs;
 use crate::common::stats::{Estimate, median, ratio_of_medians};
+use crate::common::table::OutputArgs;
 use crate::common::{defaults, size, table};
 
 /// The store moves values of about this size: that of an activation of a middling model.
@@ -42,11 +43,11 @@ const SEED: u64 = 1;
 /// way, both ways, and while the disks write and read. So are both ways between GPU and disk: straight by cuFile, and through pinned
 /// host memory.
 #[derive(Debug, clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, mut_arg("spill_dirs", as_dir))]
+#[command(mut_arg("backend", |arg| arg.help("How bytes are moved; with \"pool\" the ceiling is measured with threads too")))]
 pub(crate) struct Args {
-    /// Directory to measure; repeat it to measure several disks at once. Without it: where train would spill to
-    #[arg(long = "dir", value_name = "DIR")]
-    dirs: Vec<PathBuf>,
+    #[command(flatten)]
+    spill: SpillArgs,
     /// Bytes moved in each pass, rounded up to whole values
     #[arg(long, value_name = "SIZE", default_value = defaults::IO_SIZE, value_parser = size::parse_positive)]
     size: u64,
@@ -56,9 +57,6 @@ pub(crate) struct Args {
     /// Bytes of each transfer, rounded up to a multiple of 4 KiB; at most 1GiB
     #[arg(long, value_name = "SIZE", default_value = defaults::IO_BYTES, value_parser = io_bytes)]
     io_bytes: u64,
-    /// How bytes are moved; with "pool" the ceiling is measured with threads too
-    #[arg(long, value_enum, default_value_t)]
-    backend: Backend,
     /// GPU whose copies are measured too: cuda (the first one) or cuda:N. cpu: none
     #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = parse_device)]
     device: Device,
@@ -74,9 +72,8 @@ pub(crate) struct Args {
     /// Measured passes of each kind
     #[arg(long, value_name = "N", default_value = defaults::IO_ROUNDS, value_parser = value_parser!(u32).range(1..=10_000))]
     rounds: u32,
-    /// Print one JSON object per mode, each on one line; with a GPU also one per load of its ceilings
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -86,15 +83,22 @@ Examples:
   ssdtrain-bench io --depth 8 --io-bytes 256KiB --json
   ssdtrain-bench io --device cuda --dir /mnt/nvme0 --size 2GiB
 
-JSON: mode, raw_bytes_per_s, store_bytes_per_s, store_to_raw {median, low, high}, size, depth, io_bytes, raw_path,
+JSON, for each mode: mode, raw_bytes_per_s, store_bytes_per_s, store_to_raw {median, low, high}, size, depth, io_bytes, raw_path,
 io_path.
 With --device cuda then, for each load (copy_out, copy_in, copy_both, all): load, out_bytes_per_s (device to host),
 in_bytes_per_s (host to device), write_bytes_per_s, read_bytes_per_s (null where not in use), device, copy_size,
 copy_bytes, copy_depth, size, depth, io_bytes, raw_path. Under \"all\" the disks write and read in turn. Then for each way
 between GPU and disk (direct, staged), both directions at once: path, by, bytes_per_s (or null), refused (why, or null), device.";
 
+/// The directories by the name they have here.
+fn as_dir(arg: Arg) -> Arg {
+    arg.long("dir").alias("spill-dir").help(
+        "Directory to measure; repeat it to measure several disks at once. Without it: where train would spill to",
+    )
+}
+
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let progress = Progress::new(args.json);
+    let progress = Progress::new(args.output.json);
     let mut bench = Bench::prepare(args)?;
     progress.line(&format!(
         "{} per pass in transfers of {}, {} under way at once, {} rounds",
@@ -134,7 +138,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     };
     let rows: Vec<_> =
         Mode::ALL.into_iter().zip(&times).map(|(mode, times)| bench.row(args, mode, times)).collect();
-    if args.json {
+    if args.output.json {
         rows.iter().try_for_each(table::print_json)?;
         let loads = bench.ceilings.iter().flat_map(Ceilings::rates);
         loads
@@ -271,7 +275,7 @@ struct Bench {
 impl Bench {
     fn prepare(args: &Args) -> Result<Bench> {
         ensure_there(args.device)?;
-        let directories = spill_directories(&args.dirs)?;
+        let directories = args.spill.directories()?;
         let depth = args.depth as usize;
         let value = VALUE_BYTES.max(args.io_bytes) / args.io_bytes * args.io_bytes;
         let bytes = rounded(args.size, value, directories.len() as u64)?;
@@ -279,7 +283,7 @@ impl Bench {
             directories: directories.clone(),
             // What the values take, and room for the fit of each.
             cap_bytes: bytes.saturating_add(bytes / 4),
-            backend: args.backend.kind(),
+            backend: args.spill.backend(),
             queue_depth: depth,
             io_bytes: usize::try_from(args.io_bytes)?,
             ..StoreConfig::default()

@@ -13,6 +13,7 @@ use crate::common::progress::Progress;
 use crate::common::shape::Shape;
 use crate::common::side::Side;
 use crate::common::strategy::Strategy;
+use crate::common::table::{ExplainArgs, OutputArgs};
 use crate::common::task::{Task, TaskArgs};
 use crate::common::{interrupt, size, table};
 
@@ -23,16 +24,14 @@ use crate::common::{interrupt, size, table};
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Show what goes where, by scope, and what the plan counts on
-    #[arg(long)]
-    explain: bool,
+    #[command(flatten)]
+    explain: ExplainArgs,
     /// Tell the largest micro-batch that reaches the goal, of at most ROWS sequences: from profiles of --batch and of half of it,
     /// and without trying larger ones
     #[arg(long, value_name = "ROWS", value_parser = value_parser!(u64).range(2..=1 << 20))]
     largest_batch: Option<u64>,
-    /// Print a JSON object
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
     #[command(flatten)]
     task: TaskArgs,
 }
@@ -75,10 +74,10 @@ struct Seen {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let task = args.task.prepare(false)?;
     let Task { placement, shape, data, .. } = &task;
-    let progress = Progress::new(args.json);
+    let progress = Progress::new(args.output.json);
     progress.line(&format!("data   {}", data.describe()));
     progress.line(&format!("model  {}, {placement}", shape.describe()));
-    progress.line(&format!("spill  {}", args.task.cache.describe()?));
+    progress.line(&format!("spill  {}", args.task.setup.cache.describe()?));
     let seen = settle(args, &task, shape.batch, &progress)?;
     let largest = match args.largest_batch {
         Some(most) => largest(args, &task, &seen, most, &progress)?,
@@ -92,11 +91,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         act_peak_bytes: seen.row.act_peak_bytes,
         largest_batch: largest,
     };
-    if args.json {
+    if args.output.json {
         return table::print_json(&outcome);
     }
     outcome.show(args.largest_batch);
-    if args.explain {
+    if args.explain.explain {
         println!("\n{explained}");
     }
     Ok(())
@@ -105,9 +104,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 /// Trains with micro-batches of `batch` sequences until the plan is settled, and measures the steps after that.
 fn settle(args: &Args, task: &Task, batch: usize, progress: &Progress) -> Result<Seen> {
     let shape = Shape { batch, ..task.shape.clone() };
-    let (seed, placement) = (args.task.seed, task.placement);
+    let (seed, placement) = (args.task.setup.seed(), task.placement);
     let optimizer = |vs: &VarStore| args.task.optimizer.build(vs);
-    let learner = Learner::new(Strategy::Auto, &shape, placement, &args.task.cache, optimizer, seed)?;
+    let learner = Learner::new(Strategy::Auto, &shape, placement, &args.task.setup.cache, optimizer, seed)?;
     let mut side = Side::new(Strategy::Auto, learner);
     let mut batches = task.data.train.random_batches(shape.rows(), shape.block(), seed, placement.device)?;
     progress.start();
@@ -141,8 +140,8 @@ fn largest(args: &Args, task: &Task, seen: &Seen, most: u64, progress: &Progress
     let profiles = [((batch / 2) as u64, &half.work), (batch as u64, &seen.work)];
     let scaling = Scaling::between(profiles[0], profiles[1])
         .context("micro-batches of two sizes do not save the same tensors: --min-bytes lies between")?;
-    let caps = Caps { disk: args.task.cache.disk_cap(), ..Caps::default() };
-    let found = scaling.largest(&seen.machine, caps, args.task.cache.goal(), most);
+    let caps = Caps { disk: args.task.setup.cache.disk_cap(), ..Caps::default() };
+    let found = scaling.largest(&seen.machine, caps, args.task.setup.cache.goal(), most);
     Ok(found.map(|(rows, plan)| Largest {
         rows,
         step_ms: plan.prediction.step.as_secs_f64() * 1e3 * task.shape.accumulate as f64,

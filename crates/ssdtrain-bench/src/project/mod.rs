@@ -11,8 +11,6 @@ mod projection;
 mod room;
 mod saved;
 
-use std::path::PathBuf;
-
 use anyhow::{Result, ensure};
 use clap::value_parser;
 use plotters::prelude::DrawingBackend;
@@ -26,7 +24,8 @@ use self::model::{Batch, Model, Parallelism};
 use self::presets::{Preset, Run};
 use self::projection::{Projection, Scenario};
 use self::saved::Precision;
-use crate::common::drawing::{self, Bar, Bars, COLOURS, Canvas, Picture};
+use crate::common::drawing::{Bar, Bars, COLOURS, Canvas, DrawingArgs, Picture};
+use crate::common::table::OutputArgs;
 use crate::common::{float, table};
 
 /// Project how fast SSDs must write and how long they last if a training run's activations go to them
@@ -36,16 +35,15 @@ use crate::common::{float, table};
 /// assume random writes, activations are written in large pieces one after the other.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
+#[command(mut_arg("plot", |arg| arg.help("Draw bandwidth, lifespan and activation bytes into FILE, an SVG or a PNG; repeat it for more")))]
 pub(crate) struct Args {
     /// Measured configurations to project
     #[arg(long, value_enum, default_value = "megatron-a100", conflicts_with = "model")]
     preset: Preset,
-    /// Print one JSON object per configuration, each on one line
-    #[arg(long)]
-    json: bool,
-    /// Draw bandwidth, lifespan and activation bytes into FILE, an SVG or a PNG
-    #[arg(long, value_name = "FILE", value_parser = drawing::parse_file)]
-    plot: Option<PathBuf>,
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(flatten)]
+    drawing: DrawingArgs,
     #[command(flatten)]
     own: OwnArgs,
     #[command(flatten)]
@@ -135,7 +133,7 @@ Examples:
   ssdtrain-bench project --model mine.toml --gpu h100-80gb --ssd my-ssd.toml --json
   ssdtrain-bench project --model gpt2-xl --implementation ssdtrain --micro-batch 8 --gpu h200-141gb
 
-JSON: configuration, model, gpus, tensor_parallel, pipeline_parallel, zero, micro_batch, batch, tflops (achieved, per GPU), activation_bytes
+JSON, for each configuration: configuration, model, gpus, tensor_parallel, pipeline_parallel, zero, micro_batch, batch, tflops (achieved, per GPU), activation_bytes
 (per GPU and step), forward_s, step_s, write_bytes_per_s (per GPU), lifespan_years, largest {micro_batch, activation_bytes}: with
 two layers in memory at a time; null if not even one sequence fits.";
 
@@ -146,10 +144,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let ssds = args.ssds.resolve()?;
     let runs = args.own.resolve()?.map_or_else(|| args.preset.runs(), |run| vec![run]);
     let rows = runs.iter().map(|run| Row::of(run, &ssds)).collect::<Result<Vec<_>>>()?;
-    if let Some(path) = &args.plot {
-        drawing::write(path, &Viability { runs: &runs, rows: &rows, ssds: &ssds })?;
-    }
-    if args.json {
+    let drawn = args.drawing.draw(&Viability { runs: &runs, rows: &rows, ssds: &ssds })?;
+    if args.output.json {
         return rows.iter().try_for_each(table::print_json);
     }
     if args.own.model.is_none() {
@@ -157,9 +153,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     println!("ssds   {}", describe(&ssds));
     println!("\n{}", render(&rows));
-    if let Some(path) = &args.plot {
-        println!("\nplot   {}", path.display());
-    }
+    drawn.iter().for_each(|line| println!("\n{line}"));
     Ok(())
 }
 

@@ -17,14 +17,16 @@ use self::record::Settings;
 pub(crate) use self::record::{Record, parse_file};
 use crate::common::cache::CacheArgs;
 use crate::common::data::DataArgs;
+use crate::common::drawing::DrawingArgs;
 use crate::common::optimizer::OptimizerKind;
 use crate::common::placement::Placement;
 use crate::common::progress::Progress;
 use crate::common::shape::Shape;
 use crate::common::strategy::Strategy;
+use crate::common::table::OutputArgs;
 use crate::common::task::{Task, TaskArgs};
-use crate::common::turns::{Plan, Under, distinct, measure};
-use crate::common::{defaults, drawing, failure, gpu, interrupt, table};
+use crate::common::turns::{Plan, TurnsArgs, Under, distinct, measure};
+use crate::common::{defaults, failure, gpu, interrupt, table};
 
 /// Measure how much memory each strategy takes and how fast it trains, over micro-batch sizes
 ///
@@ -41,16 +43,12 @@ use crate::common::{defaults, drawing, failure, gpu, interrupt, table};
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES, mut_arg("batch", |arg| instead::<u32>(arg, "the sizes are swept: give --batches")))]
 #[command(mut_arg("trace", |arg| instead::<PathBuf>(arg, "a trace shows few steps: take compare for it")))]
+#[command(mut_arg("strategies", |arg| arg.default_value(STRATEGIES)))]
+#[command(mut_arg("steps", |arg| arg.default_value(defaults::ROK_STEPS)))]
+#[command(mut_arg("warmup", |arg| arg.default_value(defaults::ROK_WARMUP)))]
 pub(crate) struct Args {
-    /// What to measure
-    #[arg(
-        long,
-        value_name = "NAMES",
-        value_enum,
-        value_delimiter = ',',
-        default_value = "keep,recompute,offload,adaptive-paper,auto"
-    )]
-    strategies: Vec<Strategy>,
+    #[command(flatten)]
+    turns: TurnsArgs,
     /// Micro-batch sizes, in sequences
     #[arg(
         long,
@@ -60,27 +58,22 @@ pub(crate) struct Args {
         value_parser = value_parser!(u32).range(1..=1 << 16)
     )]
     batches: Vec<u32>,
-    /// Measured steps of each point
-    #[arg(long, value_name = "N", default_value = defaults::ROK_STEPS, value_parser = value_parser!(u32).range(1..=1_000_000))]
-    steps: u32,
-    /// Steps of each point before those
-    #[arg(long, value_name = "N", default_value = defaults::ROK_WARMUP, value_parser = value_parser!(u32).range(0..=1_000_000))]
-    warmup: u32,
     /// File of the points, CSV or JSON; if it is there, the sweep goes on from it
     #[arg(long, value_name = "FILE", default_value = "rok.csv", value_parser = parse_file)]
     out: PathBuf,
     /// Forget what the file has, and measure all of it anew
     #[arg(long)]
     fresh: bool,
-    /// Draw the curves into FILE, an SVG or a PNG; repeat it for more
-    #[arg(long, value_name = "FILE", value_parser = drawing::parse_file)]
-    plot: Vec<PathBuf>,
-    /// Print one JSON object per point, each on one line
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    drawing: DrawingArgs,
+    #[command(flatten)]
+    output: OutputArgs,
     #[command(flatten)]
     task: TaskArgs,
 }
+
+/// What is measured unless told otherwise.
+const STRATEGIES: &str = "keep,recompute,offload,adaptive-paper,auto";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -90,7 +83,7 @@ Examples:
   ssdtrain-bench rok --preset gpt2-small --device cuda --vocab 50304 --loss-chunk 2048 --optimizer sgd --out gpu.csv
   ssdtrain-bench plot rok.csv --plot rok.png          a picture of what was measured, without measuring
 
-Columns and JSON: micro_batch, strategy, step_ms_median, ratio_to_keep (of medians) with its 95 % interval ratio_low to ratio_high,
+Columns, and JSON for each point: micro_batch, strategy, step_ms_median, ratio_to_keep (of medians) with its 95 % interval ratio_low to ratio_high,
 tokens_per_s, model_tflops, act_peak_bytes, act_peak_to_keep, step_peak_bytes (with gradients), offloaded_bytes, recomputed_bytes, stall_ms, predicted_step_ms,
 predicted_peak_bytes (of auto), failed (why there is no measurement); in JSON frontier, too. Ratios are empty where keep
 did not take turns with it. The first line of a CSV file is a comment with title and settings.";
@@ -105,15 +98,18 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     // So that a place that cannot be written to is told before measuring begins.
     record.write(&args.out)?;
 
-    let mut progress = Progress::new(args.json);
+    let mut progress = Progress::new(args.output.json);
     let sizes = args.sizes();
     let names: Vec<_> = sizes.iter().map(ToString::to_string).collect();
     let Task { placement, shape, data, .. } = &task;
     progress.line(&format!("data   {}", data.describe()));
     progress.line(&format!("model  {}, {placement}", shape.describe_with(&names.join(", "))));
-    progress.line(&format!("spill  {}", args.task.cache.describe()?));
-    progress.line(&format!("plan   {} steps of each point, after {} of warm-up", args.steps, args.warmup));
-    let strategies = distinct(&args.strategies);
+    progress.line(&format!("spill  {}", args.task.setup.cache.describe()?));
+    progress.line(&format!(
+        "plan   {} steps of each point, after {} of warm-up",
+        args.turns.steps, args.turns.warmup
+    ));
+    let strategies = distinct(&args.turns.strategies);
     for (index, &size) in sizes.iter().enumerate() {
         let missing: Vec<_> = strategies
             .iter()
@@ -147,19 +143,10 @@ fn sweep(
     progress: &Progress,
 ) -> Result<Vec<Point>> {
     let shape = Shape { batch: size, ..task.shape.clone() };
-    let mut plan = Plan {
-        strategies,
-        steps: args.steps as usize,
-        warmup: args.warmup as usize,
-        check: false,
-        exact: task.exact,
-        seed: args.task.seed,
-        optimizer: args.task.optimizer,
-        placement: task.placement,
-    };
+    let mut plan = Plan { strategies, ..Plan::new(&args.turns, &args.task, task) };
     let mut points = Vec::new();
     while !plan.strategies.is_empty() {
-        let error = match measure(&plan, &shape, &args.task.cache, &task.data.train, progress) {
+        let error = match measure(&plan, &shape, &args.task.setup.cache, &task.data.train, progress) {
             Ok(rows) => {
                 let flops = shape.model.flops_per_token(shape.model.context) as f64;
                 let flops_per_step = flops * shape.tokens_per_step() as f64;
@@ -224,11 +211,11 @@ impl Args {
             threads: tch::get_num_threads(),
             deterministic: task.exact,
             optimizer: self.task.optimizer,
-            seed: self.task.seed,
-            steps: self.steps,
-            warmup: self.warmup,
-            data: &self.task.data,
-            cache: &self.task.cache,
+            seed: self.task.setup.seed(),
+            steps: self.turns.steps,
+            warmup: self.turns.warmup,
+            data: &self.task.setup.data,
+            cache: &self.task.setup.cache,
         })
     }
 
@@ -241,10 +228,8 @@ impl Args {
     }
 
     fn show(&self, record: &Record, progress: &Progress) -> Result<()> {
-        for path in &self.plot {
-            drawing::write(path, &RokPicture(record))?;
-        }
-        if self.json {
+        let drawn = self.drawing.draw(&RokPicture(record))?;
+        if self.output.json {
             for (point, frontier) in record.points.iter().zip(frontier(&record.points)) {
                 table::print_json(&Line { point, frontier })?;
             }
@@ -252,7 +237,7 @@ impl Args {
             println!("\n{}\n", render(&record.points));
         }
         progress.line(&format!("points {}", self.out.display()));
-        self.plot.iter().for_each(|path| progress.line(&format!("plot   {}", path.display())));
+        drawn.iter().for_each(|line| progress.line(line));
         Ok(())
     }
 }

@@ -22,13 +22,15 @@ use self::horizon::Horizon;
 use self::optimizer::OptimizerArgs;
 use self::shown::whereabouts;
 use self::window::Window;
-use crate::common::cache::{CacheArgs, RUNS};
-use crate::common::data::{Data, DataArgs};
+use crate::common::data::Data;
 use crate::common::learner::{Learner, Outcome, Update};
-use crate::common::placement::{Placement, PlacementArgs};
+use crate::common::placement::Placement;
 use crate::common::progress::Progress;
-use crate::common::shape::{Shape, ShapeArgs};
+use crate::common::setup::SetupArgs;
+use crate::common::shape::Shape;
+use crate::common::spill::RUNS;
 use crate::common::strategy::Strategy;
+use crate::common::table::OutputArgs;
 use crate::common::{defaults, float, interrupt};
 
 const CHECKPOINT: &str = "checkpoint.safetensors";
@@ -66,9 +68,8 @@ pub(crate) struct Args {
     /// Go on from the checkpoint in --out. Without it, a checkpoint found there is renamed, and training begins anew
     #[arg(long)]
     resume: bool,
-    /// Print JSON lines instead of text: one object per logged step, evaluation, checkpoint and so on
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
     /// Steps from one line to the next
     #[arg(long, value_name = "STEPS", default_value = "10", value_parser = value_parser!(u64).range(1..))]
     log_every: u64,
@@ -87,22 +88,10 @@ pub(crate) struct Args {
     /// Steps to compare offload with keep at the end; 0 leaves the table out
     #[arg(long, value_name = "STEPS", default_value = defaults::CLOSING_STEPS, value_parser = value_parser!(u32).range(0..=100_000))]
     compare_steps: u32,
-    /// Seed of weights, batches, dropout and sample; default: 1337, or the checkpoint's
-    #[arg(long, value_name = "N")]
-    seed: Option<u64>,
-    /// Threads that compute; default: as many as libtorch takes
-    #[arg(long, value_name = "N", value_parser = value_parser!(i32).range(1..=1024))]
-    threads: Option<i32>,
     #[command(flatten)]
-    placement: PlacementArgs,
+    setup: SetupArgs,
     #[command(flatten)]
     optimizer: OptimizerArgs,
-    #[command(flatten)]
-    shape: ShapeArgs,
-    #[command(flatten)]
-    data: DataArgs,
-    #[command(flatten)]
-    cache: CacheArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -119,16 +108,13 @@ nanoGPT's recipe for a CPU, on its Shakespeare text:
 
 impl Args {
     fn strategy(&self) -> Strategy {
-        let by_default = if self.cache.has_budget() { Strategy::Offload } else { Strategy::Auto };
+        let by_default = if self.setup.cache.has_budget() { Strategy::Offload } else { Strategy::Auto };
         self.strategy.unwrap_or(by_default)
     }
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
     interrupt::listen()?;
-    if let Some(threads) = args.threads {
-        tch::set_num_threads(threads);
-    }
     let mut run = Run::prepare(args)?;
     run.train()?;
     run.write_trace()?;
@@ -176,29 +162,31 @@ impl Best {
 impl Run {
     /// Reads all that the run needs, so that what is wrong with it is told before training begins.
     fn prepare(args: Args) -> Result<Run> {
-        let placement = args.placement.resolve()?;
-        args.cache.prepare_trace(&[args.strategy()])?;
-        let progress = Progress::new(args.json);
+        let placement = args.setup.place()?;
+        args.setup.cache.prepare_trace(&[args.strategy()])?;
+        let progress = Progress::new(args.output.json);
         let path = args.out.join(CHECKPOINT);
         let checkpoint = args.resume.then(|| Checkpoint::open(&path)).transpose().context("--resume")?;
-        let mut shape = args.shape.resolve(base_shape(checkpoint.as_ref(), placement.device)?)?;
-        if let (Some(checkpoint), None) = (&checkpoint, args.shape.tokens()) {
+        let mut shape = args.setup.shape.resolve(base_shape(checkpoint.as_ref(), placement.device)?)?;
+        if let (Some(checkpoint), None) = (&checkpoint, args.setup.shape.tokens()) {
             shape.tokens = note(checkpoint, "tokenizer")?.to_owned();
         }
-        let data = args.data.load(&shape.tokens)?;
+        let data = args.setup.data.load(&shape.tokens)?;
         data.require(shape.block())?;
         shape.model.vocab = data.tokenizer.vocab() as i64;
         let prompt = data.prompt(args.prompt.as_deref())?;
         let state = checkpoint.as_ref().map(Checkpoint::state).cloned().unwrap_or_default();
-        let seed = args
-            .seed
-            .unwrap_or_else(|| checkpoint.as_ref().map_or(defaults::SEED, |found| found.state().seed));
+        let seed = match &checkpoint {
+            Some(found) => args.setup.seed_or(found.state().seed),
+            None => args.setup.seed(),
+        };
         let horizon = Horizon::new(args.steps, args.minutes, state.step);
         args.optimizer.update(&horizon, state.step, Duration::ZERO)?;
 
         let config = args.optimizer.adamw(placement.kind());
         let optimizer = |vs: &VarStore| Ok(AdamW::new(vs, config)?);
-        let mut learner = Learner::new(args.strategy(), &shape, placement, &args.cache, optimizer, seed)?;
+        let mut learner =
+            Learner::new(args.strategy(), &shape, placement, &args.setup.cache, optimizer, seed)?;
         if let Some(checkpoint) = &checkpoint {
             checkpoint.restore(&shape.model, &learner.vs, Some(&mut learner.optimizer))?;
         }
@@ -211,7 +199,11 @@ impl Run {
         progress.line(&format!("model  {}, {placement}", shape.describe()));
         match args.strategy() {
             Strategy::Offload | Strategy::OffloadDisk | Strategy::AdaptivePaper | Strategy::Auto => {
-                progress.line(&format!("spill  {}, through {}", args.cache.describe()?, learner.io_path()));
+                progress.line(&format!(
+                    "spill  {}, through {}",
+                    args.setup.cache.describe()?,
+                    learner.io_path()
+                ));
             }
             Strategy::OffloadHost => progress.line(&format!("spill  none: {}", learner.io_path())),
             Strategy::Plain | Strategy::Keep | Strategy::Recompute => {
@@ -301,7 +293,7 @@ impl Run {
 
     fn write_trace(&self) -> Result<()> {
         let cache = self.learner.cache().map(|cache| (self.args.strategy().name(), cache));
-        self.args.cache.write_trace(cache.as_slice(), &self.progress)
+        self.args.setup.cache.write_trace(cache.as_slice(), &self.progress)
     }
 
     /// Ends the run: unless it was stopped, with the held-out loss, a sample, and its strategy beside keep.

@@ -98,7 +98,7 @@ impl Run {
             optimizer: OptimizerKind::AdamW,
             placement,
         };
-        let rows = turns::measure(&plan, &shape, &args.cache.untraced(), &data.train, &progress)?;
+        let rows = turns::measure(&plan, &shape, &args.setup.cache.untraced(), &data.train, &progress)?;
         if progress.is_json() {
             return rows.iter().try_for_each(|row| progress.event(row));
         }

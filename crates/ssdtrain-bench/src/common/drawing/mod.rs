@@ -15,6 +15,25 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 pub(crate) use bars::{Bar, Bars};
 pub(crate) use curves::{Curve, Curves, Spot};
 
+/// The argument that has a picture drawn.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct DrawingArgs {
+    /// Draw into FILE, an SVG or a PNG; repeat it for more
+    #[arg(long, value_name = "FILE", num_args = 1.., value_parser = parse_file)]
+    plot: Vec<PathBuf>,
+}
+
+impl DrawingArgs {
+    /// Draws the picture into each of the files, and returns a line for each.
+    pub(crate) fn draw(&self, picture: &impl Picture) -> Result<Vec<String>> {
+        let lines = self.plot.iter().map(|path| {
+            write(path, picture)?;
+            Ok(format!("plot   {}", path.display()))
+        });
+        lines.collect()
+    }
+}
+
 /// What is drawn on.
 pub(crate) type Canvas<B> = DrawingArea<B, Shift>;
 
@@ -50,7 +69,7 @@ const FONT: &str = "sans-serif";
 static ROBOTO: &[u8] = include_bytes!("../../../assets/Roboto-Regular.ttf");
 
 /// A file name that ends in `.svg` or `.png`; for clap.
-pub(crate) fn parse_file(text: &str) -> Result<PathBuf, String> {
+fn parse_file(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("svg" | "png") => Ok(path),
@@ -62,7 +81,7 @@ pub(crate) fn parse_file(text: &str) -> Result<PathBuf, String> {
 ///
 /// # Errors
 /// If the file cannot be written.
-pub(crate) fn write(path: &Path, picture: &impl Picture) -> Result<()> {
+fn write(path: &Path, picture: &impl Picture) -> Result<()> {
     plotters::style::register_font(FONT, FontStyle::Normal, ROBOTO)
         .map_err(|_| anyhow!("the embedded font is damaged"))?;
     let context = || format!("cannot write {}", path.display());
