@@ -1,5 +1,7 @@
 //! Ctrl-C: the first asks the run to stop at the next good moment, the second stops it at once.
 
+use std::error::Error;
+use std::fmt;
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -25,3 +27,20 @@ pub(crate) fn listen() -> Result<()> {
 pub(crate) fn requested() -> bool {
     REQUESTED.load(Ordering::Relaxed)
 }
+
+/// A measurement that was stopped before it was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Interrupted {
+    /// Rounds done, those of warm-up included.
+    pub(crate) rounds: usize,
+    /// Rounds that were to be done.
+    pub(crate) of: usize,
+}
+
+impl fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "interrupted after {} of {} rounds", self.rounds, self.of)
+    }
+}
+
+impl Error for Interrupted {}

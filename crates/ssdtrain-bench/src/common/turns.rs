@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use clap::value_parser;
 use ssdtrain_models::{TokenSet, seed_step};
 use tch::nn::VarStore;
 
 use super::cache::CacheArgs;
 use super::defaults;
-use super::interrupt;
+use super::interrupt::{self, Interrupted};
 use super::learner::Learner;
 use super::optimizer::OptimizerKind;
 use super::placement::Placement;
@@ -82,14 +82,34 @@ impl fmt::Display for Under {
     }
 }
 
-/// Trains one model per strategy, in turns. An error of one of them has [`Under`] as its context.
+/// What strategies did in turns.
+pub(crate) struct Measured {
+    /// One for each strategy; none if no step was measured.
+    pub(crate) rows: Vec<Row>,
+    /// Measured steps of each strategy.
+    steps: usize,
+    /// If it was stopped before all were done.
+    stopped: Option<Interrupted>,
+}
+
+impl Measured {
+    /// An error if it was stopped, which says how far it came.
+    pub(crate) fn ensure_complete(&self, plan: &Plan) -> Result<()> {
+        let Some(stopped) = self.stopped else { return Ok(()) };
+        Err(stopped)
+            .with_context(|| format!("measured {} of {} steps of each strategy", self.steps, plan.steps))
+    }
+}
+
+/// Trains one model per strategy, in turns, until all is done or someone asks to stop. An error of one of them has [`Under`] as
+/// its context.
 pub(crate) fn measure(
     plan: &Plan,
     shape: &Shape,
     cache: &CacheArgs,
     tokens: &TokenSet,
     progress: &Progress,
-) -> Result<Vec<Row>> {
+) -> Result<Measured> {
     let mut sides = Vec::new();
     for &strategy in &plan.strategies {
         let optimizer = |vs: &VarStore| plan.optimizer.build(vs);
@@ -98,11 +118,14 @@ pub(crate) fn measure(
         sides.push(Side::new(strategy, learner));
     }
     let mut batches = tokens.random_batches(shape.rows(), shape.block(), plan.seed, plan.placement.device)?;
-    let (mut warmup, mut round) = (plan.warmup, 0);
+    let (mut warmup, mut round, mut stopped) = (plan.warmup, 0, None);
     progress.start();
     while round < warmup + plan.steps {
         let rounds = warmup + plan.steps;
-        ensure!(!interrupt::requested(), "interrupted after {round} of {rounds} rounds");
+        if interrupt::requested() {
+            stopped = Some(Interrupted { rounds: round, of: rounds });
+            break;
+        }
         progress.at(round as f64 / rounds as f64);
         let micro_batches = batches.draw()?.split(shape.accumulate)?;
         for index in order(sides.len(), round) {
@@ -124,7 +147,7 @@ pub(crate) fn measure(
     }
     let rounds = round;
     progress.clear();
-    if sides.len() > 1 && plan.exact {
+    if sides.len() > 1 && plan.exact && rounds > 0 {
         let names: Vec<_> = plan.strategies.iter().map(|strategy| strategy.name()).collect();
         let what = if plan.check { "every loss and every gradient" } else { "every loss" };
         progress
@@ -133,7 +156,10 @@ pub(crate) fn measure(
     let caches = sides.iter().filter_map(|side| Some((side.strategy.name(), side.learner.cache()?)));
     cache.write_trace(&caches.collect::<Vec<_>>(), progress)?;
     let keep = sides.iter().find(|side| side.strategy == Strategy::Keep);
-    Ok(sides.iter().map(|side| side.row(shape.tokens_per_step(), keep, plan.seed)).collect())
+    let steps = rounds.saturating_sub(warmup);
+    let measured = sides.iter().filter(|_| steps > 0);
+    let rows = measured.map(|side| side.row(shape.tokens_per_step(), keep, plan.seed)).collect();
+    Ok(Measured { rows, steps, stopped })
 }
 
 /// The order of the sides in a round. Six rounds of three sides, or four of two, have every order equally often, and

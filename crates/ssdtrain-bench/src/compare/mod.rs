@@ -2,8 +2,9 @@
 
 use anyhow::Result;
 
+use crate::common::interrupt;
 use crate::common::progress::Progress;
-use crate::common::side::render;
+use crate::common::side::{Row, render};
 use crate::common::table::{self, ExplainArgs, OutputArgs};
 use crate::common::task::{Task, TaskArgs};
 use crate::common::turns::{Plan, TurnsArgs, measure};
@@ -18,6 +19,8 @@ use crate::common::turns::{Plan, TurnsArgs, measure};
 /// A step is: clear gradients, forward, backward, optimizer, wait for the last transfer and for the device. Step times are medians;
 /// activation peak is the highest of any measured step, and the other figures are medians too. The ratio is that of
 /// the medians, with a 95 % interval (bootstrap over rounds).
+///
+/// Ctrl-C ends it after the round under way, with the figures of the steps measured so far and exit code 1.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -55,6 +58,7 @@ saved_bytes counts each save, so one tensor may count more than once; it is null
 ratio_to_keep is null without keep.";
 
 pub(crate) fn run(args: &Args) -> Result<()> {
+    interrupt::listen()?;
     let task = args.task.prepare(args.check)?;
     let Task { placement, shape, data, .. } = &task;
     let cache = &args.task.setup.cache;
@@ -65,11 +69,19 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     progress.line(&format!("spill  {}", cache.describe()?));
     let plan = Plan { check: args.check, ..Plan::new(&args.turns, &args.task, &task) };
     progress.line(&format!("plan   {} steps of each strategy, after {} of warm-up", plan.steps, plan.warmup));
-    let rows = measure(&plan, shape, cache, &data.train, &progress)?;
+    let measured = measure(&plan, shape, cache, &data.train, &progress)?;
+    show(args, &measured.rows)?;
+    measured.ensure_complete(&plan)
+}
+
+/// Prints what was measured, be it of fewer steps than asked for.
+fn show(args: &Args, rows: &[Row]) -> Result<()> {
     if args.output.json {
         return rows.iter().try_for_each(table::print_json);
     }
-    println!("\n{}", render(&rows));
+    if !rows.is_empty() {
+        println!("\n{}", render(rows));
+    }
     for explained in rows.iter().filter_map(|row| row.explained.as_ref()).filter(|_| args.explain.explain) {
         println!("\n{explained}");
     }

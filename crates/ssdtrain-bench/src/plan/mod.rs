@@ -72,6 +72,7 @@ struct Seen {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
+    interrupt::listen()?;
     let task = args.task.prepare(false)?;
     let Task { placement, shape, data, .. } = &task;
     let progress = Progress::new(args.output.json);

@@ -147,10 +147,11 @@ fn sweep(
     let mut points = Vec::new();
     while !plan.strategies.is_empty() {
         let error = match measure(&plan, &shape, &args.task.setup.cache, &task.data.train, progress) {
-            Ok(rows) => {
+            Ok(measured) => {
+                measured.ensure_complete(&plan)?;
                 let flops = shape.model.flops_per_token(shape.model.context) as f64;
                 let flops_per_step = flops * shape.tokens_per_step() as f64;
-                points.extend(rows.iter().map(|row| Point::measured(size, row, flops_per_step)));
+                points.extend(measured.rows.iter().map(|row| Point::measured(size, row, flops_per_step)));
                 break;
             }
             Err(error) => error,

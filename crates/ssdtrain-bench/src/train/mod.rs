@@ -49,7 +49,8 @@ const PART_OF_EVALUATION: usize = 8;
 ///
 /// Ctrl-C saves a checkpoint and stops; --resume goes on from it. Give --resume the options of the run it continues;
 /// the model's shape, the tokenizer and the seed need not be repeated. A run limited by --steps ends with the same
-/// weights whether it was interrupted or not.
+/// weights whether it was interrupted or not. After the last step Ctrl-C leaves out what is still to come, or ends the table with the
+/// steps measured so far and exit code 1.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -266,14 +267,14 @@ impl Run {
         if saved == Some(self.step) {
             return Ok(());
         }
-        // Who stops a run does not wait for its evaluation.
-        if interrupt::requested() { self.save(CHECKPOINT) } else { self.judge() }
+        self.judge()
     }
 
-    /// Evaluates on a part of the held-out data, and saves: the best there was apart from the latest.
+    /// Evaluates on a part of the held-out data, unless it was stopped, and saves: the best there was apart from the latest.
     fn judge(&mut self) -> Result<()> {
         let part = self.eval_batches().div_ceil(PART_OF_EVALUATION);
-        let loss = self.evaluate(part)?;
+        // Who stops a run does not wait for its evaluation.
+        let Some(loss) = self.evaluate(part)? else { return self.save(CHECKPOINT) };
         self.progress.line(&format!("step {:>6}  held-out loss {loss:.4}", self.step));
         let lowest = self.best.map_or(f64::INFINITY, |best| best.loss);
         if loss < lowest {
@@ -299,16 +300,12 @@ impl Run {
     /// Ends the run: unless it was stopped, with the held-out loss, a sample, and its strategy beside keep.
     fn close(self) -> Result<()> {
         if interrupt::requested() {
-            let path = self.args.out.join(CHECKPOINT);
-            let (step, path) = (self.step, path.display());
-            self.progress
-                .line(&format!("stopped after step {step}; {path} has it, and --resume goes on from there"));
-            return Ok(());
+            return self.tell_of_stop();
         }
         if let Some(report) = &self.last_report {
             self.progress.line(&format!("\nThe last step {}", whereabouts(report)));
         }
-        let loss = self.evaluate(self.eval_batches())?;
+        let Some(loss) = self.evaluate(self.eval_batches())? else { return self.tell_of_stop() };
         self.progress.line(&format!("\nHeld-out loss after {} steps: {loss:.4} nats per token", self.step));
         if let Some(Best { loss, step }) = self.best {
             let path = self.args.out.join(BEST);
@@ -316,7 +313,15 @@ impl Run {
                 .line(&format!("Best on the way: {loss:.4} after step {step}, in {}", path.display()));
         }
         self.show_sample()?;
-        self.show_comparison()
+        if interrupt::requested() { self.tell_of_stop() } else { self.show_comparison() }
+    }
+
+    fn tell_of_stop(&self) -> Result<()> {
+        let path = self.args.out.join(CHECKPOINT);
+        let (step, path) = (self.step, path.display());
+        self.progress
+            .line(&format!("stopped after step {step}; {path} has it, and --resume goes on from there"));
+        Ok(())
     }
 
     /// Number of batches of the evaluation at the end.
@@ -325,10 +330,21 @@ impl Run {
         usize::try_from(self.args.eval_tokens).unwrap_or(usize::MAX).div_ceil(tokens)
     }
 
-    fn evaluate(&self, batches: usize) -> Result<f64> {
-        let loss = evaluate(&self.learner.model, self.evaluation.clone().spread(batches))?;
+    /// The loss on so many batches of the held-out data; none if someone asked to stop meanwhile.
+    fn evaluate(&self, batches: usize) -> Result<Option<f64>> {
+        if interrupt::requested() {
+            return Ok(None);
+        }
+        let mut begun = false;
+        let batches = self.evaluation.clone().spread(batches);
+        // One batch at least, since there is no loss of none.
+        let batches = batches.take_while(|_| !std::mem::replace(&mut begun, true) || !interrupt::requested());
+        let loss = evaluate(&self.learner.model, batches)?;
+        if interrupt::requested() {
+            return Ok(None);
+        }
         self.progress.event(&json!({ "event": "eval", "step": self.step, "held_out_loss": loss }))?;
-        Ok(loss)
+        Ok(Some(loss))
     }
 
     fn save(&self, name: &str) -> Result<()> {

@@ -1,6 +1,6 @@
 //! What a run shows: its latest steps, a sample, and its step beside that of keep.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde_json::json;
 use ssdtrain::{StepReport, Tally};
 use ssdtrain_models::{Sampling, sample};
@@ -98,12 +98,14 @@ impl Run {
             optimizer: OptimizerKind::AdamW,
             placement,
         };
-        let rows = turns::measure(&plan, &shape, &args.setup.cache.untraced(), &data.train, &progress)?;
+        let cache = args.setup.cache.untraced();
+        let measured = turns::measure(&plan, &shape, &cache, &data.train, &progress)?;
         if progress.is_json() {
-            return rows.iter().try_for_each(|row| progress.event(row));
+            measured.rows.iter().try_for_each(|row| progress.event(row))?;
+        } else if !measured.rows.is_empty() {
+            progress.line(&side::render(&measured.rows));
         }
-        progress.line(&side::render(&rows));
-        Ok(())
+        measured.ensure_complete(&plan).context("the run is done and saved")
     }
 }
 
