@@ -1,9 +1,10 @@
 //! Planned steps: when to profile, what to plan for, and when a plan is no good any more. Pure.
 
+use std::num::NonZero;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ssdtrain_plan::{Leaving, Limits, Machine, Plan, Workload};
+use ssdtrain_plan::{Leaving, Limits, Machine, Plan};
 
 use super::attempts::{Attempts, FIRST_PROFILED};
 use super::planned::{Aim, Corrections, Planned};
@@ -367,8 +368,10 @@ impl Auto {
     }
 
     /// What the plan was made of, if there is one.
-    pub(crate) fn profile(&self) -> Option<(Workload, Machine)> {
-        self.planned.as_ref().map(|planned| (planned.profile.work.clone(), planned.machine))
+    pub(crate) fn profile(&self) -> Option<ssdtrain_plan::Profile> {
+        let Planned { profile, machine, .. } = self.planned.as_ref()?;
+        let micro_batches = NonZero::new(profile.micro_batches).unwrap_or(NonZero::<u32>::MIN);
+        Some(ssdtrain_plan::Profile { workload: profile.work.clone(), micro_batches, machine: *machine })
     }
 }
 
@@ -389,7 +392,7 @@ mod tests {
     use crate::profile::Save;
     use crate::telemetry::{Baseline, ScopeId};
     use crate::trace::Moves;
-    use ssdtrain_plan::{Entry, Goal};
+    use ssdtrain_plan::{Entry, Goal, Workload};
 
     const MS: Duration = Duration::from_millis(1);
     const LAYERS: u64 = 20;

@@ -14,7 +14,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{Storage, StorageId, WriteObserver};
-use ssdtrain_plan::{Machine, Workload};
+use ssdtrain_plan::Profile;
 use ssdtrain_store::{Store, StoreStats};
 use tch::Device;
 
@@ -172,9 +172,9 @@ impl TensorCache {
         self.steering.is_settled()
     }
 
-    /// What [`Policy::Auto`] has seen of one micro-batch and of what moves its bytes, for plans of one's own: see
+    /// What [`Policy::Auto`] has seen of one micro-batch and of what moves its bytes, to save, and for plans of one's own: see
     /// [`plan`](crate::plan). None as long as there is no plan.
-    pub fn profile(&self) -> Option<(Workload, Machine)> {
+    pub fn profile(&self) -> Option<Profile> {
         self.steering.profile()
     }
 

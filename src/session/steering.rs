@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use ssdtrain_plan::{Goal, Leaving, Machine, Placement, Prediction, Workload};
+use ssdtrain_plan::{Goal, Leaving, Placement, Prediction};
 use ssdtrain_store::{Store, StoreStats};
 use tch::Device;
 
@@ -248,7 +248,7 @@ impl Steering {
         }
     }
 
-    pub(super) fn profile(&self) -> Option<(Workload, Machine)> {
+    pub(super) fn profile(&self) -> Option<ssdtrain_plan::Profile> {
         match &self.by {
             By::Scopes(_) => None,
             By::Plans(auto) => auto.lock().profile(),

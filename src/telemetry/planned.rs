@@ -4,12 +4,13 @@ use std::fmt;
 use std::time::Duration;
 
 use bytesize::ByteSize;
+use serde::Serialize;
 use ssdtrain_plan::{Limits, Machine, Prediction};
 
 use super::Tally;
 
 /// What was planned for a step, to be held beside what it did.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct PlanReport {
     /// How long the step takes, from its beginning to its `finish`.
@@ -36,7 +37,8 @@ pub struct PlanReport {
 }
 
 /// Where it is known from how long a step takes with everything kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Baseline {
     /// What the profiled step computed, corrected by what planned steps do: what a plan costs beside its stalls does not show in it.
@@ -46,7 +48,7 @@ pub enum Baseline {
 }
 
 /// What becomes of the storages of one scope, each counted where it is saved first.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct PlanRow {
     /// Its path; empty outside every scope.

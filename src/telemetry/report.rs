@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytesize::ByteSize;
+use serde::Serialize;
 
 use super::planned::PlanReport;
 use super::stats::{Counters, Tally};
 
 /// What one step did. Bytes are those of whole storages, the unit that is moved.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize)]
 #[non_exhaustive]
 pub struct StepReport {
     /// Number of the step, from 1.
@@ -72,7 +73,7 @@ pub struct StepReport {
 }
 
 /// Saves that stayed in the graph, by reason.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct KeptReport {
     /// Parameters and views of them.
@@ -94,7 +95,7 @@ pub struct KeptReport {
 }
 
 /// Time that computing threads, or on a GPU its queue, waited for the cache, by cause.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct StallReport {
     /// Saving: for a store to make room in the device budget. On a GPU measured in its queue.
@@ -115,7 +116,7 @@ impl StallReport {
 }
 
 /// Which scopes adaptive offloading moves, and why; paper section 5.3.5.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct AdaptiveReport {
     /// Scopes that save something.
@@ -131,7 +132,7 @@ pub struct AdaptiveReport {
 }
 
 /// What one scope saved.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ScopeReport {
     /// Its path; empty outside every scope.

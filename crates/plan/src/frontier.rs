@@ -6,6 +6,7 @@ use std::fmt;
 use std::time::Duration;
 
 use bytesize::ByteSize;
+use serde::Serialize;
 
 use super::simulate::{Bounds, run_within};
 use super::{Leaving, Limits, Machine, Placement, Prediction, Workload};
@@ -18,7 +19,7 @@ const RECOMPUTED: [f64; 3] = [0.0, 0.5, 1.0];
 const HALVINGS: u32 = 5;
 
 /// What a plan may take beside the machine's host pool. By default all there is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Caps {
     /// Bytes on the disk at a time.
     pub disk: u64,
@@ -27,7 +28,7 @@ pub struct Caps {
 }
 
 /// What a plan is to reach. With both limits, the lowest peak of those within the time.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Goal {
     /// Most bytes of the activation peak.
     pub peak: Option<u64>,
@@ -36,7 +37,7 @@ pub struct Goal {
 }
 
 /// Where everything goes, with which settings, and what that is expected to cost.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Plan {
     /// One for each entry.
     pub placements: Vec<Placement>,
@@ -47,7 +48,7 @@ pub struct Plan {
 }
 
 /// No placement reaches the goal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct OutOfReach {
     /// The lowest peak there is, in bytes.
     pub peak: u64,

@@ -6,7 +6,8 @@
 //! loads look ahead by `prefetch` bytes, and the disk serves reads before the writes that wait.
 //!
 //! A [`Frontier`] does that for every placement worth considering, and [`Frontier::plan`] picks the one that a [`Goal`] asks for.
-//! [`Scaling`] tells the same of other sizes of the micro-batch.
+//! [`Scaling`] tells the same of other sizes of the micro-batch. A [`Profile`] is what a step has shown of both; saved, it can be planned
+//! elsewhere.
 //!
 //! ```
 //! use std::time::Duration;
@@ -32,6 +33,7 @@ mod frontier;
 mod lanes;
 mod machine;
 mod prediction;
+mod profile;
 mod scaling;
 mod simulate;
 mod workload;
@@ -39,5 +41,6 @@ mod workload;
 pub use self::frontier::{Caps, Frontier, Goal, OutOfReach, Plan};
 pub use self::machine::{Leaving, Limits, Machine};
 pub use self::prediction::{Prediction, Stall};
+pub use self::profile::{Implausible, Profile};
 pub use self::scaling::Scaling;
 pub use self::workload::{Entry, Placement, Recompute, Workload};

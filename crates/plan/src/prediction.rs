@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use serde::Serialize;
+
 /// What a step is expected to do.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Prediction {
     /// From begin to end.
@@ -29,7 +31,7 @@ pub struct Prediction {
 }
 
 /// Time that the device waited.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Stall {
     /// For a copy to the host, so that the device budget is kept.

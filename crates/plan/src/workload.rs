@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{Limits, Machine, Prediction, simulate};
 
 /// One micro-batch's step as the device computes it when nothing is moved.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Workload {
     /// What autograd saves, in the order of saving. Backward asks for it in the reverse order.
     pub entries: Vec<Entry>,
@@ -18,7 +20,7 @@ pub struct Workload {
 }
 
 /// One storage that autograd saves.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// Its size.
     pub bytes: u64,
@@ -48,7 +50,7 @@ impl Entry {
 }
 
 /// What it takes to compute an entry again.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recompute {
     /// Its time, without that of what it is computed from.
     pub time: Duration,
@@ -57,7 +59,8 @@ pub struct Recompute {
 }
 
 /// Where an entry is between forward and backward.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Placement {
     /// On the device.
     #[default]

@@ -1,0 +1,217 @@
+//! What a step has shown, to be kept and planned with.
+
+use std::error::Error;
+use std::fmt;
+use std::num::NonZero;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Machine, Workload};
+
+/// More bytes than any step has: what is planned with fewer stays far from the end of its numbers.
+const MOST_BYTES: u64 = 1 << 60;
+/// Longer than any step takes, for the same reason.
+const LONGEST: Duration = Duration::from_secs(1_000_000_000);
+/// The slowest that anything moves bytes, per second.
+const SLOWEST: f64 = 1.0;
+
+/// What a step has shown, to plan with: for another goal, at another time, or on another machine.
+///
+/// One that is read from a file is checked: whatever it says, it can be planned with.
+///
+/// ```
+/// use std::num::NonZero;
+///
+/// use ssdtrain_plan::{Caps, Frontier, Goal, Machine, Profile, Workload};
+///
+/// # fn main() -> Result<(), serde_json::Error> {
+/// let seen = Profile { workload: Workload::default(), micro_batches: NonZero::<u32>::MIN, machine: Machine::default() };
+/// let saved = serde_json::to_string(&seen)?;
+/// let read: Profile = serde_json::from_str(&saved)?;
+/// assert_eq!(read, seen);
+/// let frontier = Frontier::new(&read.workload, &read.machine, Caps::default());
+/// assert!(frontier.plan(Goal::budget(1 << 30)).is_ok());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Unchecked")]
+pub struct Profile {
+    /// One micro-batch, and its share of what follows the last.
+    pub workload: Workload,
+    /// Micro-batches of the step.
+    pub micro_batches: NonZero<u32>,
+    /// What moved its bytes.
+    pub machine: Machine,
+}
+
+/// Why a profile that was read cannot be one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Implausible {
+    /// Something moves less than a byte per second.
+    Rate,
+    /// All that is saved or needed comes to more than 2^60 bytes.
+    Bytes,
+    /// It takes more than 10^9 seconds.
+    Time,
+    /// The entry of this number would be computed again from what is saved after it.
+    Recompute(usize),
+}
+
+/// A profile as a file has it.
+#[derive(Deserialize)]
+struct Unchecked {
+    workload: Workload,
+    micro_batches: NonZero<u32>,
+    machine: Machine,
+}
+
+impl TryFrom<Unchecked> for Profile {
+    type Error = Implausible;
+
+    fn try_from(read: Unchecked) -> Result<Profile, Implausible> {
+        let Unchecked { workload, micro_batches, machine } = read;
+        let Machine { copy_out, copy_in, disk_write, disk_read, .. } = machine;
+        if [copy_out, copy_in, disk_write, disk_read].iter().any(|rate| rate.is_nan() || *rate < SLOWEST) {
+            return Err(Implausible::Rate);
+        }
+        let (mut bytes, mut time) =
+            (u128::from(workload.turn_extra), workload.turn.as_nanos() + workload.rest.as_nanos());
+        for (index, entry) in workload.entries.iter().enumerate() {
+            bytes +=
+                [entry.bytes, entry.forward_extra, entry.backward_extra].map(u128::from).iter().sum::<u128>();
+            time += entry.forward.as_nanos() + entry.backward.as_nanos();
+            if let Some(recompute) = entry.recompute {
+                time += recompute.time.as_nanos();
+                if recompute.since > index {
+                    return Err(Implausible::Recompute(index));
+                }
+            }
+        }
+        if bytes > u128::from(MOST_BYTES) {
+            return Err(Implausible::Bytes);
+        }
+        if time > LONGEST.as_nanos() {
+            return Err(Implausible::Time);
+        }
+        Ok(Profile { workload, micro_batches, machine })
+    }
+}
+
+impl fmt::Display for Implausible {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Implausible::Rate => write!(f, "a rate is less than a byte per second"),
+            Implausible::Bytes => write!(f, "its bytes come to more than 2^60"),
+            Implausible::Time => write!(f, "it takes more than 10^9 seconds"),
+            Implausible::Recompute(entry) => {
+                write!(f, "entry {entry} would be computed again from what is saved after it")
+            }
+        }
+    }
+}
+
+impl Error for Implausible {}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::super::{Caps, Entry, Frontier, Goal, Leaving, Recompute};
+    use super::*;
+
+    fn entry(most: u64) -> impl Strategy<Value = Entry> {
+        let bytes = (0..=most, 0..=most, 0..=most);
+        let times = (0..=most, 0..=most);
+        let uses = (prop_oneof![0..20_usize, Just(usize::MAX)], 0..20_usize);
+        let recompute = proptest::option::of((0..=most, 0..20_usize));
+        (bytes, times, uses, recompute).prop_map(|(bytes, times, uses, recompute)| Entry {
+            bytes: bytes.0,
+            forward_extra: bytes.1,
+            backward_extra: bytes.2,
+            forward: Duration::from_nanos(times.0),
+            backward: Duration::from_nanos(times.1),
+            recompute: recompute.map(|(time, since)| Recompute { time: Duration::from_nanos(time), since }),
+            in_use_until: uses.0,
+            in_use_with: uses.1,
+        })
+    }
+
+    fn workload(most: u64) -> impl Strategy<Value = Workload> {
+        let parts = (proptest::collection::vec(entry(most), 0..12), 0..=most, 0..=most, 0..=most);
+        parts.prop_map(|(mut entries, turn, turn_extra, rest)| {
+            for (index, entry) in entries.iter_mut().enumerate() {
+                entry.recompute.iter_mut().for_each(|recompute| recompute.since = recompute.since.min(index));
+            }
+            let [turn, rest] = [turn, rest].map(Duration::from_nanos);
+            Workload { entries, turn, turn_extra, rest }
+        })
+    }
+
+    /// Whatever may be read, up to the largest numbers.
+    fn profile() -> impl Strategy<Value = Profile> {
+        // Whole numbers, whose text serde_json reads to the last bit.
+        let whole = (1..1_u64 << 40).prop_map(|rate| rate as f64);
+        let rate = || prop_oneof![Just(f64::INFINITY), Just(f64::MAX), Just(SLOWEST), whole.clone()];
+        let leaving =
+            prop_oneof![Just(Leaving::InStreamOrder), Just(Leaving::WhenStored), Just(Leaving::OnceWritten)];
+        let machine = (rate(), rate(), rate(), rate(), any::<u64>(), leaving).prop_map(|machine| {
+            let (copy_out, copy_in, disk_write, disk_read, host_pool, leaving) = machine;
+            Machine { copy_out, copy_in, disk_write, disk_read, host_pool, leaving }
+        });
+        // Twelve entries of such numbers stay just below what is refused.
+        let workload = prop_oneof![Just(1000), Just(1 << 40), Just(MOST_BYTES >> 6)].prop_flat_map(workload);
+        (workload, any::<NonZero<u32>>(), machine).prop_map(|(workload, micro_batches, machine)| Profile {
+            workload,
+            micro_batches,
+            machine,
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_read_is_what_was_saved_and_can_be_planned_with(seen in profile(), budget in any::<u64>()) {
+            let read: Profile = serde_json::from_str(&serde_json::to_string(&seen).unwrap()).unwrap();
+            prop_assert_eq!(&read, &seen);
+            let frontier = Frontier::new(&read.workload, &read.machine, Caps::default());
+            for goal in [Goal::budget(budget), Goal::overhead(0.02)] {
+                if let Err(out_of_reach) = frontier.plan(goal) {
+                    prop_assert_eq!(out_of_reach.peak, frontier.lowest().prediction.peak());
+                }
+            }
+        }
+    }
+
+    fn saved(change: impl FnOnce(&mut Value)) -> Result<Profile, serde_json::Error> {
+        let entry = Entry { bytes: 100, forward: Duration::from_millis(1), ..Entry::default() };
+        let workload = Workload { entries: vec![entry; 2], ..Workload::default() };
+        let seen = Profile { workload, micro_batches: NonZero::<u32>::MIN, machine: Machine::default() };
+        let mut value = serde_json::to_value(&seen).unwrap();
+        change(&mut value);
+        serde_json::from_value(value)
+    }
+
+    #[test]
+    fn a_profile_that_cannot_be_one_is_refused_with_the_reason() {
+        assert_eq!(saved(|_| {}).unwrap().machine, Machine::default());
+        let refused = |place: &str, value: Value| {
+            saved(|all| *all.pointer_mut(place).unwrap() = value).unwrap_err().to_string()
+        };
+        for (place, value, why) in [
+            ("/machine/disk_read", json!(0.5), "byte per second"),
+            ("/workload/turn_extra", json!(u64::MAX), "2^60"),
+            ("/workload/rest/secs", json!(u64::MAX), "10^9 seconds"),
+            (
+                "/workload/entries/1/recompute",
+                json!({ "time": { "secs": 0, "nanos": 0 }, "since": 2 }),
+                "entry 1",
+            ),
+            ("/micro_batches", json!(0), "nonzero"),
+        ] {
+            assert!(refused(place, value).contains(why), "{place}");
+        }
+    }
+}
