@@ -403,7 +403,7 @@ fn a_resumed_run_ends_as_an_uninterrupted_one() {
     let steps: Vec<_> = events.iter().filter(|event| event["event"] == "step").collect();
     assert_eq!(steps.iter().map(|step| step["step"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 4, 6, 8]);
     assert!(steps.last().unwrap()["loss"].as_f64() < steps[0]["loss"].as_f64(), "{steps:?}");
-    assert!(steps[0]["offloaded_bytes"].as_u64().unwrap() > 0, "{steps:?}");
+    assert!(steps[0]["report"]["offloaded"]["bytes"].as_u64().unwrap() > 0, "{steps:?}");
     assert!(events.iter().any(|event| event["event"] == "sample"));
 
     let (half, _) = train("parts", &["--steps=4"]);

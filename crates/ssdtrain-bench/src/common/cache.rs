@@ -2,19 +2,23 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::{ValueEnum, value_parser};
 use serde::Serialize;
 use ssdtrain::{Adaptive, BackendKind, IoPath, Policy, TensorCache, write_traces};
-use ssdtrain_plan::Goal;
+use ssdtrain_plan::{Caps, Goal, Machine};
 use tch::Device;
 use tch::nn::VarStore;
 
+use crate::common::profile::SaveArgs;
 use crate::common::progress::Progress;
 use crate::common::spill::SpillArgs;
 use crate::common::strategy::Strategy;
 use crate::common::{defaults, float, size};
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The arguments that describe a cache.
 #[derive(Clone, Debug, Serialize, clap::Args)]
@@ -83,6 +87,9 @@ pub(crate) struct CacheArgs {
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     trace: Option<PathBuf>,
+    #[command(flatten)]
+    #[serde(skip)]
+    pub(crate) profile: SaveArgs,
 }
 
 /// What suits a device.
@@ -191,9 +198,22 @@ impl CacheArgs {
         self.device_budget.is_some() || self.backward_budget.is_some() || self.keep_last.is_some()
     }
 
-    /// Most bytes on disk.
-    pub(crate) fn disk_cap(&self) -> u64 {
-        self.disk_cap
+    /// What auto may take of the disk in a step that computes for so long.
+    pub(crate) fn caps(&self, computed: Duration) -> Caps {
+        let share = computed.div_duration_f64(DAY);
+        let written = self.written_per_day.map_or(u64::MAX, |bytes| (bytes as f64 * share) as u64);
+        Caps { disk: self.disk_cap, written }
+    }
+
+    /// A machine that was profiled, with the host pool and the disk that are asked for instead.
+    pub(crate) fn instead_of(&self, machine: Machine) -> Machine {
+        let rate = self.disk_rate.map_or(f64::INFINITY, |rate| rate as f64);
+        Machine {
+            host_pool: self.host_pool.unwrap_or(machine.host_pool),
+            disk_write: machine.disk_write.min(rate),
+            disk_read: machine.disk_read.min(rate),
+            ..machine
+        }
     }
 
     /// What auto plans for.
@@ -207,8 +227,9 @@ impl CacheArgs {
         CacheArgs { trace: None, ..self.clone() }
     }
 
-    /// Makes the file of the trace, if one is asked for, so that what is wrong with it is told before training begins.
-    pub(crate) fn prepare_trace(&self, strategies: &[Strategy]) -> Result<()> {
+    /// Makes ready the files that are asked for, so that what is wrong with them is told before training begins.
+    pub(crate) fn prepare(&self, strategies: &[Strategy]) -> Result<()> {
+        self.profile.prepare(strategies)?;
         let Some(path) = &self.trace else { return Ok(()) };
         ensure!(
             strategies.iter().any(|&strategy| strategy != Strategy::Plain),

@@ -4,6 +4,7 @@ use anyhow::Result;
 use serde::Serialize;
 use ssdtrain::{AdaptiveReport, PlanReport, StepReport, TensorCache};
 use ssdtrain_models::{Batch, Optimizer};
+use ssdtrain_plan::Profile;
 use ssdtrain_store::StoreStats;
 
 use crate::common::learner::{Learner, Outcome, Update};
@@ -104,6 +105,7 @@ impl Side {
             disk: self.disk(),
             planned: plan.map(|plan| Planned::of(plan)),
             explained: plan.map(ToString::to_string),
+            profile: self.learner.cache().and_then(TensorCache::profile),
             adaptive: reports.last().and_then(|report| report.adaptive.as_ref()).map(Decided::of),
             ratio_to_keep: keep.map(|keep| ratio_of_medians(&walls, &keep.walls(), seed)),
             loss_last: self.loss(),
@@ -154,6 +156,9 @@ pub(crate) struct Row {
     /// The plan as a table.
     #[serde(skip)]
     pub(crate) explained: Option<String>,
+    /// What the plan was made of.
+    #[serde(skip)]
+    pub(crate) profile: Option<Profile>,
     adaptive: Option<Decided>,
     pub(crate) ratio_to_keep: Option<Estimate>,
     loss_last: f64,

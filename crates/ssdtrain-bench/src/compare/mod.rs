@@ -48,6 +48,7 @@ Examples:
   ssdtrain-bench compare --spill-dir /mnt/a --spill-dir /mnt/b --device-budget 48MiB --json
   ssdtrain-bench compare --strategies keep,offload,adaptive-paper --disk-rate 150MiB
   ssdtrain-bench compare --steps 3 --strategies keep,offload --trace trace.json
+  ssdtrain-bench compare --strategies keep,auto --save-profile step.json
 
 JSON, for each strategy: strategy, step_ms_median, tokens_per_s, act_peak_bytes, act_peak_spread_bytes (highest less lowest step),
 act_peak_to_keep, step_peak_bytes (gradients counted too), saved_bytes, offloaded_bytes, recomputed_bytes, rerun_ms (of the host), deduplicated_bytes, forwarded_bytes,
@@ -62,7 +63,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let task = args.task.prepare(args.check)?;
     let Task { placement, shape, data, .. } = &task;
     let cache = &args.task.setup.cache;
-    cache.prepare_trace(&args.turns.strategies)?;
+    cache.prepare(&args.turns.strategies)?;
     let progress = Progress::new(args.output.json);
     progress.line(&format!("data   {}", data.describe()));
     progress.line(&format!("model  {}, {placement}", shape.describe()));
@@ -71,7 +72,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     progress.line(&format!("plan   {} steps of each strategy, after {} of warm-up", plan.steps, plan.warmup));
     let measured = measure(&plan, shape, cache, &data.train, &progress)?;
     show(args, &measured.rows)?;
-    measured.ensure_complete(&plan)
+    let seen = measured.rows.iter().find_map(|row| row.profile.clone());
+    let saved = cache.profile.save(seen, shape, *placement, &progress);
+    measured.ensure_complete(&plan).and(saved)
 }
 
 /// Prints what was measured, be it of fewer steps than asked for.

@@ -1,13 +1,19 @@
 //! `plan`: what auto would do, and what it comes to.
 
+mod largest;
+mod saved;
+
+use std::path::PathBuf;
+
 use anyhow::{Context, Result, ensure};
 use clap::value_parser;
 use serde::Serialize;
 use ssdtrain::TensorCache;
 use ssdtrain_models::seed_step;
-use ssdtrain_plan::{Caps, Machine, Scaling, Workload};
+use ssdtrain_plan::Profile;
 use tch::nn::VarStore;
 
+use self::largest::Largest;
 use crate::common::learner::Learner;
 use crate::common::progress::Progress;
 use crate::common::shape::Shape;
@@ -19,11 +25,15 @@ use crate::common::{interrupt, size, table};
 
 /// Profile a step, plan it, and hold the plan beside what the step then does
 ///
-/// A model is trained for some steps under auto, until its plan is settled; then come the figures that were planned, and those that
+/// A profile that was saved is planned without training: see --profile. Otherwise a model is trained for some steps under auto, until its plan is settled; then come the figures that were planned, and those that
 /// were measured. With --budget the activation peak stays under it, with --overhead the step's time; see docs/planning.md.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
+    /// Plan what a run has saved by --save-profile, without training: for other goals, another --host-pool, a slower disk (--disk-rate).
+    /// Repeat it with a profile of another --batch for --largest-batch
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["ShapeArgs", "DataArgs", "PlacementArgs", "vocab", "save_profile"])]
+    profile: Vec<PathBuf>,
     #[command(flatten)]
     explain: ExplainArgs,
     /// Tell the largest micro-batch that reaches the goal, of at most ROWS sequences: from profiles of --batch and of half of it,
@@ -41,9 +51,12 @@ Examples:
   ssdtrain-bench plan --explain
   ssdtrain-bench plan --preset gpt2-small --budget 1GiB --explain
   ssdtrain-bench plan --device cuda --budget 20GiB --largest-batch 256
+  ssdtrain-bench plan --preset gpt2-small --save-profile step.json
+  ssdtrain-bench plan --profile step.json --overhead 0.1 --disk-rate 500MiB --explain
 
 JSON: planned {step_ms, peak_bytes, stall_ms, in_reach, plans}, step_ms, act_peak_bytes, largest_batch {rows, step_ms, peak_bytes}
-(null without --largest-batch, and where not even one sequence reaches the goal).";
+(null without --largest-batch, and where not even one sequence reaches the goal). With --profile: of, batch, micro_batches, goal {peak, step},
+in_reach, plan {placements, limits, prediction} and kept (the same prediction with everything kept), each of a micro-batch, and largest_batch.";
 
 /// Steps until a plan is taken for settled.
 const MOST_STEPS: usize = 40;
@@ -57,22 +70,18 @@ struct Outcome {
     largest_batch: Option<Largest>,
 }
 
-#[derive(Serialize)]
-struct Largest {
-    rows: u64,
-    step_ms: f64,
-    peak_bytes: u64,
-}
-
 /// What a model showed at one size of its micro-batch.
 struct Seen {
     row: crate::common::side::Row,
-    work: Workload,
-    machine: Machine,
+    profile: Profile,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
+    if !args.profile.is_empty() {
+        return saved::run(args);
+    }
     interrupt::listen()?;
+    args.task.setup.cache.prepare(&[Strategy::Auto])?;
     let task = args.task.prepare(false)?;
     let Task { placement, shape, data, .. } = &task;
     let progress = Progress::new(args.output.json);
@@ -93,13 +102,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         largest_batch: largest,
     };
     if args.output.json {
-        return table::print_json(&outcome);
+        table::print_json(&outcome)?;
+    } else {
+        outcome.show(args.largest_batch);
+        if args.explain.explain {
+            println!("\n{explained}");
+        }
     }
-    outcome.show(args.largest_batch);
-    if args.explain.explain {
-        println!("\n{explained}");
-    }
-    Ok(())
+    args.task.setup.cache.profile.save(Some(seen.profile), shape, *placement, &progress)
 }
 
 /// Trains with micro-batches of `batch` sequences until the plan is settled, and measures the steps after that.
@@ -128,26 +138,19 @@ fn settle(args: &Args, task: &Task, batch: usize, progress: &Progress) -> Result
         }
     }
     progress.clear();
-    let (work, machine) = profile.context(
+    let profile = profile.context(
         "no plan was made: nothing that autograd saves is as large as --min-bytes, or no step ran backward",
     )?;
-    Ok(Seen { row: side.row(shape.tokens_per_step(), None, seed), work, machine })
+    Ok(Seen { row: side.row(shape.tokens_per_step(), None, seed), profile })
 }
 
 fn largest(args: &Args, task: &Task, seen: &Seen, most: u64, progress: &Progress) -> Result<Option<Largest>> {
     let batch = task.shape.batch;
     ensure!(batch > 1, "--largest-batch needs profiles of two sizes: give a --batch of 2 or more");
     let half = settle(args, task, batch / 2, progress)?;
-    let profiles = [((batch / 2) as u64, &half.work), (batch as u64, &seen.work)];
-    let scaling = Scaling::between(profiles[0], profiles[1])
-        .context("micro-batches of two sizes do not save the same tensors: --min-bytes lies between")?;
-    let caps = Caps { disk: args.task.setup.cache.disk_cap(), ..Caps::default() };
-    let found = scaling.largest(&seen.machine, caps, args.task.setup.cache.goal(), most);
-    Ok(found.map(|(rows, plan)| Largest {
-        rows,
-        step_ms: plan.prediction.step.as_secs_f64() * 1e3 * task.shape.accumulate as f64,
-        peak_bytes: plan.prediction.peak(),
-    }))
+    let cache = &args.task.setup.cache;
+    let (less, more) = (((batch / 2) as u64, &half.profile), (batch as u64, &seen.profile));
+    Largest::between(less, more, &seen.profile.machine, cache, most)
 }
 
 impl Outcome {
@@ -159,19 +162,14 @@ impl Outcome {
             row("planned", self.planned.step_ms, self.planned.peak_bytes),
             row("measured", self.step_ms, self.act_peak_bytes),
         ];
-        rows.extend(self.largest_batch.as_ref().map(|largest| {
-            row(&format!("planned with {} sequences", largest.rows), largest.step_ms, largest.peak_bytes)
-        }));
+        let largest = self.largest_batch.as_ref();
+        rows.extend(largest.map(|largest| row(&largest.name(), largest.step_ms, largest.peak_bytes)));
         println!("\n{}", table::render(header, rows.into_iter()));
         if !self.planned.in_reach {
             println!("The goal is out of reach: this is the lowest activation peak there is.");
         }
-        match (&self.largest_batch, largest_asked) {
-            (Some(largest), _) => {
-                println!("Largest micro-batch that reaches the goal: {} sequences.", largest.rows)
-            }
-            (None, Some(_)) => println!("Not even a micro-batch of one sequence reaches the goal."),
-            (None, None) => {}
+        if largest_asked.is_some() {
+            println!("{}", largest::told(self.largest_batch.as_ref()));
         }
     }
 }

@@ -43,6 +43,7 @@ use crate::common::{defaults, failure, gpu, interrupt, table};
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES, mut_arg("batch", |arg| instead::<u32>(arg, "the sizes are swept: give --batches")))]
 #[command(mut_arg("trace", |arg| instead::<PathBuf>(arg, "a trace shows few steps: take compare for it")))]
+#[command(mut_arg("save_profile", |arg| instead::<PathBuf>(arg, "a profile is of one size: take plan or compare for it")))]
 #[command(mut_arg("strategies", |arg| arg.default_value(STRATEGIES)))]
 #[command(mut_arg("steps", |arg| arg.default_value(defaults::ROK_STEPS)))]
 #[command(mut_arg("warmup", |arg| arg.default_value(defaults::ROK_WARMUP)))]
@@ -77,7 +78,7 @@ const STRATEGIES: &str = "keep,recompute,offload,adaptive-paper,auto";
 
 const EXAMPLES: &str = "\
 Examples:
-  ssdtrain-bench rok --plot rok.svg                   four strategies, micro-batches of 2 to 32
+  ssdtrain-bench rok --plot rok.svg                   five strategies, micro-batches of 2 to 32
   ssdtrain-bench rok --batches 2,4,8,16,32,64         the same and one size more: only that is measured
   ssdtrain-bench rok --strategies keep,offload --steps 20 --out two.json --plot two.png
   ssdtrain-bench rok --preset gpt2-small --device cuda --vocab 50304 --loss-chunk 2048 --optimizer sgd --out gpu.csv

@@ -2,9 +2,7 @@
 //! was cut short goes on where it stopped.
 
 use std::collections::BTreeMap;
-use std::fs::{self, Permissions};
-use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
@@ -12,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::point::Point;
+use crate::common::file::replace;
 
 /// What a sweep has measured so far. In a CSV file all but the points is on the first line, a comment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -79,19 +78,7 @@ impl Record {
     /// If that is not possible.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
         let text = if is_json(path) { serde_json::to_string_pretty(self)? + "\n" } else { self.to_csv()? };
-        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        let replace = || -> Result<()> {
-            // The permissions of any new file, instead of a secret one's.
-            let permissions = Permissions::from_mode(0o666);
-            let mut file = tempfile::Builder::new()
-                .permissions(permissions)
-                .tempfile_in(directory.unwrap_or_else(|| Path::new(".")))?;
-            file.write_all(text.as_bytes())?;
-            file.as_file().sync_all()?;
-            file.persist(path)?;
-            Ok(())
-        };
-        replace().with_context(|| format!("cannot write {}", path.display()))
+        replace(path, &text)
     }
 
     /// The point of a strategy at a micro-batch size.

@@ -12,15 +12,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::value_parser;
-use serde_json::json;
-use ssdtrain::StepReport;
+use ssdtrain::{StepReport, TensorCache};
 use ssdtrain_models::{AdamW, Checkpoint, RandomBatches, SequentialBatches, TrainState, evaluate, seed_step};
 use tch::Device;
 use tch::nn::VarStore;
 
 use self::horizon::Horizon;
 use self::optimizer::OptimizerArgs;
-use self::shown::whereabouts;
+use self::shown::{Event, whereabouts};
 use self::window::Window;
 use crate::common::data::Data;
 use crate::common::learner::{Learner, Outcome, Update};
@@ -105,7 +104,11 @@ Examples:
 
 nanoGPT's recipe for a CPU, on its Shakespeare text:
   ssdtrain-bench train --data input.txt --tokens chars --layers 4 --heads 4 --hidden 128 --block 64 --batch 12 \\
-      --steps 2000 --dropout 0 --no-bias --lr 1e-3 --min-lr 1e-4 --warmup-steps 100 --beta2 0.99 --weight-decay 0.1";
+      --steps 2000 --dropout 0 --no-bias --lr 1e-3 --min-lr 1e-4 --warmup-steps 100 --beta2 0.99 --weight-decay 0.1
+
+JSON: an event on each line. step: step, loss, learning_rate, step_ms, tokens_per_s, act_peak_bytes, step_peak_bytes, stall_ms (of the steps
+since the last such line: means and highest peaks), report (of the last step: the fields of the library's StepReport; null without a cache).
+eval: step, held_out_loss. checkpoint: step, path. sample: text. Then the strategies of the table at the end, as compare has them.";
 
 impl Args {
     fn strategy(&self) -> Strategy {
@@ -119,7 +122,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let mut run = Run::prepare(args)?;
     run.train()?;
     run.write_trace()?;
-    run.close()
+    let saved = run.save_profile();
+    run.close()?;
+    saved
 }
 
 /// A run under way.
@@ -164,7 +169,7 @@ impl Run {
     /// Reads all that the run needs, so that what is wrong with it is told before training begins.
     fn prepare(args: Args) -> Result<Run> {
         let placement = args.setup.place()?;
-        args.setup.cache.prepare_trace(&[args.strategy()])?;
+        args.setup.cache.prepare(&[args.strategy()])?;
         let progress = Progress::new(args.output.json);
         let path = args.out.join(CHECKPOINT);
         let checkpoint = args.resume.then(|| Checkpoint::open(&path)).transpose().context("--resume")?;
@@ -297,6 +302,11 @@ impl Run {
         self.args.setup.cache.write_trace(cache.as_slice(), &self.progress)
     }
 
+    fn save_profile(&self) -> Result<()> {
+        let seen = self.learner.cache().and_then(TensorCache::profile);
+        self.args.setup.cache.profile.save(seen, &self.shape, self.placement, &self.progress)
+    }
+
     /// Ends the run: unless it was stopped, with the held-out loss, a sample, and its strategy beside keep.
     fn close(self) -> Result<()> {
         if interrupt::requested() {
@@ -343,7 +353,7 @@ impl Run {
         if interrupt::requested() {
             return Ok(None);
         }
-        self.progress.event(&json!({ "event": "eval", "step": self.step, "held_out_loss": loss }))?;
+        self.progress.event(&Event::Eval { step: self.step, held_out_loss: loss })?;
         Ok(Some(loss))
     }
 
@@ -356,7 +366,7 @@ impl Run {
         notes.extend(self.best.into_iter().flat_map(Best::notes));
         let state = TrainState { step: self.step, seed: self.seed, position: self.batches.position(), notes };
         Checkpoint::save(&path, &self.shape.model, &self.learner.vs, &self.learner.optimizer, &state)?;
-        self.progress.event(&json!({ "event": "checkpoint", "step": self.step, "path": path }))
+        self.progress.event(&Event::Checkpoint { step: self.step, path: &path })
     }
 
     /// Renames an older checkpoint rather than write over it.

@@ -1,7 +1,9 @@
 //! What a run shows: its latest steps, a sample, and its step beside that of keep.
 
+use std::path::Path;
+
 use anyhow::{Context, Result};
-use serde_json::json;
+use serde::Serialize;
 use ssdtrain::{StepReport, Tally};
 use ssdtrain_models::{Sampling, sample};
 
@@ -11,6 +13,36 @@ use crate::common::learner::Outcome;
 use crate::common::optimizer::OptimizerKind;
 use crate::common::strategy::Strategy;
 use crate::common::{side, size, turns};
+
+/// What programs are told of a run, one line each.
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub(super) enum Event<'a> {
+    /// The steps since the last of these lines.
+    Step {
+        step: u64,
+        loss: f64,
+        learning_rate: f64,
+        step_ms: f64,
+        tokens_per_s: f64,
+        act_peak_bytes: u64,
+        step_peak_bytes: u64,
+        stall_ms: f64,
+        /// Of the last of them; none without a cache.
+        report: Option<&'a StepReport>,
+    },
+    Eval {
+        step: u64,
+        held_out_loss: f64,
+    },
+    Checkpoint {
+        step: u64,
+        path: &'a Path,
+    },
+    Sample {
+        text: &'a str,
+    },
+}
 
 impl Run {
     /// What the latest steps did, for people.
@@ -36,24 +68,17 @@ impl Run {
 
     /// The same for programs.
     pub(super) fn log(&self, window: &Window, last: &Outcome, learning_rate: f64) -> Result<()> {
-        let report = last.report.clone().unwrap_or_default();
-        self.progress.event(&json!({
-            "event": "step",
-            "step": self.step,
-            "loss": last.loss,
-            "learning_rate": learning_rate,
-            "step_ms": window.step_ms(),
-            "tokens_per_s": window.tokens_per_s(&self.shape),
-            "act_peak_bytes": window.act_peak_bytes,
-            "step_peak_bytes": window.step_peak_bytes,
-            "saved_bytes": report.saved.bytes,
-            "offloaded_bytes": report.offloaded.bytes,
-            "recomputed_bytes": report.recomputed.bytes,
-            "deduplicated_bytes": report.deduplicated.bytes,
-            "forwarded_bytes": report.forwarded.bytes,
-            "loaded_bytes": report.loaded.bytes,
-            "stall_ms": window.stall_ms(),
-        }))
+        self.progress.event(&Event::Step {
+            step: self.step,
+            loss: last.loss,
+            learning_rate,
+            step_ms: window.step_ms(),
+            tokens_per_s: window.tokens_per_s(&self.shape),
+            act_peak_bytes: window.act_peak_bytes,
+            step_peak_bytes: window.step_peak_bytes,
+            stall_ms: window.stall_ms(),
+            report: last.report.as_ref(),
+        })
     }
 
     pub(super) fn show_sample(&self) -> Result<()> {
@@ -70,7 +95,7 @@ impl Run {
         )?);
         let text = self.data.tokenizer.decode(&tokens)?;
         self.progress.line(&format!("\nA sample:\n{}", indented(&text)));
-        self.progress.event(&json!({ "event": "sample", "text": text }))
+        self.progress.event(&Event::Sample { text: &text })
     }
 
     /// Trains fresh models of the same shape, so the run's own model is let go first.

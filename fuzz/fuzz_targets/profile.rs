@@ -1,0 +1,21 @@
+//! Whatever a file says, it is refused as a profile or can be planned with.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use ssdtrain::plan::{Caps, Frontier, Goal, Profile};
+
+/// More entries than this only take longer.
+const ENTRIES: usize = 64;
+
+fuzz_target!(|text: &[u8]| {
+    let Ok(read) = serde_json::from_slice::<Profile>(text) else { return };
+    if read.workload.entries.len() > ENTRIES {
+        return;
+    }
+    let frontier = Frontier::new(&read.workload, &read.machine, Caps::default());
+    for goal in [Goal::budget(1 << 30), Goal::overhead(0.02)] {
+        if let Err(out_of_reach) = frontier.plan(goal) {
+            assert_eq!(out_of_reach.peak, frontier.lowest().prediction.peak());
+        }
+    }
+});
