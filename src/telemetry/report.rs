@@ -208,7 +208,19 @@ impl fmt::Display for StepReport {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn a_report_is_saved_by_the_names_of_its_fields() {
+        let stall = StallReport { load: Duration::from_millis(1500), ..StallReport::default() };
+        let report = StepReport { saved: Tally { count: 2, bytes: 3 }, stall, ..StepReport::default() };
+        let saved = serde_json::to_value(report).unwrap();
+        assert_eq!(saved["saved"], json!({ "count": 2, "bytes": 3 }));
+        assert_eq!(saved["stall"]["load"], json!({ "secs": 1, "nanos": 500_000_000 }));
+        assert_eq!(saved["kept"]["no_room"]["bytes"], 0);
+    }
 
     #[test]
     fn the_time_of_a_step_that_was_not_awaited_is_called_that_of_its_launch() {

@@ -146,6 +146,8 @@ fn what_cannot_be_saved_or_planned_is_told() {
         (&["plan", "--profile=step.json", "--data=text.txt"], &["--profile", "cannot be used with"]),
         (&["plan", "--profile=step.json", "--device=cpu"], &["--profile", "cannot be used with"]),
         (&["plan", "--profile=step.json", "--save-profile=b.json"], &["--profile", "cannot be used with"]),
+        (&["plan", "--profile=step.json", "--seed=1"], &["--profile", "cannot be used with"]),
+        (&["plan", "--profile=step.json", "--optimizer=sgd"], &["--profile", "cannot be used with"]),
         (&["plan", "--profile=step.json", "--largest-batch=8"], &["--largest-batch", "second --profile"]),
         (&["compare", "--save-profile=a.json"], &["--save-profile", "auto"]),
         (&["train", "--strategy=keep", "--save-profile=a.json"], &["--save-profile", "auto"]),

@@ -17,7 +17,7 @@ use self::largest::Largest;
 use crate::common::learner::Learner;
 use crate::common::progress::Progress;
 use crate::common::shape::Shape;
-use crate::common::side::Side;
+use crate::common::side::{Planned, Row, Side};
 use crate::common::strategy::Strategy;
 use crate::common::table::{ExplainArgs, OutputArgs};
 use crate::common::task::{Task, TaskArgs};
@@ -25,14 +25,15 @@ use crate::common::{interrupt, size, table};
 
 /// Profile a step, plan it, and hold the plan beside what the step then does
 ///
-/// A profile that was saved is planned without training: see --profile. Otherwise a model is trained for some steps under auto, until its plan is settled; then come the figures that were planned, and those that
-/// were measured. With --budget the activation peak stays under it, with --overhead the step's time; see docs/planning.md.
+/// A model is trained for some steps under auto, until its plan is settled; then come the figures that were planned, and those that
+/// were measured. With --budget the activation peak stays under it, with --overhead the step's time; see docs/planning.md. With --profile
+/// nothing is trained: what another run has saved is planned.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Plan what a run has saved by --save-profile, without training: for other goals, another --host-pool, a slower disk (--disk-rate).
     /// Repeat it with a profile of another --batch for --largest-batch
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["ShapeArgs", "DataArgs", "PlacementArgs", "vocab", "save_profile"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = TRAINING)]
     profile: Vec<PathBuf>,
     #[command(flatten)]
     explain: ExplainArgs,
@@ -45,6 +46,19 @@ pub(crate) struct Args {
     #[command(flatten)]
     task: TaskArgs,
 }
+
+/// What says how to train, and nothing to who has a profile.
+const TRAINING: &[&str] = &[
+    "ShapeArgs",
+    "DataArgs",
+    "PlacementArgs",
+    "seed",
+    "threads",
+    "vocab",
+    "optimizer",
+    "deterministic",
+    "save_profile",
+];
 
 const EXAMPLES: &str = "\
 Examples:
@@ -64,7 +78,7 @@ const MOST_STEPS: usize = 40;
 /// The JSON contract.
 #[derive(Serialize)]
 struct Outcome {
-    planned: crate::common::side::Planned,
+    planned: Planned,
     step_ms: f64,
     act_peak_bytes: u64,
     largest_batch: Option<Largest>,
@@ -72,7 +86,7 @@ struct Outcome {
 
 /// What a model showed at one size of its micro-batch.
 struct Seen {
-    row: crate::common::side::Row,
+    row: Row,
     profile: Profile,
 }
 
