@@ -24,6 +24,7 @@ use self::warnings::Warned;
 use crate::cache::Cache;
 use crate::config::{Policy, TensorCacheBuilder};
 use crate::error::{Error, ErrorKind, Result};
+use crate::math::resolve_math_kernels;
 use crate::policy::Filter;
 use crate::route::{self, Route};
 use crate::step::{Orders, StepContext};
@@ -63,7 +64,7 @@ impl TensorCache {
     fn over(store: Option<Store>, config: TensorCacheBuilder) -> Result<TensorCache> {
         config.checked()?;
         torch::install().map_err(Error::torch)?;
-        torch::resolve_math_kernels().map_err(Error::torch)?;
+        resolve_math_kernels().map_err(Error::torch)?;
         torch::install_cpu_allocator();
         let given = store.as_ref().map(|store| store.path().clone());
         let asked = config.asked(given.as_ref());

@@ -12,6 +12,7 @@ use crate::process::root;
 const ROOMS: &[&str] = &[
     "units",
     "sync",
+    "math",
     "error",
     "device",
     "mem",

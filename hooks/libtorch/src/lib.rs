@@ -12,7 +12,6 @@ mod ffi;
 mod folder;
 mod hooks;
 mod linear;
-mod math;
 mod memory;
 mod memory_stats;
 mod observer;
@@ -32,7 +31,6 @@ pub use hooks::{
     install,
 };
 pub use linear::linear_in_place;
-pub use math::resolve_math_kernels;
 pub use memory::{end_step, gradient_bytes, install_cpu_allocator, memory, reset_peak, trim};
 pub use memory_stats::MemoryStats;
 pub use observer::{Reading, Reads, Statistics, Watch, WriteObserver, observe_writes};

@@ -32,7 +32,7 @@ impl Lab {
         let alone = ALONE.lock();
         // Where there is CUDA all the same, libtorch has to know before it looks for the first time.
         drop(cuda());
-        torch::resolve_math_kernels().unwrap();
+        ssdtrain::resolve_math_kernels().unwrap();
         Lab { device: Device::Cpu, _alone: alone }
     }
 

@@ -3,7 +3,8 @@
 
 use std::sync::Barrier;
 
-use ssdtrain_libtorch::{linear_in_place, resolve_math_kernels};
+use ssdtrain::resolve_math_kernels;
+use ssdtrain_libtorch::linear_in_place;
 use tch::{Device, Kind, Tensor};
 
 unsafe extern "C" {
