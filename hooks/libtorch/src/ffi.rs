@@ -1,8 +1,11 @@
-//! The C face of the shim, as `csrc/shim.h` declares it.
+//! The C face of the shim, as `csrc/shim.h` declares it: tests compare the two.
 
 use std::ffi::{c_char, c_void};
 
 use torch_sys::C_tensor;
+
+#[cfg(test)]
+mod layout;
 
 /// A `c10::StorageImpl`.
 #[repr(C)]
