@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use cudarc::driver::{DriverError, result, sys};
 use parking_lot::Mutex;
-use ssdtrain_libtorch::{CudaDevice, SegmentWatcher, Storage, load_cuda, watch_segments};
+use ssdtrain_libtorch::{CudaDevice, SegmentWatcher, Storage, VERSION, load_cuda, watch_segments};
 use ssdtrain_store as store;
 use ssdtrain_store::{Gpu, Pin};
 
@@ -100,7 +100,7 @@ impl Cuda {
     pub(crate) fn open(index: usize) -> Result<Cuda> {
         load_cuda().map_err(|reason| {
             refused(format!(
-                "libtorch has no CUDA here ({reason}); install the full torch 2.11.0 with its dependencies"
+                "libtorch has no CUDA here ({reason}); install the full torch {VERSION} with its dependencies"
             ))
         })?;
         let device = CudaDevice::new(index).map_err(|error| refused(error.to_string()))?;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use crate::process::{self, cargo, command, root};
+use crate::version::VERSION;
 use crate::{executables, gpu_test, libtorch};
 
 pub(crate) fn run(arguments: &[OsString]) -> Result<()> {
@@ -37,8 +38,8 @@ Copy {} to a machine with libtorch {} (`python3 -m pip install torch=={}`), then
   ./{name}/gpu-test --ignored
   compute-sanitizer --tool memcheck ./{name}/gpu-test --ignored small_",
         folder.display(),
-        libtorch::VERSION,
-        libtorch::VERSION,
+        VERSION,
+        VERSION,
     );
     Ok(())
 }

@@ -15,9 +15,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::pip::{self, Pip};
 use crate::process::{cargo, command, root, succeeds};
-
-/// The release that tch is made for; torch-sys refuses any other.
-pub(crate) const VERSION: &str = "2.11.0";
+use crate::version::VERSION;
 
 /// What is installed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,11 +38,13 @@ impl Set {
         }
     }
 
-    fn requirements(self) -> &'static [&'static str] {
-        match self {
-            Set::Cpu => &["torch==2.11.0", "nvidia-cuda-runtime==13.0.96", "nvidia-cuda-cupti==13.0.85"],
-            Set::Cuda => &["torch==2.11.0"],
-        }
+    fn requirements(self) -> Vec<String> {
+        let beside: &[&str] = match self {
+            Set::Cpu => &["nvidia-cuda-runtime==13.0.96", "nvidia-cuda-cupti==13.0.85"],
+            Set::Cuda => &[],
+        };
+        let torch = format!("torch=={VERSION}");
+        [torch].into_iter().chain(beside.iter().map(|&package| package.to_owned())).collect()
     }
 
     /// Disk space in GB that an installation takes while it runs: packages and their contents.
@@ -142,7 +142,7 @@ fn install(set: Set, cache: &Path) -> Result<PathBuf> {
 /// Installs `set` into the folder `part` and, if the result is sound, renames it to `home`.
 fn fill(home: &Path, set: Set, pip: &Pip, part: &Path) -> Result<()> {
     let site = part.join("site");
-    pip.install(set.requirements(), set == Set::Cuda, &site, &part.join("tmp"))?;
+    pip.install(&set.requirements(), set == Set::Cuda, &site, &part.join("tmp"))?;
     verify_installed(&site, set).context("pip installed something that does not work as libtorch")?;
     remove(home)?;
     fs::rename(&site, home).with_context(|| format!("cannot rename {} to {}", site.display(), home.display()))
@@ -151,7 +151,7 @@ fn fill(home: &Path, set: Set, pip: &Pip, part: &Path) -> Result<()> {
 /// Checks that `home` holds every file that pip recorded, and a libtorch that works.
 fn verify_installed(home: &Path, set: Set) -> Result<()> {
     for requirement in set.requirements() {
-        pip::verify_record(home, &pip::dist_info(home, requirement))?;
+        pip::verify_record(home, &pip::dist_info(home, &requirement))?;
     }
     verify(&home.join("torch"), set)
 }
@@ -176,7 +176,7 @@ fn verify(torch: &Path, set: Set) -> Result<()> {
     Ok(())
 }
 
-/// The version of the libtorch in `torch` without its build suffix: 2.11.0, not 2.11.0+cu130.
+/// The version of the libtorch in `torch` without its build suffix, such as `+cu130`.
 fn version(torch: &Path) -> Result<String> {
     // The zip of libtorch has the one file, the wheel the other.
     let text = fs::read_to_string(torch.join("build-version"))
@@ -310,6 +310,7 @@ fn has_nvidia_driver() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rooms;
 
     #[test]
     fn free_space_is_read_past_spaces_in_names() {
@@ -329,5 +330,41 @@ mod tests {
         fs::write(folder.join("build-version"), "2.10.0+cpu\n").unwrap();
         assert_eq!(version(&folder).unwrap(), "2.10.0");
         fs::remove_dir_all(&folder).unwrap();
+    }
+
+    /// The folders with Rust of this workspace's.
+    const SOURCES: [&str; 7] =
+        ["src", "crates", "hooks", "cufile-sys", "xtask/src", "examples/outside/src", "benches"];
+
+    #[test]
+    fn no_other_source_names_the_version() {
+        let files = SOURCES.iter().flat_map(|folder| rooms::files(&root().join(folder)).unwrap());
+        let naming: Vec<PathBuf> = files
+            .filter(|file| !file.ends_with("hooks/libtorch/src/version.rs"))
+            .filter(|file| {
+                let text = fs::read_to_string(file).unwrap();
+                // What tests read may be of any version.
+                text.split("#[cfg(test)]\nmod tests {").next().unwrap().contains(VERSION)
+            })
+            .collect();
+        assert!(naming.is_empty(), "take it from ssdtrain_libtorch::VERSION: {naming:?}");
+    }
+
+    #[test]
+    fn what_users_read_names_the_same_version() {
+        for file in ["README.md", "Cargo.toml", "examples/outside/Cargo.toml"] {
+            let text = fs::read_to_string(root().join(file)).unwrap();
+            let after =
+                |start| text.split(start).skip(1).map(|rest: &str| rest.trim_start_matches(['=', ' ']));
+            let named: Vec<&str> = after("libtorch ")
+                .chain(after("torch=="))
+                .map(|rest| rest.split(|c: char| !c.is_ascii_digit() && c != '.').next().unwrap_or_default())
+                .map(|version| version.trim_end_matches('.'))
+                .filter(|version| !version.is_empty())
+                .collect();
+            assert!(!named.is_empty(), "{file} names no version of libtorch");
+            let (major, _) = VERSION.rsplit_once('.').unwrap();
+            assert!(named.iter().all(|version| [VERSION, major].contains(version)), "{file}: {named:?}");
+        }
     }
 }

@@ -12,6 +12,8 @@ mod outside;
 mod pip;
 mod process;
 mod rooms;
+#[path = "../../hooks/libtorch/src/version.rs"]
+pub mod version;
 mod wheel;
 
 use std::env;
@@ -22,11 +24,13 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 
 use crate::process::cargo;
+use crate::version::VERSION;
 
 struct Command {
     name: &'static str,
     arguments: &'static str,
     summary: &'static str,
+    /// The word VERSION stands for that of libtorch.
     details: &'static str,
     run: fn(&[OsString]) -> Result<()>,
 }
@@ -37,7 +41,7 @@ const COMMANDS: &[Command] = &[
         arguments: "",
         summary: "Install libtorch once for this user and link it into this checkout",
         details: "\
-Installs libtorch 2.11.0 from the torch wheel with `python3 -m pip` into a per-user cache: the CPU set (0.6 GB to
+Installs libtorch VERSION from the torch wheel with `python3 -m pip` into a per-user cache: the CPU set (0.6 GB to
 download, 1.3 GB on disk), or the full set (about 5 GB on disk) where an NVIDIA driver is found. Then points the link
 .libtorch at it, so that plain `cargo build`, `cargo test` and `cargo run` work too. What is there already is verified
 and kept. The other commands do this first by themselves. The last line is what a package of your own needs to find it.
@@ -89,8 +93,8 @@ licences, bans and sources, and nvidia-cufile for the header with which a test c
         arguments: "[DIR]",
         summary: "Put the release binaries into DIR (default: bundle) to copy to a GPU machine",
         details: "\
-The binaries, and `gpu-test` with the tests that need a GPU, are stripped and need only libtorch 2.11.0 on the other machine, for example from `pip install
-torch==2.11.0`. Prints how to run them there.",
+The binaries, and `gpu-test` with the tests that need a GPU, are stripped and need only libtorch VERSION on the other machine, for example from `pip install
+torch==VERSION`. Prints how to run them there.",
         run: bundle::run,
     },
 ];
@@ -120,7 +124,7 @@ fn dispatch(arguments: &[OsString]) -> Result<()> {
     };
     if rest.first().is_some_and(|first| is_help(first)) {
         println!("{}\n\nUsage: cargo x {} {}", command.summary, command.name, command.arguments);
-        println!("\n{}", command.details);
+        println!("\n{}", command.details.replace("VERSION", VERSION));
         return Ok(());
     }
     if command.arguments.is_empty() && !rest.is_empty() {

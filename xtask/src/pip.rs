@@ -8,6 +8,7 @@ use std::process::Stdio;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::process::{command, output, succeeds};
+use crate::version::VERSION;
 
 /// The minor versions of Python 3 that the torch wheel is made for.
 const PYTHONS: std::ops::RangeInclusive<u32> = 10..=14;
@@ -42,16 +43,18 @@ impl Pip {
     /// Checks that there is a fitting python3 with pip.
     pub(crate) fn find() -> Result<Pip> {
         const ASK: &str = "import sys; print(sys.version_info[0], sys.version_info[1])";
-        let version = output(&mut command("python3", ["-c", ASK])).context(
-            "python3 does not run: install it (`apt-get install python3-pip`, `dnf install python3-pip`), or set \
-             LIBTORCH to a libtorch 2.11.0 of your own",
-        )?;
+        let version = output(&mut command("python3", ["-c", ASK])).with_context(|| {
+            format!(
+                "python3 does not run: install it (`apt-get install python3-pip`, `dnf install python3-pip`), or set \
+                 LIBTORCH to a libtorch {VERSION} of your own"
+            )
+        })?;
         let version = version.trim().replace(' ', ".");
         let minor = version.strip_prefix("3.").and_then(|minor| minor.parse::<u32>().ok());
         ensure!(
             minor.is_some_and(|minor| PYTHONS.contains(&minor)),
             "python3 is Python {version}, but the torch wheel is made for 3.10 to 3.14: put such a python3 first on the \
-             PATH, or set LIBTORCH to a libtorch 2.11.0 of your own"
+             PATH, or set LIBTORCH to a libtorch {VERSION} of your own"
         );
         ensure!(
             succeeds(&mut command("python3", ["-m", "pip", "--version"])),
@@ -65,7 +68,7 @@ impl Pip {
     /// which should be on the same disk, for its work files.
     pub(crate) fn install(
         &self,
-        requirements: &[&str],
+        requirements: &[String],
         with_dependencies: bool,
         target: &Path,
         temporary: &Path,
@@ -95,7 +98,7 @@ impl Pip {
     }
 }
 
-/// Where pip puts what it knows of `requirement`, such as `torch==2.11.0`, installed into `home`.
+/// Where pip puts what it knows of `requirement`, such as `torch==VERSION`, installed into `home`.
 pub(crate) fn dist_info(home: &Path, requirement: &str) -> PathBuf {
     home.join(format!("{}.dist-info", requirement.replace('-', "_").replace("==", "-")))
 }

@@ -58,7 +58,7 @@ pub(crate) fn check() -> Result<()> {
     Ok(())
 }
 
-fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+pub(crate) fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut all = Vec::new();
     let entries = fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
     for entry in entries {

@@ -43,7 +43,7 @@ impl Wheel {
         remove(&part)?;
         let site = part.join("site");
         let result = pip
-            .install(&[self.requirement], false, &site, &part.join("tmp"))
+            .install(&[self.requirement.to_owned()], false, &site, &part.join("tmp"))
             .and_then(|()| self.verify(&site))
             .and_then(|()| remove(home))
             .and_then(|()| {

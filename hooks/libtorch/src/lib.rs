@@ -19,6 +19,7 @@ mod random;
 mod ranges;
 mod segments;
 mod storage;
+mod version;
 
 pub use axpy::axpy;
 pub use block::Block;
@@ -38,3 +39,4 @@ pub use random::RandomState;
 pub use ranges::{Range, range};
 pub use segments::{SegmentWatcher, watch_segments};
 pub use storage::{Storage, StorageId, WeakStorage};
+pub use version::VERSION;

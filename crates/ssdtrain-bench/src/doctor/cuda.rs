@@ -16,8 +16,13 @@ use crate::common::size;
 /// Host memory that is pinned to see whether it can be.
 const PIN_TRIAL: u64 = 64 << 20;
 /// How a machine with an NVIDIA driver gets the rest.
-const CUDA_INSTALL: &str = "this machine has an NVIDIA driver: `cargo x setup` installs the full set of libtorch, or \
-    `python3 -m pip install torch==2.11.0` with LD_LIBRARY_PATH set to the lib folder of that torch";
+fn cuda_install() -> String {
+    format!(
+        "this machine has an NVIDIA driver: `cargo x setup` installs the full set of libtorch, or `python3 -m pip install \
+         torch=={}` with LD_LIBRARY_PATH set to the lib folder of that torch",
+        ssdtrain_libtorch::VERSION
+    )
+}
 
 /// How many devices CUDA has; the error is why it cannot be loaded.
 pub(super) fn devices() -> Result<usize, String> {
@@ -32,8 +37,11 @@ pub(super) fn cuda(devices: Result<usize, String>, facts: &Facts) -> Vec<Check> 
     let devices = match devices {
         Ok(devices) => devices,
         Err(reason) => {
-            let advice =
-                if facts.driver.is_some() { CUDA_INSTALL } else { "none is needed to train on the CPU" };
+            let advice = if facts.driver.is_some() {
+                cuda_install()
+            } else {
+                "none is needed to train on the CPU".to_owned()
+            };
             return vec![
                 Check::ok("CUDA", format!("cannot be loaded: {reason}")).but(Status::Missing, advice),
             ];

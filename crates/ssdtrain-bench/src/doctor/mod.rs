@@ -39,7 +39,7 @@ use crate::common::table::OutputArgs;
 /// Less free space than this is worth a word: a small model's activations fill it.
 const LITTLE_SPACE: u64 = 4 << 30;
 /// The version of libtorch that this program was built for.
-const BUILT_FOR: &str = "2.11.0";
+const BUILT_FOR: &str = ssdtrain_libtorch::VERSION;
 
 /// Say which path bytes will take here, and why not a better one: GPUs, drivers, cuFile, disks, io_uring, O_DIRECT, memory
 ///
