@@ -6,7 +6,8 @@
 //! cannot hold an absolute path, and a `RUSTFLAGS` in the environment replaces them. The path is the one torch-sys was given,
 //! not what it points to, so that binaries follow the link `.libtorch` when it moves.
 
-fn main() {
+/// Build scripts that do more have this file as a module.
+pub(crate) fn main() {
     // Comes from ssdtrain-libtorch's build script and, for packages that depend on ssdtrain alone, from this one: whoever depends
     // on ssdtrain writes this line into a build script as well (`examples/outside`).
     if let Some(libraries) = std::env::var_os("DEP_SSDTRAIN_LIBTORCH_LIB") {

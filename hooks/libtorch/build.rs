@@ -1,4 +1,6 @@
-//! Compiles the shim against the libtorch that torch-sys found, with the flags torch-sys itself uses.
+//! Compiles the shim against the libtorch that torch-sys found.
+
+mod compiler;
 
 use std::env;
 use std::path::PathBuf;
@@ -9,31 +11,14 @@ fn main() {
         println!("cargo::error=torch-sys does not say where libtorch is; run `cargo x setup`");
         return;
     };
-    let include = lib.with_file_name("include");
-    cc::Build::new()
-        .cpp(true)
-        .pic(true)
-        .extra_warnings(true)
-        .std("c++17")
-        .define("_GLIBCXX_USE_CXX11_ABI", "1")
-        // As libtorch was built: some of its classes have other members without it.
-        .define("NDEBUG", None)
-        // A shim that runs on every saved tensor: optimised in every profile.
-        .opt_level(2)
-        .debug(false)
-        .include("csrc")
+    compiler::compiler(&lib)
         // In the place of CUDA's own headers.
         .include("csrc/cuda")
-        // Not ours to mend: no warnings of libtorch's headers.
-        .flag(format!("-isystem{}", include.display()))
-        .flag(format!("-isystem{}", include.join("torch/csrc/api/include").display()))
         .files([
             "csrc/allocator.cpp",
-            "csrc/axpy.cpp",
             "csrc/circumstances.cpp",
             "csrc/device.cpp",
             "csrc/hooks.cpp",
-            "csrc/linear.cpp",
             "csrc/observer.cpp",
             "csrc/operations.cpp",
             "csrc/random.cpp",

@@ -1,8 +1,9 @@
 //! Layers that the models share.
 
 use ssdtrain::remat;
-use ssdtrain_libtorch::linear_in_place;
 use tch::{Kind, TchError, Tensor, nn};
+
+use crate::shim::linear_in_place;
 
 /// GPT-2's standard deviation of initial weights.
 pub(crate) const INIT_STD: f64 = 0.02;
@@ -50,7 +51,7 @@ pub(crate) fn linear(
     in_place: bool,
 ) -> Result<Tensor, TchError> {
     if in_place && weight.requires_grad() {
-        return Ok(linear_in_place(x, weight, bias)?);
+        return linear_in_place(x, weight, bias);
     }
     x.f_linear(weight, bias)
 }

@@ -1,11 +1,11 @@
 //! Plain stochastic gradient descent.
 
-use ssdtrain_libtorch::axpy;
+use tch::Tensor;
 use tch::nn::VarStore;
-use tch::{TchError, Tensor};
 
 use crate::error::Result;
 use crate::optimizer::{Optimizer, trainable};
+use crate::shim::axpy;
 
 /// Takes the learning rate's share of each gradient off its parameter. It has no state, so a model that leaves no
 /// room for [`AdamW`](crate::AdamW)'s moments can be trained for a measurement; to learn well, take AdamW.
@@ -35,7 +35,7 @@ fn descend(parameter: &mut Tensor, learning_rate: f64) -> Result<()> {
     let gradient = parameter.grad();
     if gradient.defined() {
         // tch's addition takes no factor, and libtorch's own SGD hides from autograd that the parameter changed.
-        axpy(-learning_rate, &gradient, parameter).map_err(TchError::from)?;
+        axpy(-learning_rate, &gradient, parameter)?;
     }
     Ok(())
 }

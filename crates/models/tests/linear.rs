@@ -4,7 +4,7 @@
 use std::sync::Barrier;
 
 use ssdtrain::resolve_math_kernels;
-use ssdtrain_libtorch::linear_in_place;
+use ssdtrain_models::linear_in_place;
 use tch::{Device, Kind, Tensor};
 
 unsafe extern "C" {

@@ -135,16 +135,6 @@ void st_block_release(void* data);  // once for each time it was held
 // Turns a weak reference into an additional strong one; false if the storage is gone.
 bool st_storage_lock(st_storage* storage);
 
-// ---- layers ------------------------------------------------------------------------------------------------------------
-
-// input . weight^T + bias (null: none); backward adds to the weight's gradient in place. *out is a new at::Tensor.
-st_status st_linear(const st_tensor* input, const st_tensor* weight, const st_tensor* bias, st_tensor** out);
-
-// ---- sums --------------------------------------------------------------------------------------------------------------
-
-// y += alpha * x, in place and not recorded.
-st_status st_axpy(double alpha, const st_tensor* x, const st_tensor* y);
-
 // ---- CPU allocator -----------------------------------------------------------------------------------------------------
 
 typedef struct {

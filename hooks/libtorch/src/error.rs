@@ -4,20 +4,12 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 
-use tch::TchError;
-
 use crate::ffi::{StStatus, st_last_error};
 
 /// What libtorch said when it refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct TorchError(pub String);
-
-impl From<TorchError> for TchError {
-    fn from(TorchError(said): TorchError) -> TchError {
-        TchError::Torch(said)
-    }
-}
 
 /// Turns a status of the shim into a result.
 pub(crate) fn check(status: StStatus) -> Result<(), TorchError> {

@@ -143,13 +143,6 @@ unsafe extern "C" {
     pub(crate) fn st_storage_weak_retain(storage: *mut StStorage);
     pub(crate) fn st_storage_weak_release(storage: *mut StStorage);
     pub(crate) fn st_storage_lock(storage: *mut StStorage) -> bool;
-    pub(crate) fn st_axpy(alpha: f64, x: *const C_tensor, y: *const C_tensor) -> StStatus;
-    pub(crate) fn st_linear(
-        input: *const C_tensor,
-        weight: *const C_tensor,
-        bias: *const C_tensor,
-        out: *mut *mut C_tensor,
-    ) -> StStatus;
     pub(crate) safe fn st_allocator_install();
     pub(crate) safe fn st_allocator_memory() -> StMemory;
     pub(crate) safe fn st_allocator_reset_peak();

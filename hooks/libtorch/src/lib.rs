@@ -3,7 +3,6 @@
 //!
 //! Errors cross the border as values both ways: no C++ exception reaches Rust, no Rust panic reaches C++.
 
-mod axpy;
 mod block;
 mod circumstances;
 mod cuda;
@@ -11,7 +10,6 @@ mod error;
 mod ffi;
 mod folder;
 mod hooks;
-mod linear;
 mod memory;
 mod memory_stats;
 mod observer;
@@ -21,7 +19,6 @@ mod segments;
 mod storage;
 mod version;
 
-pub use axpy::axpy;
 pub use block::Block;
 pub use circumstances::{CpuAutocast, Entered, Modes, is_recording, layout, takes_gradient, version};
 pub use cuda::{CudaDevice, OnStream, load_cuda, make_deterministic};
@@ -31,7 +28,6 @@ pub use hooks::{
     Active, Handle, Hooks, Packed, SavedTensor, SavedTensorHooks, SavedVariable, activate, active, backward,
     install,
 };
-pub use linear::linear_in_place;
 pub use memory::{end_step, gradient_bytes, install_cpu_allocator, memory, reset_peak, trim};
 pub use memory_stats::MemoryStats;
 pub use observer::{Reading, Reads, Statistics, Watch, WriteObserver, observe_writes};

@@ -5,7 +5,8 @@ use std::env;
 
 use cudarc::driver::result;
 use ssdtrain::{MIB, TensorCache, segment};
-use ssdtrain_libtorch::{CudaDevice, OnStream, linear_in_place};
+use ssdtrain_libtorch::{CudaDevice, OnStream};
+use ssdtrain_models::linear_in_place;
 use tch::{Cuda, Kind, Tensor};
 
 use crate::lab::{Lab, assert_nothing_held, assert_same_bits, grads, leaf, plain_gradient};

@@ -13,9 +13,9 @@
 
 #include <mutex>
 
-#include "guard.h"
+#include "shim.h"
 
-namespace ssdtrain {
+namespace ssdtrain::models {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -135,16 +135,13 @@ at::Tensor apply(const at::Tensor& input, const at::Tensor& weight, const c10::o
                        is_cast ? kind : weight.scalar_type());
 }
 
-const at::Tensor& tensor(const st_tensor* t) { return *reinterpret_cast<const at::Tensor*>(t); }
-
 }  // namespace
-}  // namespace ssdtrain
+}  // namespace ssdtrain::models
 
-using namespace ssdtrain;
-
-extern "C" st_status st_linear(const st_tensor* input, const st_tensor* weight, const st_tensor* bias, st_tensor** out) {
-  return guarded([&] {
-    const auto maybe = bias == nullptr ? c10::optional<at::Tensor>() : c10::optional<at::Tensor>(tensor(bias));
-    *out = reinterpret_cast<st_tensor*>(new at::Tensor(apply(tensor(input), tensor(weight), maybe)));
+extern "C" const char* ssdtrain_linear(const at::Tensor* input, const at::Tensor* weight, const at::Tensor* bias,
+                                       at::Tensor** out) {
+  return ssdtrain::models::guarded([&] {
+    const auto maybe = bias == nullptr ? c10::optional<at::Tensor>() : c10::optional<at::Tensor>(*bias);
+    *out = new at::Tensor(ssdtrain::models::apply(*input, *weight, maybe));
   });
 }

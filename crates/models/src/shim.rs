@@ -1,0 +1,81 @@
+//! What tch does not offer: a sum with a factor, and a linear layer that makes no second gradient of its weight.
+
+use std::ffi::{CStr, c_char};
+use std::ptr;
+
+use tch::{TchError, Tensor};
+use torch_sys::C_tensor;
+
+// As `csrc/shim.h` declares them.
+unsafe extern "C" {
+    fn ssdtrain_axpy(alpha: f64, x: *const C_tensor, y: *const C_tensor) -> *const c_char;
+    fn ssdtrain_linear(
+        input: *const C_tensor,
+        weight: *const C_tensor,
+        bias: *const C_tensor,
+        out: *mut *mut C_tensor,
+    ) -> *const c_char;
+}
+
+/// `input · weightᵀ + bias`, as libtorch's own `linear` computes it (`input` is `[.., inputs]`, `weight` `[outputs, inputs]`, `bias`
+/// `[outputs]`), under autocast too. Backward adds the weight's gradient to `weight.grad()` in place, where autograd would first make one
+/// as large as the weight. Several backwards may run at once. A gradient that is asked for by itself (`run_backward`), recorded
+/// (`create_graph`) or hooked goes autograd's own way. `weight` must be a leaf.
+///
+/// # Errors
+/// A weight that is no leaf, and what libtorch says of shapes, kinds or devices that do not go together.
+pub fn linear_in_place(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor, TchError> {
+    if !weight.is_leaf() {
+        let said = "linear_in_place: the weight is not a leaf, so it has no gradient to add to";
+        return Err(TchError::Torch(said.to_owned()));
+    }
+    let bias = bias.map_or(ptr::null(), Tensor::as_ptr);
+    let mut raw = ptr::null_mut();
+    // SAFETY: the tensors are borrowed, `bias` may be null, and `raw` is a valid place for the result.
+    let message = unsafe { ssdtrain_linear(input.as_ptr(), weight.as_ptr(), bias, &raw mut raw) };
+    // SAFETY: that call's message, and the next thing done with it.
+    unsafe { check(message) }?;
+    // SAFETY: the shim made a tensor and gave it to us.
+    Ok(unsafe { Tensor::from_ptr(raw) })
+}
+
+/// `y += alpha · x`, in place and without a temporary, of tensors of one shape; autograd does not record it. What has saved `y` for
+/// backward learns that it changed.
+pub(crate) fn axpy(alpha: f64, x: &Tensor, y: &mut Tensor) -> Result<(), TchError> {
+    // SAFETY: both tensors are borrowed for the call, and both handles are of tch.
+    let message = unsafe { ssdtrain_axpy(alpha, x.as_ptr(), y.as_ptr()) };
+    // SAFETY: that call's message, and the next thing done with it.
+    unsafe { check(message) }
+}
+
+/// Turns what a function of the shim returned into a result.
+///
+/// # Safety
+/// `message` is what the shim returned to this thread, and no other of its functions was called since.
+unsafe fn check(message: *const c_char) -> Result<(), TchError> {
+    if message.is_null() {
+        return Ok(());
+    }
+    // SAFETY: the shim's messages are C strings that live until this thread's next failed call, which the caller did not make.
+    let message = unsafe { CStr::from_ptr(message) };
+    Err(TchError::Torch(message.to_string_lossy().trim_end().to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind};
+
+    use super::*;
+
+    #[test]
+    fn what_libtorch_refuses_is_an_error_in_its_words() {
+        let [two, three] = [2, 3].map(|length| Tensor::ones([length], (Kind::Float, Device::Cpu)));
+        let error = axpy(1.0, &two, &mut three.shallow_clone()).unwrap_err().to_string();
+        assert!(error.contains("must match the size"), "{error}");
+        let matrix = Tensor::ones([3, 3], (Kind::Float, Device::Cpu));
+        let error = linear_in_place(&two, &matrix, None).unwrap_err().to_string();
+        assert!(error.contains("size mismatch") || error.contains("shape"), "{error}");
+        axpy(2.0, &three, &mut three.shallow_clone()).unwrap();
+        assert_eq!(three, &three.ones_like() * 3.0, "and the next call is as good as ever");
+    }
+}
