@@ -237,7 +237,7 @@ fn without_a_disk_what_finds_no_room_stays() {
 
 #[test]
 fn what_nobody_else_has_does_not_leave_the_device() {
-    run(Scene { disk: None, twice: true, ..SCENE });
+    run(Scene { disk: None, twice: true, preemptions: 2, ..SCENE });
     run(Scene { twice: true, ..SCENE });
 }
 
