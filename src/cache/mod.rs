@@ -17,7 +17,7 @@ mod tape;
 mod waits;
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use ssdtrain_libtorch::{SavedTensor, Storage, StorageId, WriteObserver};
@@ -30,7 +30,7 @@ use crate::error::{Completion, Error};
 use crate::profile::Alive;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::telemetry::{Cause, Counters, ScopeId, ScopeRecord, Scopes};
-use crate::tier::{Here, Parcel, Tier};
+use crate::tier::{Here, Parcel, RoomListener, Tier};
 use crate::trace::{Counter, Trace};
 
 pub(crate) struct Cache {
@@ -39,6 +39,7 @@ pub(crate) struct Cache {
     table: Mutex<Table>,
     /// Signalled when a transfer ends or room appears.
     changed: Condvar,
+    room: Arc<RoomListener>,
     pub(crate) scopes: Arc<Scopes>,
     pub(crate) trace: Option<Arc<Trace>>,
 }
@@ -55,25 +56,28 @@ pub(crate) struct By<'a> {
 
 impl Cache {
     pub(crate) fn new(tier: Option<Arc<dyn Tier>>, limits: Limits, trace: Option<Arc<Trace>>) -> Arc<Cache> {
-        let cache = Arc::new(Cache {
-            tier: tier.clone(),
-            table: Mutex::new(Table::new(tier, limits)),
-            changed: Condvar::new(),
-            scopes: Arc::default(),
-            trace,
+        let cache = Arc::new_cyclic(|this: &Weak<Cache>| {
+            let this = Weak::clone(this);
+            Cache {
+                tier: tier.clone(),
+                table: Mutex::new(Table::new(tier, limits)),
+                changed: Condvar::new(),
+                room: Arc::new(move || this.upgrade().iter().for_each(Cache::has_room)),
+                scopes: Arc::default(),
+                trace,
+            }
         });
-        if let Some(tier) = &cache.tier {
-            let this = Arc::downgrade(&cache);
-            tier.when_room(Box::new(move || {
-                let Some(cache) = this.upgrade() else { return };
-                let mut jobs = Vec::new();
-                // Whoever found no room holds the lock until it waits.
-                cache.table.lock().pump(&mut jobs);
-                cache.changed.notify_all();
-                cache.submit(jobs, &Here::default());
-            }));
-        }
+        cache.tier.iter().for_each(|tier| tier.on_room(&cache.room));
         cache
+    }
+
+    /// What found no room below goes on.
+    fn has_room(self: &Arc<Self>) {
+        let mut jobs = Vec::new();
+        // Whoever found no room holds the lock until it waits.
+        self.table.lock().pump(&mut jobs);
+        self.changed.notify_all();
+        self.submit(jobs, &Here::default());
     }
 
     pub(crate) fn tier(&self) -> Option<&dyn Tier> {

@@ -14,7 +14,7 @@ use crate::device::{Device, Lane};
 use crate::error::Completion;
 use crate::error::{Error, ErrorKind, Result};
 use crate::telemetry::{Cause, Counters, ScopeId};
-use crate::tier::{Here, Parcel, Room, Tier};
+use crate::tier::{Here, Parcel, Room, RoomListener, Tier};
 
 /// Bytes of one storage.
 const PIECE: u64 = 16 << 20;
@@ -31,6 +31,7 @@ pub(crate) struct Trial<'a, D: Device> {
     moved: RefCell<Moved>,
     /// Told when a parcel may ask for room again.
     room: Receiver<()>,
+    _listener: Arc<RoomListener>,
 }
 
 #[derive(Default)]
@@ -42,8 +43,9 @@ struct Moved {
 impl<'a, D: Device> Trial<'a, D> {
     pub(crate) fn new(tier: Arc<dyn Tier>, device: &'a D) -> Trial<'a, D> {
         let (tell, room) = channel();
-        tier.when_room(Box::new(move || tell.send(()).unwrap_or_default()));
-        Trial { tier, device, moved: RefCell::default(), room }
+        let listener: Arc<RoomListener> = Arc::new(move || tell.send(()).unwrap_or_default());
+        tier.on_room(&listener);
+        Trial { tier, device, moved: RefCell::default(), room, _listener: listener }
     }
 }
 
@@ -237,6 +239,22 @@ mod tests {
             let PathRates { write, read, both } = trial.rates().unwrap();
             assert!(write > 0.0 && read > 0.0 && both > 0.0, "{write}, {read}, {both}");
         }
+    }
+
+    /// The tier that was tried out is the one that is used.
+    #[test]
+    fn who_uses_a_tier_after_a_trial_hears_of_room() {
+        let store = Store::open(config()).unwrap();
+        let tier: Arc<dyn Tier> = DirectTier::new(device(), store.clone(), PIECE, None).unwrap();
+        Trial::new(Arc::clone(&tier), &device()).round_trip().unwrap();
+        let (tell, told) = channel();
+        let listener: Arc<RoomListener> = Arc::new(move || tell.send(()).unwrap());
+        tier.on_room(&listener);
+        let _full = store.reserve(store.stats().file_bytes).unwrap();
+        let parcel = Arc::clone(&tier).parcel(PIECE, ScopeId::default(), &Here::default()).unwrap();
+        assert_eq!(parcel.reserve(), Room::Later);
+        told.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert_eq!(parcel.reserve(), Room::Reserved);
     }
 
     #[test]

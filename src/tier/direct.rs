@@ -16,7 +16,7 @@ use ssdtrain_libtorch::{Block, Storage};
 use ssdtrain_store::{Blob, Direction, Store, contained};
 
 use super::waiter::Waiter;
-use super::{Here, Leaving, Parcel, Room, Tier};
+use super::{Here, Leaving, Parcel, Room, RoomListener, Tier};
 use crate::device::{Device, Lane};
 use crate::error::{Completion, Error, ErrorKind, Result};
 use crate::mem::{DeviceBuf, Rest};
@@ -36,7 +36,6 @@ pub(crate) struct DirectTier<D: Device> {
     trace: Option<DeviceTrace<D>>,
     device: Arc<D>,
     under_way: Arc<UnderWay>,
-    room: OnceLock<Arc<dyn Fn() + Send + Sync>>,
 }
 
 /// Writes that wait for their turn, and the bytes of those that have it.
@@ -97,7 +96,6 @@ impl<D: Device> DirectTier<D> {
             trace,
             device,
             under_way: Arc::default(),
-            room: OnceLock::new(),
         }))
     }
 
@@ -168,8 +166,8 @@ impl<D: Device> Tier for DirectTier<D> {
         Leaving::InStreamOrder
     }
 
-    fn when_room(&self, room: Box<dyn Fn() + Send + Sync>) {
-        self.store.on_growth(self.room.get_or_init(|| Arc::from(room)));
+    fn on_room(&self, listener: &Arc<RoomListener>) {
+        self.store.on_growth(listener);
     }
 
     fn begin_step(&self) {}

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use ssdtrain_libtorch::{Block, Storage};
 use ssdtrain_store::{Blob, Direction, Store};
 
-use super::{Here, Leaving, Parcel, Room, Tier};
+use super::{Here, Leaving, Parcel, Room, RoomListener, Tier};
 use crate::error::{Completion, Error, ErrorKind, Result};
 use crate::mem::StorageBuf;
 use crate::telemetry::{Cause, Counters, ScopeId};
@@ -15,7 +15,6 @@ use crate::trace::Trace;
 pub(crate) struct DiskTier {
     store: Store,
     trace: Option<Arc<Trace>>,
-    room: OnceLock<Arc<dyn Fn() + Send + Sync>>,
 }
 
 /// An extent, once there is one.
@@ -29,7 +28,7 @@ struct DiskParcel {
 
 impl DiskTier {
     pub(crate) fn new(store: Store, trace: Option<Arc<Trace>>) -> DiskTier {
-        DiskTier { store, trace, room: OnceLock::new() }
+        DiskTier { store, trace }
     }
 }
 
@@ -53,8 +52,8 @@ impl Tier for DiskTier {
         Leaving::WhenStored
     }
 
-    fn when_room(&self, room: Box<dyn Fn() + Send + Sync>) {
-        self.store.on_growth(self.room.get_or_init(|| Arc::from(room)));
+    fn on_room(&self, listener: &Arc<RoomListener>) {
+        self.store.on_growth(listener);
     }
 
     fn begin_step(&self) {}

@@ -13,10 +13,11 @@ mod parcel;
 mod spill;
 
 use std::collections::VecDeque;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytesize::ByteSize;
+use parking_lot::Mutex as PlainMutex;
 use ssdtrain_libtorch::Storage;
 use ssdtrain_store::{Blob, HostPool, IoBuf, Store};
 
@@ -25,7 +26,7 @@ use self::spill::Write;
 use super::places::Edge;
 use super::shelf::{Serial, Shelf};
 use super::waiter::Waiter;
-use super::{Here, Leaving, Parcel, Room, Tier};
+use super::{Here, Leaving, Parcel, Room, RoomListener, Tier};
 use crate::device::{Device, Lane};
 use crate::error::{Completion, Error, ErrorKind, Result};
 use crate::sync::{Condvar, Mutex};
@@ -51,7 +52,7 @@ pub(crate) struct HostTier<D: Device> {
     /// Signalled when a store was begun, and when a transfer of the disk has ended.
     changed: Condvar,
     stalls: Mutex<Vec<Stall<D>>>,
-    room: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    room: PlainMutex<Vec<Weak<RoomListener>>>,
     /// Called when a spill file has grown.
     grown: Arc<dyn Fn() + Send + Sync>,
     read_ahead: u64,
@@ -180,7 +181,7 @@ impl<D: Device> HostTier<D> {
             books: Mutex::new(books),
             changed: Condvar::new(),
             stalls: Mutex::default(),
-            room: OnceLock::new(),
+            room: Default::default(),
             grown: {
                 let this: Weak<HostTier<D>> = Weak::clone(this);
                 Arc::new(move || this.upgrade().iter().for_each(|tier| tier.disk_has_grown()))
@@ -271,9 +272,8 @@ impl<D: Device> HostTier<D> {
     }
 
     fn tell_room(&self) {
-        if let Some(room) = self.room.get() {
-            room();
-        }
+        let listeners: Vec<_> = self.room.lock().iter().filter_map(Weak::upgrade).collect();
+        listeners.iter().for_each(|listener| listener());
     }
 }
 
@@ -309,8 +309,10 @@ impl<D: Device> Tier for HostTier<D> {
         Leaving::InStreamOrder
     }
 
-    fn when_room(&self, room: Box<dyn Fn() + Send + Sync>) {
-        self.room.get_or_init(|| room);
+    fn on_room(&self, listener: &Arc<RoomListener>) {
+        let mut listeners = self.room.lock();
+        listeners.retain(|listener| listener.strong_count() > 0);
+        listeners.push(Arc::downgrade(listener));
     }
 
     fn begin_step(&self) {

@@ -34,6 +34,9 @@ use crate::device::{Device, Lane};
 use crate::error::{Completion, Result};
 use crate::telemetry::{Cause, Counters, ScopeId};
 
+/// Called when a parcel that was told [`Room::Later`] should ask again. It must not wait for a transfer.
+pub(crate) type RoomListener = dyn Fn() + Send + Sync;
+
 /// What lies below a device.
 pub(crate) trait Tier: Send + Sync {
     /// A place for `bytes` bytes that the calling thread has just computed in `scope`. Room is made later.
@@ -45,8 +48,8 @@ pub(crate) trait Tier: Send + Sync {
     /// How storages that are stored leave the device.
     fn leaving(&self) -> Leaving;
 
-    /// `room` is called when a parcel that was told [`Room::Later`] should ask again.
-    fn when_room(&self, room: Box<dyn Fn() + Send + Sync>);
+    /// Has `listener` called when a parcel that was told [`Room::Later`] should ask again, for as long as the caller holds it.
+    fn on_room(&self, listener: &Arc<RoomListener>);
 
     /// A step begins: what was learned from those before may be used.
     fn begin_step(&self);

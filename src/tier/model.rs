@@ -1,13 +1,13 @@
 //! The host tier under every interleaving: who saves, who asks and who lets go take the real tier, its threads and its waits through
 //! the explorer, over a device that copies at once or at last and a disk that may fail.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use ssdtrain_libtorch::{Block, Storage};
 use ssdtrain_store::Store;
 
 use super::modelled::{Copies, Disk, FOREIGN, Fault, ModelDevice, ModelDisk, set_word, word};
-use super::{Here, HostSettings, HostTier, Parcel, PoolSize, Room, Tier};
+use super::{Here, HostSettings, HostTier, Parcel, PoolSize, Room, RoomListener, Tier};
 use crate::error::Completion;
 use crate::sync::{Condvar, Mutex, Thread, explore};
 use crate::telemetry::{Cause, ScopeId};
@@ -80,6 +80,7 @@ struct Model {
     changed: Condvar,
     /// Storages that have left: somebody else's, who writes to their memory.
     left: parking_lot::Mutex<Vec<Storage>>,
+    room: Arc<RoomListener>,
 }
 
 impl Model {
@@ -87,18 +88,22 @@ impl Model {
         let device = ModelDevice::new(scene.copies, scene.failing_copy.map(Fault::Copy));
         let settings = HostSettings { pool: PoolSize::Fixed(2 * MIB), read_ahead: bytes(scene) };
         let tier = HostTier::new(device, store, settings, None).unwrap();
-        let model = Arc::new(Model {
-            tier,
-            books: Mutex::new(()),
-            changed: Condvar::new(),
-            left: parking_lot::Mutex::default(),
+        let model = Arc::new_cyclic(|this: &Weak<Model>| {
+            let this = Weak::clone(this);
+            let room = move || {
+                let Some(model) = this.upgrade() else { return };
+                drop(model.books.lock());
+                model.changed.notify_all();
+            };
+            Model {
+                tier,
+                books: Mutex::new(()),
+                changed: Condvar::new(),
+                left: parking_lot::Mutex::default(),
+                room: Arc::new(room),
+            }
         });
-        let this = Arc::downgrade(&model);
-        model.tier.when_room(Box::new(move || {
-            let Some(model) = this.upgrade() else { return };
-            drop(model.books.lock());
-            model.changed.notify_all();
-        }));
+        model.tier.on_room(&model.room);
         model
     }
 

@@ -12,7 +12,7 @@ use ssdtrain_store::{
 };
 
 use super::modelled::{Copies, Fault, ModelDevice};
-use super::{DirectTier, DiskTier, Here, HostSettings, HostTier, Parcel, PoolSize, Room, Tier};
+use super::{DirectTier, DiskTier, Here, HostSettings, HostTier, Parcel, PoolSize, Room, RoomListener, Tier};
 use crate::device::Simulated;
 use crate::error::Completion;
 use crate::error::Result;
@@ -242,7 +242,8 @@ fn a_copy_in_of_what_was_read() {
 fn pinning() {
     let tier = failing_device(Fault::PinPanics, PoolSize::Learned { cap: 2 * MIB });
     let (tell, told) = channel();
-    tier.when_room(Box::new(move || tell.send(()).unwrap()));
+    let room: Arc<RoomListener> = Arc::new(move || tell.send(()).unwrap());
+    tier.on_room(&room);
     let parcel = Arc::clone(&tier).parcel(MIB, ScopeId::default(), &Here::default()).unwrap();
     assert_eq!(parcel.reserve(), Room::Later);
     told.recv().unwrap();
