@@ -13,7 +13,7 @@ use common::chain::{chain, input};
 use common::{assert_nothing_held, everything, leaf, randn, same_bits, staged_in_memory};
 use ssdtrain::store::{Blob, Direction, Fault, Faulty, Pool, Store, StoreConfig};
 use ssdtrain::{BackendKind, ErrorKind, IoPath, MIB, Policy, TensorCache, TensorCacheBuilder};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 fn forward(x: &Tensor) -> Tensor {
     (x * 1.5).tanh().exp().square().sum(Kind::Float)
@@ -415,4 +415,21 @@ fn a_first_step_that_offloads_nothing_can_be_an_error() {
 fn memory_that_is_not_direct_io_can_be_refused() {
     let error = everything().backend(BackendKind::Memory).require_direct_io(true).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unmet);
+}
+
+/// A spill file begins with 256 MiB, and grows while the step runs.
+#[test]
+fn more_than_a_spill_file_has_at_first_goes_to_the_disk() {
+    let disk = || moving().spill_to(std::env::temp_dir()).disk_cap(1 << 30);
+    let device = || disk().simulated_device(Duration::ZERO).device_budget(64 * MIB);
+    for builder in [disk(), device().host_pool(64 * MIB), device().path(IoPath::Direct)] {
+        let cache = builder.build().unwrap();
+        let x = leaf(&Tensor::ones([4 << 20], (Kind::Float, Device::Cpu)));
+        let step = cache.step();
+        let y = (0..20).fold(&x * 1.0, |y, _| y.sin());
+        step.flush();
+        step.backward(&y.sum(Kind::Float)).unwrap();
+        let report = step.finish().unwrap();
+        assert!(report.offloaded.bytes > 256 * MIB && report.kept.no_room.bytes == 0, "{report}");
+    }
 }

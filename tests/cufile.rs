@@ -12,10 +12,11 @@ use std::process::Command;
 use std::{env, fs, path::PathBuf};
 
 use common::chain::{chain, expected, input, step};
-use common::{assert_nothing_held, assert_same_bits, direct, grads};
+use common::{assert_nothing_held, assert_same_bits, direct, grads, leaf};
 use cufile_sys::sys::CUFileStringConfigParameter_t as Text;
 use ssdtrain::{ErrorKind, IoPath, MIB, TensorCacheBuilder};
 use stand_in::StandIn;
+use tch::{Device, Kind, Tensor};
 
 /// Not one of `cuFile`'s own: the file system is not supported.
 const NOT_SUPPORTED: i32 = 5008;
@@ -36,6 +37,19 @@ fn bits_are_the_same_and_nothing_stays_registered() {
     assert_nothing_held(&cache);
     drop(cache);
     stand_in.assert_nothing_is_left();
+}
+
+/// The way was tried out with the very tier that the cache uses then, and a spill file begins with 256 MiB.
+#[test]
+fn a_cache_hears_that_the_file_has_grown_after_the_way_was_tried_out() {
+    let stand_in = StandIn::new();
+    let cache = builder(&stand_in).build().unwrap();
+    let x = leaf(&Tensor::ones([4 << 20], (Kind::Float, Device::Cpu)));
+    let step = cache.step();
+    let y = (0..20).fold(&x * 1.0, |y, _| y.sin());
+    step.backward(&y.sum(Kind::Float)).unwrap();
+    let report = step.finish().unwrap();
+    assert!(report.offloaded.bytes > 256 * MIB && report.kept.no_room.bytes == 0, "{report}");
 }
 
 #[test]
