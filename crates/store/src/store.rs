@@ -99,9 +99,9 @@ impl Store {
     /// [`ErrorKind::NoSpace`] if the cap or a full disk leaves no contiguous room.
     pub fn reserve(&self, bytes: u64) -> Result<Arc<Blob>> {
         loop {
-            match self.find_room(bytes)? {
-                Room::Found(blob) => return Ok(blob),
-                Room::Until(volume, end) => volume.grow(end),
+            match self.reserve_now(bytes)? {
+                Reservation::Made(blob) => return Ok(blob),
+                Reservation::Until(volume, end) => volume.grow(end),
             }
         }
     }
@@ -113,9 +113,9 @@ impl Store {
     ///
     /// As [`Store::reserve`].
     pub fn try_reserve(&self, bytes: u64) -> Result<Option<Arc<Blob>>> {
-        match self.find_room(bytes)? {
-            Room::Found(blob) => Ok(Some(blob)),
-            Room::Until(volume, end) => {
+        match self.reserve_now(bytes)? {
+            Reservation::Made(blob) => Ok(Some(blob)),
+            Reservation::Until(volume, end) => {
                 self.shared.growth.begin(volume, end);
                 Ok(None)
             }
@@ -128,10 +128,10 @@ impl Store {
         self.shared.growth.listen(listener);
     }
 
-    fn find_room(&self, bytes: u64) -> Result<Room<'_>> {
+    fn reserve_now(&self, bytes: u64) -> Result<Reservation<'_>> {
         let Shared { volumes, next_volume, stripe_bytes, .. } = &*self.shared;
         if bytes == 0 {
-            return Ok(Room::Found(Arc::new(Blob::new(0, *stripe_bytes, Vec::new()))));
+            return Ok(Reservation::Made(Arc::new(Blob::new(0, *stripe_bytes, Vec::new()))));
         }
         let first = next_volume.fetch_add(1, Ordering::Relaxed) % volumes.len();
         let mut usable: Vec<&Arc<Volume>> = volumes[first..].iter().chain(&volumes[..first]).collect();
@@ -141,8 +141,10 @@ impl Store {
         let mut refusals = Vec::new();
         while !usable.is_empty() {
             match reserve_pieces(bytes, *stripe_bytes, &usable) {
-                Ok(pieces) => return Ok(Room::Found(Arc::new(Blob::new(bytes, *stripe_bytes, pieces)))),
-                Err((index, Full::Until(end))) => return Ok(Room::Until(usable[index], end)),
+                Ok(pieces) => {
+                    return Ok(Reservation::Made(Arc::new(Blob::new(bytes, *stripe_bytes, pieces))));
+                }
+                Err((index, Full::Until(end))) => return Ok(Reservation::Until(usable[index], end)),
                 Err((index, Full::Cap)) => drop(usable.remove(index)),
                 Err((index, Full::Refused(error))) => {
                     let name = &usable.remove(index).info().name;
@@ -214,9 +216,9 @@ impl Store {
     }
 }
 
-/// Where room for a blob is.
-enum Room<'a> {
-    Found(Arc<Blob>),
+/// Room for a blob, or where there will be some.
+enum Reservation<'a> {
+    Made(Arc<Blob>),
     /// In this volume, once it has grown to so many bytes.
     Until(&'a Arc<Volume>, u64),
 }
