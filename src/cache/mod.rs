@@ -1,7 +1,7 @@
 //! The cache itself: what happens when autograd saves a tensor, asks for it back, and lets go of it.
 //!
 //! `entry` is the life of one entry, `tape` the order within a micro-batch, `table` the books behind one lock. This module
-//! is the mechanism around them: it takes the lock, hands transfers to the store after releasing it, and waits.
+//! is the mechanism around them: it takes the lock and waits; `transfers` hands over what is to be moved, without the lock.
 
 mod entry;
 mod keys;
@@ -13,6 +13,7 @@ mod orders;
 mod slow;
 mod table;
 mod tape;
+mod transfers;
 #[cfg(test)]
 mod waits;
 
@@ -21,12 +22,11 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use ssdtrain_libtorch::{SavedTensor, Storage, StorageId, WriteObserver};
-use ssdtrain_store::contained;
 
 pub(crate) use self::keys::{EntryKey, NO_TAPE, TapeKey};
 pub(crate) use self::table::Limits;
-use self::table::{Answer, Job, Part, Saved, Squeeze, Table};
-use crate::error::{Completion, Error};
+use self::table::{Answer, Part, Saved, Squeeze, Table};
+use crate::error::Error;
 use crate::profile::Alive;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::telemetry::{Cause, Counters, ScopeId, ScopeRecord, Scopes};
@@ -376,96 +376,9 @@ impl Cache {
         }
     }
 
-    /// Hands transfers to the tier. Called without the lock.
-    fn submit(self: &Arc<Self>, jobs: Vec<Job>, here: &Here) {
-        let mut memory_is_short = false;
-        for job in jobs {
-            let cache = Arc::clone(self);
-            match job {
-                Job::Store { key, parcel, from } => {
-                    let bytes = from.bytes();
-                    let done = Completion::new(move |outcome| cache.stored(key, bytes, outcome));
-                    // A panic fails this job, and the others are handed over all the same.
-                    contained("the hand-over of a store", || parcel.store(from, done));
-                }
-                Job::Load { key, bytes, early: true, .. } if memory_is_short => cache.postponed(key, bytes),
-                Job::Load { key, parcel, bytes, early } => {
-                    let into = match self.allocate(bytes) {
-                        Ok(into) => into,
-                        Err(_) if early => {
-                            memory_is_short = true;
-                            cache.postponed(key, bytes);
-                            continue;
-                        }
-                        Err(refused) => {
-                            cache.loaded(key, bytes, Err(refused));
-                            continue;
-                        }
-                    };
-                    self.table.lock().loads_into(key, &into);
-                    let done = Completion::new(move |outcome| cache.loaded(key, bytes, outcome));
-                    contained("the hand-over of a load", || parcel.load(into, here, done));
-                }
-            }
-        }
-    }
-
-    /// A new storage on the device, for what the calling thread computes. It may take long.
-    fn allocate(&self, bytes: u64) -> crate::Result<Storage> {
-        let tier =
-            self.tier.as_ref().ok_or_else(|| Error::torch("internal error: nothing is below the device"))?;
-        tier.allocate(bytes)
-    }
-
-    /// There is no memory for an early load.
-    fn postponed(&self, key: EntryKey, bytes: u64) {
-        self.table.lock().postponed(key, bytes);
-        // Somebody may wait for it by now.
-        self.changed.notify_all();
-    }
-
     /// The failed load that `text` speaks of, if there is one.
     pub(crate) fn failure_in(&self, text: &str) -> Option<Error> {
         self.table.lock().failure_in(text)
-    }
-
-    /// Runs when a store is over, on the I/O thread as a rule.
-    fn stored(self: Arc<Self>, key: EntryKey, bytes: u64, outcome: crate::Result<()>) {
-        if let Err(error) = &outcome {
-            tracing::debug!(%error, bytes, "a store failed; its tensor stays on the device");
-        }
-        let mut jobs = Vec::new();
-        let gone = {
-            let mut table = self.table.lock();
-            let gone = table.stored(key, bytes, outcome.map_err(|error| error.to_string()));
-            table.pump(&mut jobs);
-            self.sample(&table);
-            gone
-        };
-        drop(gone);
-        self.changed.notify_all();
-        // Only stores follow a store.
-        self.submit(jobs, &Here::default());
-    }
-
-    /// Runs when a load is over: on the I/O thread, or at once where only a copy had to be queued.
-    fn loaded(self: Arc<Self>, key: EntryKey, bytes: u64, outcome: crate::Result<()>) {
-        let gone = {
-            let mut table = self.table.lock();
-            let outcome = outcome.map_err(|error| match table.entry(key) {
-                Some(entry) => error.within(format_args!(
-                    "ssdtrain cannot load saved tensor {} ({} bytes, scope \"{}\", step {})",
-                    key.serial,
-                    entry.bytes,
-                    self.scopes.name(entry.scope),
-                    entry.step
-                )),
-                None => error,
-            });
-            table.loaded(key, bytes, outcome)
-        };
-        drop(gone);
-        self.changed.notify_all();
     }
 }
 

@@ -1,0 +1,100 @@
+//! Transfers: how they are handed to the tier, without the lock, and what follows when they are over.
+
+use std::sync::Arc;
+
+use ssdtrain_libtorch::Storage;
+use ssdtrain_store::contained;
+
+use super::table::Job;
+use super::{Cache, EntryKey};
+use crate::error::{Completion, Error};
+use crate::tier::Here;
+
+impl Cache {
+    /// Hands transfers to the tier. Called without the lock.
+    pub(super) fn submit(self: &Arc<Self>, jobs: Vec<Job>, here: &Here) {
+        let mut memory_is_short = false;
+        for job in jobs {
+            let cache = Arc::clone(self);
+            match job {
+                Job::Store { key, parcel, from } => {
+                    let bytes = from.bytes();
+                    let done = Completion::new(move |outcome| cache.stored(key, bytes, outcome));
+                    // A panic fails this job, and the others are handed over all the same.
+                    contained("the hand-over of a store", || parcel.store(from, done));
+                }
+                Job::Load { key, bytes, early: true, .. } if memory_is_short => cache.postponed(key, bytes),
+                Job::Load { key, parcel, bytes, early } => {
+                    let into = match self.allocate(bytes) {
+                        Ok(into) => into,
+                        Err(_) if early => {
+                            memory_is_short = true;
+                            cache.postponed(key, bytes);
+                            continue;
+                        }
+                        Err(refused) => {
+                            cache.loaded(key, bytes, Err(refused));
+                            continue;
+                        }
+                    };
+                    self.table.lock().loads_into(key, &into);
+                    let done = Completion::new(move |outcome| cache.loaded(key, bytes, outcome));
+                    contained("the hand-over of a load", || parcel.load(into, here, done));
+                }
+            }
+        }
+    }
+
+    /// A new storage on the device, for what the calling thread computes. It may take long.
+    fn allocate(&self, bytes: u64) -> crate::Result<Storage> {
+        let tier =
+            self.tier.as_ref().ok_or_else(|| Error::torch("internal error: nothing is below the device"))?;
+        tier.allocate(bytes)
+    }
+
+    /// There is no memory for an early load.
+    fn postponed(&self, key: EntryKey, bytes: u64) {
+        self.table.lock().postponed(key, bytes);
+        // Somebody may wait for it by now.
+        self.changed.notify_all();
+    }
+
+    /// Runs when a store is over, on the I/O thread as a rule.
+    fn stored(self: Arc<Self>, key: EntryKey, bytes: u64, outcome: crate::Result<()>) {
+        if let Err(error) = &outcome {
+            tracing::debug!(%error, bytes, "a store failed; its tensor stays on the device");
+        }
+        let mut jobs = Vec::new();
+        let gone = {
+            let mut table = self.table.lock();
+            let gone = table.stored(key, bytes, outcome.map_err(|error| error.to_string()));
+            table.pump(&mut jobs);
+            self.sample(&table);
+            gone
+        };
+        drop(gone);
+        self.changed.notify_all();
+        // Only stores follow a store.
+        self.submit(jobs, &Here::default());
+    }
+
+    /// Runs when a load is over: on the I/O thread, or at once where only a copy had to be queued.
+    fn loaded(self: Arc<Self>, key: EntryKey, bytes: u64, outcome: crate::Result<()>) {
+        let gone = {
+            let mut table = self.table.lock();
+            let outcome = outcome.map_err(|error| match table.entry(key) {
+                Some(entry) => error.within(format_args!(
+                    "ssdtrain cannot load saved tensor {} ({} bytes, scope \"{}\", step {})",
+                    key.serial,
+                    entry.bytes,
+                    self.scopes.name(entry.scope),
+                    entry.step
+                )),
+                None => error,
+            });
+            table.loaded(key, bytes, outcome)
+        };
+        drop(gone);
+        self.changed.notify_all();
+    }
+}
