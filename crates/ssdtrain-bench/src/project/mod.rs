@@ -10,6 +10,7 @@ mod presets;
 mod projection;
 mod room;
 mod saved;
+mod scenario;
 
 use anyhow::{Result, ensure};
 use clap::value_parser;
@@ -22,8 +23,9 @@ use self::endurance::{Array, Ssd};
 use self::gpu::Gpu;
 use self::model::{Batch, Model, Parallelism};
 use self::presets::{Preset, Run};
-use self::projection::{Projection, Scenario};
+use self::projection::Projection;
 use self::saved::Precision;
+use self::scenario::Scenario;
 use crate::common::drawing::{Bar, Bars, COLOURS, Canvas, DrawingArgs, Picture};
 use crate::common::table::OutputArgs;
 use crate::common::{float, table};

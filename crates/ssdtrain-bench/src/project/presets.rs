@@ -5,8 +5,8 @@ use clap::ValueEnum;
 use super::activations::Implementation;
 use super::gpu::Gpu;
 use super::model::{Batch, Model, Parallelism};
-use super::projection::Scenario;
 use super::saved::Precision;
+use super::scenario::Scenario;
 
 /// A set of measured configurations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -2,29 +2,13 @@
 //!
 //! The model of section 5.3.6 of the SSDTrain work. A step takes three times its forward pass, of which half may be spent on
 //! writing: bandwidth is activation bytes over half a step, and the SSDs of a GPU last as many steps as their lifetime writes
-//! hold its activations. All of it is pure; `cmd::project` reads arguments and prints.
+//! hold its activations. All of it is pure; `project` itself reads arguments and prints.
 
 use anyhow::Result;
 
-use super::activations::Implementation;
 use super::endurance::{Array, SECONDS_PER_YEAR};
-use super::gpu::Gpu;
-use super::model::{Batch, Model, Parallelism};
 use super::room::Room;
-use super::saved::Precision;
-
-/// A training run on a machine.
-#[derive(Clone, Debug)]
-pub(crate) struct Scenario {
-    pub(crate) model: Model,
-    pub(crate) gpu: Gpu,
-    /// Floating-point operations per second that a GPU reaches.
-    pub(crate) flops_per_s: f64,
-    pub(crate) parallelism: Parallelism,
-    pub(crate) batch: Batch,
-    pub(crate) precision: Precision,
-    pub(crate) implementation: Implementation,
-}
+use super::scenario::Scenario;
 
 /// What offloading all activations of a [`Scenario`] asks of the SSDs of one GPU.
 #[derive(Clone, Copy, Debug)]
@@ -70,12 +54,6 @@ impl Scenario {
             room: Room::of(self),
         })
     }
-
-    /// Bytes that a GPU saves for each sequence that its replica of the model is trained on: the mean over pipeline stages.
-    pub(super) fn sequence_bytes(&self) -> f64 {
-        let bytes = self.implementation.bytes(&self.model, &self.parallelism, &self.precision);
-        (bytes.layer * self.model.layers as f64 + bytes.ends) / self.parallelism.pipeline as f64
-    }
 }
 
 #[cfg(test)]
@@ -83,6 +61,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::endurance::Ssd;
+    use super::super::model::{Batch, Model, Parallelism};
     use super::super::presets::{Preset, Run};
     use super::*;
 

@@ -1,6 +1,6 @@
 //! The largest micro-batch that offloading makes room for.
 
-use super::projection::Scenario;
+use super::scenario::Scenario;
 
 /// What fits when only two layers' activations, and those of the ends, are in GPU memory at a time: the upper end of section
 /// 5.3.6. With pipeline parallelism the batch stays what it is, and must still make a micro-batch for each stage; without, it
