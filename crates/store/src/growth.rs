@@ -36,31 +36,34 @@ impl Growth {
         listeners.push(Arc::downgrade(listener));
     }
 
-    /// Lets a volume grow, unless it does already.
-    pub(super) fn begin(&self, volume: &Arc<Volume>, end: u64) {
+    /// Lets a volume grow, unless it does already. Whether listeners will hear of it: if no thread can be had, it is over already, and
+    /// they are not told, since the caller may hold what they need.
+    pub(super) fn begin(&self, volume: &Arc<Volume>, end: u64) -> bool {
         if !volume.takes_growth_on() {
-            return;
+            return true;
         }
         let mut worker = self.worker.lock();
         if worker.is_none() {
             *worker = self.start();
         }
-        let task = (Arc::clone(volume), end);
-        let refused = match &*worker {
-            Some(worker) => worker.queue.send(task).err().map(|refused| refused.0),
-            None => Some(task),
-        };
+        let given =
+            worker.as_ref().is_some_and(|worker| worker.queue.send((Arc::clone(volume), end)).is_ok());
         drop(worker);
-        // Without the thread it takes as long as it takes.
-        if let Some(task) = refused {
-            carry_out(task, &self.listeners);
+        if !given {
+            grow(volume, end);
         }
+        given
     }
 
     fn start(&self) -> Option<Worker> {
-        let (queue, tasks) = channel();
+        let (queue, tasks) = channel::<Task>();
         let listeners = Arc::clone(&self.listeners);
-        let run = move || tasks.into_iter().for_each(|task| carry_out(task, &listeners));
+        let run = move || {
+            for (volume, end) in tasks {
+                grow(&volume, end);
+                tell(&listeners);
+            }
+        };
         let thread = thread::Builder::new().name("ssdtrain-grow".to_owned()).spawn(run);
         thread
             .inspect_err(
@@ -71,9 +74,12 @@ impl Growth {
     }
 }
 
-fn carry_out((volume, end): Task, listeners: &Mutex<Vec<Weak<Listener>>>) {
+fn grow(volume: &Volume, end: u64) {
     contained("the growth of a spill file", || volume.grow(end));
     volume.has_grown();
+}
+
+fn tell(listeners: &Mutex<Vec<Weak<Listener>>>) {
     let listeners: Vec<_> = listeners.lock().iter().filter_map(Weak::upgrade).collect();
     for listener in listeners {
         contained("what follows the growth of a spill file", || listener());

@@ -113,11 +113,11 @@ impl Store {
     ///
     /// As [`Store::reserve`].
     pub fn try_reserve(&self, bytes: u64) -> Result<Option<Arc<Blob>>> {
-        match self.reserve_now(bytes)? {
-            Reservation::Made(blob) => Ok(Some(blob)),
-            Reservation::Until(volume, end) => {
-                self.shared.growth.begin(volume, end);
-                Ok(None)
+        loop {
+            match self.reserve_now(bytes)? {
+                Reservation::Made(blob) => return Ok(Some(blob)),
+                Reservation::Until(volume, end) if self.shared.growth.begin(volume, end) => return Ok(None),
+                Reservation::Until(..) => {}
             }
         }
     }
