@@ -1,13 +1,15 @@
 //! The command line as a user meets it.
 #![expect(clippy::unwrap_used, reason = "a helper that cannot go on fails its test")]
 
+mod common;
+
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use common::workplace;
 use serde_json::Value;
 use ssdtrain_models::Checkpoint;
-use tempfile::TempDir;
 
 /// A model that takes a step in milliseconds, with activations large enough to be moved.
 const TINY: &[&str] = &[
@@ -20,17 +22,6 @@ const TINY: &[&str] = &[
     "--tokens=bytes",
     "--threads=1",
 ];
-
-/// A directory with a text to train on.
-fn workplace() -> TempDir {
-    let directory = tempfile::tempdir().unwrap();
-    std::fs::write(
-        directory.path().join("text.txt"),
-        "the quick brown fox jumps over the lazy dog\n".repeat(200),
-    )
-    .unwrap();
-    directory
-}
 
 fn bench(directory: &Path, arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_ssdtrain-bench"))

@@ -1,13 +1,15 @@
 //! Ctrl-C, as a user meets it.
 #![expect(clippy::unwrap_used, reason = "a helper that cannot go on fails its test")]
 
+mod common;
+
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
 
+use common::workplace;
 use serde_json::Value;
-use tempfile::TempDir;
 
 /// A model that takes a step in milliseconds, with activations large enough to be moved.
 const TINY: &[&str] = &[
@@ -21,14 +23,6 @@ const TINY: &[&str] = &[
     "--tokens=bytes",
     "--threads=1",
 ];
-
-/// A directory with a text to train on.
-fn workplace() -> TempDir {
-    let directory = tempfile::tempdir().unwrap();
-    let text = "the quick brown fox jumps over the lazy dog\n".repeat(200);
-    std::fs::write(directory.path().join("text.txt"), text).unwrap();
-    directory
-}
 
 /// Starts a command that tells of its plans on stderr.
 fn start(directory: &Path, arguments: &[&[&str]]) -> Child {

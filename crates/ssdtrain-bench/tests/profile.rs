@@ -1,11 +1,13 @@
 //! Profiles that one command saves and another plans with.
 #![expect(clippy::unwrap_used, reason = "a helper that cannot go on fails its test")]
 
+mod common;
+
 use std::path::Path;
 use std::process::{Command, Output};
 
+use common::workplace;
 use serde_json::Value;
-use tempfile::TempDir;
 
 /// A model that takes a step in milliseconds, with activations large enough to be moved.
 const TINY: &[&str] = &[
@@ -18,14 +20,6 @@ const TINY: &[&str] = &[
     "--tokens=bytes",
     "--threads=1",
 ];
-
-/// A directory with a text to train on.
-fn workplace() -> TempDir {
-    let directory = tempfile::tempdir().unwrap();
-    let text = "the quick brown fox jumps over the lazy dog\n".repeat(200);
-    std::fs::write(directory.path().join("text.txt"), text).unwrap();
-    directory
-}
 
 fn bench(directory: &Path, arguments: &[&[&str]]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_ssdtrain-bench"))
