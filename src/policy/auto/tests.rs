@@ -1,0 +1,436 @@
+use super::*;
+use crate::profile::Save;
+use crate::telemetry::{Baseline, ScopeId};
+use crate::trace::Moves;
+use ssdtrain_plan::{Entry, Goal, Workload};
+
+const MS: Duration = Duration::from_millis(1);
+const LAYERS: u64 = 20;
+const MB: u64 = 1_000_000;
+const WHOLE: Went = Went::Planned(Followed::Whole(1));
+
+/// Layers of so many bytes, 10 ms forward and 20 ms backward, on a CPU whose disk moves so many megabytes per second.
+fn profile_of(bytes: u64, disk: f64) -> Profile {
+    let entry = Entry { bytes, forward: 10 * MS, backward: 20 * MS, ..Entry::default() };
+    let save = |entry| Save { entry, bytes, scope: ScopeId::default() };
+    Profile {
+        work: Workload { entries: vec![entry; LAYERS as usize], ..Workload::default() },
+        saves: (0..LAYERS).map(|entry| (save(entry), entry as usize)).collect(),
+        micro_batches: 1,
+        moves: Moves { written: Some(disk * 1e6), read: Some(disk * 1e6), ..Moves::default() },
+    }
+}
+
+fn profile(disk: f64) -> Profile {
+    profile_of(MB, disk)
+}
+
+/// Steps of one run, on a device with so many bytes free.
+struct Run {
+    auto: Auto,
+    number: u64,
+    free: u64,
+}
+
+impl Run {
+    fn begin(goal: Goal) -> Run {
+        let leaving = Leaving::WhenStored;
+        let aim = Aim { goal, host_pool: 0, disk: u64::MAX, leaving, written_per_day: None };
+        Run { auto: Auto::new(aim), number: 0, free: 0 }
+    }
+
+    /// One whose second step has shown that.
+    fn planned(goal: Goal, profile: Profile) -> Run {
+        let mut run = Run::begin(goal);
+        assert!(matches!(run.course(), Course::Look { profiled: false, .. }));
+        run.ended(Went::Unplanned, Observed::default());
+        assert!(matches!(run.course(), Course::Look { profiled: true, .. }));
+        run.ended(Went::Profiled(Some(profile)), Observed::default());
+        assert!(matches!(run.course(), Course::Follow { .. }));
+        run
+    }
+
+    /// How the next step goes.
+    fn course(&mut self) -> Course {
+        self.auto.course(self.number + 1, || self.free)
+    }
+
+    fn ended(&mut self, went: Went, observed: Observed) {
+        self.number += 1;
+        self.auto.ended(self.number, went, observed);
+    }
+
+    /// A step that keeps to its course and takes so long where everything is kept, and so many times as long otherwise.
+    fn step(&mut self, kept: Duration, times: f64) {
+        match self.course() {
+            Course::Look { .. } => panic!("a profile"),
+            Course::Keep { .. } => panic!("there is a plan"),
+            Course::Weigh => self.ended(Went::Weighed, Observed { wall: kept, ..Observed::default() }),
+            Course::Follow { .. } => {
+                let keeps_all = self.auto.planned.as_ref().unwrap().keeps_all();
+                let wall = if keeps_all { kept } else { kept.mul_f64(times) };
+                self.ended(WHOLE, Observed { wall, ..Observed::default() });
+            }
+        }
+    }
+
+    fn report(&mut self) -> Arc<PlanReport> {
+        self.auto.report(&Scopes::default()).unwrap()
+    }
+
+    /// A step as it was planned.
+    fn usual(&mut self) -> Observed {
+        let report = self.report();
+        Observed { wall: report.step, stall: report.prediction.stall.total(), ..Observed::default() }
+    }
+
+    /// So many steps that are not quite as they were planned.
+    fn steps(&mut self, count: usize, change: impl Fn(Observed) -> Observed) {
+        for _ in 0..count {
+            let observed = change(self.usual());
+            self.ended(WHOLE, observed);
+        }
+        self.course();
+    }
+}
+
+// ---- the disk ----
+
+#[test]
+fn a_disk_that_becomes_faster_is_used_again_within_five_steps() {
+    let goal = Goal::overhead(0.02);
+    let unthrottled = Run::planned(goal, profile(400.0)).report().prediction.peak();
+    let mut run = Run::planned(goal, profile(20.0));
+    assert!(run.report().prediction.peak() > 2 * unthrottled);
+    let faster = |observed| Observed { written: Some(400e6), read: Some(400e6), ..observed };
+    let steps = (1..=5).find(|_| {
+        run.steps(1, faster);
+        run.report().prediction.peak() == unthrottled
+    });
+    assert_eq!(steps, Some(2));
+    run.steps(100, faster);
+    assert_eq!(run.report().plans, 2, "and that is that");
+}
+
+#[test]
+fn a_disk_of_another_speed_that_changes_no_plan_is_taken_note_of() {
+    let mut run = Run::planned(Goal::overhead(0.02), profile(400.0));
+    run.steps(3, |usual| usual);
+    let before = run.report();
+    run.steps(2, |usual| Observed { written: Some(800e6), read: Some(800e6), ..usual });
+    let after = run.report();
+    assert!(run.auto.is_settled() && after.plans == 1, "{before}\n{after}");
+    assert!((after.machine.disk_write / before.machine.disk_write - 2.0).abs() < 0.1, "{before}\n{after}");
+}
+
+#[test]
+fn a_day_of_steps_writes_no_more_than_it_may() {
+    let mut run = Run::begin(Goal::overhead(0.02));
+    // A step takes 600 ms: 144,000 a day.
+    run.auto.aim.written_per_day = Some(144_000 * 3 * MB);
+    run.auto.profiled(profile(400.0));
+    let written = run.report().prediction.written;
+    assert!((1..=3 * MB).contains(&written), "{written}");
+}
+
+// ---- times, where not everything can be kept for once ----
+
+#[test]
+fn steps_that_take_longer_correct_the_times() {
+    let mut run = Run::planned(Goal::overhead(0.02), profile(400.0));
+    let before = run.report().kept_step;
+    run.steps(3, |usual| Observed { wall: 2 * usual.wall, ..usual });
+    let after = run.report();
+    assert!(after.kept_step.abs_diff(2 * before) < MS && after.baseline == Baseline::Profile, "{after}");
+}
+
+#[test]
+fn stalls_beyond_those_planned_are_paid_for_with_memory() {
+    let mut run = Run::planned(Goal::overhead(0.02), profile(100.0));
+    let before = run.report();
+    run.steps(3, |usual| Observed { wall: usual.wall + 30 * MS, stall: usual.stall + 30 * MS, ..usual });
+    let after = run.report();
+    assert!(after.plans == 2 && after.step < before.step, "{before}\n{after}");
+    assert!(after.prediction.peak() > before.prediction.peak(), "{before}\n{after}");
+}
+
+#[test]
+fn stalls_beyond_the_whole_overhead_do_not_end_moving() {
+    let mut run = Run::planned(Goal::overhead(0.02), profile(100.0));
+    let kept = run.report().kept_step;
+    run.steps(3, |usual| Observed { wall: usual.wall + kept / 20, stall: usual.stall + kept / 20, ..usual });
+    let after = run.report();
+    assert!(after.prediction.written > 0 && after.step.as_secs_f64() <= 1.02 * kept.as_secs_f64(), "{after}");
+    assert!(after.prediction.peak() < LAYERS * 800_000, "{after}");
+}
+
+// ---- times, beside those of steps that keep everything ----
+
+const KEPT: Duration = Duration::from_millis(LAYERS * 30);
+
+#[test]
+fn what_a_plan_costs_beside_its_stalls_is_told_by_steps_that_keep_everything() {
+    let mut run = Run { free: u64::MAX, ..Run::planned(Goal::overhead(0.02), profile(400.0)) };
+    let before = run.report();
+    // A plan as low as the first takes a tenth more than it should, without a stall; one that is not as low does not.
+    let mut weighed = 0;
+    for _ in 0..30 {
+        let low = run.report().prediction.peak() <= before.prediction.peak();
+        weighed += usize::from(matches!(run.course(), Course::Weigh));
+        run.step(KEPT, if low { 1.1 } else { 1.01 });
+    }
+    let after = run.report();
+    assert_eq!((weighed, after.loosened, after.baseline), (3, 1, Baseline::Measured), "{after}");
+    assert!(after.kept_step == KEPT && !after.keeps_all(), "{after}");
+    assert!(after.prediction.peak() > before.prediction.peak(), "{before}\n{after}");
+}
+
+#[test]
+fn a_plan_that_stays_beyond_its_goal_is_loosened_until_everything_is_kept() {
+    let mut run = Run { free: u64::MAX, ..Run::planned(Goal::overhead(0.02), profile(400.0)) };
+    for _ in 0..60 {
+        run.step(KEPT, 1.2);
+    }
+    let report = run.report();
+    assert!(report.keeps_all() && report.in_reach && report.loosened == 5, "{report}");
+    assert!(report.to_string().contains("everything is kept"), "{report}");
+}
+
+#[test]
+fn a_plan_that_keeps_its_goal_is_left_alone() {
+    let mut run = Run { free: u64::MAX, ..Run::planned(Goal::overhead(0.02), profile(400.0)) };
+    let before = run.report();
+    for _ in 0..200 {
+        assert!(matches!(run.course(), Course::Follow { .. }), "nothing to weigh");
+        run.step(KEPT, 1.015);
+    }
+    assert_eq!(run.report(), before);
+}
+
+#[test]
+fn a_machine_of_another_speed_is_no_reason_to_loosen_a_plan_or_to_profile() {
+    let mut run = Run { free: u64::MAX, ..Run::planned(Goal::overhead(0.02), profile(400.0)) };
+    for kept in [KEPT, 2 * KEPT, KEPT / 3] {
+        for _ in 0..50 {
+            run.step(kept, 1.01);
+        }
+        let report = run.report();
+        assert!(report.loosened == 0 && report.kept_step.abs_diff(kept) < 9 * MS, "{kept:?}: {report}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_not_kept_to_be_held_beside() {
+    for (free, goal) in [
+        (LAYERS * MB, Goal::overhead(0.02)),
+        (u64::MAX, Goal { peak: Some(12 * MB), ..Goal::overhead(0.02) }),
+    ] {
+        let mut run = Run { free, ..Run::planned(goal, profile(400.0)) };
+        for _ in 0..30 {
+            assert!(matches!(run.course(), Course::Follow { .. }), "{goal:?}");
+            run.step(KEPT, 1.2);
+        }
+    }
+}
+
+#[test]
+fn of_a_peak_and_a_time_that_cannot_both_be_kept_the_peak_is() {
+    let goal = Goal { peak: Some(8 * MB), ..Goal::overhead(0.02) };
+    let report = Run::planned(goal, profile(1.0)).report();
+    assert!(!report.in_reach && report.prediction.peak() <= 8 * MB, "{report}");
+    assert!(report.prediction.peak() > 4 * MB, "the quickest within it\n{report}");
+}
+
+// ---- peaks ----
+
+#[test]
+fn a_peak_beyond_the_budget_makes_a_lower_plan() {
+    let mut run = Run::planned(Goal::budget(12 * MB), profile(400.0));
+    let before = run.report().prediction.peak();
+    run.steps(1, |usual| Observed { peak: 16 * MB, ..usual });
+    let after = run.report();
+    assert!(after.prediction.peak() <= 8 * MB && before > 8 * MB && after.plans == 2, "{after}");
+}
+
+#[test]
+fn a_peak_beyond_the_budget_by_little_makes_a_plan_that_is_lower_by_what_was_not_foreseen() {
+    let mut run = Run::planned(Goal::budget(12 * MB), profile(400.0));
+    let before = run.report().prediction.peak();
+    assert!(before + MB <= 12 * MB, "{before}");
+    run.steps(1, |usual| Observed { peak: 12 * MB + 8, ..usual });
+    assert!(run.report().prediction.peak() <= before - 8, "{}", run.report());
+}
+
+#[test]
+fn a_peak_beyond_the_budget_counts_when_steps_show_something_else_as_well() {
+    let mut run = Run::planned(Goal::budget(12 * MB), profile(400.0));
+    let before = run.report().prediction.peak();
+    run.steps(4, |usual| usual);
+    let over = |usual| Observed { peak: 16 * MB, ..usual };
+    // The second of two that wait as long for the disk makes known that it is another.
+    let slower = |usual| Observed { written: Some(200e6), read: Some(200e6), ..usual };
+    run.steps(1, slower);
+    run.steps(1, |usual| over(slower(usual)));
+    let after = run.report();
+    assert!(after.machine.disk_write < 200e6 && before > 8 * MB, "{after}");
+    assert!(after.prediction.peak() <= 8 * MB, "{after}");
+}
+
+#[test]
+fn steps_that_are_not_planned_may_take_what_has_shown_to_leave_them_within_the_budget() {
+    let mut run = Run::begin(Goal::budget(12 * MB));
+    let room = |run: &mut Run| match run.course() {
+        Course::Look { limits, .. } => limits.device_budget,
+        course => panic!("{course:?}"),
+    };
+    assert_eq!(room(&mut run), 6 * MB);
+    run.ended(Went::Unplanned, Observed { peak: 14 * MB, ..Observed::default() });
+    assert_eq!(room(&mut run), 4 * MB);
+    run.ended(Went::Profiled(None), Observed { peak: 20 * MB, ..Observed::default() });
+    run.ended(Went::Profiled(None), Observed::default());
+    assert!(matches!(run.course(), Course::Keep { room: Room::Bytes(0) }));
+}
+
+#[test]
+fn a_peak_beyond_the_budget_counts_in_steps_of_other_micro_batches_and_in_parts() {
+    for followed in [Followed::Whole(3), Followed::Part] {
+        let mut run = Run::planned(Goal::budget(12 * MB), profile(400.0));
+        let over = Observed { peak: 16 * MB, ..run.usual() };
+        run.ended(Went::Planned(followed), over);
+        assert!(run.report().prediction.peak() <= 8 * MB, "{followed:?}: {}", run.report());
+    }
+}
+
+#[test]
+fn a_peak_that_does_not_come_again_lowers_plans_for_a_while() {
+    let mut run = Run::planned(Goal::budget(12 * MB), profile(400.0));
+    let before = run.report().prediction.peak();
+    run.steps(1, |usual| Observed { peak: 40 * MB, ..usual });
+    assert!(run.report().prediction.peak() < before);
+    run.steps(16, |usual| usual);
+    assert_eq!(run.report().prediction.peak(), before);
+}
+
+#[test]
+fn each_peak_beyond_the_budget_counts() {
+    let mut run = Run::planned(Goal::budget(18 * MB), profile(400.0));
+    let over = (0..110_u64).filter(|number| {
+        let peak = run.report().prediction.peak() + number / 8 * MB;
+        run.steps(1, |usual| Observed { peak, ..usual });
+        // From then on it is more than the lowest plan leaves.
+        peak > 18 * MB && *number < 80
+    });
+    assert!(over.count() < 10);
+}
+
+#[test]
+fn what_is_known_to_be_beyond_the_peak_is_not_kept_to_be_held_beside() {
+    let goal = Goal { peak: Some(22 * MB), ..Goal::overhead(0.02) };
+    let mut run = Run { free: u64::MAX, ..Run::planned(goal, profile(20.0)) };
+    let mut over = 0;
+    for _ in 0..40 {
+        // 5 MB more than planned, whatever the plan.
+        let (went, wall, planned) = match run.course() {
+            Course::Weigh => (Went::Weighed, KEPT, run.auto.planned.as_ref().unwrap().kept_peak()),
+            Course::Follow { .. } => (WHOLE, KEPT.mul_f64(1.2), run.report().prediction.peak()),
+            course => panic!("{course:?}"),
+        };
+        let peak = planned + 5 * MB;
+        over += usize::from(peak > 22 * MB);
+        run.ended(went, Observed { wall, peak, ..Observed::default() });
+    }
+    assert_eq!(over, 1);
+}
+
+// ---- other steps ----
+
+const LOST: Went = Went::Planned(Followed::Lost);
+const PART: Went = Went::Planned(Followed::Part);
+
+#[test]
+fn steps_that_stay_another_kind_are_profiled_and_planned() {
+    let mut run = Run::planned(Goal::overhead(0.02), profile(400.0));
+    run.ended(LOST, Observed::default());
+    assert!(matches!(run.course(), Course::Look { profiled: true, .. }));
+    run.ended(Went::Profiled(Some(profile_of(2 * MB, 400.0))), Observed::default());
+    assert_eq!(run.report().plans, 2);
+}
+
+#[test]
+fn between_profiles_that_come_to_nothing_the_last_plan_is_tried() {
+    let mut run = Run::planned(Goal::overhead(0.02), profile(400.0));
+    let mut profiled = 0;
+    for number in 3..=200 {
+        match run.course() {
+            Course::Look { .. } => {
+                profiled += 1;
+                run.ended(Went::Profiled(Some(profile_of(MB + number, 400.0))), Observed::default());
+            }
+            Course::Follow { room, .. } => {
+                assert_eq!(room, Room::Free);
+                run.ended(LOST, Observed::default());
+            }
+            course => panic!("{course:?}"),
+        }
+    }
+    assert_eq!(profiled, 7, "of 198");
+}
+
+#[test]
+fn a_plan_of_larger_steps_serves_those_in_turn_with_them() {
+    let mut run = Run::planned(Goal::overhead(0.02), profile(400.0));
+    let before = run.report();
+    for _ in 0..50 {
+        let usual = run.usual();
+        run.ended(WHOLE, usual);
+        run.ended(PART, Observed { wall: usual.wall / 2, ..usual });
+        assert!(matches!(run.course(), Course::Follow { .. }));
+    }
+    assert_eq!(run.report(), before);
+    // A profile of a smaller one changes nothing either.
+    run.ended(LOST, Observed::default());
+    run.ended(Went::Profiled(Some(profile_of(MB / 2, 400.0))), Observed::default());
+    assert_eq!(run.report(), before);
+}
+
+#[test]
+fn steps_that_stay_smaller_are_planned_anew() {
+    let mut run = Run::planned(Goal::budget(12 * MB), profile(400.0));
+    let profiled = (1..20).find(|_| {
+        run.ended(PART, Observed::default());
+        matches!(run.course(), Course::Look { profiled: true, .. })
+    });
+    assert_eq!(profiled, Some(5));
+    run.ended(Went::Profiled(Some(profile_of(MB / 2, 400.0))), Observed::default());
+    assert!(run.report().keeps_all(), "{}", run.report());
+}
+
+#[test]
+fn steps_of_other_micro_batches_tell_nothing_of_times() {
+    let mut run = Run::planned(Goal::overhead(0.02), profile(400.0));
+    let usual = run.usual();
+    for _ in 0..3 {
+        run.ended(Went::Planned(Followed::Whole(2)), Observed { wall: 2 * usual.wall, ..usual });
+    }
+    assert!(run.report().plans == 1 && !run.auto.is_settled());
+}
+
+#[test]
+fn steps_that_show_nothing_keep_what_fits() {
+    let mut run = Run::begin(Goal::overhead(0.02));
+    let mut profiled = Vec::new();
+    for number in 1..=40 {
+        match run.course() {
+            Course::Look { profiled: false, .. } => run.ended(Went::Unplanned, Observed::default()),
+            Course::Look { profiled: true, .. } => {
+                profiled.push(number);
+                run.ended(Went::Profiled(None), Observed::default());
+            }
+            Course::Keep { room: Room::Free } => {
+                run.ended(Went::Unplanned, Observed::default());
+            }
+            course => panic!("{course:?}"),
+        }
+    }
+    assert_eq!(profiled, [2, 3, 5, 9, 17, 33]);
+}
