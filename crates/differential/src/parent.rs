@@ -116,15 +116,20 @@ fn batch(
         }
         let status = child.wait()?;
         if let Some(seed) = under_way.filter(|_| !status.success()) {
-            let how = if hangs { "does not end".to_owned() } else { format!("ends its process: {status}") };
-            let text = match show(programs, seed) {
-                // Each of these would take a minute.
-                Some(program) if hangs => program.to_string(),
-                Some(program) => shrink(&program, dies).to_string(),
-                None => "The program cannot be made: plain autograd does not survive it.".to_owned(),
+            let Some(program) = show(programs, seed) else {
+                // Without the cache too.
+                drop(news.send(News::Verdict("unmade".to_owned())));
+                first = seed + 1;
+                continue;
             };
-            drop(news.send(News::Failure { seed, text: format!("{how}\n{text}") }));
-            drop(news.send(News::Verdict(if hangs { "hangs" } else { "dies" }.to_owned())));
+            let (name, how, program) = if hangs {
+                // Each run that shrinks it would take a minute.
+                ("hangs", "does not end".to_owned(), program)
+            } else {
+                ("dies", format!("ends its process: {status}"), shrink(&program, dies))
+            };
+            drop(news.send(News::Failure { seed, text: format!("{how}\n{program}") }));
+            drop(news.send(News::Verdict(name.to_owned())));
             first = seed + 1;
         }
     }

@@ -9,7 +9,7 @@ use tch::{TchError, Tensor};
 use crate::bits::Bits;
 use crate::operations::total;
 use crate::program::{Op, Program};
-use crate::values::{Event, Values, leaf};
+use crate::values::{Event, Values, caught, leaf};
 
 /// Runs `program`, whose parameters become variables of `vs`, and tells what could be seen.
 pub fn run(program: &Program, vs: &VarStore, cache: Option<&TensorCache>) -> Ran {
@@ -84,8 +84,11 @@ impl<'a> Run<'a> {
             "optimizer" => self.optimizer(&op.numbers).map(|()| vec![]),
             "optimize" => {
                 let steps = self.values.leaves.iter().any(|(_, leaf)| leaf.grad().defined());
-                self.optimizer.iter_mut().filter(|_| steps).for_each(Optimizer::step);
-                Ok(vec![])
+                let optimizers = self.optimizer.iter_mut().filter(|_| steps);
+                caught(|| {
+                    optimizers.for_each(Optimizer::step);
+                    Ok(vec![])
+                })
             }
             "zero_grad" => {
                 self.values.leaves.iter_mut().for_each(|(_, leaf)| leaf.zero_grad());

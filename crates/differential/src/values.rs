@@ -299,8 +299,8 @@ impl Values {
 }
 
 /// What `f` does, with a panic of tch's as the error that it is: the fallible face of operations with a scalar panics where libtorch
-/// refuses, since it frees the scalar first.
-fn caught(f: impl FnOnce() -> operations::Outcome) -> operations::Outcome {
+/// refuses, since it frees the scalar first, and so does an optimizer's step.
+pub(crate) fn caught<T>(f: impl FnOnce() -> Result<T, TchError>) -> Result<T, TchError> {
     catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| match panic.downcast::<String>() {
         Ok(text) if text.contains("Torch(") => Err(TchError::Torch(*text)),
         Ok(text) => resume_unwind(text),

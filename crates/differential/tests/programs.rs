@@ -1,7 +1,7 @@
 //! Programs that failed once, as the fuzzer printed them or as someone thought of them.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
-use ssdtrain_differential::{Program, check};
+use ssdtrain_differential::{Program, Verdict, check};
 
 /// The program agrees, or the cache refuses it.
 fn agrees(program: &str) {
@@ -242,4 +242,42 @@ fn what_leaves_its_graph_and_statistics_that_change() {
         }
         ",
     );
+}
+
+/// libtorch divides by zero there, which would end the process.
+#[test]
+fn attention_over_nothing() {
+    agrees(
+        "
+        cache
+        seed 1
+        %0 = leaf 1 1 2 4 4
+        step 1 {
+          %1 = narrow %0 1 0 0
+          %2 = scaled_dot_product_attention %1 %1
+          backward %2 0 0 0
+        }
+        ",
+    );
+}
+
+/// tch's optimizer panics, which is an error as any other.
+#[test]
+fn an_optimizer_that_fails() {
+    let program: Program = "
+        cache
+        seed 1
+        %0 = parameter 1 8
+        optimizer 0
+        step 1 {
+          %1 = square %0
+          backward %1 0 0 0
+          %2 = gradient %0
+          unsqueeze_ %2
+          optimize
+        }
+        "
+    .parse()
+    .unwrap();
+    assert_eq!(check(&program), Verdict::Agrees);
 }

@@ -191,7 +191,11 @@ fn gradient(x: &Tensor) -> Made {
     if gradient.defined() { Ok(gradient) } else { Err(none()) }
 }
 
+/// Of empty tensors libtorch's flash attention divides by zero, which ends the process.
 fn attention(x: &Tensor, y: &Tensor) -> Made {
+    if x.numel() == 0 || y.numel() == 0 {
+        return Err(TchError::Torch("attention over nothing".to_owned()));
+    }
     Tensor::f_scaled_dot_product_attention(x, y, &x.f_sin()?, None::<&Tensor>, 0.0, true, None, false)
 }
 
