@@ -1,4 +1,4 @@
-//! Locks, condition variables and threads: those of parking_lot and of the system. A test that explores interleavings has an
+//! Locks, condition variables, channels and threads: those of parking_lot and of std. A test that explores interleavings has an
 //! explorer's in their place, below the same code.
 
 #[cfg(test)]
@@ -9,9 +9,11 @@ use std::thread;
 
 #[cfg(not(test))]
 pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
+#[cfg(not(test))]
+pub(crate) use std::sync::mpsc::{Sender, channel};
 
 #[cfg(test)]
-pub(crate) use self::explored::{Condvar, Mutex, MutexGuard, explore};
+pub(crate) use self::explored::{Condvar, Mutex, MutexGuard, Sender, channel, explore};
 
 /// A thread with a name, which ends before what started it does.
 pub(crate) struct Thread(Handle);

@@ -1,4 +1,4 @@
-//! The same locks and threads under loom, which runs all orders in which threads can get them. What is made while nothing is explored
+//! The same locks, channels and threads under loom, which runs all orders in which threads can get them. What is made while nothing is explored
 //! is as it is outside of tests.
 //!
 //! A thread that sleeps and that nobody will wake ends the exploration with `deadlock`.
@@ -7,6 +7,7 @@ use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, RecvError, SendError};
 
 thread_local! {
     /// The explorer runs all its threads on the thread that it was called on.
@@ -57,6 +58,27 @@ pub(crate) enum MutexGuard<'a, T> {
 pub(crate) enum Condvar {
     Plain(parking_lot::Condvar),
     Explored(loom::sync::Condvar),
+}
+
+/// An explored one does not see that there is no sender any more.
+pub(crate) fn channel<T>() -> (Sender<T>, Receiver<T>) {
+    if is_exploring() {
+        let (sender, receiver) = loom::sync::mpsc::channel();
+        (Sender::Explored(sender), Receiver::Explored(receiver))
+    } else {
+        let (sender, receiver) = mpsc::channel();
+        (Sender::Plain(sender), Receiver::Plain(receiver))
+    }
+}
+
+pub(crate) enum Sender<T> {
+    Plain(mpsc::Sender<T>),
+    Explored(loom::sync::mpsc::Sender<T>),
+}
+
+pub(crate) enum Receiver<T> {
+    Plain(mpsc::Receiver<T>),
+    Explored(loom::sync::mpsc::Receiver<T>),
 }
 
 /// In words.
@@ -158,6 +180,24 @@ impl Condvar {
 impl Default for Condvar {
     fn default() -> Condvar {
         Condvar::new()
+    }
+}
+
+impl<T> Sender<T> {
+    pub(crate) fn send(&self, message: T) -> Result<(), SendError<T>> {
+        match self {
+            Sender::Plain(sender) => sender.send(message),
+            Sender::Explored(sender) => sender.send(message),
+        }
+    }
+}
+
+impl<T> Receiver<T> {
+    pub(crate) fn recv(&self) -> Result<T, RecvError> {
+        match self {
+            Receiver::Plain(receiver) => receiver.recv(),
+            Receiver::Explored(receiver) => receiver.recv(),
+        }
     }
 }
 

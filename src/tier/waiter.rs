@@ -1,29 +1,18 @@
 //! A thread that sleeps until the device has reached a mark, and then does what was to be done after it.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use ssdtrain_store::contained;
 
 use crate::device::Device;
 use crate::error::{Completion, Error, ErrorKind, Result};
-use crate::sync::{Condvar, Mutex, Thread};
+use crate::sync::{Sender, Thread, channel};
 
 /// Does things after marks, in the order they were given.
 pub(super) struct Waiter<D: Device> {
-    queue: Arc<Queue<D>>,
+    /// None is the last.
+    tasks: Sender<Option<Task<D>>>,
     thread: Option<Thread>,
-}
-
-struct Queue<D: Device> {
-    tasks: Mutex<Tasks<D>>,
-    /// Signalled when a task is given, and when none will be any more.
-    changed: Condvar,
-}
-
-struct Tasks<D: Device> {
-    waiting: VecDeque<Task<D>>,
-    closed: bool,
 }
 
 struct Task<D: Device> {
@@ -34,11 +23,9 @@ struct Task<D: Device> {
 
 impl<D: Device> Waiter<D> {
     pub(super) fn start(name: &str, device: Arc<D>) -> Result<Waiter<D>> {
-        let tasks = Mutex::new(Tasks { waiting: VecDeque::new(), closed: false });
-        let queue = Arc::new(Queue { tasks, changed: Condvar::new() });
-        let given = Arc::clone(&queue);
+        let (tasks, given) = channel::<Option<Task<D>>>();
         let thread = Thread::start(name, move || {
-            while let Some(Task { after, then }) = given.next() {
+            while let Ok(Some(Task { after, then })) = given.recv() {
                 // A panic ends this task and no other.
                 contained("a wait for the device", || {
                     let reached = after.iter().try_for_each(|mark| device.block_on(mark));
@@ -49,32 +36,20 @@ impl<D: Device> Waiter<D> {
         let thread = thread.map_err(|error| {
             Error::io(ErrorKind::Device, format!("thread {name} could not be started"), error)
         })?;
-        Ok(Waiter { queue, thread: Some(thread) })
+        Ok(Waiter { tasks, thread: Some(thread) })
     }
 
     /// Calls `then` on this thread once all of `after` are reached.
     pub(super) fn after(&self, after: Vec<D::Mark>, then: impl FnOnce(Result<()>) + Send + 'static) {
         let task = Task { after, then: Completion::new(then) };
-        self.queue.tasks.lock().waiting.push_back(task);
-        self.queue.changed.notify_all();
-    }
-}
-
-impl<D: Device> Queue<D> {
-    /// Sleeps until there is a task; none once all are done and no more will come.
-    fn next(&self) -> Option<Task<D>> {
-        let mut tasks = self.tasks.lock();
-        while tasks.waiting.is_empty() && !tasks.closed {
-            self.changed.wait(&mut tasks);
-        }
-        tasks.waiting.pop_front()
+        // The thread lives as long as this does. If it did not, the completion that comes back here would answer as it is dropped.
+        drop(self.tasks.send(Some(task)));
     }
 }
 
 impl<D: Device> Drop for Waiter<D> {
     fn drop(&mut self) {
-        self.queue.tasks.lock().closed = true;
-        self.queue.changed.notify_all();
+        drop(self.tasks.send(None));
         // The last to let go may be a task of this very thread.
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("a thread that waits for the device panicked");
