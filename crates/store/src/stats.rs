@@ -4,12 +4,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use serde::Serialize;
 
 use super::backend::Direction;
 use super::busy::Busy;
 
 /// Counts since the store was opened, and how full it is now.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct StoreStats {
     /// Payload bytes of the writes that succeeded.
