@@ -4,12 +4,12 @@
 use libfuzzer_sys::fuzz_target;
 use ssdtrain::plan::{Caps, Frontier, Goal, Profile};
 
-/// More entries than this only take longer.
-const ENTRIES: usize = 64;
+/// More activations than this only take longer.
+const ACTIVATIONS: usize = 64;
 
 fuzz_target!(|text: &[u8]| {
     let Ok(read) = serde_json::from_slice::<Profile>(text) else { return };
-    if read.workload.entries.len() > ENTRIES {
+    if read.workload.activations.len() > ACTIVATIONS {
         return;
     }
     let frontier = Frontier::new(&read.workload, &read.machine, Caps::default());

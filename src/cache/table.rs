@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use slab::Slab;
 use ssdtrain_libtorch::{Block, Storage, StorageId, Watch, WeakStorage};
+use ssdtrain_plan::Release;
 
 pub(crate) use self::saving::{Part, Saved};
 use super::entry::{Edge, State};
@@ -17,7 +18,7 @@ use super::tape::Tape;
 use crate::error::Error;
 use crate::profile::Alive;
 use crate::telemetry::{Cause, Counters, ScopeId};
-use crate::tier::{Leaving, Parcel, Tier};
+use crate::tier::{Parcel, Tier};
 
 /// The record of one storage, from its first pack to its last release.
 pub(crate) struct Entry {
@@ -370,7 +371,7 @@ impl Table {
 
     /// Whether storages leave once the device's queue was told to wait for their stores.
     fn in_stream_order(&self) -> bool {
-        self.tier.as_ref().is_some_and(|tier| tier.leaving() == Leaving::InStreamOrder)
+        self.tier.as_ref().is_some_and(|tier| tier.release() != Release::WhenStored)
     }
 
     fn entry_mut(&mut self, key: EntryKey) -> Option<&mut Entry> {

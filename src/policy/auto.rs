@@ -4,11 +4,11 @@ use std::num::NonZero;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ssdtrain_plan::{Leaving, Limits, Machine, Plan};
+use ssdtrain_plan::{Budgets, Machine, Plan, Release};
 
 use super::attempts::{Attempts, FIRST_PROFILED};
-use super::planned::{Aim, Corrections, Planned};
-use super::script::{Followed, Script};
+use super::planned::{Corrections, Objective, Planned};
+use super::schedule::{Adherence, Schedule};
 use super::watch::{Drift, SETTLING, Seen, Watch};
 use crate::profile::Profile;
 use crate::telemetry::{PlanReport, Scopes};
@@ -34,20 +34,20 @@ const FITTING: f64 = 0.9;
 
 /// How the next step goes.
 #[derive(Clone, Debug)]
-pub(crate) enum Course {
+pub(crate) enum NextStep {
     /// Everything moves; notes are taken if `profiled`.
-    Look { profiled: bool, limits: Limits },
+    OffloadAll { profiled: bool, budgets: Budgets },
     /// What fits stays.
-    Keep { room: Room },
+    Keep { headroom: Headroom },
     /// Everything stays, to be held beside planned steps.
-    Weigh,
+    Baseline,
     /// As planned, and from the first save that is another than planned on what fits stays.
-    Follow { script: Arc<Script>, limits: Limits, room: Room },
+    Follow { schedule: Arc<Schedule>, budgets: Budgets, headroom: Headroom },
 }
 
 /// What storages may take of the device where nothing is planned for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Room {
+pub(crate) enum Headroom {
     /// So many bytes.
     Bytes(u64),
     /// What is free, as far as the rest of a step does not need it.
@@ -69,20 +69,20 @@ pub(crate) struct Observed {
 
 /// How a step went.
 #[derive(Clone, Debug)]
-pub(crate) enum Went {
+pub(crate) enum StepOutcome {
     /// Nothing was planned.
     Unplanned,
     /// Nothing was planned, and it was profiled; with what that showed, if it was enough.
     Profiled(Option<Profile>),
     /// It kept everything.
-    Weighed,
-    Planned(Followed),
+    Baseline,
+    Planned(Adherence),
 }
 
 /// What is planned, and how steps keep to it.
 #[derive(Debug)]
 pub(crate) struct Auto {
-    aim: Aim,
+    objective: Objective,
     planned: Option<Planned>,
     watch: Watch,
     attempts: Attempts,
@@ -90,7 +90,7 @@ pub(crate) struct Auto {
     /// Steps have become smaller for good: a profile of them is worth more than that of larger ones.
     smaller: bool,
     /// What may stay in a step without a plan so that its peak is the goal's.
-    room: u64,
+    headroom: u64,
     plans: u64,
 }
 
@@ -102,49 +102,50 @@ struct Weighing {
 }
 
 impl Auto {
-    pub(crate) fn new(aim: Aim) -> Auto {
+    pub(crate) fn new(objective: Objective) -> Auto {
         Auto {
-            aim,
+            objective,
             planned: None,
             watch: Watch::default(),
             attempts: Attempts::new(),
             weighing: None,
             smaller: false,
-            room: aim.goal.peak.unwrap_or(u64::MAX) / 2,
+            headroom: objective.goal.peak.unwrap_or(u64::MAX) / 2,
             plans: 0,
         }
     }
 
     /// How step `number` goes, on a device with so many bytes `free`.
-    pub(crate) fn course(&mut self, number: u64, free: impl FnOnce() -> u64) -> Course {
+    pub(crate) fn next_step(&mut self, number: u64, free: impl FnOnce() -> u64) -> NextStep {
         let profiled = self.attempts.is_due(number);
         if profiled || number < FIRST_PROFILED {
-            return Course::Look { profiled, limits: self.looking() };
+            return NextStep::OffloadAll { profiled, budgets: self.looking() };
         }
-        let room = self.aim.goal.peak.map_or(Room::Free, |_| Room::Bytes(self.room));
+        let headroom = self.objective.goal.peak.map_or(Headroom::Free, |_| Headroom::Bytes(self.headroom));
         if let (Some(Weighing { seen, .. }), Some(planned)) = (&self.weighing, &self.planned) {
             let (seen, peak) = (*seen, planned.kept_peak() + planned.corrections.unforeseen.bytes());
-            if peak <= self.aim.goal.peak.unwrap_or(u64::MAX) && peak as f64 <= FITTING * free() as f64 {
-                return Course::Weigh;
+            if peak <= self.objective.goal.peak.unwrap_or(u64::MAX) && peak as f64 <= FITTING * free() as f64
+            {
+                return NextStep::Baseline;
             }
             self.weighing = None;
             self.correct(seen);
         }
         match &self.planned {
-            Some(Planned { plan, script, .. }) => {
-                Course::Follow { script: Arc::clone(script), limits: plan.limits, room }
+            Some(Planned { plan, schedule, .. }) => {
+                NextStep::Follow { schedule: Arc::clone(schedule), budgets: plan.budgets, headroom }
             }
-            None => Course::Keep { room },
+            None => NextStep::Keep { headroom },
         }
     }
 
-    /// The limits of a step in which everything moves.
-    fn looking(&self) -> Limits {
-        let bytes = match self.aim.leaving {
-            Leaving::InStreamOrder | Leaving::OnceWritten => 0,
-            Leaving::WhenStored => self.room.min(UNPLANNED_BYTES),
+    /// The budgets of a step in which everything moves.
+    fn looking(&self) -> Budgets {
+        let bytes = match self.objective.release {
+            Release::InStreamOrder | Release::OnceWritten => 0,
+            Release::WhenStored => self.headroom.min(UNPLANNED_BYTES),
         };
-        Limits { device_budget: bytes, backward_budget: bytes, prefetch: bytes / 2, ..Limits::default() }
+        Budgets { device_budget: bytes, backward_budget: bytes, prefetch: bytes / 2, ..Budgets::default() }
     }
 
     /// Whether how long the step takes tells more than whether it takes as long as others.
@@ -158,18 +159,18 @@ impl Auto {
     }
 
     /// Step `number` is over.
-    pub(crate) fn ended(&mut self, number: u64, went: Went, observed: Observed) {
-        let excess = self.aim.goal.peak.map_or(0, |most| observed.peak.saturating_sub(most));
+    pub(crate) fn ended(&mut self, number: u64, went: StepOutcome, observed: Observed) {
+        let excess = self.objective.goal.peak.map_or(0, |most| observed.peak.saturating_sub(most));
         match went {
-            Went::Unplanned => self.room = self.room.saturating_sub(excess),
-            Went::Profiled(profile) => {
-                self.room = self.room.saturating_sub(excess);
+            StepOutcome::Unplanned => self.headroom = self.headroom.saturating_sub(excess),
+            StepOutcome::Profiled(profile) => {
+                self.headroom = self.headroom.saturating_sub(excess);
                 self.attempts.made(number, profile.is_some());
                 if let Some(profile) = profile {
                     self.profiled(profile);
                 }
             }
-            Went::Weighed => {
+            StepOutcome::Baseline => {
                 let plans = self.plans;
                 self.peaked(Planned::kept_peak, observed.peak);
                 if self.plans == plans {
@@ -178,15 +179,15 @@ impl Auto {
                     self.weighing = None;
                 }
             }
-            Went::Planned(Followed::Lost) => {
-                self.room = self.room.saturating_sub(excess);
+            StepOutcome::Planned(Adherence::Lost) => {
+                self.headroom = self.headroom.saturating_sub(excess);
                 self.attempts.want(number);
             }
-            Went::Planned(Followed::Whole(micro_batches)) if self.is_whole(micro_batches) => {
+            StepOutcome::Planned(Adherence::Whole(micro_batches)) if self.is_whole(micro_batches) => {
                 self.attempts.followed();
                 self.stepped(observed);
             }
-            Went::Planned(_) => {
+            StepOutcome::Planned(_) => {
                 self.attempts.followed();
                 self.peaked(Planned::peak, observed.peak);
                 if self.watch.partial() {
@@ -210,11 +211,11 @@ impl Auto {
             copy_in: counted_on(moves.back),
             disk_write: counted_on(moves.written),
             disk_read: counted_on(moves.read.or(moves.written)),
-            host_pool: self.aim.host_pool,
-            leaving: self.aim.leaving,
+            host_pool: self.objective.host_pool,
+            release: self.objective.release,
         };
-        let planned = Planned::new(&self.aim, profile, machine, Corrections::default());
-        let known = self.planned.as_ref().is_some_and(|before| before.script.covers(&planned.script));
+        let planned = Planned::new(&self.objective, profile, machine, Corrections::default());
+        let known = self.planned.as_ref().is_some_and(|before| before.schedule.covers(&planned.schedule));
         // A plan serves smaller steps as well, as long as there are larger ones.
         if known && !std::mem::take(&mut self.smaller) {
             return;
@@ -249,7 +250,7 @@ impl Auto {
     /// A step's peak was this. Where it is beyond the goal, plans are lower from now on by as much as it was higher than planned, until that
     /// has not come again for a while.
     fn peaked(&mut self, planned_peak: impl Fn(&Planned) -> u64, peak: u64) {
-        let (Some(planned), Some(most)) = (&mut self.planned, self.aim.goal.peak) else { return };
+        let (Some(planned), Some(most)) = (&mut self.planned, self.objective.goal.peak) else { return };
         let expected = planned_peak(planned);
         if planned.corrections.unforeseen.saw(expected, peak, peak > most) {
             self.revise(|_| {});
@@ -262,7 +263,7 @@ impl Auto {
         let Some(planned) = &self.planned else { return };
         let is_paced = (planned.pace(seen) - 1.0).abs() <= TELLING_PACE;
         let is_measured = !planned.corrections.baseline.is_empty();
-        match self.aim.goal.step {
+        match self.objective.goal.step {
             Some(_) if planned.keeps_all() && is_paced => {}
             Some(_) if planned.keeps_all() => self.weigh(seen, &[seen.wall]),
             Some(most) => {
@@ -301,7 +302,8 @@ impl Auto {
         baseline.drain(..baseline.len().saturating_sub(BASELINE));
         let kept = middle(baseline);
         let pace = kept.as_secs_f64() / planned.kept_step().as_secs_f64().max(f64::MIN_POSITIVE);
-        let over = !planned.keeps_all() && self.aim.goal.step.is_some_and(|most| is_over(seen, most, kept));
+        let over =
+            !planned.keeps_all() && self.objective.goal.step.is_some_and(|most| is_over(seen, most, kept));
         if over || is_first || (pace - 1.0).abs() > TELLING_PACE {
             self.revise(|planned| {
                 planned.profile.work.pace(pace);
@@ -325,7 +327,7 @@ impl Auto {
         let [wall, stall] = [seen.wall, seen.stall].map(|time| time / profile.micro_batches.max(1));
         let beyond = stall.saturating_sub(plan.prediction.stall.total());
         let pace = planned.pace(seen);
-        let over = self.aim.goal.step.is_some_and(|most| {
+        let over = self.objective.goal.step.is_some_and(|most| {
             let kept = pace * planned.profile.work.computed().as_secs_f64();
             beyond.as_secs_f64() > TELLING_STALL * kept && wall.as_secs_f64() > most * kept
         });
@@ -348,9 +350,9 @@ impl Auto {
     fn revise(&mut self, change: impl FnOnce(&mut Planned)) {
         let Some(mut planned) = self.planned.take() else { return };
         change(&mut planned);
-        let Planned { profile, machine, plan, script, corrections, .. } = planned;
-        let revised = Planned::new(&self.aim, profile, machine, corrections);
-        if (revised.plan.limits, &revised.script) != (plan.limits, &script) {
+        let Planned { profile, machine, plan, schedule, corrections, .. } = planned;
+        let revised = Planned::new(&self.objective, profile, machine, corrections);
+        if (revised.plan.budgets, &revised.schedule) != (plan.budgets, &schedule) {
             self.plans += 1;
             self.watch.planned();
         }

@@ -2,7 +2,7 @@
 
 /// Where the plan wants a saved tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Placement {
+pub(crate) enum Decision {
     Keep(KeepReason),
     /// To the tier below the device.
     Move,
@@ -41,27 +41,27 @@ pub(crate) struct Filter {
 }
 
 impl Filter {
-    pub(crate) fn place(&self, facts: Facts) -> Placement {
+    pub(crate) fn decide(&self, facts: Facts) -> Decision {
         if !facts.movable {
-            Placement::Keep(KeepReason::Ineligible)
+            Decision::Keep(KeepReason::Ineligible)
         } else if facts.parameter {
-            Placement::Keep(KeepReason::Parameter)
+            Decision::Keep(KeepReason::Parameter)
         } else if facts.storage_bytes < self.min_bytes {
-            Placement::Keep(KeepReason::Small)
+            Decision::Keep(KeepReason::Small)
         } else if facts.held {
-            Placement::Keep(KeepReason::Held)
+            Decision::Keep(KeepReason::Held)
         } else if self.keep_all || facts.scope_kept {
-            Placement::Keep(KeepReason::Policy)
+            Decision::Keep(KeepReason::Policy)
         } else {
-            Placement::Move
+            Decision::Move
         }
     }
 }
 
-impl Placement {
+impl Decision {
     /// Whether the graph may do without the bytes if it has a recipe: nothing but the policy keeps them.
     pub(crate) fn may_be_recomputed(self) -> bool {
-        matches!(self, Placement::Move | Placement::Keep(KeepReason::Policy))
+        matches!(self, Decision::Move | Decision::Keep(KeepReason::Policy))
     }
 }
 
@@ -75,14 +75,14 @@ mod tests {
 
     #[test]
     fn a_large_activation_is_moved() {
-        assert_eq!(FILTER.place(LARGE), Placement::Move);
+        assert_eq!(FILTER.decide(LARGE), Decision::Move);
     }
 
     #[test]
     fn each_reason_to_keep_is_told_apart() {
-        let keep = |facts| match FILTER.place(facts) {
-            Placement::Keep(reason) => reason,
-            Placement::Move => panic!("{facts:?} was not kept"),
+        let keep = |facts| match FILTER.decide(facts) {
+            Decision::Keep(reason) => reason,
+            Decision::Move => panic!("{facts:?} was not kept"),
         };
         assert_eq!(keep(Facts { movable: false, ..LARGE }), KeepReason::Ineligible);
         assert_eq!(keep(Facts { parameter: true, ..LARGE }), KeepReason::Parameter);
@@ -98,15 +98,15 @@ mod tests {
             Facts { parameter: true, ..LARGE },
             Facts { held: true, ..LARGE },
         ] {
-            assert!(!FILTER.place(facts).may_be_recomputed(), "{facts:?}");
+            assert!(!FILTER.decide(facts).may_be_recomputed(), "{facts:?}");
         }
-        assert!(FILTER.place(Facts { scope_kept: true, ..LARGE }).may_be_recomputed());
-        assert!(FILTER.place(LARGE).may_be_recomputed());
+        assert!(FILTER.decide(Facts { scope_kept: true, ..LARGE }).may_be_recomputed());
+        assert!(FILTER.decide(LARGE).may_be_recomputed());
     }
 
     #[test]
     fn keeping_all_keeps_all() {
         let filter = Filter { keep_all: true, ..FILTER };
-        assert_eq!(filter.place(LARGE), Placement::Keep(KeepReason::Policy));
+        assert_eq!(filter.decide(LARGE), Decision::Keep(KeepReason::Policy));
     }
 }

@@ -6,13 +6,13 @@ mod filter;
 mod keeping;
 mod paper;
 mod planned;
-mod script;
+mod schedule;
 mod unforeseen;
 mod watch;
 
-pub(crate) use self::auto::{Auto, Course, Observed, Room, Went};
-pub(crate) use self::filter::{Facts, Filter, KeepReason, Placement};
+pub(crate) use self::auto::{Auto, Headroom, NextStep, Observed, StepOutcome};
+pub(crate) use self::filter::{Decision, Facts, Filter, KeepReason};
 pub(crate) use self::keeping::{Keeping, Rule};
 pub(crate) use self::paper::{Module, Profile, Stay};
-pub(crate) use self::planned::Aim;
-pub(crate) use self::script::{Followed, Reading};
+pub(crate) use self::planned::Objective;
+pub(crate) use self::schedule::{Adherence, Cursor};

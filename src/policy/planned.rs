@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ssdtrain_plan::{Caps, Frontier, Goal, Leaving, Limits, Machine, Placement, Plan, Prediction};
+use ssdtrain_plan::{Budgets, Caps, Frontier, Goal, Machine, Placement, Plan, Prediction, Release};
 
-use super::script::{Line, Script};
+use super::schedule::{PlannedSave, Schedule};
 use super::unforeseen::Unforeseen;
 use super::watch::Seen;
 use crate::profile::{Profile, Save};
@@ -21,12 +21,12 @@ const SECONDS_PER_DAY: f64 = 86_400.0;
 
 /// What a plan is for, and what it may take.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Aim {
+pub(crate) struct Objective {
     pub(crate) goal: Goal,
     /// Host memory and disk space, in bytes.
     pub(crate) host_pool: u64,
     pub(crate) disk: u64,
-    pub(crate) leaving: Leaving,
+    pub(crate) release: Release,
     /// Bytes that may be written to the disk in a day.
     pub(crate) written_per_day: Option<u64>,
 }
@@ -36,7 +36,7 @@ pub(super) struct Planned {
     pub(super) profile: Profile,
     pub(super) machine: Machine,
     pub(super) plan: Plan,
-    pub(super) script: Arc<Script>,
+    pub(super) schedule: Arc<Schedule>,
     in_reach: bool,
     pub(super) corrections: Corrections,
     /// What is told of it, once it was asked for.
@@ -72,15 +72,20 @@ impl Corrections {
 }
 
 impl Planned {
-    pub(super) fn new(aim: &Aim, profile: Profile, machine: Machine, corrections: Corrections) -> Planned {
-        let (plan, in_reach) = best(aim, &profile, &machine, &corrections);
-        let line = |(save, entry): &(Save, usize)| Line {
+    pub(super) fn new(
+        objective: &Objective,
+        profile: Profile,
+        machine: Machine,
+        corrections: Corrections,
+    ) -> Planned {
+        let (plan, in_reach) = best(objective, &profile, &machine, &corrections);
+        let line = |(save, entry): &(Save, usize)| PlannedSave {
             bytes: save.bytes,
             scope: save.scope,
             placement: plan.placements[*entry],
         };
-        let script = Arc::new(Script::new(profile.saves.iter().map(line).collect()));
-        Planned { profile, machine, plan, script, in_reach, corrections, report: None }
+        let schedule = Arc::new(Schedule::new(profile.saves.iter().map(line).collect()));
+        Planned { profile, machine, plan, schedule, in_reach, corrections, report: None }
     }
 
     /// What was computed in steps of the plan took so many times as long as planned.
@@ -130,7 +135,7 @@ impl Planned {
                 rows.push(PlanRow { scope: scopes.name(save.scope), ..PlanRow::default() });
                 rows.len() - 1
             });
-            let (row, profiled) = (&mut rows[place], profile.work.entries[entry]);
+            let (row, profiled) = (&mut rows[place], profile.work.activations[entry]);
             row.forward += profiled.forward;
             row.backward += profiled.backward;
             let tally = match plan.placements[entry] {
@@ -149,7 +154,7 @@ impl Planned {
                 _ => Baseline::Measured,
             },
             prediction: plan.prediction,
-            limits: plan.limits,
+            budgets: plan.budgets,
             machine: *machine,
             in_reach: *in_reach,
             loosened: self.corrections.raised.unsigned_abs(),
@@ -160,13 +165,18 @@ impl Planned {
 }
 
 /// The plan for the goal, or else what comes closest to it; and which of the two it is.
-fn best(aim: &Aim, profile: &Profile, machine: &Machine, corrections: &Corrections) -> (Plan, bool) {
+fn best(
+    objective: &Objective,
+    profile: &Profile,
+    machine: &Machine,
+    corrections: &Corrections,
+) -> (Plan, bool) {
     let per_step =
         |per_day: u64| (per_day as f64 * profile.work.computed().as_secs_f64() / SECONDS_PER_DAY) as u64;
-    let caps = Caps { disk: aim.disk, written: aim.written_per_day.map_or(u64::MAX, per_step) };
+    let caps = Caps { disk: objective.disk, written: objective.written_per_day.map_or(u64::MAX, per_step) };
     let frontier = Frontier::new(&profile.work, machine, caps);
-    let peak = aim.goal.peak.map(|peak| peak.saturating_sub(corrections.unforeseen.bytes()));
-    let goal = Goal { peak, ..aim.goal };
+    let peak = objective.goal.peak.map(|peak| peak.saturating_sub(corrections.unforeseen.bytes()));
+    let goal = Goal { peak, ..objective.goal };
     if let Ok(plan) = frontier.plan_above(goal, corrections.least_peak) {
         return (plan, true);
     }
@@ -182,7 +192,7 @@ fn best(aim: &Aim, profile: &Profile, machine: &Machine, corrections: &Correctio
 
 /// Everything stays.
 fn kept(profile: &Profile, machine: &Machine) -> Plan {
-    let placements = vec![Placement::Keep; profile.work.entries.len()];
-    let limits = Limits::default();
-    Plan { prediction: profile.work.simulate(&placements, machine, &limits), placements, limits }
+    let placements = vec![Placement::Keep; profile.work.activations.len()];
+    let budgets = Budgets::default();
+    Plan { prediction: profile.work.simulate(&placements, machine, &budgets), placements, budgets }
 }

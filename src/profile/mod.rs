@@ -1,9 +1,9 @@
 //! What one step shows, save by save: the profile that a plan is made of.
 //!
 //! A [`Probe`] takes notes while the step runs: when each storage was saved and asked for, where the device computes, and how
-//! much memory there was between. `shown` turns the notes into a [`Workload`](ssdtrain_plan::Workload) once the device is through.
+//! much memory there was between. `analysis` turns the notes into a [`Workload`](ssdtrain_plan::Workload) once the device is through.
 
-mod shown;
+mod analysis;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,8 +12,8 @@ use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
 use tch::Device;
 
-use self::shown::{Note, Notes, Step};
-pub(crate) use self::shown::{Profile, Save};
+use self::analysis::{Note, Notes, Step};
+pub(crate) use self::analysis::{Profile, Save};
 use crate::trace::{Stamp, Trace};
 
 /// Takes notes of one step, up to the end of its first backward: the first micro-batch stands for the others.
@@ -59,11 +59,11 @@ struct Taken {
     peak: u64,
     allocated: u64,
     alive: Alive,
-    recipe: Option<Arc<Shown>>,
+    recipe: Option<Arc<RecipeTiming>>,
 }
 
 /// How a marked result was computed.
-pub(crate) struct Shown {
+pub(crate) struct RecipeTiming {
     pub(crate) from: Stamp,
     pub(crate) to: Stamp,
     /// The note of its first input, if that was saved.
@@ -125,7 +125,7 @@ impl Probe {
     }
 
     /// What began to be saved then was: the entry of this number. `alive` is on the device now.
-    pub(crate) fn saved(&self, begun: Begun, save: Save, recipe: Option<Arc<Shown>>, alive: Alive) {
+    pub(crate) fn saved(&self, begun: Begun, save: Save, recipe: Option<Arc<RecipeTiming>>, alive: Alive) {
         self.take(Note::Saved(save), None, begun, recipe, alive);
     }
 
@@ -140,7 +140,7 @@ impl Probe {
         note: Note,
         before: Option<Stamp>,
         begun: Begun,
-        recipe: Option<Arc<Shown>>,
+        recipe: Option<Arc<RecipeTiming>>,
         alive: Alive,
     ) {
         let Begun { stamp, peak } = begun;
@@ -218,9 +218,9 @@ impl Probe {
         let notes = book.notes.into_iter().map(|taken| {
             let Taken { note, before, stamp, peak, allocated, alive, recipe } = taken;
             let recipe = match recipe {
-                Some(shown) => {
-                    let took = shown.to.reach()?.at.saturating_duration_since(shown.from.reach()?.at);
-                    Some((took, shown.first))
+                Some(timing) => {
+                    let took = timing.to.reach()?.at.saturating_duration_since(timing.from.reach()?.at);
+                    Some((took, timing.first))
                 }
                 None => None,
             };

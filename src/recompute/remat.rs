@@ -10,7 +10,7 @@ use tch::{TchError, Tensor};
 
 use super::recipe::{Before, Discard, Function, Recipe};
 use super::refused;
-use crate::profile::Shown;
+use crate::profile::RecipeTiming;
 use crate::step::{Level, Marks, Recomputed, StepContext};
 use crate::telemetry::ScopeId;
 
@@ -33,7 +33,8 @@ pub(super) fn run(
     let reading = Reads::begin().map_err(refused)?;
     let output = function(inputs)?;
     let reads = reading.end();
-    let shown = probe.zip(begun).map(|(probe, from)| Arc::new(Shown { from, to: probe.stamp(), first }));
+    let timing =
+        probe.zip(begun).map(|(probe, from)| Arc::new(RecipeTiming { from, to: probe.stamp(), first }));
     let of_input = |storage: &Storage| {
         inputs.iter().filter_map(|input| Storage::of(input)).any(|input| input.id() == storage.id())
     };
@@ -49,7 +50,7 @@ pub(super) fn run(
             first: Watch::new(&storage),
             result: Mutex::new(storage.downgrade()),
         };
-        marks.mark(&storage, version, Arc::new(remat), shown);
+        marks.mark(&storage, version, Arc::new(remat), timing);
     }
     Ok(output)
 }

@@ -215,7 +215,8 @@ struct Order {
 impl SavedTensorHooks for Recorder {
     fn pack(&self, saved: &SavedTensor<'_>) -> Result<Packed, String> {
         let id = saved.storage_id();
-        let taken = id != self.input && self.step.place(saved, current_scope(&self.step)).may_be_recomputed();
+        let taken =
+            id != self.input && self.step.decide(saved, current_scope(&self.step)).may_be_recomputed();
         let fact = Fact::of(saved, taken, self.step.verify)?;
         let position = {
             let mut order = self.order.lock();

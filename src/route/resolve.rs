@@ -172,7 +172,7 @@ pub(super) fn refused<T>(message: impl Into<String>) -> Result<T> {
 
 #[cfg(test)]
 mod tests {
-    use ssdtrain_plan::Leaving;
+    use ssdtrain_plan::Release;
     use ssdtrain_store::CuFileMode;
 
     use super::*;
@@ -228,7 +228,7 @@ mod tests {
             asked(&verified),
         ] {
             let route = resolve(&asked, untried).unwrap();
-            assert_eq!((route.way, route.leaving()), (Way::Host, Leaving::InStreamOrder), "{asked:?}");
+            assert_eq!((route.way, route.release()), (Way::Host, Release::InStreamOrder), "{asked:?}");
         }
         let cpu = Asked { target: Device::Cpu, host_pool: None, ..asked(&store) };
         assert_eq!(resolve(&cpu, untried).unwrap().way, Way::Disk);

@@ -92,18 +92,18 @@ impl<D: Device> Trial<'_, D> {
             self.finish(&first)
         })?;
         let both = self.rate(|| {
-            let mut reading = Vec::new();
+            let mut cursor = Vec::new();
             for parcel in &first {
-                reading.push(self.load(parcel, &self.tier.allocate(PIECE)?));
+                cursor.push(self.load(parcel, &self.tier.allocate(PIECE)?));
                 second.push(self.store(&source)?);
             }
-            self.all_loaded(&first, &reading)?;
+            self.all_loaded(&first, &cursor)?;
             self.finish(&second)
         })?;
         let read = self.rate(|| {
-            let reading = second.iter().map(|parcel| Ok(self.load(parcel, &self.tier.allocate(PIECE)?)));
-            let reading = reading.collect::<Result<Vec<_>>>()?;
-            self.all_loaded(&second, &reading)
+            let cursor = second.iter().map(|parcel| Ok(self.load(parcel, &self.tier.allocate(PIECE)?)));
+            let cursor = cursor.collect::<Result<Vec<_>>>()?;
+            self.all_loaded(&second, &cursor)
         })?;
         Ok(PathRates { write, read, both })
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use bytesize::ByteSize;
-use ssdtrain_plan::Leaving;
+use ssdtrain_plan::Release;
 use ssdtrain_store::StoreConfig;
 
 use crate::tier::PoolSize;
@@ -51,11 +51,11 @@ impl Route {
     }
 
     /// When storages leave the device.
-    pub(crate) fn leaving(&self) -> Leaving {
+    pub(crate) fn release(&self) -> Release {
         match self.way {
-            Way::Stay | Way::Disk => Leaving::WhenStored,
-            Way::Host => Leaving::InStreamOrder,
-            Way::Direct => Leaving::OnceWritten,
+            Way::Stay | Way::Disk => Release::WhenStored,
+            Way::Host => Release::InStreamOrder,
+            Way::Direct => Release::OnceWritten,
         }
     }
 }

@@ -121,7 +121,7 @@ impl TensorCache {
             parameters: self.parameters(),
             held: self.cache.held_elsewhere(),
             kept_scopes: steered.kept_scopes,
-            reading: steered.reading,
+            cursor: steered.cursor,
             unplanned: steered.unplanned,
             probe: steered.probe,
             counters: Arc::default(),

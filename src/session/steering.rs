@@ -5,14 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use ssdtrain_plan::{Goal, Leaving, Placement, Prediction};
+use ssdtrain_plan::{Goal, Placement, Prediction, Release};
 use ssdtrain_store::{Store, StoreStats};
 use tch::Device;
 
 use crate::cache::{Cache, Limits};
 use crate::config::{Policy, TensorCacheBuilder};
 use crate::mem::free_memory;
-use crate::policy::{Aim, Auto, Course, Keeping, Module, Observed, Profile, Reading, Rule, Stay, Went};
+use crate::policy::{
+    Auto, Cursor, Keeping, Module, NextStep, Objective, Observed, Profile, Rule, Stay, StepOutcome,
+};
 use crate::profile::Probe;
 use crate::route::Route;
 use crate::step::{StepContext, Unplanned};
@@ -40,7 +42,7 @@ enum By {
 /// What was decided about a step.
 pub(super) struct Steered {
     pub(super) kept_scopes: HashSet<ScopeId>,
-    pub(super) reading: Reading,
+    pub(super) cursor: Cursor,
     pub(super) probe: Option<Arc<Probe>>,
     /// What becomes of saves that are not as planned.
     pub(super) unplanned: Option<Unplanned>,
@@ -57,7 +59,7 @@ pub(super) struct Noted {
     /// What the disk had done before it.
     store: Option<StoreStats>,
     /// It keeps everything, to be held beside planned steps.
-    weighed: bool,
+    baseline: bool,
 }
 
 /// So little says nothing of a disk's speed.
@@ -66,7 +68,7 @@ const TELLING_BYTES: u64 = 8 << 20;
 /// Whether all that can be moved from a GPU is, since no one has said how much may stay.
 pub(super) fn is_without_budget(config: &TensorCacheBuilder, route: &Route) -> bool {
     let has_budget = config.device_budget.is_some() || config.backward_budget.is_some();
-    config.chosen_policy() == Policy::Offload && !has_budget && route.leaving() != Leaving::WhenStored
+    config.chosen_policy() == Policy::Offload && !has_budget && route.release() != Release::WhenStored
 }
 
 /// The limits that were asked for.
@@ -84,12 +86,12 @@ fn limits(config: &TensorCacheBuilder, route: &Route) -> Limits {
 }
 
 /// What is planned for, and with.
-fn aim(goal: Goal, config: &TensorCacheBuilder, route: &Route) -> Aim {
-    Aim {
+fn objective(goal: Goal, config: &TensorCacheBuilder, route: &Route) -> Objective {
+    Objective {
         goal,
         host_pool: route.host_bytes(),
         disk: route.disk_bytes(),
-        leaving: route.leaving(),
+        release: route.release(),
         written_per_day: config.written_per_day,
     }
 }
@@ -99,7 +101,7 @@ impl Steering {
         let limits = limits(config, route);
         let room = limits.device_budget.min(limits.backward_budget).saturating_sub(limits.prefetch);
         let by = match config.chosen_policy() {
-            Policy::Auto(goal) => By::Plans(Box::new(Mutex::new(Auto::new(aim(goal, config, route))))),
+            Policy::Auto(goal) => By::Plans(Box::new(Mutex::new(Auto::new(objective(goal, config, route))))),
             Policy::Adaptive(_) => {
                 let stay = Stay { modules: config.keep_last.max(1), bytes: room };
                 By::Scopes(Mutex::new(Keeping::new(Rule::paper(stay))))
@@ -128,7 +130,7 @@ impl Steering {
     pub(super) fn begin(&self, number: u64, cache: &Cache, device: Device) -> Steered {
         let mut steered = Steered {
             kept_scopes: HashSet::new(),
-            reading: Reading::default(),
+            cursor: Cursor::default(),
             probe: None,
             unplanned: None,
             noted: Noted { store: cache.tier().and_then(Tier::store).map(Store::stats), ..Noted::default() },
@@ -143,40 +145,40 @@ impl Steering {
                 }
             }
             By::Plans(auto) => {
-                let limits = match auto.lock().course(number, || free_memory(device)) {
-                    Course::Look { profiled, limits } => {
-                        steered.reading = Reading::of_all();
+                let limits = match auto.lock().next_step(number, || free_memory(device)) {
+                    NextStep::OffloadAll { profiled, budgets } => {
+                        steered.cursor = Cursor::of_all();
                         let trace = cache.trace.as_ref().filter(|_| profiled);
                         steered.probe = trace.map(|trace| Arc::new(Probe::begin(trace, device)));
                         cache.hold_back(steered.probe.is_some());
-                        self.planned(limits)
+                        self.planned(budgets)
                     }
-                    Course::Keep { room } => {
-                        steered.reading = Reading::of_all();
-                        Unplanned { room, device, limits: self.limits }.limits(cache)
+                    NextStep::Keep { headroom } => {
+                        steered.cursor = Cursor::of_all();
+                        Unplanned { headroom, device, limits: self.limits }.limits(cache)
                     }
-                    Course::Weigh => {
-                        steered.reading = Reading::forced(Arc::new([Placement::Keep]));
-                        steered.noted.weighed = true;
-                        self.planned(ssdtrain_plan::Limits::default())
+                    NextStep::Baseline => {
+                        steered.cursor = Cursor::forced(Arc::new([Placement::Keep]));
+                        steered.noted.baseline = true;
+                        self.planned(ssdtrain_plan::Budgets::default())
                     }
-                    Course::Follow { script, limits, room } => {
-                        steered.reading = Reading::new(script);
-                        steered.unplanned = Some(Unplanned { room, device, limits: self.limits });
-                        self.planned(limits)
+                    NextStep::Follow { schedule, budgets, headroom } => {
+                        steered.cursor = Cursor::new(schedule);
+                        steered.unplanned = Some(Unplanned { headroom, device, limits: self.limits });
+                        self.planned(budgets)
                     }
                 };
                 cache.set_limits(limits);
             }
         }
         if let Some(forced) = &self.forced {
-            steered.reading = Reading::forced(Arc::clone(forced));
+            steered.cursor = Cursor::forced(Arc::clone(forced));
         }
         steered
     }
 
-    fn planned(&self, limits: ssdtrain_plan::Limits) -> Limits {
-        let ssdtrain_plan::Limits { device_budget, backward_budget, prefetch, .. } = limits;
+    fn planned(&self, budgets: ssdtrain_plan::Budgets) -> Limits {
+        let ssdtrain_plan::Budgets { device_budget, backward_budget, prefetch, .. } = budgets;
         Limits { device_budget, backward_budget, prefetch, ..self.limits }
     }
 
@@ -203,19 +205,25 @@ impl Steering {
                 let mut auto = auto.lock();
                 let before = auto.plan().map(|(number, _)| number);
                 let observed = noted.observed(step, report);
-                let went = match (&step.probe, step.reading.followed()) {
+                let went = match (&step.probe, step.cursor.followed()) {
                     (Some(probe), _) => {
                         let profile = probe.end();
                         trace.into_iter().for_each(|trace| self.pause(trace));
-                        Went::Profiled(profile)
+                        StepOutcome::Profiled(profile)
                     }
-                    (None, Some(followed)) => Went::Planned(followed),
-                    (None, None) if noted.weighed => Went::Weighed,
-                    (None, None) => Went::Unplanned,
+                    (None, Some(followed)) => StepOutcome::Planned(followed),
+                    (None, None) if noted.baseline => StepOutcome::Baseline,
+                    (None, None) => StepOutcome::Unplanned,
                 };
                 if auto.settles() {
                     let (wall, stall) = (observed.wall, observed.stall);
-                    tracing::debug!(?wall, ?stall, weighed = noted.weighed, "step {} is timed", step.number);
+                    tracing::debug!(
+                        ?wall,
+                        ?stall,
+                        baseline = noted.baseline,
+                        "step {} is timed",
+                        step.number
+                    );
                 }
                 auto.ended(step.number, went, observed);
                 if let Some((number, plan)) = auto.plan().filter(|(number, _)| Some(*number) != before) {

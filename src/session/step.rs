@@ -10,7 +10,7 @@ use tch::{Device, Tensor};
 use super::steering::Noted;
 use super::{TensorCache, warnings};
 use crate::error::{Error, ErrorKind, Result};
-use crate::policy::Followed;
+use crate::policy::Adherence;
 use crate::step::{Level, Marks, Recorder, StepContext, Within, enter};
 use crate::telemetry::{ScopeId, StepReport};
 use crate::trace::{Name, Range};
@@ -79,7 +79,7 @@ impl Step<'_> {
     /// to it, and backward looks ahead within it, in the reverse of the order in which each thread saved. Needed only where several are open at once, or to report them apart.
     pub fn micro_batch(&self, index: usize) {
         self.handle.0.orders.switch_to(index);
-        self.handle.0.reading.rewind();
+        self.handle.0.cursor.rewind();
     }
 
     /// Lets all that was saved so far, and is not to stay, leave the device; waits until it has left, or is known to stay.
@@ -120,11 +120,11 @@ impl Step<'_> {
         // The probe sets the peak back as it goes.
         let peak = peak.max(context.probe.as_ref().map_or(0, |probe| probe.peak()));
         let steering = &self.cache.steering;
-        let kept_to_plan = context.reading.followed().is_some_and(|followed| followed != Followed::Lost);
+        let kept_to_plan = context.cursor.followed().is_some_and(|followed| followed != Adherence::Lost);
         let mut report = StepReport {
             adaptive: steering.adaptive(&context.cache.scopes),
             plan: steering.plan(&context.cache.scopes).filter(|_| kept_to_plan),
-            left_plan: context.reading.is_lost(),
+            left_plan: context.cursor.is_lost(),
             step: context.number,
             wall,
             awaited,

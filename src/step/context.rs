@@ -10,7 +10,7 @@ use tch::Device;
 use super::orders::Orders;
 use crate::cache::{Cache, Limits};
 use crate::mem::free_memory;
-use crate::policy::{Facts, Filter, Placement, Reading, Room};
+use crate::policy::{Cursor, Decision, Facts, Filter, Headroom};
 use crate::profile::Probe;
 use crate::telemetry::{Counters, ScopeId, ScopeRecord};
 
@@ -30,7 +30,7 @@ pub(crate) struct StepContext {
     /// Scopes whose tensors stay on the device.
     pub(crate) kept_scopes: HashSet<ScopeId>,
     /// What is planned for each save.
-    pub(crate) reading: Reading,
+    pub(crate) cursor: Cursor,
     /// What becomes of saves that are not as planned, if any are planned.
     pub(crate) unplanned: Option<Unplanned>,
     /// Takes notes, if the step is profiled.
@@ -42,7 +42,7 @@ pub(crate) struct StepContext {
 
 /// What fits stays, as far as there is room, where nothing is planned.
 pub(crate) struct Unplanned {
-    pub(crate) room: Room,
+    pub(crate) headroom: Headroom,
     pub(crate) device: Device,
     /// The settings that hold all the same.
     pub(crate) limits: Limits,
@@ -51,9 +51,9 @@ pub(crate) struct Unplanned {
 impl Unplanned {
     /// The limits from now on. Of the memory that is free the rest of a step needs a part: half of it stays so.
     pub(crate) fn limits(&self, cache: &Cache) -> Limits {
-        let bytes = match self.room {
-            Room::Bytes(bytes) => bytes,
-            Room::Free => cache.held().2.saturating_add(free_memory(self.device) / 2),
+        let bytes = match self.headroom {
+            Headroom::Bytes(bytes) => bytes,
+            Headroom::Free => cache.held().2.saturating_add(free_memory(self.device) / 2),
         };
         Limits {
             device_budget: bytes,
@@ -67,8 +67,8 @@ impl Unplanned {
 
 impl StepContext {
     /// What is decided about a tensor that is being saved in `scope`.
-    pub(crate) fn place(&self, saved: &SavedTensor<'_>, scope: ScopeId) -> Placement {
-        self.filter.place(Facts {
+    pub(crate) fn decide(&self, saved: &SavedTensor<'_>, scope: ScopeId) -> Decision {
+        self.filter.decide(Facts {
             movable: saved.eligible() && saved.device() == self.device,
             parameter: saved.storage_id().is_some_and(|id| self.parameters.contains(&id)),
             storage_bytes: saved.storage_bytes(),
@@ -80,9 +80,9 @@ impl StepContext {
     /// What is planned for a tensor that is being saved; none if nothing is. With the first that is not as planned the rest of the step is
     /// another than was planned for.
     pub(super) fn planned(&self, bytes: u64, scope: ScopeId) -> Option<plan::Placement> {
-        let was_lost = self.reading.is_lost();
-        let planned = self.reading.next(bytes, scope);
-        if let Some(unplanned) = self.unplanned.as_ref().filter(|_| !was_lost && self.reading.is_lost()) {
+        let was_lost = self.cursor.is_lost();
+        let planned = self.cursor.next(bytes, scope);
+        if let Some(unplanned) = self.unplanned.as_ref().filter(|_| !was_lost && self.cursor.is_lost()) {
             self.cache.set_limits(unplanned.limits(&self.cache));
         }
         planned
@@ -90,7 +90,7 @@ impl StepContext {
 
     /// A backward has ended: what is saved next is another micro-batch's.
     pub(crate) fn micro_batch_ends(&self) {
-        self.reading.rewind();
+        self.cursor.rewind();
         if let Some(probe) = &self.probe {
             probe.backward_ended();
             self.cache.hold_back(false);

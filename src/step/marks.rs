@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use ssdtrain_libtorch::{Handle, Packed, SavedTensor, Storage, StorageId, Watch};
 
-use crate::profile::Shown;
+use crate::profile::RecipeTiming;
 use crate::telemetry::Counters;
 
 /// A result that is computed again when it is asked for.
@@ -35,7 +35,7 @@ struct Mark {
     version: u32,
     recipe: Stands,
     /// What computing it took, if the step is profiled.
-    shown: Option<Arc<Shown>>,
+    timing: Option<Arc<RecipeTiming>>,
 }
 
 /// The first to save the result takes the recipe over: from then on it lives as long as the graph needs it.
@@ -83,10 +83,10 @@ impl Marks {
     }
 
     /// What it took to compute a marked result, if the step is profiled.
-    pub(crate) fn shown_of(&self, saved: &SavedTensor<'_>) -> Option<Arc<Shown>> {
+    pub(crate) fn shown_of(&self, saved: &SavedTensor<'_>) -> Option<Arc<RecipeTiming>> {
         let marks = self.0.lock();
         let mark = marks.results.get(&saved.storage_id()?)?;
-        mark.shown.clone().filter(|_| mark.is_of(saved))
+        mark.timing.clone().filter(|_| mark.is_of(saved))
     }
 
     /// Recipes whose results no one has saved, nor can any more, may go, and the inputs that they hold.
@@ -102,10 +102,10 @@ impl Marks {
         storage: &Storage,
         version: u32,
         recipe: Arc<dyn Recomputed>,
-        shown: Option<Arc<Shown>>,
+        timing: Option<Arc<RecipeTiming>>,
     ) {
         let result = Watch::new(storage);
-        let mark = Mark { result, version, recipe: Stands::Here(recipe), shown };
+        let mark = Mark { result, version, recipe: Stands::Here(recipe), timing };
         let gone: Vec<Mark> = {
             let mut marks = self.0.lock();
             let before = marks.results.insert(storage.id(), mark);

@@ -11,7 +11,7 @@ use super::marks::Marks;
 use super::orders::Latest;
 use super::scope::current_scope;
 use crate::cache::{By, Cache, EntryKey, TapeKey};
-use crate::policy::{KeepReason, Placement};
+use crate::policy::{Decision, KeepReason};
 use crate::profile::{Probe, Save};
 
 /// Hooks of one step on one thread.
@@ -43,20 +43,20 @@ impl SavedTensorHooks for Recorder {
             step.micro_batch_ends();
         }
         let begun = step.probe.as_ref().and_then(|probe| probe.saves());
-        let mut placement = step.place(saved, scope);
-        if placement.may_be_recomputed() {
+        let mut decision = step.decide(saved, scope);
+        if decision.may_be_recomputed() {
             let planned = step.planned(bytes, scope);
-            if step.reading.recomputes(planned)
+            if step.cursor.recomputes(planned)
                 && let Some(recipe) = self.marks.recipe_of(saved, &step.counters)
             {
                 return Ok(recipe);
             }
             self.marks.is_saved(saved);
             if planned == Some(plan::Placement::Keep) {
-                placement = Placement::Keep(KeepReason::Policy);
+                decision = Decision::Keep(KeepReason::Policy);
             }
         }
-        if let Placement::Keep(reason) = placement {
+        if let Decision::Keep(reason) = decision {
             let counter = match reason {
                 KeepReason::Ineligible => &step.counters.kept_ineligible,
                 KeepReason::Parameter => &step.counters.kept_parameters,
@@ -70,7 +70,7 @@ impl SavedTensorHooks for Recorder {
                 return Ok(Packed::Keep);
             }
         }
-        let keep = placement != Placement::Move;
+        let keep = decision != Decision::Move;
         step.record.add(scope, bytes, keep);
         let tape = step.orders.tape(&step.cache, &self.latest);
         let by = By { step: step.number, scope, tape, counters: &step.counters, record: &step.record };

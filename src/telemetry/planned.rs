@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use serde::Serialize;
-use ssdtrain_plan::{Limits, Machine, Prediction};
+use ssdtrain_plan::{Budgets, Machine, Prediction};
 
 use super::Tally;
 
@@ -22,7 +22,7 @@ pub struct PlanReport {
     /// What one micro-batch does, with its share of what follows the last.
     pub prediction: Prediction,
     /// The settings that were chosen.
-    pub limits: Limits,
+    pub budgets: Budgets,
     /// What the plan counts on: nine tenths of the bandwidths that were measured.
     pub machine: Machine,
     /// Whether the goal is reached. If not, this is the quickest step within its peak, or else the lowest activation peak there is.

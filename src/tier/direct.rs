@@ -13,10 +13,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use ssdtrain_libtorch::{Block, Storage};
+use ssdtrain_plan::Release;
 use ssdtrain_store::{Blob, Direction, Store, contained};
 
 use super::waiter::Waiter;
-use super::{Here, Leaving, Parcel, Room, RoomListener, Tier};
+use super::{Here, Parcel, Room, RoomListener, Tier};
 use crate::device::{Device, Lane};
 use crate::error::{Completion, Error, ErrorKind, Result};
 use crate::mem::{DeviceBuf, Rest};
@@ -162,8 +163,8 @@ impl<D: Device> Tier for DirectTier<D> {
         self.device.allocate(bytes)
     }
 
-    fn leaving(&self) -> Leaving {
-        Leaving::InStreamOrder
+    fn release(&self) -> Release {
+        Release::OnceWritten
     }
 
     fn on_room(&self, listener: &Arc<RoomListener>) {

@@ -3,9 +3,10 @@
 use std::sync::{Arc, OnceLock};
 
 use ssdtrain_libtorch::{Block, Storage};
+use ssdtrain_plan::Release;
 use ssdtrain_store::{Blob, Direction, Store};
 
-use super::{Here, Leaving, Parcel, Room, RoomListener, Tier};
+use super::{Here, Parcel, Room, RoomListener, Tier};
 use crate::error::{Completion, Error, ErrorKind, Result};
 use crate::mem::StorageBuf;
 use crate::telemetry::{Cause, Counters, ScopeId};
@@ -48,8 +49,8 @@ impl Tier for DiskTier {
         Storage::allocate(bytes).map_err(Error::torch)
     }
 
-    fn leaving(&self) -> Leaving {
-        Leaving::WhenStored
+    fn release(&self) -> Release {
+        Release::WhenStored
     }
 
     fn on_room(&self, listener: &Arc<RoomListener>) {

@@ -19,6 +19,7 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use parking_lot::Mutex as PlainMutex;
 use ssdtrain_libtorch::Storage;
+use ssdtrain_plan::Release;
 use ssdtrain_store::{Blob, HostPool, IoBuf, Store};
 
 pub(crate) use self::growth::PoolSize;
@@ -26,7 +27,7 @@ use self::spill::Write;
 use super::places::Edge;
 use super::shelf::{Serial, Shelf};
 use super::waiter::Waiter;
-use super::{Here, Leaving, Parcel, Room, RoomListener, Tier};
+use super::{Here, Parcel, Room, RoomListener, Tier};
 use crate::device::{Device, Lane};
 use crate::error::{Completion, Error, ErrorKind, Result};
 use crate::sync::{Condvar, Mutex};
@@ -305,8 +306,8 @@ impl<D: Device> Tier for HostTier<D> {
         self.device.allocate(bytes)
     }
 
-    fn leaving(&self) -> Leaving {
-        Leaving::InStreamOrder
+    fn release(&self) -> Release {
+        Release::InStreamOrder
     }
 
     fn on_room(&self, listener: &Arc<RoomListener>) {

@@ -25,6 +25,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use ssdtrain_libtorch::{Block, Storage};
+use ssdtrain_plan::Release;
 use ssdtrain_store::Store;
 
 pub(crate) use self::direct::DirectTier;
@@ -45,8 +46,10 @@ pub(crate) trait Tier: Send + Sync {
     /// A new storage on the device, for what the calling thread computes.
     fn allocate(&self, bytes: u64) -> Result<Storage>;
 
-    /// How storages that are stored leave the device.
-    fn leaving(&self) -> Leaving;
+    /// When the cache may let go of a storage that it stores. Unless that is [`Release::WhenStored`], it is at any moment after the store
+    /// was begun, once the device's queue has been told to wait for it ([`Parcel::order`]). As that is done as late as the device budget
+    /// allows, the peak does not depend on how far the threads are ahead of the device.
+    fn release(&self) -> Release;
 
     /// Has `listener` called when a parcel that was told [`Room::Later`] should ask again, for as long as the caller holds it.
     fn on_room(&self, listener: &Arc<RoomListener>);
@@ -115,17 +118,6 @@ impl Here {
     fn set<M: Clone + 'static>(place: &RefCell<Option<Box<dyn Any>>>, mark: &M) {
         place.replace(Some(Box::new(mark.clone())));
     }
-}
-
-/// When the cache may let go of a storage that it stores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Leaving {
-    /// Once the store has completed, which a thread has to wait for.
-    WhenStored,
-    /// At any moment after the store was begun, once the device's queue has been told to wait for it
-    /// ([`Parcel::order`]). As that is done as late as the device budget allows, the peak does not depend on how far the
-    /// threads are ahead of the device.
-    InStreamOrder,
 }
 
 /// Whether there is room for a parcel.

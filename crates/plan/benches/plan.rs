@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use ssdtrain_plan::{Caps, Entry, Frontier, Goal, Machine, Recompute, Workload};
+use ssdtrain_plan::{Activation, Caps, Frontier, Goal, Machine, Recompute, Workload};
 
 fn plan(c: &mut Criterion) {
     let micros = Duration::from_micros;
-    let entry = |index: u64| Entry {
+    let activation = |index: u64| Activation {
         bytes: (1 + index % 7) << 20,
         forward: micros(100 + index % 13),
         backward: micros(200 + index % 17),
@@ -19,8 +19,8 @@ fn plan(c: &mut Criterion) {
             .is_multiple_of(3)
             .then_some(Recompute { time: micros(20), since: index.saturating_sub(1) as usize }),
     };
-    let entries: Vec<Entry> = (0..10_000).map(entry).collect();
-    let work = Workload { entries, turn: micros(500), rest: micros(5000), turn_extra: 0 };
+    let activations: Vec<Activation> = (0..10_000).map(activation).collect();
+    let work = Workload { activations, turn: micros(500), rest: micros(5000), turn_extra: 0 };
     let machine = Machine {
         copy_out: 25e9,
         copy_in: 25e9,

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use bytesize::ByteSize;
-use ssdtrain_plan::{Caps, Entry, Frontier, Goal, Machine, Placement, Workload};
+use ssdtrain_plan::{Activation, Caps, Frontier, Goal, Machine, Placement, Workload};
 
 fn main() {
     let ms = Duration::from_millis;
-    let entry = Entry { bytes: 1 << 30, forward: ms(25), backward: ms(50), ..Entry::default() };
-    let step = Workload { entries: vec![entry; 24], rest: ms(40), ..Workload::default() };
+    let activation =
+        Activation { bytes: 1 << 30, forward: ms(25), backward: ms(50), ..Activation::default() };
+    let step = Workload { activations: vec![activation; 24], rest: ms(40), ..Workload::default() };
     let machine = Machine {
         copy_out: 25e9,
         copy_in: 25e9,

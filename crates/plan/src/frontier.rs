@@ -9,7 +9,7 @@ use bytesize::ByteSize;
 use serde::Serialize;
 
 use super::simulate::{Bounds, run_within};
-use super::{Leaving, Limits, Machine, Placement, Prediction, Workload};
+use super::{Budgets, Machine, Placement, Prediction, Release, Workload};
 
 /// Targets for the peak, from the lowest that could be to that of keeping everything.
 const TARGETS: u64 = 16;
@@ -39,10 +39,10 @@ pub struct Goal {
 /// Where everything goes, with which settings, and what that is expected to cost.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Plan {
-    /// One for each entry.
+    /// One for each activation.
     pub placements: Vec<Placement>,
     /// The cache's settings that go with them.
-    pub limits: Limits,
+    pub budgets: Budgets,
     /// What the step will do.
     pub prediction: Prediction,
 }
@@ -131,16 +131,17 @@ impl<'a> Frontier<'a> {
     /// What is worth considering. It is simulated when a plan is asked for.
     pub fn new(work: &'a Workload, machine: &'a Machine, caps: Caps) -> Frontier<'a> {
         let price = |index: &usize| {
-            let entry = work.entries[*index];
-            entry.recompute.unwrap_or_default().time.as_secs_f64() / entry.bytes.max(1) as f64
+            let activation = work.activations[*index];
+            activation.recompute.unwrap_or_default().time.as_secs_f64() / activation.bytes.max(1) as f64
         };
-        let with_recipe =
-            |index: &usize| work.entries[*index].recompute.is_some() && work.entries[*index].is_movable();
-        let mut recipes: Vec<usize> = (0..work.entries.len()).filter(with_recipe).collect();
+        let with_recipe = |index: &usize| {
+            work.activations[*index].recompute.is_some() && work.activations[*index].is_movable()
+        };
+        let mut recipes: Vec<usize> = (0..work.activations.len()).filter(with_recipe).collect();
         recipes.sort_by(|left, right| price(left).total_cmp(&price(right)));
         let mut frontier = Frontier { work, machine, caps, recipes, levels: Vec::new(), points: Vec::new() };
         frontier.levels = frontier.recompute_levels().map(|recomputed| frontier.level(recomputed)).collect();
-        let kept = work.simulate(&[], machine, &Limits::default()).peak();
+        let kept = work.simulate(&[], machine, &Budgets::default()).peak();
         for (level, Level { needs, .. }) in frontier.levels.iter().enumerate() {
             let lowest = needs[0].max(needs[1]);
             let step = kept.saturating_sub(lowest).div_ceil(TARGETS);
@@ -234,12 +235,12 @@ impl<'a> Frontier<'a> {
     /// How many recipes are used, from none to all, in even shares of their bytes.
     fn recompute_levels(&self) -> impl Iterator<Item = usize> {
         let bytes =
-            |recipes: &[usize]| recipes.iter().map(|&index| self.work.entries[index].bytes).sum::<u64>();
+            |recipes: &[usize]| recipes.iter().map(|&index| self.work.activations[index].bytes).sum::<u64>();
         let all = bytes(&self.recipes) as f64;
         let count = |share: f64| {
             let mut sum = 0.0;
             let used = self.recipes.iter().take_while(|&&index| {
-                sum += self.work.entries[index].bytes as f64;
+                sum += self.work.activations[index].bytes as f64;
                 sum <= share * all
             });
             if share < 1.0 { used.count() } else { self.recipes.len() }
@@ -251,23 +252,23 @@ impl<'a> Frontier<'a> {
 
     /// Everything kept but the first so many of the recipes.
     fn level(&self, recomputed: usize) -> Level {
-        let Workload { entries, turn_extra, .. } = self.work;
-        let mut placements = vec![Placement::Keep; entries.len()];
+        let Workload { activations, turn_extra, .. } = self.work;
+        let mut placements = vec![Placement::Keep; activations.len()];
         for &index in &self.recipes[..recomputed] {
             placements[index] = Placement::Recompute;
         }
         let mut in_use: Vec<usize> = Vec::new();
-        let forward = entries.iter().enumerate().map(|(index, entry)| {
-            in_use.retain(|&other| entries[other].in_use_until >= index);
-            let others: u64 = in_use.iter().map(|&other| entries[other].bytes).sum();
+        let forward = activations.iter().enumerate().map(|(index, activation)| {
+            in_use.retain(|&other| activations[other].in_use_until >= index);
+            let others: u64 = in_use.iter().map(|&other| activations[other].bytes).sum();
             in_use.extend((placements[index] == Placement::Recompute).then_some(index));
-            others + entry.bytes + entry.forward_extra
+            others + activation.bytes + activation.forward_extra
         });
         let forward = forward.max();
-        let backward = entries.iter().zip(&placements).map(|(entry, placement)| {
+        let backward = activations.iter().zip(&placements).map(|(activation, placement)| {
             // It comes before what it is computed from goes.
-            let again = if *placement == Placement::Recompute { entry.bytes } else { 0 };
-            again + entry.backward_extra
+            let again = if *placement == Placement::Recompute { activation.bytes } else { 0 };
+            again + activation.backward_extra
         });
         let needs = [forward.unwrap_or(0).max(*turn_extra), backward.max().unwrap_or(0)];
         Level { placements, needs }
@@ -276,19 +277,23 @@ impl<'a> Frontier<'a> {
     /// The placement for a target of the peak: what fits at the end of forward stays, everything before it leaves, the oldest for the
     /// disk as far as the host has no room. None if it does not keep to the bounds.
     fn realise(&self, Point { level, target }: Point, bounds: &Bounds) -> Option<Plan> {
-        let entries = &self.work.entries;
+        let activations = &self.work.activations;
         let Level { mut placements, needs: [produced, used] } = self.levels[level].clone();
-        let limits = Limits {
+        let budgets = Budgets {
             device_budget: target.saturating_sub(produced),
             backward_budget: target.saturating_sub(used),
-            ..Limits::default()
+            ..Budgets::default()
         };
-        let fixed: u64 = entries.iter().filter(|entry| !entry.is_movable()).map(|entry| entry.bytes).sum();
-        let mut stays = limits.device_budget.min(limits.backward_budget).saturating_sub(fixed);
+        let fixed: u64 = activations
+            .iter()
+            .filter(|activation| !activation.is_movable())
+            .map(|activation| activation.bytes)
+            .sum();
+        let mut stays = budgets.device_budget.min(budgets.backward_budget).saturating_sub(fixed);
         let mut moved = Vec::new();
         for (index, placement) in placements.iter().enumerate().rev() {
-            if *placement == Placement::Keep && entries[index].is_movable() {
-                let bytes = entries[index].bytes;
+            if *placement == Placement::Keep && activations[index].is_movable() {
+                let bytes = activations[index].bytes;
                 match stays.checked_sub(bytes).filter(|_| moved.is_empty()) {
                     Some(left) => stays = left,
                     None => moved.push(index),
@@ -296,28 +301,28 @@ impl<'a> Frontier<'a> {
             }
         }
         // Where storages leave as the disk takes them, one that falls behind has the device budget used to the full.
-        let behind = limits.device_budget.saturating_add(produced.max(used));
-        let as_disk_does = self.machine.leaving == Leaving::WhenStored && !moved.is_empty();
+        let behind = budgets.device_budget.saturating_add(produced.max(used));
+        let as_disk_does = self.machine.release == Release::WhenStored && !moved.is_empty();
         if as_disk_does && behind > bounds.promised {
             return None;
         }
         self.send_below(&moved, &mut placements);
-        let prediction = run_within(bounds, self.work, &placements, self.machine, &limits)?;
-        (prediction.peak() >= bounds.least).then_some(Plan { placements, limits, prediction })
+        let prediction = run_within(bounds, self.work, &placements, self.machine, &budgets)?;
+        (prediction.peak() >= bounds.least).then_some(Plan { placements, budgets, prediction })
     }
 
     /// Places what is to leave, given newest first.
     fn send_below(&self, moved: &[usize], placements: &mut [Placement]) {
-        let entries = &self.work.entries;
-        let host_pool = match self.machine.leaving {
-            Leaving::InStreamOrder => self.machine.host_pool,
-            Leaving::WhenStored | Leaving::OnceWritten => 0,
+        let activations = &self.work.activations;
+        let host_pool = match self.machine.release {
+            Release::InStreamOrder => self.machine.host_pool,
+            Release::WhenStored | Release::OnceWritten => 0,
         };
-        let all: u64 = moved.iter().map(|&index| entries[index].bytes).sum();
+        let all: u64 = moved.iter().map(|&index| activations[index].bytes).sum();
         let (mut to_disk, mut in_host) = (all.saturating_sub(host_pool), 0_u64);
         let mut disk = self.caps.disk.min(self.caps.written);
         for &index in moved.iter().rev() {
-            let bytes = entries[index].bytes;
+            let bytes = activations[index].bytes;
             placements[index] = if to_disk > 0 && bytes <= disk {
                 to_disk = to_disk.saturating_sub(bytes);
                 disk -= bytes;
@@ -349,23 +354,24 @@ impl Error for OutOfReach {}
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::{Entry, Recompute};
+    use super::super::{Activation, Recompute};
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);
 
     /// Layers of 100 bytes that cost something to compute again and 100 bytes that cost little.
     fn layers(count: usize) -> Workload {
-        let entry = |recompute: Option<Recompute>| Entry {
+        let activation = |recompute: Option<Recompute>| Activation {
             bytes: 100,
             forward: 10 * MS,
             backward: 20 * MS,
             recompute,
-            ..Entry::default()
+            ..Activation::default()
         };
         let recipe = |since| Some(Recompute { time: MS, since });
-        let entries = (0..count).flat_map(|layer| [entry(None), entry(recipe(2 * layer))]).collect();
-        Workload { entries, turn: MS, rest: MS, turn_extra: 0 }
+        let activations =
+            (0..count).flat_map(|layer| [activation(None), activation(recipe(2 * layer))]).collect();
+        Workload { activations, turn: MS, rest: MS, turn_extra: 0 }
     }
 
     fn copies(bytes_per_s: f64) -> Machine {
@@ -447,15 +453,15 @@ mod tests {
     fn workload() -> impl Strategy<Value = Workload> {
         let millis = |most: u64| (0..most).prop_map(Duration::from_millis);
         let recompute = prop::option::of(millis(30));
-        let entry = (1_u64..1000, millis(50), millis(100), recompute, 0_u64..500, 0_u64..500);
-        (prop::collection::vec(entry, 1..25), 0_u64..500).prop_map(|(entries, turn_extra)| {
-            let entry = |(index, (bytes, forward, backward, recompute, forward_extra, backward_extra)): (
-                usize,
-                _,
-            )| {
+        let activation = (1_u64..1000, millis(50), millis(100), recompute, 0_u64..500, 0_u64..500);
+        (prop::collection::vec(activation, 1..25), 0_u64..500).prop_map(|(activations, turn_extra)| {
+            let activation = |(
+                index,
+                (bytes, forward, backward, recompute, forward_extra, backward_extra),
+            ): (usize, _)| {
                 let recompute =
                     Option::map(recompute, |time| Recompute { time, since: index.saturating_sub(2) });
-                Entry {
+                Activation {
                     bytes,
                     forward,
                     backward,
@@ -466,8 +472,8 @@ mod tests {
                     in_use_with: bytes as usize % 3,
                 }
             };
-            let entries = entries.into_iter().enumerate().map(entry).collect();
-            Workload { entries, turn: MS, rest: MS, turn_extra }
+            let activations = activations.into_iter().enumerate().map(activation).collect();
+            Workload { activations, turn: MS, rest: MS, turn_extra }
         })
     }
 
@@ -490,11 +496,11 @@ mod tests {
         fn no_disk_that_falls_behind_breaks_a_budget(
             work in workload(), machine in machine(), budget in 0_u64..20_000, slower in 0.001..1.0
         ) {
-            let machine = Machine { leaving: Leaving::WhenStored, ..machine };
+            let machine = Machine { release: Release::WhenStored, ..machine };
             if let Ok(plan) = Frontier::new(&work, &machine, Caps::default()).plan(Goal::budget(budget)) {
                 let behind = Machine { disk_write: slower * machine.disk_write, ..machine };
-                let told = work.simulate(&plan.placements, &behind, &plan.limits);
-                prop_assert!(told.peak() <= budget, "{told:?} instead of {:?}", plan.prediction);
+                let prediction = work.simulate(&plan.placements, &behind, &plan.budgets);
+                prop_assert!(prediction.peak() <= budget, "{prediction:?} instead of {:?}", plan.prediction);
             }
         }
 
@@ -516,15 +522,15 @@ mod tests {
             for goal in [Goal::budget(budget), Goal::overhead(share), Goal { peak: Some(budget), step: Some(1.0 + share) }] {
                 let Ok(plan) = frontier.plan(goal) else { continue };
                 let bytes = |placement| -> u64 {
-                    let chosen = work.entries.iter().zip(&plan.placements).filter(|(_, found)| **found == placement);
-                    chosen.map(|(entry, _)| entry.bytes).sum()
+                    let chosen = work.activations.iter().zip(&plan.placements).filter(|(_, found)| **found == placement);
+                    chosen.map(|(activation, _)| activation.bytes).sum()
                 };
-                let told = work.simulate(&plan.placements, &machine, &plan.limits);
-                prop_assert_eq!(told, plan.prediction);
-                prop_assert!(told.peak() <= goal.peak.unwrap_or(u64::MAX));
+                let prediction = work.simulate(&plan.placements, &machine, &plan.budgets);
+                prop_assert_eq!(prediction, plan.prediction);
+                prop_assert!(prediction.peak() <= goal.peak.unwrap_or(u64::MAX));
                 let longest = goal.step.map_or(f64::INFINITY, |times| times * work.computed().as_secs_f64());
-                prop_assert!(told.step.as_secs_f64() <= longest);
-                prop_assert!(bytes(Placement::Disk) <= disk.min(written) && told.written <= written);
+                prop_assert!(prediction.step.as_secs_f64() <= longest);
+                prop_assert!(bytes(Placement::Disk) <= disk.min(written) && prediction.written <= written);
                 prop_assert!(bytes(Placement::Host) <= machine.host_pool);
             }
         }

@@ -1,7 +1,7 @@
 //! What a step will cost under a placement, before it is tried: a pure model of the device, the copies, the host pool and the disk.
 //!
-//! A [`Workload`] is a step as it runs with everything kept, a [`Machine`] is what moves bytes, [`Limits`] are the cache's settings.
-//! [`Workload::simulate`] goes through forward and backward under one [`Placement`] per entry and tells step time, stalls and peaks. It
+//! A [`Workload`] is a step as it runs with everything kept, a [`Machine`] is what moves bytes, [`Budgets`] are the cache's settings.
+//! [`Workload::simulate`] goes through forward and backward under one [`Placement`] per activation and tells step time, stalls and peaks. It
 //! follows the cache's own rules: storages leave in the order in which they were saved and as late as the device budget allows,
 //! loads look ahead by `prefetch` bytes, and the disk serves reads before the writes that wait.
 //!
@@ -12,15 +12,15 @@
 //! ```
 //! use std::time::Duration;
 //!
-//! use ssdtrain_plan::{Caps, Entry, Frontier, Goal, Limits, Machine, Placement, Workload};
+//! use ssdtrain_plan::{Activation, Budgets, Caps, Frontier, Goal, Machine, Placement, Workload};
 //!
 //! let ms = Duration::from_millis;
-//! let entry = Entry { bytes: 1 << 30, forward: ms(25), backward: ms(50), ..Entry::default() };
-//! let step = Workload { entries: vec![entry; 8], turn: ms(10), rest: ms(5), ..Workload::default() };
+//! let activation = Activation { bytes: 1 << 30, forward: ms(25), backward: ms(50), ..Activation::default() };
+//! let step = Workload { activations: vec![activation; 8], turn: ms(10), rest: ms(5), ..Workload::default() };
 //! let machine = Machine { copy_out: 50e9, copy_in: 50e9, ..Machine::default() };
-//! let kept = step.simulate(&[Placement::Keep; 8], &machine, &Limits::default());
-//! let limits = Limits { device_budget: 2 << 30, prefetch: 1 << 30, ..Limits::default() };
-//! let moved = step.simulate(&[Placement::Host; 8], &machine, &limits);
+//! let kept = step.simulate(&[Placement::Keep; 8], &machine, &Budgets::default());
+//! let budgets = Budgets { device_budget: 2 << 30, prefetch: 1 << 30, ..Budgets::default() };
+//! let moved = step.simulate(&[Placement::Host; 8], &machine, &budgets);
 //! assert_eq!(kept.step, ms(8 * 75 + 15));
 //! assert!(moved.step < kept.step + ms(1) && moved.peak() < kept.peak() / 2);
 //!
@@ -30,7 +30,7 @@
 //! ```
 
 mod frontier;
-mod lanes;
+mod links;
 mod machine;
 mod prediction;
 mod profile;
@@ -39,8 +39,8 @@ mod simulate;
 mod workload;
 
 pub use self::frontier::{Caps, Frontier, Goal, OutOfReach, Plan};
-pub use self::machine::{Leaving, Limits, Machine};
+pub use self::machine::{Budgets, Machine, Release};
 pub use self::prediction::{Prediction, Stall};
 pub use self::profile::{Implausible, Profile};
 pub use self::scaling::Scaling;
-pub use self::workload::{Entry, Placement, Recompute, Workload};
+pub use self::workload::{Activation, Placement, Recompute, Workload};

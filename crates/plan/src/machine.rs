@@ -21,13 +21,13 @@ pub struct Machine {
     /// Host memory for storages, in bytes. One that is larger goes through it all the same, alone.
     pub host_pool: u64,
     /// When a storage leaves the device.
-    pub leaving: Leaving,
+    pub release: Release,
 }
 
 /// When a storage leaves the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Leaving {
+pub enum Release {
     /// As late as the device budget allows, once it is copied to the host: a GPU's.
     #[default]
     InStreamOrder,
@@ -41,7 +41,7 @@ pub enum Leaving {
 
 /// The cache's settings, in bytes; its builder says what each means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Limits {
+pub struct Budgets {
     /// Saved storages on the device.
     pub device_budget: u64,
     /// The same once backward has begun.
@@ -61,15 +61,15 @@ impl Default for Machine {
             disk_write: any,
             disk_read: any,
             host_pool: u64::MAX,
-            leaving: Leaving::default(),
+            release: Release::default(),
         }
     }
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
+impl Default for Budgets {
+    fn default() -> Budgets {
         let any = u64::MAX;
-        Limits { device_budget: any, backward_budget: any, prefetch: any, read_ahead: any }
+        Budgets { device_budget: any, backward_budget: any, prefetch: any, read_ahead: any }
     }
 }
 

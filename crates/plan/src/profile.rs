@@ -56,7 +56,7 @@ pub enum Implausible {
     Bytes,
     /// It takes more than 10^9 seconds.
     Time,
-    /// The entry of this number would be computed again from what is saved after it.
+    /// The activation of this number would be computed again from what is saved after it.
     Recompute(usize),
 }
 
@@ -79,11 +79,13 @@ impl TryFrom<Unchecked> for Profile {
         }
         let (mut bytes, mut time) =
             (u128::from(workload.turn_extra), workload.turn.as_nanos() + workload.rest.as_nanos());
-        for (index, entry) in workload.entries.iter().enumerate() {
-            bytes +=
-                [entry.bytes, entry.forward_extra, entry.backward_extra].map(u128::from).iter().sum::<u128>();
-            time += entry.forward.as_nanos() + entry.backward.as_nanos();
-            if let Some(recompute) = entry.recompute {
+        for (index, activation) in workload.activations.iter().enumerate() {
+            bytes += [activation.bytes, activation.forward_extra, activation.backward_extra]
+                .map(u128::from)
+                .iter()
+                .sum::<u128>();
+            time += activation.forward.as_nanos() + activation.backward.as_nanos();
+            if let Some(recompute) = activation.recompute {
                 time += recompute.time.as_nanos();
                 if recompute.since > index {
                     return Err(Implausible::Recompute(index));
@@ -106,8 +108,8 @@ impl fmt::Display for Implausible {
             Implausible::Rate => write!(f, "a rate is less than a byte per second"),
             Implausible::Bytes => write!(f, "its bytes come to more than 2^60"),
             Implausible::Time => write!(f, "it takes more than 10^9 seconds"),
-            Implausible::Recompute(entry) => {
-                write!(f, "entry {entry} would be computed again from what is saved after it")
+            Implausible::Recompute(activation) => {
+                write!(f, "activation {activation} would be computed again from what is saved after it")
             }
         }
     }
@@ -120,15 +122,15 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
-    use super::super::{Caps, Entry, Frontier, Goal, Leaving, Recompute};
+    use super::super::{Activation, Caps, Frontier, Goal, Recompute, Release};
     use super::*;
 
-    fn entry(most: u64) -> impl Strategy<Value = Entry> {
+    fn activation(most: u64) -> impl Strategy<Value = Activation> {
         let bytes = (0..=most, 0..=most, 0..=most);
         let times = (0..=most, 0..=most);
         let uses = (prop_oneof![0..20_usize, Just(usize::MAX)], 0..20_usize);
         let recompute = proptest::option::of((0..=most, 0..20_usize));
-        (bytes, times, uses, recompute).prop_map(|(bytes, times, uses, recompute)| Entry {
+        (bytes, times, uses, recompute).prop_map(|(bytes, times, uses, recompute)| Activation {
             bytes: bytes.0,
             forward_extra: bytes.1,
             backward_extra: bytes.2,
@@ -141,13 +143,16 @@ mod tests {
     }
 
     fn workload(most: u64) -> impl Strategy<Value = Workload> {
-        let parts = (proptest::collection::vec(entry(most), 0..12), 0..=most, 0..=most, 0..=most);
-        parts.prop_map(|(mut entries, turn, turn_extra, rest)| {
-            for (index, entry) in entries.iter_mut().enumerate() {
-                entry.recompute.iter_mut().for_each(|recompute| recompute.since = recompute.since.min(index));
+        let parts = (proptest::collection::vec(activation(most), 0..12), 0..=most, 0..=most, 0..=most);
+        parts.prop_map(|(mut activations, turn, turn_extra, rest)| {
+            for (index, activation) in activations.iter_mut().enumerate() {
+                activation
+                    .recompute
+                    .iter_mut()
+                    .for_each(|recompute| recompute.since = recompute.since.min(index));
             }
             let [turn, rest] = [turn, rest].map(Duration::from_nanos);
-            Workload { entries, turn, turn_extra, rest }
+            Workload { activations, turn, turn_extra, rest }
         })
     }
 
@@ -156,13 +161,13 @@ mod tests {
         // Whole numbers, whose text serde_json reads to the last bit.
         let whole = (1..1_u64 << 40).prop_map(|rate| rate as f64);
         let rate = || prop_oneof![Just(f64::INFINITY), Just(f64::MAX), Just(SLOWEST), whole.clone()];
-        let leaving =
-            prop_oneof![Just(Leaving::InStreamOrder), Just(Leaving::WhenStored), Just(Leaving::OnceWritten)];
-        let machine = (rate(), rate(), rate(), rate(), any::<u64>(), leaving).prop_map(|machine| {
-            let (copy_out, copy_in, disk_write, disk_read, host_pool, leaving) = machine;
-            Machine { copy_out, copy_in, disk_write, disk_read, host_pool, leaving }
+        let release =
+            prop_oneof![Just(Release::InStreamOrder), Just(Release::WhenStored), Just(Release::OnceWritten)];
+        let machine = (rate(), rate(), rate(), rate(), any::<u64>(), release).prop_map(|machine| {
+            let (copy_out, copy_in, disk_write, disk_read, host_pool, release) = machine;
+            Machine { copy_out, copy_in, disk_write, disk_read, host_pool, release }
         });
-        // Twelve entries of such numbers stay just below what is refused.
+        // Twelve activations of such numbers stay just below what is refused.
         let workload = prop_oneof![Just(1000), Just(1 << 40), Just(MOST_BYTES >> 6)].prop_flat_map(workload);
         (workload, any::<NonZero<u32>>(), machine).prop_map(|(workload, micro_batches, machine)| Profile {
             workload,
@@ -186,8 +191,9 @@ mod tests {
     }
 
     fn saved(change: impl FnOnce(&mut Value)) -> Result<Profile, serde_json::Error> {
-        let entry = Entry { bytes: 100, forward: Duration::from_millis(1), ..Entry::default() };
-        let workload = Workload { entries: vec![entry; 2], ..Workload::default() };
+        let activation =
+            Activation { bytes: 100, forward: Duration::from_millis(1), ..Activation::default() };
+        let workload = Workload { activations: vec![activation; 2], ..Workload::default() };
         let seen = Profile { workload, micro_batches: NonZero::<u32>::MIN, machine: Machine::default() };
         let mut value = serde_json::to_value(&seen).unwrap();
         change(&mut value);
@@ -205,9 +211,9 @@ mod tests {
             ("/workload/turn_extra", json!(u64::MAX), "2^60"),
             ("/workload/rest/secs", json!(u64::MAX), "10^9 seconds"),
             (
-                "/workload/entries/1/recompute",
+                "/workload/activations/1/recompute",
                 json!({ "time": { "secs": 0, "nanos": 0 }, "since": 2 }),
-                "entry 1",
+                "activation 1",
             ),
             ("/micro_batches", json!(0), "nonzero"),
         ] {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Caps, Entry, Frontier, Goal, Machine, Plan, Recompute, Workload};
+use super::{Activation, Caps, Frontier, Goal, Machine, Plan, Recompute, Workload};
 
 /// What a step does as its micro-batch grows: all of it is taken to grow by as much with each sequence.
 #[derive(Clone, Debug)]
@@ -15,7 +15,7 @@ impl<'a> Scaling<'a> {
     /// Between two profiles, each with the size of its micro-batch. None if they are of one size, or not of the same model.
     pub fn between(one: (u64, &'a Workload), other: (u64, &'a Workload)) -> Option<Scaling<'a>> {
         let (less, more) = if one.0 < other.0 { (one, other) } else { (other, one) };
-        let differ = less.0 < more.0 && less.1.entries.len() == more.1.entries.len();
+        let differ = less.0 < more.0 && less.1.activations.len() == more.1.activations.len();
         differ.then_some(Scaling { less, more })
     }
 
@@ -28,7 +28,7 @@ impl<'a> Scaling<'a> {
         let time = |from: Duration, to: Duration| {
             Duration::from_secs_f64(number(from.as_secs_f64(), to.as_secs_f64()))
         };
-        let entry = |(from, to): (&Entry, &Entry)| Entry {
+        let activation = |(from, to): (&Activation, &Activation)| Activation {
             bytes: bytes(from.bytes, to.bytes),
             forward: time(from.forward, to.forward),
             backward: time(from.backward, to.backward),
@@ -42,7 +42,7 @@ impl<'a> Scaling<'a> {
             in_use_with: from.in_use_with.max(to.in_use_with),
         };
         Workload {
-            entries: from.entries.iter().zip(&to.entries).map(entry).collect(),
+            activations: from.activations.iter().zip(&to.activations).map(activation).collect(),
             turn: time(from.turn, to.turn),
             turn_extra: bytes(from.turn_extra, to.turn_extra),
             rest: time(from.rest, to.rest),
@@ -74,16 +74,16 @@ mod tests {
     /// Layers whose bytes and times grow with the sequences, beside 50 bytes and a millisecond that do not.
     fn of(size: u64) -> Workload {
         let time = size as u32 * MS;
-        let entry = Entry {
+        let activation = Activation {
             bytes: 10 * size,
             forward: time,
             backward: 2 * time,
             backward_extra: 50 + size,
             in_use_until: 1,
             in_use_with: 1,
-            ..Entry::default()
+            ..Activation::default()
         };
-        Workload { entries: vec![entry; 4], turn: MS, rest: MS, ..Workload::default() }
+        Workload { activations: vec![activation; 4], turn: MS, rest: MS, ..Workload::default() }
     }
 
     #[test]
@@ -99,7 +99,7 @@ mod tests {
     fn profiles_that_do_not_belong_together_are_refused() {
         let (two, mut six) = (of(2), of(6));
         assert!(Scaling::between((2, &two), (2, &two)).is_none());
-        six.entries.pop();
+        six.activations.pop();
         assert!(Scaling::between((2, &two), (6, &six)).is_none());
     }
 

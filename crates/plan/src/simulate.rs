@@ -6,13 +6,13 @@ mod forward;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::lanes::{Disk, Lane};
-use super::{Entry, Limits, Machine, Placement, Prediction, Workload};
+use super::links::{Disk, Link};
+use super::{Activation, Budgets, Machine, Placement, Prediction, Workload};
 
 /// Sums of seconds differ by less.
 const ROUNDING: f64 = 1e-6;
 
-/// Where an entry is.
+/// Where an activation is.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 enum At {
     /// Nowhere: not saved yet, used up, or to be computed again.
@@ -25,7 +25,7 @@ enum At {
     Loading(f64),
 }
 
-/// What is known of an entry on its way.
+/// What is known of an activation on its way.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     at: At,
@@ -40,15 +40,15 @@ struct Place {
 }
 
 struct Run<'a> {
-    entries: &'a [Entry],
+    activations: &'a [Activation],
     placements: &'a [Placement],
     machine: &'a Machine,
-    limits: &'a Limits,
+    budgets: &'a Budgets,
     /// Seconds since the step began, as the device computes.
     now: f64,
     places: Vec<Place>,
     on_device: u64,
-    /// The entry that forward is at.
+    /// The activation that forward is at.
     saving: usize,
     /// Entries that are not counted there, but that the program may still hold.
     in_use: Vec<usize>,
@@ -57,11 +57,11 @@ struct Run<'a> {
     in_host: u64,
     early: u64,
     near: u64,
-    copies_out: Lane,
-    copies_in: Lane,
+    copies_out: Link,
+    copies_in: Link,
     disk: Disk,
     /// Copied or being copied and still on the device, oldest first.
-    leaving: VecDeque<usize>,
+    releasing: VecDeque<usize>,
     /// On the disk and in host memory, oldest first.
     clean: VecDeque<usize>,
     /// All from here on was asked for or looked at, for loading and for reading.
@@ -69,7 +69,7 @@ struct Run<'a> {
     reading_from: usize,
     /// Seconds that the device waited or computed something again.
     lost: f64,
-    told: Prediction,
+    prediction: Prediction,
 }
 
 /// What a step may take for it to be of interest.
@@ -102,11 +102,11 @@ pub(super) fn run(
     work: &Workload,
     placements: &[Placement],
     machine: &Machine,
-    limits: &Limits,
+    budgets: &Budgets,
 ) -> Prediction {
-    let mut run = Run::new(work, placements, machine, limits);
+    let mut run = Run::new(work, placements, machine, budgets);
     run.through(work, u64::MAX, f64::INFINITY);
-    run.told
+    run.prediction
 }
 
 /// The same if it keeps to the bounds. Where it does not, it is given up as soon as that shows.
@@ -115,14 +115,14 @@ pub(super) fn run_within(
     work: &Workload,
     placements: &[Placement],
     machine: &Machine,
-    limits: &Limits,
+    budgets: &Budgets,
 ) -> Option<Prediction> {
     let spare = bounds.step - work.computed().as_secs_f64() + ROUNDING;
-    let mut run = Run::new(work, placements, machine, limits);
+    let mut run = Run::new(work, placements, machine, budgets);
     let within = run.through(work, bounds.peak, spare)
-        && run.told.peak() <= bounds.peak
-        && run.told.step.as_secs_f64() <= bounds.step;
-    within.then_some(run.told)
+        && run.prediction.peak() <= bounds.peak
+        && run.prediction.step.as_secs_f64() <= bounds.step;
+    within.then_some(run.prediction)
 }
 
 impl<'a> Run<'a> {
@@ -130,16 +130,16 @@ impl<'a> Run<'a> {
         work: &'a Workload,
         placements: &'a [Placement],
         machine: &'a Machine,
-        limits: &'a Limits,
+        budgets: &'a Budgets,
     ) -> Run<'a> {
-        let entries = &work.entries[..];
+        let activations = &work.activations[..];
         Run {
-            entries,
+            activations,
             placements,
             machine,
-            limits,
+            budgets,
             now: 0.0,
-            places: vec![Place::default(); entries.len()],
+            places: vec![Place::default(); activations.len()],
             on_device: 0,
             saving: 0,
             in_use: Vec::new(),
@@ -147,35 +147,35 @@ impl<'a> Run<'a> {
             in_host: 0,
             early: 0,
             near: 0,
-            copies_out: Lane::new(machine.copy_out),
-            copies_in: Lane::new(machine.copy_in),
+            copies_out: Link::new(machine.copy_out),
+            copies_in: Link::new(machine.copy_in),
             disk: Disk::new(machine.disk_write, machine.disk_read),
-            leaving: VecDeque::new(),
+            releasing: VecDeque::new(),
             clean: VecDeque::new(),
-            loading_from: entries.len(),
-            reading_from: entries.len(),
+            loading_from: activations.len(),
+            reading_from: activations.len(),
             lost: 0.0,
-            told: Prediction::default(),
+            prediction: Prediction::default(),
         }
     }
 
     /// All of the step, unless its peak exceeds `peak` or more than `spare` seconds are lost: then false.
     fn through(&mut self, work: &Workload, peak: u64, spare: f64) -> bool {
-        for index in 0..self.entries.len() {
+        for index in 0..self.activations.len() {
             self.save(index);
-            if self.told.forward_peak > peak || self.lost > spare {
+            if self.prediction.forward_peak > peak || self.lost > spare {
                 return false;
             }
         }
         self.turn(work.turn, work.turn_extra);
-        for index in (0..self.entries.len()).rev() {
+        for index in (0..self.activations.len()).rev() {
             self.use_again(index);
-            if self.told.backward_peak > peak || self.lost > spare {
+            if self.prediction.backward_peak > peak || self.lost > spare {
                 return false;
             }
         }
         self.compute(work.rest);
-        self.told.step = Duration::from_secs_f64(self.now);
+        self.prediction.step = Duration::from_secs_f64(self.now);
         true
     }
 
@@ -187,7 +187,7 @@ impl<'a> Run<'a> {
         if moment <= self.now {
             return;
         }
-        let stall = &mut self.told.stall;
+        let stall = &mut self.prediction.stall;
         let clock = match cause {
             Cause::DeviceBudget => &mut stall.device_budget,
             Cause::HostPool => &mut stall.host_pool,
@@ -200,14 +200,14 @@ impl<'a> Run<'a> {
 
     fn placement(&self, index: usize) -> Placement {
         match self.placements.get(index).copied().unwrap_or_default() {
-            _ if !self.entries[index].is_movable() => Placement::Keep,
-            Placement::Recompute if self.entries[index].recompute.is_none() => Placement::Keep,
+            _ if !self.activations[index].is_movable() => Placement::Keep,
+            Placement::Recompute if self.activations[index].recompute.is_none() => Placement::Keep,
             placement => placement,
         }
     }
 }
 
-/// Takes an entry out of a queue, in which they stand in the order of saving.
+/// Takes an activation out of a queue, in which they stand in the order of saving.
 fn forget(queue: &mut VecDeque<usize>, index: usize) {
     if let Ok(place) = queue.binary_search(&index) {
         queue.remove(place);

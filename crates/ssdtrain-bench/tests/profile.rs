@@ -30,14 +30,14 @@ fn bench(directory: &Path, arguments: &[&[&str]]) -> Output {
         .unwrap()
 }
 
-/// Has a command save the profile of micro-batches of so many sequences as FILE, and returns what it has of entries.
+/// Has a command save the profile of micro-batches of so many sequences as FILE, and returns what it has of activations.
 fn save(directory: &Path, command: &[&str], batch: u32, file: &str) -> usize {
     let (batch, option) = (format!("--batch={batch}"), format!("--save-profile={file}"));
     let output = bench(directory, &[command, TINY, &[&batch, &option]]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let saved = std::fs::read_to_string(directory.join(file)).unwrap();
     let saved: Value = serde_json::from_str(&saved).unwrap();
-    saved["profile"]["workload"]["entries"].as_array().unwrap().len()
+    saved["profile"]["workload"]["activations"].as_array().unwrap().len()
 }
 
 /// A plan of saved profiles.
@@ -63,13 +63,13 @@ fn a_profile_that_a_run_saves_is_planned_by_another_for_other_goals() {
     let train: &[&str] =
         &["train", "--steps=6", "--compare-steps=0", "--sample-tokens=0", "--eval-tokens=512", "--out=run"];
     for command in [compare, train, PLAN] {
-        let entries = save(place.path(), command, 8, "step.json");
-        assert!(entries > 4, "{entries}");
+        let activations = save(place.path(), command, 8, "step.json");
+        assert!(activations > 4, "{activations}");
         let of = |more: &[&str]| plan(place.path(), &[&["--profile=step.json"], more].concat());
         let all = of(&["--budget=1GiB"]);
         assert_eq!(all["in_reach"], true, "{all}");
         let placements = all["plan"]["placements"].as_array().unwrap();
-        assert_eq!(placements.len(), entries);
+        assert_eq!(placements.len(), activations);
         assert!(placements.iter().all(|placement| placement == "keep"), "{all}");
         let peak = |plan: &Value| {
             let [forward, backward] =

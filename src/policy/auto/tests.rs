@@ -2,19 +2,19 @@ use super::*;
 use crate::profile::Save;
 use crate::telemetry::{Baseline, ScopeId};
 use crate::trace::Moves;
-use ssdtrain_plan::{Entry, Goal, Workload};
+use ssdtrain_plan::{Activation, Goal, Workload};
 
 const MS: Duration = Duration::from_millis(1);
 const LAYERS: u64 = 20;
 const MB: u64 = 1_000_000;
-const WHOLE: Went = Went::Planned(Followed::Whole(1));
+const WHOLE: StepOutcome = StepOutcome::Planned(Adherence::Whole(1));
 
 /// Layers of so many bytes, 10 ms forward and 20 ms backward, on a CPU whose disk moves so many megabytes per second.
 fn profile_of(bytes: u64, disk: f64) -> Profile {
-    let entry = Entry { bytes, forward: 10 * MS, backward: 20 * MS, ..Entry::default() };
+    let entry = Activation { bytes, forward: 10 * MS, backward: 20 * MS, ..Activation::default() };
     let save = |entry| Save { entry, bytes, scope: ScopeId::default() };
     Profile {
-        work: Workload { entries: vec![entry; LAYERS as usize], ..Workload::default() },
+        work: Workload { activations: vec![entry; LAYERS as usize], ..Workload::default() },
         saves: (0..LAYERS).map(|entry| (save(entry), entry as usize)).collect(),
         micro_batches: 1,
         moves: Moves { written: Some(disk * 1e6), read: Some(disk * 1e6), ..Moves::default() },
@@ -34,39 +34,41 @@ struct Run {
 
 impl Run {
     fn begin(goal: Goal) -> Run {
-        let leaving = Leaving::WhenStored;
-        let aim = Aim { goal, host_pool: 0, disk: u64::MAX, leaving, written_per_day: None };
-        Run { auto: Auto::new(aim), number: 0, free: 0 }
+        let release = Release::WhenStored;
+        let objective = Objective { goal, host_pool: 0, disk: u64::MAX, release, written_per_day: None };
+        Run { auto: Auto::new(objective), number: 0, free: 0 }
     }
 
     /// One whose second step has shown that.
     fn planned(goal: Goal, profile: Profile) -> Run {
         let mut run = Run::begin(goal);
-        assert!(matches!(run.course(), Course::Look { profiled: false, .. }));
-        run.ended(Went::Unplanned, Observed::default());
-        assert!(matches!(run.course(), Course::Look { profiled: true, .. }));
-        run.ended(Went::Profiled(Some(profile)), Observed::default());
-        assert!(matches!(run.course(), Course::Follow { .. }));
+        assert!(matches!(run.next_step(), NextStep::OffloadAll { profiled: false, .. }));
+        run.ended(StepOutcome::Unplanned, Observed::default());
+        assert!(matches!(run.next_step(), NextStep::OffloadAll { profiled: true, .. }));
+        run.ended(StepOutcome::Profiled(Some(profile)), Observed::default());
+        assert!(matches!(run.next_step(), NextStep::Follow { .. }));
         run
     }
 
     /// How the next step goes.
-    fn course(&mut self) -> Course {
-        self.auto.course(self.number + 1, || self.free)
+    fn next_step(&mut self) -> NextStep {
+        self.auto.next_step(self.number + 1, || self.free)
     }
 
-    fn ended(&mut self, went: Went, observed: Observed) {
+    fn ended(&mut self, went: StepOutcome, observed: Observed) {
         self.number += 1;
         self.auto.ended(self.number, went, observed);
     }
 
     /// A step that keeps to its course and takes so long where everything is kept, and so many times as long otherwise.
     fn step(&mut self, kept: Duration, times: f64) {
-        match self.course() {
-            Course::Look { .. } => panic!("a profile"),
-            Course::Keep { .. } => panic!("there is a plan"),
-            Course::Weigh => self.ended(Went::Weighed, Observed { wall: kept, ..Observed::default() }),
-            Course::Follow { .. } => {
+        match self.next_step() {
+            NextStep::OffloadAll { .. } => panic!("a profile"),
+            NextStep::Keep { .. } => panic!("there is a plan"),
+            NextStep::Baseline => {
+                self.ended(StepOutcome::Baseline, Observed { wall: kept, ..Observed::default() })
+            }
+            NextStep::Follow { .. } => {
                 let keeps_all = self.auto.planned.as_ref().unwrap().keeps_all();
                 let wall = if keeps_all { kept } else { kept.mul_f64(times) };
                 self.ended(WHOLE, Observed { wall, ..Observed::default() });
@@ -90,7 +92,7 @@ impl Run {
             let observed = change(self.usual());
             self.ended(WHOLE, observed);
         }
-        self.course();
+        self.next_step();
     }
 }
 
@@ -127,7 +129,7 @@ fn a_disk_of_another_speed_that_changes_no_plan_is_taken_note_of() {
 fn a_day_of_steps_writes_no_more_than_it_may() {
     let mut run = Run::begin(Goal::overhead(0.02));
     // A step takes 600 ms: 144,000 a day.
-    run.auto.aim.written_per_day = Some(144_000 * 3 * MB);
+    run.auto.objective.written_per_day = Some(144_000 * 3 * MB);
     run.auto.profiled(profile(400.0));
     let written = run.report().prediction.written;
     assert!((1..=3 * MB).contains(&written), "{written}");
@@ -176,7 +178,7 @@ fn what_a_plan_costs_beside_its_stalls_is_told_by_steps_that_keep_everything() {
     let mut weighed = 0;
     for _ in 0..30 {
         let low = run.report().prediction.peak() <= before.prediction.peak();
-        weighed += usize::from(matches!(run.course(), Course::Weigh));
+        weighed += usize::from(matches!(run.next_step(), NextStep::Baseline));
         run.step(KEPT, if low { 1.1 } else { 1.01 });
     }
     let after = run.report();
@@ -201,7 +203,7 @@ fn a_plan_that_keeps_its_goal_is_left_alone() {
     let mut run = Run { free: u64::MAX, ..Run::planned(Goal::overhead(0.02), profile(400.0)) };
     let before = run.report();
     for _ in 0..200 {
-        assert!(matches!(run.course(), Course::Follow { .. }), "nothing to weigh");
+        assert!(matches!(run.next_step(), NextStep::Follow { .. }), "nothing to weigh");
         run.step(KEPT, 1.015);
     }
     assert_eq!(run.report(), before);
@@ -227,7 +229,7 @@ fn what_does_not_fit_is_not_kept_to_be_held_beside() {
     ] {
         let mut run = Run { free, ..Run::planned(goal, profile(400.0)) };
         for _ in 0..30 {
-            assert!(matches!(run.course(), Course::Follow { .. }), "{goal:?}");
+            assert!(matches!(run.next_step(), NextStep::Follow { .. }), "{goal:?}");
             run.step(KEPT, 1.2);
         }
     }
@@ -279,24 +281,24 @@ fn a_peak_beyond_the_budget_counts_when_steps_show_something_else_as_well() {
 #[test]
 fn steps_that_are_not_planned_may_take_what_has_shown_to_leave_them_within_the_budget() {
     let mut run = Run::begin(Goal::budget(12 * MB));
-    let room = |run: &mut Run| match run.course() {
-        Course::Look { limits, .. } => limits.device_budget,
-        course => panic!("{course:?}"),
+    let headroom = |run: &mut Run| match run.next_step() {
+        NextStep::OffloadAll { budgets, .. } => budgets.device_budget,
+        next_step => panic!("{next_step:?}"),
     };
-    assert_eq!(room(&mut run), 6 * MB);
-    run.ended(Went::Unplanned, Observed { peak: 14 * MB, ..Observed::default() });
-    assert_eq!(room(&mut run), 4 * MB);
-    run.ended(Went::Profiled(None), Observed { peak: 20 * MB, ..Observed::default() });
-    run.ended(Went::Profiled(None), Observed::default());
-    assert!(matches!(run.course(), Course::Keep { room: Room::Bytes(0) }));
+    assert_eq!(headroom(&mut run), 6 * MB);
+    run.ended(StepOutcome::Unplanned, Observed { peak: 14 * MB, ..Observed::default() });
+    assert_eq!(headroom(&mut run), 4 * MB);
+    run.ended(StepOutcome::Profiled(None), Observed { peak: 20 * MB, ..Observed::default() });
+    run.ended(StepOutcome::Profiled(None), Observed::default());
+    assert!(matches!(run.next_step(), NextStep::Keep { headroom: Headroom::Bytes(0) }));
 }
 
 #[test]
 fn a_peak_beyond_the_budget_counts_in_steps_of_other_micro_batches_and_in_parts() {
-    for followed in [Followed::Whole(3), Followed::Part] {
+    for followed in [Adherence::Whole(3), Adherence::Part] {
         let mut run = Run::planned(Goal::budget(12 * MB), profile(400.0));
         let over = Observed { peak: 16 * MB, ..run.usual() };
-        run.ended(Went::Planned(followed), over);
+        run.ended(StepOutcome::Planned(followed), over);
         assert!(run.report().prediction.peak() <= 8 * MB, "{followed:?}: {}", run.report());
     }
 }
@@ -330,10 +332,12 @@ fn what_is_known_to_be_beyond_the_peak_is_not_kept_to_be_held_beside() {
     let mut over = 0;
     for _ in 0..40 {
         // 5 MB more than planned, whatever the plan.
-        let (went, wall, planned) = match run.course() {
-            Course::Weigh => (Went::Weighed, KEPT, run.auto.planned.as_ref().unwrap().kept_peak()),
-            Course::Follow { .. } => (WHOLE, KEPT.mul_f64(1.2), run.report().prediction.peak()),
-            course => panic!("{course:?}"),
+        let (went, wall, planned) = match run.next_step() {
+            NextStep::Baseline => {
+                (StepOutcome::Baseline, KEPT, run.auto.planned.as_ref().unwrap().kept_peak())
+            }
+            NextStep::Follow { .. } => (WHOLE, KEPT.mul_f64(1.2), run.report().prediction.peak()),
+            next_step => panic!("{next_step:?}"),
         };
         let peak = planned + 5 * MB;
         over += usize::from(peak > 22 * MB);
@@ -344,15 +348,15 @@ fn what_is_known_to_be_beyond_the_peak_is_not_kept_to_be_held_beside() {
 
 // ---- other steps ----
 
-const LOST: Went = Went::Planned(Followed::Lost);
-const PART: Went = Went::Planned(Followed::Part);
+const LOST: StepOutcome = StepOutcome::Planned(Adherence::Lost);
+const PART: StepOutcome = StepOutcome::Planned(Adherence::Part);
 
 #[test]
 fn steps_that_stay_another_kind_are_profiled_and_planned() {
     let mut run = Run::planned(Goal::overhead(0.02), profile(400.0));
     run.ended(LOST, Observed::default());
-    assert!(matches!(run.course(), Course::Look { profiled: true, .. }));
-    run.ended(Went::Profiled(Some(profile_of(2 * MB, 400.0))), Observed::default());
+    assert!(matches!(run.next_step(), NextStep::OffloadAll { profiled: true, .. }));
+    run.ended(StepOutcome::Profiled(Some(profile_of(2 * MB, 400.0))), Observed::default());
     assert_eq!(run.report().plans, 2);
 }
 
@@ -361,16 +365,16 @@ fn between_profiles_that_come_to_nothing_the_last_plan_is_tried() {
     let mut run = Run::planned(Goal::overhead(0.02), profile(400.0));
     let mut profiled = 0;
     for number in 3..=200 {
-        match run.course() {
-            Course::Look { .. } => {
+        match run.next_step() {
+            NextStep::OffloadAll { .. } => {
                 profiled += 1;
-                run.ended(Went::Profiled(Some(profile_of(MB + number, 400.0))), Observed::default());
+                run.ended(StepOutcome::Profiled(Some(profile_of(MB + number, 400.0))), Observed::default());
             }
-            Course::Follow { room, .. } => {
-                assert_eq!(room, Room::Free);
+            NextStep::Follow { headroom, .. } => {
+                assert_eq!(headroom, Headroom::Free);
                 run.ended(LOST, Observed::default());
             }
-            course => panic!("{course:?}"),
+            next_step => panic!("{next_step:?}"),
         }
     }
     assert_eq!(profiled, 7, "of 198");
@@ -384,12 +388,12 @@ fn a_plan_of_larger_steps_serves_those_in_turn_with_them() {
         let usual = run.usual();
         run.ended(WHOLE, usual);
         run.ended(PART, Observed { wall: usual.wall / 2, ..usual });
-        assert!(matches!(run.course(), Course::Follow { .. }));
+        assert!(matches!(run.next_step(), NextStep::Follow { .. }));
     }
     assert_eq!(run.report(), before);
     // A profile of a smaller one changes nothing either.
     run.ended(LOST, Observed::default());
-    run.ended(Went::Profiled(Some(profile_of(MB / 2, 400.0))), Observed::default());
+    run.ended(StepOutcome::Profiled(Some(profile_of(MB / 2, 400.0))), Observed::default());
     assert_eq!(run.report(), before);
 }
 
@@ -398,10 +402,10 @@ fn steps_that_stay_smaller_are_planned_anew() {
     let mut run = Run::planned(Goal::budget(12 * MB), profile(400.0));
     let profiled = (1..20).find(|_| {
         run.ended(PART, Observed::default());
-        matches!(run.course(), Course::Look { profiled: true, .. })
+        matches!(run.next_step(), NextStep::OffloadAll { profiled: true, .. })
     });
     assert_eq!(profiled, Some(5));
-    run.ended(Went::Profiled(Some(profile_of(MB / 2, 400.0))), Observed::default());
+    run.ended(StepOutcome::Profiled(Some(profile_of(MB / 2, 400.0))), Observed::default());
     assert!(run.report().keeps_all(), "{}", run.report());
 }
 
@@ -410,7 +414,7 @@ fn steps_of_other_micro_batches_tell_nothing_of_times() {
     let mut run = Run::planned(Goal::overhead(0.02), profile(400.0));
     let usual = run.usual();
     for _ in 0..3 {
-        run.ended(Went::Planned(Followed::Whole(2)), Observed { wall: 2 * usual.wall, ..usual });
+        run.ended(StepOutcome::Planned(Adherence::Whole(2)), Observed { wall: 2 * usual.wall, ..usual });
     }
     assert!(run.report().plans == 1 && !run.auto.is_settled());
 }
@@ -420,16 +424,18 @@ fn steps_that_show_nothing_keep_what_fits() {
     let mut run = Run::begin(Goal::overhead(0.02));
     let mut profiled = Vec::new();
     for number in 1..=40 {
-        match run.course() {
-            Course::Look { profiled: false, .. } => run.ended(Went::Unplanned, Observed::default()),
-            Course::Look { profiled: true, .. } => {
+        match run.next_step() {
+            NextStep::OffloadAll { profiled: false, .. } => {
+                run.ended(StepOutcome::Unplanned, Observed::default())
+            }
+            NextStep::OffloadAll { profiled: true, .. } => {
                 profiled.push(number);
-                run.ended(Went::Profiled(None), Observed::default());
+                run.ended(StepOutcome::Profiled(None), Observed::default());
             }
-            Course::Keep { room: Room::Free } => {
-                run.ended(Went::Unplanned, Observed::default());
+            NextStep::Keep { headroom: Headroom::Free } => {
+                run.ended(StepOutcome::Unplanned, Observed::default());
             }
-            course => panic!("{course:?}"),
+            next_step => panic!("{next_step:?}"),
         }
     }
     assert_eq!(profiled, [2, 3, 5, 9, 17, 33]);

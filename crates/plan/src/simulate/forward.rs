@@ -1,36 +1,37 @@
 //! Forward: storages are saved, and leave as late as they may.
 
 use super::{At, Cause, Run, forget};
-use crate::{Entry, Leaving, Placement};
+use crate::{Activation, Placement, Release};
 
 impl Run<'_> {
     pub(super) fn save(&mut self, index: usize) {
-        let Entry { bytes, forward, forward_extra, .. } = self.entries[index];
+        let Activation { bytes, forward, forward_extra, .. } = self.activations[index];
         self.saving = index;
         self.note_written();
         // Its memory is taken before it is computed.
-        let entries = self.entries;
-        self.in_use.retain(|&other| entries[other].in_use_until >= index);
-        let in_use: u64 = self.in_use.iter().map(|&other| entries[other].bytes).sum();
-        self.told.forward_peak = self.told.forward_peak.max(self.on_device + in_use + bytes + forward_extra);
+        let activations = self.activations;
+        self.in_use.retain(|&other| activations[other].in_use_until >= index);
+        let in_use: u64 = self.in_use.iter().map(|&other| activations[other].bytes).sum();
+        self.prediction.forward_peak =
+            self.prediction.forward_peak.max(self.on_device + in_use + bytes + forward_extra);
         self.compute(forward);
         self.note_written();
         if self.placement(index) == Placement::Recompute {
             self.in_use.push(index);
             return;
         }
-        while self.on_device + bytes > self.limits.device_budget && self.let_go() {}
+        while self.on_device + bytes > self.budgets.device_budget && self.let_go() {}
         self.on_device += bytes;
         self.places[index].at = At::Device;
         if self.placement(index) == Placement::Keep {
             return;
         }
-        match self.machine.leaving {
-            Leaving::WhenStored | Leaving::OnceWritten => {
-                self.leaving.push_back(index);
+        match self.machine.release {
+            Release::WhenStored | Release::OnceWritten => {
+                self.releasing.push_back(index);
                 self.disk.write(index, bytes, self.now);
             }
-            Leaving::InStreamOrder => {
+            Release::InStreamOrder => {
                 if self.make_room(bytes) {
                     self.copy_out(index);
                 }
@@ -39,12 +40,12 @@ impl Run<'_> {
     }
 
     pub(super) fn copy_out(&mut self, index: usize) {
-        let bytes = self.entries[index].bytes;
+        let bytes = self.activations[index].bytes;
         self.take_host(index);
         let ends = self.copies_out.transfer(bytes, self.now);
         self.places[index].copied = Some(ends);
-        self.leaving.push_back(index);
-        self.told.copied_out += bytes;
+        self.releasing.push_back(index);
+        self.prediction.copied_out += bytes;
         if self.placement(index) == Placement::Disk {
             self.disk.write(index, bytes, ends);
         }
@@ -52,19 +53,19 @@ impl Run<'_> {
 
     /// Waits until the oldest that is leaving may go; false if nothing is.
     pub(super) fn let_go(&mut self) -> bool {
-        if self.machine.leaving == Leaving::WhenStored {
+        if self.machine.release == Release::WhenStored {
             let Some(written) = self.disk.next_written() else { return false };
             self.wait_until(written, Cause::DeviceBudget);
             self.note_written();
             return true;
         }
-        let Some(oldest) = self.leaving.front().copied() else { return false };
-        while self.machine.leaving == Leaving::OnceWritten && self.places[oldest].copied.is_none() {
+        let Some(oldest) = self.releasing.front().copied() else { return false };
+        while self.machine.release == Release::OnceWritten && self.places[oldest].copied.is_none() {
             let Some(written) = self.disk.next_written() else { return false };
             self.wait_until(written, Cause::DeviceBudget);
             self.note_written();
         }
-        self.leaving.pop_front();
+        self.releasing.pop_front();
         let copied = self.places[oldest].copied.unwrap_or(self.now);
         self.wait_until(copied, Cause::DeviceBudget);
         self.leave(oldest);
@@ -72,11 +73,11 @@ impl Run<'_> {
     }
 
     pub(super) fn leave(&mut self, index: usize) {
-        if self.entries[index].in_use_until >= self.saving {
+        if self.activations[index].in_use_until >= self.saving {
             self.in_use.push(index);
         }
         self.places[index].at = At::Below;
-        self.on_device -= self.entries[index].bytes;
+        self.on_device -= self.activations[index].bytes;
     }
 
     /// Waits until host memory has room; false if none will appear by waiting.
@@ -102,30 +103,30 @@ impl Run<'_> {
 
     pub(super) fn note_written(&mut self) {
         while let Some(index) = self.disk.written_by(self.now) {
-            self.told.written += self.entries[index].bytes;
+            self.prediction.written += self.activations[index].bytes;
             if self.places[index].in_host {
                 self.clean.push_back(index);
             }
-            match self.machine.leaving {
-                Leaving::WhenStored if self.places[index].at == At::Device => {
-                    forget(&mut self.leaving, index);
+            match self.machine.release {
+                Release::WhenStored if self.places[index].at == At::Device => {
+                    forget(&mut self.releasing, index);
                     self.leave(index);
                 }
-                Leaving::OnceWritten => self.places[index].copied = Some(self.now),
-                Leaving::WhenStored | Leaving::InStreamOrder => {}
+                Release::OnceWritten => self.places[index].copied = Some(self.now),
+                Release::WhenStored | Release::InStreamOrder => {}
             }
         }
     }
 
     pub(super) fn take_host(&mut self, index: usize) {
         self.places[index].in_host = true;
-        self.in_host += self.entries[index].bytes;
-        self.told.host_peak = self.told.host_peak.max(self.in_host);
+        self.in_host += self.activations[index].bytes;
+        self.prediction.host_peak = self.prediction.host_peak.max(self.in_host);
     }
 
     pub(super) fn give_host(&mut self, index: usize) {
         if std::mem::take(&mut self.places[index].in_host) {
-            self.in_host -= self.entries[index].bytes;
+            self.in_host -= self.activations[index].bytes;
         }
     }
 }

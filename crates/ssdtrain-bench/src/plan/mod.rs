@@ -70,7 +70,7 @@ Examples:
 
 JSON: planned {step_ms, peak_bytes, stall_ms, in_reach, plans}, step_ms, act_peak_bytes, largest_batch {rows, step_ms, peak_bytes}
 (null without --largest-batch, and where not even one sequence reaches the goal). With --profile: of, batch, micro_batches, goal {peak, step},
-in_reach, plan {placements, limits, prediction} and kept (the same prediction with everything kept), each of a micro-batch, and largest_batch.";
+in_reach, plan {placements, budgets, prediction} and kept (the same prediction with everything kept), each of a micro-batch, and largest_batch.";
 
 /// Steps until a plan is taken for settled.
 const MOST_STEPS: usize = 40;

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
-use ssdtrain_plan::{Frontier, Goal, Limits, Machine, Placement, Plan, Prediction, Profile};
+use ssdtrain_plan::{Budgets, Frontier, Goal, Machine, Placement, Plan, Prediction, Profile};
 
 use super::Args;
 use super::largest::{self, Largest};
@@ -56,7 +56,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
         goal: cache.goal(),
         in_reach,
         plan,
-        kept: workload.simulate(&[], &machine, &Limits::default()),
+        kept: workload.simulate(&[], &machine, &Budgets::default()),
         largest_batch,
     };
     if args.output.json {
@@ -110,7 +110,7 @@ fn explained(profile: &Profile, plan: &Plan, machine: &Machine) -> String {
         ("recompute", Placement::Recompute),
     ];
     let rows = places.map(|(name, place)| {
-        let entries = profile.workload.entries.iter().zip(&plan.placements);
+        let entries = profile.workload.activations.iter().zip(&plan.placements);
         let bytes: Vec<_> =
             entries.filter(|(_, placement)| **placement == place).map(|(entry, _)| entry.bytes).collect();
         [name.to_owned(), bytes.len().to_string(), size::format(bytes.iter().sum())]

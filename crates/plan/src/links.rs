@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 /// Transfers of one direction, in the order in which they are queued.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct Link {
     bytes_per_s: f64,
     free: f64,
 }
@@ -23,9 +23,9 @@ pub(super) struct Disk {
     quiet_until: f64,
 }
 
-impl Lane {
-    pub(super) fn new(bytes_per_s: f64) -> Lane {
-        Lane { bytes_per_s, free: 0.0 }
+impl Link {
+    pub(super) fn new(bytes_per_s: f64) -> Link {
+        Link { bytes_per_s, free: 0.0 }
     }
 
     /// Queues a transfer that can begin at `ready`, and returns when it ends.
@@ -65,7 +65,7 @@ impl Disk {
         self.free
     }
 
-    /// The next of the writes that have ended at `now`; each is told once.
+    /// The next of the writes that have ended at `now`; each is reported once.
     pub(super) fn written_by(&mut self, now: f64) -> Option<usize> {
         if now < self.quiet_until {
             return None;
@@ -110,8 +110,8 @@ mod tests {
 
     #[test]
     fn transfers_of_a_lane_follow_each_other() {
-        let mut lane = Lane::new(10.0);
-        assert_eq!([lane.transfer(10, 0.0), lane.transfer(10, 0.0), lane.transfer(10, 5.0)], [1.0, 2.0, 6.0]);
+        let mut link = Link::new(10.0);
+        assert_eq!([link.transfer(10, 0.0), link.transfer(10, 0.0), link.transfer(10, 5.0)], [1.0, 2.0, 6.0]);
     }
 
     #[test]

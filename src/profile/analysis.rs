@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use ssdtrain_plan::{Entry, Recompute, Workload};
+use ssdtrain_plan::{Activation, Recompute, Workload};
 
 use super::Alive;
 use crate::telemetry::ScopeId;
@@ -70,7 +70,7 @@ impl Step {
     pub(super) fn profile(self, micro_batches: u32) -> Option<Profile> {
         let stalls = self.stalls();
         let accumulated = self.accumulated(micro_batches);
-        let mut entries: Vec<Entry> = Vec::new();
+        let mut activations: Vec<Activation> = Vec::new();
         let mut places: HashMap<u64, usize> = HashMap::new();
         let mut saves = Vec::new();
         let (mut turn, mut turn_extra) = (Duration::ZERO, 0);
@@ -85,25 +85,25 @@ impl Step {
             (since, held) = (reached.at, notes.alive.bytes);
             match note {
                 Note::Saved(save) => {
-                    let place = entries.len();
+                    let place = activations.len();
                     let known = *places.entry(save.entry).or_insert(place);
                     saves.push((save, known));
                     // The next entry, which is computed while what is in use now still is.
                     let next = place + usize::from(known == place);
                     in_use(&notes.alive, &places)
                         .filter(|other| *other < place)
-                        .for_each(|other| entries[other].in_use_until = next);
+                        .for_each(|other| activations[other].in_use_until = next);
                     if known < place {
                         continue;
                     }
                     let since = recipe.and_then(|(_, input)| self.saved_at(input, index, &places));
-                    entries.push(Entry {
+                    activations.push(Activation {
                         bytes: save.bytes,
                         forward: lasted,
                         forward_extra: most.saturating_sub(save.bytes),
                         recompute: recipe.map(|(time, _)| Recompute { time, since: since.unwrap_or(place) }),
                         in_use_until: next,
-                        ..Entry::default()
+                        ..Activation::default()
                     });
                 }
                 Note::Asked(entry) => {
@@ -111,7 +111,7 @@ impl Step {
                         continue;
                     };
                     match asked {
-                        Some(before) => add(&mut entries[before], lasted, most),
+                        Some(before) => add(&mut activations[before], lasted, most),
                         None => (turn, turn_extra) = (lasted, most),
                     }
                     asked = Some(place);
@@ -120,23 +120,23 @@ impl Step {
                         if asked_for.contains(&other) {
                             // In the order of the workload the later of the two comes first, and waits for the other.
                             let (later, sooner) = (place.max(other), place.min(other));
-                            let entry = &mut entries[later];
+                            let entry = &mut activations[later];
                             entry.in_use_with = entry.in_use_with.max(later - sooner);
                         } else {
-                            entries[other].in_use_until = usize::MAX;
+                            activations[other].in_use_until = usize::MAX;
                         }
                     }
                 }
                 Note::Ended => {
                     if let Some(last) = asked {
-                        add(&mut entries[last], lasted, most);
+                        add(&mut activations[last], lasted, most);
                     }
                 }
             }
             (lasted, most) = (Duration::ZERO, 0);
         }
         asked?;
-        let work = Workload { entries, turn, turn_extra, rest: self.rest };
+        let work = Workload { activations, turn, turn_extra, rest: self.rest };
         Some(Profile { work, saves, micro_batches, moves: self.moves })
     }
 
@@ -202,7 +202,7 @@ fn in_use(alive: &Alive, places: &HashMap<u64, usize>) -> impl Iterator<Item = u
     alive.in_use.iter().filter_map(|entry| places.get(entry).copied())
 }
 
-fn add(entry: &mut Entry, lasted: Duration, most: u64) {
+fn add(entry: &mut Activation, lasted: Duration, most: u64) {
     entry.backward += lasted;
     entry.backward_extra = entry.backward_extra.max(most);
 }
@@ -257,7 +257,7 @@ mod tests {
         }
     }
 
-    /// Two entries, saved at 10 and 30 ms and asked for at 50 and 70, to the end at 100.
+    /// Two activations, saved at 10 and 30 ms and asked for at 50 and 70, to the end at 100.
     fn two() -> Story {
         let mut story = Story::begin();
         story.saved(10, 1, 130, 100);
@@ -270,11 +270,11 @@ mod tests {
 
     #[test]
     fn each_entry_has_the_time_and_the_memory_around_its_notes() {
-        let Workload { entries, turn, turn_extra, rest } = two().profile().work;
+        let Workload { activations, turn, turn_extra, rest } = two().profile().work;
         let facts =
-            |entry: &Entry| (entry.forward, entry.backward, entry.forward_extra, entry.backward_extra);
+            |entry: &Activation| (entry.forward, entry.backward, entry.forward_extra, entry.backward_extra);
         assert_eq!(
-            entries.iter().map(facts).collect::<Vec<_>>(),
+            activations.iter().map(facts).collect::<Vec<_>>(),
             [(10 * MS, 30 * MS, 30, 70), (20 * MS, 20 * MS, 50, 40)]
         );
         assert_eq!((turn, turn_extra, rest), (20 * MS, 60, 5 * MS));
@@ -287,11 +287,11 @@ mod tests {
             notes.beside = beside;
         }
         story.step.left = 50;
-        let Workload { entries, turn_extra, .. } = story.step.profile(2).unwrap().work;
+        let Workload { activations, turn_extra, .. } = story.step.profile(2).unwrap().work;
         // All 50 are there in forward and in the first use, after which the first micro-batch has made 20 of them.
-        assert_eq!(entries.iter().map(|entry| entry.forward_extra).collect::<Vec<_>>(), [80, 100]);
+        assert_eq!(activations.iter().map(|entry| entry.forward_extra).collect::<Vec<_>>(), [80, 100]);
         assert_eq!(turn_extra, 110);
-        assert_eq!(entries.iter().map(|entry| entry.backward_extra).collect::<Vec<_>>(), [100, 90]);
+        assert_eq!(activations.iter().map(|entry| entry.backward_extra).collect::<Vec<_>>(), [100, 90]);
     }
 
     #[test]
@@ -300,8 +300,8 @@ mod tests {
         story.step.moves.device_stalls =
             vec![story.stretch(12, 18), story.stretch(15, 22), story.stretch(68, 75)];
         let work = story.profile().work;
-        assert_eq!((work.entries[1].forward, work.entries[1].backward), (10 * MS, 18 * MS));
-        assert_eq!(work.entries[0].backward, 25 * MS);
+        assert_eq!((work.activations[1].forward, work.activations[1].backward), (10 * MS, 18 * MS));
+        assert_eq!(work.activations[0].backward, 25 * MS);
     }
 
     #[test]
@@ -310,8 +310,8 @@ mod tests {
         // The thread was at the first save at 10 ms, the device at 16; the thread waited from 12 to 20.
         story.step.notes[0].reached = Reached { host: story.start + 10 * MS, at: story.start + 16 * MS };
         story.step.moves.host_stalls = vec![story.stretch(12, 20)];
-        let entries = story.profile().work.entries;
-        assert_eq!((entries[0].forward, entries[1].forward), (16 * MS, 10 * MS));
+        let activations = story.profile().work.activations;
+        assert_eq!((activations[0].forward, activations[1].forward), (16 * MS, 10 * MS));
     }
 
     #[test]
@@ -326,7 +326,7 @@ mod tests {
         story.note(60, Note::Ended, 200, 0);
         let Profile { work, saves, .. } = story.profile();
         assert_eq!(saves.iter().map(|(_, place)| *place).collect::<Vec<_>>(), [0, 0, 1]);
-        assert_eq!((work.entries[1].forward, work.entries[0].backward), (20 * MS, 10 * MS));
+        assert_eq!((work.activations[1].forward, work.activations[0].backward), (20 * MS, 10 * MS));
     }
 
     #[test]
@@ -337,9 +337,9 @@ mod tests {
         story.saved(30, 9, 300, 300).alive.in_use = vec![7];
         story.note(40, Note::Asked(9), 300, 300);
         story.note(50, Note::Ended, 300, 0);
-        let entries = story.profile().work.entries;
-        assert_eq!(entries[1].recompute, Some(Recompute { time: 3 * MS, since: 0 }));
-        assert_eq!([0, 1, 2].map(|place: usize| entries[place].in_use_until), [3, 2, 3]);
+        let activations = story.profile().work.activations;
+        assert_eq!(activations[1].recompute, Some(Recompute { time: 3 * MS, since: 0 }));
+        assert_eq!([0, 1, 2].map(|place: usize| activations[place].in_use_until), [3, 2, 3]);
     }
 
     #[test]
@@ -353,8 +353,8 @@ mod tests {
         story.note(50, Note::Asked(8), 300, 300).alive.in_use = vec![7, 8, 9];
         story.note(60, Note::Asked(7), 300, 300).alive.in_use = vec![7];
         story.note(70, Note::Ended, 300, 0);
-        let entries = story.profile().work.entries;
-        assert_eq!([0, 1, 2].map(|place: usize| entries[place].in_use_until), [usize::MAX, 2, 3]);
+        let activations = story.profile().work.activations;
+        assert_eq!([0, 1, 2].map(|place: usize| activations[place].in_use_until), [usize::MAX, 2, 3]);
     }
 
     #[test]
@@ -368,8 +368,8 @@ mod tests {
             story.note(60, Note::Asked(entry), 300, 300).alive.in_use = in_use;
         }
         story.note(80, Note::Ended, 300, 0);
-        let entries = story.profile().work.entries;
-        assert_eq!([0, 1, 2, 3, 4].map(|place: usize| entries[place].in_use_with), [0, 0, 1, 0, 1]);
+        let activations = story.profile().work.activations;
+        assert_eq!([0, 1, 2, 3, 4].map(|place: usize| activations[place].in_use_with), [0, 0, 1, 0, 1]);
     }
 
     #[test]

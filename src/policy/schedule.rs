@@ -1,4 +1,4 @@
-//! A plan as the saves of a step come to it: one line for each, in their order.
+//! A plan as the saves of a step come to it: one save for each, in their order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -9,35 +9,35 @@ use crate::telemetry::ScopeId;
 
 /// What becomes of the saves of a micro-batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Script(Vec<Line>);
+pub(crate) struct Schedule(Vec<PlannedSave>);
 
 /// One save that could be moved, and what becomes of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Line {
+pub(crate) struct PlannedSave {
     pub(crate) bytes: u64,
     pub(crate) scope: ScopeId,
     pub(crate) placement: Placement,
 }
 
-/// Where a step is in its script. Steps without one have no lines.
+/// Where a step is in its schedule. Steps without one have no saves.
 #[derive(Debug, Default)]
-pub(crate) struct Reading {
-    script: Option<Arc<Script>>,
+pub(crate) struct Cursor {
+    schedule: Option<Arc<Schedule>>,
     /// Placements in turn, whatever is saved.
     forced: Option<Arc<[Placement]>>,
     next: AtomicUsize,
     /// So often it was read to its end.
     ends: AtomicU32,
-    /// Something smaller was saved than is in the script, or less of it.
+    /// Something smaller was saved than is in the schedule, or less of it.
     part: AtomicBool,
     lost: AtomicBool,
     /// What has a recipe is saved all the same, unless it is planned otherwise.
     saves_all: bool,
 }
 
-/// How a step kept to its script.
+/// How a step kept to its schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Followed {
+pub(crate) enum Adherence {
     /// Each of so many micro-batches to its end.
     Whole(u32),
     /// It saved less, or smaller storages: what was planned is right, but what it costs is another matter.
@@ -46,38 +46,38 @@ pub(crate) enum Followed {
     Lost,
 }
 
-impl Script {
-    pub(crate) fn new(lines: Vec<Line>) -> Script {
-        Script(lines)
+impl Schedule {
+    pub(crate) fn new(saves: Vec<PlannedSave>) -> Schedule {
+        Schedule(saves)
     }
 
     /// Whether a step that reads `other` to its end keeps to this one.
-    pub(crate) fn covers(&self, other: &Script) -> bool {
+    pub(crate) fn covers(&self, other: &Schedule) -> bool {
         self.0.len() == other.0.len()
-            && self.0.iter().zip(&other.0).all(|(line, other)| line.is_for(other.bytes, other.scope))
+            && self.0.iter().zip(&other.0).all(|(save, other)| save.is_for(other.bytes, other.scope))
     }
 }
 
-impl Line {
+impl PlannedSave {
     /// A smaller storage at the same place is that of a smaller micro-batch, and takes no more than was planned.
     fn is_for(&self, bytes: u64, scope: ScopeId) -> bool {
         self.scope == scope && bytes <= self.bytes
     }
 }
 
-impl Reading {
-    pub(crate) fn new(script: Arc<Script>) -> Reading {
-        Reading { script: Some(script), saves_all: true, ..Reading::default() }
+impl Cursor {
+    pub(crate) fn new(schedule: Arc<Schedule>) -> Cursor {
+        Cursor { schedule: Some(schedule), saves_all: true, ..Cursor::default() }
     }
 
     /// A step that is to show what it saves, or to keep what fits.
-    pub(crate) fn of_all() -> Reading {
-        Reading { saves_all: true, ..Reading::default() }
+    pub(crate) fn of_all() -> Cursor {
+        Cursor { saves_all: true, ..Cursor::default() }
     }
 
     /// A step that is to place its saves so, in turn and again and again, whatever they are.
-    pub(crate) fn forced(placements: Arc<[Placement]>) -> Reading {
-        Reading { forced: Some(placements), ..Reading::default() }
+    pub(crate) fn forced(placements: Arc<[Placement]>) -> Cursor {
+        Cursor { forced: Some(placements), ..Cursor::default() }
     }
 
     /// Whether a save that has a recipe needs no bytes, where `planned` is what becomes of it.
@@ -85,32 +85,32 @@ impl Reading {
         planned.map_or(!self.saves_all, |planned| planned == Placement::Recompute)
     }
 
-    /// What becomes of the next save; none if nothing was planned for it. Once a save is not the one in the script nothing is, up
-    /// to the end of the step. After the last line the first may come again: the micro-batch of a backward that the cache did not run.
+    /// What becomes of the next save; none if nothing was planned for it. Once a save is not the one in the schedule nothing is, up
+    /// to the end of the step. After the last save the first may come again: the micro-batch of a backward that the cache did not run.
     pub(crate) fn next(&self, bytes: u64, scope: ScopeId) -> Option<Placement> {
         if let Some(forced) = &self.forced {
             return forced.get(self.next.fetch_add(1, Ordering::Relaxed) % forced.len().max(1)).copied();
         }
-        let lines = &self.script.as_ref()?.0;
+        let saves = &self.schedule.as_ref()?.0;
         if self.is_lost() {
             return None;
         }
         let mut at = self.next.fetch_add(1, Ordering::Relaxed);
-        if at >= lines.len() {
+        if at >= saves.len() {
             at = 0;
             self.next.store(1, Ordering::Relaxed);
         }
-        let Some(line) = lines.get(at).filter(|line| line.is_for(bytes, scope)) else {
+        let Some(save) = saves.get(at).filter(|save| save.is_for(bytes, scope)) else {
             self.lost.store(true, Ordering::Relaxed);
             return None;
         };
-        if bytes < line.bytes {
+        if bytes < save.bytes {
             self.part.store(true, Ordering::Relaxed);
         }
-        if at + 1 == lines.len() {
+        if at + 1 == saves.len() {
             self.ends.fetch_add(1, Ordering::Relaxed);
         }
-        Some(line.placement)
+        Some(save.placement)
     }
 
     /// A micro-batch begins.
@@ -125,21 +125,21 @@ impl Reading {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// How the step, which is over, kept to its script; none if it has none.
-    pub(crate) fn followed(&self) -> Option<Followed> {
-        self.script.as_ref()?;
+    /// How the step, which is over, kept to its schedule; none if it has none.
+    pub(crate) fn followed(&self) -> Option<Adherence> {
+        self.schedule.as_ref()?;
         let ends = self.ends.load(Ordering::Relaxed);
         let part = self.part.load(Ordering::Relaxed) || self.is_within(self.next.load(Ordering::Relaxed));
         Some(match (self.is_lost(), part || ends == 0) {
-            (true, _) => Followed::Lost,
-            (false, true) => Followed::Part,
-            (false, false) => Followed::Whole(ends),
+            (true, _) => Adherence::Lost,
+            (false, true) => Adherence::Part,
+            (false, false) => Adherence::Whole(ends),
         })
     }
 
-    /// Whether the line of this number is neither the first nor after the last.
+    /// Whether the save of this number is neither the first nor after the last.
     fn is_within(&self, next: usize) -> bool {
-        self.script.as_ref().is_some_and(|script| (1..script.0.len()).contains(&next))
+        self.schedule.as_ref().is_some_and(|schedule| (1..schedule.0.len()).contains(&next))
     }
 }
 
@@ -147,17 +147,17 @@ impl Reading {
 mod tests {
     use super::*;
 
-    fn lines(lines: &[(u64, Placement)]) -> Arc<Script> {
-        let line = |&(bytes, placement)| Line { bytes, scope: ScopeId::default(), placement };
-        Arc::new(Script::new(lines.iter().map(line).collect()))
+    fn saves(saves: &[(u64, Placement)]) -> Arc<Schedule> {
+        let save = |&(bytes, placement)| PlannedSave { bytes, scope: ScopeId::default(), placement };
+        Arc::new(Schedule::new(saves.iter().map(save).collect()))
     }
 
-    fn script(of: &[(u64, Placement)]) -> Reading {
-        Reading::new(lines(of))
+    fn schedule(of: &[(u64, Placement)]) -> Cursor {
+        Cursor::new(saves(of))
     }
 
-    fn next(reading: &Reading, bytes: u64) -> Option<Placement> {
-        reading.next(bytes, ScopeId::default())
+    fn next(cursor: &Cursor, bytes: u64) -> Option<Placement> {
+        cursor.next(bytes, ScopeId::default())
     }
 
     const TWO: [(u64, Placement); 2] = [(1, Placement::Keep), (2, Placement::Host)];
@@ -165,64 +165,64 @@ mod tests {
     #[test]
     fn each_micro_batch_reads_it_from_the_beginning() {
         for told in [true, false] {
-            let reading = script(&TWO);
+            let cursor = schedule(&TWO);
             for _ in 0..2 {
                 if told {
-                    reading.rewind();
+                    cursor.rewind();
                 }
                 assert_eq!(
-                    [1, 2].map(|bytes| next(&reading, bytes)),
+                    [1, 2].map(|bytes| next(&cursor, bytes)),
                     [Some(Placement::Keep), Some(Placement::Host)]
                 );
             }
-            assert_eq!(reading.followed(), Some(Followed::Whole(2)));
+            assert_eq!(cursor.followed(), Some(Adherence::Whole(2)));
         }
     }
 
     #[test]
     fn a_save_that_was_not_planned_ends_the_plan() {
         for saves in [&[1, 3, 2][..], &[1, 2, 2, 2]] {
-            let reading = script(&[(1, Placement::Keep), (2, Placement::Host), (2, Placement::Disk)]);
-            let last = saves.iter().map(|&bytes| next(&reading, bytes)).last();
-            assert_eq!((last, reading.followed()), (Some(None), Some(Followed::Lost)), "{saves:?}");
-            reading.rewind();
-            assert_eq!(next(&reading, 1), None, "to the end of the step");
+            let cursor = schedule(&[(1, Placement::Keep), (2, Placement::Host), (2, Placement::Disk)]);
+            let last = saves.iter().map(|&bytes| next(&cursor, bytes)).last();
+            assert_eq!((last, cursor.followed()), (Some(None), Some(Adherence::Lost)), "{saves:?}");
+            cursor.rewind();
+            assert_eq!(next(&cursor, 1), None, "to the end of the step");
         }
     }
 
     #[test]
     fn smaller_saves_and_fewer_of_them_keep_to_a_part_of_the_plan() {
-        let smaller = script(&TWO);
+        let smaller = schedule(&TWO);
         assert_eq!([1, 1].map(|bytes| next(&smaller, bytes)), TWO.map(|(_, placement)| Some(placement)));
-        let fewer = script(&TWO);
+        let fewer = schedule(&TWO);
         next(&fewer, 1);
-        let begun_again = script(&TWO);
+        let begun_again = schedule(&TWO);
         next(&begun_again, 1);
         begun_again.rewind();
         assert_eq!([1, 2].map(|bytes| next(&begun_again, bytes)), TWO.map(|(_, placement)| Some(placement)));
-        for reading in [smaller, fewer, begun_again, script(&TWO)] {
-            assert_eq!(reading.followed(), Some(Followed::Part), "{reading:?}");
+        for cursor in [smaller, fewer, begun_again, schedule(&TWO)] {
+            assert_eq!(cursor.followed(), Some(Adherence::Part), "{cursor:?}");
         }
     }
 
     #[test]
     fn a_script_covers_those_of_smaller_micro_batches() {
         let [small, large] =
-            [1, 2].map(|size| lines(&[(size, Placement::Keep), (2 * size, Placement::Host)]));
+            [1, 2].map(|size| saves(&[(size, Placement::Keep), (2 * size, Placement::Host)]));
         assert!(large.covers(&small) && large.covers(&large) && !small.covers(&large));
-        assert!(!large.covers(&lines(&[(1, Placement::Keep)])), "nor shorter ones");
+        assert!(!large.covers(&saves(&[(1, Placement::Keep)])), "nor shorter ones");
     }
 
     #[test]
     fn what_has_a_recipe_is_recomputed_unless_something_else_is_planned() {
         let keep = Some(Placement::Keep);
-        assert_eq!([None, keep].map(|planned| Reading::default().recomputes(planned)), [true, false]);
-        assert_eq!([None, keep].map(|planned| Reading::of_all().recomputes(planned)), [false, false]);
+        assert_eq!([None, keep].map(|planned| Cursor::default().recomputes(planned)), [true, false]);
+        assert_eq!([None, keep].map(|planned| Cursor::of_all().recomputes(planned)), [false, false]);
     }
 
     #[test]
     fn without_a_script_nothing_is_planned_or_lost() {
-        let reading = Reading::default();
-        assert_eq!((next(&reading, 1), reading.followed()), (None, None));
+        let cursor = Cursor::default();
+        assert_eq!((next(&cursor, 1), cursor.followed()), (None, None));
     }
 }
