@@ -11,7 +11,7 @@ use tch::Device;
 use tch::nn::{VarStore, Variables};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::route::{self, Asked, IoPath, PathTrial, Route};
+use crate::route::{self, IoPath, PathTrial, Route, RouteRequest};
 use crate::units::{GIB, KIB, MIB};
 
 /// What becomes of saved tensors.
@@ -339,9 +339,9 @@ impl TensorCacheBuilder {
     }
 
     /// What decides where bytes go; `given` is the path of spill files that are open already.
-    pub(crate) fn asked<'a>(&'a self, given: Option<&'a StorePath>) -> Asked<'a> {
+    pub(crate) fn route_request<'a>(&'a self, given: Option<&'a StorePath>) -> RouteRequest<'a> {
         let policy = self.chosen_policy();
-        Asked {
+        RouteRequest {
             target: self.target(),
             simulated: self.simulated,
             keeps: policy == Policy::Keep,
@@ -363,13 +363,13 @@ impl TensorCacheBuilder {
     /// [`ErrorKind::Config`] for settings that exclude each other, [`ErrorKind::Unmet`] for another way than
     /// [`require_path`](TensorCacheBuilder::require_path) says.
     pub fn route(&self) -> Result<Route> {
-        self.routed(&self.asked(None))
+        self.routed(&self.route_request(None))
     }
 
-    pub(crate) fn routed(&self, asked: &Asked<'_>) -> Result<Route> {
+    pub(crate) fn routed(&self, request: &RouteRequest<'_>) -> Result<Route> {
         let failed =
             |error: Error| PathTrial { direct: Err(error.to_string()), staged: Err(error.to_string()) };
-        route::resolve(asked, || route::probed(asked, false).unwrap_or_else(failed))
+        route::resolve(request, || route::probed(request, false).unwrap_or_else(failed))
     }
 
     /// Tries both ways between the GPU and the spill directories out, as [`IoPath::Auto`] does: sends 64 MiB down and compares what comes
@@ -379,7 +379,7 @@ impl TensorCacheBuilder {
     ///
     /// [`ErrorKind::Config`] without a spill directory, or for CPU tensors.
     pub fn try_paths(&self) -> Result<PathTrial> {
-        route::probed(&self.asked(None), true)
+        route::probed(&self.route_request(None), true)
     }
 }
 

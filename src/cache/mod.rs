@@ -29,7 +29,7 @@ use self::table::{Answer, Part, Saved, Squeeze, Table};
 use crate::error::Error;
 use crate::profile::Alive;
 use crate::sync::{Condvar, Mutex, MutexGuard};
-use crate::telemetry::{Cause, Counters, ScopeId, ScopeRecord, Scopes};
+use crate::telemetry::{Counters, ScopeId, ScopeRecord, Scopes, StallCause};
 use crate::tier::{Here, Parcel, RoomListener, Tier};
 use crate::trace::{Counter, Trace};
 
@@ -266,7 +266,7 @@ impl Cache {
         // The parcel goes here, too: it may be the last of an entry that was released meanwhile, and makes room known.
         let storage = table.entry(key).and_then(|entry| entry.storage().cloned());
         let ordered = MutexGuard::unlocked(table, move || {
-            parcel.order(storage.as_ref(), Cause::DeviceBudget, counters, here)
+            parcel.order(storage.as_ref(), StallCause::DeviceBudget, counters, here)
         });
         // One that was released meanwhile has left.
         let Some(bytes) = table.entry(key).map(|entry| entry.bytes) else { return true };
@@ -316,10 +316,10 @@ impl Cache {
                 Answer::Here(storage, order) => {
                     drop(table);
                     if let Some((start, counters)) = waited {
-                        self.stalled(&counters, Cause::Load, start);
+                        self.stalled(&counters, StallCause::Load, start);
                     }
                     if let Some((parcel, counters)) = order
-                        && let Err(error) = parcel.order(Some(&storage), Cause::CopyIn, &counters, &here)
+                        && let Err(error) = parcel.order(Some(&storage), StallCause::CopyIn, &counters, &here)
                     {
                         let text = error.to_string();
                         self.table.lock().note_failure(key, error);
@@ -360,7 +360,7 @@ impl Cache {
     }
 
     /// A computing thread has waited since `start`.
-    fn stalled(&self, counters: &Counters, cause: Cause, start: Instant) {
+    fn stalled(&self, counters: &Counters, cause: StallCause, start: Instant) {
         let now = Instant::now();
         counters.stalled(cause, now - start);
         if let Some(trace) = &self.trace {

@@ -8,7 +8,7 @@ use ssdtrain_store::{BackendKind, Store, StoreConfig};
 use super::Cache;
 use super::keys::{EntryKey, TapeKey};
 use super::table::{Job, Limits, Part, Saved};
-use crate::device::{Device, Lane, Simulated, SimulatedMark};
+use crate::device::{Device, Lane, Simulated, SimulatedEvent};
 use crate::telemetry::ScopeId;
 use crate::tier::{DirectTier, DiskTier, Here, HostSettings, HostTier, PoolSize, Tier};
 
@@ -33,7 +33,7 @@ struct Bench {
 }
 
 /// Opens at the latest when it goes, so that a test that fails does not wait for ever.
-struct Gate(SimulatedMark);
+struct Gate(SimulatedEvent);
 
 impl Drop for Gate {
     fn drop(&mut self) {
@@ -45,9 +45,9 @@ fn store() -> Store {
     Store::open(StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() }).unwrap()
 }
 
-/// A device none of whose copies back begins before the mark is reached.
-fn gated() -> (Simulated, SimulatedMark) {
-    let (device, gate) = (Simulated::start(std::time::Duration::ZERO).unwrap(), SimulatedMark::default());
+/// A device none of whose copies back begins before the event is reached.
+fn gated() -> (Simulated, SimulatedEvent) {
+    let (device, gate) = (Simulated::start(std::time::Duration::ZERO).unwrap(), SimulatedEvent::default());
     device.wait(Lane::In, &gate).unwrap();
     (device, gate)
 }
@@ -67,12 +67,12 @@ fn benches() -> [(&'static str, Bench); 4] {
         // The oldest entry is on the disk once all have left.
         ("host memory and disk", host(Some(store()), 2 * BYTES)),
         ("straight to the disk", Bench::over(direct, gate)),
-        ("disk", Bench::over(disk, SimulatedMark::default())),
+        ("disk", Bench::over(disk, SimulatedEvent::default())),
     ]
 }
 
 impl Bench {
-    fn over(tier: Arc<dyn Tier>, gate: SimulatedMark) -> Bench {
+    fn over(tier: Arc<dyn Tier>, gate: SimulatedEvent) -> Bench {
         install_cpu_allocator();
         let limits = Limits {
             device_budget: u64::MAX,

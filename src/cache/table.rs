@@ -17,7 +17,7 @@ use super::keys::{EntryKey, TapeKey};
 use super::tape::Tape;
 use crate::error::Error;
 use crate::profile::Alive;
-use crate::telemetry::{Cause, Counters, ScopeId};
+use crate::telemetry::{Counters, ScopeId, StallCause};
 use crate::tier::{Parcel, Tier};
 
 /// The record of one storage, from its first pack to its last release.
@@ -95,7 +95,7 @@ pub(crate) enum Squeeze {
     /// A store was begun to make room: submit it and look again.
     Begun,
     /// Wait for a change.
-    Wait(Cause),
+    Wait(StallCause),
 }
 
 /// A storage whose store has begun, and whether it has ended.

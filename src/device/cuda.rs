@@ -32,14 +32,14 @@ pub(crate) struct Cuda {
 
 /// A point in a stream's queue.
 #[derive(Clone)]
-pub(crate) struct Mark {
-    event: Arc<Event>,
+pub(crate) struct Event {
+    raw: Arc<RawEvent>,
     lane: Lane,
-    /// Its number among the marks of a lane of copies.
+    /// Its number among the events of a lane of copies.
     number: u64,
 }
 
-/// A lane of copies. Its marks are reached in the order of their numbers, so what is known of one is known of all before it.
+/// A lane of copies. Its events are reached in the order of their numbers, so what is known of one is known of all before it.
 struct Copies {
     stream: Stream,
     recorded: Mutex<u64>,
@@ -49,10 +49,10 @@ struct Copies {
 /// What a thread sleeps on: an event that follows the one it waits for, on a stream that does nothing else meanwhile.
 struct Sleeper {
     stream: Stream,
-    event: Event,
+    event: RawEvent,
 }
 
-/// The primary context, retained, and the events of marks that are gone.
+/// The primary context, retained, and the handles of events that are gone.
 struct Driver {
     handle: sys::CUdevice,
     context: sys::CUcontext,
@@ -64,10 +64,10 @@ struct Stream {
     raw: sys::CUstream,
 }
 
-struct Event {
+struct RawEvent {
     driver: Arc<Driver>,
     raw: sys::CUevent,
-    /// Whether it is that of a mark, and becomes another's.
+    /// Whether it is that of an event, and becomes another's.
     again: bool,
 }
 
@@ -91,9 +91,9 @@ unsafe impl Send for Stream {}
 // SAFETY: as above; a stream handle does not change.
 unsafe impl Sync for Stream {}
 // SAFETY: as above.
-unsafe impl Send for Event {}
+unsafe impl Send for RawEvent {}
 // SAFETY: as above; an event is recorded once, before it is shared.
-unsafe impl Sync for Event {}
+unsafe impl Sync for RawEvent {}
 
 impl Cuda {
     /// Opens the device of this number and makes the streams of its copies.
@@ -126,76 +126,78 @@ impl Cuda {
         }
     }
 
-    /// A mark is reached, and with it those before it.
-    fn reached(&self, mark: &Mark) {
-        if let Some(copies) = self.copies(mark.lane) {
-            copies.reached.fetch_max(mark.number, Ordering::AcqRel);
+    /// An event is reached, and with it those before it.
+    fn reached(&self, event: &Event) {
+        if let Some(copies) = self.copies(event.lane) {
+            copies.reached.fetch_max(event.number, Ordering::AcqRel);
         }
     }
 }
 
 impl Device for Cuda {
-    type Mark = Mark;
+    type Event = Event;
 
     const IS_HOST: bool = false;
 
-    fn mark(&self, lane: Lane) -> Result<Mark> {
+    fn record(&self, lane: Lane) -> Result<Event> {
         let stream = self.queue(lane)?;
         let _current = self.driver.enter()?;
-        let event = Event::of_mark(&self.driver)?;
+        let raw = RawEvent::new(&self.driver)?;
         // Held while the event is recorded, so that numbers rise in the queue's order.
         let mut recorded = self.copies(lane).map(|copies| copies.recorded.lock());
         // SAFETY: event and stream are of this context and alive.
-        check("cuEventRecord", unsafe { result::event::record(event.raw, stream) })?;
+        check("cuEventRecord", unsafe { result::event::record(raw.raw, stream) })?;
         let number = recorded.as_mut().map_or(0, |recorded| {
             **recorded += 1;
             **recorded
         });
-        Ok(Mark { event: Arc::new(event), lane, number })
+        Ok(Event { raw: Arc::new(raw), lane, number })
     }
 
-    fn wait(&self, lane: Lane, mark: &Mark) -> Result<()> {
+    fn wait(&self, lane: Lane, event: &Event) -> Result<()> {
         let stream = self.queue(lane)?;
         let _current = self.driver.enter()?;
-        mark.event.before(stream)
+        event.raw.before(stream)
     }
 
-    fn is_reached(&self, mark: &Mark) -> bool {
-        if self.copies(mark.lane).is_some_and(|copies| copies.reached.load(Ordering::Acquire) >= mark.number)
+    fn is_reached(&self, event: &Event) -> bool {
+        if self
+            .copies(event.lane)
+            .is_some_and(|copies| copies.reached.load(Ordering::Acquire) >= event.number)
         {
             return true;
         }
         // A failed device says false, and whoever waits then is told why.
         let reached = self.driver.enter().is_ok_and(|_current| {
             // SAFETY: the event is alive.
-            unsafe { result::event::query(mark.event.raw) }.is_ok()
+            unsafe { result::event::query(event.raw.raw) }.is_ok()
         });
         if reached {
-            self.reached(mark);
+            self.reached(event);
         }
         reached
     }
 
-    fn block_on(&self, mark: &Mark) -> Result<()> {
-        if self.is_reached(mark) {
+    fn block_on(&self, event: &Event) -> Result<()> {
+        if self.is_reached(event) {
             return Ok(());
         }
         let _current = self.driver.enter()?;
         let sleeper = self.sleepers.lock().pop();
         let sleeper = sleeper.map_or_else(|| Sleeper::new(&self.driver), Ok)?;
-        let outcome = sleeper.sleep_until(mark);
+        let outcome = sleeper.sleep_until(event);
         self.sleepers.lock().push(sleeper);
         if outcome.is_ok() {
-            self.reached(mark);
+            self.reached(event);
         }
         outcome
     }
 
-    fn between(&self, from: &Mark, to: &Mark) -> Result<Duration> {
+    fn between(&self, from: &Event, to: &Event) -> Result<Duration> {
         let _current = self.driver.enter()?;
         // SAFETY: both events are alive and were made with times.
         let millis =
-            check("cuEventElapsedTime", unsafe { result::event::elapsed(from.event.raw, to.event.raw) })?;
+            check("cuEventElapsedTime", unsafe { result::event::elapsed(from.raw.raw, to.raw.raw) })?;
         Ok(Duration::from_secs_f64(f64::from(millis.max(0.0)) / 1e3))
     }
 
@@ -357,11 +359,11 @@ impl Copies {
 
 impl Sleeper {
     fn new(driver: &Arc<Driver>) -> Result<Sleeper> {
-        Ok(Sleeper { stream: Stream::new(driver)?, event: Event::to_sleep_on(driver)? })
+        Ok(Sleeper { stream: Stream::new(driver)?, event: RawEvent::to_sleep_on(driver)? })
     }
 
-    fn sleep_until(&self, mark: &Mark) -> Result<()> {
-        mark.event.before(self.stream.raw)?;
+    fn sleep_until(&self, event: &Event) -> Result<()> {
+        event.raw.before(self.stream.raw)?;
         // SAFETY: event and stream are of this context and alive.
         check("cuEventRecord", unsafe { result::event::record(self.event.raw, self.stream.raw) })?;
         // SAFETY: the event is alive.
@@ -386,21 +388,21 @@ impl Drop for Stream {
     }
 }
 
-impl Event {
+impl RawEvent {
     /// One that carries a time.
-    fn of_mark(driver: &Arc<Driver>) -> Result<Event> {
+    fn new(driver: &Arc<Driver>) -> Result<RawEvent> {
         let free = driver.events.lock().pop();
         let raw = match free {
             Some(raw) => raw,
             None => check("cuEventCreate", result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT))?,
         };
-        Ok(Event { driver: Arc::clone(driver), raw, again: true })
+        Ok(RawEvent { driver: Arc::clone(driver), raw, again: true })
     }
 
     /// One that a thread waits for in the kernel.
-    fn to_sleep_on(driver: &Arc<Driver>) -> Result<Event> {
+    fn to_sleep_on(driver: &Arc<Driver>) -> Result<RawEvent> {
         let event = result::event::create(sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC);
-        Ok(Event { driver: Arc::clone(driver), raw: check("cuEventCreate", event)?, again: false })
+        Ok(RawEvent { driver: Arc::clone(driver), raw: check("cuEventCreate", event)?, again: false })
     }
 
     /// Makes what is queued on `stream` from now on come after the event.
@@ -411,7 +413,7 @@ impl Event {
     }
 }
 
-impl Drop for Event {
+impl Drop for RawEvent {
     fn drop(&mut self) {
         if self.again {
             self.driver.events.lock().push(self.raw);

@@ -1,4 +1,4 @@
-//! What the cache needs of a device: queues of work in order, marks in them, copies, and memory. Mechanism only.
+//! What the cache needs of a device: queues of work in order, events in them, copies, and memory. Mechanism only.
 
 mod cuda;
 mod simulated;
@@ -11,7 +11,7 @@ use ssdtrain_store::Pin;
 pub(crate) use self::cuda::{Context, Cuda};
 pub(crate) use self::simulated::Simulated;
 #[cfg(test)]
-pub(crate) use self::simulated::{Mark as SimulatedMark, Used as SimulatedUsed};
+pub(crate) use self::simulated::{Event as SimulatedEvent, Used as SimulatedUsed};
 use crate::error::Result;
 
 /// A queue of work that is done in order.
@@ -28,25 +28,25 @@ pub(crate) enum Lane {
 /// A device that works through its lanes while the threads that queue the work go on.
 pub(crate) trait Device: Pin + 'static {
     /// A point in a lane's queue, reached once all that was queued before it is done.
-    type Mark: Clone + Send + Sync + 'static;
+    type Event: Clone + Send + Sync + 'static;
 
     /// Whether its memory is the host's, so that the processor reaches it.
     const IS_HOST: bool;
 
-    /// Marks the end of what is queued on `lane` now.
-    fn mark(&self, lane: Lane) -> Result<Self::Mark>;
+    /// Records an event after what is queued on `lane` now.
+    fn record(&self, lane: Lane) -> Result<Self::Event>;
 
-    /// Makes what is queued on `lane` from now on wait for `mark`; the calling thread goes on.
-    fn wait(&self, lane: Lane, mark: &Self::Mark) -> Result<()>;
+    /// Makes what is queued on `lane` from now on wait for `event`; the calling thread goes on.
+    fn wait(&self, lane: Lane, event: &Self::Event) -> Result<()>;
 
-    /// Whether `mark` is reached.
-    fn is_reached(&self, mark: &Self::Mark) -> bool;
+    /// Whether `event` is reached.
+    fn is_reached(&self, event: &Self::Event) -> bool;
 
-    /// Sleeps until `mark` is reached.
-    fn block_on(&self, mark: &Self::Mark) -> Result<()>;
+    /// Sleeps until `event` is reached.
+    fn block_on(&self, event: &Self::Event) -> Result<()>;
 
-    /// Time from one mark to another, both of which are reached; nought if the other came first.
-    fn between(&self, from: &Self::Mark, to: &Self::Mark) -> Result<Duration>;
+    /// Time from one event to another, both of which are reached; nought if the other came first.
+    fn between(&self, from: &Self::Event, to: &Self::Event) -> Result<Duration>;
 
     /// Queues a copy of `bytes` bytes of device memory to the host, on [`Lane::Out`].
     ///

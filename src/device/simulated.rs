@@ -36,7 +36,7 @@ pub(crate) type Used = Arc<Mutex<Vec<(ssdtrain_libtorch::StorageId, usize)>>>;
 
 /// A point in a lane's queue: when it was reached.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Mark(Arc<(Mutex<Option<Instant>>, Condvar)>);
+pub(crate) struct Event(Arc<(Mutex<Option<Instant>>, Condvar)>);
 
 struct Worker {
     /// None once the device is going.
@@ -45,8 +45,8 @@ struct Worker {
 }
 
 enum Work {
-    Reach(Mark),
-    Wait(Mark),
+    Reach(Event),
+    Wait(Event),
     Copy { from: usize, to: usize, bytes: usize },
 }
 
@@ -83,38 +83,38 @@ impl Simulated {
 }
 
 impl Device for Simulated {
-    type Mark = Mark;
+    type Event = Event;
 
     const IS_HOST: bool = true;
 
-    fn mark(&self, lane: Lane) -> Result<Mark> {
-        let mark = Mark::default();
+    fn record(&self, lane: Lane) -> Result<Event> {
+        let event = Event::default();
         match self.lane(lane) {
-            None => mark.reach(),
-            Some(worker) => worker.queue(Work::Reach(mark.clone())),
+            None => event.reach(),
+            Some(worker) => worker.queue(Work::Reach(event.clone())),
         }
-        Ok(mark)
+        Ok(event)
     }
 
-    fn wait(&self, lane: Lane, mark: &Mark) -> Result<()> {
+    fn wait(&self, lane: Lane, event: &Event) -> Result<()> {
         match self.lane(lane) {
-            None => mark.block(),
-            Some(worker) => worker.queue(Work::Wait(mark.clone())),
+            None => event.block(),
+            Some(worker) => worker.queue(Work::Wait(event.clone())),
         }
         Ok(())
     }
 
-    fn is_reached(&self, mark: &Mark) -> bool {
-        mark.0.0.lock().is_some()
+    fn is_reached(&self, event: &Event) -> bool {
+        event.0.0.lock().is_some()
     }
 
-    fn block_on(&self, mark: &Mark) -> Result<()> {
-        mark.block();
+    fn block_on(&self, event: &Event) -> Result<()> {
+        event.block();
         Ok(())
     }
 
-    fn between(&self, from: &Mark, to: &Mark) -> Result<Duration> {
-        // One lock after the other: the two may be the same mark.
+    fn between(&self, from: &Event, to: &Event) -> Result<Duration> {
+        // One lock after the other: the two may be the same event.
         let from = *from.0.0.lock();
         let to = *to.0.0.lock();
         Ok(from.zip(to).map_or(Duration::ZERO, |(from, to)| to.saturating_duration_since(from)))
@@ -163,7 +163,7 @@ impl Pin for Simulated {
     unsafe fn unpin(&self, _memory: NonNull<u8>, _bytes: usize) {}
 }
 
-impl Mark {
+impl Event {
     pub(crate) fn reach(&self) {
         *self.0.0.lock() = Some(Instant::now());
         self.0.1.notify_all();
@@ -183,8 +183,8 @@ impl Worker {
         let run = move || {
             for item in work {
                 match item {
-                    Work::Reach(mark) => mark.reach(),
-                    Work::Wait(mark) => mark.block(),
+                    Work::Reach(event) => event.reach(),
+                    Work::Wait(event) => event.block(),
                     Work::Copy { from, to, bytes } => {
                         thread::sleep(delay);
                         let from: *const u8 = std::ptr::with_exposed_provenance(from);

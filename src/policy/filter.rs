@@ -18,7 +18,7 @@ pub(crate) enum KeepReason {
     /// Its storage is smaller than `min_bytes`.
     Small,
     /// The program holds its storage beside the graph.
-    Held,
+    HeldElsewhere,
     /// The policy is to keep everything, or everything of this scope.
     Policy,
 }
@@ -49,7 +49,7 @@ impl Filter {
         } else if facts.storage_bytes < self.min_bytes {
             Decision::Keep(KeepReason::Small)
         } else if facts.held {
-            Decision::Keep(KeepReason::Held)
+            Decision::Keep(KeepReason::HeldElsewhere)
         } else if self.keep_all || facts.scope_kept {
             Decision::Keep(KeepReason::Policy)
         } else {
@@ -87,7 +87,7 @@ mod tests {
         assert_eq!(keep(Facts { movable: false, ..LARGE }), KeepReason::Ineligible);
         assert_eq!(keep(Facts { parameter: true, ..LARGE }), KeepReason::Parameter);
         assert_eq!(keep(Facts { storage_bytes: (1 << 16) - 1, ..LARGE }), KeepReason::Small);
-        assert_eq!(keep(Facts { held: true, ..LARGE }), KeepReason::Held);
+        assert_eq!(keep(Facts { held: true, ..LARGE }), KeepReason::HeldElsewhere);
         assert_eq!(keep(Facts { scope_kept: true, ..LARGE }), KeepReason::Policy);
     }
 

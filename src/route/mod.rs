@@ -14,5 +14,5 @@ mod way;
 pub(crate) use self::open::open;
 pub use self::path::{IoPath, PathRates, PathTrial};
 pub(crate) use self::probe::probed;
-pub(crate) use self::resolve::{Asked, resolve};
+pub(crate) use self::resolve::{RouteRequest, resolve};
 pub use self::way::{Route, Way};

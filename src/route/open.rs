@@ -7,7 +7,7 @@ use ssdtrain_store::{CuFileMode, Store, StoreConfig};
 use tch::Device as Target;
 
 use super::path::IoPath;
-use super::resolve::{Asked, refused};
+use super::resolve::{RouteRequest, refused};
 use super::trial::Trial;
 use super::way::{Route, Way};
 use crate::device::{Context, Cuda, Device, Simulated};
@@ -18,11 +18,11 @@ use crate::trace::{DeviceTrace, Trace};
 /// Opens what the route leads to, over `given` if the caller has spill files already; none if everything is kept.
 pub(crate) fn open(
     route: &Route,
-    asked: &Asked<'_>,
+    request: &RouteRequest<'_>,
     given: Option<Store>,
     trace: Option<&Arc<Trace>>,
 ) -> Result<Option<Arc<dyn Tier>>> {
-    let tier = match (route.way, asked.target, asked.simulated) {
+    let tier = match (route.way, request.target, request.simulated) {
         (Way::Stay, target, _) => {
             // What the device computes is worth seeing all the same.
             if let (Some(trace), Target::Cuda(index)) = (trace, target) {
@@ -30,17 +30,19 @@ pub(crate) fn open(
             }
             return Ok(None);
         }
-        (_, _, Some(delay)) => Below { asked, device: || Simulated::start(delay) }.tier(route, given, trace),
-        (_, Target::Cuda(index), _) => {
-            Below { asked, device: || Cuda::open(index) }.tier(route, given, trace)
+        (_, _, Some(delay)) => {
+            GpuRoute { request, device: || Simulated::start(delay) }.tier(route, given, trace)
         }
-        (..) => match spill_files(route, asked, given)? {
+        (_, Target::Cuda(index), _) => {
+            GpuRoute { request, device: || Cuda::open(index) }.tier(route, given, trace)
+        }
+        (..) => match spill_files(route, request, given)? {
             Some(store) => Ok(Arc::new(DiskTier::new(store, trace.cloned())) as Arc<dyn Tier>),
             None => refused("no spill directory: call spill_to(directory) before build()"),
         },
     };
     let tier = tier?;
-    if asked.required == Some(IoPath::Direct) && cufile(&*tier) == Some(CuFileMode::Compatibility) {
+    if request.required == Some(IoPath::Direct) && cufile(&*tier) == Some(CuFileMode::Compatibility) {
         return Err(Error::new(
             ErrorKind::Unmet,
             "require_path(Direct): cuFile runs in compatibility mode, through host memory, on this machine: neither nvidia-fs \
@@ -50,13 +52,13 @@ pub(crate) fn open(
     Ok(Some(tier))
 }
 
-/// What is opened below a GPU.
-pub(super) struct Below<'a, F> {
-    pub(super) asked: &'a Asked<'a>,
+/// What a GPU asked for, and how to open it.
+pub(super) struct GpuRoute<'a, F> {
+    pub(super) request: &'a RouteRequest<'a>,
     pub(super) device: F,
 }
 
-impl<D: Device, F: Fn() -> Result<D>> Below<'_, F> {
+impl<D: Device, F: Fn() -> Result<D>> GpuRoute<'_, F> {
     /// The tier of this route. Where cuFile moves the bytes it is tried out first.
     pub(super) fn tier(
         &self,
@@ -64,14 +66,14 @@ impl<D: Device, F: Fn() -> Result<D>> Below<'_, F> {
         given: Option<Store>,
         trace: Option<&Arc<Trace>>,
     ) -> Result<Arc<dyn Tier>> {
-        let store = spill_files(route, self.asked, given)?;
+        let store = spill_files(route, self.request, given)?;
         let tier: Arc<dyn Tier> = match (route.pool, store) {
             (Some(pool), store) => {
-                let settings = HostSettings { pool, read_ahead: self.asked.read_ahead };
+                let settings = HostSettings { pool, read_ahead: self.request.read_ahead };
                 HostTier::new((self.device)()?, store, settings, trace)?
             }
             (None, Some(store)) => {
-                DirectTier::new((self.device)()?, store, self.asked.store.window(), trace)?
+                DirectTier::new((self.device)()?, store, self.request.store.window(), trace)?
             }
             (None, None) => return refused("path(Direct) without a spill directory"),
         };
@@ -96,10 +98,10 @@ pub(super) fn cufile(tier: &dyn Tier) -> Option<CuFileMode> {
 }
 
 /// The spill files of a route: `given` if there are any. The store finds cuFile beside libtorch as well.
-fn spill_files(route: &Route, asked: &Asked<'_>, given: Option<Store>) -> Result<Option<Store>> {
+fn spill_files(route: &Route, request: &RouteRequest<'_>, given: Option<Store>) -> Result<Option<Store>> {
     let (None, Some(config)) = (&given, &route.store) else { return Ok(given) };
     let mut config = StoreConfig { cufile_beside: library_folder(), ..config.clone() };
-    if let (Way::Direct, Target::Cuda(index)) = (route.way, asked.target) {
+    if let (Way::Direct, Target::Cuda(index)) = (route.way, request.target) {
         config.gpu = Some(Arc::new(Context::open(index)?));
     }
     Ok(Some(Store::open(config)?))

@@ -9,9 +9,9 @@ use parking_lot::Mutex;
 use ssdtrain_store::{BackendKind, CuFileMode, StoreConfig};
 use tch::Device as Target;
 
-use super::open::{Below, cufile};
+use super::open::{GpuRoute, cufile};
 use super::path::{PathRates, PathTrial};
-use super::resolve::{Asked, refused};
+use super::resolve::{RouteRequest, refused};
 use super::way::{Route, Way};
 use crate::device::{Cuda, Device, Simulated};
 use crate::error::Result;
@@ -40,18 +40,18 @@ static PROBED: LazyLock<Mutex<HashMap<Tried, PathTrial>>> = LazyLock::new(Mutex:
 /// # Errors
 ///
 /// [`ErrorKind::Config`](crate::ErrorKind::Config) without a spill directory, or for CPU tensors.
-pub(crate) fn probed(asked: &Asked<'_>, both: bool) -> Result<PathTrial> {
-    if asked.store.directories.is_empty() {
+pub(crate) fn probed(request: &RouteRequest<'_>, both: bool) -> Result<PathTrial> {
+    if request.store.directories.is_empty() {
         return refused("no spill directory: call spill_to(directory) before try_paths()");
     }
-    match (asked.target, asked.simulated) {
-        (_, Some(delay)) => Ok(Below { asked, device: || Simulated::start(delay) }.probed(both)),
-        (Target::Cuda(index), _) => Ok(Below { asked, device: || Cuda::open(index) }.probed(both)),
+    match (request.target, request.simulated) {
+        (_, Some(delay)) => Ok(GpuRoute { request, device: || Simulated::start(delay) }.probed(both)),
+        (Target::Cuda(index), _) => Ok(GpuRoute { request, device: || Cuda::open(index) }.probed(both)),
         _ => refused("try_paths: CPU tensors have one way only, straight to the spill files"),
     }
 }
 
-impl<D: Device, F: Fn() -> Result<D>> Below<'_, F> {
+impl<D: Device, F: Fn() -> Result<D>> GpuRoute<'_, F> {
     fn probed(&self, both: bool) -> PathTrial {
         let mut probed = PROBED.lock();
         let key = self.tried();
@@ -73,12 +73,12 @@ impl<D: Device, F: Fn() -> Result<D>> Below<'_, F> {
 
     fn tried(&self) -> Tried {
         let StoreConfig { directories, cufile, cap_bytes, queue_depth, max_bytes_per_s, .. } =
-            self.asked.store.clone();
-        Tried { target: self.asked.target, directories, cufile, cap_bytes, queue_depth, max_bytes_per_s }
+            self.request.store.clone();
+        Tried { target: self.request.target, directories, cufile, cap_bytes, queue_depth, max_bytes_per_s }
     }
 
     fn try_direct(&self) -> Result<(CuFileMode, PathRates)> {
-        let tier = self.tier(&self.asked.direct()?, None, None)?;
+        let tier = self.tier(&self.request.direct()?, None, None)?;
         let mode = cufile(&*tier);
         if mode.is_none() {
             self.trial(&tier, |trial| trial.round_trip())?;
@@ -88,7 +88,7 @@ impl<D: Device, F: Fn() -> Result<D>> Below<'_, F> {
     }
 
     fn try_staged(&self) -> Result<PathRates> {
-        let store = StoreConfig { backend: BackendKind::Auto, ..self.asked.store.clone() };
+        let store = StoreConfig { backend: BackendKind::Auto, ..self.request.store.clone() };
         let pool = Some(PoolSize::Fixed(TRIAL_POOL));
         let route = Route { way: Way::Host, why: None, pool, store: Some(store) };
         let tier = self.tier(&route, None, None)?;

@@ -13,7 +13,7 @@ use crate::tier::PoolSize;
 
 /// What was asked for, as far as it decides where bytes go.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct RouteRequest<'a> {
     /// The device whose tensors are moved.
     pub(crate) target: Device,
     /// A simulated GPU stands in its place, each of whose copies takes so much longer.
@@ -32,20 +32,20 @@ pub(crate) struct Asked<'a> {
 }
 
 /// The route that was asked for. `found` tries the ways out.
-pub(crate) fn resolve(asked: &Asked<'_>, found: impl FnOnce() -> PathTrial) -> Result<Route> {
-    if asked.keeps {
+pub(crate) fn resolve(request: &RouteRequest<'_>, found: impl FnOnce() -> PathTrial) -> Result<Route> {
+    if request.keeps {
         return Ok(Route { way: Way::Stay, why: None, pool: None, store: None });
     }
-    match (asked.target, asked.simulated) {
-        (Device::Cpu, None) => asked.of_cpu(),
-        (Device::Cpu, Some(_)) | (Device::Cuda(_), _) => asked.of_gpu(found),
+    match (request.target, request.simulated) {
+        (Device::Cpu, None) => request.of_cpu(),
+        (Device::Cpu, Some(_)) | (Device::Cuda(_), _) => request.of_gpu(found),
         (other, _) => {
             refused(format!("device: tensors on {other:?} cannot be moved; only CPU and CUDA ones can"))
         }
     }
 }
 
-impl Asked<'_> {
+impl RouteRequest<'_> {
     /// The way that was asked for, or that has to be.
     fn wanted(&self) -> IoPath {
         if self.path == IoPath::Auto { self.required.unwrap_or_default() } else { self.path }
@@ -179,8 +179,8 @@ mod tests {
     use crate::route::PathRates;
 
     /// A GPU with a spill directory, whose ways have no pool to decide between them.
-    fn asked(store: &StoreConfig) -> Asked<'_> {
-        Asked {
+    fn request(store: &StoreConfig) -> RouteRequest<'_> {
+        RouteRequest {
             target: Device::Cuda(0),
             simulated: None,
             keeps: false,
@@ -210,7 +210,7 @@ mod tests {
     #[test]
     fn a_way_that_nothing_decides_is_tried_out() {
         let store = on_disk();
-        let route = resolve(&asked(&store), direct_is_faster).unwrap();
+        let route = resolve(&request(&store), direct_is_faster).unwrap();
         assert_eq!((route.way, route.host_bytes()), (Way::Direct, 0));
         assert_eq!(route.store.as_ref().unwrap().backend, BackendKind::CuFile);
         assert!(route.to_string().contains("chosen: "), "{route}");
@@ -220,35 +220,36 @@ mod tests {
     fn what_was_asked_for_decides_without_a_trial() {
         let store = on_disk();
         let verified = StoreConfig { verify: true, ..on_disk() };
-        for asked in [
-            Asked { host_pool: Some(1 << 30), ..asked(&store) },
-            Asked { host_pool: None, ..asked(&store) },
-            Asked { plans: true, ..asked(&store) },
-            Asked { path: IoPath::Staged, ..asked(&store) },
-            asked(&verified),
+        for request in [
+            RouteRequest { host_pool: Some(1 << 30), ..request(&store) },
+            RouteRequest { host_pool: None, ..request(&store) },
+            RouteRequest { plans: true, ..request(&store) },
+            RouteRequest { path: IoPath::Staged, ..request(&store) },
+            request(&verified),
         ] {
-            let route = resolve(&asked, untried).unwrap();
-            assert_eq!((route.way, route.release()), (Way::Host, Release::InStreamOrder), "{asked:?}");
+            let route = resolve(&request, untried).unwrap();
+            assert_eq!((route.way, route.release()), (Way::Host, Release::InStreamOrder), "{request:?}");
         }
-        let cpu = Asked { target: Device::Cpu, host_pool: None, ..asked(&store) };
+        let cpu = RouteRequest { target: Device::Cpu, host_pool: None, ..request(&store) };
         assert_eq!(resolve(&cpu, untried).unwrap().way, Way::Disk);
-        let kept = Asked { keeps: true, ..asked(&store) };
+        let kept = RouteRequest { keeps: true, ..request(&store) };
         assert_eq!(resolve(&kept, untried).unwrap().way, Way::Stay);
     }
 
     #[test]
     fn host_memory_alone_uses_no_directory() {
         let store = on_disk();
-        let asked = Asked { path: IoPath::HostOnly, host_pool: Some(1 << 30), ..asked(&store) };
-        let route = resolve(&asked, untried).unwrap();
+        let request = RouteRequest { path: IoPath::HostOnly, host_pool: Some(1 << 30), ..request(&store) };
+        let route = resolve(&request, untried).unwrap();
         assert_eq!((route.host_bytes(), route.disk_bytes()), (1 << 30, 0));
     }
 
     #[test]
     fn another_way_than_required_is_unmet() {
         let store = on_disk();
-        let asked = Asked { required: Some(IoPath::Direct), path: IoPath::Staged, ..asked(&store) };
-        let error = resolve(&asked, untried).unwrap_err();
+        let request =
+            RouteRequest { required: Some(IoPath::Direct), path: IoPath::Staged, ..request(&store) };
+        let error = resolve(&request, untried).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unmet);
     }
 
@@ -257,15 +258,18 @@ mod tests {
         let (store, nowhere) = (on_disk(), StoreConfig::default());
         let pool = StoreConfig { backend: BackendKind::Pool, ..on_disk() };
         let cases = [
-            (Asked { target: Device::Mps, ..asked(&store) }, "device: "),
-            (Asked { target: Device::Cpu, ..asked(&nowhere) }, "spill_to(directory)"),
-            (Asked { target: Device::Cpu, path: IoPath::Direct, ..asked(&store) }, "path, require_path"),
-            (Asked { path: IoPath::Direct, ..asked(&nowhere) }, "path(Direct)"),
-            (Asked { path: IoPath::Direct, ..asked(&pool) }, "backend(Pool)"),
-            (asked(&nowhere), "host_pool(0)"),
+            (RouteRequest { target: Device::Mps, ..request(&store) }, "device: "),
+            (RouteRequest { target: Device::Cpu, ..request(&nowhere) }, "spill_to(directory)"),
+            (
+                RouteRequest { target: Device::Cpu, path: IoPath::Direct, ..request(&store) },
+                "path, require_path",
+            ),
+            (RouteRequest { path: IoPath::Direct, ..request(&nowhere) }, "path(Direct)"),
+            (RouteRequest { path: IoPath::Direct, ..request(&pool) }, "backend(Pool)"),
+            (request(&nowhere), "host_pool(0)"),
         ];
-        for (asked, named) in cases {
-            let error = resolve(&asked, untried).unwrap_err();
+        for (request, named) in cases {
+            let error = resolve(&request, untried).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{error}");
             assert!(error.to_string().contains(named), "{error}");
         }

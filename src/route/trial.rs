@@ -13,7 +13,7 @@ use super::path::PathRates;
 use crate::device::{Device, Lane};
 use crate::error::Completion;
 use crate::error::{Error, ErrorKind, Result};
-use crate::telemetry::{Cause, Counters, ScopeId};
+use crate::telemetry::{Counters, ScopeId, StallCause};
 use crate::tier::{Here, Parcel, Room, RoomListener, Tier};
 
 /// Bytes of one storage.
@@ -54,7 +54,7 @@ impl<D: Device> Drop for Trial<'_, D> {
         self.moved.get_mut().parcels.iter().for_each(|parcel| parcel.abandon(None));
         self.tier.settle();
         // What the device still copies comes before what this thread computes from now on.
-        let over = self.device.mark(Lane::Compute).and_then(|mark| self.device.block_on(&mark));
+        let over = self.device.record(Lane::Compute).and_then(|event| self.device.block_on(&event));
         if let Err(error) = over {
             tracing::debug!(%error, "the device failed while a way to the disk was tried out");
         }
@@ -69,7 +69,7 @@ impl<D: Device> Trial<'_, D> {
             let bytes = PIECE - if piece + 1 == ROUND_TRIP { 100 } else { 0 };
             let pattern = pattern(piece, bytes as usize);
             let parcel = self.store(&self.filled(&pattern)?)?;
-            parcel.order(None, Cause::DeviceBudget, &Arc::default(), &Here::default())?;
+            parcel.order(None, StallCause::DeviceBudget, &Arc::default(), &Here::default())?;
             self.tier.settle();
             let into = self.filled(&vec![0; pattern.len()])?;
             self.loaded(&*parcel, &self.load(&parcel, &into))?;
@@ -128,10 +128,10 @@ impl<D: Device> Trial<'_, D> {
     fn filled(&self, bytes: &[u8]) -> Result<Storage> {
         let storage = self.tier.allocate(bytes.len() as u64)?;
         // What the memory was used for before comes first.
-        self.device.wait(Lane::In, &self.device.mark(Lane::Compute)?)?;
-        // SAFETY: the storage is as long as the bytes and nobody else's; both are there until the mark below is reached.
+        self.device.wait(Lane::In, &self.device.record(Lane::Compute)?)?;
+        // SAFETY: the storage is as long as the bytes and nobody else's; both are there until the event below is reached.
         unsafe { self.device.copy_in(bytes.as_ptr(), storage.data().cast(), bytes.len()) }?;
-        let there = self.device.mark(Lane::In)?;
+        let there = self.device.record(Lane::In)?;
         self.device.block_on(&there)?;
         self.device.wait(Lane::Compute, &there)?;
         Ok(storage)
@@ -140,10 +140,10 @@ impl<D: Device> Trial<'_, D> {
     /// The first so many bytes of a storage.
     fn read(&self, storage: &Storage, bytes: usize) -> Result<Vec<u8>> {
         let mut read = vec![0; bytes];
-        self.device.wait(Lane::Out, &self.device.mark(Lane::Compute)?)?;
+        self.device.wait(Lane::Out, &self.device.record(Lane::Compute)?)?;
         // SAFETY: as in `filled`.
         unsafe { self.device.copy_out(storage.data().cast_const().cast(), read.as_mut_ptr(), bytes) }?;
-        self.device.block_on(&self.device.mark(Lane::Out)?)?;
+        self.device.block_on(&self.device.record(Lane::Out)?)?;
         Ok(read)
     }
 
@@ -172,8 +172,10 @@ impl<D: Device> Trial<'_, D> {
 
     fn finish(&self, stored: &[Arc<dyn Parcel>]) -> Result<()> {
         let (counters, here) = (Arc::<Counters>::default(), Here::default());
-        stored.iter().try_for_each(|parcel| parcel.order(None, Cause::DeviceBudget, &counters, &here))?;
-        self.device.block_on(&self.device.mark(Lane::Compute)?)?;
+        stored
+            .iter()
+            .try_for_each(|parcel| parcel.order(None, StallCause::DeviceBudget, &counters, &here))?;
+        self.device.block_on(&self.device.record(Lane::Compute)?)?;
         self.tier.settle();
         Ok(())
     }
@@ -191,7 +193,7 @@ impl<D: Device> Trial<'_, D> {
     fn loaded(&self, parcel: &dyn Parcel, told: &Receiver<Result<()>>) -> Result<()> {
         let lost = |_| Error::new(ErrorKind::Io, "internal error: a load that never ended");
         told.recv().map_err(lost)??;
-        parcel.order(None, Cause::CopyIn, &Arc::default(), &Here::default())
+        parcel.order(None, StallCause::CopyIn, &Arc::default(), &Here::default())
     }
 }
 

@@ -67,14 +67,14 @@ impl TensorCache {
         resolve_math_kernels().map_err(Error::torch)?;
         torch::install_cpu_allocator();
         let given = store.as_ref().map(|store| store.path().clone());
-        let asked = config.asked(given.as_ref());
-        let route = config.routed(&asked)?;
+        let request = config.route_request(given.as_ref());
+        let route = config.routed(&request)?;
         let steering = Steering::new(&config, &route);
         let trace: Option<Arc<Trace>> = (config.trace || steering.profiles()).then(Arc::default);
         if let Some(trace) = trace.as_ref().filter(|_| !config.trace) {
             trace.pause();
         }
-        let tier = route::open(&route, &asked, store, trace.as_ref())?;
+        let tier = route::open(&route, &request, store, trace.as_ref())?;
         let path = tier.as_ref().and_then(|tier| tier.store()).map(Store::path);
         if let Some(path) = path.filter(|path| config.require_direct_io && !path.is_direct()) {
             let message = format!("require_direct_io: the spill files would go through {path}");

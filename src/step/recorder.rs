@@ -61,7 +61,7 @@ impl SavedTensorHooks for Recorder {
                 KeepReason::Ineligible => &step.counters.kept_ineligible,
                 KeepReason::Parameter => &step.counters.kept_parameters,
                 KeepReason::Small => &step.counters.kept_small,
-                KeepReason::Held => &step.counters.kept_held,
+                KeepReason::HeldElsewhere => &step.counters.kept_held,
                 KeepReason::Policy => &step.counters.kept_by_policy,
             };
             counter.add(bytes);

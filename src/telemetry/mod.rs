@@ -9,4 +9,4 @@ pub use planned::{Baseline, PlanReport, PlanRow};
 pub use report::{AdaptiveReport, KeptReport, ScopeReport, StallReport, StepReport};
 pub(crate) use scopes::{ScopeId, ScopeRecord, Scopes};
 pub use stats::Tally;
-pub(crate) use stats::{Cause, Counters};
+pub(crate) use stats::{Counters, StallCause};

@@ -76,7 +76,7 @@ pub(crate) struct Counters {
 
 /// Why a thread that computes, or the device's own queue, had to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cause {
+pub(crate) enum StallCause {
     /// For a store, so that the device budget is kept.
     DeviceBudget,
     /// For room in the host pool.
@@ -94,12 +94,12 @@ impl Counters {
         self.rerun_time.add(time);
     }
 
-    pub(crate) fn stalled(&self, cause: Cause, time: Duration) {
+    pub(crate) fn stalled(&self, cause: StallCause, time: Duration) {
         let clock = match cause {
-            Cause::DeviceBudget => &self.stall_budget,
-            Cause::HostPool => &self.stall_pool,
-            Cause::Load => &self.stall_load,
-            Cause::CopyIn => &self.stall_copy_in,
+            StallCause::DeviceBudget => &self.stall_budget,
+            StallCause::HostPool => &self.stall_pool,
+            StallCause::Load => &self.stall_load,
+            StallCause::CopyIn => &self.stall_copy_in,
         };
         clock.add(time);
     }

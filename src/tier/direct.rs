@@ -16,20 +16,20 @@ use ssdtrain_libtorch::{Block, Storage};
 use ssdtrain_plan::Release;
 use ssdtrain_store::{Blob, Direction, Store, contained};
 
-use super::waiter::Waiter;
+use super::event_thread::EventThread;
 use super::{Here, Parcel, Room, RoomListener, Tier};
 use crate::device::{Device, Lane};
 use crate::error::{Completion, Error, ErrorKind, Result};
 use crate::mem::{DeviceBuf, Rest};
 use crate::sync::{Condvar, Mutex};
-use crate::telemetry::{Cause, Counters, ScopeId};
+use crate::telemetry::{Counters, ScopeId, StallCause};
 use crate::trace::{DeviceTrace, Trace};
 
 /// Spill files right below a device.
 pub(crate) struct DirectTier<D: Device> {
     // Declared first: their tasks use all the rest.
-    ready: Waiter<D>,
-    reads: Waiter<D>,
+    ready: EventThread<D>,
+    reads: EventThread<D>,
     writes: Mutex<Writes<D>>,
     /// Most bytes that are being written at once, or a single storage.
     window: u64,
@@ -68,7 +68,7 @@ struct DirectParcel<D: Device> {
     bytes: u64,
     scope: ScopeId,
     /// When the device has computed the bytes.
-    ready: D::Mark,
+    ready: D::Event,
     /// Whose memory its storage has: the stream that it was saved on, or loaded for.
     stream: AtomicUsize,
     blob: OnceLock<Arc<Blob>>,
@@ -89,8 +89,8 @@ impl<D: Device> DirectTier<D> {
         let device = Arc::new(device);
         let trace = trace.map(|trace| DeviceTrace::start(trace, &device)).transpose()?;
         Ok(Arc::new(DirectTier {
-            ready: Waiter::start("ssdtrain-out", Arc::clone(&device))?,
-            reads: Waiter::start("ssdtrain-in", Arc::clone(&device))?,
+            ready: EventThread::start("ssdtrain-out", Arc::clone(&device))?,
+            reads: EventThread::start("ssdtrain-in", Arc::clone(&device))?,
             writes: Mutex::new(Writes { waiting: VecDeque::new(), writing: 0, moving_on: false }),
             window,
             store,
@@ -128,13 +128,13 @@ impl<D: Device> DirectTier<D> {
             Direction::Read => Lane::In,
         };
         match direction {
-            // SAFETY: both places belong to the buffer of a transfer that has not begun, which is alive until the mark below is reached;
-            // the storage's bytes are there, since its mark is reached.
+            // SAFETY: both places belong to the buffer of a transfer that has not begun, which is alive until the event below is reached;
+            // the storage's bytes are there, since its event is reached.
             Direction::Write => unsafe { self.device.copy_out(device, host, bytes) },
             // SAFETY: as above, of a transfer that has ended and was not told of yet.
             Direction::Read => unsafe { self.device.copy_in(host, device, bytes) },
         }?;
-        self.device.block_on(&self.device.mark(lane)?)
+        self.device.block_on(&self.device.record(lane)?)
     }
 
     fn traced(&self, direction: Direction, scope: ScopeId, bytes: u64, done: Completion) -> Completion {
@@ -250,7 +250,7 @@ impl<D: Device> Parcel for DirectParcel<D> {
     fn order(
         &self,
         of: Option<&Storage>,
-        cause: Cause,
+        cause: StallCause,
         counters: &Arc<Counters>,
         _here: &Here,
     ) -> Result<()> {

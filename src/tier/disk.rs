@@ -9,7 +9,7 @@ use ssdtrain_store::{Blob, Direction, Store};
 use super::{Here, Parcel, Room, RoomListener, Tier};
 use crate::error::{Completion, Error, ErrorKind, Result};
 use crate::mem::StorageBuf;
-use crate::telemetry::{Cause, Counters, ScopeId};
+use crate::telemetry::{Counters, ScopeId, StallCause};
 use crate::trace::Trace;
 
 /// Spill files below CPU memory.
@@ -119,7 +119,7 @@ impl Parcel for DiskParcel {
     fn order(
         &self,
         _of: Option<&Storage>,
-        _cause: Cause,
+        _cause: StallCause,
         _counters: &Arc<Counters>,
         _here: &Here,
     ) -> Result<()> {

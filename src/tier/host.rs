@@ -24,14 +24,14 @@ use ssdtrain_store::{Blob, HostPool, IoBuf, Store};
 
 pub(crate) use self::growth::PoolSize;
 use self::spill::Write;
+use super::event_thread::EventThread;
+use super::ledger::{Ledger, Serial};
 use super::places::Edge;
-use super::shelf::{Serial, Shelf};
-use super::waiter::Waiter;
 use super::{Here, Parcel, Room, RoomListener, Tier};
 use crate::device::{Device, Lane};
 use crate::error::{Completion, Error, ErrorKind, Result};
 use crate::sync::{Condvar, Mutex};
-use crate::telemetry::{Cause, Counters, ScopeId};
+use crate::telemetry::{Counters, ScopeId, StallCause};
 use crate::trace::{DeviceTrace, Trace};
 
 /// How much host memory the tier takes, in bytes.
@@ -45,10 +45,10 @@ pub(crate) struct HostSettings {
 /// Pinned host memory below a device.
 pub(crate) struct HostTier<D: Device> {
     // Declared first: their tasks use all the rest.
-    writes: Waiter<D>,
-    reads: Waiter<D>,
+    writes: EventThread<D>,
+    reads: EventThread<D>,
     /// None if the pool does not grow.
-    pins: Option<Waiter<D>>,
+    pins: Option<EventThread<D>>,
     books: Mutex<Books<D>>,
     /// Signalled when a store was begun, and when a transfer of the disk has ended.
     changed: Condvar,
@@ -66,12 +66,12 @@ pub(crate) struct HostTier<D: Device> {
 }
 
 struct Books<D: Device> {
-    shelf: Shelf<Held<D>>,
-    /// Memory that the device may still read or write, oldest first, and the marks after which it does not.
+    ledger: Ledger<ParcelData<D>>,
+    /// Memory that the device may still read or write, oldest first, and the events after which it does not.
     cooling: VecDeque<Cooling<D>>,
-    /// The same marks, of memory that was given back to the pool before they were reached.
-    hot: Vec<D::Mark>,
-    /// The same, of memory that is not the pool's: it goes after its marks and no sooner.
+    /// The same events, of memory that was given back to the pool before they were reached.
+    hot: Vec<D::Event>,
+    /// The same, of memory that is not the pool's: it goes after its events and no sooner.
     unpooled: Vec<Cooling<D>>,
     /// More of the pool is being pinned.
     growing: bool,
@@ -82,10 +82,10 @@ struct Books<D: Device> {
     in_flight: usize,
 }
 
-/// Memory, and the mark after which the device does not use it any more.
-type Cooling<D> = (<D as Device>::Mark, Memory);
-/// Memory, and all marks after which the device does not use it any more.
-type Taken<D> = (Vec<<D as Device>::Mark>, Memory);
+/// Memory, and the event after which the device does not use it any more.
+type Cooling<D> = (<D as Device>::Event, Memory);
+/// Memory, and all events after which the device does not use it any more.
+type Taken<D> = (Vec<<D as Device>::Event>, Memory);
 
 /// Host memory of a parcel.
 #[derive(Clone)]
@@ -96,19 +96,19 @@ struct Memory {
 }
 
 /// What is kept with a parcel.
-struct Held<D: Device> {
+struct ParcelData<D: Device> {
     parcel: Weak<HostParcel<D>>,
     /// Where in the model it was computed.
     scope: ScopeId,
     /// When the device has computed the bytes.
-    ready: D::Mark,
+    ready: D::Event,
     /// Whose memory its storage has: the stream that it was saved on, or loaded for.
     stream: usize,
     memory: Option<Memory>,
     blob: Option<Arc<Blob>>,
     /// The ends of the copy out and of the last copy in.
-    out: Option<D::Mark>,
-    back: Option<D::Mark>,
+    out: Option<D::Event>,
+    back: Option<D::Event>,
     /// How many copies were begun, and how many there were when the compute queue was last told to wait for the latest.
     copies: u64,
     ordered: u64,
@@ -121,19 +121,19 @@ struct Held<D: Device> {
 struct Load<D: Device> {
     into: Storage,
     /// When the device has stopped using `into`'s memory for anything else.
-    ready: D::Mark,
+    ready: D::Event,
     done: Completion,
 }
 
 /// A wait in the device's compute queue: from when the queue came to it, to the end of the copy that it waits for. If that is the
 /// earlier of the two, it waited for nothing.
 struct Stall<D: Device> {
-    cause: Cause,
+    cause: StallCause,
     counters: Arc<Counters>,
-    from: D::Mark,
+    from: D::Event,
     /// The end of the wait before, if nothing was computed between the two.
-    waited: Option<D::Mark>,
-    to: D::Mark,
+    waited: Option<D::Event>,
+    to: D::Event,
 }
 
 /// A place in the tier.
@@ -162,7 +162,7 @@ impl<D: Device> HostTier<D> {
             pool.grow(bytes)?;
         }
         let books = Books {
-            shelf: Shelf::new(),
+            ledger: Ledger::new(),
             cooling: VecDeque::new(),
             hot: Vec::new(),
             unpooled: Vec::new(),
@@ -171,10 +171,10 @@ impl<D: Device> HostTier<D> {
             refused: false,
             in_flight: 0,
         };
-        let writes = Waiter::start("ssdtrain-out", Arc::clone(&device))?;
-        let reads = Waiter::start("ssdtrain-in", Arc::clone(&device))?;
+        let writes = EventThread::start("ssdtrain-out", Arc::clone(&device))?;
+        let reads = EventThread::start("ssdtrain-in", Arc::clone(&device))?;
         let grows = !matches!(settings.pool, PoolSize::Fixed(_));
-        let pins = grows.then(|| Waiter::start("ssdtrain-pin", Arc::clone(&device))).transpose()?;
+        let pins = grows.then(|| EventThread::start("ssdtrain-pin", Arc::clone(&device))).transpose()?;
         let tier = Arc::new_cyclic(|this| HostTier {
             writes,
             reads,
@@ -210,21 +210,21 @@ impl<D: Device> HostTier<D> {
     // ---- host memory ----
 
     /// Memory for `bytes` bytes, from the pool or from parcels that are on the disk too. The device may still use it until the
-    /// marks returned with it.
+    /// events returned with it.
     fn take(&self, books: &mut Books<D>, bytes: u64) -> Option<Taken<D>> {
-        while books.cooling.pop_front_if(|(mark, _)| self.device.is_reached(mark)).is_some() {}
-        books.unpooled.retain(|(mark, _)| !self.device.is_reached(mark));
+        while books.cooling.pop_front_if(|(event, _)| self.device.is_reached(event)).is_some() {}
+        books.unpooled.retain(|(event, _)| !self.device.is_reached(event));
         loop {
             if let Some(slot) = self.pool.take(bytes) {
-                books.hot.retain(|mark| !self.device.is_reached(mark));
+                books.hot.retain(|event| !self.device.is_reached(event));
                 return Some((books.hot.clone(), Memory { buf: Arc::new(slot), pooled: true }));
             }
             if let Some(cooling) = books.cooling.pop_front() {
                 books.give_back(cooling);
             } else {
-                let next = books.shelf.next_to_reclaim()?;
-                books.shelf.reclaim(next);
-                let held = &mut books.shelf.get(next)?.held;
+                let next = books.ledger.next_to_reclaim()?;
+                books.ledger.reclaim(next);
+                let held = &mut books.ledger.get(next)?.held;
                 let memory = held.memory.take();
                 if let Some(cooling) = held.under_way(&*self.device).zip(memory) {
                     books.give_back(cooling);
@@ -241,13 +241,13 @@ impl<D: Device> HostTier<D> {
             return self.room_to_come(books, bytes);
         };
         // The copies out come after what the device still does with the memory.
-        if after.iter().try_for_each(|mark| self.device.wait(Lane::Out, mark)).is_err() {
+        if after.iter().try_for_each(|event| self.device.wait(Lane::Out, event)).is_err() {
             return Room::None;
         }
-        if let Some(place) = books.shelf.get(serial) {
+        if let Some(place) = books.ledger.get(serial) {
             place.held.memory = Some(memory);
         }
-        books.shelf.advance(serial, Edge::RoomTaken);
+        books.ledger.advance(serial, Edge::RoomTaken);
         Room::Reserved
     }
 
@@ -260,8 +260,8 @@ impl<D: Device> HostTier<D> {
             return Room::None;
         }
         // What is being written already makes room, though perhaps not enough: then this is asked again.
-        if self.store.is_some() && !books.shelf.is_writing() {
-            while let Some(next) = books.shelf.next_to_write_at_once() {
+        if self.store.is_some() && !books.ledger.is_writing() {
+            while let Some(next) = books.ledger.next_to_write_at_once() {
                 match self.write(books, next) {
                     Write::Begun => break,
                     Write::Later => return Room::Later,
@@ -269,7 +269,7 @@ impl<D: Device> HostTier<D> {
                 }
             }
         }
-        if books.shelf.is_writing() { Room::Later } else { Room::None }
+        if books.ledger.is_writing() { Room::Later } else { Room::None }
     }
 
     fn tell_room(&self) {
@@ -282,7 +282,7 @@ impl<D: Device> Tier for HostTier<D> {
     fn parcel(self: Arc<Self>, bytes: u64, scope: ScopeId, here: &Here) -> Result<Arc<dyn Parcel>> {
         let (ready, stream) = (here.now(&*self.device)?, self.device.stream()?);
         let parcel: Arc<HostParcel<D>> = Arc::new_cyclic(|this| {
-            let held = Held {
+            let held = ParcelData {
                 parcel: Weak::clone(this),
                 scope,
                 ready,
@@ -296,7 +296,7 @@ impl<D: Device> Tier for HostTier<D> {
                 failure: None,
                 loads: Vec::new(),
             };
-            let serial = self.books.lock().shelf.insert(bytes, held);
+            let serial = self.books.lock().ledger.insert(bytes, held);
             HostParcel { serial, bytes, tier: Arc::clone(&self) }
         });
         Ok(parcel)
@@ -318,7 +318,7 @@ impl<D: Device> Tier for HostTier<D> {
 
     fn begin_step(&self) {
         let mut books = self.books.lock();
-        books.shelf.begin_step();
+        books.ledger.begin_step();
         books.short = false;
     }
 
@@ -331,7 +331,7 @@ impl<D: Device> Tier for HostTier<D> {
         let stalls = std::mem::take(&mut *self.stalls.lock());
         for Stall { cause, counters, from, waited, to } in stalls {
             let time = self.device.block_on(&to).and_then(|()| {
-                let since = |mark: &D::Mark| self.device.between(mark, &to);
+                let since = |event: &D::Event| self.device.between(event, &to);
                 let after_wait = waited.as_ref().map(since).transpose()?;
                 Ok(since(&from)?.min(after_wait.unwrap_or(Duration::MAX)))
             });
@@ -367,8 +367,8 @@ impl<D: Device> Drop for HostTier<D> {
     fn drop(&mut self) {
         // Before the pool's memory goes, the device must be done with it.
         let books = self.books.get_mut();
-        let kept = books.cooling.iter().chain(&books.unpooled).map(|(mark, _)| mark);
-        if let Err(error) = kept.chain(&books.hot).try_for_each(|mark| self.device.block_on(mark)) {
+        let kept = books.cooling.iter().chain(&books.unpooled).map(|(event, _)| event);
+        if let Err(error) = kept.chain(&books.hot).try_for_each(|event| self.device.block_on(event)) {
             tracing::debug!(%error, "the device failed before the host pool went");
         }
     }
@@ -377,43 +377,43 @@ impl<D: Device> Drop for HostTier<D> {
 impl<D: Device> Books<D> {
     /// Fails once the parcel was abandoned: the storages of its copies are somebody else's by then.
     fn wanted(&self, serial: Serial) -> Result<()> {
-        if self.shelf.is_wanted(serial) { Ok(()) } else { Err(unwanted()) }
+        if self.ledger.is_wanted(serial) { Ok(()) } else { Err(unwanted()) }
     }
 
-    /// Gives memory back before its mark is reached.
-    fn give_back(&mut self, (mark, memory): Cooling<D>) {
+    /// Gives memory back before its event is reached.
+    fn give_back(&mut self, (event, memory): Cooling<D>) {
         if memory.pooled {
-            self.hot.push(mark);
+            self.hot.push(event);
         } else {
-            self.unpooled.push((mark, memory));
+            self.unpooled.push((event, memory));
         }
     }
 }
 
-impl<D: Device> Held<D> {
+impl<D: Device> ParcelData<D> {
     /// Whether the compute queue was told to wait for the latest copy already.
     fn is_ordered(&self) -> bool {
         self.ordered == self.copies
     }
 
-    /// The mark after which the device uses neither the parcel's memory nor the storages of its copies; none if it is reached. A
+    /// The event after which the device uses neither the parcel's memory nor the storages of its copies; none if it is reached. A
     /// copy in comes after the copy out.
-    fn under_way(&self, device: &D) -> Option<D::Mark> {
-        self.back.as_ref().or(self.out.as_ref()).filter(|mark| !device.is_reached(mark)).cloned()
+    fn under_way(&self, device: &D) -> Option<D::Event> {
+        self.back.as_ref().or(self.out.as_ref()).filter(|event| !device.is_reached(event)).cloned()
     }
 }
 
 #[cfg(test)]
 impl<D: Device> HostTier<D> {
     pub(super) fn audit(&self) {
-        self.books.lock().shelf.audit();
+        self.books.lock().ledger.audit();
     }
 
     /// Checks that no parcel is left, and nothing of the pool is taken.
     pub(super) fn assert_nothing_is_held(&self) {
         let mut books = self.books.lock();
-        books.shelf.audit();
-        assert_eq!((books.shelf.len(), books.in_flight), (0, 0));
+        books.ledger.audit();
+        assert_eq!((books.ledger.len(), books.in_flight), (0, 0));
         books.cooling.clear();
         assert_eq!(self.pool.free_bytes(), self.pool.capacity());
         drop(books);

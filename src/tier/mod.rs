@@ -7,7 +7,9 @@
 
 mod direct;
 mod disk;
+mod event_thread;
 mod host;
+mod ledger;
 #[cfg(test)]
 mod model;
 #[cfg(test)]
@@ -15,10 +17,8 @@ pub(crate) mod modelled;
 #[cfg(test)]
 mod panics;
 mod places;
-mod shelf;
 #[cfg(test)]
 mod streams;
-mod waiter;
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -33,7 +33,7 @@ pub(crate) use self::disk::DiskTier;
 pub(crate) use self::host::{HostSettings, HostTier, PoolSize};
 use crate::device::{Device, Lane};
 use crate::error::{Completion, Result};
-use crate::telemetry::{Cause, Counters, ScopeId};
+use crate::telemetry::{Counters, ScopeId, StallCause};
 
 /// Called when a parcel that was told [`Room::Later`] should ask again. It must not wait for a transfer.
 pub(crate) type RoomListener = dyn Fn() + Send + Sync;
@@ -71,30 +71,30 @@ pub(crate) trait Tier: Send + Sync {
 }
 
 /// Where the calling thread's computation has come to, for as long as it queues nothing: within one call of autograd's. It is
-/// marked when it is first asked for, and no more often than need be, since each mark costs the thread a microsecond.
+/// recorded when it is first asked for, and no more often than need be, since each event costs the thread a microsecond.
 #[derive(Default)]
 pub(crate) struct Here {
-    /// A device's own mark.
-    mark: RefCell<Option<Box<dyn Any>>>,
-    /// The last mark that the computation was told to wait for since.
+    /// A device's own event.
+    event: RefCell<Option<Box<dyn Any>>>,
+    /// The last event that the computation was told to wait for since.
     waited: RefCell<Option<Box<dyn Any>>>,
 }
 
 impl Here {
     /// What the calling thread computed before this call. Marked once.
-    fn now<D: Device>(&self, device: &D) -> Result<D::Mark> {
-        if let Some(mark) = Here::get(&self.mark) {
-            return Ok(mark);
+    fn now<D: Device>(&self, device: &D) -> Result<D::Event> {
+        if let Some(event) = Here::get(&self.event) {
+            return Ok(event);
         }
-        let mark = device.mark(Lane::Compute)?;
-        Here::set(&self.mark, &mark);
-        Ok(mark)
+        let event = device.record(Lane::Compute)?;
+        Here::set(&self.event, &event);
+        Ok(event)
     }
 
     /// The same, and what it was told to wait for since: memory that was let go of may be written after it.
-    fn after_waits<D: Device>(&self, device: &D) -> Result<D::Mark> {
+    fn after_waits<D: Device>(&self, device: &D) -> Result<D::Event> {
         if self.waited.take().is_some() {
-            self.mark.take();
+            self.event.take();
         }
         self.now(device)
     }
@@ -108,15 +108,15 @@ impl Here {
     }
 
     fn is_marked(&self) -> bool {
-        self.mark.borrow().is_some()
+        self.event.borrow().is_some()
     }
 
     fn get<M: Clone + 'static>(place: &RefCell<Option<Box<dyn Any>>>) -> Option<M> {
-        place.borrow().as_ref().and_then(|mark| mark.downcast_ref()).cloned()
+        place.borrow().as_ref().and_then(|event| event.downcast_ref()).cloned()
     }
 
-    fn set<M: Clone + 'static>(place: &RefCell<Option<Box<dyn Any>>>, mark: &M) {
-        place.replace(Some(Box::new(mark.clone())));
+    fn set<M: Clone + 'static>(place: &RefCell<Option<Box<dyn Any>>>, event: &M) {
+        place.replace(Some(Box::new(event.clone())));
     }
 }
 
@@ -149,7 +149,13 @@ pub(crate) trait Parcel: Send + Sync {
     /// Makes what the calling thread computes from now on come after the transfers of this parcel that were begun. Time that
     /// the device waits for that is counted for `cause`. `of` is the storage that is to leave, or that was loaded: if it is another
     /// stream's, its memory is used again only after what the calling thread's does.
-    fn order(&self, of: Option<&Storage>, cause: Cause, counters: &Arc<Counters>, here: &Here) -> Result<()>;
+    fn order(
+        &self,
+        of: Option<&Storage>,
+        cause: StallCause,
+        counters: &Arc<Counters>,
+        here: &Here,
+    ) -> Result<()>;
 
     /// Asks whether the device may let go of bytes that were loaded; false if they are nowhere below it any more.
     fn may_evict(&self) -> bool;

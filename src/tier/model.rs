@@ -10,7 +10,7 @@ use super::modelled::{Copies, Disk, FOREIGN, Fault, ModelDevice, ModelDisk, set_
 use super::{Here, HostSettings, HostTier, Parcel, PoolSize, Room, RoomListener, Tier};
 use crate::error::Completion;
 use crate::sync::{Condvar, Mutex, Thread, explore};
-use crate::telemetry::{Cause, ScopeId};
+use crate::telemetry::{ScopeId, StallCause};
 use crate::units::MIB;
 
 /// What a model is of.
@@ -128,7 +128,7 @@ impl Model {
     /// Has the storage leave the device once its copy is made. It stays if there is none.
     fn let_go(&self, parcel: &Arc<dyn Parcel>, storage: Storage) -> Option<Storage> {
         let ordered =
-            parcel.order(Some(&storage), Cause::DeviceBudget, &Arc::default(), &Here::default()).is_ok();
+            parcel.order(Some(&storage), StallCause::DeviceBudget, &Arc::default(), &Here::default()).is_ok();
         if ordered {
             self.leaves(storage);
             None
@@ -151,7 +151,7 @@ impl Model {
         let done = Completion::new(move |outcome| told.bring(outcome));
         Arc::clone(parcel).load(into.clone(), &Here::default(), done);
         let loaded = answer.wait().is_ok()
-            && parcel.order(Some(&into), Cause::CopyIn, &Arc::default(), &Here::default()).is_ok();
+            && parcel.order(Some(&into), StallCause::CopyIn, &Arc::default(), &Here::default()).is_ok();
         let word = loaded.then(|| word(&into));
         self.leaves(into);
         word

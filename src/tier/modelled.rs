@@ -142,10 +142,10 @@ fn index(lane: Lane) -> usize {
     usize::from(lane == Lane::In)
 }
 
-/// Has the lane do what comes before `mark`.
-fn run(lanes: &mut [Queue; 2], mark: ModelMark) {
-    while mark.lane != Lane::Compute && lanes[index(mark.lane)].done < mark.done {
-        let Some(work) = lanes[index(mark.lane)].waiting.pop_front() else { return };
+/// Has the lane do what comes before `event`.
+fn run(lanes: &mut [Queue; 2], event: ModelMark) {
+    while event.lane != Lane::Compute && lanes[index(event.lane)].done < event.done {
+        let Some(work) = lanes[index(event.lane)].waiting.pop_front() else { return };
         match work {
             Work::Wait(other) => run(lanes, other),
             Work::Copy { from, to } => {
@@ -155,36 +155,36 @@ fn run(lanes: &mut [Queue; 2], mark: ModelMark) {
                 unsafe { std::ptr::copy(from, to, 1) };
             }
         }
-        lanes[index(mark.lane)].done += 1;
+        lanes[index(event.lane)].done += 1;
     }
 }
 
 impl Device for ModelDevice {
-    type Mark = ModelMark;
+    type Event = ModelMark;
 
     const IS_HOST: bool = true;
 
-    fn mark(&self, lane: Lane) -> Result<ModelMark> {
+    fn record(&self, lane: Lane) -> Result<ModelMark> {
         let lanes = self.lanes.lock();
         let queue = &lanes[index(lane)];
         Ok(ModelMark { lane, done: queue.done + queue.waiting.len() })
     }
 
-    fn wait(&self, lane: Lane, mark: &ModelMark) -> Result<()> {
+    fn wait(&self, lane: Lane, event: &ModelMark) -> Result<()> {
         match lane {
-            Lane::Compute => self.block_on(mark)?,
-            Lane::Out | Lane::In => self.queue(lane, Work::Wait(*mark)),
+            Lane::Compute => self.block_on(event)?,
+            Lane::Out | Lane::In => self.queue(lane, Work::Wait(*event)),
         }
         Ok(())
     }
 
-    fn is_reached(&self, mark: &ModelMark) -> bool {
-        mark.lane == Lane::Compute || self.lanes.lock()[index(mark.lane)].done >= mark.done
+    fn is_reached(&self, event: &ModelMark) -> bool {
+        event.lane == Lane::Compute || self.lanes.lock()[index(event.lane)].done >= event.done
     }
 
-    fn block_on(&self, mark: &ModelMark) -> Result<()> {
+    fn block_on(&self, event: &ModelMark) -> Result<()> {
         assert_ne!(self.fault, Some(Fault::WaitPanics), "on purpose, in a wait");
-        run(&mut self.lanes.lock(), *mark);
+        run(&mut self.lanes.lock(), *event);
         Ok(())
     }
 

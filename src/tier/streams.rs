@@ -10,7 +10,7 @@ use ssdtrain_store::{BackendKind, Store, StoreConfig};
 use super::{DirectTier, Here, HostSettings, HostTier, Parcel, PoolSize, Room, Tier};
 use crate::device::{Simulated, SimulatedUsed};
 use crate::error::Completion;
-use crate::telemetry::{Cause, ScopeId};
+use crate::telemetry::{ScopeId, StallCause};
 use crate::units::MIB;
 
 fn tiers() -> [(Arc<dyn Tier>, SimulatedUsed); 2] {
@@ -46,7 +46,7 @@ fn loaded(parcel: &Arc<dyn Parcel>) -> Storage {
 }
 
 fn ordered(parcel: &Arc<dyn Parcel>, of: &Storage) {
-    parcel.order(Some(of), Cause::CopyIn, &Arc::default(), &Here::default()).unwrap();
+    parcel.order(Some(of), StallCause::CopyIn, &Arc::default(), &Here::default()).unwrap();
 }
 
 #[test]

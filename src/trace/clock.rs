@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use super::{Moment, Name, Span, Trace, Track};
 use crate::device::{Device, Lane};
 use crate::error::Result;
-use crate::telemetry::{Cause, ScopeId};
+use crate::telemetry::{ScopeId, StallCause};
 
 /// Tries to find where host and device meet; the quickest counts.
 const MEETINGS: usize = 8;
@@ -17,11 +17,11 @@ const REACH: Duration = Duration::from_secs(4);
 
 /// A device's queues, whatever the device.
 pub(super) trait Lanes: Send + Sync {
-    /// A mark in a lane's queue; none if the device has failed.
+    /// An event in a lane's queue; none if the device has failed.
     fn point(self: Arc<Self>, lane: Lane) -> Option<Arc<dyn Point>>;
 }
 
-/// A mark, whatever the device.
+/// An event, whatever the device.
 pub(super) trait Point: Send + Sync {
     /// When it was reached; none if it is not yet, or the device has failed.
     fn when(&self) -> Option<Instant>;
@@ -30,33 +30,33 @@ pub(super) trait Point: Send + Sync {
     fn block(&self);
 }
 
-/// A trace, for who works with a device's own marks.
+/// A trace, for who works with a device's own events.
 pub(crate) struct DeviceTrace<D: Device> {
     trace: Arc<Trace>,
     clock: Arc<Clock<D>>,
 }
 
-/// A device, and a mark in its queues whose time is known.
+/// A device, and an event in its queues whose time is known.
 struct Clock<D: Device> {
     device: Arc<D>,
-    base: Mutex<(D::Mark, Instant)>,
+    base: Mutex<(D::Event, Instant)>,
 }
 
 struct DevicePoint<D: Device> {
     clock: Arc<Clock<D>>,
-    mark: D::Mark,
+    event: D::Event,
 }
 
 impl<D: Device> DeviceTrace<D> {
     /// Adds the device's lanes to the trace. Waits for the compute queue of the calling thread.
     pub(crate) fn start(trace: &Arc<Trace>, device: &Arc<D>) -> Result<DeviceTrace<D>> {
-        device.block_on(&device.mark(Lane::Compute)?)?;
-        let meet = || -> Result<(Duration, D::Mark, Instant)> {
+        device.block_on(&device.record(Lane::Compute)?)?;
+        let meet = || -> Result<(Duration, D::Event, Instant)> {
             let before = Instant::now();
-            let mark = device.mark(Lane::Compute)?;
-            device.block_on(&mark)?;
+            let event = device.record(Lane::Compute)?;
+            device.block_on(&event)?;
             let window = before.elapsed();
-            Ok((window, mark, before + window / 2))
+            Ok((window, event, before + window / 2))
         };
         let mut nearest = meet()?;
         for _ in 1..MEETINGS {
@@ -65,8 +65,8 @@ impl<D: Device> DeviceTrace<D> {
                 nearest = next;
             }
         }
-        let (_, mark, at) = nearest;
-        let clock = Arc::new(Clock { device: Arc::clone(device), base: Mutex::new((mark, at)) });
+        let (_, event, at) = nearest;
+        let clock = Arc::new(Clock { device: Arc::clone(device), base: Mutex::new((event, at)) });
         // A trace is of one cache, and so of one device.
         drop(trace.lanes.set(Arc::clone(&clock) as _));
         Ok(DeviceTrace { trace: Arc::clone(trace), clock })
@@ -77,18 +77,18 @@ impl<D: Device> DeviceTrace<D> {
     }
 
     /// The device's compute queue waited.
-    pub(crate) fn stall(&self, cause: Cause, from: &D::Mark, to: &D::Mark) {
+    pub(crate) fn stall(&self, cause: StallCause, from: &D::Event, to: &D::Event) {
         self.record(Lane::Compute, Name::Stall(cause), None, from, to);
     }
 
     /// A copy of what was saved in `scope`.
-    pub(crate) fn copy(&self, lane: Lane, scope: ScopeId, bytes: u64, from: &D::Mark, to: &D::Mark) {
+    pub(crate) fn copy(&self, lane: Lane, scope: ScopeId, bytes: u64, from: &D::Event, to: &D::Event) {
         self.record(lane, Name::Moved(scope, false), Some(bytes), from, to);
     }
 
-    fn record(&self, lane: Lane, name: Name, bytes: Option<u64>, from: &D::Mark, to: &D::Mark) {
-        let moment = |mark: &D::Mark| {
-            Moment::Device(Arc::new(DevicePoint { clock: Arc::clone(&self.clock), mark: mark.clone() }))
+    fn record(&self, lane: Lane, name: Name, bytes: Option<u64>, from: &D::Event, to: &D::Event) {
+        let moment = |event: &D::Event| {
+            Moment::Device(Arc::new(DevicePoint { clock: Arc::clone(&self.clock), event: event.clone() }))
         };
         let track = Track::Device(lane);
         self.trace.record(Span { track, name, from: moment(from), to: moment(to), bytes });
@@ -97,32 +97,32 @@ impl<D: Device> DeviceTrace<D> {
 
 impl<D: Device> Lanes for Clock<D> {
     fn point(self: Arc<Self>, lane: Lane) -> Option<Arc<dyn Point>> {
-        let mark = self.device.mark(lane).ok()?;
-        Some(Arc::new(DevicePoint { clock: self, mark }))
+        let event = self.device.record(lane).ok()?;
+        Some(Arc::new(DevicePoint { clock: self, event }))
     }
 }
 
 impl<D: Device> Point for DevicePoint<D> {
     fn when(&self) -> Option<Instant> {
         let Clock { device, base } = &*self.clock;
-        if !device.is_reached(&self.mark) {
+        if !device.is_reached(&self.event) {
             return None;
         }
         let mut base = base.lock();
-        let after = device.between(&base.0, &self.mark).ok()?;
+        let after = device.between(&base.0, &self.event).ok()?;
         if after.is_zero() {
-            return base.1.checked_sub(device.between(&self.mark, &base.0).ok()?);
+            return base.1.checked_sub(device.between(&self.event, &base.0).ok()?);
         }
         let at = base.1 + after;
         if after > REACH {
-            *base = (self.mark.clone(), at);
+            *base = (self.event.clone(), at);
         }
         Some(at)
     }
 
     fn block(&self) {
-        // A device that fails tells it where it computes; its marks then have no time.
-        drop(self.clock.device.block_on(&self.mark));
+        // A device that fails tells it where it computes; its events then have no time.
+        drop(self.clock.device.block_on(&self.event));
     }
 }
 
@@ -149,12 +149,13 @@ mod tests {
     #[test]
     fn marks_on_both_sides_of_the_base_have_their_times() {
         let device = Arc::new(Simulated::start(Duration::ZERO).unwrap());
-        let marks = [(); 3].map(|()| device.mark(Lane::Compute).unwrap());
-        let between = |from: usize, to: usize| device.between(&marks[from], &marks[to]).unwrap();
+        let events = [(); 3].map(|()| device.record(Lane::Compute).unwrap());
+        let between = |from: usize, to: usize| device.between(&events[from], &events[to]).unwrap();
         let at = Instant::now();
-        let base = Mutex::new((marks[1].clone(), at));
+        let base = Mutex::new((events[1].clone(), at));
         let clock = Arc::new(Clock { device: Arc::clone(&device), base });
-        let when = |mark: usize| DevicePoint { clock: Arc::clone(&clock), mark: marks[mark].clone() }.when();
+        let when =
+            |event: usize| DevicePoint { clock: Arc::clone(&clock), event: events[event].clone() }.when();
         assert_eq!(
             [when(0), when(1), when(2)],
             [at.checked_sub(between(0, 1)), Some(at), Some(at + between(1, 2))]

@@ -9,10 +9,10 @@ use std::time::Instant;
 use ssdtrain_store::Direction;
 
 use super::rows::{Extent, arrange};
-use super::{Counter, Event, Log, Name, Trace, Track};
+use super::{Counter, Log, Name, Trace, TraceEvent, Track};
 use crate::device::Lane;
 use crate::error::{Error, ErrorKind, Result};
-use crate::telemetry::{Cause, Scopes};
+use crate::telemetry::{Scopes, StallCause};
 
 /// One cache in the file, with a name for people. Viewers call it a process.
 pub(crate) struct Process<'a> {
@@ -172,8 +172,8 @@ impl Picture {
             Picture { tracks: Vec::new(), samples: Vec::new(), dropped: log.dropped, untimed: 0 };
         for event in &log.events {
             match event {
-                Event::Sample { counter, at, bytes } => picture.samples.push((*counter, *at, *bytes)),
-                Event::Span(span) => match (span.from.host(), span.to.host()) {
+                TraceEvent::Sample { counter, at, bytes } => picture.samples.push((*counter, *at, *bytes)),
+                TraceEvent::Span(span) => match (span.from.host(), span.to.host()) {
                     // The copy was over when the queue came to wait for it.
                     (Some(from), Some(to)) if matches!(span.name, Name::Stall(_)) && to <= from => {}
                     (Some(from), Some(to)) => {
@@ -252,10 +252,10 @@ impl Name {
             // Scopes of the same name add up in viewers; the path is an argument.
             Name::Scope(_) => scope.rsplit('/').next().unwrap_or(scope).to_owned(),
             Name::Wait(what) => what.to_owned(),
-            Name::Stall(Cause::DeviceBudget) => "stall: device budget".to_owned(),
-            Name::Stall(Cause::HostPool) => "stall: host pool".to_owned(),
-            Name::Stall(Cause::Load) => "stall: load".to_owned(),
-            Name::Stall(Cause::CopyIn) => "stall: copy in".to_owned(),
+            Name::Stall(StallCause::DeviceBudget) => "stall: device budget".to_owned(),
+            Name::Stall(StallCause::HostPool) => "stall: host pool".to_owned(),
+            Name::Stall(StallCause::Load) => "stall: load".to_owned(),
+            Name::Stall(StallCause::CopyIn) => "stall: copy in".to_owned(),
             Name::Moved(_, failed) => {
                 let scope = if scope.is_empty() { "outside scopes" } else { scope };
                 if failed { format!("failed: {scope}") } else { scope.to_owned() }

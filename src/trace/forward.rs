@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use ssdtrain_store::Direction;
 
-use super::{Event, Log, Name, Span, Trace, Track};
+use super::{Log, Name, Span, Trace, TraceEvent, Track};
 use crate::device::Lane;
 use crate::telemetry::ScopeId;
 
@@ -46,7 +46,7 @@ impl Log {
 
     fn forward(&self, position: u64) -> Option<Forward> {
         let before = usize::try_from(position.saturating_sub(self.dropped)).unwrap_or(usize::MAX);
-        let spans: Vec<&Span> = self.events.iter().skip(before).filter_map(Event::span).collect();
+        let spans: Vec<&Span> = self.events.iter().skip(before).filter_map(TraceEvent::span).collect();
         let is_backward = |span: &&&Span| span.name == Name::Backward;
         let on_device = |span: &&Span| span.track == Track::Device(Lane::Compute);
         let backwards = || spans.iter().filter(is_backward);
@@ -75,11 +75,11 @@ impl Log {
     }
 }
 
-impl Event {
+impl TraceEvent {
     pub(super) fn span(&self) -> Option<&Span> {
         match self {
-            Event::Span(span) => Some(span),
-            Event::Sample { .. } => None,
+            TraceEvent::Span(span) => Some(span),
+            TraceEvent::Sample { .. } => None,
         }
     }
 }
@@ -149,7 +149,7 @@ pub(super) fn throughput<'a>(transfers: impl Iterator<Item = &'a Span>) -> Optio
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::{Cause, Scopes};
+    use crate::telemetry::{Scopes, StallCause};
 
     const MS: Duration = Duration::from_millis(1);
 
@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn time_is_the_innermost_scopes_and_stalls_are_no_ones() {
         let ([outer, inner], story) = (ids(), Story::begin());
-        story.span(THREAD, Name::Stall(Cause::HostPool), 30, 35, None);
+        story.span(THREAD, Name::Stall(StallCause::HostPool), 30, 35, None);
         story.span(THREAD, Name::Scope(inner), 20, 40, None);
         story.span(THREAD, Name::Scope(outer), 10, 60, None);
         story.span(THREAD, Name::Backward, 100, 200, None);

@@ -1,6 +1,6 @@
 //! What happened when, for people to look at: steps, scopes, stalls, copies and transfers on one time line.
 //!
-//! Host times are taken where things happen. Device times are marks in the device's lanes, which tell when they were
+//! Host times are taken where things happen. Device times are events in the device's lanes, which tell when they were
 //! reached only afterwards: at the end of a step those that are reached are asked, and the rest is waited for only when
 //! the file is written. Nothing else of a step changes.
 
@@ -31,7 +31,7 @@ use ssdtrain_store::Direction;
 
 use crate::device::Lane;
 use crate::error::Completion;
-use crate::telemetry::{Cause, ScopeId};
+use crate::telemetry::{ScopeId, StallCause};
 
 /// Most events that are kept: the latest. One takes about 100 bytes, and two CUDA events for as long as it waits for a device.
 const MAX_EVENTS: usize = 1 << 20;
@@ -46,7 +46,7 @@ pub(crate) struct Trace {
 
 #[derive(Default)]
 struct Log {
-    events: VecDeque<Event>,
+    events: VecDeque<TraceEvent>,
     /// All events before it have their times.
     timed: usize,
     dropped: u64,
@@ -56,7 +56,7 @@ struct Log {
     levels: [u64; 2],
 }
 
-enum Event {
+enum TraceEvent {
     Span(Span),
     Sample { counter: Counter, at: Instant, bytes: u64 },
 }
@@ -89,7 +89,7 @@ pub(crate) enum Name {
     Scope(ScopeId),
     /// The program waits for what the cache has under way.
     Wait(&'static str),
-    Stall(Cause),
+    Stall(StallCause),
     /// A copy or a transfer of what was saved in this scope, and whether it failed.
     Moved(ScopeId, bool),
 }
@@ -127,7 +127,7 @@ impl Trace {
     }
 
     /// The calling thread waited.
-    pub(crate) fn stall(&self, cause: Cause, from: Instant, to: Instant) {
+    pub(crate) fn stall(&self, cause: StallCause, from: Instant, to: Instant) {
         self.record(Span::on_host(Track::Thread(thread_number()), Name::Stall(cause), from, to, None));
     }
 
@@ -156,11 +156,11 @@ impl Trace {
         }
         let mut log = self.log.lock();
         if std::mem::replace(&mut log.levels[counter as usize], bytes) != bytes {
-            log.push(Event::Sample { counter, at: Instant::now(), bytes });
+            log.push(TraceEvent::Sample { counter, at: Instant::now(), bytes });
         }
     }
 
-    /// Asks the marks that are reached for their times, which frees them. Waits for nothing.
+    /// Asks the events that are reached for their times, which frees them. Waits for nothing.
     pub(crate) fn settle(&self) {
         self.log.lock().settle();
     }
@@ -175,7 +175,7 @@ impl Trace {
         {
             log.threads.push((number, thread_name()));
         }
-        log.push(Event::Span(span));
+        log.push(TraceEvent::Span(span));
     }
 
     /// Where the device's compute queue is now, if there is a device.
@@ -189,7 +189,7 @@ impl Trace {
         let waiting: Vec<_> = {
             let log = self.log.lock();
             let ends = log.events.range(log.timed..).filter_map(|event| match event {
-                Event::Span(Span { to: Moment::Device(point), .. }) => Some(Arc::clone(point)),
+                TraceEvent::Span(Span { to: Moment::Device(point), .. }) => Some(Arc::clone(point)),
                 _ => None,
             });
             ends.collect()
@@ -200,7 +200,7 @@ impl Trace {
 }
 
 impl Log {
-    fn push(&mut self, event: Event) {
+    fn push(&mut self, event: TraceEvent) {
         if self.events.len() == MAX_EVENTS {
             self.events.pop_front();
             self.timed = self.timed.saturating_sub(1);
@@ -212,7 +212,7 @@ impl Log {
     fn settle(&mut self) {
         let mut all = true;
         for event in self.events.range_mut(self.timed..) {
-            if let Event::Span(span) = event {
+            if let TraceEvent::Span(span) = event {
                 // Its beginning is reached before its end.
                 all &= span.to.settle() && span.from.settle();
             }
@@ -228,7 +228,7 @@ impl Span {
 }
 
 impl Moment {
-    /// Turns a mark that is reached into its time; false if it is not reached yet.
+    /// Turns an event that is reached into its time; false if it is not reached yet.
     fn settle(&mut self) -> bool {
         if let Moment::Device(point) = self {
             let Some(at) = point.when() else { return false };
@@ -276,7 +276,7 @@ mod tests {
         }
         let log = trace.log.lock();
         assert_eq!((log.events.len(), log.dropped), (MAX_EVENTS, 3));
-        assert!(matches!(log.events[0], Event::Sample { bytes: 4, .. }));
+        assert!(matches!(log.events[0], TraceEvent::Sample { bytes: 4, .. }));
     }
 
     #[test]
@@ -290,6 +290,6 @@ mod tests {
 
     #[test]
     fn an_event_is_as_large_as_it_is_documented_to_be() {
-        assert!(size_of::<Event>() <= 104, "{}", size_of::<Event>());
+        assert!(size_of::<TraceEvent>() <= 104, "{}", size_of::<TraceEvent>());
     }
 }

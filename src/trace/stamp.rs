@@ -5,7 +5,7 @@ use std::time::Instant;
 use ssdtrain_store::Direction;
 
 use super::forward::throughput;
-use super::{Event, Moment, Name, Span, Trace, Track};
+use super::{Moment, Name, Span, Trace, TraceEvent, Track};
 use crate::device::Lane;
 
 /// Now, as the thread sees it, and where the device's compute queue has come to.
@@ -60,7 +60,7 @@ impl Trace {
         self.block();
         let log = self.log.lock();
         let before = usize::try_from(position.saturating_sub(log.dropped)).unwrap_or(usize::MAX);
-        let spans: Vec<&Span> = log.events.iter().skip(before).filter_map(Event::span).collect();
+        let spans: Vec<&Span> = log.events.iter().skip(before).filter_map(TraceEvent::span).collect();
         let of = |track: Track| spans.iter().copied().filter(move |span| span.track == track);
         let rate = |track: Track| throughput(of(track));
         let stalls = |on_device: bool| {

@@ -86,7 +86,7 @@ pub(super) struct Bounds {
 
 /// Why the device waits.
 #[derive(Clone, Copy)]
-enum Cause {
+enum StallCause {
     DeviceBudget,
     HostPool,
     Load,
@@ -183,15 +183,15 @@ impl<'a> Run<'a> {
         self.now += time.as_secs_f64();
     }
 
-    fn wait_until(&mut self, moment: f64, cause: Cause) {
+    fn wait_until(&mut self, moment: f64, cause: StallCause) {
         if moment <= self.now {
             return;
         }
         let stall = &mut self.prediction.stall;
         let clock = match cause {
-            Cause::DeviceBudget => &mut stall.device_budget,
-            Cause::HostPool => &mut stall.host_pool,
-            Cause::Load => &mut stall.load,
+            StallCause::DeviceBudget => &mut stall.device_budget,
+            StallCause::HostPool => &mut stall.host_pool,
+            StallCause::Load => &mut stall.load,
         };
         *clock += Duration::from_secs_f64(moment - self.now);
         self.lost += moment - self.now;

@@ -6,7 +6,7 @@ use ssdtrain_libtorch::{Block, Storage, StorageId, Watch};
 
 use super::super::entry::{Edge, State};
 use super::{Entry, EntryKey, GIVE_UP, Gone, HeldBack, Job, Squeeze, Table, TapeKey};
-use crate::telemetry::{Cause, Counters, ScopeId};
+use crate::telemetry::{Counters, ScopeId, StallCause};
 use crate::tier::{Parcel, Room};
 
 /// What is known of a storage when it is first saved.
@@ -60,7 +60,7 @@ impl Table {
             return Squeeze::Fits;
         }
         if self.storing > 0 {
-            return Squeeze::Wait(Cause::DeviceBudget);
+            return Squeeze::Wait(StallCause::DeviceBudget);
         }
         if let Some((key, parcel)) = self.oldest_leaving() {
             return Squeeze::LetGo(key, parcel);
@@ -68,7 +68,7 @@ impl Table {
         // More was saved than expected: what was to stay has to leave after all.
         while let Some(key) = self.oldest_queued() {
             if !self.begin_store(key, jobs) {
-                return Squeeze::Wait(Cause::HostPool);
+                return Squeeze::Wait(StallCause::HostPool);
             }
             if !jobs.is_empty() {
                 return Squeeze::Begun;

@@ -3,16 +3,16 @@
 use ssdtrain_libtorch::{Block, Storage};
 use ssdtrain_store::parts;
 
+use super::super::ledger::{Place, Serial};
 use super::super::places::Edge;
-use super::super::shelf::{Place, Serial};
-use super::{Books, Held, HostTier, internal};
+use super::{Books, HostTier, ParcelData, internal};
 use crate::device::{Device, Lane};
 use crate::error::Result;
 use crate::trace::Counter;
 
 impl<D: Device> HostTier<D> {
     pub(super) fn copy_out(&self, books: &mut Books<D>, serial: Serial, from: &Block) -> Result<()> {
-        let Some(place) = books.shelf.get(serial) else { return Err(internal("a copy of no parcel")) };
+        let Some(place) = books.ledger.get(serial) else { return Err(internal("a copy of no parcel")) };
         let bytes = whole(place.bytes)?;
         let Some(memory) = &place.held.memory else { return Err(internal("a copy without room")) };
         self.device.wait(Lane::Out, &place.held.ready)?;
@@ -23,16 +23,16 @@ impl<D: Device> HostTier<D> {
             let from = source.wrapping_add(offset);
             offset += len;
             // SAFETY: the storage is kept as it is until it may leave, and the memory is this parcel's alone; both are longer
-            // than the copy, and both stay until the mark below is reached.
+            // than the copy, and both stay until the event below is reached.
             unsafe { self.device.copy_out(from, to, len) }
         });
         // Parts may be on their way even if one could not be queued.
-        let out = self.device.mark(Lane::Out)?;
+        let out = self.device.record(Lane::Out)?;
         self.end_copy(Lane::Out, place, begin, &out);
         place.held.out = Some(out);
         place.held.copies += 1;
         queued?;
-        books.shelf.advance(serial, Edge::CopiedOut);
+        books.ledger.advance(serial, Edge::CopiedOut);
         Ok(())
     }
 
@@ -41,9 +41,9 @@ impl<D: Device> HostTier<D> {
         books: &mut Books<D>,
         serial: Serial,
         into: &Storage,
-        ready: &D::Mark,
+        ready: &D::Event,
     ) -> Result<()> {
-        let Some(place) = books.shelf.get(serial) else { return Err(internal("a copy of no parcel")) };
+        let Some(place) = books.ledger.get(serial) else { return Err(internal("a copy of no parcel")) };
         let bytes = whole(place.bytes)?;
         let Some(memory) = &place.held.memory else { return Err(internal("a copy of nothing")) };
         self.device.wait(Lane::In, ready)?;
@@ -56,11 +56,11 @@ impl<D: Device> HostTier<D> {
         let queued = parts(&*memory.buf, bytes).try_for_each(|(from, len)| {
             let to = target.wrapping_add(offset);
             offset += len;
-            // SAFETY: the storage is as long as the parcel and nobody else's before the mark below is reached; the memory holds
-            // the parcel's bytes, and goes to no one else before that mark.
+            // SAFETY: the storage is as long as the parcel and nobody else's before the event below is reached; the memory holds
+            // the parcel's bytes, and goes to no one else before that event.
             unsafe { self.device.copy_in(from, to, len) }
         });
-        let back = self.device.mark(Lane::In)?;
+        let back = self.device.record(Lane::In)?;
         self.end_copy(Lane::In, place, begin, &back);
         place.held.back = Some(back.clone());
         place.held.copies += 1;
@@ -69,18 +69,18 @@ impl<D: Device> HostTier<D> {
             self.device.block_on(&back)?;
         }
         queued?;
-        books.shelf.not_near(serial);
-        books.shelf.advance(serial, Edge::Lent);
+        books.ledger.not_near(serial);
+        books.ledger.advance(serial, Edge::Lent);
         Ok(())
     }
 
     /// Where a copy begins, if anyone wants to know.
-    fn begin_copy(&self, lane: Lane) -> Result<Option<D::Mark>> {
+    fn begin_copy(&self, lane: Lane) -> Result<Option<D::Event>> {
         let trace = self.trace.as_ref().filter(|trace| trace.trace().is_recording());
-        trace.map(|_| self.device.mark(lane)).transpose()
+        trace.map(|_| self.device.record(lane)).transpose()
     }
 
-    fn end_copy(&self, lane: Lane, place: &Place<Held<D>>, begin: Option<D::Mark>, end: &D::Mark) {
+    fn end_copy(&self, lane: Lane, place: &Place<ParcelData<D>>, begin: Option<D::Event>, end: &D::Event) {
         if let (Some(trace), Some(begin)) = (&self.trace, begin) {
             trace.copy(lane, place.held.scope, place.bytes, &begin, end);
             self.sample();
@@ -110,7 +110,7 @@ mod tests {
     use super::super::{HostSettings, PoolSize};
     use super::*;
     use crate::error::Completion;
-    use crate::telemetry::{Cause, ScopeId};
+    use crate::telemetry::{ScopeId, StallCause};
     use crate::units::MIB;
 
     fn saved(tier: &Arc<HostTier<ModelDevice>>, from: &Storage) -> Arc<dyn Parcel> {
@@ -140,7 +140,7 @@ mod tests {
         assert!(told.recv().unwrap().is_err());
         // It is somebody else's from here on.
         set_word(&into, FOREIGN);
-        parcel.order(None, Cause::CopyIn, &Arc::default(), &Here::default()).unwrap();
+        parcel.order(None, StallCause::CopyIn, &Arc::default(), &Here::default()).unwrap();
         assert_eq!(word(&into), FOREIGN);
     }
 }

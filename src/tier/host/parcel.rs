@@ -5,14 +5,14 @@ use std::sync::Arc;
 use ssdtrain_libtorch::{Block, Storage};
 use ssdtrain_store::contained;
 
+use super::super::ledger::{Near, Up};
 use super::super::places::{At, Edge};
-use super::super::shelf::{Near, Up};
 use super::super::{Here, Parcel, Room};
 use super::{HostParcel, Load, Stall, internal, unwanted};
 use crate::device::{Device, Lane};
 use crate::error::Completion;
 use crate::error::{Error, ErrorKind, Result};
-use crate::telemetry::{Cause, Counters};
+use crate::telemetry::{Counters, StallCause};
 
 impl<D: Device> Parcel for HostParcel<D> {
     fn reserve(&self) -> Room {
@@ -31,11 +31,11 @@ impl<D: Device> Parcel for HostParcel<D> {
         let outcome = outcome.unwrap_or_else(|| Err(internal("a copy out panicked")));
         if let Err(error) = &outcome {
             let mut books = self.tier.books.lock();
-            if let Some(place) = books.shelf.get(self.serial) {
+            if let Some(place) = books.ledger.get(self.serial) {
                 place.held.failure = Some(error.to_string());
             }
-            if books.shelf.at(self.serial) == At::Reserved {
-                books.shelf.advance(self.serial, Edge::CopyFailed);
+            if books.ledger.at(self.serial) == At::Reserved {
+                books.ledger.advance(self.serial, Edge::CopyFailed);
             }
         }
         self.tier.changed.notify_all();
@@ -53,20 +53,20 @@ impl<D: Device> Parcel for HostParcel<D> {
                 Err(error) => return done.call(Err(error)),
             };
         let mut books = tier.books.lock();
-        if let Some(place) = books.shelf.get(self.serial) {
+        if let Some(place) = books.ledger.get(self.serial) {
             place.held.stream = stream;
         }
-        let way = books.shelf.way_up(self.serial);
+        let way = books.ledger.way_up(self.serial);
         let outcome = match way {
             Up::Unwanted => Err(unwanted()),
             Up::Never => Err(internal("a load of what is nowhere below the device")),
             Up::Copy => tier.copy_in(&mut books, self.serial, &into, &ready),
             Up::Read | Up::AfterRead => {
                 let begun = if way == Up::Read { tier.read(&mut books, self.serial, true) } else { Ok(true) };
-                match (begun, books.shelf.get(self.serial)) {
+                match (begun, books.ledger.get(self.serial)) {
                     (Ok(_), Some(place)) => {
                         place.held.loads.push(Load { into, ready, done });
-                        books.shelf.not_near(self.serial);
+                        books.ledger.not_near(self.serial);
                         return;
                     }
                     (Ok(_), None) => Err(internal("a load of no parcel")),
@@ -81,76 +81,82 @@ impl<D: Device> Parcel for HostParcel<D> {
     fn bring_near(self: Arc<Self>) -> bool {
         let tier = &self.tier;
         let mut books = tier.books.lock();
-        match books.shelf.way_near(self.serial, tier.read_ahead) {
+        match books.ledger.way_near(self.serial, tier.read_ahead) {
             Near::Already => return true,
             Near::Later => return false,
             Near::Read => {}
         }
         let begun = tier.read(&mut books, self.serial, false);
         if matches!(begun, Ok(true)) {
-            books.shelf.bring_near(self.serial);
+            books.ledger.bring_near(self.serial);
         }
         // What cannot be read is told when it is asked for.
         begun.unwrap_or(true)
     }
 
-    fn order(&self, of: Option<&Storage>, cause: Cause, counters: &Arc<Counters>, here: &Here) -> Result<()> {
+    fn order(
+        &self,
+        of: Option<&Storage>,
+        cause: StallCause,
+        counters: &Arc<Counters>,
+        here: &Here,
+    ) -> Result<()> {
         let tier = &self.tier;
         let mut books = tier.books.lock();
         // The thread that saved it may not have begun the store yet.
-        while books.shelf.begins_soon(self.serial) {
+        while books.ledger.begins_soon(self.serial) {
             tier.changed.wait(&mut books);
         }
-        let Some(place) = books.shelf.get(self.serial) else { return Ok(()) };
+        let Some(place) = books.ledger.get(self.serial) else { return Ok(()) };
         if let Some(failure) = &place.held.failure {
             return Err(Error::new(ErrorKind::Device, failure.clone()));
         }
-        let Some(mark) = place.held.back.clone().or_else(|| place.held.out.clone()) else { return Ok(()) };
+        let Some(event) = place.held.back.clone().or_else(|| place.held.out.clone()) else { return Ok(()) };
         let (copies, ordered, stream) = (place.held.copies, place.held.is_ordered(), place.held.stream);
         drop(books);
         Here::record_use(&*tier.device, stream, of)?;
-        // A wait costs less than the question whether it is needed, but the mark before it does not.
-        if !here.is_marked() && tier.device.is_reached(&mark) {
+        // A wait costs less than the question whether it is needed, but the event before it does not.
+        if !here.is_marked() && tier.device.is_reached(&event) {
             return Ok(());
         }
         if ordered {
-            tier.device.wait(Lane::Compute, &mark)?;
-            Here::set(&here.waited, &mark);
+            tier.device.wait(Lane::Compute, &event)?;
+            Here::set(&here.waited, &event);
             return Ok(());
         }
         let from = here.now(&*tier.device)?;
         let waited = Here::get(&here.waited);
-        // No mark after the wait: CUDA lets a thread run only some 60 recorded events of a stream ahead of the device.
-        tier.device.wait(Lane::Compute, &mark)?;
-        Here::set(&here.waited, &mark);
+        // No event after the wait: CUDA lets a thread run only some 60 recorded events of a stream ahead of the device.
+        tier.device.wait(Lane::Compute, &event)?;
+        Here::set(&here.waited, &event);
         // No sooner: who lets go of the storage relies on it.
-        if let Some(place) = tier.books.lock().shelf.get(self.serial) {
+        if let Some(place) = tier.books.lock().ledger.get(self.serial) {
             place.held.ordered = copies;
         }
         if let Some(trace) = &tier.trace {
-            trace.stall(cause, waited.as_ref().unwrap_or(&from), &mark);
+            trace.stall(cause, waited.as_ref().unwrap_or(&from), &event);
         }
-        tier.stalls.lock().push(Stall { cause, counters: Arc::clone(counters), from, waited, to: mark });
+        tier.stalls.lock().push(Stall { cause, counters: Arc::clone(counters), from, waited, to: event });
         Ok(())
     }
 
     fn may_evict(&self) -> bool {
-        self.tier.books.lock().shelf.take_back(self.serial)
+        self.tier.books.lock().ledger.take_back(self.serial)
     }
 
     fn abandon(&self, of: Option<&Storage>) {
-        let (mark, stream, loads) = {
+        let (event, stream, loads) = {
             let mut books = self.tier.books.lock();
-            books.shelf.abandon(self.serial);
-            let Some(place) = books.shelf.get(self.serial) else { return };
-            let mark = if place.held.is_ordered() { None } else { place.held.under_way(&*self.tier.device) };
-            (mark, place.held.stream, std::mem::take(&mut place.held.loads))
+            books.ledger.abandon(self.serial);
+            let Some(place) = books.ledger.get(self.serial) else { return };
+            let event = if place.held.is_ordered() { None } else { place.held.under_way(&*self.tier.device) };
+            (event, place.held.stream, std::mem::take(&mut place.held.loads))
         };
         // Whoever waits for the store to begin waits in vain.
         self.tier.changed.notify_all();
         let device = &*self.tier.device;
-        let ordered = mark.map(|mark| {
-            device.wait(Lane::Compute, &mark).and_then(|()| Here::record_use(device, stream, of))
+        let ordered = event.map(|event| {
+            device.wait(Lane::Compute, &event).and_then(|()| Here::record_use(device, stream, of))
         });
         if let Some(Err(error)) = ordered {
             tracing::warn!(%error, "the device cannot be made to wait for a copy");
@@ -166,10 +172,10 @@ impl<D: Device> Drop for HostParcel<D> {
     fn drop(&mut self) {
         let place = {
             let mut books = self.tier.books.lock();
-            let Some(mut place) = books.shelf.remove(self.serial) else { return };
-            // Whether the mark is reached is asked when the memory is needed, which is later: often nothing is left to ask then.
-            let mark = place.held.back.take().or_else(|| place.held.out.take());
-            if let Some(cooling) = mark.zip(place.held.memory.take()) {
+            let Some(mut place) = books.ledger.remove(self.serial) else { return };
+            // Whether the event is reached is asked when the memory is needed, which is later: often nothing is left to ask then.
+            let event = place.held.back.take().or_else(|| place.held.out.take());
+            if let Some(cooling) = event.zip(place.held.memory.take()) {
                 books.cooling.push_back(cooling);
             }
             place

@@ -5,8 +5,8 @@ use std::sync::{Arc, Weak};
 use ssdtrain_store::AlignedBuf;
 use ssdtrain_store::{Blob, Direction, contained};
 
+use super::super::ledger::Serial;
 use super::super::places::Edge;
-use super::super::shelf::Serial;
 use super::{Books, HostParcel, HostTier, Load, Memory, internal};
 use crate::device::Device;
 use crate::error::{Completion, Error, Result};
@@ -55,7 +55,7 @@ pub(super) enum Write {
 impl<D: Device> HostTier<D> {
     /// Lets go down what should be there.
     pub(super) fn drain(&self, books: &mut Books<D>) {
-        while let Some(next) = books.shelf.next_to_write(self.capacity(books)) {
+        while let Some(next) = books.ledger.next_to_write(self.capacity(books)) {
             if self.write(books, next) != Write::Begun {
                 return;
             }
@@ -64,19 +64,19 @@ impl<D: Device> HostTier<D> {
 
     /// Begins to write a parcel.
     pub(super) fn write(&self, books: &mut Books<D>, serial: Serial) -> Write {
-        let Some(place) = books.shelf.get(serial) else { return Write::Refused };
+        let Some(place) = books.ledger.get(serial) else { return Write::Refused };
         let room = self.store.as_ref().map(|store| store.try_reserve(place.bytes));
         if matches!(room, Some(Ok(None))) {
             return Write::Later;
         }
         let blob = room.and_then(Result::ok).flatten();
         let (Some(blob), Some(memory)) = (blob, place.held.memory.clone()) else {
-            books.shelf.stuck(serial);
+            books.ledger.stuck(serial);
             return Write::Refused;
         };
         place.held.blob = Some(Arc::clone(&blob));
         let after = place.held.out.clone().into_iter().collect();
-        books.shelf.advance(serial, Edge::WriteIssued);
+        books.ledger.advance(serial, Edge::WriteIssued);
         self.transfer(books, serial, Direction::Write, blob, memory, after);
         Write::Begun
     }
@@ -95,10 +95,10 @@ impl<D: Device> HostTier<D> {
         direction: Direction,
         blob: Arc<Blob>,
         memory: Memory,
-        after: Vec<D::Mark>,
+        after: Vec<D::Event>,
     ) {
         let (Some(place), Some(store), Some(tier)) =
-            (books.shelf.get(serial), self.store.clone(), self.this.upgrade())
+            (books.ledger.get(serial), self.store.clone(), self.this.upgrade())
         else {
             return;
         };
@@ -106,13 +106,13 @@ impl<D: Device> HostTier<D> {
         let (scope, bytes) = (place.held.scope, place.bytes);
         let trace = self.trace.as_ref().map(DeviceTrace::trace).cloned();
         books.in_flight += 1;
-        let waiter = match direction {
+        let thread = match direction {
             Direction::Write => &self.writes,
             Direction::Read => &self.reads,
         };
         let dropped = Err(internal("a transfer was dropped before its end"));
         let mut moving = Moving { tier, serial, direction, parcel: None, outcome: dropped };
-        waiter.after(after, move |reached| {
+        thread.after(after, move |reached| {
             // Nobody may want it any more.
             moving.parcel = parcel.upgrade();
             if reached.is_err() || moving.parcel.is_none() {
@@ -144,21 +144,21 @@ impl<D: Device> HostTier<D> {
                 Ok(()) => Edge::Written,
                 Err(error) => {
                     tracing::warn!(%error, "a write failed; its tensor stays in host memory");
-                    if let Some(place) = books.shelf.get(serial) {
+                    if let Some(place) = books.ledger.get(serial) {
                         place.held.blob = None;
                     }
-                    books.shelf.stuck(serial);
+                    books.ledger.stuck(serial);
                     Edge::WriteFailed
                 }
             };
-            books.shelf.advance(serial, edge);
+            books.ledger.advance(serial, edge);
             self.drain(&mut books);
         }
     }
 
     /// Begins to read a parcel that is on the disk. False if there is no room for it; never if it is `wanted` now.
     pub(super) fn read(&self, books: &mut Books<D>, serial: Serial, wanted: bool) -> Result<bool> {
-        let bytes = books.shelf.get(serial).map_or(0, |place| place.bytes);
+        let bytes = books.ledger.get(serial).map_or(0, |place| place.bytes);
         let (after, memory) = match self.take(books, bytes) {
             Some(taken) => taken,
             None if wanted => {
@@ -169,11 +169,11 @@ impl<D: Device> HostTier<D> {
             }
             None => return Ok(false),
         };
-        let Some(place) = books.shelf.get(serial) else { return Err(internal("a read of no parcel")) };
+        let Some(place) = books.ledger.get(serial) else { return Err(internal("a read of no parcel")) };
         let Some(blob) = place.held.blob.clone() else { return Err(internal("a read without an extent")) };
         place.held.memory = Some(memory.clone());
         place.held.out = None;
-        books.shelf.advance(serial, Edge::ReadIssued);
+        books.ledger.advance(serial, Edge::ReadIssued);
         self.transfer(books, serial, Direction::Read, blob, memory, after);
         Ok(true)
     }
@@ -184,8 +184,8 @@ impl<D: Device> HostTier<D> {
         let (mut loads, mut copied) = (Vec::new(), Vec::new());
         {
             let mut books = self.books.lock();
-            books.shelf.advance(serial, if outcome.is_ok() { Edge::Read } else { Edge::ReadFailed });
-            if let Some(place) = books.shelf.get(serial) {
+            books.ledger.advance(serial, if outcome.is_ok() { Edge::Read } else { Edge::ReadFailed });
+            if let Some(place) = books.ledger.get(serial) {
                 loads = std::mem::take(&mut place.held.loads);
             }
             for Load { into, ready, .. } in &loads {
@@ -195,8 +195,8 @@ impl<D: Device> HostTier<D> {
                 });
             }
             if outcome.is_err() {
-                books.shelf.not_near(serial);
-                if let Some(place) = books.shelf.get(serial) {
+                books.ledger.not_near(serial);
+                if let Some(place) = books.ledger.get(serial) {
                     drop(place.held.memory.take());
                 }
             }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{At, Cause, Place, Run};
+use super::{At, Place, Run, StallCause};
 use crate::{Activation, Recompute, Release};
 
 impl Run<'_> {
@@ -49,7 +49,7 @@ impl Run<'_> {
         }
         self.look_ahead(index);
         if let At::Loading(there) = self.places[index].at {
-            self.wait_until(there, Cause::Load);
+            self.wait_until(there, StallCause::Load);
         }
     }
 

@@ -1,6 +1,6 @@
 //! Forward: storages are saved, and leave as late as they may.
 
-use super::{At, Cause, Run, forget};
+use super::{At, Run, StallCause, forget};
 use crate::{Activation, Placement, Release};
 
 impl Run<'_> {
@@ -55,19 +55,19 @@ impl Run<'_> {
     pub(super) fn let_go(&mut self) -> bool {
         if self.machine.release == Release::WhenStored {
             let Some(written) = self.disk.next_written() else { return false };
-            self.wait_until(written, Cause::DeviceBudget);
+            self.wait_until(written, StallCause::DeviceBudget);
             self.note_written();
             return true;
         }
         let Some(oldest) = self.releasing.front().copied() else { return false };
         while self.machine.release == Release::OnceWritten && self.places[oldest].copied.is_none() {
             let Some(written) = self.disk.next_written() else { return false };
-            self.wait_until(written, Cause::DeviceBudget);
+            self.wait_until(written, StallCause::DeviceBudget);
             self.note_written();
         }
         self.releasing.pop_front();
         let copied = self.places[oldest].copied.unwrap_or(self.now);
-        self.wait_until(copied, Cause::DeviceBudget);
+        self.wait_until(copied, StallCause::DeviceBudget);
         self.leave(oldest);
         true
     }
@@ -92,7 +92,7 @@ impl Run<'_> {
                 return true;
             }
             let Some(written) = self.disk.next_written() else { return false };
-            self.wait_until(written, Cause::HostPool);
+            self.wait_until(written, StallCause::HostPool);
         }
     }
 

@@ -58,7 +58,7 @@ pub(super) enum Near {
 }
 
 /// Every parcel of a tier.
-pub(super) struct Shelf<T> {
+pub(super) struct Ledger<T> {
     places: BTreeMap<Serial, Place<T>>,
     next: Serial,
     /// Parcels at [`At::Host`] that can be written, those at [`At::Both`], and those of either kind that are on the device too.
@@ -79,9 +79,9 @@ pub(super) struct Shelf<T> {
 const WRITES: usize = 2;
 const WRITE_BYTES: u64 = 512 << 20;
 
-impl<T> Shelf<T> {
-    pub(super) fn new() -> Shelf<T> {
-        Shelf {
+impl<T> Ledger<T> {
+    pub(super) fn new() -> Ledger<T> {
+        Ledger {
             places: BTreeMap::new(),
             next: 0,
             dirty: BTreeSet::new(),
@@ -290,7 +290,7 @@ impl<T> Shelf<T> {
 }
 
 #[cfg(test)]
-impl<T> Shelf<T> {
+impl<T> Ledger<T> {
     /// Checks the books against the places themselves.
     pub(super) fn audit(&self) {
         let sum = |counts: &dyn Fn(&Place<T>) -> bool| -> u64 {
@@ -339,83 +339,83 @@ mod tests {
         [&IN_HOST, further].concat()
     }
 
-    fn shelf_of(places: &[(u64, At)]) -> (Shelf<()>, Vec<Serial>) {
-        let mut shelf = Shelf::new();
+    fn ledger_of(places: &[(u64, At)]) -> (Ledger<()>, Vec<Serial>) {
+        let mut ledger = Ledger::new();
         let serials = places
             .iter()
             .map(|&(bytes, at)| {
-                let serial = shelf.insert(bytes, ());
-                way_to(at).into_iter().for_each(|edge| shelf.advance(serial, edge));
-                assert_eq!(shelf.at(serial), at);
+                let serial = ledger.insert(bytes, ());
+                way_to(at).into_iter().for_each(|edge| ledger.advance(serial, edge));
+                assert_eq!(ledger.at(serial), at);
                 serial
             })
             .collect();
-        (shelf, serials)
+        (ledger, serials)
     }
 
     #[test]
     fn the_oldest_goes_down_first_and_the_oldest_clean_one_is_reclaimed_first() {
-        let (shelf, serials) =
-            shelf_of(&[(1, At::Disk), (1, At::Both), (1, At::Both), (1, At::Host), (1, At::Host)]);
-        assert_eq!(shelf.next_to_reclaim(), Some(serials[1]));
-        assert_eq!(shelf.next_to_write_at_once(), Some(serials[3]));
+        let (ledger, serials) =
+            ledger_of(&[(1, At::Disk), (1, At::Both), (1, At::Both), (1, At::Host), (1, At::Host)]);
+        assert_eq!(ledger.next_to_reclaim(), Some(serials[1]));
+        assert_eq!(ledger.next_to_write_at_once(), Some(serials[3]));
     }
 
     #[test]
     fn nothing_is_written_that_the_memory_holds() {
-        let (mut shelf, _) = shelf_of(&[(P, At::Host); 8]);
-        shelf.begin_step();
-        assert_eq!(shelf.next_to_write(8 * P), None);
-        assert!(shelf.next_to_write(7 * P).is_some());
+        let (mut ledger, _) = ledger_of(&[(P, At::Host); 8]);
+        ledger.begin_step();
+        assert_eq!(ledger.next_to_write(8 * P), None);
+        assert!(ledger.next_to_write(7 * P).is_some());
     }
 
     #[test]
     fn only_what_exceeds_the_memory_is_written() {
-        let (mut shelf, serials) = shelf_of(&[(P - 1, At::Host); 10]);
-        shelf.begin_step();
+        let (mut ledger, serials) = ledger_of(&[(P - 1, At::Host); 10]);
+        ledger.begin_step();
         for &serial in &serials[..4] {
-            assert_eq!(shelf.next_to_write(6 * P), Some(serial));
-            shelf.advance(serial, Edge::WriteIssued);
-            shelf.advance(serial, Edge::Written);
+            assert_eq!(ledger.next_to_write(6 * P), Some(serial));
+            ledger.advance(serial, Edge::WriteIssued);
+            ledger.advance(serial, Edge::Written);
         }
-        assert_eq!(shelf.next_to_write(6 * P), None);
+        assert_eq!(ledger.next_to_write(6 * P), None);
     }
 
     #[test]
     fn the_first_step_begins_to_write_when_the_memory_is_half_full() {
-        let (shelf, _) = shelf_of(&[(P, At::Host); 5]);
-        assert_eq!(shelf.next_to_write(10 * P), None);
-        let (shelf, _) = shelf_of(&[(P, At::Host); 6]);
-        assert!(shelf.next_to_write(10 * P).is_some());
+        let (ledger, _) = ledger_of(&[(P, At::Host); 5]);
+        assert_eq!(ledger.next_to_write(10 * P), None);
+        let (ledger, _) = ledger_of(&[(P, At::Host); 6]);
+        assert!(ledger.next_to_write(10 * P).is_some());
     }
 
     #[test]
     fn what_the_device_has_back_is_reclaimed_first_and_then_only_the_device_has_it() {
-        let (mut shelf, serials) = shelf_of(&[(1, At::Both), (1, At::Host), (1, At::Both)]);
-        shelf.advance(serials[1], Edge::Lent);
-        assert_eq!(shelf.next_to_write_at_once(), None, "what the device has need not be written");
-        assert_eq!(shelf.next_to_reclaim(), Some(serials[1]));
-        shelf.reclaim(serials[1]);
-        assert!(!shelf.take_back(serials[1]), "nobody else has it");
-        shelf.advance(serials[2], Edge::Lent);
-        shelf.reclaim(serials[2]);
-        assert!(shelf.take_back(serials[2]), "the disk has it");
+        let (mut ledger, serials) = ledger_of(&[(1, At::Both), (1, At::Host), (1, At::Both)]);
+        ledger.advance(serials[1], Edge::Lent);
+        assert_eq!(ledger.next_to_write_at_once(), None, "what the device has need not be written");
+        assert_eq!(ledger.next_to_reclaim(), Some(serials[1]));
+        ledger.reclaim(serials[1]);
+        assert!(!ledger.take_back(serials[1]), "nobody else has it");
+        ledger.advance(serials[2], Edge::Lent);
+        ledger.reclaim(serials[2]);
+        assert!(ledger.take_back(serials[2]), "the disk has it");
     }
 
     #[test]
     fn what_could_not_be_written_is_not_tried_again() {
-        let (mut shelf, serials) = shelf_of(&[(10, At::Writing)]);
-        shelf.stuck(serials[0]);
-        shelf.advance(serials[0], Edge::WriteFailed);
-        assert_eq!(shelf.next_to_write_at_once(), None);
+        let (mut ledger, serials) = ledger_of(&[(10, At::Writing)]);
+        ledger.stuck(serials[0]);
+        ledger.advance(serials[0], Edge::WriteFailed);
+        assert_eq!(ledger.next_to_write_at_once(), None);
     }
 
     #[test]
     fn an_edge_that_is_not_in_the_table_is_an_error_of_ours_and_the_parcel_nowhere() {
         let outcome = std::panic::catch_unwind(|| {
-            let (mut shelf, serials) = shelf_of(&[(1, At::Host)]);
-            shelf.reclaim(serials[0]);
-            shelf.at(serials[0])
+            let (mut ledger, serials) = ledger_of(&[(1, At::Host)]);
+            ledger.reclaim(serials[0]);
+            ledger.at(serials[0])
         });
         // It panics where assertions of our own do.
         assert!(outcome.is_err() || outcome.is_ok_and(|at| at == At::Nowhere), "nobody else has it");
@@ -424,21 +424,21 @@ mod tests {
     proptest! {
         #[test]
         fn the_sums_are_those_of_the_places(steps in prop::collection::vec((0usize..8, 0..EDGES.len(), 1u64..200_000, any::<bool>(), any::<bool>()), 1..200)) {
-            let mut shelf: Shelf<()> = Shelf::new();
+            let mut ledger: Ledger<()> = Ledger::new();
             let mut serials = Vec::new();
             for (index, edge, bytes, remove, near) in steps {
-                if serials.len() <= index { serials.push(shelf.insert(bytes, ())); }
+                if serials.len() <= index { serials.push(ledger.insert(bytes, ())); }
                 let index = index.min(serials.len() - 1);
                 let (_, edge, ..) = EDGES[edge];
-                let place = &shelf.places[&serials[index]];
+                let place = &ledger.places[&serials[index]];
                 if place.at.after(edge, place.lent).is_some() {
-                    shelf.advance(serials[index], edge);
+                    ledger.advance(serials[index], edge);
                 } else if remove {
-                    shelf.remove(serials.swap_remove(index));
+                    ledger.remove(serials.swap_remove(index));
                 } else if near {
-                    shelf.bring_near(serials[index]);
+                    ledger.bring_near(serials[index]);
                 }
-                shelf.audit();
+                ledger.audit();
             }
         }
     }
