@@ -7,8 +7,8 @@ pub(crate) struct EntryKey {
     pub(crate) serial: u64,
 }
 
-/// Which tape.
-pub(crate) type TapeKey = usize;
+/// Which tape: a number that is never used again.
+pub(crate) type TapeKey = u64;
 
 /// No tape has this key.
 pub(crate) const NO_TAPE: TapeKey = TapeKey::MAX;

@@ -15,6 +15,8 @@ mod table;
 mod tape;
 mod transfers;
 #[cfg(test)]
+mod unlocked;
+#[cfg(test)]
 mod waits;
 
 use std::collections::HashSet;
@@ -177,7 +179,8 @@ impl Cache {
         let (bytes, version) = (saved.storage_bytes(), saved.version());
         let part = Part { layout: saved.layout()?, bytes: saved.tensor_bytes() };
         let here = Here::default();
-        let mut parcel = None;
+        // Parcels go without the lock, of which their end may have need.
+        let (mut parcel, mut written) = (None, Vec::new());
         let mut jobs = Vec::new();
         let place = {
             let mut table = self.table.lock();
@@ -186,8 +189,8 @@ impl Cache {
                 if !table.is_open(tape) {
                     return None;
                 }
-                let (known, void) = table.find(id, version).unzip();
-                parcel = parcel.or_else(|| void.flatten());
+                let (known, stays) = table.find(id, version).unzip();
+                written.extend(stays.flatten());
                 // One that was resized since is another.
                 let known = known.filter(|key| table.entry(*key).is_some_and(|entry| entry.bytes == bytes));
                 if let Some(key) = known {
@@ -221,10 +224,7 @@ impl Cache {
             (key, position)
         };
         self.submit(jobs, &here);
-        // One that is not needed goes without the lock.
-        if let Some(parcel) = parcel {
-            parcel.abandon(None);
-        }
+        written.into_iter().chain(parcel).for_each(|parcel: Arc<dyn Parcel>| parcel.abandon(None));
         Some(place)
     }
 

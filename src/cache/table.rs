@@ -4,7 +4,7 @@
 mod backward;
 mod saving;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use slab::Slab;
@@ -126,7 +126,8 @@ pub(crate) struct Table {
     tier: Option<Arc<dyn Tier>>,
     limits: Limits,
     entries: Slab<Entry>,
-    tapes: Slab<Tape>,
+    tapes: BTreeMap<TapeKey, Tape>,
+    next_tape: TapeKey,
     identities: HashMap<StorageId, EntryKey>,
     /// Storages that outlived their entries.
     elsewhere: HashMap<StorageId, WeakStorage>,
@@ -160,7 +161,8 @@ impl Table {
             tier,
             limits,
             entries: Slab::new(),
-            tapes: Slab::new(),
+            tapes: BTreeMap::new(),
+            next_tape: 0,
             identities: HashMap::new(),
             elsewhere: HashMap::new(),
             serial: 0,
@@ -186,11 +188,14 @@ impl Table {
     // ---- tapes ----
 
     pub(crate) fn open_tape(&mut self) -> TapeKey {
-        self.tapes.insert(Tape::default())
+        let key = self.next_tape;
+        self.next_tape += 1;
+        self.tapes.insert(key, Tape::default());
+        key
     }
 
     pub(crate) fn close_tape(&mut self, key: TapeKey) {
-        if let Some(tape) = self.tapes.get_mut(key) {
+        if let Some(tape) = self.tapes.get_mut(&key) {
             tape.closed = true;
         }
         self.drop_tape_if_done(key);
@@ -198,12 +203,12 @@ impl Table {
 
     /// Whether the step of the tape still goes on.
     pub(crate) fn is_open(&self, key: TapeKey) -> bool {
-        self.tapes.get(key).is_some_and(|tape| !tape.closed)
+        self.tapes.get(&key).is_some_and(|tape| !tape.closed)
     }
 
     fn drop_tape_if_done(&mut self, key: TapeKey) {
-        if self.tapes.get(key).is_some_and(|tape| tape.closed && tape.handles == 0) {
-            self.tapes.remove(key);
+        if self.tapes.get(&key).is_some_and(|tape| tape.closed && tape.handles == 0) {
+            self.tapes.remove(&key);
         }
     }
 
@@ -273,7 +278,7 @@ impl Table {
 
     /// The graph has let go of a handle. What it returns is to be dropped without the lock.
     pub(crate) fn release(&mut self, key: EntryKey, tape: TapeKey, round: u64) -> Option<Entry> {
-        if let Some(tape) = self.tapes.get_mut(tape) {
+        if let Some(tape) = self.tapes.get_mut(&tape) {
             tape.handles -= 1;
         }
         self.drop_tape_if_done(tape);

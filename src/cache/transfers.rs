@@ -13,7 +13,7 @@ use crate::tier::Here;
 impl Cache {
     /// Hands transfers to the tier. Called without the lock.
     pub(super) fn submit(self: &Arc<Self>, jobs: Vec<Job>, here: &Here) {
-        let mut memory_is_short = false;
+        let (mut memory_is_short, mut loads) = (false, Vec::new());
         for job in jobs {
             let cache = Arc::clone(self);
             match job {
@@ -24,24 +24,24 @@ impl Cache {
                     contained("the hand-over of a store", || parcel.store(from, done));
                 }
                 Job::Load { key, bytes, early: true, .. } if memory_is_short => cache.postponed(key, bytes),
-                Job::Load { key, parcel, bytes, early } => {
-                    let into = match self.allocate(bytes) {
-                        Ok(into) => into,
-                        Err(_) if early => {
-                            memory_is_short = true;
-                            cache.postponed(key, bytes);
-                            continue;
-                        }
-                        Err(refused) => {
-                            cache.loaded(key, bytes, Err(refused));
-                            continue;
-                        }
-                    };
-                    self.table.lock().loads_into(key, &into);
-                    let done = Completion::new(move |outcome| cache.loaded(key, bytes, outcome));
-                    contained("the hand-over of a load", || parcel.load(into, here, done));
-                }
+                Job::Load { key, parcel, bytes, early } => match self.allocate(bytes) {
+                    Ok(into) => loads.push((key, parcel, bytes, into)),
+                    Err(_) if early => {
+                        memory_is_short = true;
+                        cache.postponed(key, bytes);
+                    }
+                    Err(refused) => cache.loaded(key, bytes, Err(refused)),
+                },
             }
+        }
+        if !loads.is_empty() {
+            here.has_allocated();
+        }
+        for (key, parcel, bytes, into) in loads {
+            let cache = Arc::clone(self);
+            self.table.lock().loads_into(key, &into);
+            let done = Completion::new(move |outcome| cache.loaded(key, bytes, outcome));
+            contained("the hand-over of a load", || parcel.load(into, here, done));
         }
     }
 
@@ -49,7 +49,8 @@ impl Cache {
     fn allocate(&self, bytes: u64) -> crate::Result<Storage> {
         let tier =
             self.tier.as_ref().ok_or_else(|| Error::torch("internal error: nothing is below the device"))?;
-        tier.allocate(bytes)
+        contained("an allocation", || tier.allocate(bytes))
+            .unwrap_or_else(|| Err(Error::torch("internal error: an allocation panicked")))
     }
 
     /// There is no memory for an early load.

@@ -54,12 +54,10 @@ pub fn segment<F>(name: &str, x: &Tensor, f: F) -> Result<Tensor, TchError>
 where
     F: Fn(&Tensor) -> Result<Tensor, TchError> + Send + 'static,
 {
-    let within = if torch::is_recording() { current_step(x.device()).zip(torch::active()) } else { None };
-    match within {
-        None | Some(((_, Level::Discard, _), _)) => f(x),
-        Some(((step, level, _), outer)) => {
-            segment::run(name, x, Box::new(move |inputs| f(inputs[0])), step, &level, outer)
-        }
+    let is_saving = torch::is_recording() && torch::is_active();
+    match current_step(x.device()).filter(|_| is_saving) {
+        None | Some((_, Level::Discard, _)) => f(x),
+        Some((step, level, _)) => segment::run(name, x, Box::new(move |inputs| f(inputs[0])), step, &level),
     }
 }
 
@@ -88,7 +86,7 @@ where
     F: Fn(&[&Tensor]) -> Result<Tensor, TchError> + Send + 'static,
 {
     match inputs.first().and_then(|input| current_step(input.device())) {
-        Some((step, Level::Step(marks), scope)) if torch::is_recording() && torch::active().is_some() => {
+        Some((step, Level::Step(marks), scope)) if torch::is_recording() && torch::is_active() => {
             remat::run(inputs, Box::new(f), step, scope, &marks)
         }
         _ => f(inputs),

@@ -17,14 +17,13 @@ use super::refused;
 use crate::step::{Level, StepContext, current_scope, enter, scope};
 use crate::telemetry::Counters;
 
-/// Runs `function` on `x` as a segment of `step`; `outer` decides about what the segment does not take.
+/// Runs `function` on `x` as a segment of `step`.
 pub(super) fn run(
     name: &str,
     x: &Tensor,
     function: Function,
     step: Arc<StepContext>,
     level: &Level,
-    outer: Hooks,
 ) -> Result<Tensor, TchError> {
     let _scope = scope(name);
     let scope = current_scope(&step);
@@ -38,7 +37,6 @@ pub(super) fn run(
         segment: Arc::clone(&segment),
         input: Storage::of(x).map(|storage| storage.id()),
         step: Arc::clone(&step),
-        outer,
         counters,
         order: Mutex::default(),
     });
@@ -200,7 +198,6 @@ struct Recorder {
     /// The input's storage, which the caller holds.
     input: Option<StorageId>,
     step: Arc<StepContext>,
-    outer: Hooks,
     counters: Arc<Counters>,
     order: Mutex<Order>,
 }
@@ -226,7 +223,7 @@ impl SavedTensorHooks for Recorder {
             slots.len() - 1
         };
         if !taken {
-            return self.outer.pack(saved);
+            return Ok(Packed::Pass);
         }
         let bytes = saved.storage_bytes();
         self.counters.saved.add(bytes);

@@ -181,11 +181,7 @@ impl StepHandle {
     /// Makes what autograd saves on the calling thread go through the step's cache until the guard is dropped.
     pub fn enter(&self) -> Entered {
         let marks = Arc::new(Marks::default());
-        let hooks = torch::activate(Arc::new(Recorder::new(
-            Arc::clone(&self.0),
-            Arc::clone(&marks),
-            torch::active(),
-        )));
+        let hooks = torch::activate(Arc::new(Recorder::new(Arc::clone(&self.0), Arc::clone(&marks))));
         let scopes = enter(Arc::clone(&self.0), Level::Step(Arc::clone(&marks)), ScopeId::default());
         Entered { _hooks: hooks, _scopes: scopes, marks }
     }
@@ -197,4 +193,21 @@ pub struct Entered {
     _hooks: torch::Active,
     _scopes: Within,
     marks: Arc<Marks>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Policy;
+
+    #[test]
+    fn a_step_that_was_replaced_by_the_next_one_is_gone() {
+        let cache = TensorCache::builder().policy(Policy::Keep).build().unwrap();
+        let first = cache.step();
+        let of_first = Arc::downgrade(&first.handle.0);
+        let second = cache.step();
+        drop(first);
+        assert!(of_first.upgrade().is_none());
+        drop(second);
+    }
 }

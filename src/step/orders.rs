@@ -1,7 +1,7 @@
 //! The orders of saving of one step: a thread has one of its own in each micro-batch, since backward asks for it in reverse.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread::{self, ThreadId};
 
 use parking_lot::Mutex;
@@ -21,7 +21,7 @@ const ENDED: usize = usize::MAX;
 /// The tape that a thread was told last.
 pub(crate) struct Latest {
     micro_batch: AtomicUsize,
-    tape: AtomicUsize,
+    tape: AtomicU64,
 }
 
 impl Orders {
@@ -63,6 +63,6 @@ impl Orders {
 impl Default for Latest {
     /// Of a thread that was told none yet.
     fn default() -> Latest {
-        Latest { micro_batch: AtomicUsize::new(ENDED), tape: AtomicUsize::new(NO_TAPE) }
+        Latest { micro_batch: AtomicUsize::new(ENDED), tape: AtomicU64::new(NO_TAPE) }
     }
 }

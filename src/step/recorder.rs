@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ssdtrain_libtorch::{Handle, Hooks, Packed, SavedTensor, SavedTensorHooks, Storage};
+use ssdtrain_libtorch::{Handle, Packed, SavedTensor, SavedTensorHooks, Storage};
 use ssdtrain_plan as plan;
 
 use super::context::StepContext;
@@ -18,24 +18,23 @@ use crate::profile::{Probe, Save};
 pub(crate) struct Recorder {
     step: Arc<StepContext>,
     marks: Arc<Marks>,
-    /// Those that decide about tensors of other devices: of a step around this one, whose cache may be theirs.
-    outer: Option<Hooks>,
     latest: Latest,
 }
 
 impl Recorder {
-    pub(crate) fn new(step: Arc<StepContext>, marks: Arc<Marks>, outer: Option<Hooks>) -> Recorder {
-        Recorder { step, marks, outer, latest: Latest::default() }
+    pub(crate) fn new(step: Arc<StepContext>, marks: Arc<Marks>) -> Recorder {
+        Recorder { step, marks, latest: Latest::default() }
     }
 }
 
 impl SavedTensorHooks for Recorder {
+    /// A tensor of another device may be that of a step around this one.
+    fn takes(&self, saved: &SavedTensor<'_>) -> bool {
+        !saved.eligible() || saved.device() == self.step.device
+    }
+
     fn pack(&self, saved: &SavedTensor<'_>) -> Result<Packed, String> {
         let step = &*self.step;
-        if let Some(outer) = self.outer.as_ref().filter(|_| saved.eligible() && saved.device() != step.device)
-        {
-            return outer.pack(saved);
-        }
         let bytes = saved.storage_bytes();
         let scope = current_scope(step);
         step.counters.saved.add(bytes);

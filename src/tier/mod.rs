@@ -99,6 +99,13 @@ impl Here {
         self.now(device)
     }
 
+    /// The calling thread has got memory, which what other threads of its stream queued meanwhile may have used before: it is used only
+    /// after that, too.
+    pub(crate) fn has_allocated(&self) {
+        self.event.take();
+        self.waited.take();
+    }
+
     /// Keeps the memory of `storage`, which is that stream's, from being used again before what the calling thread does with it.
     fn record_use<D: Device>(device: &D, stream: usize, storage: Option<&Storage>) -> Result<()> {
         match storage {

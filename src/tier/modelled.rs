@@ -46,9 +46,29 @@ pub(crate) struct ModelDevice {
     lanes: Mutex<[Queue; 2]>,
     fault: Option<Fault>,
     copied: AtomicUsize,
-    /// Passed by whoever allocates, and by whoever pins.
+    allocated: Mutex<Allocated>,
+    /// Passed by whoever allocates, by whoever pins, and by whoever records an event of what it computes.
     pub(crate) allocations: Arc<Gate>,
     pub(crate) pins: Arc<Gate>,
+    pub(crate) events: Arc<Gate>,
+}
+
+/// Memory may have been used, up to when it was allocated, by what other threads of the same stream had queued.
+#[derive(Default)]
+struct Allocated {
+    count: usize,
+    clock: usize,
+    /// When which memory was.
+    at: HashMap<usize, usize>,
+    /// What the next copy in waits for: an event that was recorded then.
+    ready: usize,
+}
+
+impl Allocated {
+    fn tick(&mut self) -> usize {
+        self.clock += 1;
+        self.clock
+    }
 }
 
 /// What may be held up. Open at first.
@@ -92,6 +112,8 @@ pub(crate) enum Fault {
     CopyPanics(usize),
     WaitPanics,
     PinPanics,
+    /// The allocation of this number.
+    AllocationPanics(usize),
 }
 
 #[derive(Default)]
@@ -110,19 +132,22 @@ enum Work {
 pub(crate) struct ModelMark {
     lane: Lane,
     done: usize,
+    /// When it was recorded, by the clock of allocations.
+    at: usize,
 }
 
 impl ModelDevice {
     pub(crate) fn new(copies: Copies, fault: Option<Fault>) -> ModelDevice {
-        let (allocations, pins) = Default::default();
-        ModelDevice { copies, lanes: Mutex::default(), fault, copied: AtomicUsize::new(0), allocations, pins }
+        let (copied, allocated) = (AtomicUsize::new(0), Mutex::default());
+        let (allocations, pins, events) = Default::default();
+        ModelDevice { copies, lanes: Mutex::default(), fault, copied, allocated, allocations, pins, events }
     }
 
     fn queue(&self, lane: Lane, work: Work) {
         let mut lanes = self.lanes.lock();
         lanes[index(lane)].waiting.push_back(work);
         if self.copies == Copies::AtOnce {
-            let all = ModelMark { lane, done: usize::MAX };
+            let all = ModelMark { lane, done: usize::MAX, at: 0 };
             run(&mut lanes, all);
         }
     }
@@ -165,15 +190,21 @@ impl Device for ModelDevice {
     const IS_HOST: bool = true;
 
     fn record(&self, lane: Lane) -> Result<ModelMark> {
-        let lanes = self.lanes.lock();
+        if lane == Lane::Compute {
+            self.events.pass();
+        }
+        let (lanes, at) = (self.lanes.lock(), self.allocated.lock().tick());
         let queue = &lanes[index(lane)];
-        Ok(ModelMark { lane, done: queue.done + queue.waiting.len() })
+        Ok(ModelMark { lane, done: queue.done + queue.waiting.len(), at })
     }
 
     fn wait(&self, lane: Lane, event: &ModelMark) -> Result<()> {
         match lane {
             Lane::Compute => self.block_on(event)?,
             Lane::Out | Lane::In => self.queue(lane, Work::Wait(*event)),
+        }
+        if (lane, event.lane) == (Lane::In, Lane::Compute) {
+            self.allocated.lock().ready = event.at;
         }
         Ok(())
     }
@@ -197,6 +228,13 @@ impl Device for ModelDevice {
     }
 
     unsafe fn copy_in(&self, from: *const u8, to: *mut u8, _bytes: usize) -> Result<()> {
+        let allocated = self.allocated.lock();
+        let is_ready = allocated.at.get(&to.addr()).is_none_or(|at| *at < allocated.ready);
+        assert!(
+            is_ready,
+            "a copy into memory that may still be used: it waits for what was queued before that was allocated"
+        );
+        drop(allocated);
         self.copy(Lane::In, from, to)
     }
 
@@ -210,7 +248,14 @@ impl Device for ModelDevice {
 
     fn allocate(&self, bytes: u64) -> Result<Storage> {
         self.allocations.pass();
-        Storage::allocate(bytes).map_err(Error::torch)
+        let storage = Storage::allocate(bytes).map_err(Error::torch)?;
+        let mut allocated = self.allocated.lock();
+        let (at, count) = (allocated.tick(), allocated.count);
+        allocated.count += 1;
+        allocated.at.insert(storage.data().addr(), at);
+        drop(allocated);
+        assert_ne!(self.fault, Some(Fault::AllocationPanics(count)), "on purpose, in an allocation");
+        Ok(storage)
     }
 }
 

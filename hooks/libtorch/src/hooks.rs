@@ -19,6 +19,12 @@ use crate::storage::{Storage, StorageId};
 pub trait SavedTensorHooks: Send + Sync {
     /// Called for each tensor as it is saved. An error (or a panic) comes out of the operation that saves.
     fn pack(&self, saved: &SavedTensor<'_>) -> Result<Packed, String>;
+
+    /// Whether it decides about `saved`, rather than the hooks that were active on the thread before it. If none of them does, the newest
+    /// has to.
+    fn takes(&self, _saved: &SavedTensor<'_>) -> bool {
+        true
+    }
 }
 
 /// What the graph holds for one saved tensor.
@@ -27,6 +33,8 @@ pub enum Packed {
     Keep,
     /// A handle, dropped when the graph lets go of it; the view is rebuilt on the storage it returns.
     Handle(Box<dyn Handle>),
+    /// What the hooks decide that were active on the thread before these; the tensor itself if there are none.
+    Pass,
 }
 
 /// Stands for one saved tensor in the graph.
@@ -116,9 +124,9 @@ pub fn activate(hooks: Hooks) -> Active {
     Active { number, thread_bound: PhantomData }
 }
 
-/// The hooks that decide about what the calling thread saves now.
-pub fn active() -> Option<Hooks> {
-    ACTIVE.with_borrow(|active| active.last().map(|(_, hooks)| Hooks::clone(hooks)))
+/// Whether any hooks decide about what the calling thread saves now.
+pub fn is_active() -> bool {
+    ACTIVE.with_borrow(|active| !active.is_empty())
 }
 
 /// Guard of [`activate`].
@@ -139,6 +147,37 @@ impl Drop for Active {
         });
         drop(ended);
     }
+}
+
+/// Of the calling thread's hooks those that decide about `saved`, and their number; only older ones than the hooks of number `than`.
+fn older(than: u64, saved: &SavedTensor<'_>) -> Option<(u64, Hooks)> {
+    ACTIVE.with_borrow(|active| {
+        let older = || active.iter().rev().filter(|(number, _)| *number < than);
+        let (number, hooks) = older().find(|(_, hooks)| hooks.takes(saved)).or_else(|| older().next())?;
+        Some((*number, Hooks::clone(hooks)))
+    })
+}
+
+/// What the calling thread's hooks make of `saved`, of which `newest` is the newest.
+fn decide(newest: &Hooks, saved: &SavedTensor<'_>) -> Result<Packed, String> {
+    let mut than = u64::MAX;
+    if newest.takes(saved) {
+        match newest.pack(saved)? {
+            Packed::Pass => than = newest_number(),
+            packed => return Ok(packed),
+        }
+    }
+    while let Some((number, hooks)) = older(than, saved) {
+        match hooks.pack(saved)? {
+            Packed::Pass => than = number,
+            packed => return Ok(packed),
+        }
+    }
+    Ok(Packed::Keep)
+}
+
+fn newest_number() -> u64 {
+    ACTIVE.with_borrow(|active| active.last().map_or(0, |(number, _)| *number))
 }
 
 fn activate_newest(active: &[(u64, Box<Hooks>)]) {
@@ -215,7 +254,7 @@ extern "C" fn pack(context: *const c_void, saved: *const StSaved, handle: *mut *
         let hooks: &Hooks = unsafe { &*context.cast() };
         // SAFETY: the shim passes a pointer to a value on its stack.
         let raw = unsafe { &*saved };
-        if let Packed::Handle(packed) = hooks.pack(&SavedTensor { raw })? {
+        if let Packed::Handle(packed) = decide(hooks, &SavedTensor { raw })? {
             let thin: *mut Box<dyn Handle> = Box::into_raw(Box::new(packed));
             // SAFETY: the shim passes a valid place for the handle.
             unsafe { *handle = thin.cast() };

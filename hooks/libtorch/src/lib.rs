@@ -25,8 +25,8 @@ pub use cuda::{CudaDevice, OnStream, load_cuda, make_deterministic};
 pub use error::TorchError;
 pub use folder::library_folder;
 pub use hooks::{
-    Active, Handle, Hooks, Packed, SavedTensor, SavedTensorHooks, SavedVariable, activate, active, backward,
-    install,
+    Active, Handle, Hooks, Packed, SavedTensor, SavedTensorHooks, SavedVariable, activate, backward, install,
+    is_active,
 };
 pub use memory::{end_step, gradient_bytes, install_cpu_allocator, memory, reset_peak, trim};
 pub use memory_stats::MemoryStats;

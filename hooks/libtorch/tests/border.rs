@@ -138,6 +138,43 @@ fn active_hooks_nest() {
     drop(outer);
 }
 
+/// Hooks that leave every tensor to others: those that take none are not asked, unless nobody else is left.
+struct Others {
+    takes: bool,
+    packed: AtomicUsize,
+}
+
+impl SavedTensorHooks for Others {
+    fn takes(&self, _saved: &SavedTensor<'_>) -> bool {
+        self.takes
+    }
+
+    fn pack(&self, _saved: &SavedTensor<'_>) -> Result<Packed, String> {
+        self.packed.fetch_add(1, Ordering::SeqCst);
+        Ok(Packed::Pass)
+    }
+}
+
+#[test]
+fn what_hooks_leave_to_others_is_for_the_next_older_ones_that_are_still_there() {
+    let others = [true, false].map(|takes| Arc::new(Others { takes, packed: AtomicUsize::new(0) }));
+    let (taker, counts) = hooks(Act::Keep);
+    let (between, unasked) = hooks(Act::Keep);
+    let _others = others.each_ref().map(|hooks| activate(Arc::clone(hooks) as _));
+    // Those in between end first.
+    drop(between);
+    drop(round_trip(&leaf(10)));
+    assert_eq!(counts.packed.load(Ordering::SeqCst), 1);
+    assert_eq!(unasked.packed.load(Ordering::SeqCst), 0);
+    let asked = others.each_ref().map(|hooks| hooks.packed.load(Ordering::SeqCst));
+    assert_eq!(asked, [1, 0]);
+    // Nobody decides: it stays as it is.
+    drop(taker);
+    let x = leaf(10);
+    assert!(round_trip(&x).equal(&x));
+    assert_eq!(counts.packed.load(Ordering::SeqCst), 1);
+}
+
 #[test]
 fn an_error_or_a_panic_while_packing_comes_out_of_the_operation() {
     for (act, text) in [(Act::FailPack, "refused to pack"), (Act::PanicPack, "panicked while packing")] {

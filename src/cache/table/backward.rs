@@ -147,10 +147,10 @@ impl Table {
     /// Backward has asked for `position` of `tape`, and `missed` if it has to wait for it: looks ahead by as many bytes
     /// as the limits allow.
     pub(crate) fn look_ahead(&mut self, tape: TapeKey, position: usize, missed: bool, jobs: &mut Vec<Job>) {
-        if let Some(tape) = self.tapes.get_mut(tape) {
+        if let Some(tape) = self.tapes.get_mut(&tape) {
             tape.asked(position, missed);
         }
-        while let Some(key) = self.tapes.get(tape).and_then(Tape::ahead) {
+        while let Some(key) = self.tapes.get(&tape).and_then(Tape::ahead) {
             if let Some(entry) = self.entry(key).filter(|entry| entry.state == State::Away) {
                 let alive = entry.source.upgrade().is_some();
                 let bytes = entry.bytes;
@@ -165,15 +165,15 @@ impl Table {
                     self.load(key, true, jobs);
                 }
             }
-            self.tapes[tape].advance();
+            self.tapes.entry(tape).and_modify(Tape::advance);
         }
         // Below what fits the device, bytes are brought up to where the next look ahead finds them quickly.
-        while let Some(key) = self.tapes.get(tape).and_then(Tape::far) {
+        while let Some(key) = self.tapes.get(&tape).and_then(Tape::far) {
             let away = self.entry(key).filter(|entry| entry.state == State::Away);
             if !away.and_then(|entry| entry.parcel.clone()).is_none_or(Parcel::bring_near) {
                 return;
             }
-            self.tapes[tape].advance_near();
+            self.tapes.entry(tape).and_modify(Tape::advance_near);
         }
     }
 }

@@ -157,7 +157,8 @@ impl Table {
         if let Some(entry) = self.entry_mut(key) {
             entry.handles += 1;
         }
-        let tape = &mut self.tapes[tape];
+        // Whoever saves has found it open.
+        let tape = self.tapes.entry(tape).or_default();
         tape.handles += 1;
         tape.push(key)
     }
