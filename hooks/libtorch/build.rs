@@ -16,7 +16,7 @@ fn main() {
         .include("csrc/cuda")
         .files([
             "csrc/allocator.cpp",
-            "csrc/circumstances.cpp",
+            "csrc/thread_state.cpp",
             "csrc/device.cpp",
             "csrc/hooks.cpp",
             "csrc/observer.cpp",

@@ -118,11 +118,11 @@ impl Planned {
 
     /// What is told of it, as plan number `plans`.
     pub(super) fn report(&mut self, plans: u64, scopes: &Scopes) -> Arc<PlanReport> {
-        let told = self.report.take().unwrap_or_else(|| Arc::new(self.told(plans, scopes)));
-        Arc::clone(self.report.insert(told))
+        let report = self.report.take().unwrap_or_else(|| Arc::new(self.new_report(plans, scopes)));
+        Arc::clone(self.report.insert(report))
     }
 
-    fn told(&self, plans: u64, scopes: &Scopes) -> PlanReport {
+    fn new_report(&self, plans: u64, scopes: &Scopes) -> PlanReport {
         let Planned { profile, machine, plan, in_reach, .. } = self;
         let mut rows: Vec<PlanRow> = Vec::new();
         let mut places: HashMap<ScopeId, usize> = HashMap::new();

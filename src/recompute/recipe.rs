@@ -149,14 +149,14 @@ impl Recipe {
                 changed.0
             ));
         }
-        let statistics = self.reads.rewind_statistics().map_err(said)?;
-        let reading = updates.then(Reads::begin).transpose().map_err(said)?;
+        let statistics = self.reads.rewind_statistics().map_err(message_of)?;
+        let reading = updates.then(Reads::begin).transpose().map_err(message_of)?;
         let outcome = match &self.drawn {
             Some(drawn) => drawing(random, drawn, || random_of(&inputs, step), run),
             None => run(),
         };
         let rerun = reading.and_then(Reading::end);
-        statistics.restore(rerun.as_ref()).map_err(said)?;
+        statistics.restore(rerun.as_ref()).map_err(message_of)?;
         let output = outcome?;
         if self.result.is_some() && Digest::of(&output).map_err(text)? != self.result {
             return Err("its result is another than before, which verify(true) has shown. Its function must do the same each \
@@ -192,13 +192,13 @@ fn drawing(
     now: impl Fn() -> Result<RandomState, TorchError>,
     run: impl FnOnce() -> Result<Tensor, String>,
 ) -> Result<Tensor, String> {
-    let before = now().map_err(said)?;
-    from.restore().map_err(said)?;
+    let before = now().map_err(message_of)?;
+    from.restore().map_err(message_of)?;
     let outcome = run();
     let after = now();
-    before.restore().map_err(said)?;
+    before.restore().map_err(message_of)?;
     let outcome = outcome?;
-    if after.map_err(said)? != *to {
+    if after.map_err(message_of)? != *to {
         return Err("it did not draw the random numbers that it drew before. Either it is not the same function each \
                     time, or another thread drew from the same generator"
             .to_owned());
@@ -238,7 +238,7 @@ impl Handle for Discarded {
     }
 }
 
-fn said(error: TorchError) -> String {
+fn message_of(error: TorchError) -> String {
     error.0
 }
 

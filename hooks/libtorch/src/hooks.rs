@@ -10,10 +10,10 @@ use std::sync::{Arc, OnceLock};
 
 use tch::{Device, Tensor};
 
-use crate::circumstances::layout;
 use crate::error::{TorchError, check, last_callback_error, panic_text, park};
 use crate::ffi::{self, StCallbacks, StSaved, StStatus, StStorage, StVariable};
 use crate::storage::{Storage, StorageId};
+use crate::thread_state::layout;
 
 /// Decides about the tensors that autograd saves on the threads where it is [active](activate).
 pub trait SavedTensorHooks: Send + Sync {

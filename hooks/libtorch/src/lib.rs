@@ -4,7 +4,6 @@
 //! Errors cross the border as values both ways: no C++ exception reaches Rust, no Rust panic reaches C++.
 
 mod block;
-mod circumstances;
 mod cuda;
 mod error;
 mod ffi;
@@ -17,10 +16,10 @@ mod random;
 mod ranges;
 mod segments;
 mod storage;
+mod thread_state;
 mod version;
 
 pub use block::Block;
-pub use circumstances::{CpuAutocast, Entered, Modes, is_recording, layout, takes_gradient, version};
 pub use cuda::{CudaDevice, OnStream, load_cuda, make_deterministic};
 pub use error::TorchError;
 pub use folder::library_folder;
@@ -35,4 +34,5 @@ pub use random::RandomState;
 pub use ranges::{Range, range};
 pub use segments::{SegmentWatcher, watch_segments};
 pub use storage::{Storage, StorageId, WeakStorage};
+pub use thread_state::{CpuAutocast, Entered, Modes, is_recording, layout, takes_gradient, version};
 pub use version::VERSION;

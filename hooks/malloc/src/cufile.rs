@@ -84,17 +84,17 @@ impl Registrar for CuFile {
         }
         // SAFETY: cuFile looks the range up and refuses what it cannot register. The book says it is live now, and whoever frees it
         // waits, and deregisters it first.
-        told(unsafe { register(segment.start as *const c_void, segment.bytes, 0) })
+        checked(unsafe { register(segment.start as *const c_void, segment.bytes, 0) })
     }
 
     fn deregister(&self, start: u64) -> Result<(), i32> {
         let deregister = self.functions()?.deregister;
         // SAFETY: cuFile looks the address up; the book says that it is registered.
-        told(unsafe { deregister(start as *const c_void) })
+        checked(unsafe { deregister(start as *const c_void) })
     }
 }
 
-fn told(outcome: CUfileError_t) -> Result<(), i32> {
+fn checked(outcome: CUfileError_t) -> Result<(), i32> {
     if outcome.err == CUfileOpError::CU_FILE_SUCCESS { Ok(()) } else { Err(code(outcome.err)) }
 }
 

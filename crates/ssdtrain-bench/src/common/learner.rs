@@ -10,7 +10,7 @@ use tch::nn::VarStore;
 use tch::{Kind, Tensor};
 
 use crate::common::cache::CacheArgs;
-use crate::common::placement::Placement;
+use crate::common::model_device::ModelDevice;
 use crate::common::shape::Shape;
 use crate::common::strategy::Strategy;
 
@@ -20,7 +20,7 @@ pub(crate) struct Learner<O> {
     pub(crate) vs: VarStore,
     pub(crate) optimizer: O,
     cache: Option<TensorCache>,
-    placement: Placement,
+    model_device: ModelDevice,
 }
 
 /// How the optimizer takes a step.
@@ -50,15 +50,15 @@ impl<O: Optimizer> Learner<O> {
     pub(crate) fn new(
         strategy: Strategy,
         shape: &Shape,
-        placement: Placement,
+        model_device: ModelDevice,
         cache: &CacheArgs,
         optimizer: impl FnOnce(&VarStore) -> Result<O>,
         seed: u64,
     ) -> Result<Learner<O>> {
         // First, so that all of the model is in it, whatever the strategy.
         torch::install_cpu_allocator();
-        let mut vs = VarStore::new(placement.device);
-        vs.set_kind(placement.kind());
+        let mut vs = VarStore::new(model_device.device);
+        vs.set_kind(model_device.kind());
         let cache = cache.open(strategy, &vs)?;
         tch::manual_seed(seed as i64);
         let model = Gpt::new(&vs.root(), shape.model.clone())?
@@ -66,13 +66,13 @@ impl<O: Optimizer> Learner<O> {
             .with_grads_in_place(shape.grads_in_place)
             .with_recompute(strategy.recompute(shape));
         let optimizer = optimizer(&vs)?;
-        Ok(Learner { model, vs, optimizer, cache, placement })
+        Ok(Learner { model, vs, optimizer, cache, model_device })
     }
 
     /// Takes one step on micro-batches of equal size.
     pub(crate) fn step(&mut self, micro_batches: &[Batch], update: Update) -> Result<Outcome> {
         let start = Instant::now();
-        let Learner { model, vs, optimizer, cache, placement } = self;
+        let Learner { model, vs, optimizer, cache, model_device } = self;
         let (loss, [act_peak_bytes, step_peak_bytes], report) = match cache {
             Some(cache) => {
                 let step = cache.step();
@@ -83,17 +83,17 @@ impl<O: Optimizer> Learner<O> {
                 (loss, [report.act_peak_bytes, report.step_peak_bytes], Some(report))
             }
             None => {
-                torch::reset_peak(placement.device);
-                let before = torch::memory(placement.device).allocated;
+                torch::reset_peak(model_device.device);
+                let before = torch::memory(model_device.device).allocated;
                 let gradients = torch::gradient_bytes(vs.variables().values());
                 optimizer.zero_grad();
                 let loss = accumulate(model, micro_batches, |loss| loss.f_backward().map_err(Error::from))?;
-                let peak = torch::memory(placement.device).peak.saturating_sub(before);
+                let peak = torch::memory(model_device.device).peak.saturating_sub(before);
                 update.apply(optimizer)?;
                 (loss, [peak, peak + gradients], None)
             }
         };
-        placement.synchronize();
+        model_device.synchronize();
         Ok(Outcome { loss, wall: start.elapsed(), act_peak_bytes, step_peak_bytes, report })
     }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use ssdtrain_plan::Profile;
 
 use super::file::{ensure_replaceable, replace};
-use super::placement::Placement;
+use super::model_device::ModelDevice;
 use super::progress::Progress;
 use super::shape::Shape;
 use super::strategy::Strategy;
@@ -47,7 +47,7 @@ impl SaveArgs {
         &self,
         seen: Option<Profile>,
         shape: &Shape,
-        placement: Placement,
+        model_device: ModelDevice,
         progress: &Progress,
     ) -> Result<()> {
         let Some(path) = &self.save_profile else { return Ok(()) };
@@ -57,7 +57,7 @@ impl SaveArgs {
                 path.display()
             )
         })?;
-        let of = format!("{}, {placement}", shape.describe());
+        let of = format!("{}, {model_device}", shape.describe());
         SavedProfile { of, batch: shape.batch as u64, profile }.write(path)?;
         progress.line(&format!("saved  {}; plan --profile makes plans of it", path.display()));
         Ok(())

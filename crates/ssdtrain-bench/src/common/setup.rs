@@ -6,7 +6,7 @@ use clap::value_parser;
 use super::cache::CacheArgs;
 use super::data::DataArgs;
 use super::defaults;
-use super::placement::{Placement, PlacementArgs};
+use super::model_device::{DeviceArgs, ModelDevice};
 use super::shape::ShapeArgs;
 
 /// The arguments that say what is trained, on what and where.
@@ -19,7 +19,7 @@ pub(crate) struct SetupArgs {
     #[arg(long, value_name = "N", value_parser = value_parser!(i32).range(1..=1024))]
     threads: Option<i32>,
     #[command(flatten)]
-    placement: PlacementArgs,
+    model_device: DeviceArgs,
     #[command(flatten)]
     pub(crate) shape: ShapeArgs,
     #[command(flatten)]
@@ -40,10 +40,10 @@ impl SetupArgs {
     }
 
     /// Readies the device and the threads that compute.
-    pub(crate) fn place(&self) -> Result<Placement> {
+    pub(crate) fn place(&self) -> Result<ModelDevice> {
         if let Some(threads) = self.threads {
             tch::set_num_threads(threads);
         }
-        self.placement.resolve()
+        self.model_device.resolve()
     }
 }

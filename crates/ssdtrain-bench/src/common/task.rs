@@ -4,8 +4,8 @@ use anyhow::{Result, ensure};
 use clap::value_parser;
 
 use crate::common::data::Data;
+use crate::common::model_device::ModelDevice;
 use crate::common::optimizer::OptimizerKind;
-use crate::common::placement::Placement;
 use crate::common::setup::SetupArgs;
 use crate::common::shape::Shape;
 
@@ -28,7 +28,7 @@ pub(crate) struct TaskArgs {
 /// Steps that are ready to be measured.
 #[derive(Debug)]
 pub(crate) struct Task {
-    pub(crate) placement: Placement,
+    pub(crate) model_device: ModelDevice,
     /// With the vocabulary of the data.
     pub(crate) shape: Shape,
     pub(crate) data: Data,
@@ -41,8 +41,8 @@ impl TaskArgs {
     /// be compared.
     pub(crate) fn prepare(&self, check: bool) -> Result<Task> {
         let SetupArgs { shape, data, .. } = &self.setup;
-        let placement = self.setup.place()?;
-        let gpu = placement.device.is_cuda();
+        let model_device = self.setup.place()?;
+        let gpu = model_device.device.is_cuda();
         // The processor's kernels give the same bits anyway.
         let exact = check || self.deterministic || !gpu;
         if exact && gpu {
@@ -58,6 +58,6 @@ impl TaskArgs {
             "--vocab {} is less than the {tokens} tokens of the tokenizer",
             shape.model.vocab
         );
-        Ok(Task { placement, shape, data, exact })
+        Ok(Task { model_device, shape, data, exact })
     }
 }

@@ -11,12 +11,12 @@ use super::cache::CacheArgs;
 use super::defaults;
 use super::interrupt::{self, Interrupted};
 use super::learner::Learner;
+use super::model_device::ModelDevice;
 use super::optimizer::OptimizerKind;
-use super::placement::Placement;
 use super::progress::Progress;
 use super::shape::Shape;
-use super::side::{Row, Side};
 use super::strategy::Strategy;
+use super::strategy_run::{Row, StrategyRun};
 use super::task::{Task, TaskArgs};
 
 /// The arguments that say which strategies take turns, and how often.
@@ -53,7 +53,7 @@ pub(crate) struct Plan {
     pub(crate) exact: bool,
     pub(crate) seed: u64,
     pub(crate) optimizer: OptimizerKind,
-    pub(crate) placement: Placement,
+    pub(crate) model_device: ModelDevice,
 }
 
 impl Plan {
@@ -67,7 +67,7 @@ impl Plan {
             exact: task.exact,
             seed: args.setup.seed(),
             optimizer: args.optimizer,
-            placement: task.placement,
+            model_device: task.model_device,
         }
     }
 }
@@ -110,14 +110,15 @@ pub(crate) fn measure(
     tokens: &TokenSet,
     progress: &Progress,
 ) -> Result<Measured> {
-    let mut sides = Vec::new();
+    let mut runs = Vec::new();
     for &strategy in &plan.strategies {
         let optimizer = |vs: &VarStore| plan.optimizer.build(vs);
-        let learner = Learner::new(strategy, shape, plan.placement, cache, optimizer, plan.seed)
+        let learner = Learner::new(strategy, shape, plan.model_device, cache, optimizer, plan.seed)
             .with_context(|| Under(strategy))?;
-        sides.push(Side::new(strategy, learner));
+        runs.push(StrategyRun::new(strategy, learner));
     }
-    let mut batches = tokens.random_batches(shape.rows(), shape.block(), plan.seed, plan.placement.device)?;
+    let mut batches =
+        tokens.random_batches(shape.rows(), shape.block(), plan.seed, plan.model_device.device)?;
     let (mut warmup, mut round, mut stopped) = (plan.warmup, 0, None);
     progress.start();
     while round < warmup + plan.steps {
@@ -128,65 +129,65 @@ pub(crate) fn measure(
         }
         progress.at(round as f64 / rounds as f64);
         let micro_batches = batches.draw()?.split(shape.accumulate)?;
-        for index in order(sides.len(), round) {
+        for index in order(runs.len(), round) {
             seed_step(plan.seed, round as u64);
-            let side = &mut sides[index];
-            side.step(&micro_batches).with_context(|| Under(side.strategy))?;
+            let run = &mut runs[index];
+            run.step(&micro_batches).with_context(|| Under(run.strategy))?;
         }
         if plan.exact {
-            verify(&sides, plan.check, round + 1)?;
+            verify(&runs, plan.check, round + 1)?;
         }
         round += 1;
         if round <= warmup {
-            sides.iter_mut().for_each(Side::begin);
+            runs.iter_mut().for_each(StrategyRun::begin);
         }
-        let settles = plan.warmup > 0 && sides.iter().any(|side| !side.is_settled());
+        let settles = plan.warmup > 0 && runs.iter().any(|run| !run.is_settled());
         if round == warmup && settles && warmup < plan.warmup + SETTLING {
             warmup += 1;
         }
     }
     let rounds = round;
     progress.clear();
-    if sides.len() > 1 && plan.exact && rounds > 0 {
+    if runs.len() > 1 && plan.exact && rounds > 0 {
         let names: Vec<_> = plan.strategies.iter().map(|strategy| strategy.name()).collect();
         let what = if plan.check { "every loss and every gradient" } else { "every loss" };
         progress
             .line(&format!("check  {rounds} steps: {what} the same to the bit under {}", names.join(", ")));
     }
-    let caches = sides.iter().filter_map(|side| Some((side.strategy.name(), side.learner.cache()?)));
+    let caches = runs.iter().filter_map(|run| Some((run.strategy.name(), run.learner.cache()?)));
     cache.write_trace(&caches.collect::<Vec<_>>(), progress)?;
-    let keep = sides.iter().find(|side| side.strategy == Strategy::Keep);
+    let keep = runs.iter().find(|run| run.strategy == Strategy::Keep);
     let steps = rounds.saturating_sub(warmup);
-    let measured = sides.iter().filter(|_| steps > 0);
-    let rows = measured.map(|side| side.row(shape.tokens_per_step(), keep, plan.seed)).collect();
+    let measured = runs.iter().filter(|_| steps > 0);
+    let rows = measured.map(|run| run.row(shape.tokens_per_step(), keep, plan.seed)).collect();
     Ok(Measured { rows, steps, stopped })
 }
 
-/// The order of the sides in a round. Six rounds of three sides, or four of two, have every order equally often, and
-/// no side more often than another the caches warm from its own step before.
-fn order(sides: usize, round: usize) -> Vec<usize> {
-    let mut order: Vec<_> = (0..sides).collect();
-    order.rotate_left(round / 2 % sides.max(1));
+/// The order of the runs in a round. Six rounds of three runs, or four of two, have every order equally often, and
+/// no run more often than another the caches warm from its own step before.
+fn order(runs: usize, round: usize) -> Vec<usize> {
+    let mut order: Vec<_> = (0..runs).collect();
+    order.rotate_left(round / 2 % runs.max(1));
     if round % 2 == 1 {
         order.reverse();
     }
     order
 }
 
-/// Compares what the sides computed in `step` with `keep`, or else with the first of them.
-fn verify(sides: &[Side], gradients: bool, step: usize) -> Result<()> {
-    let reference = sides.iter().find(|side| side.strategy == Strategy::Keep).or_else(|| sides.first());
+/// Compares what the runs computed in `step` with `keep`, or else with the first of them.
+fn verify(runs: &[StrategyRun], gradients: bool, step: usize) -> Result<()> {
+    let reference = runs.iter().find(|run| run.strategy == Strategy::Keep).or_else(|| runs.first());
     let Some(reference) = reference else { return Ok(()) };
-    for side in sides.iter().filter(|side| side.strategy != reference.strategy) {
-        let (name, base) = (side.strategy.name(), reference.strategy.name());
-        let (loss, expected) = (side.loss(), reference.loss());
+    for run in runs.iter().filter(|run| run.strategy != reference.strategy) {
+        let (name, base) = (run.strategy.name(), reference.strategy.name());
+        let (loss, expected) = (run.loss(), reference.loss());
         if loss.to_bits() != expected.to_bits() {
             bail!("step {step}: the loss under {name} is {loss}, and {expected} under {base}");
         }
         if !gradients {
             continue;
         }
-        if let Some(parameter) = side.learner.differing_gradient(&reference.learner)? {
+        if let Some(parameter) = run.learner.differing_gradient(&reference.learner)? {
             bail!("step {step}: the gradient of {parameter} under {name} has other bits than under {base}");
         }
     }
@@ -209,24 +210,24 @@ mod tests {
 
     #[test]
     fn every_order_comes_equally_often() {
-        for (sides, rounds, orders) in [(1, 2, 1), (2, 4, 2), (3, 6, 6)] {
+        for (runs, rounds, orders) in [(1, 2, 1), (2, 4, 2), (3, 6, 6)] {
             let mut counts = HashMap::new();
             for round in 0..rounds {
-                *counts.entry(order(sides, round)).or_insert(0) += 1;
+                *counts.entry(order(runs, round)).or_insert(0) += 1;
             }
-            assert_eq!(counts.len(), orders, "{sides} sides: {counts:?}");
-            assert!(counts.values().all(|&count| count == rounds / orders), "{sides} sides: {counts:?}");
+            assert_eq!(counts.len(), orders, "{runs} runs: {counts:?}");
+            assert!(counts.values().all(|&count| count == rounds / orders), "{runs} runs: {counts:?}");
         }
     }
 
     #[test]
     fn no_side_follows_itself_more_often_than_another() {
-        for (sides, rounds) in [(2, 4), (3, 6)] {
-            let turns: Vec<_> = (0..=rounds).flat_map(|round| order(sides, round)).collect();
-            let turns = &turns[..=sides * rounds];
-            let mut repeats = vec![0; sides];
+        for (runs, rounds) in [(2, 4), (3, 6)] {
+            let turns: Vec<_> = (0..=rounds).flat_map(|round| order(runs, round)).collect();
+            let turns = &turns[..=runs * rounds];
+            let mut repeats = vec![0; runs];
             turns.windows(2).filter(|pair| pair[0] == pair[1]).for_each(|pair| repeats[pair[0]] += 1);
-            assert!(repeats.iter().all(|&count| count == repeats[0]), "{sides} sides: {repeats:?}");
+            assert!(repeats.iter().all(|&count| count == repeats[0]), "{runs} runs: {repeats:?}");
         }
     }
 }

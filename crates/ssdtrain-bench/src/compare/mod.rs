@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::common::interrupt;
 use crate::common::progress::Progress;
-use crate::common::side::{Row, render};
+use crate::common::strategy_run::{Row, render};
 use crate::common::table::{self, ExplainArgs, OutputArgs};
 use crate::common::task::{Task, TaskArgs};
 use crate::common::turns::{Plan, TurnsArgs, measure};
@@ -61,19 +61,19 @@ ratio_to_keep is null without keep.";
 pub(crate) fn run(args: &Args) -> Result<()> {
     interrupt::listen()?;
     let task = args.task.prepare(args.check)?;
-    let Task { placement, shape, data, .. } = &task;
+    let Task { model_device, shape, data, .. } = &task;
     let cache = &args.task.setup.cache;
     cache.prepare(&args.turns.strategies)?;
     let progress = Progress::new(args.output.json);
     progress.line(&format!("data   {}", data.describe()));
-    progress.line(&format!("model  {}, {placement}", shape.describe()));
+    progress.line(&format!("model  {}, {model_device}", shape.describe()));
     progress.line(&format!("spill  {}", cache.describe()?));
     let plan = Plan { check: args.check, ..Plan::new(&args.turns, &args.task, &task) };
     progress.line(&format!("plan   {} steps of each strategy, after {} of warm-up", plan.steps, plan.warmup));
     let measured = measure(&plan, shape, cache, &data.train, &progress)?;
     show(args, &measured.rows)?;
     let seen = measured.rows.iter().find_map(|row| row.profile.clone());
-    let saved = cache.profile.save(seen, shape, *placement, &progress);
+    let saved = cache.profile.save(seen, shape, *model_device, &progress);
     measured.ensure_complete(&plan).and(saved)
 }
 

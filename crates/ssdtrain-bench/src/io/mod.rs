@@ -20,7 +20,7 @@ use self::ceilings::{Ceilings, Load, Rates, render as render_ceilings};
 use self::memory::{Unpinned, buffers};
 use self::raw::{Mode, RawFiles, rounded};
 use crate::common::gpu::Gpu;
-use crate::common::placement::{ensure_there, parse_device};
+use crate::common::model_device::{ensure_there, parse_device};
 use crate::common::progress::Progress;
 use crate::common::spill::SpillArgs;
 use crate::common::stats::{Estimate, median, ratio_of_medians};

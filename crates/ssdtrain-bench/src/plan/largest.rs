@@ -43,7 +43,7 @@ impl Largest {
 }
 
 /// What was found, for people.
-pub(super) fn told(found: Option<&Largest>) -> String {
+pub(super) fn report(found: Option<&Largest>) -> String {
     match found {
         Some(largest) => format!("Largest micro-batch that reaches the goal: {} sequences.", largest.rows),
         None => "Not even a micro-batch of one sequence reaches the goal.".to_owned(),

@@ -17,8 +17,8 @@ use self::largest::Largest;
 use crate::common::learner::Learner;
 use crate::common::progress::Progress;
 use crate::common::shape::Shape;
-use crate::common::side::{Planned, Row, Side};
 use crate::common::strategy::Strategy;
+use crate::common::strategy_run::{Planned, Row, StrategyRun};
 use crate::common::table::{ExplainArgs, OutputArgs};
 use crate::common::task::{Task, TaskArgs};
 use crate::common::{interrupt, size, table};
@@ -51,7 +51,7 @@ pub(crate) struct Args {
 const TRAINING: &[&str] = &[
     "ShapeArgs",
     "DataArgs",
-    "PlacementArgs",
+    "DeviceArgs",
     "seed",
     "threads",
     "vocab",
@@ -97,10 +97,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     interrupt::listen()?;
     args.task.setup.cache.prepare(&[Strategy::Auto])?;
     let task = args.task.prepare(false)?;
-    let Task { placement, shape, data, .. } = &task;
+    let Task { model_device, shape, data, .. } = &task;
     let progress = Progress::new(args.output.json);
     progress.line(&format!("data   {}", data.describe()));
-    progress.line(&format!("model  {}, {placement}", shape.describe()));
+    progress.line(&format!("model  {}, {model_device}", shape.describe()));
     progress.line(&format!("spill  {}", args.task.setup.cache.describe()?));
     let seen = settle(args, &task, shape.batch, &progress)?;
     let largest = match args.largest_batch {
@@ -123,17 +123,19 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             println!("\n{explained}");
         }
     }
-    args.task.setup.cache.profile.save(Some(seen.profile), shape, *placement, &progress)
+    args.task.setup.cache.profile.save(Some(seen.profile), shape, *model_device, &progress)
 }
 
 /// Trains with micro-batches of `batch` sequences until the plan is settled, and measures the steps after that.
 fn settle(args: &Args, task: &Task, batch: usize, progress: &Progress) -> Result<Seen> {
     let shape = Shape { batch, ..task.shape.clone() };
-    let (seed, placement) = (args.task.setup.seed(), task.placement);
+    let (seed, model_device) = (args.task.setup.seed(), task.model_device);
     let optimizer = |vs: &VarStore| args.task.optimizer.build(vs);
-    let learner = Learner::new(Strategy::Auto, &shape, placement, &args.task.setup.cache, optimizer, seed)?;
-    let mut side = Side::new(Strategy::Auto, learner);
-    let mut batches = task.data.train.random_batches(shape.rows(), shape.block(), seed, placement.device)?;
+    let learner =
+        Learner::new(Strategy::Auto, &shape, model_device, &args.task.setup.cache, optimizer, seed)?;
+    let mut side = StrategyRun::new(Strategy::Auto, learner);
+    let mut batches =
+        task.data.train.random_batches(shape.rows(), shape.block(), seed, model_device.device)?;
     progress.start();
     let (mut measured, mut profile) = (0, None);
     for round in 0..MOST_STEPS {
@@ -183,7 +185,7 @@ impl Outcome {
             println!("The goal is out of reach: this is the lowest activation peak there is.");
         }
         if largest_asked.is_some() {
-            println!("{}", largest::told(self.largest_batch.as_ref()));
+            println!("{}", largest::report(self.largest_batch.as_ref()));
         }
     }
 }

@@ -96,7 +96,7 @@ impl Outcome {
             println!("The goal is out of reach: this is what comes closest to it.");
         }
         if largest_asked {
-            println!("{}", largest::told(largest));
+            println!("{}", largest::report(largest));
         }
     }
 }

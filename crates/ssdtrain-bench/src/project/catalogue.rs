@@ -13,7 +13,7 @@ use super::model::Model;
 use super::presets::Preset;
 
 /// What can be given by name or file.
-pub(crate) trait Entry: DeserializeOwned {
+pub(crate) trait Listed: DeserializeOwned {
     /// What it is, for messages.
     const WHAT: &str;
 
@@ -31,7 +31,7 @@ pub(crate) trait Entry: DeserializeOwned {
 ///
 /// # Errors
 /// If it is neither, or the file cannot be read or does not make sense. The message names `argument`.
-pub(crate) fn find<T: Entry>(argument: &str, text: &str) -> Result<T> {
+pub(crate) fn find<T: Listed>(argument: &str, text: &str) -> Result<T> {
     if let Some(entry) = T::named(text) {
         return Ok(entry);
     }
@@ -58,7 +58,7 @@ fn one_line(text: &str, error: &toml::de::Error) -> anyhow::Error {
     }
 }
 
-impl Entry for Gpu {
+impl Listed for Gpu {
     const WHAT: &str = "GPU";
 
     fn names() -> Vec<String> {
@@ -86,7 +86,7 @@ impl Entry for Gpu {
     }
 }
 
-impl Entry for Ssd {
+impl Listed for Ssd {
     const WHAT: &str = "SSD";
 
     fn names() -> Vec<String> {
@@ -104,7 +104,7 @@ impl Entry for Ssd {
     }
 }
 
-impl Entry for Model {
+impl Listed for Model {
     const WHAT: &str = "model";
 
     fn names() -> Vec<String> {
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn every_listed_name_is_found_and_makes_sense() {
-        fn all<T: Entry>() {
+        fn all<T: Listed>() {
             for name in T::names() {
                 find::<T>("--it", &name).unwrap().checked("x").unwrap();
             }

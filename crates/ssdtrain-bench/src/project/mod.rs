@@ -5,10 +5,10 @@ mod catalogue;
 mod endurance;
 mod gpt;
 mod gpu;
+mod largest_micro_batch;
 mod model;
 mod presets;
 mod projection;
-mod room;
 mod saved;
 mod scenario;
 

@@ -7,7 +7,7 @@
 use anyhow::Result;
 
 use super::endurance::{Array, SECONDS_PER_YEAR};
-use super::room::Room;
+use super::largest_micro_batch::LargestMicroBatch;
 use super::scenario::Scenario;
 
 /// What offloading all activations of a [`Scenario`] asks of the SSDs of one GPU.
@@ -24,7 +24,7 @@ pub(crate) struct Projection {
     /// Years of training until they have written what they are rated for.
     pub(crate) lifespan_years: f64,
     /// The largest micro-batch that fits when only two layers are in memory; none if not even one sequence does.
-    pub(crate) room: Option<Room>,
+    pub(crate) room: Option<LargestMicroBatch>,
 }
 
 /// A step takes so many times its forward pass: backward costs two of them.
@@ -51,7 +51,7 @@ impl Scenario {
             step_s,
             write_bytes_per_s: activation_bytes / (WRITING_SHARE * step_s),
             lifespan_years: ssds.lifetime_writes() * step_s / activation_bytes / SECONDS_PER_YEAR,
-            room: Room::of(self),
+            room: LargestMicroBatch::of(self),
         })
     }
 }

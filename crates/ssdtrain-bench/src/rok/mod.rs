@@ -18,8 +18,8 @@ pub(crate) use self::record::{Record, parse_file};
 use crate::common::cache::CacheArgs;
 use crate::common::data::DataArgs;
 use crate::common::drawing::DrawingArgs;
+use crate::common::model_device::ModelDevice;
 use crate::common::optimizer::OptimizerKind;
-use crate::common::placement::Placement;
 use crate::common::progress::Progress;
 use crate::common::shape::Shape;
 use crate::common::strategy::Strategy;
@@ -102,9 +102,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut progress = Progress::new(args.output.json);
     let sizes = args.sizes();
     let names: Vec<_> = sizes.iter().map(ToString::to_string).collect();
-    let Task { placement, shape, data, .. } = &task;
+    let Task { model_device, shape, data, .. } = &task;
     progress.line(&format!("data   {}", data.describe()));
-    progress.line(&format!("model  {}, {placement}", shape.describe_with(&names.join(", "))));
+    progress.line(&format!("model  {}, {model_device}", shape.describe_with(&names.join(", "))));
     progress.line(&format!("spill  {}", args.task.setup.cache.describe()?));
     progress.line(&format!(
         "plan   {} steps of each point, after {} of warm-up",
@@ -200,7 +200,7 @@ struct Measured<'a> {
 
 impl Args {
     fn settings(&self, task: &Task) -> Result<Settings> {
-        let Task { placement, shape, .. } = task;
+        let Task { model_device, shape, .. } = task;
         Settings::of(&Measured {
             model: &shape.model,
             tokens: &shape.tokens,
@@ -208,8 +208,8 @@ impl Args {
             loss_chunk: shape.loss_chunk.map(Into::into),
             grads_in_place: shape.grads_in_place,
             recompute: shape.recompute.to_string(),
-            device: placement.to_string(),
-            gpu: gpu_name(*placement)?,
+            device: model_device.to_string(),
+            gpu: gpu_name(*model_device)?,
             threads: tch::get_num_threads(),
             deterministic: task.exact,
             optimizer: self.task.optimizer,
@@ -255,11 +255,11 @@ struct Line<'a> {
 /// What the picture says of the model.
 fn title(task: &Task) -> String {
     let GptConfig { layers, hidden, context, .. } = task.shape.model;
-    format!("{layers} layers, hidden {hidden}, {context} tokens, {}", task.placement)
+    format!("{layers} layers, hidden {hidden}, {context} tokens, {}", task.model_device)
 }
 
-fn gpu_name(placement: Placement) -> Result<Option<String>> {
-    match placement.device {
+fn gpu_name(model_device: ModelDevice) -> Result<Option<String>> {
+    match model_device.device {
         tch::Device::Cuda(index) => Ok(Some(gpu::properties(index)?.name)),
         _ => Ok(None),
     }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::common::side::Row;
+use crate::common::strategy_run::Row;
 use crate::common::{size, table};
 
 /// What was measured of one strategy at one micro-batch size. The fields are the columns of the file and the JSON contract; those

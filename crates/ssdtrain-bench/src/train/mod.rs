@@ -1,9 +1,9 @@
 //! `train`: a GPT from scratch, or from a checkpoint on.
 
-mod horizon;
+mod averages;
 mod optimizer;
-mod shown;
-mod window;
+mod output;
+mod stopping;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,13 +17,13 @@ use ssdtrain_models::{AdamW, Checkpoint, RandomBatches, SequentialBatches, Train
 use tch::Device;
 use tch::nn::VarStore;
 
-use self::horizon::Horizon;
+use self::averages::StepAverages;
 use self::optimizer::OptimizerArgs;
-use self::shown::{Event, whereabouts};
-use self::window::Window;
+use self::output::{Event, whereabouts};
+use self::stopping::StoppingRule;
 use crate::common::data::Data;
 use crate::common::learner::{Learner, Outcome, Update};
-use crate::common::placement::Placement;
+use crate::common::model_device::ModelDevice;
 use crate::common::progress::Progress;
 use crate::common::setup::SetupArgs;
 use crate::common::shape::Shape;
@@ -130,14 +130,14 @@ pub(crate) fn run(args: Args) -> Result<()> {
 /// A run under way.
 struct Run {
     args: Args,
-    placement: Placement,
+    model_device: ModelDevice,
     shape: Shape,
     data: Data,
     prompt: Vec<u16>,
     learner: Learner<AdamW>,
     batches: RandomBatches,
     evaluation: SequentialBatches,
-    horizon: Horizon,
+    stopping: StoppingRule,
     progress: Progress,
     seed: u64,
     /// Number of steps taken.
@@ -168,12 +168,12 @@ impl Best {
 impl Run {
     /// Reads all that the run needs, so that what is wrong with it is told before training begins.
     fn prepare(args: Args) -> Result<Run> {
-        let placement = args.setup.place()?;
+        let model_device = args.setup.place()?;
         args.setup.cache.prepare(&[args.strategy()])?;
         let progress = Progress::new(args.output.json);
         let path = args.out.join(CHECKPOINT);
         let checkpoint = args.resume.then(|| Checkpoint::open(&path)).transpose().context("--resume")?;
-        let mut shape = args.setup.shape.resolve(base_shape(checkpoint.as_ref(), placement.device)?)?;
+        let mut shape = args.setup.shape.resolve(base_shape(checkpoint.as_ref(), model_device.device)?)?;
         if let (Some(checkpoint), None) = (&checkpoint, args.setup.shape.tokens()) {
             shape.tokens = note(checkpoint, "tokenizer")?.to_owned();
         }
@@ -186,23 +186,24 @@ impl Run {
             Some(found) => args.setup.seed_or(found.state().seed),
             None => args.setup.seed(),
         };
-        let horizon = Horizon::new(args.steps, args.minutes, state.step);
-        args.optimizer.update(&horizon, state.step, Duration::ZERO)?;
+        let stopping = StoppingRule::new(args.steps, args.minutes, state.step);
+        args.optimizer.update(&stopping, state.step, Duration::ZERO)?;
 
-        let config = args.optimizer.adamw(placement.kind());
+        let config = args.optimizer.adamw(model_device.kind());
         let optimizer = |vs: &VarStore| Ok(AdamW::new(vs, config)?);
         let mut learner =
-            Learner::new(args.strategy(), &shape, placement, &args.setup.cache, optimizer, seed)?;
+            Learner::new(args.strategy(), &shape, model_device, &args.setup.cache, optimizer, seed)?;
         if let Some(checkpoint) = &checkpoint {
             checkpoint.restore(&shape.model, &learner.vs, Some(&mut learner.optimizer))?;
         }
-        let mut batches = data.train.random_batches(shape.rows(), shape.block(), seed, placement.device)?;
+        let mut batches =
+            data.train.random_batches(shape.rows(), shape.block(), seed, model_device.device)?;
         batches.seek(state.position);
-        let evaluation = data.held_out.sequential_batches(shape.batch, shape.block(), placement.device)?;
+        let evaluation = data.held_out.sequential_batches(shape.batch, shape.block(), model_device.device)?;
 
         fs::create_dir_all(&args.out).with_context(|| format!("cannot make --out {}", args.out.display()))?;
         progress.line(&format!("data   {}", data.describe()));
-        progress.line(&format!("model  {}, {placement}", shape.describe()));
+        progress.line(&format!("model  {}, {model_device}", shape.describe()));
         match args.strategy() {
             Strategy::Offload | Strategy::OffloadDisk | Strategy::AdaptivePaper | Strategy::Auto => {
                 progress.line(&format!(
@@ -221,14 +222,14 @@ impl Run {
             None => progress.line(&format!("run    {}", path.display())),
         }
         let run = Run {
-            placement,
+            model_device,
             shape,
             data,
             prompt,
             learner,
             batches,
             evaluation,
-            horizon,
+            stopping,
             progress,
             seed,
             step: state.step,
@@ -246,21 +247,21 @@ impl Run {
     /// Takes steps until the run is over or someone asks it to stop. The last step's checkpoint is saved either way.
     fn train(&mut self) -> Result<()> {
         let start = Instant::now();
-        let mut window = Window::default();
+        let mut averages = StepAverages::default();
         let mut saved = None;
         self.progress.start();
-        while !interrupt::requested() && !self.horizon.is_over(self.step, start.elapsed()) {
-            let update = self.args.optimizer.update(&self.horizon, self.step, start.elapsed())?;
+        while !interrupt::requested() && !self.stopping.is_over(self.step, start.elapsed()) {
+            let update = self.args.optimizer.update(&self.stopping, self.step, start.elapsed())?;
             let outcome = self.take_step(update)?;
-            window.add(&outcome);
-            self.progress.at(self.horizon.share(self.step, start.elapsed()));
+            averages.add(&outcome);
+            self.progress.at(self.stopping.share(self.step, start.elapsed()));
             let logged = self.step.is_multiple_of(self.args.log_every) || self.step == 1;
             if logged || self.progress.is_live() {
-                self.show(&window, &outcome);
+                self.show(&averages, &outcome);
             }
             if logged {
-                self.log(&window, &outcome, update.learning_rate)?;
-                window = Window::default();
+                self.log(&averages, &outcome, update.learning_rate)?;
+                averages = StepAverages::default();
             }
             self.last_report = outcome.report;
             if self.step.is_multiple_of(self.args.eval_every) {
@@ -304,7 +305,7 @@ impl Run {
 
     fn save_profile(&self) -> Result<()> {
         let seen = self.learner.cache().and_then(TensorCache::profile);
-        self.args.setup.cache.profile.save(seen, &self.shape, self.placement, &self.progress)
+        self.args.setup.cache.profile.save(seen, &self.shape, self.model_device, &self.progress)
     }
 
     /// Ends the run: unless it was stopped, with the held-out loss, a sample, and its strategy beside keep.

@@ -6,7 +6,7 @@ use anyhow::Result;
 use ssdtrain_models::{AdamWConfig, Schedule};
 use tch::Kind;
 
-use super::horizon::Horizon;
+use super::stopping::StoppingRule;
 use crate::common::learner::Update;
 use crate::common::{defaults, float};
 
@@ -49,11 +49,11 @@ impl OptimizerArgs {
     }
 
     /// How the step after `step` others, `elapsed` after the run began, is taken.
-    pub(crate) fn update(&self, horizon: &Horizon, step: u64, elapsed: Duration) -> Result<Update> {
-        let total = horizon.total(step, elapsed);
+    pub(crate) fn update(&self, stopping: &StoppingRule, step: u64, elapsed: Duration) -> Result<Update> {
+        let total = stopping.total(step, elapsed);
         let warmup = self.warmup_steps.unwrap_or_else(|| defaults::WARMUP_STEPS.min(total / 10));
         // The length of a timed run is an estimate, and no reason to refuse a warm-up.
-        let warmup = if horizon.is_exact() { warmup } else { warmup.min(total) };
+        let warmup = if stopping.is_exact() { warmup } else { warmup.min(total) };
         let schedule = Schedule::new(self.lr, self.min_lr.unwrap_or(self.lr / 10.0), warmup, total)?;
         Ok(Update {
             learning_rate: schedule.learning_rate(step),

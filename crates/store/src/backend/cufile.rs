@@ -88,7 +88,7 @@ impl CuFile {
     }
 
     /// How bytes went since this was opened, if this release tells and there were any. Others in the process count, too.
-    fn seen(&self) -> Option<CuFileMode> {
+    fn observed_mode(&self) -> Option<CuFileMode> {
         let (now, before) = (Moved::by(&self.driver)?, self.before?);
         if now.by_host > before.by_host {
             Some(CuFileMode::Compatibility)
@@ -126,7 +126,7 @@ impl CuFile {
             // SAFETY: as above, and nobody writes them meanwhile.
             Direction::Write => unsafe { file.write(base.cast(), len, op.offset(), offset) },
         }
-        .map_err(told)
+        .map_err(io_error)
     }
 }
 
@@ -145,7 +145,7 @@ impl Transport for CuFile {
         let file = Arc::new(file);
         let registered = self.driver.register_file(Arc::clone(&file)).map_err(|error| {
             let message = format!("the {} cannot be reached by cuFile", file.describe().name);
-            Error::io(ErrorKind::Unmet, message, told(error))
+            Error::io(ErrorKind::Unmet, message, io_error(error))
         })?;
         name.map_or(Ok(()), Name::remove).map_err(|error| {
             let message = format!("the {} keeps its name", file.describe().name);
@@ -163,7 +163,7 @@ impl Transport for CuFile {
     }
 
     fn describe(&self) -> BackendInfo {
-        let cufile = Some(self.seen().unwrap_or(self.expected));
+        let cufile = Some(self.observed_mode().unwrap_or(self.expected));
         let registered = self.memory.as_ref().map(Registered::to_string);
         BackendInfo { cufile, registered, ..BackendInfo::named("cuFile") }
     }
@@ -201,7 +201,7 @@ fn keep_log_away(library: &Library) {
 }
 
 /// The error that stores know: the system's number if there is one.
-fn told(error: cufile_sys::Error) -> io::Error {
+fn io_error(error: cufile_sys::Error) -> io::Error {
     match error.cause() {
         Cause::Os(number) => io::Error::from_raw_os_error(*number),
         _ => io::Error::other(error),

@@ -5,20 +5,20 @@ use std::time::Duration;
 use crate::common::defaults;
 
 /// When the run ends.
-pub(crate) struct Horizon {
+pub(crate) struct StoppingRule {
     steps: Option<u64>,
     time: Option<Duration>,
     /// Number of steps taken before this run.
     from: u64,
 }
 
-impl Horizon {
+impl StoppingRule {
     /// A run of so many steps or minutes, whichever are over first; `from` steps were taken before.
-    pub(crate) fn new(steps: Option<u64>, minutes: Option<f64>, from: u64) -> Horizon {
+    pub(crate) fn new(steps: Option<u64>, minutes: Option<f64>, from: u64) -> StoppingRule {
         let minutes = minutes.or_else(|| steps.is_none().then_some(defaults::MINUTES));
         // A time too long to count is no limit.
         let time = minutes.and_then(|minutes| Duration::try_from_secs_f64(minutes * 60.0).ok());
-        Horizon { steps, time, from }
+        StoppingRule { steps, time, from }
     }
 
     /// Whether the number of steps is given, and not an estimate.
@@ -58,20 +58,20 @@ mod tests {
     #[test]
     fn a_run_ends_after_its_steps_or_its_time_whichever_comes_first() {
         let minute = Duration::from_secs(60);
-        let both = Horizon::new(Some(10), Some(1.0), 0);
+        let both = StoppingRule::new(Some(10), Some(1.0), 0);
         assert!(both.is_over(10, Duration::ZERO) && both.is_over(0, minute));
         assert!(!both.is_over(9, minute / 2));
-        assert!(Horizon::new(None, None, 0).is_over(0, 3 * minute));
-        assert!(!Horizon::new(Some(10), None, 0).is_over(9, 1000 * minute));
+        assert!(StoppingRule::new(None, None, 0).is_over(0, 3 * minute));
+        assert!(!StoppingRule::new(Some(10), None, 0).is_over(9, 1000 * minute));
         assert_eq!(both.share(2, minute / 2), 0.5);
         assert_eq!(both.share(8, minute / 2), 0.8);
     }
 
     #[test]
     fn the_length_of_a_timed_run_is_expected_from_its_pace() {
-        let run = Horizon::new(None, Some(1.0), 100);
+        let run = StoppingRule::new(None, Some(1.0), 100);
         assert_eq!(run.total(100, Duration::ZERO), u64::MAX);
         assert_eq!(run.total(110, Duration::from_secs(6)), 200);
-        assert_eq!(Horizon::new(Some(7), None, 0).total(3, Duration::from_secs(1)), 7);
+        assert_eq!(StoppingRule::new(Some(7), None, 0).total(3, Duration::from_secs(1)), 7);
     }
 }

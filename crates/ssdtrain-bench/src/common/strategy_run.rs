@@ -16,7 +16,7 @@ use crate::common::{size, table};
 const LEARNING_RATE: f64 = 3e-4;
 
 /// One strategy's model and what its steps did.
-pub(crate) struct Side {
+pub(crate) struct StrategyRun {
     pub(crate) strategy: Strategy,
     pub(crate) learner: Learner<Box<dyn Optimizer>>,
     outcomes: Vec<Outcome>,
@@ -25,9 +25,9 @@ pub(crate) struct Side {
     pinned_before: u64,
 }
 
-impl Side {
-    pub(crate) fn new(strategy: Strategy, learner: Learner<Box<dyn Optimizer>>) -> Side {
-        Side { strategy, learner, outcomes: Vec::new(), store_before: None, pinned_before: 0 }
+impl StrategyRun {
+    pub(crate) fn new(strategy: Strategy, learner: Learner<Box<dyn Optimizer>>) -> StrategyRun {
+        StrategyRun { strategy, learner, outcomes: Vec::new(), store_before: None, pinned_before: 0 }
     }
 
     /// Forgets the steps so far: what counts begins now.
@@ -71,7 +71,7 @@ impl Side {
     }
 
     /// What it comes to for steps of `tokens` tokens, beside `keep`.
-    pub(crate) fn row(&self, tokens: usize, keep: Option<&Side>, seed: u64) -> Row {
+    pub(crate) fn row(&self, tokens: usize, keep: Option<&StrategyRun>, seed: u64) -> Row {
         let walls = self.walls();
         let reports: Vec<_> = self.outcomes.iter().filter_map(|outcome| outcome.report.as_ref()).collect();
         let of = |figure: fn(&StepReport) -> f64| {

@@ -8,11 +8,11 @@ use ssdtrain::{StepReport, Tally};
 use ssdtrain_models::{Sampling, sample};
 
 use super::Run;
-use super::window::Window;
+use super::averages::StepAverages;
 use crate::common::learner::Outcome;
 use crate::common::optimizer::OptimizerKind;
 use crate::common::strategy::Strategy;
-use crate::common::{side, size, turns};
+use crate::common::{size, strategy_run, turns};
 
 /// What programs are told of a run, one line each.
 #[derive(Serialize)]
@@ -46,13 +46,13 @@ pub(super) enum Event<'a> {
 
 impl Run {
     /// What the latest steps did, for people.
-    pub(super) fn show(&self, window: &Window, last: &Outcome) {
+    pub(super) fn show(&self, averages: &StepAverages, last: &Outcome) {
         let mut text = format!(
             "step {:>6}  loss {:.4}  {:.0} tokens/s  peak {}",
             self.step,
             last.loss,
-            window.tokens_per_s(&self.shape),
-            size::format(window.act_peak_bytes)
+            averages.tokens_per_s(&self.shape),
+            size::format(averages.act_peak_bytes)
         );
         if let Some(report) = &last.report {
             text += &format!(
@@ -60,23 +60,23 @@ impl Run {
                 size::format(report.offloaded.bytes),
                 size::format(report.loaded.bytes),
                 size::format(report.forwarded.bytes),
-                window.stall_ms(),
+                averages.stall_ms(),
             );
         }
         self.progress.status(text);
     }
 
     /// The same for programs.
-    pub(super) fn log(&self, window: &Window, last: &Outcome, learning_rate: f64) -> Result<()> {
+    pub(super) fn log(&self, averages: &StepAverages, last: &Outcome, learning_rate: f64) -> Result<()> {
         self.progress.event(&Event::Step {
             step: self.step,
             loss: last.loss,
             learning_rate,
-            step_ms: window.step_ms(),
-            tokens_per_s: window.tokens_per_s(&self.shape),
-            act_peak_bytes: window.act_peak_bytes,
-            step_peak_bytes: window.step_peak_bytes,
-            stall_ms: window.stall_ms(),
+            step_ms: averages.step_ms(),
+            tokens_per_s: averages.tokens_per_s(&self.shape),
+            act_peak_bytes: averages.act_peak_bytes,
+            step_peak_bytes: averages.step_peak_bytes,
+            stall_ms: averages.stall_ms(),
             report: last.report.as_ref(),
         })
     }
@@ -100,7 +100,7 @@ impl Run {
 
     /// Trains fresh models of the same shape, so the run's own model is let go first.
     pub(super) fn show_comparison(self) -> Result<()> {
-        let Run { args, placement, shape, data, learner, progress, seed, .. } = self;
+        let Run { args, model_device, shape, data, learner, progress, seed, .. } = self;
         drop(learner);
         if args.compare_steps == 0 {
             return Ok(());
@@ -117,18 +117,18 @@ impl Run {
             strategies: vec![Strategy::Keep, strategy],
             steps: args.compare_steps as usize,
             warmup: 2,
-            check: !placement.device.is_cuda(),
-            exact: !placement.device.is_cuda(),
+            check: !model_device.device.is_cuda(),
+            exact: !model_device.device.is_cuda(),
             seed,
             optimizer: OptimizerKind::AdamW,
-            placement,
+            model_device,
         };
         let cache = args.setup.cache.untraced();
         let measured = turns::measure(&plan, &shape, &cache, &data.train, &progress)?;
         if progress.is_json() {
             measured.rows.iter().try_for_each(|row| progress.event(row))?;
         } else if !measured.rows.is_empty() {
-            progress.line(&side::render(&measured.rows));
+            progress.line(&strategy_run::render(&measured.rows));
         }
         measured.ensure_complete(&plan).context("the run is done and saved")
     }

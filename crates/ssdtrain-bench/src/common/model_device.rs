@@ -6,10 +6,10 @@ use anyhow::{Result, anyhow, ensure};
 use clap::ValueEnum;
 use tch::{Cuda, Device, Kind};
 
-/// The arguments that make up a [`Placement`].
+/// The arguments that make up a [`ModelDevice`].
 #[derive(Clone, Copy, Debug, clap::Args)]
 #[command(next_help_heading = "Device")]
-pub(crate) struct PlacementArgs {
+pub(crate) struct DeviceArgs {
     /// Where to train: cpu, cuda (the first GPU) or cuda:N; default: the first GPU if there is one that libtorch can use, else cpu
     #[arg(long, value_name = "DEVICE", value_parser = parse_device)]
     device: Option<Device>,
@@ -20,7 +20,7 @@ pub(crate) struct PlacementArgs {
 
 /// A device that is there, and the kind of a model's parameters on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Placement {
+pub(crate) struct ModelDevice {
     pub(crate) device: Device,
     dtype: Dtype,
 }
@@ -36,9 +36,9 @@ enum Dtype {
     Fp16,
 }
 
-impl PlacementArgs {
+impl DeviceArgs {
     /// Loads CUDA if it is asked for, or there is a GPU and nothing else was asked for.
-    pub(crate) fn resolve(self) -> Result<Placement> {
+    pub(crate) fn resolve(self) -> Result<ModelDevice> {
         let first = Device::Cuda(0);
         let device = match self.device {
             Some(device) => {
@@ -49,11 +49,11 @@ impl PlacementArgs {
             None => Device::Cpu,
         };
         let default = if device.is_cuda() { Dtype::Bf16 } else { Dtype::Float };
-        Ok(Placement { device, dtype: self.dtype.unwrap_or(default) })
+        Ok(ModelDevice { device, dtype: self.dtype.unwrap_or(default) })
     }
 }
 
-impl Placement {
+impl ModelDevice {
     /// The kind of parameters.
     pub(crate) fn kind(self) -> Kind {
         match self.dtype {
@@ -71,7 +71,7 @@ impl Placement {
     }
 }
 
-impl fmt::Display for Placement {
+impl fmt::Display for ModelDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let dtype = match self.dtype {
             Dtype::Float => "float",
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn the_cpu_takes_32_bits_unless_told_otherwise() {
-        let kind = |dtype| PlacementArgs { device: Some(Device::Cpu), dtype }.resolve().unwrap().kind();
+        let kind = |dtype| DeviceArgs { device: Some(Device::Cpu), dtype }.resolve().unwrap().kind();
         assert_eq!(kind(None), Kind::Float);
         assert_eq!(kind(Some(Dtype::Bf16)), Kind::BFloat16);
     }

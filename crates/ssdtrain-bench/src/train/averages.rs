@@ -7,7 +7,7 @@ use crate::common::shape::Shape;
 
 /// What the steps since the last line cost.
 #[derive(Default)]
-pub(crate) struct Window {
+pub(crate) struct StepAverages {
     steps: u32,
     wall: Duration,
     stall: Duration,
@@ -17,7 +17,7 @@ pub(crate) struct Window {
     pub(crate) step_peak_bytes: u64,
 }
 
-impl Window {
+impl StepAverages {
     pub(crate) fn add(&mut self, outcome: &Outcome) {
         self.steps += 1;
         self.wall += outcome.wall;

@@ -6,7 +6,7 @@ use super::scenario::Scenario;
 /// 5.3.6. With pipeline parallelism the batch stays what it is, and must still make a micro-batch for each stage; without, it
 /// grows with the micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Room {
+pub(crate) struct LargestMicroBatch {
     /// Sequences.
     pub(crate) micro_batch: u64,
     /// Bytes a GPU saves in a step of such micro-batches, as many as there are pipeline stages.
@@ -23,9 +23,9 @@ const WEIGHT_BYTES: f64 = 2.0;
 /// Layers whose activations are in memory at the same time.
 const LAYERS_IN_MEMORY: f64 = 2.0;
 
-impl Room {
+impl LargestMicroBatch {
     /// None if not even one sequence fits.
-    pub(crate) fn of(scenario: &Scenario) -> Option<Room> {
+    pub(crate) fn of(scenario: &Scenario) -> Option<LargestMicroBatch> {
         let Scenario { model, gpu, parallelism, precision, implementation, .. } = scenario;
         let spread =
             if parallelism.zero { parallelism.gpus } else { parallelism.tensor * parallelism.pipeline };
@@ -39,7 +39,7 @@ impl Room {
         let by_memory = (gpu.memory_bytes() - weights) / resident;
         let by_batch = scenario.batch.per_replica(parallelism) / pipeline;
         let micro_batch = if pipeline > 1.0 { by_memory.min(by_batch) } else { by_memory }.floor();
-        (micro_batch >= 1.0).then(|| Room {
+        (micro_batch >= 1.0).then(|| LargestMicroBatch {
             micro_batch: micro_batch as u64,
             activation_bytes: micro_batch * pipeline * scenario.sequence_bytes(),
         })
@@ -58,11 +58,11 @@ mod tests {
     #[test]
     fn more_memory_makes_more_room_and_too_little_makes_none() {
         for mut scenario in (0..6).map(scenario) {
-            let room = Room::of(&scenario).unwrap();
+            let room = LargestMicroBatch::of(&scenario).unwrap();
             scenario.gpu.memory_gib *= 2.0;
-            assert!(Room::of(&scenario).unwrap().micro_batch > 2 * room.micro_batch);
+            assert!(LargestMicroBatch::of(&scenario).unwrap().micro_batch > 2 * room.micro_batch);
             scenario.gpu.memory_gib = 1.0;
-            assert_eq!(Room::of(&scenario), None);
+            assert_eq!(LargestMicroBatch::of(&scenario), None);
         }
     }
 
@@ -70,13 +70,14 @@ mod tests {
     /// of 85.9 GB; two layers take 1.71 GB a sequence, the ends 0.55 GB.
     #[test]
     fn room_is_what_weights_leave() {
-        assert_eq!(Room::of(&scenario(0)).unwrap().micro_batch, 31);
+        assert_eq!(LargestMicroBatch::of(&scenario(0)).unwrap().micro_batch, 31);
     }
 
     /// Section 5.3.6 has micro-batches of eight to 32.
     #[test]
     fn a_pipeline_stays_filled() {
-        let largest: Vec<_> = (6..12).map(|index| Room::of(&scenario(index)).unwrap().micro_batch).collect();
+        let largest: Vec<_> =
+            (6..12).map(|index| LargestMicroBatch::of(&scenario(index)).unwrap().micro_batch).collect();
         assert_eq!(largest, [32, 16, 8, 32, 16, 8]);
     }
 }
