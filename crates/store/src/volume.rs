@@ -6,12 +6,14 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::extent::{MAX_FILE_BYTES, Slot, Space};
+use super::extent::{Slot, Space};
 use super::region::{Region, RegionInfo};
 use crate::mem::BLOCK;
 
 /// Regions grow by this many bytes at a time, so that a run's first step pays for it and no later one.
 pub(super) const GROWTH_BYTES: u64 = 256 << 20;
+/// Largest region: offsets in a file are signed.
+const MAX_REGION_BYTES: u64 = i64::MAX as u64;
 /// After a region could not grow, it is not asked again for this long.
 const GROWTH_PAUSE: Duration = Duration::from_secs(1);
 
@@ -26,9 +28,8 @@ pub(super) struct Volume {
 }
 
 struct Books {
+    /// As far as the region has grown, so that nothing beyond is taken while there is room within.
     space: Space,
-    /// Bytes from the region's start that are there to be written.
-    grown: u64,
     /// Somebody has taken it on to let the region grow.
     grows: bool,
     refused: Option<(Instant, i32)>,
@@ -55,12 +56,12 @@ impl Volume {
     /// Over a region that was just opened, of which at most `cap_bytes` are used. It takes the first step of growth, and
     /// learns with it whether a file system can preallocate.
     pub(super) fn new(region: Arc<dyn Region>, cap_bytes: u64) -> Volume {
-        let cap_bytes = cap_bytes.min(MAX_FILE_BYTES) / BLOCK as u64 * BLOCK as u64;
-        let books = Books { space: Space::new(cap_bytes), grown: 0, grows: false, refused: None };
+        let cap_bytes = cap_bytes.min(MAX_REGION_BYTES) / BLOCK as u64 * BLOCK as u64;
+        let books = Books { space: Space::default(), grows: false, refused: None };
         let info = region.describe();
         let mut volume =
             Volume { region, info, cap_bytes, books: Mutex::new(books), growing: Mutex::default() };
-        volume.grow(1);
+        volume.grow(BLOCK as u64);
         volume.info = volume.region.describe();
         volume
     }
@@ -68,23 +69,21 @@ impl Volume {
     /// A free range of `bytes`, which must not be 0, rounded up to whole blocks. It never waits for the region.
     pub(super) fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Extent, Full> {
         let mut books = self.books.lock();
-        let slot = books.space.take(bytes).ok_or(Full::Cap)?;
-        let end = slot.offset() + slot.len();
-        if end <= books.grown {
+        if let Some(slot) = books.space.take(bytes) {
             return Ok(Extent { volume: Arc::clone(self), slot });
         }
-        books.space.give_back(slot);
+        let end = books.space.end_with(bytes).filter(|&end| end <= self.cap_bytes).ok_or(Full::Cap)?;
         match books.refused.filter(|(when, _)| when.elapsed() < GROWTH_PAUSE) {
             Some((_, code)) => Err(Full::Refused(io::Error::from_raw_os_error(code))),
             None => Err(Full::Until(end)),
         }
     }
 
-    /// Lets the region grow to at least `end` bytes, by whole steps where there is room for them. It may take long. How it went shows
-    /// when [`reserve`](Volume::reserve) is asked again.
+    /// Lets the region grow to at least `end`, a multiple of the block, by whole steps where there is room for them. It may take long.
+    /// How it went shows when [`reserve`](Volume::reserve) is asked again.
     pub(super) fn grow(&self, end: u64) {
         let _alone = self.growing.lock();
-        let grown = self.books.lock().grown;
+        let grown = self.grown_bytes();
         if end <= grown {
             return;
         }
@@ -94,7 +93,8 @@ impl Volume {
             match self.region.grow(grown, end) {
                 Ok(()) => {
                     let mut books = self.books.lock();
-                    (books.grown, books.refused) = (end, None);
+                    books.space.grow(end);
+                    books.refused = None;
                     return;
                 }
                 Err(error) => refused = Some(error),
@@ -122,7 +122,7 @@ impl Volume {
 
     /// Bytes the region has grown to.
     pub(super) fn grown_bytes(&self) -> u64 {
-        self.books.lock().grown
+        self.books.lock().space.end()
     }
 
     /// Most bytes the region may take.
@@ -202,6 +202,19 @@ mod tests {
         assert_eq!(first.len() + second.len(), volume.reserved_bytes());
         drop((first, second));
         assert_eq!((volume.reserved_bytes(), volume.grown_bytes()), (0, cap));
+    }
+
+    #[test]
+    fn no_region_grows_while_there_is_room_in_it() {
+        const TAIL: u64 = GROWTH_BYTES / 8;
+        let file = Arc::new(SpillFile::create(Place::Memory, 0).unwrap());
+        let volume = Arc::new(Volume::new(file, GROWTH_BYTES + TAIL));
+        let [hole, _rest] = [GROWTH_BYTES - TAIL, TAIL].map(|bytes| volume.reserve(bytes).unwrap());
+        drop(hole);
+        let small = volume
+            .reserve(TAIL / 2)
+            .expect("the hole is free and there, though the rest of the cap would fit better");
+        assert_eq!((small.offset(), volume.grown_bytes()), (0, GROWTH_BYTES));
     }
 
     #[test]
