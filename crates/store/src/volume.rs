@@ -14,7 +14,7 @@ use crate::mem::BLOCK;
 pub(super) const GROWTH_BYTES: u64 = 256 << 20;
 /// Largest region: offsets in a file are signed.
 const MAX_REGION_BYTES: u64 = i64::MAX as u64;
-/// After a region could not grow, it is not asked again for this long.
+/// After a region could not grow, none that could not is asked again for this long.
 const GROWTH_PAUSE: Duration = Duration::from_secs(1);
 
 /// A region and the space in it.
@@ -25,6 +25,14 @@ pub(super) struct Volume {
     books: Mutex<Books>,
     /// Held while the region grows, which may take long; extents come and go meanwhile.
     growing: Mutex<()>,
+    refusals: Arc<Refusals>,
+}
+
+/// When a region last could not grow; the volumes of a store share it. If each paused by itself, its pause might end while another takes
+/// long to fail, and nobody would ever be told that there is no room.
+#[derive(Default)]
+pub(super) struct Refusals {
+    latest: Mutex<Option<Instant>>,
 }
 
 struct Books {
@@ -32,7 +40,8 @@ struct Books {
     space: Space,
     /// Somebody has taken it on to let the region grow.
     grows: bool,
-    refused: Option<(Instant, i32)>,
+    /// Why the region could not grow when it was last asked to.
+    refused: Option<i32>,
 }
 
 /// A contiguous range of a volume; freed on drop.
@@ -55,12 +64,18 @@ pub(super) enum Full {
 impl Volume {
     /// Over a region that was just opened, of which at most `cap_bytes` are used. It takes the first step of growth, and
     /// learns with it whether a file system can preallocate.
-    pub(super) fn new(region: Arc<dyn Region>, cap_bytes: u64) -> Volume {
+    pub(super) fn new(region: Arc<dyn Region>, cap_bytes: u64, refusals: &Arc<Refusals>) -> Volume {
         let cap_bytes = cap_bytes.min(MAX_REGION_BYTES) / BLOCK as u64 * BLOCK as u64;
         let books = Books { space: Space::default(), grows: false, refused: None };
         let info = region.describe();
-        let mut volume =
-            Volume { region, info, cap_bytes, books: Mutex::new(books), growing: Mutex::default() };
+        let mut volume = Volume {
+            region,
+            info,
+            cap_bytes,
+            books: Mutex::new(books),
+            growing: Mutex::default(),
+            refusals: Arc::clone(refusals),
+        };
         volume.grow(BLOCK as u64);
         volume.info = volume.region.describe();
         volume
@@ -73,8 +88,8 @@ impl Volume {
             return Ok(Extent { volume: Arc::clone(self), slot });
         }
         let end = books.space.end_with(bytes).filter(|&end| end <= self.cap_bytes).ok_or(Full::Cap)?;
-        match books.refused.filter(|(when, _)| when.elapsed() < GROWTH_PAUSE) {
-            Some((_, code)) => Err(Full::Refused(io::Error::from_raw_os_error(code))),
+        match books.refused.filter(|_| self.refusals.are_recent()) {
+            Some(code) => Err(Full::Refused(io::Error::from_raw_os_error(code))),
             None => Err(Full::Until(end)),
         }
     }
@@ -102,7 +117,8 @@ impl Volume {
         }
         if let Some(error) = refused {
             tracing::warn!("the {} cannot grow: {error}", self.info.name);
-            self.books.lock().refused = Some((Instant::now(), error.raw_os_error().unwrap_or(libc::EIO)));
+            *self.refusals.latest.lock() = Some(Instant::now());
+            self.books.lock().refused = Some(error.raw_os_error().unwrap_or(libc::EIO));
         }
     }
 
@@ -140,6 +156,12 @@ impl Volume {
     }
 }
 
+impl Refusals {
+    fn are_recent(&self) -> bool {
+        self.latest.lock().is_some_and(|when| when.elapsed() < GROWTH_PAUSE)
+    }
+}
+
 impl Extent {
     pub(super) fn volume(&self) -> &Arc<Volume> {
         &self.volume
@@ -154,6 +176,14 @@ impl Extent {
 impl Drop for Extent {
     fn drop(&mut self) {
         self.volume.books.lock().space.give_back(self.slot);
+    }
+}
+
+#[cfg(test)]
+impl Volume {
+    /// As if the pause after the latest refusal were over.
+    pub(super) fn end_pause(&self) {
+        self.refusals.latest.lock().iter_mut().for_each(|when| *when -= GROWTH_PAUSE);
     }
 }
 
@@ -192,7 +222,7 @@ mod tests {
         let cap = GROWTH_BYTES + 1024 * BLOCK as u64;
         let file = Arc::new(SpillFile::create(Place::Directory(directory.path()), cap).unwrap());
         let metadata = || File::from(file.as_fd().try_clone_to_owned().unwrap()).metadata().unwrap();
-        let volume = Arc::new(Volume::new(Arc::<SpillFile>::clone(&file), cap));
+        let volume = Arc::new(Volume::new(Arc::<SpillFile>::clone(&file), cap, &Arc::default()));
         assert_eq!(volume.grown_bytes(), GROWTH_BYTES, "the first step is taken at the start");
         let first = reserve(&volume, GROWTH_BYTES).unwrap();
         assert_eq!(volume.grown_bytes(), GROWTH_BYTES);
@@ -208,7 +238,7 @@ mod tests {
     fn no_region_grows_while_there_is_room_in_it() {
         const TAIL: u64 = GROWTH_BYTES / 8;
         let file = Arc::new(SpillFile::create(Place::Memory, 0).unwrap());
-        let volume = Arc::new(Volume::new(file, GROWTH_BYTES + TAIL));
+        let volume = Arc::new(Volume::new(file, GROWTH_BYTES + TAIL, &Arc::default()));
         let [hole, _rest] = [GROWTH_BYTES - TAIL, TAIL].map(|bytes| volume.reserve(bytes).unwrap());
         drop(hole);
         let small = volume
@@ -220,7 +250,7 @@ mod tests {
     #[test]
     fn a_region_that_cannot_grow_gives_the_space_back() {
         let file = Arc::new(SpillFile::create(Place::Memory, 0).unwrap());
-        let volume = Arc::new(Volume::new(Arc::<SpillFile>::clone(&file), 2 * GROWTH_BYTES));
+        let volume = Arc::new(Volume::new(Arc::<SpillFile>::clone(&file), 2 * GROWTH_BYTES, &Arc::default()));
         let first = reserve(&volume, GROWTH_BYTES).unwrap();
         file.forbid_growth();
         assert!(matches!(reserve(&volume, GROWTH_BYTES), Err(Full::Refused(_))));
