@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use super::extent::{Slot, Space};
 use super::region::{Region, RegionInfo};
+use crate::completion::contained;
 use crate::mem::BLOCK;
 
 /// Regions grow by this many bytes at a time, so that a run's first step pays for it and no later one.
@@ -105,7 +106,8 @@ impl Volume {
         let step_end = end.next_multiple_of(GROWTH_BYTES).min(self.cap_bytes);
         let mut refused = None;
         for end in [step_end, end] {
-            match self.region.grow(grown, end) {
+            let outcome = contained("the growth of a spill file", || self.region.grow(grown, end));
+            match outcome.unwrap_or_else(|| Err(io::Error::from_raw_os_error(libc::EIO))) {
                 Ok(()) => {
                     let mut books = self.books.lock();
                     books.space.grow(end);
@@ -203,6 +205,7 @@ mod tests {
 
     use super::*;
     use crate::region::Place;
+    use crate::region::tests::Pretended;
     use crate::spill_file::SpillFile;
 
     /// The room that there is once the region has grown for it.
@@ -262,5 +265,16 @@ mod tests {
             0,
             "what the region has is still of use"
         );
+    }
+
+    #[test]
+    fn a_region_that_panics_cannot_grow() {
+        let region = Pretended(|from, _| {
+            assert_eq!(from, 0, "on purpose");
+            Ok(())
+        });
+        let volume = Arc::new(Volume::new(Arc::new(region), 2 * GROWTH_BYTES, &Arc::default()));
+        let _full = volume.reserve(GROWTH_BYTES).unwrap();
+        assert!(matches!(reserve(&volume, 1), Err(Full::Refused(_))));
     }
 }
