@@ -1,6 +1,7 @@
 //! Volumes grow on a thread of their own, so that nobody who saves a tensor waits for a file system.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
@@ -19,6 +20,8 @@ pub(super) struct Growth {
     /// Started when it is first needed.
     worker: Mutex<Option<Worker>>,
     spawn: Box<Spawn>,
+    /// The store is gone, and nobody needs what has not begun.
+    over: Arc<AtomicBool>,
 }
 
 /// Starts the thread, if it can be had.
@@ -41,7 +44,12 @@ impl Default for Growth {
 
 impl Growth {
     fn on(spawn: impl Fn(Work) -> io::Result<JoinHandle<()>> + Send + Sync + 'static) -> Growth {
-        Growth { listeners: Arc::default(), worker: Mutex::default(), spawn: Box::new(spawn) }
+        Growth {
+            listeners: Arc::default(),
+            worker: Mutex::default(),
+            spawn: Box::new(spawn),
+            over: Arc::default(),
+        }
     }
 
     /// Has `listener` hear of every growth that ends, for as long as somebody holds it.
@@ -81,9 +89,9 @@ impl Growth {
 
     fn start(&self) -> Option<Worker> {
         let (queue, tasks) = channel::<Task>();
-        let listeners = Arc::clone(&self.listeners);
+        let (listeners, over) = (Arc::clone(&self.listeners), Arc::clone(&self.over));
         let run = move || {
-            for (volume, end) in tasks {
+            for (volume, end) in tasks.iter().take_while(|_| !over.load(Ordering::Relaxed)) {
                 volume.grow(end);
                 volume.has_grown();
                 tell(&listeners);
@@ -108,6 +116,7 @@ fn tell(listeners: &Mutex<Vec<Weak<Listener>>>) {
 impl Drop for Growth {
     fn drop(&mut self) {
         let Some(Worker { queue, thread }) = self.worker.get_mut().take() else { return };
+        self.over.store(true, Ordering::Relaxed);
         drop(queue);
         // The last to let go of the store may be a listener, on this very thread.
         if thread.thread().id() != thread::current().id() && thread.join().is_err() {
@@ -162,5 +171,35 @@ mod tests {
             }
         });
         assert_eq!(volume.grown_bytes(), 2 * GROWTH_BYTES);
+    }
+
+    #[test]
+    fn what_is_still_to_grow_does_not_once_the_store_is_gone() {
+        let (happened, events) = channel();
+        let (open, gate) = channel::<()>();
+        let gate = Arc::new(Mutex::new(gate));
+        let volumes = [0, 1].map(|index| {
+            let (grows, gate) = (happened.clone(), Arc::clone(&gate));
+            let region = Pretended(move |from, _| {
+                if from > 0 {
+                    assert!(gate.lock().recv().is_err());
+                    grows.send(index).unwrap();
+                }
+                Ok(())
+            });
+            Arc::new(Volume::new(Arc::new(region), 2 * GROWTH_BYTES, &Arc::default()))
+        });
+        drop(happened);
+        let growth = Arc::new(Growth::default());
+        let last = Mutex::new(Some(Arc::clone(&growth)));
+        let listener: Arc<Listener> = Arc::new(move || drop(last.lock().take()));
+        growth.listen(&listener);
+        for volume in volumes {
+            assert!(growth.begin(&volume, 2 * GROWTH_BYTES));
+        }
+        drop(growth);
+        // The listener lets go of the last handle once the first has grown.
+        drop(open);
+        assert_eq!(events.iter().collect::<Vec<_>>(), [0]);
     }
 }
