@@ -1,66 +1,110 @@
 //! Which blocks of one spill file are taken.
 
-use offset_allocator::{Allocation, Allocator};
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::mem::BLOCK;
 
-/// Largest file that extents can be found in: the allocator counts blocks in 32 bits.
-pub(super) const MAX_FILE_BYTES: u64 = (u32::MAX as u64) * BLOCK as u64;
-/// Most ranges, taken or free, that one file is divided into; each costs 32 bytes from the start.
-const MAX_RANGES: u32 = 128 << 10;
-
-/// The space of one spill file, handed out in whole blocks.
+/// The space of one spill file, as far as the file has grown, handed out in whole blocks. All numbers are bytes.
+#[derive(Default)]
 pub(super) struct Space {
-    allocator: Allocator,
-    taken_blocks: u64,
+    /// Free ranges, by where they begin: how long each is. Neighbours are merged.
+    free: BTreeMap<u64, u64>,
+    /// The same ranges, shortest first: how long each is, and where it begins.
+    by_len: BTreeSet<(u64, u64)>,
+    end: u64,
+    taken: u64,
 }
 
 /// A contiguous range of taken blocks; goes back, once, with [`Space::give_back`].
 #[derive(Clone, Copy)]
 pub(super) struct Slot {
-    allocation: Allocation,
-    blocks: u32,
+    offset: u64,
+    len: u64,
 }
 
 impl Space {
-    /// All of `bytes` free; `bytes` is a multiple of the block and at most [`MAX_FILE_BYTES`].
-    pub(super) fn new(bytes: u64) -> Space {
-        let blocks = u32::try_from(bytes / BLOCK as u64).unwrap_or(u32::MAX);
-        let ranges = blocks.saturating_add(2).min(MAX_RANGES);
-        Space { allocator: Allocator::with_max_allocs(blocks, ranges), taken_blocks: 0 }
+    /// There is more of it, free, up to `end`, a multiple of the block.
+    pub(super) fn grow(&mut self, end: u64) {
+        let (from, to) = (self.end, end.max(self.end));
+        self.end = to;
+        self.add(from, to - from);
     }
 
-    /// A contiguous range of `bytes`, rounded up to whole blocks; `None` if no free range is known to be as large.
-    ///
-    /// Free ranges are kept in size classes, so the last eighth of a range may go unused.
+    /// A contiguous range of `bytes`, rounded up to whole blocks, from the shortest free range that is long enough; `None` if none is.
     pub(super) fn take(&mut self, bytes: u64) -> Option<Slot> {
-        let blocks = u32::try_from(bytes.div_ceil(BLOCK as u64)).ok().filter(|&blocks| blocks > 0)?;
-        let allocation = self.allocator.allocate(blocks)?;
-        self.taken_blocks += u64::from(blocks);
-        Some(Slot { allocation, blocks })
+        let len = whole_blocks(bytes)?;
+        let &(free, offset) = self.by_len.range((len, 0)..).next()?;
+        self.forget(offset, free);
+        self.insert(offset + len, free - len);
+        self.taken += len;
+        Some(Slot { offset, len })
     }
 
     /// Frees a slot that this space handed out and that was not freed before.
     pub(super) fn give_back(&mut self, slot: Slot) {
-        self.taken_blocks -= u64::from(slot.blocks);
-        self.allocator.free(slot.allocation);
+        self.taken -= slot.len;
+        self.add(slot.offset, slot.len);
+    }
+
+    /// How far it would have to grow for a range of `bytes` at its end; `None` if no file is as large.
+    pub(super) fn end_with(&self, bytes: u64) -> Option<u64> {
+        let last = self.free.last_key_value().filter(|(offset, len)| *offset + *len == self.end);
+        last.map_or(self.end, |(offset, _)| *offset).checked_add(whole_blocks(bytes)?)
+    }
+
+    /// How far it has grown.
+    pub(super) fn end(&self) -> u64 {
+        self.end
     }
 
     /// Bytes taken now.
     pub(super) fn taken(&self) -> u64 {
-        self.taken_blocks * BLOCK as u64
+        self.taken
     }
+
+    /// A range is free, and one with those of its neighbours that are.
+    fn add(&mut self, mut offset: u64, mut len: u64) {
+        let before = self.free.range(..offset).next_back().map(|(before, len)| (*before, *len));
+        if let Some((before, before_len)) = before.filter(|(before, len)| before + len == offset) {
+            self.forget(before, before_len);
+            (offset, len) = (before, before_len + len);
+        }
+        if let Some(&after_len) = self.free.get(&(offset + len)) {
+            self.forget(offset + len, after_len);
+            len += after_len;
+        }
+        self.insert(offset, len);
+    }
+
+    fn insert(&mut self, offset: u64, len: u64) {
+        if len > 0 {
+            self.free.insert(offset, len);
+            self.by_len.insert((len, offset));
+        }
+    }
+
+    fn forget(&mut self, offset: u64, len: u64) {
+        self.free.remove(&offset);
+        self.by_len.remove(&(len, offset));
+    }
+}
+
+fn whole_blocks(bytes: u64) -> Option<u64> {
+    bytes.checked_next_multiple_of(BLOCK as u64).filter(|&bytes| bytes > 0)
 }
 
 impl Slot {
     /// Where the range begins, in bytes.
     pub(super) fn offset(&self) -> u64 {
-        u64::from(self.allocation.offset) * BLOCK as u64
+        self.offset
     }
+}
 
+#[cfg(test)]
+impl Slot {
     /// Bytes of the range.
     pub(super) fn len(&self) -> u64 {
-        u64::from(self.blocks) * BLOCK as u64
+        self.len
     }
 }
 
@@ -74,35 +118,52 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Step {
+        Grow(u64),
         Take(u64),
         GiveBack(usize),
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
         let step = prop_oneof![
-            3 => (1..CAP / 8).prop_map(Step::Take),
-            2 => any::<usize>().prop_map(Step::GiveBack),
+            1 => (0..=CAP / BLOCK as u64).prop_map(|blocks| Step::Grow(blocks * BLOCK as u64)),
+            9 => (1..CAP / 8).prop_map(Step::Take),
+            6 => any::<usize>().prop_map(Step::GiveBack),
         ];
         proptest::collection::vec(step, 1..200)
     }
 
+    /// Where each gap between the slots begins and how long it is, the last one up to `end`.
+    fn gaps(taken: &[Slot], end: u64) -> Vec<(u64, u64)> {
+        let mut slots: Vec<_> = taken.iter().map(|slot| (slot.offset, slot.offset + slot.len)).collect();
+        slots.sort_unstable();
+        let gap_starts = [0].into_iter().chain(slots.iter().map(|slot| slot.1));
+        let gap_ends = slots.iter().map(|slot| slot.0).chain([end]);
+        let gap = |(start, end): (u64, u64)| (start, end.checked_sub(start).expect("slots never overlap"));
+        gap_starts.zip(gap_ends).map(gap).collect()
+    }
+
     proptest! {
         #[test]
-        fn slots_never_overlap_stay_within_the_file_and_all_come_back(steps in steps()) {
-            let mut space = Space::new(CAP);
+        fn slots_never_overlap_come_from_the_shortest_gap_and_all_come_back(steps in steps()) {
+            let mut space = Space::default();
             let mut taken: Vec<Slot> = Vec::new();
             for step in steps {
+                let free = gaps(&taken, space.end());
                 match step {
+                    Step::Grow(end) => {
+                        let end = end.max(space.end());
+                        space.grow(end);
+                        prop_assert_eq!(space.end(), end);
+                    }
                     Step::Take(bytes) => {
-                        let Some(slot) = space.take(bytes) else { continue };
-                        prop_assert!(slot.len() >= bytes && slot.len() < bytes + BLOCK as u64);
-                        prop_assert!(slot.offset() + slot.len() <= CAP);
-                        for other in &taken {
-                            let apart = slot.offset() + slot.len() <= other.offset()
-                                || other.offset() + other.len() <= slot.offset();
-                            prop_assert!(apart);
-                        }
-                        taken.push(slot);
+                        let whole = bytes.next_multiple_of(BLOCK as u64);
+                        prop_assert_eq!(space.end_with(bytes), free.last().map(|(last, _)| last + whole));
+                        let slot = space.take(bytes);
+                        let shortest = free.iter().map(|gap| gap.1).filter(|&len| len >= whole).min();
+                        let cut = |slot: Slot| free.iter().find(|gap| gap.0 == slot.offset).map(|gap| gap.1);
+                        prop_assert_eq!(slot.map(cut), shortest.map(Some));
+                        prop_assert!(slot.is_none_or(|slot| slot.len == whole));
+                        taken.extend(slot);
                     }
                     Step::GiveBack(index) if !taken.is_empty() => {
                         space.give_back(taken.swap_remove(index % taken.len()));
@@ -115,15 +176,18 @@ mod tests {
                 space.give_back(slot);
             }
             prop_assert_eq!(space.taken(), 0);
+            space.grow(CAP);
             prop_assert!(space.take(CAP).is_some(), "the whole file is one free range again");
         }
     }
 
     #[test]
-    fn nothing_is_taken_beyond_the_cap() {
-        let mut space = Space::new(CAP);
+    fn nothing_is_taken_beyond_the_end() {
+        let mut space = Space::default();
+        assert!(space.take(1).is_none());
+        space.grow(CAP);
         assert!(space.take(CAP + 1).is_none());
-        assert!(space.take(u64::MAX).is_none());
+        assert!(space.take(u64::MAX).is_none() && space.end_with(u64::MAX).is_none());
         assert!(space.take(0).is_none());
         let whole = space.take(CAP).unwrap();
         assert!(space.take(1).is_none());

@@ -1,5 +1,7 @@
 //! Volumes grow on a thread of their own, so that nobody who saves a tensor waits for a file system.
 
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
@@ -13,12 +15,18 @@ use super::volume::Volume;
 pub(super) type Listener = dyn Fn() + Send + Sync;
 
 /// Lets volumes grow, one after the other.
-#[derive(Default)]
 pub(super) struct Growth {
     listeners: Arc<Mutex<Vec<Weak<Listener>>>>,
     /// Started when it is first needed.
     worker: Mutex<Option<Worker>>,
+    spawn: Box<Spawn>,
+    /// The store is gone, and nobody needs what has not begun.
+    over: Arc<AtomicBool>,
 }
+
+/// Starts the thread, if it can be had.
+type Spawn = dyn Fn(Work) -> io::Result<JoinHandle<()>> + Send + Sync;
+type Work = Box<dyn FnOnce() + Send>;
 
 struct Worker {
     queue: Sender<Task>,
@@ -28,7 +36,22 @@ struct Worker {
 /// A volume, and how many bytes it is to grow to at least.
 type Task = (Arc<Volume>, u64);
 
+impl Default for Growth {
+    fn default() -> Growth {
+        Growth::on(|work| thread::Builder::new().name("ssdtrain-grow".to_owned()).spawn(work))
+    }
+}
+
 impl Growth {
+    fn on(spawn: impl Fn(Work) -> io::Result<JoinHandle<()>> + Send + Sync + 'static) -> Growth {
+        Growth {
+            listeners: Arc::default(),
+            worker: Mutex::default(),
+            spawn: Box::new(spawn),
+            over: Arc::default(),
+        }
+    }
+
     /// Has `listener` hear of every growth that ends, for as long as somebody holds it.
     pub(super) fn listen(&self, listener: &Arc<Listener>) {
         let mut listeners = self.listeners.lock();
@@ -39,44 +62,48 @@ impl Growth {
     /// Lets a volume grow, unless it does already. Whether listeners will hear of it: if no thread can be had, it is over already, and
     /// they are not told, since the caller may hold what they need.
     pub(super) fn begin(&self, volume: &Arc<Volume>, end: u64) -> bool {
-        if !volume.takes_growth_on() {
-            return true;
+        let given = self.give(volume, end);
+        if !given {
+            volume.grow(end);
         }
+        given
+    }
+
+    /// Whether the thread lets a volume grow, as somebody has it do already or this does now.
+    fn give(&self, volume: &Arc<Volume>, end: u64) -> bool {
         let mut worker = self.worker.lock();
         if worker.is_none() {
             *worker = self.start();
         }
-        let given =
-            worker.as_ref().is_some_and(|worker| worker.queue.send((Arc::clone(volume), end)).is_ok());
-        drop(worker);
+        // Who grows it in place takes nothing on: others who come meanwhile would wait for news that nobody brings them.
+        let Some(worker) = &*worker else { return false };
+        if !volume.takes_growth_on() {
+            return true;
+        }
+        let given = worker.queue.send((Arc::clone(volume), end)).is_ok();
         if !given {
-            grow(volume, end);
+            volume.has_grown();
         }
         given
     }
 
     fn start(&self) -> Option<Worker> {
         let (queue, tasks) = channel::<Task>();
-        let listeners = Arc::clone(&self.listeners);
+        let (listeners, over) = (Arc::clone(&self.listeners), Arc::clone(&self.over));
         let run = move || {
-            for (volume, end) in tasks {
-                grow(&volume, end);
+            for (volume, end) in tasks.iter().take_while(|_| !over.load(Ordering::Relaxed)) {
+                volume.grow(end);
+                volume.has_grown();
                 tell(&listeners);
             }
         };
-        let thread = thread::Builder::new().name("ssdtrain-grow".to_owned()).spawn(run);
-        thread
+        (self.spawn)(Box::new(run))
             .inspect_err(
                 |error| tracing::warn!(%error, "no thread lets spill files grow; whoever saves does"),
             )
             .ok()
             .map(|thread| Worker { queue, thread })
     }
-}
-
-fn grow(volume: &Volume, end: u64) {
-    contained("the growth of a spill file", || volume.grow(end));
-    volume.has_grown();
 }
 
 fn tell(listeners: &Mutex<Vec<Weak<Listener>>>) {
@@ -89,10 +116,90 @@ fn tell(listeners: &Mutex<Vec<Weak<Listener>>>) {
 impl Drop for Growth {
     fn drop(&mut self) {
         let Some(Worker { queue, thread }) = self.worker.get_mut().take() else { return };
+        self.over.store(true, Ordering::Relaxed);
         drop(queue);
         // The last to let go of the store may be a listener, on this very thread.
         if thread.thread().id() != thread::current().id() && thread.join().is_err() {
             tracing::error!("the thread that lets spill files grow panicked");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::region::tests::Pretended;
+    use crate::volume::GROWTH_BYTES;
+
+    #[test]
+    fn nobody_waits_to_be_told_where_there_is_no_thread_to_tell_them() {
+        #[derive(Debug, PartialEq)]
+        enum Event {
+            ThreadRefused,
+            Begun { listeners_will_hear: bool },
+        }
+        let (happened, events) = channel();
+        let refuses = happened.clone();
+        let spawn = move |_| {
+            refuses.send(Event::ThreadRefused).unwrap();
+            Err(io::ErrorKind::WouldBlock.into())
+        };
+        let growth = Growth::on(spawn);
+        let (open, gate) = channel::<()>();
+        let gate = Mutex::new(gate);
+        let region = Pretended(move |from, _| {
+            if from > 0 {
+                assert!(gate.lock().recv().is_err());
+            }
+            Ok(())
+        });
+        let volume = Arc::new(Volume::new(Arc::new(region), 2 * GROWTH_BYTES, &Arc::default()));
+        let ask = || {
+            let listeners_will_hear = growth.begin(&volume, 2 * GROWTH_BYTES);
+            happened.send(Event::Begun { listeners_will_hear }).unwrap();
+        };
+        thread::scope(|scope| {
+            // Dropped, whatever comes, before the others are waited for.
+            let closed = open;
+            for _ in 0..2 {
+                scope.spawn(ask);
+                assert_eq!(events.recv().unwrap(), Event::ThreadRefused);
+            }
+            drop(closed);
+            for _ in 0..2 {
+                assert_eq!(events.recv().unwrap(), Event::Begun { listeners_will_hear: false });
+            }
+        });
+        assert_eq!(volume.grown_bytes(), 2 * GROWTH_BYTES);
+    }
+
+    #[test]
+    fn what_is_still_to_grow_does_not_once_the_store_is_gone() {
+        let (happened, events) = channel();
+        let (open, gate) = channel::<()>();
+        let gate = Arc::new(Mutex::new(gate));
+        let volumes = [0, 1].map(|index| {
+            let (grows, gate) = (happened.clone(), Arc::clone(&gate));
+            let region = Pretended(move |from, _| {
+                if from > 0 {
+                    assert!(gate.lock().recv().is_err());
+                    grows.send(index).unwrap();
+                }
+                Ok(())
+            });
+            Arc::new(Volume::new(Arc::new(region), 2 * GROWTH_BYTES, &Arc::default()))
+        });
+        drop(happened);
+        let growth = Arc::new(Growth::default());
+        let last = Mutex::new(Some(Arc::clone(&growth)));
+        let listener: Arc<Listener> = Arc::new(move || drop(last.lock().take()));
+        growth.listen(&listener);
+        for volume in volumes {
+            assert!(growth.begin(&volume, 2 * GROWTH_BYTES));
+        }
+        drop(growth);
+        // The listener lets go of the last handle once the first has grown.
+        drop(open);
+        assert_eq!(events.iter().collect::<Vec<_>>(), [0]);
     }
 }

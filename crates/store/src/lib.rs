@@ -14,7 +14,8 @@
 //! | `grown .. cap` | not there yet; `cap` is the file's equal share of `cap_bytes` |
 //!
 //! Within it, an *extent* is a contiguous range of whole blocks that belongs to one blob. A blob has one extent (a
-//! *piece*) in each file it is striped over; the blocks after its payload's end are padding.
+//! *piece*) in each file it is striped over; the blocks after its payload's end are padding. It is cut from the shortest
+//! free range within what has grown that is long enough; the file grows only if there is none.
 //!
 //! # Stripe rule
 //!

@@ -54,3 +54,26 @@ pub enum Medium {
     /// The host's memory.
     Memory,
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A region of nothing, which grows as it is told.
+    pub(crate) struct Pretended<F>(pub(crate) F);
+
+    impl<F: Fn(u64, u64) -> io::Result<()> + Send + Sync + 'static> Region for Pretended<F> {
+        fn grow(&self, from: u64, to: u64) -> io::Result<()> {
+            (self.0)(from, to)
+        }
+
+        fn describe(&self) -> RegionInfo {
+            let name = "pretended region".to_owned();
+            RegionInfo { name, medium: Medium::Memory, alignment: 1, notes: Vec::new() }
+        }
+
+        fn backing(&self) -> &dyn Any {
+            self
+        }
+    }
+}

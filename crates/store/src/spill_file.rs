@@ -110,7 +110,14 @@ impl Region for SpillFile {
             match error.raw_os_error() {
                 Some(libc::EINTR) => {}
                 Some(libc::EOPNOTSUPP | libc::ENOSYS) => self.preallocates.store(false, Ordering::Relaxed),
-                _ => return Err(error),
+                _ => {
+                    // ext4, for one, keeps what it found before the disk was full.
+                    if let Err(kept) = self.file.set_len(from) {
+                        let name = self.describe().name;
+                        tracing::warn!("the {name} could not give back what it did not grow by: {kept}");
+                    }
+                    return Err(error);
+                }
             }
         }
         self.file.set_len(to)
@@ -156,6 +163,8 @@ impl SpillFile {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
 
     fn refused(directory: &Path) -> String {
@@ -184,6 +193,25 @@ mod tests {
             message.contains("spill directory /proc") && !message.contains("does not exist"),
             "{message}"
         );
+    }
+
+    #[test]
+    fn a_growth_that_fails_takes_no_space() {
+        const MIB: u64 = 1 << 20;
+        let directory = tempfile::tempdir().unwrap();
+        let spill = SpillFile::create(Place::Directory(directory.path()), MIB).unwrap();
+        let size = || spill.file.metadata().map(|file| (file.len(), file.blocks())).unwrap();
+        spill.grow(0, MIB).unwrap();
+        if !spill.preallocates.load(Ordering::Relaxed) {
+            return eprintln!("skipped: the temporary directory cannot preallocate");
+        }
+        let before = size();
+        // So far an attempt gets that finds the disk full on its way; this one's end is beyond all files.
+        spill.grow(MIB, 2 * MIB).unwrap();
+        assert!(size().1 > before.1);
+        let error = spill.grow(MIB, i64::MAX as u64 + MIB).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EFBIG));
+        assert_eq!(size(), before);
     }
 
     #[test]

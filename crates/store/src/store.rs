@@ -67,7 +67,8 @@ impl Store {
 
     fn assemble(config: StoreConfig, backend: Arc<dyn Backend>, note: Option<String>) -> Result<Store> {
         let share = config.cap_bytes / config.files() as u64;
-        let open = |place| Ok(Arc::new(Volume::new(backend.open(place, share)?, share)));
+        let refusals = Arc::default();
+        let open = |place| Ok(Arc::new(Volume::new(backend.open(place, share)?, share, &refusals)));
         let volumes: Vec<Arc<Volume>> = config.places().into_iter().map(open).collect::<Result<_>>()?;
         let media = || volumes.iter().map(|volume| volume.info().medium);
         let medium =
@@ -326,6 +327,25 @@ mod tests {
         assert!(store.try_reserve(1).unwrap().is_none());
         told.recv().unwrap();
         assert_eq!(store.try_reserve(1).unwrap_err().kind(), ErrorKind::NoSpace);
+    }
+
+    #[test]
+    fn files_that_take_long_to_fail_are_an_error_in_the_end() {
+        let store =
+            Store::open(StoreConfig { stripe_bytes: 1 << 30, ..config(2, 2 * GROWTH_BYTES) }).unwrap();
+        let _full = [(); 2].map(|()| store.reserve(GROWTH_BYTES).unwrap());
+        let volumes = &store.shared.volumes;
+        volumes.iter().for_each(|volume| forbid_growth(&**volume.region()));
+        let (_listener, told) = listen(&store);
+        for _ in volumes {
+            // The one before has failed; the next one takes longer than the pause.
+            volumes[0].end_pause();
+            assert!(store.try_reserve(1).unwrap().is_none());
+            told.recv().unwrap();
+        }
+        assert_eq!(store.try_reserve(1).unwrap_err().kind(), ErrorKind::NoSpace);
+        volumes[0].end_pause();
+        assert!(store.try_reserve(1).unwrap().is_none(), "there may be room by now");
     }
 
     #[test]

@@ -6,13 +6,16 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::extent::{MAX_FILE_BYTES, Slot, Space};
+use super::extent::{Slot, Space};
 use super::region::{Region, RegionInfo};
+use crate::completion::contained;
 use crate::mem::BLOCK;
 
 /// Regions grow by this many bytes at a time, so that a run's first step pays for it and no later one.
 pub(super) const GROWTH_BYTES: u64 = 256 << 20;
-/// After a region could not grow, it is not asked again for this long.
+/// Largest region: offsets in a file are signed.
+const MAX_REGION_BYTES: u64 = i64::MAX as u64;
+/// After a region could not grow, none that could not is asked again for this long.
 const GROWTH_PAUSE: Duration = Duration::from_secs(1);
 
 /// A region and the space in it.
@@ -23,15 +26,23 @@ pub(super) struct Volume {
     books: Mutex<Books>,
     /// Held while the region grows, which may take long; extents come and go meanwhile.
     growing: Mutex<()>,
+    refusals: Arc<Refusals>,
+}
+
+/// When a region last could not grow; the volumes of a store share it. If each paused by itself, its pause might end while another takes
+/// long to fail, and nobody would ever be told that there is no room.
+#[derive(Default)]
+pub(super) struct Refusals {
+    latest: Mutex<Option<Instant>>,
 }
 
 struct Books {
+    /// As far as the region has grown, so that nothing beyond is taken while there is room within.
     space: Space,
-    /// Bytes from the region's start that are there to be written.
-    grown: u64,
     /// Somebody has taken it on to let the region grow.
     grows: bool,
-    refused: Option<(Instant, i32)>,
+    /// Why the region could not grow when it was last asked to.
+    refused: Option<i32>,
 }
 
 /// A contiguous range of a volume; freed on drop.
@@ -54,13 +65,19 @@ pub(super) enum Full {
 impl Volume {
     /// Over a region that was just opened, of which at most `cap_bytes` are used. It takes the first step of growth, and
     /// learns with it whether a file system can preallocate.
-    pub(super) fn new(region: Arc<dyn Region>, cap_bytes: u64) -> Volume {
-        let cap_bytes = cap_bytes.min(MAX_FILE_BYTES) / BLOCK as u64 * BLOCK as u64;
-        let books = Books { space: Space::new(cap_bytes), grown: 0, grows: false, refused: None };
+    pub(super) fn new(region: Arc<dyn Region>, cap_bytes: u64, refusals: &Arc<Refusals>) -> Volume {
+        let cap_bytes = cap_bytes.min(MAX_REGION_BYTES) / BLOCK as u64 * BLOCK as u64;
+        let books = Books { space: Space::default(), grows: false, refused: None };
         let info = region.describe();
-        let mut volume =
-            Volume { region, info, cap_bytes, books: Mutex::new(books), growing: Mutex::default() };
-        volume.grow(1);
+        let mut volume = Volume {
+            region,
+            info,
+            cap_bytes,
+            books: Mutex::new(books),
+            growing: Mutex::default(),
+            refusals: Arc::clone(refusals),
+        };
+        volume.grow(BLOCK as u64);
         volume.info = volume.region.describe();
         volume
     }
@@ -68,33 +85,33 @@ impl Volume {
     /// A free range of `bytes`, which must not be 0, rounded up to whole blocks. It never waits for the region.
     pub(super) fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Extent, Full> {
         let mut books = self.books.lock();
-        let slot = books.space.take(bytes).ok_or(Full::Cap)?;
-        let end = slot.offset() + slot.len();
-        if end <= books.grown {
+        if let Some(slot) = books.space.take(bytes) {
             return Ok(Extent { volume: Arc::clone(self), slot });
         }
-        books.space.give_back(slot);
-        match books.refused.filter(|(when, _)| when.elapsed() < GROWTH_PAUSE) {
-            Some((_, code)) => Err(Full::Refused(io::Error::from_raw_os_error(code))),
+        let end = books.space.end_with(bytes).filter(|&end| end <= self.cap_bytes).ok_or(Full::Cap)?;
+        match books.refused.filter(|_| self.refusals.are_recent()) {
+            Some(code) => Err(Full::Refused(io::Error::from_raw_os_error(code))),
             None => Err(Full::Until(end)),
         }
     }
 
-    /// Lets the region grow to at least `end` bytes, by whole steps where there is room for them. It may take long. How it went shows
-    /// when [`reserve`](Volume::reserve) is asked again.
+    /// Lets the region grow to at least `end`, a multiple of the block, by whole steps where there is room for them. It may take long.
+    /// How it went shows when [`reserve`](Volume::reserve) is asked again.
     pub(super) fn grow(&self, end: u64) {
         let _alone = self.growing.lock();
-        let grown = self.books.lock().grown;
+        let grown = self.grown_bytes();
         if end <= grown {
             return;
         }
         let step_end = end.next_multiple_of(GROWTH_BYTES).min(self.cap_bytes);
         let mut refused = None;
         for end in [step_end, end] {
-            match self.region.grow(grown, end) {
+            let outcome = contained("the growth of a spill file", || self.region.grow(grown, end));
+            match outcome.unwrap_or_else(|| Err(io::Error::from_raw_os_error(libc::EIO))) {
                 Ok(()) => {
                     let mut books = self.books.lock();
-                    (books.grown, books.refused) = (end, None);
+                    books.space.grow(end);
+                    books.refused = None;
                     return;
                 }
                 Err(error) => refused = Some(error),
@@ -102,7 +119,8 @@ impl Volume {
         }
         if let Some(error) = refused {
             tracing::warn!("the {} cannot grow: {error}", self.info.name);
-            self.books.lock().refused = Some((Instant::now(), error.raw_os_error().unwrap_or(libc::EIO)));
+            *self.refusals.latest.lock() = Some(Instant::now());
+            self.books.lock().refused = Some(error.raw_os_error().unwrap_or(libc::EIO));
         }
     }
 
@@ -122,7 +140,7 @@ impl Volume {
 
     /// Bytes the region has grown to.
     pub(super) fn grown_bytes(&self) -> u64 {
-        self.books.lock().grown
+        self.books.lock().space.end()
     }
 
     /// Most bytes the region may take.
@@ -137,6 +155,12 @@ impl Volume {
     /// What the region is.
     pub(super) fn info(&self) -> &RegionInfo {
         &self.info
+    }
+}
+
+impl Refusals {
+    fn are_recent(&self) -> bool {
+        self.latest.lock().is_some_and(|when| when.elapsed() < GROWTH_PAUSE)
     }
 }
 
@@ -158,6 +182,14 @@ impl Drop for Extent {
 }
 
 #[cfg(test)]
+impl Volume {
+    /// As if the pause after the latest refusal were over.
+    pub(super) fn end_pause(&self) {
+        self.refusals.latest.lock().iter_mut().for_each(|when| *when -= GROWTH_PAUSE);
+    }
+}
+
+#[cfg(test)]
 impl Extent {
     /// Bytes of the range.
     pub(super) fn len(&self) -> u64 {
@@ -173,6 +205,7 @@ mod tests {
 
     use super::*;
     use crate::region::Place;
+    use crate::region::tests::Pretended;
     use crate::spill_file::SpillFile;
 
     /// The room that there is once the region has grown for it.
@@ -192,7 +225,7 @@ mod tests {
         let cap = GROWTH_BYTES + 1024 * BLOCK as u64;
         let file = Arc::new(SpillFile::create(Place::Directory(directory.path()), cap).unwrap());
         let metadata = || File::from(file.as_fd().try_clone_to_owned().unwrap()).metadata().unwrap();
-        let volume = Arc::new(Volume::new(Arc::<SpillFile>::clone(&file), cap));
+        let volume = Arc::new(Volume::new(Arc::<SpillFile>::clone(&file), cap, &Arc::default()));
         assert_eq!(volume.grown_bytes(), GROWTH_BYTES, "the first step is taken at the start");
         let first = reserve(&volume, GROWTH_BYTES).unwrap();
         assert_eq!(volume.grown_bytes(), GROWTH_BYTES);
@@ -205,9 +238,22 @@ mod tests {
     }
 
     #[test]
+    fn no_region_grows_while_there_is_room_in_it() {
+        const TAIL: u64 = GROWTH_BYTES / 8;
+        let file = Arc::new(SpillFile::create(Place::Memory, 0).unwrap());
+        let volume = Arc::new(Volume::new(file, GROWTH_BYTES + TAIL, &Arc::default()));
+        let [hole, _rest] = [GROWTH_BYTES - TAIL, TAIL].map(|bytes| volume.reserve(bytes).unwrap());
+        drop(hole);
+        let small = volume
+            .reserve(TAIL / 2)
+            .expect("the hole is free and there, though the rest of the cap would fit better");
+        assert_eq!((small.offset(), volume.grown_bytes()), (0, GROWTH_BYTES));
+    }
+
+    #[test]
     fn a_region_that_cannot_grow_gives_the_space_back() {
         let file = Arc::new(SpillFile::create(Place::Memory, 0).unwrap());
-        let volume = Arc::new(Volume::new(Arc::<SpillFile>::clone(&file), 2 * GROWTH_BYTES));
+        let volume = Arc::new(Volume::new(Arc::<SpillFile>::clone(&file), 2 * GROWTH_BYTES, &Arc::default()));
         let first = reserve(&volume, GROWTH_BYTES).unwrap();
         file.forbid_growth();
         assert!(matches!(reserve(&volume, GROWTH_BYTES), Err(Full::Refused(_))));
@@ -219,5 +265,16 @@ mod tests {
             0,
             "what the region has is still of use"
         );
+    }
+
+    #[test]
+    fn a_region_that_panics_cannot_grow() {
+        let region = Pretended(|from, _| {
+            assert_eq!(from, 0, "on purpose");
+            Ok(())
+        });
+        let volume = Arc::new(Volume::new(Arc::new(region), 2 * GROWTH_BYTES, &Arc::default()));
+        let _full = volume.reserve(GROWTH_BYTES).unwrap();
+        assert!(matches!(reserve(&volume, 1), Err(Full::Refused(_))));
     }
 }
