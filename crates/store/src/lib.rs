@@ -32,7 +32,7 @@
 
 mod backend;
 mod blob;
-mod busy;
+mod busy_time;
 mod completion;
 mod config;
 mod error;

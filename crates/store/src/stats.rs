@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 use super::backend::Direction;
-use super::busy::Busy;
+use super::busy_time::BusyClock;
 
 /// Counts since the store was opened, and how full it is now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -52,7 +52,7 @@ pub(super) struct Counters {
     pub(super) failures: AtomicU64,
     pub(super) retried: AtomicU64,
     pub(super) bounced: AtomicU64,
-    busy: Mutex<Busy>,
+    busy: Mutex<BusyClock>,
 }
 
 impl Counters {

@@ -6,7 +6,7 @@ use super::backend::Direction;
 
 /// Adds up the time during which something was in flight. Whoever calls it gives it instants that do not go back.
 #[derive(Debug, Default)]
-pub(super) struct Busy {
+pub(super) struct BusyClock {
     in_flight: [u64; 2],
     time: BusyTime,
     /// `time` is right as of this instant.
@@ -21,7 +21,7 @@ pub(super) struct BusyTime {
     pub(super) either: Duration,
 }
 
-impl Busy {
+impl BusyClock {
     /// Something is in flight from now on.
     pub(super) fn begin(&mut self, direction: Direction, now: Instant) {
         self.time(now);
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn time_counts_once_however_much_is_in_flight() {
-        let (mut busy, start) = (Busy::default(), Instant::now());
+        let (mut busy, start) = (BusyClock::default(), Instant::now());
         let at = |second| start + Duration::from_secs(second);
         assert_eq!(busy.time(at(5)), seconds(0, 0, 0), "nothing was in flight");
         busy.begin(Direction::Read, at(10));
@@ -82,7 +82,7 @@ mod tests {
         fn each_time_only_grows_and_the_union_lies_between_the_longer_and_the_sum(
             steps in proptest::collection::vec((any::<bool>(), any::<bool>(), 0_u64..1_000), 1..100),
         ) {
-            let (mut busy, mut now, mut last) = (Busy::default(), Instant::now(), BusyTime::default());
+            let (mut busy, mut now, mut last) = (BusyClock::default(), Instant::now(), BusyTime::default());
             for (reads, begin, nanos) in steps {
                 now += Duration::from_nanos(nanos);
                 let direction = if reads { Direction::Read } else { Direction::Write };
