@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::thread;
 use std::time::Duration;
 
 use ssdtrain_libtorch::{Packed, SavedTensor, SavedTensorHooks, SavedVariable, activate, install};
@@ -11,6 +10,7 @@ use tch::{Kind, Tensor};
 use super::table::Limits;
 use super::waits::{BYTES, Batch, LATE};
 use super::{By, Cache, TapeKey};
+use crate::sync::Thread;
 use crate::telemetry::{Counters, ScopeId, ScopeRecord};
 use crate::tier::modelled::{Copies, Fault, ModelDevice};
 use crate::tier::{HostSettings, HostTier, PoolSize};
@@ -69,7 +69,7 @@ fn a_storage_is_saved_by_two_threads_at_two_versions_of_which_one_waits_for_room
     events.close();
     let (tell, told) = channel();
     let first = Arc::clone(&cache);
-    thread::spawn(move || {
+    let _thread = Thread::start("saves", move || {
         save(&first, &x);
         tell.send(()).unwrap();
     });
@@ -110,7 +110,7 @@ fn an_allocation_that_panics_fails_that_load_and_no_other() {
     batch.backward(true);
     let (tell, told) = channel();
     let waits = Arc::clone(&cache);
-    thread::spawn(move || {
+    let _thread = Thread::start("waits", move || {
         waits.quiesce();
         tell.send(()).unwrap();
     });

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use clap::ValueEnum;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use serde::Serialize;
 use ssdtrain::BackendKind;
 use ssdtrain_store::{Store, StoreConfig};
@@ -21,31 +21,14 @@ pub(crate) struct SpillArgs {
     #[arg(long = "spill-dir", value_name = "DIR")]
     spill_dirs: Vec<PathBuf>,
     /// How bytes are moved
-    #[arg(long, value_enum, default_value_t)]
-    backend: Backend,
-}
-
-/// [`BackendKind`] on the command line.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Backend {
-    /// io_uring, or threads where the kernel refuses it
-    #[default]
-    Auto,
-    /// io_uring, or an error
-    Uring,
-    /// Threads that call pread and pwrite
-    Pool,
-    /// Threads that call cuFile, or an error
-    Cufile,
-    /// Memory instead of a disk: what a run costs without one
-    Memory,
+    #[arg(long, value_name = "BACKEND", value_parser = backends(), default_value = BackendKind::Auto.name())]
+    backend: BackendKind,
 }
 
 impl SpillArgs {
     /// How bytes are moved.
     pub(crate) fn backend(&self) -> BackendKind {
-        self.backend.kind()
+        self.backend
     }
 
     /// The directories given, or else one that takes `O_DIRECT` if there is any.
@@ -68,7 +51,7 @@ impl SpillArgs {
 
     /// Where spill files go, for people.
     pub(crate) fn describe(&self) -> Result<String> {
-        if self.backend == Backend::Memory {
+        if self.backend == BackendKind::Memory {
             return Ok("memory instead of a disk".to_owned());
         }
         let names: Vec<_> =
@@ -77,16 +60,12 @@ impl SpillArgs {
     }
 }
 
-impl Backend {
-    fn kind(self) -> BackendKind {
-        match self {
-            Backend::Auto => BackendKind::Auto,
-            Backend::Uring => BackendKind::Uring,
-            Backend::Pool => BackendKind::Pool,
-            Backend::Cufile => BackendKind::CuFile,
-            Backend::Memory => BackendKind::Memory,
-        }
-    }
+/// A [`BackendKind`] by its name.
+fn backends() -> impl TypedValueParser<Value = BackendKind> {
+    let value = |kind: BackendKind| PossibleValue::new(kind.name()).help(kind.summary());
+    PossibleValuesParser::new(BackendKind::ALL.map(value)).try_map(|name| {
+        BackendKind::ALL.into_iter().find(|kind| kind.name() == name).context("no backend has this name")
+    })
 }
 
 fn takes_direct_io(directory: &Path) -> bool {

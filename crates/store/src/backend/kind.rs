@@ -3,6 +3,8 @@
 use std::io;
 use std::sync::Arc;
 
+use serde::Serialize;
+
 use super::{Backend, CuFile, Pool, Throttled, Uring};
 use crate::config::StoreConfig;
 use crate::error::{Error, ErrorKind, Result};
@@ -13,7 +15,8 @@ const MAX_POOL_THREADS: usize = 16;
 const CUFILE_THREADS_PER_FILE: usize = 8;
 
 /// How a store moves its bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum BackendKind {
     /// io_uring, or the thread pool where the kernel refuses io_uring.
@@ -33,6 +36,32 @@ pub enum BackendKind {
 type Started = (Arc<dyn Backend>, Option<String>);
 
 impl BackendKind {
+    /// All of them.
+    pub const ALL: [BackendKind; 5] =
+        [BackendKind::Auto, BackendKind::Uring, BackendKind::Pool, BackendKind::CuFile, BackendKind::Memory];
+
+    /// Its name on a command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            BackendKind::Auto => "auto",
+            BackendKind::Uring => "uring",
+            BackendKind::Pool => "pool",
+            BackendKind::CuFile => "cufile",
+            BackendKind::Memory => "memory",
+        }
+    }
+
+    /// What it is, in a few words for people.
+    pub fn summary(self) -> &'static str {
+        match self {
+            BackendKind::Auto => "io_uring, or threads where the kernel refuses it",
+            BackendKind::Uring => "io_uring, or an error",
+            BackendKind::Pool => "Threads that call pread and pwrite",
+            BackendKind::CuFile => "Threads that call cuFile, or an error",
+            BackendKind::Memory => "Memory instead of a disk: what a run costs without one",
+        }
+    }
+
     /// The backend that was asked for or that the kernel allows, within the limit on its speed.
     pub(crate) fn start(self, config: &StoreConfig) -> Result<Started> {
         let (backend, note) = self.start_unlimited(config)?;
@@ -77,5 +106,16 @@ fn started(pool: io::Result<Pool>) -> Result<Started> {
     match pool {
         Ok(pool) => Ok((Arc::new(pool), None)),
         Err(error) => Err(Error::io(ErrorKind::Io, "the I/O threads could not be started", error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_has_a_name_of_its_own() {
+        let names: std::collections::HashSet<_> = BackendKind::ALL.map(BackendKind::name).into();
+        assert_eq!(names.len(), BackendKind::ALL.len());
     }
 }
