@@ -7,7 +7,7 @@ use ssdtrain_store::contained;
 
 use super::table::Job;
 use super::{Cache, EntryKey};
-use crate::error::{Completion, Error};
+use crate::error::{Completion, Error, Result};
 use crate::tier::Here;
 
 impl Cache {
@@ -46,7 +46,7 @@ impl Cache {
     }
 
     /// A new storage on the device, for what the calling thread computes. It may take long.
-    fn allocate(&self, bytes: u64) -> crate::Result<Storage> {
+    fn allocate(&self, bytes: u64) -> Result<Storage> {
         let tier =
             self.tier.as_ref().ok_or_else(|| Error::torch("internal error: nothing is below the device"))?;
         contained("an allocation", || tier.allocate(bytes))
@@ -61,7 +61,7 @@ impl Cache {
     }
 
     /// Runs when a store is over, on the I/O thread as a rule.
-    fn stored(self: Arc<Self>, key: EntryKey, bytes: u64, outcome: crate::Result<()>) {
+    fn stored(self: Arc<Self>, key: EntryKey, bytes: u64, outcome: Result<()>) {
         if let Err(error) = &outcome {
             tracing::debug!(%error, bytes, "a store failed; its tensor stays on the device");
         }
@@ -80,7 +80,7 @@ impl Cache {
     }
 
     /// Runs when a load is over: on the I/O thread, or at once where only a copy had to be queued.
-    fn loaded(self: Arc<Self>, key: EntryKey, bytes: u64, outcome: crate::Result<()>) {
+    fn loaded(self: Arc<Self>, key: EntryKey, bytes: u64, outcome: Result<()>) {
         let gone = {
             let mut table = self.table.lock();
             let outcome = outcome.map_err(|error| match table.entry(key) {
