@@ -46,7 +46,8 @@ pub(crate) fn check() -> Result<()> {
             continue;
         }
         for used in used_by(&text) {
-            if floor_of(&used).is_some_and(|other| other > floor) {
+            // What `lib.rs` shows is above all of them: it is to be had from its own module.
+            if floor_of(&used).is_none_or(|other| other > floor) {
                 wrong.push(format!("src/{} uses `{used}`, which is above `{room}`", inner.display()));
             }
         }
