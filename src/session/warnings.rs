@@ -1,4 +1,4 @@
-//! What the user should know of a step.
+//! Warnings about a step for the user.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,16 +11,16 @@ use crate::config::{Policy, TensorCacheBuilder};
 use crate::route::Route;
 use crate::telemetry::StepReport;
 
-/// What was told of steps already.
+/// Warnings that were already issued.
 #[derive(Default)]
 pub(super) struct Warned {
-    /// Of the last one.
+    /// Those of the last step.
     last: Mutex<Vec<String>>,
     empty: AtomicBool,
 }
 
 impl Warned {
-    /// Tells what was not told of the step before as well.
+    /// Logs the warnings that the step before did not have.
     pub(super) fn tell(&self, report: &StepReport) {
         let last = std::mem::replace(&mut *self.last.lock(), report.warnings.clone());
         for warning in report.warnings.iter().filter(|warning| !last.contains(warning)) {
@@ -28,7 +28,7 @@ impl Warned {
         }
     }
 
-    /// A step was dropped before anything was saved in it. Told once.
+    /// Warns that a step was dropped before anything was saved in it, but only once.
     pub(super) fn tell_empty(&self, step: u64) {
         if !self.empty.swap(true, Ordering::Relaxed) {
             tracing::warn!(
