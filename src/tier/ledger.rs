@@ -75,7 +75,8 @@ pub(super) struct Ledger<T> {
     expected: Option<u64>,
 }
 
-/// Upper limits on writes in flight: at least two, so that the disk always has a next one, and enough small ones to make these bytes.
+/// No further write begins while at least this many writes and bytes are in flight. Two writes keep the disk busy without a gap; of small
+/// ones it takes enough bytes.
 const WRITES: usize = 2;
 const WRITE_BYTES: u64 = 512 << 20;
 
