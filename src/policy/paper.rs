@@ -46,8 +46,8 @@ impl Profile {
     /// Decides which module is the last to move its tensors.
     ///
     /// A module can be the last if, by the time its backward begins, everything before it can have been stored, and its own tensors
-    /// stored and loaded again. Until then all of forward runs and the backward of what comes after it, taken as twice its
-    /// forward. What may not stay moves whatever it takes.
+    /// stored and loaded again. The time until then is all of forward, and the backward of the modules after it, taken as twice their
+    /// forward. Modules that may not stay move, whatever bandwidth that needs.
     pub(crate) fn decide(&self, stay: Stay) -> Decision {
         let candidates = 0..self.modules.len().saturating_sub(stay.modules);
         let last = candidates.rev().find(|&last| self.required(last) <= self.bandwidth);
