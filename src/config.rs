@@ -257,8 +257,9 @@ impl TensorCacheBuilder {
     }
 
     /// Takes a checksum (CRC-32C) of everything stored and compares it on load. Also compares what a [`segment`](crate::segment) or a
-    /// [`remat`](crate::remat) saves and returns in its first run with what its rerun does; a GPU's tensors are copied to the host for
-    /// that. Every element counts, so a function that leaves some elements of its result uninitialised fails. Default: off.
+    /// [`remat`](crate::remat) saves and returns in its first run with what it saves and returns in its rerun; a GPU's tensors are copied
+    /// to the host for that. Every element counts, so a function that leaves some elements of its result uninitialised fails. Default:
+    /// off.
     pub fn verify(mut self, verify: bool) -> Self {
         self.store.verify = verify;
         self

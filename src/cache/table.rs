@@ -27,7 +27,7 @@ pub(crate) struct Entry {
     pub(crate) bytes: u64,
     /// The bytes on the device, while the cache holds them.
     pub(crate) device: Option<Block>,
-    /// The storage that was saved, and its version at that time: as long as neither has changed, this entry describes its contents.
+    /// The storage that was saved, and its version at that time: as long as neither has changed, the storage holds what was saved.
     pub(crate) source: Watch,
     version: u32,
     /// The storage that was last loaded from below.
@@ -319,7 +319,7 @@ impl Table {
         Some(entry)
     }
 
-    // ---- reading the books ----
+    // ---- queries ----
 
     /// Transfers in flight.
     pub(crate) fn transfers(&self) -> usize {
@@ -402,7 +402,7 @@ impl Table {
         self.early -= bytes;
     }
 
-    /// Releases the device copy once every handle has been served and a copy is on the disk.
+    /// Releases the device copy once every handle has been served and there is a copy below.
     fn evict_if_served(&mut self, key: EntryKey) {
         let Some(entry) = self.entry(key) else { return };
         let served = entry.state == State::Loaded && entry.served >= entry.handles;

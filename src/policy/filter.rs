@@ -19,7 +19,7 @@ pub(crate) enum KeepReason {
     Small,
     /// The program holds its storage besides the graph.
     HeldElsewhere,
-    /// The policy is to keep everything, or everything of this scope.
+    /// The policy keeps everything, or everything of this scope, or the plan keeps this storage.
     Policy,
 }
 

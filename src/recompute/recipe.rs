@@ -200,8 +200,8 @@ fn drawing(
     before.restore().map_err(message_of)?;
     let outcome = outcome?;
     if after.map_err(message_of)? != *to {
-        return Err("it did not draw the random numbers that it drew before. Either it is not the same function each \
-                    time, or another thread drew from the same generator"
+        return Err("it did not draw the same random numbers as before. Either the function differs from call to call, \
+                    or another thread drew from the same generator"
             .to_owned());
     }
     Ok(outcome)

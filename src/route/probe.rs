@@ -62,7 +62,7 @@ impl<D: Device, F: Fn() -> Result<D>> GpuRoute<'_, F> {
         let staged = if both || direct.is_ok() {
             self.try_staged().map_err(|error| error.to_string())
         } else {
-            Err("not tried out".to_owned())
+            Err("not tried".to_owned())
         };
         let found = PathTrial { direct, staged };
         if found.is_whole() {

@@ -157,7 +157,7 @@ impl<D: Device> Trial<'_, D> {
                     self.room.recv().map_err(|_| Error::new(ErrorKind::Io, "internal error: no more room"))?
                 }
                 Room::None => {
-                    return Err(Error::new(ErrorKind::NoSpace, "no room to try the way to the disk out"));
+                    return Err(Error::new(ErrorKind::NoSpace, "no room to try the way to the disk"));
                 }
             }
         }

@@ -101,9 +101,9 @@ impl TensorCache {
         TensorCache::over(Some(store), config)
     }
 
-    /// Begins a step: until it is finished or dropped, what autograd saves on this thread goes through the cache. Bind it to a name: `let
-    /// _ = cache.step()` drops it at once, and what follows is saved as without a cache. The first step that is dropped before anything
-    /// was saved in it is reported by a `tracing` warning.
+    /// Begins a step: until it is finished or dropped, what autograd saves on this thread goes through the cache. Bind it to a name:
+    /// `let _ = cache.step()` drops it at once, and what follows is saved as without a cache. The first step that is dropped before
+    /// anything was saved in it is reported by a `tracing` warning.
     pub fn step(&self) -> Step<'_> {
         let tape = self.cache.begin_step();
         let number = self.steps.fetch_add(1, Ordering::Relaxed) + 1;

@@ -70,7 +70,7 @@ fn of_goal(report: &StepReport, goal: Goal, warnings: &mut Vec<String>) {
         );
     } else if goal.step.is_some() && plan.is_some_and(|plan| plan.keeps_all()) {
         warnings.push(
-            "Policy::Auto moves nothing: whatever leaves the device would have steps take longer than its goal allows"
+            "Policy::Auto moves nothing: whatever left the device would make steps longer than the goal allows"
                 .to_owned(),
         );
     }
@@ -89,8 +89,8 @@ fn of_moving(report: &StepReport, config: &TensorCacheBuilder, route: &Route, wa
         );
     } else if moved > 0 && is_without_budget(config, route) {
         warnings.push(format!(
-            "no device budget: what was saved leaves the GPU but for the last {}, and the GPU waits for it, as long as the stalls say; \
-             give a device_budget(bytes), or leave it to Policy::Auto",
+            "no device budget: all that was saved except the last {} leaves the GPU, which waits for it as long as the stalls show; \
+             set a device_budget(bytes), or use Policy::Auto",
             ByteSize(config.prefetch)
         ));
     }

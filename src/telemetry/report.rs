@@ -84,7 +84,7 @@ pub struct KeptReport {
     pub small: Tally,
     /// What cannot be moved: sparse tensors, wrappers, other devices.
     pub ineligible: Tally,
-    /// Kept by the policy: everything, or the last scopes.
+    /// Kept by the policy: everything, the last scopes, or what the plan keeps.
     pub policy: Tally,
     /// Kept because the spill files had no room or stores had failed.
     pub no_room: Tally,
@@ -141,7 +141,7 @@ pub struct ScopeReport {
     pub scope: String,
     /// Saves that the cache took over to move.
     pub moved: Tally,
-    /// Saves that stayed on the device because the scope is one of the last.
+    /// Saves that the policy kept on the device: by scope, or by the plan.
     pub kept: Tally,
 }
 

@@ -38,7 +38,7 @@ pub(super) fn arrange(spans: &mut [Extent], nest: bool) -> Vec<usize> {
 }
 
 impl Row {
-    /// `extent`, from the latest beginning on, as it fits the row; and how many of the open spans contain it.
+    /// A span as it fits the row, beginning no earlier than the latest one; and how many of the open spans contain it.
     fn fit(&self, (from, to): Extent, nest: bool) -> Option<(Extent, usize)> {
         let mut from = from.max(self.latest);
         for (outer, &end) in self.ends.iter().enumerate().rev() {

@@ -135,7 +135,7 @@ fn a_day_of_steps_writes_no_more_than_it_may() {
     assert!((1..=3 * MB).contains(&written), "{written}");
 }
 
-// ---- times, where not everything can be kept for once ----
+// ---- times, without steps that keep everything ----
 
 #[test]
 fn steps_that_take_longer_correct_the_times() {
@@ -166,7 +166,7 @@ fn stalls_beyond_the_whole_overhead_do_not_end_moving() {
     assert!(after.prediction.peak() < LAYERS * 800_000, "{after}");
 }
 
-// ---- times, beside those of steps that keep everything ----
+// ---- times, compared with steps that keep everything ----
 
 const KEPT: Duration = Duration::from_millis(LAYERS * 30);
 
