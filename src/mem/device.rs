@@ -7,7 +7,7 @@ use ssdtrain_store::{AlignedBuf, BLOCK, IoBuf};
 ///
 /// The storage's whole blocks are transferred in place. The rest after the last of them goes through a block of host memory, because a
 /// transfer moves whole blocks and the memory after the storage belongs to somebody else. A storage that does not begin where transfers
-/// may goes through host memory entirely. The caller copies the [`rest`](DeviceBuf::rest).
+/// may begin goes through host memory entirely. The caller copies the [`rest`](DeviceBuf::rest).
 pub(crate) struct DeviceBuf {
     block: Block,
     data: *mut u8,

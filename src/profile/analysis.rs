@@ -118,7 +118,7 @@ impl Step {
                     asked_for.insert(place);
                     for other in in_use(&notes.alive, &places) {
                         if asked_for.contains(&other) {
-                            // The later of the two comes first in the order of backward, and waits for the other.
+                            // In backward the one with the higher place comes first, and waits for the other.
                             let (later, sooner) = (place.max(other), place.min(other));
                             let entry = &mut activations[later];
                             entry.in_use_with = entry.in_use_with.max(later - sooner);
