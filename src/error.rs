@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ssdtrain_store as store;
 
-/// What went wrong, as a caller can act on it.
+/// What went wrong, in terms that a caller can act on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -19,29 +19,29 @@ pub enum ErrorKind {
     NoSpace,
     /// The kernel or the device refused a transfer.
     Io,
-    /// Bytes came back from the disk other than they were written.
+    /// Bytes read back from the disk differ from those written.
     Corrupt,
-    /// A condition asked for with `require_path` or `fail_if_nothing_offloaded` is not met.
+    /// A condition set with `require_path`, `require_direct_io` or `fail_if_nothing_offloaded` is not met.
     Unmet,
     /// A tensor was changed in place after autograd had saved it.
     ChangedInPlace,
     /// libtorch refused an operation.
     Torch,
-    /// The GPU, its driver or host memory pinned for it refused an operation, or is not there.
+    /// The GPU, its driver or host memory pinned for it refused an operation, or is missing.
     Device,
 }
 
-/// An error of the library: a kind to act on and one line that says what happened, to what, and what to do. Its
-/// [source](std::error::Error::source) is what it came of: an error of a load that a backward failed by, or what the system said.
+/// An error of the library: a kind to act on, and one line that says what happened, to what, and what to do. Its
+/// [source](std::error::Error::source) is the cause: the error of a load that made backward fail, or that of the system.
 #[derive(Clone, Debug)]
 pub struct Error {
     kind: ErrorKind,
-    /// All of it, the source's included.
+    /// The whole message, including the source's.
     message: String,
     source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
-/// Told once how a transfer went, with the library's own error.
+/// Called once with the outcome of a transfer, as the library's own error.
 pub(crate) type Completion = store::Completion<Error>;
 
 /// The library's result type.
@@ -52,22 +52,22 @@ impl Error {
         Error { kind, message: message.into(), source: None }
     }
 
-    /// An error of a call to the system.
+    /// An error of a system call.
     pub(crate) fn io(kind: ErrorKind, message: impl fmt::Display, source: io::Error) -> Error {
         Error { kind, message: format!("{message}: {source}"), source: Some(Arc::new(source)) }
     }
 
-    /// What comes out of libtorch as `text` because of this error.
+    /// The error that libtorch reports with the message `text`, caused by this one.
     pub(crate) fn told_as(self, text: String) -> Error {
         Error { kind: self.kind, message: text, source: Some(Arc::new(self)) }
     }
 
-    /// What libtorch says.
+    /// An error that libtorch reports.
     pub(crate) fn torch(error: impl fmt::Display) -> Error {
         Error::new(ErrorKind::Torch, error.to_string())
     }
 
-    /// The same error, with what it stood in the way of before its message.
+    /// This error, its message prefixed with what failed because of it.
     pub(crate) fn within(self, what: impl fmt::Display) -> Error {
         Error { message: format!("{what}: {}", self.message), ..self }
     }

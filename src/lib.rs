@@ -1,5 +1,5 @@
-//! A tensor cache that takes the activations of a training run off the device, onto NVMe SSDs, and has them back before backward
-//! asks: at the speed and with the bits of training without it. It implements SSDTrain for `tch`.
+//! A tensor cache that moves the activations of a training run off the device onto NVMe SSDs and loads them back before backward asks for
+//! them. Training keeps its speed, and its results are the same bit for bit. It implements SSDTrain for `tch`.
 //!
 //! ```no_run
 //! use ssdtrain::{MIB, TensorCache};
@@ -23,8 +23,8 @@
 //! # }
 //! ```
 //!
-//! A package that depends on this one names the same release of tch, `=0.24.0`, and has a build script that tells its programs where
-//! libtorch is: `examples/outside` in the repository is one to copy.
+//! A package that depends on this one must name the same release of tch, `=0.24.0`, and needs a build script that tells its programs
+//! where libtorch is. Copy `examples/outside` from the repository.
 
 mod cache;
 mod config;

@@ -4,7 +4,7 @@ use tch::{Device, Kind, TchError, Tensor};
 
 type Function = fn(&Tensor) -> Result<Tensor, TchError>;
 
-/// What libtorch 2.11 has MKL compute, by its `ATen/cpu/vml.h`.
+/// The functions that libtorch 2.11 computes with MKL, according to its `ATen/cpu/vml.h`.
 const OF_MKL: [Function; 16] = [
     Tensor::f_acos,
     Tensor::f_asin,
@@ -24,15 +24,15 @@ const OF_MKL: [Function; 16] = [
     Tensor::f_trunc,
 ];
 
-/// Has MKL choose its kernels of mathematical functions in the calling thread alone. Call it before the first large tensor is computed
-/// on the CPU; harmless to repeat.
+/// Makes MKL choose its kernels for mathematical functions in the calling thread alone. Call it before the first large tensor is computed
+/// on the CPU; repeating it is harmless.
 ///
-/// MKL chooses at the first call of a function. In 2024.2, which libtorch 2.11 contains, several threads that make that call together may
-/// be given another kernel of half the digits for this once, so that a process's first step has bits that no other has
-/// (<https://github.com/pytorch/pytorch/issues/188792>).
+/// MKL chooses at the first call of a function. In version 2024.2, which libtorch 2.11 contains, several threads that make that call
+/// concurrently may get a different kernel, with half the digits, for that one call. The first step of a process then has bits that no
+/// other step has (<https://github.com/pytorch/pytorch/issues/188792>).
 pub fn resolve_math_kernels() -> Result<(), TchError> {
     for kind in [Kind::Float, Kind::Double] {
-        // One element is one thread's.
+        // A single element is computed by one thread.
         let half = Tensor::f_full([1], 0.5, (kind, Device::Cpu))?;
         for function in OF_MKL {
             let _resolved = function(&half)?;

@@ -1,5 +1,5 @@
-//! Locks, condition variables, channels and threads: those of parking_lot and of std. A test that explores interleavings has an
-//! explorer's in their place, below the same code.
+//! Locks, condition variables, channels and threads: those of parking_lot and std. A test that explores interleavings uses the explorer's
+//! instead, under the same code.
 
 #[cfg(test)]
 mod explored;
@@ -15,7 +15,7 @@ pub(crate) use std::sync::mpsc::{Sender, channel};
 #[cfg(test)]
 pub(crate) use self::explored::{Condvar, Mutex, MutexGuard, Sender, channel, explore};
 
-/// A thread with a name, which ends before what started it does.
+/// A named thread, which ends before the value that started it does.
 pub(crate) struct Thread(Handle);
 
 enum Handle {
@@ -33,7 +33,7 @@ impl Thread {
         thread::Builder::new().name(name.to_owned()).spawn(run).map(|thread| Thread(Handle::System(thread)))
     }
 
-    /// Waits for its end, unless it is the calling thread, which then ends by itself. Fails if it has panicked.
+    /// Waits for its end, unless it is the calling thread, which ends later by itself. Fails if the thread has panicked.
     pub(crate) fn join(self) -> thread::Result<()> {
         match self.0 {
             Handle::System(thread) if thread.thread().id() == thread::current().id() => Ok(()),

@@ -1,21 +1,21 @@
-//! The life of one entry as a table of edges: pure, so that it can be read, documented and model-checked by itself.
+//! The life of one entry as a table of edges. Pure, so that it can be read, documented and model-checked on its own.
 
-/// Where the bytes of an entry are, as the device sees it. What lies below the device is its tier's business.
+/// Where an entry's bytes are, seen from the device. What happens below the device is up to its tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum State {
     /// Only on the device; a store is queued.
     Device,
-    /// On the device; a store is under way.
+    /// On the device; a store is in flight.
     Storing,
     /// Only in the tier below.
     Away,
-    /// Below; a load is under way.
+    /// Below; a load is in flight.
     Loading,
-    /// On the device again, with a good copy below.
+    /// On the device again, with a valid copy below.
     Loaded,
-    /// Only on the device, and to stay there.
+    /// Only on the device, where it will stay.
     Kept,
-    /// A load failed for good: asking for the bytes is an error.
+    /// A load failed permanently: asking for the bytes is an error.
     Lost,
 }
 
@@ -32,30 +32,30 @@ pub(crate) enum Edge {
     StoredInUse,
     StoreFailed,
     LoadIssued,
-    /// There is no memory for it now, and nobody waits for it.
+    /// There is no memory for it at present, and nobody waits for it.
     LoadPostponed,
     Loaded,
     LoadFailed,
-    /// Every handle has been served: the device copy goes, the one below stays for a second backward.
+    /// Every handle has been served: the device copy is released, and the one below stays for a second backward.
     Evicted,
-    /// An operation writes to the storage: what is below is not what it holds any more.
+    /// An operation writes to the storage: the copy below no longer holds its contents.
     Written,
 }
 
-/// Who takes an edge. All of them hold the cache's lock while they do.
+/// Who takes an edge, always while holding the cache's lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Owner {
-    /// The thread that moves the store queue on: the one that saves a tensor, or the I/O thread that just finished a store.
+    /// The thread that advances the store queue: one that saves a tensor, or the I/O thread that has just finished a store.
     Pump,
-    /// Whoever completes the transfer: the I/O thread, or where storages leave in stream order the thread that queues the wait.
+    /// The thread that completes the transfer: the I/O thread, or the one that queues the wait if storages leave in stream order.
     Io,
-    /// The thread that unpacks: autograd's.
+    /// The thread that unpacks, which is autograd's.
     Backward,
-    /// Whoever writes to a storage that was saved: any thread of the program.
+    /// The thread that writes to a saved storage: any thread of the program.
     Writer,
 }
 
-/// Every edge there is: from, what happens, to, and who takes it.
+/// All edges: from, what happens, to, and who takes it.
 pub(crate) const EDGES: [(State, Edge, State, Owner); 16] = [
     (State::Device, Edge::StoreIssued, State::Storing, Owner::Pump),
     (State::Device, Edge::StoreRefused, State::Kept, Owner::Pump),
@@ -76,7 +76,7 @@ pub(crate) const EDGES: [(State, Edge, State, Owner); 16] = [
 ];
 
 impl State {
-    /// The state after `edge`, or none where the table has no such edge.
+    /// The state after `edge`, or `None` if the table has no such edge.
     pub(crate) fn after(self, edge: Edge) -> Option<State> {
         EDGES.iter().find(|(from, by, _, _)| (*from, *by) == (self, edge)).map(|(_, _, to, _)| *to)
     }
@@ -123,8 +123,8 @@ mod tests {
         for (from, by, _, owner) in EDGES {
             assert_eq!(*owners.entry((from, by)).or_insert(owner), owner);
         }
-        // While a transfer is under way only the thread that completes it may move the entry on, or who writes to the storage: of
-        // one that is being loaded nobody has a tensor. A load that is postponed has not begun.
+        // While a transfer is in flight, only the thread that completes it may advance the entry, or one that writes to the storage.
+        // Nobody has a tensor of a storage that is being loaded, so nobody can write to it. A load that is postponed has not begun.
         for (from, by, _, owner) in EDGES {
             let of_transfer = matches!(from, State::Storing | State::Loading)
                 && !matches!(by, Edge::Written | Edge::LoadPostponed);

@@ -1,13 +1,13 @@
-//! Names of what is in the books.
+//! Keys of entries and tapes.
 
-/// Which entry: a place in the table, and a number that is never used again.
+/// Identifies an entry: its slot in the table, and a number that is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EntryKey {
     pub(crate) index: usize,
     pub(crate) serial: u64,
 }
 
-/// Which tape: a number that is never used again.
+/// Identifies a tape by a number that is never used again.
 pub(crate) type TapeKey = u64;
 
 /// No tape has this key.

@@ -1,7 +1,7 @@
-//! The cache itself: what happens when autograd saves a tensor, asks for it back, and lets go of it.
+//! The cache itself: what happens when autograd saves a tensor, asks for it back, and releases it.
 //!
-//! `entry` is the life of one entry, `tape` the order within a micro-batch, `table` the books behind one lock. This module
-//! is the mechanism around them: it takes the lock and waits; `transfers` hands over what is to be moved, without the lock.
+//! `entry` is the life of one entry, `tape` the order within a micro-batch, and `table` all the cache's state, behind one lock. This
+//! module is the mechanism around them: it takes the lock and waits. `transfers` hands transfers to the tier without holding the lock.
 
 mod entry;
 mod keys;
@@ -36,17 +36,17 @@ use crate::tier::{Here, Parcel, RoomListener, Tier};
 use crate::trace::{Counter, Trace};
 
 pub(crate) struct Cache {
-    /// None when the policy is to keep everything.
+    /// `None` if the policy is to keep everything.
     tier: Option<Arc<dyn Tier>>,
     table: Mutex<Table>,
-    /// Signalled when a transfer ends or room appears.
+    /// Signalled when a transfer ends or room appears below.
     changed: Condvar,
     room: Arc<RoomListener>,
     pub(crate) scopes: Arc<Scopes>,
     pub(crate) trace: Option<Arc<Trace>>,
 }
 
-/// Who saves: the step and its counters, and where in it.
+/// Who saves: the step with its counters, and the place within it.
 #[derive(Clone, Copy)]
 pub(crate) struct By<'a> {
     pub(crate) step: u64,
@@ -73,10 +73,10 @@ impl Cache {
         cache
     }
 
-    /// What found no room below goes on.
+    /// Continues with stores that found no room below.
     fn has_room(self: &Arc<Self>) {
         let mut jobs = Vec::new();
-        // Whoever found no room holds the lock until it waits.
+        // Taking the lock loses no wake-up: a thread that found no room holds it until it waits.
         self.table.lock().pump(&mut jobs);
         self.changed.notify_all();
         self.submit(jobs, &Here::default());
@@ -86,7 +86,7 @@ impl Cache {
         self.tier.as_deref()
     }
 
-    /// From now on these limits are kept.
+    /// Replaces the limits.
     pub(crate) fn set_limits(&self, limits: Limits) {
         self.table.lock().set_limits(limits);
         self.changed.notify_all();
@@ -101,7 +101,7 @@ impl Cache {
         table.open_tape()
     }
 
-    /// Storages that outlived what was saved of them before: the program holds them anyway.
+    /// Storages that outlived the entries made of them earlier: the program holds them anyway.
     pub(crate) fn held_elsewhere(&self) -> HashSet<StorageId> {
         self.table.lock().held_elsewhere()
     }
@@ -114,7 +114,7 @@ impl Cache {
         self.table.lock().close_tape(tape);
     }
 
-    /// Waits until no transfer is under way that a thread has to wait for.
+    /// Waits until no transfer that a thread has to wait for is in flight.
     pub(crate) fn quiesce(&self) {
         let mut table = self.table.lock();
         while table.transfers() > 0 {
@@ -122,7 +122,7 @@ impl Cache {
         }
     }
 
-    /// Stores all that is to leave, and lets it leave. What finds no room below stays.
+    /// Stores everything that is to leave and releases it. What finds no room below stays.
     pub(crate) fn flush(self: &Arc<Self>, counters: &Arc<Counters>) {
         let here = Here::default();
         let mut table = self.table.lock();
@@ -130,7 +130,7 @@ impl Cache {
             let mut jobs = Vec::new();
             let all = table.pump_all(&mut jobs);
             let begun = !jobs.is_empty();
-            // Room that appears while the lock is open would be told to nobody.
+            // While the lock is open, a notification of room would reach nobody, so the loop looks again.
             if begun {
                 MutexGuard::unlocked(&mut table, || self.submit(jobs, &here));
             }
@@ -149,13 +149,14 @@ impl Cache {
         self.table.lock().held()
     }
 
-    /// From now on memory of what is stored comes free only when notes are taken of it, or as soon as may be.
+    /// With `holds`, the memory of stored storages is freed only when memory is sampled ([`Cache::alive`]); otherwise as soon as
+    /// possible.
     pub(crate) fn hold_back(&self, holds: bool) {
         let gone = self.table.lock().hold_back(holds);
         drop(gone);
     }
 
-    /// What was saved and is on the device, whoever holds it. What was held back and has been stored goes first.
+    /// The saved storages on the device, whoever holds them. Storages that were held back and have been stored are released first.
     pub(crate) fn alive(&self) -> Alive {
         let mut table = self.table.lock();
         loop {
@@ -167,7 +168,7 @@ impl Cache {
         }
     }
 
-    /// Takes one saved tensor in and returns its entry and its position on the tape. `keep`: it stays on the device.
+    /// Takes in one saved tensor and returns its entry and its position on the tape. With `keep`, it stays on the device.
     pub(crate) fn save(
         self: &Arc<Self>,
         saved: &SavedTensor<'_>,
@@ -179,27 +180,27 @@ impl Cache {
         let (bytes, version) = (saved.storage_bytes(), saved.version());
         let part = Part { layout: saved.layout()?, bytes: saved.tensor_bytes() };
         let here = Here::default();
-        // Parcels go without the lock, of which their end may have need.
+        // Parcels are dropped without the lock, because their drop may take it.
         let (mut parcel, mut written) = (None, Vec::new());
         let mut jobs = Vec::new();
         let place = {
             let mut table = self.table.lock();
-            // Making room lets go of the lock, so all is looked at anew after it.
+            // Making room releases the lock, so everything is looked up again after it.
             let key = loop {
                 if !table.is_open(tape) {
                     return None;
                 }
                 let (known, stays) = table.find(id, version).unzip();
                 written.extend(stays.flatten());
-                // One that was resized since is another.
+                // A storage that was resized since counts as another one.
                 let known = known.filter(|key| table.entry(*key).is_some_and(|entry| entry.bytes == bytes));
                 if let Some(key) = known {
                     counters.deduplicated.add(bytes);
                     table.covered(key, part);
                     break key;
                 }
-                // Before anything is waited for, so that it is marked as computed where it was. A device that cannot even mark a
-                // point in its queue has failed, and says so where it computes.
+                // Made before any wait, so that the parcel marks the point in the device's queue where the storage was computed. A device
+                // that cannot even do that has failed, and reports the error where it computes.
                 if parcel.is_none() && !keep {
                     let tier = self.tier.clone();
                     parcel = tier.and_then(|tier| tier.parcel(bytes, scope, &here).ok());
@@ -228,8 +229,8 @@ impl Cache {
         Some(place)
     }
 
-    /// Whether `bytes` more fit the device budget, or no room can be made for them. If not, this has made some room, or has waited
-    /// for it.
+    /// Whether to go on: `bytes` more fit the device budget, or no room can be made for them. If this returns false, it has made some
+    /// room or waited for it.
     fn fits(
         self: &Arc<Self>,
         table: &mut MutexGuard<'_, Table>,
@@ -254,7 +255,7 @@ impl Cache {
         }
     }
 
-    /// Has the device wait for a store and lets its storage go; false if the device refuses to.
+    /// Makes the device wait for a store and releases its storage; false if the device refuses to.
     fn let_go(
         &self,
         table: &mut MutexGuard<'_, Table>,
@@ -263,12 +264,13 @@ impl Cache {
         counters: &Arc<Counters>,
         here: &Here,
     ) -> bool {
-        // The parcel goes here, too: it may be the last of an entry that was released meanwhile, and makes room known.
+        // The parcel is dropped without the lock too: it may be the last reference of an entry released meanwhile, and then announces
+        // room.
         let storage = table.entry(key).and_then(|entry| entry.storage().cloned());
         let ordered = MutexGuard::unlocked(table, move || {
             parcel.order(storage.as_ref(), StallCause::DeviceBudget, counters, here)
         });
-        // One that was released meanwhile has left.
+        // An entry that was released meanwhile has left.
         let Some(bytes) = table.entry(key).map(|entry| entry.bytes) else { return true };
         if let Err(error) = &ordered {
             tracing::warn!(%error, "a storage cannot leave the device");
@@ -281,7 +283,7 @@ impl Cache {
         left
     }
 
-    /// Serves one handle: from the device where it can, from below where it must.
+    /// Serves one handle: from the device if possible, otherwise from the tier below.
     pub(crate) fn fetch(
         self: &Arc<Self>,
         key: EntryKey,
@@ -341,7 +343,7 @@ impl Cache {
         }
     }
 
-    /// The graph has let go of a handle.
+    /// The graph has released a handle.
     pub(crate) fn release(&self, key: EntryKey, tape: TapeKey, round: u64) {
         let gone = {
             let mut table = self.table.lock();
@@ -359,7 +361,7 @@ impl Cache {
         }
     }
 
-    /// A computing thread has waited since `start`.
+    /// Records that a computing thread has waited since `start`.
     fn stalled(&self, counters: &Counters, cause: StallCause, start: Instant) {
         let now = Instant::now();
         counters.stalled(cause, now - start);
@@ -368,7 +370,7 @@ impl Cache {
         }
     }
 
-    /// Tells the trace what the cache has on the device.
+    /// Records in the trace how many bytes the cache holds on the device.
     fn sample(&self, table: &Table) {
         if let Some(trace) = &self.trace {
             let (.., bytes) = table.held();
@@ -376,7 +378,7 @@ impl Cache {
         }
     }
 
-    /// The failed load that `text` speaks of, if there is one.
+    /// The failed load whose message is part of `text`, if there is one.
     pub(crate) fn failure_in(&self, text: &str) -> Option<Error> {
         self.table.lock().failure_in(text)
     }
@@ -387,7 +389,7 @@ impl WriteObserver for Cache {
         let parcel = self.table.lock().written(storage);
         let Some(parcel) = parcel else { return };
         parcel.abandon(None);
-        // Whoever waits for its store to end need not wait any more.
+        // Threads that wait for the entry's store need not wait any more.
         self.changed.notify_all();
     }
 }

@@ -1,5 +1,5 @@
-//! The books under every interleaving: a saver, an I/O thread and backward take the real [`Table`] through loom, which runs all
-//! orders in which they can get the lock.
+//! The table under every interleaving: a saver, an I/O thread and backward use the real [`Table`] under loom, which runs all orders in
+//! which they can take the lock.
 
 use std::collections::VecDeque;
 
@@ -18,18 +18,18 @@ const BYTES: u64 = 4096;
 
 type TierRef = std::sync::Arc<dyn Tier>;
 
-/// A tier whose transfers the model carries out itself.
+/// A tier whose transfers the model performs itself.
 fn memory() -> TierRef {
     let config = StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() };
     std::sync::Arc::new(DiskTier::new(Store::open(config).unwrap(), None))
 }
 
-/// What the disk does in one model.
+/// How the disk behaves in one model.
 #[derive(Clone, Copy)]
 struct Disk {
     stores_succeed: bool,
     loads_succeed: bool,
-    /// There is memory for loads that nobody waits for yet.
+    /// Whether there is memory for loads that nobody waits for yet.
     has_memory: bool,
 }
 
@@ -90,7 +90,7 @@ impl Model {
         (key, position)
     }
 
-    /// Carries transfers out until the world is done and none is left.
+    /// Performs transfers until the world is done and none is left.
     fn io(&self, disk: Disk) {
         let mut world = self.world.lock().unwrap();
         loop {
@@ -129,7 +129,7 @@ impl Model {
         }
     }
 
-    /// Asks until there is an answer, and lets go. Whether bytes came.
+    /// Asks until there is an answer, then releases the handle. Returns whether bytes came.
     fn backward(&self, (key, position): (EntryKey, usize), tape: TapeKey) -> bool {
         let mut world = self.world.lock().unwrap();
         let mut round = 0;
@@ -269,8 +269,8 @@ fn a_graph_that_goes_while_backward_looks_ahead_leaves_nothing() {
     });
 }
 
-/// The program holds a storage that was saved, writes to it once and lets go of it, at any moment: what backward gets is that storage, or
-/// what was stored of it before the write.
+/// The program holds a saved storage, writes to it once and drops it, at any moment. Backward gets either that storage, or what was
+/// stored of it before the write.
 #[test]
 fn a_write_at_any_moment_is_what_backward_gets_or_comes_after_it() {
     let tier = memory();
@@ -305,7 +305,7 @@ fn a_write_at_any_moment_is_what_backward_gets_or_comes_after_it() {
     });
 }
 
-/// What is written while its store is under way is not served from below: the store is for nothing.
+/// A storage that is written to while its store is in flight is not served from below: the store was useless.
 #[test]
 fn what_is_written_is_served_from_where_it_was_written() {
     let tier = memory();
@@ -321,7 +321,7 @@ fn what_is_written_is_served_from_where_it_was_written() {
         let storage = Storage::allocate(BYTES).unwrap();
         let id = storage.id();
         let (key, position) = model.save_one(storage.clone(), tape);
-        // Wherever the store is by now.
+        // Whatever state the store is in by now.
         drop(model.world.lock().unwrap().table.written(id));
         drop(storage);
         let answer = model.world.lock().unwrap().table.ask(key, &mut 0, &mut Vec::new());

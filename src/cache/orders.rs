@@ -1,4 +1,4 @@
-//! Transfers and graphs that go, in every order, over every tier: what was booked may be handed over after its entry is gone.
+//! Transfers and graphs that end in every order, over every tier: a transfer may be handed to the tier after its entry is gone.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::tier::{DirectTier, DiskTier, Here, HostSettings, HostTier, PoolSize, 
 const ENTRIES: usize = 3;
 const BYTES: u64 = 1 << 20;
 
-/// When the last handle goes.
+/// When the last handle is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Goes {
     BeforeHandOver,
@@ -25,14 +25,14 @@ enum Goes {
 
 const ORDERS: [Goes; 3] = [Goes::BeforeHandOver, Goes::AfterHandOver, Goes::AfterCompletion];
 
-/// A cache, and what its device's copies back wait for.
+/// A cache, and the gate that its device's copies in wait for.
 struct Bench {
     gate: Gate,
     cache: Arc<Cache>,
     tape: TapeKey,
 }
 
-/// Opens at the latest when it goes, so that a test that fails does not wait for ever.
+/// A gate that opens when dropped at the latest, so that a failing test does not wait for ever.
 struct Gate(SimulatedEvent);
 
 impl Drop for Gate {
@@ -45,7 +45,7 @@ fn store() -> Store {
     Store::open(StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() }).unwrap()
 }
 
-/// A device none of whose copies back begins before the event is reached.
+/// A device whose copies in do not begin before the gate opens.
 fn gated() -> (Simulated, SimulatedEvent) {
     let (device, gate) = (Simulated::start(std::time::Duration::ZERO).unwrap(), SimulatedEvent::default());
     device.wait(Lane::In, &gate).unwrap();
@@ -64,7 +64,7 @@ fn benches() -> [(&'static str, Bench); 4] {
     let disk = Arc::new(DiskTier::new(store(), None));
     [
         ("host memory", host(None, 8 * BYTES)),
-        // The oldest entry is on the disk once all have left.
+        // Once all have left the device, the oldest entry is on the disk.
         ("host memory and disk", host(Some(store()), 2 * BYTES)),
         ("straight to the disk", Bench::over(direct, gate)),
         ("disk", Bench::over(disk, SimulatedEvent::default())),
@@ -104,13 +104,13 @@ impl Bench {
         key
     }
 
-    /// Hands `jobs` over while all entries go, in this order.
+    /// Hands `jobs` to the tier while all entries are released, in the order given.
     fn go(self, name: &str, keys: &[EntryKey], jobs: Vec<Job>, goes: Goes) {
         let release = || keys.iter().for_each(|key| self.cache.release(*key, self.tape, 0));
         if goes == Goes::BeforeHandOver {
             release();
         } else {
-            // Else this thread would wait for copies that wait for it.
+            // Otherwise this thread would wait for copies that wait for it.
             self.gate.0.reach();
         }
         self.cache.submit(jobs, &Here::default());
@@ -120,7 +120,7 @@ impl Bench {
         if goes != Goes::BeforeHandOver {
             release();
         }
-        // The memory that was loaded into is somebody else's now.
+        // The memory that was loaded into now belongs to somebody else.
         let others: Vec<_> = (0..2 * ENTRIES).map(|_| Storage::allocate(BYTES).unwrap()).collect();
         for other in &others {
             // SAFETY: the storage is this test's alone and as long as that.
@@ -133,7 +133,7 @@ impl Bench {
         tier.settle();
         assert_eq!(self.cache.held(), (0, 0, 0), "{name}, {goes:?}");
         assert_eq!(tier.store().map_or(0, |store| store.stats().reserved_bytes), 0, "{name}, {goes:?}");
-        // With the last of the tier its device has done all it was told to.
+        // When the last reference to the tier is gone, its device has done everything that was queued.
         drop(self);
         for other in &others {
             // SAFETY: as above.

@@ -1,4 +1,4 @@
-//! What may take long is done without the lock: each of it is held up here, and another thread's save goes on.
+//! What may take long runs without the lock: each such call is blocked here, and another thread's save still proceeds.
 
 use std::sync::Arc;
 use std::thread;
@@ -8,7 +8,7 @@ use super::waits::{BYTES, Batch, LATE};
 use crate::tier::modelled::{Copies, Gate, ModelDevice};
 use crate::tier::{HostSettings, HostTier, PoolSize};
 
-/// A cache over host memory that holds what `program` saves, and the gate of what is to be held up.
+/// A cache over host memory that holds what `program` saves, and the gate that blocks the slow call.
 fn over(pool: PoolSize, gate: impl Fn(&ModelDevice) -> &Arc<Gate>) -> (Arc<Cache>, Arc<Gate>) {
     let device = ModelDevice::new(Copies::AtOnce, None);
     let gate = Arc::clone(gate(&device));
@@ -16,7 +16,7 @@ fn over(pool: PoolSize, gate: impl Fn(&ModelDevice) -> &Arc<Gate>) -> (Arc<Cache
     (Cache::new(Some(tier), LATE, None), gate)
 }
 
-/// Runs `held_up` on a thread of its own, and while it is held up saves something; both have what they saved in the end.
+/// Runs `held_up` on its own thread and saves something while that is blocked. In the end both have what they saved.
 fn saves_beside(cache: &Arc<Cache>, gate: &Gate, mut own: Batch, held_up: impl FnOnce(&mut Batch) + Send) {
     gate.close();
     thread::scope(|scope| {

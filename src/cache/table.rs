@@ -1,5 +1,5 @@
-//! Everything the cache knows, behind one lock: entries, identities, tapes, the store queue and the bytes on the device.
-//! Methods here change the books and say what is to be moved; they never wait and never call libtorch to compute.
+//! Everything the cache knows, behind one lock: entries, identities, tapes, the store queue and the bytes on the device. The methods here
+//! update this state and return what is to be moved. They never wait, and never make libtorch compute.
 
 mod backward;
 mod saving;
@@ -27,27 +27,27 @@ pub(crate) struct Entry {
     pub(crate) bytes: u64,
     /// The bytes on the device, while the cache holds them.
     pub(crate) device: Option<Block>,
-    /// The storage that was saved, and its version then: as long as neither has moved on, this is what it holds.
+    /// The storage that was saved, and its version at that time: as long as neither has changed, the storage holds what was saved.
     pub(crate) source: Watch,
     version: u32,
-    /// The storage that came back from below last.
+    /// The storage that was last loaded from below.
     returned: Option<Watch>,
-    /// The views of it that were saved, by their layouts, and their bytes, until they are enough of it to be moved.
+    /// The layouts of the views saved of it, and the bytes these cover, until they are enough for it to be moved.
     parts: Vec<u64>,
     covered: u64,
     /// Whether it was put into the store queue.
     queued: bool,
-    /// Whether a store is under way that has to be waited for.
+    /// Whether a store is in flight that has to be waited for.
     storing: bool,
-    /// Its place below the device; none if it is to stay.
+    /// Its place below the device; `None` if it is to stay.
     pub(crate) parcel: Option<Arc<dyn Parcel>>,
-    /// Bytes of all entries there were when it was saved.
+    /// Bytes of all entries that existed when it was saved.
     live_before: u64,
-    /// Handles in the graph, and how many of them have been served since the device copy last came.
+    /// Handles in the graph, and how many of them were served since the device copy last arrived.
     handles: usize,
     served: usize,
     round: u64,
-    /// Loaded ahead and not asked for yet.
+    /// Loaded ahead and not yet asked for.
     early: bool,
     pub(crate) scope: ScopeId,
     pub(crate) step: u64,
@@ -56,7 +56,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Its storage on the device, while the cache holds that.
+    /// Its storage on the device, as long as the cache holds it.
     pub(crate) fn storage(&self) -> Option<&Storage> {
         self.device.as_ref().map(Block::storage)
     }
@@ -69,7 +69,7 @@ pub(crate) enum Job {
         parcel: Arc<dyn Parcel>,
         from: Block,
     },
-    /// `early`: nobody waits for it yet.
+    /// With `early`, nobody waits for it yet.
     Load {
         key: EntryKey,
         parcel: Arc<dyn Parcel>,
@@ -80,17 +80,17 @@ pub(crate) enum Job {
 
 /// What a handle gets when it asks.
 pub(crate) enum Answer {
-    /// The bytes; after [`Parcel::order`] of the parcel, if there is one.
+    /// The bytes. If there is a parcel, call its [`Parcel::order`] before using them.
     Here(Storage, Option<(Arc<dyn Parcel>, Arc<Counters>)>),
     Wait,
     Failed(String),
 }
 
-/// How the device budget can be kept when more bytes come.
+/// How to make room in the device budget for more bytes.
 pub(crate) enum Squeeze {
     /// There is room, or none can be made.
     Fits,
-    /// The oldest that is leaving may go, after [`Parcel::order`].
+    /// The oldest entry that is leaving may be released, after [`Parcel::order`].
     LetGo(EntryKey, Arc<dyn Parcel>),
     /// A store was begun to make room: submit it and look again.
     Begun,
@@ -98,31 +98,31 @@ pub(crate) enum Squeeze {
     Wait(StallCause),
 }
 
-/// A storage whose store has begun, and whether it has ended.
+/// A storage whose store has begun, and whether that has ended.
 struct HeldBack {
     key: EntryKey,
     storage: Storage,
     stored: bool,
 }
 
-/// What is to be dropped without the lock.
+/// To be dropped without holding the lock.
 pub(crate) type Gone = (Option<Block>, Option<Arc<dyn Parcel>>);
 
 /// Limits the table keeps, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// On the device while tensors are saved, and while they are asked for.
+    /// Upper limits for the device: while tensors are saved, and while backward asks for them.
     pub(crate) device_budget: u64,
     pub(crate) backward_budget: u64,
     pub(crate) prefetch: u64,
-    /// Stores handed to the backend at once: enough to keep the disk busy, the rest can still be cancelled.
+    /// Upper limit for stores handed to the backend at once. Enough to keep the disk busy; the others can still be cancelled.
     pub(crate) stores_in_flight: u64,
-    /// Storages leave as late as the device budget allows, as those of a GPU do anyway.
+    /// Whether storages leave as late as the device budget allows, as a GPU's do anyway.
     pub(crate) late: bool,
 }
 
 pub(crate) struct Table {
-    /// None if everything is kept.
+    /// `None` if everything is kept.
     tier: Option<Arc<dyn Tier>>,
     limits: Limits,
     entries: Slab<Entry>,
@@ -132,20 +132,21 @@ pub(crate) struct Table {
     /// Storages that outlived their entries.
     elsewhere: HashMap<StorageId, WeakStorage>,
     serial: u64,
-    /// Entries that wait for their store, oldest first. May name entries that have moved on.
+    /// Entries that wait for their store, oldest first. May contain keys of entries whose state has changed since.
     queue: VecDeque<EntryKey>,
-    /// Entries whose store was begun, oldest first, where they leave in stream order. May name entries that have moved on.
+    /// Entries whose store has begun, oldest first, if storages leave in stream order. May contain keys of entries whose state has
+    /// changed since.
     leaving: VecDeque<EntryKey>,
-    /// Bytes whose store has to be waited for.
+    /// Bytes of the stores in flight that have to be waited for.
     storing: u64,
     transfers: usize,
     on_device: u64,
     early: u64,
-    /// Storages that were served to the last handle and let go of, but that backward still uses: of which entries.
+    /// Storages that the cache released after serving every handle, but that backward still uses, each with the key of its entry.
     in_use: Vec<(EntryKey, WeakStorage)>,
-    /// While notes are taken of memory: what is being stored, which must not come free between two notes.
+    /// Storages being stored while memory is sampled. They must not be freed between two samples.
     held_back: Option<Vec<HeldBack>>,
-    /// Bytes of all entries, the most there were in this step, and in the step before.
+    /// Bytes of all entries at present, their maximum in this step, and that in the step before.
     live: u64,
     peak_live: u64,
     expected_live: Option<u64>,
@@ -201,7 +202,7 @@ impl Table {
         self.drop_tape_if_done(key);
     }
 
-    /// Whether the step of the tape still goes on.
+    /// Whether the tape's step is still open.
     pub(crate) fn is_open(&self, key: TapeKey) -> bool {
         self.tapes.get(&key).is_some_and(|tape| !tape.closed)
     }
@@ -212,7 +213,7 @@ impl Table {
         }
     }
 
-    /// A new step gives stores another chance, and is expected to save as much as the one before.
+    /// A new step allows stores again, and is expected to save as much as the one before.
     pub(crate) fn begin_step(&mut self) {
         self.failures = 0;
         if self.peak_live > 0 {
@@ -221,13 +222,13 @@ impl Table {
         self.peak_live = self.live;
     }
 
-    /// Holds storages back from now on, or no longer. What it returns is to be dropped without the lock.
+    /// Begins or ends holding storages back. The result must be dropped without holding the lock.
     pub(crate) fn hold_back(&mut self, holds: bool) -> Vec<Storage> {
         let held = std::mem::replace(&mut self.held_back, holds.then(Vec::new));
         held.into_iter().flatten().map(|held| held.storage).collect()
     }
 
-    /// What was held back and has been stored. It is to be dropped without the lock.
+    /// The storages that were held back and have been stored. They must be dropped without holding the lock.
     pub(crate) fn stored_since(&mut self) -> Vec<Storage> {
         let held = self.held_back.iter_mut();
         held.flat_map(|held| held.extract_if(.., |held| held.stored)).map(|held| held.storage).collect()
@@ -235,8 +236,8 @@ impl Table {
 
     // ---- writes ----
 
-    /// An operation writes to the storage `id`. What was saved of it is what it holds from now on, as without a cache: it stays on the
-    /// device. The parcel that is returned is to be abandoned without the lock.
+    /// An operation writes to the storage `id`. From now on the saved tensor has the storage's new contents, as without a cache, so the
+    /// entry stays on the device. The returned parcel must be abandoned without holding the lock.
     pub(crate) fn written(&mut self, id: StorageId) -> Option<Arc<dyn Parcel>> {
         let key = *self.identities.get(&id)?;
         let entry = self.entry(key)?;
@@ -262,21 +263,21 @@ impl Table {
         parcel
     }
 
-    /// Storages whose tensors the program holds beside the graph, as far as it is known from what it let go of. Those that are gone are
-    /// forgotten.
+    /// Storages whose tensors the program holds besides the graph, as far as is known from those that outlived their entries. Storages
+    /// that no longer exist are forgotten.
     pub(crate) fn held_elsewhere(&mut self) -> HashSet<StorageId> {
         self.elsewhere.retain(|_, storage| storage.upgrade().is_some());
         self.elsewhere.keys().copied().collect()
     }
 
-    /// The graph has let go of this storage, and it is still there.
+    /// The graph has released this storage, but it still exists.
     pub(crate) fn outlived(&mut self, storage: &Storage) {
         self.elsewhere.insert(storage.id(), storage.downgrade());
     }
 
     // ---- release ----
 
-    /// The graph has let go of a handle. What it returns is to be dropped without the lock.
+    /// The graph has released a handle. The result must be dropped without holding the lock.
     pub(crate) fn release(&mut self, key: EntryKey, tape: TapeKey, round: u64) -> Option<Entry> {
         if let Some(tape) = self.tapes.get_mut(&tape) {
             tape.handles -= 1;
@@ -303,7 +304,7 @@ impl Table {
             State::Storing => entry.counters.discarded.add(entry.bytes),
             _ => {}
         }
-        // A transfer that is waited for still holds the bytes; it gives them back to the books when it ends.
+        // A transfer in flight that is waited for still holds the bytes, and subtracts them when it ends.
         let here = match entry.state {
             State::Device | State::Loaded => true,
             State::Kept | State::Storing => !entry.storing,
@@ -318,9 +319,9 @@ impl Table {
         Some(entry)
     }
 
-    // ---- reading the books ----
+    // ---- queries ----
 
-    /// Transfers under way.
+    /// Transfers in flight.
     pub(crate) fn transfers(&self) -> usize {
         self.transfers
     }
@@ -330,7 +331,7 @@ impl Table {
         (self.entries.len(), self.tapes.len(), self.on_device)
     }
 
-    /// Bytes on the device, those included that backward still uses.
+    /// Bytes on the device, including those that the cache has released but backward still uses.
     fn device_bytes(&mut self) -> u64 {
         self.in_use.retain(|(_, storage)| storage.upgrade().is_some());
         let in_use = self.in_use.iter().filter_map(|(key, _)| self.entry(*key));
@@ -350,18 +351,18 @@ impl Table {
         alive
     }
 
-    /// Whether a load of `key` is under way.
+    /// Whether a load of `key` is in flight.
     pub(crate) fn is_reading(&self, key: EntryKey) -> bool {
         self.entry(key).is_some_and(|entry| entry.state == State::Loading)
     }
 
-    /// The failed load that `text` speaks of, if there is one.
+    /// The failed load whose message is part of `text`, if there is one.
     pub(crate) fn failure_in(&self, text: &str) -> Option<Error> {
         let mut failures = self.entries.iter().filter_map(|(_, entry)| entry.failure.as_ref());
         failures.find(|failure| text.contains(&failure.to_string())).cloned()
     }
 
-    /// What [`Table::failure_in`] is to know of an entry that is on the device, and cannot be used.
+    /// Records for [`Table::failure_in`] why an entry that is on the device cannot be used.
     pub(crate) fn note_failure(&mut self, key: EntryKey, failure: Error) {
         if let Some(entry) = self.entry_mut(key) {
             entry.failure = Some(failure);
@@ -374,7 +375,7 @@ impl Table {
 
     // ---- helpers ----
 
-    /// Whether storages leave once the device's queue was told to wait for their stores.
+    /// Whether storages are released once the device's queue has been made to wait for their stores, not when these have ended.
     fn in_stream_order(&self) -> bool {
         self.tier.as_ref().is_some_and(|tier| tier.release() != Release::WhenStored)
     }
@@ -383,8 +384,8 @@ impl Table {
         self.entries.get_mut(key.index).filter(|entry| entry.serial == key.serial)
     }
 
-    /// Takes an edge of the state table. An edge that is not in it is a bug of ours: the entry is lost then, so that asking
-    /// for it is an error and never a wrong tensor.
+    /// Takes an edge of the state table. An edge that is not in the table is a bug of ours: the entry is then lost, so that asking for it
+    /// is an error and never returns a wrong tensor.
     fn advance(&mut self, key: EntryKey, edge: Edge) -> &mut Entry {
         let entry = &mut self.entries[key.index];
         debug_assert!(entry.state.after(edge).is_some(), "{edge:?} in {:?}", entry.state);
@@ -401,7 +402,7 @@ impl Table {
         self.early -= bytes;
     }
 
-    /// Lets the device copy go once every handle has been served and a copy is on the disk.
+    /// Releases the device copy once every handle has been served and there is a copy below.
     fn evict_if_served(&mut self, key: EntryKey) {
         let Some(entry) = self.entry(key) else { return };
         let served = entry.state == State::Loaded && entry.served >= entry.handles;

@@ -1,19 +1,19 @@
-//! The entries of one micro-batch in the order they were packed. Backward asks in about the reverse order, so what lies
-//! below the last position asked for is what will be wanted next.
+//! The entries of one micro-batch in the order they were packed. Backward asks in roughly the reverse order, so the positions below the
+//! last one asked for are wanted next.
 
 use super::keys::EntryKey;
 
-/// The tape of one micro-batch. An entry stands in it once for each time it was saved.
+/// The tape of one micro-batch. It contains an entry once for each time it was saved.
 #[derive(Debug, Default)]
 pub(crate) struct Tape {
     slots: Vec<EntryKey>,
-    /// Everything at or above this position has been asked for or looked at for prefetching.
+    /// Everything at or above this position was asked for or considered for prefetching.
     cursor: usize,
-    /// Everything at or above this position, or at or above the cursor, has been brought near.
+    /// Everything at or above this position, or at or above the cursor, was brought near.
     near: usize,
-    /// Handles that the graph still holds.
+    /// Handles in the graph.
     pub(crate) handles: usize,
-    /// The step has left the tape: it goes with its last handle.
+    /// The step no longer uses the tape, which is removed with its last handle.
     pub(crate) closed: bool,
 }
 
@@ -26,14 +26,14 @@ impl Tape {
         self.slots.len() - 1
     }
 
-    /// Backward has asked for what stands at `position`. `missed`: nobody had looked ahead for it, which also means that a
-    /// second backward began at the end again.
+    /// Backward has asked for the entry at `position`. `missed`: it had not been prefetched, which is also how a second backward that
+    /// starts from the end again is noticed.
     pub(crate) fn asked(&mut self, position: usize, missed: bool) {
         self.cursor = if missed { position } else { self.cursor.min(position) };
         self.near = if missed { position } else { self.near.min(position) };
     }
 
-    /// The entry that backward will want next and nobody has looked at yet.
+    /// The entry that backward will want next and that was not considered yet.
     pub(crate) fn ahead(&self) -> Option<EntryKey> {
         self.cursor.checked_sub(1).map(|below| self.slots[below])
     }
@@ -43,12 +43,12 @@ impl Tape {
         self.near.min(self.cursor).checked_sub(1).map(|below| self.slots[below])
     }
 
-    /// Marks the entry [`Tape::far`] returned as brought near.
+    /// Marks the entry that [`Tape::far`] returned as brought near.
     pub(crate) fn advance_near(&mut self) {
         self.near = self.near.min(self.cursor).saturating_sub(1);
     }
 
-    /// Marks the entry [`Tape::ahead`] returned as looked at.
+    /// Marks the entry that [`Tape::ahead`] returned as considered.
     pub(crate) fn advance(&mut self) {
         self.cursor = self.cursor.saturating_sub(1);
     }

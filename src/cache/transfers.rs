@@ -1,4 +1,4 @@
-//! Transfers: how they are handed to the tier, without the lock, and what follows when they are over.
+//! Transfers: how they are handed to the tier without holding the lock, and what follows when they end.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::error::{Completion, Error, Result};
 use crate::tier::Here;
 
 impl Cache {
-    /// Hands transfers to the tier. Called without the lock.
+    /// Hands transfers to the tier. Must be called without holding the lock.
     pub(super) fn submit(self: &Arc<Self>, jobs: Vec<Job>, here: &Here) {
         let (mut memory_is_short, mut loads) = (false, Vec::new());
         for job in jobs {
@@ -20,7 +20,7 @@ impl Cache {
                 Job::Store { key, parcel, from } => {
                     let bytes = from.bytes();
                     let done = Completion::new(move |outcome| cache.stored(key, bytes, outcome));
-                    // A panic fails this job, and the others are handed over all the same.
+                    // A panic fails only this job; the others are still handed to the tier.
                     contained("the hand-over of a store", || parcel.store(from, done));
                 }
                 Job::Load { key, bytes, early: true, .. } if memory_is_short => cache.postponed(key, bytes),
@@ -45,7 +45,7 @@ impl Cache {
         }
     }
 
-    /// A new storage on the device, for what the calling thread computes. It may take long.
+    /// A new storage on the device, for use by what the calling thread computes. May take long.
     fn allocate(&self, bytes: u64) -> Result<Storage> {
         let tier =
             self.tier.as_ref().ok_or_else(|| Error::torch("internal error: nothing is below the device"))?;
@@ -53,14 +53,14 @@ impl Cache {
             .unwrap_or_else(|| Err(Error::torch("internal error: an allocation panicked")))
     }
 
-    /// There is no memory for an early load.
+    /// Takes back an early load for which there is no memory.
     fn postponed(&self, key: EntryKey, bytes: u64) {
         self.table.lock().postponed(key, bytes);
-        // Somebody may wait for it by now.
+        // A thread may be waiting for it by now.
         self.changed.notify_all();
     }
 
-    /// Runs when a store is over, on the I/O thread as a rule.
+    /// Runs when a store ends, usually on the I/O thread.
     fn stored(self: Arc<Self>, key: EntryKey, bytes: u64, outcome: Result<()>) {
         if let Err(error) = &outcome {
             tracing::debug!(%error, bytes, "a store failed; its tensor stays on the device");
@@ -75,11 +75,11 @@ impl Cache {
         };
         drop(gone);
         self.changed.notify_all();
-        // Only stores follow a store.
+        // A finished store leads to further stores only, never to loads.
         self.submit(jobs, &Here::default());
     }
 
-    /// Runs when a load is over: on the I/O thread, or at once where only a copy had to be queued.
+    /// Runs when a load ends: on the I/O thread, or at once if only a copy had to be queued.
     fn loaded(self: Arc<Self>, key: EntryKey, bytes: u64, outcome: Result<()>) {
         let gone = {
             let mut table = self.table.lock();

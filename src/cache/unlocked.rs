@@ -1,4 +1,4 @@
-//! What other threads and failures do while the cache works without its lock.
+//! What other threads do, and what fails, while the cache works without its lock.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -51,7 +51,7 @@ fn save(cache: &Arc<Cache>, tensor: &Tensor) {
     drop(SavedVariable::new(tensor).unwrap());
 }
 
-/// Another thread saves it under the version of another counter meanwhile, though nobody writes to it.
+/// Meanwhile another thread saves the storage under a different version counter, though nobody writes to it.
 #[test]
 fn a_storage_is_saved_by_two_threads_at_two_versions_of_which_one_waits_for_room() {
     install().unwrap();
@@ -63,7 +63,7 @@ fn a_storage_is_saved_by_two_threads_at_two_versions_of_which_one_waits_for_room
     let mut x = Tensor::zeros([BYTES as i64], (Kind::Uint8, tch::Device::Cpu));
     drop(x.zero_());
     let alias = x.data();
-    // The device budget is full, and stays so for as long as the pool is being pinned.
+    // The device budget is full, and stays full while the pool is being pinned.
     pins.close();
     Batch::new(&cache).save(1);
     events.close();
@@ -73,7 +73,7 @@ fn a_storage_is_saved_by_two_threads_at_two_versions_of_which_one_waits_for_room
         save(&first, &x);
         tell.send(()).unwrap();
     });
-    // It has the lock up to where it waits for room.
+    // It holds the lock until it waits for room.
     events.holds_somebody_up();
     events.open();
     cache.table.lock().set_limits(LATE);
@@ -96,7 +96,7 @@ fn three_away(fault: Option<Fault>) -> (Arc<Cache>, Batch) {
     (cache, batch)
 }
 
-/// The device's model sees to that: only what is recorded after the allocation comes after what others queued before it.
+/// The device's model ensures this: only what is recorded after the allocation comes after what others queued before it.
 #[test]
 fn copies_in_come_after_what_was_queued_when_their_memory_was_allocated() {
     let (cache, mut batch) = three_away(None);
@@ -118,7 +118,7 @@ fn an_allocation_that_panics_fails_that_load_and_no_other() {
     assert_eq!(cache.held(), (0, 0, 0));
 }
 
-/// A thread may have been told its tape just before the step ended.
+/// A thread may have obtained its tape just before the step ended.
 #[test]
 fn what_is_saved_after_the_end_of_its_step_is_not_the_next_ones() {
     install().unwrap();

@@ -1,5 +1,5 @@
-//! The cache's threads under every interleaving: those of the program save, flush, fetch and release, and sleep where there is no room or
-//! nothing to serve yet. One that sleeps while nobody is left to wake it is found.
+//! The cache's threads under every interleaving. The program's threads save, flush, fetch and release, and sleep while there is no room
+//! or nothing to serve yet. The test finds a thread that sleeps while nobody is left to wake it.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use crate::tier::modelled::{Copies, Disk, ModelDevice, ModelDisk, set_word, word
 use crate::tier::{DirectTier, DiskTier, Here, HostSettings, HostTier, PoolSize, Tier};
 use crate::units::MIB;
 
-/// So large that the smallest pool has room for one.
+/// So large that the smallest pool has room for only one.
 pub(super) const BYTES: u64 = 2 * MIB;
 
-/// One on the device at a time, and what is loaded ahead.
+/// One storage on the device at a time, besides what is loaded ahead.
 const NARROW: Limits = Limits {
     device_budget: BYTES,
     backward_budget: 2 * BYTES,
@@ -34,7 +34,7 @@ pub(super) const LATE: Limits = Limits {
     late: true,
 };
 
-/// A cache, and one micro-batch of a thread's own.
+/// A cache, and one micro-batch that belongs to this thread.
 pub(super) struct Batch {
     cache: Arc<Cache>,
     tape: TapeKey,
@@ -77,13 +77,13 @@ impl Batch {
         self.cache.flush(&Arc::default());
     }
 
-    /// Asks for the newest, and again after it.
+    /// Asks for the newest storage, and then for it again.
     pub(super) fn fetch(&self) {
         let (key, position, expected) = *self.saved.last().unwrap();
         assert_eq!(word(&self.cache.fetch(key, self.tape, position, &mut 0).unwrap()), expected);
     }
 
-    /// Asks for all of it, the newest first.
+    /// Asks for all storages, the newest first.
     pub(super) fn backward(&mut self, may_fail: bool) {
         while let Some((key, position, expected)) = self.saved.pop() {
             let mut round = 0;
@@ -103,9 +103,9 @@ impl Batch {
 enum Below {
     /// The disk, which has a thread.
     Disk,
-    /// A host pool with room for one, and the disk.
+    /// A host pool with room for one storage, and the disk.
     Host(PoolSize),
-    /// The disk, straight from a device.
+    /// The disk, reached directly from a device.
     Direct,
 }
 
@@ -113,7 +113,7 @@ const FULL: Below = Below::Host(PoolSize::Fixed(BYTES));
 /// It has nothing at first.
 const GROWS: Below = Below::Host(PoolSize::Learned { cap: BYTES });
 
-/// Has `program` run in every order, over a disk that does as it is told.
+/// Runs `program` in every order, over a disk that works.
 fn run(
     below: Below,
     does: Disk,
@@ -156,7 +156,7 @@ fn ends(cache: &Arc<Cache>) {
     assert_eq!(tier.store().unwrap().stats().reserved_bytes, 0);
 }
 
-/// One thread saves, flushes and goes back.
+/// One thread saves, flushes and runs backward.
 fn alone(cache: &Arc<Cache>, may_fail: bool) {
     let mut batch = Batch::new(cache);
     for word in 1..=2 {

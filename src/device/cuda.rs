@@ -1,8 +1,8 @@
-//! A CUDA device through its driver, which is found at run time.
+//! A CUDA device, used through its driver, which is found at run time.
 //!
-//! The copy lanes are streams of our own in the primary context, the one that libtorch uses; they do not wait for the
-//! legacy default stream by themselves. Marks are events that carry times. A thread that has to sleep until one is reached does
-//! so on an event of its own that follows it: events that threads can sleep on cost whoever records them more.
+//! The copy lanes are our own streams in the primary context, which libtorch uses too. They do not wait for the legacy default stream by
+//! themselves. Marks are events that carry times. A thread that has to sleep until one is reached does so on an event of its own that
+//! follows it, because events that threads can sleep on are more expensive to record.
 
 use std::ffi::{c_int, c_void};
 use std::fmt;
@@ -26,7 +26,7 @@ pub(crate) struct Cuda {
     device: CudaDevice,
     copies_out: Copies,
     copies_in: Copies,
-    /// Those that no thread sleeps on now.
+    /// Sleepers that no thread uses at present.
     sleepers: Mutex<Vec<Sleeper>>,
 }
 
@@ -35,24 +35,24 @@ pub(crate) struct Cuda {
 pub(crate) struct Event {
     raw: Arc<RawEvent>,
     lane: Lane,
-    /// Its number among the events of a lane of copies.
+    /// Its position among the events of a copy lane.
     number: u64,
 }
 
-/// A lane of copies. Its events are reached in the order of their numbers, so what is known of one is known of all before it.
+/// A copy lane. Its events are reached in the order of their numbers, so one that is reached implies all before it.
 struct Copies {
     stream: Stream,
     recorded: Mutex<u64>,
     reached: AtomicU64,
 }
 
-/// What a thread sleeps on: an event that follows the one it waits for, on a stream that does nothing else meanwhile.
+/// What a thread sleeps on: an event that follows the awaited one, on a stream that does nothing else meanwhile.
 struct Sleeper {
     stream: Stream,
     event: RawEvent,
 }
 
-/// The primary context, retained, and the handles of events that are gone.
+/// The primary context, retained, and the handles of dropped events, for reuse.
 struct Driver {
     handle: sys::CUdevice,
     context: sys::CUcontext,
@@ -67,18 +67,18 @@ struct Stream {
 struct RawEvent {
     driver: Arc<Driver>,
     raw: sys::CUevent,
-    /// Whether it is that of an event, and becomes another's.
+    /// Whether its handle is reused for another event once it is dropped.
     again: bool,
 }
 
-/// The primary context of a device, for threads that name its memory.
+/// The primary context of a device, for threads that address its memory.
 pub(crate) struct Context(Driver);
 
-/// While it lives, a context of ours is current on the calling thread; after that, what was before. That is the program's choice of
-/// a GPU, for it and for libtorch.
+/// While it lives, our context is current on the calling thread; after that, the one before it is again. That one is the program's choice
+/// of a GPU, for itself and for libtorch.
 #[must_use = "the context is current until this is dropped"]
 pub(crate) struct Current {
-    /// None where it was current already; null where none was.
+    /// `None` if our context was already current; null if there was none.
     before: Option<sys::CUcontext>,
 }
 
@@ -96,7 +96,7 @@ unsafe impl Send for RawEvent {}
 unsafe impl Sync for RawEvent {}
 
 impl Cuda {
-    /// Opens the device of this number and makes the streams of its copies.
+    /// Opens the device with this number and creates its copy streams.
     pub(crate) fn open(index: usize) -> Result<Cuda> {
         load_cuda().map_err(|reason| {
             refused(format!(
@@ -126,7 +126,7 @@ impl Cuda {
         }
     }
 
-    /// An event is reached, and with it those before it.
+    /// Records that an event is reached, and thereby all before it.
     fn reached(&self, event: &Event) {
         if let Some(copies) = self.copies(event.lane) {
             copies.reached.fetch_max(event.number, Ordering::AcqRel);
@@ -167,7 +167,7 @@ impl Device for Cuda {
         {
             return true;
         }
-        // A failed device says false, and whoever waits then is told why.
+        // For a failed device this is false, and a thread that then waits gets the error.
         let reached = self.driver.enter().is_ok_and(|_current| {
             // SAFETY: the event is alive.
             unsafe { result::event::query(event.raw.raw) }.is_ok()
@@ -279,13 +279,13 @@ unsafe impl Gpu for Context {
     }
 
     fn watch(&self, watcher: &'static dyn store::SegmentWatcher) -> std::result::Result<(), String> {
-        // It stays, as what it tells does.
+        // Leaked, because it must live as long as the watcher that it forwards to.
         let forwarded = Box::leak(Box::new(Forwarded(watcher)));
         watch_segments(forwarded).map_err(|error| error.to_string())
     }
 }
 
-/// What libtorch's allocator tells, for a store.
+/// Forwards the notifications of libtorch's allocator to a store.
 struct Forwarded(&'static dyn store::SegmentWatcher);
 
 impl SegmentWatcher for Forwarded {
@@ -389,7 +389,7 @@ impl Drop for Stream {
 }
 
 impl RawEvent {
-    /// One that carries a time.
+    /// An event that carries a time.
     fn new(driver: &Arc<Driver>) -> Result<RawEvent> {
         let free = driver.events.lock().pop();
         let raw = match free {
@@ -399,7 +399,7 @@ impl RawEvent {
         Ok(RawEvent { driver: Arc::clone(driver), raw, again: true })
     }
 
-    /// One that a thread waits for in the kernel.
+    /// An event on which a thread can sleep in the kernel.
     fn to_sleep_on(driver: &Arc<Driver>) -> Result<RawEvent> {
         let event = result::event::create(sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC);
         Ok(RawEvent { driver: Arc::clone(driver), raw: check("cuEventCreate", event)?, again: false })

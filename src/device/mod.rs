@@ -1,4 +1,4 @@
-//! What the cache needs of a device: queues of work in order, events in them, copies, and memory. Mechanism only.
+//! What the cache needs from a device: queues of work in order, events in them, copies, and memory. Mechanism only.
 
 mod cuda;
 mod simulated;
@@ -14,7 +14,7 @@ pub(crate) use self::simulated::Simulated;
 pub(crate) use self::simulated::{Event as SimulatedEvent, Used as SimulatedUsed};
 use crate::error::Result;
 
-/// A queue of work that is done in order.
+/// A queue whose work is done in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lane {
     /// What the calling thread computes: libtorch's current stream of that thread.
@@ -25,18 +25,18 @@ pub(crate) enum Lane {
     In,
 }
 
-/// A device that works through its lanes while the threads that queue the work go on.
+/// A device that works through its lanes while the threads that queue the work continue.
 pub(crate) trait Device: Pin + 'static {
     /// A point in a lane's queue, reached once all that was queued before it is done.
     type Event: Clone + Send + Sync + 'static;
 
-    /// Whether its memory is the host's, so that the processor reaches it.
+    /// Whether its memory is the host's, so that the processor can access it.
     const IS_HOST: bool;
 
-    /// Records an event after what is queued on `lane` now.
+    /// Records an event after everything queued on `lane` so far.
     fn record(&self, lane: Lane) -> Result<Self::Event>;
 
-    /// Makes what is queued on `lane` from now on wait for `event`; the calling thread goes on.
+    /// Makes what is queued on `lane` from now on wait for `event`; the calling thread continues.
     fn wait(&self, lane: Lane, event: &Self::Event) -> Result<()>;
 
     /// Whether `event` is reached.
@@ -45,7 +45,7 @@ pub(crate) trait Device: Pin + 'static {
     /// Sleeps until `event` is reached.
     fn block_on(&self, event: &Self::Event) -> Result<()>;
 
-    /// Time from one event to another, both of which are reached; nought if the other came first.
+    /// Time from one event to another, both of which are reached; zero if `to` came first.
     fn between(&self, from: &Self::Event, to: &Self::Event) -> Result<Duration>;
 
     /// Queues a copy of `bytes` bytes of device memory to the host, on [`Lane::Out`].
@@ -61,13 +61,13 @@ pub(crate) trait Device: Pin + 'static {
     /// As for [`copy_out`](Device::copy_out).
     unsafe fn copy_in(&self, from: *const u8, to: *mut u8, bytes: usize) -> Result<()>;
 
-    /// Which queue the calling thread's computation goes to, of several.
+    /// Which of several queues the calling thread's computation goes to.
     fn stream(&self) -> Result<usize>;
 
-    /// Keeps the memory of `storage`, once it is freed, from being used again before what the calling thread has queued by then is
-    /// done: of a storage that was not allocated for that thread's queue.
+    /// Keeps the memory of `storage`, once freed, from being reused before everything that the calling thread has queued by then is done.
+    /// Needed for a storage that was not allocated for that thread's queue.
     fn record_use(&self, storage: &Storage) -> Result<()>;
 
-    /// A new storage of `bytes` bytes on the device; what the calling thread computes may use it at once.
+    /// A new storage of `bytes` bytes on the device, which the calling thread's computation may use at once.
     fn allocate(&self, bytes: u64) -> Result<Storage>;
 }

@@ -26,20 +26,20 @@ pub(crate) struct Simulated {
 }
 
 thread_local! {
-    /// Which of the streams there would be the calling thread computes on.
+    /// The stream that the calling thread would compute on if there were several.
     static STREAM: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The storages whose use on a stream was recorded, and that stream.
+/// Recorded uses: storages, each with the stream that it was used on.
 #[cfg(test)]
 pub(crate) type Used = Arc<Mutex<Vec<(ssdtrain_libtorch::StorageId, usize)>>>;
 
-/// A point in a lane's queue: when it was reached.
+/// A point in a lane's queue, with the time when it was reached.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Event(Arc<(Mutex<Option<Instant>>, Condvar)>);
 
 struct Worker {
-    /// None once the device is going.
+    /// `None` once the device is being dropped.
     queue: Option<Sender<Work>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -51,7 +51,7 @@ enum Work {
 }
 
 impl Simulated {
-    /// Starts the lanes. Each copy takes `delay` longer than the bytes do, so that tests see it under way.
+    /// Starts the lanes. Each copy takes `delay` longer than copying the bytes does, so that tests see it in flight.
     pub(crate) fn start(delay: Duration) -> Result<Simulated> {
         Ok(Simulated {
             copies_out: Worker::start("out", delay)?,
@@ -61,13 +61,13 @@ impl Simulated {
         })
     }
 
-    /// What is recorded of the uses of storages.
+    /// The recorded uses of storages.
     #[cfg(test)]
     pub(crate) fn used(&self) -> Used {
         Arc::clone(&self.used)
     }
 
-    /// Has the calling thread compute on another stream from now on.
+    /// Makes the calling thread compute on another stream from now on.
     #[cfg(test)]
     pub(crate) fn enter(stream: usize) {
         STREAM.set(stream);
@@ -114,7 +114,7 @@ impl Device for Simulated {
     }
 
     fn between(&self, from: &Event, to: &Event) -> Result<Duration> {
-        // One lock after the other: the two may be the same event.
+        // One lock after the other, because the two may be the same event.
         let from = *from.0.0.lock();
         let to = *to.0.0.lock();
         Ok(from.zip(to).map_or(Duration::ZERO, |(from, to)| to.saturating_duration_since(from)))
@@ -142,7 +142,7 @@ impl Device for Simulated {
         Ok(STREAM.get())
     }
 
-    /// Threads do at once what they are told, so there is nothing to wait for.
+    /// Threads compute at once, so there is nothing to wait for.
     fn record_use(&self, storage: &Storage) -> Result<()> {
         tracing::trace!(?storage, stream = STREAM.get(), "used on another stream than its own");
         #[cfg(test)]
@@ -204,7 +204,7 @@ impl Worker {
 
     fn queue(&self, work: Work) {
         if let Some(queue) = &self.queue {
-            // The worker ends only after the queue does, unless it panicked; that is told when it is joined.
+            // The worker ends only after the queue does, unless it panicked, which joining it reports.
             drop(queue.send(work));
         }
     }

@@ -1,4 +1,4 @@
-//! Memory that could be had now.
+//! Memory that is available at present.
 
 use std::fs;
 use std::path::Path;
@@ -7,13 +7,13 @@ use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::CudaDevice;
 use tch::Device;
 
-/// Memory that could be had now, in bytes: what the kernel calls available, and no more than the limits of the process's control
-/// groups leave. All there is where the kernel does not say.
+/// Bytes of memory that are available at present: what the kernel calls available, but no more than the limits of the process's control
+/// groups leave. Unlimited if the kernel does not say.
 pub(crate) fn available_memory() -> u64 {
     available(Path::new("/proc"), Path::new("/sys/fs/cgroup"))
 }
 
-/// Memory of the device that could be had now, in bytes.
+/// Bytes of the device's memory that are available at present.
 pub(crate) fn free_memory(device: Device) -> u64 {
     match device {
         Device::Cuda(index) => CudaDevice::new(index).and_then(CudaDevice::free).unwrap_or(0),
@@ -21,13 +21,13 @@ pub(crate) fn free_memory(device: Device) -> u64 {
     }
 }
 
-/// What the CPU's allocator holds and no one uses.
+/// Bytes that the CPU allocator holds but nobody uses.
 fn idle_memory() -> u64 {
     let held = torch::memory(Device::Cpu);
     held.reserved.saturating_sub(held.allocated)
 }
 
-/// What a version of control groups calls its files.
+/// The file names of one version of control groups.
 struct Names {
     limits: &'static [&'static str],
     used: &'static str,
@@ -49,7 +49,7 @@ fn available(proc: &Path, groups: &Path) -> u64 {
     left.chain(system).min().unwrap_or(u64::MAX)
 }
 
-/// What the group of this line of `/proc/self/cgroup`, and those it is in, leave of their memory.
+/// Bytes that the group in this line of `/proc/self/cgroup`, and the groups that contain it, leave.
 fn left_in(line: &str, groups: &Path) -> Option<u64> {
     let (_, group) = line.split_once(':')?;
     let (controllers, path) = group.split_once(':')?;
@@ -58,7 +58,7 @@ fn left_in(line: &str, groups: &Path) -> Option<u64> {
         _ if controllers.split(',').any(|controller| controller == "memory") => (groups.join("memory"), V1),
         _ => return None,
     };
-    // In a container the path may be the host's: then those of its folders that are not there say nothing, and the root does.
+    // In a container the path may be the host's. Folders of it that do not exist then say nothing, but the root does.
     let folders = Path::new(path.trim_start_matches('/')).ancestors();
     folders.filter_map(|folder| left_of(&root.join(folder), &names)).min()
 }
@@ -66,17 +66,17 @@ fn left_in(line: &str, groups: &Path) -> Option<u64> {
 fn left_of(group: &Path, names: &Names) -> Option<u64> {
     let limit = names.limits.iter().filter_map(|name| number(&group.join(name))).min()?;
     let used = number(&group.join(names.used)).unwrap_or(0);
-    // Pages of files that nobody has read lately go when memory is asked for.
+    // Pages of files that were not read lately are freed when memory is needed.
     let reclaimable = field(&group.join("memory.stat"), names.reclaimable).unwrap_or(0);
     Some(limit.saturating_sub(used.saturating_sub(reclaimable)))
 }
 
-/// The number that is all of a file; none where it says "max".
+/// The number that a file consists of; `None` if it says "max".
 fn number(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// The number after `name` in a file of such lines.
+/// The number that follows `name` in a file with one pair per line.
 fn field(file: &Path, name: &str) -> Option<u64> {
     let text = fs::read_to_string(file).ok()?;
     let mut lines = text.lines().map(str::split_whitespace);
@@ -91,7 +91,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// What is available where these files are all there is of `/proc` and `/sys/fs/cgroup`.
+    /// The available memory if `files` were all of `/proc` and `/sys/fs/cgroup`.
     fn available_with(files: &[(&str, String)]) -> u64 {
         let root = TempDir::new().unwrap();
         for (name, text) in files {
@@ -141,7 +141,7 @@ mod tests {
             ("cgroup/memory/memory.usage_in_bytes", mib(300)),
             ("cgroup/memory/memory.stat", format!("total_inactive_file {}\n", 100 * MIB)),
         ];
-        // A container sees its own group as the root, and the host's path of it.
+        // A container sees its own group as the root, but under the host's path.
         let files = [&machine("5:cpu,memory:/docker/7\n3:cpuset:/x\n")[..], &group].concat();
         assert_eq!(available_with(&files), 400 * MIB);
     }

@@ -1,18 +1,18 @@
-//! A device's storage as the memory of a transfer that reaches it.
+//! A device's storage as the memory of a transfer that accesses it directly.
 
 use ssdtrain_libtorch::Block;
 use ssdtrain_store::{AlignedBuf, BLOCK, IoBuf};
 
-/// Keeps a storage of a device alive for as long as a transfer from or to it runs.
+/// Keeps a device's storage alive for as long as a transfer from or to it runs.
 ///
-/// Its whole blocks are transferred where they are. What is left after the last of them has a block of host memory, since a transfer
-/// moves whole blocks and what follows the storage is somebody else's; so has all of a storage that does not begin where
-/// transfers may. Whoever makes the value copies the [`rest`](DeviceBuf::rest).
+/// The storage's whole blocks are transferred in place. The rest after the last of them goes through a block of host memory, because a
+/// transfer moves whole blocks and the memory after the storage belongs to somebody else. A storage that does not begin where transfers
+/// may begin goes through host memory entirely. The caller copies the [`rest`](DeviceBuf::rest).
 pub(crate) struct DeviceBuf {
     block: Block,
     data: *mut u8,
     bytes: usize,
-    /// Bytes that are transferred where they are.
+    /// Bytes that are transferred in place.
     whole: usize,
     rest: Option<AlignedBuf>,
 }
@@ -26,7 +26,7 @@ pub(crate) struct Rest {
 }
 
 impl DeviceBuf {
-    /// The first `bytes` bytes of `block`, which transfers may move if they begin at a multiple of `alignment`. None if host
+    /// The first `bytes` bytes of `block`, which transfers may access directly if they begin at a multiple of `alignment`. `None` if host
     /// memory has run out.
     pub(crate) fn new(block: Block, bytes: usize, alignment: usize) -> Option<DeviceBuf> {
         let data: *mut u8 = block.data().cast();

@@ -1,4 +1,4 @@
-//! Memory: storages as memory of transfers, and how much could be had.
+//! Memory: storages as memory of transfers, and how much memory is available.
 
 mod available;
 mod device;

@@ -3,7 +3,7 @@
 use ssdtrain_libtorch::Block;
 use ssdtrain_store::IoBuf;
 
-/// Keeps a storage's bytes for as long as a transfer from or to them runs.
+/// Keeps a storage's bytes alive for as long as a transfer from or to them runs.
 pub(crate) struct StorageBuf {
     block: Block,
     capacity: usize,
@@ -17,9 +17,10 @@ impl StorageBuf {
     }
 }
 
-// SAFETY: the block keeps the bytes at their address until the value is dropped; `capacity` is what the allocator says may be
-// accessed. Bytes of another allocator stay until the storage is resized: it was not when the transfer was begun. A storage that is written to disk is read by the kernel only: if the program changes it meanwhile,
-// its version counter tells and what was written is never served. A storage that is loaded into is ours alone until then.
+// SAFETY: the block keeps the bytes at their address until the value is dropped; `capacity` is what the allocator says may be accessed.
+// Bytes of another allocator stay until the storage is resized: it was not when the transfer was begun. A storage that is written to disk
+// is read by the kernel only: if the program changes it meanwhile, its version counter tells and what was written is never served. A
+// storage that is loaded into is ours alone until then.
 unsafe impl IoBuf for StorageBuf {
     fn part(&self, offset: usize) -> (*mut u8, usize) {
         (self.block.data().cast::<u8>().wrapping_add(offset), self.capacity - offset)

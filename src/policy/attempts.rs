@@ -1,17 +1,17 @@
 //! When a step is profiled. Pure.
 
-/// The first step pays for what later ones find ready, so the second is the first to be profiled.
+/// The first step does work that later ones need not repeat, so the second is the first to be profiled.
 pub(super) const FIRST_PROFILED: u64 = 2;
-/// After so many planned steps in a row a profile was worth its while, and the next may follow at once.
+/// After this many planned steps in a row a profile has paid off, and the next one may follow at once.
 const WORTH_IT: u64 = 1000;
 
-/// Profiled steps are slow, so each comes later after there was a reason for it than the one before: steps that are never alike are
-/// profiled now and then, and not all the time.
+/// Profiled steps are slow, so each waits longer after the reason for it than the one before. Steps that are never alike are thus
+/// profiled now and then, but not all the time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Attempts {
     due: Option<u64>,
-    /// From the reason for a profile to the profile. A power of two: in steps of a few kinds in turn, that is one of the kind that gave the
-    /// reason as soon as it is a multiple of their number.
+    /// Steps from the reason for a profile to the profile, a power of two. If steps of a few kinds alternate, the profiled step is of the
+    /// kind that gave the reason once this is a multiple of the number of kinds.
     wait: u64,
     /// Planned steps in a row.
     followed: u64,
@@ -26,7 +26,7 @@ impl Attempts {
         self.due.is_some_and(|due| number >= due)
     }
 
-    /// Step `number` was profiled; whether it has `shown` enough.
+    /// Step `number` was profiled; `shown` says whether enough was seen.
     pub(super) fn made(&mut self, number: u64, shown: bool) {
         self.due = None;
         if !shown {
@@ -43,7 +43,7 @@ impl Attempts {
         }
     }
 
-    /// A step was what was planned.
+    /// A step followed its plan.
     pub(super) fn followed(&mut self) {
         self.followed += 1;
         if self.followed >= WORTH_IT {
@@ -56,8 +56,8 @@ impl Attempts {
 mod tests {
     use super::*;
 
-    /// The numbers of those of so many steps that are profiled. Whether one gives a reason for another is told by its number and
-    /// that of the last one profiled.
+    /// The numbers of the profiled ones among `steps` steps. `is_strange` gets a step's number and that of the last profiled one, and
+    /// says whether the step gives a reason for a profile.
     fn profiled(steps: u64, is_strange: impl Fn(u64, u64) -> bool) -> Vec<u64> {
         let mut attempts = Attempts::new();
         let mut made = Vec::new();

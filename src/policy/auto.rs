@@ -1,4 +1,4 @@
-//! Planned steps: when to profile, what to plan for, and when a plan is no good any more. Pure.
+//! Planned steps: when to profile, what to plan for, and when a plan is no longer valid. Pure.
 
 use std::num::NonZero;
 use std::sync::Arc;
@@ -13,44 +13,44 @@ use super::watch::{Drift, SETTLING, Seen, Watch};
 use crate::profile::Profile;
 use crate::telemetry::{PlanReport, Scopes};
 
-/// What storages may take of the device in a step that is profiled, where they leave it by themselves. Where they leave as late as
-/// they may, it is nothing: what stays shows no bandwidth.
+/// Bytes that storages may occupy on the device in a profiled step if they are released when stored. If they leave as late as possible,
+/// it is 0, because what stays shows no bandwidth.
 const UNPLANNED_BYTES: u64 = 512 << 20;
-/// Of the bandwidth that was measured a plan counts on so much.
+/// The share of a measured bandwidth that a plan relies on.
 const COUNTED_ON: f64 = 0.9;
-/// What was computed took so much longer, or less, than was planned: the profile's times are corrected. A device that waits between its
-/// kernels, as in a profiled step, may run faster than one that does not.
+/// If computing takes longer or shorter than planned by more than this share, the profile's times are corrected. A device that waits
+/// between its kernels, as in a profiled step, may run faster than one that does not.
 const TELLING_PACE: f64 = 0.02;
-/// Stalls beyond those planned that are worth another plan, as a share of the step.
+/// Unplanned stalls of more than this share of the step justify another plan.
 const TELLING_STALL: f64 = 0.002;
-/// By so little beyond their goal steps are not, as a share of it.
+/// Steps count as exceeding their goal only beyond this share of it.
 const TELLING_OVER: f64 = 0.005;
-/// So often a profile is corrected without a baseline.
+/// How often a profile is corrected without a baseline.
 const CORRECTIONS: u32 = 4;
-/// A baseline is the middle one of so many of the latest steps that kept everything.
+/// A baseline is the median of at most this many of the latest steps that kept everything.
 const BASELINE: usize = 3 * SETTLING;
-/// Of the device's free memory a step that keeps everything may take so much.
+/// The share of the device's free memory that a step that keeps everything may take.
 const FITTING: f64 = 0.9;
 
-/// How the next step goes.
+/// How the next step is run.
 #[derive(Clone, Debug)]
 pub(crate) enum NextStep {
-    /// Everything moves; notes are taken if `profiled`.
+    /// Everything moves; the step is profiled if `profiled`.
     OffloadAll { profiled: bool, budgets: Budgets },
     /// What fits stays.
     Keep { headroom: Headroom },
-    /// Everything stays, to be held beside planned steps.
+    /// Everything stays, for comparison with planned steps.
     Baseline,
-    /// As planned, and from the first save that is another than planned on what fits stays.
+    /// As planned. From the first save that deviates from the plan on, what fits stays.
     Follow { schedule: Arc<Schedule>, budgets: Budgets, headroom: Headroom },
 }
 
-/// What storages may take of the device where nothing is planned for them.
+/// How much storages without a plan may occupy on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Headroom {
-    /// So many bytes.
+    /// This many bytes.
     Bytes(u64),
-    /// What is free, as far as the rest of a step does not need it.
+    /// The free memory that the rest of a step does not need.
     Free,
 }
 
@@ -58,28 +58,28 @@ pub(crate) enum Headroom {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Observed {
     pub(crate) wall: Duration,
-    /// Of this, it waited for the cache.
+    /// The part of `wall` in which it waited for the cache.
     pub(crate) stall: Duration,
     /// The activation peak, in bytes.
     pub(crate) peak: u64,
-    /// Bytes per second of the disk while it was busy, if it moved enough to tell.
+    /// The disk's bytes per second while it was busy, if it moved enough to measure that.
     pub(crate) written: Option<f64>,
     pub(crate) read: Option<f64>,
 }
 
-/// How a step went.
+/// How a step went, compared with its plan.
 #[derive(Clone, Debug)]
 pub(crate) enum StepOutcome {
     /// Nothing was planned.
     Unplanned,
-    /// Nothing was planned, and it was profiled; with what that showed, if it was enough.
+    /// Nothing was planned, and the step was profiled. Contains the profile if enough was seen.
     Profiled(Option<Profile>),
     /// It kept everything.
     Baseline,
     Planned(Adherence),
 }
 
-/// What is planned, and how steps keep to it.
+/// The current plan, and how well steps follow it.
 #[derive(Debug)]
 pub(crate) struct Auto {
     objective: Objective,
@@ -87,14 +87,14 @@ pub(crate) struct Auto {
     watch: Watch,
     attempts: Attempts,
     weighing: Option<Weighing>,
-    /// Steps have become smaller for good: a profile of them is worth more than that of larger ones.
+    /// Steps have become smaller for good, so a profile of them replaces that of larger ones.
     smaller: bool,
-    /// What may stay in a step without a plan so that its peak is the goal's.
+    /// Bytes that may stay in a step without a plan, so that its peak meets the goal.
     headroom: u64,
     plans: u64,
 }
 
-/// Steps that keep everything are being taken, to hold those of the plan beside.
+/// Steps that keep everything are being run, for comparison with those of the plan.
 #[derive(Debug)]
 struct Weighing {
     seen: Seen,
@@ -115,7 +115,7 @@ impl Auto {
         }
     }
 
-    /// How step `number` goes, on a device with so many bytes `free`.
+    /// How to run step `number`, on a device with `free` bytes of free memory.
     pub(crate) fn next_step(&mut self, number: u64, free: impl FnOnce() -> u64) -> NextStep {
         let profiled = self.attempts.is_due(number);
         if profiled || number < FIRST_PROFILED {
@@ -148,17 +148,17 @@ impl Auto {
         Budgets { device_budget: bytes, backward_budget: bytes, prefetch: bytes / 2, ..Budgets::default() }
     }
 
-    /// Whether how long the step takes tells more than whether it takes as long as others.
+    /// Whether the next step is timed to its very end.
     pub(crate) fn settles(&self) -> bool {
         self.planned.is_some() && (self.watch.settles() || self.weighing.is_some())
     }
 
-    /// Whether there is a plan that was followed for long enough to be corrected, if need be.
+    /// Whether there is a plan that was followed long enough to be corrected, if necessary.
     pub(crate) fn is_settled(&self) -> bool {
         self.planned.is_some() && self.watch.has_settled() && self.weighing.is_none()
     }
 
-    /// Step `number` is over.
+    /// Step `number` has ended.
     pub(crate) fn ended(&mut self, number: u64, went: StepOutcome, observed: Observed) {
         let excess = self.objective.goal.peak.map_or(0, |most| observed.peak.saturating_sub(most));
         match went {
@@ -198,7 +198,7 @@ impl Auto {
         }
     }
 
-    /// Whether a step of so many micro-batches is what was profiled.
+    /// Whether a step of `micro_batches` micro-batches is like the profiled one.
     fn is_whole(&self, micro_batches: u32) -> bool {
         self.planned.as_ref().is_some_and(|planned| planned.profile.micro_batches == micro_batches)
     }
@@ -216,7 +216,7 @@ impl Auto {
         };
         let planned = Planned::new(&self.objective, profile, machine, Corrections::default());
         let known = self.planned.as_ref().is_some_and(|before| before.schedule.covers(&planned.schedule));
-        // A plan serves smaller steps as well, as long as there are larger ones.
+        // A plan also serves smaller steps, as long as there are larger ones.
         if known && !std::mem::take(&mut self.smaller) {
             return;
         }
@@ -226,7 +226,7 @@ impl Auto {
         self.planned = Some(planned);
     }
 
-    /// A planned step is over.
+    /// A step that followed its plan has ended.
     fn stepped(&mut self, observed: Observed) {
         let Some(Planned { machine, .. }) = &self.planned else { return };
         let rates = [(observed.written, machine.disk_write), (observed.read, machine.disk_read)];
@@ -247,8 +247,8 @@ impl Auto {
         }
     }
 
-    /// A step's peak was this. Where it is beyond the goal, plans are lower from now on by as much as it was higher than planned, until that
-    /// has not come again for a while.
+    /// Takes note of a step's peak. If it exceeds the goal, plans from now on aim lower by as much as the peak exceeded the planned one,
+    /// until no such excess has occurred for a while.
     fn peaked(&mut self, planned_peak: impl Fn(&Planned) -> u64, peak: u64) {
         let (Some(planned), Some(most)) = (&mut self.planned, self.objective.goal.peak) else { return };
         let expected = planned_peak(planned);
@@ -257,8 +257,8 @@ impl Auto {
         }
     }
 
-    /// Steps of the plan take so long. Where the goal is a time and it is not clear that they keep it, some that keep everything are to tell
-    /// what they have to be held beside: how long a step computes is not all that a plan may cost.
+    /// Judges a plan by the times of its steps. If the goal is a time and it is not clear that they meet it, some steps that keep
+    /// everything follow for comparison, because a plan may cost more than its compute time shows.
     fn judge(&mut self, seen: Seen) {
         let Some(planned) = &self.planned else { return };
         let is_paced = (planned.pace(seen) - 1.0).abs() <= TELLING_PACE;
@@ -278,7 +278,7 @@ impl Auto {
         }
     }
 
-    /// A step that kept everything took so long.
+    /// A step that kept everything took `wall`.
     fn weighed(&mut self, wall: Duration) {
         let Some(weighing) = &mut self.weighing else { return };
         weighing.walls.push(wall);
@@ -289,8 +289,8 @@ impl Auto {
         }
     }
 
-    /// Steps that kept everything took so long, those of the plan as `seen`: what computing takes is known now. A plan that is beyond the
-    /// goal is loosened.
+    /// Steps that kept everything took `walls`, and those of the plan `seen`, so the time of computing is known now. A plan that exceeds
+    /// the goal is loosened.
     fn weigh(&mut self, seen: Seen, walls: &[Duration]) {
         let Some(planned) = &mut self.planned else { return };
         let baseline = &mut planned.corrections.baseline;
@@ -314,7 +314,7 @@ impl Auto {
         }
     }
 
-    /// Corrects the profile by what steps of the plan take, where nothing else tells how long they would with everything kept.
+    /// Corrects the profile by the times of the plan's steps, when nothing else shows how long a step with everything kept would take.
     fn correct(&mut self, seen: Seen) {
         let Some(planned) = &mut self.planned else { return };
         let Planned { profile, plan, corrections, .. } = planned;
@@ -340,13 +340,13 @@ impl Auto {
             if paced {
                 planned.corrections.raise(&planned.plan);
             } else {
-                // Stalls may be others where the times are right.
+                // With corrected times, the stalls may differ too.
                 planned.profile.work.pace(pace);
             }
         });
     }
 
-    /// Plans again for what has changed. A plan that has steps do what they did is not another.
+    /// Plans again after `change`. If steps will go as before, the result does not count as another plan.
     fn revise(&mut self, change: impl FnOnce(&mut Planned)) {
         let Some(mut planned) = self.planned.take() else { return };
         change(&mut planned);
@@ -359,17 +359,17 @@ impl Auto {
         self.planned = Some(revised);
     }
 
-    /// How many plans there were, and the last.
+    /// The number of plans so far, and the current plan.
     pub(crate) fn plan(&self) -> Option<(u64, &Plan)> {
         self.planned.as_ref().map(|planned| (self.plans, &planned.plan))
     }
 
-    /// What is planned, if anything is yet.
+    /// The report of the current plan, if there is one.
     pub(crate) fn report(&mut self, scopes: &Scopes) -> Option<Arc<PlanReport>> {
         self.planned.as_mut().map(|planned| planned.report(self.plans, scopes))
     }
 
-    /// What the plan was made of, if there is one.
+    /// The profile that the plan was made from, if there is one.
     pub(crate) fn profile(&self) -> Option<ssdtrain_plan::Profile> {
         let Planned { profile, machine, .. } = self.planned.as_ref()?;
         let micro_batches = NonZero::new(profile.micro_batches).unwrap_or(NonZero::<u32>::MIN);
@@ -377,7 +377,7 @@ impl Auto {
     }
 }
 
-/// Whether steps stay beyond a goal of `most` times what they take with everything kept.
+/// Whether steps exceed a goal of `most` times the step time with everything kept.
 fn is_over(seen: Seen, most: f64, kept: Duration) -> bool {
     seen.quickest.as_secs_f64() > (1.0 + TELLING_OVER) * most * kept.as_secs_f64()
 }

@@ -1,6 +1,6 @@
 //! Which saved tensors are worth moving.
 
-/// Where the plan wants a saved tensor.
+/// What the filter decides about a saved tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
     Keep(KeepReason),
@@ -17,13 +17,13 @@ pub(crate) enum KeepReason {
     Parameter,
     /// Its storage is smaller than `min_bytes`.
     Small,
-    /// The program holds its storage beside the graph.
+    /// The program holds its storage besides the graph.
     HeldElsewhere,
-    /// The policy is to keep everything, or everything of this scope.
+    /// The policy keeps everything, or everything of this scope, or the plan keeps this storage.
     Policy,
 }
 
-/// What is known of a tensor as autograd saves it.
+/// What is known of a tensor when autograd saves it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
     pub(crate) movable: bool,
@@ -33,7 +33,7 @@ pub(crate) struct Facts {
     pub(crate) scope_kept: bool,
 }
 
-/// The standing part of the decision.
+/// The part of the decision that is fixed by the settings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Filter {
     pub(crate) keep_all: bool,
@@ -59,7 +59,7 @@ impl Filter {
 }
 
 impl Decision {
-    /// Whether the graph may do without the bytes if it has a recipe: nothing but the policy keeps them.
+    /// Whether the graph may drop the bytes if there is a recipe, because only the policy would keep them.
     pub(crate) fn may_be_recomputed(self) -> bool {
         matches!(self, Decision::Move | Decision::Keep(KeepReason::Policy))
     }

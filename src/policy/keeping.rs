@@ -5,29 +5,29 @@ use std::collections::HashSet;
 use super::paper::{Decision, Profile, Stay};
 use crate::telemetry::{AdaptiveReport, ScopeId, Scopes};
 
-/// The first step pays for what later ones find ready, so the second is the first to be profiled.
+/// The first step does work that later ones need not repeat, so the second is the first to be profiled.
 const FIRST_PROFILED: u64 = 2;
-/// A step that shows nothing is followed by another, and so on up to this one.
+/// If a profiled step shows nothing, the next one is profiled too, up to this one.
 const LAST_PROFILED: u64 = 8;
 
-/// Which scopes the next step keeps, learned from those before.
+/// Which scopes the next step keeps, learned from earlier ones.
 #[derive(Debug)]
 pub(crate) struct Keeping {
     rule: Rule,
     kept: HashSet<ScopeId>,
 }
 
-/// How they are chosen.
+/// How the kept scopes are chosen.
 #[derive(Clone, Debug)]
 pub(crate) enum Rule {
-    /// So many that saved last, in each step anew.
+    /// This many of those that saved last, chosen anew in each step.
     Last(usize),
-    /// Those after the last that is worth moving, decided once.
+    /// Those after the last scope that is worth moving, decided once.
     Paper { stay: Stay, decided: Option<(Profile, Decision)> },
 }
 
 impl Rule {
-    /// The paper's, before anything is decided.
+    /// The paper's rule, before anything is decided.
     pub(crate) fn paper(stay: Stay) -> Rule {
         Rule::Paper { stay, decided: None }
     }
@@ -48,7 +48,7 @@ impl Keeping {
         matches!(self.rule, Rule::Paper { .. })
     }
 
-    /// Whether nothing is to be decided any more.
+    /// Whether nothing remains to be decided.
     pub(crate) fn is_settled(&self) -> bool {
         !matches!(self.rule, Rule::Paper { decided: None, .. })
     }
@@ -59,7 +59,7 @@ impl Keeping {
             && (FIRST_PROFILED..=LAST_PROFILED).contains(&step)
     }
 
-    /// A step is over; `in_order` are the scopes that saved something, by when they did last.
+    /// A step has ended; `in_order` returns the scopes that saved something, in the order of their last saves.
     pub(crate) fn learn_last(&mut self, in_order: impl FnOnce() -> Vec<ScopeId>) {
         if let Rule::Last(scopes) = self.rule
             && scopes > 0
@@ -68,7 +68,7 @@ impl Keeping {
         }
     }
 
-    /// A step was profiled.
+    /// A step was profiled: decides by its profile.
     pub(crate) fn learn(&mut self, profile: Profile) {
         let Rule::Paper { stay, decided } = &mut self.rule else { return };
         let decision = profile.decide(*stay);
@@ -76,7 +76,7 @@ impl Keeping {
         *decided = Some((profile, decision));
     }
 
-    /// What was decided, once it is.
+    /// The decision, once it is made.
     pub(crate) fn report(&self, scopes: &Scopes) -> Option<AdaptiveReport> {
         let Rule::Paper { decided: Some((profile, decision)), .. } = &self.rule else { return None };
         let last = decision.offloaded.checked_sub(1).map(|last| scopes.name(profile.modules[last].scope));

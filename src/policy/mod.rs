@@ -1,4 +1,4 @@
-//! Decisions, apart from the machinery that carries them out: pure functions of what is known.
+//! Decisions, separate from the machinery that carries them out: pure functions of what is known.
 
 mod attempts;
 mod auto;

@@ -17,28 +17,28 @@ pub(crate) struct Module {
 /// What one step showed.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Profile {
-    /// In the order of forward.
+    /// Modules in the order of forward.
     pub(crate) modules: Vec<Module>,
-    /// All of forward: that of the modules, and of what saves nothing.
+    /// The time of all of forward: that of the modules, and of what saves nothing.
     pub(crate) forward: Duration,
-    /// Bytes per second that left the device while any did.
+    /// Bytes per second that left the device, counting only the time while any did.
     pub(crate) bandwidth: f64,
 }
 
-/// Which modules move their tensors: the first so many, in the order of forward.
+/// Which modules move their tensors: the first `offloaded`, in the order of forward.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Decision {
     pub(crate) offloaded: usize,
-    /// Bytes per second that this takes.
+    /// The bytes per second that this needs.
     pub(crate) required: f64,
 }
 
-/// What may stay on the device, whatever is measured.
+/// What stays on the device, and may stay, whatever is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stay {
-    /// So many modules do, the last ones, so that backward begins with them at once (section 5.3.1).
+    /// The number of last modules that stay in any case, so that backward can start with them at once (section 5.3.1).
     pub(crate) modules: usize,
-    /// At most so many bytes do.
+    /// Upper limit on the bytes that may stay.
     pub(crate) bytes: u64,
 }
 
@@ -46,8 +46,8 @@ impl Profile {
     /// Decides which module is the last to move its tensors.
     ///
     /// A module can be the last if, by the time its backward begins, everything before it can have been stored, and its own tensors
-    /// stored and loaded again. Until then all of forward runs and the backward of what comes after it, taken as twice its
-    /// forward. What may not stay moves whatever it takes.
+    /// stored and loaded again. The time until then is all of forward, and the backward of the modules after it, taken as twice their
+    /// forward. Modules that may not stay move, whatever bandwidth that needs.
     pub(crate) fn decide(&self, stay: Stay) -> Decision {
         let candidates = 0..self.modules.len().saturating_sub(stay.modules);
         let last = candidates.rev().find(|&last| self.required(last) <= self.bandwidth);

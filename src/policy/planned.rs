@@ -1,4 +1,4 @@
-//! A plan: what it is made of, what steps have shown of it since, and what is told of it. Pure.
+//! A plan: what it is made from, what steps have shown of it since, and its report. Pure.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use super::watch::Seen;
 use crate::profile::{Profile, Save};
 use crate::telemetry::{Baseline, PlanReport, PlanRow, ScopeId, Scopes, Tally};
 
-/// A plan that keeps steps beyond their goal gives way to one whose peak is higher by this share, doubled each time: the lower the
-/// peak, the more a little that the simulator does not see makes of a stall.
+/// A plan whose steps exceed their goal is replaced by one whose peak is higher by this share, doubled each time. The lower the peak, the
+/// larger the stalls that effects outside the simulation cause.
 const RAISE: f64 = 0.05;
-/// So often; then everything is kept.
+/// How often that is done; after that everything is kept.
 const RAISES: i32 = 4;
 const SECONDS_PER_DAY: f64 = 86_400.0;
 
-/// What a plan is for, and what it may take.
+/// The goal of a plan, and the resources it may use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Objective {
     pub(crate) goal: Goal,
@@ -39,33 +39,33 @@ pub(super) struct Planned {
     pub(super) schedule: Arc<Schedule>,
     in_reach: bool,
     pub(super) corrections: Corrections,
-    /// What is told of it, once it was asked for.
+    /// Its report, once one was asked for.
     report: Option<Arc<PlanReport>>,
 }
 
-/// What steps have shown of a profile since.
+/// What steps have shown of a profile since it was taken.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Corrections {
-    /// So often it was corrected without a baseline.
+    /// How often it was corrected without a baseline.
     pub(super) count: u32,
-    /// What the latest steps took that kept everything, where any did.
+    /// The times of the latest steps that kept everything, if any did.
     pub(super) baseline: Vec<Duration>,
-    /// Plans below this peak keep steps beyond the goal.
+    /// Steps of plans below this peak exceed the goal.
     least_peak: u64,
-    /// So often it was raised.
+    /// How often `least_peak` was raised.
     raised: i32,
     pub(super) unforeseen: Unforeseen,
 }
 
 impl Corrections {
-    /// Steps under `plan` took longer than they may.
+    /// Steps under `plan` exceeded the goal.
     pub(super) fn raise(&mut self, plan: &Plan) {
         let higher = (1.0 + RAISE * 2_f64.powi(self.raised)) * plan.prediction.peak() as f64;
         self.least_peak = if self.raised < RAISES { higher as u64 } else { u64::MAX };
         self.raised += 1;
     }
 
-    /// What was stalled for does not count any more.
+    /// Forgets what was learned from stalls.
     pub(super) fn forget_stalls(&mut self) {
         (self.least_peak, self.raised) = (0, 0);
     }
@@ -88,7 +88,7 @@ impl Planned {
         Planned { profile, machine, plan, schedule, in_reach, corrections, report: None }
     }
 
-    /// What was computed in steps of the plan took so many times as long as planned.
+    /// How long computing took in steps of the plan, as a multiple of what was planned.
     pub(super) fn pace(&self, seen: Seen) -> f64 {
         let Prediction { step, stall, .. } = self.plan.prediction;
         let expected = step.saturating_sub(stall.total()) * self.profile.micro_batches.max(1);
@@ -96,17 +96,17 @@ impl Planned {
         computed.as_secs_f64() / expected.as_secs_f64().max(f64::MIN_POSITIVE)
     }
 
-    /// How long a step would take with everything kept, as far as is known.
+    /// How long a step with everything kept would take, as far as is known.
     pub(super) fn kept_step(&self) -> Duration {
         self.profile.work.computed() * self.profile.micro_batches.max(1)
     }
 
-    /// The activation peak of such a step.
+    /// The activation peak of a step with everything kept.
     pub(super) fn kept_peak(&self) -> u64 {
         kept(&self.profile, &self.machine).prediction.peak()
     }
 
-    /// The activation peak of a step that is as planned.
+    /// The activation peak of a step that goes as planned.
     pub(super) fn peak(&self) -> u64 {
         self.plan.prediction.peak()
     }
@@ -116,7 +116,7 @@ impl Planned {
         self.plan.placements.iter().all(|placement| *placement == Placement::Keep)
     }
 
-    /// What is told of it, as plan number `plans`.
+    /// Its report, as plan number `plans`.
     pub(super) fn report(&mut self, plans: u64, scopes: &Scopes) -> Arc<PlanReport> {
         let report = self.report.take().unwrap_or_else(|| Arc::new(self.new_report(plans, scopes)));
         Arc::clone(self.report.insert(report))
@@ -164,7 +164,7 @@ impl Planned {
     }
 }
 
-/// The plan for the goal, or else what comes closest to it; and which of the two it is.
+/// The plan for the goal, or else the one that comes closest to it; and whether the goal is reached.
 fn best(
     objective: &Objective,
     profile: &Profile,
@@ -184,13 +184,13 @@ fn best(
     if corrections.least_peak > 0 && kept.prediction.peak() <= peak.unwrap_or(u64::MAX) {
         return (kept, true);
     }
-    // The time cannot be kept, but the peak may be.
+    // The time is out of reach, but the peak may not be.
     let within = peak.and_then(|peak| frontier.plan(Goal::budget(peak)).ok());
     let in_reach = within.is_some() && goal.step.is_none();
     (within.unwrap_or_else(|| frontier.lowest()), in_reach)
 }
 
-/// Everything stays.
+/// The plan that keeps everything.
 fn kept(profile: &Profile, machine: &Machine) -> Plan {
     let placements = vec![Placement::Keep; profile.work.activations.len()];
     let budgets = Budgets::default();

@@ -1,4 +1,4 @@
-//! A plan as the saves of a step come to it: one save for each, in their order.
+//! A plan in the form that a step's saves look it up: one entry for each save, in their order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -7,11 +7,11 @@ use ssdtrain_plan::Placement;
 
 use crate::telemetry::ScopeId;
 
-/// What becomes of the saves of a micro-batch.
+/// The planned placements of a micro-batch's saves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Schedule(Vec<PlannedSave>);
 
-/// One save that could be moved, and what becomes of it.
+/// One save that could be moved, and its placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PlannedSave {
     pub(crate) bytes: u64,
@@ -19,28 +19,28 @@ pub(crate) struct PlannedSave {
     pub(crate) placement: Placement,
 }
 
-/// Where a step is in its schedule. Steps without one have no saves.
+/// A step's position in its schedule. A step without a schedule has no planned saves.
 #[derive(Debug, Default)]
 pub(crate) struct Cursor {
     schedule: Option<Arc<Schedule>>,
-    /// Placements in turn, whatever is saved.
+    /// Placements to use cyclically, whatever is saved.
     forced: Option<Arc<[Placement]>>,
     next: AtomicUsize,
-    /// So often it was read to its end.
+    /// How often the schedule was read to its end.
     ends: AtomicU32,
-    /// Something smaller was saved than is in the schedule, or less of it.
+    /// The step saved something smaller than scheduled, or only a part of it.
     part: AtomicBool,
     lost: AtomicBool,
-    /// What has a recipe is saved all the same, unless it is planned otherwise.
+    /// What has a recipe is saved anyway, unless the plan says otherwise.
     saves_all: bool,
 }
 
-/// How a step kept to its schedule.
+/// How well a step followed its schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Adherence {
-    /// Each of so many micro-batches to its end.
+    /// Each of this many micro-batches followed it to its end.
     Whole(u32),
-    /// It saved less, or smaller storages: what was planned is right, but what it costs is another matter.
+    /// It saved less, or smaller storages. The plan remains valid, but the step's costs say little about it.
     Part,
     /// It saved something else.
     Lost,
@@ -51,7 +51,7 @@ impl Schedule {
         Schedule(saves)
     }
 
-    /// Whether a step that reads `other` to its end keeps to this one.
+    /// Whether a step that follows `other` to its end also follows this schedule.
     pub(crate) fn covers(&self, other: &Schedule) -> bool {
         self.0.len() == other.0.len()
             && self.0.iter().zip(&other.0).all(|(save, other)| save.is_for(other.bytes, other.scope))
@@ -59,7 +59,7 @@ impl Schedule {
 }
 
 impl PlannedSave {
-    /// A smaller storage at the same place is that of a smaller micro-batch, and takes no more than was planned.
+    /// A smaller storage at the same position belongs to a smaller micro-batch, and takes no more than was planned.
     fn is_for(&self, bytes: u64, scope: ScopeId) -> bool {
         self.scope == scope && bytes <= self.bytes
     }
@@ -70,23 +70,24 @@ impl Cursor {
         Cursor { schedule: Some(schedule), saves_all: true, ..Cursor::default() }
     }
 
-    /// A step that is to show what it saves, or to keep what fits.
+    /// For a step that is to show what it saves, or that keeps what fits.
     pub(crate) fn of_all() -> Cursor {
         Cursor { saves_all: true, ..Cursor::default() }
     }
 
-    /// A step that is to place its saves so, in turn and again and again, whatever they are.
+    /// For a step that uses these placements cyclically, whatever it saves.
     pub(crate) fn forced(placements: Arc<[Placement]>) -> Cursor {
         Cursor { forced: Some(placements), ..Cursor::default() }
     }
 
-    /// Whether a save that has a recipe needs no bytes, where `planned` is what becomes of it.
+    /// Whether a save that has a recipe needs no bytes, given its planned placement.
     pub(crate) fn recomputes(&self, planned: Option<Placement>) -> bool {
         planned.map_or(!self.saves_all, |planned| planned == Placement::Recompute)
     }
 
-    /// What becomes of the next save; none if nothing was planned for it. Once a save is not the one in the schedule nothing is, up
-    /// to the end of the step. After the last save the first may come again: the micro-batch of a backward that the cache did not run.
+    /// The placement of the next save; `None` if nothing was planned for it. From the first save that does not match the schedule on,
+    /// nothing is, up to the end of the step. After the last save the schedule may start again: with the next micro-batch, if the program
+    /// ran backward itself and not through the cache.
     pub(crate) fn next(&self, bytes: u64, scope: ScopeId) -> Option<Placement> {
         if let Some(forced) = &self.forced {
             return forced.get(self.next.fetch_add(1, Ordering::Relaxed) % forced.len().max(1)).copied();
@@ -120,12 +121,12 @@ impl Cursor {
         }
     }
 
-    /// Whether the step is not the one that was planned.
+    /// Whether the step has deviated from its plan.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// How the step, which is over, kept to its schedule; none if it has none.
+    /// How well the step, which has ended, followed its schedule; `None` if it has none.
     pub(crate) fn followed(&self) -> Option<Adherence> {
         self.schedule.as_ref()?;
         let ends = self.ends.load(Ordering::Relaxed);
@@ -137,7 +138,7 @@ impl Cursor {
         })
     }
 
-    /// Whether the save of this number is neither the first nor after the last.
+    /// Whether save number `next` is neither the first nor after the last.
     fn is_within(&self, next: usize) -> bool {
         self.schedule.as_ref().is_some_and(|schedule| (1..schedule.0.len()).contains(&next))
     }

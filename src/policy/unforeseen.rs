@@ -1,14 +1,14 @@
-//! By how much peaks are higher than planned. Pure.
+//! By how much peaks exceed the planned ones. Pure.
 
-/// A smaller excess counts once so many steps in a row had none larger; after each time so many more have to.
+/// A smaller excess replaces a larger one once this many steps in a row had none larger; each time the number doubles.
 const WINDOW: u32 = 16;
 const MOST_WINDOW: u32 = 1024;
 
-/// What a plan has to leave room for beside what it foresees.
+/// The room that a plan has to leave for what it does not foresee.
 #[derive(Clone, Debug)]
 pub(super) struct Unforeseen {
     bytes: u64,
-    /// The most in the latest steps.
+    /// The largest excess of the latest steps.
     lately: u64,
     steps: u32,
     window: u32,
@@ -25,7 +25,8 @@ impl Unforeseen {
         self.bytes
     }
 
-    /// A step's peak was `peak` where `planned` was; more than it may be, if it is `over`. Whether plans have to leave another room.
+    /// A step's peak was `peak` instead of `planned`; `over` says whether it exceeded the goal. Returns whether the room that plans have
+    /// to leave has changed.
     pub(super) fn saw(&mut self, planned: u64, peak: u64, over: bool) -> bool {
         let beyond = peak.saturating_sub(planned);
         self.lately = self.lately.max(beyond);

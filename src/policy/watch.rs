@@ -1,62 +1,62 @@
-//! Whether steps still are what a plan was made for. Pure.
+//! Whether steps still match what a plan was made for. Pure.
 
 use std::time::Duration;
 
-/// So many steps tell how long a plan's steps take: timed to their very end, they are what the plan is judged by.
+/// This many steps, timed to their very end, show how long a plan's steps take; the plan is judged by them.
 pub(super) const SETTLING: usize = 3;
-/// A step is strange if it takes so many times as long as usual, or so much less.
+/// A step is strange if it takes this many times as long as usual, or is this many times as quick.
 const STRANGE_TIME: f64 = 1.3;
-/// By so little longer or shorter no step is strange.
+/// A smaller difference than this never makes a step strange.
 const TELLING_TIME: Duration = Duration::from_millis(2);
-/// A disk is strange if it is so many times as fast as was counted on, or so much slower.
+/// A disk is strange if it is this many times as fast as expected, or as slow.
 const STRANGE_RATE: f64 = 1.3;
-/// So many strange steps in a row are a drift. Doubled with each, so that a machine that is always restless is left alone.
+/// This many strange steps in a row count as a drift. Doubled with each drift, so that a machine that never settles is left alone.
 const PATIENCE: u32 = 5;
 const MOST_PATIENCE: u32 = 160;
-/// The same for the disk's speed.
+/// The same for the disk's speed, but fixed.
 const DISK_PATIENCE: u32 = 2;
-/// After so many steps those that follow are timed again, whether or not any was strange; then after twice as many, and so on.
+/// After this many steps the following ones are timed again, whether or not any was strange; then after twice as many, and so on.
 const REST: u32 = 16;
 const MOST_REST: u32 = 1024;
 
-/// What has changed, or is known now.
+/// What has changed, or is now known.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Drift {
     /// How long steps take.
     Settled(Seen),
-    /// The disk: writes and reads are so many times as fast as was counted on.
+    /// The speed of the disk: how many times as fast as expected its writes and reads are.
     Disk([f64; 2]),
 }
 
-/// What timed steps took.
+/// The times of timed steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Seen {
-    /// The middle one of them, and what it stalled.
+    /// The median, and the stalls of that step.
     pub(crate) wall: Duration,
     pub(crate) stall: Duration,
     pub(crate) quickest: Duration,
-    /// They are the plan's first, or come after strange ones.
+    /// Whether these are the plan's first steps, and whether strange steps were the reason to time them.
     pub(crate) is_first: bool,
     pub(crate) is_strange: bool,
 }
 
 impl Seen {
-    /// Whether they may tell something new of what computing takes.
+    /// Whether they may say something new about the time of computing.
     pub(crate) fn is_news(self) -> bool {
         self.is_first || self.is_strange
     }
 }
 
-/// What was seen of a plan's steps so far.
+/// What was observed of a plan's steps so far.
 #[derive(Clone, Debug)]
 pub(crate) struct Watch {
-    /// What the steps took that are being timed, and what they stalled.
+    /// The times and stalls of the steps being timed.
     timed: Vec<(Duration, Duration)>,
     settles: bool,
-    /// Because of strange ones.
+    /// Whether strange steps are the reason for timing.
     is_strange: bool,
     has_settled: bool,
-    /// What the first steps took that were not timed, whose ends may come before the device's.
+    /// The times of the first steps that were not timed. Such a step may end before the device has finished it.
     usual: Vec<Duration>,
     rested: u32,
     rest: u32,
@@ -90,7 +90,7 @@ impl Watch {
         *self = Watch { patience: self.patience, ..Watch::default() };
     }
 
-    /// What the disk does now is counted on.
+    /// The plan now relies on the disk's present speed.
     pub(crate) fn disk_known(&mut self) {
         self.strange_disk = 0;
     }
@@ -105,7 +105,7 @@ impl Watch {
         self.has_settled
     }
 
-    /// A step did only a part of what was planned. Whether so many did in a row that they are another kind of step.
+    /// A step did only a part of what was planned. Returns whether so many in a row did that steps have changed in kind.
     pub(crate) fn partial(&mut self) -> bool {
         self.parts += 1;
         if self.parts < self.patience {
@@ -116,8 +116,8 @@ impl Watch {
         true
     }
 
-    /// A step that was planned took so long, `stall` of it waiting. `rates`: how many times as fast as was counted on the disk wrote and
-    /// read, where that is known.
+    /// A planned step took `wall`, of which it waited `stall`. `rates`: how many times as fast as expected the disk wrote and read, if
+    /// that is known.
     pub(crate) fn observe(
         &mut self,
         wall: Duration,
@@ -166,7 +166,7 @@ impl Watch {
         Some(seen)
     }
 
-    /// The next steps are timed.
+    /// Times the next steps.
     fn settle(&mut self, is_strange: bool) {
         let Watch { has_settled, rest, patience, strange_disk, .. } = *self;
         *self = Watch { is_strange, has_settled, rest, patience, strange_disk, ..Watch::default() };
@@ -199,7 +199,7 @@ mod tests {
         assert_eq!(seen, [None, None, Some(Drift::Settled(told))]);
     }
 
-    /// One whose usual step takes 100 ms.
+    /// A watch whose usual step takes 100 ms.
     fn settled() -> Watch {
         let mut watch = Watch::default();
         settle(&mut watch, false);
@@ -236,7 +236,7 @@ mod tests {
     fn what_is_usual_is_told_by_steps_that_are_not_timed_either() {
         let mut watch = Watch::default();
         settle(&mut watch, false);
-        // The thread is through with them long before the device.
+        // The thread finishes them long before the device does.
         assert_eq!(until_timed(&mut watch, 20), None);
     }
 

@@ -1,4 +1,4 @@
-//! From the notes of a step to what it computes. Pure.
+//! Turns the notes of a step into the workload that it computes. Pure.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -12,35 +12,35 @@ use crate::trace::{Moves, Reached};
 /// One save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Save {
-    /// The entry's number in the cache. Saved again, it has the same.
+    /// The entry's number in the cache. A storage that is saved again has the same entry.
     pub(crate) entry: u64,
     pub(crate) bytes: u64,
     pub(crate) scope: ScopeId,
 }
 
-/// What was noted.
+/// The event that was noted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Note {
     Saved(Save),
     Asked(u64),
-    /// The first backward was over.
+    /// The first backward ended.
     Ended,
 }
 
-/// A note, when the device had come to it, and the memory around it.
+/// A note, the time when the device reached it, and the memory around it.
 #[derive(Debug)]
 pub(super) struct Notes {
     pub(super) note: Note,
-    /// When the device had come to where it was waited for.
+    /// When the device reached the point at which the bytes were asked for.
     pub(super) before: Option<Reached>,
     pub(super) reached: Reached,
-    /// Most allocated bytes since the note before it, those at the step's beginning left out.
+    /// The most allocated bytes since the previous note, without those allocated when the step began.
     pub(super) peak: u64,
-    /// Allocated bytes when it was done with, those at the step's beginning and those of saved storages left out.
+    /// Allocated bytes after the event, without those of the step's beginning and those of saved storages.
     pub(super) beside: u64,
-    /// What of saved storages was on the device when it was done with.
+    /// The saved storages that were on the device after the event.
     pub(super) alive: Alive,
-    /// If it was saved with a recipe: the time of that, and the note of its first input.
+    /// For a save with a recipe: the recipe's time, and the note of its first input.
     pub(super) recipe: Option<(Duration, usize)>,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Notes {
 pub(super) struct Step {
     pub(super) begun: Reached,
     pub(super) notes: Vec<Notes>,
-    /// Bytes that the first micro-batch left to those after it: gradients.
+    /// Bytes that the first micro-batch leaves to those after it: gradients.
     pub(super) left: u64,
     pub(super) rest: Duration,
     pub(super) moves: Moves,
@@ -59,14 +59,14 @@ pub(super) struct Step {
 pub(crate) struct Profile {
     /// One micro-batch, and its share of the rest of the step.
     pub(crate) work: Workload,
-    /// Its saves in their order, and the entry of each by its place in the workload.
+    /// Its saves in their order, each with its entry's place in the workload.
     pub(crate) saves: Vec<(Save, usize)>,
     pub(crate) micro_batches: u32,
     pub(crate) moves: Moves,
 }
 
 impl Step {
-    /// None if nothing was saved, or there was no backward.
+    /// `None` if nothing was saved, or there was no backward.
     pub(super) fn profile(self, micro_batches: u32) -> Option<Profile> {
         let stalls = self.stalls();
         let accumulated = self.accumulated(micro_batches);
@@ -74,7 +74,7 @@ impl Step {
         let mut places: HashMap<u64, usize> = HashMap::new();
         let mut saves = Vec::new();
         let (mut turn, mut turn_extra) = (Duration::ZERO, 0);
-        // What the time and the memory up to the next note belong to.
+        // The entry that the time and the memory up to the next note are attributed to.
         let mut asked: Option<usize> = None;
         let mut asked_for = HashSet::new();
         let (mut since, mut held, mut lasted, mut most) = (self.begun.at, 0, Duration::ZERO, 0);
@@ -88,7 +88,7 @@ impl Step {
                     let place = activations.len();
                     let known = *places.entry(save.entry).or_insert(place);
                     saves.push((save, known));
-                    // The next entry, which is computed while what is in use now still is.
+                    // The next entry is computed while what is in use now still is.
                     let next = place + usize::from(known == place);
                     in_use(&notes.alive, &places)
                         .filter(|other| *other < place)
@@ -118,7 +118,7 @@ impl Step {
                     asked_for.insert(place);
                     for other in in_use(&notes.alive, &places) {
                         if asked_for.contains(&other) {
-                            // In the order of the workload the later of the two comes first, and waits for the other.
+                            // In backward the one with the higher place comes first, and waits for the other.
                             let (later, sooner) = (place.max(other), place.min(other));
                             let entry = &mut activations[later];
                             entry.in_use_with = entry.in_use_with.max(later - sooner);
@@ -140,16 +140,16 @@ impl Step {
         Some(Profile { work, saves, micro_batches, moves: self.moves })
     }
 
-    /// How many bytes more there are up to each note in the micro-batches after the first: the gradients that the first one leaves, less
-    /// those that it had made itself by then.
+    /// How many more bytes are allocated up to each note in the micro-batches after the first: the gradients that the first one leaves,
+    /// less those that it had itself made by then.
     fn accumulated(&self, micro_batches: u32) -> Vec<u64> {
         if micro_batches < 2 {
             return vec![0; self.notes.len()];
         }
         let asked = self.notes.iter().filter(|notes| matches!(notes.note, Note::Asked(_)));
         let flowing = asked.map(|notes| notes.beside).min().unwrap_or(0);
-        // Gradients of parameters stay: there never were more of them than memory beside storages from then on, less that of the
-        // gradients on their way.
+        // Gradients of parameters stay. By any note there were thus never more of them than the memory beside storages at any later note,
+        // less the gradients that flow through backward.
         let mut made = self.left;
         let made_after = self.notes.iter().rev().map(|notes| {
             made = match notes.note {
@@ -165,7 +165,7 @@ impl Step {
         more
     }
 
-    /// The entry that was saved at `input`, if it was before `index`.
+    /// The entry that was saved at note `input`, if that comes before `index`.
     fn saved_at(&self, input: usize, index: usize, places: &HashMap<u64, usize>) -> Option<usize> {
         match self.notes[..index].get(input)?.note {
             Note::Saved(save) => places.get(&save.entry).copied(),
@@ -173,8 +173,7 @@ impl Step {
         }
     }
 
-    /// When the device, or else the thread, did nothing but wait. The device still computes what it was given before the thread
-    /// began to.
+    /// When the device, or else the thread, only waited. The device still computes what was queued before the thread began to wait.
     fn stalls(&self) -> Vec<(Instant, Instant)> {
         let Moves { device_stalls, host_stalls, .. } = &self.moves;
         let points: Vec<Reached> =
@@ -197,7 +196,7 @@ impl Step {
     }
 }
 
-/// The places of what only the program still holds.
+/// The places of the entries that only the program still holds.
 fn in_use(alive: &Alive, places: &HashMap<u64, usize>) -> impl Iterator<Item = usize> {
     alive.in_use.iter().filter_map(|entry| places.get(entry).copied())
 }
@@ -207,7 +206,7 @@ fn add(entry: &mut Activation, lasted: Duration, most: u64) {
     entry.backward_extra = entry.backward_extra.max(most);
 }
 
-/// Time from one instant to another outside of the stalls, which are in order and apart.
+/// Time from one instant to another outside of `stalls`, which are in order and do not overlap.
 fn computed(from: Instant, to: Instant, stalls: &[(Instant, Instant)]) -> Duration {
     let first = stalls.partition_point(|(_, until)| *until <= from);
     let waited = stalls[first..].iter().take_while(|(begin, _)| *begin < to);
@@ -234,7 +233,7 @@ mod tests {
             Story { start, step }
         }
 
-        /// A note at so many milliseconds of thread and device.
+        /// A note at `millis` milliseconds, both of the thread and of the device.
         fn note(&mut self, millis: u32, note: Note, peak: u64, held: u64) -> &mut Notes {
             let at = self.start + millis * MS;
             let alive = Alive { bytes: held, in_use: Vec::new() };
@@ -257,7 +256,7 @@ mod tests {
         }
     }
 
-    /// Two activations, saved at 10 and 30 ms and asked for at 50 and 70, to the end at 100.
+    /// Two activations, saved at 10 and 30 ms and asked for at 50 and 70, with the end at 100 ms.
     fn two() -> Story {
         let mut story = Story::begin();
         story.saved(10, 1, 130, 100);
@@ -288,7 +287,7 @@ mod tests {
         }
         story.step.left = 50;
         let Workload { activations, turn_extra, .. } = story.step.profile(2).unwrap().work;
-        // All 50 are there in forward and in the first use, after which the first micro-batch has made 20 of them.
+        // All 50 are there in forward and in the first use, after which the first micro-batch itself has made 20 of them.
         assert_eq!(activations.iter().map(|entry| entry.forward_extra).collect::<Vec<_>>(), [80, 100]);
         assert_eq!(turn_extra, 110);
         assert_eq!(activations.iter().map(|entry| entry.backward_extra).collect::<Vec<_>>(), [100, 90]);
@@ -307,7 +306,7 @@ mod tests {
     #[test]
     fn a_device_that_is_behind_computes_while_the_thread_waits() {
         let mut story = two();
-        // The thread was at the first save at 10 ms, the device at 16; the thread waited from 12 to 20.
+        // The thread reached the first save at 10 ms, the device at 16; the thread waited from 12 to 20.
         story.step.notes[0].reached = Reached { host: story.start + 10 * MS, at: story.start + 16 * MS };
         story.step.moves.host_stalls = vec![story.stretch(12, 20)];
         let activations = story.profile().work.activations;
@@ -348,7 +347,7 @@ mod tests {
         for (millis, entry) in [(10, 7), (20, 8), (30, 9)] {
             story.saved(millis, entry, 300, 300).alive.in_use = vec![7];
         }
-        // Backward uses 9, which it was served, and 8 a moment later; the program has never let go of 7.
+        // Backward uses 9, which it was served, and 8 a moment later; the program has never released 7.
         story.note(40, Note::Asked(9), 300, 300).alive.in_use = vec![7, 9];
         story.note(50, Note::Asked(8), 300, 300).alive.in_use = vec![7, 8, 9];
         story.note(60, Note::Asked(7), 300, 300).alive.in_use = vec![7];
@@ -363,7 +362,7 @@ mod tests {
         for (millis, entry) in [(10, 5), (20, 6), (30, 7), (40, 8), (50, 9)] {
             story.saved(millis, entry, 300, 300);
         }
-        // 9 and 8 by one operation, then 6 and 7, then 5.
+        // One operation asks for 9 and 8, the next for 6 and 7, the last for 5.
         for (entry, in_use) in [(9, vec![9]), (8, vec![9, 8]), (6, vec![6]), (7, vec![6, 7]), (5, vec![5])] {
             story.note(60, Note::Asked(entry), 300, 300).alive.in_use = in_use;
         }

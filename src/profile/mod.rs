@@ -1,7 +1,7 @@
-//! What one step shows, save by save: the profile that a plan is made of.
+//! What one step shows, save by save: the profile from which a plan is made.
 //!
-//! A [`Probe`] takes notes while the step runs: when each storage was saved and asked for, where the device computes, and how
-//! much memory there was between. `analysis` turns the notes into a [`Workload`](ssdtrain_plan::Workload) once the device is through.
+//! A [`Probe`] takes notes while the step runs: when each storage was saved and asked for, by the device's time, and how much memory was
+//! allocated in between. `analysis` turns the notes into a [`Workload`](ssdtrain_plan::Workload) once the device has finished the step.
 
 mod analysis;
 
@@ -16,23 +16,23 @@ use self::analysis::{Note, Notes, Step};
 pub(crate) use self::analysis::{Profile, Save};
 use crate::trace::{Stamp, Trace};
 
-/// Takes notes of one step, up to the end of its first backward: the first micro-batch stands for the others.
+/// Takes notes of one step, up to the end of its first backward. The first micro-batch stands for the others.
 pub(crate) struct Probe {
     trace: Arc<Trace>,
-    /// Where the trace was when the step began.
+    /// The trace's position when the step began.
     position: u64,
     device: Device,
-    /// Allocated when the step began.
+    /// Allocated bytes when the step began.
     allocated: u64,
     begun: Stamp,
     book: Mutex<Book>,
-    /// The first backward is over.
+    /// Whether the first backward has ended.
     closed: AtomicBool,
-    /// One runs that the step will end.
+    /// Whether a backward runs whose end the step will report.
     within: AtomicBool,
-    /// Something was asked for since the last backward ended.
+    /// Whether something was asked for since the last backward ended.
     asking: AtomicBool,
-    /// Something was saved since then.
+    /// Whether something was saved since then.
     saving: AtomicBool,
 }
 
@@ -41,19 +41,19 @@ struct Book {
     notes: Vec<Taken>,
     /// The most allocated bytes so far.
     peak: u64,
-    /// Backwards of which each followed a forward of its own.
+    /// The number of backwards that each followed a forward of their own.
     micro_batches: u32,
-    /// Allocated bytes when the first micro-batches each saved for the first time.
+    /// Allocated bytes when each of the first two micro-batches first saved something.
     at_first_save: Vec<u64>,
-    /// The end of the last backward, and where the step had nothing left to compute.
+    /// The end of the last backward, and the point at which the step had nothing left to compute.
     ended: Option<Stamp>,
     computed: Option<Stamp>,
 }
 
-/// A note, before the device is through.
+/// A note that the device may not have reached yet.
 struct Taken {
     note: Note,
-    /// When it began to be asked for.
+    /// Where it was asked for, before it was served.
     before: Option<Stamp>,
     stamp: Stamp,
     peak: u64,
@@ -62,7 +62,7 @@ struct Taken {
     recipe: Option<Arc<RecipeTiming>>,
 }
 
-/// How a marked result was computed.
+/// When a marked result was computed.
 pub(crate) struct RecipeTiming {
     pub(crate) from: Stamp,
     pub(crate) to: Stamp,
@@ -70,22 +70,22 @@ pub(crate) struct RecipeTiming {
     pub(crate) first: usize,
 }
 
-/// Storages that were saved and are on the device.
+/// The saved storages that are on the device.
 #[derive(Debug, Default)]
 pub(crate) struct Alive {
     pub(crate) bytes: u64,
-    /// The numbers of those entries among them that only the program still holds.
+    /// The serial numbers of the entries among them that only the program still holds.
     pub(crate) in_use: Vec<u64>,
 }
 
-/// The beginning of something that is to be noted.
+/// The beginning of an event that is to be noted.
 pub(crate) struct Begun {
     stamp: Stamp,
     peak: u64,
 }
 
 impl Probe {
-    /// Notes are taken of the step that begins now.
+    /// Begins to take notes of the step that begins now.
     pub(crate) fn begin(trace: &Arc<Trace>, device: Device) -> Probe {
         trace.resume();
         Probe {
@@ -102,7 +102,7 @@ impl Probe {
         }
     }
 
-    /// Something is saved now; none if no more notes are taken.
+    /// A tensor is being saved; `None` if no more notes are taken.
     pub(crate) fn saves(&self) -> Option<Begun> {
         if !self.saving.swap(true, Ordering::AcqRel) {
             let mut book = self.book.lock();
@@ -113,7 +113,7 @@ impl Probe {
         self.now()
     }
 
-    /// Something is asked for now; none if no more notes are taken.
+    /// A tensor is being asked for; `None` if no more notes are taken.
     pub(crate) fn asks(&self) -> Option<Begun> {
         self.asking.store(true, Ordering::Release);
         self.now()
@@ -124,12 +124,12 @@ impl Probe {
         open.then(|| Begun { stamp: self.trace.stamp(), peak: torch::memory(self.device).peak })
     }
 
-    /// What began to be saved then was: the entry of this number. `alive` is on the device now.
+    /// Notes the save that began at `begun`, with what is on the device after it.
     pub(crate) fn saved(&self, begun: Begun, save: Save, recipe: Option<Arc<RecipeTiming>>, alive: Alive) {
         self.take(Note::Saved(save), None, begun, recipe, alive);
     }
 
-    /// What was asked for then is on the device.
+    /// Notes that what was asked for at `begun` is on the device.
     pub(crate) fn asked(&self, begun: Begun, entry: u64, alive: Alive) {
         let (before, served) = (Some(begun.stamp), Begun { stamp: self.trace.stamp(), ..begun });
         self.take(Note::Asked(entry), before, served, None, alive);
@@ -151,22 +151,22 @@ impl Probe {
         torch::reset_peak(self.device);
     }
 
-    /// Notes taken so far.
+    /// The number of notes taken so far.
     pub(crate) fn notes(&self) -> usize {
         self.book.lock().notes.len()
     }
 
-    /// Where the computation has come to.
+    /// The point that the computation has reached.
     pub(crate) fn stamp(&self) -> Stamp {
         self.trace.stamp()
     }
 
-    /// A backward begins, whose end will be told.
+    /// A backward begins whose end will be reported.
     pub(crate) fn backward_begins(&self) {
         self.within.store(true, Ordering::Release);
     }
 
-    /// Whether a save that comes now is another micro-batch's, after a backward whose end no one has told.
+    /// Whether a save now belongs to another micro-batch, after a backward whose end nobody reported.
     pub(crate) fn begins_again(&self) -> bool {
         !self.within.load(Ordering::Acquire) && self.asking.load(Ordering::Acquire)
     }
@@ -178,7 +178,7 @@ impl Probe {
         let ended = self.trace.stamp();
         let closed = self.closed.swap(true, Ordering::AcqRel);
         let mut book = self.book.lock();
-        // A second backward of one graph is none of another micro-batch.
+        // A second backward of the same graph does not count as another micro-batch.
         book.micro_batches += u32::from(self.saving.swap(false, Ordering::AcqRel));
         let torch::MemoryStats { allocated, peak, .. } = torch::memory(self.device);
         book.peak = book.peak.max(peak);
@@ -196,7 +196,7 @@ impl Probe {
         book.ended = Some(ended);
     }
 
-    /// All is computed: what the step waits for from now on is transfers.
+    /// Everything is computed: from now on the step waits only for transfers.
     pub(crate) fn all_computed(&self) {
         if self.asking.load(Ordering::Acquire) {
             self.backward_ended();
@@ -205,12 +205,12 @@ impl Probe {
         self.book.lock().computed = Some(stamp);
     }
 
-    /// The most allocated bytes that were seen.
+    /// The highest number of allocated bytes seen.
     pub(crate) fn peak(&self) -> u64 {
         self.book.lock().peak
     }
 
-    /// The step is over. None if it has shown nothing that a plan can be made of.
+    /// The step has ended. `None` if it has not shown enough for a plan.
     pub(crate) fn end(&self) -> Option<Profile> {
         let moves = self.trace.moves(self.position);
         let book = std::mem::take(&mut *self.book.lock());
@@ -240,7 +240,7 @@ impl Probe {
         });
         let notes: Vec<Notes> = notes.collect::<Option<_>>()?;
         let rest = end.at.saturating_duration_since(book.ended?.reach()?.at);
-        // What there is more when the second micro-batch begins than when the first did.
+        // What is allocated beyond the first micro-batch's beginning when the second begins.
         let left = match book.at_first_save[..] {
             [first, second] => second.saturating_sub(first),
             _ => 0,

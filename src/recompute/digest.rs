@@ -1,9 +1,9 @@
-//! What tells a tensor that was computed again from the first one.
+//! The checksum by which a recomputed tensor is compared with the first one.
 
 use ssdtrain_libtorch as torch;
 use tch::{Kind, TchError, Tensor};
 
-/// So many bytes are copied to the host at once.
+/// This many bytes are copied to the host at a time.
 const PART: usize = 1 << 20;
 
 /// A checksum (CRC-32C) of a tensor's elements in their order.
@@ -11,7 +11,7 @@ const PART: usize = 1 << 20;
 pub(super) struct Digest(u32);
 
 impl Digest {
-    /// That of `tensor`, whose elements are copied to the host. None if it has no elements in an order: it is sparse, nested or
+    /// The digest of `tensor`, whose elements are copied to the host. `None` if its elements have no order: it is sparse, nested or
     /// undefined.
     pub(super) fn of(tensor: &Tensor) -> Result<Option<Digest>, TchError> {
         if torch::layout(tensor).is_none() {
@@ -25,7 +25,7 @@ impl Digest {
     }
 }
 
-/// `tensor` with one element in place of each that is repeated by a stride of zero.
+/// `tensor` without the repetitions that a stride of zero makes.
 fn distinct(tensor: &Tensor) -> Result<Tensor, TchError> {
     let (mut distinct, strides) = (tensor.f_detach()?, tensor.stride());
     for (dim, (size, stride)) in (0..).zip(tensor.size().into_iter().zip(strides)) {
@@ -43,14 +43,14 @@ struct Reading {
 }
 
 impl Reading {
-    /// Adds the elements of `tensor`, a part at a time: what is not contiguous is made so for each.
+    /// Adds the elements of `tensor` part by part; each part that is not contiguous is made so.
     fn add(&mut self, tensor: &Tensor) -> Result<(), TchError> {
         let bytes = tensor.numel() * self.kind.elt_size_in_bytes();
         if bytes <= PART {
             return self.add_part(tensor, bytes);
         }
         let tensor = if tensor.is_contiguous() { tensor.f_view([-1])? } else { tensor.shallow_clone() };
-        // Larger than a part, so there is a dimension, and it has elements.
+        // It is larger than a part, so it has a dimension, and elements.
         let rows = tensor.size()[0];
         let at_once = (rows * PART as i64 / bytes as i64).max(1);
         for first in (0..rows).step_by(at_once as usize) {

@@ -1,8 +1,8 @@
-//! Computing again in backward what need not be kept, at two grains: a [`segment`] of the model, and a single operation
-//! ([`remat`]). Recompute as the paper of SSDTrain compares it with (section 4), but free to be mixed with moving.
+//! Recomputing in backward what need not be kept, at two granularities: a [`segment`] of the model, and a single operation ([`remat`]).
+//! This is the recomputation that the SSDTrain paper compares itself with (section 4), but here it can be mixed with moving.
 //!
-//! `recipe` is what it takes to run a function again with the same bits, `digest` what shows that it did; `segment` and `remat` decide
-//! what the graph holds in place of bytes, and serve it from a rerun.
+//! `recipe` holds what is needed to run a function again with the same bits, and `digest` verifies that it did. `segment` and `remat`
+//! decide what the graph holds in place of bytes, and serve it from a rerun.
 
 mod digest;
 mod recipe;
@@ -14,26 +14,26 @@ use tch::{TchError, Tensor};
 
 use crate::step::{Level, current_step};
 
-/// Computes `f(x)`, and has backward compute it again rather than keep what `f` saves: of all that autograd saves while `f` runs, only
-/// `x` stays in the step's cache, whose bytes may go to the host or the disk as any other tensor's. Gradients have the bits they
-/// have without it: the rerun has the random numbers and the modes (autocast and the like) of the first run. Parameters of the
-/// cache, and what it finds too small to move, are kept.
+/// Computes `f(x)` and makes backward compute it again instead of keeping what `f` saves. Of all that autograd saves while `f` runs, only
+/// `x` stays, in the step's cache: its bytes may go to the host or the disk like any other tensor's. Parameters of the cache, and what it
+/// finds too small to move, are kept. Gradients have the same bits as without a segment, because the rerun uses the random numbers and
+/// the modes (autocast and the like) of the first run.
 ///
-/// Segments may be nested, and without an active step on this thread, or where no gradients are recorded, this is a plain call of `f`.
-/// `name` is what errors call the segment, and a [`scope`](crate::scope) around it.
+/// Segments may be nested. Without an active step on this thread, or where no gradients are recorded, this is a plain call of `f`. `name`
+/// identifies the segment in errors, and names a [`scope`](crate::scope) around it.
 ///
-/// `f` is called a second time in backward, by whatever thread runs it, so:
-/// - it must save the same tensors each time, and change nothing that it does not make, buffers included. Running statistics of batch
-///   normalisation are the exception: they are updated once, and no other thread may use them meanwhile;
-/// - it holds what it uses, as a [`shallow_clone`](Tensor::shallow_clone): of parameters that costs nothing, while any other
-///   tensor it holds stays in memory;
-/// - no other thread may draw from its random generators meanwhile, if it draws itself;
-/// - it computes on the thread that calls it, and does not wait for another thread's function: functions that draw or update
-///   statistics run again one after the other.
+/// Backward calls `f` a second time, on whichever thread runs it. Therefore:
+/// - `f` must save the same tensors each time, and must not change anything that it did not create, buffers included. Running statistics
+///   of batch normalisation are the exception: they are updated once, and no other thread may use them meanwhile;
+/// - `f` must own what it uses, as a [`shallow_clone`](Tensor::shallow_clone). For parameters that costs nothing; any other tensor it
+///   owns stays in memory;
+/// - if `f` draws random numbers, no other thread may draw from its generators meanwhile;
+/// - `f` must compute on the thread that calls it and must not wait for another thread's function: reruns of functions that draw random
+///   numbers or update statistics are serialised.
 ///
-/// What goes wrong there is an error out of backward, never a wrong gradient. What `f` reads is checked by what operations have written
-/// to. That does not show what `f` computes from elsewhere, such as a counter or a tensor that something writes to by its
-/// address: [`verify`](crate::TensorCacheBuilder::verify) compares the result of the second call with that of the first as well.
+/// What goes wrong in the rerun is an error from backward, never a wrong gradient. The tensors that `f` reads are checked for operations
+/// that wrote to them. That check does not notice other inputs of `f`, such as a counter or a tensor that something writes to through its
+/// address: [`verify`](crate::TensorCacheBuilder::verify) also compares the result of the second call with that of the first.
 ///
 /// ```no_run
 /// # use tch::{TchError, Tensor, nn, nn::Module};
@@ -61,15 +61,14 @@ where
     }
 }
 
-/// Computes `f(inputs)` for a cheap `f` such as GELU, SwiGLU or a normalisation, and marks its result: when a later operation saves
-/// it, the graph gets the recipe, `f` and its inputs, instead of the bytes. What `f` itself saves is saved as usual.
+/// Computes `f(inputs)` for a cheap `f` such as GELU, SwiGLU or a normalisation, and marks its result: when a later operation saves it,
+/// the graph gets a recipe, which is `f` and its inputs, instead of the bytes. What `f` itself saves is saved as usual.
 ///
-/// The inputs are saved in the step's cache, once with what saves them anyway. This pays where `f` saves its inputs itself, as the ones
-/// above do; the sum of two tensors does not, unless both are saved by others.
+/// The inputs are saved in the step's cache; an input that is saved for other reasons anyway is held only once. This pays if `f` saves
+/// its inputs itself, as the functions above do. For the sum of two tensors it does not, unless other operations save both.
 ///
-/// Without an active step on this thread, where no gradients are recorded, and within a [`segment`](crate::segment), this is a
-/// plain call of `f`. What is said of the segment's `f` holds for this one as well. A result that is changed in place is saved as any
-/// other.
+/// Without an active step on this thread, where no gradients are recorded, and within a [`segment`](crate::segment), this is a plain call
+/// of `f`. The requirements on a segment's `f` apply here too. A result that is changed in place is saved like any other tensor.
 ///
 /// ```no_run
 /// # fn mlp(up: &tch::Tensor, down: &tch::Tensor, x: &tch::Tensor) -> Result<tch::Tensor, tch::TchError> {
@@ -93,7 +92,7 @@ where
     }
 }
 
-/// An error of ours as one of the model's.
+/// Turns an error of this library into one that the model's functions return.
 fn refused(message: impl std::fmt::Display) -> TchError {
     TchError::Torch(message.to_string())
 }

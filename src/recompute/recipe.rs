@@ -1,4 +1,4 @@
-//! What it takes to run a function again so that it gives the same bits.
+//! What is needed to run a function again so that it returns the same bits.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,28 +19,28 @@ use crate::step::{Level, StepContext, enter};
 use crate::telemetry::ScopeId;
 use crate::trace::{Name, Range};
 
-/// What is run again. It may move to the thread of backward, and is run by one thread at a time.
+/// The function to rerun. It may move to backward's thread, and is run by one thread at a time.
 pub(super) type Function = Box<dyn Fn(&[&Tensor]) -> Result<Tensor, TchError> + Send>;
 
-/// Of those that draw random numbers or update statistics one rerun at a time: generators are the process's, and statistics may be those of
-/// several functions.
+/// Serialises the reruns that draw random numbers or update statistics: generators belong to the process, and several functions may share
+/// statistics.
 static ALONE: ReentrantMutex<()> = ReentrantMutex::new(());
 
-/// A function, its inputs as autograd would save them, and what else its outcome hangs on.
+/// A function, its inputs as autograd would save them, and everything else that its result depends on.
 pub(super) struct Recipe {
     before: Before,
     function: Function,
-    /// What it read beside what it made.
+    /// What it read and had not created itself.
     reads: Reads,
-    /// The generators after the function, if it drew.
+    /// The state of the generators after the function, if it drew random numbers.
     drawn: Option<RandomState>,
-    /// Of its result, if that is verified.
+    /// The digest of its result, if that is verified.
     result: Option<Digest>,
 }
 
-/// What there was before the function ran.
+/// The state before the function ran.
 pub(super) struct Before {
-    /// What it is called in errors.
+    /// Identifies it in errors.
     name: String,
     inputs: Vec<Input>,
     modes: Modes,
@@ -54,17 +54,18 @@ struct Input {
     gradient: Gradient,
 }
 
-/// What autograd makes of a gradient of an input.
+/// What autograd does with the gradient of an input.
 #[derive(Clone, Copy)]
 enum Gradient {
     NotRequired,
     Taken,
-    /// It is required, but goes nowhere: so of a view that was made of a leaf without recording. What operations save hangs on that.
+    /// A gradient is required but goes nowhere, as for a view of a leaf that was made without recording. What operations save depends on
+    /// that.
     Dropped,
 }
 
 impl Before {
-    /// Saves `inputs` with the thread's hooks and notes how things are.
+    /// Saves `inputs` with the thread's hooks and captures the modes and random states.
     pub(super) fn new(
         name: String,
         inputs: &[&Tensor],
@@ -85,7 +86,7 @@ impl Before {
         Ok(Before { name, inputs, modes, random, step, scope })
     }
 
-    /// The recipe for `output`, which `function` has just made of `inputs`.
+    /// The recipe for `output`, which `function` has just computed from `inputs`.
     pub(super) fn recipe(
         self,
         function: Function,
@@ -107,7 +108,7 @@ impl Before {
 }
 
 impl Recipe {
-    /// Runs the function again with `hooks` deciding about what it saves, and returns its result.
+    /// Runs the function again and returns its result; `hooks` decide what happens to the tensors that it saves.
     pub(super) fn run(&self, hooks: Hooks, level: Level) -> Result<Tensor, String> {
         let Before { name, step, .. } = &self.before;
         self.rerun(hooks, level).map_err(|failure| {
@@ -115,19 +116,19 @@ impl Recipe {
         })
     }
 
-    /// Whether what is computed again is compared with what was computed first.
+    /// Whether the rerun is compared with the first run.
     pub(super) fn is_verified(&self) -> bool {
         self.before.step.verify
     }
 
-    /// What goes wrong in backward is counted to the step that saved.
+    /// Counts a rerun for the step that saved the tensors, whichever step runs backward.
     pub(super) fn ran(&self, bytes: u64, since: Instant) {
         self.before.step.counters.rerun(bytes, since.elapsed());
     }
 
     fn rerun(&self, hooks: Hooks, level: Level) -> Result<Tensor, String> {
         let Before { name, inputs, modes, random, step, scope } = &self.before;
-        // Before anything else: an input may be the result of a rerun itself.
+        // Before anything else, because an input may itself be the result of a rerun.
         let inputs = inputs.iter().map(Input::fetch).collect::<Result<Vec<_>, _>>()?;
         let inputs: Vec<&Tensor> = inputs.iter().collect();
         let _active = torch::activate(hooks);
@@ -184,8 +185,8 @@ impl Input {
     }
 }
 
-/// Runs `run` with the generators at `from`, and sets them back. They must end at `to`: if not, some other thread drew random
-/// numbers, then or now, and the result is not the one there was.
+/// Runs `run` with the generators at `from`, and restores them afterwards. They must end at `to`. Otherwise another thread drew random
+/// numbers, in the first run or now, and the result differs from the first one.
 fn drawing(
     from: &RandomState,
     to: &RandomState,
@@ -199,8 +200,8 @@ fn drawing(
     before.restore().map_err(message_of)?;
     let outcome = outcome?;
     if after.map_err(message_of)? != *to {
-        return Err("it did not draw the random numbers that it drew before. Either it is not the same function each \
-                    time, or another thread drew from the same generator"
+        return Err("it did not draw the same random numbers as before. Either the function differs from call to call, \
+                    or another thread drew from the same generator"
             .to_owned());
     }
     Ok(outcome)
@@ -213,7 +214,7 @@ fn random_of(inputs: &[&Tensor], step: &StepContext) -> Result<RandomState, Torc
     RandomState::of(&devices)
 }
 
-/// Hooks that let go of everything: the graph of a rerun is never run backward.
+/// Hooks that discard everything: the graph of a rerun is never run backward.
 pub(super) struct Discard;
 
 impl SavedTensorHooks for Discard {
@@ -222,7 +223,7 @@ impl SavedTensorHooks for Discard {
     }
 }
 
-/// Stands in the graph of a rerun.
+/// Takes the place of saved tensors in the graph of a rerun.
 pub(super) struct Discarded;
 
 impl Discarded {
@@ -242,7 +243,7 @@ fn message_of(error: TorchError) -> String {
     error.0
 }
 
-/// What an operation said, without the places in libtorch that it came by.
+/// The message of an operation's error, without libtorch's stack trace.
 fn text(error: TchError) -> String {
     let message = match error {
         TchError::Torch(message) => message,

@@ -1,4 +1,4 @@
-//! Single operations: the storage of a result is marked, and whoever saves it gets the recipe.
+//! Single operations: the storage of a result is marked, and an operation that saves it gets the recipe.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -38,7 +38,7 @@ pub(super) fn run(
     let of_input = |storage: &Storage| {
         inputs.iter().filter_map(|input| Storage::of(input)).any(|input| input.id() == storage.id())
     };
-    // A result that needs no gradient was recorded by no one, and a view of an input has no bytes of its own.
+    // A result that needs no gradient was not recorded, and a view of an input has no bytes of its own.
     let storage = Storage::of(&output).filter(|storage| output.requires_grad() && !of_input(storage));
     let known = storage.zip(torch::version(&output)).zip(torch::layout(&output)).zip(reads);
     if let Some((((storage, version), layout), reads)) = known {
@@ -59,11 +59,11 @@ pub(super) fn run(
 struct Remat {
     bytes: u64,
     layout: u64,
-    /// Locked while it runs, so that one thread does.
+    /// Locked during a rerun, so that only one thread runs it.
     recipe: Mutex<Recipe>,
     /// The result of the first run.
     first: Watch,
-    /// The latest result, while anyone holds it.
+    /// The latest result, as long as anyone holds it.
     result: Mutex<WeakStorage>,
 }
 

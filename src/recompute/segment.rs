@@ -1,4 +1,4 @@
-//! Segments: what autograd saves within one is a position in the order of saving, and a rerun fills the positions.
+//! Segments: each tensor that autograd saves within one is a position in the order of saving, and a rerun fills the positions.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub(super) fn run(
     let scope = current_scope(&step);
     let before =
         Before::new(format!("segment \"{name}\""), &[x], Arc::clone(&step), scope).map_err(refused)?;
-    // What a rerun saves was counted when it was saved first.
+    // What a rerun saves was already counted when it was first saved.
     let counters = if matches!(level, Level::Rerun) { Arc::default() } else { Arc::clone(&step.counters) };
     let segment =
         Arc::new(Segment { name: name.to_owned(), slots: Mutex::default(), done: Mutex::new(None) });
@@ -49,7 +49,7 @@ pub(super) fn run(
     let reads = reading.end();
     let Order { facts, seen } = std::mem::take(&mut *recorder.order.lock());
     if let Some(reads) = reads.filter(|_| facts.iter().any(|fact| fact.taken)) {
-        // Those that are gone already nobody can write to, and what the function did not make is in the recipe's hands.
+        // Nobody can write to storages that are gone already, and what the function did not create the recipe checks.
         let alive = seen.values().filter_map(Watch::upgrade);
         let made = alive.filter(|storage| !reads.contains(storage));
         let taken = made.map(|storage| Watch::new(&storage)).collect();
@@ -59,39 +59,39 @@ pub(super) fn run(
     Ok(output)
 }
 
-/// One run of a segment, held by what stands for it in the graph.
+/// One run of a segment, held by its handles in the graph.
 struct Segment {
     name: String,
     slots: Mutex<Vec<Slot>>,
-    /// None until the function has returned. Locked while it runs again, so that one thread does.
+    /// `None` until the function has returned. Locked during a rerun, so that only one thread runs it.
     done: Mutex<Option<Done>>,
 }
 
 struct Done {
     recipe: Recipe,
     facts: Arc<[Fact]>,
-    /// Of the storages that were taken those that the function made and that outlived it, as it left them.
+    /// The storages taken that the function created and that outlived it, in the state in which it left them.
     taken: Vec<Watch>,
 }
 
-/// One position in the order of saving.
+/// A position in the order of saving.
 enum Slot {
-    /// Its bytes are not there.
+    /// The bytes are not there.
     Empty,
     /// A rerun has filled it, and backward has not asked for it yet.
     Filled(Storage),
-    /// The segment did not take it, or the graph has let go of it.
+    /// The segment did not take it, or the graph has released it.
     Closed,
 }
 
-/// What was saved at a position: the same must be saved there again.
+/// What was saved at a position. A rerun must save the same there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Fact {
     /// Whether the segment took it.
     taken: bool,
     storage_bytes: u64,
     layout: Option<u64>,
-    /// Of what was taken, if it is verified.
+    /// Its digest, if it was taken and is verified.
     digest: Option<Digest>,
 }
 
@@ -103,7 +103,7 @@ impl Fact {
         Ok(Fact { taken, storage_bytes: saved.storage_bytes(), layout: saved.layout(), digest })
     }
 
-    /// In what it differs from another.
+    /// A description of how it differs from `other`.
     fn told_from(&self, other: &Fact) -> String {
         let bytes = format!("{} bytes", self.storage_bytes);
         match self {
@@ -115,13 +115,13 @@ impl Fact {
 }
 
 impl Segment {
-    /// Serves a position once: the graph holds the bytes from then on, or asks for a rerun again.
+    /// Serves a position once: from then on the graph holds the bytes, or asks for another rerun.
     fn serve(&self, position: usize) -> Result<Storage, String> {
         if let Some(storage) = self.take(position) {
             return Ok(storage);
         }
         let done = self.done.lock();
-        // Another thread may have run it meanwhile.
+        // Another thread may have run it in the meantime.
         if let Some(storage) = self.take(position) {
             return Ok(storage);
         }
@@ -172,7 +172,7 @@ impl Segment {
         {
             let mut slots = self.slots.lock();
             for (slot, storage) in slots.iter_mut().zip(found) {
-                // One that was closed meanwhile stays so.
+                // A position that was closed in the meantime stays closed.
                 if let (Some(storage), Slot::Empty | Slot::Filled(_)) = (storage, &*slot) {
                     replaced.push(std::mem::replace(slot, Slot::Filled(storage)));
                 }
@@ -185,7 +185,7 @@ impl Segment {
     }
 }
 
-/// Bytes of the different storages among them.
+/// Bytes of the distinct storages among them.
 fn bytes_of(found: &[Option<Storage>]) -> u64 {
     let distinct: HashMap<StorageId, u64> =
         found.iter().flatten().map(|storage| (storage.id(), storage.bytes())).collect();
@@ -205,7 +205,7 @@ struct Recorder {
 #[derive(Default)]
 struct Order {
     facts: Vec<Fact>,
-    /// Storages that were taken. Held weakly, so that none is mistaken for a later one at its address.
+    /// Storages that were taken. Held weakly, so that a later storage at the same address is not mistaken for one of them.
     seen: HashMap<StorageId, Watch>,
 }
 
@@ -238,7 +238,7 @@ impl SavedTensorHooks for Recorder {
     }
 }
 
-/// Stands in the graph for one tensor that a segment took.
+/// The graph's handle to one tensor that a segment took.
 struct SlotHandle {
     segment: Arc<Segment>,
     position: usize,
@@ -260,7 +260,7 @@ impl Drop for SlotHandle {
     }
 }
 
-/// Hooks of a segment's rerun: take what is saved at the positions that are wanted, and check all of them.
+/// Hooks of a segment's rerun: they take what is saved at the positions that are wanted, and check all positions.
 struct Collector {
     name: String,
     verify: bool,

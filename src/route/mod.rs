@@ -1,8 +1,8 @@
-//! Where saved bytes go from the device: resolved once, when a cache is built, into a value that planner, tiers, reports and
-//! tools share.
+//! Where saved bytes go from the device. Resolved once, when a cache is built, into a value that the planner, tiers, reports and tools
+//! share.
 //!
-//! `path` is what can be asked for and what a trial finds, `way` the route, and `resolve` the rule that makes it of both, pure; `open`
-//! opens the tiers of a route, and `probe` tries the ways of a GPU's bytes out with `trial`.
+//! `path` defines what can be requested and what a trial finds, and `way` the route. `resolve` is the rule that derives the route from
+//! both, and is pure. `open` opens a route's tiers. `probe` measures, with `trial`, the ways that a GPU's bytes can take.
 
 mod open;
 mod path;

@@ -1,4 +1,4 @@
-//! What lies below the device, opened as the route says.
+//! Opens the tiers below the device as the route says.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::tier::{DirectTier, DiskTier, HostSettings, HostTier, Tier};
 use crate::trace::{DeviceTrace, Trace};
 
-/// Opens what the route leads to, over `given` if the caller has spill files already; none if everything is kept.
+/// Opens the tiers of `route`, over `given` if the caller has spill files already; `None` if everything is kept.
 pub(crate) fn open(
     route: &Route,
     request: &RouteRequest<'_>,
@@ -24,7 +24,7 @@ pub(crate) fn open(
 ) -> Result<Option<Arc<dyn Tier>>> {
     let tier = match (route.way, request.target, request.simulated) {
         (Way::Stay, target, _) => {
-            // What the device computes is worth seeing all the same.
+            // What the device computes should be in the trace all the same.
             if let (Some(trace), Target::Cuda(index)) = (trace, target) {
                 drop(DeviceTrace::start(trace, &Arc::new(Cuda::open(index)?))?);
             }
@@ -52,14 +52,14 @@ pub(crate) fn open(
     Ok(Some(tier))
 }
 
-/// What a GPU asked for, and how to open it.
+/// The settings of a route for a GPU, and how to open the GPU.
 pub(super) struct GpuRoute<'a, F> {
     pub(super) request: &'a RouteRequest<'a>,
     pub(super) device: F,
 }
 
 impl<D: Device, F: Fn() -> Result<D>> GpuRoute<'_, F> {
-    /// The tier of this route. Where cuFile moves the bytes it is tried out first.
+    /// The tier of this route. If cuFile moves its bytes, it is tried first.
     pub(super) fn tier(
         &self,
         route: &Route,
@@ -92,7 +92,7 @@ impl<D: Device, F: Fn() -> Result<D>> GpuRoute<'_, F> {
     }
 }
 
-/// How cuFile moves a tier's bytes, if it does.
+/// How cuFile moves a tier's bytes; `None` if it does not.
 pub(super) fn cufile(tier: &dyn Tier) -> Option<CuFileMode> {
     tier.store().and_then(|store| store.path().cufile())
 }

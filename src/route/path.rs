@@ -1,47 +1,46 @@
-//! Which way a GPU's tensors take, by what was found out about the machine. Pure.
+//! The paths that a GPU's tensors can take, and the choice between them from what a trial found. Pure.
 
 use bytesize::ByteSize;
 use ssdtrain_store::CuFileMode;
 
-/// Which way a GPU's tensors take off the device, and back. CPU tensors have one way only: straight to the spill files.
+/// The path that a GPU's tensors take off the device and back. CPU tensors have only one: straight to the spill files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum IoPath {
-    /// The faster one for what has to go to the disk. That is [`Staged`](IoPath::Staged) wherever there is a host pool to hold what
-    /// is wanted next, and under [`Policy::Auto`](crate::Policy::Auto), which plans for one way, `verify`, or a backend that was asked for.
-    /// Else, with [`host_pool(0)`](crate::TensorCacheBuilder::host_pool), both ways are tried out, once in a process if both work: whether
-    /// 64 MiB come back as they left, and how fast bytes go while both directions run.
+    /// The faster path for what has to go to the disk. That is [`Staged`](IoPath::Staged) if there is a host pool to hold what is wanted
+    /// next, under [`Policy::Auto`](crate::Policy::Auto), which plans for one path, with `verify`, or if a backend was requested.
+    /// Otherwise, with [`host_pool(0)`](crate::TensorCacheBuilder::host_pool), both paths are tried, once per process if both work:
+    /// whether 64 MiB come back unchanged, and how fast bytes move while both directions run.
     #[default]
     Auto,
-    /// Straight between the GPU and the spill files, by cuFile. What that means on this machine, GPUDirect Storage or copies
-    /// through host memory that cuFile makes itself (its compatibility mode), is told by
-    /// [`TensorCache::io_path`](crate::TensorCache::io_path). The host pool is not used, and
-    /// [`verify`](crate::TensorCacheBuilder::verify) cannot be: the processor does not see the bytes.
+    /// Straight between the GPU and the spill files, through cuFile. [`TensorCache::io_path`](crate::TensorCache::io_path) says what that
+    /// means on this machine: GPUDirect Storage, or cuFile's compatibility mode, in which it makes copies through host memory itself. The
+    /// host pool is not used, and [`verify`](crate::TensorCacheBuilder::verify) cannot be, because the processor does not see the bytes.
     Direct,
     /// Through pinned host memory, and on to the spill files if there are any.
     Staged,
-    /// To pinned host memory and no further: spill directories are not used.
+    /// To pinned host memory only: spill directories are not used.
     HostOnly,
 }
 
-/// What the ways between a GPU and the spill files were found to do; see
+/// What a trial of the paths between a GPU and the spill files found; see
 /// [`TensorCacheBuilder::try_paths`](crate::TensorCacheBuilder::try_paths).
 #[derive(Clone, Debug, PartialEq)]
 pub struct PathTrial {
-    /// Straight to the disk: how cuFile moves bytes, and how fast; or why it does not.
+    /// Straight to the disk: how cuFile moves bytes, and how fast; or why it does not work.
     pub direct: Result<(CuFileMode, PathRates), String>,
     /// Through pinned host memory: how fast, or what failed.
     pub staged: Result<PathRates, String>,
 }
 
-/// How fast 256 MiB of a GPU's memory go to the disk and come back, in bytes per second.
+/// How fast 256 MiB of a GPU's memory are written to the disk and read back, in bytes per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PathRates {
     /// To the disk.
     pub write: f64,
     /// From the disk.
     pub read: f64,
-    /// While both directions run, reads and writes together. This decides.
+    /// Reads and writes together while both directions run. The choice is made by this rate.
     pub both: f64,
 }
 
@@ -52,7 +51,7 @@ impl PathTrial {
     }
 }
 
-/// The faster way, and why it is taken.
+/// The faster path, and why it is chosen.
 pub(crate) fn choose(found: &PathTrial) -> (IoPath, String) {
     let rate = |rates: &PathRates| format!("{}/s", ByteSize(rates.both as u64));
     match (&found.direct, &found.staged) {
@@ -81,7 +80,7 @@ mod tests {
     use super::*;
 
     fn found(direct: Result<(CuFileMode, f64), &str>, staged: Result<f64, &str>) -> (IoPath, String) {
-        // One direction alone does not decide.
+        // The rates of one direction alone do not decide.
         let rates = |both: f64| PathRates { write: 1e12 - both, read: 1e12 - both, both };
         choose(&PathTrial {
             direct: direct.map(|(mode, both)| (mode, rates(both))).map_err(str::to_owned),

@@ -1,4 +1,4 @@
-//! What the ways of a GPU's bytes to the disk are found to do, once in a process.
+//! Trials of the ways that a GPU's bytes can take to the disk, once per process.
 
 use std::collections::HashMap;
 use std::num::NonZero;
@@ -18,10 +18,10 @@ use crate::error::Result;
 use crate::tier::PoolSize;
 use crate::units::MIB;
 
-/// Host memory of the way through it, while it is tried out. Much less than what the trial moves.
+/// The host pool during a trial of the staged way. Much less than the trial moves.
 const TRIAL_POOL: u64 = 64 * MIB;
 
-/// What decides about the outcome of a trial.
+/// The settings that affect the outcome of a trial.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Tried {
     target: Target,
@@ -32,10 +32,10 @@ struct Tried {
     max_bytes_per_s: Option<NonZero<u64>>,
 }
 
-/// What was found out. Failures are not kept: their causes may go.
+/// Outcomes of trials. Failures are not kept, because their causes may go away.
 static PROBED: LazyLock<Mutex<HashMap<Tried, PathTrial>>> = LazyLock::new(Mutex::default);
 
-/// What the ways do. Unless `both` are asked for, the second is not tried out where the first does not work.
+/// The outcome of a trial of both ways. Unless `both` are requested, the staged way is tried only if the direct one works.
 ///
 /// # Errors
 ///
@@ -62,7 +62,7 @@ impl<D: Device, F: Fn() -> Result<D>> GpuRoute<'_, F> {
         let staged = if both || direct.is_ok() {
             self.try_staged().map_err(|error| error.to_string())
         } else {
-            Err("not tried out".to_owned())
+            Err("not tried".to_owned())
         };
         let found = PathTrial { direct, staged };
         if found.is_whole() {

@@ -1,4 +1,4 @@
-//! The rule by which what was asked for becomes a route. Pure, but for a trial of the ways where that decides.
+//! Derives the route from what was requested. Pure, except for a trial of the paths where that has to decide.
 
 use std::time::Duration;
 
@@ -11,27 +11,27 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::mem::available_memory;
 use crate::tier::PoolSize;
 
-/// What was asked for, as far as it decides where bytes go.
+/// The settings that decide where bytes go.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RouteRequest<'a> {
     /// The device whose tensors are moved.
     pub(crate) target: Device,
-    /// A simulated GPU stands in its place, each of whose copies takes so much longer.
+    /// Set if a simulated GPU stands in for the CPU; each of its copies takes this much longer.
     pub(crate) simulated: Option<Duration>,
-    /// Whether the policy keeps everything, or plans.
+    /// Whether the policy keeps everything, and whether it plans.
     pub(crate) keeps: bool,
     pub(crate) plans: bool,
     pub(crate) path: IoPath,
-    /// The way that it has to be.
+    /// The path that `require_path` demands.
     pub(crate) required: Option<IoPath>,
     pub(crate) host_pool: Option<u64>,
     pub(crate) read_ahead: u64,
     pub(crate) store: &'a StoreConfig,
-    /// That of spill files which are open already.
+    /// The path of spill files that are open already.
     pub(crate) given: Option<&'a StorePath>,
 }
 
-/// The route that was asked for. `found` tries the ways out.
+/// The requested route. `found` runs a trial of the paths.
 pub(crate) fn resolve(request: &RouteRequest<'_>, found: impl FnOnce() -> PathTrial) -> Result<Route> {
     if request.keeps {
         return Ok(Route { way: Way::Stay, why: None, pool: None, store: None });
@@ -46,7 +46,7 @@ pub(crate) fn resolve(request: &RouteRequest<'_>, found: impl FnOnce() -> PathTr
 }
 
 impl RouteRequest<'_> {
-    /// The way that was asked for, or that has to be.
+    /// The requested path, or else the required one.
     fn wanted(&self) -> IoPath {
         if self.path == IoPath::Auto { self.required.unwrap_or_default() } else { self.path }
     }
@@ -60,12 +60,12 @@ impl RouteRequest<'_> {
         !self.store.directories.is_empty() || self.store.backend == BackendKind::Memory
     }
 
-    /// The spill files, if any were asked for.
+    /// The spill files, if any were requested.
     fn spill_files(&self) -> Option<StoreConfig> {
         (self.given.is_some() || self.has_folders()).then(|| self.store.clone())
     }
 
-    /// CPU tensors are the disk's neighbours already.
+    /// CPU tensors go straight to the disk: there is nothing in between.
     fn of_cpu(&self) -> Result<Route> {
         if matches!(self.wanted(), IoPath::Direct | IoPath::HostOnly) {
             return refused(
@@ -107,8 +107,8 @@ impl RouteRequest<'_> {
         }
     }
 
-    /// Whether nothing that was asked for decides about the way. A host pool does: it holds what is wanted next. Plans are made for one
-    /// way.
+    /// Whether no setting decides the path, so that a trial must. A host pool decides it, because it holds what is wanted next, and so
+    /// does a policy that plans, because plans are made for one path.
     fn has_a_choice(&self) -> bool {
         self.host_pool == Some(0)
             && self.given.is_none()
@@ -118,7 +118,7 @@ impl RouteRequest<'_> {
             && self.store.backend == BackendKind::Auto
     }
 
-    /// Straight to the disk.
+    /// The route straight to the disk.
     pub(super) fn direct(&self) -> Result<Route> {
         if self.store.verify {
             return refused("path(Direct) with verify(true): checksums are taken of host memory; choose one");
@@ -150,7 +150,7 @@ impl RouteRequest<'_> {
         Ok(Route { way: Way::Direct, why: None, pool: None, store: Some(store) })
     }
 
-    /// Through pinned host memory.
+    /// The route through pinned host memory.
     fn staged(&self, store: Option<StoreConfig>) -> Result<Route> {
         let pool = match self.host_pool {
             None => PoolSize::Learned { cap: available_memory() / 2 },
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
     use crate::route::PathRates;
 
-    /// A GPU with a spill directory, whose ways have no pool to decide between them.
+    /// Request for a GPU with a spill directory and without a host pool that would decide the path.
     fn request(store: &StoreConfig) -> RouteRequest<'_> {
         RouteRequest {
             target: Device::Cuda(0),

@@ -1,4 +1,4 @@
-//! A tier tried out before it is used: whether bytes come back as they left, and how fast they go.
+//! Tries a tier before it is used: whether bytes come back unchanged, and how fast they move.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -20,16 +20,16 @@ use crate::tier::{Here, Parcel, Room, RoomListener, Tier};
 const PIECE: u64 = 16 << 20;
 /// Storages of a round trip: 64 MiB.
 const ROUND_TRIP: u64 = 4;
-/// Storages that go each way: 256 MiB.
+/// Storages that move in each direction: 256 MiB.
 const EACH_WAY: usize = 16;
 
-/// A tier, and the device above it.
+/// A tier on trial, and the device above it.
 pub(crate) struct Trial<'a, D: Device> {
     tier: Arc<dyn Tier>,
     device: &'a D,
-    /// What is moved, and whose bytes: they stay until nothing is under way any more.
+    /// What was moved, and the storages whose bytes it was: both stay until nothing is in flight.
     moved: RefCell<Moved>,
-    /// Told when a parcel may ask for room again.
+    /// Receives a message when a parcel may ask for room again.
     room: Receiver<()>,
     _listener: Arc<RoomListener>,
 }
@@ -53,7 +53,7 @@ impl<D: Device> Drop for Trial<'_, D> {
     fn drop(&mut self) {
         self.moved.get_mut().parcels.iter().for_each(|parcel| parcel.abandon(None));
         self.tier.settle();
-        // What the device still copies comes before what this thread computes from now on.
+        // Copies that the device still runs must end before what this thread computes from now on.
         let over = self.device.record(Lane::Compute).and_then(|event| self.device.block_on(&event));
         if let Err(error) = over {
             tracing::debug!(%error, "the device failed while a way to the disk was tried out");
@@ -62,10 +62,10 @@ impl<D: Device> Drop for Trial<'_, D> {
 }
 
 impl<D: Device> Trial<'_, D> {
-    /// Sends 64 MiB down and has them back; fails if that does, or if they are not the same.
+    /// Stores 64 MiB and loads them again. Fails if a transfer does, or if the bytes differ.
     pub(crate) fn round_trip(&self) -> Result<()> {
         for piece in 0..ROUND_TRIP {
-            // The last ends within a block.
+            // The last storage ends within a block.
             let bytes = PIECE - if piece + 1 == ROUND_TRIP { 100 } else { 0 };
             let pattern = pattern(piece, bytes as usize);
             let parcel = self.store(&self.filled(&pattern)?)?;
@@ -81,7 +81,7 @@ impl<D: Device> Trial<'_, D> {
         Ok(())
     }
 
-    /// How fast bytes go to the disk, back, and both ways at once.
+    /// How fast bytes go to the disk, come back, and move in both directions at once.
     pub(crate) fn rates(&self) -> Result<PathRates> {
         let source = self.tier.allocate(PIECE)?;
         let (mut first, mut second) = (Vec::new(), Vec::new());
@@ -124,10 +124,10 @@ impl<D: Device> Trial<'_, D> {
         parcels.iter().zip(told).try_for_each(|(parcel, told)| self.loaded(&**parcel, told))
     }
 
-    /// A new storage with these bytes.
+    /// A new storage that holds `bytes`.
     fn filled(&self, bytes: &[u8]) -> Result<Storage> {
         let storage = self.tier.allocate(bytes.len() as u64)?;
-        // What the memory was used for before comes first.
+        // Earlier uses of this memory come first.
         self.device.wait(Lane::In, &self.device.record(Lane::Compute)?)?;
         // SAFETY: the storage is as long as the bytes and nobody else's; both are there until the event below is reached.
         unsafe { self.device.copy_in(bytes.as_ptr(), storage.data().cast(), bytes.len()) }?;
@@ -137,7 +137,7 @@ impl<D: Device> Trial<'_, D> {
         Ok(storage)
     }
 
-    /// The first so many bytes of a storage.
+    /// The first `bytes` bytes of a storage.
     fn read(&self, storage: &Storage, bytes: usize) -> Result<Vec<u8>> {
         let mut read = vec![0; bytes];
         self.device.wait(Lane::Out, &self.device.record(Lane::Compute)?)?;
@@ -147,7 +147,7 @@ impl<D: Device> Trial<'_, D> {
         Ok(read)
     }
 
-    /// Begins to store.
+    /// Begins to store; the outcome is for `order` to report.
     fn store(&self, from: &Storage) -> Result<Arc<dyn Parcel>> {
         let parcel = Arc::clone(&self.tier).parcel(from.bytes(), ScopeId::default(), &Here::default())?;
         loop {
@@ -157,7 +157,7 @@ impl<D: Device> Trial<'_, D> {
                     self.room.recv().map_err(|_| Error::new(ErrorKind::Io, "internal error: no more room"))?
                 }
                 Room::None => {
-                    return Err(Error::new(ErrorKind::NoSpace, "no room to try the way to the disk out"));
+                    return Err(Error::new(ErrorKind::NoSpace, "no room to try the way to the disk"));
                 }
             }
         }
@@ -165,7 +165,7 @@ impl<D: Device> Trial<'_, D> {
         moved.parcels.push(Arc::clone(&parcel));
         moved.storages.push(from.clone());
         drop(moved);
-        // How it went is asked with `order`.
+        // The outcome is asked for with `order`.
         Arc::clone(&parcel).store(Block::of(from.clone()), Completion::new(|_| {}));
         Ok(parcel)
     }
@@ -180,7 +180,7 @@ impl<D: Device> Trial<'_, D> {
         Ok(())
     }
 
-    /// Begins to load.
+    /// Begins to load; the outcome is sent to the returned receiver.
     fn load(&self, parcel: &Arc<dyn Parcel>, into: &Storage) -> Receiver<Result<()>> {
         self.moved.borrow_mut().storages.push(into.clone());
         let (tell, told) = channel();
@@ -189,7 +189,7 @@ impl<D: Device> Trial<'_, D> {
         told
     }
 
-    /// Waits until the bytes are there for what this thread computes.
+    /// Waits until what this thread computes next can use the bytes.
     fn loaded(&self, parcel: &dyn Parcel, told: &Receiver<Result<()>>) -> Result<()> {
         let lost = |_| Error::new(ErrorKind::Io, "internal error: a load that never ended");
         told.recv().map_err(lost)??;
@@ -197,7 +197,7 @@ impl<D: Device> Trial<'_, D> {
     }
 }
 
-/// Bytes of which no two blocks are the same.
+/// A pattern in which no two blocks are the same.
 fn pattern(piece: u64, bytes: usize) -> Vec<u8> {
     let block: Vec<u8> = (0..BLOCK).map(|at| ((at * at) >> 4) as u8).collect();
     let mut pattern = block.repeat(bytes.div_ceil(BLOCK));
@@ -243,7 +243,7 @@ mod tests {
         }
     }
 
-    /// The tier that was tried out is the one that is used.
+    /// The tier that was tried is the one that is used afterwards.
     #[test]
     fn who_uses_a_tier_after_a_trial_hears_of_room() {
         let store = Store::open(config()).unwrap();

@@ -1,4 +1,4 @@
-//! The ways that bytes can take, and the route that they do.
+//! The ways that bytes can take, and the route that they do take.
 
 use std::fmt;
 
@@ -12,11 +12,11 @@ use crate::tier::PoolSize;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Route {
-    /// The way they take.
+    /// The way that the bytes take.
     pub way: Way,
-    /// Why they take it, if that was found out and not asked for.
+    /// Why they take it, if a trial decided and not the settings.
     pub why: Option<String>,
-    /// How much host memory is pinned for them.
+    /// How much host memory is pinned for the bytes.
     pub(crate) pool: Option<PoolSize>,
     /// The spill files.
     pub(crate) store: Option<StoreConfig>,
@@ -37,7 +37,7 @@ pub enum Way {
 }
 
 impl Route {
-    /// Most bytes of pinned host memory that are for storages to stay in.
+    /// Upper limit on the bytes of pinned host memory in which storages can stay.
     pub fn host_bytes(&self) -> u64 {
         match self.pool {
             Some(PoolSize::Fixed(bytes) | PoolSize::Learned { cap: bytes }) => bytes,
@@ -45,7 +45,7 @@ impl Route {
         }
     }
 
-    /// Most bytes of all spill files together.
+    /// Upper limit on the bytes of all spill files together.
     pub fn disk_bytes(&self) -> u64 {
         self.store.as_ref().map_or(0, |store| store.cap_bytes)
     }

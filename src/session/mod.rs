@@ -1,4 +1,4 @@
-//! The public scope: a cache, and the steps taken with it.
+//! The public API's core: a cache, and the steps taken with it.
 
 mod steering;
 mod step;
@@ -32,11 +32,11 @@ use crate::telemetry::{PlanReport, ScopeRecord};
 use crate::tier::Tier;
 use crate::trace::{self, Name, Process, Range, Trace};
 
-/// Takes the tensors autograd saves off the device and has them back before backward asks.
+/// Takes the tensors that autograd saves off the device and loads them back before backward asks for them.
 ///
 /// A cache may be used from several threads, and several caches may be in use at once: what a thread saves goes to the innermost of its
-/// steps whose cache is for the tensor's device. Dropping it is safe at any time: tensors
-/// saved through it can still be asked for, and the spill files go when the last of them is gone.
+/// steps whose cache is for the tensor's device. A cache may be dropped at any time: tensors saved through it can still be read, and its
+/// spill files are removed when the last of them is gone.
 pub struct TensorCache {
     cache: Arc<Cache>,
     device: Device,
@@ -56,7 +56,7 @@ impl TensorCacheBuilder {
 }
 
 impl TensorCache {
-    /// Starts describing a cache.
+    /// Starts the configuration of a cache.
     pub fn builder() -> TensorCacheBuilder {
         TensorCacheBuilder::default()
     }
@@ -95,15 +95,15 @@ impl TensorCache {
         })
     }
 
-    /// A cache over a store that is already open; for tests with a backend of their own.
+    /// A cache over a store that is already open; for tests with their own backend.
     #[doc(hidden)]
     pub fn with_store(config: TensorCacheBuilder, store: Store) -> Result<TensorCache> {
         TensorCache::over(Some(store), config)
     }
 
-    /// Begins a step: until it is finished or dropped, what autograd saves on this thread goes through the cache. Give it a name:
-    /// `let _ = cache.step()` drops it at once, and what follows is saved as without a cache. A step that is dropped before anything was
-    /// saved in it is warned of, once, by `tracing`.
+    /// Begins a step: until it is finished or dropped, what autograd saves on this thread goes through the cache. Bind it to a name:
+    /// `let _ = cache.step()` drops it at once, and what follows is saved as without a cache. The first step that is dropped before
+    /// anything was saved in it is reported by a `tracing` warning.
     pub fn step(&self) -> Step<'_> {
         let tape = self.cache.begin_step();
         let number = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
@@ -145,7 +145,7 @@ impl TensorCache {
         }
     }
 
-    /// Which way bytes go: backend, direct or buffered, and why not a faster one.
+    /// How bytes travel: backend, direct or buffered, and why not a faster way.
     pub fn io_path(&self) -> String {
         let path = self.cache.tier().map_or_else(|| "none: everything is kept".to_owned(), Tier::path);
         self.route.why.iter().fold(path, |path, why| format!("{path} ({why})"))
@@ -156,25 +156,24 @@ impl TensorCache {
         &self.route
     }
 
-    /// What the spill files have seen since the cache was built; none if there are none.
+    /// Statistics of the spill files since the cache was built; `None` if there are none.
     pub fn store_stats(&self) -> Option<StoreStats> {
         self.cache.tier().and_then(Tier::store).map(Store::stats)
     }
 
-    /// What [`Policy::Auto`] has planned for the next step; none before it has seen enough, and under other policies. Shown, it is a
+    /// The plan of [`Policy::Auto`] for the next step; `None` until enough was profiled, and under other policies. Its `Display` is a
     /// table of what goes where.
     pub fn plan(&self) -> Option<Arc<PlanReport>> {
         self.steering.plan(&self.cache.scopes)
     }
 
-    /// Whether the policy has seen what it needs: a plan, or the paper's decision, was made and corrected. It may still change when steps
-    /// do.
+    /// Whether the policy has settled: its plan, or the paper's decision, was made and corrected. It may still change when the steps do.
     pub fn is_settled(&self) -> bool {
         self.steering.is_settled()
     }
 
-    /// What [`Policy::Auto`] has seen of one micro-batch and of what moves its bytes, to save, and for plans of one's own: see
-    /// [`plan`](crate::plan). None as long as there is no plan.
+    /// What [`Policy::Auto`] has measured of one micro-batch and of the bandwidths, to be saved or to compute plans with: see
+    /// [`plan`](crate::plan). `None` as long as there is no plan.
     pub fn profile(&self) -> Option<Profile> {
         self.steering.profile()
     }
@@ -190,9 +189,9 @@ impl TensorCache {
         Held { entries, tapes, device_bytes }
     }
 
-    /// Writes what was recorded so far as a trace that [Perfetto](https://ui.perfetto.dev) and `chrome://tracing` show: on one time
-    /// line the steps, scopes and stalls of each thread, what the device computed and copied, and the transfers of the disk. It waits
-    /// for the device to reach what was recorded. What was dropped to stay within the cap is counted in the file, and warned of.
+    /// Writes what was recorded so far as a trace for [Perfetto](https://ui.perfetto.dev) or `chrome://tracing`: on one time line the
+    /// steps, scopes and stalls of each thread, what the device computed and copied, and the disk transfers. Waits for the device to
+    /// reach what was recorded. Events dropped to stay within the cap are counted in the file, and a warning is logged.
     ///
     /// # Errors
     ///
@@ -206,11 +205,11 @@ impl TensorCache {
         Range::open(self.cache.trace.clone(), name, shown)
     }
 
-    /// Storages of the parameters, read anew for each step: loading weights replaces them.
+    /// Storages of the parameters, collected anew for each step, because loading weights replaces them.
     fn parameters(&self) -> HashSet<StorageId> {
         let mut ids = HashSet::new();
         for variables in &self.config.parameters {
-            // A poisoned lock only says that some thread panicked while it named variables; those there are valid.
+            // A poisoned lock only says that some thread panicked while it registered variables; those present are valid.
             let variables = variables.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             ids.extend(
                 variables.named_variables.values().filter_map(Storage::of).map(|storage| storage.id()),
@@ -219,7 +218,7 @@ impl TensorCache {
         ids
     }
 
-    /// Bytes of the gradients that the parameters have now.
+    /// Bytes of the gradients that the parameters have at present.
     fn gradient_bytes(&self) -> u64 {
         let variables = self.config.parameters.iter();
         let variables =
@@ -228,7 +227,7 @@ impl TensorCache {
     }
 }
 
-/// Writes the traces of several caches into one file and on one time line, each as a process of the name given; see
+/// Writes the traces of several caches into one file and on one time line, each as a process with the given name; see
 /// [`TensorCache::write_trace`].
 pub fn write_traces(path: impl AsRef<Path>, caches: &[(&str, &TensorCache)]) -> Result<()> {
     let processes: Option<Vec<_>> = caches
@@ -250,11 +249,11 @@ impl fmt::Debug for TensorCache {
     }
 }
 
-/// What a cache holds; see [`TensorCache::held`].
+/// What a cache holds at present; see [`TensorCache::held`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Held {
-    /// Storages the graph still has handles of.
+    /// Storages that the graph still has handles to.
     pub entries: usize,
     /// Micro-batches that are open or still have handles in the graph.
     pub tapes: usize,

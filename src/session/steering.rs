@@ -1,4 +1,4 @@
-//! What is decided before each step, and learned from it.
+//! What is decided before each step, and what is learned from it.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -22,58 +22,58 @@ use crate::telemetry::{AdaptiveReport, PlanReport, ScopeId, Scopes, StepReport};
 use crate::tier::Tier;
 use crate::trace::{Forward, Trace};
 
-/// Decides how steps go.
+/// Decides how each step is run.
 pub(super) struct Steering {
     by: By,
-    /// The limits that were asked for.
+    /// The limits from the configuration.
     limits: Limits,
     forced: Option<Arc<[Placement]>>,
-    /// Whether what happens is recorded for the user as well.
+    /// Whether the user asked for a trace as well.
     traced: bool,
 }
 
 enum By {
-    /// Scopes that are kept, and those only.
+    /// By scope: some keep their tensors, all others move them.
     Scopes(Mutex<Keeping>),
-    /// Plans for each storage.
+    /// By a plan for each storage.
     Plans(Box<Mutex<Auto>>),
 }
 
-/// What was decided about a step.
+/// What was decided for a step.
 pub(super) struct Steered {
     pub(super) kept_scopes: HashSet<ScopeId>,
     pub(super) cursor: Cursor,
     pub(super) probe: Option<Arc<Probe>>,
-    /// What becomes of saves that are not as planned.
+    /// How saves that deviate from the plan are treated.
     pub(super) unplanned: Option<Unplanned>,
     pub(super) noted: Noted,
 }
 
-/// What is noted of a step while it runs.
+/// What is recorded of a step while it runs.
 #[derive(Default)]
 pub(super) struct Noted {
-    /// Where the trace was when it began, if the scopes are profiled.
+    /// The trace's position when the step began, if its scopes are profiled.
     scopes_from: Option<u64>,
-    /// What each scope had saved when forward ended.
+    /// What each scope had saved by the end of forward.
     saved: Mutex<Option<Vec<(ScopeId, u64)>>>,
-    /// What the disk had done before it.
+    /// The store's statistics before the step.
     store: Option<StoreStats>,
-    /// It keeps everything, to be held beside planned steps.
+    /// Whether the step keeps everything, for comparison with planned steps.
     baseline: bool,
 }
 
-/// So little says nothing of a disk's speed.
+/// Fewer bytes than this say nothing about a disk's speed.
 const TELLING_BYTES: u64 = 8 << 20;
 
-/// Whether all that can be moved from a GPU is, since no one has said how much may stay.
+/// Whether everything movable leaves the GPU, because no budget was given.
 pub(super) fn is_without_budget(config: &TensorCacheBuilder, route: &Route) -> bool {
     let has_budget = config.device_budget.is_some() || config.backward_budget.is_some();
     config.chosen_policy() == Policy::Offload && !has_budget && route.release() != Release::WhenStored
 }
 
-/// The limits that were asked for.
+/// The limits from the configuration.
 fn limits(config: &TensorCacheBuilder, route: &Route) -> Limits {
-    // Where storages leave as late as they may, none would.
+    // Storages that leave as late as possible would never leave under an unlimited budget.
     let by_default = if is_without_budget(config, route) { config.prefetch } else { u64::MAX };
     let device_budget = config.device_budget.unwrap_or(by_default);
     Limits {
@@ -85,7 +85,7 @@ fn limits(config: &TensorCacheBuilder, route: &Route) -> Limits {
     }
 }
 
-/// What is planned for, and with.
+/// The goal of planning, and the resources it may use.
 fn objective(goal: Goal, config: &TensorCacheBuilder, route: &Route) -> Objective {
     Objective {
         goal,
@@ -118,7 +118,7 @@ impl Steering {
         self.limits
     }
 
-    /// Whether steps may be profiled, which takes a trace.
+    /// Whether steps may be profiled, which needs a trace.
     pub(super) fn profiles(&self) -> bool {
         match &self.by {
             By::Scopes(keeping) => keeping.lock().may_profile(),
@@ -182,7 +182,7 @@ impl Steering {
         Limits { device_budget, backward_budget, prefetch, ..self.limits }
     }
 
-    /// Whether the step that ends is to be waited for, so that its time is that of all it computes.
+    /// Whether the step that is ending must wait for the device, so that its time covers all it computes.
     pub(super) fn is_timed(&self) -> bool {
         match &self.by {
             By::Scopes(_) => false,
@@ -190,7 +190,7 @@ impl Steering {
         }
     }
 
-    /// A step is over.
+    /// Learns from a step that has ended.
     pub(super) fn end(&self, noted: &Noted, step: &StepContext, report: &StepReport) {
         let trace = step.cache.trace.as_ref();
         match &self.by {
@@ -248,7 +248,7 @@ impl Steering {
         }
     }
 
-    /// Whether steps do what the last of them did, as far as can be told.
+    /// Whether the policy has settled: as far as is known, steps will go like the last one.
     pub(super) fn is_settled(&self) -> bool {
         match &self.by {
             By::Scopes(keeping) => keeping.lock().is_settled(),
@@ -272,14 +272,14 @@ impl Steering {
 }
 
 impl Noted {
-    /// The first micro-batch stands for the others.
+    /// Records what each scope has saved. The first micro-batch stands for the others.
     pub(super) fn forward_ends(&self, step: &StepContext) {
         if self.scopes_from.is_some() {
             self.saved.lock().get_or_insert_with(|| step.record.by_last_save());
         }
     }
 
-    /// What the step has shown of its scopes, if it was to and has shown enough.
+    /// The profile of the step's scopes, if they were to be profiled and enough was seen.
     fn profile(&self, trace: &Trace) -> Option<Profile> {
         let Forward { scopes, bandwidth } = trace.forward(self.scopes_from?)?;
         let (saved, bandwidth) = (self.saved.lock().take()?, bandwidth?);

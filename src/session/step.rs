@@ -15,13 +15,13 @@ use crate::step::{Level, Marks, Recorder, StepContext, Within, enter};
 use crate::telemetry::{ScopeId, StepReport};
 use crate::trace::{Name, Range};
 
-/// What errors say of tensors that are no longer what they were: autograd's words and our hooks', and those of a rerun.
+/// What errors say about a tensor that was changed: the texts of autograd, of our hooks, and of a rerun.
 const CHANGED: [&str; 2] = ["modified by an inplace operation", "was changed in place"];
 
-/// One training step. What autograd saves on the thread that made it goes through the cache until it is finished or dropped, so it has to
-/// have a name: `let _ = cache.step()` drops it at once.
+/// One training step. Until it is finished or dropped, what autograd saves on the thread that began it goes through the cache. It must
+/// therefore be bound to a name: `let _ = cache.step()` drops it at once.
 ///
-/// Tensors saved in a step stay valid after it: a backward that runs later is served all the same.
+/// Tensors saved in a step stay valid after it: a later backward can still load them.
 #[must_use = "the step ends when it is dropped"]
 pub struct Step<'a> {
     // Declared first, so that this thread's hooks end before anything they use.
@@ -36,23 +36,24 @@ pub struct Step<'a> {
     pub(super) peak: Mutex<Option<u64>>,
     pub(super) noted: Noted,
     pub(super) is_finished: bool,
-    // Last, since it is the step's name for all of it.
+    // Last, since its range in the trace covers the whole step.
     pub(super) _range: Range,
 }
 
 impl Step<'_> {
-    /// Runs backward from the scalar `loss`. What the cache cannot serve is an error here, never a wrong gradient.
+    /// Runs backward from the scalar `loss`. If the cache cannot supply a tensor, this returns an error, never a wrong gradient.
     ///
     /// # Errors
     ///
-    /// Those of the load that failed, such as [`ErrorKind::Io`] and [`ErrorKind::Corrupt`]; the message names tensor, scope, file and
-    /// offset. [`ErrorKind::ChangedInPlace`] for a tensor that is no longer what was saved, and [`ErrorKind::Torch`] for all else.
+    /// The error of the load that failed, such as [`ErrorKind::Io`] or [`ErrorKind::Corrupt`]; the message names tensor, scope, file and
+    /// offset. [`ErrorKind::ChangedInPlace`] for a tensor that no longer holds what was saved, and [`ErrorKind::Torch`] for everything
+    /// else.
     pub fn backward(&self, loss: &Tensor) -> Result<()> {
         self.backward_with(loss, Backward::default())
     }
 
-    /// Runs backward from the scalar `loss`, keeping the graph for another backward or recording one of the gradients. Errors are
-    /// those of [`Step::backward`].
+    /// Runs backward from the scalar `loss`, optionally keeping the graph for another backward or recording a graph of the gradients.
+    /// Errors are those of [`Step::backward`].
     pub fn backward_with(&self, loss: &Tensor, options: Backward) -> Result<()> {
         self.noted.forward_ends(&self.handle.0);
         self.handle.0.probe.iter().for_each(|probe| probe.backward_begins());
@@ -66,7 +67,7 @@ impl Step<'_> {
         outcome.map_err(|torch::TorchError(text)| self.failure(text))
     }
 
-    /// What a backward failed of. Errors cross libtorch as text, which has that of the load that failed within it.
+    /// Why a backward failed. Errors cross libtorch as text, which contains the text of the load's error that caused them.
     fn failure(&self, text: String) -> Error {
         if let Some(failure) = self.cache.cache.failure_in(&text) {
             return failure.told_as(text);
@@ -75,14 +76,15 @@ impl Step<'_> {
         Error::new(if changed { ErrorKind::ChangedInPlace } else { ErrorKind::Torch }, text)
     }
 
-    /// Switches to micro-batch `index` (from 0, where each step begins): tensors saved from now on, on every thread of the step, belong
-    /// to it, and backward looks ahead within it, in the reverse of the order in which each thread saved. Needed only where several are open at once, or to report them apart.
+    /// Switches to micro-batch `index` (each step begins with 0): from now on, tensors saved on any thread of the step belong to it.
+    /// Backward prefetches within a micro-batch, in the reverse of the order in which each thread saved. Needed only if several
+    /// micro-batches are open at once.
     pub fn micro_batch(&self, index: usize) {
         self.handle.0.orders.switch_to(index);
         self.handle.0.cursor.rewind();
     }
 
-    /// Lets all that was saved so far, and is not to stay, leave the device; waits until it has left, or is known to stay.
+    /// Lets everything saved so far that is not to stay leave the device. Waits until each storage has left, or is known to stay.
     pub fn flush(&self) {
         let _range = self.cache.range(Name::Wait("flush"), "flush");
         self.cache.cache.flush(&self.handle.0.counters);
@@ -93,7 +95,7 @@ impl Step<'_> {
         self.handle.clone()
     }
 
-    /// Ends the step: waits for the transfers under way and reports what was done. Fails if a condition the cache was built with is
+    /// Ends the step: waits for the transfers in flight and reports what was done. Fails if a condition that the cache was built with is
     /// not met.
     pub fn finish(mut self) -> Result<StepReport> {
         let context = Arc::clone(&self.handle.0);
@@ -117,7 +119,7 @@ impl Step<'_> {
             device => !device.is_cuda(),
         };
         let wall = self.start.elapsed();
-        // The probe sets the peak back as it goes.
+        // The probe resets the peak as it goes, so its own maximum counts too.
         let peak = peak.max(context.probe.as_ref().map_or(0, |probe| probe.peak()));
         let steering = &self.cache.steering;
         let kept_to_plan = context.cursor.followed().is_some_and(|followed| followed != Adherence::Lost);
@@ -164,7 +166,7 @@ impl Drop for Step<'_> {
     }
 }
 
-/// How a backward treats its graph; see [`Step::backward_with`].
+/// Options of a backward; see [`Step::backward_with`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Backward {
     /// Keep the graph, and what the cache holds for it, for another backward.
@@ -173,12 +175,12 @@ pub struct Backward {
     pub create_graph: bool,
 }
 
-/// A step, as other threads see it. Once the step has ended, what they save stays in the graph.
+/// A step, to be entered by other threads. What they save after the step has ended stays in the graph.
 #[derive(Clone)]
 pub struct StepHandle(pub(super) Arc<StepContext>);
 
 impl StepHandle {
-    /// Makes what autograd saves on the calling thread go through the step's cache until the guard is dropped.
+    /// Sends what autograd saves on the calling thread through the step's cache until the guard is dropped.
     pub fn enter(&self) -> Entered {
         let marks = Arc::new(Marks::default());
         let hooks = torch::activate(Arc::new(Recorder::new(Arc::clone(&self.0), Arc::clone(&marks))));

@@ -1,4 +1,4 @@
-//! What the user should know of a step.
+//! Warnings about a step for the user.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,16 +11,16 @@ use crate::config::{Policy, TensorCacheBuilder};
 use crate::route::Route;
 use crate::telemetry::StepReport;
 
-/// What was told of steps already.
+/// Warnings that were already issued.
 #[derive(Default)]
 pub(super) struct Warned {
-    /// Of the last one.
+    /// Those of the last step.
     last: Mutex<Vec<String>>,
     empty: AtomicBool,
 }
 
 impl Warned {
-    /// Tells what was not told of the step before as well.
+    /// Logs the warnings that the step before did not have.
     pub(super) fn tell(&self, report: &StepReport) {
         let last = std::mem::replace(&mut *self.last.lock(), report.warnings.clone());
         for warning in report.warnings.iter().filter(|warning| !last.contains(warning)) {
@@ -28,7 +28,7 @@ impl Warned {
         }
     }
 
-    /// A step was dropped before anything was saved in it. Told once.
+    /// Warns that a step was dropped before anything was saved in it, but only once.
     pub(super) fn tell_empty(&self, step: u64) {
         if !self.empty.swap(true, Ordering::Relaxed) {
             tracing::warn!(
@@ -70,7 +70,7 @@ fn of_goal(report: &StepReport, goal: Goal, warnings: &mut Vec<String>) {
         );
     } else if goal.step.is_some() && plan.is_some_and(|plan| plan.keeps_all()) {
         warnings.push(
-            "Policy::Auto moves nothing: whatever leaves the device would have steps take longer than its goal allows"
+            "Policy::Auto moves nothing: whatever left the device would make steps longer than the goal allows"
                 .to_owned(),
         );
     }
@@ -89,8 +89,8 @@ fn of_moving(report: &StepReport, config: &TensorCacheBuilder, route: &Route, wa
         );
     } else if moved > 0 && is_without_budget(config, route) {
         warnings.push(format!(
-            "no device budget: what was saved leaves the GPU but for the last {}, and the GPU waits for it, as long as the stalls say; \
-             give a device_budget(bytes), or leave it to Policy::Auto",
+            "no device budget: all that was saved except the last {} leaves the GPU, which waits for it as long as the stalls show; \
+             set a device_budget(bytes), or use Policy::Auto",
             ByteSize(config.prefetch)
         ));
     }

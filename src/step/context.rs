@@ -1,4 +1,4 @@
-//! The state of one step, which the threads that work on it share.
+//! The state of one step, shared by the threads that work on it.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,42 +14,42 @@ use crate::policy::{Cursor, Decision, Facts, Filter, Headroom};
 use crate::profile::Probe;
 use crate::telemetry::{Counters, ScopeId, ScopeRecord};
 
-/// What the threads that work on one step share.
+/// State shared by the threads that work on one step.
 pub(crate) struct StepContext {
     pub(crate) cache: Arc<Cache>,
     pub(crate) number: u64,
-    /// What is computed again is held beside what it was.
+    /// Whether reruns are compared with first runs.
     pub(crate) verify: bool,
     pub(crate) filter: Filter,
-    /// Whose tensors are moved.
+    /// The device whose tensors are moved.
     pub(crate) device: Device,
-    /// Storages of the parameters; the parameters themselves are held by whoever made the set, so that no address is reused.
+    /// Storages of the parameters. The owner of the cache holds the parameters themselves, so that no address is reused.
     pub(crate) parameters: HashSet<StorageId>,
-    /// Storages that the program holds beside the graph.
+    /// Storages that the program holds besides the graph.
     pub(crate) held: HashSet<StorageId>,
     /// Scopes whose tensors stay on the device.
     pub(crate) kept_scopes: HashSet<ScopeId>,
-    /// What is planned for each save.
+    /// The position in the plan of the step's saves.
     pub(crate) cursor: Cursor,
-    /// What becomes of saves that are not as planned, if any are planned.
+    /// How saves that deviate from the plan are treated, if there is a plan.
     pub(crate) unplanned: Option<Unplanned>,
-    /// Takes notes, if the step is profiled.
+    /// Takes notes of the step, if it is profiled.
     pub(crate) probe: Option<Arc<Probe>>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) record: ScopeRecord,
     pub(crate) orders: Orders,
 }
 
-/// What fits stays, as far as there is room, where nothing is planned.
+/// Without a plan, what fits stays, as far as there is room.
 pub(crate) struct Unplanned {
     pub(crate) headroom: Headroom,
     pub(crate) device: Device,
-    /// The settings that hold all the same.
+    /// The limits from the configuration, which apply to everything else.
     pub(crate) limits: Limits,
 }
 
 impl Unplanned {
-    /// The limits from now on. Of the memory that is free the rest of a step needs a part: half of it stays so.
+    /// The limits without a plan. Half of the free memory is left, because the rest of a step needs a part of it.
     pub(crate) fn limits(&self, cache: &Cache) -> Limits {
         let bytes = match self.headroom {
             Headroom::Bytes(bytes) => bytes,
@@ -66,7 +66,7 @@ impl Unplanned {
 }
 
 impl StepContext {
-    /// What is decided about a tensor that is being saved in `scope`.
+    /// The decision about a tensor that is being saved in `scope`.
     pub(crate) fn decide(&self, saved: &SavedTensor<'_>, scope: ScopeId) -> Decision {
         self.filter.decide(Facts {
             movable: saved.eligible() && saved.device() == self.device,
@@ -77,8 +77,8 @@ impl StepContext {
         })
     }
 
-    /// What is planned for a tensor that is being saved; none if nothing is. With the first that is not as planned the rest of the step is
-    /// another than was planned for.
+    /// The planned placement of a tensor that is being saved; `None` if nothing is planned for it. From the first save that deviates from
+    /// the plan on, the rest of the step counts as unplanned.
     pub(super) fn planned(&self, bytes: u64, scope: ScopeId) -> Option<plan::Placement> {
         let was_lost = self.cursor.is_lost();
         let planned = self.cursor.next(bytes, scope);
@@ -88,7 +88,7 @@ impl StepContext {
         planned
     }
 
-    /// A backward has ended: what is saved next is another micro-batch's.
+    /// A backward has ended: what is saved next belongs to another micro-batch.
     pub(crate) fn micro_batch_ends(&self) {
         self.cursor.rewind();
         if let Some(probe) = &self.probe {

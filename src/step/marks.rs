@@ -1,4 +1,4 @@
-//! Results of single operations that need not be saved: whoever saves one gets the recipe in its place.
+//! Results of single operations that need not be saved: an operation that saves one gets the recipe instead.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -22,23 +22,23 @@ pub(crate) struct Marks(Mutex<Marked>);
 #[derive(Default)]
 struct Marked {
     results: HashMap<StorageId, Mark>,
-    /// How many were alive when those that were not were last let go of.
+    /// How many were alive when dead ones were last removed.
     alive: usize,
 }
 
-/// So many that no one needs any more may stay until the next is marked.
+/// This many dead results may remain until the next one is marked.
 const FEW: usize = 8;
 
 struct Mark {
-    /// Keeps the address from being used again, but not the bytes.
+    /// Keeps the address from being reused, but does not keep the bytes.
     result: Watch,
     version: u32,
     recipe: Stands,
-    /// What computing it took, if the step is profiled.
+    /// How its computation was timed, if the step is profiled.
     timing: Option<Arc<RecipeTiming>>,
 }
 
-/// The first to save the result takes the recipe over: from then on it lives as long as the graph needs it.
+/// Who holds the recipe. The first to save the result takes it over: from then on it lives as long as the graph needs it.
 enum Stands {
     Here(Arc<dyn Recomputed>),
     ByGraph(Weak<dyn Recomputed>),
@@ -47,7 +47,7 @@ enum Stands {
 }
 
 impl Marks {
-    /// What the graph holds for a marked result in place of its bytes.
+    /// What the graph holds for a marked result instead of its bytes.
     pub(crate) fn recipe_of(&self, saved: &SavedTensor<'_>, counters: &Counters) -> Option<Packed> {
         let id = saved.storage_id()?;
         let mut marks = self.0.lock();
@@ -70,7 +70,7 @@ impl Marks {
         Some(Packed::Handle(Box::new(Stand(recipe))))
     }
 
-    /// The result is saved with its bytes: its recipe, and the inputs that it holds, may go.
+    /// The result is saved with its bytes, so its recipe is dropped, with the inputs that it holds.
     pub(crate) fn is_saved(&self, saved: &SavedTensor<'_>) {
         let Some(id) = saved.storage_id() else { return };
         let before = {
@@ -78,25 +78,25 @@ impl Marks {
             let mark = marks.results.get_mut(&id).filter(|mark| mark.is_of(saved));
             mark.map(|mark| std::mem::replace(&mut mark.recipe, Stands::No))
         };
-        // A recipe goes without the lock.
+        // Recipes are dropped without the lock.
         drop(before);
     }
 
-    /// What it took to compute a marked result, if the step is profiled.
+    /// How computing a marked result was timed, if the step is profiled.
     pub(crate) fn shown_of(&self, saved: &SavedTensor<'_>) -> Option<Arc<RecipeTiming>> {
         let marks = self.0.lock();
         let mark = marks.results.get(&saved.storage_id()?)?;
         mark.timing.clone().filter(|_| mark.is_of(saved))
     }
 
-    /// Recipes whose results no one has saved, nor can any more, may go, and the inputs that they hold.
+    /// Drops recipes whose results were not saved and no longer can be, with the inputs that they hold.
     pub(crate) fn drop_unsaved(&self) {
         let dead = self.0.lock().take_dead();
-        // Recipes go without the lock.
+        // Recipes are dropped without the lock.
         drop(dead);
     }
 
-    /// From now on `storage`, in this version, need not be saved: `recipe` gives its bytes.
+    /// From now on `storage`, in this version, need not be saved: `recipe` computes its bytes.
     pub(crate) fn mark(
         &self,
         storage: &Storage,
@@ -113,13 +113,13 @@ impl Marks {
                 if marks.results.len() > 2 * marks.alive + FEW { marks.take_dead() } else { Vec::new() };
             dead.into_iter().chain(before).collect()
         };
-        // Recipes go without the lock.
+        // Recipes are dropped without the lock.
         drop(gone);
     }
 }
 
 impl Mark {
-    /// Whether what is saved is what was marked: nothing has written to it since.
+    /// Whether the saved tensor is what was marked: nothing has written to it since.
     fn is_of(&self, saved: &SavedTensor<'_>) -> bool {
         self.version == saved.version() && !self.result.is_written()
     }
@@ -134,7 +134,7 @@ impl Marked {
     }
 }
 
-/// Stands in the graph for a result that is computed again.
+/// The graph's handle to a result that is computed again.
 struct Stand(Arc<dyn Recomputed>);
 
 impl Handle for Stand {

@@ -1,6 +1,7 @@
-//! One step on the threads that work on it: its state, where in the model each thread is, and the hooks that see what autograd saves.
+//! One step on the threads that work on it: its state, the position of each thread in the model, and the hooks that see what autograd
+//! saves.
 //!
-//! It sits on the cache, and below what computes results again: that tells it of recipes as [`Recomputed`].
+//! It builds on the cache and is independent of the recompute module, which passes recipes in as [`Recomputed`].
 
 mod context;
 mod marks;

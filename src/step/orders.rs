@@ -1,4 +1,4 @@
-//! The orders of saving of one step: a thread has one of its own in each micro-batch, since backward asks for it in reverse.
+//! The orders of saving within one step. Each thread has its own in each micro-batch, because backward asks in the reverse of it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -10,15 +10,15 @@ use crate::cache::{Cache, NO_TAPE, TapeKey};
 
 /// The tapes of one step.
 pub(crate) struct Orders {
-    /// The micro-batch under way, or [`ENDED`].
+    /// The current micro-batch, or [`ENDED`].
     micro_batch: AtomicUsize,
     tapes: Mutex<HashMap<(ThreadId, usize), TapeKey>>,
 }
 
-/// In place of a micro-batch, once the step has ended.
+/// Takes the place of a micro-batch once the step has ended.
 const ENDED: usize = usize::MAX;
 
-/// The tape that a thread was told last.
+/// The tape that a thread got last.
 pub(crate) struct Latest {
     micro_batch: AtomicUsize,
     tape: AtomicU64,
@@ -31,7 +31,7 @@ impl Orders {
         Orders { micro_batch: AtomicUsize::new(0), tapes: Mutex::new(tapes) }
     }
 
-    /// The tape of what the calling thread saves now, [`NO_TAPE`] once the step has ended.
+    /// The tape for what the calling thread saves now; [`NO_TAPE`] once the step has ended.
     pub(crate) fn tape(&self, cache: &Cache, latest: &Latest) -> TapeKey {
         if latest.micro_batch.load(Ordering::Relaxed) == self.micro_batch.load(Ordering::Acquire) {
             return latest.tape.load(Ordering::Relaxed);
@@ -47,7 +47,7 @@ impl Orders {
         tape
     }
 
-    /// What is saved from now on is that micro-batch's, whichever thread saves it.
+    /// What is saved from now on, on whichever thread, belongs to that micro-batch.
     pub(crate) fn switch_to(&self, micro_batch: usize) {
         self.micro_batch.store(micro_batch.min(ENDED - 1), Ordering::Release);
     }
@@ -61,7 +61,7 @@ impl Orders {
 }
 
 impl Default for Latest {
-    /// Of a thread that was told none yet.
+    /// For a thread that has got no tape yet.
     fn default() -> Latest {
         Latest { micro_batch: AtomicUsize::new(ENDED), tape: AtomicU64::new(NO_TAPE) }
     }

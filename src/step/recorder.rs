@@ -1,4 +1,4 @@
-//! The hooks of a step: decide about each tensor that autograd saves, and stand in the graph for those that the cache takes.
+//! The hooks of a step: they decide about each tensor that autograd saves, and are the graph's handles to those that the cache takes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +28,7 @@ impl Recorder {
 }
 
 impl SavedTensorHooks for Recorder {
-    /// A tensor of another device may be that of a step around this one.
+    /// A tensor of another device may belong to a step around this one.
     fn takes(&self, saved: &SavedTensor<'_>) -> bool {
         !saved.eligible() || saved.device() == self.step.device
     }
@@ -64,7 +64,7 @@ impl SavedTensorHooks for Recorder {
                 KeepReason::Policy => &step.counters.kept_by_policy,
             };
             counter.add(bytes);
-            // What is kept by scope or by plan is entered in the books all the same: it counts against the device budget.
+            // What the policy keeps is still entered in the cache, because it counts against the device budget.
             if reason != KeepReason::Policy || step.filter.keep_all {
                 return Ok(Packed::Keep);
             }
@@ -92,14 +92,14 @@ impl SavedTensorHooks for Recorder {
     }
 }
 
-/// Stands in the graph for one saved tensor.
+/// The graph's handle to one saved tensor.
 struct SavedHandle {
     cache: Arc<Cache>,
     key: EntryKey,
     tape: TapeKey,
     position: usize,
     probe: Option<Arc<Probe>>,
-    /// Which copy of the entry this handle was served from last.
+    /// Identifies the device copy that last served this handle.
     round: AtomicU64,
 }
 

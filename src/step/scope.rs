@@ -1,4 +1,4 @@
-//! Where in the model the calling thread is, for reports and for policies that go by scope.
+//! The position of the calling thread in the model, for reports and for policies that decide by scope.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -18,7 +18,7 @@ thread_local! {
     static STEPS: RefCell<Vec<ActiveStep>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Where this thread is in one step.
+/// The position of this thread in one step.
 struct ActiveStep {
     number: u64,
     step: Arc<StepContext>,
@@ -26,7 +26,7 @@ struct ActiveStep {
     current: ScopeId,
 }
 
-/// How what a thread saves in a step is treated, from the step's own way to that within reruns.
+/// How a thread's saves in a step are treated, from the normal way to the one within reruns.
 #[derive(Clone)]
 pub(crate) enum Level {
     /// The cache decides about each tensor; marked ones have recipes.
@@ -39,9 +39,9 @@ pub(crate) enum Level {
     Discard,
 }
 
-/// Names what the calling thread does until the guard is dropped: tensors saved meanwhile are reported under `name`, and
-/// scopes may be nested. A trace shows them, and so do NVIDIA's tools once [`load_cuda`](crate::load_cuda) has succeeded. Without
-/// an active step on this thread it does nothing, so model code can always use it.
+/// Names what the calling thread does until the guard is dropped: tensors saved meanwhile are reported under `name`. Scopes may be
+/// nested. They appear in a trace, and in NVIDIA's tools once [`load_cuda`](crate::load_cuda) has succeeded. Without an active step on
+/// this thread it does nothing, so model code can always use it.
 ///
 /// ```no_run
 /// # fn attention(x: &tch::Tensor) -> tch::Tensor { x.shallow_clone() }
@@ -52,7 +52,7 @@ pub(crate) enum Level {
 pub fn scope(name: &str) -> Scope {
     let descended = STEPS.with_borrow_mut(|steps| {
         let mut descended = Vec::new();
-        // Of each cache whose steps this thread is in, the innermost.
+        // For each cache that has steps on this thread, the innermost one.
         for place in (0..steps.len()).rev() {
             let (step, inner) = match steps.get_mut(place..) {
                 Some([step, inner @ ..]) => (step, inner),
@@ -72,7 +72,7 @@ pub fn scope(name: &str) -> Scope {
 }
 
 impl ActiveStep {
-    /// Goes down to a scope of this name. Returns the number of the step, the scopes before and now, and the cache's trace.
+    /// Enters a child scope with this name. Returns the number of the step, the scopes before and now, and the cache's trace.
     fn descend(&mut self, name: &str) -> (u64, ScopeId, ScopeId, Option<Arc<Trace>>) {
         let Cache { scopes, trace, .. } = &*self.step.cache;
         let before = self.current;
@@ -84,7 +84,7 @@ impl ActiveStep {
 /// Guard of a named scope; see [`scope`].
 #[must_use = "the scope ends when this guard is dropped"]
 pub struct Scope {
-    /// Innermost first.
+    /// The scopes entered, innermost first.
     entered: Vec<EnteredScope>,
     thread_bound: PhantomData<*const ()>,
 }
@@ -116,8 +116,8 @@ pub(crate) fn current_scope(step: &StepContext) -> ScopeId {
     })
 }
 
-/// The step on this thread that tensors of `device` belong to, how what it saves is treated, and the innermost scope. Within a segment
-/// that is the segment's; else the innermost one whose cache is for the device; if there is none, the innermost.
+/// The step on this thread that tensors of `device` belong to, how its saves are treated, and its innermost scope. Within a segment that
+/// is the segment's step; otherwise the innermost step whose cache is for the device, or the innermost of all if there is none.
 pub(crate) fn current_step(device: Device) -> Option<(Arc<StepContext>, Level, ScopeId)> {
     STEPS.with_borrow(|steps| {
         let innermost = steps.last()?;
@@ -128,7 +128,7 @@ pub(crate) fn current_step(device: Device) -> Option<(Arc<StepContext>, Level, S
     })
 }
 
-/// Makes `step` the innermost of this thread, with `current` as its scope, until the guard is dropped.
+/// Makes `step` this thread's innermost step, with `current` as its scope, until the guard is dropped.
 pub(crate) fn enter(step: Arc<StepContext>, level: Level, current: ScopeId) -> Within {
     static GUARDS: AtomicU64 = AtomicU64::new(0);
     let number = GUARDS.fetch_add(1, Ordering::Relaxed);
@@ -143,13 +143,13 @@ pub(crate) struct Within {
 
 impl Drop for Within {
     fn drop(&mut self) {
-        // A thread that is being torn down has given its steps up already.
+        // A thread that is being torn down has already dropped its steps.
         let ended = STEPS.try_with(|steps| {
             let mut steps = steps.borrow_mut();
             let place = steps.iter().position(|step| step.number == self.number)?;
             Some(steps.remove(place))
         });
-        // Not within the borrow: what ends with it may ask for the current scope.
+        // After the borrow, because dropping the step may ask for the current scope.
         drop(ended);
     }
 }

@@ -1,5 +1,5 @@
-//! The same locks, channels and threads under loom, which runs all orders in which threads can get them. What is made while nothing is explored
-//! is as it is outside of tests.
+//! The same locks, channels and threads under loom, which runs all orders in which threads can get them. What is created outside an
+//! exploration behaves as it does outside tests.
 //!
 //! A thread that sleeps and that nobody will wake ends the exploration with `deadlock`.
 
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvError, SendError};
 
 thread_local! {
-    /// The explorer runs all its threads on the thread that it was called on.
+    /// Whether this thread explores. The explorer runs all its threads on the thread that it was called on.
     static EXPLORING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -18,8 +18,8 @@ pub(super) fn is_exploring() -> bool {
     EXPLORING.get()
 }
 
-/// Runs `scene`, which may start three threads, in every order in which its threads can get their locks, with at most so many switches away from a thread that could have
-/// gone on. Returns how many orders there were.
+/// Runs `scene`, which may start three threads, in every order in which its threads can get their locks, with at most `preemptions`
+/// switches away from a thread that could have continued. Returns the number of orders.
 pub(crate) fn explore(preemptions: usize, scene: impl Fn() + Send + Sync + 'static) -> usize {
     struct Exploring;
     impl Drop for Exploring {
@@ -51,7 +51,7 @@ pub(crate) enum Mutex<T> {
 
 pub(crate) enum MutexGuard<'a, T> {
     Plain(parking_lot::MutexGuard<'a, T>),
-    /// None only while it is unlocked, or waits.
+    /// `None` only while it is unlocked, or waits.
     Explored(&'a loom::sync::Mutex<T>, Option<loom::sync::MutexGuard<'a, T>>),
 }
 
@@ -60,7 +60,7 @@ pub(crate) enum Condvar {
     Explored(loom::sync::Condvar),
 }
 
-/// An explored one does not see that there is no sender any more.
+/// An explored channel does not notice that all senders are gone.
 pub(crate) fn channel<T>() -> (Sender<T>, Receiver<T>) {
     if is_exploring() {
         let (sender, receiver) = loom::sync::mpsc::channel();
@@ -216,7 +216,7 @@ mod tests {
     use super::super::Thread;
     use super::*;
 
-    /// One thread waits for what another does, which tells of it or does not.
+    /// One thread waits for what another does, and is notified if `tells`.
     fn wait_for_another(tells: bool) -> usize {
         explore(2, move || {
             let shared = Arc::new((Mutex::new(false), Condvar::new()));

@@ -1,4 +1,4 @@
-//! What was planned, and why.
+//! What was planned for a step, and why.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,61 +9,62 @@ use ssdtrain_plan::{Budgets, Machine, Prediction};
 
 use super::Tally;
 
-/// What was planned for a step, to be held beside what it did.
+/// The plan for a step, for comparison with what the step did.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct PlanReport {
-    /// How long the step takes, from its beginning to its `finish`.
+    /// Predicted time of the step, from its beginning to its `finish`.
     pub step: Duration,
-    /// How long it would with everything kept: what the time of a [`Goal`](ssdtrain_plan::Goal) is held beside.
+    /// Predicted time with everything kept, which the time of a [`Goal`](ssdtrain_plan::Goal) is relative to.
     pub kept_step: Duration,
-    /// Where that is known from.
+    /// Where `kept_step` comes from.
     pub baseline: Baseline,
-    /// What one micro-batch does, with its share of what follows the last.
+    /// What is predicted for one micro-batch, including its share of what follows the last one.
     pub prediction: Prediction,
-    /// The settings that were chosen.
+    /// The chosen settings.
     pub budgets: Budgets,
-    /// What the plan counts on: nine tenths of the bandwidths that were measured.
+    /// The bandwidths that the plan relies on: nine tenths of those measured.
     pub machine: Machine,
-    /// Whether the goal is reached. If not, this is the quickest step within its peak, or else the lowest activation peak there is.
+    /// Whether the goal is reached. If not, this is the quickest plan within the goal's peak, or else the one with the lowest activation
+    /// peak.
     pub in_reach: bool,
-    /// How often steps stayed beyond the time of the goal, so that a plan with a higher peak took this one's place. After five times
+    /// How often steps exceeded the time of the goal, so that their plan was replaced by one with a higher peak. After five times
     /// everything is kept.
     pub loosened: u32,
-    /// Plans made so far, this one included.
+    /// Plans made so far, including this one.
     pub plans: u64,
     /// What goes where, by scope in the order of forward.
     pub rows: Vec<PlanRow>,
 }
 
-/// Where it is known from how long a step takes with everything kept.
+/// Where the time of a step with everything kept comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Baseline {
-    /// What the profiled step computed, corrected by what planned steps do: what a plan costs beside its stalls does not show in it.
+    /// Computed from the profiled step and corrected by planned steps. What a plan costs besides its stalls does not show in it.
     Profile,
-    /// Steps that kept everything.
+    /// Measured in steps that kept everything.
     Measured,
 }
 
-/// What becomes of the storages of one scope, each counted where it is saved first.
+/// Where the storages of one scope go, each counted where it is first saved.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct PlanRow {
-    /// Its path; empty outside every scope.
+    /// The scope's path; empty outside every scope.
     pub scope: String,
-    /// Time computed up to its saves.
+    /// Compute time of forward up to its saves.
     pub forward: Duration,
-    /// Time computed with what it saved.
+    /// Compute time of backward with what it saved.
     pub backward: Duration,
-    /// Stay on the device.
+    /// Stays on the device.
     pub keep: Tally,
-    /// Rest in host memory.
+    /// Stays in host memory.
     pub host: Tally,
-    /// Go to the disk.
+    /// Goes to the disk.
     pub disk: Tally,
-    /// Are computed again.
+    /// Is computed again.
     pub recompute: Tally,
 }
 
@@ -74,7 +75,7 @@ impl PlanReport {
     }
 }
 
-/// A table: what goes where, and what that is expected to cost.
+/// A table of what goes where, and what that is predicted to cost.
 impl fmt::Display for PlanReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = self.rows.iter().map(|row| row.scope.len()).max().unwrap_or(0).max("scope".len());

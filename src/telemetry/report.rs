@@ -1,4 +1,4 @@
-//! The report of a step: what moved, what it cost, and which I/O path ran.
+//! The report of a step: what moved, what it cost, and which I/O path was used.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,48 +10,50 @@ use serde::Serialize;
 use super::planned::PlanReport;
 use super::stats::{Counters, Tally};
 
-/// What one step did. Bytes are those of whole storages, the unit that is moved.
+/// What one step did. Bytes are those of whole storages, the unit of movement.
 #[derive(Clone, Debug, Default, Serialize)]
 #[non_exhaustive]
 pub struct StepReport {
     /// Number of the step, from 1.
     pub step: u64,
-    /// From [`step`](crate::TensorCache::step) to [`finish`](crate::Step::finish), by the host's clock. A GPU may compute on after that:
-    /// unless the step was `awaited`, this is the time to launch it.
+    /// Host time from [`step`](crate::TensorCache::step) to [`finish`](crate::Step::finish). A GPU may still be computing then: unless
+    /// the step was `awaited`, this is only the time to launch it.
     pub wall: Duration,
-    /// Whether all that the step computes was done by its end: always on the CPU; on a GPU only where
-    /// [`Policy::Auto`](crate::Policy::Auto) takes a step's time, since the cache does not wait for the device otherwise.
+    /// Whether everything the step computes was done by its end. Always so on the CPU. On a GPU only when
+    /// [`Policy::Auto`](crate::Policy::Auto) times a step, because the cache does not wait for the device otherwise.
     pub awaited: bool,
-    /// Activation peak: highest allocated bytes in forward and backward, minus allocated bytes when the step began. Gradients count as
-    /// far as they were not there then, so the figure depends on whether a program frees them before the step or within it.
+    /// Activation peak: the highest number of allocated bytes in forward and backward, minus those allocated when the step began.
+    /// Gradients count only if they did not exist at that point, so the figure depends on whether a program frees them before the step or
+    /// within it.
     pub act_peak_bytes: u64,
-    /// Step peak: the activation peak, and the gradients that the [`parameters`](crate::TensorCacheBuilder::parameters) had when the
-    /// step began. It is the same wherever a program frees its gradients.
+    /// Step peak: the activation peak plus the gradients that the [`parameters`](crate::TensorCacheBuilder::parameters) had when the step
+    /// began. Unlike the activation peak, it does not depend on where a program frees its gradients.
     pub step_peak_bytes: u64,
-    /// Everything autograd saved, storages that were saved several times counted each time.
+    /// Everything autograd saved. A storage that was saved several times counts each time.
     pub saved: Tally,
-    /// Saves that found their storage in the cache already.
+    /// Saves whose storage was in the cache already.
     pub deduplicated: Tally,
     /// What stayed in the graph, and why.
     pub kept: KeptReport,
     /// Stored below the device: in the host pool or on the disk.
     pub offloaded: Tally,
-    /// Stores dropped before they began, because backward asked or let go first, or the storage was resized.
+    /// Stores dropped before they began, because backward asked for the storage or the graph released it first, or because it was
+    /// resized.
     pub cancelled: Tally,
-    /// Stores that had begun and were of no use: the graph let go first, or the storage was resized. What was written for them is
-    /// not in `offloaded`.
+    /// Stores that had begun but turned out to be useless, because the graph released the storage first or it was resized. What was
+    /// written for them does not count in `offloaded`.
     pub discarded: Tally,
-    /// Served from the device because the tensor had not left it, or was still alive elsewhere.
+    /// Served from the device, because the tensor had not left it or was still alive elsewhere.
     pub forwarded: Tally,
-    /// Loaded from there.
+    /// Loaded from the host pool or the disk.
     pub loaded: Tally,
-    /// Of these, loads that began only when backward asked.
+    /// Those of `loaded` that began only when backward asked.
     pub load_misses: Tally,
-    /// What backward computes again instead: storages whose bytes the graph does not hold, and the cache neither.
+    /// Storages that backward computes again: neither the graph nor the cache holds their bytes.
     pub recomputed: Tally,
-    /// Segments and single operations that ran again, and the bytes they gave backward.
+    /// Segments and single operations that ran again, and the bytes they returned to backward.
     pub reruns: Tally,
-    /// Time that the threads of backward took to run them; on a GPU, to put them into its queue.
+    /// Time that backward's threads spent on reruns; on a GPU, the time to put them into its queue.
     pub rerun_time: Duration,
     /// Stores that failed; their tensors stayed on the device.
     pub store_failures: Tally,
@@ -59,16 +61,16 @@ pub struct StepReport {
     pub stall: StallReport,
     /// What each named scope saved, in the order of first use.
     pub scopes: Vec<ScopeReport>,
-    /// What [`Policy::Auto`](crate::Policy::Auto) had planned for this step, if the step kept to it; none if it did not or was not
-    /// planned, and under other policies.
+    /// The plan of [`Policy::Auto`](crate::Policy::Auto) for this step, if the step followed it. `None` if it did not or was not planned,
+    /// and under other policies.
     pub plan: Option<Arc<PlanReport>>,
-    /// Whether it saved something else than was planned for it: from there on it kept what fits.
+    /// Whether the step saved something other than planned; from that save on it kept what fits.
     pub left_plan: bool,
-    /// What [`Policy::Adaptive`](crate::Policy::Adaptive) has decided; none before that, and under other policies.
+    /// The decision of [`Policy::Adaptive`](crate::Policy::Adaptive); `None` before it is made, and under other policies.
     pub adaptive: Option<AdaptiveReport>,
-    /// Which way the bytes went.
+    /// The I/O path that was used.
     pub io_path: String,
-    /// What the user should know, one line each.
+    /// Warnings for the user, one line each.
     pub warnings: Vec<String>,
 }
 
@@ -82,34 +84,34 @@ pub struct KeptReport {
     pub small: Tally,
     /// What cannot be moved: sparse tensors, wrappers, other devices.
     pub ineligible: Tally,
-    /// Kept by the policy: everything, or the last scopes.
+    /// Kept by the policy: everything, the last scopes, or what the plan keeps.
     pub policy: Tally,
-    /// Kept because the spill files had no room or a store had failed.
+    /// Kept because the spill files had no room or stores had failed.
     pub no_room: Tally,
-    /// What the program holds beside the graph, as a data set or a mask: found by the steps before.
+    /// Storages that the program holds besides the graph, such as a data set or a mask, as known from earlier steps.
     pub held: Tally,
-    /// Storages of which little more than a small view was saved: less than an eighth.
+    /// Storages of which only small views were saved: less than an eighth in all.
     pub parts: Tally,
     /// Storages that were written to after they were saved, such as pieces of one storage that are changed one after another.
     pub written: Tally,
 }
 
-/// Time that computing threads, or on a GPU its queue, waited for the cache, by cause.
+/// Time that computing threads, or a GPU's queue, waited for the cache, by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct StallReport {
-    /// Saving: for a store to make room in the device budget. On a GPU measured in its queue.
+    /// Saving: waited for a store to make room in the device budget. On a GPU measured in its queue.
     pub device_budget: Duration,
-    /// Saving: for room in the host pool.
+    /// Saving: waited for room in the host pool.
     pub host_pool: Duration,
-    /// Backward: for a load from the disk.
+    /// Backward: waited for a load from the disk.
     pub load: Duration,
-    /// Backward, in the GPU's queue: for a copy from the host.
+    /// Backward, in the GPU's queue: waited for a copy from the host.
     pub copy_in: Duration,
 }
 
 impl StallReport {
-    /// All causes together.
+    /// The sum of all causes.
     pub fn total(&self) -> Duration {
         self.device_budget + self.host_pool + self.load + self.copy_in
     }
@@ -121,13 +123,13 @@ impl StallReport {
 pub struct AdaptiveReport {
     /// Scopes that save something.
     pub scopes: usize,
-    /// Of these, the first so many move their tensors; the others keep them.
+    /// How many of them, the first in the order of forward, move their tensors; the others keep them.
     pub offloaded: usize,
-    /// The last that does; none if all keep theirs.
+    /// The last scope that moves its tensors; `None` if all keep theirs.
     pub last: Option<String>,
-    /// Bytes per second that it takes to have all back in time.
+    /// Bytes per second needed to have everything back in time.
     pub required_bytes_per_s: f64,
-    /// Bytes per second that left the device in the profiled step, while any did.
+    /// Bytes per second that left the device in the profiled step, counting only the time while any did.
     pub measured_bytes_per_s: f64,
 }
 
@@ -135,11 +137,11 @@ pub struct AdaptiveReport {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ScopeReport {
-    /// Its path; empty outside every scope.
+    /// The scope's path; empty outside every scope.
     pub scope: String,
-    /// Saves the cache took to move.
+    /// Saves that the cache took over to move.
     pub moved: Tally,
-    /// Saves that stayed on the device because the scope is one of the last.
+    /// Saves that the policy kept on the device: by scope, or by the plan.
     pub kept: Tally,
 }
 

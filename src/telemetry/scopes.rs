@@ -1,4 +1,4 @@
-//! Names for parts of a step, and what each part saved.
+//! Names for the parts of a step, and what each part saved.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ pub(crate) struct Scopes(Mutex<Paths>);
 #[derive(Debug, Default)]
 struct Paths {
     children: HashMap<ScopeId, HashMap<Box<str>, ScopeId>>,
-    /// Of every scope but the root.
+    /// The paths of every scope but the root.
     names: Vec<String>,
 }
 
@@ -68,7 +68,7 @@ struct ScopeSaves {
     last: u64,
     moved: Tally,
     kept: Tally,
-    /// Bytes of the storages that it was the first to save, and that could be moved.
+    /// Bytes of the movable storages that this scope was the first to save.
     own: u64,
 }
 
@@ -85,19 +85,19 @@ impl ScopeRecord {
         tally.bytes += bytes;
     }
 
-    /// The scope was the first to save a storage of so many bytes, which could be moved.
+    /// Records that the scope was the first to save a movable storage of `bytes` bytes.
     pub(crate) fn add_own(&self, scope: ScopeId, bytes: u64) {
         if let Some(saves) = self.0.lock().scopes.get_mut(&scope) {
             saves.own += bytes;
         }
     }
 
-    /// The scopes by when they saved last.
+    /// The scopes in the order of their last saves.
     pub(crate) fn in_order(&self) -> Vec<ScopeId> {
         self.by_last_save().into_iter().map(|(scope, _)| scope).collect()
     }
 
-    /// The same, and the bytes of movable storages that each was the first to save.
+    /// The scopes in the order of their last saves, each with the bytes of movable storages that it was the first to save.
     pub(crate) fn by_last_save(&self) -> Vec<(ScopeId, u64)> {
         let record = self.0.lock();
         let mut rows: Vec<_> = record.scopes.iter().map(|(id, saves)| (saves.last, *id, saves.own)).collect();
@@ -105,7 +105,7 @@ impl ScopeRecord {
         rows.into_iter().map(|(_, id, own)| (id, own)).collect()
     }
 
-    /// In the order of first use.
+    /// One row per scope, in the order of first use.
     pub(crate) fn report(&self, scopes: &Scopes) -> Vec<ScopeReport> {
         let record = self.0.lock();
         let mut rows: Vec<_> = record.scopes.iter().collect();

@@ -45,7 +45,7 @@ impl Clock {
     }
 }
 
-/// What one step did. The meaning of each field is that of the same field of `StepReport`.
+/// What one step did. Each field means what the same field of `StepReport` does.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) saved: Counter,
@@ -74,10 +74,10 @@ pub(crate) struct Counters {
     pub(crate) stall_copy_in: Clock,
 }
 
-/// Why a thread that computes, or the device's own queue, had to wait.
+/// Why a computing thread, or the device's own queue, had to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StallCause {
-    /// For a store, so that the device budget is kept.
+    /// For a store to make room in the device budget.
     DeviceBudget,
     /// For room in the host pool.
     HostPool,
@@ -88,7 +88,7 @@ pub(crate) enum StallCause {
 }
 
 impl Counters {
-    /// A recipe was followed, for so many bytes that were asked for, which took the calling thread so long.
+    /// Records that a recipe was rerun for `bytes` requested bytes, which took the calling thread `time`.
     pub(crate) fn rerun(&self, bytes: u64, time: Duration) {
         self.reruns.add(bytes);
         self.rerun_time.add(time);

@@ -1,11 +1,12 @@
-//! The tier of a GPU whose tensors go straight between its memory and the spill files, as in the paper (section 5.3.2): by
-//! GPUDirect Storage where the machine has it.
+//! The tier of a GPU whose tensors go straight between its memory and the spill files, as in the paper (section 5.3.2): through GPUDirect
+//! Storage if the machine has it.
 //!
-//! A storage is written once the device has computed it, and leaves as late as the device budget allows, as on the way through
-//! host memory. Here it is the thread that waits for the write then: the device's queue cannot. Loads begin once the device has
-//! stopped using their memory for anything else, and are complete when they are served.
+//! A storage is written once the device has computed it, and leaves as late as the device budget allows, as it does through host memory.
+//! Here, however, the thread waits for the write, because the device's queue cannot. Loads begin once the device has stopped using their
+//! memory for anything else, and are complete when they are served.
 //!
-//! No more is handed to the disk at once than keeps it busy: what waits for its turn can still be dropped, and its memory with it.
+//! Only as many writes are handed to the disk as keep it busy: those that wait for their turn can still be dropped, and their memory with
+//! them.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -25,13 +26,13 @@ use crate::sync::{Condvar, Mutex};
 use crate::telemetry::{Counters, ScopeId, StallCause};
 use crate::trace::{DeviceTrace, Trace};
 
-/// Spill files right below a device.
+/// Spill files directly below a device.
 pub(crate) struct DirectTier<D: Device> {
-    // Declared first: their tasks use all the rest.
+    // Declared first, because their tasks use everything else.
     ready: EventThread<D>,
     reads: EventThread<D>,
     writes: Mutex<Writes<D>>,
-    /// Most bytes that are being written at once, or a single storage.
+    /// Upper limit on the bytes being written at once, except that a single storage may exceed it.
     window: u64,
     store: Store,
     trace: Option<DeviceTrace<D>>,
@@ -39,11 +40,11 @@ pub(crate) struct DirectTier<D: Device> {
     under_way: Arc<UnderWay>,
 }
 
-/// Writes that wait for their turn, and the bytes of those that have it.
+/// Writes that wait for their turn, and the bytes of those in flight.
 struct Writes<D: Device> {
     waiting: VecDeque<Write<D>>,
     writing: u64,
-    /// A thread begins those whose turn it is, and looks again after each.
+    /// Whether a thread is beginning the writes whose turn it is. It looks again after each.
     moving_on: bool,
 }
 
@@ -51,28 +52,28 @@ struct Writes<D: Device> {
 struct Write<D: Device> {
     parcel: Arc<DirectParcel<D>>,
     from: Block,
-    /// Whoever waits for the parcel hears of it as well.
+    /// Called after the parcel itself has recorded the outcome.
     done: Completion,
 }
 
-/// Transfers that were begun or wait to begin.
+/// The number of transfers that have begun or wait to begin.
 #[derive(Default)]
 struct UnderWay {
     count: Mutex<usize>,
     ended: Condvar,
 }
 
-/// An extent, once there is one, and how its write went.
+/// An extent, once there is one, and the outcome of its write.
 struct DirectParcel<D: Device> {
     tier: Arc<DirectTier<D>>,
     bytes: u64,
     scope: ScopeId,
-    /// When the device has computed the bytes.
+    /// Reached when the device has computed the bytes.
     ready: D::Event,
-    /// Whose memory its storage has: the stream that it was saved on, or loaded for.
+    /// The stream to which its storage's memory belongs: the one that it was saved on, or loaded for.
     stream: AtomicUsize,
     blob: OnceLock<Arc<Blob>>,
-    /// The entry is gone: nothing begins any more.
+    /// The entry is gone: no transfer begins any more.
     abandoned: AtomicBool,
     written: Mutex<Option<Result<(), String>>>,
     changed: Condvar,
@@ -100,7 +101,7 @@ impl<D: Device> DirectTier<D> {
         }))
     }
 
-    /// Begins the writes whose turn it is, and drops those that nobody wants any more.
+    /// Begins the writes whose turn it is. Those that nobody wants any more fail.
     fn write_on(&self) {
         if std::mem::replace(&mut self.writes.lock().moving_on, true) {
             return;
@@ -113,14 +114,14 @@ impl<D: Device> DirectTier<D> {
                 next
             };
             match next {
-                // A write whose beginning panics has failed; the next ones go on.
+                // A write that panics as it begins has failed; the following ones continue.
                 Some(write) => drop(contained("the beginning of a write", || write.begin())),
                 None => return,
             }
         }
     }
 
-    /// Copies what does not go straight, and waits for that.
+    /// Copies the part that cannot go straight, and waits for that.
     fn copy(&self, direction: Direction, rest: Option<Rest>) -> Result<()> {
         let Some(Rest { device, host, bytes }) = rest else { return Ok(()) };
         let lane = match direction {
@@ -131,7 +132,7 @@ impl<D: Device> DirectTier<D> {
             // SAFETY: both places belong to the buffer of a transfer that has not begun, which is alive until the event below is reached;
             // the storage's bytes are there, since its event is reached.
             Direction::Write => unsafe { self.device.copy_out(device, host, bytes) },
-            // SAFETY: as above, of a transfer that has ended and was not told of yet.
+            // SAFETY: as above, for a transfer that has ended but has not been reported yet.
             Direction::Read => unsafe { self.device.copy_in(host, device, bytes) },
         }?;
         self.device.block_on(&self.device.record(lane)?)
@@ -277,7 +278,7 @@ impl<D: Device> Parcel for DirectParcel<D> {
         true
     }
 
-    /// A transfer under way holds the memory until it is over; a write that waits for its turn is dropped.
+    /// A transfer in flight holds the memory until it ends; a write that waits for its turn is dropped.
     fn abandon(&self, _of: Option<&Storage>) {
         self.abandoned.store(true, Ordering::Release);
         let waits = {
@@ -291,7 +292,7 @@ impl<D: Device> Parcel for DirectParcel<D> {
 }
 
 impl<D: Device> Writes<D> {
-    /// The next whose turn it is, counted among those that are being written.
+    /// The next write whose turn it is, which from now on counts as in flight.
     fn next(&mut self, window: u64) -> Option<Write<D>> {
         let bytes = self.waiting.front()?.parcel.bytes;
         if self.writing > 0 && self.writing + bytes > window {
@@ -309,7 +310,7 @@ impl<D: Device> Write<D> {
         let writes = Arc::clone(&tier);
         let over = Completion::new(move |outcome| {
             writes.writes.lock().writing -= bytes;
-            // The disk gets its next write before anyone is told of this one.
+            // The disk gets its next write before anyone hears of this one.
             writes.write_on();
             drop(writes);
             done.call(outcome);
@@ -329,7 +330,7 @@ impl<D: Device> Write<D> {
         }
     }
 
-    /// Ends it before it began.
+    /// Fails the write before it began.
     fn fail(self, error: Error) {
         let Write { parcel, from, done } = self;
         drop((parcel, from));
@@ -338,7 +339,7 @@ impl<D: Device> Write<D> {
 }
 
 impl<D: Device> DirectParcel<D> {
-    /// Tells how the write went. Whoever hears that all is over finds the extent free, and the tier let go of.
+    /// Reports the outcome of the write. When `settle` returns, the extent is free and this reference to the tier is gone.
     fn written(self: Arc<Self>, outcome: Result<()>, done: Completion, transfer: Task) {
         *self.written.lock() = Some(outcome.as_ref().map_err(ToString::to_string).copied());
         self.changed.notify_all();
@@ -351,7 +352,7 @@ impl<D: Device> DirectParcel<D> {
         drop(transfer);
     }
 
-    /// Runs once `into` is nobody else's.
+    /// Runs once the device no longer uses `into` for anything else.
     fn read(self: Arc<Self>, into: Storage, reached: Result<()>, done: Completion) {
         let tier = Arc::clone(&self.tier);
         let lent = reached
@@ -388,15 +389,15 @@ impl<D: Device> DirectParcel<D> {
     fn lend(&self, block: Block, blob: &Blob) -> Result<Arc<DeviceBuf>> {
         let bytes =
             usize::try_from(self.bytes).map_err(|_| internal("a parcel larger than the address space"))?;
-        // What files want of memory is asked of the host's only.
+        // Only host memory has to meet the alignment that files need.
         let alignment = if D::IS_HOST { blob.memory_alignment() } else { 1 };
         let buf = DeviceBuf::new(block, bytes, alignment);
         buf.map(Arc::new).ok_or_else(|| internal("no host memory for the end of a storage"))
     }
 }
 
-/// A transfer under way, from its hand-over to its end. A thread that begins one counts as well, so that it has let go of the tier
-/// when all is over.
+/// A transfer in flight, from its submission to its end. The task of the thread that begins it counts as well, so that the task's
+/// reference to the tier is gone when everything has ended.
 struct Task(Arc<UnderWay>);
 
 impl Drop for Task {

@@ -115,7 +115,7 @@ impl Parcel for DiskParcel {
         true
     }
 
-    /// CPU tensors have no queue: what is done is done.
+    /// CPU tensors have no queue: what was called has been computed.
     fn order(
         &self,
         _of: Option<&Storage>,

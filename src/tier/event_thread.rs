@@ -1,4 +1,4 @@
-//! A thread that sleeps until the device has reached an event, and then does what was to be done after it.
+//! A thread that sleeps until the device has reached an event, and then runs the task that was to follow it.
 
 use std::sync::Arc;
 
@@ -8,16 +8,16 @@ use crate::device::Device;
 use crate::error::{Completion, Error, ErrorKind, Result};
 use crate::sync::{Sender, Thread, channel};
 
-/// Does things after events, in the order they were given.
+/// Runs tasks after events, in the order they were given.
 pub(super) struct EventThread<D: Device> {
-    /// None is the last.
+    /// `None` ends the thread.
     tasks: Sender<Option<Task<D>>>,
     thread: Option<Thread>,
 }
 
 struct Task<D: Device> {
     after: Vec<D::Event>,
-    /// Told how the waiting went.
+    /// Called with the outcome of the wait.
     then: Completion,
 }
 
@@ -26,7 +26,7 @@ impl<D: Device> EventThread<D> {
         let (tasks, given) = channel::<Option<Task<D>>>();
         let thread = Thread::start(name, move || {
             while let Ok(Some(Task { after, then })) = given.recv() {
-                // A panic ends this task and no other.
+                // A panic ends only this task.
                 contained("a wait for the device", || {
                     let reached = after.iter().try_for_each(|event| device.block_on(event));
                     then.call(reached);
@@ -42,7 +42,7 @@ impl<D: Device> EventThread<D> {
     /// Calls `then` on this thread once all of `after` are reached.
     pub(super) fn after(&self, after: Vec<D::Event>, then: impl FnOnce(Result<()>) + Send + 'static) {
         let task = Task { after, then: Completion::new(then) };
-        // The thread lives as long as this does. If it did not, the completion that comes back here would answer as it is dropped.
+        // The thread lives as long as this value. If it did not, dropping the completion that comes back here would still answer it.
         drop(self.tasks.send(Some(task)));
     }
 }
@@ -50,7 +50,7 @@ impl<D: Device> EventThread<D> {
 impl<D: Device> Drop for EventThread<D> {
     fn drop(&mut self) {
         drop(self.tasks.send(None));
-        // The last to let go may be a task of this very thread.
+        // The last reference may be dropped by a task of this very thread.
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("a thread that waits for the device panicked");
         }

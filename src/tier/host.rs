@@ -1,11 +1,11 @@
 //! The tier of CUDA tensors: pinned host memory, with the spill files below it.
 //!
-//! A parcel is copied out into a slot of the pool and rests there while the pool has room. What a step asks for beyond that is
-//! written to the disk, oldest first, while backward asks for the newest first; so what is still in the pool is what is wanted
-//! next. A slot whose bytes are on the disk as well is clean, and is reclaimed, oldest first, when room is needed.
+//! A parcel is copied out into a slot of the pool and stays there while the pool has room. What a step needs beyond that is written to
+//! the disk, oldest first. Backward asks for the newest first, so what is still in the pool is what is wanted next. A slot whose bytes
+//! are also on the disk is clean, and is reclaimed, oldest first, when room is needed.
 //!
-//! Copies are queued and never waited for here; where a thread has to sleep until one is done (before a slot is
-//! written to the disk, before a slot that the device still reads is read into), a thread of this tier's does.
+//! Copies are queued and never waited for here. Where a thread has to sleep until a copy is done, before a slot is written to the disk or
+//! before a slot that the device still reads is read into, one of this tier's own threads does so.
 
 mod copies;
 mod growth;
@@ -38,19 +38,19 @@ use crate::trace::{DeviceTrace, Trace};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HostSettings {
     pub(crate) pool: PoolSize,
-    /// Read from the disk ahead of the copies to the device.
+    /// Upper limit on the bytes read from the disk ahead of the copies to the device.
     pub(crate) read_ahead: u64,
 }
 
 /// Pinned host memory below a device.
 pub(crate) struct HostTier<D: Device> {
-    // Declared first: their tasks use all the rest.
+    // Declared first, because their tasks use everything else.
     writes: EventThread<D>,
     reads: EventThread<D>,
-    /// None if the pool does not grow.
+    /// `None` if the pool does not grow.
     pins: Option<EventThread<D>>,
     books: Mutex<Books<D>>,
-    /// Signalled when a store was begun, and when a transfer of the disk has ended.
+    /// Signalled when a store has begun, and when a transfer with the disk has ended.
     changed: Condvar,
     stalls: Mutex<Vec<Stall<D>>>,
     room: PlainMutex<Vec<Weak<RoomListener>>>,
@@ -67,18 +67,18 @@ pub(crate) struct HostTier<D: Device> {
 
 struct Books<D: Device> {
     ledger: Ledger<ParcelData<D>>,
-    /// Memory that the device may still read or write, oldest first, and the events after which it does not.
+    /// Memory that the device may still read or write, oldest first, each with the event after which it does not.
     cooling: VecDeque<Cooling<D>>,
-    /// The same events, of memory that was given back to the pool before they were reached.
+    /// Such events for memory that was given back to the pool before they were reached.
     hot: Vec<D::Event>,
-    /// The same, of memory that is not the pool's: it goes after its events and no sooner.
+    /// Such memory that is not the pool's: it is freed only after its event.
     unpooled: Vec<Cooling<D>>,
-    /// More of the pool is being pinned.
+    /// A thread is pinning more for the pool.
     growing: bool,
-    /// The pool does not grow: for the rest of the step, since memory is short, or for good, since the system refused.
+    /// Why the pool does not grow: for the rest of the step because memory is short, or for good because the system refused.
     short: bool,
     refused: bool,
-    /// Transfers with the disk, those still to begin included.
+    /// Transfers with the disk, including those that have not begun yet.
     in_flight: usize,
 }
 
@@ -91,28 +91,28 @@ type Taken<D> = (Vec<<D as Device>::Event>, Memory);
 #[derive(Clone)]
 struct Memory {
     buf: Arc<dyn IoBuf>,
-    /// A slot of the pool: whoever takes it next waits for what the device still does with it.
+    /// Whether it is a slot of the pool, whose next user waits for what the device still does with it.
     pooled: bool,
 }
 
-/// What is kept with a parcel.
+/// The data kept with a parcel.
 struct ParcelData<D: Device> {
     parcel: Weak<HostParcel<D>>,
-    /// Where in the model it was computed.
+    /// The scope in which it was computed.
     scope: ScopeId,
-    /// When the device has computed the bytes.
+    /// Reached when the device has computed the bytes.
     ready: D::Event,
-    /// Whose memory its storage has: the stream that it was saved on, or loaded for.
+    /// The stream to which its storage's memory belongs: the one that it was saved on, or loaded for.
     stream: usize,
     memory: Option<Memory>,
     blob: Option<Arc<Blob>>,
     /// The ends of the copy out and of the last copy in.
     out: Option<D::Event>,
     back: Option<D::Event>,
-    /// How many copies were begun, and how many there were when the compute queue was last told to wait for the latest.
+    /// How many copies were begun, and how many of them had been when the compute queue was last made to wait for the latest.
     copies: u64,
     ordered: u64,
-    /// Why no copy could be made.
+    /// Why the copy out failed.
     failure: Option<String>,
     /// Loads that wait for the disk.
     loads: Vec<Load<D>>,
@@ -120,13 +120,13 @@ struct ParcelData<D: Device> {
 
 struct Load<D: Device> {
     into: Storage,
-    /// When the device has stopped using `into`'s memory for anything else.
+    /// Reached when the device has stopped using `into`'s memory for anything else.
     ready: D::Event,
     done: Completion,
 }
 
-/// A wait in the device's compute queue: from when the queue came to it, to the end of the copy that it waits for. If that is the
-/// earlier of the two, it waited for nothing.
+/// A wait in the device's compute queue, from the moment the queue reaches it to the end of the copy that it waits for. If the copy ends
+/// first, nothing was waited for.
 struct Stall<D: Device> {
     cause: StallCause,
     counters: Arc<Counters>,
@@ -136,7 +136,7 @@ struct Stall<D: Device> {
     to: D::Event,
 }
 
-/// A place in the tier.
+/// A parcel of this tier.
 struct HostParcel<D: Device> {
     tier: Arc<HostTier<D>>,
     serial: Serial,
@@ -199,7 +199,7 @@ impl<D: Device> HostTier<D> {
         Ok(tier)
     }
 
-    /// Most bytes the pool will have in this step.
+    /// Upper limit on the pool's bytes in this step.
     fn capacity(&self, books: &Books<D>) -> u64 {
         match self.size {
             PoolSize::Learned { cap } if !(books.short || books.refused) => cap,
@@ -209,8 +209,8 @@ impl<D: Device> HostTier<D> {
 
     // ---- host memory ----
 
-    /// Memory for `bytes` bytes, from the pool or from parcels that are on the disk too. The device may still use it until the
-    /// events returned with it.
+    /// Memory for `bytes` bytes, from the pool or from parcels that are on the disk too. The device may still use it until the returned
+    /// events are reached.
     fn take(&self, books: &mut Books<D>, bytes: u64) -> Option<Taken<D>> {
         while books.cooling.pop_front_if(|(event, _)| self.device.is_reached(event)).is_some() {}
         books.unpooled.retain(|(event, _)| !self.device.is_reached(event));
@@ -240,7 +240,7 @@ impl<D: Device> HostTier<D> {
         let Some((after, memory)) = self.take(books, bytes) else {
             return self.room_to_come(books, bytes);
         };
-        // The copies out come after what the device still does with the memory.
+        // Copies out come after what the device still does with the memory.
         if after.iter().try_for_each(|event| self.device.wait(Lane::Out, event)).is_err() {
             return Room::None;
         }
@@ -251,7 +251,7 @@ impl<D: Device> HostTier<D> {
         Room::Reserved
     }
 
-    /// What a parcel that finds no room may wait for, if anything.
+    /// What a parcel that finds no room can wait for, if anything.
     fn room_to_come(&self, books: &mut Books<D>, bytes: u64) -> Room {
         if self.grows(books, bytes) {
             return Room::Later;
@@ -259,7 +259,7 @@ impl<D: Device> HostTier<D> {
         if bytes > self.pool.capacity() {
             return Room::None;
         }
-        // What is being written already makes room, though perhaps not enough: then this is asked again.
+        // Writes in flight will make room, though perhaps not enough: then this is called again.
         if self.store.is_some() && !books.ledger.is_writing() {
             while let Some(next) = books.ledger.next_to_write_at_once() {
                 match self.write(books, next) {
@@ -352,7 +352,7 @@ impl<D: Device> Tier for HostTier<D> {
 
     fn path(&self) -> String {
         let pool = match self.pool.capacity() {
-            // It grows with what steps ask for.
+            // It grows with what steps need.
             0 => "pinned host memory".to_owned(),
             bytes => format!("{} of pinned host memory", ByteSize(bytes)),
         };
@@ -365,7 +365,7 @@ impl<D: Device> Tier for HostTier<D> {
 
 impl<D: Device> Drop for HostTier<D> {
     fn drop(&mut self) {
-        // Before the pool's memory goes, the device must be done with it.
+        // Before the pool's memory is freed, the device must have finished with it.
         let books = self.books.get_mut();
         let kept = books.cooling.iter().chain(&books.unpooled).map(|(event, _)| event);
         if let Err(error) = kept.chain(&books.hot).try_for_each(|event| self.device.block_on(event)) {
@@ -375,7 +375,7 @@ impl<D: Device> Drop for HostTier<D> {
 }
 
 impl<D: Device> Books<D> {
-    /// Fails once the parcel was abandoned: the storages of its copies are somebody else's by then.
+    /// Fails once the parcel was abandoned, because the storages of its copies may belong to somebody else by then.
     fn wanted(&self, serial: Serial) -> Result<()> {
         if self.ledger.is_wanted(serial) { Ok(()) } else { Err(unwanted()) }
     }
@@ -391,13 +391,13 @@ impl<D: Device> Books<D> {
 }
 
 impl<D: Device> ParcelData<D> {
-    /// Whether the compute queue was told to wait for the latest copy already.
+    /// Whether the compute queue was already made to wait for the latest copy.
     fn is_ordered(&self) -> bool {
         self.ordered == self.copies
     }
 
-    /// The event after which the device uses neither the parcel's memory nor the storages of its copies; none if it is reached. A
-    /// copy in comes after the copy out.
+    /// The event after which the device uses neither the parcel's memory nor the storages of its copies; `None` if it is reached. A copy
+    /// in comes after the copy out.
     fn under_way(&self, device: &D) -> Option<D::Event> {
         self.back.as_ref().or(self.out.as_ref()).filter(|event| !device.is_reached(event)).cloned()
     }
@@ -409,7 +409,7 @@ impl<D: Device> HostTier<D> {
         self.books.lock().ledger.audit();
     }
 
-    /// Checks that no parcel is left, and nothing of the pool is taken.
+    /// Checks that no parcel is left, and that no memory of the pool is in use.
     pub(super) fn assert_nothing_is_held(&self) {
         let mut books = self.books.lock();
         books.ledger.audit();

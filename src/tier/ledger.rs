@@ -1,5 +1,5 @@
-//! The books of the host tier: which parcel is where, what should go down to the disk, and what may be reclaimed. Pure: it
-//! moves nothing itself.
+//! The ledger of the host tier: where each parcel is, which should be written to the disk, and which may be reclaimed. Pure: it moves
+//! nothing itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,32 +14,32 @@ impl<T> Place<T> {
     }
 }
 
-/// A parcel by its number. Numbers rise with age and are never used again.
+/// The number of a parcel. Numbers rise with age and are never used again.
 pub(super) type Serial = u64;
 
 /// One parcel; `T` is what the mechanism keeps with it.
 pub(super) struct Place<T> {
     pub(super) bytes: u64,
     at: At,
-    /// Read before anyone asked for it, and not asked for yet.
+    /// Read ahead, and not asked for yet.
     near: bool,
-    /// On the device as well, which keeps it.
+    /// On the device as well, which keeps it for now.
     lent: bool,
-    /// A write of it has failed: it stays in host memory.
+    /// It cannot be written to the disk, and stays in host memory.
     stuck: bool,
-    /// The entry is gone: nothing begins any more.
+    /// The entry is gone: no transfer begins any more.
     abandoned: bool,
     pub(super) held: T,
 }
 
-/// How the bytes of a parcel that is asked for come up.
+/// How the bytes of a parcel that is asked for reach the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Up {
-    /// They are in host memory: by a copy.
+    /// They are in host memory: a copy.
     Copy,
-    /// They are on the disk: by a read, and then a copy.
+    /// They are on the disk: a read, and then a copy.
     Read,
-    /// They are being read: by a copy once that is over.
+    /// They are being read: a copy once that has ended.
     AfterRead,
     /// Not at all: they are nowhere below the device.
     Never,
@@ -50,10 +50,10 @@ pub(super) enum Up {
 /// What it takes to have a parcel in host memory before it is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Near {
-    /// Nothing.
+    /// Nothing; it is there, or cannot be brought.
     Already,
     Read,
-    /// To wait until less was brought near.
+    /// Waiting until fewer bytes are read ahead.
     Later,
 }
 
@@ -61,21 +61,22 @@ pub(super) enum Near {
 pub(super) struct Ledger<T> {
     places: BTreeMap<Serial, Place<T>>,
     next: Serial,
-    /// Parcels at [`At::Host`] that can be written, those at [`At::Both`], and those of either kind that are on the device too.
+    /// Parcels at [`At::Host`] that can be written, those at [`At::Both`], and those at either that are on the device too.
     dirty: BTreeSet<Serial>,
     clean: BTreeSet<Serial>,
     lent: BTreeSet<Serial>,
-    /// Bytes stored, on the disk or on their way there, being written, and brought near.
+    /// Bytes stored in total, on the disk or on their way to or from it, being written (with their number), and read ahead.
     stored: u64,
     below: u64,
     writing: (usize, u64),
     near: u64,
-    /// The most that was stored at a time in this step, and in the last one that stored anything.
+    /// The most bytes stored at a time in this step, and in the last step that stored any.
     peak: u64,
     expected: Option<u64>,
 }
 
-/// Writes under way: at least two, so that the disk goes from one to the next, and enough bytes of small ones.
+/// No further write begins while at least this many writes and bytes are in flight. Two writes keep the disk busy without a gap; of small
+/// ones it takes enough bytes.
 const WRITES: usize = 2;
 const WRITE_BYTES: u64 = 512 << 20;
 
@@ -119,8 +120,8 @@ impl<T> Ledger<T> {
         self.places.get(&serial).map_or(At::Nowhere, |place| place.at)
     }
 
-    /// Takes an edge of the table of places. An edge that is not in it is a bug of ours: the parcel is nowhere then, so that asking for
-    /// it is an error and never somebody else's bytes.
+    /// Takes an edge of the table of places. An edge that is not in the table is a bug of ours: the parcel is then nowhere, so that
+    /// asking for it is an error and never returns somebody else's bytes.
     pub(super) fn advance(&mut self, serial: Serial, edge: Edge) {
         self.uncount(serial);
         if let Some(place) = self.places.get_mut(&serial) {
@@ -138,13 +139,13 @@ impl<T> Ledger<T> {
         self.count(serial);
     }
 
-    /// The device would let go of the parcel; false if it must not, because nobody else has it.
+    /// The device wants to release the parcel; false if it must not, because nobody else has the bytes.
     pub(super) fn take_back(&mut self, serial: Serial) -> bool {
         self.advance(serial, Edge::TakenBack);
         self.at(serial).is_below()
     }
 
-    /// The disk has no room for the parcel, or cannot write it: it is not tried again.
+    /// The disk has no room for the parcel, or cannot write it. No further attempt is made.
     pub(super) fn stuck(&mut self, serial: Serial) {
         self.uncount(serial);
         if let Some(place) = self.places.get_mut(&serial) {
@@ -153,7 +154,7 @@ impl<T> Ledger<T> {
         self.count(serial);
     }
 
-    /// The entry is gone: nothing begins any more.
+    /// The entry is gone: no transfer begins any more.
     pub(super) fn abandon(&mut self, serial: Serial) {
         if let Some(place) = self.places.get_mut(&serial) {
             place.abandoned = true;
@@ -165,7 +166,7 @@ impl<T> Ledger<T> {
         self.places.get(&serial).is_some_and(|place| !place.abandoned)
     }
 
-    /// Whether a copy out of the parcel is about to be queued, or to fail: whoever needs it waits for that.
+    /// Whether a copy out of the parcel is about to be queued, or to fail. A thread that needs the outcome waits for that.
     pub(super) fn begins_soon(&self, serial: Serial) -> bool {
         self.at(serial) == At::Reserved && self.is_wanted(serial)
     }
@@ -206,7 +207,7 @@ impl<T> Ledger<T> {
         self.lent.remove(&serial);
     }
 
-    /// A step begins: what the ones before asked for is what it is expected to ask for.
+    /// A step begins: it is expected to need as much as the ones before.
     pub(super) fn begin_step(&mut self) {
         if self.peak > 0 {
             self.expected = Some(self.peak);
@@ -214,8 +215,8 @@ impl<T> Ledger<T> {
         self.peak = self.stored;
     }
 
-    /// The parcel to write next, oldest first: as many go down as the step will ask for beyond `capacity` bytes of
-    /// host memory. Before the first step has shown how many that is, all go once the memory is half full.
+    /// The parcel to write next, oldest first. As many bytes are written as the step will need beyond `capacity` bytes of host memory.
+    /// Until a first step has shown how many that is, everything is written once the memory is half full.
     pub(super) fn next_to_write(&self, capacity: u64) -> Option<Serial> {
         let wanted = match self.expected {
             Some(expected) => expected.saturating_sub(capacity),
@@ -225,34 +226,34 @@ impl<T> Ledger<T> {
         if self.below < wanted { self.next_to_write_at_once() } else { None }
     }
 
-    /// The same, for room that is needed now.
+    /// The oldest parcel that can be written, for room that is needed immediately; `None` while the disk is busy.
     pub(super) fn next_to_write_at_once(&self) -> Option<Serial> {
         let (writes, bytes) = self.writing;
         let busy = writes >= WRITES && bytes >= WRITE_BYTES;
         if busy { None } else { self.dirty.first().copied() }
     }
 
-    /// Whether a write is under way.
+    /// Whether a write is in flight.
     pub(super) fn is_writing(&self) -> bool {
         self.writing.0 > 0
     }
 
-    /// The parcel whose host memory goes next: one that the device has back, or else the oldest clean one, which backward asks
+    /// The parcel whose host memory is reclaimed next: one that the device has back, or else the oldest clean one, which backward asks
     /// for last.
     pub(super) fn next_to_reclaim(&self) -> Option<Serial> {
         self.lent.last().or_else(|| self.clean.first()).copied()
     }
 
-    /// The parcel's host memory goes.
+    /// Reclaims the parcel's host memory.
     pub(super) fn reclaim(&mut self, serial: Serial) {
         let on_disk = self.at(serial) == At::Both;
         self.advance(serial, if on_disk { Edge::Reclaimed } else { Edge::LeftToDevice });
     }
 
-    /// How the parcel's bytes come up to the device.
+    /// How the parcel's bytes reach the device.
     pub(super) fn way_up(&self, serial: Serial) -> Up {
         match self.at(serial) {
-            // Its last handle went between booking and here.
+            // Its last handle was released after the load was issued.
             _ if !self.is_wanted(serial) => Up::Unwanted,
             At::Host | At::Writing | At::Both => Up::Copy,
             At::Disk => Up::Read,
@@ -261,7 +262,7 @@ impl<T> Ledger<T> {
         }
     }
 
-    /// Whether a parcel is read ahead, by at most `read_ahead` bytes or one parcel.
+    /// Whether to read a parcel ahead; at most `read_ahead` bytes are, or one parcel.
     pub(super) fn way_near(&self, serial: Serial, read_ahead: u64) -> Near {
         match self.places.get(&serial) {
             Some(place) if place.at == At::Disk => {
@@ -272,7 +273,7 @@ impl<T> Ledger<T> {
         }
     }
 
-    /// The parcel is read before it is asked for.
+    /// Counts the parcel as read ahead.
     pub(super) fn bring_near(&mut self, serial: Serial) {
         if let Some(place) = self.places.get_mut(&serial).filter(|place| !place.near) {
             place.near = true;
@@ -280,7 +281,7 @@ impl<T> Ledger<T> {
         }
     }
 
-    /// The parcel is asked for.
+    /// The parcel is asked for, and no longer counts as read ahead.
     pub(super) fn not_near(&mut self, serial: Serial) {
         if let Some(place) = self.places.get_mut(&serial).filter(|place| place.near) {
             place.near = false;
@@ -291,7 +292,7 @@ impl<T> Ledger<T> {
 
 #[cfg(test)]
 impl<T> Ledger<T> {
-    /// Checks the books against the places themselves.
+    /// Checks the sums and sets against the places themselves.
     pub(super) fn audit(&self) {
         let sum = |counts: &dyn Fn(&Place<T>) -> bool| -> u64 {
             self.places.values().filter(|place| counts(place)).map(Place::padded).sum()
@@ -327,7 +328,7 @@ mod tests {
 
     const IN_HOST: [Edge; 2] = [Edge::RoomTaken, Edge::CopiedOut];
 
-    /// The edges that take a parcel from nowhere to there.
+    /// The edges that take a parcel from nowhere to `at`.
     fn way_to(at: At) -> Vec<Edge> {
         let further: &[Edge] = match at {
             At::Host => &[],
@@ -417,7 +418,7 @@ mod tests {
             ledger.reclaim(serials[0]);
             ledger.at(serials[0])
         });
-        // It panics where assertions of our own do.
+        // With debug assertions it panics.
         assert!(outcome.is_err() || outcome.is_ok_and(|at| at == At::Nowhere), "nobody else has it");
     }
 

@@ -1,9 +1,8 @@
-//! Where saved tensors are when they are not on the device. The cache's books know these two traits and nothing of what is
-//! behind them.
+//! Where saved tensors are when they are not on the device. The cache knows only these two traits, not what is behind them.
 //!
-//! `disk` serves CPU tensors: device and host are one, so their bytes go straight to the spill files. `host` serves CUDA
-//! tensors: pinned host memory first, the spill files below it. `direct` serves them where their bytes go straight between the GPU
-//! and the spill files.
+//! `disk` serves CPU tensors: device and host are one, so their bytes go straight to the spill files. `host` serves CUDA tensors: pinned
+//! host memory first, and the spill files below it. `direct` serves CUDA tensors whose bytes go straight between the GPU and the spill
+//! files.
 
 mod direct;
 mod disk;
@@ -35,7 +34,7 @@ use crate::device::{Device, Lane};
 use crate::error::{Completion, Result};
 use crate::telemetry::{Counters, ScopeId, StallCause};
 
-/// Called when a parcel that was told [`Room::Later`] should ask again. It must not wait for a transfer.
+/// Called when a parcel that was answered [`Room::Later`] should ask again. It must not wait for a transfer.
 pub(crate) type RoomListener = dyn Fn() + Send + Sync;
 
 /// What lies below a device.
@@ -46,18 +45,18 @@ pub(crate) trait Tier: Send + Sync {
     /// A new storage on the device, for what the calling thread computes.
     fn allocate(&self, bytes: u64) -> Result<Storage>;
 
-    /// When the cache may let go of a storage that it stores. Unless that is [`Release::WhenStored`], it is at any moment after the store
-    /// was begun, once the device's queue has been told to wait for it ([`Parcel::order`]). As that is done as late as the device budget
-    /// allows, the peak does not depend on how far the threads are ahead of the device.
+    /// When the cache may release a storage that it stores. [`Release::WhenStored`]: when the store has ended. Otherwise at any moment
+    /// after the store has begun, once the device's queue has been made to wait for it ([`Parcel::order`]). That is done as late as the
+    /// device budget allows, so the peak does not depend on how far the threads run ahead of the device.
     fn release(&self) -> Release;
 
-    /// Has `listener` called when a parcel that was told [`Room::Later`] should ask again, for as long as the caller holds it.
+    /// Has `listener` called whenever a parcel that was answered [`Room::Later`] should ask again, for as long as the caller holds it.
     fn on_room(&self, listener: &Arc<RoomListener>);
 
-    /// A step begins: what was learned from those before may be used.
+    /// A step begins: what was learned from earlier steps may be used.
     fn begin_step(&self);
 
-    /// Waits for what is still to be counted of this cache's steps, and counts it.
+    /// Waits for what is still to be counted for this cache's steps, and counts it.
     fn settle(&self);
 
     /// The spill files, if there are any.
@@ -66,22 +65,23 @@ pub(crate) trait Tier: Send + Sync {
     /// Host memory pinned for the device, in bytes.
     fn pinned_bytes(&self) -> u64;
 
-    /// Which way bytes go, for people.
+    /// A description of the way that bytes take, for people.
     fn path(&self) -> String;
 }
 
-/// Where the calling thread's computation has come to, for as long as it queues nothing: within one call of autograd's. It is
-/// recorded when it is first asked for, and no more often than need be, since each event costs the thread a microsecond.
+/// The point that the calling thread's computation has reached, valid as long as the thread queues nothing: within one call from
+/// autograd. Its event is recorded when first asked for, and no more often than necessary, because each event costs the thread a
+/// microsecond.
 #[derive(Default)]
 pub(crate) struct Here {
-    /// A device's own event.
+    /// An event of the device's own type.
     event: RefCell<Option<Box<dyn Any>>>,
-    /// The last event that the computation was told to wait for since.
+    /// The last event that the computation was made to wait for since.
     waited: RefCell<Option<Box<dyn Any>>>,
 }
 
 impl Here {
-    /// What the calling thread computed before this call. Marked once.
+    /// An event after what the calling thread computed before this call. Recorded once.
     fn now<D: Device>(&self, device: &D) -> Result<D::Event> {
         if let Some(event) = Here::get(&self.event) {
             return Ok(event);
@@ -91,7 +91,8 @@ impl Here {
         Ok(event)
     }
 
-    /// The same, and what it was told to wait for since: memory that was let go of may be written after it.
+    /// As [`Here::now`], but also after what the computation was made to wait for since: memory released then may be written after this
+    /// event.
     fn after_waits<D: Device>(&self, device: &D) -> Result<D::Event> {
         if self.waited.take().is_some() {
             self.event.take();
@@ -99,14 +100,14 @@ impl Here {
         self.now(device)
     }
 
-    /// The calling thread has got memory, which what other threads of its stream queued meanwhile may have used before: it is used only
-    /// after that, too.
+    /// The calling thread has allocated memory, which may still be in use by what other threads queued on its stream meanwhile. The next
+    /// event is recorded anew, so that it comes after those uses.
     pub(crate) fn has_allocated(&self) {
         self.event.take();
         self.waited.take();
     }
 
-    /// Keeps the memory of `storage`, which is that stream's, from being used again before what the calling thread does with it.
+    /// Keeps the memory of `storage`, which belongs to `stream`, from being reused before what the calling thread does with it.
     fn record_use<D: Device>(device: &D, stream: usize, storage: Option<&Storage>) -> Result<()> {
         match storage {
             Some(storage) if device.stream()? != stream => device.record_use(storage),
@@ -131,31 +132,32 @@ impl Here {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
     Reserved,
-    /// Not now, but something is on its way out.
+    /// Not at present, but something is on its way out.
     Later,
-    /// Not, and none will appear by waiting.
+    /// No, and waiting will not change that.
     None,
 }
 
 /// The place of one entry's bytes below the device.
 pub(crate) trait Parcel: Send + Sync {
-    /// Makes room. To be called until it says [`Room::Reserved`], before [`store`](Parcel::store).
+    /// Makes room. Must be called until it returns [`Room::Reserved`], before [`store`](Parcel::store).
     fn reserve(&self) -> Room;
 
-    /// Begins to store the bytes of `from`, which whoever asks keeps as they are until the storage may leave. `done` is called when they
-    /// are stored, or the store has failed; where storages leave in stream order, only if it has failed: else it is dismissed.
+    /// Begins to store the bytes of `from`, which the caller leaves unchanged until the storage may leave. `done` is called when the
+    /// bytes are stored or the store has failed. If storages leave in stream order, it is called only for a failure and dismissed
+    /// otherwise.
     fn store(self: Arc<Self>, from: Block, done: Completion);
 
     /// Begins to load the bytes into `into`, which the calling thread has just allocated and keeps until it has called
-    /// [`order`](Parcel::order), or [`abandon`](Parcel::abandon). After `done`, the bytes are there for whoever calls `order` first.
+    /// [`order`](Parcel::order) or [`abandon`](Parcel::abandon). After `done`, a thread may use the bytes once it has called `order`.
     fn load(self: Arc<Self>, into: Storage, here: &Here, done: Completion);
 
-    /// Brings the bytes up to where loading them is quick, if they are further down. False: there is no room for them yet.
+    /// Reads the bytes into a tier from which loading is quick, if they are further down. False if there is no room for them yet.
     fn bring_near(self: Arc<Self>) -> bool;
 
-    /// Makes what the calling thread computes from now on come after the transfers of this parcel that were begun. Time that
-    /// the device waits for that is counted for `cause`. `of` is the storage that is to leave, or that was loaded: if it is another
-    /// stream's, its memory is used again only after what the calling thread's does.
+    /// Makes what the calling thread computes from now on come after the transfers of this parcel that have begun. The time that the
+    /// device waits for them is counted for `cause`. `of` is the storage that is to leave, or that was loaded. If it belongs to another
+    /// stream, its memory is reused only after what the calling thread does with it.
     fn order(
         &self,
         of: Option<&Storage>,
@@ -164,10 +166,10 @@ pub(crate) trait Parcel: Send + Sync {
         here: &Here,
     ) -> Result<()>;
 
-    /// Asks whether the device may let go of bytes that were loaded; false if they are nowhere below it any more.
+    /// Whether the device may release bytes that were loaded; false if they are no longer anywhere below it.
     fn may_evict(&self) -> bool;
 
-    /// The entry is gone: what has not begun is dropped, what is handed over later need not be moved, and what the device still
-    /// reads or writes comes before what the calling thread computes from now on, and before what uses the memory of `of` again.
+    /// The entry is gone. Transfers that have not begun are dropped, and those handed over later need not be made. What the device still
+    /// reads or writes comes before what the calling thread computes from now on, and before `of`'s memory is reused.
     fn abandon(&self, of: Option<&Storage>);
 }

@@ -1,5 +1,5 @@
-//! The host tier under every interleaving: who saves, who asks and who lets go take the real tier, its threads and its waits through
-//! the explorer, over a device that copies at once or at last and a disk that may fail.
+//! The host tier under every interleaving: the threads that save, ask and release use the real tier, its threads and its waits under the
+//! explorer, over a device that copies at once or as late as possible and a disk that may fail.
 
 use std::sync::{Arc, Weak};
 
@@ -13,19 +13,19 @@ use crate::sync::{Condvar, Mutex, Thread, explore};
 use crate::telemetry::{ScopeId, StallCause};
 use crate::units::MIB;
 
-/// What a model is of.
+/// The settings of one model.
 #[derive(Clone, Copy, Debug)]
 struct Scene {
     parcels: usize,
-    /// Parcels that the pool has room for.
+    /// How many parcels the pool has room for.
     slots: u64,
     disk: Option<Disk>,
     copies: Copies,
-    /// Which of the copies fails.
+    /// The number of the copy that fails.
     failing_copy: Option<usize>,
-    /// The first parcel's entry goes while the others are saved.
+    /// Whether the first parcel's entry is released while the others are saved.
     goes: bool,
-    /// What was loaded leaves again if it may, and is asked for once more.
+    /// Whether what was loaded leaves again if it may, and is asked for once more.
     twice: bool,
     preemptions: usize,
 }
@@ -41,7 +41,7 @@ const SCENE: Scene = Scene {
     preemptions: 1,
 };
 
-/// Something that one thread waits for and another brings.
+/// A value that one thread waits for and another provides.
 struct Brought<T>(Mutex<Option<T>>, Condvar);
 
 impl<T> Brought<T> {
@@ -72,13 +72,13 @@ struct Saved {
     word: u64,
 }
 
-/// The tier, and what stands for the cache above it.
+/// The tier, and a stand-in for the cache above it.
 struct Model {
     tier: Arc<HostTier<ModelDevice>>,
-    /// The cache's lock, and where it waits for room.
+    /// Stands for the cache's lock, and the condition variable on which it waits for room.
     books: Mutex<()>,
     changed: Condvar,
-    /// Storages that have left: somebody else's, who writes to their memory.
+    /// Storages that have left the device. They belong to somebody else, who writes to their memory.
     left: parking_lot::Mutex<Vec<Storage>>,
     room: Arc<RoomListener>,
 }
@@ -113,7 +113,7 @@ impl Model {
             .unwrap()
     }
 
-    /// Whether there is room for it, once it is known.
+    /// Waits until it is known whether there is room for the parcel, and returns that.
     fn reserve(&self, parcel: &Arc<dyn Parcel>) -> bool {
         let mut books = self.books.lock();
         loop {
@@ -125,7 +125,7 @@ impl Model {
         }
     }
 
-    /// Has the storage leave the device once its copy is made. It stays if there is none.
+    /// Makes the storage leave the device once its copy out is done. Returns it if there is no copy, so that it stays.
     fn let_go(&self, parcel: &Arc<dyn Parcel>, storage: Storage) -> Option<Storage> {
         let ordered =
             parcel.order(Some(&storage), StallCause::DeviceBudget, &Arc::default(), &Here::default()).is_ok();
@@ -142,7 +142,7 @@ impl Model {
         self.left.lock().push(storage);
     }
 
-    /// Loads a parcel. None if it cannot be loaded.
+    /// Loads a parcel; `None` if it cannot be loaded.
     fn load(&self, parcel: &Arc<dyn Parcel>, bytes: u64) -> Option<u64> {
         let into = Storage::allocate(bytes).unwrap();
         set_word(&into, FOREIGN);
@@ -162,9 +162,9 @@ fn bytes(scene: Scene) -> u64 {
     2 * MIB / scene.slots
 }
 
-/// Saves parcels while what was saved is let go of, loaded, and goes.
+/// Saves parcels while earlier ones leave the device, are loaded, and are released.
 fn run(scene: Scene) {
-    // Dear to open, and as it was once nothing is stored.
+    // Expensive to open, and unchanged once nothing is stored.
     let disk = scene.disk.map(ModelDisk::new);
     let (store, used) = (disk.as_ref().map(ModelDisk::store), disk.clone());
     let orders = explore(scene.preemptions, move || {
@@ -206,7 +206,7 @@ fn run(scene: Scene) {
                 continue;
             }
             let (from, job) = (Block::of(storage.clone()), Arc::clone(&parcel));
-            // Backward hears of it as the cache's books do: before the store is handed over.
+            // Backward learns of it as it does in the cache: before the store is submitted.
             saved.bring(Some(Saved { parcel, storage, word }));
             job.store(from, Completion::new(|_| {}));
             model.tier.audit();

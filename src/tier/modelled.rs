@@ -1,4 +1,4 @@
-//! A device and a disk for models: they move one word of each storage, when they are told to, and note what breaks their rules.
+//! A device and a disk for models: they move one word of each storage when they are made to, and record what breaks their rules.
 
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
@@ -19,7 +19,7 @@ use crate::device::{Device, Lane};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::{self, Condvar, Thread};
 
-/// What is in memory that is somebody else's.
+/// The contents of memory that belongs to somebody else.
 pub(crate) const FOREIGN: u64 = 0xdead;
 
 pub(crate) fn word(storage: &Storage) -> u64 {
@@ -32,12 +32,12 @@ pub(crate) fn set_word(storage: &Storage, word: u64) {
     unsafe { storage.data().cast::<u64>().write(word) };
 }
 
-/// When copies are made.
+/// When copies are performed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Copies {
     /// As soon as they are queued.
     AtOnce,
-    /// When somebody waits for them, and no sooner.
+    /// Only when somebody waits for them.
     AtLast,
 }
 
@@ -47,20 +47,20 @@ pub(crate) struct ModelDevice {
     fault: Option<Fault>,
     copied: AtomicUsize,
     allocated: Mutex<Allocated>,
-    /// Passed by whoever allocates, by whoever pins, and by whoever records an event of what it computes.
+    /// Passed by threads that allocate, that pin, and that record an event of what they compute, respectively.
     pub(crate) allocations: Arc<Gate>,
     pub(crate) pins: Arc<Gate>,
     pub(crate) events: Arc<Gate>,
 }
 
-/// Memory may have been used, up to when it was allocated, by what other threads of the same stream had queued.
+/// Until it was allocated, memory may have been used by what other threads of the same stream had queued.
 #[derive(Default)]
 struct Allocated {
     count: usize,
     clock: usize,
-    /// When which memory was.
+    /// When each memory was allocated, by its address.
     at: HashMap<usize, usize>,
-    /// What the next copy in waits for: an event that was recorded then.
+    /// When the event that the next copy in waits for was recorded.
     ready: usize,
 }
 
@@ -71,7 +71,7 @@ impl Allocated {
     }
 }
 
-/// What may be held up. Open at first.
+/// A gate that blocks threads while it is closed. Open at first.
 #[derive(Default)]
 pub(crate) struct Gate {
     state: Mutex<(bool, usize)>,
@@ -84,7 +84,7 @@ impl Gate {
         self.state.lock().0 = true;
     }
 
-    /// Sleeps until somebody is held up.
+    /// Sleeps until the gate blocks somebody.
     pub(crate) fn holds_somebody_up(&self) {
         self.changed.wait_while(&mut self.state.lock(), |(_, held)| *held == 0);
     }
@@ -103,16 +103,16 @@ impl Gate {
     }
 }
 
-/// What the device fails at.
+/// The operation that fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// The copy of this number.
+    /// The copy with this number.
     Copy(usize),
-    /// The same, and it panics.
+    /// The copy with this number, which panics.
     CopyPanics(usize),
     WaitPanics,
     PinPanics,
-    /// The allocation of this number.
+    /// The allocation with this number, which panics.
     AllocationPanics(usize),
 }
 
@@ -127,7 +127,7 @@ enum Work {
     Copy { from: usize, to: usize },
 }
 
-/// So much of a lane; the compute lane is the calling thread, which is always there.
+/// A position in a lane's queue. The compute lane is the calling thread, which has always reached its position.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ModelMark {
     lane: Lane,
@@ -167,7 +167,7 @@ fn index(lane: Lane) -> usize {
     usize::from(lane == Lane::In)
 }
 
-/// Has the lane do what comes before `event`.
+/// Makes the lane perform what comes before `event`.
 fn run(lanes: &mut [Queue; 2], event: ModelMark) {
     while event.lane != Lane::Compute && lanes[index(event.lane)].done < event.done {
         let Some(work) = lanes[index(event.lane)].waiting.pop_front() else { return };
@@ -176,7 +176,7 @@ fn run(lanes: &mut [Queue; 2], event: ModelMark) {
             Work::Copy { from, to } => {
                 let from: *const u64 = std::ptr::with_exposed_provenance(from);
                 let to: *mut u64 = std::ptr::with_exposed_provenance_mut(to);
-                // SAFETY: whoever queued the copy promised that both places stay valid until it is done; both are of whole pages.
+                // SAFETY: whoever queued the copy promised that both places stay valid until it is done; both consist of whole pages.
                 unsafe { std::ptr::copy(from, to, 1) };
             }
         }
@@ -269,7 +269,7 @@ impl Pin for ModelDevice {
     unsafe fn unpin(&self, _memory: NonNull<u8>, _bytes: usize) {}
 }
 
-/// What the disk does.
+/// How the disk behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Disk {
     Works,
@@ -277,7 +277,7 @@ pub(crate) enum Disk {
     FailsToRead,
 }
 
-/// Carries transfers out while others run.
+/// A disk that performs transfers while other threads run.
 pub(crate) struct ModelDisk {
     does: Disk,
     words: Mutex<HashMap<u64, u64>>,
@@ -286,7 +286,7 @@ pub(crate) struct ModelDisk {
     transfers: AtomicUsize,
 }
 
-/// What a thread of the model's own carries out, in the order that is explored.
+/// The transfers that a thread of the model performs, in the order that is explored.
 #[derive(Default)]
 struct Turns {
     given: sync::Mutex<Given>,
@@ -295,7 +295,7 @@ struct Turns {
 
 #[derive(Default)]
 struct Given {
-    /// None if there is no such thread: whoever begins a transfer carries it out.
+    /// `None` if there is no such thread: then the thread that begins a transfer performs it.
     ops: Option<VecDeque<Op>>,
     closed: bool,
 }
@@ -311,13 +311,13 @@ impl ModelDisk {
         })
     }
 
-    /// An order of a model begins.
+    /// Starts over for another order of a model.
     pub(crate) fn begin(&self) {
         *self.turns.lock() = Arc::default();
         self.words.lock().clear();
     }
 
-    /// Starts a thread that carries transfers out until [`ModelDisk::close`].
+    /// Starts a thread that performs transfers until [`ModelDisk::close`].
     pub(crate) fn start(self: &Arc<ModelDisk>) -> Thread {
         let (disk, turns) = (Arc::clone(self), Arc::clone(&self.turns.lock()));
         turns.given.lock().ops = Some(VecDeque::new());
@@ -355,7 +355,7 @@ impl ModelDisk {
         Store::open_with(config, Arc::<ModelDisk>::clone(self)).unwrap()
     }
 
-    /// Transfers of all orders.
+    /// Transfers of all orders so far.
     pub(crate) fn transfers(&self) -> usize {
         self.transfers.load(Ordering::Relaxed)
     }
@@ -400,7 +400,7 @@ impl ModelDisk {
     }
 }
 
-/// Its words are the disk's.
+/// A region whose words the disk itself keeps.
 struct ModelRegion;
 
 impl Region for ModelRegion {

@@ -1,5 +1,5 @@
-//! A panic below a tier, or in a completion, and an operation that is dropped end the transfer that they happen in, and nothing else:
-//! whoever waits hears of it, and the threads go on.
+//! A panic below a tier or in a completion, or an operation that is dropped, ends only the transfer in which it happens: those who wait
+//! for it get an answer, and the threads continue.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -19,7 +19,7 @@ use crate::error::Result;
 use crate::telemetry::{ScopeId, StallCause};
 use crate::units::MIB;
 
-/// What a backend does with operations.
+/// How a backend treats operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Does {
     CarriesOut,
@@ -91,7 +91,7 @@ fn loaded(parcel: &Arc<dyn Parcel>) -> Result<()> {
     let into = Storage::allocate(MIB).unwrap();
     contained("a load", || Arc::clone(parcel).load(into.clone(), &Here::default(), done));
     told.recv().unwrap()?;
-    // A copy that was queued is a success, and still writes to the storage.
+    // A copy that was queued counts as a success, and still writes to the storage.
     parcel.order(Some(&into), StallCause::CopyIn, &Arc::default(), &Here::default())
 }
 
@@ -166,7 +166,7 @@ fn through_the_host_pool() {
             parcel
         };
         backend.does(failure);
-        // The second fills the pool, and the first is to be written: it stays where it is.
+        // The second fills the pool, so the first should be written. It stays in the pool.
         let kept = [(); 2].map(|()| store());
         kept.iter().for_each(|parcel| loaded(parcel).unwrap());
         drop(kept);
@@ -182,7 +182,7 @@ fn through_the_host_pool() {
     }
 }
 
-/// A host tier with room for one parcel and a device that fails so.
+/// A host tier with room for one parcel and a device with this fault.
 fn failing_device(fault: Fault, pool: PoolSize) -> Arc<dyn Tier> {
     let settings = HostSettings { pool, read_ahead: 0 };
     let device = ModelDevice::new(Copies::AtOnce, Some(fault));
@@ -209,7 +209,7 @@ fn a_copy_in() {
     loaded(&parcel).unwrap();
 }
 
-/// Whoever is told may ask the tier for anything: nobody is told while the tier's lock is held.
+/// A completion may ask the tier for anything, so none is called while the tier's lock is held.
 #[test]
 fn a_copy_in_of_what_was_read() {
     let bytes = 2 * MIB;

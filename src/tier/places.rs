@@ -1,6 +1,6 @@
-//! The life of one parcel of the host tier as a table of edges: pure, so that it can be read, documented and model-checked by itself.
+//! The life of one parcel of the host tier as a table of edges. Pure, so that it can be read, documented and model-checked on its own.
 
-/// Where the good bytes of a parcel are.
+/// Where the valid bytes of a parcel are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum At {
     /// Nowhere below the device.
@@ -17,7 +17,7 @@ pub(super) enum At {
     Disk,
     /// On the disk, and being read into host memory.
     Reading,
-    /// Back on the device, and nowhere below it any more.
+    /// Back on the device, and no longer anywhere below it.
     Device,
 }
 
@@ -34,34 +34,34 @@ pub(super) enum Edge {
     ReadIssued,
     Read,
     ReadFailed,
-    /// It is copied in: the device has it too, and keeps it until it is taken back.
+    /// A copy in was queued: the device has the bytes too, and keeps them until they are taken back.
     Lent,
-    /// The device would let go of it.
+    /// The device wants to release it.
     TakenBack,
-    /// Its host memory goes; the disk has it.
+    /// Its host memory is reclaimed; the disk has the bytes.
     Reclaimed,
-    /// Its host memory goes; the device has it, and nobody else.
+    /// Its host memory is reclaimed; the device has the bytes, and nobody else.
     LeftToDevice,
 }
 
 /// Who takes an edge. All of them hold the tier's lock while they do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Owner {
-    /// The thread that moves the cache's store queue on: it asks for room, and hands the store over.
+    /// The thread that advances the cache's store queue: it asks for room, and submits the store.
     Pump,
-    /// Whoever finds that more should be on the disk: who has queued a copy out, ended a write, or found no room.
+    /// A thread that finds that more should be on the disk: one that has queued a copy out, ended a write, or found no room.
     Drain,
-    /// Whoever completes the transfer with the disk, or drops it.
+    /// The thread that completes the transfer with the disk, or drops it.
     Io,
-    /// The thread that asks for the bytes, or looks ahead: autograd's.
+    /// The thread that asks for the bytes, or prefetches: autograd's.
     Backward,
-    /// Whoever queues the copy in: who asks for the bytes, or ends the read that was waited for.
+    /// The thread that queues the copy in: one that asks for the bytes, or that ends the read they waited for.
     Copier,
-    /// Whoever needs host memory: for a copy out, or to read into.
+    /// A thread that needs host memory: for a copy out, or to read into.
     Taker,
 }
 
-/// Every edge there is: from, what happens, to, and who takes it.
+/// All edges: from, what happens, to, and who takes it.
 pub(super) const EDGES: [(At, Edge, At, Owner); 19] = [
     (At::Nowhere, Edge::RoomTaken, At::Reserved, Owner::Pump),
     (At::Reserved, Edge::CopiedOut, At::Host, Owner::Pump),
@@ -85,14 +85,14 @@ pub(super) const EDGES: [(At, Edge, At, Owner); 19] = [
 ];
 
 impl At {
-    /// The place after `edge`, or none where the table has no such edge. Nothing is left to a device that has it not, which is what
-    /// `lent` says.
+    /// The place after `edge`, or `None` if the table has no such edge. Bytes can be left to the device only if it has them, which `lent`
+    /// says.
     pub(super) fn after(self, edge: Edge, lent: bool) -> Option<At> {
         let edges = EDGES.iter().filter(|_| edge != Edge::LeftToDevice || lent);
         edges.filter(|(from, by, ..)| (*from, *by) == (self, edge)).map(|(_, _, to, _)| *to).next()
     }
 
-    /// Whether its bytes can be had from here.
+    /// Whether the bytes can be loaded from here.
     pub(super) fn is_below(self) -> bool {
         matches!(self, At::Host | At::Writing | At::Both | At::Disk | At::Reading)
     }
@@ -141,10 +141,10 @@ mod tests {
     fn each_edge_is_its_owners() {
         for (from, by, to, owner) in EDGES {
             let edge = format!("{from:?} {by:?} {to:?}");
-            // While a transfer with the disk is under way only who completes it moves the parcel on.
+            // While a transfer with the disk is in flight, only the thread that completes it moves the parcel on.
             let of_transfer = matches!(from, At::Writing | At::Reading) && from != to;
             assert_eq!(of_transfer, owner == Owner::Io, "{edge}");
-            // Whoever needs memory takes it only where somebody else has the bytes, and nobody moves them.
+            // Memory is reclaimed only if the bytes are elsewhere too and no transfer is using it.
             let goes = matches!(from, At::Host | At::Writing | At::Both)
                 && !matches!(to, At::Host | At::Writing | At::Both);
             assert_eq!(goes, owner == Owner::Taker, "{edge}");

@@ -1,4 +1,4 @@
-//! Storages that were saved on one stream, or loaded for it, and are used on another: their memory must not be used again sooner.
+//! Storages that were saved on one stream, or loaded for it, and used on another: their memory must not be reused too soon.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;

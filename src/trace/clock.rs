@@ -10,33 +10,33 @@ use crate::device::{Device, Lane};
 use crate::error::Result;
 use crate::telemetry::{ScopeId, StallCause};
 
-/// Tries to find where host and device meet; the quickest counts.
+/// How often host and device are matched; the quickest exchange is used.
 const MEETINGS: usize = 8;
-/// Devices tell times as floating-point milliseconds, which are coarser the longer they are: the base moves on after so long.
+/// Devices report times as floating-point milliseconds, which get coarser with length, so the base moves on after this long.
 const REACH: Duration = Duration::from_secs(4);
 
-/// A device's queues, whatever the device.
+/// A device's queues, whatever its type.
 pub(super) trait Lanes: Send + Sync {
-    /// An event in a lane's queue; none if the device has failed.
+    /// An event in a lane's queue; `None` if the device has failed.
     fn point(self: Arc<Self>, lane: Lane) -> Option<Arc<dyn Point>>;
 }
 
-/// An event, whatever the device.
+/// An event, whatever its device's type.
 pub(super) trait Point: Send + Sync {
-    /// When it was reached; none if it is not yet, or the device has failed.
+    /// When it was reached; `None` if it has not been, or the device has failed.
     fn when(&self) -> Option<Instant>;
 
     /// Sleeps until it is reached.
     fn block(&self);
 }
 
-/// A trace, for who works with a device's own events.
+/// A trace for code that works with a device's own events.
 pub(crate) struct DeviceTrace<D: Device> {
     trace: Arc<Trace>,
     clock: Arc<Clock<D>>,
 }
 
-/// A device, and an event in its queues whose time is known.
+/// A device, and an event in its queues whose host time is known.
 struct Clock<D: Device> {
     device: Arc<D>,
     base: Mutex<(D::Event, Instant)>,
@@ -67,7 +67,7 @@ impl<D: Device> DeviceTrace<D> {
         }
         let (_, event, at) = nearest;
         let clock = Arc::new(Clock { device: Arc::clone(device), base: Mutex::new((event, at)) });
-        // A trace is of one cache, and so of one device.
+        // A trace belongs to one cache, and so to one device.
         drop(trace.lanes.set(Arc::clone(&clock) as _));
         Ok(DeviceTrace { trace: Arc::clone(trace), clock })
     }
@@ -76,12 +76,12 @@ impl<D: Device> DeviceTrace<D> {
         &self.trace
     }
 
-    /// The device's compute queue waited.
+    /// Records that the device's compute queue waited.
     pub(crate) fn stall(&self, cause: StallCause, from: &D::Event, to: &D::Event) {
         self.record(Lane::Compute, Name::Stall(cause), None, from, to);
     }
 
-    /// A copy of what was saved in `scope`.
+    /// Records a copy of what was saved in `scope`.
     pub(crate) fn copy(&self, lane: Lane, scope: ScopeId, bytes: u64, from: &D::Event, to: &D::Event) {
         self.record(lane, Name::Moved(scope, false), Some(bytes), from, to);
     }
@@ -121,7 +121,7 @@ impl<D: Device> Point for DevicePoint<D> {
     }
 
     fn block(&self) {
-        // A device that fails tells it where it computes; its events then have no time.
+        // A device that fails reports it where it computes; its events then have no time.
         drop(self.clock.device.block_on(&self.event));
     }
 }
@@ -137,7 +137,7 @@ mod tests {
         let trace = Arc::new(Trace::default());
         let start = Instant::now();
         let DeviceTrace { clock, .. } = DeviceTrace::start(&trace, &device).unwrap();
-        // Host and device meet somewhere within one exchange; a preempted thread makes that long.
+        // Host and device are matched somewhere within one exchange, which is long if the thread is preempted.
         let slack = start.elapsed();
         let before = Instant::now();
         let late = Arc::clone(&clock).point(Lane::Out).unwrap();
@@ -166,7 +166,7 @@ mod tests {
     fn a_mark_that_is_not_reached_has_no_time() {
         let device = Arc::new(Simulated::start(Duration::from_millis(20)).unwrap());
         let trace = DeviceTrace::start(&Arc::default(), &device).unwrap();
-        // The lane has a copy to do that takes a while.
+        // The lane has a slow copy to make.
         let (from, mut to) = ([7_u8; 8], [0_u8; 8]);
         // SAFETY: both arrays outlive the copy, which is waited for below, and nobody else uses them meanwhile.
         unsafe { device.copy_out(from.as_ptr(), to.as_mut_ptr(), 8) }.unwrap();

@@ -1,4 +1,4 @@
-//! The file: JSON as Chrome's trace viewer and Perfetto read it.
+//! The trace file: JSON that Chrome's trace viewer and Perfetto read.
 
 use std::fmt::{self, Write as _};
 use std::fs::File;
@@ -21,12 +21,12 @@ pub(crate) struct Process<'a> {
     pub(crate) scopes: &'a Scopes,
 }
 
-/// What is written of one cache: all that has its times.
+/// What is written for one cache: everything whose times are known.
 struct Picture {
     tracks: Vec<Lines>,
     samples: Vec<(Counter, Instant, u64)>,
     dropped: u64,
-    /// Spans that the device has failed to time, or that were recorded meanwhile.
+    /// Spans that the device has failed to time, or that were recorded in the meantime.
     untimed: usize,
 }
 
@@ -37,7 +37,7 @@ struct Lines {
     spans: Vec<(Name, Instant, Instant, Option<u64>)>,
 }
 
-/// Writes what the caches did so far, on one time line.
+/// Writes what the caches have recorded so far, on one time line.
 pub(crate) fn write(path: &Path, processes: &[Process<'_>]) -> Result<()> {
     let pictures: Vec<_> = processes.iter().map(|process| Picture::of(process.trace)).collect();
     for (process, picture) in processes.iter().zip(&pictures) {
@@ -76,7 +76,7 @@ fn write_to(out: &mut impl Write, processes: &[Process<'_>], pictures: &[Picture
     writeln!(list.out, "}}}}")
 }
 
-/// The list of events, as far as it is written.
+/// The list of events written so far.
 struct List<'a, W> {
     out: &'a mut W,
     pid: u64,
@@ -87,7 +87,7 @@ struct List<'a, W> {
 impl<W: Write> List<'_, W> {
     fn process(&mut self, process: &Process<'_>, picture: &Picture) -> io::Result<()> {
         self.name("process_name", 0, process.name)?;
-        // Numbers of one process, so that each keeps its own lines; in the order in which viewers show them.
+        // Line numbers are unique across processes, and in the order in which viewers show the lines.
         let mut tid = 1_000 * self.pid;
         for Lines { track, title, spans } in &picture.tracks {
             let mut extents: Vec<Extent> =
@@ -174,7 +174,7 @@ impl Picture {
             match event {
                 TraceEvent::Sample { counter, at, bytes } => picture.samples.push((*counter, *at, *bytes)),
                 TraceEvent::Span(span) => match (span.from.host(), span.to.host()) {
-                    // The copy was over when the queue came to wait for it.
+                    // The copy had ended when the queue came to wait for it.
                     (Some(from), Some(to)) if matches!(span.name, Name::Stall(_)) && to <= from => {}
                     (Some(from), Some(to)) => {
                         let to = to.max(from);
@@ -249,7 +249,7 @@ impl Name {
         match self {
             Name::Step(number) => format!("step {number}"),
             Name::Backward => "backward".to_owned(),
-            // Scopes of the same name add up in viewers; the path is an argument.
+            // Viewers add up scopes of the same name, so this is the last part; the path is an argument.
             Name::Scope(_) => scope.rsplit('/').next().unwrap_or(scope).to_owned(),
             Name::Wait(what) => what.to_owned(),
             Name::Stall(StallCause::DeviceBudget) => "stall: device budget".to_owned(),
@@ -286,7 +286,7 @@ impl Counter {
     }
 }
 
-/// Nanoseconds, as microseconds.
+/// Nanoseconds, written as microseconds.
 struct Micros(u64);
 
 impl fmt::Display for Micros {

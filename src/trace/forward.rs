@@ -1,4 +1,4 @@
-//! What a step's forward took, read off its trace.
+//! The times of a step's forward, read from its trace.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -9,16 +9,17 @@ use super::{Log, Name, Span, Trace, TraceEvent, Track};
 use crate::device::Lane;
 use crate::telemetry::ScopeId;
 
-/// The forward pass of one step, where it was computed: on the device, or else on the thread.
+/// The forward pass of one step, timed where it was computed: on the device, or else on the thread.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Forward {
-    /// Time in each scope but not in those within it, stalls left out; what is in no scope is the root's.
+    /// Time in each scope, without the scopes within it and without stalls; what is in no scope counts for the root.
     pub(crate) scopes: HashMap<ScopeId, Duration>,
-    /// Bytes per second on their way off the device while any were: to the disk if some went there, or else to the host.
+    /// Bytes per second on their way off the device, counting only the time while any were: to the disk if some went there, or else to
+    /// the host.
     pub(crate) bandwidth: Option<f64>,
 }
 
-/// A stretch of time that something took.
+/// A stretch of time.
 #[derive(Clone, Copy)]
 pub(super) struct Stretch {
     pub(super) from: Instant,
@@ -26,13 +27,13 @@ pub(super) struct Stretch {
 }
 
 impl Trace {
-    /// How many events were recorded so far.
+    /// The number of events recorded so far.
     pub(crate) fn position(&self) -> u64 {
         self.log.lock().position()
     }
 
-    /// The forward pass that was recorded from `position` on, to the first backward after it; none if there was no backward yet. Waits
-    /// for the device to reach what was recorded.
+    /// The forward pass that was recorded from `position` on, up to the first backward after it; `None` if there was no backward yet.
+    /// Waits for the device to reach what was recorded.
     pub(crate) fn forward(&self, position: u64) -> Option<Forward> {
         self.block();
         self.log.lock().forward(position)
@@ -91,7 +92,7 @@ impl Span {
 }
 
 impl Stretch {
-    /// The part of it within another; none if there is none.
+    /// The part of it within `other`; `None` if there is none.
     fn within(self, other: Stretch) -> Option<Stretch> {
         let (from, to) = (self.from.max(other.from), self.to.min(other.to));
         (from < to).then_some(Stretch { from, to })
@@ -102,7 +103,7 @@ impl Stretch {
     }
 }
 
-/// Time of `whole` in each scope and in none of its own, outside of `stalls`.
+/// The time of `whole` in each scope and in none within that scope, outside of `stalls`.
 fn exclusive(
     whole: Stretch,
     scopes: &[(ScopeId, Stretch)],
@@ -119,7 +120,7 @@ fn exclusive(
         if stalls.iter().any(|stall| stall.covers(piece)) {
             continue;
         }
-        // Of the scopes around it, the innermost began last; of two that began at once, the shorter one.
+        // Of the scopes around the piece, the innermost began last; of two that began at once, it is the shorter.
         let around = scopes.iter().filter(|(_, scope)| scope.covers(piece));
         let innermost = around.max_by_key(|(_, scope)| (scope.from, std::cmp::Reverse(scope.to)));
         let scope = innermost.map_or_else(ScopeId::default, |(scope, _)| *scope);
@@ -128,7 +129,7 @@ fn exclusive(
     times
 }
 
-/// Bytes per second of the transfers, while any was under way; none if there was none.
+/// Bytes per second of the transfers, while any was in flight; `None` if there was none.
 pub(super) fn throughput<'a>(transfers: impl Iterator<Item = &'a Span>) -> Option<f64> {
     let mut moved = 0;
     let mut stretches: Vec<Stretch> = Vec::new();

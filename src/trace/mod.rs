@@ -1,8 +1,8 @@
-//! What happened when, for people to look at: steps, scopes, stalls, copies and transfers on one time line.
+//! A record of what happens when, for people to look at: steps, scopes, stalls, copies and transfers on one time line.
 //!
-//! Host times are taken where things happen. Device times are events in the device's lanes, which tell when they were
-//! reached only afterwards: at the end of a step those that are reached are asked, and the rest is waited for only when
-//! the file is written. Nothing else of a step changes.
+//! Host times are taken where things happen. Device times come from events in the device's lanes, which know only afterwards when they
+//! were reached. At the end of a step the events that are reached are read; the others are waited for only when the file is written.
+//! Recording changes nothing else about a step.
 
 mod clock;
 mod file;
@@ -33,10 +33,11 @@ use crate::device::Lane;
 use crate::error::Completion;
 use crate::telemetry::{ScopeId, StallCause};
 
-/// Most events that are kept: the latest. One takes about 100 bytes, and two CUDA events for as long as it waits for a device.
+/// Upper limit on the events kept, which are the latest. Each takes about 100 bytes, and two CUDA events as long as it waits for a
+/// device.
 const MAX_EVENTS: usize = 1 << 20;
 
-/// What one cache did.
+/// The record of one cache.
 #[derive(Default)]
 pub(crate) struct Trace {
     lanes: OnceLock<Arc<dyn Lanes>>,
@@ -47,10 +48,10 @@ pub(crate) struct Trace {
 #[derive(Default)]
 struct Log {
     events: VecDeque<TraceEvent>,
-    /// All events before it have their times.
+    /// All events before this index have their times.
     timed: usize,
     dropped: u64,
-    /// Threads by their number in the system, in the order of their first event, and their names.
+    /// Threads by their number in the system, with their names, in the order of their first event.
     threads: Vec<(u32, String)>,
     /// The latest sample of each counter.
     levels: [u64; 2],
@@ -81,25 +82,25 @@ pub(crate) enum Track {
     Disk(Direction),
 }
 
-/// What a span is called.
+/// The name of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Name {
     Step(u64),
     Backward,
     Scope(ScopeId),
-    /// The program waits for what the cache has under way.
+    /// The program waits for the cache's transfers in flight.
     Wait(&'static str),
     Stall(StallCause),
     /// A copy or a transfer of what was saved in this scope, and whether it failed.
     Moved(ScopeId, bool),
 }
 
-/// A level that goes up and down.
+/// A quantity that goes up and down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Counter {
-    /// Activation bytes on the device that the cache holds.
+    /// Activation bytes that the cache holds on the device.
     Device,
-    /// Bytes of the host pool that are in use.
+    /// Bytes of the host pool in use.
     HostPool,
 }
 
@@ -111,13 +112,13 @@ enum Moment {
 }
 
 impl Trace {
-    /// Records nothing from now on, and forgets what was recorded.
+    /// Stops recording, and discards what was recorded.
     pub(crate) fn pause(&self) {
         self.paused.store(true, Ordering::Relaxed);
         *self.log.lock() = Log::default();
     }
 
-    /// Records again.
+    /// Resumes recording.
     pub(crate) fn resume(&self) {
         self.paused.store(false, Ordering::Relaxed);
     }
@@ -126,12 +127,12 @@ impl Trace {
         !self.paused.load(Ordering::Relaxed)
     }
 
-    /// The calling thread waited.
+    /// Records that the calling thread waited.
     pub(crate) fn stall(&self, cause: StallCause, from: Instant, to: Instant) {
         self.record(Span::on_host(Track::Thread(thread_number()), Name::Stall(cause), from, to, None));
     }
 
-    /// A completion that records the transfer that begins now, before it does what `done` does.
+    /// A completion that first records the transfer that begins now, and then calls `done`.
     pub(crate) fn transfer(
         trace: Option<&Arc<Trace>>,
         direction: Direction,
@@ -149,7 +150,7 @@ impl Trace {
         })
     }
 
-    /// The level of a counter now.
+    /// Records the present value of a counter.
     pub(crate) fn sample(&self, counter: Counter, bytes: u64) {
         if !self.is_recording() {
             return;
@@ -160,7 +161,7 @@ impl Trace {
         }
     }
 
-    /// Asks the events that are reached for their times, which frees them. Waits for nothing.
+    /// Reads the times of the events that are reached, which frees the events. Does not wait.
     pub(crate) fn settle(&self) {
         self.log.lock().settle();
     }
@@ -178,13 +179,13 @@ impl Trace {
         log.push(TraceEvent::Span(span));
     }
 
-    /// Where the device's compute queue is now, if there is a device.
+    /// The point that the device's compute queue has reached, if there is a device.
     fn compute(&self) -> Option<Moment> {
         let lanes = self.lanes.get().filter(|_| self.is_recording())?;
         Arc::clone(lanes).point(Lane::Compute).map(Moment::Device)
     }
 
-    /// Waits until all that was recorded before has its times. Others record meanwhile.
+    /// Waits until everything recorded so far has its times. Others may record meanwhile.
     fn block(&self) {
         let waiting: Vec<_> = {
             let log = self.log.lock();
@@ -213,7 +214,7 @@ impl Log {
         let mut all = true;
         for event in self.events.range_mut(self.timed..) {
             if let TraceEvent::Span(span) = event {
-                // Its beginning is reached before its end.
+                // A span's beginning is reached before its end.
                 all &= span.to.settle() && span.from.settle();
             }
             self.timed += usize::from(all);
@@ -228,7 +229,7 @@ impl Span {
 }
 
 impl Moment {
-    /// Turns an event that is reached into its time; false if it is not reached yet.
+    /// Replaces an event that is reached by its time; false if it is not reached yet.
     fn settle(&mut self) -> bool {
         if let Moment::Device(point) = self {
             let Some(at) = point.when() else { return false };
@@ -245,7 +246,7 @@ impl Moment {
     }
 }
 
-/// The calling thread's number in the system; 0 where the kernel does not say.
+/// The calling thread's number in the system; 0 if the kernel does not say.
 fn thread_number() -> u32 {
     thread_local!(static NUMBER: Cell<Option<u32>> = const { Cell::new(None) });
     NUMBER.get().unwrap_or_else(|| {
@@ -256,7 +257,7 @@ fn thread_number() -> u32 {
     })
 }
 
-/// The calling thread's name. Threads that libtorch started have one in the kernel only.
+/// The calling thread's name. Threads started by libtorch have one only in the kernel.
 fn thread_name() -> String {
     let known = thread::current().name().map(str::to_owned);
     known.unwrap_or_else(|| {

@@ -7,7 +7,7 @@ use ssdtrain_libtorch as torch;
 
 use super::{Moment, Name, Span, Trace, Track, thread_number};
 
-/// A named part of what the calling thread does, and of what the device does for it, until it is dropped: in the trace, if
+/// A named part of what the calling thread does, and of what the device does for it, until this is dropped. It appears in the trace, if
 /// there is one, and in NVIDIA's tools.
 pub(crate) struct Range {
     begun: Option<Begun>,
@@ -22,7 +22,7 @@ struct Begun {
 }
 
 impl Range {
-    /// `shown` is what NVIDIA's tools call it; none if they see it already.
+    /// `shown` is its name in NVIDIA's tools; `None` if they show it already.
     pub(crate) fn open<'a>(
         trace: Option<Arc<Trace>>,
         name: Name,
@@ -48,7 +48,7 @@ impl Drop for Range {
 }
 
 impl Name {
-    /// Whether the device computes meanwhile.
+    /// Whether the device computes in the meantime.
     fn computes(self) -> bool {
         matches!(self, Name::Step(_) | Name::Backward | Name::Scope(_))
     }

@@ -1,22 +1,22 @@
-//! Which spans of a track go on one line: viewers show them right only if they follow or contain each other.
+//! Which spans of a track share a line: viewers show spans correctly only if they follow or contain each other.
 
-/// From when to when, in nanoseconds.
+/// Beginning and end, in nanoseconds.
 pub(super) type Extent = (u64, u64);
 
-/// Times of a device are as fine as this, in nanoseconds; what overlaps by less does not.
+/// The granularity of a device's times, in nanoseconds. A shorter overlap is not one.
 const GRAIN: u64 = 1_000;
 
-/// A row, as far as it is filled.
+/// The spans of a row so far.
 #[derive(Default)]
 struct Row {
-    /// Where its latest span begins.
+    /// The beginning of its latest span.
     latest: u64,
     /// The ends of the spans that are still open, outermost first.
     ends: Vec<u64>,
 }
 
-/// The row of each span, from 0 on, such that no two of a row overlap unless one contains the other and `nest` is set.
-/// Spans that overlap by no more than the grain of time are cut to fit.
+/// Assigns each span a row, from 0 on, so that no two spans of a row overlap unless `nest` is set and one contains the other. Spans that
+/// overlap by no more than the granularity of time are cut to fit.
 pub(super) fn arrange(spans: &mut [Extent], nest: bool) -> Vec<usize> {
     let mut order: Vec<usize> = (0..spans.len()).collect();
     order.sort_by_key(|&index| (spans[index].0, u64::MAX - spans[index].1));
@@ -38,7 +38,7 @@ pub(super) fn arrange(spans: &mut [Extent], nest: bool) -> Vec<usize> {
 }
 
 impl Row {
-    /// A span, no earlier than the latest, as it fits the row; and how many of the open ones contain it.
+    /// A span as it fits the row, beginning no earlier than the latest one; and how many of the open spans contain it.
     fn fit(&self, (from, to): Extent, nest: bool) -> Option<(Extent, usize)> {
         let mut from = from.max(self.latest);
         for (outer, &end) in self.ends.iter().enumerate().rev() {

@@ -1,4 +1,4 @@
-//! Moments of a step, where it computes.
+//! Moments of a step, by the clock of where it computes.
 
 use std::time::Instant;
 
@@ -8,27 +8,27 @@ use super::forward::throughput;
 use super::{Moment, Name, Span, Trace, TraceEvent, Track};
 use crate::device::Lane;
 
-/// Now, as the thread sees it, and where the device's compute queue has come to.
+/// A moment: the thread's time, and the point that the device's compute queue has reached.
 pub(crate) struct Stamp {
     pub(crate) host: Instant,
     device: Option<Moment>,
 }
 
-/// When a stamp was reached: on the device, or else on the thread.
+/// When a stamp was reached: by the host's clock, and on the device or else on the thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reached {
     pub(crate) host: Instant,
     pub(crate) at: Instant,
 }
 
-/// Who waited for the cache, and how fast bytes moved, from some event of a trace on.
+/// Waits for the cache and transfer rates, from one event of a trace on.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Moves {
     /// Waits in the device's compute queue.
     pub(crate) device_stalls: Vec<(Instant, Instant)>,
     /// Waits of threads.
     pub(crate) host_stalls: Vec<(Instant, Instant)>,
-    /// Bytes per second while any were on their way, if any were: copies off the device and back, writes and reads of the disk.
+    /// Bytes per second while any were in transit, if any were: copies off the device and back, writes to and reads from the disk.
     pub(crate) out: Option<f64>,
     pub(crate) back: Option<f64>,
     pub(crate) written: Option<f64>,
@@ -36,7 +36,7 @@ pub(crate) struct Moves {
 }
 
 impl Stamp {
-    /// Waits until the device has reached it. None if the device has failed.
+    /// Waits until the device has reached it. `None` if the device has failed.
     pub(crate) fn reach(&self) -> Option<Reached> {
         let at = match &self.device {
             None => self.host,
@@ -55,7 +55,7 @@ impl Trace {
         Stamp { host: Instant::now(), device: self.compute() }
     }
 
-    /// What was recorded from `position` on. Waits for the device to reach it.
+    /// The moves recorded from `position` on. Waits for the device to reach them.
     pub(crate) fn moves(&self, position: u64) -> Moves {
         self.block();
         let log = self.log.lock();

@@ -1,4 +1,4 @@
-//! Entries as backward asks for them: served, loaded, and loaded ahead.
+//! Entries as backward asks for them: serving, loading, and prefetching.
 
 use std::sync::Arc;
 
@@ -11,7 +11,8 @@ use crate::error::{Error, Result};
 use crate::tier::Parcel;
 
 impl Table {
-    /// What may leave so that all there is, and what backward loads of `wanted`, fit its budget: backward itself never waits.
+    /// An entry to release so that everything on the device and the load of `wanted` fit backward's budget. Backward itself never waits
+    /// for room.
     pub(crate) fn squeeze_for_backward(&mut self, wanted: EntryKey) -> Option<(EntryKey, Arc<dyn Parcel>)> {
         let away =
             self.entry(wanted).filter(|entry| entry.state == State::Away && entry.source.upgrade().is_none());
@@ -20,7 +21,7 @@ impl Table {
         if over { self.oldest_leaving().filter(|(key, _)| *key != wanted) } else { None }
     }
 
-    /// Answers a handle that asks for its bytes; `round` is the handle's own mark of the last copy it was served from.
+    /// Answers a handle that asks for its bytes. `round` is the handle's own record of the device copy that last served it.
     pub(crate) fn ask(&mut self, key: EntryKey, round: &mut u64, jobs: &mut Vec<Job>) -> Answer {
         let Some(entry) = self.entry(key) else {
             return Answer::Failed("internal error: a handle outlived its entry".to_owned());
@@ -80,7 +81,7 @@ impl Table {
         Answer::Here(storage, order)
     }
 
-    /// Issues the load of an entry that is away, which begins when there is [memory](Table::loads_into) for it.
+    /// Issues the load of an entry that is away. It begins when there is [memory](Table::loads_into) for it.
     fn load(&mut self, key: EntryKey, early: bool, jobs: &mut Vec<Job>) {
         let Some(entry) = self.entry(key) else { return };
         let bytes = entry.bytes;
@@ -99,7 +100,7 @@ impl Table {
         self.transfers += 1;
     }
 
-    /// There is memory for a load that was issued.
+    /// Records the memory for a load that was issued.
     pub(crate) fn loads_into(&mut self, key: EntryKey, into: &Storage) {
         let Some(entry) = self.entry_mut(key) else { return };
         let before = entry.returned.replace(Watch::new(into));
@@ -110,7 +111,7 @@ impl Table {
         self.identities.insert(into.id(), key);
     }
 
-    /// There is no memory for an early load that was issued: it is as if it had not been. Backward will ask again.
+    /// Undoes an early load for which there is no memory. Backward will ask for the entry again.
     pub(crate) fn postponed(&mut self, key: EntryKey, bytes: u64) {
         self.transfers -= 1;
         self.on_device -= bytes;
@@ -120,7 +121,7 @@ impl Table {
         }
     }
 
-    /// The load of `key` is over. What it returns is to be dropped without the lock.
+    /// The load of `key` has ended. The result must be dropped without holding the lock.
     pub(crate) fn loaded(&mut self, key: EntryKey, bytes: u64, outcome: Result<()>) -> Option<Block> {
         self.transfers -= 1;
         let Some(entry) = self.entry(key) else {
@@ -144,8 +145,7 @@ impl Table {
         }
     }
 
-    /// Backward has asked for `position` of `tape`, and `missed` if it has to wait for it: looks ahead by as many bytes
-    /// as the limits allow.
+    /// Backward has asked for `position` of `tape`; `missed` if it has to wait for it. Prefetches as many bytes as the limits allow.
     pub(crate) fn look_ahead(&mut self, tape: TapeKey, position: usize, missed: bool, jobs: &mut Vec<Job>) {
         if let Some(tape) = self.tapes.get_mut(&tape) {
             tape.asked(position, missed);
@@ -154,7 +154,7 @@ impl Table {
             if let Some(entry) = self.entry(key).filter(|entry| entry.state == State::Away) {
                 let alive = entry.source.upgrade().is_some();
                 let bytes = entry.bytes;
-                // One that is larger than the limit goes alone, so that it does not stand in the way of all below it.
+                // An entry larger than the limit is loaded alone, so that it does not block everything below it.
                 let alone = self.early == 0 && self.limits.prefetch > 0;
                 let fits = (alone || self.early + bytes <= self.limits.prefetch)
                     && self.device_bytes() + bytes <= self.limits.backward_budget;
@@ -167,7 +167,7 @@ impl Table {
             }
             self.tapes.entry(tape).and_modify(Tape::advance);
         }
-        // Below what fits the device, bytes are brought up to where the next look ahead finds them quickly.
+        // Bytes beyond what fits the device are read into a nearer tier, where the next prefetch finds them quickly.
         while let Some(key) = self.tapes.get(&tape).and_then(Tape::far) {
             let away = self.entry(key).filter(|entry| entry.state == State::Away);
             if !away.and_then(|entry| entry.parcel.clone()).is_none_or(Parcel::bring_near) {

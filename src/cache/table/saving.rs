@@ -1,4 +1,4 @@
-//! Entries as they come and leave: what is saved, what makes room for it, and the stores that take it away.
+//! Entries as they come and leave: what is saved, what makes room for it, and the stores that move it.
 
 use std::sync::Arc;
 
@@ -24,17 +24,18 @@ pub(crate) struct Saved {
 /// A view of a storage.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
-    /// What tells it from others; see [`ssdtrain_libtorch::layout`].
+    /// Distinguishes it from other views; see [`ssdtrain_libtorch::layout`].
     pub(crate) layout: u64,
     pub(crate) bytes: u64,
 }
 
-/// A storage is moved once so much of it was saved: one part of so many.
+/// A storage is moved once this fraction of it was saved: one part in `SMALL_PART`.
 const SMALL_PART: u64 = 8;
 
 impl Table {
-    /// The entry of this storage. If it was written since, as its version or whoever watches it says, it stays on the device: then every
-    /// save of it is what it holds, as without a cache. The parcel that is returned is to be abandoned without the lock.
+    /// The entry of this storage. If the storage was written to since, by its version or by the write observer, the entry stays on the
+    /// device, and every save of it has the current contents, as without a cache. The returned parcel must be abandoned without holding
+    /// the lock.
     pub(crate) fn find(
         &mut self,
         id: StorageId,
@@ -42,7 +43,7 @@ impl Table {
     ) -> Option<(EntryKey, Option<Arc<dyn Parcel>>)> {
         let key = *self.identities.get(&id)?;
         let entry = self.entry(key)?;
-        // The identity of a storage that came back is its own: it starts at version 0.
+        // A storage that was loaded has its own identity, whose version starts at 0.
         let same = if entry.source.id() == id {
             entry.version == version && !entry.source.is_written()
         } else {
@@ -54,7 +55,7 @@ impl Table {
         usable.then_some((key, parcel))
     }
 
-    /// What can be done so that `bytes` more that are being saved fit the device budget.
+    /// What can be done so that `bytes` more to be saved fit the device budget.
     pub(crate) fn squeeze(&mut self, bytes: u64, jobs: &mut Vec<Job>) -> Squeeze {
         if self.on_device + bytes <= self.limits.device_budget {
             return Squeeze::Fits;
@@ -65,7 +66,7 @@ impl Table {
         if let Some((key, parcel)) = self.oldest_leaving() {
             return Squeeze::LetGo(key, parcel);
         }
-        // More was saved than expected: what was to stay has to leave after all.
+        // More was saved than expected: entries that were to stay have to leave after all.
         while let Some(key) = self.oldest_queued() {
             if !self.begin_store(key, jobs) {
                 return Squeeze::Wait(StallCause::HostPool);
@@ -77,7 +78,7 @@ impl Table {
         Squeeze::Fits
     }
 
-    /// The oldest entry whose store was begun, where storages leave in stream order.
+    /// The oldest entry whose store has begun, if storages leave in stream order.
     pub(crate) fn oldest_leaving(&mut self) -> Option<(EntryKey, Arc<dyn Parcel>)> {
         while let Some(&key) = self.leaving.front() {
             let storing = self.entry(key).filter(|entry| entry.state == State::Storing);
@@ -99,7 +100,7 @@ impl Table {
         None
     }
 
-    /// A new entry, on its way down or, without a parcel, to stay on the device.
+    /// Adds an entry: one to be moved or, without a parcel, one that stays on the device.
     pub(crate) fn insert(&mut self, saved: Saved) -> EntryKey {
         self.serial += 1;
         let bytes = saved.storage.bytes();
@@ -137,7 +138,7 @@ impl Table {
         key
     }
 
-    /// A view of `key` is saved. The entry is queued for its store as soon as enough of it is.
+    /// Records that a view of `key` was saved. The entry is queued for its store once enough of it was.
     pub(crate) fn covered(&mut self, key: EntryKey, part: Part) {
         let waits = |entry: &&mut Entry| entry.state == State::Device && !entry.queued;
         let Some(entry) = self.entry_mut(key).filter(waits) else { return };
@@ -152,12 +153,12 @@ impl Table {
         }
     }
 
-    /// One more handle of `key` on `tape`; returns its position there.
+    /// Adds a handle of `key` to `tape` and returns its position there.
     pub(crate) fn attach(&mut self, key: EntryKey, tape: TapeKey) -> usize {
         if let Some(entry) = self.entry_mut(key) {
             entry.handles += 1;
         }
-        // Whoever saves has found it open.
+        // The caller has found the tape open, so it exists.
         let tape = self.tapes.entry(tape).or_default();
         tape.handles += 1;
         tape.push(key)
@@ -173,7 +174,7 @@ impl Table {
         }
     }
 
-    /// Begins every store there is room for; false if there is not room for all of them yet.
+    /// Begins every store that there is room for; false if there is not yet room for all of them.
     pub(crate) fn pump_all(&mut self, jobs: &mut Vec<Job>) -> bool {
         while let Some(key) = self.oldest_queued() {
             if !self.begin_store(key, jobs) {
@@ -183,12 +184,12 @@ impl Table {
         true
     }
 
-    /// Whether an entry has to leave the device. Where storages leave as late as the budget allows, those that a step like the
-    /// one before saves last will still be there when backward asks for them.
+    /// Whether an entry has to leave the device. If storages leave as late as the budget allows, the last ones that a step like the
+    /// previous one saves will still be there when backward asks for them.
     fn must_leave(&self, key: EntryKey) -> bool {
         match self.entry(key).filter(|_| self.in_stream_order() || self.limits.late) {
             Some(entry) => {
-                // Before a step has shown how much there will be, and in one with more, what there is now is all that is known.
+                // Until a step has shown the total, and in a step that exceeds it, the current bytes are the best estimate.
                 let expected = self.expected_live.unwrap_or(0).max(self.peak_live);
                 let budget = self.limits.device_budget.min(self.limits.backward_budget);
                 expected.saturating_sub(entry.live_before) > budget
@@ -203,7 +204,7 @@ impl Table {
         let stores_work = self.failures < GIVE_UP;
         let Some(entry) = self.entry(key) else { return true };
         let (parcel, from, bytes) = (entry.parcel.clone(), entry.device.clone(), entry.bytes);
-        // Resized since it was saved: what it has now is the truth, and nothing else has room for it.
+        // Resized since it was saved: only its current contents count, and no place below fits them.
         if from.as_ref().is_some_and(|from| !from.is_current()) {
             entry.counters.cancelled.add(bytes);
             self.queue.pop_front();
@@ -235,7 +236,7 @@ impl Table {
         true
     }
 
-    /// The store of `key` is over, or need not be waited for.
+    /// The store of `key` has ended, or need not be waited for.
     pub(crate) fn stored(&mut self, key: EntryKey, bytes: u64, outcome: Result<(), String>) -> Gone {
         let in_stream_order = self.in_stream_order();
         if !in_stream_order {
@@ -245,7 +246,7 @@ impl Table {
             held_back.filter(|held| held.key == key).for_each(|held| held.stored = true);
         }
         let Some(entry) = self.entry(key) else {
-            // Released while it was written: the transfer held the last reference.
+            // Released while it was being written: the transfer held the last reference.
             self.on_device -= if in_stream_order { 0 } else { bytes };
             return (None, None);
         };

@@ -9,7 +9,7 @@ const LAYERS: u64 = 20;
 const MB: u64 = 1_000_000;
 const WHOLE: StepOutcome = StepOutcome::Planned(Adherence::Whole(1));
 
-/// Layers of so many bytes, 10 ms forward and 20 ms backward, on a CPU whose disk moves so many megabytes per second.
+/// Layers of `bytes` bytes each, with 10 ms of forward and 20 ms of backward, on a CPU whose disk moves `disk` megabytes per second.
 fn profile_of(bytes: u64, disk: f64) -> Profile {
     let entry = Activation { bytes, forward: 10 * MS, backward: 20 * MS, ..Activation::default() };
     let save = |entry| Save { entry, bytes, scope: ScopeId::default() };
@@ -25,7 +25,7 @@ fn profile(disk: f64) -> Profile {
     profile_of(MB, disk)
 }
 
-/// Steps of one run, on a device with so many bytes free.
+/// The steps of one run, on a device with `free` bytes of free memory.
 struct Run {
     auto: Auto,
     number: u64,
@@ -39,7 +39,7 @@ impl Run {
         Run { auto: Auto::new(objective), number: 0, free: 0 }
     }
 
-    /// One whose second step has shown that.
+    /// A run whose second step has shown `profile`.
     fn planned(goal: Goal, profile: Profile) -> Run {
         let mut run = Run::begin(goal);
         assert!(matches!(run.next_step(), NextStep::OffloadAll { profiled: false, .. }));
@@ -50,7 +50,7 @@ impl Run {
         run
     }
 
-    /// How the next step goes.
+    /// How the next step is run.
     fn next_step(&mut self) -> NextStep {
         self.auto.next_step(self.number + 1, || self.free)
     }
@@ -60,7 +60,7 @@ impl Run {
         self.auto.ended(self.number, went, observed);
     }
 
-    /// A step that keeps to its course and takes so long where everything is kept, and so many times as long otherwise.
+    /// A step that goes as decided. It takes `kept` if everything is kept, and `times` as long otherwise.
     fn step(&mut self, kept: Duration, times: f64) {
         match self.next_step() {
             NextStep::OffloadAll { .. } => panic!("a profile"),
@@ -80,13 +80,13 @@ impl Run {
         self.auto.report(&Scopes::default()).unwrap()
     }
 
-    /// A step as it was planned.
+    /// A step that goes exactly as planned.
     fn usual(&mut self) -> Observed {
         let report = self.report();
         Observed { wall: report.step, stall: report.prediction.stall.total(), ..Observed::default() }
     }
 
-    /// So many steps that are not quite as they were planned.
+    /// `count` steps that differ from the plan by `change`.
     fn steps(&mut self, count: usize, change: impl Fn(Observed) -> Observed) {
         for _ in 0..count {
             let observed = change(self.usual());
@@ -135,7 +135,7 @@ fn a_day_of_steps_writes_no_more_than_it_may() {
     assert!((1..=3 * MB).contains(&written), "{written}");
 }
 
-// ---- times, where not everything can be kept for once ----
+// ---- times, without steps that keep everything ----
 
 #[test]
 fn steps_that_take_longer_correct_the_times() {
@@ -166,7 +166,7 @@ fn stalls_beyond_the_whole_overhead_do_not_end_moving() {
     assert!(after.prediction.peak() < LAYERS * 800_000, "{after}");
 }
 
-// ---- times, beside those of steps that keep everything ----
+// ---- times, compared with steps that keep everything ----
 
 const KEPT: Duration = Duration::from_millis(LAYERS * 30);
 
@@ -174,7 +174,7 @@ const KEPT: Duration = Duration::from_millis(LAYERS * 30);
 fn what_a_plan_costs_beside_its_stalls_is_told_by_steps_that_keep_everything() {
     let mut run = Run { free: u64::MAX, ..Run::planned(Goal::overhead(0.02), profile(400.0)) };
     let before = run.report();
-    // A plan as low as the first takes a tenth more than it should, without a stall; one that is not as low does not.
+    // A plan as low as the first takes a tenth longer than it should, without a stall; a higher one does not.
     let mut weighed = 0;
     for _ in 0..30 {
         let low = run.report().prediction.peak() <= before.prediction.peak();
@@ -269,7 +269,7 @@ fn a_peak_beyond_the_budget_counts_when_steps_show_something_else_as_well() {
     let before = run.report().prediction.peak();
     run.steps(4, |usual| usual);
     let over = |usual| Observed { peak: 16 * MB, ..usual };
-    // The second of two that wait as long for the disk makes known that it is another.
+    // The second step with such a wait for the disk shows that the disk has changed.
     let slower = |usual| Observed { written: Some(200e6), read: Some(200e6), ..usual };
     run.steps(1, slower);
     run.steps(1, |usual| over(slower(usual)));
@@ -319,7 +319,7 @@ fn each_peak_beyond_the_budget_counts() {
     let over = (0..110_u64).filter(|number| {
         let peak = run.report().prediction.peak() + number / 8 * MB;
         run.steps(1, |usual| Observed { peak, ..usual });
-        // From then on it is more than the lowest plan leaves.
+        // From then on it is more than the lowest plan allows for.
         peak > 18 * MB && *number < 80
     });
     assert!(over.count() < 10);

@@ -22,11 +22,11 @@ impl<D: Device> HostTier<D> {
         let queued = parts(&*memory.buf, bytes).try_for_each(|(to, len)| {
             let from = source.wrapping_add(offset);
             offset += len;
-            // SAFETY: the storage is kept as it is until it may leave, and the memory is this parcel's alone; both are longer
-            // than the copy, and both stay until the event below is reached.
+            // SAFETY: the storage is kept as it is until it may leave, and the memory is this parcel's alone; both are longer than the
+            // copy, and both stay until the event below is reached.
             unsafe { self.device.copy_out(from, to, len) }
         });
-        // Parts may be on their way even if one could not be queued.
+        // Some parts may be in flight even if one could not be queued.
         let out = self.device.record(Lane::Out)?;
         self.end_copy(Lane::Out, place, begin, &out);
         place.held.out = Some(out);
@@ -65,7 +65,7 @@ impl<D: Device> HostTier<D> {
         place.held.back = Some(back.clone());
         place.held.copies += 1;
         if queued.is_err() {
-            // Whoever hears of it lets go of the storage, and parts may be on their way to it.
+            // The caller releases the storage when it hears of this, but parts may still be on their way to it.
             self.device.block_on(&back)?;
         }
         queued?;
@@ -74,7 +74,7 @@ impl<D: Device> HostTier<D> {
         Ok(())
     }
 
-    /// Where a copy begins, if anyone wants to know.
+    /// An event at the beginning of a copy, if the trace records it.
     fn begin_copy(&self, lane: Lane) -> Result<Option<D::Event>> {
         let trace = self.trace.as_ref().filter(|trace| trace.trace().is_recording());
         trace.map(|_| self.device.record(lane)).transpose()
@@ -95,7 +95,7 @@ impl<D: Device> HostTier<D> {
     }
 }
 
-/// A length as the address space counts it.
+/// A length as a `usize`.
 fn whole(bytes: u64) -> Result<usize> {
     usize::try_from(bytes).map_err(|_| internal("a parcel larger than the address space"))
 }
@@ -120,10 +120,10 @@ mod tests {
         parcel
     }
 
-    /// A slot in two parts, of which the second cannot be queued: the first is on its way all the same.
+    /// A slot in two parts, the second of which cannot be queued. The first is in flight all the same.
     #[test]
     fn a_copy_in_that_fails_halfway_writes_to_nothing_that_was_let_go_of() {
-        // Three copies out of one part each and one of two, and the second part of the copy in.
+        // Three copies out of one part each and one of two parts; the next fault is the second part of the copy in.
         let device = ModelDevice::new(Copies::AtLast, Some(Fault::Copy(6)));
         let settings = HostSettings { pool: PoolSize::Fixed(2 * MIB), read_ahead: 0 };
         let tier = HostTier::new(device, None, settings, None).unwrap();
@@ -138,7 +138,7 @@ mod tests {
         let done = Completion::new(move |outcome| tell.send(outcome).unwrap());
         Arc::clone(&parcel).load(into.clone(), &Here::default(), done);
         assert!(told.recv().unwrap().is_err());
-        // It is somebody else's from here on.
+        // From here on the storage belongs to somebody else.
         set_word(&into, FOREIGN);
         parcel.order(None, StallCause::CopyIn, &Arc::default(), &Here::default()).unwrap();
         assert_eq!(word(&into), FOREIGN);

@@ -1,4 +1,4 @@
-//! How large the pool is, and its growth, which a thread of its own sees to.
+//! The size of the pool, and its growth, which runs on a thread of its own.
 
 use std::sync::Weak;
 
@@ -10,24 +10,24 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::mem::available_memory;
 
-/// How large the pool is.
+/// The size of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PoolSize {
-    /// So many bytes, pinned at once.
+    /// A fixed number of bytes, pinned at once.
     Fixed(u64),
-    /// What steps ask for, and at most so many bytes; nothing before one asks.
+    /// What steps need, up to `cap` bytes; nothing before one needs it.
     Learned { cap: u64 },
-    /// Only what the way between device and disk needs, once a storage takes it.
+    /// Only what staging between device and disk needs, once a storage takes that way.
     Bounce,
 }
 
-/// A pool that is only the way to the disk, as long as no storage asks for more.
+/// The size of a pool that only stages, unless a storage needs more.
 const BOUNCE_BYTES: u64 = 256 << 20;
-/// A learned pool doubles, by at least and at most so much at a time: a GiB takes about 0.3 s to pin.
+/// A learned pool doubles, by at least and at most these numbers of bytes at a time: pinning a GiB takes about 0.3 s.
 const PORTION: (u64, u64) = (64 << 20, 1 << 30);
 
 impl<D: Device> HostTier<D> {
-    /// Whether more is being pinned, so that such a parcel should ask again. That takes a while: a thread of its own does it.
+    /// Whether more is being pinned, so that a parcel of `bytes` bytes should ask again. Pinning is slow and has its own thread.
     pub(super) fn grows(&self, books: &mut Books<D>, bytes: u64) -> bool {
         let Some(pins) = &self.pins else { return false };
         let more = self.portion(bytes);
@@ -44,7 +44,7 @@ impl<D: Device> HostTier<D> {
         true
     }
 
-    /// How much the pool grows for a parcel that finds no room; 0 if it may not, or would not have room for it then.
+    /// How much the pool grows for a parcel that finds no room; 0 if it may not grow, or would still be too small.
     fn portion(&self, bytes: u64) -> u64 {
         let capacity = self.pool.capacity();
         match self.size {
@@ -55,14 +55,14 @@ impl<D: Device> HostTier<D> {
                 let (least, most) = PORTION;
                 if lacking > room { 0 } else { capacity.clamp(least, most).max(lacking).min(room) }
             }
-            // Room for two of the largest, so that one can be filled while the other is written.
+            // Room for two of the largest parcel, so that one can be filled while the other is written.
             PoolSize::Bounce => (2 * bytes).max(BOUNCE_BYTES).saturating_sub(capacity),
         }
     }
 
-    /// Pins more, and tells whoever asked for it.
+    /// Pins more, and notifies those who asked for room.
     fn grow(&self, bytes: u64) {
-        // What others have taken since the cache was built is not there any more.
+        // Memory that others have taken since the cache was built is not available any more.
         let short = matches!(self.size, PoolSize::Learned { .. }) && bytes > available_memory() / 2;
         let grown = if short {
             Ok(())

@@ -1,4 +1,4 @@
-//! One entry's place in the tier, as the cache's books use it.
+//! One entry's place in the tier, as the cache uses it.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ impl<D: Device> Parcel for HostParcel<D> {
     }
 
     fn store(self: Arc<Self>, from: Block, done: Completion) {
-        // Whoever waits for the copy to begin hears of it, however this ends.
+        // However this ends, threads that wait for the copy to begin are notified.
         let outcome = contained("a copy out", || {
             let mut books = self.tier.books.lock();
             let outcome =
@@ -90,7 +90,7 @@ impl<D: Device> Parcel for HostParcel<D> {
         if matches!(begun, Ok(true)) {
             books.ledger.bring_near(self.serial);
         }
-        // What cannot be read is told when it is asked for.
+        // A failure to read is reported when the bytes are asked for.
         begun.unwrap_or(true)
     }
 
@@ -115,7 +115,7 @@ impl<D: Device> Parcel for HostParcel<D> {
         let (copies, ordered, stream) = (place.held.copies, place.held.is_ordered(), place.held.stream);
         drop(books);
         Here::record_use(&*tier.device, stream, of)?;
-        // A wait costs less than the question whether it is needed, but the event before it does not.
+        // A wait costs less than asking whether it is needed. The event recorded before it does not, so without one, ask.
         if !here.is_marked() && tier.device.is_reached(&event) {
             return Ok(());
         }
@@ -126,10 +126,10 @@ impl<D: Device> Parcel for HostParcel<D> {
         }
         let from = here.now(&*tier.device)?;
         let waited = Here::get(&here.waited);
-        // No event after the wait: CUDA lets a thread run only some 60 recorded events of a stream ahead of the device.
+        // No event is recorded after the wait: CUDA lets a thread run only some 60 recorded events of a stream ahead of the device.
         tier.device.wait(Lane::Compute, &event)?;
         Here::set(&here.waited, &event);
-        // No sooner: who lets go of the storage relies on it.
+        // Only now: releasing the storage relies on the wait being queued.
         if let Some(place) = tier.books.lock().ledger.get(self.serial) {
             place.held.ordered = copies;
         }
@@ -152,7 +152,7 @@ impl<D: Device> Parcel for HostParcel<D> {
             let event = if place.held.is_ordered() { None } else { place.held.under_way(&*self.tier.device) };
             (event, place.held.stream, std::mem::take(&mut place.held.loads))
         };
-        // Whoever waits for the store to begin waits in vain.
+        // Threads that wait for the store to begin need not wait any more.
         self.tier.changed.notify_all();
         let device = &*self.tier.device;
         let ordered = event.map(|event| {
@@ -173,14 +173,14 @@ impl<D: Device> Drop for HostParcel<D> {
         let place = {
             let mut books = self.tier.books.lock();
             let Some(mut place) = books.ledger.remove(self.serial) else { return };
-            // Whether the event is reached is asked when the memory is needed, which is later: often nothing is left to ask then.
+            // Whether the event is reached is asked later, when the memory is needed. By then it often is.
             let event = place.held.back.take().or_else(|| place.held.out.take());
             if let Some(cooling) = event.zip(place.held.memory.take()) {
                 books.cooling.push_back(cooling);
             }
             place
         };
-        // Without the lock: this answers whoever still waits.
+        // Without the lock, because this answers loads that still wait.
         drop(place);
         self.tier.sample();
         self.tier.tell_room();

@@ -1,4 +1,4 @@
-//! What goes down to the disk, and comes back up from it.
+//! What is written to the disk, and read back from it.
 
 use std::sync::{Arc, Weak};
 
@@ -12,12 +12,12 @@ use crate::device::Device;
 use crate::error::{Completion, Error, Result};
 use crate::trace::{DeviceTrace, Trace};
 
-/// A transfer with the disk under way: the books hear how it went, however it ends.
+/// A transfer with the disk in flight. The ledger learns its outcome, however it ends.
 struct Moving<D: Device> {
     tier: Arc<HostTier<D>>,
     serial: Serial,
     direction: Direction,
-    /// Its place stays until then.
+    /// Keeps the parcel's place until then.
     parcel: Option<Arc<HostParcel<D>>>,
     outcome: Result<()>,
 }
@@ -42,18 +42,18 @@ impl<D: Device> Drop for Moving<D> {
     }
 }
 
-/// What became of a write that was to begin.
+/// The outcome of beginning a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Write {
     Begun,
-    /// A spill file has to grow first, and does.
+    /// A spill file has to grow first, and is growing.
     Later,
-    /// The disk has no room for the parcel; it is not tried again.
+    /// The disk has no room for the parcel. No further attempt is made.
     Refused,
 }
 
 impl<D: Device> HostTier<D> {
-    /// Lets go down what should be there.
+    /// Begins to write what should be on the disk.
     pub(super) fn drain(&self, books: &mut Books<D>) {
         while let Some(next) = books.ledger.next_to_write(self.capacity(books)) {
             if self.write(books, next) != Write::Begun {
@@ -81,13 +81,13 @@ impl<D: Device> HostTier<D> {
         Write::Begun
     }
 
-    /// Runs when a spill file has grown, or could not: what has waited for that goes down.
+    /// Runs when a spill file has grown, or could not: begins the writes that waited for that.
     pub(super) fn disk_has_grown(&self) {
         self.drain(&mut self.books.lock());
         self.tell_room();
     }
 
-    /// Begins a transfer between a parcel's memory and its extent, once `after` are reached.
+    /// Begins a transfer between a parcel's memory and its extent once all of `after` are reached.
     fn transfer(
         &self,
         books: &mut Books<D>,
@@ -113,10 +113,10 @@ impl<D: Device> HostTier<D> {
         let dropped = Err(internal("a transfer was dropped before its end"));
         let mut moving = Moving { tier, serial, direction, parcel: None, outcome: dropped };
         thread.after(after, move |reached| {
-            // Nobody may want it any more.
+            // Nobody may want it by now.
             moving.parcel = parcel.upgrade();
             if reached.is_err() || moving.parcel.is_none() {
-                // Whoever hears that all is over finds the extent and the memory free.
+                // When the end is announced, the extent and the memory must be free.
                 drop((blob, memory, store));
                 return moving.end(reached);
             }
@@ -129,14 +129,14 @@ impl<D: Device> HostTier<D> {
         });
     }
 
-    /// A transfer with the disk is over.
+    /// A transfer with the disk has ended.
     fn ended(&self) {
         self.books.lock().in_flight -= 1;
         self.changed.notify_all();
         self.tell_room();
     }
 
-    /// Runs on the I/O thread when a write is over.
+    /// Runs on the I/O thread when a write has ended.
     fn written(&self, serial: Serial, outcome: Result<()>) {
         {
             let mut books = self.books.lock();
@@ -156,13 +156,13 @@ impl<D: Device> HostTier<D> {
         }
     }
 
-    /// Begins to read a parcel that is on the disk. False if there is no room for it; never if it is `wanted` now.
+    /// Begins to read a parcel that is on the disk. False if there is no room for it, which cannot happen if it is `wanted` immediately.
     pub(super) fn read(&self, books: &mut Books<D>, serial: Serial, wanted: bool) -> Result<bool> {
         let bytes = books.ledger.get(serial).map_or(0, |place| place.bytes);
         let (after, memory) = match self.take(books, bytes) {
             Some(taken) => taken,
             None if wanted => {
-                // The pool is full of what is needed sooner. Memory that is not pinned is slow, and right.
+                // The pool is full of what is needed sooner. Memory that is not pinned is slow, but correct.
                 let heap = usize::try_from(bytes).ok().and_then(AlignedBuf::new);
                 let heap = heap.ok_or_else(|| internal("no host memory to read into"))?;
                 (Vec::new(), Memory { buf: Arc::new(heap), pooled: false })
@@ -178,9 +178,9 @@ impl<D: Device> HostTier<D> {
         Ok(true)
     }
 
-    /// Runs on the I/O thread when a read is over: copies in what was waiting for it.
+    /// Runs on the I/O thread when a read has ended: queues the copies in that waited for it.
     fn read_done(&self, serial: Serial, outcome: Result<()>) {
-        // These outlive the lock: a completion that a panic drops answers as well, and nobody is told while the lock is held.
+        // These outlive the lock: even a completion that a panic drops then answers, and none is called while the lock is held.
         let (mut loads, mut copied) = (Vec::new(), Vec::new());
         {
             let mut books = self.books.lock();
