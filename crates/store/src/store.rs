@@ -226,8 +226,8 @@ enum Reservation<'a> {
     Until(&'a Arc<Volume>, u64),
 }
 
-/// Reserves the blob's extents, one per volume. The error holds the index of a volume that has no room, and the
-/// reason.
+/// Reserves the pieces of a blob, each in a volume of its own. The error holds the index of a volume without room,
+/// and the reason.
 fn reserve_pieces(
     bytes: u64,
     stripe_bytes: u64,
