@@ -1,10 +1,10 @@
 //! GPU memory that is registered with cuFile, which moves bytes directly into registered memory and through bounce
 //! buffers into any other.
 //!
-//! The unit of registration is a whole segment of the program's allocator, registered when the first of its bytes is
-//! moved. That is done either by this module, which the [`Gpu`] tells about segments, or by the malloc hook if that
-//! is preloaded and on. Transfers name a segment by its first byte, as cuFile requires. Memory that cuFile refuses to
-//! register is moved all the same.
+//! The unit of registration is a whole segment of the program's allocator. This module is told about segments by the
+//! [`Gpu`], and registers a segment when the first of its bytes is moved. If the malloc hook is preloaded and on, it
+//! registers segments instead. Transfers name a segment by its first byte, as cuFile requires. Memory that cuFile
+//! refuses to register is moved all the same.
 
 use std::collections::BTreeMap;
 use std::fmt;
