@@ -1,4 +1,4 @@
-//! Adaptive offloading moves what is back in time, and gradients keep their bits.
+//! Adaptive offloading moves whatever is back in time, and gradients keep their bits.
 #![allow(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod common;
@@ -24,7 +24,7 @@ fn train(builder: TensorCacheBuilder, steps: usize) -> Vec<StepReport> {
     train_waiting(builder, steps, false)
 }
 
-/// The same; `flush`: backward begins once everything is stored that is to be.
+/// The same; with `flush`, backward begins only after everything that has to be stored has been.
 fn train_waiting(builder: TensorCacheBuilder, steps: usize, flush: bool) -> Vec<StepReport> {
     let cache = builder.policy(Policy::Adaptive(Adaptive::Paper)).build().unwrap();
     let sources: Vec<_> = (0..LAYERS).map(|_| randn(&[256, 256]) / 16.0).collect();
@@ -50,7 +50,7 @@ fn train_waiting(builder: TensorCacheBuilder, steps: usize, flush: bool) -> Vec<
 
 #[test]
 fn a_disk_that_is_too_slow_gets_nothing_once_a_step_has_shown_it() {
-    // A step saves some 8 MiB and takes a few milliseconds, a few hundred where the machine is busy.
+    // A step saves about 8 MiB and takes a few milliseconds, or a few hundred if the machine is busy.
     let reports = train_waiting(everything().disk_rate(8 << 20), 3, true);
     assert!(reports[..2].iter().all(|report| report.adaptive.is_none() && report.offloaded.bytes > 0));
     let decided = reports[2].adaptive.as_ref().unwrap();

@@ -1,4 +1,4 @@
-//! Planned steps: what goes where is decided for each storage, and gradients keep their bits.
+//! Planned steps: the placement of each storage is decided individually, and gradients keep their bits.
 #![allow(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod common;
@@ -15,7 +15,7 @@ use tch::{Kind, Tensor};
 const LAYERS: usize = 8;
 const ROWS: i64 = 1024;
 
-/// A stack of layers, each in a scope of its own, whose GELU can be computed again. Each saves two megabytes.
+/// A stack of layers, each in a scope of its own, whose GELU can be recomputed. Each saves two megabytes.
 fn loss(weights: &[Tensor], x: &Tensor) -> Tensor {
     forward(weights, x, |y| remat(&[y], |y| y[0].f_gelu("tanh")).unwrap())
 }
@@ -35,7 +35,7 @@ struct Trained {
     kept: u64,
 }
 
-/// Takes a step of so many rows with each.
+/// Takes a step of this many rows with each.
 fn step(cache: &TensorCache, sources: &[Tensor], rows: i64) -> StepReport {
     let x = randn(&[rows, 256]);
     let plain = leaves(sources);
@@ -142,7 +142,8 @@ fn steps_of_two_lengths_in_turn_are_planned() {
     let rows = [ROWS / 2, 3 * ROWS / 8].into_iter().cycle();
     let reports: Vec<_> = rows.take(20).map(|rows| step(&cache, &sources, rows)).collect();
     let planned: Vec<_> = reports.iter().map(|report| report.plan.is_some()).collect();
-    // The first plan is of the shorter ones, and so is the next profile; then comes one of the others, whose plan serves both.
+    // The first plan is made for the shorter ones, and so is the next profile; then comes one of the others, whose
+    // plan serves both.
     assert!(planned[7..].iter().all(|planned| *planned), "{planned:?}");
     assert!(reports[7..].iter().all(|report| report.act_peak_bytes <= 6 * MIB));
 }
@@ -151,7 +152,7 @@ fn steps_of_two_lengths_in_turn_are_planned() {
 fn steps_that_are_never_alike_keep_what_fits_between_profiles_ever_more_seldom() {
     let sources = sources();
     let cache = everything().policy(Policy::Auto(Goal::overhead(0.05))).build().unwrap();
-    // Each is longer than all before.
+    // Each is longer than all those before it.
     let reports: Vec<_> = (0..24).map(|index| step(&cache, &sources, ROWS / 8 + 16 * index)).collect();
     let moved: Vec<_> = reports.iter().filter(|report| !report.left_plan).map(|report| report.step).collect();
     assert_eq!(moved, [1, 2, 4, 7, 12, 21], "all others keep what fits");
@@ -161,7 +162,7 @@ fn steps_that_are_never_alike_keep_what_fits_between_profiles_ever_more_seldom()
     );
 }
 
-/// A step of micro-batches of so many rows, whose backwards the cache runs, or tch.
+/// A step of micro-batches with these numbers of rows, whose backward passes are run by the cache or by tch.
 fn accumulate(cache: &TensorCache, sources: &[Tensor], rows: &[i64], by_tch: bool) -> StepReport {
     let inputs: Vec<Tensor> = rows.iter().map(|&rows| randn(&[rows, 256])).collect();
     let plain = leaves(sources);
@@ -268,7 +269,7 @@ fn a_goal_out_of_reach_is_warned_of() {
     let Trained { reports, .. } = train(everything(), Goal::budget(MIB), 3);
     let warnings = reports[2].warnings.join("\n");
     assert!(warnings.contains("out of reach") && warnings.contains("beyond the goal"), "{warnings}");
-    // The peak of steps before there is a plan is measured all the same.
+    // The peak of steps before there is a plan is checked nevertheless.
     assert!(reports[0].warnings.join("\n").contains("beyond the goal"), "{}", reports[0]);
 }
 
@@ -276,7 +277,7 @@ fn a_goal_out_of_reach_is_warned_of() {
 fn a_plan_that_takes_longer_than_its_goal_is_loosened() {
     /// How much longer a function takes in backward.
     static AGAIN: Mutex<Duration> = Mutex::new(Duration::ZERO);
-    // What is cheap to compute at first is not so in backward, which no profile shows.
+    // Something that is cheap to compute at first is not so in backward, which no profile shows.
     let gelu = |y: &Tensor| {
         let compute = |y: &[&Tensor]| {
             let longer = *AGAIN.lock();
@@ -285,7 +286,7 @@ fn a_plan_that_takes_longer_than_its_goal_is_loosened() {
         };
         remat(&[y], compute).unwrap()
     };
-    // The disk has no room: computing again is all that can be done.
+    // The disk has no room: recomputation is all that is possible.
     let goal = Policy::Auto(Goal::overhead(0.3));
     let cache = everything().policy(goal).disk_cap(64 << 10).build().unwrap();
     let (weights, x) = (leaves(&sources()), randn(&[ROWS, 256]));
@@ -322,7 +323,7 @@ fn a_gpus_steps_are_planned_by_default_with_no_directory() {
     assert!(reports[1].offloaded.bytes >= 15 * MIB, "{}", reports[1]);
     let plan = reports[2].plan.as_ref().unwrap();
     assert!(plan.in_reach && plan.step.as_secs_f64() <= 1.02 * plan.kept_step.as_secs_f64(), "{plan}");
-    // A budget by hand is not for a plan to change.
+    // A plan must not change a budget that was set by hand.
     let cache = builder().device_budget(2 * MIB).build().unwrap();
     let reports = (0..3).map(|_| step(&cache, &sources, ROWS));
     assert!(reports.into_iter().all(|report| report.plan.is_none() && report.offloaded.bytes > 0));

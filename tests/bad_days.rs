@@ -1,4 +1,4 @@
-//! What goes wrong is an error that says what and where, or a step that is right all the same; never a wrong gradient.
+//! Failures are errors that say what happened and where, or the step is still right; gradients are never wrong.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 mod common;
@@ -83,7 +83,7 @@ fn a_failing_load_is_an_error_that_names_the_tensor_and_the_cause() {
         assert!(message.contains(part), "{part}: {message}");
     }
     assert!(!message.contains("frame #"), "no C++ backtrace: {message}");
-    // What it came of is there as it was, down to the number that the system gave.
+    // The cause is preserved, down to the operating system's error number.
     let load = error.source().unwrap();
     assert!(message.contains(&load.to_string()), "{load}");
     let system = load.source().and_then(|system| system.downcast_ref::<io::Error>());
@@ -120,7 +120,7 @@ fn a_flipped_bit_is_never_served_when_verifying() {
     assert!(error.to_string().contains("came back changed"), "{error}");
 }
 
-/// A cache over memory whose spill file has to grow before it has room, and what that file is full of.
+/// A cache over memory whose spill file has to grow before it has room, and the blob that fills that file.
 fn full(builder: TensorCacheBuilder) -> (Arc<Faulty>, TensorCache, Arc<Blob>) {
     let backend = Arc::new(Faulty::new(Arc::new(Pool::new(2).unwrap())));
     let config = StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() };
@@ -129,7 +129,7 @@ fn full(builder: TensorCacheBuilder) -> (Arc<Faulty>, TensorCache, Arc<Blob>) {
     (backend, TensorCache::with_store(builder, store).unwrap(), full)
 }
 
-/// A file system may take seconds for it.
+/// A file system may take seconds to grow a file.
 #[test]
 fn a_spill_file_that_is_slow_to_grow_holds_nobody_up() {
     let (backend, cache, _full) = full(moving());
@@ -279,7 +279,8 @@ fn backward_that_asks_while_the_store_is_under_way_is_served_from_the_device() {
     assert_nothing_held(&cache);
 }
 
-/// A factor is resized while its store waits for another's end, or is dropped after it; then steps go on as ever.
+/// A factor is resized while its store waits for another one to end, or is dropped after it; then steps continue as
+/// usual.
 fn resized_before_its_store(to: &[i64], dropped: bool, builder: TensorCacheBuilder) {
     let backend = Arc::new(Faulty::new(Arc::new(Pool::new(1).unwrap())));
     let config = StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() };
@@ -342,7 +343,7 @@ fn a_tensor_resized_before_its_store_begins_and_dropped_leaves_nothing() {
 
 #[test]
 fn a_tensor_resized_while_it_is_written_is_an_error_and_stays() {
-    // Only what becomes larger gets other memory.
+    // Only a tensor that becomes larger gets other memory.
     for to in [&[512, 512][..], &[8, 8], &[0]] {
         let (backend, cache) = faulty(true);
         backend.hold(Direction::Write);

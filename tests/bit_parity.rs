@@ -1,4 +1,4 @@
-//! Gradients with the cache have the bits of gradients without it, whatever shape a saved tensor has.
+//! Gradients with the cache have the same bits as gradients without it, whatever shape a saved tensor has.
 
 mod common;
 

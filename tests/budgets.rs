@@ -1,4 +1,4 @@
-//! Budgets of programs that accumulate gradients, each in its own manner, and whose peaks are not always the same.
+//! Budgets of programs that accumulate gradients, each in its own way, and whose peaks are not always the same.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 mod common;
@@ -33,13 +33,13 @@ fn loss(weights: &[Tensor], x: &Tensor) -> Tensor {
     hidden(weights, x).square().mean(Kind::Float)
 }
 
-/// The planned steps whose peak was more than that.
+/// The peaks above that limit, in planned steps.
 fn over(reports: &[StepReport], most: u64) -> Vec<u64> {
     let over = |report: &&StepReport| report.plan.is_some() && report.act_peak_bytes > most;
     reports.iter().filter(over).map(|report| report.step).collect()
 }
 
-/// The optimizer sets gradients to none within each step, which begins with those of the step before.
+/// The optimizer sets gradients to none within each step, which begins with those of the previous step.
 fn with_an_optimizer(rows: &[i64], steps: usize, budget: u64) -> Vec<StepReport> {
     let vs = nn::VarStore::new(Device::Cpu);
     let config = nn::LinearConfig { bias: false, ..Default::default() };

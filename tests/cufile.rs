@@ -1,5 +1,5 @@
-//! Tensors that cuFile moves, over a stand-in for the library and with a device made of threads: what it refuses, and what it
-//! breaks off, is an error that says so, or a step that is right all the same.
+//! Tensors moved by cuFile, over a stand-in for the library and with a device made of threads: what it refuses or
+//! aborts is an error that says so, or the step is still right.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 mod common;
@@ -39,7 +39,7 @@ fn bits_are_the_same_and_nothing_stays_registered() {
     stand_in.assert_nothing_is_left();
 }
 
-/// The way was tried out with the very tier that the cache uses then, and a spill file begins with 256 MiB.
+/// The path was tested with the very tier that the cache then uses, and a spill file begins with 256 MiB.
 #[test]
 fn a_cache_hears_that_the_file_has_grown_after_the_way_was_tried_out() {
     let stand_in = StandIn::new();
@@ -111,7 +111,7 @@ fn writes_that_fail_leave_the_tensors_where_they_are() {
     assert!(step(&cache, &input()).offloaded.count > 0, "the next step tries again");
 }
 
-/// What backward says if `happens` once everything is stored.
+/// The error of backward if `happens` runs once everything is stored.
 fn refused_if(stand_in: &StandIn, happens: impl FnOnce()) -> String {
     let cache = builder(stand_in).build().unwrap();
     let x = input();
@@ -146,7 +146,7 @@ fn slow_transfers_are_waited_for() {
     step.flush();
     stand_in.hold();
     std::thread::scope(|scope| {
-        // Backward waits for the first load until it is let go.
+        // Backward waits for the first load until it is released.
         let released = scope.spawn(|| {
             stand_in.wait_held(1);
             let loaded = stand_in.count("cuFileRead");
@@ -210,7 +210,7 @@ fn a_way_may_be_required() {
     assert_eq!(refused.kind(), ErrorKind::Unmet);
 }
 
-/// Where others may write to the temporary folder, they could put a link in the place of a log whose name they know.
+/// Where others may write to the temporary folder, they could place a link under the known name of a log.
 #[test]
 fn the_log_goes_to_a_private_folder_that_goes_with_the_process() {
     const CHILD: &str = "SSDTRAIN_TEST_LOG";

@@ -1,4 +1,4 @@
-//! What a builder makes of what was not said, and of what cannot be.
+//! What a builder does about settings that were not given, and about impossible ones.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 mod common;
@@ -12,7 +12,7 @@ use common::{assert_same_bits, everything, grads, leaf, randn, staged_in_memory}
 use ssdtrain::{ErrorKind, MIB, Policy, StepReport, TensorCache, TensorCacheBuilder};
 use tch::Kind;
 
-/// The report of the second step, whose gradient is right.
+/// The report of the second step, whose gradient is checked.
 fn second(builder: TensorCacheBuilder) -> StepReport {
     let cache = builder.build().unwrap();
     let x = input();
@@ -66,7 +66,7 @@ fn a_plan_is_the_default_and_what_it_lacks_on_the_cpu_is_named() {
     }
 }
 
-/// Counts what is warned of.
+/// Counts the warnings.
 struct Warnings(Arc<AtomicUsize>);
 
 impl tracing::Subscriber for Warnings {

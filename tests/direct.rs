@@ -1,4 +1,4 @@
-//! A GPU's tensors straight to the disk, with a device made of threads in its place.
+//! A GPU's tensors directly to the disk, with a device made of threads in place of the GPU.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 mod common;

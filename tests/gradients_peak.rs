@@ -1,4 +1,4 @@
-//! What the peaks of a report make of gradients. The count is the process's, so this file has one test.
+//! How the peaks of a report count gradients. The count covers the whole process, so this file has one test.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 mod common;
@@ -16,7 +16,7 @@ enum Freed {
     Late,
 }
 
-/// The third step of eight layers with 1 MiB of weights each, beside which what they save is little.
+/// The third step of eight layers with 1 MiB of weights each; what they save is little in comparison.
 fn third_step(freed: Freed) -> StepReport {
     let vs = nn::VarStore::new(Device::Cpu);
     let config = nn::LinearConfig { bias: false, ..Default::default() };
@@ -47,7 +47,7 @@ fn third_step(freed: Freed) -> StepReport {
 #[test]
 fn the_step_peak_is_the_same_wherever_gradients_are_freed() {
     let before = third_step(Freed::Outside);
-    // None were there when the step began, so the two are one.
+    // None existed when the step began, so the two are equal.
     assert!(before.act_peak_bytes >= 8 * MIB && before.step_peak_bytes == before.act_peak_bytes, "{before}");
     for freed in [Freed::First, Freed::Late] {
         let within = third_step(freed);

@@ -1,4 +1,5 @@
-//! What the graph may do with what the cache holds for it: keep it, differentiate it, drop it, outlive the step and the cache.
+//! What the graph may do with what the cache holds for it: keep it, differentiate it, drop it, outlive the step and
+//! the cache.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 mod common;

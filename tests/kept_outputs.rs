@@ -1,4 +1,5 @@
-//! An operation that saves its own result keeps no cycle alive. The count is the process's, so this file has one test.
+//! An operation that saves its own result keeps no cycle alive. The count covers the whole process, so this file has
+//! one test.
 #![allow(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod common;

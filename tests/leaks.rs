@@ -1,5 +1,5 @@
-//! A thousand steps leave what they found: extents, threads, open files and resident memory. The last three are the process's, so
-//! this file has one test.
+//! A thousand steps leave everything as they found it: extents, threads, open files and resident memory. The last
+//! three belong to the process, so this file has one test.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 mod common;
@@ -20,7 +20,7 @@ fn threads() -> usize {
     fs::read_dir("/proc/self/task").unwrap().count()
 }
 
-/// The I/O thread may be the last to let go of the cache, just after the drop here returns.
+/// The I/O thread may be the last to release the cache, just after the drop here returns.
 fn soon(condition: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     while !condition() && start.elapsed() < Duration::from_secs(10) {
@@ -45,7 +45,7 @@ fn steps(cache: &TensorCache, vs: &nn::VarStore, layer: &nn::Linear, x: &Tensor,
             })
             .square()
             .mean(Kind::Float);
-        // Some steps wait for the disk, some go straight on, some drop their graph.
+        // Some steps wait for the disk, some continue at once, some drop their graph.
         if index % 3 == 0 {
             step.flush();
         }

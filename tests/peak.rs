@@ -1,4 +1,4 @@
-//! The activation peak, as the allocator counts it. The count is the process's, so this file has one test.
+//! The activation peak, as counted by the allocator. The count covers the whole process, so this file has one test.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 mod common;
@@ -22,6 +22,6 @@ fn the_activation_peak_falls_to_the_budget() {
     let keep = peak(TensorCache::builder().policy(Policy::Keep));
     let offload = peak(everything().device_budget(6 * MIB).prefetch(4 * MIB));
     assert!(keep >= 32 * MIB, "{keep}");
-    // The budget, and what one operation and its gradient work on.
+    // The budget, plus the working memory of one operation and its gradient.
     assert!(offload <= 12 * MIB, "{offload}");
 }

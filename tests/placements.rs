@@ -1,4 +1,4 @@
-//! Whatever goes where, in whatever mix, gradients have the bits they have without a cache.
+//! Whatever the mix of placements, gradients have the same bits as without a cache.
 #![allow(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod common;
@@ -14,7 +14,7 @@ use tch::{Kind, Tensor};
 const BLOCKS: usize = 3;
 const WIDTH: i64 = 32;
 
-/// Blocks of products, a norm and GELU that can be computed again, dropout, views and, every other one, a segment.
+/// Blocks of products, a norm and GELU that can be recomputed, dropout, views and, in every other block, a segment.
 fn loss(weights: &[Tensor]) -> Tensor {
     let y = (0..BLOCKS).fold(weights[0].tanh(), |x, block| {
         let w = [weights[1 + block].shallow_clone(), weights[1 + (block + 1) % BLOCKS].shallow_clone()];

@@ -1,5 +1,5 @@
-//! Segments and operations that backward computes again: gradients have the bits of gradients without, and what goes wrong is
-//! an error.
+//! Segments and operations that backward recomputes: gradients have the same bits as without recomputation, and
+//! failures are errors.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 mod common;
@@ -38,7 +38,7 @@ fn sources(blocks: usize) -> Vec<Tensor> {
     sources
 }
 
-/// Attention and what is around it, with dropout in three places.
+/// Attention and its surroundings, with dropout in three places.
 fn block(x: &Tensor, w: &[Tensor]) -> Outcome {
     let normed = x.f_layer_norm([WIDTH], Some(&w[2]), Some(&w[3]), 1e-5, true)?;
     let qkv = normed.f_linear(&w[0], None::<&Tensor>)?.f_view([6, 16, 3, 4, WIDTH / 4])?;
@@ -63,13 +63,13 @@ fn chain(x: &Tensor) -> Outcome {
     x.f_mul_scalar(1.5)?.f_tanh()?.f_exp()?.f_sin()
 }
 
-/// One step with `forward` on a cache that moves everything; what backward said.
+/// One step with `forward` on a cache that moves everything; returns the outcome of backward.
 fn step_of(cache: &TensorCache, forward: impl FnOnce() -> Tensor) -> ssdtrain::Result<StepReport> {
     let step = cache.step();
     let loss = forward();
     let outcome = step.backward(&loss);
     drop(loss);
-    // This waits for transfers, whatever backward said.
+    // This waits for transfers, whatever the outcome of backward.
     let report = step.finish()?;
     outcome.map(|()| report)
 }
@@ -462,14 +462,14 @@ fn a_loss_dropped_without_backward_leaves_nothing() {
     let y = segment("chain", &(&x * 2.0), chain).unwrap();
     let z = remat(&[&y], |y| y[0].f_gelu("tanh")).unwrap();
     drop(scalar(&z.sin()));
-    // This one is marked, and saved by no one.
+    // This one is marked, but nobody saves it.
     let unsaved = remat(&[&y], |y| y[0].f_gelu("tanh")).unwrap();
     drop((y, z, unsaved));
     step.finish().unwrap();
     assert_nothing_held(&cache);
 }
 
-/// What backward says to a segment and to an operation that do what `f` does.
+/// The outcomes of backward for a segment and for an operation that run `f`.
 fn failures(
     change: impl Fn(&Tensor),
     f: impl Fn(&Tensor) -> Outcome + Send + Clone + 'static,
@@ -503,7 +503,7 @@ fn failures_with(
 
 fn nothing(_: &Tensor) {}
 
-/// Whether a function that was first given a result is given it again: then it has no history.
+/// Whether a function that was first given a result is given it again: it then has no history.
 fn is_rerun(x: &Tensor) -> bool {
     x.is_leaf()
 }
@@ -517,7 +517,7 @@ fn an_input_changed_in_place_is_an_error() {
 
 #[test]
 fn a_parameter_changed_in_place_is_an_error() {
-    // A bias is saved by no one, so that autograd itself would not notice.
+    // Nobody saves a bias, so autograd itself would not notice.
     let bias = leaf(&randn(&[32]));
     let held = Arc::new(Mutex::new(bias.shallow_clone()));
     let f = move |x: &Tensor| x.f_add(&held.lock())?.f_gelu("tanh");
@@ -550,7 +550,8 @@ fn a_function_that_saves_other_tensors_is_an_error() {
 fn an_operation_with_another_result_is_an_error() {
     let [_, error] = failures(nothing, |x| {
         let x = if is_rerun(x) { x.f_narrow(0, 0, 9)? } else { x.shallow_clone() };
-        // Its last operation must not save the result: it could still be there, and is then not computed again.
+        // Its last operation must not save the result: the result could still exist, and would then not be
+        // recomputed.
         x.f_exp()?.f_sin()
     });
     assert!(error.contains("another size or kind"), "{error}");
@@ -658,7 +659,7 @@ fn an_input_that_hands_no_gradient_on_hands_none_on_again() {
     assert_same_bits("no share of the segment's", &[x.ones_like()], &[x.grad()]);
 }
 
-/// Views of several results that were changed in place: whoever asks for their function gets an error.
+/// Views of several results that were changed in place: asking for their function is an error.
 #[test]
 fn an_input_that_nobody_may_use_may_be_given() {
     let cache = everything().build().unwrap();
@@ -670,9 +671,10 @@ fn an_input_that_nobody_may_use_may_be_given() {
     drop(remat(&[&x, &pieces[1]], |x| Ok(x[1].shallow_clone())).unwrap());
 }
 
-// ---- what a function reads beside its inputs ----
+// ---- what a function reads besides its inputs ----
 
-/// A function that reads `held`, as a segment and as a single operation; what becomes of backward when `change` runs before it.
+/// A function that reads `held`, as a segment and as a single operation; returns the outcomes of backward when
+/// `change` runs before it.
 fn captured(held: &Tensor, mut change: impl FnMut()) -> [Result<Tensor, String>; 2] {
     let source = randn(&[64, 64]);
     [false, true].map(|single| {

@@ -1,4 +1,5 @@
-//! The activation peak of segments, as the allocator counts it. The count is the process's, so this file has one test.
+//! The activation peak of segments, as counted by the allocator. The count covers the whole process, so this file has
+//! one test.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 mod common;
@@ -34,14 +35,14 @@ fn the_activation_peak_falls_to_inputs_and_one_segment() {
 
     let plain = peak(keep(), layers);
     assert!(plain >= 32 * MIB, "{plain}");
-    // Eight inputs, the four tensors of one segment, and what one operation and its gradient work on.
+    // Eight inputs, the four tensors of one segment, and the working memory of one operation and its gradient.
     let recomputed = peak(keep(), segments);
     assert!(recomputed <= 16 * MIB, "{recomputed}");
     // The inputs are on the disk.
     let both = peak(offload(), segments);
     assert!(both <= 10 * MIB, "{both}");
 
-    // Of six tensors two have recipes.
+    // Two of six tensors have recipes.
     let plain =
         peak(keep(), |x| (0..2).try_fold(x.shallow_clone(), |y, _| y.f_sin()?.f_gelu("tanh")?.f_cos()));
     let cheap = peak(keep(), recipes);

@@ -1,5 +1,5 @@
-//! Recurrent nets, whose cells on the CPU change pieces of one storage one after another: trained with the bits of training without a
-//! cache, on every way that bytes take.
+//! Recurrent nets, whose cells on the CPU change pieces of one storage one after another: training has the same bits
+//! as without a cache, on every path that the bytes take.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod common;
@@ -11,7 +11,7 @@ use tch::{Device, Kind, Tensor};
 
 const INPUTS: i64 = 12;
 const HIDDEN: i64 = 16;
-/// Width of what a cell with a projection gives.
+/// The output width of a cell with a projection.
 const PROJECTED: i64 = 8;
 const ROWS: i64 = 4;
 const TOKENS: i64 = 6;
@@ -20,7 +20,7 @@ const TOKENS: i64 = 6;
 enum Cell {
     Gru,
     Lstm,
-    /// By libtorch's own function: tch has no layer with one.
+    /// Uses libtorch's own function: tch has no such layer.
     ProjectedLstm,
 }
 
@@ -92,7 +92,7 @@ impl Case {
         })
     }
 
-    /// Weights and gradients after so many steps, in a cache if there is one.
+    /// Weights and gradients after this many steps, in a cache if there is one.
     fn train(self, steps: usize, builder: Option<TensorCacheBuilder>) -> Vec<Tensor> {
         tch::manual_seed(1);
         let mut vs = VarStore::new(Device::Cpu);

@@ -1,4 +1,4 @@
-//! The report says what happened.
+//! The report describes what happened.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 mod common;

@@ -1,4 +1,5 @@
-//! The way a GPU's tensors take, with a device made of threads in its place: through the host pool and on to the disk.
+//! The path of a GPU's tensors, with a device made of threads in place of the GPU: through the host pool and on to
+//! the disk.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 mod common;

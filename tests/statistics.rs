@@ -1,4 +1,4 @@
-//! Running statistics of batch normalisation within what backward computes again.
+//! Running statistics of batch normalisation within what backward recomputes.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 mod common;
@@ -24,7 +24,7 @@ enum Way {
     Remat,
 }
 
-/// The gradient and the statistics of a batch normalisation and what `then` makes of its result and the statistics.
+/// The gradient and the statistics of a batch normalisation, with `then` applied to its result and the statistics.
 fn run(way: Way, then: fn(&Tensor, [&Tensor; 2]) -> Result<Tensor, TchError>) -> [Tensor; 3] {
     tch::manual_seed(3);
     let (mean, var) = (Tensor::zeros([16], F32), Tensor::ones([16], F32));
@@ -64,7 +64,7 @@ fn what_reads_them_after_their_update_reads_the_same_again() {
     }
 }
 
-/// Both are views of one buffer, as where a program flattens its state.
+/// Both are views of one buffer, as in a program that flattens its state.
 #[test]
 fn statistics_of_one_storage_are_each_updated_once() {
     let source = randn(&[64, 16]) * 3.0;
@@ -140,7 +140,8 @@ fn an_empty_batch_updates_nothing() {
     assert_same_bits("empty", &run(false), &run(true));
 }
 
-/// Gradients of `x` and what `buffer` holds after two micro-batches through `function`, both forward before both backward.
+/// Gradients of `x` and the contents of `buffer` after two micro-batches through `function`; both forward passes run
+/// before both backward passes.
 fn two_micro_batches(
     in_segments: bool,
     function: fn(&Tensor, &Tensor) -> Result<Tensor, TchError>,
@@ -215,7 +216,7 @@ fn statistics_that_are_only_read_are_not_changed() {
     assert_same_bits("read", &two_micro_batches(false, function), &two_micro_batches(true, function));
 }
 
-/// Those of two norms, which are views of one buffer that each function makes for itself.
+/// The statistics of two norms, which are views of one buffer that each function creates for itself.
 #[test]
 fn statistics_may_lie_beside_those_of_others() {
     let source = randn(&[64, 16]);
@@ -262,7 +263,7 @@ fn statistics_may_lie_at_one_address() {
     assert_same_bits("address", &two_micro_batches(false, function), &two_micro_batches(true, function));
 }
 
-/// Each thread's rerun begins while the other's is under way.
+/// Each thread's rerun begins while the other's is in progress.
 #[test]
 fn statistics_are_shared_by_threads() {
     let source = randn(&[64, 16]);
@@ -316,7 +317,7 @@ fn an_update_by_another_thread_within_a_rerun_is_an_error() {
     assert!(error.contains("another thread has updated running statistics"), "{error}");
 }
 
-/// The first thread's rerun has the statistics, and with them the buffer, when the second one's begins.
+/// The first thread's rerun holds the statistics, and with them the buffer, when the second one's begins.
 #[test]
 fn what_lies_beside_statistics_is_shared_by_threads() {
     let source = randn(&[64, 16]);
@@ -354,7 +355,7 @@ fn what_lies_beside_statistics_is_shared_by_threads() {
     assert_same_bits("threads", &run(false), &run(true));
 }
 
-/// The other thread's update is under way when the rerun begins.
+/// The other thread's update is in progress when the rerun begins.
 #[test]
 fn an_update_that_began_before_a_rerun_is_not_lost() {
     let x = randn(&[4, 16]);

@@ -45,7 +45,7 @@ fn threads_of_one_step_share_its_cache() {
     assert_nothing_held(&cache);
 }
 
-/// Backward of what one thread has saved loads nothing of another's, though they saved in turns.
+/// Backward through what one thread has saved loads nothing that another thread saved, although they alternated.
 #[test]
 fn each_thread_has_an_order_of_saving_of_its_own() {
     let cache = everything().build().unwrap();
@@ -78,7 +78,7 @@ fn each_thread_has_an_order_of_saving_of_its_own() {
     assert_nothing_held(&cache);
 }
 
-/// A cache that keeps needs no GPU to be one for it.
+/// A cache that only keeps can be a GPU's cache without there being a GPU.
 #[test]
 fn a_tensor_goes_to_the_cache_of_its_device() {
     let source = randn(&[64, 64]);

@@ -1,4 +1,5 @@
-//! What `verify(true)` holds beside what it was: all that `segment` and `remat` give when they compute it again.
+//! What `verify(true)` compares with the original: everything that `segment` and `remat` return when they recompute
+//! it.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 mod common;
@@ -23,7 +24,7 @@ fn a_value_within_a_segment_counts_where_its_result_is_the_same() {
     let (x, zeros) = (leaf(&randn(&[32, 32])), leaf(&Tensor::zeros([32, 32], F32)));
     let step = cache.step();
     let held = zeros.shallow_clone();
-    // The gradient of `zeros` hangs on `h`, and the result does not.
+    // The gradient of `zeros` depends on `h`, but the result does not.
     let y = segment("adapter", &(&x * 2.0), move |x| {
         let h = (x * 3.0).f_gelu(if is_rerun(x) { "none" } else { "tanh" })?;
         x.f_add(&h.f_matmul(&held)?)

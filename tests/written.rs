@@ -1,4 +1,5 @@
-//! Storages that are written to after something of them was saved: pieces with version counters of their own, and `Tensor::data`.
+//! Storages that are written to after something in them was saved: pieces with version counters of their own, and
+//! `Tensor::data`.
 
 mod common;
 
@@ -53,7 +54,7 @@ fn pieces_of_a_marked_result() {
     parity(&[randn(&[64, 512])], |x| run(&x[0]));
 }
 
-/// Plain autograd has the new bytes for both saves.
+/// In plain autograd both saves have the new bytes.
 #[test]
 fn what_is_written_through_data_is_what_both_saves_have() {
     for flush in [false, true] {

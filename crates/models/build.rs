@@ -1,4 +1,4 @@
-//! Compiles the models' own C++, and links the path of libtorch into the package's tests, examples and benches.
+//! Compiles the models' own C++, and links the path of libtorch into the package's tests, examples and benchmarks.
 
 #[path = "../../hooks/libtorch/compiler.rs"]
 mod compiler;

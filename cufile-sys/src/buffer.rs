@@ -1,4 +1,4 @@
-//! Memory that is registered, so that transfers need no bounce buffers.
+//! Registered memory, which transfers can use without bounce buffers.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -24,10 +24,10 @@ impl Driver {
     ///
     /// # Safety
     ///
-    /// The memory stays allocated until the [`Buffer`] is gone. That holds for a buffer whose drop failed too, which
-    /// [`Driver::take_errors`] tells: its memory may be pinned still.
+    /// The memory stays allocated until the [`Buffer`] has been dropped. If the drop failed, which
+    /// [`Driver::take_errors`] reports, the memory must stay allocated even then: it may still be pinned.
     pub unsafe fn register_buffer(&self, base: *const c_void, len: usize) -> Result<Buffer> {
-        // The drop of the buffer will need it.
+        // Looked up now, because the drop of the buffer will need it.
         self.functions().buf_deregister()?;
         let function = self.functions().buf_register()?;
         // SAFETY: the caller vouches for the memory; there are no flags.
@@ -53,7 +53,7 @@ impl Buffer {
         self.len == 0
     }
 
-    /// Deregisters the memory and says whether that went well. On an error the memory may be pinned still.
+    /// Deregisters the memory and reports whether that succeeded. After an error the memory may still be pinned.
     pub fn deregister(mut self) -> Result<()> {
         self.end()
     }

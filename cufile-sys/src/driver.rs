@@ -11,7 +11,7 @@ use crate::loader::Library;
 use crate::result::{Error, Result, check};
 use crate::sys::{CUfileDrvProps_t, CUfileOpError};
 
-/// How many errors of drops are kept.
+/// How many errors from drops are kept.
 const MOST_ERRORS: usize = 64;
 
 /// The open driver. Clones, files and buffers keep it open.
@@ -33,7 +33,7 @@ pub struct Version {
 }
 
 impl Library {
-    /// Its version. The driver need not be open.
+    /// The library's version. The driver need not be open.
     pub fn version(&self) -> Result<Version> {
         let function = self.functions().version()?;
         let mut version = 0;
@@ -45,15 +45,15 @@ impl Library {
 }
 
 impl Driver {
-    /// Opens the driver. Owners in this process that loaded the same [`Library`] share it; if someone else has it
-    /// open, it is used, and left open in the end.
+    /// Opens the driver. Owners in this process that loaded the same [`Library`] share it. If someone else has it
+    /// open, it is used, and it is left open in the end.
     ///
-    /// It reads `cufile.json`, and may write `cufile.log` into the current folder. Make sure first that CUDA's driver is
-    /// there: without it cuFile 1.15 returns an error, but 1.20 does not return.
+    /// cuFile reads `cufile.json` here, and may write `cufile.log` into the current folder. Make sure first that the
+    /// CUDA driver is present: without it cuFile 1.15 returns an error, but 1.20 never returns.
     pub fn open(library: &Library) -> Result<Driver> {
         let mut owners = library.owners().lock();
         if owners.count == 0 {
-            // The last owner will need it.
+            // Looked up now, because the last owner will need it.
             library.functions().driver_close()?;
             let function = library.functions().driver_open()?;
             // SAFETY: it has no arguments.
@@ -68,12 +68,12 @@ impl Driver {
         Ok(Driver(Arc::new(Opened { cufile: library.clone(), errors: Mutex::default() })))
     }
 
-    /// The library that it is the driver of.
+    /// The library that this driver belongs to.
     pub fn cufile(&self) -> &Library {
         &self.0.cufile
     }
 
-    /// What the driver says of itself.
+    /// The properties that the driver reports.
     pub fn properties(&self) -> Result<CUfileDrvProps_t> {
         let function = self.functions().driver_properties()?;
         let mut properties = CUfileDrvProps_t::default();
@@ -82,7 +82,7 @@ impl Driver {
         Ok(properties)
     }
 
-    /// Makes the driver poll for the completion of transfers of at most `most` KiB, or not.
+    /// Turns polling for the completion of transfers of at most `most` KiB on or off.
     pub fn set_poll_mode(&self, poll: bool, most: usize) -> Result<()> {
         let function = self.functions().set_poll_mode()?;
         // SAFETY: the arguments are numbers.
@@ -122,15 +122,15 @@ impl Driver {
         Ok(size)
     }
 
-    /// How often the driver is in use in this process, by the library's own count.
+    /// The number of users of the driver in this process, by the library's own count.
     pub fn use_count(&self) -> Result<i64> {
         let function = self.functions().use_count()?;
         // SAFETY: it has no arguments.
         Ok(unsafe { function() })
     }
 
-    /// What went wrong in drops of this driver's buffers since the last call: a drop cannot
-    /// return it. Of more than 64 the first are kept.
+    /// The errors from drops of this driver's buffers since the last call, which a drop cannot return. If there are
+    /// more than 64, the first ones are kept.
     pub fn take_errors(&self) -> Vec<Error> {
         std::mem::take(&mut *self.0.errors.lock())
     }
@@ -139,7 +139,7 @@ impl Driver {
         self.0.cufile.functions()
     }
 
-    /// Keeps the error of a drop, if there was one.
+    /// Keeps the error from a drop, if there was one.
     pub(crate) fn keep_error(&self, outcome: Result<()>) {
         let mut errors = self.0.errors.lock();
         if let Err(error) = outcome
@@ -164,8 +164,8 @@ impl Drop for Opened {
             return;
         }
         if let Ok(function) = self.cufile.functions().driver_close() {
-            // Nobody is left to tell what it returns, and nothing of ours depends on it.
-            // SAFETY: whatever was registered with the driver held it, and is gone.
+            // Nobody is left to report the result to, and nothing of ours depends on it.
+            // SAFETY: whatever was registered with the driver held it, and has been dropped.
             _ = unsafe { function() };
         }
     }

@@ -1,4 +1,4 @@
-//! Files that are registered, and transfers that the caller waits for.
+//! Registered files, and transfers that block the caller.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -14,13 +14,14 @@ use crate::functions::Functions;
 use crate::result::{Error, Result, check, transferred};
 use crate::sys::{CUfileDescr_t, CUfileDescrHandle, CUfileFileHandleType, CUfileHandle_t};
 
-/// A registered file. Clones share the registration, which ends with the last of them, and then the descriptor does.
+/// A registered file. Clones share the registration. It ends with the last of them, and the descriptor is dropped
+/// after that.
 #[derive(Clone)]
 pub struct File(Arc<Registered>);
 
 struct Registered {
     handle: CUfileHandle_t,
-    // Dropped after the handle was deregistered, the descriptor before the driver.
+    // Dropped after the handle has been deregistered; the descriptor is dropped before the driver.
     fd: Box<dyn AsFd + Send + Sync>,
     driver: Driver,
 }
@@ -31,10 +32,10 @@ unsafe impl Send for Registered {}
 unsafe impl Sync for Registered {}
 
 impl Driver {
-    /// Registers an open file, which should have been opened with `O_DIRECT`. The descriptor, or what shares it,
-    /// belongs to the [`File`] from now on; if it cannot be registered, it is dropped.
+    /// Registers an open file, which should have been opened with `O_DIRECT`. From now on the descriptor, or whatever
+    /// shares it, belongs to the [`File`]; if the file cannot be registered, it is dropped.
     pub fn register_file(&self, fd: impl AsFd + Send + Sync + 'static) -> Result<File> {
-        // The drop of the file will need it.
+        // Looked up now, because the drop of the file will need it.
         self.functions().handle_deregister()?;
         let function = self.functions().handle_register()?;
         let mut handle = ptr::null_mut();
@@ -52,8 +53,9 @@ impl Driver {
 }
 
 impl File {
-    /// Reads up to `len` bytes at `file_offset` into `base + memory_offset`, and returns how many there were: fewer at
-    /// the end of the file. Memory that is registered, whole blocks and a file with `O_DIRECT` make it direct.
+    /// Reads up to `len` bytes at `file_offset` into `base + memory_offset`, and returns how many were read: fewer at
+    /// the end of the file. The transfer is direct if the memory is registered, the blocks are whole and the file has
+    /// `O_DIRECT`.
     ///
     /// # Safety
     ///
@@ -75,7 +77,7 @@ impl File {
         transferred(NAME, outcome, len).map_err(|error| self.explain(error, file_offset, len))
     }
 
-    /// Writes up to `len` bytes from `base + memory_offset` at `file_offset`, and returns how many it has written.
+    /// Writes up to `len` bytes from `base + memory_offset` at `file_offset`, and returns how many were written.
     ///
     /// # Safety
     ///
@@ -102,12 +104,12 @@ impl File {
         &self.0.driver
     }
 
-    /// The handle, for functions that the safe layer does not cover. It lives as long as this.
+    /// The handle, for functions that the safe layer does not cover. It is valid as long as this value.
     pub fn handle(&self) -> CUfileHandle_t {
         self.0.handle
     }
 
-    /// The error, with the file and the place.
+    /// Adds the file and the position to an error.
     pub(crate) fn explain(&self, error: Error, offset: u64, len: usize) -> Error {
         error.about(format!("{len} bytes at {offset} of {}", describe(self.as_fd())))
     }
@@ -138,7 +140,7 @@ impl Drop for Registered {
     }
 }
 
-/// Offsets as C has them.
+/// The offsets in C's type.
 pub(crate) fn offsets(function: &'static str, file: u64, memory: usize) -> Result<(off_t, off_t)> {
     match (off_t::try_from(file), off_t::try_from(memory)) {
         (Ok(file), Ok(memory)) => Ok((file, memory)),
@@ -146,7 +148,7 @@ pub(crate) fn offsets(function: &'static str, file: u64, memory: usize) -> Resul
     }
 }
 
-/// The descriptor by its number and, where the kernel tells, its path.
+/// The descriptor's number and, if the kernel provides it, its path.
 fn describe(fd: BorrowedFd<'_>) -> String {
     let number = fd.as_raw_fd();
     match fs::read_link(format!("/proc/self/fd/{number}")) {

@@ -78,7 +78,7 @@ functions! {
 }
 
 impl Functions {
-    /// What the library was loaded as: a path, or a name that the dynamic linker found.
+    /// The name that the library was loaded by: a path, or a name that the dynamic linker found.
     pub fn path(&self) -> &Path {
         self.handle.path()
     }

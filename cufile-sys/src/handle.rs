@@ -1,10 +1,10 @@
-//! A library that was loaded.
+//! A loaded library.
 
 use std::ffi::{CStr, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
-/// A library in the hands of the dynamic linker, never given back.
+/// A library that the dynamic linker has loaded; it is never unloaded.
 pub(crate) struct Handle {
     address: NonNull<c_void>,
     path: PathBuf,
@@ -16,7 +16,7 @@ unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
 impl Handle {
-    /// `address` is what the dynamic linker gave for the library at `path`.
+    /// `address` is what the dynamic linker returned for the library at `path`.
     pub(crate) fn new(address: NonNull<c_void>, path: PathBuf) -> Handle {
         Handle { address, path }
     }
@@ -24,7 +24,7 @@ impl Handle {
     /// The address of the symbol, whose name ends with a zero byte, if the library has it.
     pub(crate) fn symbol(&self, name: &str) -> Option<NonNull<c_void>> {
         let name = CStr::from_bytes_with_nul(name.as_bytes()).ok()?;
-        // SAFETY: the library is loaded for good, and the name is a C string.
+        // SAFETY: the library is never unloaded, and the name is a C string.
         NonNull::new(unsafe { libc::dlsym(self.address.as_ptr(), name.as_ptr()) })
     }
 

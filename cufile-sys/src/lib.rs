@@ -1,7 +1,7 @@
-//! NVIDIA cuFile (GPUDirect Storage), found at run time, in three layers: [`sys`] has the types of C, [`result`] makes
-//! values of what comes back, and the rest owns what is registered and what is in flight.
+//! NVIDIA cuFile (GPUDirect Storage), looked up at run time, in three layers: [`sys`] has the C types, [`result`]
+//! turns return values into results, and the rest owns what is registered and what is in flight.
 //!
-//! Nothing of cuFile is needed to build, and where it is missing a program gets an error that says what was tried.
+//! Nothing of cuFile is needed to build. Where it is missing, a program gets an error that says what was tried.
 //!
 //! ```no_run
 //! use std::fs::OpenOptions;
@@ -24,14 +24,15 @@
 //! # }
 //! ```
 //!
-//! # What keeps what
+//! # Ownership
 //!
-//! Files and buffers keep the driver open. The memory of a transfer is the caller's: functions that take it are `unsafe` and say for how long it must live.
+//! Files and buffers keep the driver open. The memory of a transfer belongs to the caller: functions that take it are
+//! `unsafe` and say how long it must live.
 //!
-//! # What it takes
+//! # Requirements
 //!
-//! cuFile is for Linux, needs CUDA's driver, and takes files of the file systems it knows, opened with `O_DIRECT`. After
-//! a `fork` the child must not use it. Errors carry the status and what to do about it.
+//! cuFile runs on Linux, needs the CUDA driver, and accepts files on the file systems that it supports, opened with
+//! `O_DIRECT`. After a `fork` the child must not use it. Errors contain the status and what to do about it.
 
 mod buffer;
 mod driver;

@@ -1,6 +1,7 @@
 //! Finds the library at run time.
 //!
-//! Nothing is linked, so a program runs where cuFile is not. A loaded library stays: it has threads and exit handlers.
+//! Nothing is linked, so a program also runs where cuFile is missing. A loaded library is never unloaded: it has
+//! threads and exit handlers.
 
 use std::env;
 use std::ffi::{CStr, CString, c_int, c_void};
@@ -20,13 +21,13 @@ pub const VARIABLE: &str = "SSDTRAIN_CUFILE";
 
 const SONAME: &str = "libcufile.so.0";
 
-/// Where the wheels of pip have the library, from the folder of torch's libraries.
+/// Where pip's wheels have the library, relative to the folder of torch's libraries.
 const WHEELS: [&str; 2] = ["../../nvidia/cu13/lib", "../../nvidia/cufile/lib"];
 
 /// Where the toolkit installs the library.
 const TOOLKIT: [&str; 2] = ["/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib"];
 
-/// A loaded cuFile. Clones are the same library.
+/// A loaded cuFile. Clones refer to the same library.
 #[derive(Clone)]
 pub struct Library(Arc<Loaded>);
 
@@ -43,14 +44,14 @@ pub(crate) struct Owners {
     pub(crate) ours: bool,
 }
 
-/// Whether CUDA's driver can be loaded: without it some releases of cuFile never come back from opening theirs.
+/// Whether the CUDA driver can be loaded: without it, some releases of cuFile never return from opening their own.
 pub fn has_cuda_driver() -> bool {
     // SAFETY: the name is a C string.
     let driver = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY) };
     if driver.is_null() {
         return false;
     }
-    // SAFETY: it was loaded above; whoever else has loaded it keeps it.
+    // SAFETY: it was loaded above; anyone else who has loaded it keeps it.
     unsafe { libc::dlclose(driver) };
     true
 }
@@ -58,7 +59,7 @@ pub fn has_cuda_driver() -> bool {
 /// Where to look for the library.
 ///
 /// In this order: the path given, the one in `SSDTRAIN_CUFILE`, the dynamic linker's own `libcufile.so.0` and
-/// `libcufile.so`, the wheels beside torch, the CUDA toolkit in `/usr/local/cuda`. The first that loads is taken.
+/// `libcufile.so`, the wheels next to torch, the CUDA toolkit in `/usr/local/cuda`. The first one that loads is used.
 #[derive(Clone, Debug, Default)]
 pub struct Search {
     path: Option<PathBuf>,
@@ -83,7 +84,7 @@ impl Search {
         self
     }
 
-    /// Looks for pip's wheels beside `lib`, the folder of torch's libraries.
+    /// Looks for pip's wheels next to `lib`, the folder of torch's libraries.
     pub fn beside(mut self, lib: impl Into<PathBuf>) -> Search {
         self.torch = Some(lib.into());
         self
@@ -96,7 +97,7 @@ impl Search {
         all.extend(variable.map(PathBuf::from));
         all.extend([PathBuf::from(SONAME), PathBuf::from("libcufile.so")]);
         if let Some(torch) = &self.torch {
-            // The links on the way are followed first: `..` is from where the folder really is.
+            // Links are resolved first, because `..` is relative to the folder's real location.
             let torch = torch.canonicalize().unwrap_or_else(|_| torch.clone());
             all.extend(WHEELS.iter().map(|wheel| torch.join(wheel).join(SONAME)));
         }
@@ -104,7 +105,7 @@ impl Search {
         all
     }
 
-    /// Loads the first library that there is; the error lists what was tried and why each failed.
+    /// Loads the first library that works; the error lists what was tried and why each attempt failed.
     pub fn load(&self) -> Result<Library, LoadError> {
         first_of(self.candidates())
     }
@@ -116,7 +117,7 @@ impl Library {
         first_of(vec![path.into()])
     }
 
-    /// What it was loaded as: a path, or a name that the dynamic linker found.
+    /// The name that it was loaded by: a path, or a name that the dynamic linker found.
     pub fn path(&self) -> &Path {
         self.0.functions.path()
     }
@@ -138,7 +139,7 @@ impl fmt::Debug for Library {
 }
 
 impl LoadError {
-    /// What was tried, and why each failed.
+    /// What was tried, and why each attempt failed.
     pub fn tried(&self) -> &[(PathBuf, String)] {
         &self.tried
     }
@@ -174,7 +175,8 @@ fn first_of(candidates: Vec<PathBuf>) -> Result<Library, LoadError> {
     Err(LoadError { tried })
 }
 
-/// Loads `name` by `open`. Some builds need librt and do not say so; it is then loaded for all, and they once more.
+/// Loads `name` with `open`. Some builds need librt without declaring it; librt is then loaded globally, and `name`
+/// is tried again.
 fn load<T>(name: &[u8], open: impl Fn(&CStr, c_int) -> Result<T, String>) -> Result<T, String> {
     let name = CString::new(name).map_err(|_| "the path has a zero byte".to_owned())?;
     let flags = libc::RTLD_LAZY | libc::RTLD_LOCAL;
@@ -188,7 +190,8 @@ fn load<T>(name: &[u8], open: impl Fn(&CStr, c_int) -> Result<T, String>) -> Res
 }
 
 fn dlopen(name: &CStr, flags: c_int) -> Result<NonNull<c_void>, String> {
-    // SAFETY: the name is a C string. What the library's initialisers do is the vendor's; they touch nothing of ours.
+    // SAFETY: the name is a C string. What the library's initialisers do is the vendor's responsibility; they touch
+    // nothing of ours.
     let address = unsafe { libc::dlopen(name.as_ptr(), flags) };
     NonNull::new(address).ok_or_else(|| {
         // SAFETY: reads the message of the call that just failed on this thread.
@@ -207,7 +210,8 @@ mod tests {
 
     use super::*;
 
-    /// Loads `libx.so` with an opener that refuses it with `reason` until librt was opened; returns what was opened.
+    /// Loads `libx.so` with an opener that refuses it with `reason` until librt has been opened; returns what was
+    /// opened.
     fn opened(reason: &str) -> (Result<(), String>, Vec<String>) {
         let calls = RefCell::new(Vec::new());
         let outcome = load(b"libx.so", |name, flags| {

@@ -1,4 +1,4 @@
-//! What can be configured: `cufile.json`, and what a program sets over it before the driver is open.
+//! The configuration: `cufile.json`, and what a program sets on top of it before the driver is open.
 
 use std::ffi::{CStr, CString};
 
@@ -8,11 +8,12 @@ use crate::sys::{
     CUFileBoolConfigParameter_t, CUFileSizeTConfigParameter_t, CUFileStringConfigParameter_t, CUfileError_t,
 };
 
-/// Room for the longest text: a path.
+/// Room for the longest text, which is a path.
 const TEXT: usize = 4096;
 
-/// Parameters, by the constants of their types or by name (`CUFileSizeTConfigParameter_t::named`). They can be read at
-/// any time, and set while the driver is not open; until it is, one that was not set may read as zero.
+/// Parameters, given by the constants of their types or by name (`CUFileSizeTConfigParameter_t::named`). They can be
+/// read at any time, and set while the driver is not open. Before it is opened, a parameter that was not set may read
+/// as zero.
 impl Library {
     /// A number.
     pub fn parameter_size(&self, parameter: CUFileSizeTConfigParameter_t) -> Result<usize> {
@@ -24,7 +25,7 @@ impl Library {
         Ok(value)
     }
 
-    /// The least and the largest value of a number.
+    /// The smallest and the largest allowed value of a number.
     pub fn parameter_range(&self, parameter: CUFileSizeTConfigParameter_t) -> Result<(usize, usize)> {
         let function = self.functions().parameter_range()?;
         let (mut least, mut most) = (0, 0);

@@ -1,4 +1,4 @@
-//! What cuFile returns, as values.
+//! cuFile's return values as Rust results.
 
 use std::fmt;
 use std::io;
@@ -9,7 +9,7 @@ use crate::sys::{CUFILEOP_BASE_ERR, CUfileError_t, CUfileOpError, CUresult};
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A call that failed: the function, what it was called for, and why.
+/// A failed call: the function, what it was called for, and why it failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     function: &'static str,
@@ -23,7 +23,7 @@ pub struct Error {
 pub enum Cause {
     /// The library at this path lacks the function.
     Missing(PathBuf),
-    /// cuFile's status. It may be one that is not listed.
+    /// cuFile's status. It may be one that is not listed here.
     Status(CUfileOpError),
     /// CUDA's driver failed with this code.
     Cuda(CUresult),
@@ -31,14 +31,14 @@ pub enum Cause {
     Os(i32),
     /// The transfer failed, and cuFile does not say why.
     Unexplained,
-    /// The library says that it transferred more than it was asked to.
+    /// The library claims to have transferred more than was requested.
     TooMuch {
-        /// Bytes that it claims.
+        /// The bytes that it claims.
         claimed: usize,
-        /// Bytes that it was asked for.
+        /// The bytes that were requested.
         asked: usize,
     },
-    /// An argument cannot be passed on; the text names it and says what would do.
+    /// An argument cannot be passed on; the text names it and says what would be accepted.
     Argument(String),
 }
 
@@ -55,7 +55,7 @@ impl Error {
         Error::new(function, Cause::Argument(what.into()))
     }
 
-    /// The same, of `subject`.
+    /// The same error, with the subject of the call.
     pub(crate) fn about(mut self, subject: impl Into<String>) -> Error {
         self.subject = Some(subject.into());
         self
@@ -99,7 +99,7 @@ impl fmt::Display for Cause {
                 write!(f, "{} does not have this function; use a newer cuFile", library.display())
             }
             Cause::Status(status) if status.0 < CUFILEOP_BASE_ERR => {
-                // Not one of cuFile's; the kernel's numbers are in this range.
+                // Not one of cuFile's own statuses; the kernel's error numbers are in this range.
                 let error = io::Error::from_raw_os_error(status.0.cast_signed());
                 write!(f, "an unlisted status ({}); as an errno it would be: {error}", status.0)
             }
@@ -123,20 +123,20 @@ impl fmt::Display for Cause {
     }
 }
 
-/// The outcome of a function that returns a status. Call it right after the function: it may read `errno`.
+/// The outcome of a function that returns a status. Call this right after the function: it may read `errno`.
 pub fn check(function: &'static str, outcome: CUfileError_t) -> Result<()> {
     let cause = match outcome.err.0.cast_signed() {
         0 => return Ok(()),
         -1 => Cause::Os(errno()),
         _ if outcome.err == CUfileOpError::CU_FILE_CUDA_DRIVER_ERROR => Cause::Cuda(outcome.cu_err),
-        // The vendor's own macros take the status with either sign.
+        // The vendor's own macros accept the status with either sign.
         code => Cause::Status(CUfileOpError(code.unsigned_abs())),
     };
     Err(Error::new(function, cause))
 }
 
-/// The outcome of a transfer of `asked` bytes: bytes, -1 and `errno`, or a negative status. Call it right after the
-/// function.
+/// The outcome of a transfer of `asked` bytes: a number of bytes, -1 and `errno`, or a negative status. Call this
+/// right after the function.
 pub fn transferred(function: &'static str, outcome: isize, asked: usize) -> Result<usize> {
     if outcome == -1 {
         return Err(Error::new(function, Cause::Os(errno())));
@@ -144,7 +144,7 @@ pub fn transferred(function: &'static str, outcome: isize, asked: usize) -> Resu
     told(function, outcome, asked)
 }
 
-/// The outcome of a transfer that ran elsewhere, where its `errno` is not to be had.
+/// The outcome of a transfer that ran on another thread, whose `errno` is not available.
 pub fn told(function: &'static str, outcome: isize, asked: usize) -> Result<usize> {
     let cause = match usize::try_from(outcome) {
         Ok(bytes) if bytes <= asked => return Ok(bytes),

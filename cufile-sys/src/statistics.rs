@@ -1,13 +1,13 @@
-//! What the library counts. It does since cuFile 1.15.
+//! The library's statistics. They exist since cuFile 1.15.
 
 use crate::driver::{Driver, Version};
 use crate::result::{Error, Result, check};
 use crate::sys::{CUfileError_t, CUfileStatsLevel1_t, CUfileStatsLevel2_t, CUfileStatsLevel3_t};
 
-/// The release whose levels 2 and 3 are known.
+/// The release whose layouts for levels 2 and 3 are known.
 const KNOWN: Version = Version { major: 1, minor: 15 };
 
-/// A place for statistics, with room for what later releases append.
+/// Space for statistics, with room for what later releases append.
 #[repr(C)]
 struct Roomy<T> {
     statistics: T,
@@ -15,7 +15,7 @@ struct Roomy<T> {
 }
 
 impl Driver {
-    /// Sets the level of statistics, 0 (none) to 3, and starts to count unless it is 0.
+    /// Sets the level of statistics, 0 (none) to 3, and starts counting unless it is 0.
     pub fn start_statistics(&self, level: u32) -> Result<()> {
         const NAME: &str = "cuFileSetStatsLevel";
         let function = self.functions().set_stats_level()?;
@@ -48,7 +48,7 @@ impl Driver {
         check("cuFileStatsStop", unsafe { function() })
     }
 
-    /// Makes all counts zero.
+    /// Resets all counts to zero.
     pub fn reset_statistics(&self) -> Result<()> {
         let function = self.functions().stats_reset()?;
         // SAFETY: it has no arguments.
@@ -58,11 +58,11 @@ impl Driver {
     /// Level 1.
     pub fn statistics(&self) -> Result<Box<CUfileStatsLevel1_t>> {
         let function = self.functions().stats_level1()?;
-        // SAFETY: the place is larger than the statistics of any release known, and they begin alike.
+        // SAFETY: the place is larger than the statistics of any known release, and they all begin alike.
         fill("cuFileGetStatsL1", |place| unsafe { function(place) })
     }
 
-    /// Level 2. An error where the release is not 1.15: others may have another layout.
+    /// Level 2. An error unless the release is 1.15: others may have another layout.
     pub fn statistics_of_sizes(&self) -> Result<Box<CUfileStatsLevel2_t>> {
         let function = self.functions().stats_level2()?;
         self.known("cuFileGetStatsL2")?;
@@ -70,7 +70,7 @@ impl Driver {
         fill("cuFileGetStatsL2", |place| unsafe { function(place) })
     }
 
-    /// Level 3. An error where the release is not 1.15: others may have another layout.
+    /// Level 3. An error unless the release is 1.15: others may have another layout.
     pub fn statistics_of_gpus(&self) -> Result<Box<CUfileStatsLevel3_t>> {
         let function = self.functions().stats_level3()?;
         self.known("cuFileGetStatsL3")?;
@@ -89,7 +89,7 @@ impl Driver {
     }
 }
 
-/// Has `read` fill statistics.
+/// Lets `read` fill in statistics.
 fn fill<T: Copy + Default>(
     function: &'static str,
     read: impl FnOnce(*mut T) -> CUfileError_t,

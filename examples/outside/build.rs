@@ -1,7 +1,7 @@
-//! Writes into the program where libtorch is, so that it runs with no `LD_LIBRARY_PATH`.
+//! Stores libtorch's location in the program, so that it runs without `LD_LIBRARY_PATH`.
 
 fn main() {
-    // Cargo passes on what ssdtrain's own build has found.
+    // Cargo passes on what ssdtrain's own build script has found.
     if let Some(libraries) = std::env::var_os("DEP_SSDTRAIN_LIBTORCH_LIB") {
         println!("cargo::rustc-link-arg=-Wl,-rpath,{}", libraries.display());
     }

@@ -12,7 +12,7 @@ fn main() {
         return;
     };
     compiler::compiler(&lib)
-        // In the place of CUDA's own headers.
+        // In place of CUDA's own headers.
         .include("csrc/cuda")
         .files([
             "csrc/allocator.cpp",
@@ -29,11 +29,11 @@ fn main() {
             "csrc/watches.cpp",
         ])
         .compile("ssdtrain_shim");
-    // For the build scripts of those who depend on this package.
+    // For the build scripts of packages that depend on this one.
     println!("cargo::metadata=lib={}", lib.display());
     println!("cargo::rustc-link-lib=torch_cpu");
     println!("cargo::rustc-link-lib=c10");
-    // Tests of this package; packages that depend on it set the path themselves.
+    // For the tests of this package; packages that depend on it set the path themselves.
     let lib = lib.canonicalize().unwrap_or(lib);
     println!("cargo::rustc-link-arg=-Wl,-rpath,{}", lib.display());
 }

@@ -21,7 +21,7 @@ pub(crate) fn randn(shape: &[i64]) -> Tensor {
     Tensor::randn(shape, F32)
 }
 
-/// A leaf of its own with the values of `source`.
+/// A separate leaf with the values of `source`.
 pub(crate) fn leaf(source: &Tensor) -> Tensor {
     resolve_math_kernels().unwrap();
     let leaf = source.copy();
@@ -59,12 +59,13 @@ pub(crate) fn assert_same_bits(what: &str, expected: &[Tensor], got: &[Tensor]) 
     }
 }
 
-/// A cache on the way that a GPU's tensors take, with a device made of threads: through a host pool, and on to the disk.
+/// A cache on the path that a GPU's tensors take, with a device made of threads: through a host pool, and on to the
+/// disk.
 pub(crate) fn staged() -> TensorCacheBuilder {
     everything().simulated_device(Duration::from_micros(50)).host_pool(16 << 20).device_budget(1 << 20)
 }
 
-/// The same device, whose bytes go straight to the disk.
+/// The same device, whose bytes go directly to the disk.
 pub(crate) fn direct() -> TensorCacheBuilder {
     everything()
         .verify(false)
@@ -79,8 +80,8 @@ pub(crate) fn staged_in_memory() -> TensorCacheBuilder {
     builder.simulated_device(Duration::from_micros(50)).host_pool(64 << 20)
 }
 
-/// Runs `f` without a cache and then with caches of every kind, with one step whose backward begins at once and one whose
-/// stores are waited for; all gradients must have the same bits. Returns the report of the last.
+/// Runs `f` without a cache and then with caches of every kind: one step whose backward begins at once, and one that
+/// waits for its stores. All gradients must have the same bits. Returns the report of the last step.
 pub(crate) fn parity(sources: &[Tensor], f: impl Fn(&[Tensor]) -> Tensor) -> StepReport {
     let plain = leaves(sources);
     tch::manual_seed(7);
@@ -118,7 +119,7 @@ pub(crate) fn parity(sources: &[Tensor], f: impl Fn(&[Tensor]) -> Tensor) -> Ste
     last.unwrap()
 }
 
-/// Nothing is left in the cache or in its spill files.
+/// Asserts that nothing is left in the cache or in its spill files.
 pub(crate) fn assert_nothing_held(cache: &TensorCache) {
     let held = cache.held();
     assert_eq!((held.entries, held.tapes, held.device_bytes), (0, 0, 0), "{held:?}");

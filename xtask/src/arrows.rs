@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 
 use crate::process::{self, cargo};
 
-/// Each package of the workspace and those of its packages that it may depend on.
+/// Each package of the workspace, and the workspace packages that it may depend on.
 const ARROWS: &[(&str, &[&str])] = &[
     ("xtask", &[]),
     ("ssdtrain-libtorch", &[]),
@@ -36,7 +36,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Packages that others build on. None of `APPLICATION_CRATES` may be in their trees.
+/// Packages that others build on. None of the `APPLICATION_CRATES` may be in their dependency trees.
 const LIBRARIES: &[&str] = &[
     "ssdtrain-plan",
     "ssdtrain-store",
@@ -60,7 +60,7 @@ const APPLICATION_CRATES: &[&str] = &[
     "tracing-subscriber",
 ];
 
-/// The most crates of others that ssdtrain may add to those of tch. Raise it knowingly.
+/// The most external crates that ssdtrain may add to those of tch. Raise it only deliberately.
 const MOST_CRATES_BESIDE_TCH: usize = 21;
 
 /// Checks all of the above against what cargo resolves, without building anything.
@@ -100,7 +100,7 @@ pub(crate) fn check() -> Result<()> {
     Ok(())
 }
 
-/// The names of `package` and of all that it is linked with.
+/// The names of `package` and of everything that it is linked with.
 fn tree(package: &str) -> Result<BTreeSet<String>> {
     let mut command =
         cargo(["tree", "--edges", "normal", "--prefix", "none", "--format", "{p}", "--package"]);

@@ -1,4 +1,4 @@
-//! `cargo x bundle`: the release binaries and the GPU's tests in one folder, to copy to another machine.
+//! `cargo x bundle`: puts the release binaries and the GPU tests into one folder, to copy to another machine.
 
 use std::ffi::OsString;
 use std::fs;

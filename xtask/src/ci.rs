@@ -36,7 +36,7 @@ pub(crate) fn run(_: &[OsString]) -> Result<()> {
     Ok(())
 }
 
-/// The crates that know nothing of libtorch, on a machine that may have none.
+/// Checks the crates that do not use libtorch, on a machine that may not have it.
 fn pure() -> Result<()> {
     let mut test = cargo(["test", "--package", "ssdtrain-plan", "--package", "ssdtrain-store"]);
     run_command(test.env("LIBTORCH", "/nonexistent"))
@@ -52,12 +52,13 @@ fn documentation() -> Result<()> {
     run_command(doc.env("RUSTDOCFLAGS", "--deny warnings"))
 }
 
-/// All tests; with the header of cuFile none of them is skipped for the lack of it.
+/// Runs all tests; with cuFile's header none of them is skipped for lack of it.
 fn tests() -> Result<()> {
     run_tests(&[], &[(cufile::VARIABLE, &cufile::header()?)])
 }
 
-/// A tiny `compare`, to see the release binary work from end to end, gradients to the bit. Its times mean nothing.
+/// A tiny `compare` that checks the release binary from end to end, with gradients compared to the bit. Its times
+/// mean nothing.
 fn smoke() -> Result<()> {
     let mut compare = cargo(["run", "--release", "--package", "ssdtrain-bench", "--", "compare", "--check"]);
     compare.args(["--layers", "2", "--hidden", "64", "--heads", "2", "--block", "64", "--batch", "2"]);

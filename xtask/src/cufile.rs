@@ -1,4 +1,4 @@
-//! The header of cuFile, with which a test compares our types: used by nothing but that test.
+//! cuFile's header, which a test compares our types with; nothing else uses it.
 
 use std::env;
 use std::path::PathBuf;
@@ -7,12 +7,12 @@ use anyhow::{Context, Result, ensure};
 
 use crate::wheel::Wheel;
 
-/// Tells the test where the header is; set by hand, it names one to take instead.
+/// Tells the test where the header is; set by the user, it names the one to use instead.
 pub(crate) const VARIABLE: &str = "SSDTRAIN_CUFILE_HEADER";
 
 const WHEEL: Wheel = Wheel { requirement: "nvidia-cufile==1.15.1.6", file: "nvidia/cu13/include/cufile.h" };
 
-/// The header: that of the environment, or that of the wheel.
+/// The header: the one named in the environment, or the wheel's.
 pub(crate) fn header() -> Result<PathBuf> {
     if let Some(own) = env::var_os(VARIABLE).filter(|own| !own.is_empty()).map(PathBuf::from) {
         let own = std::path::absolute(&own).with_context(|| format!("{VARIABLE} is no usable path"))?;

@@ -27,7 +27,7 @@ pub(crate) fn run(_: &[OsString]) -> Result<()> {
     Ok(())
 }
 
-/// Runs the tests, showing what they say, and returns how many have passed.
+/// Runs the tests, shows their output, and returns how many have passed.
 fn passed(tests: &Path) -> Result<usize> {
     let mut running = command(tests, ["--ignored"])
         .stdout(Stdio::piped())

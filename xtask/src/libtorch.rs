@@ -17,10 +17,10 @@ use crate::pip::{self, Pip};
 use crate::process::{cargo, command, root, succeeds};
 use crate::version::VERSION;
 
-/// What is installed.
+/// The set of packages that is installed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Set {
-    /// What libtorch needs to run on CPUs: its CPU library is linked to two small CUDA libraries all the same.
+    /// What libtorch needs to run on CPUs: its CPU library is linked to two small CUDA libraries nevertheless.
     Cpu,
     /// The wheel with all its dependencies.
     Cuda,
@@ -55,7 +55,7 @@ impl Set {
         }
     }
 
-    /// The libraries that must find all that they are linked to.
+    /// The libraries whose dependencies must all be found.
     fn libraries(self) -> &'static [&'static str] {
         match self {
             Set::Cpu => &["libtorch_cpu.so"],
@@ -64,7 +64,7 @@ impl Set {
     }
 }
 
-/// Makes plain cargo commands find libtorch: verifies what is there, installs what is not, and says so.
+/// Makes plain cargo commands find libtorch: verifies what is installed, installs what is missing, and reports it.
 pub(crate) fn ensure() -> Result<()> {
     ensure!(
         cfg!(all(target_os = "linux", target_arch = "x86_64", target_env = "gnu")),
@@ -88,17 +88,17 @@ pub(crate) fn ensure() -> Result<()> {
     Ok(())
 }
 
-/// What LIBTORCH has to be where this workspace's configuration does not reach.
+/// The value for LIBTORCH where this workspace's configuration does not apply.
 pub(crate) fn location() -> PathBuf {
     own().unwrap_or_else(link)
 }
 
-/// A libtorch of the user's.
+/// A libtorch provided by the user.
 fn own() -> Option<PathBuf> {
     env::var_os("LIBTORCH").map(PathBuf::from).filter(|own| *own != link())
 }
 
-/// What `.cargo/config.toml` names.
+/// The path named in `.cargo/config.toml`.
 fn link() -> PathBuf {
     root().join(".libtorch")
 }
@@ -126,7 +126,7 @@ fn install(set: Set, cache: &Path) -> Result<PathBuf> {
 
     println!("installing libtorch {VERSION} ({} set) into {}", set.name(), home.display());
     let start = Instant::now();
-    // The sources of the crates can come down the line meanwhile. Should this fail, the build will say why.
+    // Meanwhile the sources of the crates can be downloaded. If this fails, the build will say why.
     let fetch = cargo(["fetch", "--quiet"]).stderr(Stdio::null()).spawn();
     let part = cache.join(format!("{}{}", part_prefix(set), process::id()));
     let result = fill(&home, set, &pip, &part);
@@ -219,7 +219,7 @@ pub(crate) fn lock(cache: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// Removes what set-ups that did not finish left in `cache`. Call it with the lock held.
+/// Removes what unfinished installations have left in `cache`. Call it with the lock held.
 fn remove_leftovers(cache: &Path, set: Set) -> Result<()> {
     for entry in fs::read_dir(cache).with_context(|| format!("cannot list {}", cache.display()))? {
         let entry = entry.with_context(|| format!("cannot list {}", cache.display()))?;
@@ -231,7 +231,7 @@ fn remove_leftovers(cache: &Path, set: Set) -> Result<()> {
     Ok(())
 }
 
-/// How the folders of installations in progress begin; the process id follows.
+/// The prefix of folders of installations in progress; the process id follows.
 fn part_prefix(set: Set) -> String {
     format!("libtorch-{VERSION}-{}.part-", set.name())
 }
@@ -332,7 +332,7 @@ mod tests {
         fs::remove_dir_all(&folder).unwrap();
     }
 
-    /// The folders with Rust of this workspace's.
+    /// The folders with this workspace's Rust sources.
     const SOURCES: [&str; 7] =
         ["src", "crates", "hooks", "cufile-sys", "xtask/src", "examples/outside/src", "benches"];
 
@@ -343,7 +343,7 @@ mod tests {
             .filter(|file| !file.ends_with("hooks/libtorch/src/version.rs"))
             .filter(|file| {
                 let text = fs::read_to_string(file).unwrap();
-                // What tests read may be of any version.
+                // Files that only tests read may contain any version.
                 text.split("#[cfg(test)]\nmod tests {").next().unwrap().contains(VERSION)
             })
             .collect();

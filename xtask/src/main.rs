@@ -165,7 +165,8 @@ fn test(arguments: &[OsString]) -> Result<()> {
     run_tests(arguments, &[])
 }
 
-/// Runs the tests selected by `arguments` (all of them if empty), with `variables` set, with the best runner there is.
+/// Runs the tests selected by `arguments` (all of them if empty), with `variables` set, using the best runner
+/// available.
 fn run_tests(arguments: &[OsString], variables: &[(&str, &Path)]) -> Result<()> {
     let picks_package = arguments
         .iter()
@@ -176,7 +177,7 @@ fn run_tests(arguments: &[OsString], variables: &[(&str, &Path)]) -> Result<()> 
     if !process::succeeds(&mut cargo(["nextest", "--version"])) {
         return process::run(cargo(["test"]).args(scope).args(arguments).envs(variables()));
     }
-    // nextest does not run doctests. They go first: the last lines then are the summary of the tests.
+    // nextest does not run doctests. They run first, so that the last lines are the summary of the tests.
     if arguments.is_empty() {
         process::run(&mut cargo(["test", "--doc", "--workspace"]))?;
     }

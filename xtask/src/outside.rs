@@ -1,4 +1,4 @@
-//! The program in `examples/outside`, built and run as by someone who has only read the README.
+//! Builds and runs the program in `examples/outside` the way someone would who has only read the README.
 
 use std::env;
 use std::fs;
@@ -9,14 +9,14 @@ use anyhow::{Context, Result, ensure};
 use crate::libtorch;
 use crate::process::{cargo, root, run};
 
-/// How its manifest names this checkout.
+/// How its manifest refers to this checkout.
 const HERE: &str = "path = \"../..\"";
 
-/// Copies the program out of the reach of this workspace's own configuration, and runs it there.
+/// Copies the program out of reach of this workspace's own configuration, and runs it there.
 pub(crate) fn check() -> Result<()> {
     let folder = env::temp_dir().join(format!("ssdtrain-outside-{}", std::process::id()));
     let outcome = copy(&folder).and_then(|()| {
-        // What is compiled already need not be compiled again.
+        // What has been compiled already need not be compiled again.
         let mut program = cargo(["run"]);
         program.env("LIBTORCH", libtorch::location()).env("CARGO_TARGET_DIR", root().join("target"));
         run(program.current_dir(&folder))

@@ -1,4 +1,4 @@
-//! pip as a downloader: packages go into a folder of ours, never into an environment of the user's.
+//! pip as a downloader: packages go into a folder of ours, never into one of the user's environments.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -13,7 +13,7 @@ use crate::version::VERSION;
 /// The minor versions of Python 3 that the torch wheel is made for.
 const PYTHONS: std::ops::RangeInclusive<u32> = 10..=14;
 
-/// What in pip's messages means what for the person who reads them; the first that matches wins.
+/// Explanations of pip's messages for the user; the first that matches wins.
 const HINTS: &[(&[&str], &str)] = &[
     (
         &["No space left on device", "Errno 28"],
@@ -36,11 +36,11 @@ const HINTS: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// A `python3 -m pip` that was seen to work.
+/// A `python3 -m pip` that is known to work.
 pub(crate) struct Pip(());
 
 impl Pip {
-    /// Checks that there is a fitting python3 with pip.
+    /// Checks that there is a suitable python3 with pip.
     pub(crate) fn find() -> Result<Pip> {
         const ASK: &str = "import sys; print(sys.version_info[0], sys.version_info[1])";
         let version = output(&mut command("python3", ["-c", ASK])).with_context(|| {
@@ -64,7 +64,7 @@ impl Pip {
         Ok(Pip(()))
     }
 
-    /// Downloads `requirements` and unpacks them into `target`, with what they depend on if asked. Uses `temporary`,
+    /// Downloads `requirements` and unpacks them into `target`, with their dependencies if asked. Uses `temporary`,
     /// which should be on the same disk, for its work files.
     pub(crate) fn install(
         &self,
@@ -82,8 +82,8 @@ impl Pip {
         }
         pip.arg("--target").arg(target).args(requirements);
         pip.env("TMPDIR", temporary);
-        // None of the user's or the distribution's guards of environments apply to a plain folder. As variables, because
-        // an older pip ignores a variable that it does not know, but refuses an option.
+        // None of the user's or the distribution's protections of environments apply to a plain folder. They are set
+        // as variables because an older pip ignores a variable that it does not know, but rejects an option.
         pip.envs([("PIP_USER", "0"), ("PIP_REQUIRE_VIRTUALENV", "0"), ("PIP_BREAK_SYSTEM_PACKAGES", "1")]);
         pip.env("PIP_ROOT_USER_ACTION", "ignore");
 
@@ -98,7 +98,7 @@ impl Pip {
     }
 }
 
-/// Where pip puts what it knows of `requirement`, such as `torch==VERSION`, installed into `home`.
+/// Where pip records what it knows about `requirement`, such as `torch==VERSION`, installed into `home`.
 pub(crate) fn dist_info(home: &Path, requirement: &str) -> PathBuf {
     home.join(format!("{}.dist-info", requirement.replace('-', "_").replace("==", "-")))
 }

@@ -1,4 +1,4 @@
-//! The arrows between the modules of the library: each may use only those below it, so there is no circle.
+//! The dependency arrows between the modules of the library: each may use only those below it, so there is no cycle.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -29,7 +29,7 @@ const ROOMS: &[&str] = &[
     "session",
 ];
 
-/// Checks what each module names of the others, outside of its tests.
+/// Checks which other modules each module names, outside of its tests.
 pub(crate) fn check() -> Result<()> {
     let source = root().join("src");
     let mut found = BTreeSet::new();
@@ -73,7 +73,7 @@ pub(crate) fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(all)
 }
 
-/// The module that a file of `src/` belongs to; none for `lib.rs`, which shows them all.
+/// The module that a file of `src/` belongs to; `None` for `lib.rs`, which shows them all.
 fn room_of(file: &Path) -> Option<String> {
     let first = Path::new(file.iter().next()?);
     let name = first.file_stem()?.to_str()?;

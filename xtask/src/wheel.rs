@@ -1,4 +1,4 @@
-//! A wheel of PyPI's in the per-user cache, for a file that only the project's own checks need.
+//! A wheel from PyPI in the per-user cache, for a file that only the project's own checks need.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use crate::libtorch::{cache, lock, remove};
 use crate::pip::{self, Pip};
 
-/// One release of a wheel, and the file in it that is wanted.
+/// A release of a wheel, and the wanted file in it.
 pub(crate) struct Wheel {
     /// Such as `nvidia-cufile==1.15.1.6`.
     pub(crate) requirement: &'static str,
@@ -28,7 +28,7 @@ impl Wheel {
         Ok(file)
     }
 
-    /// Installs the wheel beside `home` and then renames it to that, unless another process has meanwhile.
+    /// Installs the wheel next to `home` and then renames it to `home`, unless another process has done so meanwhile.
     fn install(&self, home: &Path) -> Result<()> {
         let cache = home.parent().context("the cache has no folder")?;
         fs::create_dir_all(cache)
@@ -38,7 +38,7 @@ impl Wheel {
             return Ok(());
         }
         let pip = Pip::find()?;
-        // What an installation that did not finish has left goes first; the lock is held.
+        // First removes what an unfinished installation has left; the lock is held.
         let part = cache.join(format!("{}.part", self.name()));
         remove(&part)?;
         let site = part.join("site");
@@ -53,7 +53,7 @@ impl Wheel {
         result
     }
 
-    /// Checks that `home` holds every file of the wheel, and among them the one that is wanted.
+    /// Checks that `home` holds every file of the wheel, including the wanted one.
     fn verify(&self, home: &Path) -> Result<()> {
         pip::verify_record(home, &pip::dist_info(home, self.requirement))?;
         let file = home.join(self.file);
@@ -61,7 +61,7 @@ impl Wheel {
         Ok(())
     }
 
-    /// What its folder in the cache is called.
+    /// The name of its folder in the cache.
     fn name(&self) -> String {
         self.requirement.replace("==", "-")
     }

@@ -1,4 +1,4 @@
-//! What a child process does: one program after the other, with a line for each before and after it.
+//! The work of a child process: one program after the other, with a line before and after each.
 
 use std::io::Write;
 use std::process;
@@ -11,10 +11,10 @@ use ssdtrain_differential::{Lab, Programs, Verdict, check, shrink};
 /// A program takes milliseconds.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Milliseconds since the process began at which the program under way began.
+/// When the current program began, in milliseconds since the process began.
 static BEGUN: AtomicU64 = AtomicU64::new(0);
 
-/// Runs `count` programs from seed `first` on.
+/// Runs `count` programs, starting with seed `first`.
 pub(crate) fn run(programs: &Programs, first: u64, count: u64, shrinking: Duration) {
     watch();
     let start = Instant::now();
@@ -57,7 +57,7 @@ pub(crate) fn run(programs: &Programs, first: u64, count: u64, shrinking: Durati
     }
 }
 
-/// What went wrong, roughly: its first words.
+/// A rough description of what went wrong: its first words.
 fn kind(how: &str) -> &str {
     const KINDS: [&str; 5] = ["differs", "panic", "are held", "an error that plain", "the cache has none"];
     KINDS.iter().find(|kind| how.contains(**kind)).copied().unwrap_or("")
@@ -85,9 +85,9 @@ pub(crate) fn watch() {
     }
 }
 
-/// A line that is out before anything else happens.
+/// Prints a line and flushes it before anything else happens.
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
-    // Without a reader there is no one to tell.
+    // Without a reader there is nobody to tell.
     drop(writeln!(out, "{line}").and_then(|()| out.flush()));
 }

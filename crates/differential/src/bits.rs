@@ -5,7 +5,7 @@ use std::fmt;
 use ssdtrain_libtorch::Storage;
 use tch::{Kind, TchError, Tensor};
 
-/// All there is to see of a tensor: two that are equal have the same bits, be they of numbers or not.
+/// Everything that is visible of a tensor: equal ones have the same bits, whether or not these are numbers.
 #[derive(Clone, PartialEq)]
 pub struct Bits {
     size: Vec<i64>,
@@ -14,7 +14,7 @@ pub struct Bits {
 }
 
 impl Bits {
-    /// Those of `tensor`.
+    /// The bits of `tensor`.
     pub fn of(tensor: &Tensor) -> Result<Bits, TchError> {
         if !tensor.defined() {
             return Ok(Bits { size: vec![], kind: None, bytes: vec![] });
@@ -22,7 +22,7 @@ impl Bits {
         Ok(Bits { size: tensor.size(), kind: Some(tensor.kind()), bytes: bytes(tensor)? })
     }
 
-    /// The largest difference between numbers at the same place, if the tensors are alike.
+    /// The largest difference between numbers at the same position, if the tensors have the same form.
     pub fn distance(&self, other: &Bits) -> Option<f64> {
         if self.size != other.size || self.kind != other.kind {
             return None;

@@ -1,4 +1,4 @@
-//! Whether a cache does with a program what plain autograd does.
+//! Checks whether a program does the same with a cache as with plain autograd.
 
 use std::cell::Cell;
 use std::fmt;
@@ -15,14 +15,15 @@ use crate::program::Program;
 use crate::run::{Ran, run};
 use crate::values::Event;
 
-/// What became of a program.
+/// The verdict on a program.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
     /// The same bits and the same errors.
     Agrees,
-    /// The same until the cache refused to run a segment again whose surroundings had changed, or served what autograd could not.
+    /// The same until the cache refused to rerun a segment whose surroundings had changed, or succeeded where
+    /// autograd could not.
     AgreesUntil(String),
-    /// Without a cache two runs are not alike.
+    /// Two runs without a cache differ.
     Undetermined,
     /// There is no such cache.
     NoCache(String),
@@ -36,7 +37,7 @@ impl Verdict {
         matches!(self, Verdict::Differs(_))
     }
 
-    /// One word for it.
+    /// The verdict in one word.
     pub fn name(&self) -> &'static str {
         match self {
             Verdict::Agrees => "agrees",
@@ -60,24 +61,25 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// How long what a cache holds may stay the same although no graph needs it any more: transfers are under way.
+/// How long a cache may go on holding what no graph needs any more: transfers are in flight.
 const LET_GO_WITHIN: Duration = Duration::from_secs(10);
 
-/// Of what was detached in place after it was saved. Only autograd itself, without any hooks, refuses that.
+/// The error about a tensor that was detached in place after it was saved. Only autograd itself, without any hooks,
+/// raises it.
 const DETACHED: &str = "detached in-place";
 
-/// A cache that programs are run with, one after the other.
+/// A cache that several programs are run with, one after the other.
 pub struct Lab {
     config: Config,
-    /// What the cache knows as parameters.
+    /// The parameters that the cache knows.
     parameters: VarStore,
     cache: TensorCache,
-    /// A program has made something that holds itself, with what the cache keeps for it.
+    /// A program has made something that holds itself, including what the cache keeps for it.
     is_used_up: Cell<bool>,
 }
 
 impl Lab {
-    /// A cache of these settings.
+    /// A cache with these settings.
     pub fn new(config: &Config) -> ssdtrain::Result<Lab> {
         let parameters = VarStore::new(Device::Cpu);
         let cache = config.build(&parameters)?;
@@ -101,8 +103,8 @@ impl Lab {
         if let Err(error) = end_backwards() {
             return Verdict::Differs(format!("a small backward fails: {error}"));
         }
-        // A function that changes what it holds is held by what it has changed, and so is, by autograd itself, what is saved and then
-        // changed into a result of itself.
+        // A function that changes what it holds is held by what it has changed. The same is true in autograd itself
+        // for what is saved and then changed into a result of itself.
         let holds_itself = made.iter().any(|storage| storage.upgrade().is_some())
             || expected.iter().any(|event| event.has_changed);
         let same = |(one, two): (&Event, &Event)| one.outcome == two.outcome;
@@ -133,7 +135,7 @@ impl Lab {
     }
 }
 
-/// Runs `program` without a cache, twice, and with a new one of the settings it asks for.
+/// Runs `program` without a cache, twice, and with a new one with the settings it asks for.
 pub fn check(program: &Program) -> Verdict {
     match Lab::new(&program.config) {
         Ok(lab) => lab.check(program),
@@ -149,7 +151,7 @@ fn attempt(program: &Program, vs: &VarStore, cache: Option<&TensorCache>) -> Res
 }
 
 fn compare(expected: &[Event], got: &[Event]) -> Verdict {
-    // How far a backward came before its error depends on where the error is.
+    // How far a backward got before its error depends on where the error is.
     let mut until = None;
     for (expected, got) in expected.iter().zip(got) {
         let what = &got.what;
@@ -204,13 +206,13 @@ fn compare(expected: &[Event], got: &[Event]) -> Verdict {
     Verdict::Agrees
 }
 
-/// After an error of a backward libtorch holds what it had still to do until the thread's next one.
+/// After an error in backward, libtorch keeps the unfinished work until the thread's next backward.
 fn end_backwards() -> Result<(), TchError> {
     let one = Tensor::ones([1], (Kind::Float, Device::Cpu)).set_requires_grad(true);
     (&one * 1.0).f_backward()
 }
 
-/// What the cache holds although all graphs are gone.
+/// What the cache still holds although all graphs are gone.
 fn still_held(cache: &TensorCache) -> Option<String> {
     if let Err(error) = end_backwards() {
         return Some(format!("a small backward fails: {error}"));

@@ -11,23 +11,23 @@ use tch::nn::VarStore;
 
 use crate::random::Random;
 
-/// The settings of a cache: words, some of which have a value. Each can be left out.
+/// The settings of a cache: words, some of which have a value. Each can be omitted.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Config(pub Vec<(&'static str, u64)>);
 
 /// Every setting: its name, the percentage of caches that have it, and the values it may have.
 const SETTINGS: &[(&str, usize, &[u64])] = &[
-    // What becomes of tensors; the last one counts. Offload without any.
+    // The policy; the last one counts. Without any, it is offload.
     ("keep", 4, &[0]),
     ("adaptive", 8, &[0]),
     // In bytes.
     ("auto_budget", 8, &[0, 4 << 10, 64 << 10, 1 << 20]),
     // In percent.
     ("auto_overhead", 8, &[0, 2, 50, 1000]),
-    // A digit per save: 1 keep, 2 host, 3 disk, 4 recompute.
+    // One digit per save: 1 keep, 2 host, 3 disk, 4 recompute.
     ("forced", 15, &[1, 2, 3, 4, 13, 23, 31, 1234, 432_133, 41, 332_211]),
-    // The way of the bytes; the last one counts. That of the CPU without any.
-    // Host pool and disk, by the bytes of the pool.
+    // The path of the bytes; the last one counts. Without any, it is the CPU's.
+    // Host pool and disk; the value is the pool's size in bytes.
     ("staged", 25, &[0, 4 << 10, 64 << 10, 1 << 20]),
     // A host pool alone.
     ("host_only", 12, &[64 << 10, 1 << 20]),
@@ -43,16 +43,16 @@ const SETTINGS: &[(&str, usize, &[u64])] = &[
     ("read_ahead", 15, &[0, 4 << 10]),
     ("keep_last", 8, &[1, 2]),
     ("queue_depth", 15, &[1, 2]),
-    // Small enough for some to have no room.
+    // Small enough that some values have no room.
     ("disk_cap", 10, &[16 << 10, 256 << 10]),
     // In bytes per second.
     ("disk_rate", 6, &[20_000_000]),
     ("trace", 6, &[0]),
-    // Parameters are known to the cache.
+    // The cache knows the parameters.
     ("registered", 60, &[0]),
-    // Microseconds that each copy takes longer.
+    // Additional microseconds that each copy takes.
     ("delay", 15, &[50, 500]),
-    // How often the program is run with one cache.
+    // How many times the program is run with one cache.
     ("rounds", 30, &[2, 4]),
 ];
 
@@ -68,7 +68,7 @@ impl Config {
         Config(words)
     }
 
-    /// How often a program is run with one cache.
+    /// How many times a program is run with one cache.
     pub fn rounds(&self) -> u64 {
         self.value("rounds").unwrap_or(1)
     }
@@ -77,7 +77,7 @@ impl Config {
         self.0.iter().find(|(word, _)| *word == name).map(|(_, value)| *value)
     }
 
-    /// The cache, which knows the variables of `vs` if it is to.
+    /// The cache, which knows the variables of `vs` if the settings say so.
     pub fn build(&self, vs: &VarStore) -> ssdtrain::Result<TensorCache> {
         let delay = Duration::from_micros(self.value("delay").unwrap_or(0));
         let mut builder = TensorCache::builder().policy(Policy::Offload).min_bytes(0).disk_cap(1 << 30);

@@ -1,4 +1,4 @@
-//! Drawing the arguments of an operation from the values there are.
+//! Draws the arguments of an operation from the existing values.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ impl Draft {
     }
 }
 
-/// What arguments are drawn from.
+/// The values that arguments are drawn from.
 pub(crate) struct Draw<'a> {
     pub(crate) random: &'a mut Random,
     pub(crate) values: &'a BTreeMap<Slot, Tensor>,
@@ -28,25 +28,25 @@ pub(crate) struct Draw<'a> {
     pub(crate) before: Vec<Op>,
     /// The next name for a value.
     pub(crate) next: Slot,
-    /// Whether there may be new weights.
+    /// Whether new weights may be made.
     pub(crate) may_make: bool,
-    /// Only values from this one on are changed in place: what a segment's function makes itself.
+    /// Only values from this one on are changed in place: those that a segment's function makes itself.
     pub(crate) own_from: Slot,
 }
 
 impl Draw<'_> {
-    /// Any value, to be changed behind autograd's back.
+    /// Any value; it will be changed without autograd's knowledge.
     pub(crate) fn any(&mut self) -> Option<Slot> {
         self.pick(|this, slot, t| this.is_own(slot, t))
     }
 
-    /// A value to compute with, rather a recent one.
+    /// A value to compute with, preferably a recent one.
     pub(crate) fn value(&mut self) -> Option<Slot> {
         let recorded = self.random.percent(80);
         self.pick(|_, _, t| !recorded || t.requires_grad()).or_else(|| self.pick(|_, _, _| true))
     }
 
-    /// A value that may be changed in place, as far as one can tell.
+    /// A value that may be changed in place, as far as is known.
     pub(crate) fn changeable(&mut self) -> Option<Slot> {
         self.pick(|this, slot, t| this.is_own(slot, t) && !(t.requires_grad() && t.is_leaf()))
     }

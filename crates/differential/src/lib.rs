@@ -1,20 +1,21 @@
-//! Random programs of tensor operations, run with and without the cache: the same bits come of both, or an error.
+//! Random programs of tensor operations, run with and without the cache: both must give the same bits, or an error.
 //!
-//! A [`Program`] is plain data, and text: a line for the cache, one for the seed of random numbers, and one for each operation.
-//! [`generate`] makes one of a seed, running it as it goes so that most operations can be done. [`check`] runs it twice as plain
-//! autograd, passing over programs that are not alike from run to run, and then with its cache: every loss, gradient, value and parameter
-//! must have the same bits, an error must be where autograd has one, and in the end the cache must hold nothing. [`shrink`] makes a
-//! program that fails small.
+//! A [`Program`] is plain data, and text: one line for the cache, one for the random seed, and one for each
+//! operation. [`generate`] makes a program from a seed, and runs it at the same time so that most operations are
+//! possible. [`check`] runs it twice as plain autograd, skips programs whose runs are not alike, and then runs it
+//! with its cache: every loss, gradient, value and parameter must have the same bits, errors must occur where
+//! autograd has them, and in the end the cache must hold nothing. [`shrink`] makes a failing program small.
 //!
 //! What may differ:
-//! - a segment, or an operation that is computed again, may be refused when what it holds has changed since, as its documentation says;
-//!   and it may serve where autograd has an error, since what it computes again was not changed. The rest of the program is not
-//!   compared then;
-//! - how far a backward came that ends in an error, if something is computed again in it;
-//! - autograd's error about a saved tensor that was detached in place, which no program gets that has hooks.
+//! - a segment or a recomputed operation may be refused if what it holds has changed since, as its documentation says. It may
+//!   also succeed where autograd has an error, since what it recomputes was not changed. The rest of the program is then not
+//!   compared;
+//! - how far a failed backward got, if it recomputes something;
+//! - autograd's error about a saved tensor that was detached in place, which never occurs in a program with hooks.
 //!
-//! What no program does: write to tensors other than by libtorch's operations; replace what a saved tensor is
-//! (`set_data`), which autograd itself sees only without hooks; `rrelu` in training mode, which writes its noise after it is saved.
+//! No program writes to tensors other than through libtorch's operations, replaces the contents of a saved tensor
+//! (`set_data`, which autograd itself notices only without hooks), or uses `rrelu` in training mode, which writes its
+//! noise after it has been saved.
 
 mod bits;
 mod check;

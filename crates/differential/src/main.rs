@@ -1,4 +1,5 @@
-//! Runs random programs with and without the cache until the time is over, and prints what does not agree as small programs.
+//! Runs random programs with and without the cache until the time is over, and prints those that disagree in their
+//! smallest form.
 
 mod batch;
 mod parent;
@@ -73,7 +74,7 @@ struct Theme {
 }
 
 fn main() -> ExitCode {
-    // A panic is a verdict, not news.
+    // A panic is a verdict here, and is not printed.
     std::panic::set_hook(Box::new(|_| ()));
     match run(Arguments::parse().command) {
         Ok(code) => code,

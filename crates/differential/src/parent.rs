@@ -1,4 +1,5 @@
-//! The long run: batches of programs in child processes, so that a program that ends its process is known by its seed.
+//! The long run: batches of programs in child processes, so that a program that crashes its process is known by its
+//! seed.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -14,13 +15,13 @@ use ssdtrain_differential::{Program, Programs, shrink};
 const BATCH: u64 = 100;
 const SHRINKING: &str = "20";
 
-/// What a child, or the thread that reads it, has to tell.
+/// What a child, or the thread that reads from it, reports.
 enum News {
     Verdict(String),
     Failure { seed: u64, text: String },
 }
 
-/// Runs programs from `seed` on for `time`, or until so many fail; how many did.
+/// Runs programs from `seed` on for `time`, or until enough of them fail; returns how many did.
 pub(crate) fn run(
     programs: &Programs,
     time: Duration,
@@ -63,7 +64,7 @@ pub(crate) fn run(
     Ok(failed.into_inner())
 }
 
-/// Runs the seeds from `first` to before `end`, in as many processes as it takes.
+/// Runs the seeds from `first` up to but not including `end`, in as many processes as necessary.
 fn batch(
     programs: &Programs,
     mut first: u64,
@@ -101,12 +102,12 @@ fn batch(
                     first = seed + 1;
                     let name = words.next().unwrap_or_default().to_owned();
                     if name == "wrong" {
-                        // Whoever listens outlives this.
+                        // The receiver outlives this.
                         drop(news.send(News::Failure { seed, text: std::mem::take(&mut text) }));
                     }
                     drop(news.send(News::Verdict(name)));
                     if !goes_on() {
-                        // What is left of the batch is not wanted.
+                        // The rest of the batch is not wanted.
                         child.kill()?;
                         break;
                     }
@@ -117,13 +118,13 @@ fn batch(
         let status = child.wait()?;
         if let Some(seed) = under_way.filter(|_| !status.success()) {
             let Some(program) = show(programs, seed) else {
-                // Without the cache too.
+                // It happens without the cache too.
                 drop(news.send(News::Verdict("unmade".to_owned())));
                 first = seed + 1;
                 continue;
             };
             let (name, how, program) = if hangs {
-                // Each run that shrinks it would take a minute.
+                // Every run while shrinking it would take a minute.
                 ("hangs", "does not end".to_owned(), program)
             } else {
                 ("dies", format!("ends its process: {status}"), shrink(&program, dies))
@@ -136,19 +137,19 @@ fn batch(
     Ok(())
 }
 
-/// The arguments that have a child make such programs.
+/// The arguments that make a child generate such programs.
 fn theme(programs: &Programs) -> impl Iterator<Item = &'static str> {
     programs.often().into_iter().flat_map(|name| ["--with", name])
 }
 
-/// The program of `seed`, if another process survives making it.
+/// The program of `seed`, if another process survives generating it.
 fn show(programs: &Programs, seed: u64) -> Option<Program> {
     let mut command = Command::new(std::env::current_exe().ok()?);
     let output = command.args(["show", &seed.to_string()]).args(theme(programs)).output().ok()?;
     String::from_utf8(output.stdout).ok()?.parse().ok().filter(|_| output.status.success())
 }
 
-/// Whether a process of its own does not survive `program`.
+/// Whether `program` crashes a process of its own.
 fn dies(program: &Program) -> bool {
     let check = || -> Result<bool> {
         let mut child = Command::new(std::env::current_exe()?)
@@ -158,7 +159,7 @@ fn dies(program: &Program) -> bool {
             .stderr(Stdio::null())
             .spawn()?;
         child.stdin.take().context("no input")?.write_all(program.to_string().as_bytes())?;
-        // 0 is right, 1 is wrong, 2 could not be read; anything else is no way for a process to end.
+        // 0 is right, 1 is wrong, 2 could not be read; anything else means that the process crashed.
         Ok(child.wait()?.code().is_none_or(|code| code > 2))
     };
     check().unwrap_or(false)

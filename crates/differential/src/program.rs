@@ -1,14 +1,14 @@
-//! Programs as plain data, and as text: what fails is printed so that a test can have it.
+//! Programs as plain data and as text: failing programs are printed so that they can become tests.
 
 use std::fmt;
 
 use crate::config::Config;
 
-/// What has operations within it.
+/// The operations that contain others.
 pub(crate) const BLOCKS: &[&str] =
     &["step", "no_grad", "scope", "segment", "remat", "thread", "autocast", "parallel", "branch"];
 
-/// What a value is called.
+/// The name of a value.
 pub type Slot = usize;
 
 /// A program, and the cache that it is run with.
@@ -27,31 +27,31 @@ pub type Slot = usize;
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Program {
-    /// The cache it is run with.
+    /// The cache that it is run with.
     pub config: Config,
-    /// What the random numbers within it begin with.
+    /// The seed of its random numbers.
     pub seed: u64,
-    /// What it does.
+    /// Its operations.
     pub body: Vec<Op>,
 }
 
 /// One operation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Op {
-    /// Which of the operations.
+    /// Which operation it is.
     pub name: &'static str,
-    /// What its results are called.
+    /// The names of its results.
     pub outputs: Vec<Slot>,
-    /// The values it takes. It is passed over if one of them is not there.
+    /// The values it takes. It is skipped if one of them does not exist.
     pub inputs: Vec<Slot>,
     /// Its other arguments.
     pub numbers: Vec<f64>,
-    /// What is done within it, if it is a block.
+    /// The operations within it, if it is a block.
     pub body: Vec<Op>,
 }
 
 impl Op {
-    /// The values that it and what is within it take from outside.
+    /// The values that it and the operations within it take from outside.
     pub fn free(&self) -> Vec<Slot> {
         let mut free = self.inputs.clone();
         let mut own = Vec::new();
@@ -69,7 +69,7 @@ impl Op {
         names.contains(&self.name) || self.body.iter().any(|op| op.has(names))
     }
 
-    /// Whether what is within it uses `slot` as the statistics of batch norms that update them, and no other way.
+    /// Whether the operations within it use `slot` only as the statistics of batch norms that update them.
     pub fn only_updates(&self, slot: Slot) -> bool {
         let mut uses = self.body.iter().filter(|op| op.free().contains(&slot)).peekable();
         let only_updated = |op: &Op| match op.name {

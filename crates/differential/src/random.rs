@@ -1,11 +1,11 @@
 //! Random choices that are the same on every machine.
 
-/// SplitMix64: small, and good enough to choose by.
+/// SplitMix64: small, and good enough for choosing.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// Choices that `seed` alone decides.
+    /// Choices that depend on `seed` alone.
     pub fn new(seed: u64) -> Random {
         Random(seed)
     }
@@ -19,7 +19,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `end`, which is above 0.
+    /// A number below `end`, which must be above 0.
     pub fn below(&mut self, end: usize) -> usize {
         (self.bits() % end as u64) as usize
     }
@@ -29,7 +29,7 @@ impl Random {
         self.below(100) < percent
     }
 
-    /// One of `choices`, which are not empty.
+    /// One of `choices`, which must not be empty.
     pub fn of<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
         &choices[self.below(choices.len())]
     }

@@ -11,7 +11,7 @@ use crate::operations::total;
 use crate::program::{Op, Program};
 use crate::values::{Event, Values, caught, leaf};
 
-/// Runs `program`, whose parameters become variables of `vs`, and tells what could be seen.
+/// Runs `program`, whose parameters become variables of `vs`, and returns everything that was observable.
 pub fn run(program: &Program, vs: &VarStore, cache: Option<&TensorCache>) -> Ran {
     tch::manual_seed(program.seed as i64);
     let mut run = Run::new(vs, cache);
@@ -19,15 +19,15 @@ pub fn run(program: &Program, vs: &VarStore, cache: Option<&TensorCache>) -> Ran
     run.end()
 }
 
-/// What could be seen of a program.
+/// The observable results of a program.
 pub struct Ran {
-    /// What happened, in the end a look at everything.
+    /// The events, ending with a look at everything.
     pub events: Vec<Event>,
-    /// What it made, without a cache.
+    /// The storages it made, without a cache.
     pub made: Vec<WeakStorage>,
 }
 
-/// A program as it runs.
+/// A running program.
 pub(crate) struct Run<'a> {
     pub(crate) values: Values,
     vs: &'a VarStore,
@@ -48,12 +48,12 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Everything that can be seen in the end.
+    /// Everything that is observable in the end.
     fn end(mut self) -> Ran {
         let end = Op { name: "end", outputs: vec![], inputs: vec![], numbers: vec![], body: vec![] };
         let all = self.values.all();
         self.values.note(&end, all);
-        // A gradient that has a graph of its own holds its leaf, which holds it.
+        // A gradient with a graph of its own holds its leaf, which in turn holds the gradient.
         for (_, leaf) in &mut self.values.leaves {
             leaf.zero_grad();
         }
@@ -126,8 +126,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Of the sum of all inputs, which are passed over if one is not there. Numbers: keep the graph, record the backward, by tch's own
-    /// backward.
+    /// Backward from the sum of all inputs; inputs that do not exist are skipped. Numbers: keep the graph, record the
+    /// backward, use tch's own backward.
     fn backward(
         &mut self,
         op: &Op,
@@ -177,9 +177,9 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Forgets all variables.
+/// Removes all variables.
 fn clear(vs: &VarStore) {
-    // Poisoned or not, nothing stays in it.
+    // Whether or not the lock is poisoned, nothing stays in it.
     let mut variables = vs.variables_.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     variables.named_variables.clear();
     variables.trainable_variables.clear();

@@ -1,8 +1,8 @@
-//! Making a program that fails as small as it can be and still fail.
+//! Makes a failing program as small as possible while it still fails.
 
 use crate::program::{Op, Program};
 
-/// The smallest program found that `fails`, which `program` does.
+/// The smallest program found for which `fails` holds, as it does for `program`.
 pub fn shrink(program: &Program, mut fails: impl FnMut(&Program) -> bool) -> Program {
     let mut best = program.clone();
     loop {
@@ -17,7 +17,7 @@ pub fn shrink(program: &Program, mut fails: impl FnMut(&Program) -> bool) -> Pro
     }
 }
 
-/// Takes each of the candidates that still fails, until none does.
+/// Accepts each of the candidates that still fails, until none does.
 fn try_each(
     best: &mut Program,
     candidates: fn(&Program) -> Vec<Program>,
@@ -28,7 +28,7 @@ fn try_each(
     }
 }
 
-/// Drops runs of operations, long ones first, wherever they are.
+/// Removes runs of operations, long ones first, wherever they are.
 fn drop_operations(best: &mut Program, fails: &mut impl FnMut(&Program) -> bool) {
     let mut length = count(&best.body).div_ceil(2).max(1);
     loop {
@@ -57,14 +57,15 @@ fn count(body: &[Op]) -> usize {
     body.iter().map(|op| 1 + count(&op.body)).sum()
 }
 
-/// Keeps what `keep` says, asked in the order of the text. A block goes with all that is within it.
+/// Keeps the operations that `keep` accepts, asked in the order of the text. A block is removed together with
+/// everything within it.
 fn retain(body: &mut Vec<Op>, keep: &mut impl FnMut(&Op) -> bool) {
     body.retain_mut(|op| {
         let kept = keep(op);
         if kept {
             retain(&mut op.body, keep);
         } else {
-            // They have positions too.
+            // These have positions too.
             (0..count(&op.body)).for_each(|_| {
                 keep(op);
             });
@@ -73,7 +74,7 @@ fn retain(body: &mut Vec<Op>, keep: &mut impl FnMut(&Op) -> bool) {
     });
 }
 
-/// Each block in turn replaced by what is within it.
+/// Each block in turn replaced by its contents.
 fn blocks_opened(program: &Program) -> Vec<Program> {
     fn open(body: &[Op], at: &mut usize) -> Vec<Op> {
         let mut opened = Vec::new();
@@ -106,7 +107,7 @@ fn settings_dropped(program: &Program) -> Vec<Program> {
     (0..program.config.0.len()).map(drop).collect()
 }
 
-/// Inputs dropped from those that take any number, and numbers that are zero.
+/// Removes inputs from operations that accept any number, and sets numbers to zero.
 fn arguments_made_simple(program: &Program) -> Vec<Program> {
     fn each(body: &[Op], change: &mut impl FnMut(&mut Op)) -> Vec<Op> {
         body.iter()

@@ -1,4 +1,4 @@
-//! Programs read from their text.
+//! Parses programs from their text.
 
 use std::str::FromStr;
 
@@ -12,7 +12,7 @@ impl FromStr for Program {
 
     fn from_str(text: &str) -> Result<Program> {
         let mut program = Program::default();
-        // The bodies that are open, each but the outermost with the block it is of.
+        // The open bodies, each with the block that it belongs to, except for the outermost.
         let mut open: Vec<Vec<Op>> = vec![Vec::new()];
         for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
             let innermost = open.len() - 1;

@@ -1,4 +1,4 @@
-//! The values of a program as it runs, and what it does with them.
+//! The values of a running program, and the operations on them.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -14,22 +14,22 @@ use crate::operations;
 use crate::program::{Op, Slot};
 use crate::random::Random;
 
-/// What an operation did that can be seen.
+/// The observable result of an operation.
 #[derive(Clone, Debug)]
 pub struct Event {
     /// The operation, as a line of text.
     pub what: String,
-    /// What it showed, or its error.
+    /// What it returned, or its error.
     pub outcome: Result<Vec<(String, Bits)>, String>,
     /// What a segment holds has changed since it ran.
     pub has_changed: bool,
-    /// So a cache may refuse to run it again; it may as well where it cannot know better.
+    /// A cache may therefore refuse to rerun it; it may also succeed if it cannot know better.
     pub may_be_refused: bool,
-    /// Something is computed again, so a cache may serve what autograd itself cannot.
+    /// Something is recomputed, so a cache may succeed where autograd itself cannot.
     pub may_be_served: bool,
 }
 
-/// The values that there are, and what has happened to them.
+/// The existing values, and what has happened to them.
 #[derive(Default)]
 pub struct Values {
     /// Values by name.
@@ -38,28 +38,28 @@ pub struct Values {
     pub leaves: Vec<(Slot, Tensor)>,
     /// What has happened.
     pub events: Vec<Event>,
-    /// What segments hold, if changes of it are of interest.
+    /// What segments hold, if changes to it matter.
     pub watched: Option<Vec<Watched>>,
-    /// All storages that were ever made, if changes are of interest.
+    /// All storages that were ever made, if changes matter.
     pub made: Vec<WeakStorage>,
     /// The step that threads take part in.
     pub step: Option<StepHandle>,
     /// Whether a segment has run.
     pub recomputes: bool,
-    /// A cache may have seen a write of which neither a version nor, by chance, a byte tells: within a segment, or of an operation that
-    /// autograd then refused.
+    /// A cache may have seen a write that neither a version nor, by chance, a byte reveals: within a segment, or from
+    /// an operation that autograd then refused.
     pub writes_unseen: bool,
-    /// So it may have outside of segments, of what they hold or have made.
+    /// The same outside of segments, for what they hold or have made.
     pub is_unversioned: bool,
 }
 
-/// A tensor that a segment has taken, as it was.
+/// A tensor that a segment has taken, in its state at that time.
 #[derive(Debug)]
 pub struct Watched {
     tensor: Tensor,
     records: bool,
     version: Option<u32>,
-    /// None: of no interest.
+    /// `None` if it does not matter.
     bytes: Option<Vec<u8>>,
 }
 
@@ -80,7 +80,8 @@ impl Watched {
     }
 }
 
-/// Operations whose results change without the version of what they are of, and an optimizer's step, which may write the same bytes.
+/// Operations whose results change without the version of their source changing, and an optimizer's step, which may
+/// write the same bytes.
 const UNVERSIONED: &[&str] = &[
     "unsafe_chunk",
     "unsafe_split",
@@ -92,20 +93,20 @@ const UNVERSIONED: &[&str] = &[
 ];
 
 impl Values {
-    /// Does all of `body`, one operation after the other.
+    /// Runs all of `body`, one operation after the other.
     pub fn run_all(&mut self, body: &[Op]) {
         for op in body {
             self.run(op);
         }
     }
 
-    /// Does `op`, and notes what became of it.
+    /// Runs `op`, and records the outcome.
     pub fn run(&mut self, op: &Op) {
         let Some(outcome) = self.outcome(op) else { return };
         self.note(op, outcome.map(|()| Vec::new()));
     }
 
-    /// Does `op`; none if it is passed over.
+    /// Runs `op`; `None` if it is skipped.
     pub fn outcome(&mut self, op: &Op) -> Option<Result<(), TchError>> {
         let inputs: Vec<Tensor> = op
             .inputs
@@ -156,7 +157,7 @@ impl Values {
         }))
     }
 
-    /// Notes what became of `op`.
+    /// Records the outcome of `op`.
     pub fn note(&mut self, op: &Op, outcome: Result<Vec<(String, Bits)>, TchError>) {
         let has_changed = self.watched.iter().flatten().any(Watched::has_changed);
         self.writes_unseen |= outcome.is_err() && op.name != "backward";
@@ -177,7 +178,7 @@ impl Values {
         self.leaves.iter().map(bits).collect()
     }
 
-    /// Everything that can be seen of the values.
+    /// Everything observable about the values.
     pub fn all(&self) -> Result<Vec<(String, Bits)>, TchError> {
         let mut all = self.gradients()?;
         for (slot, leaf) in &self.leaves {
@@ -204,7 +205,7 @@ impl Values {
         Ok(vec![])
     }
 
-    /// Runs each branch in a thread of its own, all at once, and has what they make.
+    /// Runs each branch on a thread of its own, all at once, and returns what they make.
     fn parallel(&mut self, branches: &[Op]) -> operations::Outcome {
         let mut forks: Vec<Values> = branches.iter().map(|_| self.fork()).collect();
         thread::scope(|scope| {
@@ -252,7 +253,7 @@ impl Values {
             .filter_map(|slot| Some((*slot, self.slots.get(slot)?.shallow_clone())))
             .collect();
         if let Some(watched) = &mut self.watched {
-            // Its result does not depend on the bytes of what it updates.
+            // Its result does not depend on the bytes that it updates.
             watched.extend(held.iter().map(|(slot, tensor)| match Watched::new(tensor) {
                 watched if op.only_updates(*slot) => Watched { bytes: None, ..watched },
                 watched => watched,
@@ -271,7 +272,7 @@ impl Values {
             }
             let mut values = Values { slots, watched: watches.then(Vec::new), ..Values::default() };
             values.run_all(&body);
-            // As `?` does.
+            // As `?` would.
             if let Some(error) = values.events.iter().find_map(|event| event.outcome.as_ref().err()) {
                 return Err(TchError::Torch(error.clone()));
             }
@@ -291,15 +292,15 @@ impl Values {
             ssdtrain::remat(&inputs.iter().collect::<Vec<_>>(), move |inputs| Ok(function(inputs)?.0))?
         };
         if let Some(watched) = &mut self.watched {
-            // It may be what the function has saved.
+            // The function may have saved it.
             watched.push(Watched::new(&output));
         }
         Ok(vec![output])
     }
 }
 
-/// What `f` does, with a panic of tch's as the error that it is: the fallible face of operations with a scalar panics where libtorch
-/// refuses, since it frees the scalar first, and so does an optimizer's step.
+/// Runs `f`, and turns a panic of tch into the error that it stands for. tch's fallible operations with a scalar
+/// panic when libtorch refuses, since they free the scalar first, and so does an optimizer's step.
 pub(crate) fn caught<T>(f: impl FnOnce() -> Result<T, TchError>) -> Result<T, TchError> {
     catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| match panic.downcast::<String>() {
         Ok(text) if text.contains("Torch(") => Err(TchError::Torch(*text)),
@@ -316,7 +317,7 @@ pub(crate) fn leaf(numbers: &[f64], requires_grad: bool) -> Result<Tensor, TchEr
     let values: Vec<f32> = (0..shape.iter().product()).map(|_| random.signed() as f32).collect();
     let leaf =
         Tensor::f_from_slice(&values)?.f_view(shape.as_slice())?.to_device(Device::Cpu).to_kind(Kind::Float);
-    // Batch norm's variances, for one, are not negative.
+    // Batch norm's variances, for example, are not negative.
     let leaf = if requires_grad { leaf } else { leaf.f_abs()? };
     leaf.f_set_requires_grad(requires_grad)
 }

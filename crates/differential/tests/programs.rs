@@ -1,4 +1,4 @@
-//! Programs that failed once, as the fuzzer printed them or as someone thought of them.
+//! Programs that once failed, as printed by the fuzzer or as someone thought of them.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 use ssdtrain_differential::{Program, Verdict, check};
@@ -219,7 +219,8 @@ fn a_segment_that_holds_what_leaves_its_graph() {
     );
 }
 
-/// Autograd refuses the first at its product, the cache only at the norm, when the product's gradients are there.
+/// Autograd refuses the first at its product; the cache refuses only at the norm, when the product's gradients exist
+/// already.
 #[test]
 fn what_leaves_its_graph_and_statistics_that_change() {
     agrees(
@@ -261,7 +262,7 @@ fn attention_over_nothing() {
     );
 }
 
-/// tch's optimizer panics, which is an error as any other.
+/// tch's optimizer panics, which counts as an error like any other.
 #[test]
 fn an_optimizer_that_fails() {
     let program: Program = "

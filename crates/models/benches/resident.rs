@@ -1,8 +1,10 @@
-//! Resident memory of a training run whose sequences differ in length: 200 steps of a GPT on the CPU with 128 to 512 tokens, without
-//! a cache (libtorch's own allocator), with a cache that keeps, and with one that moves.
+//! Resident memory of a training run whose sequences differ in length: 200 steps of a GPT on the CPU with 128 to 512
+//! tokens, without a cache (libtorch's own allocator), with a cache that keeps everything, and with one that moves
+//! storages.
 //!
-//! Counted is what comes on top of the process as it is after one step of 16 tokens: libtorch, the model and its gradients are there by
-//! then. Beside it stands the largest live set, of which the same is taken off. Each row is a process of its own.
+//! The figures are the increase over the process after one step of 16 tokens, when libtorch, the model and its
+//! gradients are already in memory. The largest live set is shown next to them, reduced by the same amount. Each row
+//! is a process of its own.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 use std::process::Command;
@@ -21,7 +23,7 @@ const ROWS: [&str; 3] = ["libtorch", "keep", "offload"];
 fn main() {
     match env::var("RESIDENT_ROW") {
         Ok(row) => measure(&row),
-        // Asked by `cargo test --benches` as well, which only wants to see that it runs.
+        // Also run by `cargo test --benches`, which only checks that it starts.
         Err(_) if env::args().any(|argument| argument == "--test") => {}
         Err(_) => ROWS.iter().for_each(|row| {
             let mut run = Command::new(env::current_exe().expect("its own path"));
@@ -47,12 +49,12 @@ fn measure(row: &str) {
     step(&model, cache.as_ref(), 16);
 
     let (resident, allocated) = (status("VmRSS"), memory(Device::Cpu).allocated);
-    // Makes the highest resident memory start again.
+    // Resets the peak resident memory.
     fs::write("/proc/self/clear_refs", "5").unwrap();
     let mut live = 0;
     for index in 0..STEPS {
         reset_peak(Device::Cpu);
-        // Its own numbers: the lengths of one row are those of all.
+        // Derived from the index, so that all rows have the same lengths.
         step(&model, cache.as_ref(), 128 + ((index * 0x9E37_79B9) >> 7) as i64 % 385);
         live = live.max(memory(Device::Cpu).peak.saturating_sub(allocated));
     }
@@ -84,7 +86,7 @@ fn step(model: &Gpt, cache: Option<&TensorCache>, tokens: i64) {
     }
 }
 
-/// A figure of `/proc/self/status`, in bytes.
+/// A value from `/proc/self/status`, in bytes.
 fn status(name: &str) -> u64 {
     let text = fs::read_to_string("/proc/self/status").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap();

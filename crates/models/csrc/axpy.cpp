@@ -1,4 +1,4 @@
-// A sum with a factor, which tch's `add_` does not take.
+// A sum with a factor, which tch's `add_` does not support.
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 

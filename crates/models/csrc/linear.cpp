@@ -1,8 +1,9 @@
-// A linear layer whose weight's gradient is added to in place.
+// A linear layer that adds to its weight's gradient in place.
 //
-// Autograd's own makes a gradient as large as the weight and then adds it to the one that is there; of a wide layer that is
-// as much memory as its activations. Here the product is accumulated straight into the gradient, under the lock and in the
-// stream of the node that autograd would have add it. Where the gradient is for someone else it takes autograd's own way.
+// Autograd's own layer creates a gradient as large as the weight and then adds it to the existing one; for a wide
+// layer that is as much memory as its activations. Here the product is accumulated directly into the gradient, under
+// the lock and on the stream of the node that autograd would use to add it. A gradient that is meant for anything
+// else takes autograd's own path.
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/Event.h>
@@ -22,12 +23,13 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-// The lock of a node, which AccumulateGrad holds as it adds.
+// The lock of a node, which AccumulateGrad holds while it adds.
 struct Lock : Node {
   static std::mutex& of(Node& node) { return node.*(&Lock::mutex_); }
 };
 
-// Within its life the calling thread's stream does what the node's own would: after all that is queued there, before all that will be.
+// While this exists, the calling thread's stream takes the place of the node's own: its work comes after everything
+// queued there before, and before everything queued later.
 class InStreamOf {
  public:
   InStreamOf(Node& node, const at::Tensor& leaf) : there_(leaf.is_cuda() ? node.stream() : c10::nullopt) {
@@ -41,7 +43,7 @@ class InStreamOf {
   }
   InStreamOf(const InStreamOf&) = delete;
 
-  // Both streams use `sum`: its memory is not another's before both are done.
+  // Both streams use `sum`: its memory must not be reused before both are done.
   void end(const at::Tensor& sum) {
     if (!there_) return;
     guard().recordDataPtrOnStream(sum.storage().data_ptr(), *here_);
@@ -62,7 +64,7 @@ class InStreamOf {
   c10::optional<c10::Stream> here_;
 };
 
-// Whether the running backward does no more with the leaf's gradient than add it to the one that is there.
+// Whether the running backward only adds the leaf's gradient to the existing one.
 bool is_only_added(Node& accumulator) {
   if (at::GradMode::is_enabled()) return false;
   if (!accumulator.tensor_pre_hooks().empty() || accumulator.tensor_post_acc_grad_hooks() != nullptr) return false;
@@ -96,14 +98,14 @@ class Linear final : public torch::autograd::Function<Linear> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input, const at::Tensor& weight,
                             const c10::optional<at::Tensor>& bias, at::ScalarType kind) {
     context->save_for_backward({input, weight});
-    // What comes back of a saved leaf may be another tensor on its storage, without its gradient.
+    // What is unpacked for a saved leaf may be another tensor on the same storage, without its gradient.
     context->saved_data["weight"] = weight;
     context->saved_data["bias"] = bias.has_value();
     return at::linear(input, weight.to(kind), bias);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    // Kinds are those of forward.
+    // The kinds are those of forward.
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const auto saved = context->get_saved_variables();
     const at::Tensor &input = saved[0], &weight = saved[1], &grad = grads[0];
@@ -128,7 +130,8 @@ class Linear final : public torch::autograd::Function<Linear> {
 at::Tensor apply(const at::Tensor& input, const at::Tensor& weight, const c10::optional<at::Tensor>& bias) {
   const auto device = weight.device().type();
   if (!at::autocast::is_autocast_enabled(device)) return Linear::apply(input, weight, bias, weight.scalar_type());
-  // As at::linear casts, but for the weight's copy: made within the layer, it must not be remembered for others, who would miss its gradient.
+  // Casts like at::linear, except for the weight's copy: it is made within the layer and must not be cached for
+  // others, whose gradients would be lost.
   const auto kind = at::autocast::get_autocast_dtype(device);
   const bool is_cast = weight.is_floating_point() && weight.scalar_type() != at::kDouble;
   return Linear::apply(at::autocast::cached_cast(kind, input, device), weight, at::autocast::cached_cast(kind, bias, device),

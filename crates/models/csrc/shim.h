@@ -1,5 +1,6 @@
-// The C face of what tch does not offer the models. Tensors are borrowed for the call. No C++ exception leaves a function declared
-// here: it returns null, or what went wrong, which is valid until the next failure on the calling thread.
+// The C interface for what tch does not offer the models. Tensors are borrowed for the call. No C++ exception leaves
+// a function declared here: it returns null, or an error message that is valid until the next failure on the calling
+// thread.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
@@ -12,7 +13,8 @@ extern "C" {
 // y += alpha * x, in place and not recorded.
 const char* ssdtrain_axpy(double alpha, const at::Tensor* x, const at::Tensor* y);
 
-// input . weight^T + bias (null: none); backward adds to the weight's gradient in place. *out is new and the caller's.
+// input . weight^T + bias (null: none); backward adds to the weight's gradient in place. *out is new and belongs to
+// the caller.
 const char* ssdtrain_linear(const at::Tensor* input, const at::Tensor* weight, const at::Tensor* bias, at::Tensor** out);
 
 }  // extern "C"

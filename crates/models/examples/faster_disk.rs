@@ -1,5 +1,6 @@
-//! What `Policy::Auto` does when the disk becomes faster in the middle of training: steps of a small GPT are planned for a disk limited
-//! to 150 MB/s, then the limit goes. Each line is a step: how long it took, its activation peak, and the peak that its plan expected.
+//! What `Policy::Auto` does when the disk becomes faster in the middle of training: steps of a small GPT are planned
+//! for a disk limited to 150 MB/s, then the limit is removed. Each line is a step: its duration, its activation peak,
+//! and the peak that its plan predicted.
 //!
 //! `cargo run --release -p ssdtrain-models --example faster_disk [DIRECTORY]`
 
@@ -16,7 +17,7 @@ use tch::{Device, Kind, Tensor, nn};
 
 const TOKENS: i64 = 256;
 const LIMIT: NonZero<u64> = NonZero::new(150_000_000).unwrap();
-/// Steps with the limit, and without.
+/// Number of steps with the limit, and without it.
 const STEPS: [usize; 2] = [20, 12];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

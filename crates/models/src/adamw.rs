@@ -6,30 +6,30 @@ use tch::{Kind, Tensor, no_grad};
 use crate::error::{Error, Result};
 use crate::optimizer::{Optimizer, trainable};
 
-/// What [`AdamW`] keeps constant over a run; the learning rate comes with each step.
+/// The settings of [`AdamW`] that stay constant over a run; the learning rate is passed to each step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWConfig {
     /// Decay of the mean gradient, in `0.0..1.0`.
     pub beta1: f64,
     /// Decay of the mean squared gradient, in `0.0..1.0`.
     pub beta2: f64,
-    /// Keeps the division finite; above 0. A model in fp16 needs about 1e-4: there the squares of small gradients
-    /// are 0, and so is 1e-8.
+    /// Keeps the division finite; must be above 0. A model in fp16 needs about 1e-4: in fp16 the squares of small
+    /// gradients are 0, and so is 1e-8.
     pub eps: f64,
-    /// Share of a weight that is taken away per step and unit of learning rate. Matrices and embeddings decay,
+    /// The share of a weight that is subtracted per step and unit of learning rate. Matrices and embeddings decay,
     /// biases and layer norms do not.
     pub weight_decay: f64,
 }
 
 impl Default for AdamWConfig {
-    /// GPT-2's and nanoGPT's.
+    /// The defaults of GPT-2 and nanoGPT.
     fn default() -> AdamWConfig {
         AdamWConfig { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 }
     }
 }
 
 impl AdamWConfig {
-    /// The default, with an `eps` that is enough for parameters of `kind`.
+    /// The default, with an `eps` that is large enough for parameters of `kind`.
     pub fn for_kind(kind: Kind) -> AdamWConfig {
         let config = AdamWConfig::default();
         AdamWConfig { eps: if kind == Kind::Half { 1e-4 } else { config.eps }, ..config }
@@ -53,8 +53,8 @@ pub(crate) struct Slot {
     pub(crate) exp_avg_sq: Tensor,
 }
 
-/// The scalars of one step. They carry the sign and the learning rate into the denominator, since the
-/// `addcdiv_` at hand takes no factor.
+/// The scalars of one step. They carry the sign and the learning rate into the denominator, since tch's `addcdiv_`
+/// takes no factor.
 struct Update {
     decay: f64,
     beta1: f64,
@@ -64,7 +64,7 @@ struct Update {
 }
 
 impl AdamW {
-    /// An optimiser of all trainable parameters of `vs`, with moments zero.
+    /// An optimiser of all trainable parameters of `vs`, with its moments set to zero.
     ///
     /// # Errors
     /// [`Error::Argument`] if a field of `config` is out of range, [`Error::Torch`] if memory runs out.

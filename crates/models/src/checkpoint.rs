@@ -1,4 +1,4 @@
-//! Checkpoints: parameters, optimiser and position of a run in one safetensors file.
+//! Checkpoints: the parameters, the optimiser and the position of a run in one safetensors file.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -17,12 +17,12 @@ use crate::adamw::AdamW;
 use crate::error::{Error, Result};
 use crate::gpt::GptConfig;
 
-/// The entry of the file's metadata that is ours, as JSON.
+/// Our entry in the file's metadata, as JSON.
 const METADATA: &str = "ssdtrain";
 const EXP_AVG: &str = "optimizer.exp_avg.";
 const EXP_AVG_SQ: &str = "optimizer.exp_avg_sq.";
 
-/// Where a run stands, beside its tensors.
+/// The position of a run, apart from its tensors.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrainState {
     /// Number of steps taken.
@@ -31,7 +31,7 @@ pub struct TrainState {
     pub seed: u64,
     /// [`RandomBatches::position`](crate::RandomBatches::position) of the training data.
     pub position: u64,
-    /// Whatever else the run wants to find again, such as its tokenizer.
+    /// Whatever else the run wants to restore, such as its tokenizer.
     pub notes: BTreeMap<String, String>,
 }
 
@@ -51,7 +51,8 @@ struct Metadata {
 }
 
 impl Checkpoint {
-    /// Writes a checkpoint. What `path` held before stays there until all of the new one is on the disk.
+    /// Writes a checkpoint. The previous contents of `path` stay there until the new checkpoint is completely on the
+    /// disk.
     ///
     /// # Errors
     /// [`Error::Io`] if it cannot be written, [`Error::Torch`] if a tensor cannot be read.
@@ -95,7 +96,7 @@ impl Checkpoint {
     /// Reads a checkpoint.
     ///
     /// # Errors
-    /// [`Error::Io`] if `path` cannot be read, [`Error::Checkpoint`] if it is damaged or no checkpoint of ours.
+    /// [`Error::Io`] if `path` cannot be read, [`Error::Checkpoint`] if it is damaged or not one of our checkpoints.
     pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint> {
         let path = path.as_ref();
         let bytes = fs::read(path).map_err(Error::io("read", path))?;
@@ -115,16 +116,16 @@ impl Checkpoint {
         &self.metadata.config
     }
 
-    /// Where the run stood.
+    /// The position of the run.
     pub fn state(&self) -> &TrainState {
         &self.metadata.state
     }
 
-    /// Puts the checkpoint's values into the parameters of a model of shape `config` and, to go on training,
+    /// Copies the checkpoint's values into the parameters of a model with shape `config` and, to continue training,
     /// into its optimiser. On an error nothing has been changed.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`], naming what differs, if the checkpoint is of another model.
+    /// [`Error::Checkpoint`], naming what differs, if the checkpoint belongs to another model.
     pub fn restore(&self, config: &GptConfig, vs: &VarStore, optimizer: Option<&mut AdamW>) -> Result<()> {
         if *config != self.metadata.config {
             return Err(self.error(differences(&self.metadata.config, config)));
@@ -151,7 +152,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The stored tensor, if it fits the one it is for.
+    /// The stored tensor, if it matches the tensor that it is meant for.
     fn load(&self, name: &str, view: &TensorView<'_>, target: &Tensor) -> Result<Tensor> {
         let kind = target.kind();
         if dtype_of(kind) != Some(view.dtype()) {
@@ -171,7 +172,8 @@ impl Checkpoint {
     }
 }
 
-/// A tensor on its way into a file. The writer takes bytes and no error, so an error is put aside in `failed`.
+/// A tensor that is being written to a file. The writer accepts bytes and no error, so an error is stored in
+/// `failed`.
 struct Stored<'a> {
     tensor: Tensor,
     shape: Vec<usize>,
@@ -201,7 +203,7 @@ impl View for Stored<'_> {
     }
 }
 
-/// All tensors of a checkpoint by their names in it.
+/// All tensors of a checkpoint, with their names in it.
 fn named_tensors(vs: &VarStore, optimizer: Option<&AdamW>) -> Vec<(String, Tensor)> {
     let mut tensors: Vec<_> = vs.variables().into_iter().collect();
     for slot in optimizer.iter().flat_map(|optimizer| &optimizer.slots) {
@@ -225,7 +227,7 @@ fn dtype_of(kind: Kind) -> Option<Dtype> {
     }
 }
 
-/// The fields in which two shapes differ, as "is of a model with layers 2; this one has layers 4".
+/// The fields in which two shapes differ, in a form such as "is of a model with layers 2; this one has layers 4".
 fn differences(stored: &GptConfig, wanted: &GptConfig) -> String {
     let fields = |config| serde_json::to_value(config).unwrap_or_default();
     let (stored, wanted) = (fields(stored), fields(wanted));
@@ -237,7 +239,7 @@ fn differences(stored: &GptConfig, wanted: &GptConfig) -> String {
     format!("is of a model with {}; this one has {}", list(&stored), list(&wanted))
 }
 
-/// Has `write` fill a file beside `path`, and moves it there once it is on the disk.
+/// Lets `write` fill a file next to `path`, and moves it to `path` once it is on the disk.
 fn write_atomically(path: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let directory =
         path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));

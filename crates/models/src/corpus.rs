@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// A larger file below a directory is data or generated code rather than text.
+/// A larger file below a directory is likely to be data or generated code rather than text.
 const FILE_LIMIT: u64 = 1 << 20;
 
-/// UTF-8 text and where it came from.
+/// UTF-8 text and its source.
 #[derive(Clone, Debug)]
 pub struct Corpus {
     name: String,
@@ -21,9 +21,9 @@ pub struct Corpus {
 }
 
 impl Corpus {
-    /// The first `limit` bytes of the text file `path`, or of all text files below the directory `path`, one
-    /// after another in the order of their names. Below a directory, hidden names, links, files over 1 MiB
-    /// and what is not UTF-8 text are passed over.
+    /// The first `limit` bytes of the text file `path`, or of all text files below the directory `path`, one after
+    /// another in the order of their names. Below a directory, hidden names, links, files over 1 MiB and anything
+    /// that is not UTF-8 text are skipped.
     ///
     /// # Errors
     /// [`Error::Io`] if `path` cannot be read, [`Error::Data`] if there is no text.
@@ -64,12 +64,12 @@ impl Corpus {
         if corpus.text.is_empty() { Err(none(&root)) } else { Ok(corpus) }
     }
 
-    /// Text that is already in memory; messages call it `name`.
+    /// Text that is already in memory; error messages refer to it as `name`.
     pub fn from_text(name: impl Into<String>, text: impl Into<String>) -> Corpus {
         Corpus { name: name.into(), text: text.into(), files: 0, skipped: 0, truncated: false }
     }
 
-    /// The file or directory it was read from.
+    /// The file or directory that it was read from.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -84,7 +84,7 @@ impl Corpus {
         self.files
     }
 
-    /// Number of files and directories that were passed over because they cannot be read or are not text.
+    /// Number of files and directories that were skipped because they cannot be read or are not text.
     pub fn skipped(&self) -> usize {
         self.skipped
     }
@@ -128,7 +128,7 @@ impl Corpus {
     }
 }
 
-/// What is in a directory and not hidden, the first name last.
+/// The entries of a directory that are not hidden, with the first name last.
 fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -149,9 +149,9 @@ fn small_text(path: &Path, bytes: u64) -> Option<String> {
     fs::read_to_string(path).ok().filter(|text| !text.contains('\0'))
 }
 
-/// The text of a file or, of one that is longer, a little more than `limit` bytes of it; `None` if not UTF-8.
+/// The text of a file, or of a longer file a little more than `limit` bytes; `None` if it is not UTF-8.
 fn read_text(path: &Path, limit: usize) -> io::Result<Option<String>> {
-    // With room for a character that straddles the limit.
+    // Leaves room for a character that straddles the limit.
     let most = limit.saturating_add(char::MAX_LEN_UTF8);
     let mut bytes = Vec::new();
     File::open(path)?.take(most as u64).read_to_end(&mut bytes)?;

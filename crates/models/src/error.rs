@@ -1,4 +1,4 @@
-//! The one error type of the crate; every message is one line.
+//! The only error type of the crate; every message is one line.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,14 +12,14 @@ pub enum Error {
     /// An argument is out of range or contradicts another.
     #[error("{0}")]
     Argument(String),
-    /// The operating system refused a file.
+    /// The operating system refused an operation on a file.
     #[error("cannot {action} {}: {cause}", .path.display())]
     Io {
         /// What was tried, as in "cannot read FILE".
         action: &'static str,
         /// The file or directory.
         path: PathBuf,
-        /// The refusal.
+        /// The system's error.
         cause: io::Error,
     },
     /// Text or tokens cannot be used as training data.
@@ -38,7 +38,7 @@ pub enum Error {
         /// What is wrong with it, or what differs.
         message: String,
     },
-    /// libtorch refused an operation, for want of memory or because shapes do not fit.
+    /// libtorch refused an operation because memory ran out or shapes do not match.
     #[error("libtorch: {}", first_line(.0))]
     Torch(TchError),
 }
@@ -55,7 +55,7 @@ impl Error {
         Error::Data { name: name.into(), message: message.into() }
     }
 
-    /// For `map_err`: the refusal of `action` on `path`.
+    /// For `map_err`: the error of `action` on `path`.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
         move |cause| Error::Io { action, path: path.to_owned(), cause }
     }
@@ -67,7 +67,7 @@ impl From<TchError> for Error {
     }
 }
 
-/// libtorch appends its C++ call stack to what it says; the first line is the message.
+/// libtorch appends its C++ call stack; the first line is the message.
 fn first_line(error: &TchError) -> String {
     let text = match error {
         TchError::Torch(message) => message.clone(),

@@ -15,7 +15,7 @@ use crate::recompute::Recompute;
 
 /// A GPT-2 with its parameters in a [`nn::VarStore`].
 ///
-/// Runs under the scopes `embed`, `block.N.attn`, `block.N.mlp` and `head`, by which reports name its parts.
+/// Runs under the scopes `embed`, `block.N.attn`, `block.N.mlp` and `head`, which reports use to name its parts.
 #[derive(Debug)]
 pub struct Gpt {
     config: GptConfig,
@@ -31,15 +31,15 @@ pub struct Gpt {
 }
 
 impl Gpt {
-    /// A freshly initialised model under `vs`, as GPT-2 does it: weights normal with a standard deviation of
-    /// 0.02, projections back to the residual stream smaller by √(2 · layers), biases zero. Draws from
-    /// libtorch's generator.
+    /// Creates a freshly initialised model under `vs`, initialised like GPT-2: weights are normally distributed with
+    /// a standard deviation of 0.02, projections back to the residual stream are smaller by √(2 · layers), biases are
+    /// zero. Draws from libtorch's generator.
     ///
-    /// It is on the device and of the kind of `vs`: for one of 16 bits, call [`nn::VarStore::set_kind`] while
-    /// the store is empty, and no parameter ever exists in 32 bits.
+    /// The model has the device and kind of `vs`. For a 16-bit model, call [`nn::VarStore::set_kind`] while the store
+    /// is empty; then no parameter ever exists in 32 bits.
     ///
     /// # Errors
-    /// [`Error::Argument`] if `config` is invalid, [`Error::Torch`] if there is no memory for the parameters.
+    /// [`Error::Argument`] if `config` is invalid, [`Error::Torch`] if there is not enough memory for the parameters.
     pub fn new(vs: &nn::Path<'_>, config: GptConfig) -> Result<Gpt> {
         config.validate()?;
         resolve_math_kernels()?;
@@ -67,15 +67,15 @@ impl Gpt {
         })
     }
 
-    /// Computes losses so many tokens at a time, if given, so that the logits of all of them, `vocab` numbers
-    /// each, never exist at once. See [`Gpt::training_loss`] for what changes; without it nothing does.
+    /// If given, computes losses for this many tokens at a time, so that the logits of all tokens (`vocab` numbers
+    /// each) never exist at once. See [`Gpt::training_loss`] for what changes; without a chunk size nothing does.
     #[must_use]
     pub fn with_loss_chunk(self, tokens: Option<NonZero<u32>>) -> Gpt {
         Gpt { loss_chunk: tokens, ..self }
     }
 
-    /// Has backward add to the gradients of matrices in place, if `in_place`, so that a second gradient of the size of a
-    /// matrix never exists beside the first. Without it nothing changes.
+    /// If `in_place`, makes backward add to the gradients of matrices in place, so that a second gradient as large as
+    /// the matrix never exists beside the first. Otherwise nothing changes.
     #[must_use]
     pub fn with_grads_in_place(mut self, in_place: bool) -> Gpt {
         self.grads_in_place = in_place;
@@ -87,8 +87,8 @@ impl Gpt {
         self
     }
 
-    /// Has backward compute parts of the model again, in a step of a cache, instead of having them kept. Blocks are segments of the
-    /// names `block.N` then, and their scopes lie within these.
+    /// In a step of a cache, makes backward recompute parts of the model instead of having them kept. Blocks are then
+    /// segments named `block.N`, and their scopes lie within these.
     #[must_use]
     pub fn with_recompute(mut self, recompute: Recompute) -> Gpt {
         self.recompute = recompute;
@@ -124,11 +124,11 @@ impl Gpt {
         self.logits(&hidden)
     }
 
-    /// Mean cross-entropy, in nats per token, of `targets` (`[batch, block]`) after `inputs`: a scalar of at
-    /// least 32 bits. Dropout is on if `train`.
+    /// Mean cross-entropy, in nats per token, of `targets` (`[batch, block]`) after `inputs`: a scalar of at least 32
+    /// bits. Dropout is on if `train`.
     ///
-    /// Chunks of [`Gpt::with_loss_chunk`] are used where no gradients are recorded; where they are, this is the
-    /// ordinary loss with all its logits, and [`Gpt::training_loss`] the one in chunks.
+    /// The chunks of [`Gpt::with_loss_chunk`] are used if no gradients are being recorded. If they are, this is the
+    /// ordinary loss with all its logits; [`Gpt::training_loss`] is the one that uses chunks.
     ///
     /// # Errors
     /// As [`Gpt::forward`].
@@ -143,9 +143,9 @@ impl Gpt {
     }
 
     /// The loss to train on: [`Gpt::loss`] with dropout, divided by `parts`, the number of micro-batches whose
-    /// gradients are summed up.
+    /// gradients are summed.
     ///
-    /// With [`Gpt::with_loss_chunk`], gradients of the head are computed along with its loss. Then:
+    /// With [`Gpt::with_loss_chunk`], the gradients of the head are computed together with its loss. Then:
     /// - gradients must be cleared before this call, not between it and `backward`;
     /// - the head's part is in its weight's gradient as soon as this returns;
     /// - `backward` must run on the result, as it is, exactly once: it carries the rest of the gradient into the
@@ -209,7 +209,7 @@ impl Gpt {
         Ok(self.norm.forward(hidden)?.f_linear(&self.head, None::<&Tensor>)?)
     }
 
-    /// What the head reads, `[tokens, hidden]`, and the targets, `[tokens]`.
+    /// The input of the head, `[tokens, hidden]`, and the targets, `[tokens]`.
     fn head_inputs(&self, hidden: &Tensor, targets: &Tensor) -> Result<(Tensor, Tensor)> {
         let x = self.norm.forward(hidden)?.f_view([-1, self.config.hidden])?;
         Ok((x, targets.f_reshape([-1])?))
@@ -257,7 +257,7 @@ impl Block {
         x.f_add(&dropout(y, self.dropout, train)?)
     }
 
-    /// The same block: it shares its parameters.
+    /// The same block, with shared parameters.
     fn shallow_clone(&self) -> Block {
         Block {
             name: self.name.clone(),
@@ -296,9 +296,9 @@ impl Attention {
         })
     }
 
-    /// Query, key and value stay views of one tensor, and the output needs no copy either: the fused kernel
-    /// takes strides, and writes `[batch, block, heads, width]` behind a transposed view. Backward of `unbind`
-    /// writes the three gradients side by side, where three `select`s would make and add up all of it three times.
+    /// Query, key and value stay views of one tensor, and the output needs no copy either: the fused kernel accepts
+    /// strides, and writes `[batch, block, heads, width]` behind a transposed view. Backward of `unbind` writes the
+    /// three gradients side by side, whereas three `select`s would each create the whole gradient and add it up.
     fn forward(&self, x: &Tensor, train: bool) -> Result<Tensor, TchError> {
         let (batch, block, hidden) = x.size3()?;
         let qkv = self.qkv.forward(x)?.f_view([batch, block, 3, self.heads, hidden / self.heads])?;
@@ -324,7 +324,7 @@ impl Attention {
 struct Mlp {
     up: Linear,
     down: Linear,
-    /// Whether backward computes what lies between the two again.
+    /// Whether backward recomputes what lies between the two layers.
     recomputed: bool,
 }
 

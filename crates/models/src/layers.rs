@@ -37,7 +37,7 @@ impl Linear {
         linear(x, &self.weight, self.bias.as_ref(), self.grads_in_place)
     }
 
-    /// The same layer: it shares its parameters.
+    /// The same layer, with shared parameters.
     pub(crate) fn shallow_clone(&self) -> Linear {
         Linear { weight: self.weight.shallow_clone(), bias: shallow(&self.bias), ..*self }
     }
@@ -62,7 +62,7 @@ pub(crate) struct LayerNorm {
     weight: Tensor,
     bias: Option<Tensor>,
     width: i64,
-    /// Whether backward computes the result again where it was saved.
+    /// Whether backward recomputes the result instead of having it saved.
     pub(crate) recomputed: bool,
 }
 
@@ -84,7 +84,7 @@ impl LayerNorm {
         x.f_layer_norm([self.width], Some(&self.weight), self.bias.as_ref(), 1e-5, true)
     }
 
-    /// The same layer: it shares its parameters.
+    /// The same layer, with shared parameters.
     pub(crate) fn shallow_clone(&self) -> LayerNorm {
         LayerNorm { weight: self.weight.shallow_clone(), bias: shallow(&self.bias), ..*self }
     }
@@ -94,8 +94,8 @@ fn shallow(bias: &Option<Tensor>) -> Option<Tensor> {
     bias.as_ref().map(Tensor::shallow_clone)
 }
 
-/// The matrix `weight` of `vs`, drawn from a normal distribution. Scaled in place: beside a model of many gigabytes
-/// there may be no room for its largest matrix twice.
+/// The matrix `weight` of `vs`, drawn from a normal distribution. It is scaled in place: next to a model of many
+/// gigabytes there may not be room for its largest matrix twice.
 pub(crate) fn normal(vs: &nn::Path<'_>, rows: i64, columns: i64, std: f64) -> Result<Tensor, TchError> {
     let weight = Tensor::f_randn([rows, columns], (vs.kind(), vs.device()))?.f_mul_scalar_(std)?;
     Ok(vs.add("weight", weight, true))
@@ -106,7 +106,7 @@ pub(crate) fn dropout(x: Tensor, rate: f64, train: bool) -> Result<Tensor, TchEr
     if train && rate > 0.0 { x.f_dropout(rate, true) } else { Ok(x) }
 }
 
-/// The kind to sum up many numbers of `kind` in.
+/// The kind to use for summing many numbers of `kind`.
 pub(crate) fn at_least_float(kind: Kind) -> Kind {
     if kind == Kind::Double { Kind::Double } else { Kind::Float }
 }

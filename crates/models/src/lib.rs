@@ -1,4 +1,4 @@
-//! A GPT, its optimisers, its data and its checkpoints: what it takes to train a language model from Rust.
+//! A GPT, its optimisers, its data and its checkpoints: everything needed to train a language model from Rust.
 //!
 //! ```no_run
 //! use ssdtrain_models::{

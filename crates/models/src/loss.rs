@@ -1,4 +1,4 @@
-//! Cross-entropy of a head's logits: of all tokens at once, or a chunk of them at a time.
+//! Cross-entropy of a head's logits: for all tokens at once, or one chunk of them at a time.
 
 use std::num::NonZero;
 
@@ -6,15 +6,15 @@ use tch::{Kind, Reduction, TchError, Tensor, no_grad};
 
 use crate::layers::at_least_float;
 
-/// Mean cross-entropy, in nats, of `targets` (`[tokens]`) under `logits` (`[tokens, vocab]`): a scalar of at
-/// least 32 bits. What backward keeps, `[tokens, vocab]` too, is of the logits' kind.
+/// Mean cross-entropy, in nats, of `targets` (`[tokens]`) under `logits` (`[tokens, vocab]`): a scalar of at least 32
+/// bits. What backward keeps is also `[tokens, vocab]`, and has the kind of the logits.
 pub(crate) fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor, TchError> {
     let log_probabilities = logits.f_log_softmax(1, logits.kind())?;
     let losses = log_probabilities.f_nll_loss(targets, None::<&Tensor>, Reduction::None, -100)?;
     losses.f_mean(at_least_float(logits.kind()))
 }
 
-/// A head whose logits are never there for more than a chunk of tokens.
+/// A head whose logits never exist for more than one chunk of tokens.
 pub(crate) struct ChunkedHead<'a> {
     /// `[vocab, hidden]`.
     pub(crate) weight: &'a Tensor,
@@ -24,11 +24,11 @@ pub(crate) struct ChunkedHead<'a> {
 
 /// What a backward pass through the head would compute, in the kind of the model.
 struct Gradients {
-    /// The weight's own, `[vocab, hidden]`, or None if it is frozen.
+    /// The weight's gradient, `[vocab, hidden]`, or `None` if the weight is frozen.
     weight: Option<Tensor>,
     /// `[tokens, hidden]`.
     hidden: Tensor,
-    /// What the gradient of the sum over all tokens is multiplied by.
+    /// The factor that the gradient of the sum over all tokens is multiplied by.
     factor: f64,
 }
 
@@ -38,8 +38,8 @@ impl ChunkedHead<'_> {
         no_grad(|| self.mean_loss(hidden, targets, None))
     }
 
-    /// One `parts`-th of that, whose gradient has already been added to the weight's. `backward` on the result
-    /// carries the gradient on into `hidden`, and must run once.
+    /// That value divided by `parts`; its gradient has already been added to the weight's. `backward` on the result
+    /// passes the gradient on into `hidden`, and must run once.
     pub(crate) fn training_loss(
         &self,
         hidden: &Tensor,
@@ -54,7 +54,8 @@ impl ChunkedHead<'_> {
             let loss = self.mean_loss(hidden, targets, Some(&gradients))?.f_div_scalar(parts)?;
             Ok::<_, TchError>((loss, gradients.hidden))
         })?;
-        // The gradient of a dot product by one side is the other side; its value is taken off again.
+        // The gradient of a dot product with respect to one side is the other side; the product's value is subtracted
+        // again.
         let carrier = hidden.f_flatten(0, 1)?.f_dot(&gradient.f_flatten(0, 1)?)?;
         loss.f_add(&carrier.f_sub(&carrier.f_detach()?)?)
     }
@@ -73,7 +74,7 @@ impl ChunkedHead<'_> {
             let mut log_probabilities = self.log_probabilities(&hidden)?;
             let of_targets = log_probabilities.f_gather(1, &targets, false)?;
             if let Some(gradients) = gradients {
-                // Probabilities minus one at the target: there from the wide logarithm, since the difference to 1
+                // Probabilities minus one at the target: computed from the wide logarithm, since the difference to 1
                 // would be lost in 16 bits.
                 let mut by_logits = log_probabilities.f_exp_()?.f_to_kind(hidden.kind())?;
                 let at_targets = of_targets.f_expm1()?.f_to_kind(hidden.kind())?;
@@ -85,10 +86,10 @@ impl ChunkedHead<'_> {
         Tensor::f_cat(&found, 0)?.f_mean(None)?.f_neg()
     }
 
-    /// Of each token of the vocabulary at each row of `hidden`, in at least 32 bits.
+    /// The log-probability of each token of the vocabulary at each row of `hidden`, in at least 32 bits.
     fn log_probabilities(&self, hidden: &Tensor) -> Result<Tensor, TchError> {
         let wide = at_least_float(hidden.kind());
-        // A GPU's product is written in 32 bits at once, without a pass that casts it.
+        // On a GPU the product is written in 32 bits directly, without a separate pass that casts it.
         let logits = match hidden.kind() {
             Kind::Half | Kind::BFloat16 if hidden.device().is_cuda() => {
                 hidden.f_mm_dtype(&self.weight.f_tr()?, wide)?
@@ -100,8 +101,8 @@ impl ChunkedHead<'_> {
 }
 
 impl Gradients {
-    /// Adds a chunk's part to the weight's gradient and writes that of its hidden states to `by_hidden`. The
-    /// factor is applied to what is as narrow as `hidden`, not to the logits' gradient, which is many times wider.
+    /// Adds a chunk's part to the weight's gradient, and writes the gradient of its hidden states to `by_hidden`. The
+    /// factor is applied to tensors as narrow as `hidden`, not to the logits' gradient, which is many times wider.
     fn add(
         &self,
         by_logits: &Tensor,
@@ -121,7 +122,7 @@ impl Gradients {
 /// The gradient of a parameter, to be added to in place; zeros if there was none.
 fn gradient_in_place(parameter: &Tensor) -> Result<Tensor, TchError> {
     if !parameter.grad().defined() {
-        // tch cannot set a gradient. That of the sum of no rows is zeros.
+        // tch cannot set a gradient. The gradient of the sum of no rows is zeros.
         parameter.f_narrow(0, 0, 0)?.f_sum(None)?.f_backward()?;
     }
     Ok(parameter.grad())

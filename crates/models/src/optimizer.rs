@@ -1,4 +1,4 @@
-//! What optimisers have in common.
+//! What the optimisers have in common.
 
 use tch::nn::VarStore;
 use tch::{Tensor, no_grad};
@@ -6,12 +6,12 @@ use tch::{Tensor, no_grad};
 use crate::error::{Error, Result};
 use crate::layers::at_least_float;
 
-/// Moves parameters down their gradients.
+/// Moves parameters along their negative gradients.
 pub trait Optimizer {
-    /// The parameters that it moves, always in the same order.
+    /// The parameters that it updates, always in the same order.
     fn parameters(&self) -> Vec<Tensor>;
 
-    /// Takes one step down the gradients; parameters without one stay as they are.
+    /// Takes one step down the gradients; parameters without a gradient stay as they are.
     ///
     /// # Errors
     /// [`Error::Torch`] if memory runs out.
@@ -24,8 +24,9 @@ pub trait Optimizer {
         }
     }
 
-    /// Scales all gradients in place so that their global Euclidean norm is at most `max_norm`, and returns
-    /// the norm that they had. An infinite or undefined norm is returned too, with the gradients left alone.
+    /// Scales all gradients in place so that their global Euclidean norm is at most `max_norm`, and returns the norm
+    /// that they had before. An infinite or undefined norm is returned too, and the gradients are then left
+    /// unchanged.
     ///
     /// # Errors
     /// [`Error::Argument`] if `max_norm` is not above 0.
@@ -61,7 +62,8 @@ impl<O: Optimizer + ?Sized> Optimizer for Box<O> {
     }
 }
 
-/// The trainable parameters of `vs` in the order of names, so that a gradient norm is summed alike in every run.
+/// The trainable parameters of `vs` in the order of their names, so that a gradient norm is summed in the same order
+/// in every run.
 pub(crate) fn trainable(vs: &VarStore) -> Vec<(String, Tensor)> {
     let mut variables: Vec<_> = vs.variables().into_iter().collect();
     variables.retain(|(_, variable)| variable.requires_grad());
@@ -69,7 +71,7 @@ pub(crate) fn trainable(vs: &VarStore) -> Vec<(String, Tensor)> {
     variables
 }
 
-/// In at least 32 bits: a norm is soon beyond what 16 can hold.
+/// In at least 32 bits: a norm soon exceeds what 16 bits can hold.
 fn norm(gradient: &Tensor) -> Result<Tensor> {
     Ok(gradient.f_norm_scalaropt_dtype(2, at_least_float(gradient.kind()))?)
 }

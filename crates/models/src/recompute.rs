@@ -1,26 +1,26 @@
-//! What backward computes again instead of having it kept.
+//! What backward recomputes instead of having it kept.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::error::Error;
 
-/// What backward computes again, in a step of a cache ([`ssdtrain::TensorCache`]); without one nothing is. Gradients have the
-/// same bits whatever it is.
+/// What backward recomputes in a step of a cache ([`ssdtrain::TensorCache`]); without a cache nothing is recomputed.
+/// Gradients have the same bits in every case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Recompute {
     /// Nothing.
     #[default]
     None,
-    /// Each block from its input, as an [`ssdtrain::segment`]: the least is kept, at the cost of a second forward.
+    /// Each block from its input, as an [`ssdtrain::segment`]: this keeps the least, at the cost of a second forward.
     Layer,
-    /// The results of GELU and of layer norms, by [`ssdtrain::remat`]: six sixteenths of what a block keeps, at next to no
-    /// cost.
+    /// The results of GELU and of layer norms, with [`ssdtrain::remat`]: six sixteenths of what a block keeps, at
+    /// almost no cost.
     Cheap,
 }
 
 impl Recompute {
-    /// The names that [`Recompute::from_str`] knows.
+    /// The names that [`Recompute::from_str`] accepts.
     pub const NAMES: &[&str] = &["none", "layer", "cheap"];
 }
 

@@ -10,9 +10,9 @@ use crate::tokens::stream;
 /// How the next token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// Divides the logits: below 1 the likely becomes likelier, and at 0 the likeliest is always taken.
+    /// Divides the logits: below 1, likely tokens become likelier; at 0, the likeliest is always chosen.
     pub temperature: f64,
-    /// Chooses among this many of the likeliest tokens only.
+    /// Restricts the choice to this many of the likeliest tokens.
     pub top_k: Option<usize>,
     /// The same seed gives the same tokens.
     pub seed: u64,
@@ -25,7 +25,8 @@ impl Default for Sampling {
     }
 }
 
-/// The `count` tokens that the model goes on with after `prompt`, of which it sees as many as fit its context.
+/// The `count` tokens with which the model continues `prompt`; it sees as many of the prompt's tokens as fit its
+/// context.
 ///
 /// # Errors
 /// [`Error::Argument`] if `prompt` is empty or `sampling` out of range, [`Error::Torch`] if a token of the
@@ -61,14 +62,14 @@ impl Sampling {
         Ok(())
     }
 
-    /// The id to go on with, by the logits `[vocab]` of all.
+    /// The id to continue with, given the logits `[vocab]` of all ids.
     fn choose(&self, logits: &Tensor, random: &mut impl Rng) -> Result<i64> {
         if self.temperature == 0.0 {
             return Ok(logits.f_argmax(None, false)?.f_int64_value(&[])?);
         }
         let vocab = logits.numel();
         let kept = self.top_k.map_or(vocab, |k| k.min(vocab));
-        // Sorted, so that what is drawn does not hang on the order in which ties are found.
+        // Sorted, so that the draw does not depend on the order in which ties are found.
         let (logits, ids) = logits.f_topk(kept as i64, 0, true, true)?;
         let probabilities =
             logits.f_to_kind(Kind::Double)?.f_div_scalar(self.temperature)?.f_softmax(0, None)?;

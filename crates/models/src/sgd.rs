@@ -7,8 +7,8 @@ use crate::error::Result;
 use crate::optimizer::{Optimizer, trainable};
 use crate::shim::axpy;
 
-/// Takes the learning rate's share of each gradient off its parameter. It has no state, so a model that leaves no
-/// room for [`AdamW`](crate::AdamW)'s moments can be trained for a measurement; to learn well, take AdamW.
+/// Subtracts each gradient, times the learning rate, from its parameter. It has no state, so a model that leaves no
+/// room for [`AdamW`](crate::AdamW)'s moments can be trained for a measurement; to learn well, use AdamW.
 #[derive(Debug)]
 pub struct Sgd {
     parameters: Vec<Tensor>,
@@ -34,7 +34,7 @@ impl Optimizer for Sgd {
 fn descend(parameter: &mut Tensor, learning_rate: f64) -> Result<()> {
     let gradient = parameter.grad();
     if gradient.defined() {
-        // tch's addition takes no factor, and libtorch's own SGD hides from autograd that the parameter changed.
+        // tch's addition takes no factor, and libtorch's own SGD hides the change of the parameter from autograd.
         axpy(-learning_rate, &gradient, parameter)?;
     }
     Ok(())

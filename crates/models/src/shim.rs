@@ -1,4 +1,4 @@
-//! What tch does not offer: a sum with a factor, and a linear layer that makes no second gradient of its weight.
+//! What tch does not offer: a sum with a factor, and a linear layer that creates no second gradient of its weight.
 
 use std::ffi::{CStr, c_char};
 use std::ptr;
@@ -6,7 +6,7 @@ use std::ptr;
 use tch::{TchError, Tensor};
 use torch_sys::C_tensor;
 
-// As `csrc/shim.h` declares them.
+// As declared in `csrc/shim.h`.
 unsafe extern "C" {
     fn ssdtrain_axpy(alpha: f64, x: *const C_tensor, y: *const C_tensor) -> *const c_char;
     fn ssdtrain_linear(
@@ -17,13 +17,14 @@ unsafe extern "C" {
     ) -> *const c_char;
 }
 
-/// `input · weightᵀ + bias`, as libtorch's own `linear` computes it (`input` is `[.., inputs]`, `weight` `[outputs, inputs]`, `bias`
-/// `[outputs]`), under autocast too. Backward adds the weight's gradient to `weight.grad()` in place, where autograd would first make one
-/// as large as the weight. Several backwards may run at once. A gradient that is asked for by itself (`run_backward`), recorded
-/// (`create_graph`) or hooked goes autograd's own way. `weight` must be a leaf.
+/// `input · weightᵀ + bias`, as computed by libtorch's own `linear` (`input` is `[.., inputs]`, `weight` `[outputs,
+/// inputs]`, `bias` `[outputs]`), under autocast too. Backward adds the weight's gradient to `weight.grad()` in
+/// place, whereas autograd would first create one as large as the weight. Several backward passes may run at once. A
+/// gradient that is requested by itself (`run_backward`), recorded (`create_graph`) or hooked is computed by autograd
+/// as usual. `weight` must be a leaf.
 ///
 /// # Errors
-/// A weight that is no leaf, and what libtorch says of shapes, kinds or devices that do not go together.
+/// If the weight is not a leaf, and whatever libtorch reports about shapes, kinds or devices that do not match.
 pub fn linear_in_place(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor, TchError> {
     if !weight.is_leaf() {
         let said = "linear_in_place: the weight is not a leaf, so it has no gradient to add to";
@@ -35,12 +36,12 @@ pub fn linear_in_place(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -
     let message = unsafe { ssdtrain_linear(input.as_ptr(), weight.as_ptr(), bias, &raw mut raw) };
     // SAFETY: that call's message, and the next thing done with it.
     unsafe { check(message) }?;
-    // SAFETY: the shim made a tensor and gave it to us.
+    // SAFETY: the shim created the tensor and gave it to us.
     Ok(unsafe { Tensor::from_ptr(raw) })
 }
 
-/// `y += alpha · x`, in place and without a temporary, of tensors of one shape; autograd does not record it. What has saved `y` for
-/// backward learns that it changed.
+/// `y += alpha · x`, in place and without a temporary, for tensors of the same shape; autograd does not record it.
+/// Whatever has saved `y` for backward notices that it has changed.
 pub(crate) fn axpy(alpha: f64, x: &Tensor, y: &mut Tensor) -> Result<(), TchError> {
     // SAFETY: both tensors are borrowed for the call, and both handles are of tch.
     let message = unsafe { ssdtrain_axpy(alpha, x.as_ptr(), y.as_ptr()) };

@@ -17,10 +17,10 @@ const GPT2_VOCAB: usize = 50_257;
 /// The encoder's regular expressions run out of stack on longer runs of white space.
 const LONGEST_SPACE: usize = 500_000;
 
-/// Less than this many bytes are not worth a thread.
+/// Fewer bytes than this are not worth a thread.
 const SMALLEST_PIECE: usize = 256 << 10;
 
-/// How text becomes tokens. It is printed as, and parsed from, one string that holds all of it.
+/// How text becomes tokens. It is printed as, and parsed from, a single string that contains all of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Tokenizer {
@@ -32,12 +32,12 @@ pub enum Tokenizer {
     Gpt2,
 }
 
-/// A sorted set of characters; a character's token is its place.
+/// A sorted set of characters; a character's token is its index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CharSet(Vec<char>);
 
 impl Tokenizer {
-    /// The names that [`Tokenizer::by_name`] knows.
+    /// The names that [`Tokenizer::by_name`] accepts.
     pub const NAMES: &[&str] = &["bytes", "chars", "gpt2"];
 
     /// A tokenizer by name; "chars" takes the characters of `text`.
@@ -79,7 +79,7 @@ impl Tokenizer {
         }
     }
 
-    /// The text of `tokens`; what is not valid UTF-8 becomes U+FFFD.
+    /// The text of `tokens`; anything that is not valid UTF-8 becomes U+FFFD.
     ///
     /// # Errors
     /// [`Error::Argument`] if a token is not in the vocabulary.
@@ -138,7 +138,7 @@ impl CharSet {
     }
 
     fn token(&self, character: char) -> Result<u16> {
-        // `of` keeps places within 16 bits.
+        // `of` keeps indices within 16 bits.
         self.0
             .binary_search(&character)
             .map(|place| place as u16)
@@ -146,7 +146,7 @@ impl CharSet {
     }
 }
 
-/// The tokens of the whole text, which threads share out since this is slow.
+/// The tokens of the whole text. Threads share the work, since it is slow.
 fn encode_bpe(bpe: &CoreBPE, text: &str) -> Result<Vec<u16>> {
     let is_visible = |character: char| !character.is_whitespace();
     if let Some(space) = text.split(is_visible).find(|space| space.len() > LONGEST_SPACE) {
@@ -167,8 +167,8 @@ fn encode_bpe(bpe: &CoreBPE, text: &str) -> Result<Vec<u16>> {
     })
 }
 
-/// Splits `text` behind line breaks into pieces of at least `size` bytes, but for the last. A break is taken
-/// only between two visible characters: there the encodings of the pieces make up the encoding of the whole.
+/// Splits `text` after line breaks into pieces of at least `size` bytes, except for the last. It splits only at
+/// breaks between two visible characters: there the encodings of the pieces together are the encoding of the whole.
 fn split_at_lines(text: &str, size: usize) -> Vec<&str> {
     let bytes = text.as_bytes();
     let is_visible = |at: usize| bytes[at].is_ascii_graphic();

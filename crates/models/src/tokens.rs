@@ -17,7 +17,7 @@ use crate::tokenizer::Tokenizer;
 /// In tokens: 2 GiB of ids.
 const LARGEST_BATCH: usize = 1 << 28;
 
-/// A sequence of tokens, in memory or in a file. A clone or a part shares them.
+/// A sequence of tokens, in memory or in a file. Clones and parts share them.
 #[derive(Clone, Debug)]
 pub struct TokenSet {
     source: Source,
@@ -33,12 +33,12 @@ enum Source {
     File(Arc<File>, Arc<Path>),
 }
 
-/// Inputs and the tokens that follow each of them, both `[rows, block]` of 64-bit ids.
+/// Inputs and the tokens that follow each of them, both `[rows, block]` with 64-bit ids.
 #[derive(Debug)]
 pub struct Batch {
-    /// What the model reads.
+    /// The tokens that the model reads.
     pub inputs: Tensor,
-    /// What it should predict: the inputs, one token on.
+    /// The tokens that it should predict: the inputs, shifted by one token.
     pub targets: Tensor,
 }
 
@@ -59,8 +59,8 @@ impl TokenSet {
         })
     }
 
-    /// A token file as nanoGPT writes them: 16-bit little-endian ids and nothing else. It is read as batches
-    /// are drawn, and may be larger than memory; an id that is not below `vocab` is an error then.
+    /// A token file as written by nanoGPT: 16-bit little-endian ids and nothing else. It is read as batches are
+    /// drawn, and may be larger than memory; an id that is not below `vocab` is reported then.
     ///
     /// # Errors
     /// [`Error::Io`] if it cannot be opened, [`Error::Data`] if its size is odd.
@@ -93,12 +93,12 @@ impl TokenSet {
         self.range.is_empty()
     }
 
-    /// Number of different tokens that there may be.
+    /// Number of different tokens that may occur.
     pub fn vocab(&self) -> usize {
         self.vocab
     }
 
-    /// The tokens to train on and, at the end, the share of `held_out` to evaluate on.
+    /// The tokens to train on and, from the end, the fraction `held_out` to evaluate on.
     ///
     /// # Errors
     /// [`Error::Argument`] unless `held_out` is in `0.0..1.0`.
@@ -113,8 +113,8 @@ impl TokenSet {
         Ok((part(self.range.start..border), part(border..self.range.end)))
     }
 
-    /// Batches of `rows` blocks of `block` tokens from random places. They depend on `seed` and on their
-    /// number alone, not on libtorch's generator.
+    /// Batches of `rows` blocks of `block` tokens from random positions. They depend only on `seed` and on the
+    /// batch's number, not on libtorch's generator.
     ///
     /// # Errors
     /// [`Error::Argument`] if a batch is empty or absurdly large, [`Error::Data`] if there are not
@@ -175,7 +175,7 @@ impl Batch {
         self.targets.numel()
     }
 
-    /// The batch in `parts` micro-batches of equally many rows, which share its memory.
+    /// Splits the batch into `parts` micro-batches with equally many rows, which share its memory.
     ///
     /// # Errors
     /// [`Error::Argument`] if `parts` does not divide the number of rows.
@@ -196,7 +196,7 @@ impl Batch {
     }
 }
 
-/// Batches from random places; see [`TokenSet::random_batches`].
+/// Batches from random positions; see [`TokenSet::random_batches`].
 #[derive(Debug)]
 pub struct RandomBatches {
     reader: BlockReader,
@@ -223,31 +223,31 @@ impl RandomBatches {
         self.position
     }
 
-    /// Goes on as if `position` batches had been drawn.
+    /// Continues as if `position` batches had been drawn.
     pub fn seek(&mut self, position: u64) {
         self.position = position;
     }
 }
 
-/// All blocks in order, or some from everywhere; see [`TokenSet::sequential_batches`].
+/// All blocks in order, or some from all over the set; see [`TokenSet::sequential_batches`].
 #[derive(Clone, Debug)]
 pub struct SequentialBatches {
     reader: BlockReader,
-    /// Blocks of the set, and how many of them are given.
+    /// The number of blocks in the set, and how many of them are used.
     blocks: usize,
     given: usize,
     next: usize,
 }
 
 impl SequentialBatches {
-    /// At most `batches` of them from the first on, their blocks spread evenly over the whole set: what is measured on them is
-    /// measured on all parts of it.
+    /// At most `batches` batches, with their blocks spread evenly over the whole set, starting with the first: what
+    /// is measured on them is measured on all parts of the set.
     pub fn spread(self, batches: usize) -> SequentialBatches {
         let given = self.blocks.min(batches.saturating_mul(self.reader.rows));
         SequentialBatches { given, next: 0, ..self }
     }
 
-    /// Where the block given as number `index` begins.
+    /// Where block number `index` of those used begins.
     fn start(&self, index: usize) -> usize {
         let block = index as u128 * self.blocks as u128 / self.given as u128;
         block as usize * self.reader.block
@@ -313,7 +313,7 @@ impl BlockReader {
     }
 }
 
-/// The generator numbered `number` of `seed`.
+/// Random number stream `number` of `seed`.
 pub(crate) fn stream(seed: u64, number: u64) -> ChaCha8Rng {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     random.set_stream(number);

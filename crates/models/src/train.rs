@@ -1,4 +1,4 @@
-//! The pieces of a training loop that have no state of their own.
+//! The parts of a training loop that have no state of their own.
 
 use std::num::NonZero;
 
@@ -9,14 +9,14 @@ use crate::error::{Error, Result};
 use crate::gpt::Gpt;
 use crate::tokens::{Batch, stream};
 
-/// Seeds libtorch's generator for one step, so that its dropout masks depend on `seed` and `step` alone and a
-/// resumed run draws those of an uninterrupted one.
+/// Seeds libtorch's generator for one step, so that its dropout masks depend only on `seed` and `step`, and a resumed
+/// run draws the same masks as an uninterrupted one.
 pub fn seed_step(seed: u64, step: u64) {
     tch::manual_seed(stream(seed, step).next_u64() as i64);
 }
 
-/// Adds the gradients of the mean loss over equally large micro-batches to the parameters', and returns that
-/// loss, in nats per token. `backward` is given each micro-batch's share of the loss in turn, and has to run
+/// Adds the gradients of the mean loss over equally large micro-batches to the parameters' gradients, and returns
+/// that loss, in nats per token. `backward` is called with each micro-batch's share of the loss in turn, and must run
 /// backward on it once.
 ///
 /// ```no_run

@@ -1,4 +1,4 @@
-//! Checkpoints: what is saved comes back, and what does not fit is refused.
+//! Checkpoints: what is saved is restored, and what does not match is refused.
 
 mod support;
 

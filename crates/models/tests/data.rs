@@ -8,7 +8,7 @@ use tch::{Device, Tensor};
 
 type TestResult = std::result::Result<(), Box<dyn std::error::Error>>;
 
-/// `count` tokens that count up, as a `.bin` file.
+/// A `.bin` file of `count` tokens that count up.
 fn counting_bin(path: &Path, count: u16) -> Result<TokenSet> {
     let bytes: Vec<u8> = (0..count).flat_map(u16::to_le_bytes).collect();
     fs::write(path, bytes).map_err(|cause| Error::Io { action: "write", path: path.to_owned(), cause })?;
@@ -214,7 +214,7 @@ fn spread_batches_reach_over_the_whole_set() -> TestResult {
     };
     assert_eq!(starts(1)?, [0, 250, 500, 750]);
     assert_eq!(starts(2)?, [0, 120, 250, 370, 500, 620, 750, 870]);
-    // All there are, each once.
+    // All blocks, each of them once.
     for batches in [25, usize::MAX] {
         assert_eq!(starts(batches)?, (0..100).map(|block| 10 * block).collect::<Vec<_>>());
     }

@@ -8,7 +8,7 @@ use ssdtrain_models::linear_in_place;
 use tch::{Device, Kind, Tensor};
 
 unsafe extern "C" {
-    /// `at::autocast::set_autocast_enabled(c10::DeviceType, bool)`; what tch offers concerns GPUs only.
+    /// `at::autocast::set_autocast_enabled(c10::DeviceType, bool)`; tch's function covers GPUs only.
     #[link_name = "_ZN2at8autocast20set_autocast_enabledEN3c1010DeviceTypeEb"]
     safe fn set_autocast_enabled(device: i8, on: bool);
 }
@@ -18,7 +18,7 @@ fn autocast<T>(f: impl FnOnce() -> T) -> T {
     set_autocast_enabled(0, true);
     let result = f();
     set_autocast_enabled(0, false);
-    // SAFETY: what was cast in the region is forgotten, as at the end of any.
+    // SAFETY: what was cast in the region is dropped from the cache, as at the end of any region.
     unsafe { torch_sys::at_autocast_clear_cache() };
     result
 }
@@ -33,7 +33,7 @@ fn libtorchs(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
 
 type Layer = fn(&Tensor, &Tensor, Option<&Tensor>) -> Tensor;
 
-/// Input, weight and bias of single precision, the same ones each time.
+/// Input, weight and bias in single precision, the same ones each time.
 fn leaves() -> [Tensor; 3] {
     resolve_math_kernels().unwrap();
     tch::manual_seed(7);
@@ -53,7 +53,7 @@ fn leaf(shape: &[i64]) -> Tensor {
     Tensor::randn(shape, (Kind::Double, Device::Cpu)).set_requires_grad(true)
 }
 
-/// The gradients after two backwards through a layer of the same numbers.
+/// The gradients after two backward passes through a layer with the same numbers.
 fn gradients(layer: impl Fn(&Tensor, &Tensor, Option<&Tensor>) -> Tensor, with_bias: bool) -> Vec<Tensor> {
     tch::manual_seed(5);
     let (x, weight, bias) = (leaf(&[3, 4, 6]), leaf(&[5, 6]), leaf(&[5]));
@@ -136,7 +136,7 @@ fn two_backwards_at_once_lose_nothing() {
     }
 }
 
-/// One on this layer and one on libtorch's: a weight that is tied to another layer's.
+/// One backward through this layer and one through libtorch's: a weight that is tied to another layer's.
 #[test]
 fn a_backward_of_another_layer_on_the_same_weight_loses_nothing() {
     for round in 0..100 {
@@ -180,7 +180,7 @@ fn under_autocast_it_computes_as_libtorchs_own() {
     }
 }
 
-/// libtorch remembers a weight's cast copy for the region; one without a history would be a weight without a gradient.
+/// libtorch caches a weight's cast copy for the region; a copy without a history would lose the weight's gradient.
 #[test]
 fn under_autocast_other_uses_of_the_weight_keep_their_gradients() {
     let gradient = |layer: Layer| {

@@ -1,4 +1,4 @@
-//! The loss in chunks beside the loss of all tokens at once, and models of 16 bits.
+//! The loss in chunks compared with the loss of all tokens at once, and 16-bit models.
 
 use std::num::NonZero;
 
@@ -41,7 +41,7 @@ fn gradients(vs: &VarStore) -> Vec<(String, Tensor)> {
     all
 }
 
-/// Loss and gradients of a step after another one, so that gradients are there to be added to.
+/// The loss and gradients of a step that follows another one, so that there are gradients to add to.
 fn step(vs: &VarStore, model: &Gpt, batch: &Batch, parts: usize) -> Result<(f64, Vec<(String, Tensor)>)> {
     let backward = |loss: &Tensor| loss.f_backward().map_err(Error::from);
     accumulate(model, &batch.split(parts)?, backward)?;

@@ -1,4 +1,4 @@
-//! What a plan expects of a GPT's step is what the step does.
+//! A GPT's step does what its plan predicts.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 use std::num::NonZero;
@@ -49,7 +49,7 @@ fn train(builder: TensorCacheBuilder, recompute: Recompute, steps: usize) -> Res
 #[test]
 fn a_step_has_the_peak_that_was_planned() -> Result<()> {
     let kept = train(TensorCache::builder().policy(Policy::Keep), Recompute::None, 2)?[1].act_peak_bytes;
-    // Where copies take longer than all of the step, what is cheap is computed again instead.
+    // Where copies take longer than the whole step, cheap activations are recomputed instead.
     let cases =
         [(Duration::from_micros(20), &[0.4, 0.5, 0.7][..], false), (Duration::from_millis(50), &[0.4], true)];
     for (copy_takes, shares, recomputes) in cases {

@@ -1,4 +1,4 @@
-//! A model whose parts backward computes again has the gradients of one whose parts are kept.
+//! A model whose parts are recomputed in backward has the same gradients as one whose parts are kept.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 use std::num::NonZero;
@@ -91,7 +91,7 @@ fn cheap_recipes_are_for_gelu_and_layer_norms() -> Result<()> {
     let GptConfig { layers, hidden, .. } = config();
     let [rows, block] = SHAPE;
     let stream = rows * block * hidden * 4;
-    // Four widths of GELU and two norms per block, and the norm of the head.
+    // Four widths of GELU and two norms per block, plus the norm of the head.
     assert_eq!(report.recomputed.bytes as i64, (6 * layers + 1) * stream, "{report}");
     Ok(())
 }

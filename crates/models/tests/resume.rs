@@ -1,4 +1,4 @@
-//! Resuming a run. Alone in its file, for dropout draws from the one generator that a process has.
+//! Resuming a run. It is alone in its file, because dropout draws from the process's only generator.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! Time to plan a step of 10,000 storages.
+//! Measures the time to plan a step of 10,000 storages.
 
 use std::time::Duration;
 

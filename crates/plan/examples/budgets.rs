@@ -1,4 +1,4 @@
-//! A step of 24 layers under smaller and smaller budgets: what leaves the device, and what that costs.
+//! A step of 24 layers under ever smaller budgets: what leaves the device, and what that costs.
 
 use std::time::Duration;
 

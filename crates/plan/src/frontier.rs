@@ -1,4 +1,4 @@
-//! Every placement worth considering, and which of them to take.
+//! All placements worth considering, and the choice among them.
 
 use std::cmp::Ordering;
 use std::error::Error;
@@ -11,50 +11,51 @@ use serde::Serialize;
 use super::simulate::{Bounds, run_within};
 use super::{Budgets, Machine, Placement, Prediction, Release, Workload};
 
-/// Targets for the peak, from the lowest that could be to that of keeping everything.
+/// The number of targets for the peak, spread from the lowest possible peak to that of keeping everything.
 const TARGETS: u64 = 16;
-/// Shares of the bytes that could be computed again that are.
+/// Which shares of the recomputable bytes are tried for recomputation.
 const RECOMPUTED: [f64; 3] = [0.0, 0.5, 1.0];
-/// Where a time is given, the last target within it is told from the first that is not this finely: in halves of halves.
+/// With a time limit, the boundary between the last target within the limit and the first one beyond it is located by
+/// this many bisections.
 const HALVINGS: u32 = 5;
 
-/// What a plan may take beside the machine's host pool. By default all there is.
+/// What a plan may use besides the machine's host pool. By default there are no limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Caps {
-    /// Bytes on the disk at a time.
+    /// The most bytes on the disk at a time.
     pub disk: u64,
-    /// Bytes written to the disk in a step: what is left of a day's share of its endurance.
+    /// The most bytes written to the disk in a step: what is left of a day's share of its endurance.
     pub written: u64,
 }
 
-/// What a plan is to reach. With both limits, the lowest peak of those within the time.
+/// What a plan has to achieve. With both limits, it is the lowest peak among the plans within the time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Goal {
-    /// Most bytes of the activation peak.
+    /// The most bytes that the activation peak may have.
     pub peak: Option<u64>,
-    /// Longest step, as a multiple of that with everything kept.
+    /// The longest step, as a multiple of the step with everything kept.
     pub step: Option<f64>,
 }
 
-/// Where everything goes, with which settings, and what that is expected to cost.
+/// A placement for every activation, the settings that go with them, and the expected cost.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Plan {
     /// One for each activation.
     pub placements: Vec<Placement>,
-    /// The cache's settings that go with them.
+    /// The cache settings that go with the placements.
     pub budgets: Budgets,
-    /// What the step will do.
+    /// What the step is expected to do.
     pub prediction: Prediction,
 }
 
 /// No placement reaches the goal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct OutOfReach {
-    /// The lowest peak there is, in bytes.
+    /// The lowest peak that any placement reaches, in bytes.
     pub peak: u64,
-    /// The step that goes with it.
+    /// The step time of that placement.
     pub step: Duration,
-    /// The step with everything kept.
+    /// The step time with everything kept.
     pub kept: Duration,
 }
 
@@ -64,27 +65,28 @@ pub struct Frontier<'a> {
     work: &'a Workload,
     machine: &'a Machine,
     caps: Caps,
-    /// Entries with a recipe, those first whose bytes cost least to compute again.
+    /// Activations with a recipe, in increasing order of recomputation cost per byte.
     recipes: Vec<usize>,
     levels: Vec<Level>,
-    /// By rising target.
+    /// In order of increasing target.
     points: Vec<Point>,
 }
 
-/// A share of the recipes that is used.
+/// A choice of how many of the recipes are used.
 #[derive(Clone, Debug)]
 struct Level {
-    /// What is computed again; all else is kept.
+    /// The recomputed activations; all others are kept.
     placements: Vec<Placement>,
-    /// Most bytes needed at once beside what is there: in forward, where something is saved, and in backward.
+    /// The most bytes needed at once besides the saved storages: in forward, while something is being saved, and in
+    /// backward.
     needs: [u64; 2],
 }
 
-/// A placement, by how it is made.
+/// A placement, described by the parameters that it is constructed from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Point {
     level: usize,
-    /// For the peak.
+    /// The target for the peak.
     target: u64,
 }
 
@@ -95,26 +97,27 @@ impl Default for Caps {
 }
 
 impl Goal {
-    /// The quickest step whose activation peak is at most so many bytes.
+    /// The fastest step whose activation peak is at most this many bytes.
     pub fn budget(bytes: u64) -> Goal {
         Goal { peak: Some(bytes), step: None }
     }
 
-    /// The lowest peak whose step is longer than that with everything kept by at most this share of it: 0.01 is one percent.
+    /// The lowest peak whose step is longer than the one with everything kept by at most this fraction: 0.01 is one
+    /// percent.
     pub fn overhead(share: f64) -> Goal {
         Goal { peak: None, step: Some(1.0 + share) }
     }
 }
 
 impl Goal {
-    /// What it allows where a step with everything kept takes so long.
+    /// The bounds that the goal sets if a step with everything kept takes this long.
     fn bounds(&self, kept: Duration) -> Bounds {
         let step = self.step.map_or(f64::INFINITY, |times| times * kept.as_secs_f64());
         let peak = self.peak.unwrap_or(u64::MAX);
         Bounds { peak, promised: peak, step, ..Bounds::NONE }
     }
 
-    /// Which of two that it allows is better: less.
+    /// Which of two allowed predictions is better; the better one is `Less`.
     fn order(&self, left: &Prediction, right: &Prediction) -> Ordering {
         let quicker = left.step.cmp(&right.step);
         let lower = left.peak().cmp(&right.peak());
@@ -128,7 +131,7 @@ impl Goal {
 }
 
 impl<'a> Frontier<'a> {
-    /// What is worth considering. It is simulated when a plan is asked for.
+    /// Collects the placements worth considering. They are simulated only when a plan is asked for.
     pub fn new(work: &'a Workload, machine: &'a Machine, caps: Caps) -> Frontier<'a> {
         let price = |index: &usize| {
             let activation = work.activations[*index];
@@ -152,12 +155,13 @@ impl<'a> Frontier<'a> {
         frontier
     }
 
-    /// The best placement there is for the goal. Where several take the same time, the one that moves least.
+    /// The best placement for the goal. If several take the same time, it is the one that moves the fewest bytes.
     pub fn plan(&self, goal: Goal) -> Result<Plan, OutOfReach> {
         self.plan_above(goal, 0)
     }
 
-    /// The same of those whose peak is at least `least` bytes: for who has seen that lower ones do not keep what they promise.
+    /// Like [`plan`](Frontier::plan), but only among placements whose peak is at least `least` bytes: for callers
+    /// that have seen lower ones fail to keep their promise.
     pub fn plan_above(&self, goal: Goal, least: u64) -> Result<Plan, OutOfReach> {
         let kept = self.work.computed();
         let bounds = Bounds { least, ..goal.bounds(kept) };
@@ -173,8 +177,8 @@ impl<'a> Frontier<'a> {
         }
     }
 
-    /// The best of the points. What turns out to be worse than the best so far is not simulated any further, so those that
-    /// promise most come first: the lowest where a time is given, otherwise the highest.
+    /// The best of the points. The simulation of a point stops as soon as it turns out worse than the best so far, so
+    /// the most promising come first: with a time limit the lowest targets, otherwise the highest.
     fn best(&self, goal: Goal, mut bounds: Bounds) -> Option<(Point, Plan)> {
         let mut points = self.points.clone();
         if goal.step.is_none() {
@@ -197,7 +201,8 @@ impl<'a> Frontier<'a> {
         best
     }
 
-    /// The lowest placement that is fine between one that is not, or is no lower, and one that is.
+    /// Searches for the lowest acceptable placement, between a target that is not acceptable, or not lower, and one
+    /// that is.
     fn between(&self, mut below: u64, best: Point, chosen: Plan, mut bounds: Bounds) -> Plan {
         let (mut above, mut lowest) = (best.target, chosen);
         for _ in 0..HALVINGS {
@@ -211,7 +216,7 @@ impl<'a> Frontier<'a> {
         lowest
     }
 
-    /// The predictions that no other beats in both step and peak, by rising peak.
+    /// The predictions that no other beats in both step time and peak, by increasing peak.
     pub fn efficient(&self) -> Vec<Prediction> {
         let simulated = self.points.iter().filter_map(|point| self.realise(*point, &Bounds::NONE));
         let mut all: Vec<Prediction> = simulated.map(|plan| plan.prediction).collect();
@@ -225,14 +230,14 @@ impl<'a> Frontier<'a> {
         all
     }
 
-    /// The lowest peak there is, whatever it takes, within the caps.
+    /// The lowest peak that is possible within the caps, whatever time it takes.
     #[expect(clippy::expect_used, reason = "there are points, and nothing is out of bounds")]
     pub fn lowest(&self) -> Plan {
         let lowest = Goal { peak: None, step: Some(f64::INFINITY) };
         self.best(lowest, Bounds::NONE).expect("the first point at least").1
     }
 
-    /// How many recipes are used, from none to all, in even shares of their bytes.
+    /// How many recipes each level uses, from none to all, in even shares of their bytes.
     fn recompute_levels(&self) -> impl Iterator<Item = usize> {
         let bytes =
             |recipes: &[usize]| recipes.iter().map(|&index| self.work.activations[index].bytes).sum::<u64>();
@@ -250,7 +255,7 @@ impl<'a> Frontier<'a> {
         levels.into_iter()
     }
 
-    /// Everything kept but the first so many of the recipes.
+    /// Keeps everything except the activations of the first `recomputed` recipes.
     fn level(&self, recomputed: usize) -> Level {
         let Workload { activations, turn_extra, .. } = self.work;
         let mut placements = vec![Placement::Keep; activations.len()];
@@ -266,7 +271,7 @@ impl<'a> Frontier<'a> {
         });
         let forward = forward.max();
         let backward = activations.iter().zip(&placements).map(|(activation, placement)| {
-            // It comes before what it is computed from goes.
+            // It is back on the device before the storages that it is computed from are freed.
             let again = if *placement == Placement::Recompute { activation.bytes } else { 0 };
             again + activation.backward_extra
         });
@@ -274,8 +279,9 @@ impl<'a> Frontier<'a> {
         Level { placements, needs }
     }
 
-    /// The placement for a target of the peak: what fits at the end of forward stays, everything before it leaves, the oldest for the
-    /// disk as far as the host has no room. None if it does not keep to the bounds.
+    /// The placement for a target of the peak: what fits at the end of forward stays, and everything before it
+    /// leaves. The oldest go to the disk if the host has no room for all. `None` if the placement violates the
+    /// bounds.
     fn realise(&self, Point { level, target }: Point, bounds: &Bounds) -> Option<Plan> {
         let activations = &self.work.activations;
         let Level { mut placements, needs: [produced, used] } = self.levels[level].clone();
@@ -300,7 +306,8 @@ impl<'a> Frontier<'a> {
                 }
             }
         }
-        // Where storages leave as the disk takes them, one that falls behind has the device budget used to the full.
+        // Where storages leave only as fast as the disk takes them, a disk that falls behind causes the device budget
+        // to be used in full.
         let behind = budgets.device_budget.saturating_add(produced.max(used));
         let as_disk_does = self.machine.release == Release::WhenStored && !moved.is_empty();
         if as_disk_does && behind > bounds.promised {
@@ -311,7 +318,7 @@ impl<'a> Frontier<'a> {
         (prediction.peak() >= bounds.least).then_some(Plan { placements, budgets, prediction })
     }
 
-    /// Places what is to leave, given newest first.
+    /// Places the activations that are to leave, which are given newest first.
     fn send_below(&self, moved: &[usize], placements: &mut [Placement]) {
         let activations = &self.work.activations;
         let host_pool = match self.machine.release {
@@ -359,7 +366,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Layers of 100 bytes that cost something to compute again and 100 bytes that cost little.
+    /// Layers of 100 bytes without a recipe and 100 bytes that are cheap to recompute.
     fn layers(count: usize) -> Workload {
         let activation = |recompute: Option<Recompute>| Activation {
             bytes: 100,

@@ -1,13 +1,15 @@
-//! What a step will cost under a placement, before it is tried: a pure model of the device, the copies, the host pool and the disk.
+//! Predicts what a step will cost under a given placement, before it is tried. The model is pure: it covers the
+//! device, the copies, the host pool and the disk.
 //!
-//! A [`Workload`] is a step as it runs with everything kept, a [`Machine`] is what moves bytes, [`Budgets`] are the cache's settings.
-//! [`Workload::simulate`] goes through forward and backward under one [`Placement`] per activation and tells step time, stalls and peaks. It
-//! follows the cache's own rules: storages leave in the order in which they were saved and as late as the device budget allows,
-//! loads look ahead by `prefetch` bytes, and the disk serves reads before the writes that wait.
+//! A [`Workload`] describes a step with everything kept, a [`Machine`] what moves the bytes, and [`Budgets`] the
+//! cache's settings. [`Workload::simulate`] walks through forward and backward with one [`Placement`] per activation
+//! and predicts the step time, the stalls and the peaks. It follows the cache's own rules: storages leave in the
+//! order in which they were saved and as late as the device budget allows, loads look ahead by `prefetch` bytes, and
+//! the disk serves reads before queued writes.
 //!
-//! A [`Frontier`] does that for every placement worth considering, and [`Frontier::plan`] picks the one that a [`Goal`] asks for.
-//! [`Scaling`] tells the same of other sizes of the micro-batch. A [`Profile`] is what a step has shown of both; saved, it can be planned
-//! elsewhere.
+//! A [`Frontier`] does that for every placement worth considering, and [`Frontier::plan`] picks the one that a
+//! [`Goal`] asks for. [`Scaling`] predicts the step for other micro-batch sizes. A [`Profile`] holds the workload and
+//! the machine that a step has shown; once saved, it can be used for planning elsewhere.
 //!
 //! ```
 //! use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What moves bytes, one transfer after another. Times are seconds since the step began.
+//! Models of the links that move bytes, one transfer after another. Times are in seconds since the step began.
 
 use std::collections::VecDeque;
 
@@ -9,17 +9,17 @@ pub(super) struct Link {
     free: f64,
 }
 
-/// A disk. A read goes before the writes that wait, but not before one under way.
+/// A disk. A read goes before queued writes, but waits for a write that has begun.
 #[derive(Debug)]
 pub(super) struct Disk {
     write: f64,
     read: f64,
     free: f64,
-    /// Writes that have not begun: which, how many bytes, and when they can begin at the earliest.
+    /// Writes that have not begun: number, bytes, and the earliest time at which they can begin.
     waiting: VecDeque<(usize, u64, f64)>,
-    /// Writes that have: which, and when they end. One after another, so in that order.
+    /// Writes that have begun: number and end time. They run one after another, so they are in that order.
     begun: VecDeque<(usize, f64)>,
-    /// Until then no write begins or ends.
+    /// No write begins or ends before this time.
     quiet_until: f64,
 }
 
@@ -41,7 +41,7 @@ impl Disk {
         Disk { write, read, free: 0.0, waiting, begun, quiet_until: f64::INFINITY }
     }
 
-    /// Queues a write that can begin at `ready`. Numbers rise.
+    /// Queues a write that can begin at `ready`. The numbers must increase.
     pub(super) fn write(&mut self, which: usize, bytes: u64, ready: f64) {
         self.waiting.push_back((which, bytes, ready));
         self.quiet_until = self.quiet_until.min(self.free.max(ready));
@@ -49,7 +49,7 @@ impl Disk {
 
     /// Drops a write that has not begun.
     pub(super) fn cancel(&mut self, which: usize) {
-        // As a rule it is the last, or there is none.
+        // Usually the write is the last one in the queue, or not in it.
         if self.waiting.back().is_none_or(|(last, ..)| *last < which) {
             return;
         }
@@ -58,7 +58,7 @@ impl Disk {
         }
     }
 
-    /// Reads at `now`, and returns when that ends. Nothing may be asked of an earlier moment after it.
+    /// Reads at `now`, and returns when the read ends. Later calls must not refer to an earlier time.
     pub(super) fn read(&mut self, bytes: u64, now: f64) -> f64 {
         self.begin_writes(|start| start < now);
         self.free = self.free.max(now) + bytes as f64 / self.read;
@@ -78,7 +78,7 @@ impl Disk {
         written
     }
 
-    /// When the write that ends next does; none if there is none.
+    /// When the next write ends; `None` if there are no writes.
     pub(super) fn next_written(&mut self) -> Option<f64> {
         if self.begun.is_empty() {
             let mut first = true;

@@ -1,9 +1,9 @@
-//! What moves bytes, and the settings of the cache that has them moved.
+//! What moves the bytes, and the settings of the cache.
 
 use serde::{Deserialize, Serialize};
 
-/// What moves bytes, in bytes per second, and where they can stay. By default nothing limits anything: such a rate is infinite, and
-/// saved as nothing, since JSON has no number for it.
+/// How fast bytes move, in bytes per second, and where they can stay. By default nothing is limited: such a rate is
+/// infinite, and is saved as null, since JSON has no number for it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
     /// From the device to the host.
@@ -18,7 +18,7 @@ pub struct Machine {
     /// From the disk to the host.
     #[serde(with = "rate")]
     pub disk_read: f64,
-    /// Host memory for storages, in bytes. One that is larger goes through it all the same, alone.
+    /// Host memory for storages, in bytes. A storage that is larger than this still passes through it, alone.
     pub host_pool: u64,
     /// When a storage leaves the device.
     pub release: Release,
@@ -28,27 +28,28 @@ pub struct Machine {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Release {
-    /// As late as the device budget allows, once it is copied to the host: a GPU's.
+    /// As late as the device budget allows, once it has been copied to the host: for a GPU.
     #[default]
     InStreamOrder,
-    /// As soon as it is on the disk: the CPU's, which has no other host memory. There is no copy then, and no difference
-    /// between [`Placement::Host`](crate::Placement::Host) and [`Placement::Disk`](crate::Placement::Disk).
+    /// As soon as it is on the disk: for the CPU, which has no other host memory. There is no copy then, and no
+    /// difference between [`Placement::Host`](crate::Placement::Host) and
+    /// [`Placement::Disk`](crate::Placement::Disk).
     WhenStored,
-    /// As late as the device budget allows, once it is on the disk: a GPU's whose bytes go straight there
-    /// (`IoPath::Direct`). There is no copy then either, nor host memory.
+    /// As late as the device budget allows, once it is on the disk: for a GPU whose bytes go directly there
+    /// (`IoPath::Direct`). This uses no copy and no host memory either.
     OnceWritten,
 }
 
-/// The cache's settings, in bytes; its builder says what each means.
+/// The cache's settings, in bytes; the documentation of its builder explains each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Budgets {
     /// Saved storages on the device.
     pub device_budget: u64,
     /// The same once backward has begun.
     pub backward_budget: u64,
-    /// Loaded ahead of what backward has asked for.
+    /// The most bytes loaded ahead of what backward has asked for.
     pub prefetch: u64,
-    /// Read from the disk ahead of the copies to the device.
+    /// The most bytes read from the disk ahead of the copies to the device.
     pub read_ahead: u64,
 }
 
@@ -73,7 +74,7 @@ impl Default for Budgets {
     }
 }
 
-/// A rate as it is saved.
+/// How a rate is serialized.
 mod rate {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

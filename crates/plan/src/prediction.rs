@@ -8,19 +8,19 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Prediction {
-    /// From begin to end.
+    /// From beginning to end.
     pub step: Duration,
-    /// Of this, time computed again.
+    /// The part of the step that is spent on recomputation.
     pub recomputed: Duration,
     /// Time that the device waited, by cause.
     pub stall: Stall,
-    /// Most bytes on the device in forward: saved storages and what else forward needs.
+    /// Peak bytes on the device in forward: saved storages and whatever else forward needs.
     pub forward_peak: u64,
-    /// The same in backward.
+    /// Peak bytes on the device in backward.
     pub backward_peak: u64,
-    /// Most bytes in host memory.
+    /// Peak bytes in host memory.
     pub host_peak: u64,
-    /// Bytes copied off the device and back.
+    /// Bytes copied off the device.
     pub copied_out: u64,
     /// Bytes copied back to the device.
     pub copied_in: u64,
@@ -34,11 +34,11 @@ pub struct Prediction {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Stall {
-    /// For a copy to the host, so that the device budget is kept.
+    /// Waiting for a copy to the host, to stay within the device budget.
     pub device_budget: Duration,
-    /// For room in the host pool.
+    /// Waiting for room in the host pool.
     pub host_pool: Duration,
-    /// For what backward asked for.
+    /// Waiting for what backward asked for.
     pub load: Duration,
 }
 

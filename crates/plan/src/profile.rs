@@ -1,4 +1,4 @@
-//! What a step has shown, to be kept and planned with.
+//! The measurements of a step, in a form that can be saved and planned with.
 
 use std::error::Error;
 use std::fmt;
@@ -9,16 +9,16 @@ use serde::{Deserialize, Serialize};
 
 use super::{Machine, Workload};
 
-/// More bytes than any step has: what is planned with fewer stays far from the end of its numbers.
+/// More bytes than any step has. Planning with fewer bytes is safe from overflow.
 const MOST_BYTES: u64 = 1 << 60;
-/// Longer than any step takes, for the same reason.
+/// Longer than any step takes; this limit exists for the same reason.
 const LONGEST: Duration = Duration::from_secs(1_000_000_000);
-/// The slowest that anything moves bytes, per second.
+/// The lowest accepted rate, in bytes per second.
 const SLOWEST: f64 = 1.0;
 
-/// What a step has shown, to plan with: for another goal, at another time, or on another machine.
+/// The measurements of a step, to plan with: for another goal, at another time, or on another machine.
 ///
-/// One that is read from a file is checked: whatever it says, it can be planned with.
+/// A profile that is read from a file is validated: whatever it contains, planning with it works.
 ///
 /// ```
 /// use std::num::NonZero;
@@ -38,29 +38,29 @@ const SLOWEST: f64 = 1.0;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Unchecked")]
 pub struct Profile {
-    /// One micro-batch, and its share of what follows the last.
+    /// One micro-batch, including its share of what follows the last one.
     pub workload: Workload,
-    /// Micro-batches of the step.
+    /// The number of micro-batches in the step.
     pub micro_batches: NonZero<u32>,
-    /// What moved its bytes.
+    /// What moved the step's bytes.
     pub machine: Machine,
 }
 
-/// Why a profile that was read cannot be one.
+/// Why a profile that was read is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Implausible {
     /// Something moves less than a byte per second.
     Rate,
-    /// All that is saved or needed comes to more than 2^60 bytes.
+    /// Everything that is saved or needed adds up to more than 2^60 bytes.
     Bytes,
-    /// It takes more than 10^9 seconds.
+    /// The step takes more than 10^9 seconds.
     Time,
-    /// The activation of this number would be computed again from what is saved after it.
+    /// The activation with this index would be recomputed from activations that are saved after it.
     Recompute(usize),
 }
 
-/// A profile as a file has it.
+/// A profile as it is stored in a file.
 #[derive(Deserialize)]
 struct Unchecked {
     workload: Workload,
@@ -156,9 +156,9 @@ mod tests {
         })
     }
 
-    /// Whatever may be read, up to the largest numbers.
+    /// Any profile that may be read, up to the largest numbers.
     fn profile() -> impl Strategy<Value = Profile> {
-        // Whole numbers, whose text serde_json reads to the last bit.
+        // Whole numbers: serde_json reads their text back exactly.
         let whole = (1..1_u64 << 40).prop_map(|rate| rate as f64);
         let rate = || prop_oneof![Just(f64::INFINITY), Just(f64::MAX), Just(SLOWEST), whole.clone()];
         let release =
@@ -167,7 +167,7 @@ mod tests {
             let (copy_out, copy_in, disk_write, disk_read, host_pool, release) = machine;
             Machine { copy_out, copy_in, disk_write, disk_read, host_pool, release }
         });
-        // Twelve activations of such numbers stay just below what is refused.
+        // Twelve activations with such numbers stay just below the limit.
         let workload = prop_oneof![Just(1000), Just(1 << 40), Just(MOST_BYTES >> 6)].prop_flat_map(workload);
         (workload, any::<NonZero<u32>>(), machine).prop_map(|(workload, micro_batches, machine)| Profile {
             workload,

@@ -1,10 +1,11 @@
-//! The same step with more or fewer sequences.
+//! The same step with a larger or smaller micro-batch.
 
 use std::time::Duration;
 
 use super::{Activation, Caps, Frontier, Goal, Machine, Plan, Recompute, Workload};
 
-/// What a step does as its micro-batch grows: all of it is taken to grow by as much with each sequence.
+/// How a step changes with the size of its micro-batch: every quantity is taken to grow linearly with the number of
+/// sequences.
 #[derive(Clone, Debug)]
 pub struct Scaling<'a> {
     less: (u64, &'a Workload),
@@ -12,14 +13,15 @@ pub struct Scaling<'a> {
 }
 
 impl<'a> Scaling<'a> {
-    /// Between two profiles, each with the size of its micro-batch. None if they are of one size, or not of the same model.
+    /// Interpolates between two profiles, each given with the size of its micro-batch. `None` if they have the same
+    /// size, or are not of the same model.
     pub fn between(one: (u64, &'a Workload), other: (u64, &'a Workload)) -> Option<Scaling<'a>> {
         let (less, more) = if one.0 < other.0 { (one, other) } else { (other, one) };
         let differ = less.0 < more.0 && less.1.activations.len() == more.1.activations.len();
         differ.then_some(Scaling { less, more })
     }
 
-    /// The step with so many sequences.
+    /// The step with a micro-batch of this many sequences.
     pub fn at(&self, size: u64) -> Workload {
         let ((less, from), (more, to)) = (self.less, self.more);
         let share = (size as f64 - less as f64) / (more - less) as f64;
@@ -49,8 +51,8 @@ impl<'a> Scaling<'a> {
         }
     }
 
-    /// The largest micro-batch, of at most `most` sequences, whose plan reaches the goal, and that plan. None if that of one
-    /// sequence does not.
+    /// The largest micro-batch, of at most `most` sequences, whose plan reaches the goal, together with that plan.
+    /// `None` if even a single sequence does not.
     pub fn largest(&self, machine: &Machine, caps: Caps, goal: Goal, most: u64) -> Option<(u64, Plan)> {
         let plan = |size: u64| Frontier::new(&self.at(size), machine, caps).plan(goal).ok();
         let (mut fits, mut too_large) = ((1, plan(1)?), most.saturating_add(1));
@@ -71,7 +73,8 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Layers whose bytes and times grow with the sequences, beside 50 bytes and a millisecond that do not.
+    /// Layers whose bytes and times grow with the number of sequences, except for 50 bytes and a millisecond that
+    /// stay the same.
     fn of(size: u64) -> Workload {
         let time = size as u32 * MS;
         let activation = Activation {
@@ -107,7 +110,8 @@ mod tests {
     fn the_largest_that_fits_is_found_and_one_more_does_not_fit() {
         let (two, six) = (of(2), of(6));
         let scaling = Scaling::between((2, &two), (6, &six)).unwrap();
-        // Nothing can move: 4 layers of 10 bytes a sequence, a byte more in backward, and 50.
+        // Nothing can be moved: there are 4 layers of 10 bytes per sequence; backward needs one more byte per
+        // sequence and 50 bytes.
         let machine = Machine { host_pool: 0, ..Machine::default() };
         let caps = Caps { disk: 0, ..Caps::default() };
         let largest =

@@ -1,4 +1,4 @@
-//! One step, from save to save and from ask to ask.
+//! The simulation of one step: forward, save by save, and backward, request by request.
 
 mod backward;
 mod forward;
@@ -9,33 +9,33 @@ use std::time::Duration;
 use super::links::{Disk, Link};
 use super::{Activation, Budgets, Machine, Placement, Prediction, Workload};
 
-/// Sums of seconds differ by less.
+/// Rounding errors in sums of seconds are smaller than this.
 const ROUNDING: f64 = 1e-6;
 
-/// Where an activation is.
+/// Where an activation is at the moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 enum At {
-    /// Nowhere: not saved yet, used up, or to be computed again.
+    /// Nowhere: not saved yet, used up, or to be recomputed.
     #[default]
     Nowhere,
     Device,
-    /// Below the device only.
+    /// Only below the device.
     Below,
-    /// On its way back, there at this moment.
+    /// On its way back to the device; it arrives at this time.
     Loading(f64),
 }
 
-/// What is known of an activation on its way.
+/// The state of an activation on its way through the tiers.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     at: At,
-    /// When its copy to the host ends, or without host memory when it was written; none if it has none.
+    /// When its copy to the host ends or, without host memory, when it was written; `None` if it has no copy.
     copied: Option<f64>,
-    /// It has host memory.
+    /// Whether it occupies host memory.
     in_host: bool,
-    /// Where it was read ahead: when that ends.
+    /// When its read ends, if it is read ahead.
     read: Option<f64>,
-    /// Loaded before it was asked for.
+    /// Whether it was loaded before backward asked for it.
     early: bool,
 }
 
@@ -44,15 +44,15 @@ struct Run<'a> {
     placements: &'a [Placement],
     machine: &'a Machine,
     budgets: &'a Budgets,
-    /// Seconds since the step began, as the device computes.
+    /// The device's time, in seconds since the step began.
     now: f64,
     places: Vec<Place>,
     on_device: u64,
-    /// The activation that forward is at.
+    /// The activation that forward has reached.
     saving: usize,
-    /// Entries that are not counted there, but that the program may still hold.
+    /// Activations that are not included in `on_device`, but that the program may still hold.
     in_use: Vec<usize>,
-    /// Entries that backward has asked for and still uses.
+    /// Activations that backward has asked for and still uses.
     used: Vec<usize>,
     in_host: u64,
     early: u64,
@@ -60,27 +60,27 @@ struct Run<'a> {
     copies_out: Link,
     copies_in: Link,
     disk: Disk,
-    /// Copied or being copied and still on the device, oldest first.
+    /// Copied, or being copied, and still on the device; oldest first.
     releasing: VecDeque<usize>,
-    /// On the disk and in host memory, oldest first.
+    /// On the disk and still in host memory; oldest first.
     clean: VecDeque<usize>,
-    /// All from here on was asked for or looked at, for loading and for reading.
+    /// All activations from this index on have been requested or considered, for loading and for reading.
     loading_from: usize,
     reading_from: usize,
-    /// Seconds that the device waited or computed something again.
+    /// Seconds that the device has waited or spent on recomputation.
     lost: f64,
     prediction: Prediction,
 }
 
-/// What a step may take for it to be of interest.
+/// The limits within which a step is of interest.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
-    /// Most bytes, and the fewest, which are looked at once the simulation is over.
+    /// The lowest peak of interest, in bytes (checked after the simulation), and the highest.
     pub(super) least: u64,
     pub(super) peak: u64,
-    /// Most bytes whatever the disk does.
+    /// The highest peak that the plan may have even if the disk falls behind, in bytes.
     pub(super) promised: u64,
-    /// In seconds.
+    /// The longest step, in seconds.
     pub(super) step: f64,
 }
 
@@ -97,7 +97,7 @@ impl Bounds {
         Bounds { least: 0, peak: u64::MAX, promised: u64::MAX, step: f64::INFINITY };
 }
 
-/// What the step does.
+/// Simulates the step.
 pub(super) fn run(
     work: &Workload,
     placements: &[Placement],
@@ -109,7 +109,7 @@ pub(super) fn run(
     run.prediction
 }
 
-/// The same if it keeps to the bounds. Where it does not, it is given up as soon as that shows.
+/// The same, but `None` if the step exceeds the bounds. The simulation stops as soon as that is known.
 pub(super) fn run_within(
     bounds: &Bounds,
     work: &Workload,
@@ -159,7 +159,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// All of the step, unless its peak exceeds `peak` or more than `spare` seconds are lost: then false.
+    /// Simulates the whole step. Returns false as soon as its peak exceeds `peak` or more than `spare` seconds are
+    /// lost.
     fn through(&mut self, work: &Workload, peak: u64, spare: f64) -> bool {
         for index in 0..self.activations.len() {
             self.save(index);
@@ -207,7 +208,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Takes an activation out of a queue, in which they stand in the order of saving.
+/// Removes an activation from a queue, which is in the order of saving.
 fn forget(queue: &mut VecDeque<usize>, index: usize) {
     if let Ok(place) = queue.binary_search(&index) {
         queue.remove(place);

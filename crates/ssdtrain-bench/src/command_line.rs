@@ -1,4 +1,4 @@
-//! The command line: the commands there are, and how one is run.
+//! The command line: which commands there are, and how one is run.
 
 use std::process::ExitCode;
 
@@ -37,7 +37,7 @@ enum Command {
     Doctor(doctor::Args),
 }
 
-/// Does what the arguments of the process ask for, and tells in one line what goes wrong.
+/// Carries out what the process's arguments ask for, and reports any error in one line.
 pub fn main() -> ExitCode {
     failure::reported(|| {
         let cli = Cli::parse();
@@ -55,7 +55,7 @@ pub fn main() -> ExitCode {
     })
 }
 
-/// Shows on stderr what the library warns of.
+/// Prints the library's warnings to stderr.
 fn show_warnings() {
     let level = std::env::var("RUST_LOG").ok().and_then(|level| level.parse().ok());
     tracing_subscriber::fmt()

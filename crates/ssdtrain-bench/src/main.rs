@@ -1,4 +1,4 @@
-//! The program; what it does is in the library beside it.
+//! The program; its code is in the library next to it.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! The command line as a user meets it.
+//! The command line, used as a user would.
 #![expect(clippy::unwrap_used, reason = "a helper that cannot go on fails its test")]
 
 mod common;
@@ -56,7 +56,7 @@ fn keys(object: &Value) -> Vec<&str> {
     keys
 }
 
-/// Asserts that a command failed with one clear line, and returns it.
+/// Asserts that a command failed with one clear line, and returns that line.
 fn refusal(output: &Output) -> String {
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(matches!(output.status.code(), Some(1 | 2)), "{:?}: {stderr}", output.status);
@@ -223,7 +223,7 @@ fn compare_keeps_its_json_contract_and_every_bit() {
         }
         assert_eq!(row["loss_last"], rows[0]["loss_last"]);
     }
-    // Gradients are there from the first step on, so every strategy has the same beside its activations.
+    // Gradients exist from the first step on, so every strategy has the same amount besides its activations.
     let gradients =
         |row: &Value| row["step_peak_bytes"].as_u64().unwrap() - row["act_peak_bytes"].as_u64().unwrap();
     assert!(gradients(&rows[0]) > 0);
@@ -272,7 +272,7 @@ fn a_loss_in_chunks_has_the_value_of_the_whole_and_a_lower_peak() {
     let loss = |row: &Value| row["loss_last"].as_f64().unwrap();
     assert!((loss(&whole) - loss(&chunked)).abs() < 1e-4, "{whole} {chunked}");
     let peak = |row: &Value| row["act_peak_bytes"].as_u64().unwrap();
-    // 128 tokens of 4096 logits, which log-softmax and backward have several times over.
+    // 128 tokens of 4096 logits, which log-softmax and backward hold several times.
     assert!(peak(&chunked) + 2 * 128 * 4096 * 4 < peak(&whole), "{whole} {chunked}");
 }
 
@@ -350,7 +350,7 @@ fn the_best_checkpoint_is_kept_beside_the_latest() {
         let options = ["--out=run", "--eval-every=1", "--warmup-steps=6", "--lr=0.3", "--min-lr=0.3"];
         let events = json_lines(&tiny(place.path(), &command, &[&options[..], more].concat()));
         let evaluations: Vec<_> = events.into_iter().filter(|event| event["event"] == "eval").collect();
-        // The last one is that of the end, on more tokens.
+        // The last one is the final evaluation, on more tokens.
         evaluations[..evaluations.len() - 1].to_vec()
     };
     let best_of = |evaluations: &[Value]| {
@@ -364,7 +364,7 @@ fn the_best_checkpoint_is_kept_beside_the_latest() {
     assert!((2..6).contains(&best_of(&evaluations)), "{evaluations:?}");
     assert_eq!(kept("best-checkpoint.safetensors"), best_of(&evaluations), "{evaluations:?}");
     assert_eq!(kept("checkpoint.safetensors"), 6);
-    // A run that goes on knows the best so far.
+    // A resumed run knows the best loss so far.
     evaluations.extend(train(&["--steps=8", "--resume"]));
     assert_eq!(kept("best-checkpoint.safetensors"), best_of(&evaluations), "{evaluations:?}");
 }
@@ -607,7 +607,7 @@ fn project_shows_the_papers_configurations_and_draws_them() {
     assert!(std::fs::read(place.path().join("viability.png")).unwrap().starts_with(b"\x89PNG"));
 }
 
-/// The bytes that are projected for a model are those that compare moves, within 5 %.
+/// The bytes projected for a model are those that compare moves, within 5 %.
 #[test]
 fn project_agrees_with_what_compare_moves() {
     let place = workplace();
@@ -656,7 +656,7 @@ fn what_project_cannot_use_is_named() {
     assert!(String::from_utf8_lossy(&without_model.stderr).contains("--model"), "{without_model:?}");
 }
 
-/// Runs only where there is a GPU.
+/// Runs only if there is a GPU.
 #[test]
 fn io_and_doctor_know_a_gpu() {
     let place = workplace();

@@ -1,4 +1,4 @@
-//! Ctrl-C, as a user meets it.
+//! Ctrl-C, from a user's point of view.
 #![expect(clippy::unwrap_used, reason = "a helper that cannot go on fails its test")]
 
 mod common;
@@ -24,7 +24,7 @@ const TINY: &[&str] = &[
     "--threads=1",
 ];
 
-/// Starts a command that tells of its plans on stderr.
+/// Starts a command that reports its plans on stderr.
 fn start(directory: &Path, arguments: &[&[&str]]) -> Child {
     Command::new(env!("CARGO_BIN_EXE_ssdtrain-bench"))
         .args(arguments.concat())
@@ -66,7 +66,7 @@ fn compare_shows_what_it_has_measured_and_says_that_it_was_stopped() {
         let format: &[&str] = if json { &["--json"] } else { &[] };
         let mut child = start(place.path(), &[&["compare"], TINY, &options, format]);
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
-        // Made of steps that were measured, since there is no warm-up.
+        // Made from measured steps, since there is no warm-up.
         wait_for("of a micro-batch", &mut stderr);
         interrupt(&child);
         let (code, told, shown) = end(child, stderr);
@@ -96,7 +96,7 @@ fn a_run_that_is_done_is_saved_whatever_becomes_of_its_comparison() {
     let options = ["--steps=1", "--compare-steps=100000", "--sample-tokens=0", "--out=run"];
     let mut child = start(place.path(), &[&["train"], TINY, &options]);
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
-    // One step is not enough for a plan: it is one of the comparison.
+    // One step is not enough for a plan, so this is one of the steps of the comparison.
     wait_for("of a micro-batch", &mut stderr);
     interrupt(&child);
     let (code, told, shown) = end(child, stderr);
@@ -116,7 +116,7 @@ fn a_second_ctrl_c_ends_at_once() {
     for command in ["compare", "train", "plan", "rok"] {
         let mut child = start(place.path(), &[&[command, "--data=pipe.txt"]]);
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
-        // Opens once the program reads its data, which never come: there is no step that it could end after.
+        // Opens once the program reads its data, which never arrive: there is no step after which it could end.
         let data = OpenOptions::new().write(true).open(&pipe).unwrap();
         interrupt(&child);
         wait_for("stopping after this step", &mut stderr);

@@ -30,7 +30,8 @@ fn bench(directory: &Path, arguments: &[&[&str]]) -> Output {
         .unwrap()
 }
 
-/// Has a command save the profile of micro-batches of so many sequences as FILE, and returns what it has of activations.
+/// Makes a command save the profile of micro-batches of this many sequences as FILE, and returns its number of
+/// activations.
 fn save(directory: &Path, command: &[&str], batch: u32, file: &str) -> usize {
     let (batch, option) = (format!("--batch={batch}"), format!("--save-profile={file}"));
     let output = bench(directory, &[command, TINY, &[&batch, &option]]);

@@ -1,4 +1,4 @@
-//! Where a value's bytes lie.
+//! Where a value's bytes are stored.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,13 +9,13 @@ use super::stripe::{self, Span};
 use super::volume::Extent;
 use crate::mem::round_to_block;
 
-/// Set in [`Blob::checksum`] when the low 32 bits hold one.
+/// Set in [`Blob::checksum`] when the low 32 bits hold a checksum.
 const CHECKSUM_KNOWN: u64 = 1 << 32;
 
 /// Bytes reserved in the spill files; freed on drop.
 ///
-/// A transfer keeps its blob, so the bytes are never given to another blob while one runs. What a blob holds
-/// before its first write is unspecified, and after a failed write too.
+/// A transfer holds its blob, so the bytes are never given to another blob while one runs. The contents are
+/// unspecified before the first write and after a failed write.
 pub struct Blob {
     len: u64,
     stripe_bytes: u64,
@@ -38,12 +38,13 @@ impl Blob {
         self.len == 0
     }
 
-    /// Bytes a transfer moves: the payload, padded to whole blocks. This is also what the blob takes of the cap.
+    /// Bytes that a transfer moves: the payload, padded to whole blocks. The blob also counts that much towards the
+    /// cap.
     pub fn padded_len(&self) -> u64 {
         round_to_block(self.len)
     }
 
-    /// What memory must be aligned to, in bytes, for a transfer to use it without a copy.
+    /// The memory alignment, in bytes, that a transfer needs to avoid a copy.
     pub fn memory_alignment(&self) -> usize {
         self.pieces.iter().map(|piece| piece.volume().info().alignment).max().unwrap_or(1)
     }
@@ -52,7 +53,8 @@ impl Blob {
         &self.pieces
     }
 
-    /// The operations' worth of a whole transfer; the one that begins at `start` has at most `longest(start)` bytes.
+    /// The spans of a whole transfer, one per operation. A span that begins at `start` has at most `longest(start)`
+    /// bytes.
     pub(super) fn spans(&self, longest: impl Fn(u64) -> u64) -> impl Iterator<Item = Span> {
         stripe::spans(self.padded_len(), self.pieces.len(), self.stripe_bytes, longest)
     }

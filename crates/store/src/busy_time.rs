@@ -1,19 +1,19 @@
-//! How long transfers were in flight.
+//! Measures how long transfers were in flight.
 
 use std::time::{Duration, Instant};
 
 use super::backend::Direction;
 
-/// Adds up the time during which something was in flight. Whoever calls it gives it instants that do not go back.
+/// Adds up the time during which something was in flight. Callers must pass instants that never go back.
 #[derive(Debug, Default)]
 pub(super) struct BusyClock {
     in_flight: [u64; 2],
     time: BusyTime,
-    /// `time` is right as of this instant.
+    /// The instant up to which `time` is correct.
     since: Option<Instant>,
 }
 
-/// For how long at least one read, one write, or one of either was in flight.
+/// How long at least one read, at least one write, or at least one of either was in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct BusyTime {
     pub(super) reads: Duration,
@@ -28,13 +28,13 @@ impl BusyClock {
         self.in_flight[direction as usize] += 1;
     }
 
-    /// Something that began is in flight no more.
+    /// One of the things in flight has ended.
     pub(super) fn end(&mut self, direction: Direction, now: Instant) {
         self.time(now);
         self.in_flight[direction as usize] -= 1;
     }
 
-    /// The time up to now, whatever is still in flight included.
+    /// The time up to now, including that of everything still in flight.
     pub(super) fn time(&mut self, now: Instant) -> BusyTime {
         let passed = self.since.replace(now).map_or(Duration::ZERO, |since| now - since);
         let [reads, writes] = [Direction::Read, Direction::Write].map(|way| self.in_flight[way as usize] > 0);

@@ -1,38 +1,40 @@
-//! What is told when a transfer has ended: exactly once, whatever happens on the way.
+//! The callback for the end of a transfer: called exactly once, whatever happens on the way.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Called once, when a transfer has ended; the store then holds neither its memory nor its blob any more. One that is dropped
-/// without having been called is an answer too: an error.
+/// Called once, when a transfer has ended; by then the store holds neither the transfer's memory nor its blob. If it
+/// is dropped without having been called, it is called with an error.
 ///
-/// It runs on an I/O thread, so it should be short and must not wait for another transfer. A panic in it is logged and goes no
-/// further. Transfers that fail before they begin, and those of empty blobs, complete on the calling thread, before the call returns.
+/// It runs on an I/O thread, so it should be short and must not wait for another transfer. A panic in it is logged
+/// and does not propagate. Transfers that fail before they begin, and those of empty blobs, complete on the calling
+/// thread before the call returns.
 ///
-/// `E` is the error of whoever is told, who may know more of what went wrong than a store does.
+/// `E` is the error type of the code that is called, which may know more about what went wrong than a store does.
 pub struct Completion<E: From<Error> = Error>(Option<Box<Told<E>>>);
 
 type Told<E> = dyn FnOnce(Result<(), E>) + Send;
 
 impl<E: From<Error>> Completion<E> {
-    /// Has `told` told how it went.
+    /// Calls `told` with the outcome.
     pub fn new(told: impl FnOnce(Result<(), E>) + Send + 'static) -> Completion<E> {
         Completion(Some(Box::new(told)))
     }
 
-    /// Tells how it went.
+    /// Reports the outcome.
     pub fn call(mut self, outcome: Result<(), E>) {
         self.tell(outcome);
     }
 
-    /// Nobody needs to be told. What it owns is dropped, other completions too: those answer.
+    /// Drops the callback without calling it. Whatever it owns is dropped too; other completions among that are still
+    /// called, with an error.
     pub fn dismiss(mut self) {
         drop(self.0.take());
     }
 
-    /// The same for a store's transfer, whose errors become those of whoever is told.
+    /// A completion for a store's transfer, which converts the store's error into `E`.
     pub fn of_transfer(self) -> Completion
     where
         E: 'static,
@@ -62,7 +64,7 @@ impl<E: From<Error>> fmt::Debug for Completion<E> {
     }
 }
 
-/// Runs `work`. A panic in it is logged and goes no further, so that the thread that many wait for lives on.
+/// Runs `work`. A panic in it is logged and does not propagate, so that a thread that others depend on stays alive.
 pub fn contained<T>(what: &str, work: impl FnOnce() -> T) -> Option<T> {
     let outcome = catch_unwind(AssertUnwindSafe(work));
     if outcome.is_err() {

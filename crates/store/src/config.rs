@@ -1,4 +1,4 @@
-//! What a store is asked to be.
+//! The configuration of a store.
 
 use std::num::NonZero;
 use std::path::PathBuf;
@@ -10,37 +10,37 @@ use crate::gpu::Gpu;
 use crate::mem::BLOCK;
 use crate::region::Place;
 
-/// Largest single I/O that may be asked for, in bytes; the kernel moves at most a little less than 2 GiB at once.
+/// Largest allowed size of a single I/O, in bytes; the kernel moves at most slightly less than 2 GiB at once.
 const MAX_IO_BYTES: usize = 1 << 30;
-/// Most operations that may be in flight; an io_uring takes no more submissions.
+/// Most operations that may be in flight: the largest io_uring of kernels before 5.4.
 const MAX_QUEUE_DEPTH: usize = 4096;
 
-/// What [`Store::open`](super::Store::open) is asked for.
+/// The configuration for [`Store::open`](super::Store::open).
 #[derive(Clone, Debug)]
 pub struct StoreConfig {
-    /// One spill file is made in each; several disks add up. Not used by [`BackendKind::Memory`] but for their
+    /// One spill file is created in each of these; several disks add up. [`BackendKind::Memory`] uses only their
     /// number.
     pub directories: Vec<PathBuf>,
     /// Hard cap over all spill files, in bytes; each file may grow to an equal share of it.
     pub cap_bytes: u64,
     /// How the bytes are moved.
     pub backend: BackendKind,
-    /// The library of [`BackendKind::CuFile`]; none to look for it.
+    /// The cuFile library for [`BackendKind::CuFile`]; `None` to search for it.
     pub cufile: Option<PathBuf>,
-    /// Where that is looked for beside the usual places.
+    /// An additional place to search for the library, besides the usual ones.
     pub cufile_beside: Option<PathBuf>,
-    /// The GPU whose memory [`BackendKind::CuFile`] reaches; none for the host's only.
+    /// The GPU whose memory [`BackendKind::CuFile`] can access; `None` for host memory only.
     pub gpu: Option<Arc<dyn Gpu>>,
     /// Whether a CRC-32C of each blob's payload is taken when it is written and compared when it is read.
     pub verify: bool,
-    /// Most operations in flight at the same time.
+    /// Queue depth: the most operations in flight at the same time.
     pub queue_depth: usize,
     /// Largest single I/O, in bytes; rounded up to a multiple of 4 KiB.
     pub io_bytes: usize,
     /// Blobs larger than this are striped over all files in chunks of this many bytes; rounded up to a multiple
     /// of 4 KiB.
     pub stripe_bytes: usize,
-    /// Most bytes per second, read and written together; none for as many as the disks take.
+    /// The most bytes per second, reads and writes together; `None` for no limit.
     pub max_bytes_per_s: Option<NonZero<u64>>,
 }
 
@@ -63,12 +63,12 @@ impl Default for StoreConfig {
 }
 
 impl StoreConfig {
-    /// Bytes under way at once that keep the disks busy: every operation in flight a largest one.
+    /// Bytes in flight that keep the disks busy: the queue depth times the largest operation.
     pub fn window(&self) -> u64 {
         (self.queue_depth * self.io_bytes) as u64
     }
 
-    /// Where there is to be a spill file.
+    /// Where the spill files are to be created.
     pub(super) fn places(&self) -> Vec<Place<'_>> {
         let directories = self.directories.iter().map(|directory| Place::Directory(directory));
         if !self.backend.is_in_memory() {

@@ -1,4 +1,4 @@
-//! What a store says when something goes wrong.
+//! The errors of a store.
 
 use std::error;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What went wrong, as a caller can act on it.
+/// The kind of error, by what a caller can do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -14,11 +14,11 @@ pub enum ErrorKind {
     Config,
     /// A spill directory cannot be used; the message names it and says why.
     Directory,
-    /// The spill files, their hard cap or memory have no room.
+    /// There is no room left in the spill files, under their hard cap or in memory.
     NoSpace,
     /// The kernel refused a transfer.
     Io,
-    /// Bytes came back from the disk other than they were written.
+    /// Bytes read from the disk differ from those written.
     Corrupt,
     /// A backend that was asked for cannot be used.
     Unmet,
@@ -36,12 +36,12 @@ pub struct Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// One that the system has no part in.
+    /// An error without a cause from the operating system.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
         Error { kind, message: message.into(), source: None }
     }
 
-    /// One with what the system said.
+    /// An error caused by one from the operating system.
     pub fn io(kind: ErrorKind, message: impl Into<String>, source: io::Error) -> Error {
         Error { kind, message: message.into(), source: Some(Arc::new(source)) }
     }
@@ -55,12 +55,12 @@ impl Error {
         self.kind
     }
 
-    /// Its line, without what the system said.
+    /// The error's message, without the operating system's part.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// What the system said, if it did.
+    /// The operating system's error, if there is one.
     pub fn os_error(&self) -> Option<&Arc<io::Error>> {
         self.source.as_ref()
     }

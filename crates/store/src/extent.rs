@@ -1,21 +1,21 @@
-//! Which blocks of one spill file are taken.
+//! Tracks which blocks of one spill file are in use.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::mem::BLOCK;
 
-/// The space of one spill file, as far as the file has grown, handed out in whole blocks. All numbers are bytes.
+/// The space of one spill file, up to the size it has grown to, handed out in whole blocks. All numbers are bytes.
 #[derive(Default)]
 pub(super) struct Space {
-    /// Free ranges, by where they begin: how long each is. Neighbours are merged.
+    /// Free ranges: start to length. Adjacent ranges are merged.
     free: BTreeMap<u64, u64>,
-    /// The same ranges, shortest first: how long each is, and where it begins.
+    /// The same ranges, shortest first: (length, start).
     by_len: BTreeSet<(u64, u64)>,
     end: u64,
     taken: u64,
 }
 
-/// A contiguous range of taken blocks; goes back, once, with [`Space::give_back`].
+/// A contiguous range of allocated blocks. It is returned, once, with [`Space::give_back`].
 #[derive(Clone, Copy)]
 pub(super) struct Slot {
     offset: u64,
@@ -23,14 +23,15 @@ pub(super) struct Slot {
 }
 
 impl Space {
-    /// There is more of it, free, up to `end`, a multiple of the block.
+    /// Adds free space up to `end`, which is a multiple of the block size.
     pub(super) fn grow(&mut self, end: u64) {
         let (from, to) = (self.end, end.max(self.end));
         self.end = to;
         self.add(from, to - from);
     }
 
-    /// A contiguous range of `bytes`, rounded up to whole blocks, from the shortest free range that is long enough; `None` if none is.
+    /// Takes a contiguous range of `bytes`, rounded up to whole blocks, from the shortest free range that is long
+    /// enough; `None` if there is none.
     pub(super) fn take(&mut self, bytes: u64) -> Option<Slot> {
         let len = whole_blocks(bytes)?;
         let &(free, offset) = self.by_len.range((len, 0)..).next()?;
@@ -46,23 +47,24 @@ impl Space {
         self.add(slot.offset, slot.len);
     }
 
-    /// How far it would have to grow for a range of `bytes` at its end; `None` if no file is as large.
+    /// The size to which the space would have to grow to have a free range of `bytes` at its end; `None` if that
+    /// overflows.
     pub(super) fn end_with(&self, bytes: u64) -> Option<u64> {
         let last = self.free.last_key_value().filter(|(offset, len)| *offset + *len == self.end);
         last.map_or(self.end, |(offset, _)| *offset).checked_add(whole_blocks(bytes)?)
     }
 
-    /// How far it has grown.
+    /// The size to which the space has grown.
     pub(super) fn end(&self) -> u64 {
         self.end
     }
 
-    /// Bytes taken now.
+    /// Bytes in use now.
     pub(super) fn taken(&self) -> u64 {
         self.taken
     }
 
-    /// A range is free, and one with those of its neighbours that are.
+    /// Marks a range as free and merges it with the free ranges next to it.
     fn add(&mut self, mut offset: u64, mut len: u64) {
         let before = self.free.range(..offset).next_back().map(|(before, len)| (*before, *len));
         if let Some((before, before_len)) = before.filter(|(before, len)| before + len == offset) {
@@ -102,7 +104,7 @@ impl Slot {
 
 #[cfg(test)]
 impl Slot {
-    /// Bytes of the range.
+    /// Length of the range, in bytes.
     pub(super) fn len(&self) -> u64 {
         self.len
     }
@@ -132,7 +134,7 @@ mod tests {
         proptest::collection::vec(step, 1..200)
     }
 
-    /// Where each gap between the slots begins and how long it is, the last one up to `end`.
+    /// The start and length of each gap between the slots; the last gap ends at `end`.
     fn gaps(taken: &[Slot], end: u64) -> Vec<(u64, u64)> {
         let mut slots: Vec<_> = taken.iter().map(|slot| (slot.offset, slot.offset + slot.len)).collect();
         slots.sort_unstable();

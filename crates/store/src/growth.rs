@@ -1,4 +1,4 @@
-//! Volumes grow on a thread of their own, so that nobody who saves a tensor waits for a file system.
+//! Grows volumes on a dedicated thread, so that saving a tensor never waits for a file system.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,20 +11,20 @@ use parking_lot::Mutex;
 use super::contained;
 use super::volume::Volume;
 
-/// Called after a volume has grown, or could not.
+/// Called after a volume has grown, or has failed to.
 pub(super) type Listener = dyn Fn() + Send + Sync;
 
-/// Lets volumes grow, one after the other.
+/// Grows volumes, one after the other.
 pub(super) struct Growth {
     listeners: Arc<Mutex<Vec<Weak<Listener>>>>,
     /// Started when it is first needed.
     worker: Mutex<Option<Worker>>,
     spawn: Box<Spawn>,
-    /// The store is gone, and nobody needs what has not begun.
+    /// The store has been dropped: growth that has not begun is skipped.
     over: Arc<AtomicBool>,
 }
 
-/// Starts the thread, if it can be had.
+/// Starts the thread, if the system allows one.
 type Spawn = dyn Fn(Work) -> io::Result<JoinHandle<()>> + Send + Sync;
 type Work = Box<dyn FnOnce() + Send>;
 
@@ -33,7 +33,7 @@ struct Worker {
     thread: JoinHandle<()>,
 }
 
-/// A volume, and how many bytes it is to grow to at least.
+/// A volume, and the size in bytes that it must grow to at least.
 type Task = (Arc<Volume>, u64);
 
 impl Default for Growth {
@@ -52,15 +52,16 @@ impl Growth {
         }
     }
 
-    /// Has `listener` hear of every growth that ends, for as long as somebody holds it.
+    /// Calls `listener` after each growth attempt, for as long as somebody holds the `Arc`.
     pub(super) fn listen(&self, listener: &Arc<Listener>) {
         let mut listeners = self.listeners.lock();
         listeners.retain(|listener| listener.strong_count() > 0);
         listeners.push(Arc::downgrade(listener));
     }
 
-    /// Lets a volume grow, unless it does already. Whether listeners will hear of it: if no thread can be had, it is over already, and
-    /// they are not told, since the caller may hold what they need.
+    /// Grows a volume in the background, unless that is already under way. Returns whether listeners will be called.
+    /// If no thread can be started, the volume has grown, or failed to, by the time this returns; listeners are then
+    /// not called, since the caller may hold a lock that they need.
     pub(super) fn begin(&self, volume: &Arc<Volume>, end: u64) -> bool {
         let given = self.give(volume, end);
         if !given {
@@ -69,13 +70,15 @@ impl Growth {
         given
     }
 
-    /// Whether the thread lets a volume grow, as somebody has it do already or this does now.
+    /// Queues the growth for the thread. Returns whether the thread will do it, either because of this call or an
+    /// earlier one.
     fn give(&self, volume: &Arc<Volume>, end: u64) -> bool {
         let mut worker = self.worker.lock();
         if worker.is_none() {
             *worker = self.start();
         }
-        // Who grows it in place takes nothing on: others who come meanwhile would wait for news that nobody brings them.
+        // Growing in place must not set the volume's flag: other callers would then wait for a notification that
+        // never comes.
         let Some(worker) = &*worker else { return false };
         if !volume.takes_growth_on() {
             return true;
@@ -118,7 +121,7 @@ impl Drop for Growth {
         let Some(Worker { queue, thread }) = self.worker.get_mut().take() else { return };
         self.over.store(true, Ordering::Relaxed);
         drop(queue);
-        // The last to let go of the store may be a listener, on this very thread.
+        // The last handle to the store may be dropped by a listener, on this very thread.
         if thread.thread().id() != thread::current().id() && thread.join().is_err() {
             tracing::error!("the thread that lets spill files grow panicked");
         }
@@ -159,7 +162,7 @@ mod tests {
             happened.send(Event::Begun { listeners_will_hear }).unwrap();
         };
         thread::scope(|scope| {
-            // Dropped, whatever comes, before the others are waited for.
+            // Dropped in any case, even on a panic, before the scope waits for its threads.
             let closed = open;
             for _ in 0..2 {
                 scope.spawn(ask);
@@ -198,7 +201,7 @@ mod tests {
             assert!(growth.begin(&volume, 2 * GROWTH_BYTES));
         }
         drop(growth);
-        // The listener lets go of the last handle once the first has grown.
+        // The listener drops the last handle once the first volume has grown.
         drop(open);
         assert_eq!(events.iter().collect::<Vec<_>>(), [0]);
     }

@@ -1,34 +1,36 @@
-//! Spill files and what moves bytes between them and memory.
+//! Spill files, and the backends that move bytes between them and memory.
 //!
-//! A [`Store`] reserves a [`Blob`] for each value and writes or reads it whole. It knows nothing of tensors.
+//! A [`Store`] reserves a [`Blob`] for each value and writes or reads the whole blob at a time. It knows nothing
+//! about tensors.
 //!
 //! # Byte layout
 //!
-//! There is one spill file per directory. It has no name from birth, so nothing is left behind however the process
-//! ends; it has no header and no index either, since nothing in it outlives the store. It is a plain array of
-//! 4 KiB blocks:
+//! There is one spill file per directory. It never has a name, so nothing is left behind however the process ends. It
+//! has neither a header nor an index, since nothing in it outlives the store. It is a plain array of 4 KiB blocks:
 //!
 //! | bytes | what |
 //! |---|---|
-//! | `0 .. grown` | preallocated, in steps of 256 MiB, as far as any extent has ever reached |
-//! | `grown .. cap` | not there yet; `cap` is the file's equal share of `cap_bytes` |
+//! | `0 .. grown` | preallocated in steps of 256 MiB, up to the furthest point that any extent has needed |
+//! | `grown .. cap` | not allocated yet; `cap` is the file's equal share of `cap_bytes` |
 //!
-//! Within it, an *extent* is a contiguous range of whole blocks that belongs to one blob. A blob has one extent (a
-//! *piece*) in each file it is striped over; the blocks after its payload's end are padding. It is cut from the shortest
-//! free range within what has grown that is long enough; the file grows only if there is none.
+//! An *extent* is a contiguous range of whole blocks that belongs to one blob. A blob has one extent (a *piece*) in
+//! each file it is striped over; the bytes after the end of its payload are padding. An extent is cut from the
+//! shortest free range that is long enough within the grown part of the file. The file grows only if there is no such
+//! range.
 //!
 //! # Stripe rule
 //!
-//! A blob of at most `stripe_bytes` is one piece, and blobs take the files in turn. A larger one is cut into chunks
-//! of `stripe_bytes`, and chunk `i` of a blob with `n` pieces is chunk `i / n` of piece `i % n`; which file has
-//! the first piece goes round too. A file without room is passed over.
+//! A blob of at most `stripe_bytes` is a single piece, and such blobs are placed in the files in turn. A larger blob
+//! is cut into chunks of `stripe_bytes`; chunk `i` of a blob with `n` pieces is chunk `i / n` of piece `i % n`. The
+//! file that holds the first piece rotates as well. A file without room is skipped.
 //!
 //! # Transfers
 //!
-//! A transfer moves the payload padded to whole blocks, in operations of at most `io_bytes`, straight between the
-//! caller's memory and the file. Memory may be scattered; each operation then lies within one of its parts. Memory
-//! that is not aligned for direct I/O, or has no room for the padding, goes through a bounce buffer. Reads and writes that wait take turns, a read first. A failed write is reported at once; a failed read
-//! is tried three times in all.
+//! A transfer moves the payload, padded to whole blocks, directly between the caller's memory and the file, in
+//! operations of at most `io_bytes`. If the memory is scattered, each operation lies within one of its parts. Memory
+//! that is not aligned for direct I/O, or has no room for the padding, goes through a bounce buffer. Queued reads and
+//! writes take turns, starting with a read. A failed write is reported at once; a read is attempted up to three
+//! times.
 
 mod backend;
 mod blob;

@@ -1,4 +1,4 @@
-//! How a spill file is opened, and what its file system can do.
+//! Opens spill files, and finds out what their file system supports.
 
 use std::fs::{self, File, OpenOptions};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -10,20 +10,20 @@ use std::path::{Path, PathBuf};
 
 use crate::mem::BLOCK;
 
-/// Memory alignment for direct transfers where the kernel does not tell it (before Linux 6.1).
+/// The memory alignment assumed for direct I/O where the kernel does not report it (before Linux 6.1).
 const UNKNOWN_ALIGNMENT: usize = 4096;
-/// Smaller memory alignments that a device may report are not relied on.
+/// Devices may report smaller memory alignments; those are not relied on.
 const LEAST_ALIGNMENT: usize = 512;
 
-/// A name that nobody can guess, of a file that needs one for a moment. It is removed on drop.
+/// The unguessable name of a file that needs one for a moment. The name is removed from its directory on drop.
 #[derive(Debug)]
 pub(super) struct Name(Option<PathBuf>);
 
-/// Opens a file that has no name, readable and writable by its owner only and closed on exec.
+/// Creates a file without a name. Only its owner can read and write it, and it is closed on exec.
 pub(super) fn create_nameless(directory: &Path) -> io::Result<File> {
-    // O_EXCL: nor can the file ever be given a name.
+    // O_EXCL: the file can never be given a name either.
     match owner_only().custom_flags(libc::O_TMPFILE | libc::O_EXCL).open(directory) {
-        // There are file systems without.
+        // Not every file system supports O_TMPFILE.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {
             let (file, name) = create_named(directory)?;
             name.remove()?;
@@ -33,11 +33,11 @@ pub(super) fn create_nameless(directory: &Path) -> io::Result<File> {
     }
 }
 
-/// The same with a name.
+/// Like [`create_nameless`], but with a name.
 pub(super) fn create_named(directory: &Path) -> io::Result<(File, Name)> {
     let path = directory.join(format!(".ssdtrain-{:016x}", RandomState::new().build_hasher().finish()));
     let file = owner_only().create_new(true).open(&path).map_err(|error| match error.kind() {
-        // The directory is there; that nothing can be made in it must not read as if it were not.
+        // The directory exists. The error must not suggest otherwise if no file can be created in it.
         io::ErrorKind::NotFound => io::ErrorKind::Unsupported.into(),
         _ => error,
     })?;
@@ -45,7 +45,7 @@ pub(super) fn create_named(directory: &Path) -> io::Result<(File, Name)> {
 }
 
 impl Name {
-    /// Removes it from its directory, and the file with it once nobody has it open.
+    /// Removes the name from its directory. The file is freed once nobody has it open.
     pub(super) fn remove(mut self) -> io::Result<()> {
         self.0.take().map_or(Ok(()), fs::remove_file)
     }
@@ -67,7 +67,7 @@ fn owner_only() -> OpenOptions {
     options
 }
 
-/// Turns on direct I/O and returns the alignment it wants of memory, or says why it cannot be.
+/// Turns on direct I/O and returns the memory alignment it requires, or says why direct I/O is not possible.
 pub(super) fn set_direct(file: &File) -> Result<usize, String> {
     if is_in_memory(file).map_err(|error| error.to_string())? {
         return Err("it is in memory (tmpfs)".to_owned());
@@ -92,7 +92,8 @@ pub(super) fn set_direct(file: &File) -> Result<usize, String> {
     Ok(memory.max(LEAST_ALIGNMENT))
 }
 
-/// The alignments that direct I/O wants of memory and of file offsets, 0 if it cannot be; `None` if untold.
+/// The alignments that direct I/O requires of memory and of file offsets, 0 if it is not supported; `None` if the
+/// kernel does not report them.
 fn direct_alignment(file: &File) -> io::Result<Option<(usize, usize)>> {
     let mut buffer = MaybeUninit::<libc::statx>::zeroed();
     let (fd, flags, mask) = (file.as_raw_fd(), libc::AT_EMPTY_PATH, libc::STATX_DIOALIGN);
@@ -106,7 +107,7 @@ fn direct_alignment(file: &File) -> io::Result<Option<(usize, usize)>> {
     Ok(told.then_some((answer.stx_dio_mem_align as usize, answer.stx_dio_offset_align as usize)))
 }
 
-/// Whether the file lies in memory: such file systems take `O_DIRECT` and ignore it.
+/// Whether the file is in memory: such file systems accept `O_DIRECT` and ignore it.
 fn is_in_memory(file: &File) -> io::Result<bool> {
     const RAMFS_MAGIC: u32 = 0x8584_58f6;
     let mut buffer = MaybeUninit::<libc::statfs>::zeroed();
@@ -119,7 +120,7 @@ fn is_in_memory(file: &File) -> io::Result<bool> {
     Ok(kind == libc::TMPFS_MAGIC as u32 || kind == RAMFS_MAGIC)
 }
 
-/// Bytes free on the file's disk for this user.
+/// Bytes on the file's disk that are free for this user.
 pub(super) fn free_bytes(file: &File) -> io::Result<u64> {
     let mut buffer = MaybeUninit::<libc::statvfs>::zeroed();
     // SAFETY: `buffer` has room for the answer.

@@ -1,17 +1,17 @@
-//! Which way a store's bytes go.
+//! How a store's bytes are moved.
 
 use std::fmt;
 
 use super::backend::{BackendInfo, CuFileMode};
 use super::region::Medium;
 
-/// What moves a store's bytes, and why it is not something faster.
+/// What moves a store's bytes, and why nothing faster does.
 ///
 /// Displays as `io_uring, O_DIRECT`, or
 /// `thread pool, O_DIRECT (io_uring refused: Operation not permitted (os error 1))`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StorePath {
-    /// Its notes are all that there are, those of the regions and of the choice of a backend too.
+    /// Its notes are complete: they include those of the regions and of the choice of backend.
     pub(super) backend: BackendInfo,
     pub(super) medium: Medium,
 }
@@ -22,22 +22,23 @@ impl StorePath {
         self.backend.name
     }
 
-    /// Whether every transfer goes straight between its memory and the disk, past the page cache.
+    /// Whether every transfer moves directly between memory and the disk, past the page cache.
     pub fn is_direct(&self) -> bool {
         self.medium == Medium::Direct
     }
 
-    /// How cuFile moves the bytes, if it does: as it counts itself, once there were any.
+    /// How cuFile moves the bytes, if it is in use: according to cuFile's own counters, once it has moved any.
     pub fn cufile(&self) -> Option<CuFileMode> {
         self.backend.cufile
     }
 
-    /// Whether the GPU memory that cuFile reaches directly is registered with it, and who does that; none where it reaches none.
+    /// Whether the GPU memory that cuFile accesses directly is registered with it, and by whom; `None` if it accesses
+    /// none directly.
     pub fn registered(&self) -> Option<&str> {
         self.backend.registered.as_deref()
     }
 
-    /// Why a faster way was not taken; empty when this is the fastest.
+    /// Why a faster way was not taken; empty if this is the fastest.
     pub fn notes(&self) -> &[String] {
         &self.backend.notes
     }

@@ -1,49 +1,49 @@
-//! What a backend keeps bytes in.
+//! The storage that a backend keeps bytes in.
 
 use std::any::Any;
 use std::io;
 use std::path::Path;
 
-/// Where a region is to be.
+/// Where a region is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Place<'a> {
     /// On the disk that this directory is on.
     Directory(&'a Path),
-    /// In the host's memory: for tests, and to see what a run costs without a disk.
+    /// In host memory: for tests, and to measure the cost of a run without a disk.
     Memory,
 }
 
-/// Bytes that a backend has opened, by offsets from 0 on. Its operations read and write them; which of them belong to whom is the
-/// store's business.
+/// Bytes that a backend has opened, addressed by offsets from 0. The backend's operations read and write them; the
+/// store decides which of them belong to which blob.
 ///
-/// It is gone, with its bytes, once nobody holds it.
+/// A region and its bytes are freed once nobody holds it.
 pub trait Region: Send + Sync + 'static {
-    /// Makes the bytes `from..to` ones that can be written; those before `from` are already. It may take long; one thread at a time
-    /// calls it. After an error all is as before.
+    /// Makes the bytes `from..to` writable; those before `from` already are. It may take long, and only one thread at
+    /// a time calls it. After an error the region is as it was before.
     fn grow(&self, from: u64, to: u64) -> io::Result<()>;
 
-    /// What the region is.
+    /// Describes the region.
     fn describe(&self) -> RegionInfo;
 
-    /// Itself, as what the backend that moves its bytes knows; around another region, that one's.
+    /// The concrete type that the backend knows its regions by. A region that wraps another returns the inner one's.
     fn backing(&self) -> &dyn Any;
 }
 
-/// What a region is, for those who make transfers for it and for people.
+/// A description of a region, for the code that creates its transfers and for messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionInfo {
-    /// The region in words, for messages, such as `spill file in /mnt/nvme`.
+    /// The region's name for messages, such as `spill file in /mnt/nvme`.
     pub name: String,
-    /// What its bytes lie on.
+    /// Where its bytes are kept.
     pub medium: Medium,
-    /// What transfers' memory must be aligned to, in bytes.
+    /// The alignment that transfers need in memory, in bytes.
     pub alignment: usize,
-    /// Why it is slower than it might be.
+    /// Why it is slower than it could be.
     pub notes: Vec<String>,
 }
 
-/// What lies below a backend.
+/// The medium that a backend stores bytes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Medium {
@@ -59,7 +59,7 @@ pub enum Medium {
 pub(super) mod tests {
     use super::*;
 
-    /// A region of nothing, which grows as it is told.
+    /// A region that holds no bytes and grows as its closure says.
     pub(crate) struct Pretended<F>(pub(crate) F);
 
     impl<F: Fn(u64, u64) -> io::Result<()> + Send + Sync + 'static> Region for Pretended<F> {

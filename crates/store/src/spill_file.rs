@@ -1,4 +1,4 @@
-//! Spill files: nameless, preallocated, direct where the file system can.
+//! Spill files: nameless, preallocated, and opened for direct I/O where the file system supports it.
 
 use std::any::Any;
 use std::fs::{self, File};
@@ -16,16 +16,16 @@ use crate::error::{Error, ErrorKind, Result};
 /// One spill file.
 pub(super) struct SpillFile {
     file: File,
-    /// None if it is in memory.
+    /// `None` if the file is in memory.
     directory: Option<PathBuf>,
-    /// What transfers' memory must be aligned to, or why they go through the page cache.
+    /// The alignment that direct I/O requires of memory, or why the file goes through the page cache.
     direct: Result<usize, String>,
-    /// The file system has not refused to preallocate.
+    /// Whether the file system can preallocate, as far as is known: true until it has refused.
     preallocates: AtomicBool,
 }
 
 impl SpillFile {
-    /// A nameless file, which is to take at most `cap_bytes`.
+    /// Creates a nameless file that may take at most `cap_bytes`.
     pub(super) fn create(place: Place<'_>, cap_bytes: u64) -> Result<SpillFile> {
         match place {
             Place::Directory(directory) => {
@@ -36,7 +36,8 @@ impl SpillFile {
         }
     }
 
-    /// The same with a name in its directory, which is the caller's to remove; one in memory has none.
+    /// Like [`create`](SpillFile::create), but the file has a name in its directory, which the caller must remove. A
+    /// file in memory has none.
     pub(super) fn create_named(place: Place<'_>, cap_bytes: u64) -> Result<(SpillFile, Option<Name>)> {
         match place {
             Place::Directory(directory) => {
@@ -77,7 +78,7 @@ impl SpillFile {
         Ok((SpillFile { file, directory, direct, preallocates: AtomicBool::new(true) }, name))
     }
 
-    /// A file in memory; of memory it takes no more than was ever written to it.
+    /// Creates a file in memory. It takes no more memory than has been written to it.
     fn in_memory() -> Result<SpillFile> {
         let refused = |error| {
             let message = "no anonymous memory file could be made for the in-memory store";
@@ -111,7 +112,8 @@ impl Region for SpillFile {
                 Some(libc::EINTR) => {}
                 Some(libc::EOPNOTSUPP | libc::ENOSYS) => self.preallocates.store(false, Ordering::Relaxed),
                 _ => {
-                    // ext4, for one, keeps what it found before the disk was full.
+                    // Some file systems, ext4 among them, keep the blocks that they allocated before the disk was
+                    // full.
                     if let Err(kept) = self.file.set_len(from) {
                         let name = self.describe().name;
                         tracing::warn!("the {name} could not give back what it did not grow by: {kept}");
@@ -206,7 +208,8 @@ mod tests {
             return eprintln!("skipped: the temporary directory cannot preallocate");
         }
         let before = size();
-        // So far an attempt gets that finds the disk full on its way; this one's end is beyond all files.
+        // An attempt that finds the disk full may get this far before it fails. The next one fails because its end is
+        // beyond any file.
         spill.grow(MIB, 2 * MIB).unwrap();
         assert!(size().1 > before.1);
         let error = spill.grow(MIB, i64::MAX as u64 + MIB).unwrap_err();

@@ -29,11 +29,12 @@ pub struct StoreStats {
     pub retried: u64,
     /// Transfers that went through a bounce buffer because their memory was not aligned or not padded.
     pub bounced: u64,
-    /// Time during which the backend had operations of at least one read, in its queue or on the disk.
+    /// Time during which the backend had operations of at least one read, queued or on the disk.
     pub read_busy: Duration,
-    /// Time during which the backend had operations of at least one write.
+    /// Time during which the backend had operations of at least one write, queued or on the disk.
     pub write_busy: Duration,
-    /// Time during which it had any. Bytes moved, divided by this, are the throughput while there is work.
+    /// Time during which the backend had operations of either kind. Bytes moved divided by this time give the
+    /// throughput while there is work.
     pub busy: Duration,
     /// Bytes of the spill files that belong to blobs now.
     pub reserved_bytes: u64,
@@ -41,7 +42,7 @@ pub struct StoreStats {
     pub file_bytes: u64,
 }
 
-/// The counting half of [`StoreStats`], shared with the transfers in flight.
+/// The counters behind [`StoreStats`], shared with the transfers in flight.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) bytes_written: AtomicU64,
@@ -56,14 +57,14 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// The operations of a transfer go to the backend.
+    /// A transfer's operations are handed to the backend.
     pub(super) fn begin(&self, direction: Direction) {
-        // The lock is taken before the time is, so that time never goes back.
+        // The lock is taken before the time is read, so that the instants never go back.
         let mut busy = self.busy.lock();
         busy.begin(direction, Instant::now());
     }
 
-    /// All of them have ended.
+    /// All operations of a transfer have ended.
     pub(super) fn end(&self, direction: Direction) {
         let mut busy = self.busy.lock();
         busy.end(direction, Instant::now());

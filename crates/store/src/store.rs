@@ -21,15 +21,15 @@ use crate::volume::{Extent, Full, Volume};
 
 /// Reserves, writes and reads blobs. A cheap handle: clones share one store.
 ///
-/// Dropping the last handle waits for the transfers that were started, unless it happens in a completion. Blobs may
-/// outlive the store; the spill files are gone with the last of both.
+/// Dropping the last handle waits for the transfers that were started, unless it is dropped inside a completion.
+/// Blobs may outlive the store; the spill files are freed once the store and all of its blobs have been dropped.
 #[derive(Clone)]
 pub struct Store {
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    // Declared first: what it still does comes before all else ends.
+    // Declared first so that it is dropped first: its thread is joined before the other fields are dropped.
     growth: Growth,
     backend: Arc<dyn Backend>,
     volumes: Vec<Arc<Volume>>,
@@ -37,7 +37,7 @@ struct Shared {
     stripe_bytes: u64,
     rules: Rules,
     medium: Medium,
-    /// Why transfers go a slower way than they might, as far as the backend does not tell.
+    /// Why transfers are slower than they could be, apart from what the backend itself reports.
     notes: Vec<String>,
 }
 
@@ -47,16 +47,17 @@ impl Store {
     /// # Errors
     ///
     /// [`ErrorKind::Config`] if a setting is out of range, [`ErrorKind::Directory`] if a directory cannot be used,
-    /// [`ErrorKind::Unmet`] if [`BackendKind::Uring`](crate::BackendKind::Uring) or [`BackendKind::CuFile`](crate::BackendKind::CuFile) is asked for and refused, [`ErrorKind::Io`] if no thread can
-    /// be started.
+    /// [`ErrorKind::Unmet`] if [`BackendKind::Uring`](crate::BackendKind::Uring) or
+    /// [`BackendKind::CuFile`](crate::BackendKind::CuFile) is requested but not available, [`ErrorKind::Io`] if no
+    /// thread can be started.
     pub fn open(config: StoreConfig) -> Result<Store> {
         let config = config.checked()?;
         let (backend, note) = config.backend.start(&config)?;
         Store::assemble(config, backend, note)
     }
 
-    /// The same with a backend of the caller's; of [`StoreConfig::backend`] only [`BackendKind::Memory`](crate::BackendKind::Memory) makes a difference: the
-    /// backend is to open its regions in memory.
+    /// Opens the spill files with a backend that the caller supplies. [`StoreConfig::backend`] is ignored, except
+    /// that with [`BackendKind::Memory`](crate::BackendKind::Memory) the backend opens its regions in memory.
     ///
     /// # Errors
     ///
@@ -93,7 +94,7 @@ impl Store {
         Ok(Store { shared: Arc::new(shared) })
     }
 
-    /// Reserves room for `bytes`. It may have to wait until a spill file has grown; it does no other I/O.
+    /// Reserves room for `bytes`. The call may have to wait until a spill file has grown; it does no other I/O.
     ///
     /// # Errors
     ///
@@ -107,8 +108,9 @@ impl Store {
         }
     }
 
-    /// The same without waiting: none if a spill file has to grow first. It does so on a thread of the store's, and
-    /// whoever [listens](Store::on_growth) hears when to ask again.
+    /// Like [`reserve`](Store::reserve), but does not wait: returns `None` if a spill file has to grow first. The
+    /// file then grows on a thread of the store's own, and a [listener](Store::on_growth) is called when it is time
+    /// to ask again. If the system refuses that thread, the call lets the file grow itself, and waits for it.
     ///
     /// # Errors
     ///
@@ -123,8 +125,8 @@ impl Store {
         }
     }
 
-    /// Has `listener` called, on a thread of the store's, each time a spill file has grown or could not, for as long as the
-    /// caller holds it. It must not wait for a transfer.
+    /// Calls `listener`, on a thread of the store's own, each time a spill file has grown or has failed to grow. It
+    /// is called for as long as the caller holds the `Arc`. The listener must not wait for a transfer.
     pub fn on_growth(&self, listener: &Arc<dyn Fn() + Send + Sync>) {
         self.shared.growth.listen(listener);
     }
@@ -173,8 +175,8 @@ impl Store {
 
     /// Starts to read `blob` into the first [`Blob::len`] bytes of `buf`, and returns without waiting for the disk.
     ///
-    /// If it fails, what the memory holds is unspecified. No other transfer from or into the same memory, and no
-    /// write of the same blob, may run meanwhile.
+    /// If the read fails, the contents of the memory are unspecified. No other transfer from or into the same memory,
+    /// and no write of the same blob, may run meanwhile.
     pub fn read(&self, blob: Arc<Blob>, buf: Arc<dyn IoBuf>, done: Completion) {
         self.start(Direction::Read, blob, buf, done);
     }
@@ -194,7 +196,7 @@ impl Store {
         }
     }
 
-    /// Which way the bytes go, and why it is not a faster one.
+    /// How the bytes are moved, and why a faster way was not taken.
     pub fn path(&self) -> StorePath {
         let Shared { backend, medium, notes, .. } = &*self.shared;
         let mut backend = backend.describe();
@@ -217,14 +219,15 @@ impl Store {
     }
 }
 
-/// Room for a blob, or where there will be some.
+/// A reserved blob, or the volume that has to grow before the blob can be reserved.
 enum Reservation<'a> {
     Made(Arc<Blob>),
-    /// In this volume, once it has grown to so many bytes.
+    /// The volume must first grow to at least this many bytes.
     Until(&'a Arc<Volume>, u64),
 }
 
-/// The extents of a blob over the volumes, or the index of one that has no room and why.
+/// Reserves the pieces of a blob, each in a volume of its own. The error holds the index of a volume without room,
+/// and the reason.
 fn reserve_pieces(
     bytes: u64,
     stripe_bytes: u64,
@@ -265,12 +268,12 @@ mod tests {
         Store::open(config(files, SHARE)).unwrap()
     }
 
-    /// All that a store of one file has grown to at its start.
+    /// A blob that takes everything that a store of one file has grown to when it opens.
     fn first_step(store: &Store) -> Arc<Blob> {
         store.reserve(GROWTH_BYTES).unwrap()
     }
 
-    /// Of a store's growth, what its listeners are told.
+    /// Registers a listener; the receiver gets a message each time the listener is called.
     fn listen(store: &Store) -> (Arc<dyn Fn() + Send + Sync>, mpsc::Receiver<()>) {
         let (tell, told) = mpsc::channel();
         let listener: Arc<dyn Fn() + Send + Sync> = Arc::new(move || tell.send(()).unwrap());
@@ -338,7 +341,7 @@ mod tests {
         volumes.iter().for_each(|volume| forbid_growth(&**volume.region()));
         let (_listener, told) = listen(&store);
         for _ in volumes {
-            // The one before has failed; the next one takes longer than the pause.
+            // The previous file has failed to grow; pretend that the next attempt took longer than the pause.
             volumes[0].end_pause();
             assert!(store.try_reserve(1).unwrap().is_none());
             told.recv().unwrap();

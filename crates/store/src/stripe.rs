@@ -1,4 +1,4 @@
-//! The stripe rule: which byte of a blob lies in which of its pieces.
+//! The stripe rule: which byte of a blob is in which of its pieces.
 //!
 //! A blob is cut into chunks of `stripe` bytes, the last one shorter. Chunk `i` is chunk `i / width` of piece
 //! `i % width`, and a piece holds its chunks without gaps, so that each piece is one contiguous extent.
@@ -12,7 +12,7 @@ pub(super) struct Span {
     pub(super) offset: u64,
     /// Where the span begins within the blob.
     pub(super) start: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub(super) len: u64,
 }
 
@@ -21,15 +21,15 @@ pub(super) fn width(bytes: u64, files: usize, stripe: u64) -> usize {
     usize::try_from(bytes.div_ceil(stripe)).map_or(files, |chunks| files.min(chunks))
 }
 
-/// The bytes of each of `width` pieces of a blob of `bytes`.
+/// The number of bytes in each of the `width` pieces of a blob of `bytes`.
 pub(super) fn shares(bytes: u64, width: usize, stripe: u64) -> Vec<u64> {
     let row = width as u64 * stripe;
     let (full, rest) = (bytes / row * stripe, bytes % row);
     (0..width as u64).map(|piece| full + rest.saturating_sub(piece * stripe).min(stripe)).collect()
 }
 
-/// The spans that make up a blob of `bytes` striped over `width` pieces, in the order of the blob's bytes. The one
-/// that begins at `start` has at most `longest(start)` bytes, which is not 0.
+/// The spans that make up a blob of `bytes` striped over `width` pieces, in the order of the blob's bytes. A span
+/// that begins at `start` has at most `longest(start)` bytes; `longest` never returns 0.
 pub(super) fn spans(
     bytes: u64,
     width: usize,

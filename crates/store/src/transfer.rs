@@ -1,4 +1,4 @@
-//! A whole write or read of a blob: split into operations, joined again, checked, tried again.
+//! A complete write or read of a blob: split into operations, joined, verified and retried.
 
 use std::io;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use super::stats::Counters;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{AlignedBuf, BLOCK, IoBuf, parts};
 
-/// How often a read is tried before it is given up.
+/// How many times a read is attempted before it fails.
 const READ_ATTEMPTS: u32 = 3;
 
-/// What all transfers of a store have in common.
+/// What all transfers of a store share.
 #[derive(Clone)]
 pub(super) struct Rules {
     pub(super) verify: bool,
@@ -30,15 +30,15 @@ pub(super) struct Transfer {
     rules: Rules,
     direction: Direction,
     blob: Arc<Blob>,
-    /// What the operations point at.
+    /// The memory that the operations point at.
     buf: Arc<dyn IoBuf>,
-    /// What a read is copied to when `buf` is a bounce buffer.
+    /// Where a read is copied to when `buf` is a bounce buffer.
     copy_to: Option<Arc<dyn IoBuf>>,
     attempt: u32,
     done: Completion,
 }
 
-/// What the operations of one attempt share. The last to end takes the transfer out and goes on with it.
+/// What the operations of one attempt share. The last operation to end takes the transfer out and continues it.
 struct Joined {
     pending: usize,
     failure: Option<Failure>,
@@ -49,7 +49,7 @@ struct Joined {
 enum Failure {
     /// An operation failed `offset` bytes into its file.
     Io { error: io::Error, piece: usize, offset: u64 },
-    /// The payload has another checksum than it was written with.
+    /// The payload's checksum differs from the one taken when it was written.
     Corrupt { written: u32, read: u32 },
 }
 
@@ -94,7 +94,7 @@ impl Transfer {
         Ok(Transfer { rules, direction, blob, buf, copy_to, attempt: 1, done })
     }
 
-    /// The operations of the next attempt. When the last of them ends, the transfer goes on by itself.
+    /// The operations of the next attempt. When the last of them ends, the transfer continues by itself.
     pub(super) fn start(self) -> Vec<Op> {
         if self.direction == Direction::Write {
             self.blob.set_checksum(None);
@@ -121,7 +121,7 @@ impl Transfer {
         ops.collect()
     }
 
-    /// Goes on when all operations of an attempt have ended: with another attempt, or to the end.
+    /// Continues after all operations of an attempt have ended: retries, or finishes the transfer.
     fn settle(mut self, failure: Option<Failure>) -> Vec<Op> {
         self.rules.counters.end(self.direction);
         let outcome = failure.map_or_else(|| self.check(), Err);
@@ -140,7 +140,7 @@ impl Transfer {
         }
     }
 
-    /// Takes or compares the checksum, and hands the bytes of a bounce buffer over.
+    /// Takes or compares the checksum, and copies the bytes out of a bounce buffer.
     fn check(&self) -> Result<(), Failure> {
         let len = payload_len(&self.blob);
         match self.direction {
@@ -163,7 +163,7 @@ impl Transfer {
         Ok(())
     }
 
-    /// Counts the outcome and tells it, once the transfer holds neither the blob nor any memory.
+    /// Counts the outcome, then reports it once the transfer holds neither the blob nor any memory.
     fn finish(self, outcome: Result<(), Failure>) {
         let Transfer { rules: Rules { counters, .. }, direction, blob, buf, copy_to, attempt, done } = self;
         let result = outcome.map_err(|failure| failure.into_error(direction, attempt, &blob));
@@ -224,20 +224,20 @@ fn count(transfers: &AtomicU64, bytes: &AtomicU64, len: u64) {
     bytes.fetch_add(len, Relaxed);
 }
 
-/// The payload's length; it fits, since memory at least as long exists.
+/// The payload's length. It fits in a `usize`, since memory of at least that length exists.
 fn payload_len(blob: &Blob) -> usize {
     usize::try_from(blob.len()).unwrap_or(usize::MAX)
 }
 
-/// Whether the blob's padded bytes can move straight from or to `buf`: there is room for them, each part is aligned,
-/// and parts meet only where one block ends and the next begins.
+/// Whether the blob's padded bytes can move directly from or to `buf`: there is room for them, each part is aligned,
+/// and parts meet only at block boundaries.
 fn suits(buf: &dyn IoBuf, blob: &Blob) -> bool {
     let alignment = blob.memory_alignment();
     let padded = usize::try_from(blob.padded_len()).ok().filter(|&padded| padded <= buf.len());
     padded.is_some_and(|padded| {
         let mut start = 0;
         parts(buf, padded).all(|(memory, bytes)| {
-            // What the file wants of memory is asked of the host's only.
+            // Only host memory has to satisfy the file's alignment.
             let aligned = !buf.is_on_host(start) || memory.addr().is_multiple_of(alignment);
             start += bytes;
             aligned && bytes.is_multiple_of(BLOCK)

@@ -1,4 +1,4 @@
-//! A region and the books of its space: which of it is taken, and how far it has grown.
+//! A region together with the bookkeeping of its space: which parts are in use, and how far it has grown.
 
 use std::io;
 use std::sync::Arc;
@@ -11,11 +11,12 @@ use super::region::{Region, RegionInfo};
 use crate::completion::contained;
 use crate::mem::BLOCK;
 
-/// Regions grow by this many bytes at a time, so that a run's first step pays for it and no later one.
+/// Regions grow by this many bytes at a time, so that the first step of a run pays for the growth and later steps do
+/// not.
 pub(super) const GROWTH_BYTES: u64 = 256 << 20;
-/// Largest region: offsets in a file are signed.
+/// Largest region: file offsets are signed.
 const MAX_REGION_BYTES: u64 = i64::MAX as u64;
-/// After a region could not grow, none that could not is asked again for this long.
+/// After a region has failed to grow, no region that has failed is tried again for this long.
 const GROWTH_PAUSE: Duration = Duration::from_secs(1);
 
 /// A region and the space in it.
@@ -24,24 +25,24 @@ pub(super) struct Volume {
     info: RegionInfo,
     cap_bytes: u64,
     books: Mutex<Books>,
-    /// Held while the region grows, which may take long; extents come and go meanwhile.
+    /// Held while the region grows, which may take long; extents are still taken and freed meanwhile.
     growing: Mutex<()>,
     refusals: Arc<Refusals>,
 }
 
-/// When a region last could not grow; the volumes of a store share it. If each paused by itself, its pause might end while another takes
-/// long to fail, and nobody would ever be told that there is no room.
+/// When a region last failed to grow, shared by all volumes of a store. If each volume had its own pause, that pause
+/// might end while another volume takes long to fail, and nobody would ever learn that there is no room.
 #[derive(Default)]
 pub(super) struct Refusals {
     latest: Mutex<Option<Instant>>,
 }
 
 struct Books {
-    /// As far as the region has grown, so that nothing beyond is taken while there is room within.
+    /// Covers only what the region has grown to, so that the region does not grow while there is room within.
     space: Space,
-    /// Somebody has taken it on to let the region grow.
+    /// Somebody has taken on the job of growing the region.
     grows: bool,
-    /// Why the region could not grow when it was last asked to.
+    /// The error code of the latest attempt to grow the region, if it failed.
     refused: Option<i32>,
 }
 
@@ -56,15 +57,15 @@ pub(super) struct Extent {
 pub(super) enum Full {
     /// No free range within the volume's share of the cap is large enough.
     Cap,
-    /// Not before the region has grown to so many bytes.
+    /// There is no room until the region has grown to this many bytes.
     Until(u64),
     /// The region could not grow.
     Refused(io::Error),
 }
 
 impl Volume {
-    /// Over a region that was just opened, of which at most `cap_bytes` are used. It takes the first step of growth, and
-    /// learns with it whether a file system can preallocate.
+    /// Takes a region that was just opened and uses at most `cap_bytes` of it. The region grows by its first step
+    /// here, which also shows whether the file system can preallocate.
     pub(super) fn new(region: Arc<dyn Region>, cap_bytes: u64, refusals: &Arc<Refusals>) -> Volume {
         let cap_bytes = cap_bytes.min(MAX_REGION_BYTES) / BLOCK as u64 * BLOCK as u64;
         let books = Books { space: Space::default(), grows: false, refused: None };
@@ -82,7 +83,8 @@ impl Volume {
         volume
     }
 
-    /// A free range of `bytes`, which must not be 0, rounded up to whole blocks. It never waits for the region.
+    /// Reserves a free range of `bytes`, which must not be 0, rounded up to whole blocks. It never waits for the
+    /// region.
     pub(super) fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Extent, Full> {
         let mut books = self.books.lock();
         if let Some(slot) = books.space.take(bytes) {
@@ -95,8 +97,8 @@ impl Volume {
         }
     }
 
-    /// Lets the region grow to at least `end`, a multiple of the block, by whole steps where there is room for them. It may take long.
-    /// How it went shows when [`reserve`](Volume::reserve) is asked again.
+    /// Grows the region to at least `end`, a multiple of the block size; by a whole step if there is room for it. It
+    /// may take long. The outcome shows when [`reserve`](Volume::reserve) is called again.
     pub(super) fn grow(&self, end: u64) {
         let _alone = self.growing.lock();
         let grown = self.grown_bytes();
@@ -124,7 +126,8 @@ impl Volume {
         }
     }
 
-    /// Whether the caller is to let the region grow, and to say so when that [has ended](Volume::has_grown): nobody else does.
+    /// Claims the job of growing the region. If true, the caller must grow it and then call
+    /// [`has_grown`](Volume::has_grown); nobody else will.
     pub(super) fn takes_growth_on(&self) -> bool {
         !std::mem::replace(&mut self.books.lock().grows, true)
     }
@@ -138,12 +141,12 @@ impl Volume {
         self.books.lock().space.taken()
     }
 
-    /// Bytes the region has grown to.
+    /// Bytes that the region has grown to.
     pub(super) fn grown_bytes(&self) -> u64 {
         self.books.lock().space.end()
     }
 
-    /// Most bytes the region may take.
+    /// The most bytes that the region may take.
     pub(super) fn cap_bytes(&self) -> u64 {
         self.cap_bytes
     }
@@ -152,7 +155,7 @@ impl Volume {
         &self.region
     }
 
-    /// What the region is.
+    /// Describes the region.
     pub(super) fn info(&self) -> &RegionInfo {
         &self.info
     }
@@ -183,7 +186,7 @@ impl Drop for Extent {
 
 #[cfg(test)]
 impl Volume {
-    /// As if the pause after the latest refusal were over.
+    /// Pretends that the pause after the latest refusal is over.
     pub(super) fn end_pause(&self) {
         self.refusals.latest.lock().iter_mut().for_each(|when| *when -= GROWTH_PAUSE);
     }
@@ -191,7 +194,7 @@ impl Volume {
 
 #[cfg(test)]
 impl Extent {
-    /// Bytes of the range.
+    /// Length of the range, in bytes.
     pub(super) fn len(&self) -> u64 {
         self.slot.len()
     }
@@ -208,7 +211,7 @@ mod tests {
     use crate::region::tests::Pretended;
     use crate::spill_file::SpillFile;
 
-    /// The room that there is once the region has grown for it.
+    /// Reserves, and first grows the region if necessary.
     fn reserve(volume: &Arc<Volume>, bytes: u64) -> Result<Extent, Full> {
         match volume.reserve(bytes) {
             Err(Full::Until(end)) => {

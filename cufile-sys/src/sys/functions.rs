@@ -1,7 +1,7 @@
 //! The types of the functions.
 //!
-//! What each demands of its arguments is in the vendor's reference, named in [`crate::sys`]. All may be called from
-//! any thread, with the CUDA context of the memory current there.
+//! What each function requires of its arguments is in the vendor's reference, named in [`crate::sys`]. All may be
+//! called from any thread on which the CUDA context of the memory is current.
 
 use std::ffi::{c_char, c_int, c_long, c_void};
 

@@ -1,6 +1,6 @@
-//! Enums of C as integers.
+//! C enums as integers.
 
-/// Declares an enum of C as an integer of its size, with a constant for each listed value.
+/// Declares a C enum as an integer of its size, with a constant for each listed value.
 macro_rules! integers {
     ($(
         $(#[$about:meta])*

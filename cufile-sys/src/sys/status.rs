@@ -3,7 +3,7 @@
 use super::integers::integers;
 
 integers! {
-    /// What a function of cuFile says of its outcome.
+    /// The outcome of a cuFile function.
     CUfileOpError {
         /// It went well.
         CU_FILE_SUCCESS = 0,
@@ -13,7 +13,7 @@ integers! {
         CU_FILE_DRIVER_INVALID_PROPS = 5002,
         /// A property is out of range.
         CU_FILE_DRIVER_UNSUPPORTED_LIMIT = 5003,
-        /// The kernel module and the library do not fit together.
+        /// The kernel module and the library are incompatible.
         CU_FILE_DRIVER_VERSION_MISMATCH = 5004,
         /// The version of the kernel module cannot be read.
         CU_FILE_DRIVER_VERSION_READ_ERROR = 5005,
@@ -63,7 +63,7 @@ integers! {
         CU_FILE_HANDLE_ALREADY_REGISTERED = 5028,
         /// There is no such GPU.
         CU_FILE_DEVICE_NOT_FOUND = 5029,
-        /// The library failed within.
+        /// The library failed internally.
         CU_FILE_INTERNAL_ERROR = 5030,
         /// The library could not get a descriptor of its own.
         CU_FILE_GETNEWFD_FAILED = 5031,
@@ -81,23 +81,23 @@ integers! {
         CU_FILE_ASYNC_NOT_SUPPORTED = 5038,
         /// A batch could not be set up.
         CU_FILE_INTERNAL_BATCH_SETUP_ERROR = 5039,
-        /// A batch failed within while it was submitted.
+        /// A batch failed internally while it was being submitted.
         CU_FILE_INTERNAL_BATCH_SUBMIT_ERROR = 5040,
-        /// A batch failed within while its state was read.
+        /// A batch failed internally while its state was being read.
         CU_FILE_INTERNAL_BATCH_GETSTATUS_ERROR = 5041,
-        /// A batch failed within while it was cancelled.
+        /// A batch failed internally while it was being cancelled.
         CU_FILE_INTERNAL_BATCH_CANCEL_ERROR = 5042,
         /// The library is out of memory.
         CU_FILE_NOMEM_ERROR = 5043,
         /// An I/O failed.
         CU_FILE_IO_ERROR = 5044,
-        /// A buffer could not be registered within.
+        /// A buffer could not be registered internally.
         CU_FILE_INTERNAL_BUF_REGISTER_ERROR = 5045,
         /// A hash table of the library failed.
         CU_FILE_HASH_OPR_ERROR = 5046,
         /// A context is not valid.
         CU_FILE_INVALID_CONTEXT_ERROR = 5047,
-        /// nvidia-fs failed within.
+        /// nvidia-fs failed internally.
         CU_FILE_NVFS_INTERNAL_DRIVER_ERROR = 5048,
         /// A batch would need compatibility mode, which is off.
         CU_FILE_BATCH_NOCOMPAT_ERROR = 5049,
@@ -107,7 +107,7 @@ integers! {
 }
 
 impl CUfileOpError {
-    /// What to do about the status; none where there is nothing to say that its name does not.
+    /// What to do about the status; `None` if its name already says everything.
     pub fn advice(self) -> Option<&'static str> {
         Some(match self {
             Self::CU_FILE_DRIVER_NOT_INITIALIZED => {

@@ -7,7 +7,7 @@ use libc::{off64_t, size_t, sockaddr, ssize_t};
 use super::CUfileOpError;
 use super::integers::integers;
 
-/// The first status of cuFile is one above this.
+/// cuFile's statuses start one above this.
 pub const CUFILEOP_BASE_ERR: u32 = 5000;
 
 /// An outcome of CUDA's driver.
@@ -88,7 +88,7 @@ integers! {
     }
 }
 
-/// What nvidia-fs says of itself.
+/// The properties that nvidia-fs reports.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CUfileNvfsProps {
@@ -106,7 +106,7 @@ pub struct CUfileNvfsProps {
     pub dcontrolflags: c_uint,
 }
 
-/// What the driver says of itself.
+/// The properties that the driver reports.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CUfileDrvProps_t {
@@ -132,7 +132,7 @@ impl CUfileDrvProps_t {
         bit(self.nvfs.dstatusflags, what.0)
     }
 
-    /// Whether the driver works like this.
+    /// Whether the driver works in this way.
     pub fn uses(&self, what: CUfileDriverControlFlags_t) -> bool {
         bit(self.nvfs.dcontrolflags, what.0)
     }
@@ -199,7 +199,7 @@ pub union CUfileDescrHandle {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CUfileDescr_t {
-    /// Which of `handle` counts.
+    /// Which variant of `handle` applies.
     pub r#type: CUfileFileHandleType,
     /// The file.
     pub handle: CUfileDescrHandle,

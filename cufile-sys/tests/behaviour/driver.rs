@@ -63,7 +63,7 @@ fn a_refusal_is_an_error_that_says_what_to_do() {
 fn one_that_someone_else_has_open_is_used_and_left_open() {
     let stand_in = StandIn::new();
     let someone = stand_in.driver();
-    // Loaded once more, as by another part of the program.
+    // Loaded once more, as another part of the program would.
     stand_in.fail("cuFileDriverOpen", 5026);
     let driver = stand_in.driver();
     assert!(driver.properties().is_ok());

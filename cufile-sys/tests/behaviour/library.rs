@@ -24,7 +24,7 @@ fn a_path_that_fails_is_tried_and_the_search_goes_on() {
     let search = Search::new().path("/nowhere/libcufile.so").beside(torch.path().join("torch/lib"));
     let all = search.candidates();
     assert_eq!(all[0], Path::new("/nowhere/libcufile.so"));
-    // The system's own, if there is one, or else that of the wheel.
+    // The system's own, if there is one, otherwise the wheel's.
     let library = search.load().unwrap();
     assert!(all[1..].contains(&library.path().to_path_buf()), "{library:?}");
 }
@@ -60,7 +60,7 @@ fn the_wheels_are_found_beside_torch_through_links() {
     let stand_in = StandIn::new();
     for wheel in ["cu13", "cufile"] {
         let site = beside_torch(&stand_in, wheel);
-        // As the checkout has it: a link to torch, somewhere else.
+        // As in a checkout: a link to torch, which is somewhere else.
         let checkout = tempfile::tempdir().unwrap();
         let link = checkout.path().join(".libtorch");
         symlink(site.path().join("torch"), &link).unwrap();
@@ -90,7 +90,7 @@ fn beside_torch(stand_in: &StandIn, wheel: &str) -> tempfile::TempDir {
 
 const INNER: &str = "STAND_IN_INNER_TEST";
 
-/// Runs the test of this name alone, in a process of its own with this environment; `None` inside of it.
+/// Runs only the test with this name, in a process of its own with this environment; `None` inside that process.
 fn in_a_process_of_its_own(name: &str, variables: &[(&str, &Path)]) -> Option<()> {
     if env::var_os(INNER).is_some() {
         return None;

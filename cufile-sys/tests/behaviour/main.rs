@@ -1,4 +1,4 @@
-//! What the crate does, seen over a stand-in for the library.
+//! The behaviour of the crate, tested on a stand-in for the library.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 mod driver;
@@ -15,14 +15,14 @@ use std::sync::Arc;
 
 use tempfile::NamedTempFile;
 
-/// An open file with these bytes, and with a name, without which cuFile takes none.
+/// An open file with these bytes and a name; cuFile accepts no file without a name.
 fn file(bytes: &[u8]) -> Arc<NamedTempFile> {
     let mut file = NamedTempFile::new().unwrap();
     file.write_all(bytes).unwrap();
     Arc::new(file)
 }
 
-/// What is in `file`.
+/// The contents of `file`.
 fn contents(file: &NamedTempFile) -> Vec<u8> {
     let file = file.as_file();
     let mut bytes = vec![0; file.metadata().unwrap().len().try_into().unwrap()];

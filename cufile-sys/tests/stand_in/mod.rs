@@ -26,7 +26,7 @@ unsafe impl Send for StandIn {}
 unsafe impl Sync for StandIn {}
 
 impl StandIn {
-    /// One that has every function.
+    /// A stand-in that has every function.
     pub(crate) fn new() -> StandIn {
         static WHOLE: OnceLock<Vec<u8>> = OnceLock::new();
         StandIn::of(WHOLE.get_or_init(|| compile(&[])))

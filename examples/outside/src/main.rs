@@ -12,7 +12,7 @@ const STEPS: usize = 20;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let directory = std::env::args_os().nth(1).map_or_else(std::env::temp_dir, PathBuf::from);
-    // Linking alone does not bring CUDA in: a program that is to use a GPU loads it.
+    // Linking alone does not load CUDA: a program that uses a GPU has to load it.
     let device = ssdtrain::load_cuda().map_or(Device::Cpu, |()| Device::cuda_if_available());
     tch::manual_seed(1);
 

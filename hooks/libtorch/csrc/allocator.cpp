@@ -1,9 +1,11 @@
-// A CPU allocator whose large blocks can be read and written with O_DIRECT, and that counts exactly what is allocated.
+// A CPU allocator whose large blocks can be read and written with O_DIRECT, and which counts exactly what is
+// allocated.
 //
-// Blocks of at least 64 KiB start on a 4 KiB border and have a capacity that is a multiple of 4 KiB. Each is cut out of the
-// smallest free range that has room for it, and joins its free neighbours when it is freed, so memory serves tensors of all sizes
-// in turn. It is mapped in huge pages: fewer pages to fault in, and far fewer for the kernel to pin in each transfer. A huge
-// page without a block can be given back, memory but not addresses. Smaller blocks are malloc's, behind a header of 64 bytes.
+// Blocks of at least 64 KiB are aligned to 4 KiB and have a capacity that is a multiple of 4 KiB. Each is cut from
+// the smallest free range that has room for it, and is merged with the free ranges next to it when it is freed, so
+// the memory serves tensors of all sizes in turn. It is mapped in huge pages: there are fewer pages to fault in, and
+// far fewer for the kernel to pin in each transfer. A huge page without a block can be returned to the system: its
+// memory, but not its addresses. Smaller blocks come from malloc, behind a header of 64 bytes.
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
@@ -28,14 +30,14 @@ namespace {
 constexpr size_t kPage = 4096;
 constexpr size_t kLarge = 64 << 10;
 constexpr size_t kHugePage = 2 << 20;
-// Mapped at once, if there are as many addresses: memory that is not touched takes up nothing else.
+// The size of a mapping, if that many addresses are available: memory that is not touched takes up only addresses.
 constexpr size_t kMapping = 256 << 20;
 
 size_t round_up(size_t n, size_t step) { return (n + step - 1) / step * step; }
 char* round_up(char* at, size_t step) { return reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(at), step)); }
 char* round_down(char* at, size_t step) { return at - reinterpret_cast<uintptr_t>(at) % step; }
 
-// Large blocks, and the memory they lie in. Its owner has it locked.
+// The large blocks, and the memory they are in. The arena's owner must hold its lock during every call.
 class Arena {
  public:
   struct Block {
@@ -75,7 +77,7 @@ class Arena {
     return at == blocks_.end() || !at->second.in_use ? nullptr : &at->second;
   }
 
-  // One more owner of the block in use that begins at `data`; false if there is none.
+  // Adds an owner to the block in use that begins at `data`; false if there is none.
   bool share(void* data) {
     const auto at = blocks_.find(static_cast<char*>(data));
     if (at == blocks_.end()) return false;
@@ -83,8 +85,8 @@ class Arena {
     return true;
   }
 
-  // An owner lets go of the block that begins at `data`, which is free after the last; how many bytes that were requested came free. None
-  // if there is no such block.
+  // Removes an owner from the block that begins at `data`; without owners the block is free. Returns how many
+  // requested bytes were freed, or nothing if there is no such block.
   std::optional<size_t> give(void* data) {
     const auto at = blocks_.find(static_cast<char*>(data));
     if (at == blocks_.end()) return std::nullopt;
@@ -110,7 +112,7 @@ class Arena {
   }
 
  private:
-  // Makes a block free, and one with its free neighbours.
+  // Frees a block and merges it with the free blocks next to it.
   void join(Blocks::iterator at) {
     const auto next = std::next(at);
     if (next != blocks_.end() && !next->second.in_use && at->first + at->second.bytes == next->first) {
@@ -141,7 +143,8 @@ class Arena {
     return true;
   }
 
-  // `bytes` from the border of a huge page on, or null. The upper end of what the kernel offers, since that is where the mapping before is.
+  // `bytes` aligned to a huge page, or null. Uses the upper end of what the kernel offers, since the previous mapping
+  // is there.
   static char* map_huge_pages(size_t bytes) {
     void* mapped = mmap(nullptr, kHugePage + bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) return nullptr;
@@ -154,13 +157,15 @@ class Arena {
     return base;
   }
 
-  // Held may be what was in use at once of late, and what blocks of changing sizes and the ends of huge pages leave between them.
+  // The most that may be held: what was recently in use at once, plus what is lost between blocks of changing sizes
+  // and at the ends of huge pages.
   size_t limit() const {
     const size_t most = std::max(recent_, most_used_);
     return most + most / 8 + 4 * kHugePage;
   }
 
-  // The block is about to be used. What it takes up anew is made up for by free pages elsewhere.
+  // Called when the block is about to be used. If it needs huge pages that are not held, free pages elsewhere are
+  // given back in return.
   void hold(char* data, size_t bytes) {
     char* const end = data + bytes;
     auto held = held_.lower_bound(round_down(data, kHugePage));
@@ -176,7 +181,8 @@ class Arena {
     if (fresh > 0) give_back(limit());
   }
 
-  // Gives huge pages without a block back until no more than `limit` is held, largest ranges first: they are needed last.
+  // Gives back huge pages without a block until no more than `limit` is held. Starts with the largest ranges, which
+  // are needed last.
   void give_back(size_t limit) {
     for (auto range = free_.rbegin(); range != free_.rend() && range->first >= kHugePage && held() > limit; ++range) {
       const auto [bytes, data] = *range;
@@ -184,7 +190,7 @@ class Arena {
       auto page = held_.lower_bound(round_down(data + bytes, kHugePage));
       while (held() > limit && page != held_.begin() && *std::prev(page) >= first) {
         --page;
-        // It fails where the program has locked its memory.
+        // This fails if the program has locked its memory.
         if (madvise(*page, kHugePage, MADV_DONTNEED) == 0) page = held_.erase(page);
       }
     }
@@ -198,7 +204,7 @@ class Arena {
   size_t recent_ = 0;                        // in the steps before, the older the less
 };
 
-// Stands before the data of a small block.
+// Precedes the data of a small block.
 struct alignas(64) Header {
   size_t requested;
   std::atomic<uint32_t> owners{1};  // as of a large block
@@ -231,7 +237,7 @@ class Allocator final : public c10::Allocator {
     held_.store(arena_.held());
   }
 
-  // Of a block of ours.
+  // The capacity of one of our blocks.
   size_t capacity(void* data) {
     if (may_be_large(data)) {
       std::lock_guard lock(mutex_);
@@ -240,7 +246,7 @@ class Allocator final : public c10::Allocator {
     return header_of(data)->requested;
   }
 
-  // One more owner of a block of ours.
+  // Adds an owner to one of our blocks.
   void share(void* data) {
     if (may_be_large(data)) {
       std::lock_guard lock(mutex_);
@@ -252,7 +258,7 @@ class Allocator final : public c10::Allocator {
   static void release(void* data);
 
  private:
-  // The arena's blocks start on the border of a page, and few of malloc's have data there.
+  // The arena's blocks are aligned to a page, and few of malloc's have their data there.
   static bool may_be_large(void* data) { return reinterpret_cast<uintptr_t>(data) % kPage == 0; }
 
   void* take(size_t n) {
@@ -292,7 +298,7 @@ class Allocator final : public c10::Allocator {
     return n;
   }
 
-  // None if it is not the arena's.
+  // Returns nothing if the block is not the arena's.
   std::optional<size_t> give_large(void* data) {
     std::lock_guard lock(mutex_);
     return arena_.give(data);

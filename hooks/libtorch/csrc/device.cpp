@@ -1,4 +1,5 @@
-// Device memory and streams, through libtorch's device-neutral interfaces: no CUDA header, and nothing of CUDA to link.
+// Device memory and streams, through libtorch's device-neutral interfaces: no CUDA header, and no CUDA library to
+// link.
 #include <ATen/Context.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
@@ -20,7 +21,7 @@ extern "C" {
 
 st_status st_deterministic(void) {
   return ssdtrain::guarded([] {
-    // cuBLAS reads it when it is first used.
+    // cuBLAS reads this variable when it is first used.
     setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
     at::globalContext().setDeterministicFillUninitializedMemory(false);

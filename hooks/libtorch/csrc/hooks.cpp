@@ -1,7 +1,8 @@
 // Saved-tensor hooks without Python.
 //
-// Autograd asks its engine for hooks each time it saves a tensor. Ours answers with a `Saved` while the saving thread has a
-// context; everything else it hands on to the engine that was there before, whose threads and queues stay the only ones.
+// Autograd asks its engine for hooks each time it saves a tensor. Our engine answers with a `Saved` while the saving
+// thread has a context. It forwards everything else to the previous engine, whose threads and queues remain the only
+// ones.
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -28,8 +29,8 @@ void check(st_status status) {
   TORCH_CHECK(status == 0, callbacks->error());
 }
 
-// A dense strided tensor without any wrapper whose meaning lies outside its storage. Autocast keys are allowed: without them
-// everything saved under autocast would be passed over.
+// A dense strided tensor without any wrapper whose meaning lies outside its storage. Autocast keys are allowed;
+// otherwise everything saved under autocast would be skipped.
 bool is_plain(const at::Tensor& t) {
   static const uint64_t allowed =
       c10::DispatchKeySet({c10::DispatchKey::CPU, c10::DispatchKey::CUDA, c10::DispatchKey::AutogradCPU,
@@ -40,7 +41,7 @@ bool is_plain(const at::Tensor& t) {
          t.storage().data() != nullptr;
 }
 
-// One tensor that autograd saved: either the tensor itself, or a handle and the view to rebuild on its storage.
+// A tensor that autograd saved: either the tensor itself, or a handle and the view to rebuild on its storage.
 class Saved final : public torch::autograd::SavedVariableHooks {
  public:
   explicit Saved(const void* context) : context_(context) {}
@@ -64,13 +65,14 @@ class Saved final : public torch::autograd::SavedVariableHooks {
                reinterpret_cast<const st_tensor*>(&t)};
     }
     {
-      // What we look at is not what a function reads. The guard takes as long as all the rest: only where reads are noted.
+      // What we look at here is not read by the function. The guard costs as much as everything else here, so it is
+      // used only while reads are being recorded.
       std::optional<at::DisableRecordFunctionGuard> unseen;
       if (is_noting_reads()) unseen.emplace();
       check(callbacks->pack(context_, &saved, &handle_));
     }
     if (handle_ == nullptr) {
-      // An operation's own result comes with its graph, and holding that would be a cycle.
+      // An operation's own result holds its graph, so holding the result would create a cycle.
       kept_ = t.defined() && t.requires_grad() ? t.tensor_data() : t;
       return;
     }
@@ -89,16 +91,17 @@ class Saved final : public torch::autograd::SavedVariableHooks {
     check(callbacks->unpack(handle_, &raw));
     auto storage = c10::Storage(
         c10::intrusive_ptr<c10::StorageImpl>::reclaim(reinterpret_cast<c10::StorageImpl*>(raw)));
-    // What set_() does, without going through the dispatcher twice.
+    // Does the same as set_(), without going through the dispatcher twice.
     auto view = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys_, dtype_);
     view.unsafeGetTensorImpl()->set_sizes_and_strides(sizes_, strides_, offset_);
-    // The source itself came back: changes to it must still be seen by whoever saves the view again. Anything else is new.
+    // If the source itself came back, changes to it must still be visible to whoever saves the view again. Anything
+    // else is new.
     view.unsafeGetTensorImpl()->set_version_counter(raw == source_ ? version_ : c10::VariableVersion(0));
     return view;
   }
 
  private:
-  // Autograd leaves this check to whoever has hooks set.
+  // Autograd leaves this check to the hooks if any are set.
   void check_version() const {
     if (!version_.enabled()) return;
     const uint32_t now = version_.current_version();

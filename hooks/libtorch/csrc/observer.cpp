@@ -1,5 +1,6 @@
-// Writes of operations, as libtorch's own observers of operations tell them: above autograd, on every thread, composite operations and
-// those within them. Version counters see less: pieces of a storage have counters of their own, and so has what `Tensor::data` returns.
+// Writes of operations, as reported by libtorch's own operation observers: above autograd, on every thread, for
+// composite operations and those within them. Version counters see less: pieces of a storage have counters of their
+// own, and so does the result of `Tensor::data`.
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 

@@ -13,7 +13,7 @@ namespace ssdtrain {
 
 namespace {
 
-// Of batch normalisation, most of whose schemas do not say that they write.
+// Handles batch normalisation: most of its schemas do not say that they write.
 void statistics_of(std::string_view name, Operation& of) {
   struct Known {
     std::string_view name;
@@ -33,7 +33,7 @@ void statistics_of(std::string_view name, Operation& of) {
     of.statistics = bit(one.mean) | bit(one.mean + 1);
     of.training = one.training;
     of.passes_over_empty = name == "aten::batch_norm" || name == "aten::_batch_norm_impl_index";
-    // Schemas that say so say it of evaluation too.
+    // Schemas that do say so say it for evaluation too.
     of.written &= ~of.statistics;
     of.written_after_saving &= ~of.statistics;
   }
@@ -45,7 +45,7 @@ Operation operation_of(const at::RecordFunction& call) {
   const auto schema = call.operator_schema();
   if (!schema.has_value()) return of;
   const std::string& name = schema->name();
-  // Shape only, or whether gradients are wanted: no byte changes.
+  // These change only the shape, or whether gradients are wanted; no byte changes.
   static constexpr std::string_view harmless[] = {"aten::requires_grad_", "aten::retain_grad", "aten::set_data"};
   for (const std::string_view one : harmless) {
     if (name == one) return of;
@@ -71,7 +71,7 @@ Operation operation_of(const at::RecordFunction& call) {
 
 }  // namespace
 
-// A schema's name is at an address of its own for as long as the process lives.
+// The name of a schema keeps its own address for as long as the process lives.
 const Operation& known(const at::RecordFunction& call) {
   constexpr size_t kSlots = 1024;
   thread_local std::unique_ptr<std::array<Operation, kSlots>> cache = std::make_unique<std::array<Operation, kSlots>>();

@@ -1,4 +1,4 @@
-// The default generators' states: what random numbers a computation will draw.
+// The states of the default generators: they determine the random numbers that a computation will draw.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
@@ -14,7 +14,7 @@
 
 namespace {
 
-// The CPU's generator, by its parts: as a tensor its state would take twenty times as long.
+// The CPU generator's state, field by field: getting it as a tensor would take twenty times as long.
 class CpuState final {
  public:
   CpuState() : generator_(at::detail::getDefaultCPUGenerator()) {

@@ -1,4 +1,5 @@
-// Named ranges in NVIDIA's tools, through libtorch's profiler: libtorch_cuda brings NVTX along and looks for a tool itself.
+// Named ranges for NVIDIA's tools, through libtorch's profiler: libtorch_cuda includes NVTX, which looks for a tool
+// by itself.
 #include <torch/csrc/profiler/stubs/base.h>
 
 #include "guard.h"

@@ -1,4 +1,4 @@
-// What a function reads that it did not make, and the running statistics that it updates.
+// What a function reads but did not create, and the running statistics that it updates.
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 #include <c10/core/Event.h>
@@ -19,7 +19,8 @@
 
 using namespace ssdtrain;
 
-// What a function reads that it did not make, from `st_reads_begin` to `st_reads_end`, and whether that is still what it was.
+// What a function reads but did not create, from `st_reads_begin` to `st_reads_end`, and whether that is still
+// unchanged.
 struct st_reads {
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
@@ -38,11 +39,11 @@ struct st_reads {
     uint64_t when;
     bool made;    // by the function
     size_t read;  // if not: where it is in `reads`
-    // Held so that the address means one storage.
+    // Held so that the address identifies one storage.
     c10::weak_intrusive_ptr<StorageImpl> storage;
   };
 
-  // Running statistics that the function updates, and their values before it did so first.
+  // Running statistics that the function updates, and their values before the first update.
   struct Statistic {
     at::Tensor tensor;
     at::Tensor before;
@@ -50,7 +51,7 @@ struct st_reads {
 
   std::vector<Read> reads;
   std::vector<Statistic> statistics;
-  // Something could not be noted.
+  // Something could not be recorded.
   bool has_failed = false;
   std::unordered_map<const StorageImpl*, Seen> seen;
 
@@ -72,7 +73,7 @@ struct st_reads {
            left.scalar_type() == right.scalar_type() && left.sizes() == right.sizes() && left.strides() == right.strides();
   }
 
-  // What is known of it, if it is new, as something that was not made.
+  // What is known about the tensor's storage; if it is new, it is recorded as one that the function did not create.
   Seen& see(const at::Tensor& t, uint64_t when) {
     const StorageImpl* storage = storage_of(t);
     const auto known = seen.find(storage);
@@ -95,7 +96,8 @@ struct st_reads {
     if (!only_views) read.bytes.add(span_of(t));
   }
 
-  // A result of a call whose arguments were seen before `when`: what was first seen since then was made by it.
+  // Records a result of a call whose arguments were seen before `when`: what was first seen since then was created by
+  // the call.
   void makes_one(const at::Tensor& t, uint64_t when) {
     const auto [place, fresh] = seen.try_emplace(storage_of(t), Seen{when, true, 0, weak(t)});
     Seen& known = place->second;
@@ -110,7 +112,7 @@ struct st_reads {
     if (known != seen.end() && known->second.made) return;
     const at::DisableRecordFunctionGuard unseen;
     const c10::NoGradGuard no_grad;
-    // Elements that lie in one place have one value.
+    // Elements that share one address have one value.
     at::Tensor elements = t;
     for (int64_t i = 0; i < t.dim(); ++i) {
       if (t.stride(i) == 0 && t.size(i) > 1) elements = elements.narrow(i, 0, 1);
@@ -121,7 +123,8 @@ struct st_reads {
     statistics.push_back(Statistic{elements, elements.detach().clone()});
   }
 
-  // A rerun begins with what these bytes held, whatever has been written to them since: all of them are statistics.
+  // Whether a rerun begins with what these bytes held, whatever has been written to them since: that is so if all of
+  // them are statistics.
   bool rewinds(const StorageImpl* storage, Span wanted) const {
     std::vector<Span> spans;
     for (const auto& [t, before] : statistics) {
@@ -135,11 +138,11 @@ struct st_reads {
     return !spans.empty() && covered >= std::min(wanted.to, storage->nbytes());
   }
 
-  // What is read of it is what was read, or the values that a rerun begins with.
+  // Whether the bytes that were read are unchanged, or are values that a rerun begins with.
   bool is_unchanged(const Read& read) const {
     const StorageImpl* storage = read.storage._unsafe_get_target();
     const at::Tensor tensor(read.tensor.lock());
-    // It would read again where the tensor has its data now.
+    // A rerun would read from where the tensor has its data now.
     if (tensor.defined() && storage_of(tensor) != storage) return storage_of(tensor) != nullptr && rewinds(storage_of(tensor), Span{});
     if (read.storage.expired() || rewinds(storage, Span{})) return true;
     if (read.counter.enabled() && read.counter.current_version() != read.version) return false;
@@ -150,18 +153,18 @@ struct st_reads {
         return std::find(others.begin(), others.end(), write) != others.end() || is_elsewhere || rewinds(storage, write.where);
       });
     };
-    // Writes of a rerun that are forgotten since are a change as well.
+    // Writes of a rerun that have been forgotten since are a change as well.
     return same(writes, read.writes) && same(read.writes, writes);
   }
 };
 
 namespace {
 
-// The functions under way on this thread whose reads are noted, innermost last.
+// The functions in progress on this thread whose reads are recorded, innermost last.
 thread_local std::vector<st_reads*> reading;
-// Tells libtorch to call for them; there while there are any.
+// Makes libtorch call us for them; registered while there are any.
 thread_local at::CallbackHandle reading_callback = 0;
-// Calls of this thread that were seen while something was noted.
+// Calls of this thread that were seen while something was being recorded.
 thread_local uint64_t calls = 0;
 
 struct Call final : at::ObserverContext {
@@ -169,7 +172,7 @@ struct Call final : at::ObserverContext {
   uint64_t when;
 };
 
-// Has those that note something know if it fails: libtorch only prints what an observer throws.
+// If `body` fails, marks everything that is being recorded as failed: libtorch only prints what an observer throws.
 template <class Body>
 void noting(Body&& body) {
   try {
@@ -179,7 +182,7 @@ void noting(Body&& body) {
   }
 }
 
-// Called on threads that note what is read, and on those that took their settings over.
+// Called on threads that record what is read, and on threads that took over their settings.
 std::unique_ptr<at::ObserverContext> read_starts(const at::RecordFunction& call) {
   if (reading.empty()) return nullptr;
   noting([&] {
@@ -211,14 +214,15 @@ void read_ends(const at::RecordFunction& call, at::ObserverContext* context) {
 
 // ---- statistics --------------------------------------------------------------------------------------------------------
 
-// Without raising the version: an update of statistics does not raise it either.
+// Does not raise the version counter, just as an update of statistics does not.
 void set_value(const at::Tensor& t, const at::Tensor& value) {
   const at::DisableRecordFunctionGuard unseen;
   written(storage_of(t), span_of(t));
   t.variable_data().copy_(value);
 }
 
-// Statistics are rewound by one thread at a time, but each computes on a stream of its own: the next one's comes after this.
+// Statistics are rewound by one thread at a time, but each thread computes on a stream of its own: the next one's
+// work must come after this.
 void each_last_restore(const std::vector<at::Tensor>& tensors, void (*each)(c10::Event& event, const c10::Stream& now)) {
   static auto* events = new std::unordered_map<c10::Device, c10::Event>;
   for (const at::Tensor& t : tensors) {
@@ -230,13 +234,13 @@ void each_last_restore(const std::vector<at::Tensor>& tensors, void (*each)(c10:
 
 }  // namespace
 
-// Running statistics, and the values to be put back.
+// Running statistics, and the values to restore.
 struct st_statistics {
   std::vector<at::Tensor> tensors;
   std::vector<at::Tensor> values;
   TemporaryWrites writes;
 
-  // `rerun` is what was noted meanwhile, if anything was.
+  // `rerun` is what was recorded meanwhile, if anything was.
   void put_back(const st_reads* rerun) {
     std::exception_ptr failure;
     const auto set = [&](const at::Tensor& t, const at::Tensor& value) {
@@ -327,7 +331,7 @@ st_status st_statistics_rewind(const st_reads* reads, st_statistics** out) {
       rewound->values.push_back(t.detach().clone());
     }
     try {
-      // Where they overlap, the older value is of what lies beneath.
+      // Where they overlap, the older value is that of the bytes beneath.
       for (size_t i = reads->statistics.size(); i-- > 0;) set_value(reads->statistics[i].tensor, reads->statistics[i].before);
     } catch (...) {
       rewound->put_back(nullptr);

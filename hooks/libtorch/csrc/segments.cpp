@@ -1,4 +1,4 @@
-// Segments of libtorch's caching allocator for CUDA: as they come, and before they go.
+// Segments of libtorch's caching allocator for CUDA: reported when they come, and before they go.
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 
@@ -8,7 +8,7 @@ namespace {
 
 using c10::CachingDeviceAllocator::TraceEntry;
 
-// Segments that grow are left out: the allocator tells of their pages when they are unmapped already.
+// Segments that can grow are left out: the allocator reports their pages only after they have been unmapped.
 void tell(st_segments watcher, const void* context, const TraceEntry& entry) {
   const auto device = static_cast<int8_t>(entry.device_);
   if (entry.action_ == TraceEntry::SEGMENT_ALLOC) {

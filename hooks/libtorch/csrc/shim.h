@@ -1,6 +1,7 @@
-// The C face of the shim. Everything that crosses it is a plain value, a borrowed pointer, or a pointer whose ownership the
-// comment names. No C++ exception leaves a function declared here: failures come back as a non-zero status, and
-// st_last_error() holds the message for the calling thread. Callbacks into Rust obey the same rule the other way round.
+// The C interface of the shim. Everything that crosses it is a plain value, a borrowed pointer, or a pointer whose
+// ownership the comment states. No C++ exception leaves a function declared here: failures are returned as a non-zero
+// status, and st_last_error() returns the message for the calling thread. Callbacks into Rust follow the same rule in
+// the other direction.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -37,17 +38,17 @@ typedef struct {
 } st_saved;
 
 typedef struct {
-  // Decides about one saved tensor. Leaves *handle null to have the graph keep the tensor itself.
+  // Decides about a saved tensor. Leaves *handle null if the graph should keep the tensor itself.
   st_status (*pack)(const void* context, const st_saved* saved, void** handle);
   // Returns the packed tensor's storage in *storage, with a strong reference that the caller takes over.
   st_status (*unpack)(const void* handle, st_storage** storage);
-  // The graph has let go of the handle. Called once per handle.
+  // The graph has released the handle. Called once per handle.
   void (*release)(void* handle);
   // Message of the calling thread's last failed callback; valid until its next one.
   const char* (*error)(void);
 } st_callbacks;
 
-// Makes autograd ask us about every tensor it saves. Once per process; `callbacks` must live for ever.
+// Makes autograd ask us about every tensor it saves. Call once per process; `callbacks` must live forever.
 st_status st_install(const st_callbacks* callbacks);
 // Sets the context for tensors saved by the calling thread (null: none).
 void st_activate(const void* context);
@@ -55,12 +56,12 @@ void st_activate(const void* context);
 // Runs backward from one scalar.
 st_status st_backward(const st_tensor* loss, bool retain_graph, bool create_graph);
 
-// Saves `tensor` as an autograd node would, unpacks it (a new at::Tensor each time), and lets go of it.
+// Saves `tensor` as an autograd node would, unpacks it (a new at::Tensor each time), and frees it.
 st_status st_variable_save(const st_tensor* tensor, st_variable** variable);
 st_status st_variable_unpack(st_variable* variable, st_tensor** out);
 void st_variable_free(st_variable* variable);
 
-// ---- computing a thing again -------------------------------------------------------------------------------------------
+// ---- recomputation -----------------------------------------------------------------------------------------------------
 
 // The states of the default generators of the CPU and of `count` CUDA devices.
 st_status st_random_of(const int8_t* cuda, size_t count, st_random** random);
@@ -70,43 +71,50 @@ void st_random_free(st_random* random);
 
 // Whether the calling thread records gradients.
 bool st_recording(void);
-// The modes of the calling thread: recording, autocast and the like. To leave them is for the thread that entered them, newest first.
+// The modes of the calling thread: recording, autocast and the like. The thread that entered them must leave them,
+// newest first.
 st_status st_modes_of_thread(st_modes** modes);
 void st_modes_free(st_modes* modes);
 st_status st_modes_enter(const st_modes* modes, st_entered** entered);
 void st_modes_leave(st_entered* entered);
-// Autocast of what the calling thread computes on the CPU; entering says what leaving restores.
+// Autocast for what the calling thread computes on the CPU; entering returns what leaving has to restore.
 bool st_cpu_autocast_enter(void);
 void st_cpu_autocast_leave(bool before);
 
 st_status st_tensor_version(const st_tensor* tensor, uint32_t* version);  // fails for inference tensors, which have none
-// Whether a gradient goes anywhere from it: not from a view that was made of a leaf without recording, though it requires one.
+// Whether the tensor passes a gradient on: a view of a leaf that was made without recording does not, although it
+// requires one.
 st_status st_tensor_takes_gradient(const st_tensor* tensor, bool* takes);
-// A hash of kind, device, sizes, strides and offset. Fails for a tensor that is not strided, or has no storage.
+// A hash of kind, device, sizes, strides and offset. Fails for a tensor that is not strided or has no storage.
 st_status st_tensor_layout(const st_tensor* tensor, uint64_t* layout);
 
 // ---- what operations write and read ----------------------------------------------------------------------------------------
 
-// Tells `written` of each operation, on any thread, that writes to a watched storage: before it does, and where autograd may have saved the
-// storage in between also after it did. Once per process; `written` must live for ever. What writes through raw pointers is not seen.
+// Calls `written` for each operation, on any thread, that writes to a watched storage: before the write and, if
+// autograd may have saved the storage in between, also after it. Call once per process; `written` must live forever.
+// Writes through raw pointers are not seen.
 st_status st_writes_observe(void (*written)(const st_storage* storage));
-// Watches a storage to which the caller holds a weak reference, until as many unwatch it; returns its last write.
+// Watches a storage that the caller holds a weak reference to, until it has been unwatched as many times; returns its
+// last write.
 uint64_t st_storage_watch(const st_storage* storage);
 void st_storage_unwatch(const st_storage* storage);
 uint64_t st_storage_last_write(const st_storage* storage);  // a number of its own for each; zero: none since it is watched
 
-// Notes the tensors that operations of the calling thread read and did not make, until st_reads_end on the same thread.
+// Records the tensors that operations of the calling thread read but did not create, until st_reads_end on the same
+// thread.
 st_status st_reads_begin(st_reads** reads);
 void st_reads_end(st_reads* reads);
-// Fail, and name a tensor by its shape, if one that is still alive was changed between begin and end, or since it was first read.
+// Fail, naming a tensor by its shape, if one that is still alive was changed between begin and end, or since it was
+// first read.
 st_status st_reads_check_unchanged_within(const st_reads* reads);
 st_status st_reads_check_unchanged_since(const st_reads* reads);
 void st_reads_free(st_reads* reads);
 bool st_reads_contain(const st_reads* reads, const st_storage* storage);  // to which the caller holds a reference
 bool st_reads_update_statistics(const st_reads* reads);  // whether there are running statistics among what was written
-// Gives the running statistics (of batch normalisation) that were updated between begin and end the values from before that, until they are
-// restored, on the same thread, to what they are now; that frees them, and fails if another thread has written to them in between.
-// So it does if `rerun` (null: nothing was noted) has statistics that `reads` has not; those are put back as well.
+// Sets the running statistics (of batch normalisation) that were updated between begin and end back to their values
+// from before that. Restoring, which must happen on the same thread, returns them to their present values and frees
+// `rewound`. It fails if another thread has written to them in between. It also fails if `rerun` (null: nothing was
+// recorded) has statistics that `reads` does not have; those are restored as well.
 st_status st_statistics_rewind(const st_reads* reads, st_statistics** rewound);
 st_status st_statistics_restore(st_statistics* rewound, const st_reads* rerun);
 
@@ -120,9 +128,10 @@ void st_storage_retain(st_storage* storage);
 void st_storage_release(st_storage* storage);
 void st_storage_weak_retain(st_storage* storage);
 void st_storage_weak_release(st_storage* storage);
-// Bytes that may be read and written from st_storage_data on: at least st_storage_bytes, more where our allocator rounded up.
+// Bytes that may be read and written starting at st_storage_data: at least st_storage_bytes, more if our allocator
+// rounded up.
 uint64_t st_storage_capacity(const st_storage* storage);
-// The bytes of a storage as they lie now; whoever gets it keeps the storage.
+// The bytes of a storage at this moment; whoever receives it must keep the storage alive.
 typedef struct {
   void* data;
   uint64_t bytes;
@@ -132,7 +141,7 @@ typedef struct {
 st_block st_storage_block(const st_storage* storage);
 void st_block_hold(void* data);     // once more, of a block that is held
 void st_block_release(void* data);  // once for each time it was held
-// Turns a weak reference into an additional strong one; false if the storage is gone.
+// Turns a weak reference into an additional strong one; false if the storage has been freed.
 bool st_storage_lock(st_storage* storage);
 
 // ---- CPU allocator -----------------------------------------------------------------------------------------------------
@@ -151,34 +160,37 @@ void st_allocator_trim(void);      // gives all free memory back to the system
 
 // ---- CUDA devices ------------------------------------------------------------------------------------------------------
 
-// Makes operations take deterministic kernels; those that have none fail. To be called before CUDA's first use.
+// Makes operations use deterministic kernels; operations without one fail. Must be called before CUDA is first used.
 st_status st_deterministic(void);
-// What libtorch does before it makes its first CUDA tensor; what follows here needs it. Harmless to repeat.
+// What libtorch does before it creates its first CUDA tensor; the functions below need it. May be called repeatedly.
 st_status st_device_initialise(void);
-// The cudaStream_t that the calling thread computes on; libtorch's own.
+// The cudaStream_t that the calling thread computes on; it belongs to libtorch.
 st_status st_device_stream(int8_t index, void** stream);
-// Makes the calling thread compute on the stream of this number, which a cudaStream_t from outside has as its address; tells the one before.
+// Makes the calling thread compute on the stream with this number, and returns the number of the previous one. The
+// number of a cudaStream_t that is not libtorch's is its address.
 st_status st_device_exchange_stream(int8_t index, int64_t stream, int64_t* before);
-// Once freed, the storage's memory is used again only after what is queued by then on the stream that the calling thread computes on now.
+// Once freed, the storage's memory is reused only after everything queued by then on the calling thread's current
+// stream.
 st_status st_device_record_use(int8_t index, const st_storage* storage);
 // Allocated for that stream; the caller owns one strong reference.
 st_status st_device_allocate(int8_t index, uint64_t bytes, st_storage** storage);
 st_status st_device_memory(int8_t index, st_memory* memory);  // of libtorch's caching allocator
 st_status st_device_reset_peak(int8_t index);
-// Bytes that could be allocated: what the driver has free, and what the caching allocator holds and does not use.
+// Bytes that could be allocated: what the driver has free, plus what the caching allocator holds but does not use.
 st_status st_device_free(int8_t index, uint64_t* bytes);
 
-// Segments that libtorch's caching allocator has of CUDA.
+// Segments that libtorch's caching allocator has obtained from CUDA.
 typedef struct {
-  // Before st_segments_watch returns: one that was there a moment ago.
+  // Called before st_segments_watch returns: for a segment that existed a moment ago.
   void (*was)(const void* context, int8_t device, uintptr_t start, size_t bytes);
-  // From any thread, with the allocator's lock held.
+  // Called on any thread, with the allocator's lock held.
   void (*came)(const void* context, int8_t device, uintptr_t start, size_t bytes);
   void (*goes)(const void* context, int8_t device, uintptr_t start);  // before it is freed
 } st_segments;
 
-// Tells `watcher`, which must live for ever, of each that comes or goes from now on, and of those that there are; it cannot be undone.
-// Segments that grow ("expandable") are left out. Fails with allocators that have no tracker.
+// Tells `watcher`, which must live forever, about each segment that comes or goes from now on, and about those that
+// exist. It cannot be undone. Segments that can grow ("expandable") are left out. Fails for allocators that have no
+// tracker.
 st_status st_segments_watch(st_segments watcher, const void* context);
 
 // ---- named ranges (NVTX) -------------------------------------------------------------------------------------------------

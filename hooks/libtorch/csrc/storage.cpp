@@ -1,4 +1,4 @@
-// Storages: identity, life time, bytes.
+// Storages: identity, lifetime, bytes.
 #include <ATen/core/TensorBase.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
@@ -40,7 +40,8 @@ st_storage* st_tensor_storage(const st_tensor* tensor) {
 
 uint64_t st_storage_bytes(const st_storage* storage) { return impl(storage)->nbytes(); }
 
-// Not StorageImpl::mutable_data, which would copy a copy-on-write storage: stores only read, and loads fill storages of ours.
+// Not StorageImpl::mutable_data, which would copy a copy-on-write storage: stores only read, and loads fill storages
+// of our own.
 void* st_storage_data(const st_storage* storage) { return impl(storage)->data_ptr().get(); }
 
 st_status st_storage_allocate(uint64_t bytes, st_storage** storage) {

@@ -1,4 +1,4 @@
-// What the outcome of a computation hangs on beside what it reads and random numbers: the thread's modes.
+// What the result of a computation depends on besides what it reads and random numbers: the thread's modes.
 #include <ATen/ThreadLocalState.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/variable.h>
@@ -9,8 +9,8 @@ namespace {
 
 const at::Tensor& tensor(const st_tensor* t) { return *reinterpret_cast<const at::Tensor*>(t); }
 
-// Sets the modes of a thread, and restores them. Autocast's cache of cast weights is off meanwhile: what is entered outside of
-// an autocast region would stay there, and be taken for the weights of the next step.
+// Sets the modes of a thread, and restores them. Autocast's cache of cast weights is disabled meanwhile: what is
+// cached outside of an autocast region would stay in the cache and be taken for the weights of the next step.
 class Modes final {
  public:
   explicit Modes(const at::ThreadLocalState& state) : guard_(state), cached_(at::autocast::is_autocast_cache_enabled()) {
@@ -61,7 +61,8 @@ st_status st_tensor_takes_gradient(const st_tensor* of, bool* takes) {
     *takes = t.requires_grad();
     const auto* view = torch::autograd::impl::get_view_autograd_meta(t);
     if (view == nullptr || !view->has_bw_view() || view->grad_fn_ != nullptr || view->requires_grad_) return;
-    // If its base has changed since, it gets a function when it is asked for one, which may be an error and is not ours to have.
+    // If its base has changed since, it gets a function when it is asked for one. That may be an error, which must
+    // not be raised here.
     *takes = *takes && view->get_attr_version() != t._version();
   });
 }

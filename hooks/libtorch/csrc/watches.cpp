@@ -10,7 +10,8 @@ namespace ssdtrain {
 
 namespace {
 
-// Most writes are to storages that nobody watches: these counters, by a hash of the address, say so without a lock.
+// Most writes go to storages that nobody watches: these counters, indexed by a hash of the address, show that without
+// a lock.
 constexpr size_t kCounters = 1 << 14;
 std::array<std::atomic<uint32_t>, kCounters> watchers_of;
 
@@ -33,7 +34,7 @@ struct Watches {
   std::mutex mutex;
   uint64_t now = 0;
   std::unordered_map<const StorageImpl*, Watched> storages;
-  // Calls under way, by what they update.
+  // The number of calls in progress, by the storage that they update.
   std::unordered_map<const StorageImpl*, uint32_t> updates;
   std::condition_variable update_ended;
 
@@ -49,7 +50,7 @@ Watches& watches() {
   return *instance;
 }
 
-// Those of the calling thread.
+// The temporary writes of the calling thread.
 thread_local std::vector<TemporaryWrites*> temporary;
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Storages that someone watches, and what was written to each since.
+// Storages that are being watched, and what has been written to each since.
 #pragma once
 #include <c10/core/Storage.h>
 
@@ -13,7 +13,7 @@ namespace ssdtrain {
 
 using c10::StorageImpl;
 
-// Bytes of a storage, from the first to before the last; by default it may be any.
+// A half-open byte range of a storage; by default the whole storage.
 struct Span {
   size_t from = 0;
   size_t to = SIZE_MAX;
@@ -31,24 +31,24 @@ struct Write {
   bool operator==(const Write& other) const { return where == other.where && when == other.when; }
 };
 
-// Returns when the storage was last written, as `last_write` does.
+// Starts watching, and returns the time of the storage's last write, like `last_write`.
 uint64_t watch(const StorageImpl* storage);
 void unwatch(const StorageImpl* storage);
-// Zero, if it was not written since it is watched.
+// Zero if the storage has not been written since it has been watched.
 uint64_t last_write(const StorageImpl* storage);
-// One for each span that has been written since the storage is watched.
+// One entry for each span that has been written since the storage has been watched.
 std::vector<Write> writes_of(const StorageImpl* storage);
-// An operation of the calling thread writes there, or has written.
+// Must be called when an operation of the calling thread is about to write there, or has written.
 void written(const StorageImpl* storage, Span where = {});
 
-// A call that updates statistics there is under way from one to the other.
+// Mark the start and the end of a call that updates statistics in this storage.
 void update_begins(const StorageImpl* storage);
 void update_ends(const StorageImpl* storage);
 
 // Called with each watched storage that is written.
 extern void (*tell_written)(const st_storage* storage);
 
-// Storages that the calling thread gives other values for a while, to put back what they hold now.
+// Storages whose values the calling thread replaces temporarily, to restore the present values later.
 class TemporaryWrites {
  public:
   TemporaryWrites();
@@ -56,9 +56,10 @@ class TemporaryWrites {
   TemporaryWrites(const TemporaryWrites&) = delete;
   TemporaryWrites& operator=(const TemporaryWrites&) = delete;
 
-  // Waits for other threads' calls that update statistics there.
+  // Waits for calls on other threads that update statistics there.
   void add(const c10::Storage& storage);
-  // Forgets what this thread has written there since, but for writes whose bytes are not known. False if another thread has written to one.
+  // Forgets what this thread has written there since, except for writes whose bytes are not known. Returns false if
+  // another thread has written to one of the storages.
   bool forget();
 
  private:

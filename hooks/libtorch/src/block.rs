@@ -1,4 +1,4 @@
-//! The bytes behind a storage as they lie at one moment.
+//! The bytes behind a storage at one moment.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -6,49 +6,51 @@ use std::fmt;
 use crate::ffi::{self, StBlock};
 use crate::storage::Storage;
 
-/// The bytes that a storage had at one moment, for transfers that outlast it: a storage may be resized, and has other bytes then.
+/// The bytes that a storage had at one moment, for transfers that may outlast them: a storage can be resized, and
+/// then it has other bytes.
 ///
-/// Those of [our CPU allocator](crate::install_cpu_allocator) stay where they are for as long as this lives. Those of other
-/// allocators stay as long as the storage keeps them: ask [`is_current`](Block::is_current).
+/// Bytes from [our CPU allocator](crate::install_cpu_allocator) stay where they are for as long as this value lives.
+/// Those of other allocators stay only as long as the storage keeps them: check with
+/// [`is_current`](Block::is_current).
 pub struct Block {
     storage: Storage,
     raw: StBlock,
 }
 
-// SAFETY: the storage may be sent, the bytes are its own, and the count of their holders is atomic.
+// SAFETY: the storage may be sent, the bytes belong to it, and the count of their owners is atomic.
 unsafe impl Send for Block {}
 // SAFETY: as above; nothing here changes through a shared reference.
 unsafe impl Sync for Block {}
 
 impl Block {
-    /// What `storage` has now. Nobody resizes it meanwhile.
+    /// The bytes that `storage` has now. Nobody may resize it during the call.
     pub fn of(storage: Storage) -> Block {
         // SAFETY: a strong reference is held.
         let raw = unsafe { ffi::st_storage_block(storage.0.as_ptr()) };
         Block { storage, raw }
     }
 
-    /// The storage, whatever it has now.
+    /// The storage, whatever bytes it has now.
     pub fn storage(&self) -> &Storage {
         &self.storage
     }
 
-    /// First byte. Null if there is none.
+    /// The first byte. Null if there is none.
     pub fn data(&self) -> *mut c_void {
         self.raw.data
     }
 
-    /// Bytes the storage was asked to hold then.
+    /// The bytes that the storage was asked to hold at that time.
     pub fn bytes(&self) -> u64 {
         self.raw.bytes
     }
 
-    /// Bytes that may be read and written from [`data`](Block::data) on, as [`Storage::capacity`].
+    /// The bytes that may be read and written starting at [`data`](Block::data), like [`Storage::capacity`].
     pub fn capacity(&self) -> u64 {
         self.raw.capacity
     }
 
-    /// Whether the storage still has these bytes and no others.
+    /// Whether the storage still has exactly these bytes.
     pub fn is_current(&self) -> bool {
         (self.storage.data(), self.storage.bytes()) == (self.raw.data, self.raw.bytes)
     }

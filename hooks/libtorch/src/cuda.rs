@@ -1,4 +1,4 @@
-//! CUDA, found at run time: one binary serves machines with and without it.
+//! CUDA, looked up at run time: one binary serves machines with and without it.
 
 use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;
@@ -8,8 +8,8 @@ use crate::ffi::{self, StMemory};
 use crate::memory_stats::MemoryStats;
 use crate::storage::Storage;
 
-/// Loads libtorch's CUDA half into the process if it and all it needs are there; says what is missing otherwise. Call it
-/// before the first use of a CUDA tensor. Harmless to repeat.
+/// Loads libtorch's CUDA library into the process if it and all its dependencies are available; otherwise the error
+/// says what is missing. Call it before the first use of a CUDA tensor. It may be called repeatedly.
 pub fn load_cuda() -> Result<(), String> {
     // SAFETY: loading libtorch_cuda runs its initialisers, which register kernels with the libtorch already loaded.
     let library = unsafe { libc::dlopen(c"libtorch_cuda.so".as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
@@ -25,8 +25,9 @@ pub fn load_cuda() -> Result<(), String> {
     Err(unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned())
 }
 
-/// Makes operations take kernels that give the same bits each time, at some cost in speed; those that have none are errors. Call it
-/// before the first use of a CUDA tensor, and before other threads are started: it sets an environment variable for cuBLAS.
+/// Makes operations use deterministic kernels, which give the same bits each time, at some cost in speed; operations
+/// without such a kernel fail. Call it before the first use of a CUDA tensor and before other threads are started: it
+/// sets an environment variable for cuBLAS.
 pub fn make_deterministic() -> Result<(), TorchError> {
     check(ffi::st_deterministic())
 }
@@ -38,7 +39,7 @@ pub struct CudaDevice {
 }
 
 impl CudaDevice {
-    /// The device of this number, ready for use, once [`load_cuda`] has succeeded and if there is one.
+    /// The device with this number, ready for use, if it exists and [`load_cuda`] has succeeded.
     pub fn new(index: usize) -> Result<CudaDevice, TorchError> {
         let count = tch::Cuda::device_count();
         let known = usize::try_from(count).is_ok_and(|count| index < count);
@@ -51,13 +52,13 @@ impl CudaDevice {
         }
     }
 
-    /// Its number.
+    /// The device's number.
     pub fn index(self) -> usize {
         usize::try_from(self.index).unwrap_or(0)
     }
 
-    /// The stream that the calling thread computes on, as a `cudaStream_t`. It is libtorch's own and lives as long as the
-    /// process.
+    /// The stream that the calling thread computes on, as a `cudaStream_t`. It belongs to libtorch and lives as long
+    /// as the process.
     pub fn stream(self) -> Result<*mut c_void, TorchError> {
         let mut stream = std::ptr::null_mut();
         // SAFETY: `stream` is a valid place for the result.
@@ -65,7 +66,8 @@ impl CudaDevice {
         Ok(stream)
     }
 
-    /// Makes the calling thread compute on `stream`, a `cudaStream_t` from outside of libtorch, until the guard is dropped.
+    /// Makes the calling thread compute on `stream`, a `cudaStream_t` that was not created by libtorch, until the
+    /// guard is dropped.
     ///
     /// # Safety
     /// It is a stream of this device, and outlives the guard and all memory that libtorch allocates meanwhile.
@@ -77,19 +79,20 @@ impl CudaDevice {
 
     fn exchange(self, stream: i64) -> Result<i64, TorchError> {
         let mut before = 0;
-        // SAFETY: `before` is a valid place for the result; that the stream is one is whoever entered it's promise.
+        // SAFETY: `before` is a valid place for the result; whoever entered the stream promised that it is one.
         check(unsafe { ffi::st_device_exchange_stream(self.index, stream, &raw mut before) })?;
         Ok(before)
     }
 
-    /// Keeps the memory of `storage`, once it is freed, from being used again before what is queued by then on the stream that the
-    /// calling thread computes on now. Needed where that is not the stream it was allocated for.
+    /// Once the memory of `storage` is freed, keeps it from being reused before everything that is queued by then on
+    /// the calling thread's current stream has finished. This is needed if that is not the stream that the memory was
+    /// allocated for.
     pub fn record_use(self, storage: &Storage) -> Result<(), TorchError> {
         // SAFETY: a strong reference is held.
         check(unsafe { ffi::st_device_record_use(self.index, storage.0.as_ptr()) })
     }
 
-    /// A new storage of `bytes` bytes, uninitialised, allocated for the stream that the calling thread computes on.
+    /// A new uninitialised storage of `bytes` bytes, allocated for the stream that the calling thread computes on.
     pub fn allocate(self, bytes: u64) -> Result<Storage, TorchError> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: `raw` is a valid place for the result.
@@ -106,7 +109,8 @@ impl CudaDevice {
         Ok(memory.into())
     }
 
-    /// Bytes that could be allocated on the device now: what its driver has free, and what libtorch holds and does not use.
+    /// Bytes that could be allocated on the device now: what the driver has free, plus what libtorch holds but does
+    /// not use.
     pub fn free(self) -> Result<u64, TorchError> {
         let mut bytes = 0;
         // SAFETY: `bytes` is a valid place for the result.
@@ -114,7 +118,7 @@ impl CudaDevice {
         Ok(bytes)
     }
 
-    /// Makes `peak` start again from what is allocated now.
+    /// Restarts `peak` from what is allocated now.
     pub fn reset_peak(self) -> Result<(), TorchError> {
         check(ffi::st_device_reset_peak(self.index))
     }
@@ -130,7 +134,7 @@ pub struct OnStream {
 
 impl Drop for OnStream {
     fn drop(&mut self) {
-        // It fails only where CUDA does, and then says so where it computes.
+        // This fails only if CUDA fails, and then CUDA reports the error in later operations.
         drop(self.device.exchange(self.before));
     }
 }

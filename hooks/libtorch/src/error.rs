@@ -1,4 +1,4 @@
-//! Errors as values, in both directions.
+//! Errors as values, in both directions across the border.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -6,7 +6,7 @@ use std::ffi::{CStr, CString, c_char};
 
 use crate::ffi::{StStatus, st_last_error};
 
-/// What libtorch said when it refused.
+/// The error message from libtorch.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct TorchError(pub String);
@@ -26,10 +26,10 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Parks a callback's message for C++ to fetch with [`last_callback_error`], and returns the failed status.
+/// Stores a callback's message for C++ to fetch with [`last_callback_error`], and returns the failed status.
 pub(crate) fn park(message: &str) -> StStatus {
     let text = CString::new(message.replace('\0', " ")).unwrap_or_default();
-    // A thread that is being torn down has no slot any more; the status alone still says that it failed.
+    // A thread that is shutting down no longer has a slot; the status alone still says that the callback failed.
     _ = LAST.try_with(|last| *last.borrow_mut() = text);
     1
 }

@@ -1,4 +1,4 @@
-//! The C face of the shim, as `csrc/shim.h` declares it: tests compare the two.
+//! The C interface of the shim, as declared in `csrc/shim.h`; a test compares the two.
 
 use std::ffi::{c_char, c_void};
 
@@ -37,13 +37,13 @@ pub(crate) struct StEntered {
     _opaque: [u8; 0],
 }
 
-/// What a function reads that it did not make.
+/// The tensors that a function reads but did not create.
 #[repr(C)]
 pub(crate) struct StReads {
     _opaque: [u8; 0],
 }
 
-/// Values of running statistics.
+/// The values of running statistics.
 #[repr(C)]
 pub(crate) struct StStatistics {
     _opaque: [u8; 0],

@@ -1,16 +1,17 @@
-//! Where libtorch is.
+//! Locates libtorch.
 
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The folder of the libtorch that this process uses; its wheel's companions lie beside it. None where the kernel does not tell.
+/// The folder of the libtorch that this process uses; the libraries that come with its wheel are in the same folder.
+/// `None` if the kernel does not provide the information.
 pub fn library_folder() -> Option<PathBuf> {
     found_in(&fs::read_to_string("/proc/self/maps").ok()?)
 }
 
 fn found_in(maps: &str) -> Option<PathBuf> {
-    // Address, permissions, offset, device and inode come before the path, which may have spaces.
+    // Address, permissions, offset, device and inode come before the path, which may contain spaces.
     let path = |line: &str| line.find('/').map(|start| PathBuf::from(&line[start..]));
     let library =
         maps.lines().filter_map(path).find(|path| path.file_name() == Some(OsStr::new("libtorch_cpu.so")));

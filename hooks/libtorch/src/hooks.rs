@@ -1,4 +1,5 @@
-//! Saved-tensor hooks: autograd asks a [`SavedTensorHooks`] what to keep in the graph in place of each tensor it saves.
+//! Saved-tensor hooks: autograd asks a [`SavedTensorHooks`] what the graph should hold in place of each tensor that
+//! it saves.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -15,32 +16,32 @@ use crate::ffi::{self, StCallbacks, StSaved, StStatus, StStorage, StVariable};
 use crate::storage::{Storage, StorageId};
 use crate::thread_state::layout;
 
-/// Decides about the tensors that autograd saves on the threads where it is [active](activate).
+/// Decides what happens to the tensors that autograd saves on the threads where it is [active](activate).
 pub trait SavedTensorHooks: Send + Sync {
-    /// Called for each tensor as it is saved. An error (or a panic) comes out of the operation that saves.
+    /// Called for each tensor as it is saved. An error (or a panic) is raised by the operation that saves the tensor.
     fn pack(&self, saved: &SavedTensor<'_>) -> Result<Packed, String>;
 
-    /// Whether it decides about `saved`, rather than the hooks that were active on the thread before it. If none of them does, the newest
-    /// has to.
+    /// Whether these hooks decide about `saved`. If not, the hooks that were active on the thread before them do. If
+    /// none of them accepts it, the newest has to decide.
     fn takes(&self, _saved: &SavedTensor<'_>) -> bool {
         true
     }
 }
 
-/// What the graph holds for one saved tensor.
+/// What the graph holds for a saved tensor.
 pub enum Packed {
     /// The tensor itself.
     Keep,
-    /// A handle, dropped when the graph lets go of it; the view is rebuilt on the storage it returns.
+    /// A handle, dropped when the graph releases it. The view is rebuilt on the storage that the handle returns.
     Handle(Box<dyn Handle>),
-    /// What the hooks decide that were active on the thread before these; the tensor itself if there are none.
+    /// Whatever the hooks that were active on the thread before these decide; the tensor itself if there are none.
     Pass,
 }
 
-/// Stands for one saved tensor in the graph.
+/// Represents a saved tensor in the graph.
 pub trait Handle: Send + Sync {
-    /// The tensor's storage, or one with the same bytes. Called once per backward through the node; an error (or a panic)
-    /// comes out of that backward.
+    /// The tensor's storage, or one with the same bytes. Called once per backward pass through the node; an error (or
+    /// a panic) is raised by that backward pass.
     fn unpack(&self) -> Result<Storage, String>;
 }
 
@@ -50,12 +51,13 @@ pub struct SavedTensor<'a> {
 }
 
 impl SavedTensor<'_> {
-    /// Whether the tensor's storage can be moved: a plain strided dense tensor with data. Everything else is kept.
+    /// Whether the tensor's storage can be moved: it must be a plain strided dense tensor with data. All others are
+    /// kept.
     pub fn eligible(&self) -> bool {
         self.raw.eligible && !self.raw.storage.is_null()
     }
 
-    /// The device it is on; only CPU and CUDA tensors are eligible.
+    /// The device that it is on; only CPU and CUDA tensors are eligible.
     pub fn device(&self) -> Device {
         match self.raw.device_type {
             1 => Device::Cuda(usize::try_from(self.raw.device_index).unwrap_or(0)),
@@ -63,41 +65,41 @@ impl SavedTensor<'_> {
         }
     }
 
-    /// Which storage it is a view of. None if not eligible.
+    /// The identity of its storage. `None` if not eligible.
     pub fn storage_id(&self) -> Option<StorageId> {
         self.eligible().then(|| NonNull::new(self.raw.storage).map(StorageId::of)).flatten()
     }
 
-    /// A strong reference to its storage. None if not eligible.
+    /// A strong reference to its storage. `None` if not eligible.
     pub fn storage(&self) -> Option<Storage> {
         let raw = NonNull::new(self.raw.storage).filter(|_| self.raw.eligible)?;
         // SAFETY: the shim holds the tensor, and with it the storage, during the callback that this value is borrowed from.
         Some(unsafe { Storage::retain(raw) })
     }
 
-    /// Bytes of the whole storage.
+    /// The size of the whole storage in bytes.
     pub fn storage_bytes(&self) -> u64 {
         self.raw.storage_bytes
     }
 
-    /// Bytes of the tensor's elements.
+    /// The size of the tensor's elements in bytes.
     pub fn tensor_bytes(&self) -> u64 {
         self.raw.tensor_bytes
     }
 
-    /// The tensor itself, without its gradient. None if not eligible.
+    /// The tensor itself, without its gradient. `None` if not eligible.
     pub fn tensor(&self) -> Option<Tensor> {
         let tensor = NonNull::new(self.raw.tensor.cast_mut()).filter(|_| self.raw.eligible)?;
         // SAFETY: the shim holds the tensor during the callback that this value is borrowed from.
         Some(unsafe { Tensor::clone_from_ptr(tensor.as_ptr()) })
     }
 
-    /// What [`layout`](crate::layout) says of it. None if not eligible.
+    /// The result of [`layout`](crate::layout) for it. `None` if not eligible.
     pub fn layout(&self) -> Option<u64> {
         self.tensor().as_ref().and_then(layout)
     }
 
-    /// The tensor's version counter: it differs from an earlier one if the storage was changed in place between the two.
+    /// The tensor's version counter: two values differ if the storage was changed in place between them.
     pub fn version(&self) -> u32 {
         self.raw.version
     }
@@ -107,12 +109,14 @@ impl SavedTensor<'_> {
 pub type Hooks = Arc<dyn SavedTensorHooks>;
 
 thread_local! {
-    /// The hooks of this thread, by number, newest last. Boxed, because C++ holds the address of the newest.
+    /// This thread's hooks with their numbers, newest last. They are boxed, because C++ holds the address of the
+    /// newest.
     static ACTIVE: RefCell<Vec<(u64, Box<Hooks>)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Makes `hooks` decide about what the calling thread saves, until the guard is dropped. Without an [`install`] before it,
-/// autograd never asks. Of several guards of one thread the newest decides, in whatever order they end.
+/// Makes `hooks` decide about what the calling thread saves, until the guard is dropped. Autograd asks only after
+/// [`install`] has been called. If a thread has several guards, the newest decides, in whatever order they are
+/// dropped.
 #[must_use = "the hooks end when this guard is dropped"]
 pub fn activate(hooks: Hooks) -> Active {
     static GUARDS: AtomicU64 = AtomicU64::new(0);
@@ -124,7 +128,7 @@ pub fn activate(hooks: Hooks) -> Active {
     Active { number, thread_bound: PhantomData }
 }
 
-/// Whether any hooks decide about what the calling thread saves now.
+/// Whether any hooks currently decide about what the calling thread saves.
 pub fn is_active() -> bool {
     ACTIVE.with_borrow(|active| !active.is_empty())
 }
@@ -137,7 +141,7 @@ pub struct Active {
 
 impl Drop for Active {
     fn drop(&mut self) {
-        // A thread that is being torn down has given its hooks up already, and saves nothing more.
+        // A thread that is shutting down has dropped its hooks already, and saves nothing more.
         let ended = ACTIVE.try_with(|active| {
             let mut active = active.borrow_mut();
             let place = active.iter().position(|(number, _)| *number == self.number)?;
@@ -149,7 +153,8 @@ impl Drop for Active {
     }
 }
 
-/// Of the calling thread's hooks those that decide about `saved`, and their number; only older ones than the hooks of number `than`.
+/// The hooks of the calling thread that decide about `saved`, and their number, considering only those older than
+/// number `than`.
 fn older(than: u64, saved: &SavedTensor<'_>) -> Option<(u64, Hooks)> {
     ACTIVE.with_borrow(|active| {
         let older = || active.iter().rev().filter(|(number, _)| *number < than);
@@ -158,7 +163,7 @@ fn older(than: u64, saved: &SavedTensor<'_>) -> Option<(u64, Hooks)> {
     })
 }
 
-/// What the calling thread's hooks make of `saved`, of which `newest` is the newest.
+/// What the calling thread's hooks decide about `saved`; `newest` is the newest of them.
 fn decide(newest: &Hooks, saved: &SavedTensor<'_>) -> Result<Packed, String> {
     let mut than = u64::MAX;
     if newest.takes(saved) {
@@ -184,19 +189,20 @@ fn activate_newest(active: &[(u64, Box<Hooks>)]) {
     ffi::st_activate(active.last().map_or(std::ptr::null(), |(_, hooks)| (&raw const **hooks).cast()));
 }
 
-/// Runs backward from the scalar `loss`; what a hook refuses comes back as the error.
+/// Runs backward from the scalar `loss`. If a hook refuses, its error is returned.
 pub fn backward(loss: &Tensor, retain_graph: bool, create_graph: bool) -> Result<(), TorchError> {
     // SAFETY: the tensor is borrowed, so its pointer is valid.
     check(unsafe { ffi::st_backward(loss.as_ptr(), retain_graph, create_graph) })
 }
 
-/// A tensor saved by no operation: what an autograd node would hold.
+/// A tensor that was saved outside of any operation: what an autograd node would hold.
 pub struct SavedVariable {
     raw: NonNull<StVariable>,
 }
 
-// SAFETY: the variable is this value's alone. It holds a handle of ours, which any thread may use, or a tensor and a version
-// counter, whose reference counts are atomic; an autograd node that holds one moves between threads as well.
+// SAFETY: the variable belongs to this value alone. It holds a handle of ours, which any thread may use, or a tensor
+// and a version counter, whose reference counts are atomic; an autograd node that holds one moves between threads as
+// well.
 unsafe impl Send for SavedVariable {}
 
 impl SavedVariable {
@@ -214,7 +220,7 @@ impl SavedVariable {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the variable is this value's and not shared between threads; `raw` is a valid place for the result.
         check(unsafe { ffi::st_variable_unpack(self.raw.as_ptr(), &raw mut raw) })?;
-        // SAFETY: the shim made a tensor and gave it to us.
+        // SAFETY: the shim created the tensor and gave it to us.
         Ok(unsafe { Tensor::from_ptr(raw) })
     }
 }
@@ -226,8 +232,8 @@ impl Drop for SavedVariable {
     }
 }
 
-/// Makes our engine the one autograd asks for hooks; threads without [active](activate) hooks notice nothing. Harmless to
-/// repeat.
+/// Makes autograd ask our engine for hooks; threads without [active](activate) hooks are not affected. It may be
+/// called repeatedly.
 pub fn install() -> Result<(), TorchError> {
     static INSTALLED: OnceLock<Result<(), TorchError>> = OnceLock::new();
     static CALLBACKS: StCallbacks = StCallbacks { pack, unpack, release, error: last_callback_error };
@@ -239,7 +245,7 @@ pub fn install() -> Result<(), TorchError> {
         .clone()
 }
 
-/// Runs a callback's body; an error or a panic is parked for C++ to raise.
+/// Runs a callback's body. An error or a panic is stored for C++ to raise.
 fn guarded(body: impl FnOnce() -> Result<(), String>) -> StStatus {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => 0,
@@ -265,7 +271,7 @@ extern "C" fn pack(context: *const c_void, saved: *const StSaved, handle: *mut *
 
 extern "C" fn unpack(handle: *const c_void, storage: *mut *mut StStorage) -> StStatus {
     guarded(|| {
-        // SAFETY: the handle is one that `pack` made and `release` has not had yet.
+        // SAFETY: the handle was made by `pack` and has not been passed to `release` yet.
         let handle = unsafe { &*handle.cast::<Box<dyn Handle>>() };
         let unpacked = handle.unpack()?.into_raw();
         // SAFETY: the shim passes a valid place for the storage.
@@ -275,9 +281,9 @@ extern "C" fn unpack(handle: *const c_void, storage: *mut *mut StStorage) -> StS
 }
 
 extern "C" fn release(handle: *mut c_void) {
-    // A panic while a handle is dropped has nowhere to go: it is caught here, and the panic hook has printed it.
+    // A panic while a handle is dropped cannot be passed on: it is caught here, after the panic hook has printed it.
     _ = guarded(|| {
-        // SAFETY: the handle is one that `pack` made, and the shim releases it once.
+        // SAFETY: the handle was made by `pack`, and the shim releases it once.
         let handle: Box<Box<dyn Handle>> = unsafe { Box::from_raw(handle.cast()) };
         drop(handle);
         Ok(())

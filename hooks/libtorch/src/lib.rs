@@ -1,7 +1,9 @@
-//! What libtorch 2.11 offers only to C++, with a safe Rust face: default saved-tensor hooks without Python, what it
-//! takes to compute a thing again, storages by identity, a CPU allocator fit for `O_DIRECT`, and CUDA and NVTX found at run time.
+//! A safe Rust interface to what libtorch 2.11 offers only to C++: default saved-tensor hooks without Python, the
+//! state that recomputation needs, storages by identity, a CPU allocator suited to `O_DIRECT`, and CUDA and NVTX
+//! looked up at run time.
 //!
-//! Errors cross the border as values both ways: no C++ exception reaches Rust, no Rust panic reaches C++.
+//! Errors cross the border as values in both directions: no C++ exception reaches Rust, and no Rust panic reaches
+//! C++.
 
 mod block;
 mod cuda;

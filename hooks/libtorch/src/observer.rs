@@ -1,4 +1,5 @@
-//! What operations write and read, as libtorch tells its observers: on every thread, whatever counts versions and whatever does not.
+//! What operations write and read, as reported by libtorch's observers: on every thread, whether or not it counts
+//! towards version counters.
 
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,15 +12,16 @@ use crate::error::{TorchError, check};
 use crate::ffi::{self, StReads, StStatistics, StStorage};
 use crate::storage::{Storage, StorageId, WeakStorage};
 
-/// Hears of writes to storages that are [watched](Watch).
+/// Is told about writes to storages that are [watched](Watch).
 pub trait WriteObserver: Send + Sync {
-    /// An operation of the calling thread is about to write to the storage, or has written to it after it may have been saved.
+    /// An operation on the calling thread is about to write to the storage, or has written to it after autograd may
+    /// have saved it.
     fn written(&self, storage: StorageId);
 }
 
 static OBSERVERS: RwLock<Vec<Weak<dyn WriteObserver>>> = RwLock::new(Vec::new());
 
-/// Tells `observer` of writes for as long as it lives. What is written through raw pointers no one sees.
+/// Tells `observer` about writes for as long as it lives. Writes through raw pointers are not seen.
 pub fn observe_writes(observer: Weak<dyn WriteObserver>) -> Result<(), TorchError> {
     install()?;
     let mut observers = OBSERVERS.write();
@@ -28,23 +30,23 @@ pub fn observe_writes(observer: Weak<dyn WriteObserver>) -> Result<(), TorchErro
     Ok(())
 }
 
-/// Has libtorch tell of operations, from now on and in the whole process.
+/// Makes libtorch report operations, from now on and in the whole process.
 fn install() -> Result<(), TorchError> {
     static INSTALLED: OnceLock<Result<(), TorchError>> = OnceLock::new();
-    // SAFETY: the callback is a function, which lives for ever.
+    // SAFETY: the callback is a function, which lives forever.
     INSTALLED.get_or_init(|| check(unsafe { ffi::st_writes_observe(written) })).clone()
 }
 
 extern "C" fn written(storage: *const StStorage) {
     let Some(storage) = NonNull::new(storage.cast_mut()) else { return };
     let id = StorageId::of(storage);
-    // Not within the lock, which an observer that goes with its last reference here may want.
+    // Not under the lock: an observer whose last reference is dropped here may want to take it.
     let observers: Vec<_> = OBSERVERS.read().iter().filter_map(Weak::upgrade).collect();
-    // A panic must not unwind into C++; its message has been printed, and the observer stays as it was.
+    // A panic must not unwind into C++. Its message has been printed by now, and the observer stays as it was.
     drop(catch_unwind(AssertUnwindSafe(|| observers.iter().for_each(|observer| observer.written(id)))));
 }
 
-/// A weak reference to a storage that knows whether an operation has written to it since.
+/// A weak reference to a storage that knows whether an operation has written to the storage since.
 pub struct Watch {
     storage: WeakStorage,
     last_write: u64,
@@ -69,7 +71,7 @@ impl Watch {
         self.storage.upgrade()
     }
 
-    /// Whether an operation has written to it since it is watched.
+    /// Whether an operation has written to the storage since it has been watched.
     pub fn is_written(&self) -> bool {
         // SAFETY: the address is only looked up.
         self.last_write != unsafe { ffi::st_storage_last_write(self.storage.as_ptr()) }
@@ -78,18 +80,18 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // SAFETY: this value watches it once.
+        // SAFETY: this value watches the storage once.
         unsafe { ffi::st_storage_unwatch(self.storage.as_ptr()) };
     }
 }
 
-/// The tensors that a function reads and does not make. What no operation reads is not among them.
+/// The tensors that a function reads but does not create. Tensors that no operation reads are not included.
 pub struct Reads(NonNull<StReads>);
 
-// SAFETY: it holds weak references, version counters and tensors of the caller's, whose reference counts are atomic.
+// SAFETY: it holds weak references, version counters and tensors of the caller, whose reference counts are atomic.
 unsafe impl Send for Reads {}
 
-/// Notes what the calling thread reads; see [`Reads::begin`].
+/// Records what the calling thread reads; see [`Reads::begin`].
 #[must_use = "reads are noted until this is ended or dropped"]
 pub struct Reading {
     reads: Option<Reads>,
@@ -97,7 +99,7 @@ pub struct Reading {
 }
 
 impl Reads {
-    /// Notes what operations of the calling thread read from now on. May be nested.
+    /// Starts recording what operations on the calling thread read. May be nested.
     pub fn begin() -> Result<Reading, TorchError> {
         install()?;
         let mut raw = std::ptr::null_mut();
@@ -107,36 +109,37 @@ impl Reads {
         Ok(Reading { reads: Some(Reads(raw)), thread_bound: PhantomData })
     }
 
-    /// Fails, and names a tensor by its shape, if one that is still alive was changed in place while reads were noted.
+    /// Fails, naming a tensor by its shape, if a tensor that is still alive was changed in place while reads were
+    /// being recorded.
     pub fn check_unchanged_within(&self) -> Result<(), TorchError> {
-        // SAFETY: the notes are this value's.
+        // SAFETY: the records belong to this value.
         check(unsafe { ffi::st_reads_check_unchanged_within(self.0.as_ptr()) })
     }
 
-    /// Fails, and names a tensor by its shape, if one that is still alive was changed in place since it was first read. Running statistics
-    /// that can be [rewound](Reads::rewind_statistics) are not meant.
+    /// Fails, naming a tensor by its shape, if a tensor that is still alive was changed in place since it was first
+    /// read. Running statistics that can be [rewound](Reads::rewind_statistics) do not count.
     pub fn check_unchanged_since(&self) -> Result<(), TorchError> {
-        // SAFETY: the notes are this value's.
+        // SAFETY: the records belong to this value.
         check(unsafe { ffi::st_reads_check_unchanged_since(self.0.as_ptr()) })
     }
 
-    /// Whether it is among what was read, or updated as running statistics.
+    /// Whether the storage was read, or updated as running statistics.
     pub fn contains(&self, storage: &Storage) -> bool {
-        // SAFETY: the notes are this value's, and the address is only compared.
+        // SAFETY: the records belong to this value, and the address is only compared.
         unsafe { ffi::st_reads_contain(self.0.as_ptr(), storage.0.as_ptr()) }
     }
 
-    /// Whether running statistics (of batch normalisation) were updated while reads were noted.
+    /// Whether running statistics (of batch normalisation) were updated while reads were being recorded.
     pub fn updates_statistics(&self) -> bool {
-        // SAFETY: the notes are this value's.
+        // SAFETY: the records belong to this value.
         unsafe { ffi::st_reads_update_statistics(self.0.as_ptr()) }
     }
 
-    /// Has the running statistics that were updated while reads were noted hold what they held before that, until they are restored. For one
-    /// thread at a time.
+    /// Sets the running statistics that were updated while reads were being recorded back to their earlier values,
+    /// until they are restored. Only one thread at a time may do this.
     pub fn rewind_statistics(&self) -> Result<Statistics, TorchError> {
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the notes are this value's, and `raw` is a valid place for the result.
+        // SAFETY: the records belong to this value, and `raw` is a valid place for the result.
         check(unsafe { ffi::st_statistics_rewind(self.0.as_ptr(), &raw mut raw) })?;
         NonNull::new(raw).map(Statistics).ok_or_else(|| TorchError("libtorch kept no statistics".to_owned()))
     }
@@ -144,20 +147,20 @@ impl Reads {
 
 impl Drop for Reads {
     fn drop(&mut self) {
-        // SAFETY: the shim gave the notes to this value, and no thread notes anything in them any more.
+        // SAFETY: the shim gave the records to this value, and no thread adds to them any more.
         unsafe { ffi::st_reads_free(self.0.as_ptr()) }
     }
 }
 
 impl Reading {
-    /// What was read.
+    /// Stops recording and returns what was read.
     pub fn end(mut self) -> Option<Reads> {
         self.stop()
     }
 
     fn stop(&mut self) -> Option<Reads> {
         let reads = self.reads.take()?;
-        // SAFETY: begun on this thread, to which this value is bound, and ended once.
+        // SAFETY: begun on this thread, which this value is bound to, and ended once.
         unsafe { ffi::st_reads_end(reads.0.as_ptr()) };
         Some(reads)
     }
@@ -169,23 +172,25 @@ impl Drop for Reading {
     }
 }
 
-/// Values to put back; see [`Reads::rewind_statistics`]. Bound to its thread.
+/// Values to restore; see [`Reads::rewind_statistics`]. Bound to its thread.
 pub struct Statistics(NonNull<StStatistics>);
 
 impl Statistics {
-    /// Gives the tensors these values again, as if they had not been updated in between. Fails if another thread has updated them as well,
-    /// or if `rerun`, which was noted meanwhile, updated others, which are put back too.
+    /// Sets the tensors to these values again, as if they had not been updated in between. Fails if another thread
+    /// has updated them as well, or if `rerun`, which was recorded meanwhile, updated other statistics, which are
+    /// restored too.
     pub fn restore(self, rerun: Option<&Reads>) -> Result<(), TorchError> {
         let raw = std::mem::ManuallyDrop::new(self).0;
         let notes = rerun.map_or(std::ptr::null(), |rerun| rerun.0.as_ptr().cast_const());
-        // SAFETY: the shim gave them to this value, which gives them back.
+        // SAFETY: the shim gave the values to this value, which gives them back.
         check(unsafe { ffi::st_statistics_restore(raw.as_ptr(), notes) })
     }
 }
 
 impl Drop for Statistics {
     fn drop(&mut self) {
-        // What was not asked for is put back all the same: a rerun that failed must not have updated anything. There is no one to tell.
+        // Values that were not restored explicitly are restored all the same: a rerun that failed must not have updated anything.
+        // There is nobody to report an error to.
         // SAFETY: as above; `restore` does not come here.
         drop(check(unsafe { ffi::st_statistics_restore(self.0.as_ptr(), std::ptr::null()) }));
     }

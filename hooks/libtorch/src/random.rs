@@ -10,13 +10,13 @@ use crate::ffi::{self, StRandom};
 /// The states that libtorch's default generators had at one moment.
 pub struct RandomState(NonNull<StRandom>);
 
-// SAFETY: generators and the tensors of their states have atomic counts. The states are never written to, and a generator is asked
-// only under its own lock.
+// SAFETY: generators and the tensors that hold their states have atomic counts. The states are never written to, and
+// a generator is queried only under its own lock.
 unsafe impl Send for RandomState {}
 
 impl RandomState {
-    /// The state of the CPU's generator, and of that of each CUDA device among `devices`. A device that is not in use yet is
-    /// initialised by it.
+    /// The state of the CPU's generator and of the generator of each CUDA device among `devices`. A device that is
+    /// not in use yet is initialised by this call.
     pub fn of(devices: &[Device]) -> Result<RandomState, TorchError> {
         let mut cuda: Vec<i8> = Vec::with_capacity(devices.len());
         for device in devices {
@@ -33,16 +33,16 @@ impl RandomState {
         NonNull::new(raw).map(RandomState).ok_or_else(|| TorchError("libtorch has no generators".to_owned()))
     }
 
-    /// Makes the generators go on from here.
+    /// Makes the generators continue from these states.
     pub fn restore(&self) -> Result<(), TorchError> {
-        // SAFETY: the states are this value's.
+        // SAFETY: the states belong to this value.
         check(unsafe { ffi::st_random_restore(self.0.as_ptr()) })
     }
 }
 
 impl PartialEq for RandomState {
     fn eq(&self, other: &RandomState) -> bool {
-        // SAFETY: the states are these values', and only read.
+        // SAFETY: the states belong to these values, and are only read.
         unsafe { ffi::st_random_same(self.0.as_ptr(), other.0.as_ptr()) }
     }
 }

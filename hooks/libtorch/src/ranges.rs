@@ -1,7 +1,8 @@
-//! Named ranges that NVIDIA's tools show (NVTX), through the NVTX that libtorch's CUDA half brings along.
+//! Named ranges for NVIDIA's tools (NVTX), through the NVTX that comes with libtorch's CUDA library.
 //!
-//! That half looks for a tool by itself: Nsight Systems names its library in `NVTX_INJECTION64_PATH`, and without one a
-//! range costs a call that returns at once. Where the CUDA half is not loaded there are no ranges.
+//! That library looks for a tool by itself: Nsight Systems names its own library in `NVTX_INJECTION64_PATH`, and
+//! without a tool a range costs one call that returns at once. If the CUDA library is not loaded, there are no
+//! ranges.
 
 use std::ffi::CString;
 use std::marker::PhantomData;
@@ -12,16 +13,16 @@ use crate::ffi;
 #[derive(Debug)]
 #[must_use = "the range ends when this guard is dropped"]
 pub struct Range {
-    /// Ranges are a stack of the thread that pushed them.
+    /// Ranges form a stack on the thread that pushed them.
     thread_bound: PhantomData<*const ()>,
 }
 
-/// Begins a range on the calling thread; none without libtorch's CUDA half ([`load_cuda`](crate::load_cuda)).
+/// Begins a range on the calling thread; `None` without libtorch's CUDA library ([`load_cuda`](crate::load_cuda)).
 pub fn range(name: &str) -> Option<Range> {
     if !ffi::st_ranges() {
         return None;
     }
-    // Only a name with a NUL in it has no C string.
+    // Only a name that contains a NUL cannot be a C string.
     let name = CString::new(name).unwrap_or_default();
     // SAFETY: the name is a C string that lives through the call; the tool copies it.
     let status = unsafe { ffi::st_range_push(name.as_ptr()) };
@@ -30,7 +31,7 @@ pub fn range(name: &str) -> Option<Range> {
 
 impl Drop for Range {
     fn drop(&mut self) {
-        // What a tool refuses is missing in its picture, and changes nothing here.
+        // If the tool refuses, the range is missing from its display; nothing else is affected.
         _ = ffi::st_range_pop();
     }
 }
@@ -42,7 +43,7 @@ mod tests {
     #[test]
     fn without_cuda_there_are_no_ranges() {
         assert!(range("a step").is_none());
-        // The shim says so too, rather than let libtorch's exception through.
+        // The shim returns an error too, and libtorch's exception does not get through.
         assert_ne!(ffi::st_range_pop(), 0);
     }
 }

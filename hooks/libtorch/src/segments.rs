@@ -1,4 +1,5 @@
-//! The segments of libtorch's caching allocator for CUDA: memory that it has of the driver, and gives out in pieces.
+//! The segments of libtorch's caching allocator for CUDA: memory that it gets from the driver and hands out in
+//! pieces.
 
 use std::collections::HashSet;
 use std::ffi::c_void;
@@ -9,34 +10,36 @@ use parking_lot::Mutex;
 use crate::error::{TorchError, check};
 use crate::ffi::{self, StSegments};
 
-/// Hears of segments, from any thread and with the allocator's lock held: it must not allocate or free memory of the device, nor wait for
-/// a thread that does.
+/// Is told about segments, on any thread and with the allocator's lock held. It must not allocate or free device
+/// memory, nor wait for a thread that does.
 pub trait SegmentWatcher: Sync {
-    /// A segment of `bytes` bytes at this address of the device is there.
+    /// There is a segment of `bytes` bytes at this address of the device.
     fn came(&self, device: usize, start: usize, bytes: usize);
 
     /// The segment that starts here is about to be freed; nothing in it is in use any more.
     fn goes(&self, device: usize, start: usize);
 }
 
-/// What the allocator's tracker tells, in an order that makes sense.
+/// Puts the reports of the allocator's tracker into a consistent order.
 struct Watch {
     watcher: &'static dyn SegmentWatcher,
-    /// Addresses that were told of while those that had been there before were not all told yet: what is known of them is newer.
+    /// Addresses that were reported before all of the existing segments had been: what is known about these addresses
+    /// is newer.
     heard: Mutex<Option<HashSet<usize>>>,
 }
 
-/// Has `watcher` hear of all segments there are and will be, until the process ends, by the allocator's trace tracker. Segments that grow
-/// (`expandable_segments:True`) are left out: the allocator tells of their end too late.
+/// Tells `watcher` about all segments that exist now or later, until the process ends, through the allocator's trace
+/// tracker. Segments that can grow (`expandable_segments:True`) are left out: the allocator reports their end too
+/// late.
 ///
 /// # Errors
 ///
 /// CUDA is not loaded, or its allocator (`backend:cudaMallocAsync`) has no tracker.
 pub fn watch_segments(watcher: &'static dyn SegmentWatcher) -> Result<(), TorchError> {
-    // It stays, as the tracker does.
+    // It is never freed, since the tracker is never removed.
     let watch: &'static Watch = Box::leak(Box::new(Watch::new(watcher)));
     let callbacks = StSegments { was, came, goes };
-    // SAFETY: the callbacks and the context are there as long as the process, and belong together.
+    // SAFETY: the callbacks and the context live as long as the process, and belong together.
     let watched = check(unsafe { ffi::st_segments_watch(callbacks, std::ptr::from_ref(watch).cast()) });
     watch.all_told();
     watched
@@ -47,7 +50,7 @@ impl Watch {
         Watch { watcher, heard: Mutex::new(Some(HashSet::new())) }
     }
 
-    /// This one was there before.
+    /// Reports a segment that existed before.
     fn was(&self, device: usize, start: usize, bytes: usize) {
         let heard = self.heard.lock();
         if heard.as_ref().is_some_and(|heard| !heard.contains(&start)) {
@@ -55,7 +58,7 @@ impl Watch {
         }
     }
 
-    /// Something happened at this address, of which `tell` tells.
+    /// Handles an event at this address, which `tell` reports to the watcher.
     fn now(&self, start: usize, tell: impl FnOnce(&dyn SegmentWatcher)) {
         let mut heard = self.heard.lock();
         if let Some(heard) = heard.as_mut() {
@@ -81,9 +84,9 @@ extern "C" fn goes(context: *const c_void, device: i8, start: usize) {
     with(context, device, |watch, device| watch.now(start, |watcher| watcher.goes(device, start)));
 }
 
-/// A panic ends here: the allocator could not make anything of it.
+/// Stops panics here: the allocator could not handle them.
 fn with(context: *const c_void, device: i8, what: impl FnOnce(&Watch, usize)) {
-    // SAFETY: the context is what `watch_segments` leaked.
+    // SAFETY: the context is the one that `watch_segments` leaked.
     let watch = unsafe { &*context.cast::<Watch>() };
     if let Ok(device) = usize::try_from(device) {
         drop(catch_unwind(AssertUnwindSafe(|| what(watch, device))));
@@ -94,7 +97,7 @@ fn with(context: *const c_void, device: i8, what: impl FnOnce(&Watch, usize)) {
 mod tests {
     use super::*;
 
-    /// Segments that are there, by address and size, as far as was told.
+    /// The existing segments, by address and size, according to the reports.
     #[derive(Default)]
     struct Live(Mutex<Vec<(usize, usize)>>);
 

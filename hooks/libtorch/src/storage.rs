@@ -1,4 +1,4 @@
-//! Storages by reference count: the identity, the life time and the bytes behind tensors.
+//! Storages by reference count: the identity, the lifetime and the bytes behind tensors.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -9,13 +9,13 @@ use tch::Tensor;
 use crate::error::{TorchError, check};
 use crate::ffi::{self, StStorage};
 
-/// A strong reference to one libtorch storage (`c10::StorageImpl`): its bytes live at least as long as this.
+/// A strong reference to a libtorch storage (`c10::StorageImpl`): the bytes live at least as long as this value.
 pub struct Storage(pub(crate) NonNull<StStorage>);
 
-/// A weak reference: keeps the storage's address from being used again, but not its bytes.
+/// A weak reference: it keeps the storage's address from being reused, but does not keep its bytes.
 pub struct WeakStorage(NonNull<StStorage>);
 
-/// The address of a storage. Means one storage only while a [`Storage`] or a [`WeakStorage`] of it is held.
+/// The address of a storage. It identifies a storage only while a [`Storage`] or a [`WeakStorage`] of it is held.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StorageId(usize);
 
@@ -29,7 +29,7 @@ unsafe impl Send for WeakStorage {}
 unsafe impl Sync for WeakStorage {}
 
 impl Storage {
-    /// The storage of `tensor`, or none if it has no storage.
+    /// The storage of `tensor`, or `None` if it has no storage.
     pub fn of(tensor: &Tensor) -> Option<Storage> {
         // SAFETY: the tensor is borrowed, so its pointer is valid.
         let raw = unsafe { ffi::st_tensor_storage(tensor.as_ptr()) };
@@ -37,7 +37,7 @@ impl Storage {
         NonNull::new(raw).map(|raw| unsafe { Storage::retain(raw) })
     }
 
-    /// A new storage of `bytes` bytes on the CPU, uninitialised.
+    /// A new uninitialised storage of `bytes` bytes on the CPU.
     pub fn allocate(bytes: u64) -> Result<Storage, TorchError> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: `raw` is a valid place for the result.
@@ -54,25 +54,25 @@ impl Storage {
         NonNull::new(raw).map(Storage).ok_or_else(|| TorchError("libtorch returned no storage".to_owned()))
     }
 
-    /// Which storage this is.
+    /// The identity of this storage.
     pub fn id(&self) -> StorageId {
         StorageId(self.0.as_ptr().addr())
     }
 
-    /// Bytes the storage was asked to hold.
+    /// The bytes that the storage was asked to hold.
     pub fn bytes(&self) -> u64 {
         // SAFETY: a strong reference is held.
         unsafe { ffi::st_storage_bytes(self.0.as_ptr()) }
     }
 
-    /// First byte. Null if the storage has none.
+    /// The first byte. Null if the storage has none.
     pub fn data(&self) -> *mut c_void {
         // SAFETY: a strong reference is held.
         unsafe { ffi::st_storage_data(self.0.as_ptr()) }
     }
 
-    /// Bytes that may be read and written from [`Storage::data`] on: at least [`Storage::bytes`], and a multiple of 4 KiB
-    /// for large storages of this crate's allocator.
+    /// The bytes that may be read and written starting at [`Storage::data`]: at least [`Storage::bytes`], and a
+    /// multiple of 4 KiB for large storages of this crate's allocator.
     pub fn capacity(&self) -> u64 {
         // SAFETY: a strong reference is held.
         unsafe { ffi::st_storage_capacity(self.0.as_ptr()) }
@@ -95,7 +95,7 @@ impl Storage {
         Storage(raw)
     }
 
-    /// Gives the reference away to C++.
+    /// Gives the reference to C++.
     pub(crate) fn into_raw(self) -> *mut StStorage {
         std::mem::ManuallyDrop::new(self).0.as_ptr()
     }
@@ -116,7 +116,7 @@ impl Drop for Storage {
 }
 
 impl WeakStorage {
-    /// Which storage this is.
+    /// The identity of this storage.
     pub fn id(&self) -> StorageId {
         StorageId(self.0.as_ptr().addr())
     }

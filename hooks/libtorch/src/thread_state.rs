@@ -1,4 +1,4 @@
-//! What the outcome of a computation hangs on beside its inputs and random numbers.
+//! What the result of a computation depends on besides its inputs and random numbers.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -13,7 +13,7 @@ pub fn is_recording() -> bool {
     ffi::st_recording()
 }
 
-/// The version counter of `tensor`; none for a tensor of inference mode.
+/// The version counter of `tensor`; `None` for an inference-mode tensor.
 pub fn version(tensor: &Tensor) -> Option<u32> {
     let mut version = 0;
     // SAFETY: the tensor is borrowed, and `version` is a valid place for the result.
@@ -21,7 +21,8 @@ pub fn version(tensor: &Tensor) -> Option<u32> {
     Some(version)
 }
 
-/// Whether a gradient goes anywhere from `tensor`. A view that was made of a leaf without recording requires one, but hands none on.
+/// Whether `tensor` passes a gradient on to anything. A view of a leaf that was made without recording requires a
+/// gradient but passes none on.
 pub fn takes_gradient(tensor: &Tensor) -> Result<bool, TorchError> {
     let mut takes = false;
     // SAFETY: the tensor is borrowed, and `takes` is a valid place for the result.
@@ -29,8 +30,9 @@ pub fn takes_gradient(tensor: &Tensor) -> Result<bool, TorchError> {
     Ok(takes)
 }
 
-/// A number that differs, as good as always, between tensors of other kinds, devices, sizes, strides or offsets. None if `tensor`
-/// has no strides or no storage: it is sparse in whatever form, nested, of oneDNN, or undefined.
+/// A hash that almost certainly differs between tensors with different kinds, devices, sizes, strides or offsets.
+/// `None` if `tensor` has no strides or no storage: it is sparse in any format, nested, a oneDNN tensor, or
+/// undefined.
 pub fn layout(tensor: &Tensor) -> Option<u64> {
     let mut layout = 0;
     // SAFETY: the tensor is borrowed, and `layout` is a valid place for the result.
@@ -38,15 +40,15 @@ pub fn layout(tensor: &Tensor) -> Option<u64> {
     Some(layout)
 }
 
-/// The modes that a thread was in: whether it recorded gradients, autocast, and what else libtorch carries from a forward to
-/// its backward.
+/// The modes of a thread: whether it records gradients, autocast, and whatever else libtorch carries over from
+/// forward to backward.
 pub struct Modes(NonNull<StModes>);
 
-// SAFETY: it is made to be carried to other threads, and never changes.
+// SAFETY: it is made to be moved to other threads, and never changes.
 unsafe impl Send for Modes {}
 
 impl Modes {
-    /// Those of the calling thread.
+    /// The modes of the calling thread.
     pub fn of_thread() -> Result<Modes, TorchError> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: `raw` is a valid place for the result.
@@ -54,7 +56,7 @@ impl Modes {
         NonNull::new(raw).map(Modes).ok_or_else(|| TorchError("libtorch has no thread modes".to_owned()))
     }
 
-    /// Puts the calling thread into these modes until the guard is dropped. Guards are dropped newest first.
+    /// Puts the calling thread into these modes until the guard is dropped. Guards must be dropped newest first.
     pub fn enter(&self) -> Result<Entered, TorchError> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the modes are this value's, and `raw` is a valid place for the result.
@@ -86,7 +88,8 @@ impl Drop for Entered {
     }
 }
 
-/// A region of autocast for what the calling thread computes on the CPU; `tch::autocast` knows GPUs only. Regions are left newest first.
+/// An autocast region for what the calling thread computes on the CPU; `tch::autocast` supports only GPUs. Regions
+/// must be left newest first.
 #[must_use = "the thread leaves the region when this guard is dropped"]
 pub struct CpuAutocast {
     before: bool,
@@ -94,7 +97,7 @@ pub struct CpuAutocast {
 }
 
 impl CpuAutocast {
-    /// Begins one: matrices are multiplied in bfloat16 from now on.
+    /// Begins a region: matrices are multiplied in bfloat16 from now on.
     pub fn enter() -> CpuAutocast {
         CpuAutocast { before: ffi::st_cpu_autocast_enter(), thread_bound: PhantomData }
     }

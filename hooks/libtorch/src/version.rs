@@ -1,5 +1,5 @@
-//! The release of libtorch that all of this is made for.
+//! The libtorch release that this crate is made for.
 
-/// The one that tch is made for: torch-sys refuses to be built with any other. This is the only place that names it; `cargo x`, which
-/// is there before libtorch is, has this very file as a module.
+/// The release that tch requires: torch-sys refuses to build with any other. This is the only place that names it.
+/// `cargo x`, which runs before libtorch is installed, includes this very file as a module.
 pub const VERSION: &str = "2.11.0";

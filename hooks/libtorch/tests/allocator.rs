@@ -1,4 +1,4 @@
-//! The CPU allocator. Its counts are the process's, so the tests take turns.
+//! The CPU allocator. Its counts cover the whole process, so the tests take turns.
 
 use parking_lot::{Mutex, MutexGuard};
 use ssdtrain_libtorch::{Storage, end_step, install_cpu_allocator, memory, reset_peak, trim};
@@ -8,7 +8,7 @@ const MIB: i64 = 1 << 20;
 
 static TURN: Mutex<()> = Mutex::new(());
 
-/// The allocator, for this test alone and with nothing free.
+/// Reserves the allocator for this test, with nothing free.
 fn turn() -> MutexGuard<'static, ()> {
     let turn = TURN.lock();
     install_cpu_allocator();
@@ -70,7 +70,7 @@ fn large_tensors_are_aligned_and_all_bytes_are_counted() {
 #[test]
 fn what_another_allocator_made_ends_where_it_ends() {
     let _turn = turn();
-    // Numbers of Rust's, which libtorch only borrows.
+    // Memory owned by Rust, which libtorch only borrows.
     let numbers = vec![1_u8; 100_000];
     // SAFETY: the numbers outlive the tensor, and nobody writes to them.
     let foreign = unsafe { Tensor::from_blob(numbers.as_ptr(), &[100_000], &[1], Kind::Uint8, Device::Cpu) };
@@ -90,7 +90,7 @@ fn free_memory_serves_tensors_of_all_sizes() {
     assert!(reserved() - start <= most * 9 / 8, "{} MiB for at most 256", (reserved() - start) / MIB);
 }
 
-/// Blocks that stay, and between them free ranges of half of what is asked for next.
+/// Blocks that stay, and between them free ranges of half the size that is requested next.
 #[test]
 fn gaps_too_small_for_what_is_asked_are_given_back() {
     let _turn = turn();

@@ -1,4 +1,4 @@
-//! Bytes that are held stay where they are, whatever becomes of their storage.
+//! Bytes that are held stay where they are, whatever happens to their storage.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 use ssdtrain_libtorch::{Block, Storage, install_cpu_allocator, memory};
@@ -14,11 +14,11 @@ fn held_bytes_outlast_a_resize_and_go_with_their_last_holder() {
         assert_eq!(block.bytes(), elements as u64 * 4);
         drop(t.resize_([4 * elements]));
         assert!(!block.is_current());
-        // They would take the memory if it were free.
+        // These would take the memory if it were free.
         let others: Vec<_> = (0..8).map(|_| Tensor::zeros([elements], (Kind::Float, Device::Cpu))).collect();
         let other = block.clone();
         drop(block);
-        // SAFETY: the block is held, and as long as that.
+        // SAFETY: the block is held, and is that long.
         let bytes = unsafe { std::slice::from_raw_parts(other.data().cast::<f32>(), elements as usize) };
         assert!(bytes.iter().all(|value| *value == 7.0));
         drop((t, others));

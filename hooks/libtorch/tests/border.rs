@@ -138,7 +138,7 @@ fn active_hooks_nest() {
     drop(outer);
 }
 
-/// Hooks that leave every tensor to others: those that take none are not asked, unless nobody else is left.
+/// Hooks that pass every tensor on to others. Hooks that take none are not asked unless nobody else is left.
 struct Others {
     takes: bool,
     packed: AtomicUsize,
@@ -161,14 +161,14 @@ fn what_hooks_leave_to_others_is_for_the_next_older_ones_that_are_still_there() 
     let (taker, counts) = hooks(Act::Keep);
     let (between, unasked) = hooks(Act::Keep);
     let _others = others.each_ref().map(|hooks| activate(Arc::clone(hooks) as _));
-    // Those in between end first.
+    // Those in between are dropped first.
     drop(between);
     drop(round_trip(&leaf(10)));
     assert_eq!(counts.packed.load(Ordering::SeqCst), 1);
     assert_eq!(unasked.packed.load(Ordering::SeqCst), 0);
     let asked = others.each_ref().map(|hooks| hooks.packed.load(Ordering::SeqCst));
     assert_eq!(asked, [1, 0]);
-    // Nobody decides: it stays as it is.
+    // Nobody decides: the tensor is kept.
     drop(taker);
     let x = leaf(10);
     assert!(round_trip(&x).equal(&x));

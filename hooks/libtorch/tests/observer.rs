@@ -19,7 +19,7 @@ impl WriteObserver for Heard {
     }
 }
 
-/// Whether `write` is seen as a write to the storage of `t`.
+/// Whether `write` is reported as a write to the storage of `t`.
 fn is_seen(t: &Tensor, write: impl FnOnce()) -> bool {
     let heard = Arc::new(Heard::default());
     let observer: Weak<dyn WriteObserver> = Arc::downgrade(&(Arc::clone(&heard) as Arc<dyn WriteObserver>));

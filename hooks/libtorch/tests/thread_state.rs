@@ -1,4 +1,5 @@
-//! What it takes to compute a thing again: random numbers, the thread's modes, and whether a tensor is laid out as before.
+//! The state that recomputation needs: random numbers, the thread's modes, and whether a tensor has the same layout
+//! as before.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 use ssdtrain_libtorch::{Modes, RandomState, is_recording, layout, version};
@@ -12,7 +13,7 @@ fn bump(t: &Tensor) {
 
 #[test]
 fn restored_generators_draw_the_same_numbers() {
-    // An odd count of normal numbers leaves one in store, which is part of the state.
+    // After an odd count of normal numbers the generator has one in store, which is part of its state.
     drop(Tensor::randn([3], F32));
     let state = RandomState::of(&[Device::Cpu]).unwrap();
     assert!(state == RandomState::of(&[]).unwrap());
@@ -31,13 +32,13 @@ fn a_device_that_is_not_there_is_an_error() {
     assert!(RandomState::of(&[Device::Cuda(4000)]).is_err());
 }
 
-/// Whether the calling thread casts what runs on a GPU; tch says nothing of the CPU.
+/// Whether autocast is on for the calling thread's GPU operations; tch offers no such query for the CPU.
 fn casts() -> bool {
     // SAFETY: reads a flag of the thread. It is a bool there, so no more than the lowest byte is set.
     (unsafe { torch_sys::at_autocast_is_enabled() }) & 0xff != 0
 }
 
-/// Has the calling thread cast or not; `tch::autocast` does nothing without a GPU.
+/// Turns autocast on or off for the calling thread; `tch::autocast` does nothing without a GPU.
 fn set_casts(on: bool) {
     // SAFETY: sets a flag of the thread.
     unsafe { torch_sys::at_autocast_set_enabled(on.into()) };

@@ -1,25 +1,26 @@
-//! Which GPU memory is live, and which of it is registered.
+//! Tracks which GPU memory is live, and which of it is registered.
 //!
-//! The book knows nothing of CUDA or cuFile: it says what has to be done next, and is told when it is done. Every change of a
-//! segment's state has one owner, so that a registration is never made twice and never outlives its memory.
+//! The book knows nothing about CUDA or cuFile: it says what has to be done next, and is told when that is done.
+//! Every change of a segment's state has a single owner, so a registration is never made twice and never outlives its
+//! memory.
 //!
 //! ```text
 //! allocated ─────────────────► Waiting ─take─► Registering ─┬─► Registered ─leave─► Deregistering ─► gone
 //! mapped ─► NoAccess ─granted─────┘                         └─► Refused ─leave─► gone
 //! ```
 //!
-//! What leaves while it waits is gone at once, and was never registered.
+//! A segment that leaves while it is waiting is removed at once, and was never registered.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How memory came to be.
+/// How memory was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Allocated by itself: `cudaMalloc`, `cuMemAlloc`.
     Plain,
     /// From a stream-ordered pool: `cudaMallocAsync`.
     Pool,
-    /// Mapped into reserved addresses: `cuMemMap`. It is of use once access to it is granted.
+    /// Mapped into reserved addresses: `cuMemMap`. It is usable once access to it has been granted.
     Mapped,
 }
 
@@ -28,30 +29,32 @@ pub enum Kind {
 pub struct Segment {
     /// Its first address.
     pub start: u64,
-    /// How long it is.
+    /// Its length in bytes.
     pub bytes: usize,
-    /// How it came to be.
+    /// How it was created.
     pub kind: Kind,
-    /// What the thread had as its CUDA context that made it accessible: a handle that the book only keeps, 0 if there was none.
+    /// The CUDA context of the thread that made the memory accessible: a handle that the book only stores, 0 if there
+    /// was none.
     pub context: usize,
-    /// Tells it from others that have the same addresses before or after it.
+    /// Distinguishes it from other segments that have the same addresses before or after it.
     number: u64,
 }
 
-/// What is to be done before memory may be freed or unmapped.
+/// What has to be done before memory may be freed or unmapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leave {
-    /// The book has nothing more in that range: go on.
+    /// The book has nothing more in that range: continue.
     Done,
-    /// A segment was struck out; ask again.
+    /// A segment was removed; ask again.
     Gone,
-    /// Another thread registers or deregisters a segment there: wait until it is done, then ask again.
+    /// Another thread is registering or deregistering a segment there: wait until it is done, then ask again.
     Busy,
-    /// Deregister this one, say so with [`Book::deregistered`], then ask again.
+    /// Deregister this one, report that with [`Book::deregistered`], then ask again.
     Deregister(Segment),
 }
 
-/// What the book has counted. C reads it as the beginning of `struct ssdtrain_malloc_hook_stats`, so the order stays.
+/// The book's counters. C reads them as the beginning of `struct ssdtrain_malloc_hook_stats`, so the order must not
+/// change.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -59,7 +62,7 @@ pub struct Counts {
     pub allocations: u64,
     /// Segments that were freed or unmapped.
     pub frees: u64,
-    /// Frees of memory that is not in the book, as it is older than the book or came from elsewhere.
+    /// Frees of memory that is not in the book, because it is older than the book or came from elsewhere.
     pub unknown_frees: u64,
     /// Registrations that were accepted.
     pub registrations: u64,
@@ -81,12 +84,12 @@ pub struct Counts {
 #[derive(Debug, Default)]
 pub struct Book {
     segments: BTreeMap<u64, (Segment, State)>,
-    /// The first addresses of those whose state is [`State::Waiting`].
+    /// The first addresses of the segments whose state is [`State::Waiting`].
     waiting: BTreeSet<u64>,
     counts: Counts,
     next: u64,
     open: bool,
-    /// Memory of a pool was refused. It is all of one kind, so the rest counts as refused without being tried.
+    /// Memory of a pool was refused. All such memory is alike, so the rest counts as refused without being tried.
     pools_refused: bool,
 }
 
@@ -94,19 +97,19 @@ pub struct Book {
 enum State {
     /// Mapped, and not accessible yet.
     NoAccess,
-    /// To be registered.
+    /// Waiting to be registered.
     Waiting,
-    /// A thread registers it now.
+    /// A thread is registering it.
     Registering,
     Registered,
-    /// A thread deregisters it now.
+    /// A thread is deregistering it.
     Deregistering,
-    /// It stays live without a registration; it is not tried again.
+    /// It stays live without a registration, which is not tried again.
     Refused,
 }
 
 impl Book {
-    /// A book that is closed and empty.
+    /// A closed, empty book.
     pub const fn new() -> Book {
         let counts = Counts {
             allocations: 0,
@@ -130,13 +133,14 @@ impl Book {
         }
     }
 
-    /// From now on segments are entered.
+    /// From now on segments are recorded.
     pub fn open(&mut self) {
         self.open = true;
     }
 
-    /// From now on nothing is entered, and what is in the book leaves it. Returns what the caller has to deregister, each with
-    /// [`Book::deregistered`] after it; what other threads are busy with leaves when they are done.
+    /// From now on nothing is recorded, and everything in the book is removed. Returns the segments that the caller
+    /// has to deregister, calling [`Book::deregistered`] after each. Segments that other threads are busy with are
+    /// removed when those are done.
     pub fn close(&mut self) -> Vec<Segment> {
         self.open = false;
         self.waiting.clear();
@@ -156,17 +160,17 @@ impl Book {
         self.segments.is_empty()
     }
 
-    /// Whether a segment waits for its registration.
+    /// Whether a segment is waiting to be registered.
     pub fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Whether every segment that can be registered is, or was refused.
+    /// Whether every segment that can be registered has been, or was refused.
     pub fn is_settled(&self) -> bool {
         !self.is_waiting() && self.segments.values().all(|(_, state)| *state != State::Registering)
     }
 
-    /// What was counted so far.
+    /// The counts so far.
     pub fn counts(&self) -> Counts {
         let mut counts = self.counts;
         for (segment, state) in self.segments.values() {
@@ -181,10 +185,10 @@ impl Book {
         counts
     }
 
-    /// Enters memory that was allocated (then it waits for its registration) or mapped (then it waits for access).
+    /// Records memory that was allocated (it then waits to be registered) or mapped (it then waits for access).
     ///
-    /// False if it is not entered: it is empty, the book is closed, or another segment has some of these addresses. Ask
-    /// [`Book::leave`] first, which strikes out segments whose end was never seen.
+    /// Returns false if it is not recorded: it is empty, the book is closed, or another segment has some of these
+    /// addresses. Call [`Book::leave`] first, which removes segments whose end was never seen.
     pub fn enter(&mut self, start: u64, bytes: usize, kind: Kind, context: usize) -> bool {
         let end = start.saturating_add(bytes as u64);
         if !self.open || start == 0 || start == end || self.first_in(start, end).is_some() {
@@ -206,9 +210,9 @@ impl Book {
         true
     }
 
-    /// Access to a range was granted by a thread with this context: the mappings that lie in it wait for their registration now.
+    /// Access to a range was granted by a thread with this context: the mappings within it now wait to be registered.
     ///
-    /// Each mapping is registered by itself, as each may be unmapped by itself.
+    /// Each mapping is registered separately, because each may be unmapped separately.
     pub fn granted(&mut self, start: u64, bytes: usize, context: usize) {
         let end = start.saturating_add(bytes as u64);
         for (segment, state) in self.segments.range_mut(start..end).map(|(_, entry)| entry) {
@@ -220,7 +224,7 @@ impl Book {
         }
     }
 
-    /// A segment that waits for its registration, for the caller to register. [`Book::settle`] follows.
+    /// A segment that is waiting to be registered, for the caller to register. [`Book::settle`] must follow.
     pub fn take(&mut self) -> Option<Segment> {
         while let Some(start) = self.waiting.pop_first() {
             let (segment, state) = self.segments.get_mut(&start)?;
@@ -234,8 +238,8 @@ impl Book {
         None
     }
 
-    /// A segment that was taken is registered, or refused. True if the book was closed meanwhile: the caller has to deregister
-    /// it and call [`Book::deregistered`].
+    /// A segment that was taken has been registered, or was refused. Returns true if the book was closed meanwhile:
+    /// the caller then has to deregister it and call [`Book::deregistered`].
     pub fn settle(&mut self, segment: Segment, registered: bool) -> bool {
         let counter = if registered { &mut self.counts.registrations } else { &mut self.counts.refusals };
         *counter += 1;
@@ -253,7 +257,8 @@ impl Book {
         registered && !open
     }
 
-    /// Whether memory that starts here may be freed. Frees of memory that is not in the book are counted and may go on.
+    /// Whether memory that starts here may be freed. Frees of memory that is not in the book are counted and may
+    /// proceed.
     pub fn free(&mut self, start: u64) -> Leave {
         if self.segments.contains_key(&start) {
             return self.leave(start, 1, true);
@@ -262,8 +267,8 @@ impl Book {
         Leave::Done
     }
 
-    /// Whether the memory of a range may be given up. `seen` says that this is because it is freed or unmapped, which is
-    /// counted, and not because others have its addresses now.
+    /// Whether the memory of a range may be given up. `seen` says that it is being freed or unmapped, which is
+    /// counted, rather than that its addresses now belong to others.
     pub fn leave(&mut self, start: u64, bytes: usize, seen: bool) -> Leave {
         let end = start.saturating_add(bytes as u64);
         let Some(first) = self.first_in(start, end) else { return Leave::Done };
@@ -281,14 +286,14 @@ impl Book {
         Leave::Gone
     }
 
-    /// The segment with all of these bytes, if it is registered.
+    /// The segment that contains all of these bytes, if it is registered.
     pub fn registered(&self, start: u64, bytes: usize) -> Option<Segment> {
         let (_, (segment, state)) = self.segments.range(..=start).next_back()?;
         let end = start.saturating_add(bytes as u64);
         (*state == State::Registered && end <= segment.end()).then_some(*segment)
     }
 
-    /// A segment that was to be deregistered is, and leaves the book.
+    /// A segment that had to be deregistered has been, and is removed from the book.
     pub fn deregistered(&mut self, segment: Segment) {
         if self.state_of(segment).is_some() {
             self.segments.remove(&segment.start);
@@ -301,7 +306,7 @@ impl Book {
         (found.number == segment.number).then_some(state)
     }
 
-    /// Where the first segment starts that has an address of the range.
+    /// Where the first segment that has an address in the range starts.
     fn first_in(&self, start: u64, end: u64) -> Option<u64> {
         let before =
             self.segments.range(..start).next_back().filter(|(_, (segment, _))| segment.end() > start);

@@ -1,4 +1,4 @@
-//! The CUDA context of a thread: cuFile registers memory in that of its caller.
+//! The CUDA context of a thread: cuFile registers memory in its caller's context.
 //!
 //! <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__CTX.html>,
 //! <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__STREAM.html>
@@ -30,25 +30,26 @@ pub(crate) fn current() -> usize {
     if found { context.addr() } else { 0 }
 }
 
-/// Gives this thread that context, unless it has it. False if CUDA does not let it; true too where there is nothing to give, or
-/// nothing to give it with.
+/// Makes that context current on this thread, unless it already is. Returns false if CUDA refuses; also true if there
+/// is no context to set, or no function to set it with.
 pub(crate) fn make_current(context: usize) -> bool {
     if context == 0 || context == current() {
         return true;
     }
-    // SAFETY: it was another thread's context; the driver refuses one that is gone.
+    // SAFETY: it was another thread's context; the driver refuses one that no longer exists.
     SET_CURRENT.get().is_none_or(|set| unsafe { set(context as *mut c_void) } == 0)
 }
 
-/// Readies a thread that calls cuFile on its own account. Otherwise what cuFile does there would end the captures of graphs that
-/// other threads have begun in the meantime.
+/// Prepares a thread that calls cuFile on its own account. Otherwise what cuFile does there would end graph captures
+/// that other threads have begun in the meantime.
 pub(crate) fn ready() {
     let mut mode = RELAXED;
     if let Some(exchange) = EXCHANGE_CAPTURE_MODE.get() {
-        // Where it fails captures are as they are without it.
+        // If this fails, captures are affected as they would be without it.
         // SAFETY: the mode is ours to read and write.
         let _ = unsafe { exchange(&raw mut mode) };
     }
-    // Looked for now, as that takes the loader's lock, and somebody who has it may wait for a registration later.
+    // Looked up now, because that takes the loader's lock, and whoever holds that lock later may be waiting for a
+    // registration.
     let _ = SET_CURRENT.get();
 }

@@ -1,4 +1,5 @@
-//! How the hook is turned on and read: from the environment when it is loaded, and from C at any time.
+//! How the hook is turned on and its counters are read: from the environment when it is loaded, and from C at any
+//! time.
 //!
 //! The C declarations are in `include/ssdtrain_malloc_hook.h`.
 
@@ -16,42 +17,43 @@ use crate::real::Library;
 /// The hook of this process.
 pub(crate) static HOOK: Hook<CuFile> = Hook::new(CuFile::new(leaving));
 
-/// The process that reports when it ends: not its forks.
+/// The process that prints a report when it ends; forks of it do not.
 static REPORTER: AtomicU32 = AtomicU32::new(0);
 
-/// How long a registration that is under way may hold up the end of the process. They take tens of milliseconds.
+/// How long a registration in progress may delay the end of the process. Registrations take tens of milliseconds.
 const LAST_CALL: Duration = Duration::from_secs(5);
 
-/// What the hook has counted. In C `struct ssdtrain_malloc_hook_stats`; new fields are added at its end.
+/// The hook's counters. In C this is `struct ssdtrain_malloc_hook_stats`; new fields are added at its end.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// What the book has counted while the hook was on.
+    /// The book's counts while the hook was on.
     pub counts: Counts,
-    /// cuFile's last error, 5001 and more; -1 if `libcufile.so.0` or a function of it was not found, -2 if the thread that registers
-    /// could not be started; 0 if there was none.
+    /// cuFile's last error, 5001 or higher; -1 if `libcufile.so.0` or one of its functions was not found, -2 if the
+    /// registering thread could not be started; 0 if there was no error.
     pub last_error: i64,
 }
 
-/// Turns the hook on (1) or off (0). Returns what it was, or -1 if nothing could be done, as the call came from within cuFile, from
-/// a fork, or when the process ends.
+/// Turns the hook on (1) or off (0). Returns its previous state, or -1 if nothing could be done because the call came
+/// from within cuFile, from a fork, or while the process was ending.
 ///
-/// Memory that is live already is not registered when it is turned on. All registrations are undone when it is turned off.
+/// Memory that is already live is not registered when the hook is turned on. All registrations are undone when it is
+/// turned off.
 #[unsafe(no_mangle)]
 pub extern "C" fn ssdtrain_malloc_hook_enable(on: c_int) -> c_int {
     HOOK.turn(on != 0).map_or(-1, c_int::from)
 }
 
-/// Waits until every live segment is registered or was refused. Returns 0, or -1 at once while the hook is off or if the call came
-/// from within cuFile.
+/// Waits until every live segment has been registered or refused. Returns 0, or -1 at once if the hook is off or the
+/// call came from within cuFile.
 ///
-/// Allocations do not wait for their registration, so this comes before counters are compared.
+/// Allocations do not wait for their registration, so call this before comparing counters.
 #[unsafe(no_mangle)]
 pub extern "C" fn ssdtrain_malloc_hook_wait() -> c_int {
     if HOOK.wait() == Some(true) { 0 } else { -1 }
 }
 
-/// Writes what was counted so far into the first `size` bytes of `out`, as far as both sides know the fields.
+/// Writes the counts so far into the first `size` bytes of `out`, limited to the fields that both sides know.
 ///
 /// # Safety
 /// `out` is null or has `size` bytes that may be written.
@@ -60,7 +62,7 @@ pub unsafe extern "C" fn ssdtrain_malloc_hook_stats(out: *mut Stats, size: usize
     if out.is_null() {
         return;
     }
-    // A panic ends here; the caller then keeps the bytes it had.
+    // A panic stops here; the caller then keeps the bytes it had.
     if let Ok(stats) = catch_unwind(stats) {
         let known = size.min(size_of::<Stats>());
         // SAFETY: both are at least that long: the caller's promise, and the type's size.
@@ -68,8 +70,8 @@ pub unsafe extern "C" fn ssdtrain_malloc_hook_stats(out: *mut Stats, size: usize
     }
 }
 
-/// Whether these bytes are all in one segment that is registered now: 1, and where that starts is written to `start`; 0 if they are not; -1
-/// while the hook is off.
+/// Whether these bytes are all in one segment that is registered now. Returns 1 and writes the start of the segment
+/// to `start`; 0 if they are not; -1 while the hook is off.
 ///
 /// # Safety
 /// `start` is a place for an address.
@@ -82,7 +84,7 @@ pub unsafe extern "C" fn ssdtrain_malloc_hook_find(
     if !HOOK.is_on() {
         return -1;
     }
-    // A panic ends here; the caller then moves the bytes as those of memory that is not registered.
+    // A panic stops here; the caller then treats the memory as not registered.
     match catch_unwind(|| HOOK.registered(address.addr() as u64, bytes)) {
         Ok(Some(segment)) => {
             // SAFETY: the caller's promise.
@@ -93,7 +95,7 @@ pub unsafe extern "C" fn ssdtrain_malloc_hook_find(
     }
 }
 
-/// Prints one line of what was counted so far to standard error.
+/// Prints the counts so far to standard error, in one line.
 #[unsafe(no_mangle)]
 pub extern "C" fn ssdtrain_malloc_hook_print() {
     let print = || {
@@ -107,7 +109,7 @@ pub extern "C" fn ssdtrain_malloc_hook_print() {
              live: {live} segments, {live_bytes} bytes; \
              registered: {registered} segments, {registered_bytes} bytes\n"
         );
-        // Nobody is there to be told if standard error is closed.
+        // If standard error is closed, there is nobody to tell.
         drop(std::io::stderr().write_all(line.as_bytes()));
     };
     // As above.
@@ -126,9 +128,9 @@ fn stats() -> Stats {
 static AT_LOAD: extern "C" fn() = at_load;
 
 extern "C" fn at_load() {
-    // A panic ends here; the hook then stays off.
+    // A panic stops here; the hook then stays off.
     drop(catch_unwind(|| {
-        // SAFETY: the function is there as long as this library.
+        // SAFETY: the function exists as long as this library.
         unsafe { libc::pthread_atfork(None, None, Some(forked)) };
         let asked = |name: &str| std::env::var_os(name).is_some_and(|value| value == "1");
         if asked("SSDTRAIN_MALLOC_HOOK") {
@@ -136,23 +138,24 @@ extern "C" fn at_load() {
         }
         if asked("SSDTRAIN_MALLOC_HOOK_REPORT") {
             REPORTER.store(std::process::id(), Ordering::Relaxed);
-            // SAFETY: the function is there as long as this library, which the handler is bound to.
+            // SAFETY: the function exists as long as this library, which the handler is bound to.
             unsafe { libc::atexit(report) };
         }
     }));
 }
 
-/// The process ends: cuFile and CUDA are about to be taken down.
+/// The process is ending: cuFile and CUDA are about to be shut down.
 extern "C" fn leaving() {
     HOOK.end(LAST_CALL);
 }
 
-/// A child cannot use CUDA, has not the thread that registers, and has its parent's registrations in its books: it must not undo them.
+/// A child cannot use CUDA, does not have the registering thread, and has its parent's registrations in its book: it
+/// must not undo them.
 extern "C" fn forked() {
     HOOK.abandon();
 }
 
-/// Programs start others, shells for instance, which inherit the variables: those that do not use CUDA are silent.
+/// Programs start others, such as shells, which inherit the variables. Those that do not use CUDA print nothing.
 extern "C" fn report() {
     let asked = REPORTER.load(Ordering::Relaxed) == std::process::id();
     if asked && (Library::Runtime.is_loaded() || Library::Driver.is_loaded()) {

@@ -1,4 +1,4 @@
-//! The few functions of cuFile that registrations need, found at run time.
+//! The few cuFile functions that registrations need, looked up at run time.
 //!
 //! <https://docs.nvidia.com/gpudirect-storage/api-reference-guide/index.html>
 
@@ -12,10 +12,11 @@ use crate::book::Segment;
 use crate::context;
 use crate::hook::Registrar;
 
-/// The code of a registration while there is no `libcufile.so.0`, or it lacks a function. cuFile's own codes are 5001 and more.
+/// The error code of registrations if there is no `libcufile.so.0`, or it lacks a function. cuFile's own codes are
+/// 5001 and higher.
 pub const NOT_FOUND: i32 = -1;
 
-/// cuFile, once it is there.
+/// cuFile, once it has been loaded.
 #[derive(Debug)]
 pub struct CuFile {
     functions: OnceLock<Result<Functions, i32>>,
@@ -30,7 +31,7 @@ struct Functions {
 }
 
 impl CuFile {
-    /// Nothing is loaded yet.
+    /// A value for which nothing has been loaded yet.
     pub const fn new(at_exit: extern "C" fn()) -> CuFile {
         CuFile { functions: OnceLock::new(), at_exit }
     }
@@ -40,8 +41,9 @@ impl CuFile {
     }
 
     fn load(&self) -> Result<Functions, i32> {
-        // Handlers run newest first, and the process may end at any moment: with one before cuFile is loaded, one before it is
-        // opened and one after, one always runs before those that take cuFile down.
+        // Handlers run newest first, and the process may end at any moment. With one handler installed before cuFile
+        // is loaded, one before it is opened and one after that, one of them always runs before those that shut
+        // cuFile down.
         self.handle_exit();
         let library = Search::new().load().map_err(|_| NOT_FOUND)?;
         let functions = library.functions();
@@ -51,7 +53,7 @@ impl CuFile {
         let open = functions.driver_open().map_err(missing)?;
         self.handle_exit();
         // The driver stays open: nobody knows when the program is done with its memory.
-        // SAFETY: it takes nothing and may be called from any thread.
+        // SAFETY: it takes no arguments and may be called from any thread.
         match unsafe { open() }.err {
             CUfileOpError::CU_FILE_SUCCESS | CUfileOpError::CU_FILE_DRIVER_ALREADY_OPEN => {}
             status => return Err(code(status)),
@@ -61,7 +63,7 @@ impl CuFile {
     }
 
     fn handle_exit(&self) {
-        // SAFETY: the function is there as long as this library, which the handler is bound to.
+        // SAFETY: the function exists as long as this library, which the handler is bound to.
         unsafe { libc::atexit(self.at_exit) };
     }
 }
@@ -82,8 +84,8 @@ impl Registrar for CuFile {
         if !context::make_current(segment.context) {
             return Err(code(CUfileOpError::CU_FILE_CUDA_CONTEXT_MISMATCH));
         }
-        // SAFETY: cuFile looks the range up and refuses what it cannot register. The book says it is live now, and whoever frees it
-        // waits, and deregisters it first.
+        // SAFETY: cuFile looks the range up and refuses what it cannot register. The book says that it is live now;
+        // whoever frees it waits, and deregisters it first.
         checked(unsafe { register(segment.start as *const c_void, segment.bytes, 0) })
     }
 

@@ -1,7 +1,7 @@
-//! The functions of the CUDA driver that the hook stands in front of.
+//! The CUDA driver functions that the hook intercepts.
 //!
-//! Programs that link the driver call these; others get them where they ask CUDA for the real ones, see `entry`. Types are those
-//! of C: a `CUresult` is an int, a `CUdeviceptr` an address.
+//! Programs that link the driver call these. Others get them when they ask CUDA for the real functions, see `entry`.
+//! The types are C's: a `CUresult` is an int, a `CUdeviceptr` an address.
 //! <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html>,
 //! <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html>
 
@@ -41,7 +41,7 @@ pub(crate) struct AccessDesc {
 /// The bit of the flags that every access has: `CU_MEM_ACCESS_FLAGS_PROT_READ`.
 const READ: c_int = 1;
 
-/// `cuMemAlloc`; the memory is going to be registered.
+/// `cuMemAlloc`; the memory will be registered.
 ///
 /// # Safety
 /// As the real one.
@@ -71,7 +71,7 @@ pub(crate) unsafe extern "C" fn cuMemFree_v2(memory: u64) -> c_int {
     unsafe { real(memory) }
 }
 
-/// `cuMemMap`; the mapping is entered.
+/// `cuMemMap`; the mapping is recorded.
 ///
 /// # Safety
 /// As the real one.
@@ -92,7 +92,7 @@ pub(crate) unsafe extern "C" fn cuMemMap(
     status
 }
 
-/// `cuMemSetAccess`; mappings that become accessible are going to be registered.
+/// `cuMemSetAccess`; mappings that become accessible will be registered.
 ///
 /// # Safety
 /// As the real one.
@@ -107,7 +107,7 @@ pub(crate) unsafe extern "C" fn cuMemSetAccess(
     // SAFETY: the caller's arguments, for the function they are meant for.
     let status = unsafe { real(start, bytes, access, count) };
     if HOOK.is_on() && status == 0 && count != 0 && !access.is_null() {
-        // SAFETY: the caller promises as many as it says, and the real function has read them.
+        // SAFETY: the caller promises that many elements, and the real function has read them.
         let access = unsafe { std::slice::from_raw_parts(access, count) };
         if access.iter().any(|one| one.flags & READ != 0) {
             HOOK.granted(start, bytes);

@@ -1,7 +1,8 @@
-//! Functions of the driver that a program asks CUDA for by name.
+//! Driver functions that a program asks CUDA for by name.
 //!
-//! PyTorch gets those of virtual memory from `cudaGetDriverEntryPointByVersion`, so it never calls the names that a preloaded
-//! library has. What such a call found is replaced by the function of the hook, which calls what was found.
+//! PyTorch gets the virtual memory functions from `cudaGetDriverEntryPointByVersion`, so it never calls the names
+//! that a preloaded library defines. The result of such a lookup is replaced by the hook's function, which calls the
+//! one that was found.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -18,15 +19,15 @@ static GET_PROC_ADDRESS: Real<GetProcAddress> = unsafe { Real::new(c"cuGetProcAd
 static GET_PROC_ADDRESS_V2: Real<GetProcAddressV2> =
     unsafe { Real::new(c"cuGetProcAddress_v2", Library::Driver) };
 
-/// Functions have the types that are known here from this version of CUDA on.
+/// Functions have the types known here from this version of CUDA on.
 const OLDEST: u32 = 3020;
-/// And below this one: later versions may give a name another type.
+/// And only below this version: later ones may give a name another type.
 const TOO_NEW: u32 = 14_000;
-/// From this version on `cuGetProcAddress` takes one argument more.
+/// From this version on, `cuGetProcAddress` takes one more argument.
 const FIVE_ARGUMENTS: u32 = 12_000;
 
-/// Replaces the function that was found for this symbol, if the hook stands in front of it. The version is what was asked for,
-/// or none for that of the runtime.
+/// Replaces the function that was found for this symbol, if the hook intercepts it. The version is the one that was
+/// asked for, or `None` for the runtime's.
 ///
 /// # Safety
 /// `symbol` is null or a C string. `function` is null or holds null or the function of that name and version.
@@ -59,7 +60,7 @@ fn stand_in(symbol: &CStr, real: *mut c_void, version: Option<u32>) -> Option<*m
         b"cuMemUnmap" => driver::MEM_UNMAP.replaced(real, driver::cuMemUnmap as *mut c_void),
         b"cuMemSetAccess" => driver::MEM_SET_ACCESS.replaced(real, driver::cuMemSetAccess as *mut c_void),
         b"cuGetProcAddress_v2" => GET_PROC_ADDRESS_V2.replaced(real, cuGetProcAddress_v2 as *mut c_void),
-        // Without a version nobody knows which of the two it is.
+        // Without a version it is not known which of the two it is.
         b"cuGetProcAddress" if version? >= FIVE_ARGUMENTS => {
             GET_PROC_ADDRESS_V2.replaced(real, cuGetProcAddress_v2 as *mut c_void)
         }
@@ -69,7 +70,7 @@ fn stand_in(symbol: &CStr, real: *mut c_void, version: Option<u32>) -> Option<*m
     Some(ours)
 }
 
-/// `cuGetProcAddress` of CUDA 11; functions that the hook stands in front of are replaced.
+/// `cuGetProcAddress` of CUDA 11; functions that the hook intercepts are replaced.
 ///
 /// # Safety
 /// As the real one.
@@ -90,7 +91,7 @@ pub(crate) unsafe extern "C" fn cuGetProcAddress(
     status
 }
 
-/// `cuGetProcAddress` of CUDA 12 and later; functions that the hook stands in front of are replaced.
+/// `cuGetProcAddress` of CUDA 12 and later; functions that the hook intercepts are replaced.
 ///
 /// # Safety
 /// As the real one.
@@ -116,7 +117,7 @@ pub(crate) unsafe extern "C" fn cuGetProcAddress_v2(
 mod tests {
     use super::*;
 
-    /// Some address that is none of ours.
+    /// An address that is not one of ours.
     fn real() -> *mut c_void {
         main_like as *mut c_void
     }

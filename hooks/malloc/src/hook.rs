@@ -1,9 +1,10 @@
-//! What is done when memory comes and goes: the book is kept, and cuFile is told.
+//! What happens when memory comes and goes: the book is updated, and cuFile is called.
 //!
-//! Registering takes milliseconds, so it is left to a thread of the hook's own, and whoever allocates goes on at once. Memory is
-//! deregistered by whoever frees it. The book's lock is not held while cuFile is called. A thread waits for another in four places
-//! only: before memory is freed (or its addresses are entered anew) that another registers or deregisters at that moment, when the
-//! hook is turned off, when the process ends, and where the program asks for it.
+//! Registering takes milliseconds, so it is left to a thread of the hook's own, and the allocating thread continues
+//! at once. Memory is deregistered by the thread that frees it. The book's lock is not held while cuFile is called. A
+//! thread waits for another in four cases only: before it frees memory (or records its addresses anew) that another
+//! thread is registering or deregistering at that moment, when the hook is turned off, when the process ends, and
+//! where the program asks for it.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,16 +16,16 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::book::{Book, Counts, Kind, Leave, Segment};
 
-/// The error of registrations while the thread that would make them cannot be started.
+/// The error of registrations if the thread that would make them cannot be started.
 pub const NO_THREAD: i32 = -2;
 
-/// Whoever registers memory for transfers. Errors are its own codes, and none is [`NO_THREAD`].
+/// Registers memory for transfers. Errors are the registrar's own codes, and none of them is [`NO_THREAD`].
 pub trait Registrar: Sync + 'static {
-    /// What the calling thread has as its CUDA context. It goes along with the memory that the thread makes accessible.
+    /// The calling thread's CUDA context. It is stored with the memory that the thread makes accessible.
     fn context(&self) -> usize;
 
-    /// Makes it ready. Called once, on the thread that registers, before the first registration, when CUDA is there for sure. What
-    /// fails here is told by every registration after it.
+    /// Prepares the registrar. Called once, on the registering thread, before the first registration, when CUDA is
+    /// certain to be there. If it fails, every registration after it reports that.
     fn open(&self);
 
     /// Registers memory that is live and accessible. Always called on the same thread.
@@ -34,22 +35,22 @@ pub trait Registrar: Sync + 'static {
     fn deregister(&self, start: u64) -> Result<(), i32>;
 }
 
-/// The book of a process and the registrar that it is kept for.
+/// The book of a process, and the registrar that acts on it.
 #[derive(Debug)]
 pub struct Hook<R> {
     on: AtomicBool,
-    /// For good: the process ends, or it is a fork, in which the thread is not.
+    /// Permanently: the process is ending, or it is a fork, in which the thread does not exist.
     abandoned: AtomicBool,
     book: Mutex<Book>,
-    /// A segment waits for its registration.
+    /// Signalled when a segment is waiting to be registered.
     waiting: Condvar,
-    /// A segment is no longer waited for, or a thread is done with one that it was busy with.
+    /// Signalled when a segment is no longer waiting, or a thread has finished with one that it was busy with.
     done: Condvar,
     /// Held while the hook is turned on or off.
     switch: Mutex<()>,
-    /// The thread that registers is there.
+    /// Whether the registering thread has been started.
     started: AtomicBool,
-    /// It has to be woken: it does not look into the book by itself. Changed with the book's lock held.
+    /// The thread has to be woken: it is not checking the book by itself. Changed with the book's lock held.
     asleep: AtomicBool,
     /// Held by that thread while it is in the registrar.
     calling: Mutex<()>,
@@ -75,14 +76,15 @@ impl<R: Registrar> Hook<R> {
         }
     }
 
-    /// Whether memory that comes is registered. All that a call costs while the hook is off.
+    /// Whether new memory is registered. This check is the whole cost of a call while the hook is off.
     #[inline]
     pub fn is_on(&self) -> bool {
         self.on.load(Ordering::Relaxed)
     }
 
-    /// Turns the hook on or off, and says what it was. Off, all registrations are undone on return. None if it is called from
-    /// within a registration or after [`Hook::abandon`], where it does nothing.
+    /// Turns the hook on or off, and returns its previous state. When it has been turned off, all registrations have
+    /// been undone on return. If it is called from within a registration or after [`Hook::abandon`], it does nothing
+    /// and returns `None`.
     pub fn turn(&self, on: bool) -> Option<bool> {
         if self.abandoned.load(Ordering::Relaxed) {
             return None;
@@ -94,7 +96,7 @@ impl<R: Registrar> Hook<R> {
                 self.book.lock().open();
                 self.on.store(true, Ordering::Relaxed);
             } else if was {
-                // Threads that free look into the book until it is empty.
+                // Threads that free memory check the book until it is empty.
                 self.empty();
                 self.on.store(false, Ordering::Relaxed);
             }
@@ -102,8 +104,8 @@ impl<R: Registrar> Hook<R> {
         })
     }
 
-    /// Waits until every live segment is registered or was refused. False while the hook is off, and none if it is called from
-    /// within a registration: then it does not wait.
+    /// Waits until every live segment has been registered or refused. Returns false while the hook is off. If it is
+    /// called from within a registration, it does not wait and returns `None`.
     pub fn wait(&self) -> Option<bool> {
         outside(|| {
             let mut book = self.book.lock();
@@ -114,23 +116,23 @@ impl<R: Registrar> Hook<R> {
         })
     }
 
-    /// Whoever registers.
+    /// The registrar.
     pub fn registrar(&self) -> &R {
         &self.registrar
     }
 
-    /// Lets go of everything without undoing it, for good: what is left to do is the kernel's.
+    /// Gives up everything permanently without undoing it: the rest is left to the kernel.
     pub fn abandon(&self) {
         self.abandoned.store(true, Ordering::Relaxed);
         self.on.store(false, Ordering::Relaxed);
     }
 
-    /// The same when the process ends and the registrar is about to be taken down: waits, for so long at most, until the thread is
-    /// out of it, and keeps it out.
+    /// The same when the process is ending and the registrar is about to be shut down. It also waits, at most for
+    /// `most`, until the thread has left the registrar, and keeps it out from then on.
     pub fn end(&self, most: Duration) {
         if !self.abandoned.load(Ordering::Relaxed) {
             self.abandon();
-            // Who ends the process from within the registrar would wait for itself.
+            // A thread that ends the process from within the registrar would wait for itself.
             outside(|| drop(self.calling.try_lock_for(most)));
         }
     }
@@ -175,24 +177,24 @@ impl<R: Registrar> Hook<R> {
         outside(|| drop(self.leave(ask, ask)));
     }
 
-    /// What was counted, and the last error of the registrar, or 0.
+    /// The counts, and the last error of the registrar, or 0.
     pub fn counts(&self) -> (Counts, i32) {
         (self.book.lock().counts(), self.last_error.load(Ordering::Relaxed))
     }
 
-    /// The segment with all of these bytes, if it is registered now.
+    /// The segment that contains all of these bytes, if it is registered now.
     pub fn registered(&self, start: u64, bytes: usize) -> Option<Segment> {
         self.book.lock().registered(start, bytes)
     }
 
-    /// Whether the thread has to be woken for what waits now.
+    /// Whether the thread has to be woken for what is waiting now.
     fn must_wake(&self, book: &Book) -> bool {
         book.is_waiting() && self.asleep.load(Ordering::Relaxed)
     }
 
-    /// The same after this was entered.
+    /// The same, after recording this memory.
     fn enter(&self, start: u64, bytes: usize, kind: Kind, context: usize) -> bool {
-        // Whatever the book still has there is gone: its end was not seen.
+        // Whatever the book still has at these addresses is gone: its end was not seen.
         let ask = |book: &mut Book| book.leave(start, bytes, false);
         let mut book = self.leave(ask, ask);
         book.enter(start, bytes, kind, context);
@@ -237,7 +239,8 @@ impl<R: Registrar> Hook<R> {
         self.done.notify_all();
     }
 
-    /// Has the thread look into the book. The first call starts it; it is never joined, as the hook lives as long as the process.
+    /// Makes the thread check the book. The first call starts it; it is never joined, since the hook lives as long as
+    /// the process.
     fn wake(&'static self) {
         if self.started.swap(true, Ordering::Relaxed) {
             self.waiting.notify_one();
@@ -247,7 +250,7 @@ impl<R: Registrar> Hook<R> {
         if thread.spawn(|| self.work()).is_err() {
             self.last_error.store(NO_THREAD, Ordering::Relaxed);
             self.started.store(false, Ordering::Relaxed);
-            // Refused rather than left to wait. What is entered from now on tries again.
+            // Refused, rather than left waiting. Memory recorded from now on tries again.
             let mut book = self.book.lock();
             while let Some(segment) = book.take() {
                 book.settle(segment, false);
@@ -257,18 +260,18 @@ impl<R: Registrar> Hook<R> {
         }
     }
 
-    /// What the thread does: it registers what waits, one after the other.
+    /// The body of the thread: it registers the waiting segments, one after the other.
     fn work(&self) {
-        // Memory that the registrar allocates is none of ours.
+        // Memory that the registrar allocates is not for us to register.
         INSIDE.set(true);
         let book = self.book.lock();
         self.asleep.store(false, Ordering::Relaxed);
         drop(book);
         step_back();
-        // Before anything is taken: the loader may make this wait for a constructor of a library, which then must not wait for this
-        // when it frees.
+        // Done before any segment is taken: the loader may make this wait for a library's constructor, which must
+        // then not wait for this thread when it frees memory.
         let mut goes_on = self.unless_abandoned(|| {
-            // A panic leaves it as it was, which registrations tell.
+            // After a panic the registrar stays unopened, which registrations report.
             let _ = caught(|| self.registrar.open());
         });
         while goes_on {
@@ -305,7 +308,7 @@ impl<R: Registrar> Hook<R> {
     fn register_next(&self) {
         let taken = self.book.lock().take();
         if let Some(segment) = taken {
-            // A panic refuses, so that nobody waits for what does not come.
+            // A panic counts as a refusal, so that nobody waits for a result that never comes.
             let outcome = caught(|| self.registrar.register(segment));
             let registered = outcome == Some(Ok(()));
             self.note(outcome);
@@ -323,20 +326,20 @@ impl<R: Registrar> Hook<R> {
     }
 }
 
-/// To wake a thread costs a twentieth of a `cudaMalloc`, and allocations come in bursts: after its last work the thread looks into the
-/// book by itself for a tenth of a second before it sleeps.
+/// Waking a thread costs a twentieth of a `cudaMalloc`, and allocations come in bursts. After its last work the
+/// thread therefore checks the book by itself for a tenth of a second before it sleeps.
 const LOOKS: u32 = 100;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
-/// What threads of C have, whose library the registrar is.
+/// The stack size of C threads: the registrar is a C library.
 const STACK: usize = 8 << 20;
 
 thread_local! {
-    /// This thread is in the hook. It has no destructor, so it is there as long as the thread is.
+    /// Whether this thread is inside the hook. It has no destructor, so it exists as long as the thread does.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `work` unless this thread is in the hook already: memory that cuFile allocates for itself is none of ours. A panic ends
-/// here, and the caller goes on as if there were no hook.
+/// Runs `work` unless this thread is already inside the hook: memory that cuFile allocates for itself is not for us
+/// to register. A panic stops here, and the caller continues as if there were no hook.
 fn outside<T>(work: impl FnOnce() -> T) -> Option<T> {
     if INSIDE.replace(true) {
         return None;
@@ -346,12 +349,13 @@ fn outside<T>(work: impl FnOnce() -> T) -> Option<T> {
     outcome
 }
 
-/// Has the kernel run this thread when there is room for it, and not at once in place of the thread that wakes it.
+/// Makes the kernel run this thread when there is room for it, instead of at once in place of the thread that wakes
+/// it.
 fn step_back() {
     let parameters = libc::sched_param { sched_priority: 0 };
-    // What the registrar starts from here is like any other thread.
+    // Threads that the registrar starts from here are scheduled like any other.
     let policy = libc::SCHED_BATCH | libc::SCHED_RESET_ON_FORK;
-    // Where it is refused allocations are slower.
+    // If this is refused, allocations are slower.
     // SAFETY: it concerns this thread alone, and the parameters are ours.
     let _ = unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) };
 }

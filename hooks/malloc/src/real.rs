@@ -1,14 +1,14 @@
-//! The functions of CUDA that the hook stands in front of or calls, found at their first call.
+//! The CUDA functions that the hook intercepts or calls, looked up at their first call.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// What a call returns whose real function is not in this process: `cudaErrorSharedObjectSymbolNotFound`, and the driver's code of
-/// the same meaning.
+/// The result of a call whose real function is not in this process: `cudaErrorSharedObjectSymbolNotFound`, and the
+/// driver's code with the same meaning.
 pub(crate) const NOT_FOUND: c_int = 302;
 
-/// A library of CUDA, by the name that its files begin with.
+/// A CUDA library, by the name that its files begin with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Library {
     /// The runtime.
@@ -17,7 +17,7 @@ pub(crate) enum Library {
     Driver,
 }
 
-/// A real function, of C type `F`.
+/// A real function, with C type `F`.
 #[derive(Debug)]
 pub(crate) struct Real<F> {
     name: &'static CStr,
@@ -27,7 +27,7 @@ pub(crate) struct Real<F> {
 }
 
 impl<F: Copy> Real<F> {
-    /// The function of this name, not looked for yet.
+    /// The function with this name, not looked up yet.
     ///
     /// # Safety
     /// `F` is the type of a pointer to it.
@@ -36,7 +36,7 @@ impl<F: Copy> Real<F> {
         Real { name, from: library, address: AtomicPtr::new(std::ptr::null_mut()), signature: PhantomData }
     }
 
-    /// The function, or none while its library is not loaded.
+    /// The function, or `None` while its library is not loaded.
     pub(crate) fn get(&self) -> Option<F> {
         let mut address = self.address.load(Ordering::Relaxed);
         if address.is_null() {
@@ -53,7 +53,7 @@ impl<F: Copy> Real<F> {
     /// CUDA itself gave the function's address to a program; `ours` is what the program gets in its place.
     pub(crate) fn replaced(&self, address: *mut c_void, ours: *mut c_void) -> *mut c_void {
         if address != ours {
-            // What is known already is as good.
+            // An address that is already known serves as well.
             let known = std::ptr::null_mut();
             let _ = self.address.compare_exchange(known, address, Ordering::Relaxed, Ordering::Relaxed);
         }
@@ -67,14 +67,15 @@ fn find(name: &CStr, library: Library) -> *mut c_void {
     if !next.is_null() {
         return next;
     }
-    // A library that was loaded by `dlopen` and is not global is not among the next ones. Python loads its modules that way.
+    // A library that was loaded with `dlopen` and is not global is not found by RTLD_NEXT. Python loads its modules
+    // that way.
     let Some(path) = path_of(library) else { return std::ptr::null_mut() };
     // SAFETY: the path is a C string; nothing is loaded that is not loaded already.
     let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     if handle.is_null() {
         return handle;
     }
-    // The handle stays open, so that the function stays where it is.
+    // The handle stays open, so that the function keeps its address.
     // SAFETY: handle and name are valid.
     unsafe { libc::dlsym(handle, name.as_ptr()) }
 }
@@ -84,7 +85,7 @@ struct Search {
     found: Option<CString>,
 }
 
-/// The path of a library that is in this process.
+/// The path of a library that is loaded in this process.
 fn path_of(library: Library) -> Option<CString> {
     unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _size: usize, search: *mut c_void) -> c_int {
         // SAFETY: the loader hands out a valid record.
@@ -110,7 +111,7 @@ fn path_of(library: Library) -> Option<CString> {
 }
 
 impl Library {
-    /// Whether this process has it.
+    /// Whether this process has loaded it.
     pub(crate) fn is_loaded(self) -> bool {
         path_of(self).is_some()
     }

@@ -1,7 +1,7 @@
-//! The functions of the CUDA runtime that the hook stands in front of.
+//! The CUDA runtime functions that the hook intercepts.
 //!
-//! Each calls the real one and returns what that returned. Types are those of C: a `cudaError_t` is an int, streams and pools are
-//! pointers. <https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__MEMORY.html>
+//! Each calls the real one and returns its result. The types are C's: a `cudaError_t` is an int, streams and pools
+//! are pointers. <https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__MEMORY.html>
 
 #![expect(non_snake_case, reason = "the names are CUDA's")]
 
@@ -27,7 +27,7 @@ static MALLOC: Real<Malloc> = unsafe { Real::new(c"cudaMalloc", Library::Runtime
 // SAFETY: as above.
 static FREE: Real<Free> = unsafe { Real::new(c"cudaFree", Library::Runtime) };
 
-/// `cudaMalloc`; the memory is going to be registered.
+/// `cudaMalloc`; the memory will be registered.
 ///
 /// # Safety
 /// As the real one.
@@ -57,11 +57,11 @@ pub(crate) unsafe extern "C" fn cudaFree(memory: *mut c_void) -> c_int {
     unsafe { real(memory) }
 }
 
-/// The functions that take a stream, which the runtime has twice: for programs whose default stream is one for all threads, and
-/// for those where each thread has its own.
+/// The functions that take a stream. The runtime has them twice: for programs with one default stream for all
+/// threads, and for programs where each thread has its own.
 macro_rules! by_stream {
     ($malloc:ident, $from_pool:ident, $free:ident, $is_capturing:ident, $entry:ident, $by_version:ident) => {
-        /// `cudaMallocAsync`; the memory is going to be registered, unless the call is only recorded in a graph.
+        /// `cudaMallocAsync`; the memory will be registered, unless the call is only recorded in a graph.
         ///
         /// # Safety
         /// As the real one.
@@ -84,7 +84,7 @@ macro_rules! by_stream {
             status
         }
 
-        /// `cudaMallocFromPoolAsync`; the memory is going to be registered, unless the call is only recorded in a graph.
+        /// `cudaMallocFromPoolAsync`; the memory will be registered, unless the call is only recorded in a graph.
         ///
         /// # Safety
         /// As the real one.
@@ -125,7 +125,8 @@ macro_rules! by_stream {
             unsafe { real(memory, stream) }
         }
 
-        /// Calls on the stream are recorded in a graph now: what they allocate has no memory behind it yet.
+        /// Whether calls on the stream are currently recorded in a graph: what they allocate has no memory behind it
+        /// yet.
         fn $is_capturing(stream: *mut c_void) -> bool {
             static REAL: Real<IsCapturing> =
                 // SAFETY: the type is that of cuda_runtime_api.h.
@@ -135,7 +136,7 @@ macro_rules! by_stream {
             REAL.get().is_some_and(|real| unsafe { real(stream, &raw mut capturing) } != 0 || capturing != 0)
         }
 
-        /// `cudaGetDriverEntryPoint`; functions that the hook stands in front of are replaced.
+        /// `cudaGetDriverEntryPoint`; functions that the hook intercepts are replaced.
         ///
         /// # Safety
         /// As the real one.
@@ -159,8 +160,8 @@ macro_rules! by_stream {
             status
         }
 
-        /// `cudaGetDriverEntryPointByVersion`; functions that the hook stands in front of are replaced. This is how PyTorch finds
-        /// those of virtual memory.
+        /// `cudaGetDriverEntryPointByVersion`; functions that the hook intercepts are replaced. This is how PyTorch
+        /// finds the virtual memory functions.
         ///
         /// # Safety
         /// As the real one.
@@ -204,7 +205,7 @@ by_stream!(
     cudaGetDriverEntryPointByVersion_ptsz
 );
 
-/// The name as C has it; the macro puts the zero at its end.
+/// The name as a C string; the macro adds the zero at its end.
 const fn c_name(name: &'static str) -> &'static std::ffi::CStr {
     match std::ffi::CStr::from_bytes_with_nul(name.as_bytes()) {
         Ok(name) => name,

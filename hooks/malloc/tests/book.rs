@@ -1,4 +1,4 @@
-//! The book by itself: what it asks for keeps a pretended cuFile in step with memory that comes and goes.
+//! The book by itself: what it asks for keeps a fake cuFile in step with memory that comes and goes.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 use std::collections::BTreeMap;
@@ -8,10 +8,10 @@ use ssdtrain_malloc_hook::book::{Book, Kind, Leave, Segment};
 
 const PAGE: u64 = 4096;
 
-/// Memory and registrations as CUDA and cuFile would have them, and a book that is asked before anything is done.
+/// Memory and registrations as CUDA and cuFile would have them, and a book that is consulted before anything is done.
 struct World {
     book: Book,
-    /// What is live: start, bytes, and whether it is accessible.
+    /// The live memory: start, bytes, and whether it is accessible.
     live: BTreeMap<u64, (usize, bool)>,
     /// What cuFile has registered.
     registered: BTreeMap<u64, usize>,
@@ -24,7 +24,7 @@ enum Event {
         pages: u64,
         pool: bool,
     },
-    /// One segment that waits is registered, or refused.
+    /// One waiting segment is registered, or refused.
     Register {
         accept: bool,
     },
@@ -43,7 +43,7 @@ enum Event {
         page: u64,
         pages: u64,
     },
-    /// The owner frees memory in a way that is not seen.
+    /// The owner frees memory without the book noticing.
     Lose {
         page: u64,
     },
@@ -78,10 +78,10 @@ impl World {
         self.book.deregistered(segment);
     }
 
-    /// False if nothing waits.
+    /// Returns false if nothing is waiting.
     fn register(&mut self, accept: bool) -> bool {
         let Some(segment) = self.book.take() else { return false };
-        // Memory whose end was not seen may be taken after it; cuFile refuses what is not there.
+        // Memory whose end was not seen may be taken after it; cuFile refuses memory that does not exist.
         let there = self.live.get(&segment.start);
         if let Some(memory) = there {
             assert_eq!(*memory, (segment.bytes, true), "it is live and accessible as a whole");

@@ -1,4 +1,4 @@
-//! The hook with a registrar that waits where a test wants it to.
+//! The hook with a registrar that blocks where a test wants it to.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 use std::cell::RefCell;
@@ -13,10 +13,10 @@ use ssdtrain_malloc_hook::hook::{Hook, Registrar};
 
 const PAGE: u64 = 4096;
 
-/// What the registrar does: its opening is page 0.
+/// The registrar's actions; opening it is page 0.
 type Call = u64;
 
-/// Says when it begins to open or to register, and goes on when it is told to.
+/// Reports when it begins to open or to register, and continues when it is told to.
 struct Gated {
     registered: Mutex<BTreeSet<u64>>,
     began: Mutex<Option<Sender<Call>>>,
@@ -24,11 +24,11 @@ struct Gated {
 }
 
 thread_local! {
-    /// The one that the registering thread has from its opening to its end.
+    /// The lock that the registering thread holds from its opening to its end.
     static BEGAN: RefCell<Option<Sender<Call>>> = const { RefCell::new(None) };
 }
 
-/// A hook that is on, its calls as they begin, and what lets them go.
+/// A hook that is on, its calls as they begin, and the means to let them continue.
 struct Setup {
     hook: &'static Hook<Gated>,
     began: Receiver<Call>,
@@ -160,7 +160,7 @@ fn turning_off_waits_for_a_registration_and_undoes_it() {
     thread::scope(|scope| {
         let off = scope.spawn(|| hook.turn(false));
         setup.go.send(()).unwrap();
-        // Another may have begun before the hook was off.
+        // Another call may have begun before the hook was off.
         setup.go.send(()).unwrap();
         assert_eq!(off.join().unwrap(), Some(true));
         assert!(!hook.is_on());

@@ -1,4 +1,4 @@
-//! The hook under programs: pretended CUDA and cuFile libraries, and a thousand random allocations and frees.
+//! The hook in front of programs: fake CUDA and cuFile libraries, and a thousand random allocations and frees.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 mod support;
@@ -7,8 +7,8 @@ use support::{Bench, Report};
 
 const ON: &[(&str, &str)] = &[("SSDTRAIN_MALLOC_HOOK", "1")];
 
-/// All that is live is registered half-way, nothing is at the end, and nothing happened that may not. What was freed before its
-/// turn was never registered.
+/// Halfway, everything live is registered; at the end nothing is; and nothing forbidden happened. Memory that was
+/// freed before its turn was never registered.
 fn registered_throughout(report: &Report) {
     let live = report.number("first.really_live");
     assert!(live > 0, "{}", report.errors);
@@ -139,7 +139,7 @@ fn a_fork_waits_for_nothing_that_its_parent_does() {
 
 #[test]
 fn a_process_ends_after_the_call_of_cufile_that_is_under_way() {
-    // The pretended cuFile aborts the process if it is taken down in the middle of a call, or called after that.
+    // The fake cuFile aborts the process if it is shut down in the middle of a call, or called after that.
     for mode in ["exit", "open_exit"] {
         let report = Bench::new().run_held(mode, ON);
         assert_eq!(report.number("last.live"), 2, "{mode}");
@@ -178,7 +178,7 @@ fn memory_from_before_the_hook_is_left_alone_and_turning_it_off_undoes_the_rest(
     assert_eq!(report.number("last.frees"), report.number("off.frees"), "off, frees are not looked at");
 }
 
-/// What was live half-way was refused, and nothing was asked for twice.
+/// Memory that was live halfway was refused, and nothing was requested twice.
 fn refused_throughout(report: &Report) {
     nothing_registered(report, "last");
     assert_eq!(report.number("first.live"), report.number("first.really_live"));
@@ -270,7 +270,7 @@ fn a_cufile_that_does_not_open_is_asked_once() {
 #[test]
 fn memory_may_be_freed_after_the_end_of_main() {
     let report = Bench::new().run("leaves", ON);
-    // cuFile is gone by then, and the pretended one aborts the process if it is called.
+    // cuFile has been shut down by then, and the fake one aborts the process if it is called.
     assert_eq!(report.number("end.registered"), 1);
 }
 

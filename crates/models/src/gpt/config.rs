@@ -18,7 +18,7 @@ pub struct GptConfig {
     pub heads: i64,
     /// Width of the residual stream; the MLP is four times as wide.
     pub hidden: i64,
-    /// Rate of dropout on embedding, attention and residuals, in `0.0..1.0`.
+    /// Dropout rate for embedding, attention and residuals, in `0.0..1.0`.
     pub dropout: f64,
     /// Whether the head shares the token embedding's weights.
     pub tied: bool,
@@ -27,7 +27,7 @@ pub struct GptConfig {
 }
 
 impl GptConfig {
-    /// The names that [`GptConfig::preset`] knows.
+    /// The names that [`GptConfig::preset`] accepts.
     pub const PRESETS: &[&str] =
         &["mini", "nanogpt-cpu", "gpt2-small", "gpt2-medium", "gpt2-large", "gpt2-xl"];
 
@@ -96,13 +96,14 @@ impl GptConfig {
         self.matrices() + self.vectors() + self.context * self.hidden + self.lookup_only()
     }
 
-    /// Floating-point operations of forward and backward for each token of a sequence of `block` tokens:
-    /// six for every weight of a matrix product, and attention's.
+    /// Floating-point operations of forward and backward per token, for a sequence of `block` tokens: six for every
+    /// weight of a matrix product, plus those of attention.
     pub fn flops_per_token(&self, block: i64) -> i64 {
         6 * self.matrices() + 12 * self.layers * self.hidden * block
     }
 
-    /// Weights used in matrix products: four projections' worth in attention, eight in the MLP, and the head.
+    /// Weights used in matrix products: four projections in attention, the equivalent of eight in the MLP, and the
+    /// head.
     fn matrices(&self) -> i64 {
         12 * self.layers * self.hidden * self.hidden + self.vocab * self.hidden
     }
@@ -114,7 +115,7 @@ impl GptConfig {
         if self.bias { 2 * norms + linear_biases } else { norms }
     }
 
-    /// The token embedding, unless it is the head too.
+    /// The token embedding, unless it is also the head.
     fn lookup_only(&self) -> i64 {
         if self.tied { 0 } else { self.vocab * self.hidden }
     }

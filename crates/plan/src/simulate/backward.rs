@@ -1,4 +1,4 @@
-//! Backward: storages are asked for, and come back ahead of that.
+//! Backward: storages are asked for, and are loaded ahead of that.
 
 use std::time::Duration;
 
@@ -6,13 +6,13 @@ use super::{At, Place, Run, StallCause};
 use crate::{Activation, Recompute, Release};
 
 impl Run<'_> {
-    /// From the last save to the first that backward asks for.
+    /// From the last save to the first activation that backward asks for.
     pub(super) fn turn(&mut self, time: Duration, extra: u64) {
         self.prediction.backward_peak = self.prediction.backward_peak.max(self.on_device + extra);
         self.compute(time);
     }
 
-    /// Backward asks for an activation, uses it, and lets go of it.
+    /// Backward asks for an activation, uses it, and releases it.
     pub(super) fn use_again(&mut self, index: usize) {
         let Activation { bytes, backward, backward_extra, recompute, .. } = self.activations[index];
         self.note_written();
@@ -30,7 +30,7 @@ impl Run<'_> {
         self.use_up(index);
     }
 
-    /// Waits until an activation is on the device, if it is anywhere, and looks ahead of it.
+    /// Waits until an activation is on the device, if it is stored anywhere, and looks ahead from it.
     pub(super) fn bring(&mut self, index: usize) {
         let wanted = if self.places[index].at == At::Below { self.activations[index].bytes } else { 0 };
         while self.machine.release != Release::WhenStored
@@ -41,7 +41,7 @@ impl Run<'_> {
         if self.places[index].at == At::Below {
             self.load(index, false);
         }
-        // A copy that is queued counts as done where the device itself waits for it.
+        // A queued copy counts as done where the device itself waits for it.
         let done = self.machine.release == Release::InStreamOrder
             || !matches!(self.places[index].at, At::Loading(there) if there > self.now);
         if done {
@@ -61,11 +61,11 @@ impl Run<'_> {
 
     pub(super) fn use_up(&mut self, index: usize) {
         self.places[index].at = At::Nowhere;
-        // All that was saved after it is gone.
+        // Everything that was saved after it is gone.
         self.releasing.pop_back_if(|last| *last == index);
         self.disk.cancel(index);
         self.give_host(index);
-        // It leaves the device with the last that it is used with.
+        // It leaves the device together with the last activation that it is used with.
         self.used.push(index);
         let activations = self.activations;
         let over =
@@ -96,7 +96,7 @@ impl Run<'_> {
         }
     }
 
-    /// Begins to bring an activation back, from where it is.
+    /// Starts bringing an activation back, from wherever it is.
     pub(super) fn load(&mut self, index: usize, early: bool) {
         let bytes = self.activations[index].bytes;
         self.note_written();
@@ -129,7 +129,7 @@ impl Run<'_> {
         self.disk.read(bytes, self.now)
     }
 
-    /// Reads what is on the disk only; false if there is no room for it yet.
+    /// Reads an activation that is only on the disk. Returns false if there is no room for it yet.
     pub(super) fn read_ahead(&mut self, index: usize) -> bool {
         let (Place { at, in_host, read, .. }, bytes) = (self.places[index], self.activations[index].bytes);
         if at != At::Below || in_host || read.is_some() || self.machine.release != Release::InStreamOrder {

@@ -1,4 +1,4 @@
-//! Forward: storages are saved, and leave as late as they may.
+//! Forward: storages are saved, and leave as late as possible.
 
 use super::{At, Run, StallCause, forget};
 use crate::{Activation, Placement, Release};
@@ -8,7 +8,7 @@ impl Run<'_> {
         let Activation { bytes, forward, forward_extra, .. } = self.activations[index];
         self.saving = index;
         self.note_written();
-        // Its memory is taken before it is computed.
+        // Its memory is allocated before it is computed.
         let activations = self.activations;
         self.in_use.retain(|&other| activations[other].in_use_until >= index);
         let in_use: u64 = self.in_use.iter().map(|&other| activations[other].bytes).sum();
@@ -51,7 +51,7 @@ impl Run<'_> {
         }
     }
 
-    /// Waits until the oldest that is leaving may go; false if nothing is.
+    /// Waits until the oldest storage that is leaving may be released; false if none is leaving.
     pub(super) fn let_go(&mut self) -> bool {
         if self.machine.release == Release::WhenStored {
             let Some(written) = self.disk.next_written() else { return false };
@@ -80,7 +80,7 @@ impl Run<'_> {
         self.on_device -= self.activations[index].bytes;
     }
 
-    /// Waits until host memory has room; false if none will appear by waiting.
+    /// Waits until there is room in host memory; false if waiting will not make any.
     pub(super) fn make_room(&mut self, bytes: u64) -> bool {
         loop {
             self.note_written();
@@ -96,7 +96,7 @@ impl Run<'_> {
         }
     }
 
-    /// One that is larger than all of it goes through it alone.
+    /// A storage that is larger than the whole pool passes through it alone.
     pub(super) fn fits_host(&self, bytes: u64) -> bool {
         self.in_host == 0 || self.in_host.saturating_add(bytes) <= self.machine.host_pool
     }

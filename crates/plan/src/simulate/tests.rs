@@ -5,7 +5,7 @@ use crate::{Recompute, Release};
 
 const S: Duration = Duration::from_secs(1);
 
-/// As many activations of 10 bytes, each 1 s of forward and 2 s of backward.
+/// A step with this many activations of 10 bytes, each with 1 s of forward and 2 s of backward.
 fn work(activations: usize) -> Workload {
     let activation = Activation { bytes: 10, forward: S, backward: 2 * S, ..Activation::default() };
     Workload { activations: vec![activation; activations], ..Workload::default() }
@@ -28,7 +28,7 @@ fn what_is_kept_costs_nothing_but_memory() {
 
 #[test]
 fn copies_as_fast_as_forward_hide_behind_it() {
-    // Each is copied while the next is computed; two fit the budget.
+    // Each is copied while the next one is computed; two fit into the budget.
     let prediction = work(4).simulate(&[Placement::Host; 4], &copies(10.0), &budget(20));
     assert_eq!((prediction.step, prediction.stall.total()), (12 * S, Duration::ZERO));
     assert_eq!((prediction.forward_peak, prediction.backward_peak), (30, 20));
@@ -41,7 +41,8 @@ fn a_budget_that_is_too_small_waits_for_the_copies() {
     // third (7 s), each a second after the save before it.
     let prediction = work(4).simulate(&[Placement::Host; 4], &copies(5.0), &budget(10));
     assert_eq!(prediction.stall.device_budget, 3 * S);
-    // Only the fourth is there; each of the others is asked for when the one before it is done, and takes two seconds.
+    // Only the fourth is still on the device. Each of the others is asked for when the one before it is done, and
+    // takes two seconds.
     assert_eq!((prediction.stall.load, prediction.step), (6 * S, 7 * S + 8 * S + 6 * S));
 }
 
@@ -50,7 +51,7 @@ fn loads_look_ahead_by_the_prefetch() {
     let all = [Placement::Host; 4];
     let budgets =
         |prefetch| Budgets { device_budget: 10, backward_budget: 20, prefetch, ..Budgets::default() };
-    // A load takes as long as the backward it hides behind.
+    // A load takes as long as the backward computation that it overlaps with.
     let ahead = work(4).simulate(&all, &copies(5.0), &budgets(10)).stall.load;
     let late = work(4).simulate(&all, &copies(5.0), &budgets(0)).stall.load;
     assert!(ahead < late && late == 6 * S, "{ahead:?} {late:?}");
@@ -60,7 +61,8 @@ fn loads_look_ahead_by_the_prefetch() {
 fn what_the_host_has_no_room_for_waits_for_the_disk() {
     let machine = Machine { host_pool: 10, disk_write: 5.0, disk_read: 5.0, ..Machine::default() };
     let prediction = work(3).simulate(&[Placement::Disk; 3], &machine, &budget(10));
-    // The first is written from 1 s to 3 s; the second wants its room at 2 s, the third at 4 s, when the second is written to 5 s.
+    // The first is written from 1 s to 3 s. The second needs its room at 2 s. The third needs room at 4 s, when the
+    // second is being written until 5 s.
     assert_eq!(prediction.stall.host_pool, 2 * S);
     assert_eq!((prediction.host_peak, prediction.written), (10, 30));
     assert_eq!(prediction.read, 20, "the third is on the device, and the others have left the host");
@@ -97,7 +99,7 @@ fn what_it_is_computed_from_comes_back_first() {
     work.activations[1].recompute = Some(Recompute { time: S, since: 0 });
     let budgets = Budgets { prefetch: 0, ..budget(5) };
     let prediction = work.simulate(&[Placement::Host, Placement::Recompute], &copies(5.0), &budgets);
-    // Forward ends at 2 s. It is copied until 3 s and leaves, and is back at 5 s.
+    // Forward ends at 2 s. The input is copied until 3 s and leaves, and it is back at 5 s.
     assert_eq!((prediction.stall.total(), prediction.recomputed, prediction.backward_peak), (3 * S, S, 20));
 }
 
@@ -122,9 +124,9 @@ fn a_budget_waits_for_the_disk_where_storages_leave_when_stored() {
 fn what_goes_straight_to_the_disk_leaves_as_late_as_it_may() {
     let machine =
         Machine { disk_write: 5.0, disk_read: 10.0, release: Release::OnceWritten, ..Machine::default() };
-    // A write takes two seconds, a load as long as half of the backward that it hides behind.
+    // A write takes two seconds; a load takes half as long as the backward computation that it overlaps with.
     let prediction = work(3).simulate(&[Placement::Disk; 3], &machine, &budget(20));
-    // The third save, at 3 s, is when the first has to leave, and it has just been written.
+    // The first storage has to leave at the third save, at 3 s, and by then it has just been written.
     assert_eq!((prediction.forward_peak, prediction.stall.device_budget), (30, Duration::ZERO));
     let prediction = work(3).simulate(&[Placement::Disk; 3], &machine, &budget(10));
     // The second save waits for the first write (3 s), the third, at 4 s, for the second (5 s).
@@ -290,7 +292,8 @@ proptest! {
         let prediction = work.simulate(&all, &machine, &budgets);
         let largest = work.activations.iter().map(|activation| activation.bytes).max().unwrap_or(0);
         prop_assert!(prediction.forward_peak <= budgets.device_budget.max(largest) + largest);
-        // One that was still being written when loads looked ahead past it is loaded when it is asked for, whatever the budget.
+        // A storage that was still being written when loads looked ahead past it is loaded when it is asked for,
+        // whatever the budget.
         let budget = budgets.backward_budget.max(4 * largest).max(budgets.device_budget);
         prop_assert!(prediction.backward_peak <= budget + largest);
     }

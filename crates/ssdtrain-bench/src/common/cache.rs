@@ -92,7 +92,7 @@ pub(crate) struct CacheArgs {
     pub(crate) profile: SaveArgs,
 }
 
-/// What suits a device.
+/// The defaults that suit a device.
 struct Defaults {
     device_budget: u64,
     prefetch: u64,
@@ -193,19 +193,19 @@ impl CacheArgs {
         Ok(Some(builder.build()?))
     }
 
-    /// Whether it was said by hand how much may stay on the device.
+    /// Whether the user has set how much may stay on the device.
     pub(crate) fn has_budget(&self) -> bool {
         self.device_budget.is_some() || self.backward_budget.is_some() || self.keep_last.is_some()
     }
 
-    /// What auto may take of the disk in a step that computes for so long.
+    /// What auto may use of the disk in a step with this much computation.
     pub(crate) fn caps(&self, computed: Duration) -> Caps {
         let share = computed.div_duration_f64(DAY);
         let written = self.written_per_day.map_or(u64::MAX, |bytes| (bytes as f64 * share) as u64);
         Caps { disk: self.disk_cap, written }
     }
 
-    /// A machine that was profiled, with the host pool and the disk that are asked for instead.
+    /// A profiled machine, with the host pool and the disk replaced by those that were asked for.
     pub(crate) fn instead_of(&self, machine: Machine) -> Machine {
         let rate = self.disk_rate.map_or(f64::INFINITY, |rate| rate as f64);
         Machine {
@@ -216,7 +216,7 @@ impl CacheArgs {
         }
     }
 
-    /// What auto plans for.
+    /// The goal that auto plans for.
     pub(crate) fn goal(&self) -> Goal {
         let overhead = self.overhead.or_else(|| self.budget.is_none().then_some(defaults::OVERHEAD));
         Goal { peak: self.budget, step: overhead.map(|share| 1.0 + share) }
@@ -227,7 +227,7 @@ impl CacheArgs {
         CacheArgs { trace: None, ..self.clone() }
     }
 
-    /// Makes ready the files that are asked for, so that what is wrong with them is told before training begins.
+    /// Prepares the output files that were asked for, so that problems with them are reported before training begins.
     pub(crate) fn prepare(&self, strategies: &[Strategy]) -> Result<()> {
         self.profile.prepare(strategies)?;
         let Some(path) = &self.trace else { return Ok(()) };
@@ -238,7 +238,7 @@ impl CacheArgs {
         fs::write(path, "").with_context(|| format!("--trace {} cannot be written", path.display()))
     }
 
-    /// Writes the trace, if one is asked for.
+    /// Writes the trace, if one was asked for.
     pub(crate) fn write_trace(&self, caches: &[(&str, &TensorCache)], progress: &Progress) -> Result<()> {
         let Some(path) = &self.trace else { return Ok(()) };
         write_traces(path, caches)?;
@@ -246,7 +246,7 @@ impl CacheArgs {
         Ok(())
     }
 
-    /// Where spill files go, for people.
+    /// Where spill files are placed, in words.
     pub(crate) fn describe(&self) -> Result<String> {
         self.spill.describe()
     }

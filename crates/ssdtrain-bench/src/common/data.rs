@@ -1,4 +1,4 @@
-//! What is trained on.
+//! The training data.
 
 use std::path::{Path, PathBuf};
 
@@ -30,14 +30,14 @@ pub(crate) struct Data {
     pub(crate) train: TokenSet,
     pub(crate) held_out: TokenSet,
     pub(crate) tokenizer: Tokenizer,
-    /// Where they come from, for people.
+    /// Where they come from, in words.
     source: String,
-    /// What a sample of these data might begin with.
+    /// A prompt that suits a sample from these data.
     pub(crate) prompt: &'static str,
 }
 
 impl DataArgs {
-    /// Reads the data; `tokens` names a tokenizer, or is one as a checkpoint holds it.
+    /// Reads the data; `tokens` is the name of a tokenizer, or a tokenizer as stored in a checkpoint.
     pub(crate) fn load(&self, tokens: &str) -> Result<Data> {
         match &self.data {
             Some(path) if path.join("train.bin").is_file() => {
@@ -111,7 +111,7 @@ impl Data {
         Ok(())
     }
 
-    /// For people.
+    /// A description in words.
     pub(crate) fn describe(&self) -> String {
         let name = self.tokenizer.to_string();
         let name = name.split(':').next().unwrap_or_default();
@@ -123,18 +123,18 @@ impl Data {
         )
     }
 
-    /// The tokens a sample begins with: `prompt`, or else what suits the data.
+    /// The tokens that a sample begins with: `prompt`, or otherwise one that suits the data.
     pub(crate) fn prompt(&self, prompt: Option<&str>) -> Result<Vec<u16>> {
         match prompt {
             Some("") => bail!("--prompt is empty; the model needs something to go on from"),
             Some(text) => self.tokenizer.encode(text).with_context(|| format!("--prompt {text:?}")),
-            // Data without a line break has a first token all the same.
+            // Data without a line break still have a first token.
             None => Ok(self.tokenizer.encode(self.prompt).unwrap_or_else(|_| vec![0])),
         }
     }
 }
 
-/// Token files say nothing of their tokenizer.
+/// Token files do not say which tokenizer they were made with.
 fn tokenizer_of_bin(path: &Path, tokens: &str) -> Result<Tokenizer> {
     ensure!(
         tokens != "chars",

@@ -1,4 +1,4 @@
-//! What the commands do unless told otherwise. Sizes are as a user would write them.
+//! The defaults of the commands. Sizes are written as a user would write them.
 
 /// Storages smaller than this stay in memory.
 pub(crate) const MIN_BYTES: &str = "64KiB";
@@ -12,39 +12,39 @@ pub(crate) const PREFETCH: u64 = 32 << 20;
 pub(crate) const GPU_PREFETCH: u64 = 1 << 30;
 /// Scopes at the end of the model that stay on the device: with GPT the head and the last MLP, which backward begins with.
 pub(crate) const KEEP_LAST: u32 = 2;
-/// A GPU's budget holds what was saved last anyway.
+/// A GPU's budget holds what was saved last in any case.
 pub(crate) const GPU_KEEP_LAST: u32 = 0;
 /// Bytes read from the disk ahead of the loads to a GPU.
 pub(crate) const READ_AHEAD: &str = "1GiB";
-/// Most bytes on disk.
+/// The most bytes on disk.
 pub(crate) const DISK_CAP: &str = "64GiB";
-/// Transfers under way at once.
+/// Transfers in flight at once.
 pub(crate) const QUEUE_DEPTH: &str = "16";
 /// Largest single transfer.
 pub(crate) const IO_BYTES: &str = "4MiB";
 
-/// Text read: enough for a run of some minutes, and read within a second or two.
+/// The amount of text read: enough for a run of some minutes, and read within a second or two.
 pub(crate) const DATA_LIMIT: &str = "16MiB";
 /// Share of the data kept for evaluation.
 pub(crate) const HELD_OUT: &str = "0.1";
 /// Seed of weights, batches and dropout.
 pub(crate) const SEED: u64 = 1337;
 
-/// Length of a training run that is given no other.
+/// Length of a training run if no other is given.
 pub(crate) const MINUTES: f64 = 3.0;
 /// Steps of warm-up, or a tenth of the run if that is less.
 pub(crate) const WARMUP_STEPS: u64 = 100;
-/// Held-out tokens of the evaluation at the end; those on the way take an eighth.
+/// Held-out tokens of the final evaluation; the ones during the run use an eighth.
 pub(crate) const EVAL_TOKENS: &str = "131072";
 /// Steps that are compared at the end of a training run.
 pub(crate) const CLOSING_STEPS: &str = "8";
 
-/// Measured steps and those before them, of `compare`.
+/// Measured steps of `compare`; the warm-up steps before them are below.
 pub(crate) const COMPARE_STEPS: &str = "20";
 /// See [`COMPARE_STEPS`].
 pub(crate) const COMPARE_WARMUP: &str = "3";
 
-/// Measured steps and those before them, of `rok`.
+/// Measured steps of `rok`; the warm-up steps before them are below.
 pub(crate) const ROK_STEPS: &str = "10";
 /// See [`ROK_STEPS`].
 pub(crate) const ROK_WARMUP: &str = "3";
@@ -57,10 +57,10 @@ pub(crate) const IO_ROUNDS: &str = "7";
 pub(crate) const COPY_SIZE: &str = "4GiB";
 /// Bytes of each of those copies.
 pub(crate) const COPY_BYTES: &str = "64MiB";
-/// Copies under way at once, each way.
+/// Copies in flight at once, in each direction.
 pub(crate) const COPY_DEPTH: &str = "4";
 
-/// How much longer steps of auto may take than with everything kept.
+/// How much longer a step of auto may take than one with everything kept.
 pub(crate) const OVERHEAD: f64 = 0.02;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Whatever goes wrong becomes one line for people: never a backtrace.
+//! Every failure becomes one line of plain text, never a backtrace.
 
 use std::any::Any;
 use std::panic::{self, AssertUnwindSafe};
@@ -6,12 +6,12 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-/// Runs the program's body; an error or a panic is told in one line on stderr and makes the exit code 1.
+/// Runs the program's body; an error or a panic is reported in one line on stderr and makes the exit code 1.
 pub(crate) fn reported(body: impl FnOnce() -> Result<()>) -> ExitCode {
-    // A reader that goes away, such as `head`, ends the program quietly, as it does any other.
+    // If the reader goes away, such as `head`, the program ends quietly, as any other does.
     // SAFETY: no other thread runs yet, and the default action needs no handler.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
-    // The hook tells of panics on every thread; what it has told needs no second line.
+    // The hook reports panics on every thread; what it has reported needs no second line.
     panic::set_hook(Box::new(|panic| eprintln!("error: {}", panic_line(panic.payload()))));
     match panic::catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => ExitCode::SUCCESS,
@@ -23,7 +23,7 @@ pub(crate) fn reported(body: impl FnOnce() -> Result<()>) -> ExitCode {
     }
 }
 
-/// Whether the device or the host had no memory left. libtorch and CUDA say so in words only.
+/// Whether the device or the host ran out of memory. libtorch and CUDA say so only in their messages.
 pub(crate) fn is_out_of_memory(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| cause.to_string().contains("out of memory"))
 }
@@ -33,7 +33,7 @@ pub(crate) fn root_line(error: &anyhow::Error) -> String {
     first_line(&error.root_cause().to_string()).to_owned()
 }
 
-/// The error and its causes, without what an outer message says already.
+/// The error and its causes, without what an outer message already says.
 fn error_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain() {
@@ -47,7 +47,7 @@ fn error_line(error: &anyhow::Error) -> String {
     line
 }
 
-/// What a panic says. `tch` panics with the debug form of libtorch's message.
+/// The message of a panic. `tch` panics with the debug form of libtorch's message.
 fn panic_line(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().copied();
     let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or_default();

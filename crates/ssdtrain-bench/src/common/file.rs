@@ -1,4 +1,4 @@
-//! Files that are written whole.
+//! Files that are replaced atomically.
 
 use std::fs::Permissions;
 use std::io::Write;
@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use tempfile::NamedTempFile;
 
-/// Writes a file whole: whenever the program ends, it has the old contents or the new.
+/// Replaces a file atomically: whenever the program ends, the file has either the old contents or the new.
 ///
 /// # Errors
 /// If that is not possible.
@@ -23,7 +23,7 @@ pub(crate) fn replace(path: &Path, text: &str) -> Result<()> {
     replace().with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// An error if [`replace`] would fail for want of a directory that can be written to.
+/// An error if [`replace`] would fail because there is no writable directory.
 pub(crate) fn ensure_replaceable(path: &Path) -> Result<()> {
     beside(path).with_context(|| format!("cannot write {}", path.display()))?;
     Ok(())
@@ -31,7 +31,7 @@ pub(crate) fn ensure_replaceable(path: &Path) -> Result<()> {
 
 fn beside(path: &Path) -> Result<NamedTempFile> {
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    // The permissions of any new file, instead of a secret one's.
+    // The permissions of an ordinary new file, instead of those of a private temporary one.
     let permissions = Permissions::from_mode(0o666);
     let directory = directory.unwrap_or_else(|| Path::new("."));
     Ok(tempfile::Builder::new().permissions(permissions).tempfile_in(directory)?)

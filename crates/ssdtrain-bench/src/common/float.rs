@@ -5,22 +5,22 @@ pub(crate) fn positive(text: &str) -> Result<f64, String> {
     within(text, |value| value > 0.0, "a number above 0")
 }
 
-/// A number from 0 on.
+/// A number that is not negative.
 pub(crate) fn non_negative(text: &str) -> Result<f64, String> {
     within(text, |value| value >= 0.0, "a number that is 0 or more")
 }
 
-/// How many times as much.
+/// A factor.
 pub(crate) fn factor(text: &str) -> Result<f64, String> {
     within(text, |value| (1.0..=1_000.0).contains(&value), "a number from 1 to 1000")
 }
 
-/// A share, or a rate of decay.
+/// A share, or a decay rate.
 pub(crate) fn below_one(text: &str) -> Result<f64, String> {
     within(text, |value| (0.0..1.0).contains(&value), "a number from 0 to below 1")
 }
 
-/// A share of something that leaves some on both sides.
+/// A share that leaves something on both sides.
 pub(crate) fn inner_share(text: &str) -> Result<f64, String> {
     within(text, |value| value > 0.0 && value < 1.0, "a number between 0 and 1")
 }

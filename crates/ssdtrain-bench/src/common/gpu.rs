@@ -1,4 +1,4 @@
-//! A GPU through its driver, which is found at run time: what it is, and host memory pinned for it.
+//! A GPU through its driver, which is looked up at run time: its properties, and host memory pinned for it.
 
 use std::ffi::c_int;
 use std::ptr::NonNull;
@@ -13,23 +13,24 @@ pub(crate) struct Gpu {
     context: sys::CUcontext,
 }
 
-/// What a GPU is.
+/// The properties of a GPU.
 pub(crate) struct Properties {
     pub(crate) name: String,
     pub(crate) memory_bytes: u64,
     /// Compute capability.
     pub(crate) capability: (i32, i32),
-    /// Where it is on the bus, as the kernel writes it.
+    /// Its PCI address, as the kernel writes it.
     pub(crate) pci_address: String,
 }
 
-// SAFETY: the handles are the driver's, which may be called from any thread; the context is made current on each that does.
+// SAFETY: the handles are the driver's, which may be called from any thread; the context is made current on each that
+// does.
 unsafe impl Send for Gpu {}
 // SAFETY: as above; neither handle changes.
 unsafe impl Sync for Gpu {}
 
 impl Gpu {
-    /// Opens the device of this number.
+    /// Opens the device with this number.
     pub(crate) fn open(index: usize) -> Result<Gpu> {
         let handle = handle(index)?;
         // SAFETY: the driver gave the device's handle.
@@ -46,7 +47,7 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // A failure means that the context is gone already.
+        // A failure means that the context no longer exists.
         // SAFETY: retained once, in `open`.
         _ = unsafe { result::primary_ctx::release(self.handle) };
     }
@@ -62,7 +63,7 @@ impl Pin for Gpu {
     }
 
     unsafe fn unpin(&self, memory: NonNull<u8>, _bytes: usize) {
-        // A failure means that the context is gone, and with it what knew of the memory.
+        // A failure means that the context no longer exists, and neither does its record of the memory.
         if self.enter().is_ok() {
             // SAFETY: the caller's promise: `pin` registered memory that begins here.
             _ = unsafe { sys::cuMemHostUnregister(memory.as_ptr().cast()) };
@@ -70,7 +71,7 @@ impl Pin for Gpu {
     }
 }
 
-/// What the device of this number is. It takes no memory of the device.
+/// The properties of the device with this number. This takes no device memory.
 pub(crate) fn properties(index: usize) -> Result<Properties> {
     use sys::CUdevice_attribute::{
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
@@ -99,7 +100,7 @@ pub(crate) fn properties(index: usize) -> Result<Properties> {
     })
 }
 
-/// The newest CUDA that the driver serves, such as `13.0`.
+/// The newest CUDA version that the driver supports, such as `13.0`.
 pub(crate) fn driver_serves() -> Result<String> {
     load()?;
     let mut version: c_int = 0;
@@ -109,7 +110,7 @@ pub(crate) fn driver_serves() -> Result<String> {
     Ok(format!("{}.{}", version / 1000, version % 1000 / 10))
 }
 
-/// A driver's answer, or an error that names the call.
+/// The result of a driver call, or an error that names the call.
 pub(crate) fn check<T>(call: &str, outcome: Result<T, DriverError>) -> Result<T> {
     outcome.map_err(|error| {
         let name =
@@ -125,9 +126,9 @@ fn handle(index: usize) -> Result<sys::CUdevice> {
     check("cuDeviceGet", result::device::get(ordinal))
 }
 
-/// Finds the driver; harmless to repeat.
+/// Looks up the driver; may be called repeatedly.
 fn load() -> Result<()> {
-    // SAFETY: loads libcuda, as libtorch does, and lets go of it again.
+    // SAFETY: loads libcuda, as libtorch does, and releases it again.
     let there = unsafe { sys::is_culib_present() };
     ensure!(there, "libcuda.so cannot be loaded: install NVIDIA's driver");
     check("cuInit", result::init())

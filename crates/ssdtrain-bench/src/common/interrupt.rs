@@ -1,4 +1,4 @@
-//! Ctrl-C: the first asks the run to stop at the next good moment, the second stops it at once.
+//! Ctrl-C: the first one asks the run to stop at the next opportunity, the second stops it at once.
 
 use std::error::Error;
 use std::fmt;
@@ -9,10 +9,10 @@ use anyhow::{Context, Result};
 
 static REQUESTED: AtomicBool = AtomicBool::new(false);
 
-/// The exit code of a program that a signal ended, as shells give it.
+/// The exit code of a program that was ended by a signal, as shells report it.
 const KILLED: i32 = 130;
 
-/// Begins to listen. A plain `kill` counts as Ctrl-C.
+/// Starts listening. A plain `kill` counts as Ctrl-C.
 pub(crate) fn listen() -> Result<()> {
     ctrlc::set_handler(|| {
         if REQUESTED.swap(true, Ordering::Relaxed) {
@@ -28,12 +28,12 @@ pub(crate) fn requested() -> bool {
     REQUESTED.load(Ordering::Relaxed)
 }
 
-/// A measurement that was stopped before it was done.
+/// A measurement that was stopped before it was complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Interrupted {
-    /// Rounds done, those of warm-up included.
+    /// Rounds done, including those of warm-up.
     pub(crate) rounds: usize,
-    /// Rounds that were to be done.
+    /// Rounds that were planned.
     pub(crate) of: usize,
 }
 

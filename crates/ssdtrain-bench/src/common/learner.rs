@@ -1,4 +1,4 @@
-//! One training step, with the cache and without.
+//! A training step, with or without the cache.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::common::model_device::ModelDevice;
 use crate::common::shape::Shape;
 use crate::common::strategy::Strategy;
 
-/// A model in training, by an optimizer `O`.
+/// A model being trained by an optimizer `O`.
 pub(crate) struct Learner<O> {
     pub(crate) model: Gpt,
     pub(crate) vs: VarStore,
@@ -35,13 +35,13 @@ pub(crate) struct Update {
 pub(crate) struct Outcome {
     /// In nats per token.
     pub(crate) loss: f64,
-    /// From the clearing of the gradients to the end of the last transfer, and of the device's work.
+    /// From clearing the gradients to the end of the last transfer and of the device's work.
     pub(crate) wall: Duration,
     /// As [`StepReport::act_peak_bytes`].
     pub(crate) act_peak_bytes: u64,
     /// As [`StepReport::step_peak_bytes`].
     pub(crate) step_peak_bytes: u64,
-    /// None without a cache.
+    /// `None` without a cache.
     pub(crate) report: Option<StepReport>,
 }
 
@@ -55,7 +55,7 @@ impl<O: Optimizer> Learner<O> {
         optimizer: impl FnOnce(&VarStore) -> Result<O>,
         seed: u64,
     ) -> Result<Learner<O>> {
-        // First, so that all of the model is in it, whatever the strategy.
+        // Done first, so that the whole model is allocated by it, whatever the strategy.
         torch::install_cpu_allocator();
         let mut vs = VarStore::new(model_device.device);
         vs.set_kind(model_device.kind());
@@ -102,12 +102,12 @@ impl<O: Optimizer> Learner<O> {
         self.cache.as_ref()
     }
 
-    /// Which way the cache's bytes go.
+    /// How the cache's bytes are moved.
     pub(crate) fn io_path(&self) -> String {
         self.cache.as_ref().map_or_else(|| "none: there is no cache".to_owned(), TensorCache::io_path)
     }
 
-    /// The first parameter whose gradient has other bits than that of `other`, a model of the same shape.
+    /// The first parameter whose gradient differs in its bits from that of `other`, a model of the same shape.
     pub(crate) fn differing_gradient(&self, other: &Learner<O>) -> Result<Option<String>> {
         let theirs = other.vs.variables();
         let mut ours: Vec<_> = self.vs.variables().into_iter().collect();
@@ -131,7 +131,7 @@ impl Update {
     }
 }
 
-/// Whether two tensors of one kind are the same to the bit: NaN equals itself, and 0 differs from -0.
+/// Whether two tensors of the same kind have identical bits: NaN equals itself, and 0 differs from -0.
 fn same_bits(left: &Tensor, right: &Tensor) -> Result<bool, tch::TchError> {
     if !(left.defined() && right.defined()) {
         return Ok(left.defined() == right.defined());

@@ -1,4 +1,4 @@
-//! Where a model is trained, and in which kind of numbers.
+//! Where a model is trained, and with which kind of numbers.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ pub(crate) struct DeviceArgs {
     dtype: Option<Dtype>,
 }
 
-/// A device that is there, and the kind of a model's parameters on it.
+/// An existing device, and the kind of a model's parameters on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ModelDevice {
     pub(crate) device: Device,
@@ -37,7 +37,7 @@ enum Dtype {
 }
 
 impl DeviceArgs {
-    /// Loads CUDA if it is asked for, or there is a GPU and nothing else was asked for.
+    /// Loads CUDA if it was asked for, or if there is a GPU and nothing else was asked for.
     pub(crate) fn resolve(self) -> Result<ModelDevice> {
         let first = Device::Cuda(0);
         let device = match self.device {
@@ -63,7 +63,7 @@ impl ModelDevice {
         }
     }
 
-    /// Waits until the device has done all that it was given.
+    /// Waits until the device has finished all its work.
     pub(crate) fn synchronize(self) {
         if let Device::Cuda(index) = self.device {
             Cuda::synchronize(index as i64);
@@ -85,7 +85,7 @@ impl fmt::Display for ModelDevice {
     }
 }
 
-/// Loads CUDA if the device needs it, and looks whether there is such a device.
+/// Loads CUDA if the device needs it, and checks that there is such a device.
 pub(crate) fn ensure_there(device: Device) -> Result<()> {
     if let Device::Cuda(index) = device {
         ssdtrain_libtorch::load_cuda().map_err(|reason| {

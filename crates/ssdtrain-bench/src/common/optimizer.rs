@@ -1,4 +1,4 @@
-//! How parameters follow their gradients.
+//! How parameters are updated.
 
 use anyhow::Result;
 use clap::ValueEnum;

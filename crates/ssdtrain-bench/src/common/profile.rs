@@ -1,4 +1,4 @@
-//! Profiles in files: what one run has seen, for another to plan with.
+//! Profiles in files: what one run has measured, for another to plan with.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,10 +21,10 @@ pub(crate) struct SaveArgs {
     save_profile: Option<PathBuf>,
 }
 
-/// A profile, and what it is of.
+/// A profile, and what it was measured on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SavedProfile {
-    /// The model and where it was trained, for people.
+    /// The model and where it was trained, in words.
     pub(crate) of: String,
     /// Sequences per micro-batch.
     pub(crate) batch: u64,
@@ -32,7 +32,7 @@ pub(crate) struct SavedProfile {
 }
 
 impl SaveArgs {
-    /// Looks whether there will be a profile, and a place for it, so that what is wrong is told before training begins.
+    /// Checks that there will be a profile and a place for it, so that problems are reported before training begins.
     pub(crate) fn prepare(&self, strategies: &[Strategy]) -> Result<()> {
         let Some(path) = &self.save_profile else { return Ok(()) };
         ensure!(
@@ -42,7 +42,7 @@ impl SaveArgs {
         ensure_replaceable(path).context("--save-profile")
     }
 
-    /// Saves what was seen, if that is asked for.
+    /// Saves the profile, if that was asked for.
     pub(crate) fn save(
         &self,
         seen: Option<Profile>,
@@ -65,7 +65,7 @@ impl SaveArgs {
 }
 
 impl SavedProfile {
-    /// Reads one.
+    /// Reads a profile.
     ///
     /// # Errors
     /// If there is none, or it cannot be planned with.

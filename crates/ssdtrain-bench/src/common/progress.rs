@@ -1,4 +1,4 @@
-//! What a running command shows: a bar on a terminal, plain lines elsewhere, JSON lines where asked for.
+//! What a running command shows: a bar on a terminal, plain lines elsewhere, JSON lines if asked for.
 
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -9,11 +9,12 @@ use crate::common::table::print_json;
 /// The bar's full length: fine enough for its 24 characters.
 const FULL: f64 = 1_000.0;
 
-/// The one writer of a command. A bar goes to stderr; lines to stdout, or to stderr where stdout is for JSON.
+/// The only writer of a command. The bar is written to stderr; lines go to stdout, or to stderr if stdout is for
+/// JSON.
 pub(crate) struct Progress {
     bar: ProgressBar,
     json: bool,
-    /// What is done before the part under way, its share of the whole, and its name.
+    /// What was done before the current part, the part's share of the whole, and its name.
     part: (f64, f64, String),
 }
 
@@ -26,12 +27,12 @@ impl Progress {
         Progress { bar, json, part: (0.0, 1.0, String::new()) }
     }
 
-    /// A line for people that stays.
+    /// A permanent line for people.
     pub(crate) fn line(&self, text: &str) {
         self.bar.suspend(|| if self.json { eprintln!("{text}") } else { println!("{text}") });
     }
 
-    /// A line for programs; shown only if they were asked for.
+    /// A line for programs; printed only if they were asked for.
     pub(crate) fn event(&self, object: &impl Serialize) -> Result<()> {
         if self.json { self.bar.suspend(|| print_json(object)) } else { Ok(()) }
     }
@@ -44,23 +45,23 @@ impl Progress {
         self.bar.set_draw_target(ProgressDrawTarget::stderr());
     }
 
-    /// Whether there is a bar to see.
+    /// Whether a bar is visible.
     pub(crate) fn is_live(&self) -> bool {
         !self.bar.is_hidden()
     }
 
-    /// What is shown from now on is part `index` of `parts`, by this name.
+    /// What follows is part `index` of `parts`, with this name.
     pub(crate) fn part(&mut self, index: usize, parts: usize, name: String) {
         self.part = (index as f64 / parts as f64, 1.0 / parts as f64, name);
     }
 
-    /// Moves the bar to a share of its length, or of the part's.
+    /// Moves the bar to a share of its length, or of the current part.
     pub(crate) fn at(&self, share: f64) {
         let (before, length, _) = self.part;
         self.bar.set_position(((before + share * length) * FULL) as u64);
     }
 
-    /// What is going on now: beside the bar, or a line of its own where there is no bar.
+    /// What is going on now: next to the bar, or on a line of its own if there is no bar.
     pub(crate) fn status(&self, text: String) {
         if self.is_live() {
             self.bar.set_message(text);
@@ -69,7 +70,7 @@ impl Progress {
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub(crate) fn clear(&self) {
         self.bar.finish_and_clear();
     }

@@ -1,4 +1,4 @@
-//! What every command that trains is told: model, data, device and cache.
+//! The arguments of every command that trains: model, data, device and cache.
 
 use anyhow::Result;
 use clap::value_parser;
@@ -29,17 +29,17 @@ pub(crate) struct SetupArgs {
 }
 
 impl SetupArgs {
-    /// The seed of a run that begins.
+    /// The seed of a new run.
     pub(crate) fn seed(&self) -> u64 {
         self.seed_or(defaults::SEED)
     }
 
-    /// The seed asked for, or else that of the run that goes on.
+    /// The seed asked for, or otherwise that of the run that is resumed.
     pub(crate) fn seed_or(&self, before: u64) -> u64 {
         self.seed.unwrap_or(before)
     }
 
-    /// Readies the device and the threads that compute.
+    /// Prepares the device and the computing threads.
     pub(crate) fn place(&self) -> Result<ModelDevice> {
         if let Some(threads) = self.threads {
             tch::set_num_threads(threads);

@@ -1,4 +1,4 @@
-//! Which model is trained, on how many tokens at a time.
+//! Which model is trained, and on how many tokens at a time.
 
 use std::num::NonZero;
 
@@ -63,7 +63,7 @@ pub(crate) struct ShapeArgs {
 /// A model and its batches.
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
-    /// Its vocabulary is that of the data, which is not known yet; its context is the block.
+    /// Its vocabulary comes from the data and is not known yet; its context is the block.
     pub(crate) model: GptConfig,
     /// Sequences per micro-batch.
     pub(crate) batch: usize,
@@ -71,9 +71,9 @@ pub(crate) struct Shape {
     pub(crate) accumulate: usize,
     /// Tokens whose loss is computed at a time.
     pub(crate) loss_chunk: Option<NonZero<u32>>,
-    /// Whether gradients of matrices are added to in place.
+    /// Whether backward adds to the gradients of matrices in place.
     pub(crate) grads_in_place: bool,
-    /// What backward computes again, unless the strategy says otherwise.
+    /// What backward recomputes, unless the strategy decides otherwise.
     pub(crate) recompute: Recompute,
     /// The tokenizer's name.
     pub(crate) tokens: String,
@@ -85,7 +85,7 @@ impl ShapeArgs {
         self.tokens.as_deref()
     }
 
-    /// The shape asked for; `otherwise` is that of a command that is given no preset.
+    /// The shape asked for; `otherwise` is the shape for a command that is given no preset.
     pub(crate) fn resolve(&self, otherwise: Shape) -> Result<Shape> {
         let mut shape = match &self.preset {
             Some(name) => Shape::preset(name)?,
@@ -116,7 +116,7 @@ impl ShapeArgs {
 }
 
 impl Shape {
-    /// A shape by the name of its model.
+    /// The shape with this model name.
     pub(crate) fn preset(name: &str) -> Result<Shape> {
         let (block, batch, tokens) = match name {
             "mini" => (256, 8, "bytes"),
@@ -135,8 +135,8 @@ impl Shape {
         })
     }
 
-    /// The shape of `train` without options: a model that learns visibly in three minutes on two cores, or on a GPU one that keeps it
-    /// busy and needs less than 16 GiB of it.
+    /// The shape of `train` without options: a model that visibly learns within three minutes on two cores or, on a
+    /// GPU, one that keeps the GPU busy and needs less than 16 GiB of its memory.
     pub(crate) fn quick(device: Device) -> Result<Shape> {
         let mini = Shape::preset("mini")?;
         let (layers, heads, hidden, context, batch) =
@@ -160,12 +160,12 @@ impl Shape {
         self.rows() * self.block()
     }
 
-    /// For people.
+    /// A description in words.
     pub(crate) fn describe(&self) -> String {
         self.describe_with(&self.batch.to_string())
     }
 
-    /// The same with other sizes of micro-batches.
+    /// The same, with other micro-batch sizes.
     pub(crate) fn describe_with(&self, batch: &str) -> String {
         let GptConfig { layers, heads, hidden, context, .. } = self.model;
         let accumulate = match self.accumulate {

@@ -1,4 +1,4 @@
-//! Byte counts as people write and read them.
+//! Byte counts as people read and write them.
 
 /// The bytes of a text such as `65536`, `64KiB`, `1.5GiB` or `2g`; for clap.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
@@ -28,12 +28,12 @@ pub(crate) fn parse_positive(text: &str) -> Result<u64, String> {
     }
 }
 
-/// As [`parse`]; `none` is no limit.
+/// As [`parse`]; `none` means no limit.
 pub(crate) fn parse_limit(text: &str) -> Result<u64, String> {
     if text == "none" { Ok(u64::MAX) } else { parse(text) }
 }
 
-/// A byte count for people, such as `4.2 MiB`.
+/// A readable byte count, such as `4.2 MiB`.
 pub(crate) fn format(bytes: u64) -> String {
     bytesize::ByteSize(bytes).to_string()
 }

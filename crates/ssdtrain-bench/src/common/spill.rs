@@ -1,4 +1,4 @@
-//! Where spill files go, and how bytes get there.
+//! Where spill files are placed, and how bytes get there.
 
 use std::env;
 use std::fs;
@@ -10,7 +10,7 @@ use serde::Serialize;
 use ssdtrain::BackendKind;
 use ssdtrain_store::{Store, StoreConfig};
 
-/// Where runs are kept, and spill files where the system's temporary directory does not take `O_DIRECT`.
+/// Where runs are kept, and also spill files if the system's temporary directory does not support `O_DIRECT`.
 pub(crate) const RUNS: &str = "runs";
 
 /// The arguments that say where spill files go.
@@ -31,7 +31,7 @@ impl SpillArgs {
         self.backend
     }
 
-    /// The directories given, or else one that takes `O_DIRECT` if there is any.
+    /// The directories given, or otherwise one that supports `O_DIRECT`, if there is any.
     pub(crate) fn directories(&self) -> Result<Vec<PathBuf>> {
         if !self.spill_dirs.is_empty() {
             return Ok(self.spill_dirs.clone());
@@ -49,7 +49,7 @@ impl SpillArgs {
         Ok(vec![RUNS.into()])
     }
 
-    /// Where spill files go, for people.
+    /// Where spill files are placed, in words.
     pub(crate) fn describe(&self) -> Result<String> {
         if self.backend == BackendKind::Memory {
             return Ok("memory instead of a disk".to_owned());
@@ -72,7 +72,7 @@ fn takes_direct_io(directory: &Path) -> bool {
     Store::open(probe(directory)).is_ok_and(|store| store.path().is_direct())
 }
 
-/// A store of one block, to see what a directory can do.
+/// The configuration of a store of one block, to find out what a directory supports.
 pub(crate) fn probe(directory: &Path) -> StoreConfig {
     StoreConfig {
         directories: vec![directory.to_owned()],

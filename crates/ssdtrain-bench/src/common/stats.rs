@@ -1,8 +1,8 @@
-//! Medians, and how sure they are.
+//! Medians and their confidence intervals.
 
 use serde::Serialize;
 
-/// Resamples of the bootstrap: enough for the second digit of the interval's ends.
+/// Bootstrap resamples: enough for the second digit of the interval's ends.
 const RESAMPLES: usize = 2_000;
 
 /// An estimate and its 95 % interval.
@@ -27,8 +27,8 @@ pub(crate) fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// The ratio of the medians of `values` and `base`, which were measured in pairs: rounds are resampled whole, so that
-/// what slows a whole round down does not widen the interval. The same seed gives the same interval.
+/// The ratio of the medians of `values` and `base`, which were measured in pairs. Whole rounds are resampled, so that
+/// a slowdown of a whole round does not widen the interval. The same seed gives the same interval.
 pub(crate) fn ratio_of_medians(values: &[f64], base: &[f64], seed: u64) -> Estimate {
     let pairs = values.len().min(base.len());
     let mut random = SplitMix(seed);

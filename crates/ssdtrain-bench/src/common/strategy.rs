@@ -1,4 +1,4 @@
-//! What becomes of activations.
+//! What is done with activations.
 
 use clap::ValueEnum;
 use ssdtrain_models::Recompute;
@@ -43,7 +43,7 @@ impl Strategy {
         }
     }
 
-    /// What a model of this shape computes again under it.
+    /// What a model of this shape recomputes under this strategy.
     pub(crate) fn recompute(self, shape: &Shape) -> Recompute {
         match self {
             Strategy::Recompute => Recompute::Layer,

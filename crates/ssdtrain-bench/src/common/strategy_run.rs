@@ -1,4 +1,4 @@
-//! One strategy of a comparison: its model, what its steps did, and what that comes to.
+//! One strategy of a comparison: its model, the measurements of its steps, and their summary.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -12,15 +12,15 @@ use crate::common::stats::{Estimate, median, ratio_of_medians};
 use crate::common::strategy::Strategy;
 use crate::common::{size, table};
 
-/// All strategies train with it; what they compute does not hang on it.
+/// All strategies train with this rate; what they compute does not depend on it.
 const LEARNING_RATE: f64 = 3e-4;
 
-/// One strategy's model and what its steps did.
+/// One strategy's model and the measurements of its steps.
 pub(crate) struct StrategyRun {
     pub(crate) strategy: Strategy,
     pub(crate) learner: Learner<Box<dyn Optimizer>>,
     outcomes: Vec<Outcome>,
-    /// What the spill files had done, and what was pinned, when measuring began.
+    /// The store's counts, and the bytes pinned, when measuring began.
     store_before: Option<StoreStats>,
     pinned_before: u64,
 }
@@ -30,7 +30,7 @@ impl StrategyRun {
         StrategyRun { strategy, learner, outcomes: Vec::new(), store_before: None, pinned_before: 0 }
     }
 
-    /// Forgets the steps so far: what counts begins now.
+    /// Forgets the steps so far: measuring begins now.
     pub(crate) fn begin(&mut self) {
         self.outcomes.clear();
         self.store_before = self.learner.cache().and_then(TensorCache::store_stats);
@@ -43,7 +43,7 @@ impl StrategyRun {
         Ok(())
     }
 
-    /// Whether what its steps do is decided, as far as can be told.
+    /// Whether the decisions about its steps are final, as far as is known.
     pub(crate) fn is_settled(&self) -> bool {
         self.learner.cache().is_none_or(TensorCache::is_settled)
     }
@@ -70,7 +70,7 @@ impl StrategyRun {
         self.learner.cache().map_or(0, TensorCache::pinned_bytes)
     }
 
-    /// What it comes to for steps of `tokens` tokens, beside `keep`.
+    /// The summary for steps of `tokens` tokens, compared with `keep`.
     pub(crate) fn row(&self, tokens: usize, keep: Option<&StrategyRun>, seed: u64) -> Row {
         let walls = self.walls();
         let reports: Vec<_> = self.outcomes.iter().filter_map(|outcome| outcome.report.as_ref()).collect();
@@ -128,17 +128,17 @@ impl StrategyRun {
     }
 }
 
-/// What was measured of one strategy; the fields are the JSON contract.
+/// The measurements of one strategy; the fields are the JSON contract.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
     pub(crate) strategy: &'static str,
     pub(crate) step_ms_median: f64,
     pub(crate) tokens_per_s: f64,
     pub(crate) act_peak_bytes: u64,
-    /// Between the highest and the lowest peak of a measured step.
+    /// The difference between the highest and the lowest peak of a measured step.
     act_peak_spread_bytes: u64,
     pub(crate) act_peak_to_keep: Option<f64>,
-    /// Gradients counted too.
+    /// Including gradients.
     pub(crate) step_peak_bytes: u64,
     saved_bytes: Option<u64>,
     pub(crate) offloaded_bytes: u64,
@@ -149,14 +149,14 @@ pub(crate) struct Row {
     forwarded_bytes: u64,
     pub(crate) stall_ms: f64,
     stall_ms_by_cause: Causes,
-    /// Pinned in the measured steps.
+    /// Bytes pinned during the measured steps.
     pinned_bytes: u64,
     disk: Option<Disk>,
     pub(crate) planned: Option<Planned>,
     /// The plan as a table.
     #[serde(skip)]
     pub(crate) explained: Option<String>,
-    /// What the plan was made of.
+    /// The profile that the plan was made from.
     #[serde(skip)]
     pub(crate) profile: Option<Profile>,
     adaptive: Option<Decided>,
@@ -165,7 +165,7 @@ pub(crate) struct Row {
     io_path: String,
 }
 
-/// Median milliseconds of waiting, by cause.
+/// Median waiting time in milliseconds, by cause.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Causes {
     device_budget: f64,
@@ -174,7 +174,7 @@ struct Causes {
     copy_in: f64,
 }
 
-/// What a plan expected.
+/// What a plan predicted.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Planned {
     pub(crate) step_ms: f64,
@@ -186,7 +186,7 @@ pub(crate) struct Planned {
     plans: u64,
 }
 
-/// What adaptive offloading decided.
+/// What adaptive offloading has decided.
 #[derive(Clone, Debug, Serialize)]
 struct Decided {
     scopes: usize,
@@ -196,12 +196,12 @@ struct Decided {
     measured_bytes_per_s: f64,
 }
 
-/// What the spill files did in the measured steps.
+/// The work of the spill files during the measured steps.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Disk {
     written_bytes_per_step: u64,
     read_bytes_per_step: u64,
-    /// While at least one transfer was under way.
+    /// While at least one transfer was in flight.
     busy_bytes_per_s: f64,
     busy_share: f64,
 }

@@ -1,4 +1,4 @@
-//! What the steps are that a command measures: model, data, device and cache.
+//! The steps that a command measures: model, data, device and cache.
 
 use anyhow::{Result, ensure};
 use clap::value_parser;
@@ -37,13 +37,13 @@ pub(crate) struct Task {
 }
 
 impl TaskArgs {
-    /// Reads the data and readies the device, so that what is wrong is told before measuring begins. `check`: whether bits will
-    /// be compared.
+    /// Reads the data and prepares the device, so that problems are reported before measuring begins. `check`:
+    /// whether bits will be compared.
     pub(crate) fn prepare(&self, check: bool) -> Result<Task> {
         let SetupArgs { shape, data, .. } = &self.setup;
         let model_device = self.setup.place()?;
         let gpu = model_device.device.is_cuda();
-        // The processor's kernels give the same bits anyway.
+        // The processor's kernels give the same bits in any case.
         let exact = check || self.deterministic || !gpu;
         if exact && gpu {
             ssdtrain_libtorch::make_deterministic()?;

@@ -1,4 +1,4 @@
-//! Strategies that take turns, step by step in one process.
+//! Strategies that take turns, step by step, in one process.
 
 use std::fmt;
 
@@ -39,7 +39,7 @@ pub(crate) struct TurnsArgs {
     pub(crate) warmup: u32,
 }
 
-/// Most steps that warm-up is longer while plans are still corrected.
+/// The most steps by which warm-up is extended while plans are still being corrected.
 const SETTLING: usize = 24;
 
 /// What is measured.
@@ -57,7 +57,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// What the arguments ask for; gradients are not compared.
+    /// The plan that the arguments ask for; gradients are not compared.
     pub(crate) fn new(turns: &TurnsArgs, args: &TaskArgs, task: &Task) -> Plan {
         Plan {
             strategies: distinct(&turns.strategies),
@@ -72,7 +72,7 @@ impl Plan {
     }
 }
 
-/// The strategy whose error it is; for whoever can go on without it.
+/// The strategy that failed, for callers that can continue without it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Under(pub(crate) Strategy);
 
@@ -82,18 +82,18 @@ impl fmt::Display for Under {
     }
 }
 
-/// What strategies did in turns.
+/// The measurements of strategies that took turns.
 pub(crate) struct Measured {
-    /// One for each strategy; none if no step was measured.
+    /// One for each strategy; empty if no step was measured.
     pub(crate) rows: Vec<Row>,
     /// Measured steps of each strategy.
     steps: usize,
-    /// If it was stopped before all were done.
+    /// Set if it was stopped before everything was done.
     stopped: Option<Interrupted>,
 }
 
 impl Measured {
-    /// An error if it was stopped, which says how far it came.
+    /// An error if it was stopped; it says how far it got.
     pub(crate) fn ensure_complete(&self, plan: &Plan) -> Result<()> {
         let Some(stopped) = self.stopped else { return Ok(()) };
         Err(stopped)
@@ -101,8 +101,8 @@ impl Measured {
     }
 }
 
-/// Trains one model per strategy, in turns, until all is done or someone asks to stop. An error of one of them has [`Under`] as
-/// its context.
+/// Trains one model per strategy, in turns, until everything is done or the user asks to stop. If one of them fails,
+/// the error has [`Under`] as its context.
 pub(crate) fn measure(
     plan: &Plan,
     shape: &Shape,
@@ -163,8 +163,8 @@ pub(crate) fn measure(
     Ok(Measured { rows, steps, stopped })
 }
 
-/// The order of the runs in a round. Six rounds of three runs, or four of two, have every order equally often, and
-/// no run more often than another the caches warm from its own step before.
+/// The order of the runs in a round. Six rounds of three runs, or four of two, use every order equally often, and no
+/// run finds caches warmed by its own previous step more often than another.
 fn order(runs: usize, round: usize) -> Vec<usize> {
     let mut order: Vec<_> = (0..runs).collect();
     order.rotate_left(round / 2 % runs.max(1));
@@ -174,7 +174,7 @@ fn order(runs: usize, round: usize) -> Vec<usize> {
     order
 }
 
-/// Compares what the runs computed in `step` with `keep`, or else with the first of them.
+/// Compares what the runs computed in `step` with `keep`, or otherwise with the first of them.
 fn verify(runs: &[StrategyRun], gradients: bool, step: usize) -> Result<()> {
     let reference = runs.iter().find(|run| run.strategy == Strategy::Keep).or_else(|| runs.first());
     let Some(reference) = reference else { return Ok(()) };

@@ -77,7 +77,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     measured.ensure_complete(&plan).and(saved)
 }
 
-/// Prints what was measured, be it of fewer steps than asked for.
+/// Prints the measurements, even if there are fewer steps than asked for.
 fn show(args: &Args, rows: &[Row]) -> Result<()> {
     if args.output.json {
         return rows.iter().try_for_each(table::print_json);

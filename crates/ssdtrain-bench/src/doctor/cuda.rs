@@ -1,4 +1,4 @@
-//! What there is of CUDA.
+//! The state of CUDA on this machine.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::page::{Check, Status};
 use crate::common::gpu::{self, Gpu, Properties};
 use crate::common::size;
 
-/// Host memory that is pinned to see whether it can be.
+/// How much host memory is pinned to test whether that works.
 const PIN_TRIAL: u64 = 64 << 20;
 /// How a machine with an NVIDIA driver gets the rest.
 fn cuda_install() -> String {
@@ -24,7 +24,7 @@ fn cuda_install() -> String {
     )
 }
 
-/// How many devices CUDA has; the error is why it cannot be loaded.
+/// The number of CUDA devices; the error says why CUDA cannot be loaded.
 pub(super) fn devices() -> Result<usize, String> {
     match ssdtrain_libtorch::load_cuda() {
         Ok(()) => Ok(usize::try_from(tch::Cuda::device_count()).unwrap_or(0)),
@@ -32,7 +32,7 @@ pub(super) fn devices() -> Result<usize, String> {
     }
 }
 
-/// What there is of CUDA; with a device also what it is and whether memory can be pinned for it.
+/// The state of CUDA; with a device, also what it is and whether memory can be pinned for it.
 pub(super) fn cuda(devices: Result<usize, String>, facts: &Facts) -> Vec<Check> {
     let devices = match devices {
         Ok(devices) => devices,
@@ -78,7 +78,8 @@ fn device(index: usize) -> Check {
     }
 }
 
-/// Generation and width of the link that a PCI device has now; the kernel may slow it down while the device is idle.
+/// The current generation and width of a PCI device's link; the kernel may slow the link down while the device is
+/// idle.
 fn pcie_link(device: &Path) -> Option<String> {
     let read = |name: &str| Some(fs::read_to_string(device.join(name)).ok()?.trim().to_owned());
     // Such as "32.0 GT/s PCIe".

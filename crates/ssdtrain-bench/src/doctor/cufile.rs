@@ -5,16 +5,17 @@ use std::path::{Path, PathBuf};
 
 use cufile_sys::{Search, Version};
 
-/// The library, as it was found.
+/// The library that was found.
 #[derive(Clone, Debug)]
 pub(super) struct Library {
     /// The file, or the name by which the loader found it.
     pub(super) path: PathBuf,
-    /// Such as `1.15`; libraries before 1.7 do not tell.
+    /// Such as `1.15`; libraries before 1.7 do not report it.
     pub(super) version: Option<String>,
 }
 
-/// Finds the library as a cache does, and asks its version. `libtorch` is the folder of libtorch. The error is the loader's.
+/// Finds the library the way a cache does, and asks for its version. `libtorch` is libtorch's folder. The error is
+/// the loader's.
 pub(super) fn find(libtorch: Option<&Path>) -> Result<Library, String> {
     let search = libtorch.into_iter().fold(Search::new(), |search, folder| search.beside(folder));
     match search.load() {
@@ -24,7 +25,7 @@ pub(super) fn find(libtorch: Option<&Path>) -> Result<Library, String> {
             Ok(Library { path, version })
         }
         Err(error) => {
-            // A file that is there and cannot be loaded says more than a name that is not.
+            // A file that exists and cannot be loaded is more informative than a name that is not found.
             let telling = error.tried().iter().find(|(path, _)| path.exists());
             Err(telling
                 .map_or_else(|| "libcufile.so.0 is not there".to_owned(), |(_, reason)| reason.clone()))
@@ -32,7 +33,7 @@ pub(super) fn find(libtorch: Option<&Path>) -> Result<Library, String> {
     }
 }
 
-/// The file that the loader took.
+/// The file that the loader used.
 fn loaded_from() -> Option<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
     let paths = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
@@ -50,7 +51,7 @@ mod tests {
         if find(None).is_ok() {
             return eprintln!("skipped: the library is installed here");
         }
-        // Where a wheel has it, seen from the folder of libtorch.
+        // Where a wheel has it, relative to libtorch's folder.
         let packages = tempfile::tempdir().unwrap();
         let (torch, wheel) = (packages.path().join("torch/lib"), packages.path().join("nvidia/cu13/lib"));
         for folder in [&torch, &wheel] {

@@ -1,21 +1,22 @@
-//! What the facts mean for one spill directory: its file system, udev's entry, its disks and their distance from the GPUs.
+//! What the facts mean for a spill directory: its file system, udev's entry, its disks and their distance from the
+//! GPUs.
 
 use super::facts::Facts;
 use super::page::{Check, Status};
 use super::pci::Distance;
 use super::place::{Disk, DiskKind, Journal, Mount, Place, Udev};
 
-/// So many pairs of disk and GPU are named.
+/// At most this many pairs of disk and GPU are named.
 const PAIRS: usize = 4;
 
-/// All checks of a directory.
+/// All checks for a directory.
 pub(super) fn disks(facts: &Facts, place: &Place) -> Vec<Check> {
     let mut checks = vec![mount(place)];
     checks.extend(udev(place));
     checks.extend(place.disks.iter().map(ssd));
     checks.extend(distance(facts, place));
     if !facts.has_gpu() {
-        // Nothing could go directly: what stands in the way of that costs nothing.
+        // Nothing could be moved directly in any case, so whatever else prevents that costs nothing.
         checks.retain(|check| matches!(check.name.as_str(), "mount" | "SSD"));
         for check in &mut checks {
             if matches!(check.status, Status::Blocks | Status::Unknown) {
@@ -77,7 +78,7 @@ fn mount(place: &Place) -> Check {
     }
 }
 
-/// The entry without which cuFile refuses a file on a local disk (error 5027, where it may not copy).
+/// The udev entry without which cuFile refuses a file on a local disk (error 5027, unless it may copy).
 fn udev(place: &Place) -> Option<Check> {
     let mount = place.mount.as_ref().filter(|mount| matches!(mount.kind.as_str(), "ext4" | "xfs"))?;
     let (number, device) = (place.number()?, place.device.as_deref().unwrap_or(&mount.source));
@@ -160,7 +161,7 @@ fn distance(facts: &Facts, place: &Place) -> Option<Check> {
             reached.iter().map(|(name, disk)| (gpu.device.distance(disk), *name, *disk, &gpu.device)),
         );
     }
-    // A GPU is as far as the farthest disk that its bytes are striped over; the nearest GPU counts.
+    // A GPU's distance is that of the farthest disk that its bytes are striped over; the nearest GPU counts.
     let farthest = |gpu: &str| pairs.iter().filter(|pair| pair.3.address == gpu).map(|pair| pair.0).max();
     let nearest = facts.gpus.iter().filter_map(|gpu| farthest(&gpu.device.address)).min()?;
     pairs.sort_by_key(|pair| pair.0);

@@ -1,4 +1,4 @@
-//! What the kernel's files say of this machine. It is only read here; what it means is said in `findings` and `host`.
+//! What the kernel's files say about this machine. They are only read here; `findings` and `host` interpret them.
 
 use std::path::PathBuf;
 
@@ -10,12 +10,12 @@ use crate::common::size;
 
 /// NVIDIA's number among the vendors of PCI devices.
 const NVIDIA: &str = "0x10de";
-/// Classes of PCI devices that begin so are displays and 3D controllers.
+/// PCI device classes that begin like this are displays and 3D controllers.
 const DISPLAY: &str = "0x03";
 /// Kernels built with PCI P2PDMA have this symbol; NVIDIA's guide looks for it too.
 const P2PDMA_SYMBOL: &str = "p2pdma_pgmap_ops";
 
-/// What files cannot tell: it was tried, or a library was asked.
+/// Facts that files cannot provide: something was tried, or a library was asked.
 #[derive(Debug)]
 pub(super) struct Tried {
     /// Whether the kernel makes an io_uring; if not, its error.
@@ -25,7 +25,7 @@ pub(super) struct Tried {
     pub(super) gpus: usize,
 }
 
-/// All that is known.
+/// Everything that is known.
 #[derive(Debug)]
 pub(super) struct Facts {
     pub(super) tried: Tried,
@@ -46,7 +46,7 @@ pub(super) struct Facts {
 #[derive(Debug)]
 pub(super) struct Gpu {
     pub(super) device: Device,
-    /// As its driver calls it.
+    /// The model name, as given by its driver.
     pub(super) model: Option<String>,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct Gpu {
 pub(super) struct Driver {
     /// Such as `580.95.05`.
     pub(super) version: String,
-    /// Whether its modules are those with open sources.
+    /// Whether its modules are the open-source ones.
     pub(super) open: bool,
     /// `NVreg_RegistryDwords`, if it can be read.
     pub(super) registry: Option<String>,
@@ -65,18 +65,18 @@ pub(super) struct Driver {
 #[derive(Debug)]
 pub(super) struct NvidiaFs {
     pub(super) version: Option<String>,
-    /// The storage drivers that work with it, if it tells.
+    /// The storage drivers that work with it, if it lists them.
     pub(super) drivers: Option<Vec<String>>,
-    /// Whether its devices are in `/dev`; a container lacks them unless they are given to it.
+    /// Whether its devices are in `/dev`; a container has them only if they were passed in.
     pub(super) devices: bool,
-    /// The bridges on which it found ACS.
+    /// The bridges on which it has found ACS.
     pub(super) acs: Vec<String>,
 }
 
-/// What cuFile needs to go without `nvidia-fs`.
+/// What cuFile needs to work without `nvidia-fs`.
 #[derive(Debug)]
 pub(super) struct P2pdma {
-    /// Whether the kernel was built with it, if that can be told.
+    /// Whether the kernel was built with it, if that is known.
     pub(super) kernel: Option<bool>,
     /// `use_pci_p2pdma` in `/etc/cufile.json`.
     pub(super) asked_for: Option<bool>,
@@ -84,12 +84,12 @@ pub(super) struct P2pdma {
     pub(super) multipath: bool,
 }
 
-/// The unit that translates the addresses of devices.
+/// The IOMMU, which translates the addresses of devices.
 #[derive(Debug)]
 pub(super) struct Iommu {
-    /// None: it is off, or there is none.
+    /// 0 if it is off, or there is none.
     pub(super) groups: usize,
-    /// What the kernel was told of it.
+    /// The kernel options for it.
     pub(super) options: Vec<String>,
 }
 
@@ -99,10 +99,10 @@ pub(super) struct Process {
     /// As the kernel numbers it: 0 none, 1 strict, 2 a filter.
     pub(super) seccomp: Option<u32>,
     pub(super) no_new_privs: bool,
-    /// Bytes; the error is what the kernel writes instead.
+    /// In bytes; the error is the kernel's text instead.
     pub(super) lock_limit: Result<u64, String>,
     pub(super) locked: Option<u64>,
-    /// Numbers of the NUMA nodes whose memory it may use, such as `0-1`.
+    /// The numbers of the NUMA nodes whose memory the process may use, such as `0-1`.
     pub(super) nodes: Option<String>,
     /// `kernel.io_uring_disabled`.
     pub(super) io_uring_disabled: Option<u32>,
@@ -120,7 +120,7 @@ pub(super) struct Memory {
 }
 
 impl Facts {
-    /// Reads what there is to know. Directories are to be absolute, with their links followed.
+    /// Reads all the facts. The directories must be absolute, with links resolved.
     pub(super) fn read(tree: &Tree, directories: &[PathBuf], tried: Tried) -> Facts {
         let release = tree.text("/proc/sys/kernel/osrelease").unwrap_or_else(|| "unknown".to_owned());
         Facts {
@@ -138,7 +138,7 @@ impl Facts {
         }
     }
 
-    /// Whether there is an NVIDIA GPU, also where the buses are hidden.
+    /// Whether there is an NVIDIA GPU, even where the buses are hidden.
     pub(super) fn has_gpu(&self) -> bool {
         !self.gpus.is_empty() || self.tried.gpus > 0
     }
@@ -195,7 +195,7 @@ impl NvidiaFs {
         if !loaded && !tree.has("/proc/driver/nvidia-fs") {
             return None;
         }
-        // The statistics have the whole version, `version` its first two numbers.
+        // The statistics have the whole version, `version` only its first two numbers.
         let whole = tree.value("/proc/driver/nvidia-fs/stats", "NVFS Driver(version:");
         let whole = whole.map(|text| text.trim_end_matches(')').replace(':', "."));
         let list = |name: &str| tree.text(&format!("/proc/driver/nvidia-fs/{name}"));
@@ -253,7 +253,7 @@ impl Iommu {
         }
     }
 
-    /// Whether addresses go through it as they are.
+    /// Whether addresses pass through it unchanged.
     pub(super) fn passes_through(&self) -> bool {
         self.options.iter().any(|option| matches!(option.as_str(), "iommu=pt" | "iommu.passthrough=1"))
     }
@@ -287,7 +287,7 @@ impl Memory {
         Memory {
             total: bytes("MemTotal:"),
             available: bytes("MemAvailable:"),
-            // The one in brackets is chosen.
+            // The chosen setting is in brackets.
             transparent: setting.and_then(|text| text.split(['[', ']']).nth(1).map(str::to_owned)),
             huge_pages: pages.zip(bytes("Hugepagesize:")),
         }

@@ -1,34 +1,34 @@
-//! What the facts mean for bytes that would go between a GPU and an SSD without the host's memory.
+//! What the facts mean for bytes that are to move between a GPU and an SSD without host memory.
 //!
-//! The rules are those of NVIDIA's GPUDirect Storage documentation; docs/gds.md tells where each stands.
+//! The rules are from NVIDIA's GPUDirect Storage documentation; docs/gds.md says where to find each.
 
 use super::facts::{Driver, Facts, Gpu};
 use super::page::{Check, Status};
 
-/// From this Linux on, user memory may be a peer's (PCI P2PDMA in the block layer).
+/// From this Linux version on, user memory may belong to a peer device (PCI P2PDMA in the block layer).
 const P2PDMA_LINUX: (u32, u32) = (6, 2);
 /// From this branch of NVIDIA's driver on, its open modules offer PCI P2PDMA.
 const P2PDMA_DRIVER: u32 = 565;
-/// What the driver has to be told on x86.
+/// The driver settings that are needed on x86.
 const P2PDMA_REGISTRY: [&str; 2] = ["RMForceStaticBar1=1", "RmForceDisableIomapWC=1"];
 
-/// How cuFile reaches a disk without the host's memory.
+/// How cuFile accesses a disk without host memory.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Way {
     NvidiaFs,
     P2pdma,
-    /// Through PCI P2PDMA, if this is as it should be.
+    /// Through PCI P2PDMA, if these conditions hold.
     Unsure(Vec<String>),
     Closed,
 }
 
-/// Something that PCI P2PDMA lacks, and what mends it.
+/// A requirement of PCI P2PDMA that is not met, and how to fix it.
 struct Gap {
     what: String,
     remedy: String,
 }
 
-/// Everything but the disks.
+/// All checks except those of the disks.
 pub(super) fn direct(facts: &Facts) -> Vec<Check> {
     if !facts.has_gpu() {
         let check = Check::ok("GPU", "no NVIDIA GPU on the PCI buses")
@@ -87,7 +87,7 @@ fn cufile(facts: &Facts) -> Check {
     }
 }
 
-/// The way that is open.
+/// The path that is available.
 pub(super) fn way(facts: &Facts) -> Way {
     if nvidia_fs_serves(facts) {
         return Way::NvidiaFs;
@@ -100,7 +100,7 @@ pub(super) fn way(facts: &Facts) -> Way {
     }
 }
 
-/// Whether it is loaded and can be reached, and the NVMe driver works with it.
+/// Whether it is loaded and accessible, and the NVMe driver works with it.
 fn nvidia_fs_serves(facts: &Facts) -> bool {
     facts.nvidia_fs.as_ref().is_some_and(|module| {
         module.devices
@@ -173,7 +173,7 @@ fn p2pdma(facts: &Facts, way: &Way) -> Check {
     }
 }
 
-/// What PCI P2PDMA lacks, and what is not known of it.
+/// The requirements of PCI P2PDMA that are not met, and those that are unknown.
 fn p2pdma_gaps(facts: &Facts) -> (Vec<Gap>, Vec<String>) {
     let (mut gaps, mut unknown) = (Vec::new(), Vec::new());
     let mut gap = |what: String, remedy: &str| gaps.push(Gap { what, remedy: remedy.to_owned() });
@@ -265,7 +265,8 @@ fn iommu(facts: &Facts) -> Check {
     }
 }
 
-/// Access control that sends transfers between neighbours up to the CPU, where `nvidia-fs` found it.
+/// Access control (ACS) that sends transfers between neighbouring devices up to the CPU, where `nvidia-fs` has found
+/// it.
 fn acs(facts: &Facts) -> Option<Check> {
     let bridges = &facts.nvidia_fs.as_ref()?.acs;
     let Some(first) = bridges.first() else { return Some(Check::ok("ACS", "off on all PCIe bridges")) };

@@ -1,4 +1,4 @@
-//! What the facts mean for the way through the host's memory, which is always open.
+//! What the facts mean for the path through host memory, which is always available.
 
 use std::io;
 
@@ -129,7 +129,7 @@ fn numa(facts: &Facts) -> Check {
         found.push_str(&node);
     }
     let check = Check::ok(name, found);
-    // What is to be near the memory: the GPUs, or, without any, the disks.
+    // The devices that should be near the memory: the GPUs or, without any, the disks.
     let Some((_, wanted)) = devices.first() else { return check };
     if allowed == wanted.to_string() {
         return check;

@@ -1,4 +1,4 @@
-//! What doctor says of made-up machines.
+//! What doctor reports for made-up machines.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -203,7 +203,7 @@ fn what_costs_speed_is_told_with_what_mends_it() {
     says(&checks, "ACS", Status::Warn, &["0000:17:01.0, 0000:18:00.0", "setpci -s 0000:17:01.0"]);
     says(&checks, "SSD", Status::Warn, &["2 of its 4 lanes"]);
     says(&checks, "huge pages", Status::Warn, &["never", "tee /sys/kernel/mm"]);
-    // None of it stands in the way.
+    // None of this prevents direct transfers.
     says(&checks, "verdict", Status::Ok, &["direct: yes"]);
 }
 
@@ -290,7 +290,7 @@ fn an_empty_tree_is_told_as_unknown() {
 fn the_json_has_the_same_findings_as_the_page() {
     for checks in [bare_metal().checks(), virtual_machine().checks(), raid().checks()] {
         let page = page::text(&checks);
-        // What the page breaks over lines stands there word by word.
+        // The page breaks lines; here its words are joined again.
         let words = page.split_whitespace().collect::<Vec<_>>().join(" ");
         for check in &checks {
             let json = serde_json::to_value(check).unwrap();

@@ -1,4 +1,4 @@
-//! `doctor`: what this machine has, which path bytes will take, and why not a better one.
+//! `doctor`: what this machine has, which path bytes will take, and why they do not take a better one.
 
 mod cuda;
 mod cufile;
@@ -36,7 +36,7 @@ use crate::common::size;
 use crate::common::spill::{SpillArgs, probe};
 use crate::common::table::OutputArgs;
 
-/// Less free space than this is worth a word: a small model's activations fill it.
+/// Less free space than this is worth mentioning: a small model's activations would fill it.
 const LITTLE_SPACE: u64 = 4 << 30;
 /// The version of libtorch that this program was built for.
 const BUILT_FOR: &str = ssdtrain_libtorch::VERSION;
@@ -103,7 +103,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The folder of the libtorch that runs, where it is not linked into this program.
+/// The folder of the libtorch in use, unless it is linked into this program.
 fn libtorch_directory() -> Option<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
     let mut paths = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
@@ -132,7 +132,7 @@ fn libtorch(directory: Option<&Path>) -> Check {
     }
 }
 
-/// How a package of the user's depends on the library.
+/// How a user's package depends on the library.
 fn package(libtorch: Option<&Path>) -> Check {
     let folder = libtorch.and_then(Path::parent).unwrap_or_else(|| Path::new("DIR"));
     Check::ok(
@@ -145,7 +145,7 @@ fn package(libtorch: Option<&Path>) -> Check {
     )
 }
 
-/// The version that lies beside a libtorch: a wheel says it in version.py, an archive in build-version.
+/// The version recorded next to a libtorch: a wheel has it in version.py, an archive in build-version.
 fn libtorch_version(directory: &Path) -> Option<String> {
     let root = directory.parent()?;
     let archive = fs::read_to_string(root.join("build-version")).ok();
@@ -212,7 +212,7 @@ fn threads() -> Check {
     )
 }
 
-/// Where saved bytes would go, as a cache with these settings finds it.
+/// The path that saved bytes would take, as a cache with these settings determines it.
 fn route(directories: &[PathBuf], backend: BackendKind, has_gpu: bool) -> Check {
     let builder = TensorCache::builder().backend(backend);
     let builder = directories.iter().fold(builder, TensorCacheBuilder::spill_to);
@@ -225,7 +225,7 @@ fn route(directories: &[PathBuf], backend: BackendKind, has_gpu: bool) -> Check 
     Check::ok("route", cpu + &gpu.unwrap_or_default())
 }
 
-/// What a run with these settings would do, and in short its way to the disk.
+/// What a run with these settings would do, and a short description of its path to the disk.
 fn used(directories: &[PathBuf], backend: BackendKind) -> (Check, String) {
     let name = "used";
     let config = StoreConfig {

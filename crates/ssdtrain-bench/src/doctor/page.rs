@@ -1,4 +1,4 @@
-//! The page: one check a line for people, one object a line for programs.
+//! The report: one check per line for people, one object per line for programs.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -7,22 +7,22 @@ use crate::common::table;
 
 /// The page is at most this wide, unless a single word is wider.
 const COLUMNS: usize = 100;
-/// Where what was found begins.
+/// The column where the findings begin.
 const INDENT: usize = 24;
 
-/// What a check means for the bytes.
+/// What a check means for the transfers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Status {
-    /// As good as it gets.
+    /// As good as it can be.
     Ok,
-    /// It costs something, or a slower way is taken.
+    /// It costs something, or a slower path is used.
     Warn,
-    /// It is not there.
+    /// It does not exist.
     Missing,
-    /// It stands in the way of GPUDirect Storage, and of nothing else.
+    /// It prevents GPUDirect Storage, and nothing else.
     Blocks,
-    /// It cannot be told from here.
+    /// It cannot be determined from here.
     Unknown,
 }
 
@@ -32,12 +32,12 @@ pub(super) struct Check {
     pub(super) name: String,
     pub(super) status: Status,
     pub(super) found: String,
-    /// What it costs, and what mends it; commands stand in backquotes.
+    /// What it costs and how to fix it; commands are in backquotes.
     pub(super) advice: Option<String>,
-    /// Whether nothing can be offloaded while it is missing.
+    /// Whether nothing can be offloaded while this is missing.
     #[serde(skip)]
     pub(super) needed: bool,
-    /// In a few words, for the verdict: why bytes cannot go directly, or what is not known of it.
+    /// A short text for the verdict: why bytes cannot be moved directly, or what is unknown about that.
     #[serde(skip)]
     pub(super) reason: Option<String>,
 }
@@ -58,12 +58,12 @@ impl Check {
         Check { status, advice: Some(advice.into()), ..self }
     }
 
-    /// It stands in the way of GPUDirect Storage.
+    /// It prevents GPUDirect Storage.
     pub(super) fn blocks(self, reason: impl Into<String>, advice: impl Into<String>) -> Check {
         Check { reason: Some(reason.into()), ..self.but(Status::Blocks, advice) }
     }
 
-    /// It may stand in the way of GPUDirect Storage.
+    /// It may prevent GPUDirect Storage.
     pub(super) fn unknown(self, reason: impl Into<String>, advice: impl Into<String>) -> Check {
         Check { reason: Some(reason.into()), ..self.but(Status::Unknown, advice) }
     }
@@ -97,7 +97,8 @@ pub(super) fn text(checks: &[Check]) -> String {
     page
 }
 
-/// A text after a prefix, broken between words where it is too long; what follows is indented as far as the first line.
+/// Writes a text after a prefix and breaks it between words if it is too long; further lines are indented as far as
+/// the first.
 ///
 /// A command in backquotes stays on one line if one line can hold it, so that it can be copied.
 fn lines(page: &mut String, prefix: &str, text: &str) {
@@ -122,7 +123,8 @@ fn lines(page: &mut String, prefix: &str, text: &str) {
     page.push('\n');
 }
 
-/// The words of a text; a command in backquotes is one, with what is written close to it, unless it is longer than `room`.
+/// The words of a text. A command in backquotes is one word, together with anything attached to it, unless it is
+/// longer than `room`.
 fn words(text: &str, room: usize) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     let mut command = String::new();

@@ -9,10 +9,10 @@ use super::tree::Tree;
 pub(super) struct Device {
     /// Such as `0000:19:00.0`.
     pub(super) address: String,
-    /// The way to it: the host bridge (`pci0000:17`), the bridges, and itself.
+    /// The path to it: the host bridge (`pci0000:17`), the bridges, and the device itself.
     way: Vec<String>,
     pub(super) numa_node: Option<u32>,
-    /// Of the IOMMU, where one is on.
+    /// Its IOMMU group, if an IOMMU is on.
     pub(super) iommu_group: Option<String>,
     pub(super) link: Option<Link>,
 }
@@ -20,13 +20,13 @@ pub(super) struct Device {
 /// The PCIe link of a device.
 #[derive(Clone, Debug)]
 pub(super) struct Link {
-    /// Such as `32.0 GT/s`; while it is idle, a device may run slower than it can.
+    /// Such as `32.0 GT/s`; an idle device may run slower than it can.
     speed: String,
     width: u32,
     max_width: u32,
 }
 
-/// How far two devices are from each other, nearest first.
+/// The distance between two devices, nearest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Distance {
     Switch,
@@ -56,11 +56,11 @@ impl Device {
         })
     }
 
-    /// How far the other device is.
+    /// The distance to the other device.
     pub(super) fn distance(&self, other: &Device) -> Distance {
         let common = self.way.iter().zip(&other.way).take_while(|(one, another)| one == another).count();
         match (common, self.numa_node, other.numa_node) {
-            // Whatever both are behind, below the host bridge.
+            // Both are behind the same bridge, below the host bridge.
             (2.., ..) => Distance::Switch,
             (1, ..) => Distance::RootComplex,
             (_, Some(one), Some(another)) if one == another => Distance::Node,
@@ -94,7 +94,7 @@ impl Link {
         })
     }
 
-    /// Both widths, if it has fewer lanes than the device could use.
+    /// Both widths, if the link has fewer lanes than the device could use.
     pub(super) fn narrowed(&self) -> Option<(u32, u32)> {
         (self.width < self.max_width).then_some((self.width, self.max_width))
     }
@@ -120,7 +120,7 @@ fn is_host_bridge(part: &str) -> bool {
     })
 }
 
-/// The addresses with which a path goes on; a controller of NVMe drives (VMD) may have a host bridge of its own.
+/// The addresses at the beginning of the path; a controller of NVMe drives (VMD) may have a host bridge of its own.
 fn bridges<'a>(parts: &[&'a str]) -> impl Iterator<Item = &'a str> {
     parts.iter().copied().take_while(|part| is_address(part) || is_host_bridge(part))
 }

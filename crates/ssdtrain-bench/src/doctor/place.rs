@@ -1,4 +1,4 @@
-//! Where a directory is: its file system, what udev knows of it, and the disks below.
+//! Where a directory is: its file system, udev's record of it, and the disks below.
 
 use std::path::{Path, PathBuf};
 
@@ -10,11 +10,11 @@ use super::tree::Tree;
 pub(super) struct Place {
     pub(super) directory: PathBuf,
     pub(super) mount: Option<Mount>,
-    /// Of the device that is mounted.
+    /// The udev record of the mounted device.
     pub(super) udev: Udev,
     /// The device that is mounted, as the kernel names it.
     pub(super) device: Option<String>,
-    /// The RAID or volume that lies between the file system and its disks.
+    /// The RAID or volume between the file system and its disks.
     pub(super) stacked: Option<String>,
     pub(super) disks: Vec<Disk>,
 }
@@ -26,7 +26,7 @@ pub(super) struct Mount {
     pub(super) kind: String,
     pub(super) source: String,
     pub(super) options: Vec<String>,
-    /// Major and minor number of its device; a file system without one has a major number of 0.
+    /// Major and minor number of its device; a file system without a device has a major number of 0.
     number: String,
     pub(super) journal: Journal,
 }
@@ -34,26 +34,26 @@ pub(super) struct Mount {
 /// How ext4 orders data and journal.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Journal {
-    /// This mode stands in the mount table, where cuFile looks for it.
+    /// The mode is in the mount table, where cuFile looks for it.
     Shown(String),
-    /// This mode is in use, but the mount table does not show it.
+    /// The mode is in use, but the mount table does not show it.
     Hidden(String),
     /// There is no journal.
     None,
-    /// Not told; also for other file systems.
+    /// Unknown; also for other file systems.
     Unknown,
 }
 
-/// What udev's data base says of a device.
+/// What udev's database says about a device.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Udev {
     /// It holds a file system: cuFile may register files.
     FileSystem,
-    /// There is an entry that does not say so.
+    /// There is an entry, but it does not say so.
     NotTold,
-    /// There is no entry, but a data base.
+    /// There is a database, but no entry.
     NoEntry,
-    /// There is no data base, as in most containers.
+    /// There is no database, as in most containers.
     NoData,
 }
 
@@ -65,7 +65,7 @@ pub(super) struct Disk {
     pub(super) device: Option<Device>,
 }
 
-/// What a disk is to its driver.
+/// The kind of disk, according to its driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DiskKind {
     Nvme,
@@ -98,7 +98,7 @@ impl Place {
 }
 
 impl Mount {
-    /// The mount with the longest path above a directory; of several on one point the last one is seen.
+    /// The mount with the longest path above a directory; if several share one mount point, the last one is visible.
     fn of(tree: &Tree, directory: &Path) -> Option<Mount> {
         let table = tree.text("/proc/self/mountinfo")?;
         let mounts = table.lines().filter_map(Mount::parse);
@@ -131,7 +131,7 @@ impl Mount {
         })
     }
 
-    /// Of the device: the mount's own number, or, where that is anonymous, that of the device it names.
+    /// The number of the device: the mount's own or, if that is anonymous, that of the device it names.
     fn device_number(&self, tree: &Tree) -> Option<String> {
         if !self.number.starts_with("0:") {
             return Some(self.number.clone());
@@ -140,7 +140,7 @@ impl Mount {
         tree.text(&format!("/sys/class/block/{name}/dev"))
     }
 
-    /// ext4 tells all of its options, those by default too, in a file of its own.
+    /// ext4 lists all of its options, including the defaults, in a file of its own.
     fn look_up_journal(&mut self, tree: &Tree, device: &str) {
         if self.kind != "ext4" || self.journal != Journal::Unknown {
             return;
@@ -164,9 +164,9 @@ impl Udev {
     }
 }
 
-/// Adds the disks below a block device, whose directory in sysfs is given: through partitions, RAIDs and volumes.
+/// Adds the disks below a block device, given by its directory in sysfs: through partitions, RAIDs and volumes.
 fn find_disks(tree: &Tree, real: &str, disks: &mut Vec<Disk>, stacked: &mut Option<String>, depth: usize) {
-    // No one stacks devices so deep; a tree with a circle ends here.
+    // Nobody stacks devices this deep; a tree with a cycle ends here.
     const DEEPEST: usize = 8;
     let whole = match real.rsplit_once('/') {
         Some((disk, _)) if tree.has(&format!("{real}/partition")) => disk,
@@ -197,7 +197,7 @@ impl Disk {
         } else {
             DiskKind::Other
         };
-        // With multipath a namespace belongs to a subsystem, beside links to its controllers.
+        // With multipath, a namespace belongs to a subsystem, next to links to its controllers.
         let controller = || {
             let (subsystem, _) = real.rsplit_once('/').filter(|_| real.contains("/nvme-subsystem/"))?;
             let is_controller = |name: &String| {
@@ -211,7 +211,7 @@ impl Disk {
     }
 }
 
-/// A text of `/proc/self/mountinfo`, where spaces and the like are octal numbers.
+/// A text from `/proc/self/mountinfo`, where spaces and similar characters are octal numbers.
 fn unescape(text: &str) -> String {
     let mut parts = text.split('\\');
     let mut plain = parts.next().unwrap_or_default().to_owned();

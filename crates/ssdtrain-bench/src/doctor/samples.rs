@@ -1,4 +1,4 @@
-//! Made-up machines to try the rules on.
+//! Made-up machines to test the rules on.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -18,14 +18,14 @@ use super::verdict::verdict;
 pub(super) const SWITCH: &str = "sys/devices/pci0000:17/0000:17:01.0/0000:18:00.0";
 pub(super) const OTHER_SOCKET: &str = "sys/devices/pci0000:c0/0000:c0:02.0";
 
-/// A made-up machine: its files, and what trying would tell.
+/// A made-up machine: its files, and the results of what would be tried.
 pub(super) struct Machine {
     pub(super) root: TempDir,
     pub(super) tried: Tried,
 }
 
 impl Machine {
-    /// A machine with io_uring, one NUMA node and nothing of NVIDIA's.
+    /// A machine with io_uring, one NUMA node and nothing from NVIDIA.
     pub(super) fn new() -> Machine {
         let tried = Tried { io_uring: Ok(()), cufile: Err("libcufile.so.0: not found".to_owned()), gpus: 0 };
         let machine = Machine { root: tempfile::tempdir().unwrap(), tried };
@@ -82,7 +82,7 @@ impl Machine {
             .link(&format!("sys/bus/pci/devices/{address}"), directory)
     }
 
-    /// An H200 with the open driver, set up for nothing in particular, and cuFile.
+    /// An H200 with the open driver, without special settings, and cuFile.
     pub(super) fn h200(mut self, directory: &str, node: &str) -> Machine {
         let address = directory.rsplit('/').next().unwrap();
         self.tried.cufile =
@@ -109,7 +109,7 @@ impl Machine {
             .file("dev/nvidia-fs0", "")
     }
 
-    /// What PCI P2PDMA wants of the driver and of cuFile.
+    /// Adds what PCI P2PDMA requires of the driver and of cuFile.
     pub(super) fn p2pdma(self) -> Machine {
         self.file(
             "proc/driver/nvidia/params",
@@ -118,7 +118,7 @@ impl Machine {
         .file("etc/cufile.json", "{\n  // direct\n  \"properties\": { \"use_pci_p2pdma\": true }\n}\n")
     }
 
-    /// A block device of this number in this directory.
+    /// A block device with this number in this directory.
     pub(super) fn block(self, directory: &str, number: &str) -> Machine {
         self.file(&format!("{directory}/dev"), number).link(&format!("sys/dev/block/{number}"), directory)
     }
@@ -133,7 +133,7 @@ impl Machine {
             .file(&format!("{disk}/nvme0n1p1/partition"), "1")
     }
 
-    /// What `/mnt/ssd` is.
+    /// Mounts something at `/mnt/ssd`.
     pub(super) fn mount(self, number: &str, kind: &str, source: &str, options: &str) -> Machine {
         self.file(
             "proc/self/mountinfo",
@@ -151,7 +151,7 @@ impl Machine {
         )
     }
 
-    /// What doctor says, of `/mnt/ssd`, without what it tries by itself.
+    /// What doctor reports for `/mnt/ssd`, without what it tries by itself.
     pub(super) fn checks(self) -> Vec<Check> {
         let Machine { root, tried } = self;
         let facts = Facts::read(&Tree::new(root.path()), &[PathBuf::from("/mnt/ssd/spill")], tried);

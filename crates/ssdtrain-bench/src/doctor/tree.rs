@@ -1,4 +1,4 @@
-//! A tree of files that the kernel gives, read as text.
+//! A tree of the kernel's files, read as text.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,19 +19,19 @@ impl Tree {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// What a file holds, without the space around it.
+    /// The contents of a file, without surrounding white space.
     pub(super) fn text(&self, path: &str) -> Option<String> {
         let bytes = fs::read(self.at(path)).ok()?;
         Some(String::from_utf8_lossy(&bytes).trim().to_owned())
     }
 
-    /// The value after a name at the beginning of a line, as in `/proc/meminfo`.
+    /// The value after a name at the start of a line, as in `/proc/meminfo`.
     pub(super) fn value(&self, path: &str, name: &str) -> Option<String> {
         let text = self.text(path)?;
         text.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()))
     }
 
-    /// What is in a directory, sorted.
+    /// The entries of a directory, sorted.
     pub(super) fn names(&self, path: &str) -> Vec<String> {
         let entries = fs::read_dir(self.at(path)).into_iter().flatten().flatten();
         let mut names: Vec<_> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -39,7 +39,7 @@ impl Tree {
         names
     }
 
-    /// Where a path leads once its links are followed, as a path of the tree.
+    /// The target of a path once its links are resolved, as a path of the tree.
     pub(super) fn real(&self, path: &str) -> Option<String> {
         let real = self.at(path).canonicalize().ok()?;
         Some(format!("/{}", real.strip_prefix(&self.root).ok()?.to_str()?))

@@ -1,10 +1,10 @@
-//! The last line: whether bytes can go directly, why not, and the way that they take.
+//! The last line: whether bytes can be moved directly, why not, and the path that they take.
 
 use super::facts::Facts;
 use super::findings::{Way, way};
 use super::page::{Check, Status};
 
-/// The verdict on these checks. `used` is the way to the disk that a run would take.
+/// The verdict on these checks. `used` is the path to the disk that a run would take.
 ///
 /// Compatibility mode, in which cuFile copies through host memory, is never called direct.
 pub(super) fn verdict(facts: &Facts, checks: &[Check], used: &str) -> Check {

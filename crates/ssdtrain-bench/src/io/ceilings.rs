@@ -1,4 +1,4 @@
-//! What each way between device, host and disk can carry, alone and together with the others.
+//! What each path between device, host and disk can carry, alone and together with the others.
 
 use std::sync::Arc;
 
@@ -18,18 +18,18 @@ pub(crate) struct Ceilings {
     samples: [Vec<Rates>; Load::ALL.len()],
 }
 
-/// What is measured at once.
+/// Which transfers are measured at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Load {
     CopyOut,
     CopyIn,
     CopyBoth,
-    /// Both copies, and writes and reads in turn.
+    /// Both copies, with writes and reads alternating.
     All,
 }
 
-/// Bytes per second of each way that is in use.
+/// Bytes per second of each path that is in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Rates {
     pub(crate) out_bytes_per_s: Option<f64>,
@@ -52,14 +52,15 @@ impl Load {
 }
 
 impl Ceilings {
-    /// Prepares passes of `size` bytes in copies of `copy_bytes`, `depth` of them under way at once each way.
+    /// Prepares passes of `size` bytes in copies of `copy_bytes`, with `depth` of them in flight at once in each
+    /// direction.
     pub(crate) fn create(gpu: &Arc<Gpu>, size: u64, copy_bytes: u64, depth: usize) -> Result<Ceilings> {
         let copies = RawCopies::create(gpu, usize::try_from(copy_bytes)?, depth)
             .context("the memory for --copy-bytes and --copy-depth")?;
         Ok(Ceilings { copies, size, samples: Default::default() })
     }
 
-    /// Measures each load once. Everything at once lasts as long as the disks take for a pass.
+    /// Measures each load once. The load of everything at once lasts as long as the disks take for a pass.
     pub(crate) fn measure(&mut self, raw: &mut RawFiles) -> Result<()> {
         for (load, samples) in Load::ALL.into_iter().zip(&mut self.samples) {
             samples.push(sample(&self.copies, self.size, load, raw)?);
@@ -114,7 +115,7 @@ fn medians(samples: &[Rates]) -> Rates {
     }
 }
 
-/// A row for each load, a column for each way; the disks' loads follow the copies'.
+/// One row per load and one column per path; the loads of the disks follow those of the copies.
 pub(crate) fn render(copies: impl Iterator<Item = (Load, Rates)>, disks: &[(Mode, Rates)]) -> String {
     let shown = |rate: Option<f64>| {
         rate.map_or_else(String::new, |bytes_per_s| format!("{}/s", size::format(bytes_per_s as u64)))

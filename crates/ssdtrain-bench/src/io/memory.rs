@@ -1,4 +1,4 @@
-//! Host memory that bytes are moved from and to.
+//! Host memory for the transfers that are measured.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ impl Pin for Unpinned {
     unsafe fn unpin(&self, _memory: NonNull<u8>, _bytes: usize) {}
 }
 
-/// `count` buffers of `bytes` each, with bytes that no device can compress or share. Each is contiguous.
+/// `count` buffers of `bytes` each, filled with bytes that no device can compress or deduplicate. Each is contiguous.
 ///
-/// They lie in huge pages, as what the cache moves does. A disk takes only so many pieces of memory in one request, so
-/// buffers in small pages are as slow as their pages happen to be scattered.
+/// They are in huge pages, like the memory that the cache uses. A disk accepts only a limited number of memory
+/// segments per request, so buffers in small pages are slow if their pages happen to be scattered.
 pub(crate) fn buffers(count: usize, bytes: usize, pin: &Arc<dyn Pin>) -> Result<Vec<Arc<Slot>>> {
     let total = bytes.checked_next_multiple_of(PAGE).and_then(|padded| padded.checked_mul(count));
     let total = total.with_context(|| format!("{count} buffers of {bytes} bytes are too many"))? as u64;

@@ -1,4 +1,4 @@
-//! `io`: what the disks can do, how much of it the store gets, and what the way to a GPU can do.
+//! `io`: what the disks can do, how much of that the store achieves, and what the path to a GPU can do.
 
 mod ceilings;
 mod memory;
@@ -27,7 +27,7 @@ use crate::common::stats::{Estimate, median, ratio_of_medians};
 use crate::common::table::OutputArgs;
 use crate::common::{defaults, size, table};
 
-/// The store moves values of about this size: that of an activation of a middling model.
+/// The store moves values of about this size: that of an activation in a medium-sized model.
 const VALUE_BYTES: u64 = 8 << 20;
 /// More threads than this add nothing to a pool; the store has no more either.
 const MAX_THREADS: usize = 16;
@@ -90,7 +90,7 @@ in_bytes_per_s (host to device), write_bytes_per_s, read_bytes_per_s (null where
 copy_bytes, copy_depth, size, depth, io_bytes, raw_path. Under \"all\" the disks write and read in turn. Then for each way
 between GPU and disk (direct, staged), both directions at once: path, by, bytes_per_s (or null), refused (why, or null), device.";
 
-/// The directories by the name they have here.
+/// Renames the argument of the spill directories to `--dir`, with a help text for this command.
 fn as_dir(arg: Arg) -> Arg {
     arg.long("dir").alias("spill-dir").help(
         "Directory to measure; repeat it to measure several disks at once. Without it: where train would spill to",
@@ -182,7 +182,7 @@ struct Row {
     io_path: String,
 }
 
-/// What a GPU's way carried under a load.
+/// What the path to a GPU carried under a load.
 #[derive(Serialize)]
 struct LoadRow {
     load: Load,
@@ -198,7 +198,7 @@ struct LoadRow {
     raw_path: String,
 }
 
-/// A way between a GPU and the disks: bytes per second of each direction, and of both at once, together.
+/// A path between a GPU and the disks: bytes per second in each direction, and in both at once, combined.
 #[derive(Serialize)]
 struct PathRow {
     path: &'static str,
@@ -281,7 +281,7 @@ impl Bench {
         let bytes = rounded(args.size, value, directories.len() as u64)?;
         let config = StoreConfig {
             directories: directories.clone(),
-            // What the values take, and room for the fit of each.
+            // What the values take, plus slack so that each of them fits.
             cap_bytes: bytes.saturating_add(bytes / 4),
             backend: args.spill.backend(),
             queue_depth: depth,
@@ -302,7 +302,7 @@ impl Bench {
         };
         let raw = RawFiles::create(&directories, bytes, io_bytes, raw_depth, threads, &pin)?;
         let blobs: Result<Vec<_>, _> = (0..bytes / value).map(|_| store.reserve(value)).collect();
-        // Enough values under way that the store never waits for the next one.
+        // Enough values in flight that the store never has to wait for the next one.
         let in_flight = (depth as u64 * args.io_bytes).div_ceil(value) + 2;
         let buffers = buffers(in_flight as usize, value as usize, &pin)?;
         let ceilings = gpu
@@ -313,7 +313,7 @@ impl Bench {
         Ok(bench)
     }
 
-    /// Both ways between a GPU and the disks, as a cache that may choose tries them out.
+    /// Both paths between a GPU and the disks, tested the way a cache that may choose tests them.
     fn try_paths(&self, args: &Args) -> Result<PathTrial> {
         let builder = TensorCache::builder().device(args.device).queue_depth(args.depth as usize);
         let spill = |builder: TensorCacheBuilder, directory: &PathBuf| builder.spill_to(directory);
@@ -347,7 +347,7 @@ impl Bench {
             };
             let (blob, memory, done) =
                 (Arc::clone(blob), Arc::clone(&buffer) as Arc<dyn IoBuf>, done.clone());
-            // The other end is there until all are done, unless one of them failed; that one is told.
+            // The receiver exists until all are done, unless one of them has failed; that one is reported.
             let ended = Completion::new(move |outcome| drop(done.send((buffer, outcome))));
             if mode.writes(index as u64) {
                 self.store.write(blob, memory, ended);
@@ -366,7 +366,7 @@ impl Bench {
             mode,
             raw_bytes_per_s: rate(&times.raw),
             store_bytes_per_s: rate(&times.store),
-            // Of rates: the slower side has the longer time.
+            // A ratio of rates: the slower side has the longer time.
             store_to_raw: ratio_of_medians(&times.raw, &times.store, SEED),
             size: self.bytes,
             depth: args.depth,

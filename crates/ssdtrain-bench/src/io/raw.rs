@@ -1,4 +1,4 @@
-//! Raw device ceilings: a plain loop over files written before, with nothing in its way.
+//! Raw device ceilings: a plain loop over files that were written before, without any overhead.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -69,8 +69,9 @@ enum Engine {
 }
 
 impl RawFiles {
-    /// Makes a nameless file in each directory, `bytes` in all, and writes all of them once, since file systems are
-    /// slower on blocks that were never written. `threads` instead of io_uring; the memory is made known to `pin`.
+    /// Creates a nameless file in each directory, `bytes` in total, and writes all of them once, since file systems
+    /// are slower on blocks that were never written. `threads`: use threads instead of io_uring. The memory is pinned
+    /// with `pin`.
     pub(crate) fn create(
         directories: &[PathBuf],
         bytes: u64,
@@ -110,7 +111,8 @@ impl RawFiles {
             Engine::Threads
         } else {
             let entries = u32::try_from(depth.next_power_of_two())?;
-            // The flags of the store's ring, where the kernel knows them: one that is interrupted more is no ceiling.
+            // The flags of the store's ring, if the kernel supports them: a ring with more interrupts would not show
+            // the ceiling.
             let ring = IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(entries);
             let ring = ring.or_else(|_| IoUring::new(entries));
             let ring = ring.context("io_uring is refused; try --backend pool")?;
@@ -122,7 +124,7 @@ impl RawFiles {
         Ok(raw)
     }
 
-    /// Goes over all bytes once, and returns how long it took.
+    /// Processes all bytes once, and returns how long that took.
     pub(crate) fn pass(&mut self, mode: Mode) -> Result<Duration> {
         let RawFiles { files, operations, io_bytes, buffers, engine, .. } = self;
         let plan = Plan { files, operations: *operations, io_bytes: *io_bytes, mode };
@@ -142,7 +144,7 @@ impl RawFiles {
         [writes, self.operations - writes].map(|operations| operations * self.io_bytes as u64)
     }
 
-    /// How the bytes go.
+    /// How the bytes are moved.
     pub(crate) fn path(&self) -> String {
         let engine = match self.engine {
             Engine::Uring(_) => "io_uring",
@@ -161,8 +163,8 @@ struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// Where the operation of this number goes, and whether it writes. Files take turns, and each of them reads and
-    /// writes alike.
+    /// The position of the operation with this number, and whether it writes. Files take turns, and each file is read
+    /// as much as it is written.
     fn place(&self, index: u64) -> (&File, u64, bool) {
         let files = self.files.len() as u64;
         let within = index / files;
@@ -173,7 +175,7 @@ impl Plan<'_> {
         let mut free: Vec<usize> = (0..buffers.len()).collect();
         let mut next = 0;
         let mut failed = Ok(());
-        // Whatever fails, the buffers stay here until the kernel is done with them.
+        // Whatever fails, the buffers stay here until the kernel has finished with them.
         while free.len() < buffers.len() || (next < self.operations && failed.is_ok()) {
             while next < self.operations && failed.is_ok() {
                 let Some(slot) = free.pop() else { break };

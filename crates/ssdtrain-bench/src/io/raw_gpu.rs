@@ -1,5 +1,5 @@
-//! Raw ceilings of the way between device and host: asynchronous copies from and to pinned memory, with nothing in
-//! their way.
+//! Raw ceilings of the path between device and host: asynchronous copies from and to pinned memory, without any
+//! overhead.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,7 +22,7 @@ pub(crate) enum Direction {
     In,
 }
 
-/// Both ways, each with a stream and memory of its own.
+/// Both directions, each with its own stream and memory.
 pub(crate) struct RawCopies {
     out: Way,
     back: Way,
@@ -31,13 +31,13 @@ pub(crate) struct RawCopies {
 struct Way {
     gpu: Arc<Gpu>,
     direction: Direction,
-    // Before the chunks: its drop waits for their copies.
+    // Declared before the chunks: its drop waits for their copies.
     stream: Stream,
     chunks: Vec<Chunk>,
     chunk_bytes: usize,
 }
 
-/// The two ends of a copy, and the mark of its end.
+/// The two ends of a copy, and the event that marks its completion.
 struct Chunk {
     host: Arc<Slot>,
     device: DeviceMemory,
@@ -45,13 +45,13 @@ struct Chunk {
 }
 
 impl RawCopies {
-    /// Takes and pins the memory for `depth` copies of `chunk_bytes` under way at once, each way.
+    /// Takes and pins the memory for `depth` copies of `chunk_bytes` in flight at once, in each direction.
     pub(crate) fn create(gpu: &Arc<Gpu>, chunk_bytes: usize, depth: usize) -> Result<RawCopies> {
         let way = |direction| Way::create(gpu, direction, chunk_bytes, depth);
         Ok(RawCopies { out: way(Direction::Out)?, back: way(Direction::In)? })
     }
 
-    /// Bytes per second of copies one way alone, over at least `bytes` bytes.
+    /// Bytes per second of copies in one direction alone, over at least `bytes` bytes.
     pub(crate) fn alone(&self, direction: Direction, bytes: u64) -> Result<f64> {
         let way = if direction == Direction::Out { &self.out } else { &self.back };
         let moved = AtomicU64::new(0);
@@ -60,7 +60,7 @@ impl RawCopies {
 
     /// Bytes per second out and in at the same time, over at least `bytes` bytes each way on average.
     pub(crate) fn both(&self, bytes: u64) -> Result<[f64; 2]> {
-        // Whichever way is faster, both end when this is used up.
+        // Whichever direction is faster, both end when this is used up.
         let moved = AtomicU64::new(0);
         let go_on = |chunk| moved.fetch_add(chunk, Ordering::Relaxed) + chunk < 2 * bytes;
         thread::scope(|scope| {
@@ -69,7 +69,7 @@ impl RawCopies {
         })
     }
 
-    /// Bytes per second out and in while `work` runs on the calling thread, and what came of it.
+    /// Bytes per second out and in while `work` runs on the calling thread, and the result of `work`.
     pub(crate) fn beside<T>(&self, work: impl FnOnce() -> T) -> Result<(T, [f64; 2])> {
         /// However the work ends, the copies end too.
         struct End<'a>(&'a AtomicBool);
@@ -106,8 +106,8 @@ impl Way {
         Ok(Way { gpu: Arc::clone(gpu), direction, stream, chunks: chunks?, chunk_bytes })
     }
 
-    /// Bytes per second of copies that follow each other until `go_on`, told of the bytes of each that has ended, says
-    /// no. Those that are under way then do not count.
+    /// Bytes per second of consecutive copies until `go_on`, called with the bytes of each finished copy, returns
+    /// false. Copies still in flight then do not count.
     fn run(&self, go_on: impl Fn(u64) -> bool) -> Result<f64> {
         self.gpu.enter()?;
         let start = Instant::now();
@@ -190,7 +190,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // If it cannot be entered or waited for, the context is gone, and its copies with it.
+        // If the context cannot be entered or waited for, it no longer exists, and neither do its copies.
         if self.gpu.enter().is_ok() && self.finish().is_ok() {
             // SAFETY: nothing is queued on the stream, and it is no one's any more.
             _ = unsafe { result::stream::destroy(self.raw) };
@@ -199,7 +199,7 @@ impl Drop for Stream {
 }
 
 impl Event {
-    /// An event of the context that is current; whoever waits for it sleeps.
+    /// An event of the current context; waiting for it sleeps.
     fn create(gpu: &Arc<Gpu>) -> Result<Event> {
         let raw = check("cuEventCreate", result::event::create(sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC))?;
         Ok(Event { gpu: Arc::clone(gpu), raw })

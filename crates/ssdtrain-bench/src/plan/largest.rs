@@ -6,7 +6,7 @@ use ssdtrain_plan::{Machine, Profile, Scaling};
 
 use crate::common::cache::CacheArgs;
 
-/// The largest micro-batch whose plan reaches the goal, and what its step comes to.
+/// The largest micro-batch whose plan reaches the goal, and the predicted step.
 #[derive(Serialize)]
 pub(super) struct Largest {
     rows: u64,
@@ -15,7 +15,8 @@ pub(super) struct Largest {
 }
 
 impl Largest {
-    /// That of at most `most` sequences, between and beyond profiles of two sizes; none if not even one sequence reaches the goal.
+    /// The largest micro-batch of at most `most` sequences, interpolated or extrapolated from profiles of two sizes;
+    /// `None` if not even one sequence reaches the goal.
     pub(super) fn between(
         one: (u64, &Profile),
         other: (u64, &Profile),
@@ -36,13 +37,13 @@ impl Largest {
         }))
     }
 
-    /// What stands before its figures.
+    /// The label in front of its figures.
     pub(super) fn name(&self) -> String {
         format!("planned with {} sequences", self.rows)
     }
 }
 
-/// What was found, for people.
+/// The result, in words.
 pub(super) fn report(found: Option<&Largest>) -> String {
     match found {
         Some(largest) => format!("Largest micro-batch that reaches the goal: {} sequences.", largest.rows),

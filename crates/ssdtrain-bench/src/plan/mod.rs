@@ -1,4 +1,4 @@
-//! `plan`: what auto would do, and what it comes to.
+//! `plan`: what auto would do, and what that would cost.
 
 mod largest;
 mod saved;
@@ -47,7 +47,7 @@ pub(crate) struct Args {
     task: TaskArgs,
 }
 
-/// What says how to train, and nothing to who has a profile.
+/// The arguments that say how to train; they mean nothing if a profile is given.
 const TRAINING: &[&str] = &[
     "ShapeArgs",
     "DataArgs",
@@ -72,7 +72,7 @@ JSON: planned {step_ms, peak_bytes, stall_ms, in_reach, plans}, step_ms, act_pea
 (null without --largest-batch, and where not even one sequence reaches the goal). With --profile: of, batch, micro_batches, goal {peak, step},
 in_reach, plan {placements, budgets, prediction} and kept (the same prediction with everything kept), each of a micro-batch, and largest_batch.";
 
-/// Steps until a plan is taken for settled.
+/// The most steps before a plan is considered settled.
 const MOST_STEPS: usize = 40;
 
 /// The JSON contract.
@@ -84,7 +84,7 @@ struct Outcome {
     largest_batch: Option<Largest>,
 }
 
-/// What a model showed at one size of its micro-batch.
+/// What was measured on a model with one micro-batch size.
 struct Seen {
     row: Row,
     profile: Profile,

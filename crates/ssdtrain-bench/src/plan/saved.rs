@@ -1,4 +1,4 @@
-//! Plans of profiles that were saved.
+//! Plans made from saved profiles.
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
@@ -69,7 +69,8 @@ pub(super) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The plan for the goal, or else what comes closest to it: the quickest within its peak, or the lowest peak there is.
+/// The plan for the goal, or otherwise what comes closest to it: the fastest within its peak, or the lowest possible
+/// peak.
 fn closest(frontier: &Frontier<'_>, goal: Goal) -> (Plan, bool) {
     if let Ok(plan) = frontier.plan(goal) {
         return (plan, true);
@@ -101,7 +102,7 @@ impl Outcome {
     }
 }
 
-/// How much goes where, and what that counts on.
+/// How much is placed where, and what that relies on.
 fn explained(profile: &Profile, plan: &Plan, machine: &Machine) -> String {
     let places = [
         ("keep", Placement::Keep),

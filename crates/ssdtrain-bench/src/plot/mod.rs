@@ -1,4 +1,4 @@
-//! `plot`: a picture of what was measured before.
+//! `plot`: a picture of earlier measurements.
 
 use std::path::PathBuf;
 

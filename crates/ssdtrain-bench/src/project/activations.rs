@@ -17,10 +17,10 @@ pub(crate) enum Implementation {
 }
 
 impl Implementation {
-    /// Checks that the implementation can be spread like that, and computes like that.
+    /// Checks that the implementation supports this parallelism and this precision.
     ///
     /// # Errors
-    /// Names the argument that it does not know.
+    /// Names the argument that is not supported.
     pub(crate) fn check(self, parallelism: &Parallelism, precision: &Precision) -> Result<()> {
         if self == Implementation::Megatron {
             return Ok(());
@@ -37,7 +37,7 @@ impl Implementation {
         Ok(())
     }
 
-    /// What is saved for each sequence.
+    /// The bytes saved for each sequence.
     pub(crate) fn bytes(self, model: &Model, parallelism: &Parallelism, precision: &Precision) -> SavedBytes {
         match self {
             Implementation::Megatron => megatron(model, parallelism, precision),
@@ -64,7 +64,7 @@ fn megatron(model: &Model, parallelism: &Parallelism, precision: &Precision) -> 
         // The logarithm of the sum of a row's exponentials, in 32 bits.
         4.0 * heads * sequence
     } else {
-        // Softmax's output; with dropout its mask and what it leaves, too.
+        // Softmax's output; with dropout also its mask and its result.
         heads * sequence * sequence * (number + mask * (1.0 + number))
     };
     // Dropout's mask after the embedding; inputs of the last norm and the head; the logits, in 32 bits.

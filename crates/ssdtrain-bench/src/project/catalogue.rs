@@ -1,4 +1,4 @@
-//! Models, GPUs and SSDs by name, or from TOML files of people's own.
+//! Models, GPUs and SSDs by name, or from the user's TOML files.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::gpu::Gpu;
 use super::model::Model;
 use super::presets::Preset;
 
-/// What can be given by name or file.
+/// Something that can be given by name or as a file.
 pub(crate) trait Listed: DeserializeOwned {
     /// What it is, for messages.
     const WHAT: &str;
@@ -47,7 +47,7 @@ pub(crate) fn find<T: Listed>(argument: &str, text: &str) -> Result<T> {
     entry.checked(&stem).with_context(context)
 }
 
-/// What is wrong with a file, and in which line: the parser would draw it over several.
+/// What is wrong with a file, and in which line; the parser's own message would span several lines.
 fn one_line(text: &str, error: &toml::de::Error) -> anyhow::Error {
     match error.span().filter(|span| span.end > 0) {
         Some(span) => {
@@ -65,7 +65,7 @@ impl Listed for Gpu {
         ["a100-40gb", "a100-80gb", "h100-80gb", "h200-141gb"].map(String::from).to_vec()
     }
 
-    /// As NVIDIA's data sheets have them.
+    /// According to NVIDIA's data sheets.
     fn named(name: &str) -> Option<Gpu> {
         let (memory_gib, peak_tflops) = match name {
             "a100-40gb" => (40.0, 312.0),
@@ -112,7 +112,7 @@ impl Listed for Model {
         gpts.chain(preset_models().into_iter().map(|model| model.name)).collect()
     }
 
-    /// Those of the presets, and those that `train` and `compare` know, at the full length of their context.
+    /// The models of the presets, and those that `train` and `compare` know, with their full context length.
     fn named(name: &str) -> Option<Model> {
         preset_models().into_iter().find(|model| model.name == name).or_else(|| gpt(name))
     }

@@ -1,9 +1,9 @@
-//! How much may be written to SSDs before they are worn out.
+//! How much may be written to SSDs before they wear out.
 
 use anyhow::{Result, ensure};
 use serde::Deserialize;
 
-/// An SSD and what its maker rates it for.
+/// An SSD and its maker's endurance rating.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "SsdFile")]
 pub(crate) struct Ssd {
@@ -11,20 +11,20 @@ pub(crate) struct Ssd {
     /// In terabytes, 10^12 bytes, as makers count them.
     pub(crate) capacity_tb: f64,
     pub(crate) rating: Rating,
-    /// Media writes for each host write under the workload of the rating: random writes, as JESD219 has them.
+    /// Media writes per host write under the workload of the rating: random writes, as defined by JESD219.
     pub(crate) rated_waf: f64,
 }
 
-/// What may be written in the life of an SSD, as its maker puts it.
+/// How much may be written over the life of an SSD, in its maker's terms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Rating {
-    /// So many times its capacity on each day of the warranty.
+    /// This many times its capacity on each day of the warranty.
     Daily { drive_writes_per_day: f64, warranty_years: f64 },
-    /// So many petabytes.
+    /// This many petabytes.
     Total { petabytes_written: f64 },
 }
 
-/// An [`Ssd`] as files have it.
+/// An [`Ssd`] as written in files.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SsdFile {
@@ -54,16 +54,16 @@ impl TryFrom<SsdFile> for Ssd {
     }
 }
 
-/// The SSDs of one GPU and the way they are used.
+/// The SSDs of one GPU and how they are used.
 #[derive(Clone, Debug)]
 pub(crate) struct Array {
     pub(crate) ssd: Ssd,
     /// SSDs of each GPU.
     pub(crate) count: u64,
-    /// Media writes for each host write in use: 1 for large sequential writes.
+    /// Media writes per host write in actual use: 1 for large sequential writes.
     pub(crate) waf: f64,
-    /// How many times as many program and erase cycles the cells take if data need to last for less time than they are rated
-    /// for; 1: as rated.
+    /// The factor by which the cells endure more program and erase cycles if data have to be retained for a shorter
+    /// time than they are rated for; 1 means as rated.
     pub(crate) retention_relaxation: f64,
 }
 
@@ -120,15 +120,15 @@ impl Ssd {
 }
 
 impl Array {
-    /// Bytes that may be written the way the array is used: cells wear by media writes, of which the rating has
-    /// `rated_waf` for each host write.
+    /// Bytes that may be written in the way the array is used: cells wear with media writes, and the rating has
+    /// `rated_waf` of those per host write.
     pub(crate) fn lifetime_writes(&self) -> f64 {
         let sequential = self.ssd.rated_waf / self.waf;
         self.count as f64 * self.ssd.rated_writes() * sequential * self.retention_relaxation
     }
 }
 
-/// Section 5.3.6 takes a write amplification of 2.5 in the rating.
+/// Section 5.3.6 assumes a write amplification of 2.5 in the rating.
 fn rated_waf() -> f64 {
     2.5
 }

@@ -3,7 +3,8 @@
 use super::model::Model;
 use super::saved::{Precision, SavedBytes};
 
-/// Sizes in numbers for each token, `h` being the width of the residual stream; storages that are saved twice count once.
+/// Sizes are numbers per token, with `h` as the width of the residual stream; storages that are saved twice count
+/// once.
 ///
 /// | saved by | what | numbers |
 /// |---|---|---|
@@ -57,7 +58,7 @@ mod tests {
         assert_eq!((masked.layer - bytes.layer, masked.ends - bytes.ends), (16.0, 8.0));
     }
 
-    /// What a step of `batch` sequences really saved: each storage once, and no parameters.
+    /// What a step of `batch` sequences actually saved: each storage once, and no parameters.
     fn measured(model: &Model, kind: Kind, batch: i64) -> StepReport {
         let mut vs = VarStore::new(Device::Cpu);
         vs.set_kind(kind);

@@ -1,4 +1,4 @@
-//! What a GPU has and can do.
+//! The properties of a GPU.
 
 use serde::Deserialize;
 

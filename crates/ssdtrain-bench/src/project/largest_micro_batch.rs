@@ -2,14 +2,14 @@
 
 use super::scenario::Scenario;
 
-/// What fits when only two layers' activations, and those of the ends, are in GPU memory at a time: the upper end of section
-/// 5.3.6. With pipeline parallelism the batch stays what it is, and must still make a micro-batch for each stage; without, it
-/// grows with the micro-batch.
+/// What fits when GPU memory holds only the activations of two layers and of the ends at a time: the upper end of
+/// section 5.3.6. With pipeline parallelism the batch size stays the same, and there must still be a micro-batch for
+/// each stage; without it, the batch grows with the micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct LargestMicroBatch {
     /// Sequences.
     pub(crate) micro_batch: u64,
-    /// Bytes a GPU saves in a step of such micro-batches, as many as there are pipeline stages.
+    /// Bytes that a GPU saves in a step with such micro-batches, as many as there are pipeline stages.
     pub(crate) activation_bytes: f64,
 }
 
@@ -24,13 +24,13 @@ const WEIGHT_BYTES: f64 = 2.0;
 const LAYERS_IN_MEMORY: f64 = 2.0;
 
 impl LargestMicroBatch {
-    /// None if not even one sequence fits.
+    /// `None` if not even one sequence fits.
     pub(crate) fn of(scenario: &Scenario) -> Option<LargestMicroBatch> {
         let Scenario { model, gpu, parallelism, precision, implementation, .. } = scenario;
         let spread =
             if parallelism.zero { parallelism.gpus } else { parallelism.tensor * parallelism.pipeline };
         let states = STATE_BYTES * model.parameters() / spread as f64;
-        // ZeRO brings together the weights of the layer at work and of the next one.
+        // ZeRO gathers the weights of the current layer and of the next one.
         let gathered = LAYERS_IN_MEMORY * WEIGHT_BYTES * model.layer_weights() / parallelism.tensor as f64;
         let weights = states + if parallelism.zero { gathered } else { 0.0 };
         let bytes = implementation.bytes(model, parallelism, precision);

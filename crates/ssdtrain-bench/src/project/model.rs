@@ -1,4 +1,4 @@
-//! What is trained, how it is spread over GPUs, and on how many sequences at a time.
+//! What is trained, how it is distributed over GPUs, and on how many sequences at a time.
 
 use anyhow::{Result, ensure};
 use serde::Deserialize;
@@ -21,14 +21,14 @@ pub(crate) struct Model {
     pub(crate) sequence: u64,
 }
 
-/// How a model is spread over GPUs.
+/// How a model is distributed over GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Parallelism {
     /// GPUs that share each layer.
     pub(crate) tensor: u64,
     /// Stages that share the layers.
     pub(crate) pipeline: u64,
-    /// All of them; what `tensor` and `pipeline` leave is data parallelism.
+    /// All GPUs; what `tensor` and `pipeline` do not use is data parallelism.
     pub(crate) gpus: u64,
     /// Whether the GPUs that share a layer also split what each would otherwise keep a copy of: norms and dropout.
     pub(crate) sequence_parallel: bool,
@@ -45,7 +45,7 @@ pub(crate) struct Batch {
     pub(crate) global: u64,
 }
 
-/// No argument is larger, so that products of a few stay far from the limits of 64 bits.
+/// No argument may be larger, so that products of a few of them stay far from the limits of 64 bits.
 const LARGEST: u64 = 1 << 24;
 
 impl Model {

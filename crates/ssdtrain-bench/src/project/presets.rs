@@ -49,7 +49,7 @@ struct Shape {
     pipeline: u64,
 }
 
-/// What was measured on so many GPUs.
+/// The measurements on this many GPUs.
 #[derive(Clone, Copy)]
 struct Measured {
     gpus: u64,
@@ -62,7 +62,7 @@ struct Measured {
 }
 
 /// The strong-scaling table of Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
-/// Megatron-LM" (SC 2021, table 2). Models that are not spread by tensor and pipeline parallelism are spread by ZeRO-3.
+/// Megatron-LM" (SC 2021, table 2). Models without tensor and pipeline parallelism are distributed by ZeRO-3.
 const STRONG: [(Shape, [Measured; 3]); 4] = [
     (
         shape("175B", 12_288, 96, 96, 1, 1),
@@ -82,7 +82,8 @@ const STRONG: [(Shape, [Measured; 3]); 4] = [
     ),
 ];
 
-/// The weak-scaling table of the same work (table 1). It leaves out the micro-batch, on which a step's bytes do not hang.
+/// The weak-scaling table of the same work (table 1). It omits the micro-batch, which the bytes of a step do not
+/// depend on.
 const WEAK: [(Shape, Measured); 10] = [
     (shape("1.7B", 2_304, 24, 24, 1, 1), on(32, 1, 512, 137.0)),
     (shape("3.6B", 3_072, 32, 30, 2, 1), on(64, 1, 512, 138.0)),
@@ -115,15 +116,15 @@ const fn on(gpus: u64, micro: u64, global: u64, tflops: f64) -> Measured {
 const SEQUENCE: u64 = 2_048;
 const VOCAB: u64 = 51_200;
 
-/// How the runs of a preset save: in 16 bits, with fused attention and dropout, by sequence parallelism where there is tensor
-/// parallelism.
+/// How the runs of a preset save: in 16 bits, with fused attention and dropout, and with sequence parallelism if
+/// there is tensor parallelism.
 const PRECISION: Precision = Precision { number_bytes: 2, fused_attention: true, dropout: true };
 
 impl Preset {
     /// All of them.
     pub(crate) const ALL: [Preset; 2] = [Preset::MegatronA100, Preset::MegatronA100Weak];
 
-    /// Its configurations, series by series and by growing number of GPUs.
+    /// Its configurations, by series and by increasing number of GPUs.
     pub(crate) fn runs(self) -> Vec<Run> {
         match self {
             Preset::MegatronA100 => strong(),

@@ -1,8 +1,10 @@
-//! Whether offloading a training run's activations to SSDs is viable: how fast the disks must write and how long they last.
+//! Whether offloading a training run's activations to SSDs is viable: how fast the disks must write, and how long
+//! they last.
 //!
-//! The model of section 5.3.6 of the SSDTrain work. A step takes three times its forward pass, of which half may be spent on
-//! writing: bandwidth is activation bytes over half a step, and the SSDs of a GPU last as many steps as their lifetime writes
-//! hold its activations. All of it is pure; `project` itself reads arguments and prints.
+//! This is the model of section 5.3.6 of the SSDTrain work. A step takes three times its forward pass, and half of it
+//! may be spent on writing: bandwidth is activation bytes divided by half a step, and the SSDs of a GPU last for as
+//! many steps as their lifetime writes hold its activations. All of it is pure; `project` itself reads arguments and
+//! prints.
 
 use anyhow::Result;
 
@@ -10,10 +12,10 @@ use super::endurance::{Array, SECONDS_PER_YEAR};
 use super::largest_micro_batch::LargestMicroBatch;
 use super::scenario::Scenario;
 
-/// What offloading all activations of a [`Scenario`] asks of the SSDs of one GPU.
+/// What offloading all activations of a [`Scenario`] requires of the SSDs of one GPU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Projection {
-    /// Bytes a GPU saves for backward in a step: the mean over pipeline stages.
+    /// Bytes that a GPU saves for backward in a step: the mean over pipeline stages.
     pub(crate) activation_bytes: f64,
     /// Seconds of a step's forward passes.
     pub(crate) forward_s: f64,
@@ -21,16 +23,16 @@ pub(crate) struct Projection {
     pub(crate) step_s: f64,
     /// Bytes per second to be written to the SSDs of a GPU.
     pub(crate) write_bytes_per_s: f64,
-    /// Years of training until they have written what they are rated for.
+    /// Years of training until they have written as much as they are rated for.
     pub(crate) lifespan_years: f64,
-    /// The largest micro-batch that fits when only two layers are in memory; none if not even one sequence does.
+    /// The largest micro-batch that fits when only two layers are in memory; `None` if not even one sequence does.
     pub(crate) room: Option<LargestMicroBatch>,
 }
 
-/// A step takes so many times its forward pass: backward costs two of them.
+/// A step takes this many times its forward pass: backward costs two of them.
 const STEP_TO_FORWARD: f64 = 3.0;
 
-/// The share of a step in which activations are written: writing may go on into early backward.
+/// The share of a step in which activations are written: writing may continue into early backward.
 const WRITING_SHARE: f64 = 0.5;
 
 impl Scenario {

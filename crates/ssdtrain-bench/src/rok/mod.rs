@@ -73,7 +73,7 @@ pub(crate) struct Args {
     task: TaskArgs,
 }
 
-/// What is measured unless told otherwise.
+/// The strategies that are measured by default.
 const STRATEGIES: &str = "keep,recompute,offload,adaptive-paper,auto";
 
 const EXAMPLES: &str = "\
@@ -96,7 +96,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let title = title(&task);
     let mut record =
         if args.fresh { Record::new(title, settings) } else { Record::resume(&args.out, title, settings)? };
-    // So that a place that cannot be written to is told before measuring begins.
+    // So that an unwritable path is reported before measuring begins.
     record.write(&args.out)?;
 
     let mut progress = Progress::new(args.output.json);
@@ -135,7 +135,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     args.show(&record, &progress)
 }
 
-/// Measures strategies at one micro-batch size, those that run out of memory apart.
+/// Measures strategies at one micro-batch size; those that run out of memory are measured separately.
 fn sweep(
     args: &Args,
     task: &Task,
@@ -168,7 +168,7 @@ fn sweep(
     Ok(points)
 }
 
-/// The strategies that take turns: those that are missing and, for their ratios, keep, unless it is known to fail.
+/// The strategies that take turns: the missing ones and, for their ratios, keep, unless it is known to fail.
 fn with_keep(missing: &[Strategy], all: &[Strategy], keep: Option<&Point>) -> Vec<Strategy> {
     let mut turns = missing.to_vec();
     if all.contains(&Strategy::Keep) && keep.is_none_or(|keep| keep.failed.is_none()) {
@@ -177,7 +177,8 @@ fn with_keep(missing: &[Strategy], all: &[Strategy], keep: Option<&Point>) -> Ve
     distinct(&turns)
 }
 
-/// All that may change what is measured but strategies and sizes; the names are those that a difference is told by.
+/// Everything except strategies and sizes that may affect the measurement. A difference is reported under these
+/// names.
 #[derive(Serialize)]
 struct Measured<'a> {
     model: &'a GptConfig,
@@ -221,7 +222,7 @@ impl Args {
         })
     }
 
-    /// The micro-batch sizes, each once, from the smallest on.
+    /// The micro-batch sizes, each once, in increasing order.
     fn sizes(&self) -> Vec<usize> {
         let mut sizes: Vec<_> = self.batches.iter().map(|&size| size as usize).collect();
         sizes.sort_unstable();
@@ -252,7 +253,7 @@ struct Line<'a> {
     frontier: bool,
 }
 
-/// What the picture says of the model.
+/// The model's description in the picture.
 fn title(task: &Task) -> String {
     let GptConfig { layers, hidden, context, .. } = task.shape.model;
     format!("{layers} layers, hidden {hidden}, {context} tokens, {}", task.model_device)
@@ -269,7 +270,7 @@ fn list(strategies: &[Strategy]) -> String {
     strategies.iter().map(|strategy| strategy.name()).collect::<Vec<_>>().join(", ")
 }
 
-/// Makes an argument of other commands an error that says what to do instead.
+/// Turns an argument of other commands into an error that says what to do instead.
 fn instead<T: Clone + Send + Sync + 'static>(arg: Arg, advice: &'static str) -> Arg {
     arg.hide(true).value_parser(move |_: &str| Err::<T, _>(advice))
 }

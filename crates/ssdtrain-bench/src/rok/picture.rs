@@ -7,7 +7,7 @@ use super::point::{Point, frontier};
 use super::record::Record;
 use crate::common::drawing::{Canvas, Curve, Curves, Picture, Spot};
 
-/// One curve for each strategy: activation peak to the right, model throughput upwards.
+/// One curve for each strategy: activation peak on the x axis, model throughput on the y axis.
 pub(crate) struct RokPicture<'a>(pub(crate) &'a Record);
 
 impl Picture for RokPicture<'_> {
@@ -31,7 +31,7 @@ impl Picture for RokPicture<'_> {
     }
 }
 
-/// A curve for each strategy in the order of their first points, in these units.
+/// A curve for each strategy, in the order of their first points, in these units.
 fn curves(points: &[Point], bytes: f64, tflops: f64) -> Vec<Curve> {
     let mut names: Vec<&str> = Vec::new();
     for point in points {
@@ -58,7 +58,7 @@ fn curves(points: &[Point], bytes: f64, tflops: f64) -> Vec<Curve> {
     names.into_iter().map(curve).collect()
 }
 
-/// A unit in which `most` bytes are a number that reads well, and its name.
+/// A unit in which `most` bytes are a readable number, and its name.
 fn byte_unit(most: u64) -> (f64, &'static str) {
     match most {
         0..1_048_576 => (1024.0, "KiB"),
@@ -67,7 +67,7 @@ fn byte_unit(most: u64) -> (f64, &'static str) {
     }
 }
 
-/// The same of TFLOP/s.
+/// The same for TFLOP/s.
 fn rate_unit(most: f64) -> (f64, &'static str) {
     if most < 1.0 { (1e-3, "GFLOP/s") } else { (1.0, "TFLOP/s") }
 }

@@ -1,34 +1,34 @@
-//! The recompute-offload-keep curve: what each strategy takes of memory and gives in throughput, over micro-batch sizes.
+//! The recompute-offload-keep curve: the memory and the throughput of each strategy, over micro-batch sizes.
 
 use serde::{Deserialize, Serialize};
 
 use crate::common::strategy_run::Row;
 use crate::common::{size, table};
 
-/// What was measured of one strategy at one micro-batch size. The fields are the columns of the file and the JSON contract; those
-/// of the measurement are empty if it failed.
+/// The measurement of one strategy at one micro-batch size. The fields are the columns of the file and the JSON
+/// contract; those of the measurement are empty if it failed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Point {
     /// In sequences.
     pub(crate) micro_batch: usize,
     pub(crate) strategy: String,
     pub(crate) step_ms_median: Option<f64>,
-    /// Of the medians, with the ends of its 95 % interval; empty if keep did not take turns with it.
+    /// The ratio of the medians, with the ends of its 95 % interval; empty if keep did not take turns with it.
     pub(crate) ratio_to_keep: Option<f64>,
     pub(crate) ratio_low: Option<f64>,
     pub(crate) ratio_high: Option<f64>,
     pub(crate) tokens_per_s: Option<f64>,
-    /// 10^12 operations per second; those of forward and backward count once, even if some are done again.
+    /// 10^12 operations per second; those of forward and backward count once, even if some are repeated.
     pub(crate) model_tflops: Option<f64>,
     pub(crate) act_peak_bytes: Option<u64>,
     pub(crate) act_peak_to_keep: Option<f64>,
-    /// Gradients counted too; files of before have no such column.
+    /// Including gradients; older files do not have this column.
     #[serde(default)]
     pub(crate) step_peak_bytes: Option<u64>,
     pub(crate) offloaded_bytes: Option<u64>,
     pub(crate) recomputed_bytes: Option<u64>,
     pub(crate) stall_ms: Option<f64>,
-    /// What a plan foretold.
+    /// The plan's prediction.
     pub(crate) predicted_step_ms: Option<f64>,
     pub(crate) predicted_peak_bytes: Option<u64>,
     /// Why there is no measurement.
@@ -36,7 +36,7 @@ pub(crate) struct Point {
 }
 
 impl Point {
-    /// What `row` says of steps of so many operations.
+    /// The point for `row`, with this many operations per step.
     pub(crate) fn measured(micro_batch: usize, row: &Row, flops_per_step: f64) -> Point {
         let ratio = row.ratio_to_keep;
         Point {
@@ -70,7 +70,7 @@ impl Point {
         Some((self.act_peak_bytes?, self.model_tflops?))
     }
 
-    /// Whether it takes no more memory and gives no less than `other`, and is better in one of the two.
+    /// Whether it needs no more memory and is no slower than `other`, and is better in one of the two.
     fn beats(&self, other: &Point) -> bool {
         let (Some((peak, throughput)), Some((other_peak, other_throughput))) =
             (self.figures(), other.figures())
@@ -83,7 +83,7 @@ impl Point {
     }
 }
 
-/// Which points are on the frontier: those that no other beats.
+/// Which points are on the frontier: those that no other point beats.
 pub(crate) fn frontier(points: &[Point]) -> Vec<bool> {
     let on = |point: &Point| point.figures().is_some() && !points.iter().any(|other| other.beats(point));
     points.iter().map(on).collect()

@@ -1,5 +1,5 @@
-//! The file of a sweep: its settings and points, as CSV or JSON. It is written anew after each micro-batch size, so that a sweep that
-//! was cut short goes on where it stopped.
+//! The file of a sweep: its settings and points, as CSV or JSON. It is rewritten after each micro-batch size, so that
+//! an interrupted sweep continues where it stopped.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,18 +12,18 @@ use serde_json::Value;
 use super::point::Point;
 use crate::common::file::replace;
 
-/// What a sweep has measured so far. In a CSV file all but the points is on the first line, a comment.
+/// What a sweep has measured so far. In a CSV file everything except the points is on the first line, as a comment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Record {
-    /// What was measured, for people.
+    /// What was measured, in words.
     pub(crate) title: String,
     pub(crate) settings: Settings,
-    /// By micro-batch size; those of one size as they were measured. Not in a CSV file's first line.
+    /// By micro-batch size; points of the same size are in the order of measurement. Not in a CSV file's first line.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) points: Vec<Point>,
 }
 
-/// All that points must have in common to be on one curve, by name.
+/// Everything, by name, that points must have in common to be on one curve.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Settings(BTreeMap<String, String>);
 
@@ -37,10 +37,10 @@ pub(crate) fn parse_file(text: &str) -> Result<PathBuf, String> {
 }
 
 impl Record {
-    /// A sweep that begins, or that goes on from what the file `path` has.
+    /// A new sweep, or the continuation of the one in the file `path`.
     ///
     /// # Errors
-    /// If there is a file that is not a sweep's, or that of a sweep with other settings.
+    /// If the file exists and is not a sweep's, or belongs to a sweep with other settings.
     pub(crate) fn resume(path: &Path, title: String, settings: Settings) -> Result<Record> {
         if !path.try_exists().with_context(|| format!("cannot look for {}", path.display()))? {
             return Ok(Record::new(title, settings));
@@ -58,7 +58,7 @@ impl Record {
         Ok(record)
     }
 
-    /// One without points.
+    /// A record without points.
     pub(crate) fn new(title: String, settings: Settings) -> Record {
         Record { title, settings, points: Vec::new() }
     }
@@ -72,7 +72,7 @@ impl Record {
         record.with_context(|| format!("{} is not a file of `rok`", path.display()))
     }
 
-    /// Writes it whole: whenever the program ends, the file has the old contents or the new.
+    /// Replaces the file atomically: whenever the program ends, the file has either the old contents or the new.
     ///
     /// # Errors
     /// If that is not possible.
@@ -86,7 +86,7 @@ impl Record {
         self.points.iter().find(|point| point.micro_batch == micro_batch && point.strategy == strategy)
     }
 
-    /// Adds points that it does not have.
+    /// Adds the points that it does not have yet.
     pub(crate) fn add(&mut self, points: impl IntoIterator<Item = Point>) {
         self.points.extend(points);
         self.points.sort_by_key(|point| point.micro_batch);
@@ -114,7 +114,7 @@ fn is_json(path: &Path) -> bool {
 }
 
 impl Settings {
-    /// The settings in `object`, whose parts get names such as `model.layers`. What is null is not set.
+    /// The settings in `object`; nested ones get names such as `model.layers`. Null values are left out.
     ///
     /// # Errors
     /// If something in it has no form in JSON, such as a path that is not text.
@@ -139,7 +139,7 @@ impl Settings {
         self.0.insert(name.to_owned(), text);
     }
 
-    /// How it differs from `now`, for people.
+    /// The differences from `now`, in words.
     fn differences(&self, now: &Settings) -> Vec<String> {
         let mut names: Vec<_> = self.0.keys().chain(now.0.keys()).collect();
         names.sort_unstable();

@@ -1,11 +1,11 @@
-//! What a run tells of its steps.
+//! The figures that a run reports about its steps.
 
 use std::time::Duration;
 
 use crate::common::learner::Outcome;
 use crate::common::shape::Shape;
 
-/// What the steps since the last line cost.
+/// The costs of the steps since the last line.
 #[derive(Default)]
 pub(crate) struct StepAverages {
     steps: u32,
@@ -26,12 +26,12 @@ impl StepAverages {
         self.step_peak_bytes = self.step_peak_bytes.max(outcome.step_peak_bytes);
     }
 
-    /// Of a step, on average.
+    /// Average per step.
     pub(crate) fn step_ms(&self) -> f64 {
         self.wall.as_secs_f64() * 1e3 / f64::from(self.steps)
     }
 
-    /// Of a step, on average.
+    /// Average per step.
     pub(crate) fn stall_ms(&self) -> f64 {
         self.stall.as_secs_f64() * 1e3 / f64::from(self.steps)
     }

@@ -1,4 +1,4 @@
-//! `train`: a GPT from scratch, or from a checkpoint on.
+//! `train`: trains a GPT from scratch, or from a checkpoint.
 
 mod averages;
 mod optimizer;
@@ -33,9 +33,9 @@ use crate::common::table::OutputArgs;
 use crate::common::{defaults, float, interrupt};
 
 const CHECKPOINT: &str = "checkpoint.safetensors";
-/// That of the lowest held-out loss.
+/// The checkpoint with the lowest held-out loss.
 const BEST: &str = "best-checkpoint.safetensors";
-/// Evaluations on the way take this share of the tokens of the last one.
+/// Evaluations during the run use this fraction of the final evaluation's tokens.
 const PART_OF_EVALUATION: usize = 8;
 
 /// Train a GPT with activations that leave the device
@@ -127,7 +127,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     saved
 }
 
-/// A run under way.
+/// A run in progress.
 struct Run {
     args: Args,
     model_device: ModelDevice,
@@ -146,7 +146,7 @@ struct Run {
     last_report: Option<StepReport>,
 }
 
-/// The lowest held-out loss on the way.
+/// The lowest held-out loss so far.
 #[derive(Clone, Copy)]
 struct Best {
     loss: f64,
@@ -154,7 +154,7 @@ struct Best {
 }
 
 impl Best {
-    /// What a checkpoint's notes say of it.
+    /// The best loss as recorded in a checkpoint's notes.
     fn of(notes: &BTreeMap<String, String>) -> Option<Best> {
         let note = |name| notes.get(name);
         Some(Best { loss: note("best_loss")?.parse().ok()?, step: note("best_step")?.parse().ok()? })
@@ -166,7 +166,7 @@ impl Best {
 }
 
 impl Run {
-    /// Reads all that the run needs, so that what is wrong with it is told before training begins.
+    /// Reads everything that the run needs, so that problems are reported before training begins.
     fn prepare(args: Args) -> Result<Run> {
         let model_device = args.setup.place()?;
         args.setup.cache.prepare(&[args.strategy()])?;
@@ -244,7 +244,8 @@ impl Run {
         Ok(run)
     }
 
-    /// Takes steps until the run is over or someone asks it to stop. The last step's checkpoint is saved either way.
+    /// Takes steps until the run is over or the user asks it to stop. The checkpoint of the last step is saved in
+    /// both cases.
     fn train(&mut self) -> Result<()> {
         let start = Instant::now();
         let mut averages = StepAverages::default();
@@ -276,10 +277,11 @@ impl Run {
         self.judge()
     }
 
-    /// Evaluates on a part of the held-out data, unless it was stopped, and saves: the best there was apart from the latest.
+    /// Evaluates on a part of the held-out data, unless the run was stopped, and saves: the best checkpoint
+    /// separately from the latest.
     fn judge(&mut self) -> Result<()> {
         let part = self.eval_batches().div_ceil(PART_OF_EVALUATION);
-        // Who stops a run does not wait for its evaluation.
+        // Whoever stops a run should not have to wait for its evaluation.
         let Some(loss) = self.evaluate(part)? else { return self.save(CHECKPOINT) };
         self.progress.line(&format!("step {:>6}  held-out loss {loss:.4}", self.step));
         let lowest = self.best.map_or(f64::INFINITY, |best| best.loss);
@@ -308,7 +310,8 @@ impl Run {
         self.args.setup.cache.profile.save(seen, &self.shape, self.model_device, &self.progress)
     }
 
-    /// Ends the run: unless it was stopped, with the held-out loss, a sample, and its strategy beside keep.
+    /// Ends the run: unless it was stopped, with the held-out loss, a sample, and a comparison of its strategy with
+    /// keep.
     fn close(self) -> Result<()> {
         if interrupt::requested() {
             return self.tell_of_stop();
@@ -341,14 +344,14 @@ impl Run {
         usize::try_from(self.args.eval_tokens).unwrap_or(usize::MAX).div_ceil(tokens)
     }
 
-    /// The loss on so many batches of the held-out data; none if someone asked to stop meanwhile.
+    /// The loss on this many batches of the held-out data; `None` if the user asked to stop meanwhile.
     fn evaluate(&self, batches: usize) -> Result<Option<f64>> {
         if interrupt::requested() {
             return Ok(None);
         }
         let mut begun = false;
         let batches = self.evaluation.clone().spread(batches);
-        // One batch at least, since there is no loss of none.
+        // At least one batch, since no batches have no loss.
         let batches = batches.take_while(|_| !std::mem::replace(&mut begun, true) || !interrupt::requested());
         let loss = evaluate(&self.learner.model, batches)?;
         if interrupt::requested() {
@@ -370,7 +373,7 @@ impl Run {
         self.progress.event(&Event::Checkpoint { step: self.step, path: &path })
     }
 
-    /// Renames an older checkpoint rather than write over it.
+    /// Renames an older checkpoint instead of overwriting it.
     fn set_aside(&self, name: &str) -> Result<()> {
         let path = self.args.out.join(name);
         if !path.exists() {
@@ -383,7 +386,7 @@ impl Run {
     }
 }
 
-/// What a run starts from when its options say nothing else.
+/// The shape that a run starts from if its options say nothing else.
 fn base_shape(checkpoint: Option<&Checkpoint>, device: Device) -> Result<Shape> {
     let quick = Shape::quick(device)?;
     let Some(checkpoint) = checkpoint else { return Ok(quick) };
@@ -391,7 +394,7 @@ fn base_shape(checkpoint: Option<&Checkpoint>, device: Device) -> Result<Shape> 
     Ok(Shape { model: checkpoint.config().clone(), batch, ..quick })
 }
 
-/// What a checkpoint of ours says of its run.
+/// A note about its run in one of our checkpoints.
 fn note<'a>(checkpoint: &'a Checkpoint, name: &str) -> Result<&'a str> {
     let note = checkpoint.state().notes.get(name).map(String::as_str);
     note.with_context(|| format!("the checkpoint does not say its {name}; it was not saved by train"))

@@ -1,4 +1,4 @@
-//! How a run's parameters follow their gradients: AdamW by a schedule.
+//! How a run's parameters are updated: AdamW with a schedule.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ pub(crate) struct OptimizerArgs {
 }
 
 impl OptimizerArgs {
-    /// What stays the same over the run of a model of `kind`.
+    /// The settings that stay constant over the run of a model of `kind`.
     pub(crate) fn adamw(&self, kind: Kind) -> AdamWConfig {
         AdamWConfig {
             beta1: self.beta1,
@@ -48,11 +48,11 @@ impl OptimizerArgs {
         }
     }
 
-    /// How the step after `step` others, `elapsed` after the run began, is taken.
+    /// How to take the step after `step` others, `elapsed` after the run began.
     pub(crate) fn update(&self, stopping: &StoppingRule, step: u64, elapsed: Duration) -> Result<Update> {
         let total = stopping.total(step, elapsed);
         let warmup = self.warmup_steps.unwrap_or_else(|| defaults::WARMUP_STEPS.min(total / 10));
-        // The length of a timed run is an estimate, and no reason to refuse a warm-up.
+        // The length of a timed run is only an estimate, and no reason to reject a warm-up.
         let warmup = if stopping.is_exact() { warmup } else { warmup.min(total) };
         let schedule = Schedule::new(self.lr, self.min_lr.unwrap_or(self.lr / 10.0), warmup, total)?;
         Ok(Update {

@@ -1,4 +1,4 @@
-//! What a run shows: its latest steps, a sample, and its step beside that of keep.
+//! What a run prints: its latest steps, a sample, and a comparison of its step with keep's.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use crate::common::optimizer::OptimizerKind;
 use crate::common::strategy::Strategy;
 use crate::common::{size, strategy_run, turns};
 
-/// What programs are told of a run, one line each.
+/// What a run reports to programs, one line each.
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(super) enum Event<'a> {
@@ -28,7 +28,7 @@ pub(super) enum Event<'a> {
         act_peak_bytes: u64,
         step_peak_bytes: u64,
         stall_ms: f64,
-        /// Of the last of them; none without a cache.
+        /// The report of the last of them; `None` without a cache.
         report: Option<&'a StepReport>,
     },
     Eval {
@@ -45,7 +45,7 @@ pub(super) enum Event<'a> {
 }
 
 impl Run {
-    /// What the latest steps did, for people.
+    /// The latest steps, for people.
     pub(super) fn show(&self, averages: &StepAverages, last: &Outcome) {
         let mut text = format!(
             "step {:>6}  loss {:.4}  {:.0} tokens/s  peak {}",
@@ -98,7 +98,7 @@ impl Run {
         self.progress.event(&Event::Sample { text: &text })
     }
 
-    /// Trains fresh models of the same shape, so the run's own model is let go first.
+    /// Trains fresh models of the same shape, so the run's own model is dropped first.
     pub(super) fn show_comparison(self) -> Result<()> {
         let Run { args, model_device, shape, data, learner, progress, seed, .. } = self;
         drop(learner);

@@ -1,4 +1,4 @@
-//! What goes wrong is an error that says what and where; never a wrong gradient.
+//! Failures are errors that say what happened and where; gradients are never wrong.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What the cache costs the host. Printed, not judged.
+//! The cache's cost to the host. It is printed, not judged.
 
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
@@ -12,12 +12,13 @@ use crate::lab::{Lab, leaf};
 
 on_both!(cost_of_a_step, cost_of_pack_and_unpack);
 
-/// Few enough that the thread never runs into the limit of what may be queued on a stream.
+/// Few enough that the thread never reaches the limit of what may be queued on a stream.
 const STORAGES: u64 = 8;
 /// Rounds before the first that counts.
 const WARM_UP: usize = 3;
 
-/// Time inside pack, unpack and release of tensors that leave the device and come back, each called as an autograd node would.
+/// Time inside pack, unpack and release for tensors that leave the device and come back, each called the way an
+/// autograd node would.
 fn cost_of_pack_and_unpack(lab: &Lab) {
     let cache = offloading(lab);
     let shape = [width(lab); 2];
@@ -57,9 +58,9 @@ fn cost_of_pack_and_unpack(lab: &Lab) {
     ));
 }
 
-/// The difference that a cache makes to the time a thread needs to queue forward and backward, for each tensor that it moves.
+/// How much a cache adds to the time a thread needs to queue forward and backward, per tensor that it moves.
 ///
-/// The ways take turns, and each is compared with the one without a cache of the same round.
+/// The variants take turns, and each is compared with the one without a cache from the same round.
 fn cost_of_a_step(lab: &Lab) {
     let keep = TensorCache::builder().device(lab.device).policy(Policy::Keep).build().unwrap();
     let offload = offloading(lab);
@@ -78,7 +79,7 @@ fn cost_of_a_step(lab: &Lab) {
     for round in 0..WARM_UP + lab.suited(200, 3) {
         let mut times = [0.0; 3];
         for way in (0..3).map(|turn| (round + turn) % 3) {
-            // The second time counts: what the way before left behind is no longer in its way.
+            // The second time counts: by then, what the previous variant left behind does not interfere.
             for _ in 0..2 {
                 times[way] = match way {
                     0 => queued(lab, &x, Tensor::backward),
@@ -104,7 +105,7 @@ fn cost_of_a_step(lab: &Lab) {
     ));
 }
 
-/// A cache from which everything leaves at once, and comes back when it is asked for.
+/// A cache that moves everything out at once, and brings it back when it is asked for.
 fn offloading(lab: &Lab) -> TensorCache {
     lab.cache().host_pool(STORAGES * storage(lab).0).device_budget(1).prefetch(0).build().unwrap()
 }
@@ -117,13 +118,13 @@ fn storage(lab: &Lab) -> ByteSize {
     ByteSize((width(lab) * width(lab) * 4) as u64)
 }
 
-/// The last that was saved may still be on the device when it is asked for.
+/// The tensor saved last may still be on the device when it is asked for.
 fn assert_moved(step: Step<'_>) {
     let report = step.finish().unwrap();
     assert!(report.loaded.count >= STORAGES - 1, "{report}");
 }
 
-/// Time that the calling thread needs for forward and backward. The device starts with nothing to do.
+/// Time that the calling thread needs for forward and backward. The device is idle at the start.
 fn queued(lab: &Lab, x: &Tensor, backward: impl Fn(&Tensor)) -> f64 {
     synchronize(lab);
     let start = Instant::now();
@@ -139,7 +140,7 @@ fn synchronize(lab: &Lab) {
     }
 }
 
-/// Microseconds for each tensor.
+/// Microseconds per tensor.
 fn each(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6 / STORAGES as f64
 }
@@ -149,7 +150,7 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
-/// Past libtest, which would keep a println to itself.
+/// Bypasses libtest, which would capture a println.
 fn say(line: &str) {
     io::stderr().write_all(format!("\n{line}\n").as_bytes()).unwrap();
 }

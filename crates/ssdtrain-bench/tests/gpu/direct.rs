@@ -1,6 +1,7 @@
-//! Straight between the device and the disk: by cuFile on a GPU, whichever way cuFile takes there.
+//! Directly between the device and the disk: with cuFile on a GPU, whichever path cuFile uses.
 //!
-//! Where the GPU's machine has no udev, the file system's entry has to be made first: docs/gds.md, "The entry of udev".
+//! If the GPU's machine has no udev, the entry for the file system has to be created first: docs/gds.md, "The entry
+//! of udev".
 
 use std::collections::BTreeMap;
 use std::env;
@@ -26,14 +27,15 @@ fn direct(lab: &Lab) -> TensorCacheBuilder {
     lab.cache().path(IoPath::Direct).spill_to(env::temp_dir())
 }
 
-/// How many tensors there are of at most so many bytes, and more than of the line above.
+/// Upper limits in bytes, and how many tensors are above the previous limit and at most this one.
 const SIZES: [(u64, usize); 5] =
     [(64 * KIB, 5_000), (MIB, 3_500), (16 * MIB, 1_300), (128 * MIB, 170), (512 * MIB, 30)];
 const SMALLEST: u64 = 4 * KIB;
 /// Bytes that are on the disk at once.
 const GROUP: u64 = 2048 * MIB;
 
-/// Random bytes of sizes that are no whole blocks but for the first and the last, written, let go of, read and compared.
+/// Random bytes, with sizes that are not whole blocks except for the first and the last, are written, dropped, read
+/// and compared.
 fn ten_thousand_tensors_come_back(lab: &Lab) {
     let cache = direct(lab).device_budget(1).prefetch(64 * MIB).disk_cap(GROUP + 1024 * MIB).build().unwrap();
     let (mut group, mut waiting) = (Vec::new(), 0);
@@ -69,7 +71,7 @@ fn ten_thousand_tensors_come_back(lab: &Lab) {
     println!("{moved} tensors, {bytes_moved} bytes, {}", cache.io_path());
 }
 
-/// Sizes in an order of their own, a `fraction`th of them, whose bytes are few enough for a CPU.
+/// Sizes in an order of their own; only a `fraction`th of them, few enough bytes for a CPU.
 fn sizes(fraction: usize) -> Vec<u64> {
     let mut state = 7_u64;
     let mut random = || {
@@ -91,7 +93,7 @@ fn sizes(fraction: usize) -> Vec<u64> {
     order.into_iter().map(|(_, size)| size).collect()
 }
 
-/// The bytes of a number: the same whenever it is asked for.
+/// The bytes for a number: the same whenever they are requested.
 fn random(lab: &Lab, (number, bytes): (i64, i64)) -> Tensor {
     tch::manual_seed(number);
     Tensor::randint(256, [bytes], (Kind::Uint8, lab.device))
@@ -113,7 +115,7 @@ fn a_gpt_trains_to_the_same_bits(lab: &Lab) {
     training::agree_with_keep(lab, None, ways);
 }
 
-/// Compatibility mode is not GPUDirect Storage, and refused with that reason where that is required.
+/// Compatibility mode is not GPUDirect Storage. Where that is required, it is refused with this reason.
 fn the_way_that_is_required_is_the_one_that_was_found(lab: &Lab) {
     let PathTrial { direct: found, .. } = direct(lab).try_paths().unwrap();
     let (mode, _) = found.unwrap();
@@ -153,7 +155,7 @@ impl SegmentWatcher for Live {
     }
 }
 
-/// A thousand tensors come and go at random, and now and then the allocator gives everything back that is free.
+/// A thousand tensors come and go at random, and now and then the allocator returns everything that is free.
 fn segments_that_are_told_are_those_of_the_allocator(lab: &Lab) {
     let live: &'static Live = Box::leak(Box::default());
     let _before = lab.randn(&[1 << 20]);
@@ -168,7 +170,7 @@ fn segments_that_are_told_are_those_of_the_allocator(lab: &Lab) {
         }
         if number % 100 == 99 {
             let segments = live.0.lock().len();
-            // It is more than there is: the allocator tries again after it has given back what it can.
+            // It is more than exists: the allocator tries again after returning what it can.
             assert!(Tensor::f_empty([1 << 44], (Kind::Uint8, lab.device)).is_err());
             freed |= live.0.lock().len() < segments;
         }

@@ -1,4 +1,4 @@
-//! What the graph may do with what the cache holds for it, after which nothing is left in the cache or on the device.
+//! What the graph may do with what the cache holds for it; afterwards nothing is left in the cache or on the device.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -79,7 +79,7 @@ fn create_graph_through_the_step(lab: &Lab) {
         step.finish().unwrap();
         assert!(x.grad().requires_grad(), "the gradient can be differentiated");
         assert!(same_bits(&expected, &x.grad()));
-        // The gradient's graph holds the leaf that holds the gradient; this cuts it off.
+        // The gradient's graph holds the leaf that holds the gradient; this breaks the cycle.
         x.zero_grad();
         assert_nothing_held(&cache);
     });

@@ -1,4 +1,4 @@
-//! Where a test runs, and what the tests have in common.
+//! Where a test runs, and what the tests share.
 
 use std::sync::OnceLock;
 use std::thread;
@@ -9,7 +9,7 @@ use ssdtrain::{Policy, TensorCache, TensorCacheBuilder};
 use ssdtrain_libtorch as torch;
 use tch::{Cuda, Device, Kind, Tensor};
 
-/// A device that no other test uses meanwhile: memory peaks and random numbers are the process's.
+/// A device that no other test uses at the same time: memory peaks and random numbers belong to the process.
 pub(crate) struct Lab {
     pub(crate) device: Device,
     _alone: MutexGuard<'static, ()>,
@@ -27,10 +27,10 @@ impl Lab {
         Lab { device: Device::Cuda(0), _alone: alone }
     }
 
-    /// The CPU, with threads that copy in a GPU's place.
+    /// The CPU, with threads that copy in place of a GPU.
     pub(crate) fn simulated() -> Lab {
         let alone = ALONE.lock();
-        // Where there is CUDA all the same, libtorch has to know before it looks for the first time.
+        // If there is CUDA nevertheless, libtorch must know before it looks for the first time.
         drop(cuda());
         ssdtrain::resolve_math_kernels().unwrap();
         Lab { device: Device::Cpu, _alone: alone }
@@ -40,7 +40,7 @@ impl Lab {
         self.device.is_cuda()
     }
 
-    /// A measure of the test that suits the device.
+    /// A quantity that suits the device.
     pub(crate) fn suited<T>(&self, gpu: T, simulated: T) -> T {
         if self.is_gpu() { gpu } else { simulated }
     }
@@ -59,8 +59,8 @@ impl Lab {
         torch::memory(self.device).allocated
     }
 
-    /// `body` leaves as much memory allocated on the device as there was. It runs twice, since libtorch's workspaces come with its
-    /// first run and stay.
+    /// Asserts that `body` leaves as much memory allocated on the device as before. It runs twice, since libtorch's
+    /// workspaces are created in the first run and stay.
     pub(crate) fn leaves_no_memory(&self, body: impl Fn()) {
         body();
         let before = self.allocated();
@@ -70,7 +70,7 @@ impl Lab {
     }
 }
 
-/// Loads CUDA and makes it deterministic: once, and before anything else asks libtorch for it.
+/// Loads CUDA and makes it deterministic: once, and before anything else asks libtorch for CUDA.
 fn cuda() -> Result<(), String> {
     static CUDA: OnceLock<Result<(), String>> = OnceLock::new();
     let load = || {
@@ -81,7 +81,8 @@ fn cuda() -> Result<(), String> {
     CUDA.get_or_init(load).clone()
 }
 
-/// Waits for what another thread is about to do: autograd's thread for the device may hold the end of a graph a moment longer.
+/// Waits for something that another thread is about to do: autograd's thread for the device may hold the end of a
+/// graph a little longer.
 fn soon(condition: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     while !condition() && start.elapsed() < Duration::from_secs(10) {
@@ -90,7 +91,7 @@ fn soon(condition: impl Fn() -> bool) -> bool {
     condition()
 }
 
-/// Nothing is left in the cache or in its spill files.
+/// Asserts that nothing is left in the cache or in its spill files.
 pub(crate) fn assert_nothing_held(cache: &TensorCache) {
     let nothing = || {
         let held = cache.held();
@@ -100,7 +101,7 @@ pub(crate) fn assert_nothing_held(cache: &TensorCache) {
     assert!(soon(nothing), "{:?} and {:?} are left", cache.held(), cache.store_stats());
 }
 
-/// A leaf of its own with the values of `source`.
+/// A separate leaf with the values of `source`.
 pub(crate) fn leaf(source: &Tensor) -> Tensor {
     let leaf = source.copy();
     if leaf.is_floating_point() { leaf.set_requires_grad(true) } else { leaf }
@@ -110,7 +111,7 @@ pub(crate) fn leaves(sources: &[Tensor]) -> Vec<Tensor> {
     sources.iter().map(leaf).collect()
 }
 
-/// The gradient by one leaf of what `forward` makes of it, without a cache.
+/// The gradient with respect to a single leaf of the result of `forward`, without a cache.
 pub(crate) fn plain_gradient(source: &Tensor, forward: impl Fn(&Tensor) -> Tensor) -> Tensor {
     let x = leaf(source);
     forward(&x).backward();
@@ -134,7 +135,7 @@ pub(crate) fn assert_same_bits(what: &str, expected: &[Tensor], got: &[Tensor]) 
     panic!("{what}: other bits in tensor {index}\n{}", differences.join("\n"));
 }
 
-/// How far apart two tensors are: rounding shows as one thing, another tensor's bytes as another.
+/// How far apart two tensors are: rounding looks different from another tensor's bytes.
 fn difference(expected: &Tensor, got: &Tensor) -> String {
     if !(expected.defined() && got.defined()) || expected.size() != got.size() {
         return format!("{got:?} instead of {expected:?}");

@@ -1,8 +1,9 @@
-//! The cache on a GPU. `cargo x gpu-test` runs these tests where there is one, `cargo x bundle` takes them to a machine that has one.
+//! The cache on a GPU. `cargo x gpu-test` runs these tests on a machine with a GPU; `cargo x bundle` packs them to
+//! take to one.
 //!
-//! Tests under `on_the_gpu` are ignored unless asked for, and fail where there is no GPU. Most have a twin under `simulated`, the same
-//! function on a device made of threads, which shows that the test itself is right. What `small_` finds is small enough for
-//! `compute-sanitizer`.
+//! Tests under `on_the_gpu` are ignored unless asked for, and fail if there is no GPU. Most have a twin under
+//! `simulated`, the same function on a device made of threads, which shows that the test itself is right. The tests
+//! that `small_` selects are small enough for `compute-sanitizer`.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 /// Makes each of these functions two tests: on the GPU, and on a device made of threads.

@@ -1,4 +1,4 @@
-//! Memory, on the device and pinned: as little as was asked for, and the same in every step.
+//! Memory, on the device and pinned: as little as was requested, and the same in every step.
 
 use std::env;
 
@@ -41,7 +41,7 @@ fn peaks(lab: &Lab, cache: &TensorCache, steps: usize) -> Vec<u64> {
     peaks
 }
 
-/// The first step shows how much there will be, and the gradient appears in it; from the third on all are alike.
+/// The first step shows how much there will be, and creates the gradient; from the third step on all are alike.
 fn steady_peaks(lab: &Lab, way: TensorCacheBuilder) {
     let peaks = peaks(lab, &way.device_budget(6 * STORAGE).prefetch(2 * STORAGE).build().unwrap(), 22);
     let (low, high) = (peaks[2..].iter().min().unwrap(), peaks[2..].iter().max().unwrap());
@@ -65,7 +65,7 @@ fn the_peak_falls_with_the_budget(lab: &Lab) {
     });
     assert!(peaks.is_sorted_by(|larger, smaller| larger > smaller), "peaks in bytes: {peaks:?}");
     for (budget, peak) in budgets.into_iter().zip(peaks) {
-        // The budget, and what one operation and its gradient work on.
+        // The budget, plus the working memory of one operation and its gradient.
         assert!(peak <= budget + 6 * STORAGE, "budget {budget}, peak {peak}");
     }
 }

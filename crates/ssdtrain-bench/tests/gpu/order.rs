@@ -1,5 +1,5 @@
-//! Copies come after what they copy was computed and before what overwrites it, however far the host is ahead of the device. A wait
-//! that is missing shows as bits of another step.
+//! Copies come after the computation of what they copy and before anything overwrites it, however far the host is
+//! ahead of the device. A missing wait shows as bits from another step.
 
 use std::env;
 
@@ -36,7 +36,7 @@ fn steps(cache: &TensorCache, source: &Tensor, count: u32, forward: impl Fn(&Ten
     assert_nothing_held(cache);
 }
 
-/// Each save waits behind milliseconds of matrix products that the host only queues, in forward as in backward.
+/// Each save waits behind milliseconds of matrix products that the host only queues, in forward and in backward.
 fn far_behind(lab: &Lab, disk: bool) {
     let width: i64 = lab.suited(4096, 256);
     let storage = (width * width * 4) as u64;
@@ -74,13 +74,13 @@ fn small_host_pool_used_again_in_every_step(lab: &Lab) {
     assert!(cache.store_stats().unwrap().bytes_read > 0);
 }
 
-/// What the pool has no room for stays on the device.
+/// What does not fit into the pool stays on the device.
 fn host_pool_without_a_disk_used_again_in_every_step(lab: &Lab) {
     let cache = lab.cache().host_pool(4 * MIB).device_budget(2 * MIB).prefetch(MIB).build().unwrap();
     steps(&cache, &lab.randn(&[512, 512]), lab.suited(50, 5), chain);
 }
 
-/// Has what is computed until the guard is dropped run on a stream that is not libtorch's, on a GPU.
+/// On a GPU, runs what is computed on a stream that is not libtorch's, until the guard is dropped.
 fn second_stream(lab: &Lab) -> impl Fn() -> Option<OnStream> {
     let stream = lab.is_gpu().then(|| {
         // The device's context is current once it has computed.
@@ -96,7 +96,7 @@ fn second_stream(lab: &Lab) -> impl Fn() -> Option<OnStream> {
     }
 }
 
-/// Layers take turns on two streams, so that what one of them has loaded ahead is asked for on the other.
+/// Layers alternate between two streams, so that what one of them has loaded ahead is asked for on the other.
 fn two_streams_one_of_them_from_outside(lab: &Lab) {
     let width: i64 = lab.suited(4096, 256);
     let storage = (width * width * 4) as u64;
@@ -118,8 +118,9 @@ fn two_streams_one_of_them_from_outside(lab: &Lab) {
     });
 }
 
-/// Layers of one weight add to its gradient in place, each in the stream its forward ran on. All values are whole numbers, so the sum has
-/// the same bits in every order, and an addition that another one overwrote is missing from it.
+/// Layers that share a weight add to its gradient in place, each on the stream that its forward ran on. All values
+/// are whole numbers, so the sum has the same bits in every order, and an addition that was overwritten by another is
+/// missing from it.
 fn two_streams_add_to_the_gradient_of_one_weight(lab: &Lab) {
     let width: i64 = lab.suited(4096, 256);
     let whole = |seed: i64| {

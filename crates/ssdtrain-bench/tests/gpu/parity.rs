@@ -1,4 +1,4 @@
-//! Gradients with the cache have the bits of gradients without it, whichever way the tensors went.
+//! Gradients with the cache have the same bits as gradients without it, whichever path the tensors took.
 
 use std::env;
 
@@ -36,7 +36,7 @@ fn mixed_computation_in_fp16(lab: &Lab) {
     parity(lab, lab.suited(LARGE, SMALL), Kind::Half);
 }
 
-/// The smallest pools are too small for what is saved, so that the disk is used.
+/// The smallest pools are too small for what is saved, so the disk is used.
 fn every_way_is_taken(lab: &Lab) {
     let shape = lab.suited(LARGE, Shape { batch: 8, block: 64, hidden: 128, ..SMALL });
     let sources = shape.sources(lab, Kind::Float);
@@ -119,8 +119,8 @@ fn parity(lab: &Lab, shape: Shape, kind: Kind) {
     agree(lab, shape, kind, ways(lab, &shape));
 }
 
-/// Runs the computation without a cache, and with each of these: with a backward at once, after all was moved, and at once again
-/// with what the cache has learned.
+/// Runs the computation without a cache and with each of these: once with an immediate backward, once after
+/// everything has been moved, and once more immediately, with what the cache has learned.
 pub(crate) fn agree(lab: &Lab, shape: Shape, kind: Kind, ways: Vec<(&'static str, TensorCacheBuilder)>) {
     let sources = shape.sources(lab, kind);
     let plain = leaves(&sources);

@@ -1,4 +1,4 @@
-//! What backward computes again has the bits of what was computed first, random numbers and casts included.
+//! What backward recomputes has the same bits as the first computation, including random numbers and casts.
 
 use ssdtrain::{Backward, MIB, Policy, StepReport, TensorCache, TensorCacheBuilder, remat, segment};
 use tch::{Kind, TchError, Tensor, no_grad};
@@ -37,7 +37,7 @@ fn sources(lab: &Lab, [rows, sequence, width]: Shape, kind: Kind) -> Vec<Tensor>
     sources.map(|source| source.to_kind(kind)).collect()
 }
 
-/// Attention and what is around it, with dropout in three places; the fused kernel draws by itself.
+/// Attention and its surroundings, with dropout in three places; the fused kernel draws its own random numbers.
 fn block(x: &Tensor, w: &[Tensor]) -> Result<Tensor, TchError> {
     let (rows, sequence, width) = x.size3()?;
     let norm = [&w[2], &w[3]].map(Tensor::shallow_clone);
@@ -157,7 +157,7 @@ fn random_numbers_go_on_as_without(lab: &Lab) {
     assert!(same_bits(&draw(None), &draw(Some(&cache))));
 }
 
-/// Weights that are cast are remembered while a region of autocast lasts, and no longer.
+/// Cast weights are cached while an autocast region lasts, and no longer.
 fn steps_under_autocast(lab: &Lab) {
     let train = |cache: Option<&TensorCache>| {
         tch::manual_seed(3);

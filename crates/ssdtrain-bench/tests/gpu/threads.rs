@@ -49,7 +49,7 @@ fn train(cache: &TensorCache, source: &Tensor, gradient: &Tensor, steps: usize) 
     }
 }
 
-/// Half of the graph is computed on the host, whose cache is another.
+/// Half of the graph is computed on the host, which has another cache.
 fn caches_of_two_devices_of_one_thread(lab: &Lab) {
     let forward = |x: &Tensor| forward(&(x.to_device(Device::Cpu) * 0.5).tanh().sin().to_device(x.device()));
     let source = lab.randn(&[256, 256]) * 0.05;
@@ -137,7 +137,7 @@ fn two_caches_of_one_thread(lab: &Lab) {
     assert_nothing_held(&inner);
 }
 
-/// What a program computes with by itself, another GPU's context for one, must not change under its hands.
+/// The context that a program computes with, for example another GPU's, must not be changed underneath it.
 fn the_context_that_is_current_stays_current(lab: &Lab) {
     let cache = &lab.cache().host_pool(64 * MIB).device_budget(1).build().unwrap();
     let tensor = lab.randn(&[512, 512]);
@@ -155,7 +155,7 @@ fn the_context_that_is_current_stays_current(lab: &Lab) {
             assert_current("a save");
             step.flush();
             assert_current("a flush");
-            // libtorch makes its own current when it computes.
+            // libtorch makes its own context current when it computes.
             // SAFETY: null is no context.
             unsafe { result::ctx::set_current(ptr::null_mut()) }.unwrap();
             assert!(saved.unpack().unwrap().equal(&tensor));

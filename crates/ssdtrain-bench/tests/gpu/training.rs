@@ -1,4 +1,5 @@
-//! Training a GPT: every loss and every gradient of every step has the bits of training without moving anything.
+//! Training a GPT: every loss and every gradient of every step has the same bits as in training without moving
+//! anything.
 
 use std::env;
 use std::num::NonZero;
@@ -43,7 +44,7 @@ fn a_gpt_trains_to_the_same_bits_with_parts_recomputed(lab: &Lab) {
     agree(lab, ways.map(|(way, cache, recompute)| Learner::new(lab, way, cache, None, recompute)).into());
 }
 
-/// Up to rounding: the device multiplies in other shapes, and chunks round their logits less.
+/// They agree up to rounding: the device multiplies in other shapes, and chunks round their logits less.
 fn chunks_of_a_loss_agree_with_the_whole(lab: &Lab) {
     for (kind, tolerance) in [(Kind::Float, 1e-3), (Kind::BFloat16, 0.03), (Kind::Half, 0.01)] {
         let mut vs = VarStore::new(lab.device);
@@ -67,7 +68,7 @@ fn chunks_of_a_loss_agree_with_the_whole(lab: &Lab) {
     }
 }
 
-/// What a step saves is more than the smallest host pool holds.
+/// A shape whose steps save more than the smallest host pool holds.
 fn shape(lab: &Lab) -> GptConfig {
     GptConfig {
         layers: 4,
@@ -79,7 +80,7 @@ fn shape(lab: &Lab) -> GptConfig {
     }
 }
 
-/// A model in training through a cache.
+/// A model being trained through a cache.
 struct Learner {
     way: &'static str,
     vs: VarStore,
@@ -143,7 +144,7 @@ pub(crate) fn agree_with_keep<const N: usize>(
     agree(lab, [keep].into_iter().chain(ways).map(learner).collect());
 }
 
-/// Trains side by side; the first is the one to agree with.
+/// Trains side by side; the others must agree with the first.
 fn agree(lab: &Lab, mut learners: Vec<Learner>) {
     for index in 0..lab.suited(200, 2) {
         let batch = batch(lab, index);

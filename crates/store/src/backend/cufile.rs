@@ -1,5 +1,5 @@
-//! cuFile below a pool of threads, each of which waits for one transfer: straight between memory and the spill files where the machine
-//! has GPUDirect Storage, through host memory of cuFile's own where it has not.
+//! cuFile below a pool of threads, each of which waits for one transfer. Bytes move directly between memory and the
+//! spill files on machines with GPUDirect Storage, and through cuFile's own host memory on others.
 
 use std::any::Any;
 use std::fmt;
@@ -22,13 +22,13 @@ use cufile_sys::{Cause, Driver, File, Library, Search, has_cuda_driver};
 /// cuFile's driver, and the GPU whose memory it reaches.
 pub(crate) struct CuFile {
     driver: Driver,
-    /// How bytes go, as far as the driver tells beforehand.
+    /// The mode to expect, from what the driver reports beforehand.
     expected: CuFileMode,
-    /// What this process had moved before.
+    /// What cuFile had counted in this process before this was opened.
     before: Option<Moved>,
-    /// The one whose memory transfers reach; none if they reach the host's only.
+    /// The GPU whose memory transfers access; `None` if they access host memory only.
     gpu: Option<Arc<dyn Gpu>>,
-    /// None where that is of no use.
+    /// Registrations of GPU memory; `None` where they are of no use.
     memory: Option<Registered>,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct CuFileRegion {
     pub(super) file: Arc<SpillFile>,
 }
 
-/// Transfers that cuFile has counted, by the way they went.
+/// Transfers counted by cuFile, by the way they took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Moved {
     by_host: u64,
@@ -47,7 +47,8 @@ struct Moved {
 }
 
 impl CuFile {
-    /// Opens the driver of the library that is asked for, or of the one that is found, for the memory of a GPU or for the host's.
+    /// Opens the driver, from the configured library or the one that is found, for the memory of a GPU or of the
+    /// host.
     pub(crate) fn open(config: &StoreConfig) -> Result<CuFile> {
         let refused = |error: &dyn fmt::Display| {
             Error::new(ErrorKind::Unmet, format!("cuFile was asked for and cannot be used: {error}"))
@@ -66,7 +67,7 @@ impl CuFile {
         opened.map_err(|error| refused(&error))
     }
 
-    /// Over a driver that is open.
+    /// Uses a driver that is already open.
     pub(super) fn over(driver: Driver, gpu: Option<Arc<dyn Gpu>>) -> Result<CuFile, cufile_sys::Error> {
         let properties = driver.properties()?;
         let expected = if properties.nvfs.major_version > 0 {
@@ -76,18 +77,20 @@ impl CuFile {
         } else {
             CuFileMode::Compatibility
         };
-        // What was really done is told by releases that count it.
+        // Some releases count what was really done.
         if let Err(error) = driver.start_statistics(3) {
             tracing::debug!(%error, "cuFile does not count its transfers");
         }
         let before = Moved::by(&driver);
-        // What goes through host memory gains nothing, and a registration then costs milliseconds and host memory.
+        // Transfers through host memory gain nothing from it, and a registration then costs milliseconds and host
+        // memory.
         let direct = gpu.as_ref().filter(|_| expected != CuFileMode::Compatibility);
         let memory = direct.map(|gpu| Registered::with(&driver, &**gpu));
         Ok(CuFile { driver, expected, before, gpu, memory })
     }
 
-    /// How bytes went since this was opened, if this release tells and there were any. Others in the process count, too.
+    /// How bytes were moved since this was opened, if this release counts transfers and there were any. Transfers of
+    /// others in the process count too.
     fn observed_mode(&self) -> Option<CuFileMode> {
         let (now, before) = (Moved::by(&self.driver)?, self.before?);
         if now.by_host > before.by_host {
@@ -101,7 +104,7 @@ impl CuFile {
 }
 
 impl Moved {
-    /// What cuFile has counted so far, if this release tells.
+    /// What cuFile has counted so far, if this release does.
     fn by(driver: &Driver) -> Option<Moved> {
         let statistics = driver.statistics_of_gpus().ok()?;
         let gpus = statistics.per_gpu_stats.iter().take(statistics.num_gpus as usize);
@@ -114,14 +117,15 @@ impl Moved {
 }
 
 impl CuFile {
-    /// Moves the operation's bytes. The GPU's context is current.
+    /// Moves the operation's bytes. The GPU's context must be current.
     fn moved(&self, op: &Op) -> io::Result<usize> {
         let (file, len) = (&op.region::<CuFileRegion>()?.registered, op.len());
         let offset = self.memory.as_ref().map_or(0, |memory| memory.offset(op.ptr().addr(), len));
         let base = op.ptr().wrapping_sub(offset);
         match op.direction() {
-            // SAFETY: `op` owns its bytes, which are `len` at `base` and `offset`, and its holder lets nobody else touch them meanwhile; if
-            // `base` is registered, they are within the segment. The context is current.
+            // SAFETY: `op` owns its bytes, which are the `len` bytes at `base` plus `offset`, and its holder lets
+            // nobody else touch them meanwhile; if `base` is registered, they are within the segment. The context is
+            // current.
             Direction::Read => unsafe { file.read(base.cast(), len, op.offset(), offset) },
             // SAFETY: as above, and nobody writes them meanwhile.
             Direction::Write => unsafe { file.write(base.cast(), len, op.offset(), offset) },
@@ -130,7 +134,7 @@ impl CuFile {
     }
 }
 
-/// Runs `work` with the context of the GPU current, if there is one.
+/// Runs `work` with the GPU's context current, if there is a GPU.
 fn within<T>(gpu: Option<&dyn Gpu>, work: impl FnOnce() -> T) -> Result<T, String> {
     let Some(gpu) = gpu else { return Ok(work()) };
     let (mut work, mut done) = (Some(work), None);
@@ -139,7 +143,7 @@ fn within<T>(gpu: Option<&dyn Gpu>, work: impl FnOnce() -> T) -> Result<T, Strin
 }
 
 impl Transport for CuFile {
-    /// cuFile opens a file again by its name, which is removed after that.
+    /// cuFile reopens a file by its name, so the name is removed only afterwards.
     fn open(&self, place: Place<'_>, cap_bytes: u64) -> Result<Arc<dyn Region>> {
         let (file, name) = SpillFile::create_named(place, cap_bytes)?;
         let file = Arc::new(file);
@@ -155,7 +159,7 @@ impl Transport for CuFile {
     }
 
     fn transfer(&self, op: &Op) -> io::Result<usize> {
-        // Beside a GPU's memory only the last bytes of storages are the host's.
+        // When transfers move GPU memory, only the last bytes of storages are in host memory.
         if self.gpu.is_some() && op.is_on_host() {
             return SystemCalls::transfer(op, &op.region::<CuFileRegion>()?.file);
         }
@@ -183,8 +187,8 @@ impl Region for CuFileRegion {
     }
 }
 
-/// cuFile writes its log into the current folder unless it is told otherwise. Its name can be foreseen, so where others may write they
-/// could have it follow a link.
+/// cuFile writes its log into the current folder unless it is configured otherwise. The log's name is predictable, so
+/// where others may write they could place a link under that name for cuFile to follow.
 fn keep_log_away(library: &Library) {
     let told = std::env::var_os("CUFILE_LOGFILE_PATH").is_some()
         || library.parameter_string(Text::CUFILE_PARAM_LOG_DIR).is_ok_and(|folder| !folder.is_empty());
@@ -200,7 +204,7 @@ fn keep_log_away(library: &Library) {
     }
 }
 
-/// The error that stores know: the system's number if there is one.
+/// The error as stores know it: with the operating system's number if there is one.
 fn io_error(error: cufile_sys::Error) -> io::Error {
     match error.cause() {
         Cause::Os(number) => io::Error::from_raw_os_error(*number),

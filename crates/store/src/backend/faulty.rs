@@ -12,21 +12,21 @@ use crate::error::Result;
 use crate::mem::BLOCK;
 use crate::region::{Place, Region, RegionInfo};
 
-/// What goes wrong with an operation.
+/// The way in which an operation fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
     /// It fails with this error number; a read leaves garbage in memory.
     Errno(i32),
-    /// It moves only about half of what it was asked for, in whole blocks.
+    /// It moves only about half of its bytes, in whole blocks.
     Short,
-    /// It succeeds, but the first bit that was read is wrong. Does nothing to a write.
+    /// It succeeds, but the first bit that was read is wrong. Has no effect on a write.
     FlippedBit,
 }
 
-/// Passes operations on to another backend and lets some of them go wrong, or their completions wait.
+/// Passes operations on to another backend, and can make some of them fail or hold their completions back.
 ///
-/// For testing what is built on a store; [`Store::open_with`](crate::Store::open_with) takes it.
+/// For testing code that is built on a store; pass it to [`Store::open_with`](crate::Store::open_with).
 pub struct Faulty {
     inner: Arc<dyn Backend>,
     shared: Arc<Shared>,
@@ -43,7 +43,7 @@ struct State {
     rules: Vec<Rule>,
     holding: [bool; 2],
     holding_growth: bool,
-    /// Regions that would grow.
+    /// Number of regions that are waiting to grow.
     growing: usize,
     held: VecDeque<(Op, io::Result<usize>)>,
 }
@@ -56,19 +56,19 @@ struct Rule {
 }
 
 impl Faulty {
-    /// Passes everything on to `inner`, until told otherwise.
+    /// Passes everything on to `inner`, until one of the other methods is called.
     pub fn new(inner: Arc<dyn Backend>) -> Faulty {
         Faulty { inner, shared: Arc::default() }
     }
 
-    /// Lets `times` operations of this direction go wrong, after the next `skip` of them.
+    /// Makes `times` operations of this direction fail, after skipping the next `skip` of them.
     ///
-    /// Operations are counted as they are submitted; one that goes on after a short transfer counts again.
+    /// Operations are counted when they are submitted; one that continues after a short transfer counts again.
     pub fn inject(&self, direction: Direction, fault: Fault, skip: u64, times: u64) {
         self.shared.state.lock().rules.push(Rule { direction, fault, skip, times });
     }
 
-    /// From now on nothing goes wrong.
+    /// From now on nothing fails.
     pub fn heal(&self) {
         self.shared.state.lock().rules.clear();
     }
@@ -78,12 +78,12 @@ impl Faulty {
         self.shared.state.lock().holding[direction as usize] = true;
     }
 
-    /// From now on regions that are to grow do not, until all is [released](Faulty::release).
+    /// From now on regions that are asked to grow wait until everything is [released](Faulty::release).
     pub fn hold_growth(&self) {
         self.shared.state.lock().holding_growth = true;
     }
 
-    /// Sleeps until a region is held back.
+    /// Sleeps until the growth of a region is held back.
     pub fn wait_growing(&self) {
         let mut state = self.shared.state.lock();
         self.shared.changed.wait_while(&mut state, |state| state.growing == 0);
@@ -95,7 +95,7 @@ impl Faulty {
         self.shared.changed.wait_while(&mut state, |state| state.held.len() < count);
     }
 
-    /// Completes the oldest operation held back, on the calling thread; false if there is none.
+    /// Completes the oldest operation that is held back, on the calling thread. Returns false if there is none.
     pub fn release_one(&self) -> bool {
         let Some((op, result)) = self.shared.state.lock().held.pop_front() else { return false };
         let next = op.complete(result);
@@ -103,7 +103,7 @@ impl Faulty {
         true
     }
 
-    /// Stops holding completions and growth back, and completes what was held, on the calling thread.
+    /// Stops holding back completions and growth, and completes what was held, on the calling thread.
     pub fn release(&self) {
         {
             let mut state = self.shared.state.lock();
@@ -132,7 +132,7 @@ impl Backend for Faulty {
     }
 }
 
-/// A region that grows when it may.
+/// A region whose growth can be held back.
 struct FaultyRegion {
     inner: Arc<dyn Region>,
     shared: Arc<Shared>,
@@ -165,7 +165,7 @@ impl Drop for Faulty {
 }
 
 impl Shared {
-    /// The operation as the inner backend gets it.
+    /// Wraps an operation for the inner backend.
     fn wrap(self: &Arc<Shared>, op: Op) -> Op {
         let fault = self.state.lock().next_fault(op.direction);
         let mut len = op.len();
@@ -178,7 +178,7 @@ impl Shared {
         Op::new(op.direction, place, memory, Box::new(move |outcome| shared.finish(op, fault, outcome, len)))
     }
 
-    /// Completes the operation with what its fault makes of the outcome, or holds it back.
+    /// Completes the operation, with the outcome as its fault changes it, or holds it back.
     fn finish(
         self: &Arc<Shared>,
         op: Op,
@@ -215,7 +215,7 @@ impl Shared {
 }
 
 impl State {
-    /// What goes wrong with the next operation of this direction.
+    /// The fault of the next operation of this direction, if any.
     fn next_fault(&mut self, direction: Direction) -> Option<Fault> {
         let mut fault = None;
         for rule in self.rules.iter_mut().filter(|rule| rule.direction == direction) {

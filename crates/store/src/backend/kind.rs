@@ -1,4 +1,4 @@
-//! Which backend there is to be.
+//! Selects the backend.
 
 use std::io;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// More threads than this add nothing to a pool.
 const MAX_POOL_THREADS: usize = 16;
-/// More threads than this for each file, and cuFile becomes slower again: docs/gds.md, "In a run".
+/// With more threads than this per file, cuFile gets slower again: docs/gds.md, "In a run".
 const CUFILE_THREADS_PER_FILE: usize = 8;
 
 /// How a store moves its bytes.
@@ -26,9 +26,9 @@ pub enum BackendKind {
     Uring,
     /// Threads that call `pread` and `pwrite`.
     Pool,
-    /// Threads that call cuFile, or an error where it cannot be used: what GPUDirect Storage goes by.
+    /// Threads that call cuFile, the library behind GPUDirect Storage, or an error where it cannot be used.
     CuFile,
-    /// Anonymous files in memory instead of spill files: for tests, and to see what a run costs without a disk.
+    /// Anonymous files in memory instead of spill files: for tests, and to measure the cost of a run without a disk.
     Memory,
 }
 
@@ -62,7 +62,7 @@ impl BackendKind {
         }
     }
 
-    /// The backend that was asked for or that the kernel allows, within the limit on its speed.
+    /// Starts the backend that was asked for, or the one that the kernel allows, with the limit on its speed.
     pub(crate) fn start(self, config: &StoreConfig) -> Result<Started> {
         let (backend, note) = self.start_unlimited(config)?;
         let Some(limit) = config.max_bytes_per_s else { return Ok((backend, note)) };
@@ -72,7 +72,7 @@ impl BackendKind {
         Ok((Arc::new(throttled), note))
     }
 
-    /// Whether its regions lie in memory, whatever directories are named.
+    /// Whether its regions are in memory, whatever directories are configured.
     pub(crate) fn is_in_memory(self) -> bool {
         self == BackendKind::Memory
     }

@@ -1,4 +1,4 @@
-//! What keeps bytes and carries operations out: the [`Backend`] trait and its implementations.
+//! Backends keep bytes and carry out operations: the [`Backend`] trait and its implementations.
 
 mod cufile;
 mod faulty;
@@ -28,40 +28,42 @@ pub use uring::Uring;
 use crate::error::Result;
 use crate::region::{Place, Region};
 
-/// Keeps bytes in regions, and carries operations on them out.
+/// Keeps bytes in regions, and carries out operations on them.
 ///
-/// Dropping a backend finishes every operation that was submitted and then ends its threads; dropped on one of
-/// those threads, it only arranges for that.
+/// Dropping a backend finishes every operation that was submitted and then ends its threads. If it is dropped on one
+/// of those threads, it only arranges for that.
 pub trait Backend: Send + Sync {
-    /// Opens a new region, of which the store will use at most `cap_bytes`.
+    /// Opens a new region; the store will use at most `cap_bytes` of it.
     fn open(&self, place: Place<'_>, cap_bytes: u64) -> Result<Arc<dyn Region>>;
 
     /// Starts the operations, in order, and returns without waiting for them.
     ///
-    /// For each of them the backend moves up to [`Op::len`] bytes between [`Op::ptr`] and [`Op::offset`] of
-    /// [`Op::region`] in the operation's direction, then hands the result to [`Op::complete`] and carries out what
-    /// that returns. It keeps the operation until nothing touches its memory and region any more.
+    /// For each operation, the backend moves up to [`Op::len`] bytes between [`Op::ptr`] and [`Op::offset`] of
+    /// [`Op::region`] in the operation's direction, passes the result to [`Op::complete`] and carries out the
+    /// operations that it returns. It keeps the operation until nothing accesses its memory and region any more.
     fn submit(&self, ops: Vec<Op>);
 
-    /// What the backend is, and how it goes. One that passes operations on describes what it passes them to.
+    /// Describes the backend and how it moves bytes. A backend that passes operations on describes the one it passes
+    /// them to.
     fn describe(&self) -> BackendInfo;
 }
 
-/// What a backend is, for reports.
+/// A description of a backend, for reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BackendInfo {
     /// The backend in words.
     pub name: &'static str,
-    /// How bytes go if cuFile moves them: as it counts itself, once there were any.
+    /// How cuFile moves the bytes, if it is in use: according to cuFile's own counters, once it has moved any.
     pub cufile: Option<CuFileMode>,
-    /// Whether the GPU memory that it reaches directly is registered, and who does it; none if it reaches none.
+    /// Whether the GPU memory that the backend accesses directly is registered, and by whom; `None` if it accesses
+    /// none directly.
     pub registered: Option<String>,
-    /// Why it is slower than it might be.
+    /// Why it is slower than it could be.
     pub notes: Vec<String>,
 }
 
 impl BackendInfo {
-    /// A backend of which there is no more to be told than its name.
+    /// A description that consists of a name only.
     pub fn named(name: &'static str) -> BackendInfo {
         BackendInfo { name, ..BackendInfo::default() }
     }
@@ -71,11 +73,11 @@ impl BackendInfo {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CuFileMode {
-    /// GPUDirect Storage, by the kernel module nvidia-fs: straight between a GPU and the disk.
+    /// GPUDirect Storage through the kernel module nvidia-fs: directly between a GPU and the disk.
     NvidiaFs,
-    /// GPUDirect Storage, by the kernel's own PCI peer-to-peer transfers.
+    /// GPUDirect Storage through the kernel's own PCI peer-to-peer transfers.
     PciP2pDma,
-    /// Through host memory of cuFile's own, which NVIDIA calls compatibility mode.
+    /// Through host memory owned by cuFile, which NVIDIA calls compatibility mode.
     Compatibility,
 }
 

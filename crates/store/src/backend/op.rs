@@ -1,4 +1,4 @@
-//! The operations that a backend is given.
+//! The operations that a backend carries out.
 
 use std::any::Any;
 use std::io;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::mem::{BLOCK, IoBuf};
 use crate::region::Region;
 
-/// An operation that made no progress this many times in a row fails.
+/// An operation fails after this many attempts in a row without progress.
 const MAX_STALLS: u32 = 100;
 
 /// Which way bytes move.
@@ -19,10 +19,10 @@ pub enum Direction {
     Write,
 }
 
-/// One contiguous transfer between memory and a region: one range of either.
+/// One contiguous transfer between memory and a region: a single range of each.
 ///
-/// It owns what it points at, the memory and the region, until it completes. It completes exactly once: when it is
-/// dropped instead, it completes with an error.
+/// An operation owns the memory and the region that it points at until it completes. It completes exactly once; if it
+/// is dropped instead, it completes with an error.
 #[must_use = "an operation that is dropped fails"]
 pub struct Op {
     pub(super) direction: Direction,
@@ -36,15 +36,15 @@ pub struct Op {
     done: Done,
 }
 
-/// What follows an operation; it returns the operations to carry out next.
+/// Called when an operation ends; returns the operations to carry out next.
 type Follow = Box<dyn FnOnce(io::Result<()>) -> Vec<Op> + Send>;
 
 /// Calls its function exactly once.
 struct Done(Option<Follow>);
 
 impl Op {
-    /// Moves `len` bytes, at least 1, between `start` of `buf`, where they are contiguous, and `offset` of `region`,
-    /// then calls `done`.
+    /// Moves `len` bytes, at least 1, between offset `start` of `buf`, where they are contiguous, and `offset` of
+    /// `region`, then calls `done`.
     pub(crate) fn new(
         direction: Direction,
         (region, offset): (Arc<dyn Region>, u64),
@@ -60,23 +60,24 @@ impl Op {
         self.direction
     }
 
-    /// The region, as what the backend has opened it as. The error completes an operation on a region of some other backend.
+    /// The region, as the concrete type that the backend opened. If another backend opened it, this is an error,
+    /// which the caller completes the operation with.
     pub fn region<R: Any>(&self) -> io::Result<&R> {
         let region = self.region.backing().downcast_ref();
         region.ok_or_else(|| io::Error::other("internal error: some other backend opened the region"))
     }
 
-    /// Where in the region the transfer goes on, in bytes.
+    /// Where in the region the transfer continues, in bytes.
     pub fn offset(&self) -> u64 {
         self.offset + self.moved as u64
     }
 
-    /// Where in memory the transfer goes on: [`len`](Op::len) bytes, valid until the operation completes.
+    /// Where in memory the transfer continues: [`len`](Op::len) bytes, valid until the operation completes.
     pub fn ptr(&self) -> *mut u8 {
         self.buf.part(self.start + self.moved).0
     }
 
-    /// Whether the processor reaches them.
+    /// Whether the processor can access those bytes.
     pub(super) fn is_on_host(&self) -> bool {
         self.buf.is_on_host(self.start + self.moved)
     }
@@ -87,8 +88,8 @@ impl Op {
         self.len - self.moved
     }
 
-    /// Takes what a system call returned, in bytes moved, and returns the operations to carry out next: the rest
-    /// of this one if it was short or interrupted, or whatever follows it.
+    /// Takes the result of a system call, in bytes moved, and returns the operations to carry out next: the rest of
+    /// this one if it was short or interrupted, otherwise whatever follows it.
     #[must_use = "the operations are to be carried out"]
     pub fn complete(mut self, result: io::Result<usize>) -> Vec<Op> {
         let outcome = match result {
@@ -97,7 +98,7 @@ impl Op {
             Ok(bytes) if bytes > self.len() => Err(io::Error::other("more bytes moved than asked for")),
             Ok(bytes) if bytes == self.len() => Ok(()),
             Ok(bytes) => {
-                // Direct I/O can go on only from the start of a block.
+                // Direct I/O can continue only at the start of a block.
                 let moved = (self.moved + bytes) / BLOCK * BLOCK;
                 self.stalls = if moved > self.moved { 0 } else { self.stalls + 1 };
                 self.moved = moved;
@@ -116,7 +117,7 @@ impl Op {
             }
         };
         let Op { region, buf, done, .. } = self;
-        // Let go first: whoever hears of the completion may count on it.
+        // Dropped first: whoever is told of the completion may rely on that.
         drop((region, buf));
         done.call(outcome)
     }
@@ -156,7 +157,7 @@ mod tests {
         (Op::new(Direction::Read, (file, 0), (buf, 0, blocks * BLOCK), done), receiver)
     }
 
-    /// The one operation that goes on.
+    /// The single operation that continues this one.
     fn resumed(op: Op, result: io::Result<usize>) -> Op {
         let mut ops = op.complete(result);
         assert_eq!(ops.len(), 1);

@@ -1,5 +1,5 @@
-//! Threads that wait for one operation each: with `pread` and `pwrite` where io_uring is refused and for files in memory, or
-//! with another [`Transport`] that makes its caller wait.
+//! A pool of threads, each of which waits for one operation at a time. The threads call `pread` and `pwrite`, where
+//! io_uring is refused and for files in memory, or another [`Transport`] that blocks its caller.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -15,13 +15,13 @@ use crate::error::Result;
 use crate::region::{Place, Region};
 use crate::spill_file::SpillFile;
 
-/// A pool of threads, each of which carries out one operation at a time and sleeps when there is none.
+/// A pool of threads. Each carries out one operation at a time and sleeps when there is none.
 pub struct Pool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Carries out one operation while the calling thread waits.
+/// Carries out one operation and blocks the calling thread meanwhile.
 pub(crate) trait Transport: Send + Sync {
     /// As [`Backend::open`].
     fn open(&self, place: Place<'_>, cap_bytes: u64) -> Result<Arc<dyn Region>>;
@@ -54,7 +54,7 @@ impl Pool {
         Pool::over(Box::new(SystemCalls), threads)
     }
 
-    /// The same over another transport.
+    /// The same with another transport.
     pub(crate) fn over(transport: Box<dyn Transport>, threads: usize) -> io::Result<Pool> {
         let shared = Shared { transport, state: Mutex::default(), work: Condvar::new() };
         let mut pool = Pool { shared: Arc::new(shared), threads: Vec::new() };
@@ -106,13 +106,13 @@ impl Shared {
         }
     }
 
-    /// Carries operations out until the pool is dropped and nothing is left.
+    /// Carries out operations until the pool is dropped and the queue is empty.
     fn work(&self) {
         let mut state = self.state.lock();
         loop {
             if let Some(op) = state.queue.pop() {
                 drop(state);
-                // Whatever panics: the operation fails as it is dropped, and the thread lives on.
+                // If anything panics, the operation fails as it is dropped, and the thread stays alive.
                 let next = contained("an operation", || {
                     let result = self.transport.transfer(&op);
                     op.complete(result)

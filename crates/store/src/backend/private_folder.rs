@@ -1,5 +1,5 @@
-//! A folder of this process's own below the system's temporary one: nobody else can look into it, or put a link where a file is about
-//! to be made. It goes with the process.
+//! A folder private to this process, below the system's temporary one. Nobody else can look into it, or place a link
+//! where a file is about to be created. It is removed when the process exits.
 
 use std::ffi::{CString, OsStr};
 use std::io;
@@ -12,20 +12,21 @@ use parking_lot::Mutex;
 /// The folder, and the process that made it.
 static FOLDER: Mutex<Option<(PathBuf, u32)>> = Mutex::new(None);
 
-/// The path of the folder, which the first call makes.
+/// The path of the folder. The first call creates it.
 pub(super) fn private_folder() -> io::Result<PathBuf> {
     let mut folder = FOLDER.lock();
     if let Some((path, _)) = &*folder {
         return Ok(path.clone());
     }
     let path = make(&env::temp_dir())?;
-    // SAFETY: the function is of this program, takes nothing and does not unwind. If there is no room for it the folder stays.
+    // SAFETY: the function is part of this program, takes no arguments and does not unwind. If `atexit` has no room
+    // for it, the folder is left behind.
     unsafe { libc::atexit(remove) };
     *folder = Some((path.clone(), process::id()));
     Ok(path)
 }
 
-/// A new folder that only its owner may enter, of a name that nobody could foresee.
+/// Creates a folder that only its owner may enter, under an unpredictable name.
 fn make(below: &Path) -> io::Result<PathBuf> {
     let template = CString::new(below.join("ssdtrain-XXXXXX").as_os_str().as_bytes())?;
     let mut name = template.into_bytes_with_nul();
@@ -37,12 +38,13 @@ fn make(below: &Path) -> io::Result<PathBuf> {
     Ok(PathBuf::from(OsStr::from_bytes(&name)))
 }
 
-/// Removes the folder and what is in it, at the exit of the process that made it; a fork of it leaves it there.
+/// Removes the folder and its contents when the process that created it exits. A fork of that process leaves it in
+/// place.
 extern "C" fn remove() {
     if let Some((path, maker)) = FOLDER.try_lock().and_then(|mut folder| folder.take())
         && maker == process::id()
     {
-        // Nobody is left to hear of a failure.
+        // Nobody is left to report a failure to.
         drop(fs::remove_dir_all(path));
     }
 }

@@ -1,16 +1,17 @@
-//! Operations that wait their turn.
+//! The queue of operations that have not started yet.
 
 use std::collections::VecDeque;
 
 use super::{Direction, Op};
 
-/// First in, first out in each direction. A read goes ahead of the writes that wait, since backward waits for it, but while
-/// both wait they take turns: a disk moves more bytes in both directions at once than in one after the other.
+/// First in, first out within each direction. A read goes ahead of the queued writes, since backward is waiting for
+/// it. While both are queued they take turns, because a disk moves more bytes in both directions at once than in one
+/// after the other.
 #[derive(Default)]
 pub(super) struct Queue {
     reads: VecDeque<Op>,
     writes: VecDeque<Op>,
-    /// A read went last.
+    /// The last operation taken was a read.
     write_is_next: bool,
 }
 

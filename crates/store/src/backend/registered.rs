@@ -1,8 +1,10 @@
-//! GPU memory that is registered with cuFile: it moves bytes straight into such memory, and by way of bounce buffers into other.
+//! GPU memory that is registered with cuFile, which moves bytes directly into registered memory and through bounce
+//! buffers into any other.
 //!
-//! What is registered are whole segments of the program's allocator, each when the first of its bytes is moved: by this, which hears of
-//! segments from the [`Gpu`], or by the malloc hook where that is preloaded and on. Transfers name a segment by
-//! its first byte, as cuFile wants it. Memory that cuFile refuses is moved all the same.
+//! The unit of registration is a whole segment of the program's allocator. This module is told about segments by the
+//! [`Gpu`], and registers a segment when the first of its bytes is moved. If the malloc hook is preloaded and on, it
+//! registers segments instead. Transfers name a segment by its first byte, as cuFile requires. Memory that cuFile
+//! refuses to register is moved all the same.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,11 +16,11 @@ use parking_lot::Mutex;
 use super::malloc_hook::MallocHook;
 use crate::gpu::{Gpu, SegmentWatcher};
 
-/// The memory of one GPU, as transfers name it.
+/// The registered memory of one GPU, and how transfers address it.
 pub(super) struct Registered(Who);
 
 enum Who {
-    /// The preloaded library registers what is allocated while it is on.
+    /// The preloaded library, which registers whatever is allocated while it is on.
     MallocHook(MallocHook),
     Allocator(Arc<Book>),
     Nobody(String),
@@ -26,24 +28,24 @@ enum Who {
 
 /// The live segments of this process.
 pub(super) struct Segments {
-    /// Their bytes, by their first addresses, which are unique over all devices.
+    /// First address to length in bytes. Addresses are unique across all devices.
     live: Mutex<BTreeMap<usize, usize>>,
     books: Mutex<Vec<Weak<Book>>>,
     watched: OnceLock<Result<(), String>>,
 }
 
-/// What is registered with one driver.
+/// The buffers registered with one driver.
 struct Book {
     driver: Driver,
     segments: &'static Segments,
-    /// By first address; none if cuFile has refused it.
+    /// By first address; `None` if cuFile has refused to register it.
     buffers: Mutex<BTreeMap<usize, Option<Buffer>>>,
 }
 
 static SEGMENTS: Segments = Segments::new();
 
 impl Registered {
-    /// Registers with `driver`, if anything tells of segments here.
+    /// Registers memory with `driver`, if there is anything here that reports segments.
     pub(super) fn with(driver: &Driver, gpu: &dyn Gpu) -> Registered {
         if let Some(hook) = MallocHook::find() {
             return Registered(Who::MallocHook(hook));
@@ -55,8 +57,8 @@ impl Registered {
         })
     }
 
-    /// How far these bytes are from the first of the registered segment that they are in; 0 if they are in none. Their memory must be in
-    /// use.
+    /// The distance of these bytes from the start of the registered segment that contains them; 0 if none does. The
+    /// memory must be in use.
     pub(super) fn offset(&self, address: usize, bytes: usize) -> usize {
         let start = match &self.0 {
             Who::MallocHook(hook) => hook.segment_of(address, bytes),
@@ -94,7 +96,7 @@ impl Segments {
         book
     }
 
-    /// The segment with these bytes: its first one, and how many it has.
+    /// The segment that contains these bytes: its start and its length.
     fn of(&self, address: usize, bytes: usize) -> Option<(usize, usize)> {
         let live = self.live.lock();
         let (start, all) = live.range(..=address).next_back()?;
@@ -111,7 +113,7 @@ impl SegmentWatcher for Segments {
         self.live.lock().remove(&start);
         let books: Vec<Arc<Book>> = self.books.lock().iter().filter_map(Weak::upgrade).collect();
         for book in books {
-            // Deregistered before this returns, and the memory is freed.
+            // Deregistered before this returns, and only then is the memory freed.
             let buffer = book.buffers.lock().remove(&start);
             drop(buffer);
         }
@@ -119,7 +121,8 @@ impl SegmentWatcher for Segments {
 }
 
 impl Book {
-    /// The registered segment with these bytes, which is registered now if it was not tried before.
+    /// The start of the registered segment that contains these bytes. It is registered now if that was not tried
+    /// before.
     fn registered(&self, address: usize, bytes: usize) -> Option<usize> {
         let (start, bytes) = self.segments.of(address, bytes)?;
         let mut buffers = self.buffers.lock();
@@ -128,7 +131,8 @@ impl Book {
     }
 
     fn register(&self, start: usize, bytes: usize) -> Option<Buffer> {
-        // SAFETY: the segment has a byte that is in use, so it is not freed now; before it is, `goes` drops the buffer.
+        // SAFETY: the segment has a byte that is in use, so it is not freed now; before it is freed, `goes` drops the
+        // buffer.
         let outcome = unsafe { self.driver.register_buffer(start as *const _, bytes) };
         outcome
             .inspect_err(|error| tracing::debug!(%error, "cuFile moves a segment's bytes by bounce buffers"))

@@ -1,4 +1,4 @@
-//! The tests that every backend passes, alone and below [`Faulty`].
+//! The tests that every backend passes, by itself and below [`Faulty`].
 
 mod buffers;
 #[expect(dead_code, reason = "shared with the tests of cuFile itself")]
@@ -86,7 +86,7 @@ suite! {
     throttled, Memory, Pool::new(2).ok().and_then(|pool| throttled(Arc::new(pool)));
 }
 
-/// Over a stand-in for the library, which moves bytes like any other.
+/// cuFile over a stand-in for the library, which moves bytes like the real one.
 fn cufile() -> Arc<dyn Backend> {
     let transport = CuFile::over(StandIn::new().driver(), None).unwrap();
     Arc::new(Pool::over(Box::new(transport), 4).unwrap())
@@ -97,7 +97,7 @@ fn throttled(inner: Arc<dyn Backend>) -> Option<Arc<dyn Backend>> {
     Throttled::new(inner, NonZero::<u64>::MAX).ok().map(|throttled| Arc::new(throttled) as _)
 }
 
-/// What a case runs on: a backend and three directories.
+/// What a test case runs on: a backend and three directories.
 struct Bench {
     kind: BackendKind,
     backend: RefCell<Option<Arc<dyn Backend>>>,
@@ -126,7 +126,7 @@ impl Bench {
         StoreConfig { directories, stripe_bytes: 64 << 10, verify: true, ..self.config() }
     }
 
-    /// The backend; it is the store's alone then.
+    /// The backend. From then on only the store holds it.
     fn backend(&self) -> Arc<dyn Backend> {
         self.backend.take().expect("a case opens one store")
     }
@@ -153,7 +153,7 @@ fn start(store: &Store, direction: Direction, blob: &Arc<Blob>, buf: Arc<dyn IoB
     outcome
 }
 
-/// The one result that a transfer completes with.
+/// The single result that a transfer completes with.
 fn result(outcome: &Outcome) -> Result<()> {
     let result = outcome.recv().expect("every transfer completes");
     assert!(outcome.recv().is_err(), "no transfer completes twice");
@@ -354,7 +354,7 @@ fn dropping_the_store_waits_for_its_transfers(bench: &Bench) {
 }
 
 fn a_completion_may_drop_the_store(bench: &Bench) {
-    /// Tells when its thread ends.
+    /// Sends a message when its thread ends.
     struct Ends(mpsc::Sender<()>);
     impl Drop for Ends {
         fn drop(&mut self) {
@@ -423,7 +423,7 @@ fn memory_that_is_too_small_is_refused(bench: &Bench) {
 }
 
 fn the_end_of_the_file_is_an_error(bench: &Bench) {
-    // A region of one block, and an operation that reads two: it comes back short, goes on, and finds the end.
+    // A region of one block, and an operation that reads two: it comes back short, continues, and finds the end.
     let grown = |region: &dyn Region| region.grow(0, BLOCK as u64).unwrap();
     let error = carry_out(bench, Direction::Read, grown, 2).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
@@ -464,7 +464,7 @@ pub(crate) fn forbid_growth(region: &dyn Region) {
     file.forbid_growth();
 }
 
-/// What an operation from the start of a region in memory comes to, without a store.
+/// The outcome of an operation from the start of a region in memory, without a store.
 fn carry_out(
     bench: &Bench,
     direction: Direction,
@@ -576,12 +576,12 @@ fn changed_bytes_are_noticed(bench: &Bench) {
     assert_eq!(error.kind(), ErrorKind::Corrupt);
     assert!(error.to_string().contains(&*blob.pieces()[0].volume().info().name), "{error}");
 
-    // What is written anew is compared anew.
+    // What is written again is compared with its new checksum.
     faulty.heal();
     write(&store, &blob, aligned(&pattern(2, MIB + 5))).unwrap();
     assert_holds_pattern(&store, &blob, 2);
 
-    // However the memory is scattered, the checksum is the same.
+    // The checksum is the same however the memory is scattered.
     let before = store.stats().retried;
     let read_scattered = || {
         let buf = Arc::new(Scattered::new(MIB + 5, 0));

@@ -1,4 +1,4 @@
-//! A limit on the bytes per second, for a disk that others use too.
+//! A limit on bytes per second, for a disk that others use too.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,9 +16,9 @@ use crate::contained;
 use crate::error::Result;
 use crate::region::{Place, Region};
 
-/// Passes operations on to another backend, no faster than so many bytes per second, reads and writes together.
+/// Passes operations on to another backend at a limited number of bytes per second, reads and writes together.
 ///
-/// An operation is passed on when a disk of that speed would have ended it, so that none ends sooner.
+/// An operation is passed on at the time when a disk of that speed would have finished it, so none finishes sooner.
 pub struct Throttled {
     inner: Arc<dyn Backend>,
     shared: Arc<Shared>,
@@ -34,13 +34,13 @@ struct Shared {
 #[derive(Default)]
 struct State {
     queue: VecDeque<Op>,
-    /// Bytes per second; none for as many as the inner backend takes.
+    /// Bytes per second; `None` for as many as the inner backend can move.
     limit: Option<NonZero<u64>>,
     closed: bool,
 }
 
 impl Throttled {
-    /// Starts the thread `ssdtrain-pace`, which sleeps until the next operation's time.
+    /// Starts the thread `ssdtrain-pace`, which sleeps until the next operation is due.
     pub fn new(inner: Arc<dyn Backend>, bytes_per_s: NonZero<u64>) -> io::Result<Throttled> {
         let shared = Arc::new(Shared::default());
         shared.state.lock().limit = Some(bytes_per_s);
@@ -50,7 +50,7 @@ impl Throttled {
         Ok(Throttled { inner, shared, thread: Some(thread) })
     }
 
-    /// Passes operations on no faster than that from now on, or as fast as they come.
+    /// Changes the limit from now on; `None` passes operations on as fast as they come.
     pub fn set_limit(&self, bytes_per_s: Option<NonZero<u64>>) {
         self.shared.state.lock().limit = bytes_per_s;
         self.shared.changed.notify_one();
@@ -89,7 +89,7 @@ impl Drop for Throttled {
 }
 
 impl Shared {
-    /// Passes operations on, each in its time, until no more come; what is left then goes at once.
+    /// Passes operations on, each when it is due, until no more come. What is then left is passed on at once.
     fn pass_on(&self, inner: &dyn Backend) {
         let mut free = Instant::now();
         let mut state = self.state.lock();
@@ -110,7 +110,7 @@ impl Shared {
                 }
             }
             drop(state);
-            // The operation fails if that panics, and the next ones go on.
+            // If that panics, the operation fails and the following ones continue.
             contained("a submission", || inner.submit(vec![op]));
             state = self.state.lock();
         }
@@ -156,7 +156,7 @@ mod tests {
     fn a_limit_that_is_lifted_holds_nothing_back() {
         let inner = Arc::new(Pool::new(1).unwrap());
         let region = inner.open(Place::Memory, 1 << 20).unwrap();
-        // Else the first alone would take an hour.
+        // Otherwise the first operation alone would take an hour.
         let throttled = Throttled::new(inner, NonZero::new(1).unwrap()).unwrap();
         let (done, ended) = mpsc::channel();
         throttled.submit(write(2, &region, &done));
@@ -168,7 +168,7 @@ mod tests {
     fn what_is_left_goes_at_once_when_it_is_dropped() {
         let inner = Arc::new(Pool::new(1).unwrap());
         let region = inner.open(Place::Memory, 1 << 20).unwrap();
-        // Else the first alone would take an hour.
+        // Otherwise the first operation alone would take an hour.
         let throttled = Throttled::new(inner, NonZero::new(1).unwrap()).unwrap();
         let (done, ended) = mpsc::channel();
         throttled.submit(write(2, &region, &done));

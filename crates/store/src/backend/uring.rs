@@ -1,8 +1,8 @@
 //! io_uring: one thread owns the ring and keeps up to `depth` operations in flight.
 //!
 //! Submitters put operations into a queue. The thread moves them into the ring, enters the kernel once for all of
-//! them, and sleeps there until an operation completes or, while the ring has room, a submitter signals the
-//! eventfd that the ring polls. Nothing spins and nothing times out.
+//! them, and sleeps there until an operation completes or, while the ring has room, a submitter signals the eventfd
+//! that the ring polls. Nothing busy-waits and nothing uses a timeout.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -20,7 +20,7 @@ use crate::error::Result;
 use crate::region::{Place, Region};
 use crate::spill_file::SpillFile;
 
-/// Marks the completions of the poll that wakes the thread; no key of a slab is as large.
+/// The user data of the poll that wakes the thread; no slab key is as large.
 const WAKE: u64 = u64::MAX;
 
 /// An io_uring and the thread `ssdtrain-uring` that owns it.
@@ -37,27 +37,27 @@ struct Shared {
 #[derive(Default)]
 struct State {
     queue: Queue,
-    /// The thread waits in the kernel, or is about to, and would start an operation if it were woken.
+    /// The thread sleeps in the kernel, or is about to, and would start an operation if it were woken.
     asleep: bool,
-    /// No more operations come.
+    /// No more operations will come.
     closed: bool,
     /// The thread has ended.
     ended: bool,
 }
 
-/// What the thread owns.
+/// The state that the thread owns.
 struct Engine {
     shared: Arc<Shared>,
     ring: IoUring,
     in_flight: Slab<Op>,
-    /// Done by the kernel, not yet told to anyone.
+    /// Finished by the kernel, but not completed yet.
     finished: Vec<(Op, io::Result<usize>)>,
     depth: usize,
     listening: bool,
 }
 
 impl Uring {
-    /// Starts the thread; the error is the kernel's where it refuses io_uring.
+    /// Starts the thread. If the kernel refuses io_uring, its error is returned.
     pub fn new(depth: usize) -> io::Result<Uring> {
         // SAFETY: a plain system call.
         let wake = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
@@ -72,7 +72,7 @@ impl Uring {
             let shared = Arc::clone(&shared);
             move || serve(&shared, depth.max(1), &started)
         })?;
-        // The thread must exist before its ring does: a ring for a single issuer belongs to its creator.
+        // The ring is created on the thread: a ring with a single issuer belongs to the thread that created it.
         let uring = Uring { shared, thread: Some(thread) };
         outcome.recv().map_err(io::Error::other)??;
         Ok(uring)
@@ -84,7 +84,7 @@ impl Backend for Uring {
         Ok(Arc::new(SpillFile::create(place, cap_bytes)?))
     }
 
-    /// Starts the operations; they fail at once, on the calling thread, if the kernel has given the ring up.
+    /// Starts the operations. If the ring has failed, they fail at once, on the calling thread.
     fn submit(&self, ops: Vec<Op>) {
         let mut state = self.shared.state.lock();
         if state.ended {
@@ -119,16 +119,16 @@ impl Drop for Uring {
 impl Shared {
     /// Makes the ring's poll complete.
     fn signal(&self) {
-        // It fails only when the count is full, and then the poll has long completed.
+        // The write fails only when the counter is full, and then the poll has long completed.
         let one = 1_u64;
         // SAFETY: an eventfd takes 8 bytes, and `one` is that long.
         unsafe { libc::write(self.wake.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
     }
 }
 
-/// The thread.
+/// Runs on the thread.
 fn serve(shared: &Arc<Shared>, depth: usize, started: &mpsc::SyncSender<io::Result<()>>) {
-    /// However the thread ends, what waits in the queue fails and nothing more is queued.
+    /// However the thread ends, queued operations fail and nothing more is queued.
     struct End<'a>(&'a Shared);
     impl Drop for End<'_> {
         fn drop(&mut self) {
@@ -143,7 +143,7 @@ fn serve(shared: &Arc<Shared>, depth: usize, started: &mpsc::SyncSender<io::Resu
     let _end = End(shared);
     let mut engine = match Engine::new(Arc::clone(shared), depth) {
         Ok(engine) => engine,
-        // If nobody receives it, nobody waits for the ring either.
+        // If nobody receives the error, nobody is waiting for the ring either.
         Err(error) => return drop(started.send(Err(error))),
     };
     if started.send(Ok(())).is_ok()
@@ -164,10 +164,9 @@ impl Engine {
         Ok(Engine { shared, ring, in_flight, finished, depth, listening: false })
     }
 
-    /// Carries operations out until the queue is closed and nothing is left.
+    /// Carries out operations until the queue is closed and nothing is left.
     ///
-    /// What the kernel has finished makes room first: the disk gets its next operations before anyone is told of
-    /// the last ones.
+    /// Freeing room comes first: the disk gets its next operations before the completions of the previous ones run.
     fn run(&mut self) -> io::Result<()> {
         while self.take_work() {
             self.enter(usize::from(self.finished.is_empty()))?;
@@ -177,11 +176,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Moves operations from the queue into the ring while it has room; false when there will be none any more.
+    /// Moves operations from the queue into the ring while it has room. Returns false when no more will come and none
+    /// is left.
     fn take_work(&mut self) -> bool {
         if !self.listening {
             let poll = opcode::PollAdd::new(types::Fd(self.shared.wake.as_raw_fd()), libc::POLLIN as u32);
-            // SAFETY: the poll has no memory, and `shared` keeps its file open for longer than the ring.
+            // SAFETY: the poll uses no memory, and `shared` keeps its file open for longer than the ring exists.
             let pushed = unsafe { self.ring.submission().push(&poll.multi(true).build().user_data(WAKE)) };
             self.listening = pushed.is_ok();
         }
@@ -197,8 +197,8 @@ impl Engine {
             };
             let slot = self.in_flight.vacant_entry();
             let entry = entry.user_data(slot.key() as u64);
-            // SAFETY: the slab keeps `op`, which owns the memory and the region, until its completion is handled;
-            // see also the drop of `Engine`.
+            // SAFETY: the slab keeps `op`, which owns the memory and the region, until its completion is handled; see
+            // also the drop of `Engine`.
             if unsafe { self.ring.submission().push(&entry) }.is_err() {
                 state.queue.push(op);
                 break;
@@ -210,7 +210,7 @@ impl Engine {
         !(state.closed && idle && self.in_flight.is_empty() && state.queue.is_empty())
     }
 
-    /// Submits what is in the ring, and sleeps until `want` completions are there.
+    /// Submits what is in the ring, and sleeps until `want` completions have arrived.
     fn enter(&self, want: usize) -> io::Result<()> {
         match self.ring.submit_and_wait(want) {
             Err(error) if !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => {
@@ -220,7 +220,7 @@ impl Engine {
         }
     }
 
-    /// Takes what the kernel has finished out of the ring; the error is that of the poll.
+    /// Takes finished operations out of the ring; the error is the poll's.
     fn reap(&mut self) -> io::Result<()> {
         let mut poll = Ok(());
         for completion in self.ring.completion() {
@@ -238,7 +238,7 @@ impl Engine {
         poll
     }
 
-    /// Completes what is finished.
+    /// Completes the finished operations.
     fn tell(&mut self) {
         for (op, result) in self.finished.drain(..) {
             let next = contained("the end of an operation", || op.complete(result)).unwrap_or_default();
@@ -250,7 +250,7 @@ impl Engine {
 }
 
 impl Drop for Engine {
-    /// The kernel may use an operation's memory until it completes: waits for all, also when `run` failed.
+    /// The kernel may use an operation's memory until it completes: waits for all of them, even if `run` failed.
     fn drop(&mut self) {
         self.tell();
         while !self.in_flight.is_empty() {
@@ -268,7 +268,7 @@ impl Drop for Engine {
     }
 }
 
-/// The ring, with the flags that save interruptions where the kernel knows them (6.1, 5.19).
+/// Builds the ring, with the flags that avoid interrupts where the kernel supports them (6.1, 5.19).
 fn build_ring(entries: u32) -> io::Result<IoUring> {
     let mut deferred = IoUring::builder();
     deferred.setup_single_issuer().setup_defer_taskrun();
@@ -283,10 +283,10 @@ fn build_ring(entries: u32) -> io::Result<IoUring> {
     IoUring::new(entries)
 }
 
-/// The operation as the ring takes it.
+/// The operation as a submission entry.
 fn describe(op: &Op) -> io::Result<squeue::Entry> {
     let fd = types::Fd(op.region::<SpillFile>()?.as_fd().as_raw_fd());
-    // A single operation is never longer than `io_bytes`; were it, it would come back short and go on.
+    // A single operation is never longer than `io_bytes`; if it were, it would come back short and continue.
     let len = u32::try_from(op.len()).unwrap_or(1 << 30);
     Ok(match op.direction() {
         Direction::Read => opcode::Read::new(fd, op.ptr(), len).offset(op.offset()).build(),

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 
 use super::{BLOCK, IoBuf};
 
-/// Zeroed heap memory, aligned to and a multiple of [`BLOCK`] bytes.
+/// Zeroed heap memory. Its address and size are multiples of [`BLOCK`] bytes.
 ///
 /// Its bytes are reachable only through `&mut`, so never while a transfer holds an `Arc` of it.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ unsafe impl IoBuf for AlignedBuf {
 }
 
 impl AlignedBuf {
-    /// Room for `bytes`, rounded up to whole blocks (at least one). `None` if memory has run out.
+    /// Allocates room for `bytes`, rounded up to whole blocks (at least one). `None` if memory has run out.
     pub fn new(bytes: usize) -> Option<AlignedBuf> {
         let size = bytes.max(1).checked_next_multiple_of(BLOCK)?;
         let layout = Layout::from_size_align(size, BLOCK).ok()?;

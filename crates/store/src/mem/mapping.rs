@@ -1,4 +1,4 @@
-//! Anonymous memory in huge pages, all of it there from the start.
+//! Anonymous memory in huge pages, populated from the start.
 
 use std::io;
 use std::num::NonZero;
@@ -7,9 +7,9 @@ use std::thread;
 
 use super::BLOCK;
 
-/// Bytes of a huge page: what mappings are aligned to and multiples of.
+/// Bytes of a huge page: the alignment of mappings and the unit of their size.
 pub(super) const HUGE: usize = 2 << 20;
-/// More threads than this do not clear memory faster.
+/// More threads than this do not clear memory any faster.
 const MAX_THREADS: usize = 8;
 
 /// Zeroed private memory of whole huge pages, unmapped on drop.
@@ -25,12 +25,12 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `bytes`, a multiple of [`HUGE`] that is not 0, and has the kernel provide all of them now.
+    /// Maps `bytes`, a multiple of [`HUGE`] that is not 0, and makes the kernel populate all of them now.
     ///
-    /// The error is the kernel's: it has no such memory, or no thread for the work.
+    /// The error is the kernel's: it has no such memory, or cannot start a thread for the work.
     pub(super) fn new(bytes: usize) -> io::Result<Mapping> {
         let mapping = Mapping::reserve(bytes)?;
-        // It fails where the kernel has no huge pages; small ones serve as well, only more slowly.
+        // This fails where the kernel has no huge pages; small ones work as well, only more slowly.
         // SAFETY: the whole range is the mapping's, and the advice changes none of its bytes.
         unsafe { libc::madvise(mapping.memory.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
         mapping.provide()?;
@@ -49,12 +49,12 @@ impl Mapping {
         unsafe { self.memory.add(offset) }
     }
 
-    /// An aligned range of addresses: a longer one, less what is too much at either end.
+    /// Reserves an aligned range of addresses: maps a longer one and cuts off the excess at both ends.
     fn reserve(bytes: usize) -> io::Result<Mapping> {
         let longer = bytes.checked_add(HUGE).ok_or(io::ErrorKind::OutOfMemory)?;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping where the kernel likes touches no other.
+        // SAFETY: a new mapping at an address of the kernel's choice touches no other.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), longer, access, flags, -1, 0) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -67,7 +67,7 @@ impl Mapping {
         Ok(Mapping { memory, bytes })
     }
 
-    /// Has the kernel provide all pages, in several threads, since it clears them.
+    /// Makes the kernel populate all pages, in several threads, since it has to clear them.
     fn provide(&self) -> io::Result<()> {
         let threads = thread::available_parallelism().map_or(1, NonZero::get).min(MAX_THREADS);
         let share = self.bytes.div_ceil(threads).next_multiple_of(HUGE);
@@ -94,7 +94,7 @@ impl Mapping {
         }
         let error = io::Error::last_os_error();
         match error.raw_os_error() {
-            // The kernel is older than 5.14.
+            // The kernel is older than Linux 5.14.
             Some(libc::EINVAL | libc::ENOSYS) => {
                 self.touch(start, bytes);
                 Ok(())
@@ -106,7 +106,8 @@ impl Mapping {
     /// Writes to each page of a range that nobody uses yet.
     fn touch(&self, start: usize, bytes: usize) {
         for offset in (start..start + bytes).step_by(BLOCK) {
-            // SAFETY: the byte is one of the mapping's, which no one else has yet, and this thread's range has it alone.
+            // SAFETY: the byte belongs to the mapping, which no one else has yet, and only this thread has this
+            // range.
             unsafe { self.at(offset).write_volatile(0) };
         }
     }
@@ -118,7 +119,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Unmaps memory that was mapped in this file and is used no more.
+/// Unmaps memory that was mapped in this file and is no longer used.
 fn unmap(memory: *mut u8, bytes: usize) {
     if bytes == 0 {
         return;

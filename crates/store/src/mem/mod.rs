@@ -10,8 +10,8 @@ use std::iter;
 pub use aligned::AlignedBuf;
 pub use pool::{HostPool, PAGE, Pin, Slot};
 
-/// The grain of transfers: direct I/O wants addresses, lengths and offsets that are multiples of
-/// the device's logical block, and 4 KiB suits every device that this library transfers to directly.
+/// The granularity of transfers. Direct I/O requires addresses, lengths and offsets that are multiples of the
+/// device's logical block, and 4 KiB suits every device that this library transfers to directly.
 pub const BLOCK: usize = 4096;
 
 /// `bytes` rounded up to whole blocks.
@@ -24,19 +24,20 @@ pub(crate) const fn round_to_block(bytes: u64) -> u64 {
 /// # Safety
 ///
 /// From creation to drop, `part` names the same `len` bytes, each at an address of its own and valid for reads and
-/// writes of whoever reaches them. Whoever holds the value sees to it that nobody writes those bytes while a transfer from them runs, and
-/// that nobody touches them while a transfer into them runs. All `len` bytes belong to the transfer, not only its
-/// payload: a transfer may read or overwrite what follows the payload up to the next multiple of [`BLOCK`].
+/// writes by whatever can access them. Whoever holds the value ensures that nobody writes those bytes while a
+/// transfer from them runs, and that nobody touches them while a transfer into them runs. All `len` bytes belong to
+/// the transfer, not only its payload: a transfer may read or overwrite what follows the payload up to the next
+/// multiple of [`BLOCK`].
 pub unsafe trait IoBuf: Send + Sync {
-    /// Where the byte at `offset` lies, and how many bytes lie contiguously from there on: at least 1 and at most
+    /// The address of the byte at `offset`, and how many bytes are contiguous from there: at least 1 and at most
     /// `len() - offset`. `offset` is less than `len()`.
     fn part(&self, offset: usize) -> (*mut u8, usize);
 
     /// How many bytes a transfer may use: the capacity, not the payload.
     fn len(&self) -> usize;
 
-    /// Whether the processor reaches the byte at `offset`. If not, only a backend that reaches it may be given the value: no
-    /// checksum is taken of it, and nothing copies it to where it suits.
+    /// Whether the processor can access the byte at `offset`. If not, the value may only be given to a backend that
+    /// can access it: no checksum is taken of it, and nothing copies it into suitable memory.
     fn is_on_host(&self, _offset: usize) -> bool {
         true
     }
@@ -47,7 +48,7 @@ pub unsafe trait IoBuf: Send + Sync {
     }
 }
 
-/// The contiguous parts of the first `len` bytes of `buf`, in order: the address and the bytes of each.
+/// The contiguous parts of the first `len` bytes of `buf`, in order: the address and length of each.
 pub fn parts(buf: &dyn IoBuf, len: usize) -> impl Iterator<Item = (*mut u8, usize)> {
     let mut start = 0;
     iter::from_fn(move || {

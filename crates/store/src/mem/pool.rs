@@ -12,31 +12,30 @@ use super::runs::Runs;
 use super::{IoBuf, parts};
 use crate::error::{Error, ErrorKind, Result};
 
-/// The grain of a [`HostPool`], in bytes.
+/// The granularity of a [`HostPool`], in bytes.
 pub const PAGE: usize = 64 << 10;
 
-/// Makes host memory known to a device, which can then copy from and to it without help of the processor.
+/// Makes host memory known to a device, which can then copy from and to it without the processor's help.
 pub trait Pin: Send + Sync {
-    /// Pins `bytes` at `memory`. The error says why not.
+    /// Pins `bytes` at `memory`. The error says why it failed.
     ///
     /// # Safety
     ///
-    /// The memory is mapped, and stays so until it was unpinned.
+    /// The memory is mapped, and stays so until it has been unpinned.
     unsafe fn pin(&self, memory: NonNull<u8>, bytes: usize) -> Result<(), String>;
 
-    /// Ends what [`pin`](Pin::pin) began; it waits for what the device still does with the memory. What goes wrong it
-    /// logs.
+    /// Undoes [`pin`](Pin::pin); it waits until the device has finished with the memory. Failures are logged.
     ///
     /// # Safety
     ///
-    /// The very range was pinned, was not unpinned since, and is still mapped.
+    /// Exactly this range was pinned, has not been unpinned since, and is still mapped.
     unsafe fn unpin(&self, memory: NonNull<u8>, bytes: usize);
 }
 
 /// Pinned host memory, handed out in [`Slot`]s. A cheap handle: clones share one pool.
 ///
-/// A slot takes any pages that are free, so there is room for as long as enough pages are. The memory is unpinned and
-/// unmapped with the last of handles and slots.
+/// A slot can take any free pages, so there is room for it as long as enough pages are free. The memory is unpinned
+/// and unmapped when the last handle and the last slot are dropped.
 #[derive(Clone)]
 pub struct HostPool {
     shared: Arc<Shared>,
@@ -45,7 +44,7 @@ pub struct HostPool {
 struct Shared {
     cap: u64,
     pin: Arc<dyn Pin>,
-    /// Held while the pool grows, which may take seconds; slots come and go meanwhile.
+    /// Held while the pool grows, which may take seconds; slots are still taken and freed meanwhile.
     growing: Mutex<()>,
     state: Mutex<State>,
 }
@@ -54,7 +53,7 @@ struct Shared {
 struct State {
     free: Runs,
     regions: Vec<Region>,
-    /// Pages of all regions, counted through from the first region on.
+    /// The number of pages of all regions. Pages are numbered from the first region on.
     pages: usize,
 }
 
@@ -66,18 +65,19 @@ struct Region {
 }
 
 impl HostPool {
-    /// An empty pool of at most `cap_bytes`, rounded down to whole 2 MiB.
+    /// An empty pool of at most `cap_bytes`, rounded down to a multiple of 2 MiB.
     pub fn new(cap_bytes: u64, pin: Arc<dyn Pin>) -> HostPool {
         let cap = cap_bytes / HUGE as u64 * HUGE as u64;
         HostPool { shared: Arc::new(Shared { cap, pin, growing: Mutex::default(), state: Mutex::default() }) }
     }
 
-    /// Maps and pins `bytes` more, rounded up to whole 2 MiB. This is slow: better at the start than in a step.
+    /// Maps and pins `bytes` more, rounded up to a multiple of 2 MiB. This is slow, so do it at the start rather than
+    /// in a step.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::NoSpace`] if the pool would exceed its cap or the system has no such memory,
-    /// [`ErrorKind::Config`] if the memory cannot be pinned. The pool is as before then.
+    /// [`ErrorKind::Config`] if the memory cannot be pinned. The pool is then unchanged.
     pub fn grow(&self, bytes: u64) -> Result<()> {
         let Shared { cap, pin, growing, state } = &*self.shared;
         let _alone = growing.lock();
@@ -107,7 +107,8 @@ impl HostPool {
         Ok(())
     }
 
-    /// Memory for `bytes`, padded to whole pages of [`PAGE`]; `None` if fewer are free now. It holds anything at all.
+    /// Takes memory for `bytes`, padded to whole pages of [`PAGE`]; `None` if fewer are free now. Its contents are
+    /// arbitrary.
     pub fn take(&self, bytes: u64) -> Option<Slot> {
         let pages = usize::try_from(bytes.div_ceil(PAGE as u64)).ok()?;
         let mut state = self.shared.state.lock();
@@ -123,12 +124,12 @@ impl HostPool {
         Some(Slot { pool: Arc::clone(&self.shared), bytes, runs, pieces, capacity: pages * PAGE })
     }
 
-    /// Bytes of the pool, taken or free; all of them are pinned.
+    /// Bytes of the pool, in use or free; all of them are pinned.
     pub fn capacity(&self) -> u64 {
         (self.shared.state.lock().pages * PAGE) as u64
     }
 
-    /// Bytes that are free now; a slot of as many can be taken.
+    /// Bytes that are free now; a slot of that size can be taken.
     pub fn free_bytes(&self) -> u64 {
         (self.shared.state.lock().free.free() * PAGE) as u64
     }
@@ -138,7 +139,7 @@ impl HostPool {
         self.shared.cap
     }
 
-    /// How often memory was pinned: once for each time the pool grew.
+    /// How many times memory was pinned: once each time the pool grew.
     pub fn pins(&self) -> u64 {
         self.shared.state.lock().regions.len() as u64
     }
@@ -152,7 +153,7 @@ impl State {
         self.regions.push(region);
     }
 
-    /// Where a page lies.
+    /// The address of a page.
     fn address(&self, page: usize) -> NonNull<u8> {
         let region = &self.regions[self.regions.partition_point(|region| region.first_page <= page) - 1];
         region.mapping.at((page - region.first_page) * PAGE)
@@ -161,7 +162,7 @@ impl State {
 
 impl Region {
     fn pinned(mapping: Mapping, pin: &Arc<dyn Pin>) -> Result<Region> {
-        // SAFETY: the mapping is the region's, which unpins it before it is unmapped.
+        // SAFETY: the mapping belongs to the region, which unpins it before it is unmapped.
         match unsafe { pin.pin(mapping.at(0), mapping.len()) } {
             Ok(()) => Ok(Region { first_page: 0, mapping, pin: Arc::clone(pin) }),
             Err(reason) => {
@@ -178,26 +179,26 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: `pinned` pinned this range, nothing unpinned it since, and the mapping is dropped after this.
+        // SAFETY: `pinned` pinned this range, nothing has unpinned it since, and the mapping is dropped after this.
         unsafe { self.pin.unpin(self.mapping.at(0), self.mapping.len()) };
     }
 }
 
-/// Pages of a [`HostPool`] that hold one value; they go back on drop.
+/// Pages of a [`HostPool`] that hold one value; they are returned on drop.
 ///
-/// Its bytes are reachable only through raw pointers. Whoever holds the slot sees to it that copies from and to it and
-/// transfers do not get into each other's way, and have ended when it is dropped.
+/// Its bytes are reachable only through raw pointers. Whoever holds the slot ensures that transfers, and copies from
+/// and to it, do not conflict with each other and have ended when it is dropped.
 pub struct Slot {
     pool: Arc<Shared>,
     bytes: u64,
     runs: Vec<Range<usize>>,
-    /// Where the runs lie, in the same order.
+    /// The addresses of the runs, in the same order.
     pieces: Vec<Piece>,
     capacity: usize,
 }
 
 struct Piece {
-    /// Bytes of the slot before it.
+    /// Bytes of the slot that come before it.
     start: usize,
     memory: NonNull<u8>,
 }
@@ -213,15 +214,15 @@ impl Slot {
         self.bytes
     }
 
-    /// The contiguous parts of the payload, in order: the address and the bytes of each.
+    /// The contiguous parts of the payload, in order: the address and length of each.
     pub fn parts(&self) -> impl Iterator<Item = (*mut u8, usize)> {
         // The payload is no longer than the capacity, which is a usize.
         parts(self, usize::try_from(self.bytes).unwrap_or(self.capacity))
     }
 }
 
-// SAFETY: the pages are mapped for as long as the pool, which the slot keeps; they are the slot's alone until its drop,
-// and nothing but its holder reaches them.
+// SAFETY: the pages are mapped for as long as the pool exists, which the slot keeps alive; they are the slot's alone
+// until its drop, and nothing but its holder reaches them.
 unsafe impl IoBuf for Slot {
     fn part(&self, offset: usize) -> (*mut u8, usize) {
         let next = self.pieces.partition_point(|piece| piece.start <= offset);
@@ -247,7 +248,7 @@ mod tests {
 
     use super::*;
 
-    /// Keeps a list of what is pinned, and may refuse.
+    /// Records what is pinned, and can be made to refuse.
     #[derive(Default)]
     struct Recorder {
         pinned: Mutex<Vec<(usize, usize)>>,
@@ -369,7 +370,7 @@ mod tests {
         let (pool, _) = pool(2 * STEP);
         pool.grow(STEP).unwrap();
         pool.grow(STEP).unwrap();
-        // Two regions are never one part, even where they happen to be neighbours.
+        // Two regions never form one part, even where they happen to be adjacent.
         let slot = pool.take(STEP + 1).unwrap();
         let parts: Vec<_> = slot.parts().collect();
         assert_eq!(parts.iter().map(|part| part.1).collect::<Vec<_>>(), [HUGE, 1]);

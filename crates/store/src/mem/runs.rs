@@ -1,29 +1,30 @@
-//! Which pages are free, as runs of neighbours.
+//! Tracks which pages are free, as runs of adjacent pages.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// The free pages of memory whose users take any runs: there is room for as long as enough pages are free, however
-/// scattered.
+/// The free pages of memory whose users accept any set of runs: there is room as long as enough pages are free,
+/// however scattered they are.
 #[derive(Debug, Default)]
 pub(super) struct Runs {
-    /// Free runs, from the first page to the one past the last. Neighbours are merged, except across a border.
+    /// Free runs: first page to one past the last. Adjacent runs are merged, except across a border.
     runs: BTreeMap<usize, usize>,
-    /// The first pages of the ranges that were added.
+    /// The first page of each range that was added.
     borders: BTreeSet<usize>,
     free: usize,
 }
 
 impl Runs {
-    /// More pages, all free. They are new here, and never in one run with pages that were added before or later.
+    /// Adds new pages, all of them free. They are never merged into one run with pages that were added before or
+    /// later.
     pub(super) fn add(&mut self, pages: Range<usize>) {
         self.borders.insert(pages.start);
         self.insert(pages);
     }
 
-    /// Takes `pages` pages, or `None` if fewer are free. They are one run, the first that is long enough, or else as
-    /// few as the longest make.
+    /// Takes `pages` pages, or returns `None` if fewer are free. They are one run if any is long enough (the first
+    /// such run is used); otherwise the longest runs are used, so that they are as few as possible.
     pub(super) fn take(&mut self, pages: usize) -> Option<Vec<Range<usize>>> {
         if pages > self.free {
             return None;
@@ -51,19 +52,19 @@ impl Runs {
         Some(taken)
     }
 
-    /// Gives pages back that were taken and not given back since.
+    /// Gives back pages that were taken and have not been given back since.
     pub(super) fn give(&mut self, runs: &[Range<usize>]) {
         for run in runs {
             self.insert(run.clone());
         }
     }
 
-    /// How many pages are free.
+    /// The number of free pages.
     pub(super) fn free(&self) -> usize {
         self.free
     }
 
-    /// Frees a run, and merges it with its neighbours.
+    /// Frees a run and merges it with the runs next to it.
     fn insert(&mut self, run: Range<usize>) {
         if run.is_empty() {
             return;
@@ -160,7 +161,8 @@ mod tests {
                     }
                     Step::Give(_) => {}
                 }
-                // Taken and free runs are all that was added, once, and none crosses a border.
+                // Together, taken and free runs cover everything that was added exactly once, and no run crosses a
+                // border.
                 let mut all = free_runs(&runs);
                 prop_assert_eq!(runs.free(), all.iter().map(Range::len).sum::<usize>());
                 all.extend(taken.iter().flatten().cloned());

@@ -1,5 +1,5 @@
-// The little of CUDA's runtime that libtorch's header of its caching allocator names, so that the shim builds without CUDA. It is
-// for declarations only: nothing here is called, and nothing of CUDA is linked.
+// The few declarations of CUDA's runtime that libtorch's header for its caching allocator needs, so that the shim
+// builds without CUDA. They are declarations only: nothing here is called, and no CUDA library is linked.
 #pragma once
 #include <cstddef>
 

@@ -1,4 +1,4 @@
-//! Pretended CUDA and cuFile libraries, and a program that is run on them under the hook.
+//! Fake CUDA and cuFile libraries, and a program that runs on them under the hook.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,12 +6,12 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-/// A folder with the pretended libraries and the program, built by the C compiler.
+/// A folder with the fake libraries and the program, built by the C compiler.
 pub(crate) struct Bench {
     folder: TempDir,
 }
 
-/// What a run printed.
+/// The output of a run.
 pub(crate) struct Report {
     numbers: BTreeMap<String, i64>,
     pub(crate) errors: String,
@@ -39,12 +39,12 @@ impl Bench {
         self.execute("program", mode, variables)
     }
 
-    /// The same, in a program that loads what uses CUDA by `dlopen` and not for all.
+    /// The same, in a program that loads the code that uses CUDA with `dlopen`, and not globally.
     pub(crate) fn run_as_module(&self, mode: &str, variables: &[(&str, &str)]) -> Report {
         self.execute("loader", mode, variables)
     }
 
-    /// Runs the program in which registrations are held.
+    /// Runs the program in which registrations are held back.
     pub(crate) fn run_held(&self, mode: &str, variables: &[(&str, &str)]) -> Report {
         self.execute("held", mode, variables)
     }
@@ -55,7 +55,7 @@ impl Bench {
         self.execute("idle", "", variables).errors
     }
 
-    /// There is no cuFile.
+    /// Removes cuFile.
     pub(crate) fn remove_cufile(&self) {
         std::fs::remove_file(self.folder.path().join("libcufile.so.0")).unwrap();
     }
@@ -110,7 +110,7 @@ impl Report {
     }
 }
 
-/// The library that is preloaded. Cargo builds it with every test of this package, and puts it next to them.
+/// The library to preload. Cargo builds it with every test of this package, and puts it next to them.
 fn hook() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let folder = test.parent().unwrap();

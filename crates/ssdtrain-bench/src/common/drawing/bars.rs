@@ -1,4 +1,4 @@
-//! Bars.
+//! Bar charts.
 
 use anyhow::Result;
 use plotters::prelude::*;
@@ -14,7 +14,7 @@ pub(crate) struct Bars<'a> {
     pub(crate) labels: bool,
 }
 
-/// One of them.
+/// One bar.
 pub(crate) struct Bar {
     pub(crate) value: f64,
     /// Written above the bar.
@@ -27,7 +27,7 @@ pub(crate) struct Bar {
 }
 
 impl Bars<'_> {
-    /// Pixels that the labels take of the height.
+    /// The part of the height, in pixels, that the labels take.
     pub(crate) const LABELS: u32 = 64;
 
     /// Draws the bars over all of `canvas`.
@@ -55,7 +55,7 @@ impl Bars<'_> {
             let (left, middle) = (index as f64 + 0.18, index as f64 + 0.5);
             let corners = [(left, 0.0), (left + 0.64, bar.value)];
             chart.draw_series([Rectangle::new(corners, bar.colour.filled())])?;
-            // Clear of a diamond on top of the bar.
+            // Keeps clear of a diamond on top of the bar.
             let near = bar.mark.is_some_and(|mark| (mark - bar.value).abs() < 0.05 * highest);
             let above = EmptyElement::at((middle, bar.value))
                 + Text::new(

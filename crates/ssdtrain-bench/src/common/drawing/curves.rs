@@ -7,25 +7,25 @@ use plotters::style::text_anchor::{HPos, VPos};
 
 use super::{COLOURS, Canvas, GRID, INK, text};
 
-/// Curves over two axes from zero, with a legend above them. Points may be marked: they have a ring, and a dashed line joins
-/// them from left to right.
+/// Curves over two axes that start at zero, with a legend above them. Points may be marked: they get a ring, and a
+/// dashed line joins them from left to right.
 pub(crate) struct Curves<'a> {
     pub(crate) title: &'a str,
     pub(crate) x_title: &'a str,
     pub(crate) y_title: &'a str,
     pub(crate) curves: &'a [Curve],
-    /// What the legend says of marked points.
+    /// The legend's text for marked points.
     pub(crate) marked: &'a str,
 }
 
-/// One of them.
+/// One curve.
 pub(crate) struct Curve {
     pub(crate) name: String,
     /// In the order in which they are joined.
     pub(crate) spots: Vec<Spot>,
 }
 
-/// One of its points.
+/// A point of a curve.
 #[derive(Clone, Debug)]
 pub(crate) struct Spot {
     pub(crate) x: f64,
@@ -37,7 +37,7 @@ pub(crate) struct Spot {
 
 type Chart<'a, B> = ChartContext<'a, B, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 
-/// Pixels from the picture's edge to what is in it.
+/// Pixels from the picture's edge to its contents.
 const MARGIN: i32 = 16;
 /// Pixels of a line of the legend.
 const LEGEND: i32 = 26;
@@ -56,7 +56,7 @@ impl Curves<'_> {
         let below = self.draw_legend(canvas)?;
         let (_, area) = canvas.split_vertically(below);
         let highest = |value: fn(&Spot) -> f64| 1.08 * self.spots().map(value).fold(0.0, f64::max);
-        // An axis has a length even where there is nothing on it.
+        // An axis has a length even if nothing is on it.
         let end = |highest: f64| if highest > 0.0 { highest } else { 1.0 };
         let (right, top) = (end(highest(|spot| spot.x)), end(highest(|spot| spot.y)));
         let mut chart = ChartBuilder::on(&area)
@@ -96,7 +96,7 @@ impl Curves<'_> {
         self.curves.iter().flat_map(|curve| &curve.spots)
     }
 
-    /// Title and legend; returns the height that they take.
+    /// Draws the title and the legend; returns the height that they take.
     fn draw_legend<B: DrawingBackend<ErrorType: 'static>>(&self, canvas: &Canvas<B>) -> Result<i32> {
         canvas.draw(&Text::new(self.title, (MARGIN, MARGIN), text(22, HPos::Left, VPos::Top)))?;
         let style = text(17, HPos::Left, VPos::Center);
@@ -166,11 +166,11 @@ fn number(value: f64, end: f64) -> String {
     format!("{value:.digits$}")
 }
 
-/// A place, in pixels.
+/// A position, in pixels.
 type Pixel = (i32, i32);
 
-/// Where the middle of each label goes, beside its point: clear of all points and of the labels before it and, if that can be, of the
-/// lines. None where there is no room. Each point comes with the width of its label.
+/// Where to put the middle of each label, relative to its point: clear of all points, of the labels before it and, if
+/// possible, of the lines. `None` if there is no room. Each point comes with the width of its label.
 fn offsets(points: &[(Pixel, i32)], lines: &[(Pixel, Pixel)]) -> Vec<Option<Pixel>> {
     let mut taken: Vec<_> =
         points.iter().map(|&(point, _)| Area::around(point, 2 * RING, 2 * RING)).collect();
@@ -197,7 +197,7 @@ fn offsets(points: &[(Pixel, i32)], lines: &[(Pixel, Pixel)]) -> Vec<Option<Pixe
     offsets.collect()
 }
 
-/// What a line covers.
+/// The area that a line covers.
 fn dots(from: Pixel, to: Pixel) -> impl Iterator<Item = Area> {
     let (dx, dy) = (to.0 - from.0, to.1 - from.1);
     let count = (dx.abs().max(dy.abs()) / 4).max(1);

@@ -1,4 +1,4 @@
-//! Pictures as SVG or PNG, drawn alike on every machine: the font of a PNG is part of the program.
+//! Pictures as SVG or PNG that look the same on every machine: the font of a PNG is part of the program.
 
 mod bars;
 mod curves;
@@ -46,7 +46,7 @@ pub(crate) trait Picture {
     fn draw<B: DrawingBackend<ErrorType: 'static>>(&self, canvas: &Canvas<B>) -> Result<()>;
 }
 
-/// Colours that people tell apart, colour-blind ones too (Okabe and Ito).
+/// Colours that people can tell apart, including colour-blind people (Okabe and Ito).
 pub(crate) const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -56,16 +56,16 @@ pub(crate) const COLOURS: [RGBColor; 6] = [
     RGBColor(86, 180, 233),
 ];
 
-/// Of text, axes and marks.
+/// The colour of text, axes and marks.
 pub(crate) const INK: RGBColor = RGBColor(40, 40, 40);
 
-/// Of grid lines.
+/// The colour of grid lines.
 pub(crate) const GRID: RGBColor = RGBColor(225, 225, 225);
 
-/// The embedded font goes by this name; in an SVG it is the viewer's.
+/// The embedded font has this name; in an SVG it is the viewer's own font.
 const FONT: &str = "sans-serif";
 
-/// Roboto, of which `assets/README.md` tells.
+/// Roboto; see `assets/README.md`.
 static ROBOTO: &[u8] = include_bytes!("../../../assets/Roboto-Regular.ttf");
 
 /// A file name that ends in `.svg` or `.png`; for clap.
@@ -77,7 +77,7 @@ fn parse_file(text: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// Draws `picture` into the file `path`, as SVG or, if its name says so, as PNG.
+/// Draws `picture` into the file `path`, as SVG or, if the name ends so, as PNG.
 ///
 /// # Errors
 /// If the file cannot be written.
@@ -93,7 +93,7 @@ fn write(path: &Path, picture: &impl Picture) -> Result<()> {
     std::fs::write(path, text).with_context(context)
 }
 
-/// Text of `size` pixels, held at `horizontal` and `vertical`.
+/// Text of `size` pixels, anchored at `horizontal` and `vertical`.
 pub(crate) fn text(size: u32, horizontal: HPos, vertical: VPos) -> TextStyle<'static> {
     TextStyle::from((FONT, size).into_font()).color(&INK).pos(Pos::new(horizontal, vertical))
 }

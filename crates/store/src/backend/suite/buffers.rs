@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::mem::{AlignedBuf, BLOCK, IoBuf, Pin, parts};
 
-/// Bytes that differ from place to place and from seed to seed.
+/// Bytes that differ from position to position and from seed to seed.
 pub(super) fn pattern(seed: usize, len: usize) -> Vec<u8> {
     let (mut state, mut bytes) = (seed as u64, Vec::with_capacity(len + 8));
     while bytes.len() < len {
@@ -16,7 +16,7 @@ pub(super) fn pattern(seed: usize, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Aligned memory with room for the padding, beginning with `bytes`.
+/// Aligned memory with room for the padding; it begins with `bytes`.
 pub(super) fn aligned(bytes: &[u8]) -> Arc<AlignedBuf> {
     let mut buf = AlignedBuf::new(bytes.len()).unwrap();
     buf.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
@@ -28,14 +28,14 @@ pub(super) fn bytes(buf: &mut Arc<AlignedBuf>, len: usize) -> &[u8] {
     &Arc::get_mut(buf).expect("no transfer holds the memory").as_mut_slice()[..len]
 }
 
-/// A part of aligned memory, as unsuitable as can be.
+/// A part of aligned memory, chosen to be as unsuitable as possible.
 pub(super) struct Part {
     pub(super) whole: AlignedBuf,
     pub(super) start: usize,
     pub(super) len: usize,
 }
 
-// SAFETY: a part of memory that `whole` owns and keeps where it is; only a transfer reaches it.
+// SAFETY: it is a part of memory that `whole` owns and never moves; only a transfer reaches it.
 unsafe impl IoBuf for Part {
     fn part(&self, offset: usize) -> (*mut u8, usize) {
         (self.whole.part(self.start + offset).0, self.len - offset)
@@ -46,7 +46,7 @@ unsafe impl IoBuf for Part {
     }
 }
 
-/// Several pieces of aligned memory as one; all but the last `short` bytes of each.
+/// Several pieces of aligned memory used as one buffer; the last `short` bytes of each piece are left out.
 pub(super) struct Scattered {
     pieces: Vec<AlignedBuf>,
     short: usize,
@@ -66,7 +66,7 @@ impl Scattered {
     }
 }
 
-// SAFETY: each byte is one of a piece that this value owns and that keeps its place; only a transfer reaches it.
+// SAFETY: each byte is in a piece that this value owns and that never moves; only a transfer reaches it.
 unsafe impl IoBuf for Scattered {
     fn part(&self, mut offset: usize) -> (*mut u8, usize) {
         for piece in &self.pieces {
@@ -95,7 +95,7 @@ impl Pin for Unpinned {
     unsafe fn unpin(&self, _: NonNull<u8>, _: usize) {}
 }
 
-/// Sets the first bytes of memory that no transfer has now.
+/// Sets the first bytes of memory that no transfer uses now.
 pub(super) fn fill(buf: &dyn IoBuf, bytes: &[u8]) {
     let mut rest = bytes;
     for (memory, len) in parts(buf, bytes.len()) {
@@ -106,7 +106,7 @@ pub(super) fn fill(buf: &dyn IoBuf, bytes: &[u8]) {
     }
 }
 
-/// The first `len` bytes of memory that no transfer has now.
+/// The first `len` bytes of memory that no transfer uses now.
 pub(super) fn contents(buf: &dyn IoBuf, len: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len);
     for (memory, len) in parts(buf, len) {
