@@ -12,7 +12,7 @@ use crate::region::Place;
 
 /// Largest allowed size of a single I/O, in bytes; the kernel moves at most slightly less than 2 GiB at once.
 const MAX_IO_BYTES: usize = 1 << 30;
-/// Most operations that may be in flight: the largest io_uring of kernels before 5.4.
+/// Most operations that may be in flight. The first kernels with io_uring take no larger ring; later ones take up to 32,768.
 const MAX_QUEUE_DEPTH: usize = 4096;
 
 /// The configuration for [`Store::open`](super::Store::open).
