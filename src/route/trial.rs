@@ -120,8 +120,8 @@ impl<D: Device> Trial<'_, D> {
         Ok((moved() - before) as f64 / took.as_secs_f64())
     }
 
-    fn all_loaded(&self, parcels: &[Arc<dyn Parcel>], told: &[Receiver<Result<()>>]) -> Result<()> {
-        parcels.iter().zip(told).try_for_each(|(parcel, told)| self.loaded(&**parcel, told))
+    fn all_loaded(&self, parcels: &[Arc<dyn Parcel>], outcomes: &[Receiver<Result<()>>]) -> Result<()> {
+        parcels.iter().zip(outcomes).try_for_each(|(parcel, outcome)| self.loaded(&**parcel, outcome))
     }
 
     /// A new storage that holds `bytes`.
@@ -183,16 +183,16 @@ impl<D: Device> Trial<'_, D> {
     /// Begins to load; the outcome is sent to the returned receiver.
     fn load(&self, parcel: &Arc<dyn Parcel>, into: &Storage) -> Receiver<Result<()>> {
         self.moved.borrow_mut().storages.push(into.clone());
-        let (tell, told) = channel();
-        let done = Completion::new(move |outcome| drop(tell.send(outcome)));
+        let (sender, receiver) = channel();
+        let done = Completion::new(move |outcome| drop(sender.send(outcome)));
         Arc::clone(parcel).load(into.clone(), &Here::default(), done);
-        told
+        receiver
     }
 
     /// Waits until what this thread computes next can use the bytes.
-    fn loaded(&self, parcel: &dyn Parcel, told: &Receiver<Result<()>>) -> Result<()> {
+    fn loaded(&self, parcel: &dyn Parcel, outcome: &Receiver<Result<()>>) -> Result<()> {
         let lost = |_| Error::new(ErrorKind::Io, "internal error: a load that never ended");
-        told.recv().map_err(lost)??;
+        outcome.recv().map_err(lost)??;
         parcel.order(None, StallCause::CopyIn, &Arc::default(), &Here::default())
     }
 }
@@ -249,7 +249,7 @@ mod tests {
         let store = Store::open(config()).unwrap();
         let tier: Arc<dyn Tier> = DirectTier::new(device(), store.clone(), PIECE, None).unwrap();
         Trial::new(Arc::clone(&tier), &device()).round_trip().unwrap();
-        let (tell, told) = channel();
+        let (sender, receiver) = channel();
         let listener: Arc<RoomListener> = Arc::new(move || tell.send(()).unwrap());
         tier.on_room(&listener);
         let _full = store.reserve(store.stats().file_bytes).unwrap();

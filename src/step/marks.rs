@@ -83,7 +83,7 @@ impl Marks {
     }
 
     /// How computing a marked result was timed, if the step is profiled.
-    pub(crate) fn shown_of(&self, saved: &SavedTensor<'_>) -> Option<Arc<RecipeTiming>> {
+    pub(crate) fn timing_of(&self, saved: &SavedTensor<'_>) -> Option<Arc<RecipeTiming>> {
         let marks = self.0.lock();
         let mark = marks.results.get(&saved.storage_id()?)?;
         mark.timing.clone().filter(|_| mark.is_of(saved))

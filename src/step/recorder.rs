@@ -77,7 +77,7 @@ impl SavedTensorHooks for Recorder {
             return Ok(Packed::Keep);
         };
         if let Some((probe, begun)) = step.probe.as_ref().zip(begun) {
-            let recipe = self.marks.shown_of(saved);
+            let recipe = self.marks.timing_of(saved);
             probe.saved(begun, Save { entry: key.serial, bytes, scope }, recipe, step.cache.alive());
         }
         let (cache, probe) = (Arc::clone(&step.cache), step.probe.clone());

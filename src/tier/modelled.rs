@@ -123,13 +123,13 @@ struct Queue {
 }
 
 enum Work {
-    Wait(ModelMark),
+    Wait(ModelEvent),
     Copy { from: usize, to: usize },
 }
 
 /// A position in a lane's queue. The compute lane is the calling thread, which has always reached its position.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ModelMark {
+pub(crate) struct ModelEvent {
     lane: Lane,
     done: usize,
     /// When it was recorded, by the clock of allocations.
@@ -147,7 +147,7 @@ impl ModelDevice {
         let mut lanes = self.lanes.lock();
         lanes[index(lane)].waiting.push_back(work);
         if self.copies == Copies::AtOnce {
-            let all = ModelMark { lane, done: usize::MAX, at: 0 };
+            let all = ModelEvent { lane, done: usize::MAX, at: 0 };
             run(&mut lanes, all);
         }
     }
@@ -168,7 +168,7 @@ fn index(lane: Lane) -> usize {
 }
 
 /// Makes the lane perform what comes before `event`.
-fn run(lanes: &mut [Queue; 2], event: ModelMark) {
+fn run(lanes: &mut [Queue; 2], event: ModelEvent) {
     while event.lane != Lane::Compute && lanes[index(event.lane)].done < event.done {
         let Some(work) = lanes[index(event.lane)].waiting.pop_front() else { return };
         match work {
@@ -185,20 +185,20 @@ fn run(lanes: &mut [Queue; 2], event: ModelMark) {
 }
 
 impl Device for ModelDevice {
-    type Event = ModelMark;
+    type Event = ModelEvent;
 
     const IS_HOST: bool = true;
 
-    fn record(&self, lane: Lane) -> Result<ModelMark> {
+    fn record(&self, lane: Lane) -> Result<ModelEvent> {
         if lane == Lane::Compute {
             self.events.pass();
         }
         let (lanes, at) = (self.lanes.lock(), self.allocated.lock().tick());
         let queue = &lanes[index(lane)];
-        Ok(ModelMark { lane, done: queue.done + queue.waiting.len(), at })
+        Ok(ModelEvent { lane, done: queue.done + queue.waiting.len(), at })
     }
 
-    fn wait(&self, lane: Lane, event: &ModelMark) -> Result<()> {
+    fn wait(&self, lane: Lane, event: &ModelEvent) -> Result<()> {
         match lane {
             Lane::Compute => self.block_on(event)?,
             Lane::Out | Lane::In => self.queue(lane, Work::Wait(*event)),
@@ -209,17 +209,17 @@ impl Device for ModelDevice {
         Ok(())
     }
 
-    fn is_reached(&self, event: &ModelMark) -> bool {
+    fn is_reached(&self, event: &ModelEvent) -> bool {
         event.lane == Lane::Compute || self.lanes.lock()[index(event.lane)].done >= event.done
     }
 
-    fn block_on(&self, event: &ModelMark) -> Result<()> {
+    fn block_on(&self, event: &ModelEvent) -> Result<()> {
         assert_ne!(self.fault, Some(Fault::WaitPanics), "on purpose, in a wait");
         run(&mut self.lanes.lock(), *event);
         Ok(())
     }
 
-    fn between(&self, _from: &ModelMark, _to: &ModelMark) -> Result<Duration> {
+    fn between(&self, _from: &ModelEvent, _to: &ModelEvent) -> Result<Duration> {
         Ok(Duration::ZERO)
     }
 
