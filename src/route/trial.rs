@@ -250,12 +250,12 @@ mod tests {
         let tier: Arc<dyn Tier> = DirectTier::new(device(), store.clone(), PIECE, None).unwrap();
         Trial::new(Arc::clone(&tier), &device()).round_trip().unwrap();
         let (sender, receiver) = channel();
-        let listener: Arc<RoomListener> = Arc::new(move || tell.send(()).unwrap());
+        let listener: Arc<RoomListener> = Arc::new(move || sender.send(()).unwrap());
         tier.on_room(&listener);
         let _full = store.reserve(store.stats().file_bytes).unwrap();
         let parcel = Arc::clone(&tier).parcel(PIECE, ScopeId::default(), &Here::default()).unwrap();
         assert_eq!(parcel.reserve(), Room::Later);
-        told.recv_timeout(Duration::from_secs(60)).unwrap();
+        receiver.recv_timeout(Duration::from_secs(60)).unwrap();
         assert_eq!(parcel.reserve(), Room::Reserved);
     }
 
