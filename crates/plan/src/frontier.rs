@@ -9,7 +9,7 @@ use bytesize::ByteSize;
 use serde::Serialize;
 
 use super::simulate::{Bounds, run_within};
-use super::{Budgets, Machine, Placement, Prediction, Release, Workload};
+use super::{Activation, Budgets, Machine, Placement, Prediction, Release, Workload};
 
 /// The number of targets for the peak, spread from the lowest possible peak to that of keeping everything.
 const TARGETS: u64 = 16;
@@ -306,16 +306,40 @@ impl<'a> Frontier<'a> {
                 }
             }
         }
-        // Where storages leave only as fast as the disk takes them, a disk that falls behind causes the device budget
-        // to be used in full.
-        let behind = budgets.device_budget.saturating_add(produced.max(used));
+        self.send_below(&moved, &mut placements);
         let as_disk_does = self.machine.release == Release::WhenStored && !moved.is_empty();
-        if as_disk_does && behind > bounds.promised {
+        if as_disk_does && self.highest_peak(&placements, budgets.device_budget, used) > bounds.promised {
             return None;
         }
-        self.send_below(&moved, &mut placements);
         let prediction = run_within(bounds, self.work, &placements, self.machine, &budgets)?;
         (prediction.peak() >= bounds.least).then_some(Plan { placements, budgets, prediction })
+    }
+
+    /// The highest peak that a plan can have where storages leave only as fast as the disk takes them, however slow
+    /// it turns out to be. `used` is the most that backward needs besides them.
+    fn highest_peak(&self, placements: &[Placement], device_budget: u64, used: u64) -> u64 {
+        let activations = &self.work.activations;
+        let (mut kept, mut held, mut peak) = (0_u64, 0_u64, 0);
+        let mut in_use: Vec<usize> = Vec::new();
+        for (index, (activation, placement)) in activations.iter().zip(placements).enumerate() {
+            let Activation { bytes, forward_extra, .. } = *activation;
+            // What was saved last is either still held, or has left and nothing is in its place yet.
+            let besides = |other: &&usize| placements[**other] == Placement::Recompute || **other + 1 < index;
+            in_use.retain(|&other| activations[other].in_use_until >= index);
+            let others: u64 = in_use.iter().filter(besides).map(|&other| activations[other].bytes).sum();
+            peak = peak.max(held.saturating_add(others + bytes + forward_extra));
+            if *placement != Placement::Keep {
+                in_use.push(index);
+            }
+            if *placement != Placement::Recompute {
+                // A storage that is larger than the budget is held all the same.
+                held = device_budget.max(kept + bytes).min(held + bytes);
+            }
+            if *placement == Placement::Keep {
+                kept += bytes;
+            }
+        }
+        peak.max(held.saturating_add(used.max(self.work.turn_extra)))
     }
 
     /// Places the activations that are to leave, which are given newest first.
@@ -361,7 +385,7 @@ impl Error for OutOfReach {}
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::{Activation, Recompute};
+    use super::super::Recompute;
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);
@@ -457,6 +481,25 @@ mod tests {
         assert!(plan.placements.is_empty());
     }
 
+    /// The device holds a storage that is larger than the device budget until it is on the disk.
+    #[test]
+    fn a_slow_disk_and_a_storage_larger_than_the_device_budget_break_no_goal() {
+        let large = Activation { bytes: 600, forward: MS, backward: MS, ..Activation::default() };
+        let again = Activation { bytes: 100, recompute: Some(Recompute { time: MS, since: 0 }), ..large };
+        let roomy = Activation { bytes: 100, forward_extra: 700, ..large };
+        let work = Workload { activations: vec![large, again, roomy], turn: MS, rest: MS, turn_extra: 0 };
+        let machine =
+            Machine { release: Release::WhenStored, disk_write: 1e9, disk_read: 1e9, ..copies(1e9) };
+        let behind = Machine { disk_write: 1.0, ..machine };
+        for budget in [800, 1000, 1200, 1400] {
+            let Ok(plan) = Frontier::new(&work, &machine, Caps::default()).plan(Goal::budget(budget)) else {
+                continue;
+            };
+            let peak = work.simulate(&plan.placements, &behind, &plan.budgets).peak();
+            assert!(peak <= budget, "{peak} with a budget of {budget}: {plan:?}");
+        }
+    }
+
     fn workload() -> impl Strategy<Value = Workload> {
         let millis = |most: u64| (0..most).prop_map(Duration::from_millis);
         let recompute = prop::option::of(millis(30));
@@ -475,7 +518,7 @@ mod tests {
                     forward_extra,
                     backward_extra,
                     recompute,
-                    in_use_until: if bytes % 8 == 0 { usize::MAX } else { index + 1 },
+                    in_use_until: if bytes % 8 == 0 { usize::MAX } else { index + (bytes / 8) as usize % 6 },
                     in_use_with: bytes as usize % 3,
                 }
             };
