@@ -1,4 +1,4 @@
-//! Random programs. They are run as they are made, so that most of what they do can be done.
+//! Random programs. They are run while they are generated, so that most of their operations are valid.
 
 use anyhow::{Context, Result};
 use ssdtrain_libtorch as torch;
@@ -14,7 +14,8 @@ use crate::random::Random;
 use crate::run::Run;
 use crate::values::Values;
 
-/// So many programs in a row ask for the same cache: making one takes longer than most programs.
+/// The number of consecutive programs that use the same cache settings: building a cache takes longer than running most
+/// programs.
 const OF_ONE_CACHE: u64 = 10;
 
 /// The program of `seed`.
@@ -22,24 +23,24 @@ pub fn generate(seed: u64) -> Program {
     Programs::default().generate(seed)
 }
 
-/// Programs of one kind, by their seeds.
+/// A family of programs, one for each seed.
 #[derive(Default)]
 pub struct Programs {
     often: Option<&'static Operation>,
 }
 
 impl Programs {
-    /// Programs that do the operation `often` more than any other.
+    /// Programs in which the operation `often` occurs more than any other.
     ///
     /// # Errors
     ///
-    /// There is no operation of that name.
+    /// There is no operation with this name.
     pub fn new(often: Option<&str>) -> Result<Programs> {
         let find = |name| operations::find(name).with_context(|| format!("there is no operation {name}"));
         Ok(Programs { often: often.map(find).transpose()? })
     }
 
-    /// The operation that these programs do often.
+    /// The operation that occurs often in these programs.
     pub fn often(&self) -> Option<&'static str> {
         self.often.map(|operation| operation.name)
     }
@@ -54,7 +55,7 @@ fn of_seed(seed: u64, often: Option<&'static Operation>) -> Program {
     tch::set_num_threads(1);
     let config = Config::draw(&mut Random::new(!(seed / OF_ONE_CACHE)));
     let mut random = Random::new(seed);
-    // Few kinds of operations in a program meet each other more often than many would.
+    // With few kinds of operations in a program, combinations of them are more frequent.
     let share = *random.of(&[5, 15, 40, 90]);
     let enabled = operations::all()
         .filter(|operation| random.percent(share) || ALWAYS.contains(&operation.name))
@@ -82,7 +83,7 @@ fn of_seed(seed: u64, often: Option<&'static Operation>) -> Program {
 
 const ALWAYS: &[&str] = &["sin", "mul", "add", "sigmoid", "matmul", "square"];
 
-/// Larger values end in numbers that are none, which agree too easily.
+/// The largest value that programs go on with: larger ones soon become NaN, and NaNs hide differences.
 const LARGEST: f64 = 1e4;
 const MOST_ELEMENTS: usize = 1 << 17;
 
@@ -90,22 +91,22 @@ struct Generator {
     random: Random,
     next: Slot,
     enabled: Vec<&'static Operation>,
-    /// This one more than any of them.
+    /// An operation that is drawn more often than the others.
     often: Option<&'static Operation>,
-    /// Blocks and the percentage of operations that they are.
+    /// The kinds of blocks, and what percentage of the operations each of them is.
     blocks: Vec<(&'static str, usize)>,
     width: i64,
-    /// Whether functions of segments change what they do not make.
+    /// Whether functions of segments change tensors that they did not make.
     misuses: bool,
 }
 
-/// Where an operation is drawn for.
+/// Where in the program an operation is to be.
 #[derive(Clone, Copy)]
 struct Place {
     depth: usize,
-    /// In a segment, whose own values are those from this one on.
+    /// Inside a segment; the values from this one on are its own.
     segment: Option<Slot>,
-    /// Other threads run at the same time, so the same holds for values, and nothing depends on their order.
+    /// Other threads run at the same time: only own values are changed, and no result depends on the order of threads.
     is_parallel: bool,
 }
 
@@ -165,13 +166,13 @@ impl Generator {
         Op { outputs: vec![slot], ..op(name, vec![], numbers) }
     }
 
-    /// What a step does in the end, as a rule.
+    /// What a step usually ends with: a loss, backward and an optimizer step.
     fn last_of_step(&mut self, run: &mut Run<'_>) -> Vec<Op> {
         let mut last = Vec::new();
         let most = *self.random.of(&[3, 8, 20]);
         let mut loss = self.loss(&run.values, most);
         if self.random.percent(75) && !loss.is_empty() {
-            // Of what it is the sum of nothing has to stay.
+            // The sum keeps what it needs, so the values themselves may be dropped.
             let total = Op { outputs: vec![self.next], ..op("total", loss, vec![]) };
             loss = total.outputs.clone();
             self.next += 1;
@@ -193,12 +194,12 @@ impl Generator {
         if self.random.percent(20) {
             last.push(op("zero_grad", vec![], vec![]));
         }
-        // The total is there already.
+        // The total has already been run.
         last.retain(|op| op.name == "total" || self.is_kept(run, op));
         last
     }
 
-    /// Runs `op`; whether it is worth having.
+    /// Runs `op`. Returns whether it becomes a part of the program: most that fail do not.
     fn is_kept(&mut self, run: &mut Run<'_>, op: &Op) -> bool {
         run.run_all(std::slice::from_ref(op), None);
         let failed = run.values.events.last().is_some_and(|event| event.outcome.is_err());
@@ -210,7 +211,7 @@ impl Generator {
         op("backward", loss, vec![flag(25), flag(15), flag(25)])
     }
 
-    /// Results that have a backward, most of the time.
+    /// Results to run backward from. Most of the time, their backward succeeds.
     fn loss(&mut self, values: &Values, most: usize) -> Vec<Slot> {
         for tries in 0..6 {
             let results = self.results(values, most >> tries);
@@ -240,7 +241,7 @@ impl Generator {
         chosen
     }
 
-    /// Lets go of values that are not of `kept`.
+    /// Drops some of the values that are not in `kept`.
     fn drop_some(&mut self, values: &Values, kept: &[Slot]) -> Option<Op> {
         let percent = *self.random.of(&[20, 80, 100, 100]);
         let dropped: Vec<Slot> = values
@@ -252,7 +253,7 @@ impl Generator {
         (!dropped.is_empty()).then(|| op("drop", dropped, vec![]))
     }
 
-    /// Operations of every kind.
+    /// Operations on tensors, and those that only the outermost level has.
     fn control_body(&mut self, run: &mut Run<'_>, count: usize) -> Vec<Op> {
         let mut body = Vec::new();
         for _ in 0..count {
@@ -282,7 +283,7 @@ impl Generator {
         (0..count).flat_map(|_| self.tensor_ops(values, place)).collect()
     }
 
-    /// An operation and the weights made for it; nothing if it cannot be done.
+    /// An operation, after the weights that were made for it; nothing if it is not possible.
     fn tensor_ops(&mut self, values: &mut Values, place: Place) -> Vec<Op> {
         let block = self.blocks.iter().find(|_| place.depth < 2 && self.random.percent(10)).copied();
         if let Some((name, percent)) = block
@@ -314,7 +315,7 @@ impl Generator {
         let Draw { mut before, next, .. } = draw;
         self.next = next;
         values.run_all(&before);
-        // More names than there are results do no harm.
+        // How many results there are is not known yet; unused slots do no harm.
         let mut made = Op { name: operation.name, ..op("", draft.inputs, draft.numbers) };
         made.outputs = (self.next..self.next + 8).collect();
         let is_done = matches!(values.outcome(&made), Some(Ok(())));
@@ -353,7 +354,7 @@ impl Generator {
                 let mut copies = values.fork();
                 let within = Place { segment: Some(self.next), ..within };
                 block.body = self.tensor_body(&mut copies, count, within);
-                // Last, so that the result depends on it.
+                // At the end, so that the result depends on it.
                 if let Some(often) = self.often.filter(|_| self.random.percent(50)) {
                     block.body.extend(self.operation(often, &mut copies, within));
                 }
@@ -392,7 +393,7 @@ impl Generator {
     }
 }
 
-/// Whether a value is one to go on with.
+/// Whether a program can go on with this value: it is neither too large nor has too many elements.
 fn is_fit(value: &Tensor) -> bool {
     let largest = || value.detach().abs().f_max()?.f_to_kind(Kind::Double)?.f_double_value(&[]);
     value.numel() <= MOST_ELEMENTS && (value.numel() == 0 || largest().is_ok_and(|largest| largest < LARGEST))

@@ -45,7 +45,7 @@ fn draw_batch_norm(draw: &mut Draw<'_>) -> Option<Draft> {
     Some(Draft::of([&[x], &weights[..], &statistics[..]].concat(), vec![f64::from(u8::from(training))]))
 }
 
-/// Tensors of their own, or views of one buffer, which holds more at times and where they may overlap.
+/// Running statistics: tensors of their own, or views of one buffer. The buffer may be larger, and the views may overlap.
 fn draw_statistics(draw: &mut Draw<'_>, width: i64) -> Option<[Slot; 2]> {
     if draw.random.percent(50) {
         return Some([draw.buffer(&[width])?, draw.buffer(&[width])?]);
@@ -73,7 +73,7 @@ fn draw_conv2d(draw: &mut Draw<'_>) -> Option<Draft> {
     Some(Draft::of(vec![x, draw.weight(&[4, channels, 3, 3])?, draw.weight(&[4])?], vec![]))
 }
 
-/// Weights of all layers and directions of a recurrent net with `gates` gates.
+/// An input, and the weights for all layers and directions of a recurrent network with `gates` gates.
 fn draw_recurrent(draw: &mut Draw<'_>, gates: i64) -> Option<Draft> {
     let x = draw.value()?;
     let width = last(draw, x)?;
@@ -113,7 +113,7 @@ fn layer_norm(inputs: &[Tensor], _: &[f64]) -> Outcome {
 fn batch_norm(inputs: &[Tensor], numbers: &[f64]) -> Outcome {
     let ([x, weight, bias, mean, variance], [training]) = (exactly(inputs)?, exactly(numbers)?);
     let training = *training != 0.0;
-    // Given as it is: what it may not be negative or zero is up to the program.
+    // The variance is not made positive: that is up to the program.
     let variance = Some(variance);
     Ok(vec![x.f_batch_norm(Some(weight), Some(bias), Some(mean), variance, training, 0.1, 1.0, true)?])
 }
@@ -149,7 +149,7 @@ fn avg_pool(inputs: &[Tensor], _: &[f64]) -> Outcome {
     Ok(vec![x.f_avg_pool2d([2_i64, 2], [2_i64, 2], [0_i64, 0], false, true, None::<i64>)?])
 }
 
-/// The state that a recurrent net begins with.
+/// The initial state of a recurrent network.
 fn zeros(x: &Tensor, numbers: &[f64; 3]) -> Result<Tensor, tch::TchError> {
     let [hidden, layers, directions] = numbers.map(|number| number as i64);
     let size = x.size();
@@ -183,7 +183,7 @@ fn embedding(inputs: &[Tensor], numbers: &[f64]) -> Outcome {
     Ok(vec![Tensor::f_embedding(weight, &indices, -1, false, false)?])
 }
 
-/// Of the last class everywhere.
+/// The cross-entropy where the last class is correct everywhere.
 fn cross_entropy(inputs: &[Tensor], _: &[f64]) -> Outcome {
     let [x] = exactly(inputs)?;
     let size = x.size();

@@ -1,4 +1,4 @@
-//! What a program may do with tensors: each operation with how its arguments are drawn and how it is run.
+//! The operations of a program on tensors: how the arguments of each are drawn, and how it is run.
 
 mod layers;
 mod simple;
@@ -13,7 +13,7 @@ pub(crate) use self::simple::total;
 use crate::draw::{Draft, Draw};
 use crate::program;
 
-/// What an operation makes.
+/// The results of an operation.
 pub(crate) type Outcome = Result<Vec<Tensor>, TchError>;
 
 /// An operation on tensors.
@@ -24,19 +24,19 @@ pub(crate) struct Operation {
 
 #[derive(Clone, Copy)]
 pub(crate) enum Action {
-    /// Of one tensor.
+    /// A function of one tensor.
     Map(fn(&Tensor) -> Result<Tensor, TchError>),
     /// Changes one tensor.
     Change(fn(&mut Tensor) -> Result<Tensor, TchError>),
-    /// Of two tensors of the same shape.
+    /// A function of two tensors of the same shape.
     Zip(fn(&Tensor, &Tensor) -> Result<Tensor, TchError>),
     /// Changes the first of two tensors of the same shape.
     ChangeBy(fn(&mut Tensor, &Tensor) -> Result<Tensor, TchError>),
-    /// Any other.
+    /// Anything else.
     Other { draw: fn(&mut Draw<'_>) -> Option<Draft>, run: fn(&[Tensor], &[f64]) -> Outcome },
 }
 
-/// What only the outermost level of a program does.
+/// Operations that occur only at the outermost level of a program.
 const CONTROL: &[&str] = &[
     "leaf",
     "parameter",
@@ -66,12 +66,12 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Operation> {
     TABLES.iter().flat_map(|table| table.iter())
 }
 
-/// The operation on tensors of that name.
+/// The operation on tensors with this name.
 pub(crate) fn find(name: &str) -> Option<&'static Operation> {
     all().find(|operation| operation.name == name)
 }
 
-/// The name of an operation or block as it is known here, if it is.
+/// The same name of an operation or block from the tables; `None` if it is not in them.
 pub(crate) fn name(name: &str) -> Option<&'static str> {
     let words = program::BLOCKS.iter().chain(CONTROL).copied();
     words.chain(all().map(|operation| operation.name)).find(|known| *known == name)
@@ -95,7 +95,7 @@ impl Action {
         }
     }
 
-    /// Runs it.
+    /// Runs the operation.
     pub(crate) fn run(&self, inputs: &[Tensor], numbers: &[f64]) -> Outcome {
         match (self, inputs) {
             (Action::Map(f), [x]) => Ok(vec![f(x)?]),
@@ -103,7 +103,7 @@ impl Action {
             (Action::Change(f), [x]) => f(&mut x.shallow_clone()).map(|_| vec![]),
             (Action::Zip(f), [x, y]) => Ok(vec![f(x, y)?]),
             (Action::ChangeBy(f), [x, y]) => {
-                // What is saved to be changed in the same operation holds itself.
+                // An operation that saves a tensor and changes it would make a graph that holds itself for ever.
                 let is_same =
                     Storage::of(x).map(|storage| storage.id()) == Storage::of(y).map(|storage| storage.id());
                 let y = if is_same { y.copy() } else { y.shallow_clone() };
@@ -115,7 +115,7 @@ impl Action {
     }
 }
 
-/// What threads that run at once would have another way each time: they draw random numbers, or update statistics.
+/// Operations whose results depend on the order of threads, because they draw random numbers or update statistics.
 pub(crate) const ORDERED: &[&str] = &[
     "batch_norm",
     "dropout",
@@ -130,10 +130,11 @@ pub(crate) const ORDERED: &[&str] = &[
     "lstm",
 ];
 
-/// What gives a tensor that no value is and others hold: a function that made it of what it was given could not change it.
+/// Operations that return a tensor which is no value of the program and which others hold. A function of a segment must
+/// not change such a tensor, although it looks like one of its own.
 pub(crate) const OF_OTHERS: &[&str] = &["gradient"];
 
-/// The arguments of an operation, if they are as many as it has.
+/// The arguments of an operation that takes `N` of them.
 pub(crate) fn exactly<T, const N: usize>(arguments: &[T]) -> Result<&[T; N], TchError> {
     arguments.try_into().map_err(|_| TchError::Torch("arguments that the operation does not have".to_owned()))
 }

@@ -11,7 +11,7 @@ const fn operation(name: &'static str, action: Action) -> Operation {
     Operation { name, action }
 }
 
-/// Results in tensors of their own, or views.
+/// Functions of one tensor that return a new tensor or a view.
 pub(super) const MAPS: &[Operation] = &[
     operation("sin", Map(Tensor::f_sin)),
     operation("cos", Map(Tensor::f_cos)),
@@ -57,7 +57,7 @@ pub(super) const MAPS: &[Operation] = &[
     operation("std", Map(|x| x.f_std_dim([-1_i64].as_slice(), true, true))),
     operation("norm", Map(|x| x.f_shift_and_norm())),
     operation("prod", Map(|x| x.f_tanh()?.f_prod_dim_int(-1, true, None::<Kind>))),
-    // libtorch 2.11's reads beside elements that are repeated by a stride of zero.
+    // libtorch 2.11's median reads out of bounds where a stride is zero.
     operation("median", Map(|x| Ok(x.f_contiguous()?.f_median_dim(-1, true)?.0))),
     operation("sort", Map(|x| Ok(x.f_sort(-1, false)?.0))),
     operation("sum_all", Map(|x| x.f_sum(None::<Kind>))),
@@ -117,7 +117,7 @@ pub(super) const CHANGES: &[Operation] = &[
     operation("squeeze_", Change(Tensor::f_squeeze_)),
 ];
 
-/// Of any number of tensors.
+/// Functions of any number of tensors.
 pub(super) const SUMS: &[Operation] =
     &[operation("total", Other { draw: |_| None, run: |inputs, _| Ok(vec![total(inputs)?]) })];
 
@@ -135,7 +135,7 @@ pub(crate) fn total(inputs: &[Tensor]) -> Made {
     total.ok_or_else(|| TchError::Torch("a sum of nothing".to_owned()))
 }
 
-/// Of two tensors.
+/// Functions of two tensors.
 pub(super) const ZIPS: &[Operation] = &[
     operation("add", Zip(Tensor::f_add)),
     operation("sub", Zip(Tensor::f_sub)),
@@ -191,7 +191,7 @@ fn gradient(x: &Tensor) -> Made {
     if gradient.defined() { Ok(gradient) } else { Err(none()) }
 }
 
-/// Of empty tensors libtorch's flash attention divides by zero, which ends the process.
+/// libtorch's flash attention divides by zero for empty tensors, which ends the process.
 fn attention(x: &Tensor, y: &Tensor) -> Made {
     if x.numel() == 0 || y.numel() == 0 {
         return Err(TchError::Torch("attention over nothing".to_owned()));
@@ -199,14 +199,14 @@ fn attention(x: &Tensor, y: &Tensor) -> Made {
     Tensor::f_scaled_dot_product_attention(x, y, &x.f_sin()?, None::<&Tensor>, 0.0, true, None, false)
 }
 
-/// Steps that several operations above take first.
+/// Preparations that several of the operations above need.
 trait Before {
     fn f_shifted(&self) -> Made;
     fn f_shift_and_norm(&self) -> Made;
 }
 
 impl Before for Tensor {
-    /// Away from zero, where some gradients are not finite.
+    /// Moves values away from zero, where some gradients are not finite.
     fn f_shifted(&self) -> Made {
         self.f_abs()?.f_add_scalar(0.5)
     }

@@ -79,7 +79,7 @@ fn flatten(inputs: &[Tensor], _: &[f64]) -> Outcome {
     Ok(vec![x.f_flatten(0, -1)?])
 }
 
-/// The last dimension in two halves, as heads of attention are.
+/// Splits the last dimension in two halves, like heads of attention.
 fn view(inputs: &[Tensor], _: &[f64]) -> Outcome {
     let [x] = exactly(inputs)?;
     let mut size = x.size();
@@ -100,7 +100,7 @@ fn expand(inputs: &[Tensor], _: &[f64]) -> Outcome {
     Ok(vec![x.f_expand(size.as_slice(), false)?])
 }
 
-/// Windows of two rows that lie over each other.
+/// Windows of two rows, which overlap.
 fn as_strided(inputs: &[Tensor], _: &[f64]) -> Outcome {
     let [x] = exactly(inputs)?;
     let rows = x.size().first().map_or(0, |rows| rows - 1);

@@ -1,4 +1,4 @@
-//! Writes that version counters do not tell of, or that happen within another operation.
+//! Writes that version counters do not show, or that happen inside another operation.
 
 use ssdtrain_libtorch::Storage;
 use tch::{Kind, TchError, Tensor};
@@ -43,7 +43,7 @@ fn draw_changed(draw: &mut Draw<'_>) -> Option<Draft> {
     Some(Draft::of(vec![draw.changeable()?], vec![]))
 }
 
-/// Two tensors of one shape, and a row.
+/// Two tensors of the same shape, and the index of a row.
 fn draw_row(draw: &mut Draw<'_>) -> Option<Draft> {
     let slot = draw.value()?;
     row_of(draw, slot)
@@ -81,7 +81,7 @@ fn no_grad_scale(inputs: &[Tensor], _: &[f64]) -> Outcome {
     x.shallow_clone().f_mul_scalar_(0.75).map(|_| vec![])
 }
 
-/// A step of an optimizer.
+/// An optimizer step, as tch does it.
 fn descend(inputs: &[Tensor], _: &[f64]) -> Outcome {
     let [x] = exactly(inputs)?;
     let none = || TchError::Torch("there is no gradient".to_owned());
@@ -93,7 +93,7 @@ fn descend(inputs: &[Tensor], _: &[f64]) -> Outcome {
     x.shallow_clone().f_sub_(&gradient.f_tanh()?.f_mul_scalar(0.1)?).map(|_| vec![])
 }
 
-/// Makes the storage larger and the tensor what it was.
+/// Enlarges the storage, and gives the tensor its old shape again.
 fn resize(inputs: &[Tensor], _: &[f64]) -> Outcome {
     let [x] = exactly(inputs)?;
     let (size, mut x) = (x.size(), x.shallow_clone());
@@ -127,7 +127,7 @@ fn row(numbers: &[f64]) -> Result<Tensor, TchError> {
     Tensor::f_from_slice(&[*row as i64])
 }
 
-/// That row of the second tensor.
+/// The row of the second tensor that `numbers` names.
 fn source(inputs: &[Tensor], numbers: &[f64]) -> Result<Tensor, TchError> {
     let ([_, y], [row]) = (exactly(inputs)?, exactly(numbers)?);
     y.f_narrow(0, *row as i64, 1)
@@ -174,7 +174,7 @@ fn select_scatter(inputs: &[Tensor], numbers: &[f64]) -> Outcome {
     Ok(vec![x.f_select_scatter(&y.f_select(0, *row as i64)?, 0, *row as i64)?])
 }
 
-/// As many indices as elements, all of the same row.
+/// An index for each element, all to the same row.
 fn indices(x: &Tensor, numbers: &[f64]) -> Result<Tensor, TchError> {
     let [row] = exactly(numbers)?;
     Tensor::f_full(x.size().as_slice(), *row as i64, (Kind::Int64, x.device()))

@@ -1,4 +1,4 @@
-//! When a run ends: after so many steps, or so much time.
+//! When a run ends: after a number of steps, or some time.
 
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ pub(crate) struct StoppingRule {
 }
 
 impl StoppingRule {
-    /// A run of so many steps or minutes, whichever are over first; `from` steps were taken before.
+    /// A run that ends after `steps` steps in total or after `minutes`, whichever comes first. `from` steps were taken
+    /// before. Without either, it takes the default time.
     pub(crate) fn new(steps: Option<u64>, minutes: Option<f64>, from: u64) -> StoppingRule {
         let minutes = minutes.or_else(|| steps.is_none().then_some(defaults::MINUTES));
         // A time too long to count is no limit.
@@ -21,7 +22,7 @@ impl StoppingRule {
         StoppingRule { steps, time, from }
     }
 
-    /// Whether the number of steps is given, and not an estimate.
+    /// Whether the number of steps was given, rather than estimated.
     pub(crate) fn is_exact(&self) -> bool {
         self.steps.is_some()
     }
@@ -38,7 +39,7 @@ impl StoppingRule {
         self.steps.is_some_and(|steps| step >= steps) || self.time.is_some_and(|time| elapsed >= time)
     }
 
-    /// The step at which the run will end: given, or as the pace so far lets expect.
+    /// The step at which the run will end: the given one, or an estimate from the pace so far.
     pub(crate) fn total(&self, step: u64, elapsed: Duration) -> u64 {
         let expected = self.time.map(|time| {
             let pace = (step - self.from) as f64 / elapsed.as_secs_f64();
