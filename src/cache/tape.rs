@@ -26,6 +26,14 @@ impl Tape {
         self.slots.len() - 1
     }
 
+    /// Forgets entries at the end that no handle names any more. Without this, a step with many small backward passes would
+    /// look through all it ever saved in each of them.
+    pub(crate) fn forget_gone(&mut self, is_gone: impl Fn(EntryKey) -> bool) {
+        while self.slots.pop_if(|last| is_gone(*last)).is_some() {}
+        self.cursor = self.cursor.min(self.slots.len());
+        self.near = self.near.min(self.cursor);
+    }
+
     /// Backward has asked for the entry at `position`. `missed`: it had not been prefetched, which is also how a second backward that
     /// starts from the end again is noticed.
     pub(crate) fn asked(&mut self, position: usize, missed: bool) {
@@ -89,6 +97,16 @@ mod tests {
         look_ahead(&mut tape, 3);
         tape.asked(2, true);
         assert_eq!(look_ahead(&mut tape, 3), [1, 0]);
+    }
+
+    #[test]
+    fn what_is_gone_is_not_looked_at_again() {
+        let mut tape = tape_of(5);
+        tape.forget_gone(|key| key.index > 1);
+        assert_eq!(look_ahead(&mut tape, 9), [1, 0]);
+        assert_eq!(tape.push(EntryKey { index: 7, serial: 7 }), 2);
+        tape.asked(2, true);
+        assert_eq!(look_ahead(&mut tape, 9), [1, 0]);
     }
 
     proptest! {

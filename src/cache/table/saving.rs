@@ -160,6 +160,8 @@ impl Table {
         }
         // The caller has found the tape open, so it exists.
         let tape = self.tapes.entry(tape).or_default();
+        let entries = &self.entries;
+        tape.forget_gone(|key| entries.get(key.index).is_none_or(|entry| entry.serial != key.serial));
         tape.handles += 1;
         tape.push(key)
     }
