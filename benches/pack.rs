@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use ssdtrain::{BackendKind, Policy, TensorCache};
+use ssdtrain::{BackendKind, Keep, Offload, TensorCache};
 use ssdtrain_libtorch::SavedVariable;
 use tch::{Device, Kind, Tensor};
 
@@ -21,12 +21,12 @@ fn pack_unpack(c: &mut Criterion) {
     let large = Tensor::zeros([256, 1024], F32);
     let small = Tensor::zeros([16], F32);
 
-    let keep = TensorCache::builder().policy(Policy::Keep).build().expect("a cache that keeps");
+    let keep = TensorCache::builder().policy(Keep).build().expect("a cache that keeps");
     let step = keep.step();
     group.bench_function("kept", |b| b.iter(|| round_trip(&large)));
     drop(step);
 
-    let offload = TensorCache::builder().policy(Policy::Offload).backend(BackendKind::Memory);
+    let offload = TensorCache::builder().policy(Offload::default()).backend(BackendKind::Memory);
     let offload = offload.build().expect("a cache in memory");
     let step = offload.step();
     group.bench_function("kept_small", |b| b.iter(|| round_trip(&small)));

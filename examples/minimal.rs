@@ -1,6 +1,6 @@
 //! Trains a small perceptron with its activations on disk: `cargo run --release --example minimal [SPILL_DIRECTORY]`.
 
-use ssdtrain::{MIB, TensorCache};
+use ssdtrain::{MIB, Offload, TensorCache};
 use tch::nn::{self, Module, OptimizerConfig};
 use tch::{Device, Kind, Tensor};
 
@@ -13,7 +13,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             .add_fn(|x| x.gelu("tanh"))
     });
     let mut optimizer = nn::Sgd::default().build(&vs, 0.1)?;
-    let cache = TensorCache::builder().spill_to(directory).device_budget(32 * MIB).parameters(&vs).build()?;
+    let cache = TensorCache::builder()
+        .spill_to(directory)
+        .policy(Offload::default().device_budget(32 * MIB))
+        .parameters(&vs)
+        .build()?;
     for _ in 0..10 {
         let x = Tensor::randn([4096, 512], (Kind::Float, Device::Cpu));
         let step = cache.step(); // saved tensors of this thread now go through the cache

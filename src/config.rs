@@ -5,69 +5,30 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ssdtrain_plan::{Goal, Placement};
+use ssdtrain_plan::{Auto, Needs, Policy};
 use ssdtrain_store::{BLOCK, BackendKind, StoreConfig, StorePath};
 use tch::Device;
 use tch::nn::{VarStore, Variables};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::route::{self, IoPath, PathTrial, Route, RouteRequest};
-use crate::units::{GIB, KIB, MIB};
+use crate::units::{GIB, KIB};
 
-/// What happens to saved tensors.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub enum Policy {
-    /// Everything that can be moved and is worth moving leaves the device: from a GPU to pinned host memory and on to the disk, from the
-    /// CPU to the disk.
-    ///
-    /// A GPU's tensors leave as late as [`device_budget`](TensorCacheBuilder::device_budget) allows, and what fits it stays. If neither
-    /// it nor a [`backward_budget`](TensorCacheBuilder::backward_budget) is set, the budget is
-    /// [`prefetch`](TensorCacheBuilder::prefetch): everything else moves, and the GPU waits wherever it computes faster than the copies
-    /// run. The report warns of this and says how long the GPU waited.
-    Offload,
-    /// Everything stays on the device, as without a cache; saves are only counted. Needs no spill directory.
-    Keep,
-    /// Moves as much as can be back in time. How much that is, is measured.
-    Adaptive(Adaptive),
-    /// Chooses for each storage what serves the [`Goal`] best: keep it, move it to the host or the disk, or compute it again if it has a
-    /// recipe ([`remat`](crate::remat)). This is the default, with the goal [`Goal::overhead(0.02)`](Goal::overhead): the lowest
-    /// activation peak for which steps are at most two percent longer.
-    ///
-    /// The first two steps move everything, and the second is profiled, save by save. They are slow, especially the first if it pins the
-    /// host pool, but safe for models whose step would not fit with everything kept. The plan is followed from the third step on. For a
-    /// goal that is a time, three steps that keep everything follow if they fit the free memory, so that planned steps can be compared
-    /// with them. A plan whose steps keep exceeding the goal is loosened until they meet it, at worst to keeping everything. A goal that
-    /// is a peak also applies, as far as possible, to steps that are not planned. The report warns of a goal that is out of reach.
-    ///
-    /// A plan is corrected when the disk's speed or the step times change. A step that saves something other than planned keeps what fits
-    /// from there on, and steps are profiled again at doubling intervals. Smaller micro-batches follow the plan of larger ones.
-    /// [`TensorCache::plan`](crate::TensorCache::plan) explains the plan, and each [`StepReport`](crate::StepReport) of a step that
-    /// followed it shows it beside what was measured.
-    ///
-    /// The plan sets `device_budget`, `backward_budget`, `prefetch` and what `keep_last` would.
-    Auto(Goal),
+/// A policy that a builder holds. It can be cloned, because builders can.
+trait Chosen: Policy {
+    fn boxed(&self) -> Box<dyn Chosen>;
 }
 
-impl Default for Policy {
-    fn default() -> Policy {
-        Policy::Auto(Goal::overhead(0.02))
+impl<P: Policy + Clone + 'static> Chosen for P {
+    fn boxed(&self) -> Box<dyn Chosen> {
+        Box::new(self.clone())
     }
 }
 
-/// How [`Policy::Adaptive`] decides what leaves the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Adaptive {
-    /// The paper's method (section 5.3.5). Steps one and two move everything; the second is profiled. From then on, the scopes up to a
-    /// last one, in the order of forward, move their tensors. That last scope is the latest one for which the measured write bandwidth
-    /// suffices to store everything before it, and to store and load its own tensors, by the time its backward begins. Backward is
-    /// assumed to take twice as long as forward.
-    ///
-    /// The last scope always stays, and so do the last `keep_last` ones if that is more. Never more is kept than a device budget has room
-    /// for beside `prefetch`. The CPU needs no budget. A GPU does: its tensors leave as late as the budget allows, so without one none
-    /// leaves. A profiled step waits for the device at its end.
-    Paper,
+impl Clone for Box<dyn Chosen> {
+    fn clone(&self) -> Box<dyn Chosen> {
+        (**self).boxed()
+    }
 }
 
 /// The variables of a `VarStore`, in the type that tch shares them with.
@@ -79,22 +40,17 @@ type SharedVariables = Arc<std::sync::Mutex<Variables>>;
 #[must_use = "nothing happens before build()"]
 pub struct TensorCacheBuilder {
     pub(crate) store: StoreConfig,
-    policy: Option<Policy>,
+    policy: Box<dyn Chosen>,
     pub(crate) min_bytes: u64,
     pub(crate) device: Option<Device>,
-    pub(crate) device_budget: Option<u64>,
-    pub(crate) backward_budget: Option<u64>,
     pub(crate) host_pool: Option<u64>,
     pub(crate) path: IoPath,
     pub(crate) required_path: Option<IoPath>,
-    pub(crate) prefetch: u64,
     pub(crate) read_ahead: u64,
     pub(crate) simulated: Option<Duration>,
-    pub(crate) forced: Option<Arc<[Placement]>>,
-    pub(crate) keep_last: usize,
-    pub(crate) written_per_day: Option<u64>,
     pub(crate) require_direct_io: bool,
     pub(crate) fail_if_nothing_offloaded: bool,
+    pub(crate) fuse_reruns: bool,
     pub(crate) trace: bool,
     pub(crate) parameters: Vec<SharedVariables>,
 }
@@ -103,22 +59,17 @@ impl Default for TensorCacheBuilder {
     fn default() -> TensorCacheBuilder {
         TensorCacheBuilder {
             store: StoreConfig::default(),
-            policy: None,
+            policy: Box::new(Auto::default()),
             min_bytes: 64 * KIB,
             device: None,
-            device_budget: None,
-            backward_budget: None,
             host_pool: None,
             path: IoPath::default(),
             required_path: None,
-            prefetch: 64 * MIB,
             read_ahead: GIB,
             simulated: None,
-            forced: None,
-            keep_last: 0,
-            written_per_day: None,
             require_direct_io: false,
             fail_if_nothing_offloaded: false,
+            fuse_reruns: true,
             trace: false,
             parameters: Vec::new(),
         }
@@ -146,10 +97,9 @@ impl TensorCacheBuilder {
         self
     }
 
-    /// What happens to saved tensors. Default: [`Policy::default()`], which plans, or [`Policy::Offload`] if `device_budget`,
-    /// `backward_budget` or `keep_last` is set by hand, since a plan would choose these.
-    pub fn policy(mut self, policy: Policy) -> Self {
-        self.policy = Some(policy);
+    /// What happens to saved tensors. Default: [`Auto::default()`], which plans.
+    pub fn policy(mut self, policy: impl Policy + Clone + 'static) -> Self {
+        self.policy = Box::new(policy);
         self
     }
 
@@ -171,7 +121,7 @@ impl TensorCacheBuilder {
     /// Makes `build` fail if a GPU's tensors would take another path. Only GPUDirect Storage satisfies [`IoPath::Direct`]; cuFile's
     /// compatibility mode, which copies through host memory, does not. cuFile 1.15 counts how the bytes of a trial travelled; for other
     /// releases the driver's own statement is trusted. If no [`path`](TensorCacheBuilder::path) is given, this one is used. With
-    /// [`Policy::Keep`] nothing moves, so any path satisfies the condition.
+    /// [`Keep`](ssdtrain_plan::Keep) nothing moves, so any path satisfies the condition.
     pub fn require_path(mut self, path: IoPath) -> Self {
         self.required_path = Some(path);
         self
@@ -181,29 +131,6 @@ impl TensorCacheBuilder {
     /// and in the installation of the CUDA toolkit.
     pub fn cufile_library(mut self, path: impl Into<PathBuf>) -> Self {
         self.store.cufile = Some(path.into());
-        self
-    }
-
-    /// Upper limit on the activation bytes the cache holds on the device: those on their way out, those loaded early, and those kept by
-    /// scope. A CPU thread that saves more waits for a store. A GPU waits in its own queue instead, so that the peak does not depend on
-    /// how far the thread runs ahead of it. A GPU's budget is used to the full: what fits stays until backward wants it. Default: no
-    /// limit on the CPU; for a GPU see [`Policy::Offload`].
-    pub fn device_budget(mut self, bytes: u64) -> Self {
-        self.device_budget = Some(bytes);
-        self
-    }
-
-    /// The device budget once backward asks for tensors, if it should be less than forward's: backward needs memory for gradients, and
-    /// forward needs some for what is still on its way out. On a GPU, what exceeds it leaves as backward begins. Values above the device
-    /// budget count as the device budget. Default: the device budget.
-    pub fn backward_budget(mut self, bytes: u64) -> Self {
-        self.backward_budget = Some(bytes);
-        self
-    }
-
-    /// Bytes loaded to the device ahead of what backward has asked for. Default: 64 MiB.
-    pub fn prefetch(mut self, bytes: u64) -> Self {
-        self.prefetch = bytes;
         self
     }
 
@@ -221,30 +148,9 @@ impl TensorCacheBuilder {
         self
     }
 
-    /// Gives the saves of each step these placements in turn, cyclically, whatever the policy; for tests of plans.
-    #[doc(hidden)]
-    pub fn forced_placements(mut self, placements: Vec<Placement>) -> Self {
-        self.forced = Some(placements.into());
-        self
-    }
-
     /// Storages smaller than this stay in the graph. Default: 64 KiB.
     pub fn min_bytes(mut self, bytes: u64) -> Self {
         self.min_bytes = bytes;
-        self
-    }
-
-    /// Keeps on the device what the last `scopes` named scopes save, because backward starts with them at once. Which scopes are last is
-    /// learned from the step before, so the first step moves everything. Default: 0. Paper section 5.3.1.
-    pub fn keep_last(mut self, scopes: usize) -> Self {
-        self.keep_last = scopes;
-        self
-    }
-
-    /// Upper limit on the bytes that [`Policy::Auto`] writes to the disk in a day of uninterrupted steps: its share of the SSD's
-    /// endurance. Default: no limit.
-    pub fn written_per_day(mut self, bytes: u64) -> Self {
-        self.written_per_day = Some(bytes);
         self
     }
 
@@ -295,6 +201,14 @@ impl TensorCacheBuilder {
         self
     }
 
+    /// Makes runs of pointwise operations that backward computes again one kernel each, on GPUs of compute capability 8.0 or more. A
+    /// kernel is compiled in the background, by the NVRTC that comes with torch's wheels, and used once it has made the bits of the
+    /// single operations. Without NVRTC they run one after another, and a warning is logged. Default: on.
+    pub fn fuse_reruns(mut self, fuse: bool) -> Self {
+        self.fuse_reruns = fuse;
+        self
+    }
+
     /// Records events for [`TensorCache::write_trace`](crate::TensorCache::write_trace). Each step, scope, stall, copy and transfer is an
     /// event, and so is each change of the bytes held. That makes a few events of about 100 bytes each per tensor moved; on a GPU each
     /// also holds two CUDA events until the end of the step. The latest 1,048,576 events are kept (about 100 MB). Default: off.
@@ -303,10 +217,14 @@ impl TensorCacheBuilder {
         self
     }
 
-    /// The policy in force: the one that was set, or the default.
-    pub(crate) fn chosen_policy(&self) -> Policy {
-        let by_hand = self.device_budget.is_some() || self.backward_budget.is_some() || self.keep_last > 0;
-        self.policy.unwrap_or_else(|| if by_hand { Policy::Offload } else { Policy::default() })
+    /// The policy as it was set, before any step.
+    pub(crate) fn new_policy(&self) -> Box<dyn Policy> {
+        self.policy.boxed()
+    }
+
+    /// What the policy needs of the cache.
+    pub(crate) fn policy_needs(&self) -> Needs {
+        self.policy.needs()
     }
 
     /// Fails, naming the setting, if one is out of range.
@@ -315,24 +233,11 @@ impl TensorCacheBuilder {
         let least = (files * BLOCK) as u64;
         if cap < least {
             return refused(format!(
-                "disk_cap({cap}) is too small for {files} spill file(s): give at least {least} bytes, or policy(Policy::Keep) for a \
+                "disk_cap({cap}) is too small for {files} spill file(s): give at least {least} bytes, or policy(Keep) for a \
                  cache that moves nothing"
             ));
         }
-        let Policy::Auto(goal) = self.chosen_policy() else { return Ok(()) };
-        if goal.peak == Some(0) {
-            return refused(
-                "Goal::budget(0), in Policy::Auto: no step has an activation peak of 0 bytes; give the bytes that it may have, or \
-                 Goal::overhead(f64::INFINITY) for the lowest there is",
-            );
-        }
-        match goal.step {
-            Some(times) if times.is_nan() || times < 1.0 => refused(format!(
-                "Goal::overhead({}), in Policy::Auto: the share by which steps may become longer is 0 or more; 0.02 is two percent",
-                (times - 1.0) as f32
-            )),
-            _ => Ok(()),
-        }
+        self.policy.check().or_else(refused)
     }
 
     /// The device whose tensors are moved.
@@ -342,12 +247,12 @@ impl TensorCacheBuilder {
 
     /// The settings that decide the route; `given` is the path of spill files that are open already.
     pub(crate) fn route_request<'a>(&'a self, given: Option<&'a StorePath>) -> RouteRequest<'a> {
-        let policy = self.chosen_policy();
+        let needs = self.policy.needs();
         RouteRequest {
             target: self.target(),
             simulated: self.simulated,
-            keeps: policy == Policy::Keep,
-            plans: matches!(policy, Policy::Auto(_)),
+            keeps: !needs.tiers,
+            plans: needs.one_path,
             path: self.path,
             required: self.required_path,
             host_pool: self.host_pool,

@@ -2,14 +2,15 @@
 //! them. Training keeps its speed, and its results are the same bit for bit. It implements SSDTrain for `tch`.
 //!
 //! ```no_run
-//! use ssdtrain::{MIB, TensorCache};
+//! use ssdtrain::{MIB, Offload, TensorCache};
 //! use tch::{Device, Kind, Tensor, nn, nn::Module, nn::OptimizerConfig};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let vs = nn::VarStore::new(Device::Cpu);
 //! let model = nn::seq().add(nn::linear(vs.root(), 512, 512, Default::default())).add_fn(|x| x.gelu("tanh"));
 //! let mut opt = nn::Sgd::default().build(&vs, 0.1)?;
-//! let cache = TensorCache::builder().spill_to("/mnt/nvme").device_budget(256 * MIB).parameters(&vs).build()?;
+//! let policy = Offload::default().device_budget(256 * MIB);
+//! let cache = TensorCache::builder().spill_to("/mnt/nvme").policy(policy).parameters(&vs).build()?;
 //! for _ in 0..10 {
 //!     let x = Tensor::randn([4096, 512], (Kind::Float, Device::Cpu));
 //!     let step = cache.step(); // saved tensors of this thread now go through the cache
@@ -29,12 +30,15 @@
 mod cache;
 mod config;
 mod device;
+mod digest;
 mod error;
+mod fusion;
 mod math;
 mod mem;
 mod policy;
 mod profile;
 mod recompute;
+mod replay;
 mod route;
 mod session;
 mod step;
@@ -44,18 +48,20 @@ mod tier;
 mod trace;
 mod units;
 
-pub use config::{Adaptive, Policy, TensorCacheBuilder};
+pub use config::TensorCacheBuilder;
 pub use error::{Error, ErrorKind, Result};
 pub use math::resolve_math_kernels;
-pub use recompute::{remat, segment};
+pub use recompute::{Inputs, remat, segment};
 pub use route::{IoPath, PathRates, PathTrial, Route, Way};
 pub use session::{Backward, Entered, Held, Step, StepHandle, TensorCache, write_traces};
 pub use ssdtrain_libtorch::{load_cuda, trim};
 pub use ssdtrain_plan as plan;
+pub use ssdtrain_plan::{
+    Adaptive, AdaptiveReport, Auto, Baseline, Keep, Offload, OperationRow, PeakPhase, PeakReport, PeakRow,
+    PlanReport, PlanRow, Policy, Tally,
+};
 pub use ssdtrain_store as store;
 pub use ssdtrain_store::BackendKind;
 pub use step::{Scope, scope};
-pub use telemetry::{
-    AdaptiveReport, Baseline, KeptReport, PlanReport, PlanRow, ScopeReport, StallReport, StepReport, Tally,
-};
+pub use telemetry::{KeptReport, ScopeReport, StallReport, StepReport};
 pub use units::{GIB, KIB, MIB};

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{assert_nothing_held, assert_same_bits, everything, grads, leaves, randn, staged};
-use ssdtrain::{Adaptive, GIB, Policy, StepReport, TensorCache, TensorCacheBuilder, scope};
+use ssdtrain::{Adaptive, GIB, StepReport, TensorCache, TensorCacheBuilder, scope};
 use tch::{Kind, Tensor};
 
 const LAYERS: usize = 6;
@@ -20,13 +20,18 @@ fn loss(weights: &[Tensor], x: &Tensor) -> Tensor {
 }
 
 /// Takes steps through the cache, compares each one's gradients with those without a cache, and returns the reports.
-fn train(builder: TensorCacheBuilder, steps: usize) -> Vec<StepReport> {
-    train_waiting(builder, steps, false)
+fn train(builder: TensorCacheBuilder, policy: Adaptive, steps: usize) -> Vec<StepReport> {
+    train_waiting(builder, policy, steps, false)
 }
 
 /// The same; with `flush`, backward begins only after everything that has to be stored has been.
-fn train_waiting(builder: TensorCacheBuilder, steps: usize, flush: bool) -> Vec<StepReport> {
-    let cache = builder.policy(Policy::Adaptive(Adaptive::Paper)).build().unwrap();
+fn train_waiting(
+    builder: TensorCacheBuilder,
+    policy: Adaptive,
+    steps: usize,
+    flush: bool,
+) -> Vec<StepReport> {
+    let cache = builder.policy(policy).build().unwrap();
     let sources: Vec<_> = (0..LAYERS).map(|_| randn(&[256, 256]) / 16.0).collect();
     let x = randn(&[512, 256]);
     let plain = leaves(&sources);
@@ -51,7 +56,7 @@ fn train_waiting(builder: TensorCacheBuilder, steps: usize, flush: bool) -> Vec<
 #[test]
 fn a_disk_that_is_too_slow_gets_nothing_once_a_step_has_shown_it() {
     // A step saves about 8 MiB and takes a few milliseconds, or a few hundred if the machine is busy.
-    let reports = train_waiting(everything().disk_rate(8 << 20), 3, true);
+    let reports = train_waiting(everything().disk_rate(8 << 20), Adaptive::default(), 3, true);
     assert!(reports[..2].iter().all(|report| report.adaptive.is_none() && report.offloaded.bytes > 0));
     let decided = reports[2].adaptive.as_ref().unwrap();
     assert!(decided.measured_bytes_per_s < 9e6, "{decided:?}");
@@ -64,7 +69,8 @@ fn a_disk_that_is_too_slow_gets_nothing_once_a_step_has_shown_it() {
 #[test]
 fn what_the_device_budget_has_no_room_for_moves_all_the_same() {
     // Room for about two of the layers' megabyte.
-    let reports = train(everything().disk_rate(40 << 20).device_budget(3 << 20).prefetch(1 << 20), 3);
+    let policy = Adaptive::default().device_budget(3 << 20).prefetch(1 << 20);
+    let reports = train(everything().disk_rate(40 << 20), policy, 3);
     let report = &reports[2];
     let decided = report.adaptive.as_ref().unwrap();
     assert!(decided.scopes - decided.offloaded <= 3, "{decided:?}");
@@ -73,13 +79,13 @@ fn what_the_device_budget_has_no_room_for_moves_all_the_same() {
 
 #[test]
 fn it_works_the_way_a_gpus_tensors_take() {
-    let reports = train(staged().device_budget(4 << 20), 4);
+    let reports = train(staged(), Adaptive::default().device_budget(4 << 20), 4);
     assert!(reports[3].adaptive.is_some(), "{}", reports[3]);
 }
 
 #[test]
 fn without_a_backward_nothing_is_decided() {
-    let cache = everything().policy(Policy::Adaptive(Adaptive::Paper)).build().unwrap();
+    let cache = everything().policy(Adaptive::default()).build().unwrap();
     let (weights, x) = (leaves(&[randn(&[64, 64])]), randn(&[64, 64]));
     for _ in 0..4 {
         let step = cache.step();
@@ -91,7 +97,7 @@ fn without_a_backward_nothing_is_decided() {
 
 #[test]
 fn a_trace_is_written_only_if_it_was_asked_for() {
-    let adaptive = || everything().policy(Policy::Adaptive(Adaptive::Paper)).disk_cap(GIB);
+    let adaptive = || everything().policy(Adaptive::default()).disk_cap(GIB);
     let file = tempfile::NamedTempFile::new().unwrap();
     let written = |cache: &TensorCache| cache.write_trace(file.path());
     assert!(written(&adaptive().build().unwrap()).unwrap_err().to_string().contains("trace(true)"));

@@ -12,7 +12,7 @@ use std::time::Duration;
 use common::chain::{chain, input};
 use common::{assert_nothing_held, everything, leaf, randn, same_bits, staged_in_memory};
 use ssdtrain::store::{Blob, Direction, Fault, Faulty, Pool, Store, StoreConfig};
-use ssdtrain::{BackendKind, ErrorKind, IoPath, MIB, Policy, TensorCache, TensorCacheBuilder};
+use ssdtrain::{BackendKind, ErrorKind, IoPath, Keep, MIB, Offload, TensorCache, TensorCacheBuilder};
 use tch::{Device, Kind, Tensor};
 
 fn forward(x: &Tensor) -> Tensor {
@@ -26,7 +26,7 @@ fn expected(source: &Tensor) -> Tensor {
 }
 
 fn moving() -> TensorCacheBuilder {
-    TensorCache::builder().policy(Policy::Offload).min_bytes(0)
+    TensorCache::builder().policy(Offload::default()).min_bytes(0)
 }
 
 /// A cache over memory whose backend fails on request.
@@ -56,7 +56,7 @@ fn a_change_in_place_after_the_save_is_an_error() {
 
 #[test]
 fn a_change_in_place_of_a_kept_tensor_is_an_error_too() {
-    let cache = TensorCache::builder().policy(Policy::Keep).build().unwrap();
+    let cache = TensorCache::builder().policy(Keep).build().unwrap();
     let x = leaf(&randn(&[64, 64]));
     let step = cache.step();
     let mut y = &x * 2.0;
@@ -160,8 +160,13 @@ fn a_spill_file_that_is_slow_to_grow_holds_nobody_up() {
 #[test]
 fn what_finds_no_room_before_a_spill_file_has_grown_goes_there_after_it() {
     let direct = || moving().simulated_device(Duration::ZERO).path(IoPath::Direct);
-    let staged = || moving().simulated_device(Duration::ZERO).host_pool(4 * MIB).device_budget(2 * MIB);
-    for builder in [moving(), direct(), direct().device_budget(MIB), staged()] {
+    let staged = || {
+        moving()
+            .simulated_device(Duration::ZERO)
+            .host_pool(4 * MIB)
+            .policy(Offload::default().device_budget(2 * MIB))
+    };
+    for builder in [moving(), direct(), direct().policy(Offload::default().device_budget(MIB)), staged()] {
         let (_, cache, full) = full(builder);
         let x = input();
         let step = cache.step();
@@ -179,7 +184,8 @@ fn a_failing_load_keeps_its_kind_through_the_host_pool() {
     let backend = Arc::new(Faulty::new(Arc::new(Pool::new(2).unwrap())));
     let config = StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() };
     let store = Store::open_with(config, Arc::clone(&backend) as _).unwrap();
-    let small = staged_in_memory().host_pool(4 * MIB).device_budget(2 * MIB).prefetch(MIB);
+    let small =
+        staged_in_memory().host_pool(4 * MIB).policy(Offload::default().device_budget(2 * MIB).prefetch(MIB));
     let cache = TensorCache::with_store(small, store).unwrap();
     let x = input();
     let step = cache.step();
@@ -281,13 +287,14 @@ fn backward_that_asks_while_the_store_is_under_way_is_served_from_the_device() {
 
 /// A factor is resized while its store waits for another one to end, or is dropped after it; then steps continue as
 /// usual.
-fn resized_before_its_store(to: &[i64], dropped: bool, builder: TensorCacheBuilder) {
+fn resized_before_its_store(to: &[i64], dropped: bool, policy: Offload) {
     let backend = Arc::new(Faulty::new(Arc::new(Pool::new(1).unwrap())));
     let config = StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() };
     let store = Store::open_with(config, Arc::clone(&backend) as _).unwrap();
     // One store of 4 MiB at a time, so that the next one waits.
     let cache =
-        TensorCache::with_store(builder.policy(Policy::Offload).min_bytes(0).queue_depth(1), store).unwrap();
+        TensorCache::with_store(TensorCache::builder().policy(policy).min_bytes(0).queue_depth(1), store)
+            .unwrap();
     backend.hold(Direction::Write);
     let (x, w) = (leaf(&randn(&[1024, 1024])), leaf(&randn(&[64, 64])));
     let mut factor = randn(&[64, 64]);
@@ -329,15 +336,15 @@ fn resized_before_its_store(to: &[i64], dropped: bool, builder: TensorCacheBuild
 #[test]
 fn a_tensor_resized_before_its_store_begins_is_an_error_and_stores_go_on() {
     for to in [&[128, 128][..], &[8, 8], &[0]] {
-        resized_before_its_store(to, false, TensorCache::builder());
-        resized_before_its_store(to, false, TensorCache::builder().device_budget(5 * MIB));
+        resized_before_its_store(to, false, Offload::default());
+        resized_before_its_store(to, false, Offload::default().device_budget(5 * MIB));
     }
 }
 
 #[test]
 fn a_tensor_resized_before_its_store_begins_and_dropped_leaves_nothing() {
     for to in [&[128, 128][..], &[8, 8], &[0]] {
-        resized_before_its_store(to, true, TensorCache::builder());
+        resized_before_its_store(to, true, Offload::default());
     }
 }
 
@@ -422,7 +429,8 @@ fn memory_that_is_not_direct_io_can_be_refused() {
 #[test]
 fn more_than_a_spill_file_has_at_first_goes_to_the_disk() {
     let disk = || moving().spill_to(std::env::temp_dir()).disk_cap(1 << 30);
-    let device = || disk().simulated_device(Duration::ZERO).device_budget(64 * MIB);
+    let device =
+        || disk().simulated_device(Duration::ZERO).policy(Offload::default().device_budget(64 * MIB));
     for builder in [disk(), device().host_pool(64 * MIB), device().path(IoPath::Direct)] {
         let cache = builder.build().unwrap();
         let x = leaf(&Tensor::ones([4 << 20], (Kind::Float, Device::Cpu)));

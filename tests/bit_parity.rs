@@ -3,6 +3,7 @@
 mod common;
 
 use common::{everything, grads, leaf, leaves, parity, randn, same_bits};
+use ssdtrain::Offload;
 use tch::{Kind, Tensor};
 
 fn scalar(t: &Tensor) -> Tensor {
@@ -224,7 +225,7 @@ fn the_smallest_budget_and_no_prefetch_change_no_bit() {
     let forward = |x: &Tensor| (0..8).fold(x * 1.01, |y, _| (y * 1.01).tanh().exp() * 0.3).sum(Kind::Float);
     let plain = leaf(&source);
     forward(&plain).backward();
-    let cache = everything().device_budget(1).prefetch(0).build().unwrap();
+    let cache = everything().policy(Offload::default().device_budget(1).prefetch(0)).build().unwrap();
     let cached = leaf(&source);
     let step = cache.step();
     step.backward(&forward(&cached)).unwrap();

@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use common::{leaves, randn};
 use ssdtrain::plan::Goal;
-use ssdtrain::{Backward, MIB, Policy, StepReport, TensorCache, TensorCacheBuilder, scope};
+use ssdtrain::{Auto, Backward, MIB, StepReport, TensorCache, TensorCacheBuilder, scope};
 use tch::nn::{self, OptimizerConfig};
 use tch::{Device, Kind, Tensor};
 
 const LAYERS: usize = 8;
 
 fn with_budget(bytes: u64) -> TensorCacheBuilder {
-    let goal = Policy::Auto(Goal::budget(bytes));
+    let goal = Auto::new(Goal::budget(bytes));
     TensorCache::builder().min_bytes(0).simulated_device(Duration::ZERO).host_pool(256 * MIB).policy(goal)
 }
 

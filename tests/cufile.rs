@@ -14,7 +14,7 @@ use std::{env, fs, path::PathBuf};
 use common::chain::{chain, expected, input, step};
 use common::{assert_nothing_held, assert_same_bits, direct, grads, leaf};
 use cufile_sys::sys::CUFileStringConfigParameter_t as Text;
-use ssdtrain::{ErrorKind, IoPath, MIB, TensorCacheBuilder};
+use ssdtrain::{ErrorKind, IoPath, MIB, Offload, TensorCacheBuilder};
 use stand_in::StandIn;
 use tch::{Device, Kind, Tensor};
 
@@ -22,7 +22,7 @@ use tch::{Device, Kind, Tensor};
 const NOT_SUPPORTED: i32 = 5008;
 
 fn builder(stand_in: &StandIn) -> TensorCacheBuilder {
-    direct().cufile_library(stand_in.path()).device_budget(2 * MIB).prefetch(MIB)
+    direct().cufile_library(stand_in.path()).policy(Offload::default().device_budget(2 * MIB).prefetch(MIB))
 }
 
 #[test]
@@ -162,7 +162,11 @@ fn slow_transfers_are_waited_for() {
 #[test]
 fn writes_that_nobody_wants_any_more_are_dropped_before_their_turn() {
     let stand_in = StandIn::new();
-    let cache = builder(&stand_in).device_budget(64 * MIB).backward_budget(1).queue_depth(1).build().unwrap();
+    let cache = builder(&stand_in)
+        .policy(Offload::default().device_budget(64 * MIB).backward_budget(1))
+        .queue_depth(1)
+        .build()
+        .unwrap();
     let before = stand_in.count("cuFileWrite");
     stand_in.hold();
     let step = cache.step();

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::chain::{ZeroGrad, expected, input, step};
 use common::{assert_same_bits, everything, grads, leaf, randn, staged_in_memory};
-use ssdtrain::{ErrorKind, MIB, Policy, StepReport, TensorCache, TensorCacheBuilder};
+use ssdtrain::plan::Goal;
+use ssdtrain::{Auto, ErrorKind, MIB, Offload, StepReport, TensorCache, TensorCacheBuilder};
 use tch::Kind;
 
 /// The report of the second step, whose gradient is checked.
@@ -25,12 +26,12 @@ fn second(builder: TensorCacheBuilder) -> StepReport {
 
 #[test]
 fn offloading_from_a_gpu_without_a_budget_moves_what_it_can_and_says_what_that_costs() {
-    let report = second(staged_in_memory().prefetch(2 * MIB));
+    let report = second(staged_in_memory().policy(Offload::default().prefetch(2 * MIB)));
     assert!(report.offloaded.bytes >= 20 * MIB, "{report}");
     assert!(report.warnings.join("\n").contains("device_budget"), "{report}");
     for report in [
-        second(staged_in_memory().prefetch(2 * MIB).device_budget(4 * MIB)),
-        second(staged_in_memory().prefetch(2 * MIB).backward_budget(4 * MIB)),
+        second(staged_in_memory().policy(Offload::default().prefetch(2 * MIB).device_budget(4 * MIB))),
+        second(staged_in_memory().policy(Offload::default().prefetch(2 * MIB).backward_budget(4 * MIB))),
     ] {
         assert!(report.offloaded.bytes > 0 && report.warnings.is_empty(), "{report}");
     }
@@ -38,16 +39,16 @@ fn offloading_from_a_gpu_without_a_budget_moves_what_it_can_and_says_what_that_c
 
 #[test]
 fn a_policy_that_moves_nothing_says_so() {
-    let report = second(staged_in_memory().device_budget(64 * MIB));
+    let report = second(staged_in_memory().policy(Offload::default().device_budget(64 * MIB)));
     assert_eq!(report.offloaded.bytes, 0, "{report}");
     assert!(report.warnings.join("\n").contains("nothing was moved"), "{report}");
 }
 
 #[test]
 fn a_budget_for_backward_is_no_larger_than_that_for_all() {
-    let peak = |builder: TensorCacheBuilder| second(builder.prefetch(16 * MIB)).act_peak_bytes;
-    let builder = || staged_in_memory().device_budget(4 * MIB);
-    assert_eq!(peak(builder().backward_budget(32 * MIB)), peak(builder()));
+    let peak = |policy: Offload| second(staged_in_memory().policy(policy)).act_peak_bytes;
+    let policy = || Offload::default().device_budget(4 * MIB).prefetch(16 * MIB);
+    assert_eq!(peak(policy().backward_budget(32 * MIB)), peak(policy()));
 }
 
 #[test]
@@ -59,9 +60,10 @@ fn settings_out_of_range_are_told_by_their_own_names() {
 
 #[test]
 fn a_plan_is_the_default_and_what_it_lacks_on_the_cpu_is_named() {
-    assert!(matches!(Policy::default(), Policy::Auto(goal) if goal == ssdtrain::plan::Goal::overhead(0.02)));
+    let told = format!("{:?}", TensorCache::builder());
+    assert!(told.contains(&format!("{:?}", Auto::new(Goal::overhead(0.02)))), "{told}");
     let error = TensorCache::builder().build().unwrap_err();
-    for part in ["spill_to(directory)", "Policy::Keep"] {
+    for part in ["spill_to(directory)", "policy(Keep)"] {
         assert!(error.to_string().contains(part), "{error}");
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use common::chain::{ZeroGrad, chain, expected, input, step};
 use common::{assert_nothing_held, assert_same_bits, direct, grads, leaf, randn};
 use ssdtrain::store::{Direction, Fault, Faulty, Pool, Store, StoreConfig};
-use ssdtrain::{BackendKind, ErrorKind, IoPath, KIB, MIB, TensorCache};
+use ssdtrain::{BackendKind, ErrorKind, IoPath, KIB, MIB, Offload, TensorCache};
 
 /// A cache over memory whose backend fails on request.
 fn faulty() -> (Arc<Faulty>, TensorCache) {
@@ -17,12 +17,19 @@ fn faulty() -> (Arc<Faulty>, TensorCache) {
     let config = StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() };
     let store = Store::open_with(config, Arc::clone(&backend) as _).unwrap();
     let builder = TensorCache::builder().min_bytes(0).simulated_device(Duration::ZERO).path(IoPath::Direct);
-    (backend, TensorCache::with_store(builder.device_budget(2 * MIB).prefetch(MIB), store).unwrap())
+    (
+        backend,
+        TensorCache::with_store(
+            builder.policy(Offload::default().device_budget(2 * MIB).prefetch(MIB)),
+            store,
+        )
+        .unwrap(),
+    )
 }
 
 #[test]
 fn what_the_budget_does_not_hold_goes_to_the_disk_and_comes_back() {
-    let cache = direct().device_budget(4 * MIB).prefetch(2 * MIB).build().unwrap();
+    let cache = direct().policy(Offload::default().device_budget(4 * MIB).prefetch(2 * MIB)).build().unwrap();
     let x = input();
     for round in 0..4 {
         x.zero_grad_if_any();
@@ -37,7 +44,7 @@ fn what_the_budget_does_not_hold_goes_to_the_disk_and_comes_back() {
 
 #[test]
 fn from_the_second_step_on_what_stays_in_the_budget_is_not_written() {
-    let cache = direct().device_budget(8 * MIB).prefetch(4 * MIB).build().unwrap();
+    let cache = direct().policy(Offload::default().device_budget(8 * MIB).prefetch(4 * MIB)).build().unwrap();
     let x = input();
     let first = step(&cache, &x);
     let second = step(&cache, &x);
@@ -46,7 +53,7 @@ fn from_the_second_step_on_what_stays_in_the_budget_is_not_written() {
 
 #[test]
 fn storages_that_are_no_whole_blocks_keep_their_last_bytes() {
-    let cache = direct().device_budget(1).build().unwrap();
+    let cache = direct().policy(Offload::default().device_budget(1)).build().unwrap();
     for elements in [1, 1023, 1025, 4095, 100_003] {
         let source = randn(&[elements]);
         let plain = leaf(&source);
@@ -60,7 +67,11 @@ fn storages_that_are_no_whole_blocks_keep_their_last_bytes() {
 #[test]
 fn large_storages_are_striped() {
     // Twelve megabytes each, in chunks of four over two files.
-    let cache = direct().spill_to(std::env::temp_dir()).device_budget(MIB).build().unwrap();
+    let cache = direct()
+        .spill_to(std::env::temp_dir())
+        .policy(Offload::default().device_budget(MIB))
+        .build()
+        .unwrap();
     let x = leaf(&randn(&[3 << 20]));
     let plain = x.copy().detach().set_requires_grad(true);
     chain(&plain).backward();
@@ -133,7 +144,11 @@ fn backward_that_asks_while_the_store_is_under_way_is_served_from_the_device() {
 #[test]
 fn waits_for_the_disk_are_stalls() {
     // 31 ms for each of 24 saves, which take microseconds to compute.
-    let cache = direct().device_budget(16 * KIB).prefetch(0).disk_rate(512 * KIB).build().unwrap();
+    let cache = direct()
+        .policy(Offload::default().device_budget(16 * KIB).prefetch(0))
+        .disk_rate(512 * KIB)
+        .build()
+        .unwrap();
     let report = step(&cache, &leaf(&randn(&[64, 64])));
     assert!(report.stall.device_budget > Duration::ZERO && report.stall.load > Duration::ZERO, "{report}");
 }

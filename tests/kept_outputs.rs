@@ -5,7 +5,7 @@
 mod common;
 
 use common::{everything, leaf, randn};
-use ssdtrain::{Policy, TensorCache, TensorCacheBuilder};
+use ssdtrain::{Keep, TensorCache, TensorCacheBuilder};
 use ssdtrain_libtorch::memory;
 use tch::Device;
 use tch::Kind;
@@ -31,7 +31,7 @@ fn left(builder: TensorCacheBuilder) -> u64 {
 
 #[test]
 fn a_kept_result_of_an_operation_is_freed_with_its_graph() {
-    assert_eq!(left(TensorCache::builder().policy(Policy::Keep)), 0, "kept by policy");
+    assert_eq!(left(TensorCache::builder().policy(Keep)), 0, "kept by policy");
     assert_eq!(left(everything().min_bytes(1 << 30)), 0, "kept because small");
     assert_eq!(left(everything()), 0, "moved");
 }

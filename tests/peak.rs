@@ -4,7 +4,7 @@
 mod common;
 
 use common::{everything, leaf, randn};
-use ssdtrain::{MIB, Policy, TensorCache, TensorCacheBuilder};
+use ssdtrain::{Keep, MIB, Offload, TensorCache, TensorCacheBuilder};
 use tch::Kind;
 
 fn peak(builder: TensorCacheBuilder) -> u64 {
@@ -19,8 +19,8 @@ fn peak(builder: TensorCacheBuilder) -> u64 {
 
 #[test]
 fn the_activation_peak_falls_to_the_budget() {
-    let keep = peak(TensorCache::builder().policy(Policy::Keep));
-    let offload = peak(everything().device_budget(6 * MIB).prefetch(4 * MIB));
+    let keep = peak(TensorCache::builder().policy(Keep));
+    let offload = peak(everything().policy(Offload::default().device_budget(6 * MIB).prefetch(4 * MIB)));
     assert!(keep >= 32 * MIB, "{keep}");
     // The budget, plus the working memory of one operation and its gradient.
     assert!(offload <= 12 * MIB, "{offload}");

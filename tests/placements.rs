@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use common::{assert_nothing_held, assert_same_bits, everything, grads, leaves, randn};
 use proptest::prelude::*;
-use ssdtrain::plan::Placement;
-use ssdtrain::{KIB, MIB, TensorCacheBuilder, remat, segment};
+use ssdtrain::plan::{InTurn, Placement};
+use ssdtrain::{KIB, MIB, Offload, TensorCacheBuilder, remat, segment};
 use tch::{Kind, Tensor};
 
 const BLOCKS: usize = 3;
@@ -77,9 +77,7 @@ fn every_mix_of_placements_has_the_same_bits() {
     });
     let outcome = runner.run(&cases, |(placements, way, budget, prefetch, steps)| {
         let cache = builder(way)
-            .device_budget(budget)
-            .prefetch(prefetch)
-            .forced_placements(placements)
+            .policy(InTurn::new(Offload::default().device_budget(budget).prefetch(prefetch), placements))
             .build()
             .unwrap();
         for number in 0..steps {

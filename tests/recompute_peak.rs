@@ -5,7 +5,7 @@
 mod common;
 
 use common::{everything, leaf, randn};
-use ssdtrain::{MIB, Policy, TensorCache, TensorCacheBuilder, remat, segment};
+use ssdtrain::{Keep, MIB, Offload, TensorCache, TensorCacheBuilder, remat, segment};
 use tch::{Kind, TchError, Tensor};
 
 /// Saves four tensors of 1 MiB.
@@ -29,8 +29,8 @@ fn peak(builder: TensorCacheBuilder, layer: impl Fn(&Tensor) -> Result<Tensor, T
 
 #[test]
 fn the_activation_peak_falls_to_inputs_and_one_segment() {
-    let keep = || TensorCache::builder().policy(Policy::Keep);
-    let offload = || everything().device_budget(2 * MIB).prefetch(MIB);
+    let keep = || TensorCache::builder().policy(Keep);
+    let offload = || everything().policy(Offload::default().device_budget(2 * MIB).prefetch(MIB));
     let segments = |x: &Tensor| segment("layers", x, layers);
 
     let plain = peak(keep(), layers);

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{assert_nothing_held, assert_same_bits, direct, everything, grads, leaf, randn, staged};
-use ssdtrain::{BackendKind, TensorCacheBuilder};
+use ssdtrain::{BackendKind, Offload, TensorCacheBuilder};
 use tch::nn::{self, OptimizerConfig, RNN, RNNConfig, VarStore};
 use tch::{Device, Kind, Tensor};
 
@@ -138,9 +138,12 @@ impl Case {
             ("threads", disk(BackendKind::Pool)),
             ("threads, not verified", disk(BackendKind::Pool).verify(false)),
             ("memory", disk(BackendKind::Memory)),
-            ("host pool and disk", staged().device_budget(1)),
-            ("no host pool, not verified", staged().host_pool(0).device_budget(1).verify(false)),
-            ("straight to the disk", direct().device_budget(1)),
+            ("host pool and disk", staged().policy(Offload::default().device_budget(1))),
+            (
+                "no host pool, not verified",
+                staged().host_pool(0).policy(Offload::default().device_budget(1)).verify(false),
+            ),
+            ("straight to the disk", direct().policy(Offload::default().device_budget(1))),
         ];
         for (way, builder) in ways {
             let got = self.train(steps, Some(builder));

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{everything, leaf, randn};
-use ssdtrain::{MIB, Policy, StepReport, TensorCache, TensorCacheBuilder, scope};
+use ssdtrain::{Keep, MIB, Offload, StepReport, TensorCache, TensorCacheBuilder, scope};
 use tch::{Device, Kind, Tensor, nn};
 
 /// Four layers, each in a scope of its own; returns the report of the last of `steps` steps.
@@ -53,8 +53,8 @@ fn scopes_are_reported_by_path_in_order() {
 
 #[test]
 fn keep_last_keeps_the_last_scopes_from_the_second_step_on() {
-    assert_eq!(train(small().keep_last(2), 1).kept.policy.count, 0);
-    let report = train(small().keep_last(2), 2);
+    assert_eq!(train(small().policy(Offload::default().keep_last(2)), 1).kept.policy.count, 0);
+    let report = train(small().policy(Offload::default().keep_last(2)), 2);
     let kept: Vec<_> =
         report.scopes.iter().filter(|scope| scope.kept.count > 0).map(|scope| scope.scope.as_str()).collect();
     assert_eq!(kept, ["block.3/mlp", ""]);
@@ -63,7 +63,7 @@ fn keep_last_keeps_the_last_scopes_from_the_second_step_on() {
 
 #[test]
 fn the_device_budget_bounds_what_the_cache_holds() {
-    let cache = small().device_budget(3 * MIB).build().unwrap();
+    let cache = small().policy(Offload::default().device_budget(3 * MIB)).build().unwrap();
     let x = leaf(&randn(&[1024, 256]));
     let step = cache.step();
     let loss = (0..8).fold(&x * 1.0, |y, _| {
@@ -78,7 +78,7 @@ fn the_device_budget_bounds_what_the_cache_holds() {
 
 #[test]
 fn keeping_everything_moves_nothing() {
-    let report = train(TensorCache::builder().policy(Policy::Keep), 1);
+    let report = train(TensorCache::builder().policy(Keep), 1);
     assert_eq!((report.offloaded.count, report.loaded.count), (0, 0));
     assert!(report.kept.policy.count > 0);
 }

@@ -10,11 +10,14 @@ use common::chain::{ZeroGrad, chain, expected, input, step};
 use common::{
     assert_nothing_held, assert_same_bits, direct, everything, grads, leaf, randn, staged, staged_in_memory,
 };
-use ssdtrain::{ErrorKind, MIB, TensorCache};
+use ssdtrain::{ErrorKind, MIB, Offload, TensorCache};
 
 #[test]
 fn what_the_budget_does_not_hold_goes_to_the_host_and_comes_back() {
-    let cache = staged_in_memory().device_budget(4 * MIB).prefetch(2 * MIB).build().unwrap();
+    let cache = staged_in_memory()
+        .policy(Offload::default().device_budget(4 * MIB).prefetch(2 * MIB))
+        .build()
+        .unwrap();
     let x = input();
     for round in 0..4 {
         x.zero_grad_if_any();
@@ -28,7 +31,10 @@ fn what_the_budget_does_not_hold_goes_to_the_host_and_comes_back() {
 
 #[test]
 fn from_the_second_step_on_what_stays_in_the_budget_is_not_copied() {
-    let cache = staged_in_memory().device_budget(8 * MIB).prefetch(4 * MIB).build().unwrap();
+    let cache = staged_in_memory()
+        .policy(Offload::default().device_budget(8 * MIB).prefetch(4 * MIB))
+        .build()
+        .unwrap();
     let x = input();
     let first = step(&cache, &x);
     let second = step(&cache, &x);
@@ -38,7 +44,10 @@ fn from_the_second_step_on_what_stays_in_the_budget_is_not_copied() {
 
 #[test]
 fn backward_may_have_a_smaller_budget() {
-    let cache = staged_in_memory().device_budget(12 * MIB).backward_budget(3 * MIB).build().unwrap();
+    let cache = staged_in_memory()
+        .policy(Offload::default().device_budget(12 * MIB).backward_budget(3 * MIB))
+        .build()
+        .unwrap();
     let x = input();
     step(&cache, &x);
     x.zero_grad_if_any();
@@ -49,7 +58,11 @@ fn backward_may_have_a_smaller_budget() {
 
 #[test]
 fn what_exceeds_the_pool_goes_to_the_disk() {
-    let cache = staged().host_pool(8 * MIB).device_budget(2 * MIB).prefetch(MIB).build().unwrap();
+    let cache = staged()
+        .host_pool(8 * MIB)
+        .policy(Offload::default().device_budget(2 * MIB).prefetch(MIB))
+        .build()
+        .unwrap();
     let x = input();
     for _ in 0..4 {
         x.zero_grad_if_any();
@@ -66,7 +79,11 @@ fn what_exceeds_the_pool_goes_to_the_disk() {
 fn memory_beyond_the_pool_stays_until_it_is_copied() {
     // Slow copies: what was read into such memory may be reclaimed before the device has it.
     let slow = staged().simulated_device(Duration::from_millis(2));
-    let cache = slow.host_pool(2 * MIB).device_budget(8 * MIB).prefetch(4 * MIB).build().unwrap();
+    let cache = slow
+        .host_pool(2 * MIB)
+        .policy(Offload::default().device_budget(8 * MIB).prefetch(4 * MIB))
+        .build()
+        .unwrap();
     let x = input();
     for _ in 0..4 {
         x.zero_grad_if_any();
@@ -77,7 +94,11 @@ fn memory_beyond_the_pool_stays_until_it_is_copied() {
 
 #[test]
 fn nothing_is_written_that_the_pool_holds() {
-    let cache = staged().host_pool(256 * MIB).device_budget(2 * MIB).prefetch(MIB).build().unwrap();
+    let cache = staged()
+        .host_pool(256 * MIB)
+        .policy(Offload::default().device_budget(2 * MIB).prefetch(MIB))
+        .build()
+        .unwrap();
     let x = input();
     for _ in 0..3 {
         assert!(step(&cache, &x).offloaded.bytes >= 16 * MIB);
@@ -87,7 +108,11 @@ fn nothing_is_written_that_the_pool_holds() {
 
 #[test]
 fn the_pool_alone_keeps_on_the_device_what_it_has_no_room_for() {
-    let cache = staged_in_memory().host_pool(4 * MIB).device_budget(2 * MIB).build().unwrap();
+    let cache = staged_in_memory()
+        .host_pool(4 * MIB)
+        .policy(Offload::default().device_budget(2 * MIB))
+        .build()
+        .unwrap();
     let x = input();
     let report = step(&cache, &x);
     assert!(report.kept.no_room.bytes >= 10 * MIB, "{report}");
@@ -98,7 +123,7 @@ fn the_pool_alone_keeps_on_the_device_what_it_has_no_room_for() {
 #[test]
 fn a_pool_sized_by_the_first_step_pins_nothing_after_it() {
     let builder = TensorCache::builder().min_bytes(0).simulated_device(Duration::ZERO);
-    let cache = builder.device_budget(MIB).prefetch(MIB).build().unwrap();
+    let cache = builder.policy(Offload::default().device_budget(MIB).prefetch(MIB)).build().unwrap();
     let x = input();
     step(&cache, &x);
     let after_first = cache.pinned_bytes();
@@ -112,7 +137,7 @@ fn a_pool_sized_by_the_first_step_pins_nothing_after_it() {
 #[test]
 fn a_pool_without_a_size_grows_with_what_steps_ask_for() {
     let builder = everything().simulated_device(Duration::ZERO);
-    let cache = builder.device_budget(MIB).prefetch(MIB).build().unwrap();
+    let cache = builder.policy(Offload::default().device_budget(MIB).prefetch(MIB)).build().unwrap();
     let small = leaf(&randn(&[512, 512]));
     step(&cache, &small);
     let after_small = cache.pinned_bytes();
@@ -137,8 +162,12 @@ fn a_pool_without_a_size_grows_with_what_steps_ask_for() {
 #[test]
 fn nothing_is_pinned_where_nothing_leaves() {
     for builder in [TensorCache::builder(), everything(), staged().host_pool(0)] {
-        let cache =
-            builder.simulated_device(Duration::ZERO).min_bytes(0).device_budget(64 * MIB).build().unwrap();
+        let cache = builder
+            .simulated_device(Duration::ZERO)
+            .min_bytes(0)
+            .policy(Offload::default().device_budget(64 * MIB))
+            .build()
+            .unwrap();
         let x = input();
         for _ in 0..3 {
             assert_eq!(step(&cache, &x).offloaded.count, 0);
@@ -149,7 +178,12 @@ fn nothing_is_pinned_where_nothing_leaves() {
 
 #[test]
 fn what_neither_pool_nor_disk_has_room_for_stays_on_the_device() {
-    let cache = staged().host_pool(8 * MIB).device_budget(MIB).disk_cap(2 * MIB).build().unwrap();
+    let cache = staged()
+        .host_pool(8 * MIB)
+        .policy(Offload::default().device_budget(MIB))
+        .disk_cap(2 * MIB)
+        .build()
+        .unwrap();
     let x = input();
     let report = step(&cache, &x);
     assert!(report.kept.no_room.bytes > 0, "{report}");
@@ -160,7 +194,7 @@ fn what_neither_pool_nor_disk_has_room_for_stays_on_the_device() {
 #[test]
 fn a_graph_dropped_at_any_moment_leaves_nothing() {
     for builder in [staged().host_pool(8 * MIB), direct()] {
-        let cache = builder.device_budget(2 * MIB).build().unwrap();
+        let cache = builder.policy(Offload::default().device_budget(2 * MIB)).build().unwrap();
         let x = input();
         for flush in [false, true] {
             let step = cache.step();
@@ -178,7 +212,7 @@ fn a_graph_dropped_at_any_moment_leaves_nothing() {
 #[test]
 fn a_retained_graph_serves_two_backwards() {
     for builder in [staged().host_pool(8 * MIB), direct()] {
-        let cache = builder.device_budget(2 * MIB).build().unwrap();
+        let cache = builder.policy(Offload::default().device_budget(2 * MIB)).build().unwrap();
         let x = input();
         let step = cache.step();
         let loss = chain(&x);

@@ -6,7 +6,7 @@ use std::sync::Barrier;
 use std::thread;
 
 use common::{assert_nothing_held, assert_same_bits, everything, grads, leaf, leaves, randn, same_bits};
-use ssdtrain::{Policy, TensorCache};
+use ssdtrain::{Keep, TensorCache};
 use tch::{Device, Kind, Tensor};
 
 fn forward(x: &Tensor) -> Tensor {
@@ -86,7 +86,7 @@ fn a_tensor_goes_to_the_cache_of_its_device() {
     forward(&plain).backward();
     for segments in [false, true] {
         let of_cpu = everything().build().unwrap();
-        let of_gpu = TensorCache::builder().device(Device::Cuda(0)).policy(Policy::Keep).build().unwrap();
+        let of_gpu = TensorCache::builder().device(Device::Cuda(0)).policy(Keep).build().unwrap();
         let x = leaf(&source);
         let outer = of_cpu.step();
         let inner = of_gpu.step();

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use common::{everything, leaf, randn, staged, staged_in_memory};
 use serde_json::Value;
-use ssdtrain::{ErrorKind, MIB, StallReport, StepReport, TensorCache, TensorCacheBuilder, write_traces};
+use ssdtrain::{
+    ErrorKind, MIB, Offload, StallReport, StepReport, TensorCache, TensorCacheBuilder, write_traces,
+};
 use tch::{Kind, Tensor};
 
 const LAYERS: usize = 12;
@@ -97,7 +99,7 @@ impl Picture {
 
 /// A cache whose tensors go all the way: out, to the disk, and back.
 fn tight() -> TensorCacheBuilder {
-    staged().host_pool(4 * MIB).device_budget(2 * MIB).prefetch(MIB).trace(true)
+    staged().host_pool(4 * MIB).policy(Offload::default().device_budget(2 * MIB).prefetch(MIB)).trace(true)
 }
 
 #[test]
@@ -225,7 +227,7 @@ fn a_budget_that_is_too_small_shows_as_the_stalls_of_the_report() {
         // Whether a store is over before the next save is up to the disk.
         (everything(), ["stall: load"].as_slice()),
     ] {
-        let (spans, report) = stalls(builder.device_budget(1).prefetch(0));
+        let (spans, report) = stalls(builder.policy(Offload::default().device_budget(1).prefetch(0)));
         assert!(causes.iter().all(|cause| spans.contains_key(*cause)), "{spans:?}");
         for (cause, time) in [
             ("stall: device budget", report.device_budget),

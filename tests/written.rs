@@ -4,7 +4,7 @@
 mod common;
 
 use common::{F32, assert_nothing_held, everything, leaf, leaves, parity, randn, same_bits};
-use ssdtrain::{Policy, remat, segment};
+use ssdtrain::{Offload, remat, segment};
 use tch::nn::{self, Module, RNN, RNNConfig};
 use tch::{Device, Kind, Tensor};
 
@@ -133,7 +133,7 @@ fn views_that_are_most_of_a_storage_take_it_along() {
 #[test]
 fn what_the_program_holds_stays_from_the_second_step_on() {
     let (table, sources) = (randn(&[64, 64]), [randn(&[64, 64])]);
-    let cache = everything().policy(Policy::Offload).build().unwrap();
+    let cache = everything().policy(Offload::default()).build().unwrap();
     let held = |number: u64| {
         let x = leaves(&sources);
         let step = cache.step();

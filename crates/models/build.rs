@@ -15,7 +15,7 @@ fn main() {
         return;
     };
     compiler::compiler(Path::new(&lib))
-        .files(["csrc/axpy.cpp", "csrc/linear.cpp"])
+        .files(["csrc/axpy.cpp", "csrc/known.cpp", "csrc/linear.cpp"])
         .compile("ssdtrain_models_shim");
     println!("cargo::rustc-link-lib=torch_cpu");
     println!("cargo::rustc-link-lib=c10");

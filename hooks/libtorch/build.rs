@@ -24,6 +24,8 @@ fn main() {
             "csrc/random.cpp",
             "csrc/ranges.cpp",
             "csrc/reads.cpp",
+            "csrc/recording.cpp",
+            "csrc/repeatable.cpp",
             "csrc/segments.cpp",
             "csrc/storage.cpp",
             "csrc/watches.cpp",

@@ -4,6 +4,7 @@
 //! module is the mechanism around them: it takes the lock and waits. `transfers` hands transfers to the tier without holding the lock.
 
 mod entry;
+mod handle;
 mod keys;
 #[cfg(test)]
 mod model;
@@ -23,11 +24,12 @@ use std::collections::HashSet;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use ssdtrain_libtorch::{SavedTensor, Storage, StorageId, WriteObserver};
+use ssdtrain_libtorch::{Storage, StorageId, WriteObserver};
 
+pub(crate) use self::handle::{EntryHandle, Subject};
 pub(crate) use self::keys::{EntryKey, NO_TAPE, TapeKey};
 pub(crate) use self::table::Limits;
-use self::table::{Answer, Part, Saved, Squeeze, Table};
+use self::table::{Answer, Saved, Squeeze, Table};
 use crate::error::Error;
 use crate::profile::Alive;
 use crate::sync::{Condvar, Mutex, MutexGuard};
@@ -168,22 +170,21 @@ impl Cache {
         }
     }
 
-    /// Takes in one saved tensor and returns its entry and its position on the tape. With `keep`, it stays on the device.
-    pub(crate) fn save(
-        self: &Arc<Self>,
-        saved: &SavedTensor<'_>,
-        keep: bool,
-        by: By<'_>,
-    ) -> Option<(EntryKey, usize)> {
-        let By { step, scope, tape, counters, record } = by;
-        let id = saved.storage_id()?;
-        let (bytes, version) = (saved.storage_bytes(), saved.version());
-        let part = Part { layout: saved.layout()?, bytes: saved.tensor_bytes() };
+    /// Whether the cache has an entry for what the storage holds.
+    pub(crate) fn has(&self, storage: StorageId) -> bool {
+        self.table.lock().has(storage)
+    }
+
+    /// Takes in one saved tensor and returns a handle to its entry; `None` once the step has ended. With `keep`, it stays on the device.
+    pub(crate) fn save(self: &Arc<Self>, subject: Subject, keep: bool, by: By<'_>) -> Option<EntryHandle> {
+        let By { step, scope, tape, counters, .. } = by;
+        let Subject { storage, bytes, version, part } = subject;
+        let id = storage.id();
         let here = Here::default();
         // Parcels are dropped without the lock, because their drop may take it.
         let (mut parcel, mut written) = (None, Vec::new());
         let mut jobs = Vec::new();
-        let place = {
+        let (key, position) = {
             let mut table = self.table.lock();
             // Making room releases the lock, so everything is looked up again after it.
             let key = loop {
@@ -206,8 +207,7 @@ impl Cache {
                     parcel = tier.and_then(|tier| tier.parcel(bytes, scope, &here).ok());
                 }
                 if self.fits(&mut table, bytes, counters, &here) {
-                    let (storage, counters) = (saved.storage()?, Arc::clone(counters));
-                    record.add_own(scope, bytes);
+                    let counters = Arc::clone(counters);
                     break table.insert(Saved {
                         storage,
                         parcel: parcel.take(),
@@ -226,7 +226,7 @@ impl Cache {
         };
         self.submit(jobs, &here);
         written.into_iter().chain(parcel).for_each(|parcel: Arc<dyn Parcel>| parcel.abandon(None));
-        Some(place)
+        Some(EntryHandle::new(self, key, tape, position))
     }
 
     /// Whether to go on: `bytes` more fit the device budget, or no room can be made for them. If this returns false, it has made some

@@ -41,8 +41,9 @@ pub(crate) struct Entry {
     storing: bool,
     /// Its place below the device; `None` if it is to stay.
     pub(crate) parcel: Option<Arc<dyn Parcel>>,
-    /// Bytes of all entries that existed when it was saved.
-    live_before: u64,
+    /// Whether it was to leave when it was saved, and the bytes of all such entries that existed then.
+    leaves: bool,
+    leaving_before: u64,
     /// Handles in the graph, and how many of them were served since the device copy last arrived.
     handles: usize,
     served: usize,
@@ -121,6 +122,14 @@ pub(crate) struct Limits {
     pub(crate) late: bool,
 }
 
+impl Limits {
+    /// No limits but that on the bytes of stores in flight.
+    pub(crate) fn none(stores_in_flight: u64) -> Limits {
+        let any = u64::MAX;
+        Limits { device_budget: any, backward_budget: any, prefetch: any, stores_in_flight, late: false }
+    }
+}
+
 pub(crate) struct Table {
     /// `None` if everything is kept.
     tier: Option<Arc<dyn Tier>>,
@@ -148,6 +157,8 @@ pub(crate) struct Table {
     held_back: Option<Vec<HeldBack>>,
     /// Bytes of all entries at present, their maximum in this step, and that in the step before.
     live: u64,
+    /// Those of the entries that were to leave when they were saved.
+    live_leaving: u64,
     peak_live: u64,
     expected_live: Option<u64>,
     /// Consecutive failed stores; at [`GIVE_UP`] the rest of the step keeps its tensors.
@@ -176,6 +187,7 @@ impl Table {
             in_use: Vec::new(),
             held_back: None,
             live: 0,
+            live_leaving: 0,
             peak_live: 0,
             expected_live: None,
             failures: 0,
@@ -312,6 +324,7 @@ impl Table {
         };
         self.on_device -= if here { entry.bytes } else { 0 };
         self.live -= entry.bytes;
+        self.live_leaving -= if entry.leaves { entry.bytes } else { 0 };
         self.forget(entry.source.id(), key);
         if let Some(returned) = &entry.returned {
             self.forget(returned.id(), key);

@@ -9,7 +9,7 @@ use tch::{Kind, Tensor};
 
 use super::table::Limits;
 use super::waits::{BYTES, Batch, LATE};
-use super::{By, Cache, TapeKey};
+use super::{By, Cache, Subject, TapeKey};
 use crate::sync::Thread;
 use crate::telemetry::{Counters, ScopeId, ScopeRecord};
 use crate::tier::modelled::{Copies, Fault, ModelDevice};
@@ -35,7 +35,10 @@ impl SavedTensorHooks for Saves {
             counters: &self.counters,
             record: &self.record,
         };
-        self.cache.save(saved, false, by);
+        // The entry outlives the test.
+        _ = std::mem::ManuallyDrop::new(
+            Subject::of(saved).and_then(|subject| self.cache.save(subject, false, by)),
+        );
         Ok(Packed::Keep)
     }
 }

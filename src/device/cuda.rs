@@ -53,8 +53,8 @@ struct Sleeper {
 }
 
 /// The primary context, retained, and the handles of dropped events, for reuse.
-struct Driver {
-    handle: sys::CUdevice,
+pub(super) struct Driver {
+    pub(super) handle: sys::CUdevice,
     context: sys::CUcontext,
     events: Mutex<Vec<sys::CUevent>>,
 }
@@ -305,7 +305,7 @@ fn has_cuda() -> bool {
 }
 
 impl Driver {
-    fn open(index: usize) -> Result<Driver> {
+    pub(super) fn open(index: usize) -> Result<Driver> {
         if !has_cuda() {
             return Err(refused("libcuda.so cannot be loaded: install NVIDIA's driver".to_owned()));
         }
@@ -317,7 +317,7 @@ impl Driver {
         Ok(Driver { handle, context, events: Mutex::default() })
     }
 
-    fn enter(&self) -> Result<Current> {
+    pub(super) fn enter(&self) -> Result<Current> {
         let before = check("cuCtxGetCurrent", result::ctx::get_current())?.unwrap_or(ptr::null_mut());
         if before == self.context {
             return Ok(Current { before: None });
@@ -424,7 +424,7 @@ impl Drop for RawEvent {
     }
 }
 
-fn check<T>(call: &str, outcome: Result<T, DriverError>) -> Result<T> {
+pub(super) fn check<T>(call: &str, outcome: Result<T, DriverError>) -> Result<T> {
     outcome.map_err(|error| {
         let name = error
             .error_name()
@@ -436,6 +436,6 @@ fn check<T>(call: &str, outcome: Result<T, DriverError>) -> Result<T> {
     })
 }
 
-fn refused(message: String) -> Error {
+pub(super) fn refused(message: String) -> Error {
     Error::new(ErrorKind::Device, message)
 }

@@ -1,6 +1,8 @@
 //! What the cache needs from a device: queues of work in order, events in them, copies, and memory. Mechanism only.
 
 mod cuda;
+mod kernel;
+mod nvrtc;
 mod simulated;
 
 use std::time::Duration;
@@ -9,6 +11,7 @@ use ssdtrain_libtorch::Storage;
 use ssdtrain_store::Pin;
 
 pub(crate) use self::cuda::{Context, Cuda};
+pub(crate) use self::kernel::{Arguments, Compiler, Kernel};
 pub(crate) use self::simulated::Simulated;
 #[cfg(test)]
 pub(crate) use self::simulated::{Event as SimulatedEvent, Used as SimulatedUsed};

@@ -1,18 +1,7 @@
-//! Decisions, separate from the machinery that carries them out: pure functions of what is known.
+//! What a policy's instructions mean for each save: pure functions of what is known. The policies themselves are in `ssdtrain-plan`.
 
-mod attempts;
-mod auto;
-mod filter;
-mod keeping;
-mod paper;
-mod planned;
-mod schedule;
-mod unforeseen;
-mod watch;
+mod cursor;
+mod decision;
 
-pub(crate) use self::auto::{Auto, Headroom, NextStep, Observed, StepOutcome};
-pub(crate) use self::filter::{Decision, Facts, Filter, KeepReason};
-pub(crate) use self::keeping::{Keeping, Rule};
-pub(crate) use self::paper::{Module, Profile, Stay};
-pub(crate) use self::planned::Objective;
-pub(crate) use self::schedule::{Adherence, Cursor};
+pub(crate) use self::cursor::Cursor;
+pub(crate) use self::decision::{Decision, Facts, Instruction, KeepReason, Place, Recipes, decide, stays};

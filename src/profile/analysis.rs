@@ -3,20 +3,11 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use ssdtrain_plan::{Activation, Recompute, Workload};
+use ssdtrain_plan::{Activation, Recompute, Save, StepProfile, Workload};
 
 use super::Alive;
-use crate::telemetry::ScopeId;
+use super::lineage::{Family, Lineage};
 use crate::trace::{Moves, Reached};
-
-/// One save.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Save {
-    /// The entry's number in the cache. A storage that is saved again has the same entry.
-    pub(crate) entry: u64,
-    pub(crate) bytes: u64,
-    pub(crate) scope: ScopeId,
-}
 
 /// The event that was noted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,35 +39,23 @@ pub(super) struct Notes {
 pub(super) struct Step {
     pub(super) begun: Reached,
     pub(super) notes: Vec<Notes>,
+    pub(super) lineage: Lineage,
     /// Bytes that the first micro-batch leaves to those after it: gradients.
     pub(super) left: u64,
     pub(super) rest: Duration,
     pub(super) moves: Moves,
 }
 
-/// What a step showed.
-#[derive(Clone, Debug)]
-pub(crate) struct Profile {
-    /// One micro-batch, and its share of the rest of the step.
-    pub(crate) work: Workload,
-    /// Its saves in their order, each with its entry's place in the workload.
-    pub(crate) saves: Vec<(Save, usize)>,
-    pub(crate) micro_batches: u32,
-    pub(crate) moves: Moves,
-}
-
 impl Step {
     /// `None` if nothing was saved, or there was no backward.
-    pub(super) fn profile(self, micro_batches: u32) -> Option<Profile> {
+    pub(super) fn profile(self, micro_batches: u32) -> Option<StepProfile> {
         let stalls = self.stalls();
         let accumulated = self.accumulated(micro_batches);
         let mut activations: Vec<Activation> = Vec::new();
         let mut places: HashMap<u64, usize> = HashMap::new();
-        let mut saves = Vec::new();
+        let (mut saves, mut entries) = (Vec::new(), Vec::new());
         let (mut turn, mut turn_extra) = (Duration::ZERO, 0);
-        // The entry that the time and the memory up to the next note are attributed to.
-        let mut asked: Option<usize> = None;
-        let mut asked_for = HashSet::new();
+        let (mut asked, mut asked_for) = (Asked::default(), HashSet::new());
         let (mut since, mut held, mut lasted, mut most) = (self.begun.at, 0, Duration::ZERO, 0);
         for (index, notes) in self.notes.iter().enumerate() {
             let Notes { note, reached, peak, recipe, .. } = *notes;
@@ -96,27 +75,32 @@ impl Step {
                     if known < place {
                         continue;
                     }
-                    let since = recipe.and_then(|(_, input)| self.saved_at(input, index, &places));
+                    entries.push(save.entry);
+                    let input = recipe.and_then(|(_, input)| self.saved_at(input, index, &places));
                     activations.push(Activation {
                         bytes: save.bytes,
                         forward: lasted,
                         forward_extra: most.saturating_sub(save.bytes),
-                        recompute: recipe.map(|(time, _)| Recompute { time, since: since.unwrap_or(place) }),
+                        recompute: recipe
+                            .map(|(time, _)| Recompute { time, inputs: input.into_iter().collect() }),
                         in_use_until: next,
                         ..Activation::default()
                     });
                 }
                 Note::Asked(entry) => {
-                    let Some(&place) = places.get(&entry).filter(|&&place| asked != Some(place)) else {
+                    let Some(&place) = places.get(&entry).filter(|&&place| asked.last() != Some(place))
+                    else {
                         continue;
                     };
-                    match asked {
-                        Some(before) => add(&mut activations[before], lasted, most),
-                        None => (turn, turn_extra) = (lasted, most),
+                    if asked.last().is_some() {
+                        asked.lasted(lasted, most);
+                    } else {
+                        (turn, turn_extra) = (lasted, most);
                     }
-                    asked = Some(place);
+                    let still_used: HashSet<usize> = in_use(&notes.alive, &places).collect();
+                    asked.next(place, &still_used, &mut activations);
                     asked_for.insert(place);
-                    for other in in_use(&notes.alive, &places) {
+                    for other in still_used {
                         if asked_for.contains(&other) {
                             // In backward the one with the higher place comes first, and waits for the other.
                             let (later, sooner) = (place.max(other), place.min(other));
@@ -128,16 +112,21 @@ impl Step {
                     }
                 }
                 Note::Ended => {
-                    if let Some(last) = asked {
-                        add(&mut activations[last], lasted, most);
+                    if asked.last().is_some() {
+                        asked.lasted(lasted, most);
+                        asked.end(&mut activations);
                     }
                 }
             }
             (lasted, most) = (Duration::ZERO, 0);
         }
-        asked?;
+        if asked_for.is_empty() {
+            return None;
+        }
+        let Family { activations, places, operators, results } = self.lineage.family(activations, &entries);
+        let saves = saves.into_iter().map(|(save, place)| (save, places[place])).collect();
         let work = Workload { activations, turn, turn_extra, rest: self.rest };
-        Some(Profile { work, saves, micro_batches, moves: self.moves })
+        Some(StepProfile { work, saves, results, operators, micro_batches, rates: self.moves.rates })
     }
 
     /// How many more bytes are allocated up to each note in the micro-batches after the first: the gradients that the first one leaves,
@@ -196,14 +185,49 @@ impl Step {
     }
 }
 
+/// What one operation of backward has asked for, and the time and the memory from each of these until the next.
+///
+/// An operation asks for all that it saved, in any order, before it computes. In a workload, backward asks for what was
+/// saved last first, so what follows the last one that is asked for belongs to the one that was saved first.
+#[derive(Default)]
+struct Asked {
+    places: Vec<usize>,
+    followed: Vec<(Duration, u64)>,
+}
+
+impl Asked {
+    fn last(&self) -> Option<usize> {
+        self.places.last().copied()
+    }
+
+    /// The latest one was followed by this time, and by this many bytes at most.
+    fn lasted(&mut self, time: Duration, most: u64) {
+        self.followed.push((time, most));
+    }
+
+    /// Backward asks for the entry at `place`. If not all of the others are still used, another operation does.
+    fn next(&mut self, place: usize, still_used: &HashSet<usize>, activations: &mut [Activation]) {
+        let is_new =
+            !self.places.contains(&place) && self.places.iter().all(|other| still_used.contains(other));
+        if !is_new {
+            self.end(activations);
+        }
+        self.places.push(place);
+    }
+
+    fn end(&mut self, activations: &mut [Activation]) {
+        self.places.sort_unstable_by(|left, right| right.cmp(left));
+        for (place, (time, most)) in self.places.drain(..).zip(self.followed.drain(..)) {
+            let entry = &mut activations[place];
+            entry.backward += time;
+            entry.backward_extra = entry.backward_extra.max(most);
+        }
+    }
+}
+
 /// The places of the entries that only the program still holds.
 fn in_use(alive: &Alive, places: &HashMap<u64, usize>) -> impl Iterator<Item = usize> {
     alive.in_use.iter().filter_map(|entry| places.get(entry).copied())
-}
-
-fn add(entry: &mut Activation, lasted: Duration, most: u64) {
-    entry.backward += lasted;
-    entry.backward_extra = entry.backward_extra.max(most);
 }
 
 /// Time from one instant to another outside of `stalls`, which are in order and do not overlap.
@@ -216,6 +240,8 @@ fn computed(from: Instant, to: Instant, stalls: &[(Instant, Instant)]) -> Durati
 
 #[cfg(test)]
 mod tests {
+    use ssdtrain_plan::ScopeId;
+
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);
@@ -229,7 +255,14 @@ mod tests {
         fn begin() -> Story {
             let start = Instant::now();
             let begun = Reached { host: start, at: start };
-            let step = Step { begun, notes: Vec::new(), left: 0, rest: 5 * MS, moves: Moves::default() };
+            let step = Step {
+                begun,
+                notes: Vec::new(),
+                lineage: Lineage::default(),
+                left: 0,
+                rest: 5 * MS,
+                moves: Moves::default(),
+            };
             Story { start, step }
         }
 
@@ -251,7 +284,7 @@ mod tests {
             (self.start + from * MS, self.start + to * MS)
         }
 
-        fn profile(self) -> Profile {
+        fn profile(self) -> StepProfile {
             self.step.profile(1).unwrap()
         }
     }
@@ -323,7 +356,7 @@ mod tests {
             story.note(millis, Note::Asked(entry), 200, 200);
         }
         story.note(60, Note::Ended, 200, 0);
-        let Profile { work, saves, .. } = story.profile();
+        let StepProfile { work, saves, .. } = story.profile();
         assert_eq!(saves.iter().map(|(_, place)| *place).collect::<Vec<_>>(), [0, 0, 1]);
         assert_eq!((work.activations[1].forward, work.activations[0].backward), (20 * MS, 10 * MS));
     }
@@ -337,7 +370,7 @@ mod tests {
         story.note(40, Note::Asked(9), 300, 300);
         story.note(50, Note::Ended, 300, 0);
         let activations = story.profile().work.activations;
-        assert_eq!(activations[1].recompute, Some(Recompute { time: 3 * MS, since: 0 }));
+        assert_eq!(activations[1].recompute, Some(Recompute { time: 3 * MS, inputs: vec![0] }));
         assert_eq!([0, 1, 2].map(|place: usize| activations[place].in_use_until), [3, 2, 3]);
     }
 
@@ -363,12 +396,26 @@ mod tests {
             story.saved(millis, entry, 300, 300);
         }
         // One operation asks for 9 and 8, the next for 6 and 7, the last for 5.
-        for (entry, in_use) in [(9, vec![9]), (8, vec![9, 8]), (6, vec![6]), (7, vec![6, 7]), (5, vec![5])] {
-            story.note(60, Note::Asked(entry), 300, 300).alive.in_use = in_use;
+        let asked = [
+            (60, 9, vec![9], 300),
+            (61, 8, vec![9, 8], 310),
+            (65, 6, vec![6], 350),
+            (66, 7, vec![6, 7], 310),
+            (70, 5, vec![5], 350),
+        ];
+        for (millis, entry, in_use, peak) in asked {
+            story.note(millis, Note::Asked(entry), peak, 300).alive.in_use = in_use;
         }
         story.note(80, Note::Ended, 300, 0);
         let activations = story.profile().work.activations;
-        assert_eq!([0, 1, 2, 3, 4].map(|place: usize| activations[place].in_use_with), [0, 0, 1, 0, 1]);
+        let places = [0, 1, 2, 3, 4];
+        assert_eq!(places.map(|place: usize| activations[place].in_use_with), [0, 0, 1, 0, 1]);
+        // Each operation computes when it has all it asks for: what was saved first is asked for last.
+        assert_eq!(
+            places.map(|place: usize| activations[place].backward),
+            [10, 4, 1, 4, 1].map(|ms| ms * MS)
+        );
+        assert_eq!(places.map(|place: usize| activations[place].backward_extra), [0, 50, 10, 50, 10]);
     }
 
     #[test]

@@ -4,21 +4,26 @@
 //! allocated in between. `analysis` turns the notes into a [`Workload`](ssdtrain_plan::Workload) once the device has finished the step.
 
 mod analysis;
+mod lineage;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
+use ssdtrain_libtorch::Clock;
+use ssdtrain_plan::{Save, StepProfile};
 use tch::Device;
 
 use self::analysis::{Note, Notes, Step};
-pub(crate) use self::analysis::{Profile, Save};
+use self::lineage::Lineage;
+pub(crate) use self::lineage::{Identity, Operation, Origin, Read};
 use crate::trace::{Stamp, Trace};
 
 /// Takes notes of one step, up to the end of its first backward. The first micro-batch stands for the others.
 pub(crate) struct Probe {
     trace: Arc<Trace>,
+    clock: Arc<OperationClock>,
     /// The trace's position when the step began.
     position: u64,
     device: Device,
@@ -60,6 +65,23 @@ struct Taken {
     allocated: u64,
     alive: Alive,
     recipe: Option<Arc<RecipeTiming>>,
+    origin: Option<Origin>,
+}
+
+/// The times of recorded operations.
+pub(crate) struct OperationClock {
+    trace: Arc<Trace>,
+    stamps: Mutex<Vec<Stamp>>,
+}
+
+impl Clock for OperationClock {
+    /// The number of stamps so far, with this one.
+    fn stamp(&self) -> u64 {
+        let stamp = self.trace.stamp();
+        let mut stamps = self.stamps.lock();
+        stamps.push(stamp);
+        stamps.len() as u64
+    }
 }
 
 /// When a marked result was computed.
@@ -93,6 +115,7 @@ impl Probe {
             device,
             allocated: torch::memory(device).allocated,
             begun: trace.stamp(),
+            clock: Arc::new(OperationClock { trace: Arc::clone(trace), stamps: Mutex::default() }),
             trace: Arc::clone(trace),
             book: Mutex::default(),
             closed: AtomicBool::new(false),
@@ -100,6 +123,11 @@ impl Probe {
             asking: AtomicBool::new(false),
             saving: AtomicBool::new(false),
         }
+    }
+
+    /// Times the operations that are recorded.
+    pub(crate) fn clock(&self) -> Arc<OperationClock> {
+        Arc::clone(&self.clock)
     }
 
     /// A tensor is being saved; `None` if no more notes are taken.
@@ -125,14 +153,21 @@ impl Probe {
     }
 
     /// Notes the save that began at `begun`, with what is on the device after it.
-    pub(crate) fn saved(&self, begun: Begun, save: Save, recipe: Option<Arc<RecipeTiming>>, alive: Alive) {
-        self.take(Note::Saved(save), None, begun, recipe, alive);
+    pub(crate) fn saved(
+        &self,
+        begun: Begun,
+        save: Save,
+        recipe: Option<Arc<RecipeTiming>>,
+        origin: Option<Origin>,
+        alive: Alive,
+    ) {
+        self.take(Note::Saved(save), None, begun, (recipe, origin), alive);
     }
 
     /// Notes that what was asked for at `begun` is on the device.
     pub(crate) fn asked(&self, begun: Begun, entry: u64, alive: Alive) {
         let (before, served) = (Some(begun.stamp), Begun { stamp: self.trace.stamp(), ..begun });
-        self.take(Note::Asked(entry), before, served, None, alive);
+        self.take(Note::Asked(entry), before, served, (None, None), alive);
     }
 
     fn take(
@@ -140,14 +175,23 @@ impl Probe {
         note: Note,
         before: Option<Stamp>,
         begun: Begun,
-        recipe: Option<Arc<RecipeTiming>>,
+        (recipe, origin): (Option<Arc<RecipeTiming>>, Option<Origin>),
         alive: Alive,
     ) {
         let Begun { stamp, peak } = begun;
         let mut book = self.book.lock();
         let memory = torch::memory(self.device);
         book.peak = book.peak.max(peak).max(memory.peak);
-        book.notes.push(Taken { note, before, stamp, peak, allocated: memory.allocated, alive, recipe });
+        book.notes.push(Taken {
+            note,
+            before,
+            stamp,
+            peak,
+            allocated: memory.allocated,
+            alive,
+            recipe,
+            origin,
+        });
         torch::reset_peak(self.device);
     }
 
@@ -191,6 +235,7 @@ impl Probe {
                 allocated,
                 alive: Alive::default(),
                 recipe: None,
+                origin: None,
             });
         }
         book.ended = Some(ended);
@@ -211,12 +256,22 @@ impl Probe {
     }
 
     /// The step has ended. `None` if it has not shown enough for a plan.
-    pub(crate) fn end(&self) -> Option<Profile> {
+    pub(crate) fn end(&self) -> Option<StepProfile> {
         let moves = self.trace.moves(self.position);
         let book = std::mem::take(&mut *self.book.lock());
         let end = book.computed?.reach()?;
+        let stamps = std::mem::take(&mut *self.clock.stamps.lock());
+        let reached = |number: u64| stamps.get(usize::try_from(number).ok()?.checked_sub(1)?)?.reach();
+        let took = |operation: &Operation| {
+            let (begun, ended) = operation.stamps;
+            Some(reached(ended)?.at.saturating_duration_since(reached(begun)?.at))
+        };
+        let mut lineage = Lineage::default();
         let notes = book.notes.into_iter().map(|taken| {
-            let Taken { note, before, stamp, peak, allocated, alive, recipe } = taken;
+            let Taken { note, before, stamp, peak, allocated, alive, recipe, origin } = taken;
+            if let (Note::Saved(save), Some(origin)) = (note, origin) {
+                lineage.add(save.entry, origin, took);
+            }
             let recipe = match recipe {
                 Some(timing) => {
                     let took = timing.to.reach()?.at.saturating_duration_since(timing.from.reach()?.at);
@@ -246,7 +301,7 @@ impl Probe {
             _ => 0,
         };
         let micro_batches = book.micro_batches;
-        Step { begun: self.begun.reach()?, notes, left, rest: rest / micro_batches.max(1), moves }
+        Step { begun: self.begun.reach()?, notes, lineage, left, rest: rest / micro_batches.max(1), moves }
             .profile(micro_batches)
     }
 }

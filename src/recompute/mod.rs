@@ -1,37 +1,50 @@
 //! Recomputing in backward what need not be kept, at two granularities: a [`segment`] of the model, and a single operation ([`remat`]).
 //! This is the recomputation that the SSDTrain paper compares itself with (section 4), but here it can be mixed with moving.
 //!
-//! `recipe` holds what is needed to run a function again with the same bits, and `digest` verifies that it did. `segment` and `remat`
-//! decide what the graph holds in place of bytes, and serve it from a rerun.
+//! `recipe` holds what is needed to run a function again with the same bits, `stop` ends it early, and [`Digest`](crate::digest::Digest)
+//! verifies what it did.
+//! `segment` and `remat` decide what the graph holds in place of bytes, and serve it from a rerun.
 
-mod digest;
+mod inputs;
 mod recipe;
 mod remat;
 mod segment;
+mod stop;
 
 use ssdtrain_libtorch as torch;
 use tch::{TchError, Tensor};
 
+pub use self::inputs::Inputs;
 use crate::step::{Level, current_step};
 
-/// Computes `f(x)` and makes backward compute it again instead of keeping what `f` saves. Of all that autograd saves while `f` runs, only
-/// `x` stays, in the step's cache: its bytes may go to the host or the disk like any other tensor's. Parameters of the cache, and what it
-/// finds too small to move, are kept. Gradients have the same bits as without a segment, because the rerun uses the random numbers and
-/// the modes (autocast and the like) of the first run.
+/// Computes `f(inputs)` and makes backward compute it again instead of keeping what `f` saves. Of all that autograd saves while `f` runs,
+/// only the inputs stay, in the step's cache: their bytes may go to the host or the disk like any other tensor's. Parameters of the
+/// cache, and what it finds too small to move, are kept. Gradients have the same bits as without a segment, because the rerun uses the
+/// random numbers and the modes (autocast and the like) of the first run.
 ///
 /// Segments may be nested. Without an active step on this thread, or where no gradients are recorded, this is a plain call of `f`. `name`
 /// identifies the segment in errors, and names a [`scope`](crate::scope) around it.
 ///
-/// Backward calls `f` a second time, on whichever thread runs it. Therefore:
+/// Backward calls `f` a second time, on whichever thread runs it, and ends it where the last tensor is saved that it needs: the matrix
+/// product at the end of a block is not computed again. The operation that saves that tensor, and every later one that saves anything,
+/// fails, and `f` is expected to return the error or to panic, as the operations of `tch` do that return no `Result`. Nothing is printed
+/// of that panic (a panic hook of this library keeps it from the program's), and it poisons no [`std::sync::Mutex`] that `f` holds. A
+/// function that goes on instead changes nothing, except for the time it takes. `f` runs to its end where
+/// [`verify`](crate::TensorCacheBuilder::verify) compares all of it, where it writes to a tensor that has been saved before, and in a
+/// program whose panics abort.
+///
+/// Therefore:
 /// - `f` must save the same tensors each time, and must not change anything that it did not create, buffers included. Running statistics
 ///   of batch normalisation are the exception: they are updated once, and no other thread may use them meanwhile;
-/// - `f` must own what it uses, as a [`shallow_clone`](Tensor::shallow_clone). For parameters that costs nothing; any other tensor it
-///   owns stays in memory;
+/// - `f` must own what it uses, as a [`shallow_clone`](Tensor::shallow_clone): the graph holds `f`, and any thread may run the graph's
+///   backward after the caller has returned, so `f` can neither borrow nor be tied to a thread. For parameters that costs nothing. Any
+///   other tensor that it owns stays in memory: better make it an input, whether or not it needs a gradient;
 /// - if `f` draws random numbers, no other thread may draw from its generators meanwhile;
 /// - `f` must compute on the thread that calls it and must not wait for another thread's function: reruns of functions that draw random
 ///   numbers or update statistics are serialised.
 ///
-/// What goes wrong in the rerun is an error from backward, never a wrong gradient. The tensors that `f` reads are checked for operations
+/// What goes wrong in the rerun before it ends is an error from backward, never a wrong gradient. What `f` would do after that is neither
+/// done nor checked. The tensors that `f` reads are checked for operations
 /// that wrote to them. That check does not notice other inputs of `f`, such as a counter or a tensor that something writes to through its
 /// address: [`verify`](crate::TensorCacheBuilder::verify) also compares the result of the second call with that of the first.
 ///
@@ -48,16 +61,34 @@ use crate::step::{Level, current_step};
 /// # }
 /// ```
 ///
+/// Several inputs are given as an array, or as a slice where their number varies (see [`Inputs`]). Each gets its gradient. The device of
+/// the first one decides to which step the segment belongs.
+///
+/// ```no_run
+/// # fn attention(x: &tch::Tensor, cos: &tch::Tensor, sin: &tch::Tensor) -> Result<tch::Tensor, tch::TchError> {
+/// ssdtrain::segment("rotate", [x, cos, sin], |[x, cos, sin]| {
+///     let halves = x.f_chunk(2, -1)?;
+///     let turned = tch::Tensor::f_cat(&[&halves[1].f_neg()?, &halves[0]], -1)?;
+///     x.f_mul(cos)?.f_add(&turned.f_mul(sin)?)
+/// })
+/// # }
+/// ```
+///
 /// # Errors
-/// Those of `f`, and of saving `x`.
-pub fn segment<F>(name: &str, x: &Tensor, f: F) -> Result<Tensor, TchError>
+/// Those of `f`, and of saving the inputs.
+pub fn segment<I, F>(name: &str, inputs: I, f: F) -> Result<Tensor, TchError>
 where
-    F: Fn(&Tensor) -> Result<Tensor, TchError> + Send + 'static,
+    I: Inputs,
+    F: for<'a> Fn(I::Given<'a>) -> Result<Tensor, TchError> + Send + 'static,
 {
+    let function = move |tensors: &[&Tensor]| {
+        f(I::given(tensors).ok_or_else(|| refused("ssdtrain: these inputs have another form"))?)
+    };
+    let tensors = inputs.tensors();
     let is_saving = torch::is_recording() && torch::is_active();
-    match current_step(x.device()).filter(|_| is_saving) {
-        None | Some((_, Level::Discard, _)) => f(x),
-        Some((step, level, _)) => segment::run(name, x, Box::new(move |inputs| f(inputs[0])), step, &level),
+    match tensors.first().filter(|_| is_saving).and_then(|first| current_step(first.device())) {
+        None | Some((_, Level::Discard, _)) => function(&tensors),
+        Some((step, level, _)) => segment::run(name, &tensors, Box::new(function), step, &level),
     }
 }
 

@@ -11,10 +11,11 @@ use ssdtrain_libtorch::{
     Handle, Hooks, Modes, Packed, RandomState, Reading, Reads, SavedTensor, SavedTensorHooks, SavedVariable,
     Storage, TorchError,
 };
-use tch::{TchError, Tensor};
+use tch::{Device, TchError, Tensor};
 
-use super::digest::Digest;
 use super::refused;
+use super::stop::{self, Ended};
+use crate::digest::Digest;
 use crate::step::{Level, StepContext, enter};
 use crate::telemetry::ScopeId;
 use crate::trace::{Name, Range};
@@ -32,8 +33,8 @@ pub(super) struct Recipe {
     function: Function,
     /// What it read and had not created itself.
     reads: Reads,
-    /// The state of the generators after the function, if it drew random numbers.
-    drawn: Option<RandomState>,
+    /// The states of the generators, if it drew random numbers.
+    drawn: Option<Drawn>,
     /// The digest of its result, if that is verified.
     result: Option<Digest>,
 }
@@ -44,9 +45,18 @@ pub(super) struct Before {
     name: String,
     inputs: Vec<Input>,
     modes: Modes,
+    /// Where the function may draw random numbers.
+    devices: Vec<Device>,
     random: RandomState,
     step: Arc<StepContext>,
     scope: ScopeId,
+}
+
+/// The states of the generators that a function drew from.
+struct Drawn {
+    /// Where a rerun may be stopped.
+    by_stop: Option<RandomState>,
+    after: RandomState,
 }
 
 struct Input {
@@ -72,7 +82,8 @@ impl Before {
         step: Arc<StepContext>,
         scope: ScopeId,
     ) -> Result<Before, TorchError> {
-        let random = random_of(inputs, &step)?;
+        let devices: Vec<_> = inputs.iter().map(|input| input.device()).chain([step.device]).collect();
+        let random = RandomState::of(&devices)?;
         let modes = Modes::of_thread()?;
         let save = |input: &&Tensor| {
             let gradient = match input.requires_grad() {
@@ -83,16 +94,22 @@ impl Before {
             Ok(Input { saved: SavedVariable::new(input)?, gradient })
         };
         let inputs = inputs.iter().map(save).collect::<Result<_, TorchError>>()?;
-        Ok(Before { name, inputs, modes, random, step, scope })
+        Ok(Before { name, inputs, modes, devices, random, step, scope })
     }
 
-    /// The recipe for `output`, which `function` has just computed from `inputs`.
+    /// Where the function may draw random numbers.
+    pub(super) fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    /// The recipe for `output`, which `function` has just computed. `by_stop` is the state of the generators where a rerun
+    /// may be stopped.
     pub(super) fn recipe(
         self,
         function: Function,
-        inputs: &[&Tensor],
         output: &Tensor,
         reads: Reads,
+        by_stop: Option<RandomState>,
     ) -> Result<Recipe, TchError> {
         if let Err(changed) = reads.check_unchanged_within() {
             return Err(refused(format!(
@@ -100,18 +117,19 @@ impl Before {
                 self.name, changed.0
             )));
         }
-        let after = random_of(inputs, &self.step).map_err(refused)?;
-        let drawn = (after != self.random).then_some(after);
+        let after = RandomState::of(&self.devices).map_err(refused)?;
+        let drawn = (after != self.random).then_some(Drawn { by_stop, after });
         let result = if self.step.verify { Digest::of(output)? } else { None };
         Ok(Recipe { before: self, function, reads, drawn, result })
     }
 }
 
 impl Recipe {
-    /// Runs the function again and returns its result; `hooks` decide what happens to the tensors that it saves.
-    pub(super) fn run(&self, hooks: Hooks, level: Level) -> Result<Tensor, String> {
+    /// Runs the function again and returns its result; `hooks` decide what happens to the tensors that it saves. `None` if they
+    /// [stopped](stop::stop) it, which they may do if `may_stop`.
+    pub(super) fn run(&self, hooks: Hooks, level: Level, may_stop: bool) -> Result<Option<Tensor>, String> {
         let Before { name, step, .. } = &self.before;
-        self.rerun(hooks, level).map_err(|failure| {
+        self.rerun(hooks, level, may_stop).map_err(|failure| {
             format!("ssdtrain cannot compute {name} of step {} again: {failure}", step.number)
         })
     }
@@ -121,13 +139,23 @@ impl Recipe {
         self.before.step.verify
     }
 
+    /// Where the function may draw random numbers.
+    pub(super) fn devices(&self) -> &[Device] {
+        self.before.devices()
+    }
+
+    /// Whether the function drew random numbers.
+    pub(super) fn draws(&self) -> bool {
+        self.drawn.is_some()
+    }
+
     /// Counts a rerun for the step that saved the tensors, whichever step runs backward.
     pub(super) fn ran(&self, bytes: u64, since: Instant) {
         self.before.step.counters.rerun(bytes, since.elapsed());
     }
 
-    fn rerun(&self, hooks: Hooks, level: Level) -> Result<Tensor, String> {
-        let Before { name, inputs, modes, random, step, scope } = &self.before;
+    fn rerun(&self, hooks: Hooks, level: Level, may_stop: bool) -> Result<Option<Tensor>, String> {
+        let Before { name, inputs, modes, devices, random, step, scope } = &self.before;
         // Before anything else, because an input may itself be the result of a rerun.
         let inputs = inputs.iter().map(Input::fetch).collect::<Result<Vec<_>, _>>()?;
         let inputs: Vec<&Tensor> = inputs.iter().collect();
@@ -137,9 +165,10 @@ impl Recipe {
         let _scope = enter(Arc::clone(step), level, within);
         let _range = Range::open(cache.trace.clone(), Name::Scope(within), name.as_str());
         let _modes = modes.enter().map_err(|error| error.to_string())?;
-        let run = || match catch_unwind(AssertUnwindSafe(|| (self.function)(&inputs))) {
-            Ok(outcome) => outcome.map_err(text),
-            Err(payload) => Err(format!("it panicked: {}", panic_text(&*payload))),
+        let function = || (self.function)(&inputs);
+        let run = || match may_stop {
+            true => stop::run(function),
+            false => Ended::Itself(catch_unwind(AssertUnwindSafe(function))),
         };
         let updates = self.reads.updates_statistics();
         let _alone = (updates || self.drawn.is_some()).then(|| ALONE.lock());
@@ -153,18 +182,18 @@ impl Recipe {
         let statistics = self.reads.rewind_statistics().map_err(message_of)?;
         let reading = updates.then(Reads::begin).transpose().map_err(message_of)?;
         let outcome = match &self.drawn {
-            Some(drawn) => drawing(random, drawn, || random_of(&inputs, step), run),
-            None => run(),
+            Some(drawn) => drawing(random, drawn, || RandomState::of(devices), run),
+            None => result_of(run()),
         };
         let rerun = reading.and_then(Reading::end);
         statistics.restore(rerun.as_ref()).map_err(message_of)?;
-        let output = outcome?;
+        let Some(output) = outcome? else { return Ok(None) };
         if self.result.is_some() && Digest::of(&output).map_err(text)? != self.result {
             return Err("its result is another than before, which verify(true) has shown. Its function must do the same each \
                         time, with what no one else changes"
                 .to_owned());
         }
-        Ok(output)
+        Ok(Some(output))
     }
 }
 
@@ -185,33 +214,39 @@ impl Input {
     }
 }
 
-/// Runs `run` with the generators at `from`, and restores them afterwards. They must end at `to`. Otherwise another thread drew random
-/// numbers, in the first run or now, and the result differs from the first one.
+/// A function's result, or why it has none. `None` if it was stopped.
+fn result_of(ended: Ended<Result<Tensor, TchError>>) -> Result<Option<Tensor>, String> {
+    match ended {
+        Ended::Stopped(_) => Ok(None),
+        Ended::Itself(Ok(outcome)) => outcome.map(Some).map_err(text),
+        Ended::Itself(Err(payload)) => Err(format!("it panicked: {}", panic_text(&*payload))),
+    }
+}
+
+/// Runs `run` with the generators at `from`, and restores them afterwards. They must end as in the first run. Otherwise another thread
+/// drew random numbers, in the first run or now, and the result differs from the first one.
 fn drawing(
     from: &RandomState,
-    to: &RandomState,
+    drawn: &Drawn,
     now: impl Fn() -> Result<RandomState, TorchError>,
-    run: impl FnOnce() -> Result<Tensor, String>,
-) -> Result<Tensor, String> {
+    run: impl FnOnce() -> Ended<Result<Tensor, TchError>>,
+) -> Result<Option<Tensor>, String> {
     let before = now().map_err(message_of)?;
     from.restore().map_err(message_of)?;
-    let outcome = run();
+    let ended = run();
     let after = now();
     before.restore().map_err(message_of)?;
-    let outcome = outcome?;
-    if after.map_err(message_of)? != *to {
+    let is_same = match &ended {
+        Ended::Stopped(by_stop) => Ok(drawn.by_stop.as_ref() == Some(by_stop)),
+        Ended::Itself(_) => after.map(|after| after == drawn.after),
+    };
+    let result = result_of(ended)?;
+    if !is_same.map_err(message_of)? {
         return Err("it did not draw the same random numbers as before. Either the function differs from call to call, \
                     or another thread drew from the same generator"
             .to_owned());
     }
-    Ok(outcome)
-}
-
-/// The states of the generators that a function of `inputs` may draw from.
-fn random_of(inputs: &[&Tensor], step: &StepContext) -> Result<RandomState, TorchError> {
-    let mut devices: Vec<_> = inputs.iter().map(|input| input.device()).collect();
-    devices.push(step.device);
-    RandomState::of(&devices)
+    Ok(result)
 }
 
 /// Hooks that discard everything: the graph of a rerun is never run backward.

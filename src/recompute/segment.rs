@@ -1,4 +1,5 @@
-//! Segments: each tensor that autograd saves within one is a position in the order of saving, and a rerun fills the positions.
+//! Segments: each tensor that autograd saves within one is a position in the order of saving, and a rerun fills the positions. It ends at
+//! the last one that is wanted.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,20 +8,20 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{
-    Handle, Hooks, Packed, Reads, SavedTensor, SavedTensorHooks, Storage, StorageId, Watch,
+    Handle, Hooks, Packed, RandomState, Reads, SavedTensor, SavedTensorHooks, Storage, StorageId, Watch,
 };
-use tch::{TchError, Tensor};
+use tch::{Device, TchError, Tensor};
 
-use super::digest::Digest;
 use super::recipe::{Before, Discarded, Function, Recipe};
-use super::refused;
+use super::{refused, stop};
+use crate::digest::Digest;
 use crate::step::{Level, StepContext, current_scope, enter, scope};
 use crate::telemetry::Counters;
 
-/// Runs `function` on `x` as a segment of `step`.
+/// Runs `function` on `inputs` as a segment of `step`.
 pub(super) fn run(
     name: &str,
-    x: &Tensor,
+    inputs: &[&Tensor],
     function: Function,
     step: Arc<StepContext>,
     level: &Level,
@@ -28,14 +29,15 @@ pub(super) fn run(
     let _scope = scope(name);
     let scope = current_scope(&step);
     let before =
-        Before::new(format!("segment \"{name}\""), &[x], Arc::clone(&step), scope).map_err(refused)?;
+        Before::new(format!("segment \"{name}\""), inputs, Arc::clone(&step), scope).map_err(refused)?;
     // What a rerun saves was already counted when it was first saved.
     let counters = if matches!(level, Level::Rerun) { Arc::default() } else { Arc::clone(&step.counters) };
     let segment =
         Arc::new(Segment { name: name.to_owned(), slots: Mutex::default(), done: Mutex::new(None) });
     let recorder = Arc::new(Recorder {
         segment: Arc::clone(&segment),
-        input: Storage::of(x).map(|storage| storage.id()),
+        inputs: inputs.iter().filter_map(|input| Some(Storage::of(input)?.id())).collect(),
+        devices: before.devices().to_vec(),
         step: Arc::clone(&step),
         counters,
         order: Mutex::default(),
@@ -44,17 +46,22 @@ pub(super) fn run(
     let output = {
         let _active = torch::activate(Arc::clone(&recorder) as Hooks);
         let _within = enter(step, Level::Segment, scope);
-        function(&[x])?
+        function(inputs)?
     };
     let reads = reading.end();
-    let Order { facts, seen } = std::mem::take(&mut *recorder.order.lock());
-    if let Some(reads) = reads.filter(|_| facts.iter().any(|fact| fact.taken)) {
-        // Nobody can write to storages that are gone already, and what the function did not create the recipe checks.
-        let alive = seen.values().filter_map(Watch::upgrade);
-        let made = alive.filter(|storage| !reads.contains(storage));
-        let taken = made.map(|storage| Watch::new(&storage)).collect();
-        let recipe = before.recipe(function, &[x], &output, reads)?;
-        *segment.done.lock() = Some(Done { recipe, facts: facts.into(), taken });
+    let Order { facts, seen, settled, by_stop } = std::mem::take(&mut *recorder.order.lock());
+    let last = facts.iter().rposition(|fact| fact.taken);
+    if let Some((reads, last)) = reads.zip(last) {
+        // What the function did not create, the recipe checks.
+        let is_made = |watch: &&Watch| watch.upgrade().is_none_or(|storage| !reads.contains(&storage));
+        let is_settled = !seen.values().filter(is_made).any(Watch::is_written);
+        // Nobody can write to storages that are gone already.
+        let alive = seen.values().filter(is_made).filter_map(Watch::upgrade);
+        let taken = alive.map(|storage| Watch::new(&storage)).collect();
+        let recipe = before.recipe(function, &output, reads, by_stop)?;
+        let settled = if recipe.draws() { last } else { settled };
+        let settled = (is_settled && !recipe.is_verified()).then_some(settled);
+        *segment.done.lock() = Some(Done { recipe, facts: facts.into(), taken, settled });
     }
     Ok(output)
 }
@@ -72,6 +79,9 @@ struct Done {
     facts: Arc<[Fact]>,
     /// The storages taken that the function created and that outlived it, in the state in which it left them.
     taken: Vec<Watch>,
+    /// The first position at which a rerun may end. `None` if it must not end before the function does, because all of it is verified or
+    /// because the function writes to what has been saved.
+    settled: Option<usize>,
 }
 
 /// A position in the order of saving.
@@ -125,20 +135,20 @@ impl Segment {
         if let Some(storage) = self.take(position) {
             return Ok(storage);
         }
-        let Some(Done { recipe, facts, taken }) = &*done else {
+        let Some(done) = &*done else {
             return Err(format!(
                 "backward ran within segment \"{}\" of ssdtrain, which is not possible. Run it outside",
                 self.name
             ));
         };
-        if taken.iter().any(Watch::is_written) {
+        if done.taken.iter().any(Watch::is_written) {
             return Err(format!(
                 "a tensor that segment \"{}\" of ssdtrain saved for backward was changed in place after it. Change it within the \
                  segment, or a copy of it",
                 self.name
             ));
         }
-        self.rerun(recipe, facts)?;
+        self.rerun(done)?;
         self.take(position)
             .ok_or_else(|| format!("internal error: segment \"{}\" has no position {position}", self.name))
     }
@@ -152,19 +162,23 @@ impl Segment {
         }
     }
 
-    fn rerun(&self, recipe: &Recipe, facts: &Arc<[Fact]>) -> Result<(), String> {
+    fn rerun(&self, Done { recipe, facts, settled, .. }: &Done) -> Result<(), String> {
         let start = Instant::now();
-        let wanted = self.slots.lock().iter().map(|slot| !matches!(slot, Slot::Closed)).collect();
+        let wanted: Vec<bool> = self.slots.lock().iter().map(|slot| !matches!(slot, Slot::Closed)).collect();
+        let last = settled.zip(wanted.iter().rposition(|wanted| *wanted)).filter(|_| stop::is_possible());
+        let last = last.map(|(settled, wanted)| wanted.max(settled));
         let collector = Arc::new(Collector {
             name: self.name.clone(),
             verify: recipe.is_verified(),
             facts: Arc::clone(facts),
             wanted,
+            last,
+            devices: recipe.devices().to_vec(),
             found: Mutex::default(),
         });
-        drop(recipe.run(Arc::clone(&collector) as Hooks, Level::Rerun)?);
+        let result = recipe.run(Arc::clone(&collector) as Hooks, Level::Rerun, last.is_some())?;
         let found = std::mem::take(&mut *collector.found.lock());
-        if found.len() != facts.len() {
+        if result.is_some() && found.len() != facts.len() {
             return Err(collector.differs(&format!("{} tensors", found.len()), &format!("{}", facts.len())));
         }
         let bytes = bytes_of(&found);
@@ -195,8 +209,10 @@ fn bytes_of(found: &[Option<Storage>]) -> u64 {
 /// Hooks of a segment's first run.
 struct Recorder {
     segment: Arc<Segment>,
-    /// The input's storage, which the caller holds.
-    input: Option<StorageId>,
+    /// The inputs' storages, which the caller holds.
+    inputs: Vec<StorageId>,
+    /// Where random numbers may be drawn.
+    devices: Vec<Device>,
     step: Arc<StepContext>,
     counters: Arc<Counters>,
     order: Mutex<Order>,
@@ -207,13 +223,18 @@ struct Order {
     facts: Vec<Fact>,
     /// Storages that were taken. Held weakly, so that a later storage at the same address is not mistaken for one of them.
     seen: HashMap<StorageId, Watch>,
+    /// The latest position before which a storage had been written to since it was taken. A rerun must get there, so that what it finds
+    /// has been written to as well.
+    settled: usize,
+    /// The state of the generators at the last position that was taken.
+    by_stop: Option<RandomState>,
 }
 
 impl SavedTensorHooks for Recorder {
     fn pack(&self, saved: &SavedTensor<'_>) -> Result<Packed, String> {
         let id = saved.storage_id();
-        let taken =
-            id != self.input && self.step.decide(saved, current_scope(&self.step)).may_be_recomputed();
+        let is_input = id.is_some_and(|id| self.inputs.contains(&id));
+        let taken = !is_input && self.step.could_move(saved);
         let fact = Fact::of(saved, taken, self.step.verify)?;
         let position = {
             let mut order = self.order.lock();
@@ -227,11 +248,17 @@ impl SavedTensorHooks for Recorder {
         }
         let bytes = saved.storage_bytes();
         self.counters.saved.add(bytes);
-        let known = id.zip(saved.storage()).is_some_and(|(id, storage)| {
-            let seen = &mut self.order.lock().seen;
-            let before = seen.insert(id, Watch::new(&storage));
+        let by_stop = RandomState::of(&self.devices).map_err(|error| error.0)?;
+        let known = {
+            let mut order = self.order.lock();
+            order.by_stop = Some(by_stop);
+            let before =
+                id.zip(saved.storage()).and_then(|(id, storage)| order.seen.insert(id, Watch::new(&storage)));
+            if before.as_ref().is_some_and(Watch::is_written) {
+                order.settled = position;
+            }
             before.is_some_and(|before| !before.is_written())
-        });
+        };
         let counter = if known { &self.counters.deduplicated } else { &self.counters.recomputed };
         counter.add(bytes);
         Ok(Packed::Handle(Box::new(SlotHandle { segment: Arc::clone(&self.segment), position })))
@@ -260,12 +287,17 @@ impl Drop for SlotHandle {
     }
 }
 
-/// Hooks of a segment's rerun: they take what is saved at the positions that are wanted, and check all positions.
+/// Hooks of a segment's rerun: they take what is saved at the positions that are wanted, and check all positions up to the one at which
+/// they stop it.
 struct Collector {
     name: String,
     verify: bool,
     facts: Arc<[Fact]>,
     wanted: Vec<bool>,
+    /// The last position that is needed, if the function may be stopped there.
+    last: Option<usize>,
+    /// Where random numbers may be drawn.
+    devices: Vec<Device>,
     found: Mutex<Vec<Option<Storage>>>,
 }
 
@@ -277,12 +309,20 @@ impl Collector {
             self.name
         )
     }
+
+    fn stop(&self) -> Result<Packed, String> {
+        stop::stop(|| RandomState::of(&self.devices)).map_err(|error| error.0)
+    }
 }
 
 impl SavedTensorHooks for Collector {
     fn pack(&self, saved: &SavedTensor<'_>) -> Result<Packed, String> {
         let mut found = self.found.lock();
         let position = found.len();
+        if self.last.is_some_and(|last| position > last) {
+            // The function has gone on in spite of the error.
+            return self.stop();
+        }
         let Some(then) = self.facts.get(position) else {
             return Err(self.differs("more tensors", &position.to_string()));
         };
@@ -293,6 +333,6 @@ impl SavedTensorHooks for Collector {
         }
         let wanted = then.taken && self.wanted.get(position).is_some_and(|wanted| *wanted);
         found.push(if wanted { saved.storage() } else { None });
-        Ok(Discarded::packed())
+        if self.last == Some(position) { self.stop() } else { Ok(Discarded::packed()) }
     }
 }

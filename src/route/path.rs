@@ -8,7 +8,7 @@ use ssdtrain_store::CuFileMode;
 #[non_exhaustive]
 pub enum IoPath {
     /// The faster path for what has to go to the disk. That is [`Staged`](IoPath::Staged) if there is a host pool to hold what is wanted
-    /// next, under [`Policy::Auto`](crate::Policy::Auto), which plans for one path, with `verify`, or if a backend was requested.
+    /// next, under [`Auto`](crate::Auto), which plans for one path, with `verify`, or if a backend was requested.
     /// Otherwise, with [`host_pool(0)`](crate::TensorCacheBuilder::host_pool), both paths are tried, once per process if both work:
     /// whether 64 MiB come back unchanged, and how fast bytes move while both directions run.
     #[default]

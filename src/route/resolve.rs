@@ -75,7 +75,7 @@ impl RouteRequest<'_> {
         let Some(store) = self.spill_files() else {
             return refused(
                 "no spill directory: CPU tensors have nowhere else to go. Call spill_to(directory) before build(), or \
-                 policy(Policy::Keep) for a cache that moves nothing; tensors of a GPU need device(Device::Cuda(0))",
+                 policy(Keep) for a cache that moves nothing; tensors of a GPU need device(Device::Cuda(0))",
             );
         };
         Ok(Route { way: Way::Disk, why: None, pool: None, store: Some(store) })

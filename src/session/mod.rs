@@ -14,21 +14,23 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{Storage, StorageId, WriteObserver};
-use ssdtrain_plan::Profile;
+use ssdtrain_plan::{PlanReport, Profile};
 use ssdtrain_store::{Store, StoreStats};
 use tch::Device;
 
 use self::steering::Steering;
 pub use self::step::{Backward, Entered, Step, StepHandle};
 use self::warnings::Warned;
-use crate::cache::Cache;
-use crate::config::{Policy, TensorCacheBuilder};
+use crate::cache::{Cache, Limits};
+use crate::config::TensorCacheBuilder;
 use crate::error::{Error, ErrorKind, Result};
 use crate::math::resolve_math_kernels;
-use crate::policy::Filter;
+use crate::policy::Cursor;
+use crate::profile::OperationClock;
+use crate::replay::{Chains, Replays};
 use crate::route::{self, Route};
 use crate::step::{Orders, StepContext};
-use crate::telemetry::{PlanReport, ScopeRecord};
+use crate::telemetry::{Counters, ScopeRecord};
 use crate::tier::Tier;
 use crate::trace::{self, Name, Process, Range, Trace};
 
@@ -44,6 +46,8 @@ pub struct TensorCache {
     config: TensorCacheBuilder,
     steps: AtomicU64,
     steering: Steering,
+    /// Kernels that take the place of operations in reruns.
+    chains: Option<Arc<Chains>>,
     warned: Warned,
 }
 
@@ -70,7 +74,7 @@ impl TensorCache {
         let request = config.route_request(given.as_ref());
         let route = config.routed(&request)?;
         let steering = Steering::new(&config, &route);
-        let trace: Option<Arc<Trace>> = (config.trace || steering.profiles()).then(Arc::default);
+        let trace: Option<Arc<Trace>> = (config.trace || config.policy_needs().profiles).then(Arc::default);
         if let Some(trace) = trace.as_ref().filter(|_| !config.trace) {
             trace.pause();
         }
@@ -80,10 +84,14 @@ impl TensorCache {
             let message = format!("require_direct_io: the spill files would go through {path}");
             return Err(Error::new(ErrorKind::Unmet, message));
         }
-        let cache = Cache::new(tier, steering.limits(), trace);
+        let cache = Cache::new(tier, Limits::none(config.store.window()), trace);
         let observer: Weak<dyn WriteObserver> =
             Arc::downgrade(&(Arc::clone(&cache) as Arc<dyn WriteObserver>));
         torch::observe_writes(observer).map_err(Error::torch)?;
+        let chains = match config.target() {
+            Device::Cuda(index) if config.fuse_reruns => Some(Arc::new(Chains::new(index))),
+            _ => None,
+        };
         Ok(TensorCache {
             cache,
             device: config.target(),
@@ -91,6 +99,7 @@ impl TensorCache {
             config,
             steps: AtomicU64::new(0),
             steering,
+            chains,
             warned: Warned::default(),
         })
     }
@@ -109,25 +118,28 @@ impl TensorCache {
         let number = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
         torch::reset_peak(self.device);
         let steered = self.steering.begin(number, &self.cache, self.device);
+        let counters = Arc::default();
+        let clock = steered.probe.as_ref().map(|probe| probe.clock());
+        let records = steered.probe.is_some() || steered.plan.recomputes();
+        let replays = if records { self.replays(&counters, clock) } else { None };
         let context = Arc::new(StepContext {
             cache: Arc::clone(&self.cache),
             number,
             verify: self.config.store.verify,
-            filter: Filter {
-                keep_all: self.config.chosen_policy() == Policy::Keep,
-                min_bytes: self.config.min_bytes,
-            },
+            min_bytes: self.config.min_bytes,
             device: self.device,
             parameters: self.parameters(),
             held: self.cache.held_elsewhere(),
-            kept_scopes: steered.kept_scopes,
-            cursor: steered.cursor,
-            unplanned: steered.unplanned,
+            cursor: Cursor::new(&steered.plan.saves),
+            plan: steered.plan,
+            stores_in_flight: self.config.store.window(),
+            replays,
             probe: steered.probe,
-            counters: Arc::default(),
+            counters,
             record: ScopeRecord::default(),
             orders: Orders::new(tape),
         });
+        context.give_room(context.plan.room);
         let gradients = self.gradient_bytes();
         let handle = StepHandle(context);
         let range = self.range(Name::Step(number), &format!("step {number}"));
@@ -161,7 +173,7 @@ impl TensorCache {
         self.cache.tier().and_then(Tier::store).map(Store::stats)
     }
 
-    /// The plan of [`Policy::Auto`] for the next step; `None` until enough was profiled, and under other policies. Its `Display` is a
+    /// The plan of [`Auto`](crate::Auto) for the next step; `None` until enough was profiled, and under other policies. Its `Display` is a
     /// table of what goes where.
     pub fn plan(&self) -> Option<Arc<PlanReport>> {
         self.steering.plan(&self.cache.scopes)
@@ -172,10 +184,10 @@ impl TensorCache {
         self.steering.is_settled()
     }
 
-    /// What [`Policy::Auto`] has measured of one micro-batch and of the bandwidths, to be saved or to compute plans with: see
+    /// What [`Auto`](crate::Auto) has measured of one micro-batch and of the bandwidths, to be saved or to compute plans with: see
     /// [`plan`](crate::plan). `None` as long as there is no plan.
     pub fn profile(&self) -> Option<Profile> {
-        self.steering.profile()
+        self.steering.profile(&self.cache.scopes)
     }
 
     /// Host memory pinned for the device, in bytes.
@@ -199,6 +211,18 @@ impl TensorCache {
     /// be written.
     pub fn write_trace(&self, path: impl AsRef<Path>) -> Result<()> {
         write_traces(path, &[("ssdtrain", self)])
+    }
+
+    /// What records a step's operations; `None` if they cannot be recorded in this process.
+    fn replays(&self, counters: &Arc<Counters>, clock: Option<Arc<OperationClock>>) -> Option<Arc<Replays>> {
+        let recording = torch::Recording::new(clock.map(|clock| clock as Arc<dyn torch::Clock>));
+        let replays = recording.and_then(|recording| {
+            let replays = Replays::new(&self.cache, counters, recording, self.chains.as_ref());
+            let observer: Weak<dyn WriteObserver> =
+                Arc::downgrade(&(Arc::clone(&replays) as Arc<dyn WriteObserver>));
+            torch::observe_writes(observer).map(|()| replays)
+        });
+        replays.inspect_err(|error| self.warned.tell_unrecorded(error)).ok()
     }
 
     fn range(&self, name: Name, shown: &str) -> Range {

@@ -5,12 +5,12 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
+use ssdtrain_plan::{Adherence, Observation, PolicyReport};
 use tch::{Device, Tensor};
 
 use super::steering::Noted;
 use super::{TensorCache, warnings};
 use crate::error::{Error, ErrorKind, Result};
-use crate::policy::Adherence;
 use crate::step::{Level, Marks, Recorder, StepContext, Within, enter};
 use crate::telemetry::{ScopeId, StepReport};
 use crate::trace::{Name, Range};
@@ -55,7 +55,6 @@ impl Step<'_> {
     /// Runs backward from the scalar `loss`, optionally keeping the graph for another backward or recording a graph of the gradients.
     /// Errors are those of [`Step::backward`].
     pub fn backward_with(&self, loss: &Tensor, options: Backward) -> Result<()> {
-        self.noted.forward_ends(&self.handle.0);
         self.handle.0.probe.iter().for_each(|probe| probe.backward_begins());
         self.entered.marks.drop_unsaved();
         let _range = self.cache.range(Name::Backward, "backward");
@@ -112,7 +111,7 @@ impl Step<'_> {
             trace.settle();
         }
         let awaited = match self.cache.device {
-            Device::Cuda(index) if self.cache.steering.is_timed() => {
+            Device::Cuda(index) if context.plan.timed => {
                 tch::Cuda::synchronize(index as i64);
                 true
             }
@@ -123,9 +122,14 @@ impl Step<'_> {
         let peak = peak.max(context.probe.as_ref().map_or(0, |probe| probe.peak()));
         let steering = &self.cache.steering;
         let kept_to_plan = context.cursor.followed().is_some_and(|followed| followed != Adherence::Lost);
+        let (plan, adaptive) = match steering.report(&context.cache.scopes) {
+            Some(PolicyReport::Plan(plan)) => (Some(plan).filter(|_| kept_to_plan), None),
+            Some(PolicyReport::Adaptive(adaptive)) => (None, Some(adaptive)),
+            _ => (None, None),
+        };
         let mut report = StepReport {
-            adaptive: steering.adaptive(&context.cache.scopes),
-            plan: steering.plan(&context.cache.scopes).filter(|_| kept_to_plan),
+            adaptive,
+            plan,
             left_plan: context.cursor.is_lost(),
             step: context.number,
             wall,
@@ -136,9 +140,12 @@ impl Step<'_> {
             io_path: self.cache.io_path(),
             ..StepReport::of(&context.counters)
         };
-        report.warnings = warnings::of(&report, &self.cache.config, &self.cache.route);
+        let compiled = self.cache.chains.as_ref().is_some_and(|chains| chains.were_settling());
+        let observed = Observation { compiled, ..steering.observe(&self.noted, &context, &report) };
+        report.warnings = warnings::of(&report);
+        report.warnings.extend(steering.warnings(&context, &observed));
         self.cache.warned.tell(&report);
-        steering.end(&self.noted, &context, &report);
+        steering.end(&context, observed);
         self.is_finished = true;
         let config = &self.cache.config;
         if config.fail_if_nothing_offloaded && report.step == 1 && report.offloaded.bytes == 0 {
@@ -185,7 +192,8 @@ impl StepHandle {
         let marks = Arc::new(Marks::default());
         let hooks = torch::activate(Arc::new(Recorder::new(Arc::clone(&self.0), Arc::clone(&marks))));
         let scopes = enter(Arc::clone(&self.0), Level::Step(Arc::clone(&marks)), ScopeId::default());
-        Entered { _hooks: hooks, _scopes: scopes, marks }
+        let recording = self.0.replays.as_ref().map(|replays| replays.recording().record());
+        Entered { _hooks: hooks, _scopes: scopes, _recording: recording, marks }
     }
 }
 
@@ -194,17 +202,18 @@ impl StepHandle {
 pub struct Entered {
     _hooks: torch::Active,
     _scopes: Within,
+    _recording: Option<torch::RecordingThread>,
     marks: Arc<Marks>,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Policy;
+    use ssdtrain_plan::Keep;
 
     #[test]
     fn a_step_that_was_replaced_by_the_next_one_is_gone() {
-        let cache = TensorCache::builder().policy(Policy::Keep).build().unwrap();
+        let cache = TensorCache::builder().policy(Keep).build().unwrap();
         let first = cache.step();
         let of_first = Arc::downgrade(&first.handle.0);
         let second = cache.step();

@@ -2,13 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use bytesize::ByteSize;
 use parking_lot::Mutex;
-use ssdtrain_plan::Goal;
+use ssdtrain_libtorch::TorchError;
 
-use super::steering::is_without_budget;
-use crate::config::{Policy, TensorCacheBuilder};
-use crate::route::Route;
 use crate::telemetry::StepReport;
 
 /// Warnings that were already issued.
@@ -17,6 +13,7 @@ pub(super) struct Warned {
     /// Those of the last step.
     last: Mutex<Vec<String>>,
     empty: AtomicBool,
+    unrecorded: AtomicBool,
 }
 
 impl Warned {
@@ -25,6 +22,13 @@ impl Warned {
         let last = std::mem::replace(&mut *self.last.lock(), report.warnings.clone());
         for warning in report.warnings.iter().filter(|warning| !last.contains(warning)) {
             tracing::warn!(step = report.step, "{warning}");
+        }
+    }
+
+    /// Warns, once, that operations cannot be recorded.
+    pub(super) fn tell_unrecorded(&self, error: &TorchError) {
+        if !self.unrecorded.swap(true, Ordering::Relaxed) {
+            tracing::warn!(%error, "operations cannot be recorded: what is not marked is not computed again");
         }
     }
 
@@ -39,8 +43,8 @@ impl Warned {
     }
 }
 
-/// The warnings of a step, one line each.
-pub(super) fn of(report: &StepReport, config: &TensorCacheBuilder, route: &Route) -> Vec<String> {
+/// The warnings of a step whatever its policy, one line each.
+pub(super) fn of(report: &StepReport) -> Vec<String> {
     let mut warnings = Vec::new();
     if report.store_failures.count > 0 {
         warnings.push(format!(
@@ -54,44 +58,5 @@ pub(super) fn of(report: &StepReport, config: &TensorCacheBuilder, route: &Route
             report.kept.no_room.count, report.kept.no_room.bytes
         ));
     }
-    match config.chosen_policy() {
-        Policy::Keep => {}
-        Policy::Auto(goal) => of_goal(report, goal, &mut warnings),
-        Policy::Offload | Policy::Adaptive(_) => of_moving(report, config, route, &mut warnings),
-    }
     warnings
-}
-
-fn of_goal(report: &StepReport, goal: Goal, warnings: &mut Vec<String>) {
-    let plan = report.plan.as_deref();
-    if plan.is_some_and(|plan| !plan.in_reach) {
-        warnings.push(
-            "the goal of Policy::Auto is out of reach: the plan is what comes closest to it".to_owned(),
-        );
-    } else if goal.step.is_some() && plan.is_some_and(|plan| plan.keeps_all()) {
-        warnings.push(
-            "Policy::Auto moves nothing: whatever left the device would make steps longer than the goal allows"
-                .to_owned(),
-        );
-    }
-    if let Some(most) = goal.peak.filter(|most| report.act_peak_bytes > *most) {
-        let (peak, most) = (ByteSize(report.act_peak_bytes), ByteSize(most));
-        warnings.push(format!("the activation peak, {peak}, is beyond the goal of Policy::Auto, {most}"));
-    }
-}
-
-fn of_moving(report: &StepReport, config: &TensorCacheBuilder, route: &Route, warnings: &mut Vec<String>) {
-    let moved = report.offloaded.count + report.recomputed.count + report.store_failures.count;
-    if moved == 0 && report.cancelled.count > 0 {
-        warnings.push(
-            "nothing was moved: what was saved fits the device budget, or backward asked for it first"
-                .to_owned(),
-        );
-    } else if moved > 0 && is_without_budget(config, route) {
-        warnings.push(format!(
-            "no device budget: all that was saved except the last {} leaves the GPU, which waits for it as long as the stalls show; \
-             set a device_budget(bytes), or use Policy::Auto",
-            ByteSize(config.prefetch)
-        ));
-    }
 }

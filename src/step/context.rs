@@ -4,14 +4,15 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use ssdtrain_libtorch::{SavedTensor, StorageId};
-use ssdtrain_plan as plan;
+use ssdtrain_plan::{Placement, Room, Saves, StepPlan};
 use tch::Device;
 
 use super::orders::Orders;
-use crate::cache::{Cache, Limits};
-use crate::mem::free_memory;
-use crate::policy::{Cursor, Decision, Facts, Filter, Headroom};
+use super::room;
+use crate::cache::Cache;
+use crate::policy::{Cursor, Decision, Facts, Instruction, decide, stays};
 use crate::profile::Probe;
+use crate::replay::Replays;
 use crate::telemetry::{Counters, ScopeId, ScopeRecord};
 
 /// State shared by the threads that work on one step.
@@ -20,19 +21,22 @@ pub(crate) struct StepContext {
     pub(crate) number: u64,
     /// Whether reruns are compared with first runs.
     pub(crate) verify: bool,
-    pub(crate) filter: Filter,
+    /// Storages smaller than this stay in the graph.
+    pub(crate) min_bytes: u64,
+    /// What the step shall do.
+    pub(crate) plan: StepPlan,
+    /// The step's position in its plan.
+    pub(crate) cursor: Cursor,
+    /// Upper limit on the bytes on their way off the device.
+    pub(crate) stores_in_flight: u64,
     /// The device whose tensors are moved.
     pub(crate) device: Device,
     /// Storages of the parameters. The owner of the cache holds the parameters themselves, so that no address is reused.
     pub(crate) parameters: HashSet<StorageId>,
     /// Storages that the program holds besides the graph.
     pub(crate) held: HashSet<StorageId>,
-    /// Scopes whose tensors stay on the device.
-    pub(crate) kept_scopes: HashSet<ScopeId>,
-    /// The position in the plan of the step's saves.
-    pub(crate) cursor: Cursor,
-    /// How saves that deviate from the plan are treated, if there is a plan.
-    pub(crate) unplanned: Option<Unplanned>,
+    /// Results that need not be saved, if operations are recorded.
+    pub(crate) replays: Option<Arc<Replays>>,
     /// Takes notes of the step, if it is profiled.
     pub(crate) probe: Option<Arc<Probe>>,
     pub(crate) counters: Arc<Counters>,
@@ -40,57 +44,57 @@ pub(crate) struct StepContext {
     pub(crate) orders: Orders,
 }
 
-/// Without a plan, what fits stays, as far as there is room.
-pub(crate) struct Unplanned {
-    pub(crate) headroom: Headroom,
-    pub(crate) device: Device,
-    /// The limits from the configuration, which apply to everything else.
-    pub(crate) limits: Limits,
-}
-
-impl Unplanned {
-    /// The limits without a plan. Half of the free memory is left, because the rest of a step needs a part of it.
-    pub(crate) fn limits(&self, cache: &Cache) -> Limits {
-        let bytes = match self.headroom {
-            Headroom::Bytes(bytes) => bytes,
-            Headroom::Free => cache.held().2.saturating_add(free_memory(self.device) / 2),
-        };
-        Limits {
-            device_budget: bytes,
-            backward_budget: bytes,
-            prefetch: bytes / 2,
-            late: true,
-            ..self.limits
-        }
-    }
-}
-
 impl StepContext {
-    /// The decision about a tensor that is being saved in `scope`.
-    pub(crate) fn decide(&self, saved: &SavedTensor<'_>, scope: ScopeId) -> Decision {
-        self.filter.decide(Facts {
+    /// The decision about a tensor that is being saved in `scope`. If it could be moved, the plan's next line is the next save's.
+    pub(super) fn decide(&self, saved: &SavedTensor<'_>, scope: ScopeId) -> Decision {
+        let facts = self.facts(saved);
+        decide(facts, self.min_bytes, || Instruction {
+            keeps_all: matches!(self.plan.saves, Saves::Count),
+            scope_kept: self.plan.kept_scopes.contains(&scope),
+            planned: self.planned(facts.storage_bytes, scope),
+            recomputes_marked: self.plan.recomputes_marked,
+        })
+    }
+
+    /// Whether a tensor that is being saved could be moved.
+    pub(crate) fn could_move(&self, saved: &SavedTensor<'_>) -> bool {
+        stays(self.facts(saved), self.min_bytes).is_none()
+    }
+
+    fn facts(&self, saved: &SavedTensor<'_>) -> Facts {
+        Facts {
             movable: saved.eligible() && saved.device() == self.device,
             parameter: saved.storage_id().is_some_and(|id| self.parameters.contains(&id)),
             storage_bytes: saved.storage_bytes(),
             held: saved.storage_id().is_some_and(|id| self.held.contains(&id)),
-            scope_kept: self.kept_scopes.contains(&scope),
-        })
+        }
     }
 
     /// The planned placement of a tensor that is being saved; `None` if nothing is planned for it. From the first save that deviates from
     /// the plan on, the rest of the step counts as unplanned.
-    pub(super) fn planned(&self, bytes: u64, scope: ScopeId) -> Option<plan::Placement> {
+    fn planned(&self, bytes: u64, scope: ScopeId) -> Option<Placement> {
         let was_lost = self.cursor.is_lost();
         let planned = self.cursor.next(bytes, scope);
-        if let Some(unplanned) = self.unplanned.as_ref().filter(|_| !was_lost && self.cursor.is_lost()) {
-            self.cache.set_limits(unplanned.limits(&self.cache));
+        if let Saves::Scheduled { unplanned, .. } = &self.plan.saves
+            && !was_lost
+            && self.cursor.is_lost()
+        {
+            self.give_room(Room::Fitting(*unplanned));
         }
         planned
+    }
+
+    /// From now on, this much may be on the device.
+    pub(crate) fn give_room(&self, room: Room) {
+        self.cache.set_limits(room::limits(room, &self.cache, self.device, self.stores_in_flight));
     }
 
     /// A backward has ended: what is saved next belongs to another micro-batch.
     pub(crate) fn micro_batch_ends(&self) {
         self.cursor.rewind();
+        if let Some(replays) = &self.replays {
+            replays.micro_batch_ends();
+        }
         if let Some(probe) = &self.probe {
             probe.backward_ended();
             self.cache.hold_back(false);

@@ -7,9 +7,10 @@ mod context;
 mod marks;
 mod orders;
 mod recorder;
+mod room;
 mod scope;
 
-pub(crate) use self::context::{StepContext, Unplanned};
+pub(crate) use self::context::StepContext;
 pub(crate) use self::marks::{Marks, Recomputed};
 pub(crate) use self::orders::Orders;
 pub(crate) use self::recorder::Recorder;

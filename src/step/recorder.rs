@@ -1,18 +1,19 @@
 //! The hooks of a step: they decide about each tensor that autograd saves, and are the graph's handles to those that the cache takes.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use ssdtrain_libtorch::{Handle, Packed, SavedTensor, SavedTensorHooks, Storage};
-use ssdtrain_plan as plan;
+use ssdtrain_plan::{Placement, Save};
 
 use super::context::StepContext;
 use super::marks::Marks;
 use super::orders::Latest;
 use super::scope::current_scope;
-use crate::cache::{By, Cache, EntryKey, TapeKey};
-use crate::policy::{Decision, KeepReason};
-use crate::profile::{Probe, Save};
+use crate::cache::{By, EntryHandle, Subject};
+use crate::policy::{Decision, KeepReason, Place, Recipes};
+use crate::profile::{Origin, Probe};
+use crate::replay::Saving;
+use crate::telemetry::{Counter, ScopeId};
 
 /// Hooks of one step on one thread.
 pub(crate) struct Recorder {
@@ -24,6 +25,54 @@ pub(crate) struct Recorder {
 impl Recorder {
     pub(crate) fn new(step: Arc<StepContext>, marks: Arc<Marks>) -> Recorder {
         Recorder { step, marks, latest: Latest::default() }
+    }
+
+    /// What the graph holds for a saved tensor instead of its bytes, if there is a recipe of that kind.
+    fn recipe(&self, by: Recipes, saved: &SavedTensor<'_>, scope: ScopeId) -> Option<Packed> {
+        let marked = self.marks.recipe_of(saved, &self.step.counters);
+        marked.or_else(|| if by == Recipes::Any { self.replayed(saved, scope) } else { None })
+    }
+
+    /// What counts the tensors that stay in the graph for this reason.
+    fn kept(&self, reason: KeepReason) -> &Counter {
+        let counters = &self.step.counters;
+        match reason {
+            KeepReason::Ineligible => &counters.kept_ineligible,
+            KeepReason::Parameter => &counters.kept_parameters,
+            KeepReason::Small => &counters.kept_small,
+            KeepReason::HeldElsewhere => &counters.kept_held,
+            KeepReason::Policy => &counters.kept_by_policy,
+        }
+    }
+
+    /// What the graph holds for a result of recorded operations instead of its bytes.
+    fn replayed(&self, saved: &SavedTensor<'_>, scope: ScopeId) -> Option<Packed> {
+        let replays = self.step.replays.as_ref()?;
+        replays
+            .stand_for(saved, &self.saving(scope, &|number, result| self.step.cursor.result(number, result)))
+    }
+
+    /// How a saved tensor was made, if that is recorded.
+    fn origin(&self, saved: &SavedTensor<'_>, scope: ScopeId) -> Option<Origin> {
+        self.step.replays.as_ref()?.origin(saved, &self.saving(scope, &|_, _| None))
+    }
+
+    fn saving<'a>(
+        &'a self,
+        scope: ScopeId,
+        planned: &'a dyn Fn(u64, usize) -> Option<Placement>,
+    ) -> Saving<'a> {
+        let step = &*self.step;
+        let tape = step.orders.tape(&step.cache, &self.latest);
+        Saving {
+            by: By { step: step.number, scope, tape, counters: &step.counters, record: &step.record },
+            device: step.device,
+            min_bytes: step.min_bytes,
+            verify: step.verify,
+            parameters: &step.parameters,
+            held: &step.held,
+            planned,
+        }
     }
 }
 
@@ -42,82 +91,56 @@ impl SavedTensorHooks for Recorder {
             step.micro_batch_ends();
         }
         let begun = step.probe.as_ref().and_then(|probe| probe.saves());
-        let mut decision = step.decide(saved, scope);
-        if decision.may_be_recomputed() {
-            let planned = step.planned(bytes, scope);
-            if step.cursor.recomputes(planned)
-                && let Some(recipe) = self.marks.recipe_of(saved, &step.counters)
-            {
-                return Ok(recipe);
-            }
+        let place = match step.decide(saved, scope) {
+            Decision::Save(place) => place,
+            Decision::Recompute { by, otherwise } => match self.recipe(by, saved, scope) {
+                Some(recipe) => return Ok(recipe),
+                None => otherwise,
+            },
+        };
+        if place.was_chosen() {
             self.marks.is_saved(saved);
-            if planned == Some(plan::Placement::Keep) {
-                decision = Decision::Keep(KeepReason::Policy);
-            }
         }
-        if let Decision::Keep(reason) = decision {
-            let counter = match reason {
-                KeepReason::Ineligible => &step.counters.kept_ineligible,
-                KeepReason::Parameter => &step.counters.kept_parameters,
-                KeepReason::Small => &step.counters.kept_small,
-                KeepReason::HeldElsewhere => &step.counters.kept_held,
-                KeepReason::Policy => &step.counters.kept_by_policy,
-            };
-            counter.add(bytes);
-            // What the policy keeps is still entered in the cache, because it counts against the device budget.
-            if reason != KeepReason::Policy || step.filter.keep_all {
+        let keep = match place {
+            Place::Graph(reason) => {
+                self.kept(reason).add(bytes);
                 return Ok(Packed::Keep);
             }
-        }
-        let keep = decision != Decision::Move;
+            // It is entered in the cache all the same, because it counts against the device budget.
+            Place::Device => {
+                step.counters.kept_by_policy.add(bytes);
+                true
+            }
+            Place::Below => false,
+        };
         step.record.add(scope, bytes, keep);
         let tape = step.orders.tape(&step.cache, &self.latest);
         let by = By { step: step.number, scope, tape, counters: &step.counters, record: &step.record };
-        let Some((key, position)) = step.cache.save(saved, keep, by) else {
+        let Some(entry) = Subject::of(saved).and_then(|subject| step.cache.save(subject, keep, by)) else {
             return Ok(Packed::Keep);
         };
         if let Some((probe, begun)) = step.probe.as_ref().zip(begun) {
-            let recipe = self.marks.timing_of(saved);
-            probe.saved(begun, Save { entry: key.serial, bytes, scope }, recipe, step.cache.alive());
+            let (recipe, origin) = (self.marks.timing_of(saved), self.origin(saved, scope));
+            let save = Save { entry: entry.key().serial, bytes, scope };
+            probe.saved(begun, save, recipe, origin, step.cache.alive());
         }
-        let (cache, probe) = (Arc::clone(&step.cache), step.probe.clone());
-        Ok(Packed::Handle(Box::new(SavedHandle {
-            cache,
-            key,
-            tape,
-            position,
-            probe,
-            round: AtomicU64::new(0),
-        })))
+        Ok(Packed::Handle(Box::new(SavedHandle { entry, probe: step.probe.clone() })))
     }
 }
 
 /// The graph's handle to one saved tensor.
 struct SavedHandle {
-    cache: Arc<Cache>,
-    key: EntryKey,
-    tape: TapeKey,
-    position: usize,
+    entry: EntryHandle,
     probe: Option<Arc<Probe>>,
-    /// Identifies the device copy that last served this handle.
-    round: AtomicU64,
 }
 
 impl Handle for SavedHandle {
     fn unpack(&self) -> Result<Storage, String> {
         let begun = self.probe.as_ref().and_then(|probe| Some((probe, probe.asks()?)));
-        let mut round = self.round.load(Ordering::Acquire);
-        let served = self.cache.fetch(self.key, self.tape, self.position, &mut round);
-        self.round.store(round, Ordering::Release);
+        let served = self.entry.fetch();
         if let Some((probe, begun)) = begun {
-            probe.asked(begun, self.key.serial, self.cache.alive());
+            probe.asked(begun, self.entry.key().serial, self.entry.cache().alive());
         }
         served
-    }
-}
-
-impl Drop for SavedHandle {
-    fn drop(&mut self) {
-        self.cache.release(self.key, self.tape, self.round.load(Ordering::Acquire));
     }
 }

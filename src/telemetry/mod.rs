@@ -1,12 +1,10 @@
 //! What a step did and what it cost.
 
-mod planned;
 mod report;
 mod scopes;
 mod stats;
 
-pub use planned::{Baseline, PlanReport, PlanRow};
-pub use report::{AdaptiveReport, KeptReport, ScopeReport, StallReport, StepReport};
-pub(crate) use scopes::{ScopeId, ScopeRecord, Scopes};
-pub use stats::Tally;
-pub(crate) use stats::{Counters, StallCause};
+pub use report::{KeptReport, ScopeReport, StallReport, StepReport};
+pub(crate) use scopes::{ScopeRecord, Scopes};
+pub(crate) use ssdtrain_plan::ScopeId;
+pub(crate) use stats::{Counter, Counters, StallCause};

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use serde::Serialize;
+use ssdtrain_plan::{AdaptiveReport, PlanReport, Tally};
 
-use super::planned::PlanReport;
-use super::stats::{Counters, Tally};
+use super::stats::Counters;
 
 /// What one step did. Bytes are those of whole storages, the unit of movement.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -20,7 +20,7 @@ pub struct StepReport {
     /// the step was `awaited`, this is only the time to launch it.
     pub wall: Duration,
     /// Whether everything the step computes was done by its end. Always so on the CPU. On a GPU only when
-    /// [`Policy::Auto`](crate::Policy::Auto) times a step, because the cache does not wait for the device otherwise.
+    /// [`Auto`](crate::Auto) times a step, because the cache does not wait for the device otherwise.
     pub awaited: bool,
     /// Activation peak: the highest number of allocated bytes in forward and backward, minus those allocated when the step began.
     /// Gradients count only if they did not exist at that point, so the figure depends on whether a program frees them before the step or
@@ -53,6 +53,8 @@ pub struct StepReport {
     pub recomputed: Tally,
     /// Segments and single operations that ran again, and the bytes they returned to backward.
     pub reruns: Tally,
+    /// Kernels that took the place of several operations in reruns, and the bytes that they wrote.
+    pub fused: Tally,
     /// Time that backward's threads spent on reruns; on a GPU, the time to put them into its queue.
     pub rerun_time: Duration,
     /// Stores that failed; their tensors stayed on the device.
@@ -61,12 +63,12 @@ pub struct StepReport {
     pub stall: StallReport,
     /// What each named scope saved, in the order of first use.
     pub scopes: Vec<ScopeReport>,
-    /// The plan of [`Policy::Auto`](crate::Policy::Auto) for this step, if the step followed it. `None` if it did not or was not planned,
+    /// The plan of [`Auto`](crate::Auto) for this step, if the step followed it. `None` if it did not or was not planned,
     /// and under other policies.
     pub plan: Option<Arc<PlanReport>>,
     /// Whether the step saved something other than planned; from that save on it kept what fits.
     pub left_plan: bool,
-    /// The decision of [`Policy::Adaptive`](crate::Policy::Adaptive); `None` before it is made, and under other policies.
+    /// The decision of [`Adaptive`](crate::Adaptive); `None` before it is made, and under other policies.
     pub adaptive: Option<AdaptiveReport>,
     /// The I/O path that was used.
     pub io_path: String,
@@ -117,22 +119,6 @@ impl StallReport {
     }
 }
 
-/// Which scopes adaptive offloading moves, and why; paper section 5.3.5.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[non_exhaustive]
-pub struct AdaptiveReport {
-    /// Scopes that save something.
-    pub scopes: usize,
-    /// How many of them, the first in the order of forward, move their tensors; the others keep them.
-    pub offloaded: usize,
-    /// The last scope that moves its tensors; `None` if all keep theirs.
-    pub last: Option<String>,
-    /// Bytes per second needed to have everything back in time.
-    pub required_bytes_per_s: f64,
-    /// Bytes per second that left the device in the profiled step, counting only the time while any did.
-    pub measured_bytes_per_s: f64,
-}
-
 /// What one scope saved.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
@@ -168,6 +154,7 @@ impl StepReport {
             load_misses: counters.load_misses.tally(),
             recomputed: counters.recomputed.tally(),
             reruns: counters.reruns.tally(),
+            fused: counters.fused.tally(),
             rerun_time: counters.rerun_time.total(),
             store_failures: counters.store_failures.tally(),
             stall: StallReport {

@@ -4,12 +4,9 @@ use std::collections::HashMap;
 
 use parking_lot::Mutex;
 
-use super::report::ScopeReport;
-use super::stats::Tally;
+use ssdtrain_plan::{ScopeId, Tally};
 
-/// A scope's path, as a number. 0 is the root: outside every scope.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct ScopeId(u32);
+use super::report::ScopeReport;
 
 /// Every scope path a cache has seen. Paths of nested scopes are joined by `/`.
 #[derive(Debug, Default)]
@@ -68,8 +65,6 @@ struct ScopeSaves {
     last: u64,
     moved: Tally,
     kept: Tally,
-    /// Bytes of the movable storages that this scope was the first to save.
-    own: u64,
 }
 
 impl ScopeRecord {
@@ -85,24 +80,12 @@ impl ScopeRecord {
         tally.bytes += bytes;
     }
 
-    /// Records that the scope was the first to save a movable storage of `bytes` bytes.
-    pub(crate) fn add_own(&self, scope: ScopeId, bytes: u64) {
-        if let Some(saves) = self.0.lock().scopes.get_mut(&scope) {
-            saves.own += bytes;
-        }
-    }
-
     /// The scopes in the order of their last saves.
     pub(crate) fn in_order(&self) -> Vec<ScopeId> {
-        self.by_last_save().into_iter().map(|(scope, _)| scope).collect()
-    }
-
-    /// The scopes in the order of their last saves, each with the bytes of movable storages that it was the first to save.
-    pub(crate) fn by_last_save(&self) -> Vec<(ScopeId, u64)> {
         let record = self.0.lock();
-        let mut rows: Vec<_> = record.scopes.iter().map(|(id, saves)| (saves.last, *id, saves.own)).collect();
+        let mut rows: Vec<_> = record.scopes.iter().map(|(id, saves)| (saves.last, *id)).collect();
         rows.sort_unstable();
-        rows.into_iter().map(|(_, id, own)| (id, own)).collect()
+        rows.into_iter().map(|(_, id)| id).collect()
     }
 
     /// One row per scope, in the order of first use.
@@ -131,14 +114,13 @@ mod tests {
     }
 
     #[test]
-    fn scopes_stand_in_the_order_of_their_last_saves_with_what_is_their_own() {
+    fn scopes_stand_in_the_order_of_their_last_saves() {
         let scopes = Scopes::default();
         let [a, b, c] = ["a", "b", "c"].map(|name| scopes.child(ScopeId::default(), name));
         let record = ScopeRecord::default();
         for scope in [a, b, c, a] {
             record.add(scope, 1, false);
         }
-        record.add_own(a, 5);
-        assert_eq!(record.by_last_save(), [(b, 0), (c, 0), (a, 5)]);
+        assert_eq!(record.in_order(), [b, c, a]);
     }
 }

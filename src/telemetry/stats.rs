@@ -3,16 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use serde::Serialize;
-
-/// How many tensors or storages, and how many bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Tally {
-    /// How many.
-    pub count: u64,
-    /// Bytes of their storages.
-    pub bytes: u64,
-}
+use ssdtrain_plan::Tally;
 
 #[derive(Debug, Default)]
 pub(crate) struct Counter {
@@ -67,6 +58,7 @@ pub(crate) struct Counters {
     pub(crate) store_failures: Counter,
     pub(crate) recomputed: Counter,
     pub(crate) reruns: Counter,
+    pub(crate) fused: Counter,
     pub(crate) rerun_time: Clock,
     pub(crate) stall_budget: Clock,
     pub(crate) stall_pool: Clock,

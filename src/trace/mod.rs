@@ -6,10 +6,10 @@
 
 mod clock;
 mod file;
-mod forward;
 mod range;
 mod rows;
 mod stamp;
+mod throughput;
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -24,7 +24,6 @@ use parking_lot::Mutex;
 pub(crate) use self::clock::DeviceTrace;
 use self::clock::{Lanes, Point};
 pub(crate) use self::file::{Process, write};
-pub(crate) use self::forward::Forward;
 pub(crate) use self::range::Range;
 pub(crate) use self::stamp::{Moves, Reached, Stamp};
 use ssdtrain_store::Direction;

@@ -2,9 +2,10 @@
 
 use std::time::Instant;
 
+use ssdtrain_plan::Rates;
 use ssdtrain_store::Direction;
 
-use super::forward::throughput;
+use super::throughput::throughput;
 use super::{Moment, Name, Span, Trace, TraceEvent, Track};
 use crate::device::Lane;
 
@@ -28,11 +29,7 @@ pub(crate) struct Moves {
     pub(crate) device_stalls: Vec<(Instant, Instant)>,
     /// Waits of threads.
     pub(crate) host_stalls: Vec<(Instant, Instant)>,
-    /// Bytes per second while any were in transit, if any were: copies off the device and back, writes to and reads from the disk.
-    pub(crate) out: Option<f64>,
-    pub(crate) back: Option<f64>,
-    pub(crate) written: Option<f64>,
-    pub(crate) read: Option<f64>,
+    pub(crate) rates: Rates,
 }
 
 impl Stamp {
@@ -51,6 +48,12 @@ impl Stamp {
 }
 
 impl Trace {
+    /// The number of events recorded so far.
+    pub(crate) fn position(&self) -> u64 {
+        let log = self.log.lock();
+        log.dropped + log.events.len() as u64
+    }
+
     pub(crate) fn stamp(&self) -> Stamp {
         Stamp { host: Instant::now(), device: self.compute() }
     }
@@ -76,10 +79,48 @@ impl Trace {
         Moves {
             device_stalls: stalls(true),
             host_stalls: stalls(false),
-            out: rate(Track::Device(Lane::Out)),
-            back: rate(Track::Device(Lane::In)),
-            written: rate(Track::Disk(Direction::Write)),
-            read: rate(Track::Disk(Direction::Read)),
+            rates: Rates {
+                out: rate(Track::Device(Lane::Out)),
+                back: rate(Track::Device(Lane::In)),
+                written: rate(Track::Disk(Direction::Write)),
+                read: rate(Track::Disk(Direction::Read)),
+            },
         }
+    }
+}
+
+impl TraceEvent {
+    fn span(&self) -> Option<&Span> {
+        match self {
+            TraceEvent::Span(span) => Some(span),
+            TraceEvent::Sample { .. } => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::telemetry::{ScopeId, StallCause};
+
+    #[test]
+    fn only_what_was_recorded_since_counts() {
+        let (trace, start) = (Trace::default(), Instant::now());
+        let span = |track, name, millis: [u64; 2]| {
+            let [from, to] = millis.map(|millis| start + Duration::from_millis(millis));
+            trace.record(Span::on_host(track, name, from, to, Some(1000)));
+            (from, to)
+        };
+        let (stall, write) = (Name::Stall(StallCause::Load), Name::Moved(ScopeId::default(), false));
+        span(Track::Thread(7), stall, [0, 5]);
+        span(Track::Disk(Direction::Write), write, [0, 5]);
+        let position = trace.position();
+        let later = span(Track::Thread(7), stall, [20, 25]);
+        span(Track::Disk(Direction::Write), write, [20, 30]);
+        let moves = trace.moves(position);
+        assert_eq!((moves.host_stalls, moves.device_stalls), (vec![later], vec![]));
+        assert_eq!(moves.rates, Rates { written: Some(1e5), ..Rates::default() });
     }
 }

@@ -6,14 +6,14 @@ pub(crate) mod chain;
 
 use std::time::Duration;
 
-use ssdtrain::{IoPath, Policy, StepReport, TensorCache, TensorCacheBuilder, resolve_math_kernels};
+use ssdtrain::{IoPath, Offload, StepReport, TensorCache, TensorCacheBuilder, resolve_math_kernels};
 use tch::{Device, Kind, Tensor};
 
 pub(crate) const F32: (Kind, Device) = (Kind::Float, Device::Cpu);
 
 /// A cache that moves everything, whatever its size.
 pub(crate) fn everything() -> TensorCacheBuilder {
-    let builder = TensorCache::builder().policy(Policy::Offload).spill_to(std::env::temp_dir());
+    let builder = TensorCache::builder().policy(Offload::default()).spill_to(std::env::temp_dir());
     builder.disk_cap(1 << 30).min_bytes(0).verify(true)
 }
 
@@ -62,7 +62,10 @@ pub(crate) fn assert_same_bits(what: &str, expected: &[Tensor], got: &[Tensor]) 
 /// A cache on the path that a GPU's tensors take, with a device made of threads: through a host pool, and on to the
 /// disk.
 pub(crate) fn staged() -> TensorCacheBuilder {
-    everything().simulated_device(Duration::from_micros(50)).host_pool(16 << 20).device_budget(1 << 20)
+    everything()
+        .simulated_device(Duration::from_micros(50))
+        .host_pool(16 << 20)
+        .policy(Offload::default().device_budget(1 << 20))
 }
 
 /// The same device, whose bytes go directly to the disk.
@@ -71,12 +74,12 @@ pub(crate) fn direct() -> TensorCacheBuilder {
         .verify(false)
         .simulated_device(Duration::from_micros(50))
         .path(IoPath::Direct)
-        .device_budget(1 << 20)
+        .policy(Offload::default().device_budget(1 << 20))
 }
 
 /// The same without a disk.
 pub(crate) fn staged_in_memory() -> TensorCacheBuilder {
-    let builder = TensorCache::builder().policy(Policy::Offload).min_bytes(0);
+    let builder = TensorCache::builder().policy(Offload::default()).min_bytes(0);
     builder.simulated_device(Duration::from_micros(50)).host_pool(64 << 20)
 }
 
@@ -90,11 +93,11 @@ pub(crate) fn parity(sources: &[Tensor], f: impl Fn(&[Tensor]) -> Tensor) -> Ste
 
     let builders = [
         ("host pool", staged_in_memory()),
-        ("host pool, no budget", staged_in_memory().device_budget(1).prefetch(0)),
+        ("host pool, no budget", staged_in_memory().policy(Offload::default().device_budget(1).prefetch(0))),
         ("host pool and disk", staged()),
-        ("bounce buffer and disk", staged().host_pool(0).device_budget(1)),
+        ("bounce buffer and disk", staged().host_pool(0).policy(Offload::default().device_budget(1))),
         ("straight to the disk", direct()),
-        ("straight to the disk, no budget", direct().device_budget(1).prefetch(0)),
+        ("straight to the disk, no budget", direct().policy(Offload::default().device_budget(1).prefetch(0))),
         ("disk", everything()),
     ];
     let mut last = None;

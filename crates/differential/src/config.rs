@@ -5,8 +5,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Error, Result};
-use ssdtrain::plan::{Goal, Placement};
-use ssdtrain::{Adaptive, BackendKind, IoPath, Policy, TensorCache, TensorCacheBuilder};
+use ssdtrain::plan::{Goal, InTurn, Placement};
+use ssdtrain::{Adaptive, Auto, BackendKind, IoPath, Keep, Offload, Policy, TensorCache, TensorCacheBuilder};
 use tch::nn::VarStore;
 
 use crate::random::Random;
@@ -25,7 +25,7 @@ const SETTINGS: &[(&str, usize, &[u64])] = &[
     // In percent.
     ("auto_overhead", 8, &[0, 2, 50, 1000]),
     // One digit per save: 1 keep, 2 host, 3 disk, 4 recompute.
-    ("forced", 15, &[1, 2, 3, 4, 13, 23, 31, 1234, 432_133, 41, 332_211]),
+    ("forced", 40, &[1, 2, 3, 4, 13, 23, 31, 1234, 432_133, 41, 332_211, 44_443, 4_434, 24]),
     // The path of the bytes; the last one counts. Without any, it is the CPU's.
     // Host pool and disk; the value is the pool's size in bytes.
     ("staged", 25, &[0, 4 << 10, 64 << 10, 1 << 20]),
@@ -37,6 +37,7 @@ const SETTINGS: &[(&str, usize, &[u64])] = &[
     ("memory", 30, &[0]),
     ("verify", 40, &[0]),
     ("min_bytes", 10, &[65, 4096]),
+    // These three and keep_last are obeyed by offload and adaptive alone.
     ("device_budget", 50, &[1, 1 << 10, 16 << 10, 256 << 10]),
     ("backward_budget", 15, &[1, 4 << 10, 64 << 10]),
     ("prefetch", 30, &[0, 1, 4 << 10, 64 << 10]),
@@ -80,7 +81,7 @@ impl Config {
     /// The cache, which knows the variables of `vs` if the settings say so.
     pub fn build(&self, vs: &VarStore) -> ssdtrain::Result<TensorCache> {
         let delay = Duration::from_micros(self.value("delay").unwrap_or(0));
-        let mut builder = TensorCache::builder().policy(Policy::Offload).min_bytes(0).disk_cap(1 << 30);
+        let mut builder = self.policy(TensorCache::builder()).min_bytes(0).disk_cap(1 << 30);
         let mut spills = true;
         for (name, value) in &self.0 {
             builder = match *name {
@@ -99,25 +100,59 @@ impl Config {
         }
         if spills { builder.spill_to(std::env::temp_dir()) } else { builder }.build()
     }
+
+    /// The builder with the policy that the settings name.
+    fn policy(&self, builder: TensorCacheBuilder) -> TensorCacheBuilder {
+        let policies = ["keep", "adaptive", "auto_budget", "auto_overhead"];
+        let named = self.0.iter().rev().find(|(name, _)| policies.contains(name));
+        match named {
+            Some(("keep", _)) => self.in_turn(builder, Keep),
+            Some(("adaptive", _)) => {
+                let policy = self.set(Adaptive::default(), Adaptive::device_budget, "device_budget");
+                let policy = self.set(policy, Adaptive::backward_budget, "backward_budget");
+                let policy = self.set(policy, Adaptive::prefetch, "prefetch");
+                self.in_turn(builder, policy.keep_last(self.value("keep_last").unwrap_or(0) as usize))
+            }
+            Some(("auto_budget", bytes)) => self.in_turn(builder, Auto::new(Goal::budget(*bytes))),
+            Some((_, percent)) => self.in_turn(builder, Auto::new(Goal::overhead(*percent as f64 / 100.0))),
+            None => {
+                let policy = self.set(Offload::default(), Offload::device_budget, "device_budget");
+                let policy = self.set(policy, Offload::backward_budget, "backward_budget");
+                let policy = self.set(policy, Offload::prefetch, "prefetch");
+                self.in_turn(builder, policy.keep_last(self.value("keep_last").unwrap_or(0) as usize))
+            }
+        }
+    }
+
+    /// The policy with a setting, if it is there.
+    fn set<P>(&self, policy: P, set: impl Fn(P, u64) -> P, name: &str) -> P {
+        match self.value(name) {
+            Some(value) => set(policy, value),
+            None => policy,
+        }
+    }
+
+    /// The builder with the policy, or with placements of its saves instead if they are forced.
+    fn in_turn(
+        &self,
+        builder: TensorCacheBuilder,
+        policy: impl Policy + Clone + 'static,
+    ) -> TensorCacheBuilder {
+        match self.value("forced") {
+            Some(digits) => builder.policy(InTurn::new(policy, placements(digits))),
+            None => builder.policy(policy),
+        }
+    }
 }
 
 fn set(builder: TensorCacheBuilder, name: &str, value: u64) -> TensorCacheBuilder {
     match name {
-        "keep" => builder.policy(Policy::Keep),
-        "adaptive" => builder.policy(Policy::Adaptive(Adaptive::Paper)),
-        "auto_budget" => builder.policy(Policy::Auto(Goal::budget(value))),
-        "auto_overhead" => builder.policy(Policy::Auto(Goal::overhead(value as f64 / 100.0))),
-        "forced" => builder.forced_placements(placements(value)),
         "uring" => builder.backend(BackendKind::Uring),
         "pool" => builder.backend(BackendKind::Pool),
         "memory" => builder.backend(BackendKind::Memory),
         "verify" => builder.verify(true),
         "min_bytes" => builder.min_bytes(value),
-        "device_budget" => builder.device_budget(value),
-        "backward_budget" => builder.backward_budget(value),
-        "prefetch" => builder.prefetch(value),
         "read_ahead" => builder.read_ahead(value),
-        "keep_last" => builder.keep_last(value as usize),
         "queue_depth" => builder.queue_depth(value as usize),
         "disk_cap" => builder.disk_cap(value),
         "disk_rate" => builder.disk_rate(value),

@@ -338,7 +338,7 @@ impl Generator {
         let within = Place { depth: place.depth + 1, ..place };
         match name {
             "segment" | "remat" => {
-                let inputs = if name == "segment" { 1 } else { 1 + self.random.below(2) };
+                let inputs = 1 + self.random.below(2);
                 for _ in 0..inputs {
                     let slot = Draw {
                         random: &mut self.random,

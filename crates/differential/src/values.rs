@@ -287,7 +287,8 @@ impl Values {
             watched.extend(within);
             output
         } else if op.name == "segment" {
-            ssdtrain::segment("s", &inputs[0], move |x| Ok(function(&[x])?.0))?
+            let inputs: Vec<&Tensor> = inputs.iter().collect();
+            ssdtrain::segment("s", &inputs[..], move |inputs| Ok(function(inputs)?.0))?
         } else {
             ssdtrain::remat(&inputs.iter().collect::<Vec<_>>(), move |inputs| Ok(function(inputs)?.0))?
         };

@@ -11,9 +11,9 @@ use std::process::Command;
 use std::{env, fs};
 
 use bytesize::ByteSize;
-use ssdtrain::{MIB, Policy, TensorCache, resolve_math_kernels};
+use ssdtrain::{Keep, MIB, Offload, TensorCache, resolve_math_kernels};
 use ssdtrain_libtorch::{memory, reset_peak};
-use ssdtrain_models::{Gpt, GptConfig};
+use ssdtrain_models::{Gpt, GptConfig, LanguageModel};
 use tch::{Device, Kind, Tensor, nn};
 
 const STEPS: u64 = 200;
@@ -37,10 +37,10 @@ fn measure(row: &str) {
     let vs = nn::VarStore::new(Device::Cpu);
     let builder = TensorCache::builder().parameters(&vs);
     let cache = match row {
-        "keep" => Some(builder.policy(Policy::Keep).build().unwrap()),
+        "keep" => Some(builder.policy(Keep).build().unwrap()),
         "offload" => {
             let spill = builder.spill_to(env::temp_dir()).disk_cap(4 << 30);
-            Some(spill.device_budget(64 * MIB).build().unwrap())
+            Some(spill.policy(Offload::default().device_budget(64 * MIB)).build().unwrap())
         }
         _ => None,
     };

@@ -17,6 +17,15 @@ const char* ssdtrain_axpy(double alpha, const at::Tensor* x, const at::Tensor* y
 // the caller.
 const char* ssdtrain_linear(const at::Tensor* input, const at::Tensor* weight, const at::Tensor* bias, at::Tensor** out);
 
+// Whether autograd records operations on the tensor now.
+bool ssdtrain_is_recorded(const at::Tensor* tensor);
+
+// A tensor with value's bytes, whose gradient with respect to inputs[i] is gradients[i], for a gradient of 1 of its own.
+// Gradients are scaled in place by a backward that releases the graph: they must be nobody else's. *out is new and
+// belongs to the caller.
+const char* ssdtrain_known(const at::Tensor* value, size_t count, const at::Tensor* const* inputs,
+                           const at::Tensor* const* gradients, at::Tensor** out);
+
 }  // extern "C"
 
 namespace ssdtrain::models {

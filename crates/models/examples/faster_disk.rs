@@ -1,4 +1,4 @@
-//! What `Policy::Auto` does when the disk becomes faster in the middle of training: steps of a small GPT are planned
+//! What `Auto` does when the disk becomes faster in the middle of training: steps of a small GPT are planned
 //! for a disk limited to 150 MB/s, then the limit is removed. Each line is a step: its duration, its activation peak,
 //! and the peak that its plan predicted.
 //!
@@ -11,8 +11,8 @@ use std::sync::Arc;
 use bytesize::ByteSize;
 use ssdtrain::plan::Goal;
 use ssdtrain::store::{Backend, Pool, Store, StoreConfig, Throttled, Uring};
-use ssdtrain::{Policy, TensorCache};
-use ssdtrain_models::{Gpt, GptConfig, Recompute};
+use ssdtrain::{Auto, TensorCache};
+use ssdtrain_models::{Gpt, GptConfig, LanguageModel, Recompute};
 use tch::{Device, Kind, Tensor, nn};
 
 const TOKENS: i64 = 256;
@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files = StoreConfig { directories: vec![directory.clone()], ..StoreConfig::default() };
     let store = Store::open_with(files, Arc::clone(&disk) as _)?;
     // The directory tells the plan that there is a disk; the store is the one above.
-    let builder = TensorCache::builder().spill_to(directory).policy(Policy::Auto(Goal::overhead(0.02)));
+    let builder = TensorCache::builder().spill_to(directory).policy(Auto::new(Goal::overhead(0.02)));
     let builder = builder.parameters(&vs);
     let cache = TensorCache::with_store(builder, store)?;
 

@@ -15,7 +15,7 @@ use tch::{Kind, TchError, Tensor, no_grad};
 
 use crate::adamw::AdamW;
 use crate::error::{Error, Result};
-use crate::gpt::GptConfig;
+use crate::model::ModelConfig;
 
 /// Our entry in the file's metadata, as JSON.
 const METADATA: &str = "ssdtrain";
@@ -45,7 +45,7 @@ pub struct Checkpoint {
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Metadata {
-    config: GptConfig,
+    config: ModelConfig,
     state: TrainState,
     optimizer_steps: u64,
 }
@@ -58,7 +58,7 @@ impl Checkpoint {
     /// [`Error::Io`] if it cannot be written, [`Error::Torch`] if a tensor cannot be read.
     pub fn save(
         path: impl AsRef<Path>,
-        config: &GptConfig,
+        config: impl Into<ModelConfig>,
         vs: &VarStore,
         optimizer: &AdamW,
         state: &TrainState,
@@ -77,7 +77,7 @@ impl Checkpoint {
             tensors.push((name, Stored { tensor, shape, dtype, failed: &failed }));
         }
         let metadata =
-            Metadata { config: config.clone(), state: state.clone(), optimizer_steps: optimizer.steps() };
+            Metadata { config: config.into(), state: state.clone(), optimizer_steps: optimizer.steps() };
         let metadata = serde_json::to_string(&metadata)
             .map_err(|error| Error::argument(format!("the state of the run cannot be saved: {error}")))?;
         let metadata = HashMap::from([(METADATA.to_owned(), metadata)]);
@@ -112,7 +112,7 @@ impl Checkpoint {
     }
 
     /// The shape of the model.
-    pub fn config(&self) -> &GptConfig {
+    pub fn config(&self) -> &ModelConfig {
         &self.metadata.config
     }
 
@@ -126,9 +126,15 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`Error::Checkpoint`], naming what differs, if the checkpoint belongs to another model.
-    pub fn restore(&self, config: &GptConfig, vs: &VarStore, optimizer: Option<&mut AdamW>) -> Result<()> {
-        if *config != self.metadata.config {
-            return Err(self.error(differences(&self.metadata.config, config)));
+    pub fn restore(
+        &self,
+        config: impl Into<ModelConfig>,
+        vs: &VarStore,
+        optimizer: Option<&mut AdamW>,
+    ) -> Result<()> {
+        let config = config.into();
+        if config != self.metadata.config {
+            return Err(self.error(differences(&self.metadata.config, &config)));
         }
         let stored = SafeTensors::deserialize(&self.bytes).map_err(|error| self.error(error.to_string()))?;
         let wanted = named_tensors(vs, optimizer.as_deref());
@@ -228,7 +234,10 @@ fn dtype_of(kind: Kind) -> Option<Dtype> {
 }
 
 /// The fields in which two shapes differ, in a form such as "is of a model with layers 2; this one has layers 4".
-fn differences(stored: &GptConfig, wanted: &GptConfig) -> String {
+fn differences(stored: &ModelConfig, wanted: &ModelConfig) -> String {
+    if stored.family() != wanted.family() {
+        return format!("is of a {}; this one is a {}", stored.family(), wanted.family());
+    }
     let fields = |config| serde_json::to_value(config).unwrap_or_default();
     let (stored, wanted) = (fields(stored), fields(wanted));
     let list = |config: &serde_json::Value| {

@@ -4,13 +4,16 @@ mod config;
 
 use std::num::NonZero;
 
-use ssdtrain::{remat, resolve_math_kernels, scope, segment};
-use tch::{Device, Kind, TchError, Tensor, nn};
+use ssdtrain::{remat, resolve_math_kernels, scope};
+use tch::{Device, TchError, Tensor, nn};
 
 pub use self::config::GptConfig;
-use crate::error::{Error, Result};
-use crate::layers::{INIT_STD, LayerNorm, Linear, dropout, linear, normal};
-use crate::loss::{ChunkedHead, cross_entropy};
+use crate::blocks::{self, Block, Names, through};
+use crate::error::Result;
+use crate::head::Head;
+use crate::layers::{INIT_STD, LayerNorm, Linear, Norm, dropout, normal};
+use crate::loss::Loss;
+use crate::model::LanguageModel;
 use crate::recompute::Recompute;
 
 /// A GPT-2 with its parameters in a [`nn::VarStore`].
@@ -21,12 +24,9 @@ pub struct Gpt {
     config: GptConfig,
     tokens: Tensor,
     positions: Tensor,
-    blocks: Vec<Block>,
-    norm: LayerNorm,
-    /// Shares its storage with `tokens` if the weights are tied.
-    head: Tensor,
-    loss_chunk: Option<NonZero<u32>>,
-    grads_in_place: bool,
+    blocks: Vec<GptBlock>,
+    /// Its weight shares its storage with `tokens` if the weights are tied.
+    head: Head<LayerNorm>,
     recompute: Recompute,
 }
 
@@ -39,14 +39,15 @@ impl Gpt {
     /// is empty; then no parameter ever exists in 32 bits.
     ///
     /// # Errors
-    /// [`Error::Argument`] if `config` is invalid, [`Error::Torch`] if there is not enough memory for the parameters.
+    /// [`Error::Argument`](crate::Error::Argument) if `config` is invalid, [`Error::Torch`](crate::Error::Torch) if
+    /// there is not enough memory for the parameters.
     pub fn new(vs: &nn::Path<'_>, config: GptConfig) -> Result<Gpt> {
         config.validate()?;
         resolve_math_kernels()?;
         let tokens = normal(&vs.sub("wte"), config.vocab, config.hidden, INIT_STD)?;
         let positions = normal(&vs.sub("wpe"), config.context, config.hidden, INIT_STD)?;
         let blocks = (0..config.layers)
-            .map(|index| Block::new(&vs.sub("block").sub(index), index, &config))
+            .map(|index| GptBlock::new(&vs.sub("block").sub(index), index, &config))
             .collect::<Result<_, _>>()?;
         let norm = LayerNorm::new(&vs.sub("norm"), config.hidden, config.bias)?;
         let head = if config.tied {
@@ -54,32 +55,34 @@ impl Gpt {
         } else {
             normal(&vs.sub("head"), config.vocab, config.hidden, INIT_STD)?
         };
-        Ok(Gpt {
-            config,
-            tokens,
-            positions,
-            blocks,
-            norm,
-            head,
-            loss_chunk: None,
-            grads_in_place: false,
-            recompute: Recompute::None,
-        })
+        let head = Head::new(norm, head);
+        Ok(Gpt { config, tokens, positions, blocks, head, recompute: Recompute::None })
     }
 
     /// If given, computes losses for this many tokens at a time, so that the logits of all tokens (`vocab` numbers
-    /// each) never exist at once. See [`Gpt::training_loss`] for what changes; without a chunk size nothing does.
+    /// each) never exist at once. See [`LanguageModel::training_loss`] for what changes; without a chunk size nothing
+    /// does.
     #[must_use]
-    pub fn with_loss_chunk(self, tokens: Option<NonZero<u32>>) -> Gpt {
-        Gpt { loss_chunk: tokens, ..self }
+    pub fn with_loss_chunk(mut self, tokens: Option<NonZero<u32>>) -> Gpt {
+        self.head.method = tokens.map_or(Loss::Whole, Loss::Chunked);
+        self
+    }
+
+    /// If given, computes losses by [`linear_cross_entropy`](crate::linear_cross_entropy), for this many tokens at a
+    /// time. Unlike [`Gpt::with_loss_chunk`], which this takes the place of, it has no conditions; it holds a second
+    /// gradient of the head's weight from forward to backward.
+    #[must_use]
+    pub fn with_fused_loss(mut self, tokens: Option<NonZero<u32>>) -> Gpt {
+        self.head.method = tokens.map_or(Loss::Whole, Loss::Fused);
+        self
     }
 
     /// If `in_place`, makes backward add to the gradients of matrices in place, so that a second gradient as large as
     /// the matrix never exists beside the first. Otherwise nothing changes.
     #[must_use]
     pub fn with_grads_in_place(mut self, in_place: bool) -> Gpt {
-        self.grads_in_place = in_place;
-        for Block { attention, mlp, .. } in &mut self.blocks {
+        self.head.grads_in_place = in_place;
+        for GptBlock { attention, mlp, .. } in &mut self.blocks {
             for layer in [&mut attention.qkv, &mut attention.proj, &mut mlp.up, &mut mlp.down] {
                 layer.grads_in_place = in_place;
             }
@@ -93,7 +96,7 @@ impl Gpt {
     pub fn with_recompute(mut self, recompute: Recompute) -> Gpt {
         self.recompute = recompute;
         let cheap = recompute == Recompute::Cheap;
-        self.norm.recomputed = cheap;
+        self.head.norm.recomputed = cheap;
         for block in &mut self.blocks {
             block.attention_norm.recomputed = cheap;
             block.mlp_norm.recomputed = cheap;
@@ -107,168 +110,94 @@ impl Gpt {
         &self.config
     }
 
-    /// Where the parameters are.
-    pub fn device(&self) -> Device {
-        self.tokens.device()
-    }
-
-    /// Logits `[batch, block, vocab]` of the token after each of `inputs` (`[batch, block]`, 64-bit token ids).
-    /// Dropout is on if `train`.
-    ///
-    /// # Errors
-    /// [`Error::Argument`] if `inputs` has another shape or is longer than the context, [`Error::Torch`] if an
-    /// id is not below `vocab` or memory runs out.
-    pub fn forward(&self, inputs: &Tensor, train: bool) -> Result<Tensor> {
-        let hidden = self.hidden(inputs, train)?;
-        let _scope = scope("head");
-        self.logits(&hidden)
-    }
-
-    /// Mean cross-entropy, in nats per token, of `targets` (`[batch, block]`) after `inputs`: a scalar of at least 32
-    /// bits. Dropout is on if `train`.
-    ///
-    /// The chunks of [`Gpt::with_loss_chunk`] are used if no gradients are being recorded. If they are, this is the
-    /// ordinary loss with all its logits; [`Gpt::training_loss`] is the one that uses chunks.
-    ///
-    /// # Errors
-    /// As [`Gpt::forward`].
-    pub fn loss(&self, inputs: &Tensor, targets: &Tensor, train: bool) -> Result<Tensor> {
-        let hidden = self.hidden(inputs, train)?;
-        let _scope = scope("head");
-        let (x, targets) = self.head_inputs(&hidden, targets)?;
-        Ok(match self.chunked_head() {
-            Some(head) if !x.requires_grad() => head.cross_entropy(&x, &targets)?,
-            _ => cross_entropy(&linear(&x, &self.head, None, self.grads_in_place)?, &targets)?,
-        })
-    }
-
-    /// The loss to train on: [`Gpt::loss`] with dropout, divided by `parts`, the number of micro-batches whose
-    /// gradients are summed.
-    ///
-    /// With [`Gpt::with_loss_chunk`], the gradients of the head are computed together with its loss. Then:
-    /// - gradients must be cleared before this call, not between it and `backward`;
-    /// - the head's part is in its weight's gradient as soon as this returns;
-    /// - `backward` must run on the result, as it is, exactly once: it carries the rest of the gradient into the
-    ///   rest of the model.
-    ///
-    /// # Errors
-    /// As [`Gpt::forward`].
-    pub fn training_loss(&self, inputs: &Tensor, targets: &Tensor, parts: NonZero<usize>) -> Result<Tensor> {
-        match self.chunked_head() {
-            None => Ok(self.loss(inputs, targets, true)?.f_div_scalar(parts.get() as f64)?),
-            Some(head) => {
-                let hidden = self.hidden(inputs, true)?;
-                let _scope = scope("head");
-                let (x, targets) = self.head_inputs(&hidden, targets)?;
-                if x.requires_grad() {
-                    return Ok(head.training_loss(&x, &targets, parts)?);
-                }
-                Ok(head.cross_entropy(&x, &targets)?.f_div_scalar(parts.get() as f64)?)
-            }
-        }
-    }
-
-    /// Logits `[vocab]` of the token after the last of `inputs` (`[1, block]`), without dropout.
-    pub(crate) fn next_logits(&self, inputs: &Tensor) -> Result<Tensor> {
-        let hidden = self.hidden(inputs, false)?;
-        let last = hidden.f_narrow(1, -1, 1)?;
-        Ok(self.logits(&last)?.f_view([self.config.vocab])?)
-    }
-
     /// The residual stream after the last block.
     fn hidden(&self, inputs: &Tensor, train: bool) -> Result<Tensor> {
-        let mut x = self.embed(inputs, train)?;
-        for block in &self.blocks {
-            x = if self.recompute == Recompute::Layer {
-                let held = block.shallow_clone();
-                segment(&block.name, &x, move |x| held.forward(x, train))?
-            } else {
-                block.forward(&x, train)?
-            };
-        }
-        Ok(x)
+        through(&self.blocks, self.embed(inputs, train)?, train, self.recompute)
     }
 
     fn embed(&self, inputs: &Tensor, train: bool) -> Result<Tensor> {
         let _scope = scope("embed");
-        let block = match inputs.size()[..] {
-            [_, block] if (1..=self.config.context).contains(&block) && inputs.kind() == Kind::Int64 => block,
-            _ => {
-                let (kind, size, context) = (inputs.kind(), inputs.size(), self.config.context);
-                return Err(Error::argument(format!(
-                    "inputs are {kind:?} {size:?}; the model takes Int64 [batch, 1 to {context}]"
-                )));
-            }
-        };
+        let block = blocks::length(inputs, self.config.context)?;
         let tokens = Tensor::f_embedding(&self.tokens, inputs, -1, false, false)?;
         let x = tokens.f_add(&self.positions.f_narrow(0, 0, block)?)?;
         Ok(dropout(x, self.config.dropout, train)?)
     }
+}
 
-    fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
-        Ok(self.norm.forward(hidden)?.f_linear(&self.head, None::<&Tensor>)?)
+impl LanguageModel for Gpt {
+    fn context(&self) -> i64 {
+        self.config.context
     }
 
-    /// The input of the head, `[tokens, hidden]`, and the targets, `[tokens]`.
-    fn head_inputs(&self, hidden: &Tensor, targets: &Tensor) -> Result<(Tensor, Tensor)> {
-        let x = self.norm.forward(hidden)?.f_view([-1, self.config.hidden])?;
-        Ok((x, targets.f_reshape([-1])?))
+    fn device(&self) -> Device {
+        self.tokens.device()
     }
 
-    fn chunked_head(&self) -> Option<ChunkedHead<'_>> {
-        self.loss_chunk.map(|chunk| ChunkedHead { weight: &self.head, chunk })
+    fn forward(&self, inputs: &Tensor, train: bool) -> Result<Tensor> {
+        self.head.logits(&self.hidden(inputs, train)?)
+    }
+
+    fn next_logits(&self, inputs: &Tensor) -> Result<Tensor> {
+        self.head.last_logits(&self.hidden(inputs, false)?)
+    }
+
+    fn loss(&self, inputs: &Tensor, targets: &Tensor, train: bool) -> Result<Tensor> {
+        self.head.loss(&self.hidden(inputs, train)?, targets)
+    }
+
+    fn training_loss(&self, inputs: &Tensor, targets: &Tensor, parts: NonZero<usize>) -> Result<Tensor> {
+        self.head.training_loss(&self.hidden(inputs, true)?, targets, parts)
     }
 }
 
 #[derive(Debug)]
-struct Block {
-    name: String,
-    attention_scope: String,
+struct GptBlock {
+    names: Names,
     attention_norm: LayerNorm,
     attention: Attention,
-    mlp_scope: String,
     mlp_norm: LayerNorm,
     mlp: Mlp,
     dropout: f64,
 }
 
-impl Block {
-    fn new(vs: &nn::Path<'_>, index: i64, config: &GptConfig) -> Result<Block, TchError> {
-        Ok(Block {
-            name: format!("block.{index}"),
-            attention_scope: format!("block.{index}.attn"),
+impl GptBlock {
+    fn new(vs: &nn::Path<'_>, index: i64, config: &GptConfig) -> Result<GptBlock, TchError> {
+        Ok(GptBlock {
+            names: Names::of(index),
             attention_norm: LayerNorm::new(&vs.sub("attn_norm"), config.hidden, config.bias)?,
             attention: Attention::new(&vs.sub("attn"), config)?,
-            mlp_scope: format!("block.{index}.mlp"),
             mlp_norm: LayerNorm::new(&vs.sub("mlp_norm"), config.hidden, config.bias)?,
             mlp: Mlp::new(&vs.sub("mlp"), config)?,
             dropout: config.dropout,
         })
     }
+}
+
+impl Block for GptBlock {
+    fn names(&self) -> &Names {
+        &self.names
+    }
 
     fn forward(&self, x: &Tensor, train: bool) -> Result<Tensor, TchError> {
         let x = {
-            let _scope = scope(&self.attention_scope);
+            let _scope = scope(&self.names.attention);
             let y = self.attention.forward(&self.attention_norm.forward(x)?, train)?;
             x.f_add(&dropout(y, self.dropout, train)?)?
         };
-        let _scope = scope(&self.mlp_scope);
+        let _scope = scope(&self.names.mlp);
         let y = self.mlp.forward(&self.mlp_norm.forward(&x)?)?;
         x.f_add(&dropout(y, self.dropout, train)?)
     }
 
-    /// The same block, with shared parameters.
-    fn shallow_clone(&self) -> Block {
-        Block {
-            name: self.name.clone(),
-            attention_scope: self.attention_scope.clone(),
+    fn shallow_clone(&self) -> GptBlock {
+        GptBlock {
+            names: self.names.clone(),
             attention_norm: self.attention_norm.shallow_clone(),
             attention: Attention {
                 qkv: self.attention.qkv.shallow_clone(),
                 proj: self.attention.proj.shallow_clone(),
                 ..self.attention
             },
-            mlp_scope: self.mlp_scope.clone(),
             mlp_norm: self.mlp_norm.shallow_clone(),
             mlp: Mlp { up: self.mlp.up.shallow_clone(), down: self.mlp.down.shallow_clone(), ..self.mlp },
             dropout: self.dropout,
@@ -393,7 +322,7 @@ mod tests {
         for tied in [true, false] {
             let vs = nn::VarStore::new(Device::Cpu);
             let model = Gpt::new(&vs.root(), GptConfig { tied, ..tiny() })?;
-            assert_eq!(model.head.data_ptr() == model.tokens.data_ptr(), tied);
+            assert_eq!(model.head.weight.data_ptr() == model.tokens.data_ptr(), tied);
         }
         Ok(())
     }

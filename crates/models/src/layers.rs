@@ -56,7 +56,12 @@ pub(crate) fn linear(
     x.f_linear(weight, bias)
 }
 
-/// Normalisation over the last dimension.
+/// A normalisation over the last dimension.
+pub(crate) trait Norm {
+    fn forward(&self, x: &Tensor) -> Result<Tensor, TchError>;
+}
+
+/// Normalisation to a mean of zero and a variance of one.
 #[derive(Debug)]
 pub(crate) struct LayerNorm {
     weight: Tensor,
@@ -72,14 +77,6 @@ impl LayerNorm {
         Ok(LayerNorm { weight, bias: zeros_if(bias, vs, width)?, width, recomputed: false })
     }
 
-    pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor, TchError> {
-        if self.recomputed {
-            let held = self.shallow_clone();
-            return remat(&[x], move |inputs| held.norm(inputs[0]));
-        }
-        self.norm(x)
-    }
-
     fn norm(&self, x: &Tensor) -> Result<Tensor, TchError> {
         x.f_layer_norm([self.width], Some(&self.weight), self.bias.as_ref(), 1e-5, true)
     }
@@ -87,6 +84,43 @@ impl LayerNorm {
     /// The same layer, with shared parameters.
     pub(crate) fn shallow_clone(&self) -> LayerNorm {
         LayerNorm { weight: self.weight.shallow_clone(), bias: shallow(&self.bias), ..*self }
+    }
+}
+
+impl Norm for LayerNorm {
+    fn forward(&self, x: &Tensor) -> Result<Tensor, TchError> {
+        if self.recomputed {
+            let held = self.shallow_clone();
+            return remat(&[x], move |inputs| held.norm(inputs[0]));
+        }
+        self.norm(x)
+    }
+}
+
+/// Normalisation to a mean square of one, in plain operations.
+#[derive(Debug)]
+pub(crate) struct RmsNorm {
+    weight: Tensor,
+}
+
+impl RmsNorm {
+    pub(crate) fn new(vs: &nn::Path<'_>, width: i64) -> Result<RmsNorm, TchError> {
+        Ok(RmsNorm { weight: vs.f_ones("weight", &[width])? })
+    }
+
+    /// The same layer, with shared parameters.
+    pub(crate) fn shallow_clone(&self) -> RmsNorm {
+        RmsNorm { weight: self.weight.shallow_clone() }
+    }
+}
+
+impl Norm for RmsNorm {
+    /// In at least 32 bits, except for the product with the weight.
+    fn forward(&self, x: &Tensor) -> Result<Tensor, TchError> {
+        let wide = x.f_to_kind(at_least_float(x.kind()))?;
+        let mean_square = wide.f_pow_tensor_scalar(2)?.f_mean_dim(&[-1i64][..], true, None)?;
+        let normed = wide.f_mul(&mean_square.f_add_scalar(1e-5)?.f_rsqrt()?)?;
+        normed.f_to_kind(x.kind())?.f_mul(&self.weight)
     }
 }
 

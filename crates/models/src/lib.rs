@@ -1,8 +1,8 @@
-//! A GPT, its optimisers, its data and its checkpoints: everything needed to train a language model from Rust.
+//! A GPT and a Llama, their optimisers, data and checkpoints: everything needed to train a language model from Rust.
 //!
 //! ```no_run
 //! use ssdtrain_models::{
-//!     AdamW, AdamWConfig, Corpus, Gpt, GptConfig, Optimizer, TokenSet, Tokenizer, seed_step,
+//!     AdamW, AdamWConfig, Corpus, Gpt, GptConfig, LanguageModel, Optimizer, TokenSet, Tokenizer, seed_step,
 //! };
 //! use tch::{Device, nn};
 //!
@@ -30,12 +30,16 @@
 //! ```
 
 mod adamw;
+mod blocks;
 mod checkpoint;
 mod corpus;
 mod error;
 mod gpt;
+mod head;
 mod layers;
+mod llama;
 mod loss;
+mod model;
 mod optimizer;
 mod recompute;
 mod sample;
@@ -51,6 +55,9 @@ pub use checkpoint::{Checkpoint, TrainState};
 pub use corpus::Corpus;
 pub use error::{Error, Result};
 pub use gpt::{Gpt, GptConfig};
+pub use llama::{Llama, LlamaConfig};
+pub use loss::linear_cross_entropy;
+pub use model::{LanguageModel, ModelConfig};
 pub use optimizer::Optimizer;
 pub use recompute::Recompute;
 pub use sample::{Sampling, sample};

@@ -4,7 +4,7 @@ use rand_chacha::rand_core::Rng;
 use tch::{Kind, Tensor, no_grad};
 
 use crate::error::{Error, Result};
-use crate::gpt::Gpt;
+use crate::model::LanguageModel;
 use crate::tokens::stream;
 
 /// How the next token is chosen.
@@ -31,7 +31,12 @@ impl Default for Sampling {
 /// # Errors
 /// [`Error::Argument`] if `prompt` is empty or `sampling` out of range, [`Error::Torch`] if a token of the
 /// prompt is outside the model's vocabulary or memory runs out.
-pub fn sample(model: &Gpt, prompt: &[u16], count: usize, sampling: &Sampling) -> Result<Vec<u16>> {
+pub fn sample(
+    model: &dyn LanguageModel,
+    prompt: &[u16],
+    count: usize,
+    sampling: &Sampling,
+) -> Result<Vec<u16>> {
     sampling.validate()?;
     if prompt.is_empty() {
         return Err(Error::argument("the prompt has no token; the model needs one to go on from"));
@@ -40,7 +45,7 @@ pub fn sample(model: &Gpt, prompt: &[u16], count: usize, sampling: &Sampling) ->
     let mut ids: Vec<i64> = prompt.iter().map(|&token| token.into()).collect();
     no_grad(|| {
         for _ in 0..count {
-            let seen = ids.len().min(model.config().context as usize);
+            let seen = ids.len().min(model.context() as usize);
             let inputs = Tensor::f_from_slice(&ids[ids.len() - seen..])?.f_unsqueeze(0)?;
             let logits = model.next_logits(&inputs.f_to_device(model.device())?)?;
             ids.push(sampling.choose(&logits, &mut random)?);

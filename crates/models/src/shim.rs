@@ -1,4 +1,5 @@
-//! What tch does not offer: a sum with a factor, and a linear layer that creates no second gradient of its weight.
+//! What tch does not offer: a sum with a factor, a linear layer that creates no second gradient of its weight, and a
+//! value whose gradients are known already.
 
 use std::ffi::{CStr, c_char};
 use std::ptr;
@@ -13,6 +14,14 @@ unsafe extern "C" {
         input: *const C_tensor,
         weight: *const C_tensor,
         bias: *const C_tensor,
+        out: *mut *mut C_tensor,
+    ) -> *const c_char;
+    fn ssdtrain_is_recorded(tensor: *const C_tensor) -> bool;
+    fn ssdtrain_known(
+        value: *const C_tensor,
+        count: usize,
+        inputs: *const *const C_tensor,
+        gradients: *const *const C_tensor,
         out: *mut *mut C_tensor,
     ) -> *const c_char;
 }
@@ -34,6 +43,35 @@ pub fn linear_in_place(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -
     let mut raw = ptr::null_mut();
     // SAFETY: the tensors are borrowed, `bias` may be null, and `raw` is a valid place for the result.
     let message = unsafe { ssdtrain_linear(input.as_ptr(), weight.as_ptr(), bias, &raw mut raw) };
+    // SAFETY: that call's message, and the next thing done with it.
+    unsafe { check(message) }?;
+    // SAFETY: the shim created the tensor and gave it to us.
+    Ok(unsafe { Tensor::from_ptr(raw) })
+}
+
+/// Whether autograd records operations on `tensor` now.
+pub(crate) fn is_recorded(tensor: &Tensor) -> bool {
+    // SAFETY: the tensor is borrowed for the call, which only reads a flag of it and one of the thread.
+    unsafe { ssdtrain_is_recorded(tensor.as_ptr()) }
+}
+
+/// A tensor with the numbers of `value`, a scalar, whose gradient with respect to each of these tensors is the one next
+/// to it. Backward scales it by the gradient that comes in, in place if it releases the graph.
+pub(crate) fn known(value: &Tensor, gradients: Vec<(&Tensor, Tensor)>) -> Result<Tensor, TchError> {
+    let inputs: Vec<_> = gradients.iter().map(|(input, _)| input.as_ptr()).collect();
+    let known: Vec<_> = gradients.iter().map(|(_, gradient)| gradient.as_ptr()).collect();
+    let mut raw = ptr::null_mut();
+    // SAFETY: the tensors are borrowed, both arrays have as many of them as is said, and `raw` is a valid place for the
+    // result. The node that keeps the gradients has handles of its own; these ones end with the call.
+    let message = unsafe {
+        ssdtrain_known(
+            value.as_ptr(),
+            gradients.len(),
+            inputs.as_ptr().cast(),
+            known.as_ptr().cast(),
+            &raw mut raw,
+        )
+    };
     // SAFETY: that call's message, and the next thing done with it.
     unsafe { check(message) }?;
     // SAFETY: the shim created the tensor and gave it to us.

@@ -6,7 +6,7 @@ use rand_chacha::rand_core::Rng;
 use tch::{Tensor, no_grad};
 
 use crate::error::{Error, Result};
-use crate::gpt::Gpt;
+use crate::model::LanguageModel;
 use crate::tokens::{Batch, stream};
 
 /// Seeds libtorch's generator for one step, so that its dropout masks depend only on `seed` and `step`, and a resumed
@@ -27,9 +27,9 @@ pub fn seed_step(seed: u64, step: u64) {
 /// ```
 ///
 /// # Errors
-/// Those of [`Gpt::training_loss`] and of `backward`.
+/// Those of [`LanguageModel::training_loss`] and of `backward`.
 pub fn accumulate<E: From<Error>>(
-    model: &Gpt,
+    model: &dyn LanguageModel,
     micro_batches: &[Batch],
     mut backward: impl FnMut(&Tensor) -> Result<(), E>,
 ) -> Result<f64, E> {
@@ -48,8 +48,8 @@ pub fn accumulate<E: From<Error>>(
 /// Mean loss over `batches`, in nats per token, without dropout and without gradients.
 ///
 /// # Errors
-/// [`Error::Argument`] if there are no batches, otherwise those of the batches and of [`Gpt::loss`].
-pub fn evaluate(model: &Gpt, batches: impl IntoIterator<Item = Result<Batch>>) -> Result<f64> {
+/// [`Error::Argument`] if there are no batches, otherwise those of the batches and of [`LanguageModel::loss`].
+pub fn evaluate(model: &dyn LanguageModel, batches: impl IntoIterator<Item = Result<Batch>>) -> Result<f64> {
     no_grad(|| {
         let (mut total, mut tokens) = (0.0, 0);
         for batch in batches {

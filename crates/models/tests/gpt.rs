@@ -1,8 +1,8 @@
 //! The model and the pieces of its training loop.
 
 use ssdtrain_models::{
-    AdamW, AdamWConfig, Batch, Corpus, Error, Gpt, GptConfig, Optimizer, Result, Sampling, TokenSet,
-    Tokenizer, accumulate, evaluate, sample,
+    AdamW, AdamWConfig, Batch, Corpus, Error, Gpt, GptConfig, LanguageModel, Optimizer, Result, Sampling,
+    TokenSet, Tokenizer, accumulate, evaluate, sample,
 };
 use tch::{Device, Kind, Tensor, nn};
 

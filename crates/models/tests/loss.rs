@@ -3,8 +3,8 @@
 use std::num::NonZero;
 
 use ssdtrain_models::{
-    AdamW, AdamWConfig, Batch, Error, Gpt, GptConfig, Optimizer, Result, Sampling, accumulate, evaluate,
-    sample,
+    AdamW, AdamWConfig, Batch, Error, Gpt, GptConfig, LanguageModel, Optimizer, Result, Sampling, accumulate,
+    evaluate, sample,
 };
 use tch::nn::VarStore;
 use tch::{Device, Kind, Tensor, no_grad};
@@ -60,14 +60,15 @@ fn chunks_have_the_loss_and_the_gradients_of_the_whole() -> Result<()> {
         for parts in [1, 3] {
             model = model.with_loss_chunk(None);
             let (expected_loss, expected) = step(&vs, &model, &batch, parts)?;
-            for chunk in [1, 7, 1000] {
-                model = model.with_loss_chunk(NonZero::new(chunk));
+            for (chunk, fused) in [1, 7, 1000].into_iter().flat_map(|chunk| [(chunk, false), (chunk, true)]) {
+                let size = NonZero::new(chunk);
+                model = if fused { model.with_fused_loss(size) } else { model.with_loss_chunk(size) };
                 let (loss, gradients) = step(&vs, &model, &batch, parts)?;
                 assert!((loss - expected_loss).abs() < 1e-12, "{loss} instead of {expected_loss}");
                 for ((name, gradient), (_, expected)) in gradients.iter().zip(&expected) {
                     assert!(
                         gradient.allclose(expected, 1e-9, 1e-12, false),
-                        "{name}, tied {tied}, {parts} parts, chunks of {chunk}"
+                        "{name}, tied {tied}, {parts} parts, chunks of {chunk}, fused {fused}"
                     );
                 }
             }

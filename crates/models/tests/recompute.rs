@@ -3,7 +3,7 @@
 
 use std::num::NonZero;
 
-use ssdtrain::{KIB, StepReport, TensorCache};
+use ssdtrain::{KIB, Offload, StepReport, TensorCache};
 use ssdtrain_models::{Batch, Gpt, GptConfig, Recompute, Result, accumulate, seed_step};
 use tch::{Device, Kind, Tensor, nn};
 
@@ -43,7 +43,7 @@ fn step(
         .spill_to(std::env::temp_dir())
         .disk_cap(1 << 28)
         .min_bytes(4 * KIB)
-        .device_budget(budget)
+        .policy(Offload::default().device_budget(budget))
         .parameters(&vs)
         .build()
         .unwrap();
@@ -63,10 +63,11 @@ fn step(
 
 #[test]
 fn recomputed_parts_change_no_bit() -> Result<()> {
-    let changes: [fn(Gpt) -> Gpt; 3] = [
+    let changes: [fn(Gpt) -> Gpt; 4] = [
         |model| model,
         |model| model.with_grads_in_place(true),
         |model| model.with_loss_chunk(NonZero::new(5)),
+        |model| model.with_fused_loss(NonZero::new(5)),
     ];
     for (index, change) in changes.into_iter().enumerate() {
         let (loss, gradients, plain) = step(change, Recompute::None, 1 << 30)?;

@@ -7,9 +7,19 @@
 //! order in which they were saved and as late as the device budget allows, loads look ahead by `prefetch` bytes, and
 //! the disk serves reads before queued writes.
 //!
-//! A [`Frontier`] does that for every placement worth considering, and [`Frontier::plan`] picks the one that a
-//! [`Goal`] asks for. [`Scaling`] predicts the step for other micro-batch sizes. A [`Profile`] holds the workload and
-//! the machine that a step has shown; once saved, it can be used for planning elsewhere.
+//! Activations may be recomputed from each other, by the operations that made them ([`Recompute`]). Besides what
+//! autograd saves, a workload has results that may be saved in its place, or recomputed through ([`Role`]).
+//!
+//! A [`Frontier`] orders what to recompute by the time it takes for each byte that it frees, simulates placements
+//! worth considering, and [`Frontier::plan`] picks the one that a [`Goal`] asks for. [`Workload::explain`] tells who
+//! holds the peak and what is recomputed how often. [`Scaling`] predicts the step for other micro-batch sizes. A
+//! [`Profile`] holds the workload and the machine that a step has shown; once saved, it can be used for planning
+//! elsewhere.
+//!
+//! A [`Policy`] decides what a training step does with what autograd saves: [`Keep`], [`Offload`], [`Adaptive`] and
+//! [`Auto`], which plans. It is asked for a [`StepPlan`] when a step begins, and is told of an [`Observation`] when it
+//! has ended. A step that is profiled shows a [`StepProfile`]. The `ssdtrain` crate measures, and carries out what is
+//! decided here.
 //!
 //! ```
 //! use std::time::Duration;
@@ -31,18 +41,41 @@
 //! assert_eq!(plan.prediction.step, kept.step, "half the memory for nothing");
 //! ```
 
+mod choices;
+mod explanation;
 mod frontier;
+mod goal;
+mod graph;
+mod level;
 mod links;
 mod machine;
+mod policy;
 mod prediction;
 mod profile;
+mod report;
+mod reruns;
 mod scaling;
+mod schedule;
+mod scope;
 mod simulate;
+mod step_profile;
+mod tally;
 mod workload;
 
-pub use self::frontier::{Caps, Frontier, Goal, OutOfReach, Plan};
+pub use self::explanation::{Explanation, Holder, Holding, Moment, Peak, Sample};
+pub use self::frontier::Frontier;
+pub use self::goal::{Caps, Goal, OutOfReach, Plan};
 pub use self::machine::{Budgets, Machine, Release};
+pub use self::policy::{
+    Adaptive, AdaptiveReport, Adherence, Auto, Headroom, InTurn, Keep, Needs, Observation, Offload, Outset,
+    Policy, PolicyReport, Resources, Room, Saves, StepPlan,
+};
 pub use self::prediction::{Prediction, Stall};
 pub use self::profile::{Implausible, Profile};
+pub use self::report::{Baseline, OperationRow, PeakPhase, PeakReport, PeakRow, PlanReport, PlanRow};
 pub use self::scaling::Scaling;
-pub use self::workload::{Activation, Placement, Recompute, Workload};
+pub use self::schedule::{PlannedSave, Schedule};
+pub use self::scope::ScopeId;
+pub use self::step_profile::{Rates, Save, StepProfile};
+pub use self::tally::Tally;
+pub use self::workload::{Activation, Placement, Recompute, Role, Workload};

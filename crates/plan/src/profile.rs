@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::graph::{Flaw, Graph};
 use super::{Machine, Workload};
 
 /// More bytes than any step has. Planning with fewer bytes is safe from overflow.
@@ -26,7 +27,8 @@ const SLOWEST: f64 = 1.0;
 /// use ssdtrain_plan::{Caps, Frontier, Goal, Machine, Profile, Workload};
 ///
 /// # fn main() -> Result<(), serde_json::Error> {
-/// let seen = Profile { workload: Workload::default(), micro_batches: NonZero::<u32>::MIN, machine: Machine::default() };
+/// let (workload, machine) = (Workload::default(), Machine::default());
+/// let seen = Profile { workload, micro_batches: NonZero::<u32>::MIN, machine, names: Vec::new() };
 /// let saved = serde_json::to_string(&seen)?;
 /// let read: Profile = serde_json::from_str(&saved)?;
 /// assert_eq!(read, seen);
@@ -44,20 +46,27 @@ pub struct Profile {
     pub micro_batches: NonZero<u32>,
     /// What moved the step's bytes.
     pub machine: Machine,
+    /// What each activation is called, such as "block.0.mlp mm"; empty if that is not known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub names: Vec<String>,
 }
 
 /// Why a profile that was read is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Implausible {
+    /// There are names, but not one for each activation.
+    Names,
     /// Something moves less than a byte per second.
     Rate,
     /// Everything that is saved or needed adds up to more than 2^60 bytes.
     Bytes,
     /// The step takes more than 10^9 seconds.
     Time,
-    /// The activation with this index would be recomputed from activations that are saved after it.
+    /// The activation with this index would be recomputed from one that does not exist.
     Recompute(usize),
+    /// The activation with this index would be recomputed from itself, directly or through others.
+    Cycle(usize),
 }
 
 /// A profile as it is stored in a file.
@@ -66,31 +75,31 @@ struct Unchecked {
     workload: Workload,
     micro_batches: NonZero<u32>,
     machine: Machine,
+    #[serde(default)]
+    names: Vec<String>,
 }
 
 impl TryFrom<Unchecked> for Profile {
     type Error = Implausible;
 
     fn try_from(read: Unchecked) -> Result<Profile, Implausible> {
-        let Unchecked { workload, micro_batches, machine } = read;
+        let Unchecked { workload, micro_batches, machine, names } = read;
+        if !names.is_empty() && names.len() != workload.activations.len() {
+            return Err(Implausible::Names);
+        }
         let Machine { copy_out, copy_in, disk_write, disk_read, .. } = machine;
         if [copy_out, copy_in, disk_write, disk_read].iter().any(|rate| rate.is_nan() || *rate < SLOWEST) {
             return Err(Implausible::Rate);
         }
         let (mut bytes, mut time) =
             (u128::from(workload.turn_extra), workload.turn.as_nanos() + workload.rest.as_nanos());
-        for (index, activation) in workload.activations.iter().enumerate() {
+        for activation in &workload.activations {
             bytes += [activation.bytes, activation.forward_extra, activation.backward_extra]
                 .map(u128::from)
                 .iter()
                 .sum::<u128>();
             time += activation.forward.as_nanos() + activation.backward.as_nanos();
-            if let Some(recompute) = activation.recompute {
-                time += recompute.time.as_nanos();
-                if recompute.since > index {
-                    return Err(Implausible::Recompute(index));
-                }
-            }
+            time += activation.recompute.as_ref().map_or(0, |recompute| recompute.time.as_nanos());
         }
         if bytes > u128::from(MOST_BYTES) {
             return Err(Implausible::Bytes);
@@ -98,18 +107,26 @@ impl TryFrom<Unchecked> for Profile {
         if time > LONGEST.as_nanos() {
             return Err(Implausible::Time);
         }
-        Ok(Profile { workload, micro_batches, machine })
+        match Graph::flaw(&workload.activations) {
+            Some(Flaw::Missing(index)) => Err(Implausible::Recompute(index)),
+            Some(Flaw::Cycle(index)) => Err(Implausible::Cycle(index)),
+            None => Ok(Profile { workload, micro_batches, machine, names }),
+        }
     }
 }
 
 impl fmt::Display for Implausible {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Implausible::Names => write!(f, "it does not have a name for each activation"),
             Implausible::Rate => write!(f, "a rate is less than a byte per second"),
             Implausible::Bytes => write!(f, "its bytes come to more than 2^60"),
             Implausible::Time => write!(f, "it takes more than 10^9 seconds"),
             Implausible::Recompute(activation) => {
-                write!(f, "activation {activation} would be computed again from what is saved after it")
+                write!(f, "activation {activation} would be computed again from one that does not exist")
+            }
+            Implausible::Cycle(activation) => {
+                write!(f, "activation {activation} would be computed again from itself")
             }
         }
     }
@@ -122,34 +139,42 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
-    use super::super::{Activation, Caps, Frontier, Goal, Recompute, Release};
+    use super::super::{Activation, Caps, Frontier, Goal, Recompute, Release, Role};
     use super::*;
 
     fn activation(most: u64) -> impl Strategy<Value = Activation> {
         let bytes = (0..=most, 0..=most, 0..=most);
         let times = (0..=most, 0..=most);
         let uses = (prop_oneof![0..20_usize, Just(usize::MAX)], 0..20_usize);
-        let recompute = proptest::option::of((0..=most, 0..20_usize));
-        (bytes, times, uses, recompute).prop_map(|(bytes, times, uses, recompute)| Activation {
-            bytes: bytes.0,
-            forward_extra: bytes.1,
-            backward_extra: bytes.2,
-            forward: Duration::from_nanos(times.0),
-            backward: Duration::from_nanos(times.1),
-            recompute: recompute.map(|(time, since)| Recompute { time: Duration::from_nanos(time), since }),
-            in_use_until: uses.0,
-            in_use_with: uses.1,
+        let recompute = proptest::option::of((0..=most, proptest::collection::vec(0..20_usize, 0..3)));
+        let role = prop_oneof![Just(Role::Saved), Just(Role::Spare), Just(Role::Fleeting)];
+        let made = (recompute, proptest::option::of(0..=most));
+        (role, bytes, times, uses, made).prop_map(|(role, bytes, times, uses, (recompute, traffic))| {
+            Activation {
+                role,
+                bytes: bytes.0,
+                forward_extra: bytes.1,
+                backward_extra: bytes.2,
+                forward: Duration::from_nanos(times.0),
+                backward: Duration::from_nanos(times.1),
+                recompute: recompute
+                    .map(|(time, inputs)| Recompute { time: Duration::from_nanos(time), inputs }),
+                in_use_until: uses.0,
+                in_use_with: uses.1,
+                traffic,
+            }
         })
     }
 
     fn workload(most: u64) -> impl Strategy<Value = Workload> {
         let parts = (proptest::collection::vec(activation(most), 0..12), 0..=most, 0..=most, 0..=most);
         parts.prop_map(|(mut activations, turn, turn_extra, rest)| {
+            let count = activations.len();
+            // An order in which some are computed before those that are saved before them.
+            let made = |index: usize| index ^ 1;
             for (index, activation) in activations.iter_mut().enumerate() {
-                activation
-                    .recompute
-                    .iter_mut()
-                    .for_each(|recompute| recompute.since = recompute.since.min(index));
+                let inputs = activation.recompute.iter_mut().map(|recompute| &mut recompute.inputs);
+                inputs.for_each(|inputs| inputs.retain(|&input| input < count && made(input) < made(index)));
             }
             let [turn, rest] = [turn, rest].map(Duration::from_nanos);
             Workload { activations, turn, turn_extra, rest }
@@ -169,11 +194,13 @@ mod tests {
         });
         // Twelve activations with such numbers stay just below the limit.
         let workload = prop_oneof![Just(1000), Just(1 << 40), Just(MOST_BYTES >> 6)].prop_flat_map(workload);
-        (workload, any::<NonZero<u32>>(), machine).prop_map(|(workload, micro_batches, machine)| Profile {
-            workload,
-            micro_batches,
-            machine,
-        })
+        (workload, any::<NonZero<u32>>(), machine, any::<bool>()).prop_map(
+            |(workload, micro_batches, machine, is_named)| {
+                let count = if is_named { workload.activations.len() } else { 0 };
+                let names = (0..count).map(|index| format!("layer {index}")).collect();
+                Profile { workload, micro_batches, machine, names }
+            },
+        )
     }
 
     proptest! {
@@ -194,7 +221,9 @@ mod tests {
         let activation =
             Activation { bytes: 100, forward: Duration::from_millis(1), ..Activation::default() };
         let workload = Workload { activations: vec![activation; 2], ..Workload::default() };
-        let seen = Profile { workload, micro_batches: NonZero::<u32>::MIN, machine: Machine::default() };
+        let names = vec!["first".to_owned(), "second".to_owned()];
+        let seen =
+            Profile { workload, micro_batches: NonZero::<u32>::MIN, machine: Machine::default(), names };
         let mut value = serde_json::to_value(&seen).unwrap();
         change(&mut value);
         serde_json::from_value(value)
@@ -212,10 +241,16 @@ mod tests {
             ("/workload/rest/secs", json!(u64::MAX), "10^9 seconds"),
             (
                 "/workload/activations/1/recompute",
-                json!({ "time": { "secs": 0, "nanos": 0 }, "since": 2 }),
-                "activation 1",
+                json!({ "time": { "secs": 0, "nanos": 0 }, "inputs": [0, 2] }),
+                "one that does not exist",
+            ),
+            (
+                "/workload/activations/1/recompute",
+                json!({ "time": { "secs": 0, "nanos": 0 }, "inputs": [0, 1] }),
+                "activation 1 would be computed again from itself",
             ),
             ("/micro_batches", json!(0), "nonzero"),
+            ("/names", json!(["first"]), "name for each"),
         ] {
             assert!(refused(place, value).contains(why), "{place}");
         }

@@ -14,11 +14,13 @@ pub struct Scaling<'a> {
 
 impl<'a> Scaling<'a> {
     /// Interpolates between two profiles, each given with the size of its micro-batch. `None` if they have the same
-    /// size, or are not of the same model.
+    /// size, or are not of the same model: they have other activations, or compute them from others.
     pub fn between(one: (u64, &'a Workload), other: (u64, &'a Workload)) -> Option<Scaling<'a>> {
         let (less, more) = if one.0 < other.0 { (one, other) } else { (other, one) };
-        let differ = less.0 < more.0 && less.1.activations.len() == more.1.activations.len();
-        differ.then_some(Scaling { less, more })
+        let (smaller, larger) = (&less.1.activations, &more.1.activations);
+        let is_same = smaller.len() == larger.len()
+            && smaller.iter().zip(larger).all(|(one, other)| one.is_like(other));
+        (less.0 < more.0 && is_same).then_some(Scaling { less, more })
     }
 
     /// The step with a micro-batch of this many sequences.
@@ -31,17 +33,20 @@ impl<'a> Scaling<'a> {
             Duration::from_secs_f64(number(from.as_secs_f64(), to.as_secs_f64()))
         };
         let activation = |(from, to): (&Activation, &Activation)| Activation {
+            role: from.role,
             bytes: bytes(from.bytes, to.bytes),
             forward: time(from.forward, to.forward),
             backward: time(from.backward, to.backward),
             forward_extra: bytes(from.forward_extra, to.forward_extra),
             backward_extra: bytes(from.backward_extra, to.backward_extra),
-            recompute: from.recompute.zip(to.recompute).map(|(from, to)| Recompute {
-                time: time(from.time, to.time),
-                since: from.since.min(to.since),
-            }),
+            recompute: from
+                .recompute
+                .as_ref()
+                .zip(to.recompute.as_ref())
+                .map(|(from, to)| Recompute { time: time(from.time, to.time), inputs: from.inputs.clone() }),
             in_use_until: from.in_use_until.max(to.in_use_until),
             in_use_with: from.in_use_with.max(to.in_use_with),
+            traffic: from.traffic.zip(to.traffic).map(|(from, to)| bytes(from, to)),
         };
         Workload {
             activations: from.activations.iter().zip(&to.activations).map(activation).collect(),
@@ -102,6 +107,8 @@ mod tests {
     fn profiles_that_do_not_belong_together_are_refused() {
         let (two, mut six) = (of(2), of(6));
         assert!(Scaling::between((2, &two), (2, &two)).is_none());
+        six.activations[3].recompute = Some(Recompute::default());
+        assert!(Scaling::between((2, &two), (6, &six)).is_none());
         six.activations.pop();
         assert!(Scaling::between((2, &two), (6, &six)).is_none());
     }

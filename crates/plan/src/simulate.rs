@@ -2,15 +2,20 @@
 
 mod backward;
 mod forward;
+mod holders;
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use self::holders::Watch;
+pub(super) use self::holders::{peak, samples};
+use super::graph::Graph;
 use super::links::{Disk, Link};
-use super::{Activation, Budgets, Machine, Placement, Prediction, Workload};
+use super::reruns::Reruns;
+use super::{Activation, Budgets, Machine, Placement, Prediction, Sample, Workload};
 
 /// Rounding errors in sums of seconds are smaller than this.
-const ROUNDING: f64 = 1e-6;
+pub(super) const ROUNDING: f64 = 1e-6;
 
 /// Where an activation is at the moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -42,6 +47,7 @@ struct Place {
 struct Run<'a> {
     activations: &'a [Activation],
     placements: &'a [Placement],
+    reruns: &'a Reruns,
     machine: &'a Machine,
     budgets: &'a Budgets,
     /// The device's time, in seconds since the step began.
@@ -54,6 +60,13 @@ struct Run<'a> {
     in_use: Vec<usize>,
     /// Activations that backward has asked for and still uses.
     used: Vec<usize>,
+    /// The activation that backward asks for.
+    asked: usize,
+    /// The most bytes needed besides saved storages just before that.
+    extra_before: u64,
+    /// How many of the reruns are done, and how many of the activations that are released late are released.
+    rerun: usize,
+    released_late: usize,
     in_host: u64,
     early: u64,
     near: u64,
@@ -70,6 +83,10 @@ struct Run<'a> {
     /// Seconds that the device has waited or spent on recomputation.
     lost: f64,
     prediction: Prediction,
+    /// Set where it matters what is on the device at the peak.
+    watch: Option<Watch>,
+    /// Set where it matters what is on the device at each moment.
+    samples: Option<Vec<Sample>>,
 }
 
 /// The limits within which a step is of interest.
@@ -100,25 +117,29 @@ impl Bounds {
 /// Simulates the step.
 pub(super) fn run(
     work: &Workload,
+    graph: &Graph,
     placements: &[Placement],
     machine: &Machine,
     budgets: &Budgets,
 ) -> Prediction {
-    let mut run = Run::new(work, placements, machine, budgets);
+    let reruns = Reruns::of(&work.activations, graph, placements);
+    let mut run = Run::new(work, placements, &reruns, machine, budgets);
     run.through(work, u64::MAX, f64::INFINITY);
     run.prediction
 }
 
-/// The same, but `None` if the step exceeds the bounds. The simulation stops as soon as that is known.
+/// The same with the reruns that go with the placements, but `None` if the step exceeds the bounds. The simulation
+/// stops as soon as that is known.
 pub(super) fn run_within(
     bounds: &Bounds,
     work: &Workload,
     placements: &[Placement],
+    reruns: &Reruns,
     machine: &Machine,
     budgets: &Budgets,
 ) -> Option<Prediction> {
     let spare = bounds.step - work.computed().as_secs_f64() + ROUNDING;
-    let mut run = Run::new(work, placements, machine, budgets);
+    let mut run = Run::new(work, placements, reruns, machine, budgets);
     let within = run.through(work, bounds.peak, spare)
         && run.prediction.peak() <= bounds.peak
         && run.prediction.step.as_secs_f64() <= bounds.step;
@@ -129,6 +150,7 @@ impl<'a> Run<'a> {
     fn new(
         work: &'a Workload,
         placements: &'a [Placement],
+        reruns: &'a Reruns,
         machine: &'a Machine,
         budgets: &'a Budgets,
     ) -> Run<'a> {
@@ -136,6 +158,7 @@ impl<'a> Run<'a> {
         Run {
             activations,
             placements,
+            reruns,
             machine,
             budgets,
             now: 0.0,
@@ -144,6 +167,10 @@ impl<'a> Run<'a> {
             saving: 0,
             in_use: Vec::new(),
             used: Vec::new(),
+            asked: activations.len(),
+            extra_before: work.turn_extra,
+            rerun: 0,
+            released_late: 0,
             in_host: 0,
             early: 0,
             near: 0,
@@ -156,6 +183,8 @@ impl<'a> Run<'a> {
             reading_from: activations.len(),
             lost: 0.0,
             prediction: Prediction::default(),
+            watch: None,
+            samples: None,
         }
     }
 
@@ -170,6 +199,9 @@ impl<'a> Run<'a> {
         }
         self.turn(work.turn, work.turn_extra);
         for index in (0..self.activations.len()).rev() {
+            if !self.activations[index].is_saved() {
+                continue;
+            }
             self.use_again(index);
             if self.prediction.backward_peak > peak || self.lost > spare {
                 return false;
@@ -200,20 +232,28 @@ impl<'a> Run<'a> {
     }
 
     fn placement(&self, index: usize) -> Placement {
-        match self.placements.get(index).copied().unwrap_or_default() {
-            _ if !self.activations[index].is_movable() => Placement::Keep,
-            Placement::Recompute if self.activations[index].recompute.is_none() => Placement::Keep,
-            placement => placement,
+        match self.placements.get(index) {
+            _ if !self.reruns.is_held(index) => Placement::Recompute,
+            Some(below @ (Placement::Host | Placement::Disk)) if self.activations[index].is_movable() => {
+                *below
+            }
+            _ => Placement::Keep,
         }
     }
 }
 
 /// Removes an activation from a queue, which is in the order of saving.
 fn forget(queue: &mut VecDeque<usize>, index: usize) {
+    // Usually everything in the queue was saved before it.
+    if queue.back().is_none_or(|last| *last < index) {
+        return;
+    }
     if let Ok(place) = queue.binary_search(&index) {
         queue.remove(place);
     }
 }
 
+#[cfg(test)]
+mod reruns;
 #[cfg(test)]
 mod tests;

@@ -4,12 +4,14 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::graph::Graph;
 use crate::{Budgets, Machine, Prediction, simulate};
 
 /// One micro-batch's step as the device computes it when nothing is moved.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Workload {
-    /// What autograd saves, in the order of saving. Backward asks for it in the reverse order.
+    /// What autograd saves, in the order of saving, and between it what a plan may save instead or recompute through
+    /// ([`Role`]). Backward asks for what is saved in the reverse order.
     pub activations: Vec<Activation>,
     /// Time between the last save and the first time that backward asks for something.
     pub turn: Duration,
@@ -19,17 +21,20 @@ pub struct Workload {
     pub rest: Duration,
 }
 
-/// One storage that autograd saves.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// One storage that an operation of forward made.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Activation {
+    /// Whether autograd saves it.
+    pub role: Role,
     /// The size in bytes.
     pub bytes: u64,
-    /// Time computed since the previous save, or since the step began.
+    /// Time computed since the previous activation, or since the step began.
     pub forward: Duration,
     /// Time computed from when backward asks for it to when it asks for the next one, or to the end of backward. It
-    /// is needed for that long.
+    /// is needed for that long. Backward asks only for what is [saved](Role::Saved).
     pub backward: Duration,
-    /// The most bytes on the device besides saved storages during `forward`, not counting this storage.
+    /// The most bytes on the device besides saved storages during `forward`, not counting this storage. What is
+    /// [spare](Role::Spare) or [fleeting](Role::Fleeting) counts here for as long as the program holds it.
     pub forward_extra: u64,
     /// The same during `backward`.
     pub backward_extra: u64,
@@ -39,9 +44,28 @@ pub struct Activation {
     /// whatever its placement. [`usize::MAX`] if the program still holds it when backward asks for it: such an
     /// activation is kept, since moving it would free nothing.
     pub in_use_until: usize,
-    /// How many of the activations before it backward asks for while it still uses this one: an operation asks for
-    /// everything it saved before it releases any of it.
+    /// How far before it is the first activation that backward asks for while it still uses this one: an operation
+    /// asks for everything it saved before it releases any of it.
     pub in_use_with: usize,
+    /// If it can be computed again together with others in one pass over their elements: the bytes that its operation
+    /// reads and writes by itself. What one operation of a pass hands to another is neither written nor read.
+    #[serde(default)]
+    pub traffic: Option<u64>,
+}
+
+/// What becomes of an activation when nothing is planned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Autograd saves it, and backward asks for it.
+    #[default]
+    Saved,
+    /// Autograd does not save it, but it exists when an activation that is computed from it is saved. A plan may save
+    /// it in place of others that are recomputed from it, such as the input of a normalisation in place of a copy with
+    /// more digits. Its place is right before the first saved activation whose recomputation needs it.
+    Spare,
+    /// A result that exists for a moment in forward. It cannot be saved, but recomputing others may lead through it.
+    Fleeting,
 }
 
 impl Activation {
@@ -49,16 +73,44 @@ impl Activation {
     pub(crate) fn is_movable(&self) -> bool {
         self.in_use_until < usize::MAX
     }
+
+    /// Whether autograd saves it.
+    pub(crate) fn is_saved(&self) -> bool {
+        self.role == Role::Saved
+    }
+
+    /// Whether it can be saved, or saved in place of others.
+    pub(crate) fn can_be_held(&self) -> bool {
+        self.role != Role::Fleeting
+    }
+
+    /// Whether both are results of the same operation, as far as can be told, whatever their sizes and times.
+    pub(crate) fn is_like(&self, other: &Activation) -> bool {
+        let same_recipe = match (&self.recompute, &other.recompute) {
+            (Some(one), Some(other)) => one.inputs == other.inputs,
+            (one, other) => one.is_none() && other.is_none(),
+        };
+        self.role == other.role && same_recipe
+    }
+
+    /// What becomes of it when nothing is planned.
+    pub(crate) fn unplanned(&self) -> Placement {
+        match self.role {
+            Role::Saved => Placement::Keep,
+            Role::Spare | Role::Fleeting => Placement::Recompute,
+        }
+    }
 }
 
-/// What recomputing an activation takes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The operation that computes an activation.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recompute {
-    /// The time to compute it, not counting the time for what it is computed from.
+    /// The time of this one operation.
     pub time: Duration,
-    /// The first of the activations that it is computed from. All activations from there to this one must be on the
-    /// device.
-    pub since: usize,
+    /// The activations that it reads, by index. What is always on the device, such as parameters and small constants,
+    /// is not among them. An input may be saved later than the result, but nothing may depend on itself. A recipe that
+    /// depends on itself, or that reads an index that does not exist, counts as none.
+    pub inputs: Vec<usize>,
 }
 
 /// Where an activation is kept between forward and backward.
@@ -72,7 +124,9 @@ pub enum Placement {
     Host,
     /// On the disk, through host memory.
     Disk,
-    /// Nowhere: it is recomputed. An activation without a recipe is kept.
+    /// Nowhere: it is recomputed when it is needed. A saved activation that cannot be recomputed is kept. For one that
+    /// autograd does not save, this means that it is not saved, and costs nothing unless something is recomputed from
+    /// it.
     Recompute,
 }
 
@@ -93,8 +147,17 @@ impl Workload {
         all.chain([&mut self.turn, &mut self.rest]).for_each(|time| *time = time.mul_f64(times));
     }
 
-    /// Simulates the step with one placement per activation. Activations without a placement are kept.
+    /// The placements of a step without a plan: everything that autograd saves stays on the device, and nothing else is
+    /// saved.
+    pub fn unplanned(&self) -> Vec<Placement> {
+        self.activations.iter().map(Activation::unplanned).collect()
+    }
+
+    /// Simulates the step with one placement per activation. Those without a placement stay as they are in a step
+    /// without a plan. An activation that is saved in place of others, but that nothing is recomputed from, is not
+    /// saved after all.
     pub fn simulate(&self, placements: &[Placement], machine: &Machine, budgets: &Budgets) -> Prediction {
-        simulate::run(self, placements, machine, budgets)
+        let graph = Graph::new(&self.activations);
+        simulate::run(self, &graph, placements, machine, budgets)
     }
 }

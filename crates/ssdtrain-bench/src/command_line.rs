@@ -8,7 +8,7 @@ use tracing_subscriber::filter::LevelFilter;
 use crate::common::failure;
 use crate::{compare, doctor, io, plan, plot, project, rok, train};
 
-/// Train GPTs whose activations live on NVMe SSDs, and measure what that costs.
+/// Train language models whose activations live on NVMe SSDs, and measure what that costs.
 #[derive(Debug, Parser)]
 #[command(name = "ssdtrain-bench", version, after_help = EXAMPLES)]
 struct Cli {

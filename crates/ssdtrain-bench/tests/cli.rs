@@ -84,6 +84,10 @@ fn arguments_out_of_range_are_named() {
         ["train", "--device=cuda:99"],
         ["train", "--dtype=fp8"],
         ["train", "--loss-chunk=-1"],
+        ["train", "--model=bert"],
+        ["train", "--kv-heads=2"],
+        ["train", "--mlp=2"],
+        ["train", "--preset=hidden512"],
         ["compare", "--recompute=blocks"],
         ["compare", "--steps=0"],
         ["compare", "--batch=0"],
@@ -124,6 +128,16 @@ fn arguments_that_contradict_each_other_are_told() {
     let place = workplace();
     let heads = refusal(&bench(place.path(), &["train", "--data=text.txt", "--hidden=33", "--heads=2"]));
     assert!(heads.contains("33") && heads.contains("--heads 2"), "{heads}");
+    for (option, named) in [
+        ("--preset=gpt2-small", "--preset gpt2-small"),
+        ("--dropout=0.1", "--dropout"),
+        ("--recompute=cheap", "--recompute cheap"),
+        ("--kv-heads=4", "--kv-heads 4"),
+        ("--heads=100", "--heads 100"),
+    ] {
+        let refused = refusal(&bench(place.path(), &["compare", "--model=llama", "--data=text.txt", option]));
+        assert!(refused.contains(named), "{refused}");
+    }
     let warmup = tiny(place.path(), &["train", "--data=text.txt"], &["--steps=5", "--warmup-steps=6"]);
     assert!(refusal(&warmup).contains("warm-up"));
     let vocab = refusal(&tiny(place.path(), &["compare", "--data=text.txt"], &["--vocab=255"]));
@@ -131,6 +145,26 @@ fn arguments_that_contradict_each_other_are_told() {
     let rates =
         tiny(place.path(), &["train", "--data=text.txt"], &["--steps=5", "--lr=1e-4", "--min-lr=1e-3"]);
     assert!(refusal(&rates).contains("learning rate"));
+}
+
+#[test]
+fn an_argument_that_no_strategy_obeys_is_refused() {
+    let place = workplace();
+    let cases = [
+        (&["train", "--strategy=keep", "--budget=2MiB"][..], "--budget would be ignored", "keep"),
+        (&["train", "--strategy=auto", "--device-budget=1MiB"], "--device-budget would be ignored", "auto"),
+        (&["plan", "--keep-last=1"], "--keep-last would be ignored", "auto"),
+        (
+            &["compare", "--strategies=keep,offload", "--overhead=0.1"],
+            "--overhead would be ignored",
+            "keep, offload",
+        ),
+        (&["rok", "--strategies=plain", "--prefetch=1MiB"], "--prefetch would be ignored", "plain"),
+    ];
+    for (arguments, named, strategies) in cases {
+        let error = refusal(&bench(place.path(), &[arguments, &["--data=text.txt"]].concat()));
+        assert!(error.contains(named) && error.contains(strategies), "{error}");
+    }
 }
 
 #[test]
@@ -268,12 +302,50 @@ fn a_loss_in_chunks_has_the_value_of_the_whole_and_a_lower_peak() {
         let output = tiny(place.path(), &["compare", "--data=text.txt"], &[&options[..], more].concat());
         json_lines(&output).remove(0)
     };
-    let (whole, chunked) = (row(&[]), row(&["--loss-chunk=24"]));
+    for model in ["gpt", "llama"] {
+        let model = format!("--model={model}");
+        let whole = row(&[&model]);
+        for chunks in [&["--loss-chunk=24"][..], &["--loss-chunk=24", "--fused-loss"]] {
+            saves(&whole, &row(&[&[&*model], chunks].concat()));
+        }
+    }
+}
+
+/// Asserts that a loss in chunks has the value of the whole, and the logits of few tokens.
+fn saves(whole: &Value, chunked: &Value) {
     let loss = |row: &Value| row["loss_last"].as_f64().unwrap();
-    assert!((loss(&whole) - loss(&chunked)).abs() < 1e-4, "{whole} {chunked}");
+    assert!((loss(whole) - loss(chunked)).abs() < 1e-4, "{whole} {chunked}");
     let peak = |row: &Value| row["act_peak_bytes"].as_u64().unwrap();
     // 128 tokens of 4096 logits, which log-softmax and backward hold several times.
-    assert!(peak(&chunked) + 2 * 128 * 4096 * 4 < peak(&whole), "{whole} {chunked}");
+    assert!(peak(chunked) + 2 * 128 * 4096 * 4 < peak(whole), "{whole} {chunked}");
+}
+
+#[test]
+fn strategies_agree_to_the_bit_on_a_llama() {
+    let place = workplace();
+    for more in [&["--fused-loss", "--accumulate=2"][..], &["--recompute=layer", "--loss-chunk=24"], &[]] {
+        let options = ["--model=llama", "--strategies=plain,keep,recompute,offload,auto", "--steps=3"];
+        let options = [&options[..], &["--warmup=0", "--check", "--json"], more].concat();
+        let rows = json_lines(&tiny(place.path(), &["compare", "--data=text.txt"], &options));
+        assert_eq!(rows.len(), 5);
+        assert!(rows.iter().any(|row| row["offloaded_bytes"].as_u64() > Some(0)), "{more:?}");
+    }
+}
+
+#[test]
+fn a_llama_is_trained_goes_on_and_tells_what_it_is() {
+    let place = workplace();
+    let run = |more: &[&str]| {
+        let options = ["--out=run", "--eval-tokens=512", "--compare-steps=2", "--sample-tokens=5"];
+        tiny(place.path(), &["train", "--data=text.txt"], &[&options[..], more].concat())
+    };
+    let first = run(&["--model=llama", "--kv-heads=1", "--steps=2"]);
+    let shown = String::from_utf8_lossy(&first.stderr) + String::from_utf8_lossy(&first.stdout);
+    assert!(first.status.success() && shown.contains("Llama, 2 layers"), "{shown}");
+    let second = run(&["--resume", "--kv-heads=1", "--steps=4"]);
+    assert!(second.status.success(), "{}", String::from_utf8_lossy(&second.stderr));
+    let other = refusal(&run(&["--resume", "--model=gpt", "--steps=6"]));
+    assert!(other.contains("--model gpt") && other.contains("Llama"), "{other}");
 }
 
 #[test]
@@ -692,11 +764,28 @@ fn a_plan_is_held_beside_the_step_and_tells_the_largest_micro_batch() {
     assert!((1..=64).contains(&largest["rows"].as_u64().unwrap()), "{row}");
     assert!(largest["peak_bytes"].as_u64().unwrap() <= 2 << 20, "{row}");
 
+    let told = &json_lines(&plan(&["--explain", "--json"]))[0]["plan"];
+    let peak = &told["peak"];
+    let held = peak["holders"].as_array().unwrap().iter().map(|row| row["held"]["bytes"].as_u64().unwrap());
+    assert_eq!(
+        held.sum::<u64>() + peak["extra"].as_u64().unwrap(),
+        peak["bytes"].as_u64().unwrap(),
+        "{told}"
+    );
+
     let text = String::from_utf8(plan(&["--explain"]).stdout).unwrap();
     assert!(
-        ["planned", "measured", "block.0.mlp", "recompute", "counting on"]
-            .iter()
-            .all(|word| text.contains(word)),
+        [
+            "planned",
+            "measured",
+            "block.0.mlp",
+            "recompute",
+            "counting on",
+            "peak as planned",
+            "besides activations"
+        ]
+        .iter()
+        .all(|word| text.contains(word)),
         "{text}"
     );
 }

@@ -30,15 +30,15 @@ fn bench(directory: &Path, arguments: &[&[&str]]) -> Output {
         .unwrap()
 }
 
-/// Makes a command save the profile of micro-batches of this many sequences as FILE, and returns its number of
+/// Makes a command save the profile of micro-batches of this many sequences as FILE, and returns its
 /// activations.
-fn save(directory: &Path, command: &[&str], batch: u32, file: &str) -> usize {
+fn save(directory: &Path, command: &[&str], batch: u32, file: &str) -> Vec<Value> {
     let (batch, option) = (format!("--batch={batch}"), format!("--save-profile={file}"));
     let output = bench(directory, &[command, TINY, &[&batch, &option]]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let saved = std::fs::read_to_string(directory.join(file)).unwrap();
     let saved: Value = serde_json::from_str(&saved).unwrap();
-    saved["profile"]["workload"]["activations"].as_array().unwrap().len()
+    saved["profile"]["workload"]["activations"].as_array().unwrap().clone()
 }
 
 /// A plan of saved profiles.
@@ -65,13 +65,14 @@ fn a_profile_that_a_run_saves_is_planned_by_another_for_other_goals() {
         &["train", "--steps=6", "--compare-steps=0", "--sample-tokens=0", "--eval-tokens=512", "--out=run"];
     for command in [compare, train, PLAN] {
         let activations = save(place.path(), command, 8, "step.json");
-        assert!(activations > 4, "{activations}");
+        assert!(activations.len() > 4, "{activations:?}");
         let of = |more: &[&str]| plan(place.path(), &[&["--profile=step.json"], more].concat());
         let all = of(&["--budget=1GiB"]);
         assert_eq!(all["in_reach"], true, "{all}");
         let placements = all["plan"]["placements"].as_array().unwrap();
-        assert_eq!(placements.len(), activations);
-        assert!(placements.iter().all(|placement| placement == "keep"), "{all}");
+        let unplanned = |role: &Value| if role == "saved" { "keep" } else { "recompute" };
+        let roles = activations.iter().map(|activation| unplanned(&activation["role"]));
+        assert!(roles.eq(placements.iter().map(|placement| placement.as_str().unwrap())), "{all}");
         let peak = |plan: &Value| {
             let [forward, backward] =
                 ["forward_peak", "backward_peak"].map(|peak| plan[peak].as_u64().unwrap());
@@ -93,7 +94,7 @@ fn a_profile_that_a_run_saves_is_planned_by_another_for_other_goals() {
 #[test]
 fn a_slower_disk_is_planned_for_without_having_one() {
     let place = workplace();
-    save(place.path(), PLAN, 8, "step.json");
+    let activations = save(place.path(), PLAN, 8, "step.json");
     let lowest = |more: &[&str]| {
         let options = ["--profile=step.json", "--overhead=1e9"];
         let all = plan(place.path(), &[&options[..], more].concat());
@@ -105,9 +106,26 @@ fn a_slower_disk_is_planned_for_without_having_one() {
     let options = ["--profile=step.json", "--disk-rate=2MiB", "--explain"];
     let text = bench(place.path(), &[PLAN, &options]);
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
-    for words in ["everything kept", "planned", "recompute", "writes at 2.0 MiB/s"] {
+    for words in [
+        "everything kept",
+        "planned",
+        "recompute",
+        "writes at 2.0 MiB/s",
+        "peak as planned",
+        "besides activations",
+        "kept",
+        "block.*",
+    ] {
         assert!(text.contains(words), "{words}: {text}");
     }
+    let told = plan(place.path(), &options);
+    let peak = &told["explanation"]["peak"];
+    let bytes = |holder: &Value| {
+        let index = usize::try_from(holder["activation"].as_u64().unwrap()).unwrap();
+        activations[index]["bytes"].as_u64().unwrap()
+    };
+    let held: u64 = peak["holders"].as_array().unwrap().iter().map(bytes).sum();
+    assert_eq!(held + peak["extra"].as_u64().unwrap(), peak["bytes"].as_u64().unwrap(), "{told}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::path::PathBuf;
 
-use ssdtrain::{MIB, TensorCache};
+use ssdtrain::{MIB, Offload, TensorCache};
 use tch::nn::{self, ModuleT, OptimizerConfig};
 use tch::{Device, Kind, Tensor};
 
@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut optimizer = nn::Adam::default().build(&vs, 1e-3)?;
     let cache = TensorCache::builder()
         .spill_to(directory) // on a local disk: ext4 or xfs
-        .device_budget(8 * MIB) // what may stay in memory
+        .policy(Offload::default().device_budget(8 * MIB)) // what may stay in memory
         .parameters(&vs) // are there anyway
         .build()?;
 

@@ -10,11 +10,13 @@
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <exception>
 #include <mutex>
 #include <optional>
 
 #include "guard.h"
 #include "operations.h"
+#include "plain.h"
 
 namespace ssdtrain {
 namespace {
@@ -24,21 +26,18 @@ using torch::autograd::Engine;
 const st_callbacks* callbacks = nullptr;
 thread_local const void* active_context = nullptr;
 
-// Raises the message of the callback that just failed.
-void check(st_status status) {
-  TORCH_CHECK(status == 0, callbacks->error());
-}
+// Ends a function whose remaining work nobody needs. A c10::Error would also collect a backtrace, and whoever reads its
+// message would wait for the names in it.
+struct Stop final : std::exception {
+  const char* what() const noexcept override {
+    return "ssdtrain ends this function here, because backward needs nothing more of it";
+  }
+};
 
-// A dense strided tensor without any wrapper whose meaning lies outside its storage. Autocast keys are allowed;
-// otherwise everything saved under autocast would be skipped.
-bool is_plain(const at::Tensor& t) {
-  static const uint64_t allowed =
-      c10::DispatchKeySet({c10::DispatchKey::CPU, c10::DispatchKey::CUDA, c10::DispatchKey::AutogradCPU,
-                           c10::DispatchKey::AutogradCUDA, c10::DispatchKey::ADInplaceOrView,
-                           c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA})
-          .raw_repr();
-  return (t.key_set().raw_repr() & ~allowed) == 0 && t.layout() == at::kStrided && t.has_storage() &&
-         t.storage().data() != nullptr;
+// Raises the message of the callback that just failed, or a stop.
+void check(st_status status) {
+  if (status == ST_STOP) throw Stop();
+  TORCH_CHECK(status == 0, callbacks->error());
 }
 
 // A tensor that autograd saved: either the tensor itself, or a handle and the view to rebuild on its storage.
@@ -69,6 +68,7 @@ class Saved final : public torch::autograd::SavedVariableHooks {
       // used only while reads are being recorded.
       std::optional<at::DisableRecordFunctionGuard> unseen;
       if (is_noting_reads()) unseen.emplace();
+      const c10::impl::ExcludeDispatchKeyGuard unrecorded(c10::DispatchKey::Fake);
       check(callbacks->pack(context_, &saved, &handle_));
     }
     if (handle_ == nullptr) {
@@ -138,6 +138,8 @@ class HookedEngine final : public Engine {
                                          const torch::autograd::variable_list& inputs, bool keep_graph,
                                          bool create_graph, bool accumulate_grad,
                                          const torch::autograd::edge_list& outputs) override {
+    // Threads of backward take over the modes of this one. They record nothing.
+    const c10::impl::ExcludeDispatchKeyGuard unrecorded(c10::DispatchKey::Fake);
     return base_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
   }
   c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(

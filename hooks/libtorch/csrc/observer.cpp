@@ -25,8 +25,10 @@ struct Later final : at::ObserverContext {
     bool updates;
   };
   std::vector<One> writes;
+  std::vector<size_t> begun;
 
   ~Later() override {
+    for (const size_t write : begun) write_ends(write);
     for (const One& one : writes) {
       if (one.updates) update_ends(one.storage.unsafeGetStorageImpl());
     }
@@ -38,15 +40,15 @@ std::unique_ptr<at::ObserverContext> call_starts(const at::RecordFunction& call)
   if ((operation.written | operation.statistics) == 0) return nullptr;
   const auto arguments = call.inputs();
   const uint64_t statistics = statistics_written_in(operation, arguments);
-  std::unique_ptr<Later> later;
+  auto later = std::make_unique<Later>();
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (((operation.written | statistics) & bit(i)) == 0) continue;
     const bool again = ((operation.written_after_saving | statistics) & bit(i)) != 0;
     const bool updated = (statistics & bit(i)) != 0;
     each_tensor(arguments[i], [&](const at::Tensor& t) {
       const Span where = updated ? span_of(t) : Span{};
+      later->begun.push_back(write_begins(storage_of(t)));
       if (again) {
-        if (later == nullptr) later = std::make_unique<Later>();
         later->writes.push_back(Later::One{c10::Storage(shared_storage_of(t)), where, updated});
         if (updated) update_begins(storage_of(t));
       }

@@ -18,7 +18,11 @@ typedef struct st_modes st_modes;      // at::ThreadLocalState
 typedef struct st_entered st_entered;  // a guard over them
 typedef struct st_reads st_reads;      // what a function reads that it did not make
 typedef struct st_statistics st_statistics;  // values of running statistics
+typedef struct st_operations st_operations;  // operations on record
+typedef struct st_recorded st_recorded;  // one of them, counted by references
 typedef int32_t st_status;             // 0: done; anything else: see st_last_error()
+
+#define ST_STOP 2
 
 // Message of the calling thread's last failed call; valid until its next failed call.
 const char* st_last_error(void);
@@ -38,7 +42,8 @@ typedef struct {
 } st_saved;
 
 typedef struct {
-  // Decides about a saved tensor. Leaves *handle null if the graph should keep the tensor itself.
+  // Decides about a saved tensor. Leaves *handle null if the graph should keep the tensor itself. May return ST_STOP: the
+  // operation then fails, with a message of its own.
   st_status (*pack)(const void* context, const st_saved* saved, void** handle);
   // Returns the packed tensor's storage in *storage, with a strong reference that the caller takes over.
   st_status (*unpack)(const void* handle, st_storage** storage);
@@ -118,12 +123,101 @@ bool st_reads_update_statistics(const st_reads* reads);  // whether there are ru
 st_status st_statistics_rewind(const st_reads* reads, st_statistics** rewound);
 st_status st_statistics_restore(st_statistics* rewound, const st_reads* rerun);
 
+// ---- operations on record --------------------------------------------------------------------------------------------------
+
+// A storage that an operation read or made.
+typedef struct {
+  st_storage* storage;  // weakly held by the record
+  uint64_t bytes;
+  uint32_t version;   // of the tensor's version counter when the operation ran
+  int8_t device_type;  // c10::DeviceType
+  int8_t device_index;
+  bool unwritten;     // since the operation ran; may be false without a write
+} st_touched;
+
+typedef struct {
+  const char* name;   // of the operator; lives forever
+  uint64_t number;    // of those recorded before it since the beginning, or since they were forgotten
+  size_t read;        // how many storages it read
+  size_t made;        // how many it made
+  uint64_t begun;     // what `stamp` returned before and after it ran
+  uint64_t ended;
+  bool on_stream;     // whether the calling thread's current stream is the one that it ran on
+} st_description;
+
+// How a tensor lies in its storage.
+typedef struct {
+  size_t storage;      // which of those that the operation read, or of those that it made
+  int8_t scalar_type;  // c10::ScalarType
+  int8_t device_type;  // c10::DeviceType
+  int64_t offset;      // in elements, as the strides
+  size_t dimensions;
+  const int64_t* sizes;  // sizes and strides live as long as the record
+  const int64_t* strides;
+} st_view;
+
+#define ST_ARGUMENT_OTHER 0
+#define ST_ARGUMENT_NONE 1
+#define ST_ARGUMENT_TENSOR 2
+#define ST_ARGUMENT_INTEGER 3  // a number of Python's, if it is a tensor that stands for one
+#define ST_ARGUMENT_REAL 4
+#define ST_ARGUMENT_TRUTH 5
+#define ST_ARGUMENT_TEXT 6
+
+// An argument of an operation.
+typedef struct {
+  int8_t form;       // one of ST_ARGUMENT_*
+  int64_t integer;   // also of a truth
+  double real;
+  const char* text;  // lives as long as the record
+  st_view view;      // of a tensor
+} st_argument;
+
+typedef struct {
+  const char* overload;  // of the operator; lives forever
+  size_t arguments;
+  size_t results;
+} st_call;
+
+// Fails if another library has taken the place in the dispatcher that recording needs. Must be freed after every thread
+// has stopped recording into it.
+st_status st_operations_new(st_operations** recording);
+void st_operations_free(st_operations* recording);
+// Calls `stamp` before and after each operation. To be set before anything is recorded.
+void st_operations_time(st_operations* recording, uint64_t (*stamp)(const void* context), const void* context);
+// Records the repeatable operations of the calling thread that run while gradients are recorded (null: none). Returns
+// what it recorded into before.
+st_operations* st_operations_exchange(st_operations* recording);
+// Forgets all operations; those that someone holds stay valid.
+void st_operations_clear(st_operations* recording);
+// The operation that made a storage on the current stream, if it has not been written to since, and which of its storages
+// that is. The caller owns one reference; null if there is none.
+void st_operations_maker(st_operations* recording, const st_storage* storage, st_recorded** by, size_t* made);
+// The operation that made what `recorded` read.
+void st_recorded_maker(const st_recorded* recorded, size_t read, st_operations* recording, st_recorded** by, size_t* made);
+void st_recorded_retain(st_recorded* recorded);
+void st_recorded_release(st_recorded* recorded);
+st_description st_recorded_describe(const st_recorded* recorded);
+st_touched st_recorded_read(const st_recorded* recorded, size_t read);
+st_touched st_recorded_made(const st_recorded* recorded, size_t made);
+// How the operation was called, and what it returned.
+st_call st_recorded_call(const st_recorded* recorded);
+st_argument st_recorded_argument(const st_recorded* recorded, size_t argument);
+st_view st_recorded_result(const st_recorded* recorded, size_t result);
+// Runs the operation again on the calling thread and its current stream. `storages` has the storages that it read;
+// `out`, which must be null, gets those that it makes, and the caller owns one reference to each.
+st_status st_recorded_repeat(const st_recorded* recorded, st_storage* const* storages, st_storage** out);
+
 // ---- storages ----------------------------------------------------------------------------------------------------------
 
 st_storage* st_tensor_storage(const st_tensor* tensor);  // borrowed; null if the tensor has none
 uint64_t st_storage_bytes(const st_storage* storage);
 void* st_storage_data(const st_storage* storage);
 st_status st_storage_allocate(uint64_t bytes, st_storage** storage);  // on the CPU; the caller owns one strong reference
+// The bytes of a storage, as a tensor of bytes that shares them; the caller owns it.
+st_status st_storage_elements(const st_storage* storage, st_tensor** out);
+// A new storage with the same bytes, which are there when this returns; the caller owns one strong reference.
+st_status st_storage_copy(const st_storage* storage, st_storage** copy);
 void st_storage_retain(st_storage* storage);
 void st_storage_release(st_storage* storage);
 void st_storage_weak_retain(st_storage* storage);

@@ -1,7 +1,9 @@
 // Storages: identity, lifetime, bytes.
-#include <ATen/core/TensorBase.h>
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include "guard.h"
@@ -13,6 +15,18 @@ thread_local std::string last_error;
 
 c10::StorageImpl* impl(st_storage* storage) { return reinterpret_cast<c10::StorageImpl*>(storage); }
 const c10::StorageImpl* impl(const st_storage* storage) { return reinterpret_cast<const c10::StorageImpl*>(storage); }
+
+// Must not outlive whoever holds the storage.
+at::Tensor elements(const st_storage* storage) {
+  auto* of = const_cast<c10::StorageImpl*>(impl(storage));
+  const auto keys = c10::DispatchKeySet(of->device().is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
+  auto view = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::unsafe_reclaim_from_nonowning(of)), keys,
+      caffe2::TypeMeta::Make<uint8_t>());
+  view.unsafeGetTensorImpl()->set_sizes_contiguous({static_cast<int64_t>(of->nbytes())});
+  return view;
+}
+
 }  // namespace
 
 st_status fail(const char* message) noexcept {
@@ -26,6 +40,7 @@ st_status fail(const char* message) noexcept {
 
 }  // namespace ssdtrain
 
+using ssdtrain::elements;
 using ssdtrain::impl;
 
 extern "C" {
@@ -49,6 +64,25 @@ st_status st_storage_allocate(uint64_t bytes, st_storage** storage) {
     auto fresh = c10::make_intrusive<c10::StorageImpl>(
         c10::StorageImpl::use_byte_size_t(), static_cast<int64_t>(bytes), c10::GetCPUAllocator(), /*resizable=*/true);
     *storage = reinterpret_cast<st_storage*>(fresh.release());
+  });
+}
+
+st_status st_storage_elements(const st_storage* storage, st_tensor** out) {
+  return ssdtrain::guarded([&] { *out = reinterpret_cast<st_tensor*>(new at::Tensor(elements(storage))); });
+}
+
+st_status st_storage_copy(const st_storage* storage, st_storage** copy) {
+  return ssdtrain::guarded([&] {
+    const at::DisableRecordFunctionGuard unseen;
+    const c10::impl::ExcludeDispatchKeyGuard unrecorded(c10::DispatchKey::Fake);
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const at::Tensor copied = elements(storage).clone();
+    const c10::Device device = impl(storage)->device();
+    if (!device.is_cpu()) {
+      const c10::impl::VirtualGuardImpl guard(device.type());
+      guard.synchronizeStream(guard.getStream(device));
+    }
+    *copy = reinterpret_cast<st_storage*>(c10::Storage(copied.storage()).unsafeReleaseStorageImpl());
   });
 }
 

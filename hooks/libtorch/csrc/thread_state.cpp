@@ -9,20 +9,34 @@ namespace {
 
 const at::Tensor& tensor(const st_tensor* t) { return *reinterpret_cast<const at::Tensor*>(t); }
 
-// Sets the modes of a thread, and restores them. Autocast's cache of cast weights is disabled meanwhile: what is
-// cached outside of an autocast region would stay in the cache and be taken for the weights of the next step.
+// The number of autocast regions around what the thread does.
+int autocast_regions() {
+  const int within = at::autocast::increment_nesting();
+  at::autocast::decrement_nesting();
+  return within - 1;
+}
+
+// Sets the modes of a thread, and restores them. Operations are not recorded meanwhile (recording.cpp), and autocast's
+// cache of cast weights is disabled: what is cached outside of an autocast region would stay in the cache and be taken for the weights of the next step. So would
+// what is cached in regions that a panic has left open, as it does those of tch: they are closed.
 class Modes final {
  public:
-  explicit Modes(const at::ThreadLocalState& state) : guard_(state), cached_(at::autocast::is_autocast_cache_enabled()) {
+  explicit Modes(const at::ThreadLocalState& state)
+      : guard_(state), cached_(at::autocast::is_autocast_cache_enabled()), regions_(autocast_regions()) {
     at::autocast::set_autocast_cache_enabled(false);
   }
   Modes(const Modes&) = delete;
   Modes& operator=(const Modes&) = delete;
-  ~Modes() { at::autocast::set_autocast_cache_enabled(cached_); }
+  ~Modes() {
+    for (int open = autocast_regions(); open > regions_; --open) at::autocast::decrement_nesting();
+    at::autocast::set_autocast_cache_enabled(cached_);
+  }
 
  private:
   at::ThreadLocalStateGuard guard_;
+  const c10::impl::ExcludeDispatchKeyGuard unrecorded_{c10::DispatchKey::Fake};
   bool cached_;
+  int regions_;
 };
 
 }  // namespace

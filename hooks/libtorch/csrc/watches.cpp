@@ -13,11 +13,14 @@ namespace {
 // Most writes go to storages that nobody watches: these counters, indexed by a hash of the address, show that without
 // a lock.
 constexpr size_t kCounters = 1 << 14;
-std::array<std::atomic<uint32_t>, kCounters> watchers_of;
+using Counters = std::array<std::atomic<uint32_t>, kCounters>;
+Counters watchers_of, generations, writing;
 
-std::atomic<uint32_t>& counter_of(const StorageImpl* storage) {
-  return watchers_of[(reinterpret_cast<uintptr_t>(storage) * 0x9e3779b97f4a7c15) >> 50];
+size_t counter_place(const StorageImpl* storage) {
+  return (reinterpret_cast<uintptr_t>(storage) * 0x9e3779b97f4a7c15) >> 50;
 }
+
+std::atomic<uint32_t>& counter_of(const StorageImpl* storage) { return watchers_of[counter_place(storage)]; }
 
 struct Watched {
   uint32_t watchers = 0;
@@ -83,6 +86,22 @@ std::vector<Write> writes_of(const StorageImpl* storage) {
   std::lock_guard lock(watches().mutex);
   const Watched* watched = watches().find(storage);
   return watched == nullptr ? std::vector<Write>() : watched->writes;
+}
+
+uint32_t generation_of(const StorageImpl* storage) { return generations[counter_place(storage)].load(); }
+
+bool is_being_written(const StorageImpl* storage) { return writing[counter_place(storage)].load() != 0; }
+
+size_t write_begins(const StorageImpl* storage) {
+  const size_t place = counter_place(storage);
+  writing[place].fetch_add(1);
+  generations[place].fetch_add(1);
+  return place;
+}
+
+void write_ends(size_t begun) {
+  generations[begun].fetch_add(1);
+  writing[begun].fetch_sub(1);
 }
 
 void written(const StorageImpl* storage, Span where) {

@@ -38,6 +38,14 @@ void unwatch(const StorageImpl* storage);
 uint64_t last_write(const StorageImpl* storage);
 // One entry for each span that has been written since the storage has been watched.
 std::vector<Write> writes_of(const StorageImpl* storage);
+// A number that each write to the storage changes, whether or not it is watched, when it begins and when it ends. Writes
+// to some other storages change it too.
+uint32_t generation_of(const StorageImpl* storage);
+// Whether an operation that writes to the storage, or to some others, has begun but not ended.
+bool is_being_written(const StorageImpl* storage);
+// An operation that writes to the storage begins; ends with the number that this returns.
+size_t write_begins(const StorageImpl* storage);
+void write_ends(size_t begun);
 // Must be called when an operation of the calling thread is about to write there, or has written.
 void written(const StorageImpl* storage, Span where = {});
 

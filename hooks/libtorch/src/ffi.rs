@@ -43,6 +43,18 @@ pub(crate) struct StReads {
     _opaque: [u8; 0],
 }
 
+/// Operations on record.
+#[repr(C)]
+pub(crate) struct StOperations {
+    _opaque: [u8; 0],
+}
+
+/// One of them.
+#[repr(C)]
+pub(crate) struct StRecorded {
+    _opaque: [u8; 0],
+}
+
 /// The values of running statistics.
 #[repr(C)]
 pub(crate) struct StStatistics {
@@ -50,6 +62,9 @@ pub(crate) struct StStatistics {
 }
 
 pub(crate) type StStatus = i32;
+
+/// The status of a callback that ends the operation, which is no failure.
+pub(crate) const ST_STOP: StStatus = 2;
 
 #[repr(C)]
 pub(crate) struct StSaved {
@@ -76,6 +91,61 @@ pub(crate) struct StCallbacks {
     pub(crate) unpack: extern "C" fn(*const c_void, *mut *mut StStorage) -> StStatus,
     pub(crate) release: extern "C" fn(*mut c_void),
     pub(crate) error: extern "C" fn() -> *const c_char,
+}
+
+#[repr(C)]
+pub(crate) struct StTouched {
+    pub(crate) storage: *mut StStorage,
+    pub(crate) bytes: u64,
+    pub(crate) version: u32,
+    pub(crate) device_type: i8,
+    pub(crate) device_index: i8,
+    pub(crate) unwritten: bool,
+}
+
+#[repr(C)]
+pub(crate) struct StDescription {
+    pub(crate) name: *const c_char,
+    pub(crate) number: u64,
+    pub(crate) read: usize,
+    pub(crate) made: usize,
+    pub(crate) begun: u64,
+    pub(crate) ended: u64,
+    pub(crate) on_stream: bool,
+}
+
+#[repr(C)]
+pub(crate) struct StView {
+    pub(crate) storage: usize,
+    pub(crate) scalar_type: i8,
+    pub(crate) device_type: i8,
+    pub(crate) offset: i64,
+    pub(crate) dimensions: usize,
+    pub(crate) sizes: *const i64,
+    pub(crate) strides: *const i64,
+}
+
+pub(crate) const ST_ARGUMENT_NONE: i8 = 1;
+pub(crate) const ST_ARGUMENT_TENSOR: i8 = 2;
+pub(crate) const ST_ARGUMENT_INTEGER: i8 = 3;
+pub(crate) const ST_ARGUMENT_REAL: i8 = 4;
+pub(crate) const ST_ARGUMENT_TRUTH: i8 = 5;
+pub(crate) const ST_ARGUMENT_TEXT: i8 = 6;
+
+#[repr(C)]
+pub(crate) struct StArgument {
+    pub(crate) form: i8,
+    pub(crate) integer: i64,
+    pub(crate) real: f64,
+    pub(crate) text: *const c_char,
+    pub(crate) view: StView,
+}
+
+#[repr(C)]
+pub(crate) struct StCall {
+    pub(crate) overload: *const c_char,
+    pub(crate) arguments: usize,
+    pub(crate) results: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -127,6 +197,41 @@ unsafe extern "C" {
     pub(crate) fn st_reads_update_statistics(reads: *const StReads) -> bool;
     pub(crate) fn st_statistics_rewind(reads: *const StReads, rewound: *mut *mut StStatistics) -> StStatus;
     pub(crate) fn st_statistics_restore(rewound: *mut StStatistics, rerun: *const StReads) -> StStatus;
+    pub(crate) fn st_operations_new(recording: *mut *mut StOperations) -> StStatus;
+    pub(crate) fn st_operations_free(recording: *mut StOperations);
+    pub(crate) fn st_operations_time(
+        recording: *mut StOperations,
+        stamp: extern "C" fn(*const c_void) -> u64,
+        context: *const c_void,
+    );
+    pub(crate) fn st_operations_exchange(recording: *mut StOperations) -> *mut StOperations;
+    pub(crate) fn st_operations_clear(recording: *mut StOperations);
+    pub(crate) fn st_operations_maker(
+        recording: *mut StOperations,
+        storage: *const StStorage,
+        by: *mut *mut StRecorded,
+        made: *mut usize,
+    );
+    pub(crate) fn st_recorded_maker(
+        recorded: *const StRecorded,
+        read: usize,
+        recording: *mut StOperations,
+        by: *mut *mut StRecorded,
+        made: *mut usize,
+    );
+    pub(crate) fn st_recorded_retain(recorded: *mut StRecorded);
+    pub(crate) fn st_recorded_release(recorded: *mut StRecorded);
+    pub(crate) fn st_recorded_describe(recorded: *const StRecorded) -> StDescription;
+    pub(crate) fn st_recorded_read(recorded: *const StRecorded, read: usize) -> StTouched;
+    pub(crate) fn st_recorded_made(recorded: *const StRecorded, made: usize) -> StTouched;
+    pub(crate) fn st_recorded_call(recorded: *const StRecorded) -> StCall;
+    pub(crate) fn st_recorded_argument(recorded: *const StRecorded, argument: usize) -> StArgument;
+    pub(crate) fn st_recorded_result(recorded: *const StRecorded, result: usize) -> StView;
+    pub(crate) fn st_recorded_repeat(
+        recorded: *const StRecorded,
+        storages: *const *mut StStorage,
+        out: *mut *mut StStorage,
+    ) -> StStatus;
     pub(crate) fn st_tensor_version(tensor: *const C_tensor, version: *mut u32) -> StStatus;
     pub(crate) fn st_tensor_takes_gradient(tensor: *const C_tensor, takes: *mut bool) -> StStatus;
     pub(crate) fn st_tensor_layout(tensor: *const C_tensor, layout: *mut u64) -> StStatus;
@@ -138,6 +243,8 @@ unsafe extern "C" {
     pub(crate) fn st_block_hold(data: *mut c_void);
     pub(crate) fn st_block_release(data: *mut c_void);
     pub(crate) fn st_storage_allocate(bytes: u64, storage: *mut *mut StStorage) -> StStatus;
+    pub(crate) fn st_storage_elements(storage: *const StStorage, out: *mut *mut C_tensor) -> StStatus;
+    pub(crate) fn st_storage_copy(storage: *const StStorage, copy: *mut *mut StStorage) -> StStatus;
     pub(crate) fn st_storage_retain(storage: *mut StStorage);
     pub(crate) fn st_storage_release(storage: *mut StStorage);
     pub(crate) fn st_storage_weak_retain(storage: *mut StStorage);

@@ -13,7 +13,7 @@ use tch::{Device, Tensor};
 
 use crate::error::{TorchError, check, last_callback_error, panic_text, park};
 use crate::ffi::{self, StCallbacks, StSaved, StStatus, StStorage, StVariable};
-use crate::storage::{Storage, StorageId};
+use crate::storage::{Storage, StorageId, device_of};
 use crate::thread_state::layout;
 
 /// Decides what happens to the tensors that autograd saves on the threads where it is [active](activate).
@@ -36,6 +36,9 @@ pub enum Packed {
     Handle(Box<dyn Handle>),
     /// Whatever the hooks that were active on the thread before these decide; the tensor itself if there are none.
     Pass,
+    /// Nothing: the operation ends at once, with an error that has no backtrace. For whoever needs nothing more of the function that
+    /// runs it. An operation that saves what it is given has not begun to compute.
+    Stop,
 }
 
 /// Represents a saved tensor in the graph.
@@ -59,10 +62,7 @@ impl SavedTensor<'_> {
 
     /// The device that it is on; only CPU and CUDA tensors are eligible.
     pub fn device(&self) -> Device {
-        match self.raw.device_type {
-            1 => Device::Cuda(usize::try_from(self.raw.device_index).unwrap_or(0)),
-            _ => Device::Cpu,
-        }
+        device_of(self.raw.device_type, self.raw.device_index)
     }
 
     /// The identity of its storage. `None` if not eligible.
@@ -247,10 +247,12 @@ pub fn install() -> Result<(), TorchError> {
         .clone()
 }
 
+const DONE: StStatus = 0;
+
 /// Runs a callback's body. An error or a panic is stored for C++ to raise.
-fn guarded(body: impl FnOnce() -> Result<(), String>) -> StStatus {
+fn guarded(body: impl FnOnce() -> Result<StStatus, String>) -> StStatus {
     match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(())) => 0,
+        Ok(Ok(status)) => status,
         Ok(Err(message)) => park(&message),
         Err(payload) => park(&panic_text(&*payload)),
     }
@@ -267,9 +269,10 @@ extern "C" fn pack(context: *const c_void, saved: *const StSaved, handle: *mut *
                 let thin: *mut Box<dyn Handle> = Box::into_raw(Box::new(packed));
                 // SAFETY: the shim passes a valid place for the handle.
                 unsafe { *handle = thin.cast() };
-                Ok(())
+                Ok(DONE)
             }
-            Ok(Packed::Keep | Packed::Pass) => Ok(()),
+            Ok(Packed::Keep | Packed::Pass) => Ok(DONE),
+            Ok(Packed::Stop) => Ok(ffi::ST_STOP),
             Err(refusal) => Err(refusal),
         }
     })
@@ -282,7 +285,7 @@ extern "C" fn unpack(handle: *const c_void, storage: *mut *mut StStorage) -> StS
         let unpacked = handle.unpack()?.into_raw();
         // SAFETY: the shim passes a valid place for the storage.
         unsafe { *storage = unpacked };
-        Ok(())
+        Ok(DONE)
     })
 }
 
@@ -292,6 +295,6 @@ extern "C" fn release(handle: *mut c_void) {
         // SAFETY: the handle was made by `pack`, and the shim releases it once.
         let handle: Box<Box<dyn Handle>> = unsafe { Box::from_raw(handle.cast()) };
         drop(handle);
-        Ok(())
+        Ok(DONE)
     });
 }

@@ -6,6 +6,7 @@
 //! C++.
 
 mod block;
+mod call;
 mod cuda;
 mod error;
 mod ffi;
@@ -16,12 +17,14 @@ mod memory_stats;
 mod observer;
 mod random;
 mod ranges;
+mod recording;
 mod segments;
 mod storage;
 mod thread_state;
 mod version;
 
 pub use block::Block;
+pub use call::{Argument, Call, View};
 pub use cuda::{CudaDevice, OnStream, load_cuda, make_deterministic};
 pub use error::TorchError;
 pub use folder::library_folder;
@@ -34,6 +37,7 @@ pub use memory_stats::MemoryStats;
 pub use observer::{Reading, Reads, Statistics, Watch, WriteObserver, observe_writes};
 pub use random::RandomState;
 pub use ranges::{Range, range};
+pub use recording::{Clock, Recorded, RecordedStorage, Recording, RecordingThread};
 pub use segments::{SegmentWatcher, watch_segments};
 pub use storage::{Storage, StorageId, WeakStorage};
 pub use thread_state::{CpuAutocast, Entered, Modes, is_recording, layout, takes_gradient, version};

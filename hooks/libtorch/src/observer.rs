@@ -31,7 +31,7 @@ pub fn observe_writes(observer: Weak<dyn WriteObserver>) -> Result<(), TorchErro
 }
 
 /// Makes libtorch report operations, from now on and in the whole process.
-fn install() -> Result<(), TorchError> {
+pub(crate) fn install() -> Result<(), TorchError> {
     static INSTALLED: OnceLock<Result<(), TorchError>> = OnceLock::new();
     // SAFETY: the callback is a function, which lives forever.
     INSTALLED.get_or_init(|| check(unsafe { ffi::st_writes_observe(written) })).clone()

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::fmt;
 use std::ptr::NonNull;
 
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use crate::error::{TorchError, check};
 use crate::ffi::{self, StStorage};
@@ -54,6 +54,11 @@ impl Storage {
         NonNull::new(raw).map(Storage).ok_or_else(|| TorchError("libtorch returned no storage".to_owned()))
     }
 
+    /// Takes over the strong reference that locking a weak one gave.
+    pub(crate) fn from_locked(raw: NonNull<StStorage>) -> Storage {
+        Storage(raw)
+    }
+
     /// The identity of this storage.
     pub fn id(&self) -> StorageId {
         StorageId(self.0.as_ptr().addr())
@@ -76,6 +81,24 @@ impl Storage {
     pub fn capacity(&self) -> u64 {
         // SAFETY: a strong reference is held.
         unsafe { ffi::st_storage_capacity(self.0.as_ptr()) }
+    }
+
+    /// Its bytes, as a tensor of bytes that shares them.
+    pub fn elements(&self) -> Result<Tensor, TorchError> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: a strong reference is held, and `raw` is a valid place for the result.
+        check(unsafe { ffi::st_storage_elements(self.0.as_ptr(), &raw mut raw) })?;
+        // SAFETY: the shim created the tensor and gave it to us.
+        Ok(unsafe { Tensor::from_ptr(raw) })
+    }
+
+    /// A new storage with the same bytes. Waits until they are there.
+    pub fn copy(&self) -> Result<Storage, TorchError> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: a strong reference is held, and `raw` is a valid place for the result.
+        check(unsafe { ffi::st_storage_copy(self.0.as_ptr(), &raw mut raw) })?;
+        // SAFETY: the shim gave its reference to us.
+        unsafe { Storage::from_raw(raw) }
     }
 
     /// A weak reference to the same storage.
@@ -136,6 +159,14 @@ impl Drop for WeakStorage {
     fn drop(&mut self) {
         // SAFETY: this value owns one weak reference.
         unsafe { ffi::st_storage_weak_release(self.0.as_ptr()) };
+    }
+}
+
+/// The device with this `c10::DeviceType` and index; only the CPU and CUDA devices are told apart.
+pub(crate) fn device_of(kind: i8, index: i8) -> Device {
+    match kind {
+        1 => Device::Cuda(usize::try_from(index).unwrap_or(0)),
+        _ => Device::Cpu,
     }
 }
 

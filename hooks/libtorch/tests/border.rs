@@ -20,6 +20,7 @@ enum Act {
     Hold,
     /// Serve a copy of the bytes.
     Copy,
+    Stop,
     FailPack,
     PanicPack,
     FailUnpack,
@@ -48,6 +49,7 @@ impl SavedTensorHooks for TestHooks {
         self.counts.packed.fetch_add(1, Ordering::SeqCst);
         match self.act {
             Act::Keep => Ok(Packed::Keep),
+            Act::Stop => Ok(Packed::Stop),
             Act::FailPack => Err("refused to pack".to_owned()),
             Act::PanicPack => panic!("panicked while packing"),
             act => {
@@ -183,6 +185,15 @@ fn an_error_or_a_panic_while_packing_comes_out_of_the_operation() {
         let error = x.f_sin().expect_err("the operation fails").to_string();
         assert!(error.contains(text), "{error}");
     }
+}
+
+#[test]
+fn a_stop_comes_out_of_the_operation_without_a_backtrace() {
+    let x = leaf(10);
+    let (_active, _counts) = hooks(Act::Stop);
+    let error = x.f_sin().expect_err("the operation fails").to_string();
+    assert!(error.contains("ends this function here") && !error.contains("frame #"), "{error}");
+    assert!(SavedVariable::new(&x).is_err());
 }
 
 #[test]

@@ -2,7 +2,9 @@
 //! as before.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
-use ssdtrain_libtorch::{Modes, RandomState, is_recording, layout, version};
+use std::mem::ManuallyDrop;
+
+use ssdtrain_libtorch::{CpuAutocast, Modes, RandomState, is_recording, layout, version};
 use tch::{Device, Kind, Tensor, no_grad};
 
 const F32: (Kind, Device) = (Kind::Float, Device::Cpu);
@@ -92,4 +94,20 @@ fn the_version_counts_changes_in_place() {
     let before = version(&x).unwrap();
     bump(&x);
     assert_eq!(version(&x.view([2, 2])), Some(before + 1));
+}
+
+/// As `tch::autocast` leaves them when what it runs panics.
+#[test]
+fn autocast_regions_left_open_within_modes_are_closed() {
+    let (x, weight) = (Tensor::randn([4, 4], F32), Tensor::randn([4, 4], F32).set_requires_grad(true));
+    let product = || {
+        let _region = CpuAutocast::enter();
+        x.matmul(&weight)
+    };
+    let entered = Modes::of_thread().unwrap().enter().unwrap();
+    let _left_open = ManuallyDrop::new(CpuAutocast::enter());
+    drop(entered);
+    let before = product();
+    bump(&weight);
+    assert!(!before.equal(&product()), "the weight that the region has cast is that of the next one");
 }

@@ -55,6 +55,11 @@ impl Table {
         usable.then_some((key, parcel))
     }
 
+    /// Whether a storage has an entry.
+    pub(crate) fn has(&self, id: StorageId) -> bool {
+        self.identities.contains_key(&id)
+    }
+
     /// What can be done so that `bytes` more to be saved fit the device budget.
     pub(crate) fn squeeze(&mut self, bytes: u64, jobs: &mut Vec<Job>) -> Squeeze {
         if self.on_device + bytes <= self.limits.device_budget {
@@ -119,7 +124,8 @@ impl Table {
             queued: false,
             storing: false,
             parcel: saved.parcel,
-            live_before: self.live,
+            leaves: !keep,
+            leaving_before: self.live_leaving,
             handles: 0,
             served: 0,
             round: 0,
@@ -133,6 +139,7 @@ impl Table {
         self.identities.insert(id, key);
         self.on_device += bytes;
         self.live += bytes;
+        self.live_leaving += if keep { 0 } else { bytes };
         self.peak_live = self.peak_live.max(self.live);
         self.covered(key, saved.part);
         key
@@ -194,7 +201,8 @@ impl Table {
                 // Until a step has shown the total, and in a step that exceeds it, the current bytes are the best estimate.
                 let expected = self.expected_live.unwrap_or(0).max(self.peak_live);
                 let budget = self.limits.device_budget.min(self.limits.backward_budget);
-                expected.saturating_sub(entry.live_before) > budget
+                // What was saved before it and is to leave has left then.
+                expected.saturating_sub(entry.leaving_before) > budget
             }
             None => true,
         }

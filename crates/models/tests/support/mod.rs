@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use ssdtrain_models::{
-    AdamW, AdamWConfig, Checkpoint, Corpus, Gpt, GptConfig, Optimizer, RandomBatches, Result, TokenSet,
-    Tokenizer, TrainState, seed_step,
+    AdamW, AdamWConfig, Checkpoint, Corpus, Gpt, GptConfig, LanguageModel, Optimizer, RandomBatches, Result,
+    TokenSet, Tokenizer, TrainState, seed_step,
 };
 use tch::{Device, Kind, Tensor, nn};
 

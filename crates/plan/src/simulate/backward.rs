@@ -2,36 +2,48 @@
 
 use std::time::Duration;
 
-use super::{At, Place, Run, StallCause};
-use crate::{Activation, Recompute, Release};
+use super::{At, Place, Run, StallCause, forget};
+use crate::{Activation, Moment, Release};
 
 impl Run<'_> {
     /// From the last save to the first activation that backward asks for.
     pub(super) fn turn(&mut self, time: Duration, extra: u64) {
-        self.prediction.backward_peak = self.prediction.backward_peak.max(self.on_device + extra);
+        self.note_bytes(Moment::Turn, self.on_device + extra, extra);
         self.compute(time);
     }
 
     /// Backward asks for an activation, uses it, and releases it.
     pub(super) fn use_again(&mut self, index: usize) {
-        let Activation { bytes, backward, backward_extra, recompute, .. } = self.activations[index];
+        let Activation { backward, backward_extra, .. } = self.activations[index];
+        self.asked = index;
         self.note_written();
         self.bring(index);
-        if let (At::Nowhere, Some(Recompute { time, since })) = (self.places[index].at, recompute) {
-            (since..index).rev().for_each(|input| self.bring(input));
-            self.on_device += bytes;
-            self.compute(time);
-            self.prediction.recomputed += time;
-            self.lost += time.as_secs_f64();
-        }
-        self.prediction.backward_peak = self.prediction.backward_peak.max(self.on_device + backward_extra);
+        self.rerun(index, backward_extra);
+        self.note_bytes(Moment::Backward(index), self.on_device + backward_extra, backward_extra);
+        self.extra_before = backward_extra;
         self.not_early(index);
         self.compute(backward);
         self.use_up(index);
     }
 
-    /// Waits until an activation is on the device, if it is stored anywhere, and looks ahead from it.
-    pub(super) fn bring(&mut self, index: usize) {
+    /// Computes an activation again, with everything for that, if it is not on the device and not below it either.
+    fn rerun(&mut self, index: usize, backward_extra: u64) {
+        let reruns = self.reruns;
+        let Some(run) = reruns.runs().get(self.rerun).filter(|run| run.of == index) else { return };
+        self.rerun += 1;
+        reruns.leaves(run).iter().for_each(|&leaf| self.bring(leaf));
+        // What is needed besides when backward asks is needed both just before and right after.
+        let extra = self.extra_before.min(backward_extra);
+        self.note_bytes(Moment::Rerun(index), self.on_device + run.peak + extra, extra);
+        self.on_device += run.stays;
+        self.compute(run.time);
+        self.prediction.recomputed += run.time;
+        self.lost += run.time.as_secs_f64();
+    }
+
+    /// Waits until an activation is on the device, if it is stored anywhere, and looks ahead from the one that is
+    /// asked for.
+    fn bring(&mut self, index: usize) {
         let wanted = if self.places[index].at == At::Below { self.activations[index].bytes } else { 0 };
         while self.machine.release != Release::WhenStored
             && self.on_device + wanted > self.budgets.backward_budget
@@ -47,33 +59,54 @@ impl Run<'_> {
         if done {
             self.not_early(index);
         }
-        self.look_ahead(index);
+        self.look_ahead(self.asked);
         if let At::Loading(there) = self.places[index].at {
             self.wait_until(there, StallCause::Load);
         }
     }
 
-    pub(super) fn not_early(&mut self, index: usize) {
+    fn not_early(&mut self, index: usize) {
         if std::mem::take(&mut self.places[index].early) {
             self.early -= self.activations[index].bytes;
         }
     }
 
-    pub(super) fn use_up(&mut self, index: usize) {
-        self.places[index].at = At::Nowhere;
-        // Everything that was saved after it is gone.
-        self.releasing.pop_back_if(|last| *last == index);
-        self.disk.cancel(index);
-        self.give_host(index);
+    fn use_up(&mut self, index: usize) {
+        if !self.reruns.is_late(index) {
+            self.release(index);
+        }
+        while let Some((_, late)) =
+            self.reruns.late().get(self.released_late).filter(|(turn, _)| *turn == index).copied()
+        {
+            self.released_late += 1;
+            self.release(late);
+        }
         // It leaves the device together with the last activation that it is used with.
-        self.used.push(index);
         let activations = self.activations;
         let over =
             self.used.extract_if(.., |other| other.saturating_sub(activations[*other].in_use_with) >= index);
         self.on_device -= over.map(|other| activations[other].bytes).sum::<u64>();
     }
 
-    pub(super) fn look_ahead(&mut self, asked: usize) {
+    /// Nothing needs an activation any more.
+    fn release(&mut self, index: usize) {
+        let bytes = self.activations[index].bytes;
+        self.not_early(index);
+        forget(&mut self.releasing, index);
+        self.disk.cancel(index);
+        self.give_host(index);
+        let place = std::mem::take(&mut self.places[index]);
+        self.near -= place.read.map_or(0, |_| bytes);
+        match place.at {
+            At::Below => {}
+            At::Nowhere | At::Device | At::Loading(_) if self.activations[index].is_saved() => {
+                self.used.push(index);
+            }
+            At::Nowhere | At::Device | At::Loading(_) => self.on_device -= bytes,
+        }
+    }
+
+    fn look_ahead(&mut self, asked: usize) {
         self.loading_from = self.loading_from.min(asked);
         self.reading_from = self.reading_from.min(asked);
         while let Some(next) = self.loading_from.checked_sub(1) {
@@ -97,7 +130,7 @@ impl Run<'_> {
     }
 
     /// Starts bringing an activation back, from wherever it is.
-    pub(super) fn load(&mut self, index: usize, early: bool) {
+    fn load(&mut self, index: usize, early: bool) {
         let bytes = self.activations[index].bytes;
         self.note_written();
         let Place { copied, in_host, read, .. } = self.places[index];
@@ -123,14 +156,14 @@ impl Run<'_> {
         self.places[index] = Place { at: At::Loading(there), early, ..Place::default() };
     }
 
-    pub(super) fn read(&mut self, index: usize) -> f64 {
+    fn read(&mut self, index: usize) -> f64 {
         let bytes = self.activations[index].bytes;
         self.prediction.read += bytes;
         self.disk.read(bytes, self.now)
     }
 
     /// Reads an activation that is only on the disk. Returns false if there is no room for it yet.
-    pub(super) fn read_ahead(&mut self, index: usize) -> bool {
+    fn read_ahead(&mut self, index: usize) -> bool {
         let (Place { at, in_host, read, .. }, bytes) = (self.places[index], self.activations[index].bytes);
         if at != At::Below || in_host || read.is_some() || self.machine.release != Release::InStreamOrder {
             return true;

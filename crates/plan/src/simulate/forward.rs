@@ -1,7 +1,7 @@
 //! Forward: storages are saved, and leave as late as possible.
 
 use super::{At, Run, StallCause, forget};
-use crate::{Activation, Placement, Release};
+use crate::{Activation, Moment, Placement, Release};
 
 impl Run<'_> {
     pub(super) fn save(&mut self, index: usize) {
@@ -12,12 +12,12 @@ impl Run<'_> {
         let activations = self.activations;
         self.in_use.retain(|&other| activations[other].in_use_until >= index);
         let in_use: u64 = self.in_use.iter().map(|&other| activations[other].bytes).sum();
-        self.prediction.forward_peak =
-            self.prediction.forward_peak.max(self.on_device + in_use + bytes + forward_extra);
+        let all = self.on_device + in_use + bytes + forward_extra;
+        self.note_bytes(Moment::Forward(index), all, forward_extra);
         self.compute(forward);
         self.note_written();
         if self.placement(index) == Placement::Recompute {
-            self.in_use.push(index);
+            self.hold(index);
             return;
         }
         while self.on_device + bytes > self.budgets.device_budget && self.let_go() {}
@@ -74,10 +74,16 @@ impl Run<'_> {
 
     pub(super) fn leave(&mut self, index: usize) {
         if self.activations[index].in_use_until >= self.saving {
-            self.in_use.push(index);
+            self.hold(index);
         }
         self.places[index].at = At::Below;
         self.on_device -= self.activations[index].bytes;
+    }
+
+    /// The program holds an activation that is not on the device for the cache. What autograd does not save is part of
+    /// what the program needs besides.
+    fn hold(&mut self, index: usize) {
+        self.in_use.extend(self.activations[index].is_saved().then_some(index));
     }
 
     /// Waits until there is room in host memory; false if waiting will not make any.

@@ -7,18 +7,16 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::{ValueEnum, value_parser};
 use serde::Serialize;
-use ssdtrain::{Adaptive, BackendKind, IoPath, Policy, TensorCache, write_traces};
+use ssdtrain::{BackendKind, IoPath, TensorCache, write_traces};
 use ssdtrain_plan::{Caps, Goal, Machine};
-use tch::Device;
 use tch::nn::VarStore;
 
+use crate::common::policy::PolicyArgs;
 use crate::common::profile::SaveArgs;
 use crate::common::progress::Progress;
 use crate::common::spill::SpillArgs;
 use crate::common::strategy::Strategy;
-use crate::common::{defaults, float, size};
-
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+use crate::common::{defaults, size};
 
 /// The arguments that describe a cache.
 #[derive(Clone, Debug, Serialize, clap::Args)]
@@ -27,19 +25,12 @@ pub(crate) struct CacheArgs {
     #[command(flatten)]
     #[serde(flatten)]
     spill: SpillArgs,
+    #[command(flatten)]
+    #[serde(flatten)]
+    policy: PolicyArgs,
     /// Storages smaller than this stay in memory
     #[arg(long, value_name = "SIZE", default_value = defaults::MIN_BYTES, value_parser = size::parse)]
     min_bytes: u64,
-    /// Activation bytes the cache may have on the device, or "none" for no limit; on the CPU, saving more waits for the disk.
-    /// Default: 96MiB on the CPU, 4GiB on a GPU, where it is used to the full
-    #[arg(long, value_name = "SIZE", value_parser = size::parse_limit)]
-    device_budget: Option<u64>,
-    /// The same once backward has begun, which needs memory for gradients; default: as --device-budget
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
-    backward_budget: Option<u64>,
-    /// Bytes loaded to the device ahead of what backward has asked for; default: 32MiB on the CPU, 1GiB on a GPU
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
-    prefetch: Option<u64>,
     /// Pinned host memory for activations of a GPU, all of it pinned before the first step; 0: no more than the way to the disk
     /// needs. Default: as much as steps ask for (offload-disk: 0)
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
@@ -54,27 +45,12 @@ pub(crate) struct CacheArgs {
     /// Bytes read from the disk into the host pool ahead of the loads to a GPU
     #[arg(long, value_name = "SIZE", default_value = defaults::READ_AHEAD, value_parser = size::parse)]
     read_ahead: u64,
-    /// Keep on the device what the last N scopes save (each attention, MLP and the head is one): backward begins with them.
-    /// Default: 2 on the CPU, 0 on a GPU
-    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(0..=1 << 16))]
-    keep_last: Option<u32>,
     /// Most bytes on disk; what does not fit stays in memory
     #[arg(long, value_name = "SIZE", default_value = defaults::DISK_CAP, value_parser = size::parse_positive)]
     disk_cap: u64,
     /// Most bytes per second to and from disk, together: for disks that others use too, or to see what a slower one would do
     #[arg(long, value_name = "SIZE", value_parser = size::parse_positive)]
     disk_rate: Option<u64>,
-    /// Of auto: the activation peak to stay under, weights and optimizer left out. The quickest step there is is taken, or, with
-    /// --overhead, the lowest peak
-    #[arg(long, value_name = "SIZE", value_parser = size::parse_positive)]
-    budget: Option<u64>,
-    /// Of auto: how much longer a step may take than with everything kept, as a share of it; for that, the lowest peak there is.
-    /// Default, without --budget: 0.02
-    #[arg(long, value_name = "SHARE", value_parser = float::non_negative)]
-    overhead: Option<f64>,
-    /// Of auto: most bytes written to disk in a day of steps on end, as the endurance of the SSD asks for
-    #[arg(long, value_name = "SIZE", value_parser = size::parse_positive)]
-    written_per_day: Option<u64>,
     /// Transfers under way at once
     #[arg(long, value_name = "N", default_value = defaults::QUEUE_DEPTH, value_parser = value_parser!(u32).range(1..=4096))]
     queue_depth: u32,
@@ -90,31 +66,6 @@ pub(crate) struct CacheArgs {
     #[command(flatten)]
     #[serde(skip)]
     pub(crate) profile: SaveArgs,
-}
-
-/// The defaults that suit a device.
-struct Defaults {
-    device_budget: u64,
-    prefetch: u64,
-    keep_last: u32,
-}
-
-impl Defaults {
-    fn of(device: Device) -> Defaults {
-        if device.is_cuda() {
-            Defaults {
-                device_budget: defaults::GPU_DEVICE_BUDGET,
-                prefetch: defaults::GPU_PREFETCH,
-                keep_last: defaults::GPU_KEEP_LAST,
-            }
-        } else {
-            Defaults {
-                device_budget: defaults::DEVICE_BUDGET,
-                prefetch: defaults::PREFETCH,
-                keep_last: defaults::KEEP_LAST,
-            }
-        }
-    }
 }
 
 /// [`IoPath`] on the command line.
@@ -133,43 +84,22 @@ pub(crate) enum Way {
 impl CacheArgs {
     /// Opens the cache of a strategy, if it has one. It leaves the parameters in `vs` alone.
     pub(crate) fn open(&self, strategy: Strategy, vs: &VarStore) -> Result<Option<TensorCache>> {
-        let defaults = Defaults::of(vs.device());
-        let mut builder = TensorCache::builder()
-            .policy(Policy::Offload)
+        let builder = TensorCache::builder()
             .parameters(vs)
             .min_bytes(self.min_bytes)
-            .device_budget(self.device_budget.unwrap_or(defaults.device_budget))
-            .prefetch(self.prefetch.unwrap_or(defaults.prefetch))
             .read_ahead(self.read_ahead)
-            .keep_last(self.keep_last.unwrap_or(defaults.keep_last) as usize)
             .disk_cap(self.disk_cap)
             .disk_rate(self.disk_rate.unwrap_or(0))
             .backend(self.spill.backend())
             .queue_depth(self.queue_depth as usize)
             .verify(self.verify)
             .trace(self.trace.is_some());
-        if let Some(bytes) = self.written_per_day {
-            builder = builder.written_per_day(bytes);
-        }
-        if let Some(bytes) = self.backward_budget {
-            builder = builder.backward_budget(bytes);
-        }
+        let mut builder = self.policy.set(builder, strategy, vs.device());
         let host_only = match strategy {
             Strategy::Plain => return Ok(None),
-            Strategy::Keep | Strategy::Recompute => return Ok(Some(builder.policy(Policy::Keep).build()?)),
+            Strategy::Keep | Strategy::Recompute => return Ok(Some(builder.build()?)),
             Strategy::OffloadHost => true,
-            Strategy::Offload | Strategy::OffloadDisk => false,
-            Strategy::Auto => {
-                builder = builder.policy(Policy::Auto(self.goal()));
-                false
-            }
-            Strategy::AdaptivePaper => {
-                builder = builder.policy(Policy::Adaptive(Adaptive::Paper));
-                if self.device_budget.is_none() && !vs.device().is_cuda() {
-                    builder = builder.device_budget(u64::MAX);
-                }
-                false
-            }
+            Strategy::Offload | Strategy::OffloadDisk | Strategy::Auto | Strategy::AdaptivePaper => false,
         };
         ensure!(
             !host_only || vs.device().is_cuda(),
@@ -195,14 +125,12 @@ impl CacheArgs {
 
     /// Whether the user has set how much may stay on the device.
     pub(crate) fn has_budget(&self) -> bool {
-        self.device_budget.is_some() || self.backward_budget.is_some() || self.keep_last.is_some()
+        self.policy.has_budget()
     }
 
     /// What auto may use of the disk in a step with this much computation.
     pub(crate) fn caps(&self, computed: Duration) -> Caps {
-        let share = computed.div_duration_f64(DAY);
-        let written = self.written_per_day.map_or(u64::MAX, |bytes| (bytes as f64 * share) as u64);
-        Caps { disk: self.disk_cap, written }
+        Caps { disk: self.disk_cap, written: self.policy.written(computed) }
     }
 
     /// A profiled machine, with the host pool and the disk replaced by those that were asked for.
@@ -218,8 +146,7 @@ impl CacheArgs {
 
     /// The goal that auto plans for.
     pub(crate) fn goal(&self) -> Goal {
-        let overhead = self.overhead.or_else(|| self.budget.is_none().then_some(defaults::OVERHEAD));
-        Goal { peak: self.budget, step: overhead.map(|share| 1.0 + share) }
+        self.policy.goal()
     }
 
     /// The same cache without a trace.
@@ -227,8 +154,10 @@ impl CacheArgs {
         CacheArgs { trace: None, ..self.clone() }
     }
 
-    /// Prepares the output files that were asked for, so that problems with them are reported before training begins.
+    /// Checks the arguments against the strategies, and prepares the output files that were asked for, so that problems with them are
+    /// reported before training begins.
     pub(crate) fn prepare(&self, strategies: &[Strategy]) -> Result<()> {
+        self.policy.ensure_obeyed(strategies)?;
         self.profile.prepare(strategies)?;
         let Some(path) = &self.trace else { return Ok(()) };
         ensure!(

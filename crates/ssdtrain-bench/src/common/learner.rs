@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use ssdtrain::{StepReport, TensorCache};
 use ssdtrain_libtorch as torch;
-use ssdtrain_models::{Batch, Error, Gpt, Optimizer, accumulate};
+use ssdtrain_models::{Batch, Error, LanguageModel, Optimizer, accumulate};
 use tch::nn::VarStore;
 use tch::{Kind, Tensor};
 
@@ -16,7 +16,7 @@ use crate::common::strategy::Strategy;
 
 /// A model being trained by an optimizer `O`.
 pub(crate) struct Learner<O> {
-    pub(crate) model: Gpt,
+    pub(crate) model: Box<dyn LanguageModel>,
     pub(crate) vs: VarStore,
     pub(crate) optimizer: O,
     cache: Option<TensorCache>,
@@ -61,10 +61,7 @@ impl<O: Optimizer> Learner<O> {
         vs.set_kind(model_device.kind());
         let cache = cache.open(strategy, &vs)?;
         tch::manual_seed(seed as i64);
-        let model = Gpt::new(&vs.root(), shape.model.clone())?
-            .with_loss_chunk(shape.loss_chunk)
-            .with_grads_in_place(shape.grads_in_place)
-            .with_recompute(strategy.recompute(shape));
+        let model = shape.build(&vs.root(), strategy.recompute(shape))?;
         let optimizer = optimizer(&vs)?;
         Ok(Learner { model, vs, optimizer, cache, model_device })
     }
@@ -77,7 +74,8 @@ impl<O: Optimizer> Learner<O> {
             Some(cache) => {
                 let step = cache.step();
                 optimizer.zero_grad();
-                let loss = accumulate(model, micro_batches, |loss| anyhow::Ok(step.backward(loss)?))?;
+                let loss =
+                    accumulate(model.as_ref(), micro_batches, |loss| anyhow::Ok(step.backward(loss)?))?;
                 update.apply(optimizer)?;
                 let report = step.finish()?;
                 (loss, [report.act_peak_bytes, report.step_peak_bytes], Some(report))
@@ -87,7 +85,8 @@ impl<O: Optimizer> Learner<O> {
                 let before = torch::memory(model_device.device).allocated;
                 let gradients = torch::gradient_bytes(vs.variables().values());
                 optimizer.zero_grad();
-                let loss = accumulate(model, micro_batches, |loss| loss.f_backward().map_err(Error::from))?;
+                let loss =
+                    accumulate(model.as_ref(), micro_batches, |loss| loss.f_backward().map_err(Error::from))?;
                 let peak = torch::memory(model_device.device).peak.saturating_sub(before);
                 update.apply(optimizer)?;
                 (loss, [peak, peak + gradients], None)

@@ -5,27 +5,17 @@ use std::num::NonZero;
 use anyhow::{Result, ensure};
 use clap::builder::PossibleValuesParser;
 use clap::value_parser;
-use ssdtrain_models::{GptConfig, Recompute, Tokenizer};
-use tch::Device;
+use ssdtrain_models::{Gpt, GptConfig, LanguageModel, Llama, LlamaConfig, ModelConfig, Recompute, Tokenizer};
+use tch::{Device, nn};
 
-use crate::common::float;
+use crate::common::model::{Family, ModelArgs};
 
 /// The arguments that make up a [`Shape`].
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct ShapeArgs {
-    /// A known shape to start from; the options below change parts of it
-    #[arg(long, value_parser = PossibleValuesParser::new(GptConfig::PRESETS))]
-    preset: Option<String>,
-    /// Transformer blocks
-    #[arg(long, value_name = "N", value_parser = value_parser!(i64).range(1..=4096))]
-    layers: Option<i64>,
-    /// Attention heads per block; must divide --hidden
-    #[arg(long, value_name = "N", value_parser = value_parser!(i64).range(1..=4096))]
-    heads: Option<i64>,
-    /// Width of the residual stream
-    #[arg(long, value_name = "N", value_parser = value_parser!(i64).range(1..=1 << 20))]
-    hidden: Option<i64>,
+    #[command(flatten)]
+    model: ModelArgs,
     /// Tokens per sequence
     #[arg(long, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..=1 << 20))]
     block: Option<u32>,
@@ -39,38 +29,38 @@ pub(crate) struct ShapeArgs {
     /// each word of the vocabulary, never exist at once; 0: of all tokens at once
     #[arg(long, value_name = "TOKENS", default_value = "0", value_parser = value_parser!(u32))]
     loss_chunk: u32,
+    /// Compute the gradients of the head with its loss and hold them until backward, which then has no conditions: --loss-chunk tokens at a
+    /// time, or 2048. Takes a gradient of the head's weight more than --loss-chunk by itself, which adds to that gradient in forward
+    #[arg(long)]
+    fused_loss: bool,
     /// Add to the gradients of matrices in place, so that a second gradient as large as a matrix never exists beside the first
     #[arg(long)]
     grads_in_place: bool,
     /// What backward computes again, under every strategy that has a cache but recompute, instead of having it kept: each block from its
-    /// input (layer), or the results of GELU and layer norms (cheap)
+    /// input (layer), or, of gpt, the results of GELU and layer norms (cheap)
     #[arg(long, value_name = "WHAT", default_value = "none", value_parser = PossibleValuesParser::new(Recompute::NAMES))]
     recompute: String,
-    /// Rate of dropout
-    #[arg(long, value_name = "RATE", value_parser = float::below_one)]
-    dropout: Option<f64>,
-    /// Leave out the biases of linear layers and layer norms
-    #[arg(long)]
-    no_bias: bool,
-    /// Give the head weights of its own instead of the token embedding's
-    #[arg(long)]
-    untied: bool,
     /// How text becomes tokens
     #[arg(long, value_name = "KIND", value_parser = PossibleValuesParser::new(Tokenizer::NAMES))]
     tokens: Option<String>,
 }
 
+/// The chunks of a fused loss, in tokens, where no others are asked for.
+const FUSED_CHUNK: NonZero<u32> = NonZero::new(2048).expect("not zero");
+
 /// A model and its batches.
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
     /// Its vocabulary comes from the data and is not known yet; its context is the block.
-    pub(crate) model: GptConfig,
+    pub(crate) model: ModelConfig,
     /// Sequences per micro-batch.
     pub(crate) batch: usize,
     /// Micro-batches per step.
     pub(crate) accumulate: usize,
     /// Tokens whose loss is computed at a time.
     pub(crate) loss_chunk: Option<NonZero<u32>>,
+    /// Whether gradients of the loss are computed with it and held until backward.
+    pub(crate) fused_loss: bool,
     /// Whether backward adds to the gradients of matrices in place.
     pub(crate) grads_in_place: bool,
     /// What backward recomputes, unless the strategy decides otherwise.
@@ -85,31 +75,30 @@ impl ShapeArgs {
         self.tokens.as_deref()
     }
 
-    /// The shape asked for; `otherwise` is the shape for a command that is given no preset.
-    pub(crate) fn resolve(&self, otherwise: Shape) -> Result<Shape> {
-        let mut shape = match &self.preset {
-            Some(name) => Shape::preset(name)?,
-            None => otherwise,
+    /// The shape asked for; `otherwise` tells the one for a command that is given no preset.
+    pub(crate) fn resolve(&self, otherwise: impl FnOnce(Family) -> Result<Shape>) -> Result<Shape> {
+        let family = self.model.family().unwrap_or_default();
+        let mut shape = match self.model.preset() {
+            Some(name) => Shape::preset(family, name)?,
+            None => otherwise(family)?,
         };
-        let model = &mut shape.model;
-        model.layers = self.layers.unwrap_or(model.layers);
-        model.heads = self.heads.unwrap_or(model.heads);
-        model.hidden = self.hidden.unwrap_or(model.hidden);
-        model.context = self.block.map_or(model.context, i64::from);
-        model.dropout = self.dropout.unwrap_or(model.dropout);
-        model.bias &= !self.no_bias;
-        model.tied &= !self.untied;
-        ensure!(
-            model.hidden % model.heads == 0,
-            "--hidden {} is not a multiple of --heads {}",
-            model.hidden,
-            model.heads
-        );
+        self.model.change(&mut shape.model)?;
+        if let Some(block) = self.block {
+            shape.model.set_context(block.into());
+        }
         shape.batch = self.batch.map_or(shape.batch, |rows| rows as usize);
         shape.accumulate = self.accumulate as usize;
         shape.loss_chunk = NonZero::new(self.loss_chunk);
+        shape.fused_loss = self.fused_loss;
+        if self.fused_loss {
+            shape.loss_chunk = shape.loss_chunk.or(Some(FUSED_CHUNK));
+        }
         shape.grads_in_place = self.grads_in_place;
         shape.recompute = self.recompute.parse()?;
+        ensure!(
+            shape.recompute != Recompute::Cheap || Family::of(&shape.model) == Family::Gpt,
+            "--recompute cheap is for a GPT: a Llama marks nothing as cheap"
+        );
         shape.tokens = self.tokens.clone().unwrap_or(shape.tokens);
         Ok(shape)
     }
@@ -117,18 +106,21 @@ impl ShapeArgs {
 
 impl Shape {
     /// The shape with this model name.
-    pub(crate) fn preset(name: &str) -> Result<Shape> {
+    pub(crate) fn preset(family: Family, name: &str) -> Result<Shape> {
         let (block, batch, tokens) = match name {
             "mini" => (256, 8, "bytes"),
             "nanogpt-cpu" => (64, 12, "chars"),
+            "hidden512" => (512, 4, "bytes"),
             _ => (512, 4, "gpt2"),
         };
-        let model = GptConfig { context: block, ..GptConfig::preset(name)? };
+        let mut model = family.preset(name)?;
+        model.set_context(block);
         Ok(Shape {
             model,
             batch,
             accumulate: 1,
             loss_chunk: None,
+            fused_loss: false,
             grads_in_place: false,
             recompute: Recompute::None,
             tokens: tokens.to_owned(),
@@ -137,17 +129,41 @@ impl Shape {
 
     /// The shape of `train` without options: a model that visibly learns within three minutes on two cores or, on a
     /// GPU, one that keeps the GPU busy and needs less than 16 GiB of its memory.
-    pub(crate) fn quick(device: Device) -> Result<Shape> {
-        let mini = Shape::preset("mini")?;
+    pub(crate) fn quick(family: Family, device: Device) -> Result<Shape> {
+        let mut shape = Shape::preset(family, "mini")?;
         let (layers, heads, hidden, context, batch) =
             if device.is_cuda() { (8, 16, 2048, 1024, 8) } else { (4, 4, 256, 128, 16) };
-        let model = GptConfig { layers, heads, hidden, context, ..mini.model };
-        Ok(Shape { model, batch, ..mini })
+        shape.batch = batch;
+        shape.model = match shape.model {
+            ModelConfig::Gpt(mini) => GptConfig { layers, heads, hidden, context, ..mini }.into(),
+            ModelConfig::Llama(mini) => {
+                let (kv_heads, mlp) = (heads / 4, 7 * hidden / 2);
+                LlamaConfig { layers, heads, kv_heads, hidden, mlp, context, ..mini }.into()
+            }
+        };
+        Ok(shape)
+    }
+
+    /// A new model of this shape under `vs`.
+    pub(crate) fn build(&self, vs: &nn::Path<'_>, recompute: Recompute) -> Result<Box<dyn LanguageModel>> {
+        let (chunk, fused) = (self.loss_chunk, self.fused_loss);
+        Ok(match &self.model {
+            ModelConfig::Gpt(config) => {
+                let model = Gpt::new(vs, config.clone())?;
+                let model = if fused { model.with_fused_loss(chunk) } else { model.with_loss_chunk(chunk) };
+                Box::new(model.with_grads_in_place(self.grads_in_place).with_recompute(recompute))
+            }
+            ModelConfig::Llama(config) => {
+                let model = Llama::new(vs, config.clone())?;
+                let model = if fused { model.with_fused_loss(chunk) } else { model.with_loss_chunk(chunk) };
+                Box::new(model.with_grads_in_place(self.grads_in_place).with_recompute(recompute)?)
+            }
+        })
     }
 
     /// Tokens per sequence.
     pub(crate) fn block(&self) -> usize {
-        self.model.context as usize
+        self.model.context() as usize
     }
 
     /// Sequences per step.
@@ -160,6 +176,18 @@ impl Shape {
         self.rows() * self.block()
     }
 
+    /// The model in a few words.
+    pub(crate) fn title(&self) -> String {
+        match &self.model {
+            ModelConfig::Gpt(GptConfig { layers, hidden, context, .. }) => {
+                format!("{layers} layers, hidden {hidden}, {context} tokens")
+            }
+            ModelConfig::Llama(LlamaConfig { layers, hidden, context, .. }) => {
+                format!("Llama, {layers} layers, hidden {hidden}, {context} tokens")
+            }
+        }
+    }
+
     /// A description in words.
     pub(crate) fn describe(&self) -> String {
         self.describe_with(&self.batch.to_string())
@@ -167,13 +195,19 @@ impl Shape {
 
     /// The same, with other micro-batch sizes.
     pub(crate) fn describe_with(&self, batch: &str) -> String {
-        let GptConfig { layers, heads, hidden, context, .. } = self.model;
+        let heads = match &self.model {
+            ModelConfig::Gpt(GptConfig { heads, .. }) => format!("{heads} heads"),
+            ModelConfig::Llama(LlamaConfig { heads, kv_heads, mlp, .. }) => {
+                format!("{heads} heads ({kv_heads} of keys and values), MLP {mlp}")
+            }
+        };
         let accumulate = match self.accumulate {
             1 => String::new(),
             parts => format!(", {parts} micro-batches per step"),
         };
-        let loss =
-            self.loss_chunk.map_or_else(String::new, |chunk| format!(", loss of {chunk} tokens at a time"));
+        let fused = if self.fused_loss { "fused " } else { "" };
+        let of_chunks = |chunk| format!(", {fused}loss of {chunk} tokens at a time");
+        let loss = self.loss_chunk.map_or_else(String::new, of_chunks);
         let loss = if self.grads_in_place { format!("{loss}, gradients in place") } else { loss };
         let loss = match self.recompute {
             Recompute::None => loss,
@@ -181,7 +215,8 @@ impl Shape {
             Recompute::Cheap => format!("{loss}, GELU and layer norms recomputed"),
         };
         format!(
-            "{layers} layers, hidden {hidden}, {heads} heads, {context} tokens, batch {batch}{accumulate}{loss}: {:.1} M parameters",
+            "{}, {heads}, batch {batch}{accumulate}{loss}: {:.1} M parameters",
+            self.title(),
             self.model.parameters() as f64 / 1e6
         )
     }

@@ -23,7 +23,7 @@ pub(crate) enum Strategy {
     /// from then on only so many of the first scopes move. Without --device-budget there is none on the CPU
     AdaptivePaper,
     /// A cache that plans for each storage, from one profiled step, what reaches the goal of --budget and --overhead best: keep it, move it,
-    /// or compute it again. The results of GELU and layer norms can be, unless --recompute says otherwise
+    /// or compute it again
     Auto,
     /// A cache that moves them to disk; from a GPU through a host pool that is no larger than --host-pool, or than need be
     OffloadDisk,
@@ -47,7 +47,6 @@ impl Strategy {
     pub(crate) fn recompute(self, shape: &Shape) -> Recompute {
         match self {
             Strategy::Recompute => Recompute::Layer,
-            Strategy::Auto if shape.recompute == Recompute::None => Recompute::Cheap,
             _ => shape.recompute,
         }
     }

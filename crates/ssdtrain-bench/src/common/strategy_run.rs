@@ -1,5 +1,7 @@
 //! One strategy of a comparison: its model, the measurements of its steps, and their summary.
 
+use std::sync::Arc;
+
 use anyhow::Result;
 use serde::Serialize;
 use ssdtrain::{AdaptiveReport, PlanReport, StepReport, TensorCache};
@@ -104,7 +106,7 @@ impl StrategyRun {
             pinned_bytes: self.pinned() - self.pinned_before,
             disk: self.disk(),
             planned: plan.map(|plan| Planned::of(plan)),
-            explained: plan.map(ToString::to_string),
+            explained: plan.map(Arc::clone),
             profile: self.learner.cache().and_then(TensorCache::profile),
             adaptive: reports.last().and_then(|report| report.adaptive.as_ref()).map(Decided::of),
             ratio_to_keep: keep.map(|keep| ratio_of_medians(&walls, &keep.walls(), seed)),
@@ -153,9 +155,9 @@ pub(crate) struct Row {
     pinned_bytes: u64,
     disk: Option<Disk>,
     pub(crate) planned: Option<Planned>,
-    /// The plan as a table.
+    /// The whole plan.
     #[serde(skip)]
-    pub(crate) explained: Option<String>,
+    pub(crate) explained: Option<Arc<PlanReport>>,
     /// The profile that the plan was made from.
     #[serde(skip)]
     pub(crate) profile: Option<Profile>,

@@ -15,7 +15,8 @@ pub(crate) struct OutputArgs {
 /// The argument that has a plan explained.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct ExplainArgs {
-    /// Print auto's plan: what goes where, by scope, and what it counts on
+    /// Print auto's plan: what goes where, by scope, and what it counts on; which operations are computed again, for how many bytes and
+    /// how much time; and who holds the peak
     #[arg(long)]
     pub(crate) explain: bool,
 }

@@ -48,16 +48,13 @@ impl TaskArgs {
         if exact && gpu {
             ssdtrain_libtorch::make_deterministic()?;
         }
-        let mut shape = shape.resolve(Shape::preset("mini")?)?;
+        let mut shape = shape.resolve(|family| Shape::preset(family, "mini"))?;
         let data = data.load(&shape.tokens)?;
         data.require(shape.block())?;
         let tokens = data.tokenizer.vocab() as i64;
-        shape.model.vocab = self.vocab.unwrap_or(tokens);
-        ensure!(
-            shape.model.vocab >= tokens,
-            "--vocab {} is less than the {tokens} tokens of the tokenizer",
-            shape.model.vocab
-        );
+        let vocab = self.vocab.unwrap_or(tokens);
+        ensure!(vocab >= tokens, "--vocab {vocab} is less than the {tokens} tokens of the tokenizer");
+        shape.model.set_vocab(vocab);
         Ok(Task { model_device, shape, data, exact })
     }
 }

@@ -34,13 +34,13 @@ pub(crate) struct TurnsArgs {
     /// Measured steps of each strategy
     #[arg(long, value_name = "N", default_value = defaults::COMPARE_STEPS, value_parser = value_parser!(u32).range(1..=1_000_000))]
     pub(crate) steps: u32,
-    /// Steps of each strategy before those; more where a plan of auto is not settled by then, at most 24
+    /// Steps of each strategy before those; more where a plan of auto is not settled by then, at most 48
     #[arg(long, value_name = "N", default_value = defaults::COMPARE_WARMUP, value_parser = value_parser!(u32).range(0..=1_000_000))]
     pub(crate) warmup: u32,
 }
 
 /// The most steps by which warm-up is extended while plans are still being corrected.
-const SETTLING: usize = 24;
+const SETTLING: usize = 48;
 
 /// What is measured.
 pub(crate) struct Plan {

@@ -1,6 +1,8 @@
 //! `compare`: the same training step under each strategy, side by side.
 
 use anyhow::Result;
+use serde::Serialize;
+use ssdtrain::PlanReport;
 
 use crate::common::interrupt;
 use crate::common::progress::Progress;
@@ -44,6 +46,7 @@ Examples:
   ssdtrain-bench compare --preset gpt2-small --strategies keep,offload
   ssdtrain-bench compare --preset gpt2-small --device cuda --vocab 50304 --loss-chunk 2048
   ssdtrain-bench compare --strategies keep,recompute,offload
+  ssdtrain-bench compare --model llama --preset hidden512 --strategies keep,auto
   ssdtrain-bench compare --recompute layer --device-budget 16MiB
   ssdtrain-bench compare --spill-dir /mnt/a --spill-dir /mnt/b --device-budget 48MiB --json
   ssdtrain-bench compare --strategies keep,offload,adaptive-paper --disk-rate 150MiB
@@ -56,7 +59,8 @@ stall_ms, stall_ms_by_cause {device_budget, host_pool, load, copy_in}, pinned_by
 {written_bytes_per_step, read_bytes_per_step, busy_bytes_per_s, busy_share}, planned {step_ms, peak_bytes, stall_ms, in_reach, plans}, adaptive {scopes, offloaded_scopes, last_scope,
 required_bytes_per_s, measured_bytes_per_s}, ratio_to_keep {median, low, high}, loss_last, io_path. Per step, where that applies.
 saved_bytes counts each save, so one tensor may count more than once; it is null for plain, which counts nothing.
-ratio_to_keep is null without keep.";
+ratio_to_keep is null without keep. With --explain also plan, which is all that it prints (null if nothing was planned): rows by scope, operations that
+are recomputed, peak {phase, scope, operation, bytes, extra, holders}, kept_peak, and what the plan counts on.";
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     interrupt::listen()?;
@@ -77,10 +81,21 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     measured.ensure_complete(&plan).and(saved)
 }
 
+/// A row with the whole plan.
+#[derive(Serialize)]
+struct Explained<'a> {
+    #[serde(flatten)]
+    row: &'a Row,
+    plan: Option<&'a PlanReport>,
+}
+
 /// Prints the measurements, even if there are fewer steps than asked for.
 fn show(args: &Args, rows: &[Row]) -> Result<()> {
     if args.output.json {
-        return rows.iter().try_for_each(table::print_json);
+        return rows.iter().try_for_each(|row| match args.explain.explain {
+            true => table::print_json(&Explained { row, plan: row.explained.as_deref() }),
+            false => table::print_json(row),
+        });
     }
     if !rows.is_empty() {
         println!("\n{}", render(rows));

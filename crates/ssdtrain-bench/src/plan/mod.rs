@@ -4,11 +4,12 @@ mod largest;
 mod saved;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use clap::value_parser;
 use serde::Serialize;
-use ssdtrain::TensorCache;
+use ssdtrain::{PlanReport, TensorCache};
 use ssdtrain_models::seed_step;
 use ssdtrain_plan::Profile;
 use tch::nn::VarStore;
@@ -50,6 +51,7 @@ pub(crate) struct Args {
 /// The arguments that say how to train; they mean nothing if a profile is given.
 const TRAINING: &[&str] = &[
     "ShapeArgs",
+    "ModelArgs",
     "DataArgs",
     "DeviceArgs",
     "seed",
@@ -69,8 +71,10 @@ Examples:
   ssdtrain-bench plan --profile step.json --overhead 0.1 --disk-rate 500MiB --explain
 
 JSON: planned {step_ms, peak_bytes, stall_ms, in_reach, plans}, step_ms, act_peak_bytes, largest_batch {rows, step_ms, peak_bytes}
-(null without --largest-batch, and where not even one sequence reaches the goal). With --profile: of, batch, micro_batches, goal {peak, step},
-in_reach, plan {placements, budgets, prediction} and kept (the same prediction with everything kept), each of a micro-batch, and largest_batch.";
+(null without --largest-batch, and where not even one sequence reaches the goal); with --explain also plan, which is all that it prints.
+With --profile: of, batch, micro_batches, goal {peak, step},
+in_reach, plan {placements, budgets, prediction} and kept (the same prediction with everything kept), each of a micro-batch, and largest_batch; with --explain
+also explanation {peak {moment, bytes, extra, holders}, stored, reruns}, where activations are told by their index in the profile.";
 
 /// The most steps before a plan is considered settled.
 const MOST_STEPS: usize = 40;
@@ -82,6 +86,8 @@ struct Outcome {
     step_ms: f64,
     act_peak_bytes: u64,
     largest_batch: Option<Largest>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    plan: Option<Arc<PlanReport>>,
 }
 
 /// What was measured on a model with one micro-batch size.
@@ -107,20 +113,20 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Some(most) => largest(args, &task, &seen, most, &progress)?,
         None => None,
     };
-    let explained = seen.row.explained.clone().unwrap_or_default();
     let planned = seen.row.planned.clone().context("there is no plan")?;
     let outcome = Outcome {
         planned,
         step_ms: seen.row.step_ms_median,
         act_peak_bytes: seen.row.act_peak_bytes,
         largest_batch: largest,
+        plan: seen.row.explained.clone().filter(|_| args.explain.explain),
     };
     if args.output.json {
         table::print_json(&outcome)?;
     } else {
         outcome.show(args.largest_batch);
-        if args.explain.explain {
-            println!("\n{explained}");
+        if let Some(plan) = &outcome.plan {
+            println!("\n{plan}");
         }
     }
     args.task.setup.cache.profile.save(Some(seen.profile), shape, *model_device, &progress)

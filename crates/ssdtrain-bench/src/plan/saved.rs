@@ -1,13 +1,22 @@
 //! Plans made from saved profiles.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
-use ssdtrain_plan::{Budgets, Frontier, Goal, Machine, Placement, Plan, Prediction, Profile};
+use ssdtrain_plan::{
+    Budgets, Explanation, Frontier, Goal, Holder, Holding, Machine, Moment, Peak, Placement, Plan,
+    Prediction, Profile, Role,
+};
 
 use super::Args;
 use super::largest::{self, Largest};
 use crate::common::profile::SavedProfile;
 use crate::common::{size, table};
+
+/// The most holders of the peak that are listed.
+const HOLDERS: usize = 10;
 
 /// The JSON contract.
 #[derive(Serialize)]
@@ -20,6 +29,8 @@ struct Outcome {
     plan: Plan,
     kept: Prediction,
     largest_batch: Option<Largest>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    explanation: Option<Explanation>,
 }
 
 pub(super) fn run(args: &Args) -> Result<()> {
@@ -30,7 +41,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
         _ => bail!("--profile takes one profile, or two of different --batch for --largest-batch"),
     };
     let cache = &args.task.setup.cache;
-    let Profile { workload, micro_batches, machine } = &saved.profile;
+    let Profile { workload, micro_batches, machine, .. } = &saved.profile;
     let machine = cache.instead_of(*machine);
     let frontier = Frontier::new(workload, &machine, cache.caps(workload.computed()));
     let (plan, in_reach) = closest(&frontier, cache.goal());
@@ -49,6 +60,8 @@ pub(super) fn run(args: &Args) -> Result<()> {
         }
         None => None,
     };
+    let explain = || workload.explain(&plan.placements, &machine, &plan.budgets);
+    let explanation = args.explain.explain.then(explain);
     let outcome = Outcome {
         of: saved.of.clone(),
         batch: saved.batch,
@@ -58,13 +71,14 @@ pub(super) fn run(args: &Args) -> Result<()> {
         plan,
         kept: workload.simulate(&[], &machine, &Budgets::default()),
         largest_batch,
+        explanation,
     };
     if args.output.json {
         return table::print_json(&outcome);
     }
     outcome.show(args.largest_batch.is_some());
-    if args.explain.explain {
-        println!("\n{}", explained(&saved.profile, &outcome.plan, &machine));
+    if let Some(explanation) = &outcome.explanation {
+        println!("\n{}", explained(&saved.profile, explanation, &outcome.plan, &machine));
     }
     Ok(())
 }
@@ -102,8 +116,8 @@ impl Outcome {
     }
 }
 
-/// How much is placed where, and what that relies on.
-fn explained(profile: &Profile, plan: &Plan, machine: &Machine) -> String {
+/// How much is placed where, what that relies on, and who holds the peak.
+fn explained(profile: &Profile, explanation: &Explanation, plan: &Plan, machine: &Machine) -> String {
     let places = [
         ("keep", Placement::Keep),
         ("host", Placement::Host),
@@ -112,6 +126,8 @@ fn explained(profile: &Profile, plan: &Plan, machine: &Machine) -> String {
     ];
     let rows = places.map(|(name, place)| {
         let entries = profile.workload.activations.iter().zip(&plan.placements);
+        // What autograd does not save, and is not saved in place of others either, has no place.
+        let entries = entries.filter(|(entry, at)| entry.role == Role::Saved || **at != Placement::Recompute);
         let bytes: Vec<_> =
             entries.filter(|(_, placement)| **placement == place).map(|(entry, _)| entry.bytes).collect();
         [name.to_owned(), bytes.len().to_string(), size::format(bytes.iter().sum())]
@@ -126,8 +142,61 @@ fn explained(profile: &Profile, plan: &Plan, machine: &Machine) -> String {
     let rates = rates.into_iter().filter(|(_, rate)| rate.is_finite());
     let rates: Vec<_> = rates.map(|(name, rate)| format!("{name} {}/s", size::format(rate as u64))).collect();
     format!(
-        "{}\ncounting on {}",
+        "{}\ncounting on {}\n\n{}",
         table::render(["of a micro-batch", "storages", "bytes"], rows),
-        rates.join(", ")
+        rates.join(", "),
+        held(profile, &explanation.peak),
     )
+}
+
+/// Who holds the peak: by the names of the activations, as far as the profile has them.
+fn held(profile: &Profile, peak: &Peak) -> String {
+    let name = |index: usize| match profile.names.get(index).filter(|name| !name.is_empty()) {
+        Some(name) => name.clone(),
+        None => format!("activation {index}"),
+    };
+    let when = match peak.moment {
+        Moment::Forward(index) => format!("in forward, while {} is computed", name(index)),
+        Moment::Turn => "between forward and backward".to_owned(),
+        Moment::Rerun(index) => format!("in backward, while {} is computed again", name(index)),
+        Moment::Backward(index) => format!("in backward, while {} is used", name(index)),
+    };
+    let mut alike: BTreeMap<(String, Holding), (usize, u64)> = BTreeMap::new();
+    for &Holder { activation, holding, .. } in &peak.holders {
+        let name = name(activation);
+        let name = if profile.names.is_empty() { name } else { without_numbers(&name) };
+        let (storages, bytes) = alike.entry((name, holding)).or_default();
+        *storages += 1;
+        *bytes += profile.workload.activations[activation].bytes;
+    }
+    let mut rows: Vec<(u64, [String; 3])> = alike
+        .into_iter()
+        .map(|((name, why), (storages, bytes))| (bytes, [name, why.to_string(), storages.to_string()]))
+        .chain([(peak.extra, ["besides activations".to_owned(), String::new(), String::new()])])
+        .collect();
+    rows.sort_by_key(|(bytes, _)| Reverse(*bytes));
+    let others = rows.split_off(rows.len().min(HOLDERS));
+    if !others.is_empty() {
+        let bytes = others.iter().map(|(bytes, _)| bytes).sum();
+        rows.push((bytes, [format!("{} others", others.len()), String::new(), String::new()]));
+    }
+    let rows = rows.into_iter().map(|(bytes, [name, why, storages])| {
+        let share = 100.0 * bytes as f64 / peak.bytes.max(1) as f64;
+        [name, why, storages, size::format(bytes), format!("{share:.0} %")]
+    });
+    let table = table::render(["on the device", "why", "storages", "bytes", "share"], rows);
+    format!("peak as planned: {}, {when}\n{table}", size::format(peak.bytes))
+}
+
+/// A name with `*` for each number in it: that of the same operation in other layers.
+fn without_numbers(name: &str) -> String {
+    let mut folded = String::with_capacity(name.len());
+    for letter in name.chars() {
+        match letter {
+            '0'..='9' if folded.ends_with('*') => {}
+            '0'..='9' => folded.push('*'),
+            _ => folded.push(letter),
+        }
+    }
+    folded
 }

@@ -40,8 +40,8 @@ const TOKEN_ID: f64 = 8.0;
 
 #[cfg(test)]
 mod tests {
-    use ssdtrain::{Policy, StepReport, TensorCache};
-    use ssdtrain_models::{Gpt, GptConfig};
+    use ssdtrain::{Offload, StepReport, TensorCache};
+    use ssdtrain_models::{Gpt, GptConfig, LanguageModel};
     use tch::nn::VarStore;
     use tch::{Device, Kind, Tensor};
 
@@ -68,7 +68,7 @@ mod tests {
             GptConfig { vocab, context, layers, heads, hidden, dropout: 0.0, tied: true, bias: true };
         let gpt = Gpt::new(&vs.root(), config).unwrap();
         let place = tempfile::tempdir().unwrap();
-        let builder = TensorCache::builder().policy(Policy::Offload).spill_to(place.path());
+        let builder = TensorCache::builder().policy(Offload::default()).spill_to(place.path());
         let cache = builder.parameters(&vs).min_bytes(0).build().unwrap();
         let tokens = || Tensor::randint(vocab, [batch, context], (Kind::Int64, Device::Cpu));
         let (inputs, targets) = (tokens(), tokens());

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::{Arg, value_parser};
 use serde::Serialize;
-use ssdtrain_models::GptConfig;
+use ssdtrain_models::ModelConfig;
 
 pub(crate) use self::picture::RokPicture;
 use self::point::{Point, frontier, render};
@@ -92,6 +92,7 @@ did not take turns with it. The first line of a CSV file is a comment with title
 pub(crate) fn run(args: &Args) -> Result<()> {
     interrupt::listen()?;
     let task = args.task.prepare(false)?;
+    args.task.setup.cache.prepare(&args.turns.strategies)?;
     let settings = args.settings(&task)?;
     let title = title(&task);
     let mut record =
@@ -150,7 +151,7 @@ fn sweep(
         let error = match measure(&plan, &shape, &args.task.setup.cache, &task.data.train, progress) {
             Ok(measured) => {
                 measured.ensure_complete(&plan)?;
-                let flops = shape.model.flops_per_token(shape.model.context) as f64;
+                let flops = shape.model.flops_per_token(shape.model.context()) as f64;
                 let flops_per_step = flops * shape.tokens_per_step() as f64;
                 points.extend(measured.rows.iter().map(|row| Point::measured(size, row, flops_per_step)));
                 break;
@@ -181,10 +182,12 @@ fn with_keep(missing: &[Strategy], all: &[Strategy], keep: Option<&Point>) -> Ve
 /// names.
 #[derive(Serialize)]
 struct Measured<'a> {
-    model: &'a GptConfig,
+    model: &'a ModelConfig,
     tokens: &'a str,
     accumulate: usize,
     loss_chunk: Option<u32>,
+    /// Only if it is on, so that older files go on.
+    fused_loss: Option<bool>,
     grads_in_place: bool,
     recompute: String,
     device: String,
@@ -207,6 +210,7 @@ impl Args {
             tokens: &shape.tokens,
             accumulate: shape.accumulate,
             loss_chunk: shape.loss_chunk.map(Into::into),
+            fused_loss: shape.fused_loss.then_some(true),
             grads_in_place: shape.grads_in_place,
             recompute: shape.recompute.to_string(),
             device: model_device.to_string(),
@@ -255,8 +259,7 @@ struct Line<'a> {
 
 /// The model's description in the picture.
 fn title(task: &Task) -> String {
-    let GptConfig { layers, hidden, context, .. } = task.shape.model;
-    format!("{layers} layers, hidden {hidden}, {context} tokens, {}", task.model_device)
+    format!("{}, {}", task.shape.title(), task.model_device)
 }
 
 fn gpu_name(model_device: ModelDevice) -> Result<Option<String>> {

@@ -1,4 +1,4 @@
-//! `train`: trains a GPT from scratch, or from a checkpoint.
+//! `train`: trains a model from scratch, or from a checkpoint.
 
 mod averages;
 mod optimizer;
@@ -23,6 +23,7 @@ use self::output::{Event, whereabouts};
 use self::stopping::StoppingRule;
 use crate::common::data::Data;
 use crate::common::learner::{Learner, Outcome, Update};
+use crate::common::model::Family;
 use crate::common::model_device::ModelDevice;
 use crate::common::progress::Progress;
 use crate::common::setup::SetupArgs;
@@ -38,7 +39,7 @@ const BEST: &str = "best-checkpoint.safetensors";
 /// Evaluations during the run use this fraction of the final evaluation's tokens.
 const PART_OF_EVALUATION: usize = 8;
 
-/// Train a GPT with activations that leave the device
+/// Train a GPT or a Llama with activations that leave the device
 ///
 /// Without options it trains on a GPU if there is one, else on the processor, a model that suits it, on the Rust sources that cargo has
 /// downloaded, for three minutes; what leaves the device is planned (auto: the lowest peak for steps that are at most two percent longer). At
@@ -100,6 +101,7 @@ Examples:
   ssdtrain-bench train --data book.txt --minutes 30 --out runs/book
   ssdtrain-bench train --data book.txt --minutes 30 --out runs/book --resume
   ssdtrain-bench train --preset gpt2-small --device cuda --loss-chunk 2048
+  ssdtrain-bench train --model llama --steps 500
   ssdtrain-bench train --preset gpt2-small --accumulate 8 --spill-dir /mnt/nvme0 --spill-dir /mnt/nvme1
 
 nanoGPT's recipe for a CPU, on its Shakespeare text:
@@ -173,13 +175,16 @@ impl Run {
         let progress = Progress::new(args.output.json);
         let path = args.out.join(CHECKPOINT);
         let checkpoint = args.resume.then(|| Checkpoint::open(&path)).transpose().context("--resume")?;
-        let mut shape = args.setup.shape.resolve(base_shape(checkpoint.as_ref(), model_device.device)?)?;
+        let mut shape = args
+            .setup
+            .shape
+            .resolve(|family| base_shape(checkpoint.as_ref(), family, model_device.device))?;
         if let (Some(checkpoint), None) = (&checkpoint, args.setup.shape.tokens()) {
             shape.tokens = note(checkpoint, "tokenizer")?.to_owned();
         }
         let data = args.setup.data.load(&shape.tokens)?;
         data.require(shape.block())?;
-        shape.model.vocab = data.tokenizer.vocab() as i64;
+        shape.model.set_vocab(data.tokenizer.vocab() as i64);
         let prompt = data.prompt(args.prompt.as_deref())?;
         let state = checkpoint.as_ref().map(Checkpoint::state).cloned().unwrap_or_default();
         let seed = match &checkpoint {
@@ -353,7 +358,7 @@ impl Run {
         let batches = self.evaluation.clone().spread(batches);
         // At least one batch, since no batches have no loss.
         let batches = batches.take_while(|_| !std::mem::replace(&mut begun, true) || !interrupt::requested());
-        let loss = evaluate(&self.learner.model, batches)?;
+        let loss = evaluate(self.learner.model.as_ref(), batches)?;
         if interrupt::requested() {
             return Ok(None);
         }
@@ -387,8 +392,8 @@ impl Run {
 }
 
 /// The shape that a run starts from if its options say nothing else.
-fn base_shape(checkpoint: Option<&Checkpoint>, device: Device) -> Result<Shape> {
-    let quick = Shape::quick(device)?;
+fn base_shape(checkpoint: Option<&Checkpoint>, family: Family, device: Device) -> Result<Shape> {
+    let quick = Shape::quick(family, device)?;
     let Some(checkpoint) = checkpoint else { return Ok(quick) };
     let batch = note(checkpoint, "batch")?.parse().context("the checkpoint's batch")?;
     Ok(Shape { model: checkpoint.config().clone(), batch, ..quick })

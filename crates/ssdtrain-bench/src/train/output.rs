@@ -88,7 +88,7 @@ impl Run {
         let sampling = Sampling { seed: self.seed, ..Sampling::default() };
         let mut tokens = self.prompt.clone();
         tokens.extend(sample(
-            &self.learner.model,
+            self.learner.model.as_ref(),
             &self.prompt,
             self.args.sample_tokens as usize,
             &sampling,

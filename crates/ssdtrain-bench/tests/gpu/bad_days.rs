@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ssdtrain::{BackendKind, ErrorKind, MIB, TensorCache};
+use ssdtrain::{BackendKind, ErrorKind, MIB, Offload, TensorCache};
 use ssdtrain_store::{Direction, Fault, Faulty, Pool, Store, StoreConfig};
 use tch::{Device, Kind, Tensor};
 
@@ -22,12 +22,17 @@ fn faulty(lab: &Lab) -> (Arc<Faulty>, TensorCache) {
     let backend = Arc::new(Faulty::new(Arc::new(Pool::new(2).unwrap())));
     let config = StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() };
     let store = Store::open_with(config, Arc::clone(&backend) as _).unwrap();
-    let builder = lab.cache().host_pool(4 * MIB).device_budget(1).prefetch(0);
+    let builder = lab.cache().host_pool(4 * MIB).policy(Offload::default().device_budget(1).prefetch(0));
     (backend, TensorCache::with_store(builder, store).unwrap())
 }
 
 fn a_change_in_place_after_the_save(lab: &Lab) {
-    let cache = lab.cache().host_pool(4 * MIB).device_budget(1).prefetch(0).build().unwrap();
+    let cache = lab
+        .cache()
+        .host_pool(4 * MIB)
+        .policy(Offload::default().device_budget(1).prefetch(0))
+        .build()
+        .unwrap();
     let x = leaf(&lab.randn(&[256, 256]));
     let step = cache.step();
     let mut y = &x * 2.0;
@@ -69,7 +74,12 @@ fn a_load_that_fails_once(lab: &Lab) {
 }
 
 fn tensors_of_the_cpu_stay_in_the_graph(lab: &Lab) {
-    let cache = lab.cache().host_pool(4 * MIB).device_budget(1).prefetch(0).build().unwrap();
+    let cache = lab
+        .cache()
+        .host_pool(4 * MIB)
+        .policy(Offload::default().device_budget(1).prefetch(0))
+        .build()
+        .unwrap();
     let forward = |x: &Tensor| (x * 2.0).tanh().to_device(lab.device).exp().tanh().exp().sum(Kind::Float);
     let source = Tensor::randn([256, 256], (Kind::Float, Device::Cpu));
     let x = leaf(&source);

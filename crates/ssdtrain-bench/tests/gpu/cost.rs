@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
-use ssdtrain::{Policy, Step, TensorCache};
+use ssdtrain::{Keep, Offload, Step, TensorCache};
 use ssdtrain_libtorch::SavedVariable;
 use tch::{Cuda, Kind, Tensor};
 
@@ -62,7 +62,7 @@ fn cost_of_pack_and_unpack(lab: &Lab) {
 ///
 /// The variants take turns, and each is compared with the one without a cache from the same round.
 fn cost_of_a_step(lab: &Lab) {
-    let keep = TensorCache::builder().device(lab.device).policy(Policy::Keep).build().unwrap();
+    let keep = TensorCache::builder().device(lab.device).policy(Keep).build().unwrap();
     let offload = offloading(lab);
     let x = leaf(&lab.randn(&[width(lab); 2]));
     let through = |cache: &TensorCache, moves: bool| {
@@ -107,7 +107,11 @@ fn cost_of_a_step(lab: &Lab) {
 
 /// A cache that moves everything out at once, and brings it back when it is asked for.
 fn offloading(lab: &Lab) -> TensorCache {
-    lab.cache().host_pool(STORAGES * storage(lab).0).device_budget(1).prefetch(0).build().unwrap()
+    lab.cache()
+        .host_pool(STORAGES * storage(lab).0)
+        .policy(Offload::default().device_budget(1).prefetch(0))
+        .build()
+        .unwrap()
 }
 
 fn width(lab: &Lab) -> i64 {

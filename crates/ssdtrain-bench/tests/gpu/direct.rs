@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::env;
 
 use parking_lot::Mutex;
-use ssdtrain::{ErrorKind, IoPath, KIB, MIB, PathTrial, TensorCacheBuilder};
+use ssdtrain::{ErrorKind, IoPath, KIB, MIB, Offload, PathTrial, TensorCacheBuilder};
 use ssdtrain_libtorch::{SavedVariable, SegmentWatcher, memory, watch_segments};
 use ssdtrain_store::CuFileMode;
 use tch::{Kind, Tensor};
@@ -37,7 +37,11 @@ const GROUP: u64 = 2048 * MIB;
 /// Random bytes, with sizes that are not whole blocks except for the first and the last, are written, dropped, read
 /// and compared.
 fn ten_thousand_tensors_come_back(lab: &Lab) {
-    let cache = direct(lab).device_budget(1).prefetch(64 * MIB).disk_cap(GROUP + 1024 * MIB).build().unwrap();
+    let cache = direct(lab)
+        .policy(Offload::default().device_budget(1).prefetch(64 * MIB))
+        .disk_cap(GROUP + 1024 * MIB)
+        .build()
+        .unwrap();
     let (mut group, mut waiting) = (Vec::new(), 0);
     let (mut moved, mut bytes_moved) = (0, 0);
     let mut round_trip = |group: &mut Vec<(i64, i64)>| {
@@ -101,16 +105,19 @@ fn random(lab: &Lab, (number, bytes): (i64, i64)) -> Tensor {
 
 fn small_mixed_computation(lab: &Lab) {
     let ways = vec![
-        ("straight, smallest budget", direct(lab).device_budget(1).prefetch(0)),
-        ("straight", direct(lab).device_budget(256 * KIB).prefetch(64 * KIB)),
+        ("straight, smallest budget", direct(lab).policy(Offload::default().device_budget(1).prefetch(0))),
+        ("straight", direct(lab).policy(Offload::default().device_budget(256 * KIB).prefetch(64 * KIB))),
     ];
     parity::agree(lab, parity::SMALL, Kind::Float, ways);
 }
 
 fn a_gpt_trains_to_the_same_bits(lab: &Lab) {
     let ways = [
-        ("disk, straight", direct(lab).device_budget(1).prefetch(0)),
-        ("disk, straight, ahead", direct(lab).device_budget(2 * MIB).prefetch(512 * KIB)),
+        ("disk, straight", direct(lab).policy(Offload::default().device_budget(1).prefetch(0))),
+        (
+            "disk, straight, ahead",
+            direct(lab).policy(Offload::default().device_budget(2 * MIB).prefetch(512 * KIB)),
+        ),
     ];
     training::agree_with_keep(lab, None, ways);
 }

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use ssdtrain::{Backward, KIB, MIB, TensorCache};
+use ssdtrain::{Backward, KIB, MIB, Offload, TensorCache};
 use tch::{Kind, Tensor};
 
 use crate::lab::{Lab, assert_nothing_held, leaf, plain_gradient, same_bits};
@@ -30,7 +30,11 @@ fn source(lab: &Lab) -> Tensor {
 
 /// A cache with room on the device for two of them.
 fn tight(lab: &Lab) -> TensorCache {
-    lab.cache().host_pool(16 * MIB).device_budget(512 * KIB).prefetch(256 * KIB).build().unwrap()
+    lab.cache()
+        .host_pool(16 * MIB)
+        .policy(Offload::default().device_budget(512 * KIB).prefetch(256 * KIB))
+        .build()
+        .unwrap()
 }
 
 fn small_retained_graph_serves_several_backwards(lab: &Lab) {

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
-use ssdtrain::{Policy, TensorCache, TensorCacheBuilder};
+use ssdtrain::{Offload, TensorCache, TensorCacheBuilder};
 use ssdtrain_libtorch as torch;
 use tch::{Cuda, Device, Kind, Tensor};
 
@@ -47,7 +47,7 @@ impl Lab {
 
     /// Describes a cache that moves everything from the device, whatever its size.
     pub(crate) fn cache(&self) -> TensorCacheBuilder {
-        let builder = TensorCache::builder().policy(Policy::Offload).device(self.device).min_bytes(0);
+        let builder = TensorCache::builder().policy(Offload::default()).device(self.device).min_bytes(0);
         if self.is_gpu() { builder } else { builder.simulated_device(Duration::from_micros(50)) }
     }
 

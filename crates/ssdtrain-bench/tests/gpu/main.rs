@@ -45,6 +45,7 @@ macro_rules! on_the_gpu_only {
 }
 
 mod bad_days;
+mod chains;
 mod cost;
 mod direct;
 mod graph_life;

@@ -2,7 +2,7 @@
 
 use std::env;
 
-use ssdtrain::{MIB, TensorCache, TensorCacheBuilder};
+use ssdtrain::{MIB, Offload, TensorCache, TensorCacheBuilder};
 use tch::nn::{self, OptimizerConfig, VarStore};
 use tch::{Kind, Tensor};
 
@@ -43,7 +43,11 @@ fn peaks(lab: &Lab, cache: &TensorCache, steps: usize) -> Vec<u64> {
 
 /// The first step shows how much there will be, and creates the gradient; from the third step on all are alike.
 fn steady_peaks(lab: &Lab, way: TensorCacheBuilder) {
-    let peaks = peaks(lab, &way.device_budget(6 * STORAGE).prefetch(2 * STORAGE).build().unwrap(), 22);
+    let peaks = peaks(
+        lab,
+        &way.policy(Offload::default().device_budget(6 * STORAGE).prefetch(2 * STORAGE)).build().unwrap(),
+        22,
+    );
     let (low, high) = (peaks[2..].iter().min().unwrap(), peaks[2..].iter().max().unwrap());
     assert!(high - low <= MIB, "peaks in bytes: {peaks:?}");
 }
@@ -59,8 +63,11 @@ fn the_peak_is_the_same_in_every_step_through_the_disk(lab: &Lab) {
 fn the_peak_falls_with_the_budget(lab: &Lab) {
     let budgets = [STORAGES, 16, 8, 4].map(|storages| storages * STORAGE);
     let peaks = budgets.map(|budget| {
-        let cache =
-            lab.cache().host_pool(STORAGES * STORAGE).device_budget(budget).prefetch(2 * STORAGE).build();
+        let cache = lab
+            .cache()
+            .host_pool(STORAGES * STORAGE)
+            .policy(Offload::default().device_budget(budget).prefetch(2 * STORAGE))
+            .build();
         *peaks(lab, &cache.unwrap(), 3).last().unwrap()
     });
     assert!(peaks.is_sorted_by(|larger, smaller| larger > smaller), "peaks in bytes: {peaks:?}");
@@ -71,7 +78,8 @@ fn the_peak_falls_with_the_budget(lab: &Lab) {
 }
 
 fn nothing_is_pinned_after_the_first_step(lab: &Lab) {
-    let cache = lab.cache().device_budget(2 * STORAGE).prefetch(STORAGE).build().unwrap();
+    let cache =
+        lab.cache().policy(Offload::default().device_budget(2 * STORAGE).prefetch(STORAGE)).build().unwrap();
     peaks(lab, &cache, 1);
     let after_first = cache.pinned_bytes();
     assert!(after_first >= (STORAGES - 4) * STORAGE, "{after_first}");
@@ -86,7 +94,8 @@ fn the_step_peak_is_the_same_wherever_gradients_are_freed(lab: &Lab) {
         let layers: Vec<_> =
             (0..8).map(|layer| nn::linear(vs.root() / layer, WIDTH, WIDTH, config)).collect();
         let mut optimizer = nn::Sgd::default().build(&vs, 1e-3).unwrap();
-        let cache = lab.cache().device_budget(STORAGE).parameters(&vs).build().unwrap();
+        let cache =
+            lab.cache().policy(Offload::default().device_budget(STORAGE)).parameters(&vs).build().unwrap();
         let x = lab.randn(&[16, WIDTH]);
         let mut steps = (0..3).map(|_| {
             if !within {
@@ -110,7 +119,12 @@ fn the_step_peak_is_the_same_wherever_gradients_are_freed(lab: &Lab) {
 }
 
 fn the_time_of_a_launch_is_not_taken_for_that_of_a_step(lab: &Lab) {
-    let cache = lab.cache().host_pool(STORAGES * STORAGE).device_budget(6 * STORAGE).build().unwrap();
+    let cache = lab
+        .cache()
+        .host_pool(STORAGES * STORAGE)
+        .policy(Offload::default().device_budget(6 * STORAGE))
+        .build()
+        .unwrap();
     let x = leaf(&lab.randn(&[WIDTH, WIDTH]));
     let step = cache.step();
     step.backward(&chain(&x)).unwrap();

@@ -4,7 +4,7 @@
 use std::env;
 
 use cudarc::driver::result;
-use ssdtrain::{MIB, TensorCache, segment};
+use ssdtrain::{MIB, Offload, TensorCache, segment};
 use ssdtrain_libtorch::{CudaDevice, OnStream};
 use ssdtrain_models::linear_in_place;
 use tch::{Cuda, Kind, Tensor};
@@ -41,7 +41,10 @@ fn far_behind(lab: &Lab, disk: bool) {
     let width: i64 = lab.suited(4096, 256);
     let storage = (width * width * 4) as u64;
     let pool = storage * if disk { 6 } else { 16 };
-    let builder = lab.cache().host_pool(pool).device_budget(3 * storage).prefetch(2 * storage);
+    let builder = lab
+        .cache()
+        .host_pool(pool)
+        .policy(Offload::default().device_budget(3 * storage).prefetch(2 * storage));
     let cache = if disk { builder.spill_to(env::temp_dir()) } else { builder }.build().unwrap();
     let weight = lab.randn(&[width, width]) / (width as f64).sqrt();
     let source = lab.randn(&[width, width]);
@@ -67,8 +70,11 @@ fn chain(x: &Tensor) -> Tensor {
 }
 
 fn small_host_pool_used_again_in_every_step(lab: &Lab) {
-    let builder =
-        lab.cache().host_pool(4 * MIB).spill_to(env::temp_dir()).device_budget(2 * MIB).prefetch(MIB);
+    let builder = lab
+        .cache()
+        .host_pool(4 * MIB)
+        .spill_to(env::temp_dir())
+        .policy(Offload::default().device_budget(2 * MIB).prefetch(MIB));
     let cache = builder.build().unwrap();
     steps(&cache, &lab.randn(&[512, 512]), lab.suited(50, 5), chain);
     assert!(cache.store_stats().unwrap().bytes_read > 0);
@@ -76,7 +82,12 @@ fn small_host_pool_used_again_in_every_step(lab: &Lab) {
 
 /// What does not fit into the pool stays on the device.
 fn host_pool_without_a_disk_used_again_in_every_step(lab: &Lab) {
-    let cache = lab.cache().host_pool(4 * MIB).device_budget(2 * MIB).prefetch(MIB).build().unwrap();
+    let cache = lab
+        .cache()
+        .host_pool(4 * MIB)
+        .policy(Offload::default().device_budget(2 * MIB).prefetch(MIB))
+        .build()
+        .unwrap();
     steps(&cache, &lab.randn(&[512, 512]), lab.suited(50, 5), chain);
 }
 
@@ -101,8 +112,12 @@ fn two_streams_one_of_them_from_outside(lab: &Lab) {
     let width: i64 = lab.suited(4096, 256);
     let storage = (width * width * 4) as u64;
     let on_second = second_stream(lab);
-    let cache =
-        lab.cache().host_pool(16 * storage).device_budget(3 * storage).prefetch(2 * storage).build().unwrap();
+    let cache = lab
+        .cache()
+        .host_pool(16 * storage)
+        .policy(Offload::default().device_budget(3 * storage).prefetch(2 * storage))
+        .build()
+        .unwrap();
     let weight = lab.randn(&[width, width]) / (width as f64).sqrt();
     let source = lab.randn(&[width, width]);
     steps(&cache, &source, lab.suited(6, 3), |x| {
@@ -145,8 +160,12 @@ fn two_streams_add_to_the_gradient_of_one_weight(lab: &Lab) {
     let expected = leaf(&whole(16));
     losses(&|input| input.linear(&expected, None::<&Tensor>)).backward();
 
-    let cache =
-        lab.cache().host_pool(32 * storage).device_budget(6 * storage).prefetch(2 * storage).build().unwrap();
+    let cache = lab
+        .cache()
+        .host_pool(32 * storage)
+        .policy(Offload::default().device_budget(6 * storage).prefetch(2 * storage))
+        .build()
+        .unwrap();
     let weight = leaf(&whole(16));
     for round in 1..=lab.suited(5, 2) {
         let step = cache.step();
@@ -164,7 +183,7 @@ fn statistics_that_two_streams_update_are_updated_once(lab: &Lab) {
     let [rows, channels, side] = lab.suited([64, 64, 56], [4, 8, 8]);
     let sources: Vec<Tensor> = (0..6).map(|_| lab.randn(&[rows, channels, side, side])).collect();
     let on_second = second_stream(lab);
-    let cache = lab.cache().host_pool(64 * MIB).device_budget(1).build().unwrap();
+    let cache = lab.cache().host_pool(64 * MIB).policy(Offload::default().device_budget(1)).build().unwrap();
     let train = |in_segments: bool| {
         let buffer = Tensor::ones([3 * channels], (Kind::Float, lab.device));
         let inputs: Vec<Tensor> = sources.iter().map(leaf).collect();

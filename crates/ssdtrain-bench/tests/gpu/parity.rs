@@ -2,7 +2,7 @@
 
 use std::env;
 
-use ssdtrain::TensorCacheBuilder;
+use ssdtrain::{Offload, TensorCacheBuilder};
 use tch::{Kind, Tensor};
 
 use crate::lab::{Lab, assert_nothing_held, assert_same_bits, grads, leaves};
@@ -106,12 +106,23 @@ fn ways(lab: &Lab, shape: &Shape) -> Vec<(&'static str, TensorCacheBuilder)> {
     let disk = || lab.cache().spill_to(env::temp_dir()).verify(true);
     let largest = storage * (shape.vocab / shape.hidden).max(8) as u64;
     vec![
-        ("host pool", lab.cache().host_pool(8 * largest).device_budget(2 * storage).prefetch(storage)),
-        ("host pool that is learned", lab.cache().device_budget(2 * storage).prefetch(storage)),
-        ("smallest budget, no prefetch", lab.cache().device_budget(1).prefetch(0)),
-        ("no limit", lab.cache().device_budget(u64::MAX)),
-        ("host pool and disk", disk().host_pool(largest).device_budget(2 * storage).prefetch(storage)),
-        ("bounce buffer and disk", disk().host_pool(0).device_budget(1)),
+        (
+            "host pool",
+            lab.cache()
+                .host_pool(8 * largest)
+                .policy(Offload::default().device_budget(2 * storage).prefetch(storage)),
+        ),
+        (
+            "host pool that is learned",
+            lab.cache().policy(Offload::default().device_budget(2 * storage).prefetch(storage)),
+        ),
+        ("smallest budget, no prefetch", lab.cache().policy(Offload::default().device_budget(1).prefetch(0))),
+        ("no limit", lab.cache().policy(Offload::default().device_budget(u64::MAX))),
+        (
+            "host pool and disk",
+            disk().host_pool(largest).policy(Offload::default().device_budget(2 * storage).prefetch(storage)),
+        ),
+        ("bounce buffer and disk", disk().host_pool(0).policy(Offload::default().device_budget(1))),
     ]
 }
 

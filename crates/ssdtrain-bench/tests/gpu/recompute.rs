@@ -1,6 +1,6 @@
 //! What backward recomputes has the same bits as the first computation, including random numbers and casts.
 
-use ssdtrain::{Backward, MIB, Policy, StepReport, TensorCache, TensorCacheBuilder, remat, segment};
+use ssdtrain::{Backward, Keep, MIB, Offload, StepReport, TensorCache, TensorCacheBuilder, remat, segment};
 use tch::{Kind, TchError, Tensor, no_grad};
 
 use crate::lab::{Lab, assert_nothing_held, assert_same_bits, grads, leaf, leaves, same_bits};
@@ -72,11 +72,13 @@ fn with_segments(x: &[Tensor]) -> Tensor {
 }
 
 fn caches(lab: &Lab) -> [(&'static str, TensorCacheBuilder); 3] {
-    let pool = || lab.cache().host_pool(256 * MIB).device_budget(1);
+    let pool = |prefetch| {
+        lab.cache().host_pool(256 * MIB).policy(Offload::default().device_budget(1).prefetch(prefetch))
+    };
     [
-        ("keep", TensorCache::builder().device(lab.device).min_bytes(0).policy(Policy::Keep)),
-        ("host pool", pool().prefetch(0)),
-        ("host pool, ahead", pool().prefetch(4 * MIB)),
+        ("keep", TensorCache::builder().device(lab.device).min_bytes(0).policy(Keep)),
+        ("host pool", pool(0)),
+        ("host pool, ahead", pool(4 * MIB)),
     ]
 }
 
@@ -185,14 +187,14 @@ fn steps_under_autocast(lab: &Lab) {
         }
         w.detach()
     };
-    let cache = lab.cache().host_pool(64 * MIB).device_budget(1).build().unwrap();
+    let cache = lab.cache().host_pool(64 * MIB).policy(Offload::default().device_budget(1)).build().unwrap();
     assert!(same_bits(&train(None), &train(Some(&cache))));
     assert_nothing_held(&cache);
 }
 
 fn a_retained_graph_serves_two_backwards(lab: &Lab) {
     let sources = sources(lab, SMALL, Kind::Float);
-    let cache = lab.cache().host_pool(64 * MIB).device_budget(1).build().unwrap();
+    let cache = lab.cache().host_pool(64 * MIB).policy(Offload::default().device_budget(1)).build().unwrap();
     let (once, _) = step(&cache, &sources, with_segments);
     let inputs = leaves(&sources);
     tch::manual_seed(7);
@@ -209,7 +211,7 @@ fn a_retained_graph_serves_two_backwards(lab: &Lab) {
 
 fn a_graph_dropped_without_backward_leaves_no_memory(lab: &Lab) {
     let sources = sources(lab, SMALL, Kind::Float);
-    let cache = lab.cache().host_pool(64 * MIB).device_budget(1).build().unwrap();
+    let cache = lab.cache().host_pool(64 * MIB).policy(Offload::default().device_budget(1)).build().unwrap();
     lab.leaves_no_memory(|| {
         let inputs = leaves(&sources);
         let step = cache.step();

@@ -3,7 +3,7 @@
 use std::{ptr, thread};
 
 use cudarc::driver::{result, sys};
-use ssdtrain::{BackendKind, KIB, MIB, Policy, TensorCache};
+use ssdtrain::{BackendKind, KIB, MIB, Offload, TensorCache};
 use ssdtrain_libtorch::SavedVariable;
 use tch::{Device, Kind, Tensor};
 
@@ -23,7 +23,11 @@ fn forward(x: &Tensor) -> Tensor {
 }
 
 fn tight(lab: &Lab) -> TensorCache {
-    lab.cache().host_pool(64 * MIB).device_budget(MIB).prefetch(256 * KIB).build().unwrap()
+    lab.cache()
+        .host_pool(64 * MIB)
+        .policy(Offload::default().device_budget(MIB).prefetch(256 * KIB))
+        .build()
+        .unwrap()
 }
 
 /// Sources, and what their gradients must be.
@@ -55,7 +59,7 @@ fn caches_of_two_devices_of_one_thread(lab: &Lab) {
     let source = lab.randn(&[256, 256]) * 0.05;
     let plain = leaf(&source);
     forward(&plain).backward();
-    let of_host = TensorCache::builder().policy(Policy::Offload).backend(BackendKind::Memory).min_bytes(0);
+    let of_host = TensorCache::builder().policy(Offload::default()).backend(BackendKind::Memory).min_bytes(0);
     let (of_host, of_gpu) = (of_host.build().unwrap(), tight(lab));
     for of_gpu_is_inner in [true, false] {
         let x = leaf(&source);
@@ -139,7 +143,7 @@ fn two_caches_of_one_thread(lab: &Lab) {
 
 /// The context that a program computes with, for example another GPU's, must not be changed underneath it.
 fn the_context_that_is_current_stays_current(lab: &Lab) {
-    let cache = &lab.cache().host_pool(64 * MIB).device_budget(1).build().unwrap();
+    let cache = &lab.cache().host_pool(64 * MIB).policy(Offload::default().device_budget(1)).build().unwrap();
     let tensor = lab.randn(&[512, 512]);
     thread::scope(|threads| {
         threads.spawn(move || {

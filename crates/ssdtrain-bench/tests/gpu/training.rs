@@ -4,7 +4,7 @@
 use std::env;
 use std::num::NonZero;
 
-use ssdtrain::{KIB, MIB, Policy, TensorCache, TensorCacheBuilder};
+use ssdtrain::{KIB, Keep, MIB, Offload, TensorCache, TensorCacheBuilder};
 use ssdtrain_models::{
     AdamW, AdamWConfig, Batch, Gpt, GptConfig, Optimizer, Recompute, accumulate, seed_step,
 };
@@ -32,8 +32,9 @@ fn a_gpt_trains_to_the_same_bits_with_its_loss_in_chunks(lab: &Lab) {
 }
 
 fn a_gpt_trains_to_the_same_bits_with_parts_recomputed(lab: &Lab) {
-    let keep = || TensorCache::builder().policy(Policy::Keep);
-    let pool = || lab.cache().host_pool(64 * MIB).device_budget(1).prefetch(512 * KIB);
+    let keep = || TensorCache::builder().policy(Keep);
+    let pool =
+        || lab.cache().host_pool(64 * MIB).policy(Offload::default().device_budget(1).prefetch(512 * KIB));
     let ways = [
         ("keep", keep(), Recompute::None),
         ("keep, layers recomputed", keep(), Recompute::Layer),
@@ -125,10 +126,21 @@ impl Learner {
 fn train(lab: &Lab, chunk: Option<NonZero<u32>>) {
     let disk = || lab.cache().spill_to(env::temp_dir());
     let ways = [
-        ("host pool", lab.cache().host_pool(64 * MIB).device_budget(1).prefetch(0)),
-        ("host pool, ahead", lab.cache().host_pool(64 * MIB).device_budget(2 * MIB).prefetch(512 * KIB)),
-        ("disk", disk().host_pool(2 * MIB).device_budget(1).prefetch(0)),
-        ("disk, ahead", disk().host_pool(2 * MIB).device_budget(2 * MIB).prefetch(512 * KIB)),
+        (
+            "host pool",
+            lab.cache().host_pool(64 * MIB).policy(Offload::default().device_budget(1).prefetch(0)),
+        ),
+        (
+            "host pool, ahead",
+            lab.cache()
+                .host_pool(64 * MIB)
+                .policy(Offload::default().device_budget(2 * MIB).prefetch(512 * KIB)),
+        ),
+        ("disk", disk().host_pool(2 * MIB).policy(Offload::default().device_budget(1).prefetch(0))),
+        (
+            "disk, ahead",
+            disk().host_pool(2 * MIB).policy(Offload::default().device_budget(2 * MIB).prefetch(512 * KIB)),
+        ),
     ];
     agree_with_keep(lab, chunk, ways);
 }
@@ -139,7 +151,7 @@ pub(crate) fn agree_with_keep<const N: usize>(
     chunk: Option<NonZero<u32>>,
     ways: [(&'static str, TensorCacheBuilder); N],
 ) {
-    let keep = ("keep", TensorCache::builder().policy(Policy::Keep));
+    let keep = ("keep", TensorCache::builder().policy(Keep));
     let learner = |(way, cache)| Learner::new(lab, way, cache, chunk, Recompute::None);
     agree(lab, [keep].into_iter().chain(ways).map(learner).collect());
 }

@@ -40,6 +40,11 @@ fn structures() -> String {
     );
     layout!(out, StSegments { was, came, goes });
     layout!(out, StCallbacks { pack, unpack, release, error });
+    layout!(out, StTouched { storage, bytes, version, device_type, device_index, unwritten });
+    layout!(out, StDescription { name, number, read, made, begun, ended, on_stream });
+    layout!(out, StView { storage, scalar_type, device_type, offset, dimensions, sizes, strides });
+    layout!(out, StArgument { form, integer, real, text, view });
+    layout!(out, StCall { overload, arguments, results });
     layout!(out, StBlock { data, bytes, capacity, held });
     layout!(out, StMemory { allocated, peak, reserved });
     out

@@ -1,0 +1,258 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::{Activation, Placement, Recompute, Release, Role};
+
+const MS: Duration = Duration::from_millis(1);
+
+/// Layers of 100 bytes without a recipe and 100 bytes that are cheap to recompute.
+fn layers(count: usize) -> Workload {
+    let activation = |recompute: Option<Recompute>| Activation {
+        bytes: 100,
+        forward: 10 * MS,
+        backward: 20 * MS,
+        recompute,
+        ..Activation::default()
+    };
+    let recipe = |input| Some(Recompute { time: MS, inputs: vec![input] });
+    let activations =
+        (0..count).flat_map(|layer| [activation(None), activation(recipe(2 * layer))]).collect();
+    Workload { activations, turn: MS, rest: MS, turn_extra: 0 }
+}
+
+fn copies(bytes_per_s: f64) -> Machine {
+    Machine { copy_out: bytes_per_s, copy_in: bytes_per_s, ..Machine::default() }
+}
+
+fn count(plan: &Plan, placement: Placement) -> usize {
+    plan.placements.iter().filter(|found| **found == placement).count()
+}
+
+/// Blocks that compute four saved activations of 100 bytes one from the other, from a spare input of 50 bytes that
+/// only a long product computes.
+fn blocks(count: usize) -> Workload {
+    let mut activations: Vec<Activation> = Vec::new();
+    let mut add = |role: Role, bytes: u64, time: Duration, inputs: Vec<usize>| {
+        let backward = if role == Role::Saved { 20 * MS } else { Duration::ZERO };
+        let recompute = Some(Recompute { time, inputs });
+        let forward = 10 * MS;
+        activations.push(Activation { role, bytes, forward, backward, recompute, ..Activation::default() });
+        activations.len() - 1
+    };
+    let mut input = add(Role::Spare, 50, 10 * MS, Vec::new());
+    for _ in 0..count {
+        let last = (0..4).fold(input, |last, _| add(Role::Saved, 100, MS, vec![last]));
+        input = add(Role::Spare, 50, 10 * MS, vec![input, last]);
+    }
+    Workload { activations, turn: MS, rest: MS, turn_extra: 0 }
+}
+
+#[test]
+fn an_input_is_saved_in_place_of_what_is_computed_from_it() {
+    let (work, machine) = (blocks(8), copies(1.0));
+    let plan = Frontier::new(&work, &machine, Caps::default()).plan(Goal::budget(900)).unwrap();
+    assert_eq!((count(&plan, Placement::Host), plan.prediction.stall.total()), (0, Duration::ZERO));
+    let inputs = work.activations.iter().zip(&plan.placements).filter(|(one, _)| one.role == Role::Spare);
+    assert!(inputs.filter(|(_, placement)| **placement == Placement::Keep).count() > 2, "{plan:?}");
+}
+
+#[test]
+fn plans_are_no_worse_than_blocks_that_are_recomputed_from_inputs_that_are_moved() {
+    let work = blocks(8);
+    let placements: Vec<Placement> = work
+        .activations
+        .iter()
+        .map(|one| if one.role == Role::Spare { Placement::Host } else { Placement::Recompute })
+        .collect();
+    for rate in [1e3, 1e4, 1e5] {
+        let machine = copies(rate);
+        for backward_budget in [0, 50, 400] {
+            let budgets = Budgets { device_budget: 100, backward_budget, ..Budgets::default() };
+            let segments = work.simulate(&placements, &machine, &budgets);
+            let frontier = Frontier::new(&work, &machine, Caps::default());
+            assert!(frontier.lowest().prediction.peak() <= segments.peak(), "{rate}");
+            let plan = frontier.plan(Goal::budget(segments.peak())).unwrap();
+            assert!(plan.prediction.step <= segments.step, "{rate} {:?} {segments:?}", plan.prediction);
+        }
+    }
+}
+
+#[test]
+fn what_fits_is_kept() {
+    let (work, machine) = (layers(8), copies(1e9));
+    let plan = Frontier::new(&work, &machine, Caps::default()).plan(Goal::budget(1600)).unwrap();
+    assert_eq!((count(&plan, Placement::Keep), plan.prediction.peak()), (16, 1600));
+}
+
+#[test]
+fn copies_come_before_computing_again_where_they_are_free() {
+    let (work, machine) = (layers(8), copies(1e9));
+    let plan = Frontier::new(&work, &machine, Caps::default()).plan(Goal::budget(600)).unwrap();
+    assert_eq!((count(&plan, Placement::Recompute), plan.prediction.step), (0, work.computed()));
+    assert!(plan.prediction.peak() <= 600 && count(&plan, Placement::Host) > 0);
+}
+
+#[test]
+fn computing_again_comes_first_where_copies_are_slow() {
+    let (work, machine) = (layers(8), copies(100.0));
+    let plan = Frontier::new(&work, &machine, Caps::default()).plan(Goal::budget(900)).unwrap();
+    assert_eq!((count(&plan, Placement::Recompute), count(&plan, Placement::Host)), (7, 0));
+    assert_eq!(plan.prediction.step, work.computed() + 7 * MS);
+}
+
+#[test]
+fn an_overhead_buys_the_lowest_peak_there_is_for_it() {
+    let (work, machine) = (layers(8), copies(4e3));
+    let frontier = Frontier::new(&work, &machine, Caps::default());
+    let peak = |share| frontier.plan(Goal::overhead(share)).unwrap().prediction.peak();
+    let peaks = [0.0, 0.02, 1.0].map(peak);
+    assert!(peaks.is_sorted_by(|more, less| more > less), "{peaks:?}");
+}
+
+#[test]
+fn what_exceeds_the_host_goes_to_the_disk_oldest_first() {
+    let (work, machine) = (layers(8), Machine { host_pool: 500, ..copies(1e9) });
+    let plan =
+        Frontier::new(&work, &machine, Caps::default()).plan(Goal { peak: Some(400), step: None }).unwrap();
+    let last_on_disk = plan.placements.iter().rposition(|placement| *placement == Placement::Disk).unwrap();
+    let first_in_host = plan.placements.iter().position(|placement| *placement == Placement::Host).unwrap();
+    assert!(last_on_disk < first_in_host, "{plan:?}");
+}
+
+#[test]
+fn a_goal_out_of_reach_is_told_with_what_is_in_reach() {
+    let (work, machine) = (layers(2), copies(1e9));
+    let refused = Frontier::new(&work, &machine, Caps::default()).plan(Goal::budget(50)).unwrap_err();
+    assert!((100..400).contains(&refused.peak), "{refused:?}");
+    assert!(refused.to_string().contains("lowest activation peak"), "{refused}");
+}
+
+#[test]
+fn no_efficient_point_beats_another() {
+    let (work, machine) = (layers(8), copies(5e3));
+    let points = Frontier::new(&work, &machine, Caps::default()).efficient();
+    assert!(points.len() > 2);
+    assert!(points.windows(2).all(|pair| pair[0].peak() < pair[1].peak() && pair[0].step > pair[1].step));
+}
+
+#[test]
+fn nothing_saved_is_nothing_to_plan() {
+    let (work, machine) = (Workload::default(), Machine::default());
+    let plan = Frontier::new(&work, &machine, Caps::default()).plan(Goal::budget(0)).unwrap();
+    assert!(plan.placements.is_empty());
+}
+
+/// The device holds a storage that is larger than the device budget until it is on the disk.
+#[test]
+fn a_slow_disk_and_a_storage_larger_than_the_device_budget_break_no_goal() {
+    let large = Activation { bytes: 600, forward: MS, backward: MS, ..Activation::default() };
+    let again =
+        Activation { bytes: 100, recompute: Some(Recompute { time: MS, inputs: vec![0] }), ..large.clone() };
+    let roomy = Activation { bytes: 100, forward_extra: 700, ..large.clone() };
+    let work = Workload { activations: vec![large, again, roomy], turn: MS, rest: MS, turn_extra: 0 };
+    let machine = Machine { release: Release::WhenStored, disk_write: 1e9, disk_read: 1e9, ..copies(1e9) };
+    let behind = Machine { disk_write: 1.0, ..machine };
+    for budget in [800, 1000, 1200, 1400] {
+        let Ok(plan) = Frontier::new(&work, &machine, Caps::default()).plan(Goal::budget(budget)) else {
+            continue;
+        };
+        let peak = work.simulate(&plan.placements, &behind, &plan.budgets).peak();
+        assert!(peak <= budget, "{peak} with a budget of {budget}: {plan:?}");
+    }
+}
+
+fn workload() -> impl Strategy<Value = Workload> {
+    use Role::{Fleeting, Saved, Spare};
+    let millis = |most: u64| (0..most).prop_map(Duration::from_millis);
+    let role = prop::sample::select(vec![Saved, Saved, Spare, Fleeting]);
+    // How far before it its inputs are.
+    let recompute = prop::option::of((millis(30), prop::collection::vec(1_usize..8, 0..3)));
+    let activation = (role, 1_u64..1000, millis(50), millis(100), recompute, 0_u64..500, 0_u64..500);
+    (prop::collection::vec(activation, 1..40), 0_u64..500).prop_map(|(activations, turn_extra)| {
+        let count = activations.len();
+        let activation = |(
+            index,
+            (role, bytes, forward, backward, recompute, forward_extra, backward_extra),
+        ): (usize, _)| {
+            // Neighbours may be saved in another order than they are computed in.
+            let input = |before: usize| (index ^ 1).checked_sub(before).map(|input| input ^ 1);
+            let recompute = Option::map(recompute, |(time, before): (_, Vec<usize>)| Recompute {
+                time,
+                inputs: before.into_iter().filter_map(input).filter(|input| *input < count).collect(),
+            });
+            Activation {
+                role,
+                bytes,
+                forward,
+                backward: if role == Saved { backward } else { Duration::ZERO },
+                forward_extra,
+                backward_extra: if role == Saved { backward_extra } else { 0 },
+                recompute,
+                in_use_until: if bytes % 8 == 0 { usize::MAX } else { index + (bytes / 8) as usize % 6 },
+                in_use_with: bytes as usize % 3,
+                traffic: (bytes % 3 > 0).then_some(3 * bytes),
+            }
+        };
+        let activations = activations.into_iter().enumerate().map(activation).collect();
+        Workload { activations, turn: MS, rest: MS, turn_extra }
+    })
+}
+
+fn machine() -> impl Strategy<Value = Machine> {
+    let speed = || 1e3..1e6;
+    (speed(), speed(), speed(), speed(), 0_u64..20_000).prop_map(
+        |(copy_out, copy_in, disk_write, disk_read, host_pool)| Machine {
+            copy_out,
+            copy_in,
+            disk_write,
+            disk_read,
+            host_pool,
+            ..Machine::default()
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn no_disk_that_falls_behind_breaks_a_budget(
+        work in workload(), machine in machine(), budget in 0_u64..20_000, slower in 0.001..1.0
+    ) {
+        let machine = Machine { release: Release::WhenStored, ..machine };
+        if let Ok(plan) = Frontier::new(&work, &machine, Caps::default()).plan(Goal::budget(budget)) {
+            let behind = Machine { disk_write: slower * machine.disk_write, ..machine };
+            let prediction = work.simulate(&plan.placements, &behind, &plan.budgets);
+            prop_assert!(prediction.peak() <= budget, "{prediction:?} instead of {:?}", plan.prediction);
+        }
+    }
+
+    #[test]
+    fn more_budget_never_predicts_a_slower_step(work in workload(), machine in machine(), less: u16, more: u16) {
+        let frontier = Frontier::new(&work, &machine, Caps::default());
+        let step = |budget: u64| frontier.plan(Goal::budget(budget)).map(|plan| plan.prediction.step);
+        if let Ok(tight) = step(less.into()) {
+            prop_assert!(step(u64::from(less) + u64::from(more)).unwrap() <= tight);
+        }
+    }
+
+    #[test]
+    fn no_plan_breaks_its_goal_or_a_cap(
+        work in workload(), machine in machine(), budget in 0_u64..20_000, share in 0.0..1.0, disk in 0_u64..5000, written in 0_u64..5000
+    ) {
+        let caps = Caps { disk, written };
+        let frontier = Frontier::new(&work, &machine, caps);
+        for goal in [Goal::budget(budget), Goal::overhead(share), Goal { peak: Some(budget), step: Some(1.0 + share) }] {
+            let Ok(plan) = frontier.plan(goal) else { continue };
+            let bytes = |placement| -> u64 {
+                let chosen = work.activations.iter().zip(&plan.placements).filter(|(_, found)| **found == placement);
+                chosen.map(|(activation, _)| activation.bytes).sum()
+            };
+            let prediction = work.simulate(&plan.placements, &machine, &plan.budgets);
+            prop_assert_eq!(prediction, plan.prediction);
+            prop_assert!(prediction.peak() <= goal.peak.unwrap_or(u64::MAX));
+            let longest = goal.step.map_or(f64::INFINITY, |times| times * work.computed().as_secs_f64());
+            prop_assert!(prediction.step.as_secs_f64() <= longest);
+            prop_assert!(bytes(Placement::Disk) <= disk.min(written) && prediction.written <= written);
+            prop_assert!(bytes(Placement::Host) <= machine.host_pool);
+        }
+    }
+}

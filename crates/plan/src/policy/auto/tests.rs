@@ -1,0 +1,538 @@
+use super::*;
+use crate::report::{Baseline, PlanReport};
+use crate::{Activation, Rates, Save, Workload};
+
+const MS: Duration = Duration::from_millis(1);
+const LAYERS: u64 = 20;
+const MB: u64 = 1_000_000;
+const WHOLE: StepOutcome = StepOutcome::Planned(Adherence::Whole(1));
+
+/// Layers of `bytes` bytes each, with 10 ms of forward and 20 ms of backward, on a CPU whose disk moves `disk` megabytes per second.
+fn profile_of(bytes: u64, disk: f64) -> StepProfile {
+    let entry = Activation { bytes, forward: 10 * MS, backward: 20 * MS, ..Activation::default() };
+    let save = |entry| Save { entry, bytes, scope: ScopeId::default() };
+    StepProfile {
+        work: Workload { activations: vec![entry; LAYERS as usize], ..Workload::default() },
+        saves: (0..LAYERS).map(|entry| (save(entry), entry as usize)).collect(),
+        micro_batches: 1,
+        rates: Rates { written: Some(disk * 1e6), read: Some(disk * 1e6), ..Rates::default() },
+        ..StepProfile::default()
+    }
+}
+
+fn profile(disk: f64) -> StepProfile {
+    profile_of(MB, disk)
+}
+
+/// How a step is run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum NextStep {
+    /// Everything moves.
+    OffloadAll { profiled: bool, budgets: Budgets },
+    /// What fits stays.
+    Keep { headroom: Headroom },
+    /// Everything stays, for comparison with planned steps.
+    Baseline,
+    /// As planned.
+    Follow { headroom: Headroom },
+}
+
+impl NextStep {
+    fn of(plan: StepPlan) -> NextStep {
+        match (plan.saves, plan.room) {
+            (Saves::Keep, room) if room == Room::default() => NextStep::Baseline,
+            (Saves::Scheduled { unplanned, .. }, Room::Within(_)) => NextStep::Follow { headroom: unplanned },
+            (Saves::Move, Room::Within(budgets)) => NextStep::OffloadAll { profiled: plan.profiled, budgets },
+            (Saves::Move, Room::Fitting(headroom)) => NextStep::Keep { headroom },
+            (saves, room) => panic!("{saves:?} in {room:?}"),
+        }
+    }
+}
+
+/// How a step went, compared with its plan.
+enum StepOutcome {
+    /// Nothing was planned.
+    Unplanned,
+    /// It was profiled.
+    Profiled(Option<Box<StepProfile>>),
+    /// It kept everything.
+    Baseline,
+    Planned(Adherence),
+}
+
+/// The steps of one run, on a device with `free` bytes of free memory.
+struct Run {
+    auto: Auto,
+    number: u64,
+    free: u64,
+}
+
+impl Run {
+    fn begin(goal: Goal) -> Run {
+        Run { auto: Auto::new(goal), number: 0, free: 0 }
+    }
+
+    /// A run whose second step has shown `profile`.
+    fn planned(goal: Goal, profile: StepProfile) -> Run {
+        let mut run = Run::begin(goal);
+        assert!(matches!(run.next_step(), NextStep::OffloadAll { profiled: false, .. }));
+        run.ended(StepOutcome::Unplanned, Observation::default());
+        assert!(matches!(run.next_step(), NextStep::OffloadAll { profiled: true, .. }));
+        run.ended(StepOutcome::Profiled(Some(Box::new(profile))), Observation::default());
+        assert!(matches!(run.next_step(), NextStep::Follow { .. }));
+        run
+    }
+
+    /// How the next step is run.
+    fn next_step(&mut self) -> NextStep {
+        let resources = Resources { host_pool: 0, disk: u64::MAX, release: Release::WhenStored };
+        NextStep::of(self.auto.begin(&Outset { step: self.number + 1, resources, free: &|| self.free }))
+    }
+
+    fn ended(&mut self, went: StepOutcome, observed: Observation) {
+        self.number += 1;
+        let profiled = matches!(went, StepOutcome::Profiled(_));
+        let saves = if matches!(went, StepOutcome::Baseline) { Saves::Keep } else { Saves::Move };
+        let (profile, followed) = match went {
+            StepOutcome::Unplanned | StepOutcome::Baseline => (None, None),
+            StepOutcome::Profiled(profile) => (profile, None),
+            StepOutcome::Planned(followed) => (None, Some(followed)),
+        };
+        let observed = Observation { step: self.number, profile, followed, ..observed };
+        self.auto.end(&StepPlan { profiled, saves, ..StepPlan::default() }, observed);
+    }
+
+    /// A step that goes as decided. It takes `kept` if everything is kept, and `times` as long otherwise.
+    fn step(&mut self, kept: Duration, times: f64) {
+        match self.next_step() {
+            NextStep::OffloadAll { .. } => panic!("a profile"),
+            NextStep::Keep { .. } => panic!("there is a plan"),
+            NextStep::Baseline => {
+                self.ended(StepOutcome::Baseline, Observation { wall: kept, ..Observation::default() })
+            }
+            NextStep::Follow { .. } => {
+                let keeps_all = self.auto.planned.as_ref().unwrap().keeps_all();
+                let wall = if keeps_all { kept } else { kept.mul_f64(times) };
+                self.ended(WHOLE, Observation { wall, ..Observation::default() });
+            }
+        }
+    }
+
+    fn report(&mut self) -> Arc<PlanReport> {
+        match self.auto.report(&|_| String::new()) {
+            Some(PolicyReport::Plan(plan)) => plan,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A step that goes exactly as planned.
+    fn usual(&mut self) -> Observation {
+        let report = self.report();
+        Observation { wall: report.step, stall: report.prediction.stall.total(), ..Observation::default() }
+    }
+
+    /// `count` steps that differ from the plan by `change`.
+    fn steps(&mut self, count: usize, change: impl Fn(Observation) -> Observation) {
+        for _ in 0..count {
+            let observed = change(self.usual());
+            self.ended(WHOLE, observed);
+        }
+        self.next_step();
+    }
+}
+
+// ---- the disk ----
+
+#[test]
+fn a_disk_that_becomes_faster_is_used_again_within_five_steps() {
+    let goal = Goal::overhead(0.02);
+    let unthrottled = Run::planned(goal, profile(400.0)).report().prediction.peak();
+    let mut run = Run::planned(goal, profile(20.0));
+    assert!(run.report().prediction.peak() > 2 * unthrottled);
+    let faster = |observed| Observation { written: Some(400e6), read: Some(400e6), ..observed };
+    let steps = (1..=5).find(|_| {
+        run.steps(1, faster);
+        run.report().prediction.peak() == unthrottled
+    });
+    assert_eq!(steps, Some(2));
+    run.steps(100, faster);
+    assert_eq!(run.report().plans, 2, "and that is that");
+}
+
+#[test]
+fn a_disk_of_another_speed_that_changes_no_plan_is_taken_note_of() {
+    let mut run = Run::planned(Goal::overhead(0.02), profile(400.0));
+    run.steps(3, |usual| usual);
+    let before = run.report();
+    run.steps(2, |usual| Observation { written: Some(800e6), read: Some(800e6), ..usual });
+    let after = run.report();
+    assert!(run.auto.is_settled() && after.plans == 1, "{before}\n{after}");
+    assert!((after.machine.disk_write / before.machine.disk_write - 2.0).abs() < 0.1, "{before}\n{after}");
+}
+
+#[test]
+fn a_day_of_steps_writes_no_more_than_it_may() {
+    let mut run = Run::begin(Goal::overhead(0.02));
+    // A step takes 600 ms: 144,000 a day.
+    run.auto = run.auto.written_per_day(144_000 * 3 * MB);
+    run.next_step();
+    run.auto.profiled(profile(400.0));
+    let written = run.report().prediction.written;
+    assert!((1..=3 * MB).contains(&written), "{written}");
+}
+
+// ---- times, without steps that keep everything ----
+
+#[test]
+fn steps_that_take_longer_correct_the_times() {
+    let mut run = Run::planned(Goal::overhead(0.02), profile(400.0));
+    let before = run.report().kept_step;
+    run.steps(3, |usual| Observation { wall: 2 * usual.wall, ..usual });
+    let after = run.report();
+    assert!(after.kept_step.abs_diff(2 * before) < MS && after.baseline == Baseline::Profile, "{after}");
+}
+
+#[test]
+fn stalls_beyond_those_planned_are_paid_for_with_memory() {
+    let mut run = Run::planned(Goal::overhead(0.02), profile(100.0));
+    let before = run.report();
+    run.steps(3, |usual| Observation { wall: usual.wall + 30 * MS, stall: usual.stall + 30 * MS, ..usual });
+    let after = run.report();
+    assert!(after.plans == 2 && after.step < before.step, "{before}\n{after}");
+    assert!(after.prediction.peak() > before.prediction.peak(), "{before}\n{after}");
+}
+
+#[test]
+fn stalls_beyond_the_whole_overhead_do_not_end_moving() {
+    let mut run = Run::planned(Goal::overhead(0.02), profile(100.0));
+    let kept = run.report().kept_step;
+    run.steps(3, |usual| Observation {
+        wall: usual.wall + kept / 20,
+        stall: usual.stall + kept / 20,
+        ..usual
+    });
+    let after = run.report();
+    assert!(after.prediction.written > 0 && after.step.as_secs_f64() <= 1.02 * kept.as_secs_f64(), "{after}");
+    assert!(after.prediction.peak() < LAYERS * 800_000, "{after}");
+}
+
+// ---- times, compared with steps that keep everything ----
+
+const KEPT: Duration = Duration::from_millis(LAYERS * 30);
+
+#[test]
+fn what_a_plan_costs_beside_its_stalls_is_told_by_steps_that_keep_everything() {
+    let mut run = Run { free: u64::MAX, ..Run::planned(Goal::overhead(0.02), profile(400.0)) };
+    let before = run.report();
+    // A plan as low as the first takes a tenth longer than it should, without a stall; a higher one does not.
+    let mut weighed = 0;
+    for _ in 0..30 {
+        let low = run.report().prediction.peak() <= before.prediction.peak();
+        weighed += usize::from(matches!(run.next_step(), NextStep::Baseline));
+        run.step(KEPT, if low { 1.1 } else { 1.01 });
+    }
+    let after = run.report();
+    assert_eq!((weighed, after.loosened, after.baseline), (3, 1, Baseline::Measured), "{after}");
+    assert!(after.kept_step == KEPT && !after.keeps_all(), "{after}");
+    assert!(after.prediction.peak() > before.prediction.peak(), "{before}\n{after}");
+}
+
+#[test]
+fn a_plan_that_stays_beyond_its_goal_is_loosened_until_everything_is_kept() {
+    let mut run = Run { free: u64::MAX, ..Run::planned(Goal::overhead(0.02), profile(400.0)) };
+    for _ in 0..60 {
+        run.step(KEPT, 1.2);
+    }
+    let report = run.report();
+    assert!(report.keeps_all() && report.in_reach && report.loosened == 5, "{report}");
+    assert!(report.to_string().contains("everything is kept"), "{report}");
+}
+
+/// A run of a goal of a tenth, whose steps take `factor` times as much beyond one with everything kept as is planned.
+fn run_of_plans_that_cost(factor: f64) -> Run {
+    let mut run = Run { free: u64::MAX, ..Run::planned(Goal::overhead(0.1), profile(50.0)) };
+    for _ in 0..60 {
+        let planned = run.report().step.saturating_sub(KEPT);
+        run.step(KEPT, 1.0 + factor * planned.as_secs_f64() / KEPT.as_secs_f64());
+    }
+    run
+}
+
+#[test]
+fn a_plan_that_takes_more_than_planned_comes_within_its_goal() {
+    let before = Run::planned(Goal::overhead(0.1), profile(50.0)).report();
+    assert!(before.step > KEPT.mul_f64(1.08), "{before}");
+    let after = run_of_plans_that_cost(1.5).report();
+    let step = KEPT + (after.step - KEPT).mul_f64(1.5);
+    assert!((KEPT.mul_f64(1.06)..=KEPT.mul_f64(1.1)).contains(&step), "{step:?}: {after}");
+    assert!(after.loosened == 1 && after.prediction.peak() > before.prediction.peak(), "{before}\n{after}");
+}
+
+#[test]
+fn a_plan_that_takes_less_than_planned_is_replaced_by_a_lower_one() {
+    let before = Run::planned(Goal::overhead(0.1), profile(50.0)).report();
+    let after = run_of_plans_that_cost(0.5).report();
+    let step = KEPT + (after.step - KEPT) / 2;
+    assert!((KEPT.mul_f64(1.06)..=KEPT.mul_f64(1.1)).contains(&step), "{step:?}: {after}");
+    assert!(after.loosened == 0 && after.tightened > 0, "{after}");
+    assert!(after.prediction.peak() < before.prediction.peak(), "{before}\n{after}");
+}
+
+#[test]
+fn the_times_of_steps_in_which_kernels_are_made_do_not_count() {
+    let mut run = Run { free: u64::MAX, ..Run::planned(Goal::overhead(0.1), profile(50.0)) };
+    let before = run.report();
+    run.steps(40, |usual| Observation { wall: 2 * usual.wall, compiled: true, ..usual });
+    assert!(!run.auto.is_settled() && run.report() == before);
+    run.steps(3, |usual| usual);
+    assert!(run.auto.is_settled() && run.report() == before);
+}
+
+#[test]
+fn a_plan_that_keeps_its_goal_is_left_alone() {
+    let mut run = Run { free: u64::MAX, ..Run::planned(Goal::overhead(0.02), profile(400.0)) };
+    let before = run.report();
+    for _ in 0..200 {
+        assert!(matches!(run.next_step(), NextStep::Follow { .. }), "nothing to weigh");
+        run.step(KEPT, 1.015);
+    }
+    assert_eq!(run.report(), before);
+}
+
+#[test]
+fn a_machine_of_another_speed_is_no_reason_to_loosen_a_plan_or_to_profile() {
+    let mut run = Run { free: u64::MAX, ..Run::planned(Goal::overhead(0.02), profile(400.0)) };
+    for kept in [KEPT, 2 * KEPT, KEPT / 3] {
+        for _ in 0..50 {
+            run.step(kept, 1.01);
+        }
+        let report = run.report();
+        assert!(report.loosened == 0 && report.kept_step.abs_diff(kept) < 9 * MS, "{kept:?}: {report}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_not_kept_to_be_held_beside() {
+    for (free, goal) in [
+        (LAYERS * MB, Goal::overhead(0.02)),
+        (u64::MAX, Goal { peak: Some(12 * MB), ..Goal::overhead(0.02) }),
+    ] {
+        let mut run = Run { free, ..Run::planned(goal, profile(400.0)) };
+        for _ in 0..30 {
+            assert!(matches!(run.next_step(), NextStep::Follow { .. }), "{goal:?}");
+            run.step(KEPT, 1.2);
+        }
+    }
+}
+
+#[test]
+fn of_a_peak_and_a_time_that_cannot_both_be_kept_the_peak_is() {
+    let goal = Goal { peak: Some(8 * MB), ..Goal::overhead(0.02) };
+    let report = Run::planned(goal, profile(1.0)).report();
+    assert!(!report.in_reach && report.prediction.peak() <= 8 * MB, "{report}");
+    assert!(report.prediction.peak() > 4 * MB, "the quickest within it\n{report}");
+}
+
+// ---- peaks ----
+
+#[test]
+fn a_peak_beyond_the_budget_makes_a_lower_plan() {
+    let mut run = Run::planned(Goal::budget(12 * MB), profile(400.0));
+    let before = run.report().prediction.peak();
+    run.steps(1, |usual| Observation { peak: 16 * MB, ..usual });
+    let after = run.report();
+    assert!(after.prediction.peak() <= 8 * MB && before > 8 * MB && after.plans == 2, "{after}");
+}
+
+#[test]
+fn a_peak_beyond_the_budget_by_little_makes_a_plan_that_is_lower_by_what_was_not_foreseen() {
+    let mut run = Run::planned(Goal::budget(12 * MB), profile(400.0));
+    let before = run.report().prediction.peak();
+    assert!(before + MB <= 12 * MB, "{before}");
+    run.steps(1, |usual| Observation { peak: 12 * MB + 8, ..usual });
+    assert!(run.report().prediction.peak() <= before - 8, "{}", run.report());
+}
+
+#[test]
+fn a_peak_beyond_the_budget_counts_when_steps_show_something_else_as_well() {
+    let mut run = Run::planned(Goal::budget(12 * MB), profile(400.0));
+    let before = run.report().prediction.peak();
+    run.steps(4, |usual| usual);
+    let over = |usual| Observation { peak: 16 * MB, ..usual };
+    // The second step with such a wait for the disk shows that the disk has changed.
+    let slower = |usual| Observation { written: Some(200e6), read: Some(200e6), ..usual };
+    run.steps(1, slower);
+    run.steps(1, |usual| over(slower(usual)));
+    let after = run.report();
+    assert!(after.machine.disk_write < 200e6 && before > 8 * MB, "{after}");
+    assert!(after.prediction.peak() <= 8 * MB, "{after}");
+}
+
+#[test]
+fn steps_that_are_not_planned_may_take_what_has_shown_to_leave_them_within_the_budget() {
+    let mut run = Run::begin(Goal::budget(12 * MB));
+    let headroom = |run: &mut Run| match run.next_step() {
+        NextStep::OffloadAll { budgets, .. } => budgets.device_budget,
+        next_step => panic!("{next_step:?}"),
+    };
+    assert_eq!(headroom(&mut run), 6 * MB);
+    run.ended(StepOutcome::Unplanned, Observation { peak: 14 * MB, ..Observation::default() });
+    assert_eq!(headroom(&mut run), 4 * MB);
+    run.ended(StepOutcome::Profiled(None), Observation { peak: 20 * MB, ..Observation::default() });
+    run.ended(StepOutcome::Profiled(None), Observation::default());
+    assert!(matches!(run.next_step(), NextStep::Keep { headroom: Headroom::Bytes(0) }));
+}
+
+#[test]
+fn a_peak_beyond_the_budget_counts_in_steps_of_other_micro_batches_and_in_parts() {
+    for followed in [Adherence::Whole(3), Adherence::Part] {
+        let mut run = Run::planned(Goal::budget(12 * MB), profile(400.0));
+        let over = Observation { peak: 16 * MB, ..run.usual() };
+        run.ended(StepOutcome::Planned(followed), over);
+        assert!(run.report().prediction.peak() <= 8 * MB, "{followed:?}: {}", run.report());
+    }
+}
+
+#[test]
+fn a_peak_that_does_not_come_again_lowers_plans_for_a_while() {
+    let mut run = Run::planned(Goal::budget(12 * MB), profile(400.0));
+    let before = run.report().prediction.peak();
+    run.steps(1, |usual| Observation { peak: 40 * MB, ..usual });
+    assert!(run.report().prediction.peak() < before);
+    run.steps(16, |usual| usual);
+    assert_eq!(run.report().prediction.peak(), before);
+}
+
+#[test]
+fn each_peak_beyond_the_budget_counts() {
+    let mut run = Run::planned(Goal::budget(18 * MB), profile(400.0));
+    let over = (0..110_u64).filter(|number| {
+        let peak = run.report().prediction.peak() + number / 8 * MB;
+        run.steps(1, |usual| Observation { peak, ..usual });
+        // From then on it is more than the lowest plan allows for.
+        peak > 18 * MB && *number < 80
+    });
+    assert!(over.count() < 10);
+}
+
+#[test]
+fn what_is_known_to_be_beyond_the_peak_is_not_kept_to_be_held_beside() {
+    let goal = Goal { peak: Some(22 * MB), ..Goal::overhead(0.02) };
+    let mut run = Run { free: u64::MAX, ..Run::planned(goal, profile(20.0)) };
+    let mut over = 0;
+    for _ in 0..40 {
+        // 5 MB more than planned, whatever the plan.
+        let (went, wall, planned) = match run.next_step() {
+            NextStep::Baseline => {
+                (StepOutcome::Baseline, KEPT, run.auto.planned.as_ref().unwrap().kept_peak())
+            }
+            NextStep::Follow { .. } => (WHOLE, KEPT.mul_f64(1.2), run.report().prediction.peak()),
+            next_step => panic!("{next_step:?}"),
+        };
+        let peak = planned + 5 * MB;
+        over += usize::from(peak > 22 * MB);
+        run.ended(went, Observation { wall, peak, ..Observation::default() });
+    }
+    assert_eq!(over, 1);
+}
+
+// ---- other steps ----
+
+const LOST: StepOutcome = StepOutcome::Planned(Adherence::Lost);
+const PART: StepOutcome = StepOutcome::Planned(Adherence::Part);
+
+#[test]
+fn steps_that_stay_another_kind_are_profiled_and_planned() {
+    let mut run = Run::planned(Goal::overhead(0.02), profile(400.0));
+    run.ended(LOST, Observation::default());
+    assert!(matches!(run.next_step(), NextStep::OffloadAll { profiled: true, .. }));
+    run.ended(StepOutcome::Profiled(Some(Box::new(profile_of(2 * MB, 400.0)))), Observation::default());
+    assert_eq!(run.report().plans, 2);
+}
+
+#[test]
+fn between_profiles_that_come_to_nothing_the_last_plan_is_tried() {
+    let mut run = Run::planned(Goal::overhead(0.02), profile(400.0));
+    let mut profiled = 0;
+    for number in 3..=200 {
+        match run.next_step() {
+            NextStep::OffloadAll { .. } => {
+                profiled += 1;
+                run.ended(
+                    StepOutcome::Profiled(Some(Box::new(profile_of(MB + number, 400.0)))),
+                    Observation::default(),
+                );
+            }
+            NextStep::Follow { headroom, .. } => {
+                assert_eq!(headroom, Headroom::Free);
+                run.ended(LOST, Observation::default());
+            }
+            next_step => panic!("{next_step:?}"),
+        }
+    }
+    assert_eq!(profiled, 7, "of 198");
+}
+
+#[test]
+fn a_plan_of_larger_steps_serves_those_in_turn_with_them() {
+    let mut run = Run::planned(Goal::overhead(0.02), profile(400.0));
+    let before = run.report();
+    for _ in 0..50 {
+        let usual = run.usual();
+        run.ended(WHOLE, usual.clone());
+        run.ended(PART, Observation { wall: usual.wall / 2, ..usual });
+        assert!(matches!(run.next_step(), NextStep::Follow { .. }));
+    }
+    assert_eq!(run.report(), before);
+    // A profile of a smaller one changes nothing either.
+    run.ended(LOST, Observation::default());
+    run.ended(StepOutcome::Profiled(Some(Box::new(profile_of(MB / 2, 400.0)))), Observation::default());
+    assert_eq!(run.report(), before);
+}
+
+#[test]
+fn steps_that_stay_smaller_are_planned_anew() {
+    let mut run = Run::planned(Goal::budget(12 * MB), profile(400.0));
+    let profiled = (1..20).find(|_| {
+        run.ended(PART, Observation::default());
+        matches!(run.next_step(), NextStep::OffloadAll { profiled: true, .. })
+    });
+    assert_eq!(profiled, Some(5));
+    run.ended(StepOutcome::Profiled(Some(Box::new(profile_of(MB / 2, 400.0)))), Observation::default());
+    assert!(run.report().keeps_all(), "{}", run.report());
+}
+
+#[test]
+fn steps_of_other_micro_batches_tell_nothing_of_times() {
+    let mut run = Run::planned(Goal::overhead(0.02), profile(400.0));
+    let usual = run.usual();
+    for _ in 0..3 {
+        run.ended(
+            StepOutcome::Planned(Adherence::Whole(2)),
+            Observation { wall: 2 * usual.wall, ..usual.clone() },
+        );
+    }
+    assert!(run.report().plans == 1 && !run.auto.is_settled());
+}
+
+#[test]
+fn steps_that_show_nothing_keep_what_fits() {
+    let mut run = Run::begin(Goal::overhead(0.02));
+    let mut profiled = Vec::new();
+    for number in 1..=40 {
+        match run.next_step() {
+            NextStep::OffloadAll { profiled: false, .. } => {
+                run.ended(StepOutcome::Unplanned, Observation::default())
+            }
+            NextStep::OffloadAll { profiled: true, .. } => {
+                profiled.push(number);
+                run.ended(StepOutcome::Profiled(None), Observation::default());
+            }
+            NextStep::Keep { headroom: Headroom::Free } => {
+                run.ended(StepOutcome::Unplanned, Observation::default());
+            }
+            next_step => panic!("{next_step:?}"),
+        }
+    }
+    assert_eq!(profiled, [2, 3, 5, 9, 17, 33]);
+}

@@ -1,0 +1,147 @@
+//! What a step is told when it begins, and what was seen of it when it has ended.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::offload::PREFETCH;
+use crate::schedule::Schedule;
+use crate::step_profile::StepProfile;
+use crate::{Budgets, Placement, Release, ScopeId};
+
+/// What is known when a step begins.
+pub struct Outset<'a> {
+    /// The number of the step, from 1.
+    pub step: u64,
+    /// What the cache may use.
+    pub resources: Resources,
+    /// Finds out how many bytes of the device's memory are free.
+    pub free: &'a dyn Fn() -> u64,
+}
+
+/// What a cache may use; the same in every step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Resources {
+    /// Host memory for storages, in bytes.
+    pub host_pool: u64,
+    /// The most bytes on the disk.
+    pub disk: u64,
+    /// When a storage leaves the device.
+    pub release: Release,
+}
+
+/// What a step shall do. By default everything moves that can be moved, without a limit on what is on the device
+/// meanwhile, and nothing is profiled. Where storages leave as late as their budget allows
+/// ([`Release`]), that is: nothing leaves without a [`room`](StepPlan::room).
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepPlan {
+    /// Whether the step is profiled, which makes it slow: when each storage is saved and asked for is noted, and
+    /// operations are recorded.
+    pub profiled: bool,
+    /// Whether the step is timed to its very end. The cache then waits for the device, which it does not otherwise.
+    pub timed: bool,
+    /// What becomes of saves.
+    pub saves: Saves,
+    /// Scopes whose saves stay on the device whatever `saves` says, unless they are recomputed.
+    pub kept_scopes: HashSet<ScopeId>,
+    /// Whether results that the program marked (`remat`) are recomputed where nothing is planned for them.
+    pub recomputes_marked: bool,
+    /// How much may be on the device.
+    pub room: Room,
+}
+
+/// What becomes of the saves of a step that could be moved.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Saves {
+    /// They are only counted, and stay in the graph as without a cache.
+    Count,
+    /// They stay on the device.
+    Keep,
+    /// They leave the device, as far as [`Room`] does not let them stay.
+    #[default]
+    Move,
+    /// Each has its place. From the first one that deviates from the schedule on, what fits stays.
+    Scheduled {
+        /// A line for each of them.
+        schedule: Arc<Schedule>,
+        /// How much may stay after a deviation.
+        unplanned: Headroom,
+    },
+    /// They have these placements in turn, whatever is saved.
+    InTurn(Arc<[Placement]>),
+}
+
+/// How much of what is saved may be on the device. By default there is no limit, and 64 MiB are loaded ahead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// No more than these; how far the disk is read ahead is a setting of the cache.
+    Within(Budgets),
+    /// What fits stays. The rest leaves as late as possible.
+    Fitting(Headroom),
+}
+
+/// How much storages without a plan may occupy on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Headroom {
+    /// This many bytes.
+    Bytes(u64),
+    /// The free memory that the rest of a step does not need.
+    Free,
+}
+
+/// What was seen of a step.
+#[derive(Clone, Debug, Default)]
+pub struct Observation {
+    /// The number of the step, from 1.
+    pub step: u64,
+    /// How long it took.
+    pub wall: Duration,
+    /// The part of `wall` in which it waited for the cache.
+    pub stall: Duration,
+    /// The activation peak, in bytes.
+    pub peak: u64,
+    /// Bytes per second written to the disk while it was busy, if the step moved enough to measure that.
+    pub written: Option<f64>,
+    /// The same for reads.
+    pub read: Option<f64>,
+    /// What it showed, if it was profiled and enough was seen.
+    pub profile: Option<Box<StepProfile>>,
+    /// How well it followed its schedule; `None` if it had none.
+    pub followed: Option<Adherence>,
+    /// The scopes that saved something, in the order of their last saves.
+    pub scopes: Vec<ScopeId>,
+    /// How many storages left the device, were to leave it, or are recomputed.
+    pub moved: u64,
+    /// How many were to leave the device, but were asked for or released before they did.
+    pub cancelled: u64,
+    /// Whether kernels for what it recomputes were being made, so that it took longer than later ones will.
+    pub compiled: bool,
+}
+
+/// How well a step followed its schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Adherence {
+    /// Each of this many micro-batches followed it to its end.
+    Whole(u32),
+    /// It saved less, or smaller storages. The plan remains valid, but the step's costs say little about it.
+    Part,
+    /// It saved something else.
+    Lost,
+}
+
+impl Default for Room {
+    fn default() -> Room {
+        Room::Within(Budgets { prefetch: PREFETCH, ..Budgets::default() })
+    }
+}
+
+impl StepPlan {
+    /// Whether anything may be recomputed from recorded operations.
+    pub fn recomputes(&self) -> bool {
+        match &self.saves {
+            Saves::Count | Saves::Keep | Saves::Move => false,
+            Saves::Scheduled { schedule, .. } => schedule.recomputes(),
+            Saves::InTurn(placements) => placements.contains(&Placement::Recompute),
+        }
+    }
+}

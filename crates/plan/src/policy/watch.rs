@@ -1,0 +1,297 @@
+//! Whether steps still match what a plan was made for.
+
+use std::time::Duration;
+
+/// This many steps, timed to their very end, show how long a plan's steps take; the plan is judged by them.
+pub(super) const SETTLING: usize = 3;
+/// A step is strange if it takes this many times as long as usual, or is this many times as quick.
+const STRANGE_TIME: f64 = 1.3;
+/// A smaller difference than this never makes a step strange.
+const TELLING_TIME: Duration = Duration::from_millis(2);
+/// A disk is strange if it is this many times as fast as expected, or as slow.
+const STRANGE_RATE: f64 = 1.3;
+/// This many strange steps in a row count as a drift. Doubled with each drift, so that a machine that never settles is left alone.
+const PATIENCE: u32 = 5;
+const MOST_PATIENCE: u32 = 160;
+/// The same for the disk's speed, but fixed.
+const DISK_PATIENCE: u32 = 2;
+/// After this many steps the following ones are timed again, whether or not any was strange; then after twice as many, and so on.
+const REST: u32 = 16;
+const MOST_REST: u32 = 1024;
+
+/// What has changed, or is now known.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Drift {
+    /// How long steps take.
+    Settled(Seen),
+    /// The speed of the disk: how many times as fast as expected its writes and reads are.
+    Disk([f64; 2]),
+}
+
+/// The times of timed steps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Seen {
+    /// The median, and the stalls of that step.
+    pub(super) wall: Duration,
+    pub(super) stall: Duration,
+    pub(super) quickest: Duration,
+    pub(super) slowest: Duration,
+    /// Whether these are the plan's first steps, and whether strange steps were the reason to time them.
+    pub(super) is_first: bool,
+    pub(super) is_strange: bool,
+}
+
+impl Seen {
+    /// Whether they may say something new about the time of computing.
+    pub(super) fn is_news(self) -> bool {
+        self.is_first || self.is_strange
+    }
+}
+
+/// What was observed of a plan's steps so far.
+#[derive(Clone, Debug)]
+pub(super) struct Watch {
+    /// The times and stalls of the steps being timed.
+    timed: Vec<(Duration, Duration)>,
+    settles: bool,
+    /// Whether strange steps are the reason for timing.
+    is_strange: bool,
+    has_settled: bool,
+    /// The times of the first steps that were not timed. Such a step may end before the device has finished it.
+    usual: Vec<Duration>,
+    rested: u32,
+    rest: u32,
+    strange: u32,
+    patience: u32,
+    strange_disk: u32,
+    parts: u32,
+}
+
+impl Default for Watch {
+    fn default() -> Watch {
+        Watch {
+            timed: Vec::new(),
+            settles: true,
+            is_strange: false,
+            has_settled: false,
+            usual: Vec::new(),
+            rested: 0,
+            rest: REST,
+            strange: 0,
+            patience: PATIENCE,
+            strange_disk: 0,
+            parts: 0,
+        }
+    }
+}
+
+impl Watch {
+    /// Another plan is followed from now on.
+    pub(super) fn planned(&mut self) {
+        *self = Watch { patience: self.patience, ..Watch::default() };
+    }
+
+    /// The plan now relies on the disk's present speed.
+    pub(super) fn disk_known(&mut self) {
+        self.strange_disk = 0;
+    }
+
+    /// Whether the next step is timed.
+    pub(super) fn settles(&self) -> bool {
+        self.settles
+    }
+
+    /// Whether the plan's first steps were timed.
+    pub(super) fn has_settled(&self) -> bool {
+        self.has_settled
+    }
+
+    /// A step did only a part of what was planned. Returns whether so many in a row did that steps have changed in kind.
+    pub(super) fn partial(&mut self) -> bool {
+        self.parts += 1;
+        if self.parts < self.patience {
+            return false;
+        }
+        self.parts = 0;
+        self.lose_patience();
+        true
+    }
+
+    /// A planned step took `wall`, of which it waited `stall`. `rates`: how many times as fast as expected the disk wrote and read, if
+    /// that is known.
+    pub(super) fn observe(
+        &mut self,
+        wall: Duration,
+        stall: Duration,
+        rates: [Option<f64>; 2],
+    ) -> Option<Drift> {
+        self.parts = 0;
+        let strange = rates.iter().flatten().any(|rate| is_strange(*rate, STRANGE_RATE));
+        self.strange_disk = if strange { self.strange_disk + 1 } else { 0 };
+        if self.strange_disk >= DISK_PATIENCE {
+            return Some(Drift::Disk(rates.map(|rate| rate.unwrap_or(1.0))));
+        }
+        if self.settles {
+            return self.time(wall, stall).map(Drift::Settled);
+        }
+        self.rested += 1;
+        if self.usual.len() < SETTLING {
+            self.usual.push(wall);
+            self.usual.sort_unstable();
+            return None;
+        }
+        let usual = self.usual[SETTLING / 2];
+        let ratio = wall.as_secs_f64() / usual.as_secs_f64().max(f64::MIN_POSITIVE);
+        let strange = is_strange(ratio, STRANGE_TIME) && wall.abs_diff(usual) > TELLING_TIME;
+        self.strange = if strange { self.strange + 1 } else { 0 };
+        if self.strange >= self.patience {
+            self.lose_patience();
+            self.settle(true);
+        } else if self.rested >= self.rest {
+            self.rest = (2 * self.rest).min(MOST_REST);
+            self.settle(false);
+        }
+        None
+    }
+
+    fn time(&mut self, wall: Duration, stall: Duration) -> Option<Seen> {
+        self.timed.push((wall, stall));
+        if self.timed.len() < SETTLING {
+            return None;
+        }
+        self.timed.sort_unstable_by_key(|(wall, _)| *wall);
+        let (wall, stall) = self.timed[SETTLING / 2];
+        let (is_first, is_strange) = (!self.has_settled, self.is_strange);
+        let [quickest, slowest] = [0, SETTLING - 1].map(|place| self.timed[place].0);
+        let seen = Seen { wall, stall, quickest, slowest, is_first, is_strange };
+        (self.settles, self.is_strange, self.has_settled) = (false, false, true);
+        Some(seen)
+    }
+
+    /// Times the next steps.
+    fn settle(&mut self, is_strange: bool) {
+        let Watch { has_settled, rest, patience, strange_disk, .. } = *self;
+        *self = Watch { is_strange, has_settled, rest, patience, strange_disk, ..Watch::default() };
+    }
+
+    fn lose_patience(&mut self) {
+        self.patience = (2 * self.patience).min(MOST_PATIENCE);
+    }
+}
+
+fn is_strange(ratio: f64, most: f64) -> bool {
+    ratio > most || ratio < 1.0 / most
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+    const UNKNOWN: [Option<f64>; 2] = [None, None];
+
+    fn see(watch: &mut Watch, millis: u32) -> Option<Drift> {
+        watch.observe(millis * MS, MS, UNKNOWN)
+    }
+
+    fn settle(watch: &mut Watch, is_strange: bool) {
+        let is_first = !watch.has_settled();
+        let seen = [130, 90, 100].map(|millis| see(watch, millis));
+        let (quickest, slowest) = (90 * MS, 130 * MS);
+        let told = Seen { wall: 100 * MS, stall: MS, quickest, slowest, is_first, is_strange };
+        assert_eq!(seen, [None, None, Some(Drift::Settled(told))]);
+    }
+
+    /// A watch whose usual step takes 100 ms.
+    fn settled() -> Watch {
+        let mut watch = Watch::default();
+        settle(&mut watch, false);
+        for millis in [150, 100, 90] {
+            assert_eq!(see(&mut watch, millis), None);
+        }
+        watch
+    }
+
+    /// How many steps of `millis` it takes until steps are timed again because of them.
+    fn until_timed(watch: &mut Watch, millis: u32) -> Option<usize> {
+        (1..200)
+            .find(|_| {
+                assert_eq!(see(watch, millis), None);
+                watch.settles()
+            })
+            .filter(|_| watch.is_strange)
+    }
+
+    #[test]
+    fn steps_that_stay_longer_or_shorter_are_timed_again_and_a_single_one_is_not() {
+        assert_eq!(until_timed(&mut settled(), 135), Some(5));
+        assert_eq!(until_timed(&mut settled(), 70), Some(5));
+        assert_eq!(until_timed(&mut settled(), 120), None);
+        let mut watch = settled();
+        watch.rest = u32::MAX;
+        for millis in [200, 200, 200, 200, 100].repeat(50) {
+            assert_eq!(see(&mut watch, millis), None);
+        }
+        assert!(!watch.settles());
+    }
+
+    #[test]
+    fn what_is_usual_is_told_by_steps_that_are_not_timed_either() {
+        let mut watch = Watch::default();
+        settle(&mut watch, false);
+        // The thread finishes them long before the device does.
+        assert_eq!(until_timed(&mut watch, 20), None);
+    }
+
+    #[test]
+    fn steps_too_short_to_tell_are_never_strange() {
+        let mut watch = Watch { rest: u32::MAX, ..Watch::default() };
+        for wall in [MS / 2; 2 * SETTLING].into_iter().chain([2 * MS; 100]) {
+            watch.observe(wall, MS / 9, UNKNOWN);
+        }
+        assert!(!watch.settles());
+    }
+
+    #[test]
+    fn each_drift_makes_the_next_come_later() {
+        let mut watch = settled();
+        assert_eq!(until_timed(&mut watch, 200), Some(5));
+        settle(&mut watch, true);
+        assert_eq!([100; 3].map(|millis| see(&mut watch, millis)), [None; 3]);
+        watch.rest = u32::MAX;
+        assert_eq!(until_timed(&mut watch, 200), Some(10));
+    }
+
+    #[test]
+    fn steps_are_timed_again_at_doubling_intervals() {
+        let mut watch = Watch::default();
+        settle(&mut watch, false);
+        for rest in [16, 32, 64] {
+            assert_eq!((1..2000).find(|_| see(&mut watch, 100).is_none() && watch.settles()), Some(rest));
+            settle(&mut watch, false);
+        }
+    }
+
+    #[test]
+    fn only_parts_in_a_row_are_another_kind_of_step() {
+        let mut watch = settled();
+        for _ in 0..20 {
+            assert!(!(1..PATIENCE).any(|_| watch.partial()));
+            see(&mut watch, 100);
+        }
+        assert_eq!((1..100).find(|_| watch.partial()), Some(PATIENCE));
+        assert_eq!((1..100).find(|_| watch.partial()), Some(2 * PATIENCE));
+    }
+
+    #[test]
+    fn a_disk_of_another_speed_is_known_by_the_second_step() {
+        let mut watch = Watch::default();
+        assert_eq!(watch.observe(100 * MS, MS, [Some(4.0), None]), None);
+        assert_eq!(watch.observe(100 * MS, MS, [Some(4.0), Some(1.1)]), Some(Drift::Disk([4.0, 1.1])));
+        let mut watch = settled();
+        for rate in [0.5, 1.0].repeat(20) {
+            let drift = watch.observe(100 * MS, MS, [Some(rate), None]);
+            assert!(!matches!(drift, Some(Drift::Disk(_))), "{rate}");
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! What one profiled step has shown, save by save.
+
+use std::collections::HashMap;
+
+use crate::schedule::{PlannedSave, Schedule};
+use crate::{Machine, Placement, Resources, ScopeId, Workload};
+
+/// The share of a measured bandwidth that plans rely on.
+pub(crate) const COUNTED_ON: f64 = 0.9;
+
+/// What one profiled step has shown. Its first micro-batch stands for the others.
+#[derive(Clone, Debug, Default)]
+pub struct StepProfile {
+    /// One micro-batch, and its share of the rest of the step.
+    pub work: Workload,
+    /// What could be moved, in the order of saving, each with the index of its activation. A storage that is saved
+    /// several times has one activation.
+    pub saves: Vec<(Save, usize)>,
+    /// The activations of the results of recorded operations: the operation's number, and which of its results.
+    pub results: HashMap<(u64, usize), usize>,
+    /// The name of the operator that makes each activation, if it is known.
+    pub operators: Vec<Option<&'static str>>,
+    /// How many micro-batches the step had.
+    pub micro_batches: u32,
+    /// How fast bytes moved.
+    pub rates: Rates,
+}
+
+/// One save.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Save {
+    /// The storage's number in the cache. A storage that is saved again has the same one.
+    pub entry: u64,
+    /// The bytes of the storage.
+    pub bytes: u64,
+    /// The scope that saved it.
+    pub scope: ScopeId,
+}
+
+/// Bytes per second while any were in transit; `None` where none were.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Rates {
+    /// Copies off the device.
+    pub out: Option<f64>,
+    /// Copies back to it.
+    pub back: Option<f64>,
+    /// Writes to the disk.
+    pub written: Option<f64>,
+    /// Reads from the disk.
+    pub read: Option<f64>,
+}
+
+impl StepProfile {
+    /// The machine as the step has shown it. Plans rely on nine tenths of what was measured.
+    pub fn machine(&self, resources: &Resources) -> Machine {
+        let Rates { out, back, written, read } = self.rates;
+        let counted_on = |rate: Option<f64>| rate.map_or(f64::INFINITY, |rate| COUNTED_ON * rate);
+        Machine {
+            copy_out: counted_on(out),
+            copy_in: counted_on(back),
+            disk_write: counted_on(written),
+            disk_read: counted_on(read.or(written)),
+            host_pool: resources.host_pool,
+            release: resources.release,
+        }
+    }
+
+    /// What the saves of a step look up if each activation has its placement in `placements`. Panics if there are fewer placements than
+    /// activations.
+    pub fn schedule(&self, placements: &[Placement]) -> Schedule {
+        let line = |(save, activation): &(Save, usize)| PlannedSave {
+            bytes: save.bytes,
+            scope: save.scope,
+            placement: placements[*activation],
+        };
+        let results = self.results.iter().map(|(result, activation)| (*result, placements[*activation]));
+        Schedule::new(self.saves.iter().map(line).collect(), results.collect())
+    }
+}

@@ -1,0 +1,232 @@
+//! Pointwise operations that backward computes again as one kernel have the bits of the single operations, and take less time.
+
+use std::io::{self, Write};
+use std::time::{Duration, Instant};
+
+use ssdtrain::plan::{InTurn, Placement};
+use ssdtrain::{MIB, Offload, StepReport, TensorCache, TensorCacheBuilder};
+use ssdtrain_libtorch::SavedVariable;
+use tch::{Cuda, Kind, Tensor, nn, no_grad};
+
+use crate::lab::{Lab, assert_nothing_held, assert_same_bits, grads, leaves};
+
+on_both!(
+    chains_have_the_bits_of_single_operations,
+    chains_read_what_leaves_held_before_they_were_written,
+    chains_of_other_sizes_are_compared_anew,
+);
+on_the_gpu_only!(chains_of_odd_values, chains_take_less_time_than_single_operations);
+
+type Function = fn(&[Tensor]) -> Tensor;
+
+/// Rows of a width that is a multiple of what a thread reads at once.
+const WIDTH: i64 = 256;
+/// How often a step is repeated until its kernels are there.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A policy under which everything is computed again that can be.
+fn recompute() -> InTurn<Offload> {
+    InTurn::new(Offload::default(), [Placement::Recompute])
+}
+
+fn again(lab: &Lab) -> TensorCacheBuilder {
+    lab.cache().host_pool(64 * MIB).policy(recompute())
+}
+
+fn norm(x: &Tensor, weight: &Tensor) -> Tensor {
+    let y = x.to_kind(Kind::Float);
+    let scale = (y.square().mean_dim(-1, true, Kind::Float) + 1e-5).rsqrt();
+    (y * scale).to_kind(x.kind()) * weight
+}
+
+/// Each takes rows, a square matrix, a vector, and rows transposed.
+const FUNCTIONS: [(&str, Function); 12] = [
+    ("a gate", |t| (&t[0] * 1.5).silu() * (&t[0] + &t[3].transpose(0, 1))),
+    ("a norm", |t| norm(&(&t[0] + 0.25), &t[2]).sigmoid()),
+    ("gelu", |t| (&t[0] * 3.0).gelu("none").tanh()),
+    ("gelu by tangent", |t| (&t[0] * 3.0).gelu("tanh").exp()),
+    ("expanded and strided", |t| ((&t[0] + &t[2]).exp() * t[3].transpose(0, 1)).relu().sqrt() * &t[0]),
+    ("columns", |t| (t[0].slice(1, 3, WIDTH - 6, 1) * 2.0).neg().exp().sigmoid()),
+    ("a quotient", |t| (&t[0] / 3.0).exp() / ((&t[3].transpose(0, 1) - &t[0]).square() + 1.0)),
+    ("sums of products", |t| {
+        let y = (&t[0] * &t[2]).f_add(&(&t[0] * 0.3)).unwrap();
+        (&y - &t[0] * &y).exp()
+    }),
+    ("widened", |t| (t[0].to_kind(Kind::Float).exp() * &t[2]).reciprocal().tanh()),
+    ("narrowed", |t| {
+        (t[0].to_kind(Kind::Float) * 1.25).to_kind(Kind::Half).silu().to_kind(Kind::BFloat16).exp()
+    }),
+    ("transposed", |t| (t[3].transpose(0, 1).exp() * &t[0]).sigmoid().transpose(0, 1).tanh().abs().sqrt()),
+    ("branches", |t| {
+        let (y, z) = ((&t[0] * 0.5).exp(), (&t[0] * 2.0).sigmoid());
+        (1.0f64 - &y * &z).tanh() * (&y - z).exp()
+    }),
+];
+
+fn sources(lab: &Lab, rows: i64, kind: Kind) -> Vec<Tensor> {
+    tch::manual_seed(1);
+    let shapes: [&[i64]; 4] = [&[rows, WIDTH], &[WIDTH, WIDTH], &[WIDTH], &[WIDTH, rows]];
+    shapes.map(|shape| lab.randn(shape).to_kind(kind)).into()
+}
+
+fn loss(y: &Tensor) -> Tensor {
+    // Saves what it squares.
+    y.to_kind(Kind::Float).square().sum(Kind::Float)
+}
+
+fn step(
+    cache: &TensorCache,
+    sources: &[Tensor],
+    f: impl Fn(&[Tensor]) -> Tensor,
+) -> (Vec<Tensor>, StepReport) {
+    let inputs = leaves(sources);
+    let step = cache.step();
+    let loss = f(&inputs);
+    step.backward(&loss).unwrap();
+    drop(loss);
+    (grads(&inputs), step.finish().unwrap())
+}
+
+/// Steps with the same bits as without a cache, until a step has run kernels, if the device has any.
+fn parity(lab: &Lab, what: &str, cache: &TensorCache, sources: &[Tensor], f: impl Fn(&[Tensor]) -> Tensor) {
+    let plain = leaves(sources);
+    f(&plain).backward();
+    let start = Instant::now();
+    loop {
+        let (gradients, report) = step(cache, sources, &f);
+        assert_same_bits(what, &grads(&plain), &gradients);
+        assert_nothing_held(cache);
+        assert!(report.reruns.count > 0, "{what}: {report}");
+        if report.fused.count > 0 || !lab.is_gpu() {
+            break;
+        }
+        assert!(start.elapsed() < PATIENCE, "{what}: no kernel is used");
+    }
+    // And once more.
+    let (gradients, _) = step(cache, sources, f);
+    assert_same_bits(what, &grads(&plain), &gradients);
+}
+
+fn chains_have_the_bits_of_single_operations(lab: &Lab) {
+    for kind in [Kind::BFloat16, Kind::Half, Kind::Float] {
+        let sources = sources(lab, lab.suited(1024, 16), kind);
+        for (name, f) in FUNCTIONS {
+            let cache = again(lab).build().unwrap();
+            parity(lab, &format!("{name}, {kind:?}"), &cache, &sources, |t| loss(&f(t)));
+        }
+    }
+}
+
+fn chains_read_what_leaves_held_before_they_were_written(lab: &Lab) {
+    let sources = sources(lab, lab.suited(1024, 16), Kind::BFloat16);
+    let cache = again(lab).build().unwrap();
+    parity(lab, "a leaf that is written", &cache, &sources, |t| {
+        let x = &t[0] * 2.0;
+        let y = ((&x + 1.0) * 0.5).sigmoid().tanh();
+        // Neither sums nor exp save what they read, so plain autograd allows that it is written.
+        let z = x.exp();
+        drop(no_grad(|| x.detach().fill_(3.0)));
+        loss(&(y * z))
+    });
+}
+
+fn chains_of_other_sizes_are_compared_anew(lab: &Lab) {
+    let cache = again(lab).build().unwrap();
+    for rows in [64, 33, 1, 64] {
+        let sources = sources(lab, rows, Kind::BFloat16);
+        parity(lab, &format!("{rows} rows"), &cache, &sources, |t| loss(&((&t[0] * 1.5).silu() * &t[2])));
+    }
+}
+
+/// Not numbers, infinite ones, zeros of both signs and ones close to them.
+fn chains_of_odd_values(lab: &Lab) {
+    for kind in [Kind::BFloat16, Kind::Half, Kind::Float] {
+        let mut sources = sources(lab, 64, kind);
+        let odd = [
+            f32::NAN,
+            f32::INFINITY,
+            f32::NEG_INFINITY,
+            0.0,
+            -0.0,
+            1e-40,
+            -1e-40,
+            1e-7,
+            3e38,
+            -3e38,
+            6e4,
+            88.8,
+        ];
+        let odd = Tensor::from_slice(&odd).to_device(lab.device).to_kind(kind).repeat([64 * WIDTH / 12 + 1]);
+        sources[0] = odd.narrow(0, 0, 64 * WIDTH).view([64, WIDTH]);
+        for (name, f) in FUNCTIONS {
+            let cache = again(lab).build().unwrap();
+            parity(lab, &format!("odd values: {name}, {kind:?}"), &cache, &sources, |t| loss(&f(t)));
+        }
+    }
+}
+
+/// What is printed is the time of a rerun, of all its operations together.
+fn chains_take_less_time_than_single_operations(lab: &Lab) {
+    let gate: Function = |t| t[0].silu() * &t[1];
+    let output: Function = |t| (t[0].to_kind(Kind::Float) * &t[2]).to_kind(Kind::BFloat16) * &t[3];
+    let mut total = [0.0; 2];
+    for (name, f, width) in [("silu(gate) * up", gate, 14_336), ("output of a norm", output, 4096)] {
+        let vs = nn::VarStore::new(lab.device);
+        let rows = 16_384;
+        let shapes: [(&str, &[i64], Kind); 4] = [
+            ("gate", &[rows, width], Kind::BFloat16),
+            ("up", &[rows, width], Kind::BFloat16),
+            ("root", &[rows, 1], Kind::Float),
+            ("weight", &[width], Kind::BFloat16),
+        ];
+        let inputs = shapes.map(|(name, shape, kind)| {
+            let mut variable = vs.root().zeros_no_train(name, shape);
+            variable.set_data(&lab.randn(shape).to_kind(kind));
+            variable
+        });
+        let time = |fuse: bool| {
+            let cache = TensorCache::builder()
+                .parameters(&vs)
+                .host_pool(64 * MIB)
+                .policy(recompute())
+                .fuse_reruns(fuse)
+                .build()
+                .unwrap();
+            let rerun = |count: u32| {
+                let step = cache.step();
+                let saved = SavedVariable::new(&f(&inputs)).unwrap();
+                Cuda::synchronize(0);
+                let start = Instant::now();
+                for _ in 0..count {
+                    drop(saved.unpack().unwrap());
+                }
+                Cuda::synchronize(0);
+                let time = start.elapsed().as_secs_f64() * 1e3 / f64::from(count);
+                drop(saved);
+                (time, step.finish().unwrap())
+            };
+            let start = Instant::now();
+            while fuse && rerun(1).1.fused.count == 0 {
+                assert!(start.elapsed() < PATIENCE, "{name}: no kernel is used");
+            }
+            drop(rerun(20));
+            let (time, report) = rerun(50);
+            assert_eq!(report.fused.count, if fuse { 50 } else { 0 }, "{report}");
+            assert_eq!(report.reruns.count, 50, "{report}");
+            time
+        };
+        let (single, fused) = (time(false), time(true));
+        say(&format!(
+            "{name}: {fused:.3} ms as one kernel, {single:.3} ms one after another: {:.3}",
+            fused / single
+        ));
+        total[0] += fused;
+        total[1] += single;
+    }
+    say(&format!("together: {:.3}", total[0] / total[1]));
+    assert!(total[0] < 0.5 * total[1]);
+}
+
+fn say(line: &str) {
+    writeln!(io::stdout().lock(), "{line}").unwrap();
+}

@@ -1,0 +1,72 @@
+//! What is handed to the cache, and the handles that it gives in return.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ssdtrain_libtorch::{SavedTensor, Storage};
+
+use super::Cache;
+use super::keys::{EntryKey, TapeKey};
+use super::table::Part;
+
+/// A storage that the cache takes in.
+pub(crate) struct Subject {
+    pub(super) storage: Storage,
+    pub(super) bytes: u64,
+    pub(super) version: u32,
+    /// The view of it that is saved.
+    pub(super) part: Part,
+}
+
+impl Subject {
+    /// The storage of a saved tensor; `None` if it has none that can be moved.
+    pub(crate) fn of(saved: &SavedTensor<'_>) -> Option<Subject> {
+        let part = Part { layout: saved.layout()?, bytes: saved.tensor_bytes() };
+        let (bytes, version) = (saved.storage_bytes(), saved.version());
+        Some(Subject { storage: saved.storage()?, bytes, version, part })
+    }
+
+    /// All of a storage; `version` is that of a tensor on it.
+    pub(crate) fn whole(storage: Storage, version: u32) -> Subject {
+        let bytes = storage.bytes();
+        Subject { storage, bytes, version, part: Part { layout: 0, bytes } }
+    }
+}
+
+/// A handle to an entry: it is released when this is dropped.
+pub(crate) struct EntryHandle {
+    cache: Arc<Cache>,
+    key: EntryKey,
+    tape: TapeKey,
+    position: usize,
+    /// Identifies the device copy that last served this handle.
+    round: AtomicU64,
+}
+
+impl EntryHandle {
+    pub(super) fn new(cache: &Arc<Cache>, key: EntryKey, tape: TapeKey, position: usize) -> EntryHandle {
+        EntryHandle { cache: Arc::clone(cache), key, tape, position, round: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn cache(&self) -> &Cache {
+        &self.cache
+    }
+
+    pub(crate) fn key(&self) -> EntryKey {
+        self.key
+    }
+
+    /// The entry's storage: from the device if possible, otherwise from the tier below.
+    pub(crate) fn fetch(&self) -> Result<Storage, String> {
+        let mut round = self.round.load(Ordering::Acquire);
+        let served = self.cache.fetch(self.key, self.tape, self.position, &mut round);
+        self.round.store(round, Ordering::Release);
+        served
+    }
+}
+
+impl Drop for EntryHandle {
+    fn drop(&mut self) {
+        self.cache.release(self.key, self.tape, self.round.load(Ordering::Acquire));
+    }
+}

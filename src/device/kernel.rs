@@ -1,0 +1,205 @@
+//! Chains as kernels: compiled once per process, and launched on libtorch's stream.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::fmt;
+use std::sync::Arc;
+
+use cudarc::driver::{result, sys};
+use parking_lot::Mutex;
+use ssdtrain_libtorch::{CudaDevice, Storage};
+
+use super::cuda::{Driver, check, refused};
+use super::nvrtc;
+use crate::error::{Error, Result};
+use crate::fusion::{ALIGNMENT, Chain, ENTRY, THREADS, source};
+
+/// Makes kernels for one device.
+pub(crate) struct Compiler {
+    driver: Arc<Driver>,
+    device: CudaDevice,
+    architecture: String,
+}
+
+/// The kernel of a chain, on one device.
+pub(crate) struct Kernel {
+    driver: Arc<Driver>,
+    device: CudaDevice,
+    function: sys::CUfunction,
+    chain: Chain,
+}
+
+// SAFETY: a function's handle does not change, and the driver may be called from any thread.
+unsafe impl Send for Kernel {}
+// SAFETY: as above.
+unsafe impl Sync for Kernel {}
+
+/// What a kernel computes with.
+pub(crate) struct Arguments<'a> {
+    /// The storage of each input, and where in it the first element is, in bytes.
+    pub(crate) inputs: &'a [(Storage, u64)],
+    pub(crate) numbers: &'a [f32],
+    pub(crate) outputs: &'a [Storage],
+    /// How many elements each output has.
+    pub(crate) count: u64,
+}
+
+/// By device and source.
+type Kernels = HashMap<(usize, String), Arc<Kernel>>;
+
+/// The kernels of this process. Their modules are never unloaded.
+static KERNELS: Mutex<Option<Kernels>> = Mutex::new(None);
+
+impl Compiler {
+    /// Fails if there is no run-time compiler, or if the device cannot compute with all types.
+    pub(crate) fn open(index: usize) -> Result<Compiler> {
+        nvrtc::load().map_err(refused)?;
+        let device = CudaDevice::new(index).map_err(|error| refused(error.to_string()))?;
+        let driver = Arc::new(Driver::open(index)?);
+        let attribute = |which| {
+            // SAFETY: the handle is the driver's.
+            check("cuDeviceGetAttribute", unsafe { result::device::get_attribute(driver.handle, which) })
+        };
+        let major = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        if major < 8 {
+            return Err(refused(format!(
+                "compute capability {major}.{minor} has no conversions to bfloat16"
+            )));
+        }
+        Ok(Compiler { driver, device, architecture: format!("sm_{major}{minor}") })
+    }
+
+    /// The kernel of a chain. Takes some tenths of a second if no one has asked for it before.
+    pub(crate) fn compile(&self, chain: &Chain) -> Result<Arc<Kernel>> {
+        let text = source(chain);
+        let key = (self.device.index(), text);
+        if let Some(known) = KERNELS.lock().as_ref().and_then(|kernels| kernels.get(&key)) {
+            return Ok(Arc::clone(known));
+        }
+        let text = CString::new(key.1.as_str()).map_err(|_| refused("a source with a zero".to_owned()))?;
+        let image = nvrtc::compile(&text, &self.architecture).map_err(refused)?;
+        let _current = self.driver.enter()?;
+        // SAFETY: the image is whole, and the driver copies it.
+        let module = check("cuModuleLoadData", unsafe { result::module::load_data(image.as_ptr().cast()) })?;
+        let name = CString::new(ENTRY).map_err(|_| refused("a name with a zero".to_owned()))?;
+        // SAFETY: the module is loaded, and stays so.
+        let function = check("cuModuleGetFunction", unsafe { result::module::get_function(module, name) })?;
+        let kernel =
+            Kernel { driver: Arc::clone(&self.driver), device: self.device, function, chain: chain.clone() };
+        let kernel = Arc::new(kernel);
+        let mut kernels = KERNELS.lock();
+        Ok(Arc::clone(kernels.get_or_insert_default().entry(key).or_insert(kernel)))
+    }
+}
+
+impl fmt::Debug for Compiler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "compiler for {} of CUDA device {}", self.architecture, self.device.index())
+    }
+}
+
+impl Kernel {
+    /// A storage for an output, for the stream that the calling thread computes on.
+    pub(crate) fn allocate(&self, bytes: u64) -> Result<Storage> {
+        self.device.allocate(bytes).map_err(Error::torch)
+    }
+
+    /// Computes the outputs, on the calling thread's stream.
+    pub(crate) fn run(&self, arguments: &Arguments<'_>) -> Result<()> {
+        self.launch(arguments, 0)
+    }
+
+    /// Whether the outputs hold something else than the kernel would write. Waits for the device.
+    pub(crate) fn differs(&self, arguments: &Arguments<'_>) -> Result<bool> {
+        let note = self.allocate(size_of::<u32>() as u64)?;
+        let place = address(&note);
+        let stream = self.stream()?;
+        let mut noted: u32 = 0;
+        {
+            let _current = self.driver.enter()?;
+            // SAFETY: the storage is four bytes of this device, and allocated for this stream.
+            check("cuMemsetD32Async", unsafe { sys::cuMemsetD32Async(place, 0, 1, stream) }.result())?;
+        }
+        self.launch(arguments, place)?;
+        let _current = self.driver.enter()?;
+        // SAFETY: both places have four bytes; `noted` lives until the stream is done.
+        let outcome =
+            unsafe { sys::cuMemcpyDtoHAsync_v2((&raw mut noted).cast(), place, size_of::<u32>(), stream) };
+        check("cuMemcpyDtoHAsync", outcome.result())?;
+        // SAFETY: the stream is libtorch's, which lives as long as the process.
+        check("cuStreamSynchronize", unsafe { result::stream::synchronize(stream) })?;
+        Ok(noted != 0)
+    }
+
+    fn launch(&self, arguments: &Arguments<'_>, differs: sys::CUdeviceptr) -> Result<()> {
+        let Arguments { inputs, numbers, outputs, count } = *arguments;
+        self.checked(arguments).map_err(|what| refused(format!("internal error: a kernel {what}")))?;
+        let mut places: Vec<sys::CUdeviceptr> = Vec::with_capacity(inputs.len() + outputs.len());
+        places.extend(inputs.iter().map(|(storage, offset)| address(storage) + offset));
+        places.extend(outputs.iter().map(address));
+        let mut parameters: Vec<*mut c_void> = Vec::with_capacity(places.len() + numbers.len() + 2);
+        parameters.extend(places.iter().map(|place| (&raw const *place).cast_mut().cast()));
+        parameters.extend(numbers.iter().map(|number| (&raw const *number).cast_mut().cast()));
+        // A kernel that takes 32 bits of it reads the lower half, which comes first.
+        parameters.push((&raw const count).cast_mut().cast());
+        parameters.push((&raw const differs).cast_mut().cast());
+        let blocks = count.div_ceil(self.chain.lanes() * THREADS);
+        let blocks = u32::try_from(blocks).map_err(|_| refused(format!("{blocks} blocks of threads")))?;
+        let stream = self.stream()?;
+        let _current = self.driver.enter()?;
+        // SAFETY: the parameters are those that the chain's source declares, and the driver copies them. The storages were checked to have
+        // as many bytes as the kernel reads and writes. The calling thread holds them now; what it frees later is reused behind the kernel,
+        // as everything that libtorch queues on the stream.
+        let outcome = unsafe {
+            result::launch_kernel(
+                self.function,
+                (blocks, 1, 1),
+                (THREADS as u32, 1, 1),
+                0,
+                stream,
+                &mut parameters,
+            )
+        };
+        check("cuLaunchKernel", outcome)
+    }
+
+    /// What is wrong with the arguments.
+    fn checked(&self, arguments: &Arguments<'_>) -> std::result::Result<(), String> {
+        let Arguments { inputs, numbers, outputs, count } = *arguments;
+        let (reads, writes) = (self.chain.reads(count), self.chain.writes(count));
+        if inputs.len() != reads.len()
+            || outputs.len() != writes.len()
+            || numbers.len() != self.chain.numbers()
+        {
+            return Err("was given other arguments than it takes".to_owned());
+        }
+        if !self.chain.has_room(count) {
+            return Err(format!("was not made for {count} elements"));
+        }
+        let is_readable = |((storage, offset), (bytes, is_aligned)): (&(Storage, u64), (u64, bool))| {
+            let first = address(storage) + offset;
+            offset.saturating_add(bytes) <= storage.bytes()
+                && (!is_aligned || first.is_multiple_of(ALIGNMENT))
+                && !storage.data().is_null()
+        };
+        let is_writable = |(storage, bytes): (&Storage, u64)| {
+            bytes <= storage.bytes() && address(storage).is_multiple_of(ALIGNMENT)
+        };
+        if !inputs.iter().zip(reads).all(is_readable) || !outputs.iter().zip(writes).all(is_writable) {
+            return Err(
+                "was given a storage that is too small, or lies elsewhere than it was made for".to_owned()
+            );
+        }
+        Ok(())
+    }
+
+    fn stream(&self) -> Result<sys::CUstream> {
+        let stream = self.device.stream().map_err(|error| refused(error.to_string()))?;
+        Ok(stream.cast())
+    }
+}
+
+fn address(storage: &Storage) -> sys::CUdeviceptr {
+    storage.data().addr() as sys::CUdeviceptr
+}

@@ -1,0 +1,341 @@
+//! How saved storages were made: adds to a workload what its activations can be recomputed from. Pure.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use ssdtrain_libtorch::StorageId;
+use ssdtrain_plan::{Activation, Recompute, Role};
+
+/// A storage of a step, as it was when an operation made or read it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Identity {
+    /// One of the storages that a recorded operation made.
+    Result { operation: u64, result: usize },
+    /// No recorded operation made it.
+    Outside(StorageId),
+}
+
+/// A recorded operation, with its number.
+#[derive(Clone, Debug)]
+pub(crate) struct Operation {
+    pub(crate) number: u64,
+    /// The operator's name.
+    pub(crate) name: &'static str,
+    /// What the clock said before and after it ran.
+    pub(crate) stamps: (u64, u64),
+    /// What it read, besides what stays on the device in any case.
+    pub(crate) reads: Vec<Read>,
+    /// If it may run as one kernel with others: the bytes that it reads and writes by itself.
+    pub(crate) traffic: Option<u64>,
+}
+
+/// A storage that an operation read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Read {
+    pub(crate) identity: Identity,
+    pub(crate) bytes: u64,
+    /// Whether it existed when something that is made from it was first saved, so that it could have been saved instead.
+    pub(crate) exists: bool,
+}
+
+/// How a saved storage was made.
+#[derive(Clone, Debug)]
+pub(crate) struct Origin {
+    pub(crate) identity: Identity,
+    /// The operations that it was made by, without those that were told before.
+    pub(crate) operations: Vec<Operation>,
+}
+
+/// What is known of a step's operations.
+#[derive(Debug, Default)]
+pub(crate) struct Lineage {
+    /// What each saved entry is.
+    identities: HashMap<u64, Identity>,
+    /// The recorded operations that saved storages were made by, and how long they took.
+    operations: BTreeMap<u64, (Operation, Duration)>,
+}
+
+/// A workload's activations, with what autograd does not save between them.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Family {
+    pub(super) activations: Vec<Activation>,
+    /// Where each of the saved activations is now.
+    pub(super) places: Vec<usize>,
+    /// The name of the operator that makes each activation, if it is known.
+    pub(super) operators: Vec<Option<&'static str>>,
+    /// Where the results of recorded operations are: the operation's number and which of its results.
+    pub(super) results: HashMap<(u64, usize), usize>,
+}
+
+impl Lineage {
+    /// Adds what was told about entry number `entry`; `took` says how long an operation took.
+    pub(super) fn add(&mut self, entry: u64, origin: Origin, took: impl Fn(&Operation) -> Option<Duration>) {
+        self.identities.entry(entry).or_insert(origin.identity);
+        for operation in origin.operations {
+            if let Some(time) = took(&operation) {
+                self.operations.insert(operation.number, (operation, time));
+            }
+        }
+    }
+
+    /// Adds what `saved` can be recomputed from; `entries` are their entries.
+    pub(super) fn family(&self, saved: Vec<Activation>, entries: &[u64]) -> Family {
+        let identities = entries
+            .iter()
+            .enumerate()
+            .filter_map(|(place, entry)| Some((*self.identities.get(entry)?, place)));
+        let mut build =
+            Build { lineage: self, saved: identities.collect(), items: Vec::new(), extra: HashMap::new() };
+        for (place, entry) in entries.iter().enumerate() {
+            if let Some(Identity::Result { operation, .. }) = self.identities.get(entry) {
+                build.add_ancestors(*operation);
+            }
+            build.items.push(Item::Saved(place));
+        }
+        build.finish(saved, entries)
+    }
+}
+
+enum Item {
+    /// A saved activation, by its place among them.
+    Saved(usize),
+    Extra {
+        identity: Identity,
+        bytes: u64,
+        role: Role,
+    },
+}
+
+struct Build<'a> {
+    lineage: &'a Lineage,
+    saved: HashMap<Identity, usize>,
+    items: Vec<Item>,
+    /// Where what is not saved is among `items`; `None` if it cannot be had again.
+    extra: HashMap<Identity, Option<usize>>,
+}
+
+impl Build<'_> {
+    /// Adds everything that running `operation` again may lead through and that is not there yet.
+    fn add_ancestors(&mut self, operation: u64) {
+        // An operation reads only what those with lower numbers made: in the order of numbers, what is read comes first.
+        let mut found: BTreeMap<(u64, usize), Read> = BTreeMap::new();
+        let mut outside = Vec::new();
+        let mut open = vec![operation];
+        while let Some(number) = open.pop() {
+            let Some((operation, _)) = self.lineage.operations.get(&number) else { continue };
+            for read in &operation.reads {
+                if self.saved.contains_key(&read.identity) || self.extra.contains_key(&read.identity) {
+                    continue;
+                }
+                match read.identity {
+                    Identity::Outside(_) => outside.push(*read),
+                    Identity::Result { operation, result } => {
+                        if found.insert((operation, result), *read).is_none() {
+                            open.push(operation);
+                        }
+                    }
+                }
+            }
+        }
+        for read in outside.into_iter().chain(found.into_values()) {
+            let exists = read.exists;
+            if !exists && self.inputs(read.identity).is_none() {
+                self.extra.insert(read.identity, None);
+            } else if !self.extra.contains_key(&read.identity) {
+                self.extra.insert(read.identity, Some(self.items.len()));
+                let role = if exists { Role::Spare } else { Role::Fleeting };
+                self.items.push(Item::Extra { identity: read.identity, bytes: read.bytes, role });
+            }
+        }
+    }
+
+    /// What is read by the operation that made this, if all of it can be had again, and the operation's time.
+    fn inputs(&self, identity: Identity) -> Option<(Duration, Vec<Identity>)> {
+        let Identity::Result { operation, .. } = identity else { return None };
+        let (operation, time) = self.lineage.operations.get(&operation)?;
+        let can_be_had = |read: &Read| {
+            self.saved.contains_key(&read.identity)
+                || self.extra.get(&read.identity).is_some_and(Option::is_some)
+        };
+        let reads = operation.reads.iter().map(|read| can_be_had(read).then_some(read.identity));
+        Some((*time, reads.collect::<Option<_>>()?))
+    }
+
+    fn finish(self, saved: Vec<Activation>, entries: &[u64]) -> Family {
+        let mut places = vec![0; saved.len()];
+        for (index, item) in self.items.iter().enumerate() {
+            if let Item::Saved(place) = item {
+                places[*place] = index;
+            }
+        }
+        let total = self.items.len();
+        let moved = |place: usize| match place {
+            usize::MAX => usize::MAX,
+            _ => places.get(place).copied().unwrap_or(total),
+        };
+        let index = |identity: &Identity| {
+            self.saved.get(identity).map(|place| places[*place]).or_else(|| *self.extra.get(identity)?)
+        };
+        let recipe = |identity: Identity| {
+            let (time, inputs) = self.inputs(identity)?;
+            Some(Recompute { time, inputs: inputs.iter().map(index).collect::<Option<_>>()? })
+        };
+        let mut saved: Vec<Option<Activation>> = saved.into_iter().map(Some).collect();
+        let mut family = Family { places: places.clone(), ..Family::default() };
+        for (here, item) in self.items.iter().enumerate() {
+            let identity = match item {
+                Item::Saved(place) => self.lineage.identities.get(&entries[*place]).copied(),
+                Item::Extra { identity, .. } => Some(*identity),
+            };
+            let (mut operator, mut traffic) = (None, None);
+            if let Some(Identity::Result { operation, result }) = identity {
+                family.results.insert((operation, result), here);
+                let operation = self.lineage.operations.get(&operation).map(|(operation, _)| operation);
+                operator = operation.map(|operation| operation.name);
+                traffic = operation.and_then(|operation| operation.traffic);
+            }
+            family.operators.push(operator);
+            let mut activation = match item {
+                Item::Saved(place) => {
+                    let mut activation = saved[*place].take().unwrap_or_default();
+                    let first = place.saturating_sub(activation.in_use_with);
+                    activation.in_use_with = here - places[first];
+                    activation.in_use_until = moved(activation.in_use_until);
+                    // A recipe of the program's own reads saved ones.
+                    activation
+                        .recompute
+                        .iter_mut()
+                        .for_each(|own| own.inputs.iter_mut().for_each(|input| *input = places[*input]));
+                    activation.recompute = activation.recompute.or_else(|| recipe(identity?));
+                    activation
+                }
+                Item::Extra { identity, bytes, role } => Activation {
+                    role: *role,
+                    bytes: *bytes,
+                    recompute: recipe(*identity),
+                    in_use_until: here + 1,
+                    ..Activation::default()
+                },
+            };
+            activation.traffic = traffic;
+            family.activations.push(activation);
+        }
+        family
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ssdtrain_libtorch::Storage;
+
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+    const NAMES: [&str; 5] = ["", "one", "two", "three", "four"];
+
+    fn result(operation: u64) -> Identity {
+        Identity::Result { operation, result: 0 }
+    }
+
+    /// Operation `number` with one result of 100 bytes, which takes `number` milliseconds, and reads what those operations made that
+    /// still exist, or are gone.
+    fn operation(number: u64, existing: &[u64], gone: &[u64]) -> (u64, (Operation, Duration)) {
+        let read = |exists| move |maker: &u64| Read { identity: result(*maker), bytes: 10 * maker, exists };
+        let reads = existing.iter().map(read(true)).chain(gone.iter().map(read(false))).collect();
+        (
+            number,
+            (
+                Operation { number, name: NAMES[number as usize], stamps: (0, 0), reads, traffic: None },
+                u32::try_from(number).unwrap() * MS,
+            ),
+        )
+    }
+
+    fn lineage(
+        saved: &[(u64, u64)],
+        operations: impl IntoIterator<Item = (u64, (Operation, Duration))>,
+    ) -> Lineage {
+        Lineage {
+            identities: saved.iter().map(|(entry, operation)| (*entry, result(*operation))).collect(),
+            operations: operations.into_iter().collect(),
+        }
+    }
+
+    fn activations(count: usize) -> Vec<Activation> {
+        (0..count)
+            .map(|place| Activation { bytes: 100, in_use_until: place + 1, ..Activation::default() })
+            .collect()
+    }
+
+    fn inputs(activation: &Activation) -> Option<(Duration, Vec<usize>)> {
+        activation.recompute.as_ref().map(|recompute| (recompute.time, recompute.inputs.clone()))
+    }
+
+    #[test]
+    fn what_is_not_saved_comes_right_before_what_is_made_from_it() {
+        // 1 is saved, 2 is gone, 3 exists, and 4, which is saved, reads both.
+        let operations = [
+            operation(1, &[], &[]),
+            operation(2, &[1], &[]),
+            operation(3, &[], &[2]),
+            operation(4, &[3], &[2]),
+        ];
+        let Family { activations, places, results, operators } =
+            lineage(&[(70, 1), (71, 4)], operations).family(activations(2), &[70, 71]);
+        assert_eq!(
+            activations.iter().map(|one| one.role).collect::<Vec<_>>(),
+            [Role::Saved, Role::Fleeting, Role::Spare, Role::Saved]
+        );
+        assert_eq!(places, [0, 3]);
+        assert_eq!(
+            activations.iter().map(inputs).collect::<Vec<_>>(),
+            [
+                Some((MS, vec![])),
+                Some((2 * MS, vec![0])),
+                Some((3 * MS, vec![1])),
+                Some((4 * MS, vec![2, 1])),
+            ]
+        );
+        assert_eq!((activations[0].in_use_until, activations[3].in_use_until), (3, 4));
+        assert_eq!(operators, ["one", "two", "three", "four"].map(Some));
+        assert_eq!(results, HashMap::from([((1, 0), 0), ((2, 0), 1), ((3, 0), 2), ((4, 0), 3)]));
+    }
+
+    #[test]
+    fn what_is_saved_later_may_be_read() {
+        let operations = [operation(1, &[], &[]), operation(2, &[1], &[])];
+        let family = lineage(&[(70, 2), (71, 1)], operations).family(activations(2), &[70, 71]);
+        assert_eq!(inputs(&family.activations[0]), Some((2 * MS, vec![1])));
+    }
+
+    #[test]
+    fn what_needs_something_that_is_gone_for_good_has_no_recipe() {
+        // Nothing is known of operation 1.
+        let operations = [operation(2, &[], &[1]), operation(3, &[], &[2])];
+        let family = lineage(&[(70, 3)], operations).family(activations(1), &[70]);
+        assert_eq!((family.activations.len(), inputs(&family.activations[0])), (1, None));
+    }
+
+    #[test]
+    fn what_the_program_gave_may_be_saved_instead() {
+        let mut first = operation(1, &[], &[]);
+        let given = Storage::allocate(8).unwrap();
+        first.1.0.reads.push(Read { identity: Identity::Outside(given.id()), bytes: 7, exists: true });
+        let family = lineage(&[(70, 1)], [first]).family(activations(1), &[70]);
+        assert_eq!((family.activations[0].role, family.activations[0].bytes), (Role::Spare, 7));
+        assert_eq!(family.operators, [None, Some("one")]);
+        assert_eq!(family.activations.iter().map(inputs).collect::<Vec<_>>(), [None, Some((MS, vec![0]))]);
+    }
+
+    #[test]
+    fn the_programs_own_recipes_stay() {
+        let mut saved = activations(3);
+        saved[2].recompute = Some(Recompute { time: MS, inputs: vec![1] });
+        saved[2].in_use_with = 1;
+        let operations = [operation(1, &[], &[]), operation(2, &[], &[1]), operation(3, &[], &[2])];
+        let family = lineage(&[(71, 2), (72, 3)], operations).family(saved, &[70, 71, 72]);
+        assert_eq!(family.places, [0, 2, 3]);
+        assert_eq!(inputs(&family.activations[3]), Some((MS, vec![2])));
+        assert_eq!(family.activations[3].in_use_with, 1);
+    }
+}

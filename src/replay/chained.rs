@@ -1,0 +1,191 @@
+//! Runs of pointwise operations that are run again as one kernel.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use ssdtrain_libtorch::{Recorded, Storage};
+use tch::Device;
+
+use super::chains::{Chains, Way};
+use super::node::{Node, Source};
+use super::rerun::{Key, Rerun, has_served, key};
+use crate::device::{Arguments, Kernel};
+use crate::fusion::{self, Bound, Member, Pointwise, Vertex};
+
+/// The operations of a rerun in groups, each of which may run as one kernel, in an order that they can run in.
+pub(super) fn groups(order: &[Arc<Node>], chains: Option<&Chains>) -> Vec<Vec<Arc<Node>>> {
+    let single = || order.iter().map(|node| vec![Arc::clone(node)]).collect();
+    let Some(chains) = chains.filter(|chains| order.len() > 1 && chains.is_able()) else { return single() };
+    let numbers: HashMap<usize, usize> =
+        order.iter().enumerate().map(|(number, node)| (Arc::as_ptr(node).addr(), number)).collect();
+    let vertices: Vec<Vertex> = order.iter().map(|node| vertex(node, &numbers, chains)).collect();
+    let groups = fusion::groups(&vertices).into_iter();
+    groups.map(|group| group.into_iter().map(|member| Arc::clone(&order[member])).collect()).collect()
+}
+
+fn vertex(node: &Node, numbers: &HashMap<usize, usize>, chains: &Chains) -> Vertex {
+    let maker = |source: &Source| match source {
+        Source::Node(node, _) => numbers.get(&Arc::as_ptr(node).addr()).copied(),
+        Source::Leaf(_) => None,
+    };
+    let reads = node.sources.iter().filter_map(maker).collect();
+    let Some(known) = pointwise(node, chains) else { return Vertex { reads, ..Vertex::default() } };
+    let is_followed = |storage: usize| {
+        let mut views = known.reads().filter(|read| read.storage == storage).peekable();
+        views.peek().is_some() && views.all(fusion::Read::is_whole)
+    };
+    let sources = node.sources.iter().enumerate();
+    let followed = sources.filter(|(storage, source)| {
+        let Source::Node(before, _) = source else { return false };
+        // The whole storage has to be the whole result.
+        let is_whole = pointwise(before, chains).is_some_and(|before| {
+            before.count == known.count
+                && known
+                    .reads()
+                    .filter(|read| read.storage == *storage)
+                    .all(|read| read.element == before.element)
+        });
+        is_whole && is_followed(*storage)
+    });
+    let follows = followed.filter_map(|(_, source)| maker(source)).collect();
+    Vertex { reads, count: Some(known.count), follows }
+}
+
+/// What the operation computes, if a kernel of this device can.
+fn pointwise<'a>(node: &'a Node, chains: &Chains) -> Option<&'a Pointwise> {
+    let known = node.pointwise.get_or_init(|| known(&node.operation));
+    known.as_ref().filter(|(device, _)| *device == Device::Cuda(chains.device())).map(|(_, known)| known)
+}
+
+fn known(operation: &Recorded) -> Option<(Device, Pointwise)> {
+    let known = Pointwise::of(&operation.call())?;
+    let mut made = operation.made();
+    let result = made.next().filter(|_| made.next().is_none())?;
+    (result.bytes() == known.count * known.element.bytes()).then_some((result.device(), known))
+}
+
+/// The bytes that an operation reads and writes by itself, if it may run as one kernel with others.
+pub(super) fn traffic(operation: &Recorded, chains: &Chains) -> Option<u64> {
+    let (device, known) = known(operation).filter(|_| chains.is_able())?;
+    (device == Device::Cuda(chains.device())).then(|| known.traffic())
+}
+
+impl Rerun {
+    /// Runs a group of pointwise operations; false if another thread has changed something that they read.
+    pub(super) fn chain(&mut self, chains: &Chains, nodes: &[Arc<Node>]) -> Result<bool, String> {
+        let (bound, sources) = self.bind(chains, nodes);
+        match chains.way(&bound.chain, bound.count) {
+            Way::Single => self.one_after_another(nodes),
+            Way::Compared(kernel) => self.compare(chains, nodes, &bound, &sources, &kernel),
+            Way::Kernel(kernel) => self.run_kernel(chains, nodes, &bound, &sources, &kernel),
+        }
+    }
+
+    /// The chain of these operations, and where each of its inputs comes from.
+    fn bind(&self, chains: &Chains, nodes: &[Arc<Node>]) -> (Bound<Key>, Vec<Source>) {
+        let places: HashMap<usize, usize> =
+            nodes.iter().enumerate().map(|(place, node)| (Arc::as_ptr(node).addr(), place)).collect();
+        let mut sources = HashMap::new();
+        let mut within: HashMap<Key, usize> = HashMap::new();
+        for source in nodes.iter().flat_map(|node| &node.sources) {
+            *within.entry(key(source)).or_default() += 1;
+            sources.entry(key(source)).or_insert_with(|| source.clone());
+        }
+        let members: Vec<_> = nodes
+            .iter()
+            .filter_map(|node| {
+                let made = (Arc::as_ptr(node).addr(), 0);
+                let is_read =
+                    self.reads.get(&made).copied().unwrap_or(0) > within.get(&made).copied().unwrap_or(0);
+                Some(Member {
+                    operation: pointwise(node, chains)?,
+                    makers: node.sources.iter().map(|source| places.get(&key(source).0).copied()).collect(),
+                    keys: node.sources.iter().map(key).collect(),
+                    is_output: is_read || made == self.target || node.is_awaited(0),
+                })
+            })
+            .collect();
+        let bound = fusion::bind(&members);
+        let sources = bound.inputs.iter().filter_map(|(key, _)| sources.get(key).cloned()).collect();
+        (bound, sources)
+    }
+
+    /// Runs the operations one after another, and compares the kernel's bits with theirs.
+    fn compare(
+        &mut self,
+        chains: &Chains,
+        nodes: &[Arc<Node>],
+        bound: &Bound<Key>,
+        sources: &[Source],
+        kernel: &Kernel,
+    ) -> Result<bool, String> {
+        let inputs = self.inputs(bound, sources)?;
+        let mut outputs = Vec::with_capacity(bound.outputs.len());
+        for (place, node) in nodes.iter().enumerate() {
+            let Some(made) = self.single(node)? else { return Ok(false) };
+            if bound.outputs.contains(&place) {
+                outputs.extend(made);
+            }
+        }
+        let arguments =
+            Arguments { inputs: &inputs, numbers: &bound.numbers, outputs: &outputs, count: bound.count };
+        match kernel.differs(&arguments) {
+            // If another thread has begun to change what was read, this shows nothing.
+            Ok(differs) if are_original(sources, &inputs) => {
+                chains.is_compared(&bound.chain, bound.count, !differs);
+            }
+            Ok(_) => {}
+            Err(error) => chains.refuse(&bound.chain, &error.to_string()),
+        }
+        Ok(true)
+    }
+
+    fn run_kernel(
+        &mut self,
+        chains: &Chains,
+        nodes: &[Arc<Node>],
+        bound: &Bound<Key>,
+        sources: &[Source],
+        kernel: &Kernel,
+    ) -> Result<bool, String> {
+        let inputs = self.inputs(bound, sources)?;
+        let bytes = bound.chain.writes(bound.count);
+        let made = bytes.iter().map(|bytes| kernel.allocate(*bytes)).collect::<Result<Vec<_>, _>>();
+        let launched = made.and_then(|outputs| {
+            let arguments =
+                Arguments { inputs: &inputs, numbers: &bound.numbers, outputs: &outputs, count: bound.count };
+            kernel.run(&arguments).map(|()| outputs)
+        });
+        let outputs = match launched {
+            Ok(outputs) => outputs,
+            Err(error) => {
+                chains.refuse(&bound.chain, &error.to_string());
+                return self.one_after_another(nodes);
+            }
+        };
+        if !are_original(sources, &inputs) {
+            return Ok(false);
+        }
+        drop(inputs);
+        for node in nodes {
+            self.has_read(node);
+        }
+        for (place, output) in bound.outputs.iter().zip(outputs) {
+            self.is_made(&nodes[*place], vec![output])?;
+        }
+        if let Some(node) = nodes.first() {
+            node.replays.counters.fused.add(bytes.iter().sum());
+        }
+        Ok(true)
+    }
+
+    /// The storages of a chain's inputs, each with the place of its first element.
+    fn inputs(&mut self, bound: &Bound<Key>, sources: &[Source]) -> Result<Vec<(Storage, u64)>, String> {
+        let offsets = bound.inputs.iter().map(|(_, offset)| *offset);
+        sources.iter().zip(offsets).map(|(source, offset)| Ok((self.fetch(source)?, offset))).collect()
+    }
+}
+
+fn are_original(sources: &[Source], inputs: &[(Storage, u64)]) -> bool {
+    sources.iter().zip(inputs).all(|(source, (storage, _))| has_served(source, storage))
+}

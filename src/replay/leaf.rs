@@ -1,0 +1,80 @@
+//! Where reruns begin: storages that are not computed again.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use ssdtrain_libtorch::{Storage, StorageId, Watch};
+
+use super::replays::Replays;
+use crate::cache::EntryHandle;
+
+/// A storage that operations read, with the bytes that it had then, whatever the program writes to it later.
+pub(super) struct Leaf {
+    replays: Arc<Replays>,
+    watch: Watch,
+    source: Source,
+    /// A copy of the bytes, once the program is about to change them.
+    copy: Mutex<Option<Result<Storage, String>>>,
+}
+
+/// Where the bytes are.
+pub(super) enum Source {
+    /// In a storage that stays on its device: a parameter, something small, or something that the program holds anyway.
+    Held(Storage),
+    /// In the cache.
+    Entry(EntryHandle),
+}
+
+impl Leaf {
+    pub(super) fn new(replays: Arc<Replays>, watch: Watch, source: Source) -> Leaf {
+        Leaf { replays, watch, source, copy: Mutex::new(None) }
+    }
+
+    pub(super) fn id(&self) -> StorageId {
+        self.watch.id()
+    }
+
+    /// A storage with the bytes. Another thread may begin to change them: see [`Leaf::has_served`].
+    pub(super) fn fetch(&self) -> Result<Storage, String> {
+        if self.watch.is_written() {
+            // The writer may not have come to this yet; it waits for the copy.
+            self.is_written();
+        }
+        if let Some(copy) = &*self.copy.lock() {
+            return copy.clone();
+        }
+        match &self.source {
+            Source::Held(storage) => Ok(storage.clone()),
+            Source::Entry(entry) => entry.fetch(),
+        }
+    }
+
+    /// Whether what was fetched has had the bytes until now: no one has begun to change it.
+    pub(super) fn has_served(&self, fetched: &Storage) -> bool {
+        fetched.id() != self.watch.id() || !self.watch.is_written()
+    }
+
+    /// The storage is about to be written: its bytes are copied first.
+    pub(super) fn is_written(&self) {
+        let mut copy = self.copy.lock();
+        let Some(storage) = self.watch.upgrade().filter(|_| copy.is_none()) else { return };
+        let copied = storage.copy().map_err(|error| {
+            format!(
+                "{} bytes were changed in place after the forward pass, and there was no memory for a copy: {error}",
+                storage.bytes()
+            )
+        });
+        *copy = Some(copied);
+    }
+
+    /// Whether the storage still has the bytes.
+    pub(super) fn is_original(&self) -> bool {
+        self.copy.lock().is_none()
+    }
+}
+
+impl Drop for Leaf {
+    fn drop(&mut self) {
+        self.replays.forget_leaf(self.watch.id());
+    }
+}

@@ -1,0 +1,224 @@
+//! An operation that can be run again, and its results.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+use ssdtrain_libtorch::{Handle, Recorded, Storage, Watch};
+use tch::Device;
+
+use super::leaf::Leaf;
+use super::replays::Replays;
+use super::rerun;
+use crate::digest::Digest;
+use crate::fusion::Pointwise;
+use crate::telemetry::ScopeId;
+
+/// A recorded operation, and where what it reads comes from.
+pub(super) struct Node {
+    pub(super) replays: Arc<Replays>,
+    pub(super) operation: Recorded,
+    pub(super) sources: Vec<Source>,
+    pub(super) scope: ScopeId,
+    /// What it computes and where, if that is pointwise, once someone has looked.
+    pub(super) pointwise: OnceLock<Option<(Device, Pointwise)>>,
+    results: Mutex<Vec<Made>>,
+}
+
+/// Where a storage that an operation reads comes from.
+#[derive(Clone)]
+pub(super) enum Source {
+    Leaf(Arc<Leaf>),
+    /// One of the storages that another operation makes.
+    Node(Arc<Node>, usize),
+}
+
+/// A storage that the operation makes.
+#[derive(Default)]
+struct Made {
+    /// The one that it made first, once the graph has a handle to it.
+    watch: Option<Watch>,
+    /// The digest of its bytes, if reruns are verified.
+    digest: Option<Digest>,
+    /// That one, if the program has changed it since: the graph serves what it holds now, as without a cache.
+    changed: Option<Storage>,
+    /// The latest, while handles wait for it.
+    again: Option<Storage>,
+    handles: usize,
+    /// How many handles were served in this round. Once all were, the next round begins.
+    served: usize,
+    round: u64,
+}
+
+impl Node {
+    pub(super) fn new(
+        replays: Arc<Replays>,
+        operation: Recorded,
+        sources: Vec<Source>,
+        scope: ScopeId,
+    ) -> Arc<Node> {
+        let results = operation.made().map(|_| Made::default()).collect();
+        Arc::new(Node {
+            replays,
+            operation,
+            sources,
+            scope,
+            pointwise: OnceLock::new(),
+            results: Mutex::new(results),
+        })
+    }
+
+    /// A handle for the graph to one of the results, which is `storage` now; with `verify`, reruns have to make the same bytes. The second
+    /// value says whether it is the first handle.
+    pub(super) fn handle(
+        self: &Arc<Self>,
+        made: usize,
+        storage: &Storage,
+        verify: bool,
+    ) -> Option<(Stand, bool)> {
+        let digest = if verify { Some(digest_of(storage).ok()??) } else { None };
+        let mut results = self.results.lock();
+        let result = results.get_mut(made)?;
+        let is_first = result.watch.is_none();
+        result.digest = digest;
+        result.watch.get_or_insert_with(|| Watch::new(storage));
+        // Looked at again now that writes are reported.
+        self.operation.made().nth(made)?.unwritten()?;
+        result.handles += 1;
+        let round = AtomicU64::new(result.round.wrapping_sub(1));
+        Some((Stand { node: Arc::clone(self), made, round }, is_first))
+    }
+
+    /// The program is about to write to one of the results, or has written to it.
+    pub(super) fn is_written(&self, made: usize) {
+        let mut results = self.results.lock();
+        let Some(result) = results.get_mut(made) else { return };
+        if result.changed.is_none() {
+            result.changed = result.watch.as_ref().and_then(Watch::upgrade);
+        }
+    }
+
+    /// The result as the operation made it, if it is there.
+    pub(super) fn available(&self, made: usize) -> Option<Storage> {
+        let results = self.results.lock();
+        let result = results.get(made)?;
+        let first = || self.operation.made().nth(made)?.unwritten();
+        result.again.clone().filter(|_| self.operation.is_on_stream()).or_else(first)
+    }
+
+    /// Whether what was available has had the bytes until now: no one has begun to change it.
+    pub(super) fn has_served(&self, made: usize, available: &Storage) -> bool {
+        self.operation
+            .made()
+            .nth(made)
+            .is_none_or(|first| first.id() != Some(available.id()) || first.unwritten().is_some())
+    }
+
+    /// The result's storage, if the program has changed it since the graph has a handle to it.
+    fn changed(&self, made: usize) -> Option<Storage> {
+        self.results.lock().get(made)?.changed.clone()
+    }
+
+    /// Whether the result computed again has the bytes of the first one, as far as that is verified.
+    pub(super) fn is_same(&self, made: usize, storage: &Storage) -> Result<bool, String> {
+        let Some(digest) = self.results.lock().get(made).and_then(|result| result.digest) else {
+            return Ok(true);
+        };
+        Ok(digest_of(storage)? == Some(digest))
+    }
+
+    /// Whether handles wait for the result.
+    pub(super) fn is_awaited(&self, made: usize) -> bool {
+        let results = self.results.lock();
+        results.get(made).is_some_and(|result| result.served < result.handles && result.changed.is_none())
+    }
+
+    /// The results were computed again: those that handles wait for are kept until these were served.
+    pub(super) fn is_made(&self, storages: &[Storage]) {
+        let mut results = self.results.lock();
+        for (result, storage) in results.iter_mut().zip(storages) {
+            if result.served < result.handles && result.changed.is_none() {
+                result.again = Some(storage.clone());
+            }
+        }
+    }
+}
+
+fn digest_of(storage: &Storage) -> Result<Option<Digest>, String> {
+    let elements = storage.elements().map_err(|error| error.0)?;
+    Digest::of(&elements).map_err(|error| error.to_string())
+}
+
+impl Made {
+    /// If all handles were served, the next round begins. Returns what is to be freed.
+    fn end_round(&mut self) -> Option<Storage> {
+        if self.served < self.handles {
+            return None;
+        }
+        self.served = 0;
+        self.round += 1;
+        self.again.take()
+    }
+}
+
+impl Drop for Node {
+    /// Nodes may form long chains: they are dropped one after another, not one within another.
+    fn drop(&mut self) {
+        self.replays.forget(&self.operation);
+        let mut gone = std::mem::take(&mut self.sources);
+        while let Some(source) = gone.pop() {
+            if let Source::Node(node, _) = source
+                && let Some(mut node) = Arc::into_inner(node)
+            {
+                gone.append(&mut node.sources);
+            }
+        }
+    }
+}
+
+/// The graph's handle to a result that is computed again.
+pub(super) struct Stand {
+    node: Arc<Node>,
+    made: usize,
+    /// In which round it was served last.
+    round: AtomicU64,
+}
+
+impl Handle for Stand {
+    fn unpack(&self) -> Result<Storage, String> {
+        // If the program runs backward by itself, this shows that a micro-batch was saved.
+        self.node.replays.micro_batch_ends();
+        let there = self.node.changed(self.made).or_else(|| self.node.available(self.made));
+        let storage = match there {
+            Some(storage) => storage,
+            None => rerun::run(&self.node, self.made)?,
+        };
+        let gone = {
+            let mut results = self.node.results.lock();
+            results.get_mut(self.made).and_then(|result| {
+                if self.round.swap(result.round, Ordering::AcqRel) != result.round {
+                    result.served += 1;
+                }
+                result.end_round()
+            })
+        };
+        drop(gone);
+        Ok(storage)
+    }
+}
+
+impl Drop for Stand {
+    fn drop(&mut self) {
+        let gone = {
+            let mut results = self.node.results.lock();
+            results.get_mut(self.made).and_then(|result| {
+                result.handles -= 1;
+                if self.round.load(Ordering::Acquire) == result.round {
+                    result.served -= 1;
+                }
+                result.end_round()
+            })
+        };
+        drop(gone);
+    }
+}

@@ -1,0 +1,389 @@
+//! Results of recorded operations, computed again without marks: the same bits as without a cache, whatever the program does meanwhile.
+#![allow(clippy::unwrap_used, reason = "what cannot be set up has failed")]
+
+mod common;
+
+use common::{assert_nothing_held, assert_same_bits, everything, grads, leaf, leaves, randn, staged};
+use ssdtrain::plan::{InTurn, Placement};
+use ssdtrain::{Backward, Offload, StepReport, TensorCacheBuilder};
+use tch::{Kind, Tensor, no_grad};
+
+/// Computes again whatever can be, and moves everything else.
+fn again(builder: TensorCacheBuilder) -> TensorCacheBuilder {
+    again_within(builder, Offload::default())
+}
+
+fn again_within(builder: TensorCacheBuilder, policy: Offload) -> TensorCacheBuilder {
+    builder.policy(InTurn::new(policy, [Placement::Recompute]))
+}
+
+/// Runs `f` without a cache and with caches that compute again what they can: the gradients have the same bits. Returns the report of
+/// the first cache's step.
+fn parity(sources: &[Tensor], f: impl Fn(&[Tensor]) -> Tensor) -> StepReport {
+    let plain = leaves(sources);
+    tch::manual_seed(7);
+    f(&plain).backward();
+    let expected = grads(&plain);
+    let builders = [
+        ("disk", again(everything())),
+        ("host pool", again_within(staged(), Offload::default().device_budget(1 << 20))),
+        ("host pool, no budget", again_within(staged(), Offload::default().device_budget(1).prefetch(0))),
+        ("small ones kept", again(everything().min_bytes(256))),
+        (
+            "every other one",
+            everything().policy(InTurn::new(Offload::default(), [Placement::Recompute, Placement::Disk])),
+        ),
+    ];
+    let reports = builders.map(|(way, builder)| {
+        let cache = builder.build().unwrap();
+        let inputs = leaves(sources);
+        tch::manual_seed(7);
+        let step = cache.step();
+        let loss = f(&inputs);
+        step.flush();
+        step.backward(&loss).unwrap();
+        let report = step.finish().unwrap();
+        drop(loss);
+        assert_same_bits(way, &expected, &grads(&inputs));
+        assert_nothing_held(&cache);
+        report
+    });
+    reports.into_iter().next().unwrap()
+}
+
+/// A norm as a user writes it.
+fn rms_norm(x: &Tensor, weight: &Tensor) -> Tensor {
+    let y = x.to_kind(Kind::Float);
+    let scale = (y.square().mean_dim(-1, true, Kind::Float) + 1e-5).rsqrt();
+    (y * scale).to_kind(x.kind()) * weight
+}
+
+#[test]
+fn a_norm_and_a_gate_of_plain_operations() {
+    let sources = [randn(&[16, 32]), randn(&[32]), randn(&[32, 64]), randn(&[32, 64]), randn(&[64, 32])];
+    let report = parity(&sources, |t| {
+        let t: Vec<Tensor> = t.iter().map(|t| t.to_kind(Kind::BFloat16)).collect();
+        let y = rms_norm(&t[0], &t[1]);
+        let y = y.matmul(&t[2]).silu() * y.matmul(&t[3]);
+        let y = rms_norm(&(&t[0] + y.matmul(&t[4])), &t[1]);
+        y.to_kind(Kind::Float).square().sum(Kind::Float)
+    });
+    assert!(report.recomputed.count > 8, "{report:?}");
+    assert!(report.reruns.bytes > 0, "{report:?}");
+}
+
+#[test]
+fn a_long_chain_takes_no_deep_stack() {
+    let work = || {
+        parity(&[randn(&[64])], |t| {
+            let y = (0..20_000).fold(t[0].sin(), |y, _| y.sin());
+            y.sum(Kind::Float)
+        });
+    };
+    std::thread::Builder::new().stack_size(1 << 20).spawn(work).unwrap().join().unwrap();
+}
+
+#[test]
+fn what_an_operation_read_may_be_changed_afterwards() {
+    // Neither add nor exp saves what it reads, so plain autograd allows this.
+    parity(&[randn(&[32, 32])], |t| {
+        let x = &t[0] * 2.0;
+        let y = (&x + 1.0).exp();
+        let z = x.exp();
+        drop(no_grad(|| x.detach().fill_(3.0)));
+        (y * z).sum(Kind::Float)
+    });
+    parity(&[randn(&[32, 32])], |t| {
+        let mut x = t[0].neg();
+        let mut sum = x.zeros_like();
+        for _ in 0..4 {
+            sum += x.exp();
+            x = x.f_add_scalar_(0.5).unwrap();
+        }
+        sum.sum(Kind::Float)
+    });
+}
+
+#[test]
+fn a_result_that_is_changed_without_its_version_has_its_new_contents() {
+    // As in plain autograd: `data` has a version counter of its own.
+    parity(&[randn(&[32, 32])], |t| {
+        let y = t[0].sin();
+        let z = &y * &y;
+        drop(y.data().fill_(2.0));
+        z.sum(Kind::Float)
+    });
+}
+
+#[test]
+fn others_that_were_made_from_it_have_the_old_ones() {
+    parity(&[randn(&[32, 32])], |t| {
+        let y = t[0].neg();
+        let z = y.exp();
+        drop(y.data().fill_(2.0));
+        z.square().sum(Kind::Float)
+    });
+}
+
+#[test]
+fn parameters_that_backward_changes_were_read_before() {
+    let run = |cached: bool| {
+        let (x, w) = (randn(&[16, 16]) * 0.0 + 0.5, (randn(&[16, 16]) * 0.0 + 0.25).set_requires_grad(true));
+        let cache = again(everything()).build().unwrap();
+        let step = cached.then(|| cache.step());
+        // The graph of the second use runs first, and the weight is changed in between.
+        let first = (&x * &w).exp();
+        let second = (&x + &w).exp().sum(Kind::Float);
+        second.backward();
+        drop(no_grad(|| w.data().fill_(0.75)));
+        first.sum(Kind::Float).backward();
+        drop(step);
+        w.grad()
+    };
+    assert_same_bits("a changed weight", &[run(false)], &[run(true)]);
+}
+
+#[test]
+fn a_graph_that_is_kept_serves_again() {
+    let sources = [randn(&[16, 32])];
+    let f = |t: &[Tensor]| (t[0].sin().exp() * t[0].cos()).sum(Kind::Float);
+    let plain = leaves(&sources);
+    let loss = f(&plain);
+    Tensor::run_backward(&[&loss], &[&plain[0]], true, false);
+    loss.backward();
+    f(&plain).backward();
+    let cache = again(everything()).build().unwrap();
+    let inputs = leaves(&sources);
+    let step = cache.step();
+    let loss = f(&inputs);
+    step.backward_with(&loss, Backward { retain_graph: true, ..Backward::default() }).unwrap();
+    step.backward(&loss).unwrap();
+    step.finish().unwrap();
+    drop(loss);
+    assert_same_bits("twice", &grads(&plain), &grads(&inputs));
+    assert_nothing_held(&cache);
+}
+
+#[test]
+fn backward_of_backward() {
+    let sources = [randn(&[16, 32])];
+    let f = |t: &[Tensor]| {
+        let loss = (t[0].sin() * t[0].sigmoid()).sum(Kind::Float);
+        Tensor::run_backward(&[&loss], &[&t[0]], true, true).remove(0).square().sum(Kind::Float)
+    };
+    parity(&sources, f);
+}
+
+#[test]
+fn several_results_of_one_operation() {
+    parity(&[randn(&[16, 32]), randn(&[32])], |t| {
+        let y = t[0].neg().layer_norm([32], Some(&t[1]), None::<&Tensor>, 1e-5, false);
+        let (value, _) = y.max_dim(1, false);
+        value.exp().sum(Kind::Float)
+    });
+}
+
+#[test]
+fn a_graph_that_is_dropped_holds_nothing() {
+    let cache = again(everything()).build().unwrap();
+    let x = randn(&[32, 32]).set_requires_grad(true);
+    let step = cache.step();
+    let loss = x.sin().exp().cos().sum(Kind::Float);
+    step.finish().unwrap();
+    drop(loss);
+    assert_nothing_held(&cache);
+}
+
+#[test]
+fn micro_batches_each_have_their_own_operations() {
+    let sources = [randn(&[16, 32])];
+    let f = |t: &[Tensor]| (t[0].sin().exp() * t[0].cos()).sum(Kind::Float);
+    let (plain, inputs) = (leaves(&sources), leaves(&sources));
+    let cache = again(everything()).build().unwrap();
+    let step = cache.step();
+    for _ in 0..3 {
+        f(&plain).backward();
+        step.backward(&f(&inputs)).unwrap();
+    }
+    let report = step.finish().unwrap();
+    assert!(report.recomputed.count >= 3, "{report:?}");
+    assert_same_bits("three", &grads(&plain), &grads(&inputs));
+    assert_nothing_held(&cache);
+}
+
+#[test]
+fn threads_share_what_is_recorded() {
+    let sources = [randn(&[16, 32])];
+    let f = |x: &Tensor, y: &Tensor| (y.exp() * x.cos()).sum(Kind::Float);
+    let plain = leaves(&sources);
+    f(&plain[0], &plain[0].sin()).backward();
+    let inputs = leaves(&sources);
+    let cache = again(everything()).build().unwrap();
+    let step = cache.step();
+    let (x, y) = (inputs[0].shallow_clone(), inputs[0].sin());
+    let handle = step.handle();
+    let work = move || {
+        let _entered = handle.enter();
+        f(&x, &y)
+    };
+    let loss = std::thread::Builder::new().spawn(work).unwrap().join().unwrap();
+    step.backward(&loss).unwrap();
+    drop(loss);
+    // Waits for what is being stored.
+    step.finish().unwrap();
+    assert_same_bits("another thread", &grads(&plain), &grads(&inputs));
+    assert_nothing_held(&cache);
+}
+
+#[test]
+fn what_is_written_through_an_address_is_found_by_verify() {
+    let cache = again(everything()).build().unwrap();
+    let x = randn(&[32, 32]).set_requires_grad(true);
+    let step = cache.step();
+    let y = &x + 1.0;
+    let z = y.exp();
+    let loss = z.sum(Kind::Float);
+    drop(z);
+    let mut data = vec![0.0_f32; 1024];
+    y.copy_data(&mut data, 1024);
+    // SAFETY: the tensor is alive, of this size, and nothing else uses it.
+    unsafe { std::slice::from_raw_parts_mut(y.data_ptr().cast::<f32>(), 1024) }.fill(7.0);
+    let failure = step.backward(&loss).unwrap_err();
+    assert!(failure.to_string().contains("verify(true)"), "{failure}");
+}
+
+#[test]
+fn the_number_of_threads_may_change() {
+    let before = tch::get_num_threads();
+    parity(&[randn(&[64, 640])], |t| {
+        tch::set_num_threads(2);
+        let y = t[0].sin().sum_dim_intlist(1_i64, true, Kind::Float).exp();
+        let z = &t[0] * &y;
+        tch::set_num_threads(1);
+        z.exp().sum(Kind::Float)
+    });
+    tch::set_num_threads(before);
+}
+
+#[test]
+fn data_of_the_program_is_not_made_by_an_operation() {
+    // tch makes zeros, and copies the data to where they are.
+    parity(&[randn(&[32, 32])], |t| {
+        let data: Vec<f32> = (0..1024_u16).map(f32::from).collect();
+        let mask = Tensor::from_slice(&data).view([32, 32]);
+        let scale = (Tensor::from_slice(&data).view([32, 32]) + 1.0).exp2();
+        (t[0].sin() * mask / scale).sum(Kind::Float)
+    });
+}
+
+#[test]
+fn an_operation_in_place_saves_a_copy_of_what_it_changes() {
+    let f: [fn(&mut Tensor, &Tensor) -> Tensor; 8] = [
+        |y, _| y.sin_(),
+        |y, _| y.cos_(),
+        |y, _| y.abs_(),
+        |y, _| y.pow_(3),
+        |y, w| y.g_mul_(w),
+        |y, w| y.g_div_(w),
+        |y, w| y.atan2_(w),
+        |y, w| y.lerp_tensor_(w, w),
+    ];
+    for f in f {
+        parity(&[randn(&[32, 32]), randn(&[32, 32])], |t| {
+            let mut y = t[0].neg();
+            drop(f(&mut y, &t[1]));
+            y.sum(Kind::Float)
+        });
+    }
+}
+
+#[test]
+fn kinds_and_shapes_of_all_sorts() {
+    let f: [fn(&[Tensor]) -> Tensor; 9] = [
+        |t| {
+            let z = Tensor::complex(&t[0], &t[1]);
+            let z = (&z * z.conj()).exp() * z.conj().sin() + z.imag();
+            z.abs().sum(Kind::Float)
+        },
+        |t| {
+            let s = t[0].sum(Kind::Float).tanh();
+            let h = t[1].to_kind(Kind::Half) * &s;
+            (h.to_kind(Kind::Double) * s.sin()).exp().sum(Kind::Double)
+        },
+        |t| {
+            let y = t[0].slice(0, 0, 1, 1).expand([32, 32], false).sin();
+            let z = t[1].slice(0, 3, 3, 1).exp();
+            (Tensor::cat(&[&y, &z], 0) * &t[1]).cos().square().sum(Kind::Float)
+        },
+        |t| {
+            let y = t[0].view([2, 8, 16, 4]).permute([0, 3, 1, 2]).sin();
+            let z = t[1].view([2, 4, 8, 16]).cos();
+            (&y * &z).exp().permute([0, 2, 1, 3]).sigmoid().contiguous().square().sum(Kind::Float)
+        },
+        |t| {
+            let y = t[0].as_strided([30, 32], [31, 1], 5).exp();
+            (&y * y.sin()).tanh().sum(Kind::Float)
+        },
+        |t| {
+            let c = t[0].gt(0.0);
+            let y = t[0].sin().where_self(&c, &t[1].exp()).masked_fill(&c.logical_not(), 0.5);
+            let (v, i) = y.sort(1, true);
+            (v.exp() * y.gather(1, &i, false).cos()).sum(Kind::Float)
+        },
+        |t| {
+            let y = t[0].exp();
+            for piece in y.unsafe_chunk(4, 1) {
+                let mut piece = piece;
+                drop(piece.sigmoid_());
+            }
+            y.unsafe_chunk(4, 1).iter().map(|p| (p * p).sin().sum(Kind::Float)).reduce(|a, b| a + b).unwrap()
+        },
+        |t| {
+            let y = t[0].dropout(0.5, true).exp();
+            let z = (&y * t[1].dropout(0.3, true)).softmax(-1, Kind::Float);
+            z.square().sum(Kind::Float) + (y.tanh().abs().bernoulli() * &t[1]).exp().sum(Kind::Float)
+        },
+        |t| {
+            let out = t[0].sin().detach();
+            let y = t[1].neg();
+            let z = y.exp() * t[0].cos();
+            no_grad(|| drop(t[0].detach().exp_out(&out)));
+            drop(no_grad(|| y.data().resize_([4])));
+            (z.exp() * out).sum(Kind::Float)
+        },
+    ];
+    for f in f {
+        parity(&[randn(&[32, 32]), randn(&[32, 32])], f);
+    }
+}
+
+#[test]
+fn what_operations_read_may_be_filled_again_during_backward() {
+    // Nothing of the batch itself is saved, so another thread may fill it for the next one.
+    let work = |cached: bool, batch: &Tensor, w: &Tensor| {
+        let cache = again(everything()).verify(false).build().unwrap();
+        let step = cached.then(|| cache.step());
+        drop(no_grad(|| batch.detach().fill_(0.5)));
+        let mut loss = Tensor::from(0.0);
+        for i in 0..8 {
+            loss += ((batch + f64::from(i)).sin() * w).sum(Kind::Float);
+        }
+        let fill = {
+            let batch = batch.shallow_clone();
+            move || (0..20_i64).for_each(|i| drop(no_grad(|| batch.detach().fill_(i))))
+        };
+        let filled = std::thread::Builder::new().spawn(fill).unwrap();
+        loss.backward();
+        filled.join().unwrap();
+        drop(step);
+    };
+    let batch = randn(&[512, 1024]);
+    let source = randn(&[512, 1024]);
+    let plain = leaf(&source);
+    work(false, &batch, &plain);
+    for _ in 0..20 {
+        let w = leaf(&source);
+        work(true, &batch, &w);
+        assert_same_bits("filled meanwhile", &grads(std::slice::from_ref(&plain)), &[w.grad()]);
+    }
+}
