@@ -7,8 +7,8 @@ use ssdtrain_libtorch::{Recorded, Storage};
 use tch::Device;
 
 use super::chains::{Chains, Way};
-use super::node::{Node, Source};
-use super::rerun::{Key, Rerun, has_served, key};
+use super::node::{Key, Node, Source};
+use super::rerun::Rerun;
 use crate::device::{Arguments, Kernel};
 use crate::fusion::{self, Bound, Member, Pointwise, Vertex};
 
@@ -70,7 +70,7 @@ pub(super) fn traffic(operation: &Recorded, chains: &Chains) -> Option<u64> {
     (device == Device::Cuda(chains.device())).then(|| known.traffic())
 }
 
-impl Rerun {
+impl Rerun<'_> {
     /// Runs a group of pointwise operations; false if another thread has changed something that they read.
     pub(super) fn chain(&mut self, chains: &Chains, nodes: &[Arc<Node>]) -> Result<bool, String> {
         let (bound, sources) = self.bind(chains, nodes);
@@ -88,8 +88,8 @@ impl Rerun {
         let mut sources = HashMap::new();
         let mut within: HashMap<Key, usize> = HashMap::new();
         for source in nodes.iter().flat_map(|node| &node.sources) {
-            *within.entry(key(source)).or_default() += 1;
-            sources.entry(key(source)).or_insert_with(|| source.clone());
+            *within.entry(source.key()).or_default() += 1;
+            sources.entry(source.key()).or_insert_with(|| source.clone());
         }
         let members: Vec<_> = nodes
             .iter()
@@ -99,8 +99,8 @@ impl Rerun {
                     self.reads.get(&made).copied().unwrap_or(0) > within.get(&made).copied().unwrap_or(0);
                 Some(Member {
                     operation: pointwise(node, chains)?,
-                    makers: node.sources.iter().map(|source| places.get(&key(source).0).copied()).collect(),
-                    keys: node.sources.iter().map(key).collect(),
+                    makers: node.sources.iter().map(|source| places.get(&source.key().0).copied()).collect(),
+                    keys: node.sources.iter().map(Source::key).collect(),
                     is_output: is_read || made == self.target || node.is_awaited(0),
                 })
             })
@@ -173,9 +173,7 @@ impl Rerun {
         for (place, output) in bound.outputs.iter().zip(outputs) {
             self.is_made(&nodes[*place], vec![output])?;
         }
-        if let Some(node) = nodes.first() {
-            node.replays.counters.fused.add(bytes.iter().sum());
-        }
+        self.fused += bytes.iter().sum::<u64>();
         Ok(true)
     }
 
@@ -187,5 +185,5 @@ impl Rerun {
 }
 
 fn are_original(sources: &[Source], inputs: &[(Storage, u64)]) -> bool {
-    sources.iter().zip(inputs).all(|(source, (storage, _))| has_served(source, storage))
+    sources.iter().zip(inputs).all(|(source, (storage, _))| source.has_served(storage))
 }

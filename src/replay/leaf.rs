@@ -1,16 +1,12 @@
 //! Where reruns begin: storages that are not computed again.
 
-use std::sync::Arc;
-
 use parking_lot::Mutex;
 use ssdtrain_libtorch::{Storage, StorageId, Watch};
 
-use super::replays::Replays;
 use crate::cache::EntryHandle;
 
 /// A storage that operations read, with the bytes that it had then, whatever the program writes to it later.
 pub(super) struct Leaf {
-    replays: Arc<Replays>,
     watch: Watch,
     source: Source,
     /// A copy of the bytes, once the program is about to change them.
@@ -26,8 +22,8 @@ pub(super) enum Source {
 }
 
 impl Leaf {
-    pub(super) fn new(replays: Arc<Replays>, watch: Watch, source: Source) -> Leaf {
-        Leaf { replays, watch, source, copy: Mutex::new(None) }
+    pub(super) fn new(watch: Watch, source: Source) -> Leaf {
+        Leaf { watch, source, copy: Mutex::new(None) }
     }
 
     pub(super) fn id(&self) -> StorageId {
@@ -70,11 +66,5 @@ impl Leaf {
     /// Whether the storage still has the bytes.
     pub(super) fn is_original(&self) -> bool {
         self.copy.lock().is_none()
-    }
-}
-
-impl Drop for Leaf {
-    fn drop(&mut self) {
-        self.replays.forget_leaf(self.watch.id());
     }
 }

@@ -4,19 +4,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
-use ssdtrain_libtorch::{Handle, Recorded, Storage, Watch};
+use ssdtrain_libtorch::{Recorded, Storage, Watch};
 use tch::Device;
 
 use super::leaf::Leaf;
-use super::replays::Replays;
-use super::rerun;
 use crate::digest::Digest;
 use crate::fusion::Pointwise;
 use crate::telemetry::ScopeId;
 
 /// A recorded operation, and where what it reads comes from.
 pub(super) struct Node {
-    pub(super) replays: Arc<Replays>,
     pub(super) operation: Recorded,
     pub(super) sources: Vec<Source>,
     pub(super) scope: ScopeId,
@@ -31,6 +28,33 @@ pub(super) enum Source {
     Leaf(Arc<Leaf>),
     /// One of the storages that another operation makes.
     Node(Arc<Node>, usize),
+}
+
+/// A handle's part in a result.
+pub(super) struct Share {
+    pub(super) made: usize,
+    /// In which round it was served last.
+    round: AtomicU64,
+}
+
+/// Identifies a storage in a rerun: an address that lives as long as the rerun, and a number.
+pub(super) type Key = (usize, usize);
+
+impl Source {
+    pub(super) fn key(&self) -> Key {
+        match self {
+            Source::Leaf(leaf) => (Arc::as_ptr(leaf).addr(), usize::MAX),
+            Source::Node(node, made) => (Arc::as_ptr(node).addr(), *made),
+        }
+    }
+
+    /// Whether what was fetched from here has had the bytes until now. Writers say so before they begin.
+    pub(super) fn has_served(&self, fetched: &Storage) -> bool {
+        match self {
+            Source::Leaf(leaf) => leaf.has_served(fetched),
+            Source::Node(node, made) => node.has_served(*made, fetched),
+        }
+    }
 }
 
 /// A storage that the operation makes.
@@ -51,31 +75,14 @@ struct Made {
 }
 
 impl Node {
-    pub(super) fn new(
-        replays: Arc<Replays>,
-        operation: Recorded,
-        sources: Vec<Source>,
-        scope: ScopeId,
-    ) -> Arc<Node> {
+    pub(super) fn new(operation: Recorded, sources: Vec<Source>, scope: ScopeId) -> Arc<Node> {
         let results = operation.made().map(|_| Made::default()).collect();
-        Arc::new(Node {
-            replays,
-            operation,
-            sources,
-            scope,
-            pointwise: OnceLock::new(),
-            results: Mutex::new(results),
-        })
+        Arc::new(Node { operation, sources, scope, pointwise: OnceLock::new(), results: Mutex::new(results) })
     }
 
-    /// A handle for the graph to one of the results, which is `storage` now; with `verify`, reruns have to make the same bytes. The second
-    /// value says whether it is the first handle.
-    pub(super) fn handle(
-        self: &Arc<Self>,
-        made: usize,
-        storage: &Storage,
-        verify: bool,
-    ) -> Option<(Stand, bool)> {
+    /// One more handle to one of the results, which is `storage` now; with `verify`, reruns have to make the same bytes. The second
+    /// value says whether it is the first.
+    pub(super) fn add_handle(&self, made: usize, storage: &Storage, verify: bool) -> Option<(Share, bool)> {
         let digest = if verify { Some(digest_of(storage).ok()??) } else { None };
         let mut results = self.results.lock();
         let result = results.get_mut(made)?;
@@ -85,8 +92,39 @@ impl Node {
         // Looked at again now that writes are reported.
         self.operation.made().nth(made)?.unwritten()?;
         result.handles += 1;
-        let round = AtomicU64::new(result.round.wrapping_sub(1));
-        Some((Stand { node: Arc::clone(self), made, round }, is_first))
+        Some((Share { made, round: AtomicU64::new(result.round.wrapping_sub(1)) }, is_first))
+    }
+
+    /// A handle was served.
+    pub(super) fn serve(&self, share: &Share) {
+        self.end_round(share, |result| {
+            if share.round.swap(result.round, Ordering::AcqRel) != result.round {
+                result.served += 1;
+            }
+        });
+    }
+
+    /// A handle is gone.
+    pub(super) fn drop_handle(&self, share: &Share) {
+        self.end_round(share, |result| {
+            result.handles -= 1;
+            if share.round.load(Ordering::Acquire) == result.round {
+                result.served -= 1;
+            }
+        });
+    }
+
+    /// Counts a handle, and begins the next round if all were served in this one.
+    fn end_round(&self, share: &Share, count: impl FnOnce(&mut Made)) {
+        let gone = {
+            let mut results = self.results.lock();
+            results.get_mut(share.made).and_then(|result| {
+                count(result);
+                result.end_round()
+            })
+        };
+        // Memory is given back without the lock.
+        drop(gone);
     }
 
     /// The program is about to write to one of the results, or has written to it.
@@ -115,7 +153,7 @@ impl Node {
     }
 
     /// The result's storage, if the program has changed it since the graph has a handle to it.
-    fn changed(&self, made: usize) -> Option<Storage> {
+    pub(super) fn changed(&self, made: usize) -> Option<Storage> {
         self.results.lock().get(made)?.changed.clone()
     }
 
@@ -164,7 +202,6 @@ impl Made {
 impl Drop for Node {
     /// Nodes may form long chains: they are dropped one after another, not one within another.
     fn drop(&mut self) {
-        self.replays.forget(&self.operation);
         let mut gone = std::mem::take(&mut self.sources);
         while let Some(source) = gone.pop() {
             if let Source::Node(node, _) = source
@@ -173,52 +210,5 @@ impl Drop for Node {
                 gone.append(&mut node.sources);
             }
         }
-    }
-}
-
-/// The graph's handle to a result that is computed again.
-pub(super) struct Stand {
-    node: Arc<Node>,
-    made: usize,
-    /// In which round it was served last.
-    round: AtomicU64,
-}
-
-impl Handle for Stand {
-    fn unpack(&self) -> Result<Storage, String> {
-        // If the program runs backward by itself, this shows that a micro-batch was saved.
-        self.node.replays.micro_batch_ends();
-        let there = self.node.changed(self.made).or_else(|| self.node.available(self.made));
-        let storage = match there {
-            Some(storage) => storage,
-            None => rerun::run(&self.node, self.made)?,
-        };
-        let gone = {
-            let mut results = self.node.results.lock();
-            results.get_mut(self.made).and_then(|result| {
-                if self.round.swap(result.round, Ordering::AcqRel) != result.round {
-                    result.served += 1;
-                }
-                result.end_round()
-            })
-        };
-        drop(gone);
-        Ok(storage)
-    }
-}
-
-impl Drop for Stand {
-    fn drop(&mut self) {
-        let gone = {
-            let mut results = self.node.results.lock();
-            results.get_mut(self.made).and_then(|result| {
-                result.handles -= 1;
-                if self.round.load(Ordering::Acquire) == result.round {
-                    result.served -= 1;
-                }
-                result.end_round()
-            })
-        };
-        drop(gone);
     }
 }

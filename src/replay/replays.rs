@@ -1,21 +1,21 @@
 //! What of a step is computed again, and from what.
 
-use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
-use parking_lot::{Mutex, MutexGuard};
 use ssdtrain_libtorch::{
-    Packed, Recorded, RecordedStorage, Recording, SavedTensor, Storage, StorageId, Watch, WriteObserver,
+    Handle, Packed, Recorded, RecordedStorage, Recording, SavedTensor, Storage, Watch, WriteObserver,
 };
 use ssdtrain_plan::Placement;
-use tch::Device;
 
-use super::chained;
 use super::chains::Chains;
 use super::leaf::{self, Leaf};
-use super::node::{Node, Source};
-use crate::cache::{By, Cache, Subject};
-use crate::profile::{Identity, Operation, Origin, Read};
+use super::node::{Node, Share, Source};
+use super::origins::Origins;
+use super::reruns::Reruns;
+use super::saving::Saving;
+use super::standing::Standing;
+use crate::cache::{Cache, Subject};
+use crate::profile::Origin;
 use crate::telemetry::Counters;
 
 /// A result is computed from no more than this many operations in a row that were not asked for themselves.
@@ -23,47 +23,12 @@ const DEPTH: usize = 64;
 
 /// The recorded operations of a step that can be run again.
 pub(crate) struct Replays {
-    pub(super) cache: Arc<Cache>,
-    pub(super) counters: Arc<Counters>,
+    cache: Arc<Cache>,
+    counters: Arc<Counters>,
     recording: Arc<Recording>,
-    /// Makes runs of pointwise operations one kernel.
-    chains: Option<Arc<Chains>>,
-    standing: Mutex<Standing>,
-    /// The numbers of the operations that origins were told with.
-    told: Mutex<HashSet<u64>>,
-    /// Locked during a rerun.
-    turn: Mutex<()>,
-}
-
-#[derive(Default)]
-struct Standing {
-    /// By the operation.
-    nodes: HashMap<usize, Weak<Node>>,
-    leaves: HashMap<StorageId, Weak<Leaf>>,
-    /// What the graph has handles to: the node and the number of the result.
-    results: HashMap<StorageId, (Weak<Node>, usize)>,
-}
-
-/// What is known where a tensor is saved.
-pub(crate) struct Saving<'a> {
-    pub(crate) by: By<'a>,
-    /// The device whose storages the cache moves.
-    pub(crate) device: Device,
-    pub(crate) min_bytes: u64,
-    /// Whether reruns are compared with first runs.
-    pub(crate) verify: bool,
-    pub(crate) parameters: &'a HashSet<StorageId>,
-    /// Storages that the program holds besides the graph.
-    pub(crate) held: &'a HashSet<StorageId>,
-    /// The planned placement of an operation's result: the operation's number, and which of its results it is.
-    pub(crate) planned: &'a dyn Fn(u64, usize) -> Option<Placement>,
-}
-
-impl Saving<'_> {
-    /// Whether a storage stays on its device in any case.
-    fn stays(&self, id: StorageId, bytes: u64) -> bool {
-        bytes < self.min_bytes || self.parameters.contains(&id) || self.held.contains(&id)
-    }
+    origins: Origins,
+    standing: Arc<Standing>,
+    reruns: Reruns,
 }
 
 impl Replays {
@@ -73,20 +38,25 @@ impl Replays {
         recording: Recording,
         chains: Option<&Arc<Chains>>,
     ) -> Arc<Replays> {
+        let recording = Arc::new(recording);
         Arc::new(Replays {
             cache: Arc::clone(cache),
             counters: Arc::clone(counters),
-            recording: Arc::new(recording),
-            chains: chains.map(Arc::clone),
-            standing: Mutex::default(),
-            told: Mutex::default(),
-            turn: Mutex::default(),
+            origins: Origins::new(&recording),
+            recording,
+            standing: Arc::default(),
+            reruns: Reruns::new(cache, counters, chains),
         })
     }
 
     /// What the step's threads record into.
     pub(crate) fn recording(&self) -> &Arc<Recording> {
         &self.recording
+    }
+
+    /// What has to be told about writes.
+    pub(crate) fn observer(&self) -> Arc<dyn WriteObserver> {
+        Arc::clone(&self.standing) as Arc<dyn WriteObserver>
     }
 
     /// What the graph holds for a saved tensor instead of its bytes; `None` if it cannot be computed again.
@@ -98,64 +68,26 @@ impl Replays {
         let storage = saved.storage()?;
         let (operation, made) = self.recording.maker(&storage)?;
         let node = self.node(operation, saving, 0)?;
-        self.standing.lock().results.insert(storage.id(), (Arc::downgrade(&node), made));
-        let (handle, is_first) = node.handle(made, &storage, saving.verify)?;
+        self.standing.insert_result(&storage, &node, made);
+        let (share, is_first) = node.add_handle(made, &storage, saving.verify)?;
         let counter = if is_first { &self.counters.recomputed } else { &self.counters.deduplicated };
         counter.add(storage.bytes());
-        Some(Packed::Handle(Box::new(handle)))
+        Some(Packed::Handle(Box::new(Stand { replays: Arc::clone(self), node, share })))
     }
 
     /// How a saved tensor was made, as far as that was not told before.
     pub(crate) fn origin(&self, saved: &SavedTensor<'_>, saving: &Saving<'_>) -> Option<Origin> {
-        let storage = saved.storage()?;
-        let Some((operation, result)) = self.recording.maker(&storage) else {
-            return Some(Origin { identity: Identity::Outside(storage.id()), operations: Vec::new() });
-        };
-        let identity = Identity::Result { operation: operation.number(), result };
-        let (mut told, mut operations, mut open) = (self.told.lock(), Vec::new(), vec![operation]);
-        while let Some(operation) = open.pop() {
-            if !told.insert(operation.number()) {
-                continue;
-            }
-            let mut reads = Vec::new();
-            for (index, read) in operation.read().enumerate() {
-                let Some(id) = read.id() else { continue };
-                let exists = read.unwritten().is_some();
-                if exists && saving.stays(id, read.bytes()) {
-                    continue;
-                }
-                let identity = match operation.maker(index, &self.recording) {
-                    Some((maker, result)) => {
-                        let operation = maker.number();
-                        open.push(maker);
-                        Identity::Result { operation, result }
-                    }
-                    None => Identity::Outside(id),
-                };
-                let exists = exists && read.device() == saving.device;
-                reads.push(Read { identity, bytes: read.bytes(), exists });
-            }
-            operations.push(Operation {
-                number: operation.number(),
-                name: operation.name(),
-                stamps: operation.stamps(),
-                traffic: self.chains().and_then(|chains| chained::traffic(&operation, chains)),
-                reads,
-            });
-        }
-        Some(Origin { identity, operations })
+        self.origins.of(saved, saving, self.reruns.chains())
     }
 
     /// What is saved from now on belongs to another micro-batch.
     pub(crate) fn micro_batch_ends(&self) {
-        let mut told = self.told.lock();
-        self.recording.clear();
-        told.clear();
+        self.origins.micro_batch_ends();
     }
 
     /// The node of an operation, with everything that running it again takes.
-    fn node(self: &Arc<Self>, operation: Recorded, saving: &Saving<'_>, depth: usize) -> Option<Arc<Node>> {
-        if let Some(node) = self.standing_node(&operation) {
+    fn node(&self, operation: Recorded, saving: &Saving<'_>, depth: usize) -> Option<Arc<Node>> {
+        if let Some(node) = self.standing.node(&operation) {
             return Some(node);
         }
         let sources = operation
@@ -163,25 +95,12 @@ impl Replays {
             .enumerate()
             .map(|(index, read)| self.source(&operation, index, &read, saving, depth))
             .collect::<Option<Vec<_>>>()?;
-        let id = operation.id();
-        let node = Node::new(Arc::clone(self), operation, sources, saving.by.scope);
-        let mut standing = self.standing.lock();
-        // Another thread may have come first. Only the one that stands is told about writes.
-        if let Some(known) = standing.nodes.get(&id).and_then(Weak::upgrade) {
-            drop(standing);
-            return Some(known);
-        }
-        standing.nodes.insert(id, Arc::downgrade(&node));
-        Some(node)
-    }
-
-    fn standing_node(&self, operation: &Recorded) -> Option<Arc<Node>> {
-        self.standing.lock().nodes.get(&operation.id())?.upgrade()
+        Some(self.standing.insert_node(Node::new(operation, sources, saving.by.scope)))
     }
 
     /// Where the storage number `index` of those that `operation` reads will come from.
     fn source(
-        self: &Arc<Self>,
+        &self,
         operation: &Recorded,
         index: usize,
         read: &RecordedStorage<'_>,
@@ -191,7 +110,7 @@ impl Replays {
         let id = read.id()?;
         let maker = operation.maker(index, &self.recording);
         if let Some((maker, made)) = &maker
-            && let Some(node) = self.standing_node(maker)
+            && let Some(node) = self.standing.node(maker)
         {
             return Some(Source::Node(node, *made));
         }
@@ -222,7 +141,7 @@ impl Replays {
 
     /// The leaf of the storage number `index` of those that `operation` reads, with the bytes that `source` takes care of.
     fn leaf(
-        self: &Arc<Self>,
+        &self,
         operation: &Recorded,
         index: usize,
         saving: &Saving<'_>,
@@ -230,88 +149,41 @@ impl Replays {
     ) -> Option<Source> {
         let unwritten = || operation.read().nth(index)?.unwritten();
         let storage = unwritten()?;
-        let leaf = if let Some(leaf) = self.standing_leaf(storage.id()) {
+        let leaf = if let Some(leaf) = self.standing.leaf(storage.id()) {
             leaf
         } else {
             let watch = Watch::new(&storage);
-            let made = Arc::new(Leaf::new(Arc::clone(self), watch, source(saving)?));
-            self.insert_leaf(made)
+            let made = Arc::new(Leaf::new(watch, source(saving)?));
+            self.standing.insert_leaf(made)
         };
         // Looked at again now that writes are reported.
         unwritten().map(|_: Storage| Source::Leaf(leaf))
     }
+}
 
-    fn standing_leaf(&self, id: StorageId) -> Option<Arc<Leaf>> {
-        let known = self.standing.lock().leaves.get(&id).and_then(Weak::upgrade);
-        known.filter(|leaf| leaf.is_original())
-    }
+/// The graph's handle to a result that is computed again.
+struct Stand {
+    replays: Arc<Replays>,
+    node: Arc<Node>,
+    share: Share,
+}
 
-    /// The leaf that is told about writes from now on: this one, unless another thread came first.
-    fn insert_leaf(&self, made: Arc<Leaf>) -> Arc<Leaf> {
-        let mut standing = self.standing.lock();
-        let known = standing.leaves.get(&made.id()).and_then(Weak::upgrade);
-        let known = match known {
-            Some(known) if known.is_original() => known,
-            replaced => {
-                standing.leaves.insert(made.id(), Arc::downgrade(&made));
-                // Leaves are dropped without the lock, which they take.
-                drop(standing);
-                drop(replaced);
-                return made;
-            }
+impl Handle for Stand {
+    fn unpack(&self) -> Result<Storage, String> {
+        // If the program runs backward by itself, this shows that a micro-batch was saved.
+        self.replays.micro_batch_ends();
+        let (node, made) = (&self.node, self.share.made);
+        let storage = match node.changed(made).or_else(|| node.available(made)) {
+            Some(storage) => storage,
+            None => self.replays.reruns.run(node, made)?,
         };
-        drop(standing);
-        known
-    }
-
-    /// The node of this operation is gone.
-    pub(super) fn forget(&self, operation: &Recorded) {
-        let mut standing = self.standing.lock();
-        let id = operation.id();
-        // Another thread may have made a new one meanwhile.
-        if standing.nodes.get(&id).is_some_and(|node| node.strong_count() == 0) {
-            standing.nodes.remove(&id);
-        }
-        for made in operation.made() {
-            let Some(id) = made.id() else { continue };
-            if standing.results.get(&id).is_some_and(|(node, _)| node.strong_count() == 0) {
-                standing.results.remove(&id);
-            }
-        }
-    }
-
-    /// The leaf of this storage is gone.
-    pub(super) fn forget_leaf(&self, id: StorageId) {
-        let mut standing = self.standing.lock();
-        if standing.leaves.get(&id).is_some_and(|leaf| leaf.strong_count() == 0) {
-            standing.leaves.remove(&id);
-        }
-    }
-
-    pub(super) fn chains(&self) -> Option<&Chains> {
-        self.chains.as_deref()
-    }
-
-    /// Reruns of a step come one after another.
-    pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock()
+        node.serve(&self.share);
+        Ok(storage)
     }
 }
 
-impl WriteObserver for Replays {
-    fn written(&self, storage: StorageId) {
-        let (leaf, result) = {
-            let standing = self.standing.lock();
-            let leaf = standing.leaves.get(&storage).and_then(Weak::upgrade);
-            let result =
-                standing.results.get(&storage).and_then(|(node, made)| Some((node.upgrade()?, *made)));
-            (leaf, result)
-        };
-        if let Some(leaf) = leaf {
-            leaf.is_written();
-        }
-        if let Some((node, made)) = result {
-            node.is_written(made);
-        }
+impl Drop for Stand {
+    fn drop(&mut self) {
+        self.node.drop_handle(&self.share);
     }
 }

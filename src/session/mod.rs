@@ -218,9 +218,7 @@ impl TensorCache {
         let recording = torch::Recording::new(clock.map(|clock| clock as Arc<dyn torch::Clock>));
         let replays = recording.and_then(|recording| {
             let replays = Replays::new(&self.cache, counters, recording, self.chains.as_ref());
-            let observer: Weak<dyn WriteObserver> =
-                Arc::downgrade(&(Arc::clone(&replays) as Arc<dyn WriteObserver>));
-            torch::observe_writes(observer).map(|()| replays)
+            torch::observe_writes(Arc::downgrade(&replays.observer())).map(|()| replays)
         });
         replays.inspect_err(|error| self.warned.tell_unrecorded(error)).ok()
     }

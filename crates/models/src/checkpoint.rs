@@ -15,7 +15,7 @@ use tch::{Kind, TchError, Tensor, no_grad};
 
 use crate::adamw::AdamW;
 use crate::error::{Error, Result};
-use crate::model::ModelConfig;
+use crate::model_config::ModelConfig;
 
 /// Our entry in the file's metadata, as JSON.
 const METADATA: &str = "ssdtrain";

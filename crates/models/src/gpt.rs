@@ -11,9 +11,9 @@ pub use self::config::GptConfig;
 use crate::blocks::{self, Block, Names, through};
 use crate::error::Result;
 use crate::head::Head;
+use crate::language_model::LanguageModel;
 use crate::layers::{INIT_STD, LayerNorm, Linear, Norm, dropout, normal};
 use crate::loss::Loss;
-use crate::model::LanguageModel;
 use crate::recompute::Recompute;
 
 /// A GPT-2 with its parameters in a [`nn::VarStore`].

@@ -13,9 +13,9 @@ pub use self::config::LlamaConfig;
 use crate::blocks::{self, Block, Names, through};
 use crate::error::{Error, Result};
 use crate::head::Head;
+use crate::language_model::LanguageModel;
 use crate::layers::{INIT_STD, Linear, Norm, RmsNorm, at_least_float, normal};
 use crate::loss::Loss;
-use crate::model::LanguageModel;
 use crate::recompute::Recompute;
 
 /// A Llama with its parameters in a [`nn::VarStore`].

@@ -4,7 +4,7 @@ use rand_chacha::rand_core::Rng;
 use tch::{Kind, Tensor, no_grad};
 
 use crate::error::{Error, Result};
-use crate::model::LanguageModel;
+use crate::language_model::LanguageModel;
 use crate::tokens::stream;
 
 /// How the next token is chosen.

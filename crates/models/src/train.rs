@@ -6,7 +6,7 @@ use rand_chacha::rand_core::Rng;
 use tch::{Tensor, no_grad};
 
 use crate::error::{Error, Result};
-use crate::model::LanguageModel;
+use crate::language_model::LanguageModel;
 use crate::tokens::{Batch, stream};
 
 /// Seeds libtorch's generator for one step, so that its dropout masks depend only on `seed` and `step`, and a resumed

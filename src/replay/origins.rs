@@ -1,0 +1,78 @@
+//! How saved tensors were made, for the profile.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use ssdtrain_libtorch::{Recording, SavedTensor};
+
+use super::chained;
+use super::chains::Chains;
+use super::saving::Saving;
+use crate::profile::{Identity, Operation, Origin, Read};
+
+/// The origins of a step, each operation of which is told once.
+pub(super) struct Origins {
+    recording: Arc<Recording>,
+    /// The numbers of the operations that were told.
+    told: Mutex<HashSet<u64>>,
+}
+
+impl Origins {
+    pub(super) fn new(recording: &Arc<Recording>) -> Origins {
+        Origins { recording: Arc::clone(recording), told: Mutex::default() }
+    }
+
+    /// How a saved tensor was made, as far as that was not told before.
+    pub(super) fn of(
+        &self,
+        saved: &SavedTensor<'_>,
+        saving: &Saving<'_>,
+        chains: Option<&Chains>,
+    ) -> Option<Origin> {
+        let storage = saved.storage()?;
+        let Some((operation, result)) = self.recording.maker(&storage) else {
+            return Some(Origin { identity: Identity::Outside(storage.id()), operations: Vec::new() });
+        };
+        let identity = Identity::Result { operation: operation.number(), result };
+        let (mut told, mut operations, mut open) = (self.told.lock(), Vec::new(), vec![operation]);
+        while let Some(operation) = open.pop() {
+            if !told.insert(operation.number()) {
+                continue;
+            }
+            let mut reads = Vec::new();
+            for (index, read) in operation.read().enumerate() {
+                let Some(id) = read.id() else { continue };
+                let exists = read.unwritten().is_some();
+                if exists && saving.stays(id, read.bytes()) {
+                    continue;
+                }
+                let identity = match operation.maker(index, &self.recording) {
+                    Some((maker, result)) => {
+                        let operation = maker.number();
+                        open.push(maker);
+                        Identity::Result { operation, result }
+                    }
+                    None => Identity::Outside(id),
+                };
+                let exists = exists && read.device() == saving.device;
+                reads.push(Read { identity, bytes: read.bytes(), exists });
+            }
+            operations.push(Operation {
+                number: operation.number(),
+                name: operation.name(),
+                stamps: operation.stamps(),
+                traffic: chains.and_then(|chains| chained::traffic(&operation, chains)),
+                reads,
+            });
+        }
+        Some(Origin { identity, operations })
+    }
+
+    /// What is saved from now on belongs to another micro-batch.
+    pub(super) fn micro_batch_ends(&self) {
+        let mut told = self.told.lock();
+        self.recording.clear();
+        told.clear();
+    }
+}

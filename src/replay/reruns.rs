@@ -1,0 +1,78 @@
+//! Running operations again.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use ssdtrain_libtorch::Storage;
+
+use super::chained;
+use super::chains::Chains;
+use super::node::Node;
+use super::rerun::Rerun;
+use crate::cache::Cache;
+use crate::telemetry::Counters;
+use crate::trace::{Name, Range};
+
+/// The reruns of a step, which come one after another.
+pub(super) struct Reruns {
+    cache: Arc<Cache>,
+    counters: Arc<Counters>,
+    /// Makes runs of pointwise operations one kernel.
+    chains: Option<Arc<Chains>>,
+    /// Locked during a rerun.
+    turn: Mutex<()>,
+}
+
+impl Reruns {
+    pub(super) fn new(cache: &Arc<Cache>, counters: &Arc<Counters>, chains: Option<&Arc<Chains>>) -> Reruns {
+        Reruns {
+            cache: Arc::clone(cache),
+            counters: Arc::clone(counters),
+            chains: chains.map(Arc::clone),
+            turn: Mutex::default(),
+        }
+    }
+
+    pub(super) fn chains(&self) -> Option<&Chains> {
+        self.chains.as_deref()
+    }
+
+    /// Computes one of the results of `node` again, with whatever that needs.
+    pub(super) fn run(&self, node: &Arc<Node>, made: usize) -> Result<Storage, String> {
+        let _turn = self.turn.lock();
+        // Another thread may have computed it meanwhile.
+        if let Some(storage) = node.available(made) {
+            return Ok(storage);
+        }
+        let within = self.cache.scopes.child(node.scope, "recompute");
+        let _range = Range::open(self.cache.trace.clone(), Name::Scope(within), node.operation.name());
+        let start = Instant::now();
+        // What another thread has changed comes from elsewhere the next time, so this ends.
+        let rerun = loop {
+            if let Some(rerun) = self.attempt(node, made)? {
+                break rerun;
+            }
+        };
+        self.counters.rerun(rerun.computed, start.elapsed());
+        self.counters.fused.add(rerun.fused);
+        rerun.result.ok_or_else(|| format!("internal error: {} has no result {made}", node.operation.name()))
+    }
+
+    /// `None` if another thread has changed something while it was read.
+    fn attempt(&self, node: &Arc<Node>, made: usize) -> Result<Option<Rerun<'_>>, String> {
+        let mut rerun = Rerun::new(node, made, &self.cache.scopes);
+        let order = std::mem::take(&mut rerun.order);
+        let chains = self.chains();
+        for group in chained::groups(&order, chains) {
+            let is_done = match (chains, &group[..]) {
+                (Some(chains), [_, _, ..]) => rerun.chain(chains, &group)?,
+                _ => rerun.one_after_another(&group)?,
+            };
+            if !is_done {
+                return Ok(None);
+            }
+        }
+        Ok(Some(rerun))
+    }
+}
