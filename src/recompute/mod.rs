@@ -3,10 +3,14 @@
 //!
 //! `recipe` holds what is needed to run a function again with the same bits, `stop` ends it early, and [`Digest`](crate::digest::Digest)
 //! verifies what it did.
-//! `segment` and `remat` decide what the graph holds in place of bytes, and serve it from a rerun.
+//! `segment` and `remat` decide what the graph holds in place of bytes, and serve it from a rerun. `recorder` sees what a segment saves, and
+//! `collector` what its rerun does.
 
+mod collector;
+mod fact;
 mod inputs;
 mod recipe;
+mod recorder;
 mod remat;
 mod segment;
 mod stop;
@@ -88,7 +92,7 @@ where
     let is_saving = torch::is_recording() && torch::is_active();
     match tensors.first().filter(|_| is_saving).and_then(|first| current_step(first.device())) {
         None | Some((_, Level::Discard, _)) => function(&tensors),
-        Some((step, level, _)) => segment::run(name, &tensors, Box::new(function), step, &level),
+        Some((step, level, _)) => recorder::run(name, &tensors, Box::new(function), step, &level),
     }
 }
 

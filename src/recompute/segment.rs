@@ -6,122 +6,40 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use ssdtrain_libtorch as torch;
-use ssdtrain_libtorch::{
-    Handle, Hooks, Packed, RandomState, Reads, SavedTensor, SavedTensorHooks, Storage, StorageId, Watch,
-};
-use tch::{Device, TchError, Tensor};
+use ssdtrain_libtorch::{Handle, Hooks, Storage, StorageId, Watch};
 
-use super::recipe::{Before, Discarded, Function, Recipe};
-use super::{refused, stop};
-use crate::digest::Digest;
-use crate::step::{Level, StepContext, current_scope, enter, scope};
-use crate::telemetry::Counters;
-
-/// Runs `function` on `inputs` as a segment of `step`.
-pub(super) fn run(
-    name: &str,
-    inputs: &[&Tensor],
-    function: Function,
-    step: Arc<StepContext>,
-    level: &Level,
-) -> Result<Tensor, TchError> {
-    let _scope = scope(name);
-    let scope = current_scope(&step);
-    let before =
-        Before::new(format!("segment \"{name}\""), inputs, Arc::clone(&step), scope).map_err(refused)?;
-    // What a rerun saves was already counted when it was first saved.
-    let counters = if matches!(level, Level::Rerun) { Arc::default() } else { Arc::clone(&step.counters) };
-    let segment =
-        Arc::new(Segment { name: name.to_owned(), slots: Mutex::default(), done: Mutex::new(None) });
-    let recorder = Arc::new(Recorder {
-        segment: Arc::clone(&segment),
-        inputs: inputs.iter().filter_map(|input| Some(Storage::of(input)?.id())).collect(),
-        devices: before.devices().to_vec(),
-        step: Arc::clone(&step),
-        counters,
-        order: Mutex::default(),
-    });
-    let reading = Reads::begin().map_err(refused)?;
-    let output = {
-        let _active = torch::activate(Arc::clone(&recorder) as Hooks);
-        let _within = enter(step, Level::Segment, scope);
-        function(inputs)?
-    };
-    let reads = reading.end();
-    let Order { facts, seen, settled, by_stop } = std::mem::take(&mut *recorder.order.lock());
-    let last = facts.iter().rposition(|fact| fact.taken);
-    if let Some((reads, last)) = reads.zip(last) {
-        // What the function did not create, the recipe checks.
-        let is_made = |watch: &&Watch| watch.upgrade().is_none_or(|storage| !reads.contains(&storage));
-        let is_settled = !seen.values().filter(is_made).any(Watch::is_written);
-        // Nobody can write to storages that are gone already.
-        let alive = seen.values().filter(is_made).filter_map(Watch::upgrade);
-        let taken = alive.map(|storage| Watch::new(&storage)).collect();
-        let recipe = before.recipe(function, &output, reads, by_stop)?;
-        let settled = if recipe.draws() { last } else { settled };
-        let settled = (is_settled && !recipe.is_verified()).then_some(settled);
-        *segment.done.lock() = Some(Done { recipe, facts: facts.into(), taken, settled });
-    }
-    Ok(output)
-}
+use super::collector::Collector;
+use super::fact::Fact;
+use super::recipe::Recipe;
+use super::stop;
+use crate::step::Level;
 
 /// One run of a segment, held by its handles in the graph.
-struct Segment {
-    name: String,
-    slots: Mutex<Vec<Slot>>,
+pub(super) struct Segment {
+    pub(super) name: String,
+    pub(super) slots: Mutex<Vec<Slot>>,
     /// `None` until the function has returned. Locked during a rerun, so that only one thread runs it.
-    done: Mutex<Option<Done>>,
+    pub(super) done: Mutex<Option<Done>>,
 }
 
-struct Done {
-    recipe: Recipe,
-    facts: Arc<[Fact]>,
+pub(super) struct Done {
+    pub(super) recipe: Recipe,
+    pub(super) facts: Arc<[Fact]>,
     /// The storages taken that the function created and that outlived it, in the state in which it left them.
-    taken: Vec<Watch>,
+    pub(super) taken: Vec<Watch>,
     /// The first position at which a rerun may end. `None` if it must not end before the function does, because all of it is verified or
     /// because the function writes to what has been saved.
-    settled: Option<usize>,
+    pub(super) settled: Option<usize>,
 }
 
 /// A position in the order of saving.
-enum Slot {
+pub(super) enum Slot {
     /// The bytes are not there.
     Empty,
     /// A rerun has filled it, and backward has not asked for it yet.
     Filled(Storage),
     /// The segment did not take it, or the graph has released it.
     Closed,
-}
-
-/// What was saved at a position. A rerun must save the same there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Fact {
-    /// Whether the segment took it.
-    taken: bool,
-    storage_bytes: u64,
-    layout: Option<u64>,
-    /// Its digest, if it was taken and is verified.
-    digest: Option<Digest>,
-}
-
-impl Fact {
-    fn of(saved: &SavedTensor<'_>, taken: bool, verify: bool) -> Result<Fact, String> {
-        let tensor = if taken && verify { saved.tensor() } else { None };
-        let digest = tensor.map_or(Ok(None), |tensor| Digest::of(&tensor));
-        let digest = digest.map_err(|error| error.to_string())?;
-        Ok(Fact { taken, storage_bytes: saved.storage_bytes(), layout: saved.layout(), digest })
-    }
-
-    /// A description of how it differs from `other`.
-    fn told_from(&self, other: &Fact) -> String {
-        let bytes = format!("{} bytes", self.storage_bytes);
-        match self {
-            _ if self.storage_bytes != other.storage_bytes => bytes,
-            _ if self.layout != other.layout => format!("{bytes} of another kind or shape"),
-            _ => format!("{bytes} of another value, which verify(true) has shown,"),
-        }
-    }
 }
 
 impl Segment {
@@ -206,69 +124,10 @@ fn bytes_of(found: &[Option<Storage>]) -> u64 {
     distinct.values().sum()
 }
 
-/// Hooks of a segment's first run.
-struct Recorder {
-    segment: Arc<Segment>,
-    /// The inputs' storages, which the caller holds.
-    inputs: Vec<StorageId>,
-    /// Where random numbers may be drawn.
-    devices: Vec<Device>,
-    step: Arc<StepContext>,
-    counters: Arc<Counters>,
-    order: Mutex<Order>,
-}
-
-#[derive(Default)]
-struct Order {
-    facts: Vec<Fact>,
-    /// Storages that were taken. Held weakly, so that a later storage at the same address is not mistaken for one of them.
-    seen: HashMap<StorageId, Watch>,
-    /// The latest position before which a storage had been written to since it was taken. A rerun must get there, so that what it finds
-    /// has been written to as well.
-    settled: usize,
-    /// The state of the generators at the last position that was taken.
-    by_stop: Option<RandomState>,
-}
-
-impl SavedTensorHooks for Recorder {
-    fn pack(&self, saved: &SavedTensor<'_>) -> Result<Packed, String> {
-        let id = saved.storage_id();
-        let is_input = id.is_some_and(|id| self.inputs.contains(&id));
-        let taken = !is_input && self.step.could_move(saved);
-        let fact = Fact::of(saved, taken, self.step.verify)?;
-        let position = {
-            let mut order = self.order.lock();
-            order.facts.push(fact);
-            let mut slots = self.segment.slots.lock();
-            slots.push(if taken { Slot::Empty } else { Slot::Closed });
-            slots.len() - 1
-        };
-        if !taken {
-            return Ok(Packed::Pass);
-        }
-        let bytes = saved.storage_bytes();
-        self.counters.saved.add(bytes);
-        let by_stop = RandomState::of(&self.devices).map_err(|error| error.0)?;
-        let known = {
-            let mut order = self.order.lock();
-            order.by_stop = Some(by_stop);
-            let before =
-                id.zip(saved.storage()).and_then(|(id, storage)| order.seen.insert(id, Watch::new(&storage)));
-            if before.as_ref().is_some_and(Watch::is_written) {
-                order.settled = position;
-            }
-            before.is_some_and(|before| !before.is_written())
-        };
-        let counter = if known { &self.counters.deduplicated } else { &self.counters.recomputed };
-        counter.add(bytes);
-        Ok(Packed::Handle(Box::new(SlotHandle { segment: Arc::clone(&self.segment), position })))
-    }
-}
-
 /// The graph's handle to one tensor that a segment took.
-struct SlotHandle {
-    segment: Arc<Segment>,
-    position: usize,
+pub(super) struct SlotHandle {
+    pub(super) segment: Arc<Segment>,
+    pub(super) position: usize,
 }
 
 impl Handle for SlotHandle {
@@ -284,55 +143,5 @@ impl Drop for SlotHandle {
             slots.get_mut(self.position).map(|slot| std::mem::replace(slot, Slot::Closed))
         };
         drop(closed);
-    }
-}
-
-/// Hooks of a segment's rerun: they take what is saved at the positions that are wanted, and check all positions up to the one at which
-/// they stop it.
-struct Collector {
-    name: String,
-    verify: bool,
-    facts: Arc<[Fact]>,
-    wanted: Vec<bool>,
-    /// The last position that is needed, if the function may be stopped there.
-    last: Option<usize>,
-    /// Where random numbers may be drawn.
-    devices: Vec<Device>,
-    found: Mutex<Vec<Option<Storage>>>,
-}
-
-impl Collector {
-    fn differs(&self, now: &str, then: &str) -> String {
-        format!(
-            "segment \"{}\" of ssdtrain saved {now} when it was computed again, and {then} before. Its function must do the \
-             same each time",
-            self.name
-        )
-    }
-
-    fn stop(&self) -> Result<Packed, String> {
-        stop::stop(|| RandomState::of(&self.devices)).map_err(|error| error.0)
-    }
-}
-
-impl SavedTensorHooks for Collector {
-    fn pack(&self, saved: &SavedTensor<'_>) -> Result<Packed, String> {
-        let mut found = self.found.lock();
-        let position = found.len();
-        if self.last.is_some_and(|last| position > last) {
-            // The function has gone on in spite of the error.
-            return self.stop();
-        }
-        let Some(then) = self.facts.get(position) else {
-            return Err(self.differs("more tensors", &position.to_string()));
-        };
-        let now = Fact::of(saved, then.taken, self.verify)?;
-        if now != *then {
-            let (now, then) = (now.told_from(then), format!("{} bytes", then.storage_bytes));
-            return Err(self.differs(&format!("{now} as tensor {position}"), &then));
-        }
-        let wanted = then.taken && self.wanted.get(position).is_some_and(|wanted| *wanted);
-        found.push(if wanted { saved.storage() } else { None });
-        if self.last == Some(position) { self.stop() } else { Ok(Discarded::packed()) }
     }
 }

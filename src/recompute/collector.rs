@@ -1,0 +1,61 @@
+//! What a segment's rerun saves.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use ssdtrain_libtorch::{Packed, RandomState, SavedTensor, SavedTensorHooks, Storage};
+use tch::Device;
+
+use super::fact::Fact;
+use super::recipe::Discarded;
+use super::stop;
+
+/// Hooks of a segment's rerun: they take what is saved at the positions that are wanted, and check all positions up to the one at which
+/// they stop it.
+pub(super) struct Collector {
+    pub(super) name: String,
+    pub(super) verify: bool,
+    pub(super) facts: Arc<[Fact]>,
+    pub(super) wanted: Vec<bool>,
+    /// The last position that is needed, if the function may be stopped there.
+    pub(super) last: Option<usize>,
+    /// Where random numbers may be drawn.
+    pub(super) devices: Vec<Device>,
+    pub(super) found: Mutex<Vec<Option<Storage>>>,
+}
+
+impl Collector {
+    pub(super) fn differs(&self, now: &str, then: &str) -> String {
+        format!(
+            "segment \"{}\" of ssdtrain saved {now} when it was computed again, and {then} before. Its function must do the \
+             same each time",
+            self.name
+        )
+    }
+
+    fn stop(&self) -> Result<Packed, String> {
+        stop::stop(|| RandomState::of(&self.devices)).map_err(|error| error.0)
+    }
+}
+
+impl SavedTensorHooks for Collector {
+    fn pack(&self, saved: &SavedTensor<'_>) -> Result<Packed, String> {
+        let mut found = self.found.lock();
+        let position = found.len();
+        if self.last.is_some_and(|last| position > last) {
+            // The function has gone on in spite of the error.
+            return self.stop();
+        }
+        let Some(then) = self.facts.get(position) else {
+            return Err(self.differs("more tensors", &position.to_string()));
+        };
+        let now = Fact::of(saved, then.taken, self.verify)?;
+        if now != *then {
+            let (now, then) = (now.told_from(then), format!("{} bytes", then.storage_bytes));
+            return Err(self.differs(&format!("{now} as tensor {position}"), &then));
+        }
+        let wanted = then.taken && self.wanted.get(position).is_some_and(|wanted| *wanted);
+        found.push(if wanted { saved.storage() } else { None });
+        if self.last == Some(position) { self.stop() } else { Ok(Discarded::packed()) }
+    }
+}
