@@ -1,6 +1,6 @@
 //! What happens to a tensor that autograd saves: one function of what is known of it and of what the step is told.
 
-use ssdtrain_plan::Placement;
+use ssdtrain_plan::{Placement, Saves, StepPlan};
 
 /// What happens to a saved tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +46,17 @@ pub(crate) enum KeepReason {
     Policy,
 }
 
+/// What a step does with the segments of the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Segments {
+    /// They are computed again for all that they save.
+    Recomputed,
+    /// They are one more way to have again what is saved within them.
+    Offered,
+    /// They are run like everything else.
+    Left,
+}
+
 /// What is known of a tensor when autograd saves it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
@@ -87,6 +98,17 @@ pub(crate) fn decide(facts: Facts, min_bytes: u64, instruction: impl FnOnce() ->
         Some(Placement::Recompute) => Decision::Recompute { by: Recipes::Any, otherwise: place },
         None if recomputes_marked => Decision::Recompute { by: Recipes::Marked, otherwise: place },
         _ => Decision::Save(place),
+    }
+}
+
+/// What a step with this plan does with segments.
+pub(crate) fn segments(plan: &StepPlan) -> Segments {
+    match plan.saves {
+        Saves::Scheduled { .. } | Saves::InTurn(_) if plan.recomputes() => Segments::Offered,
+        Saves::Scheduled { .. } | Saves::InTurn(_) => Segments::Left,
+        Saves::Count | Saves::Keep | Saves::Move if plan.recomputes_marked => Segments::Recomputed,
+        Saves::Count | Saves::Keep | Saves::Move if plan.profiled => Segments::Offered,
+        Saves::Count | Saves::Keep | Saves::Move => Segments::Left,
     }
 }
 

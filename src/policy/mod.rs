@@ -4,4 +4,6 @@ mod cursor;
 mod decision;
 
 pub(crate) use self::cursor::Cursor;
-pub(crate) use self::decision::{Decision, Facts, Instruction, KeepReason, Place, Recipes, decide, stays};
+pub(crate) use self::decision::{
+    Decision, Facts, Instruction, KeepReason, Place, Recipes, Segments, decide, segments, stays,
+};

@@ -46,6 +46,18 @@ pub(crate) struct Origin {
     pub(crate) operations: Vec<Operation>,
 }
 
+/// A part of the program that can be run again for anything that was saved within it.
+#[derive(Clone, Debug)]
+pub(crate) struct Segment {
+    /// Distinguishes the step's segments.
+    pub(crate) number: usize,
+    /// What it reads, besides what stays on the device in any case.
+    pub(crate) reads: Vec<Read>,
+    /// The operations that its inputs were made by, without those that were told before.
+    pub(crate) operations: Vec<Operation>,
+    pub(crate) time: Duration,
+}
+
 /// What is known of a step's operations.
 #[derive(Debug, Default)]
 pub(crate) struct Lineage {
@@ -53,6 +65,9 @@ pub(crate) struct Lineage {
     identities: HashMap<u64, Identity>,
     /// The recorded operations that saved storages were made by, and how long they took.
     operations: BTreeMap<u64, (Operation, Duration)>,
+    /// The segment in which each entry was first saved, by its number.
+    within: HashMap<u64, usize>,
+    segments: HashMap<usize, Segment>,
 }
 
 /// A workload's activations, with what autograd does not save between them.
@@ -71,7 +86,23 @@ impl Lineage {
     /// Adds what was told about entry number `entry`; `took` says how long an operation took.
     pub(super) fn add(&mut self, entry: u64, origin: Origin, took: impl Fn(&Operation) -> Option<Duration>) {
         self.identities.entry(entry).or_insert(origin.identity);
-        for operation in origin.operations {
+        self.tell(origin.operations, took);
+    }
+
+    /// Adds that entry number `entry` was saved within `segment`; `took` says how long an operation took.
+    pub(super) fn add_within(
+        &mut self,
+        entry: u64,
+        mut segment: Segment,
+        took: impl Fn(&Operation) -> Option<Duration>,
+    ) {
+        self.within.entry(entry).or_insert(segment.number);
+        self.tell(std::mem::take(&mut segment.operations), took);
+        self.segments.entry(segment.number).or_insert(segment);
+    }
+
+    fn tell(&mut self, operations: Vec<Operation>, took: impl Fn(&Operation) -> Option<Duration>) {
+        for operation in operations {
             if let Some(time) = took(&operation) {
                 self.operations.insert(operation.number, (operation, time));
             }
@@ -80,20 +111,33 @@ impl Lineage {
 
     /// Adds what `saved` can be recomputed from; `entries` are their entries.
     pub(super) fn family(&self, saved: Vec<Activation>, entries: &[u64]) -> Family {
-        let identities = entries
-            .iter()
-            .enumerate()
-            .filter_map(|(place, entry)| Some((*self.identities.get(entry)?, place)));
-        let mut build =
-            Build { lineage: self, saved: identities.collect(), items: Vec::new(), extra: HashMap::new() };
-        for (place, entry) in entries.iter().enumerate() {
-            if let Some(Identity::Result { operation, .. }) = self.identities.get(entry) {
-                build.add_ancestors(*operation);
+        let known = |(place, entry)| Some((*self.identities.get(entry)?, place));
+        let identities: HashMap<Identity, usize> = entries.iter().enumerate().filter_map(known).collect();
+        let mut results = HashMap::new();
+        for identity in identities.keys() {
+            if let Identity::Result { operation, .. } = identity {
+                *results.entry(*operation).or_default() += 1;
             }
-            build.items.push(Item::Saved(place));
         }
+        let mut build = Build {
+            lineage: self,
+            saved: identities,
+            results,
+            makers: Vec::new(),
+            items: Vec::new(),
+            extra: HashMap::new(),
+            runs: HashMap::new(),
+        };
+        entries.iter().for_each(|entry| build.add_saved(*entry));
         build.finish(saved, entries)
     }
+}
+
+/// What makes something again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Maker {
+    Operation(u64),
+    Segment(usize),
 }
 
 enum Item {
@@ -104,26 +148,81 @@ enum Item {
         bytes: u64,
         role: Role,
     },
+    /// A run of something that makes several saved activations at once, which are read from it.
+    Run(Maker),
 }
 
 struct Build<'a> {
     lineage: &'a Lineage,
     saved: HashMap<Identity, usize>,
+    /// How many results of each operation are saved.
+    results: HashMap<u64, usize>,
+    /// What makes each of the saved activations again, if anything does.
+    makers: Vec<Option<Maker>>,
     items: Vec<Item>,
     /// Where what is not saved is among `items`; `None` if it cannot be had again.
     extra: HashMap<Identity, Option<usize>>,
+    /// Where runs are among `items`.
+    runs: HashMap<Maker, usize>,
 }
 
+/// A result that is made by a run together with others is computed from at most this many of those before it, so that one run makes them
+/// all.
+const TOGETHER: usize = 16;
+
 impl Build<'_> {
+    /// Adds the next saved activation, after everything that making it again may lead through and that is not there yet.
+    fn add_saved(&mut self, entry: u64) {
+        let lineage = self.lineage;
+        let identity = lineage.identities.get(&entry).copied();
+        if let Some(Identity::Result { operation, .. }) = identity {
+            self.add_ancestors(operation);
+        }
+        let maker = match identity {
+            Some(identity @ Identity::Result { operation, .. }) if self.inputs(identity).is_some() => {
+                Some(Maker::Operation(operation))
+            }
+            _ => lineage.within.get(&entry).and_then(|number| self.segment(*number)),
+        };
+        if let Some(maker) = maker.filter(|maker| self.makes_several(*maker)) {
+            self.runs.entry(maker).or_insert_with(|| {
+                self.items.push(Item::Run(maker));
+                self.items.len() - 1
+            });
+        }
+        self.items.push(Item::Saved(self.makers.len()));
+        self.makers.push(maker);
+    }
+
+    /// The segment of this number, if what it reads can be had again.
+    fn segment(&mut self, number: usize) -> Option<Maker> {
+        let segment = self.lineage.segments.get(&number)?;
+        self.add_reads(&segment.reads);
+        segment.reads.iter().all(|read| self.can_be_had(read)).then_some(Maker::Segment(number))
+    }
+
+    fn makes_several(&self, maker: Maker) -> bool {
+        match maker {
+            Maker::Operation(number) => self.results.get(&number).is_some_and(|results| *results > 1),
+            Maker::Segment(_) => true,
+        }
+    }
+
     /// Adds everything that running `operation` again may lead through and that is not there yet.
     fn add_ancestors(&mut self, operation: u64) {
+        if let Some((operation, _)) = self.lineage.operations.get(&operation) {
+            self.add_reads(&operation.reads);
+        }
+    }
+
+    /// The same for what reads these.
+    fn add_reads(&mut self, reads: &[Read]) {
         // An operation reads only what those with lower numbers made: in the order of numbers, what is read comes first.
         let mut found: BTreeMap<(u64, usize), Read> = BTreeMap::new();
         let mut outside = Vec::new();
-        let mut open = vec![operation];
-        while let Some(number) = open.pop() {
-            let Some((operation, _)) = self.lineage.operations.get(&number) else { continue };
-            for read in &operation.reads {
+        let mut open = vec![reads];
+        while let Some(reads) = open.pop() {
+            for read in reads {
                 if self.saved.contains_key(&read.identity) || self.extra.contains_key(&read.identity) {
                     continue;
                 }
@@ -131,7 +230,9 @@ impl Build<'_> {
                     Identity::Outside(_) => outside.push(*read),
                     Identity::Result { operation, result } => {
                         if found.insert((operation, result), *read).is_none() {
-                            open.push(operation);
+                            open.extend(
+                                self.lineage.operations.get(&operation).map(|(maker, _)| &maker.reads[..]),
+                            );
                         }
                     }
                 }
@@ -149,16 +250,15 @@ impl Build<'_> {
         }
     }
 
+    fn can_be_had(&self, read: &Read) -> bool {
+        self.saved.contains_key(&read.identity) || self.extra.get(&read.identity).is_some_and(Option::is_some)
+    }
+
     /// What is read by the operation that made this, if all of it can be had again, and the operation's time.
-    fn inputs(&self, identity: Identity) -> Option<(Duration, Vec<Identity>)> {
+    fn inputs(&self, identity: Identity) -> Option<(Duration, &[Read])> {
         let Identity::Result { operation, .. } = identity else { return None };
         let (operation, time) = self.lineage.operations.get(&operation)?;
-        let can_be_had = |read: &Read| {
-            self.saved.contains_key(&read.identity)
-                || self.extra.get(&read.identity).is_some_and(Option::is_some)
-        };
-        let reads = operation.reads.iter().map(|read| can_be_had(read).then_some(read.identity));
-        Some((*time, reads.collect::<Option<_>>()?))
+        operation.reads.iter().all(|read| self.can_be_had(read)).then_some((*time, &operation.reads))
     }
 
     fn finish(self, saved: Vec<Activation>, entries: &[u64]) -> Family {
@@ -173,12 +273,31 @@ impl Build<'_> {
             usize::MAX => usize::MAX,
             _ => places.get(place).copied().unwrap_or(total),
         };
-        let index = |identity: &Identity| {
-            self.saved.get(identity).map(|place| places[*place]).or_else(|| *self.extra.get(identity)?)
+        let index = |read: &Read| {
+            let saved = self.saved.get(&read.identity).map(|place| places[*place]);
+            saved.or_else(|| *self.extra.get(&read.identity)?)
         };
-        let recipe = |identity: Identity| {
-            let (time, inputs) = self.inputs(identity)?;
-            Some(Recompute { time, inputs: inputs.iter().map(index).collect::<Option<_>>()? })
+        let reading = |(time, reads): (Duration, &[Read])| {
+            Some(Recompute { time, inputs: reads.iter().map(index).collect::<Option<_>>()? })
+        };
+        let run = |maker: Maker| match maker {
+            Maker::Operation(number) => {
+                let (operation, time) = self.lineage.operations.get(&number)?;
+                reading((*time, &operation.reads))
+            }
+            Maker::Segment(number) => {
+                let segment = self.lineage.segments.get(&number)?;
+                reading((segment.time, &segment.reads))
+            }
+        };
+        // Of several results of one run, each is computed from those before it, so that one run makes them all.
+        let recipe = |place: usize| {
+            let maker = self.makers[place]?;
+            let Some(at) = self.runs.get(&maker) else { return run(maker) };
+            let before =
+                self.makers[..place].iter().enumerate().rev().filter(|(_, other)| **other == Some(maker));
+            let before = before.take(TOGETHER).map(|(other, _)| places[other]);
+            Some(Recompute { time: Duration::ZERO, inputs: std::iter::once(*at).chain(before).collect() })
         };
         let mut saved: Vec<Option<Activation>> = saved.into_iter().map(Some).collect();
         let mut family = Family { places: places.clone(), ..Family::default() };
@@ -186,15 +305,22 @@ impl Build<'_> {
             let identity = match item {
                 Item::Saved(place) => self.lineage.identities.get(&entries[*place]).copied(),
                 Item::Extra { identity, .. } => Some(*identity),
+                Item::Run(_) => None,
             };
-            let (mut operator, mut traffic) = (None, None);
             if let Some(Identity::Result { operation, result }) = identity {
                 family.results.insert((operation, result), here);
-                let operation = self.lineage.operations.get(&operation).map(|(operation, _)| operation);
-                operator = operation.map(|operation| operation.name);
-                traffic = operation.and_then(|operation| operation.traffic);
             }
-            family.operators.push(operator);
+            let number = match (item, identity) {
+                (Item::Run(Maker::Operation(number)), _) => Some(*number),
+                (_, Some(Identity::Result { operation, .. })) => Some(operation),
+                _ => None,
+            };
+            let operation = number.and_then(|number| self.lineage.operations.get(&number));
+            let operation = operation.map(|(operation, _)| operation);
+            family.operators.push(match item {
+                Item::Run(Maker::Segment(_)) => Some("segment"),
+                _ => operation.map(|operation| operation.name),
+            });
             let mut activation = match item {
                 Item::Saved(place) => {
                     let mut activation = saved[*place].take().unwrap_or_default();
@@ -206,18 +332,24 @@ impl Build<'_> {
                         .recompute
                         .iter_mut()
                         .for_each(|own| own.inputs.iter_mut().for_each(|input| *input = places[*input]));
-                    activation.recompute = activation.recompute.or_else(|| recipe(identity?));
+                    activation.recompute = activation.recompute.or_else(|| recipe(*place));
                     activation
                 }
                 Item::Extra { identity, bytes, role } => Activation {
                     role: *role,
                     bytes: *bytes,
-                    recompute: recipe(*identity),
+                    recompute: self.inputs(*identity).and_then(reading),
+                    in_use_until: here + 1,
+                    ..Activation::default()
+                },
+                Item::Run(maker) => Activation {
+                    role: Role::Fleeting,
+                    recompute: run(*maker),
                     in_use_until: here + 1,
                     ..Activation::default()
                 },
             };
-            activation.traffic = traffic;
+            activation.traffic = operation.and_then(|operation| operation.traffic);
             family.activations.push(activation);
         }
         family
@@ -258,6 +390,7 @@ mod tests {
         Lineage {
             identities: saved.iter().map(|(entry, operation)| (*entry, result(*operation))).collect(),
             operations: operations.into_iter().collect(),
+            ..Lineage::default()
         }
     }
 
@@ -325,6 +458,55 @@ mod tests {
         assert_eq!((family.activations[0].role, family.activations[0].bytes), (Role::Spare, 7));
         assert_eq!(family.operators, [None, Some("one")]);
         assert_eq!(family.activations.iter().map(inputs).collect::<Vec<_>>(), [None, Some((MS, vec![0]))]);
+    }
+
+    #[test]
+    fn results_of_one_operation_are_made_by_one_run() {
+        let mut lineage = lineage(&[], [operation(1, &[], &[])]);
+        let of = |result| Identity::Result { operation: 1, result };
+        lineage.identities = HashMap::from([(70, of(0)), (71, of(1))]);
+        let Family { activations, places, results, operators } = lineage.family(activations(2), &[70, 71]);
+        assert_eq!(places, [1, 2]);
+        assert_eq!((activations[0].role, activations[0].bytes), (Role::Fleeting, 0));
+        assert_eq!(
+            activations.iter().map(inputs).collect::<Vec<_>>(),
+            [Some((MS, vec![])), Some((Duration::ZERO, vec![0])), Some((Duration::ZERO, vec![0, 1]))]
+        );
+        assert_eq!(results, HashMap::from([((1, 0), 1), ((1, 1), 2)]));
+        assert_eq!(operators, [Some("one"); 3]);
+    }
+
+    #[test]
+    fn what_no_operation_makes_again_its_segment_makes() {
+        // 1 goes in. Within the segment, something unknown is saved, then 2, which is computed from 1, and something unknown again.
+        let read = Read { identity: result(1), bytes: 10, exists: true };
+        let mut lineage = lineage(&[(71, 2)], [operation(1, &[], &[]), operation(2, &[1], &[])]);
+        for entry in 70..73 {
+            let segment = Segment { number: 0, reads: vec![read], operations: Vec::new(), time: 9 * MS };
+            lineage.add_within(entry, segment, |_| None);
+        }
+        let Family { activations, operators, .. } = lineage.family(activations(3), &[70, 71, 72]);
+        assert_eq!(operators, [Some("one"), Some("segment"), None, Some("two"), None]);
+        assert_eq!(
+            activations.iter().map(inputs).collect::<Vec<_>>(),
+            [
+                Some((MS, vec![])),
+                Some((9 * MS, vec![0])),
+                Some((Duration::ZERO, vec![1])),
+                Some((2 * MS, vec![0])),
+                Some((Duration::ZERO, vec![1, 2])),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_segment_whose_input_is_gone_makes_nothing_again() {
+        let mut lineage = lineage(&[], []);
+        let gone = Read { identity: result(7), bytes: 10, exists: false };
+        let segment = Segment { number: 0, reads: vec![gone], operations: Vec::new(), time: MS };
+        lineage.add_within(70, segment, |_| None);
+        let family = lineage.family(activations(1), &[70]);
+        assert_eq!(family.activations.iter().map(inputs).collect::<Vec<_>>(), [None]);
     }
 
     #[test]

@@ -6,8 +6,8 @@
 mod analysis;
 mod lineage;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
@@ -16,8 +16,8 @@ use ssdtrain_plan::{Save, StepProfile};
 use tch::Device;
 
 use self::analysis::{Note, Notes, Step};
-use self::lineage::Lineage;
 pub(crate) use self::lineage::{Identity, Operation, Origin, Read};
+use self::lineage::{Lineage, Segment};
 use crate::trace::{Stamp, Trace};
 
 /// Takes notes of one step, up to the end of its first backward. The first micro-batch stands for the others.
@@ -64,8 +64,18 @@ struct Taken {
     peak: u64,
     allocated: u64,
     alive: Alive,
-    recipe: Option<Arc<RecipeTiming>>,
-    origin: Option<Origin>,
+    source: Source,
+}
+
+/// What is known of how something that is saved was made.
+#[derive(Default)]
+pub(crate) struct Source {
+    /// By an operation that the program marked.
+    pub(crate) recipe: Option<Arc<RecipeTiming>>,
+    /// By recorded operations.
+    pub(crate) origin: Option<Origin>,
+    /// Within a segment.
+    pub(crate) segment: Option<Arc<SegmentTiming>>,
 }
 
 /// The times of recorded operations.
@@ -90,6 +100,25 @@ pub(crate) struct RecipeTiming {
     pub(crate) to: Stamp,
     /// The note of its first input, if that was saved.
     pub(crate) first: usize,
+}
+
+/// When a segment was computed, and what it needs to be computed again.
+pub(crate) struct SegmentTiming {
+    pub(crate) from: Stamp,
+    /// Empty as long as it is not known that it can be computed again.
+    pub(crate) to: OnceLock<Stamp>,
+    pub(crate) reads: Vec<Read>,
+    /// What its inputs were made by.
+    pub(crate) operations: Vec<Operation>,
+}
+
+impl SegmentTiming {
+    /// `None` if it cannot be computed again, or the device has not come to its end.
+    fn segment(&self) -> Option<Segment> {
+        let time = self.to.get()?.reach()?.at.saturating_duration_since(self.from.reach()?.at);
+        let number = std::ptr::from_ref(self).addr();
+        Some(Segment { number, reads: self.reads.clone(), operations: self.operations.clone(), time })
+    }
 }
 
 /// The saved storages that are on the device.
@@ -153,45 +182,22 @@ impl Probe {
     }
 
     /// Notes the save that began at `begun`, with what is on the device after it.
-    pub(crate) fn saved(
-        &self,
-        begun: Begun,
-        save: Save,
-        recipe: Option<Arc<RecipeTiming>>,
-        origin: Option<Origin>,
-        alive: Alive,
-    ) {
-        self.take(Note::Saved(save), None, begun, (recipe, origin), alive);
+    pub(crate) fn saved(&self, begun: Begun, save: Save, source: Source, alive: Alive) {
+        self.take(Note::Saved(save), None, begun, source, alive);
     }
 
     /// Notes that what was asked for at `begun` is on the device.
     pub(crate) fn asked(&self, begun: Begun, entry: u64, alive: Alive) {
         let (before, served) = (Some(begun.stamp), Begun { stamp: self.trace.stamp(), ..begun });
-        self.take(Note::Asked(entry), before, served, (None, None), alive);
+        self.take(Note::Asked(entry), before, served, Source::default(), alive);
     }
 
-    fn take(
-        &self,
-        note: Note,
-        before: Option<Stamp>,
-        begun: Begun,
-        (recipe, origin): (Option<Arc<RecipeTiming>>, Option<Origin>),
-        alive: Alive,
-    ) {
+    fn take(&self, note: Note, before: Option<Stamp>, begun: Begun, source: Source, alive: Alive) {
         let Begun { stamp, peak } = begun;
         let mut book = self.book.lock();
         let memory = torch::memory(self.device);
         book.peak = book.peak.max(peak).max(memory.peak);
-        book.notes.push(Taken {
-            note,
-            before,
-            stamp,
-            peak,
-            allocated: memory.allocated,
-            alive,
-            recipe,
-            origin,
-        });
+        book.notes.push(Taken { note, before, stamp, peak, allocated: memory.allocated, alive, source });
         torch::reset_peak(self.device);
     }
 
@@ -234,8 +240,7 @@ impl Probe {
                 peak,
                 allocated,
                 alive: Alive::default(),
-                recipe: None,
-                origin: None,
+                source: Source::default(),
             });
         }
         book.ended = Some(ended);
@@ -268,9 +273,15 @@ impl Probe {
         };
         let mut lineage = Lineage::default();
         let notes = book.notes.into_iter().map(|taken| {
-            let Taken { note, before, stamp, peak, allocated, alive, recipe, origin } = taken;
-            if let (Note::Saved(save), Some(origin)) = (note, origin) {
-                lineage.add(save.entry, origin, took);
+            let Taken { note, before, stamp, peak, allocated, alive, source } = taken;
+            let Source { recipe, origin, segment } = source;
+            if let Note::Saved(save) = note {
+                if let Some(origin) = origin {
+                    lineage.add(save.entry, origin, took);
+                }
+                if let Some(segment) = segment.and_then(|timing| timing.segment()) {
+                    lineage.add_within(save.entry, segment, took);
+                }
             }
             let recipe = match recipe {
                 Some(timing) => {

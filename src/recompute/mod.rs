@@ -9,6 +9,7 @@
 mod collector;
 mod fact;
 mod inputs;
+mod offer;
 mod recipe;
 mod recorder;
 mod remat;
@@ -19,12 +20,17 @@ use ssdtrain_libtorch as torch;
 use tch::{TchError, Tensor};
 
 pub use self::inputs::Inputs;
-use crate::step::{Level, current_step};
+use crate::policy::{Segments, segments};
+use crate::step::{Level, current_step, scope};
 
 /// Computes `f(inputs)` and makes backward compute it again instead of keeping what `f` saves. Of all that autograd saves while `f` runs,
 /// only the inputs stay, in the step's cache: their bytes may go to the host or the disk like any other tensor's. Parameters of the
 /// cache, and what it finds too small to move, are kept. Gradients have the same bits as without a segment, because the rerun uses the
 /// random numbers and the modes (autocast and the like) of the first run.
+///
+/// Where the step follows a plan ([`Auto`](crate::Auto)), the segment is a candidate. Each tensor that `f` saves is kept, moved or computed
+/// again as planned, and the segment runs again for those that no recorded operation makes, such as what dropout drew. What `f` saves
+/// without a plan is computed again by the segment in any case.
 ///
 /// Segments may be nested. Without an active step on this thread, or where no gradients are recorded, this is a plain call of `f`. `name`
 /// identifies the segment in errors, and names a [`scope`](crate::scope) around it.
@@ -90,9 +96,24 @@ where
     };
     let tensors = inputs.tensors();
     let is_saving = torch::is_recording() && torch::is_active();
-    match tensors.first().filter(|_| is_saving).and_then(|first| current_step(first.device())) {
-        None | Some((_, Level::Discard, _)) => function(&tensors),
-        Some((step, level, _)) => recorder::run(name, &tensors, Box::new(function), step, &level),
+    let (step, level) =
+        match tensors.first().filter(|_| is_saving).and_then(|first| current_step(first.device())) {
+            None | Some((_, Level::Discard, _)) => return function(&tensors),
+            Some((step, level, _)) => (step, level),
+        };
+    let segments = match level {
+        Level::Step(_) => segments(&step.plan),
+        // It belongs to the one around it.
+        Level::Part(_) => Segments::Left,
+        Level::Segment | Level::Rerun | Level::Discard => Segments::Recomputed,
+    };
+    match segments {
+        Segments::Recomputed => recorder::run(name, &tensors, Box::new(function), step, &level),
+        Segments::Offered => recorder::offer(name, &tensors, Box::new(function), &step),
+        Segments::Left => {
+            let _scope = scope(name);
+            function(&tensors)
+        }
     }
 }
 

@@ -59,7 +59,8 @@ struct Drawn {
     after: RandomState,
 }
 
-struct Input {
+/// An input as autograd would save it.
+pub(super) struct Input {
     saved: SavedVariable,
     gradient: Gradient,
 }
@@ -75,8 +76,19 @@ enum Gradient {
 }
 
 impl Before {
-    /// Saves `inputs` with the thread's hooks and captures the modes and random states.
+    /// Captures the modes and random states, and saves `inputs` with the thread's hooks.
     pub(super) fn new(
+        name: String,
+        inputs: &[&Tensor],
+        step: Arc<StepContext>,
+        scope: ScopeId,
+    ) -> Result<Before, TorchError> {
+        let before = Before::without_inputs(name, inputs, step, scope)?;
+        Ok(Before { inputs: Input::save_all(inputs)?, ..before })
+    }
+
+    /// The same, but `inputs` are saved later, or not at all.
+    pub(super) fn without_inputs(
         name: String,
         inputs: &[&Tensor],
         step: Arc<StepContext>,
@@ -85,16 +97,12 @@ impl Before {
         let devices: Vec<_> = inputs.iter().map(|input| input.device()).chain([step.device]).collect();
         let random = RandomState::of(&devices)?;
         let modes = Modes::of_thread()?;
-        let save = |input: &&Tensor| {
-            let gradient = match input.requires_grad() {
-                false => Gradient::NotRequired,
-                true if torch::takes_gradient(input)? => Gradient::Taken,
-                true => Gradient::Dropped,
-            };
-            Ok(Input { saved: SavedVariable::new(input)?, gradient })
-        };
-        let inputs = inputs.iter().map(save).collect::<Result<_, TorchError>>()?;
-        Ok(Before { name, inputs, modes, devices, random, step, scope })
+        Ok(Before { name, inputs: Vec::new(), modes, devices, random, step, scope })
+    }
+
+    /// With inputs that were saved since.
+    pub(super) fn with(self, inputs: Vec<Input>) -> Before {
+        Before { inputs, ..self }
     }
 
     /// Where the function may draw random numbers.
@@ -198,6 +206,19 @@ impl Recipe {
 }
 
 impl Input {
+    /// Saves `inputs` with the thread's hooks.
+    pub(super) fn save_all(inputs: &[&Tensor]) -> Result<Vec<Input>, TorchError> {
+        let save = |input: &&Tensor| {
+            let gradient = match input.requires_grad() {
+                false => Gradient::NotRequired,
+                true if torch::takes_gradient(input)? => Gradient::Taken,
+                true => Gradient::Dropped,
+            };
+            Ok(Input { saved: SavedVariable::new(input)?, gradient })
+        };
+        inputs.iter().map(save).collect()
+    }
+
     fn fetch(&self) -> Result<Tensor, String> {
         let fetch = || {
             let input = self.saved.unpack().map_err(refused)?.f_detach()?;

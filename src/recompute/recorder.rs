@@ -11,13 +11,15 @@ use ssdtrain_libtorch::{
 use tch::{Device, TchError, Tensor};
 
 use super::fact::Fact;
+use super::offer::Offer;
 use super::recipe::{Before, Function};
 use super::refused;
 use super::segment::{Done, Segment, Slot, SlotHandle};
-use crate::step::{Level, StepContext, current_scope, enter, scope};
-use crate::telemetry::Counters;
+use crate::profile::SegmentTiming;
+use crate::step::{Level, Part, StepContext, current_scope, enter, scope};
+use crate::telemetry::{Counters, ScopeId};
 
-/// Runs `function` on `inputs` as a segment of `step`.
+/// Runs `function` on `inputs` as a segment of `step` that is computed again for all that it saves.
 pub(super) fn run(
     name: &str,
     inputs: &[&Tensor],
@@ -27,42 +29,42 @@ pub(super) fn run(
 ) -> Result<Tensor, TchError> {
     let _scope = scope(name);
     let scope = current_scope(&step);
-    let before =
-        Before::new(format!("segment \"{name}\""), inputs, Arc::clone(&step), scope).map_err(refused)?;
+    let before = Before::new(named(name), inputs, Arc::clone(&step), scope).map_err(refused)?;
     // What a rerun saves was already counted when it was first saved.
     let counters = if matches!(level, Level::Rerun) { Arc::default() } else { Arc::clone(&step.counters) };
-    let segment =
-        Arc::new(Segment { name: name.to_owned(), slots: Mutex::default(), done: Mutex::new(None) });
-    let recorder = Arc::new(Recorder {
-        segment: Arc::clone(&segment),
-        inputs: inputs.iter().filter_map(|input| Some(Storage::of(input)?.id())).collect(),
-        devices: before.devices().to_vec(),
-        step: Arc::clone(&step),
-        counters,
-        order: Mutex::default(),
-    });
-    let reading = Reads::begin().map_err(refused)?;
-    let output = {
-        let _active = torch::activate(Arc::clone(&recorder) as Hooks);
-        let _within = enter(step, Level::Segment, scope);
-        function(inputs)?
-    };
-    let reads = reading.end();
-    let Order { facts, seen, settled, by_stop } = std::mem::take(&mut *recorder.order.lock());
-    let last = facts.iter().rposition(|fact| fact.taken);
-    if let Some((reads, last)) = reads.zip(last) {
-        // What the function did not create, the recipe checks.
-        let is_made = |watch: &&Watch| watch.upgrade().is_none_or(|storage| !reads.contains(&storage));
-        let is_settled = !seen.values().filter(is_made).any(Watch::is_written);
-        // Nobody can write to storages that are gone already.
-        let alive = seen.values().filter(is_made).filter_map(Watch::upgrade);
-        let taken = alive.map(|storage| Watch::new(&storage)).collect();
-        let recipe = before.recipe(function, &output, reads, by_stop)?;
-        let settled = if recipe.draws() { last } else { settled };
-        let settled = (is_settled && !recipe.is_verified()).then_some(settled);
-        *segment.done.lock() = Some(Done { recipe, facts: facts.into(), taken, settled });
+    let recorder = Arc::new(Recorder::new(name, inputs, &before, &step, counters, None));
+    let (output, reads) = recorder.first_run(Level::Segment, scope, &function, inputs)?;
+    recorder.conclude(before, function, &output, reads, Level::Rerun)?;
+    Ok(output)
+}
+
+/// Runs `function` on `inputs` as a segment of `step` that is computed again for what the step does not want to keep and what no recorded
+/// operation makes.
+pub(super) fn offer(
+    name: &str,
+    inputs: &[&Tensor],
+    function: Function,
+    step: &Arc<StepContext>,
+) -> Result<Tensor, TchError> {
+    let _scope = scope(name);
+    let scope = current_scope(step);
+    let before = Before::without_inputs(named(name), inputs, Arc::clone(step), scope).map_err(refused)?;
+    let offer = Offer::new(inputs, step, scope);
+    let counters = Arc::clone(&step.counters);
+    let recorder = Arc::new(Recorder::new(name, inputs, &before, step, counters, Some(offer)));
+    let level = Level::Part(Arc::clone(&recorder) as Arc<dyn Part>);
+    let (output, reads) = recorder.first_run(level, scope, &function, inputs)?;
+    if let Some(offer) = &recorder.offer {
+        offer.ends(step, reads.as_ref());
+        let before = before.with(offer.take());
+        // What runs within it again belongs to it.
+        recorder.conclude(before, function, &output, reads, Level::Discard)?;
     }
     Ok(output)
+}
+
+fn named(name: &str) -> String {
+    format!("segment \"{name}\"")
 }
 
 /// Hooks of a segment's first run.
@@ -75,6 +77,8 @@ struct Recorder {
     step: Arc<StepContext>,
     counters: Arc<Counters>,
     order: Mutex<Order>,
+    /// `None` if everything is computed again.
+    offer: Option<Offer>,
 }
 
 #[derive(Default)]
@@ -89,37 +93,130 @@ struct Order {
     by_stop: Option<RandomState>,
 }
 
+impl Recorder {
+    fn new(
+        name: &str,
+        inputs: &[&Tensor],
+        before: &Before,
+        step: &Arc<StepContext>,
+        counters: Arc<Counters>,
+        offer: Option<Offer>,
+    ) -> Recorder {
+        Recorder {
+            segment: Arc::new(Segment {
+                name: name.to_owned(),
+                slots: Mutex::default(),
+                done: Mutex::new(None),
+            }),
+            inputs: inputs.iter().filter_map(|input| Some(Storage::of(input)?.id())).collect(),
+            devices: before.devices().to_vec(),
+            step: Arc::clone(step),
+            counters,
+            order: Mutex::default(),
+            offer,
+        }
+    }
+
+    /// Runs the function, and says what it read.
+    fn first_run(
+        self: &Arc<Self>,
+        level: Level,
+        scope: ScopeId,
+        function: &Function,
+        inputs: &[&Tensor],
+    ) -> Result<(Tensor, Option<Reads>), TchError> {
+        let reading = Reads::begin().map_err(refused)?;
+        let output = {
+            let _active = torch::activate(Arc::clone(self) as Hooks);
+            let _within = enter(Arc::clone(&self.step), level, scope);
+            function(inputs)?
+        };
+        Ok((output, reading.end()))
+    }
+
+    /// The function has returned: if anything was taken, it can be computed again from here on, at this level.
+    fn conclude(
+        &self,
+        before: Before,
+        function: Function,
+        output: &Tensor,
+        reads: Option<Reads>,
+        level: Level,
+    ) -> Result<(), TchError> {
+        let Order { facts, seen, settled, by_stop } = std::mem::take(&mut *self.order.lock());
+        let last = facts.iter().rposition(|fact| fact.taken);
+        let Some((reads, last)) = reads.zip(last) else { return Ok(()) };
+        // What the function did not create, the recipe checks.
+        let is_made = |watch: &&Watch| watch.upgrade().is_none_or(|storage| !reads.contains(&storage));
+        let is_settled = !seen.values().filter(is_made).any(Watch::is_written);
+        // Nobody can write to storages that are gone already.
+        let alive = seen.values().filter(is_made).filter_map(Watch::upgrade);
+        let taken = alive.map(|storage| Watch::new(&storage)).collect();
+        let recipe = before.recipe(function, output, reads, by_stop)?;
+        let settled = if recipe.draws() { last } else { settled };
+        let settled = (is_settled && !recipe.is_verified()).then_some(settled);
+        *self.segment.done.lock() = Some(Done { recipe, level, facts: facts.into(), taken, settled });
+        Ok(())
+    }
+
+    /// The next position, which the segment does not take.
+    fn pass(&self, saved: &SavedTensor<'_>) -> Result<(), String> {
+        let fact = Fact::of(saved, false, self.step.verify)?;
+        self.order.lock().facts.push(fact);
+        self.segment.slots.lock().push(Slot::Closed);
+        Ok(())
+    }
+
+    /// The segment takes the latest position.
+    fn take(&self, saved: &SavedTensor<'_>) -> Result<Packed, String> {
+        let fact = Fact::of(saved, true, self.step.verify)?;
+        let by_stop = RandomState::of(&self.devices).map_err(|error| error.0)?;
+        let storage = saved.storage();
+        let mut order = self.order.lock();
+        let Some((position, latest)) = order.facts.iter_mut().enumerate().next_back() else {
+            return Err("internal error: nothing was saved in a segment".to_owned());
+        };
+        *latest = fact;
+        order.by_stop = Some(by_stop);
+        let before = storage.and_then(|storage| order.seen.insert(storage.id(), Watch::new(&storage)));
+        if before.as_ref().is_some_and(Watch::is_written) {
+            order.settled = position;
+        }
+        drop(order);
+        if let Some(slot) = self.segment.slots.lock().get_mut(position) {
+            *slot = Slot::Empty;
+        }
+        let is_known = before.is_some_and(|before| !before.is_written());
+        let counter = if is_known { &self.counters.deduplicated } else { &self.counters.recomputed };
+        counter.add(saved.storage_bytes());
+        Ok(Packed::Handle(Box::new(SlotHandle { segment: Arc::clone(&self.segment), position })))
+    }
+
+    /// Whether the segment can make again what is being saved.
+    fn makes(&self, saved: &SavedTensor<'_>) -> bool {
+        let is_input = saved.storage_id().is_some_and(|id| self.inputs.contains(&id));
+        !is_input && self.step.could_move(saved)
+    }
+}
+
 impl SavedTensorHooks for Recorder {
     fn pack(&self, saved: &SavedTensor<'_>) -> Result<Packed, String> {
-        let id = saved.storage_id();
-        let is_input = id.is_some_and(|id| self.inputs.contains(&id));
-        let taken = !is_input && self.step.could_move(saved);
-        let fact = Fact::of(saved, taken, self.step.verify)?;
-        let position = {
-            let mut order = self.order.lock();
-            order.facts.push(fact);
-            let mut slots = self.segment.slots.lock();
-            slots.push(if taken { Slot::Empty } else { Slot::Closed });
-            slots.len() - 1
-        };
-        if !taken {
+        self.pass(saved)?;
+        if self.offer.is_some() || !self.makes(saved) {
             return Ok(Packed::Pass);
         }
-        let bytes = saved.storage_bytes();
-        self.counters.saved.add(bytes);
-        let by_stop = RandomState::of(&self.devices).map_err(|error| error.0)?;
-        let known = {
-            let mut order = self.order.lock();
-            order.by_stop = Some(by_stop);
-            let before =
-                id.zip(saved.storage()).and_then(|(id, storage)| order.seen.insert(id, Watch::new(&storage)));
-            if before.as_ref().is_some_and(Watch::is_written) {
-                order.settled = position;
-            }
-            before.is_some_and(|before| !before.is_written())
-        };
-        let counter = if known { &self.counters.deduplicated } else { &self.counters.recomputed };
-        counter.add(bytes);
-        Ok(Packed::Handle(Box::new(SlotHandle { segment: Arc::clone(&self.segment), position })))
+        self.counters.saved.add(saved.storage_bytes());
+        self.take(saved)
+    }
+}
+
+impl Part for Recorder {
+    fn stand_for(&self, saved: &SavedTensor<'_>) -> Option<Packed> {
+        let offer = self.offer.as_ref().filter(|_| self.makes(saved))?;
+        if offer.keep_inputs(&self.step) { self.take(saved).ok() } else { None }
+    }
+
+    fn timing(&self) -> Option<Arc<SegmentTiming>> {
+        self.offer.as_ref()?.timing.clone()
     }
 }

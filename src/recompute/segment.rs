@@ -24,6 +24,8 @@ pub(super) struct Segment {
 
 pub(super) struct Done {
     pub(super) recipe: Recipe,
+    /// How a rerun treats what is in turn computed within it.
+    pub(super) level: Level,
     pub(super) facts: Arc<[Fact]>,
     /// The storages taken that the function created and that outlived it, in the state in which it left them.
     pub(super) taken: Vec<Watch>,
@@ -80,7 +82,7 @@ impl Segment {
         }
     }
 
-    fn rerun(&self, Done { recipe, facts, settled, .. }: &Done) -> Result<(), String> {
+    fn rerun(&self, Done { recipe, level, facts, settled, .. }: &Done) -> Result<(), String> {
         let start = Instant::now();
         let wanted: Vec<bool> = self.slots.lock().iter().map(|slot| !matches!(slot, Slot::Closed)).collect();
         let last = settled.zip(wanted.iter().rposition(|wanted| *wanted)).filter(|_| stop::is_possible());
@@ -94,7 +96,7 @@ impl Segment {
             devices: recipe.devices().to_vec(),
             found: Mutex::default(),
         });
-        let result = recipe.run(Arc::clone(&collector) as Hooks, Level::Rerun, last.is_some())?;
+        let result = recipe.run(Arc::clone(&collector) as Hooks, level.clone(), last.is_some())?;
         let found = std::mem::take(&mut *collector.found.lock());
         if result.is_some() && found.len() != facts.len() {
             return Err(collector.differs(&format!("{} tensors", found.len()), &format!("{}", facts.len())));

@@ -20,4 +20,4 @@ mod standing;
 
 pub(crate) use self::chains::Chains;
 pub(crate) use self::replays::Replays;
-pub(crate) use self::saving::Saving;
+pub(crate) use self::saving::{Saving, Stays};

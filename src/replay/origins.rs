@@ -4,11 +4,11 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use ssdtrain_libtorch::{Recording, SavedTensor};
+use ssdtrain_libtorch::{Recorded, Recording, SavedTensor, Storage};
 
 use super::chained;
 use super::chains::Chains;
-use super::saving::Saving;
+use super::saving::Stays;
 use crate::profile::{Identity, Operation, Origin, Read};
 
 /// The origins of a step, each operation of which is told once.
@@ -27,7 +27,7 @@ impl Origins {
     pub(super) fn of(
         &self,
         saved: &SavedTensor<'_>,
-        saving: &Saving<'_>,
+        stays: &Stays<'_>,
         chains: Option<&Chains>,
     ) -> Option<Origin> {
         let storage = saved.storage()?;
@@ -35,7 +35,34 @@ impl Origins {
             return Some(Origin { identity: Identity::Outside(storage.id()), operations: Vec::new() });
         };
         let identity = Identity::Result { operation: operation.number(), result };
-        let (mut told, mut operations, mut open) = (self.told.lock(), Vec::new(), vec![operation]);
+        Some(Origin { identity, operations: self.tell(vec![operation], stays, chains) })
+    }
+
+    /// What these storages of the cache's device are, and the operations that they were made by, as far as that was not told before. What stays where it is, is left out.
+    pub(super) fn of_all(
+        &self,
+        storages: &[Storage],
+        stays: &Stays<'_>,
+        chains: Option<&Chains>,
+    ) -> (Vec<Read>, Vec<Operation>) {
+        let (mut reads, mut makers) = (Vec::new(), Vec::new());
+        for storage in storages.iter().filter(|storage| !stays.has(storage.id(), storage.bytes())) {
+            let identity = match self.recording.maker(storage) {
+                Some((operation, result)) => {
+                    let identity = Identity::Result { operation: operation.number(), result };
+                    makers.push(operation);
+                    identity
+                }
+                None => Identity::Outside(storage.id()),
+            };
+            reads.push(Read { identity, bytes: storage.bytes(), exists: true });
+        }
+        (reads, self.tell(makers, stays, chains))
+    }
+
+    /// The operations that results of `open` were made by, without those that were told before.
+    fn tell(&self, mut open: Vec<Recorded>, stays: &Stays<'_>, chains: Option<&Chains>) -> Vec<Operation> {
+        let (mut told, mut operations) = (self.told.lock(), Vec::new());
         while let Some(operation) = open.pop() {
             if !told.insert(operation.number()) {
                 continue;
@@ -44,7 +71,7 @@ impl Origins {
             for (index, read) in operation.read().enumerate() {
                 let Some(id) = read.id() else { continue };
                 let exists = read.unwritten().is_some();
-                if exists && saving.stays(id, read.bytes()) {
+                if exists && stays.has(id, read.bytes()) {
                     continue;
                 }
                 let identity = match operation.maker(index, &self.recording) {
@@ -55,7 +82,7 @@ impl Origins {
                     }
                     None => Identity::Outside(id),
                 };
-                let exists = exists && read.device() == saving.device;
+                let exists = exists && read.device() == stays.device;
                 reads.push(Read { identity, bytes: read.bytes(), exists });
             }
             operations.push(Operation {
@@ -66,7 +93,7 @@ impl Origins {
                 reads,
             });
         }
-        Some(Origin { identity, operations })
+        operations
     }
 
     /// What is saved from now on belongs to another micro-batch.

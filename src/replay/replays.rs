@@ -12,10 +12,10 @@ use super::leaf::{self, Leaf};
 use super::node::{Node, Share, Source};
 use super::origins::Origins;
 use super::reruns::Reruns;
-use super::saving::Saving;
+use super::saving::{Saving, Stays};
 use super::standing::Standing;
 use crate::cache::{Cache, Subject};
-use crate::profile::Origin;
+use crate::profile::{Operation, Origin, Read};
 use crate::telemetry::Counters;
 
 /// A result is computed from no more than this many operations in a row that were not asked for themselves.
@@ -76,8 +76,24 @@ impl Replays {
     }
 
     /// How a saved tensor was made, as far as that was not told before.
-    pub(crate) fn origin(&self, saved: &SavedTensor<'_>, saving: &Saving<'_>) -> Option<Origin> {
-        self.origins.of(saved, saving, self.reruns.chains())
+    pub(crate) fn origin(&self, saved: &SavedTensor<'_>, stays: &Stays<'_>) -> Option<Origin> {
+        self.origins.of(saved, stays, self.reruns.chains())
+    }
+
+    /// What these storages of the cache's device are, without those that stay there, and how they were made, as far as that was not told
+    /// before.
+    pub(crate) fn origin_of_all(
+        &self,
+        storages: &[Storage],
+        stays: &Stays<'_>,
+    ) -> (Vec<Read>, Vec<Operation>) {
+        self.origins.of_all(storages, stays, self.reruns.chains())
+    }
+
+    /// The planned placement of a storage, if a recorded operation made it and its placement is planned.
+    pub(crate) fn planned(&self, storage: &Storage, saving: &Saving<'_>) -> Option<Placement> {
+        let (operation, made) = self.recording.maker(storage)?;
+        (saving.planned)(operation.number(), made)
     }
 
     /// What is saved from now on belongs to another micro-batch.
@@ -115,7 +131,7 @@ impl Replays {
             return Some(Source::Node(node, *made));
         }
         let alive = read.unwritten();
-        if saving.stays(id, read.bytes())
+        if saving.stays.has(id, read.bytes())
             && let Some(storage) = &alive
         {
             return self.leaf(operation, index, saving, |_| Some(leaf::Source::Held(storage.clone())));
@@ -130,7 +146,7 @@ impl Replays {
         {
             return Some(Source::Node(node, made));
         }
-        let storage = alive.filter(|_| read.device() == saving.device)?;
+        let storage = alive.filter(|_| read.device() == saving.stays.device)?;
         let keep = planned == Some(Placement::Keep);
         self.leaf(operation, index, saving, |saving| {
             let subject = Subject::whole(storage.clone(), read.version());

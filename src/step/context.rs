@@ -7,12 +7,12 @@ use ssdtrain_libtorch::{SavedTensor, StorageId};
 use ssdtrain_plan::{Placement, Room, Saves, StepPlan};
 use tch::Device;
 
-use super::orders::Orders;
+use super::orders::{Latest, Orders};
 use super::room;
-use crate::cache::Cache;
+use crate::cache::{By, Cache};
 use crate::policy::{Cursor, Decision, Facts, Instruction, decide, stays};
 use crate::profile::Probe;
-use crate::replay::Replays;
+use crate::replay::{Replays, Stays};
 use crate::telemetry::{Counters, ScopeId, ScopeRecord};
 
 /// State shared by the threads that work on one step.
@@ -59,6 +59,22 @@ impl StepContext {
     /// Whether a tensor that is being saved could be moved.
     pub(crate) fn could_move(&self, saved: &SavedTensor<'_>) -> bool {
         stays(self.facts(saved), self.min_bytes).is_none()
+    }
+
+    /// What the cache does not move.
+    pub(crate) fn stays(&self) -> Stays<'_> {
+        Stays {
+            device: self.device,
+            min_bytes: self.min_bytes,
+            parameters: &self.parameters,
+            held: &self.held,
+        }
+    }
+
+    /// Who saves something in `scope` on this thread, whose latest tape may be `latest`.
+    pub(super) fn by(&self, scope: ScopeId, latest: &Latest) -> By<'_> {
+        let tape = self.orders.tape(&self.cache, latest);
+        By { step: self.number, scope, tape, counters: &self.counters, record: &self.record }
     }
 
     fn facts(&self, saved: &SavedTensor<'_>) -> Facts {

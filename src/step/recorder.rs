@@ -8,10 +8,10 @@ use ssdtrain_plan::{Placement, Save};
 use super::context::StepContext;
 use super::marks::Marks;
 use super::orders::Latest;
-use super::scope::current_scope;
-use crate::cache::{By, EntryHandle, Subject};
+use super::scope::{current_part, current_scope};
+use crate::cache::{EntryHandle, Subject};
 use crate::policy::{Decision, KeepReason, Place, Recipes};
-use crate::profile::{Origin, Probe};
+use crate::profile::{Probe, Source};
 use crate::replay::Saving;
 use crate::telemetry::{Counter, ScopeId};
 
@@ -30,7 +30,13 @@ impl Recorder {
     /// What the graph holds for a saved tensor instead of its bytes, if there is a recipe of that kind.
     fn recipe(&self, by: Recipes, saved: &SavedTensor<'_>, scope: ScopeId) -> Option<Packed> {
         let marked = self.marks.recipe_of(saved, &self.step.counters);
-        marked.or_else(|| if by == Recipes::Any { self.replayed(saved, scope) } else { None })
+        marked.or_else(|| match by {
+            Recipes::Marked => None,
+            Recipes::Any => {
+                let replayed = self.replayed(saved, scope);
+                replayed.or_else(|| current_part(&self.step)?.stand_for(saved))
+            }
+        })
     }
 
     /// What counts the tensors that stay in the graph for this reason.
@@ -52,9 +58,14 @@ impl Recorder {
             .stand_for(saved, &self.saving(scope, &|number, result| self.step.cursor.result(number, result)))
     }
 
-    /// How a saved tensor was made, if that is recorded.
-    fn origin(&self, saved: &SavedTensor<'_>, scope: ScopeId) -> Option<Origin> {
-        self.step.replays.as_ref()?.origin(saved, &self.saving(scope, &|_, _| None))
+    /// How a saved tensor was made.
+    fn source(&self, saved: &SavedTensor<'_>) -> Source {
+        let replays = self.step.replays.as_ref();
+        Source {
+            recipe: self.marks.timing_of(saved),
+            origin: replays.and_then(|replays| replays.origin(saved, &self.step.stays())),
+            segment: current_part(&self.step).and_then(|part| part.timing()),
+        }
     }
 
     fn saving<'a>(
@@ -63,16 +74,8 @@ impl Recorder {
         planned: &'a dyn Fn(u64, usize) -> Option<Placement>,
     ) -> Saving<'a> {
         let step = &*self.step;
-        let tape = step.orders.tape(&step.cache, &self.latest);
-        Saving {
-            by: By { step: step.number, scope, tape, counters: &step.counters, record: &step.record },
-            device: step.device,
-            min_bytes: step.min_bytes,
-            verify: step.verify,
-            parameters: &step.parameters,
-            held: &step.held,
-            planned,
-        }
+        let by = step.by(scope, &self.latest);
+        Saving { by, stays: step.stays(), verify: step.verify, planned }
     }
 }
 
@@ -114,15 +117,13 @@ impl SavedTensorHooks for Recorder {
             Place::Below => false,
         };
         step.record.add(scope, bytes, keep);
-        let tape = step.orders.tape(&step.cache, &self.latest);
-        let by = By { step: step.number, scope, tape, counters: &step.counters, record: &step.record };
+        let by = step.by(scope, &self.latest);
         let Some(entry) = Subject::of(saved).and_then(|subject| step.cache.save(subject, keep, by)) else {
             return Ok(Packed::Keep);
         };
         if let Some((probe, begun)) = step.probe.as_ref().zip(begun) {
-            let (recipe, origin) = (self.marks.timing_of(saved), self.origin(saved, scope));
             let save = Save { entry: entry.key().serial, bytes, scope };
-            probe.saved(begun, save, recipe, origin, step.cache.alive());
+            probe.saved(begun, save, self.source(saved), step.cache.alive());
         }
         Ok(Packed::Handle(Box::new(SavedHandle { entry, probe: step.probe.clone() })))
     }

@@ -9,6 +9,7 @@ use tch::Device;
 
 use super::context::StepContext;
 use super::marks::Marks;
+use super::part::Part;
 use crate::cache::Cache;
 use crate::telemetry::ScopeId;
 use crate::trace::{Name, Range, Trace};
@@ -31,7 +32,9 @@ struct ActiveStep {
 pub(crate) enum Level {
     /// The cache decides about each tensor; marked ones have recipes.
     Step(Arc<Marks>),
-    /// Within a segment.
+    /// Within a segment that the step may run again for what it does not want to keep.
+    Part(Arc<dyn Part>),
+    /// Within a segment that is run again for all that it saves.
     Segment,
     /// Within the rerun of a segment: tensors are collected in the order in which they were saved.
     Rerun,
@@ -113,6 +116,17 @@ pub(crate) fn current_scope(step: &StepContext) -> ScopeId {
     STEPS.with_borrow(|steps| {
         let innermost = steps.iter().rev().find(|active| std::ptr::eq(&raw const *active.step, step));
         innermost.map_or_else(ScopeId::default, |active| active.current)
+    })
+}
+
+/// The part of the program that this thread runs in `step`.
+pub(super) fn current_part(step: &StepContext) -> Option<Arc<dyn Part>> {
+    STEPS.with_borrow(|steps| {
+        let innermost = steps.iter().rev().find(|active| std::ptr::eq(&raw const *active.step, step))?;
+        match &innermost.level {
+            Level::Part(part) => Some(Arc::clone(part)),
+            _ => None,
+        }
     })
 }
 

@@ -122,6 +122,15 @@ mod tests {
     }
 
     #[test]
+    fn what_one_run_makes_is_dropped_together() {
+        let run = activation(Role::Fleeting, 0, 9 * MS, &[]);
+        let read = |inputs: &[usize]| activation(Role::Saved, 100, Duration::ZERO, inputs);
+        let other = activation(Role::Saved, 100, 4 * MS, &[]);
+        let four = vec![run, read(&[0]), read(&[0, 1]), read(&[0, 1, 2]), other];
+        assert_eq!(switched(four, 1000), [vec![1, 2, 3], vec![4]]);
+    }
+
+    #[test]
     fn what_is_needed_at_once_when_backward_begins_comes_last() {
         let saved = |time| activation(Role::Saved, 100, time, &[]);
         let mut three = vec![saved(4 * MS), saved(4 * MS), saved(MS)];

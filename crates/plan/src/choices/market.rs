@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::groups::Groups;
 use super::{Change, Ties};
 use crate::graph::Graph;
-use crate::{Activation, Workload};
+use crate::{Activation, Role, Workload};
 
 /// The most operations that a result may be computed through if none of their results is saved. Longer chains, such
 /// as that of a residual stream, are cut by saving something in between.
@@ -138,6 +138,9 @@ impl<'a> Market<'a> {
 
     fn price(&mut self, index: usize) -> Option<Offer> {
         let activation = &self.activations[index];
+        if activation.role == Role::Fleeting {
+            return self.price_of_dropping_all(index);
+        }
         if activation.bytes == 0 || !activation.is_movable() || !activation.can_be_held() {
             return None;
         }
@@ -169,6 +172,31 @@ impl<'a> Market<'a> {
 
     /// An activation that is saved in place of others, which are recomputed from it.
     fn price_of_saving_instead(&mut self, index: usize) -> Option<Offer> {
+        let own = self.activations[index].bytes;
+        let (bytes, time, price, dropped) = self.cheapest_dependents(index, own, (0.0, 0.0))?;
+        let switched = std::iter::once(index).chain(dropped).collect();
+        Some(Offer { price, time, bytes, switched })
+    }
+
+    /// Something that cannot be held, and is computed once for several that are dropped together.
+    fn price_of_dropping_all(&mut self, index: usize) -> Option<Offer> {
+        if self.graph.users(index).len() < 2 || !self.visit_inputs(index, None) {
+            return None;
+        }
+        self.visit_users(index);
+        let (time, dearer) = (self.time(index), self.dearer(index)?);
+        let (bytes, time, price, switched) = self.cheapest_dependents(index, 0, (time, dearer * time))?;
+        (switched.len() > 1).then_some(Offer { price, time, bytes, switched })
+    }
+
+    /// Of the held activations that are computed from `index`, those that are dropped at the lowest price for each byte if it is there
+    /// anyway: it has `own` bytes, and `first` are its time and cost. The bytes that this frees, its time, its price, and which they are.
+    fn cheapest_dependents(
+        &mut self,
+        index: usize,
+        own: u64,
+        first: (f64, f64),
+    ) -> Option<(u64, f64, f64, Vec<usize>)> {
         self.visits.begin();
         self.visit_users(index);
         let dependents = std::mem::take(&mut self.visits.dependents);
@@ -186,9 +214,8 @@ impl<'a> Market<'a> {
         }
         self.visits.dependents = dependents;
         priced.sort_by(|left, right| left.0.total_cmp(&right.0));
-        let own = self.activations[index].bytes;
-        let (mut cost, mut time, mut freed) = (0.0, 0.0, 0);
-        let mut best: Option<Offer> = None;
+        let ((mut time, mut cost), mut freed) = (first, 0);
+        let mut best = None;
         for (nth, &(price, takes, dependent)) in priced.iter().enumerate() {
             let bytes = self.activations[dependent].bytes;
             cost += price * bytes as f64;
@@ -198,13 +225,13 @@ impl<'a> Market<'a> {
                 continue;
             }
             let price = cost / (freed - own) as f64;
-            if best.as_ref().is_none_or(|best| price < best.price) {
-                let dropped = priced[..=nth].iter().map(|(_, _, dependent)| *dependent);
-                let switched = std::iter::once(index).chain(dropped).collect();
-                best = Some(Offer { price, time, bytes: freed - own, switched });
+            if best.is_none_or(|(_, _, best, _)| price < best) {
+                best = Some((freed - own, time, price, nth + 1));
             }
         }
-        best
+        let (bytes, time, price, count) = best?;
+        let dropped = priced[..count].iter().map(|(_, _, dependent)| *dependent).collect();
+        Some((bytes, time, price, dropped))
     }
 
     /// Visits what has to be computed for an activation, down to what is held, as `instead` may be. False if it cannot

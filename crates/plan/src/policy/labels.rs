@@ -76,8 +76,10 @@ impl Labels<'_> {
                 (false, true) => row.instead = row.instead.plus(one),
                 _ => {}
             }
-            row.reruns += u64::from(*reruns);
-            row.time += activation.recompute.as_ref().map(|recipe| recipe.time).unwrap_or_default() * *reruns;
+            let time = activation.recompute.as_ref().map(|recipe| recipe.time).unwrap_or_default();
+            // What takes no time is read from the run of another.
+            row.reruns += if time.is_zero() { 0 } else { u64::from(*reruns) };
+            row.time += time * *reruns;
         }
         let mut rows: Vec<_> = rows.into_values().collect();
         rows.sort_by_key(|row| std::cmp::Reverse((row.dropped.bytes, row.instead.bytes, row.time)));
