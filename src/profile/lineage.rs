@@ -1,6 +1,6 @@
 //! How saved storages were made: adds to a workload what its activations can be recomputed from. Pure.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 use ssdtrain_libtorch::StorageId;
@@ -56,6 +56,8 @@ pub(crate) struct Segment {
     /// The operations that its inputs were made by, without those that were told before.
     pub(crate) operations: Vec<Operation>,
     pub(crate) time: Duration,
+    /// The bytes besides saved storages that were on the device when it began.
+    pub(crate) beside: u64,
 }
 
 /// What is known of a step's operations.
@@ -107,6 +109,22 @@ impl Lineage {
                 self.operations.insert(operation.number, (operation, time));
             }
         }
+    }
+
+    /// The most bytes that a segment holds at once while it runs again: as many as in forward besides what is saved, and what it saved
+    /// and still used.
+    fn held_by(&self, number: usize, saved: &[Activation], entries: &[u64]) -> u64 {
+        let Some(segment) = self.segments.get(&number) else { return 0 };
+        let is_within = |place: &usize| self.within.get(&entries[*place]) == Some(&number);
+        let mut most = 0;
+        let mut before: Vec<usize> = Vec::new();
+        for place in (0..saved.len()).filter(is_within) {
+            before.retain(|other| saved[*other].in_use_until >= place);
+            let in_use: u64 = before.iter().map(|other| saved[*other].bytes).sum();
+            most = most.max(saved[place].forward_extra + saved[place].bytes + in_use);
+            before.push(place);
+        }
+        most.saturating_sub(segment.beside)
     }
 
     /// Adds what `saved` can be recomputed from; `entries` are their entries.
@@ -178,12 +196,18 @@ impl Build<'_> {
         if let Some(Identity::Result { operation, .. }) = identity {
             self.add_ancestors(operation);
         }
-        let maker = match identity {
+        let within = lineage.within.get(&entry).copied();
+        let operation = match identity {
             Some(identity @ Identity::Result { operation, .. }) if self.inputs(identity).is_some() => {
-                Some(Maker::Operation(operation))
+                Some(operation)
             }
-            _ => lineage.within.get(&entry).and_then(|number| self.segment(*number)),
+            _ => None,
         };
+        // What is computed from something that the segment has to make, it makes as well.
+        let operation =
+            operation.filter(|operation| !within.is_some_and(|number| self.leads_into(*operation, number)));
+        let maker =
+            operation.map(Maker::Operation).or_else(|| within.and_then(|number| self.segment(number)));
         if let Some(maker) = maker.filter(|maker| self.makes_several(*maker)) {
             self.runs.entry(maker).or_insert_with(|| {
                 self.items.push(Item::Run(maker));
@@ -199,6 +223,26 @@ impl Build<'_> {
         let segment = self.lineage.segments.get(&number)?;
         self.add_reads(&segment.reads);
         segment.reads.iter().all(|read| self.can_be_had(read)).then_some(Maker::Segment(number))
+    }
+
+    /// Whether running `operation` again may lead through something that this segment makes.
+    fn leads_into(&self, operation: u64, segment: usize) -> bool {
+        let (mut open, mut seen) = (vec![operation], HashSet::from([operation]));
+        while let Some(number) = open.pop() {
+            let Some((operation, _)) = self.lineage.operations.get(&number) else { continue };
+            for read in &operation.reads {
+                match (self.saved.get(&read.identity), read.identity) {
+                    (Some(place), _) if self.makers.get(*place) == Some(&Some(Maker::Segment(segment))) => {
+                        return true;
+                    }
+                    (None, Identity::Result { operation, .. }) if seen.insert(operation) => {
+                        open.push(operation)
+                    }
+                    _ => {}
+                }
+            }
+        }
+        false
     }
 
     fn makes_several(&self, maker: Maker) -> bool {
@@ -299,6 +343,11 @@ impl Build<'_> {
             let before = before.take(TOGETHER).map(|(other, _)| places[other]);
             Some(Recompute { time: Duration::ZERO, inputs: std::iter::once(*at).chain(before).collect() })
         };
+        let runs_hold = |maker: Maker| match maker {
+            Maker::Operation(_) => 0,
+            Maker::Segment(number) => self.lineage.held_by(number, &saved, entries),
+        };
+        let held: HashMap<Maker, u64> = self.runs.keys().map(|maker| (*maker, runs_hold(*maker))).collect();
         let mut saved: Vec<Option<Activation>> = saved.into_iter().map(Some).collect();
         let mut family = Family { places: places.clone(), ..Family::default() };
         for (here, item) in self.items.iter().enumerate() {
@@ -317,8 +366,13 @@ impl Build<'_> {
             };
             let operation = number.and_then(|number| self.lineage.operations.get(&number));
             let operation = operation.map(|(operation, _)| operation);
-            family.operators.push(match item {
-                Item::Run(Maker::Segment(_)) => Some("segment"),
+            let maker = match item {
+                Item::Saved(place) => self.makers[*place],
+                Item::Extra { .. } => None,
+                Item::Run(maker) => Some(*maker),
+            };
+            family.operators.push(match maker {
+                Some(Maker::Segment(_)) => Some("segment"),
                 _ => operation.map(|operation| operation.name),
             });
             let mut activation = match item {
@@ -344,6 +398,7 @@ impl Build<'_> {
                 },
                 Item::Run(maker) => Activation {
                     role: Role::Fleeting,
+                    bytes: held.get(maker).copied().unwrap_or_default(),
                     recompute: run(*maker),
                     in_use_until: here + 1,
                     ..Activation::default()
@@ -478,15 +533,21 @@ mod tests {
 
     #[test]
     fn what_no_operation_makes_again_its_segment_makes() {
-        // 1 goes in. Within the segment, something unknown is saved, then 2, which is computed from 1, and something unknown again.
+        // 1 goes in. Within the segment, something unknown is saved, then 2, which is computed from 1, and 3, which is computed from what is
+        // not known.
         let read = Read { identity: result(1), bytes: 10, exists: true };
-        let mut lineage = lineage(&[(71, 2)], [operation(1, &[], &[]), operation(2, &[1], &[])]);
+        let (mut third, unknown) = (operation(3, &[2], &[]), Storage::allocate(8).unwrap());
+        third.1.0.reads[0].identity = Identity::Outside(unknown.id());
+        let mut lineage =
+            lineage(&[(71, 2), (72, 3)], [operation(1, &[], &[]), operation(2, &[1], &[]), third]);
+        lineage.identities.insert(70, Identity::Outside(unknown.id()));
         for entry in 70..73 {
-            let segment = Segment { number: 0, reads: vec![read], operations: Vec::new(), time: 9 * MS };
+            let segment =
+                Segment { number: 0, reads: vec![read], operations: Vec::new(), time: 9 * MS, beside: 5 };
             lineage.add_within(entry, segment, |_| None);
         }
         let Family { activations, operators, .. } = lineage.family(activations(3), &[70, 71, 72]);
-        assert_eq!(operators, [Some("one"), Some("segment"), None, Some("two"), None]);
+        assert_eq!(operators, [Some("one"), Some("segment"), Some("segment"), Some("two"), Some("segment")]);
         assert_eq!(
             activations.iter().map(inputs).collect::<Vec<_>>(),
             [
@@ -503,7 +564,7 @@ mod tests {
     fn a_segment_whose_input_is_gone_makes_nothing_again() {
         let mut lineage = lineage(&[], []);
         let gone = Read { identity: result(7), bytes: 10, exists: false };
-        let segment = Segment { number: 0, reads: vec![gone], operations: Vec::new(), time: MS };
+        let segment = Segment { number: 0, reads: vec![gone], operations: Vec::new(), time: MS, beside: 0 };
         lineage.add_within(70, segment, |_| None);
         let family = lineage.family(activations(1), &[70]);
         assert_eq!(family.activations.iter().map(inputs).collect::<Vec<_>>(), [None]);

@@ -107,6 +107,8 @@ pub(crate) struct SegmentTiming {
     pub(crate) from: Stamp,
     /// Empty as long as it is not known that it can be computed again.
     pub(crate) to: OnceLock<Stamp>,
+    /// The bytes besides saved storages that were on the device when it began.
+    pub(crate) beside: u64,
     pub(crate) reads: Vec<Read>,
     /// What its inputs were made by.
     pub(crate) operations: Vec<Operation>,
@@ -117,7 +119,8 @@ impl SegmentTiming {
     fn segment(&self) -> Option<Segment> {
         let time = self.to.get()?.reach()?.at.saturating_duration_since(self.from.reach()?.at);
         let number = std::ptr::from_ref(self).addr();
-        Some(Segment { number, reads: self.reads.clone(), operations: self.operations.clone(), time })
+        let (reads, operations) = (self.reads.clone(), self.operations.clone());
+        Some(Segment { number, reads, operations, time, beside: self.beside })
     }
 }
 
@@ -204,6 +207,11 @@ impl Probe {
     /// The number of notes taken so far.
     pub(crate) fn notes(&self) -> usize {
         self.book.lock().notes.len()
+    }
+
+    /// The bytes on the device now, besides those that were there when the step began and what is saved.
+    pub(crate) fn beside(&self, alive: &Alive) -> u64 {
+        torch::memory(self.device).allocated.saturating_sub(self.allocated).saturating_sub(alive.bytes)
     }
 
     /// The point that the computation has reached.

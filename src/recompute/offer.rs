@@ -38,8 +38,9 @@ impl Offer {
             let replays = step.replays.as_ref();
             let (reads, operations) =
                 replays.map(|replays| replays.origin_of_all(&storages, &step.stays())).unwrap_or_default();
+            let beside = probe.beside(&step.cache.alive());
             let (from, to) = (probe.stamp(), OnceLock::new());
-            Arc::new(SegmentTiming { from, to, reads, operations })
+            Arc::new(SegmentTiming { from, to, beside, reads, operations })
         });
         Offer { scope, inputs: Mutex::new(Inputs::Given(given)), timing }
     }

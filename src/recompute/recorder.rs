@@ -216,6 +216,11 @@ impl Part for Recorder {
         if offer.keep_inputs(&self.step) { self.take(saved).ok() } else { None }
     }
 
+    fn has_taken(&self, storage: StorageId) -> bool {
+        let order = self.order.lock();
+        order.seen.get(&storage).is_some_and(|taken| !taken.is_written())
+    }
+
     fn timing(&self) -> Option<Arc<SegmentTiming>> {
         self.offer.as_ref()?.timing.clone()
     }

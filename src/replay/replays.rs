@@ -67,7 +67,7 @@ impl Replays {
     ) -> Option<Packed> {
         let storage = saved.storage()?;
         let (operation, made) = self.recording.maker(&storage)?;
-        let node = self.node(operation, saving, 0)?;
+        let node = self.node(operation, saving, 0).ok()?;
         self.standing.insert_result(&storage, &node, made);
         let (share, is_first) = node.add_handle(made, &storage, saving.verify)?;
         let counter = if is_first { &self.counters.recomputed } else { &self.counters.deduplicated };
@@ -102,16 +102,16 @@ impl Replays {
     }
 
     /// The node of an operation, with everything that running it again takes.
-    fn node(&self, operation: Recorded, saving: &Saving<'_>, depth: usize) -> Option<Arc<Node>> {
+    fn node(&self, operation: Recorded, saving: &Saving<'_>, depth: usize) -> Result<Arc<Node>, Missing> {
         if let Some(node) = self.standing.node(&operation) {
-            return Some(node);
+            return Ok(node);
         }
         let sources = operation
             .read()
             .enumerate()
             .map(|(index, read)| self.source(&operation, index, &read, saving, depth))
-            .collect::<Option<Vec<_>>>()?;
-        Some(self.standing.insert_node(Node::new(operation, sources, saving.by.scope)))
+            .collect::<Result<Vec<_>, Missing>>()?;
+        Ok(self.standing.insert_node(Node::new(operation, sources, saving.by.scope)))
     }
 
     /// Where the storage number `index` of those that `operation` reads will come from.
@@ -122,37 +122,44 @@ impl Replays {
         read: &RecordedStorage<'_>,
         saving: &Saving<'_>,
         depth: usize,
-    ) -> Option<Source> {
-        let id = read.id()?;
+    ) -> Result<Source, Missing> {
+        let id = read.id().ok_or(Missing::Bytes)?;
         let maker = operation.maker(index, &self.recording);
         if let Some((maker, made)) = &maker
             && let Some(node) = self.standing.node(maker)
         {
-            return Some(Source::Node(node, *made));
+            return Ok(Source::Node(node, *made));
         }
         let alive = read.unwritten();
         if saving.stays.has(id, read.bytes())
             && let Some(storage) = &alive
         {
-            return self.leaf(operation, index, saving, |_| Some(leaf::Source::Held(storage.clone())));
+            let leaf = self.leaf(operation, index, saving, |_| Some(leaf::Source::Held(storage.clone())));
+            return leaf.ok_or(Missing::Bytes);
         }
         let planned = maker.as_ref().and_then(|(maker, made)| (saving.planned)(maker.number(), *made));
         let is_through = match planned {
             Some(planned) => planned == Placement::Recompute,
             None => alive.is_none() || !self.cache.has(id),
         };
-        if let Some((maker, made)) = maker.filter(|_| is_through && depth < DEPTH)
-            && let Some(node) = self.node(maker, saving, depth + 1)
-        {
-            return Some(Source::Node(node, made));
+        if let Some((maker, made)) = maker.filter(|_| is_through && depth < DEPTH) {
+            match self.node(maker, saving, depth + 1) {
+                Ok(node) => return Ok(Source::Node(node, made)),
+                Err(Missing::Taken) => return Err(Missing::Taken),
+                Err(Missing::Bytes) => {}
+            }
         }
-        let storage = alive.filter(|_| read.device() == saving.stays.device)?;
+        if (saving.is_taken)(id) {
+            return Err(Missing::Taken);
+        }
+        let storage = alive.filter(|_| read.device() == saving.stays.device).ok_or(Missing::Bytes)?;
         let keep = planned == Some(Placement::Keep);
-        self.leaf(operation, index, saving, |saving| {
+        let leaf = self.leaf(operation, index, saving, |saving| {
             let subject = Subject::whole(storage.clone(), read.version());
             saving.by.record.add(saving.by.scope, storage.bytes(), keep);
             self.cache.save(subject, keep, saving.by).map(leaf::Source::Entry)
-        })
+        });
+        leaf.ok_or(Missing::Bytes)
     }
 
     /// The leaf of the storage number `index` of those that `operation` reads, with the bytes that `source` takes care of.
@@ -175,6 +182,14 @@ impl Replays {
         // Looked at again now that writes are reported.
         unwritten().map(|_: Storage| Source::Leaf(leaf))
     }
+}
+
+/// Why something cannot be computed again by recorded operations.
+enum Missing {
+    /// Something that it is computed from is not to be had.
+    Bytes,
+    /// The part of the program that is running makes something that it is computed from, and makes both in the same run.
+    Taken,
 }
 
 /// The graph's handle to a result that is computed again.

@@ -14,6 +14,8 @@ pub(crate) struct Saving<'a> {
     pub(crate) stays: Stays<'a>,
     /// Whether reruns are compared with first runs.
     pub(crate) verify: bool,
+    /// Whether a storage is to be had again from the part of the program that is running.
+    pub(crate) is_taken: &'a dyn Fn(StorageId) -> bool,
     /// The planned placement of an operation's result: the operation's number, and which of its results it is.
     pub(crate) planned: &'a dyn Fn(u64, usize) -> Option<Placement>,
 }

@@ -31,6 +31,8 @@ impl SavedTensorHooks for Keeper {
             stays: step.stays(),
             verify: step.verify,
             planned: &planned,
+            // What goes in was made outside.
+            is_taken: &|_| false,
         };
         let placement = step.replays.as_ref().zip(saved.storage());
         let placement = placement.and_then(|(replays, storage)| replays.planned(&storage, &saving));

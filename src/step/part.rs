@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ssdtrain_libtorch::{Packed, SavedTensor};
+use ssdtrain_libtorch::{Packed, SavedTensor, StorageId};
 
 use crate::profile::SegmentTiming;
 
@@ -10,6 +10,9 @@ use crate::profile::SegmentTiming;
 pub(crate) trait Part: Send + Sync {
     /// What the graph holds for the tensor that is being saved now instead of its bytes; `None` if the part cannot make them again.
     fn stand_for(&self, saved: &SavedTensor<'_>) -> Option<Packed>;
+
+    /// Whether the graph holds something for this storage instead of its bytes that the part makes again.
+    fn has_taken(&self, storage: StorageId) -> bool;
 
     /// How it was timed, if the step is profiled.
     fn timing(&self) -> Option<Arc<SegmentTiming>>;

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use ssdtrain_libtorch::{Handle, Packed, SavedTensor, SavedTensorHooks, Storage};
-use ssdtrain_plan::{Placement, Save};
+use ssdtrain_plan::Save;
 
 use super::context::StepContext;
 use super::marks::Marks;
 use super::orders::Latest;
+use super::part::Part;
 use super::scope::{current_part, current_scope};
 use crate::cache::{EntryHandle, Subject};
 use crate::policy::{Decision, KeepReason, Place, Recipes};
@@ -33,8 +34,8 @@ impl Recorder {
         marked.or_else(|| match by {
             Recipes::Marked => None,
             Recipes::Any => {
-                let replayed = self.replayed(saved, scope);
-                replayed.or_else(|| current_part(&self.step)?.stand_for(saved))
+                let part = current_part(&self.step);
+                self.replayed(saved, scope, part.as_deref()).or_else(|| part?.stand_for(saved))
             }
         })
     }
@@ -52,10 +53,16 @@ impl Recorder {
     }
 
     /// What the graph holds for a result of recorded operations instead of its bytes.
-    fn replayed(&self, saved: &SavedTensor<'_>, scope: ScopeId) -> Option<Packed> {
-        let replays = self.step.replays.as_ref()?;
-        replays
-            .stand_for(saved, &self.saving(scope, &|number, result| self.step.cursor.result(number, result)))
+    fn replayed(&self, saved: &SavedTensor<'_>, scope: ScopeId, part: Option<&dyn Part>) -> Option<Packed> {
+        let step = &*self.step;
+        let saving = Saving {
+            by: step.by(scope, &self.latest),
+            stays: step.stays(),
+            verify: step.verify,
+            is_taken: &|storage| part.is_some_and(|part| part.has_taken(storage)),
+            planned: &|operation, result| step.cursor.result(operation, result),
+        };
+        step.replays.as_ref()?.stand_for(saved, &saving)
     }
 
     /// How a saved tensor was made.
@@ -66,16 +73,6 @@ impl Recorder {
             origin: replays.and_then(|replays| replays.origin(saved, &self.step.stays())),
             segment: current_part(&self.step).and_then(|part| part.timing()),
         }
-    }
-
-    fn saving<'a>(
-        &'a self,
-        scope: ScopeId,
-        planned: &'a dyn Fn(u64, usize) -> Option<Placement>,
-    ) -> Saving<'a> {
-        let step = &*self.step;
-        let by = step.by(scope, &self.latest);
-        Saving { by, stays: step.stays(), verify: step.verify, planned }
     }
 }
 
