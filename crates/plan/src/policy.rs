@@ -3,6 +3,7 @@
 mod adaptive;
 mod attempts;
 mod auto;
+mod corrections;
 mod in_turn;
 mod keep;
 mod labels;

@@ -7,8 +7,9 @@ use std::time::Duration;
 use bytesize::ByteSize;
 
 use super::attempts::{Attempts, FIRST_PROFILED};
+use super::corrections::Corrections;
 use super::labels::Labels;
-use super::planned::{Corrections, Objective, Planned};
+use super::planned::{Objective, Planned};
 use super::watch::{Drift, SETTLING, Seen, Watch};
 use super::{
     Adherence, Headroom, Needs, Observation, Outset, Policy, PolicyReport, Resources, Room, Saves, StepPlan,

@@ -1,0 +1,87 @@
+//! What steps have shown of a plan.
+
+use std::time::Duration;
+
+use super::unforeseen::Unforeseen;
+use crate::Plan;
+
+/// A plan whose steps exceed their goal is replaced by one that is to take less time or, where little time was planned, by one whose peak
+/// is higher by this share, doubled each time. The lower the peak, the larger the stalls that effects outside the simulation cause.
+const RAISE: f64 = 0.05;
+/// How often that is done; after that everything is kept.
+const LOOSENED: u32 = 4;
+/// How often a plan whose steps take less time than the goal allows is replaced by one that is to take more.
+const TIGHTENED: u32 = 3;
+/// The share of what the goal allows that corrected plans aim for.
+const AIM: f64 = 0.97;
+/// Steps that take less than this share of what the goal allows are a reason to take more.
+const UNUSED: f64 = 0.7;
+/// At most this many times what was allowed before is allowed at once.
+const LEAP: f64 = 1.5;
+
+/// What steps have shown of a profile since it was taken.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Corrections {
+    /// How often it was corrected without a baseline.
+    pub(super) count: u32,
+    /// The times of the latest steps that kept everything, if any did.
+    pub(super) baseline: Vec<Duration>,
+    /// Steps of plans below this peak exceed the goal.
+    pub(super) least_peak: u64,
+    /// What plans may take of the time that the goal allows beyond a step with everything kept, as a share of it: less than all if steps
+    /// take longer than planned, and more if they take less.
+    allowance: Option<f64>,
+    /// How often a plan's steps exceeded the goal, and how often they were well within it.
+    pub(super) loosened: u32,
+    pub(super) tightened: u32,
+    pub(super) unforeseen: Unforeseen,
+}
+
+/// Step times as multiples of the time with everything kept, less one: what the goal allows, and what was planned and measured.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Extra {
+    pub(super) allowed: f64,
+    pub(super) planned: f64,
+    pub(super) measured: f64,
+}
+
+impl Corrections {
+    pub(super) fn allowance(&self) -> f64 {
+        self.allowance.unwrap_or(1.0)
+    }
+
+    /// Steps under `plan` exceeded the goal.
+    pub(super) fn loosen(&mut self, plan: &Plan, extra: Extra) {
+        self.loosened += 1;
+        if self.loosened > LOOSENED {
+            self.least_peak = u64::MAX;
+        } else if extra.planned > extra.measured / 2.0 {
+            let share = AIM * extra.planned / extra.measured;
+            let less = 0.95 * extra.planned / extra.allowed;
+            self.allowance = Some(share.min(less).min(0.9 * self.allowance()));
+        } else {
+            let higher = (1.0 + RAISE * f64::from(1 << (self.loosened - 1))) * plan.prediction.peak() as f64;
+            self.least_peak = higher as u64;
+        }
+    }
+
+    /// Whether steps of a plan that takes what it may have so much time left that another plan is worth trying.
+    pub(super) fn may_tighten(&self, extra: Extra) -> bool {
+        let takes_all = extra.planned > 0.8 * self.allowance() * extra.allowed;
+        let leaves = extra.measured < UNUSED * extra.allowed;
+        takes_all && leaves && self.tightened < TIGHTENED && self.least_peak == 0
+    }
+
+    /// Steps of the plan took less time than the goal allows.
+    pub(super) fn tighten(&mut self, extra: Extra) {
+        self.tightened += 1;
+        let most = LEAP * self.allowance();
+        let share = if extra.measured > 0.0 { AIM * extra.planned / extra.measured } else { most };
+        self.allowance = Some(share.clamp(self.allowance(), most));
+    }
+
+    /// Forgets what was learned from stalls.
+    pub(super) fn forget_stalls(&mut self) {
+        (self.least_peak, self.allowance, self.loosened, self.tightened) = (0, None, 0, 0);
+    }
+}
