@@ -12,6 +12,7 @@ mod planned;
 mod step;
 mod unforeseen;
 mod watch;
+mod weighing;
 
 use std::fmt;
 use std::sync::Arc;

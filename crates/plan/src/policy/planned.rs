@@ -13,6 +13,9 @@ use crate::schedule::Schedule;
 use crate::step_profile::StepProfile;
 use crate::{Budgets, Caps, Frontier, Goal, Machine, Placement, Plan, Prediction, ScopeId, Tally};
 
+/// If computing takes longer or shorter than planned by more than this share, the profile's times are corrected. A device that waits
+/// between its kernels, as in a profiled step, may run faster than one that does not.
+pub(super) const TELLING_PACE: f64 = 0.02;
 const SECONDS_PER_DAY: f64 = 86_400.0;
 
 /// The goal of a plan, and the resources it may use.
@@ -61,14 +64,26 @@ impl Planned {
         self.profile.work.computed() * self.profile.micro_batches.max(1)
     }
 
+    /// What the plan takes beyond a step with everything kept, as a share of it.
+    pub(super) fn extra(&self) -> f64 {
+        beyond(self.plan.prediction.step, self.profile.work.computed())
+    }
+
     /// What a step that took `wall` took beyond one with everything kept, which takes `kept`, beside what a goal of `most` times that
     /// allows and what was planned.
-    pub(super) fn extra(&self, most: f64, wall: Duration, kept: Duration) -> Extra {
-        let beyond = |time: Duration, kept: Duration| {
-            time.as_secs_f64() / kept.as_secs_f64().max(f64::MIN_POSITIVE) - 1.0
-        };
-        let planned = beyond(self.plan.prediction.step, self.profile.work.computed());
-        Extra { allowed: most - 1.0, planned, measured: beyond(wall, kept) }
+    pub(super) fn measured(&self, most: f64, wall: Duration, kept: Duration) -> Extra {
+        let (planned, measured) = (self.extra(), beyond(wall, kept));
+        Extra { allowed: most - 1.0, planned, measured, error: 0.0 }
+    }
+
+    /// A step with everything kept takes `kept`. Returns whether that is far from what was known.
+    pub(super) fn keeps_in(&mut self, kept: Duration) -> bool {
+        let pace = 1.0 + beyond(kept, self.kept_step());
+        let Planned { profile, machine, plan, .. } = self;
+        profile.work.pace(pace);
+        plan.prediction = profile.work.simulate(&plan.placements, machine, &plan.budgets);
+        (self.corrections.is_measured, self.report) = (true, None);
+        (pace - 1.0).abs() > TELLING_PACE
     }
 
     /// The activation peak of a step with everything kept.
@@ -127,9 +142,9 @@ impl Planned {
         PlanReport {
             step: plan.prediction.step * profile.micro_batches,
             kept_step: self.kept_step(),
-            baseline: match self.corrections.baseline[..] {
-                [] => Baseline::Profile,
-                _ => Baseline::Measured,
+            baseline: match self.corrections.is_measured {
+                true => Baseline::Measured,
+                false => Baseline::Profile,
             },
             prediction: plan.prediction,
             budgets: plan.budgets,
@@ -144,6 +159,11 @@ impl Planned {
             kept_peak,
         }
     }
+}
+
+/// What `time` is beyond `kept`, as a share of that.
+fn beyond(time: Duration, kept: Duration) -> f64 {
+    time.as_secs_f64() / kept.as_secs_f64().max(f64::MIN_POSITIVE) - 1.0
 }
 
 /// The plan for the goal, or else the one that comes closest to it; and whether the goal is reached.
