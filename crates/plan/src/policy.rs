@@ -3,6 +3,7 @@
 mod adaptive;
 mod attempts;
 mod auto;
+mod corrections;
 mod in_turn;
 mod keep;
 mod labels;
@@ -11,6 +12,7 @@ mod planned;
 mod step;
 mod unforeseen;
 mod watch;
+mod weighing;
 
 use std::fmt;
 use std::sync::Arc;

@@ -141,11 +141,7 @@ impl fmt::Display for PlanReport {
             write!(f, "\nloosened {}: steps took longer than the goal allows", times(self.loosened))?;
         }
         if self.tightened > 0 {
-            write!(
-                f,
-                "\ntightened {}: steps took much less time than the goal allows",
-                times(self.tightened)
-            )?;
+            write!(f, "\ntightened {}: steps took less time than the goal allows", times(self.tightened))?;
         }
         if self.keeps_all() {
             write!(f, "\neverything is kept")?;

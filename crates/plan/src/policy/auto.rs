@@ -7,9 +7,11 @@ use std::time::Duration;
 use bytesize::ByteSize;
 
 use super::attempts::{Attempts, FIRST_PROFILED};
+use super::corrections::{Corrections, Extra};
 use super::labels::Labels;
-use super::planned::{Corrections, Objective, Planned};
-use super::watch::{Drift, SETTLING, Seen, Watch};
+use super::planned::{Objective, Planned, TELLING_PACE};
+use super::watch::{Seen, Watch};
+use super::weighing::{Weighing, Weight};
 use super::{
     Adherence, Headroom, Needs, Observation, Outset, Policy, PolicyReport, Resources, Room, Saves, StepPlan,
 };
@@ -19,19 +21,14 @@ use crate::{Budgets, Goal, Profile, Release, ScopeId};
 /// Bytes that storages may occupy on the device in a profiled step if they are released when stored. If they leave as late as possible,
 /// it is 0, because what stays shows no bandwidth.
 const UNPLANNED_BYTES: u64 = 512 << 20;
-/// If computing takes longer or shorter than planned by more than this share, the profile's times are corrected. A device that waits
-/// between its kernels, as in a profiled step, may run faster than one that does not.
-const TELLING_PACE: f64 = 0.02;
 /// Unplanned stalls of more than this share of the step justify another plan.
 const TELLING_STALL: f64 = 0.002;
-/// Steps count as exceeding their goal only beyond this share of it.
-const TELLING_OVER: f64 = 0.001;
+/// Steps of a plan that was weighed are weighed again if all of them are longer, or all shorter, by more than this share.
+const TELLING_CHANGE: f64 = 0.03;
 /// The times of at most this many steps are passed over because kernels were being made meanwhile.
 const COMPILED: u32 = 64;
 /// How often a profile is corrected without a baseline.
 const CORRECTIONS: u32 = 4;
-/// A baseline is the median of at most this many of the latest steps that kept everything.
-const BASELINE: usize = 3 * SETTLING;
 /// The share of the device's free memory that a step that keeps everything may take.
 const FITTING: f64 = 0.9;
 
@@ -41,9 +38,9 @@ const FITTING: f64 = 0.9;
 ///
 /// The first two steps move everything, and the second is profiled, save by save. They are slow, especially the first
 /// if it pins the host pool, but safe for models whose step would not fit with everything kept. The plan is followed
-/// from the third step on. For a goal that is a time, three steps that keep everything follow if they fit the free
-/// memory, so that planned steps can be compared with them. A plan whose steps keep exceeding the goal is loosened until
-/// they meet it, at worst to keeping everything. A goal that is a peak also applies, as far as possible, to steps that
+/// from the third step on. For a goal that is a time, steps that keep everything take turns with planned ones if they fit
+/// the free memory, so that both can be compared. A plan whose steps exceed the goal is loosened until they meet it, at
+/// worst to keeping everything. A goal that is a peak also applies, as far as possible, to steps that
 /// are not planned. The report warns of a goal that is out of reach.
 ///
 /// A plan is corrected when the disk's speed or the step times change. A step that saves something other than planned
@@ -66,13 +63,6 @@ pub struct Auto {
     plans: u64,
     /// Steps in which kernels were being made.
     compiled: u32,
-}
-
-/// Steps that keep everything are being run, for comparison with those of the plan.
-#[derive(Clone, Debug)]
-struct Weighing {
-    seen: Seen,
-    walls: Vec<Duration>,
 }
 
 impl Default for Auto {
@@ -112,7 +102,8 @@ impl Auto {
             return StepPlan { profiled, room: Room::Within(self.looking()), ..StepPlan::default() };
         }
         let headroom = self.objective.goal.peak.map_or(Headroom::Free, |_| Headroom::Bytes(self.headroom));
-        if let (Some(Weighing { seen, .. }), Some(planned)) = (&self.weighing, &self.planned) {
+        let weighing = self.weighing.as_ref().filter(|weighing| weighing.wants_kept());
+        if let (Some(Weighing { seen, .. }), Some(planned)) = (weighing, &self.planned) {
             let (seen, peak) = (*seen, planned.kept_peak() + planned.corrections.unforeseen.bytes());
             if peak <= self.objective.goal.peak.unwrap_or(u64::MAX) && peak as f64 <= FITTING * free() as f64
             {
@@ -169,19 +160,29 @@ impl Auto {
         let Some(Planned { machine, .. }) = &self.planned else { return };
         let rates = [(observed.written, machine.disk_write), (observed.read, machine.disk_read)];
         let known = rates.map(|(seen, counted_on)| seen.map(|seen| seen * COUNTED_ON / counted_on));
-        let (drift, plans) = (self.watch.observe(observed.wall, observed.stall, known), self.plans);
+        let (disk, plans) = (self.watch.disk(known), self.plans);
         self.peaked(Planned::peak, observed.peak);
-        match drift {
-            Some(Drift::Settled(seen)) if self.plans == plans => self.judge(seen),
-            Some(Drift::Disk([written, read])) => {
-                self.watch.disk_known();
-                self.revise(|planned| {
-                    planned.machine.disk_write *= written;
-                    planned.machine.disk_read *= read;
-                    planned.corrections.forget_stalls();
-                });
+        if let Some([written, read]) = disk {
+            self.watch.disk_known();
+            self.weighing = None;
+            self.revise(|planned| {
+                planned.machine.disk_write *= written;
+                planned.machine.disk_read *= read;
+                planned.corrections.forget_stalls();
+            });
+        } else if self.plans == plans {
+            self.timed(observed.wall, observed.stall);
+        }
+    }
+
+    /// A step of the present plan took `wall`, of which it waited `stall`.
+    fn timed(&mut self, wall: Duration, stall: Duration) {
+        if let Some(weighing) = &mut self.weighing {
+            if let Some(weight) = weighing.planned(wall) {
+                self.weigh(weight);
             }
-            Some(Drift::Settled(_)) | None => {}
+        } else if let Some(seen) = self.watch.observe(wall, stall) {
+            self.judge(seen);
         }
     }
 
@@ -195,67 +196,57 @@ impl Auto {
         }
     }
 
-    /// Judges a plan by the times of its steps. If the goal is a time and it is not clear that they meet it, some steps that keep
-    /// everything follow for comparison, because a plan may cost more than its compute time shows.
+    /// Judges a plan by the times of its steps. If the goal is a time and it is not clear that they meet it, they are compared with steps
+    /// that keep everything, because a plan may cost more than its compute time shows.
     fn judge(&mut self, seen: Seen) {
-        let Some(planned) = &self.planned else { return };
+        let Some(planned) = &mut self.planned else { return };
         let is_paced = (planned.pace(seen) - 1.0).abs() <= TELLING_PACE;
-        let is_measured = !planned.corrections.baseline.is_empty();
+        let kept = planned.kept_step();
         match self.objective.goal.step {
             Some(_) if planned.keeps_all() && is_paced => {}
-            Some(_) if planned.keeps_all() => self.weigh(seen, &[seen.wall]),
+            Some(_) if planned.keeps_all() => {
+                planned.keeps_in(seen.wall);
+                self.revise(|_| {});
+            }
             Some(most) => {
-                let over = is_over(seen, most, planned.kept_step());
-                let is_news = if is_measured { seen.is_strange } else { !is_paced && seen.is_news() };
-                let extra = planned.extra(most, seen.slowest, planned.kept_step());
-                if over || is_news || planned.corrections.may_tighten(extra) {
-                    self.weighing = Some(Weighing { seen, walls: Vec::new() });
-                }
+                let is_unclear = if let Some(cost) = planned.corrections.cost {
+                    let usual = kept.mul_f64(1.0 + cost.expected(planned.extra()));
+                    seen.is_news() || seen.is_beyond(usual, TELLING_CHANGE)
+                } else {
+                    let measured = planned.measured(most, seen.wall, kept);
+                    let extra = Extra { error: TELLING_PACE, ..measured };
+                    let may_tighten = planned.corrections.may_tighten(extra);
+                    extra.is_over() || may_tighten || (!is_paced && seen.is_news())
+                };
+                let known = planned.corrections.cost.filter(|_| !seen.is_strange);
+                self.weighing = is_unclear.then(|| Weighing::new(seen, known.unwrap_or_default()));
             }
             None if seen.is_news() => self.correct(seen),
             None => {}
         }
     }
 
-    /// A step that kept everything took `wall`.
-    fn weighed(&mut self, wall: Duration) {
-        let Some(weighing) = &mut self.weighing else { return };
-        weighing.walls.push(wall);
-        if let Some(Weighing { seen, walls }) =
-            self.weighing.take_if(|weighing| weighing.walls.len() == SETTLING)
-        {
-            self.weigh(seen, &walls);
-        }
-    }
-
-    /// Steps that kept everything took `walls`, and those of the plan `seen`, so the time of computing is known now. A plan that exceeds
-    /// the goal is loosened.
-    fn weigh(&mut self, seen: Seen, walls: &[Duration]) {
-        let Some(planned) = &mut self.planned else { return };
-        let baseline = &mut planned.corrections.baseline;
-        let is_first = baseline.is_empty();
-        if seen.is_strange {
-            baseline.clear();
-        }
-        baseline.extend(walls);
-        baseline.drain(..baseline.len().saturating_sub(BASELINE));
-        let kept = middle(baseline);
-        let pace = kept.as_secs_f64() / planned.kept_step().as_secs_f64().max(f64::MIN_POSITIVE);
-        let most = self.objective.goal.step.filter(|_| !planned.keeps_all());
-        let over = most.is_some_and(|most| is_over(seen, most, kept));
-        let extra = |wall| most.map(|most| planned.extra(most, wall, kept));
-        let loosened = extra(seen.wall).filter(|_| over);
-        let tightened = extra(seen.slowest).filter(|extra| planned.corrections.may_tighten(*extra));
-        let is_news = loosened.is_some() || tightened.is_some() || is_first;
-        if is_news || (pace - 1.0).abs() > TELLING_PACE {
-            self.revise(|planned| {
-                planned.profile.work.pace(pace);
-                match (loosened, tightened) {
-                    (Some(extra), _) => planned.corrections.loosen(&planned.plan, extra),
-                    (None, Some(extra)) => planned.corrections.tighten(extra),
-                    (None, None) => {}
-                }
+    /// Steps of the plan are being compared with steps that keep everything, so the time of computing is known now, and what the plan
+    /// costs. If that is clear, a plan that exceeds the goal is loosened, and one that leaves time is tightened.
+    fn weigh(&mut self, weight: Weight) {
+        let (Some(planned), Some(most)) = (&mut self.planned, self.objective.goal.step) else { return };
+        let Some(weighing) = self.weighing.take() else { return };
+        let is_paced = !planned.keeps_in(weight.kept);
+        let (cost, extra) = weighing.cost.weighed(planned.extra(), most - 1.0, weight);
+        planned.corrections.cost = Some(cost);
+        let is_done = weighing.is_long() || extra.is_clear();
+        let is_over = extra.is_over();
+        let may_tighten = planned.corrections.may_tighten(extra);
+        let plans = self.plans;
+        if !is_paced || (is_done && (is_over || may_tighten)) {
+            self.revise(|planned| match () {
+                () if is_over => planned.corrections.loosen(&planned.plan, extra),
+                () if may_tighten => planned.corrections.tighten(extra),
+                () => {}
             });
+        }
+        if !is_done && self.plans == plans {
+            self.weighing = Some(weighing);
         }
     }
 
@@ -273,7 +264,7 @@ impl Auto {
         let beyond = stall.saturating_sub(plan.prediction.stall.total());
         let pace = planned.pace(seen);
         let kept = planned.profile.work.computed().mul_f64(pace);
-        let extra = self.objective.goal.step.map(|most| planned.extra(most, wall, kept));
+        let extra = self.objective.goal.step.map(|most| planned.measured(most, wall, kept));
         let over = extra.filter(|extra| {
             beyond.as_secs_f64() > TELLING_STALL * kept.as_secs_f64() && extra.measured > extra.allowed
         });
@@ -300,6 +291,7 @@ impl Auto {
         if (revised.plan.budgets, &revised.schedule) != (plan.budgets, &schedule) {
             self.plans += 1;
             self.watch.planned();
+            self.weighing = None;
         }
         self.planned = Some(revised);
     }
@@ -326,16 +318,14 @@ impl Policy for Auto {
                 }
             }
             None if plan.saves == Saves::Keep => {
-                let plans = self.plans;
                 self.peaked(Planned::kept_peak, peak);
-                if self.plans != plans {
-                    self.weighing = None;
-                } else if is_timed {
-                    self.weighed(observed.wall);
+                if let Some(weighing) = self.weighing.as_mut().filter(|_| is_timed) {
+                    weighing.kept(observed.wall);
                 }
             }
             None => self.headroom = self.headroom.saturating_sub(excess),
             Some(Adherence::Lost) => {
+                self.weighing = None;
                 self.headroom = self.headroom.saturating_sub(excess);
                 self.attempts.want(step);
             }
@@ -349,6 +339,8 @@ impl Policy for Auto {
             }
             Some(Adherence::Whole(_) | Adherence::Part) => {
                 self.attempts.followed();
+                // Those that keep everything may be of this kind as well.
+                self.weighing = None;
                 self.peaked(Planned::peak, peak);
                 if self.watch.partial() {
                     self.smaller = true;
@@ -415,17 +407,6 @@ impl Policy for Auto {
         let names = Labels::new(profile, name).names();
         Some(Profile { workload: profile.work.clone(), micro_batches, machine: *machine, names })
     }
-}
-
-/// Whether steps exceed a goal of `most` times the step time with everything kept.
-fn is_over(seen: Seen, most: f64, kept: Duration) -> bool {
-    seen.quickest.as_secs_f64() > (1.0 + TELLING_OVER) * most * kept.as_secs_f64()
-}
-
-fn middle(times: &[Duration]) -> Duration {
-    let mut times = times.to_vec();
-    times.sort_unstable();
-    times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
 #[cfg(test)]

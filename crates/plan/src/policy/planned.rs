@@ -1,31 +1,21 @@
-//! A plan: what it is made from, what steps have shown of it since, and its report.
+//! A plan: what it is made from, and its report.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Resources;
+use super::corrections::{Corrections, Extra};
 use super::labels::Labels;
-use super::unforeseen::Unforeseen;
 use super::watch::Seen;
 use crate::report::{Baseline, PlanReport, PlanRow};
 use crate::schedule::Schedule;
 use crate::step_profile::StepProfile;
 use crate::{Budgets, Caps, Frontier, Goal, Machine, Placement, Plan, Prediction, ScopeId, Tally};
 
-/// A plan whose steps exceed their goal is replaced by one that is to take less time or, where little time was planned, by one whose peak
-/// is higher by this share, doubled each time. The lower the peak, the larger the stalls that effects outside the simulation cause.
-const RAISE: f64 = 0.05;
-/// How often that is done; after that everything is kept.
-const LOOSENED: u32 = 4;
-/// How often a plan whose steps take less time than the goal allows is replaced by one that is to take more.
-const TIGHTENED: u32 = 3;
-/// The share of what the goal allows that corrected plans aim for.
-const AIM: f64 = 0.97;
-/// Steps that take less than this share of what the goal allows are a reason to take more.
-const UNUSED: f64 = 0.7;
-/// At most this many times what was allowed before is allowed at once.
-const LEAP: f64 = 1.5;
+/// If computing takes longer or shorter than planned by more than this share, the profile's times are corrected. A device that waits
+/// between its kernels, as in a profiled step, may run faster than one that does not.
+pub(super) const TELLING_PACE: f64 = 0.02;
 const SECONDS_PER_DAY: f64 = 86_400.0;
 
 /// The goal of a plan, and the resources it may use.
@@ -47,73 +37,6 @@ pub(super) struct Planned {
     pub(super) corrections: Corrections,
     /// Its report, once one was asked for.
     report: Option<Arc<PlanReport>>,
-}
-
-/// What steps have shown of a profile since it was taken.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Corrections {
-    /// How often it was corrected without a baseline.
-    pub(super) count: u32,
-    /// The times of the latest steps that kept everything, if any did.
-    pub(super) baseline: Vec<Duration>,
-    /// Steps of plans below this peak exceed the goal.
-    least_peak: u64,
-    /// What plans may take of the time that the goal allows beyond a step with everything kept, as a share of it: less than all if steps
-    /// take longer than planned, and more if they take less.
-    allowance: Option<f64>,
-    /// How often a plan's steps exceeded the goal, and how often they were well within it.
-    loosened: u32,
-    tightened: u32,
-    pub(super) unforeseen: Unforeseen,
-}
-
-/// Step times as multiples of the time with everything kept, less one: what the goal allows, and what was planned and measured.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Extra {
-    pub(super) allowed: f64,
-    pub(super) planned: f64,
-    pub(super) measured: f64,
-}
-
-impl Corrections {
-    fn allowance(&self) -> f64 {
-        self.allowance.unwrap_or(1.0)
-    }
-
-    /// Steps under `plan` exceeded the goal.
-    pub(super) fn loosen(&mut self, plan: &Plan, extra: Extra) {
-        self.loosened += 1;
-        if self.loosened > LOOSENED {
-            self.least_peak = u64::MAX;
-        } else if extra.planned > extra.measured / 2.0 {
-            let share = AIM * extra.planned / extra.measured;
-            let less = 0.95 * extra.planned / extra.allowed;
-            self.allowance = Some(share.min(less).min(0.9 * self.allowance()));
-        } else {
-            let higher = (1.0 + RAISE * f64::from(1 << (self.loosened - 1))) * plan.prediction.peak() as f64;
-            self.least_peak = higher as u64;
-        }
-    }
-
-    /// Whether steps of a plan that takes what it may have so much time left that another plan is worth trying.
-    pub(super) fn may_tighten(&self, extra: Extra) -> bool {
-        let takes_all = extra.planned > 0.8 * self.allowance() * extra.allowed;
-        let leaves = extra.measured < UNUSED * extra.allowed;
-        takes_all && leaves && self.tightened < TIGHTENED && self.least_peak == 0
-    }
-
-    /// Steps of the plan took less time than the goal allows.
-    pub(super) fn tighten(&mut self, extra: Extra) {
-        self.tightened += 1;
-        let most = LEAP * self.allowance();
-        let share = if extra.measured > 0.0 { AIM * extra.planned / extra.measured } else { most };
-        self.allowance = Some(share.clamp(self.allowance(), most));
-    }
-
-    /// Forgets what was learned from stalls.
-    pub(super) fn forget_stalls(&mut self) {
-        (self.least_peak, self.allowance, self.loosened, self.tightened) = (0, None, 0, 0);
-    }
 }
 
 impl Planned {
@@ -141,14 +64,26 @@ impl Planned {
         self.profile.work.computed() * self.profile.micro_batches.max(1)
     }
 
+    /// What the plan takes beyond a step with everything kept, as a share of it.
+    pub(super) fn extra(&self) -> f64 {
+        beyond(self.plan.prediction.step, self.profile.work.computed())
+    }
+
     /// What a step that took `wall` took beyond one with everything kept, which takes `kept`, beside what a goal of `most` times that
     /// allows and what was planned.
-    pub(super) fn extra(&self, most: f64, wall: Duration, kept: Duration) -> Extra {
-        let beyond = |time: Duration, kept: Duration| {
-            time.as_secs_f64() / kept.as_secs_f64().max(f64::MIN_POSITIVE) - 1.0
-        };
-        let planned = beyond(self.plan.prediction.step, self.profile.work.computed());
-        Extra { allowed: most - 1.0, planned, measured: beyond(wall, kept) }
+    pub(super) fn measured(&self, most: f64, wall: Duration, kept: Duration) -> Extra {
+        let (planned, measured) = (self.extra(), beyond(wall, kept));
+        Extra { allowed: most - 1.0, planned, measured, error: 0.0 }
+    }
+
+    /// A step with everything kept takes `kept`. Returns whether that is far from what was known.
+    pub(super) fn keeps_in(&mut self, kept: Duration) -> bool {
+        let pace = 1.0 + beyond(kept, self.kept_step());
+        let Planned { profile, machine, plan, .. } = self;
+        profile.work.pace(pace);
+        plan.prediction = profile.work.simulate(&plan.placements, machine, &plan.budgets);
+        (self.corrections.is_measured, self.report) = (true, None);
+        (pace - 1.0).abs() > TELLING_PACE
     }
 
     /// The activation peak of a step with everything kept.
@@ -207,9 +142,9 @@ impl Planned {
         PlanReport {
             step: plan.prediction.step * profile.micro_batches,
             kept_step: self.kept_step(),
-            baseline: match self.corrections.baseline[..] {
-                [] => Baseline::Profile,
-                _ => Baseline::Measured,
+            baseline: match self.corrections.is_measured {
+                true => Baseline::Measured,
+                false => Baseline::Profile,
             },
             prediction: plan.prediction,
             budgets: plan.budgets,
@@ -224,6 +159,11 @@ impl Planned {
             kept_peak,
         }
     }
+}
+
+/// What `time` is beyond `kept`, as a share of that.
+fn beyond(time: Duration, kept: Duration) -> f64 {
+    time.as_secs_f64() / kept.as_secs_f64().max(f64::MIN_POSITIVE) - 1.0
 }
 
 /// The plan for the goal, or else the one that comes closest to it; and whether the goal is reached.

@@ -19,15 +19,6 @@ const DISK_PATIENCE: u32 = 2;
 const REST: u32 = 16;
 const MOST_REST: u32 = 1024;
 
-/// What has changed, or is now known.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Drift {
-    /// How long steps take.
-    Settled(Seen),
-    /// The speed of the disk: how many times as fast as expected its writes and reads are.
-    Disk([f64; 2]),
-}
-
 /// The times of timed steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Seen {
@@ -42,9 +33,14 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Whether they may say something new about the time of computing.
+    /// Whether they may say something new.
     pub(super) fn is_news(self) -> bool {
         self.is_first || self.is_strange
+    }
+
+    /// Whether all took longer than `usual`, or all less, by more than this share of it.
+    pub(super) fn is_beyond(self, usual: Duration, share: f64) -> bool {
+        self.quickest > usual.mul_f64(1.0 + share) || self.slowest < usual.mul_f64(1.0 - share)
     }
 }
 
@@ -117,22 +113,19 @@ impl Watch {
         true
     }
 
-    /// A planned step took `wall`, of which it waited `stall`. `rates`: how many times as fast as expected the disk wrote and read, if
-    /// that is known.
-    pub(super) fn observe(
-        &mut self,
-        wall: Duration,
-        stall: Duration,
-        rates: [Option<f64>; 2],
-    ) -> Option<Drift> {
-        self.parts = 0;
+    /// In a planned step, the disk wrote and read this many times as fast as expected, where that is known. Returns the same if the disk
+    /// has changed.
+    pub(super) fn disk(&mut self, rates: [Option<f64>; 2]) -> Option<[f64; 2]> {
         let strange = rates.iter().flatten().any(|rate| is_strange(*rate, STRANGE_RATE));
         self.strange_disk = if strange { self.strange_disk + 1 } else { 0 };
-        if self.strange_disk >= DISK_PATIENCE {
-            return Some(Drift::Disk(rates.map(|rate| rate.unwrap_or(1.0))));
-        }
+        (self.strange_disk >= DISK_PATIENCE).then(|| rates.map(|rate| rate.unwrap_or(1.0)))
+    }
+
+    /// A planned step took `wall`, of which it waited `stall`. Returns how long steps take once that is known.
+    pub(super) fn observe(&mut self, wall: Duration, stall: Duration) -> Option<Seen> {
+        self.parts = 0;
         if self.settles {
-            return self.time(wall, stall).map(Drift::Settled);
+            return self.time(wall, stall);
         }
         self.rested += 1;
         if self.usual.len() < SETTLING {
@@ -188,10 +181,9 @@ mod tests {
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);
-    const UNKNOWN: [Option<f64>; 2] = [None, None];
 
-    fn see(watch: &mut Watch, millis: u32) -> Option<Drift> {
-        watch.observe(millis * MS, MS, UNKNOWN)
+    fn see(watch: &mut Watch, millis: u32) -> Option<Seen> {
+        watch.observe(millis * MS, MS)
     }
 
     fn settle(watch: &mut Watch, is_strange: bool) {
@@ -199,7 +191,7 @@ mod tests {
         let seen = [130, 90, 100].map(|millis| see(watch, millis));
         let (quickest, slowest) = (90 * MS, 130 * MS);
         let told = Seen { wall: 100 * MS, stall: MS, quickest, slowest, is_first, is_strange };
-        assert_eq!(seen, [None, None, Some(Drift::Settled(told))]);
+        assert_eq!(seen, [None, None, Some(told)]);
     }
 
     /// A watch whose usual step takes 100 ms.
@@ -247,7 +239,7 @@ mod tests {
     fn steps_too_short_to_tell_are_never_strange() {
         let mut watch = Watch { rest: u32::MAX, ..Watch::default() };
         for wall in [MS / 2; 2 * SETTLING].into_iter().chain([2 * MS; 100]) {
-            watch.observe(wall, MS / 9, UNKNOWN);
+            watch.observe(wall, MS / 9);
         }
         assert!(!watch.settles());
     }
@@ -286,12 +278,11 @@ mod tests {
     #[test]
     fn a_disk_of_another_speed_is_known_by_the_second_step() {
         let mut watch = Watch::default();
-        assert_eq!(watch.observe(100 * MS, MS, [Some(4.0), None]), None);
-        assert_eq!(watch.observe(100 * MS, MS, [Some(4.0), Some(1.1)]), Some(Drift::Disk([4.0, 1.1])));
+        assert_eq!(watch.disk([Some(4.0), None]), None);
+        assert_eq!(watch.disk([Some(4.0), Some(1.1)]), Some([4.0, 1.1]));
         let mut watch = settled();
         for rate in [0.5, 1.0].repeat(20) {
-            let drift = watch.observe(100 * MS, MS, [Some(rate), None]);
-            assert!(!matches!(drift, Some(Drift::Disk(_))), "{rate}");
+            assert_eq!(watch.disk([Some(rate), None]), None, "{rate}");
         }
     }
 }

@@ -6,6 +6,8 @@ const MS: Duration = Duration::from_millis(1);
 const LAYERS: u64 = 20;
 const MB: u64 = 1_000_000;
 const WHOLE: StepOutcome = StepOutcome::Planned(Adherence::Whole(1));
+const LOST: StepOutcome = StepOutcome::Planned(Adherence::Lost);
+const PART: StepOutcome = StepOutcome::Planned(Adherence::Part);
 
 /// Layers of `bytes` bytes each, with 10 ms of forward and 20 ms of backward, on a CPU whose disk moves `disk` megabytes per second.
 fn profile_of(bytes: u64, disk: f64) -> StepProfile {
@@ -232,7 +234,8 @@ fn what_a_plan_costs_beside_its_stalls_is_told_by_steps_that_keep_everything() {
         run.step(KEPT, if low { 1.1 } else { 1.01 });
     }
     let after = run.report();
-    assert_eq!((weighed, after.loosened, after.baseline), (3, 1, Baseline::Measured), "{after}");
+    // Four for each plan.
+    assert_eq!((weighed, after.loosened, after.baseline), (8, 1, Baseline::Measured), "{after}");
     assert!(after.kept_step == KEPT && !after.keeps_all(), "{after}");
     assert!(after.prediction.peak() > before.prediction.peak(), "{before}\n{after}");
 }
@@ -286,6 +289,37 @@ fn the_times_of_steps_in_which_kernels_are_made_do_not_count() {
     assert!(!run.auto.is_settled() && run.report() == before);
     run.steps(3, |usual| usual);
     assert!(run.auto.is_settled() && run.report() == before);
+}
+
+#[test]
+fn a_plan_beyond_its_goal_is_not_passed_for_its_quickest_steps() {
+    let mut run = Run { free: u64::MAX, ..Run::planned(Goal::overhead(0.1), profile(50.0)) };
+    for times in [1.14, 1.14, 1.09].repeat(4) {
+        run.step(KEPT, times);
+    }
+    assert_eq!(run.report().loosened, 1, "{}", run.report());
+}
+
+#[test]
+fn a_plan_is_not_compared_with_steps_of_more_than_one_kind() {
+    for went in [PART, LOST, StepOutcome::Planned(Adherence::Whole(2))] {
+        let mut run = Run { free: u64::MAX, ..Run::planned(Goal::overhead(0.02), profile(400.0)) };
+        let before = run.report();
+        (0..5).for_each(|_| run.step(KEPT / 2, 2.2));
+        assert!(!run.auto.is_settled());
+        run.ended(went, Observation::default());
+        assert!(run.auto.weighing.is_none() && run.report() == before);
+    }
+}
+
+#[test]
+fn a_plan_that_is_replaced_while_it_is_compared_is_compared_no_longer() {
+    let goal = Goal { peak: Some(22 * MB), ..Goal::overhead(0.02) };
+    let mut run = Run { free: u64::MAX, ..Run::planned(goal, profile(400.0)) };
+    (0..5).for_each(|_| run.step(KEPT, 1.2));
+    assert!(run.auto.weighing.is_some());
+    run.ended(WHOLE, Observation { wall: KEPT, peak: 36 * MB, compiled: true, ..Observation::default() });
+    assert!(run.report().plans == 2 && run.auto.weighing.is_none());
 }
 
 #[test]
@@ -437,9 +471,6 @@ fn what_is_known_to_be_beyond_the_peak_is_not_kept_to_be_held_beside() {
 }
 
 // ---- other steps ----
-
-const LOST: StepOutcome = StepOutcome::Planned(Adherence::Lost);
-const PART: StepOutcome = StepOutcome::Planned(Adherence::Part);
 
 #[test]
 fn steps_that_stay_another_kind_are_profiled_and_planned() {

@@ -1,0 +1,273 @@
+//! Plans of `Auto` keep a goal that is a time, on machines whose steps vary.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "what goes wrong here has failed")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ssdtrain_plan::{
+    Activation, Adherence, Auto, Goal, Observation, Outset, PlanReport, Policy, PolicyReport, Rates,
+    Recompute, Release, Resources, Save, Saves, ScopeId, StepProfile, Workload,
+};
+
+const MB: u64 = 1_000_000;
+const KEPT: f64 = 0.4;
+const GOALS: [f64; 3] = [0.02, 0.05, 0.10];
+/// How many runs there are of each goal, and how many steps they have.
+const RUNS: u64 = 200;
+const STEPS: u64 = 400;
+
+/// How the steps of a machine vary.
+#[derive(Clone, Copy)]
+struct Variation {
+    /// The standard deviation of a step's time, as a share of it.
+    noise: f64,
+    /// How many of a hundred steps take longer still, and by how much at most.
+    disturbed: f64,
+    disturbance: f64,
+    /// By how much the machine becomes slower or faster, at most.
+    drift: f64,
+    /// How long a step takes to compute in which each save is profiled, and how uncertain that is.
+    profiled: f64,
+    /// How much longer the first step of its kind takes; each of those after it takes half as much of that.
+    cold: f64,
+}
+
+const GPU: Variation =
+    Variation { noise: 0.004, disturbed: 3.0, disturbance: 0.05, drift: 0.015, profiled: 0.92, cold: 0.02 };
+const CPU: Variation =
+    Variation { noise: 0.03, disturbed: 10.0, disturbance: 0.2, drift: 0.015, profiled: 1.0, cold: 0.02 };
+
+/// Numbers that are as good as random.
+struct Chance(u64);
+
+impl Chance {
+    /// Between 0 and 1.
+    fn share(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    fn between(&mut self, least: f64, most: f64) -> f64 {
+        least + (most - least) * self.share()
+    }
+
+    /// About normal, with a standard deviation of 1.
+    fn normal(&mut self) -> f64 {
+        (0..12).map(|_| self.share()).sum::<f64>() - 6.0
+    }
+}
+
+/// A machine on which a plan costs other than is planned.
+struct Trial {
+    auto: Auto,
+    chance: Chance,
+    varies: Variation,
+    /// By how much it has changed once it is warm, and in how many steps.
+    drift: f64,
+    warming: f64,
+    /// How long recomputing takes, of what is planned, and what moving a gigabyte takes besides waiting.
+    recomputing: f64,
+    moving: f64,
+    /// The plan that the last step followed, and how many steps followed it or kept everything.
+    plan: u64,
+    followed: i32,
+    kept: i32,
+    steps: u64,
+}
+
+/// How a run has ended.
+struct Outcome {
+    /// What steps of its last plan take beyond those that keep everything, as a share of what the goal allows.
+    used: f64,
+    /// The same, beyond the goal, in percent of a step.
+    beyond: f64,
+    /// The last step that kept everything or came before another plan, and how many kept everything.
+    settled: u64,
+    kept: i32,
+}
+
+/// The outcomes of many runs.
+struct Outcomes(Vec<Outcome>);
+
+/// Layers of products, whose results take long to compute again, and of what is computed from them. No two are alike, so that plans come
+/// close to any time.
+fn work(seconds: f64) -> Workload {
+    let mut activations = Vec::new();
+    let sizes = [(30, 6.0), (30, 0.9), (60, 0.7), (15, 6.4), (60, 1.1)];
+    let all: f64 = 16.0 * sizes.iter().map(|(_, time)| 3.0 * time).sum::<f64>();
+    let unit = seconds / all;
+    for layer in 0..16 {
+        for (place, (megabytes, time)) in sizes.into_iter().enumerate() {
+            let time = Duration::from_secs_f64(time * unit * (1.0 + 0.02 * (layer as f64 - 7.5)));
+            let inputs = if (layer, place) == (0, 0) { vec![] } else { vec![5 * layer + place - 1] };
+            activations.push(Activation {
+                bytes: megabytes * MB / 2,
+                forward: time,
+                backward: 2 * time,
+                recompute: Some(Recompute { time, inputs }),
+                ..Activation::default()
+            });
+        }
+    }
+    Workload { activations, ..Workload::default() }
+}
+
+fn profile(seconds: f64) -> StepProfile {
+    let work = work(seconds);
+    let saves = work.activations.iter().enumerate();
+    let saves = saves.map(|(entry, saved)| {
+        (Save { entry: entry as u64, bytes: saved.bytes, scope: ScopeId::default() }, entry)
+    });
+    let rates = Rates { out: Some(2e9), back: Some(2e9), ..Rates::default() };
+    StepProfile { saves: saves.collect(), work, micro_batches: 1, rates, ..StepProfile::default() }
+}
+
+impl Trial {
+    fn new(goal: f64, varies: Variation, seed: u64) -> Trial {
+        let mut chance = Chance(seed.wrapping_mul(0x1234_5678_9abc_def1));
+        chance.share();
+        let drift = chance.between(-varies.drift, varies.drift);
+        let warming = chance.between(10.0, 40.0);
+        let recomputing = chance.between(0.8, 1.5);
+        let moving = chance.between(0.0, 0.008);
+        let (plan, followed, kept, steps) = (0, 0, 0, 0);
+        let auto = Auto::new(Goal::overhead(goal));
+        Trial { auto, chance, varies, drift, warming, recomputing, moving, plan, followed, kept, steps }
+    }
+
+    fn report(&mut self) -> Option<Arc<PlanReport>> {
+        match self.auto.report(&|_| String::new()) {
+            Some(PolicyReport::Plan(plan)) => Some(plan),
+            None => None,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// How long a step as planned takes, of one that keeps everything.
+    fn ratio(&self, plan: &PlanReport) -> f64 {
+        let prediction = plan.prediction;
+        let kept = plan.kept_step.as_secs_f64();
+        let again = self.recomputing * prediction.recomputed.as_secs_f64() / kept;
+        let waited = prediction.stall.total().as_secs_f64() / KEPT;
+        1.0 + again + waited + self.moving * prediction.copied_out as f64 / 1e9
+    }
+
+    /// A step that takes `ratio` of one that keeps everything, and is number `nth` of its kind.
+    fn wall(&mut self, ratio: f64, nth: i32) -> Duration {
+        let Variation { noise, disturbed, disturbance, cold, .. } = self.varies;
+        let mut wall =
+            KEPT * (1.0 + self.drift * (1.0 - (-(self.steps as f64) / self.warming).exp())) * ratio;
+        wall *= 1.0 + noise * self.chance.normal() + cold * 0.5_f64.powi(nth);
+        if self.chance.share() < disturbed / 100.0 {
+            wall *= 1.0 + disturbance * self.chance.share();
+        }
+        Duration::from_secs_f64(wall)
+    }
+
+    /// Whether the step kept everything.
+    fn step(&mut self) -> bool {
+        self.steps += 1;
+        let resources = Resources { host_pool: 200 * MB, disk: 0, release: Release::InStreamOrder };
+        let plan = self.auto.begin(&Outset { step: self.steps, resources, free: &|| u64::MAX });
+        let mut observed = Observation { step: self.steps, ..Observation::default() };
+        match plan.saves {
+            Saves::Scheduled { .. } => {
+                let report = self.report().unwrap();
+                if report.plans != self.plan {
+                    (self.plan, self.followed) = (report.plans, 0);
+                }
+                let ratio = self.ratio(&report);
+                observed.wall = self.wall(ratio, self.followed);
+                observed.stall = report.prediction.stall.total();
+                observed.followed = Some(Adherence::Whole(1));
+                self.followed += 1;
+            }
+            Saves::Keep => {
+                observed.wall = self.wall(1.0, self.kept);
+                self.kept += 1;
+            }
+            _ if plan.profiled => {
+                let uncertain = 1.0 + 2.0 * self.varies.noise * self.chance.normal();
+                let kept = self.wall(self.varies.profiled * uncertain, 9);
+                observed.profile = Some(Box::new(profile(kept.as_secs_f64())));
+            }
+            _ => observed.wall = Duration::from_secs(1),
+        }
+        let keeps = plan.saves == Saves::Keep;
+        self.auto.end(&plan, observed);
+        keeps
+    }
+
+    fn run(mut self, goal: f64) -> Outcome {
+        let (mut settled, mut plans) = (0, 0);
+        for _ in 0..STEPS {
+            let kept = self.step();
+            let made = self.report().map_or(0, |plan| plan.plans);
+            if kept || made != plans {
+                (settled, plans) = (self.steps, made);
+            }
+        }
+        let plan = self.report().unwrap();
+        let extra = self.ratio(&plan) - 1.0;
+        Outcome { used: extra / goal, beyond: 100.0 * (extra - goal), settled, kept: self.kept }
+    }
+}
+
+impl Outcomes {
+    fn of(goal: f64, varies: Variation) -> Outcomes {
+        let outcomes = Outcomes((0..RUNS).map(|seed| Trial::new(goal, varies, seed).run(goal)).collect());
+        let figures = |of: fn(&Outcome) -> f64| {
+            [0.1, 0.5, 0.9].map(|share| format!("{:.2}", outcomes.place(share, of))).join(", ")
+        };
+        println!(
+            "goal {goal:.2}, noise {}: beyond it by {} percent of a step, {:.0} % of runs by more than 0.2, {:.0} % unused; \
+             settled after {} steps, {} of them with everything kept",
+            varies.noise,
+            figures(|one| one.beyond),
+            100.0 * outcomes.over(),
+            100.0 * outcomes.unused(),
+            figures(|one| one.settled as f64),
+            figures(|one| f64::from(one.kept)),
+        );
+        outcomes
+    }
+
+    /// The figure that this share of the runs do not exceed.
+    fn place(&self, share: f64, of: fn(&Outcome) -> f64) -> f64 {
+        let mut figures: Vec<f64> = self.0.iter().map(of).collect();
+        figures.sort_by(f64::total_cmp);
+        figures[(share * (figures.len() - 1) as f64).round() as usize]
+    }
+
+    /// The share of runs whose steps exceed the goal by more than 0.2 percent.
+    fn over(&self) -> f64 {
+        self.0.iter().filter(|one| one.beyond > 0.2).count() as f64 / self.0.len() as f64
+    }
+
+    /// The share of what the goal allows that is not used, on average.
+    fn unused(&self) -> f64 {
+        self.0.iter().map(|one| (1.0 - one.used).max(0.0)).sum::<f64>() / self.0.len() as f64
+    }
+}
+
+#[test]
+fn steps_that_vary_little_end_close_to_their_goal_and_not_above() {
+    for goal in GOALS {
+        let outcomes = Outcomes::of(goal, GPU);
+        assert!(outcomes.over() <= 0.1 && outcomes.unused() < 0.2);
+        assert!(outcomes.place(0.9, |one| one.settled as f64) <= 60.0);
+        assert!(outcomes.place(0.9, |one| f64::from(one.kept)) <= 24.0);
+    }
+}
+
+#[test]
+fn steps_that_vary_more_than_the_goal_allows_are_left_alone_before_long() {
+    for goal in GOALS {
+        let outcomes = Outcomes::of(goal, CPU);
+        assert!(outcomes.over() <= 0.35 && outcomes.unused() < 0.25);
+        assert!(outcomes.place(0.5, |one| one.settled as f64) <= 60.0);
+        assert!(outcomes.place(0.9, |one| f64::from(one.kept)) <= 40.0);
+    }
+}
