@@ -6,14 +6,14 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 
 use crate::process::{cargo, run as run_command};
-use crate::{arrows, cufile, deny, libtorch, outside, rooms, run_tests};
+use crate::{arrows, circles, cufile, deny, libtorch, outside, rooms, run_tests};
 
 /// A step by its name and what it does.
 type Step = (&'static str, fn() -> Result<()>);
 
 const STEPS: &[Step] = &[
     ("formatting", || run_command(&mut cargo(["fmt", "--all", "--check"]))),
-    ("dependency arrows", || arrows::check().and_then(|()| rooms::check())),
+    ("dependency arrows", || arrows::check().and_then(|()| rooms::check()).and_then(|()| circles::check())),
     ("tests without libtorch", pure),
     ("licences and bans", deny::check),
     ("libtorch", libtorch::ensure),

@@ -3,6 +3,7 @@
 mod arrows;
 mod bundle;
 mod ci;
+mod circles;
 mod cufile;
 mod deny;
 mod executables;

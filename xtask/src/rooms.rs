@@ -88,7 +88,7 @@ fn floor_of(room: &str) -> Option<usize> {
 }
 
 /// Whether the file is a module that only tests have.
-fn is_test(file: &Path, text: &str) -> Result<bool> {
+pub(crate) fn is_test(file: &Path, text: &str) -> Result<bool> {
     let (Some(folder), Some(name)) = (file.parent(), file.file_stem().and_then(|name| name.to_str())) else {
         return Ok(false);
     };
@@ -104,10 +104,17 @@ fn is_test(file: &Path, text: &str) -> Result<bool> {
     Ok(text.starts_with("#![cfg(test)]"))
 }
 
+/// A file's text without comments and tests.
+pub(crate) fn code_of(text: &str) -> String {
+    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    let lines: Vec<&str> = code.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+    lines.join("\n")
+}
+
 /// The modules that code names as `crate::…`, comments and tests left out.
 fn used_by(text: &str) -> BTreeSet<String> {
-    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-    let lines = code.lines().map(str::trim_start).filter(|line| !line.starts_with("//"));
+    let code = code_of(text);
+    let lines = code.lines();
     let named = |line: &str| -> Vec<String> {
         let name = |rest: &str| rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
         line.split("crate::").skip(1).map(name).collect()

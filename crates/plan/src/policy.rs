@@ -4,6 +4,7 @@ mod adaptive;
 mod attempts;
 mod auto;
 mod corrections;
+mod cost;
 mod in_turn;
 mod keep;
 mod labels;

@@ -7,11 +7,12 @@ use std::time::Duration;
 use bytesize::ByteSize;
 
 use super::attempts::{Attempts, FIRST_PROFILED};
-use super::corrections::{Corrections, Extra};
+use super::corrections::Corrections;
+use super::cost::{Extra, Weight};
 use super::labels::Labels;
 use super::planned::{Objective, Planned, TELLING_PACE};
 use super::watch::{Seen, Watch};
-use super::weighing::{Weighing, Weight};
+use super::weighing::Weighing;
 use super::{
     Adherence, Headroom, Needs, Observation, Outset, Policy, PolicyReport, Resources, Room, Saves, StepPlan,
 };

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Resources;
-use super::corrections::{Corrections, Extra};
+use super::corrections::Corrections;
+use super::cost::Extra;
 use super::labels::Labels;
 use super::watch::Seen;
 use crate::report::{Baseline, PlanReport, PlanRow};

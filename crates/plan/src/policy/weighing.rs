@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::corrections::Cost;
+use super::cost::{Cost, Weight};
 use super::watch::Seen;
 
 /// Two steps that keep everything come between two planned ones, and so on: a machine that becomes faster or slower meanwhile does so for
@@ -19,16 +19,6 @@ pub(super) struct Weighing {
     pub(super) cost: Cost,
     planned: Vec<Duration>,
     kept: Vec<Duration>,
-}
-
-/// What the comparison has shown.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Weight {
-    /// The time of a step that keeps everything.
-    pub(super) kept: Duration,
-    /// What a planned step takes beyond that, as a share of it, and the standard error of this share.
-    pub(super) extra: f64,
-    pub(super) error: f64,
 }
 
 impl Weighing {

@@ -40,7 +40,7 @@ pub(crate) struct TurnsArgs {
 }
 
 /// The most steps by which warm-up is extended while plans are still being corrected.
-const SETTLING: usize = 48;
+const SETTLING: usize = 96;
 
 /// What is measured.
 pub(crate) struct Plan {

@@ -77,7 +77,7 @@ in_reach, plan {placements, budgets, prediction} and kept (the same prediction w
 also explanation {peak {moment, bytes, extra, holders}, stored, reruns}, where activations are told by their index in the profile.";
 
 /// The most steps before a plan is considered settled.
-const MOST_STEPS: usize = 40;
+const MOST_STEPS: usize = 80;
 
 /// The JSON contract.
 #[derive(Serialize)]

@@ -1,0 +1,129 @@
+//! What plans cost: what was measured of a plan's steps, and how certain that is.
+
+use std::time::Duration;
+
+/// The share of what the goal allows that corrected plans aim for, and how much of the standard error they leave besides.
+const AIM: f64 = 0.97;
+const CAUTION: f64 = 0.5;
+/// Steps exceed their goal, or are well within it, only beyond this share of a step.
+const TELLING_OVER: f64 = 0.001;
+/// What a plan takes is clear if its standard error is less than this share of what the goal allows, or if it is this many standard errors
+/// away from what the goal allows.
+const CLOSE: f64 = 0.05;
+const CLEAR: f64 = 1.5;
+/// How far plans are from taking what was planned, as multiples of it: at first, and from one plan to the next. And how far they are from
+/// that, as a share of a step.
+const FIRST_DOUBT: f64 = 0.5;
+const NEXT_DOUBT: f64 = 0.15;
+const BESIDES: f64 = 0.003;
+
+/// What the comparison has shown.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Weight {
+    /// The time of a step that keeps everything.
+    pub(super) kept: Duration,
+    /// What a planned step takes beyond that, as a share of it, and the standard error of this share.
+    pub(super) extra: f64,
+    pub(super) error: f64,
+}
+
+/// What plans take beyond a step with everything kept, as a multiple of what is planned, with its standard error.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cost {
+    times: f64,
+    error: f64,
+}
+
+/// Step times as multiples of the time with everything kept, less one: what the goal allows, and what was planned and measured.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Extra {
+    pub(super) allowed: f64,
+    pub(super) planned: f64,
+    pub(super) measured: f64,
+    /// The standard error of what was measured.
+    pub(super) error: f64,
+}
+
+impl Default for Cost {
+    fn default() -> Cost {
+        Cost { times: 1.0, error: FIRST_DOUBT }
+    }
+}
+
+impl Cost {
+    /// What a plan is expected to take, of which `planned` is planned.
+    pub(super) fn expected(self, planned: f64) -> f64 {
+        self.times * planned
+    }
+
+    /// The cost as known once such a plan was weighed, and what the plan takes by all that is known. What was measured counts the more, the
+    /// smaller its error is beside that of what was expected.
+    pub(super) fn weighed(self, planned: f64, allowed: f64, weight: Weight) -> (Cost, Extra) {
+        let doubt = self.error.max(NEXT_DOUBT);
+        let by_plan = (doubt * planned).powi(2);
+        let expected = by_plan + BESIDES.powi(2);
+        let all = expected + weight.error.powi(2);
+        let news = weight.extra - self.expected(planned);
+        let times = self.times + news * doubt.powi(2) * planned / all;
+        let cost = Cost { times: times.max(0.0), error: doubt * (1.0 - by_plan / all).sqrt() };
+        let measured = self.expected(planned) + news * expected / all;
+        let error = (expected * weight.error.powi(2) / all).sqrt();
+        (cost, Extra { allowed, planned, measured, error })
+    }
+}
+
+impl Extra {
+    pub(super) fn is_over(self) -> bool {
+        self.measured > self.allowed + TELLING_OVER
+    }
+
+    /// Whether more steps would hardly tell more.
+    pub(super) fn is_clear(self) -> bool {
+        let apart = (self.measured - self.allowed).abs();
+        self.error < CLOSE * self.allowed || apart > CLEAR * self.error
+    }
+
+    /// The share of what the goal allows that may be planned for steps to take what it allows.
+    pub(super) fn aim(self) -> f64 {
+        AIM * self.planned / (self.measured + CAUTION * self.error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What was measured counts this much, if `error` is its standard error.
+    fn share_of_news(error: f64) -> f64 {
+        let weight = Weight { kept: Duration::from_secs(1), extra: 0.06, error };
+        let (cost, extra) = Cost::default().weighed(0.02, 0.02, weight);
+        assert!((1.0..=3.0).contains(&cost.times) && extra.error <= error.min(0.011), "{cost:?} {extra:?}");
+        (extra.measured - 0.02) / 0.04
+    }
+
+    #[test]
+    fn what_was_measured_counts_as_much_as_it_is_certain() {
+        assert!((share_of_news(0.0) - 1.0).abs() < 1e-9);
+        assert!(share_of_news(0.002) > 0.9);
+        assert!((0.2..0.4).contains(&share_of_news(0.018)));
+        assert!(share_of_news(1.0) < 0.001);
+    }
+
+    #[test]
+    fn the_next_plan_is_expected_to_cost_what_the_last_one_did() {
+        let weight = Weight { kept: Duration::from_secs(1), extra: 0.15, error: 0.001 };
+        let (cost, _) = Cost::default().weighed(0.1, 0.1, weight);
+        assert!((cost.expected(0.06) - 0.09).abs() < 0.001, "{cost:?}");
+        let noise = Weight { extra: 0.14, error: 0.05, ..weight };
+        let (_, extra) = cost.weighed(0.06, 0.1, noise);
+        assert!(!extra.is_over() && extra.measured > 0.09, "{extra:?}");
+    }
+
+    #[test]
+    fn corrected_plans_leave_time_for_what_is_uncertain() {
+        let extra = Extra { allowed: 0.05, planned: 0.05, measured: 0.06, error: 0.0 };
+        let uncertain = Extra { error: 0.01, ..extra };
+        assert!((0.8..0.833).contains(&extra.aim()) && (0.7..0.76).contains(&uncertain.aim()));
+        assert!(extra.is_clear() && !Extra { error: 0.008, ..extra }.is_clear());
+    }
+}
