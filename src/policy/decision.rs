@@ -104,7 +104,7 @@ pub(crate) fn decide(facts: Facts, min_bytes: u64, instruction: impl FnOnce() ->
 /// What a step with this plan does with segments.
 pub(crate) fn segments(plan: &StepPlan) -> Segments {
     match plan.saves {
-        Saves::Scheduled { .. } | Saves::InTurn(_) if plan.recomputes() => Segments::Offered,
+        Saves::Scheduled { .. } | Saves::InTurn(_) if plan.offers_segments() => Segments::Offered,
         Saves::Scheduled { .. } | Saves::InTurn(_) => Segments::Left,
         Saves::Count | Saves::Keep | Saves::Move if plan.recomputes_marked => Segments::Recomputed,
         Saves::Count | Saves::Keep | Saves::Move if plan.profiled => Segments::Offered,
@@ -136,6 +136,11 @@ impl Place {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+    use std::sync::Arc;
+
+    use ssdtrain_plan::{Headroom, PlannedSave, Schedule, ScopeId};
+
     use super::*;
 
     use Placement::{Disk, Host, Keep, Recompute};
@@ -201,6 +206,31 @@ mod tests {
         for (instruction, expected) in table {
             assert_eq!(decide(LARGE, MIN_BYTES, || instruction), expected, "{instruction:?}");
         }
+    }
+
+    #[test]
+    fn segments_run_again_where_nothing_is_planned_and_are_offered_where_something_needs_them() {
+        let marked = |saves| StepPlan { saves, recomputes_marked: true, ..StepPlan::default() };
+        for saves in [Saves::Count, Saves::Keep, Saves::Move] {
+            assert_eq!(segments(&marked(saves.clone())), Segments::Recomputed);
+            assert_eq!(segments(&StepPlan { saves, ..StepPlan::default() }), Segments::Left);
+        }
+        let profiled = StepPlan { profiled: true, ..StepPlan::default() };
+        assert_eq!(segments(&profiled), Segments::Offered);
+        let in_turn = |placement| marked(Saves::InTurn(Arc::new([placement])));
+        assert_eq!(segments(&in_turn(Keep)), Segments::Left);
+        assert_eq!(segments(&in_turn(Recompute)), Segments::Offered);
+        let schedule = |placement| {
+            let save = PlannedSave { bytes: 1, scope: ScopeId::default(), placement };
+            Schedule::new(vec![save], HashMap::new())
+        };
+        let scheduled = |schedule| {
+            let schedule = Arc::new(schedule);
+            marked(Saves::Scheduled { schedule, unplanned: Headroom::Free })
+        };
+        assert_eq!(segments(&scheduled(schedule(Keep))), Segments::Left);
+        assert_eq!(segments(&scheduled(schedule(Recompute))), Segments::Offered);
+        assert_eq!(segments(&scheduled(schedule(Recompute).without_segments())), Segments::Left);
     }
 
     #[test]

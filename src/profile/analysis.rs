@@ -123,10 +123,12 @@ impl Step {
         if asked_for.is_empty() {
             return None;
         }
-        let Family { activations, places, operators, results } = self.lineage.family(activations, &entries);
+        let Family { activations, places, operators, from_segments, results } =
+            self.lineage.family(activations, &entries);
         let saves = saves.into_iter().map(|(save, place)| (save, places[place])).collect();
         let work = Workload { activations, turn, turn_extra, rest: self.rest };
-        Some(StepProfile { work, saves, results, operators, micro_batches, rates: self.moves.rates })
+        let rates = self.moves.rates;
+        Some(StepProfile { work, saves, results, operators, from_segments, micro_batches, rates })
     }
 
     /// How many more bytes are allocated up to each note in the micro-batches after the first: the gradients that the first one leaves,

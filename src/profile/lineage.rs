@@ -80,6 +80,8 @@ pub(super) struct Family {
     pub(super) places: Vec<usize>,
     /// The name of the operator that makes each activation, if it is known.
     pub(super) operators: Vec<Option<&'static str>>,
+    /// Those that only a segment makes again.
+    pub(super) from_segments: Vec<usize>,
     /// Where the results of recorded operations are: the operation's number and which of its results.
     pub(super) results: HashMap<(u64, usize), usize>,
 }
@@ -371,6 +373,9 @@ impl Build<'_> {
                 Item::Extra { .. } => None,
                 Item::Run(maker) => Some(*maker),
             };
+            if let (Item::Saved(_), Some(Maker::Segment(_))) = (item, maker) {
+                family.from_segments.push(here);
+            }
             family.operators.push(match maker {
                 Some(Maker::Segment(_)) => Some("segment"),
                 _ => operation.map(|operation| operation.name),
@@ -468,7 +473,7 @@ mod tests {
             operation(3, &[], &[2]),
             operation(4, &[3], &[2]),
         ];
-        let Family { activations, places, results, operators } =
+        let Family { activations, places, results, operators, .. } =
             lineage(&[(70, 1), (71, 4)], operations).family(activations(2), &[70, 71]);
         assert_eq!(
             activations.iter().map(|one| one.role).collect::<Vec<_>>(),
@@ -520,7 +525,8 @@ mod tests {
         let mut lineage = lineage(&[], [operation(1, &[], &[])]);
         let of = |result| Identity::Result { operation: 1, result };
         lineage.identities = HashMap::from([(70, of(0)), (71, of(1))]);
-        let Family { activations, places, results, operators } = lineage.family(activations(2), &[70, 71]);
+        let Family { activations, places, results, operators, .. } =
+            lineage.family(activations(2), &[70, 71]);
         assert_eq!(places, [1, 2]);
         assert_eq!((activations[0].role, activations[0].bytes), (Role::Fleeting, 0));
         assert_eq!(
@@ -546,7 +552,9 @@ mod tests {
                 Segment { number: 0, reads: vec![read], operations: Vec::new(), time: 9 * MS, beside: 5 };
             lineage.add_within(entry, segment, |_| None);
         }
-        let Family { activations, operators, .. } = lineage.family(activations(3), &[70, 71, 72]);
+        let Family { activations, operators, from_segments, .. } =
+            lineage.family(activations(3), &[70, 71, 72]);
+        assert_eq!(from_segments, [2, 4]);
         assert_eq!(operators, [Some("one"), Some("segment"), Some("segment"), Some("two"), Some("segment")]);
         assert_eq!(
             activations.iter().map(inputs).collect::<Vec<_>>(),

@@ -9,6 +9,7 @@ use crate::{Placement, ScopeId};
 pub struct Schedule {
     saves: Vec<PlannedSave>,
     results: HashMap<(u64, usize), Placement>,
+    without_segments: bool,
 }
 
 /// One save that could be moved, and its placement.
@@ -26,7 +27,14 @@ impl Schedule {
     /// With the placements of `saves`, in their order, and those of the `results` of recorded operations, saved or not:
     /// the operation's number, and which of its results.
     pub fn new(saves: Vec<PlannedSave>, results: HashMap<(u64, usize), Placement>) -> Schedule {
-        Schedule { saves, results }
+        Schedule { saves, results, without_segments: false }
+    }
+
+    /// The same, where recorded operations make everything that is to be computed again: segments of the program are run
+    /// like everything else.
+    #[must_use]
+    pub fn without_segments(self) -> Schedule {
+        Schedule { without_segments: true, ..self }
     }
 
     /// A line for each save, in their order.
@@ -42,6 +50,11 @@ impl Schedule {
     /// Whether anything is to be computed again.
     pub fn recomputes(&self) -> bool {
         self.saves.iter().any(|save| save.placement == Placement::Recompute)
+    }
+
+    /// Whether segments of the program may have to run again.
+    pub fn offers_segments(&self) -> bool {
+        self.recomputes() && !self.without_segments
     }
 
     /// Whether a step that follows `other` to its end also follows this schedule.

@@ -20,6 +20,8 @@ pub struct StepProfile {
     pub results: HashMap<(u64, usize), usize>,
     /// The name of the operator that makes each activation, if it is known.
     pub operators: Vec<Option<&'static str>>,
+    /// The activations that no recorded operation makes again, but a segment of the program.
+    pub from_segments: Vec<usize>,
     /// How many micro-batches the step had.
     pub micro_batches: u32,
     /// How fast bytes moved.
@@ -74,6 +76,8 @@ impl StepProfile {
             placement: placements[*activation],
         };
         let results = self.results.iter().map(|(result, activation)| (*result, placements[*activation]));
-        Schedule::new(self.saves.iter().map(line).collect(), results.collect())
+        let schedule = Schedule::new(self.saves.iter().map(line).collect(), results.collect());
+        let is_run = |activation: &usize| placements[*activation] == Placement::Recompute;
+        if self.from_segments.iter().any(is_run) { schedule } else { schedule.without_segments() }
     }
 }

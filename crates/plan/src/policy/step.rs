@@ -44,7 +44,8 @@ pub struct StepPlan {
     pub saves: Saves,
     /// Scopes whose saves stay on the device whatever `saves` says, unless they are recomputed.
     pub kept_scopes: HashSet<ScopeId>,
-    /// Whether results that the program marked (`remat`) are recomputed where nothing is planned for them.
+    /// Whether what the program marked (results by `remat`, and parts of it by `segment`) is recomputed where nothing is
+    /// planned for it.
     pub recomputes_marked: bool,
     /// How much may be on the device.
     pub room: Room,
@@ -136,6 +137,14 @@ impl Default for Room {
 }
 
 impl StepPlan {
+    /// Whether segments of the program may have to run again for what is planned to be recomputed.
+    pub fn offers_segments(&self) -> bool {
+        match &self.saves {
+            Saves::Scheduled { schedule, .. } => schedule.offers_segments(),
+            _ => self.recomputes(),
+        }
+    }
+
     /// Whether anything may be recomputed from recorded operations.
     pub fn recomputes(&self) -> bool {
         match &self.saves {
