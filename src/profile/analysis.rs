@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use ssdtrain_plan::{Activation, Recompute, Save, StepProfile, Workload};
 
 use super::Alive;
-use super::lineage::{Family, Lineage};
+use super::family::Family;
+use super::lineage::Lineage;
 use crate::trace::{Moves, Reached};
 
 /// The event that was noted.
@@ -124,7 +125,7 @@ impl Step {
             return None;
         }
         let Family { activations, places, operators, from_segments, results } =
-            self.lineage.family(activations, &entries);
+            Family::of(&self.lineage, activations, &entries);
         let saves = saves.into_iter().map(|(save, place)| (save, places[place])).collect();
         let work = Workload { activations, turn, turn_extra, rest: self.rest };
         let rates = self.moves.rates;

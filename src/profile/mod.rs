@@ -4,6 +4,7 @@
 //! allocated in between. `analysis` turns the notes into a [`Workload`](ssdtrain_plan::Workload) once the device has finished the step.
 
 mod analysis;
+mod family;
 mod lineage;
 
 use std::sync::atomic::{AtomicBool, Ordering};
