@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{assert_nothing_held, assert_same_bits, everything, grads, leaf, leaves, randn, staged};
+use common::{F32, assert_nothing_held, assert_same_bits, everything, grads, leaf, leaves, randn, staged};
 use ssdtrain::plan::{InTurn, Placement};
 use ssdtrain::{Backward, Offload, StepReport, TensorCacheBuilder};
 use tch::{Kind, Tensor, no_grad};
@@ -386,4 +386,15 @@ fn what_operations_read_may_be_filled_again_during_backward() {
         work(true, &batch, &w);
         assert_same_bits("filled meanwhile", &grads(std::slice::from_ref(&plain)), &[w.grad()]);
     }
+}
+
+#[test]
+fn a_batch_norm_whose_statistics_are_wider_than_its_input() {
+    parity(&[randn(&[8, 6, 5, 5])], |t| {
+        let (mean, variance) = (Tensor::zeros([6], F32), Tensor::ones([6], F32));
+        let x = t[0].to_kind(Kind::BFloat16);
+        let none = None::<&Tensor>;
+        let y = x.batch_norm(none, none, Some(&mean), Some(&variance), true, 0.1, 1e-5, false);
+        y.to_kind(Kind::Float).exp().square().sum(Kind::Float)
+    });
 }
