@@ -6,7 +6,7 @@ mod common;
 use common::{F32, assert_nothing_held, assert_same_bits, everything, grads, leaf, leaves, randn, staged};
 use ssdtrain::plan::{InTurn, Placement};
 use ssdtrain::{Backward, Offload, StepReport, TensorCacheBuilder};
-use tch::{Kind, Tensor, no_grad};
+use tch::{Device, Kind, Tensor, no_grad};
 
 /// Computes again whatever can be, and moves everything else.
 fn again(builder: TensorCacheBuilder) -> TensorCacheBuilder {
@@ -397,4 +397,41 @@ fn a_batch_norm_whose_statistics_are_wider_than_its_input() {
         let y = x.batch_norm(none, none, Some(&mean), Some(&variance), true, 0.1, 1e-5, false);
         y.to_kind(Kind::Float).exp().square().sum(Kind::Float)
     });
+}
+
+#[test]
+fn memory_that_a_tensor_borrows_may_be_filled_again() {
+    // Nothing needs the batch after the sum. It is smaller than what the cache moves, so nothing copies it either.
+    let source = randn(&[64, 32]);
+    let work = |cached: bool| {
+        let cache = again(everything().min_bytes(256)).build().unwrap();
+        let step = cached.then(|| cache.step());
+        let (x, mut buffer) = (leaf(&source), vec![0.5_f32; 32]);
+        // SAFETY: the buffer is of this size and outlives the tensor.
+        let batch =
+            unsafe { Tensor::from_blob(buffer.as_ptr().cast(), &[32], &[1], Kind::Float, Device::Cpu) };
+        let loss = (&x + &batch).exp().sum(Kind::Float);
+        drop(batch);
+        buffer.fill(9.0);
+        loss.backward();
+        drop(step);
+        x.grad()
+    };
+    assert_same_bits("filled again", &[work(false)], &[work(true)]);
+}
+
+#[test]
+fn memory_that_a_tensor_borrows_stays_in_the_graph() {
+    let cache = everything().build().unwrap();
+    let data = vec![0.5_f32; 1024];
+    // SAFETY: the data are of this size and outlive the tensor.
+    let borrowed =
+        unsafe { Tensor::from_blob(data.as_ptr().cast(), &[1024], &[1], Kind::Float, Device::Cpu) };
+    let x = leaf(&randn(&[1024]));
+    let step = cache.step();
+    let loss = (&x * &borrowed).sum(Kind::Float);
+    step.flush();
+    step.backward(&loss).unwrap();
+    let report = step.finish().unwrap();
+    assert_eq!((report.offloaded.count, report.kept.ineligible.count), (0, 1), "{report:?}");
 }
