@@ -1,5 +1,6 @@
 //! What of a step is computed again, and from what.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use ssdtrain_libtorch::{
@@ -67,7 +68,7 @@ impl Replays {
     ) -> Option<Packed> {
         let storage = saved.storage()?;
         let (operation, made) = self.recording.maker(&storage)?;
-        let node = self.node(operation, saving, 0)?;
+        let node = self.node(operation, &mut Search { saving, refused: HashSet::new() }, 0)?;
         self.standing.insert_result(&storage, &node, made);
         let (share, is_first) = node.add_handle(made, &storage, saving.verify)?;
         let counter = if is_first { &self.counters.recomputed } else { &self.counters.deduplicated };
@@ -86,16 +87,23 @@ impl Replays {
     }
 
     /// The node of an operation, with everything that running it again takes.
-    fn node(&self, operation: Recorded, saving: &Saving<'_>, depth: usize) -> Option<Arc<Node>> {
+    fn node(&self, operation: Recorded, search: &mut Search<'_>, depth: usize) -> Option<Arc<Node>> {
         if let Some(node) = self.standing.node(&operation) {
             return Some(node);
+        }
+        if search.refused.contains(&operation.id()) {
+            return None;
         }
         let sources = operation
             .read()
             .enumerate()
-            .map(|(index, read)| self.source(&operation, index, &read, saving, depth))
-            .collect::<Option<Vec<_>>>()?;
-        Some(self.standing.insert_node(Node::new(operation, sources, saving.by.scope)))
+            .map(|(index, read)| self.source(&operation, index, &read, search, depth))
+            .collect::<Option<Vec<_>>>();
+        let Some(sources) = sources else {
+            search.refused.insert(operation.id());
+            return None;
+        };
+        Some(self.standing.insert_node(Node::new(operation, sources, search.saving.by.scope)))
     }
 
     /// Where the storage number `index` of those that `operation` reads will come from.
@@ -104,9 +112,10 @@ impl Replays {
         operation: &Recorded,
         index: usize,
         read: &RecordedStorage<'_>,
-        saving: &Saving<'_>,
+        search: &mut Search<'_>,
         depth: usize,
     ) -> Option<Source> {
+        let saving = search.saving;
         let id = read.id()?;
         let maker = operation.maker(index, &self.recording);
         if let Some((maker, made)) = &maker
@@ -126,7 +135,7 @@ impl Replays {
             None => alive.is_none() || !self.cache.has(id),
         };
         if let Some((maker, made)) = maker.filter(|_| is_through && depth < DEPTH)
-            && let Some(node) = self.node(maker, saving, depth + 1)
+            && let Some(node) = self.node(maker, search, depth + 1)
         {
             return Some(Source::Node(node, made));
         }
@@ -159,6 +168,13 @@ impl Replays {
         // Looked at again now that writes are reported.
         unwritten().map(|_: Storage| Source::Leaf(leaf))
     }
+}
+
+/// The search for what one result is computed from.
+struct Search<'a> {
+    saving: &'a Saving<'a>,
+    /// Operations that cannot be run again. Many results may have been made from theirs, each of which would lead here.
+    refused: HashSet<usize>,
 }
 
 /// The graph's handle to a result that is computed again.
