@@ -3,10 +3,10 @@
 
 mod common;
 
-use common::{assert_nothing_held, assert_same_bits, everything, grads, leaf, leaves, randn, staged};
+use common::{F32, assert_nothing_held, assert_same_bits, everything, grads, leaf, leaves, randn, staged};
 use ssdtrain::plan::{InTurn, Placement};
 use ssdtrain::{Backward, Offload, StepReport, TensorCacheBuilder};
-use tch::{Kind, Tensor, no_grad};
+use tch::{Device, Kind, Tensor, no_grad};
 
 /// Computes again whatever can be, and moves everything else.
 fn again(builder: TensorCacheBuilder) -> TensorCacheBuilder {
@@ -386,4 +386,66 @@ fn what_operations_read_may_be_filled_again_during_backward() {
         work(true, &batch, &w);
         assert_same_bits("filled meanwhile", &grads(std::slice::from_ref(&plain)), &[w.grad()]);
     }
+}
+
+#[test]
+fn a_batch_norm_whose_statistics_are_wider_than_its_input() {
+    parity(&[randn(&[8, 6, 5, 5])], |t| {
+        let (mean, variance) = (Tensor::zeros([6], F32), Tensor::ones([6], F32));
+        let x = t[0].to_kind(Kind::BFloat16);
+        let none = None::<&Tensor>;
+        let y = x.batch_norm(none, none, Some(&mean), Some(&variance), true, 0.1, 1e-5, false);
+        y.to_kind(Kind::Float).exp().square().sum(Kind::Float)
+    });
+}
+
+#[test]
+fn memory_that_a_tensor_borrows_may_be_filled_again() {
+    // Nothing needs the batch after the sum. It is smaller than what the cache moves, so nothing copies it either.
+    let source = randn(&[64, 32]);
+    let work = |cached: bool| {
+        let cache = again(everything().min_bytes(256)).build().unwrap();
+        let step = cached.then(|| cache.step());
+        let (x, mut buffer) = (leaf(&source), vec![0.5_f32; 32]);
+        // SAFETY: the buffer is of this size and outlives the tensor.
+        let batch =
+            unsafe { Tensor::from_blob(buffer.as_ptr().cast(), &[32], &[1], Kind::Float, Device::Cpu) };
+        let loss = (&x + &batch).exp().sum(Kind::Float);
+        drop(batch);
+        buffer.fill(9.0);
+        loss.backward();
+        drop(step);
+        x.grad()
+    };
+    assert_same_bits("filled again", &[work(false)], &[work(true)]);
+}
+
+#[test]
+fn memory_that_a_tensor_borrows_stays_in_the_graph() {
+    let cache = everything().build().unwrap();
+    let data = vec![0.5_f32; 1024];
+    // SAFETY: the data are of this size and outlive the tensor.
+    let borrowed =
+        unsafe { Tensor::from_blob(data.as_ptr().cast(), &[1024], &[1], Kind::Float, Device::Cpu) };
+    let x = leaf(&randn(&[1024]));
+    let step = cache.step();
+    let loss = (&x * &borrowed).sum(Kind::Float);
+    step.flush();
+    step.backward(&loss).unwrap();
+    let report = step.finish().unwrap();
+    assert_eq!((report.offloaded.count, report.kept.ineligible.count), (0, 1), "{report:?}");
+}
+
+#[test]
+fn what_cannot_be_computed_again_is_looked_at_once() {
+    // The noise is gone, and two ways lead from each result to the one before it.
+    parity(&[randn(&[60])], |t| {
+        let mut held = vec![t[0].neg()];
+        for _ in 0..40 {
+            let y = &held[held.len() - 1];
+            let parts = [y.neg(), y * 0.5, y.rand_like()];
+            held.push(Tensor::cat(&parts.map(|part| part.slice(0, 0, 20, 1)), 0));
+        }
+        held[40].exp().sum(Kind::Float)
+    });
 }

@@ -34,7 +34,7 @@ pub(crate) enum Recipes {
 /// Why a tensor stays in the graph as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeepReason {
-    /// It cannot be moved: sparse, a wrapper, without storage, or on a device this build does not move from.
+    /// It cannot be moved: sparse, a wrapper, borrowed memory, without storage, or on a device this build does not move from.
     Ineligible,
     /// It is a parameter, or a view of one: it lives elsewhere anyway.
     Parameter,

@@ -1,5 +1,6 @@
 //! What of a step is computed again, and from what.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use ssdtrain_libtorch::{
@@ -67,7 +68,8 @@ impl Replays {
     ) -> Option<Packed> {
         let storage = saved.storage()?;
         let (operation, made) = self.recording.maker(&storage)?;
-        let node = self.node(operation, saving, 0).ok()?;
+        let mut search = Search { saving, refused: HashMap::new() };
+        let node = self.node(operation, &mut search, 0).ok()?;
         self.standing.insert_result(&storage, &node, made);
         let (share, is_first) = node.add_handle(made, &storage, saving.verify)?;
         let counter = if is_first { &self.counters.recomputed } else { &self.counters.deduplicated };
@@ -102,16 +104,27 @@ impl Replays {
     }
 
     /// The node of an operation, with everything that running it again takes.
-    fn node(&self, operation: Recorded, saving: &Saving<'_>, depth: usize) -> Result<Arc<Node>, Missing> {
+    fn node(&self, operation: Recorded, search: &mut Search<'_>, depth: usize) -> Result<Arc<Node>, Missing> {
         if let Some(node) = self.standing.node(&operation) {
             return Ok(node);
+        }
+        if let Some(missing) = search.refused.get(&operation.id()) {
+            return Err(*missing);
         }
         let sources = operation
             .read()
             .enumerate()
-            .map(|(index, read)| self.source(&operation, index, &read, saving, depth))
-            .collect::<Result<Vec<_>, Missing>>()?;
-        Ok(self.standing.insert_node(Node::new(operation, sources, saving.by.scope)))
+            .map(|(index, read)| self.source(&operation, index, &read, search, depth))
+            .collect::<Result<Vec<_>, Missing>>();
+        match sources {
+            Ok(sources) => {
+                Ok(self.standing.insert_node(Node::new(operation, sources, search.saving.by.scope)))
+            }
+            Err(missing) => {
+                search.refused.insert(operation.id(), missing);
+                Err(missing)
+            }
+        }
     }
 
     /// Where the storage number `index` of those that `operation` reads will come from.
@@ -120,9 +133,10 @@ impl Replays {
         operation: &Recorded,
         index: usize,
         read: &RecordedStorage<'_>,
-        saving: &Saving<'_>,
+        search: &mut Search<'_>,
         depth: usize,
     ) -> Result<Source, Missing> {
+        let saving = search.saving;
         let id = read.id().ok_or(Missing::Bytes)?;
         let maker = operation.maker(index, &self.recording);
         if let Some((maker, made)) = &maker
@@ -143,7 +157,7 @@ impl Replays {
             None => alive.is_none() || !self.cache.has(id),
         };
         if let Some((maker, made)) = maker.filter(|_| is_through && depth < DEPTH) {
-            match self.node(maker, saving, depth + 1) {
+            match self.node(maker, search, depth + 1) {
                 Ok(node) => return Ok(Source::Node(node, made)),
                 Err(Missing::Taken) => return Err(Missing::Taken),
                 Err(Missing::Bytes) => {}
@@ -184,7 +198,15 @@ impl Replays {
     }
 }
 
+/// The search for what one result is computed from.
+struct Search<'a> {
+    saving: &'a Saving<'a>,
+    /// Operations that cannot be run again. Many results may have been made from theirs, each of which would lead here.
+    refused: HashMap<usize, Missing>,
+}
+
 /// Why something cannot be computed again by recorded operations.
+#[derive(Clone, Copy)]
 enum Missing {
     /// Something that it is computed from is not to be had.
     Bytes,

@@ -84,7 +84,7 @@ pub struct KeptReport {
     pub parameters: Tally,
     /// Storages smaller than `min_bytes`.
     pub small: Tally,
-    /// What cannot be moved: sparse tensors, wrappers, other devices.
+    /// What cannot be moved: sparse tensors, wrappers, borrowed memory, other devices.
     pub ineligible: Tally,
     /// Kept by the policy: everything, the last scopes, or what the plan keeps.
     pub policy: Tally,

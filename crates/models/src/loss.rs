@@ -66,8 +66,8 @@ pub(crate) fn cross_entropy(logits: &Tensor, targets: &Tensor, kind: Kind) -> Re
 /// ```
 ///
 /// # Errors
-/// [`Error::Argument`] if shapes do not match, [`Error::Torch`] if an id is not below `vocab` (on the CPU) or memory
-/// runs out. Differentiating the gradients again is an error of that backward.
+/// [`Error::Argument`] if shapes or kinds do not match, [`Error::Torch`] if an id is not below `vocab` (on the CPU) or
+/// memory runs out. Differentiating the gradients again is an error of that backward.
 pub fn linear_cross_entropy(
     x: &Tensor,
     weight: &Tensor,
@@ -79,11 +79,11 @@ pub fn linear_cross_entropy(
         ([outer @ .., hidden], [_, width]) => hidden == width && outer == targets.size(),
         _ => false,
     };
-    if !is_matched || x.numel() == 0 || targets.kind() != Kind::Int64 {
-        let (kind, targets) = (targets.kind(), targets.size());
+    if !is_matched || x.numel() == 0 || !x.is_floating_point() || targets.kind() != Kind::Int64 {
+        let (float, kind, targets) = (x.kind(), targets.kind(), targets.size());
         return Err(Error::argument(format!(
-            "x is {shape:?}, weight {of_weight:?} and targets {kind:?} {targets:?}; linear_cross_entropy takes \
-             [.., hidden], [vocab, hidden] and Int64 [..]"
+            "x is {float:?} {shape:?}, weight {of_weight:?} and targets {kind:?} {targets:?}; \
+             linear_cross_entropy takes floats [.., hidden], [vocab, hidden] and Int64 [..]"
         )));
     }
     let x = x.f_reshape([-1, of_weight[1]])?;

@@ -209,7 +209,7 @@ fn second_derivatives_are_refused() {
 }
 
 #[test]
-fn shapes_that_do_not_match_are_named() -> Result<()> {
+fn shapes_and_kinds_that_do_not_match_are_named() -> Result<()> {
     let (x, weight, targets) = leaves(Kind::Double);
     let chunk = NonZero::new(5).unwrap();
     let refused = |x: &Tensor, weight: &Tensor, targets: &Tensor| {
@@ -218,7 +218,9 @@ fn shapes_that_do_not_match_are_named() -> Result<()> {
     assert!(refused(&x, &weight.tr(), &targets).contains("weight [7, 11]"));
     assert!(refused(&x, &weight, &targets.narrow(1, 0, 5)).contains("targets Int64 [2, 5]"));
     assert!(refused(&x, &weight, &targets.to_kind(Kind::Int)).contains("Int [2, 6]"));
-    assert!(refused(&x.narrow(0, 0, 0), &weight, &targets.narrow(0, 0, 0)).contains("x is [0, 6, 7]"));
+    assert!(refused(&x.narrow(0, 0, 0), &weight, &targets.narrow(0, 0, 0)).contains("x is Double [0, 6, 7]"));
+    // A weight converted to these would lose its fractions.
+    assert!(refused(&x.to_kind(Kind::Int64), &weight, &targets).contains("x is Int64"));
     let outside = refused(&x, &weight, &(targets + 11));
     assert!(outside.starts_with("libtorch: "), "{outside}");
     Ok(())

@@ -230,7 +230,8 @@ impl<'a> Frontier<'a> {
             return;
         }
         above = above.min(self.kept);
-        if try_target(below, best) {
+        // What runs again may need more than keeping everything does.
+        if above <= below || try_target(below, best) {
             return;
         }
         for _ in 0..self.effort.halvings {

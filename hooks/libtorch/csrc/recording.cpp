@@ -85,6 +85,12 @@ struct Operand {
   View view;
 };
 
+// A running statistic that an operation updated. Its results do not depend on what that held, but on its type.
+struct Statistic {
+  size_t argument;
+  View view;
+};
+
 // Global settings that products of matrices depend on.
 uint64_t flags_now() {
   const at::Context& context = at::globalContext();
@@ -122,8 +128,9 @@ struct Recorded final : c10::intrusive_ptr_target {
   c10::OperatorHandle op;
   uint64_t number = 0;
   // Most operations have no more than this of each, and need no other memory.
-  c10::SmallVector<c10::IValue, 5> arguments;  // without the tensors of `operands`
+  c10::SmallVector<c10::IValue, 5> arguments;  // without the tensors of `operands` and `statistics`
   c10::SmallVector<Operand, 2> operands;
+  std::vector<Statistic> statistics;
   Records read;
   c10::SmallVector<Result, 1> results;
   Records made;
@@ -193,13 +200,12 @@ c10::intrusive_ptr<Recorded> begin(const c10::OperatorHandle& op, const Repeatab
   };
   const bool updates = known.statistics < arguments.size() && arguments[known.statistics + 2].toBool();
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (updates && (i == known.statistics || i == known.statistics + 1)) {
-      recorded->arguments.emplace_back();
-      continue;
-    }
     const c10::IValue& argument = arguments[i];
     const at::Tensor* t = argument.isTensor() ? &argument.toTensor() : nullptr;
-    if (t != nullptr && t->defined() && !t->unsafeGetTensorImpl()->is_wrapped_number()) {
+    if (updates && (i == known.statistics || i == known.statistics + 1) && t != nullptr && t->defined()) {
+      recorded->statistics.push_back(Statistic{i, View(*t)});
+      recorded->arguments.emplace_back();
+    } else if (t != nullptr && t->defined() && !t->unsafeGetTensorImpl()->is_wrapped_number()) {
       if (!read(*t, i, -1)) return {};
       recorded->arguments.emplace_back();
     } else if (argument.isTensorList()) {
@@ -293,6 +299,9 @@ void repeat(const Recorded& recorded, st_storage* const* storages, st_storage** 
             c10::DispatchKeySet(c10::DispatchKey::Fake));
     const c10::AutoGradMode no_gradients(false);
     const Threads threads(recorded.device.is_cpu() ? recorded.threads : at::get_num_threads());
+    for (const Statistic& statistic : recorded.statistics) {
+      stack[statistic.argument] = at::zeros(statistic.view.sizes, at::TensorOptions(recorded.device).dtype(statistic.view.dtype));
+    }
     recorded.op.callBoxed(stack);
   }
   for (const Result& result : recorded.results) {

@@ -15,7 +15,7 @@ struct Repeatable {
   // Its result is random unless this argument is zero.
   size_t dropout = SIZE_MAX;
   // Running statistics: this argument and the next. The one after them says whether it is training; then they are only
-  // written, and it is repeated without them.
+  // written, and it is repeated with others.
   size_t statistics = SIZE_MAX;
 };
 
