@@ -449,3 +449,19 @@ fn what_cannot_be_computed_again_is_looked_at_once() {
         held[40].exp().sum(Kind::Float)
     });
 }
+
+/// It is asked for in most programs that train convolutional networks, and concerns these on a GPU.
+#[test]
+fn that_cudnn_may_try_algorithms_does_not_matter_to_products() {
+    tch::manual_seed(9);
+    let sources = [randn(&[16, 32]), randn(&[32, 32]), randn(&[32, 32])];
+    let f = |x: &[Tensor]| {
+        tch::Cuda::cudnn_set_benchmark(true);
+        let y = x[0].matmul(&x[1]).matmul(&x[2]).tanh();
+        tch::Cuda::cudnn_set_benchmark(false);
+        y.sum(Kind::Float)
+    };
+    let report = parity(&sources, f);
+    // The first product, which the second saves, and the result of the function.
+    assert_eq!(report.recomputed.count, 2, "{report}");
+}

@@ -92,7 +92,7 @@ struct Statistic {
 };
 
 // Global settings that products of matrices depend on.
-uint64_t flags_now() {
+uint64_t flags_now(bool by_benchmark) {
   const at::Context& context = at::globalContext();
   uint64_t flags = 1;
   const auto add = [&](uint64_t value) { flags = flags * 16 + value; };
@@ -103,7 +103,7 @@ uint64_t flags_now() {
   add(static_cast<uint64_t>(context.allowBF16ReductionCuBLAS()));
   add(context.deterministicAlgorithms());
   add(context.deterministicCuDNN());
-  add(context.benchmarkCuDNN());
+  add(by_benchmark && context.benchmarkCuDNN());
   add(context.userEnabledCuDNN());
   add(context.userEnabledMkldnn());
   return flags;
@@ -182,8 +182,6 @@ thread_local Recording* active = nullptr;
 c10::intrusive_ptr<Recorded> begin(const c10::OperatorHandle& op, const Repeatable& known, const Stack& stack) {
   const auto arguments = torch::jit::last(stack, op.schema().arguments().size());
   if (known.dropout < arguments.size() && arguments[known.dropout].toDouble() != 0.0) return {};
-  // A benchmark may choose another algorithm the next time.
-  if (known.by_flags && at::globalContext().benchmarkCuDNN()) return {};
   auto recorded = c10::make_intrusive<Recorded>(op);
   bool is_first = true;
   const auto read = [&](const at::Tensor& t, size_t argument, int64_t element) {
@@ -218,7 +216,9 @@ c10::intrusive_ptr<Recorded> begin(const c10::OperatorHandle& op, const Repeatab
       recorded->arguments.push_back(argument);
     }
   }
-  if (known.by_flags) recorded->flags = flags_now();
+  const bool by_benchmark = known.by_benchmark && recorded->device.is_cuda();
+  if (by_benchmark && at::globalContext().benchmarkCuDNN()) return {};
+  if (known.by_flags) recorded->flags = flags_now(by_benchmark);
   return recorded;
 }
 
@@ -277,7 +277,8 @@ void install() {
 
 // Runs an operation again. `storages` are what it read, in the order of `read`.
 void repeat(const Recorded& recorded, st_storage* const* storages, st_storage** out) {
-  TORCH_CHECK(recorded.flags == 0 || recorded.flags == flags_now(),
+  const bool by_benchmark = recorded.device.is_cuda() && repeatable(recorded.op).by_benchmark;
+  TORCH_CHECK(recorded.flags == 0 || recorded.flags == flags_now(by_benchmark),
               "settings such as TF32 or deterministic algorithms were changed between forward and backward");
   Stack stack(recorded.arguments.begin(), recorded.arguments.end());
   std::unordered_map<size_t, c10::List<at::Tensor>> lists;

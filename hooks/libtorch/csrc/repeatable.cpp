@@ -41,6 +41,8 @@ constexpr std::string_view kElements[] = {
 constexpr std::string_view kSums[] = {"amax", "amin", "mean", "sum", "var", "var_mean"};
 constexpr std::string_view kProducts[] = {"addmm", "baddbmm", "bmm", "convolution", "mm"};
 
+constexpr std::string_view kBenchmarked[] = {"_scaled_dot_product_cudnn_attention", "convolution", "cudnn_batch_norm"};
+
 struct Attention {
   std::string_view name;
   size_t dropout;
@@ -56,7 +58,8 @@ constexpr Attention kAttentions[] = {
 constexpr std::string_view kBatchNorms[] = {"cudnn_batch_norm", "native_batch_norm"};
 constexpr size_t kStatistics = 3;
 
-static_assert(is_sorted(kElements) && is_sorted(kSums) && is_sorted(kProducts) && is_sorted(kBatchNorms), "looked up by bisection");
+static_assert(is_sorted(kElements) && is_sorted(kSums) && is_sorted(kProducts) && is_sorted(kBenchmarked) && is_sorted(kBatchNorms),
+              "looked up by bisection");
 
 Repeatable look_at(const c10::FunctionSchema& schema) {
   Repeatable of;
@@ -75,6 +78,7 @@ Repeatable look_at(const c10::FunctionSchema& schema) {
   }
   of.is_certain = is_in(kElements, name) || is_in(kSums, name);
   if (is_in(kProducts, name)) of.is_certain = of.by_flags = true;
+  of.by_benchmark = is_in(kBenchmarked, name);
   if (is_in(kBatchNorms, name)) {
     of.is_certain = of.by_flags = of.only_first = true;
     of.statistics = kStatistics;

@@ -10,6 +10,8 @@ struct Repeatable {
   bool is_certain = false;
   // It depends on global flags, such as whether TF32 may be used.
   bool by_flags = false;
+  // On a GPU, cuDNN may time several algorithms for it, and take another one the next time, if it is asked to.
+  bool by_benchmark = false;
   // Only its first result: the others may have bytes that nobody has written.
   bool only_first = false;
   // Its result is random unless this argument is zero.
