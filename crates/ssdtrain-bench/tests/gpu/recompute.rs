@@ -1,5 +1,6 @@
 //! What backward recomputes has the same bits as the first computation, including random numbers and casts.
 
+use ssdtrain::plan::{InTurn, Placement};
 use ssdtrain::{Backward, Keep, MIB, Offload, StepReport, TensorCache, TensorCacheBuilder, remat, segment};
 use tch::{Kind, TchError, Tensor, no_grad};
 
@@ -71,14 +72,17 @@ fn with_segments(x: &[Tensor]) -> Tensor {
     y.square().mean(Kind::Float)
 }
 
-fn caches(lab: &Lab) -> [(&'static str, TensorCacheBuilder); 3] {
+fn caches(lab: &Lab) -> [(&'static str, TensorCacheBuilder); 4] {
     let pool = |prefetch| {
         lab.cache().host_pool(256 * MIB).policy(Offload::default().device_budget(1).prefetch(prefetch))
     };
+    // Marks are one way of several to have again what is to be computed again.
+    let planned = InTurn::new(Offload::default().device_budget(1), [Placement::Recompute]);
     [
         ("keep", TensorCache::builder().device(lab.device).min_bytes(0).policy(Keep)),
         ("host pool", pool(0)),
         ("host pool, ahead", pool(4 * MIB)),
+        ("planned", lab.cache().host_pool(256 * MIB).policy(planned)),
     ]
 }
 
