@@ -4,7 +4,8 @@ use clap::ValueEnum;
 
 use super::activations::Implementation;
 use super::gpu::Gpu;
-use super::model::{Batch, Model, Parallelism};
+use super::model::Model;
+use super::parallelism::{Batch, Parallelism};
 use super::saved::Precision;
 use super::scenario::Scenario;
 

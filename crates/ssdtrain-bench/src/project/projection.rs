@@ -63,7 +63,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::endurance::Ssd;
-    use super::super::model::{Batch, Model, Parallelism};
+    use super::super::model::Model;
+    use super::super::parallelism::{Batch, Parallelism};
     use super::super::presets::{Preset, Run};
     use super::*;
 
