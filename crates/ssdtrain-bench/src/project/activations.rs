@@ -3,17 +3,18 @@
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
 
-use super::model::Model;
+use super::model::{Architecture, Model};
 use super::parallelism::Parallelism;
 use super::saved::{Precision, SavedBytes};
-use super::{gpt, megatron};
+use super::{gpt, llama, megatron};
 
 /// Whose layers they are: what is saved depends on how they are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Implementation {
-    /// Megatron-LM's, by the count of Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models"
+    /// Megatron-LM's, by the count of Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models"; Llamas are
+    /// counted in the same way
     Megatron,
-    /// The GPT that train and compare run, with fused attention and biases, on one GPU
+    /// The GPT or Llama that train and compare run, with fused attention, on one GPU; GPTs have biases
     Ssdtrain,
 }
 
@@ -42,7 +43,10 @@ impl Implementation {
     pub(crate) fn bytes(self, model: &Model, parallelism: &Parallelism, precision: &Precision) -> SavedBytes {
         match self {
             Implementation::Megatron => megatron::saved(model, parallelism, precision),
-            Implementation::Ssdtrain => gpt::saved(model, precision),
+            Implementation::Ssdtrain => match model.architecture {
+                Architecture::Gpt => gpt::saved(model, precision),
+                Architecture::Llama { mlp, .. } => llama::saved(model, mlp, precision),
+            },
         }
     }
 }

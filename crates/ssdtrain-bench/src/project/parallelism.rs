@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 
-use super::model::Model;
+use super::model::{Architecture, Model};
 
 /// How a model is distributed over GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +46,16 @@ impl Parallelism {
             "--tensor-parallel {tensor} does not divide the model's {} attention heads",
             model.heads
         );
+        if let Architecture::Llama { kv_heads, mlp } = model.architecture {
+            ensure!(
+                kv_heads.is_multiple_of(tensor),
+                "--tensor-parallel {tensor} does not divide the model's {kv_heads} heads of keys and values"
+            );
+            ensure!(
+                mlp.is_multiple_of(tensor),
+                "--tensor-parallel {tensor} does not divide the width {mlp} of the model's MLP"
+            );
+        }
         ensure!(
             model.layers.is_multiple_of(pipeline),
             "--pipeline-parallel {pipeline} does not divide the model's {} layers",
@@ -79,7 +89,8 @@ mod tests {
     use super::*;
 
     fn model() -> Model {
-        Model { name: String::new(), layers: 4, hidden: 64, heads: 8, vocab: 100, sequence: 16 }
+        let architecture = Architecture::Gpt;
+        Model { name: String::new(), architecture, layers: 4, hidden: 64, heads: 8, vocab: 100, sequence: 16 }
     }
 
     fn spread(tensor: u64, pipeline: u64, gpus: u64) -> Parallelism {
@@ -101,5 +112,19 @@ mod tests {
             assert!(error.contains(expected), "{error}");
         }
         assert!(spread(2, 2, 8).check(&model(), &batch).is_ok());
+    }
+
+    #[test]
+    fn grouped_queries_and_the_mlp_are_split_too() {
+        let batch = Batch { micro: 1, global: 8 };
+        let check = |kv_heads, mlp| {
+            let llama = Model { architecture: Architecture::Llama { kv_heads, mlp }, ..model() };
+            spread(4, 1, 4).check(&llama, &batch)
+        };
+        assert!(check(4, 40).is_ok());
+        let error = check(2, 40).unwrap_err().to_string();
+        assert!(error.contains("--tensor-parallel 4") && error.contains("2 heads of keys"), "{error}");
+        let error = check(4, 42).unwrap_err().to_string();
+        assert!(error.contains("--tensor-parallel 4") && error.contains("42"), "{error}");
     }
 }
