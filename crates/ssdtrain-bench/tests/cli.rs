@@ -684,36 +684,60 @@ fn project_shows_the_papers_configurations_and_draws_them() {
 fn project_agrees_with_what_compare_moves() {
     let place = workplace();
     let compare = ["compare", "--data=text.txt", "--strategies=offload", "--steps=1", "--json"];
-    let shapes = [(2, 32, 2, 16, 8), (3, 64, 8, 32, 4), (1, 48, 4, 64, 2)];
-    for (layers, hidden, heads, block, batch) in shapes {
-        let shape =
-            [("layers", layers), ("hidden", hidden), ("heads", heads), ("block", block), ("batch", batch)];
-        let shape = shape.map(|(name, value)| format!("--{name}={value}"));
-        let shape: Vec<_> = shape.iter().map(String::as_str).collect();
+    let shapes: [(&str, &[(&str, u64)], _, _); 4] = [
+        ("gpt", &[("layers", 2), ("hidden", 32), ("heads", 2)], 16, 8),
+        ("gpt", &[("layers", 3), ("hidden", 64), ("heads", 8)], 32, 4),
+        ("gpt", &[("layers", 1), ("hidden", 48), ("heads", 4)], 64, 2),
+        ("llama", &[("layers", 2), ("hidden", 64), ("heads", 4), ("kv_heads", 2), ("mlp", 160)], 32, 4),
+    ];
+    for (family, sizes, block, batch) in shapes {
+        let options = sizes.iter().map(|(name, size)| format!("--{}={size}", name.replace('_', "-")));
+        let options: Vec<_> = options
+            .chain([format!("--model={family}"), format!("--block={block}"), format!("--batch={batch}")])
+            .collect();
+        let options: Vec<_> = options.iter().map(String::as_str).collect();
         let everything =
             ["--min-bytes=0", "--keep-last=0", "--device-budget=0", "--tokens=bytes", "--threads=1"];
-        let moved = json_lines(&bench(place.path(), &[&compare[..], &shape, &everything].concat()));
+        let moved = json_lines(&bench(place.path(), &[&compare[..], &options, &everything].concat()));
         let moved = moved[0]["offloaded_bytes"].as_f64().unwrap();
 
-        let model = format!(
-            "layers = {layers}\nhidden = {hidden}\nheads = {heads}\nvocab = 256\nsequence = {block}\n"
-        );
+        let sizes = sizes.iter().map(|(name, size)| format!("{name} = {size}\n")).collect::<String>();
+        let model = format!("{sizes}vocab = 256\nsequence = {block}\n");
         std::fs::write(place.path().join("model.toml"), model).unwrap();
         let micro_batch = format!("--micro-batch={batch}");
         let project =
             ["project", "--model=model.toml", "--implementation=ssdtrain", "--number-bytes=4", "--json"];
         let projected = json_lines(&bench(place.path(), &[&project[..], &[&micro_batch]].concat()));
         let projected = projected[0]["activation_bytes"].as_f64().unwrap();
-        assert!((projected / moved - 1.0).abs() < 0.05, "{shape:?}: {projected} projected, {moved} moved");
+        assert!((projected / moved - 1.0).abs() < 0.05, "{options:?}: {projected} projected, {moved} moved");
     }
+}
+
+#[test]
+fn project_knows_llamas_by_name() {
+    let place = workplace();
+    let row = |arguments: &[&str]| {
+        json_lines(&bench(place.path(), &[&["project", "--json"], arguments].concat())).remove(0)
+    };
+    // Keys and values are narrower, but the MLP is wider, and so is the vocabulary.
+    let (older, newer) = (row(&["--model=llama-7b"]), row(&["--model=llama-8b", "--sequence=4096"]));
+    assert_eq!((&older["model"], &newer["model"]), (&"llama-7b".into(), &"llama-8b".into()));
+    assert!(older["activation_bytes"].as_u64() < newer["activation_bytes"].as_u64(), "{older} {newer}");
+    let (gpt, llama) = (row(&["--model=mini"]), row(&["--model=llama-mini"]));
+    assert_ne!(gpt["activation_bytes"], llama["activation_bytes"]);
 }
 
 #[test]
 fn what_project_cannot_use_is_named() {
     let place = workplace();
     std::fs::write(place.path().join("odd.toml"), "layers = 2\nwidth = 3\n").unwrap();
-    let wrong: [(&[&str], &str); 6] = [
+    let shape = "layers = 2\nhidden = 64\nheads = 4\nkv_heads = 2\nvocab = 99\nsequence = 8\n";
+    std::fs::write(place.path().join("half.toml"), shape).unwrap();
+    let wrong: [(&[&str], &str); 9] = [
         (&["--model=odd.toml"], "odd.toml"),
+        (&["--model=half.toml"], "add mlp"),
+        (&["--model=llama-8b", "--tensor-parallel=16"], "--tensor-parallel 16"),
+        (&["--model=llama-8b", "--dropout"], "--dropout"),
         (&["--model=nowhere.toml"], "nowhere.toml"),
         (&["--ssd=odd.toml"], "odd.toml"),
         (&["--model=gpt2-xl", "--tensor-parallel=7"], "--tensor-parallel 7"),

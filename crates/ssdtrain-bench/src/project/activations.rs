@@ -3,16 +3,18 @@
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
 
-use super::gpt;
-use super::model::{Model, Parallelism};
+use super::model::{Architecture, Model};
+use super::parallelism::Parallelism;
 use super::saved::{Precision, SavedBytes};
+use super::{gpt, llama, megatron};
 
 /// Whose layers they are: what is saved depends on how they are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Implementation {
-    /// Megatron-LM's, by the count of Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models"
+    /// Megatron-LM's, by the count of Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models"; Llamas are
+    /// counted in the same way
     Megatron,
-    /// The GPT that train and compare run, with fused attention and biases, on one GPU
+    /// The GPT or Llama that train and compare run, with fused attention, on one GPU; GPTs have biases
     Ssdtrain,
 }
 
@@ -40,39 +42,12 @@ impl Implementation {
     /// The bytes saved for each sequence.
     pub(crate) fn bytes(self, model: &Model, parallelism: &Parallelism, precision: &Precision) -> SavedBytes {
         match self {
-            Implementation::Megatron => megatron(model, parallelism, precision),
-            Implementation::Ssdtrain => gpt::saved(model, precision),
+            Implementation::Megatron => megatron::saved(model, parallelism, precision),
+            Implementation::Ssdtrain => match model.architecture {
+                Architecture::Gpt => gpt::saved(model, precision),
+                Architecture::Llama { mlp, .. } => llama::saved(model, mlp, precision),
+            },
         }
-    }
-}
-
-/// In 16 bits, with dropout and scores: `s h (10 + 24 / t + 5 a s / h t)` a layer.
-///
-/// The 10 are the inputs of two norms, of the projection to query, key and value and of the MLP, and two masks; the 24 are query, key,
-/// value, the output projection's input, and both sides of GELU. Splitting sequences, too, divides the 10 by `t`.
-fn megatron(model: &Model, parallelism: &Parallelism, precision: &Precision) -> SavedBytes {
-    let (sequence, hidden, heads) = (model.sequence as f64, model.hidden as f64, model.heads as f64);
-    let number = precision.number_bytes as f64;
-    let mask = if precision.dropout { 1.0 } else { 0.0 };
-    let tensor = parallelism.tensor as f64;
-    let copies = if parallelism.sequence_parallel { 1.0 / tensor } else { 1.0 };
-
-    let stream = sequence * hidden;
-    let copied = stream * (4.0 * number + 2.0 * mask);
-    let split = stream * 12.0 * number;
-    let attention = if precision.fused_attention {
-        // The logarithm of the sum of a row's exponentials, in 32 bits.
-        4.0 * heads * sequence
-    } else {
-        // Softmax's output; with dropout also its mask and its result.
-        heads * sequence * sequence * (number + mask * (1.0 + number))
-    };
-    // Dropout's mask after the embedding; inputs of the last norm and the head; the logits, in 32 bits.
-    let ends_copied = stream * (mask + 2.0 * number);
-    let logits = 4.0 * sequence * model.vocab as f64;
-    SavedBytes {
-        layer: copied * copies + (split + attention) / tensor,
-        ends: ends_copied * copies + logits / tensor,
     }
 }
 
@@ -81,42 +56,6 @@ mod tests {
     use super::*;
 
     const HALF: Precision = Precision { number_bytes: 2, fused_attention: false, dropout: true };
-
-    /// GPT-3 in the shape of the paper that counts it.
-    fn model() -> Model {
-        Model { name: String::new(), layers: 96, hidden: 12_288, heads: 96, vocab: 51_200, sequence: 2_048 }
-    }
-
-    fn layer(tensor: u64, sequence_parallel: bool, precision: Precision) -> f64 {
-        let parallelism = Parallelism { tensor, pipeline: 1, gpus: tensor, sequence_parallel, zero: false };
-        Implementation::Megatron.bytes(&model(), &parallelism, &precision).layer
-    }
-
-    /// The table of Korthikanti et al., with `5 a s / h = 80` here.
-    #[test]
-    fn a_layer_saves_what_has_been_counted() {
-        let stream = 2_048.0 * 12_288.0;
-        assert_eq!(layer(1, false, HALF), stream * (34.0 + 80.0));
-        assert_eq!(layer(8, false, HALF), stream * (10.0 + 24.0 / 8.0 + 80.0 / 8.0));
-        assert_eq!(layer(8, true, HALF), stream * (34.0 + 80.0) / 8.0);
-    }
-
-    #[test]
-    fn fused_attention_saves_a_number_for_each_row_of_scores() {
-        let fused = Precision { fused_attention: true, ..HALF };
-        let stream = 2_048.0 * 12_288.0;
-        assert_eq!(layer(8, true, fused), (stream * 34.0 + 4.0 * 96.0 * 2_048.0) / 8.0);
-    }
-
-    #[test]
-    fn masks_take_a_byte_and_numbers_their_own_size() {
-        let plain = Precision { dropout: false, ..HALF };
-        let single = Precision { number_bytes: 4, ..plain };
-        assert_eq!(layer(8, true, single), 2.0 * layer(8, true, plain));
-        // Two masks on the stream; one on the scores, and what is left of them.
-        let (stream, scores) = (2_048.0 * 12_288.0, 96.0 * 2_048.0 * 2_048.0);
-        assert_eq!(layer(1, false, HALF) - layer(1, false, plain), 2.0 * stream + 3.0 * scores);
-    }
 
     #[test]
     fn ssdtrain_refuses_what_it_does_not_do() {

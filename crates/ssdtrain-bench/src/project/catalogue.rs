@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::de::DeserializeOwned;
-use ssdtrain_models::GptConfig;
+use ssdtrain_models::{GptConfig, LlamaConfig, ModelConfig};
 
 use super::endurance::Ssd;
 use super::gpu::Gpu;
@@ -108,13 +108,11 @@ impl Listed for Model {
     const WHAT: &str = "model";
 
     fn names() -> Vec<String> {
-        let gpts = GptConfig::PRESETS.iter().map(|name| (*name).to_owned());
-        gpts.chain(preset_models().into_iter().map(|model| model.name)).collect()
+        models().map(|model| model.name).collect()
     }
 
-    /// The models of the presets, and those that `train` and `compare` know, with their full context length.
     fn named(name: &str) -> Option<Model> {
-        preset_models().into_iter().find(|model| model.name == name).or_else(|| gpt(name))
+        models().find(|model| model.name == name)
     }
 
     fn checked(mut self, stem: &str) -> Result<Model> {
@@ -122,6 +120,11 @@ impl Listed for Model {
         name_after(&mut self.name, stem);
         Ok(self)
     }
+}
+
+/// Those that `train` and `compare` know, with their full context length, and those of the presets.
+fn models() -> impl Iterator<Item = Model> {
+    trained_models().into_iter().chain(preset_models())
 }
 
 /// Each once.
@@ -135,11 +138,19 @@ fn preset_models() -> Vec<Model> {
     models
 }
 
-fn gpt(name: &str) -> Option<Model> {
-    let GptConfig { vocab, context, layers, heads, hidden, .. } = GptConfig::preset(name).ok()?;
-    let [layers, hidden, heads, vocab, sequence] =
-        [layers, hidden, heads, vocab, context].map(i64::unsigned_abs);
-    Some(Model { name: name.to_owned(), layers, hidden, heads, vocab, sequence })
+/// The presets of GPTs and Llamas. A Llama that has the name of a GPT gets another.
+fn trained_models() -> Vec<Model> {
+    let gpts = GptConfig::PRESETS.iter().filter_map(|name| Some(called(name, GptConfig::preset(name).ok()?)));
+    let llamas = LlamaConfig::PRESETS.iter().filter_map(|name| {
+        let is_taken = GptConfig::PRESETS.contains(name);
+        let prefix = if is_taken { "llama-" } else { "" };
+        Some(called(&format!("{prefix}{name}"), LlamaConfig::preset(name).ok()?))
+    });
+    gpts.chain(llamas).collect()
+}
+
+fn called(name: &str, config: impl Into<ModelConfig>) -> Model {
+    Model { name: name.to_owned(), ..config.into().into() }
 }
 
 fn name_after(name: &mut String, stem: &str) {
@@ -150,6 +161,7 @@ fn name_after(name: &mut String, stem: &str) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::model::Architecture;
     use super::*;
 
     #[test]
@@ -171,6 +183,46 @@ mod tests {
         fs::write(&path, "layers = 2\nhidden = 8\nheads = 2\nvocab = 10\nsequence = 4\n").unwrap();
         let model: Model = find("--model", path.to_str().unwrap()).unwrap();
         assert_eq!((model.name.as_str(), model.layers, model.sequence), ("mine", 2, 4));
+        assert_eq!(model.architecture, Architecture::Gpt);
+    }
+
+    #[test]
+    fn a_file_with_heads_of_keys_and_the_width_of_the_mlp_is_a_llama() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("mine.toml");
+        let read = |text: &str| {
+            fs::write(&path, format!("layers = 2\nhidden = 16\nheads = 4\nvocab = 10\nsequence = 4\n{text}"))
+                .unwrap();
+            find::<Model>("--model", path.to_str().unwrap())
+        };
+        let llama = read("kv_heads = 2\nmlp = 40\n").unwrap();
+        assert_eq!(llama.architecture, Architecture::Llama { kv_heads: 2, mlp: 40 });
+        let wrong = [
+            ("kv_heads = 2\n", "add mlp"),
+            ("mlp = 40\n", "add kv_heads"),
+            ("kv_heads = 3\nmlp = 40\n", "not a multiple of kv_heads 3"),
+            ("kv_heads = 2\nmlp = 0\n", "mlp is 0"),
+        ];
+        for (text, expected) in wrong {
+            let error = format!("{:#}", read(text).unwrap_err());
+            assert!(
+                error.contains(expected) && error.contains("--model") && error.contains("mine.toml"),
+                "{error}"
+            );
+            assert!(!error.contains('\n'), "{error}");
+        }
+    }
+
+    #[test]
+    fn llamas_have_names_of_their_own() {
+        let names = Model::names();
+        let expected = ["mini", "llama-mini", "hidden512", "llama-7b", "llama-8b"];
+        assert!(
+            expected.iter().all(|&name| names.iter().filter(|known| *known == name).count() == 1),
+            "{names:?}"
+        );
+        let is_llama = |name| matches!(Model::named(name).unwrap().architecture, Architecture::Llama { .. });
+        assert_eq!(expected.map(is_llama), [false, true, true, true, true]);
     }
 
     #[test]

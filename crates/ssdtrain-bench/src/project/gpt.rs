@@ -1,7 +1,7 @@
 //! What the GPT of this project saves for backward.
 
 use super::model::Model;
-use super::saved::{Precision, SavedBytes};
+use super::saved::{Precision, SINGLE, SavedBytes, TOKEN_ID};
 
 /// Sizes are numbers per token, with `h` as the width of the residual stream; storages that are saved twice count
 /// once.
@@ -32,25 +32,22 @@ pub(crate) fn saved(model: &Model, precision: &Precision) -> SavedBytes {
     SavedBytes { layer: sequence * layer, ends: sequence * ends }
 }
 
-/// Bytes of a number in 32 bits.
-const SINGLE: f64 = 4.0;
-
-/// Bytes of a token's id.
-const TOKEN_ID: f64 = 8.0;
-
 #[cfg(test)]
 mod tests {
-    use ssdtrain::{Offload, StepReport, TensorCache};
-    use ssdtrain_models::{Gpt, GptConfig, LanguageModel};
-    use tch::nn::VarStore;
-    use tch::{Device, Kind, Tensor};
+    use ssdtrain_models::{GptConfig, ModelConfig};
+    use tch::Kind;
 
+    use super::super::measured::measured_bytes;
     use super::*;
+
+    fn config(layers: i64, hidden: i64, heads: i64, context: i64, vocab: i64) -> GptConfig {
+        GptConfig { vocab, context, layers, heads, hidden, dropout: 0.0, tied: true, bias: true }
+    }
 
     /// By hand, for one token: 2 bytes each for sixteen times 8 numbers, two norms, a sum for each of two heads.
     #[test]
     fn a_layer_is_sixteen_streams() {
-        let model = Model { name: String::new(), layers: 1, hidden: 8, heads: 2, vocab: 10, sequence: 1 };
+        let model = Model::from(ModelConfig::from(config(1, 8, 2, 1, 10)));
         let precision = Precision { number_bytes: 2, fused_attention: true, dropout: false };
         let bytes = saved(&model, &precision);
         assert_eq!(bytes, SavedBytes { layer: 256.0 + 16.0 + 8.0, ends: 52.0 + 8.0 + 16.0 });
@@ -58,54 +55,22 @@ mod tests {
         assert_eq!((masked.layer - bytes.layer, masked.ends - bytes.ends), (16.0, 8.0));
     }
 
-    /// What a step of `batch` sequences actually saved: each storage once, and no parameters.
-    fn measured(model: &Model, kind: Kind, batch: i64) -> StepReport {
-        let mut vs = VarStore::new(Device::Cpu);
-        vs.set_kind(kind);
-        let [layers, heads, hidden, vocab, context] =
-            [model.layers, model.heads, model.hidden, model.vocab, model.sequence].map(|size| size as i64);
-        let config =
-            GptConfig { vocab, context, layers, heads, hidden, dropout: 0.0, tied: true, bias: true };
-        let gpt = Gpt::new(&vs.root(), config).unwrap();
-        let place = tempfile::tempdir().unwrap();
-        let builder = TensorCache::builder().policy(Offload::default()).spill_to(place.path());
-        let cache = builder.parameters(&vs).min_bytes(0).build().unwrap();
-        let tokens = || Tensor::randint(vocab, [batch, context], (Kind::Int64, Device::Cpu));
-        let (inputs, targets) = (tokens(), tokens());
-        let step = cache.step();
-        let loss = gpt.loss(&inputs, &targets, true).unwrap();
-        step.backward(&loss).unwrap();
-        step.finish().unwrap()
-    }
-
     #[test]
     fn a_step_on_the_cpu_saves_what_the_formula_says() {
         let shapes = [
-            (
-                Model { name: "a".into(), layers: 2, hidden: 64, heads: 4, vocab: 256, sequence: 64 },
-                Kind::Float,
-                4,
-            ),
-            (
-                Model { name: "b".into(), layers: 3, hidden: 96, heads: 2, vocab: 50, sequence: 48 },
-                Kind::Float,
-                2,
-            ),
-            (
-                Model { name: "c".into(), layers: 4, hidden: 128, heads: 8, vocab: 1000, sequence: 96 },
-                Kind::BFloat16,
-                3,
-            ),
+            (config(2, 64, 4, 64, 256), Kind::Float, 4),
+            (config(3, 96, 2, 48, 50), Kind::Float, 2),
+            (config(4, 128, 8, 96, 1000), Kind::BFloat16, 3),
         ];
-        for (model, kind, batch) in shapes {
-            let report = measured(&model, kind, batch);
+        for (config, kind, batch) in shapes {
+            let config = ModelConfig::from(config);
+            let model = Model::from(config.clone());
             let number_bytes = kind.elt_size_in_bytes() as u64;
             let precision = Precision { number_bytes, fused_attention: true, dropout: false };
             let SavedBytes { layer, ends } = saved(&model, &precision);
             let formula = batch as f64 * (layer * model.layers as f64 + ends);
-            let unique = report.saved.bytes - report.deduplicated.bytes - report.kept.parameters.bytes;
-            let ratio = unique as f64 / formula;
-            assert!((0.95..=1.05).contains(&ratio), "{}: {ratio}", model.name);
+            let ratio = measured_bytes(&config, kind, batch) as f64 / formula;
+            assert!((0.95..=1.05).contains(&ratio), "{model:?}: {ratio}");
         }
     }
 }

@@ -6,7 +6,12 @@ mod endurance;
 mod gpt;
 mod gpu;
 mod largest_micro_batch;
+mod llama;
+#[cfg(test)]
+mod measured;
+mod megatron;
 mod model;
+mod parallelism;
 mod presets;
 mod projection;
 mod saved;
@@ -21,7 +26,8 @@ use self::activations::Implementation;
 use self::catalogue::find;
 use self::endurance::{Array, Ssd};
 use self::gpu::Gpu;
-use self::model::{Batch, Model, Parallelism};
+use self::model::Model;
+use self::parallelism::{Batch, Parallelism};
 use self::presets::{Preset, Run};
 use self::projection::Projection;
 use self::saved::Precision;
@@ -56,8 +62,9 @@ pub(crate) struct Args {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "A configuration of your own")]
 struct OwnArgs {
-    /// Project this model instead of a preset: a name such as gpt2-xl or megatron-175b, or a file FILE.toml with layers, hidden, heads,
-    /// vocab and sequence
+    /// Project this model instead of a preset: a name such as gpt2-xl, megatron-175b or llama-8b, or a file FILE.toml with layers,
+    /// hidden, heads, vocab and sequence, and for a Llama also kv_heads and mlp, the width of its MLP. The presets of train have their
+    /// names here too, but mini is the GPT: the Llama is llama-mini
     #[arg(long, value_name = "NAME|FILE")]
     model: Option<String>,
     /// Its GPUs: a100-40gb, a100-80gb, h100-80gb, h200-141gb, or a file with memory_gib and peak_tflops
@@ -93,7 +100,7 @@ struct OwnArgs {
     /// Bytes of a number
     #[arg(long, value_name = "N", default_value = "2", requires = "model", value_parser = ["2", "4"])]
     number_bytes: String,
-    /// There is dropout, whose masks are saved
+    /// There is dropout, whose masks are saved; Llamas have none
     #[arg(long, requires = "model")]
     dropout: bool,
     /// Attention saves its scores
@@ -132,6 +139,7 @@ Examples:
   ssdtrain-bench project --plot viability.png                 and a picture of them
   ssdtrain-bench project --ssd 980-pro-1tb --retention-relaxation 86
   ssdtrain-bench project --model megatron-175b --tensor-parallel 8 --pipeline-parallel 12 --gpus 384 --batch 1536
+  ssdtrain-bench project --model llama-8b --tensor-parallel 8 --gpus 64 --batch 512 --gpu h100-80gb
   ssdtrain-bench project --model mine.toml --gpu h100-80gb --ssd my-ssd.toml --json
   ssdtrain-bench project --model gpt2-xl --implementation ssdtrain --micro-batch 8 --gpu h200-141gb
 

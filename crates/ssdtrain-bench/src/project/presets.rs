@@ -4,7 +4,8 @@ use clap::ValueEnum;
 
 use super::activations::Implementation;
 use super::gpu::Gpu;
-use super::model::{Batch, Model, Parallelism};
+use super::model::{Architecture, Model};
+use super::parallelism::{Batch, Parallelism};
 use super::saved::Precision;
 use super::scenario::Scenario;
 
@@ -158,7 +159,15 @@ impl Shape {
         let scheme = if zero { "ZeRO-3".to_owned() } else { format!("TP{tensor} PP{pipeline}") };
         let model = format!("megatron-{}", name.to_ascii_lowercase());
         let scenario = Scenario {
-            model: Model { name: model, layers, hidden, heads, vocab: VOCAB, sequence: SEQUENCE },
+            model: Model {
+                name: model,
+                architecture: Architecture::Gpt,
+                layers,
+                hidden,
+                heads,
+                vocab: VOCAB,
+                sequence: SEQUENCE,
+            },
             gpu: Gpu { name: "a100-80gb".to_owned(), memory_gib: 80.0, peak_tflops: 312.0 },
             flops_per_s: tflops * 1e12,
             parallelism: Parallelism { tensor, pipeline, gpus, sequence_parallel: tensor > 1, zero },

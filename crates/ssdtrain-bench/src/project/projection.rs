@@ -39,9 +39,10 @@ impl Scenario {
     /// Projects the run onto `ssds`, those of one GPU.
     ///
     /// # Errors
-    /// If the parallelism does not fit the model, the batch, or the implementation.
+    /// If the parallelism does not fit the model, the batch, or the implementation, or the precision not the model.
     pub(crate) fn project(&self, ssds: &Array) -> Result<Projection> {
         self.parallelism.check(&self.model, &self.batch)?;
+        self.precision.check(&self.model)?;
         self.implementation.check(&self.parallelism, &self.precision)?;
         let activation_bytes = self.batch.per_replica(&self.parallelism) * self.sequence_bytes();
         let flops = self.model.forward_flops() * self.batch.global as f64;
@@ -63,7 +64,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::endurance::Ssd;
-    use super::super::model::{Batch, Model, Parallelism};
+    use super::super::model::{Architecture, Model};
+    use super::super::parallelism::{Batch, Parallelism};
     use super::super::presets::{Preset, Run};
     use super::*;
 
@@ -173,6 +175,7 @@ mod tests {
                 let mut scenario = Preset::MegatronA100.runs().swap_remove(0).scenario;
                 scenario.model = Model {
                     name: "any".to_owned(),
+                    architecture: Architecture::Gpt,
                     layers: pipeline * stages,
                     hidden: 8 * heads * width * 16,
                     heads: 8 * heads,

@@ -1,5 +1,9 @@
 //! What is saved, and in which number format.
 
+use anyhow::{Result, ensure};
+
+use super::model::{Architecture, Model};
+
 /// The number format and the operations that a model is trained with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Precision {
@@ -11,6 +15,18 @@ pub(crate) struct Precision {
     pub(crate) dropout: bool,
 }
 
+impl Precision {
+    /// Checks that the model can be trained so.
+    ///
+    /// # Errors
+    /// Names the argument that the model does not have.
+    pub(crate) fn check(&self, model: &Model) -> Result<()> {
+        let is_gpt = model.architecture == Architecture::Gpt;
+        ensure!(is_gpt || !self.dropout, "--dropout is for a GPT: a Llama has none");
+        Ok(())
+    }
+}
+
 /// Bytes saved on a GPU for each sequence.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct SavedBytes {
@@ -19,3 +35,9 @@ pub(crate) struct SavedBytes {
     /// In embedding, head and loss together.
     pub(crate) ends: f64,
 }
+
+/// Bytes of a number in 32 bits.
+pub(crate) const SINGLE: f64 = 4.0;
+
+/// Bytes of a token's id.
+pub(crate) const TOKEN_ID: f64 = 8.0;

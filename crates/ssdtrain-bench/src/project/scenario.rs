@@ -2,7 +2,8 @@
 
 use super::activations::Implementation;
 use super::gpu::Gpu;
-use super::model::{Batch, Model, Parallelism};
+use super::model::Model;
+use super::parallelism::{Batch, Parallelism};
 use super::saved::Precision;
 
 /// A training run on a machine.
