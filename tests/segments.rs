@@ -47,6 +47,7 @@ fn step(
     tch::manual_seed(7);
     let step = cache.step();
     let loss = f(&inputs);
+    step.flush();
     step.backward(&loss).unwrap();
     drop(loss);
     (grads(&inputs), step.finish().unwrap())
@@ -79,7 +80,7 @@ fn what_no_recorded_operation_makes_comes_from_the_segment() {
     let (within, outside) = (assert_same(&sources, within), assert_same(&sources, outside));
     assert!(within.recomputed.bytes > outside.recomputed.bytes, "{within}\n{outside}");
     // The masks and what they are multiplied with have to be saved without a segment.
-    assert!(outside.offloaded.count > 3, "{outside}");
+    assert!(outside.offloaded.bytes > within.offloaded.bytes, "{within}\n{outside}");
 }
 
 #[test]

@@ -50,6 +50,11 @@ impl StrategyRun {
         self.learner.cache().is_none_or(TensorCache::is_settled)
     }
 
+    /// Whether any of the steps followed a plan.
+    pub(crate) fn has_planned(&self) -> bool {
+        self.outcomes.iter().filter_map(|outcome| outcome.report.as_ref()).any(|report| report.plan.is_some())
+    }
+
     /// The loss of the last step, in nats per token.
     pub(crate) fn loss(&self) -> f64 {
         self.outcomes.last().map_or(f64::NAN, |outcome| outcome.loss)

@@ -76,8 +76,9 @@ With --profile: of, batch, micro_batches, goal {peak, step},
 in_reach, plan {placements, budgets, prediction} and kept (the same prediction with everything kept), each of a micro-batch, and largest_batch; with --explain
 also explanation {peak {moment, bytes, extra, holders}, stored, reruns}, where activations are told by their index in the profile.";
 
-/// The most steps before a plan is considered settled.
+/// The most steps before a plan is considered settled, and those among which one follows it then: others keep everything for comparison.
 const MOST_STEPS: usize = 80;
+const SEVERAL: usize = 6;
 
 /// The JSON contract.
 #[derive(Serialize)]
@@ -144,18 +145,18 @@ fn settle(args: &Args, task: &Task, batch: usize, progress: &Progress) -> Result
         task.data.train.random_batches(shape.rows(), shape.block(), seed, model_device.device)?;
     progress.start();
     let (mut measured, mut profile) = (0, None);
-    for round in 0..MOST_STEPS {
+    for round in 0..MOST_STEPS + SEVERAL {
         ensure!(!interrupt::requested(), "interrupted after {round} steps");
         progress.at(round as f64 / MOST_STEPS as f64);
         seed_step(seed, round as u64);
-        if !side.is_settled() {
+        if round < MOST_STEPS && !side.is_settled() {
             side.begin();
             measured = 0;
         }
         side.step(&batches.draw()?.split(shape.accumulate)?)?;
         profile = side.learner.cache().and_then(TensorCache::profile).or(profile);
         measured += 1;
-        if measured > 5 {
+        if measured >= SEVERAL && side.has_planned() {
             break;
         }
     }
