@@ -92,6 +92,7 @@ fn segments_of_attention_with_dropout() {
         scalar(&blocks)
     });
     assert_eq!(report.reruns.count, 3, "{report:?}");
+    assert_eq!(report.fused.count, 0, "{report:?}");
 }
 
 #[test]

@@ -173,7 +173,7 @@ impl Rerun<'_> {
         for (place, output) in bound.outputs.iter().zip(outputs) {
             self.is_made(&nodes[*place], vec![output])?;
         }
-        self.fused += bytes.iter().sum::<u64>();
+        self.fused.push(bytes.iter().sum());
         Ok(true)
     }
 

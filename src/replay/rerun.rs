@@ -15,8 +15,8 @@ pub(super) struct Rerun<'a> {
     pub(super) result: Option<Storage>,
     /// Bytes that were made.
     pub(super) computed: u64,
-    /// Those of them that kernels made which run several operations.
-    pub(super) fused: u64,
+    /// Those of them that each kernel made which runs several operations.
+    pub(super) fused: Vec<u64>,
     /// The operations to run, each after those whose results it reads.
     pub(super) order: Vec<Arc<Node>>,
     /// How often what is in `storages` will still be read, and that of what is not there yet.
@@ -32,7 +32,7 @@ impl<'a> Rerun<'a> {
             target: Source::Node(Arc::clone(target), made).key(),
             result: None,
             computed: 0,
-            fused: 0,
+            fused: Vec::new(),
             order: Vec::new(),
             reads: HashMap::new(),
             storages: HashMap::new(),

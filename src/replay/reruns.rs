@@ -55,7 +55,9 @@ impl Reruns {
             }
         };
         self.counters.rerun(rerun.computed, start.elapsed());
-        self.counters.fused.add(rerun.fused);
+        for bytes in rerun.fused {
+            self.counters.fused.add(bytes);
+        }
         rerun.result.ok_or_else(|| format!("internal error: {} has no result {made}", node.operation.name()))
     }
 
