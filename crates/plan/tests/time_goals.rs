@@ -268,6 +268,7 @@ fn steps_that_vary_more_than_the_goal_allows_are_left_alone_before_long() {
         let outcomes = Outcomes::of(goal, CPU);
         assert!(outcomes.over() <= 0.35 && outcomes.unused() < 0.25);
         assert!(outcomes.place(0.5, |one| one.settled as f64) <= 60.0);
+        assert!(outcomes.place(0.9, |one| one.settled as f64) <= 80.0);
         assert!(outcomes.place(0.9, |one| f64::from(one.kept)) <= 40.0);
     }
 }

@@ -8,7 +8,7 @@ use bytesize::ByteSize;
 
 use super::attempts::{Attempts, FIRST_PROFILED};
 use super::corrections::Corrections;
-use super::cost::{Extra, Weight};
+use super::cost::Weight;
 use super::labels::Labels;
 use super::planned::{Objective, Planned, TELLING_PACE};
 use super::watch::{Seen, Watch};
@@ -24,8 +24,6 @@ use crate::{Budgets, Goal, Profile, Release, ScopeId};
 const UNPLANNED_BYTES: u64 = 512 << 20;
 /// Unplanned stalls of more than this share of the step justify another plan.
 const TELLING_STALL: f64 = 0.002;
-/// Steps of a plan that was weighed are weighed again if all of them are longer, or all shorter, by more than this share.
-const TELLING_CHANGE: f64 = 0.03;
 /// The times of at most this many steps are passed over because kernels were being made meanwhile.
 const COMPILED: u32 = 64;
 /// How often a profile is corrected without a baseline.
@@ -197,8 +195,8 @@ impl Auto {
         }
     }
 
-    /// Judges a plan by the times of its steps. If the goal is a time and it is not clear that they meet it, they are compared with steps
-    /// that keep everything, because a plan may cost more than its compute time shows.
+    /// Judges a plan by the times of its steps. If the goal is a time, its first ones are compared with steps that keep everything, because
+    /// a plan may cost more than its compute time shows, and later ones again if they are not what that has shown.
     fn judge(&mut self, seen: Seen) {
         let Some(planned) = &mut self.planned else { return };
         let is_paced = (planned.pace(seen) - 1.0).abs() <= TELLING_PACE;
@@ -209,16 +207,11 @@ impl Auto {
                 planned.keeps_in(seen.wall);
                 self.revise(|_| {});
             }
-            Some(most) => {
-                let is_unclear = if let Some(cost) = planned.corrections.cost {
+            Some(_) => {
+                let is_unclear = planned.corrections.cost.is_none_or(|cost| {
                     let usual = kept.mul_f64(1.0 + cost.expected(planned.extra()));
-                    seen.is_news() || seen.is_beyond(usual, TELLING_CHANGE)
-                } else {
-                    let measured = planned.measured(most, seen.wall, kept);
-                    let extra = Extra { error: TELLING_PACE, ..measured };
-                    let may_tighten = planned.corrections.may_tighten(extra);
-                    extra.is_over() || may_tighten || (!is_paced && seen.is_news())
-                };
+                    seen.is_news() || seen.is_beyond(usual, cost.telling_change())
+                });
                 let known = planned.corrections.cost.filter(|_| !seen.is_strange);
                 self.weighing = is_unclear.then(|| Weighing::new(seen, known.unwrap_or_default()));
             }
@@ -266,9 +259,8 @@ impl Auto {
         let pace = planned.pace(seen);
         let kept = planned.profile.work.computed().mul_f64(pace);
         let extra = self.objective.goal.step.map(|most| planned.measured(most, wall, kept));
-        let over = extra.filter(|extra| {
-            beyond.as_secs_f64() > TELLING_STALL * kept.as_secs_f64() && extra.measured > extra.allowed
-        });
+        let over = extra
+            .filter(|extra| beyond.as_secs_f64() > TELLING_STALL * kept.as_secs_f64() && extra.is_over());
         let paced = (pace - 1.0).abs() <= TELLING_PACE;
         if paced && over.is_none() {
             return;

@@ -17,6 +17,10 @@ const FIRST_DOUBT: f64 = 0.5;
 const NEXT_DOUBT: f64 = 0.15;
 const BESIDES: f64 = 0.003;
 
+/// Steps are longer or shorter than expected beyond this share, or beyond this many standard deviations where they vary more.
+const TELLING_CHANGE: f64 = 0.03;
+const TELLING_DEVIATIONS: f64 = 3.0;
+
 /// What the comparison has shown.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Weight {
@@ -25,6 +29,8 @@ pub(super) struct Weight {
     /// What a planned step takes beyond that, as a share of it, and the standard error of this share.
     pub(super) extra: f64,
     pub(super) error: f64,
+    /// The standard deviation of a single step, as a share of it.
+    pub(super) deviation: f64,
 }
 
 /// What plans take beyond a step with everything kept, as a multiple of what is planned, with its standard error.
@@ -32,6 +38,8 @@ pub(super) struct Weight {
 pub(super) struct Cost {
     times: f64,
     error: f64,
+    /// The standard deviation of a single step that was measured last, as a share of it.
+    deviation: f64,
 }
 
 /// Step times as multiples of the time with everything kept, less one: what the goal allows, and what was planned and measured.
@@ -46,7 +54,7 @@ pub(super) struct Extra {
 
 impl Default for Cost {
     fn default() -> Cost {
-        Cost { times: 1.0, error: FIRST_DOUBT }
+        Cost { times: 1.0, error: FIRST_DOUBT, deviation: 0.0 }
     }
 }
 
@@ -54,6 +62,11 @@ impl Cost {
     /// What a plan is expected to take, of which `planned` is planned.
     pub(super) fn expected(self, planned: f64) -> f64 {
         self.times * planned
+    }
+
+    /// By which share steps differ from what is expected that are not taken for chance.
+    pub(super) fn telling_change(self) -> f64 {
+        TELLING_CHANGE.max(TELLING_DEVIATIONS * self.deviation)
     }
 
     /// The cost as known once such a plan was weighed, and what the plan takes by all that is known. What was measured counts the more, the
@@ -65,7 +78,11 @@ impl Cost {
         let all = expected + weight.error.powi(2);
         let news = weight.extra - self.expected(planned);
         let times = self.times + news * doubt.powi(2) * planned / all;
-        let cost = Cost { times: times.max(0.0), error: doubt * (1.0 - by_plan / all).sqrt() };
+        let cost = Cost {
+            times: times.max(0.0),
+            error: doubt * (1.0 - by_plan / all).sqrt(),
+            deviation: weight.deviation,
+        };
         let measured = self.expected(planned) + news * expected / all;
         let error = (expected * weight.error.powi(2) / all).sqrt();
         (cost, Extra { allowed, planned, measured, error })
@@ -95,7 +112,7 @@ mod tests {
 
     /// What was measured counts this much, if `error` is its standard error.
     fn share_of_news(error: f64) -> f64 {
-        let weight = Weight { kept: Duration::from_secs(1), extra: 0.06, error };
+        let weight = Weight { kept: Duration::from_secs(1), extra: 0.06, error, deviation: error };
         let (cost, extra) = Cost::default().weighed(0.02, 0.02, weight);
         assert!((1.0..=3.0).contains(&cost.times) && extra.error <= error.min(0.011), "{cost:?} {extra:?}");
         (extra.measured - 0.02) / 0.04
@@ -111,7 +128,7 @@ mod tests {
 
     #[test]
     fn the_next_plan_is_expected_to_cost_what_the_last_one_did() {
-        let weight = Weight { kept: Duration::from_secs(1), extra: 0.15, error: 0.001 };
+        let weight = Weight { kept: Duration::from_secs(1), extra: 0.15, error: 0.001, deviation: 0.001 };
         let (cost, _) = Cost::default().weighed(0.1, 0.1, weight);
         assert!((cost.expected(0.06) - 0.09).abs() < 0.001, "{cost:?}");
         let noise = Weight { extra: 0.14, error: 0.05, ..weight };

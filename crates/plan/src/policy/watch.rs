@@ -164,7 +164,8 @@ impl Watch {
     /// Times the next steps.
     fn settle(&mut self, is_strange: bool) {
         let Watch { has_settled, rest, patience, strange_disk, .. } = *self;
-        *self = Watch { is_strange, has_settled, rest, patience, strange_disk, ..Watch::default() };
+        let usual = if is_strange { Vec::new() } else { std::mem::take(&mut self.usual) };
+        *self = Watch { is_strange, has_settled, usual, rest, patience, strange_disk, ..Watch::default() };
     }
 
     fn lose_patience(&mut self) {
@@ -262,6 +263,16 @@ mod tests {
             assert_eq!((1..2000).find(|_| see(&mut watch, 100).is_none() && watch.settles()), Some(rest));
             settle(&mut watch, false);
         }
+    }
+
+    #[test]
+    fn a_change_is_noticed_that_comes_while_steps_are_timed() {
+        let mut watch = settled();
+        while !watch.settles() {
+            see(&mut watch, 100);
+        }
+        settle(&mut watch, false);
+        assert_eq!(until_timed(&mut watch, 20), Some(5));
     }
 
     #[test]

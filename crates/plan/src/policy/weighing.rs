@@ -59,7 +59,7 @@ impl Weighing {
         let deviation = deviations.get(2 * deviations.len() / 3).copied().unwrap_or_default();
         let error = deviation * (2.0 / self.kept.len() as f64).sqrt();
         let extra = planned / kept.max(f64::MIN_POSITIVE) - 1.0;
-        Weight { kept: Duration::from_secs_f64(kept), extra, error }
+        Weight { kept: Duration::from_secs_f64(kept), extra, error, deviation }
     }
 }
 
@@ -124,7 +124,7 @@ mod tests {
     fn there_is_a_result_with_every_second_planned_step() {
         let weights = weigh(|_, kept| wall(kept));
         assert_eq!(weights.len(), 3);
-        for Weight { kept, extra, error } in weights {
+        for Weight { kept, extra, error, .. } in weights {
             assert!(kept == 100 * MS && (extra - 0.03).abs() < 1e-9 && error < 1e-9);
         }
     }
