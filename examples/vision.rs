@@ -14,7 +14,7 @@ use tch::{Device, Kind, Tensor, vision};
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// At most this many steps come before the measured ones: until the plan is settled.
-const WARMUP: usize = 96;
+const WARMUP: usize = 256;
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);

@@ -154,6 +154,17 @@ impl Chain {
         self.outputs.iter().map(|step| self.steps[*step].element)
     }
 
+    /// The same chain as another of libtorch's kernels would round it, if there is one.
+    pub(crate) fn alternative(&self) -> Option<Chain> {
+        let mut other = self.clone();
+        for step in &mut other.steps {
+            if step.function == Function::BatchNorm {
+                step.function = Function::BatchNormFolded;
+            }
+        }
+        (other != *self).then_some(other)
+    }
+
     /// How many bytes it reads of each input from its first element on, at most, and whether that has to be aligned.
     pub(crate) fn reads(&self, count: u64) -> Vec<(u64, bool)> {
         let read = |Input { element, layout, is_aligned }: &Input| {
@@ -203,7 +214,13 @@ mod tests {
     }
 
     fn product(operands: Vec<Operand>) -> Pointwise {
-        Pointwise { function: Function::Multiply, operands, element: Element::Half, count: 1 << 20 }
+        Pointwise {
+            function: Function::Multiply,
+            operands,
+            element: Element::Half,
+            count: 1 << 20,
+            statistics: vec![],
+        }
     }
 
     #[test]

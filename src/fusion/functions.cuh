@@ -23,3 +23,16 @@ __device__ __forceinline__ float gelu_by_tangent(float x) {
   const float inner = (float)(1.41421356237309504880 * 1.12837916709551257390 * 0.5) * (x + (float)0.044715 * cube);
   return __fmul_rn(0.5f * x, 1.0f + tanhf(inner));
 }
+__device__ __forceinline__ float layer_norm(float x, float mean, float root, float weight, float bias) {
+  return __fmaf_rn(__fmul_rn(x - mean, root), weight, bias);
+}
+__device__ __forceinline__ float root_mean_square_norm(float x, float root, float weight) {
+  return __fmul_rn(__fmul_rn(x, root), weight);
+}
+__device__ __forceinline__ float batch_norm(float x, float mean, float root, float weight, float bias) {
+  return __fmaf_rn(__fmul_rn(x - mean, weight), root, bias);
+}
+__device__ __forceinline__ float batch_norm_folded(float x, float mean, float root, float weight, float bias) {
+  const float scale = __fmul_rn(weight, root);
+  return __fmaf_rn(x, scale, bias - __fmul_rn(mean, scale));
+}

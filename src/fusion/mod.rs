@@ -10,10 +10,12 @@ mod groups;
 #[cfg(test)]
 mod host;
 mod layout;
+mod norm;
 mod operation;
 mod source;
 
 pub(crate) use self::chain::{ALIGNMENT, Bound, Chain, Member, bind};
 pub(crate) use self::groups::{Vertex, groups};
+pub(crate) use self::norm::is_norm;
 pub(crate) use self::operation::{Pointwise, Read};
 pub(crate) use self::source::{ENTRY, THREADS, source};

@@ -1,9 +1,12 @@
 //! The operations that a kernel can compute as libtorch does.
 
+use std::borrow::Cow;
+
 use ssdtrain_libtorch::{Argument, Call, View};
 use tch::Kind;
 
 use super::layout::{Layout, layout, order};
+use super::norm;
 
 /// A type of elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,9 +38,17 @@ pub(crate) enum Function {
     Relu,
     Gelu,
     GeluByTangent,
+    /// Of rows, from their means and reciprocal deviations, with weights and biases.
+    LayerNorm,
+    /// Of rows, from their reciprocal roots of mean squares, with weights.
+    RootMeanSquareNorm,
+    /// Of channels, as layer norms.
+    BatchNorm,
+    /// The same, rounded as cuDNN does for small images.
+    BatchNormFolded,
 }
 
-/// An operation that computes each element of its one result from one element of each operand.
+/// An operation that computes each element of its first result from one element of each operand.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Pointwise {
     pub(crate) function: Function,
@@ -46,6 +57,8 @@ pub(crate) struct Pointwise {
     pub(crate) element: Element,
     /// How many elements the result has. They lie side by side from the beginning of its storage.
     pub(crate) count: u64,
+    /// Which of its other results have to be there: a norm is pointwise once its statistics are known.
+    pub(crate) statistics: Vec<usize>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -58,7 +71,7 @@ pub(crate) enum Operand {
 /// A tensor that is read.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Read {
-    /// Which of the storages that the operation reads.
+    /// Which of the storages that the operation reads; the statistics that it made itself come after them.
     pub(crate) storage: usize,
     pub(crate) element: Element,
     /// In elements.
@@ -94,22 +107,27 @@ impl Read {
 impl Pointwise {
     /// What the call computes, if it is pointwise and known.
     pub(crate) fn of(call: &Call) -> Option<Pointwise> {
-        let [result] = &call.results[..] else { return None };
+        let (result, others) = call.results.split_first()?;
         let element = Element::of(result.kind)?;
         let order = order(&result.sizes, &result.strides)?;
-        if result.is_on_cpu || result.offset != 0 {
+        if result.is_on_cpu || result.offset != 0 || result.storage != 0 {
             return None;
         }
-        let (function, arguments) = function(call, element)?;
+        let (function, arguments, statistics) = if others.is_empty() {
+            let (function, arguments) = function(call, element)?;
+            (function, arguments, Vec::new())
+        } else {
+            norm::function(call, result, others)?
+        };
         let operands = arguments
             .into_iter()
             .map(|argument| match argument {
-                Given::Tensor(view) => read(view, &order, result.sizes.len()).map(Operand::Tensor),
+                Given::Tensor(view) => read(&view, &order, result.sizes.len()).map(Operand::Tensor),
                 Given::Number(number) => Some(Operand::Number(number)),
             })
             .collect::<Option<Vec<_>>>()?;
         let count = order.iter().map(|(_, size)| size).product();
-        (count > 0).then_some(Pointwise { function, operands, element, count })
+        (count > 0).then_some(Pointwise { function, operands, element, count, statistics })
     }
 
     /// The bytes that it reads and writes.
@@ -139,9 +157,15 @@ fn read(view: &View, order: &[(usize, u64)], rank: usize) -> Option<Read> {
     })
 }
 
-enum Given<'a> {
-    Tensor(&'a View),
+pub(super) enum Given<'a> {
+    Tensor(Cow<'a, View>),
     Number(f32),
+}
+
+impl<'a> From<&'a View> for Given<'a> {
+    fn from(view: &'a View) -> Given<'a> {
+        Given::Tensor(Cow::Borrowed(view))
+    }
 }
 
 /// The function of a call and its operands.
@@ -149,12 +173,12 @@ fn function(call: &Call, element: Element) -> Option<(Function, Vec<Given<'_>>)>
     let arguments = &call.arguments[..];
     let name = call.name.strip_prefix("aten::")?;
     let unary = |function| match arguments {
-        [Argument::Tensor(view)] => Some((function, vec![Given::Tensor(view)])),
+        [Argument::Tensor(view)] => Some((function, vec![view.into()])),
         _ => None,
     };
     match (name, call.overload.as_str()) {
         ("_to_copy" | "clone", "") => match arguments.first()? {
-            Argument::Tensor(view) => Some((Function::Convert, vec![Given::Tensor(view)])),
+            Argument::Tensor(view) => Some((Function::Convert, vec![view.into()])),
             _ => None,
         },
         ("add", "Tensor" | "Scalar") => sum(arguments, 1.0),
@@ -169,24 +193,24 @@ fn function(call: &Call, element: Element) -> Option<(Function, Vec<Given<'_>>)>
         },
         ("div", "Tensor" | "Scalar") => match arguments {
             [Argument::Tensor(left), Argument::Tensor(right)] => {
-                Some((Function::Divide, vec![Given::Tensor(left), Given::Tensor(right)]))
+                Some((Function::Divide, vec![left.into(), right.into()]))
             }
             // As libtorch's kernel.
             [Argument::Tensor(left), right] => {
-                Some((Function::Multiply, vec![Given::Tensor(left), Given::Number(1.0 / number(right)?)]))
+                Some((Function::Multiply, vec![left.into(), Given::Number(1.0 / number(right)?)]))
             }
             _ => None,
         },
         ("pow", "Tensor_Scalar") => match arguments {
             [Argument::Tensor(view), exponent] if number(exponent)? == 2.0 => {
-                Some((Function::Square, vec![Given::Tensor(view)]))
+                Some((Function::Square, vec![view.into()]))
             }
             _ => None,
         },
         ("gelu", "") => match arguments {
             [Argument::Tensor(view), Argument::Text(approximate)] => {
                 let function = if approximate == "tanh" { Function::GeluByTangent } else { Function::Gelu };
-                Some((function, vec![Given::Tensor(view)]))
+                Some((function, vec![view.into()]))
             }
             _ => None,
         },
@@ -232,7 +256,7 @@ fn sum_of<'a>(left: &'a Argument, right: &'a Argument, alpha: f32) -> Option<(Fu
 
 fn given(argument: &Argument) -> Option<Given<'_>> {
     match argument {
-        Argument::Tensor(view) => Some(Given::Tensor(view)),
+        Argument::Tensor(view) => Some(view.into()),
         other => number(other).map(Given::Number),
     }
 }

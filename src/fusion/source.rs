@@ -225,6 +225,10 @@ fn function_name(function: Function) -> &'static str {
         Function::Relu => "relu",
         Function::Gelu => "gelu",
         Function::GeluByTangent => "gelu_by_tangent",
+        Function::LayerNorm => "layer_norm",
+        Function::RootMeanSquareNorm => "root_mean_square_norm",
+        Function::BatchNorm => "batch_norm",
+        Function::BatchNormFolded => "batch_norm_folded",
     }
 }
 

@@ -27,7 +27,7 @@ impl Family {
         let known = |(place, entry)| Some((*lineage.identities.get(entry)?, place));
         let identities: HashMap<Identity, usize> = entries.iter().enumerate().filter_map(known).collect();
         let mut results = HashMap::new();
-        for identity in identities.keys() {
+        for identity in identities.keys().filter(|identity| !lineage.is_statistic(**identity)) {
             if let Identity::Result { operation, .. } = identity {
                 *results.entry(*operation).or_default() += 1;
             }
@@ -88,6 +88,10 @@ impl Build<'_> {
     fn add_saved(&mut self, entry: u64) {
         let lineage = self.lineage;
         let identity = lineage.identities.get(&entry).copied();
+        if identity.is_some_and(|identity| lineage.is_statistic(identity)) {
+            self.items.push(Item::Saved(self.makers.len()));
+            return self.makers.push(None);
+        }
         if let Some(Identity::Result { operation, .. }) = identity {
             self.add_ancestors(operation);
         }
@@ -331,7 +335,14 @@ mod tests {
         (
             number,
             (
-                Operation { number, name: NAMES[number as usize], stamps: (0, 0), reads, traffic: None },
+                Operation {
+                    number,
+                    name: NAMES[number as usize],
+                    stamps: (0, 0),
+                    reads,
+                    traffic: None,
+                    is_shorter: false,
+                },
                 u32::try_from(number).unwrap() * MS,
             ),
         )
@@ -393,6 +404,17 @@ mod tests {
         let operations = [operation(1, &[], &[]), operation(2, &[1], &[])];
         let family = Family::of(&lineage(&[(70, 2), (71, 1)], operations), activations(2), &[70, 71]);
         assert_eq!(inputs(&family.activations[0]), Some((2 * MS, vec![1])));
+    }
+
+    #[test]
+    fn statistics_of_a_norm_are_not_computed_again() {
+        let (number, (norm, time)) = operation(2, &[1], &[]);
+        let operations = [operation(1, &[], &[]), (number, (Operation { is_shorter: true, ..norm }, time))];
+        let mut lineage = lineage(&[(70, 1), (71, 2), (72, 2)], operations);
+        lineage.identities.insert(71, Identity::Result { operation: 2, result: 1 });
+        let family = Family::of(&lineage, activations(3), &[70, 71, 72]);
+        let recipes: Vec<_> = family.activations.iter().map(inputs).collect();
+        assert_eq!(recipes, [Some((MS, vec![])), None, Some((2 * MS, vec![0]))]);
     }
 
     #[test]

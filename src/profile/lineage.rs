@@ -6,6 +6,9 @@ use std::time::Duration;
 use ssdtrain_libtorch::StorageId;
 use ssdtrain_plan::Activation;
 
+/// Operations that read and write less show nothing of the rate: they take as long as their launch.
+const TELLING: u64 = 4 << 20;
+
 /// A storage of a step, as it was when an operation made or read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Identity {
@@ -27,6 +30,8 @@ pub(crate) struct Operation {
     pub(crate) reads: Vec<Read>,
     /// If it may run as one kernel with others: the bytes that it reads and writes by itself.
     pub(crate) traffic: Option<u64>,
+    /// Whether that kernel does less than the operation did: of a norm, it does not compute the statistics.
+    pub(crate) is_shorter: bool,
 }
 
 /// A storage that an operation read.
@@ -99,6 +104,27 @@ impl Lineage {
         }
     }
 
+    /// Whether this is what a kernel reads that computes the operation's first result again. It is not computed again itself.
+    pub(super) fn is_statistic(&self, identity: Identity) -> bool {
+        let Identity::Result { operation, result } = identity else { return false };
+        result > 0 && self.operations.get(&operation).is_some_and(|(operation, _)| operation.is_shorter)
+    }
+
+    /// Gives operations that are shorter as a kernel the time of what they read and write then, at the rate of the others.
+    pub(super) fn shorten(&mut self) {
+        let pace = |(operation, time): &(Operation, Duration)| {
+            let traffic = operation.traffic.filter(|traffic| *traffic >= TELLING && !operation.is_shorter)?;
+            Some(time.as_secs_f64() / traffic as f64)
+        };
+        let mut paces: Vec<f64> = self.operations.values().filter_map(pace).collect();
+        paces.sort_unstable_by(f64::total_cmp);
+        let Some(pace) = paces.get(paces.len() / 2) else { return };
+        for (operation, time) in self.operations.values_mut().filter(|(operation, _)| operation.is_shorter) {
+            let bytes = operation.traffic.unwrap_or(u64::MAX);
+            *time = Duration::try_from_secs_f64(pace * bytes as f64).map_or(*time, |short| short.min(*time));
+        }
+    }
+
     /// The most bytes that a segment holds at once while it runs again: as many as in forward besides what is saved, and what it saved
     /// and still used.
     pub(super) fn held_by(&self, number: usize, saved: &[Activation], entries: &[u64]) -> u64 {
@@ -113,5 +139,36 @@ impl Lineage {
             before.push(place);
         }
         most.saturating_sub(segment.beside)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn operation(number: u64, megabytes: u64, is_shorter: bool) -> Operation {
+        let traffic = Some(megabytes << 20);
+        Operation { number, name: "", stamps: (0, 0), reads: Vec::new(), traffic, is_shorter }
+    }
+
+    #[test]
+    fn a_norm_takes_no_longer_than_its_bytes_do() {
+        let mut lineage = Lineage::default();
+        let times = [
+            (100, false, 10),
+            (300, false, 30),
+            (100, false, 15),
+            (1, false, 9),
+            (200, true, 60),
+            (900, true, 60),
+        ];
+        for (number, (megabytes, is_shorter, millis)) in (0..).zip(times) {
+            lineage.operations.insert(number, (operation(number, megabytes, is_shorter), millis * MS));
+        }
+        lineage.shorten();
+        let times: Vec<Duration> = lineage.operations.values().map(|(_, time)| *time).collect();
+        assert_eq!(times, [10 * MS, 30 * MS, 15 * MS, 9 * MS, 20 * MS, 60 * MS]);
     }
 }

@@ -314,6 +314,7 @@ impl Probe {
             })
         });
         let notes: Vec<Notes> = notes.collect::<Option<_>>()?;
+        lineage.shorten();
         let rest = end.at.saturating_duration_since(book.ended?.reach()?.at);
         // What is allocated beyond the first micro-batch's beginning when the second begins.
         let left = match book.at_first_save[..] {

@@ -12,31 +12,81 @@ use super::rerun::Rerun;
 use crate::device::{Arguments, Kernel};
 use crate::fusion::{self, Bound, Member, Pointwise, Vertex};
 
-/// The operations of a rerun in groups, each of which may run as one kernel, in an order that they can run in.
-pub(super) fn groups(order: &[Arc<Node>], chains: Option<&Chains>) -> Vec<Vec<Arc<Node>>> {
-    let single = || order.iter().map(|node| vec![Arc::clone(node)]).collect();
-    let Some(chains) = chains.filter(|chains| order.len() > 1 && chains.is_able()) else { return single() };
-    let numbers: HashMap<usize, usize> =
-        order.iter().enumerate().map(|(number, node)| (Arc::as_ptr(node).addr(), number)).collect();
-    let vertices: Vec<Vertex> = order.iter().map(|node| vertex(node, &numbers, chains)).collect();
-    let groups = fusion::groups(&vertices).into_iter();
-    groups.map(|group| group.into_iter().map(|member| Arc::clone(&order[member])).collect()).collect()
+/// Operations of a rerun that run in a row.
+pub(super) struct Group {
+    pub(super) nodes: Vec<Arc<Node>>,
+    /// Whether one kernel may run them, and is worth it.
+    pub(super) is_chain: bool,
 }
 
-fn vertex(node: &Node, numbers: &HashMap<usize, usize>, chains: &Chains) -> Vertex {
+impl Group {
+    fn single(node: &Arc<Node>) -> Group {
+        Group { nodes: vec![Arc::clone(node)], is_chain: false }
+    }
+}
+
+impl Rerun<'_> {
+    /// Its operations in groups, in an order that they can run in.
+    pub(super) fn groups(&self, order: &[Arc<Node>], chains: Option<&Chains>) -> Vec<Group> {
+        let Some(chains) = chains.filter(|chains| chains.is_able()) else {
+            return order.iter().map(Group::single).collect();
+        };
+        // A norm by itself is worth a kernel, which spares a pass for its statistics.
+        let is_short =
+            |node: &Node| pointwise(node, chains).is_some_and(|known| !known.statistics.is_empty());
+        if let [node] = order
+            && !is_short(node)
+        {
+            return vec![Group::single(node)];
+        }
+        let numbers: HashMap<usize, usize> =
+            order.iter().enumerate().map(|(number, node)| (Arc::as_ptr(node).addr(), number)).collect();
+        let vertices: Vec<Vertex> = order.iter().map(|node| self.vertex(node, &numbers, chains)).collect();
+        let group = |members: Vec<usize>| Group {
+            is_chain: match members[..] {
+                [member] => vertices[member].count.is_some() && is_short(&order[member]),
+                _ => true,
+            },
+            nodes: members.into_iter().map(|member| Arc::clone(&order[member])).collect(),
+        };
+        fusion::groups(&vertices).into_iter().map(group).collect()
+    }
+
+    fn vertex(&self, node: &Node, numbers: &HashMap<usize, usize>, chains: &Chains) -> Vertex {
+        let known = pointwise(node, chains).filter(|_| !self.needs_others(node));
+        vertex(node, known, numbers, chains)
+    }
+
+    /// Whether any result of the operation is needed besides the first.
+    fn needs_others(&self, node: &Node) -> bool {
+        (1..node.operation.made().len()).any(|made| {
+            let key = (std::ptr::from_ref(node).addr(), made);
+            key == self.target
+                || self.reads.get(&key).is_some_and(|reads| *reads > 0)
+                || node.is_awaited(made)
+        })
+    }
+}
+
+fn vertex(
+    node: &Node,
+    known: Option<&Pointwise>,
+    numbers: &HashMap<usize, usize>,
+    chains: &Chains,
+) -> Vertex {
     let maker = |source: &Source| match source {
         Source::Node(node, _) => numbers.get(&Arc::as_ptr(node).addr()).copied(),
         Source::Leaf(_) => None,
     };
     let reads = node.sources.iter().filter_map(maker).collect();
-    let Some(known) = pointwise(node, chains) else { return Vertex { reads, ..Vertex::default() } };
+    let Some(known) = known else { return Vertex { reads, ..Vertex::default() } };
     let is_followed = |storage: usize| {
         let mut views = known.reads().filter(|read| read.storage == storage).peekable();
         views.peek().is_some() && views.all(fusion::Read::is_whole)
     };
     let sources = node.sources.iter().enumerate();
     let followed = sources.filter(|(storage, source)| {
-        let Source::Node(before, _) = source else { return false };
+        let Source::Node(before, 0) = source else { return false };
         // The whole storage has to be the whole result.
         let is_whole = pointwise(before, chains).is_some_and(|before| {
             before.count == known.count
@@ -54,30 +104,51 @@ fn vertex(node: &Node, numbers: &HashMap<usize, usize>, chains: &Chains) -> Vert
 /// What the operation computes, if a kernel of this device can.
 fn pointwise<'a>(node: &'a Node, chains: &Chains) -> Option<&'a Pointwise> {
     let known = node.pointwise.get_or_init(|| known(&node.operation));
-    known.as_ref().filter(|(device, _)| *device == Device::Cuda(chains.device())).map(|(_, known)| known)
+    let known = known.as_ref().filter(|(device, _)| *device == Device::Cuda(chains.device()));
+    // The statistics may not have been there any more.
+    known.map(|(_, known)| known).filter(|known| known.reads().all(|read| read.storage < node.sources.len()))
 }
 
 fn known(operation: &Recorded) -> Option<(Device, Pointwise)> {
     let known = Pointwise::of(&operation.call())?;
-    let mut made = operation.made();
-    let result = made.next().filter(|_| made.next().is_none())?;
-    (result.bytes() == known.count * known.element.bytes()).then_some((result.device(), known))
+    let result = operation.made().next()?;
+    let is_alone = operation.made().len() == 1 + known.statistics.len();
+    (is_alone && result.bytes() == known.count * known.element.bytes()).then_some((result.device(), known))
 }
 
-/// The bytes that an operation reads and writes by itself, if it may run as one kernel with others.
-pub(super) fn traffic(operation: &Recorded, chains: &Chains) -> Option<u64> {
+/// What a kernel makes of an operation.
+pub(super) struct Pass {
+    /// The bytes that it reads and writes if it runs by itself.
+    pub(super) traffic: u64,
+    /// Which of the operation's own results it reads.
+    pub(super) statistics: Vec<usize>,
+}
+
+/// What a kernel makes of an operation, if one can run it, maybe with others, while its statistics are there.
+pub(super) fn pass(operation: &Recorded, chains: &Chains) -> Option<Pass> {
     let (device, known) = known(operation).filter(|_| chains.is_able())?;
-    (device == Device::Cuda(chains.device())).then(|| known.traffic())
+    let are_there = known
+        .statistics
+        .iter()
+        .all(|made| operation.made().nth(*made).is_some_and(|statistic| statistic.unwritten().is_some()));
+    (are_there && device == Device::Cuda(chains.device()))
+        .then(|| Pass { traffic: known.traffic(), statistics: known.statistics })
 }
 
 impl Rerun<'_> {
     /// Runs a group of pointwise operations; false if another thread has changed something that they read.
     pub(super) fn chain(&mut self, chains: &Chains, nodes: &[Arc<Node>]) -> Result<bool, String> {
-        let (bound, sources) = self.bind(chains, nodes);
-        match chains.way(&bound.chain, bound.count) {
-            Way::Single => self.one_after_another(nodes),
-            Way::Compared(kernel) => self.compare(chains, nodes, &bound, &sources, &kernel),
-            Way::Kernel(kernel) => self.run_kernel(chains, nodes, &bound, &sources, &kernel),
+        let (mut bound, sources) = self.bind(chains, nodes);
+        loop {
+            return match chains.way(&bound.chain, bound.count) {
+                Way::Refused if let Some(other) = bound.chain.alternative() => {
+                    bound.chain = other;
+                    continue;
+                }
+                Way::Single | Way::Refused => self.one_after_another(nodes),
+                Way::Compared(kernel) => self.compare(chains, nodes, &bound, &sources, &kernel),
+                Way::Kernel(kernel) => self.run_kernel(chains, nodes, &bound, &sources, &kernel),
+            };
         }
     }
 
@@ -124,7 +195,7 @@ impl Rerun<'_> {
         for (place, node) in nodes.iter().enumerate() {
             let Some(made) = self.single(node)? else { return Ok(false) };
             if bound.outputs.contains(&place) {
-                outputs.extend(made);
+                outputs.extend(made.into_iter().next());
             }
         }
         let arguments =

@@ -33,8 +33,10 @@ enum Known {
 
 /// How a chain is to run.
 pub(super) enum Way {
-    /// One operation after another.
+    /// One operation after another, for now.
     Single,
+    /// One operation after another for good.
+    Refused,
     /// So, and then the kernel's bits are to be compared.
     Compared(Arc<Kernel>),
     Kernel(Arc<Kernel>),
@@ -80,7 +82,8 @@ impl Chains {
                     self.was_settling.store(true, Ordering::Relaxed);
                     return Way::Compared(Arc::clone(kernel));
                 }
-                Some(Known::Waiting | Known::Refused) => return Way::Single,
+                Some(Known::Waiting) => return Way::Single,
+                Some(Known::Refused) => return Way::Refused,
                 None => drop(known.insert(chain.clone(), Known::Waiting)),
             }
         }
@@ -106,9 +109,11 @@ impl Chains {
         }
     }
 
-    /// From now on, the chain runs as single operations.
+    /// From now on, the chain runs as its [alternative](Chain::alternative), or as single operations.
     pub(super) fn refuse(&self, chain: &Chain, reason: &str) {
-        tracing::warn!(reason, ?chain, "a kernel is not used: its operations run one after another");
+        if chain.alternative().is_none() {
+            tracing::warn!(reason, ?chain, "a kernel is not used: its operations run one after another");
+        }
         drop(self.known.lock().insert(chain.clone(), Known::Refused));
     }
 

@@ -15,6 +15,7 @@ use crate::telemetry::ScopeId;
 /// A recorded operation, and where what it reads comes from.
 pub(super) struct Node {
     pub(super) operation: Recorded,
+    /// Of what it reads, and then of the statistics that it made itself, if a kernel can compute its result from them.
     pub(super) sources: Vec<Source>,
     pub(super) scope: ScopeId,
     /// What it computes and where, if that is pointwise, once someone has looked.
@@ -78,6 +79,11 @@ impl Node {
     pub(super) fn new(operation: Recorded, sources: Vec<Source>, scope: ScopeId) -> Arc<Node> {
         let results = operation.made().map(|_| Made::default()).collect();
         Arc::new(Node { operation, sources, scope, pointwise: OnceLock::new(), results: Mutex::new(results) })
+    }
+
+    /// Where the storages that the operation reads come from.
+    pub(super) fn own_sources(&self) -> &[Source] {
+        &self.sources[..self.operation.read().len()]
     }
 
     /// One more handle to one of the results, which is `storage` now; with `verify`, reruns have to make the same bytes. The second

@@ -85,11 +85,13 @@ impl Origins {
                 let exists = exists && read.device() == stays.device;
                 reads.push(Read { identity, bytes: read.bytes(), exists });
             }
+            let pass = chains.and_then(|chains| chained::pass(&operation, chains));
             operations.push(Operation {
                 number: operation.number(),
                 name: operation.name(),
                 stamps: operation.stamps(),
-                traffic: chains.and_then(|chains| chained::traffic(&operation, chains)),
+                is_shorter: pass.as_ref().is_some_and(|pass| !pass.statistics.is_empty()),
+                traffic: pass.map(|pass| pass.traffic),
                 reads,
             });
         }

@@ -8,6 +8,7 @@ use ssdtrain_libtorch::{
 };
 use ssdtrain_plan::Placement;
 
+use super::chained;
 use super::chains::Chains;
 use super::leaf::{self, Leaf};
 use super::node::{Node, Share, Source};
@@ -16,6 +17,7 @@ use super::reruns::Reruns;
 use super::saving::{Saving, Stays};
 use super::standing::Standing;
 use crate::cache::{Cache, Subject};
+use crate::fusion;
 use crate::profile::{Operation, Origin, Read};
 use crate::telemetry::Counters;
 
@@ -117,7 +119,8 @@ impl Replays {
             .map(|(index, read)| self.source(&operation, index, &read, search, depth))
             .collect::<Result<Vec<_>, Missing>>();
         match sources {
-            Ok(sources) => {
+            Ok(mut sources) => {
+                sources.extend(self.statistics(&operation, search.saving));
                 Ok(self.standing.insert_node(Node::new(operation, sources, search.saving.by.scope)))
             }
             Err(missing) => {
@@ -145,10 +148,11 @@ impl Replays {
             return Ok(Source::Node(node, *made));
         }
         let alive = read.unwritten();
+        let unwritten = || operation.read().nth(index)?.unwritten();
         if saving.stays.has(id, read.bytes())
             && let Some(storage) = &alive
         {
-            let leaf = self.leaf(operation, index, saving, |_| Some(leaf::Source::Held(storage.clone())));
+            let leaf = self.leaf(unwritten, |_| Some(leaf::Source::Held(storage.clone())));
             return leaf.ok_or(Missing::Bytes);
         }
         let planned = maker.as_ref().and_then(|(maker, made)| (saving.planned)(maker.number(), *made));
@@ -168,7 +172,7 @@ impl Replays {
         }
         let storage = alive.filter(|_| read.device() == saving.stays.device).ok_or(Missing::Bytes)?;
         let keep = planned == Some(Placement::Keep);
-        let leaf = self.leaf(operation, index, saving, |saving| {
+        let leaf = self.leaf(unwritten, |_| {
             let subject = Subject::whole(storage.clone(), read.version());
             saving.by.record.add(saving.by.scope, storage.bytes(), keep);
             self.cache.save(subject, keep, saving.by).map(leaf::Source::Entry)
@@ -176,21 +180,40 @@ impl Replays {
         leaf.ok_or(Missing::Bytes)
     }
 
-    /// The leaf of the storage number `index` of those that `operation` reads, with the bytes that `source` takes care of.
+    /// The statistics that an operation has made itself and that a kernel needs to compute its result, unless one is to be computed again.
+    fn statistics(&self, operation: &Recorded, saving: &Saving<'_>) -> Vec<Source> {
+        let chains = self.reruns.chains().filter(|_| fusion::is_norm(operation.name()));
+        let Some(pass) = chains.and_then(|chains| chained::pass(operation, chains)) else {
+            return Vec::new();
+        };
+        let leaf = |made: &usize| {
+            let made = *made;
+            let unwritten = || operation.made().nth(made)?.unwritten();
+            self.leaf(unwritten, |storage| {
+                if saving.stays.has(storage.id(), storage.bytes()) {
+                    return Some(leaf::Source::Held(storage.clone()));
+                }
+                let planned = (saving.planned)(operation.number(), made);
+                let planned = planned.filter(|planned| *planned != Placement::Recompute)?;
+                let subject = Subject::whole(storage.clone(), operation.made().nth(made)?.version());
+                self.cache.save(subject, planned == Placement::Keep, saving.by).map(leaf::Source::Entry)
+            })
+        };
+        pass.statistics.iter().map(leaf).collect::<Option<_>>().unwrap_or_default()
+    }
+
+    /// The leaf of a storage that has its bytes still, of which `source` takes care.
     fn leaf(
         &self,
-        operation: &Recorded,
-        index: usize,
-        saving: &Saving<'_>,
-        source: impl FnOnce(&Saving<'_>) -> Option<leaf::Source>,
+        unwritten: impl Fn() -> Option<Storage>,
+        source: impl FnOnce(&Storage) -> Option<leaf::Source>,
     ) -> Option<Source> {
-        let unwritten = || operation.read().nth(index)?.unwritten();
         let storage = unwritten()?;
         let leaf = if let Some(leaf) = self.standing.leaf(storage.id()) {
             leaf
         } else {
             let watch = Watch::new(&storage);
-            let made = Arc::new(Leaf::new(watch, source(saving)?));
+            let made = Arc::new(Leaf::new(watch, source(&storage)?));
             self.standing.insert_leaf(made)
         };
         // Looked at again now that writes are reported.

@@ -89,10 +89,10 @@ impl<'a> Rerun<'a> {
     }
 
     fn repeat(&mut self, node: &Node) -> Result<Option<Vec<Storage>>, String> {
-        let read = node.sources.iter().map(|source| self.fetch(source));
+        let read = node.own_sources().iter().map(|source| self.fetch(source));
         let read = read.collect::<Result<Vec<_>, String>>()?;
         let made = node.operation.repeat(&read).map_err(|error| error.0)?;
-        if !node.sources.iter().zip(&read).all(|(source, storage)| source.has_served(storage)) {
+        if !node.own_sources().iter().zip(&read).all(|(source, storage)| source.has_served(storage)) {
             return Ok(None);
         }
         self.has_read(node);

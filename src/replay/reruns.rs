@@ -6,7 +6,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use ssdtrain_libtorch::Storage;
 
-use super::chained;
+use super::chained::Group;
 use super::chains::Chains;
 use super::node::Node;
 use super::rerun::Rerun;
@@ -66,10 +66,10 @@ impl Reruns {
         let mut rerun = Rerun::new(node, made, &self.cache.scopes);
         let order = std::mem::take(&mut rerun.order);
         let chains = self.chains();
-        for group in chained::groups(&order, chains) {
-            let is_done = match (chains, &group[..]) {
-                (Some(chains), [_, _, ..]) => rerun.chain(chains, &group)?,
-                _ => rerun.one_after_another(&group)?,
+        for Group { nodes, is_chain } in rerun.groups(&order, chains) {
+            let is_done = match chains.filter(|_| is_chain) {
+                Some(chains) => rerun.chain(chains, &nodes)?,
+                None => rerun.one_after_another(&nodes)?,
             };
             if !is_done {
                 return Ok(None);

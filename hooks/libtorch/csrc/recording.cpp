@@ -14,6 +14,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <unordered_map>
@@ -225,10 +226,12 @@ c10::intrusive_ptr<Recorded> begin(const c10::OperatorHandle& op, const Repeatab
 // The operation has run, and its results are on the stack.
 void end(Recording& recording, c10::intrusive_ptr<Recorded> recorded, const Stack& stack) {
   const auto results = torch::jit::last(stack, recorded->op.schema().returns().size());
-  const size_t certain = repeatable(recorded->op).only_first ? 1 : results.size();
+  const size_t certain = std::min(repeatable(recorded->op).results, results.size());
   for (size_t i = 0; i < certain; ++i) {
     if (!results[i].isTensor() || !results[i].toTensor().defined() || !is_plain(results[i].toTensor())) continue;
     const at::Tensor& t = results[i].toTensor();
+    // What a norm has no statistics for.
+    if (i > 0 && t.numel() == 0) continue;
     // A view of an argument has no bytes of its own.
     for (const Record& read : recorded->read) {
       if (read.address() == t.storage().unsafeGetStorageImpl()) return;

@@ -57,6 +57,8 @@ constexpr Attention kAttentions[] = {
 // Their schemas do not say that they write.
 constexpr std::string_view kBatchNorms[] = {"cudnn_batch_norm", "native_batch_norm"};
 constexpr size_t kStatistics = 3;
+// What is normalized, the means and the reciprocal deviations.
+constexpr size_t kNormResults = 3;
 
 static_assert(is_sorted(kElements) && is_sorted(kSums) && is_sorted(kProducts) && is_sorted(kBenchmarked) && is_sorted(kBatchNorms),
               "looked up by bisection");
@@ -80,12 +82,14 @@ Repeatable look_at(const c10::FunctionSchema& schema) {
   if (is_in(kProducts, name)) of.is_certain = of.by_flags = true;
   of.by_benchmark = is_in(kBenchmarked, name);
   if (is_in(kBatchNorms, name)) {
-    of.is_certain = of.by_flags = of.only_first = true;
+    of.is_certain = of.by_flags = true;
+    of.results = kNormResults;
     of.statistics = kStatistics;
   }
   for (const Attention& one : kAttentions) {
     if (one.name != name) continue;
-    of.is_certain = of.by_flags = of.only_first = true;
+    of.is_certain = of.by_flags = true;
+    of.results = 1;
     of.dropout = one.dropout;
   }
   return of;

@@ -12,8 +12,8 @@ struct Repeatable {
   bool by_flags = false;
   // On a GPU, cuDNN may time several algorithms for it, and take another one the next time, if it is asked to.
   bool by_benchmark = false;
-  // Only its first result: the others may have bytes that nobody has written.
-  bool only_first = false;
+  // Only so many of its results: the others may have bytes that nobody has written.
+  size_t results = SIZE_MAX;
   // Its result is random unless this argument is zero.
   size_t dropout = SIZE_MAX;
   // Running statistics: this argument and the next. The one after them says whether it is training; then they are only

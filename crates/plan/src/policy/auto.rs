@@ -25,7 +25,7 @@ const UNPLANNED_BYTES: u64 = 512 << 20;
 /// Unplanned stalls of more than this share of the step justify another plan.
 const TELLING_STALL: f64 = 0.002;
 /// The times of at most this many steps are passed over because kernels were being made meanwhile.
-const COMPILED: u32 = 64;
+const COMPILED: u32 = 256;
 /// How often a profile is corrected without a baseline.
 const CORRECTIONS: u32 = 4;
 /// The share of the device's free memory that a step that keeps everything may take.

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use ssdtrain::plan::{InTurn, Placement};
-use ssdtrain::{MIB, Offload, StepReport, TensorCache, TensorCacheBuilder};
+use ssdtrain::{KIB, MIB, Offload, StepReport, TensorCache, TensorCacheBuilder};
 use ssdtrain_libtorch::SavedVariable;
 use tch::{Cuda, Kind, Tensor, nn, no_grad};
 
@@ -12,12 +12,37 @@ use crate::lab::{Lab, assert_nothing_held, assert_same_bits, grads, leaves};
 
 on_both!(
     chains_have_the_bits_of_single_operations,
+    norms_have_the_bits_of_single_operations,
     chains_read_what_leaves_held_before_they_were_written,
     chains_of_other_sizes_are_compared_anew,
 );
 on_the_gpu_only!(chains_of_odd_values, chains_take_less_time_than_single_operations);
 
 type Function = fn(&[Tensor]) -> Tensor;
+
+/// Norms, whose statistics stay: each takes rows and a vector.
+const NORMS: [(&str, Function); 4] = [
+    ("a layer norm", |t| t[0].layer_norm([WIDTH], Some(&t[2]), Some(&(&t[2] * 0.5)), 1e-5, true)),
+    ("a layer norm and its activation", |t| {
+        let y = (&t[0] + 0.5).layer_norm([WIDTH], Some(&t[2]), Some(&(&t[2] * 0.5)), 1e-5, true);
+        (y * 1.5).gelu("none").tanh()
+    }),
+    ("a batch norm of rows", |t| batch_norm(&t[0], &t[2]).relu()),
+    ("a batch norm of large and of small images", |t| {
+        let rows = t[0].size()[0];
+        let large = batch_norm(
+            &t[0].view([1, 4, rows, WIDTH / 4]).expand([16, 4, rows, WIDTH / 4], false).contiguous(),
+            &t[2].narrow(0, 0, 4),
+        );
+        let small = batch_norm(&t[0].view([rows, WIDTH / 16, 4, 4]), &t[2].narrow(0, 0, WIDTH / 16));
+        large.relu().sum(Kind::Float) + small.relu().square().sum(Kind::Float)
+    }),
+];
+
+fn batch_norm(x: &Tensor, weight: &Tensor) -> Tensor {
+    let [mean, deviation] = [Tensor::zeros_like(weight), Tensor::ones_like(weight)];
+    x.batch_norm(Some(weight), Some(&(weight * 0.5)), Some(&mean), Some(&deviation), true, 0.1, 1e-5, true)
+}
 
 /// Rows of a width that is a multiple of what a thread reads at once.
 const WIDTH: i64 = 256;
@@ -117,6 +142,17 @@ fn chains_have_the_bits_of_single_operations(lab: &Lab) {
     }
 }
 
+fn norms_have_the_bits_of_single_operations(lab: &Lab) {
+    for kind in [Kind::BFloat16, Kind::Half, Kind::Float] {
+        let sources = sources(lab, lab.suited(1024, 16), kind);
+        for (name, f) in NORMS {
+            // The statistics stay.
+            let cache = again(lab).min_bytes(64 * KIB).build().unwrap();
+            parity(lab, &format!("{name}, {kind:?}"), &cache, &sources, |t| loss(&f(t)));
+        }
+    }
+}
+
 fn chains_read_what_leaves_held_before_they_were_written(lab: &Lab) {
     let sources = sources(lab, lab.suited(1024, 16), Kind::BFloat16);
     let cache = again(lab).build().unwrap();
@@ -169,8 +205,17 @@ fn chains_of_odd_values(lab: &Lab) {
 fn chains_take_less_time_than_single_operations(lab: &Lab) {
     let gate: Function = |t| t[0].silu() * &t[1];
     let output: Function = |t| (t[0].to_kind(Kind::Float) * &t[2]).to_kind(Kind::BFloat16) * &t[3];
+    let layer: Function = |t| t[0].layer_norm([4096], Some(&t[3]), Some(&t[3]), 1e-5, true);
+    let images: Function = |t| {
+        batch_norm(&t[0].to_kind(Kind::Float).view([16_384, 64, 8, 8]), &t[2].view([-1]).narrow(0, 0, 64))
+    };
     let mut total = [0.0; 2];
-    for (name, f, width) in [("silu(gate) * up", gate, 14_336), ("output of a norm", output, 4096)] {
+    for (name, f, width, trains) in [
+        ("silu(gate) * up", gate, 14_336, false),
+        ("output of a norm", output, 4096, false),
+        ("a layer norm", layer, 4096, true),
+        ("a batch norm of small images", images, 4096, true),
+    ] {
         let vs = nn::VarStore::new(lab.device);
         let rows = 16_384;
         let shapes: [(&str, &[i64], Kind); 4] = [
@@ -182,12 +227,14 @@ fn chains_take_less_time_than_single_operations(lab: &Lab) {
         let inputs = shapes.map(|(name, shape, kind)| {
             let mut variable = vs.root().zeros_no_train(name, shape);
             variable.set_data(&lab.randn(shape).to_kind(kind));
-            variable
+            // What saves its statistics for backward keeps them.
+            variable.set_requires_grad(trains)
         });
         let time = |fuse: bool| {
             let cache = TensorCache::builder()
                 .parameters(&vs)
                 .host_pool(64 * MIB)
+                .min_bytes(MIB)
                 .policy(recompute())
                 .fuse_reruns(fuse)
                 .build()
