@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ssdtrain_plan::{Auto, Needs, Policy};
+use ssdtrain_plan::{Auto, Keep, Needs, Policy};
 use ssdtrain_store::{BLOCK, BackendKind, StoreConfig, StorePath};
 use tch::Device;
 use tch::nn::{VarStore, Variables};
@@ -238,6 +238,19 @@ impl TensorCacheBuilder {
             ));
         }
         self.policy.check().or_else(refused)
+    }
+
+    /// The same cache, except that it moves nothing and asks nothing of the machine.
+    pub(crate) fn keeping(self) -> TensorCacheBuilder {
+        TensorCacheBuilder {
+            policy: Box::new(Keep),
+            host_pool: None,
+            path: IoPath::default(),
+            required_path: None,
+            require_direct_io: false,
+            fail_if_nothing_offloaded: false,
+            ..self
+        }
     }
 
     /// The device whose tensors are moved.

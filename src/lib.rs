@@ -42,6 +42,7 @@ mod replay;
 mod route;
 mod session;
 mod step;
+mod switch;
 mod sync;
 mod telemetry;
 mod tier;

@@ -30,6 +30,7 @@ use crate::profile::OperationClock;
 use crate::replay::{Chains, Replays};
 use crate::route::{self, Route};
 use crate::step::{Orders, StepContext};
+use crate::switch::Switch;
 use crate::telemetry::{Counters, ScopeRecord};
 use crate::tier::Tier;
 use crate::trace::{self, Name, Process, Range, Trace};
@@ -48,6 +49,7 @@ pub struct TensorCache {
     steering: Steering,
     /// Kernels that take the place of operations in reruns.
     chains: Option<Arc<Chains>>,
+    switch: Switch,
     warned: Warned,
 }
 
@@ -61,15 +63,23 @@ impl TensorCacheBuilder {
 
 impl TensorCache {
     /// Starts the configuration of a cache.
+    ///
+    /// The environment variable `SSDTRAIN` takes the cache out of a program without a new build. With `off`, steps run as without a
+    /// cache: nothing is opened, and autograd saves as always. With `keep`, the policy is [`Keep`](crate::Keep), and nothing is asked of
+    /// the machine. Reports warn of it; anything else but `on` is an error when the cache is built.
     pub fn builder() -> TensorCacheBuilder {
         TensorCacheBuilder::default()
     }
 
     fn over(store: Option<Store>, config: TensorCacheBuilder) -> Result<TensorCache> {
         config.checked()?;
-        torch::install().map_err(Error::torch)?;
-        resolve_math_kernels().map_err(Error::torch)?;
-        torch::install_cpu_allocator();
+        let switch = Switch::read()?;
+        let config = if switch == Switch::On { config } else { config.keeping() };
+        if switch != Switch::Off {
+            torch::install().map_err(Error::torch)?;
+            resolve_math_kernels().map_err(Error::torch)?;
+            torch::install_cpu_allocator();
+        }
         let given = store.as_ref().map(|store| store.path().clone());
         let request = config.route_request(given.as_ref());
         let route = config.routed(&request)?;
@@ -87,7 +97,9 @@ impl TensorCache {
         let cache = Cache::new(tier, Limits::none(config.store.window()), trace);
         let observer: Weak<dyn WriteObserver> =
             Arc::downgrade(&(Arc::clone(&cache) as Arc<dyn WriteObserver>));
-        torch::observe_writes(observer).map_err(Error::torch)?;
+        if switch != Switch::Off {
+            torch::observe_writes(observer).map_err(Error::torch)?;
+        }
         let chains = match config.target() {
             Device::Cuda(index) if config.fuse_reruns => Some(Arc::new(Chains::new(index))),
             _ => None,
@@ -100,6 +112,7 @@ impl TensorCache {
             steps: AtomicU64::new(0),
             steering,
             chains,
+            switch,
             warned: Warned::default(),
         })
     }
@@ -141,7 +154,7 @@ impl TensorCache {
         });
         context.give_room(context.plan.room);
         let gradients = self.gradient_bytes();
-        let handle = StepHandle(context);
+        let handle = StepHandle { context, is_off: self.switch == Switch::Off };
         let range = self.range(Name::Step(number), &format!("step {number}"));
         Step {
             start: Instant::now(),

@@ -55,14 +55,14 @@ impl Step<'_> {
     /// Runs backward from the scalar `loss`, optionally keeping the graph for another backward or recording a graph of the gradients.
     /// Errors are those of [`Step::backward`].
     pub fn backward_with(&self, loss: &Tensor, options: Backward) -> Result<()> {
-        self.handle.0.probe.iter().for_each(|probe| probe.backward_begins());
+        self.handle.context.probe.iter().for_each(|probe| probe.backward_begins());
         self.entered.marks.drop_unsaved();
         let _range = self.cache.range(Name::Backward, "backward");
         let outcome = torch::backward(loss, options.retain_graph, options.create_graph);
         let peak = torch::memory(self.cache.device).peak;
         let mut highest = self.peak.lock();
         *highest = Some(highest.unwrap_or(0).max(peak));
-        self.handle.0.micro_batch_ends();
+        self.handle.context.micro_batch_ends();
         outcome.map_err(|torch::TorchError(text)| self.failure(text))
     }
 
@@ -79,14 +79,14 @@ impl Step<'_> {
     /// Backward prefetches within a micro-batch, in the reverse of the order in which each thread saved. Needed only if several
     /// micro-batches are open at once.
     pub fn micro_batch(&self, index: usize) {
-        self.handle.0.orders.switch_to(index);
-        self.handle.0.cursor.rewind();
+        self.handle.context.orders.switch_to(index);
+        self.handle.context.cursor.rewind();
     }
 
     /// Lets everything saved so far that is not to stay leave the device. Waits until each storage has left, or is known to stay.
     pub fn flush(&self) {
         let _range = self.cache.range(Name::Wait("flush"), "flush");
-        self.cache.cache.flush(&self.handle.0.counters);
+        self.cache.cache.flush(&self.handle.context.counters);
     }
 
     /// Lets other threads take part in the step.
@@ -97,7 +97,7 @@ impl Step<'_> {
     /// Ends the step: waits for the transfers in flight and reports what was done. Fails if a condition that the cache was built with is
     /// not met.
     pub fn finish(mut self) -> Result<StepReport> {
-        let context = Arc::clone(&self.handle.0);
+        let context = Arc::clone(&self.handle.context);
         context.probe.iter().for_each(|probe| probe.all_computed());
         let peak = self.peak.lock().unwrap_or_else(|| torch::memory(self.cache.device).peak);
         {
@@ -144,6 +144,7 @@ impl Step<'_> {
         let observed = Observation { compiled, ..steering.observe(&self.noted, &context, &report) };
         report.warnings = warnings::of(&report);
         report.warnings.extend(steering.warnings(&context, &observed));
+        report.warnings.extend(self.cache.switch.warning());
         self.cache.warned.tell(&report);
         steering.end(&context, observed);
         self.is_finished = true;
@@ -160,13 +161,13 @@ impl Step<'_> {
 
 impl Drop for Step<'_> {
     fn drop(&mut self) {
-        if !self.is_finished && self.handle.0.counters.saved.tally().count == 0 {
-            self.cache.warned.tell_empty(self.handle.0.number);
+        if !self.is_finished && !self.handle.is_off && self.handle.context.counters.saved.tally().count == 0 {
+            self.cache.warned.tell_empty(self.handle.context.number);
         }
-        if self.handle.0.probe.is_some() {
+        if self.handle.context.probe.is_some() {
             self.cache.cache.hold_back(false);
         }
-        for tape in self.handle.0.orders.end() {
+        for tape in self.handle.context.orders.end() {
             self.cache.cache.close_tape(tape);
         }
         torch::end_step();
@@ -184,26 +185,37 @@ pub struct Backward {
 
 /// A step, to be entered by other threads. What they save after the step has ended stays in the graph.
 #[derive(Clone)]
-pub struct StepHandle(pub(super) Arc<StepContext>);
+pub struct StepHandle {
+    pub(super) context: Arc<StepContext>,
+    /// Whether the environment switches the cache off.
+    pub(super) is_off: bool,
+}
 
 impl StepHandle {
     /// Sends what autograd saves on the calling thread through the step's cache until the guard is dropped.
     pub fn enter(&self) -> Entered {
-        let marks = Arc::new(Marks::default());
-        let hooks = torch::activate(Arc::new(Recorder::new(Arc::clone(&self.0), Arc::clone(&marks))));
-        let scopes = enter(Arc::clone(&self.0), Level::Step(Arc::clone(&marks)), ScopeId::default());
-        let recording = self.0.replays.as_ref().map(|replays| replays.recording().record());
-        Entered { _hooks: hooks, _scopes: scopes, _recording: recording, marks }
+        let (context, marks) = (&self.context, Arc::new(Marks::default()));
+        let taking_part = (!self.is_off).then(|| TakingPart {
+            _hooks: torch::activate(Arc::new(Recorder::new(Arc::clone(context), Arc::clone(&marks)))),
+            _scopes: enter(Arc::clone(context), Level::Step(Arc::clone(&marks)), ScopeId::default()),
+            _recording: context.replays.as_ref().map(|replays| replays.recording().record()),
+        });
+        Entered { _taking_part: taking_part, marks }
     }
 }
 
 /// Guard of [`StepHandle::enter`].
 #[must_use = "the thread leaves the step when this guard is dropped"]
 pub struct Entered {
+    _taking_part: Option<TakingPart>,
+    marks: Arc<Marks>,
+}
+
+/// A thread's part in a step, for as long as this is there.
+struct TakingPart {
     _hooks: torch::Active,
     _scopes: Within,
     _recording: Option<torch::RecordingThread>,
-    marks: Arc<Marks>,
 }
 
 #[cfg(test)]
@@ -215,7 +227,7 @@ mod tests {
     fn a_step_that_was_replaced_by_the_next_one_is_gone() {
         let cache = TensorCache::builder().policy(Keep).build().unwrap();
         let first = cache.step();
-        let of_first = Arc::downgrade(&first.handle.0);
+        let of_first = Arc::downgrade(&first.handle.context);
         let second = cache.step();
         drop(first);
         assert!(of_first.upgrade().is_none());
