@@ -231,3 +231,42 @@ fn a_host_pool_of_nothing_without_a_disk_is_refused() {
     assert_eq!(error.kind(), ErrorKind::Config);
     assert!(error.to_string().contains("host_pool(0)"), "{error}");
 }
+
+#[test]
+fn a_pause_gives_pinned_memory_back_and_the_next_step_takes_it_again() {
+    let policy = Offload::default().device_budget(4 * MIB).prefetch(2 * MIB);
+    let fixed = staged().host_pool(16 * MIB).policy(policy.clone());
+    let learned =
+        TensorCache::builder().policy(policy).min_bytes(0).simulated_device(Duration::from_micros(50));
+    for (builder, least) in [(learned, MIB), (fixed, 16 * MIB)] {
+        let cache = builder.build().unwrap();
+        let x = input();
+        for round in 0..3 {
+            x.zero_grad_if_any();
+            let report = step(&cache, &x);
+            assert!(report.offloaded.bytes > 0, "round {round}: {report}");
+            assert_same_bits("the gradient", &expected(), &grads(std::slice::from_ref(&x)));
+            let pinned = cache.pinned_bytes();
+            assert!(pinned >= least, "round {round}: {pinned}");
+            assert_eq!((cache.pause(), cache.pinned_bytes()), (pinned, 0), "round {round}");
+        }
+        assert_nothing_held(&cache);
+    }
+}
+
+#[test]
+fn what_a_graph_still_needs_outlives_a_pause() {
+    let policy = Offload::default().device_budget(0).prefetch(MIB);
+    let cache = staged().host_pool(64 * MIB).policy(policy).build().unwrap();
+    let x = input();
+    let step = cache.step();
+    let loss = chain(&x);
+    step.flush();
+    cache.pause();
+    assert!(cache.pinned_bytes() > 0);
+    step.backward(&loss).unwrap();
+    drop(loss);
+    assert_same_bits("the gradient", &expected(), &grads(&[x]));
+    step.finish().unwrap();
+    assert!(cache.pause() > 0 && cache.pinned_bytes() == 0);
+}

@@ -95,8 +95,10 @@ mod tests {
         call
     }
 
-    /// The storage of each operand and how it is read.
-    fn reads(call: &Call) -> Option<(Function, Vec<(usize, Layout)>, Vec<usize>)> {
+    /// The function, the storage of each operand and how it is read, and the statistics.
+    type Known = (Function, Vec<(usize, Layout)>, Vec<usize>);
+
+    fn reads(call: &Call) -> Option<Known> {
         let known = Pointwise::of(call)?;
         let read = |operand: &Operand| match operand {
             Operand::Tensor(read) => (read.storage, read.layout.clone()),

@@ -208,6 +208,17 @@ impl TensorCache {
         self.cache.tier().map_or(0, Tier::pinned_bytes)
     }
 
+    /// Gives back what no graph needs, between phases of a program such as training, evaluation and saving a checkpoint: pinned host
+    /// memory, and memory of CPU tensors as [`trim`](crate::trim) does. Waits for the device. Returns the bytes of pinned memory.
+    ///
+    /// The cache goes on as before: the next step pins memory again, with a [`host_pool`](TensorCacheBuilder::host_pool) of its own size
+    /// before it begins, and otherwise as steps need it. Plans stay.
+    pub fn pause(&self) -> u64 {
+        let pinned = self.cache.tier().map_or(0, Tier::shrink);
+        torch::trim();
+        pinned
+    }
+
     /// What the cache holds now: all zero once every graph of its steps is gone.
     pub fn held(&self) -> Held {
         let (entries, tapes, device_bytes) = self.cache.held();

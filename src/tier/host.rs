@@ -320,6 +320,32 @@ impl<D: Device> Tier for HostTier<D> {
         let mut books = self.books.lock();
         books.ledger.begin_step();
         books.short = false;
+        drop(books);
+        // What was given back.
+        if let PoolSize::Fixed(bytes) = self.size
+            && let lacking @ 1.. = self.pool.cap().min(bytes).saturating_sub(self.pool.capacity())
+            && let Err(error) = self.pool.grow(lacking)
+        {
+            tracing::warn!(%error, "the host pool is smaller than it was");
+        }
+    }
+
+    fn shrink(&self) -> u64 {
+        let used: Vec<D::Event> = {
+            let books = self.books.lock();
+            books.cooling.iter().map(|(event, _)| event).chain(&books.hot).cloned().collect()
+        };
+        for event in &used {
+            if let Err(error) = self.device.block_on(event) {
+                tracing::warn!(%error, "host memory is not given back: the device has failed");
+                return 0;
+            }
+        }
+        let mut books = self.books.lock();
+        books.cooling.retain(|(event, _)| !self.device.is_reached(event));
+        books.hot.retain(|event| !self.device.is_reached(event));
+        drop(books);
+        self.pool.shrink()
     }
 
     fn settle(&self) {

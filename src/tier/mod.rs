@@ -56,6 +56,11 @@ pub(crate) trait Tier: Send + Sync {
     /// A step begins: what was learned from earlier steps may be used.
     fn begin_step(&self);
 
+    /// Gives host memory back that nothing is in, to be taken again by the next step. Waits for the device. Returns the bytes.
+    fn shrink(&self) -> u64 {
+        0
+    }
+
     /// Waits for what is still to be counted for this cache's steps, and counts it.
     fn settle(&self);
 

@@ -53,8 +53,10 @@ struct Shared {
 struct State {
     free: Runs,
     regions: Vec<Region>,
-    /// The number of pages of all regions. Pages are numbered from the first region on.
+    /// The number of pages of all regions.
     pages: usize,
+    /// The number of the next page to be added. Pages are numbered from the first region on, and no number is given twice.
+    next: usize,
 }
 
 /// A pinned mapping.
@@ -107,6 +109,14 @@ impl HostPool {
         Ok(())
     }
 
+    /// Unpins and unmaps what was added by one [`grow`](HostPool::grow) and is all free. Waits until the device has
+    /// finished with it. Returns the bytes.
+    pub fn shrink(&self) -> u64 {
+        let gone = self.shared.state.lock().take_free_regions();
+        // Unpinned without the lock, because that may wait.
+        gone.iter().map(|region| region.mapping.len() as u64).sum()
+    }
+
     /// Takes memory for `bytes`, padded to whole pages of [`PAGE`]; `None` if fewer are free now. Its contents are
     /// arbitrary.
     pub fn take(&self, bytes: u64) -> Option<Slot> {
@@ -139,7 +149,7 @@ impl HostPool {
         self.shared.cap
     }
 
-    /// How many times memory was pinned: once each time the pool grew.
+    /// How many times memory was pinned that is still pinned: once each time the pool grew.
     pub fn pins(&self) -> u64 {
         self.shared.state.lock().regions.len() as u64
     }
@@ -147,10 +157,18 @@ impl HostPool {
 
 impl State {
     fn add(&mut self, mut region: Region) {
-        region.first_page = self.pages;
-        self.pages += region.mapping.len() / PAGE;
-        self.free.add(region.first_page..self.pages);
+        region.first_page = self.next;
+        let pages = region.pages();
+        (self.pages, self.next) = (self.pages + pages.len(), pages.end);
+        self.free.add(pages);
         self.regions.push(region);
+    }
+
+    fn take_free_regions(&mut self) -> Vec<Region> {
+        let free = &mut self.free;
+        let gone: Vec<Region> = self.regions.extract_if(.., |region| free.remove(&region.pages())).collect();
+        self.pages -= gone.iter().map(|region| region.pages().len()).sum::<usize>();
+        gone
     }
 
     /// The address of a page.
@@ -161,6 +179,10 @@ impl State {
 }
 
 impl Region {
+    fn pages(&self) -> Range<usize> {
+        self.first_page..self.first_page + self.mapping.len() / PAGE
+    }
+
     fn pinned(mapping: Mapping, pin: &Arc<dyn Pin>) -> Result<Region> {
         // SAFETY: the mapping belongs to the region, which unpins it before it is unmapped.
         match unsafe { pin.pin(mapping.at(0), mapping.len()) } {
@@ -390,6 +412,29 @@ mod tests {
         assert_eq!(recorder.pinned_bytes(), STEP);
         drop(slot);
         assert_eq!(recorder.pinned_bytes(), 0);
+    }
+
+    #[test]
+    fn what_is_all_free_is_given_back_and_what_grows_later_is_as_good() {
+        let (pool, recorder) = pool(4 * STEP);
+        for bytes in [2 * STEP, STEP, STEP] {
+            pool.grow(bytes).unwrap();
+        }
+        let [first, second] = [2 * STEP, 1].map(|bytes| pool.take(bytes).unwrap());
+        assert_eq!((pool.shrink(), pool.shrink()), (STEP, 0));
+        drop(first);
+        assert_eq!(pool.shrink(), 2 * STEP);
+        assert_eq!((pool.capacity(), pool.free_bytes(), pool.pins()), (STEP, STEP - PAGE_BYTES, 1));
+        assert_eq!(recorder.pinned_bytes(), STEP);
+        pool.grow(3 * STEP).unwrap();
+        let third = pool.take(4 * STEP - PAGE_BYTES).unwrap();
+        let parts = [&second, &third]
+            .map(|slot| slot.parts().map(|(memory, len)| memory.addr()..memory.addr() + len));
+        let mut parts: Vec<_> = parts.into_iter().flatten().collect();
+        parts.sort_unstable_by_key(|part| part.start);
+        assert!(parts.windows(2).all(|pair| pair[0].end <= pair[1].start), "no page is handed out twice");
+        drop((second, third));
+        assert_eq!((pool.shrink(), pool.capacity(), recorder.pinned_bytes()), (4 * STEP, 0, 0));
     }
 
     #[test]

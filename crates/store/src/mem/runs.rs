@@ -23,6 +23,17 @@ impl Runs {
         self.insert(pages);
     }
 
+    /// Removes pages that were added as this range, if all of them are free.
+    pub(super) fn remove(&mut self, pages: &Range<usize>) -> bool {
+        let are_free = self.runs.get(&pages.start) == Some(&pages.end);
+        if are_free {
+            self.runs.remove(&pages.start);
+            self.borders.remove(&pages.start);
+            self.free -= pages.len();
+        }
+        are_free
+    }
+
     /// Takes `pages` pages, or returns `None` if fewer are free. They are one run if any is long enough (the first
     /// such run is used); otherwise the longest runs are used, so that they are as few as possible.
     pub(super) fn take(&mut self, pages: usize) -> Option<Vec<Range<usize>>> {
