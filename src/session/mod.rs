@@ -88,10 +88,7 @@ impl TensorCache {
         let observer: Weak<dyn WriteObserver> =
             Arc::downgrade(&(Arc::clone(&cache) as Arc<dyn WriteObserver>));
         torch::observe_writes(observer).map_err(Error::torch)?;
-        let chains = match config.target() {
-            Device::Cuda(index) if config.fuse_reruns => Some(Arc::new(Chains::new(index))),
-            _ => None,
-        };
+        let chains = config.fuse_reruns.then(|| Arc::new(Chains::new(config.target(), config.tile_bytes)));
         Ok(TensorCache {
             cache,
             device: config.target(),
