@@ -51,6 +51,7 @@ pub struct TensorCacheBuilder {
     pub(crate) require_direct_io: bool,
     pub(crate) fail_if_nothing_offloaded: bool,
     pub(crate) fuse_reruns: bool,
+    pub(crate) tile_bytes: Option<u64>,
     pub(crate) trace: bool,
     pub(crate) parameters: Vec<SharedVariables>,
 }
@@ -70,6 +71,7 @@ impl Default for TensorCacheBuilder {
             require_direct_io: false,
             fail_if_nothing_offloaded: false,
             fuse_reruns: true,
+            tile_bytes: None,
             trace: false,
             parameters: Vec::new(),
         }
@@ -203,9 +205,17 @@ impl TensorCacheBuilder {
 
     /// Makes runs of pointwise operations that backward computes again one kernel each, on GPUs of compute capability 8.0 or more. A
     /// kernel is compiled in the background, by the NVRTC that comes with torch's wheels, and used once it has made the bits of the
-    /// single operations. Without NVRTC they run one after another, and a warning is logged. Default: on.
+    /// single operations. Without NVRTC they run one after another, and a warning is logged. On the CPU, such operations run on one part
+    /// of the elements after the other, which stays in the caches, once that has made the same bits in less time. Default: on.
     pub fn fuse_reruns(mut self, fuse: bool) -> Self {
         self.fuse_reruns = fuse;
+        self
+    }
+
+    /// Makes reruns on the CPU run in tiles that take so many bytes, whether or not that is quicker; for tests.
+    #[doc(hidden)]
+    pub fn tile_bytes(mut self, bytes: u64) -> Self {
+        self.tile_bytes = Some(bytes);
         self
     }
 

@@ -28,6 +28,7 @@ fn main() {
             "csrc/repeatable.cpp",
             "csrc/segments.cpp",
             "csrc/storage.cpp",
+            "csrc/tiles.cpp",
             "csrc/watches.cpp",
         ])
         .compile("ssdtrain_shim");

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use ssdtrain_libtorch::{CudaDevice, Storage};
 
 use super::cuda::{Driver, check, refused};
+use super::joined::{Arguments, Joined, Size};
 use super::nvrtc;
 use crate::error::{Error, Result};
 use crate::fusion::{ALIGNMENT, Chain, ENTRY, THREADS, source};
@@ -33,16 +34,6 @@ pub(crate) struct Kernel {
 unsafe impl Send for Kernel {}
 // SAFETY: as above.
 unsafe impl Sync for Kernel {}
-
-/// What a kernel computes with.
-pub(crate) struct Arguments<'a> {
-    /// The storage of each input, and where in it the first element is, in bytes.
-    pub(crate) inputs: &'a [(Storage, u64)],
-    pub(crate) numbers: &'a [f32],
-    pub(crate) outputs: &'a [Storage],
-    /// How many elements each output has.
-    pub(crate) count: u64,
-}
 
 /// By device and source.
 type Kernels = HashMap<(usize, String), Arc<Kernel>>;
@@ -99,19 +90,20 @@ impl fmt::Debug for Compiler {
     }
 }
 
-impl Kernel {
-    /// A storage for an output, for the stream that the calling thread computes on.
-    pub(crate) fn allocate(&self, bytes: u64) -> Result<Storage> {
+impl Joined for Kernel {
+    fn takes(&self, size: Size) -> bool {
+        self.chain.has_room(size.count)
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<Storage> {
         self.device.allocate(bytes).map_err(Error::torch)
     }
 
-    /// Computes the outputs, on the calling thread's stream.
-    pub(crate) fn run(&self, arguments: &Arguments<'_>) -> Result<()> {
+    fn run(&self, arguments: &Arguments<'_>) -> Result<()> {
         self.launch(arguments, 0)
     }
 
-    /// Whether the outputs hold something else than the kernel would write. Waits for the device.
-    pub(crate) fn differs(&self, arguments: &Arguments<'_>) -> Result<bool> {
+    fn differs(&self, arguments: &Arguments<'_>) -> Result<bool> {
         let note = self.allocate(size_of::<u32>() as u64)?;
         let place = address(&note);
         let stream = self.stream()?;
@@ -131,9 +123,11 @@ impl Kernel {
         check("cuStreamSynchronize", unsafe { result::stream::synchronize(stream) })?;
         Ok(noted != 0)
     }
+}
 
+impl Kernel {
     fn launch(&self, arguments: &Arguments<'_>, differs: sys::CUdeviceptr) -> Result<()> {
-        let Arguments { inputs, numbers, outputs, count } = *arguments;
+        let Arguments { size: Size { count, .. }, inputs, numbers, outputs, .. } = *arguments;
         self.checked(arguments).map_err(|what| refused(format!("internal error: a kernel {what}")))?;
         let mut places: Vec<sys::CUdeviceptr> = Vec::with_capacity(inputs.len() + outputs.len());
         places.extend(inputs.iter().map(|(storage, offset)| address(storage) + offset));
@@ -166,7 +160,7 @@ impl Kernel {
 
     /// What is wrong with the arguments.
     fn checked(&self, arguments: &Arguments<'_>) -> std::result::Result<(), String> {
-        let Arguments { inputs, numbers, outputs, count } = *arguments;
+        let Arguments { size: Size { count, .. }, inputs, numbers, outputs, .. } = *arguments;
         let (reads, writes) = (self.chain.reads(count), self.chain.writes(count));
         if inputs.len() != reads.len()
             || outputs.len() != writes.len()

@@ -1,9 +1,11 @@
 //! What the cache needs from a device: queues of work in order, events in them, copies, and memory. Mechanism only.
 
 mod cuda;
+mod joined;
 mod kernel;
 mod nvrtc;
 mod simulated;
+mod tiles;
 
 use std::time::Duration;
 
@@ -11,10 +13,12 @@ use ssdtrain_libtorch::Storage;
 use ssdtrain_store::Pin;
 
 pub(crate) use self::cuda::{Context, Cuda};
-pub(crate) use self::kernel::{Arguments, Compiler, Kernel};
+pub(crate) use self::joined::{Arguments, Joined, Size};
+pub(crate) use self::kernel::{Compiler, Kernel};
 pub(crate) use self::simulated::Simulated;
 #[cfg(test)]
 pub(crate) use self::simulated::{Event as SimulatedEvent, Used as SimulatedUsed};
+pub(crate) use self::tiles::Tiles;
 use crate::error::Result;
 
 /// A queue whose work is done in order.

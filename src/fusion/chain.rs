@@ -1,10 +1,10 @@
-//! What one kernel reads, computes and writes.
+//! What a chain reads, computes and writes.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
 use super::layout::Layout;
-use super::operation::{Element, Function, Operand, Pointwise};
+use super::operation::{Element, Function, Operand, Pointwise, Read};
 
 /// A kernel: equal ones have the same source. It is for any number of elements, as far as `is_wide` allows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -37,7 +37,7 @@ pub(super) struct Step {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Value {
+pub(crate) enum Value {
     Input(usize),
     Number(usize),
     Step(usize),
@@ -179,6 +179,24 @@ impl Chain {
         self.results().map(|element| count * element.bytes()).collect()
     }
 
+    /// The tensors that a step reads, which computes `operation`, and where they come from.
+    pub(crate) fn operands<'a>(
+        &self,
+        step: usize,
+        operation: &'a Pointwise,
+    ) -> impl Iterator<Item = (&'a Read, Value)> {
+        let values = self.steps.get(step).into_iter().flat_map(|step| &step.operands);
+        operation.operands.iter().zip(values).filter_map(|(operand, value)| match operand {
+            Operand::Tensor(read) => Some((read, *value)),
+            Operand::Number(_) => None,
+        })
+    }
+
+    /// Which output a step's result is.
+    pub(crate) fn output(&self, step: usize) -> Option<usize> {
+        self.outputs.iter().position(|output| *output == step)
+    }
+
     /// How many numbers it is given.
     pub(crate) fn numbers(&self) -> usize {
         self.numbers
@@ -206,11 +224,10 @@ impl Step {
 #[cfg(test)]
 mod tests {
     use super::super::layout::Dimension;
-    use super::super::operation::Read;
     use super::*;
 
     fn read(storage: usize, layout: Layout) -> Operand {
-        Operand::Tensor(Read { storage, element: Element::Half, offset: 0, layout })
+        Operand::Tensor(Read { argument: Some(storage), storage, element: Element::Half, offset: 0, layout })
     }
 
     fn product(operands: Vec<Operand>) -> Pointwise {

@@ -1,9 +1,10 @@
-//! Runs of pointwise operations as one kernel: which of them may run as one, and the kernel's source. Nothing here knows of a device.
+//! Runs of pointwise operations as one: which of them may be, the source of their kernel on a GPU, and their tiles on the CPU. Nothing
+//! here calls a device.
 //!
 //! A kernel has the bits of the single operations: each step computes what libtorch's CUDA kernel of that operation computes, in 32 bits,
 //! and its result is rounded to the operation's type before the next step reads it. `operation` says which operations are known that
-//! well, `groups` which of those that are to run may run as one, `chain` what such a kernel reads, computes and writes, and `source`
-//! writes it down in CUDA C++.
+//! well, `groups` which of those that are to run may run as one, `chain` what they read, compute and write together, and
+//! `source` writes that down in CUDA C++. `tiles` says which elements libtorch's CPU kernels may compute at once.
 
 mod chain;
 mod groups;
@@ -13,9 +14,11 @@ mod layout;
 mod norm;
 mod operation;
 mod source;
+mod tiles;
 
-pub(crate) use self::chain::{ALIGNMENT, Bound, Chain, Member, bind};
+pub(crate) use self::chain::{ALIGNMENT, Bound, Chain, Member, Value, bind};
 pub(crate) use self::groups::{Vertex, groups};
 pub(crate) use self::norm::is_norm;
 pub(crate) use self::operation::{Pointwise, Read};
 pub(crate) use self::source::{ENTRY, THREADS, source};
+pub(crate) use self::tiles::Tiling;

@@ -1,4 +1,4 @@
-//! The operations that a kernel can compute as libtorch does.
+//! The operations that can be computed together as libtorch computes each.
 
 use std::borrow::Cow;
 
@@ -7,6 +7,9 @@ use tch::Kind;
 
 use super::layout::{Layout, layout, order};
 use super::norm;
+
+/// The first of the memory formats of libtorch that name dimensions.
+const CHANNELS_LAST: i64 = 2;
 
 /// A type of elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -71,7 +74,9 @@ pub(crate) enum Operand {
 /// A tensor that is read.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Read {
-    /// Which of the storages that the operation reads; the statistics that it made itself come after them.
+    /// Which argument of the operation it is; `None` for statistics that it made itself.
+    pub(crate) argument: Option<usize>,
+    /// Which of the storages that the operation reads; statistics come after them.
     pub(crate) storage: usize,
     pub(crate) element: Element,
     /// In elements.
@@ -97,6 +102,35 @@ impl Element {
     }
 }
 
+impl Function {
+    /// Whether even one processor computes it in less time than its operands take to come from memory.
+    pub(crate) fn is_light(self) -> bool {
+        match self {
+            Function::Convert
+            | Function::Add
+            | Function::Multiply
+            | Function::Divide
+            | Function::Negate
+            | Function::Absolute
+            | Function::Reciprocal
+            | Function::Square
+            | Function::SquareRoot
+            | Function::ReciprocalRoot
+            | Function::Relu
+            | Function::LayerNorm
+            | Function::RootMeanSquareNorm
+            | Function::BatchNorm
+            | Function::BatchNormFolded => true,
+            Function::Exponential
+            | Function::HyperbolicTangent
+            | Function::Sigmoid
+            | Function::Silu
+            | Function::Gelu
+            | Function::GeluByTangent => false,
+        }
+    }
+}
+
 impl Read {
     /// Whether its elements are those of a whole storage, in the order of memory.
     pub(crate) fn is_whole(&self) -> bool {
@@ -105,12 +139,12 @@ impl Read {
 }
 
 impl Pointwise {
-    /// What the call computes, if it is pointwise and known.
+    /// What the call computes, if it is pointwise and known on its device.
     pub(crate) fn of(call: &Call) -> Option<Pointwise> {
         let (result, others) = call.results.split_first()?;
         let element = Element::of(result.kind)?;
         let order = order(&result.sizes, &result.strides)?;
-        if result.is_on_cpu || result.offset != 0 || result.storage != 0 {
+        if result.offset != 0 || result.storage != 0 {
             return None;
         }
         let (function, arguments, statistics) = if others.is_empty() {
@@ -122,12 +156,35 @@ impl Pointwise {
         let operands = arguments
             .into_iter()
             .map(|argument| match argument {
-                Given::Tensor(view) => read(&view, &order, result.sizes.len()).map(Operand::Tensor),
+                Given::Tensor(view) => {
+                    let own =
+                        |one: &Argument| matches!(one, Argument::Tensor(own) if std::ptr::eq(own, &*view));
+                    let argument = call.arguments.iter().position(own);
+                    let read = read(argument, &view, &order, result.sizes.len())?;
+                    (view.is_on_cpu == result.is_on_cpu).then_some(Operand::Tensor(read))
+                }
                 Given::Number(number) => Some(Operand::Number(number)),
             })
             .collect::<Option<Vec<_>>>()?;
         let count = order.iter().map(|(_, size)| size).product();
-        (count > 0).then_some(Pointwise { function, operands, element, count, statistics })
+        let known = Pointwise { function, operands, element, count, statistics };
+        (count > 0 && (!result.is_on_cpu || known.is_known_on_cpu(call))).then_some(known)
+    }
+
+    /// Whether parts of it can be computed by libtorch's CPU kernels as the whole is.
+    fn is_known_on_cpu(&self, call: &Call) -> bool {
+        // One that converts other operands does that first, in another pass.
+        let is_of_one_type =
+            self.function == Function::Convert || self.reads().all(|read| read.element == self.element);
+        // Others are not computed by vectors.
+        let is_in_rows = self.reads().all(|read| match &read.layout {
+            Layout::Dense | Layout::Constant => true,
+            Layout::Strided(dimensions) => dimensions[0].stride <= 1,
+        });
+        // Parts do not have the dimensions that channels of the memory format are.
+        let has_format = self.function == Function::Convert
+            && matches!(call.arguments.last(), Some(Argument::Integer(format)) if *format >= CHANNELS_LAST);
+        is_of_one_type && is_in_rows && !has_format
     }
 
     /// The bytes that it reads and writes.
@@ -145,11 +202,9 @@ impl Pointwise {
     }
 }
 
-fn read(view: &View, order: &[(usize, u64)], rank: usize) -> Option<Read> {
-    if view.is_on_cpu {
-        return None;
-    }
+fn read(argument: Option<usize>, view: &View, order: &[(usize, u64)], rank: usize) -> Option<Read> {
     Some(Read {
+        argument,
         storage: view.storage,
         element: Element::of(view.kind)?,
         offset: u64::try_from(view.offset).ok()?,
@@ -314,6 +369,33 @@ pub(super) mod tests {
         let known = Pointwise::of(&call("aten::rsub", "Scalar", arguments, result())).unwrap();
         assert_eq!(known.operands[0], Operand::Number(1.0));
         assert_eq!(known.operands[2], Operand::Number(-1.0));
+    }
+
+    #[test]
+    fn on_the_cpu_what_parts_compute_otherwise_is_not_known() {
+        let on_cpu = |view: View| View { is_on_cpu: true, ..view };
+        let sizes = &[4, 8];
+        let known =
+            |name, arguments, result| Pointwise::of(&call(name, "", arguments, on_cpu(result))).is_some();
+        let own = |kind| Argument::Tensor(on_cpu(view(0, kind, sizes)));
+        assert!(known("aten::neg", vec![own(Kind::Half)], view(0, Kind::Half, sizes)));
+        // Every second element.
+        let strided = View { strides: vec![16, 2], ..on_cpu(view(0, Kind::Half, sizes)) };
+        assert!(!known("aten::neg", vec![Argument::Tensor(strided)], view(0, Kind::Half, sizes)));
+        // Rows of a wider tensor.
+        let rows = View { strides: vec![16, 1], ..on_cpu(view(0, Kind::Half, sizes)) };
+        assert!(known("aten::neg", vec![Argument::Tensor(rows)], view(0, Kind::Half, sizes)));
+        let convert = |format: Argument| {
+            known("aten::_to_copy", vec![own(Kind::Half), format], view(0, Kind::Float, sizes))
+        };
+        assert!(convert(Argument::None) && convert(Argument::Integer(1)) && !convert(Argument::Integer(2)));
+        let product = |right| {
+            let arguments = vec![own(Kind::Float), right];
+            Pointwise::of(&call("aten::mul", "Tensor", arguments, on_cpu(view(0, Kind::Float, sizes))))
+                .is_some()
+        };
+        assert!(product(own(Kind::Float)) && !product(own(Kind::Half)));
+        assert!(!product(tensor(Kind::Float)));
     }
 
     #[test]

@@ -1,7 +1,8 @@
-//! Runs of pointwise operations that are run again as one kernel.
+//! Runs of pointwise operations that are run again as one.
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use ssdtrain_libtorch::{Recorded, Storage};
 use tch::Device;
@@ -9,7 +10,7 @@ use tch::Device;
 use super::chains::{Chains, Way};
 use super::node::{Key, Node, Source};
 use super::rerun::Rerun;
-use crate::device::{Arguments, Kernel};
+use crate::device::{Arguments, Joined, Size};
 use crate::fusion::{self, Bound, Member, Pointwise, Vertex};
 
 /// Operations of a rerun that run in a row.
@@ -87,9 +88,11 @@ fn vertex(
     let sources = node.sources.iter().enumerate();
     let followed = sources.filter(|(storage, source)| {
         let Source::Node(before, 0) = source else { return false };
-        // The whole storage has to be the whole result.
+        // The whole storage has to be the whole result, and divided among as many threads.
+        let is_alike = before.operation.threads() == node.operation.threads();
         let is_whole = pointwise(before, chains).is_some_and(|before| {
-            before.count == known.count
+            is_alike
+                && before.count == known.count
                 && known
                     .reads()
                     .filter(|read| read.storage == *storage)
@@ -101,10 +104,10 @@ fn vertex(
     Vertex { reads, count: Some(known.count), follows }
 }
 
-/// What the operation computes, if a kernel of this device can.
+/// What the operation computes, if it may run as one with others on this device.
 fn pointwise<'a>(node: &'a Node, chains: &Chains) -> Option<&'a Pointwise> {
     let known = node.pointwise.get_or_init(|| known(&node.operation));
-    let known = known.as_ref().filter(|(device, _)| *device == Device::Cuda(chains.device()));
+    let known = known.as_ref().filter(|(device, _)| *device == chains.device());
     // The statistics may not have been there any more.
     known.map(|(_, known)| known).filter(|known| known.reads().all(|read| read.storage < node.sources.len()))
 }
@@ -116,44 +119,66 @@ fn known(operation: &Recorded) -> Option<(Device, Pointwise)> {
     (is_alone && result.bytes() == known.count * known.element.bytes()).then_some((result.device(), known))
 }
 
-/// What a kernel makes of an operation.
+/// What becomes of an operation that runs as one with others, or alone without a part of its work.
 pub(super) struct Pass {
-    /// The bytes that it reads and writes if it runs by itself.
-    pub(super) traffic: u64,
+    /// The bytes that it reads and writes if it runs by itself, if running it with others spares that.
+    pub(super) traffic: Option<u64>,
     /// Which of the operation's own results it reads.
     pub(super) statistics: Vec<usize>,
 }
 
-/// What a kernel makes of an operation, if one can run it, maybe with others, while its statistics are there.
+/// What becomes of an operation that may run so, while its statistics are there.
 pub(super) fn pass(operation: &Recorded, chains: &Chains) -> Option<Pass> {
-    let (device, known) = known(operation).filter(|_| chains.is_able())?;
+    let (_, known) = known(operation).filter(|(device, _)| *device == chains.device())?;
     let are_there = known
         .statistics
         .iter()
         .all(|made| operation.made().nth(*made).is_some_and(|statistic| statistic.unwritten().is_some()));
-    (are_there && device == Device::Cuda(chains.device()))
-        .then(|| Pass { traffic: known.traffic(), statistics: known.statistics })
+    are_there
+        .then(|| Pass { traffic: chains.traffic(&known, operation.threads()), statistics: known.statistics })
+}
+
+/// Operations that may run as one.
+struct Run<'a> {
+    nodes: &'a [Arc<Node>],
+    operations: Vec<(&'a Recorded, &'a Pointwise)>,
+    bound: Bound<Key>,
+    /// Where each of the chain's inputs comes from.
+    sources: Vec<Source>,
+    size: Size,
+}
+
+impl Run<'_> {
+    fn arguments<'a>(&'a self, inputs: &'a [(Storage, u64)], outputs: &'a [Storage]) -> Arguments<'a> {
+        let (numbers, operations) = (&self.bound.numbers[..], &self.operations[..]);
+        Arguments { size: self.size, inputs, numbers, outputs, operations }
+    }
+
+    /// Whether no one has begun to change what was read.
+    fn is_original(&self, inputs: &[(Storage, u64)]) -> bool {
+        self.sources.iter().zip(inputs).all(|(source, (storage, _))| source.has_served(storage))
+    }
 }
 
 impl Rerun<'_> {
     /// Runs a group of pointwise operations; false if another thread has changed something that they read.
     pub(super) fn chain(&mut self, chains: &Chains, nodes: &[Arc<Node>]) -> Result<bool, String> {
-        let (mut bound, sources) = self.bind(chains, nodes);
+        let mut run = self.bind(chains, nodes);
         loop {
-            return match chains.way(&bound.chain, bound.count) {
-                Way::Refused if let Some(other) = bound.chain.alternative() => {
-                    bound.chain = other;
+            return match chains.way(&run.bound.chain, run.size) {
+                Way::Refused if let Some(other) = run.bound.chain.alternative() => {
+                    run.bound.chain = other;
                     continue;
                 }
                 Way::Single | Way::Refused => self.one_after_another(nodes),
-                Way::Compared(kernel) => self.compare(chains, nodes, &bound, &sources, &kernel),
-                Way::Kernel(kernel) => self.run_kernel(chains, nodes, &bound, &sources, &kernel),
+                Way::Compared(joined) => self.compare(chains, &run, &*joined),
+                Way::Joined(joined) => self.run_joined(chains, &run, &*joined),
             };
         }
     }
 
-    /// The chain of these operations, and where each of its inputs comes from.
-    fn bind(&self, chains: &Chains, nodes: &[Arc<Node>]) -> (Bound<Key>, Vec<Source>) {
+    /// The chain of these operations, with what it is run on.
+    fn bind<'a>(&self, chains: &Chains, nodes: &'a [Arc<Node>]) -> Run<'a> {
         let places: HashMap<usize, usize> =
             nodes.iter().enumerate().map(|(place, node)| (Arc::as_ptr(node).addr(), place)).collect();
         let mut sources = HashMap::new();
@@ -162,99 +187,86 @@ impl Rerun<'_> {
             *within.entry(source.key()).or_default() += 1;
             sources.entry(source.key()).or_insert_with(|| source.clone());
         }
-        let members: Vec<_> = nodes
-            .iter()
-            .filter_map(|node| {
+        let known = nodes.iter().filter_map(|node| Some((node, pointwise(node, chains)?)));
+        let members: Vec<_> = known
+            .clone()
+            .map(|(node, operation)| {
                 let made = (Arc::as_ptr(node).addr(), 0);
                 let is_read =
                     self.reads.get(&made).copied().unwrap_or(0) > within.get(&made).copied().unwrap_or(0);
-                Some(Member {
-                    operation: pointwise(node, chains)?,
+                Member {
+                    operation,
                     makers: node.sources.iter().map(|source| places.get(&source.key().0).copied()).collect(),
                     keys: node.sources.iter().map(Source::key).collect(),
                     is_output: is_read || made == self.target || node.is_awaited(0),
-                })
+                }
             })
             .collect();
         let bound = fusion::bind(&members);
-        let sources = bound.inputs.iter().filter_map(|(key, _)| sources.get(key).cloned()).collect();
-        (bound, sources)
+        let threads = nodes.first().and_then(|node| node.operation.threads());
+        Run {
+            nodes,
+            operations: known.map(|(node, operation)| (&node.operation, operation)).collect(),
+            sources: bound.inputs.iter().filter_map(|(key, _)| sources.get(key).cloned()).collect(),
+            size: Size { count: bound.count, threads },
+            bound,
+        }
     }
 
-    /// Runs the operations one after another, and compares the kernel's bits with theirs.
-    fn compare(
-        &mut self,
-        chains: &Chains,
-        nodes: &[Arc<Node>],
-        bound: &Bound<Key>,
-        sources: &[Source],
-        kernel: &Kernel,
-    ) -> Result<bool, String> {
-        let inputs = self.inputs(bound, sources)?;
-        let mut outputs = Vec::with_capacity(bound.outputs.len());
-        for (place, node) in nodes.iter().enumerate() {
+    /// Runs the operations one after another, and compares with their bits those that they have together.
+    fn compare(&mut self, chains: &Chains, run: &Run<'_>, joined: &dyn Joined) -> Result<bool, String> {
+        let inputs = self.inputs(run)?;
+        let start = Instant::now();
+        let mut outputs = Vec::with_capacity(run.bound.outputs.len());
+        for (place, node) in run.nodes.iter().enumerate() {
             let Some(made) = self.single(node)? else { return Ok(false) };
-            if bound.outputs.contains(&place) {
+            if run.bound.outputs.contains(&place) {
                 outputs.extend(made.into_iter().next());
             }
         }
-        let arguments =
-            Arguments { inputs: &inputs, numbers: &bound.numbers, outputs: &outputs, count: bound.count };
-        match kernel.differs(&arguments) {
+        let single = start.elapsed();
+        let differs = joined.differs(&run.arguments(&inputs, &outputs));
+        let times = [single, start.elapsed() - single];
+        match differs {
             // If another thread has begun to change what was read, this shows nothing.
-            Ok(differs) if are_original(sources, &inputs) => {
-                chains.is_compared(&bound.chain, bound.count, !differs);
+            Ok(differs) if run.is_original(&inputs) => {
+                chains.is_compared(&run.bound.chain, run.size, !differs, times);
             }
             Ok(_) => {}
-            Err(error) => chains.refuse(&bound.chain, &error.to_string()),
+            Err(error) => chains.refuse(&run.bound.chain, &error.to_string()),
         }
         Ok(true)
     }
 
-    fn run_kernel(
-        &mut self,
-        chains: &Chains,
-        nodes: &[Arc<Node>],
-        bound: &Bound<Key>,
-        sources: &[Source],
-        kernel: &Kernel,
-    ) -> Result<bool, String> {
-        let inputs = self.inputs(bound, sources)?;
-        let bytes = bound.chain.writes(bound.count);
-        let made = bytes.iter().map(|bytes| kernel.allocate(*bytes)).collect::<Result<Vec<_>, _>>();
-        let launched = made.and_then(|outputs| {
-            let arguments =
-                Arguments { inputs: &inputs, numbers: &bound.numbers, outputs: &outputs, count: bound.count };
-            kernel.run(&arguments).map(|()| outputs)
-        });
-        let outputs = match launched {
+    fn run_joined(&mut self, chains: &Chains, run: &Run<'_>, joined: &dyn Joined) -> Result<bool, String> {
+        let inputs = self.inputs(run)?;
+        let bytes = run.bound.chain.writes(run.bound.count);
+        let made = bytes.iter().map(|bytes| joined.allocate(*bytes)).collect::<Result<Vec<_>, _>>();
+        let ran = made.and_then(|outputs| joined.run(&run.arguments(&inputs, &outputs)).map(|()| outputs));
+        let outputs = match ran {
             Ok(outputs) => outputs,
             Err(error) => {
-                chains.refuse(&bound.chain, &error.to_string());
-                return self.one_after_another(nodes);
+                chains.refuse(&run.bound.chain, &error.to_string());
+                return self.one_after_another(run.nodes);
             }
         };
-        if !are_original(sources, &inputs) {
+        if !run.is_original(&inputs) {
             return Ok(false);
         }
         drop(inputs);
-        for node in nodes {
+        for node in run.nodes {
             self.has_read(node);
         }
-        for (place, output) in bound.outputs.iter().zip(outputs) {
-            self.is_made(&nodes[*place], vec![output])?;
+        for (place, output) in run.bound.outputs.iter().zip(outputs) {
+            self.is_made(&run.nodes[*place], vec![output])?;
         }
         self.fused.push(bytes.iter().sum());
         Ok(true)
     }
 
     /// The storages of a chain's inputs, each with the place of its first element.
-    fn inputs(&mut self, bound: &Bound<Key>, sources: &[Source]) -> Result<Vec<(Storage, u64)>, String> {
-        let offsets = bound.inputs.iter().map(|(_, offset)| *offset);
-        sources.iter().zip(offsets).map(|(source, offset)| Ok((self.fetch(source)?, offset))).collect()
+    fn inputs(&mut self, run: &Run<'_>) -> Result<Vec<(Storage, u64)>, String> {
+        let offsets = run.bound.inputs.iter().map(|(_, offset)| *offset);
+        run.sources.iter().zip(offsets).map(|(source, offset)| Ok((self.fetch(source)?, offset))).collect()
     }
-}
-
-fn are_original(sources: &[Source], inputs: &[(Storage, u64)]) -> bool {
-    sources.iter().zip(inputs).all(|(source, (storage, _))| source.has_served(storage))
 }

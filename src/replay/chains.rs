@@ -1,34 +1,57 @@
-//! The kernels of chains: made in the background, and trusted once they made the bits of the single operations.
+//! Chains that run as one: trusted once they made the bits of the single operations.
 
-use std::collections::{HashMap, HashSet};
-use std::io;
+use std::collections::HashMap;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use ssdtrain_store::contained;
+use tch::Device;
 
-use crate::device::{Compiler, Kernel};
-use crate::fusion::Chain;
-use crate::sync::{Mutex, Sender, Thread, channel};
+use super::kernels::Kernels;
+use crate::device::{Joined, Size, Tiles};
+use crate::fusion::{Chain, Member, Pointwise, bind};
+use crate::sync::Mutex;
+use crate::units::MIB;
+
+/// What a tile takes of the caches, with all that is read and made of it. Smaller ones stay nearer to the processor, but each time one
+/// begins, its inputs come from memory without having been fetched ahead.
+const TILE_BYTES: u64 = 2 * MIB;
 
 /// The chains of one device.
 pub(crate) struct Chains {
-    device: usize,
+    device: Device,
     known: Arc<Mutex<HashMap<Chain, Known>>>,
-    worker: Mutex<Option<Worker>>,
-    /// Nothing more is compiled.
-    is_over: Arc<AtomicBool>,
-    /// A chain waited for its kernel, or was compared with it, since this was asked last.
+    means: Means,
+    /// A chain waited for its kernel, or was compared, since this was asked last.
     was_settling: AtomicBool,
+}
+
+/// How a chain becomes one.
+enum Means {
+    /// On a GPU, it is compiled.
+    Kernels(Kernels),
+    /// On the CPU, it runs in tiles that take so many bytes; if `is_timed`, only where that takes less time.
+    Tiles { bytes: u64, is_timed: bool },
 }
 
 enum Known {
     /// It is being compiled.
     Waiting,
-    /// For these numbers of elements it made the bits of the single operations.
-    Ready(Arc<Kernel>, HashSet<u64>),
-    /// It cannot be compiled, or made other bits.
+    /// For these sizes it made the bits of the single operations.
+    Ready(Arc<dyn Joined>, HashMap<Size, Trial>),
+    /// It cannot run as one, or made other bits.
     Refused,
+}
+
+/// What became of a chain of one size.
+enum Trial {
+    /// Its time is still to be compared: the first run of anything takes longer than others.
+    Same,
+    /// It runs as one.
+    Joined,
+    /// That takes longer than one operation after another.
+    Slower,
 }
 
 /// How a chain is to run.
@@ -37,145 +60,117 @@ pub(super) enum Way {
     Single,
     /// One operation after another for good.
     Refused,
-    /// So, and then the kernel's bits are to be compared.
-    Compared(Arc<Kernel>),
-    Kernel(Arc<Kernel>),
-}
-
-/// A thread that compiles.
-struct Worker {
-    /// `None` ends the thread.
-    given: Sender<Option<Chain>>,
-    thread: Thread,
+    /// So, and then the bits are to be compared.
+    Compared(Arc<dyn Joined>),
+    Joined(Arc<dyn Joined>),
 }
 
 impl Chains {
-    pub(crate) fn new(device: usize) -> Chains {
-        Chains {
-            device,
-            known: Arc::default(),
-            worker: Mutex::new(None),
-            is_over: Arc::default(),
-            was_settling: AtomicBool::new(false),
+    /// Those of a device. On the CPU, tiles of `tile_bytes` are used whether or not that takes less time.
+    pub(crate) fn new(device: Device, tile_bytes: Option<u64>) -> Chains {
+        let known: Arc<Mutex<HashMap<Chain, Known>>> = Arc::default();
+        let means = match device {
+            Device::Cuda(index) => {
+                let known = Arc::clone(&known);
+                Means::Kernels(Kernels::new(index, move |chain, kernel| {
+                    let made = match kernel {
+                        Some(kernel) => Known::Ready(kernel, HashMap::new()),
+                        None => Known::Refused,
+                    };
+                    drop(known.lock().insert(chain, made));
+                }))
+            }
+            _ => Means::Tiles { bytes: tile_bytes.unwrap_or(TILE_BYTES), is_timed: tile_bytes.is_none() },
+        };
+        Chains { device, known, means, was_settling: AtomicBool::new(false) }
+    }
+
+    /// Whether chains may run as one: false once it is known that none can be compiled.
+    pub(super) fn is_able(&self) -> bool {
+        match &self.means {
+            Means::Kernels(kernels) => kernels.is_able(),
+            Means::Tiles { .. } => true,
         }
     }
 
-    /// Whether there may be kernels: false once it is known that they cannot be compiled.
-    pub(super) fn is_able(&self) -> bool {
-        !self.is_over.load(Ordering::Relaxed)
-    }
-
-    /// The number of the CUDA device.
-    pub(super) fn device(&self) -> usize {
+    pub(super) fn device(&self) -> Device {
         self.device
     }
 
-    /// How a chain of this many elements is to run. One that is new is compiled meanwhile.
-    pub(super) fn way(&self, chain: &Chain, count: u64) -> Way {
+    /// How a chain of this size is to run. One that is new on a GPU is compiled meanwhile.
+    pub(super) fn way(&self, chain: &Chain, size: Size) -> Way {
+        let mut known = self.known.lock();
+        if let Means::Tiles { bytes, .. } = &self.means
+            && !known.contains_key(chain)
         {
-            let mut known = self.known.lock();
-            match known.get(chain) {
-                Some(Known::Ready(kernel, same)) if same.contains(&count) => {
-                    return Way::Kernel(Arc::clone(kernel));
-                }
-                Some(Known::Ready(kernel, _)) => {
-                    self.was_settling.store(true, Ordering::Relaxed);
-                    return Way::Compared(Arc::clone(kernel));
-                }
-                Some(Known::Waiting) => return Way::Single,
-                Some(Known::Refused) => return Way::Refused,
-                None => drop(known.insert(chain.clone(), Known::Waiting)),
-            }
+            let tiles = Tiles::new(chain.clone(), *bytes);
+            known.insert(chain.clone(), Known::Ready(Arc::new(tiles), HashMap::new()));
         }
+        match known.get(chain) {
+            Some(Known::Ready(joined, trials)) => match trials.get(&size) {
+                Some(Trial::Joined) => return Way::Joined(Arc::clone(joined)),
+                Some(Trial::Slower) => return Way::Single,
+                None if !joined.takes(size) => return Way::Single,
+                None | Some(Trial::Same) => {
+                    self.was_settling.store(true, Ordering::Relaxed);
+                    return Way::Compared(Arc::clone(joined));
+                }
+            },
+            Some(Known::Waiting) => return Way::Single,
+            Some(Known::Refused) => return Way::Refused,
+            None => drop(known.insert(chain.clone(), Known::Waiting)),
+        }
+        drop(known);
         self.was_settling.store(true, Ordering::Relaxed);
-        self.ask_for(chain);
+        if let Means::Kernels(kernels) = &self.means {
+            kernels.ask_for(chain);
+        }
         Way::Single
     }
 
-    /// Whether kernels are being made, or were made or compared since this was asked last. Steps take longer then.
+    /// Whether chains are being compiled, or were compiled or compared since this was asked last. Steps take longer then.
     pub(crate) fn were_settling(&self) -> bool {
         let was_settling = self.was_settling.swap(false, Ordering::Relaxed);
         let is_able = self.is_able();
         was_settling || is_able && self.known.lock().values().any(|known| matches!(known, Known::Waiting))
     }
 
-    /// The outcome of the comparison.
-    pub(super) fn is_compared(&self, chain: &Chain, count: u64, is_same: bool) {
-        if !is_same {
-            return self.refuse(chain, "it gave other bits than they do");
+    /// The bytes that an operation reads and writes by itself, as far as that takes its time and running it with others spares it.
+    pub(super) fn traffic(&self, known: &Pointwise, threads: Option<NonZeroU32>) -> Option<u64> {
+        match &self.means {
+            Means::Kernels(kernels) => kernels.is_able().then(|| known.traffic()),
+            Means::Tiles { bytes, .. } => {
+                let places = known.reads().map(|read| read.storage + 1).max().unwrap_or(0);
+                let (makers, keys) = (vec![None; places], (0..places).collect());
+                let alone = bind(&[Member { operation: known, makers, keys, is_output: true }]);
+                let is_divided = Tiles::new(alone.chain, *bytes).takes(Size { count: known.count, threads });
+                // To hand something over in the caches takes about a third of the time.
+                (is_divided && known.function.is_light()).then(|| known.traffic() * 3 / 2)
+            }
         }
-        if let Some(Known::Ready(_, same)) = self.known.lock().get_mut(chain) {
-            same.insert(count);
+    }
+
+    /// The outcome of the comparison, and the times of the single operations and of all together.
+    pub(super) fn is_compared(&self, chain: &Chain, size: Size, is_same: bool, times: [Duration; 2]) {
+        if !is_same {
+            return self.refuse(chain, "they gave other bits together");
+        }
+        if let Some(Known::Ready(_, trials)) = self.known.lock().get_mut(chain) {
+            let is_timed = matches!(self.means, Means::Tiles { is_timed: true, .. });
+            let trial = match trials.get(&size) {
+                None if is_timed => Trial::Same,
+                _ if is_timed && times[1] >= times[0] => Trial::Slower,
+                _ => Trial::Joined,
+            };
+            trials.insert(size, trial);
         }
     }
 
     /// From now on, the chain runs as its [alternative](Chain::alternative), or as single operations.
     pub(super) fn refuse(&self, chain: &Chain, reason: &str) {
         if chain.alternative().is_none() {
-            tracing::warn!(reason, ?chain, "a kernel is not used: its operations run one after another");
+            tracing::warn!(reason, ?chain, "operations that are computed again run one after another");
         }
         drop(self.known.lock().insert(chain.clone(), Known::Refused));
-    }
-
-    fn ask_for(&self, chain: &Chain) {
-        let mut worker = self.worker.lock();
-        if worker.is_none() {
-            match Worker::start(self.device, Arc::clone(&self.known), Arc::clone(&self.is_over)) {
-                Ok(started) => *worker = Some(started),
-                Err(error) => {
-                    return tracing::warn!(%error, "operations that are computed again are not compiled: no thread");
-                }
-            }
-        }
-        if let Some(worker) = &*worker {
-            // If the thread has ended, the chain waits for ever, and runs as single operations.
-            drop(worker.given.send(Some(chain.clone())));
-        }
-    }
-}
-
-impl Drop for Chains {
-    fn drop(&mut self) {
-        let Some(Worker { given, thread }) = self.worker.lock().take() else { return };
-        self.is_over.store(true, Ordering::Relaxed);
-        drop(given.send(None));
-        if thread.join().is_err() {
-            tracing::error!("the thread that compiles kernels panicked");
-        }
-    }
-}
-
-impl Worker {
-    fn start(
-        device: usize,
-        known: Arc<Mutex<HashMap<Chain, Known>>>,
-        is_over: Arc<AtomicBool>,
-    ) -> io::Result<Worker> {
-        let (given, asked) = channel::<Option<Chain>>();
-        let thread = Thread::start("ssdtrain-nvrtc", move || {
-            let compiler = Compiler::open(device);
-            if let Err(error) = &compiler {
-                tracing::warn!(%error, "operations that are computed again run one after another, not as one kernel");
-                is_over.store(true, Ordering::Relaxed);
-            }
-            while let Ok(Some(chain)) = asked.recv() {
-                let Ok(compiler) = &compiler else { continue };
-                if is_over.load(Ordering::Relaxed) {
-                    break;
-                }
-                // A panic ends only this task, and the chain runs as single operations.
-                contained("a compilation", || {
-                    let made = match compiler.compile(&chain) {
-                        Ok(kernel) => Known::Ready(kernel, HashSet::new()),
-                        Err(error) => {
-                            tracing::warn!(%error, "a kernel was not made: its operations run one after another");
-                            Known::Refused
-                        }
-                    };
-                    drop(known.lock().insert(chain, made));
-                });
-            }
-        })?;
-        Ok(Worker { given, thread })
     }
 }

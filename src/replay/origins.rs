@@ -91,7 +91,7 @@ impl Origins {
                 name: operation.name(),
                 stamps: operation.stamps(),
                 is_shorter: pass.as_ref().is_some_and(|pass| !pass.statistics.is_empty()),
-                traffic: pass.map(|pass| pass.traffic),
+                traffic: pass.and_then(|pass| pass.traffic),
                 reads,
             });
         }

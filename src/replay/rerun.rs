@@ -15,7 +15,7 @@ pub(super) struct Rerun<'a> {
     pub(super) result: Option<Storage>,
     /// Bytes that were made.
     pub(super) computed: u64,
-    /// Those of them that each kernel made which runs several operations.
+    /// Those of them that several operations made as one, for each time they did.
     pub(super) fused: Vec<u64>,
     /// The operations to run, each after those whose results it reads.
     pub(super) order: Vec<Arc<Node>>,

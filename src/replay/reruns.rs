@@ -18,7 +18,7 @@ use crate::trace::{Name, Range};
 pub(super) struct Reruns {
     cache: Arc<Cache>,
     counters: Arc<Counters>,
-    /// Makes runs of pointwise operations one kernel.
+    /// Makes runs of pointwise operations one.
     chains: Option<Arc<Chains>>,
     /// Locked during a rerun.
     turn: Mutex<()>,

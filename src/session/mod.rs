@@ -100,10 +100,7 @@ impl TensorCache {
         if switch != Switch::Off {
             torch::observe_writes(observer).map_err(Error::torch)?;
         }
-        let chains = match config.target() {
-            Device::Cuda(index) if config.fuse_reruns => Some(Arc::new(Chains::new(index))),
-            _ => None,
-        };
+        let chains = config.fuse_reruns.then(|| Arc::new(Chains::new(config.target(), config.tile_bytes)));
         Ok(TensorCache {
             cache,
             device: config.target(),

@@ -53,7 +53,7 @@ pub struct StepReport {
     pub recomputed: Tally,
     /// Segments and single operations that ran again, and the bytes they returned to backward.
     pub reruns: Tally,
-    /// Kernels that took the place of several operations in reruns, and the bytes that they wrote.
+    /// Several operations of reruns that ran as one, as a kernel on a GPU or in tiles on the CPU, and the bytes that were written.
     pub fused: Tally,
     /// Time that backward's threads spent on reruns; on a GPU, the time to put them into its queue.
     pub rerun_time: Duration,

@@ -49,6 +49,8 @@ const SETTINGS: &[(&str, usize, &[u64])] = &[
     // In bytes per second.
     ("disk_rate", 6, &[20_000_000]),
     ("trace", 6, &[0]),
+    // What tiles of reruns take, in bytes: as few elements as can be, or some more.
+    ("tiles", 40, &[1, 1, 4 << 10]),
     // The cache knows the parameters.
     ("registered", 60, &[0]),
     // Additional microseconds that each copy takes.
@@ -72,6 +74,10 @@ impl Config {
     /// How many times a program is run with one cache.
     pub fn rounds(&self) -> u64 {
         self.value("rounds").unwrap_or(1)
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.value(name).is_some()
     }
 
     fn value(&self, name: &str) -> Option<u64> {
@@ -156,6 +162,7 @@ fn set(builder: TensorCacheBuilder, name: &str, value: u64) -> TensorCacheBuilde
         "queue_depth" => builder.queue_depth(value as usize),
         "disk_cap" => builder.disk_cap(value),
         "disk_rate" => builder.disk_rate(value),
+        "tiles" => builder.tile_bytes(value),
         "trace" => builder.trace(true),
         _ => builder,
     }

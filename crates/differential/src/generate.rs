@@ -61,6 +61,8 @@ fn of_seed(seed: u64, often: Option<&'static Operation>) -> Program {
         .filter(|operation| random.percent(share) || ALWAYS.contains(&operation.name))
         .collect();
     let width = if random.percent(4) { 130 } else { *random.of(&[2, 4, 4, 4, 8, 8, 16]) };
+    // Tiles have 128 elements or more.
+    let width = if config.has("tiles") && random.percent(80) { *random.of(&[16, 24, 32]) } else { width };
     let misuses = random.percent(10);
     let blocks = [
         ("no_grad", 3),

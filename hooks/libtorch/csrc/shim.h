@@ -143,6 +143,7 @@ typedef struct {
   uint64_t begun;     // what `stamp` returned before and after it ran
   uint64_t ended;
   bool on_stream;     // whether the calling thread's current stream is the one that it ran on
+  int32_t threads;    // how many threads the CPU might have run it with; 0 on a GPU
 } st_description;
 
 // How a tensor lies in its storage.
@@ -207,6 +208,46 @@ st_view st_recorded_result(const st_recorded* recorded, size_t result);
 // Runs the operation again on the calling thread and its current stream. `storages` has the storages that it read;
 // `out`, which must be null, gets those that it makes, and the caller owns one reference to each.
 st_status st_recorded_repeat(const st_recorded* recorded, st_storage* const* storages, st_storage** out);
+
+// Elements of a result that operations compute one after another. They lie side by side.
+typedef struct {
+  int64_t first;
+  int64_t rows;  // how many of the dimension that tiles divide
+} st_tile;
+
+// How the results of operations, all of which have as many elements, are divided.
+typedef struct {
+  const int64_t* sizes;  // of the dimensions that what is read has, innermost first
+  size_t dimensions;
+  size_t split;          // the dimension that tiles divide; they have all of those within it
+  const st_tile* tiles;
+  size_t tiles_count;
+  const size_t* ends;    // of each thread's share of the tiles: the one after its last
+  size_t shares;
+  int32_t threads;
+} st_tiling;
+
+// A tensor that an operation reads: of a storage, or what a step before it made.
+typedef struct {
+  size_t argument;            // of the operation
+  const st_storage* storage;  // null: what the step made
+  size_t step;
+  int64_t offset;             // of the first element, in elements
+  const int64_t* strides;     // as many as there are dimensions
+} st_part;
+
+typedef struct {
+  const st_recorded* operation;
+  const st_part* operands;
+  size_t count;
+  st_storage* output;  // null if only steps read what it makes
+} st_step;
+
+// Runs recorded pointwise operations of the CPU tile by tile and fills the outputs, whose elements lie side by side from
+// their beginnings. Everything is borrowed. No observer sees what is run.
+st_status st_tiles_run(const st_tiling* tiling, const st_step* steps, size_t count);
+// Runs them as well, but compares the outputs.
+st_status st_tiles_compare(const st_tiling* tiling, const st_step* steps, size_t count, bool* differs);
 
 // ---- storages ----------------------------------------------------------------------------------------------------------
 

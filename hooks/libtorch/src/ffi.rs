@@ -112,6 +112,42 @@ pub(crate) struct StDescription {
     pub(crate) begun: u64,
     pub(crate) ended: u64,
     pub(crate) on_stream: bool,
+    pub(crate) threads: i32,
+}
+
+#[repr(C)]
+pub(crate) struct StTile {
+    pub(crate) first: i64,
+    pub(crate) rows: i64,
+}
+
+#[repr(C)]
+pub(crate) struct StTiling {
+    pub(crate) sizes: *const i64,
+    pub(crate) dimensions: usize,
+    pub(crate) split: usize,
+    pub(crate) tiles: *const StTile,
+    pub(crate) tiles_count: usize,
+    pub(crate) ends: *const usize,
+    pub(crate) shares: usize,
+    pub(crate) threads: i32,
+}
+
+#[repr(C)]
+pub(crate) struct StPart {
+    pub(crate) argument: usize,
+    pub(crate) storage: *const StStorage,
+    pub(crate) step: usize,
+    pub(crate) offset: i64,
+    pub(crate) strides: *const i64,
+}
+
+#[repr(C)]
+pub(crate) struct StStep {
+    pub(crate) operation: *const StRecorded,
+    pub(crate) operands: *const StPart,
+    pub(crate) count: usize,
+    pub(crate) output: *mut StStorage,
 }
 
 #[repr(C)]
@@ -231,6 +267,13 @@ unsafe extern "C" {
         recorded: *const StRecorded,
         storages: *const *mut StStorage,
         out: *mut *mut StStorage,
+    ) -> StStatus;
+    pub(crate) fn st_tiles_run(tiling: *const StTiling, steps: *const StStep, count: usize) -> StStatus;
+    pub(crate) fn st_tiles_compare(
+        tiling: *const StTiling,
+        steps: *const StStep,
+        count: usize,
+        differs: *mut bool,
     ) -> StStatus;
     pub(crate) fn st_tensor_version(tensor: *const C_tensor, version: *mut u32) -> StStatus;
     pub(crate) fn st_tensor_takes_gradient(tensor: *const C_tensor, takes: *mut bool) -> StStatus;

@@ -21,6 +21,7 @@ mod recording;
 mod segments;
 mod storage;
 mod thread_state;
+mod tiles;
 mod version;
 
 pub use block::Block;
@@ -41,4 +42,5 @@ pub use recording::{Clock, Recorded, RecordedStorage, Recording, RecordingThread
 pub use segments::{SegmentWatcher, watch_segments};
 pub use storage::{Storage, StorageId, WeakStorage};
 pub use thread_state::{CpuAutocast, Entered, Modes, is_recording, layout, takes_gradient, version};
+pub use tiles::{Origin as PartOrigin, Part, Step, Tile, Tiling};
 pub use version::VERSION;

@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::marker::PhantomData;
+use std::num::NonZeroU32;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -175,6 +176,11 @@ impl Recorded {
     /// Whether the calling thread's current stream is the one that it ran on; always on the CPU.
     pub fn is_on_stream(&self) -> bool {
         self.describe().on_stream
+    }
+
+    /// How many threads the CPU might have run it with; none on a GPU.
+    pub fn threads(&self) -> Option<NonZeroU32> {
+        NonZeroU32::new(u32::try_from(self.describe().threads).ok()?)
     }
 
     /// The storages that it read. Numbers of zero dimensions are not among them.

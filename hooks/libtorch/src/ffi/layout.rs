@@ -41,7 +41,11 @@ fn structures() -> String {
     layout!(out, StSegments { was, came, goes });
     layout!(out, StCallbacks { pack, unpack, release, error });
     layout!(out, StTouched { storage, bytes, version, device_type, device_index, unwritten });
-    layout!(out, StDescription { name, number, read, made, begun, ended, on_stream });
+    layout!(out, StDescription { name, number, read, made, begun, ended, on_stream, threads });
+    layout!(out, StTile { first, rows });
+    layout!(out, StTiling { sizes, dimensions, split, tiles, tiles_count, ends, shares, threads });
+    layout!(out, StPart { argument, storage, step, offset, strides });
+    layout!(out, StStep { operation, operands, count, output });
     layout!(out, StView { storage, scalar_type, device_type, offset, dimensions, sizes, strides });
     layout!(out, StArgument { form, integer, real, text, view });
     layout!(out, StCall { overload, arguments, results });
@@ -115,6 +119,7 @@ fn c_type(rust: &str) -> String {
         "bool" => "bool",
         "f64" => "double",
         "i8" => "int8_t",
+        "i32" => "int32_t",
         "i64" => "int64_t",
         "u32" => "uint32_t",
         "u64" => "uint64_t",
