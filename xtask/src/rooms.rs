@@ -29,6 +29,7 @@ const ROOMS: &[&str] = &[
     "step",
     "recompute",
     "config",
+    "switch",
     "session",
 ];
 
