@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
+use super::function::Function;
 use super::layout::Layout;
-use super::operation::{Element, Function, Operand, Pointwise, Read};
+use super::operation::{Element, Operand, Pointwise, Read};
 
 /// A kernel: equal ones have the same source. It is for any number of elements, as far as `is_wide` allows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -7,6 +7,7 @@
 //! `source` writes that down in CUDA C++. `tiles` says which elements libtorch's CPU kernels may compute at once.
 
 mod chain;
+mod function;
 mod groups;
 #[cfg(test)]
 mod host;

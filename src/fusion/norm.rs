@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use ssdtrain_libtorch::{Argument, Call, View};
 
-use super::operation::{Function, Given};
+use super::function::{Function, Given};
 
 /// Whether an operator may be one.
 pub(crate) fn is_norm(name: &str) -> bool {

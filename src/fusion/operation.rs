@@ -1,10 +1,9 @@
 //! The operations that can be computed together as libtorch computes each.
 
-use std::borrow::Cow;
-
 use ssdtrain_libtorch::{Argument, Call, View};
 use tch::Kind;
 
+use super::function::{Function, Given};
 use super::layout::{Layout, layout, order};
 use super::norm;
 
@@ -17,38 +16,6 @@ pub(crate) enum Element {
     Float,
     Half,
     BFloat16,
-}
-
-/// What an operation computes for each element. Operands are 32 bits wide, and so is the result before it is rounded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Function {
-    /// The same value, maybe of another type.
-    Convert,
-    /// The first plus the second times the third.
-    Add,
-    Multiply,
-    Divide,
-    Negate,
-    Absolute,
-    Reciprocal,
-    Square,
-    SquareRoot,
-    ReciprocalRoot,
-    Exponential,
-    HyperbolicTangent,
-    Sigmoid,
-    Silu,
-    Relu,
-    Gelu,
-    GeluByTangent,
-    /// Of rows, from their means and reciprocal deviations, with weights and biases.
-    LayerNorm,
-    /// Of rows, from their reciprocal roots of mean squares, with weights.
-    RootMeanSquareNorm,
-    /// Of channels, as layer norms.
-    BatchNorm,
-    /// The same, rounded as cuDNN does for small images.
-    BatchNormFolded,
 }
 
 /// An operation that computes each element of its first result from one element of each operand.
@@ -98,35 +65,6 @@ impl Element {
             Kind::Half => Some(Element::Half),
             Kind::BFloat16 => Some(Element::BFloat16),
             _ => None,
-        }
-    }
-}
-
-impl Function {
-    /// Whether even one processor computes it in less time than its operands take to come from memory.
-    pub(crate) fn is_light(self) -> bool {
-        match self {
-            Function::Convert
-            | Function::Add
-            | Function::Multiply
-            | Function::Divide
-            | Function::Negate
-            | Function::Absolute
-            | Function::Reciprocal
-            | Function::Square
-            | Function::SquareRoot
-            | Function::ReciprocalRoot
-            | Function::Relu
-            | Function::LayerNorm
-            | Function::RootMeanSquareNorm
-            | Function::BatchNorm
-            | Function::BatchNormFolded => true,
-            Function::Exponential
-            | Function::HyperbolicTangent
-            | Function::Sigmoid
-            | Function::Silu
-            | Function::Gelu
-            | Function::GeluByTangent => false,
         }
     }
 }
@@ -210,17 +148,6 @@ fn read(argument: Option<usize>, view: &View, order: &[(usize, u64)], rank: usiz
         offset: u64::try_from(view.offset).ok()?,
         layout: layout(order, rank, &view.sizes, &view.strides)?,
     })
-}
-
-pub(super) enum Given<'a> {
-    Tensor(Cow<'a, View>),
-    Number(f32),
-}
-
-impl<'a> From<&'a View> for Given<'a> {
-    fn from(view: &'a View) -> Given<'a> {
-        Given::Tensor(Cow::Borrowed(view))
-    }
 }
 
 /// The function of a call and its operands.

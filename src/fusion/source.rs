@@ -3,8 +3,9 @@
 use std::fmt::Write as _;
 
 use super::chain::{Chain, Input, Step, Value};
+use super::function::Function;
 use super::layout::{Dimension, Layout};
-use super::operation::{Element, Function};
+use super::operation::Element;
 
 /// The kernel's name.
 pub(crate) const ENTRY: &str = "chain";

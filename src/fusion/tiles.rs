@@ -150,7 +150,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::chain::{Step, Value};
-    use super::super::operation::{Element, Function};
+    use super::super::function::Function;
+    use super::super::operation::Element;
     use super::*;
 
     fn chain(layouts: Vec<Layout>) -> Chain {
