@@ -10,7 +10,8 @@ use common::{assert_nothing_held, assert_same_bits, direct, everything, grads, l
 use parking_lot::Mutex;
 use ssdtrain::plan::Goal;
 use ssdtrain::{
-    Auto, Baseline, ErrorKind, Keep, MIB, Offload, StepReport, TensorCache, TensorCacheBuilder, remat, scope,
+    Auto, Baseline, ErrorKind, GIB, Keep, MIB, Offload, StepReport, TensorCache, TensorCacheBuilder, remat,
+    scope,
 };
 use tch::{Kind, Tensor};
 
@@ -153,7 +154,9 @@ fn steps_of_two_lengths_in_turn_are_planned() {
 #[test]
 fn steps_that_are_never_alike_keep_what_fits_between_profiles_ever_more_seldom() {
     let sources = sources();
-    let cache = everything().policy(Auto::new(Goal::overhead(0.05))).build().unwrap();
+    // With a limit on bytes, larger steps do not follow the plan of smaller ones.
+    let goal = Goal { peak: Some(GIB), ..Goal::overhead(0.05) };
+    let cache = everything().policy(Auto::new(goal)).build().unwrap();
     // Each is longer than all those before it.
     let reports: Vec<_> = (0..24).map(|index| step(&cache, &sources, ROWS / 8 + 16 * index)).collect();
     let moved: Vec<_> = reports.iter().filter(|report| !report.left_plan).map(|report| report.step).collect();
@@ -162,6 +165,19 @@ fn steps_that_are_never_alike_keep_what_fits_between_profiles_ever_more_seldom()
     assert!(
         reports.iter().filter(kept).all(|report| report.offloaded.bytes == 0 && report.recomputed.bytes == 0)
     );
+}
+
+#[test]
+fn steps_longer_than_any_before_follow_the_plan() {
+    let sources = sources();
+    let cache = everything().policy(Auto::new(Goal::overhead(f64::INFINITY))).build().unwrap();
+    let reports: Vec<_> = (0..24).map(|index| step(&cache, &sources, ROWS / 8 + 16 * index)).collect();
+    let planned: Vec<_> =
+        reports.iter().filter(|report| report.plan.is_some()).map(|report| report.step).collect();
+    // The others are profiled.
+    assert_eq!(planned, (1..=24).filter(|step| ![1, 2, 4, 7, 12, 21].contains(step)).collect::<Vec<_>>());
+    let moved = reports.iter().map(|report| report.offloaded.count + report.recomputed.count);
+    assert!(moved.min() > Some(0), "{reports:?}");
 }
 
 /// A step of micro-batches with these numbers of rows, whose backward passes are run by the cache or by tch.

@@ -96,7 +96,7 @@ impl Pointwise {
             .map(|argument| match argument {
                 Given::Tensor(view) => {
                     let own =
-                        |one: &Argument| matches!(one, Argument::Tensor(own) if std::ptr::eq(own, &*view));
+                        |one: &Argument| matches!(one, Argument::Tensor(own) if std::ptr::eq(own, view.as_ref()));
                     let argument = call.arguments.iter().position(own);
                     let read = read(argument, &view, &order, result.sizes.len())?;
                     (view.is_on_cpu == result.is_on_cpu).then_some(Operand::Tensor(read))

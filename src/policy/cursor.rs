@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use ssdtrain_plan::{Adherence, Placement, Saves, Schedule};
+use parking_lot::Mutex;
+use ssdtrain_plan::{Adherence, Found, Headroom, Place, Placement, Saves, Schedule};
 
 use crate::telemetry::ScopeId;
 
@@ -14,10 +15,15 @@ pub(crate) struct Cursor {
     /// Placements to use cyclically, whatever is saved.
     in_turn: Option<Arc<[Placement]>>,
     next: AtomicUsize,
+    place: Mutex<Place>,
+    /// Whether steps that are larger than planned follow the schedule too.
+    grows: bool,
     /// How often the schedule was read to its end.
     ends: AtomicU32,
     /// The step saved something smaller than scheduled, or only a part of it.
     part: AtomicBool,
+    /// The step is larger than planned.
+    larger: AtomicBool,
     lost: AtomicBool,
 }
 
@@ -25,8 +31,10 @@ impl Cursor {
     /// For a step whose saves are to be treated like this.
     pub(crate) fn new(saves: &Saves) -> Cursor {
         match saves {
-            Saves::Scheduled { schedule, .. } => {
-                Cursor { schedule: Some(Arc::clone(schedule)), ..Cursor::default() }
+            Saves::Scheduled { schedule, unplanned } => {
+                // With a limit on bytes, a larger step has to find its own way to keep to it.
+                let grows = *unplanned == Headroom::Free;
+                Cursor { schedule: Some(Arc::clone(schedule)), grows, ..Cursor::default() }
             }
             Saves::InTurn(placements) => {
                 Cursor { in_turn: Some(Arc::clone(placements)), ..Cursor::default() }
@@ -43,26 +51,40 @@ impl Cursor {
         if let Some(in_turn) = &self.in_turn {
             return in_turn.get(self.next.fetch_add(1, Ordering::Relaxed) % in_turn.len().max(1)).copied();
         }
-        let saves = self.schedule.as_ref()?.saves();
+        let schedule = self.schedule.as_ref()?;
         if self.is_lost() {
             return None;
         }
-        let mut at = self.next.fetch_add(1, Ordering::Relaxed);
-        if at >= saves.len() {
-            at = 0;
-            self.next.store(1, Ordering::Relaxed);
+        let mut place = self.place.lock();
+        if place.next >= schedule.saves().len() {
+            *place = place.again();
         }
-        let Some(save) = saves.get(at).filter(|save| save.is_for(bytes, scope)) else {
+        let found = schedule.find(&mut place, bytes, scope);
+        let is_larger = place.times() > 1.0;
+        let line = match found {
+            Found::Line(line) if self.grows || !is_larger => schedule.saves().get(line),
+            // It is small.
+            Found::Unplanned if self.grows => return Some(Placement::Keep),
+            _ => None,
+        };
+        let Some(save) = line else {
             self.lost.store(true, Ordering::Relaxed);
             return None;
         };
-        if bytes < save.bytes {
+        if is_larger {
+            self.larger.store(true, Ordering::Relaxed);
+        } else if bytes < save.bytes {
             self.part.store(true, Ordering::Relaxed);
         }
-        if at + 1 == saves.len() {
+        if place.next == schedule.saves().len() {
             self.ends.fetch_add(1, Ordering::Relaxed);
         }
         Some(save.placement)
+    }
+
+    /// How many times the planned size the micro-batch has by its first save; 1 if it is no larger.
+    pub(crate) fn times(&self) -> f64 {
+        if self.larger.load(Ordering::Relaxed) { self.place.lock().times().max(1.0) } else { 1.0 }
     }
 
     /// The planned placement of a result of a recorded operation; `None` if nothing was planned for it.
@@ -77,7 +99,9 @@ impl Cursor {
 
     /// A micro-batch begins.
     pub(crate) fn rewind(&self) {
-        if self.is_within(self.next.swap(0, Ordering::Relaxed)) {
+        let ended = std::mem::take(&mut *self.place.lock());
+        self.next.store(0, Ordering::Relaxed);
+        if self.is_within(ended.next) {
             self.part.store(true, Ordering::Relaxed);
         }
     }
@@ -91,11 +115,12 @@ impl Cursor {
     pub(crate) fn followed(&self) -> Option<Adherence> {
         self.schedule.as_ref()?;
         let ends = self.ends.load(Ordering::Relaxed);
-        let part = self.part.load(Ordering::Relaxed) || self.is_within(self.next.load(Ordering::Relaxed));
-        Some(match (self.is_lost(), part || ends == 0) {
-            (true, _) => Adherence::Lost,
-            (false, true) => Adherence::Part,
-            (false, false) => Adherence::Whole(ends),
+        let part = self.part.load(Ordering::Relaxed) || self.is_within(self.place.lock().next);
+        Some(match () {
+            () if self.is_lost() => Adherence::Lost,
+            () if self.larger.load(Ordering::Relaxed) => Adherence::Larger,
+            () if part || ends == 0 => Adherence::Part,
+            () => Adherence::Whole(ends),
         })
     }
 
@@ -109,7 +134,7 @@ impl Cursor {
 mod tests {
     use std::collections::HashMap;
 
-    use ssdtrain_plan::{Headroom, PlannedSave};
+    use ssdtrain_plan::PlannedSave;
 
     use super::*;
 
@@ -166,6 +191,15 @@ mod tests {
         for cursor in [smaller, fewer, begun_again, schedule(&TWO)] {
             assert_eq!(cursor.followed(), Some(Adherence::Part), "{cursor:?}");
         }
+    }
+
+    #[test]
+    fn larger_saves_follow_unless_bytes_are_limited() {
+        let larger = schedule(&TWO);
+        assert_eq!([3, 6].map(|bytes| next(&larger, bytes)), TWO.map(|(_, placement)| Some(placement)));
+        assert_eq!((larger.followed(), larger.times()), (Some(Adherence::Larger), 3.0));
+        let limited = Cursor { grows: false, ..schedule(&TWO) };
+        assert_eq!((next(&limited, 3), limited.followed()), (None, Some(Adherence::Lost)));
     }
 
     #[test]

@@ -129,7 +129,9 @@ impl Step {
         let saves = saves.into_iter().map(|(save, place)| (save, places[place])).collect();
         let work = Workload { activations, turn, turn_extra, rest: self.rest };
         let rates = self.moves.rates;
-        Some(StepProfile { work, saves, results, operators, from_segments, micro_batches, rates })
+        // What is too small to be moved is not known here.
+        let min_bytes = 0;
+        Some(StepProfile { work, saves, results, operators, from_segments, min_bytes, micro_batches, rates })
     }
 
     /// How many more bytes are allocated up to each note in the micro-batches after the first: the gradients that the first one leaves,

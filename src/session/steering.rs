@@ -6,6 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use ssdtrain_plan::{
     Observation, Outset, PlanReport, Policy, PolicyReport, Prediction, Profile, Resources, Saves, StepPlan,
+    StepProfile,
 };
 use ssdtrain_store::{Store, StoreStats};
 use tch::Device;
@@ -100,7 +101,8 @@ impl Steering {
             let (bytes, busy) = (bytes(now) - bytes(before), busy(now) - busy(before));
             (bytes >= TELLING_BYTES && !busy.is_zero()).then(|| bytes as f64 / busy.as_secs_f64())
         };
-        let profile = step.probe.as_ref().and_then(|probe| probe.end()).map(Box::new);
+        let profile = step.probe.as_ref().and_then(|probe| probe.end());
+        let profile = profile.map(|profile| Box::new(StepProfile { min_bytes: step.min_bytes, ..profile }));
         if let Some(trace) = step.cache.trace.as_ref().filter(|_| step.probe.is_some() && !self.traced) {
             trace.pause();
         }

@@ -89,13 +89,15 @@ impl StepContext {
     /// The planned placement of a tensor that is being saved; `None` if nothing is planned for it. From the first save that deviates from
     /// the plan on, the rest of the step counts as unplanned.
     fn planned(&self, bytes: u64, scope: ScopeId) -> Option<Placement> {
-        let was_lost = self.cursor.is_lost();
+        let Saves::Scheduled { unplanned, .. } = &self.plan.saves else {
+            return self.cursor.next(bytes, scope);
+        };
+        let before = (self.cursor.is_lost(), self.cursor.times());
         let planned = self.cursor.next(bytes, scope);
-        if let Saves::Scheduled { unplanned, .. } = &self.plan.saves
-            && !was_lost
-            && self.cursor.is_lost()
-        {
-            self.give_room(Room::Fitting(*unplanned));
+        match (self.cursor.is_lost(), self.cursor.times()) {
+            after if after == before => {}
+            (true, _) => self.give_room(Room::Fitting(*unplanned)),
+            (false, times) => self.give_room(self.plan.room.times(times)),
         }
         planned
     }

@@ -74,7 +74,7 @@ pub use self::prediction::{Prediction, Stall};
 pub use self::profile::{Implausible, Profile};
 pub use self::report::{Baseline, OperationRow, PeakPhase, PeakReport, PeakRow, PlanReport, PlanRow};
 pub use self::scaling::Scaling;
-pub use self::schedule::{PlannedSave, Schedule};
+pub use self::schedule::{Found, Place, PlannedSave, Schedule};
 pub use self::scope::ScopeId;
 pub use self::step_profile::{Rates, Save, StepProfile};
 pub use self::tally::Tally;

@@ -22,6 +22,8 @@ pub struct StepProfile {
     pub operators: Vec<Option<&'static str>>,
     /// The activations that no recorded operation makes again, but a segment of the program.
     pub from_segments: Vec<usize>,
+    /// Smaller storages are not moved, and not among `saves`.
+    pub min_bytes: u64,
     /// How many micro-batches the step had.
     pub micro_batches: u32,
     /// How fast bytes moved.
@@ -77,6 +79,7 @@ impl StepProfile {
         };
         let results = self.results.iter().map(|(result, activation)| (*result, placements[*activation]));
         let schedule = Schedule::new(self.saves.iter().map(line).collect(), results.collect());
+        let schedule = schedule.of_at_least(self.min_bytes);
         let is_run = |activation: &usize| placements[*activation] == Placement::Recompute;
         if self.from_segments.iter().any(is_run) { schedule } else { schedule.without_segments() }
     }

@@ -43,8 +43,8 @@ const FITTING: f64 = 0.9;
 /// are not planned. The report warns of a goal that is out of reach.
 ///
 /// A plan is corrected when the disk's speed or the step times change. A step that saves something other than planned
-/// keeps what fits from there on, and steps are profiled again at doubling intervals. Smaller micro-batches follow the
-/// plan of larger ones. The cache's `plan` explains the plan, and the report of each step that followed it shows it
+/// keeps what fits from there on, and steps are profiled again at doubling intervals. Micro-batches of other shapes follow
+/// the plan too; larger ones do unless the goal limits the peak. The cache's `plan` explains the plan, and the report of each step that followed it shows it
 /// beside what was measured.
 ///
 /// The plan sets budgets, how much is loaded ahead, and which of the last scopes stay.
@@ -320,6 +320,11 @@ impl Policy for Auto {
             Some(Adherence::Lost) => {
                 self.weighing = None;
                 self.headroom = self.headroom.saturating_sub(excess);
+                self.attempts.want(step);
+            }
+            // It shows nothing of the plan's own steps, but a plan for steps like it also serves those.
+            Some(Adherence::Larger) => {
+                self.weighing = None;
                 self.attempts.want(step);
             }
             Some(Adherence::Whole(micro_batches)) if self.is_whole(micro_batches) => {

@@ -126,6 +126,8 @@ pub enum Adherence {
     Whole(u32),
     /// It saved less, or smaller storages. The plan remains valid, but the step's costs say little about it.
     Part,
+    /// Its storages were larger than planned; it followed the plan nevertheless.
+    Larger,
     /// It saved something else.
     Lost,
 }
@@ -133,6 +135,23 @@ pub enum Adherence {
 impl Default for Room {
     fn default() -> Room {
         Room::Within(Budgets { prefetch: PREFETCH, ..Budgets::default() })
+    }
+}
+
+impl Room {
+    /// The room that a step needs whose storages have so many times the planned bytes.
+    #[must_use]
+    pub fn times(self, times: f64) -> Room {
+        let more = |bytes: u64| (bytes as f64 * times).ceil() as u64;
+        match self {
+            Room::Within(budgets) => Room::Within(Budgets {
+                device_budget: more(budgets.device_budget),
+                backward_budget: more(budgets.backward_budget),
+                prefetch: more(budgets.prefetch),
+                ..budgets
+            }),
+            Room::Fitting(headroom) => Room::Fitting(headroom),
+        }
     }
 }
 
