@@ -146,8 +146,8 @@ fn norms_have_the_bits_of_single_operations(lab: &Lab) {
     for kind in [Kind::BFloat16, Kind::Half, Kind::Float] {
         let sources = sources(lab, lab.suited(1024, 16), kind);
         for (name, f) in NORMS {
-            // The statistics stay.
-            let cache = again(lab).min_bytes(64 * KIB).build().unwrap();
+            // The statistics stay, which have at most a number for each row.
+            let cache = again(lab).min_bytes(lab.suited(64, 4) * KIB).build().unwrap();
             parity(lab, &format!("{name}, {kind:?}"), &cache, &sources, |t| loss(&f(t)));
         }
     }
