@@ -1,132 +1,263 @@
-//! The position of a step in the schedule of its saves.
+//! The position of a step in the schedules of its saves.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{self, ThreadId};
 
 use parking_lot::Mutex;
-use ssdtrain_plan::{Adherence, Found, Headroom, Place, Placement, Saves, Schedule};
+use ssdtrain_plan::{
+    Adherence, Course, Followed, Found, Headroom, Place, Placement, PlannedSave, Position, Room, Saves,
+    Saving,
+};
 
-use crate::telemetry::ScopeId;
-
-/// A step's position in its schedule. A step without a schedule has no planned saves.
+/// A step's position in its courses. A step without any has no planned saves.
 #[derive(Debug, Default)]
 pub(crate) struct Cursor {
-    schedule: Option<Arc<Schedule>>,
+    courses: Vec<Course>,
+    /// How much may stay that has no place.
+    unplanned: Headroom,
     /// Placements to use cyclically, whatever is saved.
     in_turn: Option<Arc<[Placement]>>,
     next: AtomicUsize,
-    place: Mutex<Place>,
-    /// Whether steps that are larger than planned follow the schedule too.
-    grows: bool,
-    /// How often the schedule was read to its end.
-    ends: AtomicU32,
-    /// The step saved something smaller than scheduled, or only a part of it.
-    part: AtomicBool,
-    /// The step is larger than planned.
-    larger: AtomicBool,
-    lost: AtomicBool,
+    state: Mutex<State>,
 }
+
+/// A save's placement, and how much may be on the device from now on if that changes.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Placed {
+    /// `None` if nothing was planned for it.
+    pub(crate) placement: Option<Placement>,
+    pub(crate) room: Option<Room>,
+}
+
+/// What a step has done so far.
+#[derive(Debug, Default)]
+struct State {
+    threads: Vec<Thread>,
+    /// The courses that fit everything so far, and which of them counts.
+    fitting: Vec<bool>,
+    active: usize,
+    /// Bytes that were saved, and those of them that had no place.
+    saved: u64,
+    unplaced: u64,
+    /// The room that is given now is so many times that of the active course.
+    times: f64,
+    /// A micro-batch was larger than planned.
+    larger: bool,
+    /// How many micro-batches ended before their last line.
+    parts: u32,
+    /// It left out or repeated something.
+    altered: bool,
+    lost: bool,
+}
+
+/// Where one thread of the step is.
+#[derive(Debug)]
+struct Thread {
+    id: ThreadId,
+    /// Its number in the positions of this step.
+    strand: Option<u32>,
+    /// Its place in each course, once it has one.
+    places: Vec<Option<Place>>,
+}
+
+/// A step is lost once more than this share of the planned bytes was saved without a place; with a limit on bytes, at once.
+const UNPLACED: f64 = 0.125;
+/// Steps whose bytes differ from the planned ones by no more than this share are as planned.
+const LIKE: f64 = 0.02;
 
 impl Cursor {
     /// For a step whose saves are to be treated like this.
     pub(crate) fn new(saves: &Saves) -> Cursor {
+        let in_turn =
+            |placements: &[Placement]| Cursor { in_turn: Some(placements.into()), ..Cursor::default() };
         match saves {
-            Saves::Scheduled { schedule, unplanned } => {
-                // With a limit on bytes, a larger step has to find its own way to keep to it.
-                let grows = *unplanned == Headroom::Free;
-                Cursor { schedule: Some(Arc::clone(schedule)), grows, ..Cursor::default() }
+            Saves::Scheduled { courses, unplanned } => {
+                let state = State { fitting: vec![true; courses.len()], times: 1.0, ..State::default() };
+                let (courses, unplanned) = (courses.clone(), *unplanned);
+                Cursor { courses, unplanned, state: Mutex::new(state), ..Cursor::default() }
             }
-            Saves::InTurn(placements) => {
-                Cursor { in_turn: Some(Arc::clone(placements)), ..Cursor::default() }
-            }
-            Saves::Keep => Cursor { in_turn: Some(Arc::new([Placement::Keep])), ..Cursor::default() },
+            Saves::InTurn(placements) => in_turn(placements),
+            Saves::Keep => in_turn(&[Placement::Keep]),
             Saves::Count | Saves::Move => Cursor::default(),
         }
     }
 
-    /// The placement of the next save; `None` if nothing was planned for it. From the first save that does not match the schedule on,
-    /// nothing is, up to the end of the step. After the last save the schedule may start again: with the next micro-batch, if the program
-    /// ran backward itself and not through the cache.
-    pub(crate) fn next(&self, bytes: u64, scope: ScopeId) -> Option<Placement> {
+    /// The placement of the calling thread's next save. What matches none of the courses goes on in the one that it followed so far where
+    /// that saves something like it. If there is too much for which there is no place, nothing is planned up to the end of the step. After
+    /// its last save a course may start again: with the next micro-batch, if the program ran backward itself and not through the cache.
+    pub(crate) fn next(&self, saving: Saving) -> Placed {
         if let Some(in_turn) = &self.in_turn {
-            return in_turn.get(self.next.fetch_add(1, Ordering::Relaxed) % in_turn.len().max(1)).copied();
+            let next = self.next.fetch_add(1, Ordering::Relaxed) % in_turn.len().max(1);
+            return Placed { placement: in_turn.get(next).copied(), room: None };
         }
-        let schedule = self.schedule.as_ref()?;
-        if self.is_lost() {
-            return None;
+        let mut state = self.state.lock();
+        if self.courses.is_empty() || state.lost {
+            return Placed::default();
         }
-        let mut place = self.place.lock();
-        if place.next >= schedule.saves().len() {
-            *place = place.again();
-        }
-        let found = schedule.find(&mut place, bytes, scope);
-        let is_larger = place.times() > 1.0;
-        let line = match found {
-            Found::Line(line) if self.grows || !is_larger => schedule.saves().get(line),
-            // It is small.
-            Found::Unplanned if self.grows => return Some(Placement::Keep),
+        let before = (state.active, state.times);
+        let placement = state.place(self, saving);
+        let room = match (state.lost, self.courses.get(state.active)) {
+            (true, _) => Some(Room::Fitting(self.unplanned)),
+            (false, Some(course)) if (state.active, state.times) != before => {
+                Some(Room::Within(course.budgets).times(state.times))
+            }
             _ => None,
         };
-        let Some(save) = line else {
-            self.lost.store(true, Ordering::Relaxed);
-            return None;
-        };
-        if is_larger {
-            self.larger.store(true, Ordering::Relaxed);
-        } else if bytes < save.bytes {
-            self.part.store(true, Ordering::Relaxed);
-        }
-        if place.next == schedule.saves().len() {
-            self.ends.fetch_add(1, Ordering::Relaxed);
-        }
-        Some(save.placement)
-    }
-
-    /// How many times the planned size the micro-batch has by its first save; 1 if it is no larger.
-    pub(crate) fn times(&self) -> f64 {
-        if self.larger.load(Ordering::Relaxed) { self.place.lock().times().max(1.0) } else { 1.0 }
+        Placed { placement, room }
     }
 
     /// The planned placement of a result of a recorded operation; `None` if nothing was planned for it.
-    pub(crate) fn result(&self, operation: u64, result: usize) -> Option<Placement> {
+    pub(crate) fn result(&self, operation: Position, result: usize) -> Option<Placement> {
         if let Some(in_turn) = &self.in_turn {
             // One more than there are, so that for some nothing is planned.
-            return in_turn.get((operation as usize + result) % (in_turn.len() + 1)).copied();
+            return in_turn.get((operation.index as usize + result) % (in_turn.len() + 1)).copied();
         }
-        let schedule = self.schedule.as_ref().filter(|_| !self.is_lost())?;
-        schedule.result(operation, result)
+        let state = self.state.lock();
+        let schedule = &self.courses.get(state.active).filter(|_| !state.lost)?.schedule;
+        let thread = state.threads.iter().find(|thread| thread.strand == Some(operation.strand))?;
+        let place = thread.places.get(state.active)?.as_ref()?;
+        let planned = schedule.strands().get(place.strand)?.position(place, operation.index)?;
+        schedule.result(planned, result)
     }
 
     /// A micro-batch begins.
     pub(crate) fn rewind(&self) {
-        let ended = std::mem::take(&mut *self.place.lock());
-        self.next.store(0, Ordering::Relaxed);
-        if self.is_within(ended.next) {
-            self.part.store(true, Ordering::Relaxed);
+        let mut state = self.state.lock();
+        state.parts += u32::from(state.is_within(&self.courses));
+        for place in state.threads.iter_mut().flat_map(|thread| &mut thread.places) {
+            *place = place.take().map(Place::rewound);
         }
+        state.fitting.fill(true);
     }
 
     /// Whether the step has deviated from its plan.
     pub(crate) fn is_lost(&self) -> bool {
-        self.lost.load(Ordering::Relaxed)
+        self.state.lock().lost
     }
 
-    /// How well the step, which has ended, followed its schedule; `None` if it has none.
-    pub(crate) fn followed(&self) -> Option<Adherence> {
-        self.schedule.as_ref()?;
-        let ends = self.ends.load(Ordering::Relaxed);
-        let part = self.part.load(Ordering::Relaxed) || self.is_within(self.place.lock().next);
-        Some(match () {
-            () if self.is_lost() => Adherence::Lost,
-            () if self.larger.load(Ordering::Relaxed) => Adherence::Larger,
-            () if part || ends == 0 => Adherence::Part,
+    /// Whether the step follows a plan, and not one that keeps everything for comparison.
+    pub(crate) fn is_planned(&self) -> bool {
+        let state = self.state.lock();
+        self.courses.get(state.active).is_some_and(|course| !course.is_baseline && !state.lost)
+    }
+
+    /// Which course the step, which has ended, followed, and how well; `None` if it has none.
+    pub(crate) fn followed(&self) -> Option<Followed> {
+        let state = self.state.lock();
+        let schedule = &self.courses.get(state.active)?.schedule;
+        let ends = state.places().map(|place| place.ends).min().unwrap_or_default();
+        let parts = state.parts + u32::from(state.is_within(&self.courses));
+        let size = state.saved as f64 / (schedule.bytes() as f64 * f64::from((ends + parts).max(1))).max(1.0);
+        let is_all = state.places().count() == schedule.strands().len()
+            && state.places().all(|place| place.ends == ends)
+            && ends > 0;
+        let how = match () {
+            () if state.lost => Adherence::Lost,
+            () if state.altered => Adherence::Altered,
+            () if state.larger || size > 1.0 + LIKE => Adherence::Larger,
+            () if parts > 0 || !is_all || size < 1.0 - LIKE => Adherence::Part,
             () => Adherence::Whole(ends),
+        };
+        Some(Followed { course: state.active, how, size })
+    }
+}
+
+impl State {
+    /// The placement of the calling thread's next save.
+    fn place(&mut self, cursor: &Cursor, saving: Saving) -> Option<Placement> {
+        let Cursor { courses, unplanned, .. } = cursor;
+        let grows = *unplanned == Headroom::Free;
+        let thread = self.thread(courses.len());
+        self.threads[thread].strand = saving.position.map(|position| position.strand);
+        self.saved += saving.bytes;
+        // With a limit on bytes, a larger step has to find its own way to keep to it.
+        let fits = |save: &PlannedSave| grows || saving.bytes <= save.bytes;
+        let mut found = vec![Found::Nothing; courses.len()];
+        for (number, course) in courses.iter().enumerate().filter(|(number, _)| self.fitting[*number]) {
+            let entered = match self.threads[thread].places[number].take() {
+                Some(place) => Some(place),
+                None => course.schedule.enter(saving, |strand| self.is_taken(number, strand)),
+            };
+            let Some(mut place) = entered else { continue };
+            found[number] = match course.schedule.find(&mut place, saving) {
+                Found::Line(save) if !fits(save) => Found::Nothing,
+                Found::Unplanned if !grows => Found::Nothing,
+                found => found,
+            };
+            self.threads[thread].places[number] = Some(place);
+        }
+        let Some(active) = self.choose(&found) else { return self.resume(cursor, thread, saving) };
+        for (fitting, found) in self.fitting.iter_mut().zip(&found) {
+            *fitting &= *found != Found::Nothing;
+        }
+        self.active = active;
+        self.times = self.places().map(|place| place.times).fold(1.0, f64::max);
+        self.larger |= self.times > 1.0;
+        match found[active] {
+            Found::Line(save) => Some(save.placement),
+            // It is small.
+            _ => Some(Placement::Keep),
+        }
+    }
+
+    /// The course that counts from now on: of those that fit, the one that is closest in size.
+    fn choose(&self, found: &[Found<'_>]) -> Option<usize> {
+        let odds = |course: usize| {
+            let places = self.threads.iter().filter_map(|thread| thread.places[course].as_ref());
+            places.map(Place::odds).sum::<f64>()
+        };
+        let fitting = (0..found.len()).filter(|course| found[*course] != Found::Nothing);
+        let fitting = fitting.map(|course| (odds(course), course != self.active, course));
+        let closest = fitting.min_by(|one, other| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1)));
+        closest.map(|(_, _, course)| course)
+    }
+
+    /// The placement of a save that fits no course where it is.
+    fn resume(&mut self, cursor: &Cursor, thread: usize, saving: Saving) -> Option<Placement> {
+        let Cursor { courses, unplanned, .. } = cursor;
+        let grows = *unplanned == Headroom::Free;
+        let active = self.active;
+        self.fitting.iter_mut().enumerate().for_each(|(number, fitting)| *fitting = number == active);
+        self.altered = true;
+        let schedule = &courses[active].schedule;
+        let strands = schedule.strands().len();
+        let free = (0..strands).find(|strand| !self.is_taken(active, *strand)).unwrap_or_default();
+        let place = self.threads[thread].places[active].get_or_insert_with(|| Place::of(free));
+        if let Some(save) = schedule.resume(place, saving).filter(|save| grows || saving.bytes <= save.bytes)
+        {
+            return Some(save.placement);
+        }
+        self.unplaced += saving.bytes;
+        self.lost = !grows || self.unplaced as f64 > UNPLACED * schedule.bytes() as f64;
+        (!self.lost).then_some(Placement::Keep)
+    }
+
+    /// The calling thread's number.
+    fn thread(&mut self, courses: usize) -> usize {
+        let id = thread::current().id();
+        self.threads.iter().position(|thread| thread.id == id).unwrap_or_else(|| {
+            self.threads.push(Thread { id, strand: None, places: vec![None; courses] });
+            self.threads.len() - 1
         })
     }
 
-    /// Whether save number `next` is neither the first nor after the last.
-    fn is_within(&self, next: usize) -> bool {
-        self.schedule.as_ref().is_some_and(|schedule| (1..schedule.saves().len()).contains(&next))
+    /// Whether a thread follows this strand of a course.
+    fn is_taken(&self, course: usize, strand: usize) -> bool {
+        let places = self.threads.iter().filter_map(|thread| thread.places[course].as_ref());
+        places.into_iter().any(|place| place.strand == strand)
+    }
+
+    /// The places of the threads in the active course.
+    fn places(&self) -> impl Iterator<Item = &Place> {
+        self.threads.iter().filter_map(|thread| thread.places.get(self.active)?.as_ref())
+    }
+
+    /// Whether a thread is neither before its first line nor after its last.
+    fn is_within(&self, courses: &[Course]) -> bool {
+        courses
+            .get(self.active)
+            .is_some_and(|course| self.places().any(|place| course.schedule.is_within(place)))
     }
 }
 
@@ -134,72 +265,162 @@ impl Cursor {
 mod tests {
     use std::collections::HashMap;
 
-    use ssdtrain_plan::PlannedSave;
+    use ssdtrain_plan::{Budgets, Schedule, ScopeId};
 
     use super::*;
 
-    fn schedule(saves: &[(u64, Placement)]) -> Cursor {
-        let save = |&(bytes, placement)| PlannedSave { bytes, scope: ScopeId::default(), placement };
-        let schedule = Arc::new(Schedule::new(saves.iter().map(save).collect(), HashMap::new()));
-        Cursor::new(&Saves::Scheduled { schedule, unplanned: Headroom::Free })
+    const KEEP: Placement = Placement::Keep;
+    const HOST: Placement = Placement::Host;
+    const TWO: [(u64, Placement); 2] = [(10, KEEP), (20, HOST)];
+
+    /// A course with these lines, and so much room on the device.
+    fn course(saves: &[(u64, Placement)], device_budget: u64) -> Course {
+        let save = |(number, &(bytes, placement)): (usize, &(u64, Placement))| PlannedSave {
+            bytes,
+            scope: ScopeId::default(),
+            placement,
+            position: Position { strand: 0, index: 2 * number as u64 },
+        };
+        let schedule =
+            Arc::new(Schedule::new(saves.iter().enumerate().map(save).collect(), HashMap::new(), 0));
+        Course { schedule, budgets: Budgets { device_budget, ..Budgets::default() }, is_baseline: false }
+    }
+
+    fn cursor(courses: &[Course]) -> Cursor {
+        Cursor::new(&Saves::Scheduled { courses: courses.to_vec(), unplanned: Headroom::Free })
+    }
+
+    fn planned(saves: &[(u64, Placement)]) -> Cursor {
+        cursor(&[course(saves, 1)])
+    }
+
+    fn placed(cursor: &Cursor, bytes: u64) -> Placed {
+        cursor.next(Saving { bytes, scope: ScopeId::default(), position: None })
     }
 
     fn next(cursor: &Cursor, bytes: u64) -> Option<Placement> {
-        cursor.next(bytes, ScopeId::default())
+        placed(cursor, bytes).placement
     }
 
-    const TWO: [(u64, Placement); 2] = [(1, Placement::Keep), (2, Placement::Host)];
+    fn how(cursor: &Cursor) -> Option<Adherence> {
+        cursor.followed().map(|followed| followed.how)
+    }
 
     #[test]
     fn each_micro_batch_reads_it_from_the_beginning() {
         for told in [true, false] {
-            let cursor = schedule(&TWO);
+            let cursor = planned(&TWO);
             for _ in 0..2 {
                 if told {
                     cursor.rewind();
                 }
-                assert_eq!(
-                    [1, 2].map(|bytes| next(&cursor, bytes)),
-                    [Some(Placement::Keep), Some(Placement::Host)]
-                );
+                assert_eq!([10, 20].map(|bytes| next(&cursor, bytes)), [Some(KEEP), Some(HOST)]);
             }
-            assert_eq!(cursor.followed(), Some(Adherence::Whole(2)));
+            assert_eq!(how(&cursor), Some(Adherence::Whole(2)));
         }
     }
 
     #[test]
-    fn a_save_that_was_not_planned_ends_the_plan() {
-        for saves in [&[1, 3, 2][..], &[1, 2, 2, 2]] {
-            let cursor = schedule(&[(1, Placement::Keep), (2, Placement::Host), (2, Placement::Disk)]);
-            let last = saves.iter().map(|&bytes| next(&cursor, bytes)).last();
-            assert_eq!((last, cursor.followed()), (Some(None), Some(Adherence::Lost)), "{saves:?}");
-            cursor.rewind();
-            assert_eq!(next(&cursor, 1), None, "to the end of the step");
+    fn what_is_left_out_or_repeated_alters_the_plan_and_does_not_end_it() {
+        let lines = [(10, KEEP), (20, HOST), (30, KEEP), (20, HOST), (400, KEEP)];
+        for saves in [&[10, 20, 400][..], &[10, 20, 30, 20, 30, 20, 400]] {
+            let cursor = planned(&lines);
+            let expected =
+                saves.iter().map(|bytes| lines.iter().find(|line| line.0 == *bytes).map(|line| line.1));
+            let placements = saves.iter().map(|bytes| next(&cursor, *bytes));
+            assert_eq!(placements.collect::<Vec<_>>(), expected.collect::<Vec<_>>(), "{saves:?}");
+            assert_eq!(how(&cursor), Some(Adherence::Altered), "{saves:?}");
         }
+    }
+
+    #[test]
+    fn too_much_without_a_place_ends_the_plan() {
+        let cursor = planned(&[(100, HOST), (200, HOST), (200, HOST)]);
+        assert_eq!(next(&cursor, 100), Some(HOST));
+        assert_eq!(next(&cursor, 60), Some(HOST), "it may be the next one, which is smaller now");
+        assert_eq!((next(&cursor, 7000), how(&cursor)), (None, Some(Adherence::Lost)));
+        cursor.rewind();
+        assert_eq!(next(&cursor, 100), None, "to the end of the step");
+        let little = planned(&[(2000, HOST), (100, HOST), (2000, HOST)]);
+        let placements = [2000, 130, 100, 2000].map(|bytes| next(&little, bytes));
+        assert_eq!(placements, [Some(HOST), Some(KEEP), Some(HOST), Some(HOST)], "a little stays");
+        assert_eq!(how(&little), Some(Adherence::Altered));
+    }
+
+    #[test]
+    fn what_stays_without_a_plan_is_limited_once_it_is_lost() {
+        let cursor = planned(&TWO);
+        assert_eq!(placed(&cursor, 10).room, None);
+        assert_eq!(placed(&cursor, 7000).room, Some(Room::Fitting(Headroom::Free)));
+        assert_eq!(placed(&cursor, 7000), Placed::default());
     }
 
     #[test]
     fn smaller_saves_and_fewer_of_them_keep_to_a_part_of_the_plan() {
-        let smaller = schedule(&TWO);
-        assert_eq!([1, 1].map(|bytes| next(&smaller, bytes)), TWO.map(|(_, placement)| Some(placement)));
-        let fewer = schedule(&TWO);
-        next(&fewer, 1);
-        let begun_again = schedule(&TWO);
-        next(&begun_again, 1);
+        let smaller = planned(&TWO);
+        assert_eq!([5, 10].map(|bytes| next(&smaller, bytes)), TWO.map(|(_, placement)| Some(placement)));
+        assert_eq!(smaller.followed().map(|followed| followed.size), Some(0.5));
+        let fewer = planned(&TWO);
+        next(&fewer, 10);
+        let begun_again = planned(&TWO);
+        next(&begun_again, 10);
         begun_again.rewind();
-        assert_eq!([1, 2].map(|bytes| next(&begun_again, bytes)), TWO.map(|(_, placement)| Some(placement)));
-        for cursor in [smaller, fewer, begun_again, schedule(&TWO)] {
-            assert_eq!(cursor.followed(), Some(Adherence::Part), "{cursor:?}");
+        assert_eq!(
+            [10, 20].map(|bytes| next(&begun_again, bytes)),
+            TWO.map(|(_, placement)| Some(placement))
+        );
+        for cursor in [smaller, fewer, begun_again, planned(&TWO)] {
+            assert_eq!(how(&cursor), Some(Adherence::Part), "{cursor:?}");
         }
     }
 
     #[test]
-    fn larger_saves_follow_unless_bytes_are_limited() {
-        let larger = schedule(&TWO);
-        assert_eq!([3, 6].map(|bytes| next(&larger, bytes)), TWO.map(|(_, placement)| Some(placement)));
-        assert_eq!((larger.followed(), larger.times()), (Some(Adherence::Larger), 3.0));
-        let limited = Cursor { grows: false, ..schedule(&TWO) };
-        assert_eq!((next(&limited, 3), limited.followed()), (None, Some(Adherence::Lost)));
+    fn larger_saves_follow_with_more_room_unless_bytes_are_limited() {
+        let larger = planned(&TWO);
+        let more = Room::Within(Budgets { device_budget: 1, ..Budgets::default() }).times(3.0);
+        assert_eq!(placed(&larger, 30), Placed { placement: Some(KEEP), room: Some(more) });
+        assert_eq!(placed(&larger, 60), Placed { placement: Some(HOST), room: None });
+        assert_eq!(how(&larger), Some(Adherence::Larger));
+        let limited = Cursor { unplanned: Headroom::Bytes(1), ..planned(&TWO) };
+        assert_eq!((next(&limited, 30), how(&limited)), (None, Some(Adherence::Lost)));
+    }
+
+    #[test]
+    fn a_step_follows_the_course_that_it_fits() {
+        let courses = [
+            course(&[(100, KEEP), (200, KEEP), (50, KEEP)], 1),
+            course(&[(100, HOST), (300, HOST), (50, HOST)], 2),
+            course(&[(80, KEEP)], 3),
+        ];
+        let room = |bytes| Some(Room::Within(Budgets { device_budget: bytes, ..Budgets::default() }));
+        for _ in 0..2 {
+            let second = cursor(&courses);
+            assert_eq!(placed(&second, 100).room, None, "the first one as yet");
+            assert_eq!(placed(&second, 300), Placed { placement: Some(HOST), room: room(2) });
+            assert_eq!(placed(&second, 50), Placed { placement: Some(HOST), room: None });
+            let followed = Followed { course: 1, how: Adherence::Whole(1), size: 1.0 };
+            assert_eq!(second.followed(), Some(followed));
+        }
+        let third = cursor(&courses);
+        assert_eq!(placed(&third, 80).room, room(3), "the one that is closest in size");
+        assert_eq!(third.followed().map(|followed| followed.course), Some(2));
+    }
+
+    #[test]
+    fn each_thread_follows_its_own_strand() {
+        let save = |(strand, bytes, placement)| {
+            let position = Position { strand, index: 0 };
+            PlannedSave { bytes, scope: ScopeId::default(), placement, position }
+        };
+        let saves = [(0, 100, KEEP), (1, 33, HOST), (0, 200, KEEP), (1, 44, HOST)].map(save);
+        let schedule = Arc::new(Schedule::new(saves.to_vec(), HashMap::new(), 0));
+        let both = cursor(&[Course { schedule, budgets: Budgets::default(), is_baseline: false }]);
+        // The thread that saves the smaller ones comes first this time, and the other between its saves.
+        assert_eq!(next(&both, 33), Some(HOST));
+        let others =
+            thread::scope(|scope| scope.spawn(|| [100, 200].map(|bytes| next(&both, bytes))).join().unwrap());
+        assert_eq!((others, next(&both, 44)), ([Some(KEEP), Some(KEEP)], Some(HOST)));
+        assert_eq!(how(&both), Some(Adherence::Whole(1)));
     }
 
     #[test]
@@ -212,11 +433,10 @@ mod tests {
 
     #[test]
     fn what_is_placed_in_turn_is_never_lost() {
-        let places = [Placement::Keep, Placement::Disk];
-        for (saves, expected) in [
-            (Saves::Keep, [Placement::Keep; 3]),
-            (Saves::InTurn(Arc::new(places)), [Placement::Keep, Placement::Disk, Placement::Keep]),
-        ] {
+        let places = [KEEP, Placement::Disk];
+        for (saves, expected) in
+            [(Saves::Keep, [KEEP; 3]), (Saves::InTurn(Arc::new(places)), [KEEP, Placement::Disk, KEEP])]
+        {
             let cursor = Cursor::new(&saves);
             assert_eq!([1, 9, 1].map(|bytes| next(&cursor, bytes)), expected.map(Some), "{saves:?}");
             assert_eq!((cursor.followed(), cursor.is_lost()), (None, false), "{saves:?}");

@@ -139,7 +139,7 @@ mod tests {
     use std::collections::HashMap;
     use std::sync::Arc;
 
-    use ssdtrain_plan::{Headroom, PlannedSave, Schedule, ScopeId};
+    use ssdtrain_plan::{Budgets, Course, Headroom, PlannedSave, Position, Schedule, ScopeId};
 
     use super::*;
 
@@ -221,12 +221,13 @@ mod tests {
         assert_eq!(segments(&in_turn(Keep)), Segments::Left);
         assert_eq!(segments(&in_turn(Recompute)), Segments::Offered);
         let schedule = |placement| {
-            let save = PlannedSave { bytes: 1, scope: ScopeId::default(), placement };
-            Schedule::new(vec![save], HashMap::new())
+            let (scope, position) = (ScopeId::default(), Position::default());
+            Schedule::new(vec![PlannedSave { bytes: 1, scope, placement, position }], HashMap::new(), 0)
         };
         let scheduled = |schedule| {
             let schedule = Arc::new(schedule);
-            marked(Saves::Scheduled { schedule, unplanned: Headroom::Free })
+            let courses = vec![Course { schedule, budgets: Budgets::default(), is_baseline: false }];
+            marked(Saves::Scheduled { courses, unplanned: Headroom::Free })
         };
         assert_eq!(segments(&scheduled(schedule(Keep))), Segments::Left);
         assert_eq!(segments(&scheduled(schedule(Recompute))), Segments::Offered);

@@ -3,7 +3,7 @@
 mod cursor;
 mod decision;
 
-pub(crate) use self::cursor::Cursor;
+pub(crate) use self::cursor::{Cursor, Placed};
 pub(crate) use self::decision::{
     Decision, Facts, Instruction, KeepReason, Place, Recipes, Segments, decide, segments, stays,
 };

@@ -281,7 +281,12 @@ mod tests {
         }
 
         fn saved(&mut self, millis: u32, entry: u64, peak: u64, held: u64) -> &mut Notes {
-            let save = Save { entry, bytes: 100, scope: ScopeId::default() };
+            let save = Save {
+                entry,
+                bytes: 100,
+                scope: ScopeId::default(),
+                position: ssdtrain_plan::Position::default(),
+            };
             self.note(millis, Note::Saved(save), peak, held)
         }
 

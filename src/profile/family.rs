@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
-use ssdtrain_plan::{Activation, Recompute, Role};
+use ssdtrain_plan::{Activation, Position, Recompute, Role};
 
 use super::lineage::{Identity, Lineage, Read};
 
@@ -17,8 +17,8 @@ pub(super) struct Family {
     pub(super) operators: Vec<Option<&'static str>>,
     /// Those that only a segment makes again.
     pub(super) from_segments: Vec<usize>,
-    /// Where the results of recorded operations are: the operation's number and which of its results.
-    pub(super) results: HashMap<(u64, usize), usize>,
+    /// Where the results of recorded operations are: when the operation ran, and which of its results.
+    pub(super) results: HashMap<(Position, usize), usize>,
 }
 
 impl Family {
@@ -255,8 +255,10 @@ impl Build<'_> {
                 Item::Extra { identity, .. } => Some(*identity),
                 Item::Run(_) => None,
             };
-            if let Some(Identity::Result { operation, result }) = identity {
-                family.results.insert((operation, result), here);
+            if let Some(Identity::Result { operation, result }) = identity
+                && let Some((operation, _)) = self.lineage.operations.get(&operation)
+            {
+                family.results.insert((operation.position, result), here);
             }
             let number = match (item, identity) {
                 (Item::Run(Maker::Operation(number)), _) => Some(*number),
@@ -327,6 +329,11 @@ mod tests {
         Identity::Result { operation, result: 0 }
     }
 
+    /// That of an operation with this number.
+    fn at(number: u64, made: usize) -> (Position, usize) {
+        (Position { strand: 0, index: number }, made)
+    }
+
     /// Operation `number` with one result of 100 bytes, which takes `number` milliseconds, and reads what those operations made that
     /// still exist, or are gone.
     fn operation(number: u64, existing: &[u64], gone: &[u64]) -> (u64, (Operation, Duration)) {
@@ -337,6 +344,7 @@ mod tests {
             (
                 Operation {
                     number,
+                    position: Position { strand: 0, index: number },
                     name: NAMES[number as usize],
                     stamps: (0, 0),
                     reads,
@@ -396,7 +404,7 @@ mod tests {
         );
         assert_eq!((activations[0].in_use_until, activations[3].in_use_until), (3, 4));
         assert_eq!(operators, ["one", "two", "three", "four"].map(Some));
-        assert_eq!(results, HashMap::from([((1, 0), 0), ((2, 0), 1), ((3, 0), 2), ((4, 0), 3)]));
+        assert_eq!(results, HashMap::from([(at(1, 0), 0), (at(2, 0), 1), (at(3, 0), 2), (at(4, 0), 3)]));
     }
 
     #[test]
@@ -449,7 +457,7 @@ mod tests {
             activations.iter().map(inputs).collect::<Vec<_>>(),
             [Some((MS, vec![])), Some((Duration::ZERO, vec![0])), Some((Duration::ZERO, vec![0, 1]))]
         );
-        assert_eq!(results, HashMap::from([((1, 0), 1), ((1, 1), 2)]));
+        assert_eq!(results, HashMap::from([(at(1, 0), 1), (at(1, 1), 2)]));
         assert_eq!(operators, [Some("one"); 3]);
     }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use ssdtrain_libtorch::StorageId;
-use ssdtrain_plan::Activation;
+use ssdtrain_plan::{Activation, Position};
 
 /// Operations that read and write less show nothing of the rate: they take as long as their launch.
 const TELLING: u64 = 4 << 20;
@@ -22,6 +22,8 @@ pub(crate) enum Identity {
 #[derive(Clone, Debug)]
 pub(crate) struct Operation {
     pub(crate) number: u64,
+    /// When it ran.
+    pub(crate) position: Position,
     /// The operator's name.
     pub(crate) name: &'static str,
     /// What the clock said before and after it ran.
@@ -150,7 +152,8 @@ mod tests {
 
     fn operation(number: u64, megabytes: u64, is_shorter: bool) -> Operation {
         let traffic = Some(megabytes << 20);
-        Operation { number, name: "", stamps: (0, 0), reads: Vec::new(), traffic, is_shorter }
+        let position = Position { strand: 0, index: number };
+        Operation { number, position, name: "", stamps: (0, 0), reads: Vec::new(), traffic, is_shorter }
     }
 
     #[test]

@@ -7,7 +7,7 @@ mod analysis;
 mod family;
 mod lineage;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
@@ -20,6 +20,11 @@ use self::analysis::{Note, Notes, Step};
 pub(crate) use self::lineage::{Identity, Operation, Origin, Read};
 use self::lineage::{Lineage, Segment};
 use crate::trace::{Stamp, Trace};
+
+/// What stands for the thread with this number; from the 64th on they share one.
+fn bit(strand: u32) -> u64 {
+    1 << strand.min(63)
+}
 
 /// Takes notes of one step, up to the end of its first backward. The first micro-batch stands for the others.
 pub(crate) struct Probe {
@@ -36,8 +41,8 @@ pub(crate) struct Probe {
     closed: AtomicBool,
     /// Whether a backward runs whose end the step will report.
     within: AtomicBool,
-    /// Whether something was asked for since the last backward ended.
-    asking: AtomicBool,
+    /// The threads of which something was asked for since the last backward ended, a bit for each.
+    asking: AtomicU64,
     /// Whether something was saved since then.
     saving: AtomicBool,
 }
@@ -153,7 +158,7 @@ impl Probe {
             book: Mutex::default(),
             closed: AtomicBool::new(false),
             within: AtomicBool::new(false),
-            asking: AtomicBool::new(false),
+            asking: AtomicU64::new(0),
             saving: AtomicBool::new(false),
         }
     }
@@ -174,9 +179,9 @@ impl Probe {
         self.now()
     }
 
-    /// A tensor is being asked for; `None` if no more notes are taken.
-    pub(crate) fn asks(&self) -> Option<Begun> {
-        self.asking.store(true, Ordering::Release);
+    /// A tensor is being asked for that the thread with this number has saved; `None` if no more notes are taken.
+    pub(crate) fn asks(&self, strand: u32) -> Option<Begun> {
+        self.asking.fetch_or(bit(strand), Ordering::AcqRel);
         self.now()
     }
 
@@ -225,15 +230,15 @@ impl Probe {
         self.within.store(true, Ordering::Release);
     }
 
-    /// Whether a save now belongs to another micro-batch, after a backward whose end nobody reported.
-    pub(crate) fn begins_again(&self) -> bool {
-        !self.within.load(Ordering::Acquire) && self.asking.load(Ordering::Acquire)
+    /// Whether a save of this thread now belongs to another micro-batch, after a backward whose end nobody reported.
+    pub(crate) fn begins_again(&self, strand: u32) -> bool {
+        !self.within.load(Ordering::Acquire) && self.asking.load(Ordering::Acquire) & bit(strand) != 0
     }
 
     /// A backward has ended.
     pub(crate) fn backward_ended(&self) {
         self.within.store(false, Ordering::Release);
-        self.asking.store(false, Ordering::Release);
+        self.asking.store(0, Ordering::Release);
         let ended = self.trace.stamp();
         let closed = self.closed.swap(true, Ordering::AcqRel);
         let mut book = self.book.lock();
@@ -257,7 +262,7 @@ impl Probe {
 
     /// Everything is computed: from now on the step waits only for transfers.
     pub(crate) fn all_computed(&self) {
-        if self.asking.load(Ordering::Acquire) {
+        if self.asking.load(Ordering::Acquire) != 0 {
             self.backward_ended();
         }
         let stamp = self.trace.stamp();

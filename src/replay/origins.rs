@@ -4,7 +4,10 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{Recorded, Recording, SavedTensor, Storage};
+
+use ssdtrain_plan::Position;
 
 use super::chained;
 use super::chains::Chains;
@@ -86,8 +89,10 @@ impl Origins {
                 reads.push(Read { identity, bytes: read.bytes(), exists });
             }
             let pass = chains.and_then(|chains| chained::pass(&operation, chains));
+            let torch::Position { strand, index } = operation.position();
             operations.push(Operation {
                 number: operation.number(),
+                position: Position { strand, index },
                 name: operation.name(),
                 stamps: operation.stamps(),
                 is_shorter: pass.as_ref().is_some_and(|pass| !pass.statistics.is_empty()),
@@ -96,12 +101,5 @@ impl Origins {
             });
         }
         operations
-    }
-
-    /// What is saved from now on belongs to another micro-batch.
-    pub(super) fn micro_batch_ends(&self) {
-        let mut told = self.told.lock();
-        self.recording.clear();
-        told.clear();
     }
 }

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{
     Handle, Packed, Recorded, RecordedStorage, Recording, SavedTensor, Storage, Watch, WriteObserver,
 };
-use ssdtrain_plan::Placement;
+use ssdtrain_plan::{Placement, Position};
 
 use super::chained;
 use super::chains::Chains;
@@ -76,7 +77,8 @@ impl Replays {
         let (share, is_first) = node.add_handle(made, &storage, saving.verify)?;
         let counter = if is_first { &self.counters.recomputed } else { &self.counters.deduplicated };
         counter.add(storage.bytes());
-        Some(Packed::Handle(Box::new(Stand { replays: Arc::clone(self), node, share })))
+        let strand = self.recording.position().strand;
+        Some(Packed::Handle(Box::new(Stand { replays: Arc::clone(self), node, share, strand })))
     }
 
     /// How a saved tensor was made, as far as that was not told before.
@@ -97,12 +99,12 @@ impl Replays {
     /// The planned placement of a storage, if a recorded operation made it and its placement is planned.
     pub(crate) fn planned(&self, storage: &Storage, saving: &Saving<'_>) -> Option<Placement> {
         let (operation, made) = self.recording.maker(storage)?;
-        (saving.planned)(operation.number(), made)
+        (saving.planned)(position(&operation), made)
     }
 
-    /// What is saved from now on belongs to another micro-batch.
-    pub(crate) fn micro_batch_ends(&self) {
-        self.origins.micro_batch_ends();
+    /// What is saved from now on belongs to another micro-batch, on the thread with this number or on all of them.
+    pub(crate) fn micro_batch_ends(&self, strand: Option<u32>) {
+        self.recording.clear(strand);
     }
 
     /// The node of an operation, with everything that running it again takes.
@@ -155,7 +157,7 @@ impl Replays {
             let leaf = self.leaf(unwritten, |_| Some(leaf::Source::Held(storage.clone())));
             return leaf.ok_or(Missing::Bytes);
         }
-        let planned = maker.as_ref().and_then(|(maker, made)| (saving.planned)(maker.number(), *made));
+        let planned = maker.as_ref().and_then(|(maker, made)| (saving.planned)(position(maker), *made));
         let is_through = match planned {
             Some(planned) => planned == Placement::Recompute,
             None => alive.is_none() || !self.cache.has(id),
@@ -193,7 +195,7 @@ impl Replays {
                 if saving.stays.has(storage.id(), storage.bytes()) {
                     return Some(leaf::Source::Held(storage.clone()));
                 }
-                let planned = (saving.planned)(operation.number(), made);
+                let planned = (saving.planned)(position(operation), made);
                 let planned = planned.filter(|planned| *planned != Placement::Recompute)?;
                 let subject = Subject::whole(storage.clone(), operation.made().nth(made)?.version());
                 self.cache.save(subject, planned == Placement::Keep, saving.by).map(leaf::Source::Entry)
@@ -221,6 +223,12 @@ impl Replays {
     }
 }
 
+/// When an operation ran.
+fn position(operation: &Recorded) -> Position {
+    let torch::Position { strand, index } = operation.position();
+    Position { strand, index }
+}
+
 /// The search for what one result is computed from.
 struct Search<'a> {
     saving: &'a Saving<'a>,
@@ -242,12 +250,14 @@ struct Stand {
     replays: Arc<Replays>,
     node: Arc<Node>,
     share: Share,
+    /// The number of the thread that saved it.
+    strand: u32,
 }
 
 impl Handle for Stand {
     fn unpack(&self) -> Result<Storage, String> {
         // If the program runs backward by itself, this shows that a micro-batch was saved.
-        self.replays.micro_batch_ends();
+        self.replays.micro_batch_ends(Some(self.strand));
         let (node, made) = (&self.node, self.share.made);
         let storage = match node.changed(made).or_else(|| node.available(made)) {
             Some(storage) => storage,

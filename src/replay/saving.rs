@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use ssdtrain_libtorch::StorageId;
-use ssdtrain_plan::Placement;
+use ssdtrain_plan::{Placement, Position};
 use tch::Device;
 
 use crate::cache::By;
@@ -16,8 +16,8 @@ pub(crate) struct Saving<'a> {
     pub(crate) verify: bool,
     /// Whether a storage is to be had again from the part of the program that is running.
     pub(crate) is_taken: &'a dyn Fn(StorageId) -> bool,
-    /// The planned placement of an operation's result: the operation's number, and which of its results it is.
-    pub(crate) planned: &'a dyn Fn(u64, usize) -> Option<Placement>,
+    /// The planned placement of an operation's result: when it ran, and which of its results it is.
+    pub(crate) planned: &'a dyn Fn(Position, usize) -> Option<Placement>,
 }
 
 /// What a cache does not move.

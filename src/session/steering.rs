@@ -131,14 +131,14 @@ impl Steering {
         self.policy.lock().profile(&|scope| scopes.name(scope))
     }
 
-    /// What the policy has decided.
-    pub(super) fn report(&self, scopes: &Scopes) -> Option<PolicyReport> {
-        self.policy.lock().report(&|scope| scopes.name(scope))
+    /// What the policy has decided for the course with this number; see [`Policy::report`].
+    pub(super) fn report(&self, course: usize, scopes: &Scopes) -> Option<PolicyReport> {
+        self.policy.lock().report(course, &|scope| scopes.name(scope))
     }
 
-    /// Its plan for each storage, if it makes one.
+    /// Its plan for each storage of steps like the last one, if it makes one.
     pub(super) fn plan(&self, scopes: &Scopes) -> Option<Arc<PlanReport>> {
-        match self.report(scopes)? {
+        match self.report(0, scopes)? {
             PolicyReport::Plan(plan) => Some(plan),
             _ => None,
         }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
-use ssdtrain_plan::{Adherence, Observation, PolicyReport};
+use ssdtrain_plan::{Observation, PolicyReport};
 use tch::{Device, Tensor};
 
 use super::steering::Noted;
@@ -121,9 +121,11 @@ impl Step<'_> {
         // The probe resets the peak as it goes, so its own maximum counts too.
         let peak = peak.max(context.probe.as_ref().map_or(0, |probe| probe.peak()));
         let steering = &self.cache.steering;
-        let kept_to_plan = context.cursor.followed().is_some_and(|followed| followed != Adherence::Lost);
-        let (plan, adaptive) = match steering.report(&context.cache.scopes) {
-            Some(PolicyReport::Plan(plan)) => (Some(plan).filter(|_| kept_to_plan), None),
+        let followed = context.cursor.followed();
+        let is_planned = context.cursor.is_planned();
+        let course = followed.map_or(0, |followed| followed.course);
+        let (plan, adaptive) = match steering.report(course, &context.cache.scopes) {
+            Some(PolicyReport::Plan(plan)) => (Some(plan).filter(|_| is_planned), None),
             Some(PolicyReport::Adaptive(adaptive)) => (None, Some(adaptive)),
             _ => (None, None),
         };

@@ -3,14 +3,15 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{SavedTensor, StorageId};
-use ssdtrain_plan::{Placement, Room, Saves, StepPlan};
+use ssdtrain_plan::{Placement, Position, Room, Saves, Saving, StepPlan};
 use tch::Device;
 
 use super::orders::{Latest, Orders};
 use super::room;
 use crate::cache::{By, Cache};
-use crate::policy::{Cursor, Decision, Facts, Instruction, decide, stays};
+use crate::policy::{Cursor, Decision, Facts, Instruction, Placed, decide, stays};
 use crate::profile::Probe;
 use crate::replay::{Replays, Stays};
 use crate::telemetry::{Counters, ScopeId, ScopeRecord};
@@ -86,20 +87,19 @@ impl StepContext {
         }
     }
 
-    /// The planned placement of a tensor that is being saved; `None` if nothing is planned for it. From the first save that deviates from
-    /// the plan on, the rest of the step counts as unplanned.
+    /// The planned placement of a tensor that is being saved; `None` if nothing is planned for it.
     fn planned(&self, bytes: u64, scope: ScopeId) -> Option<Placement> {
-        let Saves::Scheduled { unplanned, .. } = &self.plan.saves else {
-            return self.cursor.next(bytes, scope);
-        };
-        let before = (self.cursor.is_lost(), self.cursor.times());
-        let planned = self.cursor.next(bytes, scope);
-        match (self.cursor.is_lost(), self.cursor.times()) {
-            after if after == before => {}
-            (true, _) => self.give_room(Room::Fitting(*unplanned)),
-            (false, times) => self.give_room(self.plan.room.times(times)),
+        let Placed { placement, room } = self.cursor.next(Saving { bytes, scope, position: self.position() });
+        if let Some(room) = room {
+            self.give_room(room);
         }
-        planned
+        placement
+    }
+
+    /// The point that the calling thread has reached, if operations are recorded.
+    pub(crate) fn position(&self) -> Option<Position> {
+        let torch::Position { strand, index } = self.replays.as_ref()?.recording().position();
+        Some(Position { strand, index })
     }
 
     /// From now on, this much may be on the device.
@@ -111,7 +111,7 @@ impl StepContext {
     pub(crate) fn micro_batch_ends(&self) {
         self.cursor.rewind();
         if let Some(replays) = &self.replays {
-            replays.micro_batch_ends();
+            replays.micro_batch_ends(None);
         }
         if let Some(probe) = &self.probe {
             probe.backward_ended();

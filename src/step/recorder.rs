@@ -87,7 +87,8 @@ impl SavedTensorHooks for Recorder {
         let bytes = saved.storage_bytes();
         let scope = current_scope(step);
         step.counters.saved.add(bytes);
-        if step.probe.as_ref().is_some_and(|probe| probe.begins_again()) {
+        let position = step.probe.as_ref().and_then(|_| step.position()).unwrap_or_default();
+        if step.probe.as_ref().is_some_and(|probe| probe.begins_again(position.strand)) {
             step.micro_batch_ends();
         }
         let begun = step.probe.as_ref().and_then(|probe| probe.saves());
@@ -119,22 +120,24 @@ impl SavedTensorHooks for Recorder {
             return Ok(Packed::Keep);
         };
         if let Some((probe, begun)) = step.probe.as_ref().zip(begun) {
-            let save = Save { entry: entry.key().serial, bytes, scope };
+            let save = Save { entry: entry.key().serial, bytes, scope, position };
             probe.saved(begun, save, self.source(saved), step.cache.alive());
         }
-        Ok(Packed::Handle(Box::new(SavedHandle { entry, probe: step.probe.clone() })))
+        let probe = step.probe.clone().map(|probe| (probe, position.strand));
+        Ok(Packed::Handle(Box::new(SavedHandle { entry, probe })))
     }
 }
 
 /// The graph's handle to one saved tensor.
 struct SavedHandle {
     entry: EntryHandle,
-    probe: Option<Arc<Probe>>,
+    /// What takes notes, and the number of the thread that saved it.
+    probe: Option<(Arc<Probe>, u32)>,
 }
 
 impl Handle for SavedHandle {
     fn unpack(&self) -> Result<Storage, String> {
-        let begun = self.probe.as_ref().and_then(|probe| Some((probe, probe.asks()?)));
+        let begun = self.probe.as_ref().and_then(|(probe, strand)| Some((probe, probe.asks(*strand)?)));
         let served = self.entry.fetch();
         if let Some((probe, begun)) = begun {
             probe.asked(begun, self.entry.key().serial, self.entry.cache().alive());

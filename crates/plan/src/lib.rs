@@ -50,6 +50,7 @@ mod level;
 mod links;
 mod machine;
 mod policy;
+mod position;
 mod prediction;
 mod profile;
 mod report;
@@ -67,14 +68,15 @@ pub use self::frontier::Frontier;
 pub use self::goal::{Caps, Goal, OutOfReach, Plan};
 pub use self::machine::{Budgets, Machine, Release};
 pub use self::policy::{
-    Adaptive, AdaptiveReport, Adherence, Auto, Headroom, InTurn, Keep, Needs, Observation, Offload, Outset,
-    Policy, PolicyReport, Resources, Room, Saves, StepPlan,
+    Adaptive, AdaptiveReport, Adherence, Auto, Course, Followed, Headroom, InTurn, Keep, Needs, Observation,
+    Offload, Outset, Policy, PolicyReport, Resources, Room, Saves, StepPlan,
 };
+pub use self::position::Position;
 pub use self::prediction::{Prediction, Stall};
 pub use self::profile::{Implausible, Profile};
 pub use self::report::{Baseline, OperationRow, PeakPhase, PeakReport, PeakRow, PlanReport, PlanRow};
 pub use self::scaling::Scaling;
-pub use self::schedule::{Found, Place, PlannedSave, Schedule};
+pub use self::schedule::{Found, Place, PlannedSave, Saving, Schedule, Strand};
 pub use self::scope::ScopeId;
 pub use self::step_profile::{Rates, Save, StepProfile};
 pub use self::tally::Tally;

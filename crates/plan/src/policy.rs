@@ -7,6 +7,7 @@ mod corrections;
 mod cost;
 mod in_turn;
 mod keep;
+mod kind;
 mod labels;
 mod offload;
 mod planned;
@@ -23,7 +24,9 @@ pub use self::auto::Auto;
 pub use self::in_turn::InTurn;
 pub use self::keep::Keep;
 pub use self::offload::Offload;
-pub use self::step::{Adherence, Headroom, Observation, Outset, Resources, Room, Saves, StepPlan};
+pub use self::step::{
+    Adherence, Course, Followed, Headroom, Observation, Outset, Resources, Room, Saves, StepPlan,
+};
 use crate::report::PlanReport;
 use crate::{Profile, ScopeId};
 
@@ -76,8 +79,9 @@ pub trait Policy: fmt::Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Explains what it has decided, for reports. `name` returns the path of a scope. Default: nothing.
-    fn report(&mut self, _name: &dyn Fn(ScopeId) -> String) -> Option<PolicyReport> {
+    /// Explains what it has decided, for reports: of the latest step's courses, the one with the number `course`. Once the
+    /// step has ended, the one that it followed comes first. `name` returns the path of a scope. Default: nothing.
+    fn report(&mut self, _course: usize, _name: &dyn Fn(ScopeId) -> String) -> Option<PolicyReport> {
         None
     }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::schedule::{PlannedSave, Schedule};
-use crate::{Machine, Placement, Resources, ScopeId, Workload};
+use crate::{Machine, Placement, Position, Resources, ScopeId, Workload};
 
 /// The share of a measured bandwidth that plans rely on.
 pub(crate) const COUNTED_ON: f64 = 0.9;
@@ -16,8 +16,8 @@ pub struct StepProfile {
     /// What could be moved, in the order of saving, each with the index of its activation. A storage that is saved
     /// several times has one activation.
     pub saves: Vec<(Save, usize)>,
-    /// The activations of the results of recorded operations: the operation's number, and which of its results.
-    pub results: HashMap<(u64, usize), usize>,
+    /// The activations of the results of recorded operations: the operation, and which of its results.
+    pub results: HashMap<(Position, usize), usize>,
     /// The name of the operator that makes each activation, if it is known.
     pub operators: Vec<Option<&'static str>>,
     /// The activations that no recorded operation makes again, but a segment of the program.
@@ -39,6 +39,8 @@ pub struct Save {
     pub bytes: u64,
     /// The scope that saved it.
     pub scope: ScopeId,
+    /// When it was saved.
+    pub position: Position,
 }
 
 /// Bytes per second while any were in transit; `None` where none were.
@@ -76,10 +78,11 @@ impl StepProfile {
             bytes: save.bytes,
             scope: save.scope,
             placement: placements[*activation],
+            position: save.position,
         };
         let results = self.results.iter().map(|(result, activation)| (*result, placements[*activation]));
-        let schedule = Schedule::new(self.saves.iter().map(line).collect(), results.collect());
-        let schedule = schedule.of_at_least(self.min_bytes);
+        let saves = self.saves.iter().map(line).collect();
+        let schedule = Schedule::new(saves, results.collect(), self.min_bytes);
         let is_run = |activation: &usize| placements[*activation] == Placement::Recompute;
         if self.from_segments.iter().any(is_run) { schedule } else { schedule.without_segments() }
     }

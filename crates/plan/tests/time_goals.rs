@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ssdtrain_plan::{
-    Activation, Adherence, Auto, Goal, Observation, Outset, PlanReport, Policy, PolicyReport, Rates,
-    Recompute, Release, Resources, Save, Saves, ScopeId, StepProfile, Workload,
+    Activation, Adherence, Auto, Followed, Goal, Observation, Outset, PlanReport, Policy, PolicyReport,
+    Position, Rates, Recompute, Release, Resources, Save, Saves, ScopeId, StepProfile, Workload,
 };
 
 const MB: u64 = 1_000_000;
@@ -118,7 +118,15 @@ fn profile(seconds: f64) -> StepProfile {
     let work = work(seconds);
     let saves = work.activations.iter().enumerate();
     let saves = saves.map(|(entry, saved)| {
-        (Save { entry: entry as u64, bytes: saved.bytes, scope: ScopeId::default() }, entry)
+        (
+            Save {
+                entry: entry as u64,
+                bytes: saved.bytes,
+                scope: ScopeId::default(),
+                position: Position::default(),
+            },
+            entry,
+        )
     });
     let rates = Rates { out: Some(2e9), back: Some(2e9), ..Rates::default() };
     StepProfile { saves: saves.collect(), work, micro_batches: 1, rates, ..StepProfile::default() }
@@ -138,7 +146,7 @@ impl Trial {
     }
 
     fn report(&mut self) -> Option<Arc<PlanReport>> {
-        match self.auto.report(&|_| String::new()) {
+        match self.auto.report(0, &|_| String::new()) {
             Some(PolicyReport::Plan(plan)) => Some(plan),
             None => None,
             other => panic!("{other:?}"),
@@ -172,21 +180,24 @@ impl Trial {
         let resources = Resources { host_pool: 200 * MB, disk: 0, release: Release::InStreamOrder };
         let plan = self.auto.begin(&Outset { step: self.steps, resources, free: &|| u64::MAX });
         let mut observed = Observation { step: self.steps, ..Observation::default() };
-        match plan.saves {
-            Saves::Scheduled { .. } => {
+        let followed = Some(Followed { course: 0, how: Adherence::Whole(1), size: 1.0 });
+        let mut keeps = false;
+        match &plan.saves {
+            Saves::Scheduled { courses, .. } => {
                 let report = self.report().unwrap();
+                keeps = courses[0].is_baseline;
+                observed.followed = followed;
                 if report.plans != self.plan {
                     (self.plan, self.followed) = (report.plans, 0);
                 }
-                let ratio = self.ratio(&report);
-                observed.wall = self.wall(ratio, self.followed);
-                observed.stall = report.prediction.stall.total();
-                observed.followed = Some(Adherence::Whole(1));
-                self.followed += 1;
-            }
-            Saves::Keep => {
-                observed.wall = self.wall(1.0, self.kept);
-                self.kept += 1;
+                if keeps {
+                    observed.wall = self.wall(1.0, self.kept);
+                    self.kept += 1;
+                } else {
+                    observed.wall = self.wall(self.ratio(&report), self.followed);
+                    observed.stall = report.prediction.stall.total();
+                    self.followed += 1;
+                }
             }
             _ if plan.profiled => {
                 let uncertain = 1.0 + 2.0 * self.varies.noise * self.chance.normal();
@@ -195,7 +206,6 @@ impl Trial {
             }
             _ => observed.wall = Duration::from_secs(1),
         }
-        let keeps = plan.saves == Saves::Keep;
         self.auto.end(&plan, observed);
         keeps
     }

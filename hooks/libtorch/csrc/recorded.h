@@ -86,6 +86,8 @@ using Records = c10::SmallVector<Record, 2>;
 struct Recorded final : c10::intrusive_ptr_target {
   c10::OperatorHandle op;
   uint64_t number = 0;
+  uint64_t index = 0;  // among those of its thread
+  uint32_t strand = 0;
   // Most operations have no more than this of each, and need no other memory.
   c10::SmallVector<c10::IValue, 5> arguments;  // without the tensors of `operands` and `statistics`
   c10::SmallVector<Operand, 2> operands;

@@ -69,26 +69,54 @@ struct Maker {
   size_t storage;
 };
 
+// What one thread of a step has recorded.
+struct Strand {
+  uint32_t number = 0;
+  // Only its thread counts.
+  uint64_t count = 0;
+  // By the address of what was made, of which the operation holds a weak reference.
+  std::unordered_map<const StorageImpl*, Maker> makers;
+};
+
+// The calling thread's number, which no other thread of the process ever has.
+uint64_t this_thread() {
+  static std::atomic<uint64_t> threads{0};
+  thread_local const uint64_t number = threads++;
+  return number;
+}
+
 // What the threads of a step have recorded.
 struct Recording {
   std::mutex mutex;
   uint64_t count = 0;
-  // By the address of what was made, of which the operation holds a weak reference.
-  std::unordered_map<const StorageImpl*, Maker> makers;
+  std::unordered_map<uint64_t, Strand> strands;
   uint64_t (*stamp)(const void* context) = nullptr;
   const void* context = nullptr;
+
+  // That of the calling thread.
+  Strand& strand() {
+    std::lock_guard lock(mutex);
+    const auto [place, is_new] = strands.try_emplace(this_thread());
+    if (is_new) place->second.number = static_cast<uint32_t>(strands.size() - 1);
+    return place->second;
+  }
 
   // What made a storage, as it was at `generation`.
   Maker maker_of(const StorageImpl* storage, uint32_t generation) {
     std::lock_guard lock(mutex);
-    const auto place = makers.find(storage);
-    if (place == makers.end()) return {};
-    const Maker& maker = place->second;
-    return maker.by->made[maker.storage].generation == generation ? maker : Maker{};
+    for (const auto& [_, strand] : strands) {
+      const auto place = strand.makers.find(storage);
+      if (place == strand.makers.end()) continue;
+      const Maker& maker = place->second;
+      if (maker.by->made[maker.storage].generation == generation) return maker;
+    }
+    return {};
   }
 };
 
 thread_local Recording* active = nullptr;
+// The active recording's strand of this thread.
+thread_local Strand* own = nullptr;
 
 // The operation with its arguments; null if it is not known to be repeatable with them.
 c10::intrusive_ptr<Recorded> begin(const c10::OperatorHandle& op, const Repeatable& known, const Stack& stack) {
@@ -135,7 +163,7 @@ c10::intrusive_ptr<Recorded> begin(const c10::OperatorHandle& op, const Repeatab
 }
 
 // The operation has run, and its results are on the stack.
-void end(Recording& recording, c10::intrusive_ptr<Recorded> recorded, const Stack& stack) {
+void end(Recording& recording, Strand& strand, c10::intrusive_ptr<Recorded> recorded, const Stack& stack) {
   const auto results = torch::jit::last(stack, recorded->op.schema().returns().size());
   const size_t certain = std::min(repeatable(recorded->op).results, results.size());
   for (size_t i = 0; i < certain; ++i) {
@@ -153,10 +181,12 @@ void end(Recording& recording, c10::intrusive_ptr<Recorded> recorded, const Stac
   }
   recorded->threads = at::get_num_threads();
   recorded->stream = stream_of(recorded->device);
+  recorded->strand = strand.number;
+  recorded->index = strand.count++;
   std::lock_guard lock(recording.mutex);
   recorded->number = recording.count++;
   for (size_t storage = 0; storage < recorded->made.size(); ++storage) {
-    recording.makers[recorded->made[storage].address()] = Maker{recorded, storage};
+    strand.makers[recorded->made[storage].address()] = Maker{recorded, storage};
   }
 }
 
@@ -164,6 +194,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Fake);
   const c10::impl::ExcludeDispatchKeyGuard within(c10::DispatchKey::Fake);
   Recording* recording = active;
+  Strand* strand = own;
   c10::intrusive_ptr<Recorded> recorded;
   // Functions with a backward of their own, whose results others save, compute them without gradients.
   const bool is_backward = torch::autograd::get_current_graph_task_id() != -1;
@@ -176,7 +207,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   if (is_timed) recorded->begun = recording->stamp(recording->context);
   op.redispatchBoxed(below, stack);
   if (is_timed) recorded->ended = recording->stamp(recording->context);
-  end(*recording, std::move(recorded), *stack);
+  end(*recording, *strand, std::move(recorded), *stack);
 }
 
 // The key can have only one fallback, which stays for as long as the process lives.
@@ -294,15 +325,23 @@ void st_operations_time(st_operations* recording, uint64_t (*stamp)(const void* 
 st_operations* st_operations_exchange(st_operations* recording) {
   auto* before = active;
   active = reinterpret_cast<Recording*>(recording);
+  own = active == nullptr ? nullptr : &active->strand();
   c10::impl::tls_set_dispatch_key_included(c10::DispatchKey::Fake, active != nullptr);
   return reinterpret_cast<st_operations*>(before);
 }
 
-void st_operations_clear(st_operations* recording) {
-  std::unordered_map<const StorageImpl*, Maker> gone;
+st_position st_operations_position(st_operations* recording) {
+  const bool is_active = active == &recording_of(recording);
+  const Strand& strand = is_active ? *own : recording_of(recording).strand();
+  return {strand.number, strand.count};
+}
+
+void st_operations_clear(st_operations* recording, int64_t number) {
+  std::vector<std::unordered_map<const StorageImpl*, Maker>> gone;
   std::lock_guard lock(recording_of(recording).mutex);
-  gone.swap(recording_of(recording).makers);
-  recording_of(recording).count = 0;
+  for (auto& [_, strand] : recording_of(recording).strands) {
+    if (number < 0 || strand.number == number) gone.emplace_back().swap(strand.makers);
+  }
 }
 
 void st_operations_maker(st_operations* recording, const st_storage* storage, st_recorded** by, size_t* made) {
@@ -322,7 +361,7 @@ void st_recorded_release(st_recorded* recorded) { c10::raw::intrusive_ptr::decre
 
 st_description st_recorded_describe(const st_recorded* of) {
   const Recorded& recorded = recorded_of(of);
-  return {recorded.op.schema().name().c_str(), recorded.number, recorded.read.size(), recorded.made.size(), recorded.begun, recorded.ended,
+  return {recorded.op.schema().name().c_str(), recorded.number, recorded.index, recorded.strand, recorded.read.size(), recorded.made.size(), recorded.begun, recorded.ended,
           stream_of(recorded.device) == recorded.stream, recorded.device.is_cpu() ? recorded.threads : 0};
 }
 

@@ -137,7 +137,9 @@ typedef struct {
 
 typedef struct {
   const char* name;   // of the operator; lives forever
-  uint64_t number;    // of those recorded before it since the beginning, or since they were forgotten
+  uint64_t number;    // of those recorded before it
+  uint64_t index;     // of those recorded before it on its thread
+  uint32_t strand;    // the number of its thread among those that recorded, in the order of their beginning
   size_t read;        // how many storages it read
   size_t made;        // how many it made
   uint64_t begun;     // what `stamp` returned before and after it ran
@@ -145,6 +147,11 @@ typedef struct {
   bool on_stream;     // whether the calling thread's current stream is the one that it ran on
   int32_t threads;    // how many threads the CPU might have run it with; 0 on a GPU
 } st_description;
+
+typedef struct {
+  uint32_t strand;
+  uint64_t index;
+} st_position;
 
 // How a tensor lies in its storage.
 typedef struct {
@@ -189,8 +196,10 @@ void st_operations_time(st_operations* recording, uint64_t (*stamp)(const void* 
 // Records the repeatable operations of the calling thread that run while gradients are recorded (null: none). Returns
 // what it recorded into before.
 st_operations* st_operations_exchange(st_operations* recording);
-// Forgets all operations; those that someone holds stay valid.
-void st_operations_clear(st_operations* recording);
+// The number of the calling thread among those that recorded, and how many operations it has recorded.
+st_position st_operations_position(st_operations* recording);
+// Forgets the operations of the thread with this number (-1: of all); those that someone holds stay valid.
+void st_operations_clear(st_operations* recording, int64_t strand);
 // The operation that made a storage on the current stream, if it has not been written to since, and which of its storages
 // that is. The caller owns one reference; null if there is none.
 void st_operations_maker(st_operations* recording, const st_storage* storage, st_recorded** by, size_t* made);

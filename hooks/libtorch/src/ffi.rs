@@ -107,12 +107,20 @@ pub(crate) struct StTouched {
 pub(crate) struct StDescription {
     pub(crate) name: *const c_char,
     pub(crate) number: u64,
+    pub(crate) index: u64,
+    pub(crate) strand: u32,
     pub(crate) read: usize,
     pub(crate) made: usize,
     pub(crate) begun: u64,
     pub(crate) ended: u64,
     pub(crate) on_stream: bool,
     pub(crate) threads: i32,
+}
+
+#[repr(C)]
+pub(crate) struct StPosition {
+    pub(crate) strand: u32,
+    pub(crate) index: u64,
 }
 
 #[repr(C)]
@@ -241,7 +249,8 @@ unsafe extern "C" {
         context: *const c_void,
     );
     pub(crate) fn st_operations_exchange(recording: *mut StOperations) -> *mut StOperations;
-    pub(crate) fn st_operations_clear(recording: *mut StOperations);
+    pub(crate) fn st_operations_position(recording: *mut StOperations) -> StPosition;
+    pub(crate) fn st_operations_clear(recording: *mut StOperations, strand: i64);
     pub(crate) fn st_operations_maker(
         recording: *mut StOperations,
         storage: *const StStorage,

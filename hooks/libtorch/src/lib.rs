@@ -38,7 +38,7 @@ pub use memory_stats::MemoryStats;
 pub use observer::{Reading, Reads, Statistics, Watch, WriteObserver, observe_writes};
 pub use random::RandomState;
 pub use ranges::{Range, range};
-pub use recording::{Clock, Recorded, RecordedStorage, Recording, RecordingThread};
+pub use recording::{Clock, Position, Recorded, RecordedStorage, Recording, RecordingThread};
 pub use segments::{SegmentWatcher, watch_segments};
 pub use storage::{Storage, StorageId, WeakStorage};
 pub use thread_state::{CpuAutocast, Entered, Modes, is_recording, layout, takes_gradient, version};

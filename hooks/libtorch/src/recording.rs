@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tch::Device;
 
 use crate::error::{TorchError, check};
-use crate::ffi::{self, StDescription, StOperations, StRecorded, StTouched};
+use crate::ffi::{self, StDescription, StOperations, StPosition, StRecorded, StTouched};
 use crate::storage::{Storage, StorageId, device_of};
 use crate::{hooks, observer};
 
@@ -46,6 +46,15 @@ pub struct Recorded(pub(crate) NonNull<StRecorded>);
 unsafe impl Send for Recorded {}
 // SAFETY: as above.
 unsafe impl Sync for Recorded {}
+
+/// A point in what one thread does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// The thread's number among those that recorded, in the order in which they began.
+    pub strand: u32,
+    /// How many operations it had recorded before.
+    pub index: u64,
+}
 
 /// A storage that an operation read or made.
 pub struct RecordedStorage<'a> {
@@ -96,10 +105,17 @@ impl Recording {
         NonNull::new(by).map(|by| (Recorded(by), made))
     }
 
-    /// Forgets all operations. Those that someone holds stay valid.
-    pub fn clear(&self) {
+    /// The point that the calling thread has reached.
+    pub fn position(&self) -> Position {
         // SAFETY: the recording belongs to this value.
-        unsafe { ffi::st_operations_clear(self.raw.as_ptr()) };
+        let StPosition { strand, index } = unsafe { ffi::st_operations_position(self.raw.as_ptr()) };
+        Position { strand, index }
+    }
+
+    /// Forgets the operations of the thread with this number; `None`: of all threads. Those that someone holds stay valid.
+    pub fn clear(&self, strand: Option<u32>) {
+        // SAFETY: the recording belongs to this value.
+        unsafe { ffi::st_operations_clear(self.raw.as_ptr(), strand.map_or(-1, i64::from)) };
     }
 }
 
@@ -162,9 +178,15 @@ impl Recorded {
         self.0.as_ptr().addr()
     }
 
-    /// How many operations were recorded before it, since the beginning or since they were [forgotten](Recording::clear).
+    /// How many operations were recorded before it, on whatever thread.
     pub fn number(&self) -> u64 {
         self.describe().number
+    }
+
+    /// The thread that it was recorded on, and how many were recorded there before it.
+    pub fn position(&self) -> Position {
+        let StDescription { strand, index, .. } = self.describe();
+        Position { strand, index }
     }
 
     /// What the clock said before and after it ran; zero without a clock.

@@ -176,7 +176,7 @@ impl Policy for Adaptive {
         offload::moved_nothing(observed).into_iter().collect()
     }
 
-    fn report(&mut self, name: &dyn Fn(ScopeId) -> String) -> Option<PolicyReport> {
+    fn report(&mut self, _course: usize, name: &dyn Fn(ScopeId) -> String) -> Option<PolicyReport> {
         let Decided { forward, decision } = self.decided.as_ref()?;
         let last = decision.offloaded.checked_sub(1).map(|last| name(forward.modules[last].scope));
         Some(PolicyReport::Adaptive(AdaptiveReport {
@@ -244,7 +244,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Activation, Rates, Release, Resources, Save, Workload};
+    use crate::{Activation, Position, Rates, Release, Resources, Save, Workload};
 
     fn forward(modules: &[(u64, u64)], bandwidth: f64) -> Forward {
         let module = |&(millis, bytes)| Module {
@@ -317,7 +317,15 @@ mod tests {
         let work =
             Workload { activations: vec![one; count], turn: Duration::from_secs(1), ..Workload::default() };
         let save = |&(bytes, scope, activation): &(u64, u32, usize)| {
-            (Save { entry: activation as u64, bytes, scope: ScopeId(scope) }, activation)
+            (
+                Save {
+                    entry: activation as u64,
+                    bytes,
+                    scope: ScopeId(scope),
+                    position: Position::default(),
+                },
+                activation,
+            )
         };
         let rates = Rates { out: Some(90.0), written: Some(60.0), ..Rates::default() };
         StepProfile { work, saves: saves.iter().map(save).collect(), rates, ..StepProfile::default() }
@@ -349,7 +357,7 @@ mod tests {
         policy.end(&plan, Observation { profile: Some(Box::new(shown)), ..Observation::default() });
         let plan = begin(&mut policy, 3);
         assert!(policy.is_settled() && !plan.profiled && plan.kept_scopes == [ScopeId(2)].into());
-        let Some(PolicyReport::Adaptive(report)) = policy.report(&|scope| format!("{scope:?}")) else {
+        let Some(PolicyReport::Adaptive(report)) = policy.report(0, &|scope| format!("{scope:?}")) else {
             panic!("it has decided")
         };
         assert_eq!((report.scopes, report.offloaded, report.measured_bytes_per_s), (2, 1, 60.0));

@@ -44,8 +44,8 @@ impl<P: Policy> Policy for InTurn<P> {
         self.policy.warnings(plan, observed)
     }
 
-    fn report(&mut self, name: &dyn Fn(ScopeId) -> String) -> Option<PolicyReport> {
-        self.policy.report(name)
+    fn report(&mut self, course: usize, name: &dyn Fn(ScopeId) -> String) -> Option<PolicyReport> {
+        self.policy.report(course, name)
     }
 
     fn profile(&self, name: &dyn Fn(ScopeId) -> String) -> Option<Profile> {

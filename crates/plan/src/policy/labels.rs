@@ -148,7 +148,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{Activation, Budgets, Machine, Placement, Recompute, Save, Workload};
+    use crate::{Activation, Budgets, Machine, Placement, Position, Recompute, Save, Workload};
 
     use Placement::{Keep, Recompute as Again};
 
@@ -174,8 +174,9 @@ mod tests {
         let operators = ["aten::mm", "aten::silu", "aten::mul", "aten::mul"].map(Some);
         let [first, second, head] = [1, 2, 3].map(ScopeId);
         let saves = [(0, first), (2, first), (3, first), (4, second), (6, second), (7, second), (8, head)];
-        let save =
-            |(place, scope): (usize, ScopeId)| (Save { entry: place as u64, bytes: 100, scope }, place);
+        let save = |(place, scope): (usize, ScopeId)| {
+            (Save { entry: place as u64, bytes: 100, scope, position: Position::default() }, place)
+        };
         StepProfile {
             work: Workload { activations: activations.collect(), turn_extra: 50, ..Workload::default() },
             saves: saves.map(save).to_vec(),

@@ -61,15 +61,27 @@ pub enum Saves {
     /// They leave the device, as far as [`Room`] does not let them stay.
     #[default]
     Move,
-    /// Each has its place. From the first one that deviates from the schedule on, what fits stays.
+    /// Each has its place in one of these courses: the first one that the step follows, or else the one that it followed
+    /// longest. Once more than an eighth of what is planned was saved for which there is no place, what fits stays.
     Scheduled {
-        /// A line for each of them.
-        schedule: Arc<Schedule>,
-        /// How much may stay after a deviation.
+        /// At least one.
+        courses: Vec<Course>,
+        /// How much may stay that has no place.
         unplanned: Headroom,
     },
     /// They have these placements in turn, whatever is saved.
     InTurn(Arc<[Placement]>),
+}
+
+/// A way that a step may go.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Course {
+    /// A line for each of the saves.
+    pub schedule: Arc<Schedule>,
+    /// What may be on the device meanwhile.
+    pub budgets: Budgets,
+    /// Whether everything stays, to be compared with planned steps.
+    pub is_baseline: bool,
 }
 
 /// How much of what is saved may be on the device. By default there is no limit, and 64 MiB are loaded ahead.
@@ -82,11 +94,12 @@ pub enum Room {
 }
 
 /// How much storages without a plan may occupy on the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Headroom {
     /// This many bytes.
     Bytes(u64),
     /// The free memory that the rest of a step does not need.
+    #[default]
     Free,
 }
 
@@ -107,8 +120,8 @@ pub struct Observation {
     pub read: Option<f64>,
     /// What it showed, if it was profiled and enough was seen.
     pub profile: Option<Box<StepProfile>>,
-    /// How well it followed its schedule; `None` if it had none.
-    pub followed: Option<Adherence>,
+    /// Which of its courses it followed, and how well; `None` if it had none.
+    pub followed: Option<Followed>,
     /// The scopes that saved something, in the order of their last saves.
     pub scopes: Vec<ScopeId>,
     /// How many storages left the device, were to leave it, or are recomputed.
@@ -119,7 +132,18 @@ pub struct Observation {
     pub compiled: bool,
 }
 
-/// How well a step followed its schedule.
+/// The course that a step followed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Followed {
+    /// Its number among those of the step's plan.
+    pub course: usize,
+    /// How well it was followed.
+    pub how: Adherence,
+    /// How many times the planned bytes the micro-batches saved.
+    pub size: f64,
+}
+
+/// How well a step followed its course.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Adherence {
     /// Each of this many micro-batches followed it to its end.
@@ -128,6 +152,8 @@ pub enum Adherence {
     Part,
     /// Its storages were larger than planned; it followed the plan nevertheless.
     Larger,
+    /// It left out, repeated or added something. The rest followed the plan.
+    Altered,
     /// It saved something else.
     Lost,
 }
@@ -159,7 +185,9 @@ impl StepPlan {
     /// Whether segments of the program may have to run again for what is planned to be recomputed.
     pub fn offers_segments(&self) -> bool {
         match &self.saves {
-            Saves::Scheduled { schedule, .. } => schedule.offers_segments(),
+            Saves::Scheduled { courses, .. } => {
+                courses.iter().any(|course| course.schedule.offers_segments())
+            }
             _ => self.recomputes(),
         }
     }
@@ -168,7 +196,7 @@ impl StepPlan {
     pub fn recomputes(&self) -> bool {
         match &self.saves {
             Saves::Count | Saves::Keep | Saves::Move => false,
-            Saves::Scheduled { schedule, .. } => schedule.recomputes(),
+            Saves::Scheduled { courses, .. } => courses.iter().any(|course| course.schedule.recomputes()),
             Saves::InTurn(placements) => placements.contains(&Placement::Recompute),
         }
     }

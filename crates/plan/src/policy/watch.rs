@@ -102,9 +102,10 @@ impl Watch {
         self.has_settled
     }
 
-    /// A step did only a part of what was planned. Returns whether so many in a row did that steps have changed in kind.
-    pub(super) fn partial(&mut self) -> bool {
-        self.parts += 1;
+    /// A step did only a part of what was planned, and was small or not. Returns whether so many small ones in a row did that steps have
+    /// changed for good.
+    pub(super) fn partial(&mut self, is_small: bool) -> bool {
+        self.parts = if is_small { self.parts + 1 } else { 0 };
         if self.parts < self.patience {
             return false;
         }
@@ -279,11 +280,11 @@ mod tests {
     fn only_parts_in_a_row_are_another_kind_of_step() {
         let mut watch = settled();
         for _ in 0..20 {
-            assert!(!(1..PATIENCE).any(|_| watch.partial()));
+            assert!(!(1..PATIENCE).any(|_| watch.partial(true)));
             see(&mut watch, 100);
         }
-        assert_eq!((1..100).find(|_| watch.partial()), Some(PATIENCE));
-        assert_eq!((1..100).find(|_| watch.partial()), Some(2 * PATIENCE));
+        assert_eq!((1..100).find(|_| watch.partial(true)), Some(PATIENCE));
+        assert_eq!((1..100).find(|_| watch.partial(true)), Some(2 * PATIENCE));
     }
 
     #[test]

@@ -41,7 +41,8 @@ fn structures() -> String {
     layout!(out, StSegments { was, came, goes });
     layout!(out, StCallbacks { pack, unpack, release, error });
     layout!(out, StTouched { storage, bytes, version, device_type, device_index, unwritten });
-    layout!(out, StDescription { name, number, read, made, begun, ended, on_stream, threads });
+    layout!(out, StDescription { name, number, index, strand, read, made, begun, ended, on_stream, threads });
+    layout!(out, StPosition { strand, index });
     layout!(out, StTile { first, rows });
     layout!(out, StTiling { sizes, dimensions, split, tiles, tiles_count, ends, shares, threads });
     layout!(out, StPart { argument, storage, step, offset, strides });

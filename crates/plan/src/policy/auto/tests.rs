@@ -1,6 +1,8 @@
+use std::time::Duration;
+
 use super::*;
 use crate::report::{Baseline, PlanReport};
-use crate::{Activation, Rates, Save, Workload};
+use crate::{Activation, Position, Rates, Save, Workload};
 
 const MS: Duration = Duration::from_millis(1);
 const LAYERS: u64 = 20;
@@ -12,7 +14,7 @@ const PART: StepOutcome = StepOutcome::Planned(Adherence::Part);
 /// Layers of `bytes` bytes each, with 10 ms of forward and 20 ms of backward, on a CPU whose disk moves `disk` megabytes per second.
 fn profile_of(bytes: u64, disk: f64) -> StepProfile {
     let entry = Activation { bytes, forward: 10 * MS, backward: 20 * MS, ..Activation::default() };
-    let save = |entry| Save { entry, bytes, scope: ScopeId::default() };
+    let save = |entry| Save { entry, bytes, scope: ScopeId::default(), position: Position::default() };
     StepProfile {
         work: Workload { activations: vec![entry; LAYERS as usize], ..Workload::default() },
         saves: (0..LAYERS).map(|entry| (save(entry), entry as usize)).collect(),
@@ -42,7 +44,10 @@ enum NextStep {
 impl NextStep {
     fn of(plan: StepPlan) -> NextStep {
         match (plan.saves, plan.room) {
-            (Saves::Keep, room) if room == Room::default() => NextStep::Baseline,
+            (Saves::Scheduled { courses, .. }, room) if courses[0].is_baseline => {
+                assert_eq!(room, Room::Within(Budgets::default()));
+                NextStep::Baseline
+            }
             (Saves::Scheduled { unplanned, .. }, Room::Within(_)) => NextStep::Follow { headroom: unplanned },
             (Saves::Move, Room::Within(budgets)) => NextStep::OffloadAll { profiled: plan.profiled, budgets },
             (Saves::Move, Room::Fitting(headroom)) => NextStep::Keep { headroom },
@@ -67,11 +72,13 @@ struct Run {
     auto: Auto,
     number: u64,
     free: u64,
+    /// What the last step was told.
+    plan: StepPlan,
 }
 
 impl Run {
     fn begin(goal: Goal) -> Run {
-        Run { auto: Auto::new(goal), number: 0, free: 0 }
+        Run { auto: Auto::new(goal), number: 0, free: 0, plan: StepPlan::default() }
     }
 
     /// A run whose second step has shown `profile`.
@@ -88,20 +95,27 @@ impl Run {
     /// How the next step is run.
     fn next_step(&mut self) -> NextStep {
         let resources = Resources { host_pool: 0, disk: u64::MAX, release: Release::WhenStored };
-        NextStep::of(self.auto.begin(&Outset { step: self.number + 1, resources, free: &|| self.free }))
+        self.plan = self.auto.begin(&Outset { step: self.number + 1, resources, free: &|| self.free });
+        NextStep::of(self.plan.clone())
     }
 
     fn ended(&mut self, went: StepOutcome, observed: Observation) {
         self.number += 1;
         let profiled = matches!(went, StepOutcome::Profiled(_));
-        let saves = if matches!(went, StepOutcome::Baseline) { Saves::Keep } else { Saves::Move };
+        let followed =
+            |how| Some(Followed { course: 0, how, size: if how == Adherence::Part { 0.5 } else { 1.0 } });
         let (profile, followed) = match went {
-            StepOutcome::Unplanned | StepOutcome::Baseline => (None, None),
+            StepOutcome::Unplanned => (None, None),
             StepOutcome::Profiled(profile) => (profile, None),
-            StepOutcome::Planned(followed) => (None, Some(followed)),
+            StepOutcome::Baseline => (None, followed(Adherence::Whole(1))),
+            StepOutcome::Planned(how) => (None, followed(how)),
         };
         let observed = Observation { step: self.number, profile, followed, ..observed };
-        self.auto.end(&StepPlan { profiled, saves, ..StepPlan::default() }, observed);
+        let plan = match (profiled, observed.followed) {
+            (false, Some(_)) => self.plan.clone(),
+            _ => StepPlan { profiled, ..StepPlan::default() },
+        };
+        self.auto.end(&plan, observed);
     }
 
     /// A step that goes as decided. It takes `kept` if everything is kept, and `times` as long otherwise.
@@ -113,7 +127,7 @@ impl Run {
                 self.ended(StepOutcome::Baseline, Observation { wall: kept, ..Observation::default() })
             }
             NextStep::Follow { .. } => {
-                let keeps_all = self.auto.planned.as_ref().unwrap().keeps_all();
+                let keeps_all = self.auto.kinds[0].planned.keeps_all();
                 let wall = if keeps_all { kept } else { kept.mul_f64(times) };
                 self.ended(WHOLE, Observation { wall, ..Observation::default() });
             }
@@ -121,7 +135,7 @@ impl Run {
     }
 
     fn report(&mut self) -> Arc<PlanReport> {
-        match self.auto.report(&|_| String::new()) {
+        match self.auto.report(0, &|_| String::new()) {
             Some(PolicyReport::Plan(plan)) => plan,
             other => panic!("{other:?}"),
         }
@@ -179,7 +193,7 @@ fn a_day_of_steps_writes_no_more_than_it_may() {
     // A step takes 600 ms: 144,000 a day.
     run.auto = run.auto.written_per_day(144_000 * 3 * MB);
     run.next_step();
-    run.auto.profiled(profile(400.0));
+    run.auto.profiled(9, profile(400.0));
     let written = run.report().prediction.written;
     assert!((1..=3 * MB).contains(&written), "{written}");
 }
@@ -309,7 +323,7 @@ fn a_plan_is_not_compared_with_steps_of_more_than_one_kind() {
         (0..5).for_each(|_| run.step(KEPT / 2, 2.2));
         assert!(!run.auto.is_settled());
         run.ended(went, Observation::default());
-        assert!(run.auto.weighing.is_none() && run.report() == before);
+        assert!(run.auto.kinds[0].weighing.is_none() && run.report() == before);
     }
 }
 
@@ -318,9 +332,9 @@ fn a_plan_that_is_replaced_while_it_is_compared_is_compared_no_longer() {
     let goal = Goal { peak: Some(22 * MB), ..Goal::overhead(0.02) };
     let mut run = Run { free: u64::MAX, ..Run::planned(goal, profile(400.0)) };
     (0..5).for_each(|_| run.step(KEPT, 1.2));
-    assert!(run.auto.weighing.is_some());
+    assert!(run.auto.kinds[0].weighing.is_some());
     run.ended(WHOLE, Observation { wall: KEPT, peak: 36 * MB, compiled: true, ..Observation::default() });
-    assert!(run.report().plans == 2 && run.auto.weighing.is_none());
+    assert!(run.report().plans == 2 && run.auto.kinds[0].weighing.is_none());
 }
 
 #[test]
@@ -470,9 +484,7 @@ fn what_is_known_to_be_beyond_the_peak_is_not_kept_to_be_held_beside() {
     for _ in 0..40 {
         // 5 MB more than planned, whatever the plan.
         let (went, wall, planned) = match run.next_step() {
-            NextStep::Baseline => {
-                (StepOutcome::Baseline, KEPT, run.auto.planned.as_ref().unwrap().kept_peak())
-            }
+            NextStep::Baseline => (StepOutcome::Baseline, KEPT, run.auto.kinds[0].planned.kept_peak()),
             NextStep::Follow { .. } => (WHOLE, KEPT.mul_f64(1.2), run.report().prediction.peak()),
             next_step => panic!("{next_step:?}"),
         };

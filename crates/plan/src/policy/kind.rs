@@ -1,0 +1,240 @@
+//! The steps of one kind: their plan, and what was seen of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::corrections::Corrections;
+use super::cost::Weight;
+use super::planned::{Objective, Planned, TELLING_PACE};
+use super::watch::{Seen, Watch};
+use super::weighing::Weighing;
+use super::{Course, Followed, Observation};
+use crate::schedule::Schedule;
+use crate::step_profile::{COUNTED_ON, StepProfile};
+use crate::{Budgets, Placement};
+
+/// Unplanned stalls of more than this share of the step justify another plan.
+const TELLING_STALL: f64 = 0.002;
+/// How often a profile is corrected without a baseline.
+const CORRECTIONS: u32 = 4;
+/// The share of the device's free memory that a step that keeps everything may take.
+const FITTING: f64 = 0.9;
+/// Steps that save fewer than this many times the planned bytes may be worth a plan of their own.
+const SMALL: f64 = 0.75;
+
+/// The steps of one kind, which save the same things in the same order.
+#[derive(Clone, Debug)]
+pub(super) struct Kind {
+    pub(super) planned: Planned,
+    /// Follows its steps and keeps everything.
+    kept: Arc<Schedule>,
+    pub(super) watch: Watch,
+    pub(super) weighing: Option<Weighing>,
+    /// Its steps have become smaller for good, so a profile of them replaces that of larger ones.
+    pub(super) smaller: bool,
+    /// How many plans there were.
+    pub(super) plans: u64,
+    /// The last step that was of this kind.
+    pub(super) last: u64,
+}
+
+impl Kind {
+    pub(super) fn new(objective: &Objective, profile: StepProfile) -> Kind {
+        let machine = profile.machine(&objective.resources);
+        let kept = Arc::new(profile.schedule(&vec![Placement::Keep; profile.work.activations.len()]));
+        Kind {
+            planned: Planned::new(objective, profile, machine, Corrections::default()),
+            kept,
+            watch: Watch::default(),
+            weighing: None,
+            smaller: false,
+            plans: 1,
+            last: 0,
+        }
+    }
+
+    /// How the next step goes if it is of this kind, on a device whose free memory is `free` bytes.
+    pub(super) fn course(&mut self, objective: &Objective, free: &dyn Fn() -> u64) -> Course {
+        if let Some(weighing) = self.weighing.as_ref().filter(|weighing| weighing.wants_kept()) {
+            let (seen, peak) =
+                (weighing.seen, self.planned.kept_peak() + self.planned.corrections.unforeseen.bytes());
+            if peak <= objective.goal.peak.unwrap_or(u64::MAX) && peak as f64 <= FITTING * free() as f64 {
+                // For comparison with planned steps.
+                let (schedule, budgets) = (Arc::clone(&self.kept), Budgets::default());
+                return Course { schedule, budgets, is_baseline: true };
+            }
+            self.weighing = None;
+            self.correct(objective, seen);
+        }
+        let Planned { schedule, plan, .. } = &self.planned;
+        Course { schedule: Arc::clone(schedule), budgets: plan.budgets, is_baseline: false }
+    }
+
+    /// Whether the next of its steps is timed to its very end.
+    pub(super) fn settles(&self) -> bool {
+        self.watch.settles() || self.weighing.is_some()
+    }
+
+    /// Whether a step of `micro_batches` micro-batches is like the profiled one.
+    pub(super) fn is_whole(&self, micro_batches: u32) -> bool {
+        self.planned.profile.micro_batches == micro_batches
+    }
+
+    /// A step did only a part of what was planned. Returns whether so many in a row did that steps have changed for good.
+    pub(super) fn partial(&mut self, followed: &Followed) -> bool {
+        // Those that keep everything may be like this as well.
+        self.weighing = None;
+        self.smaller |= self.watch.partial(followed.size < SMALL);
+        self.smaller
+    }
+
+    /// A step that kept everything took `wall`.
+    pub(super) fn kept(&mut self, wall: Duration) {
+        if let Some(weighing) = &mut self.weighing {
+            weighing.kept(wall);
+        }
+    }
+
+    /// A step that followed its plan has ended.
+    pub(super) fn stepped(&mut self, objective: &Objective, observed: &Observation) {
+        let Planned { machine, .. } = &self.planned;
+        let rates = [(observed.written, machine.disk_write), (observed.read, machine.disk_read)];
+        let known = rates.map(|(seen, counted_on)| seen.map(|seen| seen * COUNTED_ON / counted_on));
+        let (disk, plans) = (self.watch.disk(known), self.plans);
+        self.peaked(objective, Planned::peak, observed.peak);
+        if let Some([written, read]) = disk {
+            self.watch.disk_known();
+            self.weighing = None;
+            self.revise(objective, |planned| {
+                planned.machine.disk_write *= written;
+                planned.machine.disk_read *= read;
+                planned.corrections.forget_stalls();
+            });
+        } else if self.plans == plans {
+            self.timed(objective, observed.wall, observed.stall);
+        }
+    }
+
+    /// A step of the present plan took `wall`, of which it waited `stall`.
+    fn timed(&mut self, objective: &Objective, wall: Duration, stall: Duration) {
+        if let Some(weighing) = &mut self.weighing {
+            if let Some(weight) = weighing.planned(wall) {
+                self.weigh(objective, weight);
+            }
+        } else if let Some(seen) = self.watch.observe(wall, stall) {
+            self.judge(objective, seen);
+        }
+    }
+
+    /// Takes note of a step's peak. If it exceeds the goal, plans from now on aim lower by as much as the peak exceeded the planned one,
+    /// until no such excess has occurred for a while.
+    pub(super) fn peaked(
+        &mut self,
+        objective: &Objective,
+        planned_peak: impl Fn(&Planned) -> u64,
+        peak: u64,
+    ) {
+        let Some(most) = objective.goal.peak else { return };
+        let expected = planned_peak(&self.planned);
+        if self.planned.corrections.unforeseen.saw(expected, peak, peak > most) {
+            self.revise(objective, |_| {});
+        }
+    }
+
+    /// Judges a plan by the times of its steps. If the goal is a time, its first ones are compared with steps that keep everything, because
+    /// a plan may cost more than its compute time shows, and later ones again if they are not what that has shown.
+    fn judge(&mut self, objective: &Objective, seen: Seen) {
+        let planned = &mut self.planned;
+        let is_paced = (planned.pace(seen) - 1.0).abs() <= TELLING_PACE;
+        let kept = planned.kept_step();
+        match objective.goal.step {
+            Some(_) if planned.keeps_all() && is_paced => {}
+            Some(_) if planned.keeps_all() => {
+                planned.keeps_in(seen.wall);
+                self.revise(objective, |_| {});
+            }
+            Some(_) => {
+                let is_unclear = planned.corrections.cost.is_none_or(|cost| {
+                    let usual = kept.mul_f64(1.0 + cost.expected(planned.extra()));
+                    seen.is_news() || seen.is_beyond(usual, cost.telling_change())
+                });
+                let known = planned.corrections.cost.filter(|_| !seen.is_strange);
+                self.weighing = is_unclear.then(|| Weighing::new(seen, known.unwrap_or_default()));
+            }
+            None if seen.is_news() => self.correct(objective, seen),
+            None => {}
+        }
+    }
+
+    /// Steps of the plan are being compared with steps that keep everything, so the time of computing is known now, and what the plan
+    /// costs. If that is clear, a plan that exceeds the goal is loosened, and one that leaves time is tightened.
+    fn weigh(&mut self, objective: &Objective, weight: Weight) {
+        let Some(most) = objective.goal.step else { return };
+        let Some(weighing) = self.weighing.take() else { return };
+        let planned = &mut self.planned;
+        let is_paced = !planned.keeps_in(weight.kept);
+        let (cost, extra) = weighing.cost.weighed(planned.extra(), most - 1.0, weight);
+        planned.corrections.cost = Some(cost);
+        let is_done = weighing.is_long() || extra.is_clear();
+        let is_over = extra.is_over();
+        let may_tighten = planned.corrections.may_tighten(extra);
+        let plans = self.plans;
+        if !is_paced || (is_done && (is_over || may_tighten)) {
+            self.revise(objective, |planned| match () {
+                () if is_over => planned.corrections.loosen(&planned.plan, extra),
+                () if may_tighten => planned.corrections.tighten(extra),
+                () => {}
+            });
+        }
+        if !is_done && self.plans == plans {
+            self.weighing = Some(weighing);
+        }
+    }
+
+    /// Corrects the profile by the times of the plan's steps, when nothing else shows how long a step with everything kept would take.
+    pub(super) fn correct(&mut self, objective: &Objective, seen: Seen) {
+        let planned = &mut self.planned;
+        let Planned { profile, plan, corrections, .. } = planned;
+        if seen.is_strange {
+            corrections.count = 0;
+        }
+        if corrections.count == CORRECTIONS {
+            return;
+        }
+        let [wall, stall] = [seen.wall, seen.stall].map(|time| time / profile.micro_batches.max(1));
+        let beyond = stall.saturating_sub(plan.prediction.stall.total());
+        let pace = planned.pace(seen);
+        let kept = planned.profile.work.computed().mul_f64(pace);
+        let extra = objective.goal.step.map(|most| planned.measured(most, wall, kept));
+        let over = extra
+            .filter(|extra| beyond.as_secs_f64() > TELLING_STALL * kept.as_secs_f64() && extra.is_over());
+        let paced = (pace - 1.0).abs() <= TELLING_PACE;
+        if paced && over.is_none() {
+            return;
+        }
+        self.revise(objective, |planned| {
+            planned.corrections.count += 1;
+            match over {
+                Some(extra) if paced => planned.corrections.loosen(&planned.plan, extra),
+                // With corrected times, the stalls may differ too.
+                _ => planned.profile.work.pace(pace),
+            }
+        });
+    }
+
+    /// Plans again after `change`. If steps will go as before, the result does not count as another plan.
+    fn revise(&mut self, objective: &Objective, change: impl FnOnce(&mut Planned)) {
+        change(&mut self.planned);
+        let Planned { profile, corrections, machine, .. } = &mut self.planned;
+        let (profile, machine) = (std::mem::take(profile), *machine);
+        let corrections = std::mem::take(corrections);
+        let revised = Planned::new(objective, profile, machine, corrections);
+        let Planned { plan, schedule, .. } = &self.planned;
+        if (revised.plan.budgets, &revised.schedule) != (plan.budgets, schedule) {
+            self.plans += 1;
+            self.watch.planned();
+            self.weighing = None;
+        }
+        self.planned = revised;
+    }
+}
