@@ -10,6 +10,7 @@ mod keep;
 mod labels;
 mod offload;
 mod planned;
+mod planning;
 mod step;
 mod unforeseen;
 mod watch;
@@ -23,6 +24,7 @@ pub use self::auto::Auto;
 pub use self::in_turn::InTurn;
 pub use self::keep::Keep;
 pub use self::offload::Offload;
+pub use self::planning::Planning;
 pub use self::step::{Adherence, Headroom, Observation, Outset, Resources, Room, Saves, StepPlan};
 use crate::report::PlanReport;
 use crate::{Profile, ScopeId};
@@ -74,6 +76,12 @@ pub trait Policy: fmt::Debug + Send + Sync {
     /// What users should know of a step that was told `plan`, one line each; asked before [`end`](Policy::end). Default: nothing.
     fn warnings(&self, _plan: &StepPlan, _observed: &Observation) -> Vec<String> {
         Vec::new()
+    }
+
+    /// What a step that was told `plan` had to do with a plan; asked before [`end`](Policy::end). Default: `None`, for policies
+    /// that do not plan.
+    fn planning(&self, _plan: &StepPlan, _observed: &Observation) -> Option<Planning> {
+        None
     }
 
     /// Explains what it has decided, for reports. `name` returns the path of a scope. Default: nothing.

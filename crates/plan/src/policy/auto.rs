@@ -11,6 +11,7 @@ use super::corrections::Corrections;
 use super::cost::Weight;
 use super::labels::Labels;
 use super::planned::{Objective, Planned, TELLING_PACE};
+use super::planning::Planning;
 use super::watch::{Seen, Watch};
 use super::weighing::Weighing;
 use super::{
@@ -391,6 +392,10 @@ impl Policy for Auto {
             warnings.push(format!("the activation peak, {peak}, is beyond the goal of Auto, {most}"));
         }
         warnings
+    }
+
+    fn planning(&self, plan: &StepPlan, observed: &Observation) -> Option<Planning> {
+        Some(Planning::of(plan, observed.followed))
     }
 
     /// The report of the current plan, if there is one.
