@@ -1,7 +1,7 @@
 //! The state of one step, shared by the threads that work on it.
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use ssdtrain_libtorch::{SavedTensor, StorageId};
 use ssdtrain_plan::{Placement, Room, Saves, StepPlan};
@@ -27,6 +27,8 @@ pub(crate) struct StepContext {
     pub(crate) plan: StepPlan,
     /// The step's position in its plan.
     pub(crate) cursor: Cursor,
+    /// The bytes and the scope of the first save that was not planned.
+    pub(crate) strange: OnceLock<(u64, ScopeId)>,
     /// Upper limit on the bytes on their way off the device.
     pub(crate) stores_in_flight: u64,
     /// The device whose tensors are moved.
@@ -96,7 +98,10 @@ impl StepContext {
         let planned = self.cursor.next(bytes, scope);
         match (self.cursor.is_lost(), self.cursor.times()) {
             after if after == before => {}
-            (true, _) => self.give_room(Room::Fitting(*unplanned)),
+            (true, _) => {
+                self.strange.get_or_init(|| (bytes, scope));
+                self.give_room(Room::Fitting(*unplanned));
+            }
             (false, times) => self.give_room(self.plan.room.times(times)),
         }
         planned
