@@ -141,14 +141,14 @@ mod tests {
             directories: directories.iter().map(PathBuf::from).collect(),
             ..StoreConfig::default()
         };
-        assert_eq!(config(&["/proc", "/no/such/place"]).in_memory(), [Path::new(""); 0]);
+        assert!(config(&["/proc", "/no/such/place"]).in_memory().is_empty());
         if tempfile::tempdir_in("/dev/shm").is_err() {
             return eprintln!("skipped: there is no /dev/shm here");
         }
         let shared = config(&["/proc", "/dev/shm"]);
         assert_eq!(shared.in_memory(), [Path::new("/dev/shm")]);
         let asked_for = StoreConfig { backend: BackendKind::Memory, ..shared };
-        assert_eq!(asked_for.in_memory(), [Path::new(""); 0], "it was asked for");
+        assert!(asked_for.in_memory().is_empty(), "it was asked for");
     }
 
     #[test]
