@@ -66,7 +66,7 @@ impl Bundle<'_> {
             path.display(),
             size::format(text.len() as u64)
         );
-        println!("       {}", titles.join(", "));
+        println!("       {}; and the same as JSON", titles.join(", "));
         println!("Paths, names of users and hosts, and UUIDs are replaced by words such as <path>.");
         let how = if text.chars().count() > PASTED { "attach it" } else { "paste it" };
         println!("Look it over before you {how} to an issue: it is plain text.");
