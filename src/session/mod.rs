@@ -2,13 +2,14 @@
 
 mod steering;
 mod step;
+mod unplanned;
 mod warnings;
 
 use std::collections::HashSet;
 use std::fmt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -20,6 +21,7 @@ use tch::Device;
 
 use self::steering::Steering;
 pub use self::step::{Backward, Entered, Step, StepHandle};
+use self::unplanned::Unplanned;
 use self::warnings::Warned;
 use crate::cache::{Cache, Limits};
 use crate::config::TensorCacheBuilder;
@@ -50,6 +52,9 @@ pub struct TensorCache {
     /// Kernels that take the place of operations in reruns.
     chains: Option<Arc<Chains>>,
     switch: Switch,
+    /// What users should know of every step.
+    notices: Vec<String>,
+    unplanned: Unplanned,
     warned: Warned,
 }
 
@@ -101,6 +106,7 @@ impl TensorCache {
             torch::observe_writes(observer).map_err(Error::torch)?;
         }
         let chains = config.fuse_reruns.then(|| Arc::new(Chains::new(config.target(), config.tile_bytes)));
+        let notices = switch.warning().into_iter().chain(warnings::of_route(&route)).collect();
         Ok(TensorCache {
             cache,
             device: config.target(),
@@ -110,6 +116,8 @@ impl TensorCache {
             steering,
             chains,
             switch,
+            notices,
+            unplanned: Unplanned::default(),
             warned: Warned::default(),
         })
     }
@@ -142,6 +150,7 @@ impl TensorCache {
             held: self.cache.held_elsewhere(),
             cursor: Cursor::new(&steered.plan.saves),
             plan: steered.plan,
+            strange: OnceLock::new(),
             stores_in_flight: self.config.store.window(),
             replays,
             probe: steered.probe,

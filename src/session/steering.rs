@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use ssdtrain_plan::{
-    Observation, Outset, PlanReport, Policy, PolicyReport, Prediction, Profile, Resources, Saves, StepPlan,
-    StepProfile,
+    Observation, Outset, PlanReport, Planning, Policy, PolicyReport, Prediction, Profile, Resources, Saves,
+    StepPlan, StepProfile,
 };
 use ssdtrain_store::{Store, StoreStats};
 use tch::Device;
@@ -74,6 +74,11 @@ impl Steering {
     /// What users should know of a step that is ending.
     pub(super) fn warnings(&self, step: &StepContext, observed: &Observation) -> Vec<String> {
         self.policy.lock().warnings(&step.plan, observed)
+    }
+
+    /// What a step that is ending had to do with a plan.
+    pub(super) fn planning(&self, step: &StepContext, observed: &Observation) -> Option<Planning> {
+        self.policy.lock().planning(&step.plan, observed)
     }
 
     /// A step has ended: the policy learns from it.

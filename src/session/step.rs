@@ -9,6 +9,7 @@ use ssdtrain_plan::{Observation, PolicyReport};
 use tch::{Device, Tensor};
 
 use super::steering::Noted;
+use super::unplanned::Strange;
 use super::{TensorCache, warnings};
 use crate::error::{Error, ErrorKind, Result};
 use crate::step::{Level, Marks, Recorder, StepContext, Within, enter};
@@ -144,9 +145,15 @@ impl Step<'_> {
         };
         let compiled = self.cache.chains.as_ref().is_some_and(|chains| chains.were_settling());
         let observed = Observation { compiled, ..steering.observe(&self.noted, &context, &report) };
+        report.planning = steering.planning(&context, &observed);
+        let strange = context
+            .strange
+            .get()
+            .map(|&(bytes, scope)| Strange { bytes, scope: context.cache.scopes.name(scope) });
         report.warnings = warnings::of(&report);
         report.warnings.extend(steering.warnings(&context, &observed));
-        report.warnings.extend(self.cache.switch.warning());
+        report.warnings.extend(self.cache.unplanned.saw(report.planning, strange));
+        report.warnings.extend(self.cache.notices.iter().cloned());
         self.cache.warned.tell(&report);
         steering.end(&context, observed);
         self.is_finished = true;

@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use ssdtrain_libtorch::TorchError;
+use ssdtrain_store::StoreConfig;
 
+use crate::route::Route;
 use crate::telemetry::StepReport;
 
 /// Warnings that were already issued.
@@ -41,6 +43,20 @@ impl Warned {
             );
         }
     }
+}
+
+/// What users should know of where saved bytes go, one line each.
+pub(super) fn of_route(route: &Route) -> Vec<String> {
+    let in_memory = route.store.iter().flat_map(StoreConfig::in_memory);
+    in_memory
+        .map(|directory| {
+            format!(
+                "{} is in memory (tmpfs): what is spilled there takes as much memory as before; give spill_to a directory on \
+                 an SSD",
+                directory.display()
+            )
+        })
+        .collect()
 }
 
 /// The warnings of a step whatever its policy, one line each.

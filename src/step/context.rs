@@ -1,7 +1,7 @@
 //! The state of one step, shared by the threads that work on it.
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{SavedTensor, StorageId};
@@ -28,6 +28,8 @@ pub(crate) struct StepContext {
     pub(crate) plan: StepPlan,
     /// The step's position in its plan.
     pub(crate) cursor: Cursor,
+    /// The bytes and the scope of the first save that was not planned.
+    pub(crate) strange: OnceLock<(u64, ScopeId)>,
     /// Upper limit on the bytes on their way off the device.
     pub(crate) stores_in_flight: u64,
     /// The device whose tensors are moved.
@@ -91,6 +93,9 @@ impl StepContext {
     fn planned(&self, bytes: u64, scope: ScopeId) -> Option<Placement> {
         let Placed { placement, room } = self.cursor.next(Saving { bytes, scope, position: self.position() });
         if let Some(room) = room {
+            if matches!(room, Room::Fitting(_)) {
+                self.strange.get_or_init(|| (bytes, scope));
+            }
             self.give_room(room);
         }
         placement

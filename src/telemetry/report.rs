@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use serde::Serialize;
-use ssdtrain_plan::{AdaptiveReport, PlanReport, Tally};
+use ssdtrain_plan::{AdaptiveReport, Baseline, PlanReport, Planning, Tally};
 
 use super::stats::Counters;
 
@@ -63,6 +63,8 @@ pub struct StepReport {
     pub stall: StallReport,
     /// What each named scope saved, in the order of first use.
     pub scopes: Vec<ScopeReport>,
+    /// What the step had to do with a plan; `None` under policies that do not plan.
+    pub planning: Option<Planning>,
     /// The plan of [`Auto`](crate::Auto) for this step, if the step followed it. `None` if it did not or was not planned,
     /// and under other policies.
     pub plan: Option<Arc<PlanReport>>,
@@ -188,8 +190,17 @@ impl fmt::Display for StepReport {
             self.stall.total().as_secs_f64() * 1e3,
             self.io_path,
         )?;
-        if self.left_plan {
-            write!(f, "; saved something else than was planned")?;
+        match (self.planning, &self.plan) {
+            (Some(Planning::Followed), Some(plan)) => {
+                let baseline = match plan.baseline {
+                    Baseline::Measured => "a measured baseline",
+                    _ => "the baseline of its profile",
+                };
+                write!(f, "; plan {} (against {baseline})", plan.plans)?;
+            }
+            (Some(planning), _) => write!(f, "; {planning}")?,
+            (None, _) if self.left_plan => write!(f, "; {}", Planning::Left)?,
+            (None, _) => {}
         }
         self.warnings.iter().try_for_each(|warning| write!(f, "\n  warning: {warning}"))
     }
@@ -209,6 +220,18 @@ mod tests {
         assert_eq!(saved["saved"], json!({ "count": 2, "bytes": 3 }));
         assert_eq!(saved["stall"]["load"], json!({ "secs": 1, "nanos": 500_000_000 }));
         assert_eq!(saved["kept"]["no_room"]["bytes"], 0);
+    }
+
+    #[test]
+    fn what_a_step_had_to_do_with_a_plan_is_told_and_saved() {
+        let report = |planning| StepReport { planning, ..StepReport::default() };
+        assert!(report(Some(Planning::Profiled)).to_string().ends_with("; profiled"));
+        let left = StepReport { left_plan: true, ..report(Some(Planning::Left)) };
+        assert!(left.to_string().contains("not planned: it saved something else"), "{left}");
+        let silent = report(None).to_string();
+        assert!(!silent.contains("plan"), "{silent}");
+        let saved = serde_json::to_value(report(Some(Planning::Without))).unwrap();
+        assert_eq!(saved["planning"], json!("without"));
     }
 
     #[test]

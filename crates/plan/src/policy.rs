@@ -11,6 +11,7 @@ mod kind;
 mod labels;
 mod offload;
 mod planned;
+mod planning;
 mod step;
 mod unforeseen;
 mod watch;
@@ -24,6 +25,7 @@ pub use self::auto::Auto;
 pub use self::in_turn::InTurn;
 pub use self::keep::Keep;
 pub use self::offload::Offload;
+pub use self::planning::Planning;
 pub use self::step::{
     Adherence, Course, Followed, Headroom, Observation, Outset, Resources, Room, Saves, StepPlan,
 };
@@ -77,6 +79,12 @@ pub trait Policy: fmt::Debug + Send + Sync {
     /// What users should know of a step that was told `plan`, one line each; asked before [`end`](Policy::end). Default: nothing.
     fn warnings(&self, _plan: &StepPlan, _observed: &Observation) -> Vec<String> {
         Vec::new()
+    }
+
+    /// What a step that was told `plan` had to do with a plan; asked before [`end`](Policy::end). Default: `None`, for policies
+    /// that do not plan.
+    fn planning(&self, _plan: &StepPlan, _observed: &Observation) -> Option<Planning> {
+        None
     }
 
     /// Explains what it has decided, for reports: of the latest step's courses, the one with the number `course`. Once the

@@ -1,13 +1,15 @@
 //! The configuration of a store.
 
+use std::fs::File;
 use std::num::NonZero;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::backend::BackendKind;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::Gpu;
 use crate::mem::BLOCK;
+use crate::open;
 use crate::region::Place;
 
 /// Largest allowed size of a single I/O, in bytes; the kernel moves at most slightly less than 2 GiB at once.
@@ -68,6 +70,18 @@ impl StoreConfig {
         (self.queue_depth * self.io_bytes) as u64
     }
 
+    /// The directories of spill files that are in memory (tmpfs, ramfs), so that bytes spilled there free none.
+    pub fn in_memory(&self) -> Vec<&Path> {
+        // Whatever cannot be opened is an error of the store's own.
+        let is_in_memory =
+            |directory: &Path| File::open(directory).and_then(|it| open::is_in_memory(&it)).unwrap_or(false);
+        let named = self.places().into_iter().filter_map(|place| match place {
+            Place::Directory(directory) => Some(directory),
+            Place::Memory => None,
+        });
+        named.filter(|directory| is_in_memory(directory)).collect()
+    }
+
     /// Where the spill files are to be created.
     pub(super) fn places(&self) -> Vec<Place<'_>> {
         let directories = self.directories.iter().map(|directory| Place::Directory(directory));
@@ -119,6 +133,22 @@ mod tests {
 
     fn memory() -> StoreConfig {
         StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() }
+    }
+
+    #[test]
+    fn directories_in_memory_are_told_from_those_on_disks() {
+        let config = |directories: &[&str]| StoreConfig {
+            directories: directories.iter().map(PathBuf::from).collect(),
+            ..StoreConfig::default()
+        };
+        assert!(config(&["/proc", "/no/such/place"]).in_memory().is_empty());
+        if tempfile::tempdir_in("/dev/shm").is_err() {
+            return eprintln!("skipped: there is no /dev/shm here");
+        }
+        let shared = config(&["/proc", "/dev/shm"]);
+        assert_eq!(shared.in_memory(), [Path::new("/dev/shm")]);
+        let asked_for = StoreConfig { backend: BackendKind::Memory, ..shared };
+        assert!(asked_for.in_memory().is_empty(), "it was asked for");
     }
 
     #[test]

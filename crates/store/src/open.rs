@@ -108,7 +108,7 @@ fn direct_alignment(file: &File) -> io::Result<Option<(usize, usize)>> {
 }
 
 /// Whether the file is in memory: such file systems accept `O_DIRECT` and ignore it.
-fn is_in_memory(file: &File) -> io::Result<bool> {
+pub(super) fn is_in_memory(file: &File) -> io::Result<bool> {
     const RAMFS_MAGIC: u32 = 0x8584_58f6;
     let mut buffer = MaybeUninit::<libc::statfs>::zeroed();
     // SAFETY: `buffer` has room for the answer.

@@ -9,6 +9,7 @@ use super::attempts::{Attempts, FIRST_PROFILED};
 use super::kind::Kind;
 use super::labels::Labels;
 use super::planned::{Objective, Planned};
+use super::planning::Planning;
 use super::{
     Adherence, Course, Followed, Headroom, Needs, Observation, Outset, Policy, PolicyReport, Resources, Room,
     Saves, StepPlan,
@@ -272,6 +273,10 @@ impl Policy for Auto {
             warnings.push(format!("the activation peak, {peak}, is beyond the goal of Auto, {most}"));
         }
         warnings
+    }
+
+    fn planning(&self, plan: &StepPlan, observed: &Observation) -> Option<Planning> {
+        Some(Planning::of(plan, observed.followed))
     }
 
     fn report(&mut self, course: usize, name: &dyn Fn(ScopeId) -> String) -> Option<PolicyReport> {

@@ -23,7 +23,22 @@ pub(crate) fn replace(path: &Path, text: &str) -> Result<()> {
     replace().with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// An error if [`replace`] would fail because there is no writable directory.
+/// Creates a file, with all of the text or not at all.
+///
+/// # Errors
+/// If there is such a file already, or it cannot be written.
+pub(crate) fn create(path: &Path, text: &str) -> Result<()> {
+    let create = || -> Result<()> {
+        let mut file = beside(path)?;
+        file.write_all(text.as_bytes())?;
+        file.as_file().sync_all()?;
+        file.persist_noclobber(path)?;
+        Ok(())
+    };
+    create().with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// An error if [`replace`] or [`create`] would fail because there is no writable directory.
 pub(crate) fn ensure_replaceable(path: &Path) -> Result<()> {
     beside(path).with_context(|| format!("cannot write {}", path.display()))?;
     Ok(())

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use ssdtrain_store::{GroupMemory, HostMemory};
+
 use super::cufile::Library;
 use super::pci::Device;
 use super::place::Place;
@@ -112,7 +114,12 @@ pub(super) struct Process {
 #[derive(Debug)]
 pub(super) struct Memory {
     pub(super) total: Option<u64>,
+    /// To this process: no more than its control groups leave.
     pub(super) available: Option<u64>,
+    /// The control groups with a limit that the process is in.
+    pub(super) groups: Vec<GroupMemory>,
+    /// The one of them that decides what is available, if any does.
+    pub(super) tightest: Option<GroupMemory>,
     /// The setting of transparent huge pages.
     pub(super) transparent: Option<String>,
     /// Huge pages set aside, and their size in bytes.
@@ -282,11 +289,14 @@ impl Memory {
     fn read(tree: &Tree) -> Memory {
         let value = |name: &str| tree.value("/proc/meminfo", name);
         let bytes = |name: &str| kibibytes(&value(name)?);
+        let host = HostMemory::below(tree.root());
         let setting = tree.text("/sys/kernel/mm/transparent_hugepage/enabled");
         let pages = value("HugePages_Total:").and_then(|text| text.parse().ok());
         Memory {
             total: bytes("MemTotal:"),
-            available: bytes("MemAvailable:"),
+            available: host.available(),
+            tightest: host.tightest().copied(),
+            groups: host.groups,
             // The chosen setting is in brackets.
             transparent: setting.and_then(|text| text.split(['[', ']']).nth(1).map(str::to_owned)),
             huge_pages: pages.zip(bytes("Hugepagesize:")),

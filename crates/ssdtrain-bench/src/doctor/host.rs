@@ -65,7 +65,12 @@ fn seccomp(facts: &Facts) -> Check {
 
 fn memory(memory: &Memory) -> Check {
     let shown = |bytes: Option<u64>| bytes.map_or_else(|| "unknown".to_owned(), size::format);
-    Check::ok("memory", format!("{}, {} available", shown(memory.total), shown(memory.available)))
+    let group = memory.tightest.map_or_else(String::new, |group| {
+        let (limit, used, cached) = (group.limit, group.used, group.reclaimable);
+        let [limit, used, cached] = [limit, used, cached].map(size::format);
+        format!(": this process's control groups have a limit of {limit} and use {used}, {cached} of which are cached files")
+    });
+    Check::ok("memory", format!("{}, {} available{group}", shown(memory.total), shown(memory.available)))
 }
 
 fn locked_memory(facts: &Facts) -> Check {

@@ -287,6 +287,26 @@ fn an_empty_tree_is_told_as_unknown() {
 }
 
 #[test]
+fn what_a_control_group_leaves_is_what_is_available() {
+    let checks = bare_metal()
+        .file("proc/self/cgroup", "0::/job\n")
+        .file(
+            "proc/self/mountinfo",
+            "1 0 8:1 / / rw - ext4 /dev/sda1 rw\n30 1 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+        )
+        .file("sys/fs/cgroup/job/memory.max", "314572800\n")
+        .file("sys/fs/cgroup/job/memory.current", "209715200\n")
+        .file("sys/fs/cgroup/job/memory.stat", "inactive_file 104857600\n")
+        .checks();
+    says(
+        &checks,
+        "memory",
+        Status::Ok,
+        &["1.0 GiB, 200.0 MiB available", "limit of 300.0 MiB", "use 200.0 MiB"],
+    );
+}
+
+#[test]
 fn the_json_has_the_same_findings_as_the_page() {
     for checks in [bare_metal().checks(), virtual_machine().checks(), raid().checks()] {
         let page = page::text(&checks);

@@ -1,5 +1,6 @@
 //! `doctor`: what this machine has, which path bytes will take, and why they do not take a better one.
 
+mod bundle;
 mod cuda;
 mod cufile;
 mod disks;
@@ -11,8 +12,10 @@ mod machines;
 mod page;
 mod pci;
 mod place;
+mod redact;
 #[cfg(test)]
 mod samples;
+mod sections;
 mod tree;
 mod verdict;
 
@@ -28,9 +31,11 @@ use ssdtrain::{BackendKind, TensorCache, TensorCacheBuilder};
 use ssdtrain_store::{Store, StoreConfig};
 use tch::Device;
 
+use self::bundle::BundleArgs;
 use self::facts::{Facts, Tried};
 use self::page::{Check, Status};
 use self::place::Place;
+use self::redact::Redactor;
 use self::tree::Tree;
 use crate::common::size;
 use crate::common::spill::{SpillArgs, probe};
@@ -54,6 +59,8 @@ pub(crate) struct Args {
     spill: SpillArgs,
     #[command(flatten)]
     output: OutputArgs,
+    #[command(flatten)]
+    bundle: BundleArgs,
     /// Read /proc, /sys, /run and /etc below this directory
     #[arg(long, value_name = "DIR", default_value = "/", hide = true)]
     root: PathBuf,
@@ -64,11 +71,14 @@ Examples:
   ssdtrain-bench doctor
   ssdtrain-bench doctor --spill-dir /mnt/nvme0 --spill-dir /mnt/nvme1
   ssdtrain-bench doctor --json
+  ssdtrain-bench doctor --bundle report.md
 
 JSON: name, status, found, advice.";
 
 pub(crate) fn run(args: &Args) -> Result<()> {
+    let bundle = args.bundle.prepare()?;
     let directories = args.spill.directories()?;
+    let tree = Tree::new(&args.root);
     let gpus = cuda::devices();
     let libtorch_directory = libtorch_directory();
     let tried = Tried {
@@ -80,9 +90,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         .iter()
         .map(|directory| directory.canonicalize().unwrap_or_else(|_| directory.clone()))
         .collect();
-    let facts = Facts::read(&Tree::new(&args.root), &real, tried);
+    let facts = Facts::read(&tree, &real, tried);
 
-    let mut checks = vec![libtorch(libtorch_directory.as_deref()), package(libtorch_directory.as_deref())];
+    let mut checks = vec![libtorch(libtorch_directory.as_deref())];
     checks.extend(cuda::cuda(gpus, &facts));
     checks.extend(findings::direct(&facts));
     for (directory, place) in directories.iter().zip(&facts.places) {
@@ -94,6 +104,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let (used, way) = used(&directories, backend);
     checks.extend([threads(), route(&directories, backend, !facts.gpus.is_empty()), used]);
     checks.push(verdict::verdict(&facts, &checks, &way));
+    if let Some(bundle) = bundle {
+        let version = libtorch_directory.as_deref().and_then(libtorch_version);
+        let sections = sections::sections(&tree, &facts, version.as_deref().unwrap_or(BUILT_FOR));
+        return bundle.write(sections, &checks, &Redactor::new(&tree, &directories, &facts));
+    }
+    checks.insert(1, package(libtorch_directory.as_deref()));
     page::print(&checks, args.output.json)?;
     let unusable = checks.iter().filter(|check| check.needed && check.status == Status::Missing).count();
     ensure!(
@@ -184,7 +200,13 @@ fn spill_directory(directory: &Path, place: &Place) -> Check {
     );
     let kind = place.mount.as_ref().map_or("unknown file system", |mount| &mount.kind);
     let check = Check::ok(name, format!("{}: {kind}, {direct}, {space}", directory.display()));
-    if !store.path().is_direct() {
+    if !probe(directory).in_memory().is_empty() {
+        check.but(
+            Status::Warn,
+            "it is in memory: what is spilled there takes as much as before; name a directory on a local ext4 or xfs: \
+             `--spill-dir DIR`",
+        )
+    } else if !store.path().is_direct() {
         check.but(
             Status::Warn,
             "bytes go through the page cache, and take memory; name a directory on a local ext4 or xfs: `--spill-dir DIR`",

@@ -108,7 +108,7 @@ impl Mount {
     }
 
     /// A line of `/proc/self/mountinfo`; see `proc_pid_mountinfo(5)`.
-    fn parse(line: &str) -> Option<Mount> {
+    pub(super) fn parse(line: &str) -> Option<Mount> {
         let (left, right) = line.split_once(" - ")?;
         let left: Vec<&str> = left.split(' ').collect();
         let mut right = right.split(' ');

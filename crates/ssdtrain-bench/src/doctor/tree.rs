@@ -15,6 +15,11 @@ impl Tree {
         Tree { root: root.canonicalize().unwrap_or_else(|_| root.to_owned()) }
     }
 
+    /// The directory that the tree is below.
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
     fn at(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }

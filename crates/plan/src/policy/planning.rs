@@ -1,0 +1,94 @@
+//! How a step went by the plan of a policy that makes plans.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::step::{Adherence, Followed, Room, Saves, StepPlan};
+
+/// What a step had to do with a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Planning {
+    /// It followed the plan. It may have been smaller or larger than the steps that the plan was made for, or left out or
+    /// repeated something.
+    Followed,
+    /// It saved something other than planned; from that save on it kept what fits.
+    Left,
+    /// It kept everything, to be compared with steps that follow the plan.
+    Compared,
+    /// It moved everything and was profiled.
+    Profiled,
+    /// It came before the first profile.
+    Early,
+    /// There was no plan for it, because no profile has shown anything to plan. It kept what fits.
+    Without,
+}
+
+impl Planning {
+    /// Of a step that was told `plan` and followed its schedule, if it had one, like this.
+    pub(super) fn of(plan: &StepPlan, followed: Option<Followed>) -> Planning {
+        let is_baseline = |followed: Followed| match &plan.saves {
+            Saves::Scheduled { courses, .. } => {
+                courses.get(followed.course).is_some_and(|course| course.is_baseline)
+            }
+            _ => false,
+        };
+        match (followed, plan.room) {
+            _ if plan.profiled => Planning::Profiled,
+            (Some(followed), _) if followed.how == Adherence::Lost => Planning::Left,
+            (Some(followed), _) if is_baseline(followed) => Planning::Compared,
+            (Some(_), _) => Planning::Followed,
+            (None, Room::Fitting(_)) => Planning::Without,
+            (None, _) => Planning::Early,
+        }
+    }
+}
+
+impl fmt::Display for Planning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Planning::Followed => "planned",
+            Planning::Left => "not planned: it saved something else than was planned",
+            Planning::Compared => "not planned: everything is kept, to be compared with the plan",
+            Planning::Profiled => "profiled",
+            Planning::Early => "not planned yet",
+            Planning::Without => "not planned: no profile has shown anything to plan",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::Budgets;
+    use crate::policy::{Course, Headroom};
+
+    #[test]
+    fn each_kind_of_step_is_told_from_the_others() {
+        let early = StepPlan::default();
+        let profiled = StepPlan { profiled: true, ..early.clone() };
+        let fitting = StepPlan { room: Room::Fitting(Headroom::Free), ..early.clone() };
+        let course =
+            |is_baseline| Course { schedule: Arc::default(), budgets: Budgets::default(), is_baseline };
+        let courses = vec![course(false), course(true)];
+        let saves = Saves::Scheduled { courses, unplanned: Headroom::Free };
+        let planned = StepPlan { saves, ..early.clone() };
+        let followed = |course, how| Some(Followed { course, how, size: 1.0 });
+        for (plan, followed, expected) in [
+            (&early, None, Planning::Early),
+            (&profiled, None, Planning::Profiled),
+            (&fitting, None, Planning::Without),
+            (&planned, followed(1, Adherence::Whole(1)), Planning::Compared),
+            (&planned, followed(0, Adherence::Lost), Planning::Left),
+            (&planned, followed(0, Adherence::Whole(2)), Planning::Followed),
+            (&planned, followed(0, Adherence::Part), Planning::Followed),
+            (&planned, followed(0, Adherence::Larger), Planning::Followed),
+        ] {
+            assert_eq!(Planning::of(plan, followed), expected, "{plan:?}");
+        }
+    }
+}
