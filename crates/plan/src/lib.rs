@@ -68,7 +68,7 @@ pub use self::goal::{Caps, Goal, OutOfReach, Plan};
 pub use self::machine::{Budgets, Machine, Release};
 pub use self::policy::{
     Adaptive, AdaptiveReport, Adherence, Auto, Headroom, InTurn, Keep, Needs, Observation, Offload, Outset,
-    Policy, PolicyReport, Resources, Room, Saves, StepPlan,
+    Policy, PolicyReport, Resources, Room, SavedPlan, Saves, StepPlan,
 };
 pub use self::prediction::{Prediction, Stall};
 pub use self::profile::{Implausible, Profile};

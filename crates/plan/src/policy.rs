@@ -10,6 +10,8 @@ mod keep;
 mod labels;
 mod offload;
 mod planned;
+mod saved;
+mod start;
 mod step;
 mod unforeseen;
 mod watch;
@@ -23,6 +25,7 @@ pub use self::auto::Auto;
 pub use self::in_turn::InTurn;
 pub use self::keep::Keep;
 pub use self::offload::Offload;
+pub use self::saved::SavedPlan;
 pub use self::step::{Adherence, Headroom, Observation, Outset, Resources, Room, Saves, StepPlan};
 use crate::report::PlanReport;
 use crate::{Profile, ScopeId};
@@ -83,6 +86,11 @@ pub trait Policy: fmt::Debug + Send + Sync {
 
     /// The profile that it decides by, if there is one. `name` returns the path of a scope. Default: none.
     fn profile(&self, _name: &dyn Fn(ScopeId) -> String) -> Option<Profile> {
+        None
+    }
+
+    /// Its present plan, for another run to start with, if there is one. `name` returns the path of a scope. Default: none.
+    fn saved_plan(&self, _name: &dyn Fn(ScopeId) -> String) -> Option<SavedPlan> {
         None
     }
 }

@@ -170,7 +170,12 @@ impl Trial {
     fn step(&mut self) -> bool {
         self.steps += 1;
         let resources = Resources { host_pool: 200 * MB, disk: 0, release: Release::InStreamOrder };
-        let plan = self.auto.begin(&Outset { step: self.steps, resources, free: &|| u64::MAX });
+        let plan = self.auto.begin(&Outset {
+            step: self.steps,
+            resources,
+            free: &|| u64::MAX,
+            scope: &|_| ScopeId::default(),
+        });
         let mut observed = Observation { step: self.steps, ..Observation::default() };
         match plan.saves {
             Saves::Scheduled { .. } => {

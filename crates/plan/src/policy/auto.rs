@@ -11,10 +11,12 @@ use super::corrections::Corrections;
 use super::cost::Weight;
 use super::labels::Labels;
 use super::planned::{Objective, Planned, TELLING_PACE};
+use super::start::Start;
 use super::watch::{Seen, Watch};
 use super::weighing::Weighing;
 use super::{
-    Adherence, Headroom, Needs, Observation, Outset, Policy, PolicyReport, Resources, Room, Saves, StepPlan,
+    Adherence, Headroom, Needs, Observation, Outset, Policy, PolicyReport, Resources, Room, SavedPlan, Saves,
+    StepPlan,
 };
 use crate::step_profile::{COUNTED_ON, StepProfile};
 use crate::{Budgets, Goal, Profile, Release, ScopeId};
@@ -51,6 +53,7 @@ const FITTING: f64 = 0.9;
 #[derive(Clone, Debug)]
 pub struct Auto {
     objective: Objective,
+    start: Start,
     planned: Option<Planned>,
     watch: Watch,
     attempts: Attempts,
@@ -75,6 +78,7 @@ impl Auto {
     pub fn new(goal: Goal) -> Auto {
         Auto {
             objective: Objective { goal, resources: Resources::default(), written_per_day: None },
+            start: Start::default(),
             planned: None,
             watch: Watch::default(),
             attempts: Attempts::new(),
@@ -94,10 +98,22 @@ impl Auto {
         self
     }
 
+    /// Starts with a plan that another run has saved (`TensorCache::saved_plan`). The first step follows it, and none is
+    /// profiled as long as steps do; a plan of the program with the same model, sizes and settings is meant.
+    ///
+    /// A plan for another goal, or for more host memory or disk than there is, is made anew from its profile before the
+    /// first step. If a step saves something else, or the device or the path to the disk is of another kind, steps are
+    /// profiled as without it. The first report warns of each of these.
+    #[must_use]
+    pub fn starting_with(mut self, saved: SavedPlan) -> Auto {
+        self.start = Start::with(saved);
+        self
+    }
+
     /// How to run step `number`, on a device whose free memory is `free` bytes.
     fn next_step(&mut self, number: u64, free: &dyn Fn() -> u64) -> StepPlan {
         let profiled = self.attempts.is_due(number);
-        if profiled || number < FIRST_PROFILED {
+        if profiled || (number < FIRST_PROFILED && self.planned.is_none()) {
             return StepPlan { profiled, room: Room::Within(self.looking()), ..StepPlan::default() };
         }
         let headroom = self.objective.goal.peak.map_or(Headroom::Free, |_| Headroom::Bytes(self.headroom));
@@ -158,7 +174,9 @@ impl Auto {
     fn stepped(&mut self, observed: &Observation) {
         let Some(Planned { machine, .. }) = &self.planned else { return };
         let rates = [(observed.written, machine.disk_write), (observed.read, machine.disk_read)];
-        let known = rates.map(|(seen, counted_on)| seen.map(|seen| seen * COUNTED_ON / counted_on));
+        let known = rates.map(|(seen, counted_on)| {
+            seen.filter(|_| counted_on.is_finite()).map(|seen| seen * COUNTED_ON / counted_on)
+        });
         let (disk, plans) = (self.watch.disk(known), self.plans);
         self.peaked(Planned::peak, observed.peak);
         if let Some([written, read]) = disk {
@@ -293,6 +311,11 @@ impl Auto {
 impl Policy for Auto {
     fn begin(&mut self, outset: &Outset<'_>) -> StepPlan {
         self.objective.resources = outset.resources;
+        if let Some(planned) = self.start.plan(&self.objective, outset.scope) {
+            self.attempts.spare();
+            self.planned = Some(planned);
+            self.plans += 1;
+        }
         let plan = self.next_step(outset.step, outset.free);
         StepPlan { timed: self.settles(), ..plan }
     }
@@ -302,6 +325,7 @@ impl Policy for Auto {
         let excess = self.objective.goal.peak.map_or(0, |most| peak.saturating_sub(most));
         self.compiled += u32::from(observed.compiled);
         let is_timed = !observed.compiled || self.compiled > COMPILED;
+        self.start.ended(&observed);
         match observed.followed {
             _ if plan.profiled => {
                 self.headroom = self.headroom.saturating_sub(excess);
@@ -327,6 +351,8 @@ impl Policy for Auto {
                 self.weighing = None;
                 self.attempts.want(step);
             }
+            // It does work that later ones need not repeat, and makes the gradients that those find.
+            Some(Adherence::Whole(_)) if step < FIRST_PROFILED => self.attempts.followed(),
             Some(Adherence::Whole(micro_batches)) if self.is_whole(micro_batches) => {
                 self.attempts.followed();
                 if is_timed {
@@ -376,7 +402,7 @@ impl Policy for Auto {
     fn warnings(&self, _plan: &StepPlan, observed: &Observation) -> Vec<String> {
         let followed = observed.followed.is_some_and(|followed| followed != Adherence::Lost);
         let planned = self.planned.as_ref().filter(|_| followed);
-        let mut warnings = Vec::new();
+        let mut warnings = self.start.warnings(observed);
         if planned.is_some_and(|planned| !planned.in_reach) {
             warnings
                 .push("the goal of Auto is out of reach: the plan is what comes closest to it".to_owned());
@@ -404,6 +430,10 @@ impl Policy for Auto {
         let micro_batches = NonZero::new(profile.micro_batches).unwrap_or(NonZero::<u32>::MIN);
         let names = Labels::new(profile, name).names();
         Some(Profile { workload: profile.work.clone(), micro_batches, machine: *machine, names })
+    }
+
+    fn saved_plan(&self, name: &dyn Fn(ScopeId) -> String) -> Option<SavedPlan> {
+        self.planned.as_ref().map(|planned| SavedPlan::of(planned, &self.objective, name))
     }
 }
 

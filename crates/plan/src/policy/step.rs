@@ -17,6 +17,8 @@ pub struct Outset<'a> {
     pub resources: Resources,
     /// Finds out how many bytes of the device's memory are free.
     pub free: &'a dyn Fn() -> u64,
+    /// Finds the scope with this path, before the program has entered it.
+    pub scope: &'a dyn Fn(&str) -> ScopeId,
 }
 
 /// What a cache may use; the same in every step.

@@ -88,7 +88,12 @@ impl Run {
     /// How the next step is run.
     fn next_step(&mut self) -> NextStep {
         let resources = Resources { host_pool: 0, disk: u64::MAX, release: Release::WhenStored };
-        NextStep::of(self.auto.begin(&Outset { step: self.number + 1, resources, free: &|| self.free }))
+        NextStep::of(self.auto.begin(&Outset {
+            step: self.number + 1,
+            resources,
+            free: &|| self.free,
+            scope: &|_| ScopeId::default(),
+        }))
     }
 
     fn ended(&mut self, went: StepOutcome, observed: Observation) {
