@@ -6,25 +6,24 @@
 use std::cmp::Reverse;
 use std::env;
 use std::path::PathBuf;
-use std::sync::Arc;
 
-use ssdtrain::plan::{Headroom, Observation, Outset, Placement, Saves, Schedule, StepPlan};
+use ssdtrain::plan::{Course, Headroom, Observation, Outset, Placement, Saves, StepPlan};
 use ssdtrain::{Policy, TensorCache};
 use tch::nn::{self, Module, OptimizerConfig};
 use tch::{Device, Kind, Tensor};
 
 #[derive(Clone, Debug, Default)]
 struct LargestHalf {
-    schedule: Option<Arc<Schedule>>,
+    course: Option<Course>,
 }
 
 impl Policy for LargestHalf {
     fn begin(&mut self, outset: &Outset<'_>) -> StepPlan {
-        match &self.schedule {
+        match &self.course {
             // Everything moves until a step has shown what there is.
             None => StepPlan { profiled: outset.step >= 2, ..StepPlan::default() },
-            Some(schedule) => {
-                let saves = Saves::Scheduled { schedule: Arc::clone(schedule), unplanned: Headroom::Free };
+            Some(course) => {
+                let saves = Saves::Scheduled { courses: vec![course.clone()], unplanned: Headroom::Free };
                 StepPlan { saves, ..StepPlan::default() }
             }
         }
@@ -49,11 +48,11 @@ impl Policy for LargestHalf {
         for &index in &others[..others.len() / 2] {
             placements[index] = Placement::Disk;
         }
-        self.schedule = Some(Arc::new(profile.schedule(&placements)));
+        self.course = Some(Course::new(profile.schedule(&placements)));
     }
 
     fn is_settled(&self) -> bool {
-        self.schedule.is_some()
+        self.course.is_some()
     }
 }
 

@@ -59,7 +59,7 @@ pub use ssdtrain_libtorch::{load_cuda, trim};
 pub use ssdtrain_plan as plan;
 pub use ssdtrain_plan::{
     Adaptive, AdaptiveReport, Auto, Baseline, Keep, Offload, OperationRow, PeakPhase, PeakReport, PeakRow,
-    PlanReport, PlanRow, Planning, Policy, Tally,
+    PlanReport, PlanRow, Planning, Policy, SavedPlan, Tally,
 };
 pub use ssdtrain_store as store;
 pub use ssdtrain_store::BackendKind;

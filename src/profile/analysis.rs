@@ -1,5 +1,6 @@
 //! Turns the notes of a step into the workload that it computes. Pure.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
@@ -127,6 +128,7 @@ impl Step {
         let Family { activations, places, operators, from_segments, results } =
             Family::of(&self.lineage, activations, &entries);
         let saves = saves.into_iter().map(|(save, place)| (save, places[place])).collect();
+        let operators = operators.into_iter().map(|name| name.map(Cow::Borrowed)).collect();
         let work = Workload { activations, turn, turn_extra, rest: self.rest };
         let rates = self.moves.rates;
         // What is too small to be moved is not known here.

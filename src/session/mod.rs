@@ -15,7 +15,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{Storage, StorageId, WriteObserver};
-use ssdtrain_plan::{PlanReport, Profile};
+use ssdtrain_plan::{PlanReport, Profile, SavedPlan};
 use ssdtrain_store::{Store, StoreStats};
 use tch::Device;
 
@@ -207,6 +207,12 @@ impl TensorCache {
     /// [`plan`](crate::plan). `None` as long as there is no plan.
     pub fn profile(&self) -> Option<Profile> {
         self.steering.profile(&self.cache.scopes)
+    }
+
+    /// The plan of [`Auto`](crate::Auto) for the next step, to be saved: another run follows it from its first step on with
+    /// [`Auto::starting_with`](crate::Auto::starting_with). `None` as long as there is no plan.
+    pub fn saved_plan(&self) -> Option<SavedPlan> {
+        self.steering.saved_plan(&self.cache.scopes)
     }
 
     /// Host memory pinned for the device, in bytes.

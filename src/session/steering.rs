@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use ssdtrain_plan::{
-    Observation, Outset, PlanReport, Planning, Policy, PolicyReport, Prediction, Profile, Resources, Saves,
-    StepPlan, StepProfile,
+    Observation, Outset, PlanReport, Planning, Policy, PolicyReport, Prediction, Profile, Resources,
+    SavedPlan, Saves, StepPlan, StepProfile,
 };
 use ssdtrain_store::{Store, StoreStats};
 use tch::Device;
@@ -61,7 +61,8 @@ impl Steering {
     /// Step `number` begins.
     pub(super) fn begin(&self, number: u64, cache: &Cache, device: Device) -> Steered {
         let free = || free_memory(device);
-        let outset = Outset { step: number, resources: self.resources, free: &free };
+        let scope = |path: &str| cache.scopes.at(path);
+        let outset = Outset { step: number, resources: self.resources, free: &free, scope: &scope };
         let plan = self.policy.lock().begin(&outset);
         let trace = cache.trace.as_ref().filter(|_| plan.profiled);
         let probe = trace.map(|trace| Arc::new(Probe::begin(trace, device)));
@@ -134,6 +135,10 @@ impl Steering {
 
     pub(super) fn profile(&self, scopes: &Scopes) -> Option<Profile> {
         self.policy.lock().profile(&|scope| scopes.name(scope))
+    }
+
+    pub(super) fn saved_plan(&self, scopes: &Scopes) -> Option<SavedPlan> {
+        self.policy.lock().saved_plan(&|scope| scopes.name(scope))
     }
 
     /// What the policy has decided for the course with this number; see [`Policy::report`].

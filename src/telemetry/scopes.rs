@@ -15,6 +15,8 @@ pub(crate) struct Scopes(Mutex<Paths>);
 #[derive(Debug, Default)]
 struct Paths {
     children: HashMap<ScopeId, HashMap<Box<str>, ScopeId>>,
+    /// Each scope by its path, without the root.
+    by_path: HashMap<String, ScopeId>,
     /// The paths of every scope but the root.
     names: Vec<String>,
 }
@@ -30,11 +32,14 @@ impl Scopes {
             "" => name.to_owned(),
             above => format!("{above}/{name}"),
         };
-        paths.names.push(path);
-        // Four billion scopes do not fit in memory.
-        let id = ScopeId(u32::try_from(paths.names.len()).unwrap_or(u32::MAX));
+        let id = paths.at(path);
         paths.children.entry(parent).or_default().insert(name.into(), id);
         id
+    }
+
+    /// The scope with this path.
+    pub(crate) fn at(&self, path: &str) -> ScopeId {
+        self.0.lock().at(path.to_owned())
     }
 
     /// The path of a scope; empty for the root.
@@ -44,6 +49,20 @@ impl Scopes {
 }
 
 impl Paths {
+    fn at(&mut self, path: String) -> ScopeId {
+        if path.is_empty() {
+            return ScopeId::default();
+        }
+        if let Some(&known) = self.by_path.get(&path) {
+            return known;
+        }
+        self.names.push(path.clone());
+        // Four billion scopes do not fit in memory.
+        let id = ScopeId(u32::try_from(self.names.len()).unwrap_or(u32::MAX));
+        self.by_path.insert(path, id);
+        id
+    }
+
     fn name(&self, id: ScopeId) -> &str {
         (id.0 as usize).checked_sub(1).and_then(|index| self.names.get(index)).map_or("", String::as_str)
     }
@@ -111,6 +130,15 @@ mod tests {
         assert_eq!(scopes.name(mlp), "block.3/mlp");
         assert_eq!(scopes.child(block, "mlp"), mlp);
         assert_eq!(scopes.name(ScopeId::default()), "");
+    }
+
+    #[test]
+    fn a_scope_is_known_by_its_path_before_it_is_entered() {
+        let scopes = Scopes::default();
+        let mlp = scopes.at("block.3/mlp");
+        let block = scopes.child(ScopeId::default(), "block.3");
+        assert_eq!((scopes.child(block, "mlp"), scopes.at("block.3")), (mlp, block));
+        assert_eq!((scopes.name(mlp), scopes.at("")), ("block.3/mlp".to_owned(), ScopeId::default()));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::fmt;
 use std::time::Duration;
 
 use bytesize::ByteSize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::simulate::Bounds;
 use crate::{Budgets, Placement, Prediction};
@@ -21,7 +21,7 @@ pub struct Caps {
 }
 
 /// What a plan has to achieve. With both limits, it is the lowest peak among the plans within the time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Goal {
     /// The most bytes that the activation peak may have.
     pub peak: Option<u64>,

@@ -69,7 +69,7 @@ pub use self::goal::{Caps, Goal, OutOfReach, Plan};
 pub use self::machine::{Budgets, Machine, Release};
 pub use self::policy::{
     Adaptive, AdaptiveReport, Adherence, Auto, Course, Followed, Headroom, InTurn, Keep, Needs, Observation,
-    Offload, Outset, Planning, Policy, PolicyReport, Resources, Room, Saves, StepPlan,
+    Offload, Outset, Planning, Policy, PolicyReport, Resources, Room, SavedPlan, Saves, StepPlan,
 };
 pub use self::position::Position;
 pub use self::prediction::{Prediction, Stall};

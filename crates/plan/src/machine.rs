@@ -41,7 +41,7 @@ pub enum Release {
 }
 
 /// The cache's settings, in bytes; the documentation of its builder explains each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Budgets {
     /// Saved storages on the device.
     pub device_budget: u64,

@@ -12,6 +12,8 @@ mod labels;
 mod offload;
 mod planned;
 mod planning;
+mod saved;
+mod start;
 mod step;
 mod unforeseen;
 mod watch;
@@ -26,6 +28,7 @@ pub use self::in_turn::InTurn;
 pub use self::keep::Keep;
 pub use self::offload::Offload;
 pub use self::planning::Planning;
+pub use self::saved::SavedPlan;
 pub use self::step::{
     Adherence, Course, Followed, Headroom, Observation, Outset, Resources, Room, Saves, StepPlan,
 };
@@ -95,6 +98,11 @@ pub trait Policy: fmt::Debug + Send + Sync {
 
     /// The profile that it decides by, if there is one. `name` returns the path of a scope. Default: none.
     fn profile(&self, _name: &dyn Fn(ScopeId) -> String) -> Option<Profile> {
+        None
+    }
+
+    /// Its present plan, for another run to start with, if there is one. `name` returns the path of a scope. Default: none.
+    fn saved_plan(&self, _name: &dyn Fn(ScopeId) -> String) -> Option<SavedPlan> {
         None
     }
 }

@@ -1,5 +1,6 @@
 //! What one profiled step has shown, save by save.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use crate::schedule::{PlannedSave, Schedule};
@@ -19,7 +20,7 @@ pub struct StepProfile {
     /// The activations of the results of recorded operations: the operation, and which of its results.
     pub results: HashMap<(Position, usize), usize>,
     /// The name of the operator that makes each activation, if it is known.
-    pub operators: Vec<Option<&'static str>>,
+    pub operators: Vec<Option<Cow<'static, str>>>,
     /// The activations that no recorded operation makes again, but a segment of the program.
     pub from_segments: Vec<usize>,
     /// Smaller storages are not moved, and not among `saves`.

@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 use crate::graph::Graph;
 use crate::{Budgets, Machine, Prediction, simulate};
 
+/// No step computes for longer.
+const LONGEST: Duration = Duration::from_secs(1_000_000);
+
 /// One micro-batch's step as the device computes it when nothing is moved.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Workload {
@@ -114,7 +117,7 @@ pub struct Recompute {
 }
 
 /// Where an activation is kept between forward and backward.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
     /// On the device.
@@ -138,13 +141,16 @@ impl Workload {
         activations + self.turn + self.rest
     }
 
-    /// Multiplies all computation times by `times`.
+    /// Multiplies all computation times by `times`, but makes none of them longer than a million seconds.
     pub fn pace(&mut self, times: f64) {
+        let paced = |time: Duration| (time.as_secs_f64() * times).min(LONGEST.as_secs_f64());
         let all = self.activations.iter_mut().flat_map(|activation| {
             let recompute = activation.recompute.iter_mut().map(|recompute| &mut recompute.time);
             [&mut activation.forward, &mut activation.backward].into_iter().chain(recompute)
         });
-        all.chain([&mut self.turn, &mut self.rest]).for_each(|time| *time = time.mul_f64(times));
+        all.chain([&mut self.turn, &mut self.rest]).for_each(|time| {
+            *time = Duration::try_from_secs_f64(paced(*time)).unwrap_or(LONGEST);
+        });
     }
 
     /// The placements of a step without a plan: everything that autograd saves stays on the device, and nothing else is

@@ -178,7 +178,12 @@ impl Trial {
     fn step(&mut self) -> bool {
         self.steps += 1;
         let resources = Resources { host_pool: 200 * MB, disk: 0, release: Release::InStreamOrder };
-        let plan = self.auto.begin(&Outset { step: self.steps, resources, free: &|| u64::MAX });
+        let plan = self.auto.begin(&Outset {
+            step: self.steps,
+            resources,
+            free: &|| u64::MAX,
+            scope: &|_| ScopeId::default(),
+        });
         let mut observed = Observation { step: self.steps, ..Observation::default() };
         let followed = Some(Followed { course: 0, how: Adherence::Whole(1), size: 1.0 });
         let mut keeps = false;

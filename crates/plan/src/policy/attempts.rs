@@ -22,6 +22,11 @@ impl Attempts {
         Attempts { due: Some(FIRST_PROFILED), wait: 1, followed: 0 }
     }
 
+    /// There is a plan before any step was profiled.
+    pub(super) fn spare(&mut self) {
+        self.due = None;
+    }
+
     pub(super) fn is_due(&self, number: u64) -> bool {
         self.due.is_some_and(|due| number >= due)
     }

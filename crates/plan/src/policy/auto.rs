@@ -10,9 +10,10 @@ use super::kind::Kind;
 use super::labels::Labels;
 use super::planned::{Objective, Planned};
 use super::planning::Planning;
+use super::start::Start;
 use super::{
     Adherence, Course, Followed, Headroom, Needs, Observation, Outset, Policy, PolicyReport, Resources, Room,
-    Saves, StepPlan,
+    SavedPlan, Saves, StepPlan,
 };
 use crate::step_profile::StepProfile;
 use crate::{Budgets, Goal, Profile, Release, ScopeId};
@@ -50,6 +51,7 @@ const STEADY: u32 = 5;
 #[derive(Clone, Debug)]
 pub struct Auto {
     objective: Objective,
+    start: Start,
     /// The one of the last step first.
     kinds: Vec<Kind>,
     attempts: Attempts,
@@ -74,6 +76,7 @@ impl Auto {
     pub fn new(goal: Goal) -> Auto {
         Auto {
             objective: Objective { goal, resources: Resources::default(), written_per_day: None },
+            start: Start::default(),
             kinds: Vec::new(),
             attempts: Attempts::new(),
             headroom: goal.peak.unwrap_or(u64::MAX) / 2,
@@ -91,10 +94,22 @@ impl Auto {
         self
     }
 
+    /// Starts with a plan that another run has saved (`TensorCache::saved_plan`). The first step follows it, and none is
+    /// profiled as long as steps do; a plan of the program with the same model, sizes and settings is meant.
+    ///
+    /// A plan for another goal, or for more host memory or disk than there is, is made anew from its profile before the
+    /// first step. If a step saves something else, or the device or the path to the disk is of another kind, steps are
+    /// profiled as without it. The first report warns of each of these.
+    #[must_use]
+    pub fn starting_with(mut self, saved: SavedPlan) -> Auto {
+        self.start = Start::with(saved);
+        self
+    }
+
     /// How to run step `number`, on a device whose free memory is `free` bytes.
     fn next_step(&mut self, number: u64, free: &dyn Fn() -> u64) -> StepPlan {
         let profiled = self.attempts.is_due(number);
-        if profiled || number < FIRST_PROFILED {
+        if profiled || (number < FIRST_PROFILED && self.kinds.is_empty()) {
             return StepPlan { profiled, room: Room::Within(self.looking()), ..StepPlan::default() };
         }
         let headroom = self.objective.goal.peak.map_or(Headroom::Free, |_| Headroom::Bytes(self.headroom));
@@ -122,7 +137,7 @@ impl Auto {
 
     /// Step `number` was profiled.
     fn profiled(&mut self, number: u64, profile: StepProfile) {
-        let mut kind = Kind::new(&self.objective, profile);
+        let mut kind = Kind::profiled(&self.objective, profile);
         kind.last = number;
         let (known, new) = (|kind: &Kind| Arc::clone(&kind.planned.schedule), &kind.planned.schedule);
         // A plan also serves smaller steps, as long as there are larger ones.
@@ -157,6 +172,8 @@ impl Auto {
         let is_kept = course.is_baseline;
         kind.last = step;
         match followed.how {
+            // It does work that later ones need not repeat, and makes the gradients that those find.
+            Adherence::Whole(_) if step < FIRST_PROFILED => self.attempts.followed(),
             Adherence::Whole(micro_batches) if kind.is_whole(micro_batches) => {
                 self.attempts.followed();
                 match (is_kept, is_timed) {
@@ -201,6 +218,10 @@ impl Auto {
 impl Policy for Auto {
     fn begin(&mut self, outset: &Outset<'_>) -> StepPlan {
         self.objective.resources = outset.resources;
+        if let Some(planned) = self.start.plan(&self.objective, outset.scope) {
+            self.attempts.spare();
+            self.kinds.insert(0, Kind::new(planned));
+        }
         self.next_step(outset.step, outset.free)
     }
 
@@ -212,6 +233,7 @@ impl Policy for Auto {
         if is_lost {
             self.headroom = self.headroom.saturating_sub(excess);
         }
+        self.start.ended(&observed);
         match (&plan.saves, observed.followed) {
             _ if plan.profiled => {
                 self.attempts.made(observed.step, observed.profile.is_some());
@@ -258,7 +280,7 @@ impl Policy for Auto {
     fn warnings(&self, _plan: &StepPlan, observed: &Observation) -> Vec<String> {
         let followed = observed.followed.filter(|followed| followed.how != Adherence::Lost);
         let planned = followed.and_then(|followed| Some(&self.kinds.get(followed.course)?.planned));
-        let mut warnings = Vec::new();
+        let mut warnings = self.start.warnings(observed);
         if planned.is_some_and(|planned| !planned.in_reach) {
             warnings
                 .push("the goal of Auto is out of reach: the plan is what comes closest to it".to_owned());
@@ -291,6 +313,10 @@ impl Policy for Auto {
         let micro_batches = NonZero::new(profile.micro_batches).unwrap_or(NonZero::<u32>::MIN);
         let names = Labels::new(profile, name).names();
         Some(Profile { workload: profile.work.clone(), micro_batches, machine: *machine, names })
+    }
+
+    fn saved_plan(&self, name: &dyn Fn(ScopeId) -> String) -> Option<SavedPlan> {
+        self.kinds.first().map(|kind| SavedPlan::of(&kind.planned, &self.objective, name))
     }
 }
 

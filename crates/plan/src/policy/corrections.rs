@@ -1,5 +1,7 @@
 //! What steps have shown of a plan.
 
+use serde::{Deserialize, Serialize};
+
 use super::cost::{Cost, Extra};
 use super::unforeseen::Unforeseen;
 use crate::Plan;
@@ -15,10 +17,12 @@ const TIGHTENED: u32 = 3;
 const UNUSED: f64 = 0.85;
 /// At most this many times what was allowed before is allowed at once.
 const LEAP: f64 = 1.5;
+
 /// What steps have shown of a profile since it was taken.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Corrections {
     /// How often it was corrected without a baseline.
+    #[serde(skip)]
     pub(super) count: u32,
     /// Whether steps that keep everything were timed.
     pub(super) is_measured: bool,
@@ -67,6 +71,24 @@ impl Corrections {
         let most = LEAP * self.allowance();
         let share = if extra.measured > 0.0 { extra.aim() } else { most };
         self.allowance = Some(share.clamp(self.allowance(), most));
+    }
+
+    /// What remains of them for another goal.
+    pub(super) fn of_any_goal(self) -> Corrections {
+        let Corrections { is_measured, cost, unforeseen, .. } = self;
+        Corrections { is_measured, cost, unforeseen, ..Corrections::default() }
+    }
+
+    /// The same, with all numbers within what steps may show.
+    pub(super) fn within_reason(self) -> Corrections {
+        Corrections {
+            cost: self.cost.map(Cost::within_reason),
+            allowance: self.allowance.map(|share| share.clamp(0.0, LEAP.powi(TIGHTENED as i32))),
+            loosened: self.loosened.min(LOOSENED + 1),
+            tightened: self.tightened.min(TIGHTENED),
+            unforeseen: self.unforeseen.within_reason(),
+            ..self
+        }
     }
 
     /// Forgets what was learned from stalls.

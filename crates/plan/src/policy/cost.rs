@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 /// The share of what the goal allows that corrected plans aim for, and how much of the standard error they leave besides.
 const AIM: f64 = 0.97;
 const CAUTION: f64 = 0.5;
@@ -20,6 +22,8 @@ const BESIDES: f64 = 0.003;
 /// Steps are longer or shorter than expected beyond this share, or beyond this many standard deviations where they vary more.
 const TELLING_CHANGE: f64 = 0.03;
 const TELLING_DEVIATIONS: f64 = 3.0;
+/// No plan takes more than this many times what was planned.
+const MOST_TIMES: f64 = 1000.0;
 
 /// What the comparison has shown.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,7 +38,7 @@ pub(super) struct Weight {
 }
 
 /// What plans take beyond a step with everything kept, as a multiple of what is planned, with its standard error.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Cost {
     times: f64,
     error: f64,
@@ -59,6 +63,15 @@ impl Default for Cost {
 }
 
 impl Cost {
+    /// The same, with all numbers within what steps may show.
+    pub(super) fn within_reason(self) -> Cost {
+        Cost {
+            times: self.times.clamp(0.0, MOST_TIMES),
+            error: self.error.clamp(0.0, FIRST_DOUBT),
+            deviation: self.deviation.clamp(0.0, 1.0),
+        }
+    }
+
     /// What a plan is expected to take, of which `planned` is planned.
     pub(super) fn expected(self, planned: f64) -> f64 {
         self.times * planned

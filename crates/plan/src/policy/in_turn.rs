@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Needs, Observation, Outset, Policy, PolicyReport, Saves, StepPlan};
+use super::{Needs, Observation, Outset, Policy, PolicyReport, SavedPlan, Saves, StepPlan};
 use crate::{Placement, Profile, ScopeId};
 
 /// Another policy whose saves have these placements in turn instead, cyclically; for tests of plans.
@@ -50,5 +50,9 @@ impl<P: Policy> Policy for InTurn<P> {
 
     fn profile(&self, name: &dyn Fn(ScopeId) -> String) -> Option<Profile> {
         self.policy.profile(name)
+    }
+
+    fn saved_plan(&self, name: &dyn Fn(ScopeId) -> String) -> Option<SavedPlan> {
+        self.policy.saved_plan(name)
     }
 }

@@ -39,18 +39,17 @@ pub(super) struct Kind {
 }
 
 impl Kind {
-    pub(super) fn new(objective: &Objective, profile: StepProfile) -> Kind {
+    /// Those that `profile` is of.
+    pub(super) fn profiled(objective: &Objective, profile: StepProfile) -> Kind {
         let machine = profile.machine(&objective.resources);
+        Kind::new(Planned::new(objective, profile, machine, Corrections::default()))
+    }
+
+    /// Those that are planned like this.
+    pub(super) fn new(planned: Planned) -> Kind {
+        let profile = &planned.profile;
         let kept = Arc::new(profile.schedule(&vec![Placement::Keep; profile.work.activations.len()]));
-        Kind {
-            planned: Planned::new(objective, profile, machine, Corrections::default()),
-            kept,
-            watch: Watch::default(),
-            weighing: None,
-            smaller: false,
-            plans: 1,
-            last: 0,
-        }
+        Kind { planned, kept, watch: Watch::default(), weighing: None, smaller: false, plans: 1, last: 0 }
     }
 
     /// How the next step goes if it is of this kind, on a device whose free memory is `free` bytes.
@@ -99,7 +98,9 @@ impl Kind {
     pub(super) fn stepped(&mut self, objective: &Objective, observed: &Observation) {
         let Planned { machine, .. } = &self.planned;
         let rates = [(observed.written, machine.disk_write), (observed.read, machine.disk_read)];
-        let known = rates.map(|(seen, counted_on)| seen.map(|seen| seen * COUNTED_ON / counted_on));
+        let known = rates.map(|(seen, counted_on)| {
+            seen.filter(|_| counted_on.is_finite()).map(|seen| seen * COUNTED_ON / counted_on)
+        });
         let (disk, plans) = (self.watch.disk(known), self.plans);
         self.peaked(objective, Planned::peak, observed.peak);
         if let Some([written, read]) = disk {

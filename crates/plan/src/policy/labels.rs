@@ -124,8 +124,8 @@ impl Labels<'_> {
         (&self.shared[index], self.operation(index))
     }
 
-    fn operation(&self, index: usize) -> &'static str {
-        let name = self.profile.operators.get(index).copied().flatten().unwrap_or_default();
+    fn operation(&self, index: usize) -> &str {
+        let name = self.profile.operators.get(index).and_then(Option::as_deref).unwrap_or_default();
         name.strip_prefix("aten::").unwrap_or(name)
     }
 }
@@ -171,7 +171,7 @@ mod tests {
         let spare = |inputs: &[usize]| Activation { role: Role::Spare, bytes: 10, ..saved(inputs) };
         let block = |at: usize| [saved(&[]), spare(&[at]), saved(&[at + 1]), saved(&[at + 1])];
         let activations = [block(0), block(4)].concat().into_iter().chain([saved(&[])]);
-        let operators = ["aten::mm", "aten::silu", "aten::mul", "aten::mul"].map(Some);
+        let operators = ["aten::mm", "aten::silu", "aten::mul", "aten::mul"].map(|name| Some(name.into()));
         let [first, second, head] = [1, 2, 3].map(ScopeId);
         let saves = [(0, first), (2, first), (3, first), (4, second), (6, second), (7, second), (8, head)];
         let save = |(place, scope): (usize, ScopeId)| {

@@ -48,6 +48,17 @@ impl Planned {
         corrections: Corrections,
     ) -> Planned {
         let (plan, in_reach) = best(objective, &profile, &machine, &corrections);
+        Planned::with(plan, in_reach, profile, machine, corrections)
+    }
+
+    /// With a plan that was made from this profile.
+    pub(super) fn with(
+        plan: Plan,
+        in_reach: bool,
+        profile: StepProfile,
+        machine: Machine,
+        corrections: Corrections,
+    ) -> Planned {
         let schedule = Arc::new(profile.schedule(&plan.placements));
         Planned { profile, machine, plan, schedule, in_reach, corrections, report: None }
     }

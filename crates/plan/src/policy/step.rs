@@ -17,6 +17,8 @@ pub struct Outset<'a> {
     pub resources: Resources,
     /// Finds out how many bytes of the device's memory are free.
     pub free: &'a dyn Fn() -> u64,
+    /// Finds the scope with this path, before the program has entered it.
+    pub scope: &'a dyn Fn(&str) -> ScopeId,
 }
 
 /// What a cache may use; the same in every step.
@@ -156,6 +158,14 @@ pub enum Adherence {
     Altered,
     /// It saved something else.
     Lost,
+}
+
+impl Course {
+    /// With this schedule, no limit on what is on the device, and 64 MiB loaded ahead.
+    pub fn new(schedule: Schedule) -> Course {
+        let budgets = Budgets { prefetch: PREFETCH, ..Budgets::default() };
+        Course { schedule: Arc::new(schedule), budgets, is_baseline: false }
+    }
 }
 
 impl Default for Room {

@@ -1,16 +1,24 @@
 //! By how much peaks exceed the planned ones.
 
+use serde::{Deserialize, Serialize};
+
 /// A smaller excess replaces a larger one once this many steps in a row had none larger; each time the number doubles.
 const WINDOW: u32 = 16;
 const MOST_WINDOW: u32 = 1024;
+/// No step has more bytes.
+const MOST_BYTES: u64 = 1 << 60;
 
 /// The room that a plan has to leave for what it does not foresee.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default)]
 pub(super) struct Unforeseen {
     bytes: u64,
     /// The largest excess of the latest steps.
+    #[serde(skip)]
     lately: u64,
+    #[serde(skip)]
     steps: u32,
+    #[serde(skip)]
     window: u32,
 }
 
@@ -21,6 +29,11 @@ impl Default for Unforeseen {
 }
 
 impl Unforeseen {
+    /// The same, with no more bytes than a step may have.
+    pub(super) fn within_reason(self) -> Unforeseen {
+        Unforeseen { bytes: self.bytes.min(MOST_BYTES), ..self }
+    }
+
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }

@@ -228,7 +228,7 @@ impl Place {
     fn takes(&mut self, number: usize, save: &PlannedSave, index: Option<u64>) {
         (self.next, self.is_rewound) = (number + 1, false);
         let Some(index) = index else { return };
-        let shift = save.position.index.cast_signed() - index.cast_signed();
+        let shift = save.position.index.wrapping_sub(index).cast_signed();
         if self.shifts.last().is_none_or(|(_, before)| *before != shift) {
             self.shifts.push((self.since, shift));
         }

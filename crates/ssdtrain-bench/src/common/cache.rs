@@ -27,7 +27,7 @@ pub(crate) struct CacheArgs {
     spill: SpillArgs,
     #[command(flatten)]
     #[serde(flatten)]
-    policy: PolicyArgs,
+    pub(crate) policy: PolicyArgs,
     /// Storages smaller than this stay in memory
     #[arg(long, value_name = "SIZE", default_value = defaults::MIN_BYTES, value_parser = size::parse)]
     min_bytes: u64,
@@ -159,6 +159,7 @@ impl CacheArgs {
     pub(crate) fn prepare(&self, strategies: &[Strategy]) -> Result<()> {
         self.policy.ensure_obeyed(strategies)?;
         self.profile.prepare(strategies)?;
+        self.policy.saved.prepare(strategies)?;
         let Some(path) = &self.trace else { return Ok(()) };
         ensure!(
             strategies.iter().any(|&strategy| strategy != Strategy::Plain),

@@ -16,6 +16,7 @@ pub(crate) mod optimizer;
 pub(crate) mod policy;
 pub(crate) mod profile;
 pub(crate) mod progress;
+pub(crate) mod saved_plan;
 pub(crate) mod setup;
 pub(crate) mod shape;
 pub(crate) mod size;

@@ -9,6 +9,7 @@ use ssdtrain::{Adaptive, Auto, Keep, Offload, TensorCacheBuilder};
 use ssdtrain_plan::Goal;
 use tch::Device;
 
+use crate::common::saved_plan::SavedPlanArgs;
 use crate::common::strategy::Strategy;
 use crate::common::{defaults, float, size};
 
@@ -43,6 +44,9 @@ pub(crate) struct PolicyArgs {
     /// Of auto: most bytes written to disk in a day of steps on end, as the endurance of the SSD asks for
     #[arg(long, value_name = "SIZE", value_parser = size::parse_positive)]
     written_per_day: Option<u64>,
+    #[command(flatten)]
+    #[serde(skip)]
+    pub(crate) saved: SavedPlanArgs,
 }
 
 /// The defaults that suit a device.
@@ -107,6 +111,9 @@ impl PolicyArgs {
                 if let Some(bytes) = self.written_per_day {
                     policy = policy.written_per_day(bytes);
                 }
+                if let Some(saved) = self.saved.start() {
+                    policy = policy.starting_with(saved.clone());
+                }
                 builder.policy(policy)
             }
         }
@@ -123,6 +130,7 @@ impl PolicyArgs {
             ("--budget", self.budget.is_some(), "auto"),
             ("--overhead", self.overhead.is_some(), "auto"),
             ("--written-per-day", self.written_per_day.is_some(), "auto"),
+            ("--plan", self.saved.start().is_some(), "auto"),
         ];
         for (flag, _, of) in given.into_iter().filter(|(_, is_given, _)| *is_given) {
             let obeyed = strategies.iter().any(|strategy| match strategy {

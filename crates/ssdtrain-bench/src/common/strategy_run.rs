@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use serde::Serialize;
-use ssdtrain::{AdaptiveReport, PlanReport, StepReport, TensorCache};
+use ssdtrain::{AdaptiveReport, PlanReport, SavedPlan, StepReport, TensorCache};
 use ssdtrain_models::{Batch, Optimizer};
 use ssdtrain_plan::Profile;
 use ssdtrain_store::StoreStats;
@@ -113,6 +113,7 @@ impl StrategyRun {
             planned: plan.map(|plan| Planned::of(plan)),
             explained: plan.map(Arc::clone),
             profile: self.learner.cache().and_then(TensorCache::profile),
+            saved_plan: self.learner.cache().and_then(TensorCache::saved_plan),
             adaptive: reports.last().and_then(|report| report.adaptive.as_ref()).map(Decided::of),
             ratio_to_keep: keep.map(|keep| ratio_of_medians(&walls, &keep.walls(), seed)),
             loss_last: self.loss(),
@@ -166,6 +167,9 @@ pub(crate) struct Row {
     /// The profile that the plan was made from.
     #[serde(skip)]
     pub(crate) profile: Option<Profile>,
+    /// The plan, for another run.
+    #[serde(skip)]
+    pub(crate) saved_plan: Option<SavedPlan>,
     adaptive: Option<Decided>,
     pub(crate) ratio_to_keep: Option<Estimate>,
     loss_last: f64,

@@ -52,6 +52,7 @@ Examples:
   ssdtrain-bench compare --strategies keep,offload,adaptive-paper --disk-rate 150MiB
   ssdtrain-bench compare --steps 3 --strategies keep,offload --trace trace.json
   ssdtrain-bench compare --strategies keep,auto --save-profile step.json
+  ssdtrain-bench compare --strategies keep,auto --plan plan.json
 
 JSON, for each strategy: strategy, step_ms_median, tokens_per_s, act_peak_bytes, act_peak_spread_bytes (highest less lowest step),
 act_peak_to_keep, step_peak_bytes (gradients counted too), saved_bytes, offloaded_bytes, recomputed_bytes, rerun_ms (of the host), deduplicated_bytes, forwarded_bytes,
@@ -78,6 +79,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     show(args, &measured.rows)?;
     let seen = measured.rows.iter().find_map(|row| row.profile.clone());
     let saved = cache.profile.save(seen, shape, *model_device, &progress);
+    let saved = saved.and_then(|()| {
+        let planned = measured.rows.iter().find_map(|row| row.saved_plan.as_ref());
+        cache.policy.saved.save(planned, &progress)
+    });
     measured.ensure_complete(&plan).and(saved)
 }
 

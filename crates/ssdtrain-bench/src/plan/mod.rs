@@ -27,10 +27,10 @@ use crate::common::{interrupt, size, table};
 /// Profile a step, plan it, and hold the plan beside what the step then does
 ///
 /// A model is trained for some steps under auto, until its plan is settled; then come the figures that were planned, and those that
-/// were measured. With --budget the activation peak stays under it, with --overhead the step's time; see docs/planning.md. With --profile
+/// were measured. With --save the plan is kept for other runs (train --plan FILE). With --budget the activation peak stays under it, with --overhead the step's time; see docs/planning.md. With --profile
 /// nothing is trained: what another run has saved is planned.
 #[derive(Debug, clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, mut_arg("save_plan", |arg| arg.visible_alias("save")))]
 pub(crate) struct Args {
     /// Plan what a run has saved by --save-profile, without training: for other goals, another --host-pool, a slower disk (--disk-rate).
     /// Repeat it with a profile of another --batch for --largest-batch
@@ -40,7 +40,7 @@ pub(crate) struct Args {
     explain: ExplainArgs,
     /// Tell the largest micro-batch that reaches the goal, of at most ROWS sequences: from profiles of --batch and of half of it,
     /// and without trying larger ones
-    #[arg(long, value_name = "ROWS", value_parser = value_parser!(u64).range(2..=1 << 20))]
+    #[arg(long, value_name = "ROWS", value_parser = value_parser!(u64).range(2..=1 << 20), conflicts_with = "plan")]
     largest_batch: Option<u64>,
     #[command(flatten)]
     output: OutputArgs,
@@ -60,6 +60,7 @@ const TRAINING: &[&str] = &[
     "optimizer",
     "deterministic",
     "save_profile",
+    "plan",
 ];
 
 const EXAMPLES: &str = "\
@@ -67,6 +68,7 @@ Examples:
   ssdtrain-bench plan --explain
   ssdtrain-bench plan --preset gpt2-small --budget 1GiB --explain
   ssdtrain-bench plan --device cuda --budget 20GiB --largest-batch 256
+  ssdtrain-bench plan --preset gpt2-small --save plan.json
   ssdtrain-bench plan --preset gpt2-small --save-profile step.json
   ssdtrain-bench plan --profile step.json --overhead 0.1 --disk-rate 500MiB --explain
 
@@ -130,7 +132,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             println!("\n{plan}");
         }
     }
-    args.task.setup.cache.profile.save(Some(seen.profile), shape, *model_device, &progress)
+    let cache = &args.task.setup.cache;
+    cache.policy.saved.save(seen.row.saved_plan.as_ref(), &progress)?;
+    cache.profile.save(Some(seen.profile), shape, *model_device, &progress)
 }
 
 /// Trains with micro-batches of `batch` sequences until the plan is settled, and measures the steps after that.

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 use ssdtrain_plan::{
     Budgets, Explanation, Frontier, Goal, Holder, Holding, Machine, Moment, Peak, Placement, Plan,
@@ -34,6 +34,11 @@ struct Outcome {
 }
 
 pub(super) fn run(args: &Args) -> Result<()> {
+    ensure!(
+        !args.task.setup.cache.policy.saved.saves(),
+        "--save and --profile: a saved profile does not say which part of a program saves what, so no run can follow a plan of it; \
+         leave --profile out, and a step is profiled"
+    );
     let read: Vec<_> = args.profile.iter().map(|path| SavedProfile::read(path)).collect::<Result<_>>()?;
     let (saved, other) = match &read[..] {
         [saved] => (saved, None),

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::{Arg, value_parser};
 use serde::Serialize;
+use ssdtrain::SavedPlan;
 use ssdtrain_models::ModelConfig;
 
 pub(crate) use self::picture::RokPicture;
@@ -44,6 +45,8 @@ use crate::common::{defaults, failure, gpu, interrupt, table};
 #[command(after_help = EXAMPLES, mut_arg("batch", |arg| instead::<u32>(arg, "the sizes are swept: give --batches")))]
 #[command(mut_arg("trace", |arg| instead::<PathBuf>(arg, "a trace shows few steps: take compare for it")))]
 #[command(mut_arg("save_profile", |arg| instead::<PathBuf>(arg, "a profile is of one size: take plan or compare for it")))]
+#[command(mut_arg("plan", |arg| instead::<SavedPlan>(arg, "a plan is of one size: take train or compare for it")))]
+#[command(mut_arg("save_plan", |arg| instead::<PathBuf>(arg, "a plan is of one size: take plan, train or compare for it")))]
 #[command(mut_arg("strategies", |arg| arg.default_value(STRATEGIES)))]
 #[command(mut_arg("steps", |arg| arg.default_value(defaults::ROK_STEPS)))]
 #[command(mut_arg("warmup", |arg| arg.default_value(defaults::ROK_WARMUP)))]

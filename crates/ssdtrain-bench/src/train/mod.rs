@@ -102,6 +102,8 @@ Examples:
   ssdtrain-bench train --data book.txt --minutes 30 --out runs/book --resume
   ssdtrain-bench train --preset gpt2-small --device cuda --loss-chunk 2048
   ssdtrain-bench train --model llama --steps 500
+  ssdtrain-bench train --preset gpt2-small --save-plan plan.json
+  ssdtrain-bench train --preset gpt2-small --plan plan.json
   ssdtrain-bench train --preset gpt2-small --accumulate 8 --spill-dir /mnt/nvme0 --spill-dir /mnt/nvme1
 
 nanoGPT's recipe for a CPU, on its Shakespeare text:
@@ -124,7 +126,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let mut run = Run::prepare(args)?;
     run.train()?;
     run.write_trace()?;
-    let saved = run.save_profile();
+    let saved = run.save_profile().and_then(|()| run.save_plan());
     run.close()?;
     saved
 }
@@ -313,6 +315,11 @@ impl Run {
     fn save_profile(&self) -> Result<()> {
         let seen = self.learner.cache().and_then(TensorCache::profile);
         self.args.setup.cache.profile.save(seen, &self.shape, self.model_device, &self.progress)
+    }
+
+    fn save_plan(&self) -> Result<()> {
+        let plan = self.learner.cache().and_then(TensorCache::saved_plan);
+        self.args.setup.cache.policy.saved.save(plan.as_ref(), &self.progress)
     }
 
     /// Ends the run: unless it was stopped, with the held-out loss, a sample, and a comparison of its strategy with

@@ -95,7 +95,12 @@ impl Run {
     /// How the next step is run.
     fn next_step(&mut self) -> NextStep {
         let resources = Resources { host_pool: 0, disk: u64::MAX, release: Release::WhenStored };
-        self.plan = self.auto.begin(&Outset { step: self.number + 1, resources, free: &|| self.free });
+        self.plan = self.auto.begin(&Outset {
+            step: self.number + 1,
+            resources,
+            free: &|| self.free,
+            scope: &|_| ScopeId::default(),
+        });
         NextStep::of(self.plan.clone())
     }
 
