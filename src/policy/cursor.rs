@@ -148,7 +148,8 @@ impl Cursor {
         let schedule = &self.courses.get(state.active)?.schedule;
         let ends = state.places().map(|place| place.ends).min().unwrap_or_default();
         let parts = state.parts + u32::from(state.is_within(&self.courses));
-        let size = state.saved as f64 / (schedule.bytes() as f64 * f64::from((ends + parts).max(1))).max(1.0);
+        let micro_batches = state.saved as f64 / (schedule.bytes() as f64).max(1.0);
+        let size = micro_batches / f64::from((ends + parts).max(1));
         let is_all = state.places().count() == schedule.strands().len()
             && state.places().all(|place| place.ends == ends)
             && ends > 0;
@@ -159,7 +160,7 @@ impl Cursor {
             () if parts > 0 || !is_all || size < 1.0 - LIKE => Adherence::Part,
             () => Adherence::Whole(ends),
         };
-        Some(Followed { course: state.active, how, size })
+        Some(Followed { course: state.active, how, size, micro_batches })
     }
 }
 
@@ -398,7 +399,7 @@ mod tests {
             assert_eq!(placed(&second, 100).room, None, "the first one as yet");
             assert_eq!(placed(&second, 300), Placed { placement: Some(HOST), room: room(2) });
             assert_eq!(placed(&second, 50), Placed { placement: Some(HOST), room: None });
-            let followed = Followed { course: 1, how: Adherence::Whole(1), size: 1.0 };
+            let followed = Followed { course: 1, how: Adherence::Whole(1), size: 1.0, micro_batches: 1.0 };
             assert_eq!(second.followed(), Some(followed));
         }
         let third = cursor(&courses);

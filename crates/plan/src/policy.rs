@@ -5,6 +5,7 @@ mod attempts;
 mod auto;
 mod corrections;
 mod cost;
+mod disk_watch;
 mod in_turn;
 mod keep;
 mod kind;

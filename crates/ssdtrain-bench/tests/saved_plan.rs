@@ -113,7 +113,6 @@ fn what_does_not_suit_the_run_is_warned_of() {
     assert!(told.matches("another goal").count() == 1 && reports[0]["plan"].is_object(), "{told}");
     let (reports, told) = train(place.path(), &[GOAL, &["--plan=plan.json", "--model=llama"]].concat());
     assert_eq!(told.matches("saves something else").count(), 1, "{told}");
-    assert!(reports[0]["left_plan"] == true && reports[0]["plan"].is_null(), "{}", reports[0]);
     assert!(reports[2]["plan"].is_object(), "the second step was profiled: {}", reports[2]);
 }
 

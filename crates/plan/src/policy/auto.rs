@@ -174,31 +174,23 @@ impl Auto {
         match followed.how {
             // It does work that later ones need not repeat, and makes the gradients that those find.
             Adherence::Whole(_) if step < FIRST_PROFILED => self.attempts.followed(),
-            Adherence::Whole(micro_batches) if kind.is_whole(micro_batches) => {
-                self.attempts.followed();
+            Adherence::Whole(_) | Adherence::Part | Adherence::Larger => {
+                let scale = kind.scale(&followed);
                 match (is_kept, is_timed) {
-                    (true, _) => {
+                    (false, true) => kind.stepped(objective, scale, observed),
+                    (false, false) => kind.peaked(objective, Planned::peak, peak),
+                    (true, is_timed) => {
                         kind.peaked(objective, Planned::kept_peak, peak);
                         if is_timed {
-                            kind.kept(observed.wall);
+                            kind.kept(scale, observed);
                         }
                     }
-                    (false, true) => kind.stepped(objective, observed),
-                    (false, false) => kind.peaked(objective, Planned::peak, peak),
                 }
-            }
-            Adherence::Whole(_) | Adherence::Part => {
-                self.attempts.followed();
-                let planned_peak = if is_kept { Planned::kept_peak } else { Planned::peak };
-                kind.peaked(objective, planned_peak, peak);
-                if kind.partial(&followed) {
-                    self.attempts.want(step);
+                // A plan for larger steps also serves those that it was made for until now.
+                match kind.shrinks(&followed) || followed.how == Adherence::Larger {
+                    true => self.attempts.want(step),
+                    false => self.attempts.followed(),
                 }
-            }
-            // It shows nothing of the plan's own steps, but a plan for steps like it also serves those.
-            Adherence::Larger => {
-                kind.weighing = None;
-                self.attempts.want(step);
             }
             // Steps that are never alike get along with the plans that there are.
             Adherence::Altered => {

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use super::corrections::Corrections;
 use super::cost::Weight;
+use super::disk_watch::DiskWatch;
 use super::planned::{Objective, Planned, TELLING_PACE};
 use super::watch::{Seen, Watch};
 use super::weighing::Weighing;
-use super::{Course, Followed, Observation};
+use super::{Adherence, Course, Followed, Observation};
 use crate::schedule::Schedule;
 use crate::step_profile::{COUNTED_ON, StepProfile};
 use crate::{Budgets, Placement};
@@ -22,6 +23,9 @@ const FITTING: f64 = 0.9;
 /// Steps that save fewer than this many times the planned bytes may be worth a plan of their own.
 const SMALL: f64 = 0.75;
 
+/// Steps that take or save more than so many times what is planned are judged as if it were no more.
+const MOST_SCALE: f64 = 1e3;
+
 /// The steps of one kind, which save the same things in the same order.
 #[derive(Clone, Debug)]
 pub(super) struct Kind {
@@ -29,9 +33,12 @@ pub(super) struct Kind {
     /// Follows its steps and keeps everything.
     kept: Arc<Schedule>,
     pub(super) watch: Watch,
+    disk_watch: DiskWatch,
     pub(super) weighing: Option<Weighing>,
     /// Its steps have become smaller for good, so a profile of them replaces that of larger ones.
     pub(super) smaller: bool,
+    /// How many times what is planned its largest step has saved.
+    largest: f64,
     /// How many plans there were.
     pub(super) plans: u64,
     /// The last step that was of this kind.
@@ -49,14 +56,24 @@ impl Kind {
     pub(super) fn new(planned: Planned) -> Kind {
         let profile = &planned.profile;
         let kept = Arc::new(profile.schedule(&vec![Placement::Keep; profile.work.activations.len()]));
-        Kind { planned, kept, watch: Watch::default(), weighing: None, smaller: false, plans: 1, last: 0 }
+        Kind {
+            planned,
+            kept,
+            watch: Watch::default(),
+            disk_watch: DiskWatch::default(),
+            weighing: None,
+            smaller: false,
+            largest: 1.0,
+            plans: 1,
+            last: 0,
+        }
     }
 
     /// How the next step goes if it is of this kind, on a device whose free memory is `free` bytes.
     pub(super) fn course(&mut self, objective: &Objective, free: &dyn Fn() -> u64) -> Course {
         if let Some(weighing) = self.weighing.as_ref().filter(|weighing| weighing.wants_kept()) {
-            let (seen, peak) =
-                (weighing.seen, self.planned.kept_peak() + self.planned.corrections.unforeseen.bytes());
+            let (seen, kept) = (weighing.seen, self.planned.kept_peak() as f64 * self.largest);
+            let peak = kept as u64 + self.planned.corrections.unforeseen.bytes();
             if peak <= objective.goal.peak.unwrap_or(u64::MAX) && peak as f64 <= FITTING * free() as f64 {
                 // For comparison with planned steps.
                 let (schedule, budgets) = (Arc::clone(&self.kept), Budgets::default());
@@ -74,45 +91,47 @@ impl Kind {
         self.watch.settles() || self.weighing.is_some()
     }
 
-    /// Whether a step of `micro_batches` micro-batches is like the profiled one.
-    pub(super) fn is_whole(&self, micro_batches: u32) -> bool {
-        self.planned.profile.micro_batches == micro_batches
+    /// Whether so many steps in a row were much smaller than planned, with this one, that they have changed for good.
+    pub(super) fn shrinks(&mut self, followed: &Followed) -> bool {
+        let is_small = followed.how == Adherence::Part && followed.size < SMALL;
+        self.smaller |= self.watch.partial(is_small);
+        is_small && self.smaller
     }
 
-    /// A step did only a part of what was planned. Returns whether so many in a row did that steps have changed for good.
-    pub(super) fn partial(&mut self, followed: &Followed) -> bool {
-        // Those that keep everything may be like this as well.
-        self.weighing = None;
-        self.smaller |= self.watch.partial(followed.size < SMALL);
-        self.smaller
-    }
-
-    /// A step that kept everything took `wall`.
-    pub(super) fn kept(&mut self, wall: Duration) {
+    /// A step that kept everything has ended, and has saved `scale` times what is planned.
+    pub(super) fn kept(&mut self, scale: f64, observed: &Observation) {
         if let Some(weighing) = &mut self.weighing {
-            weighing.kept(wall);
+            weighing.kept(observed.wall.div_f64(scale));
         }
     }
 
-    /// A step that followed its plan has ended.
-    pub(super) fn stepped(&mut self, objective: &Objective, observed: &Observation) {
+    /// How many times what is planned a step has saved that went like this, all its micro-batches together.
+    pub(super) fn scale(&mut self, followed: &Followed) -> f64 {
+        let scale = followed.micro_batches / f64::from(self.planned.profile.micro_batches.max(1));
+        let scale = scale.clamp(1.0 / MOST_SCALE, MOST_SCALE);
+        self.largest = self.largest.max(scale);
+        scale
+    }
+
+    /// A step that followed its plan has ended, and has saved `scale` times what is planned.
+    pub(super) fn stepped(&mut self, objective: &Objective, scale: f64, observed: &Observation) {
         let Planned { machine, .. } = &self.planned;
         let rates = [(observed.written, machine.disk_write), (observed.read, machine.disk_read)];
         let known = rates.map(|(seen, counted_on)| {
             seen.filter(|_| counted_on.is_finite()).map(|seen| seen * COUNTED_ON / counted_on)
         });
-        let (disk, plans) = (self.watch.disk(known), self.plans);
+        let (disk, plans) = (self.disk_watch.saw(known), self.plans);
         self.peaked(objective, Planned::peak, observed.peak);
         if let Some([written, read]) = disk {
-            self.watch.disk_known();
-            self.weighing = None;
             self.revise(objective, |planned| {
                 planned.machine.disk_write *= written;
                 planned.machine.disk_read *= read;
                 planned.corrections.forget_stalls();
             });
-        } else if self.plans == plans {
-            self.timed(objective, observed.wall, observed.stall);
+        }
+        if self.plans == plans {
+            let [wall, stall] = [observed.wall, observed.stall].map(|time| time.div_f64(scale));
+            self.timed(objective, wall, stall);
         }
     }
 
@@ -156,7 +175,7 @@ impl Kind {
             }
             Some(_) => {
                 let is_unclear = planned.corrections.cost.is_none_or(|cost| {
-                    let usual = kept.mul_f64(1.0 + cost.expected(planned.extra()));
+                    let usual = kept.mul_f64((1.0 + cost.expected(planned.extra())).clamp(0.0, MOST_SCALE));
                     seen.is_news() || seen.is_beyond(usual, cost.telling_change())
                 });
                 let known = planned.corrections.cost.filter(|_| !seen.is_strange);

@@ -17,6 +17,8 @@ use crate::{Budgets, Caps, Frontier, Goal, Machine, Placement, Plan, Prediction,
 /// If computing takes longer or shorter than planned by more than this share, the profile's times are corrected. A device that waits
 /// between its kernels, as in a profiled step, may run faster than one that does not.
 pub(super) const TELLING_PACE: f64 = 0.02;
+/// Steps that take more than so many times what is planned are judged as if it were no more.
+const MOST_PACE: f64 = 1e6;
 const SECONDS_PER_DAY: f64 = 86_400.0;
 
 /// The goal of a plan, and the resources it may use.
@@ -68,7 +70,7 @@ impl Planned {
         let Prediction { step, stall, .. } = self.plan.prediction;
         let expected = step.saturating_sub(stall.total()) * self.profile.micro_batches.max(1);
         let computed = seen.wall.saturating_sub(seen.stall);
-        computed.as_secs_f64() / expected.as_secs_f64().max(f64::MIN_POSITIVE)
+        (computed.as_secs_f64() / expected.as_secs_f64().max(f64::MIN_POSITIVE)).min(MOST_PACE)
     }
 
     /// How long a step with everything kept would take, as far as is known.

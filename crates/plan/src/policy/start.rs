@@ -17,7 +17,7 @@ const NO_ROOM: &str = "the saved plan needs more host memory or disk than there 
                        that was saved with it";
 const OTHER_DEVICE: &str = "the saved plan is not followed: it was made for another kind of device, or for another path to the disk. This \
                             run profiles its second step, as without it; save its plan instead";
-const OTHER_STEPS: &str = "the saved plan is not followed: this step saves something else. The next step is profiled, as without the plan; \
+const OTHER_STEPS: &str = "the saved plan is of another program: this step saves something else. The next step is profiled, as without the plan; \
                            save a plan of this program, with the same model, sizes and min_bytes";
 
 /// The plan that a run was given, and what became of it.
@@ -73,7 +73,8 @@ impl Start {
 
     /// Whether this step is the first to show whether the plan fits, and it does not.
     fn leaves(&self, observed: &Observation) -> bool {
-        self.is_untried && observed.followed.is_some_and(|followed| followed.how == Adherence::Lost)
+        let is_other = |how| matches!(how, Adherence::Lost | Adherence::Altered);
+        self.is_untried && observed.followed.is_some_and(|followed| is_other(followed.how))
     }
 }
 

@@ -141,8 +141,10 @@ pub struct Followed {
     pub course: usize,
     /// How well it was followed.
     pub how: Adherence,
-    /// How many times the planned bytes the micro-batches saved.
+    /// How many times the planned bytes a micro-batch saved.
     pub size: f64,
+    /// The same for all micro-batches together.
+    pub micro_batches: f64,
 }
 
 /// How well a step followed its course.

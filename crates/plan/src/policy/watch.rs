@@ -8,13 +8,9 @@ pub(super) const SETTLING: usize = 3;
 const STRANGE_TIME: f64 = 1.3;
 /// A smaller difference than this never makes a step strange.
 const TELLING_TIME: Duration = Duration::from_millis(2);
-/// A disk is strange if it is this many times as fast as expected, or as slow.
-const STRANGE_RATE: f64 = 1.3;
 /// This many strange steps in a row count as a drift. Doubled with each drift, so that a machine that never settles is left alone.
 const PATIENCE: u32 = 5;
 const MOST_PATIENCE: u32 = 160;
-/// The same for the disk's speed, but fixed.
-const DISK_PATIENCE: u32 = 2;
 /// After this many steps the following ones are timed again, whether or not any was strange; then after twice as many, and so on.
 const REST: u32 = 16;
 const MOST_REST: u32 = 1024;
@@ -40,7 +36,8 @@ impl Seen {
 
     /// Whether all took longer than `usual`, or all less, by more than this share of it.
     pub(super) fn is_beyond(self, usual: Duration, share: f64) -> bool {
-        self.quickest > usual.mul_f64(1.0 + share) || self.slowest < usual.mul_f64(1.0 - share)
+        let times = |wall: Duration| wall.as_secs_f64() / usual.as_secs_f64().max(f64::MIN_POSITIVE);
+        times(self.quickest) > 1.0 + share || times(self.slowest) < 1.0 - share
     }
 }
 
@@ -59,7 +56,6 @@ pub(super) struct Watch {
     rest: u32,
     strange: u32,
     patience: u32,
-    strange_disk: u32,
     parts: u32,
 }
 
@@ -75,7 +71,6 @@ impl Default for Watch {
             rest: REST,
             strange: 0,
             patience: PATIENCE,
-            strange_disk: 0,
             parts: 0,
         }
     }
@@ -85,11 +80,6 @@ impl Watch {
     /// Another plan is followed from now on.
     pub(super) fn planned(&mut self) {
         *self = Watch { patience: self.patience, ..Watch::default() };
-    }
-
-    /// The plan now relies on the disk's present speed.
-    pub(super) fn disk_known(&mut self) {
-        self.strange_disk = 0;
     }
 
     /// Whether the next step is timed.
@@ -114,17 +104,8 @@ impl Watch {
         true
     }
 
-    /// In a planned step, the disk wrote and read this many times as fast as expected, where that is known. Returns the same if the disk
-    /// has changed.
-    pub(super) fn disk(&mut self, rates: [Option<f64>; 2]) -> Option<[f64; 2]> {
-        let strange = rates.iter().flatten().any(|rate| is_strange(*rate, STRANGE_RATE));
-        self.strange_disk = if strange { self.strange_disk + 1 } else { 0 };
-        (self.strange_disk >= DISK_PATIENCE).then(|| rates.map(|rate| rate.unwrap_or(1.0)))
-    }
-
     /// A planned step took `wall`, of which it waited `stall`. Returns how long steps take once that is known.
     pub(super) fn observe(&mut self, wall: Duration, stall: Duration) -> Option<Seen> {
-        self.parts = 0;
         if self.settles {
             return self.time(wall, stall);
         }
@@ -164,9 +145,9 @@ impl Watch {
 
     /// Times the next steps.
     fn settle(&mut self, is_strange: bool) {
-        let Watch { has_settled, rest, patience, strange_disk, .. } = *self;
+        let Watch { has_settled, rest, patience, .. } = *self;
         let usual = if is_strange { Vec::new() } else { std::mem::take(&mut self.usual) };
-        *self = Watch { is_strange, has_settled, usual, rest, patience, strange_disk, ..Watch::default() };
+        *self = Watch { is_strange, has_settled, usual, rest, patience, ..Watch::default() };
     }
 
     fn lose_patience(&mut self) {
@@ -267,6 +248,12 @@ mod tests {
     }
 
     #[test]
+    fn steps_that_vary_by_more_than_they_take_are_not_beyond_anything() {
+        let seen = Seen { wall: MS, stall: MS, quickest: MS, slowest: MS, is_first: true, is_strange: false };
+        assert!(!seen.is_beyond(2 * MS, 1.5) && seen.is_beyond(2 * MS, 0.4));
+    }
+
+    #[test]
     fn a_change_is_noticed_that_comes_while_steps_are_timed() {
         let mut watch = settled();
         while !watch.settles() {
@@ -281,20 +268,9 @@ mod tests {
         let mut watch = settled();
         for _ in 0..20 {
             assert!(!(1..PATIENCE).any(|_| watch.partial(true)));
-            see(&mut watch, 100);
+            assert!(!watch.partial(false));
         }
         assert_eq!((1..100).find(|_| watch.partial(true)), Some(PATIENCE));
         assert_eq!((1..100).find(|_| watch.partial(true)), Some(2 * PATIENCE));
-    }
-
-    #[test]
-    fn a_disk_of_another_speed_is_known_by_the_second_step() {
-        let mut watch = Watch::default();
-        assert_eq!(watch.disk([Some(4.0), None]), None);
-        assert_eq!(watch.disk([Some(4.0), Some(1.1)]), Some([4.0, 1.1]));
-        let mut watch = settled();
-        for rate in [0.5, 1.0].repeat(20) {
-            assert_eq!(watch.disk([Some(rate), None]), None, "{rate}");
-        }
     }
 }

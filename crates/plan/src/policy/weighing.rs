@@ -40,7 +40,8 @@ impl Weighing {
     pub(super) fn planned(&mut self, wall: Duration) -> Option<Weight> {
         self.planned.push(wall);
         let count = self.planned.len();
-        (count.is_multiple_of(2) && count >= FEWEST).then(|| self.weight())
+        let is_enough = count >= FEWEST && self.kept.len() >= FEWEST;
+        (count.is_multiple_of(2) && is_enough).then(|| self.weight())
     }
 
     /// Whether there were as many steps as there may be.

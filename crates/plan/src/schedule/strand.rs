@@ -88,14 +88,10 @@ impl Strand {
     pub(super) fn begin(&self, strand: usize, saving: Saving) -> Option<Place> {
         let lines = self.saves.iter().take(FIRST).enumerate().filter(|(_, save)| save.scope == saving.scope);
         let times = lines.map(|(at, save)| (at, saving.bytes as f64 / save.bytes.max(1) as f64));
-        let mut fitting =
+        let fitting =
             times.filter(|(at, times)| self.saves[..*at].iter().all(|save| self.may_lack(save, *times)));
-        let (first, larger) = fitting.next()?;
-        let (next, times) = if larger > 1.0 {
-            fitting.find(|(_, times)| *times <= 1.0).unwrap_or((first, larger))
-        } else {
-            (first, larger)
-        };
+        let odds = |times: f64| times.max(f64::MIN_POSITIVE).ln().abs();
+        let (next, times) = fitting.min_by(|one, other| odds(one.1).total_cmp(&odds(other.1)))?;
         Some(Place { strand, next, times, ..Place::default() })
     }
 
@@ -297,6 +293,12 @@ mod tests {
         assert_eq!(found_by_size(&large, &[2000, 4000]), [1, 3].map(Ok));
         assert!(large.covers(&strand(&[2000, 4000], 64)));
         assert!(!large.covers(&strand(&[2000], 64)), "a large one is missing");
+    }
+
+    #[test]
+    fn a_slightly_larger_step_is_not_taken_for_a_much_smaller_one() {
+        let lines = strand(&[294_912, 294_912, 884_736, 884_736], 65_536);
+        assert_eq!(found_by_size(&lines, &[311_296, 311_296, 933_888]), [0, 1, 2].map(Ok));
     }
 
     #[test]

@@ -107,8 +107,11 @@ impl Run {
     fn ended(&mut self, went: StepOutcome, observed: Observation) {
         self.number += 1;
         let profiled = matches!(went, StepOutcome::Profiled(_));
-        let followed =
-            |how| Some(Followed { course: 0, how, size: if how == Adherence::Part { 0.5 } else { 1.0 } });
+        let followed = |how| {
+            let size = if how == Adherence::Part { 0.5 } else { 1.0 };
+            let micro_batches = if let Adherence::Whole(count) = how { f64::from(count) } else { size };
+            Some(Followed { course: 0, how, size, micro_batches })
+        };
         let (profile, followed) = match went {
             StepOutcome::Unplanned => (None, None),
             StepOutcome::Profiled(profile) => (profile, None),
@@ -322,7 +325,7 @@ fn a_plan_beyond_its_goal_is_not_passed_for_its_quickest_steps() {
 
 #[test]
 fn a_plan_is_not_compared_with_steps_of_more_than_one_kind() {
-    for went in [PART, LOST, StepOutcome::Planned(Adherence::Whole(2))] {
+    for went in [LOST, StepOutcome::Planned(Adherence::Altered)] {
         let mut run = Run { free: u64::MAX, ..Run::planned(Goal::overhead(0.02), profile(400.0)) };
         let before = run.report();
         (0..5).for_each(|_| run.step(KEPT / 2, 2.2));
@@ -540,9 +543,10 @@ fn a_plan_of_larger_steps_serves_those_in_turn_with_them() {
     let before = run.report();
     for _ in 0..50 {
         let usual = run.usual();
-        run.ended(WHOLE, usual.clone());
-        run.ended(PART, Observation { wall: usual.wall / 2, ..usual });
         assert!(matches!(run.next_step(), NextStep::Follow { .. }));
+        run.ended(WHOLE, usual.clone());
+        assert!(matches!(run.next_step(), NextStep::Follow { .. }));
+        run.ended(PART, Observation { wall: usual.wall / 2, stall: usual.stall / 2, ..usual });
     }
     assert_eq!(run.report(), before);
     // A profile of a smaller one changes nothing either.
@@ -555,7 +559,8 @@ fn a_plan_of_larger_steps_serves_those_in_turn_with_them() {
 fn steps_that_stay_smaller_are_planned_anew() {
     let mut run = Run::planned(Goal::budget(12 * MB), profile(400.0));
     let profiled = (1..20).find(|_| {
-        run.ended(PART, Observation::default());
+        let usual = run.usual();
+        run.ended(PART, Observation { wall: usual.wall / 2, stall: usual.stall / 2, ..usual });
         matches!(run.next_step(), NextStep::OffloadAll { profiled: true, .. })
     });
     assert_eq!(profiled, Some(5));
@@ -564,16 +569,19 @@ fn steps_that_stay_smaller_are_planned_anew() {
 }
 
 #[test]
-fn steps_of_other_micro_batches_tell_nothing_of_times() {
-    let mut run = Run::planned(Goal::overhead(0.02), profile(400.0));
-    let usual = run.usual();
-    for _ in 0..3 {
-        run.ended(
-            StepOutcome::Planned(Adherence::Whole(2)),
-            Observation { wall: 2 * usual.wall, ..usual.clone() },
-        );
+fn steps_of_other_sizes_are_judged_by_what_they_take_for_as_much() {
+    for (went, size) in [(Adherence::Whole(2), 2), (Adherence::Part, 1)] {
+        let mut run = Run::planned(Goal::overhead(0.02), profile(400.0));
+        let (usual, before) = (run.usual(), run.report());
+        for _ in 0..3 {
+            let wall = usual.wall * size / if went == Adherence::Part { 2 } else { 1 };
+            let stall = usual.stall * size / if went == Adherence::Part { 2 } else { 1 };
+            run.next_step();
+            run.ended(StepOutcome::Planned(went), Observation { wall, stall, ..usual.clone() });
+        }
+        assert!(run.auto.kinds[0].weighing.is_some() || run.auto.is_settled(), "{went:?}");
+        assert_eq!(run.report(), before, "{went:?}");
     }
-    assert!(run.report().plans == 1 && !run.auto.is_settled());
 }
 
 #[test]

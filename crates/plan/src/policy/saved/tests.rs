@@ -17,7 +17,7 @@ const GPU: Resources = Resources { host_pool: 100 * MB, disk: u64::MAX, release:
 const WHOLE: Followed = followed(Adherence::Whole(1));
 
 const fn followed(how: Adherence) -> Followed {
-    Followed { course: 0, how, size: 1.0 }
+    Followed { course: 0, how, size: 1.0, micro_batches: 1.0 }
 }
 
 fn at(index: u64) -> Position {
@@ -88,7 +88,7 @@ impl Run {
     fn usual(&mut self, times: f64) -> (StepPlan, Vec<String>) {
         let report = report(&mut self.auto);
         self.step(|plan| {
-            let kept = matches!(&plan.saves, Saves::Scheduled { courses, .. } if courses[0].is_baseline);
+            let kept = is_baseline(plan);
             let wall = report.as_ref().map(|report| if kept { report.kept_step } else { report.step });
             let wall = wall.unwrap_or_default().mul_f64(if kept { 1.0 } else { times });
             Observation { wall, followed: Some(WHOLE), ..Observation::default() }
@@ -113,6 +113,10 @@ fn saved(goal: Goal, resources: Resources) -> SavedPlan {
 
 fn read(text: &Value) -> Result<SavedPlan, serde_json::Error> {
     serde_json::from_str(&text.to_string())
+}
+
+fn is_baseline(plan: &StepPlan) -> bool {
+    matches!(&plan.saves, Saves::Scheduled { courses, .. } if courses[0].is_baseline)
 }
 
 fn schedule(plan: &StepPlan) -> Option<Vec<(u64, ScopeId, Placement)>> {
@@ -162,7 +166,7 @@ fn its_steps_are_weighed_from_the_second_on() {
     let goal = Goal::overhead(0.02);
     let run = Run::begin(Auto::new(goal).starting_with(saved(goal, CPU)), CPU);
     let mut run = Run { free: u64::MAX, ..run };
-    let kept: Vec<_> = (1..=6).filter(|_| run.usual(1.1).0.saves == Saves::Keep).collect();
+    let kept: Vec<_> = (1..=6).filter(|_| is_baseline(&run.usual(1.1).0)).collect();
     assert_eq!(kept, [5, 6], "after three steps, without the first");
     (0..60).for_each(|_| drop(run.usual(1.1)));
     assert!(run.report().loosened > 0, "{}", run.report());
