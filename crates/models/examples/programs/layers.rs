@@ -1,5 +1,7 @@
 //! Layers and data that several programs use.
 
+use std::collections::HashMap;
+
 use tch::nn::{self, Module};
 use tch::{Device, Kind, Tensor};
 
@@ -13,10 +15,10 @@ pub(crate) fn draw(data: &Tensor, count: i64) -> Tensor {
     data.index_select(0, &Tensor::randint(data.size()[0], [count], INDEX))
 }
 
-/// Freezes or unfreezes the variables whose names contain `part`.
-pub(crate) fn set_trainable(vs: &nn::VarStore, part: &str, is_trained: bool) {
-    let variables = vs.variables();
-    let found = variables.iter().filter(|(name, _)| name.contains(part));
+/// Freezes or unfreezes the weights whose names contain one of `parts`; running statistics stay as they are.
+pub(crate) fn set_trainable(variables: &HashMap<String, Tensor>, parts: &[&str], is_trained: bool) {
+    let is_meant = |name: &str| parts.iter().any(|part| name.contains(part)) && !name.contains("running");
+    let found = variables.iter().filter(|(name, _)| is_meant(name));
     found.for_each(|(_, variable)| drop(variable.set_requires_grad(is_trained)));
 }
 

@@ -7,12 +7,17 @@
 //! numbers, so their weights and gradients must have the same bits after each iteration. The exit status is 1 if they have not.
 
 mod arguments;
+mod generative;
+mod images;
 mod language;
 mod layers;
+mod loops;
 mod perceptrons;
 mod program;
 mod race;
+mod recurrent;
 mod table;
+mod threads;
 
 use std::process::ExitCode;
 
@@ -20,7 +25,15 @@ use arguments::Arguments;
 use program::{Named, Result};
 
 /// All programs, by family.
-const FAMILIES: [&[Named]; 2] = [perceptrons::PROGRAMS, language::PROGRAMS];
+const FAMILIES: [&[Named]; 7] = [
+    perceptrons::PROGRAMS,
+    images::PROGRAMS,
+    recurrent::PROGRAMS,
+    generative::PROGRAMS,
+    language::PROGRAMS,
+    loops::PROGRAMS,
+    threads::PROGRAMS,
+];
 
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::read()?;

@@ -250,8 +250,7 @@ fn lora() -> Result<Program> {
             (base, norm(&path / "norm", 512), down, up)
         })
         .collect();
-    set_trainable(&vs, "base", false);
-    set_trainable(&vs, "norm", false);
+    set_trainable(&vs.variables(), &["base", "norm"], false);
     let mut optimizer = nn::AdamW::default().build(&vs, 1e-3)?;
     let data = Tensor::randn([8 * ROWS, 512], FLOAT);
     Program::new(vs, move |_, session| {
