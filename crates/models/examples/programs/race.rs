@@ -41,6 +41,8 @@ pub(crate) struct Outcome {
     /// Whether the last iterations kept what the cache was told to.
     pub(crate) is_promise_kept: bool,
     pub(crate) steps: Steps,
+    /// How many plans were made.
+    pub(crate) plans: u64,
     /// The first iteration whose weights or gradients were not the same, bit for bit.
     pub(crate) differs: Option<usize>,
     /// The iteration that failed, and why.
@@ -112,6 +114,7 @@ pub(crate) fn race(make: fn() -> Result<Program>, aim: Aim, count: usize, spill:
             outcome.differs = Some(number);
         }
     }
+    outcome.plans = cache.plan().map_or(0, |plan| plan.plans);
     outcome.is_astray = !are_numbers(&copies[0].stores)?;
     outcome.judge(&laps, aim);
     Ok(outcome)
