@@ -13,7 +13,7 @@ pub(crate) const PROGRAMS: &[Named] = &[
     ("diffusion", diffusion),
     ("gan-in-turn", || gan(false)),
     ("gan-in-one-step", || gan(true)),
-    ("two-losses-one-graph", two_losses),
+    ("two-losses", two_losses),
 ];
 
 const WIDTH: i64 = 512;

@@ -3,7 +3,7 @@
 use crate::race::{Aim, Outcome, Spread};
 
 /// What the columns mean.
-const LEGEND: &str = "\
+const LEGEND: &str = "
   ms                  the median iteration without the cache, of the last 10
   settled             the iteration after which the plan was settled for good
   first 10, last 10   times with the cache over those without: the median, and the quartiles
@@ -21,7 +21,7 @@ pub(crate) fn head(aim: Aim, steps: usize) {
         Aim::Overhead(share) => format!("steps that are at most {:.0} % longer", share * 100.0),
         Aim::Budget(share) => format!("a peak of at most {share} of the highest without the cache"),
     };
-    println!("{steps} iterations of each program with the cache and without. The goal: {goal}.\n{LEGEND}");
+    println!("{steps} iterations of each program with the cache and without. The goal: {goal}.{LEGEND}");
     line([
         "program", "ms", "settled", "first 10", "last 10", "peak", "promise", "plans", "planned", "left",
         "moved", "kept", "bits",
