@@ -64,11 +64,11 @@ fn diffusion() -> Result<Program> {
         .collect();
     let mut optimizer = nn::AdamW::default().build(&vs, 1e-3)?;
     Program::new(vs, move |_, session| {
-        let images = Tensor::rand([12, 3, 32, 32], FLOAT) * 2.0 - 1.0;
+        let images = Tensor::rand([20, 3, 32, 32], FLOAT) * 2.0 - 1.0;
         session.step(|step| {
-            let time = Tensor::randint(1000, [12], INDEX).to_kind(Kind::Float) / 1000.0;
+            let time = Tensor::randint(1000, [20], INDEX).to_kind(Kind::Float) / 1000.0;
             let noise = images.randn_like();
-            let share = (&time * std::f64::consts::FRAC_PI_2).cos().view([12, 1, 1, 1]);
+            let share = (&time * std::f64::consts::FRAC_PI_2).cos().view([20, 1, 1, 1]);
             let rest: Tensor = 1.0 - share.square();
             let mixed = &images * &share + &noise * rest.sqrt();
             let waves = time.unsqueeze(1) * Tensor::arange(32, FLOAT).exp2().clamp_max(1000.0).unsqueeze(0);

@@ -10,13 +10,13 @@ use crate::program::{Named, Program, Result};
 pub(crate) const PROGRAMS: &[Named] = &[
     ("conv-net", conv_net),
     ("conv-net-by-tch", conv_net_by_tch),
-    ("resnet", || classifier(Residual::default(), Loop::Plain)),
-    ("resnet-stochastic-depth", || classifier(Residual { drops: true, ..Residual::default() }, Loop::Plain)),
-    ("resnet-frozen-stem", || classifier(Residual::default(), Loop::FrozenUntil(usize::MAX))),
-    ("resnet-unfrozen-at-15", || classifier(Residual::default(), Loop::FrozenUntil(15))),
-    ("resnet-small-last-batch", || classifier(Residual::default(), Loop::SmallBatchEvery(5))),
-    ("resnet-evaluated-between", || classifier(Residual::default(), Loop::EvaluatedBetween)),
-    ("resnet-evaluated-within", || classifier(Residual::default(), Loop::EvaluatedWithin)),
+    ("resnet", || classifier(false, Loop::Plain)),
+    ("resnet-stochastic-depth", || classifier(true, Loop::Plain)),
+    ("resnet-frozen-stem", || classifier(false, Loop::FrozenUntil(usize::MAX))),
+    ("resnet-unfrozen-at-15", || classifier(false, Loop::FrozenUntil(15))),
+    ("resnet-small-last-batch", || classifier(false, Loop::SmallBatchEvery(5))),
+    ("resnet-evaluated-between", || classifier(false, Loop::EvaluatedBetween)),
+    ("resnet-evaluated-within", || classifier(false, Loop::EvaluatedWithin)),
     ("u-net", u_net),
     ("dense-net", dense_net),
     ("vit", vit),
@@ -67,7 +67,7 @@ fn conv_net() -> Result<Program> {
     let model = plain_net(&vs.root());
     let mut optimizer = nn::Sgd { momentum: 0.9, ..nn::Sgd::default() }.build(&vs, 0.05)?;
     Program::new(vs, move |_, session| {
-        let (images, labels) = batch(16);
+        let (images, labels) = batch(24);
         session.step(|step| {
             let loss = model.forward_t(&images, true).cross_entropy_for_logits(&labels);
             optimizer.zero_grad();
@@ -84,7 +84,7 @@ fn conv_net_by_tch() -> Result<Program> {
     let model = plain_net(&vs.root());
     let mut optimizer = nn::Adam::default().build(&vs, 1e-3)?;
     Program::new(vs, move |_, session| {
-        let (images, labels) = batch(16);
+        let (images, labels) = batch(24);
         session.step(|_| {
             optimizer.backward_step(&model.forward_t(&images, true).cross_entropy_for_logits(&labels));
             Ok(())
@@ -92,47 +92,39 @@ fn conv_net_by_tch() -> Result<Program> {
     })
 }
 
-/// A small residual network.
-#[derive(Clone, Copy, Default)]
-struct Residual {
-    /// Whether blocks are left out at random.
-    drops: bool,
+/// A small residual network, of which `drops` leaves out blocks at random.
+fn residual_net(vs: &nn::Path<'_>, drops: bool) -> impl ModuleT + use<> {
+    let stem = unit(&(vs / "stem"), 3, 32, 1);
+    let widths = [(32, 32, 1), (32, 64, 2), (64, 64, 1), (64, 128, 2), (128, 128, 1)];
+    let blocks: Vec<_> = widths
+        .into_iter()
+        .enumerate()
+        .map(|(index, (inputs, outputs, stride))| residual(&(vs / index), inputs, outputs, stride, drops))
+        .collect();
+    let head = linear(vs / "head", 128, CLASSES);
+    nn::func_t(move |x, train| {
+        let x = blocks.iter().fold(stem.forward_t(x, train), |x, block| block.forward_t(&x, train));
+        head.forward(&pool(&x))
+    })
 }
 
-impl Residual {
-    fn build(self, vs: &nn::Path<'_>) -> impl ModuleT + use<> {
-        let stem = unit(&(vs / "stem"), 3, 32, 1);
-        let widths = [(32, 32, 1), (32, 64, 2), (64, 64, 1), (64, 128, 2), (128, 128, 1)];
-        let blocks: Vec<_> = widths
-            .into_iter()
-            .enumerate()
-            .map(|(index, (inputs, outputs, stride))| self.block(&(vs / index), inputs, outputs, stride))
-            .collect();
-        let head = linear(vs / "head", 128, CLASSES);
-        nn::func_t(move |x, train| {
-            let x = blocks.iter().fold(stem.forward_t(x, train), |x, block| block.forward_t(&x, train));
-            head.forward(&pool(&x))
-        })
-    }
-
-    fn block(self, vs: &nn::Path<'_>, inputs: i64, outputs: i64, stride: i64) -> impl ModuleT + use<> {
-        let first = unit(&(vs / "first"), inputs, outputs, stride);
-        let second = conv(vs / "second", outputs, outputs, 1);
-        let normed = nn::batch_norm2d(vs / "norm", outputs, Default::default());
-        let shortcut = (inputs != outputs).then(|| {
-            let config = nn::ConvConfig { stride, bias: false, ..Default::default() };
-            nn::conv2d(vs / "shortcut", inputs, outputs, 1, config)
-        });
-        nn::func_t(move |x, train| {
-            let past = shortcut.as_ref().map_or_else(|| x.shallow_clone(), |shortcut| shortcut.forward(x));
-            if self.drops && train && shortcut.is_none() && Tensor::rand([1], FLOAT).double_value(&[0]) < 0.3
-            {
-                return past;
-            }
-            let y = normed.forward_t(&second.forward(&first.forward_t(x, train)), train);
-            (y + past).relu_()
-        })
-    }
+/// Two convolutions, whose result is added to what goes in.
+fn residual(vs: &nn::Path<'_>, inputs: i64, outputs: i64, stride: i64, drops: bool) -> impl ModuleT + use<> {
+    let first = unit(&(vs / "first"), inputs, outputs, stride);
+    let second = conv(vs / "second", outputs, outputs, 1);
+    let normed = nn::batch_norm2d(vs / "norm", outputs, Default::default());
+    let shortcut = (inputs != outputs).then(|| {
+        let config = nn::ConvConfig { stride, bias: false, ..Default::default() };
+        nn::conv2d(vs / "shortcut", inputs, outputs, 1, config)
+    });
+    nn::func_t(move |x, train| {
+        let past = shortcut.as_ref().map_or_else(|| x.shallow_clone(), |shortcut| shortcut.forward(x));
+        if drops && train && shortcut.is_none() && Tensor::rand([1], FLOAT).double_value(&[0]) < 0.3 {
+            return past;
+        }
+        let y = normed.forward_t(&second.forward(&first.forward_t(x, train)), train);
+        (y + past).relu_()
+    })
 }
 
 /// What a training loop does besides steps that are all alike.
@@ -148,10 +140,10 @@ enum Loop {
     EvaluatedWithin,
 }
 
-fn classifier(net: Residual, kind: Loop) -> Result<Program> {
+fn classifier(drops: bool, kind: Loop) -> Result<Program> {
     const FIRST: [&str; 3] = ["stem", "0.", "1."];
     let vs = nn::VarStore::new(Device::Cpu);
-    let model = net.build(&vs.root());
+    let model = residual_net(&vs.root(), drops);
     let mut optimizer = nn::Sgd { momentum: 0.9, wd: 5e-4, ..nn::Sgd::default() }.build(&vs, 0.02)?;
     let variables = vs.variables();
     if let Loop::FrozenUntil(_) = kind {
@@ -198,8 +190,8 @@ fn u_net() -> Result<Program> {
     let head = nn::conv2d(&root / "head", 24, CLASSES, 1, Default::default());
     let mut optimizer = nn::Adam::default().build(&vs, 1e-3)?;
     Program::new(vs, move |_, session| {
-        let images = Tensor::randn([10, 3, SIDE, SIDE], FLOAT);
-        let classes = Tensor::randint(CLASSES, [10, SIDE, SIDE], INDEX);
+        let images = Tensor::randn([14, 3, SIDE, SIDE], FLOAT);
+        let classes = Tensor::randint(CLASSES, [14, SIDE, SIDE], INDEX);
         session.step(|step| {
             let top = down[0].forward_t(&images, true);
             let middle = down[1].forward_t(&top.max_pool2d_default(2), true);

@@ -196,7 +196,7 @@ fn mixture_of_experts() -> Result<Program> {
                     let share = shares.select(1, index as i64).index_select(0, &rows).unsqueeze(1);
                     y = y.index_add(0, &rows, &(expert.forward(&inputs.index_select(0, &rows)) * share));
                 }
-                x = x + y;
+                x = &x + y;
             }
             let loss = x.mse_loss(&target.roll([1i64], [1i64]), Reduction::Mean);
             optimizer.zero_grad();

@@ -106,7 +106,7 @@ fn episodes() -> Result<Program> {
     Program::new(vs, move |_, session| {
         let length = drawn(6, 24)?;
         session.step(|step| {
-            let mut state = Tensor::randn([2 * BATCH, 64], FLOAT);
+            let mut state = Tensor::randn([4 * BATCH, 64], FLOAT);
             let (mut chances, mut rewards) = (Vec::new(), Vec::new());
             for _ in 0..length {
                 let choice = policy.forward(&state).log_softmax(-1, Kind::Float);
@@ -140,9 +140,9 @@ fn tree() -> Result<Program> {
     let words = Tensor::randn([1000, WIDTH], FLOAT);
     Program::new(vs, move |_, session| {
         let leaves = drawn(10, 24)?;
-        let labels = Tensor::randint(10, [BATCH], INDEX);
+        let labels = Tensor::randint(10, [2 * BATCH], INDEX);
         session.step(|step| {
-            let top = grow(leaves, &|| draw(&words, BATCH), &join)?;
+            let top = grow(leaves, &|| draw(&words, 2 * BATCH), &join)?;
             let loss = head.forward(&top).cross_entropy_for_logits(&labels);
             optimizer.zero_grad();
             step.backward(&loss)?;
