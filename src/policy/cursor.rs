@@ -37,8 +37,11 @@ struct State {
     /// The courses that fit everything so far, and which of them counts.
     fitting: Vec<bool>,
     active: usize,
-    /// Bytes that were saved, and those of them that had no place.
+    /// Bytes that were saved, those that their places have in the plan, and those that had no place.
     saved: u64,
+    planned: u64,
+    /// Those that were saved in micro-batches before.
+    saved_before: u64,
     unplaced: u64,
     /// The room that is given now is so many times that of the active course.
     times: f64,
@@ -63,6 +66,8 @@ struct Thread {
 
 /// A step is lost once more than this share of the planned bytes was saved without a place; with a limit on bytes, at once.
 const UNPLACED: f64 = 0.125;
+/// There is more room each time that a step turns out to be so many times as large as known.
+const PORTION: f64 = 1.1;
 /// Steps whose bytes differ from the planned ones by no more than this share are as planned.
 const LIKE: f64 = 0.02;
 
@@ -129,6 +134,8 @@ impl Cursor {
             *place = place.take().map(Place::rewound);
         }
         state.fitting.fill(true);
+        state.times = 1.0;
+        (state.saved_before, state.planned) = (state.saved, 0);
     }
 
     /// Whether the step has deviated from its plan.
@@ -193,8 +200,15 @@ impl State {
             *fitting &= *found != Found::Nothing;
         }
         self.active = active;
-        self.times = self.places().map(|place| place.times).fold(1.0, f64::max);
-        self.larger |= self.times > 1.0;
+        let of_first = self.places().map(|place| place.times).fold(1.0, f64::max);
+        self.larger |= of_first > 1.0;
+        if let Found::Line(save) = found[active] {
+            self.planned += save.bytes;
+        }
+        // Others may grow where the first one does not. Room is given in portions, because that takes a lock.
+        let so_far = (self.saved - self.saved_before) as f64 / self.planned.max(1) as f64;
+        self.times =
+            if so_far > PORTION * of_first.max(self.times) { so_far } else { of_first.max(self.times) };
         match found[active] {
             Found::Line(save) => Some(save.placement),
             // It is small.
@@ -342,8 +356,8 @@ mod tests {
         assert_eq!((next(&cursor, 7000), how(&cursor)), (None, Some(Adherence::Lost)));
         cursor.rewind();
         assert_eq!(next(&cursor, 100), None, "to the end of the step");
-        let little = planned(&[(2000, HOST), (100, HOST), (2000, HOST)]);
-        let placements = [2000, 130, 100, 2000].map(|bytes| next(&little, bytes));
+        let little = planned(&[(8000, HOST), (100, HOST), (8000, HOST)]);
+        let placements = [8000, 1300, 100, 8000].map(|bytes| next(&little, bytes));
         assert_eq!(placements, [Some(HOST), Some(KEEP), Some(HOST), Some(HOST)], "a little stays");
         assert_eq!(how(&little), Some(Adherence::Altered));
     }

@@ -57,6 +57,8 @@ pub struct Place {
     pub next: usize,
     /// How many times the planned bytes the first storage had.
     pub times: f64,
+    /// How far the sizes of others were from what that lets expect: the sum of the logarithms.
+    strain: f64,
     /// How often the last line was reached.
     pub ends: u32,
     /// Whether the next save is the first of another micro-batch, which may have another size.
@@ -69,6 +71,8 @@ pub struct Place {
     shifts: Vec<(u64, i64)>,
 }
 
+/// Where a step whose first storage is no larger than planned saves something larger, it has at most so many times the planned bytes.
+const GROWN: f64 = 8.0;
 /// How many lines may be passed over before the first one.
 const FIRST: usize = 8;
 
@@ -96,7 +100,7 @@ impl Strand {
     }
 
     /// Looks for the line of the next save. Steps of other shapes follow the plan as well: their storages are larger or
-    /// smaller, by up to the square of what the first one is. Where operations are recorded, a storage that is saved at the
+    /// smaller, most of them by what the first one is, or by its square, and some by another factor. Where operations are recorded, a storage that is saved at the
     /// same point of the program has the same line, whatever its size.
     pub(super) fn find(&self, place: &mut Place, saving: Saving) -> Found<'_> {
         let is_at_end = place.next >= self.saves.len();
@@ -118,13 +122,19 @@ impl Strand {
             lines.take(first + 1).filter(|(_, save)| save.scope == saving.scope)
         };
         let is_expected = |save: &PlannedSave| save.is_in_proportion(saving.bytes, at.times);
-        let may_be = |save: &PlannedSave| save.is_like(saving.bytes, at.most()) || at.leads_to(save, index);
+        let may_be = |save: &PlannedSave| {
+            let has_grown = at.times <= 1.0 && saving.bytes as f64 <= GROWN * save.bytes as f64;
+            has_grown || save.is_like(saving.bytes, at.most()) || at.leads_to(save, index)
+        };
         let found = here().find(|(_, save)| is_expected(save)).or_else(|| {
             here().find(|(_, save)| may_be(save)).filter(|_| self.elsewhere(at, saving).is_none())
         });
         if let Some((number, save)) = found {
             *place = begun.unwrap_or_else(|| std::mem::take(place));
             place.takes(number, save, index);
+            if !save.is_in_proportion(saving.bytes, place.times) {
+                place.strain += (saving.bytes as f64 / save.bytes.max(1) as f64 / place.times).ln().abs();
+            }
             place.ends += u32::from(place.next == self.saves.len());
             return Found::Line(save);
         }
@@ -186,9 +196,9 @@ impl Strand {
 }
 
 impl Place {
-    /// How far the size is from the planned one: 0 if it is the same.
+    /// How far sizes are from the planned ones: 0 if they are the same.
     pub fn odds(&self) -> f64 {
-        self.times.max(f64::MIN_POSITIVE).ln().abs()
+        self.times.max(f64::MIN_POSITIVE).ln().abs() + self.strain
     }
 
     /// The place of a thread that follows this strand, though its first save has no line.
@@ -204,9 +214,9 @@ impl Place {
 
     /// The place of the first save of another micro-batch like this one.
     fn again(&self) -> Place {
-        let Place { strand, times, ends, ref shifts, since, .. } = *self;
+        let Place { strand, times, strain, ends, ref shifts, since, .. } = *self;
         let shifts = shifts.last().map(|(_, shift)| (0, *shift)).into_iter().collect();
-        Place { strand, times, ends, shifts, since, ..Place::default() }
+        Place { strand, times, strain, ends, shifts, since, ..Place::default() }
     }
 
     /// How many times the planned bytes a storage may have.
@@ -315,7 +325,8 @@ mod tests {
     fn what_is_saved_at_the_same_point_has_its_line_whatever_its_size() {
         let routed = strand(&[1000, 400, 600, 1000], 0);
         assert_eq!(found(&routed, &[at(1000, 0), at(700, 2), at(300, 4), at(1000, 6)]), [0, 1, 2, 3].map(Ok));
-        assert_eq!(found(&routed, &[at(1000, 0), at(700, 3)]), [Ok(0), Err(false)], "another point");
+        assert_eq!(found(&routed, &[at(1000, 0), at(700, 3)]), [Ok(0), Ok(1)], "or so near to it");
+        assert_eq!(found(&routed, &[at(1000, 0), at(4000, 3)]), [Ok(0), Err(false)], "something else");
     }
 
     /// The numbers of the lines where the first save begins, and each of the others goes on where it can.
@@ -338,7 +349,7 @@ mod tests {
     fn a_step_does_again_what_it_repeats() {
         let times = strand(&[30, 10, 20, 10, 20, 50], 0);
         assert_eq!(resumed(&times, &[30, 10, 20, 10, 20, 10, 20, 50]), [0, 1, 2, 3, 4, 3, 4, 5].map(Some));
-        assert_eq!(resumed(&times, &[30, 10, 60]), [Some(0), Some(1), None]);
+        assert_eq!(resumed(&times, &[30, 10, 900]), [Some(0), Some(1), None]);
     }
 
     #[test]
