@@ -25,7 +25,7 @@ fn record(c: &mut Criterion) {
         let _recording = recording.record();
         b.iter(|| {
             let result = chain(&x, &y);
-            recording.clear();
+            recording.clear(None);
             result
         });
     });
