@@ -13,6 +13,8 @@ const TELLING_OVER: f64 = 0.001;
 /// away from what the goal allows.
 const CLOSE: f64 = 0.05;
 const CLEAR: f64 = 1.5;
+/// What is this many standard errors away from what was expected is no chance.
+const CERTAIN: f64 = 3.0;
 /// How far plans are from taking what was planned, as multiples of it: at first, and from one plan to the next. And how far they are from
 /// that, as a share of a step.
 const FIRST_DOUBT: f64 = 0.5;
@@ -83,13 +85,16 @@ impl Cost {
     }
 
     /// The cost as known once such a plan was weighed, and what the plan takes by all that is known. What was measured counts the more, the
-    /// smaller its error is beside that of what was expected.
+    /// smaller its error is beside that of what was expected. If it clearly is not what was expected, that was as wrong as this shows:
+    /// something may cost time that is not in the plan at all.
     pub(super) fn weighed(self, planned: f64, allowed: f64, weight: Weight) -> (Cost, Extra) {
         let doubt = self.error.max(NEXT_DOUBT);
         let by_plan = (doubt * planned).powi(2);
-        let expected = by_plan + BESIDES.powi(2);
-        let all = expected + weight.error.powi(2);
         let news = weight.extra - self.expected(planned);
+        let shown =
+            if news.abs() > CERTAIN * weight.error { news.powi(2) - weight.error.powi(2) } else { 0.0 };
+        let expected = (by_plan + BESIDES.powi(2)).max(shown);
+        let all = expected + weight.error.powi(2);
         let times = self.times + news * doubt.powi(2) * planned / all;
         let cost = Cost {
             times: times.max(0.0),
@@ -137,6 +142,17 @@ mod tests {
         assert!(share_of_news(0.002) > 0.9);
         assert!((0.2..0.4).contains(&share_of_news(0.018)));
         assert!(share_of_news(1.0) < 0.001);
+    }
+
+    #[test]
+    fn what_clearly_takes_longer_than_planned_is_not_passed_for_chance() {
+        let weight = |extra| Weight { kept: Duration::from_secs(1), extra, error: 0.05, deviation: 0.1 };
+        let (_, extra) = Cost::default().weighed(0.01, 0.1, weight(1.0));
+        assert!(extra.is_over() && extra.measured > 0.9, "{extra:?}");
+        let (_, extra) = Cost::default().weighed(0.1, 0.1, weight(0.3));
+        assert!(extra.is_over() && (0.27..0.3).contains(&extra.measured), "{extra:?}");
+        let (_, extra) = Cost::default().weighed(0.01, 0.1, weight(0.07));
+        assert!(!extra.is_over() && extra.measured < 0.02, "{extra:?}");
     }
 
     #[test]
