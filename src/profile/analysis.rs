@@ -130,10 +130,20 @@ impl Step {
         let saves = saves.into_iter().map(|(save, place)| (save, places[place])).collect();
         let operators = operators.into_iter().map(|name| name.map(Cow::Borrowed)).collect();
         let work = Workload { activations, turn, turn_extra, rest: self.rest };
-        let rates = self.moves.rates;
+        let Moves { rates, moved, .. } = self.moves;
         // What is too small to be moved is not known here.
         let min_bytes = 0;
-        Some(StepProfile { work, saves, results, operators, from_segments, min_bytes, micro_batches, rates })
+        Some(StepProfile {
+            work,
+            saves,
+            results,
+            operators,
+            from_segments,
+            min_bytes,
+            micro_batches,
+            rates,
+            moved,
+        })
     }
 
     /// How many more bytes are allocated up to each note in the micro-batches after the first: the gradients that the first one leaves,

@@ -30,6 +30,8 @@ pub(crate) struct Moves {
     /// Waits of threads.
     pub(crate) host_stalls: Vec<(Instant, Instant)>,
     pub(crate) rates: Rates,
+    /// How many bytes left where the step computes, or came back.
+    pub(crate) moved: u64,
 }
 
 impl Stamp {
@@ -65,7 +67,13 @@ impl Trace {
         let before = usize::try_from(position.saturating_sub(log.dropped)).unwrap_or(usize::MAX);
         let spans: Vec<&Span> = log.events.iter().skip(before).filter_map(TraceEvent::span).collect();
         let of = |track: Track| spans.iter().copied().filter(move |span| span.track == track);
-        let rate = |track: Track| throughput(of(track));
+        let [out, back, written, read] = [
+            Track::Device(Lane::Out),
+            Track::Device(Lane::In),
+            Track::Disk(Direction::Write),
+            Track::Disk(Direction::Read),
+        ]
+        .map(|track| throughput(of(track)));
         let stalls = |on_device: bool| {
             let stalls = spans.iter().filter(|span| {
                 matches!(span.name, Name::Stall(_)) && matches!(span.track, Track::Device(_)) == on_device
@@ -79,12 +87,9 @@ impl Trace {
         Moves {
             device_stalls: stalls(true),
             host_stalls: stalls(false),
-            rates: Rates {
-                out: rate(Track::Device(Lane::Out)),
-                back: rate(Track::Device(Lane::In)),
-                written: rate(Track::Disk(Direction::Write)),
-                read: rate(Track::Disk(Direction::Read)),
-            },
+            rates: Rates { out: out.1, back: back.1, written: written.1, read: read.1 },
+            // What has been copied to or from the host may go through the disk besides.
+            moved: (out.0 + back.0).max(written.0 + read.0),
         }
     }
 }
@@ -122,5 +127,6 @@ mod tests {
         let moves = trace.moves(position);
         assert_eq!((moves.host_stalls, moves.device_stalls), (vec![later], vec![]));
         assert_eq!(moves.rates, Rates { written: Some(1e5), ..Rates::default() });
+        assert_eq!(moves.moved, 1000);
     }
 }

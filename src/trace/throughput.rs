@@ -17,8 +17,8 @@ impl Span {
     }
 }
 
-/// Bytes per second of the transfers, while any was in flight; `None` if there was none.
-pub(super) fn throughput<'a>(transfers: impl Iterator<Item = &'a Span>) -> Option<f64> {
+/// The bytes of the transfers, and how many of them per second while any was in flight; `None` if there was none.
+pub(super) fn throughput<'a>(transfers: impl Iterator<Item = &'a Span>) -> (u64, Option<f64>) {
     let mut moved = 0;
     let mut stretches: Vec<Stretch> = Vec::new();
     for span in transfers.filter(|span| matches!(span.name, Name::Moved(_, false))) {
@@ -27,12 +27,14 @@ pub(super) fn throughput<'a>(transfers: impl Iterator<Item = &'a Span>) -> Optio
         stretches.push(stretch);
     }
     stretches.sort_unstable_by_key(|stretch| stretch.from);
-    let (mut busy, mut until) = (Duration::ZERO, stretches.first()?.from);
+    let Some(first) = stretches.first() else { return (0, None) };
+    let (mut busy, mut until) = (Duration::ZERO, first.from);
     for Stretch { from, to } in stretches {
         busy += to.saturating_duration_since(from.max(until));
         until = until.max(to);
     }
-    (moved > 0 && !busy.is_zero()).then(|| moved as f64 / busy.as_secs_f64())
+    let rate = (moved > 0 && !busy.is_zero()).then(|| moved as f64 / busy.as_secs_f64());
+    (moved, rate)
 }
 
 #[cfg(test)]
@@ -50,7 +52,7 @@ mod tests {
             Span::on_host(Track::Thread(7), name, at(from), at(to), Some(1000))
         };
         let spans = [(0, 10, false), (5, 20, false), (30, 40, true)].map(transfer);
-        assert_eq!(throughput(spans.iter()), Some(1e5));
-        assert_eq!(throughput(spans[2..].iter()), None);
+        assert_eq!(throughput(spans.iter()), (2000, Some(1e5)));
+        assert_eq!(throughput(spans[2..].iter()), (0, None));
     }
 }

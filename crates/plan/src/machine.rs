@@ -2,6 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+/// The highest cost of moving a byte, in seconds of the program's own time.
+pub(crate) const MOST_MOVING: f64 = 1e-3;
+
 /// How fast bytes move, in bytes per second, and where they can stay. By default nothing is limited: such a rate is
 /// infinite, and is saved as null, since JSON has no number for it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -22,6 +25,10 @@ pub struct Machine {
     pub host_pool: u64,
     /// When a storage leaves the device.
     pub release: Release,
+    /// By how many seconds the program's own work takes longer for each byte that leaves the device or comes back,
+    /// because it shares processors and memory with what moves it. 0 where nothing is known of it.
+    #[serde(default)]
+    pub moving: f64,
 }
 
 /// When a storage leaves the device.
@@ -63,6 +70,7 @@ impl Default for Machine {
             disk_read: any,
             host_pool: u64::MAX,
             release: Release::default(),
+            moving: 0.0,
         }
     }
 }

@@ -14,6 +14,8 @@ pub struct Prediction {
     pub recomputed: Duration,
     /// Time that the device waited, by cause.
     pub stall: Stall,
+    /// The part of the step by which moving makes the program's own work longer.
+    pub moving: Duration,
     /// Peak bytes on the device in forward: saved storages and whatever else forward needs.
     pub forward_peak: u64,
     /// Peak bytes on the device in backward.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::graph::{Flaw, Graph};
+use super::machine::MOST_MOVING;
 use super::{Machine, Workload};
 
 /// More bytes than any step has. Planning with fewer bytes is safe from overflow.
@@ -59,6 +60,8 @@ pub enum Implausible {
     Names,
     /// Something moves less than a byte per second.
     Rate,
+    /// Moving a byte takes less than no time, or more than a millisecond, of the program's own.
+    Moving,
     /// Everything that is saved or needed adds up to more than 2^60 bytes.
     Bytes,
     /// The step takes more than 10^9 seconds.
@@ -91,6 +94,9 @@ impl TryFrom<Unchecked> for Profile {
         if [copy_out, copy_in, disk_write, disk_read].iter().any(|rate| rate.is_nan() || *rate < SLOWEST) {
             return Err(Implausible::Rate);
         }
+        if !(0.0..=MOST_MOVING).contains(&machine.moving) {
+            return Err(Implausible::Moving);
+        }
         let (mut bytes, mut time) =
             (u128::from(workload.turn_extra), workload.turn.as_nanos() + workload.rest.as_nanos());
         for activation in &workload.activations {
@@ -120,6 +126,9 @@ impl fmt::Display for Implausible {
         match self {
             Implausible::Names => write!(f, "it does not have a name for each activation"),
             Implausible::Rate => write!(f, "a rate is less than a byte per second"),
+            Implausible::Moving => {
+                write!(f, "moving a byte takes less than 0 or more than 0.001 s of the program's own time")
+            }
             Implausible::Bytes => write!(f, "its bytes come to more than 2^60"),
             Implausible::Time => write!(f, "it takes more than 10^9 seconds"),
             Implausible::Recompute(activation) => {
@@ -190,7 +199,8 @@ mod tests {
             prop_oneof![Just(Release::InStreamOrder), Just(Release::WhenStored), Just(Release::OnceWritten)];
         let machine = (rate(), rate(), rate(), rate(), any::<u64>(), release).prop_map(|machine| {
             let (copy_out, copy_in, disk_write, disk_read, host_pool, release) = machine;
-            Machine { copy_out, copy_in, disk_write, disk_read, host_pool, release }
+            let moving = if host_pool % 2 == 0 { 0.0 } else { MOST_MOVING };
+            Machine { copy_out, copy_in, disk_write, disk_read, host_pool, release, moving }
         });
         // Twelve activations with such numbers stay just below the limit.
         let workload = prop_oneof![Just(1000), Just(1 << 40), Just(MOST_BYTES >> 6)].prop_flat_map(workload);
@@ -237,6 +247,7 @@ mod tests {
         };
         for (place, value, why) in [
             ("/machine/disk_read", json!(0.5), "byte per second"),
+            ("/machine/moving", json!(-1e-12), "moving a byte"),
             ("/workload/turn_extra", json!(u64::MAX), "2^60"),
             ("/workload/rest/secs", json!(u64::MAX), "10^9 seconds"),
             (

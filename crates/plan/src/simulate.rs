@@ -80,7 +80,7 @@ struct Run<'a> {
     /// All activations from this index on have been requested or considered, for loading and for reading.
     loading_from: usize,
     reading_from: usize,
-    /// Seconds that the device has waited or spent on recomputation.
+    /// Seconds that the device has waited, or spent on recomputation and on moving.
     lost: f64,
     prediction: Prediction,
     /// Set where it matters what is on the device at the peak.
@@ -214,6 +214,14 @@ impl<'a> Run<'a> {
 
     fn compute(&mut self, time: Duration) {
         self.now += time.as_secs_f64();
+    }
+
+    /// The program's own work takes longer because so many bytes move.
+    fn move_bytes(&mut self, bytes: u64) {
+        let takes = bytes as f64 * self.machine.moving;
+        self.now += takes;
+        self.lost += takes;
+        self.prediction.moving += Duration::from_secs_f64(takes);
     }
 
     fn wait_until(&mut self, moment: f64, cause: StallCause) {

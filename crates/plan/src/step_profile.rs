@@ -29,6 +29,8 @@ pub struct StepProfile {
     pub micro_batches: u32,
     /// How fast bytes moved.
     pub rates: Rates,
+    /// How many bytes left the device or came back in the whole step.
+    pub moved: u64,
 }
 
 /// One save.
@@ -69,6 +71,7 @@ impl StepProfile {
             disk_read: counted_on(read.or(written)),
             host_pool: resources.host_pool,
             release: resources.release,
+            moving: 0.0,
         }
     }
 

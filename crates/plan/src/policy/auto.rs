@@ -182,7 +182,7 @@ impl Auto {
                     (true, is_timed) => {
                         kind.peaked(objective, Planned::kept_peak, peak);
                         if is_timed {
-                            kind.kept(scale, observed);
+                            kind.kept(objective, scale, observed);
                         }
                     }
                 }

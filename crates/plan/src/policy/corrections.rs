@@ -73,6 +73,18 @@ impl Corrections {
         self.allowance = Some(share.clamp(self.allowance(), most));
     }
 
+    /// Steps under `plan` exceeded the goal, and what moving turned out to cost explains it. The next plan counts on that, and none is lower
+    /// than what has shown to be too much.
+    pub(super) fn explained(&mut self, plan: &Plan, extra: Extra) {
+        self.loosened += 1;
+        if self.loosened > LOOSENED {
+            self.least_peak = u64::MAX;
+        } else {
+            self.allowance = Some(extra.aim().min(self.allowance()));
+            self.least_peak = self.least_peak.max(plan.prediction.peak() + 1);
+        }
+    }
+
     /// What remains of them for another goal.
     pub(super) fn of_any_goal(self) -> Corrections {
         let Corrections { is_measured, cost, unforeseen, .. } = self;

@@ -49,7 +49,8 @@ impl Kind {
     /// Those that `profile` is of.
     pub(super) fn profiled(objective: &Objective, profile: StepProfile) -> Kind {
         let machine = profile.machine(&objective.resources);
-        Kind::new(Planned::new(objective, profile, machine, Corrections::default()))
+        let planned = Planned::new(objective, profile, machine, Corrections::default());
+        Kind { weighing: first_weighing(objective, &planned), ..Kind::new(planned) }
     }
 
     /// Those that are planned like this.
@@ -80,7 +81,10 @@ impl Kind {
                 return Course { schedule, budgets, is_baseline: true };
             }
             self.weighing = None;
-            self.correct(objective, seen);
+            // The steps of a new plan are timed without it.
+            if let Some(seen) = seen {
+                self.correct(objective, seen);
+            }
         }
         let Planned { schedule, plan, .. } = &self.planned;
         Course { schedule: Arc::clone(schedule), budgets: plan.budgets, is_baseline: false }
@@ -99,10 +103,29 @@ impl Kind {
     }
 
     /// A step that kept everything has ended, and has saved `scale` times what is planned.
-    pub(super) fn kept(&mut self, scale: f64, observed: &Observation) {
-        if let Some(weighing) = &mut self.weighing {
-            weighing.kept(observed.wall.div_f64(scale));
+    pub(super) fn kept(&mut self, objective: &Objective, scale: f64, observed: &Observation) {
+        let Some(weighing) = &mut self.weighing else { return };
+        let weight = weighing.kept(observed.wall.div_f64(scale));
+        if let Some(kept) = weighing.begins_with() {
+            self.keeps_in(objective, kept);
         }
+        if let Some(weight) = weight {
+            self.weigh(objective, weight);
+        }
+    }
+
+    /// A step with everything kept takes `kept`. Beside the profiled step, which moved everything, that shows what moving costs, so the
+    /// plan is made anew before any of its steps is compared.
+    fn keeps_in(&mut self, objective: &Objective, kept: Duration) {
+        let weighing = self.weighing.take();
+        if self.planned.shows_moving(kept) {
+            self.revise(objective, |_| {});
+            // One profile is not enough to keep everything for good.
+            if self.planned.keeps_all() {
+                self.revise(objective, Planned::forget_moving);
+            }
+        }
+        self.weighing = weighing.filter(|_| !self.planned.keeps_all());
     }
 
     /// How many times what is planned a step has saved that went like this, all its micro-batches together.
@@ -176,10 +199,15 @@ impl Kind {
             Some(_) => {
                 let is_unclear = planned.corrections.cost.is_none_or(|cost| {
                     let usual = kept.mul_f64((1.0 + cost.expected(planned.extra())).clamp(0.0, MOST_SCALE));
-                    seen.is_news() || seen.is_beyond(usual, cost.telling_change())
+                    // Other plans have shown what this one takes.
+                    let is_expected = seen.is_first && self.plans > 1 && !cost.is_vague(planned.extra());
+                    match is_expected {
+                        true => seen.is_beyond(usual, cost.chance()),
+                        false => seen.is_news() || seen.is_beyond(usual, cost.telling_change()),
+                    }
                 });
                 let known = planned.corrections.cost.filter(|_| !seen.is_strange);
-                self.weighing = is_unclear.then(|| Weighing::new(seen, known.unwrap_or_default()));
+                self.weighing = is_unclear.then(|| Weighing::new(Some(seen), known.unwrap_or_default()));
             }
             None if seen.is_news() => self.correct(objective, seen),
             None => {}
@@ -195,14 +223,19 @@ impl Kind {
         let is_paced = !planned.keeps_in(weight.kept);
         let (cost, extra) = weighing.cost.weighed(planned.extra(), most - 1.0, weight);
         planned.corrections.cost = Some(cost);
-        let is_done = weighing.is_long() || extra.is_clear();
+        let is_done =
+            weighing.is_long() || if weighing.is_short() { extra.is_far_over() } else { extra.is_clear() };
         let is_over = extra.is_over();
         let may_tighten = planned.corrections.may_tighten(extra);
         let plans = self.plans;
+        if is_done {
+            self.watch.compared();
+        }
         if !is_paced || (is_done && (is_over || may_tighten)) {
             self.revise(objective, |planned| match () {
-                () if is_over => planned.corrections.loosen(&planned.plan, extra),
-                () if may_tighten => planned.corrections.tighten(extra),
+                () if !is_done => {}
+                () if is_over => planned.loosen(weighing.cost, extra),
+                () if may_tighten => planned.tighten(weighing.cost, extra),
                 () => {}
             });
         }
@@ -253,8 +286,16 @@ impl Kind {
         if (revised.plan.budgets, &revised.schedule) != (plan.budgets, schedule) {
             self.plans += 1;
             self.watch.planned();
-            self.weighing = None;
+            self.weighing = first_weighing(objective, &revised);
         }
         self.planned = revised;
     }
+}
+
+/// A new plan for a time is compared from its first step on, unless the plans before it tell more of what it takes.
+fn first_weighing(objective: &Objective, planned: &Planned) -> Option<Weighing> {
+    let cost = planned.corrections.cost;
+    let is_vague = cost.is_none_or(|cost| cost.is_vague(planned.extra()));
+    let is_compared = objective.goal.step.is_some() && is_vague && !planned.keeps_all();
+    is_compared.then(|| Weighing::new(None, cost.unwrap_or_default()))
 }

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use super::Resources;
 use super::corrections::Corrections;
-use super::cost::Extra;
+use super::cost::{BESIDES, Cost, Extra, FIRST_DOUBT};
 use super::labels::Labels;
 use super::watch::Seen;
+use crate::machine::MOST_MOVING;
 use crate::report::{Baseline, PlanReport, PlanRow};
 use crate::schedule::Schedule;
 use crate::step_profile::StepProfile;
-use crate::{Budgets, Caps, Frontier, Goal, Machine, Placement, Plan, Prediction, ScopeId, Tally};
+use crate::{Budgets, Caps, Frontier, Goal, Machine, Placement, Plan, Prediction, Release, ScopeId, Tally};
 
 /// If computing takes longer or shorter than planned by more than this share, the profile's times are corrected. A device that waits
 /// between its kernels, as in a profiled step, may run faster than one that does not.
@@ -20,6 +21,12 @@ pub(super) const TELLING_PACE: f64 = 0.02;
 /// Steps that take more than so many times what is planned are judged as if it were no more.
 const MOST_PACE: f64 = 1e6;
 const SECONDS_PER_DAY: f64 = 86_400.0;
+/// What moving may cost the program's own work before anything is known of it, as a share of the time that the transfers take: on a CPU,
+/// whose processors move the bytes, and on a device with engines for that.
+const MOVING_BY_PROCESSOR: f64 = 0.3;
+const MOVING_BY_ENGINE: f64 = 0.01;
+/// How far a profiled step is from taking what others take, as a share of it.
+const PROFILE_DOUBT: f64 = 0.05;
 
 /// The goal of a plan, and the resources it may use.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -100,6 +107,70 @@ impl Planned {
         (pace - 1.0).abs() > TELLING_PACE
     }
 
+    /// A step with everything kept takes `kept`, as the first such steps show. What the profiled step took beyond that is partly what moving
+    /// costs. Returns whether another plan may be better now.
+    pub(super) fn shows_moving(&mut self, kept: Duration) -> bool {
+        let Planned { profile, machine, corrections, .. } = self;
+        let is_first = !corrections.is_measured && corrections.count == 0 && profile.moved > 0;
+        if is_first {
+            let computed = profile.work.computed() * profile.micro_batches.max(1);
+            let (beyond, moved) = (computed.saturating_sub(kept).as_secs_f64(), profile.moved as f64);
+            let by_moving = moving_doubt(machine, moved);
+            let share = share_of(by_moving, PROFILE_DOUBT * kept.as_secs_f64());
+            machine.moving = (share * beyond).min(by_moving) / moved;
+        }
+        let has_changed = self.keeps_in(kept);
+        has_changed || (is_first && self.machine.moving > 0.0)
+    }
+
+    /// Forgets what moving was found to cost.
+    pub(super) fn forget_moving(&mut self) {
+        self.machine.moving = 0.0;
+    }
+
+    /// Steps of the plan exceeded the goal. What was known of its cost is `before`.
+    pub(super) fn loosen(&mut self, before: Cost, extra: Extra) {
+        let (extra, is_explained) = self.explain(before, extra);
+        match is_explained {
+            true => self.corrections.explained(&self.plan, extra),
+            false => self.corrections.loosen(&self.plan, extra),
+        }
+    }
+
+    /// Steps of the plan took less time than the goal allows. What was known of its cost is `before`.
+    pub(super) fn tighten(&mut self, before: Cost, extra: Extra) {
+        let (extra, _) = self.explain(before, extra);
+        self.corrections.tighten(extra);
+    }
+
+    /// What was measured beside what was expected is partly what moving costs, the more of it the more the plan moves. Returns the same
+    /// with what would have been planned if that had been known, and whether that explains most of it.
+    fn explain(&mut self, before: Cost, extra: Extra) -> (Extra, bool) {
+        let (moved, kept) = (self.moved(), self.kept_step().as_secs_f64());
+        let news = extra.measured - before.expected(extra.planned);
+        if moved == 0.0 || kept == 0.0 || news == 0.0 {
+            return (extra, false);
+        }
+        let others = extra.planned - moved * self.machine.moving / kept;
+        let by_moving = moving_doubt(&self.machine, moved) / kept;
+        let share = share_of(by_moving, (FIRST_DOUBT * others).hypot(BESIDES));
+        let Planned { profile, machine, plan, corrections, .. } = self;
+        let known = std::mem::replace(&mut machine.moving, 0.0);
+        machine.moving = (known + share * news * kept / moved).clamp(0.0, MOST_MOVING);
+        plan.prediction = profile.work.simulate(&plan.placements, machine, &plan.budgets);
+        let explained = (machine.moving - known) * moved / kept;
+        corrections.cost = corrections.cost.map(|cost| cost.explained(before, explained / news));
+        (Extra { planned: self.extra(), ..extra }, explained > news.abs() / 2.0)
+    }
+
+    /// How many bytes leave the device or come back in a step of the plan.
+    fn moved(&self) -> f64 {
+        let Prediction { copied_out, copied_in, written, read, .. } = self.plan.prediction;
+        // What is copied may go through the disk besides.
+        let moved = (copied_out + copied_in).max(written + read);
+        moved as f64 * f64::from(self.profile.micro_batches.max(1))
+    }
+
     /// The activation peak of a step with everything kept.
     pub(super) fn kept_peak(&self) -> u64 {
         kept(&self.profile, &self.machine).prediction.peak()
@@ -173,6 +244,22 @@ impl Planned {
             kept_peak,
         }
     }
+}
+
+/// How many seconds moving so many bytes may cost before anything is known of that.
+fn moving_doubt(machine: &Machine, moved: f64) -> f64 {
+    let Machine { copy_out, copy_in, disk_write, disk_read, .. } = machine;
+    match machine.release {
+        Release::WhenStored => MOVING_BY_PROCESSOR * moved / disk_write.min(*disk_read),
+        Release::InStreamOrder => MOVING_BY_ENGINE * moved / copy_out.min(*copy_in),
+        Release::OnceWritten => MOVING_BY_ENGINE * moved / disk_write.min(*disk_read),
+    }
+}
+
+/// How much of a sum is due to the one of two, if these are their standard deviations.
+fn share_of(one: f64, other: f64) -> f64 {
+    let all = one.powi(2) + other.powi(2);
+    if all > 0.0 && all.is_finite() { one.powi(2) / all } else { 0.0 }
 }
 
 /// What `time` is beyond `kept`, as a share of that.

@@ -173,6 +173,7 @@ impl SavedPlan {
             min_bytes,
             micro_batches: profile.micro_batches.get(),
             rates: Rates::default(),
+            moved: 0,
         };
         (profile, learnt)
     }

@@ -82,6 +82,17 @@ impl Watch {
         *self = Watch { patience: self.patience, ..Watch::default() };
     }
 
+    /// The plan's first steps were compared with others, which has shown how long they take.
+    pub(super) fn compared(&mut self) {
+        *self = Watch {
+            settles: false,
+            has_settled: true,
+            patience: self.patience,
+            rest: self.rest,
+            ..Watch::default()
+        };
+    }
+
     /// Whether the next step is timed.
     pub(super) fn settles(&self) -> bool {
         self.settles

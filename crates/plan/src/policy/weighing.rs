@@ -1,47 +1,68 @@
-//! Planned steps and steps that keep everything, in turn, for comparison.
+//! Steps that keep everything and planned ones, in turn, for comparison.
 
 use std::time::Duration;
 
 use super::cost::{Cost, Weight};
 use super::watch::Seen;
 
-/// Two steps that keep everything come between two planned ones, and so on: a machine that becomes faster or slower meanwhile does so for
-/// both. The first result comes after this many of each kind, and the last after that many.
-const FEWEST: usize = 4;
-const MOST: usize = 8;
+/// The first step of each kind does not count: it has to find its memory. Of every four others, the first and the last keep everything: a
+/// machine that becomes faster or slower meanwhile does so for both kinds. There is a result whenever as many steps of both kinds count, an
+/// even number of each: two at least, and these many at most.
+const FEWEST: usize = 2;
+pub(super) const MOST: usize = 8;
 
 /// Steps of a plan are being compared with steps that keep everything.
 #[derive(Clone, Debug)]
 pub(super) struct Weighing {
-    /// The steps that were the reason.
-    pub(super) seen: Seen,
+    /// The steps that were the reason, if it is not that the plan is new.
+    pub(super) seen: Option<Seen>,
     /// What was known before.
     pub(super) cost: Cost,
+    /// The first step that kept everything, and whether there was a planned one.
+    first_kept: Option<Duration>,
+    is_begun: bool,
     planned: Vec<Duration>,
     kept: Vec<Duration>,
 }
 
 impl Weighing {
-    pub(super) fn new(seen: Seen, cost: Cost) -> Weighing {
-        Weighing { seen, cost, planned: vec![seen.wall], kept: Vec::new() }
+    pub(super) fn new(seen: Option<Seen>, cost: Cost) -> Weighing {
+        Weighing { seen, cost, first_kept: None, is_begun: false, planned: Vec::new(), kept: Vec::new() }
     }
 
     /// Whether the next step keeps everything.
     pub(super) fn wants_kept(&self) -> bool {
-        !self.planned.len().is_multiple_of(2) && self.kept.len() <= self.planned.len()
+        self.first_kept.is_none() || matches!((self.planned.len() + self.kept.len()) % 4, 0 | 3)
     }
 
-    /// A step that kept everything took `wall`.
-    pub(super) fn kept(&mut self, wall: Duration) {
+    /// A step that kept everything took `wall`. Returns the result, if there is a new one.
+    pub(super) fn kept(&mut self, wall: Duration) -> Option<Weight> {
+        if self.first_kept.is_none() {
+            self.first_kept = Some(wall);
+            return None;
+        }
         self.kept.push(wall);
+        self.weight()
     }
 
     /// A planned step took `wall`. Returns the result, if there is a new one.
     pub(super) fn planned(&mut self, wall: Duration) -> Option<Weight> {
+        if !std::mem::replace(&mut self.is_begun, true) {
+            return None;
+        }
         self.planned.push(wall);
-        let count = self.planned.len();
-        let is_enough = count >= FEWEST && self.kept.len() >= FEWEST;
-        (count.is_multiple_of(2) && is_enough).then(|| self.weight())
+        self.weight()
+    }
+
+    /// The time of a step that keeps everything, as soon as that is known, before any planned step.
+    pub(super) fn begins_with(&self) -> Option<Duration> {
+        let second = self.kept.first().filter(|_| !self.is_begun)?;
+        Some(self.first_kept?.min(*second))
+    }
+
+    /// Whether so few steps were timed that they tell little of how much steps vary.
+    pub(super) fn is_short(&self) -> bool {
+        self.planned.len() <= FEWEST
     }
 
     /// Whether there were as many steps as there may be.
@@ -49,7 +70,11 @@ impl Weighing {
         self.planned.len() >= MOST
     }
 
-    fn weight(&self) -> Weight {
+    fn weight(&self) -> Option<Weight> {
+        let count = self.planned.len();
+        if count < FEWEST || !count.is_multiple_of(2) || self.kept.len() != count {
+            return None;
+        }
         let [planned, kept] = [&self.planned, &self.kept].map(|walls| usual(walls));
         let deviations = |walls: &[Duration], usual: f64| -> Vec<f64> {
             walls.iter().map(|wall| (wall.as_secs_f64() / usual.max(f64::MIN_POSITIVE) - 1.0).abs()).collect()
@@ -58,9 +83,9 @@ impl Weighing {
         deviations.sort_unstable_by(f64::total_cmp);
         // Two of three are within the standard deviation.
         let deviation = deviations.get(2 * deviations.len() / 3).copied().unwrap_or_default();
-        let error = deviation * (2.0 / self.kept.len() as f64).sqrt();
+        let error = deviation * (2.0 / count as f64).sqrt();
         let extra = planned / kept.max(f64::MIN_POSITIVE) - 1.0;
-        Weight { kept: Duration::from_secs_f64(kept), extra, error, deviation }
+        Some(Weight { kept: Duration::from_secs_f64(kept), extra, error, deviation })
     }
 }
 
@@ -79,24 +104,16 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    fn weighing() -> Weighing {
-        let (wall, quickest, slowest) = (103 * MS, 103 * MS, 103 * MS);
-        let seen = Seen { wall, stall: MS, quickest, slowest, is_first: true, is_strange: false };
-        Weighing::new(seen, Cost::default())
-    }
-
     /// The results of a whole weighing. The step with this number, which keeps everything or not, takes so long.
     fn weigh(wall: impl Fn(u32, bool) -> Duration) -> Vec<Weight> {
-        let mut weighing = weighing();
+        let mut weighing = Weighing::new(None, Cost::default());
         let mut weights = Vec::new();
-        for number in 1.. {
-            match weighing.wants_kept() {
+        for number in 0..18 {
+            weights.extend(match weighing.wants_kept() {
                 true => weighing.kept(wall(number, true)),
-                false => weights.extend(weighing.planned(wall(number, false))),
-            }
-            if weighing.is_long() {
-                break;
-            }
+                false => weighing.planned(wall(number, false)),
+            });
+            assert_eq!(weighing.is_long(), number >= 16);
         }
         weights
     }
@@ -106,25 +123,22 @@ mod tests {
     }
 
     #[test]
-    fn two_steps_that_keep_everything_come_between_two_planned_ones() {
-        let mut weighing = weighing();
-        let kept = (0..11).map(|_| {
-            let kept = weighing.wants_kept();
-            if kept {
-                weighing.kept(100 * MS);
-            } else {
-                let _ = weighing.planned(103 * MS);
-            }
-            kept
+    fn steps_that_keep_everything_come_first_and_last() {
+        let mut weighing = Weighing::new(None, Cost::default());
+        let kept = (0..18).map(|number| {
+            let is_kept = weighing.wants_kept();
+            let _ = if is_kept { weighing.kept((110 - number) * MS) } else { weighing.planned(103 * MS) };
+            assert_eq!(weighing.begins_with(), (number == 1).then_some(109 * MS));
+            is_kept
         });
         let (k, p) = (true, false);
-        assert_eq!(kept.collect::<Vec<_>>(), [k, k, p, p, k, k, p, p, k, k, p]);
+        assert_eq!(kept.collect::<Vec<_>>(), [k, k, p, p, p, k, k, p, p, k, k, p, p, k, k, p, p, k]);
     }
 
     #[test]
-    fn there_is_a_result_with_every_second_planned_step() {
+    fn there_is_a_result_after_as_many_steps_of_both_kinds() {
         let weights = weigh(|_, kept| wall(kept));
-        assert_eq!(weights.len(), 3);
+        assert_eq!(weights.len(), 4);
         for Weight { kept, extra, error, .. } in weights {
             assert!(kept == 100 * MS && (extra - 0.03).abs() < 1e-9 && error < 1e-9);
         }
@@ -133,21 +147,24 @@ mod tests {
     #[test]
     fn a_machine_that_becomes_faster_says_nothing_of_the_plan() {
         let weights = weigh(|number, kept| wall(kept).mul_f64(1.0 - 0.001 * f64::from(number)));
-        assert!(weights.iter().all(|weight| (weight.extra - 0.03).abs() < 2e-4), "{weights:?}");
+        // The step that does not count comes between, which is half a step's change.
+        assert!(weights.iter().all(|weight| (weight.extra - 0.03).abs() < 6e-4), "{weights:?}");
     }
 
     #[test]
     fn a_step_that_was_disturbed_does_not_count() {
-        for disturbed in 1..12 {
+        for disturbed in 0..18 {
             let weights = weigh(|number, kept| wall(kept) * if number == disturbed { 2 } else { 1 });
-            assert!(weights.iter().all(|weight| (weight.extra - 0.03).abs() < 1e-9), "{weights:?}");
+            assert!(weights[1..].iter().all(|weight| (weight.extra - 0.03).abs() < 1e-9), "{weights:?}");
+            let Weight { extra, error, .. } = weights[0];
+            assert!((extra - 0.03).abs() <= 2.0 * error + 1e-9, "{weights:?}");
         }
     }
 
     #[test]
     fn the_more_steps_vary_the_larger_is_the_error() {
         let error = |varies: f64| {
-            weigh(|number, kept| wall(kept).mul_f64(1.0 + varies * f64::from(number % 3)))[2].error
+            weigh(|number, kept| wall(kept).mul_f64(1.0 + varies * f64::from(number % 3)))[3].error
         };
         assert!(error(0.01) > 0.003 && (3.0..5.0).contains(&(error(0.04) / error(0.01))));
     }

@@ -154,6 +154,7 @@ impl Run<'_> {
         self.on_device += bytes;
         self.early += if early { bytes } else { 0 };
         self.places[index] = Place { at: At::Loading(there), early, ..Place::default() };
+        self.move_bytes(bytes);
     }
 
     fn read(&mut self, index: usize) -> f64 {

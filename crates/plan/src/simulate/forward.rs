@@ -30,6 +30,7 @@ impl Run<'_> {
             Release::WhenStored | Release::OnceWritten => {
                 self.releasing.push_back(index);
                 self.disk.write(index, bytes, self.now);
+                self.move_bytes(bytes);
             }
             Release::InStreamOrder => {
                 if self.make_room(bytes) {
@@ -44,6 +45,7 @@ impl Run<'_> {
         self.take_host(index);
         let ends = self.copies_out.transfer(bytes, self.now);
         self.places[index].copied = Some(ends);
+        self.move_bytes(bytes);
         self.releasing.push_back(index);
         self.prediction.copied_out += bytes;
         if self.placement(index) == Placement::Disk {

@@ -220,14 +220,16 @@ fn machine() -> impl Strategy<Value = Machine> {
     let speed = || 1e3..1e6;
     let release =
         prop::sample::select(vec![Release::InStreamOrder, Release::WhenStored, Release::OnceWritten]);
-    (speed(), speed(), speed(), speed(), 0_u64..20_000, release).prop_map(
-        |(copy_out, copy_in, disk_write, disk_read, host_pool, release)| Machine {
+    let moving = prop_oneof![Just(0.0), 0.0..1e-4];
+    (speed(), speed(), speed(), speed(), 0_u64..20_000, release, moving).prop_map(
+        |(copy_out, copy_in, disk_write, disk_read, host_pool, release, moving)| Machine {
             copy_out,
             copy_in,
             disk_write,
             disk_read,
             host_pool,
             release,
+            moving,
         },
     )
 }
@@ -247,9 +249,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
-    fn time_is_computed_or_waited((work, placements) in case(), machine in machine(), budgets in budgets()) {
+    fn time_is_computed_waited_or_taken_by_moves((work, placements) in case(), machine in machine(), budgets in budgets()) {
         let prediction = work.simulate(&placements, &machine, &budgets);
-        let sum = work.computed() + prediction.recomputed + prediction.stall.total();
+        let sum = work.computed() + prediction.recomputed + prediction.stall.total() + prediction.moving;
         prop_assert!(prediction.step.abs_diff(sum) < Duration::from_micros(1), "{prediction:?}");
     }
 

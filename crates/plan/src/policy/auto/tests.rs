@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use super::super::weighing::Weighing;
 use super::*;
 use crate::report::{Baseline, PlanReport};
 use crate::{Activation, Position, Rates, Save, Workload};
@@ -84,12 +85,23 @@ impl Run {
     /// A run whose second step has shown `profile`.
     fn planned(goal: Goal, profile: StepProfile) -> Run {
         let mut run = Run::begin(goal);
-        assert!(matches!(run.next_step(), NextStep::OffloadAll { profiled: false, .. }));
-        run.ended(StepOutcome::Unplanned, Observation::default());
-        assert!(matches!(run.next_step(), NextStep::OffloadAll { profiled: true, .. }));
-        run.ended(StepOutcome::Profiled(Some(Box::new(profile))), Observation::default());
+        run.begun(profile);
         assert!(matches!(run.next_step(), NextStep::Follow { .. }));
         run
+    }
+
+    /// The same where everything fits.
+    fn roomy(goal: Goal, profile: StepProfile) -> Run {
+        let mut run = Run { free: u64::MAX, ..Run::begin(goal) };
+        run.begun(profile);
+        run
+    }
+
+    fn begun(&mut self, profile: StepProfile) {
+        assert!(matches!(self.next_step(), NextStep::OffloadAll { profiled: false, .. }));
+        self.ended(StepOutcome::Unplanned, Observation::default());
+        assert!(matches!(self.next_step(), NextStep::OffloadAll { profiled: true, .. }));
+        self.ended(StepOutcome::Profiled(Some(Box::new(profile))), Observation::default());
     }
 
     /// How the next step is run.
@@ -247,7 +259,7 @@ const KEPT: Duration = Duration::from_millis(LAYERS * 30);
 
 #[test]
 fn what_a_plan_costs_beside_its_stalls_is_told_by_steps_that_keep_everything() {
-    let mut run = Run { free: u64::MAX, ..Run::planned(Goal::overhead(0.02), profile(400.0)) };
+    let mut run = Run::roomy(Goal::overhead(0.02), profile(400.0));
     let before = run.report();
     // A plan as low as the first takes a tenth longer than it should, without a stall; a higher one does not.
     let mut weighed = 0;
@@ -265,21 +277,21 @@ fn what_a_plan_costs_beside_its_stalls_is_told_by_steps_that_keep_everything() {
 
 #[test]
 fn a_plan_that_stays_beyond_its_goal_is_loosened_until_everything_is_kept() {
-    let mut run = Run { free: u64::MAX, ..Run::planned(Goal::overhead(0.02), profile(400.0)) };
+    let mut run = Run::roomy(Goal::overhead(0.02), profile(400.0));
     for _ in 0..60 {
         run.step(KEPT, 1.2);
     }
     let report = run.report();
-    assert!(report.keeps_all() && report.in_reach && report.loosened == 5, "{report}");
+    assert!(report.keeps_all() && report.in_reach && report.loosened > 0, "{report}");
     assert!(report.to_string().contains("everything is kept"), "{report}");
 }
 
-/// A run of a goal of a tenth, whose steps take `factor` times as much beyond one with everything kept as is planned.
+/// A run of a goal of a tenth, whose steps wait `factor` times as long as is planned.
 fn run_of_plans_that_cost(factor: f64) -> Run {
-    let mut run = Run { free: u64::MAX, ..Run::planned(Goal::overhead(0.1), profile(50.0)) };
+    let mut run = Run::roomy(Goal::overhead(0.1), profile(50.0));
     for _ in 0..60 {
-        let planned = run.report().step.saturating_sub(KEPT);
-        run.step(KEPT, 1.0 + factor * planned.as_secs_f64() / KEPT.as_secs_f64());
+        let waits = run.report().prediction.stall.total();
+        run.step(KEPT, 1.0 + factor * waits.as_secs_f64() / KEPT.as_secs_f64());
     }
     run
 }
@@ -289,8 +301,8 @@ fn a_plan_that_takes_more_than_planned_comes_within_its_goal() {
     let before = Run::planned(Goal::overhead(0.1), profile(50.0)).report();
     assert!(before.step > KEPT.mul_f64(1.08), "{before}");
     let after = run_of_plans_that_cost(1.5).report();
-    let step = KEPT + (after.step - KEPT).mul_f64(1.5);
-    assert!((KEPT.mul_f64(1.06)..=KEPT.mul_f64(1.1)).contains(&step), "{step:?}: {after}");
+    let step = KEPT + after.prediction.stall.total().mul_f64(1.5);
+    assert!((KEPT.mul_f64(1.045)..=KEPT.mul_f64(1.1)).contains(&step), "{step:?}: {after}");
     assert!(after.loosened == 1 && after.prediction.peak() > before.prediction.peak(), "{before}\n{after}");
 }
 
@@ -298,10 +310,58 @@ fn a_plan_that_takes_more_than_planned_comes_within_its_goal() {
 fn a_plan_that_takes_less_than_planned_is_replaced_by_a_lower_one() {
     let before = Run::planned(Goal::overhead(0.1), profile(50.0)).report();
     let after = run_of_plans_that_cost(0.5).report();
-    let step = KEPT + (after.step - KEPT) / 2;
+    let step = KEPT + after.prediction.stall.total() / 2;
     assert!((KEPT.mul_f64(1.06)..=KEPT.mul_f64(1.1)).contains(&step), "{step:?}: {after}");
     assert!(after.loosened == 0 && after.tightened > 0, "{after}");
     assert!(after.prediction.peak() < before.prediction.peak(), "{before}\n{after}");
+}
+
+/// A run of a goal of 2 %, whose profiled step took 600 ms and moved everything.
+fn run_that_moved() -> Run {
+    let profile = StepProfile { moved: 2 * LAYERS * MB, ..profile(40.0) };
+    Run::roomy(Goal::overhead(0.02), profile)
+}
+
+#[test]
+fn what_moving_costs_is_told_by_the_profile_and_the_first_steps_that_keep_everything() {
+    let mut run = run_that_moved();
+    let before = run.report();
+    (0..2).for_each(|_| run.step(KEPT.mul_f64(0.9), 2.0));
+    let after = run.report();
+    // 60 ms for 40 MB.
+    let cost = after.machine.moving * 40e6;
+    assert!((0.04..0.06).contains(&cost), "{cost}");
+    assert!(after.prediction.written > 0 && after.prediction.written < before.prediction.written, "{after}");
+    assert!(matches!(run.next_step(), NextStep::Follow { .. }));
+}
+
+#[test]
+fn a_profile_alone_does_not_make_a_plan_that_keeps_everything() {
+    let mut run = run_that_moved();
+    (0..2).for_each(|_| run.step(KEPT.mul_f64(0.6), 2.0));
+    let after = run.report();
+    assert!(after.machine.moving == 0.0 && !after.keeps_all(), "{after}");
+}
+
+#[test]
+fn what_a_plan_takes_is_compared_again_only_if_that_tells_more_than_is_known() {
+    // Of every five steps two take a tenth longer.
+    let mut number = 0;
+    let mut varied = |run: &mut Run, first: u64| {
+        number += 1;
+        let moves = run.report().prediction.written as f64 / first as f64;
+        let noise = if number % 5 < 2 { 1.1 } else { 1.0 };
+        let is_kept = matches!(run.next_step(), NextStep::Baseline);
+        run.step(KEPT.mul_f64(noise), 1.0 + 0.3 * moves);
+        is_kept
+    };
+    let mut run = Run::roomy(Goal::overhead(0.1), profile(400.0));
+    let first = run.report().prediction.written;
+    while run.report().loosened == 0 {
+        varied(&mut run, first);
+    }
+    assert!(!run.report().keeps_all());
+    assert!(!(0..10).any(|_| varied(&mut run, first)), "{}", run.report());
 }
 
 #[test]
@@ -316,8 +376,8 @@ fn the_times_of_steps_in_which_kernels_are_made_do_not_count() {
 
 #[test]
 fn a_plan_beyond_its_goal_is_not_passed_for_its_quickest_steps() {
-    let mut run = Run { free: u64::MAX, ..Run::planned(Goal::overhead(0.1), profile(50.0)) };
-    for times in [1.14, 1.14, 1.09].repeat(4) {
+    let mut run = Run::roomy(Goal::overhead(0.1), profile(50.0));
+    for times in [1.14, 1.14, 1.09].repeat(6) {
         run.step(KEPT, times);
     }
     assert_eq!(run.report().loosened, 1, "{}", run.report());
@@ -326,10 +386,10 @@ fn a_plan_beyond_its_goal_is_not_passed_for_its_quickest_steps() {
 #[test]
 fn a_plan_is_not_compared_with_steps_of_more_than_one_kind() {
     for went in [LOST, StepOutcome::Planned(Adherence::Altered)] {
-        let mut run = Run { free: u64::MAX, ..Run::planned(Goal::overhead(0.02), profile(400.0)) };
+        let mut run = Run::roomy(Goal::overhead(0.02), profile(400.0));
+        (0..5).for_each(|_| run.step(KEPT / 2, 1.02));
         let before = run.report();
-        (0..5).for_each(|_| run.step(KEPT / 2, 2.2));
-        assert!(!run.auto.is_settled());
+        assert!(run.auto.kinds[0].weighing.is_some() && !run.auto.is_settled());
         run.ended(went, Observation::default());
         assert!(run.auto.kinds[0].weighing.is_none() && run.report() == before);
     }
@@ -338,16 +398,17 @@ fn a_plan_is_not_compared_with_steps_of_more_than_one_kind() {
 #[test]
 fn a_plan_that_is_replaced_while_it_is_compared_is_compared_no_longer() {
     let goal = Goal { peak: Some(22 * MB), ..Goal::overhead(0.02) };
-    let mut run = Run { free: u64::MAX, ..Run::planned(goal, profile(400.0)) };
-    (0..5).for_each(|_| run.step(KEPT, 1.2));
-    assert!(run.auto.kinds[0].weighing.is_some());
+    let mut run = Run::roomy(goal, profile(400.0));
+    (0..4).for_each(|_| run.step(KEPT, 1.2));
+    assert!(!run.auto.kinds[0].weighing.as_ref().unwrap().wants_kept());
     run.ended(WHOLE, Observation { wall: KEPT, peak: 36 * MB, compiled: true, ..Observation::default() });
-    assert!(run.report().plans == 2 && run.auto.kinds[0].weighing.is_none());
+    assert!(run.report().plans == 2);
+    assert!(run.auto.kinds[0].weighing.as_ref().is_none_or(Weighing::wants_kept), "it begins anew");
 }
 
 #[test]
 fn a_plan_that_keeps_its_goal_is_weighed_once_and_left_alone() {
-    let mut run = Run { free: u64::MAX, ..Run::planned(Goal::overhead(0.02), profile(400.0)) };
+    let mut run = Run::roomy(Goal::overhead(0.02), profile(400.0));
     let kept = (0..200).filter(|_| {
         let is_kept = matches!(run.next_step(), NextStep::Baseline);
         run.step(KEPT, 1.018);
@@ -360,7 +421,7 @@ fn a_plan_that_keeps_its_goal_is_weighed_once_and_left_alone() {
 
 #[test]
 fn a_plan_whose_profile_was_of_slower_steps_is_not_passed_for_it() {
-    let mut run = Run { free: u64::MAX, ..Run::planned(Goal::overhead(0.02), profile(400.0)) };
+    let mut run = Run::roomy(Goal::overhead(0.02), profile(400.0));
     // By the profile, they take 1 % more than with everything kept, and in truth 6 %.
     for _ in 0..20 {
         run.step(KEPT.mul_f64(1.01 / 1.06), 1.06);
@@ -370,7 +431,7 @@ fn a_plan_whose_profile_was_of_slower_steps_is_not_passed_for_it() {
 
 #[test]
 fn a_machine_of_another_speed_is_no_reason_to_loosen_a_plan_or_to_profile() {
-    let mut run = Run { free: u64::MAX, ..Run::planned(Goal::overhead(0.02), profile(400.0)) };
+    let mut run = Run::roomy(Goal::overhead(0.02), profile(400.0));
     for kept in [KEPT, 2 * KEPT, KEPT / 3] {
         for _ in 0..50 {
             run.step(kept, 1.01);
@@ -487,7 +548,7 @@ fn each_peak_beyond_the_budget_counts() {
 #[test]
 fn what_is_known_to_be_beyond_the_peak_is_not_kept_to_be_held_beside() {
     let goal = Goal { peak: Some(22 * MB), ..Goal::overhead(0.02) };
-    let mut run = Run { free: u64::MAX, ..Run::planned(goal, profile(20.0)) };
+    let mut run = Run::roomy(goal, profile(20.0));
     let mut over = 0;
     for _ in 0..40 {
         // 5 MB more than planned, whatever the plan.
