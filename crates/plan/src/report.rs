@@ -24,7 +24,7 @@ pub struct PlanReport {
     pub prediction: Prediction,
     /// The chosen settings.
     pub budgets: Budgets,
-    /// The bandwidths that the plan relies on: nine tenths of those measured.
+    /// The bandwidths that the plan relies on: somewhat less than those measured.
     pub machine: Machine,
     /// Whether the goal is reached. If not, this is the quickest plan within the goal's peak, or else the one with the lowest activation
     /// peak.

@@ -312,9 +312,9 @@ fn steps_that_vary_little_end_close_to_their_goal_and_not_above() {
 fn steps_that_vary_more_than_the_goal_allows_are_left_alone_before_long() {
     for goal in GOALS {
         let outcomes = Outcomes::of(goal, CPU);
-        assert!(outcomes.over() <= 0.4 && outcomes.unused() < 0.2);
+        assert!(outcomes.over() <= 0.35 && outcomes.unused() < 0.25);
         assert!(outcomes.place(0.5, |one| one.settled as f64) <= 30.0);
-        assert!(outcomes.place(0.9, |one| one.settled as f64) <= 50.0);
+        assert!(outcomes.place(0.9, |one| one.settled as f64) <= 60.0);
         assert!(outcomes.place(0.9, |one| f64::from(one.kept)) <= 24.0);
     }
 }

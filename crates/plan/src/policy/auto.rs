@@ -166,6 +166,7 @@ impl Auto {
             return;
         }
         self.kinds[..=followed.course].rotate_right(1);
+        let may_have_more = self.kinds.len() < MOST_KINDS;
         let (kind, objective) = (&mut self.kinds[0], &self.objective);
         let &Observation { step, peak, .. } = observed;
         let is_timed = !observed.compiled || self.compiled > COMPILED;
@@ -174,7 +175,7 @@ impl Auto {
         match followed.how {
             // It does work that later ones need not repeat, and makes the gradients that those find.
             Adherence::Whole(_) if step < FIRST_PROFILED => self.attempts.followed(),
-            Adherence::Whole(_) | Adherence::Part | Adherence::Larger => {
+            Adherence::Whole(_) | Adherence::Part | Adherence::Larger | Adherence::Altered => {
                 let scale = kind.scale(&followed);
                 match (is_kept, is_timed) {
                     (false, true) => kind.stepped(objective, scale, observed),
@@ -186,17 +187,13 @@ impl Auto {
                         }
                     }
                 }
-                // A plan for larger steps also serves those that it was made for until now.
-                match kind.shrinks(&followed) || followed.how == Adherence::Larger {
-                    true => self.attempts.want(step),
-                    false => self.attempts.followed(),
-                }
-            }
-            // Steps that are never alike get along with the plans that there are.
-            Adherence::Altered => {
-                kind.weighing = None;
-                if self.kinds.len() < MOST_KINDS {
-                    self.attempts.want(step);
+                match followed.how {
+                    // Steps that are never alike get along with the plans that there are.
+                    Adherence::Altered if may_have_more => self.attempts.want(step),
+                    Adherence::Altered => {}
+                    // A plan for larger steps also serves those that it was made for until now.
+                    how if kind.shrinks(&followed) || how == Adherence::Larger => self.attempts.want(step),
+                    _ => self.attempts.followed(),
                 }
             }
             Adherence::Lost => {

@@ -8,21 +8,23 @@ use super::weighing::MOST;
 
 /// The share of what the goal allows that corrected plans aim for, and how much of the standard error they leave besides.
 const AIM: f64 = 0.97;
-const CAUTION: f64 = 1.0;
+const CAUTION: f64 = 0.5;
+/// Where steps vary so much that the error is larger than plans are off anyway, this much of it counts as beyond the goal.
+const DOUBT: f64 = 0.5;
 /// Steps exceed their goal, or are well within it, only beyond this share of a step.
 const TELLING_OVER: f64 = 0.001;
 /// What a plan takes is clear if its standard error is less than this share of what the goal allows, or if it is this many standard errors
 /// away from what the goal allows.
-const CLOSE: f64 = 0.05;
+const CLOSE: f64 = 0.1;
 const CLEAR: f64 = 1.5;
 /// Steps are far beyond their goal if they take so much more than it allows, as a share of that.
-const FAR: f64 = 0.5;
+const FAR: f64 = 0.25;
 /// What is this many standard errors away from what was expected is no chance.
 const CERTAIN: f64 = 3.0;
 /// How far plans are from taking what was planned, as multiples of it: at first, and from one plan to the next. And how far they are from
 /// that, as a share of a step.
 pub(super) const FIRST_DOUBT: f64 = 0.5;
-const NEXT_DOUBT: f64 = 0.15;
+const NEXT_DOUBT: f64 = 0.2;
 pub(super) const BESIDES: f64 = 0.003;
 
 /// Steps are longer or shorter than expected beyond this share, or beyond this many standard deviations where they vary more.
@@ -93,11 +95,6 @@ impl Cost {
         self.error.max(NEXT_DOUBT) * planned > self.deviation * (2.0 / MOST as f64).sqrt()
     }
 
-    /// By which share all of a few steps may differ from what is expected.
-    pub(super) fn chance(self) -> f64 {
-        self.deviation.max(BESIDES)
-    }
-
     /// By which share steps differ from what is expected that are not taken for chance.
     pub(super) fn telling_change(self) -> f64 {
         TELLING_CHANGE.max(TELLING_DEVIATIONS * self.deviation)
@@ -128,7 +125,8 @@ impl Cost {
 
 impl Extra {
     pub(super) fn is_over(self) -> bool {
-        self.measured > self.allowed + TELLING_OVER
+        let doubt = DOUBT * (self.error - BESIDES).max(0.0);
+        self.measured + doubt > self.allowed + TELLING_OVER
     }
 
     /// Whether few steps are enough to tell that they take too long.
@@ -194,7 +192,7 @@ mod tests {
     fn corrected_plans_leave_time_for_what_is_uncertain() {
         let extra = Extra { allowed: 0.05, planned: 0.05, measured: 0.06, error: 0.0 };
         let uncertain = Extra { error: 0.01, ..extra };
-        assert!((0.8..0.833).contains(&extra.aim()) && (0.66..0.7).contains(&uncertain.aim()));
+        assert!((0.8..0.833).contains(&extra.aim()) && (0.7..0.76).contains(&uncertain.aim()));
         assert!(extra.is_clear() && !Extra { error: 0.008, ..extra }.is_clear());
     }
 }

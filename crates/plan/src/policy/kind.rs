@@ -196,13 +196,13 @@ impl Kind {
                 planned.keeps_in(seen.wall);
                 self.revise(objective, |_| {});
             }
-            Some(_) => {
+            Some(most) => {
                 let is_unclear = planned.corrections.cost.is_none_or(|cost| {
                     let usual = kept.mul_f64((1.0 + cost.expected(planned.extra())).clamp(0.0, MOST_SCALE));
                     // Other plans have shown what this one takes.
                     let is_expected = seen.is_first && self.plans > 1 && !cost.is_vague(planned.extra());
                     match is_expected {
-                        true => seen.is_beyond(usual, cost.chance()),
+                        true => planned.measured(most, seen.wall, kept).is_over(),
                         false => seen.is_news() || seen.is_beyond(usual, cost.telling_change()),
                     }
                 });
@@ -223,24 +223,23 @@ impl Kind {
         let is_paced = !planned.keeps_in(weight.kept);
         let (cost, extra) = weighing.cost.weighed(planned.extra(), most - 1.0, weight);
         planned.corrections.cost = Some(cost);
-        let is_done =
-            weighing.is_long() || if weighing.is_short() { extra.is_far_over() } else { extra.is_clear() };
         let is_over = extra.is_over();
-        let may_tighten = planned.corrections.may_tighten(extra);
-        let plans = self.plans;
-        if is_done {
-            self.watch.compared();
+        // Two steps of each kind are enough where they are far beyond the goal, or where other plans have shown about the same.
+        let is_told_little = weighing.is_short() && (self.plans == 1 || is_over);
+        let is_done =
+            weighing.is_long() || if is_told_little { extra.is_far_over() } else { extra.is_clear() };
+        if !is_done {
+            self.weighing = Some(weighing);
+            return;
         }
-        if !is_paced || (is_done && (is_over || may_tighten)) {
+        self.watch.compared();
+        let may_tighten = planned.corrections.may_tighten(extra);
+        if is_over || may_tighten || !is_paced {
             self.revise(objective, |planned| match () {
-                () if !is_done => {}
                 () if is_over => planned.loosen(weighing.cost, extra),
                 () if may_tighten => planned.tighten(weighing.cost, extra),
                 () => {}
             });
-        }
-        if !is_done && self.plans == plans {
-            self.weighing = Some(weighing);
         }
     }
 
@@ -297,5 +296,8 @@ fn first_weighing(objective: &Objective, planned: &Planned) -> Option<Weighing> 
     let cost = planned.corrections.cost;
     let is_vague = cost.is_none_or(|cost| cost.is_vague(planned.extra()));
     let is_compared = objective.goal.step.is_some() && is_vague && !planned.keeps_all();
-    is_compared.then(|| Weighing::new(None, cost.unwrap_or_default()))
+    is_compared.then(|| match planned.corrections.is_measured {
+        true => Weighing::again(cost.unwrap_or_default()),
+        false => Weighing::new(None, cost.unwrap_or_default()),
+    })
 }

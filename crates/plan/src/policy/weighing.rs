@@ -18,27 +18,50 @@ pub(super) struct Weighing {
     pub(super) seen: Option<Seen>,
     /// What was known before.
     pub(super) cost: Cost,
-    /// The first step that kept everything, and whether there was a planned one.
-    first_kept: Option<Duration>,
+    first_kept: First,
+    /// Whether there was a planned step.
     is_begun: bool,
     planned: Vec<Duration>,
     kept: Vec<Duration>,
 }
 
+/// The first step that keeps everything.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum First {
+    /// There is none yet.
+    Due,
+    /// It took so long.
+    Took(Duration),
+    /// There were others not long ago.
+    Spared,
+}
+
 impl Weighing {
     pub(super) fn new(seen: Option<Seen>, cost: Cost) -> Weighing {
-        Weighing { seen, cost, first_kept: None, is_begun: false, planned: Vec::new(), kept: Vec::new() }
+        Weighing {
+            seen,
+            cost,
+            first_kept: First::Due,
+            is_begun: false,
+            planned: Vec::new(),
+            kept: Vec::new(),
+        }
+    }
+
+    /// Steps of a new plan, after those of another one were compared.
+    pub(super) fn again(cost: Cost) -> Weighing {
+        Weighing { first_kept: First::Spared, ..Weighing::new(None, cost) }
     }
 
     /// Whether the next step keeps everything.
     pub(super) fn wants_kept(&self) -> bool {
-        self.first_kept.is_none() || matches!((self.planned.len() + self.kept.len()) % 4, 0 | 3)
+        self.first_kept == First::Due || matches!((self.planned.len() + self.kept.len()) % 4, 0 | 3)
     }
 
     /// A step that kept everything took `wall`. Returns the result, if there is a new one.
     pub(super) fn kept(&mut self, wall: Duration) -> Option<Weight> {
-        if self.first_kept.is_none() {
-            self.first_kept = Some(wall);
+        if self.first_kept == First::Due {
+            self.first_kept = First::Took(wall);
             return None;
         }
         self.kept.push(wall);
@@ -54,10 +77,13 @@ impl Weighing {
         self.weight()
     }
 
-    /// The time of a step that keeps everything, as soon as that is known, before any planned step.
+    /// The time of a step that keeps everything, once the first ones have shown it, before any planned step.
     pub(super) fn begins_with(&self) -> Option<Duration> {
         let second = self.kept.first().filter(|_| !self.is_begun)?;
-        Some(self.first_kept?.min(*second))
+        match self.first_kept {
+            First::Took(first) => Some(first.min(*second)),
+            First::Due | First::Spared => None,
+        }
     }
 
     /// Whether so few steps were timed that they tell little of how much steps vary.

@@ -269,8 +269,8 @@ fn what_a_plan_costs_beside_its_stalls_is_told_by_steps_that_keep_everything() {
         run.step(KEPT, if low { 1.1 } else { 1.01 });
     }
     let after = run.report();
-    // Four for each plan.
-    assert_eq!((weighed, after.loosened, after.baseline), (8, 1, Baseline::Measured), "{after}");
+    // Three before the first plan is seen to be far beyond its goal, and two until the second has shown what is expected of it.
+    assert_eq!((weighed, after.loosened, after.baseline), (5, 1, Baseline::Measured), "{after}");
     assert!(after.kept_step == KEPT && !after.keeps_all(), "{after}");
     assert!(after.prediction.peak() > before.prediction.peak(), "{before}\n{after}");
 }
@@ -380,19 +380,38 @@ fn a_plan_beyond_its_goal_is_not_passed_for_its_quickest_steps() {
     for times in [1.14, 1.14, 1.09].repeat(6) {
         run.step(KEPT, times);
     }
-    assert_eq!(run.report().loosened, 1, "{}", run.report());
+    assert!(run.report().loosened > 0, "{}", run.report());
 }
 
 #[test]
-fn a_plan_is_not_compared_with_steps_of_more_than_one_kind() {
-    for went in [LOST, StepOutcome::Planned(Adherence::Altered)] {
-        let mut run = Run::roomy(Goal::overhead(0.02), profile(400.0));
-        (0..5).for_each(|_| run.step(KEPT / 2, 1.02));
-        let before = run.report();
-        assert!(run.auto.kinds[0].weighing.is_some() && !run.auto.is_settled());
-        run.ended(went, Observation::default());
-        assert!(run.auto.kinds[0].weighing.is_none() && run.report() == before);
+fn a_plan_is_not_compared_with_steps_that_save_something_else() {
+    let mut run = Run::roomy(Goal::overhead(0.02), profile(400.0));
+    (0..5).for_each(|_| run.step(KEPT / 2, 1.02));
+    let before = run.report();
+    assert!(run.auto.kinds[0].weighing.is_some() && !run.auto.is_settled());
+    run.ended(LOST, Observation::default());
+    assert!(run.auto.kinds[0].weighing.is_none() && run.report() == before);
+}
+
+#[test]
+fn steps_that_leave_something_out_are_compared_by_what_they_save() {
+    let mut run = Run::roomy(Goal::overhead(0.02), profile(400.0));
+    run.auto.kinds.extend(vec![run.auto.kinds[0].clone(); MOST_KINDS - 1]);
+    // Each saves half of what is planned, in half of the time; with everything kept in two fifths of it.
+    for _ in 0..40 {
+        let wall = match run.next_step() {
+            NextStep::Follow { .. } if !run.report().keeps_all() => KEPT / 2,
+            _ => KEPT.mul_f64(0.4),
+        };
+        let followed = Followed { course: 0, how: Adherence::Altered, size: 0.5, micro_batches: 0.5 };
+        run.number += 1;
+        let plan = run.plan.clone();
+        let observed =
+            Observation { step: run.number, wall, followed: Some(followed), ..Observation::default() };
+        run.auto.end(&plan, observed);
     }
+    let after = run.report();
+    assert!(after.loosened > 0 && after.kept_step == KEPT.mul_f64(0.8), "{after}");
 }
 
 #[test]
