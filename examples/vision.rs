@@ -23,7 +23,7 @@ fn main() -> Result<()> {
     let (batch, image): (i64, i64) = (argument("8").parse()?, argument("224").parse()?);
     let (overhead, steps): (f64, usize) = (argument("0.05").parse()?, argument("10").parse()?);
     let directory = argument(&std::env::temp_dir().to_string_lossy());
-    let device = Device::cuda_if_available();
+    let device = ssdtrain::load_cuda().map_or(Device::Cpu, |()| Device::cuda_if_available());
     let mut trained = Trained::new(&name, device)?;
     let x = Tensor::randn([batch, 3, image, image], (Kind::Float, device));
     let targets = Tensor::randint(1000, [batch], (Kind::Int64, device));
