@@ -42,7 +42,7 @@ const GPU: Variation = Variation {
     drift: 0.015,
     profiled: 0.92,
     cold: 0.02,
-    moving: 0.008,
+    moving: 0.016,
     release: Release::InStreamOrder,
 };
 const CPU: Variation = Variation {

@@ -107,11 +107,12 @@ impl Planned {
         (pace - 1.0).abs() > TELLING_PACE
     }
 
-    /// A step with everything kept takes `kept`, as the first such steps show. What the profiled step took beyond that is partly what moving
-    /// costs. Returns whether another plan may be better now.
+    /// A step with everything kept takes `kept`, as the first such steps show. Where processors move the bytes, what the profiled step took
+    /// beyond that is partly what moving costs. Returns whether another plan may be better now.
     pub(super) fn shows_moving(&mut self, kept: Duration) -> bool {
         let Planned { profile, machine, corrections, .. } = self;
-        let is_first = !corrections.is_measured && corrections.count == 0 && profile.moved > 0;
+        let is_new = !corrections.is_measured && corrections.count == 0;
+        let is_first = is_new && profile.moved > 0 && machine.release == Release::WhenStored;
         if is_first {
             let computed = profile.work.computed() * profile.micro_batches.max(1);
             let (beyond, moved) = (computed.saturating_sub(kept).as_secs_f64(), profile.moved as f64);
