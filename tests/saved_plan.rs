@@ -91,11 +91,12 @@ fn its_peak_is_kept_from_the_first_step_on() {
 #[test]
 fn a_plan_for_another_goal_is_made_anew_before_the_first_step() {
     let (_, saved) = planned(everything(), GOAL, 1);
-    let other = Goal::budget(5 * MIB);
+    // Within it, everything may stay.
+    let other = Goal::budget(64 * MIB);
     let (cache, sources) = (under(everything(), other, &saved), sources(LAYERS));
     let first = step(&cache, &sources, 1);
     let plan = first.plan.as_ref().unwrap();
-    assert!((4 * MIB..=5 * MIB).contains(&plan.prediction.peak()) && !first.left_plan, "{first}\n{plan}");
+    assert!(plan.keeps_all() && plan.prediction.peak() > 4 * MIB && !first.left_plan, "{first}\n{plan}");
     assert!(first.to_string().contains("another goal"), "{first}");
     assert!(!step(&cache, &sources, 1).to_string().contains("another goal"), "once");
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::weighing::MOST;
-
+/// No comparison has more steps of each kind.
+pub(super) const MOST: usize = 8;
 /// The share of what the goal allows that corrected plans aim for, and how much of the standard error they leave besides.
 const AIM: f64 = 0.97;
 const CAUTION: f64 = 0.5;

@@ -190,7 +190,7 @@ impl Kind {
         let planned = &mut self.planned;
         let is_paced = (planned.pace(seen) - 1.0).abs() <= TELLING_PACE;
         let kept = planned.kept_step();
-        match objective.goal.step {
+        match objective.most_time() {
             Some(_) if planned.keeps_all() && is_paced => {}
             Some(_) if planned.keeps_all() => {
                 planned.keeps_in(seen.wall);
@@ -295,7 +295,7 @@ impl Kind {
 fn first_weighing(objective: &Objective, planned: &Planned) -> Option<Weighing> {
     let cost = planned.corrections.cost;
     let is_vague = cost.is_none_or(|cost| cost.is_vague(planned.extra()));
-    let is_compared = objective.goal.step.is_some() && is_vague && !planned.keeps_all();
+    let is_compared = objective.most_time().is_some() && is_vague && !planned.keeps_all();
     is_compared.then(|| match planned.corrections.is_measured {
         true => Weighing::again(cost.unwrap_or_default()),
         false => Weighing::new(None, cost.unwrap_or_default()),

@@ -21,6 +21,8 @@ pub(super) const TELLING_PACE: f64 = 0.02;
 /// Steps that take more than so many times what is planned are judged as if it were no more.
 const MOST_PACE: f64 = 1e6;
 const SECONDS_PER_DAY: f64 = 86_400.0;
+/// A goal that allows so many times the time of a step that keeps everything is kept by any plan.
+const UNLIMITED: f64 = 100.0;
 /// What moving may cost the program's own work before anything is known of it, as a share of the time that the transfers take: on a CPU,
 /// whose processors move the bytes, and on a device with engines for that.
 const MOVING_BY_PROCESSOR: f64 = 0.3;
@@ -35,6 +37,13 @@ pub(super) struct Objective {
     pub(super) resources: Resources,
     /// Bytes that may be written to the disk in a day.
     pub(super) written_per_day: Option<u64>,
+}
+
+impl Objective {
+    /// The time that steps may take, as a multiple of one that keeps everything, if that is limited.
+    pub(super) fn most_time(&self) -> Option<f64> {
+        self.goal.step.filter(|most| *most < UNLIMITED)
+    }
 }
 
 #[derive(Clone, Debug)]

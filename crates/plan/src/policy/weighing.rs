@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
-use super::cost::{Cost, Weight};
+use super::cost::{Cost, MOST, Weight};
 use super::watch::Seen;
 
 /// The first step of each kind does not count: it has to find its memory. Of every four others, the first and the last keep everything: a
 /// machine that becomes faster or slower meanwhile does so for both kinds. There is a result whenever as many steps of both kinds count, an
-/// even number of each: two at least, and these many at most.
+/// even number of each, and these many at least.
 const FEWEST: usize = 2;
-pub(super) const MOST: usize = 8;
 
 /// Steps of a plan are being compared with steps that keep everything.
 #[derive(Clone, Debug)]

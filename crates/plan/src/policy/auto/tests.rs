@@ -394,6 +394,18 @@ fn a_plan_is_not_compared_with_steps_that_save_something_else() {
 }
 
 #[test]
+fn a_goal_that_any_plan_keeps_is_no_reason_to_compare() {
+    for overhead in [f64::INFINITY, 1e9] {
+        let mut run = Run::roomy(Goal::overhead(overhead), profile(400.0));
+        for _ in 0..30 {
+            assert!(matches!(run.next_step(), NextStep::Follow { .. }));
+            run.step(KEPT, 1.5);
+        }
+        assert!(run.auto.is_settled() && !run.report().keeps_all());
+    }
+}
+
+#[test]
 fn steps_that_leave_something_out_are_compared_by_what_they_save() {
     let mut run = Run::roomy(Goal::overhead(0.02), profile(400.0));
     run.auto.kinds.extend(vec![run.auto.kinds[0].clone(); MOST_KINDS - 1]);
