@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
+use crate::machine::MOST_MOVING;
 use crate::schedule::{PlannedSave, Schedule};
 use crate::{Machine, Placement, Position, Resources, ScopeId, Workload};
 
@@ -76,7 +77,7 @@ impl StepProfile {
             disk_read: counted_on(read.or(written), COUNTED_ON),
             host_pool: resources.host_pool,
             release: resources.release,
-            moving: COPIES_COST / copies,
+            moving: (COPIES_COST / copies).min(MOST_MOVING),
         }
     }
 

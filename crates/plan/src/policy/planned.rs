@@ -127,7 +127,7 @@ impl Planned {
             let (beyond, moved) = (computed.saturating_sub(kept).as_secs_f64(), profile.moved as f64);
             let by_moving = moving_doubt(machine, moved);
             let share = share_of(by_moving, PROFILE_DOUBT * kept.as_secs_f64());
-            machine.moving = (share * beyond).min(by_moving) / moved;
+            machine.moving = ((share * beyond).min(by_moving) / moved).min(MOST_MOVING);
         }
         let has_changed = self.keeps_in(kept);
         has_changed || (is_first && self.machine.moving > 0.0)
