@@ -36,9 +36,9 @@ const STEADY: u32 = 5;
 ///
 /// The first two steps move everything, and the second is profiled, save by save. They are slow, especially the first
 /// if it pins the host pool, but safe for models whose step would not fit with everything kept. The plan is followed
-/// from the third step on. For a goal that is a time, steps that keep everything take turns with planned ones if they fit
-/// the free memory, so that both can be compared. A plan whose steps exceed the goal is loosened until they meet it, at
-/// worst to keeping everything. A goal that is a peak also applies, as far as possible, to steps that
+/// from the third step on. For a goal that is a time, steps that keep everything come before planned ones and take turns
+/// with them, if they fit the free memory, so that both can be compared. A plan whose steps exceed the goal is loosened
+/// until they meet it, at worst to keeping everything. A goal that is a peak also applies, as far as possible, to steps that
 /// are not planned. The report warns of a goal that is out of reach.
 ///
 /// A plan is corrected when the disk's speed or the step times change. Up to four kinds of steps have plans of their own,
