@@ -165,7 +165,7 @@ impl Planned {
         let by_moving = moving_doubt(&self.machine, moved) / kept;
         let share = share_of(by_moving, (FIRST_DOUBT * others).hypot(BESIDES));
         let Planned { profile, machine, plan, corrections, .. } = self;
-        let known = std::mem::replace(&mut machine.moving, 0.0);
+        let known = machine.moving;
         machine.moving = (known + share * news * kept / moved).clamp(0.0, MOST_MOVING);
         plan.prediction = profile.work.simulate(&plan.placements, machine, &plan.budgets);
         let explained = (machine.moving - known) * moved / kept;
