@@ -44,9 +44,38 @@ impl Level {
     }
 
     /// The placement for a target of the peak: what fits stays, the newest first, and everything before it leaves. The
-    /// oldest go to the disk if the host has no room for all. `None` if the placement violates the bounds.
+    /// oldest go to the disk if the host has no room for all. What the program holds until forward ends leaves or stays,
+    /// whichever is quicker. `None` if the placement violates the bounds.
     pub(crate) fn realise(
         &self,
+        target: u64,
+        bounds: &Bounds,
+        work: &Workload,
+        machine: &Machine,
+        caps: &Caps,
+    ) -> Option<Plan> {
+        let plan = |bounds: &Bounds, lets_stay: bool| {
+            self.realise_as(lets_stay, target, bounds, work, machine, caps)
+        };
+        let all_leave = plan(bounds, false);
+        if !self.holds_to_the_end(work) {
+            return all_leave;
+        }
+        let step = all_leave.as_ref().map_or(bounds.step, |plan| plan.prediction.step.as_secs_f64());
+        plan(&Bounds { step, ..*bounds }, true).or(all_leave)
+    }
+
+    /// Whether the program holds something until forward ends that is not recomputed.
+    fn holds_to_the_end(&self, work: &Workload) -> bool {
+        let is_so =
+            |(index, one): (usize, &Activation)| self.reruns.is_held(index) && stays_in_forward(one, work);
+        work.activations.iter().enumerate().any(is_so)
+    }
+
+    /// The same, where what the program holds until forward ends leaves or stays.
+    fn realise_as(
+        &self,
+        lets_stay: bool,
         target: u64,
         bounds: &Bounds,
         work: &Workload,
@@ -62,7 +91,7 @@ impl Level {
         };
         // What leaves only as fast as the disk takes it may be there longer than planned.
         let always = if falls_behind { self.needs.forward.max(backward) } else { 0 };
-        let moved = self.leaving(target, always, work);
+        let moved = self.leaving(lets_stay, target, always, work);
         let mut placements: Vec<Placement> = (0..work.activations.len())
             .map(|index| if self.reruns.is_held(index) { Placement::Keep } else { Placement::Recompute })
             .collect();
@@ -76,9 +105,12 @@ impl Level {
     }
 
     /// The activations that do not fit, newest first. At least `always` is needed all the time.
-    fn leaving(&self, target: u64, always: u64, work: &Workload) -> Vec<usize> {
+    fn leaving(&self, lets_stay: bool, target: u64, always: u64, work: &Workload) -> Vec<usize> {
         let held = |index: &usize| self.reruns.is_held(*index);
-        let fixed = |index: &usize| !work.activations[*index].is_movable();
+        let fixed = |index: &usize| {
+            let one = &work.activations[*index];
+            !one.is_movable() || lets_stay && stays_in_forward(one, work)
+        };
         let bytes = |index: usize| work.activations[index].bytes;
         let count = work.activations.len();
         let mut fixed_before: u64 = (0..count).filter(held).filter(fixed).map(bytes).sum();
@@ -90,7 +122,7 @@ impl Level {
             if !self.reruns.is_held(index) {
                 continue;
             }
-            let stays = if !work.activations[index].is_movable() {
+            let stays = if fixed(&index) {
                 fixed_before -= bytes(index);
                 true
             } else {
@@ -131,6 +163,11 @@ impl Level {
         }
         peak.max(held.saturating_add(self.needs.backward_behind.max(work.turn_extra)))
     }
+}
+
+/// Whether the program holds an activation until forward ends. Until then, moving it frees nothing.
+fn stays_in_forward(one: &Activation, work: &Workload) -> bool {
+    one.is_saved() && one.is_movable() && one.in_use_until + 1 >= work.activations.len()
 }
 
 impl Needs {

@@ -110,6 +110,19 @@ fn an_overhead_buys_the_lowest_peak_there_is_for_it() {
 }
 
 #[test]
+fn what_the_program_holds_until_forward_ends_stays_if_copies_would_be_late() {
+    let mut work = layers(8);
+    for held in [0, 1] {
+        work.activations[held].in_use_until = 15;
+    }
+    work.activations.iter_mut().for_each(|one| one.recompute = None);
+    // A copy takes as long as five saves: three can leave before forward ends, whichever they are.
+    let machine = copies(2e3);
+    let plan = Frontier::new(&work, &machine, Caps::default()).plan(Goal::overhead(0.0)).unwrap();
+    assert_eq!((&plan.placements[..2], plan.prediction.peak()), (&[Placement::Keep; 2][..], 1400));
+}
+
+#[test]
 fn what_exceeds_the_host_goes_to_the_disk_oldest_first() {
     let (work, machine) = (layers(8), Machine { host_pool: 500, ..copies(1e9) });
     let plan =
