@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use ssdtrain_libtorch as torch;
 use ssdtrain_plan::{
     Observation, Outset, PlanReport, Planning, Policy, PolicyReport, Prediction, Profile, Resources,
     SavedPlan, Saves, StepPlan, StepProfile,
@@ -40,6 +41,15 @@ pub(super) struct Steered {
 pub(super) struct Noted {
     /// The store's statistics.
     store: Option<StoreStats>,
+    /// How often the device's driver had been asked for memory.
+    requests: u64,
+}
+
+impl Noted {
+    /// Whether the device's driver was asked for memory since then.
+    pub(super) fn has_grown(&self, device: Device) -> bool {
+        torch::memory(device).requests > self.requests
+    }
 }
 
 /// Fewer bytes than this say nothing about a disk's speed.
@@ -69,7 +79,8 @@ impl Steering {
         if probe.is_some() {
             cache.hold_back(true);
         }
-        Steered { plan, probe, noted: Noted { store: cache.tier().and_then(Tier::store).map(Store::stats) } }
+        let store = cache.tier().and_then(Tier::store).map(Store::stats);
+        Steered { plan, probe, noted: Noted { store, requests: torch::memory(device).requests } }
     }
 
     /// What users should know of a step that is ending.
@@ -85,9 +96,9 @@ impl Steering {
     /// A step has ended: the policy learns from it.
     pub(super) fn end(&self, step: &StepContext, observed: Observation) {
         if step.plan.timed {
-            let Observation { wall, stall, compiled, .. } = observed;
+            let Observation { wall, stall, is_warming_up, .. } = observed;
             let kept = matches!(step.plan.saves, Saves::Keep);
-            tracing::debug!(?wall, ?stall, kept, compiled, "step {} is timed", step.number);
+            tracing::debug!(?wall, ?stall, kept, is_warming_up, "step {} is timed", step.number);
         }
         let before = self.plan(&step.cache.scopes);
         self.policy.lock().end(&step.plan, observed);
@@ -124,7 +135,7 @@ impl Steering {
             scopes: step.record.in_order(),
             moved: report.offloaded.count + report.recomputed.count + report.store_failures.count,
             cancelled: report.cancelled.count,
-            compiled: false,
+            is_warming_up: false,
         }
     }
 

@@ -143,8 +143,9 @@ impl Step<'_> {
             io_path: self.cache.io_path(),
             ..StepReport::of(&context.counters)
         };
-        let compiled = self.cache.chains.as_ref().is_some_and(|chains| chains.were_settling());
-        let observed = Observation { compiled, ..steering.observe(&self.noted, &context, &report) };
+        let makes_kernels = self.cache.chains.as_ref().is_some_and(|chains| chains.were_settling());
+        let is_warming_up = makes_kernels || self.noted.has_grown(self.cache.device);
+        let observed = Observation { is_warming_up, ..steering.observe(&self.noted, &context, &report) };
         report.planning = steering.planning(&context, &observed);
         let strange = context
             .strange

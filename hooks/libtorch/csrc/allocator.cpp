@@ -222,7 +222,7 @@ class Allocator final : public c10::Allocator {
   c10::DeleterFnPtr raw_deleter() const override { return &Allocator::release; }
   void copy_data(void* dest, const void* src, size_t count) const override { default_copy_data(dest, src, count); }
 
-  st_memory memory() const { return {allocated_.load(), peak_.load(), small_.load() + held_.load()}; }
+  st_memory memory() const { return {allocated_.load(), peak_.load(), small_.load() + held_.load(), /*requests=*/0}; }
   void reset_peak() { peak_.store(allocated_.load()); }
 
   void end_step() {

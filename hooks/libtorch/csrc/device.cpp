@@ -70,7 +70,7 @@ st_status st_device_memory(int8_t index, st_memory* memory) {
     constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
     const auto& allocated = stats.allocated_bytes[all];
     *memory = {static_cast<uint64_t>(allocated.current), static_cast<uint64_t>(allocated.peak),
-               static_cast<uint64_t>(stats.reserved_bytes[all].current)};
+               static_cast<uint64_t>(stats.reserved_bytes[all].current), static_cast<uint64_t>(stats.num_device_alloc)};
   });
 }
 

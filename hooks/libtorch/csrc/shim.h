@@ -294,6 +294,7 @@ typedef struct {
   uint64_t allocated;  // bytes asked for and not yet freed
   uint64_t peak;       // highest `allocated` since the last reset
   uint64_t reserved;   // bytes held from the system, in use or free
+  uint64_t requests;   // how often a device's driver was asked for memory; 0 on the CPU
 } st_memory;
 
 void st_allocator_install(void);

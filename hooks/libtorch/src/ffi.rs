@@ -207,6 +207,7 @@ pub(crate) struct StMemory {
     pub(crate) allocated: u64,
     pub(crate) peak: u64,
     pub(crate) reserved: u64,
+    pub(crate) requests: u64,
 }
 
 unsafe extern "C" {

@@ -21,8 +21,8 @@ use crate::{Budgets, Goal, Profile, Release, ScopeId};
 /// Bytes that storages may occupy on the device in a profiled step if they are released when stored. If they leave as late as possible,
 /// it is 0, because what stays shows no bandwidth.
 const UNPLANNED_BYTES: u64 = 512 << 20;
-/// The times of at most this many steps are passed over because kernels were being made meanwhile.
-const COMPILED: u32 = 256;
+/// The times of at most this many steps are passed over because they did work that later ones need not repeat.
+const WARMING_UP: u32 = 256;
 /// How many kinds of steps have plans at once.
 const MOST_KINDS: usize = 4;
 /// Kinds that did not occur in as many steps are not waited for.
@@ -59,8 +59,8 @@ pub struct Auto {
     headroom: u64,
     /// How many plans there were of kinds that were given up.
     given_up: u64,
-    /// Steps in which kernels were being made.
-    compiled: u32,
+    /// Steps that did work which later ones need not repeat.
+    warming_up: u32,
     /// Steps in a row that followed a plan.
     steady: u32,
 }
@@ -81,7 +81,7 @@ impl Auto {
             attempts: Attempts::new(),
             headroom: goal.peak.unwrap_or(u64::MAX) / 2,
             given_up: 0,
-            compiled: 0,
+            warming_up: 0,
             steady: 0,
         }
     }
@@ -169,7 +169,7 @@ impl Auto {
         let may_have_more = self.kinds.len() < MOST_KINDS;
         let (kind, objective) = (&mut self.kinds[0], &self.objective);
         let &Observation { step, peak, .. } = observed;
-        let is_timed = !observed.compiled || self.compiled > COMPILED;
+        let is_timed = !observed.is_warming_up || self.warming_up > WARMING_UP;
         let is_kept = course.is_baseline;
         kind.last = step;
         match followed.how {
@@ -216,9 +216,9 @@ impl Policy for Auto {
 
     fn end(&mut self, plan: &StepPlan, observed: Observation) {
         let excess = self.objective.goal.peak.map_or(0, |most| observed.peak.saturating_sub(most));
-        self.compiled += u32::from(observed.compiled);
+        self.warming_up += u32::from(observed.is_warming_up);
         let is_lost = observed.followed.is_none_or(|followed| followed.how == Adherence::Lost);
-        self.steady = if is_lost || observed.compiled { 0 } else { self.steady + 1 };
+        self.steady = if is_lost || observed.is_warming_up { 0 } else { self.steady + 1 };
         if is_lost {
             self.headroom = self.headroom.saturating_sub(excess);
         }

@@ -51,7 +51,7 @@ fn structures() -> String {
     layout!(out, StArgument { form, integer, real, text, view });
     layout!(out, StCall { overload, arguments, results });
     layout!(out, StBlock { data, bytes, capacity, held });
-    layout!(out, StMemory { allocated, peak, reserved });
+    layout!(out, StMemory { allocated, peak, reserved, requests });
     out
 }
 

@@ -365,10 +365,10 @@ fn what_a_plan_takes_is_compared_again_only_if_that_tells_more_than_is_known() {
 }
 
 #[test]
-fn the_times_of_steps_in_which_kernels_are_made_do_not_count() {
+fn the_times_of_steps_that_warm_up_do_not_count() {
     let mut run = Run::planned(Goal::overhead(0.1), profile(50.0));
     let before = run.report();
-    run.steps(40, |usual| Observation { wall: 2 * usual.wall, compiled: true, ..usual });
+    run.steps(40, |usual| Observation { wall: 2 * usual.wall, is_warming_up: true, ..usual });
     assert!(!run.auto.is_settled() && run.report() == before);
     run.steps(3, |usual| usual);
     assert!(run.auto.is_settled() && run.report() == before);
@@ -432,7 +432,10 @@ fn a_plan_that_is_replaced_while_it_is_compared_is_compared_no_longer() {
     let mut run = Run::roomy(goal, profile(400.0));
     (0..4).for_each(|_| run.step(KEPT, 1.2));
     assert!(!run.auto.kinds[0].weighing.as_ref().unwrap().wants_kept());
-    run.ended(WHOLE, Observation { wall: KEPT, peak: 36 * MB, compiled: true, ..Observation::default() });
+    run.ended(
+        WHOLE,
+        Observation { wall: KEPT, peak: 36 * MB, is_warming_up: true, ..Observation::default() },
+    );
     assert!(run.report().plans == 2);
     assert!(run.auto.kinds[0].weighing.as_ref().is_none_or(Weighing::wants_kept), "it begins anew");
 }
