@@ -141,16 +141,20 @@ impl Workload {
         activations + self.turn + self.rest
     }
 
-    /// Multiplies all computation times by `times`, but makes none of them longer than a million seconds.
-    pub fn pace(&mut self, times: f64) {
-        let paced = |time: Duration| (time.as_secs_f64() * times).min(LONGEST.as_secs_f64());
-        let all = self.activations.iter_mut().flat_map(|activation| {
-            let recompute = activation.recompute.iter_mut().map(|recompute| &mut recompute.time);
-            [&mut activation.forward, &mut activation.backward].into_iter().chain(recompute)
-        });
-        all.chain([&mut self.turn, &mut self.rest]).for_each(|time| {
-            *time = Duration::try_from_secs_f64(paced(*time)).unwrap_or(LONGEST);
-        });
+    /// Multiplies the times of the step by `times`, and those of operations that are recomputed by `of_reruns`, but makes
+    /// none of them longer than a million seconds.
+    pub fn pace(&mut self, times: f64, of_reruns: f64) {
+        let pace = |time: &mut Duration, times: f64| {
+            let paced = (time.as_secs_f64() * times).min(LONGEST.as_secs_f64());
+            *time = Duration::try_from_secs_f64(paced).unwrap_or(LONGEST);
+        };
+        for activation in &mut self.activations {
+            pace(&mut activation.forward, times);
+            pace(&mut activation.backward, times);
+            activation.recompute.iter_mut().for_each(|recompute| pace(&mut recompute.time, of_reruns));
+        }
+        pace(&mut self.turn, times);
+        pace(&mut self.rest, times);
     }
 
     /// The placements of a step without a plan: everything that autograd saves stays on the device, and nothing else is

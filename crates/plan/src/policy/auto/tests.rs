@@ -2,8 +2,9 @@ use std::time::Duration;
 
 use super::super::weighing::Weighing;
 use super::*;
+use crate::policy::corrections::Corrections;
 use crate::report::{Baseline, PlanReport};
-use crate::{Activation, Position, Rates, Save, Workload};
+use crate::{Activation, Machine, Position, Rates, Recompute, Save, Workload};
 
 const MS: Duration = Duration::from_millis(1);
 const LAYERS: u64 = 20;
@@ -461,6 +462,26 @@ fn a_plan_whose_profile_was_of_slower_steps_is_not_passed_for_it() {
         run.step(KEPT.mul_f64(1.01 / 1.06), 1.06);
     }
     assert!(run.report().loosened > 0, "{}", run.report());
+}
+
+#[test]
+fn operations_of_a_device_that_waited_for_its_program_are_as_quick_as_they_were() {
+    let goal = Goal::overhead(0.1);
+    let objective = Objective { goal, resources: Resources::default(), written_per_day: None };
+    let reruns_of = |release| {
+        let mut profile = profile(50.0);
+        profile.work.activations[1].recompute = Some(Recompute { time: MS, inputs: vec![0] });
+        let machine = Machine { release, ..Machine::default() };
+        let mut planned = Planned::new(&objective, profile, machine, Corrections::default());
+        [0.8, 1.1].map(|times| {
+            planned.keeps_in(planned.kept_step().mul_f64(times));
+            planned.profile.work.activations[1].recompute.as_ref().unwrap().time.as_secs_f64() * 1e3
+        })
+    };
+    let near =
+        |[one, two]: [f64; 2], other: [f64; 2]| (one - other[0]).abs().max((two - other[1]).abs()) < 1e-4;
+    assert!(near(reruns_of(Release::InStreamOrder), [1.0, 1.1]));
+    assert!(near(reruns_of(Release::WhenStored), [0.8, 0.88]));
 }
 
 #[test]
