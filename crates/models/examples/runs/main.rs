@@ -1,0 +1,194 @@
+//! Whole runs of a large model on a GPU, step by step in turns without the cache and with it: lengths that change, threads, micro-batches,
+//! frozen weights, budgets, and a device that is short of memory.
+//!
+//! `cargo run --release -p ssdtrain-models --example runs -- [--steps N] [--layers N] [--spill DIR] [--each] [NAME]...`
+//!
+//! Both kinds of steps train the same weights, so this shows times and peaks; for bits, see the example `programs`. Without a GPU it runs a
+//! tiny model, which shows only that it runs.
+
+mod lora;
+mod programs;
+mod report;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use ssdtrain::plan::Goal;
+use ssdtrain::{Auto, StepReport, TensorCache};
+use ssdtrain_libtorch as torch;
+use tch::{Device, Kind, Tensor};
+
+use programs::{Program, Shape};
+use report::Lap;
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+/// The goal, where none is told.
+const OVERHEAD: f64 = 0.02;
+/// A step that keeps everything needs so many times the memory that is left for it, in the run `scarce`.
+const SCARCE: f64 = 1.3;
+
+/// The names of all runs, with what they show.
+const RUNS: [(&str, &str); 10] = [
+    ("fixed", "all steps alike"),
+    ("random", "lengths drawn from an eighth of the context up to all of it"),
+    ("in-turn", "eight lengths in turn"),
+    ("alternating", "two lengths in turn"),
+    ("threads", "two threads, half a batch each"),
+    ("micro-batches", "AdamW, two micro-batches"),
+    ("lora", "small matrices beside frozen ones"),
+    ("budget", "a peak of half of the highest, all steps alike"),
+    ("budget-random", "the same, lengths drawn"),
+    ("scarce", "less memory than keeping everything needs"),
+];
+
+struct Arguments {
+    steps: usize,
+    layers: i64,
+    spill: PathBuf,
+    /// Whether each step is printed.
+    each: bool,
+    names: Vec<String>,
+}
+
+impl Arguments {
+    fn read() -> Result<Arguments> {
+        let mut read =
+            Arguments { steps: 120, layers: 4, spill: std::env::temp_dir(), each: false, names: Vec::new() };
+        let mut given = std::env::args().skip(1);
+        while let Some(argument) = given.next() {
+            let mut value = || given.next().ok_or_else(|| format!("{argument} needs a value"));
+            match argument.as_str() {
+                "--steps" => read.steps = value()?.parse().map_err(|error| format!("--steps: {error}"))?,
+                "--layers" => read.layers = value()?.parse().map_err(|error| format!("--layers: {error}"))?,
+                "--each" => read.each = true,
+                "--spill" => read.spill = value()?.into(),
+                name if RUNS.iter().any(|(known, _)| *known == name) => read.names.push(argument),
+                _ => {
+                    let known: Vec<String> =
+                        RUNS.iter().map(|(name, what)| format!("  {name:<15}{what}")).collect();
+                    return Err(format!(
+                        "{argument} is neither --steps, --layers, --spill, --each nor a run:\n{}",
+                        known.join("\n")
+                    )
+                    .into());
+                }
+            }
+        }
+        Ok(read)
+    }
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::read()?;
+    torch::install_cpu_allocator();
+    let device = ssdtrain::load_cuda().map_or(Device::Cpu, |()| Device::cuda_if_available());
+    let shape = Shape::of(device, arguments.layers);
+    println!("on {device:?}, {shape}");
+    report::head();
+    for (name, _) in RUNS {
+        if arguments.names.is_empty() || arguments.names.iter().any(|wanted| wanted == name) {
+            run(name, &shape, &arguments)?;
+        }
+    }
+    Ok(())
+}
+
+/// One of the runs, and its row of the table.
+fn run(name: &str, shape: &Shape, arguments: &Arguments) -> Result<()> {
+    let mut program = Program::new(name, shape)?;
+    let (goal, rest) = match name {
+        "budget" | "budget-random" => (Goal::budget(program.highest_peak()? / 2), None),
+        "scarce" => (Goal::overhead(OVERHEAD), Some(take_the_rest(&mut program)?)),
+        _ => (Goal::overhead(OVERHEAD), None),
+    };
+    let cache = TensorCache::builder()
+        .device(shape.device)
+        .spill_to(&arguments.spill)
+        .policy(Auto::new(goal))
+        .parameters(&program.weights)
+        .build()?;
+    let mut laps = Vec::new();
+    for number in 0..arguments.steps {
+        let plain = match rest {
+            None => program.step(number, None)?,
+            Some(_) => Taken::default(),
+        };
+        let cached = program.step(number, Some(&cache))?;
+        let lap = Lap { plain, cached };
+        if arguments.each {
+            report::step(number, program.length(number), &lap);
+        }
+        laps.push(lap);
+    }
+    report::row(name, &laps, goal);
+    Ok(())
+}
+
+/// Takes so much of the device's memory that a step that keeps everything does not fit into the rest.
+fn take_the_rest(program: &mut Program) -> Result<Option<Tensor>> {
+    let needed = program.highest_peak()?;
+    let Device::Cuda(index) = program.shape.device else { return Ok(None) };
+    let left = (needed as f64 / SCARCE) as u64;
+    let free = torch::CudaDevice::new(index).and_then(torch::CudaDevice::free).map_err(|error| error.0)?;
+    let taken = free.saturating_sub(left) as i64;
+    Ok(Some(Tensor::f_zeros([taken], (Kind::Uint8, program.shape.device))?))
+}
+
+/// What a step took.
+#[derive(Debug, Default)]
+pub(crate) struct Taken {
+    time: Duration,
+    peak: u64,
+    report: Option<StepReport>,
+}
+
+impl Program {
+    fn step(&mut self, number: usize, cache: Option<&TensorCache>) -> Result<Taken> {
+        let device = self.shape.device;
+        self.clear();
+        wait_for(device);
+        torch::reset_peak(device);
+        let before = torch::memory(device).allocated;
+        let start = Instant::now();
+        let report = match cache {
+            Some(cache) => {
+                let step = cache.step();
+                self.compute(number, Some(&step))?;
+                Some(step.finish()?)
+            }
+            None => {
+                self.compute(number, None)?;
+                None
+            }
+        };
+        // A profiled step resets the peak as it goes, so its report tells.
+        let seen = torch::memory(device).peak.saturating_sub(before);
+        self.update()?;
+        wait_for(device);
+        let peak = report.as_ref().map_or(seen, |report| report.act_peak_bytes);
+        Ok(Taken { time: start.elapsed(), peak, report })
+    }
+
+    /// The highest peak of steps without the cache.
+    fn highest_peak(&mut self) -> Result<u64> {
+        let mut highest = 0;
+        for number in 0..4 {
+            highest = highest.max(self.step_of_length(number, self.shape.context)?.peak);
+        }
+        Ok(highest)
+    }
+
+    fn step_of_length(&mut self, number: usize, length: i64) -> Result<Taken> {
+        let lengths = std::mem::replace(&mut self.lengths, vec![length]);
+        let taken = self.step(number, None);
+        self.lengths = lengths;
+        taken
+    }
+}
+
+fn wait_for(device: Device) {
+    if let Device::Cuda(index) = device {
+        tch::Cuda::synchronize(index as i64);
+    }
+}
