@@ -23,6 +23,8 @@ use crate::{Budgets, Goal, Profile, Release, ScopeId};
 const UNPLANNED_BYTES: u64 = 512 << 20;
 /// The times of at most this many steps are passed over because they did work that later ones need not repeat.
 const WARMING_UP: u32 = 256;
+/// Steps that save more than so many times what is planned may be worth a plan of their own.
+const LARGER: f64 = 1.1;
 /// How many kinds of steps have plans at once.
 const MOST_KINDS: usize = 4;
 /// Kinds that did not occur in as many steps are not waited for.
@@ -192,7 +194,9 @@ impl Auto {
                     Adherence::Altered if may_have_more => self.attempts.want(step),
                     Adherence::Altered => {}
                     // A plan for larger steps also serves those that it was made for until now.
-                    how if kind.shrinks(&followed) || how == Adherence::Larger => self.attempts.want(step),
+                    how if kind.shrinks(&followed) || how == Adherence::Larger && followed.size > LARGER => {
+                        self.attempts.want(step);
+                    }
                     _ => self.attempts.followed(),
                 }
             }

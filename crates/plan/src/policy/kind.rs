@@ -105,7 +105,7 @@ impl Kind {
     /// A step that kept everything has ended, and has saved `scale` times what is planned.
     pub(super) fn kept(&mut self, objective: &Objective, scale: f64, observed: &Observation) {
         let Some(weighing) = &mut self.weighing else { return };
-        let weight = weighing.kept(observed.wall.div_f64(scale));
+        let weight = weighing.kept(observed.wall.div_f64(scale), scale);
         if let Some(kept) = weighing.begins_with() {
             self.keeps_in(objective, kept);
         }
@@ -154,14 +154,14 @@ impl Kind {
         }
         if self.plans == plans {
             let [wall, stall] = [observed.wall, observed.stall].map(|time| time.div_f64(scale));
-            self.timed(objective, wall, stall);
+            self.timed(objective, wall, stall, scale);
         }
     }
 
-    /// A step of the present plan took `wall`, of which it waited `stall`.
-    fn timed(&mut self, objective: &Objective, wall: Duration, stall: Duration) {
+    /// A step of the present plan took `wall`, of which it waited `stall`, for as much as is planned. It saved `scale` times that.
+    fn timed(&mut self, objective: &Objective, wall: Duration, stall: Duration, scale: f64) {
         if let Some(weighing) = &mut self.weighing {
-            if let Some(weight) = weighing.planned(wall) {
+            if let Some(weight) = weighing.planned(wall, scale) {
                 self.weigh(objective, weight);
             }
         } else if let Some(seen) = self.watch.observe(wall, stall) {

@@ -11,6 +11,8 @@ const TELLING_TIME: Duration = Duration::from_millis(2);
 /// This many strange steps in a row count as a drift. Doubled with each drift, so that a machine that never settles is left alone.
 const PATIENCE: u32 = 5;
 const MOST_PATIENCE: u32 = 160;
+/// So many times as many small steps in a row have changed for good: where sizes are drawn by chance, five in a row are nothing special.
+const SMALL_ONES: u32 = 4;
 /// After this many steps the following ones are timed again, whether or not any was strange; then after twice as many, and so on.
 const REST: u32 = 16;
 const MOST_REST: u32 = 1024;
@@ -79,7 +81,7 @@ impl Default for Watch {
 impl Watch {
     /// Another plan is followed from now on.
     pub(super) fn planned(&mut self) {
-        *self = Watch { patience: self.patience, ..Watch::default() };
+        *self = Watch { patience: self.patience, parts: self.parts, ..Watch::default() };
     }
 
     /// The plan's first steps were compared with others, which has shown how long they take.
@@ -88,6 +90,7 @@ impl Watch {
             settles: false,
             has_settled: true,
             patience: self.patience,
+            parts: self.parts,
             rest: self.rest,
             ..Watch::default()
         };
@@ -107,7 +110,7 @@ impl Watch {
     /// changed for good.
     pub(super) fn partial(&mut self, is_small: bool) -> bool {
         self.parts = if is_small { self.parts + 1 } else { 0 };
-        if self.parts < self.patience {
+        if self.parts < SMALL_ONES * self.patience {
             return false;
         }
         self.parts = 0;
@@ -156,9 +159,9 @@ impl Watch {
 
     /// Times the next steps.
     fn settle(&mut self, is_strange: bool) {
-        let Watch { has_settled, rest, patience, .. } = *self;
+        let Watch { has_settled, rest, patience, parts, .. } = *self;
         let usual = if is_strange { Vec::new() } else { std::mem::take(&mut self.usual) };
-        *self = Watch { is_strange, has_settled, usual, rest, patience, ..Watch::default() };
+        *self = Watch { is_strange, has_settled, usual, rest, patience, parts, ..Watch::default() };
     }
 
     fn lose_patience(&mut self) {
@@ -278,10 +281,10 @@ mod tests {
     fn only_parts_in_a_row_are_another_kind_of_step() {
         let mut watch = settled();
         for _ in 0..20 {
-            assert!(!(1..PATIENCE).any(|_| watch.partial(true)));
+            assert!(!(1..SMALL_ONES * PATIENCE).any(|_| watch.partial(true)));
             assert!(!watch.partial(false));
         }
-        assert_eq!((1..100).find(|_| watch.partial(true)), Some(PATIENCE));
-        assert_eq!((1..100).find(|_| watch.partial(true)), Some(2 * PATIENCE));
+        assert_eq!((1..100).find(|_| watch.partial(true)), Some(SMALL_ONES * PATIENCE));
+        assert_eq!((1..100).find(|_| watch.partial(true)), Some(2 * SMALL_ONES * PATIENCE));
     }
 }

@@ -6,9 +6,12 @@ use super::cost::{Cost, MOST, Weight};
 use super::watch::Seen;
 
 /// The first step of each kind does not count: it has to find its memory. Of every four others, the first and the last keep everything: a
-/// machine that becomes faster or slower meanwhile does so for both kinds. There is a result whenever as many steps of both kinds count, an
-/// even number of each, and these many at least.
+/// machine that becomes faster or slower meanwhile does so for both kinds. Where sizes vary, it is the second and the third of every other
+/// four and so on (the sequence of Thue and Morse), so that of sizes that come in turn each has steps of both kinds. There is a result
+/// whenever as many steps of both kinds count, an even number of each, and these many at least.
 const FEWEST: usize = 2;
+/// Steps are alike if their sizes differ by no more than this share.
+const ALIKE: f64 = 0.01;
 
 /// Steps of a plan are being compared with steps that keep everything.
 #[derive(Clone, Debug)]
@@ -20,8 +23,17 @@ pub(super) struct Weighing {
     first_kept: First,
     /// Whether there was a planned step.
     is_begun: bool,
-    planned: Vec<Duration>,
-    kept: Vec<Duration>,
+    planned: Vec<Timed>,
+    kept: Vec<Timed>,
+}
+
+/// A step that counts.
+#[derive(Clone, Copy, Debug)]
+struct Timed {
+    /// How many times what is planned it saved.
+    scale: f64,
+    /// Seconds that it took for as much as is planned.
+    wall: f64,
 }
 
 /// The first step that keeps everything.
@@ -54,25 +66,28 @@ impl Weighing {
 
     /// Whether the next step keeps everything.
     pub(super) fn wants_kept(&self) -> bool {
-        self.first_kept == First::Due || matches!((self.planned.len() + self.kept.len()) % 4, 0 | 3)
+        let number = self.planned.len() + self.kept.len();
+        let number = if self.varies() { number } else { number % 4 };
+        self.first_kept == First::Due || number.count_ones().is_multiple_of(2)
     }
 
-    /// A step that kept everything took `wall`. Returns the result, if there is a new one.
-    pub(super) fn kept(&mut self, wall: Duration) -> Option<Weight> {
+    /// A step that kept everything, and saved `scale` times what is planned, took `wall` for as much as is planned. Returns the result, if
+    /// there is a new one.
+    pub(super) fn kept(&mut self, wall: Duration, scale: f64) -> Option<Weight> {
         if self.first_kept == First::Due {
             self.first_kept = First::Took(wall);
             return None;
         }
-        self.kept.push(wall);
+        self.kept.push(Timed { scale, wall: wall.as_secs_f64() });
         self.weight()
     }
 
-    /// A planned step took `wall`. Returns the result, if there is a new one.
-    pub(super) fn planned(&mut self, wall: Duration) -> Option<Weight> {
+    /// The same of a planned step.
+    pub(super) fn planned(&mut self, wall: Duration, scale: f64) -> Option<Weight> {
         if !std::mem::replace(&mut self.is_begun, true) {
             return None;
         }
-        self.planned.push(wall);
+        self.planned.push(Timed { scale, wall: wall.as_secs_f64() });
         self.weight()
     }
 
@@ -80,7 +95,7 @@ impl Weighing {
     pub(super) fn begins_with(&self) -> Option<Duration> {
         let second = self.kept.first().filter(|_| !self.is_begun)?;
         match self.first_kept {
-            First::Took(first) => Some(first.min(*second)),
+            First::Took(first) => Some(first.min(Duration::from_secs_f64(second.wall))),
             First::Due | First::Spared => None,
         }
     }
@@ -95,32 +110,73 @@ impl Weighing {
         self.planned.len() >= MOST
     }
 
+    /// Whether steps are of several sizes.
+    fn varies(&self) -> bool {
+        let mut all = self.kept.iter().chain(&self.planned);
+        all.next().is_some_and(|first| !all.all(|timed| timed.is_like(first.scale)))
+    }
+
     fn weight(&self) -> Option<Weight> {
         let count = self.planned.len();
         if count < FEWEST || !count.is_multiple_of(2) || self.kept.len() != count {
             return None;
         }
-        let [planned, kept] = [&self.planned, &self.kept].map(|walls| usual(walls));
-        let deviations = |walls: &[Duration], usual: f64| -> Vec<f64> {
-            walls.iter().map(|wall| (wall.as_secs_f64() / usual.max(f64::MIN_POSITIVE) - 1.0).abs()).collect()
-        };
-        let mut deviations = [deviations(&self.planned, planned), deviations(&self.kept, kept)].concat();
+        let over = |timed: &Timed| timed.wall / self.kept_at(timed.scale, None).max(f64::MIN_POSITIVE);
+        let planned: Vec<f64> = self.planned.iter().map(over).collect();
+        let times = usual(planned.clone());
+        let varied = planned.iter().map(|over| (over / times.max(f64::MIN_POSITIVE) - 1.0).abs());
+        let mut deviations: Vec<f64> = varied
+            .chain(self.kept.iter().enumerate().map(|(own, timed)| {
+                let is_alone = self.kept.iter().filter(|other| timed.is_like(other.scale)).count() == 1;
+                let expected = self.kept_at(timed.scale, is_alone.then_some(own));
+                (timed.wall / expected.max(f64::MIN_POSITIVE) - 1.0).abs()
+            }))
+            .collect();
         deviations.sort_unstable_by(f64::total_cmp);
         // Two of three are within the standard deviation.
         let deviation = deviations.get(2 * deviations.len() / 3).copied().unwrap_or_default();
         let error = deviation * (2.0 / count as f64).sqrt();
-        let extra = planned / kept.max(f64::MIN_POSITIVE) - 1.0;
-        Some(Weight { kept: Duration::from_secs_f64(kept), extra, error, deviation })
+        let kept = Duration::try_from_secs_f64(self.kept_at(1.0, None)).unwrap_or_default();
+        Some(Weight { kept, extra: times - 1.0, error, deviation })
+    }
+
+    /// What steps of a size take that keep everything, in seconds for as much as is planned: as those of this size did, and else between what
+    /// the next smaller and the next larger ones did. `without` is the one that is not looked at.
+    fn kept_at(&self, scale: f64, without: Option<usize>) -> f64 {
+        let others =
+            self.kept.iter().enumerate().filter(|(own, _)| without != Some(*own)).map(|(_, timed)| timed);
+        let alike: Vec<f64> =
+            others.clone().filter(|timed| timed.is_like(scale)).map(|timed| timed.wall).collect();
+        if !alike.is_empty() {
+            return usual(alike);
+        }
+        let by_scale = |one: &&Timed, other: &&Timed| one.scale.total_cmp(&other.scale);
+        let below = others.clone().filter(|timed| timed.scale < scale).max_by(by_scale);
+        let above = others.filter(|timed| timed.scale > scale).min_by(by_scale);
+        match (below, above) {
+            (Some(below), Some(above)) => {
+                let share = (scale - below.scale) / (above.scale - below.scale);
+                let [less, more] = [below, above].map(|timed| timed.wall * timed.scale);
+                (less + share * (more - less)) / scale
+            }
+            (Some(only), None) | (None, Some(only)) => only.wall,
+            (None, None) => 0.0,
+        }
     }
 }
 
-/// The mean, in seconds, without the quickest and the slowest quarter.
-fn usual(walls: &[Duration]) -> f64 {
-    let mut walls = walls.to_vec();
-    walls.sort_unstable();
-    let aside = walls.len() / 4;
-    let middle = &walls[aside..walls.len() - aside];
-    middle.iter().sum::<Duration>().as_secs_f64() / middle.len().max(1) as f64
+impl Timed {
+    fn is_like(&self, scale: f64) -> bool {
+        (self.scale / scale - 1.0).abs() <= ALIKE
+    }
+}
+
+/// The mean without the least and the greatest quarter.
+fn usual(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_unstable_by(f64::total_cmp);
+    let aside = numbers.len() / 4;
+    let middle = &numbers[aside..numbers.len() - aside];
+    middle.iter().sum::<f64>() / middle.len().max(1) as f64
 }
 
 #[cfg(test)]
@@ -135,8 +191,8 @@ mod tests {
         let mut weights = Vec::new();
         for number in 0..18 {
             weights.extend(match weighing.wants_kept() {
-                true => weighing.kept(wall(number, true)),
-                false => weighing.planned(wall(number, false)),
+                true => weighing.kept(wall(number, true), 1.0),
+                false => weighing.planned(wall(number, false), 1.0),
             });
             assert_eq!(weighing.is_long(), number >= 16);
         }
@@ -152,7 +208,11 @@ mod tests {
         let mut weighing = Weighing::new(None, Cost::default());
         let kept = (0..18).map(|number| {
             let is_kept = weighing.wants_kept();
-            let _ = if is_kept { weighing.kept((110 - number) * MS) } else { weighing.planned(103 * MS) };
+            let _ = if is_kept {
+                weighing.kept((110 - number) * MS, 1.0)
+            } else {
+                weighing.planned(103 * MS, 1.0)
+            };
             assert_eq!(weighing.begins_with(), (number == 1).then_some(109 * MS));
             is_kept
         });
@@ -184,6 +244,38 @@ mod tests {
             let Weight { extra, error, .. } = weights[0];
             assert!((extra - 0.03).abs() <= 2.0 * error + 1e-9, "{weights:?}");
         }
+    }
+
+    /// The last result of steps of these sizes, in turn, one that keeps everything takes `kept` for its size.
+    fn weigh_sizes(sizes: &[f64], kept: impl Fn(f64) -> f64) -> Weight {
+        let mut weighing = Weighing::new(None, Cost::default());
+        let mut last = None;
+        for scale in sizes.iter().cycle().take(18) {
+            let is_kept = weighing.wants_kept();
+            let times = if is_kept { 1.0 } else { 1.03 };
+            let wall = Duration::from_secs_f64(times * kept(*scale) / scale);
+            last =
+                if is_kept { weighing.kept(wall, *scale) } else { weighing.planned(wall, *scale) }.or(last);
+        }
+        last.unwrap()
+    }
+
+    #[test]
+    fn steps_are_compared_with_those_of_their_size() {
+        // Small steps take more for what they save than large ones, and some sizes suit a machine better.
+        let kept = |size: f64| 0.01 + 0.1 * size + if (size - 0.5).abs() < 0.1 { 0.005 } else { 0.0 };
+        let eight = [0.625, 0.25, 1.0, 0.375, 0.125, 0.875, 0.5, 0.75];
+        let Weight { extra, error, .. } = weigh_sizes(&eight, kept);
+        assert!((extra - 0.03).abs() < 0.001 && error < 0.02, "{extra} {error}");
+        let Weight { extra, error, .. } = weigh_sizes(&[1.0, 0.5], kept);
+        assert!((extra - 0.03).abs() < 1e-6 && error < 1e-6, "{extra} {error}");
+    }
+
+    #[test]
+    fn sizes_that_never_come_again_are_compared_with_those_around_them() {
+        let sizes: Vec<f64> = (1..=18).map(|number| 0.1 + (f64::from(number) * 0.618).fract()).collect();
+        let Weight { extra, error, .. } = weigh_sizes(&sizes, |size| 0.01 + 0.1 * size + 0.01 * size * size);
+        assert!((extra - 0.03).abs() < 0.002 && error < 0.01, "{extra} {error}");
     }
 
     #[test]

@@ -674,12 +674,12 @@ fn a_plan_of_larger_steps_serves_those_in_turn_with_them() {
 #[test]
 fn steps_that_stay_smaller_are_planned_anew() {
     let mut run = Run::planned(Goal::budget(12 * MB), profile(400.0));
-    let profiled = (1..20).find(|_| {
+    let profiled = (1..40).find(|_| {
         let usual = run.usual();
         run.ended(PART, Observation { wall: usual.wall / 2, stall: usual.stall / 2, ..usual });
         matches!(run.next_step(), NextStep::OffloadAll { profiled: true, .. })
     });
-    assert_eq!(profiled, Some(5));
+    assert_eq!(profiled, Some(20));
     run.ended(StepOutcome::Profiled(Some(Box::new(profile_of(MB / 2, 400.0)))), Observation::default());
     assert!(run.report().keeps_all(), "{}", run.report());
 }
