@@ -24,7 +24,7 @@ const UNPLANNED_BYTES: u64 = 512 << 20;
 /// The times of at most this many steps are passed over because they did work that later ones need not repeat.
 const WARMING_UP: u32 = 256;
 /// Steps that save more than so many times what is planned may be worth a plan of their own.
-const LARGER: f64 = 1.1;
+const LARGER: f64 = 1.5;
 /// How many kinds of steps have plans at once.
 const MOST_KINDS: usize = 4;
 /// Kinds that did not occur in as many steps are not waited for.
