@@ -41,7 +41,7 @@ pub(crate) fn step(number: usize, length: i64, lap: &Lap) {
         .report
         .as_ref()
         .and_then(|report| report.planning)
-        .map_or(String::new(), |one| one.to_string());
+        .map_or_else(String::new, |one| one.to_string());
     println!(
         "{number}: {length} tokens, {ms:.1} ms and {mib} MiB, without {plain_ms:.1} and {plain_mib}; {planning}"
     );
@@ -75,7 +75,7 @@ pub(crate) fn row(name: &str, laps: &[Lap], goal: Goal) {
         }] += 1;
     }
     let plans = laps.iter().filter_map(|lap| Some(lap.cached.report.as_ref()?.plan.as_ref()?.plans)).max();
-    let count = |count: Option<usize>| count.map_or("-".to_owned(), |count| count.to_string());
+    let count = |count: Option<usize>| count.map_or_else(|| "-".to_owned(), |count| count.to_string());
     println!(
         "| {name} | {} | {} | {} | {} of {} | {peak} | {} | {:.1}, {:.1} | {} | {} | {} | {} | {} |",
         ratio(rest),
