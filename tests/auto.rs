@@ -176,9 +176,9 @@ fn steps_longer_than_any_before_follow_the_plan() {
     let reports: Vec<_> = (0..24).map(|index| step(&cache, &sources, ROWS / 8 + 16 * index)).collect();
     let of = |planning| reports.iter().filter(move |report| report.planning == Some(planning));
     let profiled: Vec<_> = of(Planning::Profiled).map(|report| report.step).collect();
-    assert_eq!(profiled, [2, 4, 7, 12, 21]);
+    assert_eq!(profiled, [2, 10, 23], "those that are larger by half");
     let planned = of(Planning::Followed).count();
-    assert!(planned + of(Planning::Compared).count() == 18 && planned >= 10, "{reports:?}");
+    assert!(planned + of(Planning::Compared).count() == 20 && planned >= 10, "{reports:?}");
     let moved = of(Planning::Followed).map(|report| report.offloaded.count + report.recomputed.count);
     assert!(moved.min() > Some(0), "{reports:?}");
 }
@@ -273,7 +273,7 @@ fn each_thread_of_a_step_follows_what_is_planned_for_it() {
     let reports: Vec<_> = (0..16).map(|_| step()).collect();
     assert!(reports.iter().all(|report| !report.left_plan), "{reports:?}");
     let planned = reports.iter().filter_map(|report| report.plan.as_ref());
-    assert!(planned.clone().count() >= 4 && planned.clone().all(|plan| plan.plans <= 3), "{reports:?}");
+    assert!(planned.clone().count() >= 4 && planned.clone().all(|plan| plan.plans <= 5), "{reports:?}");
 }
 
 // ---- promises ----

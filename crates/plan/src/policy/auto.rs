@@ -173,6 +173,8 @@ impl Auto {
         let &Observation { step, peak, .. } = observed;
         let is_timed = !observed.is_warming_up || self.warming_up > WARMING_UP;
         let is_kept = course.is_baseline;
+        // A plan for a peak is for steps of its size.
+        let most_larger = if objective.goal.peak.is_some() { 0.0 } else { LARGER };
         kind.last = step;
         match followed.how {
             // It does work that later ones need not repeat, and makes the gradients that those find.
@@ -194,7 +196,9 @@ impl Auto {
                     Adherence::Altered if may_have_more => self.attempts.want(step),
                     Adherence::Altered => {}
                     // A plan for larger steps also serves those that it was made for until now.
-                    how if kind.shrinks(&followed) || how == Adherence::Larger && followed.size > LARGER => {
+                    how if kind.shrinks(&followed)
+                        || how == Adherence::Larger && followed.size > most_larger =>
+                    {
                         self.attempts.want(step);
                     }
                     _ => self.attempts.followed(),
