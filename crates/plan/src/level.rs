@@ -58,7 +58,8 @@ impl Level {
             self.realise_as(lets_stay, target, bounds, work, machine, caps)
         };
         let all_leave = plan(bounds, false);
-        if !self.holds_to_the_end(work) {
+        // Elsewhere storages leave only as fast as the disk takes them, so what stays may come on top of what has yet to leave.
+        if machine.release != Release::InStreamOrder || !self.holds_to_the_end(work) {
             return all_leave;
         }
         let step = all_leave.as_ref().map_or(bounds.step, |plan| plan.prediction.step.as_secs_f64());
