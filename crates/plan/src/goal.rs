@@ -73,7 +73,8 @@ impl Goal {
     pub(crate) fn bounds(&self, kept: Duration) -> Bounds {
         let step = self.step.map_or(f64::INFINITY, |times| times * kept.as_secs_f64());
         let peak = self.peak.unwrap_or(u64::MAX);
-        Bounds { peak, promised: peak, step, ..Bounds::NONE }
+        let may_stay = self.step.is_some() && self.peak.is_none();
+        Bounds { peak, promised: peak, step, may_stay, ..Bounds::NONE }
     }
 
     /// Which of two allowed predictions is better; the better one is `Less`.

@@ -60,7 +60,7 @@ impl Level {
         let all_leave = plan(bounds, false);
         // Elsewhere storages leave only as fast as the disk takes them, so what stays may come on top of what has yet to leave. A limit of
         // the peak was seen broken on busy machines, in steps of more micro-batches than were profiled.
-        let may_stay = machine.release == Release::InStreamOrder && bounds.promised == u64::MAX;
+        let may_stay = machine.release == Release::InStreamOrder && bounds.may_stay;
         if !may_stay || !self.holds_to_the_end(work) {
             return all_leave;
         }

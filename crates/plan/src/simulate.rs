@@ -99,6 +99,8 @@ pub(super) struct Bounds {
     pub(super) promised: u64,
     /// The longest step, in seconds.
     pub(super) step: f64,
+    /// Whether what the program holds until forward ends may stay on the device.
+    pub(super) may_stay: bool,
 }
 
 /// Why the device waits.
@@ -111,7 +113,7 @@ enum StallCause {
 
 impl Bounds {
     pub(super) const NONE: Bounds =
-        Bounds { least: 0, peak: u64::MAX, promised: u64::MAX, step: f64::INFINITY };
+        Bounds { least: 0, peak: u64::MAX, promised: u64::MAX, step: f64::INFINITY, may_stay: false };
 }
 
 /// Simulates the step.
