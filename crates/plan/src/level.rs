@@ -44,8 +44,8 @@ impl Level {
     }
 
     /// The placement for a target of the peak: what fits stays, the newest first, and everything before it leaves. The
-    /// oldest go to the disk if the host has no room for all. What the program holds until forward ends leaves or stays,
-    /// whichever is quicker. `None` if the placement violates the bounds.
+    /// oldest go to the disk if the host has no room for all. Where the bounds let what the program holds until forward
+    /// ends stay, it leaves or stays, whichever gives the lower peak. `None` if the placement violates the bounds.
     pub(crate) fn realise(
         &self,
         target: u64,
@@ -54,18 +54,15 @@ impl Level {
         machine: &Machine,
         caps: &Caps,
     ) -> Option<Plan> {
-        let plan = |bounds: &Bounds, lets_stay: bool| {
-            self.realise_as(lets_stay, target, bounds, work, machine, caps)
-        };
-        let all_leave = plan(bounds, false);
-        // Elsewhere storages leave only as fast as the disk takes them, so what stays may come on top of what has yet to leave. A limit of
-        // the peak was seen broken on busy machines, in steps of more micro-batches than were profiled.
-        let may_stay = machine.release == Release::InStreamOrder && bounds.may_stay;
+        let plan = |lets_stay: bool| self.realise_as(lets_stay, target, bounds, work, machine, caps);
+        let all_leave = plan(false);
+        // Elsewhere storages leave only as fast as the disk takes them, so what stays may come on top of what has yet to leave.
+        let may_stay = bounds.may_stay && machine.release == Release::InStreamOrder;
         if !may_stay || !self.holds_to_the_end(work) {
             return all_leave;
         }
-        let step = all_leave.as_ref().map_or(bounds.step, |plan| plan.prediction.step.as_secs_f64());
-        plan(&Bounds { step, ..*bounds }, true).or(all_leave)
+        let order = |plan: &Plan| (plan.prediction.peak(), plan.prediction.step);
+        all_leave.into_iter().chain(plan(true)).min_by_key(order)
     }
 
     /// Whether the program holds something until forward ends that is not recomputed.

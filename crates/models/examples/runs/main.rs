@@ -113,7 +113,7 @@ fn run(name: &str, shape: &Shape, arguments: &Arguments) -> Result<()> {
     // What libraries prepare for a length at its first time is neither kind's.
     let mut prepared = BTreeSet::new();
     for number in 0..arguments.steps {
-        if prepared.insert(program.length(number)) {
+        if rest.is_none() && prepared.insert(program.length(number)) {
             program.step(number, None)?;
         }
         let plain = match rest {

@@ -57,7 +57,7 @@ pub(crate) fn row(name: &str, laps: &[Lap], goal: Goal) {
     };
     let part = |from: usize, to: usize| &laps[from.min(laps.len())..to.min(laps.len())];
     let rest = part(FIRST, usize::MAX);
-    let far = goal.step.map(|most| {
+    let far = goal.step.filter(|_| laps.iter().all(|lap| !lap.plain.time.is_zero())).map(|most| {
         let is_far = |lap: &&Lap| lap.cached.time.as_secs_f64() > (most + FAR) * lap.plain.time.as_secs_f64();
         rest.iter().filter(is_far).count()
     });

@@ -36,8 +36,8 @@ const MOST_TIMES: f64 = 1000.0;
 /// What the comparison has shown.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Weight {
-    /// The time of a step that keeps everything.
-    pub(super) kept: Duration,
+    /// The time of a step that keeps everything, if there were any of the planned size.
+    pub(super) kept: Option<Duration>,
     /// What a planned step takes beyond that, as a share of it, and the standard error of this share.
     pub(super) extra: f64,
     pub(super) error: f64,
@@ -153,7 +153,7 @@ mod tests {
 
     /// What was measured counts this much, if `error` is its standard error.
     fn share_of_news(error: f64) -> f64 {
-        let weight = Weight { kept: Duration::from_secs(1), extra: 0.06, error, deviation: error };
+        let weight = Weight { kept: Some(Duration::from_secs(1)), extra: 0.06, error, deviation: error };
         let (cost, extra) = Cost::default().weighed(0.02, 0.02, weight);
         assert!((1.0..=3.0).contains(&cost.times) && extra.error <= error.min(0.011), "{cost:?} {extra:?}");
         (extra.measured - 0.02) / 0.04
@@ -169,7 +169,8 @@ mod tests {
 
     #[test]
     fn what_clearly_takes_longer_than_planned_is_not_passed_for_chance() {
-        let weight = |extra| Weight { kept: Duration::from_secs(1), extra, error: 0.05, deviation: 0.1 };
+        let weight =
+            |extra| Weight { kept: Some(Duration::from_secs(1)), extra, error: 0.05, deviation: 0.1 };
         let (_, extra) = Cost::default().weighed(0.01, 0.1, weight(1.0));
         assert!(extra.is_over() && extra.measured > 0.9, "{extra:?}");
         let (_, extra) = Cost::default().weighed(0.1, 0.1, weight(0.3));
@@ -180,7 +181,8 @@ mod tests {
 
     #[test]
     fn the_next_plan_is_expected_to_cost_what_the_last_one_did() {
-        let weight = Weight { kept: Duration::from_secs(1), extra: 0.15, error: 0.001, deviation: 0.001 };
+        let weight =
+            Weight { kept: Some(Duration::from_secs(1)), extra: 0.15, error: 0.001, deviation: 0.001 };
         let (cost, _) = Cost::default().weighed(0.1, 0.1, weight);
         assert!((cost.expected(0.06) - 0.09).abs() < 0.001, "{cost:?}");
         let noise = Weight { extra: 0.14, error: 0.05, ..weight };

@@ -109,8 +109,16 @@ impl Kind {
         if let Some(kept) = weighing.begins_with() {
             self.keeps_in(objective, kept);
         }
+        self.weighed(objective, weight);
+    }
+
+    /// A step of the comparison has ended. Where sizes tell nothing of each other, it ends without a result.
+    fn weighed(&mut self, objective: &Objective, weight: Option<Weight>) {
         if let Some(weight) = weight {
             self.weigh(objective, weight);
+        } else if self.weighing.as_ref().is_some_and(Weighing::is_long) {
+            self.weighing = None;
+            self.watch.compared();
         }
     }
 
@@ -161,9 +169,8 @@ impl Kind {
     /// A step of the present plan took `wall`, of which it waited `stall`, for as much as is planned. It saved `scale` times that.
     fn timed(&mut self, objective: &Objective, wall: Duration, stall: Duration, scale: f64) {
         if let Some(weighing) = &mut self.weighing {
-            if let Some(weight) = weighing.planned(wall, scale) {
-                self.weigh(objective, weight);
-            }
+            let weight = weighing.planned(wall, scale);
+            self.weighed(objective, weight);
         } else if let Some(seen) = self.watch.observe(wall, stall) {
             self.judge(objective, seen);
         }
@@ -220,7 +227,7 @@ impl Kind {
         let Some(most) = objective.goal.step else { return };
         let Some(weighing) = self.weighing.take() else { return };
         let planned = &mut self.planned;
-        let is_paced = !planned.keeps_in(weight.kept);
+        let is_paced = !weight.kept.is_some_and(|kept| planned.keeps_in(kept));
         let (cost, extra) = weighing.cost.weighed(planned.extra(), most - 1.0, weight);
         planned.corrections.cost = Some(cost);
         let is_over = extra.is_over();

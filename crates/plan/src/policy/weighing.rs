@@ -6,10 +6,12 @@ use super::cost::{Cost, MOST, Weight};
 use super::watch::Seen;
 
 /// The first step of each kind does not count: it has to find its memory. Of every four others, the first and the last keep everything: a
-/// machine that becomes faster or slower meanwhile does so for both kinds. Where sizes vary, it is the second and the third of every other
-/// four and so on (the sequence of Thue and Morse), so that of sizes that come in turn each has steps of both kinds. There is a result
-/// whenever as many steps of both kinds count, an even number of each, and these many at least.
+/// machine that becomes faster or slower meanwhile does so for both kinds. Where sizes vary, it is the second and the third of some fours, as
+/// good as by chance, so that most sizes that come in turn have steps of both kinds. There is a result whenever as many steps of both kinds
+/// count, an even number of each, and these many at least.
 const FEWEST: usize = 2;
+/// Which fours are swapped where sizes vary, a bit for each: any that have no period.
+const SWAPPED: u32 = 0b0110_1011_0001_0010;
 /// Steps are alike if their sizes differ by no more than this share.
 const ALIKE: f64 = 0.01;
 
@@ -25,6 +27,8 @@ pub(super) struct Weighing {
     is_begun: bool,
     planned: Vec<Timed>,
     kept: Vec<Timed>,
+    /// Whether the second and the third of these four keep everything.
+    is_swapped: bool,
 }
 
 /// A step that counts.
@@ -41,8 +45,8 @@ struct Timed {
 enum First {
     /// There is none yet.
     Due,
-    /// It took so long.
-    Took(Duration),
+    /// It took so long, if it saved as much as is planned.
+    Took(Option<Duration>),
     /// There were others not long ago.
     Spared,
 }
@@ -56,6 +60,7 @@ impl Weighing {
             is_begun: false,
             planned: Vec::new(),
             kept: Vec::new(),
+            is_swapped: false,
         }
     }
 
@@ -66,19 +71,19 @@ impl Weighing {
 
     /// Whether the next step keeps everything.
     pub(super) fn wants_kept(&self) -> bool {
-        let number = self.planned.len() + self.kept.len();
-        let number = if self.varies() { number } else { number % 4 };
-        self.first_kept == First::Due || number.count_ones().is_multiple_of(2)
+        let is_outer = matches!(self.count() % 4, 0 | 3);
+        self.first_kept == First::Due || is_outer != self.is_swapped
     }
 
     /// A step that kept everything, and saved `scale` times what is planned, took `wall` for as much as is planned. Returns the result, if
     /// there is a new one.
     pub(super) fn kept(&mut self, wall: Duration, scale: f64) -> Option<Weight> {
         if self.first_kept == First::Due {
-            self.first_kept = First::Took(wall);
+            self.first_kept = First::Took(is_alike(scale, 1.0).then_some(wall));
             return None;
         }
         self.kept.push(Timed { scale, wall: wall.as_secs_f64() });
+        self.next_four();
         self.weight()
     }
 
@@ -88,14 +93,15 @@ impl Weighing {
             return None;
         }
         self.planned.push(Timed { scale, wall: wall.as_secs_f64() });
+        self.next_four();
         self.weight()
     }
 
     /// The time of a step that keeps everything, once the first ones have shown it, before any planned step.
     pub(super) fn begins_with(&self) -> Option<Duration> {
-        let second = self.kept.first().filter(|_| !self.is_begun)?;
+        let second = self.kept.first().filter(|second| !self.is_begun && is_alike(second.scale, 1.0))?;
         match self.first_kept {
-            First::Took(first) => Some(first.min(Duration::from_secs_f64(second.wall))),
+            First::Took(first) => Some(first?.min(Duration::from_secs_f64(second.wall))),
             First::Due | First::Spared => None,
         }
     }
@@ -107,13 +113,21 @@ impl Weighing {
 
     /// Whether there were as many steps as there may be.
     pub(super) fn is_long(&self) -> bool {
-        self.planned.len() >= MOST
+        self.count() >= 2 * MOST
     }
 
-    /// Whether steps are of several sizes.
-    fn varies(&self) -> bool {
-        let mut all = self.kept.iter().chain(&self.planned);
-        all.next().is_some_and(|first| !all.all(|timed| timed.is_like(first.scale)))
+    /// How many steps count.
+    fn count(&self) -> usize {
+        self.planned.len() + self.kept.len()
+    }
+
+    /// Another four steps begin, if those before are complete: each four has two of each kind, whatever their order.
+    fn next_four(&mut self) {
+        if self.count().is_multiple_of(4) {
+            let mut all = self.kept.iter().chain(&self.planned);
+            let varies = all.next().is_some_and(|first| !all.all(|timed| is_alike(timed.scale, first.scale)));
+            self.is_swapped = varies && SWAPPED >> (self.count() / 4 % 16) & 1 == 1;
+        }
     }
 
     fn weight(&self) -> Option<Weight> {
@@ -121,54 +135,77 @@ impl Weighing {
         if count < FEWEST || !count.is_multiple_of(2) || self.kept.len() != count {
             return None;
         }
-        let over = |timed: &Timed| timed.wall / self.kept_at(timed.scale, None).max(f64::MIN_POSITIVE);
-        let planned: Vec<f64> = self.planned.iter().map(over).collect();
+        let over = |by: fn(&[Timed], f64) -> Option<f64>| -> Vec<f64> {
+            let times =
+                |timed: &Timed| Some(timed.wall / by(&self.kept, timed.scale)?.max(f64::MIN_POSITIVE));
+            self.planned.iter().filter_map(times).collect()
+        };
+        let (mut planned, mut kept_deviations) = (over(taken_by_alike), self.deviations_of_alike());
+        if planned.len() < FEWEST {
+            // What other sizes take says less: as much as it says of those that kept everything.
+            (planned, kept_deviations) = (over(taken), self.deviations_of_others());
+            if planned.len() < FEWEST || kept_deviations.len() < FEWEST {
+                return None;
+            }
+        }
         let times = usual(planned.clone());
-        let varied = planned.iter().map(|over| (over / times.max(f64::MIN_POSITIVE) - 1.0).abs());
-        let mut deviations: Vec<f64> = varied
-            .chain(self.kept.iter().enumerate().map(|(own, timed)| {
-                let is_alone = self.kept.iter().filter(|other| timed.is_like(other.scale)).count() == 1;
-                let expected = self.kept_at(timed.scale, is_alone.then_some(own));
-                (timed.wall / expected.max(f64::MIN_POSITIVE) - 1.0).abs()
-            }))
-            .collect();
+        let varied = planned.iter().map(|over| deviation(*over, times));
+        let mut deviations: Vec<f64> = varied.chain(kept_deviations).collect();
         deviations.sort_unstable_by(f64::total_cmp);
         // Two of three are within the standard deviation.
         let deviation = deviations.get(2 * deviations.len() / 3).copied().unwrap_or_default();
-        let error = deviation * (2.0 / count as f64).sqrt();
-        let kept = Duration::try_from_secs_f64(self.kept_at(1.0, None)).unwrap_or_default();
+        let error = deviation * (2.0 / planned.len() as f64).sqrt();
+        let kept = taken_by_alike(&self.kept, 1.0).and_then(|kept| Duration::try_from_secs_f64(kept).ok());
         Some(Weight { kept, extra: times - 1.0, error, deviation })
     }
 
-    /// What steps of a size take that keep everything, in seconds for as much as is planned: as those of this size did, and else between what
-    /// the next smaller and the next larger ones did. `without` is the one that is not looked at.
-    fn kept_at(&self, scale: f64, without: Option<usize>) -> f64 {
-        let others =
-            self.kept.iter().enumerate().filter(|(own, _)| without != Some(*own)).map(|(_, timed)| timed);
-        let alike: Vec<f64> =
-            others.clone().filter(|timed| timed.is_like(scale)).map(|timed| timed.wall).collect();
-        if !alike.is_empty() {
-            return usual(alike);
-        }
-        let by_scale = |one: &&Timed, other: &&Timed| one.scale.total_cmp(&other.scale);
-        let below = others.clone().filter(|timed| timed.scale < scale).max_by(by_scale);
-        let above = others.filter(|timed| timed.scale > scale).min_by(by_scale);
-        match (below, above) {
-            (Some(below), Some(above)) => {
-                let share = (scale - below.scale) / (above.scale - below.scale);
-                let [less, more] = [below, above].map(|timed| timed.wall * timed.scale);
-                (less + share * (more - less)) / scale
-            }
-            (Some(only), None) | (None, Some(only)) => only.wall,
-            (None, None) => 0.0,
-        }
+    /// How far steps that kept everything are from what those of their size took.
+    fn deviations_of_alike(&self) -> Vec<f64> {
+        let several = self
+            .kept
+            .iter()
+            .filter(|timed| self.kept.iter().filter(|other| is_alike(timed.scale, other.scale)).count() > 1);
+        several
+            .filter_map(|timed| Some(deviation(timed.wall, taken_by_alike(&self.kept, timed.scale)?)))
+            .collect()
+    }
+
+    /// The same, from what the sizes around theirs took.
+    fn deviations_of_others(&self) -> Vec<f64> {
+        let of_others = |timed: &Timed| {
+            let others: Vec<Timed> =
+                self.kept.iter().copied().filter(|other| !is_alike(timed.scale, other.scale)).collect();
+            Some(deviation(timed.wall, taken(&others, timed.scale)?))
+        };
+        self.kept.iter().filter_map(of_others).collect()
     }
 }
 
-impl Timed {
-    fn is_like(&self, scale: f64) -> bool {
-        (self.scale / scale - 1.0).abs() <= ALIKE
-    }
+fn deviation(wall: f64, expected: f64) -> f64 {
+    (wall / expected.max(f64::MIN_POSITIVE) - 1.0).abs()
+}
+
+fn is_alike(scale: f64, other: f64) -> bool {
+    (scale / other - 1.0).abs() <= ALIKE
+}
+
+/// What steps of this size took among `kept`, in seconds for as much as is planned.
+fn taken_by_alike(kept: &[Timed], scale: f64) -> Option<f64> {
+    let alike: Vec<f64> =
+        kept.iter().filter(|timed| is_alike(timed.scale, scale)).map(|timed| timed.wall).collect();
+    (!alike.is_empty()).then(|| usual(alike))
+}
+
+/// The same, or where there are none, between what the next smaller and the next larger ones took. `None` beyond all sizes that there were.
+fn taken(kept: &[Timed], scale: f64) -> Option<f64> {
+    taken_by_alike(kept, scale).or_else(|| {
+        let by_scale = |one: &&Timed, other: &&Timed| one.scale.total_cmp(&other.scale);
+        let below = kept.iter().filter(|timed| timed.scale < scale).max_by(by_scale)?;
+        let above = kept.iter().filter(|timed| timed.scale > scale).min_by(by_scale)?;
+        let share = (scale - below.scale) / (above.scale - below.scale);
+        let [less, more] = [below, above].map(|timed| timed.wall * timed.scale);
+        Some((less + share * (more - less)) / scale)
+    })
 }
 
 /// The mean without the least and the greatest quarter.
@@ -194,7 +231,7 @@ mod tests {
                 true => weighing.kept(wall(number, true), 1.0),
                 false => weighing.planned(wall(number, false), 1.0),
             });
-            assert_eq!(weighing.is_long(), number >= 16);
+            assert_eq!(weighing.is_long(), number >= 17);
         }
         weights
     }
@@ -225,7 +262,7 @@ mod tests {
         let weights = weigh(|_, kept| wall(kept));
         assert_eq!(weights.len(), 4);
         for Weight { kept, extra, error, .. } in weights {
-            assert!(kept == 100 * MS && (extra - 0.03).abs() < 1e-9 && error < 1e-9);
+            assert!(kept == Some(100 * MS) && (extra - 0.03).abs() < 1e-9 && error < 1e-9);
         }
     }
 
@@ -246,35 +283,55 @@ mod tests {
         }
     }
 
-    /// The last result of steps of these sizes, in turn, one that keeps everything takes `kept` for its size.
-    fn weigh_sizes(sizes: &[f64], kept: impl Fn(f64) -> f64) -> Weight {
+    /// The results of steps of these sizes, in turn, one that keeps everything takes `kept` for its size.
+    fn weigh_sizes(sizes: &[f64], kept: impl Fn(f64) -> f64) -> Vec<Weight> {
         let mut weighing = Weighing::new(None, Cost::default());
-        let mut last = None;
+        let mut weights = Vec::new();
         for scale in sizes.iter().cycle().take(18) {
             let is_kept = weighing.wants_kept();
             let times = if is_kept { 1.0 } else { 1.03 };
             let wall = Duration::from_secs_f64(times * kept(*scale) / scale);
-            last =
-                if is_kept { weighing.kept(wall, *scale) } else { weighing.planned(wall, *scale) }.or(last);
+            let is_at = |weighing: &mut Weighing| match is_kept {
+                true => weighing.kept(wall, *scale),
+                false => weighing.planned(wall, *scale),
+            };
+            weights.extend(is_at(&mut weighing));
         }
-        last.unwrap()
+        assert!(weighing.is_long(), "it ends whatever sizes come");
+        weights
     }
 
     #[test]
     fn steps_are_compared_with_those_of_their_size() {
         // Small steps take more for what they save than large ones, and some sizes suit a machine better.
         let kept = |size: f64| 0.01 + 0.1 * size + if (size - 0.5).abs() < 0.1 { 0.005 } else { 0.0 };
-        let eight = [0.625, 0.25, 1.0, 0.375, 0.125, 0.875, 0.5, 0.75];
-        let Weight { extra, error, .. } = weigh_sizes(&eight, kept);
-        assert!((extra - 0.03).abs() < 0.001 && error < 0.02, "{extra} {error}");
-        let Weight { extra, error, .. } = weigh_sizes(&[1.0, 0.5], kept);
-        assert!((extra - 0.03).abs() < 1e-6 && error < 1e-6, "{extra} {error}");
+        for count in 2..=9_u32 {
+            for turn in 1..=count {
+                let sizes: Vec<f64> = (0..count)
+                    .map(|number| f64::from(1 + number * turn % count) / f64::from(count))
+                    .collect();
+                for Weight { extra, error, .. } in weigh_sizes(&sizes, kept) {
+                    assert!((extra - 0.03).abs() < 0.004 + 3.0 * error, "{sizes:?}: {extra} {error}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn one_step_of_another_size_ends_no_comparison_and_none_is_endless() {
+        for odd in 0..18 {
+            let sizes: Vec<f64> = (0..18).map(|number| if number == odd { 0.3 } else { 1.0 }).collect();
+            let weights = weigh_sizes(&sizes, |size| 0.02 + 0.1 * size);
+            assert!(weights.len() >= 3, "{odd}: {weights:?}");
+            assert!(weights.iter().all(|weight| (weight.extra - 0.03).abs() < 1e-6), "{odd}: {weights:?}");
+        }
     }
 
     #[test]
     fn sizes_that_never_come_again_are_compared_with_those_around_them() {
         let sizes: Vec<f64> = (1..=18).map(|number| 0.1 + (f64::from(number) * 0.618).fract()).collect();
-        let Weight { extra, error, .. } = weigh_sizes(&sizes, |size| 0.01 + 0.1 * size + 0.01 * size * size);
+        let weights = weigh_sizes(&sizes, |size| 0.01 + 0.1 * size + 0.01 * size * size);
+        let Weight { extra, error, .. } = weights[weights.len() - 1];
         assert!((extra - 0.03).abs() < 0.002 && error < 0.01, "{extra} {error}");
     }
 
