@@ -1,0 +1,104 @@
+//! Steps of another kind or size than was planned.
+
+use super::*;
+
+#[test]
+fn steps_that_stay_another_kind_are_profiled_and_planned() {
+    let mut run = Run::planned(Goal::overhead(0.02), profile(400.0));
+    run.ended(LOST, Observation::default());
+    assert!(matches!(run.next_step(), NextStep::OffloadAll { profiled: true, .. }));
+    run.ended(StepOutcome::Profiled(Some(Box::new(profile_of(2 * MB, 400.0)))), Observation::default());
+    assert_eq!(run.report().plans, 2);
+}
+
+#[test]
+fn between_profiles_that_come_to_nothing_the_last_plan_is_tried() {
+    let mut run = Run::planned(Goal::overhead(0.02), profile(400.0));
+    let mut profiled = 0;
+    for number in 3..=200 {
+        match run.next_step() {
+            NextStep::OffloadAll { .. } => {
+                profiled += 1;
+                run.ended(
+                    StepOutcome::Profiled(Some(Box::new(profile_of(MB + number, 400.0)))),
+                    Observation::default(),
+                );
+            }
+            NextStep::Follow { headroom, .. } => {
+                assert_eq!(headroom, Headroom::Free);
+                run.ended(LOST, Observation::default());
+            }
+            next_step => panic!("{next_step:?}"),
+        }
+    }
+    assert_eq!(profiled, 7, "of 198");
+}
+
+#[test]
+fn a_plan_of_larger_steps_serves_those_in_turn_with_them() {
+    let mut run = Run::planned(Goal::overhead(0.02), profile(400.0));
+    let before = run.report();
+    for _ in 0..50 {
+        let usual = run.usual();
+        assert!(matches!(run.next_step(), NextStep::Follow { .. }));
+        run.ended(WHOLE, usual.clone());
+        assert!(matches!(run.next_step(), NextStep::Follow { .. }));
+        run.ended(PART, Observation { wall: usual.wall / 2, stall: usual.stall / 2, ..usual });
+    }
+    assert_eq!(run.report(), before);
+    // A profile of a smaller one changes nothing either.
+    run.ended(LOST, Observation::default());
+    run.ended(StepOutcome::Profiled(Some(Box::new(profile_of(MB / 2, 400.0)))), Observation::default());
+    assert_eq!(run.report(), before);
+}
+
+#[test]
+fn steps_that_stay_smaller_are_planned_anew() {
+    let mut run = Run::planned(Goal::budget(12 * MB), profile(400.0));
+    let profiled = (1..40).find(|_| {
+        let usual = run.usual();
+        run.ended(PART, Observation { wall: usual.wall / 2, stall: usual.stall / 2, ..usual });
+        matches!(run.next_step(), NextStep::OffloadAll { profiled: true, .. })
+    });
+    assert_eq!(profiled, Some(20));
+    run.ended(StepOutcome::Profiled(Some(Box::new(profile_of(MB / 2, 400.0)))), Observation::default());
+    assert!(run.report().keeps_all(), "{}", run.report());
+}
+
+#[test]
+fn steps_of_other_sizes_are_judged_by_what_they_take_for_as_much() {
+    for (went, size) in [(Adherence::Whole(2), 2), (Adherence::Part, 1)] {
+        let mut run = Run::planned(Goal::overhead(0.02), profile(400.0));
+        let (usual, before) = (run.usual(), run.report());
+        for _ in 0..3 {
+            let wall = usual.wall * size / if went == Adherence::Part { 2 } else { 1 };
+            let stall = usual.stall * size / if went == Adherence::Part { 2 } else { 1 };
+            run.next_step();
+            run.ended(StepOutcome::Planned(went), Observation { wall, stall, ..usual.clone() });
+        }
+        assert!(run.auto.kinds[0].weighing.is_some() || run.auto.is_settled(), "{went:?}");
+        assert_eq!(run.report(), before, "{went:?}");
+    }
+}
+
+#[test]
+fn steps_that_show_nothing_keep_what_fits() {
+    let mut run = Run::begin(Goal::overhead(0.02));
+    let mut profiled = Vec::new();
+    for number in 1..=40 {
+        match run.next_step() {
+            NextStep::OffloadAll { profiled: false, .. } => {
+                run.ended(StepOutcome::Unplanned, Observation::default())
+            }
+            NextStep::OffloadAll { profiled: true, .. } => {
+                profiled.push(number);
+                run.ended(StepOutcome::Profiled(None), Observation::default());
+            }
+            NextStep::Keep { headroom: Headroom::Free } => {
+                run.ended(StepOutcome::Unplanned, Observation::default());
+            }
+            next_step => panic!("{next_step:?}"),
+        }
+    }
+    assert_eq!(profiled, [2, 3, 5, 9, 17, 33]);
+}
