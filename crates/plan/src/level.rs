@@ -54,34 +54,6 @@ impl Level {
         machine: &Machine,
         caps: &Caps,
     ) -> Option<Plan> {
-        let plan = |lets_stay: bool| self.realise_as(lets_stay, target, bounds, work, machine, caps);
-        let all_leave = plan(false);
-        // Elsewhere storages leave only as fast as the disk takes them, so what stays may come on top of what has yet to leave.
-        let may_stay = bounds.may_stay && machine.release == Release::InStreamOrder;
-        if !may_stay || !self.holds_to_the_end(work) {
-            return all_leave;
-        }
-        let order = |plan: &Plan| (plan.prediction.peak(), plan.prediction.step);
-        all_leave.into_iter().chain(plan(true)).min_by_key(order)
-    }
-
-    /// Whether the program holds something until forward ends that is not recomputed.
-    fn holds_to_the_end(&self, work: &Workload) -> bool {
-        let is_so =
-            |(index, one): (usize, &Activation)| self.reruns.is_held(index) && stays_in_forward(one, work);
-        work.activations.iter().enumerate().any(is_so)
-    }
-
-    /// The same, where what the program holds until forward ends leaves or stays.
-    fn realise_as(
-        &self,
-        lets_stay: bool,
-        target: u64,
-        bounds: &Bounds,
-        work: &Workload,
-        machine: &Machine,
-        caps: &Caps,
-    ) -> Option<Plan> {
         let falls_behind = machine.release == Release::WhenStored;
         let backward = if falls_behind { self.needs.backward_behind } else { self.needs.backward };
         let budgets = Budgets {
@@ -91,12 +63,31 @@ impl Level {
         };
         // What leaves only as fast as the disk takes it may be there longer than planned.
         let always = if falls_behind { self.needs.forward.max(backward) } else { 0 };
-        let moved = self.leaving(lets_stay, target, always, work);
+        let leaving = |lets_stay| self.leaving(lets_stay, target, always, work);
+        let moving = |moved: &[usize]| self.moving(moved, budgets, bounds, work, machine, caps);
+        let moved = leaving(false);
+        // Where storages leave only as fast as the disk takes them, what stays may come on top of what has yet to leave.
+        let others = (bounds.may_stay && machine.release == Release::InStreamOrder).then(|| leaving(true));
+        let others = others.filter(|others| *others != moved).and_then(|others| moving(&others));
+        let order = |plan: &Plan| (plan.prediction.peak(), plan.prediction.step);
+        moving(&moved).into_iter().chain(others).min_by_key(order)
+    }
+
+    /// The plan in which these activations leave. `None` if it violates the bounds.
+    fn moving(
+        &self,
+        moved: &[usize],
+        budgets: Budgets,
+        bounds: &Bounds,
+        work: &Workload,
+        machine: &Machine,
+        caps: &Caps,
+    ) -> Option<Plan> {
         let mut placements: Vec<Placement> = (0..work.activations.len())
             .map(|index| if self.reruns.is_held(index) { Placement::Keep } else { Placement::Recompute })
             .collect();
-        send_below(&moved, &mut placements, &work.activations, machine, caps);
-        let as_disk_does = falls_behind && !moved.is_empty();
+        send_below(moved, &mut placements, &work.activations, machine, caps);
+        let as_disk_does = machine.release == Release::WhenStored && !moved.is_empty();
         if as_disk_does && self.highest_peak(&placements, &budgets, work) > bounds.promised {
             return None;
         }
