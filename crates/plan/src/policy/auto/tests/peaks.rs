@@ -1,0 +1,102 @@
+//! Peaks, and what keeps them within the goal.
+
+use super::*;
+
+#[test]
+fn a_peak_beyond_the_budget_makes_a_lower_plan() {
+    let mut run = Run::planned(Goal::budget(12 * MB), profile(400.0));
+    let before = run.report().prediction.peak();
+    run.steps(1, |usual| Observation { peak: 16 * MB, ..usual });
+    let after = run.report();
+    assert!(after.prediction.peak() <= 8 * MB && before > 8 * MB && after.plans == 2, "{after}");
+}
+
+#[test]
+fn a_peak_beyond_the_budget_by_little_makes_a_plan_that_is_lower_by_what_was_not_foreseen() {
+    let mut run = Run::planned(Goal::budget(12 * MB), profile(400.0));
+    let before = run.report().prediction.peak();
+    assert!(before + MB <= 12 * MB, "{before}");
+    run.steps(1, |usual| Observation { peak: 12 * MB + 8, ..usual });
+    assert!(run.report().prediction.peak() <= before - 8, "{}", run.report());
+}
+
+#[test]
+fn a_peak_beyond_the_budget_counts_when_steps_show_something_else_as_well() {
+    let mut run = Run::planned(Goal::budget(12 * MB), profile(400.0));
+    let before = run.report().prediction.peak();
+    run.steps(4, |usual| usual);
+    let over = |usual| Observation { peak: 16 * MB, ..usual };
+    // The second step with such a wait for the disk shows that the disk has changed.
+    let slower = |usual| Observation { written: Some(200e6), read: Some(200e6), ..usual };
+    run.steps(1, slower);
+    run.steps(1, |usual| over(slower(usual)));
+    let after = run.report();
+    assert!(after.machine.disk_write < 200e6 && before > 8 * MB, "{after}");
+    assert!(after.prediction.peak() <= 8 * MB, "{after}");
+}
+
+#[test]
+fn steps_that_are_not_planned_may_take_what_has_shown_to_leave_them_within_the_budget() {
+    let mut run = Run::begin(Goal::budget(12 * MB));
+    let headroom = |run: &mut Run| match run.next_step() {
+        NextStep::OffloadAll { budgets, .. } => budgets.device_budget,
+        next_step => panic!("{next_step:?}"),
+    };
+    assert_eq!(headroom(&mut run), 6 * MB);
+    run.ended(StepOutcome::Unplanned, Observation { peak: 14 * MB, ..Observation::default() });
+    assert_eq!(headroom(&mut run), 4 * MB);
+    run.ended(StepOutcome::Profiled(None), Observation { peak: 20 * MB, ..Observation::default() });
+    run.ended(StepOutcome::Profiled(None), Observation::default());
+    assert!(matches!(run.next_step(), NextStep::Keep { headroom: Headroom::Bytes(0) }));
+}
+
+#[test]
+fn a_peak_beyond_the_budget_counts_in_steps_of_other_micro_batches_and_in_parts() {
+    for followed in [Adherence::Whole(3), Adherence::Part] {
+        let mut run = Run::planned(Goal::budget(12 * MB), profile(400.0));
+        let over = Observation { peak: 16 * MB, ..run.usual() };
+        run.ended(StepOutcome::Planned(followed), over);
+        assert!(run.report().prediction.peak() <= 8 * MB, "{followed:?}: {}", run.report());
+    }
+}
+
+#[test]
+fn a_peak_that_does_not_come_again_lowers_plans_for_a_while() {
+    let mut run = Run::planned(Goal::budget(12 * MB), profile(400.0));
+    let before = run.report().prediction.peak();
+    run.steps(1, |usual| Observation { peak: 40 * MB, ..usual });
+    assert!(run.report().prediction.peak() < before);
+    run.steps(16, |usual| usual);
+    assert_eq!(run.report().prediction.peak(), before);
+}
+
+#[test]
+fn each_peak_beyond_the_budget_counts() {
+    let mut run = Run::planned(Goal::budget(18 * MB), profile(400.0));
+    let over = (0..110_u64).filter(|number| {
+        let peak = run.report().prediction.peak() + number / 8 * MB;
+        run.steps(1, |usual| Observation { peak, ..usual });
+        // From then on it is more than the lowest plan allows for.
+        peak > 18 * MB && *number < 80
+    });
+    assert!(over.count() < 10);
+}
+
+#[test]
+fn what_is_known_to_be_beyond_the_peak_is_not_kept_to_be_held_beside() {
+    let goal = Goal { peak: Some(22 * MB), ..Goal::overhead(0.02) };
+    let mut run = Run::roomy(goal, profile(20.0));
+    let mut over = 0;
+    for _ in 0..40 {
+        // 5 MB more than planned, whatever the plan.
+        let (went, wall, planned) = match run.next_step() {
+            NextStep::Baseline => (StepOutcome::Baseline, KEPT, run.auto.kinds[0].planned.kept_peak()),
+            NextStep::Follow { .. } => (WHOLE, KEPT.mul_f64(1.2), run.report().prediction.peak()),
+            next_step => panic!("{next_step:?}"),
+        };
+        let peak = planned + 5 * MB;
+        over += usize::from(peak > 22 * MB);
+        run.ended(went, Observation { wall, peak, ..Observation::default() });
+    }
+    assert_eq!(over, 1);
+}
