@@ -96,9 +96,14 @@ impl Steering {
     /// A step has ended: the policy learns from it.
     pub(super) fn end(&self, step: &StepContext, observed: Observation) {
         if step.plan.timed {
-            let Observation { wall, stall, is_warming_up, .. } = observed;
-            let kept = matches!(step.plan.saves, Saves::Keep);
-            tracing::debug!(?wall, ?stall, kept, is_warming_up, "step {} is timed", step.number);
+            let Observation { wall, stall, compiled, has_grown, followed, .. } = &observed;
+            let kept = match &step.plan.saves {
+                Saves::Scheduled { courses, .. } => followed
+                    .and_then(|followed| courses.get(followed.course))
+                    .is_some_and(|one| one.is_baseline),
+                saves => matches!(saves, Saves::Keep),
+            };
+            tracing::debug!(?wall, ?stall, kept, compiled, has_grown, "step {} is timed", step.number);
         }
         let before = self.plan(&step.cache.scopes);
         self.policy.lock().end(&step.plan, observed);
@@ -135,7 +140,8 @@ impl Steering {
             scopes: step.record.in_order(),
             moved: report.offloaded.count + report.recomputed.count + report.store_failures.count,
             cancelled: report.cancelled.count,
-            is_warming_up: false,
+            compiled: false,
+            has_grown: false,
         }
     }
 

@@ -143,9 +143,10 @@ impl Step<'_> {
             io_path: self.cache.io_path(),
             ..StepReport::of(&context.counters)
         };
-        let makes_kernels = self.cache.chains.as_ref().is_some_and(|chains| chains.were_settling());
-        let is_warming_up = makes_kernels || self.noted.has_grown(self.cache.device);
-        let observed = Observation { is_warming_up, ..steering.observe(&self.noted, &context, &report) };
+        let compiled = self.cache.chains.as_ref().is_some_and(|chains| chains.were_settling());
+        let has_grown = self.noted.has_grown(self.cache.device);
+        let observed =
+            Observation { compiled, has_grown, ..steering.observe(&self.noted, &context, &report) };
         report.planning = steering.planning(&context, &observed);
         let strange = context
             .strange

@@ -21,8 +21,11 @@ use crate::{Budgets, Goal, Profile, Release, ScopeId};
 /// Bytes that storages may occupy on the device in a profiled step if they are released when stored. If they leave as late as possible,
 /// it is 0, because what stays shows no bandwidth.
 const UNPLANNED_BYTES: u64 = 512 << 20;
-/// The times of at most this many steps are passed over because they did work that later ones need not repeat.
-const WARMING_UP: u32 = 256;
+/// The times of at most this many steps are passed over because kernels were being made meanwhile.
+const COMPILED: u32 = 256;
+/// The times of at most so many steps in a row are passed over because the device's driver was asked for memory: where it is asked in every
+/// step, that is what steps take.
+const GROWN: u32 = 8;
 /// Steps that save more than so many times what is planned may be worth a plan of their own.
 const LARGER: f64 = 1.5;
 /// How many kinds of steps have plans at once.
@@ -61,8 +64,10 @@ pub struct Auto {
     headroom: u64,
     /// How many plans there were of kinds that were given up.
     given_up: u64,
-    /// Steps that did work which later ones need not repeat.
-    warming_up: u32,
+    /// Steps in which kernels were being made.
+    compiled: u32,
+    /// Steps in a row in which the device's driver was asked for memory.
+    grown: u32,
     /// Steps in a row that followed a plan.
     steady: u32,
 }
@@ -83,7 +88,8 @@ impl Auto {
             attempts: Attempts::new(),
             headroom: goal.peak.unwrap_or(u64::MAX) / 2,
             given_up: 0,
-            warming_up: 0,
+            compiled: 0,
+            grown: 0,
             steady: 0,
         }
     }
@@ -162,6 +168,11 @@ impl Auto {
         self.given_up += self.kinds.remove(place).plans;
     }
 
+    /// Whether a step did work that later ones need not repeat, so that its time says little.
+    fn is_warming_up(&self, observed: &Observation) -> bool {
+        (observed.compiled && self.compiled <= COMPILED) || (observed.has_grown && self.grown <= GROWN)
+    }
+
     /// A step followed one of its courses; it gives a reason for a profile or not.
     fn followed(&mut self, course: &Course, followed: Followed, observed: &Observation) {
         if followed.course >= self.kinds.len() {
@@ -169,9 +180,9 @@ impl Auto {
         }
         self.kinds[..=followed.course].rotate_right(1);
         let may_have_more = self.kinds.len() < MOST_KINDS;
+        let is_timed = !self.is_warming_up(observed);
         let (kind, objective) = (&mut self.kinds[0], &self.objective);
         let &Observation { step, peak, .. } = observed;
-        let is_timed = !observed.is_warming_up || self.warming_up > WARMING_UP;
         let is_kept = course.is_baseline;
         // A plan for a peak is for steps of its size.
         let most_larger = if objective.goal.peak.is_some() { 0.0 } else { LARGER };
@@ -224,9 +235,10 @@ impl Policy for Auto {
 
     fn end(&mut self, plan: &StepPlan, observed: Observation) {
         let excess = self.objective.goal.peak.map_or(0, |most| observed.peak.saturating_sub(most));
-        self.warming_up += u32::from(observed.is_warming_up);
+        self.compiled += u32::from(observed.compiled);
+        self.grown = if observed.has_grown { self.grown + 1 } else { 0 };
         let is_lost = observed.followed.is_none_or(|followed| followed.how == Adherence::Lost);
-        self.steady = if is_lost || observed.is_warming_up { 0 } else { self.steady + 1 };
+        self.steady = if is_lost || self.is_warming_up(&observed) { 0 } else { self.steady + 1 };
         if is_lost {
             self.headroom = self.headroom.saturating_sub(excess);
         }

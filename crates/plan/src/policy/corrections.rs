@@ -15,6 +15,8 @@ const LOOSENED: u32 = 4;
 const TIGHTENED: u32 = 3;
 /// Steps that surely take less than this share of what the goal allows are a reason to take more.
 const UNUSED: f64 = 0.85;
+/// Computing takes no longer than so many times what it took in the profiled step, less one.
+const MOST_LONGER: f64 = 1e6;
 /// At most this many times what was allowed before is allowed at once.
 const LEAP: f64 = 1.5;
 
@@ -26,6 +28,9 @@ pub(super) struct Corrections {
     pub(super) count: u32,
     /// Whether steps that keep everything were timed.
     pub(super) is_measured: bool,
+    /// By which share of it computing takes longer than in the profiled step.
+    #[serde(default)]
+    pub(super) longer: f64,
     /// What plans turned out to cost, once one was weighed.
     pub(super) cost: Option<Cost>,
     /// Steps of plans below this peak exceed the goal.
@@ -87,13 +92,14 @@ impl Corrections {
 
     /// What remains of them for another goal.
     pub(super) fn of_any_goal(self) -> Corrections {
-        let Corrections { is_measured, cost, unforeseen, .. } = self;
-        Corrections { is_measured, cost, unforeseen, ..Corrections::default() }
+        let Corrections { is_measured, longer, cost, unforeseen, .. } = self;
+        Corrections { is_measured, longer, cost, unforeseen, ..Corrections::default() }
     }
 
     /// The same, with all numbers within what steps may show.
     pub(super) fn within_reason(self) -> Corrections {
         Corrections {
+            longer: self.longer.clamp(-1.0, MOST_LONGER),
             cost: self.cost.map(Cost::within_reason),
             allowance: self.allowance.map(|share| share.clamp(0.0, LEAP.powi(TIGHTENED as i32))),
             loosened: self.loosened.min(LOOSENED + 1),

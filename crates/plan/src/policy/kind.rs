@@ -276,7 +276,7 @@ impl Kind {
             match over {
                 Some(extra) if paced => planned.corrections.loosen(&planned.plan, extra),
                 // With corrected times, the stalls may differ too.
-                _ => planned.profile.work.pace(pace, pace),
+                _ => planned.paced(pace),
             }
         });
     }

@@ -109,13 +109,25 @@ impl Planned {
     /// A step with everything kept takes `kept`. Returns whether that is far from what was known.
     pub(super) fn keeps_in(&mut self, kept: Duration) -> bool {
         let pace = 1.0 + beyond(kept, self.kept_step());
+        self.paced(pace);
         let Planned { profile, machine, plan, corrections, .. } = self;
-        // A device that waits for its program between two operations, as in a profiled step, runs each as fast as ever.
-        let is_quicker = !corrections.is_measured && machine.release == Release::InStreamOrder;
-        profile.work.pace(pace, if is_quicker { pace.max(1.0) } else { pace });
         plan.prediction = profile.work.simulate(&plan.placements, machine, &plan.budgets);
         (corrections.is_measured, self.report) = (true, None);
         (pace - 1.0).abs() > TELLING_PACE
+    }
+
+    /// Computing takes `pace` times as long as was known. A device that waits for its program between two operations, as in a profiled step,
+    /// runs each as fast as ever, so there reruns are never quicker than they were then.
+    pub(super) fn paced(&mut self, pace: f64) {
+        let Planned { profile, machine, corrections, .. } = self;
+        let before = 1.0 + corrections.longer;
+        let since = before * pace;
+        corrections.longer = since - 1.0;
+        let of_reruns = match machine.release {
+            Release::InStreamOrder => since.max(1.0) / before.max(1.0),
+            Release::WhenStored | Release::OnceWritten => pace,
+        };
+        profile.work.pace(pace, of_reruns);
     }
 
     /// A step with everything kept takes `kept`, as the first such steps show. Where processors move the bytes, what the profiled step took

@@ -130,9 +130,10 @@ pub struct Observation {
     pub moved: u64,
     /// How many were to leave the device, but were asked for or released before they did.
     pub cancelled: u64,
-    /// Whether it did work that later ones need not repeat, so that it took longer than they will: kernels for what it
-    /// recomputes were being made, or a device's driver was asked for memory.
-    pub is_warming_up: bool,
+    /// Whether kernels for what it recomputes were being made, so that it took longer than later ones will.
+    pub compiled: bool,
+    /// Whether a device's driver was asked for memory, which takes long and which later steps need not repeat.
+    pub has_grown: bool,
 }
 
 /// The course that a step followed.

@@ -6,12 +6,10 @@ use super::cost::{Cost, MOST, Weight};
 use super::watch::Seen;
 
 /// The first step of each kind does not count: it has to find its memory. Of every four others, the first and the last keep everything: a
-/// machine that becomes faster or slower meanwhile does so for both kinds. Where sizes vary, it is the second and the third of some fours, as
-/// good as by chance, so that most sizes that come in turn have steps of both kinds. There is a result whenever as many steps of both kinds
-/// count, an even number of each, and these many at least.
+/// machine that becomes faster or slower meanwhile does so for both kinds. Where sizes vary, it is the second and the third of the second
+/// four, so that most sizes that come in turn have steps of both kinds. There is a result whenever as many steps of both kinds count, an even
+/// number of each, and these many at least.
 const FEWEST: usize = 2;
-/// Which fours are swapped where sizes vary, a bit for each: any that have no period.
-const SWAPPED: u32 = 0b0110_1011_0001_0010;
 /// Steps are alike if their sizes differ by no more than this share.
 const ALIKE: f64 = 0.01;
 
@@ -27,8 +25,6 @@ pub(super) struct Weighing {
     is_begun: bool,
     planned: Vec<Timed>,
     kept: Vec<Timed>,
-    /// Whether the second and the third of these four keep everything.
-    is_swapped: bool,
 }
 
 /// A step that counts.
@@ -60,7 +56,6 @@ impl Weighing {
             is_begun: false,
             planned: Vec::new(),
             kept: Vec::new(),
-            is_swapped: false,
         }
     }
 
@@ -72,7 +67,8 @@ impl Weighing {
     /// Whether the next step keeps everything.
     pub(super) fn wants_kept(&self) -> bool {
         let is_outer = matches!(self.count() % 4, 0 | 3);
-        self.first_kept == First::Due || is_outer != self.is_swapped
+        let is_swapped = self.count() / 4 == 1 && self.begins_varied();
+        self.first_kept == First::Due || is_outer != is_swapped
     }
 
     /// A step that kept everything, and saved `scale` times what is planned, took `wall` for as much as is planned. Returns the result, if
@@ -83,7 +79,6 @@ impl Weighing {
             return None;
         }
         self.kept.push(Timed { scale, wall: wall.as_secs_f64() });
-        self.next_four();
         self.weight()
     }
 
@@ -93,7 +88,6 @@ impl Weighing {
             return None;
         }
         self.planned.push(Timed { scale, wall: wall.as_secs_f64() });
-        self.next_four();
         self.weight()
     }
 
@@ -121,13 +115,10 @@ impl Weighing {
         self.planned.len() + self.kept.len()
     }
 
-    /// Another four steps begin, if those before are complete: each four has two of each kind, whatever their order.
-    fn next_four(&mut self) {
-        if self.count().is_multiple_of(4) {
-            let mut all = self.kept.iter().chain(&self.planned);
-            let varies = all.next().is_some_and(|first| !all.all(|timed| is_alike(timed.scale, first.scale)));
-            self.is_swapped = varies && SWAPPED >> (self.count() / 4 % 16) & 1 == 1;
-        }
+    /// Whether the first four are of several sizes. What comes later changes no order: each four has two of each kind.
+    fn begins_varied(&self) -> bool {
+        let mut first = self.kept.iter().take(2).chain(self.planned.iter().take(2));
+        first.next().is_some_and(|one| !first.all(|other| is_alike(other.scale, one.scale)))
     }
 
     fn weight(&self) -> Option<Weight> {
@@ -291,11 +282,10 @@ mod tests {
             let is_kept = weighing.wants_kept();
             let times = if is_kept { 1.0 } else { 1.03 };
             let wall = Duration::from_secs_f64(times * kept(*scale) / scale);
-            let is_at = |weighing: &mut Weighing| match is_kept {
+            weights.extend(match is_kept {
                 true => weighing.kept(wall, *scale),
                 false => weighing.planned(wall, *scale),
-            };
-            weights.extend(is_at(&mut weighing));
+            });
         }
         assert!(weighing.is_long(), "it ends whatever sizes come");
         weights
