@@ -324,7 +324,8 @@ fn saves(whole: &Value, chunked: &Value) {
 fn strategies_agree_to_the_bit_on_a_llama() {
     let place = workplace();
     for more in [&["--fused-loss", "--accumulate=2"][..], &["--recompute=layer", "--loss-chunk=24"], &[]] {
-        let options = ["--model=llama", "--strategies=plain,keep,recompute,offload,auto", "--steps=3"];
+        // In steps this small, backward may ask before anything has left: the median of a few would sometimes be 0.
+        let options = ["--model=llama", "--strategies=plain,keep,recompute,offload,auto", "--steps=9"];
         let options = [&options[..], &["--warmup=0", "--check", "--json"], more].concat();
         let rows = json_lines(&tiny(place.path(), &["compare", "--data=text.txt"], &options));
         assert_eq!(rows.len(), 5);
