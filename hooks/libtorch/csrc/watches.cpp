@@ -10,17 +10,25 @@ namespace ssdtrain {
 
 namespace {
 
-// Most writes go to storages that nobody watches: these counters, indexed by a hash of the address, show that without
-// a lock.
-constexpr size_t kCounters = 1 << 14;
-using Counters = std::array<std::atomic<uint32_t>, kCounters>;
-Counters watchers_of, generations, writing;
+// Counters of the storages at some addresses. Most writes go to storages that nobody watches, which this shows without a
+// lock.
+struct Counters {
+  std::atomic<uint32_t> watchers, generation, writing;
+};
 
-size_t counter_place(const StorageImpl* storage) {
-  return (reinterpret_cast<uintptr_t>(storage) * 0x9e3779b97f4a7c15) >> 50;
+// A storage takes more than these bytes, so no two of one region of the heap share counters. Each region's begin at a
+// place of their own, and next to each other as the storages do, so that the processor's caches hold them.
+constexpr size_t kStorageBits = 4, kPlaceBits = 18;
+static_assert(sizeof(StorageImpl) >= 1 << kStorageBits);
+std::array<Counters, 1 << kPlaceBits> counters;
+
+size_t place_of(const StorageImpl* storage) {
+  const uint64_t address = reinterpret_cast<uintptr_t>(storage) >> kStorageBits;
+  const uint64_t region = (address >> kPlaceBits) * 0x9e3779b97f4a7c15;
+  return (address + (region >> (64 - kPlaceBits))) % counters.size();
 }
 
-std::atomic<uint32_t>& counter_of(const StorageImpl* storage) { return watchers_of[counter_place(storage)]; }
+Counters& counters_of(const StorageImpl* storage) { return counters[place_of(storage)]; }
 
 struct Watched {
   uint32_t watchers = 0;
@@ -64,7 +72,7 @@ uint64_t watch(const StorageImpl* storage) {
   std::lock_guard lock(watches().mutex);
   Watched& watched = watches().storages[storage];
   ++watched.watchers;
-  counter_of(storage).fetch_add(1);
+  counters_of(storage).watchers.fetch_add(1);
   return watched.last();
 }
 
@@ -72,7 +80,7 @@ void unwatch(const StorageImpl* storage) {
   std::lock_guard lock(watches().mutex);
   Watched* watched = watches().find(storage);
   if (watched == nullptr) return;
-  counter_of(storage).fetch_sub(1);
+  counters_of(storage).watchers.fetch_sub(1);
   if (--watched->watchers == 0) watches().storages.erase(storage);
 }
 
@@ -88,24 +96,24 @@ std::vector<Write> writes_of(const StorageImpl* storage) {
   return watched == nullptr ? std::vector<Write>() : watched->writes;
 }
 
-uint32_t generation_of(const StorageImpl* storage) { return generations[counter_place(storage)].load(); }
+uint32_t generation_of(const StorageImpl* storage) { return counters_of(storage).generation.load(); }
 
-bool is_being_written(const StorageImpl* storage) { return writing[counter_place(storage)].load() != 0; }
+bool is_being_written(const StorageImpl* storage) { return counters_of(storage).writing.load() != 0; }
 
 size_t write_begins(const StorageImpl* storage) {
-  const size_t place = counter_place(storage);
-  writing[place].fetch_add(1);
-  generations[place].fetch_add(1);
+  const size_t place = place_of(storage);
+  counters[place].writing.fetch_add(1);
+  counters[place].generation.fetch_add(1);
   return place;
 }
 
 void write_ends(size_t begun) {
-  generations[begun].fetch_add(1);
-  writing[begun].fetch_sub(1);
+  counters[begun].generation.fetch_add(1);
+  counters[begun].writing.fetch_sub(1);
 }
 
 void written(const StorageImpl* storage, Span where) {
-  if (counter_of(storage).load() == 0) return;
+  if (counters_of(storage).watchers.load() == 0) return;
   uint64_t before = 0, now = 0;
   {
     std::lock_guard lock(watches().mutex);
@@ -158,7 +166,7 @@ void TemporaryWrites::add(const c10::Storage& storage) {
   Watched& watched = watches().storages[key];
   before_.emplace(key, Before{storage, watched.writes, watched.last(), true});
   ++watched.watchers;
-  counter_of(key).fetch_add(1);
+  counters_of(key).watchers.fetch_add(1);
 }
 
 bool TemporaryWrites::forget() {
