@@ -26,6 +26,9 @@ const COMPILED: u32 = 256;
 /// The times of at most so many steps in a row are passed over because the device's driver was asked for memory: where it is asked in every
 /// step, that is what steps take.
 const GROWN: u32 = 8;
+/// On a device of its own, no step after this one keeps everything to be compared with planned ones, unless these have become strange: from
+/// then on peaks are what plans say. On a CPU, whose steps vary more, later ones may.
+const COMPARED: u64 = 20;
 /// Steps that save more than so many times what is planned may be worth a plan of their own.
 const LARGER: f64 = 1.5;
 /// How many kinds of steps have plans at once.
@@ -42,7 +45,8 @@ const STEADY: u32 = 5;
 /// The first two steps move everything, and the second is profiled, save by save. They are slow, especially the first
 /// if it pins the host pool, but safe for models whose step would not fit with everything kept. The plan is followed
 /// from the third step on. For a goal that is a time, steps that keep everything come before planned ones and take turns
-/// with them, if they fit the free memory, so that both can be compared. A plan whose steps exceed the goal is loosened
+/// with them, if they fit the free memory, so that both can be compared; on a GPU, none of these comes after the twentieth step unless
+/// steps have become much longer or shorter. A plan whose steps exceed the goal is loosened
 /// until they meet it, at worst to keeping everything. A goal that is a peak also applies, as far as possible, to steps that
 /// are not planned. The report warns of a goal that is out of reach.
 ///
@@ -82,7 +86,12 @@ impl Auto {
     /// Plans for `goal`.
     pub fn new(goal: Goal) -> Auto {
         Auto {
-            objective: Objective { goal, resources: Resources::default(), written_per_day: None },
+            objective: Objective {
+                goal,
+                resources: Resources::default(),
+                written_per_day: None,
+                compares: true,
+            },
             start: Start::default(),
             kinds: Vec::new(),
             attempts: Attempts::new(),
@@ -145,7 +154,8 @@ impl Auto {
 
     /// Step `number` was profiled.
     fn profiled(&mut self, number: u64, profile: StepProfile) {
-        let mut kind = Kind::profiled(&self.objective, profile);
+        let known = self.kinds.first().map(|kind| &kind.planned);
+        let mut kind = Kind::profiled(&self.objective, profile, known);
         kind.last = number;
         let (known, new) = (|kind: &Kind| Arc::clone(&kind.planned.schedule), &kind.planned.schedule);
         // A plan also serves smaller steps, as long as there are larger ones.
@@ -226,6 +236,7 @@ impl Auto {
 impl Policy for Auto {
     fn begin(&mut self, outset: &Outset<'_>) -> StepPlan {
         self.objective.resources = outset.resources;
+        self.objective.compares = outset.step <= COMPARED || outset.resources.release == Release::WhenStored;
         if let Some(planned) = self.start.plan(&self.objective, outset.scope) {
             self.attempts.spare();
             self.kinds.insert(0, Kind::new(planned));

@@ -96,6 +96,11 @@ impl Corrections {
         Corrections { is_measured, longer, cost, unforeseen, ..Corrections::default() }
     }
 
+    /// What they say of steps of another profile.
+    pub(super) fn of_other_steps(&self) -> Corrections {
+        Corrections { cost: self.cost, allowance: self.allowance, ..Corrections::default() }
+    }
+
     /// The same, with all numbers within what steps may show.
     pub(super) fn within_reason(self) -> Corrections {
         Corrections {

@@ -46,10 +46,13 @@ pub(super) struct Kind {
 }
 
 impl Kind {
-    /// Those that `profile` is of.
-    pub(super) fn profiled(objective: &Objective, profile: StepProfile) -> Kind {
+    /// Those that `profile` is of. Where no step may keep everything any more, what is `known` of other steps has to do.
+    pub(super) fn profiled(objective: &Objective, profile: StepProfile, known: Option<&Planned>) -> Kind {
         let machine = profile.machine(&objective.resources);
-        let planned = Planned::new(objective, profile, machine, Corrections::default());
+        let planned = match known.filter(|_| !objective.compares) {
+            Some(known) => Planned::like(objective, profile, machine, known),
+            None => Planned::new(objective, profile, machine, Corrections::default()),
+        };
         Kind { weighing: first_weighing(objective, &planned), ..Kind::new(planned) }
     }
 
@@ -75,19 +78,32 @@ impl Kind {
         if let Some(weighing) = self.weighing.as_ref().filter(|weighing| weighing.wants_kept()) {
             let (seen, kept) = (weighing.seen, self.planned.kept_peak() as f64 * self.largest);
             let peak = kept as u64 + self.planned.corrections.unforeseen.bytes();
-            if peak <= objective.goal.peak.unwrap_or(u64::MAX) && peak as f64 <= FITTING * free() as f64 {
+            if may_compare(objective, seen)
+                && peak <= objective.goal.peak.unwrap_or(u64::MAX)
+                && peak as f64 <= FITTING * free() as f64
+            {
                 // For comparison with planned steps.
                 let (schedule, budgets) = (Arc::clone(&self.kept), Budgets::default());
                 return Course { schedule, budgets, is_baseline: true };
             }
-            self.weighing = None;
-            // The steps of a new plan are timed without it.
-            if let Some(seen) = seen {
-                self.correct(objective, seen);
-            }
+            self.conclude(objective);
         }
         let Planned { schedule, plan, .. } = &self.planned;
         Course { schedule: Arc::clone(schedule), budgets: plan.budgets, is_baseline: false }
+    }
+
+    /// No more of its steps keep everything: what was shown until now has to do.
+    fn conclude(&mut self, objective: &Objective) {
+        let Some(Weighing { last, seen, .. }) = self.weighing else { return };
+        match (last, seen) {
+            (Some(weight), _) => self.weigh(objective, weight, true),
+            (None, Some(seen)) => {
+                self.weighing = None;
+                self.correct(objective, seen);
+            }
+            // The steps of a new plan are timed without it.
+            (None, None) => self.weighing = None,
+        }
     }
 
     /// Whether the next of its steps is timed to its very end.
@@ -115,7 +131,7 @@ impl Kind {
     /// A step of the comparison has ended. Where sizes tell nothing of each other, it ends without a result.
     fn weighed(&mut self, objective: &Objective, weight: Option<Weight>) {
         if let Some(weight) = weight {
-            self.weigh(objective, weight);
+            self.weigh(objective, weight, false);
         } else if self.weighing.as_ref().is_some_and(Weighing::is_long) {
             self.weighing = None;
             self.watch.compared();
@@ -214,18 +230,43 @@ impl Kind {
                     }
                 });
                 let known = planned.corrections.cost.filter(|_| !seen.is_strange);
-                self.weighing = is_unclear.then(|| Weighing::new(Some(seen), known.unwrap_or_default()));
+                match is_unclear {
+                    true if may_compare(objective, Some(seen)) => {
+                        self.weighing = Some(Weighing::new(Some(seen), known.unwrap_or_default()));
+                    }
+                    true => self.judge_alone(objective, seen, most),
+                    false => {}
+                }
             }
             None if seen.is_news() => self.correct(objective, seen),
             None => {}
         }
     }
 
+    /// Judges a plan for a time by its own steps, where none may keep everything any more.
+    fn judge_alone(&mut self, objective: &Objective, seen: Seen, most: f64) {
+        let planned = &mut self.planned;
+        let known = planned.corrections.cost.filter(|_| planned.corrections.is_measured && seen.is_first);
+        let Some(cost) = known else {
+            if seen.is_news() {
+                self.correct(objective, seen);
+            }
+            return;
+        };
+        // The plans before it have shown what this one takes: only what is no chance tells more.
+        let kept = planned.kept_step();
+        let extra = planned.measured(most, seen.wall, kept);
+        if extra.is_over() && seen.is_beyond(kept.mul_f64(most), cost.telling_change()) {
+            self.revise(objective, |planned| planned.loosen(cost, extra));
+        }
+    }
+
     /// Steps of the plan are being compared with steps that keep everything, so the time of computing is known now, and what the plan
-    /// costs. If that is clear, a plan that exceeds the goal is loosened, and one that leaves time is tightened.
-    fn weigh(&mut self, objective: &Objective, weight: Weight) {
+    /// costs. If that is clear, or if no more are compared, a plan that exceeds the goal is loosened, and one that leaves time is tightened.
+    fn weigh(&mut self, objective: &Objective, weight: Weight, is_last: bool) {
         let Some(most) = objective.goal.step else { return };
-        let Some(weighing) = self.weighing.take() else { return };
+        let Some(mut weighing) = self.weighing.take() else { return };
+        weighing.last = Some(weight);
         let planned = &mut self.planned;
         let is_paced = !weight.kept.is_some_and(|kept| planned.keeps_in(kept));
         let (cost, extra) = weighing.cost.weighed(planned.extra(), most - 1.0, weight);
@@ -233,8 +274,9 @@ impl Kind {
         let is_over = extra.is_over();
         // Two steps of each kind are enough where they are far beyond the goal, or where other plans have shown about the same.
         let is_told_little = weighing.is_short() && (self.plans == 1 || is_over);
-        let is_done =
-            weighing.is_long() || if is_told_little { extra.is_far_over() } else { extra.is_clear() };
+        let is_done = is_last
+            || weighing.is_long()
+            || if is_told_little { extra.is_far_over() } else { extra.is_clear() };
         if !is_done {
             self.weighing = Some(weighing);
             return;
@@ -298,11 +340,17 @@ impl Kind {
     }
 }
 
+/// Whether steps may keep everything for comparison, if these were the reason.
+fn may_compare(objective: &Objective, seen: Option<Seen>) -> bool {
+    objective.compares || seen.is_some_and(|seen| seen.is_strange)
+}
+
 /// A new plan for a time is compared from its first step on, unless the plans before it tell more of what it takes.
 fn first_weighing(objective: &Objective, planned: &Planned) -> Option<Weighing> {
     let cost = planned.corrections.cost;
     let is_vague = cost.is_none_or(|cost| cost.is_vague(planned.extra()));
-    let is_compared = objective.most_time().is_some() && is_vague && !planned.keeps_all();
+    let is_compared =
+        objective.compares && objective.most_time().is_some() && is_vague && !planned.keeps_all();
     is_compared.then(|| match planned.corrections.is_measured {
         true => Weighing::again(cost.unwrap_or_default()),
         false => Weighing::new(None, cost.unwrap_or_default()),

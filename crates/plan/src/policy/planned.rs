@@ -37,6 +37,8 @@ pub(super) struct Objective {
     pub(super) resources: Resources,
     /// Bytes that may be written to the disk in a day.
     pub(super) written_per_day: Option<u64>,
+    /// Whether steps may keep everything to be compared with planned ones.
+    pub(super) compares: bool,
 }
 
 impl Objective {
@@ -67,6 +69,20 @@ impl Planned {
     ) -> Planned {
         let (plan, in_reach) = best(objective, &profile, &machine, &corrections);
         Planned::with(plan, in_reach, profile, machine, corrections)
+    }
+
+    /// Of steps of which only this profile is known, if computing and moving are to the profile what they are for other steps.
+    pub(super) fn like(
+        objective: &Objective,
+        profile: StepProfile,
+        machine: Machine,
+        other: &Planned,
+    ) -> Planned {
+        let machine = Machine { moving: other.machine.moving, ..machine };
+        let corrections = other.corrections.of_other_steps();
+        let mut planned = Planned::new(objective, profile, machine, corrections);
+        planned.paced(1.0 + other.corrections.longer);
+        Planned::new(objective, planned.profile, machine, planned.corrections)
     }
 
     /// With a plan that was made from this profile.

@@ -20,6 +20,8 @@ pub(super) struct Weighing {
     pub(super) seen: Option<Seen>,
     /// What was known before.
     pub(super) cost: Cost,
+    /// The last result.
+    pub(super) last: Option<Weight>,
     first_kept: First,
     /// Whether there was a planned step.
     is_begun: bool,
@@ -52,6 +54,7 @@ impl Weighing {
         Weighing {
             seen,
             cost,
+            last: None,
             first_kept: First::Due,
             is_begun: false,
             planned: Vec::new(),

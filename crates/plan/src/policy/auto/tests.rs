@@ -1,3 +1,4 @@
+mod compared;
 mod other_steps;
 mod peaks;
 
@@ -77,13 +78,15 @@ struct Run {
     auto: Auto,
     number: u64,
     free: u64,
+    release: Release,
     /// What the last step was told.
     plan: StepPlan,
 }
 
 impl Run {
     fn begin(goal: Goal) -> Run {
-        Run { auto: Auto::new(goal), number: 0, free: 0, plan: StepPlan::default() }
+        let release = Release::WhenStored;
+        Run { auto: Auto::new(goal), number: 0, free: 0, release, plan: StepPlan::default() }
     }
 
     /// A run whose second step has shown `profile`.
@@ -101,6 +104,13 @@ impl Run {
         run
     }
 
+    /// The same on a device of its own, whose bytes go to the host.
+    fn on_device(goal: Goal, profile: StepProfile) -> Run {
+        let mut run = Run { free: u64::MAX, release: Release::InStreamOrder, ..Run::begin(goal) };
+        run.begun(profile);
+        run
+    }
+
     fn begun(&mut self, profile: StepProfile) {
         assert!(matches!(self.next_step(), NextStep::OffloadAll { profiled: false, .. }));
         self.ended(StepOutcome::Unplanned, Observation::default());
@@ -110,7 +120,10 @@ impl Run {
 
     /// How the next step is run.
     fn next_step(&mut self) -> NextStep {
-        let resources = Resources { host_pool: 0, disk: u64::MAX, release: Release::WhenStored };
+        let resources = match self.release {
+            Release::WhenStored => Resources { host_pool: 0, disk: u64::MAX, release: self.release },
+            release => Resources { host_pool: u64::MAX, disk: 0, release },
+        };
         self.plan = self.auto.begin(&Outset {
             step: self.number + 1,
             resources,
@@ -481,7 +494,8 @@ fn a_plan_whose_profile_was_of_slower_steps_is_not_passed_for_it() {
 #[test]
 fn operations_of_a_device_that_waited_for_its_program_are_as_quick_as_they_were() {
     let goal = Goal::overhead(0.1);
-    let objective = Objective { goal, resources: Resources::default(), written_per_day: None };
+    let objective =
+        Objective { goal, resources: Resources::default(), written_per_day: None, compares: true };
     let reruns_of = |release| {
         let mut profile = profile(50.0);
         profile.work.activations[1].recompute = Some(Recompute { time: MS, inputs: vec![0] });

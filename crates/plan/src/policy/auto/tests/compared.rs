@@ -1,0 +1,73 @@
+//! When steps may keep everything to be compared with planned ones.
+
+use super::*;
+
+/// The profile of steps that keep the lanes to the host busy.
+fn copying() -> StepProfile {
+    StepProfile { rates: Rates { out: Some(50e6), back: Some(50e6), ..Rates::default() }, ..profile(50.0) }
+}
+
+/// The numbers of those of the next `count` steps that keep everything. Steps vary by a twentieth.
+fn kept(run: &mut Run, count: u64, times: f64) -> Vec<u64> {
+    let varied = |number: u64| KEPT.mul_f64(1.0 + 0.05 * (number * 7 % 5) as f64 / 4.0);
+    let is_kept = |run: &mut Run| {
+        let is_kept = run.next_step() == NextStep::Baseline;
+        let number = run.number + 1;
+        run.step(varied(number), times);
+        is_kept.then_some(number)
+    };
+    (0..count).filter_map(|_| is_kept(run)).collect()
+}
+
+#[test]
+fn on_a_device_no_step_keeps_everything_after_the_first_ones() {
+    let goal = Goal::overhead(0.1);
+    let late = |mut run: Run| kept(&mut run, 200, 1.13).last().is_some_and(|last| *last > COMPARED);
+    assert!(!late(Run::on_device(goal, copying())));
+    assert!(late(Run::roomy(goal, profile(50.0))), "as on a CPU");
+}
+
+#[test]
+fn a_plan_made_after_them_is_loosened_if_all_its_steps_are_far_beyond_the_goal() {
+    let mut run = Run::on_device(Goal::overhead(0.1), copying());
+    kept(&mut run, COMPARED - 1, 1.13);
+    // A disk that was not needed is no reason for another plan, so one is made by hand.
+    run.auto.kinds[0].plans += 1;
+    run.auto.kinds[0].weighing = None;
+    run.auto.kinds[0].watch.planned();
+    let loosened = run.report().loosened;
+    kept(&mut run, 4, 1.13);
+    assert_eq!(run.report().loosened, loosened);
+    run.auto.kinds[0].watch.planned();
+    kept(&mut run, 3, 1.4);
+    assert_eq!(run.report().loosened, loosened + 1);
+}
+
+#[test]
+fn steps_that_become_strange_are_compared_whenever_that_is() {
+    let mut run = Run::on_device(Goal::overhead(0.1), copying());
+    kept(&mut run, 100, 1.05);
+    assert!(!kept(&mut run, 40, 1.6).is_empty());
+}
+
+#[test]
+fn a_later_profile_counts_on_what_steps_of_other_profiles_have_shown() {
+    let mut run = Run::on_device(Goal::overhead(0.1), copying());
+    // Steps take nine tenths of what the profile says, and a plan costs more than planned.
+    for _ in 0..30 {
+        run.step(KEPT.mul_f64(0.9), 1.15);
+    }
+    let before = run.report();
+    let larger = StepProfile { rates: copying().rates, ..profile_of(2 * MB, 50.0) };
+    let unaware = Run::on_device(Goal::overhead(0.1), larger.clone()).report();
+    run.next_step();
+    run.ended(LOST, Observation::default());
+    assert!(matches!(run.next_step(), NextStep::OffloadAll { profiled: true, .. }));
+    run.ended(StepOutcome::Profiled(Some(Box::new(larger))), Observation::default());
+    assert!(matches!(run.next_step(), NextStep::Follow { .. }), "it keeps nothing for comparison");
+    let after = run.report();
+    assert_eq!(after.baseline, Baseline::Profile);
+    assert_eq!(after.kept_step, before.kept_step, "as quick beside its profile as the others");
+    let beyond = |plan: &PlanReport| plan.prediction.step.as_secs_f64() / plan.kept_step.as_secs_f64() - 1.0;
+    assert!(beyond(&after) < 0.9 * beyond(&unaware), "{after}\n{unaware}");
+}
