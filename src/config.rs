@@ -11,6 +11,7 @@ use tch::Device;
 use tch::nn::{VarStore, Variables};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::processes;
 use crate::route::{self, IoPath, PathTrial, Route, RouteRequest};
 use crate::units::{GIB, KIB};
 
@@ -44,6 +45,7 @@ pub struct TensorCacheBuilder {
     pub(crate) min_bytes: u64,
     pub(crate) device: Option<Device>,
     pub(crate) host_pool: Option<u64>,
+    processes: Option<u32>,
     pub(crate) path: IoPath,
     pub(crate) required_path: Option<IoPath>,
     pub(crate) read_ahead: u64,
@@ -64,6 +66,7 @@ impl Default for TensorCacheBuilder {
             min_bytes: 64 * KIB,
             device: None,
             host_pool: None,
+            processes: None,
             path: IoPath::default(),
             required_path: None,
             read_ahead: GIB,
@@ -107,10 +110,20 @@ impl TensorCacheBuilder {
 
     /// Pinned host memory for a GPU's tensors, in bytes, all of it pinned by `build`. 0: only what staging between device and disk needs,
     /// at least enough for one storage, pinned when a storage first has to leave. Default: as much as steps need, pinned in portions when
-    /// storages find no room, up to half of the memory that is available and that control groups allow; a step in which the pool grows is
+    /// storages find no room, up to half of the memory that is available and that control groups allow, shared among
+    /// [`processes`](TensorCacheBuilder::processes); a step in which the pool grows is
     /// slow. Nothing is pinned until something leaves. CPU tensors need no pool.
     pub fn host_pool(mut self, bytes: u64) -> Self {
         self.host_pool = Some(bytes);
+        self
+    }
+
+    /// How many processes of the job share the host. A host pool without a configured size takes no more than this process's share of what
+    /// it would take alone. All limits that are set, such as [`host_pool`](TensorCacheBuilder::host_pool) and
+    /// [`disk_cap`](TensorCacheBuilder::disk_cap), are of each process. Default: what the launcher tells (torchrun, Open MPI, Intel MPI,
+    /// MPICH, SLURM), or else 1.
+    pub fn processes(mut self, processes: u32) -> Self {
+        self.processes = Some(processes);
         self
     }
 
@@ -247,6 +260,9 @@ impl TensorCacheBuilder {
                  cache that moves nothing"
             ));
         }
+        if self.processes == Some(0) {
+            return refused("processes(0): this process is one of those that share the host; give 1 or more");
+        }
         self.policy.check().or_else(refused)
     }
 
@@ -279,6 +295,7 @@ impl TensorCacheBuilder {
             path: self.path,
             required: self.required_path,
             host_pool: self.host_pool,
+            processes: self.processes.and_then(NonZero::new).unwrap_or_else(processes::told),
             read_ahead: self.read_ahead,
             store: &self.store,
             given,

@@ -36,6 +36,7 @@ mod fusion;
 mod math;
 mod mem;
 mod policy;
+mod processes;
 mod profile;
 mod recompute;
 mod replay;

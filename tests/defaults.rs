@@ -53,9 +53,13 @@ fn a_budget_for_backward_is_no_larger_than_that_for_all() {
 
 #[test]
 fn settings_out_of_range_are_told_by_their_own_names() {
-    let error = everything().disk_cap(0).build().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Config);
-    assert!(error.to_string().starts_with("disk_cap(0)"), "{error}");
+    for (builder, name) in
+        [(everything().disk_cap(0), "disk_cap(0)"), (everything().processes(0), "processes(0)")]
+    {
+        let error = builder.build().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(error.to_string().starts_with(name), "{error}");
+    }
 }
 
 #[test]

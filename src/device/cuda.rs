@@ -4,7 +4,7 @@
 //! themselves. Marks are events that carry times. A thread that has to sleep until one is reached does so on an event of its own that
 //! follows it, because events that threads can sleep on are more expensive to record.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use cudarc::driver::{DriverError, result, sys};
 use parking_lot::Mutex;
 use ssdtrain_libtorch::{CudaDevice, SegmentWatcher, Storage, VERSION, load_cuda, watch_segments};
 use ssdtrain_store as store;
-use ssdtrain_store::{Gpu, Pin};
+use ssdtrain_store::{Gpu, Pin, node_of_device};
 
 use super::{Device, Lane};
 use crate::error::{Error, ErrorKind, Result};
@@ -250,6 +250,10 @@ impl Pin for Cuda {
             tracing::debug!(%error, "host memory could not be unpinned");
         }
     }
+
+    fn node(&self) -> Option<u32> {
+        node_of_device(&self.driver.address().ok()?)
+    }
 }
 
 impl fmt::Debug for Cuda {
@@ -315,6 +319,16 @@ impl Driver {
         // SAFETY: the driver gave the device's handle.
         let context = check("cuDevicePrimaryCtxRetain", unsafe { result::primary_ctx::retain(handle) })?;
         Ok(Driver { handle, context, events: Mutex::default() })
+    }
+
+    /// The device's address on the PCI bus, such as `0000:3B:00.0`.
+    fn address(&self) -> Result<String> {
+        let mut text = [0_u8; 32];
+        // SAFETY: there is room for so many bytes, the last of which is 0.
+        let outcome = unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), 32, self.handle) };
+        check("cuDeviceGetPCIBusId", outcome.result())?;
+        let text = CStr::from_bytes_until_nul(&text).unwrap_or_default();
+        Ok(text.to_string_lossy().into_owned())
     }
 
     pub(super) fn enter(&self) -> Result<Current> {

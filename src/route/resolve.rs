@@ -1,5 +1,6 @@
 //! Derives the route from what was requested. Pure, except for a trial of the paths where that has to decide.
 
+use std::num::NonZero;
 use std::time::Duration;
 
 use ssdtrain_store::{BackendKind, StoreConfig, StorePath};
@@ -25,6 +26,8 @@ pub(crate) struct RouteRequest<'a> {
     /// The path that `require_path` demands.
     pub(crate) required: Option<IoPath>,
     pub(crate) host_pool: Option<u64>,
+    /// How many processes of the job share the host.
+    pub(crate) processes: NonZero<u32>,
     pub(crate) read_ahead: u64,
     pub(crate) store: &'a StoreConfig,
     /// The path of spill files that are open already.
@@ -103,7 +106,7 @@ impl RouteRequest<'_> {
                     format!("require_path({required:?}): the way is {path:?}{why}"),
                 ))
             }
-            _ => Ok(Route { why, ..route }),
+            _ => Ok(Route { why: why.or(route.why), ..route }),
         }
     }
 
@@ -153,7 +156,7 @@ impl RouteRequest<'_> {
     /// The route through pinned host memory.
     fn staged(&self, store: Option<StoreConfig>) -> Result<Route> {
         let pool = match self.host_pool {
-            None => PoolSize::Learned { cap: available_memory() / 2 },
+            None => PoolSize::Learned { cap: available_memory() / 2 / u64::from(self.processes.get()) },
             Some(0) => PoolSize::Bounce,
             Some(bytes) => PoolSize::Fixed(bytes),
         };
@@ -162,7 +165,9 @@ impl RouteRequest<'_> {
                 "host_pool(0) without a spill directory leaves no place to offload to: give one of them",
             );
         }
-        Ok(Route { way: Way::Host, why: None, pool: Some(pool), store })
+        let is_shared = self.processes.get() > 1 && matches!(pool, PoolSize::Learned { .. });
+        let why = is_shared.then(|| format!("{} processes share the host", self.processes));
+        Ok(Route { way: Way::Host, why, pool: Some(pool), store })
     }
 }
 
@@ -188,6 +193,7 @@ mod tests {
             path: IoPath::Auto,
             required: None,
             host_pool: Some(0),
+            processes: NonZero::<u32>::MIN,
             read_ahead: 0,
             store,
             given: None,
@@ -242,6 +248,20 @@ mod tests {
         let request = RouteRequest { path: IoPath::HostOnly, host_pool: Some(1 << 30), ..request(&store) };
         let route = resolve(&request, untried).unwrap();
         assert_eq!((route.host_bytes(), route.disk_bytes()), (1 << 30, 0));
+    }
+
+    #[test]
+    fn a_pool_without_a_size_is_shared_among_the_processes_of_the_host() {
+        let store = on_disk();
+        let resolved = |processes: u32, host_pool| {
+            let processes = NonZero::new(processes).unwrap();
+            resolve(&RouteRequest { processes, host_pool, ..request(&store) }, untried).unwrap()
+        };
+        let [alone, shared] = [1, 8].map(|processes| resolved(processes, None));
+        // Memory comes and goes meanwhile.
+        assert!((7..=9).contains(&(alone.host_bytes() / shared.host_bytes())), "{alone} {shared}");
+        assert!(shared.to_string().contains("8 processes share the host") && alone.why.is_none(), "{shared}");
+        assert_eq!(resolved(8, Some(1 << 30)).host_bytes(), 1 << 30, "what is set is each one's");
     }
 
     #[test]

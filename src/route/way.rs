@@ -14,7 +14,7 @@ use crate::tier::PoolSize;
 pub struct Route {
     /// The way that the bytes take.
     pub way: Way,
-    /// Why they take it, if a trial decided and not the settings.
+    /// What decided besides the settings: a trial of the paths, or how many processes share the host.
     pub why: Option<String>,
     /// How much host memory is pinned for the bytes.
     pub(crate) pool: Option<PoolSize>,

@@ -142,8 +142,8 @@ fn numa(facts: &Facts) -> Check {
     check.but(
         Status::Warn,
         format!(
-            "memory of another node makes copies slower; `numactl --cpunodebind={wanted} --membind={wanted} \
-             ssdtrain-bench ...` keeps to one"
+            "memory of another node makes copies slower; a GPU's host pool lies on its node where the kernel allows that, and \
+             `numactl --cpunodebind={wanted} --membind={wanted} ssdtrain-bench ...` keeps all of a process to one"
         ),
     )
 }

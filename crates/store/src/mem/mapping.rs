@@ -25,11 +25,18 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `bytes`, a multiple of [`HUGE`] that is not 0, and makes the kernel populate all of them now.
+    /// Maps `bytes`, a multiple of [`HUGE`] that is not 0, and makes the kernel populate all of them now. They lie on this NUMA node if
+    /// there is one, as long as that has room.
     ///
     /// The error is the kernel's: it has no such memory, or cannot start a thread for the work.
-    pub(super) fn new(bytes: usize) -> io::Result<Mapping> {
+    pub(super) fn new(bytes: usize, node: Option<u32>) -> io::Result<Mapping> {
         let mapping = Mapping::reserve(bytes)?;
+        // Elsewhere the memory works as well, only more slowly.
+        if let Some(node) = node
+            && let Err(error) = mapping.prefer(node)
+        {
+            tracing::debug!(%error, node, "host memory is not placed on the device's NUMA node");
+        }
         // This fails where the kernel has no huge pages; small ones work as well, only more slowly.
         // SAFETY: the whole range is the mapping's, and the advice changes none of its bytes.
         unsafe { libc::madvise(mapping.memory.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
@@ -65,6 +72,32 @@ impl Mapping {
         unmap(start.wrapping_add(head + bytes), HUGE - head);
         let memory = NonNull::new(start.wrapping_add(head)).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Mapping { memory, bytes })
+    }
+
+    /// Asks the kernel for pages of a NUMA node, unless the program has said where its memory is to be (`numactl`). Containers may not be
+    /// allowed to ask.
+    fn prefer(&self, node: u32) -> io::Result<()> {
+        let mut policy = libc::MPOL_DEFAULT;
+        let none = std::ptr::null_mut::<libc::c_ulong>();
+        // SAFETY: the place for the policy is valid, and nothing else is asked for.
+        let asked = unsafe { libc::syscall(libc::SYS_get_mempolicy, &raw mut policy, none, 0, none, 0) };
+        if asked != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        if policy != libc::MPOL_DEFAULT {
+            return Ok(());
+        }
+        let (word, bit) = (node / libc::c_ulong::BITS, node % libc::c_ulong::BITS);
+        let mut nodes: Vec<libc::c_ulong> = vec![0; word as usize + 1];
+        nodes[word as usize] = 1 << bit;
+        // The kernel reads one bit less than it is told of.
+        let bits = nodes.len() * libc::c_ulong::BITS as usize + 1;
+        let start = self.memory.as_ptr();
+        // SAFETY: the range is the mapping's, none of whose pages are there yet, and there are as many bits of nodes.
+        let outcome = unsafe {
+            libc::syscall(libc::SYS_mbind, start, self.bytes, libc::MPOL_PREFERRED, nodes.as_ptr(), bits, 0)
+        };
+        if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
     /// Makes the kernel populate all pages, in several threads, since it has to clear them.
@@ -146,7 +179,7 @@ mod tests {
 
     #[test]
     fn all_of_it_is_there_aligned_and_zero() {
-        let mapping = Mapping::new(3 * HUGE).unwrap();
+        let mapping = Mapping::new(3 * HUGE, None).unwrap();
         assert_eq!((mapping.at(0).addr().get() % HUGE, mapping.len()), (0, 3 * HUGE));
         assert_eq!(resident(&mapping), 3 * HUGE / BLOCK);
         // SAFETY: the mapping is that long and nobody writes to it.
@@ -162,8 +195,30 @@ mod tests {
     }
 
     #[test]
+    fn its_pages_are_preferred_on_a_node_that_there_is() {
+        /// `MPOL_F_ADDR`, which libc does not have.
+        const OF_ADDRESS: libc::c_int = 1 << 1;
+        let mapping = Mapping::reserve(HUGE).unwrap();
+        let mut policy = -1;
+        // SAFETY: the place for the policy is valid, and so is the address.
+        let asked = unsafe {
+            let none = std::ptr::null_mut::<libc::c_ulong>();
+            mapping.prefer(0).ok();
+            libc::syscall(libc::SYS_get_mempolicy, &raw mut policy, none, 0, mapping.at(0), OF_ADDRESS)
+        };
+        // Not every container may ask.
+        assert!(asked != 0 || policy == libc::MPOL_PREFERRED, "{policy}");
+        assert!(mapping.prefer(1000).is_err());
+        assert_eq!(
+            resident(&Mapping::new(HUGE, Some(1000)).unwrap()),
+            HUGE / BLOCK,
+            "it is there all the same"
+        );
+    }
+
+    #[test]
     fn more_than_there_can_be_is_an_error() {
-        assert!(Mapping::new(usize::MAX / HUGE * HUGE).is_err());
-        assert!(Mapping::new(1 << 60).is_err());
+        assert!(Mapping::new(usize::MAX / HUGE * HUGE, None).is_err());
+        assert!(Mapping::new(1 << 60, None).is_err());
     }
 }

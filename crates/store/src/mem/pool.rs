@@ -30,6 +30,11 @@ pub trait Pin: Send + Sync {
     ///
     /// Exactly this range was pinned, has not been unpinned since, and is still mapped.
     unsafe fn unpin(&self, memory: NonNull<u8>, bytes: usize);
+
+    /// The NUMA node whose memory is nearest to the device, if that matters.
+    fn node(&self) -> Option<u32> {
+        None
+    }
 }
 
 /// Pinned host memory, handed out in [`Slot`]s. A cheap handle: clones share one pool.
@@ -73,8 +78,8 @@ impl HostPool {
         HostPool { shared: Arc::new(Shared { cap, pin, growing: Mutex::default(), state: Mutex::default() }) }
     }
 
-    /// Maps and pins `bytes` more, rounded up to a multiple of 2 MiB. This is slow, so do it at the start rather than
-    /// in a step.
+    /// Maps and pins `bytes` more, rounded up to a multiple of 2 MiB, as far as possible of the [node](Pin::node) nearest to
+    /// the device. This is slow, so do it at the start rather than in a step.
     ///
     /// # Errors
     ///
@@ -96,7 +101,7 @@ impl HostPool {
         if bytes == 0 {
             return Ok(());
         }
-        let mapping = Mapping::new(bytes).map_err(|error| {
+        let mapping = Mapping::new(bytes, pin.node()).map_err(|error| {
             let message = format!(
                 "no memory for {} more of the host pool, which has {}; lower its cap or free memory",
                 ByteSize(bytes as u64),
