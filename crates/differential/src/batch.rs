@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::process;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,17 +12,16 @@ use ssdtrain_differential::{Lab, Programs, Verdict, check, shrink};
 /// A program takes milliseconds.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// When the current program began, in milliseconds since the process began.
+/// When the first program began, and how many milliseconds later the current one.
+static FIRST: OnceLock<Instant> = OnceLock::new();
 static BEGUN: AtomicU64 = AtomicU64::new(0);
 
 /// Runs `count` programs, starting with seed `first`.
 pub(crate) fn run(programs: &Programs, first: u64, count: u64, shrinking: Duration) {
     watch();
-    let start = Instant::now();
-    let begin = || BEGUN.store(start.elapsed().as_millis() as u64, Ordering::Relaxed);
     let mut lab: Option<Lab> = None;
     for seed in first..first + count {
-        begin();
+        begins();
         say(&format!("begin {seed}"));
         let program = programs.generate(seed);
         if !lab.as_ref().is_some_and(|lab| lab.fits(&program)) {
@@ -41,10 +41,10 @@ pub(crate) fn run(programs: &Programs, first: u64, count: u64, shrinking: Durati
         let until = Instant::now() + shrinking;
         let kind = kind(&how);
         let smaller = shrink(&program, |candidate| {
-            begin();
+            begins();
             Instant::now() < until && (0..2).any(|_| is_of_kind(&check(candidate), kind))
         });
-        begin();
+        begins();
         let found = (0..20).map(|_| check(&smaller)).find(Verdict::is_wrong);
         let how = found.map_or_else(
             || format!("{how}\nnot every time, or not with a new cache"),
@@ -67,9 +67,15 @@ fn is_of_kind(verdict: &Verdict, kind: &str) -> bool {
     matches!(verdict, Verdict::Differs(how) if how.contains(kind))
 }
 
+/// A program begins.
+pub(crate) fn begins() {
+    let first = FIRST.get_or_init(Instant::now);
+    BEGUN.store(first.elapsed().as_millis() as u64, Ordering::Relaxed);
+}
+
 /// Ends the process if a program takes too long.
 pub(crate) fn watch() {
-    let start = Instant::now();
+    let start = *FIRST.get_or_init(Instant::now);
     let look = move || {
         loop {
             thread::sleep(Duration::from_millis(500));

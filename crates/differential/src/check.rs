@@ -3,15 +3,18 @@
 use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ssdtrain::TensorCache;
+use ssdtrain::store::{Direction, Fault, Faulty};
 use tch::nn::VarStore;
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::config::Config;
 use crate::program::Program;
+use crate::random::Random;
 use crate::run::{Ran, run};
 use crate::values::Event;
 
@@ -25,6 +28,8 @@ pub enum Verdict {
     AgreesUntil(String),
     /// Two runs without a cache differ.
     Undetermined,
+    /// It makes something that holds itself, and with it all that a cache keeps for it, for as long as the process lives.
+    HoldsItself,
     /// There is no such cache.
     NoCache(String),
     /// What is wrong.
@@ -43,6 +48,7 @@ impl Verdict {
             Verdict::Agrees => "agrees",
             Verdict::AgreesUntil(_) => "agrees-until",
             Verdict::Undetermined => "undetermined",
+            Verdict::HoldsItself => "holds-itself",
             Verdict::NoCache(_) => "no-cache",
             Verdict::Differs(_) => "wrong",
         }
@@ -55,6 +61,7 @@ impl fmt::Display for Verdict {
             Verdict::Agrees => f.write_str("agrees"),
             Verdict::AgreesUntil(error) => write!(f, "agrees until {error}"),
             Verdict::Undetermined => f.write_str("differs from run to run without a cache"),
+            Verdict::HoldsItself => f.write_str("makes something that holds itself"),
             Verdict::NoCache(error) => write!(f, "no cache: {error}"),
             Verdict::Differs(how) => f.write_str(how),
         }
@@ -74,16 +81,32 @@ pub struct Lab {
     /// The parameters that the cache knows.
     parameters: VarStore,
     cache: TensorCache,
+    /// What makes its transfers fail, if anything does.
+    faulty: Option<Arc<Faulty>>,
+    /// Programs that make something that holds itself are not run with the cache.
+    is_to_last: bool,
     /// A program has made something that holds itself, including what the cache keeps for it.
     is_used_up: Cell<bool>,
 }
 
 impl Lab {
     /// A cache with these settings.
-    pub fn new(config: &Config) -> ssdtrain::Result<Lab> {
+    pub fn new(config: &Config) -> anyhow::Result<Lab> {
         let parameters = VarStore::new(Device::Cpu);
-        let cache = config.build(&parameters)?;
-        Ok(Lab { config: config.clone(), parameters, cache, is_used_up: Cell::default() })
+        let (cache, faulty) = config.build(&parameters)?;
+        Ok(Lab {
+            config: config.clone(),
+            parameters,
+            cache,
+            faulty,
+            is_to_last: false,
+            is_used_up: Cell::default(),
+        })
+    }
+
+    /// The same, for programs that leave nothing behind; the others are not run with it.
+    pub fn to_last(self) -> Lab {
+        Lab { is_to_last: true, ..self }
     }
 
     /// Whether `program` can be run with this cache.
@@ -107,17 +130,24 @@ impl Lab {
         // for what is saved and then changed into a result of itself.
         let holds_itself = made.iter().any(|storage| storage.upgrade().is_some())
             || expected.iter().any(|event| event.has_changed);
+        if holds_itself && self.is_to_last {
+            return Verdict::HoldsItself;
+        }
         let same = |(one, two): (&Event, &Event)| one.outcome == two.outcome;
         if expected.len() != again.len() || !expected.iter().zip(&again).all(same) {
             return Verdict::Undetermined;
         }
         let mut verdict = Verdict::Agrees;
         for round in 0..program.config.rounds() {
-            let events = match attempt(program, &self.parameters, Some(&self.cache)) {
+            let mut random = Random::new(program.seed ^ round ^ self.config.faults() << 32);
+            self.faulty.iter().for_each(|faulty| fail_now_and_then(faulty, &self.config, &mut random));
+            let ran = attempt(program, &self.parameters, Some(&self.cache));
+            self.faulty.iter().for_each(|faulty| faulty.heal());
+            let events = match ran {
                 Ok(ran) => ran.events,
                 Err(panic) => return Verdict::Differs(format!("round {round}: panic: {panic}")),
             };
-            match compare(&expected, &events) {
+            match compare(&expected, &events, self.faulty.is_some()) {
                 Verdict::Differs(how) => return Verdict::Differs(format!("round {round}: {how}")),
                 Verdict::Agrees => {}
                 other => verdict = other,
@@ -143,6 +173,24 @@ pub fn check(program: &Program) -> Verdict {
     }
 }
 
+/// One or two of the next transfers fail, once or for good.
+fn fail_now_and_then(faulty: &Faulty, config: &Config, random: &mut Random) {
+    for _ in 0..random.below(3) {
+        let direction = *random.of(&[Direction::Write, Direction::Read]);
+        let fault = match random.below(6) {
+            0 => Fault::Errno(libc::EIO),
+            1 => Fault::Errno(libc::ENOSPC),
+            2 => Fault::Errno(libc::EINTR),
+            3 => Fault::Errno(libc::EAGAIN),
+            // Only checksums show it.
+            4 if config.has("verify") => Fault::FlippedBit,
+            _ => Fault::Short,
+        };
+        let times = *random.of(&[1, 1, 2, u64::MAX]);
+        faulty.inject(direction, fault, random.below(20) as u64, times);
+    }
+}
+
 fn attempt(program: &Program, vs: &VarStore, cache: Option<&TensorCache>) -> Result<Ran, String> {
     catch_unwind(AssertUnwindSafe(|| run(program, vs, cache))).map_err(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -150,7 +198,8 @@ fn attempt(program: &Program, vs: &VarStore, cache: Option<&TensorCache>) -> Res
     })
 }
 
-fn compare(expected: &[Event], got: &[Event]) -> Verdict {
+/// What became of a program. With `may_fail`, the cache may refuse any backward.
+fn compare(expected: &[Event], got: &[Event], may_fail: bool) -> Verdict {
     // How far a backward got before its error depends on where the error is.
     let mut until = None;
     for (expected, got) in expected.iter().zip(got) {
@@ -176,7 +225,9 @@ fn compare(expected: &[Event], got: &[Event]) -> Verdict {
                     until = Some(error.clone());
                 }
             }
-            (Ok(_), Err(error)) if expected.may_be_refused => return Verdict::AgreesUntil(error.clone()),
+            (Ok(_), Err(error)) if expected.may_be_refused || may_fail => {
+                return Verdict::AgreesUntil(error.clone());
+            }
             // Of a view whose base has a gradient since: libtorch refuses it until someone, such as a backward that has it saved, has
             // asked for its function.
             (Ok(_), Err(error))

@@ -2,10 +2,12 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Error, Result};
 use ssdtrain::plan::{Goal, InTurn, Placement};
+use ssdtrain::store::{Faulty, Pool, Store, StoreConfig};
 use ssdtrain::{Adaptive, Auto, BackendKind, IoPath, Keep, Offload, Policy, TensorCache, TensorCacheBuilder};
 use tch::nn::VarStore;
 
@@ -14,6 +16,9 @@ use crate::random::Random;
 /// The settings of a cache: words, some of which have a value. Each can be omitted.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Config(pub Vec<(&'static str, u64)>);
+
+/// Bytes that spill files may have.
+const DISK: u64 = 1 << 30;
 
 /// Every setting: its name, the percentage of caches that have it, and the values it may have.
 const SETTINGS: &[(&str, usize, &[u64])] = &[
@@ -57,6 +62,8 @@ const SETTINGS: &[(&str, usize, &[u64])] = &[
     ("delay", 15, &[50, 500]),
     // How many times the program is run with one cache.
     ("rounds", 30, &[2, 4]),
+    // Transfers with the disk fail now and then; each value makes others fail. Only who asks for it gets it.
+    ("faulty", 0, &[0]),
 ];
 
 impl Config {
@@ -84,27 +91,47 @@ impl Config {
         self.0.iter().find(|(word, _)| *word == name).map(|(_, value)| *value)
     }
 
-    /// The cache, which knows the variables of `vs` if the settings say so.
-    pub fn build(&self, vs: &VarStore) -> ssdtrain::Result<TensorCache> {
+    /// Which transfers fail.
+    pub(crate) fn faults(&self) -> u64 {
+        self.value("faulty").unwrap_or(0)
+    }
+
+    /// Whether the cache moves bytes between memory and a disk.
+    pub fn spills(&self) -> bool {
+        let path = self.0.iter().rev().find(|(name, _)| ["host_only", "direct"].contains(name));
+        path.is_none_or(|(name, _)| *name == "direct")
+    }
+
+    /// The cache, which knows the variables of `vs` if the settings say so, and what makes its transfers fail.
+    pub fn build(&self, vs: &VarStore) -> Result<(TensorCache, Option<Arc<Faulty>>)> {
+        let builder = self.builder(vs);
+        if !(self.has("faulty") && self.spills()) {
+            return Ok((builder.build()?, None));
+        }
+        let store = StoreConfig {
+            directories: vec![std::env::temp_dir()],
+            verify: self.has("verify"),
+            cap_bytes: self.value("disk_cap").unwrap_or(DISK),
+            ..StoreConfig::default()
+        };
+        let faulty = Arc::new(Faulty::new(Arc::new(Pool::new(2)?)));
+        let store = Store::open_with(store, Arc::clone(&faulty) as _)?;
+        Ok((TensorCache::with_store(builder, store)?, Some(faulty)))
+    }
+
+    fn builder(&self, vs: &VarStore) -> TensorCacheBuilder {
         let delay = Duration::from_micros(self.value("delay").unwrap_or(0));
-        let mut builder = self.policy(TensorCache::builder()).min_bytes(0).disk_cap(1 << 30);
-        let mut spills = true;
+        let mut builder = self.policy(TensorCache::builder()).min_bytes(0).disk_cap(DISK);
         for (name, value) in &self.0 {
             builder = match *name {
                 "staged" => builder.simulated_device(delay).path(IoPath::Staged).host_pool(*value),
-                "host_only" => {
-                    spills = false;
-                    builder.simulated_device(delay).host_pool(*value)
-                }
-                "direct" => {
-                    spills = true;
-                    builder.simulated_device(delay).path(IoPath::Direct)
-                }
+                "host_only" => builder.simulated_device(delay).host_pool(*value),
+                "direct" => builder.simulated_device(delay).path(IoPath::Direct),
                 "registered" => builder.parameters(vs),
                 name => set(builder, name, *value),
             };
         }
-        if spills { builder.spill_to(std::env::temp_dir()) } else { builder }.build()
+        if self.spills() { builder.spill_to(std::env::temp_dir()) } else { builder }
     }
 
     /// The builder with the policy that the settings name.

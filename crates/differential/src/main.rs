@@ -3,6 +3,7 @@
 
 mod batch;
 mod parent;
+mod soak;
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -36,6 +37,18 @@ enum Command {
         /// Stop at so many programs that fail
         #[arg(long, default_value_t = 20)]
         failures: usize,
+        #[command(flatten)]
+        theme: Theme,
+    },
+    /// Run random programs in this process until the time is over, some of them over a disk that fails now and then, and look at
+    /// what the process holds
+    Soak {
+        /// How long
+        #[arg(long, default_value_t = 60.0)]
+        minutes: f64,
+        /// The seed of the first program; the others follow it
+        #[arg(long, default_value_t = 0)]
+        seed: u64,
         #[command(flatten)]
         theme: Theme,
     },
@@ -92,6 +105,11 @@ fn run(command: Command) -> Result<ExitCode> {
             let time = Duration::from_secs_f64(minutes * 60.0);
             let failed = parent::run(&programs, time, seed, jobs, failures)?;
             Ok(ExitCode::from(u8::from(failed > 0)))
+        }
+        Command::Soak { minutes, seed, theme } => {
+            let programs = Programs::new(theme.with.as_deref())?;
+            let is_sound = soak::run(&programs, Duration::from_secs_f64(minutes * 60.0), seed)?;
+            Ok(ExitCode::from(u8::from(!is_sound)))
         }
         Command::Show { seed, theme } => {
             print!("{}", Programs::new(theme.with.as_deref())?.generate(seed));

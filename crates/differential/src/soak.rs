@@ -1,0 +1,151 @@
+//! The endurance run: random programs in one process, with transfers that fail now and then, and a look at what the process holds.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use ssdtrain_differential::{Lab, Program, Programs, Verdict};
+
+use crate::batch::{begins, watch};
+
+/// Programs of a run. All of them are run again and again: some make something that holds itself, which stays for as long as the process
+/// lives and is not the cache's fault, and only a run shows which.
+const PROGRAMS: u64 = 1000;
+/// By how many bytes more memory may be resident towards the end than before, since memory fragments.
+const GROWTH: u64 = 32 << 20;
+
+/// A run has so many turns at least.
+const FEWEST: usize = 4;
+/// The setting that makes transfers fail.
+const FAULTY: &str = "faulty";
+
+/// What a process holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Held {
+    resident: u64,
+    files: usize,
+    threads: usize,
+}
+
+impl Held {
+    fn now() -> Result<Held> {
+        let status = fs::read_to_string("/proc/self/status")?;
+        let field = |name: &str| -> Option<u64> {
+            status.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok())
+        };
+        Ok(Held {
+            resident: field("VmRSS:").context("no VmRSS in /proc/self/status")? << 10,
+            files: fs::read_dir("/proc/self/fd")?.count(),
+            threads: field("Threads:").context("no Threads in /proc/self/status")? as usize,
+        })
+    }
+}
+
+/// Runs programs for `time`. Returns whether all bits were right and nothing was left over.
+pub(crate) fn run(programs: &Programs, time: Duration, seed: u64) -> Result<bool> {
+    watch();
+    let start = Instant::now();
+    let mut programs = drawn(programs, seed, PROGRAMS);
+    let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut held = Vec::new();
+    for turn in 0.. {
+        if let Some(wrong) = all(&mut programs, turn, &mut counts) {
+            println!("{wrong}");
+            return Ok(false);
+        }
+        held.push(Held::now()?);
+        let Held { resident, files, threads } = held[held.len() - 1];
+        let seconds = start.elapsed().as_secs();
+        println!("{seconds} s, {counts:?}, {} MiB, {files} files, {threads} threads", resident >> 20);
+        if start.elapsed() >= time && held.len() >= FEWEST {
+            break;
+        }
+    }
+    Ok(is_flat(&held))
+}
+
+/// Programs of seeds in a row; half of their caches have transfers that fail.
+fn drawn(programs: &Programs, seed: u64, count: u64) -> Vec<Program> {
+    let with_faults = |seed| {
+        begins();
+        let mut program = programs.generate(seed);
+        if seed / 10 % 2 == 0 {
+            program.config.0.push((FAULTY, 0));
+        }
+        program
+    };
+    (seed..seed + count).map(with_faults).collect()
+}
+
+/// Runs all programs, each with a cache for several of them, and removes those that leave something behind. Returns what is wrong.
+fn all(programs: &mut Vec<Program>, turn: u64, counts: &mut BTreeMap<&'static str, u64>) -> Option<String> {
+    let (mut lab, mut wrong): (Option<Lab>, _) = (None, None);
+    programs.retain_mut(|program| {
+        if wrong.is_some() {
+            return true;
+        }
+        begins();
+        program
+            .config
+            .0
+            .iter_mut()
+            .filter(|(name, _)| *name == FAULTY)
+            .for_each(|(_, faults)| *faults = turn);
+        if !lab.as_ref().is_some_and(|lab| lab.fits(program)) {
+            lab = Lab::new(&program.config).map(Lab::to_last).ok();
+        }
+        let Some(lab) = &lab else { return false };
+        let verdict = lab.check(program);
+        if verdict.is_wrong() {
+            wrong = Some(format!("{verdict}\n{program}"));
+        }
+        *counts.entry(verdict.name()).or_default() += 1;
+        verdict != Verdict::HoldsItself
+    });
+    wrong
+}
+
+/// Whether the last half of the run held no more than the second quarter.
+fn is_flat(held: &[Held]) -> bool {
+    let quarter = held.len() / 4;
+    let most = |of: fn(&Held) -> u64, part: &[Held]| part.iter().map(of).max().unwrap_or_default();
+    let grown = |of: fn(&Held) -> u64, by: u64| {
+        most(of, &held[2 * quarter..]) > most(of, &held[quarter..2 * quarter]) + by
+    };
+    let found = [
+        ("memory", grown(|held| held.resident, GROWTH)),
+        ("open files", grown(|held| held.files as u64, 0)),
+        ("threads", grown(|held| held.threads as u64, 0)),
+    ];
+    for (what, _) in found.iter().filter(|(_, has_grown)| *has_grown) {
+        println!("{what}: more towards the end than before");
+    }
+    found.iter().all(|(_, has_grown)| !has_grown)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_grows_is_told_from_what_is_there_from_the_start() {
+        let steady = Held { resident: 100 << 20, files: 10, threads: 4 };
+        let run = |last: Held| [vec![steady; 6], vec![last; 2]].concat();
+        assert!(is_flat(&run(steady)));
+        assert!(!is_flat(&run(Held { resident: 200 << 20, ..steady })));
+        assert!(!is_flat(&run(Held { files: 11, ..steady })));
+        assert!(!is_flat(&run(Held { threads: 5, ..steady })));
+        let first = Held { resident: 300 << 20, files: 20, threads: 9 };
+        assert!(is_flat(&[vec![first; 2], vec![steady; 6]].concat()));
+    }
+
+    #[test]
+    fn a_short_run_has_right_bits_whatever_fails() {
+        let mut programs = drawn(&Programs::default(), 7_000, 200);
+        for turn in 0..2 {
+            assert_eq!(all(&mut programs, turn, &mut BTreeMap::new()), None);
+        }
+        assert!(programs.len() > 100);
+    }
+}
