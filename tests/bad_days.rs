@@ -195,6 +195,8 @@ fn a_failing_load_keeps_its_kind_through_the_host_pool() {
     let error = step.backward(&loss).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Io);
     assert!(error.to_string().contains("ssdtrain cannot load saved tensor"), "{error}");
+    let system = error.source().and_then(Error::source).and_then(|system| system.downcast_ref::<io::Error>());
+    assert_eq!(system.and_then(io::Error::raw_os_error), Some(libc::EIO), "{error}");
 }
 
 #[test]

@@ -78,7 +78,7 @@ struct Books<D: Device> {
     /// Why the pool does not grow: for the rest of the step because memory is short, or for good because the system refused.
     short: bool,
     refused: bool,
-    /// Transfers with the disk, including those that have not begun yet.
+    /// Transfers with the disk, including those that have not begun yet, and copies out that are being handed over.
     in_flight: usize,
 }
 
@@ -153,13 +153,14 @@ impl<D: Device> HostTier<D> {
         let device = Arc::new(device);
         let trace = trace.map(|trace| DeviceTrace::start(trace, &device)).transpose()?;
         let cap = match settings.pool {
-            PoolSize::Fixed(bytes) => bytes.next_multiple_of(2 << 20),
+            // Whole portions of 2 MiB. What cannot be rounded up is more memory than there is, and refused as such.
+            PoolSize::Fixed(bytes) => bytes.saturating_add((2 << 20) - 1) >> 21 << 21,
             PoolSize::Learned { cap } => cap,
             PoolSize::Bounce => u64::MAX,
         };
         let pool = HostPool::new(cap, Arc::clone(&device) as _);
-        if let PoolSize::Fixed(bytes) = settings.pool {
-            pool.grow(bytes)?;
+        if let PoolSize::Fixed(_) = settings.pool {
+            pool.grow(cap)?;
         }
         let books = Books {
             ledger: Ledger::new(),

@@ -265,3 +265,24 @@ fn an_entry_that_goes_while_others_are_saved_leaves_nothing() {
     run(Scene { parcels: 3, slots: 2, goes: true, ..SCENE });
     run(Scene { goes: true, ..SCENE });
 }
+
+/// The thread that hands a copy out over may still do so when the parcel is on the disk and released.
+#[test]
+fn a_tier_that_has_settled_holds_no_extent() {
+    let disk = ModelDisk::new(Disk::Works);
+    let store = disk.store();
+    explore(1, move || {
+        disk.begin();
+        let model = Model::new(SCENE, Some(store.clone()));
+        let (parcel, storage) = (model.parcel(bytes(SCENE)), Storage::allocate(bytes(SCENE)).unwrap());
+        assert!(model.reserve(&parcel));
+        let (from, job) = (Block::of(storage.clone()), Arc::clone(&parcel));
+        let saves = Thread::start("saves", move || job.store(from, Completion::new(|_| {}))).unwrap();
+        assert!(model.let_go(&parcel, storage).is_none());
+        parcel.abandon(None);
+        drop(parcel);
+        model.tier.settle();
+        model.tier.assert_nothing_is_held();
+        saves.join().unwrap();
+    });
+}

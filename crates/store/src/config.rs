@@ -67,7 +67,8 @@ impl Default for StoreConfig {
 impl StoreConfig {
     /// Bytes in flight that keep the disks busy: the queue depth times the largest operation.
     pub fn window(&self) -> u64 {
-        (self.queue_depth * self.io_bytes) as u64
+        // A queue that is too deep is refused when the store opens, and some caches open none.
+        (self.queue_depth as u64).saturating_mul(self.io_bytes as u64)
     }
 
     /// The directories of spill files that are in memory (tmpfs, ramfs), so that bytes spilled there free none.

@@ -8,7 +8,7 @@ use ssdtrain_store::contained;
 use super::super::ledger::{Near, Up};
 use super::super::places::{At, Edge};
 use super::super::{Here, Parcel, Room};
-use super::{HostParcel, Load, Stall, internal, unwanted};
+use super::{HostParcel, HostTier, Load, Stall, internal, unwanted};
 use crate::device::{Device, Lane};
 use crate::error::Completion;
 use crate::error::{Error, ErrorKind, Result};
@@ -20,6 +20,7 @@ impl<D: Device> Parcel for HostParcel<D> {
     }
 
     fn store(self: Arc<Self>, from: Block, done: Completion) {
+        let handing_over = HandingOver::begin(&self.tier);
         // However this ends, threads that wait for the copy to begin are notified.
         let outcome = contained("a copy out", || {
             let mut books = self.tier.books.lock();
@@ -43,6 +44,9 @@ impl<D: Device> Parcel for HostParcel<D> {
             Ok(()) => done.dismiss(),
             Err(_) => done.call(outcome),
         }
+        // By now the parcel may be written and released elsewhere. Its extent is free once the tier has settled.
+        drop(self);
+        drop(handing_over);
     }
 
     fn load(self: Arc<Self>, into: Storage, here: &Here, done: Completion) {
@@ -165,6 +169,23 @@ impl<D: Device> Parcel for HostParcel<D> {
             drop(into);
             done.call(Err(unwanted()));
         }
+    }
+}
+
+/// A copy out that a thread hands over. It counts as in flight until that thread has no parcel any more.
+struct HandingOver<D: Device>(Arc<HostTier<D>>);
+
+impl<D: Device> HandingOver<D> {
+    fn begin(tier: &Arc<HostTier<D>>) -> HandingOver<D> {
+        tier.books.lock().in_flight += 1;
+        HandingOver(Arc::clone(tier))
+    }
+}
+
+impl<D: Device> Drop for HandingOver<D> {
+    fn drop(&mut self) {
+        self.0.books.lock().in_flight -= 1;
+        self.0.changed.notify_all();
     }
 }
 

@@ -9,7 +9,7 @@ use super::super::ledger::Serial;
 use super::super::places::Edge;
 use super::{Books, HostParcel, HostTier, Load, Memory, internal};
 use crate::device::Device;
-use crate::error::{Completion, Error, Result};
+use crate::error::{Completion, Result};
 use crate::trace::{DeviceTrace, Trace};
 
 /// A transfer with the disk in flight. The ledger learns its outcome, however it ends.
@@ -191,7 +191,7 @@ impl<D: Device> HostTier<D> {
             for Load { into, ready, .. } in &loads {
                 copied.push(match &outcome {
                     Ok(()) => self.copy_in(&mut books, serial, into, ready),
-                    Err(error) => Err(Error::new(error.kind(), error.to_string())),
+                    Err(error) => Err(error.clone()),
                 });
             }
             if outcome.is_err() {

@@ -41,6 +41,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     rules: Vec<Rule>,
+    submitted: [u64; 2],
     holding: [bool; 2],
     holding_growth: bool,
     /// Number of regions that are waiting to grow.
@@ -66,6 +67,11 @@ impl Faulty {
     /// Operations are counted when they are submitted; one that continues after a short transfer counts again.
     pub fn inject(&self, direction: Direction, fault: Fault, skip: u64, times: u64) {
         self.shared.state.lock().rules.push(Rule { direction, fault, skip, times });
+    }
+
+    /// Number of operations of this direction so far, counted as [`inject`](Faulty::inject) does.
+    pub fn submitted(&self, direction: Direction) -> u64 {
+        self.shared.state.lock().submitted[direction as usize]
     }
 
     /// From now on nothing fails.
@@ -215,8 +221,9 @@ impl Shared {
 }
 
 impl State {
-    /// The fault of the next operation of this direction, if any.
+    /// Counts the next operation of this direction. Returns its fault, if any.
     fn next_fault(&mut self, direction: Direction) -> Option<Fault> {
+        self.submitted[direction as usize] += 1;
         let mut fault = None;
         for rule in self.rules.iter_mut().filter(|rule| rule.direction == direction) {
             if rule.skip > 0 {

@@ -1,0 +1,443 @@
+//! A sweep over faults: whichever operation of the store fails, and however it does, gradients have the bits of a
+//! training without a cache, or backward is an error that names the cause; and training goes on afterwards.
+//!
+//! Each training is repeated with a fault in its first, second, third, ... read or write, until one runs to its end
+//! without reaching the fault. By default a sample of these trainings runs. All of them, about 100,000, take half an
+//! hour or more, which is longer than nextest allows:
+//!
+//! ```sh
+//! SSDTRAIN_FAULTS=all cargo test --test faults -- --nocapture
+//! ```
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
+
+mod common;
+
+use std::error::Error as _;
+use std::fmt;
+use std::io;
+use std::iter::successors;
+use std::panic;
+use std::process;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Once};
+use std::thread;
+use std::time::Duration;
+
+use common::{assert_nothing_held, assert_same_bits, grads, leaves, randn};
+use ssdtrain::plan::{Goal, InTurn, Placement};
+use ssdtrain::store::{BLOCK, Backend, Direction, Fault, Faulty, Pool, Store, StoreConfig, Uring};
+use ssdtrain::{
+    Auto, BackendKind, Error, ErrorKind, IoPath, MIB, Offload, TensorCache, TensorCacheBuilder, segment,
+};
+use tch::{Kind, Tensor, set_num_threads};
+
+#[test]
+fn cpu_tensors_in_memory() {
+    sweep(Way { name: "memory", ..CPU });
+}
+
+#[test]
+fn cpu_tensors_striped_over_volumes() {
+    sweep(Way { name: "three volumes", volumes: 3, ..CPU });
+}
+
+#[test]
+fn cpu_tensors_in_a_file() {
+    sweep(Way { name: "a file", in_file: true, sample: 5 * SAMPLE, ..CPU });
+}
+
+#[test]
+fn a_host_pool_above_the_disk() {
+    let pool: Setting = |it| it.host_pool(SMALLEST_POOL);
+    sweep(Way { name: "host pool", device: Some(pool), layers: 3, ..CPU });
+}
+
+#[test]
+fn straight_from_a_device_to_the_disk() {
+    let direct: Setting = |it| it.path(IoPath::Direct);
+    sweep(Way { name: "straight to the disk", device: Some(direct), verifies: false, volumes: 2, ..CPU });
+}
+
+/// One of so many trainings runs by default. A prime, so that the sample is spread over everything.
+const SAMPLE: usize = 37;
+
+/// A sweep ends when so many faults in a row were not reached: how many operations there are depends on timing.
+const MISSES: usize = 4;
+
+/// How often an operation fails. A read has three attempts.
+const TIMES: [u64; 3] = [1, 3, u64::MAX];
+
+/// Longer than any training takes, on any machine.
+const TOO_LONG: Duration = Duration::from_secs(60);
+
+/// The least that a host pool takes: a huge page. That is room for 32 small storages, and three layers save more.
+const SMALLEST_POOL: u64 = 2 * MIB;
+
+/// The rows and columns of the largest storages. These are moved without a copy, as all of 64 KiB and more are, and no
+/// storage is a whole number of blocks.
+const ROWS: i64 = 130;
+const LARGEST: u64 = (ROWS * ROWS * 4) as u64;
+
+type Setting = fn(TensorCacheBuilder) -> TensorCacheBuilder;
+
+/// Where the bytes of saved tensors go, and which they are.
+#[derive(Clone, Copy)]
+struct Way {
+    name: &'static str,
+    /// The settings of a simulated device; `None` for CPU tensors.
+    device: Option<Setting>,
+    volumes: usize,
+    /// In a spill file, or else in memory.
+    in_file: bool,
+    /// Whether checksums can be taken.
+    verifies: bool,
+    layers: usize,
+    /// One of so many trainings runs by default.
+    sample: usize,
+}
+
+/// CPU tensors, straight to the disk.
+const CPU: Way =
+    Way { name: "", device: None, volumes: 1, in_file: false, verifies: true, layers: 1, sample: SAMPLE };
+
+/// What happens to saved tensors.
+#[derive(Clone, Copy)]
+struct Placing {
+    name: &'static str,
+    /// How many steps a training has.
+    steps: usize,
+    set: Setting,
+}
+
+const PLACINGS: [Placing; 10] = [
+    unplanned("offload", |it| it.policy(Offload::default())),
+    unplanned("offload, no budget", |it| it.policy(tight())),
+    unplanned("offload, small budget", |it| {
+        it.policy(Offload::default().device_budget(2 * LARGEST).prefetch(LARGEST / 4)).queue_depth(1)
+    }),
+    unplanned("recompute", |it| in_turn(it, Offload::default(), &[Placement::Recompute])),
+    unplanned("recompute, no budget", |it| in_turn(it, tight(), &[Placement::Recompute])),
+    unplanned("recompute every other", |it| {
+        in_turn(it, Offload::default(), &[Placement::Disk, Placement::Recompute])
+    }),
+    unplanned("every placement, no budget", |it| {
+        use Placement::{Disk, Host, Keep, Recompute};
+        in_turn(it, tight(), &[Recompute, Disk, Host, Keep, Recompute, Host, Disk])
+    }),
+    planned("planned for a budget", |it| it.policy(Auto::new(Goal::budget(4 * LARGEST)))),
+    planned("planned for little time", |it| it.policy(Auto::new(Goal::overhead(0.05)))),
+    planned("planned for the lowest peak", |it| it.policy(Auto::new(Goal::overhead(f64::INFINITY)))),
+];
+
+const fn unplanned(name: &'static str, set: Setting) -> Placing {
+    Placing { name, steps: 3, set }
+}
+
+/// The first two steps are profiled, and the next two compared with steps that keep everything.
+const fn planned(name: &'static str, set: Setting) -> Placing {
+    Placing { name, steps: 5, set }
+}
+
+fn tight() -> Offload {
+    Offload::default().device_budget(1).prefetch(0)
+}
+
+fn in_turn(builder: TensorCacheBuilder, policy: Offload, placements: &[Placement]) -> TensorCacheBuilder {
+    builder.policy(InTurn::new(policy, placements))
+}
+
+/// What a training is done with, but for its fault.
+struct Setup {
+    way: Way,
+    placing: Placing,
+    verify: bool,
+}
+
+/// The `times` operations of a direction that come after the first `skip` fail.
+#[derive(Clone, Copy, Debug)]
+struct Failing {
+    direction: Direction,
+    fault: Fault,
+    skip: u64,
+    times: u64,
+}
+
+impl Failing {
+    /// All faults that a training can be expected to survive or to notice. With checksums, those that may change bytes.
+    fn all(verify: bool) -> Vec<Failing> {
+        use Direction::{Read, Write};
+        let errno = |code| [Write, Read].map(|direction| (direction, Fault::Errno(code)));
+        let faults = if verify {
+            vec![(Read, Fault::FlippedBit), (Read, Fault::Errno(libc::EIO))]
+        } else {
+            let faults = [libc::EIO, libc::EINTR, libc::EAGAIN].into_iter().flat_map(errno);
+            faults
+                .chain([(Write, Fault::Errno(libc::ENOSPC)), (Write, Fault::Short), (Read, Fault::Short)])
+                .collect()
+        };
+        let times = |(direction, fault)| TIMES.map(|times| Failing { direction, fault, skip: 0, times });
+        faults.into_iter().flat_map(times).collect()
+    }
+
+    /// The kind and the words of the error that backward may return; `None` if gradients have to be right.
+    ///
+    /// What cannot be written stays. A read is retried twice, and an operation that was interrupted a hundred times.
+    fn error(&self) -> Option<(ErrorKind, String)> {
+        let attempts = match self.fault {
+            Fault::Errno(libc::EINTR | libc::EAGAIN) => 300,
+            _ => 3,
+        };
+        if self.direction == Direction::Write || self.times < attempts {
+            return None;
+        }
+        match self.fault {
+            Fault::Errno(code) => Some((ErrorKind::Io, io::Error::from_raw_os_error(code).to_string())),
+            Fault::FlippedBit => Some((ErrorKind::Corrupt, "came back changed".to_owned())),
+            _ => None,
+        }
+    }
+
+    /// Whether an operation has failed in this training.
+    fn is_reached(&self, trained: &Trained) -> bool {
+        trained.operations[self.direction as usize] > self.skip
+    }
+
+    /// Whether the store has to count it once it has happened.
+    fn is_counted(&self) -> bool {
+        match self.fault {
+            Fault::Errno(libc::EINTR | libc::EAGAIN) => self.times == u64::MAX,
+            Fault::Errno(_) | Fault::FlippedBit => true,
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for Setup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}, verify({})", self.way.name, self.placing.name, self.verify)
+    }
+}
+
+/// Runs the trainings of this way, with every policy, fault and place of the fault.
+fn sweep(way: Way) {
+    let all = std::env::var("SSDTRAIN_FAULTS").is_ok_and(|value| value == "all");
+    let (model, watchdog) = (Model::new(&way), watchdog());
+    let mut tally = Tally::default();
+    for placing in PLACINGS {
+        for verify in [false, true].into_iter().take(1 + usize::from(way.verifies)) {
+            let setup = Setup { way, placing, verify };
+            let usual = model.train(&setup, None, &watchdog);
+            for failing in Failing::all(verify) {
+                let (mut skip, mut misses) = (0, 0);
+                while misses < MISSES {
+                    let failing = Failing { skip, ..failing };
+                    tally.possible += 1;
+                    let is_reached = if all || tally.possible.is_multiple_of(way.sample) {
+                        let trained = model.train(&setup, Some(failing), &watchdog);
+                        tally.count(&trained, &failing);
+                        failing.is_reached(&trained)
+                    } else {
+                        failing.is_reached(&usual)
+                    };
+                    misses = if is_reached { 0 } else { misses + 1 };
+                    skip += 1;
+                }
+            }
+        }
+    }
+    println!("{}: {tally:?}", way.name);
+    assert!(tally.errors > 0 && tally.reached > tally.trainings / 2, "{tally:?}");
+}
+
+/// Numbers of trainings.
+#[derive(Debug, Default)]
+struct Tally {
+    possible: usize,
+    trainings: usize,
+    /// Those with an operation that failed.
+    reached: usize,
+    right: usize,
+    errors: usize,
+}
+
+impl Tally {
+    fn count(&mut self, trained: &Trained, failing: &Failing) {
+        self.trainings += 1;
+        self.reached += usize::from(failing.is_reached(trained));
+        self.right += usize::from(!trained.erred);
+        self.errors += usize::from(trained.erred);
+    }
+}
+
+/// Ends the process if a training takes too long: a thread that hangs cannot be ended. It is told what begins.
+fn watchdog() -> Sender<String> {
+    let (tell, told) = channel();
+    let watch = move || {
+        let mut now = String::new();
+        loop {
+            match told.recv_timeout(TOO_LONG) {
+                Ok(next) => now = next,
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => {
+                    eprintln!("hangs: {now}");
+                    process::abort();
+                }
+            }
+        }
+    };
+    // It ends when the sender is dropped.
+    drop(thread::Builder::new().name("watchdog".to_owned()).spawn(watch).unwrap());
+    tell
+}
+
+/// The number of panics on any thread, but for those that are planned.
+fn panics() -> usize {
+    static PANICS: AtomicUsize = AtomicUsize::new(0);
+    static COUNTS: Once = Once::new();
+    COUNTS.call_once(|| {
+        let before = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            PANICS.fetch_add(1, Ordering::Relaxed);
+            before(info);
+        }));
+    });
+    PANICS.load(Ordering::Relaxed)
+}
+
+/// What was trained, and the gradients that it has without a cache.
+struct Model {
+    layers: usize,
+    sources: Vec<Tensor>,
+    expected: Vec<Tensor>,
+}
+
+struct Trained {
+    /// The operations of each direction in all steps.
+    operations: [u64; 2],
+    /// Whether a step ended in an error.
+    erred: bool,
+}
+
+impl Model {
+    fn new(way: &Way) -> Model {
+        // Threads that wait for each other are slow where other tests run.
+        set_num_threads(1);
+        tch::manual_seed(1);
+        let shapes = [[ROWS, 12], [12, ROWS], [ROWS, 12]];
+        let sources: Vec<_> = shapes.map(|[rows, columns]| randn(&[rows, columns]) / 4.0).into();
+        let plain = leaves(&sources);
+        tch::manual_seed(7);
+        [0, 1].map(|index| loss(&plain, way.layers, index)).iter().for_each(Tensor::backward);
+        Model { layers: way.layers, expected: grads(&plain), sources }
+    }
+
+    /// Some steps with a fault and then one without, and everything that is promised of them.
+    fn train(&self, setup: &Setup, failing: Option<Failing>, watchdog: &Sender<String>) -> Trained {
+        let what = failing.map_or_else(|| setup.to_string(), |failing| format!("{setup}: {failing:?}"));
+        watchdog.send(what.clone()).unwrap();
+        let before = panics();
+        let (backend, cache) = open(setup);
+        if let Some(Failing { direction, fault, skip, times }) = failing {
+            backend.inject(direction, fault, skip, times);
+        }
+        let mut erred = false;
+        for number in 0..setup.placing.steps {
+            if let Err(error) = self.step(&format!("{what}, step {number}"), &cache, number) {
+                check(&what, &error, failing.and_then(|failing| failing.error()));
+                erred = true;
+            }
+        }
+        let operations = [Direction::Read, Direction::Write].map(|direction| backend.submitted(direction));
+        let trained = Trained { operations, erred };
+        let stats = cache.store_stats().unwrap();
+        let counted = stats.failures + stats.retried;
+        if let Some(failing) = failing.filter(|failing| failing.is_reached(&trained)) {
+            assert!(counted > 0 || !failing.is_counted(), "{what}: nobody has noticed: {stats:?}");
+        } else {
+            assert_eq!(counted, 0, "{what}: {stats:?}");
+        }
+        backend.heal();
+        let healed = self.step(&format!("{what}, healed"), &cache, 0);
+        assert!(healed.is_ok(), "{what}, healed: {}", healed.unwrap_err());
+        assert_nothing_held(&cache);
+        assert_eq!(panics(), before, "{what}: a thread has panicked");
+        trained
+    }
+
+    /// A step of two micro-batches. Every other one has both graphs at once, and waits until what they saved has left.
+    fn step(&self, what: &str, cache: &TensorCache, number: usize) -> ssdtrain::Result<()> {
+        let inputs = leaves(&self.sources);
+        tch::manual_seed(7);
+        let step = cache.step();
+        let forward = |index: usize| {
+            step.micro_batch(index);
+            loss(&inputs, self.layers, index)
+        };
+        // After one backward has failed, the next one is right, or an error of its own.
+        let outcomes = if number.is_multiple_of(2) {
+            let losses = [0, 1].map(forward);
+            step.flush();
+            losses.map(|loss| step.backward(&loss))
+        } else {
+            [0, 1].map(|index| step.backward(&forward(index)))
+        };
+        step.finish()?;
+        for outcome in outcomes {
+            outcome?;
+        }
+        assert_same_bits(what, &self.expected, &grads(&inputs));
+        Ok(())
+    }
+}
+
+/// What a micro-batch computes: layers of pointwise operations that can be run again and of products, and a segment
+/// that draws random numbers.
+fn loss(inputs: &[Tensor], layers: usize, micro_batch: usize) -> Tensor {
+    let [x, wide, narrow] = inputs else { panic!("three tensors") };
+    let y = (0..layers).fold(x * (micro_batch + 1) as f64, |y, _| {
+        let gate = (&y * 1.5).silu() * (&y + 0.5).tanh();
+        gate.matmul(wide).sigmoid().matmul(narrow)
+    });
+    let block = |y: &Tensor| y.f_gelu("tanh")?.f_dropout(0.1, true)?.f_exp();
+    segment("block", &y, block).unwrap().square().sum(Kind::Float)
+}
+
+/// Asserts that this error may be returned: it is of that kind, and it and all its causes say why.
+fn check(what: &str, error: &Error, expected: Option<(ErrorKind, String)>) {
+    let Some((kind, words)) = expected else { panic!("{what}: no error is needed: {error}") };
+    assert_eq!(error.kind(), kind, "{what}: {error}");
+    assert!(error.to_string().contains(&words), "{what}: {error}");
+    assert!(!error.to_string().contains("internal error"), "{what}: {error}");
+    let mut causes = successors(error.source(), |&cause| cause.source());
+    assert!(causes.clone().all(|cause| cause.to_string().contains(&words)), "{what}: {error}");
+    let system = causes.any(|cause| cause.is::<io::Error>());
+    assert_eq!(system, kind == ErrorKind::Io, "{what}: the system's own error is the last cause of {error}");
+}
+
+/// A cache over a store whose operations fail on request.
+fn open(Setup { way, placing, verify }: &Setup) -> (Arc<Faulty>, TensorCache) {
+    let ring = way.in_file.then(|| Uring::new(8).ok()).flatten();
+    let inner = match ring {
+        Some(ring) => Arc::new(ring) as Arc<dyn Backend>,
+        // Also where the kernel has no rings for this process.
+        None => Arc::new(Pool::new(2).unwrap()),
+    };
+    let backend = Arc::new(Faulty::new(inner));
+    let config = StoreConfig {
+        directories: vec![std::env::temp_dir(); way.volumes],
+        backend: if way.in_file { BackendKind::Pool } else { BackendKind::Memory },
+        cap_bytes: 8 * MIB,
+        verify: *verify,
+        stripe_bytes: 4 * BLOCK,
+        io_bytes: 8 * BLOCK,
+        ..StoreConfig::default()
+    };
+    let store = Store::open_with(config, Arc::clone(&backend) as _).unwrap();
+    let builder = (placing.set)(TensorCache::builder().min_bytes(0).verify(*verify));
+    let builder = match way.device {
+        Some(device) => device(builder.simulated_device(Duration::ZERO)),
+        None => builder,
+    };
+    (backend, TensorCache::with_store(builder, store).unwrap())
+}
