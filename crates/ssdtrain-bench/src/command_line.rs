@@ -2,7 +2,8 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::common::failure;
@@ -40,7 +41,7 @@ enum Command {
 /// Carries out what the process's arguments ask for, and reports any error in one line.
 pub fn main() -> ExitCode {
     failure::reported(|| {
-        let cli = Cli::parse();
+        let cli = Cli::try_parse().unwrap_or_else(|error| named(error).exit());
         show_warnings();
         match cli.command {
             Command::Train(args) => train::run(args),
@@ -53,6 +54,18 @@ pub fn main() -> ExitCode {
             Command::Doctor(args) => doctor::run(&args),
         }
     })
+}
+
+/// The same error, except that it names arguments that are no text: clap only says that there are some.
+fn named(error: clap::Error) -> clap::Error {
+    if error.kind() != ErrorKind::InvalidUtf8 {
+        return error;
+    }
+    let strange: Vec<_> = std::env::args_os()
+        .filter(|argument| argument.to_str().is_none())
+        .map(|argument| format!("{argument:?}"))
+        .collect();
+    Cli::command().error(ErrorKind::InvalidUtf8, format!("{} is not valid UTF-8", strange.join(", ")))
 }
 
 /// Prints the library's warnings to stderr.

@@ -114,6 +114,10 @@ impl CacheArgs {
         } else {
             builder = builder.path(self.path.path());
             if self.require_direct {
+                ensure!(
+                    vs.device().is_cuda(),
+                    "--require-direct is for a GPU: on the CPU there is no other way than straight to the spill files; leave it out"
+                );
                 builder = builder.require_path(IoPath::Direct);
             }
             for directory in self.spill.directories()? {

@@ -25,7 +25,9 @@ pub(crate) fn buffers(count: usize, bytes: usize, pin: &Arc<dyn Pin>) -> Result<
     let total = bytes.checked_next_multiple_of(PAGE).and_then(|padded| padded.checked_mul(count));
     let total = total.with_context(|| format!("{count} buffers of {bytes} bytes are too many"))? as u64;
     let pool = HostPool::new(total.next_multiple_of(2 << 20), Arc::clone(pin));
-    pool.grow(total)?;
+    pool.grow(total).with_context(|| {
+        format!("{count} buffers of {bytes} bytes; give smaller --depth and --io-bytes, or --copy-depth and --copy-bytes")
+    })?;
     let buffers = (0..count).map(|index| {
         let slot = pool.take(bytes as u64).context("the host pool is smaller than asked for")?;
         fill(&slot, index as u64);

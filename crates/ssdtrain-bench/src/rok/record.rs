@@ -120,7 +120,9 @@ impl Settings {
     /// If something in it has no form in JSON, such as a path that is not text.
     pub(crate) fn of(object: &impl Serialize) -> Result<Settings> {
         let mut settings = Settings::default();
-        settings.insert("", serde_json::to_value(object)?);
+        let value = serde_json::to_value(object)
+            .context("rok saves its settings as text, so --data and --spill-dir must be valid UTF-8")?;
+        settings.insert("", value);
         Ok(settings)
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use ssdtrain_models::{AdamWConfig, Schedule};
 use tch::Kind;
 
@@ -54,7 +54,8 @@ impl OptimizerArgs {
         let warmup = self.warmup_steps.unwrap_or_else(|| defaults::WARMUP_STEPS.min(total / 10));
         // The length of a timed run is only an estimate, and no reason to reject a warm-up.
         let warmup = if stopping.is_exact() { warmup } else { warmup.min(total) };
-        let schedule = Schedule::new(self.lr, self.min_lr.unwrap_or(self.lr / 10.0), warmup, total)?;
+        let schedule = Schedule::new(self.lr, self.min_lr.unwrap_or(self.lr / 10.0), warmup, total)
+            .context("--lr, --min-lr and --warmup-steps")?;
         Ok(Update {
             learning_rate: schedule.learning_rate(step),
             clip: (self.clip > 0.0).then_some(self.clip),
