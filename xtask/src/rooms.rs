@@ -13,6 +13,7 @@ const ROOMS: &[&str] = &[
     "units",
     "sync",
     "math",
+    "processes",
     "digest",
     "error",
     "fusion",
