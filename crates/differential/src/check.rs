@@ -173,7 +173,7 @@ pub fn check(program: &Program) -> Verdict {
     }
 }
 
-/// One or two of the next transfers fail, once or for good.
+/// Up to two faults among the next transfers, each once or more often or for good.
 fn fail_now_and_then(faulty: &Faulty, config: &Config, random: &mut Random) {
     for _ in 0..random.below(3) {
         let direction = *random.of(&[Direction::Write, Direction::Read]);
