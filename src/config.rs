@@ -210,7 +210,8 @@ impl TensorCacheBuilder {
         self
     }
 
-    /// Makes the first step's `finish` fail if nothing was offloaded, so that an ineffective setup is noticed. Default: off.
+    /// Makes `finish` fail if nothing was offloaded or computed again, so that an ineffective setup is noticed: that of the first step, or
+    /// with [`Auto`](crate::Auto) that of the first step after the profiled one that is not compared. Default: off.
     pub fn fail_if_nothing_offloaded(mut self, fail: bool) -> Self {
         self.fail_if_nothing_offloaded = fail;
         self

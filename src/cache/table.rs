@@ -351,14 +351,20 @@ impl Table {
         self.on_device + in_use.map(|entry| entry.bytes).sum::<u64>()
     }
 
-    /// Bytes of the storages that are on the device, and the entries among them that only the program still holds.
+    /// Bytes of the storages that are on the device, and the entries among them that the program holds, or would if the cache did not.
     pub(crate) fn alive(&self) -> Alive {
         let mut alive = Alive { bytes: self.on_device, in_use: Vec::new() };
-        for (_, entry) in self.entries.iter().filter(|(_, entry)| entry.device.is_none()) {
+        for (_, entry) in &self.entries {
             let returned = || entry.returned.as_ref().is_some_and(|returned| returned.upgrade().is_some());
-            if entry.source.upgrade().is_some() || returned() {
+            let in_use = match (entry.storage(), entry.state) {
+                (Some(storage), State::Device | State::Kept) => storage.references() > 1,
+                // What is moved is also held by its transfer.
+                (Some(_), _) => false,
+                (None, _) => entry.source.upgrade().is_some() || returned(),
+            };
+            if in_use {
                 alive.in_use.push(entry.serial);
-                alive.bytes += entry.bytes;
+                alive.bytes += if entry.device.is_none() { entry.bytes } else { 0 };
             }
         }
         alive

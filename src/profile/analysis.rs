@@ -242,7 +242,7 @@ impl Asked {
     }
 }
 
-/// The places of the entries that only the program still holds.
+/// The places of the entries that the program holds.
 fn in_use(alive: &Alive, places: &HashMap<u64, usize>) -> impl Iterator<Item = usize> {
     alive.in_use.iter().filter_map(|entry| places.get(entry).copied())
 }

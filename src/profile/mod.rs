@@ -134,7 +134,7 @@ impl SegmentTiming {
 #[derive(Debug, Default)]
 pub(crate) struct Alive {
     pub(crate) bytes: u64,
-    /// The serial numbers of the entries among them that only the program still holds.
+    /// The serial numbers of the entries among them that would still be there if the cache held nothing: those that the program holds.
     pub(crate) in_use: Vec<u64>,
 }
 

@@ -8,7 +8,7 @@ mod warnings;
 use std::collections::HashSet;
 use std::fmt;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
@@ -56,6 +56,8 @@ pub struct TensorCache {
     notices: Vec<String>,
     unplanned: Unplanned,
     warned: Warned,
+    /// Whether a step has shown that something is offloaded, or that nothing is.
+    is_checked: AtomicBool,
 }
 
 impl TensorCacheBuilder {
@@ -119,6 +121,7 @@ impl TensorCache {
             notices,
             unplanned: Unplanned::default(),
             warned: Warned::default(),
+            is_checked: AtomicBool::new(false),
         })
     }
 

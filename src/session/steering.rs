@@ -1,12 +1,13 @@
 //! What the policy decides before each step, and what it is told of it afterwards.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
 use ssdtrain_plan::{
-    Observation, Outset, PlanReport, Planning, Policy, PolicyReport, Prediction, Profile, Resources,
+    Observation, Outset, PlanReport, Planning, Policy, PolicyReport, Prediction, Profile, Rates, Resources,
     SavedPlan, Saves, StepPlan, StepProfile,
 };
 use ssdtrain_store::{Store, StoreStats};
@@ -43,6 +44,8 @@ pub(super) struct Noted {
     store: Option<StoreStats>,
     /// How often the device's driver had been asked for memory.
     requests: u64,
+    /// Whether host memory for steps to come was being pinned.
+    is_pinning: bool,
 }
 
 impl Noted {
@@ -52,6 +55,8 @@ impl Noted {
     }
 }
 
+/// What cannot be copied moves at this many bytes per second.
+const NO_SPEED: f64 = 1.0;
 /// Fewer bytes than this say nothing about a disk's speed.
 const TELLING_BYTES: u64 = 8 << 20;
 
@@ -72,7 +77,14 @@ impl Steering {
     pub(super) fn begin(&self, number: u64, cache: &Cache, device: Device) -> Steered {
         let free = || free_memory(device);
         let scope = |path: &str| cache.scopes.at(path);
-        let outset = Outset { step: number, resources: self.resources, free: &free, scope: &scope };
+        let lacks_host = AtomicBool::new(false);
+        let provide = |bytes: u64| {
+            let is_there = cache.tier().is_none_or(|tier| tier.provide(bytes));
+            lacks_host.fetch_or(!is_there, Ordering::Relaxed);
+            is_there
+        };
+        let outset =
+            Outset { step: number, resources: self.resources, free: &free, provide: &provide, scope: &scope };
         let plan = self.policy.lock().begin(&outset);
         let trace = cache.trace.as_ref().filter(|_| plan.profiled);
         let probe = trace.map(|trace| Arc::new(Probe::begin(trace, device)));
@@ -80,7 +92,9 @@ impl Steering {
             cache.hold_back(true);
         }
         let store = cache.tier().and_then(Tier::store).map(Store::stats);
-        Steered { plan, probe, noted: Noted { store, requests: torch::memory(device).requests } }
+        let noted =
+            Noted { store, requests: torch::memory(device).requests, is_pinning: lacks_host.into_inner() };
+        Steered { plan, probe, noted }
     }
 
     /// What users should know of a step that is ending.
@@ -123,8 +137,10 @@ impl Steering {
             let (bytes, busy) = (bytes(now) - bytes(before), busy(now) - busy(before));
             (bytes >= TELLING_BYTES && !busy.is_zero()).then(|| bytes as f64 / busy.as_secs_f64())
         };
-        let profile = step.probe.as_ref().and_then(|probe| probe.end());
-        let profile = profile.map(|profile| Box::new(StepProfile { min_bytes: step.min_bytes, ..profile }));
+        let profile = step.probe.as_ref().and_then(|probe| probe.end()).map(|profile| {
+            let rates = with_copies(profile.rates, step.cache.tier());
+            Box::new(StepProfile { min_bytes: step.min_bytes, rates, ..profile })
+        });
         if let Some(trace) = step.cache.trace.as_ref().filter(|_| step.probe.is_some() && !self.traced) {
             trace.pause();
         }
@@ -142,6 +158,7 @@ impl Steering {
             cancelled: report.cancelled.count,
             compiled: false,
             has_grown: false,
+            pinned: noted.is_pinning,
         }
     }
 
@@ -168,6 +185,21 @@ impl Steering {
         match self.report(0, scopes)? {
             PolicyReport::Plan(plan) => Some(plan),
             _ => None,
+        }
+    }
+}
+
+/// The rates of a step, with those of copies as a trial shows them if the step has copied nothing.
+fn with_copies(rates: Rates, tier: Option<&dyn Tier>) -> Rates {
+    let Some(tier) = tier.filter(|_| rates.out.is_none() || rates.back.is_none()) else { return rates };
+    match tier.try_copies() {
+        Ok(tried) => {
+            let (out, back) = tried.unzip();
+            Rates { out: rates.out.or(out), back: rates.back.or(back), ..rates }
+        }
+        Err(error) => {
+            tracing::warn!(%error, "nothing can be copied to host memory, so nothing is planned to be");
+            Rates { out: Some(NO_SPEED), back: Some(NO_SPEED), ..rates }
         }
     }
 }

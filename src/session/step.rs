@@ -1,11 +1,12 @@
 //! One step: what is saved in it, its backwards, and its end.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
-use ssdtrain_plan::{Observation, PolicyReport};
+use ssdtrain_plan::{Observation, Planning, PolicyReport};
 use tch::{Device, Tensor};
 
 use super::steering::Noted;
@@ -160,11 +161,20 @@ impl Step<'_> {
         steering.end(&context, observed);
         self.is_finished = true;
         let config = &self.cache.config;
-        if config.fail_if_nothing_offloaded && report.step == 1 && report.offloaded.bytes == 0 {
-            return Err(Error::new(
-                ErrorKind::Unmet,
-                format!("fail_if_nothing_offloaded: the first step offloaded nothing ({report})"),
-            ));
+        let is_held_back = report.planning.is_some_and(Planning::keeps_what_fits);
+        if config.fail_if_nothing_offloaded
+            && !is_held_back
+            && !self.cache.is_checked.swap(true, Ordering::Relaxed)
+        {
+            let left = report.offloaded.bytes + report.recomputed.bytes;
+            if left == 0 {
+                return Err(Error::new(
+                    ErrorKind::Unmet,
+                    format!(
+                        "fail_if_nothing_offloaded: the first step that was to offload something offloaded nothing ({report})"
+                    ),
+                ));
+            }
         }
         Ok(report)
     }

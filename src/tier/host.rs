@@ -75,6 +75,8 @@ struct Books<D: Device> {
     unpooled: Vec<Cooling<D>>,
     /// A thread is pinning more for the pool.
     growing: bool,
+    /// The bytes that the pool is to have in this step, whether or not parcels have asked for them.
+    wanted: u64,
     /// Why the pool does not grow: for the rest of the step because memory is short, or for good because the system refused.
     short: bool,
     refused: bool,
@@ -168,6 +170,7 @@ impl<D: Device> HostTier<D> {
             hot: Vec::new(),
             unpooled: Vec::new(),
             growing: false,
+            wanted: 0,
             short: false,
             refused: false,
             in_flight: 0,
@@ -320,7 +323,7 @@ impl<D: Device> Tier for HostTier<D> {
     fn begin_step(&self) {
         let mut books = self.books.lock();
         books.ledger.begin_step();
-        books.short = false;
+        (books.short, books.wanted) = (false, 0);
         drop(books);
         // What was given back.
         if let PoolSize::Fixed(bytes) = self.size
@@ -329,6 +332,16 @@ impl<D: Device> Tier for HostTier<D> {
         {
             tracing::warn!(%error, "the host pool is smaller than it was");
         }
+    }
+
+    fn provide(&self, bytes: u64) -> bool {
+        let mut books = self.books.lock();
+        books.wanted = books.wanted.max(bytes);
+        !self.grows_ahead(&mut books)
+    }
+
+    fn try_copies(&self) -> Result<Option<(f64, f64)>> {
+        copies::rates(&self.pool, &*self.device).map(Some)
     }
 
     fn shrink(&self) -> u64 {

@@ -56,6 +56,16 @@ pub(crate) trait Tier: Send + Sync {
     /// A step begins: what was learned from earlier steps may be used.
     fn begin_step(&self);
 
+    /// Whether this much host memory is there, or as much as there may be. Otherwise more is provided in the background.
+    fn provide(&self, _bytes: u64) -> bool {
+        true
+    }
+
+    /// Bytes per second of copies off the device, and back to it, as a trial shows; `None` where nothing is copied to host memory.
+    fn try_copies(&self) -> Result<Option<(f64, f64)>> {
+        Ok(None)
+    }
+
     /// Gives host memory back that nothing is in, to be taken again by the next step. Waits for the device. Returns the bytes.
     fn shrink(&self) -> u64 {
         0

@@ -91,6 +91,24 @@ fn a_step_has_the_peak_that_was_planned() -> Result<()> {
     Ok(())
 }
 
+/// Where what is profiled keeps everything, it is told of what the program holds by references.
+#[test]
+fn a_step_has_the_peak_that_was_planned_from_one_that_kept_everything() -> Result<()> {
+    let kept = train(TensorCache::builder().policy(Keep), Recompute::None, 2)?[1].act_peak_bytes;
+    for recompute in [Recompute::None, Recompute::Cheap] {
+        let staged = TensorCache::builder().simulated_device(Duration::from_micros(20));
+        let lowest = staged.host_pool(64 * MIB).policy(Auto::new(Goal::overhead(f64::INFINITY)));
+        let reports = train(lowest, recompute, 3)?;
+        assert_eq!(reports[1].act_peak_bytes, kept, "{}", reports[1]);
+        let report = &reports[2];
+        let plan = report.plan.as_ref().unwrap();
+        let expected = plan.prediction.peak();
+        assert!(expected < kept / 2, "{plan}");
+        assert!(report.act_peak_bytes.abs_diff(expected) <= 16 * KIB, "{report}\n{plan}");
+    }
+    Ok(())
+}
+
 #[test]
 fn a_step_straight_to_the_disk_has_the_peak_that_was_planned() -> Result<()> {
     let kept = train(TensorCache::builder().policy(Keep), Recompute::None, 2)?[1].act_peak_bytes;

@@ -212,6 +212,7 @@ impl Trial {
             step: self.steps,
             resources,
             free: &|| u64::MAX,
+            provide: &|_| true,
             scope: &|_| ScopeId::default(),
         });
         let mut observed = Observation { step: self.steps, ..Observation::default() };

@@ -268,6 +268,7 @@ st_status st_storage_allocate(uint64_t bytes, st_storage** storage);  // on the 
 st_status st_storage_elements(const st_storage* storage, st_tensor** out);
 // A new storage with the same bytes, which are there when this returns; the caller owns one strong reference.
 st_status st_storage_copy(const st_storage* storage, st_storage** copy);
+uint64_t st_storage_references(const st_storage* storage);  // strong ones, at this moment
 void st_storage_retain(st_storage* storage);
 void st_storage_release(st_storage* storage);
 void st_storage_weak_retain(st_storage* storage);

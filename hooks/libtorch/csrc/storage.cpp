@@ -86,6 +86,9 @@ st_status st_storage_copy(const st_storage* storage, st_storage** copy) {
   });
 }
 
+uint64_t st_storage_references(const st_storage* storage) {
+  return c10::raw::intrusive_ptr::use_count(const_cast<c10::StorageImpl*>(impl(storage)));
+}
 void st_storage_retain(st_storage* storage) { c10::raw::intrusive_ptr::incref(impl(storage)); }
 void st_storage_release(st_storage* storage) { c10::raw::intrusive_ptr::decref(impl(storage)); }
 void st_storage_weak_retain(st_storage* storage) { c10::raw::weak_intrusive_ptr::incref(impl(storage)); }

@@ -298,6 +298,7 @@ unsafe extern "C" {
     pub(crate) fn st_storage_allocate(bytes: u64, storage: *mut *mut StStorage) -> StStatus;
     pub(crate) fn st_storage_elements(storage: *const StStorage, out: *mut *mut C_tensor) -> StStatus;
     pub(crate) fn st_storage_copy(storage: *const StStorage, copy: *mut *mut StStorage) -> StStatus;
+    pub(crate) fn st_storage_references(storage: *const StStorage) -> u64;
     pub(crate) fn st_storage_retain(storage: *mut StStorage);
     pub(crate) fn st_storage_release(storage: *mut StStorage);
     pub(crate) fn st_storage_weak_retain(storage: *mut StStorage);

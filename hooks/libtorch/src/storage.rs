@@ -83,6 +83,12 @@ impl Storage {
         unsafe { ffi::st_storage_capacity(self.0.as_ptr()) }
     }
 
+    /// How many strong references there are at this moment, with this one: those of tensors, and [`Storage`] values.
+    pub fn references(&self) -> u64 {
+        // SAFETY: a strong reference is held.
+        unsafe { ffi::st_storage_references(self.0.as_ptr()) }
+    }
+
     /// Its bytes, as a tensor of bytes that shares them.
     pub fn elements(&self) -> Result<Tensor, TorchError> {
         let mut raw = std::ptr::null_mut();

@@ -1,7 +1,7 @@
 //! Copies between the device and the parcels' memory.
 
 use ssdtrain_libtorch::{Block, Storage};
-use ssdtrain_store::parts;
+use ssdtrain_store::{HostPool, parts};
 
 use super::super::ledger::{Place, Serial};
 use super::super::places::Edge;
@@ -93,6 +93,53 @@ impl<D: Device> HostTier<D> {
             trace.trace().sample(Counter::HostPool, used);
         }
     }
+}
+
+/// How many bytes are copied at once in a trial, and how often each way.
+const PIECE: u64 = 16 << 20;
+const TIMES: u32 = 4;
+
+/// Bytes per second of copies from a storage on the device to a slot of the pool, and back.
+pub(super) fn rates<D: Device>(pool: &HostPool, device: &D) -> Result<(f64, f64)> {
+    let slot = match pool.take(PIECE) {
+        Some(slot) => slot,
+        None => {
+            pool.grow(PIECE)?;
+            pool.take(PIECE).ok_or_else(|| internal("a pool that has grown has no room"))?
+        }
+    };
+    let storage = device.allocate(PIECE)?;
+    let data: *mut u8 = storage.data().cast();
+    let bytes = whole(PIECE)?;
+    let rate = |lane: Lane| -> Result<f64> {
+        device.wait(lane, &device.record(Lane::Compute)?)?;
+        let mut begun = device.record(lane)?;
+        let mut queued = Ok(());
+        // The first one does not count.
+        for number in 0..=TIMES {
+            let mut offset = 0;
+            queued = queued.and_then(|()| {
+                parts(&slot, bytes).try_for_each(|(host, len)| {
+                    let there = data.wrapping_add(offset);
+                    offset += len;
+                    // SAFETY: slot and storage are this function's own, as long as the copy, and stay until the event below is reached.
+                    match lane {
+                        Lane::Out => unsafe { device.copy_out(there, host, len) },
+                        Lane::In | Lane::Compute => unsafe { device.copy_in(host, there, len) },
+                    }
+                })
+            });
+            if number == 0 {
+                begun = device.record(lane)?;
+            }
+        }
+        let ended = device.record(lane)?;
+        device.block_on(&ended)?;
+        queued?;
+        let took = device.between(&begun, &ended)?.as_secs_f64();
+        Ok(f64::from(TIMES) * PIECE as f64 / took.max(f64::MIN_POSITIVE))
+    };
+    Ok((rate(Lane::Out)?, rate(Lane::In)?))
 }
 
 /// A length as a `usize`.

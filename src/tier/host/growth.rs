@@ -5,6 +5,7 @@ use std::sync::Weak;
 use bytesize::ByteSize;
 use ssdtrain_store::contained;
 
+use super::super::event_thread::EventThread;
 use super::{Books, HostTier, internal};
 use crate::device::Device;
 use crate::error::Error;
@@ -25,20 +26,37 @@ pub(crate) enum PoolSize {
 const BOUNCE_BYTES: u64 = 256 << 20;
 /// A learned pool doubles, by at least and at most these numbers of bytes at a time: pinning a GiB takes about 0.3 s.
 const PORTION: (u64, u64) = (64 << 20, 1 << 30);
+/// What is pinned ahead is pinned by so many bytes at a time, since the driver serves nobody else meanwhile.
+const AHEAD: u64 = 256 << 20;
 
 impl<D: Device> HostTier<D> {
     /// Whether more is being pinned, so that a parcel of `bytes` bytes should ask again. Pinning is slow and has its own thread.
     pub(super) fn grows(&self, books: &mut Books<D>, bytes: u64) -> bool {
         let Some(pins) = &self.pins else { return false };
         let more = self.portion(bytes);
-        if books.growing || books.short || books.refused || more == 0 {
+        self.begin_to_pin(pins, books, more)
+    }
+
+    /// Whether more is being pinned. That begins if the pool has less than is wanted.
+    pub(super) fn grows_ahead(&self, books: &mut Books<D>) -> bool {
+        let Some(pins) = &self.pins else { return false };
+        let lacking = match self.size {
+            PoolSize::Learned { cap } => books.wanted.min(cap).saturating_sub(self.pool.capacity()),
+            PoolSize::Fixed(_) | PoolSize::Bounce => 0,
+        };
+        self.begin_to_pin(pins, books, lacking.min(AHEAD))
+    }
+
+    /// Has this many bytes pinned, unless more is being pinned or cannot be. Returns whether any is.
+    fn begin_to_pin(&self, pins: &EventThread<D>, books: &mut Books<D>, bytes: u64) -> bool {
+        if books.growing || books.short || books.refused || bytes == 0 {
             return books.growing;
         }
         books.growing = true;
         let tier = Weak::clone(&self.this);
         pins.after(Vec::new(), move |_| {
             if let Some(tier) = tier.upgrade() {
-                tier.grow(more);
+                tier.grow(bytes);
             }
         });
         true
@@ -81,6 +99,7 @@ impl<D: Device> HostTier<D> {
             books.growing = false;
             books.short |= short;
             books.refused |= grown.is_err();
+            self.grows_ahead(&mut books);
         }
         self.tell_room();
     }

@@ -345,7 +345,13 @@ mod tests {
         let mut policy = Adaptive::default();
         let resources = Resources { host_pool: 0, disk: u64::MAX, release: Release::WhenStored };
         let begin = |policy: &mut Adaptive, step| {
-            policy.begin(&Outset { step, resources, free: &|| 0, scope: &|_| ScopeId::default() })
+            policy.begin(&Outset {
+                step,
+                resources,
+                free: &|| 0,
+                provide: &|_| true,
+                scope: &|_| ScopeId::default(),
+            })
         };
         let profiled = [1, 2, 3, 9].map(|step| begin(&mut policy, step).profiled);
         assert_eq!(profiled, [false, true, true, false]);

@@ -42,9 +42,10 @@ const STEADY: u32 = 5;
 /// if it has a recipe. This is the default policy, with the goal [`Goal::overhead(0.02)`](Goal::overhead): the lowest
 /// activation peak for which steps are at most two percent longer.
 ///
-/// The first two steps move everything, and the second is profiled, save by save. They are slow, especially the first
-/// if it pins the host pool, but safe for models whose step would not fit with everything kept. The plan is followed
-/// from the third step on. For a goal that is a time, steps that keep everything come before planned ones and take turns
+/// The second step is profiled, save by save. On a GPU, the first two steps keep what fits, and later ones keep
+/// everything while host memory is pinned for the plan. On a CPU, on the direct path to a disk, and for a goal that is a peak, the
+/// first two steps move everything: that shows what moving costs and is safe for models whose step would not fit with
+/// everything kept, but slow. The plan is followed from the third step on. For a goal that is a time, steps that keep everything come before planned ones and take turns
 /// with them, if they fit the free memory, so that both can be compared; on a GPU, none of these comes after the twentieth step unless
 /// steps have become much longer or shorter. A plan whose steps exceed the goal is loosened
 /// until they meet it, at worst to keeping everything. A goal that is a peak also applies, as far as possible, to steps that
@@ -123,16 +124,17 @@ impl Auto {
         self
     }
 
-    /// How to run step `number`, on a device whose free memory is `free` bytes.
-    fn next_step(&mut self, number: u64, free: &dyn Fn() -> u64) -> StepPlan {
+    /// How to run the step that begins.
+    fn next_step(&mut self, outset: &Outset<'_>) -> StepPlan {
+        let number = outset.step;
         let profiled = self.attempts.is_due(number);
         if profiled || (number < FIRST_PROFILED && self.kinds.is_empty()) {
-            return StepPlan { profiled, room: Room::Within(self.looking()), ..StepPlan::default() };
+            return StepPlan { profiled, room: self.looking(), ..StepPlan::default() };
         }
         let headroom = self.objective.goal.peak.map_or(Headroom::Free, |_| Headroom::Bytes(self.headroom));
         let timed = self.kinds.iter().any(|kind| kind.settles() && number <= kind.last + RECENT);
         let objective = &self.objective;
-        let courses: Vec<_> = self.kinds.iter_mut().map(|kind| kind.course(objective, free)).collect();
+        let courses: Vec<_> = self.kinds.iter_mut().map(|kind| kind.course(objective, outset)).collect();
         match courses.first() {
             Some(Course { budgets, .. }) => {
                 let room = Room::Within(*budgets);
@@ -143,13 +145,29 @@ impl Auto {
         }
     }
 
-    /// The budgets of a step in which everything moves.
-    fn looking(&self) -> Budgets {
-        let bytes = match self.objective.resources.release {
+    /// The room of a step in which it is looked how steps go. A device that copies to host memory shows that while it keeps what fits: how
+    /// fast copies are can be tried out. Once peaks are what plans say, it keeps what the plan at hand lets stay. What writing to a disk
+    /// costs shows only in a step in which everything moves.
+    fn looking(&self) -> Room {
+        let Resources { release, host_pool, .. } = self.objective.resources;
+        let bytes = match release {
+            Release::InStreamOrder if host_pool > 0 && self.objective.goal.peak.is_none() => {
+                let known = self.kinds.first().filter(|_| !self.objective.compares);
+                return match known {
+                    Some(kind) => Room::Within(kind.planned.plan.budgets),
+                    None => Room::Fitting(Headroom::Free),
+                };
+            }
             Release::InStreamOrder | Release::OnceWritten => 0,
             Release::WhenStored => self.headroom.min(UNPLANNED_BYTES),
         };
-        Budgets { device_budget: bytes, backward_budget: bytes, prefetch: bytes / 2, ..Budgets::default() }
+        let budgets = Budgets {
+            device_budget: bytes,
+            backward_budget: bytes,
+            prefetch: bytes / 2,
+            ..Budgets::default()
+        };
+        Room::Within(budgets)
     }
 
     /// Step `number` was profiled.
@@ -180,7 +198,8 @@ impl Auto {
 
     /// Whether a step did work that later ones need not repeat, so that its time says little.
     fn is_warming_up(&self, observed: &Observation) -> bool {
-        (observed.compiled && self.compiled <= COMPILED) || (observed.has_grown && self.grown <= GROWN)
+        let Observation { compiled, has_grown, pinned, .. } = *observed;
+        (compiled && self.compiled <= COMPILED) || (has_grown && self.grown <= GROWN) || pinned
     }
 
     /// A step followed one of its courses; it gives a reason for a profile or not.
@@ -241,7 +260,7 @@ impl Policy for Auto {
             self.attempts.spare();
             self.kinds.insert(0, Kind::new(planned));
         }
-        self.next_step(outset.step, outset.free)
+        self.next_step(outset)
     }
 
     fn end(&mut self, plan: &StepPlan, observed: Observation) {
@@ -318,7 +337,9 @@ impl Policy for Auto {
     }
 
     fn planning(&self, plan: &StepPlan, observed: &Observation) -> Option<Planning> {
-        Some(Planning::of(plan, observed.followed))
+        let planning = Planning::of(plan, observed.followed);
+        let is_early = planning == Planning::Without && observed.step < FIRST_PROFILED;
+        Some(if is_early { Planning::Early } else { planning })
     }
 
     fn report(&mut self, course: usize, name: &dyn Fn(ScopeId) -> String) -> Option<PolicyReport> {

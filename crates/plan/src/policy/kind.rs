@@ -9,7 +9,7 @@ use super::disk_watch::DiskWatch;
 use super::planned::{Objective, Planned, TELLING_PACE};
 use super::watch::{Seen, Watch};
 use super::weighing::Weighing;
-use super::{Adherence, Course, Followed, Observation};
+use super::{Adherence, Course, Followed, Observation, Outset};
 use crate::schedule::Schedule;
 use crate::step_profile::{COUNTED_ON, StepProfile};
 use crate::{Budgets, Placement};
@@ -73,23 +73,33 @@ impl Kind {
         }
     }
 
-    /// How the next step goes if it is of this kind, on a device whose free memory is `free` bytes.
-    pub(super) fn course(&mut self, objective: &Objective, free: &dyn Fn() -> u64) -> Course {
+    /// How the step that begins goes if it is of this kind.
+    pub(super) fn course(&mut self, objective: &Objective, outset: &Outset<'_>) -> Course {
+        // What the plan needs is provided as soon as there is a plan.
+        let is_provided = (outset.provide)(self.planned.plan.prediction.host_peak);
         if let Some(weighing) = self.weighing.as_ref().filter(|weighing| weighing.wants_kept()) {
-            let (seen, kept) = (weighing.seen, self.planned.kept_peak() as f64 * self.largest);
-            let peak = kept as u64 + self.planned.corrections.unforeseen.bytes();
-            if may_compare(objective, seen)
-                && peak <= objective.goal.peak.unwrap_or(u64::MAX)
-                && peak as f64 <= FITTING * free() as f64
-            {
-                // For comparison with planned steps.
-                let (schedule, budgets) = (Arc::clone(&self.kept), Budgets::default());
-                return Course { schedule, budgets, is_baseline: true };
+            if may_compare(objective, weighing.seen) && self.may_keep(objective, outset.free) {
+                return self.baseline();
             }
             self.conclude(objective);
+        } else if !is_provided && objective.compares && self.may_keep(objective, outset.free) {
+            return self.baseline();
         }
         let Planned { schedule, plan, .. } = &self.planned;
         Course { schedule: Arc::clone(schedule), budgets: plan.budgets, is_baseline: false }
+    }
+
+    /// Whether a step that keeps everything reaches the goal for the peak, on a device with so much free memory.
+    fn may_keep(&self, objective: &Objective, free: &dyn Fn() -> u64) -> bool {
+        let kept = self.planned.kept_peak() as f64 * self.largest;
+        let peak = kept as u64 + self.planned.corrections.unforeseen.bytes();
+        peak <= objective.goal.peak.unwrap_or(u64::MAX) && peak as f64 <= FITTING * free() as f64
+    }
+
+    /// A step that keeps everything: for comparison with planned steps, or until these have the host memory that they need.
+    fn baseline(&self) -> Course {
+        let (schedule, budgets) = (Arc::clone(&self.kept), Budgets::default());
+        Course { schedule, budgets, is_baseline: true }
     }
 
     /// No more of its steps keep everything: what was shown until now has to do.

@@ -139,7 +139,13 @@ mod tests {
 
     fn begin(policy: &mut Offload, release: Release) -> StepPlan {
         let resources = Resources { host_pool: 0, disk: u64::MAX, release };
-        policy.begin(&Outset { step: 1, resources, free: &|| 0, scope: &|_| ScopeId::default() })
+        policy.begin(&Outset {
+            step: 1,
+            resources,
+            free: &|| 0,
+            provide: &|_| true,
+            scope: &|_| ScopeId::default(),
+        })
     }
 
     fn within(policy: &mut Offload, release: Release) -> [u64; 3] {

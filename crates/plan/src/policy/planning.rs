@@ -16,9 +16,10 @@ pub enum Planning {
     Followed,
     /// It saved something other than planned; from that save on it kept what fits.
     Left,
-    /// It kept everything, to be compared with steps that follow the plan.
+    /// It kept everything, to be compared with steps that follow the plan, or because these lack host memory that is being
+    /// provided.
     Compared,
-    /// It moved everything and was profiled.
+    /// It was profiled.
     Profiled,
     /// It came before the first profile.
     Early,
@@ -27,6 +28,11 @@ pub enum Planning {
 }
 
 impl Planning {
+    /// Whether the step may have kept everything because it came before one that follows a plan.
+    pub fn keeps_what_fits(self) -> bool {
+        matches!(self, Planning::Compared | Planning::Profiled | Planning::Early)
+    }
+
     /// Of a step that was told `plan` and followed its schedule, if it had one, like this.
     pub(super) fn of(plan: &StepPlan, followed: Option<Followed>) -> Planning {
         let is_baseline = |followed: Followed| match &plan.saves {

@@ -3,13 +3,11 @@
 use super::planned::{Objective, Planned};
 use super::saved::SavedPlan;
 use super::{Adherence, Observation, Resources};
+use crate::step_profile::UNKNOWN_DISK;
 use crate::{Machine, Prediction, Release, ScopeId};
 
 /// Plans that are predicted to take longer or to have a higher peak by more than this share are others.
 const TELLING: f64 = 0.001;
-/// A disk that was not needed where the plan was made writes and reads this many bytes per second until steps show what
-/// it does.
-const UNKNOWN_DISK: f64 = 1e9;
 
 const OTHER_GOAL: &str = "the saved plan was made for another goal of Auto: this run has a plan of its own, made from the profile that was \
                           saved with it";

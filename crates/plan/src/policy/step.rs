@@ -17,6 +17,9 @@ pub struct Outset<'a> {
     pub resources: Resources,
     /// Finds out how many bytes of the device's memory are free.
     pub free: &'a dyn Fn() -> u64,
+    /// Says whether this much host memory is there for steps to move storages to, or as much as there can be. Otherwise more is
+    /// provided in the background, which may take seconds.
+    pub provide: &'a dyn Fn(u64) -> bool,
     /// Finds the scope with this path, before the program has entered it.
     pub scope: &'a dyn Fn(&str) -> ScopeId,
 }
@@ -134,6 +137,8 @@ pub struct Observation {
     pub compiled: bool,
     /// Whether a device's driver was asked for memory, which takes long and which later steps need not repeat.
     pub has_grown: bool,
+    /// Whether host memory for later steps was being provided, which slows the step down.
+    pub pinned: bool,
 }
 
 /// The course that a step followed.

@@ -78,6 +78,8 @@ struct Run {
     auto: Auto,
     number: u64,
     free: u64,
+    /// Whether the host memory that plans need is there.
+    provided: bool,
     release: Release,
     /// What the last step was told.
     plan: StepPlan,
@@ -86,7 +88,7 @@ struct Run {
 impl Run {
     fn begin(goal: Goal) -> Run {
         let release = Release::WhenStored;
-        Run { auto: Auto::new(goal), number: 0, free: 0, release, plan: StepPlan::default() }
+        Run { auto: Auto::new(goal), number: 0, free: 0, provided: true, release, plan: StepPlan::default() }
     }
 
     /// A run whose second step has shown `profile`.
@@ -112,9 +114,18 @@ impl Run {
     }
 
     fn begun(&mut self, profile: StepProfile) {
-        assert!(matches!(self.next_step(), NextStep::OffloadAll { profiled: false, .. }));
-        self.ended(StepOutcome::Unplanned, Observation::default());
-        assert!(matches!(self.next_step(), NextStep::OffloadAll { profiled: true, .. }));
+        for is_profiled in [false, true] {
+            match self.next_step() {
+                NextStep::OffloadAll { profiled, .. } => assert_eq!(profiled, is_profiled),
+                NextStep::Keep { headroom: Headroom::Free } => {
+                    assert_eq!((self.release, self.plan.profiled), (Release::InStreamOrder, is_profiled));
+                }
+                next => panic!("{next:?} before there is a plan"),
+            }
+            if !is_profiled {
+                self.ended(StepOutcome::Unplanned, Observation::default());
+            }
+        }
         self.ended(StepOutcome::Profiled(Some(Box::new(profile))), Observation::default());
     }
 
@@ -128,6 +139,7 @@ impl Run {
             step: self.number + 1,
             resources,
             free: &|| self.free,
+            provide: &|_| self.provided,
             scope: &|_| ScopeId::default(),
         });
         NextStep::of(self.plan.clone())

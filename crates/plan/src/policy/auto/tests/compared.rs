@@ -71,3 +71,56 @@ fn a_later_profile_counts_on_what_steps_of_other_profiles_have_shown() {
     let beyond = |plan: &PlanReport| plan.prediction.step.as_secs_f64() / plan.kept_step.as_secs_f64() - 1.0;
     assert!(beyond(&after) < 0.9 * beyond(&unaware), "{after}\n{unaware}");
 }
+
+#[test]
+fn a_device_looks_at_steps_that_keep_what_fits_and_a_disk_at_steps_in_which_everything_moves() {
+    let looks = |goal: Goal, release: Release| {
+        let mut run = Run { release, free: u64::MAX, ..Run::begin(goal) };
+        let first = run.next_step();
+        run.ended(StepOutcome::Unplanned, Observation::default());
+        let second = run.next_step();
+        assert!(run.plan.profiled);
+        [first, second].map(|step| matches!(step, NextStep::Keep { headroom: Headroom::Free }))
+    };
+    let (time, peak) = (Goal::overhead(0.02), Goal::budget(20 * MB));
+    assert_eq!(looks(time, Release::InStreamOrder), [true; 2]);
+    // What a step has besides is not known yet.
+    assert_eq!(looks(peak, Release::InStreamOrder), [false; 2]);
+    assert_eq!(looks(time, Release::OnceWritten), [false; 2]);
+    assert_eq!(looks(time, Release::WhenStored), [false; 2]);
+}
+
+#[test]
+fn steps_keep_everything_until_there_is_the_host_memory_that_the_plan_needs() {
+    let mut run = Run { provided: false, ..Run::on_device(Goal::overhead(0.1), copying()) };
+    let before = run.report();
+    for _ in 0..12 {
+        assert_eq!(run.next_step(), NextStep::Baseline);
+        run.ended(
+            StepOutcome::Baseline,
+            Observation { wall: 3 * KEPT, pinned: true, ..Observation::default() },
+        );
+    }
+    assert_eq!(run.report(), before, "steps during which memory is pinned say nothing");
+    run.provided = true;
+    assert_eq!(kept(&mut run, 4, 1.05), [15, 16]);
+}
+
+#[test]
+fn late_steps_follow_their_plan_while_the_host_memory_that_it_needs_is_provided_again() {
+    let mut run = Run::on_device(Goal::overhead(0.1), copying());
+    kept(&mut run, COMPARED, 1.05);
+    run.provided = false;
+    assert!(kept(&mut run, 10, 1.05).is_empty());
+}
+
+#[test]
+fn a_late_profile_keeps_no_more_than_the_plan_at_hand() {
+    let mut run = Run::on_device(Goal::overhead(0.1), copying());
+    kept(&mut run, COMPARED + 10, 1.05);
+    let NextStep::Follow { .. } = run.next_step() else { panic!("there is a plan") };
+    let Room::Within(planned) = run.plan.room else { panic!("a plan has budgets") };
+    run.ended(LOST, Observation::default());
+    let next = run.next_step();
+    assert_eq!(next, NextStep::OffloadAll { profiled: true, budgets: planned });
+}
