@@ -67,6 +67,8 @@ pub struct Auto {
     attempts: Attempts,
     /// Bytes that may stay in a step without a plan, so that its peak meets the goal.
     headroom: u64,
+    /// Whether a step that was to keep what fits had to move something.
+    overflows: bool,
     /// How many plans there were of kinds that were given up.
     given_up: u64,
     /// Steps in which kernels were being made.
@@ -97,6 +99,7 @@ impl Auto {
             kinds: Vec::new(),
             attempts: Attempts::new(),
             headroom: goal.peak.unwrap_or(u64::MAX) / 2,
+            overflows: false,
             given_up: 0,
             compiled: 0,
             grown: 0,
@@ -146,18 +149,13 @@ impl Auto {
     }
 
     /// The room of a step in which it is looked how steps go. A device that copies to host memory shows that while it keeps what fits: how
-    /// fast copies are can be tried out. Once peaks are what plans say, it keeps what the plan at hand lets stay. What writing to a disk
-    /// costs shows only in a step in which everything moves.
+    /// fast copies are can be tried out. What writing to a disk costs shows only in a step in which everything moves. So it is done, too,
+    /// where not all fits: what else a step needs is not known yet.
     fn looking(&self) -> Room {
         let Resources { release, host_pool, .. } = self.objective.resources;
+        let may_keep = host_pool > 0 && self.objective.goal.peak.is_none() && !self.overflows;
         let bytes = match release {
-            Release::InStreamOrder if host_pool > 0 && self.objective.goal.peak.is_none() => {
-                let known = self.kinds.first().filter(|_| !self.objective.compares);
-                return match known {
-                    Some(kind) => Room::Within(kind.planned.plan.budgets),
-                    None => Room::Fitting(Headroom::Free),
-                };
-            }
+            Release::InStreamOrder if may_keep => return Room::Fitting(Headroom::Free),
             Release::InStreamOrder | Release::OnceWritten => 0,
             Release::WhenStored => self.headroom.min(UNPLANNED_BYTES),
         };
@@ -272,6 +270,8 @@ impl Policy for Auto {
         if is_lost {
             self.headroom = self.headroom.saturating_sub(excess);
         }
+        self.overflows |=
+            plan.saves == Saves::Move && matches!(plan.room, Room::Fitting(_)) && observed.moved > 0;
         self.start.ended(&observed);
         match (&plan.saves, observed.followed) {
             _ if plan.profiled => {

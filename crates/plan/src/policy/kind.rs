@@ -23,6 +23,10 @@ const FITTING: f64 = 0.9;
 /// Steps that save fewer than this many times the planned bytes may be worth a plan of their own.
 const SMALL: f64 = 0.75;
 
+/// Where steps vary in size, some may be so many times as large as any before.
+pub(super) const LARGER_STILL: f64 = 1.25;
+/// Sizes that differ by more than this share vary.
+const VARIED: f64 = 0.02;
 /// Steps that take or save more than so many times what is planned are judged as if it were no more.
 const MOST_SCALE: f64 = 1e3;
 
@@ -37,8 +41,9 @@ pub(super) struct Kind {
     pub(super) weighing: Option<Weighing>,
     /// Its steps have become smaller for good, so a profile of them replaces that of larger ones.
     pub(super) smaller: bool,
-    /// How many times what is planned its largest step has saved.
+    /// How many times what is planned its largest step has saved, and whether steps vary in that.
     largest: f64,
+    varies: bool,
     /// How many plans there were.
     pub(super) plans: u64,
     /// The last step that was of this kind.
@@ -68,6 +73,7 @@ impl Kind {
             weighing: None,
             smaller: false,
             largest: 1.0,
+            varies: false,
             plans: 1,
             last: 0,
         }
@@ -76,7 +82,7 @@ impl Kind {
     /// How the step that begins goes if it is of this kind.
     pub(super) fn course(&mut self, objective: &Objective, outset: &Outset<'_>) -> Course {
         // What the plan needs is provided as soon as there is a plan.
-        let is_provided = (outset.provide)(self.planned.plan.prediction.host_peak);
+        let is_provided = (outset.provide)(self.host_memory());
         if let Some(weighing) = self.weighing.as_ref().filter(|weighing| weighing.wants_kept()) {
             if may_compare(objective, weighing.seen) && self.may_keep(objective, outset.free) {
                 return self.baseline();
@@ -87,6 +93,12 @@ impl Kind {
         }
         let Planned { schedule, plan, .. } = &self.planned;
         Course { schedule: Arc::clone(schedule), budgets: plan.budgets, is_baseline: false }
+    }
+
+    /// The host memory that steps of the plan need, in bytes.
+    fn host_memory(&self) -> u64 {
+        let still = if self.varies { LARGER_STILL } else { 1.0 };
+        (self.planned.plan.prediction.host_peak as f64 * self.largest * still) as u64
     }
 
     /// Whether a step that keeps everything reaches the goal for the peak, on a device with so much free memory.
@@ -167,6 +179,7 @@ impl Kind {
         let scale = followed.micro_batches / f64::from(self.planned.profile.micro_batches.max(1));
         let scale = scale.clamp(1.0 / MOST_SCALE, MOST_SCALE);
         self.largest = self.largest.max(scale);
+        self.varies |= (scale - 1.0).abs() > VARIED;
         scale
     }
 

@@ -1,5 +1,8 @@
 //! When steps may keep everything to be compared with planned ones.
 
+use std::cell::Cell;
+
+use super::super::super::kind::LARGER_STILL;
 use super::*;
 
 /// The profile of steps that keep the lanes to the host busy.
@@ -62,7 +65,8 @@ fn a_later_profile_counts_on_what_steps_of_other_profiles_have_shown() {
     let unaware = Run::on_device(Goal::overhead(0.1), larger.clone()).report();
     run.next_step();
     run.ended(LOST, Observation::default());
-    assert!(matches!(run.next_step(), NextStep::OffloadAll { profiled: true, .. }));
+    assert_eq!(run.next_step(), NextStep::Keep { headroom: Headroom::Free });
+    assert!(run.plan.profiled);
     run.ended(StepOutcome::Profiled(Some(Box::new(larger))), Observation::default());
     assert!(matches!(run.next_step(), NextStep::Follow { .. }), "it keeps nothing for comparison");
     let after = run.report();
@@ -115,12 +119,36 @@ fn late_steps_follow_their_plan_while_the_host_memory_that_it_needs_is_provided_
 }
 
 #[test]
-fn a_late_profile_keeps_no_more_than_the_plan_at_hand() {
+fn where_not_all_fits_the_step_that_is_profiled_moves_everything() {
+    let mut run = Run { release: Release::InStreamOrder, free: 10 * MB, ..Run::begin(Goal::overhead(0.02)) };
+    assert_eq!(run.next_step(), NextStep::Keep { headroom: Headroom::Free });
+    let plan = run.plan.clone();
+    run.number += 1;
+    run.auto.end(&plan, Observation { step: 1, moved: 3, ..Observation::default() });
+    assert!(matches!(run.next_step(), NextStep::OffloadAll { profiled: true, .. }));
+}
+
+#[test]
+fn where_steps_vary_in_size_there_is_host_memory_for_larger_ones() {
+    let asked = |run: &mut Run| {
+        let asked = Cell::new(0);
+        let resources = Resources { host_pool: u64::MAX, disk: 0, release: Release::InStreamOrder };
+        run.auto.begin(&Outset {
+            step: run.number + 1,
+            resources,
+            free: &|| u64::MAX,
+            provide: &|bytes| {
+                asked.set(bytes);
+                true
+            },
+            scope: &|_| ScopeId::default(),
+        });
+        asked.get()
+    };
     let mut run = Run::on_device(Goal::overhead(0.1), copying());
-    kept(&mut run, COMPARED + 10, 1.05);
-    let NextStep::Follow { .. } = run.next_step() else { panic!("there is a plan") };
-    let Room::Within(planned) = run.plan.room else { panic!("a plan has budgets") };
-    run.ended(LOST, Observation::default());
-    let next = run.next_step();
-    assert_eq!(next, NextStep::OffloadAll { profiled: true, budgets: planned });
+    let needed = run.report().prediction.host_peak;
+    assert_eq!(asked(&mut run), needed);
+    run.next_step();
+    run.ended(PART, Observation::default());
+    assert_eq!(asked(&mut run), (LARGER_STILL * needed as f64) as u64);
 }
