@@ -1,5 +1,6 @@
 //! The callback for the end of a transfer: called exactly once, whatever happens on the way.
 
+use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -14,6 +15,16 @@ use crate::error::{Error, ErrorKind, Result};
 ///
 /// `E` is the error type of the code that is called, which may know more about what went wrong than a store does.
 pub struct Completion<E: From<Error> = Error>(Option<Box<Told<E>>>);
+
+thread_local! {
+    /// Whether the thread runs a completion.
+    static COMPLETING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this is called from a completion, which must not wait for other transfers.
+pub(crate) fn is_completing() -> bool {
+    COMPLETING.get()
+}
 
 type Told<E> = dyn FnOnce(Result<(), E>) + Send;
 
@@ -44,7 +55,9 @@ impl<E: From<Error>> Completion<E> {
 
     fn tell(&mut self, outcome: Result<(), E>) {
         if let Some(told) = self.0.take() {
+            let nested = COMPLETING.replace(true);
             contained("the completion of a transfer", || told(outcome));
+            COMPLETING.set(nested);
         }
     }
 }

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::backend::BackendKind;
 use crate::error::{Error, ErrorKind, Result};
@@ -44,6 +45,10 @@ pub struct StoreConfig {
     pub stripe_bytes: usize,
     /// The most bytes per second, reads and writes together; `None` for no limit.
     pub max_bytes_per_s: Option<NonZero<u64>>,
+    /// How long the disk may take for one operation, which is at most [`io_bytes`](StoreConfig::io_bytes) long; time in
+    /// queues of the store does not count. A transfer with an operation that takes longer ends with
+    /// [`ErrorKind::TimedOut`]. `Duration::MAX` for no limit.
+    pub timeout: Duration,
 }
 
 impl Default for StoreConfig {
@@ -60,6 +65,7 @@ impl Default for StoreConfig {
             io_bytes: 4 << 20,
             stripe_bytes: 4 << 20,
             max_bytes_per_s: None,
+            timeout: Duration::from_secs(120),
         }
     }
 }
@@ -114,6 +120,11 @@ impl StoreConfig {
             let depth = self.queue_depth;
             return Err(config(format!("queue_depth: {depth} is not within 1..={MAX_QUEUE_DEPTH}")));
         }
+        if self.timeout.is_zero() {
+            return Err(config(
+                "timeout: 0 leaves no time for any transfer; give two minutes, or Duration::MAX for no limit",
+            ));
+        }
         for (name, bytes) in [("io_bytes", &mut self.io_bytes), ("stripe_bytes", &mut self.stripe_bytes)] {
             if !(1..=MAX_IO_BYTES).contains(bytes) {
                 return Err(config(format!("{name}: {bytes} is not within 1..={MAX_IO_BYTES}")));
@@ -159,6 +170,7 @@ mod tests {
             ("cap_bytes", StoreConfig { cap_bytes: 4095, ..memory() }),
             ("queue_depth", StoreConfig { queue_depth: 0, ..memory() }),
             ("queue_depth", StoreConfig { queue_depth: 4097, ..memory() }),
+            ("timeout", StoreConfig { timeout: Duration::ZERO, ..memory() }),
             ("io_bytes", StoreConfig { io_bytes: 0, ..memory() }),
             ("io_bytes", StoreConfig { io_bytes: MAX_IO_BYTES + 1, ..memory() }),
             ("stripe_bytes", StoreConfig { stripe_bytes: 0, ..memory() }),

@@ -18,6 +18,8 @@ pub enum ErrorKind {
     NoSpace,
     /// The kernel refused a transfer.
     Io,
+    /// The disk did not answer in time.
+    TimedOut,
     /// Bytes read from the disk differ from those written.
     Corrupt,
     /// A backend that was asked for cannot be used.

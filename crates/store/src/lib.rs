@@ -31,6 +31,9 @@
 //! that is not aligned for direct I/O, or has no room for the padding, goes through a bounce buffer. Queued reads and
 //! writes take turns, starting with a read. A failed write is reported at once; a read is attempted up to three
 //! times.
+//!
+//! An operation that the disk does not answer in time ends its transfer with an error. What the kernel may still touch
+//! (memory, file and extent) stays with the operation until its real end.
 
 mod backend;
 mod blob;
@@ -54,6 +57,7 @@ mod store;
 mod stripe;
 mod transfer;
 mod volume;
+mod watch;
 
 pub use backend::{
     Backend, BackendInfo, BackendKind, CuFileMode, Direction, Fault, Faulty, Op, Pool, Throttled, Uring,

@@ -155,6 +155,12 @@ impl AsFd for SpillFile {
 
 #[cfg(test)]
 impl SpillFile {
+    /// Whatever is open, as a spill file in memory.
+    pub(super) fn over(file: impl Into<File>) -> SpillFile {
+        let direct = Err("it is no file".to_owned());
+        SpillFile { file: file.into(), directory: None, direct, preallocates: AtomicBool::new(false) }
+    }
+
     /// Makes every further growth of an in-memory file fail, as on a full disk.
     pub(super) fn forbid_growth(&self) {
         // SAFETY: a plain system call on an open file.

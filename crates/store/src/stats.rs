@@ -25,6 +25,8 @@ pub struct StoreStats {
     pub operations: u64,
     /// Writes and reads that failed for good.
     pub failures: u64,
+    /// Those among them that the disk did not answer in time.
+    pub timed_out: u64,
     /// Times a failed read was tried again.
     pub retried: u64,
     /// Transfers that went through a bounce buffer because their memory was not aligned or not padded.
@@ -51,6 +53,7 @@ pub(super) struct Counters {
     pub(super) reads: AtomicU64,
     pub(super) operations: AtomicU64,
     pub(super) failures: AtomicU64,
+    pub(super) timed_out: AtomicU64,
     pub(super) retried: AtomicU64,
     pub(super) bounced: AtomicU64,
     busy: Mutex<BusyClock>,
@@ -81,6 +84,7 @@ impl Counters {
             reads: self.reads.load(Relaxed),
             operations: self.operations.load(Relaxed),
             failures: self.failures.load(Relaxed),
+            timed_out: self.timed_out.load(Relaxed),
             retried: self.retried.load(Relaxed),
             bounced: self.bounced.load(Relaxed),
             read_busy: time.reads,

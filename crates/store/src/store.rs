@@ -18,11 +18,13 @@ use crate::stats::{Counters, StoreStats};
 use crate::stripe;
 use crate::transfer::{Rules, Transfer};
 use crate::volume::{Extent, Full, Volume};
+use crate::watch::Watch;
 
 /// Reserves, writes and reads blobs. A cheap handle: clones share one store.
 ///
-/// Dropping the last handle waits for the transfers that were started, unless it is dropped inside a completion.
-/// Blobs may outlive the store; the spill files are freed once the store and all of its blobs have been dropped.
+/// Dropping the last handle waits for the transfers that were started, unless it is dropped inside a completion. A
+/// transfer that has [timed out](StoreConfig::timeout) is not waited for. Blobs may outlive the store; the spill files are
+/// freed once the store and all of its blobs have been dropped, and every transfer has really ended.
 #[derive(Clone)]
 pub struct Store {
     shared: Arc<Shared>,
@@ -32,6 +34,8 @@ struct Shared {
     // Declared first so that it is dropped first: its thread is joined before the other fields are dropped.
     growth: Growth,
     backend: Arc<dyn Backend>,
+    // Declared after the backend: what the backend's drop waits for may have to be given up.
+    _watch: Watch,
     volumes: Vec<Arc<Volume>>,
     next_volume: AtomicUsize,
     stripe_bytes: u64,
@@ -76,14 +80,17 @@ impl Store {
             [Medium::Memory, Medium::Direct].into_iter().find(|one| media().all(|medium| medium == *one));
         let notes = volumes.iter().flat_map(|volume| volume.info().notes.clone());
         let notes = note.into_iter().chain(notes).collect();
+        let watch = Watch::new(config.timeout);
         let rules = Rules {
             verify: config.verify,
             io_bytes: config.io_bytes as u64,
             counters: Arc::new(Counters::default()),
+            watcher: Arc::clone(watch.watcher()),
         };
         let shared = Shared {
             growth: Growth::default(),
             backend,
+            _watch: watch,
             volumes,
             next_volume: AtomicUsize::new(0),
             stripe_bytes: config.stripe_bytes as u64,
@@ -168,7 +175,8 @@ impl Store {
     /// Starts to write the first [`Blob::len`] bytes of `buf` to `blob`, and returns without waiting for the disk.
     ///
     /// Memory that needs a bounce buffer is copied before the call returns. No other transfer of the same blob, and
-    /// none into the same memory, may run meanwhile.
+    /// none into the same memory, may run meanwhile. After [`ErrorKind::TimedOut`] the kernel may still read the memory
+    /// and write the blob: both stay with the transfer until it really ends.
     pub fn write(&self, blob: Arc<Blob>, buf: Arc<dyn IoBuf>, done: Completion) {
         self.start(Direction::Write, blob, buf, done);
     }
@@ -176,7 +184,8 @@ impl Store {
     /// Starts to read `blob` into the first [`Blob::len`] bytes of `buf`, and returns without waiting for the disk.
     ///
     /// If the read fails, the contents of the memory are unspecified. No other transfer from or into the same memory,
-    /// and no write of the same blob, may run meanwhile.
+    /// and no write of the same blob, may run meanwhile. After [`ErrorKind::TimedOut`] the kernel may still write to the
+    /// memory, which stays with the transfer until it really ends: it must not be used for anything else.
     pub fn read(&self, blob: Arc<Blob>, buf: Arc<dyn IoBuf>, done: Completion) {
         self.start(Direction::Read, blob, buf, done);
     }

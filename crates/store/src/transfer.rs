@@ -1,17 +1,20 @@
-//! A complete write or read of a blob: split into operations, joined, verified and retried.
+//! A complete write or read of a blob: split into operations, joined, verified, retried, and given up when it takes too
+//! long.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::Completion;
 use super::backend::{Direction, Op};
 use super::blob::Blob;
 use super::stats::Counters;
+use super::{Completion, contained};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{AlignedBuf, BLOCK, IoBuf, parts};
+use crate::watch::{Clock, GivenUp, Watcher};
 
 /// How many times a read is attempted before it fails.
 const READ_ATTEMPTS: u32 = 3;
@@ -23,6 +26,7 @@ pub(super) struct Rules {
     /// Largest operation, in bytes.
     pub(super) io_bytes: u64,
     pub(super) counters: Arc<Counters>,
+    pub(super) watcher: Arc<Watcher>,
 }
 
 /// A transfer between a blob and memory.
@@ -38,11 +42,19 @@ pub(super) struct Transfer {
     done: Completion,
 }
 
-/// What the operations of one attempt share. The last operation to end takes the transfer out and continues it.
+/// What the operations of one attempt share.
+struct Attempt {
+    given_up: Arc<GivenUp>,
+    joined: Mutex<Joined>,
+}
+
+/// The last operation to end takes the transfer out and continues it.
 struct Joined {
     pending: usize,
     failure: Option<Failure>,
     transfer: Option<Transfer>,
+    /// In place of a transfer that was given up: what the kernel may still touch, until the last operation ends.
+    lost: Option<(Arc<Blob>, Arc<dyn IoBuf>)>,
 }
 
 /// Why an attempt failed.
@@ -51,6 +63,8 @@ enum Failure {
     Io { error: io::Error, piece: usize, offset: u64 },
     /// The payload's checksum differs from the one taken when it was written.
     Corrupt { written: u32, read: u32 },
+    /// The disk has not answered an operation `offset` bytes into its file.
+    TimedOut { limit: Duration, piece: usize, offset: u64 },
 }
 
 impl Transfer {
@@ -106,17 +120,21 @@ impl Transfer {
         let spans: Vec<_> = blob.spans(longest).collect();
         counters.operations.fetch_add(spans.len() as u64, Relaxed);
         counters.begin(direction);
-        let joined =
-            Arc::new(Mutex::new(Joined { pending: spans.len(), failure: None, transfer: Some(self) }));
+        let given_up = self.rules.watcher.transfer();
+        let joined = Joined { pending: spans.len(), failure: None, transfer: Some(self), lost: None };
+        let attempt = Arc::new(Attempt { given_up, joined: Mutex::new(joined) });
         let ops = spans.into_iter().map(|span| {
             let piece = &blob.pieces()[span.piece];
             let offset = piece.offset() + span.offset;
             let memory = (Arc::clone(&buf), span.start as usize, span.len as usize);
-            let joined = Arc::clone(&joined);
+            let (ends, overdue) = (Arc::clone(&attempt), Arc::clone(&attempt));
             let follow = move |outcome: io::Result<()>| {
-                end(&joined, outcome.map_err(|error| Failure::Io { error, piece: span.piece, offset }))
+                ends.end(outcome.map_err(|error| Failure::Io { error, piece: span.piece, offset }))
             };
+            let give_up = move |on_lost: &dyn Fn()| overdue.give_up(span.piece, offset, on_lost);
+            let clock = Clock::new(&attempt.given_up, give_up);
             Op::new(direction, (Arc::clone(piece.volume().region()), offset), memory, Box::new(follow))
+                .timed(clock)
         });
         ops.collect()
     }
@@ -170,26 +188,54 @@ impl Transfer {
         match (&result, direction) {
             (Ok(()), Direction::Write) => count(&counters.writes, &counters.bytes_written, blob.len()),
             (Ok(()), Direction::Read) => count(&counters.reads, &counters.bytes_read, blob.len()),
-            (Err(_), _) => drop(counters.failures.fetch_add(1, Relaxed)),
+            (Err(error), _) => {
+                counters.failures.fetch_add(1, Relaxed);
+                counters.timed_out.fetch_add(u64::from(error.kind() == ErrorKind::TimedOut), Relaxed);
+            }
         }
         drop((blob, buf, copy_to));
         done.call(result);
     }
 }
 
-/// Ends one operation of a transfer.
-fn end(joined: &Mutex<Joined>, outcome: Result<(), Failure>) -> Vec<Op> {
-    let mut joined = joined.lock();
-    if let Err(failure) = outcome {
-        joined.failure.get_or_insert(failure);
+impl Attempt {
+    /// Ends one operation.
+    fn end(&self, outcome: Result<(), Failure>) -> Vec<Op> {
+        let mut joined = self.joined.lock();
+        if let Err(failure) = outcome {
+            joined.failure.get_or_insert(failure);
+        }
+        joined.pending -= 1;
+        if joined.pending > 0 {
+            return Vec::new();
+        }
+        let (transfer, failure, lost) = (joined.transfer.take(), joined.failure.take(), joined.lost.take());
+        drop(joined);
+        if let Some((blob, buf)) = lost {
+            tracing::info!("the disk has answered after all, too late: {blob}");
+            drop((blob, buf));
+        }
+        let Some(transfer) = transfer else { return Vec::new() };
+        self.given_up.end();
+        transfer.settle(failure)
     }
-    joined.pending -= 1;
-    if joined.pending > 0 {
-        return Vec::new();
+
+    /// Ends the transfer because of an operation that the disk has not answered in time, unless it has ended. The backend
+    /// goes on without its operations before anybody hears of that.
+    fn give_up(&self, piece: usize, offset: u64, on_lost: &dyn Fn()) {
+        let mut joined = self.joined.lock();
+        let Some(transfer) = joined.transfer.take() else { return };
+        joined.lost = Some((Arc::clone(&transfer.blob), Arc::clone(&transfer.buf)));
+        self.given_up.give_up();
+        drop(joined);
+        // Whatever the backend does, the transfer is answered.
+        contained("a backend that was told of lost operations", on_lost);
+        let limit = transfer.rules.watcher.limit();
+        transfer.rules.counters.end(transfer.direction);
+        let failure = Failure::TimedOut { limit, piece, offset };
+        contained("the end of a transfer that was given up", || transfer.finish(Err(failure)));
+        self.given_up.end();
     }
-    let (transfer, failure) = (joined.transfer.take(), joined.failure.take());
-    drop(joined);
-    transfer.map_or_else(Vec::new, |transfer| transfer.settle(failure))
 }
 
 impl Failure {
@@ -199,7 +245,11 @@ impl Failure {
                 let place = &blob.pieces()[piece].volume().info().name;
                 let full = direction == Direction::Write
                     && matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT));
-                let kind = if full { ErrorKind::NoSpace } else { ErrorKind::Io };
+                let kind = match error.kind() {
+                    _ if full => ErrorKind::NoSpace,
+                    io::ErrorKind::TimedOut => ErrorKind::TimedOut,
+                    _ => ErrorKind::Io,
+                };
                 let what = match direction {
                     Direction::Write => "could not be written".to_owned(),
                     Direction::Read => format!("could not be read (attempt {attempts} of {READ_ATTEMPTS})"),
@@ -214,6 +264,19 @@ impl Failure {
                      {written:08x}, read with {read:08x}; check the disk and the memory"
                 );
                 Error::new(ErrorKind::Corrupt, message)
+            }
+            Failure::TimedOut { limit, piece, offset } => {
+                let place = &blob.pieces()[piece].volume().info().name;
+                let what = match direction {
+                    Direction::Write => "written",
+                    Direction::Read => "read",
+                };
+                let message = format!(
+                    "{blob} could not be {what}: the disk has not answered within {limit:?} at offset {offset} of the \
+                     {place}; its memory and its room in the file are kept until it does; check the disk (dmesg), or \
+                     raise the time limit (disk_timeout)"
+                );
+                Error::new(ErrorKind::TimedOut, message)
             }
         }
     }

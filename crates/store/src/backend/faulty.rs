@@ -3,11 +3,14 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
 use super::{Backend, BackendInfo, Direction, Op};
+use crate::completion::is_completing;
 use crate::error::Result;
 use crate::mem::BLOCK;
 use crate::region::{Place, Region, RegionInfo};
@@ -22,6 +25,11 @@ pub enum Fault {
     Short,
     /// It succeeds, but the first bit that was read is wrong. Has no effect on a write.
     FlippedBit,
+    /// It completes so much later, after others that follow it.
+    Delayed(Duration),
+    /// It never completes, unless everything is [released](Faulty::release). If it was given up by then, it ends as the
+    /// kernel may end it: a read leaves garbage in memory.
+    Never,
 }
 
 /// Passes operations on to another backend, and can make some of them fail or hold their completions back.
@@ -32,8 +40,9 @@ pub struct Faulty {
     shared: Arc<Shared>,
 }
 
-#[derive(Default)]
 struct Shared {
+    /// What delayed operations continue on.
+    inner: Weak<dyn Backend>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -47,6 +56,11 @@ struct State {
     /// Number of regions that are waiting to grow.
     growing: usize,
     held: VecDeque<(Op, io::Result<usize>)>,
+    /// Operations that never complete, and the time limit that they have instead of the store's.
+    never: Vec<Op>,
+    never_within: Option<Duration>,
+    /// The threads of delayed operations.
+    delays: Vec<JoinHandle<()>>,
 }
 
 struct Rule {
@@ -59,7 +73,8 @@ struct Rule {
 impl Faulty {
     /// Passes everything on to `inner`, until one of the other methods is called.
     pub fn new(inner: Arc<dyn Backend>) -> Faulty {
-        Faulty { inner, shared: Arc::default() }
+        let (weak, state) = (Arc::downgrade(&inner), Mutex::default());
+        Faulty { inner, shared: Arc::new(Shared { inner: weak, state, changed: Condvar::new() }) }
     }
 
     /// Makes `times` operations of this direction fail, after skipping the next `skip` of them.
@@ -67,6 +82,12 @@ impl Faulty {
     /// Operations are counted when they are submitted; one that continues after a short transfer counts again.
     pub fn inject(&self, direction: Direction, fault: Fault, skip: u64, times: u64) {
         self.shared.state.lock().rules.push(Rule { direction, fault, skip, times });
+    }
+
+    /// Makes operations that [never](Fault::Never) complete be given up after so long, whatever the store's time limit is.
+    /// So a test need not wait for long, and other operations have all the time that they need.
+    pub fn never_within(&self, limit: Duration) {
+        self.shared.state.lock().never_within = Some(limit);
     }
 
     /// Number of operations of this direction so far, counted as [`inject`](Faulty::inject) does.
@@ -101,22 +122,52 @@ impl Faulty {
         self.shared.changed.wait_while(&mut state, |state| state.held.len() < count);
     }
 
+    /// Sleeps until `count` operations were begun that never complete.
+    pub fn wait_never(&self, count: usize) {
+        let mut state = self.shared.state.lock();
+        self.shared.changed.wait_while(&mut state, |state| state.never.len() < count);
+    }
+
     /// Completes the oldest operation that is held back, on the calling thread. Returns false if there is none.
     pub fn release_one(&self) -> bool {
-        let Some((op, result)) = self.shared.state.lock().held.pop_front() else { return false };
+        let oldest = self.shared.state.lock().held.pop_front();
+        self.complete(oldest)
+    }
+
+    /// As [`release_one`](Faulty::release_one), but the newest.
+    pub fn release_newest(&self) -> bool {
+        let newest = self.shared.state.lock().held.pop_back();
+        self.complete(newest)
+    }
+
+    fn complete(&self, held: Option<(Op, io::Result<usize>)>) -> bool {
+        let Some((op, result)) = held else { return false };
         let next = op.complete(result);
         self.submit(next);
         true
     }
 
-    /// Stops holding back completions and growth, and completes what was held, on the calling thread.
+    /// Stops holding back completions and growth, and completes what was held and what would never complete, on the
+    /// calling thread.
     pub fn release(&self) {
-        {
+        let never = {
             let mut state = self.shared.state.lock();
             (state.holding, state.holding_growth) = ([false; 2], false);
-        }
+            std::mem::take(&mut state.never)
+        };
         self.shared.changed.notify_all();
         while self.release_one() {}
+        let (lost, wanted): (Vec<_>, Vec<_>) = never.into_iter().partition(Op::is_given_up);
+        for op in lost {
+            let len = op.len();
+            scribble(&op, len);
+            let next = op.complete(Ok(len));
+            self.submit(next);
+        }
+        if !wanted.is_empty() {
+            let wanted = wanted.into_iter().map(|op| self.shared.pass_on(op, None)).collect();
+            self.inner.submit(wanted);
+        }
     }
 }
 
@@ -127,7 +178,7 @@ impl Backend for Faulty {
     }
 
     fn submit(&self, ops: Vec<Op>) {
-        let ops: Vec<Op> = ops.into_iter().map(|op| self.shared.wrap(op)).collect();
+        let ops: Vec<Op> = ops.into_iter().filter_map(|op| self.shared.wrap(op)).collect();
         if !ops.is_empty() {
             self.inner.submit(ops);
         }
@@ -165,23 +216,70 @@ impl Region for FaultyRegion {
 }
 
 impl Drop for Faulty {
+    /// As every backend, it waits for the operations that were not given up.
     fn drop(&mut self) {
+        let mut state = self.shared.state.lock();
+        while !is_completing() && state.never.iter().any(|op| !op.is_given_up()) {
+            self.shared.changed.wait(&mut state);
+        }
+        let delays = std::mem::take(&mut state.delays);
+        drop(state);
         self.release();
+        // A delayed completion may drop the backend.
+        let here = thread::current().id();
+        for thread in delays.into_iter().filter(|thread| thread.thread().id() != here) {
+            if thread.join().is_err() {
+                tracing::error!("a thread that delays an operation panicked");
+            }
+        }
     }
 }
 
 impl Shared {
-    /// Wraps an operation for the inner backend.
-    fn wrap(self: &Arc<Shared>, op: Op) -> Op {
+    /// Wraps an operation for the inner backend; `None` if that never hears of it.
+    fn wrap(self: &Arc<Shared>, op: Op) -> Option<Op> {
         let fault = self.state.lock().next_fault(op.direction);
+        if fault == Some(Fault::Never) {
+            self.keep(op);
+            return None;
+        }
+        Some(self.pass_on(op, fault))
+    }
+
+    fn pass_on(self: &Arc<Shared>, op: Op, fault: Option<Fault>) -> Op {
         let mut len = op.len();
         if fault == Some(Fault::Short) {
             len = (len / 2).next_multiple_of(BLOCK).min(len);
         }
         let place = (Arc::clone(&op.region), op.offset());
         let memory = (Arc::clone(&op.buf), op.start + op.moved, len);
-        let shared = Arc::clone(self);
-        Op::new(op.direction, place, memory, Box::new(move |outcome| shared.finish(op, fault, outcome, len)))
+        let (shared, clock, direction) = (Arc::clone(self), op.clock.clone(), op.direction);
+        let follow = move |outcome| shared.finish(op, fault, outcome, len);
+        let inner = Op::new(direction, place, memory, Box::new(follow));
+        match clock {
+            Some(clock) => inner.timed(clock),
+            None => inner,
+        }
+    }
+
+    /// Takes an operation that never completes.
+    fn keep(self: &Arc<Shared>, op: Op) {
+        let mut state = self.state.lock();
+        op.begin_within(state.never_within, &self.on_lost());
+        state.never.push(op);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// There is nothing to go on with instead, but the drop may wait for it.
+    fn on_lost(self: &Arc<Shared>) -> Arc<dyn Fn() + Send + Sync> {
+        let shared = Arc::downgrade(self);
+        Arc::new(move || {
+            let Some(shared) = shared.upgrade() else { return };
+            // Whoever has looked at the operations sleeps by now.
+            drop(shared.state.lock());
+            shared.changed.notify_all();
+        })
     }
 
     /// Completes the operation, with the outcome as its fault changes it, or holds it back.
@@ -195,28 +293,57 @@ impl Shared {
         let mut result = outcome.map(|()| len);
         match fault {
             Some(Fault::Errno(code)) => {
-                if op.direction == Direction::Read {
-                    // SAFETY: `op` owns the `len` bytes at its address, and nothing else touches them.
-                    unsafe { op.ptr().write_bytes(0xa5, len) };
-                }
+                scribble(&op, len);
                 result = Err(io::Error::from_raw_os_error(code));
             }
             Some(Fault::FlippedBit) if op.direction == Direction::Read => {
-                // SAFETY: as above; it is at least one byte long.
+                // SAFETY: `op` owns the bytes at its address, at least one, and nothing else touches them.
                 let first = unsafe { op.ptr().read() };
                 // SAFETY: as above.
                 unsafe { op.ptr().write(first ^ 1) };
             }
-            Some(Fault::Short | Fault::FlippedBit) | None => {}
+            Some(Fault::Delayed(delay)) => {
+                op.begin(&self.on_lost());
+                self.delay(op, result, delay);
+                return Vec::new();
+            }
+            Some(Fault::Short | Fault::FlippedBit | Fault::Never) | None => {}
         }
         let mut state = self.state.lock();
         if state.holding[op.direction as usize] {
+            op.begin(&self.on_lost());
             state.held.push_back((op, result));
             self.changed.notify_all();
             return Vec::new();
         }
         drop(state);
-        op.complete(result).into_iter().map(|op| self.wrap(op)).collect()
+        op.complete(result).into_iter().filter_map(|op| self.wrap(op)).collect()
+    }
+
+    /// Completes the operation on a thread of its own, later.
+    fn delay(self: &Arc<Shared>, op: Op, result: io::Result<usize>, delay: Duration) {
+        let shared = Arc::clone(self);
+        let late = move || {
+            thread::sleep(delay);
+            let next: Vec<Op> = op.complete(result).into_iter().filter_map(|op| shared.wrap(op)).collect();
+            // Without the backend, what is left to do fails.
+            if let Some(inner) = shared.inner.upgrade().filter(|_| !next.is_empty()) {
+                inner.submit(next);
+            }
+        };
+        // If there is no thread, the operation fails as it is dropped.
+        let thread = thread::Builder::new().name("ssdtrain-late".to_owned()).spawn(late);
+        let mut state = self.state.lock();
+        state.delays.retain(|thread| !thread.is_finished());
+        state.delays.extend(thread);
+    }
+}
+
+/// Leaves garbage in the memory of a read.
+fn scribble(op: &Op, len: usize) {
+    if op.direction == Direction::Read {
+        // SAFETY: `op` owns the `len` bytes at its address, and nothing else touches them.
+        unsafe { op.ptr().write_bytes(0xa5, len) };
     }
 }
 

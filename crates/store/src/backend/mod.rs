@@ -3,6 +3,7 @@
 mod cufile;
 mod faulty;
 mod kind;
+mod lost;
 mod malloc_hook;
 mod op;
 mod pool;
@@ -31,7 +32,8 @@ use crate::region::{Place, Region};
 /// Keeps bytes in regions, and carries out operations on them.
 ///
 /// Dropping a backend finishes every operation that was submitted and then ends its threads. If it is dropped on one
-/// of those threads, it only arranges for that.
+/// of those threads, it only arranges for that. It does not wait for operations that were [given up](Op::is_given_up):
+/// they, and what carries them out, are left behind.
 pub trait Backend: Send + Sync {
     /// Opens a new region; the store will use at most `cap_bytes` of it.
     fn open(&self, place: Place<'_>, cap_bytes: u64) -> Result<Arc<dyn Region>>;
@@ -40,7 +42,8 @@ pub trait Backend: Send + Sync {
     ///
     /// For each operation, the backend moves up to [`Op::len`] bytes between [`Op::ptr`] and [`Op::offset`] of
     /// [`Op::region`] in the operation's direction, passes the result to [`Op::complete`] and carries out the
-    /// operations that it returns. It keeps the operation until nothing accesses its memory and region any more.
+    /// operations that it returns. It keeps the operation until nothing accesses its memory and region any more, also
+    /// after it was given up. It calls [`Op::begin`] when it hands the operation to what may not answer.
     fn submit(&self, ops: Vec<Op>);
 
     /// Describes the backend and how it moves bytes. A backend that passes operations on describes the one it passes

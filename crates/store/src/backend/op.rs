@@ -3,9 +3,11 @@
 use std::any::Any;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::mem::{BLOCK, IoBuf};
 use crate::region::Region;
+use crate::watch::{Clock, GivenUp, OnLost};
 
 /// An operation fails after this many attempts in a row without progress.
 const MAX_STALLS: u32 = 100;
@@ -23,6 +25,10 @@ pub enum Direction {
 ///
 /// An operation owns the memory and the region that it points at until it completes. It completes exactly once; if it
 /// is dropped instead, it completes with an error.
+///
+/// An operation that takes longer than the store's time limit, from [`begin`](Op::begin) to its completion, is given up
+/// with all others of its transfer. It still owns the memory and the region, and whoever has it keeps it until it really
+/// ends; nobody waits for that any more.
 #[must_use = "an operation that is dropped fails"]
 pub struct Op {
     pub(super) direction: Direction,
@@ -33,6 +39,8 @@ pub struct Op {
     len: usize,
     pub(super) moved: usize,
     stalls: u32,
+    /// `None` if there is no time limit.
+    pub(super) clock: Option<Arc<Clock>>,
     done: Done,
 }
 
@@ -52,7 +60,47 @@ impl Op {
         done: Follow,
     ) -> Op {
         debug_assert!(len > 0 && len <= buf.part(start).1);
-        Op { direction, region, offset, buf, start, len, moved: 0, stalls: 0, done: Done(Some(done)) }
+        Op {
+            direction,
+            region,
+            offset,
+            buf,
+            start,
+            len,
+            moved: 0,
+            stalls: 0,
+            clock: None,
+            done: Done(Some(done)),
+        }
+    }
+
+    /// The operation with a time limit.
+    pub(crate) fn timed(self, clock: Arc<Clock>) -> Op {
+        Op { clock: Some(clock), ..self }
+    }
+
+    /// Must be called when the operation is about to be handed to what carries it out, and may not answer: its time runs
+    /// from now on. If it runs out, `on_lost` is called before anybody hears of it. It should tell the backend to go on
+    /// without the operations that [were given up](Op::is_given_up), and must not wait for the disk.
+    pub fn begin(&self, on_lost: &Arc<dyn Fn() + Send + Sync>) {
+        self.begin_within(None, on_lost);
+    }
+
+    /// As [`begin`](Op::begin), with a time limit of its own.
+    pub(super) fn begin_within(&self, limit: Option<Duration>, on_lost: &OnLost) {
+        if let Some(clock) = &self.clock {
+            clock.start(limit, on_lost);
+        }
+    }
+
+    /// Whether its transfer has ended without it. If it has not begun, it need not be carried out: drop it.
+    pub fn is_given_up(&self) -> bool {
+        self.clock.as_ref().is_some_and(|clock| clock.transfer().is_given_up())
+    }
+
+    /// Says later whether it was given up.
+    pub(super) fn transfer(&self) -> Option<Arc<GivenUp>> {
+        self.clock.as_ref().map(|clock| Arc::clone(clock.transfer()))
     }
 
     /// Which way the bytes move.
@@ -92,7 +140,12 @@ impl Op {
     /// this one if it was short or interrupted, otherwise whatever follows it.
     #[must_use = "the operations are to be carried out"]
     pub fn complete(mut self, result: io::Result<usize>) -> Vec<Op> {
+        if let Some(clock) = &self.clock {
+            clock.stop();
+        }
         let outcome = match result {
+            // Nobody wants the rest.
+            _ if self.is_given_up() => Err(io::ErrorKind::TimedOut.into()),
             Ok(0) if self.direction == Direction::Read => Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(0) => Err(io::ErrorKind::WriteZero.into()),
             Ok(bytes) if bytes > self.len() => Err(io::Error::other("more bytes moved than asked for")),
@@ -116,9 +169,9 @@ impl Op {
                 Err(error)
             }
         };
-        let Op { region, buf, done, .. } = self;
+        let Op { region, buf, clock, done, .. } = self;
         // Dropped first: whoever is told of the completion may rely on that.
-        drop((region, buf));
+        drop((region, buf, clock));
         done.call(outcome)
     }
 }

@@ -4,21 +4,26 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread::{self, JoinHandle, ThreadId};
 
 use parking_lot::{Condvar, Mutex};
+use slab::Slab;
 
+use super::lost::{MAX_LOST, refuse};
 use super::queue::Queue;
 use super::{Backend, BackendInfo, Direction, Op};
 use crate::contained;
 use crate::error::Result;
 use crate::region::{Place, Region};
 use crate::spill_file::SpillFile;
+use crate::watch::{GivenUp, OnLost};
 
 /// A pool of threads. Each carries out one operation at a time and sleeps when there is none.
+///
+/// A thread whose operation was given up is replaced, up to 32 of them; it ends once its call returns after all.
+/// Operations are refused while all threads are stuck.
 pub struct Pool {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
 }
 
 /// Carries out one operation and blocks the calling thread meanwhile.
@@ -38,14 +43,31 @@ pub(super) struct SystemCalls;
 
 struct Shared {
     transport: Box<dyn Transport>,
+    /// How many threads carry out operations, apart from those that are stuck.
+    threads: usize,
     state: Mutex<State>,
     work: Condvar,
+    /// Signalled when a thread ends or is stuck.
+    fewer: Condvar,
 }
 
 #[derive(Default)]
 struct State {
     queue: Queue,
     closed: bool,
+    workers: Slab<Worker>,
+    /// The threads that have ended, or are about to, and nobody has joined yet.
+    ended: Vec<JoinHandle<()>>,
+    /// Threads started so far.
+    started: usize,
+}
+
+struct Worker {
+    /// `None` if it is stuck: then nobody waits for it.
+    thread: Option<JoinHandle<()>>,
+    id: ThreadId,
+    /// The transfer of the operation that it carries out.
+    on: Option<Arc<GivenUp>>,
 }
 
 impl Pool {
@@ -56,13 +78,14 @@ impl Pool {
 
     /// The same with another transport.
     pub(crate) fn over(transport: Box<dyn Transport>, threads: usize) -> io::Result<Pool> {
-        let shared = Shared { transport, state: Mutex::default(), work: Condvar::new() };
-        let mut pool = Pool { shared: Arc::new(shared), threads: Vec::new() };
-        for index in 0..threads.max(1) {
-            let shared = Arc::clone(&pool.shared);
-            let builder = thread::Builder::new().name(format!("ssdtrain-io-{index}"));
-            pool.threads.push(builder.spawn(move || shared.work())?);
+        let threads = threads.max(1);
+        let (state, work, fewer) = (Mutex::default(), Condvar::new(), Condvar::new());
+        let pool = Pool { shared: Arc::new(Shared { transport, threads, state, work, fewer }) };
+        let mut state = pool.shared.state.lock();
+        for _ in 0..threads {
+            pool.shared.start(&mut state)?;
         }
+        drop(state);
         Ok(pool)
     }
 }
@@ -72,6 +95,7 @@ impl Backend for Pool {
         self.shared.transport.open(place, cap_bytes)
     }
 
+    /// Starts the operations. While all threads are stuck they fail at once, on the calling thread.
     fn submit(&self, ops: Vec<Op>) {
         self.shared.push(ops);
     }
@@ -83,13 +107,22 @@ impl Backend for Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.shared.state.lock().closed = true;
+        let mut state = self.shared.state.lock();
+        state.closed = true;
         self.shared.work.notify_all();
         let here = thread::current().id();
-        if self.threads.iter().any(|thread| thread.thread().id() == here) {
+        if state.workers.iter().any(|(_, worker)| worker.id == here) {
             return;
         }
-        for thread in self.threads.drain(..) {
+        while state.running() > 0 {
+            self.shared.fewer.wait(&mut state);
+        }
+        let (stuck, ended) = (state.workers.len(), std::mem::take(&mut state.ended));
+        drop(state);
+        if stuck > 0 {
+            tracing::warn!("{stuck} I/O threads are left behind: the disk has not answered them");
+        }
+        for thread in ended {
             if thread.join().is_err() {
                 tracing::error!("an I/O thread panicked");
             }
@@ -97,32 +130,112 @@ impl Drop for Pool {
     }
 }
 
+impl State {
+    /// How many threads are not stuck.
+    fn running(&self) -> usize {
+        self.workers.iter().filter(|(_, worker)| worker.thread.is_some()).count()
+    }
+}
+
 impl Shared {
+    fn start(self: &Arc<Self>, state: &mut State) -> io::Result<()> {
+        let shared = Arc::clone(self);
+        let (slot, name) = (state.workers.vacant_entry(), format!("ssdtrain-io-{}", state.started));
+        let key = slot.key();
+        // It begins with taking the lock that the caller holds.
+        let thread = thread::Builder::new().name(name).spawn(move || shared.work(key))?;
+        let id = thread.thread().id();
+        slot.insert(Worker { thread: Some(thread), id, on: None });
+        state.started += 1;
+        Ok(())
+    }
+
     fn push(&self, ops: Vec<Op>) {
         let count = ops.len();
-        self.state.lock().queue.extend(ops);
+        let mut state = self.state.lock();
+        if state.running() == 0 {
+            drop(state);
+            return refuse(ops);
+        }
+        state.queue.extend(ops);
+        drop(state);
         for _ in 0..count {
             self.work.notify_one();
         }
     }
 
-    /// Carries out operations until the pool is dropped and the queue is empty.
-    fn work(&self) {
+    /// Carries out operations until the pool is dropped and the queue is empty, or until another thread does so instead.
+    fn work(self: &Arc<Self>, key: usize) {
+        /// However the thread ends, nobody waits for it. Another one takes its place if it was not replaced yet.
+        struct End<'a>(&'a Arc<Shared>, usize);
+        impl Drop for End<'_> {
+            fn drop(&mut self) {
+                let mut state = self.0.state.lock();
+                let thread = state.workers.try_remove(self.1).and_then(|worker| worker.thread);
+                state.ended.extend(thread);
+                if !(state.closed && state.queue.is_empty()) {
+                    self.0.replenish(&mut state);
+                }
+                drop(state);
+                self.0.fewer.notify_all();
+            }
+        }
+
+        let _end = End(self, key);
+        let shared = Arc::clone(self);
+        let on_lost: OnLost = Arc::new(move || shared.replace_lost());
         let mut state = self.state.lock();
         loop {
             if let Some(op) = state.queue.pop() {
+                state.workers[key].on = op.transfer();
                 drop(state);
                 // If anything panics, the operation fails as it is dropped, and the thread stays alive.
                 let next = contained("an operation", || {
+                    if op.is_given_up() {
+                        return Vec::new();
+                    }
+                    op.begin(&on_lost);
                     let result = self.transport.transfer(&op);
                     op.complete(result)
                 });
                 self.push(next.unwrap_or_default());
                 state = self.state.lock();
+                state.workers[key].on = None;
+                if state.workers[key].thread.is_none() {
+                    return;
+                }
             } else if state.closed {
                 return;
             } else {
                 self.work.wait(&mut state);
+            }
+        }
+    }
+
+    /// Threads whose operations were given up are replaced, as far as the bound allows. If none is left that is not
+    /// stuck, what waits is refused.
+    fn replace_lost(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+        for (_, worker) in &mut state.workers {
+            if worker.on.as_ref().is_some_and(|transfer| transfer.is_given_up()) {
+                worker.thread = None;
+            }
+        }
+        self.replenish(&mut state);
+        let (running, stuck) = (state.running(), state.workers.len() - state.running());
+        let refused = if running == 0 { std::mem::take(&mut state.queue) } else { Queue::default() };
+        drop(state);
+        tracing::warn!("the disk has not answered {stuck} I/O threads; {running} go on");
+        self.fewer.notify_all();
+        refuse(refused);
+    }
+
+    /// Starts threads in place of those that are stuck, as far as the bound allows.
+    fn replenish(self: &Arc<Self>, state: &mut State) {
+        while state.running() < self.threads && state.workers.len() < self.threads + MAX_LOST {
+            if let Err(error) = self.start(state) {
+                tracing::warn!(%error, "an I/O thread that is stuck cannot be replaced");
+                return;
             }
         }
     }
@@ -159,10 +272,13 @@ impl Transport for SystemCalls {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::channel;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Duration;
 
     use super::*;
+    use crate::error::ErrorKind;
     use crate::mem::{AlignedBuf, BLOCK};
+    use crate::{BackendKind, Completion, Store, StoreConfig};
 
     struct Panics;
 
@@ -195,6 +311,108 @@ mod tests {
             pool.submit(vec![Op::new(Direction::Write, place, (memory, 0, BLOCK), Box::new(done))]);
             assert!(told.recv().unwrap().is_err());
         }
+    }
+
+    /// Its calls return when the test says so: with the message, or when the sender goes.
+    struct Stuck(Mutex<Receiver<()>>);
+
+    impl Transport for Stuck {
+        fn open(&self, place: Place<'_>, cap_bytes: u64) -> Result<Arc<dyn Region>> {
+            SystemCalls.open(place, cap_bytes)
+        }
+
+        fn transfer(&self, op: &Op) -> io::Result<usize> {
+            if op.direction() == Direction::Read {
+                self.0.lock().recv().ok();
+            }
+            Ok(op.len())
+        }
+
+        fn describe(&self) -> BackendInfo {
+            BackendInfo::named("stuck")
+        }
+    }
+
+    /// A pool whose reads are stuck until the sender is dropped, and a store over it that gives them up soon.
+    fn stuck(threads: usize) -> (Store, Arc<Shared>, Sender<()>) {
+        let (go, gone) = channel();
+        let pool = Pool::over(Box::new(Stuck(Mutex::new(gone))), threads).unwrap();
+        let shared = Arc::clone(&pool.shared);
+        let config = StoreConfig {
+            backend: BackendKind::Memory,
+            cap_bytes: 1 << 20,
+            timeout: Duration::from_millis(20),
+            ..StoreConfig::default()
+        };
+        (Store::open_with(config, Arc::new(pool)).unwrap(), shared, go)
+    }
+
+    fn transfer(store: &Store, direction: Direction) -> Receiver<Result<()>> {
+        let (blob, memory) = (store.reserve(1).unwrap(), Arc::new(AlignedBuf::new(BLOCK).unwrap()));
+        let (tell, told) = channel();
+        let done = Completion::new(move |outcome| tell.send(outcome).unwrap());
+        match direction {
+            Direction::Read => store.read(blob, memory, done),
+            Direction::Write => store.write(blob, memory, done),
+        }
+        told
+    }
+
+    /// How many threads are not stuck, and how many there are.
+    fn threads(shared: &Shared) -> (usize, usize) {
+        let state = shared.state.lock();
+        (state.running(), state.workers.len())
+    }
+
+    #[test]
+    fn threads_that_are_stuck_are_replaced_and_end_when_their_calls_return() {
+        let (store, shared, go) = stuck(2);
+        let reads = [(); 3].map(|()| transfer(&store, Direction::Read));
+        let write = transfer(&store, Direction::Write);
+        for outcome in reads {
+            assert_eq!(outcome.recv().unwrap().unwrap_err().kind(), ErrorKind::TimedOut);
+        }
+        write.recv().unwrap().unwrap();
+        assert_eq!(threads(&shared), (2, 5));
+        assert_eq!(store.stats().reserved_bytes, 3 * BLOCK as u64);
+        drop(go);
+        let mut state = shared.state.lock();
+        shared.fewer.wait_while(&mut state, |state| state.workers.len() > 2);
+        drop(state);
+        assert_eq!(store.stats().reserved_bytes, 0);
+        transfer(&store, Direction::Write).recv().unwrap().unwrap();
+    }
+
+    #[test]
+    fn with_too_many_threads_stuck_operations_are_refused_until_one_returns() {
+        let (store, shared, go) = stuck(1);
+        let reads: Vec<_> = (0..MAX_LOST + 3).map(|_| transfer(&store, Direction::Read)).collect();
+        // As many as there may be, each of which is given up a moment after the one before.
+        for outcome in reads {
+            assert_eq!(outcome.recv().unwrap().unwrap_err().kind(), ErrorKind::TimedOut);
+        }
+        assert_eq!(threads(&shared), (0, MAX_LOST + 1));
+        let error = transfer(&store, Direction::Write).recv().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        assert!(error.to_string().contains("too many earlier operations"), "{error}");
+        go.send(()).unwrap();
+        let mut state = shared.state.lock();
+        shared.fewer.wait_while(&mut state, |state| state.running() == 0);
+        drop(state);
+        transfer(&store, Direction::Write).recv().unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_drop_leaves_threads_behind_that_are_stuck() {
+        let (store, shared, go) = stuck(1);
+        let (read, write) = (transfer(&store, Direction::Read), transfer(&store, Direction::Write));
+        drop(store);
+        assert_eq!(read.try_recv().unwrap().unwrap_err().kind(), ErrorKind::TimedOut);
+        write.try_recv().unwrap().unwrap();
+        assert_eq!(shared.state.lock().workers.len(), 1);
+        drop(go);
+        let mut state = shared.state.lock();
+        shared.fewer.wait_while(&mut state, |state| !state.workers.is_empty());
     }
 
     #[test]

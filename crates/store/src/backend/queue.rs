@@ -1,6 +1,6 @@
 //! The queue of operations that have not started yet.
 
-use std::collections::VecDeque;
+use std::collections::{VecDeque, vec_deque};
 
 use super::{Direction, Op};
 
@@ -34,6 +34,15 @@ impl Queue {
 
     pub(super) fn is_empty(&self) -> bool {
         self.reads.is_empty() && self.writes.is_empty()
+    }
+}
+
+impl IntoIterator for Queue {
+    type Item = Op;
+    type IntoIter = std::iter::Chain<vec_deque::IntoIter<Op>, vec_deque::IntoIter<Op>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.reads.into_iter().chain(self.writes)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The tests that every backend passes, by itself and below [`Faulty`].
 
 mod buffers;
+mod overdue;
 #[expect(dead_code, reason = "shared with the tests of cuFile itself")]
 #[path = "../../../../cufile-sys/tests/stand_in/mod.rs"]
 pub(super) mod stand_in;
@@ -17,6 +18,13 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use self::buffers::{Part, Scattered, Unpinned, aligned, bytes, contents, fill, pattern};
+use self::overdue::{
+    a_time_out_may_drop_the_store, delayed_and_reversed_completions_change_nothing,
+    dropping_the_store_does_not_wait_for_what_was_given_up,
+    memory_and_room_of_what_was_given_up_are_not_used_again,
+    one_operation_that_never_completes_takes_its_whole_transfer,
+    what_never_completes_is_given_up_and_kept_until_it_does,
+};
 use self::stand_in::StandIn;
 use super::cufile::CuFileRegion;
 use super::{Backend, CuFile, Direction, Fault, Faulty, Op, Pool, Throttled, Uring};
@@ -59,6 +67,12 @@ macro_rules! suite {
             changed_bytes_are_noticed
             completions_can_be_held_back
             busy_time_runs_while_a_transfer_is_in_flight
+            delayed_and_reversed_completions_change_nothing
+            what_never_completes_is_given_up_and_kept_until_it_does
+            memory_and_room_of_what_was_given_up_are_not_used_again
+            one_operation_that_never_completes_takes_its_whole_transfer
+            dropping_the_store_does_not_wait_for_what_was_given_up
+            a_time_out_may_drop_the_store
         );)*
     };
     (@backend $backend:ident, $kind:ident, $make:expr, $($case:ident)*) => {
@@ -137,6 +151,13 @@ impl Bench {
 
     fn open_faulty(&self, config: StoreConfig) -> (Store, Arc<Faulty>) {
         let faulty = Arc::new(Faulty::new(self.backend()));
+        (Store::open_with(config, Arc::<Faulty>::clone(&faulty)).unwrap(), faulty)
+    }
+
+    /// As [`open_faulty`](Bench::open_faulty), for a case that opens several stores over the backend.
+    fn open_faulty_again(&self, config: StoreConfig) -> (Store, Arc<Faulty>) {
+        let backend = self.backend.borrow().clone().expect("nobody has taken it");
+        let faulty = Arc::new(Faulty::new(backend));
         (Store::open_with(config, Arc::<Faulty>::clone(&faulty)).unwrap(), faulty)
     }
 }

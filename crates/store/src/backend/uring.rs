@@ -3,25 +3,34 @@
 //! Submitters put operations into a queue. The thread moves them into the ring, enters the kernel once for all of
 //! them, and sleeps there until an operation completes or, while the ring has room, a submitter signals the eventfd
 //! that the ring polls. Nothing busy-waits and nothing uses a timeout.
+//!
+//! Operations that were given up stay in the ring, and others take their turns in place of them. When no more come, the
+//! thread is left behind with them; it ends when they do.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use slab::Slab;
 
+use super::lost::{MAX_LOST, refusal, refuse};
 use super::queue::Queue;
 use super::{Backend, BackendInfo, Direction, Op};
 use crate::contained;
 use crate::error::Result;
 use crate::region::{Place, Region};
 use crate::spill_file::SpillFile;
+use crate::watch::OnLost;
 
 /// The user data of the poll that wakes the thread; no slab key is as large.
 const WAKE: u64 = u64::MAX;
+/// How long the thread may take to notice that operations were given up before it counts as stuck in the kernel. It runs
+/// completions meanwhile, which are short.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// An io_uring and the thread `ssdtrain-uring` that owns it.
 pub struct Uring {
@@ -31,6 +40,8 @@ pub struct Uring {
 
 struct Shared {
     state: Mutex<State>,
+    /// Signalled when the thread has noticed lost operations, has none but those, or ends.
+    changed: Condvar,
     wake: OwnedFd,
 }
 
@@ -43,6 +54,12 @@ struct State {
     closed: bool,
     /// The thread has ended.
     ended: bool,
+    /// Operations were given up, and the thread has not noticed yet.
+    loses: bool,
+    /// It should have noticed by now: the kernel does not return from a call.
+    stuck: bool,
+    /// No more operations will come, and all that are left were given up.
+    left_behind: bool,
 }
 
 /// The state that the thread owns.
@@ -50,6 +67,9 @@ struct Engine {
     shared: Arc<Shared>,
     ring: IoUring,
     in_flight: Slab<Op>,
+    /// How many of them were given up.
+    lost: usize,
+    on_lost: OnLost,
     /// Finished by the kernel, but not completed yet.
     finished: Vec<(Op, io::Result<usize>)>,
     depth: usize,
@@ -66,7 +86,7 @@ impl Uring {
         }
         // SAFETY: `wake` was just opened and nobody else has it.
         let wake = unsafe { OwnedFd::from_raw_fd(wake) };
-        let shared = Arc::new(Shared { state: Mutex::default(), wake });
+        let shared = Arc::new(Shared { state: Mutex::default(), changed: Condvar::new(), wake });
         let (started, outcome) = mpsc::sync_channel(1);
         let thread = thread::Builder::new().name("ssdtrain-uring".to_owned()).spawn({
             let shared = Arc::clone(&shared);
@@ -84,13 +104,17 @@ impl Backend for Uring {
         Ok(Arc::new(SpillFile::create(place, cap_bytes)?))
     }
 
-    /// Starts the operations. If the ring has failed, they fail at once, on the calling thread.
+    /// Starts the operations. If the ring has failed or is stuck, they fail at once, on the calling thread.
     fn submit(&self, ops: Vec<Op>) {
         let mut state = self.shared.state.lock();
         if state.ended {
             drop(state);
             drop(ops);
             return;
+        }
+        if state.stuck {
+            drop(state);
+            return refuse(ops);
         }
         state.queue.extend(ops);
         let wake = std::mem::take(&mut state.asleep);
@@ -107,10 +131,21 @@ impl Backend for Uring {
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        self.shared.state.lock().closed = true;
+        let mut state = self.shared.state.lock();
+        state.closed = true;
         self.shared.signal();
         let Some(thread) = self.thread.take() else { return };
-        if thread.thread().id() != thread::current().id() && thread.join().is_err() {
+        if thread.thread().id() == thread::current().id() {
+            return;
+        }
+        while !(state.ended || state.left_behind || state.stuck) {
+            self.shared.changed.wait(&mut state);
+        }
+        let ended = state.ended;
+        drop(state);
+        if !ended {
+            tracing::warn!("the io_uring thread is left behind: the disk has not answered it");
+        } else if thread.join().is_err() {
             tracing::error!("the io_uring thread panicked");
         }
     }
@@ -124,6 +159,29 @@ impl Shared {
         // SAFETY: an eventfd takes 8 bytes, and `one` is that long.
         unsafe { libc::write(self.wake.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
     }
+
+    /// Operations were given up: the thread is to begin others in place of them. If it is stuck in the kernel itself, what
+    /// waits is refused.
+    fn lose(&self) {
+        let until = Instant::now() + PATIENCE;
+        let mut state = self.state.lock();
+        state.loses = true;
+        self.signal();
+        while state.loses && !state.ended {
+            if self.changed.wait_until(&mut state, until).timed_out() {
+                break;
+            }
+        }
+        if !state.loses || state.ended {
+            return;
+        }
+        state.stuck = true;
+        let refused = std::mem::take(&mut state.queue);
+        drop(state);
+        self.changed.notify_all();
+        tracing::error!("the kernel does not return from io_uring_enter; transfers are refused");
+        refuse(refused);
+    }
 }
 
 /// Runs on the thread.
@@ -136,6 +194,7 @@ fn serve(shared: &Arc<Shared>, depth: usize, started: &mpsc::SyncSender<io::Resu
             state.ended = true;
             let left = std::mem::take(&mut state.queue);
             drop(state);
+            self.0.changed.notify_all();
             drop(left);
         }
     }
@@ -161,7 +220,9 @@ impl Engine {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "it needs Linux 5.13"));
         }
         let (in_flight, finished) = (Slab::with_capacity(depth), Vec::with_capacity(depth));
-        Ok(Engine { shared, ring, in_flight, finished, depth, listening: false })
+        let loses = Arc::clone(&shared);
+        let on_lost: OnLost = Arc::new(move || loses.lose());
+        Ok(Engine { shared, ring, in_flight, lost: 0, on_lost, finished, depth, listening: false })
     }
 
     /// Carries out operations until the queue is closed and nothing is left.
@@ -185,10 +246,16 @@ impl Engine {
             let pushed = unsafe { self.ring.submission().push(&poll.multi(true).build().user_data(WAKE)) };
             self.listening = pushed.is_ok();
         }
-        let mut state = self.shared.state.lock();
-        while self.in_flight.len() < self.depth {
-            let Some(op) = state.queue.pop() else { break };
+        let shared = Arc::clone(&self.shared);
+        let mut state = shared.state.lock();
+        self.notice(&mut state);
+        while let Some(op) = self.next(&mut state.queue) {
             let entry = match describe(&op) {
+                _ if op.is_given_up() => Err(io::ErrorKind::TimedOut.into()),
+                _ if self.is_full_of_lost() => Err(refusal()),
+                described => described,
+            };
+            let entry = match entry {
                 Ok(entry) => entry,
                 Err(error) => {
                     self.finished.push((op, Err(error)));
@@ -203,11 +270,45 @@ impl Engine {
                 state.queue.push(op);
                 break;
             }
-            slot.insert(op);
+            slot.insert(op).begin(&self.on_lost);
         }
         let idle = self.finished.is_empty();
-        state.asleep = idle && self.in_flight.len() < self.depth;
-        !(state.closed && idle && self.in_flight.is_empty() && state.queue.is_empty())
+        state.asleep = idle && self.takes_more();
+        let over = state.closed && idle && state.queue.is_empty();
+        if over && self.in_flight.len() == self.lost && self.lost > 0 {
+            state.left_behind = true;
+            self.shared.changed.notify_all();
+        }
+        !(over && self.in_flight.is_empty())
+    }
+
+    /// The next operation to begin, or to refuse.
+    fn next(&self, queue: &mut Queue) -> Option<Op> {
+        self.takes_more().then(|| queue.pop()).flatten()
+    }
+
+    /// Whether another operation may begin, or be refused.
+    fn takes_more(&self) -> bool {
+        let all = self.in_flight.len();
+        let has_room = all - self.lost < self.depth && all < self.depth + MAX_LOST;
+        has_room || self.is_full_of_lost()
+    }
+
+    /// Whether no operation can begin before one ends that was given up.
+    fn is_full_of_lost(&self) -> bool {
+        self.lost == self.depth + MAX_LOST
+    }
+
+    /// Counts the operations that were given up.
+    fn notice(&mut self, state: &mut State) {
+        if state.loses || self.lost > 0 {
+            self.lost = self.in_flight.iter().filter(|(_, op)| op.is_given_up()).count();
+        }
+        if std::mem::take(&mut state.loses) {
+            tracing::warn!("the disk has not answered {} operations in the ring", self.lost);
+            self.shared.changed.notify_all();
+        }
+        state.stuck = false;
     }
 
     /// Submits what is in the ring, and sleeps until `want` completions have arrived.
@@ -254,6 +355,12 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.tell();
         while !self.in_flight.is_empty() {
+            let shared = Arc::clone(&self.shared);
+            let mut state = shared.state.lock();
+            self.notice(&mut state);
+            state.left_behind = self.lost == self.in_flight.len();
+            drop(state);
+            shared.changed.notify_all();
             let entered = self.enter(1);
             self.reap().ok();
             self.tell();
@@ -297,6 +404,8 @@ fn describe(op: &Op) -> io::Result<squeue::Entry> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mem::{AlignedBuf, BLOCK};
+    use crate::watch::{Clock, Watch};
 
     #[test]
     fn its_thread_is_gone_after_drop() {
@@ -304,6 +413,103 @@ mod tests {
         let shared = Arc::downgrade(&uring.shared);
         drop(uring);
         assert_eq!(shared.strong_count(), 0);
+    }
+
+    /// Reads of a pipe end when something is written to it, or nobody can any more.
+    struct Pipe {
+        region: Arc<dyn Region>,
+        write_end: OwnedFd,
+    }
+
+    impl Pipe {
+        fn new() -> Pipe {
+            let mut ends = [0; 2];
+            // SAFETY: `ends` has room for both descriptors.
+            assert_eq!(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
+            // SAFETY: they were just opened, and nobody else has them.
+            let [read_end, write_end] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
+            Pipe { region: Arc::new(SpillFile::over(read_end)), write_end }
+        }
+    }
+
+    /// The operations of a transfer each, which are given up soon.
+    fn reads(watch: &Watch, pipe: &Pipe, count: usize) -> (Vec<Op>, mpsc::Receiver<&'static str>) {
+        let (tell, told) = mpsc::channel();
+        let read = |_| {
+            let (transfer, tell) = (watch.watcher().transfer(), tell.clone());
+            let (ends, late) = (Arc::clone(&transfer), tell.clone());
+            let give_up = move |on_lost: &dyn Fn()| {
+                if !ends.is_given_up() {
+                    ends.give_up();
+                    on_lost();
+                    tell.send("given up").unwrap();
+                    ends.end();
+                }
+            };
+            let ended = move |_: io::Result<()>| {
+                // The receiver may be gone.
+                late.send("ended").ok();
+                Vec::new()
+            };
+            let memory = (Arc::new(AlignedBuf::new(BLOCK).unwrap()) as _, 0, BLOCK);
+            let place = (Arc::clone(&pipe.region), 0);
+            Op::new(Direction::Read, place, memory, Box::new(ended)).timed(Clock::new(&transfer, give_up))
+        };
+        ((0..count).map(read).collect(), told)
+    }
+
+    fn write(uring: &Uring) -> io::Result<()> {
+        let region = uring.open(Place::Memory, BLOCK as u64).unwrap();
+        let (tell, told) = mpsc::channel();
+        let ended = move |outcome| {
+            tell.send(outcome).unwrap();
+            Vec::new()
+        };
+        let memory = (Arc::new(AlignedBuf::new(BLOCK).unwrap()) as _, 0, BLOCK);
+        uring.submit(vec![Op::new(Direction::Write, (region, 0), memory, Box::new(ended))]);
+        told.recv().unwrap()
+    }
+
+    #[test]
+    fn operations_that_never_end_leave_the_ring_to_others() {
+        let Ok(uring) = Uring::new(2) else { return eprintln!("skipped: io_uring is refused here") };
+        let (watch, pipe) = (Watch::new(Duration::from_millis(20)), Pipe::new());
+        let (ops, told) = reads(&watch, &pipe, 5);
+        uring.submit(ops);
+        assert!((0..5).all(|_| told.recv() == Ok("given up")));
+        write(&uring).unwrap();
+        drop(pipe.write_end);
+        assert!((0..5).all(|_| told.recv() == Ok("ended")));
+        write(&uring).unwrap();
+    }
+
+    #[test]
+    fn a_ring_full_of_what_never_ends_refuses_more_until_something_does() {
+        let Ok(uring) = Uring::new(2) else { return eprintln!("skipped: io_uring is refused here") };
+        let (watch, pipe) = (Watch::new(Duration::from_millis(5)), Pipe::new());
+        let (ops, told) = reads(&watch, &pipe, MAX_LOST + 2);
+        uring.submit(ops);
+        assert!((0..MAX_LOST + 2).all(|_| told.recv() == Ok("given up")));
+        assert_eq!(write(&uring).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        // Ends one of the reads.
+        // SAFETY: one byte is there to be written.
+        assert_eq!(unsafe { libc::write(pipe.write_end.as_raw_fd(), [1_u8].as_ptr().cast(), 1) }, 1);
+        assert_eq!(told.recv(), Ok("ended"));
+        write(&uring).unwrap();
+    }
+
+    #[test]
+    fn a_drop_leaves_behind_what_never_ends() {
+        let Ok(uring) = Uring::new(2) else { return eprintln!("skipped: io_uring is refused here") };
+        let (watch, pipe) = (Watch::new(Duration::from_millis(20)), Pipe::new());
+        let (ops, told) = reads(&watch, &pipe, 3);
+        uring.submit(ops);
+        let shared = Arc::downgrade(&uring.shared);
+        drop(uring);
+        assert!((0..3).all(|_| told.recv() == Ok("given up")));
+        assert!(shared.strong_count() > 0, "the thread still has the operations");
+        drop(pipe.write_end);
+        assert!((0..3).all(|_| told.recv() == Ok("ended")));
     }
 
     #[test]

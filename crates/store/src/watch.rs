@@ -1,0 +1,307 @@
+//! The time limit of operations: a thread that sleeps until the next one is overdue, and then gives it up.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::completion::{contained, is_completing};
+
+/// Called when operations of a backend were given up, so that it goes on without them.
+pub(super) type OnLost = Arc<dyn Fn() + Send + Sync>;
+
+/// Watches the operations of a store. Dropping it waits until every transfer has ended or was given up, except in a
+/// completion.
+pub(super) struct Watch {
+    watcher: Arc<Watcher>,
+}
+
+/// What the thread and the operations share.
+pub(super) struct Watcher {
+    limit: Duration,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// The operations that the disk has now, by the moment at which each is overdue.
+    due: BTreeMap<Key, Entry>,
+    next: u64,
+    /// The thread, from the first operation on.
+    thread: Option<JoinHandle<()>>,
+    is_started: bool,
+    /// The moment until which the thread sleeps; `None` if it sleeps until it is woken.
+    sleeps_until: Option<Instant>,
+    /// Transfers that have neither ended nor been given up.
+    transfers: usize,
+    closed: bool,
+}
+
+type Key = (Instant, u64);
+
+struct Entry {
+    clock: Weak<Clock>,
+    on_lost: OnLost,
+}
+
+/// A transfer that may be given up, and whether it has been.
+pub(super) struct GivenUp {
+    watcher: Arc<Watcher>,
+    is_given_up: AtomicBool,
+}
+
+/// The clock of one operation. It runs while the disk has the operation.
+pub(super) struct Clock {
+    transfer: Arc<GivenUp>,
+    runs: Mutex<Option<Key>>,
+    /// Gives the transfer up, unless it has ended. Calls its argument before anybody hears of that.
+    give_up: Box<GiveUp>,
+}
+
+type GiveUp = dyn Fn(&dyn Fn()) + Send + Sync;
+
+impl Watch {
+    /// Operations may take as long as `limit`. The thread starts with the first of them.
+    pub(super) fn new(limit: Duration) -> Watch {
+        let watcher = Watcher { limit, state: Mutex::default(), changed: Condvar::new() };
+        Watch { watcher: Arc::new(watcher) }
+    }
+
+    pub(super) fn watcher(&self) -> &Arc<Watcher> {
+        &self.watcher
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let mut state = self.watcher.state.lock();
+        state.closed = true;
+        let thread = state.thread.take();
+        drop(state);
+        self.watcher.changed.notify_one();
+        // A completion may drop the store. What it ends need not have ended by then, and the thread ends by itself.
+        if let Some(thread) = thread.filter(|_| !is_completing())
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread that watches transfers panicked");
+        }
+    }
+}
+
+impl Watcher {
+    /// A transfer begins.
+    pub(super) fn transfer(self: &Arc<Self>) -> Arc<GivenUp> {
+        self.state.lock().transfers += 1;
+        Arc::new(GivenUp { watcher: Arc::clone(self), is_given_up: AtomicBool::new(false) })
+    }
+
+    pub(super) fn limit(&self) -> Duration {
+        self.limit
+    }
+
+    /// The clock runs from now on, unless it would never end.
+    fn start(self: &Arc<Self>, clock: &Arc<Clock>, limit: Duration, on_lost: &OnLost) {
+        let Some(due) = Instant::now().checked_add(limit) else { return };
+        let mut state = self.state.lock();
+        state.next += 1;
+        let key = (due, state.next);
+        let entry = Entry { clock: Arc::downgrade(clock), on_lost: Arc::clone(on_lost) };
+        let wakes = state.due.is_empty() && state.sleeps_until.is_none();
+        let wakes = wakes || state.sleeps_until.is_some_and(|until| due < until);
+        state.due.insert(key, entry);
+        if !std::mem::replace(&mut state.is_started, true) {
+            let watcher = Arc::clone(self);
+            let thread = thread::Builder::new().name("ssdtrain-watch".to_owned());
+            state.thread = thread
+                .spawn(move || watcher.watch())
+                .inspect_err(|error| tracing::warn!(%error, "no thread watches how long transfers take"))
+                .ok();
+        }
+        let before = clock.runs.lock().replace(key);
+        let before = before.and_then(|before| state.due.remove(&before));
+        drop(state);
+        drop(before);
+        if wakes {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Gives up whatever is overdue, until the store is gone and no transfer is left.
+    fn watch(&self) {
+        let mut state = self.state.lock();
+        loop {
+            let now = Instant::now();
+            state.sleeps_until = state.due.first_key_value().map(|((due, _), _)| *due);
+            match state.sleeps_until {
+                Some(due) if due <= now => {
+                    let overdue = state.due.pop_first();
+                    drop(state);
+                    contained("the end of a transfer that was given up", || {
+                        if let Some((_, Entry { clock, on_lost })) = overdue
+                            && let Some(clock) = clock.upgrade()
+                        {
+                            (clock.give_up)(&*on_lost);
+                        }
+                    });
+                    state = self.state.lock();
+                }
+                _ if state.closed && state.transfers == 0 => return,
+                Some(due) => drop(self.changed.wait_until(&mut state, due)),
+                None => self.changed.wait(&mut state),
+            }
+        }
+    }
+}
+
+impl GivenUp {
+    pub(super) fn is_given_up(&self) -> bool {
+        self.is_given_up.load(Ordering::Acquire)
+    }
+
+    pub(super) fn give_up(&self) {
+        self.is_given_up.store(true, Ordering::Release);
+    }
+
+    /// The transfer has ended, or whoever waits for it was told that it was given up. Called once.
+    pub(super) fn end(&self) {
+        let mut state = self.watcher.state.lock();
+        state.transfers -= 1;
+        let last = state.closed && state.transfers == 0;
+        drop(state);
+        if last {
+            self.watcher.changed.notify_one();
+        }
+    }
+}
+
+impl Clock {
+    /// A clock that stands still. When it runs out, `give_up` is called, which calls its argument before it answers.
+    pub(super) fn new(
+        transfer: &Arc<GivenUp>,
+        give_up: impl Fn(&dyn Fn()) + Send + Sync + 'static,
+    ) -> Arc<Clock> {
+        let (transfer, give_up) = (Arc::clone(transfer), Box::new(give_up));
+        Arc::new(Clock { transfer, runs: Mutex::default(), give_up })
+    }
+
+    /// Runs from now on, anew if it ran; `limit` replaces the store's. Once it has run out, `on_lost` is called.
+    pub(super) fn start(self: &Arc<Self>, limit: Option<Duration>, on_lost: &OnLost) {
+        let watcher = &self.transfer.watcher;
+        watcher.start(self, limit.unwrap_or(watcher.limit), on_lost);
+    }
+
+    pub(super) fn stop(&self) {
+        let key = self.runs.lock().take();
+        if let Some(key) = key {
+            let entry = self.transfer.watcher.state.lock().due.remove(&key);
+            drop(entry);
+        }
+    }
+
+    pub(super) fn transfer(&self) -> &Arc<GivenUp> {
+        &self.transfer
+    }
+}
+
+impl Drop for Clock {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, channel};
+
+    use super::*;
+    use crate::completion::Completion;
+
+    const SOON: Duration = Duration::from_millis(1);
+
+    /// A clock, and what is told when it runs out.
+    fn clock(watch: &Watch) -> (Arc<Clock>, Receiver<&'static str>, OnLost) {
+        let (tell, told) = channel();
+        let (transfer, lost) = (watch.watcher().transfer(), tell.clone());
+        let ends = Arc::clone(&transfer);
+        let give_up = move |on_lost: &dyn Fn()| {
+            ends.give_up();
+            on_lost();
+            tell.send("given up").ok();
+            ends.end();
+        };
+        let on_lost: OnLost = Arc::new(move || lost.send("lost").unwrap_or_default());
+        (Clock::new(&transfer, give_up), told, on_lost)
+    }
+
+    #[test]
+    fn an_operation_that_takes_too_long_is_given_up_after_its_backend_was_told() {
+        let watch = Watch::new(SOON);
+        let (clock, told, on_lost) = clock(&watch);
+        assert!(!clock.transfer().is_given_up());
+        clock.start(None, &on_lost);
+        assert_eq!([told.recv().unwrap(), told.recv().unwrap()], ["lost", "given up"]);
+        assert!(clock.transfer().is_given_up());
+    }
+
+    #[test]
+    fn only_an_operation_that_the_disk_has_is_given_up() {
+        let watch = Watch::new(SOON);
+        let [waiting, ended, dropped, overdue] = [(); 4].map(|()| clock(&watch));
+        for (clock, _, on_lost) in [&ended, &dropped] {
+            clock.start(Some(Duration::from_secs(3600)), on_lost);
+        }
+        ended.0.stop();
+        let ends = [&waiting, &ended, &dropped].map(|(clock, ..)| Arc::clone(clock.transfer()));
+        drop(dropped.0);
+        // Sooner than what the thread sleeps for.
+        overdue.0.start(None, &overdue.2);
+        assert_eq!(overdue.1.recv().unwrap(), "lost");
+        assert_eq!(watch.watcher.state.lock().due.len(), 0);
+        assert!(waiting.1.try_recv().is_err() && ended.1.try_recv().is_err());
+        dropped.1.try_recv().unwrap_err();
+        ends.iter().for_each(|transfer| transfer.end());
+    }
+
+    #[test]
+    fn a_clock_that_is_started_again_begins_anew() {
+        let watch = Watch::new(Duration::from_secs(3600));
+        let (clock, told, on_lost) = clock(&watch);
+        clock.start(None, &on_lost);
+        clock.start(Some(SOON), &on_lost);
+        assert_eq!(told.recv().unwrap(), "lost");
+        assert_eq!(watch.watcher.state.lock().due.len(), 0);
+    }
+
+    #[test]
+    fn a_limit_without_end_is_none() {
+        let watch = Watch::new(Duration::MAX);
+        let (clock, _told, on_lost) = clock(&watch);
+        clock.start(None, &on_lost);
+        assert!(!watch.watcher.state.lock().is_started);
+        clock.transfer().end();
+    }
+
+    #[test]
+    fn a_store_that_goes_waits_for_what_is_to_be_given_up() {
+        let watch = Watch::new(Duration::from_millis(20));
+        let (clock, told, on_lost) = clock(&watch);
+        clock.start(None, &on_lost);
+        drop(watch);
+        assert_eq!([told.try_recv().unwrap(), told.try_recv().unwrap()], ["lost", "given up"]);
+        assert_eq!(Arc::strong_count(&clock.transfer.watcher), 1, "the thread has ended");
+    }
+
+    #[test]
+    fn a_completion_that_drops_the_store_does_not_wait() {
+        let watch = Watch::new(Duration::from_millis(20));
+        let (clock, told, on_lost) = clock(&watch);
+        clock.start(None, &on_lost);
+        let done: Completion = Completion::new(move |_| drop(watch));
+        done.call(Ok(()));
+        assert_eq!([told.recv().unwrap(), told.recv().unwrap()], ["lost", "given up"]);
+    }
+}
