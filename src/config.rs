@@ -204,6 +204,14 @@ impl TensorCacheBuilder {
         self
     }
 
+    /// How long the disk may take for one operation, which moves at most 4 MiB; time in our own queues does not count. A store that
+    /// takes longer leaves its tensor on the device, and a load makes backward an error of [`ErrorKind::TimedOut`]. Memory that the
+    /// kernel may still write to or read from is kept until the operation really ends. `Duration::MAX`: no limit. Default: two minutes.
+    pub fn disk_timeout(mut self, limit: Duration) -> Self {
+        self.store.timeout = limit;
+        self
+    }
+
     /// Makes `build` fail if the spill files would go through the page cache. Default: off; the report says which path was used.
     pub fn require_direct_io(mut self, require: bool) -> Self {
         self.require_direct_io = require;
@@ -260,6 +268,9 @@ impl TensorCacheBuilder {
                 "disk_cap({cap}) is too small for {files} spill file(s): give at least {least} bytes, or policy(Keep) for a \
                  cache that moves nothing"
             ));
+        }
+        if self.store.timeout.is_zero() {
+            return refused("disk_timeout(0) leaves no time for any transfer: give two minutes, or Duration::MAX for no limit");
         }
         if self.processes == Some(0) {
             return refused("processes(0): this process is one of those that share the host; give 1 or more");

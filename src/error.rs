@@ -19,6 +19,8 @@ pub enum ErrorKind {
     NoSpace,
     /// The kernel or the device refused a transfer.
     Io,
+    /// The disk did not answer a transfer in time ([`disk_timeout`](crate::TensorCacheBuilder::disk_timeout)).
+    TimedOut,
     /// Bytes read back from the disk differ from those written.
     Corrupt,
     /// A condition set with `require_path`, `require_direct_io` or `fail_if_nothing_offloaded` is not met.
@@ -97,6 +99,7 @@ impl From<store::Error> for Error {
             store::ErrorKind::Directory => ErrorKind::Directory,
             store::ErrorKind::NoSpace => ErrorKind::NoSpace,
             store::ErrorKind::Corrupt => ErrorKind::Corrupt,
+            store::ErrorKind::TimedOut => ErrorKind::TimedOut,
             store::ErrorKind::Unmet => ErrorKind::Unmet,
             _ => ErrorKind::Io,
         };

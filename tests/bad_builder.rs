@@ -62,6 +62,11 @@ fn settings(place: &Path) -> Vec<Setting> {
         all.add(format!("read_ahead({n})"), move |builder| builder.read_ahead(n));
         all.add(format!("min_bytes({n})"), move |builder| builder.min_bytes(n));
         all.add(format!("queue_depth({n})"), move |builder| builder.queue_depth(n as usize));
+        // With a short limit, the disk is too slow now and then.
+        if n == 0 || n > 1 << 36 {
+            let limit = Duration::from_nanos(n);
+            all.add(format!("disk_timeout({limit:?})"), move |builder| builder.disk_timeout(limit));
+        }
         all.add(format!("tile_bytes({n})"), move |builder| builder.tile_bytes(n));
         // With a low limit, a step takes hours, as it was asked to.
         if n == 0 || n > 1 << 30 {
