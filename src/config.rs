@@ -270,7 +270,9 @@ impl TensorCacheBuilder {
             ));
         }
         if self.store.timeout.is_zero() {
-            return refused("disk_timeout(0) leaves no time for any transfer: give two minutes, or Duration::MAX for no limit");
+            return refused(
+                "disk_timeout(0) leaves no time for any transfer: give two minutes, or Duration::MAX for no limit",
+            );
         }
         if self.processes == Some(0) {
             return refused("processes(0): this process is one of those that share the host; give 1 or more");

@@ -88,7 +88,7 @@ impl Store {
             watcher: Arc::clone(watch.watcher()),
         };
         let shared = Shared {
-            growth: Growth::default(),
+            growth: Growth::new(watch.watcher()),
             backend,
             _watch: watch,
             volumes,

@@ -44,6 +44,8 @@ struct Books {
     grows: bool,
     /// The error code of the latest attempt to grow the region, if it failed.
     refused: Option<i32>,
+    /// The disk has not answered an attempt that is still under way.
+    overdue: bool,
 }
 
 /// A contiguous range of a volume; freed on drop.
@@ -68,7 +70,7 @@ impl Volume {
     /// here, which also shows whether the file system can preallocate.
     pub(super) fn new(region: Arc<dyn Region>, cap_bytes: u64, refusals: &Arc<Refusals>) -> Volume {
         let cap_bytes = cap_bytes.min(MAX_REGION_BYTES) / BLOCK as u64 * BLOCK as u64;
-        let books = Books { space: Space::default(), grows: false, refused: None };
+        let books = Books { space: Space::default(), grows: false, refused: None, overdue: false };
         let info = region.describe();
         let mut volume = Volume {
             region,
@@ -91,6 +93,10 @@ impl Volume {
             return Ok(Extent { volume: Arc::clone(self), slot });
         }
         let end = books.space.end_with(bytes).filter(|&end| end <= self.cap_bytes).ok_or(Full::Cap)?;
+        if books.overdue {
+            let message = "the disk has not answered in time; check it (dmesg)";
+            return Err(Full::Refused(io::Error::new(io::ErrorKind::TimedOut, message)));
+        }
         match books.refused.filter(|_| self.refusals.are_recent()) {
             Some(code) => Err(Full::Refused(io::Error::from_raw_os_error(code))),
             None => Err(Full::Until(end)),
@@ -133,7 +139,14 @@ impl Volume {
     }
 
     pub(super) fn has_grown(&self) {
-        self.books.lock().grows = false;
+        let mut books = self.books.lock();
+        (books.grows, books.overdue) = (false, false);
+    }
+
+    /// The disk has not answered the attempt to grow that is under way. Until it does, there is no further one.
+    pub(super) fn is_overdue(&self) {
+        tracing::warn!("the {} does not grow: the disk has not answered in time", self.info.name);
+        self.books.lock().overdue = true;
     }
 
     /// Bytes that belong to extents now.
