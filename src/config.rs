@@ -102,6 +102,14 @@ impl TensorCacheBuilder {
         self
     }
 
+    /// Bytes that spill files leave free on each disk for others: a file does not grow into them, and what finds no room stays on the
+    /// device. Where files grow without taking space (file systems that cannot preallocate), and where several processes grow theirs at
+    /// once, less may be left. Default: the larger of 1 GiB and 1 % of the disk, but no more than a tenth of it.
+    pub fn disk_keep_free(mut self, bytes: u64) -> Self {
+        self.store.keep_free = Some(bytes);
+        self
+    }
+
     /// What happens to saved tensors. Default: [`Auto::default()`], which plans.
     pub fn policy(mut self, policy: impl Policy + Clone + 'static) -> Self {
         self.policy = Box::new(policy);

@@ -55,6 +55,7 @@ fn settings(place: &Path) -> Vec<Setting> {
     let mut all = Settings::default();
     for &n in NUMBERS {
         all.add(format!("disk_cap({n})"), move |builder| builder.disk_cap(n));
+        all.add(format!("disk_keep_free({n})"), move |builder| builder.disk_keep_free(n));
         // As much memory as that is never there, or it is little.
         if !(1 << 30..1 << 60).contains(&n) {
             all.add(format!("host_pool({n})"), move |builder| builder.host_pool(n));

@@ -26,6 +26,9 @@ pub struct StoreConfig {
     pub directories: Vec<PathBuf>,
     /// Hard cap over all spill files, in bytes; each file may grow to an equal share of it.
     pub cap_bytes: u64,
+    /// Bytes of each disk that are left to others: no spill file grows into them. `None` for the larger of 1 GiB and 1 % of
+    /// the disk, but no more than a tenth of it.
+    pub keep_free: Option<u64>,
     /// How the bytes are moved.
     pub backend: BackendKind,
     /// The cuFile library for [`BackendKind::CuFile`]; `None` to search for it.
@@ -56,6 +59,7 @@ impl Default for StoreConfig {
         StoreConfig {
             directories: Vec::new(),
             cap_bytes: 64 << 30,
+            keep_free: None,
             backend: BackendKind::Auto,
             cufile: None,
             cufile_beside: None,

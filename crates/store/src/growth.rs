@@ -252,7 +252,7 @@ mod tests {
             }
             Ok(())
         });
-        let volume = Arc::new(Volume::new(Arc::new(region), 2 * GROWTH_BYTES, &Arc::default()));
+        let volume = Arc::new(Volume::new(Arc::new(region), 2 * GROWTH_BYTES, None, &Arc::default()));
         let full = volume.reserve(GROWTH_BYTES).unwrap();
         let watch = Watch::new(Duration::from_millis(5));
         let growth = Growth::new(watch.watcher());
@@ -297,7 +297,7 @@ mod tests {
             }
             Ok(())
         });
-        let volume = Arc::new(Volume::new(Arc::new(region), 2 * GROWTH_BYTES, &Arc::default()));
+        let volume = Arc::new(Volume::new(Arc::new(region), 2 * GROWTH_BYTES, None, &Arc::default()));
         let ask = || {
             let listeners_will_hear = growth.begin(&volume, 2 * GROWTH_BYTES);
             happened.send(Event::Begun { listeners_will_hear }).unwrap();
@@ -331,7 +331,7 @@ mod tests {
                 }
                 Ok(())
             });
-            Arc::new(Volume::new(Arc::new(region), 2 * GROWTH_BYTES, &Arc::default()))
+            Arc::new(Volume::new(Arc::new(region), 2 * GROWTH_BYTES, None, &Arc::default()))
         });
         drop(happened);
         let watch = Watch::new(Duration::MAX);

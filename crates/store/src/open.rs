@@ -9,6 +9,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::mem::BLOCK;
+use crate::region::Disk;
 
 /// The memory alignment assumed for direct I/O where the kernel does not report it (before Linux 6.1).
 const UNKNOWN_ALIGNMENT: usize = 4096;
@@ -36,11 +37,15 @@ pub(super) fn create_nameless(directory: &Path) -> io::Result<File> {
 /// Like [`create_nameless`], but with a name.
 pub(super) fn create_named(directory: &Path) -> io::Result<(File, Name)> {
     let path = directory.join(format!(".ssdtrain-{:016x}", RandomState::new().build_hasher().finish()));
-    let file = owner_only().create_new(true).open(&path).map_err(|error| match error.kind() {
-        // The directory exists. The error must not suggest otherwise if no file can be created in it.
-        io::ErrorKind::NotFound => io::ErrorKind::Unsupported.into(),
-        _ => error,
-    })?;
+    // O_EXCL, by `create_new`: the file is new, whatever others put there.
+    let file =
+        owner_only().create_new(true).custom_flags(libc::O_NOFOLLOW).open(&path).map_err(
+            |error| match error.kind() {
+                // The directory exists. The error must not suggest otherwise if no file can be created in it.
+                io::ErrorKind::NotFound => io::ErrorKind::Unsupported.into(),
+                _ => error,
+            },
+        )?;
     Ok((file, Name(Some(path))))
 }
 
@@ -120,8 +125,8 @@ pub(super) fn is_in_memory(file: &File) -> io::Result<bool> {
     Ok(kind == libc::TMPFS_MAGIC as u32 || kind == RAMFS_MAGIC)
 }
 
-/// Bytes on the file's disk that are free for this user.
-pub(super) fn free_bytes(file: &File) -> io::Result<u64> {
+/// How full the file's disk is.
+pub(super) fn disk_of(file: &File) -> io::Result<Disk> {
     let mut buffer = MaybeUninit::<libc::statvfs>::zeroed();
     // SAFETY: `buffer` has room for the answer.
     if unsafe { libc::fstatvfs(file.as_raw_fd(), buffer.as_mut_ptr()) } < 0 {
@@ -129,7 +134,8 @@ pub(super) fn free_bytes(file: &File) -> io::Result<u64> {
     }
     // SAFETY: zeroed above, and a statvfs of zeroes is valid.
     let answer = unsafe { buffer.assume_init() };
-    Ok(answer.f_bavail.saturating_mul(answer.f_frsize))
+    let bytes = |blocks: u64| blocks.saturating_mul(answer.f_frsize);
+    Ok(Disk { bytes: bytes(answer.f_blocks), free: bytes(answer.f_bavail) })
 }
 
 #[cfg(test)]

@@ -26,6 +26,11 @@ pub trait Region: Send + Sync + 'static {
     /// Describes the region.
     fn describe(&self) -> RegionInfo;
 
+    /// How full the disk is that it grows on; `None` if there is none, or it cannot be told.
+    fn disk(&self) -> Option<Disk> {
+        None
+    }
+
     /// The concrete type that the backend knows its regions by. A region that wraps another returns the inner one's.
     fn backing(&self) -> &dyn Any;
 }
@@ -41,6 +46,15 @@ pub struct RegionInfo {
     pub alignment: usize,
     /// Why it is slower than it could be.
     pub notes: Vec<String>,
+}
+
+/// How full a disk is, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Disk {
+    /// What it holds in all.
+    pub bytes: u64,
+    /// What is free for this user.
+    pub free: u64,
 }
 
 /// The medium that a backend stores bytes on.

@@ -1,7 +1,7 @@
 //! Spill files: nameless, preallocated, and opened for direct I/O where the file system supports it.
 
 use std::any::Any;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 use std::path::{Path, PathBuf};
@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytesize::ByteSize;
 
-use super::open::{Name, create_named, create_nameless, free_bytes, set_direct};
-use super::region::{Medium, Place, Region, RegionInfo};
+use super::directory::Directory;
+use super::open::{Name, create_named, create_nameless, disk_of, set_direct};
+use super::region::{Disk, Medium, Place, Region, RegionInfo};
 use crate::error::{Error, ErrorKind, Result};
 
 /// One spill file.
@@ -29,7 +30,7 @@ impl SpillFile {
     pub(super) fn create(place: Place<'_>, cap_bytes: u64) -> Result<SpillFile> {
         match place {
             Place::Directory(directory) => {
-                let nameless = |directory: &Path| Ok((create_nameless(directory)?, ()));
+                let nameless = |directory: &Directory| Ok((create_nameless(&directory.fixed_path())?, ()));
                 SpillFile::open(directory, cap_bytes, nameless).map(|(file, ())| file)
             }
             Place::Memory => SpillFile::in_memory(),
@@ -41,7 +42,9 @@ impl SpillFile {
     pub(super) fn create_named(place: Place<'_>, cap_bytes: u64) -> Result<(SpillFile, Option<Name>)> {
         match place {
             Place::Directory(directory) => {
-                SpillFile::open(directory, cap_bytes, create_named).map(|(file, name)| (file, Some(name)))
+                // cuFile reopens the file by its name, so that is a path which means the same to everybody.
+                let named = |directory: &Directory| create_named(directory.path());
+                SpillFile::open(directory, cap_bytes, named).map(|(file, name)| (file, Some(name)))
             }
             Place::Memory => SpillFile::in_memory().map(|file| (file, None)),
         }
@@ -50,24 +53,11 @@ impl SpillFile {
     fn open<N>(
         directory: &Path,
         cap_bytes: u64,
-        create: impl FnOnce(&Path) -> io::Result<(File, N)>,
+        create: impl FnOnce(&Directory) -> io::Result<(File, N)>,
     ) -> Result<(SpillFile, N)> {
-        let unusable = |error: io::Error| {
-            let message = match error.kind() {
-                io::ErrorKind::NotFound => "does not exist; create it or name another",
-                io::ErrorKind::NotADirectory => "is not a directory; name one",
-                io::ErrorKind::ReadOnlyFilesystem => "is on a read-only file system; name a writable one",
-                io::ErrorKind::PermissionDenied => "is not writable by this user; allow it or name another",
-                io::ErrorKind::StorageFull => "is on a full file system; free some space or name another",
-                _ => "cannot hold a spill file; name another",
-            };
-            Error::directory(directory, message, error)
-        };
-        if !fs::metadata(directory).map_err(unusable)?.is_dir() {
-            return Err(unusable(io::ErrorKind::NotADirectory.into()));
-        }
-        let (file, name) = create(directory).map_err(unusable)?;
-        if let Ok(free) = free_bytes(&file)
+        let checked = Directory::open(directory)?;
+        let (file, name) = create(&checked).map_err(|error| Directory::unusable(checked.path(), error))?;
+        if let Ok(Disk { free, .. }) = disk_of(&file)
             && free < cap_bytes
         {
             let (free, share, shown) = (ByteSize(free), ByteSize(cap_bytes), directory.display());
@@ -142,6 +132,10 @@ impl Region for SpillFile {
         RegionInfo { name: format!("spill file in {shown}"), medium, alignment, notes }
     }
 
+    fn disk(&self) -> Option<Disk> {
+        self.directory.as_ref().and_then(|_| disk_of(&self.file).ok())
+    }
+
     fn backing(&self) -> &dyn Any {
         self
     }
@@ -171,6 +165,7 @@ impl SpillFile {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::MetadataExt;
 
     use super::*;

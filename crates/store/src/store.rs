@@ -73,7 +73,9 @@ impl Store {
     fn assemble(config: StoreConfig, backend: Arc<dyn Backend>, note: Option<String>) -> Result<Store> {
         let share = config.cap_bytes / config.files() as u64;
         let refusals = Arc::default();
-        let open = |place| Ok(Arc::new(Volume::new(backend.open(place, share)?, share, &refusals)));
+        let open = |place| {
+            Ok(Arc::new(Volume::new(backend.open(place, share)?, share, config.keep_free, &refusals)))
+        };
         let volumes: Vec<Arc<Volume>> = config.places().into_iter().map(open).collect::<Result<_>>()?;
         let media = || volumes.iter().map(|volume| volume.info().medium);
         let medium =

@@ -4,10 +4,11 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytesize::ByteSize;
 use parking_lot::Mutex;
 
 use super::extent::{Slot, Space};
-use super::region::{Region, RegionInfo};
+use super::region::{Disk, Region, RegionInfo};
 use crate::completion::contained;
 use crate::mem::BLOCK;
 
@@ -24,6 +25,8 @@ pub(super) struct Volume {
     region: Arc<dyn Region>,
     info: RegionInfo,
     cap_bytes: u64,
+    /// Bytes of the disk that are left to others; `None` for the default.
+    keep_free: Option<u64>,
     books: Mutex<Books>,
     /// Held while the region grows, which may take long; extents are still taken and freed meanwhile.
     growing: Mutex<()>,
@@ -42,8 +45,8 @@ struct Books {
     space: Space,
     /// Somebody has taken on the job of growing the region.
     grows: bool,
-    /// The error code of the latest attempt to grow the region, if it failed.
-    refused: Option<i32>,
+    /// Why the latest attempt to grow the region failed, if it did.
+    refused: Option<io::Error>,
     /// The disk has not answered an attempt that is still under way.
     overdue: bool,
 }
@@ -66,9 +69,15 @@ pub(super) enum Full {
 }
 
 impl Volume {
-    /// Takes a region that was just opened and uses at most `cap_bytes` of it. The region grows by its first step
+    /// Takes a region that was just opened, uses at most `cap_bytes` of it, and leaves `keep_free` bytes of its disk to
+    /// others. The region grows by its first step
     /// here, which also shows whether the file system can preallocate.
-    pub(super) fn new(region: Arc<dyn Region>, cap_bytes: u64, refusals: &Arc<Refusals>) -> Volume {
+    pub(super) fn new(
+        region: Arc<dyn Region>,
+        cap_bytes: u64,
+        keep_free: Option<u64>,
+        refusals: &Arc<Refusals>,
+    ) -> Volume {
         let cap_bytes = cap_bytes.min(MAX_REGION_BYTES) / BLOCK as u64 * BLOCK as u64;
         let books = Books { space: Space::default(), grows: false, refused: None, overdue: false };
         let info = region.describe();
@@ -76,6 +85,7 @@ impl Volume {
             region,
             info,
             cap_bytes,
+            keep_free,
             books: Mutex::new(books),
             growing: Mutex::default(),
             refusals: Arc::clone(refusals),
@@ -97,8 +107,8 @@ impl Volume {
             let message = "the disk has not answered in time; check it (dmesg)";
             return Err(Full::Refused(io::Error::new(io::ErrorKind::TimedOut, message)));
         }
-        match books.refused.filter(|_| self.refusals.are_recent()) {
-            Some(code) => Err(Full::Refused(io::Error::from_raw_os_error(code))),
+        match books.refused.as_ref().filter(|_| self.refusals.are_recent()) {
+            Some(refused) => Err(Full::Refused(again(refused))),
             None => Err(Full::Until(end)),
         }
     }
@@ -114,7 +124,10 @@ impl Volume {
         let step_end = end.next_multiple_of(GROWTH_BYTES).min(self.cap_bytes);
         let mut refused = None;
         for end in [step_end, end] {
-            let outcome = contained("the growth of a spill file", || self.region.grow(grown, end));
+            let outcome = contained("the growth of a spill file", || {
+                self.leaves_enough(end - grown)?;
+                self.region.grow(grown, end)
+            });
             match outcome.unwrap_or_else(|| Err(io::Error::from_raw_os_error(libc::EIO))) {
                 Ok(()) => {
                     let mut books = self.books.lock();
@@ -128,8 +141,23 @@ impl Volume {
         if let Some(error) = refused {
             tracing::warn!("the {} cannot grow: {error}", self.info.name);
             *self.refusals.latest.lock() = Some(Instant::now());
-            self.books.lock().refused = Some(error.raw_os_error().unwrap_or(libc::EIO));
+            self.books.lock().refused = Some(error);
         }
+    }
+
+    /// Fails if the disk would have less free space than is kept for others once the region has grown by `bytes`.
+    fn leaves_enough(&self, bytes: u64) -> io::Result<()> {
+        let Some(disk) = self.region.disk() else { return Ok(()) };
+        let keep_free = self.keep_free.unwrap_or_else(|| kept_free(disk));
+        if disk.free.saturating_sub(bytes) >= keep_free {
+            return Ok(());
+        }
+        let [free, kept, all] = [disk.free, keep_free, disk.bytes].map(ByteSize);
+        let message = format!(
+            "{free} of {all} are free on its disk, of which {kept} are kept for others; free some space, or keep less free \
+             (disk_keep_free)"
+        );
+        Err(io::Error::new(io::ErrorKind::StorageFull, message))
     }
 
     /// Claims the job of growing the region. If true, the caller must grow it and then call
@@ -174,6 +202,19 @@ impl Volume {
     }
 }
 
+/// What is kept free of a disk by default: the larger of 1 GiB and 1 %, but no more than a tenth of a small one.
+fn kept_free(disk: Disk) -> u64 {
+    (disk.bytes / 100).max(1 << 30).min(disk.bytes / 10)
+}
+
+/// The same error once more.
+fn again(error: &io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(code) => io::Error::from_raw_os_error(code),
+        None => io::Error::new(error.kind(), error.to_string()),
+    }
+}
+
 impl Refusals {
     fn are_recent(&self) -> bool {
         self.latest.lock().is_some_and(|when| when.elapsed() < GROWTH_PAUSE)
@@ -215,6 +256,7 @@ impl Extent {
 
 #[cfg(test)]
 mod tests {
+    use std::any::Any;
     use std::fs::File;
     use std::os::fd::AsFd;
     use std::os::unix::fs::MetadataExt;
@@ -241,7 +283,7 @@ mod tests {
         let cap = GROWTH_BYTES + 1024 * BLOCK as u64;
         let file = Arc::new(SpillFile::create(Place::Directory(directory.path()), cap).unwrap());
         let metadata = || File::from(file.as_fd().try_clone_to_owned().unwrap()).metadata().unwrap();
-        let volume = Arc::new(Volume::new(Arc::<SpillFile>::clone(&file), cap, &Arc::default()));
+        let volume = Arc::new(Volume::new(Arc::<SpillFile>::clone(&file), cap, None, &Arc::default()));
         assert_eq!(volume.grown_bytes(), GROWTH_BYTES, "the first step is taken at the start");
         let first = reserve(&volume, GROWTH_BYTES).unwrap();
         assert_eq!(volume.grown_bytes(), GROWTH_BYTES);
@@ -257,7 +299,7 @@ mod tests {
     fn no_region_grows_while_there_is_room_in_it() {
         const TAIL: u64 = GROWTH_BYTES / 8;
         let file = Arc::new(SpillFile::create(Place::Memory, 0).unwrap());
-        let volume = Arc::new(Volume::new(file, GROWTH_BYTES + TAIL, &Arc::default()));
+        let volume = Arc::new(Volume::new(file, GROWTH_BYTES + TAIL, None, &Arc::default()));
         let [hole, _rest] = [GROWTH_BYTES - TAIL, TAIL].map(|bytes| volume.reserve(bytes).unwrap());
         drop(hole);
         let small = volume
@@ -269,7 +311,8 @@ mod tests {
     #[test]
     fn a_region_that_cannot_grow_gives_the_space_back() {
         let file = Arc::new(SpillFile::create(Place::Memory, 0).unwrap());
-        let volume = Arc::new(Volume::new(Arc::<SpillFile>::clone(&file), 2 * GROWTH_BYTES, &Arc::default()));
+        let volume =
+            Arc::new(Volume::new(Arc::<SpillFile>::clone(&file), 2 * GROWTH_BYTES, None, &Arc::default()));
         let first = reserve(&volume, GROWTH_BYTES).unwrap();
         file.forbid_growth();
         assert!(matches!(reserve(&volume, GROWTH_BYTES), Err(Full::Refused(_))));
@@ -283,13 +326,57 @@ mod tests {
         );
     }
 
+    /// A region of no bytes on a disk that is as full as the test says.
+    struct OnDisk(Mutex<Disk>);
+
+    impl Region for OnDisk {
+        fn grow(&self, from: u64, to: u64) -> io::Result<()> {
+            self.0.lock().free -= to - from;
+            Ok(())
+        }
+
+        fn describe(&self) -> RegionInfo {
+            Pretended(|_, _| Ok(())).describe()
+        }
+
+        fn disk(&self) -> Option<Disk> {
+            Some(*self.0.lock())
+        }
+
+        fn backing(&self) -> &dyn Any {
+            self
+        }
+    }
+
+    #[test]
+    fn the_last_part_of_a_disk_is_left_to_others_and_the_refusal_names_it() {
+        const GIB: u64 = 1 << 30;
+        for (bytes, kept) in [(GIB, GIB / 10), (20 * GIB, GIB), (1000 * GIB, 10 * GIB)] {
+            assert_eq!(kept_free(Disk { bytes, free: 0 }), kept);
+            for (keep_free, kept) in [(None, kept), (Some(kept), kept), (Some(kept + 1), kept + 1)] {
+                let free = kept + GROWTH_BYTES + BLOCK as u64;
+                let region = Arc::new(OnDisk(Mutex::new(Disk { bytes, free })));
+                let volume =
+                    Arc::new(Volume::new(Arc::clone(&region) as _, bytes, keep_free, &Arc::default()));
+                assert_eq!(volume.grown_bytes(), GROWTH_BYTES);
+                let _first = volume.reserve(GROWTH_BYTES).unwrap();
+                let rest = reserve(&volume, BLOCK as u64);
+                assert_eq!(rest.is_ok(), keep_free != Some(kept + 1), "down to the last block");
+                let Err(Full::Refused(error)) = reserve(&volume, BLOCK as u64) else { panic!("it is full") };
+                assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+                let kept = ByteSize(keep_free.unwrap_or(kept)).to_string();
+                assert!(error.to_string().contains(&format!("{kept} are kept for others")), "{error}");
+            }
+        }
+    }
+
     #[test]
     fn a_region_that_panics_cannot_grow() {
         let region = Pretended(|from, _| {
             assert_eq!(from, 0, "on purpose");
             Ok(())
         });
-        let volume = Arc::new(Volume::new(Arc::new(region), 2 * GROWTH_BYTES, &Arc::default()));
+        let volume = Arc::new(Volume::new(Arc::new(region), 2 * GROWTH_BYTES, None, &Arc::default()));
         let _full = volume.reserve(GROWTH_BYTES).unwrap();
         assert!(matches!(reserve(&volume, 1), Err(Full::Refused(_))));
     }

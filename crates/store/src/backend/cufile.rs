@@ -14,7 +14,7 @@ use crate::config::StoreConfig;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::Gpu;
 use crate::open::Name;
-use crate::region::{Place, Region, RegionInfo};
+use crate::region::{Disk, Place, Region, RegionInfo};
 use crate::spill_file::SpillFile;
 use cufile_sys::sys::{CUFileStringConfigParameter_t as Text, CUfileDriverStatusFlags_t as Status};
 use cufile_sys::{Cause, Driver, File, Library, Search, has_cuda_driver};
@@ -180,6 +180,10 @@ impl Region for CuFileRegion {
 
     fn describe(&self) -> RegionInfo {
         self.file.describe()
+    }
+
+    fn disk(&self) -> Option<Disk> {
+        self.file.disk()
     }
 
     fn backing(&self) -> &dyn Any {

@@ -13,7 +13,7 @@ use super::{Backend, BackendInfo, Direction, Op};
 use crate::completion::is_completing;
 use crate::error::Result;
 use crate::mem::BLOCK;
-use crate::region::{Place, Region, RegionInfo};
+use crate::region::{Disk, Place, Region, RegionInfo};
 
 /// The way in which an operation fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -208,6 +208,10 @@ impl Region for FaultyRegion {
 
     fn describe(&self) -> RegionInfo {
         self.inner.describe()
+    }
+
+    fn disk(&self) -> Option<Disk> {
+        self.inner.disk()
     }
 
     fn backing(&self) -> &dyn Any {
