@@ -6,10 +6,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Called once, when a transfer has ended; by then the store holds neither the transfer's memory nor its blob. If it
-/// is dropped without having been called, it is called with an error.
+/// Called once, when a transfer has ended; by then the store holds neither the transfer's memory nor its blob, unless the
+/// transfer [timed out](ErrorKind::TimedOut). If it is dropped without having been called, it is called with an error.
 ///
-/// It runs on an I/O thread, so it should be short and must not wait for another transfer. A panic in it is logged
+/// It runs on an I/O thread or the one that watches the time, so it should be short and must not wait for another transfer. A panic in it is logged
 /// and does not propagate. Transfers that fail before they begin, and those of empty blobs, complete on the calling
 /// thread before the call returns.
 ///

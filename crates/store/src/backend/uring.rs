@@ -165,6 +165,9 @@ impl Shared {
     fn lose(&self) {
         let until = Instant::now() + PATIENCE;
         let mut state = self.state.lock();
+        if state.stuck {
+            return;
+        }
         state.loses = true;
         self.signal();
         while state.loses && !state.ended {
@@ -403,6 +406,8 @@ fn describe(op: &Op) -> io::Result<squeue::Entry> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
     use crate::mem::{AlignedBuf, BLOCK};
     use crate::watch::{Clock, Watch};
@@ -510,6 +515,26 @@ mod tests {
         assert!(shared.strong_count() > 0, "the thread still has the operations");
         drop(pipe.write_end);
         assert!((0..3).all(|_| told.recv() == Ok("ended")));
+    }
+
+    #[test]
+    fn a_process_ends_with_operations_that_never_do() {
+        let child = "backend::uring::tests::ends_with_operations_in_the_ring";
+        let this = std::env::current_exe().unwrap();
+        let ended = Command::new(this).args(["--exact", child, "--ignored"]).output().unwrap();
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stdout));
+    }
+
+    #[test]
+    #[ignore = "run in a process of its own by the test above"]
+    fn ends_with_operations_in_the_ring() {
+        let Ok(uring) = Uring::new(2) else { return };
+        let (watch, pipe) = (Watch::new(Duration::from_millis(5)), Pipe::new());
+        let (ops, told) = reads(&watch, &pipe, 3);
+        uring.submit(ops);
+        assert!((0..3).all(|_| told.recv() == Ok("given up")));
+        // The pipe stays open, and nothing is ever written to it.
+        Box::leak(Box::new(pipe));
     }
 
     #[test]
