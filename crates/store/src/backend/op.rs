@@ -198,6 +198,7 @@ mod tests {
     use crate::mem::AlignedBuf;
     use crate::region::Place;
     use crate::spill_file::SpillFile;
+    use crate::watch::Watch;
 
     fn op(blocks: usize) -> (Op, mpsc::Receiver<io::Result<()>>) {
         let file = Arc::new(SpillFile::create(Place::Memory, 1 << 20).unwrap());
@@ -256,6 +257,20 @@ mod tests {
         let (op, done) = op(1);
         assert!(op.complete(Ok(0)).is_empty());
         assert_eq!(done.recv().unwrap().unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn one_that_was_given_up_is_not_continued() {
+        let watch = Watch::new(Duration::MAX);
+        let transfer = watch.watcher().transfer();
+        for result in [Ok(BLOCK), errno(libc::EINTR), Ok(3 * BLOCK)] {
+            let (op, done) = op(3);
+            let op = op.timed(Clock::new(&transfer, |_| {}));
+            transfer.give_up();
+            assert!(op.complete(result).is_empty());
+            assert_eq!(done.recv().unwrap().unwrap_err().kind(), io::ErrorKind::TimedOut);
+        }
+        transfer.end();
     }
 
     #[test]
