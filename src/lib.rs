@@ -55,7 +55,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use math::resolve_math_kernels;
 pub use recompute::{Inputs, remat, segment};
 pub use route::{IoPath, PathRates, PathTrial, Route, Way};
-pub use session::{Backward, Entered, Held, Step, StepHandle, TensorCache, write_traces};
+pub use session::{Backward, Entered, GivenBack, Held, Step, StepHandle, TensorCache, write_traces};
 pub use ssdtrain_libtorch::{load_cuda, trim};
 pub use ssdtrain_plan as plan;
 pub use ssdtrain_plan::{

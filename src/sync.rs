@@ -13,7 +13,9 @@ pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
 pub(crate) use std::sync::mpsc::{Sender, channel};
 
 #[cfg(test)]
-pub(crate) use self::explored::{Condvar, Mutex, MutexGuard, Sender, channel, explore};
+pub(crate) use self::explored::{
+    Condvar, Mutex, MutexGuard, Sender, assert_nothing_is_locked, channel, explore,
+};
 
 /// A named thread, which ends before the value that started it does.
 pub(crate) struct Thread(Handle);

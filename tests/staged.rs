@@ -248,7 +248,8 @@ fn a_pause_gives_pinned_memory_back_and_the_next_step_takes_it_again() {
             assert_same_bits("the gradient", &expected(), &grads(std::slice::from_ref(&x)));
             let pinned = cache.pinned_bytes();
             assert!(pinned >= least, "round {round}: {pinned}");
-            assert_eq!((cache.pause(), cache.pinned_bytes()), (pinned, 0), "round {round}");
+            let given_back = cache.pause();
+            assert_eq!((given_back.pinned_bytes, cache.pinned_bytes()), (pinned, 0), "round {round}");
         }
         assert_nothing_held(&cache);
     }
@@ -268,5 +269,23 @@ fn what_a_graph_still_needs_outlives_a_pause() {
     drop(loss);
     assert_same_bits("the gradient", &expected(), &grads(&[x]));
     step.finish().unwrap();
-    assert!(cache.pause() > 0 && cache.pinned_bytes() == 0);
+    assert!(cache.pause().pinned_bytes > 0 && cache.pinned_bytes() == 0);
+}
+
+#[test]
+fn a_pause_gives_the_space_of_the_spill_files_back_and_the_next_step_takes_it_again() {
+    for builder in [everything(), staged().host_pool(2 * MIB), direct()] {
+        let cache = builder.build().unwrap();
+        let x = input();
+        for round in 0..3 {
+            x.zero_grad_if_any();
+            let report = step(&cache, &x);
+            let size = || cache.store_stats().unwrap().file_bytes;
+            let before = size();
+            assert!(before > 0 && report.loaded.bytes > 0, "round {round}: {report}");
+            assert_same_bits("the gradient", &expected(), &grads(std::slice::from_ref(&x)));
+            assert_eq!((cache.pause().spill_bytes, size()), (before, 0), "round {round}");
+        }
+        assert_nothing_held(&cache);
+    }
 }

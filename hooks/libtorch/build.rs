@@ -27,6 +27,7 @@ fn main() {
             "csrc/recording.cpp",
             "csrc/repeatable.cpp",
             "csrc/segments.cpp",
+            "csrc/shortage.cpp",
             "csrc/storage.cpp",
             "csrc/tiles.cpp",
             "csrc/watches.cpp",

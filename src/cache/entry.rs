@@ -40,6 +40,8 @@ pub(crate) enum Edge {
     Evicted,
     /// An operation writes to the storage: the copy below no longer holds its contents.
     Written,
+    /// The device has no memory left: what can go, goes.
+    Pressed,
 }
 
 /// Who takes an edge, always while holding the cache's lock.
@@ -53,10 +55,12 @@ pub(crate) enum Owner {
     Backward,
     /// The thread that writes to a saved storage: any thread of the program.
     Writer,
+    /// The thread whose allocation found no memory.
+    Short,
 }
 
 /// All edges: from, what happens, to, and who takes it.
-pub(crate) const EDGES: [(State, Edge, State, Owner); 16] = [
+pub(crate) const EDGES: [(State, Edge, State, Owner); 18] = [
     (State::Device, Edge::StoreIssued, State::Storing, Owner::Pump),
     (State::Device, Edge::StoreRefused, State::Kept, Owner::Pump),
     (State::Device, Edge::Cancelled, State::Kept, Owner::Backward),
@@ -73,6 +77,8 @@ pub(crate) const EDGES: [(State, Edge, State, Owner); 16] = [
     (State::Storing, Edge::Written, State::Kept, Owner::Writer),
     (State::Away, Edge::Written, State::Kept, Owner::Writer),
     (State::Loaded, Edge::Written, State::Kept, Owner::Writer),
+    (State::Kept, Edge::Pressed, State::Device, Owner::Short),
+    (State::Loaded, Edge::Pressed, State::Away, Owner::Short),
 ];
 
 impl State {
@@ -130,6 +136,7 @@ mod tests {
                 && !matches!(by, Edge::Written | Edge::LoadPostponed);
             assert_eq!(of_transfer, owner == Owner::Io);
             assert_eq!(by == Edge::Written, owner == Owner::Writer);
+            assert_eq!(by == Edge::Pressed, owner == Owner::Short);
             assert!(by != Edge::Written || from != State::Loading);
         }
     }

@@ -1,7 +1,7 @@
 //! Keys of entries and tapes.
 
 /// Identifies an entry: its slot in the table, and a number that is never used again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct EntryKey {
     pub(crate) index: usize,
     pub(crate) serial: u64,

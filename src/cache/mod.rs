@@ -10,6 +10,7 @@ mod keys;
 mod model;
 #[cfg(test)]
 mod orders;
+mod relief;
 #[cfg(test)]
 mod slow;
 mod table;
@@ -21,6 +22,7 @@ mod unlocked;
 mod waits;
 
 use std::collections::HashSet;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -29,7 +31,7 @@ use ssdtrain_libtorch::{Storage, StorageId, WriteObserver};
 pub(crate) use self::handle::{EntryHandle, Subject};
 pub(crate) use self::keys::{EntryKey, NO_TAPE, TapeKey};
 pub(crate) use self::table::Limits;
-use self::table::{Answer, Saved, Squeeze, Table};
+use self::table::{Answer, Gone, Saved, Squeeze, Table};
 use crate::error::Error;
 use crate::profile::Alive;
 use crate::sync::{Condvar, Mutex, MutexGuard};
@@ -44,6 +46,10 @@ pub(crate) struct Cache {
     /// Signalled when a transfer ends or room appears below.
     changed: Condvar,
     room: Arc<RoomListener>,
+    /// Held by the thread that frees memory of the device for an allocation.
+    relieving: Mutex<()>,
+    /// Bytes freed for allocations.
+    relieved: AtomicU64,
     pub(crate) scopes: Arc<Scopes>,
     pub(crate) trace: Option<Arc<Trace>>,
 }
@@ -67,6 +73,8 @@ impl Cache {
                 table: Mutex::new(Table::new(tier, limits)),
                 changed: Condvar::new(),
                 room: Arc::new(move || this.upgrade().iter().for_each(Cache::has_room)),
+                relieving: Mutex::default(),
+                relieved: AtomicU64::new(0),
                 scopes: Arc::default(),
                 trace,
             }
@@ -264,6 +272,20 @@ impl Cache {
         counters: &Arc<Counters>,
         here: &Here,
     ) -> bool {
+        let (left, gone) = self.leaves(table, key, parcel, counters, here);
+        MutexGuard::unlocked(table, || drop(gone));
+        left
+    }
+
+    /// As [`Cache::let_go`], with what is to be dropped without the lock.
+    fn leaves(
+        &self,
+        table: &mut MutexGuard<'_, Table>,
+        key: EntryKey,
+        parcel: Arc<dyn Parcel>,
+        counters: &Arc<Counters>,
+        here: &Here,
+    ) -> (bool, Gone) {
         // The parcel is dropped without the lock too: it may be the last reference of an entry released meanwhile, and then announces
         // room.
         let storage = table.entry(key).and_then(|entry| entry.storage().cloned());
@@ -271,7 +293,7 @@ impl Cache {
             parcel.order(storage.as_ref(), StallCause::DeviceBudget, counters, here)
         });
         // An entry that was released meanwhile has left.
-        let Some(bytes) = table.entry(key).map(|entry| entry.bytes) else { return true };
+        let Some(bytes) = table.entry(key).map(|entry| entry.bytes) else { return (true, (None, None)) };
         if let Err(error) = &ordered {
             tracing::warn!(%error, "a storage cannot leave the device");
         }
@@ -279,8 +301,7 @@ impl Cache {
         let left = outcome.is_ok();
         let gone = table.stored(key, bytes, outcome);
         self.sample(table);
-        MutexGuard::unlocked(table, || drop(gone));
-        left
+        (left, gone)
     }
 
     /// Serves one handle: from the device if possible, otherwise from the tier below.

@@ -2,6 +2,7 @@
 //! update this state and return what is to be moved. They never wait, and never make libtorch compute.
 
 mod backward;
+mod relief;
 mod saving;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -11,6 +12,7 @@ use slab::Slab;
 use ssdtrain_libtorch::{Block, Storage, StorageId, Watch, WeakStorage};
 use ssdtrain_plan::Release;
 
+pub(crate) use self::relief::{Relief, Tried};
 pub(crate) use self::saving::{Part, Saved};
 use super::entry::{Edge, State};
 use super::keys::{EntryKey, TapeKey};
@@ -37,6 +39,8 @@ pub(crate) struct Entry {
     covered: u64,
     /// Whether it was put into the store queue.
     queued: bool,
+    /// Whether it found no room below.
+    refused: bool,
     /// Whether a store is in flight that has to be waited for.
     storing: bool,
     /// Its place below the device; `None` if it is to stay.
@@ -77,6 +81,13 @@ pub(crate) enum Job {
         bytes: u64,
         early: bool,
     },
+}
+
+impl Job {
+    /// Whether it is a load that nobody waits for yet.
+    pub(crate) fn is_early(&self) -> bool {
+        matches!(self, Job::Load { early: true, .. })
+    }
 }
 
 /// What a handle gets when it asks.
@@ -149,6 +160,8 @@ pub(crate) struct Table {
     /// Bytes of the stores in flight that have to be waited for.
     storing: u64,
     transfers: usize,
+    /// Threads that are about to free what a store has released.
+    pub(crate) releasing: usize,
     on_device: u64,
     early: u64,
     /// Storages that the cache released after serving every handle, but that backward still uses, each with the key of its entry.
@@ -182,6 +195,7 @@ impl Table {
             leaving: VecDeque::new(),
             storing: 0,
             transfers: 0,
+            releasing: 0,
             on_device: 0,
             early: 0,
             in_use: Vec::new(),
@@ -357,7 +371,7 @@ impl Table {
         for (_, entry) in &self.entries {
             let returned = || entry.returned.as_ref().is_some_and(|returned| returned.upgrade().is_some());
             let in_use = match (entry.storage(), entry.state) {
-                (Some(storage), State::Device | State::Kept) => storage.references() > 1,
+                (Some(storage), State::Device | State::Kept) => storage.owners() > 1,
                 // What is moved is also held by its transfer.
                 (Some(_), _) => false,
                 (None, _) => entry.source.upgrade().is_some() || returned(),

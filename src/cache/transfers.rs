@@ -1,8 +1,9 @@
 //! Transfers: how they are handed to the tier without holding the lock, and what follows when they end.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
-use ssdtrain_libtorch::Storage;
+use ssdtrain_libtorch::{Storage, without_relief};
 use ssdtrain_store::contained;
 
 use super::table::Job;
@@ -14,7 +15,8 @@ impl Cache {
     /// Hands transfers to the tier. Must be called without holding the lock.
     pub(super) fn submit(self: &Arc<Self>, jobs: Vec<Job>, here: &Here) {
         let (mut memory_is_short, mut loads) = (false, Vec::new());
-        for job in jobs {
+        let mut jobs = VecDeque::from(jobs);
+        while let Some(job) = jobs.pop_front() {
             let cache = Arc::clone(self);
             match job {
                 Job::Store { key, parcel, from } => {
@@ -24,13 +26,23 @@ impl Cache {
                     contained("the hand-over of a store", || parcel.store(from, done));
                 }
                 Job::Load { key, bytes, early: true, .. } if memory_is_short => cache.postponed(key, bytes),
-                Job::Load { key, parcel, bytes, early } => match self.allocate(bytes) {
+                Job::Load { key, parcel, bytes, early } => match without_relief(|| self.allocate(bytes)) {
                     Ok(into) => loads.push((key, parcel, bytes, into)),
                     Err(_) if early => {
                         memory_is_short = true;
                         cache.postponed(key, bytes);
                     }
-                    Err(refused) => cache.loaded(key, bytes, Err(refused)),
+                    Err(_) => {
+                        // Whoever frees memory for it may wait for loads ahead of time, so none may be left for this thread to begin.
+                        memory_is_short = true;
+                        let (early, others) = jobs.drain(..).partition(Job::is_early);
+                        jobs = others;
+                        self.postpone(early);
+                        match self.allocate(bytes) {
+                            Ok(into) => loads.push((key, parcel, bytes, into)),
+                            Err(refused) => cache.loaded(key, bytes, Err(refused)),
+                        }
+                    }
                 },
             }
         }
@@ -53,6 +65,15 @@ impl Cache {
             .unwrap_or_else(|| Err(Error::torch("internal error: an allocation panicked")))
     }
 
+    /// Takes back loads that nobody waits for.
+    fn postpone(&self, early: VecDeque<Job>) {
+        for job in early {
+            if let Job::Load { key, bytes, .. } = job {
+                self.postponed(key, bytes);
+            }
+        }
+    }
+
     /// Takes back an early load for which there is no memory.
     fn postponed(&self, key: EntryKey, bytes: u64) {
         self.table.lock().postponed(key, bytes);
@@ -69,11 +90,13 @@ impl Cache {
         let gone = {
             let mut table = self.table.lock();
             let gone = table.stored(key, bytes, outcome.map_err(|error| error.to_string()));
+            table.releasing += 1;
             table.pump(&mut jobs);
             self.sample(&table);
             gone
         };
         drop(gone);
+        self.table.lock().releasing -= 1;
         self.changed.notify_all();
         // A finished store leads to further stores only, never to loads.
         self.submit(jobs, &Here::default());

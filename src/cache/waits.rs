@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use ssdtrain_libtorch::Storage;
+use ssdtrain_libtorch::{Reliever, Storage};
 
 use super::Cache;
 use super::keys::{EntryKey, TapeKey};
@@ -38,28 +38,45 @@ pub(super) const LATE: Limits = Limits {
 pub(super) struct Batch {
     cache: Arc<Cache>,
     tape: TapeKey,
+    pub(super) counters: Arc<Counters>,
     saved: Vec<(EntryKey, usize, u64)>,
 }
 
 impl Batch {
     pub(super) fn new(cache: &Arc<Cache>) -> Batch {
-        Batch { cache: Arc::clone(cache), tape: cache.open_tape(), saved: Vec::new() }
+        Batch {
+            cache: Arc::clone(cache),
+            tape: cache.open_tape(),
+            counters: Arc::default(),
+            saved: Vec::new(),
+        }
     }
 
     /// Saves a storage that nobody else holds, once there is room for it.
     pub(super) fn save(&mut self, word: u64) {
-        let (here, counters) = (Here::default(), Arc::<Counters>::default());
-        let cache = &self.cache;
-        let tier = Arc::clone(cache.tier.as_ref().unwrap());
-        let parcel = tier.parcel(BYTES, ScopeId::default(), &here).unwrap();
         let storage = Storage::allocate(BYTES).unwrap();
         set_word(&storage, word);
+        self.save_one(storage, false);
+    }
+
+    /// Saves one that stays on the device.
+    pub(super) fn keep(&mut self, word: u64) {
+        let storage = Storage::allocate(BYTES).unwrap();
+        set_word(&storage, word);
+        self.save_one(storage, true);
+    }
+
+    pub(super) fn save_one(&mut self, storage: Storage, keep: bool) {
+        let (here, word) = (Here::default(), word(&storage));
+        let (cache, counters) = (&self.cache, Arc::clone(&self.counters));
+        let tier = Arc::clone(cache.tier.as_ref().unwrap());
+        let parcel = (!keep).then(|| tier.parcel(BYTES, ScopeId::default(), &here).unwrap());
         let mut jobs = Vec::new();
         let mut table = cache.table.lock();
         while !cache.fits(&mut table, BYTES, &counters, &here) {}
         let key = table.insert(Saved {
             storage,
-            parcel: Some(parcel),
+            parcel,
             version: 0,
             part: Part { layout: 0, bytes: BYTES },
             scope: ScopeId::default(),
@@ -201,6 +218,26 @@ fn two_threads_get_what_they_saved_straight_from_the_disk() {
 fn whoever_flushes_hears_of_the_room_that_others_make() {
     for below in WAYS.into_iter().chain([GROWS]) {
         run(below, Disk::Works, LATE, 1, |cache| alone(cache, false));
+    }
+}
+
+/// A thread whose allocation found no memory, beside one that saves and runs backward.
+#[test]
+fn who_is_short_of_memory_gets_some_while_others_go_on() {
+    for below in WAYS {
+        run(below, Disk::Works, LATE, 1, |cache| {
+            let other = Arc::clone(cache);
+            let short = Thread::start("short", move || {
+                other.relieve(2 * BYTES);
+            });
+            let mut batch = Batch::new(cache);
+            batch.keep(1);
+            batch.save(2);
+            // At the latest now there is something to store.
+            Arc::clone(cache).relieve(2 * BYTES);
+            batch.backward(false);
+            short.unwrap().join().unwrap();
+        });
     }
 }
 

@@ -193,6 +193,11 @@ impl Device for Cuda {
         outcome
     }
 
+    fn synchronize(&self) -> Result<()> {
+        let _current = self.driver.enter()?;
+        check("cuCtxSynchronize", result::ctx::synchronize())
+    }
+
     fn between(&self, from: &Event, to: &Event) -> Result<Duration> {
         let _current = self.driver.enter()?;
         // SAFETY: both events are alive and were made with times.

@@ -52,6 +52,14 @@ pub(crate) trait Device: Pin + 'static {
     /// Sleeps until `event` is reached.
     fn block_on(&self, event: &Self::Event) -> Result<()>;
 
+    /// Sleeps until everything that was queued before is done, on all lanes and streams.
+    fn synchronize(&self) -> Result<()> {
+        for lane in [Lane::Compute, Lane::Out, Lane::In] {
+            self.block_on(&self.record(lane)?)?;
+        }
+        Ok(())
+    }
+
     /// Time from one event to another, both of which are reached; zero if `to` came first.
     fn between(&self, from: &Self::Event, to: &Self::Event) -> Result<Duration>;
 

@@ -151,6 +151,8 @@ impl Device for Simulated {
     }
 
     fn allocate(&self, bytes: u64) -> Result<Storage> {
+        #[cfg(test)]
+        crate::sync::assert_nothing_is_locked();
         Storage::allocate(bytes).map_err(Error::torch)
     }
 }

@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
-use ssdtrain_libtorch::{Storage, StorageId, WriteObserver};
+use ssdtrain_libtorch::{Reliever, Storage, StorageId, WriteObserver};
 use ssdtrain_plan::{PlanReport, Profile, SavedPlan};
 use ssdtrain_store::{Store, StoreStats};
 use tch::Device;
@@ -106,6 +106,12 @@ impl TensorCache {
             Arc::downgrade(&(Arc::clone(&cache) as Arc<dyn WriteObserver>));
         if switch != Switch::Off {
             torch::observe_writes(observer).map_err(Error::torch)?;
+        }
+        if cache.tier().is_some() {
+            let reliever: Weak<dyn Reliever> = Arc::downgrade(&(Arc::clone(&cache) as Arc<dyn Reliever>));
+            if let Err(error) = torch::relieve_with(config.target(), reliever) {
+                tracing::warn!(%error, "an allocation that finds no memory fails, whatever the cache could let go of");
+            }
         }
         let chains = config.fuse_reruns.then(|| Arc::new(Chains::new(config.target(), config.tile_bytes)));
         let notices = switch.warning().into_iter().chain(warnings::of_route(&route)).collect();
@@ -224,14 +230,28 @@ impl TensorCache {
     }
 
     /// Gives back what no graph needs, between phases of a program such as training, evaluation and saving a checkpoint: pinned host
-    /// memory, and memory of CPU tensors as [`trim`](crate::trim) does. Waits for the device. Returns the bytes of pinned memory.
+    /// memory, memory of CPU tensors as [`trim`](crate::trim) does, a GPU's memory that libtorch holds but does not use, and the space of
+    /// the spill files. Waits for the device. Returns what was given back.
     ///
     /// The cache goes on as before: the next step pins memory again, with a [`host_pool`](TensorCacheBuilder::host_pool) of its own size
-    /// before it begins, and otherwise as steps need it. Plans stay.
-    pub fn pause(&self) -> u64 {
-        let pinned = self.cache.tier().map_or(0, Tier::shrink);
+    /// before it begins, and otherwise as steps need it. So do the spill files grow. Plans stay.
+    pub fn pause(&self) -> GivenBack {
+        let pinned_bytes = self.cache.tier().map_or(0, Tier::shrink);
+        let spill_bytes = self.cache.tier().and_then(Tier::store).map_or(0, Store::shrink);
+        let reserved = |device| torch::memory(device).reserved;
+        let (host, device) = (reserved(Device::Cpu), reserved(self.device));
         torch::trim();
-        pinned
+        let host_bytes = host.saturating_sub(reserved(Device::Cpu));
+        let trimmed = match self.device {
+            Device::Cuda(index) => torch::CudaDevice::new(index).and_then(torch::CudaDevice::trim),
+            _ => Ok(()),
+        };
+        if let Err(error) = &trimmed {
+            tracing::warn!(%error, "the device's memory is not given back");
+        }
+        let device_bytes =
+            if self.device.is_cuda() { device.saturating_sub(reserved(self.device)) } else { 0 };
+        GivenBack { pinned_bytes, host_bytes, device_bytes, spill_bytes }
     }
 
     /// What the cache holds now: all zero once every graph of its steps is gone.
@@ -308,6 +328,20 @@ impl fmt::Debug for TensorCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TensorCache").field("io_path", &self.io_path()).field("config", &self.config).finish()
     }
+}
+
+/// What [`TensorCache::pause`] has given back, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GivenBack {
+    /// Host memory that was pinned for the device.
+    pub pinned_bytes: u64,
+    /// Memory of CPU tensors that libtorch held and did not use.
+    pub host_bytes: u64,
+    /// Memory of a GPU that libtorch held and did not use.
+    pub device_bytes: u64,
+    /// Space of the spill files. Those of cuFile keep theirs.
+    pub spill_bytes: u64,
 }
 
 /// What a cache holds at present; see [`TensorCache::held`].

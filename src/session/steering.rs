@@ -156,6 +156,7 @@ impl Steering {
             scopes: step.record.in_order(),
             moved: report.offloaded.count + report.recomputed.count + report.store_failures.count,
             cancelled: report.cancelled.count,
+            pressed: report.pressed.bytes,
             compiled: false,
             has_grown: false,
             pinned: noted.is_pinning,

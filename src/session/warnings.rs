@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use bytesize::ByteSize;
 use parking_lot::Mutex;
 use ssdtrain_libtorch::TorchError;
 use ssdtrain_store::StoreConfig;
@@ -66,6 +67,14 @@ pub(super) fn of(report: &StepReport) -> Vec<String> {
         warnings.push(format!(
             "{} stores failed ({} bytes); their tensors stayed in memory and the step is right",
             report.store_failures.count, report.store_failures.bytes
+        ));
+    }
+    if report.pressed.count > 0 {
+        warnings.push(format!(
+            "memory ran out: {} storages ({}) had to go at once so that an allocation did not fail, which takes long. Give the \
+             policy less: Auto a Goal::budget, Offload a smaller device_budget; or take smaller batches",
+            report.pressed.count,
+            ByteSize(report.pressed.bytes)
         ));
     }
     if report.kept.no_room.count > 0 {

@@ -8,10 +8,34 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvError, SendError};
+use std::time::Duration;
 
 thread_local! {
     /// Whether this thread explores. The explorer runs all its threads on the thread that it was called on.
     static EXPLORING: Cell<bool> = const { Cell::new(false) };
+    /// How many locks this thread has, but for those of explorations.
+    static HELD: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Fails if the calling thread has a lock. Exploring threads are not known to.
+pub(crate) fn assert_nothing_is_locked() {
+    assert_eq!(HELD.get(), 0, "a thread does with a lock what it must not");
+}
+
+/// Counts a lock as one of this thread's.
+pub(crate) struct Held;
+
+impl Held {
+    fn new() -> Held {
+        HELD.set(HELD.get() + 1);
+        Held
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        HELD.set(HELD.get() - 1);
+    }
 }
 
 pub(super) fn is_exploring() -> bool {
@@ -50,7 +74,7 @@ pub(crate) enum Mutex<T> {
 }
 
 pub(crate) enum MutexGuard<'a, T> {
-    Plain(parking_lot::MutexGuard<'a, T>),
+    Plain(parking_lot::MutexGuard<'a, T>, Held),
     /// `None` only while it is unlocked, or waits.
     Explored(&'a loom::sync::Mutex<T>, Option<loom::sync::MutexGuard<'a, T>>),
 }
@@ -97,8 +121,18 @@ impl<T> Mutex<T> {
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         match self {
-            Mutex::Plain(mutex) => MutexGuard::Plain(mutex.lock()),
+            Mutex::Plain(mutex) => MutexGuard::Plain(mutex.lock(), Held::new()),
             Mutex::Explored(mutex) => MutexGuard::Explored(mutex, Some(mutex.lock().unwrap())),
+        }
+    }
+
+    /// Under the explorer, which has no time, this is [`lock`](Mutex::lock).
+    pub(crate) fn try_lock_for(&self, patience: Duration) -> Option<MutexGuard<'_, T>> {
+        match self {
+            Mutex::Plain(mutex) => {
+                mutex.try_lock_for(patience).map(|guard| MutexGuard::Plain(guard, Held::new()))
+            }
+            Mutex::Explored(_) => Some(self.lock()),
         }
     }
 
@@ -119,7 +153,12 @@ impl<T: Default> Default for Mutex<T> {
 impl<T> MutexGuard<'_, T> {
     pub(crate) fn unlocked<U>(this: &mut Self, run: impl FnOnce() -> U) -> U {
         match this {
-            MutexGuard::Plain(guard) => parking_lot::MutexGuard::unlocked(guard, run),
+            MutexGuard::Plain(guard, _) => {
+                let before = HELD.replace(HELD.get() - 1);
+                let outcome = parking_lot::MutexGuard::unlocked(guard, run);
+                HELD.set(before);
+                outcome
+            }
             MutexGuard::Explored(mutex, guard) => {
                 drop(guard.take());
                 let outcome = run();
@@ -135,7 +174,7 @@ impl<T> Deref for MutexGuard<'_, T> {
 
     fn deref(&self) -> &T {
         match self {
-            MutexGuard::Plain(guard) => guard,
+            MutexGuard::Plain(guard, _) => guard,
             MutexGuard::Explored(_, guard) => guard.as_ref().unwrap(),
         }
     }
@@ -144,7 +183,7 @@ impl<T> Deref for MutexGuard<'_, T> {
 impl<T> DerefMut for MutexGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         match self {
-            MutexGuard::Plain(guard) => guard,
+            MutexGuard::Plain(guard, _) => guard,
             MutexGuard::Explored(_, guard) => guard.as_mut().unwrap(),
         }
     }
@@ -161,7 +200,7 @@ impl Condvar {
 
     pub(crate) fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
         match (self, guard) {
-            (Condvar::Plain(condvar), MutexGuard::Plain(guard)) => condvar.wait(guard),
+            (Condvar::Plain(condvar), MutexGuard::Plain(guard, _)) => condvar.wait(guard),
             (Condvar::Explored(condvar), MutexGuard::Explored(_, guard)) => {
                 *guard = guard.take().map(|guard| condvar.wait(guard).unwrap());
             }
@@ -239,6 +278,16 @@ mod tests {
     #[test]
     fn both_orders_of_two_threads_are_explored() {
         assert!(wait_for_another(true) > 1);
+    }
+
+    #[test]
+    fn a_thread_that_has_a_lock_is_found() {
+        let lock = Mutex::new(());
+        let mut guard = lock.lock();
+        let finds = || std::panic::catch_unwind(assert_nothing_is_locked).is_err();
+        assert!(finds() && !MutexGuard::unlocked(&mut guard, finds) && finds());
+        drop(guard);
+        assert!(!finds());
     }
 
     #[test]

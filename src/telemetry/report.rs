@@ -43,6 +43,9 @@ pub struct StepReport {
     /// Stores that had begun but turned out to be useless, because the graph released the storage first or it was resized. What was
     /// written for them does not count in `offloaded`.
     pub discarded: Tally,
+    /// Released because the device had no memory left for an allocation: stored although they were to stay, earlier than planned, or given
+    /// up after they had been loaded ahead. With none, memory was never short.
+    pub pressed: Tally,
     /// Served from the device, because the tensor had not left it or was still alive elsewhere.
     pub forwarded: Tally,
     /// Loaded from the host pool or the disk.
@@ -151,6 +154,7 @@ impl StepReport {
             offloaded: counters.offloaded.tally(),
             cancelled: counters.cancelled.tally(),
             discarded: counters.discarded.tally(),
+            pressed: counters.pressed.tally(),
             forwarded: counters.forwarded.tally(),
             loaded: counters.loaded.tally(),
             load_misses: counters.load_misses.tally(),

@@ -17,6 +17,13 @@ impl Counter {
         self.bytes.fetch_add(bytes, Relaxed);
     }
 
+    /// Adds them unless there are none.
+    pub(crate) fn add_some(&self, bytes: u64) {
+        if bytes > 0 {
+            self.add(bytes);
+        }
+    }
+
     pub(crate) fn tally(&self) -> Tally {
         Tally { count: self.count.load(Relaxed), bytes: self.bytes.load(Relaxed) }
     }
@@ -52,6 +59,7 @@ pub(crate) struct Counters {
     pub(crate) offloaded: Counter,
     pub(crate) cancelled: Counter,
     pub(crate) discarded: Counter,
+    pub(crate) pressed: Counter,
     pub(crate) forwarded: Counter,
     pub(crate) loaded: Counter,
     pub(crate) load_misses: Counter,

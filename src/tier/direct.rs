@@ -174,6 +174,10 @@ impl<D: Device> Tier for DirectTier<D> {
 
     fn begin_step(&self) {}
 
+    fn synchronize(&self) -> Result<()> {
+        self.device.synchronize()
+    }
+
     fn settle(&self) {
         self.under_way.settle();
     }

@@ -59,6 +59,11 @@ impl Tier for DiskTier {
 
     fn begin_step(&self) {}
 
+    /// CPU tensors have no queue.
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
+
     fn settle(&self) {}
 
     fn store(&self) -> Option<&Store> {

@@ -362,6 +362,10 @@ impl<D: Device> Tier for HostTier<D> {
         self.pool.shrink()
     }
 
+    fn synchronize(&self) -> Result<()> {
+        self.device.synchronize()
+    }
+
     fn settle(&self) {
         let mut books = self.books.lock();
         while books.in_flight > 0 {

@@ -71,6 +71,9 @@ pub(crate) trait Tier: Send + Sync {
         0
     }
 
+    /// Waits until the device has done all that it was given so far, on all its streams.
+    fn synchronize(&self) -> Result<()>;
+
     /// Waits for what is still to be counted for this cache's steps, and counts it.
     fn settle(&self);
 

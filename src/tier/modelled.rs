@@ -247,6 +247,7 @@ impl Device for ModelDevice {
     }
 
     fn allocate(&self, bytes: u64) -> Result<Storage> {
+        sync::assert_nothing_is_locked();
         self.allocations.pass();
         let storage = Storage::allocate(bytes).map_err(Error::torch)?;
         let mut allocated = self.allocated.lock();

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use ssdtrain::TensorCache;
 use ssdtrain::store::{Direction, Fault, Faulty};
+use ssdtrain_libtorch as torch;
 use tch::nn::VarStore;
 use tch::{Device, Kind, TchError, Tensor};
 
@@ -141,7 +142,9 @@ impl Lab {
         for round in 0..program.config.rounds() {
             let mut random = Random::new(program.seed ^ round ^ self.config.faults() << 32);
             self.faulty.iter().for_each(|faulty| fail_now_and_then(faulty, &self.config, &mut random));
+            torch::press_cpu_memory(self.config.pressed());
             let ran = attempt(program, &self.parameters, Some(&self.cache));
+            torch::press_cpu_memory(0);
             self.faulty.iter().for_each(|faulty| faulty.heal());
             let events = match ran {
                 Ok(ran) => ran.events,

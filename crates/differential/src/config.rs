@@ -60,6 +60,8 @@ const SETTINGS: &[(&str, usize, &[u64])] = &[
     ("registered", 60, &[0]),
     // Additional microseconds that each copy takes.
     ("delay", 15, &[50, 500]),
+    // One in so many allocations is told that there is no memory.
+    ("pressed", 20, &[1, 3, 17]),
     // How many times the program is run with one cache.
     ("rounds", 30, &[2, 4]),
     // Transfers with the disk fail now and then; each value makes others fail. Only who asks for it gets it.
@@ -89,6 +91,11 @@ impl Config {
 
     fn value(&self, name: &str) -> Option<u64> {
         self.0.iter().find(|(word, _)| *word == name).map(|(_, value)| *value)
+    }
+
+    /// Of how many allocations one asks the cache for memory; 0 if none does.
+    pub(crate) fn pressed(&self) -> u64 {
+        self.value("pressed").unwrap_or(0)
     }
 
     /// Which transfers fail.

@@ -30,6 +30,15 @@ impl Space {
         self.add(from, to - from);
     }
 
+    /// Removes the free range at the end, if there is one.
+    pub(super) fn shrink(&mut self) {
+        let last = self.free.last_key_value().map(|(offset, len)| (*offset, *len));
+        if let Some((offset, len)) = last.filter(|(offset, len)| offset + len == self.end) {
+            self.forget(offset, len);
+            self.end = offset;
+        }
+    }
+
     /// Takes a contiguous range of `bytes`, rounded up to whole blocks, from the shortest free range that is long
     /// enough; `None` if there is none.
     pub(super) fn take(&mut self, bytes: u64) -> Option<Slot> {
@@ -123,6 +132,7 @@ mod tests {
         Grow(u64),
         Take(u64),
         GiveBack(usize),
+        Shrink,
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -130,6 +140,7 @@ mod tests {
             1 => (0..=CAP / BLOCK as u64).prop_map(|blocks| Step::Grow(blocks * BLOCK as u64)),
             9 => (1..CAP / 8).prop_map(Step::Take),
             6 => any::<usize>().prop_map(Step::GiveBack),
+            1 => Just(Step::Shrink),
         ];
         proptest::collection::vec(step, 1..200)
     }
@@ -171,6 +182,11 @@ mod tests {
                         space.give_back(taken.swap_remove(index % taken.len()));
                     }
                     Step::GiveBack(_) => {}
+                    Step::Shrink => {
+                        space.shrink();
+                        let last = taken.iter().map(|slot| slot.offset + slot.len).max();
+                        prop_assert_eq!(space.end(), last.unwrap_or(0));
+                    }
                 }
                 prop_assert_eq!(space.taken(), taken.iter().map(Slot::len).sum::<u64>());
             }

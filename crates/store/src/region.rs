@@ -23,6 +23,12 @@ pub trait Region: Send + Sync + 'static {
     /// a time calls it. After an error the region is as it was before.
     fn grow(&self, from: u64, to: u64) -> io::Result<()>;
 
+    /// Gives the bytes from `to` on back, which are in no operation's hands. As with [`grow`](Region::grow), only one thread at a time
+    /// calls it. After an error the region is as it was before. A region that cannot shrink says `Unsupported`.
+    fn shrink(&self, _to: u64) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// Describes the region.
     fn describe(&self) -> RegionInfo;
 

@@ -115,6 +115,10 @@ impl Region for SpillFile {
         self.file.set_len(to)
     }
 
+    fn shrink(&self, to: u64) -> io::Result<()> {
+        self.file.set_len(to)
+    }
+
     fn describe(&self) -> RegionInfo {
         let Some(directory) = &self.directory else {
             let name = "spill memory".to_owned();

@@ -221,6 +221,12 @@ impl Store {
         self.shared.rules.counters.stats(self.reserved_bytes(), file_bytes)
     }
 
+    /// Gives back the space of the spill files behind the last blob in each. Returns the bytes. The files grow again when
+    /// they are needed, as they did at first.
+    pub fn shrink(&self) -> u64 {
+        self.shared.volumes.iter().map(|volume| volume.shrink()).sum()
+    }
+
     fn reserved_bytes(&self) -> u64 {
         self.shared.volumes.iter().map(|volume| volume.reserved_bytes()).sum()
     }

@@ -160,6 +160,32 @@ impl Volume {
         Err(io::Error::new(io::ErrorKind::StorageFull, message))
     }
 
+    /// Gives back what lies behind the last extent. Returns the bytes. The region grows again when somebody needs them.
+    pub(super) fn shrink(&self) -> u64 {
+        // A disk that does not answer may hold up growth for ever.
+        let Some(_alone) = self.growing.try_lock() else { return 0 };
+        let (end, last) = {
+            let space = &mut self.books.lock().space;
+            let end = space.end();
+            space.shrink();
+            (end, space.end())
+        };
+        if last == end {
+            return 0;
+        }
+        let outcome = contained("giving back a spill file", || self.region.shrink(last));
+        match outcome.unwrap_or_else(|| Err(io::Error::from_raw_os_error(libc::EIO))) {
+            Ok(()) => end - last,
+            Err(error) => {
+                if error.kind() != io::ErrorKind::Unsupported {
+                    tracing::warn!("the {} gives nothing back: {error}", self.info.name);
+                }
+                self.books.lock().space.grow(end);
+                0
+            }
+        }
+    }
+
     /// Claims the job of growing the region. If true, the caller must grow it and then call
     /// [`has_grown`](Volume::has_grown); nobody else will.
     pub(super) fn takes_growth_on(&self) -> bool {
@@ -293,6 +319,32 @@ mod tests {
         assert_eq!(first.len() + second.len(), volume.reserved_bytes());
         drop((first, second));
         assert_eq!((volume.reserved_bytes(), volume.grown_bytes()), (0, cap));
+    }
+
+    #[test]
+    fn what_lies_behind_the_last_extent_is_given_back_and_taken_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let cap = 2 * GROWTH_BYTES;
+        let file = Arc::new(SpillFile::create(Place::Directory(directory.path()), cap).unwrap());
+        let metadata = || File::from(file.as_fd().try_clone_to_owned().unwrap()).metadata().unwrap();
+        let volume = Arc::new(Volume::new(Arc::<SpillFile>::clone(&file), cap, None, &Arc::default()));
+        let [first, second] = [(); 2].map(|()| reserve(&volume, BLOCK as u64).unwrap());
+        drop(first);
+        let held = second.offset() + second.len();
+        assert_eq!((volume.shrink(), volume.shrink()), (GROWTH_BYTES - held, 0));
+        assert_eq!((volume.grown_bytes(), metadata().len()), (held, held));
+        let again = reserve(&volume, GROWTH_BYTES).unwrap();
+        assert_eq!((again.offset(), metadata().len()), (held, cap));
+        drop((second, again));
+        assert_eq!((volume.shrink(), metadata().len(), metadata().blocks()), (cap, 0, 0));
+    }
+
+    #[test]
+    fn a_region_that_cannot_shrink_keeps_what_it_has() {
+        let region = Arc::new(Pretended(|_, _| Ok(())));
+        let volume = Arc::new(Volume::new(region, GROWTH_BYTES, None, &Arc::default()));
+        assert_eq!((volume.shrink(), volume.grown_bytes()), (0, GROWTH_BYTES));
+        assert_eq!(volume.reserve(GROWTH_BYTES).unwrap().offset(), 0);
     }
 
     #[test]

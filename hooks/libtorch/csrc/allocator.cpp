@@ -16,6 +16,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <new>
@@ -24,6 +25,7 @@
 #include <utility>
 
 #include "shim.h"
+#include "shortage.h"
 
 namespace {
 
@@ -224,6 +226,8 @@ class Allocator final : public c10::Allocator {
 
   st_memory memory() const { return {allocated_.load(), peak_.load(), small_.load() + held_.load(), /*requests=*/0}; }
   void reset_peak() { peak_.store(allocated_.load()); }
+  void limit(uint64_t bytes) { limit_.store(bytes); }
+  void press(uint64_t every) { every_.store(every); }
 
   void end_step() {
     std::lock_guard lock(mutex_);
@@ -262,13 +266,21 @@ class Allocator final : public c10::Allocator {
   static bool may_be_large(void* data) { return reinterpret_cast<uintptr_t>(data) % kPage == 0; }
 
   void* take(size_t n) {
-    void* data = n < kLarge ? take_small(n) : take_large(n);
+    const uint64_t every = every_.load();
+    if (every > 0 && count_.fetch_add(1) % every == 0) ssdtrain::relieved(c10::Device(c10::kCPU), n);
+    void* data = try_take(n);
+    while (data == nullptr && ssdtrain::relieved(c10::Device(c10::kCPU), n)) data = try_take(n);
     TORCH_CHECK(data != nullptr, "out of memory: ", n, " bytes asked of the CPU allocator");
     const uint64_t now = allocated_.fetch_add(n) + n;
     uint64_t peak = peak_.load();
     while (peak < now && !peak_.compare_exchange_weak(peak, now)) {
     }
     return data;
+  }
+
+  void* try_take(size_t n) {
+    if (allocated_.load() + n > limit_.load()) return nullptr;
+    return n < kLarge ? take_small(n) : take_large(n);
   }
 
   void* take_small(size_t n) {
@@ -306,6 +318,9 @@ class Allocator final : public c10::Allocator {
 
   std::atomic<uint64_t> allocated_{0};
   std::atomic<uint64_t> peak_{0};
+  std::atomic<uint64_t> limit_{std::numeric_limits<uint64_t>::max()};  // of `allocated_`
+  std::atomic<uint64_t> every_{0};  // one allocation in so many asks for memory though there is some; 0 for none
+  std::atomic<uint64_t> count_{0};
   std::atomic<uint64_t> small_{0};  // bytes of malloc's blocks
   std::atomic<uint64_t> held_{0};   // by the arena
   std::mutex mutex_;
@@ -338,6 +353,8 @@ st_memory st_allocator_memory(void) { return allocator().memory(); }
 void st_allocator_reset_peak(void) { allocator().reset_peak(); }
 void st_allocator_end_step(void) { allocator().end_step(); }
 void st_allocator_trim(void) { allocator().trim(); }
+void st_allocator_limit(uint64_t bytes) { allocator().limit(bytes); }
+void st_allocator_press(uint64_t every) { allocator().press(every); }
 
 uint64_t st_storage_capacity(const st_storage* storage) {
   const auto* impl = reinterpret_cast<const c10::StorageImpl*>(storage);

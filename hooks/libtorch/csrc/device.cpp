@@ -80,6 +80,10 @@ st_status st_device_reset_peak(int8_t index) {
   });
 }
 
+st_status st_device_trim(void) {
+  return ssdtrain::guarded([] { c10::getDeviceAllocator(c10::DeviceType::CUDA)->emptyCache(); });
+}
+
 st_status st_device_free(int8_t index, uint64_t* bytes) {
   return ssdtrain::guarded([&] {
     auto* const allocator = c10::getDeviceAllocator(c10::DeviceType::CUDA);

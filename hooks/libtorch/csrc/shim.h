@@ -262,13 +262,13 @@ st_status st_tiles_compare(const st_tiling* tiling, const st_step* steps, size_t
 
 st_storage* st_tensor_storage(const st_tensor* tensor);  // borrowed; null if the tensor has none
 uint64_t st_storage_bytes(const st_storage* storage);
+uint64_t st_storage_owners(const st_storage* storage);  // strong references
 void* st_storage_data(const st_storage* storage);
 st_status st_storage_allocate(uint64_t bytes, st_storage** storage);  // on the CPU; the caller owns one strong reference
 // The bytes of a storage, as a tensor of bytes that shares them; the caller owns it.
 st_status st_storage_elements(const st_storage* storage, st_tensor** out);
 // A new storage with the same bytes, which are there when this returns; the caller owns one strong reference.
 st_status st_storage_copy(const st_storage* storage, st_storage** copy);
-uint64_t st_storage_references(const st_storage* storage);  // strong ones, at this moment
 void st_storage_retain(st_storage* storage);
 void st_storage_release(st_storage* storage);
 void st_storage_weak_retain(st_storage* storage);
@@ -304,6 +304,18 @@ void st_allocator_reset_peak(void);
 void st_allocator_end_step(void);  // gives free memory back as far as more is held than steps have used of late
 void st_allocator_trim(void);      // gives all free memory back to the system
 
+// ---- memory that runs out ----------------------------------------------------------------------------------------------
+
+// Has `relieve` called, from now on and on any thread, before an allocation of `bytes` bytes fails, without a lock of
+// the allocator. It returns how many bytes were freed; if any were, the allocation is tried again.
+void st_shortage_relieve(uint64_t (*relieve)(int8_t device_type, int8_t device_index, uint64_t bytes));
+// Makes the CPU allocator fail beyond so many allocated bytes, for tests.
+void st_allocator_limit(uint64_t bytes);
+// Makes one in so many of its allocations ask for memory although there is some, for tests; 0 ends it.
+void st_allocator_press(uint64_t every);
+// Makes libtorch's allocator for CUDA ask as well; until then only the CPU allocator does. May be called repeatedly.
+st_status st_device_ask(void);
+
 // ---- CUDA devices ------------------------------------------------------------------------------------------------------
 
 // Makes operations use deterministic kernels; operations without one fail. Must be called before CUDA is first used.
@@ -322,6 +334,7 @@ st_status st_device_record_use(int8_t index, const st_storage* storage);
 st_status st_device_allocate(int8_t index, uint64_t bytes, st_storage** storage);
 st_status st_device_memory(int8_t index, st_memory* memory);  // of libtorch's caching allocator
 st_status st_device_reset_peak(int8_t index);
+st_status st_device_trim(void);  // gives what the caching allocator holds but does not use back to the driver
 // Bytes that could be allocated: what the driver has free, plus what the caching allocator holds but does not use.
 st_status st_device_free(int8_t index, uint64_t* bytes);
 

@@ -54,6 +54,9 @@ st_storage* st_tensor_storage(const st_tensor* tensor) {
 }
 
 uint64_t st_storage_bytes(const st_storage* storage) { return impl(storage)->nbytes(); }
+uint64_t st_storage_owners(const st_storage* storage) {
+  return c10::raw::intrusive_ptr::use_count(const_cast<c10::StorageImpl*>(impl(storage)));
+}
 
 // Not StorageImpl::mutable_data, which would copy a copy-on-write storage: stores only read, and loads fill storages
 // of our own.
@@ -86,9 +89,6 @@ st_status st_storage_copy(const st_storage* storage, st_storage** copy) {
   });
 }
 
-uint64_t st_storage_references(const st_storage* storage) {
-  return c10::raw::intrusive_ptr::use_count(const_cast<c10::StorageImpl*>(impl(storage)));
-}
 void st_storage_retain(st_storage* storage) { c10::raw::intrusive_ptr::incref(impl(storage)); }
 void st_storage_release(st_storage* storage) { c10::raw::intrusive_ptr::decref(impl(storage)); }
 void st_storage_weak_retain(st_storage* storage) { c10::raw::weak_intrusive_ptr::incref(impl(storage)); }

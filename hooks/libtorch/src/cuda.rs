@@ -118,6 +118,16 @@ impl CudaDevice {
         Ok(bytes)
     }
 
+    /// Gives memory that libtorch's allocator holds but does not use back to the driver, on all devices. Waits for them.
+    pub fn trim(self) -> Result<(), TorchError> {
+        check(ffi::st_device_trim())
+    }
+
+    /// Has libtorch's allocator ask for memory before it fails, on all devices and for as long as the process lives.
+    pub(crate) fn ask(self) -> Result<(), TorchError> {
+        check(ffi::st_device_ask())
+    }
+
     /// Restarts `peak` from what is allocated now.
     pub fn reset_peak(self) -> Result<(), TorchError> {
         check(ffi::st_device_reset_peak(self.index))

@@ -290,6 +290,7 @@ unsafe extern "C" {
     pub(crate) fn st_tensor_layout(tensor: *const C_tensor, layout: *mut u64) -> StStatus;
     pub(crate) fn st_tensor_storage(tensor: *const C_tensor) -> *mut StStorage;
     pub(crate) fn st_storage_bytes(storage: *const StStorage) -> u64;
+    pub(crate) fn st_storage_owners(storage: *const StStorage) -> u64;
     pub(crate) fn st_storage_data(storage: *const StStorage) -> *mut c_void;
     pub(crate) fn st_storage_capacity(storage: *const StStorage) -> u64;
     pub(crate) fn st_storage_block(storage: *const StStorage) -> StBlock;
@@ -298,7 +299,6 @@ unsafe extern "C" {
     pub(crate) fn st_storage_allocate(bytes: u64, storage: *mut *mut StStorage) -> StStatus;
     pub(crate) fn st_storage_elements(storage: *const StStorage, out: *mut *mut C_tensor) -> StStatus;
     pub(crate) fn st_storage_copy(storage: *const StStorage, copy: *mut *mut StStorage) -> StStatus;
-    pub(crate) fn st_storage_references(storage: *const StStorage) -> u64;
     pub(crate) fn st_storage_retain(storage: *mut StStorage);
     pub(crate) fn st_storage_release(storage: *mut StStorage);
     pub(crate) fn st_storage_weak_retain(storage: *mut StStorage);
@@ -309,6 +309,10 @@ unsafe extern "C" {
     pub(crate) safe fn st_allocator_reset_peak();
     pub(crate) safe fn st_allocator_end_step();
     pub(crate) safe fn st_allocator_trim();
+    pub(crate) safe fn st_allocator_limit(bytes: u64);
+    pub(crate) safe fn st_allocator_press(every: u64);
+    pub(crate) fn st_shortage_relieve(relieve: extern "C" fn(i8, i8, u64) -> u64);
+    pub(crate) safe fn st_device_ask() -> StStatus;
     pub(crate) safe fn st_deterministic() -> StStatus;
     pub(crate) safe fn st_device_initialise() -> StStatus;
     pub(crate) fn st_device_stream(index: i8, stream: *mut *mut c_void) -> StStatus;
@@ -317,6 +321,7 @@ unsafe extern "C" {
     pub(crate) fn st_device_allocate(index: i8, bytes: u64, storage: *mut *mut StStorage) -> StStatus;
     pub(crate) fn st_device_memory(index: i8, memory: *mut StMemory) -> StStatus;
     pub(crate) safe fn st_device_reset_peak(index: i8) -> StStatus;
+    pub(crate) safe fn st_device_trim() -> StStatus;
     pub(crate) fn st_device_free(index: i8, bytes: *mut u64) -> StStatus;
     pub(crate) fn st_segments_watch(watcher: StSegments, context: *const c_void) -> StStatus;
     pub(crate) safe fn st_ranges() -> bool;

@@ -70,6 +70,12 @@ impl Storage {
         unsafe { ffi::st_storage_bytes(self.0.as_ptr()) }
     }
 
+    /// How many strong references there are to it, with this one. Others may come and go meanwhile.
+    pub fn owners(&self) -> u64 {
+        // SAFETY: a strong reference is held.
+        unsafe { ffi::st_storage_owners(self.0.as_ptr()) }
+    }
+
     /// The first byte. Null if the storage has none.
     pub fn data(&self) -> *mut c_void {
         // SAFETY: a strong reference is held.
@@ -81,12 +87,6 @@ impl Storage {
     pub fn capacity(&self) -> u64 {
         // SAFETY: a strong reference is held.
         unsafe { ffi::st_storage_capacity(self.0.as_ptr()) }
-    }
-
-    /// How many strong references there are at this moment, with this one: those of tensors, and [`Storage`] values.
-    pub fn references(&self) -> u64 {
-        // SAFETY: a strong reference is held.
-        unsafe { ffi::st_storage_references(self.0.as_ptr()) }
     }
 
     /// Its bytes, as a tensor of bytes that shares them.

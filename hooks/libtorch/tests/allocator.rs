@@ -1,7 +1,12 @@
 //! The CPU allocator. Its counts cover the whole process, so the tests take turns.
 
+use std::sync::{Arc, Weak};
+
 use parking_lot::{Mutex, MutexGuard};
-use ssdtrain_libtorch::{Storage, end_step, install_cpu_allocator, memory, reset_peak, trim};
+use ssdtrain_libtorch::{
+    Reliever, Storage, end_step, install_cpu_allocator, limit_cpu_memory, memory, relieve_with, reset_peak,
+    trim, without_relief,
+};
 use tch::{Device, Kind, Tensor};
 
 const MIB: i64 = 1 << 20;
@@ -149,4 +154,36 @@ fn any_thread_may_free() {
     trim();
     assert_eq!(memory(Device::Cpu).allocated, start.allocated);
     assert!(memory(Device::Cpu).reserved <= start.reserved + 4 * MIB as u64);
+}
+
+/// Frees tensors that it holds, one at a time.
+struct Hoard(Mutex<Vec<Tensor>>);
+
+impl Reliever for Hoard {
+    fn relieve(self: Arc<Self>, bytes: u64) -> u64 {
+        let one = self.0.lock().pop();
+        assert!(bytes >= MIB as u64);
+        one.map_or(0, |tensor| tensor.numel() as u64)
+    }
+}
+
+#[test]
+fn an_allocation_that_fails_asks_for_memory_and_is_tried_again_while_some_is_freed() {
+    let _turn = turn();
+    let hoard = Arc::new(Hoard(Mutex::new((0..3).map(|_| tensor(MIB)).collect())));
+    let weak: Weak<dyn Reliever> = Arc::downgrade(&(Arc::clone(&hoard) as Arc<dyn Reliever>));
+    relieve_with(Device::Cpu, weak).expect("the CPU asks");
+    let left = || hoard.0.lock().len();
+    limit_cpu_memory(memory(Device::Cpu).allocated);
+    let allocate = |bytes: i64| Storage::allocate(bytes as u64);
+    let one = allocate(MIB);
+    assert!(one.is_ok() && left() == 2);
+    assert!(without_relief(|| allocate(MIB)).is_err(), "nobody is asked");
+    assert_eq!(left(), 2);
+    let two = allocate(2 * MIB);
+    assert!(two.is_ok() && left() == 0, "each has a part of it");
+    let error = allocate(MIB).expect_err("nothing is left").to_string();
+    assert!(error.contains("out of memory"), "{error}");
+    limit_cpu_memory(u64::MAX);
+    assert!(allocate(MIB).is_ok());
 }

@@ -122,6 +122,7 @@ impl Table {
             parts: Vec::new(),
             covered: 0,
             queued: false,
+            refused: false,
             storing: false,
             parcel: saved.parcel,
             leaves: !keep,
@@ -209,7 +210,7 @@ impl Table {
     }
 
     /// Begins the store of the entry at the head of the queue, or gives it up. False if it has to wait for room below.
-    fn begin_store(&mut self, key: EntryKey, jobs: &mut Vec<Job>) -> bool {
+    pub(super) fn begin_store(&mut self, key: EntryKey, jobs: &mut Vec<Job>) -> bool {
         let in_stream_order = self.in_stream_order();
         let stores_work = self.failures < GIVE_UP;
         let Some(entry) = self.entry(key) else { return true };
@@ -241,7 +242,12 @@ impl Table {
                 }
                 jobs.push(Job::Store { key, parcel, from });
             }
-            _ => self.advance(key, Edge::StoreRefused).counters.kept_no_room.add(bytes),
+            _ => {
+                let entry = self.advance(key, Edge::StoreRefused);
+                if entry.leaves && !std::mem::replace(&mut entry.refused, true) {
+                    entry.counters.kept_no_room.add(bytes);
+                }
+            }
         }
         true
     }

@@ -31,6 +31,9 @@ const GROWN: u32 = 8;
 const COMPARED: u64 = 20;
 /// Steps that save more than so many times what is planned may be worth a plan of their own.
 const LARGER: f64 = 1.5;
+/// A plan that the device had no memory for is replaced by one whose peak is lower by what had to go, but by no less and no more than one
+/// part in so many.
+const LACKING: [u64; 2] = [20, 4];
 /// How many kinds of steps have plans at once.
 const MOST_KINDS: usize = 4;
 /// Kinds that did not occur in as many steps are not waited for.
@@ -56,6 +59,9 @@ const STEADY: u32 = 5;
 /// saves something else keeps what fits from there on. Then steps are profiled again, at doubling intervals. Micro-batches
 /// of other shapes follow the plan too; larger ones do unless the goal limits the peak. The cache's `plan` explains the plan
 /// of the last step, and the report of each step that followed it shows it beside what was measured.
+///
+/// If the device has no memory for what a plan keeps, storages go at once (`pressed` in the report), and plans from then on have a lower
+/// peak.
 ///
 /// The plan sets budgets, how much is loaded ahead, and which of the last scopes stay.
 #[derive(Clone, Debug)]
@@ -94,6 +100,7 @@ impl Auto {
                 resources: Resources::default(),
                 written_per_day: None,
                 compares: true,
+                room: u64::MAX,
             },
             start: Start::default(),
             kinds: Vec::new(),
@@ -194,6 +201,15 @@ impl Auto {
         self.given_up += self.kinds.remove(place).plans;
     }
 
+    /// A step that followed its plan found no memory for part of it, so from now on plans have to do with less.
+    fn pressed(&mut self, observed: &Observation) {
+        let [least, most] = LACKING.map(|parts| observed.peak / parts);
+        let room = observed.peak.saturating_sub(observed.pressed.clamp(least, most));
+        self.objective.room = self.objective.room.min(room);
+        let objective = &self.objective;
+        self.kinds.iter_mut().for_each(|kind| kind.revise(objective, |_| {}));
+    }
+
     /// Whether a step did work that later ones need not repeat, so that its time says little.
     fn is_warming_up(&self, observed: &Observation) -> bool {
         let Observation { compiled, has_grown, pinned, .. } = *observed;
@@ -270,8 +286,8 @@ impl Policy for Auto {
         if is_lost {
             self.headroom = self.headroom.saturating_sub(excess);
         }
-        self.overflows |=
-            plan.saves == Saves::Move && matches!(plan.room, Room::Fitting(_)) && observed.moved > 0;
+        let is_to_fit = plan.saves == Saves::Move && matches!(plan.room, Room::Fitting(_));
+        self.overflows |= is_to_fit && (observed.moved > 0 || observed.pressed > 0);
         self.start.ended(&observed);
         match (&plan.saves, observed.followed) {
             _ if plan.profiled => {
@@ -283,6 +299,9 @@ impl Policy for Auto {
             (Saves::Scheduled { courses, .. }, Some(followed)) => {
                 if let Some(course) = courses.get(followed.course) {
                     self.followed(course, followed, &observed);
+                }
+                if observed.pressed > 0 && !is_lost {
+                    self.pressed(&observed);
                 }
             }
             _ => {}

@@ -105,7 +105,7 @@ impl Kind {
     fn may_keep(&self, objective: &Objective, free: &dyn Fn() -> u64) -> bool {
         let kept = self.planned.kept_peak() as f64 * self.largest;
         let peak = kept as u64 + self.planned.corrections.unforeseen.bytes();
-        peak <= objective.goal.peak.unwrap_or(u64::MAX) && peak as f64 <= FITTING * free() as f64
+        peak <= objective.most_peak() && peak as f64 <= FITTING * free() as f64
     }
 
     /// A step that keeps everything: for comparison with planned steps, or until these have the host memory that they need.
@@ -347,7 +347,7 @@ impl Kind {
     }
 
     /// Plans again after `change`. If steps will go as before, the result does not count as another plan.
-    fn revise(&mut self, objective: &Objective, change: impl FnOnce(&mut Planned)) {
+    pub(super) fn revise(&mut self, objective: &Objective, change: impl FnOnce(&mut Planned)) {
         change(&mut self.planned);
         let Planned { profile, corrections, machine, .. } = &mut self.planned;
         let (profile, machine) = (std::mem::take(profile), *machine);

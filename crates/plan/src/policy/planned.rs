@@ -39,9 +39,16 @@ pub(super) struct Objective {
     pub(super) written_per_day: Option<u64>,
     /// Whether steps may keep everything to be compared with planned ones.
     pub(super) compares: bool,
+    /// The highest activation peak that there is memory for, as far as steps have shown.
+    pub(super) room: u64,
 }
 
 impl Objective {
+    /// The highest activation peak that a plan may have.
+    pub(super) fn most_peak(&self) -> u64 {
+        self.goal.peak.map_or(self.room, |peak| peak.min(self.room))
+    }
+
     /// The time that steps may take, as a multiple of one that keeps everything, if that is limited.
     pub(super) fn most_time(&self) -> Option<f64> {
         self.goal.step.filter(|most| *most < UNLIMITED)
@@ -321,7 +328,8 @@ fn best(
         written: objective.written_per_day.map_or(u64::MAX, per_step),
     };
     let frontier = Frontier::new(&profile.work, machine, caps);
-    let peak = objective.goal.peak.map(|peak| peak.saturating_sub(corrections.unforeseen.bytes()));
+    let limited = Some(objective.most_peak()).filter(|most| *most < u64::MAX);
+    let peak = limited.map(|most| most.saturating_sub(corrections.unforeseen.bytes()));
     let step = objective.goal.step.map(|most| 1.0 + corrections.allowance() * (most - 1.0));
     let goal = Goal { peak, step };
     if let Ok(plan) = frontier.plan_above(goal, corrections.least_peak) {

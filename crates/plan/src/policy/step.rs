@@ -133,6 +133,8 @@ pub struct Observation {
     pub moved: u64,
     /// How many were to leave the device, but were asked for or released before they did.
     pub cancelled: u64,
+    /// Bytes that left the device because an allocation found no memory. With any, it has less memory than the step wanted.
+    pub pressed: u64,
     /// Whether kernels for what it recomputes were being made, so that it took longer than later ones will.
     pub compiled: bool,
     /// Whether a device's driver was asked for memory, which takes long and which later steps need not repeat.

@@ -54,5 +54,6 @@ mod memory;
 mod order;
 mod parity;
 mod recompute;
+mod shortage;
 mod threads;
 mod training;

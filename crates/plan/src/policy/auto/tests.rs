@@ -506,8 +506,13 @@ fn a_plan_whose_profile_was_of_slower_steps_is_not_passed_for_it() {
 #[test]
 fn operations_of_a_device_that_waited_for_its_program_are_as_quick_as_they_were() {
     let goal = Goal::overhead(0.1);
-    let objective =
-        Objective { goal, resources: Resources::default(), written_per_day: None, compares: true };
+    let objective = Objective {
+        goal,
+        resources: Resources::default(),
+        written_per_day: None,
+        compares: true,
+        room: u64::MAX,
+    };
     let reruns_of = |release| {
         let mut profile = profile(50.0);
         profile.work.activations[1].recompute = Some(Recompute { time: MS, inputs: vec![0] });

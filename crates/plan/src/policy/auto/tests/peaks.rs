@@ -100,3 +100,32 @@ fn what_is_known_to_be_beyond_the_peak_is_not_kept_to_be_held_beside() {
     }
     assert_eq!(over, 1);
 }
+
+#[test]
+fn what_found_no_memory_lowers_plans_until_it_does() {
+    let mut run = Run::planned(Goal::overhead(0.02), profile(20.0));
+    let before = run.report().prediction.peak();
+    run.steps(1, |usual| Observation { peak: before, pressed: 2 * MB, ..usual });
+    let after = run.report();
+    assert!(after.prediction.peak() <= before - 2 * MB, "{before}: {after}");
+    // Little is lowered by a twentieth, and much by a quarter.
+    for (pressed, most) in [(1, 19 * MB), (1000 * MB, 15 * MB)] {
+        let mut run = Run::planned(Goal::overhead(0.02), profile(5.0));
+        run.steps(1, |usual| Observation { peak: 20 * MB, pressed, ..usual });
+        assert!((most - 3 * MB..=most).contains(&run.report().prediction.peak()), "{}", run.report());
+    }
+}
+
+#[test]
+fn where_there_was_no_memory_to_keep_everything_no_step_tries_again() {
+    let mut run = Run::roomy(Goal::overhead(0.02), profile(400.0));
+    assert_eq!(run.next_step(), NextStep::Baseline);
+    run.ended(StepOutcome::Baseline, Observation { peak: 18 * MB, pressed: MB, ..Observation::default() });
+    assert!((0..9).all(|_| {
+        let next_step = run.next_step();
+        let observed = run.usual();
+        run.ended(WHOLE, observed);
+        matches!(next_step, NextStep::Follow { .. })
+    }));
+    assert!(run.report().prediction.peak() <= 17 * MB, "{}", run.report());
+}

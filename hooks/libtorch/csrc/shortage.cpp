@@ -1,0 +1,182 @@
+// Memory that runs out. libtorch's allocator for CUDA is wrapped by one that asks before it fails, and then tries again.
+//
+// libtorch itself offers two ways to hear of a shortage. Callbacks (`FreeMemoryCallback`) run whenever its cache has no
+// block, long before memory is short, under the allocator's lock, and do not say how much is wanted of which device.
+// Observers of an allocation that has failed cannot have it tried again. The wrapper is reached only by an allocation
+// that has really failed, outside of all locks, and knows its size.
+#include "shortage.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <dlfcn.h>
+
+#include <atomic>
+#include <limits>
+#include <mutex>
+#include <utility>
+
+#include "guard.h"
+
+// The base class's own way to what is passed on refers to these, so the linker would look for them. They are not called.
+[[gnu::weak]] cudaError_t cudaMemGetInfo(size_t*, size_t*);
+namespace c10::cuda {
+[[gnu::weak]] void c10_cuda_check_implementation(int32_t, const char*, const char*, uint32_t, bool);
+}
+
+namespace {
+
+using namespace c10::cuda::CUDACachingAllocator;
+using c10::DeviceIndex;
+using c10::MempoolId_t;
+
+using Relieve = uint64_t (*)(int8_t device_type, int8_t device_index, uint64_t bytes);
+std::atomic<Relieve> reliever{nullptr};
+
+// Allocates, and asks for memory as long as that fails and some is freed. What is free may lie in pieces that are too
+// small, so each time twice as much is asked for.
+template <class Allocate>
+auto asking(size_t bytes, Allocate&& allocate) {
+  for (size_t wanted = bytes;;) {
+    try {
+      return allocate();
+    } catch (const c10::OutOfMemoryError&) {
+      const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
+      if (!ssdtrain::relieved(guard.getDevice(), wanted)) throw;
+    }
+    wanted = wanted > std::numeric_limits<size_t>::max() / 2 ? wanted : 2 * wanted;
+  }
+}
+
+// The allocator that was there before, except that it asks. Every virtual function is passed on: a test compares the
+// list with libtorch's header.
+class Asking final : public CUDAAllocator {
+ public:
+  explicit Asking(CUDAAllocator* inner) : inner_(inner) {}
+
+  c10::DataPtr allocate(size_t n) override {
+    return asking(n, [&] { return inner_->allocate(n); });
+  }
+  void* raw_alloc(size_t n) override {
+    return asking(n, [&] { return inner_->raw_alloc(n); });
+  }
+  void* raw_alloc_with_stream(size_t n, cudaStream_t stream) override {
+    return asking(n, [&] { return inner_->raw_alloc_with_stream(n, stream); });
+  }
+
+  bool is_simple_data_ptr(const c10::DataPtr& ptr) const override { return inner_->is_simple_data_ptr(ptr); }
+  c10::DeleterFnPtr raw_deleter() const override { return inner_->raw_deleter(); }
+  void copy_data(void* to, const void* from, size_t n) const override { inner_->copy_data(to, from, n); }
+  bool initialized() override { return inner_->initialized(); }
+  void emptyCache(MempoolId_t pool) override { inner_->emptyCache(pool); }
+  void recordStream(const c10::DataPtr& ptr, c10::Stream stream) override { inner_->recordStream(ptr, stream); }
+  void recordStream(const c10::DataPtr& ptr, c10::cuda::CUDAStream stream) override { inner_->recordStream(ptr, stream); }
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex device) override {
+    return inner_->getDeviceStats(device);
+  }
+  void resetAccumulatedStats(DeviceIndex device) override { inner_->resetAccumulatedStats(device); }
+  void resetPeakStats(DeviceIndex device) override { inner_->resetPeakStats(device); }
+  std::pair<size_t, size_t> getMemoryInfo(DeviceIndex device) override { return inner_->getMemoryInfo(device); }
+  void raw_delete(void* ptr) override { inner_->raw_delete(ptr); }
+  void init(int devices) override { inner_->init(devices); }
+  double getMemoryFraction(DeviceIndex device) override { return inner_->getMemoryFraction(device); }
+  void setMemoryFraction(double fraction, DeviceIndex device) override { inner_->setMemoryFraction(fraction, device); }
+  std::vector<StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override {
+    return inner_->getExpandableSegmentSizes(device);
+  }
+  void enable(bool value) override { inner_->enable(value); }
+  bool isEnabled() const override { return inner_->isEnabled(); }
+  void cacheInfo(DeviceIndex device, size_t* largest) override { inner_->cacheInfo(device, largest); }
+  void* getBaseAllocation(void* ptr, size_t* size) override { return inner_->getBaseAllocation(ptr, size); }
+  SnapshotInfo snapshot(MempoolId_t pool, bool traces) override { return inner_->snapshot(pool, traces); }
+  void beginAllocateToPool(DeviceIndex device, MempoolId_t pool, std::function<bool(cudaStream_t)> filter) override {
+    inner_->beginAllocateToPool(device, pool, std::move(filter));
+  }
+  void endAllocateToPool(DeviceIndex device, MempoolId_t pool) override { inner_->endAllocateToPool(device, pool); }
+  void releasePool(DeviceIndex device, MempoolId_t pool) override { inner_->releasePool(device, pool); }
+  int getPoolUseCount(DeviceIndex device, MempoolId_t pool) override { return inner_->getPoolUseCount(device, pool); }
+  void createOrIncrefPool(DeviceIndex device, MempoolId_t pool, std::shared_ptr<CUDAAllocator> by) override {
+    inner_->createOrIncrefPool(device, pool, std::move(by));
+  }
+  void setUseOnOOM(DeviceIndex device, MempoolId_t pool, bool use) override { inner_->setUseOnOOM(device, pool, use); }
+  void setNoSplit(DeviceIndex device, MempoolId_t pool) override { inner_->setNoSplit(device, pool); }
+  bool checkPoolLiveAllocations(DeviceIndex device, MempoolId_t pool, const std::unordered_set<void*>& live) override {
+    return inner_->checkPoolLiveAllocations(device, pool, live);
+  }
+  ShareableHandle shareIpcHandle(void* ptr) override { return inner_->shareIpcHandle(ptr); }
+  std::shared_ptr<void> getIpcDevPtr(std::string handle) override { return inner_->getIpcDevPtr(std::move(handle)); }
+  bool isHistoryEnabled() override { return inner_->isHistoryEnabled(); }
+  void recordHistory(bool enabled, CreateContextFn recorder, size_t most, RecordContext when, bool clear,
+                     const std::vector<std::string>& skipped) override {
+    inner_->recordHistory(enabled, recorder, most, when, clear, skipped);
+  }
+  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& data) override {
+    inner_->recordAnnotation(data);
+  }
+  void pushCompileContext(std::string& data) override { inner_->pushCompileContext(data); }
+  void popCompileContext() override { inner_->popCompileContext(); }
+  void setUserMetadata(const std::string& data) override { inner_->setUserMetadata(data); }
+  std::string getUserMetadata() override { return inner_->getUserMetadata(); }
+  void attachOutOfMemoryObserver(OutOfMemoryObserver observer) override {
+    inner_->attachOutOfMemoryObserver(std::move(observer));
+  }
+  void attachAllocatorTraceTracker(AllocatorTraceTracker tracker) override {
+    inner_->attachAllocatorTraceTracker(std::move(tracker));
+  }
+  void enablePeerAccess(DeviceIndex device, DeviceIndex to) override { inner_->enablePeerAccess(device, to); }
+  cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, size_t n, cudaStream_t stream,
+                          bool p2p) override {
+    return inner_->memcpyAsync(to, to_device, from, from_device, n, stream, p2p);
+  }
+  std::shared_ptr<AllocatorState> getCheckpointState(DeviceIndex device, MempoolId_t pool) override {
+    return inner_->getCheckpointState(device, pool);
+  }
+  CheckpointDelta setCheckpointPoolState(DeviceIndex device, std::shared_ptr<AllocatorState> state) override {
+    return inner_->setCheckpointPoolState(device, std::move(state));
+  }
+  std::string name() override { return inner_->name(); }
+
+ private:
+  CUDAAllocator* const inner_;
+};
+
+// Where libtorch_cuda keeps its allocator; nothing is linked for it, so it is looked up.
+std::atomic<CUDAAllocator*>* current() {
+  return static_cast<std::atomic<CUDAAllocator*>*>(dlsym(RTLD_DEFAULT, "_ZN3c104cuda20CUDACachingAllocator9allocatorE"));
+}
+
+}  // namespace
+
+namespace ssdtrain {
+
+bool relieved(c10::Device device, uint64_t bytes) noexcept {
+  const Relieve relieve = reliever.load();
+  return relieve != nullptr && relieve(static_cast<int8_t>(device.type()), static_cast<int8_t>(device.index()), bytes) > 0;
+}
+
+}  // namespace ssdtrain
+
+extern "C" {
+
+void st_shortage_relieve(uint64_t (*relieve)(int8_t device_type, int8_t device_index, uint64_t bytes)) {
+  reliever.store(relieve);
+}
+
+st_status st_device_ask(void) {
+  return ssdtrain::guarded([] {
+    static std::mutex mutex;
+    static Asking* asking = nullptr;
+    const std::lock_guard lock(mutex);
+    if (asking != nullptr) return;
+    auto* const place = current();
+    TORCH_CHECK(place != nullptr && place->load() != nullptr, "libtorch's allocator for CUDA is not where this build expects it");
+    // Never destroyed, as the one that it passes on to.
+    auto* const made = new Asking(place->load());
+    place->store(made);
+    c10::SetAllocator(c10::DeviceType::CUDA, made, /*priority=*/100);
+    asking = made;
+  });
+}
+
+}  // extern "C"

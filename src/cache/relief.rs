@@ -1,0 +1,306 @@
+//! Memory of the device that runs out: what the cache lets go of so that an allocation need not fail.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use ssdtrain_libtorch::{Block, Reliever};
+
+use super::table::{Gone, Relief, Table, Tried};
+use super::{Cache, EntryKey};
+use crate::sync::MutexGuard;
+use crate::telemetry::{Counters, StallCause};
+use crate::tier::{Here, Parcel};
+
+/// Nobody has the lock for so long, unless it is the calling thread itself, which is then an error of ours.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+impl Reliever for Cache {
+    /// Runs on the thread whose allocation failed: one of the program's, or one that allocates memory to load into. Neither has a lock of
+    /// the cache or of a tier, nor has it begun anything that another thread waits for. One thread at a time does this, because what one
+    /// is about to free is not there for another to find.
+    ///
+    /// The device may still use what is released, on whichever stream. So it is waited for: once before anything is copied, since each
+    /// storage must have been computed, and before each storage is freed.
+    fn relieve(self: Arc<Self>, bytes: u64) -> u64 {
+        let before = self.relieved.load(Ordering::Acquire);
+        let _alone = self.relieving.lock();
+        let by_others = self.relieved.load(Ordering::Acquire) - before;
+        if self.tier.is_none() || by_others > 0 {
+            return by_others;
+        }
+        let Some(mut table) = self.table.try_lock_for(PATIENCE) else {
+            tracing::error!("internal error: a thread allocates while it has the cache's lock");
+            return 0;
+        };
+        let (here, mut tried, mut freed) = (Here::default(), Tried::default(), 0);
+        while freed < bytes {
+            if tried.computed < table.newest() && !self.computes(&mut table, &mut tried) {
+                break;
+            }
+            self.free_held_back(&mut table);
+            let mut jobs = Vec::new();
+            let more = match table.relief(&mut tried, &here, &mut jobs) {
+                Relief::LetGo(key, parcel) => self.presses_out(&mut table, key, parcel, &here),
+                Relief::Stores(key) => self.awaits(&mut table, key),
+                Relief::Left(block, parcel, counters) => {
+                    self.sample(&table);
+                    MutexGuard::unlocked(&mut table, || self.unloaded(block, parcel, &counters, &here))
+                }
+                Relief::Begun => {
+                    MutexGuard::unlocked(&mut table, || self.submit(jobs, &here));
+                    0
+                }
+                Relief::Loads(key) => {
+                    while table.is_reading(key) {
+                        self.changed.wait(&mut table);
+                    }
+                    0
+                }
+                Relief::Wait => {
+                    self.changed.wait(&mut table);
+                    0
+                }
+                Relief::Nothing => break,
+            };
+            freed += more;
+            self.relieved.fetch_add(more, Ordering::AcqRel);
+        }
+        freed
+    }
+}
+
+impl Cache {
+    /// Waits until what was saved so far has been computed; false if the device has failed.
+    fn computes(&self, table: &mut MutexGuard<'_, Table>, tried: &mut Tried) -> bool {
+        let newest = table.newest();
+        let is_done = MutexGuard::unlocked(table, || self.waits_for_device());
+        tried.computed = newest;
+        is_done
+    }
+
+    /// Waits until the device has done what it was given; false if it has failed.
+    fn waits_for_device(&self) -> bool {
+        let outcome = self.tier.as_ref().map_or(Ok(()), |tier| tier.synchronize());
+        if let Err(error) = &outcome {
+            tracing::warn!(%error, "no memory is freed: the device has failed");
+        }
+        outcome.is_ok()
+    }
+
+    /// Releases an entry that is leaving. Returns the bytes.
+    fn presses_out(
+        &self,
+        table: &mut MutexGuard<'_, Table>,
+        key: EntryKey,
+        parcel: Arc<dyn Parcel>,
+        here: &Here,
+    ) -> u64 {
+        let Some(counters) = table.entry(key).map(|entry| Arc::clone(&entry.counters)) else { return 0 };
+        let (_, gone) = self.leaves(table, key, parcel, &counters, here);
+        let bytes = MutexGuard::unlocked(table, || self.free(gone));
+        counters.pressed.add_some(bytes);
+        bytes
+    }
+
+    /// Waits until the store in flight of an entry has released it. Returns the bytes.
+    fn awaits(&self, table: &mut MutexGuard<'_, Table>, key: EntryKey) -> u64 {
+        let Some((bytes, counters)) =
+            table.entry(key).map(|entry| (entry.bytes, Arc::clone(&entry.counters)))
+        else {
+            return 0;
+        };
+        while table.is_storing(key) {
+            self.changed.wait(table);
+            self.free_held_back(table);
+        }
+        let freed = if table.is_away(key) { bytes } else { 0 };
+        counters.pressed.add_some(freed);
+        freed
+    }
+
+    /// Frees what was loaded ahead. Returns the bytes.
+    fn unloaded(&self, block: Block, parcel: Arc<dyn Parcel>, counters: &Arc<Counters>, here: &Here) -> u64 {
+        if let Err(error) = parcel.order(Some(block.storage()), StallCause::CopyIn, counters, here) {
+            tracing::debug!(%error, "a storage that was loaded ahead is dropped");
+        }
+        let bytes = self.free((Some(block), Some(parcel)));
+        counters.pressed.add_some(bytes);
+        bytes
+    }
+
+    /// Frees what an entry has released, once the device is done with it. Returns the bytes. Must be called without the lock.
+    fn free(&self, (block, parcel): Gone) -> u64 {
+        // A device that has failed does not use it either.
+        self.waits_for_device();
+        let bytes = block.as_ref().map_or(0, Block::bytes);
+        drop((block, parcel));
+        bytes
+    }
+
+    /// Frees what was to stay until memory is sampled next.
+    fn free_held_back(&self, table: &mut MutexGuard<'_, Table>) {
+        let gone = table.stored_since();
+        if !gone.is_empty() {
+            MutexGuard::unlocked(table, || drop(gone));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ssdtrain_libtorch::Storage;
+    use ssdtrain_store::{BackendKind, Store, StoreConfig};
+
+    use super::super::table::Limits;
+    use super::super::waits::{BYTES, Batch, LATE};
+    use super::*;
+    use crate::tier::modelled::{Copies, Fault, ModelDevice, set_word};
+    use crate::tier::{DirectTier, DiskTier, HostSettings, HostTier, PoolSize, Tier};
+
+    fn store() -> Store {
+        Store::open(StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() }).unwrap()
+    }
+
+    fn host(pool: u64, fault: Option<Fault>) -> Arc<dyn Tier> {
+        let settings = HostSettings { pool: PoolSize::Fixed(pool), read_ahead: 0 };
+        HostTier::new(ModelDevice::new(Copies::AtLast, fault), None, settings, None).unwrap()
+    }
+
+    fn tiers() -> [Arc<dyn Tier>; 3] {
+        let device = ModelDevice::new(Copies::AtLast, None);
+        let direct = DirectTier::new(device, store(), BYTES, None).unwrap();
+        [host(8 * BYTES, None), direct, Arc::new(DiskTier::new(store(), None))]
+    }
+
+    fn over(tier: Arc<dyn Tier>) -> (Arc<Cache>, Batch) {
+        let cache = Cache::new(Some(tier), Limits { prefetch: 4 * BYTES, ..LATE }, None);
+        let batch = Batch::new(&cache);
+        (cache, batch)
+    }
+
+    fn on_device(cache: &Cache) -> u64 {
+        cache.held().2 / BYTES
+    }
+
+    fn relieve(cache: &Arc<Cache>, storages: u64) -> u64 {
+        Arc::clone(cache).relieve(storages * BYTES) / BYTES
+    }
+
+    #[test]
+    fn what_would_have_stayed_goes_as_far_as_is_needed_and_comes_back() {
+        for tier in tiers() {
+            let (cache, mut batch) = over(tier);
+            batch.keep(1);
+            (2..=3).for_each(|word| batch.save(word));
+            batch.keep(4);
+            assert_eq!((relieve(&cache, 2), on_device(&cache)), (2, 2));
+            assert_eq!((relieve(&cache, 9), on_device(&cache)), (2, 0), "all there is");
+            assert_eq!(relieve(&cache, 1), 0);
+            assert_eq!(batch.counters.pressed.tally().bytes, 4 * BYTES);
+            batch.backward(false);
+            assert_eq!(cache.held(), (0, 0, 0));
+        }
+    }
+
+    /// It was saved on another stream than the one that the thread that stores it computes on.
+    #[test]
+    fn what_may_not_have_been_computed_yet_is_not_stored() {
+        let (cache, mut batch) = over(host(8 * BYTES, None));
+        batch.keep(1);
+        let mut computed = cache.table.lock().newest();
+        batch.keep(2);
+        for begins in [true, false, true] {
+            let (mut tried, mut jobs) = (Tried::default(), Vec::new());
+            tried.computed = computed;
+            let mut table = cache.table.lock();
+            let relief = table.relief(&mut tried, &Here::default(), &mut jobs);
+            assert_eq!(matches!(relief, Relief::Begun), begins);
+            computed = if begins { computed } else { table.newest() };
+            drop(table);
+            cache.submit(jobs, &Here::default());
+            cache.flush(&batch.counters);
+        }
+        batch.backward(false);
+    }
+
+    #[test]
+    fn the_oldest_goes_first() {
+        for tier in tiers() {
+            let (cache, mut batch) = over(tier);
+            (1..=3).for_each(|word| batch.keep(word));
+            assert_eq!(relieve(&cache, 2), 2);
+            batch.fetch();
+            assert_eq!(batch.counters.load_misses.tally().count, 0, "the newest is there");
+            batch.backward(false);
+            assert_eq!(batch.counters.loaded.tally().count, 2);
+        }
+    }
+
+    #[test]
+    fn what_was_loaded_ahead_goes_back_before_anything_is_stored() {
+        for tier in tiers() {
+            let (cache, mut batch) = over(tier);
+            (1..=3).for_each(|word| batch.save(word));
+            batch.flush();
+            batch.keep(4);
+            batch.keep(5);
+            // The fourth and the fifth are there, and the three below them are loaded ahead.
+            batch.fetch();
+            cache.quiesce();
+            assert_eq!((relieve(&cache, 2), on_device(&cache)), (2, 3));
+            assert_eq!(batch.counters.offloaded.tally().count, 3, "nothing was stored");
+            batch.backward(false);
+            assert_eq!(cache.held(), (0, 0, 0));
+        }
+    }
+
+    #[test]
+    fn what_the_program_holds_is_not_stored_for_nothing() {
+        for tier in tiers() {
+            let (cache, mut batch) = over(tier);
+            let storage = Storage::allocate(BYTES).unwrap();
+            set_word(&storage, 1);
+            batch.save_one(storage.clone(), true);
+            assert_eq!(relieve(&cache, 1), 0);
+            drop(storage);
+            assert_eq!(relieve(&cache, 1), 1);
+            batch.backward(false);
+        }
+    }
+
+    #[test]
+    fn what_finds_no_room_below_stays() {
+        let (cache, mut batch) = over(host(BYTES, None));
+        (1..=3).for_each(|word| batch.keep(word));
+        assert_eq!((relieve(&cache, 3), on_device(&cache)), (1, 2));
+        assert_eq!(relieve(&cache, 3), 0);
+        batch.backward(false);
+        assert_eq!(cache.held(), (0, 0, 0));
+    }
+
+    #[test]
+    fn what_cannot_be_copied_stays_and_the_next_one_goes() {
+        let (cache, mut batch) = over(host(8 * BYTES, Some(Fault::Copy(0))));
+        (1..=2).for_each(|word| batch.keep(word));
+        assert_eq!((relieve(&cache, 1), on_device(&cache)), (1, 1));
+        batch.backward(false);
+        assert_eq!(cache.held(), (0, 0, 0));
+    }
+
+    #[test]
+    fn what_is_held_back_between_two_samples_goes_as_well() {
+        let (cache, mut batch) = over(Arc::new(DiskTier::new(store(), None)));
+        cache.hold_back(true);
+        let storage = Storage::allocate(BYTES).unwrap();
+        let alive = storage.downgrade();
+        set_word(&storage, 1);
+        batch.save_one(storage, false);
+        batch.flush();
+        assert!(alive.upgrade().is_some());
+        relieve(&cache, 1);
+        assert!(alive.upgrade().is_none());
+        cache.hold_back(false);
+        batch.backward(false);
+    }
+}
