@@ -3,7 +3,10 @@
 use std::borrow::Cow;
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs::{self, File};
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process;
 
@@ -52,7 +55,8 @@ struct Metadata {
 
 impl Checkpoint {
     /// Writes a checkpoint. The previous contents of `path` stay there until the new checkpoint is completely on the
-    /// disk.
+    /// disk. Until then it is in `PATH.PID.unfinished`. A process that is killed meanwhile leaves such a file in the directory,
+    /// and the next save there removes it.
     ///
     /// # Errors
     /// [`Error::Io`] if it cannot be written, [`Error::Torch`] if a tensor cannot be read.
@@ -248,6 +252,9 @@ fn differences(stored: &ModelConfig, wanted: &ModelConfig) -> String {
     format!("is of a model with {}; this one has {}", list(&stored), list(&wanted))
 }
 
+/// How the names of files end that are not yet what they are to be; before it comes the number of the process that writes.
+const UNFINISHED: &str = ".unfinished";
+
 /// Lets `write` fill a file next to `path`, and moves it to `path` once it is on the disk.
 fn write_atomically(path: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let directory =
@@ -258,20 +265,57 @@ fn write_atomically(path: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Res
             path.display()
         )));
     };
-    let mut temporary = name.to_owned();
-    temporary.push(format!(".{}.tmp", process::id()));
-    let temporary = directory.join(temporary);
+    remove_abandoned(directory);
+    let mut unfinished = name.to_owned();
+    unfinished.push(format!(".{}{UNFINISHED}", process::id()));
+    let unfinished = directory.join(unfinished);
 
-    let written = write(&temporary).and_then(|()| {
-        File::open(&temporary)
-            .and_then(|file| file.sync_all())
-            .and_then(|()| fs::rename(&temporary, path))
+    let file = create_locked(&unfinished).map_err(Error::io("write", path))?;
+    let written = write(&unfinished).and_then(|()| {
+        file.sync_all()
+            .and_then(|()| fs::rename(&unfinished, path))
             .and_then(|()| File::open(directory)?.sync_all())
             .map_err(Error::io("write", path))
     });
     if written.is_err() {
-        // Best effort: the error at hand matters more, and the file may not even be there.
-        fs::remove_file(&temporary).ok();
+        // Best effort: the error at hand matters more.
+        fs::remove_file(&unfinished).ok();
     }
     written
+}
+
+/// A file that stays locked as long as it is open: whoever can lock it later knows that nobody writes to it.
+fn create_locked(path: &Path) -> io::Result<File> {
+    loop {
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
+        if file.lock().is_err() {
+            // Files have no locks here, so nobody will take this one for abandoned.
+            return Ok(file);
+        }
+        // Whoever had the lock before may have removed or renamed the file.
+        let own = file.metadata()?;
+        if fs::metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == (own.dev(), own.ino())) {
+            return Ok(file);
+        }
+    }
+}
+
+/// Removes what processes that are gone were writing in `directory`. Best effort: a file that cannot be removed only takes room.
+fn remove_abandoned(directory: &Path) {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    for path in entries.map(|entry| entry.path()).filter(|path| is_unfinished(path.file_name())) {
+        // A process number says nothing about processes on other hosts, or in other containers. A lock does: it ends with its owner.
+        let abandoned =
+            OpenOptions::new().write(true).open(&path).ok().filter(|file| file.try_lock().is_ok());
+        if abandoned.is_some() {
+            fs::remove_file(&path).ok();
+        }
+    }
+}
+
+/// Whether a file's name is of the form `NAME.PID.unfinished`.
+fn is_unfinished(name: Option<&OsStr>) -> bool {
+    let stem = name.and_then(OsStr::to_str).and_then(|name| name.strip_suffix(UNFINISHED));
+    let process = stem.and_then(|stem| stem.rsplit_once('.'));
+    process.is_some_and(|(name, process)| !name.is_empty() && process.parse::<u32>().is_ok())
 }

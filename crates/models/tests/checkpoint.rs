@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::fs;
+use std::fs::{self, File};
 
 use ssdtrain_models::{
     AdamW, AdamWConfig, Checkpoint, Error, Gpt, GptConfig, LanguageModel, Result, TrainState,
@@ -154,5 +154,38 @@ fn a_save_that_fails_leaves_the_old_checkpoint_and_no_litter() -> TestResult {
         Err(Error::Io { .. })
     ));
     assert_eq!(fs::read_dir(dir.path())?.count(), 2);
+    Ok(())
+}
+
+#[test]
+fn what_a_killed_process_left_is_removed_and_what_a_live_one_writes_is_not() -> TestResult {
+    let dir = tempfile::tempdir()?;
+    let run = Run::new(tiny(), Kind::Float)?;
+    let own = format!("run.safetensors.{}.unfinished", std::process::id());
+    let (live, others) = ("other.safetensors.1.unfinished", ["notes.unfinished", "run.safetensors.1.tmp"]);
+    for name in
+        ["run.safetensors.1.unfinished", "other.safetensors.2.unfinished", &own, live].iter().chain(&others)
+    {
+        fs::write(dir.path().join(name), "longer than nothing")?;
+    }
+    // A lock belongs to an open file, so this one holds even against its own process.
+    let writing = File::open(dir.path().join(live))?;
+    writing.lock()?;
+    let mut left = vec!["run.safetensors", live, others[0], others[1]];
+    left.sort_unstable();
+    let names = || -> std::io::Result<Vec<String>> {
+        let entries = fs::read_dir(dir.path())?;
+        let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+        let mut names = names.collect::<std::io::Result<Vec<_>>>()?;
+        names.sort_unstable();
+        Ok(names)
+    };
+    run.save(&dir.path().join("run.safetensors"))?;
+    assert_eq!(names()?, left);
+    drop(writing);
+    run.save(&dir.path().join("run.safetensors"))?;
+    left.retain(|name| *name != live);
+    assert_eq!(names()?, left);
+    Checkpoint::open(dir.path().join("run.safetensors"))?;
     Ok(())
 }

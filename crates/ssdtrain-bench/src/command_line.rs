@@ -24,6 +24,10 @@ Start here:
   ssdtrain-bench compare --check      offload beside keep, step by step, to the bit
   ssdtrain-bench rok --plot rok.svg   what each strategy takes of memory and gives in speed, over batch sizes
 
+Exit codes: 0 if all that was asked for is done, 1 after an error, 2 for arguments that cannot be used. 128 and the number of the signal that
+ended it, such as 130 after Ctrl-C and 143 after kill, whatever was saved before: train --resume goes on from there, and rok from what it has
+measured. These two, compare and plan finish the step under way; a second signal ends them at once.
+
 RUST_LOG=info (or debug) shows more of what the library says; its warnings are always shown.";
 
 #[derive(Debug, Subcommand)]

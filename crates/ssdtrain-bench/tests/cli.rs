@@ -3,9 +3,8 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 
 use common::workplace;
 use serde_json::Value;
@@ -477,29 +476,6 @@ fn a_resumed_run_ends_as_an_uninterrupted_one() {
     let held =
         |name: &str| std::fs::read(place.path().join(name).join("checkpoint.safetensors")).unwrap().len();
     assert_eq!(held("whole"), held("parts"));
-}
-
-#[test]
-fn ctrl_c_saves_a_checkpoint_that_can_be_resumed() {
-    let place = workplace();
-    let options = ["--json", "--compare-steps=0", "--sample-tokens=0", "--out=run", "--log-every=1"];
-    let mut child = Command::new(env!("CARGO_BIN_EXE_ssdtrain-bench"))
-        .args([&["train", "--data=text.txt", "--minutes=60"], TINY, &options[..]].concat())
-        .current_dir(place.path())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    assert!(lines.next().unwrap().unwrap().contains("\"step\":1"));
-    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
-    let last: Value = serde_json::from_str(&lines.last().unwrap().unwrap()).unwrap();
-    assert!(child.wait().unwrap().success());
-    assert_eq!(last["event"], "checkpoint");
-    let steps = format!("--steps={}", last["step"].as_u64().unwrap() + 2);
-    let resumed = tiny(place.path(), &["train", "--data=text.txt", "--resume", &steps], &options);
-    let events = json_lines(&resumed);
-    assert_eq!(events.iter().filter(|event| event["event"] == "step").count(), 2);
 }
 
 #[test]

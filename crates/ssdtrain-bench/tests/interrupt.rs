@@ -1,12 +1,12 @@
-//! Ctrl-C, from a user's point of view.
+//! Signals, from a user's point of view.
 #![expect(clippy::unwrap_used, reason = "a helper that cannot go on fails its test")]
 
 mod common;
 
 use std::fs::OpenOptions;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::path::Path;
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 
 use common::workplace;
 use serde_json::Value;
@@ -37,8 +37,41 @@ fn start(directory: &Path, arguments: &[&[&str]]) -> Child {
         .unwrap()
 }
 
-fn interrupt(child: &Child) {
-    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+/// Sends a signal, such as `INT`.
+fn send(signal: &str, child: &Child) {
+    let sent = Command::new("kill").args([&format!("-{signal}"), &child.id().to_string()]).status();
+    assert!(sent.unwrap().success());
+}
+
+/// Starts a training that prints JSON, under a program such as `nohup`.
+fn train(under: &[&str], directory: &Path, more: &[&str]) -> (Child, Lines<BufReader<ChildStdout>>) {
+    let options = ["--json", "--dropout=0.1", "--compare-steps=0", "--sample-tokens=0", "--log-every=1"];
+    let program = [under, &[env!("CARGO_BIN_EXE_ssdtrain-bench"), "train"], TINY, &options, more].concat();
+    let mut child = Command::new(program[0])
+        .args(&program[1..])
+        .current_dir(directory)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    (child, lines)
+}
+
+/// Events of this kind, up to one for `step` or to the last of them.
+fn events(kind: &str, lines: &mut Lines<BufReader<ChildStdout>>, step: u64) -> Vec<Value> {
+    let mut found: Vec<Value> = Vec::new();
+    while found.last().is_none_or(|event| event["step"].as_u64() < Some(step)) {
+        let Some(line) = lines.next() else { break };
+        let event: Value = serde_json::from_str(&line.unwrap()).unwrap();
+        found.extend(Some(event).filter(|event| event["event"] == kind));
+    }
+    found
+}
+
+/// The losses of steps, to the bit.
+fn losses(steps: &[Value]) -> Vec<u64> {
+    steps.iter().map(|step| step["loss"].as_f64().unwrap().to_bits()).collect()
 }
 
 /// Reads up to a line with these words.
@@ -59,6 +92,77 @@ fn end(mut child: Child, mut stderr: BufReader<ChildStderr>) -> (Option<i32>, St
 }
 
 #[test]
+fn a_signal_ends_a_training_after_its_step_and_it_resumes_with_the_same_losses() {
+    let place = workplace();
+    // More than a pipe holds the lines of, so a run cannot end before it is told to.
+    let steps = 100;
+    let limit = format!("--steps={steps}");
+    let (mut child, mut lines) = train(&[], place.path(), &[&limit, "--out=whole"]);
+    let whole = losses(&events("step", &mut lines, u64::MAX));
+    assert_eq!((child.wait().unwrap().code(), whole.len()), (Some(0), steps));
+    for (signal, code) in [("INT", 130), ("TERM", 143), ("HUP", 129)] {
+        let out = format!("--out={signal}");
+        // Whatever ignores the signal in this process, such as nohup.
+        let (mut child, mut lines) = train(&["env", "--default-signal=HUP"], place.path(), &[&limit, &out]);
+        let mut taken = losses(&events("step", &mut lines, 2));
+        send(signal, &child);
+        let rest: Vec<Value> = lines.map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect();
+        assert_eq!(child.wait().unwrap().code(), Some(code), "{signal}");
+        let (checkpoint, rest) = rest.split_last().unwrap();
+        taken.extend(losses(rest));
+        assert_eq!(checkpoint["event"], "checkpoint", "{signal}");
+        assert_eq!(checkpoint["step"].as_u64(), Some(taken.len() as u64), "{signal}");
+        assert!(taken.len() < steps, "{signal}");
+        let (mut child, mut lines) = train(&[], place.path(), &[&limit, &out, "--resume"]);
+        taken.extend(losses(&events("step", &mut lines, u64::MAX)));
+        assert_eq!(child.wait().unwrap().code(), Some(0), "{signal}");
+        assert_eq!(taken, whole, "{signal}");
+    }
+}
+
+#[test]
+fn a_training_under_nohup_outlives_its_terminal() {
+    let place = workplace();
+    let (mut child, mut lines) = train(&["nohup"], place.path(), &["--steps=1000000", "--out=run"]);
+    events("step", &mut lines, 2);
+    send("HUP", &child);
+    // By then the signal has long arrived.
+    assert_eq!(events("step", &mut lines, 80).len(), 78);
+    send("TERM", &child);
+    assert_eq!(events("checkpoint", &mut lines, u64::MAX).len(), 1);
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+}
+
+#[test]
+fn work_that_was_not_done_has_the_exit_code_of_the_signal() {
+    let place = workplace();
+    let text = std::fs::read(place.path().join("text.txt")).unwrap();
+    let pipe = place.path().join("pipe.txt");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for (command, says) in [
+        ("compare", "measured 0 of "),
+        ("train", "interrupted after step 0; "),
+        ("plan", "interrupted after 0 steps"),
+        ("rok", "is not measured "),
+    ] {
+        // `rok` has sizes of its own.
+        let tiny = TINY[1..].iter().copied().filter(|option| command != "rok" || *option != "--batch=8");
+        let mut child = start(place.path(), &[&[command, "--data=pipe.txt"], &tiny.collect::<Vec<_>>()]);
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        // The command reads its data while it is told to stop, and begins no step after that.
+        let mut data = OpenOptions::new().write(true).open(&pipe).unwrap();
+        send("TERM", &child);
+        wait_for("stopping after this step", &mut stderr);
+        data.write_all(&text).unwrap();
+        drop(data);
+        let (code, told, _) = end(child, stderr);
+        let last = told.lines().last().unwrap();
+        assert!(last.contains(says) && !last.contains("error"), "{command}: {told}");
+        assert_eq!(code, Some(143), "{command}: {told}");
+    }
+}
+
+#[test]
 fn compare_shows_what_it_has_measured_and_says_that_it_was_stopped() {
     let place = workplace();
     for json in [true, false] {
@@ -68,11 +172,11 @@ fn compare_shows_what_it_has_measured_and_says_that_it_was_stopped() {
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         // Made from measured steps, since there is no warm-up.
         wait_for("of a micro-batch", &mut stderr);
-        interrupt(&child);
+        send("INT", &child);
         let (code, told, shown) = end(child, stderr);
-        assert_eq!(code, Some(1), "{told}");
+        assert_eq!(code, Some(130), "{told}");
         let error = told.lines().last().unwrap();
-        assert!(error.starts_with("error: measured ") && error.contains(" of 1000000 steps"), "{told}");
+        assert!(error.starts_with("measured ") && error.contains(" of 1000000 steps"), "{told}");
         assert!(error.contains("interrupted after ") && error.ends_with(" of 1000000 rounds"), "{told}");
         if json {
             let rows: Vec<Value> = shown.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -98,18 +202,18 @@ fn a_run_that_is_done_is_saved_whatever_becomes_of_its_comparison() {
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     // One step is not enough for a plan, so this is one of the steps of the comparison.
     wait_for("of a micro-batch", &mut stderr);
-    interrupt(&child);
+    send("INT", &child);
     let (code, told, shown) = end(child, stderr);
-    assert_eq!(code, Some(1), "{told}");
+    assert_eq!(code, Some(130), "{told}");
     let error = told.lines().last().unwrap();
-    assert!(error.starts_with("error: the run is done and saved: measured "), "{told}");
+    assert!(error.starts_with("the run is done and saved: measured "), "{told}");
     assert!(error.contains("interrupted after "), "{told}");
     assert!(shown.contains("Held-out loss after 1 steps"), "{shown}");
     assert!(place.path().join("run/checkpoint.safetensors").exists());
 }
 
 #[test]
-fn a_second_ctrl_c_ends_at_once() {
+fn a_second_signal_ends_at_once() {
     let place = workplace();
     let pipe = place.path().join("pipe.txt");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
@@ -118,11 +222,11 @@ fn a_second_ctrl_c_ends_at_once() {
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         // Opens once the program reads its data, which never arrive: there is no step after which it could end.
         let data = OpenOptions::new().write(true).open(&pipe).unwrap();
-        interrupt(&child);
+        send("INT", &child);
         wait_for("stopping after this step", &mut stderr);
-        interrupt(&child);
+        send("TERM", &child);
         let (code, told, _) = end(child, stderr);
-        assert_eq!(code, Some(130), "{command}: {told}");
+        assert_eq!(code, Some(143), "{command}: {told}");
         drop(data);
     }
 }

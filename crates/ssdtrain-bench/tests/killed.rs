@@ -129,8 +129,28 @@ fn kill(victim: Victim, count: u32) {
         nothing_is_left(directory, child.id());
     }
     println!("{killed} killed, {spilling} of them with spill files open, in runs of {whole:?}");
+    if let Victim::Train = victim {
+        kill_during_a_save(directory);
+    }
     let (before, after) = (free_before, free(directory));
     assert!(after + OTHERS > before, "{before} bytes were free, and now {after}");
+}
+
+/// Kills a training while it writes a checkpoint: what that leaves is gone after the next one.
+fn kill_during_a_save(directory: &Path) {
+    let unfinished = || {
+        let names = names(&directory.join("run")).into_iter();
+        names.filter(|name| name.to_string_lossy().ends_with(".unfinished")).count()
+    };
+    // A save may be over by the time that it is killed, so this may take several.
+    while unfinished() == 0 {
+        let mut child = Victim::Train.start(directory);
+        while unfinished() == 0 && child.try_wait().unwrap().is_none() {}
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    assert!(Victim::Train.start(directory).wait().unwrap().success());
+    assert_eq!(unfinished(), 0);
 }
 
 /// When to kill: spread over a run, each at random in its part of it.
@@ -145,7 +165,7 @@ fn nothing_is_left(directory: &Path, process: u32) {
         let left = names(&directory.join(folder));
         assert!(left.is_empty(), "in {folder}: {left:?}");
     }
-    // The text and the two folders; the rest is what the run is for, and a checkpoint that was being written.
+    // The text and the two folders; the rest is what the run is for, and a checkpoint that was being written, until the next one is.
     for name in names(directory) {
         let known = ["text.txt", "spill", "temporary", "run"].into_iter().any(|known| name == known);
         assert!(known, "{name:?}");

@@ -1,26 +1,41 @@
 //! Every failure becomes one line of plain text, never a backtrace.
 
 use std::any::Any;
+use std::io::{self, Write};
 use std::panic::{self, AssertUnwindSafe};
 use std::process::ExitCode;
 
 use anyhow::Result;
 
-/// Runs the program's body; an error or a panic is reported in one line on stderr and makes the exit code 1.
+use super::interrupt::Interrupted;
+
+/// Runs the program's body; an error or a panic is reported in one line on stderr and makes the exit code 1. Work that a signal stopped
+/// is reported likewise, and makes it 128 and the signal's number.
 pub(crate) fn reported(body: impl FnOnce() -> Result<()>) -> ExitCode {
     // If the reader goes away, such as `head`, the program ends quietly, as any other does.
     // SAFETY: no other thread runs yet, and the default action needs no handler.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     // The hook reports panics on every thread; what it has reported needs no second line.
-    panic::set_hook(Box::new(|panic| eprintln!("error: {}", panic_line(panic.payload()))));
+    panic::set_hook(Box::new(|panic| tell(&format!("error: {}", panic_line(panic.payload())))));
     match panic::catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => ExitCode::SUCCESS,
-        Ok(Err(error)) => {
-            eprintln!("error: {}", error_line(&error));
-            ExitCode::FAILURE
-        }
+        Ok(Err(error)) => match error.downcast_ref::<Interrupted>() {
+            Some(interrupted) => {
+                tell(&error_line(&error));
+                interrupted.exit_code()
+            }
+            None => {
+                tell(&format!("error: {}", error_line(&error)));
+                ExitCode::FAILURE
+            }
+        },
         Err(_) => ExitCode::FAILURE,
     }
+}
+
+/// Writes a line to stderr. If nobody is left to read it, the exit code still tells.
+fn tell(line: &str) {
+    writeln!(io::stderr(), "{line}").ok();
 }
 
 /// Whether the device or the host ran out of memory. libtorch and CUDA say so only in their messages.

@@ -1,45 +1,82 @@
-//! Ctrl-C: the first one asks the run to stop at the next opportunity, the second stops it at once.
+//! Signals: the first one asks a run to stop at the next opportunity, the second ends it at once.
 
 use std::error::Error;
 use std::fmt;
-use std::process;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::fs;
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::thread;
 
 use anyhow::{Context, Result};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level;
 
-static REQUESTED: AtomicBool = AtomicBool::new(false);
+/// The signal that asked the run to stop; zero as long as none did.
+static SIGNAL: AtomicI32 = AtomicI32::new(0);
 
-/// The exit code of a program that was ended by a signal, as shells report it.
-const KILLED: i32 = 130;
-
-/// Starts listening. A plain `kill` counts as Ctrl-C.
+/// Starts listening for Ctrl-C, for a plain `kill`, and for the end of the terminal, unless `nohup` has that ignored.
 pub(crate) fn listen() -> Result<()> {
-    ctrlc::set_handler(|| {
-        if REQUESTED.swap(true, Ordering::Relaxed) {
-            process::exit(KILLED);
-        }
-        eprintln!("stopping after this step; Ctrl-C again stops at once");
-    })
-    .context("cannot listen for Ctrl-C")
+    let heeded =
+        [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&signal| signal != SIGHUP || !is_ignored(signal));
+    let listen = || {
+        let mut signals = Signals::new(heeded)?;
+        let heed = move || signals.forever().for_each(heed);
+        // It listens as long as the process lives, so nothing joins it.
+        thread::Builder::new().name("ssdtrain-signal".to_owned()).spawn(heed).map(drop)
+    };
+    listen().context("cannot listen for signals")
+}
+
+fn heed(signal: i32) {
+    if SIGNAL.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+        // Other threads are at work, so libtorch's exit handlers and destructors must not run.
+        low_level::exit(exit_code(signal).into());
+    }
+    // A terminal that has gone must not end the run.
+    writeln!(io::stderr(), "stopping after this step; a second signal ends at once").ok();
 }
 
 /// Whether the run should stop.
 pub(crate) fn requested() -> bool {
-    REQUESTED.load(Ordering::Relaxed)
+    SIGNAL.load(Ordering::Relaxed) != 0
 }
 
-/// A measurement that was stopped before it was complete.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The exit code that shells show for a program that a signal ended.
+fn exit_code(signal: i32) -> u8 {
+    128_u8.saturating_add(u8::try_from(signal).unwrap_or_default())
+}
+
+/// Whether this process was started with a signal ignored. Where that cannot be read, it was not.
+fn is_ignored(signal: i32) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
+/// Work that a signal stopped before it was complete. As an error of a command, it makes the exit code that of the signal.
+#[derive(Clone, Debug)]
 pub(crate) struct Interrupted {
-    /// Rounds done, including those of warm-up.
-    pub(crate) rounds: usize,
-    /// Rounds that were planned.
-    pub(crate) of: usize,
+    how_far: String,
+    signal: i32,
+}
+
+impl Interrupted {
+    /// By the signal that [`requested`] knows of. `how_far`: what was done, and what has become of it.
+    pub(crate) fn new(how_far: impl Into<String>) -> Interrupted {
+        Interrupted { how_far: how_far.into(), signal: SIGNAL.load(Ordering::Relaxed) }
+    }
+
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        exit_code(self.signal).into()
+    }
 }
 
 impl fmt::Display for Interrupted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "interrupted after {} of {} rounds", self.rounds, self.of)
+        f.write_str(&self.how_far)
     }
 }
 

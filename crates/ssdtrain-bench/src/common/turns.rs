@@ -95,7 +95,7 @@ pub(crate) struct Measured {
 impl Measured {
     /// An error if it was stopped; it says how far it got.
     pub(crate) fn ensure_complete(&self, plan: &Plan) -> Result<()> {
-        let Some(stopped) = self.stopped else { return Ok(()) };
+        let Some(stopped) = self.stopped.clone() else { return Ok(()) };
         Err(stopped)
             .with_context(|| format!("measured {} of {} steps of each strategy", self.steps, plan.steps))
     }
@@ -124,7 +124,7 @@ pub(crate) fn measure(
     while round < warmup + plan.steps {
         let rounds = warmup + plan.steps;
         if interrupt::requested() {
-            stopped = Some(Interrupted { rounds: round, of: rounds });
+            stopped = Some(Interrupted::new(format!("interrupted after {round} of {rounds} rounds")));
             break;
         }
         progress.at(round as f64 / rounds as f64);

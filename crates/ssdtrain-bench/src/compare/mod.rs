@@ -22,7 +22,7 @@ use crate::common::turns::{Plan, TurnsArgs, measure};
 /// activation peak is the highest of any measured step, and the other figures are medians too. The ratio is that of
 /// the medians, with a 95 % interval (bootstrap over rounds).
 ///
-/// Ctrl-C ends it after the round under way, with the figures of the steps measured so far and exit code 1.
+/// Ctrl-C, or kill, ends it after the round under way, with the figures of the steps measured so far and the signal's exit code.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

@@ -6,7 +6,7 @@ mod saved;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::value_parser;
 use serde::Serialize;
 use ssdtrain::{PlanReport, TensorCache};
@@ -15,6 +15,7 @@ use ssdtrain_plan::Profile;
 use tch::nn::VarStore;
 
 use self::largest::Largest;
+use crate::common::interrupt::{self, Interrupted};
 use crate::common::learner::Learner;
 use crate::common::progress::Progress;
 use crate::common::shape::Shape;
@@ -22,7 +23,7 @@ use crate::common::strategy::Strategy;
 use crate::common::strategy_run::{Planned, Row, StrategyRun};
 use crate::common::table::{ExplainArgs, OutputArgs};
 use crate::common::task::{Task, TaskArgs};
-use crate::common::{interrupt, size, table};
+use crate::common::{size, table};
 
 /// Profile a step, plan it, and hold the plan beside what the step then does
 ///
@@ -150,7 +151,9 @@ fn settle(args: &Args, task: &Task, batch: usize, progress: &Progress) -> Result
     progress.start();
     let (mut measured, mut profile) = (0, None);
     for round in 0..MOST_STEPS + SEVERAL {
-        ensure!(!interrupt::requested(), "interrupted after {round} steps");
+        if interrupt::requested() {
+            bail!(Interrupted::new(format!("interrupted after {round} steps")));
+        }
         progress.at(round as f64 / MOST_STEPS as f64);
         seed_step(seed, round as u64);
         if round < MOST_STEPS && !side.is_settled() {

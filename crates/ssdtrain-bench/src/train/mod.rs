@@ -22,6 +22,7 @@ use self::optimizer::OptimizerArgs;
 use self::output::{Event, whereabouts};
 use self::stopping::StoppingRule;
 use crate::common::data::Data;
+use crate::common::interrupt::{self, Interrupted};
 use crate::common::learner::{Learner, Outcome, Update};
 use crate::common::model::Family;
 use crate::common::model_device::ModelDevice;
@@ -31,7 +32,7 @@ use crate::common::shape::Shape;
 use crate::common::spill::RUNS;
 use crate::common::strategy::Strategy;
 use crate::common::table::OutputArgs;
-use crate::common::{defaults, float, interrupt};
+use crate::common::{defaults, float};
 
 const CHECKPOINT: &str = "checkpoint.safetensors";
 /// The checkpoint with the lowest held-out loss.
@@ -47,10 +48,10 @@ const PART_OF_EVALUATION: usize = 8;
 ///
 /// The checkpoint of the lowest held-out loss on the way is kept beside the latest, as best-checkpoint.safetensors.
 ///
-/// Ctrl-C saves a checkpoint and stops; --resume goes on from it. Give --resume the options of the run it continues;
-/// the model's shape, the tokenizer and the seed need not be repeated. A run limited by --steps ends with the same
-/// weights whether it was interrupted or not. After the last step Ctrl-C leaves out what is still to come, or ends the table with the
-/// steps measured so far and exit code 1.
+/// Ctrl-C, or kill, ends the step under way, saves a checkpoint and stops; --resume goes on from it. Give --resume the options of the
+/// run it continues; the model's shape, the tokenizer and the seed need not be repeated. A run limited by --steps takes the same steps
+/// whether it was interrupted or not. After the last step a signal leaves out what is still to come, or ends the table with the
+/// steps measured so far. The exit code is that of the signal (130, 143).
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -127,8 +128,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
     run.train()?;
     run.write_trace()?;
     let saved = run.save_profile().and_then(|()| run.save_plan());
-    run.close()?;
-    saved
+    let closed = run.close();
+    // A file that could not be written matters more than where the run was stopped.
+    saved.and(closed)
 }
 
 /// A run in progress.
@@ -326,12 +328,12 @@ impl Run {
     /// keep.
     fn close(self) -> Result<()> {
         if interrupt::requested() {
-            return self.tell_of_stop();
+            return Err(self.interrupted());
         }
         if let Some(report) = &self.last_report {
             self.progress.line(&format!("\nThe last step {}", whereabouts(report)));
         }
-        let Some(loss) = self.evaluate(self.eval_batches())? else { return self.tell_of_stop() };
+        let Some(loss) = self.evaluate(self.eval_batches())? else { return Err(self.interrupted()) };
         self.progress.line(&format!("\nHeld-out loss after {} steps: {loss:.4} nats per token", self.step));
         if let Some(Best { loss, step }) = self.best {
             let path = self.args.out.join(BEST);
@@ -339,15 +341,16 @@ impl Run {
                 .line(&format!("Best on the way: {loss:.4} after step {step}, in {}", path.display()));
         }
         self.show_sample()?;
-        if interrupt::requested() { self.tell_of_stop() } else { self.show_comparison() }
+        if interrupt::requested() { Err(self.interrupted()) } else { self.show_comparison() }
     }
 
-    fn tell_of_stop(&self) -> Result<()> {
+    fn interrupted(&self) -> anyhow::Error {
         let path = self.args.out.join(CHECKPOINT);
         let (step, path) = (self.step, path.display());
-        self.progress
-            .line(&format!("stopped after step {step}; {path} has it, and --resume goes on from there"));
-        Ok(())
+        Interrupted::new(format!(
+            "interrupted after step {step}; {path} has it, and --resume goes on from there"
+        ))
+        .into()
     }
 
     /// Number of batches of the evaluation at the end.
