@@ -29,6 +29,8 @@ pub enum ErrorKind {
     ChangedInPlace,
     /// libtorch refused an operation.
     Torch,
+    /// A step, or a tensor saved in one, belongs to the process that this one was forked from.
+    Forked,
     /// The GPU, its driver or host memory pinned for it refused an operation, or is missing.
     Device,
 }

@@ -1,5 +1,6 @@
 //! The public API's core: a cache, and the steps taken with it.
 
+mod forked;
 mod steering;
 mod step;
 mod unplanned;
@@ -19,6 +20,7 @@ use ssdtrain_plan::{PlanReport, Profile, SavedPlan};
 use ssdtrain_store::{Store, StoreStats};
 use tch::Device;
 
+use self::forked::Forked;
 use self::steering::Steering;
 pub use self::step::{Backward, Entered, Step, StepHandle};
 use self::unplanned::Unplanned;
@@ -42,6 +44,10 @@ use crate::trace::{self, Name, Process, Range, Trace};
 /// A cache may be used from several threads, and several caches may be in use at once: what a thread saves goes to the innermost of its
 /// steps whose cache is for the tensor's device. A cache may be dropped at any time: tensors saved through it can still be read, and its
 /// spill files are removed when the last of them is gone.
+///
+/// A cache stays in its process. In one that is forked off, such as a loader of data, steps run as without a cache, which their reports
+/// warn of, and statistics are empty. A step that was begun before the fork cannot be finished there, and a backward there cannot use what
+/// was saved before it: both are errors ([`ErrorKind::Forked`]). A cache that is built there works as anywhere else.
 pub struct TensorCache {
     cache: Arc<Cache>,
     device: Device,
@@ -58,6 +64,7 @@ pub struct TensorCache {
     warned: Warned,
     /// Whether a step has shown that something is offloaded, or that nothing is.
     is_checked: AtomicBool,
+    forked: Forked,
 }
 
 impl TensorCacheBuilder {
@@ -90,7 +97,6 @@ impl TensorCache {
         let given = store.as_ref().map(|store| store.path().clone());
         let request = config.route_request(given.as_ref());
         let route = config.routed(&request)?;
-        let steering = Steering::new(&config, &route);
         let trace: Option<Arc<Trace>> = (config.trace || config.policy_needs().profiles).then(Arc::default);
         if let Some(trace) = trace.as_ref().filter(|_| !config.trace) {
             trace.pause();
@@ -113,22 +119,33 @@ impl TensorCache {
                 tracing::warn!(%error, "an allocation that finds no memory fails, whatever the cache could let go of");
             }
         }
-        let chains = config.fuse_reruns.then(|| Arc::new(Chains::new(config.target(), config.tile_bytes)));
         let notices = switch.warning().into_iter().chain(warnings::of_route(&route)).collect();
-        Ok(TensorCache {
+        Ok(TensorCache::assemble(config, route, cache, switch, notices))
+    }
+
+    fn assemble(
+        config: TensorCacheBuilder,
+        route: Route,
+        cache: Arc<Cache>,
+        switch: Switch,
+        notices: Vec<String>,
+    ) -> TensorCache {
+        let chains = config.fuse_reruns.then(|| Arc::new(Chains::new(config.target(), config.tile_bytes)));
+        TensorCache {
             cache,
             device: config.target(),
+            steps: AtomicU64::new(0),
+            steering: Steering::new(&config, &route),
             route,
             config,
-            steps: AtomicU64::new(0),
-            steering,
             chains,
             switch,
             notices,
             unplanned: Unplanned::default(),
             warned: Warned::default(),
             is_checked: AtomicBool::new(false),
-        })
+            forked: Forked::default(),
+        }
     }
 
     /// A cache over a store that is already open; for tests with their own backend.
@@ -141,6 +158,10 @@ impl TensorCache {
     /// `let _ = cache.step()` drops it at once, and what follows is saved as without a cache. The first step that is dropped before
     /// anything was saved in it is reported by a `tracing` warning.
     pub fn step(&self) -> Step<'_> {
+        self.here().begin_step()
+    }
+
+    fn begin_step(&self) -> Step<'_> {
         let tape = self.cache.begin_step();
         let number = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
         torch::reset_peak(self.device);
@@ -151,6 +172,7 @@ impl TensorCache {
         let replays = if records { self.replays(&counters, clock) } else { None };
         let context = Arc::new(StepContext {
             cache: Arc::clone(&self.cache),
+            origin: torch::Origin::default(),
             number,
             verify: self.config.store.verify,
             min_bytes: self.config.min_bytes,
@@ -187,8 +209,9 @@ impl TensorCache {
 
     /// How bytes travel: backend, direct or buffered, and why not a faster way.
     pub fn io_path(&self) -> String {
-        let path = self.cache.tier().map_or_else(|| "none: everything is kept".to_owned(), Tier::path);
-        self.route.why.iter().fold(path, |path, why| format!("{path} ({why})"))
+        let TensorCache { cache, route, .. } = self.here();
+        let path = cache.tier().map_or_else(|| "none: everything is kept".to_owned(), Tier::path);
+        route.why.iter().fold(path, |path, why| format!("{path} ({why})"))
     }
 
     /// Where saved bytes go, and why.
@@ -198,35 +221,38 @@ impl TensorCache {
 
     /// Statistics of the spill files since the cache was built; `None` if there are none.
     pub fn store_stats(&self) -> Option<StoreStats> {
-        self.cache.tier().and_then(Tier::store).map(Store::stats)
+        self.here().cache.tier().and_then(Tier::store).map(Store::stats)
     }
 
     /// The plan of [`Auto`](crate::Auto) for the next step; `None` until enough was profiled, and under other policies. Its `Display` is a
     /// table of what goes where.
     pub fn plan(&self) -> Option<Arc<PlanReport>> {
-        self.steering.plan(&self.cache.scopes)
+        let TensorCache { steering, cache, .. } = self.here();
+        steering.plan(&cache.scopes)
     }
 
     /// Whether the policy has settled: its plan, or the paper's decision, was made and corrected. It may still change when the steps do.
     pub fn is_settled(&self) -> bool {
-        self.steering.is_settled()
+        self.here().steering.is_settled()
     }
 
     /// What [`Auto`](crate::Auto) has measured of one micro-batch and of the bandwidths, to be saved or to compute plans with: see
     /// [`plan`](crate::plan). `None` as long as there is no plan.
     pub fn profile(&self) -> Option<Profile> {
-        self.steering.profile(&self.cache.scopes)
+        let TensorCache { steering, cache, .. } = self.here();
+        steering.profile(&cache.scopes)
     }
 
     /// The plan of [`Auto`](crate::Auto) for the next step, to be saved: another run follows it from its first step on with
     /// [`Auto::starting_with`](crate::Auto::starting_with). `None` as long as there is no plan.
     pub fn saved_plan(&self) -> Option<SavedPlan> {
-        self.steering.saved_plan(&self.cache.scopes)
+        let TensorCache { steering, cache, .. } = self.here();
+        steering.saved_plan(&cache.scopes)
     }
 
     /// Host memory pinned for the device, in bytes.
     pub fn pinned_bytes(&self) -> u64 {
-        self.cache.tier().map_or(0, Tier::pinned_bytes)
+        self.here().cache.tier().map_or(0, Tier::pinned_bytes)
     }
 
     /// Gives back what no graph needs, between phases of a program such as training, evaluation and saving a checkpoint: pinned host
@@ -236,8 +262,9 @@ impl TensorCache {
     /// The cache goes on as before: the next step pins memory again, with a [`host_pool`](TensorCacheBuilder::host_pool) of its own size
     /// before it begins, and otherwise as steps need it. So do the spill files grow. Plans stay.
     pub fn pause(&self) -> GivenBack {
-        let pinned_bytes = self.cache.tier().map_or(0, Tier::shrink);
-        let spill_bytes = self.cache.tier().and_then(Tier::store).map_or(0, Store::shrink);
+        let here = self.here();
+        let pinned_bytes = here.cache.tier().map_or(0, Tier::shrink);
+        let spill_bytes = here.cache.tier().and_then(Tier::store).map_or(0, Store::shrink);
         let reserved = |device| torch::memory(device).reserved;
         let (host, device) = (reserved(Device::Cpu), reserved(self.device));
         torch::trim();
@@ -256,7 +283,7 @@ impl TensorCache {
 
     /// What the cache holds now: all zero once every graph of its steps is gone.
     pub fn held(&self) -> Held {
-        let (entries, tapes, device_bytes) = self.cache.held();
+        let (entries, tapes, device_bytes) = self.here().cache.held();
         Held { entries, tapes, device_bytes }
     }
 
@@ -313,7 +340,8 @@ impl TensorCache {
 pub fn write_traces(path: impl AsRef<Path>, caches: &[(&str, &TensorCache)]) -> Result<()> {
     let processes: Option<Vec<_>> = caches
         .iter()
-        .map(|(name, TensorCache { cache, config, .. })| {
+        .map(|(name, cache)| {
+            let TensorCache { cache, config, .. } = cache.here();
             let trace = cache.trace.as_deref().filter(|_| config.trace)?;
             Some(Process { name, trace, scopes: &cache.scopes })
         })

@@ -57,6 +57,10 @@ impl Step<'_> {
     /// Runs backward from the scalar `loss`, optionally keeping the graph for another backward or recording a graph of the gradients.
     /// Errors are those of [`Step::backward`].
     pub fn backward_with(&self, loss: &Tensor, options: Backward) -> Result<()> {
+        if self.is_parents() {
+            let outcome = torch::backward(loss, options.retain_graph, options.create_graph);
+            return outcome.map_err(|torch::TorchError(text)| Step::unrelated(text));
+        }
         self.handle.context.probe.iter().for_each(|probe| probe.backward_begins());
         self.entered.marks.drop_unsaved();
         let _range = self.cache.range(Name::Backward, "backward");
@@ -73,20 +77,41 @@ impl Step<'_> {
         if let Some(failure) = self.cache.cache.failure_in(&text) {
             return failure.told_as(text);
         }
-        let changed = CHANGED.iter().any(|words| text.contains(words));
-        Error::new(if changed { ErrorKind::ChangedInPlace } else { ErrorKind::Torch }, text)
+        Step::unrelated(text)
+    }
+
+    /// The error of a backward that no load has caused.
+    fn unrelated(text: String) -> Error {
+        let says = |words: &str| text.contains(words);
+        let kind = match () {
+            () if CHANGED.into_iter().any(says) => ErrorKind::ChangedInPlace,
+            () if says(torch::SAVED_BY_PARENT) => ErrorKind::Forked,
+            () => ErrorKind::Torch,
+        };
+        Error::new(kind, text)
+    }
+
+    /// Whether the step was begun before this process was forked off. Nothing of it may be used here.
+    fn is_parents(&self) -> bool {
+        self.handle.context.origin.is_parent()
     }
 
     /// Switches to micro-batch `index` (each step begins with 0): from now on, tensors saved on any thread of the step belong to it.
     /// Backward prefetches within a micro-batch, in the reverse of the order in which each thread saved. Needed only if several
     /// micro-batches are open at once.
     pub fn micro_batch(&self, index: usize) {
+        if self.is_parents() {
+            return;
+        }
         self.handle.context.orders.switch_to(index);
         self.handle.context.cursor.rewind();
     }
 
     /// Lets everything saved so far that is not to stay leave the device. Waits until each storage has left, or is known to stay.
     pub fn flush(&self) {
+        if self.is_parents() {
+            return;
+        }
         let _range = self.cache.range(Name::Wait("flush"), "flush");
         self.cache.cache.flush(&self.handle.context.counters);
     }
@@ -97,9 +122,16 @@ impl Step<'_> {
     }
 
     /// Ends the step: waits for the transfers in flight and reports what was done. Fails if a condition that the cache was built with is
-    /// not met.
+    /// not met, or if the step was begun before this process was forked off.
     pub fn finish(mut self) -> Result<StepReport> {
         let context = Arc::clone(&self.handle.context);
+        if self.is_parents() {
+            let message = format!(
+                "step {} was begun before this process was forked off, which it does not belong to: finish it in the other",
+                context.number
+            );
+            return Err(Error::new(ErrorKind::Forked, message));
+        }
         context.probe.iter().for_each(|probe| probe.all_computed());
         let peak = self.peak.lock().unwrap_or_else(|| torch::memory(self.cache.device).peak);
         {
@@ -182,6 +214,9 @@ impl Step<'_> {
 
 impl Drop for Step<'_> {
     fn drop(&mut self) {
+        if self.is_parents() {
+            return;
+        }
         if !self.is_finished && !self.handle.is_off && self.handle.context.counters.saved.tally().count == 0 {
             self.cache.warned.tell_empty(self.handle.context.number);
         }
@@ -219,7 +254,8 @@ impl StepHandle {
     /// Sends what autograd saves on the calling thread through the step's cache until the guard is dropped.
     pub fn enter(&self) -> Entered {
         let (context, marks) = (&self.context, Arc::new(Marks::default()));
-        let taking_part = (!self.is_off).then(|| TakingPart {
+        let is_off = self.is_off || context.origin.is_parent();
+        let taking_part = (!is_off).then(|| TakingPart {
             _hooks: torch::activate(Arc::new(Recorder::new(Arc::clone(context), Arc::clone(&marks)))),
             _scopes: enter(Arc::clone(context), Level::Step(Arc::clone(&marks)), ScopeId::default()),
             _recording: context.replays.as_ref().map(|replays| replays.recording().record()),

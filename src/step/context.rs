@@ -19,6 +19,8 @@ use crate::telemetry::{Counters, ScopeId, ScopeRecord};
 /// State shared by the threads that work on one step.
 pub(crate) struct StepContext {
     pub(crate) cache: Arc<Cache>,
+    /// The process that took it.
+    pub(crate) origin: torch::Origin,
     pub(crate) number: u64,
     /// Whether reruns are compared with first runs.
     pub(crate) verify: bool,
@@ -45,6 +47,15 @@ pub(crate) struct StepContext {
     pub(crate) counters: Arc<Counters>,
     pub(crate) record: ScopeRecord,
     pub(crate) orders: Orders,
+}
+
+impl Drop for StepContext {
+    fn drop(&mut self) {
+        if self.origin.is_parent() {
+            // What they hold is the parent's to release.
+            Box::leak(Box::new((self.replays.take(), self.probe.take())));
+        }
+    }
 }
 
 impl StepContext {

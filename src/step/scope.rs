@@ -58,7 +58,7 @@ pub fn scope(name: &str) -> Scope {
         // For each cache that has steps on this thread, the innermost one.
         for place in (0..steps.len()).rev() {
             let (step, inner) = match steps.get_mut(place..) {
-                Some([step, inner @ ..]) => (step, inner),
+                Some([step, inner @ ..]) if !step.step.origin.is_parent() => (step, inner),
                 _ => continue,
             };
             if !inner.iter().any(|inner| Arc::ptr_eq(&inner.step.cache, &step.step.cache)) {
@@ -134,8 +134,9 @@ pub(super) fn current_part(step: &StepContext) -> Option<Arc<dyn Part>> {
 /// is the segment's step; otherwise the innermost step whose cache is for the device, or the innermost of all if there is none.
 pub(crate) fn current_step(device: Device) -> Option<(Arc<StepContext>, Level, ScopeId)> {
     STEPS.with_borrow(|steps| {
-        let innermost = steps.last()?;
-        let of_device = steps.iter().rev().find(|active| active.step.device == device);
+        let innermost = steps.last().filter(|active| !active.step.origin.is_parent())?;
+        let own = |active: &&ActiveStep| active.step.device == device && !active.step.origin.is_parent();
+        let of_device = steps.iter().rev().find(own);
         let is_step = matches!(innermost.level, Level::Step(_));
         let active = of_device.filter(|_| is_step).unwrap_or(innermost);
         Some((Arc::clone(&active.step), active.level.clone(), active.current))

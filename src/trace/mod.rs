@@ -20,6 +20,7 @@ use std::thread;
 use std::time::Instant;
 
 use parking_lot::Mutex;
+use ssdtrain_libtorch as torch;
 
 pub(crate) use self::clock::DeviceTrace;
 use self::clock::{Lanes, Point};
@@ -42,6 +43,7 @@ pub(crate) struct Trace {
     lanes: OnceLock<Arc<dyn Lanes>>,
     log: Mutex<Log>,
     paused: AtomicBool,
+    origin: torch::Origin,
 }
 
 #[derive(Default)]
@@ -123,7 +125,7 @@ impl Trace {
     }
 
     pub(crate) fn is_recording(&self) -> bool {
-        !self.paused.load(Ordering::Relaxed)
+        !self.paused.load(Ordering::Relaxed) && !self.origin.is_parent()
     }
 
     /// Records that the calling thread waited.

@@ -26,6 +26,7 @@
 
 #include "shim.h"
 #include "shortage.h"
+#include "watches.h"
 
 namespace {
 
@@ -235,6 +236,9 @@ class Allocator final : public c10::Allocator {
     held_.store(arena_.held());
   }
 
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+
   void trim() {
     std::lock_guard lock(mutex_);
     arena_.trim();
@@ -355,6 +359,16 @@ void st_allocator_end_step(void) { allocator().end_step(); }
 void st_allocator_trim(void) { allocator().trim(); }
 void st_allocator_limit(uint64_t bytes) { allocator().limit(bytes); }
 void st_allocator_press(uint64_t every) { allocator().press(every); }
+
+void st_fork_begins(void) {
+  ssdtrain::lock_watches();
+  allocator().lock();
+}
+
+void st_fork_ends(void) {
+  allocator().unlock();
+  ssdtrain::unlock_watches();
+}
 
 uint64_t st_storage_capacity(const st_storage* storage) {
   const auto* impl = reinterpret_cast<const c10::StorageImpl*>(storage);

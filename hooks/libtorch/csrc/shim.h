@@ -316,6 +316,12 @@ void st_allocator_press(uint64_t every);
 // Makes libtorch's allocator for CUDA ask as well; until then only the CPU allocator does. May be called repeatedly.
 st_status st_device_ask(void);
 
+// ---- forks ---------------------------------------------------------------------------------------------------------------
+
+// Called before and after a fork by the thread that forks, in both processes: it holds the locks that a child needs.
+void st_fork_begins(void);
+void st_fork_ends(void);
+
 // ---- CUDA devices ------------------------------------------------------------------------------------------------------
 
 // Makes operations use deterministic kernels; operations without one fail. Must be called before CUDA is first used.

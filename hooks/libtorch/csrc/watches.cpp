@@ -138,6 +138,9 @@ void written(const StorageImpl* storage, Span where) {
   tell_written(reinterpret_cast<const st_storage*>(storage));
 }
 
+void lock_watches() { watches().mutex.lock(); }
+void unlock_watches() { watches().mutex.unlock(); }
+
 void update_begins(const StorageImpl* storage) {
   std::lock_guard lock(watches().mutex);
   ++watches().updates[storage];

@@ -53,6 +53,10 @@ void written(const StorageImpl* storage, Span where = {});
 void update_begins(const StorageImpl* storage);
 void update_ends(const StorageImpl* storage);
 
+// Held by the calling thread from one to the other.
+void lock_watches();
+void unlock_watches();
+
 // Called with each watched storage that is written.
 extern void (*tell_written)(const st_storage* storage);
 

@@ -313,6 +313,8 @@ unsafe extern "C" {
     pub(crate) safe fn st_allocator_press(every: u64);
     pub(crate) fn st_shortage_relieve(relieve: extern "C" fn(i8, i8, u64) -> u64);
     pub(crate) safe fn st_device_ask() -> StStatus;
+    pub(crate) safe fn st_fork_begins();
+    pub(crate) safe fn st_fork_ends();
     pub(crate) safe fn st_deterministic() -> StStatus;
     pub(crate) safe fn st_device_initialise() -> StStatus;
     pub(crate) fn st_device_stream(index: i8, stream: *mut *mut c_void) -> StStatus;

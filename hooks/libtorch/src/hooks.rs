@@ -13,6 +13,7 @@ use tch::{Device, Tensor};
 
 use crate::error::{TorchError, check, last_callback_error, panic_text, park};
 use crate::ffi::{self, StCallbacks, StSaved, StStatus, StStorage, StVariable};
+use crate::fork::{self, Origin, SAVED_BY_PARENT};
 use crate::storage::{Storage, StorageId, device_of};
 use crate::thread_state::layout;
 
@@ -191,6 +192,13 @@ fn activate_newest(active: &[(u64, Box<Hooks>)]) {
     ffi::st_activate(active.last().map_or(std::ptr::null(), |(_, hooks)| (&raw const **hooks).cast()));
 }
 
+/// In a child process: its parent's hooks decide about nothing any more, and are kept.
+pub(crate) fn leave_to_parent() {
+    let of_parent = ACTIVE.try_with(RefCell::take);
+    activate_newest(&[]);
+    Box::leak(Box::new(of_parent));
+}
+
 /// Runs backward from the scalar `loss`. If a hook refuses, its error is returned.
 pub fn backward(loss: &Tensor, retain_graph: bool, create_graph: bool) -> Result<(), TorchError> {
     // SAFETY: the tensor is borrowed, so its pointer is valid.
@@ -236,9 +244,13 @@ impl Drop for SavedVariable {
 
 /// Makes autograd ask our engine for hooks; threads without [active](activate) hooks are not affected. It may be
 /// called repeatedly.
+///
+/// Hooks and handles stay with their process: in one that is forked off, no hooks are active until some are activated there, and unpacking
+/// a handle of its parent is an error that contains [`SAVED_BY_PARENT`].
 pub fn install() -> Result<(), TorchError> {
     static INSTALLED: OnceLock<Result<(), TorchError>> = OnceLock::new();
     static CALLBACKS: StCallbacks = StCallbacks { pack, unpack, release, error: last_callback_error };
+    fork::notice();
     INSTALLED
         .get_or_init(|| {
             // SAFETY: the table is a static.
@@ -248,6 +260,12 @@ pub fn install() -> Result<(), TorchError> {
 }
 
 const DONE: StStatus = 0;
+
+/// What C++ holds for a handle.
+struct Held {
+    handle: Box<dyn Handle>,
+    origin: Origin,
+}
 
 /// Runs a callback's body. An error or a panic is stored for C++ to raise.
 fn guarded(body: impl FnOnce() -> Result<StStatus, String>) -> StStatus {
@@ -266,9 +284,9 @@ extern "C" fn pack(context: *const c_void, saved: *const StSaved, handle: *mut *
         let raw = unsafe { &*saved };
         match decide(hooks, &SavedTensor { raw }) {
             Ok(Packed::Handle(packed)) => {
-                let thin: *mut Box<dyn Handle> = Box::into_raw(Box::new(packed));
+                let held = Box::new(Held { handle: packed, origin: Origin::default() });
                 // SAFETY: the shim passes a valid place for the handle.
-                unsafe { *handle = thin.cast() };
+                unsafe { *handle = Box::into_raw(held).cast() };
                 Ok(DONE)
             }
             Ok(Packed::Keep | Packed::Pass) => Ok(DONE),
@@ -281,8 +299,11 @@ extern "C" fn pack(context: *const c_void, saved: *const StSaved, handle: *mut *
 extern "C" fn unpack(handle: *const c_void, storage: *mut *mut StStorage) -> StStatus {
     guarded(|| {
         // SAFETY: the handle was made by `pack` and has not been passed to `release` yet.
-        let handle = unsafe { &*handle.cast::<Box<dyn Handle>>() };
-        let unpacked = handle.unpack()?.into_raw();
+        let held = unsafe { &*handle.cast::<Held>() };
+        if held.origin.is_parent() {
+            return Err(format!("a tensor {SAVED_BY_PARENT}: run backward there, or forward here"));
+        }
+        let unpacked = held.handle.unpack()?.into_raw();
         // SAFETY: the shim passes a valid place for the storage.
         unsafe { *storage = unpacked };
         Ok(DONE)
@@ -293,8 +314,11 @@ extern "C" fn release(handle: *mut c_void) {
     // A panic while a handle is dropped cannot be passed on: it is caught here, after the panic hook has printed it.
     _ = guarded(|| {
         // SAFETY: the handle was made by `pack`, and the shim releases it once.
-        let handle: Box<Box<dyn Handle>> = unsafe { Box::from_raw(handle.cast()) };
-        drop(handle);
+        let held: Box<Held> = unsafe { Box::from_raw(handle.cast()) };
+        if held.origin.is_parent() {
+            // What it would give back is the parent's.
+            Box::leak(held);
+        }
         Ok(DONE)
     });
 }

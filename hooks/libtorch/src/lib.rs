@@ -11,6 +11,7 @@ mod cuda;
 mod error;
 mod ffi;
 mod folder;
+mod fork;
 mod hooks;
 mod memory;
 mod memory_stats;
@@ -30,6 +31,7 @@ pub use call::{Argument, Call, View};
 pub use cuda::{CudaDevice, OnStream, load_cuda, make_deterministic};
 pub use error::TorchError;
 pub use folder::library_folder;
+pub use fork::{Origin, SAVED_BY_PARENT};
 pub use hooks::{
     Active, Handle, Hooks, Packed, SavedTensor, SavedTensorHooks, SavedVariable, activate, backward, install,
     is_active,

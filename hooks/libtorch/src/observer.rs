@@ -4,12 +4,11 @@
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
-use std::sync::{OnceLock, Weak};
-
-use parking_lot::RwLock;
+use std::sync::{OnceLock, RwLockWriteGuard, Weak};
 
 use crate::error::{TorchError, check};
 use crate::ffi::{self, StReads, StStatistics, StStorage};
+use crate::fork::{self, Lock};
 use crate::storage::{Storage, StorageId, WeakStorage};
 
 /// Is told about writes to storages that are [watched](Watch).
@@ -19,9 +18,14 @@ pub trait WriteObserver: Send + Sync {
     fn written(&self, storage: StorageId);
 }
 
-static OBSERVERS: RwLock<Vec<Weak<dyn WriteObserver>>> = RwLock::new(Vec::new());
+type Observers = Vec<Weak<dyn WriteObserver>>;
+
+static OBSERVERS: Lock<Observers> = Lock::new(Vec::new());
 
 /// Tells `observer` about writes for as long as it lives. Writes through raw pointers are not seen.
+///
+/// A process that is forked off keeps the observers of its parent for ever, and tells them nothing: what they hold may belong to threads
+/// that it does not have, so it must not be dropped there.
 pub fn observe_writes(observer: Weak<dyn WriteObserver>) -> Result<(), TorchError> {
     install()?;
     let mut observers = OBSERVERS.write();
@@ -33,8 +37,23 @@ pub fn observe_writes(observer: Weak<dyn WriteObserver>) -> Result<(), TorchErro
 /// Makes libtorch report operations, from now on and in the whole process.
 pub(crate) fn install() -> Result<(), TorchError> {
     static INSTALLED: OnceLock<Result<(), TorchError>> = OnceLock::new();
+    fork::notice();
     // SAFETY: the callback is a function, which lives forever.
     INSTALLED.get_or_init(|| check(unsafe { ffi::st_writes_observe(written) })).clone()
+}
+
+/// The observers, of which other threads see nothing until this is dropped.
+pub(crate) type Locked = RwLockWriteGuard<'static, Observers>;
+
+pub(crate) fn lock() -> Locked {
+    OBSERVERS.write()
+}
+
+/// In a child process: keeps what its parent had, and tells it nothing more.
+pub(crate) fn leave_to_parent(mut observers: Locked) {
+    for observer in observers.drain(..).filter_map(|observer| observer.upgrade()) {
+        Box::leak(Box::new(observer));
+    }
 }
 
 extern "C" fn written(storage: *const StStorage) {

@@ -144,6 +144,13 @@ fn activate_newest(active: &[(u64, Arc<Recording>)]) {
     unsafe { ffi::st_operations_exchange(raw) };
 }
 
+/// In a child process: what its parent's threads record into is not recorded into any more, and is kept.
+pub(crate) fn leave_to_parent() {
+    let of_parent = ACTIVE.try_with(RefCell::take);
+    activate_newest(&[]);
+    Box::leak(Box::new(of_parent));
+}
+
 /// Guard of [`Recording::record`].
 #[must_use = "the thread stops recording when this guard is dropped"]
 pub struct RecordingThread {

@@ -12,7 +12,7 @@ pub(super) const HUGE: usize = 2 << 20;
 /// More threads than this do not clear memory any faster.
 const MAX_THREADS: usize = 8;
 
-/// Zeroed private memory of whole huge pages, unmapped on drop.
+/// Zeroed private memory of whole huge pages, unmapped on drop. In a process that is forked off, it is zero again.
 #[derive(Debug)]
 pub(super) struct Mapping {
     memory: NonNull<u8>,
@@ -40,6 +40,10 @@ impl Mapping {
         // This fails where the kernel has no huge pages; small ones work as well, only more slowly.
         // SAFETY: the whole range is the mapping's, and the advice changes none of its bytes.
         unsafe { libc::madvise(mapping.memory.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
+        // Without this, a fork would have the process and its child share the pages until either writes to them: a copy would then take
+        // their place in the process while they stay pinned for devices. It fails before Linux 4.14.
+        // SAFETY: the whole range is the mapping's, and the advice changes none of its bytes here.
+        unsafe { libc::madvise(mapping.memory.as_ptr().cast(), bytes, libc::MADV_WIPEONFORK) };
         mapping.provide()?;
         Ok(mapping)
     }

@@ -1,0 +1,217 @@
+//! A process that is forked off with a cache open neither hangs nor touches what is its parent's.
+#![allow(clippy::unwrap_used, reason = "what cannot be set up has failed")]
+
+mod common;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use common::chain::{self, chain};
+use common::{F32, assert_nothing_held, assert_same_bits, everything, grads, leaf, randn};
+use ssdtrain::plan::{InTurn, Placement};
+use ssdtrain::{BackendKind, ErrorKind, MIB, Offload, Step, TensorCache, TensorCacheBuilder, scope, segment};
+use tch::{Kind, Tensor};
+
+/// Seconds after which a child that hangs is killed.
+const PATIENCE: u32 = 60;
+
+/// The child's number in its parent, and `None` in the child.
+fn fork() -> Option<libc::pid_t> {
+    // SAFETY: a plain system call. The library is to make it safe to compute in the child.
+    match unsafe { libc::fork() } {
+        0 => {
+            // SAFETY: a plain system call.
+            unsafe { libc::alarm(PATIENCE) };
+            None
+        }
+        child => Some(child),
+    }
+}
+
+/// Whether this does not panic.
+fn passes(body: impl FnOnce()) -> bool {
+    catch_unwind(AssertUnwindSafe(body)).is_ok()
+}
+
+/// Ends the child, as programs end.
+fn end(passed: bool) -> ! {
+    process::exit(i32::from(!passed))
+}
+
+fn assert_passed(child: libc::pid_t) {
+    assert!(child > 0, "the process cannot fork");
+    let mut status = 0;
+    // SAFETY: `status` is a valid place for the result.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(
+        (waited, status),
+        (child, 0),
+        "14 is the status of a child that hangs, 256 of one that panics"
+    );
+}
+
+/// Some of what a step saves has to leave, however fast backward begins.
+fn moving() -> TensorCacheBuilder {
+    everything().policy(Offload::default().device_budget(4 * MIB))
+}
+
+/// Slow enough that transfers are under way during a fork.
+fn slow() -> TensorCacheBuilder {
+    moving().disk_rate(64 * MIB)
+}
+
+/// Forks within a step, when all of it is saved and transfers are under way.
+fn forks(cache: TensorCache) {
+    tch::set_num_threads(1);
+    let expected = chain::expected();
+    let x = chain::input();
+    let step = cache.step();
+    let loss = chain(&x);
+    let Some(child) = fork() else {
+        let in_step = passes(|| {
+            let error = step.backward(&loss).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Forked, "{error}");
+            assert!(error.to_string().contains("the process that this one was forked from"), "{error}");
+            goes_on_in_the_step(&step);
+            assert_eq!(step.finish().unwrap_err().kind(), ErrorKind::Forked);
+            drop((loss, x));
+        });
+        let after_it = passes(|| {
+            goes_on_with_the_cache(&cache, &expected);
+            drop(cache);
+            builds_its_own(&expected);
+        });
+        end(in_step && after_it)
+    };
+    assert_passed(child);
+    step.backward(&loss).unwrap();
+    drop(loss);
+    step.finish().unwrap();
+    assert_same_bits("the parent's step", &expected, &grads(&[x]));
+    let x = chain::input();
+    let report = chain::step(&cache, &x);
+    assert!(report.offloaded.bytes > 0, "{report}");
+    assert_same_bits("the parent's next step", &expected, &grads(&[x]));
+    assert_nothing_held(&cache);
+}
+
+/// What a child computes within the step of its parent is saved as without a cache.
+fn goes_on_in_the_step(step: &Step<'_>) {
+    let _scope = scope("child");
+    let handle = step.handle();
+    let _entered = handle.enter();
+    step.micro_batch(1);
+    step.flush();
+    let x = chain::input();
+    let y = segment("s", &x, |x| Ok(x.sin())).unwrap();
+    step.backward(&y.sum(Kind::Float)).unwrap();
+    assert_same_bits("the child's part of a step", &[x.detach().cos()], &grads(&[x]));
+}
+
+fn goes_on_with_the_cache(cache: &TensorCache, expected: &[Tensor]) {
+    let x = chain::input();
+    let report = chain::step(cache, &x);
+    assert_same_bits("the child's step", expected, &grads(&[x]));
+    assert_eq!((report.saved.count, report.offloaded.bytes), (0, 0));
+    assert!(report.warnings.iter().any(|warning| warning.contains("forked off")), "{:?}", report.warnings);
+    assert!(cache.store_stats().is_none() && cache.plan().is_none() && !format!("{cache:?}").is_empty());
+    assert_eq!((cache.pinned_bytes(), cache.pause(), cache.held().entries), (0, 0, 0));
+}
+
+fn builds_its_own(expected: &[Tensor]) {
+    let cache = moving().build().unwrap();
+    let x = chain::input();
+    assert!(chain::step(&cache, &x).offloaded.bytes > 0);
+    assert_same_bits("a step under the child's own cache", expected, &grads(&[x]));
+    assert_nothing_held(&cache);
+}
+
+#[test]
+fn with_spill_files_and_io_uring() {
+    match slow().backend(BackendKind::Uring).build() {
+        Ok(cache) => forks(cache),
+        Err(error) => eprintln!("skipped: {error}"),
+    }
+}
+
+#[test]
+fn with_spill_files_and_threads() {
+    forks(slow().backend(BackendKind::Pool).build().unwrap());
+}
+
+#[test]
+fn with_spill_files_in_memory() {
+    forks(slow().backend(BackendKind::Memory).build().unwrap());
+}
+
+#[test]
+fn with_a_host_pool_and_a_trace() {
+    forks(slow().simulated_device(Duration::ZERO).host_pool(8 * MIB).trace(true).build().unwrap());
+}
+
+#[test]
+fn with_operations_on_record() {
+    forks(
+        everything()
+            .policy(InTurn::new(Offload::default(), [Placement::Recompute, Placement::Disk]))
+            .build()
+            .unwrap(),
+    );
+}
+
+#[test]
+fn a_tensor_outlives_its_cache_in_both() {
+    tch::set_num_threads(1);
+    let expected = chain::expected();
+    let x = chain::input();
+    let cache = slow().build().unwrap();
+    let step = cache.step();
+    let loss = chain(&x);
+    step.finish().unwrap();
+    drop(cache);
+    let Some(child) = fork() else { end(passes(|| drop(loss))) };
+    assert_passed(child);
+    loss.backward();
+    assert_same_bits("after the cache", &expected, &grads(&[x]));
+}
+
+/// The locks of the process, which other threads hold again and again, are free in a child.
+#[test]
+fn whatever_other_threads_do_meanwhile() {
+    tch::set_num_threads(1);
+    let cache = everything().build().unwrap();
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            thread::Builder::new()
+                .spawn_scoped(scope, || {
+                    while !over.load(Ordering::Relaxed) {
+                        let x = leaf(&randn(&[64, 512]));
+                        let step = cache.step();
+                        let loss = (0..8).fold(&x * 1.0, |y, _| (y * 1.01).sin()).sum(Kind::Float);
+                        step.backward(&loss).unwrap();
+                        drop(loss);
+                        step.finish().unwrap();
+                    }
+                })
+                .unwrap();
+        }
+        let passed = passes(|| {
+            for _ in 0..30 {
+                match fork() {
+                    Some(child) => assert_passed(child),
+                    None => end(passes(|| {
+                        let mut x = Tensor::zeros([64, 512], F32);
+                        x += 1.0;
+                        cache.step().finish().unwrap();
+                    })),
+                }
+            }
+        });
+        over.store(true, Ordering::Relaxed);
+        assert!(passed);
+    });
+}
