@@ -4,7 +4,7 @@
 mod common;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process;
+use std::process::{self, Command};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -178,6 +178,36 @@ fn a_tensor_outlives_its_cache_in_both() {
     assert_same_bits("after the cache", &expected, &grads(&[x]));
 }
 
+#[test]
+fn a_cache_that_holds_nothing_is_dropped_in_a_child() {
+    let cached = [
+        moving().backend(BackendKind::Pool).build(),
+        moving().backend(BackendKind::Auto).build(),
+        slow().simulated_device(Duration::ZERO).host_pool(8 * MIB).build(),
+    ];
+    tch::set_num_threads(1);
+    for cache in cached {
+        let cache = cache.unwrap();
+        chain::step(&cache, &chain::input());
+        let Some(child) = fork() else { end(passes(|| drop(cache))) };
+        assert_passed(child);
+        assert!(chain::step(&cache, &chain::input()).offloaded.bytes > 0);
+    }
+}
+
+#[test]
+fn a_program_that_is_started_inherits_nothing() {
+    let inherited = || {
+        let listed = Command::new("ls").arg("/proc/self/fd").output().unwrap();
+        String::from_utf8(listed.stdout).unwrap()
+    };
+    let before = inherited();
+    for backend in [BackendKind::Auto, BackendKind::Pool, BackendKind::Memory] {
+        let _cache = moving().backend(backend).build().unwrap();
+        assert_eq!(inherited(), before, "{backend:?}");
+    }
+}
+
 /// The locks of the process, which other threads hold again and again, are free in a child.
 #[test]
 fn whatever_other_threads_do_meanwhile() {
@@ -185,6 +215,13 @@ fn whatever_other_threads_do_meanwhile() {
     let cache = everything().build().unwrap();
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
+        // Takes the allocator's lock and gives it back, most of the time.
+        let allocate = || {
+            while !over.load(Ordering::Relaxed) {
+                drop(Tensor::empty([64, 512], F32));
+            }
+        };
+        thread::Builder::new().spawn_scoped(scope, allocate).unwrap();
         for _ in 0..2 {
             thread::Builder::new()
                 .spawn_scoped(scope, || {
@@ -200,7 +237,7 @@ fn whatever_other_threads_do_meanwhile() {
                 .unwrap();
         }
         let passed = passes(|| {
-            for _ in 0..30 {
+            for _ in 0..60 {
                 match fork() {
                     Some(child) => assert_passed(child),
                     None => end(passes(|| {

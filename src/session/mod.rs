@@ -87,6 +87,7 @@ impl TensorCache {
 
     fn over(store: Option<Store>, config: TensorCacheBuilder) -> Result<TensorCache> {
         config.checked()?;
+        torch::notice_forks();
         let switch = Switch::read()?;
         let config = if switch == Switch::On { config } else { config.keeping() };
         if switch != Switch::Off {

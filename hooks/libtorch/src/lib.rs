@@ -16,6 +16,7 @@ mod hooks;
 mod memory;
 mod memory_stats;
 mod observer;
+mod origin;
 mod random;
 mod ranges;
 mod recording;
@@ -31,7 +32,7 @@ pub use call::{Argument, Call, View};
 pub use cuda::{CudaDevice, OnStream, load_cuda, make_deterministic};
 pub use error::TorchError;
 pub use folder::library_folder;
-pub use fork::{Origin, SAVED_BY_PARENT};
+pub use fork::notice_forks;
 pub use hooks::{
     Active, Handle, Hooks, Packed, SavedTensor, SavedTensorHooks, SavedVariable, activate, backward, install,
     is_active,
@@ -39,6 +40,7 @@ pub use hooks::{
 pub use memory::{end_step, gradient_bytes, install_cpu_allocator, memory, reset_peak, trim};
 pub use memory_stats::MemoryStats;
 pub use observer::{Reading, Reads, Statistics, Watch, WriteObserver, observe_writes};
+pub use origin::{Origin, SAVED_BY_PARENT};
 pub use random::RandomState;
 pub use ranges::{Range, range};
 pub use recording::{Clock, Position, Recorded, RecordedStorage, Recording, RecordingThread};

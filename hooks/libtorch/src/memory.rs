@@ -4,7 +4,6 @@ use tch::{Device, Tensor};
 
 use crate::cuda::CudaDevice;
 use crate::ffi::{self, StMemory};
-use crate::fork;
 use crate::memory_stats::MemoryStats;
 use crate::storage::Storage;
 
@@ -13,8 +12,6 @@ use crate::storage::Storage;
 /// reused for blocks of other sizes too, and is kept to the extent that recent steps have needed it (see
 /// [`end_step`]).
 pub fn install_cpu_allocator() {
-    // Its lock must not be left behind in a child process.
-    fork::notice();
     ffi::st_allocator_install();
 }
 

@@ -8,7 +8,7 @@ use std::sync::{OnceLock, RwLockWriteGuard, Weak};
 
 use crate::error::{TorchError, check};
 use crate::ffi::{self, StReads, StStatistics, StStorage};
-use crate::fork::{self, Lock};
+use crate::origin::Lock;
 use crate::storage::{Storage, StorageId, WeakStorage};
 
 /// Is told about writes to storages that are [watched](Watch).
@@ -37,7 +37,6 @@ pub fn observe_writes(observer: Weak<dyn WriteObserver>) -> Result<(), TorchErro
 /// Makes libtorch report operations, from now on and in the whole process.
 pub(crate) fn install() -> Result<(), TorchError> {
     static INSTALLED: OnceLock<Result<(), TorchError>> = OnceLock::new();
-    fork::notice();
     // SAFETY: the callback is a function, which lives forever.
     INSTALLED.get_or_init(|| check(unsafe { ffi::st_writes_observe(written) })).clone()
 }

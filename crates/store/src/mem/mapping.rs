@@ -171,6 +171,28 @@ fn unmap(memory: *mut u8, bytes: usize) {
 mod tests {
     use super::*;
 
+    #[test]
+    fn a_child_process_has_other_pages() {
+        let mapping = Mapping::new(HUGE, None).unwrap();
+        let first = mapping.at(0).as_ptr();
+        // SAFETY: the byte is the mapping's, and nobody else uses it.
+        unsafe { first.write(7) };
+        // SAFETY: the child only reads that byte, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: the mapping is there in the child too.
+            let seen = unsafe { first.read_volatile() };
+            // SAFETY: a plain system call.
+            unsafe { libc::_exit(i32::from(seen)) };
+        }
+        let mut status = 0;
+        // SAFETY: `status` is a valid place for the result.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(libc::WEXITSTATUS(status), 0);
+        // SAFETY: as above.
+        assert_eq!(unsafe { first.read() }, 7);
+    }
+
     /// How many of the mapping's pages are in memory.
     fn resident(mapping: &Mapping) -> usize {
         let mut pages = vec![0_u8; mapping.len() / BLOCK];
