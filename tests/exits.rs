@@ -49,14 +49,15 @@ fn ends() {
     if how == "other thread" {
         let cache: &'static TensorCache = Box::leak(Box::new(cache));
         let (saved, told) = channel();
-        thread::spawn(move || {
+        let hold = move || {
             let _step = cache.step();
             let _loss = save(&x);
             saved.send(()).unwrap();
             loop {
                 thread::park();
             }
-        });
+        };
+        thread::Builder::new().spawn(hold).unwrap();
         return told.recv().unwrap();
     }
     let step = cache.step();
