@@ -155,6 +155,12 @@ impl Chain {
         self.outputs.iter().map(|step| self.steps[*step].element)
     }
 
+    /// Whether a batch norm is part of it, for which libtorch and cuDNN choose among kernels by size.
+    pub(crate) fn has_batch_norm(&self) -> bool {
+        let is_one = |step: &Step| matches!(step.function, Function::BatchNorm | Function::BatchNormFolded);
+        self.steps.iter().any(is_one)
+    }
+
     /// The same chain as another of libtorch's kernels would round it, if there is one.
     pub(crate) fn alternative(&self) -> Option<Chain> {
         let mut other = self.clone();

@@ -7,11 +7,11 @@
 use std::cell::Cell;
 use std::sync::Once;
 
-use crate::{ffi, hooks, observer, origin, recording};
+use crate::{ffi, hooks, observer, origin, recording, shortage};
 
 thread_local! {
     /// What the thread that forks holds meanwhile.
-    static HELD: Cell<Option<observer::Locked>> = const { Cell::new(None) };
+    static HELD: Cell<Option<(observer::Locked, shortage::Locked)>> = const { Cell::new(None) };
 }
 
 /// From now on, a process that is forked off from this one leaves to it what is its own: hooks, handles and observers
@@ -26,10 +26,10 @@ pub fn notice_forks() {
 }
 
 extern "C" fn begins() {
-    let observers = observer::lock();
+    let locked = (observer::lock(), shortage::lock());
     ffi::st_fork_begins();
     // A thread that is shutting down keeps nothing; its observers are unlocked already then.
-    HELD.try_with(|held| held.set(Some(observers))).ok();
+    HELD.try_with(|held| held.set(Some(locked))).ok();
 }
 
 extern "C" fn goes_on() {
@@ -42,7 +42,8 @@ extern "C" fn is_child() {
     ffi::st_fork_ends();
     hooks::leave_to_parent();
     recording::leave_to_parent();
-    if let Ok(Some(observers)) = HELD.try_with(Cell::take) {
+    if let Ok(Some((observers, relievers))) = HELD.try_with(Cell::take) {
         observer::leave_to_parent(observers);
+        shortage::leave_to_parent(relievers);
     }
 }

@@ -2,14 +2,14 @@
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Once, Weak};
+use std::sync::{Arc, Once, RwLockWriteGuard, Weak};
 
-use parking_lot::RwLock;
 use tch::Device;
 
 use crate::cuda::CudaDevice;
 use crate::error::TorchError;
 use crate::ffi;
+use crate::origin::Lock;
 use crate::storage::device_of;
 
 /// Can free memory of a device.
@@ -21,7 +21,22 @@ pub trait Reliever: Send + Sync {
     fn relieve(self: Arc<Self>, bytes: u64) -> u64;
 }
 
-static RELIEVERS: RwLock<Vec<(Device, Weak<dyn Reliever>)>> = RwLock::new(Vec::new());
+type Relievers = Vec<(Device, Weak<dyn Reliever>)>;
+
+static RELIEVERS: Lock<Relievers> = Lock::new(Vec::new());
+
+/// While it exists, no other thread registers a reliever or looks one up.
+pub(crate) type Locked = RwLockWriteGuard<'static, Relievers>;
+
+/// Keeps others from relievers until the result is dropped.
+pub(crate) fn lock() -> Locked {
+    RELIEVERS.write()
+}
+
+/// In a child process: the relievers there were are its parent's.
+pub(crate) fn leave_to_parent(mut relievers: Locked) {
+    relievers.clear();
+}
 
 thread_local! {
     /// Whether allocations of this thread that fail do so at once.

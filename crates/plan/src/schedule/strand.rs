@@ -121,8 +121,14 @@ impl Strand {
             let first = lines.clone().take_while(|(_, save)| self.may_lack(save, at.times)).count();
             lines.take(first + 1).filter(|(_, save)| save.scope == saving.scope)
         };
+        // In steps as small as the planned one, it was too small to be moved.
+        let is_small = at.times > 1.0 && (saving.bytes as f64) < at.most() * self.min_bytes as f64;
         let is_expected = |save: &PlannedSave| save.is_in_proportion(saving.bytes, at.times);
         let may_be = |save: &PlannedSave| {
+            // It has no line then, and what has one may come after as many operations.
+            if is_small && save.bytes as f64 > GROWN * saving.bytes as f64 {
+                return false;
+            }
             let has_grown = at.times <= 1.0 && saving.bytes as f64 <= GROWN * save.bytes as f64;
             has_grown || save.is_like(saving.bytes, at.most()) || at.leads_to(save, index)
         };
@@ -138,8 +144,6 @@ impl Strand {
             place.ends += u32::from(place.next == self.saves.len());
             return Found::Line(save);
         }
-        // In steps as small as the planned one, it was too small to be moved.
-        let is_small = at.times > 1.0 && (saving.bytes as f64) < at.most() * self.min_bytes as f64;
         if is_small { Found::Unplanned } else { Found::Nothing }
     }
 
@@ -319,6 +323,14 @@ mod tests {
         assert_eq!(found_by_size(&small, &[2000, 600, 6000, 1000]), [Ok(0), Err(true), Ok(1), Ok(2)]);
         assert_eq!(found_by_size(&small, &[2000, 13_000])[1], Err(false));
         assert_eq!(found_by_size(&small, &[2000, 2900])[1], Err(false), "nothing of it is smaller");
+    }
+
+    /// An operation saves two tensors, one of which is too small to be moved in the planned step.
+    #[test]
+    fn what_has_become_large_enough_to_be_moved_takes_no_line_of_what_comes_after_as_many_operations() {
+        let planned = strand(&[3000, 9000, 3000], 300);
+        let saves = [at(4000, 0), at(310, 2), at(12_000, 2), at(310, 4), at(4000, 4)];
+        assert_eq!(found(&planned, &saves), [Ok(0), Err(true), Ok(1), Err(true), Ok(2)]);
     }
 
     #[test]

@@ -14,7 +14,7 @@ on_both!(
     chains_have_the_bits_of_single_operations,
     norms_have_the_bits_of_single_operations,
     chains_read_what_leaves_held_before_they_were_written,
-    chains_of_other_sizes_are_compared_anew,
+    chains_of_many_sizes_have_the_bits_of_single_operations,
 );
 on_the_gpu_only!(chains_of_odd_values, chains_take_less_time_than_single_operations);
 
@@ -166,11 +166,14 @@ fn chains_read_what_leaves_held_before_they_were_written(lab: &Lab) {
     });
 }
 
-fn chains_of_other_sizes_are_compared_anew(lab: &Lab) {
-    let cache = again(lab).build().unwrap();
-    for rows in [64, 33, 1, 64] {
-        let sources = sources(lab, rows, Kind::BFloat16);
-        parity(lab, &format!("{rows} rows"), &cache, &sources, |t| loss(&((&t[0] * 1.5).silu() * &t[2])));
+/// The kernels of most are compared for the first sizes only.
+fn chains_of_many_sizes_have_the_bits_of_single_operations(lab: &Lab) {
+    for (name, f) in FUNCTIONS.into_iter().chain(NORMS) {
+        let cache = again(lab).min_bytes(KIB).build().unwrap();
+        for rows in [256, 96, 33, 1, 64, 130, lab.suited(4099, 17), lab.suited(1000, 40), 2, 256] {
+            let sources = sources(lab, rows, Kind::BFloat16);
+            parity(lab, &format!("{name}, {rows} rows"), &cache, &sources, |t| loss(&f(t)));
+        }
     }
 }
 
