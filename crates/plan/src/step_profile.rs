@@ -73,7 +73,8 @@ impl StepProfile {
         let counted_on = |rate: Option<f64>, share: f64| rate.map_or(f64::INFINITY, |rate| share * rate);
         let copies = out.unwrap_or(f64::INFINITY).min(back.unwrap_or(f64::INFINITY));
         // A device that copies to the host may have moved nothing, or nothing further.
-        let written = written.or((copies.is_finite() && resources.disk > 0).then_some(UNKNOWN_DISK));
+        let unknown = (copies.is_finite() && resources.disk > 0).then_some(UNKNOWN_DISK);
+        let written = written.or(unknown);
         Machine {
             copy_out: counted_on(out, COPIES_COUNTED_ON),
             copy_in: counted_on(back, COPIES_COUNTED_ON),

@@ -122,9 +122,11 @@ pub(super) fn rates<D: Device>(pool: &HostPool, device: &D) -> Result<(f64, f64)
                 parts(&slot, bytes).try_for_each(|(host, len)| {
                     let there = data.wrapping_add(offset);
                     offset += len;
-                    // SAFETY: slot and storage are this function's own, as long as the copy, and stay until the event below is reached.
                     match lane {
+                        // SAFETY: slot and storage are this function's own, as long as the copy, and stay until the last event below
+                        // is reached.
                         Lane::Out => unsafe { device.copy_out(there, host, len) },
+                        // SAFETY: as above.
                         Lane::In | Lane::Compute => unsafe { device.copy_in(host, there, len) },
                     }
                 })
