@@ -1,6 +1,7 @@
 //! A device without memory for what a step keeps: the cache lets go of as much as is needed, and the bits are the same.
 
 use std::env;
+use std::sync::Barrier;
 use std::thread;
 
 use ssdtrain::plan::Goal;
@@ -20,6 +21,7 @@ on_both!(
 );
 
 const LAYERS: u64 = 16;
+const THREADS: usize = 3;
 
 /// Takes what the device has, but for some bytes, until it is dropped.
 struct Shortage(#[expect(dead_code, reason = "held for its memory")] Option<Tensor>);
@@ -119,10 +121,25 @@ fn a_device_that_is_behind_and_short_of_memory(lab: &Lab) {
     steps(lab, keeping(lab), lab.suited(8, 3), 0.4);
 }
 
+/// cuBLAS has a handle for each thread that computes at the time, made of memory that libtorch's allocator does not have.
+fn make_handles(weight: &Tensor) {
+    let all_have_one = Barrier::new(THREADS);
+    thread::scope(|scope| {
+        for _ in 0..THREADS {
+            let (weight, all_have_one) = (weight.shallow_clone(), &all_have_one);
+            scope.spawn(move || {
+                drop(weight.matmul(&weight));
+                all_have_one.wait();
+            });
+        }
+    });
+}
+
 fn threads_that_are_short_of_memory_together(lab: &Lab) {
     let (weight, source) = (weight(lab), lab.randn(&[width(lab), width(lab)]));
     let expected = plain_gradient(&source, |x| forward(&weight, x));
     let wanted = wanted(lab, &weight, &source);
+    make_handles(&weight);
     let cache = keeping(lab).host_pool(4 * LAYERS * storage(lab)).build().unwrap();
     let shortage = Shortage::leaving(lab, wanted + 8 * storage(lab));
     let step = cache.step();
@@ -136,7 +153,7 @@ fn threads_that_are_short_of_memory_together(lab: &Lab) {
         }
     };
     thread::scope(|scope| {
-        for _ in 0..3 {
+        for _ in 0..THREADS {
             let own = [&weight, &source, &expected].map(Tensor::shallow_clone);
             let handle = step.handle();
             scope.spawn(move || run(handle, own));
