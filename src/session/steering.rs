@@ -147,6 +147,7 @@ impl Steering {
         Observation {
             step: step.number,
             wall: report.wall,
+            launched: !report.awaited,
             stall: report.stall.total(),
             peak: report.act_peak_bytes,
             written: rate(|stats| stats.bytes_written, |stats| stats.write_busy),

@@ -37,15 +37,13 @@ pub(super) fn create_nameless(directory: &Path) -> io::Result<File> {
 /// Like [`create_nameless`], but with a name.
 pub(super) fn create_named(directory: &Path) -> io::Result<(File, Name)> {
     let path = directory.join(format!(".ssdtrain-{:016x}", RandomState::new().build_hasher().finish()));
-    // O_EXCL, by `create_new`: the file is new, whatever others put there.
-    let file =
-        owner_only().create_new(true).custom_flags(libc::O_NOFOLLOW).open(&path).map_err(
-            |error| match error.kind() {
-                // The directory exists. The error must not suggest otherwise if no file can be created in it.
-                io::ErrorKind::NotFound => io::ErrorKind::Unsupported.into(),
-                _ => error,
-            },
-        )?;
+    // O_EXCL, by `create_new`: the file is new, whatever others put there, and no link is followed. cuFile refuses descriptors that were
+    // opened with O_NOFOLLOW besides.
+    let file = owner_only().create_new(true).open(&path).map_err(|error| match error.kind() {
+        // The directory exists. The error must not suggest otherwise if no file can be created in it.
+        io::ErrorKind::NotFound => io::ErrorKind::Unsupported.into(),
+        _ => error,
+    })?;
     Ok((file, Name(Some(path))))
 }
 

@@ -179,7 +179,7 @@ impl Kind {
         let scale = followed.micro_batches / f64::from(self.planned.profile.micro_batches.max(1));
         let scale = scale.clamp(1.0 / MOST_SCALE, MOST_SCALE);
         self.largest = self.largest.max(scale);
-        self.varies |= (scale - 1.0).abs() > VARIED;
+        self.varies |= is_varied(scale);
         scale
     }
 
@@ -201,7 +201,12 @@ impl Kind {
         }
         if self.plans == plans {
             let [wall, stall] = [observed.wall, observed.stall].map(|time| time.div_f64(scale));
-            self.timed(objective, wall, stall, scale);
+            // How long launching takes does not go with the size.
+            let tells_little = observed.launched && is_varied(scale);
+            match tells_little && self.weighing.is_none() && !self.watch.settles() {
+                true => self.watch.rests(),
+                false => self.timed(objective, wall, stall, scale),
+            }
         }
     }
 
@@ -361,6 +366,11 @@ impl Kind {
         }
         self.planned = revised;
     }
+}
+
+/// Whether a step has another size than planned.
+fn is_varied(scale: f64) -> bool {
+    (scale - 1.0).abs() > VARIED
 }
 
 /// Whether steps may keep everything for comparison, if these were the reason.

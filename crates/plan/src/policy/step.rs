@@ -115,6 +115,8 @@ pub struct Observation {
     pub step: u64,
     /// How long it took.
     pub wall: Duration,
+    /// Whether that is only the time to hand the step to a device, which may have gone on computing.
+    pub launched: bool,
     /// The part of `wall` in which it waited for the cache.
     pub stall: Duration,
     /// The activation peak, in bytes.

@@ -136,11 +136,24 @@ impl Watch {
         if self.strange >= self.patience {
             self.lose_patience();
             self.settle(true);
-        } else if self.rested >= self.rest {
+        } else {
+            self.rises();
+        }
+        None
+    }
+
+    /// A planned step took a time that says nothing of others.
+    pub(super) fn rests(&mut self) {
+        self.rested += 1;
+        self.rises();
+    }
+
+    /// Has the next steps timed once it has rested for long enough.
+    fn rises(&mut self) {
+        if self.rested >= self.rest {
             self.rest = (2 * self.rest).min(MOST_REST);
             self.settle(false);
         }
-        None
     }
 
     fn time(&mut self, wall: Duration, stall: Duration) -> Option<Seen> {

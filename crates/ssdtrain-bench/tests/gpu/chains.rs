@@ -168,12 +168,20 @@ fn chains_read_what_leaves_held_before_they_were_written(lab: &Lab) {
 
 /// The kernels of most are compared for the first sizes only.
 fn chains_of_many_sizes_have_the_bits_of_single_operations(lab: &Lab) {
-    for (name, f) in FUNCTIONS.into_iter().chain(NORMS) {
-        let cache = again(lab).min_bytes(KIB).build().unwrap();
-        for rows in [256, 96, 33, 1, 64, 130, lab.suited(4099, 17), lab.suited(1000, 40), 2, 256] {
+    let same = |name: &str, f: Function, cache: &TensorCache, sizes: &[i64]| {
+        for &rows in sizes {
             let sources = sources(lab, rows, Kind::BFloat16);
-            parity(lab, &format!("{name}, {rows} rows"), &cache, &sources, |t| loss(&f(t)));
+            parity(lab, &format!("{name}, {rows} rows"), cache, &sources, |t| loss(&f(t)));
         }
+    };
+    let large = lab.suited(4000, 40);
+    for (name, f) in FUNCTIONS {
+        same(name, f, &again(lab).build().unwrap(), &[256, 96, 33, 1, 64, 130, large + 99, 2, 256]);
+    }
+    for (name, f) in NORMS {
+        // The statistics stay.
+        let cache = again(lab).min_bytes(16 * KIB).build().unwrap();
+        same(name, f, &cache, &[256, 96, 33, 64, 130, large, 200, 256]);
     }
 }
 

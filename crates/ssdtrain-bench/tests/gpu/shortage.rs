@@ -24,7 +24,7 @@ const LAYERS: u64 = 16;
 const THREADS: usize = 3;
 
 /// Takes what the device has, but for some bytes, until it is dropped.
-struct Shortage(#[expect(dead_code, reason = "held for its memory")] Option<Tensor>);
+struct Shortage(Option<Tensor>);
 
 impl Shortage {
     fn leaving(lab: &Lab, bytes: u64) -> Shortage {
@@ -41,6 +41,10 @@ impl Shortage {
 impl Drop for Shortage {
     fn drop(&mut self) {
         torch::limit_cpu_memory(u64::MAX);
+        // libtorch's allocator would keep it from everybody else, such as cuBLAS.
+        if let Some(Device::Cuda(index)) = self.0.take().map(|taken| taken.device()) {
+            torch::CudaDevice::new(index).and_then(torch::CudaDevice::trim).unwrap();
+        }
     }
 }
 

@@ -152,3 +152,17 @@ fn where_steps_vary_in_size_there_is_host_memory_for_larger_ones() {
     run.ended(PART, Observation::default());
     assert_eq!(asked(&mut run), (LARGER_STILL * needed as f64) as u64);
 }
+
+/// A step that nobody waits for takes as long as launching it does, whatever its size.
+#[test]
+fn launches_of_steps_of_other_sizes_say_nothing_of_their_times() {
+    let mut run = Run::on_device(Goal::overhead(0.1), copying());
+    kept(&mut run, COMPARED + 10, 1.05);
+    let launched = |_| Observation { wall: KEPT / 20, launched: true, ..Observation::default() };
+    let is_kept = |run: &mut Run, how: Adherence| {
+        let next = run.next_step();
+        run.ended(StepOutcome::Planned(how), launched(()));
+        next == NextStep::Baseline
+    };
+    assert!(!(0..100).any(|_| is_kept(&mut run, Adherence::Part)));
+}
