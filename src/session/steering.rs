@@ -55,8 +55,8 @@ impl Noted {
     }
 }
 
-/// What cannot be copied moves at this many bytes per second.
-const NO_SPEED: f64 = 1.0;
+/// Copies whose speed cannot be tried out are taken to move so many bytes per second.
+const UNKNOWN_COPIES: f64 = 1e9;
 /// Fewer bytes than this say nothing about a disk's speed.
 const TELLING_BYTES: u64 = 8 << 20;
 
@@ -200,8 +200,9 @@ fn with_copies(rates: Rates, tier: Option<&dyn Tier>) -> Rates {
             Rates { out: rates.out.or(out), back: rates.back.or(back), ..rates }
         }
         Err(error) => {
-            tracing::warn!(%error, "nothing can be copied to host memory, so nothing is planned to be");
-            Rates { out: Some(NO_SPEED), back: Some(NO_SPEED), ..rates }
+            tracing::warn!(%error, "how fast copies to host memory are could not be tried out: plans count on 1 GB/s");
+            let unknown = Some(UNKNOWN_COPIES);
+            Rates { out: rates.out.or(unknown), back: rates.back.or(unknown), ..rates }
         }
     }
 }

@@ -30,6 +30,7 @@ use super::places::Edge;
 use super::{Here, Parcel, Room, RoomListener, Tier};
 use crate::device::{Device, Lane};
 use crate::error::{Completion, Error, ErrorKind, Result};
+use crate::mem::available_memory;
 use crate::sync::{Condvar, Mutex};
 use crate::telemetry::{Counters, ScopeId, StallCause};
 use crate::trace::{DeviceTrace, Trace};
@@ -335,13 +336,35 @@ impl<D: Device> Tier for HostTier<D> {
     }
 
     fn provide(&self, bytes: u64) -> bool {
+        let capacity = self.pool.capacity();
+        if bytes <= capacity {
+            return true;
+        }
+        // No more than half of what is available is taken at a time, and nothing where memory is short.
+        let spare = available_memory() / 2;
+        let wanted = bytes.min(capacity.saturating_add(spare));
         let mut books = self.books.lock();
-        books.wanted = books.wanted.max(bytes);
-        !self.grows_ahead(&mut books)
+        books.wanted = books.wanted.max(wanted);
+        spare < growth::AHEAD || !self.grows_ahead(&mut books)
     }
 
     fn try_copies(&self) -> Result<Option<(f64, f64)>> {
-        copies::rates(&self.pool, &*self.device).map(Some)
+        let bytes = copies::PIECE.min(self.pool.cap());
+        let take = || self.take(&mut self.books.lock(), bytes);
+        let taken = match take() {
+            None => {
+                self.pool.grow(bytes)?;
+                take()
+            }
+            taken => taken,
+        };
+        let (after, memory) = taken.ok_or_else(|| internal("a pool that has grown has no room"))?;
+        for (lane, event) in
+            [Lane::Out, Lane::In].iter().flat_map(|lane| after.iter().map(move |event| (*lane, event)))
+        {
+            self.device.wait(lane, event)?;
+        }
+        copies::rates(&*memory.buf, bytes, &*self.device).map(Some)
     }
 
     fn shrink(&self) -> u64 {
@@ -358,6 +381,8 @@ impl<D: Device> Tier for HostTier<D> {
         let mut books = self.books.lock();
         books.cooling.retain(|(event, _)| !self.device.is_reached(event));
         books.hot.retain(|event| !self.device.is_reached(event));
+        // Nothing is pinned ahead until a step asks for it again.
+        books.wanted = 0;
         drop(books);
         self.pool.shrink()
     }

@@ -1,7 +1,7 @@
 //! Copies between the device and the parcels' memory.
 
 use ssdtrain_libtorch::{Block, Storage};
-use ssdtrain_store::{HostPool, parts};
+use ssdtrain_store::{IoBuf, parts};
 
 use super::super::ledger::{Place, Serial};
 use super::super::places::Edge;
@@ -96,21 +96,14 @@ impl<D: Device> HostTier<D> {
 }
 
 /// How many bytes are copied at once in a trial, and how often each way.
-const PIECE: u64 = 16 << 20;
+pub(super) const PIECE: u64 = 16 << 20;
 const TIMES: u32 = 4;
 
-/// Bytes per second of copies from a storage on the device to a slot of the pool, and back.
-pub(super) fn rates<D: Device>(pool: &HostPool, device: &D) -> Result<(f64, f64)> {
-    let slot = match pool.take(PIECE) {
-        Some(slot) => slot,
-        None => {
-            pool.grow(PIECE)?;
-            pool.take(PIECE).ok_or_else(|| internal("a pool that has grown has no room"))?
-        }
-    };
-    let storage = device.allocate(PIECE)?;
+/// Bytes per second of copies from a storage on the device to `buf`, which nobody else uses, and back; `bytes` at a time.
+pub(super) fn rates<D: Device>(buf: &dyn IoBuf, bytes: u64, device: &D) -> Result<(f64, f64)> {
+    let storage = device.allocate(bytes)?;
     let data: *mut u8 = storage.data().cast();
-    let bytes = whole(PIECE)?;
+    let length = whole(bytes)?;
     let rate = |lane: Lane| -> Result<f64> {
         device.wait(lane, &device.record(Lane::Compute)?)?;
         let mut begun = device.record(lane)?;
@@ -119,12 +112,12 @@ pub(super) fn rates<D: Device>(pool: &HostPool, device: &D) -> Result<(f64, f64)
         for number in 0..=TIMES {
             let mut offset = 0;
             queued = queued.and_then(|()| {
-                parts(&slot, bytes).try_for_each(|(host, len)| {
+                parts(buf, length).try_for_each(|(host, len)| {
                     let there = data.wrapping_add(offset);
                     offset += len;
                     match lane {
-                        // SAFETY: slot and storage are this function's own, as long as the copy, and stay until the last event below
-                        // is reached.
+                        // SAFETY: buffer and storage are nobody else's, as long as the copy, and stay until the last event below is
+                        // reached.
                         Lane::Out => unsafe { device.copy_out(there, host, len) },
                         // SAFETY: as above.
                         Lane::In | Lane::Compute => unsafe { device.copy_in(host, there, len) },
@@ -132,14 +125,14 @@ pub(super) fn rates<D: Device>(pool: &HostPool, device: &D) -> Result<(f64, f64)
                 })
             });
             if number == 0 {
-                begun = device.record(lane)?;
+                queued = queued.and_then(|()| device.record(lane).map(|event| begun = event));
             }
         }
         let ended = device.record(lane)?;
         device.block_on(&ended)?;
         queued?;
         let took = device.between(&begun, &ended)?.as_secs_f64();
-        Ok(f64::from(TIMES) * PIECE as f64 / took.max(f64::MIN_POSITIVE))
+        Ok(f64::from(TIMES) * bytes as f64 / took.max(f64::MIN_POSITIVE))
     };
     Ok((rate(Lane::Out)?, rate(Lane::In)?))
 }

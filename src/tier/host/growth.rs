@@ -27,7 +27,7 @@ const BOUNCE_BYTES: u64 = 256 << 20;
 /// A learned pool doubles, by at least and at most these numbers of bytes at a time: pinning a GiB takes about 0.3 s.
 const PORTION: (u64, u64) = (64 << 20, 1 << 30);
 /// What is pinned ahead is pinned by so many bytes at a time, since the driver serves nobody else meanwhile.
-const AHEAD: u64 = 256 << 20;
+pub(super) const AHEAD: u64 = 256 << 20;
 
 impl<D: Device> HostTier<D> {
     /// Whether more is being pinned, so that a parcel of `bytes` bytes should ask again. Pinning is slow and has its own thread.
@@ -41,7 +41,9 @@ impl<D: Device> HostTier<D> {
     pub(super) fn grows_ahead(&self, books: &mut Books<D>) -> bool {
         let Some(pins) = &self.pins else { return false };
         let lacking = match self.size {
-            PoolSize::Learned { cap } => books.wanted.min(cap).saturating_sub(self.pool.capacity()),
+            PoolSize::Learned { .. } => {
+                books.wanted.min(self.pool.cap()).saturating_sub(self.pool.capacity())
+            }
             PoolSize::Fixed(_) | PoolSize::Bounce => 0,
         };
         self.begin_to_pin(pins, books, lacking.min(AHEAD))
@@ -80,6 +82,8 @@ impl<D: Device> HostTier<D> {
 
     /// Pins more, and notifies those who asked for room.
     fn grow(&self, bytes: u64) {
+        // It may have grown since this was asked for.
+        let bytes = bytes.min(self.pool.cap().saturating_sub(self.pool.capacity()));
         // Memory that others have taken since the cache was built is not available any more.
         let short = matches!(self.size, PoolSize::Learned { .. }) && bytes > available_memory() / 2;
         let grown = if short {
@@ -102,5 +106,63 @@ impl<D: Device> HostTier<D> {
             self.grows_ahead(&mut books);
         }
         self.tell_room();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::thread;
+    use std::time::Duration;
+
+    use ssdtrain_libtorch::{Block, Storage};
+
+    use super::super::super::{Here, Room, Tier};
+    use super::super::HostSettings;
+    use super::*;
+    use crate::device::Simulated;
+    use crate::error::Completion;
+    use crate::telemetry::ScopeId;
+    use crate::units::MIB;
+
+    fn tier(pool: PoolSize) -> Arc<HostTier<Simulated>> {
+        let device = Simulated::start(Duration::ZERO).unwrap();
+        HostTier::new(device, None, HostSettings { pool, read_ahead: 0 }, None).unwrap()
+    }
+
+    /// Waits until as much as there may be is pinned.
+    fn provided(tier: &HostTier<Simulated>, bytes: u64) -> u64 {
+        while !tier.provide(bytes) {
+            thread::yield_now();
+        }
+        tier.pinned_bytes()
+    }
+
+    #[test]
+    fn as_much_is_pinned_ahead_as_the_pool_may_have_and_again_after_a_pause() {
+        // No whole number of the portions that are pinned.
+        let tier = tier(PoolSize::Learned { cap: 5 * MIB + 1 });
+        assert_eq!(provided(&tier, 3 * MIB), 4 * MIB);
+        assert_eq!(provided(&tier, u64::MAX), 4 * MIB);
+        assert_eq!((tier.shrink(), tier.pinned_bytes()), (4 * MIB, 0));
+        assert_eq!(provided(&tier, 2 * MIB), 2 * MIB);
+    }
+
+    #[test]
+    fn copies_are_tried_out_in_a_pool_of_any_size_whose_slots_were_in_use_a_moment_ago() {
+        for pool in [2 * MIB, 16 * MIB, 20 * MIB] {
+            let tier = tier(PoolSize::Fixed(pool));
+            let storage = Storage::allocate(pool).unwrap();
+            let parcel = Arc::clone(&tier).parcel(pool, ScopeId::default(), &Here::default()).unwrap();
+            assert_eq!(parcel.reserve(), Room::Reserved);
+            // It is there until its copy is done.
+            Arc::clone(&parcel).store(Block::of(storage.clone()), Completion::new(|_| {}));
+            parcel.abandon(None);
+            drop(parcel);
+            let (out, back) = tier.try_copies().unwrap().unwrap();
+            assert!(out > 0.0 && back > 0.0);
+            tier.assert_nothing_is_held();
+            drop(storage);
+        }
     }
 }

@@ -41,8 +41,10 @@ pub(super) struct Kind {
     pub(super) weighing: Option<Weighing>,
     /// Its steps have become smaller for good, so a profile of them replaces that of larger ones.
     pub(super) smaller: bool,
-    /// How many times what is planned its largest step has saved, and whether steps vary in that.
+    /// How many times what is planned its largest step has saved.
     largest: f64,
+    /// The same of the largest micro-batch, and whether these vary in size.
+    widest: f64,
     varies: bool,
     /// How many plans there were.
     pub(super) plans: u64,
@@ -73,6 +75,7 @@ impl Kind {
             weighing: None,
             smaller: false,
             largest: 1.0,
+            widest: 1.0,
             varies: false,
             plans: 1,
             last: 0,
@@ -98,7 +101,7 @@ impl Kind {
     /// The host memory that steps of the plan need, in bytes.
     fn host_memory(&self) -> u64 {
         let still = if self.varies { LARGER_STILL } else { 1.0 };
-        (self.planned.plan.prediction.host_peak as f64 * self.largest * still) as u64
+        (self.planned.plan.prediction.host_peak as f64 * self.widest * still) as u64
     }
 
     /// Whether a step that keeps everything reaches the goal for the peak, on a device with so much free memory.
@@ -179,7 +182,8 @@ impl Kind {
         let scale = followed.micro_batches / f64::from(self.planned.profile.micro_batches.max(1));
         let scale = scale.clamp(1.0 / MOST_SCALE, MOST_SCALE);
         self.largest = self.largest.max(scale);
-        self.varies |= is_varied(scale);
+        self.widest = self.widest.max(followed.size.min(MOST_SCALE));
+        self.varies |= is_varied(followed.size);
         scale
     }
 

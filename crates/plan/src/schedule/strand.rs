@@ -126,7 +126,8 @@ impl Strand {
         let is_expected = |save: &PlannedSave| save.is_in_proportion(saving.bytes, at.times);
         let may_be = |save: &PlannedSave| {
             // It has no line then, and what has one may come after as many operations.
-            if is_small && save.bytes as f64 > GROWN * saving.bytes as f64 {
+            let is_tiny = is_small && saving.bytes as f64 <= SLACK * at.times * self.min_bytes as f64;
+            if is_tiny && save.bytes as f64 > GROWN * saving.bytes as f64 {
                 return false;
             }
             let has_grown = at.times <= 1.0 && saving.bytes as f64 <= GROWN * save.bytes as f64;
