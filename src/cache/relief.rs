@@ -47,9 +47,10 @@ impl Reliever for Cache {
                     self.sample(&table);
                     MutexGuard::unlocked(&mut table, || self.unloaded(block, parcel, &counters, &here))
                 }
-                Relief::Begun => {
+                Relief::Begun(key) => {
                     MutexGuard::unlocked(&mut table, || self.submit(jobs, &here));
-                    0
+                    // It may be over before the lock is taken again.
+                    self.awaits(&mut table, key)
                 }
                 Relief::Loads(key) => {
                     while table.is_reading(key) {
@@ -215,7 +216,7 @@ mod tests {
             tried.computed = computed;
             let mut table = cache.table.lock();
             let relief = table.relief(&mut tried, &Here::default(), &mut jobs);
-            assert_eq!(matches!(relief, Relief::Begun), begins);
+            assert_eq!(matches!(relief, Relief::Begun(_)), begins);
             computed = if begins { computed } else { table.newest() };
             drop(table);
             cache.submit(jobs, &Here::default());

@@ -241,6 +241,19 @@ fn who_is_short_of_memory_gets_some_while_others_go_on() {
     }
 }
 
+/// Its store may be over before the thread that began it looks.
+#[test]
+fn who_is_short_of_memory_hears_of_all_that_it_got() {
+    for below in WAYS {
+        run(below, Disk::Works, LATE, 1, |cache| {
+            let mut batch = Batch::new(cache);
+            batch.keep(1);
+            assert_eq!(Arc::clone(cache).relieve(BYTES), BYTES);
+            batch.backward(false);
+        });
+    }
+}
+
 #[test]
 fn what_cannot_be_written_stays_and_nobody_waits_for_it() {
     for below in WAYS {

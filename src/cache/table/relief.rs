@@ -20,8 +20,8 @@ pub(crate) enum Relief {
     Left(Block, Arc<dyn Parcel>, Arc<Counters>),
     /// This entry is being loaded ahead, and can go once that has ended.
     Loads(EntryKey),
-    /// A store was begun: submit it and look again.
-    Begun,
+    /// The store of this entry was begun: submit it, and wait for what releases it if that is not the calling thread.
+    Begun(EntryKey),
     /// There will be room below: wait for a change.
     Wait,
     /// Nothing can go.
@@ -75,7 +75,7 @@ impl Table {
             }
             tried.entries.insert(key);
             if !jobs.is_empty() {
-                return Relief::Begun;
+                return Relief::Begun(key);
             }
             tried.refused = self.entry(key).map(|entry| entry.bytes);
         }
