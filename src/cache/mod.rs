@@ -22,7 +22,7 @@ mod unlocked;
 mod waits;
 
 use std::collections::HashSet;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -48,8 +48,8 @@ pub(crate) struct Cache {
     room: Arc<RoomListener>,
     /// Held by the thread that frees memory of the device for an allocation.
     relieving: Mutex<()>,
-    /// Bytes freed for allocations.
-    relieved: AtomicU64,
+    /// How often memory of the device was freed.
+    departed: AtomicU64,
     pub(crate) scopes: Arc<Scopes>,
     pub(crate) trace: Option<Arc<Trace>>,
 }
@@ -74,7 +74,7 @@ impl Cache {
                 changed: Condvar::new(),
                 room: Arc::new(move || this.upgrade().iter().for_each(Cache::has_room)),
                 relieving: Mutex::default(),
-                relieved: AtomicU64::new(0),
+                departed: AtomicU64::new(0),
                 scopes: Arc::default(),
                 trace,
             }
@@ -274,6 +274,9 @@ impl Cache {
     ) -> bool {
         let (left, gone) = self.leaves(table, key, parcel, counters, here);
         MutexGuard::unlocked(table, || drop(gone));
+        if left {
+            self.departs();
+        }
         left
     }
 
@@ -377,9 +380,15 @@ impl Cache {
             parcel.abandon(entry.storage());
         }
         drop(entry.device.take());
+        self.departs();
         if let Some(storage) = entry.source.upgrade() {
             self.table.lock().outlived(&storage);
         }
+    }
+
+    /// Memory of the device was freed. Whoever is short of it tries to allocate once more.
+    fn departs(&self) {
+        self.departed.fetch_add(1, Ordering::Release);
     }
 
     /// Records that a computing thread has waited since `start`.

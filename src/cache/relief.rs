@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use ssdtrain_libtorch::{Block, Reliever};
+use ssdtrain_libtorch::{Block, Reliever, Storage};
 
 use super::table::{Gone, Relief, Table, Tried};
 use super::{Cache, EntryKey};
@@ -23,11 +23,12 @@ impl Reliever for Cache {
     /// The device may still use what is released, on whichever stream. So it is waited for: once before anything is copied, since each
     /// storage must have been computed, and before each storage is freed.
     fn relieve(self: Arc<Self>, bytes: u64) -> u64 {
-        let before = self.relieved.load(Ordering::Acquire);
+        let Some(tier) = &self.tier else { return 0 };
+        let before = self.departed.load(Ordering::Acquire);
+        let by_others = || u64::from(self.departed.load(Ordering::Acquire) > before);
         let _alone = self.relieving.lock();
-        let by_others = self.relieved.load(Ordering::Acquire) - before;
-        if self.tier.is_none() || by_others > 0 {
-            return by_others;
+        if by_others() > 0 {
+            return by_others();
         }
         let Some(mut table) = self.table.try_lock_for(PATIENCE) else {
             tracing::error!("internal error: a thread allocates while it has the cache's lock");
@@ -38,9 +39,9 @@ impl Reliever for Cache {
             if tried.computed < table.newest() && !self.computes(&mut table, &mut tried) {
                 break;
             }
-            self.free_held_back(&mut table);
+            freed += self.free_held_back(&mut table);
             let mut jobs = Vec::new();
-            let more = match table.relief(&mut tried, &here, &mut jobs) {
+            freed += match table.relief(&mut tried, &here, &mut jobs) {
                 Relief::LetGo(key, parcel) => self.presses_out(&mut table, key, parcel, &here),
                 Relief::Stores(key) => self.awaits(&mut table, key),
                 Relief::Left(block, parcel, counters) => {
@@ -62,12 +63,22 @@ impl Reliever for Cache {
                     self.changed.wait(&mut table);
                     0
                 }
-                Relief::Nothing => break,
+                // Whatever has gone by now, whoever has let it go, may be enough.
+                Relief::Ends | Relief::Nothing if by_others() > 0 => break,
+                Relief::Ends => {
+                    self.changed.wait(&mut table);
+                    0
+                }
+                Relief::Nothing => {
+                    if !MutexGuard::unlocked(&mut table, || tier.one_ends()) {
+                        break;
+                    }
+                    self.departs();
+                    0
+                }
             };
-            freed += more;
-            self.relieved.fetch_add(more, Ordering::AcqRel);
         }
-        freed
+        freed.max(by_others())
     }
 }
 
@@ -111,13 +122,15 @@ impl Cache {
         else {
             return 0;
         };
+        let mut freed = 0;
         while table.is_storing(key) {
             self.changed.wait(table);
-            self.free_held_back(table);
+            freed += self.free_held_back(table);
         }
-        let freed = if table.is_away(key) { bytes } else { 0 };
-        counters.pressed.add_some(freed);
-        freed
+        let stored = if table.is_away(key) { bytes } else { 0 };
+        counters.pressed.add_some(stored);
+        // If what is stored is held back, it is among what was.
+        if freed > 0 { freed } else { stored }
     }
 
     /// Frees what was loaded ahead. Returns the bytes.
@@ -136,26 +149,34 @@ impl Cache {
         self.waits_for_device();
         let bytes = block.as_ref().map_or(0, Block::bytes);
         drop((block, parcel));
+        self.departs();
         bytes
     }
 
-    /// Frees what was to stay until memory is sampled next.
-    fn free_held_back(&self, table: &mut MutexGuard<'_, Table>) {
+    /// Frees what was to stay until memory is sampled next. Returns the bytes.
+    fn free_held_back(&self, table: &mut MutexGuard<'_, Table>) -> u64 {
         let gone = table.stored_since();
-        if !gone.is_empty() {
-            MutexGuard::unlocked(table, || drop(gone));
+        if gone.is_empty() {
+            return 0;
         }
+        let bytes = gone.iter().map(Storage::bytes).sum();
+        MutexGuard::unlocked(table, || drop(gone));
+        self.departs();
+        bytes
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use ssdtrain_libtorch::Storage;
-    use ssdtrain_store::{BackendKind, Store, StoreConfig};
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
 
-    use super::super::table::Limits;
+    use ssdtrain_store::{BackendKind, Direction, Faulty, Pool, Store, StoreConfig};
+
+    use super::super::table::{Answer, Limits};
     use super::super::waits::{BYTES, Batch, LATE};
     use super::*;
+    use crate::device::Simulated;
     use crate::tier::modelled::{Copies, Fault, ModelDevice, set_word};
     use crate::tier::{DirectTier, DiskTier, HostSettings, HostTier, PoolSize, Tier};
 
@@ -289,6 +310,115 @@ mod tests {
         assert_eq!(cache.held(), (0, 0, 0));
     }
 
+    /// Runs `meanwhile` on another thread once this one is looking for memory, or has found none.
+    fn relieve_while(cache: &Arc<Cache>, meanwhile: impl FnOnce() + Send) -> u64 {
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Acquire)
+                    && cache.relieving.try_lock_for(Duration::ZERO).is_some()
+                {
+                    thread::yield_now();
+                }
+                meanwhile();
+            });
+            let freed = Arc::clone(cache).relieve(BYTES);
+            is_over.store(true, Ordering::Release);
+            freed
+        })
+    }
+
+    #[test]
+    fn what_a_store_holds_whose_entry_is_gone_is_waited_for() {
+        for direct in [false, true] {
+            let faulty = Arc::new(Faulty::new(Arc::new(Pool::new(1).unwrap())));
+            let config = StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() };
+            let store = Store::open_with(config, Arc::<Faulty>::clone(&faulty)).unwrap();
+            let tier: Arc<dyn Tier> = if direct {
+                DirectTier::new(ModelDevice::new(Copies::AtLast, None), store, BYTES, None).unwrap()
+            } else {
+                Arc::new(DiskTier::new(store, None))
+            };
+            let cache = Cache::new(Some(tier), Limits { device_budget: 0, late: false, ..LATE }, None);
+            let mut batch = Batch::new(&cache);
+            faulty.hold(Direction::Write);
+            batch.save(1);
+            faulty.wait_held(1);
+            batch.backward(false);
+            assert_eq!(cache.held().0, 0);
+            assert!(relieve_while(&cache, || faulty.release()) > 0, "direct: {direct}");
+            assert_eq!(relieve(&cache, 1), 0, "there is nothing left to wait for");
+        }
+    }
+
+    #[test]
+    fn what_others_free_meanwhile_is_worth_another_try() {
+        // There is no room below, so nothing can go.
+        let (cache, mut batch) = over(host(0, None));
+        batch.keep(1);
+        assert_eq!(relieve(&cache, 1), 0);
+        let table = cache.table.lock();
+        let freed = thread::scope(|scope| {
+            let short = scope.spawn(|| Arc::clone(&cache).relieve(BYTES));
+            while cache.relieving.try_lock_for(Duration::ZERO).is_some() {
+                thread::yield_now();
+            }
+            drop(table);
+            batch.backward(false);
+            short.join().unwrap()
+        });
+        // It may have found nothing before the other thread began.
+        assert!(freed <= 1);
+        assert_eq!(cache.held(), (0, 0, 0));
+    }
+
+    /// It was saved on one stream, and a thread that computes on another is short of memory.
+    #[test]
+    fn what_belongs_to_another_stream_is_not_reused_too_soon() {
+        let device = Simulated::start(Duration::ZERO).unwrap();
+        let used = device.used();
+        let settings = HostSettings { pool: PoolSize::Fixed(8 * BYTES), read_ahead: 0 };
+        let (cache, mut batch) = over(HostTier::new(device, None, settings, None).unwrap());
+        Simulated::enter(1);
+        let storage = Storage::allocate(BYTES).unwrap();
+        set_word(&storage, 1);
+        let id = storage.id();
+        batch.save_one(storage, true);
+        Simulated::enter(2);
+        let (mut tried, mut jobs, here) = (Tried::default(), Vec::new(), Here::default());
+        let mut table = cache.table.lock();
+        tried.computed = table.newest();
+        assert!(matches!(table.relief(&mut tried, &here, &mut jobs), Relief::Begun(_)));
+        drop(table);
+        cache.submit(jobs, &here);
+        // Another part of the program lets it go.
+        batch.flush();
+        assert_eq!(*used.lock(), [(id, 2)]);
+        batch.backward(false);
+        Simulated::enter(0);
+    }
+
+    #[test]
+    fn what_somebody_waits_for_is_not_taken_from_them() {
+        let (cache, mut batch) = over(host(8 * BYTES, None));
+        batch.save(1);
+        batch.save(2);
+        batch.flush();
+        let (older, tape) = (batch.key(0), batch.tape());
+        let here = Here::default();
+        let mut jobs = Vec::new();
+        // Backward asks for the newest, and the older one is loaded ahead.
+        cache.table.lock().look_ahead(tape, 1, true, &mut jobs);
+        assert!(cache.table.lock().is_reading(older));
+        let mut round = 0;
+        assert!(matches!(cache.table.lock().ask(older, &mut round, &mut Vec::new()), Answer::Wait));
+        cache.submit(jobs, &here);
+        cache.quiesce();
+        let relief = cache.table.lock().relief(&mut Tried::default(), &here, &mut Vec::new());
+        assert!(!matches!(relief, Relief::Left(..)));
+        batch.backward(false);
+    }
+
     #[test]
     fn what_is_held_back_between_two_samples_goes_as_well() {
         let (cache, mut batch) = over(Arc::new(DiskTier::new(store(), None)));
@@ -299,7 +429,7 @@ mod tests {
         batch.save_one(storage, false);
         batch.flush();
         assert!(alive.upgrade().is_some());
-        relieve(&cache, 1);
+        assert_eq!(relieve(&cache, 1), 1);
         assert!(alive.upgrade().is_none());
         cache.hold_back(false);
         batch.backward(false);

@@ -87,15 +87,20 @@ impl Cache {
             tracing::debug!(%error, bytes, "a store failed; its tensor stays on the device");
         }
         let mut jobs = Vec::new();
-        let gone = {
+        let (has_departed, gone) = {
             let mut table = self.table.lock();
+            // If it was released meanwhile, the transfer was the last to hold it.
+            let was_released = table.entry(key).is_none();
             let gone = table.stored(key, bytes, outcome.map_err(|error| error.to_string()));
             table.releasing += 1;
             table.pump(&mut jobs);
             self.sample(&table);
-            gone
+            (was_released || gone.0.is_some(), gone)
         };
         drop(gone);
+        if has_departed {
+            self.departs();
+        }
         self.table.lock().releasing -= 1;
         self.changed.notify_all();
         // A finished store leads to further stores only, never to loads.

@@ -90,6 +90,15 @@ impl Batch {
         self.saved.push((key, position, word));
     }
 
+    pub(super) fn tape(&self) -> TapeKey {
+        self.tape
+    }
+
+    /// The key of the storage that was saved at this place.
+    pub(super) fn key(&self, place: usize) -> EntryKey {
+        self.saved[place].0
+    }
+
     pub(super) fn flush(&self) {
         self.cache.flush(&Arc::default());
     }

@@ -18,7 +18,7 @@ use ssdtrain_plan::Release;
 use ssdtrain_store::{Blob, Direction, Store, contained};
 
 use super::event_thread::EventThread;
-use super::{Here, Parcel, Room, RoomListener, Tier};
+use super::{Here, NO_STREAM, Parcel, Room, RoomListener, Tier};
 use crate::device::{Device, Lane};
 use crate::error::{Completion, Error, ErrorKind, Result};
 use crate::mem::{DeviceBuf, Rest};
@@ -56,11 +56,11 @@ struct Write<D: Device> {
     done: Completion,
 }
 
-/// The number of transfers that have begun or wait to begin.
+/// The numbers of transfers that have begun or wait to begin, and of those that have ended.
 #[derive(Default)]
 struct UnderWay {
-    count: Mutex<usize>,
-    ended: Condvar,
+    counts: Mutex<(usize, u64)>,
+    changed: Condvar,
 }
 
 /// An extent, once there is one, and the outcome of its write.
@@ -182,6 +182,10 @@ impl<D: Device> Tier for DirectTier<D> {
         self.under_way.settle();
     }
 
+    fn one_ends(&self) -> bool {
+        self.under_way.one_ends()
+    }
+
     fn store(&self) -> Option<&Store> {
         Some(&self.store)
     }
@@ -196,6 +200,10 @@ impl<D: Device> Tier for DirectTier<D> {
 }
 
 impl<D: Device> Parcel for DirectParcel<D> {
+    fn of_any_stream(&self) {
+        self.stream.store(NO_STREAM, Ordering::Relaxed);
+    }
+
     fn reserve(&self) -> Room {
         match self.tier.store.try_reserve(self.bytes) {
             Ok(Some(blob)) => {
@@ -417,19 +425,32 @@ impl UnderWay {
     }
 
     fn begins(&self) {
-        *self.count.lock() += 1;
+        self.counts.lock().0 += 1;
     }
 
     fn ends(&self) {
-        *self.count.lock() -= 1;
-        self.ended.notify_all();
+        let mut counts = self.counts.lock();
+        counts.0 -= 1;
+        counts.1 += 1;
+        drop(counts);
+        self.changed.notify_all();
     }
 
     fn settle(&self) {
-        let mut count = self.count.lock();
-        while *count > 0 {
-            self.ended.wait(&mut count);
+        let mut counts = self.counts.lock();
+        while counts.0 > 0 {
+            self.changed.wait(&mut counts);
         }
+    }
+
+    /// Waits until one has ended; false if there are none.
+    fn one_ends(&self) -> bool {
+        let mut counts = self.counts.lock();
+        let ended = counts.1;
+        while counts.0 > 0 && counts.1 == ended {
+            self.changed.wait(&mut counts);
+        }
+        counts.1 > ended
     }
 }
 

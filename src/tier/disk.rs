@@ -80,6 +80,8 @@ impl Tier for DiskTier {
 }
 
 impl Parcel for DiskParcel {
+    fn of_any_stream(&self) {}
+
     fn reserve(&self) -> Room {
         match self.store.try_reserve(self.bytes) {
             Ok(Some(blob)) => {

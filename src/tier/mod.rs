@@ -77,6 +77,12 @@ pub(crate) trait Tier: Send + Sync {
     /// Waits for what is still to be counted for this cache's steps, and counts it.
     fn settle(&self);
 
+    /// Waits until one of the transfers has ended that hold memory of the device whatever becomes of their entries; false if there are
+    /// none.
+    fn one_ends(&self) -> bool {
+        false
+    }
+
     /// The spill files, if there are any.
     fn store(&self) -> Option<&Store>;
 
@@ -86,6 +92,9 @@ pub(crate) trait Tier: Send + Sync {
     /// A description of the way that bytes take, for people.
     fn path(&self) -> String;
 }
+
+/// The number of no stream.
+const NO_STREAM: usize = usize::MAX;
 
 /// The point that the calling thread's computation has reached, valid as long as the thread queues nothing: within one call from
 /// autograd. Its event is recorded when first asked for, and no more often than necessary, because each event costs the thread a
@@ -158,6 +167,9 @@ pub(crate) enum Room {
 
 /// The place of one entry's bytes below the device.
 pub(crate) trait Parcel: Send + Sync {
+    /// The storage may have been computed on any stream, not on that of the thread which made the parcel. It has been computed.
+    fn of_any_stream(&self);
+
     /// Makes room. Must be called until it returns [`Room::Reserved`], before [`store`](Parcel::store).
     fn reserve(&self) -> Room;
 

@@ -273,7 +273,7 @@ class Allocator final : public c10::Allocator {
     const uint64_t every = every_.load();
     if (every > 0 && count_.fetch_add(1) % every == 0) ssdtrain::relieved(c10::Device(c10::kCPU), n);
     void* data = try_take(n);
-    while (data == nullptr && ssdtrain::relieved(c10::Device(c10::kCPU), n)) data = try_take(n);
+    for (ssdtrain::Shortage shortage(c10::Device(c10::kCPU), n); data == nullptr && shortage.try_again();) data = try_take(n);
     TORCH_CHECK(data != nullptr, "out of memory: ", n, " bytes asked of the CPU allocator");
     const uint64_t now = allocated_.fetch_add(n) + n;
     uint64_t peak = peak_.load();

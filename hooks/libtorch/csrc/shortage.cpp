@@ -15,6 +15,7 @@
 #include <atomic>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "guard.h"
@@ -34,18 +35,17 @@ using c10::MempoolId_t;
 using Relieve = uint64_t (*)(int8_t device_type, int8_t device_index, uint64_t bytes);
 std::atomic<Relieve> reliever{nullptr};
 
-// Allocates, and asks for memory as long as that fails and some is freed. What is free may lie in pieces that are too
-// small, so each time twice as much is asked for.
+// Allocates, and has memory freed as long as that fails.
 template <class Allocate>
 auto asking(size_t bytes, Allocate&& allocate) {
-  for (size_t wanted = bytes;;) {
+  std::optional<ssdtrain::Shortage> shortage;
+  for (;;) {
     try {
       return allocate();
     } catch (const c10::OutOfMemoryError&) {
-      const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
-      if (!ssdtrain::relieved(guard.getDevice(), wanted)) throw;
+      if (!shortage) shortage.emplace(c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice(), bytes);
+      if (!shortage->try_again()) throw;
     }
-    wanted = wanted > std::numeric_limits<size_t>::max() / 2 ? wanted : 2 * wanted;
   }
 }
 
@@ -150,9 +150,20 @@ std::atomic<CUDAAllocator*>* current() {
 
 namespace ssdtrain {
 
-bool relieved(c10::Device device, uint64_t bytes) noexcept {
+uint64_t relieved(c10::Device device, uint64_t bytes) noexcept {
   const Relieve relieve = reliever.load();
-  return relieve != nullptr && relieve(static_cast<int8_t>(device.type()), static_cast<int8_t>(device.index()), bytes) > 0;
+  if (relieve == nullptr) return 0;
+  return relieve(static_cast<int8_t>(device.type()), static_cast<int8_t>(device.index()), bytes);
+}
+
+bool Shortage::try_again() noexcept {
+  // Other threads may take what is freed again and again.
+  constexpr int kMost = 64;
+  if (++tries_ > kMost) return false;
+  const bool in_pieces = freed_ >= wanted_ && wanted_ <= std::numeric_limits<uint64_t>::max() / 2;
+  wanted_ = in_pieces ? 2 * wanted_ : wanted_;
+  freed_ = relieved(device_, wanted_);
+  return freed_ > 0;
 }
 
 }  // namespace ssdtrain

@@ -14,8 +14,9 @@ use crate::storage::device_of;
 
 /// Can free memory of a device.
 pub trait Reliever: Send + Sync {
-    /// An allocation on the calling thread found no room; `bytes` more should be free. Returns how many it has freed. If these are any,
-    /// the allocation is tried again, and if it fails once more, this is called with twice as many.
+    /// An allocation on the calling thread found no room; `bytes` more should be free. Returns how many it has freed; fewer than `bytes`,
+    /// but not 0, if other threads may have freed some meanwhile. If these are any, the allocation is tried again. If it fails once more,
+    /// this is called again: with twice as many if it had freed all of them, because they lie in pieces then.
     ///
     /// No lock of the allocator is held. What the calling thread allocates meanwhile fails without asking anyone.
     fn relieve(self: Arc<Self>, bytes: u64) -> u64;

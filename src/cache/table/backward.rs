@@ -44,7 +44,11 @@ impl Table {
                 self.load(key, false, jobs);
                 return Answer::Wait;
             }
-            State::Loading => return Answer::Wait,
+            State::Loading => {
+                // From now on somebody waits for it.
+                self.not_early(key);
+                return Answer::Wait;
+            }
             State::Lost => {
                 let failure = entry.failure.as_ref();
                 return Answer::Failed(

@@ -24,6 +24,8 @@ pub(crate) enum Relief {
     Begun(EntryKey),
     /// There will be room below: wait for a change.
     Wait,
+    /// Nothing else can go, but there are stores in flight of entries that are gone, which release memory when they end.
+    Ends,
     /// Nothing can go.
     Nothing,
 }
@@ -39,9 +41,13 @@ pub(crate) struct Tried {
 }
 
 impl Tried {
-    /// Whether trying this entry may be of use.
+    fn has(&self, index: usize, entry: &Entry) -> bool {
+        self.entries.contains(&EntryKey { index, serial: entry.serial })
+    }
+
+    /// Whether storing this entry may be of use.
     fn allows(&self, index: usize, entry: &Entry) -> bool {
-        !self.entries.contains(&EntryKey { index, serial: entry.serial })
+        !self.has(index, entry)
             && self.refused.is_none_or(|refused| entry.bytes < refused)
             // A parcel knows when its storage is computed.
             && (entry.parcel.is_some() || entry.serial <= self.computed)
@@ -58,8 +64,7 @@ impl Table {
         if let Some(key) = self.oldest(|_, entry| entry.storing && entry.state == State::Storing) {
             return Relief::Stores(key);
         }
-        while let Some(key) =
-            self.oldest(|index, entry| entry.is_loaded_ahead() && tried.allows(index, entry))
+        while let Some(key) = self.oldest(|index, entry| entry.is_loaded_ahead() && !tried.has(index, entry))
         {
             tried.entries.insert(key);
             if let Some((block, parcel, counters)) = self.unload(key) {
@@ -79,7 +84,7 @@ impl Table {
             }
             tried.refused = self.entry(key).map(|entry| entry.bytes);
         }
-        Relief::Nothing
+        if self.storing > 0 { Relief::Ends } else { Relief::Nothing }
     }
 
     /// The number of the newest entry.
@@ -123,6 +128,7 @@ impl Table {
             let tier = self.tier.clone();
             let parcel = tier.and_then(|tier| tier.parcel(entry.bytes, entry.scope, here).ok());
             let Some(parcel) = parcel else { return false };
+            parcel.of_any_stream();
             if let Some(entry) = self.entry_mut(key) {
                 entry.parcel = Some(parcel);
             }

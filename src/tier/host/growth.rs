@@ -83,7 +83,8 @@ impl<D: Device> HostTier<D> {
     /// Pins more, and notifies those who asked for room.
     fn grow(&self, bytes: u64) {
         // It may have grown since this was asked for.
-        let bytes = bytes.min(self.pool.cap().saturating_sub(self.pool.capacity()));
+        let capacity = self.pool.capacity();
+        let bytes = bytes.min(self.pool.cap().saturating_sub(capacity));
         // Memory that others have taken since the cache was built is not available any more.
         let short = matches!(self.size, PoolSize::Learned { .. }) && bytes > available_memory() / 2;
         let grown = if short {
@@ -102,7 +103,8 @@ impl<D: Device> HostTier<D> {
             let mut books = self.books.lock();
             books.growing = false;
             books.short |= short;
-            books.refused |= grown.is_err();
+            // A trial of copies may have grown it by what there was room for.
+            books.refused |= grown.is_err() && self.pool.capacity() == capacity;
             self.grows_ahead(&mut books);
         }
         self.tell_room();

@@ -7,7 +7,7 @@ use ssdtrain_store::contained;
 
 use super::super::ledger::{Near, Up};
 use super::super::places::{At, Edge};
-use super::super::{Here, Parcel, Room};
+use super::super::{Here, NO_STREAM, Parcel, Room};
 use super::{HostParcel, HostTier, Load, Stall, internal, unwanted};
 use crate::device::{Device, Lane};
 use crate::error::Completion;
@@ -15,6 +15,12 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::telemetry::{Counters, StallCause};
 
 impl<D: Device> Parcel for HostParcel<D> {
+    fn of_any_stream(&self) {
+        if let Some(place) = self.tier.books.lock().ledger.get(self.serial) {
+            place.held.stream = NO_STREAM;
+        }
+    }
+
     fn reserve(&self) -> Room {
         self.tier.reserve(self.serial, self.bytes)
     }

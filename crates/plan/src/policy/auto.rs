@@ -23,9 +23,9 @@ use crate::{Budgets, Goal, Profile, Release, ScopeId};
 const UNPLANNED_BYTES: u64 = 512 << 20;
 /// The times of at most this many steps are passed over because kernels were being made meanwhile.
 const COMPILED: u32 = 256;
-/// The times of at most so many steps in a row are passed over because the device's driver was asked for memory: where it is asked in every
-/// step, that is what steps take.
-const GROWN: u32 = 8;
+/// The times of at most so many steps in a row are passed over because the device's driver was asked for memory, or memory was short: where
+/// that is so in every step, it is what steps take.
+const WANTING: u32 = 8;
 /// On a device of its own, no step after this one keeps everything to be compared with planned ones, unless these have become strange: from
 /// then on peaks are what plans say. On a CPU, whose steps vary more, later ones may.
 const COMPARED: u64 = 20;
@@ -79,8 +79,8 @@ pub struct Auto {
     given_up: u64,
     /// Steps in which kernels were being made.
     compiled: u32,
-    /// Steps in a row in which the device's driver was asked for memory.
-    grown: u32,
+    /// Steps in a row that [wanted memory](wanted_memory).
+    wanting: u32,
     /// Steps in a row that followed a plan.
     steady: u32,
 }
@@ -109,7 +109,7 @@ impl Auto {
             overflows: false,
             given_up: 0,
             compiled: 0,
-            grown: 0,
+            wanting: 0,
             steady: 0,
         }
     }
@@ -205,15 +205,21 @@ impl Auto {
     fn pressed(&mut self, observed: &Observation) {
         let [least, most] = LACKING.map(|parts| observed.peak / parts);
         let room = observed.peak.saturating_sub(observed.pressed.clamp(least, most));
-        self.objective.room = self.objective.room.min(room);
+        // Where it is not what plans keep that is too much, no other plan helps.
+        if room >= self.objective.room {
+            return;
+        }
+        self.objective.room = room;
         let objective = &self.objective;
         self.kinds.iter_mut().for_each(|kind| kind.revise(objective, |_| {}));
     }
 
     /// Whether a step did work that later ones need not repeat, so that its time says little.
     fn is_warming_up(&self, observed: &Observation) -> bool {
-        let Observation { compiled, has_grown, pinned, .. } = *observed;
-        (compiled && self.compiled <= COMPILED) || (has_grown && self.grown <= GROWN) || pinned
+        let Observation { compiled, pinned, .. } = *observed;
+        (compiled && self.compiled <= COMPILED)
+            || (wanted_memory(observed) && self.wanting <= WANTING)
+            || pinned
     }
 
     /// A step followed one of its courses; it gives a reason for a profile or not.
@@ -266,6 +272,11 @@ impl Auto {
     }
 }
 
+/// Whether a step asked the device's driver for memory, or had too little.
+fn wanted_memory(observed: &Observation) -> bool {
+    observed.has_grown || observed.pressed > 0
+}
+
 impl Policy for Auto {
     fn begin(&mut self, outset: &Outset<'_>) -> StepPlan {
         self.objective.resources = outset.resources;
@@ -280,7 +291,7 @@ impl Policy for Auto {
     fn end(&mut self, plan: &StepPlan, observed: Observation) {
         let excess = self.objective.goal.peak.map_or(0, |most| observed.peak.saturating_sub(most));
         self.compiled += u32::from(observed.compiled);
-        self.grown = if observed.has_grown { self.grown + 1 } else { 0 };
+        self.wanting = if wanted_memory(&observed) { self.wanting + 1 } else { 0 };
         let is_lost = observed.followed.is_none_or(|followed| followed.how == Adherence::Lost);
         self.steady = if is_lost || self.is_warming_up(&observed) { 0 } else { self.steady + 1 };
         if is_lost {

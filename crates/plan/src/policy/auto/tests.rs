@@ -409,11 +409,11 @@ fn the_times_of_steps_in_which_memory_is_asked_for_count_only_if_that_is_always_
     let before = run.report();
     let grows = |usual: Observation| Observation { wall: 2 * usual.wall, has_grown: true, ..usual };
     for _ in 0..4 {
-        run.steps(GROWN as usize, grows);
+        run.steps(WANTING as usize, grows);
         assert!(!run.auto.is_settled() && run.report() == before);
         run.steps(1, |usual| Observation { compiled: true, ..usual });
     }
-    run.steps(GROWN as usize + 12, grows);
+    run.steps(WANTING as usize + 12, grows);
     assert!(run.report() != before, "{}", run.report());
 }
 

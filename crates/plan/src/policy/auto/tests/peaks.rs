@@ -129,3 +129,28 @@ fn where_there_was_no_memory_to_keep_everything_no_step_tries_again() {
     }));
     assert!(run.report().prediction.peak() <= 17 * MB, "{}", run.report());
 }
+
+#[test]
+fn how_long_steps_take_that_lack_memory_does_not_count() {
+    let mut run = Run::roomy(Goal::overhead(0.1), profile(50.0));
+    (0..2).for_each(|_| run.step(KEPT, 1.0));
+    let before = run.report().kept_step;
+    // They keep everything, follow the plan, and take three times as long.
+    for _ in 0..WANTING {
+        let went = if run.next_step() == NextStep::Baseline { StepOutcome::Baseline } else { WHOLE };
+        run.ended(went, Observation { wall: 3 * KEPT, peak: 40 * MB, pressed: MB, ..Observation::default() });
+    }
+    let after = run.report();
+    assert_eq!((after.kept_step, after.loosened), (before, 0));
+}
+
+#[test]
+fn plans_are_made_anew_only_as_long_as_there_is_less_memory_than_was_known() {
+    let mut run = Run::planned(Goal::overhead(0.02), profile(20.0));
+    let peak = run.report().prediction.peak();
+    let pressed = |usual: Observation| Observation { peak, pressed: 2 * MB, ..usual };
+    run.steps(1, pressed);
+    let reported = run.report();
+    run.steps(3, pressed);
+    assert!(Arc::ptr_eq(&reported, &run.report()), "it is the same plan, and not one that is as good");
+}
