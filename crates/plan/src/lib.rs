@@ -68,8 +68,9 @@ pub use self::frontier::Frontier;
 pub use self::goal::{Caps, Goal, OutOfReach, Plan};
 pub use self::machine::{Budgets, Machine, Release};
 pub use self::policy::{
-    Adaptive, AdaptiveReport, Adherence, Auto, Course, Followed, Headroom, InTurn, Keep, Needs, Observation,
-    Offload, Outset, Planning, Policy, PolicyReport, Resources, Room, SavedPlan, Saves, StepPlan,
+    Adaptive, AdaptiveReport, Adherence, Auto, Course, Decided, Decision, Followed, Headroom, InTurn, Keep,
+    Needs, Observation, Offload, Outset, Planning, Policy, PolicyReport, Resources, Room, SavedPlan, Saves,
+    StepPlan,
 };
 pub use self::position::Position;
 pub use self::prediction::{Prediction, Stall};

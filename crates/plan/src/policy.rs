@@ -5,6 +5,7 @@ mod attempts;
 mod auto;
 mod corrections;
 mod cost;
+mod decisions;
 mod disk_watch;
 mod in_turn;
 mod keep;
@@ -25,6 +26,7 @@ use std::sync::Arc;
 
 pub use self::adaptive::{Adaptive, AdaptiveReport};
 pub use self::auto::Auto;
+pub use self::decisions::{Decided, Decision};
 pub use self::in_turn::InTurn;
 pub use self::keep::Keep;
 pub use self::offload::Offload;
@@ -89,6 +91,12 @@ pub trait Policy: fmt::Debug + Send + Sync {
     /// that do not plan.
     fn planning(&self, _plan: &StepPlan, _observed: &Observation) -> Option<Planning> {
         None
+    }
+
+    /// What has become of its plans since this was last asked, in order, for logs and counters; asked after
+    /// [`begin`](Policy::begin) and after [`end`](Policy::end). Default: nothing, for policies that do not plan.
+    fn decisions(&mut self) -> Vec<Decision> {
+        Vec::new()
     }
 
     /// Explains what it has decided, for reports: of the latest step's courses, the one with the number `course`. Once the

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bytesize::ByteSize;
 
 use super::attempts::{Attempts, FIRST_PROFILED};
+use super::decisions::Decision;
 use super::kind::Kind;
 use super::labels::Labels;
 use super::planned::{Objective, Planned};
@@ -83,6 +84,8 @@ pub struct Auto {
     wanting: u32,
     /// Steps in a row that followed a plan.
     steady: u32,
+    /// What has become of plans since somebody asked, beside what their kinds tell.
+    decisions: Vec<Decision>,
 }
 
 impl Default for Auto {
@@ -111,6 +114,7 @@ impl Auto {
             compiled: 0,
             wanting: 0,
             steady: 0,
+            decisions: Vec::new(),
         }
     }
 
@@ -188,17 +192,21 @@ impl Auto {
                 serving.last = number;
                 return;
             }
-            self.give_up(place);
+            self.give_up(place, Decision::Smaller);
         } else if let Some(place) = self.kinds.iter().position(|kind| new.covers(&known(kind))) {
-            self.give_up(place);
+            self.give_up(place, Decision::Larger);
         } else if self.kinds.len() == MOST_KINDS {
-            self.give_up(MOST_KINDS - 1);
+            self.give_up(MOST_KINDS - 1, Decision::Crowded);
         }
+        self.decisions.push(Decision::Profiled);
         self.kinds.insert(0, kind);
     }
 
-    fn give_up(&mut self, place: usize) {
-        self.given_up += self.kinds.remove(place).plans;
+    fn give_up(&mut self, place: usize, why: Decision) {
+        let gone = self.kinds.remove(place);
+        self.given_up += gone.plans;
+        self.decisions.extend(gone.decisions);
+        self.decisions.push(why);
     }
 
     /// A step that followed its plan found no memory for part of it, so from now on plans have to do with less.
@@ -211,7 +219,7 @@ impl Auto {
         }
         self.objective.room = room;
         let objective = &self.objective;
-        self.kinds.iter_mut().for_each(|kind| kind.revise(objective, |_| {}));
+        self.kinds.iter_mut().for_each(|kind| kind.revise(objective, Decision::Memory, |_| {}));
     }
 
     /// Whether a step did work that later ones need not repeat, so that its time says little.
@@ -283,6 +291,7 @@ impl Policy for Auto {
         self.objective.compares = outset.step <= COMPARED || outset.resources.release == Release::WhenStored;
         if let Some(planned) = self.start.plan(&self.objective, outset.scope) {
             self.attempts.spare();
+            self.decisions.push(Decision::TakenOver);
             self.kinds.insert(0, Kind::new(planned));
         }
         self.next_step(outset)
@@ -370,6 +379,12 @@ impl Policy for Auto {
         let planning = Planning::of(plan, observed.followed);
         let is_early = planning == Planning::Without && observed.step < FIRST_PROFILED;
         Some(if is_early { Planning::Early } else { planning })
+    }
+
+    fn decisions(&mut self) -> Vec<Decision> {
+        let mut all = std::mem::take(&mut self.decisions);
+        all.extend(self.kinds.iter_mut().flat_map(|kind| std::mem::take(&mut kind.decisions)));
+        all
     }
 
     fn report(&mut self, course: usize, name: &dyn Fn(ScopeId) -> String) -> Option<PolicyReport> {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::corrections::Corrections;
 use super::cost::Weight;
+use super::decisions::Decision;
 use super::disk_watch::DiskWatch;
 use super::planned::{Objective, Planned, TELLING_PACE};
 use super::watch::{Seen, Watch};
@@ -50,6 +51,8 @@ pub(super) struct Kind {
     pub(super) plans: u64,
     /// The last step that was of this kind.
     pub(super) last: u64,
+    /// What has become of its plans since somebody asked.
+    pub(super) decisions: Vec<Decision>,
 }
 
 impl Kind {
@@ -79,6 +82,7 @@ impl Kind {
             varies: false,
             plans: 1,
             last: 0,
+            decisions: Vec::new(),
         }
     }
 
@@ -168,10 +172,10 @@ impl Kind {
     fn keeps_in(&mut self, objective: &Objective, kept: Duration) {
         let weighing = self.weighing.take();
         if self.planned.shows_moving(kept) {
-            self.revise(objective, |_| {});
+            self.revise(objective, Decision::Baseline, |_| {});
             // One profile is not enough to keep everything for good.
             if self.planned.keeps_all() {
-                self.revise(objective, Planned::forget_moving);
+                self.revise(objective, Decision::Baseline, Planned::forget_moving);
             }
         }
         self.weighing = weighing.filter(|_| !self.planned.keeps_all());
@@ -197,7 +201,7 @@ impl Kind {
         let (disk, plans) = (self.disk_watch.saw(known), self.plans);
         self.peaked(objective, Planned::peak, observed.peak);
         if let Some([written, read]) = disk {
-            self.revise(objective, |planned| {
+            self.revise(objective, Decision::DiskRate, |planned| {
                 planned.machine.disk_write *= written;
                 planned.machine.disk_read *= read;
                 planned.corrections.forget_stalls();
@@ -235,7 +239,7 @@ impl Kind {
         let Some(most) = objective.goal.peak else { return };
         let expected = planned_peak(&self.planned);
         if self.planned.corrections.unforeseen.saw(expected, peak, peak > most) {
-            self.revise(objective, |_| {});
+            self.revise(objective, Decision::Peak, |_| {});
         }
     }
 
@@ -249,7 +253,7 @@ impl Kind {
             Some(_) if planned.keeps_all() && is_paced => {}
             Some(_) if planned.keeps_all() => {
                 planned.keeps_in(seen.wall);
-                self.revise(objective, |_| {});
+                self.revise(objective, Decision::Baseline, |_| {});
             }
             Some(most) => {
                 let is_unclear = planned.corrections.cost.is_none_or(|cost| {
@@ -289,7 +293,7 @@ impl Kind {
         let kept = planned.kept_step();
         let extra = planned.measured(most, seen.wall, kept);
         if extra.is_over() && seen.is_beyond(kept.mul_f64(most), cost.telling_change()) {
-            self.revise(objective, |planned| planned.loosen(cost, extra));
+            self.revise(objective, Decision::Slow, |planned| planned.loosen(cost, extra));
         }
     }
 
@@ -316,7 +320,12 @@ impl Kind {
         self.watch.compared();
         let may_tighten = planned.corrections.may_tighten(extra);
         if is_over || may_tighten || !is_paced {
-            self.revise(objective, |planned| match () {
+            let why = match () {
+                () if is_over => Decision::Slow,
+                () if may_tighten => Decision::Quick,
+                () => Decision::Baseline,
+            };
+            self.revise(objective, why, |planned| match () {
                 () if is_over => planned.loosen(weighing.cost, extra),
                 () if may_tighten => planned.tighten(weighing.cost, extra),
                 () => {}
@@ -345,7 +354,8 @@ impl Kind {
         if paced && over.is_none() {
             return;
         }
-        self.revise(objective, |planned| {
+        let why = if over.is_some() && paced { Decision::Slow } else { Decision::Pace };
+        self.revise(objective, why, |planned| {
             planned.corrections.count += 1;
             match over {
                 Some(extra) if paced => planned.corrections.loosen(&planned.plan, extra),
@@ -356,7 +366,7 @@ impl Kind {
     }
 
     /// Plans again after `change`. If steps will go as before, the result does not count as another plan.
-    pub(super) fn revise(&mut self, objective: &Objective, change: impl FnOnce(&mut Planned)) {
+    pub(super) fn revise(&mut self, objective: &Objective, why: Decision, change: impl FnOnce(&mut Planned)) {
         change(&mut self.planned);
         let Planned { profile, corrections, machine, .. } = &mut self.planned;
         let (profile, machine) = (std::mem::take(profile), *machine);
@@ -365,6 +375,7 @@ impl Kind {
         let Planned { plan, schedule, .. } = &self.planned;
         if (revised.plan.budgets, &revised.schedule) != (plan.budgets, schedule) {
             self.plans += 1;
+            self.decisions.push(why);
             self.watch.planned();
             self.weighing = first_weighing(objective, &revised);
         }

@@ -1,4 +1,5 @@
 mod compared;
+mod decisions;
 mod other_steps;
 mod peaks;
 
