@@ -55,7 +55,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use math::resolve_math_kernels;
 pub use recompute::{Inputs, remat, segment};
 pub use route::{IoPath, PathRates, PathTrial, Route, Way};
-pub use session::{Backward, Entered, GivenBack, Held, Step, StepHandle, TensorCache, write_traces};
+pub use session::{Backward, Entered, GivenBack, Held, Meter, Step, StepHandle, TensorCache, write_traces};
 pub use ssdtrain_libtorch::{load_cuda, trim};
 pub use ssdtrain_plan as plan;
 pub use ssdtrain_plan::{
@@ -65,5 +65,8 @@ pub use ssdtrain_plan::{
 pub use ssdtrain_store as store;
 pub use ssdtrain_store::BackendKind;
 pub use step::{Scope, scope};
-pub use telemetry::{KeptReport, ScopeReport, StallReport, StepReport};
+pub use telemetry::{
+    Activity, DecisionCounts, HostPoolMetrics, KeptReport, LastStep, Metrics, PlanMetrics, ScopeReport,
+    StallReport, StepCounts, StepReport,
+};
 pub use units::{GIB, KIB, MIB};

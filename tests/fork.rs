@@ -12,7 +12,9 @@ use std::time::Duration;
 use common::chain::{self, chain};
 use common::{F32, assert_nothing_held, assert_same_bits, everything, grads, leaf, randn};
 use ssdtrain::plan::{InTurn, Placement};
-use ssdtrain::{BackendKind, ErrorKind, MIB, Offload, Step, TensorCache, TensorCacheBuilder, scope, segment};
+use ssdtrain::{
+    BackendKind, ErrorKind, MIB, Metrics, Offload, Step, TensorCache, TensorCacheBuilder, scope, segment,
+};
 use tch::{Kind, Tensor};
 
 /// Seconds after which a child that hangs is killed.
@@ -68,10 +70,12 @@ fn forks(cache: TensorCache) {
     tch::set_num_threads(1);
     let expected = chain::expected();
     let x = chain::input();
+    let meter = cache.meter();
     let step = cache.step();
     let loss = chain(&x);
     let Some(child) = fork() else {
         let in_step = passes(|| {
+            assert_eq!(meter.read(), Metrics::default(), "what the parent's cache does is not known here");
             let error = step.backward(&loss).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Forked, "{error}");
             assert!(error.to_string().contains("the process that this one was forked from"), "{error}");
@@ -94,6 +98,7 @@ fn forks(cache: TensorCache) {
     let x = chain::input();
     let report = chain::step(&cache, &x);
     assert!(report.offloaded.bytes > 0, "{report}");
+    assert_eq!(meter.read().steps.unplanned, 2);
     assert_same_bits("the parent's next step", &expected, &grads(&[x]));
     assert_nothing_held(&cache);
 }
@@ -113,7 +118,10 @@ fn goes_on_in_the_step(step: &Step<'_>) {
 
 fn goes_on_with_the_cache(cache: &TensorCache, expected: &[Tensor]) {
     let x = chain::input();
+    let before = cache.metrics();
     let report = chain::step(cache, &x);
+    let after = cache.metrics();
+    assert_eq!((before.steps.unplanned, after.steps.unplanned, after.activity.saved.count), (0, 1, 0));
     assert_same_bits("the child's step", expected, &grads(&[x]));
     assert_eq!((report.saved.count, report.offloaded.bytes), (0, 0));
     assert!(report.warnings.iter().any(|warning| warning.contains("forked off")), "{:?}", report.warnings);

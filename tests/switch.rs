@@ -60,7 +60,10 @@ fn reported() -> (StepReport, usize) {
     let (gradient, report, runs) = step(Some(&cache), &x);
     assert_eq!(gradient, plain);
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "no spill file");
-    (report.unwrap(), runs)
+    let report = report.unwrap();
+    let metrics = cache.metrics();
+    assert_eq!((metrics.steps.unplanned, metrics.activity.saved, metrics.device_bytes), (1, report.saved, 0));
+    (report, runs)
 }
 
 #[test]

@@ -35,7 +35,8 @@ use self::table::{Answer, Gone, Saved, Squeeze, Table};
 use crate::error::Error;
 use crate::profile::Alive;
 use crate::sync::{Condvar, Mutex, MutexGuard};
-use crate::telemetry::{Counters, ScopeId, ScopeRecord, Scopes, StallCause};
+use crate::telemetry::events::warn_once;
+use crate::telemetry::{Counters, Level, ScopeId, ScopeRecord, Scopes, StallCause};
 use crate::tier::{Here, Parcel, RoomListener, Tier};
 use crate::trace::{Counter, Trace};
 
@@ -50,6 +51,8 @@ pub(crate) struct Cache {
     relieving: Mutex<()>,
     /// How often memory of the device was freed.
     departed: AtomicU64,
+    /// Bytes on the device that the cache holds.
+    pub(crate) on_device: Level,
     pub(crate) scopes: Arc<Scopes>,
     pub(crate) trace: Option<Arc<Trace>>,
 }
@@ -68,9 +71,11 @@ impl Cache {
     pub(crate) fn new(tier: Option<Arc<dyn Tier>>, limits: Limits, trace: Option<Arc<Trace>>) -> Arc<Cache> {
         let cache = Arc::new_cyclic(|this: &Weak<Cache>| {
             let this = Weak::clone(this);
+            let table = Table::new(tier.clone(), limits);
             Cache {
-                tier: tier.clone(),
-                table: Mutex::new(Table::new(tier, limits)),
+                tier,
+                on_device: table.level(),
+                table: Mutex::new(table),
                 changed: Condvar::new(),
                 room: Arc::new(move || this.upgrade().iter().for_each(Cache::has_room)),
                 relieving: Mutex::default(),
@@ -94,6 +99,11 @@ impl Cache {
 
     pub(crate) fn tier(&self) -> Option<&dyn Tier> {
         self.tier.as_deref()
+    }
+
+    /// The tier, for as long as somebody else holds it.
+    pub(crate) fn weak_tier(&self) -> Option<Weak<dyn Tier>> {
+        self.tier.as_ref().map(Arc::downgrade)
     }
 
     /// Replaces the limits.
@@ -298,7 +308,7 @@ impl Cache {
         // An entry that was released meanwhile has left.
         let Some(bytes) = table.entry(key).map(|entry| entry.bytes) else { return (true, (None, None)) };
         if let Err(error) = &ordered {
-            tracing::warn!(%error, "a storage cannot leave the device");
+            warn_once!(%error, "a storage cannot leave the device");
         }
         let outcome = ordered.map_err(|error| error.to_string());
         let left = outcome.is_ok();

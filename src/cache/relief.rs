@@ -9,6 +9,7 @@ use ssdtrain_libtorch::{Block, Reliever, Storage};
 use super::table::{Gone, Relief, Table, Tried};
 use super::{Cache, EntryKey};
 use crate::sync::MutexGuard;
+use crate::telemetry::events::warn_once;
 use crate::telemetry::{Counters, StallCause};
 use crate::tier::{Here, Parcel};
 
@@ -95,7 +96,7 @@ impl Cache {
     fn waits_for_device(&self) -> bool {
         let outcome = self.tier.as_ref().map_or(Ok(()), |tier| tier.synchronize());
         if let Err(error) = &outcome {
-            tracing::warn!(%error, "no memory is freed: the device has failed");
+            warn_once!(%error, "no memory is freed: the device has failed");
         }
         outcome.is_ok()
     }

@@ -19,7 +19,7 @@ use super::keys::{EntryKey, TapeKey};
 use super::tape::Tape;
 use crate::error::Error;
 use crate::profile::Alive;
-use crate::telemetry::{Counters, ScopeId, StallCause};
+use crate::telemetry::{Counters, Level, ScopeId, StallCause};
 use crate::tier::{Parcel, Tier};
 
 /// The record of one storage, from its first pack to its last release.
@@ -162,7 +162,8 @@ pub(crate) struct Table {
     transfers: usize,
     /// Threads that are about to free what a store has released.
     pub(crate) releasing: usize,
-    on_device: u64,
+    /// Bytes on the device.
+    on_device: Level,
     early: u64,
     /// Storages that the cache released after serving every handle, but that backward still uses, each with the key of its entry.
     in_use: Vec<(EntryKey, WeakStorage)>,
@@ -196,7 +197,7 @@ impl Table {
             storing: 0,
             transfers: 0,
             releasing: 0,
-            on_device: 0,
+            on_device: Level::default(),
             early: 0,
             in_use: Vec::new(),
             held_back: None,
@@ -284,7 +285,7 @@ impl Table {
         let parcel = entry.parcel.take();
         if let Some(alive) = alive {
             entry.device = Some(Block::of(alive));
-            self.on_device += bytes;
+            self.on_device.raise(bytes);
         }
         parcel
     }
@@ -336,7 +337,7 @@ impl Table {
             State::Kept | State::Storing => !entry.storing,
             State::Away | State::Loading | State::Lost => false,
         };
-        self.on_device -= if here { entry.bytes } else { 0 };
+        self.on_device.lower(if here { entry.bytes } else { 0 });
         self.live -= entry.bytes;
         self.live_leaving -= if entry.leaves { entry.bytes } else { 0 };
         self.forget(entry.source.id(), key);
@@ -355,19 +356,24 @@ impl Table {
 
     /// Entries, tapes and bytes on the device; all zero when nothing is saved.
     pub(crate) fn held(&self) -> (usize, usize, u64) {
-        (self.entries.len(), self.tapes.len(), self.on_device)
+        (self.entries.len(), self.tapes.len(), self.on_device.now())
+    }
+
+    /// The bytes on the device, for reading without the lock.
+    pub(crate) fn level(&self) -> Level {
+        self.on_device.clone()
     }
 
     /// Bytes on the device, including those that the cache has released but backward still uses.
     fn device_bytes(&mut self) -> u64 {
         self.in_use.retain(|(_, storage)| storage.upgrade().is_some());
         let in_use = self.in_use.iter().filter_map(|(key, _)| self.entry(*key));
-        self.on_device + in_use.map(|entry| entry.bytes).sum::<u64>()
+        self.on_device.now() + in_use.map(|entry| entry.bytes).sum::<u64>()
     }
 
     /// Bytes of the storages that are on the device, and the entries among them that the program holds, or would if the cache did not.
     pub(crate) fn alive(&self) -> Alive {
-        let mut alive = Alive { bytes: self.on_device, in_use: Vec::new() };
+        let mut alive = Alive { bytes: self.on_device.now(), in_use: Vec::new() };
         for (_, entry) in &self.entries {
             let returned = || entry.returned.as_ref().is_some_and(|returned| returned.upgrade().is_some());
             let in_use = match (entry.storage(), entry.state) {
@@ -442,7 +448,7 @@ impl Table {
         if served && entry.parcel.as_ref().is_some_and(|parcel| parcel.may_evict()) {
             let entry = self.advance(key, Edge::Evicted);
             let (device, bytes) = (entry.device.take(), entry.bytes);
-            self.on_device -= bytes;
+            self.on_device.lower(bytes);
             self.in_use.extend(device.map(|block| (key, block.storage().downgrade())));
         }
     }

@@ -9,6 +9,7 @@ use ssdtrain_store::contained;
 use super::table::Job;
 use super::{Cache, EntryKey};
 use crate::error::{Completion, Error, Result};
+use crate::telemetry::events::TRANSFER;
 use crate::tier::Here;
 
 impl Cache {
@@ -21,6 +22,7 @@ impl Cache {
             match job {
                 Job::Store { key, parcel, from } => {
                     let bytes = from.bytes();
+                    tracing::trace!(target: TRANSFER, entry = key.serial, bytes, "a store begins");
                     let done = Completion::new(move |outcome| cache.stored(key, bytes, outcome));
                     // A panic fails only this job; the others are still handed to the tier.
                     contained("the hand-over of a store", || parcel.store(from, done));
@@ -51,6 +53,7 @@ impl Cache {
         }
         for (key, parcel, bytes, into) in loads {
             let cache = Arc::clone(self);
+            tracing::trace!(target: TRANSFER, entry = key.serial, bytes, "a load begins");
             self.table.lock().loads_into(key, &into);
             let done = Completion::new(move |outcome| cache.loaded(key, bytes, outcome));
             contained("the hand-over of a load", || parcel.load(into, here, done));
@@ -83,8 +86,11 @@ impl Cache {
 
     /// Runs when a store ends, usually on the I/O thread.
     fn stored(self: Arc<Self>, key: EntryKey, bytes: u64, outcome: Result<()>) {
-        if let Err(error) = &outcome {
-            tracing::debug!(%error, bytes, "a store failed; its tensor stays on the device");
+        match &outcome {
+            Ok(()) => tracing::trace!(target: TRANSFER, entry = key.serial, bytes, "a store has ended"),
+            Err(error) => tracing::debug!(
+                target: TRANSFER, entry = key.serial, bytes, %error, "a store failed; its tensor stays on the device"
+            ),
         }
         let mut jobs = Vec::new();
         let (has_departed, gone) = {
@@ -109,6 +115,12 @@ impl Cache {
 
     /// Runs when a load ends: on the I/O thread, or at once if only a copy had to be queued.
     fn loaded(self: Arc<Self>, key: EntryKey, bytes: u64, outcome: Result<()>) {
+        match &outcome {
+            Ok(()) => tracing::trace!(target: TRANSFER, entry = key.serial, bytes, "a load has ended"),
+            Err(error) => {
+                tracing::debug!(target: TRANSFER, entry = key.serial, bytes, %error, "a load failed")
+            }
+        }
         let gone = {
             let mut table = self.table.lock();
             let outcome = outcome.map_err(|error| match table.entry(key) {

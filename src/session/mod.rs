@@ -1,6 +1,7 @@
 //! The public API's core: a cache, and the steps taken with it.
 
 mod forked;
+mod meter;
 mod steering;
 mod step;
 mod unplanned;
@@ -17,10 +18,11 @@ use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{Reliever, Storage, StorageId, WriteObserver};
 use ssdtrain_plan::{PlanReport, Profile, SavedPlan};
-use ssdtrain_store::{Store, StoreStats};
+use ssdtrain_store::{HostPool, Store, StoreStats};
 use tch::Device;
 
 use self::forked::Forked;
+pub use self::meter::Meter;
 use self::steering::Steering;
 pub use self::step::{Backward, Entered, Step, StepHandle};
 use self::unplanned::Unplanned;
@@ -35,7 +37,7 @@ use crate::replay::{Chains, Replays};
 use crate::route::{self, Route};
 use crate::step::{Orders, StepContext};
 use crate::switch::Switch;
-use crate::telemetry::{Counters, ScopeRecord};
+use crate::telemetry::{Accounts, Counters, ScopeRecord, events};
 use crate::tier::Tier;
 use crate::trace::{self, Name, Process, Range, Trace};
 
@@ -55,6 +57,8 @@ pub struct TensorCache {
     config: TensorCacheBuilder,
     steps: AtomicU64,
     steering: Steering,
+    accounts: Arc<Accounts>,
+    meter: Meter,
     /// Kernels that take the place of operations in reruns.
     chains: Option<Arc<Chains>>,
     switch: Switch,
@@ -132,11 +136,14 @@ impl TensorCache {
         notices: Vec<String>,
     ) -> TensorCache {
         let chains = config.fuse_reruns.then(|| Arc::new(Chains::new(config.target(), config.tile_bytes)));
+        let accounts = Arc::default();
         TensorCache {
-            cache,
             device: config.target(),
             steps: AtomicU64::new(0),
-            steering: Steering::new(&config, &route),
+            steering: Steering::new(&config, &route, &accounts),
+            meter: Meter::new(&cache, &accounts),
+            accounts,
+            cache,
             route,
             config,
             chains,
@@ -165,9 +172,11 @@ impl TensorCache {
     fn begin_step(&self) -> Step<'_> {
         let tape = self.cache.begin_step();
         let number = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
+        let span = tracing::debug_span!(target: events::STEP, "step", step = number).entered();
         torch::reset_peak(self.device);
         let steered = self.steering.begin(number, &self.cache, self.device);
         let counters = Arc::default();
+        self.accounts.open(&counters);
         let clock = steered.probe.as_ref().map(|probe| probe.clock());
         let records = steered.probe.is_some() || steered.plan.recomputes();
         let replays = if records { self.replays(&counters, clock) } else { None };
@@ -205,6 +214,7 @@ impl TensorCache {
             handle,
             cache: self,
             _range: range,
+            _span: span,
         }
     }
 
@@ -253,7 +263,7 @@ impl TensorCache {
 
     /// Host memory pinned for the device, in bytes.
     pub fn pinned_bytes(&self) -> u64 {
-        self.here().cache.tier().map_or(0, Tier::pinned_bytes)
+        self.here().cache.tier().and_then(Tier::host_pool).map_or(0, HostPool::capacity)
     }
 
     /// Gives back what no graph needs, between phases of a program such as training, evaluation and saving a checkpoint: pinned host

@@ -7,8 +7,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
 use ssdtrain_plan::{
-    Observation, Outset, PlanReport, Planning, Policy, PolicyReport, Prediction, Profile, Rates, Resources,
-    SavedPlan, Saves, StepPlan, StepProfile,
+    Observation, Outset, PlanReport, Planning, Policy, PolicyReport, Profile, Rates, Resources, SavedPlan,
+    Saves, StepPlan, StepProfile,
 };
 use ssdtrain_store::{Store, StoreStats};
 use tch::Device;
@@ -19,12 +19,15 @@ use crate::mem::free_memory;
 use crate::profile::Probe;
 use crate::route::Route;
 use crate::step::StepContext;
-use crate::telemetry::{Scopes, StepReport};
+use crate::telemetry::{Accounts, Scopes, StepReport, events};
 use crate::tier::Tier;
 
 /// Has the policy decide how each step is run.
 pub(super) struct Steering {
     policy: Mutex<Box<dyn Policy>>,
+    accounts: Arc<Accounts>,
+    /// Whether the policy had settled when the last step ended.
+    settled: AtomicBool,
     resources: Resources,
     /// Whether the user asked for a trace as well.
     traced: bool,
@@ -61,9 +64,11 @@ const UNKNOWN_COPIES: f64 = 1e9;
 const TELLING_BYTES: u64 = 8 << 20;
 
 impl Steering {
-    pub(super) fn new(config: &TensorCacheBuilder, route: &Route) -> Steering {
+    pub(super) fn new(config: &TensorCacheBuilder, route: &Route, accounts: &Arc<Accounts>) -> Steering {
         Steering {
             policy: Mutex::new(config.new_policy()),
+            accounts: Arc::clone(accounts),
+            settled: AtomicBool::new(false),
             resources: Resources {
                 host_pool: route.host_bytes(),
                 disk: route.disk_bytes(),
@@ -86,6 +91,7 @@ impl Steering {
         let outset =
             Outset { step: number, resources: self.resources, free: &free, provide: &provide, scope: &scope };
         let plan = self.policy.lock().begin(&outset);
+        self.tell(number, &cache.scopes);
         let trace = cache.trace.as_ref().filter(|_| plan.profiled);
         let probe = trace.map(|trace| Arc::new(Probe::begin(trace, device)));
         if probe.is_some() {
@@ -107,25 +113,51 @@ impl Steering {
         self.policy.lock().planning(&step.plan, observed)
     }
 
-    /// A step has ended: the policy learns from it.
-    pub(super) fn end(&self, step: &StepContext, observed: Observation) {
+    /// A step has ended: the policy learns from it. Returns whether it has settled.
+    pub(super) fn end(&self, step: &StepContext, observed: Observation) -> bool {
         if step.plan.timed {
-            let Observation { wall, stall, compiled, has_grown, followed, .. } = &observed;
-            let kept = match &step.plan.saves {
-                Saves::Scheduled { courses, .. } => followed
-                    .and_then(|followed| courses.get(followed.course))
-                    .is_some_and(|one| one.is_baseline),
-                saves => matches!(saves, Saves::Keep),
-            };
-            tracing::debug!(?wall, ?stall, kept, compiled, has_grown, "step {} is timed", step.number);
+            tell_timed(step, &observed);
         }
-        let before = self.plan(&step.cache.scopes);
+        let scopes = &step.cache.scopes;
         self.policy.lock().end(&step.plan, observed);
-        let plans = before.map(|plan| plan.plans);
-        if let Some(plan) = self.plan(&step.cache.scopes).filter(|plan| Some(plan.plans) != plans) {
-            let Prediction { step, stall, .. } = plan.prediction;
-            let (stall, peak) = (stall.total(), plan.prediction.peak());
-            tracing::debug!(?step, ?stall, peak, "plan {}, of a micro-batch", plan.plans);
+        self.tell(step.number, scopes);
+        let is_settled = self.is_settled();
+        let was_settled = self.settled.swap(is_settled, Ordering::Relaxed);
+        if is_settled
+            && !was_settled
+            && let Some(plan) = self.plan(scopes)
+        {
+            tracing::info!(
+                target: events::PLAN,
+                step = step.number,
+                step_seconds = plan.step.as_secs_f64(),
+                peak_bytes = plan.prediction.peak(),
+                in_reach = plan.in_reach,
+                "the plan has settled"
+            );
+        }
+        is_settled
+    }
+
+    /// Tells what has become of plans.
+    fn tell(&self, step: u64, scopes: &Scopes) {
+        let decisions = self.policy.lock().decisions();
+        if decisions.is_empty() {
+            return;
+        }
+        let plan = self.plan(scopes);
+        for decision in decisions {
+            self.accounts.decided(decision.what());
+            tracing::info!(
+                target: events::PLAN,
+                step,
+                change = %decision.what(),
+                why = %decision,
+                step_seconds = plan.as_ref().map(|plan| plan.step.as_secs_f64()),
+                peak_bytes = plan.as_ref().map(|plan| plan.prediction.peak()),
+                in_reach = plan.as_ref().map(|plan| plan.in_reach),
+                "the plan has changed"
+            );
         }
     }
 
@@ -189,6 +221,27 @@ impl Steering {
             _ => None,
         }
     }
+}
+
+/// Tells of a step whose time is compared with others.
+fn tell_timed(step: &StepContext, observed: &Observation) {
+    let Observation { wall, stall, compiled, has_grown, followed, .. } = observed;
+    let kept = match &step.plan.saves {
+        Saves::Scheduled { courses, .. } => {
+            followed.and_then(|followed| courses.get(followed.course)).is_some_and(|one| one.is_baseline)
+        }
+        saves => matches!(saves, Saves::Keep),
+    };
+    tracing::debug!(
+        target: events::STEP,
+        step = step.number,
+        wall_seconds = wall.as_secs_f64(),
+        stall_seconds = stall.as_secs_f64(),
+        kept,
+        compiled,
+        has_grown,
+        "a step is timed"
+    );
 }
 
 /// The rates of a step, with those of copies as a trial shows them if the step has copied nothing.

@@ -14,7 +14,7 @@ use super::unplanned::Strange;
 use super::{TensorCache, warnings};
 use crate::error::{Error, ErrorKind, Result};
 use crate::step::{Level, Marks, Recorder, StepContext, Within, enter};
-use crate::telemetry::{ScopeId, StepReport};
+use crate::telemetry::{ScopeId, StepReport, events};
 use crate::trace::{Name, Range};
 
 /// What errors say about a tensor that was changed: the texts of autograd, of our hooks, and of a rerun.
@@ -38,8 +38,9 @@ pub struct Step<'a> {
     pub(super) peak: Mutex<Option<u64>>,
     pub(super) noted: Noted,
     pub(super) is_finished: bool,
-    // Last, since its range in the trace covers the whole step.
+    // Last, since its range in the trace and its span cover the whole step.
     pub(super) _range: Range,
+    pub(super) _span: tracing::span::EnteredSpan,
 }
 
 impl Step<'_> {
@@ -190,7 +191,9 @@ impl Step<'_> {
         report.warnings.extend(self.cache.unplanned.saw(report.planning, strange));
         report.warnings.extend(self.cache.notices.iter().cloned());
         self.cache.warned.tell(&report);
-        steering.end(&context, observed);
+        tell(&report);
+        let is_settled = steering.end(&context, observed);
+        self.cache.accounts.ended(&report, is_settled);
         self.is_finished = true;
         let config = &self.cache.config;
         let is_held_back = report.planning.is_some_and(Planning::keeps_what_fits);
@@ -212,6 +215,28 @@ impl Step<'_> {
     }
 }
 
+/// Tells of a step that has ended.
+fn tell(report: &StepReport) {
+    tracing::debug!(
+        target: events::STEP,
+        step = report.step,
+        planning = report.planning.map(tracing::field::display),
+        plan = report.plan.as_ref().map(|plan| plan.plans),
+        wall_seconds = report.wall.as_secs_f64(),
+        awaited = report.awaited,
+        peak_bytes = report.act_peak_bytes,
+        saved_bytes = report.saved.bytes,
+        offloaded_bytes = report.offloaded.bytes,
+        loaded_bytes = report.loaded.bytes,
+        forwarded_bytes = report.forwarded.bytes,
+        recomputed_bytes = report.recomputed.bytes,
+        pressed_bytes = report.pressed.bytes,
+        stall_seconds = report.stall.total().as_secs_f64(),
+        warnings = report.warnings.len(),
+        "a step has ended"
+    );
+}
+
 impl Drop for Step<'_> {
     fn drop(&mut self) {
         if self.is_parents() {
@@ -219,6 +244,10 @@ impl Drop for Step<'_> {
         }
         if !self.is_finished && !self.handle.is_off && self.handle.context.counters.saved.tally().count == 0 {
             self.cache.warned.tell_empty(self.handle.context.number);
+        }
+        if !self.is_finished {
+            tracing::debug!(target: events::STEP, step = self.handle.context.number, "a step was dropped before its end");
+            self.cache.accounts.dropped();
         }
         if self.handle.context.probe.is_some() {
             self.cache.cache.hold_back(false);

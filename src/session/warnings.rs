@@ -1,5 +1,6 @@
 //! Warnings about a step for the user.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytesize::ByteSize;
@@ -13,18 +14,19 @@ use crate::telemetry::StepReport;
 /// Warnings that were already issued.
 #[derive(Default)]
 pub(super) struct Warned {
-    /// Those of the last step.
-    last: Mutex<Vec<String>>,
+    /// Those of reports, by their words.
+    told: Mutex<HashSet<String>>,
     empty: AtomicBool,
     unrecorded: AtomicBool,
 }
 
 impl Warned {
-    /// Logs the warnings that the step before did not have.
+    /// Logs each warning once, whatever its figures: a training of weeks has many steps.
     pub(super) fn tell(&self, report: &StepReport) {
-        let last = std::mem::replace(&mut *self.last.lock(), report.warnings.clone());
-        for warning in report.warnings.iter().filter(|warning| !last.contains(warning)) {
-            tracing::warn!(step = report.step, "{warning}");
+        for warning in &report.warnings {
+            if self.told.lock().insert(words_of(warning)) {
+                tracing::warn!(step = report.step, "{warning}");
+            }
         }
     }
 
@@ -44,6 +46,15 @@ impl Warned {
             );
         }
     }
+}
+
+/// A warning without its figures and their units.
+fn words_of(warning: &str) -> String {
+    let is_word = |part: &&str| {
+        let letters = part.trim_matches(|letter: char| !letter.is_alphabetic());
+        !(letters.is_empty() || letters == "B" || letters.ends_with("iB"))
+    };
+    warning.split_whitespace().filter(is_word).collect::<Vec<_>>().join(" ")
 }
 
 /// What users should know of where saved bytes go, one line each.
@@ -84,4 +95,18 @@ pub(super) fn of(report: &StepReport) -> Vec<String> {
         ));
     }
     warnings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warnings_that_differ_in_figures_alone_have_the_same_words() {
+        let peak =
+            |peak: &str| words_of(&format!("the activation peak, {peak}, is beyond the goal of Auto, 3 MiB"));
+        assert_eq!(peak("900 B"), peak("1.5 GiB"));
+        assert_ne!(words_of("/mnt/nvme0 is in memory"), words_of("/mnt/nvme1 is in memory"));
+        assert_ne!(words_of("3 stores failed"), words_of("memory ran out: 3 storages"));
+    }
 }

@@ -8,6 +8,7 @@ use bytesize::ByteSize;
 use serde::Serialize;
 use ssdtrain_plan::{AdaptiveReport, Baseline, PlanReport, Planning, Tally};
 
+use super::activity::{Activity, KeptReport, StallReport};
 use super::stats::Counters;
 
 /// What one step did. Bytes are those of whole storages, the unit of movement.
@@ -81,49 +82,6 @@ pub struct StepReport {
     pub warnings: Vec<String>,
 }
 
-/// Saves that stayed in the graph, by reason.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct KeptReport {
-    /// Parameters and views of them.
-    pub parameters: Tally,
-    /// Storages smaller than `min_bytes`.
-    pub small: Tally,
-    /// What cannot be moved: sparse tensors, wrappers, borrowed memory, other devices.
-    pub ineligible: Tally,
-    /// Kept by the policy: everything, the last scopes, or what the plan keeps.
-    pub policy: Tally,
-    /// Kept because the spill files had no room or stores had failed.
-    pub no_room: Tally,
-    /// Storages that the program holds besides the graph, such as a data set or a mask, as known from earlier steps.
-    pub held: Tally,
-    /// Storages of which only small views were saved: less than an eighth in all.
-    pub parts: Tally,
-    /// Storages that were written to after they were saved, such as pieces of one storage that are changed one after another.
-    pub written: Tally,
-}
-
-/// Time that computing threads, or a GPU's queue, waited for the cache, by cause.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct StallReport {
-    /// Saving: waited for a store to make room in the device budget. On a GPU measured in its queue.
-    pub device_budget: Duration,
-    /// Saving: waited for room in the host pool.
-    pub host_pool: Duration,
-    /// Backward: waited for a load from the disk.
-    pub load: Duration,
-    /// Backward, in the GPU's queue: waited for a copy from the host.
-    pub copy_in: Duration,
-}
-
-impl StallReport {
-    /// The sum of all causes.
-    pub fn total(&self) -> Duration {
-        self.device_budget + self.host_pool + self.load + self.copy_in
-    }
-}
-
 /// What one scope saved.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
@@ -138,37 +96,24 @@ pub struct ScopeReport {
 
 impl StepReport {
     pub(crate) fn of(counters: &Counters) -> StepReport {
+        let done = Activity::of(counters);
         StepReport {
-            saved: counters.saved.tally(),
-            deduplicated: counters.deduplicated.tally(),
-            kept: KeptReport {
-                parameters: counters.kept_parameters.tally(),
-                small: counters.kept_small.tally(),
-                ineligible: counters.kept_ineligible.tally(),
-                policy: counters.kept_by_policy.tally(),
-                no_room: counters.kept_no_room.tally(),
-                held: counters.kept_held.tally(),
-                parts: counters.kept_parts.tally(),
-                written: counters.kept_written.tally(),
-            },
-            offloaded: counters.offloaded.tally(),
-            cancelled: counters.cancelled.tally(),
-            discarded: counters.discarded.tally(),
-            pressed: counters.pressed.tally(),
-            forwarded: counters.forwarded.tally(),
-            loaded: counters.loaded.tally(),
-            load_misses: counters.load_misses.tally(),
-            recomputed: counters.recomputed.tally(),
-            reruns: counters.reruns.tally(),
-            fused: counters.fused.tally(),
-            rerun_time: counters.rerun_time.total(),
-            store_failures: counters.store_failures.tally(),
-            stall: StallReport {
-                device_budget: counters.stall_budget.total(),
-                host_pool: counters.stall_pool.total(),
-                load: counters.stall_load.total(),
-                copy_in: counters.stall_copy_in.total(),
-            },
+            saved: done.saved,
+            deduplicated: done.deduplicated,
+            kept: done.kept,
+            offloaded: done.offloaded,
+            cancelled: done.cancelled,
+            discarded: done.discarded,
+            pressed: done.pressed,
+            forwarded: done.forwarded,
+            loaded: done.loaded,
+            load_misses: done.load_misses,
+            recomputed: done.recomputed,
+            reruns: done.reruns,
+            fused: done.fused,
+            rerun_time: done.rerun_time,
+            store_failures: done.store_failures,
+            stall: done.stall,
             ..StepReport::default()
         }
     }

@@ -1,9 +1,12 @@
 //! Counters of one step, written by whichever thread does the work.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use ssdtrain_plan::Tally;
+
+use super::events::TRANSFER;
 
 #[derive(Debug, Default)]
 pub(crate) struct Counter {
@@ -40,6 +43,25 @@ impl Clock {
 
     pub(crate) fn total(&self) -> Duration {
         Duration::from_nanos(self.0.load(Relaxed))
+    }
+}
+
+/// A number of bytes that rises and falls: changed under a lock, so that nobody else changes it meanwhile, and read without. Clones
+/// are the same number.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Level(Arc<AtomicU64>);
+
+impl Level {
+    pub(crate) fn now(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+
+    pub(crate) fn raise(&self, bytes: u64) {
+        self.0.store(self.now() + bytes, Relaxed);
+    }
+
+    pub(crate) fn lower(&self, bytes: u64) {
+        self.0.store(self.now() - bytes, Relaxed);
     }
 }
 
@@ -92,6 +114,7 @@ impl Counters {
     pub(crate) fn rerun(&self, bytes: u64, time: Duration) {
         self.reruns.add(bytes);
         self.rerun_time.add(time);
+        tracing::trace!(target: TRANSFER, bytes, seconds = time.as_secs_f64(), "a rerun has ended");
     }
 
     pub(crate) fn stalled(&self, cause: StallCause, time: Duration) {

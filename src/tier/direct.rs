@@ -190,10 +190,6 @@ impl<D: Device> Tier for DirectTier<D> {
         Some(&self.store)
     }
 
-    fn pinned_bytes(&self) -> u64 {
-        0
-    }
-
     fn path(&self) -> String {
         self.store.path().to_string()
     }

@@ -70,10 +70,6 @@ impl Tier for DiskTier {
         Some(&self.store)
     }
 
-    fn pinned_bytes(&self) -> u64 {
-        0
-    }
-
     fn path(&self) -> String {
         self.store.path().to_string()
     }

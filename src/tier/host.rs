@@ -32,6 +32,7 @@ use crate::device::{Device, Lane};
 use crate::error::{Completion, Error, ErrorKind, Result};
 use crate::mem::available_memory;
 use crate::sync::{Condvar, Mutex};
+use crate::telemetry::events::warn_once;
 use crate::telemetry::{Counters, ScopeId, StallCause};
 use crate::trace::{DeviceTrace, Trace};
 
@@ -406,7 +407,7 @@ impl<D: Device> Tier for HostTier<D> {
             });
             match time {
                 Ok(time) => counters.stalled(cause, time),
-                Err(error) => tracing::warn!(%error, "a stall could not be measured"),
+                Err(error) => warn_once!(%error, "a stall could not be measured"),
             }
         }
     }
@@ -415,8 +416,8 @@ impl<D: Device> Tier for HostTier<D> {
         self.store.as_ref()
     }
 
-    fn pinned_bytes(&self) -> u64 {
-        self.pool.capacity()
+    fn host_pool(&self) -> Option<&HostPool> {
+        Some(&self.pool)
     }
 
     fn path(&self) -> String {

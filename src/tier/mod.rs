@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use ssdtrain_libtorch::{Block, Storage};
 use ssdtrain_plan::Release;
-use ssdtrain_store::Store;
+use ssdtrain_store::{HostPool, Store};
 
 pub(crate) use self::direct::DirectTier;
 pub(crate) use self::disk::DiskTier;
@@ -86,8 +86,10 @@ pub(crate) trait Tier: Send + Sync {
     /// The spill files, if there are any.
     fn store(&self) -> Option<&Store>;
 
-    /// Host memory pinned for the device, in bytes.
-    fn pinned_bytes(&self) -> u64;
+    /// The host memory pinned for the device, if bytes go through it.
+    fn host_pool(&self) -> Option<&HostPool> {
+        None
+    }
 
     /// A description of the way that bytes take, for people.
     fn path(&self) -> String;

@@ -44,8 +44,8 @@ pub(crate) fn write(path: &Path, processes: &[Process<'_>]) -> Result<()> {
         if picture.dropped > 0 {
             tracing::warn!(
                 dropped = picture.dropped,
-                "the trace of {} has only its latest events: earlier ones were dropped",
-                process.name
+                trace = process.name,
+                "a trace has only its latest events: earlier ones were dropped"
             );
         }
     }

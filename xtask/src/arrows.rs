@@ -1,4 +1,5 @@
-//! The dependency arrows of the workspace: plan, store, cufile-sys, hooks <- ssdtrain <- models <- ssdtrain-bench, and lean libraries.
+//! The dependency arrows of the workspace: plan, store, cufile-sys, hooks <- ssdtrain <- models, metrics <- ssdtrain-bench, and
+//! lean libraries.
 
 use std::collections::BTreeSet;
 
@@ -20,6 +21,10 @@ const ARROWS: &[(&str, &[&str])] = &[
         &["ssdtrain", "ssdtrain-plan", "ssdtrain-store", "ssdtrain-libtorch", "ssdtrain-cufile-sys"],
     ),
     (
+        "ssdtrain-metrics",
+        &["ssdtrain", "ssdtrain-plan", "ssdtrain-store", "ssdtrain-libtorch", "ssdtrain-cufile-sys"],
+    ),
+    (
         "ssdtrain-differential",
         &["ssdtrain", "ssdtrain-plan", "ssdtrain-store", "ssdtrain-libtorch", "ssdtrain-cufile-sys"],
     ),
@@ -27,6 +32,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         "ssdtrain-bench",
         &[
             "ssdtrain-models",
+            "ssdtrain-metrics",
             "ssdtrain",
             "ssdtrain-plan",
             "ssdtrain-store",
@@ -44,6 +50,7 @@ const LIBRARIES: &[&str] = &[
     "ssdtrain-cufile-sys",
     "ssdtrain-malloc-hook",
     "ssdtrain",
+    "ssdtrain-metrics",
     "ssdtrain-models",
 ];
 

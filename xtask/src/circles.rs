@@ -14,6 +14,7 @@ const SOURCES: &[&str] = &[
     "src",
     "crates/plan/src",
     "crates/store/src",
+    "crates/metrics/src",
     "crates/models/src",
     "crates/differential/src",
     "crates/ssdtrain-bench/src",

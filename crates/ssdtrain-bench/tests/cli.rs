@@ -3,8 +3,11 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::thread;
 
 use common::workplace;
 use serde_json::Value;
@@ -789,4 +792,54 @@ fn a_plan_is_held_beside_the_step_and_tells_the_largest_micro_batch() {
         .all(|word| text.contains(word)),
         "{text}"
     );
+}
+
+/// The answer to a request for this page.
+fn page(url: &str) -> String {
+    let (address, path) = url.strip_prefix("http://").unwrap().split_once('/').unwrap();
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(format!("GET /{path} HTTP/1.1\r\n\r\n").as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn metrics_are_served_while_a_training_goes_on() {
+    let place = workplace();
+    let mut train = Command::new(env!("CARGO_BIN_EXE_ssdtrain-bench"))
+        .args(
+            [&["train", "--data=text.txt", "--metrics=0", "--steps=1000000", "--strategy=offload"], TINY]
+                .concat(),
+        )
+        .current_dir(place.path())
+        .env("TMPDIR", place.path())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(train.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let url = lines.find_map(|line| line.strip_prefix("metrics ").map(str::to_owned)).unwrap();
+    let has_stepped = |page: &str| {
+        let steps = "ssdtrain_steps_total{cache=\"offload\",planning=\"unplanned\"} ";
+        page.lines().any(|line| line.strip_prefix(steps).is_some_and(|count| count != "0"))
+    };
+    while !has_stepped(&page(&url)) {
+        thread::yield_now();
+    }
+    train.kill().unwrap();
+    train.wait().unwrap();
+}
+
+#[test]
+fn metrics_that_cannot_be_served_are_refused_before_the_training() {
+    let place = workplace();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("--metrics={}", taken.local_addr().unwrap());
+    let error = refusal(&tiny(place.path(), &["train", "--data=text.txt", "--steps=1"], &[&address]));
+    assert!(error.contains("--metrics") && error.contains("another program has this port"), "{error}");
+    let plain = ["--metrics=0", "--strategy=plain"];
+    let error = refusal(&tiny(place.path(), &["train", "--data=text.txt", "--steps=1"], &plain));
+    assert!(error.contains("--metrics") && error.contains("plain"), "{error}");
+    let error = refusal(&bench(place.path(), &["train", "--metrics=example.org:80"]));
+    assert!(error.contains("--metrics"), "{error}");
 }

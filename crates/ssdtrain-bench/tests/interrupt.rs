@@ -171,7 +171,7 @@ fn compare_shows_what_it_has_measured_and_says_that_it_was_stopped() {
         let mut child = start(place.path(), &[&["compare"], TINY, &options, format]);
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         // Made from measured steps, since there is no warm-up.
-        wait_for("of a micro-batch", &mut stderr);
+        wait_for("the plan has changed", &mut stderr);
         send("INT", &child);
         let (code, told, shown) = end(child, stderr);
         assert_eq!(code, Some(130), "{told}");
@@ -201,7 +201,7 @@ fn a_run_that_is_done_is_saved_whatever_becomes_of_its_comparison() {
     let mut child = start(place.path(), &[&["train"], TINY, &options]);
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     // One step is not enough for a plan, so this is one of the steps of the comparison.
-    wait_for("of a micro-batch", &mut stderr);
+    wait_for("the plan has changed", &mut stderr);
     send("INT", &child);
     let (code, told, shown) = end(child, stderr);
     assert_eq!(code, Some(130), "{told}");

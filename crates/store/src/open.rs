@@ -59,7 +59,7 @@ impl Drop for Name {
         if let Some(path) = self.0.take()
             && let Err(error) = fs::remove_file(&path)
         {
-            tracing::warn!(%error, "{} could not be removed", path.display());
+            tracing::warn!(file = %path.display(), %error, "a spill file could not be removed");
         }
     }
 }

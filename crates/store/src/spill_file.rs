@@ -7,8 +7,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use bytesize::ByteSize;
-
 use super::directory::Directory;
 use super::open::{Name, create_named, create_nameless, disk_of, set_direct};
 use super::region::{Disk, Medium, Place, Region, RegionInfo};
@@ -60,8 +58,8 @@ impl SpillFile {
         if let Ok(Disk { free, .. }) = disk_of(&file)
             && free < cap_bytes
         {
-            let (free, share, shown) = (ByteSize(free), ByteSize(cap_bytes), directory.display());
-            tracing::info!("spill directory {shown} has {free} free, less than the {share} it may take");
+            let directory = directory.display();
+            tracing::info!(%directory, free_bytes = free, cap_bytes, "a spill directory has less free space than it may take");
         }
         let direct = set_direct(&file);
         let directory = Some(directory.to_owned());
@@ -106,7 +104,7 @@ impl Region for SpillFile {
                     // full.
                     if let Err(kept) = self.file.set_len(from) {
                         let name = self.describe().name;
-                        tracing::warn!("the {name} could not give back what it did not grow by: {kept}");
+                        tracing::warn!(file = name, error = %kept, "a spill file could not give back what it did not grow by");
                     }
                     return Err(error);
                 }

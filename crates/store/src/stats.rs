@@ -42,6 +42,8 @@ pub struct StoreStats {
     pub reserved_bytes: u64,
     /// Bytes of disk space that the spill files take now.
     pub file_bytes: u64,
+    /// The most bytes that the spill files may take.
+    pub cap_bytes: u64,
 }
 
 /// The counters behind [`StoreStats`], shared with the transfers in flight.
@@ -73,7 +75,8 @@ impl Counters {
         busy.end(direction, Instant::now());
     }
 
-    pub(super) fn stats(&self, reserved_bytes: u64, file_bytes: u64) -> StoreStats {
+    /// What was done; the spill files' own figures are the caller's.
+    pub(super) fn stats(&self) -> StoreStats {
         let mut busy = self.busy.lock();
         let time = busy.time(Instant::now());
         drop(busy);
@@ -90,8 +93,7 @@ impl Counters {
             read_busy: time.reads,
             write_busy: time.writes,
             busy: time.either,
-            reserved_bytes,
-            file_bytes,
+            ..StoreStats::default()
         }
     }
 }

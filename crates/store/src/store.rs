@@ -215,10 +215,15 @@ impl Store {
         StorePath { backend, medium: *medium }
     }
 
-    /// What the store has done so far and how full it is.
+    /// What the store has done so far and how full it is. Waits for no disk and for no transfer.
     pub fn stats(&self) -> StoreStats {
         let file_bytes = self.shared.volumes.iter().map(|volume| volume.grown_bytes()).sum();
-        self.shared.rules.counters.stats(self.reserved_bytes(), file_bytes)
+        StoreStats {
+            reserved_bytes: self.reserved_bytes(),
+            file_bytes,
+            cap_bytes: self.cap_bytes(),
+            ..self.shared.rules.counters.stats()
+        }
     }
 
     /// Gives back the space of the spill files behind the last blob in each. Returns the bytes. The files grow again when

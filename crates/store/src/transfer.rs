@@ -145,9 +145,13 @@ impl Transfer {
         let outcome = failure.map_or_else(|| self.check(), Err);
         match outcome {
             Err(failure) if self.direction == Direction::Read && self.attempt < READ_ATTEMPTS => {
-                self.rules.counters.retried.fetch_add(1, Relaxed);
+                let before = self.rules.counters.retried.fetch_add(1, Relaxed);
                 let error = failure.into_error(self.direction, self.attempt, &self.blob);
-                tracing::warn!("{error}; trying again");
+                // A disk that fails once may fail in every step: the statistics count the others.
+                match before {
+                    0 => tracing::warn!(%error, "a read failed and is tried again"),
+                    _ => tracing::debug!(%error, "a read failed and is tried again"),
+                }
                 self.attempt += 1;
                 self.start()
             }
@@ -212,7 +216,7 @@ impl Attempt {
         let (transfer, failure, lost) = (joined.transfer.take(), joined.failure.take(), joined.lost.take());
         drop(joined);
         if let Some((blob, buf)) = lost {
-            tracing::info!("the disk has answered after all, too late: {blob}");
+            tracing::info!(%blob, "the disk has answered after all, too late");
             drop((blob, buf));
         }
         let Some(transfer) = transfer else { return Vec::new() };

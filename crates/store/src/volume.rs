@@ -139,7 +139,12 @@ impl Volume {
             }
         }
         if let Some(error) = refused {
-            tracing::warn!("the {} cannot grow: {error}", self.info.name);
+            // A full disk is asked again and again.
+            let is_first = self.books.lock().refused.is_none();
+            match is_first {
+                true => tracing::warn!(file = self.info.name, %error, "a spill file cannot grow"),
+                false => tracing::debug!(file = self.info.name, %error, "a spill file still cannot grow"),
+            }
             *self.refusals.latest.lock() = Some(Instant::now());
             self.books.lock().refused = Some(error);
         }
@@ -178,7 +183,7 @@ impl Volume {
             Ok(()) => end - last,
             Err(error) => {
                 if error.kind() != io::ErrorKind::Unsupported {
-                    tracing::warn!("the {} gives nothing back: {error}", self.info.name);
+                    tracing::warn!(file = self.info.name, %error, "a spill file gives nothing back");
                 }
                 self.books.lock().space.grow(end);
                 0
@@ -199,7 +204,10 @@ impl Volume {
 
     /// The disk has not answered the attempt to grow that is under way. Until it does, there is no further one.
     pub(super) fn is_overdue(&self) {
-        tracing::warn!("the {} does not grow: the disk has not answered in time", self.info.name);
+        tracing::warn!(
+            file = self.info.name,
+            "a spill file does not grow: the disk has not answered in time"
+        );
         self.books.lock().overdue = true;
     }
 

@@ -99,7 +99,7 @@ impl Table {
         entry.early = early;
         entry.round += 1;
         entry.served = 0;
-        self.on_device += bytes;
+        self.on_device.raise(bytes);
         self.early += if early { bytes } else { 0 };
         self.transfers += 1;
     }
@@ -118,7 +118,7 @@ impl Table {
     /// Undoes an early load for which there is no memory. Backward will ask for the entry again.
     pub(crate) fn postponed(&mut self, key: EntryKey, bytes: u64) {
         self.transfers -= 1;
-        self.on_device -= bytes;
+        self.on_device.lower(bytes);
         self.not_early(key);
         if self.entry(key).is_some() {
             self.advance(key, Edge::LoadPostponed);
@@ -129,7 +129,7 @@ impl Table {
     pub(crate) fn loaded(&mut self, key: EntryKey, bytes: u64, outcome: Result<()>) -> Option<Block> {
         self.transfers -= 1;
         let Some(entry) = self.entry(key) else {
-            self.on_device -= bytes;
+            self.on_device.lower(bytes);
             return None;
         };
         match outcome {
@@ -143,7 +143,7 @@ impl Table {
                 let entry = self.advance(key, Edge::LoadFailed);
                 entry.failure = Some(failure);
                 let device = entry.device.take();
-                self.on_device -= bytes;
+                self.on_device.lower(bytes);
                 device
             }
         }

@@ -117,7 +117,7 @@ impl Table {
         self.not_early(key);
         let entry = self.advance(key, Edge::Pressed);
         let (device, bytes, counters) = (entry.device.take()?, entry.bytes, Arc::clone(&entry.counters));
-        self.on_device -= bytes;
+        self.on_device.lower(bytes);
         Some((device, parcel, counters))
     }
 

@@ -62,7 +62,7 @@ impl Table {
 
     /// What can be done so that `bytes` more to be saved fit the device budget.
     pub(crate) fn squeeze(&mut self, bytes: u64, jobs: &mut Vec<Job>) -> Squeeze {
-        if self.on_device + bytes <= self.limits.device_budget {
+        if self.on_device.now() + bytes <= self.limits.device_budget {
             return Squeeze::Fits;
         }
         if self.storing > 0 {
@@ -138,7 +138,7 @@ impl Table {
         });
         let key = EntryKey { index, serial: self.serial };
         self.identities.insert(id, key);
-        self.on_device += bytes;
+        self.on_device.raise(bytes);
         self.live += bytes;
         self.live_leaving += if keep { 0 } else { bytes };
         self.peak_live = self.peak_live.max(self.live);
@@ -263,7 +263,7 @@ impl Table {
         }
         let Some(entry) = self.entry(key) else {
             // Released while it was being written: the transfer held the last reference.
-            self.on_device -= if in_stream_order { 0 } else { bytes };
+            self.on_device.lower(if in_stream_order { 0 } else { bytes });
             return (None, None);
         };
         let state = entry.state;
@@ -292,7 +292,7 @@ impl Table {
         }
         let entry = self.advance(key, Edge::Stored);
         let device = entry.device.take();
-        self.on_device -= bytes;
+        self.on_device.lower(bytes);
         (device, None)
     }
 }

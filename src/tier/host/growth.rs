@@ -2,7 +2,6 @@
 
 use std::sync::Weak;
 
-use bytesize::ByteSize;
 use ssdtrain_store::contained;
 
 use super::super::event_thread::EventThread;
@@ -94,10 +93,13 @@ impl<D: Device> HostTier<D> {
                 .unwrap_or_else(|| Err(internal("pinning panicked")))
         };
         if short {
-            tracing::debug!("memory is short: the host pool stays at {}", ByteSize(self.pool.capacity()));
+            tracing::debug!(
+                pool_bytes = self.pool.capacity(),
+                "memory is short: the host pool does not grow"
+            );
         }
         if let Err(error) = &grown {
-            tracing::warn!(%error, "the host pool stays at {}", ByteSize(self.pool.capacity()));
+            tracing::warn!(%error, pool_bytes = self.pool.capacity(), "the host pool does not grow");
         }
         {
             let mut books = self.books.lock();
@@ -137,7 +139,7 @@ mod tests {
         while !tier.provide(bytes) {
             thread::yield_now();
         }
-        tier.pinned_bytes()
+        tier.pool.capacity()
     }
 
     #[test]
@@ -146,7 +148,7 @@ mod tests {
         let tier = tier(PoolSize::Learned { cap: 5 * MIB + 1 });
         assert_eq!(provided(&tier, 3 * MIB), 4 * MIB);
         assert_eq!(provided(&tier, u64::MAX), 4 * MIB);
-        assert_eq!((tier.shrink(), tier.pinned_bytes()), (4 * MIB, 0));
+        assert_eq!((tier.shrink(), tier.pool.capacity()), (4 * MIB, 0));
         assert_eq!(provided(&tier, 2 * MIB), 2 * MIB);
     }
 

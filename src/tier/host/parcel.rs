@@ -12,6 +12,7 @@ use super::{HostParcel, HostTier, Load, Stall, internal, unwanted};
 use crate::device::{Device, Lane};
 use crate::error::Completion;
 use crate::error::{Error, ErrorKind, Result};
+use crate::telemetry::events::warn_once;
 use crate::telemetry::{Counters, StallCause};
 
 impl<D: Device> Parcel for HostParcel<D> {
@@ -169,7 +170,7 @@ impl<D: Device> Parcel for HostParcel<D> {
             device.wait(Lane::Compute, &event).and_then(|()| Here::record_use(device, stream, of))
         });
         if let Some(Err(error)) = ordered {
-            tracing::warn!(%error, "the device cannot be made to wait for a copy");
+            warn_once!(%error, "the device cannot be made to wait for a copy");
         }
         for Load { into, done, .. } in loads {
             drop(into);

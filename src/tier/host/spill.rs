@@ -10,6 +10,7 @@ use super::super::places::Edge;
 use super::{Books, HostParcel, HostTier, Load, Memory, internal};
 use crate::device::Device;
 use crate::error::{Completion, Result};
+use crate::telemetry::events::warn_once;
 use crate::trace::{DeviceTrace, Trace};
 
 /// A transfer with the disk in flight. The ledger learns its outcome, however it ends.
@@ -143,7 +144,7 @@ impl<D: Device> HostTier<D> {
             let edge = match outcome {
                 Ok(()) => Edge::Written,
                 Err(error) => {
-                    tracing::warn!(%error, "a write failed; its tensor stays in host memory");
+                    warn_once!(%error, "a write failed; its tensor stays in host memory");
                     if let Some(place) = books.ledger.get(serial) {
                         place.held.blob = None;
                     }

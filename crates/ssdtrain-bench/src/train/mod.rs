@@ -10,9 +10,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::value_parser;
 use ssdtrain::{StepReport, TensorCache};
+use ssdtrain_metrics::{Address, Server};
 use ssdtrain_models::{AdamW, Checkpoint, RandomBatches, SequentialBatches, TrainState, evaluate, seed_step};
 use tch::Device;
 use tch::nn::VarStore;
@@ -90,6 +91,10 @@ pub(crate) struct Args {
     /// Steps to compare offload with keep at the end; 0 leaves the table out
     #[arg(long, value_name = "STEPS", default_value = defaults::CLOSING_STEPS, value_parser = value_parser!(u32).range(0..=100_000))]
     compare_steps: u32,
+    /// Serve the cache's metrics at /metrics for Prometheus while training goes on. A port alone (9464) is of this machine only,
+    /// 0.0.0.0:9464 of all its networks, with no password; port 0 is any that is free
+    #[arg(long, value_name = "ADDR")]
+    metrics: Option<Address>,
     #[command(flatten)]
     setup: SetupArgs,
     #[command(flatten)]
@@ -103,6 +108,7 @@ Examples:
   ssdtrain-bench train --data book.txt --minutes 30 --out runs/book --resume
   ssdtrain-bench train --preset gpt2-small --device cuda --loss-chunk 2048
   ssdtrain-bench train --model llama --steps 500
+  ssdtrain-bench train --data book.txt --minutes 10000 --metrics 9464
   ssdtrain-bench train --preset gpt2-small --save-plan plan.json
   ssdtrain-bench train --preset gpt2-small --plan plan.json
   ssdtrain-bench train --preset gpt2-small --accumulate 8 --spill-dir /mnt/nvme0 --spill-dir /mnt/nvme1
@@ -150,6 +156,8 @@ struct Run {
     step: u64,
     best: Option<Best>,
     last_report: Option<StepReport>,
+    /// Serves the metrics, if they were asked for.
+    _server: Option<Server>,
 }
 
 /// The lowest held-out loss so far.
@@ -176,6 +184,10 @@ impl Run {
     fn prepare(args: Args) -> Result<Run> {
         let model_device = args.setup.place()?;
         args.setup.cache.prepare(&[args.strategy()])?;
+        ensure!(
+            args.metrics.is_none() || args.strategy() != Strategy::Plain,
+            "--metrics shows what a cache does, and plain has none: take another strategy"
+        );
         let progress = Progress::new(args.output.json);
         let path = args.out.join(CHECKPOINT);
         let checkpoint = args.resume.then(|| Checkpoint::open(&path)).transpose().context("--resume")?;
@@ -202,6 +214,9 @@ impl Run {
         let optimizer = |vs: &VarStore| Ok(AdamW::new(vs, config)?);
         let mut learner =
             Learner::new(args.strategy(), &shape, model_device, &args.setup.cache, optimizer, seed)?;
+        let served = args.metrics.zip(learner.cache());
+        let serve = |(address, cache)| Server::start(address, &[(args.strategy().name(), cache)]);
+        let server = served.map(serve).transpose().context("--metrics")?;
         if let Some(checkpoint) = &checkpoint {
             checkpoint.restore(&shape.model, &learner.vs, Some(&mut learner.optimizer))?;
         }
@@ -226,6 +241,9 @@ impl Run {
                 progress.line("spill  none: activations stay on the device");
             }
         }
+        if let Some(server) = &server {
+            progress.line(&format!("metrics {}", server.url()));
+        }
         match &checkpoint {
             Some(_) => progress.line(&format!("run    {}, from step {} on", path.display(), state.step)),
             None => progress.line(&format!("run    {}", path.display())),
@@ -244,6 +262,7 @@ impl Run {
             step: state.step,
             best: Best::of(&state.notes),
             last_report: None,
+            _server: server,
             args,
         };
         if checkpoint.is_none() {

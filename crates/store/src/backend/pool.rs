@@ -120,7 +120,7 @@ impl Drop for Pool {
         let (stuck, ended) = (state.workers.len(), std::mem::take(&mut state.ended));
         drop(state);
         if stuck > 0 {
-            tracing::warn!("{stuck} I/O threads are left behind: the disk has not answered them");
+            tracing::warn!(stuck, "I/O threads are left behind: the disk has not answered them");
         }
         for thread in ended {
             if thread.join().is_err() {
@@ -225,7 +225,7 @@ impl Shared {
         let (running, stuck) = (state.running(), state.workers.len() - state.running());
         let refused = if running == 0 { std::mem::take(&mut state.queue) } else { Queue::default() };
         drop(state);
-        tracing::warn!("the disk has not answered {stuck} I/O threads; {running} go on");
+        tracing::warn!(stuck, running, "the disk has not answered I/O threads; the others go on");
         self.fewer.notify_all();
         refuse(refused);
     }

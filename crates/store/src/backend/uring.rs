@@ -211,7 +211,7 @@ fn serve(shared: &Arc<Shared>, depth: usize, started: &mpsc::SyncSender<io::Resu
     if started.send(Ok(())).is_ok()
         && let Err(error) = engine.run()
     {
-        tracing::error!("io_uring failed, its transfers fail from now on: {error}");
+        tracing::error!(%error, "io_uring failed, and its transfers fail from now on");
     }
 }
 
@@ -308,7 +308,7 @@ impl Engine {
             self.lost = self.in_flight.iter().filter(|(_, op)| op.is_given_up()).count();
         }
         if std::mem::take(&mut state.loses) {
-            tracing::warn!("the disk has not answered {} operations in the ring", self.lost);
+            tracing::warn!(stuck = self.lost, "the disk has not answered operations in the ring");
             self.shared.changed.notify_all();
         }
         state.stuck = false;

@@ -163,7 +163,7 @@ fn unmap(memory: *mut u8, bytes: usize) {
     }
     // SAFETY: only this file calls it, once for each range of a mapping that it made and nobody uses any more.
     if unsafe { libc::munmap(memory.cast(), bytes) } != 0 {
-        tracing::error!("{bytes} bytes stay mapped: {}", io::Error::last_os_error());
+        tracing::error!(bytes, error = %io::Error::last_os_error(), "memory stays mapped");
     }
 }
 

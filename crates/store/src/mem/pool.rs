@@ -149,6 +149,12 @@ impl HostPool {
         (self.shared.state.lock().free.free() * PAGE) as u64
     }
 
+    /// Bytes that slots have now.
+    pub fn used_bytes(&self) -> u64 {
+        let state = self.shared.state.lock();
+        ((state.pages - state.free.free()) * PAGE) as u64
+    }
+
     /// Bytes that the pool can grow to.
     pub fn cap(&self) -> u64 {
         self.shared.cap
@@ -430,6 +436,7 @@ mod tests {
         drop(first);
         assert_eq!(pool.shrink(), 2 * STEP);
         assert_eq!((pool.capacity(), pool.free_bytes(), pool.pins()), (STEP, STEP - PAGE_BYTES, 1));
+        assert_eq!(pool.used_bytes(), PAGE_BYTES);
         assert_eq!(recorder.pinned_bytes(), STEP);
         pool.grow(3 * STEP).unwrap();
         let third = pool.take(4 * STEP - PAGE_BYTES).unwrap();
