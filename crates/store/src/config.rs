@@ -1,6 +1,5 @@
 //! The configuration of a store.
 
-use std::fs::File;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -83,14 +82,11 @@ impl StoreConfig {
 
     /// The directories of spill files that are in memory (tmpfs, ramfs), so that bytes spilled there free none.
     pub fn in_memory(&self) -> Vec<&Path> {
-        // Whatever cannot be opened is an error of the store's own.
-        let is_in_memory =
-            |directory: &Path| File::open(directory).and_then(|it| open::is_in_memory(&it)).unwrap_or(false);
         let named = self.places().into_iter().filter_map(|place| match place {
             Place::Directory(directory) => Some(directory),
             Place::Memory => None,
         });
-        named.filter(|directory| is_in_memory(directory)).collect()
+        named.filter(|directory| open::holds_memory(directory)).collect()
     }
 
     /// Where the spill files are to be created.

@@ -35,17 +35,23 @@
 //! An operation that the disk does not answer in time ends its transfer with an error. What the kernel may still touch
 //! (memory, file and extent) stays with the operation until its real end.
 
+mod allowance;
 mod backend;
 mod blob;
 mod busy_time;
 mod completion;
 mod config;
 mod control_groups;
+mod day;
 mod directory;
+mod disk_log;
+mod drive;
 mod error;
 mod extent;
 mod gpu;
 mod growth;
+mod history;
+mod history_file;
 mod host_memory;
 mod mem;
 mod numa;
@@ -59,6 +65,7 @@ mod stripe;
 mod transfer;
 mod volume;
 mod watch;
+mod writes;
 
 pub use backend::{
     Backend, BackendInfo, BackendKind, CuFileMode, Direction, Fault, Faulty, Op, Pool, Throttled, Uring,
@@ -67,8 +74,13 @@ pub use blob::Blob;
 pub use completion::{Completion, contained};
 pub use config::StoreConfig;
 pub use control_groups::GroupMemory;
+pub use day::Day;
+pub use disk_log::{Clock, DiskDay, DiskLog, DriveUse};
+pub use drive::Drive;
 pub use error::{Error, ErrorKind, Result};
 pub use gpu::{Gpu, SegmentWatcher};
+pub use history::{DriveHistory, History};
+pub use history_file::HistoryFile;
 pub use host_memory::HostMemory;
 pub use mem::{AlignedBuf, BLOCK, HostPool, IoBuf, PAGE, Pin, Slot, parts};
 pub use numa::node_of_device;
@@ -76,3 +88,4 @@ pub use path::StorePath;
 pub use region::{Disk, Medium, Place, Region, RegionInfo};
 pub use stats::StoreStats;
 pub use store::Store;
+pub use writes::{DriveWrites, Writes};

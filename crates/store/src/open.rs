@@ -123,6 +123,11 @@ pub(super) fn is_in_memory(file: &File) -> io::Result<bool> {
     Ok(kind == libc::TMPFS_MAGIC as u32 || kind == RAMFS_MAGIC)
 }
 
+/// Whether files in a directory are in memory. One that cannot be opened is an error elsewhere.
+pub(super) fn holds_memory(directory: &Path) -> bool {
+    File::open(directory).and_then(|directory| is_in_memory(&directory)).unwrap_or(false)
+}
+
 /// How full the file's disk is.
 pub(super) fn disk_of(file: &File) -> io::Result<Disk> {
     let mut buffer = MaybeUninit::<libc::statvfs>::zeroed();

@@ -15,6 +15,8 @@ use super::busy_time::BusyClock;
 pub struct StoreStats {
     /// Payload bytes of the writes that succeeded.
     pub bytes_written: u64,
+    /// Bytes that the disks, or the memory in their place, have taken for that and for writes that failed in part: whole blocks.
+    pub disk_bytes_written: u64,
     /// Payload bytes of the reads that succeeded.
     pub bytes_read: u64,
     /// Writes that succeeded.

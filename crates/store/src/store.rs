@@ -5,20 +5,24 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytesize::ByteSize;
 
+use crate::allowance::Allowance;
 use crate::backend::{Backend, Direction};
 use crate::blob::Blob;
 use crate::completion::Completion;
 use crate::config::StoreConfig;
+use crate::drive;
 use crate::error::{Error, ErrorKind, Result};
 use crate::growth::Growth;
-use crate::mem::{IoBuf, round_to_block};
+use crate::mem::{BLOCK, IoBuf, round_to_block};
+use crate::open;
 use crate::path::StorePath;
-use crate::region::Medium;
+use crate::region::{Medium, Place};
 use crate::stats::{Counters, StoreStats};
 use crate::stripe;
 use crate::transfer::{Rules, Transfer};
 use crate::volume::{Extent, Full, Volume};
 use crate::watch::Watch;
+use crate::writes::{FileWrites, Writes};
 
 /// Reserves, writes and reads blobs. A cheap handle: clones share one store.
 ///
@@ -37,6 +41,8 @@ struct Shared {
     // Declared after the backend: what the backend's drop waits for may have to be given up.
     _watch: Watch,
     volumes: Vec<Arc<Volume>>,
+    writes: Writes,
+    allowance: Allowance,
     next_volume: AtomicUsize,
     stripe_bytes: u64,
     rules: Rules,
@@ -77,6 +83,15 @@ impl Store {
             Ok(Arc::new(Volume::new(backend.open(place, share)?, share, config.keep_free, &refusals)))
         };
         let volumes: Vec<Arc<Volume>> = config.places().into_iter().map(open).collect::<Result<_>>()?;
+        let files = config.places().into_iter().zip(&volumes);
+        let files = files.map(|(place, volume)| FileWrites {
+            bytes: Arc::clone(volume.written()),
+            drives: match place {
+                Place::Directory(directory) if !open::holds_memory(directory) => drive::below(directory),
+                _ => Vec::new(),
+            },
+        });
+        let writes = Writes::new(files.collect());
         let media = || volumes.iter().map(|volume| volume.info().medium);
         let medium =
             [Medium::Memory, Medium::Direct].into_iter().find(|one| media().all(|medium| medium == *one));
@@ -94,6 +109,8 @@ impl Store {
             backend,
             _watch: watch,
             volumes,
+            writes,
+            allowance: Allowance::default(),
             next_volume: AtomicUsize::new(0),
             stripe_bytes: config.stripe_bytes as u64,
             rules,
@@ -141,10 +158,24 @@ impl Store {
     }
 
     fn reserve_now(&self, bytes: u64) -> Result<Reservation<'_>> {
-        let Shared { volumes, next_volume, stripe_bytes, .. } = &*self.shared;
+        let Shared { allowance, stripe_bytes, .. } = &*self.shared;
         if bytes == 0 {
             return Ok(Reservation::Made(Arc::new(Blob::new(0, *stripe_bytes, Vec::new()))));
         }
+        let padded = bytes.div_ceil(BLOCK as u64).saturating_mul(BLOCK as u64);
+        if !allowance.take(padded) {
+            let message = format!("{} are more than may be written to the disks at present", ByteSize(bytes));
+            return Err(Error::new(ErrorKind::NoSpace, message));
+        }
+        let reservation = self.find_room(bytes);
+        if !matches!(reservation, Ok(Reservation::Made(_))) {
+            allowance.give_back(padded);
+        }
+        reservation
+    }
+
+    fn find_room(&self, bytes: u64) -> Result<Reservation<'_>> {
+        let Shared { volumes, next_volume, stripe_bytes, .. } = &*self.shared;
         let first = next_volume.fetch_add(1, Ordering::Relaxed) % volumes.len();
         let mut usable: Vec<&Arc<Volume>> = volumes[first..].iter().chain(&volumes[..first]).collect();
         if bytes > self.cap_bytes() {
@@ -218,12 +249,26 @@ impl Store {
     /// What the store has done so far and how full it is. Waits for no disk and for no transfer.
     pub fn stats(&self) -> StoreStats {
         let file_bytes = self.shared.volumes.iter().map(|volume| volume.grown_bytes()).sum();
+        let disk_bytes_written =
+            self.shared.volumes.iter().map(|volume| volume.written().load(Ordering::Relaxed)).sum();
         StoreStats {
             reserved_bytes: self.reserved_bytes(),
             file_bytes,
+            disk_bytes_written,
             cap_bytes: self.cap_bytes(),
             ..self.shared.rules.counters.stats()
         }
+    }
+
+    /// What is written to each drive.
+    pub fn writes(&self) -> Writes {
+        self.shared.writes.clone()
+    }
+
+    /// From now on, blobs of so many bytes may be reserved, whole blocks counted; what was reserved before may still be written. Then
+    /// [`reserve`](Store::reserve) fails with [`ErrorKind::NoSpace`]. `None`: there is no limit, as at first.
+    pub fn allow(&self, bytes: Option<u64>) {
+        self.shared.allowance.set(bytes);
     }
 
     /// Gives back the space of the spill files behind the last blob in each. Returns the bytes. The files grow again when
@@ -271,7 +316,6 @@ mod tests {
     use super::*;
     use crate::backend::suite::forbid_growth;
     use crate::backend::{BackendKind, Faulty, Pool};
-    use crate::mem::BLOCK;
     use crate::volume::GROWTH_BYTES;
 
     const SHARE: u64 = 256 * BLOCK as u64;
@@ -371,6 +415,68 @@ mod tests {
         assert_eq!(store.try_reserve(1).unwrap_err().kind(), ErrorKind::NoSpace);
         volumes[0].end_pause();
         assert!(store.try_reserve(1).unwrap().is_none(), "there may be room by now");
+    }
+
+    #[test]
+    fn no_more_is_reserved_than_is_allowed() {
+        let store = memory(2);
+        let block = BLOCK as u64;
+        store.allow(Some(3 * block));
+        let blob = store.reserve(2 * block - 1).unwrap();
+        for _ in 0..3 {
+            assert_eq!(store.try_reserve(block + 1).unwrap_err().kind(), ErrorKind::NoSpace);
+            assert_eq!(store.reserve(4 * SHARE).unwrap_err().kind(), ErrorKind::NoSpace);
+        }
+        assert!(store.reserve(0).is_ok() && store.reserve(1).is_ok() && store.reserve(1).is_err());
+        drop(blob);
+        assert!(store.reserve(1).is_err(), "room that is free again was written");
+        store.allow(Some(block));
+        assert!(store.reserve(1).is_ok() && store.reserve(1).is_err());
+        store.allow(None);
+        assert!(store.reserve(1).is_ok());
+    }
+
+    /// Writes so many bytes, in a blob of its own, and waits for that.
+    fn write(store: &Store, bytes: u64) -> Result<()> {
+        let (tell, told) = mpsc::channel();
+        let buf = Arc::new(crate::mem::AlignedBuf::new(bytes as usize).unwrap());
+        store.write(
+            store.reserve(bytes).unwrap(),
+            buf,
+            Completion::new(move |outcome| tell.send(outcome).unwrap()),
+        );
+        told.recv().unwrap()
+    }
+
+    #[test]
+    fn whole_blocks_count_as_written_whatever_becomes_of_the_blob() {
+        let directory = tempfile::tempdir().unwrap();
+        let config = StoreConfig {
+            directories: vec![directory.path().to_owned(); 2],
+            cap_bytes: 2 * SHARE,
+            stripe_bytes: 2 * BLOCK,
+            ..StoreConfig::default()
+        };
+        let store = Store::open(config).unwrap();
+        write(&store, 5 * BLOCK as u64 - 1).unwrap();
+        let stats = store.stats();
+        assert_eq!((stats.bytes_written, stats.disk_bytes_written), (5 * 4096 - 1, 5 * 4096));
+        let drives = store.writes();
+        drop(store);
+        match drives.by_drive().as_slice() {
+            [] => eprintln!("skipped in part: the temporary directory is in memory"),
+            // A mirror takes more.
+            by_drive => {
+                assert!(by_drive.iter().map(|one| one.bytes).sum::<u64>() >= 5 * 4096, "{by_drive:?}")
+            }
+        }
+    }
+
+    #[test]
+    fn memory_is_no_drive() {
+        let store = memory(2);
+        write(&store, 1).unwrap();
+        assert_eq!((store.stats().disk_bytes_written, store.writes().by_drive()), (4096, Vec::new()));
     }
 
     #[test]

@@ -128,7 +128,13 @@ impl Transfer {
             let offset = piece.offset() + span.offset;
             let memory = (Arc::clone(&buf), span.start as usize, span.len as usize);
             let (ends, overdue) = (Arc::clone(&attempt), Arc::clone(&attempt));
+            let volume = Arc::clone(piece.volume());
             let follow = move |outcome: io::Result<()>| {
+                // Also one that ends late has written.
+                if direction == Direction::Write && outcome.is_ok() {
+                    volume.has_written(span.len);
+                }
+                drop(volume);
                 ends.end(outcome.map_err(|error| Failure::Io { error, piece: span.piece, offset }))
             };
             let give_up = move |on_lost: &dyn Fn()| overdue.give_up(span.piece, offset, on_lost);

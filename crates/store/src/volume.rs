@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
@@ -31,6 +32,8 @@ pub(super) struct Volume {
     /// Held while the region grows, which may take long; extents are still taken and freed meanwhile.
     growing: Mutex<()>,
     refusals: Arc<Refusals>,
+    /// Bytes that operations have written to it, padding included.
+    written: Arc<AtomicU64>,
 }
 
 /// When a region last failed to grow, shared by all volumes of a store. If each volume had its own pause, that pause
@@ -89,6 +92,7 @@ impl Volume {
             books: Mutex::new(books),
             growing: Mutex::default(),
             refusals: Arc::clone(refusals),
+            written: Arc::default(),
         };
         volume.grow(BLOCK as u64);
         volume.info = volume.region.describe();
@@ -224,6 +228,16 @@ impl Volume {
     /// The most bytes that the region may take.
     pub(super) fn cap_bytes(&self) -> u64 {
         self.cap_bytes
+    }
+
+    /// An operation has written so many bytes.
+    pub(super) fn has_written(&self, bytes: u64) {
+        self.written.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// The bytes that operations have written, padding included.
+    pub(super) fn written(&self) -> &Arc<AtomicU64> {
+        &self.written
     }
 
     pub(super) fn region(&self) -> &Arc<dyn Region> {

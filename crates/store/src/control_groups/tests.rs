@@ -57,12 +57,12 @@ const MEMORY: &str = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cg
 
 #[test]
 fn without_limits_there_are_no_groups() {
-    assert_eq!(Machine(TempDir::new().unwrap()).left(), []);
+    assert_eq!(Machine(TempDir::new().unwrap()).left(), [0; 0]);
     // The root of the machine has no limits, not even files for them.
-    assert_eq!(Machine::new("0::/\n", &[UNIFIED]).left(), []);
-    assert_eq!(Machine::new("0::/a\n", &[UNIFIED]).v2("sys/fs/cgroup/a", [0, 0, 10, 0]).left(), []);
+    assert_eq!(Machine::new("0::/\n", &[UNIFIED]).left(), [0; 0]);
+    assert_eq!(Machine::new("0::/a\n", &[UNIFIED]).v2("sys/fs/cgroup/a", [0, 0, 10, 0]).left(), [0; 0]);
     let machine = Machine::new("4:memory:/a\n", &[MEMORY]).v1("sys/fs/cgroup/memory/a", [0, 0, 10, 0]);
-    assert_eq!(machine.left(), []);
+    assert_eq!(machine.left(), [0; 0]);
 }
 
 #[test]
@@ -141,6 +141,6 @@ fn groups_that_the_process_is_not_in_do_not_count() {
     for group in ["0::/../a\n", "0::/b\n"] {
         let mount = "30 23 0:26 /a /sys/fs/cgroup rw - cgroup2 cgroup2 rw";
         let machine = Machine::new(group, &[mount]).v2("sys/fs/cgroup", [1, 0, 0, 0]);
-        assert_eq!(machine.left(), [], "{group}");
+        assert_eq!(machine.left(), [0; 0], "{group}");
     }
 }
