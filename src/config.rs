@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ssdtrain_plan::{Auto, Keep, Needs, Policy};
-use ssdtrain_store::{BLOCK, BackendKind, StoreConfig, StorePath};
+use ssdtrain_store::{BLOCK, BackendKind, Clock, DiskLog, HistoryFile, Store, StoreConfig, StorePath};
 use tch::Device;
 use tch::nn::{VarStore, Variables};
 
+use crate::endurance::Endurance;
 use crate::error::{Error, ErrorKind, Result};
 use crate::processes;
 use crate::route::{self, IoPath, PathTrial, Route, RouteRequest};
@@ -46,6 +47,9 @@ pub struct TensorCacheBuilder {
     pub(crate) device: Option<Device>,
     pub(crate) host_pool: Option<u64>,
     processes: Option<u32>,
+    disk_endurance: Option<u64>,
+    disk_history: Option<PathBuf>,
+    clock: Clock,
     pub(crate) path: IoPath,
     pub(crate) required_path: Option<IoPath>,
     pub(crate) read_ahead: u64,
@@ -67,6 +71,9 @@ impl Default for TensorCacheBuilder {
             device: None,
             host_pool: None,
             processes: None,
+            disk_endurance: None,
+            disk_history: None,
+            clock: Clock::default(),
             path: IoPath::default(),
             required_path: None,
             read_ahead: GIB,
@@ -107,6 +114,31 @@ impl TensorCacheBuilder {
     /// once, less may be left. Default: the larger of 1 GiB and 1 % of the disk, but no more than a tenth of it.
     pub fn disk_keep_free(mut self, bytes: u64) -> Self {
         self.store.keep_free = Some(bytes);
+        self
+    }
+
+    /// Bytes that each of the disks may take in its life, as its maker rates it (TBW): 600 TB are `600_000_000_000_000`. Reports then say
+    /// how long that lasts at the present rate ([`DiskReport::life`](crate::DiskReport::life)), and warn if it is less than a year.
+    /// Default: not known, since disks do not tell.
+    pub fn disk_endurance(mut self, bytes: u64) -> Self {
+        self.disk_endurance = Some(bytes);
+        self
+    }
+
+    /// Directory of a file in which all runs add up what they write to each disk, day by day. It holds the models and serial numbers of
+    /// disks, and nothing else of this machine or its user. It is written once a minute and when the cache is dropped; a file that cannot
+    /// be used is a warning. Default: the one that the environment variable `SSDTRAIN_STATE` names. Without it, nothing is kept, unless
+    /// there is a [`disk_endurance`](TensorCacheBuilder::disk_endurance) or an [`Auto::written_per_day`]: then it is
+    /// `$XDG_STATE_HOME/ssdtrain` or `~/.local/state/ssdtrain`. With `SSDTRAIN_STATE=off` there is no default.
+    pub fn disk_history(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.disk_history = Some(directory.into());
+        self
+    }
+
+    /// Replaces the clock that days are told by; for tests.
+    #[doc(hidden)]
+    pub fn clock(mut self, clock: Clock) -> Self {
+        self.clock = clock;
         self
     }
 
@@ -282,6 +314,11 @@ impl TensorCacheBuilder {
                 "disk_timeout(0) leaves no time for any transfer: give two minutes, or Duration::MAX for no limit",
             );
         }
+        if self.disk_endurance == Some(0) {
+            return refused(
+                "disk_endurance(0): no disk is rated for 0 bytes; leave it out if the rating is not known",
+            );
+        }
         if self.processes == Some(0) {
             return refused("processes(0): this process is one of those that share the host; give 1 or more");
         }
@@ -299,6 +336,14 @@ impl TensorCacheBuilder {
             fail_if_nothing_offloaded: false,
             ..self
         }
+    }
+
+    /// What watches over the disks of `store`.
+    pub(crate) fn endurance(&self, store: &Store) -> Endurance {
+        let is_needed = self.disk_endurance.is_some() || self.policy.needs().days;
+        let named = self.disk_history.as_ref().map(HistoryFile::within);
+        let file = named.or_else(|| HistoryFile::of_user(is_needed));
+        Endurance::new(DiskLog::new(store.writes(), file, self.clock.clone()), self.disk_endurance)
     }
 
     /// The device whose tensors are moved.

@@ -31,6 +31,7 @@ mod cache;
 mod config;
 mod device;
 mod digest;
+mod endurance;
 mod error;
 mod fusion;
 mod math;
@@ -66,7 +67,7 @@ pub use ssdtrain_store as store;
 pub use ssdtrain_store::BackendKind;
 pub use step::{Scope, scope};
 pub use telemetry::{
-    Activity, DecisionCounts, HostPoolMetrics, KeptReport, LastStep, Metrics, PlanMetrics, ScopeReport,
+    Activity, DecisionCounts, DiskReport, HostPoolMetrics, KeptReport, LastStep, Metrics, PlanMetrics, ScopeReport,
     StallReport, StepCounts, StepReport,
 };
 pub use units::{GIB, KIB, MIB};

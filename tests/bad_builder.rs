@@ -74,6 +74,7 @@ fn settings(place: &Path) -> Vec<Setting> {
             all.add(format!("disk_rate({n})"), move |builder| builder.disk_rate(n));
         }
         let keep = n as usize;
+        all.add(format!("disk_endurance({n})"), move |builder| builder.disk_endurance(n));
         let offload = Offload::default().device_budget(n).prefetch(n).keep_last(keep);
         all.add(format!("{offload:?}"), move |builder| builder.policy(offload.clone()));
         let offload = Offload::default().device_budget(0).backward_budget(n).keep_last(0);
@@ -96,6 +97,11 @@ fn settings(place: &Path) -> Vec<Setting> {
     for directory in directories(place) {
         let name = format!("spill_to({:.60?})", directory.as_os_str());
         all.add(name, move |builder| builder.spill_to(&directory));
+    }
+    // Others would be made in the current directory.
+    for directory in directories(place).into_iter().filter(|directory| directory.is_absolute()) {
+        let name = format!("disk_history({:.60?})", directory.as_os_str());
+        all.add(name, move |builder| builder.disk_history(&directory));
     }
     let twice = place.to_owned();
     all.add("one directory three times", move |builder| {
@@ -155,7 +161,9 @@ fn directories(place: &Path) -> Vec<PathBuf> {
 
 /// Builds a cache with these settings and takes two steps with it. An error is a good answer, too.
 fn try_out(settings: &[Setting], place: &Path) -> Result<()> {
-    let start = TensorCache::builder().policy(Offload::default().device_budget(0).keep_last(0)).min_bytes(0);
+    // What is written here is no matter of the user's own history.
+    let start = TensorCache::builder().disk_history(place.join("history"));
+    let start = start.policy(Offload::default().device_budget(0).keep_last(0)).min_bytes(0);
     let builder = settings.iter().fold(start, |builder, setting| (setting.set)(builder));
     // Refused or not, with the same settings as the cache.
     drop(builder.route());

@@ -12,6 +12,7 @@ use std::time::Duration;
 use common::chain::{self, chain};
 use common::{F32, assert_nothing_held, assert_same_bits, everything, grads, leaf, randn};
 use ssdtrain::plan::{InTurn, Placement};
+use ssdtrain::store::HistoryFile;
 use ssdtrain::{
     BackendKind, ErrorKind, MIB, Metrics, Offload, Step, TensorCache, TensorCacheBuilder, scope, segment,
 };
@@ -201,6 +202,26 @@ fn a_cache_that_holds_nothing_is_dropped_in_a_child() {
         assert_passed(child);
         assert!(chain::step(&cache, &chain::input()).offloaded.bytes > 0);
     }
+}
+
+#[test]
+fn what_was_written_to_the_disks_is_counted_by_the_parent_alone() {
+    tch::set_num_threads(1);
+    let state = tempfile::tempdir().unwrap();
+    let file = HistoryFile::within(state.path());
+    let cache = moving().disk_history(state.path()).build().unwrap();
+    let report = chain::step(&cache, &chain::input());
+    let Some(child) = fork() else {
+        end(passes(|| {
+            cache.step().finish().unwrap();
+            drop(cache);
+        }))
+    };
+    assert_passed(child);
+    assert!(!file.path().exists());
+    let on_disk = !report.disks.is_empty();
+    drop(cache);
+    assert_eq!(file.path().exists(), on_disk);
 }
 
 #[test]

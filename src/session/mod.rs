@@ -17,7 +17,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{Reliever, Storage, StorageId, WriteObserver};
-use ssdtrain_plan::{PlanReport, Profile, SavedPlan};
+use ssdtrain_plan::{PlanReport, Profile, SavedPlan, Today};
 use ssdtrain_store::{HostPool, Store, StoreStats};
 use tch::Device;
 
@@ -29,6 +29,7 @@ use self::unplanned::Unplanned;
 use self::warnings::Warned;
 use crate::cache::{Cache, Limits};
 use crate::config::TensorCacheBuilder;
+use crate::endurance::Endurance;
 use crate::error::{Error, ErrorKind, Result};
 use crate::math::resolve_math_kernels;
 use crate::policy::Cursor;
@@ -52,6 +53,8 @@ use crate::trace::{self, Name, Process, Range, Trace};
 /// was saved before it: both are errors ([`ErrorKind::Forked`]). A cache that is built there works as anywhere else.
 pub struct TensorCache {
     cache: Arc<Cache>,
+    /// Dropped after the cache, which may still have transfers under way. `None` without spill files.
+    endurance: Option<Endurance>,
     device: Device,
     route: Route,
     config: TensorCacheBuilder,
@@ -112,6 +115,7 @@ impl TensorCache {
             let message = format!("require_direct_io: the spill files would go through {path}");
             return Err(Error::new(ErrorKind::Unmet, message));
         }
+        let endurance = tier.as_ref().and_then(|tier| tier.store()).map(|store| config.endurance(store));
         let cache = Cache::new(tier, Limits::none(config.store.window()), trace);
         let observer: Weak<dyn WriteObserver> =
             Arc::downgrade(&(Arc::clone(&cache) as Arc<dyn WriteObserver>));
@@ -125,7 +129,9 @@ impl TensorCache {
             }
         }
         let notices = switch.warning().into_iter().chain(warnings::of_route(&route)).collect();
-        Ok(TensorCache::assemble(config, route, cache, switch, notices))
+        let mut cache = TensorCache::assemble(config, route, cache, switch, notices);
+        cache.endurance = endurance;
+        Ok(cache)
     }
 
     fn assemble(
@@ -138,6 +144,7 @@ impl TensorCache {
         let chains = config.fuse_reruns.then(|| Arc::new(Chains::new(config.target(), config.tile_bytes)));
         let accounts = Arc::default();
         TensorCache {
+            endurance: None,
             device: config.target(),
             steps: AtomicU64::new(0),
             steering: Steering::new(&config, &route, &accounts),
@@ -174,7 +181,8 @@ impl TensorCache {
         let number = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
         let span = tracing::debug_span!(target: events::STEP, "step", step = number).entered();
         torch::reset_peak(self.device);
-        let steered = self.steering.begin(number, &self.cache, self.device);
+        let today = self.endurance.as_ref().map_or_else(Today::default, Endurance::today);
+        let steered = self.steering.begin(number, &self.cache, self.device, today);
         let counters = Arc::default();
         self.accounts.open(&counters);
         let clock = steered.probe.as_ref().map(|probe| probe.clock());

@@ -7,8 +7,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
 use ssdtrain_plan::{
-    Observation, Outset, PlanReport, Planning, Policy, PolicyReport, Profile, Rates, Resources, SavedPlan,
-    Saves, StepPlan, StepProfile,
+    Observation, Outset, PlanReport, Planning, Policy, PolicyReport, Prediction, Profile, Rates, Resources,
+    SavedPlan, Saves, StepPlan, StepProfile, Today,
 };
 use ssdtrain_store::{Store, StoreStats};
 use tch::Device;
@@ -78,8 +78,8 @@ impl Steering {
         }
     }
 
-    /// Step `number` begins.
-    pub(super) fn begin(&self, number: u64, cache: &Cache, device: Device) -> Steered {
+    /// Step `number` begins, when the disks have taken as much as `today` says.
+    pub(super) fn begin(&self, number: u64, cache: &Cache, device: Device, today: Today) -> Steered {
         let free = || free_memory(device);
         let scope = |path: &str| cache.scopes.at(path);
         let lacks_host = AtomicBool::new(false);
@@ -88,16 +88,26 @@ impl Steering {
             lacks_host.fetch_or(!is_there, Ordering::Relaxed);
             is_there
         };
-        let outset =
-            Outset { step: number, resources: self.resources, free: &free, provide: &provide, scope: &scope };
+        let outset = Outset {
+            step: number,
+            resources: self.resources,
+            today,
+            free: &free,
+            provide: &provide,
+            scope: &scope,
+        };
         let plan = self.policy.lock().begin(&outset);
         self.tell(number, &cache.scopes);
+        let store = cache.tier().and_then(Tier::store);
+        if let Some(store) = store {
+            store.allow(plan.most_written.and_then(|bytes| store.writes().of_files(bytes)));
+        }
         let trace = cache.trace.as_ref().filter(|_| plan.profiled);
         let probe = trace.map(|trace| Arc::new(Probe::begin(trace, device)));
         if probe.is_some() {
             cache.hold_back(true);
         }
-        let store = cache.tier().and_then(Tier::store).map(Store::stats);
+        let store = store.map(Store::stats);
         let noted =
             Noted { store, requests: torch::memory(device).requests, is_pinning: lacks_host.into_inner() };
         Steered { plan, probe, noted }

@@ -12,6 +12,7 @@ use tch::{Device, Tensor};
 use super::steering::Noted;
 use super::unplanned::Strange;
 use super::{TensorCache, warnings};
+use crate::endurance::Endurance;
 use crate::error::{Error, ErrorKind, Result};
 use crate::step::{Level, Marks, Recorder, StepContext, Within, enter};
 use crate::telemetry::{ScopeId, StepReport, events};
@@ -164,8 +165,10 @@ impl Step<'_> {
             Some(PolicyReport::Adaptive(adaptive)) => (None, Some(adaptive)),
             _ => (None, None),
         };
+        let (disks, of_disks) = self.cache.endurance.as_ref().map(Endurance::report).unwrap_or_default();
         let mut report = StepReport {
             adaptive,
+            disks,
             plan,
             left_plan: context.cursor.is_lost(),
             step: context.number,
@@ -189,6 +192,7 @@ impl Step<'_> {
         report.warnings = warnings::of(&report);
         report.warnings.extend(steering.warnings(&context, &observed));
         report.warnings.extend(self.cache.unplanned.saw(report.planning, strange));
+        report.warnings.extend(of_disks);
         report.warnings.extend(self.cache.notices.iter().cloned());
         self.cache.warned.tell(&report);
         tell(&report);

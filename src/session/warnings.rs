@@ -90,7 +90,8 @@ pub(super) fn of(report: &StepReport) -> Vec<String> {
     }
     if report.kept.no_room.count > 0 {
         warnings.push(format!(
-            "{} storages ({} bytes) stayed in memory: host pool and spill files had no room for them, or stores kept failing",
+            "{} storages ({} bytes) stayed in memory: host pool and spill files had no room for them, a day's limit \
+             on writes was reached, or stores kept failing",
             report.kept.no_room.count, report.kept.no_room.bytes
         ));
     }

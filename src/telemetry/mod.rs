@@ -2,6 +2,7 @@
 
 mod accounts;
 mod activity;
+mod disks;
 pub(crate) mod events;
 mod metrics;
 mod report;
@@ -10,6 +11,7 @@ mod stats;
 
 pub(crate) use accounts::Accounts;
 pub use activity::{Activity, KeptReport, StallReport};
+pub use disks::DiskReport;
 pub use metrics::{DecisionCounts, HostPoolMetrics, LastStep, Metrics, PlanMetrics, StepCounts};
 pub use report::{ScopeReport, StepReport};
 pub(crate) use scopes::{ScopeRecord, Scopes};

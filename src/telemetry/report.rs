@@ -9,6 +9,7 @@ use serde::Serialize;
 use ssdtrain_plan::{AdaptiveReport, Baseline, PlanReport, Planning, Tally};
 
 use super::activity::{Activity, KeptReport, StallReport};
+use super::disks::DiskReport;
 use super::stats::Counters;
 
 /// What one step did. Bytes are those of whole storages, the unit of movement.
@@ -76,6 +77,8 @@ pub struct StepReport {
     pub left_plan: bool,
     /// The decision of [`Adaptive`](crate::Adaptive); `None` before it is made, and under other policies.
     pub adaptive: Option<AdaptiveReport>,
+    /// What was written to each disk of the spill files.
+    pub disks: Vec<DiskReport>,
     /// The I/O path that was used.
     pub io_path: String,
     /// Warnings for the user, one line each.
@@ -139,6 +142,7 @@ impl fmt::Display for StepReport {
             self.stall.total().as_secs_f64() * 1e3,
             self.io_path,
         )?;
+        self.disks.iter().filter(|disk| disk.written > 0).try_for_each(|disk| write!(f, "; {disk}"))?;
         match (self.planning, &self.plan) {
             (Some(Planning::Followed), Some(plan)) => {
                 let baseline = match plan.baseline {
@@ -181,6 +185,20 @@ mod tests {
         assert!(!silent.contains("plan"), "{silent}");
         let saved = serde_json::to_value(report(Some(Planning::Without))).unwrap();
         assert_eq!(saved["planning"], json!("without"));
+    }
+
+    #[test]
+    fn a_disk_that_was_written_to_is_named() {
+        let disk = |name: &str, written| DiskReport {
+            name: name.to_owned(),
+            written,
+            today: 3_000_000_000,
+            ..DiskReport::default()
+        };
+        let report =
+            StepReport { disks: vec![disk("nvme0n1", 1_500_000), disk("sda", 0)], ..StepReport::default() };
+        let text = report.to_string();
+        assert!(text.contains("wrote 1.5 MB to nvme0n1 (3.0 GB today)") && !text.contains("sda"), "{text}");
     }
 
     #[test]

@@ -20,6 +20,7 @@ const ROOMS: &[&str] = &[
     "device",
     "mem",
     "telemetry",
+    "endurance",
     "trace",
     "profile",
     "policy",

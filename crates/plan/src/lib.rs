@@ -70,7 +70,7 @@ pub use self::machine::{Budgets, Machine, Release};
 pub use self::policy::{
     Adaptive, AdaptiveReport, Adherence, Auto, Course, Decided, Decision, Followed, Headroom, InTurn, Keep,
     Needs, Observation, Offload, Outset, Planning, Policy, PolicyReport, Resources, Room, SavedPlan, Saves,
-    StepPlan,
+    StepPlan, Today,
 };
 pub use self::position::Position;
 pub use self::prediction::{Prediction, Stall};

@@ -5,6 +5,7 @@ mod attempts;
 mod auto;
 mod corrections;
 mod cost;
+mod daily;
 mod decisions;
 mod disk_watch;
 mod in_turn;
@@ -33,7 +34,7 @@ pub use self::offload::Offload;
 pub use self::planning::Planning;
 pub use self::saved::SavedPlan;
 pub use self::step::{
-    Adherence, Course, Followed, Headroom, Observation, Outset, Resources, Room, Saves, StepPlan,
+    Adherence, Course, Followed, Headroom, Observation, Outset, Resources, Room, Saves, StepPlan, Today,
 };
 use crate::report::PlanReport;
 use crate::{Profile, ScopeId};
@@ -125,11 +126,13 @@ pub struct Needs {
     pub profiles: bool,
     /// A GPU's bytes take one path to the disk whose speed is not tried out first, because decisions are made for one path.
     pub one_path: bool,
+    /// What all runs write in a day is counted together, so that [`Today`] is right for more than one of them.
+    pub days: bool,
 }
 
 impl Default for Needs {
     fn default() -> Needs {
-        Needs { tiers: true, profiles: true, one_path: false }
+        Needs { tiers: true, profiles: true, one_path: false, days: false }
     }
 }
 

@@ -211,6 +211,7 @@ impl Trial {
         let plan = self.auto.begin(&Outset {
             step: self.steps,
             resources,
+            today: ssdtrain_plan::Today::default(),
             free: &|| u64::MAX,
             provide: &|_| true,
             scope: &|_| ScopeId::default(),

@@ -348,6 +348,7 @@ mod tests {
             policy.begin(&Outset {
                 step,
                 resources,
+                today: crate::Today::default(),
                 free: &|| 0,
                 provide: &|_| true,
                 scope: &|_| ScopeId::default(),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bytesize::ByteSize;
 
 use super::attempts::{Attempts, FIRST_PROFILED};
+use super::daily::DailyLimit;
 use super::decisions::Decision;
 use super::kind::Kind;
 use super::labels::Labels;
@@ -101,7 +102,7 @@ impl Auto {
             objective: Objective {
                 goal,
                 resources: Resources::default(),
-                written_per_day: None,
+                daily: None,
                 compares: true,
                 room: u64::MAX,
             },
@@ -118,11 +119,16 @@ impl Auto {
         }
     }
 
-    /// Upper limit on the bytes that are written to the disk in a day of uninterrupted steps: its share of the SSD's
-    /// endurance. Default: no limit.
+    /// Upper limit on the bytes that are written in a day (of UTC) to the disks that the cache spills to, all of them and all runs taken
+    /// together: their share of the SSDs' endurance. What other runs have written is known where they share a history of the disks, which
+    /// is kept by default with this limit (`TensorCacheBuilder::disk_history`).
+    ///
+    /// Plans write evenly over the day. Once the limit is reached, storages stay on the device or are computed again, and reports warn of
+    /// it. Processes that run at the same time learn of each other once a minute, and may exceed the limit by what they write meanwhile.
+    /// Default: no limit.
     #[must_use]
     pub fn written_per_day(mut self, bytes: u64) -> Auto {
-        self.objective.written_per_day = Some(bytes);
+        self.objective.daily = Some(DailyLimit::new(bytes));
         self
     }
 
@@ -289,12 +295,18 @@ impl Policy for Auto {
     fn begin(&mut self, outset: &Outset<'_>) -> StepPlan {
         self.objective.resources = outset.resources;
         self.objective.compares = outset.step <= COMPARED || outset.resources.release == Release::WhenStored;
+        let daily = self.objective.daily.as_mut();
+        if daily.is_some_and(|daily| daily.begins(&outset.today)) {
+            let objective = &self.objective;
+            self.kinds.iter_mut().for_each(|kind| kind.revise(objective, |_| {}));
+        }
         if let Some(planned) = self.start.plan(&self.objective, outset.scope) {
             self.attempts.spare();
             self.decisions.push(Decision::TakenOver);
             self.kinds.insert(0, Kind::new(planned));
         }
-        self.next_step(outset)
+        let most_written = self.objective.daily.map(|daily| daily.left(&outset.today));
+        StepPlan { most_written, ..self.next_step(outset) }
     }
 
     fn end(&mut self, plan: &StepPlan, observed: Observation) {
@@ -329,7 +341,7 @@ impl Policy for Auto {
     }
 
     fn needs(&self) -> Needs {
-        Needs { one_path: true, ..Needs::default() }
+        Needs { one_path: true, days: self.objective.daily.is_some(), ..Needs::default() }
     }
 
     fn check(&self) -> Result<(), String> {
@@ -359,6 +371,7 @@ impl Policy for Auto {
         let followed = observed.followed.filter(|followed| followed.how != Adherence::Lost);
         let planned = followed.and_then(|followed| Some(&self.kinds.get(followed.course)?.planned));
         let mut warnings = self.start.warnings(observed);
+        warnings.extend(self.objective.daily.and_then(|daily| daily.warning()));
         if planned.is_some_and(|planned| !planned.in_reach) {
             warnings
                 .push("the goal of Auto is out of reach: the plan is what comes closest to it".to_owned());

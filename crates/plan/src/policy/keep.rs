@@ -15,6 +15,6 @@ impl Policy for Keep {
     fn end(&mut self, _plan: &StepPlan, _observed: Observation) {}
 
     fn needs(&self) -> Needs {
-        Needs { tiers: false, profiles: false, one_path: false }
+        Needs { tiers: false, profiles: false, one_path: false, days: false }
     }
 }

@@ -142,6 +142,7 @@ mod tests {
         policy.begin(&Outset {
             step: 1,
             resources,
+            today: crate::Today::default(),
             free: &|| 0,
             provide: &|_| true,
             scope: &|_| ScopeId::default(),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::Resources;
 use super::corrections::Corrections;
 use super::cost::{BESIDES, Cost, Extra, FIRST_DOUBT};
+use super::daily::DailyLimit;
 use super::labels::Labels;
 use super::watch::Seen;
 use crate::machine::MOST_MOVING;
@@ -20,7 +21,6 @@ use crate::{Budgets, Caps, Frontier, Goal, Machine, Placement, Plan, Prediction,
 pub(super) const TELLING_PACE: f64 = 0.02;
 /// Steps that take more than so many times what is planned are judged as if it were no more.
 const MOST_PACE: f64 = 1e6;
-const SECONDS_PER_DAY: f64 = 86_400.0;
 /// A goal that allows so many times the time of a step that keeps everything is kept by any plan.
 const UNLIMITED: f64 = 100.0;
 /// What moving may cost the program's own work before anything is known of it, as a share of the time that the transfers take: on a CPU,
@@ -35,8 +35,8 @@ const PROFILE_DOUBT: f64 = 0.05;
 pub(super) struct Objective {
     pub(super) goal: Goal,
     pub(super) resources: Resources,
-    /// Bytes that may be written to the disk in a day.
-    pub(super) written_per_day: Option<u64>,
+    /// What may be written to the disks in a day.
+    pub(super) daily: Option<DailyLimit>,
     /// Whether steps may keep everything to be compared with planned ones.
     pub(super) compares: bool,
     /// The highest activation peak that there is memory for, as far as steps have shown.
@@ -321,11 +321,10 @@ fn best(
     machine: &Machine,
     corrections: &Corrections,
 ) -> (Plan, bool) {
-    let per_step =
-        |per_day: u64| (per_day as f64 * profile.work.computed().as_secs_f64() / SECONDS_PER_DAY) as u64;
+    let computed = profile.work.computed();
     let caps = Caps {
         disk: objective.resources.disk,
-        written: objective.written_per_day.map_or(u64::MAX, per_step),
+        written: objective.daily.map_or(u64::MAX, |daily| daily.within(computed)),
     };
     let frontier = Frontier::new(&profile.work, machine, caps);
     let limited = Some(objective.most_peak()).filter(|most| *most < u64::MAX);

@@ -112,7 +112,7 @@ impl SavedPlan {
         SavedPlan(Parts {
             format: Format,
             goal: finite(objective.goal),
-            written_per_day: objective.written_per_day,
+            written_per_day: objective.daily.map(|daily| daily.per_day()),
             in_reach: *in_reach,
             placements: plan.placements.clone(),
             budgets: plan.budgets,
@@ -135,7 +135,8 @@ impl SavedPlan {
             (Some(one), Some(other)) => (one - other).abs() <= SAME * one.abs(),
             (one, other) => one == other,
         };
-        same_time && goal.peak == asked.peak && *written_per_day == objective.written_per_day
+        let daily = objective.daily.map(|daily| daily.per_day());
+        same_time && goal.peak == asked.peak && *written_per_day == daily
     }
 
     /// The machine that it was made for.

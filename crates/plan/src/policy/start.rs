@@ -9,7 +9,7 @@ use crate::{Machine, Prediction, Release, ScopeId};
 /// Plans that are predicted to take longer or to have a higher peak by more than this share are others.
 const TELLING: f64 = 0.001;
 
-const OTHER_GOAL: &str = "the saved plan was made for another goal of Auto: this run has a plan of its own, made from the profile that was \
+const OTHER_GOAL: &str = "the saved plan was made for another goal of Auto, or for days of which more or less is left to write: this run has a plan of its own, made from the profile that was \
                           saved with it";
 const NO_ROOM: &str = "the saved plan needs more host memory or disk than there is: this run has a plan of its own, made from the profile \
                        that was saved with it";

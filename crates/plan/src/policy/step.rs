@@ -15,6 +15,8 @@ pub struct Outset<'a> {
     pub step: u64,
     /// What the cache may use.
     pub resources: Resources,
+    /// What the disks have taken today.
+    pub today: Today,
     /// Finds out how many bytes of the device's memory are free.
     pub free: &'a dyn Fn() -> u64,
     /// Says whether this much host memory is there for steps to move storages to, or as much as there can be. Otherwise more is
@@ -22,6 +24,17 @@ pub struct Outset<'a> {
     pub provide: &'a dyn Fn(u64) -> bool,
     /// Finds the scope with this path, before the program has entered it.
     pub scope: &'a dyn Fn(&str) -> ScopeId,
+}
+
+/// What all runs together have written today to the disks that the cache spills to. By default nothing, at the beginning of a day.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Today {
+    /// The number of the day.
+    pub day: u32,
+    /// Bytes written.
+    pub written: u64,
+    /// How long the day still lasts.
+    pub left: Duration,
 }
 
 /// What a cache may use; the same in every step.
@@ -54,6 +67,9 @@ pub struct StepPlan {
     pub recomputes_marked: bool,
     /// How much may be on the device.
     pub room: Room,
+    /// The most bytes that may be written to the disks until the next step begins; what finds no other room below the device stays there.
+    /// `None` for no limit.
+    pub most_written: Option<u64>,
 }
 
 /// What becomes of the saves of a step that could be moved.
@@ -171,6 +187,12 @@ pub enum Adherence {
     Altered,
     /// It saved something else.
     Lost,
+}
+
+impl Default for Today {
+    fn default() -> Today {
+        Today { day: 0, written: 0, left: Duration::from_secs(24 * 60 * 60) }
+    }
 }
 
 impl Course {

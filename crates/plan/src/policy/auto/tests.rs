@@ -9,7 +9,7 @@ use super::super::weighing::Weighing;
 use super::*;
 use crate::policy::corrections::Corrections;
 use crate::report::{Baseline, PlanReport};
-use crate::{Activation, Machine, Position, Rates, Recompute, Save, Workload};
+use crate::{Activation, Machine, Position, Rates, Recompute, Save, Today, Workload};
 
 const MS: Duration = Duration::from_millis(1);
 const LAYERS: u64 = 20;
@@ -84,12 +84,21 @@ struct Run {
     release: Release,
     /// What the last step was told.
     plan: StepPlan,
+    today: Today,
 }
 
 impl Run {
     fn begin(goal: Goal) -> Run {
         let release = Release::WhenStored;
-        Run { auto: Auto::new(goal), number: 0, free: 0, provided: true, release, plan: StepPlan::default() }
+        Run {
+            auto: Auto::new(goal),
+            number: 0,
+            free: 0,
+            provided: true,
+            release,
+            plan: StepPlan::default(),
+            today: Today::default(),
+        }
     }
 
     /// A run whose second step has shown `profile`.
@@ -139,6 +148,7 @@ impl Run {
         self.plan = self.auto.begin(&Outset {
             step: self.number + 1,
             resources,
+            today: self.today,
             free: &|| self.free,
             provide: &|_| self.provided,
             scope: &|_| ScopeId::default(),
@@ -246,6 +256,73 @@ fn a_day_of_steps_writes_no_more_than_it_may() {
     run.auto.profiled(9, profile(400.0));
     let written = run.report().prediction.written;
     assert!((1..=3 * MB).contains(&written), "{written}");
+}
+
+/// What a run has written on each of `days` days, and what reports say at their ends. It takes steps all the time, up to a thousand alike.
+/// At noon others write `others` bytes.
+fn days(run: &mut Run, days: u32, others: u64) -> Vec<(u64, Vec<String>)> {
+    const DAY: Duration = Duration::from_secs(86_400);
+    const ALIKE: u32 = 1000;
+    let mut past = Vec::new();
+    for day in 1..=days {
+        let (mut time, mut own, mut foreign) = (Duration::ZERO, 0, 0);
+        while time < DAY {
+            run.today = Today { day, written: own + foreign, left: DAY - time };
+            run.next_step();
+            let report = run.report();
+            // What is not planned to be written may be written as well, but no more than this.
+            own += (report.prediction.written * u64::from(ALIKE)).min(run.plan.most_written.unwrap());
+            let observed = run.usual();
+            time += ALIKE * observed.wall;
+            foreign = if time >= DAY / 2 { others } else { 0 };
+            let warnings = run.auto.warnings(&run.plan, &observed);
+            run.ended(WHOLE, observed);
+            if time >= DAY {
+                past.push((own, warnings));
+            }
+        }
+    }
+    past
+}
+
+#[test]
+fn no_day_takes_more_than_it_may_and_each_new_one_as_much_again() {
+    let most = 144_000 * 3 * MB;
+    for others in [0, most / 3, 2 * most] {
+        let mut run = Run::begin(Goal::overhead(0.02));
+        run.auto = run.auto.written_per_day(most);
+        run.begun(profile(400.0));
+        let past = days(&mut run, 4, others);
+        for (own, warnings) in &past {
+            let is_over = own + others > most;
+            assert!(!is_over || (others > most && *own <= most / 2 + most / 100), "{own} beside {others}");
+            assert!(*own > most / 3, "{own} beside {others}");
+            let is_told = warnings.iter().any(|warning| warning.contains("until midnight UTC"));
+            assert_eq!(is_told, is_over, "{warnings:?}");
+        }
+        let (first, last) = (past[0].0, past[3].0);
+        assert!(first.abs_diff(last) < most / 50, "{past:?}");
+    }
+}
+
+#[test]
+fn a_limit_that_is_reached_ends_writing_until_the_next_day() {
+    let most = 144_000 * 3 * MB;
+    let mut run = Run::begin(Goal::overhead(0.02));
+    run.auto = run.auto.written_per_day(most);
+    run.begun(profile(400.0));
+    let hour = Duration::from_secs(3600);
+    for (day, written, left, writes) in
+        [(1, 0, 24, true), (1, most, 12, false), (1, most + 1, 1, false), (2, 0, 24, true)]
+    {
+        run.today = Today { day, written, left: left * hour };
+        run.next_step();
+        assert_eq!(run.report().prediction.written > 0, writes, "day {day}: {written}");
+        assert_eq!(run.plan.most_written, Some(most.saturating_sub(written)));
+        let observed = run.usual();
+        run.ended(WHOLE, observed);
+    }
+    assert!(run.auto.needs().days && !Auto::default().needs().days);
 }
 
 // ---- times, without steps that keep everything ----
@@ -507,13 +584,8 @@ fn a_plan_whose_profile_was_of_slower_steps_is_not_passed_for_it() {
 #[test]
 fn operations_of_a_device_that_waited_for_its_program_are_as_quick_as_they_were() {
     let goal = Goal::overhead(0.1);
-    let objective = Objective {
-        goal,
-        resources: Resources::default(),
-        written_per_day: None,
-        compares: true,
-        room: u64::MAX,
-    };
+    let objective =
+        Objective { goal, resources: Resources::default(), daily: None, compares: true, room: u64::MAX };
     let reruns_of = |release| {
         let mut profile = profile(50.0);
         profile.work.activations[1].recompute = Some(Recompute { time: MS, inputs: vec![0] });

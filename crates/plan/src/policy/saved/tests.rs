@@ -77,8 +77,14 @@ impl Run {
     fn step(&mut self, observed: impl Fn(&StepPlan) -> Observation) -> (StepPlan, Vec<String>) {
         self.number += 1;
         let Run { resources, free, number: step, .. } = *self;
-        let plan =
-            self.auto.begin(&Outset { step, resources, free: &|| free, provide: &|_| true, scope: &scope });
+        let plan = self.auto.begin(&Outset {
+            step,
+            resources,
+            today: crate::Today::default(),
+            free: &|| free,
+            provide: &|_| true,
+            scope: &scope,
+        });
         let observed = Observation { step, ..observed(&plan) };
         let warnings = self.auto.warnings(&plan, &observed);
         self.auto.end(&plan, observed);

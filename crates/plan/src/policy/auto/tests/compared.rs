@@ -136,6 +136,7 @@ fn where_steps_vary_in_size_there_is_host_memory_for_larger_ones() {
         run.auto.begin(&Outset {
             step: run.number + 1,
             resources,
+            today: Today::default(),
             free: &|| u64::MAX,
             provide: &|bytes| {
                 asked.set(bytes);
