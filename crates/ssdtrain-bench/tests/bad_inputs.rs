@@ -179,6 +179,7 @@ fn bench<A: AsRef<OsStr>>(directory: &Path, arguments: &[A]) -> Output {
         .current_dir(directory)
         .env("RUST_BACKTRACE", "1")
         .env("TMPDIR", directory)
+        .env("SSDTRAIN_STATE", "off")
         .output()
         .unwrap()
 }

@@ -31,6 +31,7 @@ fn bench(directory: &Path, arguments: &[&str]) -> Output {
         .current_dir(directory)
         .env("RUST_BACKTRACE", "1")
         .env("TMPDIR", directory)
+        .env("SSDTRAIN_STATE", "off")
         .output()
         .unwrap()
 }
@@ -545,6 +546,50 @@ fn io_and_doctor_say_what_they_found() {
 }
 
 #[test]
+fn what_runs_write_to_a_disk_adds_up_and_doctor_tells() {
+    let place = workplace();
+    let state = place.path().join("state");
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ssdtrain-bench"));
+        command.args(arguments).current_dir(place.path()).env("TMPDIR", place.path());
+        command.env("SSDTRAIN_STATE", &state).output().unwrap()
+    };
+    let options = [
+        "--data=text.txt",
+        "--steps=3",
+        "--device-budget=0",
+        "--keep-last=0",
+        "--disk-endurance=600TB",
+        "--compare-steps=0",
+        "--sample-tokens=0",
+        "--json",
+    ];
+    let mut of_runs = 0;
+    for _ in 0..2 {
+        let events = json_lines(&run(&[&["train"], TINY, &options[..]].concat()));
+        let steps = events.iter().filter(|event| event["event"] == "step");
+        let report = &steps.last().unwrap()["report"];
+        let Some(disk) = report["disks"].get(0) else {
+            return eprintln!("skipped: the temporary directory is in memory");
+        };
+        // Steps that are not shown have written, too.
+        assert!(disk["by_run"].as_u64() > Some(0) && disk["by_all_runs"].as_u64() > Some(of_runs), "{disk}");
+        let history: Value =
+            serde_json::from_str(&std::fs::read_to_string(state.join("disks.json")).unwrap()).unwrap();
+        let drives = history["drives"].as_object().unwrap();
+        let total: u64 = drives.values().map(|drive| drive["total"].as_u64().unwrap()).sum();
+        assert!(
+            total > of_runs && !history.to_string().contains(place.path().to_str().unwrap()),
+            "{history}"
+        );
+        of_runs = total;
+    }
+    let checks = json_lines(&run(&["doctor", "--json", "--spill-dir=.", "--disk-endurance=600TB"]));
+    let found = checks.iter().find(|check| check["name"] == "endurance").unwrap()["found"].as_str().unwrap();
+    assert!(found.contains("all runs have written") && found.contains("rated for 600.0 TB"), "{found}");
+}
+
+#[test]
 fn rok_sweeps_goes_on_and_is_drawn_again() {
     let place = workplace();
     let options = ["--data=text.txt", "--steps=2", "--warmup=0", "--plot=rok.png", "--json"];
@@ -610,6 +655,7 @@ fn rok_goes_on_where_memory_runs_out() {
         .args(["-c", rok, env!("CARGO_BIN_EXE_ssdtrain-bench")])
         .current_dir(place.path())
         .env("TMPDIR", place.path())
+        .env("SSDTRAIN_STATE", "off")
         .output()
         .unwrap();
     let points = json_lines(&output);

@@ -90,6 +90,7 @@ impl Victim {
         };
         let mut command = Command::new(program);
         command.args(arguments).current_dir(directory).env("TMPDIR", directory.join("temporary"));
+        command.env("SSDTRAIN_STATE", "off");
         if let Victim::Pooled = self {
             command.env(POOLED, directory.join("spill"));
         }

@@ -40,6 +40,7 @@ fn bench(directory: &Path, arguments: &[&[&str]]) -> Output {
         .args(arguments.concat())
         .current_dir(directory)
         .env("TMPDIR", directory)
+        .env("SSDTRAIN_STATE", "off")
         .output()
         .unwrap()
 }

@@ -11,6 +11,7 @@ use ssdtrain::{BackendKind, IoPath, TensorCache, write_traces};
 use ssdtrain_plan::{Caps, Goal, Machine};
 use tch::nn::VarStore;
 
+use crate::common::endurance::EnduranceArgs;
 use crate::common::policy::PolicyArgs;
 use crate::common::profile::SaveArgs;
 use crate::common::progress::Progress;
@@ -48,6 +49,9 @@ pub(crate) struct CacheArgs {
     /// Most bytes on disk; what does not fit stays in memory
     #[arg(long, value_name = "SIZE", default_value = defaults::DISK_CAP, value_parser = size::parse_positive)]
     disk_cap: u64,
+    #[command(flatten)]
+    #[serde(flatten)]
+    endurance: EnduranceArgs,
     /// Most bytes per second to and from disk, together: for disks that others use too, or to see what a slower one would do
     #[arg(long, value_name = "SIZE", value_parser = size::parse_positive)]
     disk_rate: Option<u64>,
@@ -94,7 +98,7 @@ impl CacheArgs {
             .queue_depth(self.queue_depth as usize)
             .verify(self.verify)
             .trace(self.trace.is_some());
-        let mut builder = self.policy.set(builder, strategy, vs.device());
+        let mut builder = self.endurance.set(self.policy.set(builder, strategy, vs.device()));
         let host_only = match strategy {
             Strategy::Plain => return Ok(None),
             Strategy::Keep | Strategy::Recompute => return Ok(Some(builder.build()?)),

@@ -4,6 +4,7 @@ pub(crate) mod cache;
 pub(crate) mod data;
 pub(crate) mod defaults;
 pub(crate) mod drawing;
+pub(crate) mod endurance;
 pub(crate) mod failure;
 pub(crate) mod file;
 pub(crate) mod float;

@@ -41,8 +41,9 @@ pub(crate) struct PolicyArgs {
     /// Default, without --budget: 0.02
     #[arg(long, value_name = "SHARE", value_parser = float::non_negative)]
     overhead: Option<f64>,
-    /// Of auto: most bytes written to disk in a day of steps on end, as the endurance of the SSD asks for
-    #[arg(long, value_name = "SIZE", value_parser = size::parse_positive)]
+    /// Of auto: most bytes written to the disks in a day (of UTC), such as 2TB, by all runs together, as the endurance of the SSDs asks for.
+    /// What exceeds it stays on the device or is computed again
+    #[arg(long, value_name = "SIZE", value_parser = size::parse_of_disk)]
     written_per_day: Option<u64>,
     #[command(flatten)]
     #[serde(skip)]

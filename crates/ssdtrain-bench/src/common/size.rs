@@ -20,6 +20,26 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
     Ok(bytes as u64)
 }
 
+/// As [`parse_positive`], also in the decimal units that makers of disks count in, such as `600TB`.
+pub(crate) fn parse_of_disk(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let split = text.trim_end_matches(|c: char| c.is_ascii_alphabetic()).len();
+    let unit = match text[split..].to_ascii_lowercase().as_str() {
+        "mb" => 1e6,
+        "gb" => 1e9,
+        "tb" => 1e12,
+        "pb" => 1e15,
+        _ => return parse_positive(text),
+    };
+    let number: f64 =
+        text[..split].trim().parse().map_err(|_| "give a size such as 2TB or 500GiB".to_owned())?;
+    let bytes = number * unit;
+    if !(1.0..=(1_u64 << 60) as f64).contains(&bytes) {
+        return Err("give a size above 0 and of at most 1000PB".to_owned());
+    }
+    Ok(bytes as u64)
+}
+
 /// As [`parse`], but not zero.
 pub(crate) fn parse_positive(text: &str) -> Result<u64, String> {
     match parse(text)? {
@@ -59,6 +79,24 @@ mod tests {
         }
         assert_eq!(parse_limit("none"), Ok(u64::MAX));
         assert_eq!(parse_limit("1KiB"), Ok(1024));
+    }
+
+    #[test]
+    fn sizes_of_disks_may_be_decimal() {
+        let sizes = [
+            ("600TB", 600_000_000_000_000),
+            ("1.5 pb", 1_500_000_000_000_000),
+            ("20GB", 20_000_000_000),
+            ("7mb", 7_000_000),
+            ("1TiB", 1 << 40),
+            ("4096", 4096),
+        ];
+        for (text, bytes) in sizes {
+            assert_eq!(parse_of_disk(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "TB", "0TB", "-1TB", "nanTB", "9999PB", "1KB", "0", "1 2TB"] {
+            assert!(parse_of_disk(text).is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -18,17 +18,19 @@ mod samples;
 mod sections;
 mod tree;
 mod verdict;
+mod wear;
 
 use std::fs;
 use std::io;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::thread;
+use std::time::SystemTime;
 
 use anyhow::{Result, ensure};
 use io_uring::IoUring;
 use ssdtrain::{BackendKind, TensorCache, TensorCacheBuilder};
-use ssdtrain_store::{Store, StoreConfig};
+use ssdtrain_store::{Day, History, HistoryFile, Store, StoreConfig};
 use tch::Device;
 
 use self::bundle::BundleArgs;
@@ -37,6 +39,7 @@ use self::page::{Check, Status};
 use self::place::Place;
 use self::redact::Redactor;
 use self::tree::Tree;
+use crate::common::endurance::EnduranceArgs;
 use crate::common::size;
 use crate::common::spill::{SpillArgs, probe};
 use crate::common::table::OutputArgs;
@@ -58,6 +61,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     spill: SpillArgs,
     #[command(flatten)]
+    endurance: EnduranceArgs,
+    #[command(flatten)]
     output: OutputArgs,
     #[command(flatten)]
     bundle: BundleArgs,
@@ -70,6 +75,7 @@ const EXAMPLES: &str = "\
 Examples:
   ssdtrain-bench doctor
   ssdtrain-bench doctor --spill-dir /mnt/nvme0 --spill-dir /mnt/nvme1
+  ssdtrain-bench doctor --spill-dir /mnt/nvme0 --disk-endurance 600TB
   ssdtrain-bench doctor --json
   ssdtrain-bench doctor --bundle report.md
 
@@ -99,6 +105,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         checks.push(spill_directory(directory, place));
         checks.extend(disks::disks(&facts, place));
     }
+    let history = HistoryFile::of_user(true).map_or_else(|| Ok(History::default()), |file| file.read());
+    let today = Day::of(SystemTime::now());
+    checks.extend(wear::wear(&tree, &facts.places, history, args.endurance.rating(), today));
     checks.extend(host::host(&facts));
     let backend = args.spill.backend();
     let (used, way) = used(&directories, backend);

@@ -132,6 +132,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     interrupt::listen()?;
     let mut run = Run::prepare(args)?;
     run.train()?;
+    run.show_disks();
     run.write_trace()?;
     let saved = run.save_profile().and_then(|()| run.save_plan());
     let closed = run.close();

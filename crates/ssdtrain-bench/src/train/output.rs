@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use bytesize::ByteSize;
 use serde::Serialize;
-use ssdtrain::{StepReport, Tally};
+use ssdtrain::{DiskReport, StepReport, Tally};
 use ssdtrain_models::{Sampling, sample};
 
 use super::Run;
@@ -79,6 +80,12 @@ impl Run {
             stall_ms: averages.stall_ms(),
             report: last.report.as_ref(),
         })
+    }
+
+    /// What the run has written to the disks.
+    pub(super) fn show_disks(&self) {
+        let disks = self.last_report.iter().flat_map(|report| &report.disks);
+        disks.filter(|disk| disk.by_run > 0).for_each(|disk| self.progress.line(&wear(disk)));
     }
 
     pub(super) fn show_sample(&self) -> Result<()> {
@@ -163,6 +170,22 @@ pub(super) fn whereabouts(report: &StepReport) -> String {
         text += &format!("; {} were computed again", bytes(report.recomputed));
     }
     text + "."
+}
+
+/// What a run has written to a disk.
+fn wear(disk: &DiskReport) -> String {
+    let shown = |bytes: u64| ByteSize(bytes).display().si();
+    let DiskReport { name, by_run, today, by_all_runs, .. } = disk;
+    let mut text = format!(
+        "disk   {name}: this run has written {}, all runs {} today and {} in all",
+        shown(*by_run),
+        shown(*today),
+        shown(*by_all_runs)
+    );
+    if let Some(life) = disk.life {
+        text += &format!("; at this rate it lasts {:.0} more days", life.as_secs_f64() / 86_400.0);
+    }
+    text
 }
 
 /// Text of a model for a terminal: what it makes up may be control characters.
