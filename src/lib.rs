@@ -67,7 +67,7 @@ pub use ssdtrain_store as store;
 pub use ssdtrain_store::BackendKind;
 pub use step::{Scope, scope};
 pub use telemetry::{
-    Activity, DecisionCounts, DiskReport, HostPoolMetrics, KeptReport, LastStep, Metrics, PlanMetrics, ScopeReport,
-    StallReport, StepCounts, StepReport,
+    Activity, DecisionCounts, DiskReport, HostPoolMetrics, KeptReport, LastStep, Metrics, PlanMetrics,
+    ScopeReport, StallReport, StepCounts, StepReport,
 };
 pub use units::{GIB, KIB, MIB};

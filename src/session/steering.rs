@@ -7,8 +7,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
 use ssdtrain_plan::{
-    Observation, Outset, PlanReport, Planning, Policy, PolicyReport, Prediction, Profile, Rates, Resources,
-    SavedPlan, Saves, StepPlan, StepProfile, Today,
+    Observation, Outset, PlanReport, Planning, Policy, PolicyReport, Profile, Rates, Resources, SavedPlan,
+    Saves, StepPlan, StepProfile, Today,
 };
 use ssdtrain_store::{Store, StoreStats};
 use tch::Device;

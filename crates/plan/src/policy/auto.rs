@@ -298,7 +298,7 @@ impl Policy for Auto {
         let daily = self.objective.daily.as_mut();
         if daily.is_some_and(|daily| daily.begins(&outset.today)) {
             let objective = &self.objective;
-            self.kinds.iter_mut().for_each(|kind| kind.revise(objective, |_| {}));
+            self.kinds.iter_mut().for_each(|kind| kind.revise(objective, Decision::Daily, |_| {}));
         }
         if let Some(planned) = self.start.plan(&self.objective, outset.scope) {
             self.attempts.spare();

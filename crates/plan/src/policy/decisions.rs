@@ -20,6 +20,8 @@ pub enum Decision {
     Peak,
     /// Corrected: the device had no memory for what it keeps.
     Memory,
+    /// Corrected: what may still be written today, or in a day, is another amount.
+    Daily,
     /// Corrected: steps that keep everything take another time than was known.
     Baseline,
     /// Corrected: computing takes another time than in the profiled step.
@@ -55,9 +57,12 @@ impl Decision {
             Decision::Profiled | Decision::TakenOver => Decided::Made,
             Decision::Slow => Decided::Loosened,
             Decision::Quick => Decided::Tightened,
-            Decision::DiskRate | Decision::Peak | Decision::Memory | Decision::Baseline | Decision::Pace => {
-                Decided::Corrected
-            }
+            Decision::DiskRate
+            | Decision::Peak
+            | Decision::Memory
+            | Decision::Daily
+            | Decision::Baseline
+            | Decision::Pace => Decided::Corrected,
             Decision::Smaller | Decision::Larger | Decision::Crowded => Decided::Withdrawn,
         }
     }
@@ -73,6 +78,7 @@ impl fmt::Display for Decision {
             Decision::DiskRate => "the disk's speed has changed",
             Decision::Peak => "steps exceed the goal's peak, or have not done so for long",
             Decision::Memory => "the device had no memory for what it keeps",
+            Decision::Daily => "what may still be written to the disk in a day has changed",
             Decision::Baseline => "steps that keep everything take another time than was known",
             Decision::Pace => "computing takes another time than in the profiled step",
             Decision::Smaller => "steps have become smaller, and have a plan of their own",
