@@ -14,7 +14,7 @@ pub(crate) use std::sync::mpsc::{Sender, channel};
 
 #[cfg(test)]
 pub(crate) use self::explored::{
-    Condvar, Mutex, MutexGuard, Sender, assert_nothing_is_locked, channel, explore,
+    Condvar, Mutex, MutexGuard, Sender, assert_explored, assert_nothing_is_locked, channel, explore,
 };
 
 /// A named thread, which ends before the value that started it does.

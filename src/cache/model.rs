@@ -2,6 +2,7 @@
 //! which they can take the lock.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
@@ -11,6 +12,7 @@ use ssdtrain_store::{BackendKind, Store, StoreConfig};
 use super::keys::{EntryKey, TapeKey};
 use super::table::{Answer, Job, Limits, Part, Saved, Table};
 use crate::error::Error;
+use crate::sync::assert_explored;
 use crate::telemetry::ScopeId;
 use crate::tier::{DiskTier, Here, Tier};
 
@@ -165,12 +167,23 @@ impl Model {
     }
 }
 
-/// Explores one saver that saves two storages while an I/O thread works, and then runs backward over them.
-fn explore(limits: Limits, disk: Disk, expect_served: Option<bool>) {
-    let tier = memory();
+/// Runs `scene` in every order with at most `preemptions` of them, or in every order there is. Returns the number of orders.
+fn orders(preemptions: Option<usize>, scene: impl Fn() + Send + Sync + 'static) -> usize {
+    let count = std::sync::Arc::new(AtomicUsize::new(0));
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
+    builder.preemption_bound = preemptions;
+    let counted = std::sync::Arc::clone(&count);
     builder.check(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        scene();
+    });
+    count.load(Ordering::Relaxed)
+}
+
+/// Explores one saver that saves two storages while an I/O thread works, and then runs backward over them. Returns the number of orders.
+fn explore(limits: Limits, disk: Disk, expect_served: Option<bool>) -> usize {
+    let tier = memory();
+    orders(Some(3), move || {
         let model = Model::new(&tier, limits);
         let io = {
             let model = Arc::clone(&model);
@@ -187,7 +200,7 @@ fn explore(limits: Limits, disk: Disk, expect_served: Option<bool>) {
         if let Some(expected) = expect_served {
             assert_eq!(served, [expected; 2]);
         }
-    });
+    })
 }
 
 const WIDE: Limits = Limits {
@@ -202,29 +215,28 @@ const NARROW: Limits =
 
 #[test]
 fn every_interleaving_serves_both_and_leaves_nothing() {
-    explore(WIDE, GOOD, Some(true));
-    explore(NARROW, GOOD, Some(true));
+    assert_explored(explore(WIDE, GOOD, Some(true)) + explore(NARROW, GOOD, Some(true)), 350);
 }
 
 #[test]
 fn failing_stores_serve_from_the_device_under_every_interleaving() {
-    explore(WIDE, Disk { stores_succeed: false, ..GOOD }, Some(true));
+    assert_explored(explore(WIDE, Disk { stores_succeed: false, ..GOOD }, Some(true)), 170);
 }
 
 #[test]
 fn failing_loads_serve_or_fail_but_never_hang_or_leak() {
-    explore(WIDE, Disk { loads_succeed: false, ..GOOD }, None);
+    assert_explored(explore(WIDE, Disk { loads_succeed: false, ..GOOD }, None), 180);
 }
 
 #[test]
 fn early_loads_without_memory_are_asked_for_again() {
-    explore(WIDE, Disk { has_memory: false, ..GOOD }, Some(true));
+    assert_explored(explore(WIDE, Disk { has_memory: false, ..GOOD }, Some(true)), 180);
 }
 
 #[test]
 fn releasing_at_any_moment_leaves_nothing() {
     let tier = memory();
-    loom::model(move || {
+    let explored = orders(None, move || {
         let model = Model::new(&tier, WIDE);
         let io = {
             let model = Arc::clone(&model);
@@ -238,14 +250,13 @@ fn releasing_at_any_moment_leaves_nothing() {
         io.join().unwrap();
         model.assert_nothing_is_left();
     });
+    assert_explored(explored, 240);
 }
 
 #[test]
 fn a_graph_that_goes_while_backward_looks_ahead_leaves_nothing() {
     let tier = memory();
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(2);
-    builder.check(move || {
+    let explored = orders(Some(2), move || {
         let model = Model::new(&tier, WIDE);
         let io = {
             let model = Arc::clone(&model);
@@ -267,6 +278,7 @@ fn a_graph_that_goes_while_backward_looks_ahead_leaves_nothing() {
         io.join().unwrap();
         model.assert_nothing_is_left();
     });
+    assert_explored(explored, 270);
 }
 
 /// The program holds a saved storage, writes to it once and drops it, at any moment. Backward gets either that storage, or what was
@@ -274,9 +286,7 @@ fn a_graph_that_goes_while_backward_looks_ahead_leaves_nothing() {
 #[test]
 fn a_write_at_any_moment_is_what_backward_gets_or_comes_after_it() {
     let tier = memory();
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(move || {
+    let explored = orders(Some(3), move || {
         let model = Model::new(&tier, WIDE);
         let io = {
             let model = Arc::clone(&model);
@@ -303,15 +313,14 @@ fn a_write_at_any_moment_is_what_backward_gets_or_comes_after_it() {
         io.join().unwrap();
         model.assert_nothing_is_left();
     });
+    assert_explored(explored, 1_400);
 }
 
 /// A storage that is written to while its store is in flight is not served from below: the store was useless.
 #[test]
 fn what_is_written_is_served_from_where_it_was_written() {
     let tier = memory();
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(move || {
+    let explored = orders(Some(3), move || {
         let model = Model::new(&tier, WIDE);
         let io = {
             let model = Arc::clone(&model);
@@ -332,4 +341,5 @@ fn what_is_written_is_served_from_where_it_was_written() {
         io.join().unwrap();
         model.assert_nothing_is_left();
     });
+    assert_explored(explored, 140);
 }

@@ -8,7 +8,7 @@ use ssdtrain_libtorch::{Reliever, Storage};
 use super::Cache;
 use super::keys::{EntryKey, TapeKey};
 use super::table::{Limits, Part, Saved};
-use crate::sync::{Thread, explore};
+use crate::sync::{Thread, assert_explored, explore};
 use crate::telemetry::{Counters, ScopeId};
 use crate::tier::modelled::{Copies, Disk, ModelDevice, ModelDisk, set_word, word};
 use crate::tier::{DirectTier, DiskTier, Here, HostSettings, HostTier, PoolSize, Tier};
@@ -139,14 +139,14 @@ const FULL: Below = Below::Host(PoolSize::Fixed(BYTES));
 /// It has nothing at first.
 const GROWS: Below = Below::Host(PoolSize::Learned { cap: BYTES });
 
-/// Runs `program` in every order, over a disk that works.
+/// Runs `program` in every order. Returns the number of orders.
 fn run(
     below: Below,
     does: Disk,
     limits: Limits,
     preemptions: usize,
     program: impl Fn(&Arc<Cache>) + Send + Sync + 'static,
-) {
+) -> usize {
     let disk = ModelDisk::new(does);
     let (store, used) = (disk.store(), Arc::clone(&disk));
     let orders = explore(preemptions, move || {
@@ -172,6 +172,7 @@ fn run(
     });
     println!("{orders} orders over {below:?}, {does:?}: {} transfers", used.transfers());
     assert!(orders > 1 && used.transfers() >= orders / 2, "the disk has its part in this");
+    orders
 }
 
 fn ends(cache: &Arc<Cache>) {
@@ -210,30 +211,33 @@ const WAYS: [Below; 3] = [Below::Disk, FULL, Below::Direct];
 
 #[test]
 fn two_threads_get_what_they_saved_from_the_disk() {
-    run(Below::Disk, Disk::Works, NARROW, 2, |cache| side_by_side(cache, 2, false));
+    let orders = run(Below::Disk, Disk::Works, NARROW, 2, |cache| side_by_side(cache, 2, false));
+    assert_explored(orders, 17_000);
 }
 
 #[test]
 fn two_threads_get_what_they_saved_from_host_memory() {
-    run(FULL, Disk::Works, NARROW, 1, |cache| side_by_side(cache, 3, false));
+    let orders = run(FULL, Disk::Works, NARROW, 1, |cache| side_by_side(cache, 3, false));
+    assert_explored(orders, 7_500);
 }
 
 #[test]
 fn two_threads_get_what_they_saved_straight_from_the_disk() {
-    run(Below::Direct, Disk::Works, NARROW, 1, |cache| side_by_side(cache, 2, false));
+    let orders = run(Below::Direct, Disk::Works, NARROW, 2, |cache| side_by_side(cache, 2, false));
+    assert_explored(orders, 30_000);
 }
 
 #[test]
 fn whoever_flushes_hears_of_the_room_that_others_make() {
-    for below in WAYS.into_iter().chain([GROWS]) {
-        run(below, Disk::Works, LATE, 1, |cache| alone(cache, false));
-    }
+    let ways = WAYS.into_iter().chain([GROWS]);
+    let orders = ways.map(|below| run(below, Disk::Works, LATE, 2, |cache| alone(cache, false)));
+    assert_explored(orders.sum(), 18_000);
 }
 
 /// A thread whose allocation found no memory, beside one that saves and runs backward.
 #[test]
 fn who_is_short_of_memory_gets_some_while_others_go_on() {
-    for below in WAYS {
+    let orders = WAYS.map(|below| {
         run(below, Disk::Works, LATE, 1, |cache| {
             let other = Arc::clone(cache);
             let short = Thread::start("short", move || {
@@ -246,39 +250,37 @@ fn who_is_short_of_memory_gets_some_while_others_go_on() {
             Arc::clone(cache).relieve(2 * BYTES);
             batch.backward(false);
             short.unwrap().join().unwrap();
-        });
-    }
+        })
+    });
+    assert_explored(orders.iter().sum(), 3_500);
 }
 
 /// Its store may be over before the thread that began it looks.
 #[test]
 fn who_is_short_of_memory_hears_of_all_that_it_got() {
-    for below in WAYS {
+    let orders = WAYS.map(|below| {
         run(below, Disk::Works, LATE, 1, |cache| {
             let mut batch = Batch::new(cache);
             batch.keep(1);
             assert_eq!(Arc::clone(cache).relieve(BYTES), BYTES);
             batch.backward(false);
-        });
-    }
+        })
+    });
+    assert_explored(orders.iter().sum(), 75);
 }
 
 #[test]
 fn what_cannot_be_written_stays_and_nobody_waits_for_it() {
-    for below in WAYS {
-        run(below, Disk::FailsToWrite, LATE, 1, |cache| alone(cache, false));
-    }
-    for below in [Below::Disk, Below::Direct] {
-        run(below, Disk::FailsToWrite, NARROW, 1, |cache| side_by_side(cache, 2, false));
-    }
+    let late = WAYS.map(|below| run(below, Disk::FailsToWrite, LATE, 1, |cache| alone(cache, false)));
+    let narrow = [Below::Disk, Below::Direct]
+        .map(|below| run(below, Disk::FailsToWrite, NARROW, 1, |cache| side_by_side(cache, 2, false)));
+    assert_explored(late.iter().chain(&narrow).sum(), 590);
 }
 
 #[test]
 fn what_cannot_be_read_is_an_error_and_nobody_waits_for_it() {
-    for below in WAYS {
-        run(below, Disk::FailsToRead, LATE, 1, |cache| alone(cache, true));
-    }
-    for below in [Below::Disk, Below::Direct] {
-        run(below, Disk::FailsToRead, NARROW, 1, |cache| side_by_side(cache, 2, true));
-    }
+    let late = WAYS.map(|below| run(below, Disk::FailsToRead, LATE, 1, |cache| alone(cache, true)));
+    let narrow = [Below::Disk, Below::Direct]
+        .map(|below| run(below, Disk::FailsToRead, NARROW, 2, |cache| side_by_side(cache, 2, true)));
+    assert_explored(late.iter().chain(&narrow).sum(), 49_000);
 }

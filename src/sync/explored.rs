@@ -68,6 +68,14 @@ pub(crate) fn explore(preemptions: usize, scene: impl Fn() + Send + Sync + 'stat
     orders.load(Ordering::Relaxed)
 }
 
+/// Prints how many orders a test has explored. Fails if they are fewer than `floor`: then the test no longer has the threads, the locks or
+/// the switches that it was written for.
+#[track_caller]
+pub(crate) fn assert_explored(orders: usize, floor: usize) {
+    println!("{orders} orders explored, at least {floor} expected");
+    assert!(orders >= floor, "{orders} orders were explored, and {floor} are expected at least");
+}
+
 pub(crate) enum Mutex<T> {
     Plain(parking_lot::Mutex<T>),
     Explored(loom::sync::Mutex<T>),

@@ -9,7 +9,7 @@ use ssdtrain_store::Store;
 use super::modelled::{Copies, Disk, FOREIGN, Fault, ModelDevice, ModelDisk, set_word, word};
 use super::{Here, HostSettings, HostTier, Parcel, PoolSize, Room, RoomListener, Tier};
 use crate::error::Completion;
-use crate::sync::{Condvar, Mutex, Thread, explore};
+use crate::sync::{Condvar, Mutex, Thread, assert_explored, explore};
 use crate::telemetry::{ScopeId, StallCause};
 use crate::units::MIB;
 
@@ -162,8 +162,8 @@ fn bytes(scene: Scene) -> u64 {
     2 * MIB / scene.slots
 }
 
-/// Saves parcels while earlier ones leave the device, are loaded, and are released.
-fn run(scene: Scene) {
+/// Saves parcels while earlier ones leave the device, are loaded, and are released. Returns the number of orders.
+fn run(scene: Scene) -> usize {
     // Expensive to open, and unchanged once nothing is stored.
     let disk = scene.disk.map(ModelDisk::new);
     let (store, used) = (disk.as_ref().map(ModelDisk::store), disk.clone());
@@ -219,51 +219,49 @@ fn run(scene: Scene) {
     let transfers = used.map_or(0, |disk| disk.transfers());
     println!("{orders} orders of {scene:?}: {transfers} transfers");
     assert!(orders > 1);
+    orders
 }
 
 const FAILING: [Disk; 2] = [Disk::FailsToWrite, Disk::FailsToRead];
 
 #[test]
 fn one_that_is_saved_comes_back() {
-    run(Scene { parcels: 1, preemptions: 2, ..SCENE });
+    assert_explored(run(Scene { parcels: 1, preemptions: 2, ..SCENE }), 1_700);
 }
 
 #[test]
 fn two_that_share_a_slot_come_back() {
-    for copies in [Copies::AtOnce, Copies::AtLast] {
-        run(Scene { copies, ..SCENE });
-    }
+    let orders = [Copies::AtOnce, Copies::AtLast].map(|copies| run(Scene { copies, ..SCENE }));
+    assert_explored(orders.iter().sum(), 1_600);
 }
 
 #[test]
 fn without_a_disk_what_finds_no_room_stays() {
-    run(Scene { parcels: 3, slots: 2, disk: None, ..SCENE });
+    assert_explored(run(Scene { parcels: 3, slots: 2, disk: None, ..SCENE }), 24);
 }
 
 #[test]
 fn what_nobody_else_has_does_not_leave_the_device() {
-    run(Scene { disk: None, twice: true, preemptions: 2, ..SCENE });
-    run(Scene { twice: true, ..SCENE });
+    let alone = run(Scene { disk: None, twice: true, preemptions: 2, ..SCENE });
+    assert_explored(alone + run(Scene { twice: true, ..SCENE }), 1_500);
 }
 
 #[test]
 fn a_disk_that_fails_costs_no_bytes_and_leaves_nobody_waiting() {
-    for disk in FAILING {
-        run(Scene { disk: Some(disk), ..SCENE });
-    }
+    let orders = FAILING.map(|disk| run(Scene { disk: Some(disk), ..SCENE }));
+    assert_explored(orders.iter().sum(), 1_400);
 }
 
 #[test]
 fn a_copy_that_fails_leaves_nobody_waiting() {
-    for copy in 0..3 {
-        run(Scene { failing_copy: Some(copy), ..SCENE });
-    }
+    let orders = (0..3).map(|copy| run(Scene { failing_copy: Some(copy), ..SCENE }));
+    assert_explored(orders.sum(), 1_100);
 }
 
 #[test]
 fn an_entry_that_goes_while_others_are_saved_leaves_nothing() {
-    run(Scene { parcels: 3, slots: 2, goes: true, ..SCENE });
-    run(Scene { goes: true, ..SCENE });
+    let three = run(Scene { parcels: 3, slots: 2, goes: true, ..SCENE });
+    assert_explored(three + run(Scene { goes: true, ..SCENE }), 1_100);
 }
 
 /// The thread that hands a copy out over may still do so when the parcel is on the disk and released.
@@ -271,7 +269,7 @@ fn an_entry_that_goes_while_others_are_saved_leaves_nothing() {
 fn a_tier_that_has_settled_holds_no_extent() {
     let disk = ModelDisk::new(Disk::Works);
     let store = disk.store();
-    explore(1, move || {
+    let orders = explore(1, move || {
         disk.begin();
         let model = Model::new(SCENE, Some(store.clone()));
         let (parcel, storage) = (model.parcel(bytes(SCENE)), Storage::allocate(bytes(SCENE)).unwrap());
@@ -285,4 +283,5 @@ fn a_tier_that_has_settled_holds_no_extent() {
         model.tier.assert_nothing_is_held();
         saves.join().unwrap();
     });
+    assert_explored(orders, 23);
 }
