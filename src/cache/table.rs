@@ -2,6 +2,8 @@
 //! update this state and return what is to be moved. They never wait, and never make libtorch compute.
 
 mod backward;
+#[cfg(test)]
+mod reference;
 mod relief;
 mod saving;
 

@@ -63,18 +63,32 @@ const V2: Version = Version {
 /// The groups with a limit that the process is in whose machine has its files below `root`.
 pub(super) fn limited(root: &Path) -> Vec<GroupMemory> {
     let own = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
-    let table = fs::read_to_string(root.join("proc/self/mountinfo")).unwrap_or_default();
-    let mounts: Vec<Mount> = table.lines().filter_map(Mount::parse).collect();
-    let mut groups = Vec::new();
+    let mounts = fs::read_to_string(root.join("proc/self/mountinfo")).unwrap_or_default();
+    let folders = folders(&own, &mounts);
+    let below_root = |folder: &Path| root.join(folder.strip_prefix("/").unwrap_or(folder));
+    folders.iter().filter_map(|(version, folder)| GroupMemory::read(&below_root(folder), version)).collect()
+}
+
+/// The folders of the groups in `own` (`/proc/self/cgroup`), as far as `mounts` (`/proc/self/mountinfo`) shows them.
+fn folders(own: &str, mounts: &str) -> Vec<(&'static Version, PathBuf)> {
+    let mounts: Vec<Mount> = mounts.lines().filter_map(Mount::parse).collect();
+    let mut folders = Vec::new();
     for (version, group) in own.lines().filter_map(group_of) {
-        for mount in mounts.iter().filter(|mount| mount.is_v2 == version.inherited.is_none()) {
-            let folders = mount.folders(group);
-            groups.extend(folders.iter().filter_map(|folder| {
-                GroupMemory::read(&root.join(folder.strip_prefix("/").unwrap_or(folder)), version)
-            }));
-        }
+        let mounts = mounts.iter().filter(|mount| mount.is_v2 == version.inherited.is_none());
+        folders.extend(mounts.flat_map(|mount| mount.folders(group)).map(|folder| (version, folder)));
     }
-    groups
+    folders
+}
+
+/// Reads what a machine's files say: the tables, and statistics of a group. Returns the number of folders, which are all
+/// below a mount point.
+#[cfg(fuzzing)]
+pub fn read_texts(own: &str, mounts: &str, statistics: &str) -> usize {
+    let points: Vec<PathBuf> = mounts.lines().filter_map(Mount::parse).map(|mount| mount.point).collect();
+    let folders = folders(own, mounts);
+    assert!(folders.iter().all(|(_, folder)| points.iter().any(|point| folder.starts_with(point))));
+    [V1, V2].iter().for_each(|version| _ = field_in(statistics, version.reclaimable));
+    folders.len()
 }
 
 /// The version and the group in a line of `/proc/self/cgroup`, if it is of a hierarchy that may limit memory.
@@ -138,7 +152,10 @@ fn number(file: &Path) -> Option<u64> {
 
 /// The number that follows `name` in a file with one pair per line.
 pub(super) fn field(file: &Path, name: &str) -> Option<u64> {
-    let text = fs::read_to_string(file).ok()?;
+    field_in(&fs::read_to_string(file).ok()?, name)
+}
+
+fn field_in(text: &str, name: &str) -> Option<u64> {
     let mut lines = text.lines().map(str::split_whitespace);
     lines.find_map(|mut words| if words.next() == Some(name) { words.next()?.parse().ok() } else { None })
 }

@@ -1,5 +1,9 @@
 //! Tracks which blocks of one spill file are in use.
 
+#[cfg(any(test, fuzzing))]
+#[cfg_attr(not(fuzzing), expect(unreachable_pub, reason = "fuzz targets are outside"))]
+pub(crate) mod model;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::mem::BLOCK;
@@ -123,79 +127,25 @@ impl Slot {
 mod tests {
     use proptest::prelude::*;
 
+    use super::model::SpaceStep;
     use super::*;
 
     const CAP: u64 = 256 * BLOCK as u64;
 
-    #[derive(Clone, Debug)]
-    enum Step {
-        Grow(u64),
-        Take(u64),
-        GiveBack(usize),
-        Shrink,
-    }
-
-    fn steps() -> impl Strategy<Value = Vec<Step>> {
+    fn steps() -> impl Strategy<Value = Vec<SpaceStep>> {
         let step = prop_oneof![
-            1 => (0..=CAP / BLOCK as u64).prop_map(|blocks| Step::Grow(blocks * BLOCK as u64)),
-            9 => (1..CAP / 8).prop_map(Step::Take),
-            6 => any::<usize>().prop_map(Step::GiveBack),
-            1 => Just(Step::Shrink),
+            1 => (0..=256_usize).prop_map(SpaceStep::Grow),
+            9 => (0..CAP / 8).prop_map(SpaceStep::Take),
+            6 => any::<usize>().prop_map(SpaceStep::GiveBack),
+            1 => Just(SpaceStep::Shrink),
         ];
         proptest::collection::vec(step, 1..200)
-    }
-
-    /// The start and length of each gap between the slots; the last gap ends at `end`.
-    fn gaps(taken: &[Slot], end: u64) -> Vec<(u64, u64)> {
-        let mut slots: Vec<_> = taken.iter().map(|slot| (slot.offset, slot.offset + slot.len)).collect();
-        slots.sort_unstable();
-        let gap_starts = [0].into_iter().chain(slots.iter().map(|slot| slot.1));
-        let gap_ends = slots.iter().map(|slot| slot.0).chain([end]);
-        let gap = |(start, end): (u64, u64)| (start, end.checked_sub(start).expect("slots never overlap"));
-        gap_starts.zip(gap_ends).map(gap).collect()
     }
 
     proptest! {
         #[test]
         fn slots_never_overlap_come_from_the_shortest_gap_and_all_come_back(steps in steps()) {
-            let mut space = Space::default();
-            let mut taken: Vec<Slot> = Vec::new();
-            for step in steps {
-                let free = gaps(&taken, space.end());
-                match step {
-                    Step::Grow(end) => {
-                        let end = end.max(space.end());
-                        space.grow(end);
-                        prop_assert_eq!(space.end(), end);
-                    }
-                    Step::Take(bytes) => {
-                        let whole = bytes.next_multiple_of(BLOCK as u64);
-                        prop_assert_eq!(space.end_with(bytes), free.last().map(|(last, _)| last + whole));
-                        let slot = space.take(bytes);
-                        let shortest = free.iter().map(|gap| gap.1).filter(|&len| len >= whole).min();
-                        let cut = |slot: Slot| free.iter().find(|gap| gap.0 == slot.offset).map(|gap| gap.1);
-                        prop_assert_eq!(slot.map(cut), shortest.map(Some));
-                        prop_assert!(slot.is_none_or(|slot| slot.len == whole));
-                        taken.extend(slot);
-                    }
-                    Step::GiveBack(index) if !taken.is_empty() => {
-                        space.give_back(taken.swap_remove(index % taken.len()));
-                    }
-                    Step::GiveBack(_) => {}
-                    Step::Shrink => {
-                        space.shrink();
-                        let last = taken.iter().map(|slot| slot.offset + slot.len).max();
-                        prop_assert_eq!(space.end(), last.unwrap_or(0));
-                    }
-                }
-                prop_assert_eq!(space.taken(), taken.iter().map(Slot::len).sum::<u64>());
-            }
-            for slot in taken.drain(..) {
-                space.give_back(slot);
-            }
-            prop_assert_eq!(space.taken(), 0);
-            space.grow(CAP);
-            prop_assert!(space.take(CAP).is_some(), "the whole file is one free range again");
+            model::compare(steps);
         }
     }
 

@@ -48,6 +48,8 @@ mod disk_log;
 mod drive;
 mod error;
 mod extent;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod gpu;
 mod growth;
 mod history;

@@ -9,6 +9,8 @@ use std::iter;
 
 pub use aligned::AlignedBuf;
 pub use pool::{HostPool, PAGE, Pin, Slot};
+#[cfg(fuzzing)]
+pub use runs::model::{RunsStep, compare as compare_runs};
 
 /// The granularity of transfers. Direct I/O requires addresses, lengths and offsets that are multiples of the
 /// device's logical block, and 4 KiB suits every device that this library transfers to directly.

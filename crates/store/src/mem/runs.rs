@@ -1,5 +1,9 @@
 //! Tracks which pages are free, as runs of adjacent pages.
 
+#[cfg(any(test, fuzzing))]
+#[cfg_attr(not(fuzzing), expect(unreachable_pub, reason = "fuzz targets are outside"))]
+pub(crate) mod model;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -95,6 +99,7 @@ impl Runs {
 mod tests {
     use proptest::prelude::*;
 
+    use super::model::RunsStep;
     use super::*;
 
     fn of(ranges: &[Range<usize>]) -> Runs {
@@ -129,18 +134,12 @@ mod tests {
         assert_eq!(Runs::default().take(1), None);
     }
 
-    #[derive(Clone, Debug)]
-    enum Step {
-        Add(usize),
-        Take(usize),
-        Give(usize),
-    }
-
-    fn steps() -> impl Strategy<Value = Vec<Step>> {
+    fn steps() -> impl Strategy<Value = Vec<RunsStep>> {
         let step = prop_oneof![
-            1 => (1_usize..50).prop_map(Step::Add),
-            4 => (0_usize..40).prop_map(Step::Take),
-            3 => any::<usize>().prop_map(Step::Give),
+            1 => (1_usize..50).prop_map(RunsStep::Add),
+            1 => any::<usize>().prop_map(RunsStep::Remove),
+            4 => (0_usize..40).prop_map(RunsStep::Take),
+            3 => any::<usize>().prop_map(RunsStep::Give),
         ];
         proptest::collection::vec(step, 1..200)
     }
@@ -148,46 +147,7 @@ mod tests {
     proptest! {
         #[test]
         fn pages_are_taken_once_while_enough_are_free_and_all_come_back(steps in steps()) {
-            let (mut runs, mut added, mut taken) = (Runs::default(), Vec::new(), Vec::<Vec<Range<usize>>>::new());
-            for step in steps {
-                match step {
-                    Step::Add(pages) => {
-                        let end = added.last().map_or(0, |range: &Range<usize>| range.end);
-                        added.push(end..end + pages);
-                        runs.add(end..end + pages);
-                    }
-                    Step::Take(pages) => {
-                        let (free, longest) = (runs.free(), free_runs(&runs).iter().map(Range::len).max());
-                        let Some(new) = runs.take(pages) else {
-                            prop_assert!(pages > free, "{} pages refused of {}", pages, free);
-                            continue;
-                        };
-                        prop_assert_eq!(new.iter().map(Range::len).sum::<usize>(), pages);
-                        prop_assert!(new.len() <= 1 || longest < Some(pages), "one run would do");
-                        prop_assert!(new.iter().all(|run| !run.is_empty()));
-                        taken.push(new);
-                    }
-                    Step::Give(index) if !taken.is_empty() => {
-                        runs.give(&taken.swap_remove(index % taken.len()));
-                    }
-                    Step::Give(_) => {}
-                }
-                // Together, taken and free runs cover everything that was added exactly once, and no run crosses a
-                // border.
-                let mut all = free_runs(&runs);
-                prop_assert_eq!(runs.free(), all.iter().map(Range::len).sum::<usize>());
-                all.extend(taken.iter().flatten().cloned());
-                all.sort_by_key(|run| run.start);
-                let mut end = 0;
-                for run in &all {
-                    prop_assert_eq!(run.start, end);
-                    end = run.end;
-                    prop_assert!(added.iter().any(|range| range.start <= run.start && run.end <= range.end));
-                }
-                prop_assert_eq!(end, added.last().map_or(0, |range| range.end));
-            }
-            taken.iter().for_each(|taken| runs.give(taken));
-            prop_assert_eq!(free_runs(&runs), added, "each range is one free run again");
+            model::compare(steps);
         }
     }
 }

@@ -1,0 +1,5 @@
+//! What fuzz targets reach of the books of space, which nobody else sees.
+
+pub use crate::control_groups::read_texts as read_control_groups;
+pub use crate::extent::model::{SpaceStep, compare as compare_space};
+pub use crate::mem::{RunsStep, compare_runs};
