@@ -1,26 +1,25 @@
-//! Whatever is reserved and freed in whatever order, blobs never reach beyond the cap, and all of it comes back.
+//! Whatever is taken and given back in whatever order, a spill file's space is what a plain record of its blocks says.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use ssdtrain::BackendKind;
-use ssdtrain::store::{Store, StoreConfig};
+use ssdtrain_store::fuzzing::{SpaceStep, compare_space};
 
-const CAP: u64 = 8 << 20;
+/// In steps and in blocks: more only take longer.
+const LONGEST: usize = 64;
+const LARGEST: u64 = 64;
 
-fuzz_target!(|operations: Vec<(bool, u32)>| {
-    let config = StoreConfig { backend: BackendKind::Memory, cap_bytes: CAP, ..StoreConfig::default() };
-    let store = Store::open(config).expect("a store in memory");
-    let mut blobs = Vec::new();
-    for (reserve, number) in operations {
-        if reserve {
-            blobs.extend(store.reserve(u64::from(number % (4 << 20))));
-        } else if !blobs.is_empty() {
-            blobs.swap_remove(number as usize % blobs.len());
+fuzz_target!(|bytes: &[u8]| {
+    let (steps, _) = bytes.as_chunks::<2>();
+    compare_space(steps.iter().take(LONGEST).map(|&[what, number]| {
+        let number = u64::from(number);
+        match what % 8 {
+            0 => SpaceStep::Grow((number % LARGEST) as usize),
+            // Up to a third of the largest file, and rarely whole blocks.
+            1..4 => SpaceStep::Take(number * 331),
+            4..7 => SpaceStep::GiveBack(number as usize),
+            // Up to numbers whose whole blocks overflow.
+            _ if number >= 192 => SpaceStep::Take(u64::MAX - (u64::from(what) << (number % 16))),
+            _ => SpaceStep::Shrink,
         }
-        let taken: u64 = blobs.iter().map(|blob| blob.padded_len()).sum();
-        assert!(taken <= CAP);
-        assert_eq!(store.stats().reserved_bytes, taken);
-    }
-    blobs.clear();
-    assert_eq!(store.stats().reserved_bytes, 0);
+    }));
 });

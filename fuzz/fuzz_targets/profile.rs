@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use ssdtrain::plan::{Caps, Frontier, Goal, Profile};
+use ssdtrain_plan::{Caps, Frontier, Goal, Profile};
 
 /// More activations than this only take longer.
 const ACTIVATIONS: usize = 64;

@@ -4,12 +4,22 @@
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
-use ssdtrain::plan::{
-    Adherence, Auto, Goal, Observation, Outset, Policy, Release, Resources, SavedPlan, Saves, ScopeId,
+use ssdtrain_plan::{
+    Adherence, Auto, Followed, Goal, Observation, Outset, Policy, Release, Resources, SavedPlan, Saves,
+    ScopeId,
 };
 
 /// Longer texts only take longer.
 const LENGTH: usize = 1 << 15;
+/// How the steps follow the plan, one after another.
+const HOW: [Adherence; 6] = [
+    Adherence::Whole(1),
+    Adherence::Part,
+    Adherence::Larger,
+    Adherence::Altered,
+    Adherence::Whole(2),
+    Adherence::Lost,
+];
 
 fuzz_target!(|text: &[u8]| {
     let Some(text) = text.get(..text.len().min(LENGTH)) else { return };
@@ -17,17 +27,24 @@ fuzz_target!(|text: &[u8]| {
     for release in [Release::InStreamOrder, Release::WhenStored] {
         let resources = Resources { host_pool: 1 << 20, disk: 1 << 30, release };
         let mut auto = Auto::new(Goal::overhead(0.02)).starting_with(saved.clone());
-        for step in 1..=20 {
-            let outset = Outset { step, resources, free: &|| u64::MAX, scope: &|_| ScopeId::default() };
+        for (step, how) in (1..).zip(HOW.into_iter().cycle()).take(12) {
+            let provide = |bytes: u64| bytes < 1 << 30;
+            let scope = |_: &str| ScopeId::default();
+            let outset = Outset { step, resources, free: &|| u64::MAX, provide: &provide, scope: &scope };
             let plan = auto.begin(&outset);
-            let followed = matches!(plan.saves, Saves::Scheduled { .. }).then_some(Adherence::Whole(1));
+            let followed = match &plan.saves {
+                Saves::Scheduled { courses, .. } => {
+                    let course = step as usize % courses.len();
+                    Some(Followed { course, how, size: step as f64 / 4.0, micro_batches: 1.0 })
+                }
+                _ => None,
+            };
             let wall = Duration::from_millis(100 + step);
             let (written, read) = (Some(1e9), Some(1e9));
-            auto.end(
-                &plan,
-                Observation { step, wall, peak: 1 << 30, written, read, followed, ..Observation::default() },
-            );
-            let _report = auto.report(&|_| String::new());
+            let observed =
+                Observation { step, wall, peak: 1 << 30, written, read, followed, ..Observation::default() };
+            auto.end(&plan, observed);
+            drop(auto.report(followed.map_or(0, |followed| followed.course), &|_| String::new()));
         }
     }
 });
