@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 
 use crate::process::{cargo, run as run_command};
-use crate::{arrows, circles, cufile, deny, libtorch, outside, rooms, run_tests};
+use crate::{arrows, circles, cufile, deny, fuzz, libtorch, outside, rooms, run_tests};
 
 /// A step by its name and what it does.
 type Step = (&'static str, fn() -> Result<()>);
@@ -22,6 +22,7 @@ const STEPS: &[Step] = &[
     ("documentation", documentation),
     ("smoke run", smoke),
     ("a program outside", outside::check),
+    ("fuzz targets", fuzz::smoke),
     ("tests", tests),
 ];
 

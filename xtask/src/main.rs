@@ -7,6 +7,7 @@ mod circles;
 mod cufile;
 mod deny;
 mod executables;
+mod fuzz;
 mod gpu_test;
 mod libtorch;
 mod outside;
@@ -78,6 +79,18 @@ Sets up libtorch if need be, then runs the tests of the whole workspace with car
 Builds them in release mode and runs them here, and makes sure that every one of them has run. For a machine without
 Rust, `cargo x bundle` makes a binary of them.",
         run: gpu_test::run,
+    },
+    Command {
+        name: "fuzz",
+        arguments: "[ARGS]",
+        summary: "Run the fuzz targets, or one of them, over their corpora and new inputs",
+        details: "\
+Builds the targets in fuzz/ and runs each over its corpus in fuzz/corpus and then over inputs that it makes of it, for 5
+seconds together. ARGS are a target's name, `--seconds N` or `--executions N` for another length, and `--without-libtorch`
+for the targets that need none, whose build is much shorter. Inputs that reach new code go to
+fuzz/target/runs/TARGET/found, where the next run starts from them as well. A target that crashes fails the command, which
+says what the target printed and where the input is. No other compiler is needed than the pinned one.",
+        run: fuzz::run,
     },
     Command {
         name: "ci",
