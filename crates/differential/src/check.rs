@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ssdtrain::TensorCache;
-use ssdtrain::store::{Direction, Fault, Faulty};
+use ssdtrain::store::Faulty;
+use ssdtrain::{ErrorKind, TensorCache};
 use ssdtrain_libtorch as torch;
 use tch::nn::VarStore;
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::config::Config;
+use crate::faults::{Faults, is_a_fault};
 use crate::program::Program;
 use crate::random::Random;
 use crate::run::{Ran, run};
@@ -27,6 +28,8 @@ pub enum Verdict {
     /// The same until the cache refused to rerun a segment whose surroundings had changed, or succeeded where
     /// autograd could not.
     AgreesUntil(String),
+    /// The same until a transfer that was made to fail made a backward an error, which has this kind and names the cause.
+    FailsAsToldTo(ErrorKind),
     /// Two runs without a cache differ.
     Undetermined,
     /// It makes something that holds itself, and with it all that a cache keeps for it, for as long as the process lives.
@@ -47,7 +50,12 @@ impl Verdict {
     pub fn name(&self) -> &'static str {
         match self {
             Verdict::Agrees => "agrees",
+            Verdict::AgreesUntil(error) if error.contains(NOT_AGAIN) => "refuses-rerun",
+            Verdict::AgreesUntil(error) if error.contains("was changed in place") => "changed-in-place",
             Verdict::AgreesUntil(_) => "agrees-until",
+            Verdict::FailsAsToldTo(ErrorKind::Io) => "fails-io",
+            Verdict::FailsAsToldTo(ErrorKind::Corrupt) => "fails-corrupt",
+            Verdict::FailsAsToldTo(_) => "fails",
             Verdict::Undetermined => "undetermined",
             Verdict::HoldsItself => "holds-itself",
             Verdict::NoCache(_) => "no-cache",
@@ -61,6 +69,7 @@ impl fmt::Display for Verdict {
         match self {
             Verdict::Agrees => f.write_str("agrees"),
             Verdict::AgreesUntil(error) => write!(f, "agrees until {error}"),
+            Verdict::FailsAsToldTo(kind) => write!(f, "agrees until a transfer fails on purpose: {kind:?}"),
             Verdict::Undetermined => f.write_str("differs from run to run without a cache"),
             Verdict::HoldsItself => f.write_str("makes something that holds itself"),
             Verdict::NoCache(error) => write!(f, "no cache: {error}"),
@@ -69,36 +78,46 @@ impl fmt::Display for Verdict {
     }
 }
 
+/// What the cache says of a segment or an operation that it refuses to rerun.
+const NOT_AGAIN: &str = "ssdtrain cannot compute";
+
 /// How long a cache may go on holding what no graph needs any more: transfers are in flight.
 const LET_GO_WITHIN: Duration = Duration::from_secs(10);
+/// The same where it may be held for good.
+const MAY_STAY_AFTER: Duration = Duration::from_secs(1);
 
 /// The error about a tensor that was detached in place after it was saved. Only autograd itself, without any hooks,
 /// raises it.
 const DETACHED: &str = "detached in-place";
 
-/// A cache that several programs are run with, one after the other.
+/// A cache that several programs are run with, one after the other; or some, with which their steps take turns.
 pub struct Lab {
     config: Config,
-    /// The parameters that the cache knows.
+    /// The parameters that the caches know.
     parameters: VarStore,
-    cache: TensorCache,
-    /// What makes its transfers fail, if anything does.
-    faulty: Option<Arc<Faulty>>,
-    /// Programs that make something that holds itself are not run with the cache.
+    caches: Vec<TensorCache>,
+    /// What makes their transfers fail, if anything does.
+    faulty: Vec<Arc<Faulty>>,
+    /// Programs that hold themselves without a cache are not run with these.
     is_to_last: bool,
     /// A program has made something that holds itself, including what the cache keeps for it.
     is_used_up: Cell<bool>,
 }
 
 impl Lab {
-    /// A cache with these settings.
+    /// Caches with these settings.
     pub fn new(config: &Config) -> anyhow::Result<Lab> {
         let parameters = VarStore::new(Device::Cpu);
-        let (cache, faulty) = config.build(&parameters)?;
+        let (mut caches, mut faulty) = (Vec::new(), Vec::new());
+        for _ in 0..config.caches() {
+            let (cache, fails) = config.build(&parameters)?;
+            caches.push(cache);
+            faulty.extend(fails);
+        }
         Ok(Lab {
             config: config.clone(),
             parameters,
-            cache,
+            caches,
             faulty,
             is_to_last: false,
             is_used_up: Cell::default(),
@@ -110,17 +129,17 @@ impl Lab {
         Lab { is_to_last: true, ..self }
     }
 
-    /// Whether `program` can be run with this cache.
+    /// Whether `program` can be run with these caches.
     pub fn fits(&self, program: &Program) -> bool {
         !self.is_used_up.get() && self.config == program.config
     }
 
-    /// Runs `program` without a cache, twice, and with this one.
+    /// Runs `program` without a cache, twice, and with these.
     pub fn check(&self, program: &Program) -> Verdict {
         // Tensors are small, and several programs run at once.
         tch::set_num_threads(1);
         let plain = VarStore::new(Device::Cpu);
-        let expected = [(); 2].map(|()| attempt(program, &plain, None));
+        let expected = [(); 2].map(|()| attempt(program, &plain, &[]));
         let [Ok(Ran { events: expected, made }), Ok(Ran { events: again, .. })] = expected else {
             return Verdict::Undetermined;
         };
@@ -129,11 +148,11 @@ impl Lab {
         }
         // A function that changes what it holds is held by what it has changed. The same is true in autograd itself
         // for what is saved and then changed into a result of itself.
-        let holds_itself = made.iter().any(|storage| storage.upgrade().is_some())
-            || expected.iter().any(|event| event.has_changed);
+        let holds_itself = made.iter().any(|storage| storage.upgrade().is_some());
         if holds_itself && self.is_to_last {
             return Verdict::HoldsItself;
         }
+        let may_hold_itself = holds_itself || expected.iter().any(|event| event.has_changed);
         let same = |(one, two): (&Event, &Event)| one.outcome == two.outcome;
         if expected.len() != again.len() || !expected.iter().zip(&again).all(same) {
             return Verdict::Undetermined;
@@ -141,26 +160,29 @@ impl Lab {
         let mut verdict = Verdict::Agrees;
         for round in 0..program.config.rounds() {
             let mut random = Random::new(program.seed ^ round ^ self.config.faults() << 32);
-            self.faulty.iter().for_each(|faulty| fail_now_and_then(faulty, &self.config, &mut random));
+            let faults = Faults::draw(&mut random, self.config.has("verify"));
+            self.faulty.iter().for_each(|faulty| faults.inject(faulty));
             torch::press_cpu_memory(self.config.pressed());
-            let ran = attempt(program, &self.parameters, Some(&self.cache));
+            let ran = attempt(program, &self.parameters, &self.caches);
             torch::press_cpu_memory(0);
             self.faulty.iter().for_each(|faulty| faulty.heal());
             let events = match ran {
                 Ok(ran) => ran.events,
                 Err(panic) => return Verdict::Differs(format!("round {round}: panic: {panic}")),
             };
-            match compare(&expected, &events, self.faulty.is_some()) {
+            let faults = if self.faulty.is_empty() { Faults::default() } else { faults };
+            match compare(&expected, &events, &faults) {
                 Verdict::Differs(how) => return Verdict::Differs(format!("round {round}: {how}")),
                 Verdict::Agrees => {}
                 other => verdict = other,
             }
-            if let Some(held) = still_held(&self.cache) {
-                self.is_used_up.set(holds_itself);
-                return if holds_itself {
-                    verdict
-                } else {
-                    Verdict::Differs(format!("round {round}: {held}"))
+            let within = if may_hold_itself { MAY_STAY_AFTER } else { LET_GO_WITHIN };
+            if let Some(held) = self.caches.iter().find_map(|cache| still_held(cache, within)) {
+                self.is_used_up.set(may_hold_itself);
+                return match may_hold_itself {
+                    true if self.is_to_last => Verdict::HoldsItself,
+                    true => verdict,
+                    false => Verdict::Differs(format!("round {round}: {held}")),
                 };
             }
         }
@@ -176,37 +198,28 @@ pub fn check(program: &Program) -> Verdict {
     }
 }
 
-/// Up to two faults among the next transfers, each once or more often or for good.
-fn fail_now_and_then(faulty: &Faulty, config: &Config, random: &mut Random) {
-    for _ in 0..random.below(3) {
-        let direction = *random.of(&[Direction::Write, Direction::Read]);
-        let fault = match random.below(6) {
-            0 => Fault::Errno(libc::EIO),
-            1 => Fault::Errno(libc::ENOSPC),
-            2 => Fault::Errno(libc::EINTR),
-            3 => Fault::Errno(libc::EAGAIN),
-            // Only checksums show it.
-            4 if config.has("verify") => Fault::FlippedBit,
-            _ => Fault::Short,
-        };
-        let times = *random.of(&[1, 1, 2, u64::MAX]);
-        faulty.inject(direction, fault, random.below(20) as u64, times);
-    }
-}
-
-fn attempt(program: &Program, vs: &VarStore, cache: Option<&TensorCache>) -> Result<Ran, String> {
-    catch_unwind(AssertUnwindSafe(|| run(program, vs, cache))).map_err(|panic| {
+fn attempt(program: &Program, vs: &VarStore, caches: &[TensorCache]) -> Result<Ran, String> {
+    catch_unwind(AssertUnwindSafe(|| run(program, vs, caches))).map_err(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("of another kind").to_owned()
     })
 }
 
-/// What became of a program. With `may_fail`, the cache may refuse any backward.
-fn compare(expected: &[Event], got: &[Event], may_fail: bool) -> Verdict {
+/// What became of a program whose transfers have these faults.
+fn compare(expected: &[Event], got: &[Event], faults: &Faults) -> Verdict {
     // How far a backward got before its error depends on where the error is.
     let mut until = None;
     for (expected, got) in expected.iter().zip(got) {
         let what = &got.what;
+        if let Some(kind) = faults.account_for(got) {
+            return Verdict::FailsAsToldTo(kind);
+        }
+        if let Some(error) = got.outcome.as_ref().err().filter(|_| is_a_fault(got)) {
+            let kind = got.error.as_ref().map(ssdtrain::Error::kind);
+            return Verdict::Differs(format!(
+                "at `{what}` an error that no fault accounts for ({kind:?}, {faults:?}): {error}"
+            ));
+        }
         match (&expected.outcome, &got.outcome) {
             (Ok(expected), Ok(got)) => {
                 for ((name, expected), (_, got)) in expected.iter().zip(got) {
@@ -228,7 +241,7 @@ fn compare(expected: &[Event], got: &[Event], may_fail: bool) -> Verdict {
                     until = Some(error.clone());
                 }
             }
-            (Ok(_), Err(error)) if expected.may_be_refused || may_fail => {
+            (Ok(_), Err(error)) if expected.may_be_refused => {
                 return Verdict::AgreesUntil(error.clone());
             }
             // Of a view whose base has a gradient since: libtorch refuses it until someone, such as a backward that has it saved, has
@@ -267,7 +280,7 @@ fn end_backwards() -> Result<(), TchError> {
 }
 
 /// What the cache still holds although all graphs are gone.
-fn still_held(cache: &TensorCache) -> Option<String> {
+fn still_held(cache: &TensorCache, within: Duration) -> Option<String> {
     if let Err(error) = end_backwards() {
         return Some(format!("a small backward fails: {error}"));
     }
@@ -282,7 +295,7 @@ fn still_held(cache: &TensorCache) -> Option<String> {
         if last != Some((held, reserved)) {
             (last, since) = (Some((held, reserved)), Instant::now());
         }
-        if since.elapsed() > LET_GO_WITHIN {
+        if since.elapsed() > within {
             return Some(format!(
                 "all graphs are gone, but {held:?} and {reserved} bytes of the disk are held"
             ));

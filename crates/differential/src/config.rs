@@ -66,6 +66,8 @@ const SETTINGS: &[(&str, usize, &[u64])] = &[
     ("rounds", 30, &[2, 4]),
     // Transfers with the disk fail now and then; each value makes others fail. Only who asks for it gets it.
     ("faulty", 0, &[0]),
+    // How many caches the steps take turns with.
+    ("caches", 15, &[2]),
 ];
 
 impl Config {
@@ -96,6 +98,11 @@ impl Config {
     /// Of how many allocations one asks the cache for memory; 0 if none does.
     pub(crate) fn pressed(&self) -> u64 {
         self.value("pressed").unwrap_or(0)
+    }
+
+    /// How many caches the steps of a program take turns with.
+    pub(crate) fn caches(&self) -> u64 {
+        self.value("caches").unwrap_or(1)
     }
 
     /// Which transfers fail.

@@ -77,7 +77,7 @@ fn of_seed(seed: u64, often: Option<&'static Operation>) -> Program {
     let seed = random.bits() % 1000;
     let mut generator = Generator { random, next: 0, enabled, often, blocks, width, misuses };
     let vs = VarStore::new(Device::Cpu);
-    let mut run = Run::new(&vs, None);
+    let mut run = Run::new(&vs, &[]);
     tch::manual_seed(seed as i64);
     let body = generator.program(&mut run);
     Program { config, seed, body }

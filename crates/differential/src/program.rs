@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::config::Config;
+use crate::operations::ORDERED;
 
 /// The operations that contain others.
 pub(crate) const BLOCKS: &[&str] =
@@ -107,6 +108,13 @@ impl Op {
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.write(f, 0)
+    }
+}
+
+impl Program {
+    /// Whether its results depend on what other threads do meanwhile.
+    pub fn is_ordered(&self) -> bool {
+        self.body.iter().any(|op| op.has(ORDERED))
     }
 }
 

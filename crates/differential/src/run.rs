@@ -9,12 +9,15 @@ use tch::{TchError, Tensor};
 use crate::bits::Bits;
 use crate::operations::total;
 use crate::program::{Op, Program};
-use crate::values::{Event, Values, caught, leaf};
+use crate::values::{Event, Failure, Values, caught, leaf};
 
-/// Runs `program`, whose parameters become variables of `vs`, and returns everything that was observable.
-pub fn run(program: &Program, vs: &VarStore, cache: Option<&TensorCache>) -> Ran {
-    tch::manual_seed(program.seed as i64);
-    let mut run = Run::new(vs, cache);
+/// Runs `program`, whose parameters become variables of `vs`, and returns everything that was observable. Its steps take turns with
+/// the caches; without any it is plain autograd.
+pub fn run(program: &Program, vs: &VarStore, caches: &[TensorCache]) -> Ran {
+    if program.is_ordered() {
+        tch::manual_seed(program.seed as i64);
+    }
+    let mut run = Run::new(vs, caches);
     run.run_all(&program.body, None);
     run.end()
 }
@@ -31,15 +34,17 @@ pub struct Ran {
 pub(crate) struct Run<'a> {
     pub(crate) values: Values,
     vs: &'a VarStore,
-    cache: Option<&'a TensorCache>,
+    caches: &'a [TensorCache],
+    /// How many steps have begun.
+    steps: usize,
     optimizer: Option<Optimizer>,
 }
 
 impl<'a> Run<'a> {
-    pub(crate) fn new(vs: &'a VarStore, cache: Option<&'a TensorCache>) -> Run<'a> {
+    pub(crate) fn new(vs: &'a VarStore, caches: &'a [TensorCache]) -> Run<'a> {
         clear(vs);
-        let watched = cache.is_none().then(Vec::new);
-        Run { values: Values { watched, ..Values::default() }, vs, cache, optimizer: None }
+        let watched = caches.is_empty().then(Vec::new);
+        Run { values: Values { watched, ..Values::default() }, vs, caches, steps: 0, optimizer: None }
     }
 
     pub(crate) fn run_all(&mut self, body: &[Op], step: Option<&Step<'_>>) {
@@ -52,7 +57,7 @@ impl<'a> Run<'a> {
     fn end(mut self) -> Ran {
         let end = Op { name: "end", outputs: vec![], inputs: vec![], numbers: vec![], body: vec![] };
         let all = self.values.all();
-        self.values.note(&end, all);
+        self.values.note(&end, all.map_err(Failure::from));
         // A gradient with a graph of its own holds its leaf, which in turn holds the gradient.
         for (_, leaf) in &mut self.values.leaves {
             leaf.zero_grad();
@@ -67,7 +72,7 @@ impl<'a> Run<'a> {
             return;
         }
         let outcome = match op.name {
-            "parameter" => self.parameter(op).map(|()| vec![]),
+            "parameter" => self.parameter(op).map(|()| vec![]).map_err(Failure::from),
             "backward" => match self.backward(op, step) {
                 Some(outcome) => outcome,
                 None => return,
@@ -81,7 +86,7 @@ impl<'a> Run<'a> {
                     .for_each(|step| step.micro_batch(op.numbers.first().map_or(0, |index| *index as usize)));
                 Ok(vec![])
             }
-            "optimizer" => self.optimizer(&op.numbers).map(|()| vec![]),
+            "optimizer" => self.optimizer(&op.numbers).map(|()| vec![]).map_err(Failure::from),
             "optimize" => {
                 let steps = self.values.leaves.iter().any(|(_, leaf)| leaf.grad().defined());
                 let optimizers = self.optimizer.iter_mut().filter(|_| steps);
@@ -89,6 +94,7 @@ impl<'a> Run<'a> {
                     optimizers.for_each(Optimizer::step);
                     Ok(vec![])
                 })
+                .map_err(Failure::from)
             }
             "zero_grad" => {
                 self.values.leaves.iter_mut().for_each(|(_, leaf)| leaf.zero_grad());
@@ -103,7 +109,9 @@ impl<'a> Run<'a> {
     }
 
     fn step(&mut self, op: &Op) {
-        let step = self.cache.map(TensorCache::step);
+        let cache = self.caches.get(self.steps % self.caches.len().max(1));
+        self.steps += 1;
+        let step = cache.map(TensorCache::step);
         let outer = self.values.step.take();
         self.values.step = step.as_ref().map(Step::handle);
         self.run_all(&op.body, step.as_ref());
@@ -113,7 +121,7 @@ impl<'a> Run<'a> {
         if op.numbers.first() == Some(&0.0) {
             drop(step);
         } else if let Err(error) = step.finish() {
-            self.values.note(op, Err(TchError::Torch(error.to_string())));
+            self.values.note(op, Err(error.into()));
         }
     }
 
@@ -128,11 +136,7 @@ impl<'a> Run<'a> {
 
     /// Backward from the sum of all inputs; inputs that do not exist are skipped. Numbers: keep the graph, record the
     /// backward, use tch's own backward.
-    fn backward(
-        &mut self,
-        op: &Op,
-        step: Option<&Step<'_>>,
-    ) -> Option<Result<Vec<(String, Bits)>, TchError>> {
+    fn backward(&mut self, op: &Op, step: Option<&Step<'_>>) -> Option<Result<Vec<(String, Bits)>, Failure>> {
         let inputs: Vec<Tensor> = op
             .inputs
             .iter()
@@ -142,16 +146,14 @@ impl<'a> Run<'a> {
         let options = Backward { retain_graph: flag(0), create_graph: flag(1) };
         let loss = match total(&inputs) {
             Ok(loss) => loss,
-            Err(error) => return Some(Err(error)),
+            Err(error) => return Some(Err(error.into())),
         };
         drop(inputs);
         let bits = Bits::of(&loss);
         let outcome = match step {
-            Some(step) if !flag(2) => {
-                step.backward_with(&loss, options).map_err(|error| TchError::Torch(error.to_string()))
-            }
+            Some(step) if !flag(2) => step.backward_with(&loss, options).map_err(Failure::from),
             _ => torch::backward(&loss, options.retain_graph, options.create_graph)
-                .map_err(|error| TchError::Torch(error.to_string())),
+                .map_err(|error| TchError::Torch(error.to_string()).into()),
         };
         drop(loss);
         Some(outcome.and_then(|()| {

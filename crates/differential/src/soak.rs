@@ -1,7 +1,10 @@
-//! The endurance run: random programs in one process, with transfers that fail now and then, and a look at what the process holds.
+//! The endurance run: random programs in one process, on two threads with caches of their own, with transfers that fail now and then,
+//! and a look at what the process holds.
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::panic::resume_unwind;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -9,14 +12,17 @@ use ssdtrain_differential::{Lab, Program, Programs, Verdict};
 
 use crate::batch::{begins, watch};
 
-/// Programs of a run. All of them are run again and again: some make something that holds itself, which stays for as long as the process
-/// lives and is not the cache's fault, and only a run shows which.
+/// Programs of a run. All of them are run again and again, but for those that make something that holds itself: it stays for as long as
+/// the process lives, with all that a cache keeps for it, and is not the cache's fault. Where autograd alone makes such a thing, the
+/// program never runs with a cache; where only a segment does, the first turn shows it. So what stays is there from the first turn on.
 const PROGRAMS: u64 = 1000;
 /// By how many bytes more memory may be resident towards the end than before, since memory fragments.
 const GROWTH: u64 = 32 << 20;
 
 /// A run has so many turns at least.
 const FEWEST: usize = 4;
+/// What is counted where the settings make no cache.
+const NO_CACHE: &str = "no-cache";
 /// The setting that makes transfers fail.
 const FAULTY: &str = "faulty";
 
@@ -46,12 +52,13 @@ impl Held {
 pub(crate) fn run(programs: &Programs, time: Duration, seed: u64) -> Result<bool> {
     watch();
     let start = Instant::now();
-    let mut programs = drawn(programs, seed, PROGRAMS);
-    let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut parts = Parts::new(drawn(programs, seed, PROGRAMS));
+    let mut counts = Counts::new();
     let mut held = Vec::new();
     for turn in 0.. {
-        if let Some(wrong) = all(&mut programs, turn, &mut counts) {
-            println!("{wrong}");
+        let wrong = parts.turn(turn, &mut counts);
+        if !wrong.is_empty() {
+            println!("{}", wrong.join("\n"));
             return Ok(false);
         }
         held.push(Held::now()?);
@@ -63,6 +70,51 @@ pub(crate) fn run(programs: &Programs, time: Duration, seed: u64) -> Result<bool
         }
     }
     Ok(is_flat(&held))
+}
+
+/// How many programs had each verdict.
+type Counts = BTreeMap<&'static str, u64>;
+
+/// The programs of a run.
+struct Parts {
+    /// What two threads run at once.
+    at_once: [Vec<Program>; 2],
+    /// What draws random numbers runs alone: a segment is refused if another thread drew from its generator.
+    alone: Vec<Program>,
+}
+
+impl Parts {
+    fn new(programs: Vec<Program>) -> Parts {
+        let (alone, rest): (Vec<_>, Vec<_>) = programs.into_iter().partition(Program::is_ordered);
+        // Programs in a row share a cache.
+        let (one, other) = rest.split_at(rest.len() / 2);
+        Parts { at_once: [one.to_vec(), other.to_vec()], alone }
+    }
+
+    /// Runs all of them. Returns what is wrong.
+    fn turn(&mut self, turn: u64, counts: &mut Counts) -> Vec<String> {
+        let mut wrong = at_once(&mut self.at_once, turn, counts);
+        wrong.extend(all(&mut self.alone, turn, counts));
+        wrong
+    }
+}
+
+/// Runs each part on a thread of its own. Returns what is wrong.
+fn at_once(parts: &mut [Vec<Program>; 2], turn: u64, counts: &mut Counts) -> Vec<String> {
+    let done = thread::scope(|scope| {
+        let threads = parts.each_mut().map(|part| {
+            scope.spawn(move || {
+                let mut counts = Counts::new();
+                (all(part, turn, &mut counts), counts)
+            })
+        });
+        threads.map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    });
+    let add = |(wrong, of_part): (Option<String>, Counts)| {
+        of_part.into_iter().for_each(|(name, count)| *counts.entry(name).or_default() += count);
+        wrong
+    };
+    done.into_iter().filter_map(add).collect()
 }
 
 /// Programs of seeds in a row; half of their caches have transfers that fail.
@@ -79,7 +131,7 @@ fn drawn(programs: &Programs, seed: u64, count: u64) -> Vec<Program> {
 }
 
 /// Runs all programs, each with a cache for several of them, and removes those that leave something behind. Returns what is wrong.
-fn all(programs: &mut Vec<Program>, turn: u64, counts: &mut BTreeMap<&'static str, u64>) -> Option<String> {
+fn all(programs: &mut Vec<Program>, turn: u64, counts: &mut Counts) -> Option<String> {
     let (mut lab, mut wrong): (Option<Lab>, _) = (None, None);
     programs.retain_mut(|program| {
         if wrong.is_some() {
@@ -95,7 +147,10 @@ fn all(programs: &mut Vec<Program>, turn: u64, counts: &mut BTreeMap<&'static st
         if !lab.as_ref().is_some_and(|lab| lab.fits(program)) {
             lab = Lab::new(&program.config).map(Lab::to_last).ok();
         }
-        let Some(lab) = &lab else { return false };
+        let Some(lab) = &lab else {
+            *counts.entry(NO_CACHE).or_default() += 1;
+            return false;
+        };
         let verdict = lab.check(program);
         if verdict.is_wrong() {
             wrong = Some(format!("{verdict}\n{program}"));
@@ -142,10 +197,12 @@ mod tests {
 
     #[test]
     fn a_short_run_has_right_bits_whatever_fails() {
-        let mut programs = drawn(&Programs::default(), 7_000, 200);
+        let mut parts = Parts::new(drawn(&Programs::default(), 7_000, 200));
+        let mut counts = Counts::new();
         for turn in 0..2 {
-            assert_eq!(all(&mut programs, turn, &mut BTreeMap::new()), None);
+            assert_eq!(parts.turn(turn, &mut counts), Vec::<String>::new());
         }
-        assert!(programs.len() > 100);
+        assert!(parts.at_once.iter().chain([&parts.alone]).all(|part| part.len() > 20));
+        assert!(["fails-io", "agrees"].iter().all(|name| counts.contains_key(name)), "{counts:?}");
     }
 }

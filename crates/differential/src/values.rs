@@ -1,10 +1,11 @@
 //! The values of a running program, and the operations on them.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread::{self, ScopedJoinHandle};
 
-use ssdtrain::StepHandle;
+use ssdtrain::{Error, StepHandle};
 use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{CpuAutocast, Storage, WeakStorage};
 use tch::{Device, Kind, TchError, Tensor};
@@ -21,12 +22,44 @@ pub struct Event {
     pub what: String,
     /// What it returned, or its error.
     pub outcome: Result<Vec<(String, Bits)>, String>,
+    /// Its error, if the cache returned that itself.
+    pub error: Option<Error>,
     /// What a segment holds has changed since it ran.
     pub has_changed: bool,
     /// A cache may therefore refuse to rerun it; it may also succeed if it cannot know better.
     pub may_be_refused: bool,
     /// Something is recomputed, so a cache may succeed where autograd itself cannot.
     pub may_be_served: bool,
+}
+
+/// Why an operation failed.
+#[derive(Debug)]
+pub enum Failure {
+    /// libtorch's error; what the cache has to say is part of its text.
+    Torch(TchError),
+    /// An error of a step.
+    Cache(Error),
+}
+
+impl From<TchError> for Failure {
+    fn from(error: TchError) -> Failure {
+        Failure::Torch(error)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Cache(error)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Torch(error) => error.fmt(f),
+            Failure::Cache(error) => error.fmt(f),
+        }
+    }
 }
 
 /// The existing values, and what has happened to them.
@@ -103,7 +136,7 @@ impl Values {
     /// Runs `op`, and records the outcome.
     pub fn run(&mut self, op: &Op) {
         let Some(outcome) = self.outcome(op) else { return };
-        self.note(op, outcome.map(|()| Vec::new()));
+        self.note(op, outcome.map(|()| Vec::new()).map_err(Failure::from));
     }
 
     /// Runs `op`; `None` if it is skipped.
@@ -158,13 +191,18 @@ impl Values {
     }
 
     /// Records the outcome of `op`.
-    pub fn note(&mut self, op: &Op, outcome: Result<Vec<(String, Bits)>, TchError>) {
+    pub fn note(&mut self, op: &Op, outcome: Result<Vec<(String, Bits)>, Failure>) {
         let has_changed = self.watched.iter().flatten().any(Watched::has_changed);
         self.writes_unseen |= outcome.is_err() && op.name != "backward";
         self.is_unversioned |= UNVERSIONED.contains(&op.name);
+        let error = match &outcome {
+            Err(Failure::Cache(error)) => Some(error.clone()),
+            _ => None,
+        };
         self.events.push(Event {
             what: op.to_string().lines().next().unwrap_or_default().to_owned(),
             outcome: outcome.map_err(|error| error.to_string()),
+            error,
             has_changed,
             may_be_refused: has_changed || self.writes_unseen || self.is_unversioned && self.recomputes,
             may_be_served: self.recomputes,
