@@ -10,6 +10,7 @@ use ssdtrain_store::{BLOCK, BackendKind, Clock, DiskLog, HistoryFile, Store, Sto
 use tch::Device;
 use tch::nn::{VarStore, Variables};
 
+use crate::device::{DeviceFaults, Simulation};
 use crate::endurance::Endurance;
 use crate::error::{Error, ErrorKind, Result};
 use crate::processes;
@@ -53,7 +54,7 @@ pub struct TensorCacheBuilder {
     pub(crate) path: IoPath,
     pub(crate) required_path: Option<IoPath>,
     pub(crate) read_ahead: u64,
-    pub(crate) simulated: Option<Duration>,
+    simulated: Option<Simulation>,
     pub(crate) require_direct_io: bool,
     pub(crate) fail_if_nothing_offloaded: bool,
     pub(crate) fuse_reruns: bool,
@@ -199,7 +200,21 @@ impl TensorCacheBuilder {
     /// tensors take.
     #[doc(hidden)]
     pub fn simulated_device(mut self, delay: Duration) -> Self {
-        self.simulated = Some(delay);
+        self.simulated = Some(Simulation { delay, faults: Arc::default(), staging: None });
+        self
+    }
+
+    /// Has the simulated device refuse the calls that `faults` says; for tests.
+    #[doc(hidden)]
+    pub fn device_faults(mut self, faults: &Arc<DeviceFaults>) -> Self {
+        self.simulated.iter_mut().for_each(|simulation| simulation.faults = Arc::clone(faults));
+        self
+    }
+
+    /// Has a pool of the simulated device that only stages begin with so many bytes, rather than the 256 MiB of a GPU's; for tests.
+    #[doc(hidden)]
+    pub fn least_staging(mut self, bytes: u64) -> Self {
+        self.simulated.iter_mut().for_each(|simulation| simulation.staging = Some(bytes));
         self
     }
 
@@ -356,7 +371,7 @@ impl TensorCacheBuilder {
         let needs = self.policy.needs();
         RouteRequest {
             target: self.target(),
-            simulated: self.simulated,
+            simulated: self.simulated.as_ref(),
             keeps: !needs.tiers,
             plans: needs.one_path,
             path: self.path,

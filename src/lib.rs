@@ -52,6 +52,8 @@ mod trace;
 mod units;
 
 pub use config::TensorCacheBuilder;
+#[doc(hidden)]
+pub use device::{DeviceCall, DeviceFaults};
 pub use error::{Error, ErrorKind, Result};
 pub use math::resolve_math_kernels;
 pub use recompute::{Inputs, remat, segment};

@@ -12,25 +12,16 @@
 
 mod common;
 
-use std::error::Error as _;
 use std::fmt;
 use std::io;
-use std::iter::successors;
-use std::panic;
-use std::process;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Once};
-use std::thread;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use common::{assert_nothing_held, assert_same_bits, grads, leaves, randn};
-use ssdtrain::plan::{Goal, InTurn, Placement};
+use common::assert_nothing_held;
+use common::sweep::{MISSES, Model, PLACINGS, Placing, Setting, TIMES, check, panics, watchdog};
 use ssdtrain::store::{BLOCK, Backend, Direction, Fault, Faulty, Pool, Store, StoreConfig, Uring};
-use ssdtrain::{
-    Auto, BackendKind, Error, ErrorKind, IoPath, MIB, Offload, TensorCache, TensorCacheBuilder, segment,
-};
-use tch::{Kind, Tensor, set_num_threads};
+use ssdtrain::{BackendKind, ErrorKind, IoPath, MIB, TensorCache};
 
 #[test]
 fn cpu_tensors_in_memory() {
@@ -62,27 +53,11 @@ fn straight_from_a_device_to_the_disk() {
 /// One of so many trainings runs by default. A prime, so that the sample is spread over everything.
 const SAMPLE: usize = 37;
 
-/// A sweep ends when so many faults in a row were not reached: how many operations there are depends on timing.
-const MISSES: usize = 4;
-
-/// How often an operation fails. A read has three attempts.
-const TIMES: [u64; 3] = [1, 3, u64::MAX];
-
 /// The time limit of operations that never complete. All others have as much time as they need.
 const LIMIT: Duration = Duration::from_millis(2);
 
-/// Longer than any training takes, on any machine.
-const TOO_LONG: Duration = Duration::from_secs(60);
-
 /// The least that a host pool takes: a huge page. That is room for 32 small storages, and three layers save more.
 const SMALLEST_POOL: u64 = 2 * MIB;
-
-/// The rows and columns of the largest storages. These are moved without a copy, as all of 64 KiB and more are, and no
-/// storage is a whole number of blocks.
-const ROWS: i64 = 130;
-const LARGEST: u64 = (ROWS * ROWS * 4) as u64;
-
-type Setting = fn(TensorCacheBuilder) -> TensorCacheBuilder;
 
 /// Where the bytes of saved tensors go, and which they are.
 #[derive(Clone, Copy)]
@@ -103,52 +78,6 @@ struct Way {
 /// CPU tensors, straight to the disk.
 const CPU: Way =
     Way { name: "", device: None, volumes: 1, in_file: false, verifies: true, layers: 1, sample: SAMPLE };
-
-/// What happens to saved tensors.
-#[derive(Clone, Copy)]
-struct Placing {
-    name: &'static str,
-    /// How many steps a training has.
-    steps: usize,
-    set: Setting,
-}
-
-const PLACINGS: [Placing; 10] = [
-    unplanned("offload", |it| it.policy(Offload::default())),
-    unplanned("offload, no budget", |it| it.policy(tight())),
-    unplanned("offload, small budget", |it| {
-        it.policy(Offload::default().device_budget(2 * LARGEST).prefetch(LARGEST / 4)).queue_depth(1)
-    }),
-    unplanned("recompute", |it| in_turn(it, Offload::default(), &[Placement::Recompute])),
-    unplanned("recompute, no budget", |it| in_turn(it, tight(), &[Placement::Recompute])),
-    unplanned("recompute every other", |it| {
-        in_turn(it, Offload::default(), &[Placement::Disk, Placement::Recompute])
-    }),
-    unplanned("every placement, no budget", |it| {
-        use Placement::{Disk, Host, Keep, Recompute};
-        in_turn(it, tight(), &[Recompute, Disk, Host, Keep, Recompute, Host, Disk])
-    }),
-    planned("planned for a budget", |it| it.policy(Auto::new(Goal::budget(4 * LARGEST)))),
-    planned("planned for little time", |it| it.policy(Auto::new(Goal::overhead(0.05)))),
-    planned("planned for the lowest peak", |it| it.policy(Auto::new(Goal::overhead(f64::INFINITY)))),
-];
-
-const fn unplanned(name: &'static str, set: Setting) -> Placing {
-    Placing { name, steps: 3, set }
-}
-
-/// The first two steps are profiled, and the next two compared with steps that keep everything.
-const fn planned(name: &'static str, set: Setting) -> Placing {
-    Placing { name, steps: 5, set }
-}
-
-fn tight() -> Offload {
-    Offload::default().device_budget(1).prefetch(0)
-}
-
-fn in_turn(builder: TensorCacheBuilder, policy: Offload, placements: &[Placement]) -> TensorCacheBuilder {
-    builder.policy(InTurn::new(policy, placements))
-}
 
 /// What a training is done with, but for its fault.
 struct Setup {
@@ -228,12 +157,12 @@ impl fmt::Display for Setup {
 /// Runs the trainings of this way, with every policy, fault and place of the fault.
 fn sweep(way: Way) {
     let chosen = std::env::var("SSDTRAIN_FAULTS").unwrap_or_default();
-    let (model, watchdog) = (Model::new(&way), watchdog());
+    let (model, watchdog) = (Model::new(way.layers), watchdog());
     let mut tally = Tally::default();
     for placing in PLACINGS {
         for verify in [false, true].into_iter().take(1 + usize::from(way.verifies)) {
             let setup = Setup { way, placing, verify };
-            let usual = model.train(&setup, None, &watchdog);
+            let usual = train(&model, &setup, None, &watchdog);
             for failing in Failing::all(verify) {
                 let all = chosen == "all" || format!("{:?}", failing.fault) == chosen;
                 if !(all || chosen.is_empty()) {
@@ -244,7 +173,7 @@ fn sweep(way: Way) {
                     let failing = Failing { skip, ..failing };
                     tally.possible += 1;
                     let is_reached = if all || tally.possible.is_multiple_of(way.sample) {
-                        let trained = model.train(&setup, Some(failing), &watchdog);
+                        let trained = train(&model, &setup, Some(failing), &watchdog);
                         tally.count(&trained, &failing);
                         failing.is_reached(&trained)
                     } else {
@@ -280,48 +209,6 @@ impl Tally {
     }
 }
 
-/// Ends the process if a training takes too long: a thread that hangs cannot be ended. It is told what begins.
-fn watchdog() -> Sender<String> {
-    let (tell, told) = channel();
-    let watch = move || {
-        let mut now = String::new();
-        loop {
-            match told.recv_timeout(TOO_LONG) {
-                Ok(next) => now = next,
-                Err(RecvTimeoutError::Disconnected) => return,
-                Err(RecvTimeoutError::Timeout) => {
-                    eprintln!("hangs: {now}");
-                    process::abort();
-                }
-            }
-        }
-    };
-    // It ends when the sender is dropped.
-    drop(thread::Builder::new().name("watchdog".to_owned()).spawn(watch).unwrap());
-    tell
-}
-
-/// The number of panics on any thread, but for those that are planned.
-fn panics() -> usize {
-    static PANICS: AtomicUsize = AtomicUsize::new(0);
-    static COUNTS: Once = Once::new();
-    COUNTS.call_once(|| {
-        let before = panic::take_hook();
-        panic::set_hook(Box::new(move |info| {
-            PANICS.fetch_add(1, Ordering::Relaxed);
-            before(info);
-        }));
-    });
-    PANICS.load(Ordering::Relaxed)
-}
-
-/// What was trained, and the gradients that it has without a cache.
-struct Model {
-    layers: usize,
-    sources: Vec<Tensor>,
-    expected: Vec<Tensor>,
-}
-
 struct Trained {
     /// The operations of each direction in all steps.
     operations: [u64; 2],
@@ -329,106 +216,43 @@ struct Trained {
     erred: bool,
 }
 
-impl Model {
-    fn new(way: &Way) -> Model {
-        // Threads that wait for each other are slow where other tests run.
-        set_num_threads(1);
-        tch::manual_seed(1);
-        let shapes = [[ROWS, 12], [12, ROWS], [ROWS, 12]];
-        let sources: Vec<_> = shapes.map(|[rows, columns]| randn(&[rows, columns]) / 4.0).into();
-        let plain = leaves(&sources);
-        tch::manual_seed(7);
-        [0, 1].map(|index| loss(&plain, way.layers, index)).iter().for_each(Tensor::backward);
-        Model { layers: way.layers, expected: grads(&plain), sources }
+/// Some steps with a fault and then one without, and everything that is promised of them.
+fn train(model: &Model, setup: &Setup, failing: Option<Failing>, watchdog: &Sender<String>) -> Trained {
+    let what = failing.map_or_else(|| setup.to_string(), |failing| format!("{setup}: {failing:?}"));
+    watchdog.send(what.clone()).unwrap();
+    let before = panics();
+    let (backend, cache) = open(setup);
+    if let Some(Failing { direction, fault, skip, times }) = failing {
+        backend.inject(direction, fault, skip, times);
+        backend.never_within(LIMIT);
     }
-
-    /// Some steps with a fault and then one without, and everything that is promised of them.
-    fn train(&self, setup: &Setup, failing: Option<Failing>, watchdog: &Sender<String>) -> Trained {
-        let what = failing.map_or_else(|| setup.to_string(), |failing| format!("{setup}: {failing:?}"));
-        watchdog.send(what.clone()).unwrap();
-        let before = panics();
-        let (backend, cache) = open(setup);
-        if let Some(Failing { direction, fault, skip, times }) = failing {
-            backend.inject(direction, fault, skip, times);
-            backend.never_within(LIMIT);
+    let mut erred = false;
+    for number in 0..setup.placing.steps {
+        if let Err(error) = model.step(&format!("{what}, step {number}"), &cache, number) {
+            check(&what, &error, failing.and_then(|failing| failing.error()));
+            erred = true;
         }
-        let mut erred = false;
-        for number in 0..setup.placing.steps {
-            if let Err(error) = self.step(&format!("{what}, step {number}"), &cache, number) {
-                check(&what, &error, failing.and_then(|failing| failing.error()));
-                erred = true;
-            }
-        }
-        let operations = [Direction::Read, Direction::Write].map(|direction| backend.submitted(direction));
-        let trained = Trained { operations, erred };
-        let stats = cache.store_stats().unwrap();
-        let counted = stats.failures + stats.retried;
-        if let Some(failing) = failing.filter(|failing| failing.is_reached(&trained)) {
-            assert!(counted > 0 || !failing.is_counted(), "{what}: nobody has noticed: {stats:?}");
-        } else {
-            assert_eq!(counted, 0, "{what}: {stats:?}");
-        }
-        backend.heal();
-        let healed = self.step(&format!("{what}, healed"), &cache, 0);
-        assert!(healed.is_ok(), "{what}, healed: {}", healed.unwrap_err());
-        // What never completed does so now: reads leave garbage where nobody may look any more.
-        backend.release();
-        let ended = self.step(&format!("{what}, ended"), &cache, 1);
-        assert!(ended.is_ok(), "{what}, ended: {}", ended.unwrap_err());
-        assert_eq!(cache.store_stats().unwrap().reserved_bytes, 0, "{what}");
-        assert_nothing_held(&cache);
-        assert_eq!(panics(), before, "{what}: a thread has panicked");
-        trained
     }
-
-    /// A step of two micro-batches. Every other one has both graphs at once, and waits until what they saved has left.
-    fn step(&self, what: &str, cache: &TensorCache, number: usize) -> ssdtrain::Result<()> {
-        let inputs = leaves(&self.sources);
-        tch::manual_seed(7);
-        let step = cache.step();
-        let forward = |index: usize| {
-            step.micro_batch(index);
-            loss(&inputs, self.layers, index)
-        };
-        // After one backward has failed, the next one is right, or an error of its own.
-        let outcomes = if number.is_multiple_of(2) {
-            let losses = [0, 1].map(forward);
-            step.flush();
-            losses.map(|loss| step.backward(&loss))
-        } else {
-            [0, 1].map(|index| step.backward(&forward(index)))
-        };
-        step.finish()?;
-        for outcome in outcomes {
-            outcome?;
-        }
-        assert_same_bits(what, &self.expected, &grads(&inputs));
-        Ok(())
+    let operations = [Direction::Read, Direction::Write].map(|direction| backend.submitted(direction));
+    let trained = Trained { operations, erred };
+    let stats = cache.store_stats().unwrap();
+    let counted = stats.failures + stats.retried;
+    if let Some(failing) = failing.filter(|failing| failing.is_reached(&trained)) {
+        assert!(counted > 0 || !failing.is_counted(), "{what}: nobody has noticed: {stats:?}");
+    } else {
+        assert_eq!(counted, 0, "{what}: {stats:?}");
     }
-}
-
-/// What a micro-batch computes: layers of pointwise operations that can be run again and of products, and a segment
-/// that draws random numbers.
-fn loss(inputs: &[Tensor], layers: usize, micro_batch: usize) -> Tensor {
-    let [x, wide, narrow] = inputs else { panic!("three tensors") };
-    let y = (0..layers).fold(x * (micro_batch + 1) as f64, |y, _| {
-        let gate = (&y * 1.5).silu() * (&y + 0.5).tanh();
-        gate.matmul(wide).sigmoid().matmul(narrow)
-    });
-    let block = |y: &Tensor| y.f_gelu("tanh")?.f_dropout(0.1, true)?.f_exp();
-    segment("block", &y, block).unwrap().square().sum(Kind::Float)
-}
-
-/// Asserts that this error may be returned: it is of that kind, and it and all its causes say why.
-fn check(what: &str, error: &Error, expected: Option<(ErrorKind, String)>) {
-    let Some((kind, words)) = expected else { panic!("{what}: no error is needed: {error}") };
-    assert_eq!(error.kind(), kind, "{what}: {error}");
-    assert!(error.to_string().contains(&words), "{what}: {error}");
-    assert!(!error.to_string().contains("internal error"), "{what}: {error}");
-    let mut causes = successors(error.source(), |&cause| cause.source());
-    assert!(causes.clone().all(|cause| cause.to_string().contains(&words)), "{what}: {error}");
-    let system = causes.any(|cause| cause.is::<io::Error>());
-    assert_eq!(system, kind == ErrorKind::Io, "{what}: the system's own error is the last cause of {error}");
+    backend.heal();
+    let healed = model.step(&format!("{what}, healed"), &cache, 0);
+    assert!(healed.is_ok(), "{what}, healed: {}", healed.unwrap_err());
+    // What never completed does so now: reads leave garbage where nobody may look any more.
+    backend.release();
+    let ended = model.step(&format!("{what}, ended"), &cache, 1);
+    assert!(ended.is_ok(), "{what}, ended: {}", ended.unwrap_err());
+    assert_eq!(cache.store_stats().unwrap().reserved_bytes, 0, "{what}");
+    assert_nothing_held(&cache);
+    assert_eq!(panics(), before, "{what}: a thread has panicked");
+    trained
 }
 
 /// A cache over a store whose operations fail on request.

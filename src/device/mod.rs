@@ -1,6 +1,7 @@
 //! What the cache needs from a device: queues of work in order, events in them, copies, and memory. Mechanism only.
 
 mod cuda;
+mod faulty;
 mod joined;
 mod kernel;
 mod nvrtc;
@@ -13,11 +14,13 @@ use ssdtrain_libtorch::Storage;
 use ssdtrain_store::Pin;
 
 pub(crate) use self::cuda::{Context, Cuda};
+pub(crate) use self::faulty::FaultyDevice;
+pub use self::faulty::{DeviceCall, DeviceFaults};
 pub(crate) use self::joined::{Arguments, Joined, Size};
 pub(crate) use self::kernel::{Compiler, Kernel};
-pub(crate) use self::simulated::Simulated;
+pub(crate) use self::simulated::Simulation;
 #[cfg(test)]
-pub(crate) use self::simulated::{Event as SimulatedEvent, Used as SimulatedUsed};
+pub(crate) use self::simulated::{Event as SimulatedEvent, Simulated, Used as SimulatedUsed};
 pub(crate) use self::tiles::Tiles;
 use crate::error::Result;
 
@@ -42,6 +45,21 @@ pub(crate) trait Device: Pin + 'static {
 
     /// Records an event after everything queued on `lane` so far.
     fn record(&self, lane: Lane) -> Result<Self::Event>;
+
+    /// As [`record`](Device::record), after copies. Where no event can be recorded, nobody could wait for their end later, so this does: the
+    /// caller may let go of their memory.
+    fn record_end(&self, lane: Lane) -> Result<Self::Event> {
+        self.record(lane).inspect_err(|_| {
+            if let Err(error) = self.synchronize() {
+                tracing::warn!(%error, "the device has failed, and with it the copies that it was given");
+            }
+        })
+    }
+
+    /// Has what is queued on `lane` from now on come after `event`, even if the device refuses to wait: then the calling thread waits.
+    fn wait_or_block(&self, lane: Lane, event: &Self::Event) -> Result<()> {
+        self.wait(lane, event).or_else(|_| self.block_on(event))
+    }
 
     /// Makes what is queued on `lane` from now on wait for `event`; the calling thread continues.
     fn wait(&self, lane: Lane, event: &Self::Event) -> Result<()>;

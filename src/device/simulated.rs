@@ -13,8 +13,24 @@ use parking_lot::{Condvar, Mutex};
 use ssdtrain_libtorch::Storage;
 use ssdtrain_store::Pin;
 
-use super::{Device, Lane};
+use super::{Device, DeviceFaults, FaultyDevice, Lane};
 use crate::error::{Error, ErrorKind, Result};
+
+/// The settings of a simulated device.
+#[derive(Clone, Debug)]
+pub(crate) struct Simulation {
+    /// By how much longer each copy takes.
+    pub(crate) delay: Duration,
+    pub(crate) faults: Arc<DeviceFaults>,
+    /// The least that a pool has which only stages, in bytes; `None` for what it has on a GPU.
+    pub(crate) staging: Option<u64>,
+}
+
+impl Simulation {
+    pub(crate) fn start(&self) -> Result<FaultyDevice<Simulated>> {
+        Ok(FaultyDevice::new(Simulated::start(self.delay)?, &self.faults))
+    }
+}
 
 /// A device whose copies run in threads.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use super::path::IoPath;
 use super::resolve::{RouteRequest, refused};
 use super::trial::Trial;
 use super::way::{Route, Way};
-use crate::device::{Context, Cuda, Device, Simulated};
+use crate::device::{Context, Cuda, Device};
 use crate::error::{Error, ErrorKind, Result};
 use crate::tier::{DirectTier, DiskTier, HostSettings, HostTier, Tier};
 use crate::trace::{DeviceTrace, Trace};
@@ -30,8 +30,8 @@ pub(crate) fn open(
             }
             return Ok(None);
         }
-        (_, _, Some(delay)) => {
-            GpuRoute { request, device: || Simulated::start(delay) }.tier(route, given, trace)
+        (_, _, Some(simulation)) => {
+            GpuRoute { request, device: || simulation.start() }.tier(route, given, trace)
         }
         (_, Target::Cuda(index), _) => {
             GpuRoute { request, device: || Cuda::open(index) }.tier(route, given, trace)

@@ -13,7 +13,7 @@ use super::open::{GpuRoute, cufile};
 use super::path::{PathRates, PathTrial};
 use super::resolve::{RouteRequest, refused};
 use super::way::{Route, Way};
-use crate::device::{Cuda, Device, Simulated};
+use crate::device::{Cuda, Device};
 use crate::error::Result;
 use crate::tier::PoolSize;
 use crate::units::MIB;
@@ -45,7 +45,7 @@ pub(crate) fn probed(request: &RouteRequest<'_>, both: bool) -> Result<PathTrial
         return refused("no spill directory: call spill_to(directory) before try_paths()");
     }
     match (request.target, request.simulated) {
-        (_, Some(delay)) => Ok(GpuRoute { request, device: || Simulated::start(delay) }.probed(both)),
+        (_, Some(simulation)) => Ok(GpuRoute { request, device: || simulation.start() }.probed(both)),
         (Target::Cuda(index), _) => Ok(GpuRoute { request, device: || Cuda::open(index) }.probed(both)),
         _ => refused("try_paths: CPU tensors have one way only, straight to the spill files"),
     }

@@ -1,24 +1,24 @@
 //! Derives the route from what was requested. Pure, except for a trial of the paths where that has to decide.
 
 use std::num::NonZero;
-use std::time::Duration;
 
 use ssdtrain_store::{BackendKind, StoreConfig, StorePath};
 use tch::Device;
 
 use super::path::{IoPath, PathTrial, choose};
 use super::way::{Route, Way};
+use crate::device::Simulation;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::available_memory;
-use crate::tier::PoolSize;
+use crate::tier::{BOUNCE_BYTES, PoolSize};
 
 /// The settings that decide where bytes go.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RouteRequest<'a> {
     /// The device whose tensors are moved.
     pub(crate) target: Device,
-    /// Set if a simulated GPU stands in for the CPU; each of its copies takes this much longer.
-    pub(crate) simulated: Option<Duration>,
+    /// Set if a simulated GPU stands in for the CPU.
+    pub(crate) simulated: Option<&'a Simulation>,
     /// Whether the policy keeps everything, and whether it plans.
     pub(crate) keeps: bool,
     pub(crate) plans: bool,
@@ -157,10 +157,12 @@ impl RouteRequest<'_> {
     fn staged(&self, store: Option<StoreConfig>) -> Result<Route> {
         let pool = match self.host_pool {
             None => PoolSize::Learned { cap: available_memory() / 2 / u64::from(self.processes.get()) },
-            Some(0) => PoolSize::Bounce,
+            Some(0) => PoolSize::Bounce(
+                self.simulated.and_then(|simulation| simulation.staging).unwrap_or(BOUNCE_BYTES),
+            ),
             Some(bytes) => PoolSize::Fixed(bytes),
         };
-        if pool == PoolSize::Bounce && store.is_none() {
+        if matches!(pool, PoolSize::Bounce(_)) && store.is_none() {
             return refused(
                 "host_pool(0) without a spill directory leaves no place to offload to: give one of them",
             );

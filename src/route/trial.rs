@@ -131,7 +131,7 @@ impl<D: Device> Trial<'_, D> {
         self.device.wait(Lane::In, &self.device.record(Lane::Compute)?)?;
         // SAFETY: the storage is as long as the bytes and nobody else's; both are there until the event below is reached.
         unsafe { self.device.copy_in(bytes.as_ptr(), storage.data().cast(), bytes.len()) }?;
-        let there = self.device.record(Lane::In)?;
+        let there = self.device.record_end(Lane::In)?;
         self.device.block_on(&there)?;
         self.device.wait(Lane::Compute, &there)?;
         Ok(storage)
@@ -143,7 +143,7 @@ impl<D: Device> Trial<'_, D> {
         self.device.wait(Lane::Out, &self.device.record(Lane::Compute)?)?;
         // SAFETY: as in `filled`.
         unsafe { self.device.copy_out(storage.data().cast_const().cast(), read.as_mut_ptr(), bytes) }?;
-        self.device.block_on(&self.device.record(Lane::Out)?)?;
+        self.device.block_on(&self.device.record_end(Lane::Out)?)?;
         Ok(read)
     }
 

@@ -41,7 +41,7 @@ impl Route {
     pub fn host_bytes(&self) -> u64 {
         match self.pool {
             Some(PoolSize::Fixed(bytes) | PoolSize::Learned { cap: bytes }) => bytes,
-            Some(PoolSize::Bounce) | None => 0,
+            Some(PoolSize::Bounce(_)) | None => 0,
         }
     }
 

@@ -135,7 +135,7 @@ impl<D: Device> DirectTier<D> {
             // SAFETY: as above, for a transfer that has ended but has not been reported yet.
             Direction::Read => unsafe { self.device.copy_in(host, device, bytes) },
         }?;
-        self.device.block_on(&self.device.record(lane)?)
+        self.device.block_on(&self.device.record_end(lane)?)
     }
 
     fn traced(&self, direction: Direction, scope: ScopeId, bytes: u64, done: Completion) -> Completion {

@@ -22,7 +22,7 @@ use ssdtrain_libtorch::Storage;
 use ssdtrain_plan::Release;
 use ssdtrain_store::{Blob, HostPool, IoBuf, Store};
 
-pub(crate) use self::growth::PoolSize;
+pub(crate) use self::growth::{BOUNCE_BYTES, PoolSize};
 use self::spill::Write;
 use super::event_thread::EventThread;
 use super::ledger::{Ledger, Serial};
@@ -160,7 +160,7 @@ impl<D: Device> HostTier<D> {
             // Whole portions of 2 MiB. What cannot be rounded up is more memory than there is, and refused as such.
             PoolSize::Fixed(bytes) => bytes.saturating_add((2 << 20) - 1) >> 21 << 21,
             PoolSize::Learned { cap } => cap,
-            PoolSize::Bounce => u64::MAX,
+            PoolSize::Bounce(_) => u64::MAX,
         };
         let pool = HostPool::new(cap, Arc::clone(&device) as _);
         if let PoolSize::Fixed(_) = settings.pool {
@@ -438,8 +438,10 @@ impl<D: Device> Drop for HostTier<D> {
         // Before the pool's memory is freed, the device must have finished with it.
         let books = self.books.get_mut();
         let kept = books.cooling.iter().chain(&books.unpooled).map(|(event, _)| event);
-        if let Err(error) = kept.chain(&books.hot).try_for_each(|event| self.device.block_on(event)) {
-            tracing::debug!(%error, "the device failed before the host pool went");
+        for event in kept.chain(&books.hot) {
+            if let Err(error) = self.device.block_on(event) {
+                tracing::debug!(%error, "the device failed before the host pool went");
+            }
         }
     }
 }

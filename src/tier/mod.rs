@@ -29,7 +29,7 @@ use ssdtrain_store::{HostPool, Store};
 
 pub(crate) use self::direct::DirectTier;
 pub(crate) use self::disk::DiskTier;
-pub(crate) use self::host::{HostSettings, HostTier, PoolSize};
+pub(crate) use self::host::{BOUNCE_BYTES, HostSettings, HostTier, PoolSize};
 use crate::device::{Device, Lane};
 use crate::error::{Completion, Result};
 use crate::telemetry::{Counters, ScopeId, StallCause};

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "every test file uses its own part of this module")]
 
 pub(crate) mod chain;
+pub(crate) mod sweep;
 
 use std::time::Duration;
 

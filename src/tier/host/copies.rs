@@ -27,7 +27,7 @@ impl<D: Device> HostTier<D> {
             unsafe { self.device.copy_out(from, to, len) }
         });
         // Some parts may be in flight even if one could not be queued.
-        let out = self.device.record(Lane::Out)?;
+        let out = self.device.record_end(Lane::Out)?;
         self.end_copy(Lane::Out, place, begin, &out);
         place.held.out = Some(out);
         place.held.copies += 1;
@@ -60,7 +60,7 @@ impl<D: Device> HostTier<D> {
             // the parcel's bytes, and goes to no one else before that event.
             unsafe { self.device.copy_in(from, to, len) }
         });
-        let back = self.device.record(Lane::In)?;
+        let back = self.device.record_end(Lane::In)?;
         self.end_copy(Lane::In, place, begin, &back);
         place.held.back = Some(back.clone());
         place.held.copies += 1;
@@ -125,10 +125,10 @@ pub(super) fn rates<D: Device>(buf: &dyn IoBuf, bytes: u64, device: &D) -> Resul
                 })
             });
             if number == 0 {
-                queued = queued.and_then(|()| device.record(lane).map(|event| begun = event));
+                queued = queued.and_then(|()| device.record_end(lane).map(|event| begun = event));
             }
         }
-        let ended = device.record(lane)?;
+        let ended = device.record_end(lane)?;
         device.block_on(&ended)?;
         queued?;
         let took = device.between(&begun, &ended)?.as_secs_f64();
@@ -151,11 +151,22 @@ mod tests {
     use super::super::super::{Here, Parcel, Room, Tier};
     use super::super::{HostSettings, PoolSize};
     use super::*;
+    use crate::device::{DeviceCall, DeviceFaults, FaultyDevice};
     use crate::error::Completion;
     use crate::telemetry::{ScopeId, StallCause};
     use crate::units::MIB;
 
-    fn saved(tier: &Arc<HostTier<ModelDevice>>, from: &Storage) -> Arc<dyn Parcel> {
+    type Refusing = FaultyDevice<ModelDevice>;
+
+    /// A tier whose copies are performed when somebody waits for them, and what makes its device refuse calls.
+    fn refusing() -> (Arc<HostTier<Refusing>>, Arc<DeviceFaults>) {
+        let faults = Arc::default();
+        let device = FaultyDevice::new(ModelDevice::new(Copies::AtLast, None), &faults);
+        let settings = HostSettings { pool: PoolSize::Fixed(4 * MIB), read_ahead: 0 };
+        (HostTier::new(device, None, settings, None).unwrap(), faults)
+    }
+
+    fn saved<D: Device>(tier: &Arc<HostTier<D>>, from: &Storage) -> Arc<dyn Parcel> {
         let parcel = Arc::clone(tier).parcel(from.bytes(), ScopeId::default(), &Here::default()).unwrap();
         assert_eq!(parcel.reserve(), Room::Reserved);
         Arc::clone(&parcel).store(Block::of(from.clone()), Completion::new(|_| {}));
@@ -184,5 +195,55 @@ mod tests {
         set_word(&into, FOREIGN);
         parcel.order(None, StallCause::CopyIn, &Arc::default(), &Here::default()).unwrap();
         assert_eq!(word(&into), FOREIGN);
+    }
+
+    /// Begins to load what is in a parcel; returns the storage and how that ended.
+    fn loaded(parcel: &Arc<dyn Parcel>) -> (Storage, Result<()>) {
+        let into = Storage::allocate(MIB).unwrap();
+        let (tell, told) = channel();
+        let done = Completion::new(move |outcome| tell.send(outcome).unwrap());
+        Arc::clone(parcel).load(into.clone(), &Here::default(), done);
+        (into, told.recv().unwrap())
+    }
+
+    #[test]
+    fn a_copy_in_whose_end_is_not_recorded_writes_to_nothing_that_was_let_go_of() {
+        let (tier, faults) = refusing();
+        let from = Storage::allocate(MIB).unwrap();
+        set_word(&from, 1);
+        let parcel = saved(&tier, &from);
+        // The first event is of what was computed before the copy.
+        faults.inject(Some(DeviceCall::Record), 1, 1);
+        let (into, outcome) = loaded(&parcel);
+        assert!(outcome.unwrap_err().to_string().contains(DeviceFaults::WORDS));
+        set_word(&into, FOREIGN);
+        tier.synchronize().unwrap();
+        assert_eq!(word(&into), FOREIGN);
+    }
+
+    #[test]
+    fn a_copy_in_that_nobody_wants_any_more_is_waited_for_if_the_device_refuses_to_wait() {
+        let (tier, faults) = refusing();
+        let from = Storage::allocate(MIB).unwrap();
+        let parcel = saved(&tier, &from);
+        let (into, outcome) = loaded(&parcel);
+        outcome.unwrap();
+        faults.inject(Some(DeviceCall::Wait), 0, 1);
+        parcel.abandon(Some(&into));
+        set_word(&into, FOREIGN);
+        tier.synchronize().unwrap();
+        assert_eq!(word(&into), FOREIGN);
+    }
+
+    #[test]
+    fn every_copy_into_the_pool_is_over_when_that_goes_even_if_waiting_for_one_fails() {
+        let (tier, faults) = refusing();
+        let device = Arc::clone(&tier.device);
+        let from = [(); 2].map(|()| Storage::allocate(MIB).unwrap());
+        drop(from.each_ref().map(|from| saved(&tier, from)));
+        let last = device.record(Lane::Out).unwrap();
+        faults.inject(Some(DeviceCall::Block), 0, 1);
+        drop(tier);
+        assert!(device.is_reached(&last));
     }
 }

@@ -17,12 +17,12 @@ pub(crate) enum PoolSize {
     Fixed(u64),
     /// What steps need, up to `cap` bytes; nothing before one needs it.
     Learned { cap: u64 },
-    /// Only what staging between device and disk needs, once a storage takes that way.
-    Bounce,
+    /// Only what staging between device and disk needs, once a storage takes that way: these bytes, unless a storage needs more.
+    Bounce(u64),
 }
 
-/// The size of a pool that only stages, unless a storage needs more.
-const BOUNCE_BYTES: u64 = 256 << 20;
+/// The size of a pool that only stages.
+pub(crate) const BOUNCE_BYTES: u64 = 256 << 20;
 /// A learned pool doubles, by at least and at most these numbers of bytes at a time: pinning a GiB takes about 0.3 s.
 const PORTION: (u64, u64) = (64 << 20, 1 << 30);
 /// What is pinned ahead is pinned by so many bytes at a time, since the driver serves nobody else meanwhile.
@@ -43,7 +43,7 @@ impl<D: Device> HostTier<D> {
             PoolSize::Learned { .. } => {
                 books.wanted.min(self.pool.cap()).saturating_sub(self.pool.capacity())
             }
-            PoolSize::Fixed(_) | PoolSize::Bounce => 0,
+            PoolSize::Fixed(_) | PoolSize::Bounce(_) => 0,
         };
         self.begin_to_pin(pins, books, lacking.min(AHEAD))
     }
@@ -75,7 +75,7 @@ impl<D: Device> HostTier<D> {
                 if lacking > room { 0 } else { capacity.clamp(least, most).max(lacking).min(room) }
             }
             // Room for two of the largest parcel, so that one can be filled while the other is written.
-            PoolSize::Bounce => (2 * bytes).max(BOUNCE_BYTES).saturating_sub(capacity),
+            PoolSize::Bounce(least) => (2 * bytes).max(least).saturating_sub(capacity),
         }
     }
 

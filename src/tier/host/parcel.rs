@@ -167,7 +167,7 @@ impl<D: Device> Parcel for HostParcel<D> {
         self.tier.changed.notify_all();
         let device = &*self.tier.device;
         let ordered = event.map(|event| {
-            device.wait(Lane::Compute, &event).and_then(|()| Here::record_use(device, stream, of))
+            device.wait_or_block(Lane::Compute, &event).and_then(|()| Here::record_use(device, stream, of))
         });
         if let Some(Err(error)) = ordered {
             warn_once!(%error, "the device cannot be made to wait for a copy");

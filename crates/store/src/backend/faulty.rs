@@ -55,6 +55,9 @@ struct State {
     holding_growth: bool,
     /// Number of regions that are waiting to grow.
     growing: usize,
+    /// How often regions were asked to grow, and the attempts that fail: the error number, how many come before, and how many there are.
+    grown: u64,
+    refusals: Vec<(i32, u64, u64)>,
     held: VecDeque<(Op, io::Result<usize>)>,
     /// Operations that never complete, and the time limit that they have instead of the store's.
     never: Vec<Op>,
@@ -84,6 +87,16 @@ impl Faulty {
         self.shared.state.lock().rules.push(Rule { direction, fault, skip, times });
     }
 
+    /// Makes `times` attempts of regions to grow fail with the error number `errno`, after skipping the next `skip` of them.
+    pub fn refuse_growth(&self, errno: i32, skip: u64, times: u64) {
+        self.shared.state.lock().refusals.push((errno, skip, times));
+    }
+
+    /// How often regions were asked to grow so far.
+    pub fn growths(&self) -> u64 {
+        self.shared.state.lock().grown
+    }
+
     /// Makes operations that [never](Fault::Never) complete be given up after so long, whatever the store's time limit is.
     /// So a test need not wait for long, and other operations have all the time that they need.
     pub fn never_within(&self, limit: Duration) {
@@ -97,7 +110,9 @@ impl Faulty {
 
     /// From now on nothing fails.
     pub fn heal(&self) {
-        self.shared.state.lock().rules.clear();
+        let mut state = self.shared.state.lock();
+        state.rules.clear();
+        state.refusals.clear();
     }
 
     /// From now on completions of this direction are held back.
@@ -202,8 +217,16 @@ impl Region for FaultyRegion {
         self.shared.changed.notify_all();
         self.shared.changed.wait_while(&mut state, |state| state.holding_growth);
         state.growing -= 1;
+        let refused = state.next_refusal();
         drop(state);
-        self.inner.grow(from, to)
+        match refused {
+            Some(errno) => Err(io::Error::from_raw_os_error(errno)),
+            None => self.inner.grow(from, to),
+        }
+    }
+
+    fn shrink(&self, to: u64) -> io::Result<()> {
+        self.inner.shrink(to)
     }
 
     fn describe(&self) -> RegionInfo {
@@ -352,6 +375,21 @@ fn scribble(op: &Op, len: usize) {
 }
 
 impl State {
+    /// Counts an attempt to grow. Returns its error, if it is to fail.
+    fn next_refusal(&mut self) -> Option<i32> {
+        self.grown += 1;
+        let mut refused = None;
+        for (errno, skip, times) in &mut self.refusals {
+            if *skip > 0 {
+                *skip -= 1;
+            } else if *times > 0 && refused.is_none() {
+                *times -= 1;
+                refused = Some(*errno);
+            }
+        }
+        refused
+    }
+
     /// Counts the next operation of this direction. Returns its fault, if any.
     fn next_fault(&mut self, direction: Direction) -> Option<Fault> {
         self.submitted[direction as usize] += 1;
