@@ -199,6 +199,22 @@ fn a_failing_load_keeps_its_kind_through_the_host_pool() {
     assert_eq!(system.and_then(io::Error::raw_os_error), Some(libc::EIO), "{error}");
 }
 
+/// The graph outlives the step that saved for it, and backward runs in a step of another cache.
+#[test]
+fn a_failing_load_keeps_its_kind_in_a_step_of_another_cache() {
+    let (backend, cache) = faulty(false);
+    let (_, other) = faulty(false);
+    let x = leaf(&randn(&[64, 64]));
+    let step = cache.step();
+    let loss = forward(&x);
+    step.flush();
+    step.finish().unwrap();
+    backend.inject(Direction::Read, Fault::Errno(libc::EIO), 0, u64::MAX);
+    let error = other.step().backward(&loss).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+    assert!(error.source().is_some(), "{error}");
+}
+
 #[test]
 fn a_failing_load_keeps_its_kind_through_what_is_computed_again() {
     let (backend, cache) = faulty(false);

@@ -4,6 +4,7 @@
 //! module is the mechanism around them: it takes the lock and waits. `transfers` hands transfers to the tier without holding the lock.
 
 mod entry;
+mod failures;
 mod handle;
 mod keys;
 #[cfg(test)]
@@ -358,6 +359,7 @@ impl Cache {
                         && let Err(error) = parcel.order(Some(&storage), StallCause::CopyIn, &counters, &here)
                     {
                         let text = error.to_string();
+                        failures::note(&error);
                         self.table.lock().note_failure(key, error);
                         return Err(text);
                     }
@@ -418,9 +420,10 @@ impl Cache {
         }
     }
 
-    /// The failed load whose message is part of `text`, if there is one.
+    /// The failed load, of this or another cache, whose message is part of `text`, if there is one.
     pub(crate) fn failure_in(&self, text: &str) -> Option<Error> {
-        self.table.lock().failure_in(text)
+        let own = self.table.lock().failure_in(text);
+        own.or_else(|| failures::find(text))
     }
 }
 

@@ -7,7 +7,7 @@ use ssdtrain_libtorch::{Storage, without_relief};
 use ssdtrain_store::contained;
 
 use super::table::Job;
-use super::{Cache, EntryKey};
+use super::{Cache, EntryKey, failures};
 use crate::error::{Completion, Error, Result};
 use crate::telemetry::events::TRANSFER;
 use crate::tier::Here;
@@ -133,6 +133,9 @@ impl Cache {
                 )),
                 None => error,
             });
+            if let Err(failure) = &outcome {
+                failures::note(failure);
+            }
             table.loaded(key, bytes, outcome)
         };
         drop(gone);
