@@ -45,6 +45,12 @@ fn a_host_pool_above_the_disk() {
 }
 
 #[test]
+fn a_pool_that_only_stages_above_the_disk() {
+    let pool: Setting = |it| it.host_pool(0).least_staging(SMALLEST_POOL);
+    sweep(Way { name: "staging pool", device: Some(pool), layers: 3, sample: 5 * SAMPLE, ..CPU });
+}
+
+#[test]
 fn straight_from_a_device_to_the_disk() {
     let direct: Setting = |it| it.path(IoPath::Direct);
     sweep(Way { name: "straight to the disk", device: Some(direct), verifies: false, volumes: 2, ..CPU });
