@@ -16,6 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::processes;
 use crate::route::{self, IoPath, PathTrial, Route, RouteRequest};
 use crate::units::{GIB, KIB};
+use crate::verify::Verify;
 
 /// A policy that a builder holds. It can be cloned, because builders can.
 trait Chosen: Policy {
@@ -44,6 +45,7 @@ type SharedVariables = Arc<std::sync::Mutex<Variables>>;
 pub struct TensorCacheBuilder {
     pub(crate) store: StoreConfig,
     policy: Box<dyn Chosen>,
+    pub(crate) verify: Verify,
     pub(crate) min_bytes: u64,
     pub(crate) device: Option<Device>,
     pub(crate) host_pool: Option<u64>,
@@ -68,6 +70,7 @@ impl Default for TensorCacheBuilder {
         TensorCacheBuilder {
             store: StoreConfig::default(),
             policy: Box::new(Auto::default()),
+            verify: Verify::default(),
             min_bytes: 64 * KIB,
             device: None,
             host_pool: None,
@@ -232,12 +235,14 @@ impl TensorCacheBuilder {
         self
     }
 
-    /// Takes a checksum (CRC-32C) of everything stored and compares it on load. Also compares what a [`segment`](crate::segment) or a
+    /// How much is verified. With checksums (CRC-32C of everything that is written to the disk), bytes that come back changed are read
+    /// again, and in the end `backward` is an error of [`ErrorKind::Corrupt`]. Threads of the cache take them, not those that move bytes.
+    /// [`StepReport`](crate::StepReport) tells what was compared. [`Verify::Full`] also compares what a [`segment`](crate::segment) or a
     /// [`remat`](crate::remat) saves and returns in its first run with what it saves and returns in its rerun; a GPU's tensors are copied
     /// to the host for that. Every element counts, so a function that leaves some elements of its result uninitialised fails. Default:
-    /// off.
-    pub fn verify(mut self, verify: bool) -> Self {
-        self.store.verify = verify;
+    /// [`Verify::Auto`].
+    pub fn verify(mut self, level: Verify) -> Self {
+        self.verify = level;
         self
     }
 
@@ -379,6 +384,7 @@ impl TensorCacheBuilder {
             host_pool: self.host_pool,
             processes: self.processes.and_then(NonZero::new).unwrap_or_else(processes::told),
             read_ahead: self.read_ahead,
+            verify: self.verify,
             store: &self.store,
             given,
         }

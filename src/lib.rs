@@ -50,6 +50,7 @@ mod telemetry;
 mod tier;
 mod trace;
 mod units;
+mod verify;
 
 pub use config::TensorCacheBuilder;
 #[doc(hidden)]
@@ -73,3 +74,4 @@ pub use telemetry::{
     ScopeReport, StallReport, StepCounts, StepReport,
 };
 pub use units::{GIB, KIB, MIB};
+pub use verify::Verify;

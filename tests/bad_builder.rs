@@ -15,7 +15,9 @@ use proptest::sample::{select, subsequence};
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use ssdtrain::plan::Goal;
-use ssdtrain::{Adaptive, Auto, BackendKind, IoPath, Keep, Offload, Result, TensorCache, TensorCacheBuilder};
+use ssdtrain::{
+    Adaptive, Auto, BackendKind, IoPath, Keep, Offload, Result, TensorCache, TensorCacheBuilder, Verify,
+};
 use tch::nn::VarStore;
 use tch::{Device, Kind, Tensor};
 
@@ -137,7 +139,7 @@ fn settings(place: &Path) -> Vec<Setting> {
     all.add("parameters", |builder| builder.parameters(&VarStore::new(Device::Cpu)));
     all.add("require_direct_io", |builder| builder.require_direct_io(true));
     all.add("fail_if_nothing_offloaded", |builder| builder.fail_if_nothing_offloaded(true));
-    all.add("verify", |builder| builder.verify(true));
+    all.add("verify", |builder| builder.verify(Verify::Full));
     all.add("trace", |builder| builder.trace(true));
     all.add("no fuse_reruns", |builder| builder.fuse_reruns(false));
     all.0

@@ -12,7 +12,7 @@ use std::time::Duration;
 use common::chain::{chain, input};
 use common::{assert_nothing_held, everything, leaf, randn, same_bits, staged_in_memory};
 use ssdtrain::store::{Blob, Direction, Fault, Faulty, Pool, Store, StoreConfig};
-use ssdtrain::{BackendKind, ErrorKind, IoPath, Keep, MIB, Offload, TensorCache, TensorCacheBuilder};
+use ssdtrain::{BackendKind, ErrorKind, IoPath, Keep, MIB, Offload, TensorCache, TensorCacheBuilder, Verify};
 use tch::{Device, Kind, Tensor};
 
 fn forward(x: &Tensor) -> Tensor {
@@ -30,11 +30,11 @@ fn moving() -> TensorCacheBuilder {
 }
 
 /// A cache over memory whose backend fails on request.
-fn faulty(verify: bool) -> (Arc<Faulty>, TensorCache) {
+fn faulty(verify: Verify) -> (Arc<Faulty>, TensorCache) {
     let backend = Arc::new(Faulty::new(Arc::new(Pool::new(2).unwrap())));
-    let config = StoreConfig { backend: BackendKind::Memory, verify, ..StoreConfig::default() };
+    let config = StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() };
     let store = Store::open_with(config, Arc::clone(&backend) as _).unwrap();
-    (backend, TensorCache::with_store(moving(), store).unwrap())
+    (backend, TensorCache::with_store(moving().verify(verify), store).unwrap())
 }
 
 fn message(result: ssdtrain::Result<impl Sized>) -> String {
@@ -67,7 +67,7 @@ fn a_change_in_place_of_a_kept_tensor_is_an_error_too() {
 
 #[test]
 fn a_failing_load_is_an_error_that_names_the_tensor_and_the_cause() {
-    let (backend, cache) = faulty(false);
+    let (backend, cache) = faulty(Verify::Off);
     let x = leaf(&randn(&[64, 64]));
     let step = cache.step();
     let loss = {
@@ -96,7 +96,7 @@ fn a_failing_load_is_an_error_that_names_the_tensor_and_the_cause() {
 
 #[test]
 fn a_load_that_fails_once_is_retried() {
-    let (backend, cache) = faulty(false);
+    let (backend, cache) = faulty(Verify::Off);
     let source = randn(&[64, 64]);
     let x = leaf(&source);
     let step = cache.step();
@@ -108,16 +108,41 @@ fn a_load_that_fails_once_is_retried() {
 }
 
 #[test]
-fn a_flipped_bit_is_never_served_when_verifying() {
-    let (backend, cache) = faulty(true);
+fn a_byte_that_changes_on_the_way_is_never_served_as_long_as_checksums_are_taken() {
+    for verify in [Verify::Auto, Verify::Checksums, Verify::Full] {
+        let (backend, cache) = faulty(verify);
+        let source = randn(&[64, 64]);
+        let x = leaf(&source);
+        let step = cache.step();
+        let loss = forward(&x);
+        step.flush();
+        backend.inject(Direction::Read, Fault::FlippedBit, 0, 1);
+        step.backward(&loss).unwrap();
+        assert!(same_bits(&expected(&source), &x.grad()), "read again with {verify:?}");
+        let report = step.finish().unwrap();
+        assert!(report.checked.count > 0 && report.unchecked.count == 0, "{report:?}");
+
+        let step = cache.step();
+        let loss = forward(&x);
+        step.flush();
+        backend.inject(Direction::Read, Fault::FlippedBit, 0, u64::MAX);
+        let error = step.backward(&loss).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{verify:?}");
+        assert!(error.to_string().contains("came back changed"), "{error}");
+    }
+}
+
+#[test]
+fn without_checksums_the_report_says_so() {
+    let (_, cache) = faulty(Verify::Off);
     let x = leaf(&randn(&[64, 64]));
     let step = cache.step();
     let loss = forward(&x);
     step.flush();
-    backend.inject(Direction::Read, Fault::FlippedBit, 0, u64::MAX);
-    let error = step.backward(&loss).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Corrupt);
-    assert!(error.to_string().contains("came back changed"), "{error}");
+    step.backward(&loss).unwrap();
+    let report = step.finish().unwrap();
+    assert!(report.checked.count == 0 && report.unchecked.count > 0, "{report:?}");
+    assert!(report.to_string().contains("read without checksums"), "{report}");
 }
 
 /// A cache over memory whose spill file has to grow before it has room, and the blob that fills that file.
@@ -217,7 +242,7 @@ fn a_failing_load_keeps_its_kind_in_a_step_of_another_cache() {
 
 #[test]
 fn a_failing_load_keeps_its_kind_through_what_is_computed_again() {
-    let (backend, cache) = faulty(false);
+    let (backend, cache) = faulty(Verify::Off);
     let x = leaf(&randn(&[64, 64]));
     let step = cache.step();
     let loss =
@@ -246,7 +271,7 @@ fn a_parameter_that_was_changed_before_its_segment_runs_again_is_an_error_of_tha
 
 #[test]
 fn a_full_disk_keeps_the_tensors_and_says_so_once() {
-    let (backend, cache) = faulty(false);
+    let (backend, cache) = faulty(Verify::Off);
     let source = randn(&[64, 64]);
     backend.inject(Direction::Write, Fault::Errno(libc::ENOSPC), 0, u64::MAX);
     let x = leaf(&source);
@@ -287,7 +312,7 @@ fn what_does_not_fit_under_the_cap_stays_in_memory() {
 
 #[test]
 fn backward_that_asks_while_the_store_is_under_way_is_served_from_the_device() {
-    let (backend, cache) = faulty(false);
+    let (backend, cache) = faulty(Verify::Off);
     let source = randn(&[64, 64]);
     backend.hold(Direction::Write);
     let x = leaf(&source);
@@ -370,7 +395,7 @@ fn a_tensor_resized_before_its_store_begins_and_dropped_leaves_nothing() {
 fn a_tensor_resized_while_it_is_written_is_an_error_and_stays() {
     // Only a tensor that becomes larger gets other memory.
     for to in [&[512, 512][..], &[8, 8], &[0]] {
-        let (backend, cache) = faulty(true);
+        let (backend, cache) = faulty(Verify::Full);
         backend.hold(Direction::Write);
         let w = leaf(&randn(&[256, 256]));
         let mut factor = randn(&[256, 256]);
@@ -393,7 +418,7 @@ fn a_tensor_resized_while_it_is_written_is_an_error_and_stays() {
 
 #[test]
 fn what_is_written_for_a_graph_that_went_is_in_the_report() {
-    let (backend, cache) = faulty(false);
+    let (backend, cache) = faulty(Verify::Off);
     backend.hold(Direction::Write);
     let x = leaf(&randn(&[512, 512]));
     let step = cache.step();

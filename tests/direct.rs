@@ -9,7 +9,7 @@ use std::time::Duration;
 use common::chain::{ZeroGrad, chain, expected, input, step};
 use common::{assert_nothing_held, assert_same_bits, direct, grads, leaf, randn};
 use ssdtrain::store::{Direction, Fault, Faulty, Pool, Store, StoreConfig};
-use ssdtrain::{BackendKind, ErrorKind, IoPath, KIB, MIB, Offload, TensorCache};
+use ssdtrain::{BackendKind, ErrorKind, IoPath, KIB, MIB, Offload, TensorCache, Verify};
 
 /// A cache over memory whose backend fails on request.
 fn faulty() -> (Arc<Faulty>, TensorCache) {
@@ -156,7 +156,8 @@ fn waits_for_the_disk_are_stalls() {
 #[test]
 fn settings_that_contradict_it_are_refused() {
     let cases = [
-        (direct().verify(true), "verify"),
+        (direct().verify(Verify::Full), "verify(Full)"),
+        (direct().verify(Verify::Checksums), "verify(Checksums)"),
         (TensorCache::builder().path(IoPath::Direct).simulated_device(Duration::ZERO), "spill_to"),
         (TensorCache::builder().path(IoPath::Direct).spill_to(std::env::temp_dir()), "one way only"),
     ];

@@ -21,7 +21,7 @@ use std::time::Duration;
 use common::assert_nothing_held;
 use common::sweep::{MISSES, Model, PLACINGS, Placing, Setting, TIMES, check, panics, watchdog};
 use ssdtrain::store::{BLOCK, Backend, Direction, Fault, Faulty, Pool, Store, StoreConfig, Uring};
-use ssdtrain::{BackendKind, ErrorKind, IoPath, MIB, TensorCache};
+use ssdtrain::{BackendKind, ErrorKind, IoPath, MIB, TensorCache, Verify};
 
 #[test]
 fn cpu_tensors_in_memory() {
@@ -89,7 +89,7 @@ const CPU: Way =
 struct Setup {
     way: Way,
     placing: Placing,
-    verify: bool,
+    verify: Verify,
 }
 
 /// The `times` operations of a direction that come after the first `skip` fail.
@@ -102,12 +102,13 @@ struct Failing {
 }
 
 impl Failing {
-    /// All faults that a training can be expected to survive or to notice. With checksums, those that may change bytes.
-    fn all(verify: bool) -> Vec<Failing> {
+    /// All faults that a training can be expected to survive or to notice. With checksums, those that may change bytes or
+    /// leave the checksums behind.
+    fn all(verify: Verify) -> Vec<Failing> {
         use Direction::{Read, Write};
         let errno = |code| [Write, Read].map(|direction| (direction, Fault::Errno(code)));
-        let faults = if verify {
-            vec![(Read, Fault::FlippedBit), (Read, Fault::Errno(libc::EIO))]
+        let faults = if verify != Verify::Off {
+            vec![(Read, Fault::FlippedBit), (Read, Fault::Errno(libc::EIO)), (Write, Fault::Never)]
         } else {
             let faults = [libc::EIO, libc::EINTR, libc::EAGAIN].into_iter().flat_map(errno);
             let both = |fault| [Write, Read].map(|direction| (direction, fault));
@@ -156,7 +157,7 @@ impl Failing {
 
 impl fmt::Display for Setup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {}, verify({})", self.way.name, self.placing.name, self.verify)
+        write!(f, "{}, {}, verify({:?})", self.way.name, self.placing.name, self.verify)
     }
 }
 
@@ -166,7 +167,7 @@ fn sweep(way: Way) {
     let (model, watchdog) = (Model::new(way.layers), watchdog());
     let mut tally = Tally::default();
     for placing in PLACINGS {
-        for verify in [false, true].into_iter().take(1 + usize::from(way.verifies)) {
+        for verify in [Verify::Off, Verify::Full].into_iter().take(1 + usize::from(way.verifies)) {
             let setup = Setup { way, placing, verify };
             let usual = train(&model, &setup, None, &watchdog);
             for failing in Failing::all(verify) {
@@ -274,7 +275,6 @@ fn open(Setup { way, placing, verify }: &Setup) -> (Arc<Faulty>, TensorCache) {
         directories: vec![std::env::temp_dir(); way.volumes],
         backend: if way.in_file { BackendKind::Pool } else { BackendKind::Memory },
         cap_bytes: 8 * MIB,
-        verify: *verify,
         stripe_bytes: 4 * BLOCK,
         io_bytes: 8 * BLOCK,
         ..StoreConfig::default()

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{everything, leaf, parity, randn};
-use ssdtrain::{KIB, Offload, segment};
+use ssdtrain::{KIB, Offload, Verify, segment};
 use tch::{Device, Kind, TchError, Tensor};
 
 type Outcome = Result<Tensor, TchError>;
@@ -95,7 +95,7 @@ fn without_any_it_is_a_plain_call() {
 #[test]
 fn their_bytes_are_the_caches() {
     let cache = everything()
-        .verify(false)
+        .verify(Verify::Off)
         .policy(Offload::default().device_budget(64 * KIB).prefetch(0))
         .build()
         .unwrap();

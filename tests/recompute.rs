@@ -12,7 +12,9 @@ use common::{
     assert_nothing_held, assert_same_bits, everything, grads, leaf, leaves, parity, randn, same_bits, staged,
 };
 use parking_lot::Mutex;
-use ssdtrain::{Backward, KIB, Keep, Offload, StepReport, TensorCache, TensorCacheBuilder, remat, segment};
+use ssdtrain::{
+    Backward, KIB, Keep, Offload, StepReport, TensorCache, TensorCacheBuilder, Verify, remat, segment,
+};
 use tch::nn::{self, OptimizerConfig};
 use tch::{Device, Kind, TchError, Tensor};
 
@@ -476,7 +478,7 @@ fn failures(
     change: impl Fn(&Tensor),
     f: impl Fn(&Tensor) -> Outcome + Send + Clone + 'static,
 ) -> [String; 2] {
-    failures_with(everything().verify(false), change, f)
+    failures_with(everything().verify(Verify::Off), change, f)
 }
 
 fn failures_with(

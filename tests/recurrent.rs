@@ -5,7 +5,7 @@
 mod common;
 
 use common::{assert_nothing_held, assert_same_bits, direct, everything, grads, leaf, randn, staged};
-use ssdtrain::{BackendKind, Offload, TensorCacheBuilder};
+use ssdtrain::{BackendKind, Offload, TensorCacheBuilder, Verify};
 use tch::nn::{self, OptimizerConfig, RNN, RNNConfig, VarStore};
 use tch::{Device, Kind, Tensor};
 
@@ -134,14 +134,14 @@ impl Case {
         let disk = |backend| everything().backend(backend);
         let ways: [(&str, TensorCacheBuilder); 8] = [
             ("io_uring or what there is", disk(BackendKind::Auto)),
-            ("the same, not verified", disk(BackendKind::Auto).verify(false)),
+            ("the same, not verified", disk(BackendKind::Auto).verify(Verify::Off)),
             ("threads", disk(BackendKind::Pool)),
-            ("threads, not verified", disk(BackendKind::Pool).verify(false)),
+            ("threads, not verified", disk(BackendKind::Pool).verify(Verify::Off)),
             ("memory", disk(BackendKind::Memory)),
             ("host pool and disk", staged().policy(Offload::default().device_budget(1))),
             (
                 "no host pool, not verified",
-                staged().host_pool(0).policy(Offload::default().device_budget(1)).verify(false),
+                staged().host_pool(0).policy(Offload::default().device_budget(1)).verify(Verify::Off),
             ),
             ("straight to the disk", direct().policy(Offload::default().device_budget(1))),
         ];

@@ -5,7 +5,7 @@ mod common;
 
 use common::{F32, assert_nothing_held, assert_same_bits, everything, grads, leaf, leaves, randn, staged};
 use ssdtrain::plan::{InTurn, Placement};
-use ssdtrain::{Backward, Offload, StepReport, TensorCacheBuilder};
+use ssdtrain::{Backward, Offload, StepReport, TensorCacheBuilder, Verify};
 use tch::{Device, Kind, Tensor, no_grad};
 
 /// Computes again whatever can be, and moves everything else.
@@ -249,7 +249,7 @@ fn what_is_written_through_an_address_is_found_by_verify() {
     // SAFETY: the tensor is alive, of this size, and nothing else uses it.
     unsafe { std::slice::from_raw_parts_mut(y.data_ptr().cast::<f32>(), 1024) }.fill(7.0);
     let failure = step.backward(&loss).unwrap_err();
-    assert!(failure.to_string().contains("verify(true)"), "{failure}");
+    assert!(failure.to_string().contains("verify(Verify::Full)"), "{failure}");
 }
 
 #[test]
@@ -361,7 +361,7 @@ fn kinds_and_shapes_of_all_sorts() {
 fn what_operations_read_may_be_filled_again_during_backward() {
     // Nothing of the batch itself is saved, so another thread may fill it for the next one.
     let work = |cached: bool, batch: &Tensor, w: &Tensor| {
-        let cache = again(everything()).verify(false).build().unwrap();
+        let cache = again(everything()).verify(Verify::Off).build().unwrap();
         let step = cached.then(|| cache.step());
         drop(no_grad(|| batch.detach().fill_(0.5)));
         let mut loss = Tensor::from(0.0);

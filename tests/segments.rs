@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::{assert_nothing_held, assert_same_bits, everything, grads, leaves, randn};
 use ssdtrain::plan::{Goal, InTurn, Placement};
-use ssdtrain::{Auto, ErrorKind, KIB, MIB, Offload, StepReport, TensorCache, remat, scope, segment};
+use ssdtrain::{Auto, ErrorKind, KIB, MIB, Offload, StepReport, TensorCache, Verify, remat, scope, segment};
 use tch::{Kind, TchError, Tensor};
 
 const WIDTH: i64 = 32;
@@ -160,7 +160,8 @@ fn a_plan_computes_a_segment_again_where_nothing_else_can() {
     let expected = expected(&sources, f);
     let lowest = Goal::overhead(f64::INFINITY);
     // Little of it fits the disk.
-    let cache = everything().verify(false).disk_cap(256 * KIB).policy(Auto::new(lowest)).build().unwrap();
+    let cache =
+        everything().verify(Verify::Off).disk_cap(256 * KIB).policy(Auto::new(lowest)).build().unwrap();
     let mut last = None;
     for _ in 0..4 {
         let (got, report) = step(&cache, &sources, f);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use common::{F32, assert_same_bits, everything, leaf, randn};
 use parking_lot::Mutex;
-use ssdtrain::{Backward, remat, segment};
+use ssdtrain::{Backward, Verify, remat, segment};
 use tch::{Kind, TchError, Tensor};
 
 const RETAIN: Backward = Backward { retain_graph: true, create_graph: false };
@@ -222,7 +222,7 @@ fn statistics_may_lie_beside_those_of_others() {
     let source = randn(&[64, 16]);
     let run = |in_segments: bool| {
         let flat = Tensor::cat(&[Tensor::zeros([32], F32), Tensor::ones([32], F32)], 0);
-        let cache = everything().verify(true).build().unwrap();
+        let cache = everything().verify(Verify::Full).build().unwrap();
         let x = leaf(&source);
         let step = cache.step();
         let mut y = &x * 2.0;

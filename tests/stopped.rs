@@ -10,7 +10,7 @@ use std::sync::mpsc::channel;
 
 use common::{F32, assert_nothing_held, assert_same_bits, everything, grads, leaf, randn, same_bits};
 use parking_lot::Mutex;
-use ssdtrain::{Backward, TensorCache, segment};
+use ssdtrain::{Backward, TensorCache, Verify, segment};
 use tch::{Kind, TchError, Tensor};
 
 const RETAIN: Backward = Backward { retain_graph: true, create_graph: false };
@@ -19,7 +19,7 @@ type Outcome = Result<Tensor, TchError>;
 
 /// Nothing is verified, because that takes the whole function.
 fn cache() -> TensorCache {
-    everything().verify(false).build().unwrap()
+    everything().verify(Verify::Off).build().unwrap()
 }
 
 fn scalar(t: &Tensor) -> Tensor {
@@ -55,7 +55,7 @@ fn is_right(function: fn(&Tensor, &Tensor) -> Outcome) {
 
 /// How often `function` got past the last tensor that backward needs, which it counts, in a step with one rerun.
 fn ends(
-    verify: bool,
+    verify: Verify,
     function: impl Fn(&Tensor, &Tensor, &AtomicUsize) -> Outcome + Send + 'static,
 ) -> usize {
     let ends = Arc::new(AtomicUsize::new(0));
@@ -85,8 +85,12 @@ fn the_last_product_is_not_computed_again() {
         count(ends);
         Ok(y)
     };
-    assert_eq!((ends(false, fails), ends(false, panics)), (1, 1));
-    assert_eq!((ends(true, fails), ends(true, panics)), (2, 2), "verifying takes the whole function");
+    assert_eq!((ends(Verify::Off, fails), ends(Verify::Off, panics)), (1, 1));
+    assert_eq!(
+        (ends(Verify::Full, fails), ends(Verify::Full, panics)),
+        (2, 2),
+        "verifying takes the whole function"
+    );
 }
 
 #[test]
@@ -251,7 +255,7 @@ fn statistics_are_as_if_the_rerun_had_not_been() {
         tch::manual_seed(3);
         let statistics = [Tensor::zeros([16], F32), Tensor::ones([16], F32)];
         // Statistics and what else is small are kept, so that a rerun ends before the last of them are updated.
-        let cache = everything().verify(false).min_bytes(1024).build().unwrap();
+        let cache = everything().verify(Verify::Off).min_bytes(1024).build().unwrap();
         let x = leaf(&randn(&[64, 16]));
         let step = cache.step();
         let [mean, var] = statistics.each_ref().map(Tensor::shallow_clone);

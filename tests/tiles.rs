@@ -5,7 +5,7 @@ mod common;
 
 use common::{assert_nothing_held, assert_same_bits, everything, grads, leaves, randn, staged};
 use ssdtrain::plan::{InTurn, Placement};
-use ssdtrain::{KIB, Offload, StepReport, TensorCache, TensorCacheBuilder};
+use ssdtrain::{KIB, Offload, StepReport, TensorCache, TensorCacheBuilder, Verify};
 use tch::{Kind, Tensor, get_num_threads, no_grad, set_num_threads};
 
 type Function = fn(&[Tensor]) -> Tensor;
@@ -270,7 +270,7 @@ fn a_norm_of_a_usual_size_is_joined_since_that_is_quicker() {
     // Half the time on a machine with nothing else to do; on others, timings vary.
     let sources = [randn(&[4096, 1408]).to_kind(Kind::BFloat16), randn(&[1408]).to_kind(Kind::BFloat16)];
     let joined = (0..8).any(|_| {
-        let cache = recompute(everything()).verify(false).build().unwrap();
+        let cache = recompute(everything()).verify(Verify::Off).build().unwrap();
         parity("a norm", &cache, &sources, |t| loss(&norm(&t[0], &t[1]))) > 0
     });
     assert!(joined);

@@ -1,4 +1,4 @@
-//! What `verify(true)` compares with the original: everything that `segment` and `remat` return when they recompute
+//! What `Verify::Full` compares with the original: everything that `segment` and `remat` return when they recompute
 //! it.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
@@ -7,7 +7,7 @@ mod common;
 use std::sync::mpsc::channel;
 
 use common::{F32, assert_same_bits, everything, leaf, randn};
-use ssdtrain::{MIB, remat, segment};
+use ssdtrain::{MIB, Verify, remat, segment};
 use tch::{Kind, TchError, Tensor};
 
 type Outcome = Result<Tensor, TchError>;
@@ -30,7 +30,7 @@ fn a_value_within_a_segment_counts_where_its_result_is_the_same() {
         x.f_add(&h.f_matmul(&held)?)
     });
     let error = step.backward(&y.unwrap().square().sum(Kind::Float)).unwrap_err().to_string();
-    assert!(error.contains("4096 bytes of another value, which verify(true) has shown"), "{error}");
+    assert!(error.contains("4096 bytes of another value, which verify(Verify::Full) has shown"), "{error}");
 }
 
 #[test]
@@ -46,13 +46,13 @@ fn so_does_a_value_that_leaves_it_by_a_side_way() {
     });
     let loss = y.unwrap().sum(Kind::Float) + balance.recv().unwrap();
     let error = step.backward(&loss).unwrap_err().to_string();
-    assert!(error.contains("which verify(true) has shown"), "{error}");
+    assert!(error.contains("which verify(Verify::Full) has shown"), "{error}");
 }
 
 /// The gradient is the same with the function in a segment or a single operation as without, verified or not.
 fn is_right(after: fn(&Tensor) -> Tensor, function: Function) {
     let source = randn(&[32, 32]);
-    let gradient = |verify: bool, way: fn(&Tensor, Function) -> Outcome| {
+    let gradient = |verify: Verify, way: fn(&Tensor, Function) -> Outcome| {
         let cache = everything().verify(verify).build().unwrap();
         let x = leaf(&source);
         let step = cache.step();
@@ -61,11 +61,11 @@ fn is_right(after: fn(&Tensor) -> Tensor, function: Function) {
         step.finish().unwrap();
         x.grad()
     };
-    let expected = gradient(false, |x, function| function(x));
-    for verify in [false, true] {
+    let expected = gradient(Verify::Off, |x, function| function(x));
+    for verify in [Verify::Off, Verify::Full] {
         let in_segment = gradient(verify, |x, function| segment("s", x, function));
         let marked = gradient(verify, |x, function| remat(&[x], move |x| function(x[0])));
-        let what = format!("verify({verify})");
+        let what = format!("verify({verify:?})");
         assert_same_bits(&what, &[&expected, &expected].map(Tensor::shallow_clone), &[in_segment, marked]);
     }
 }
@@ -94,7 +94,7 @@ fn nested_results_are_right() {
 
 #[test]
 fn a_result_that_repeats_its_elements_takes_no_memory_for_them() {
-    let peak = |verify: bool| {
+    let peak = |verify: Verify| {
         let cache = everything().verify(verify).build().unwrap();
         let x = leaf(&randn(&[1024, 1024]));
         let step = cache.step();
@@ -105,6 +105,6 @@ fn a_result_that_repeats_its_elements_takes_no_memory_for_them() {
         step.backward(&loss).unwrap();
         step.finish().unwrap().act_peak_bytes
     };
-    let (plain, verified) = (peak(false), peak(true));
+    let (plain, verified) = (peak(Verify::Off), peak(Verify::Full));
     assert!(verified <= plain + 2 * MIB, "{verified} bytes, and {plain} without verifying");
 }

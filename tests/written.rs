@@ -4,7 +4,7 @@
 mod common;
 
 use common::{F32, assert_nothing_held, everything, leaf, leaves, parity, randn, same_bits};
-use ssdtrain::{Offload, remat, segment};
+use ssdtrain::{Offload, Verify, remat, segment};
 use tch::nn::{self, Module, RNN, RNNConfig};
 use tch::{Device, Kind, Tensor};
 
@@ -27,7 +27,7 @@ fn a_piece_that_is_changed_when_another_has_left() {
     let source = randn(&[64, 512]);
     let plain = leaf(&source);
     pieces(&plain, || ()).backward();
-    for builder in [everything(), everything().verify(false), common::staged(), common::direct()] {
+    for builder in [everything(), everything().verify(Verify::Off), common::staged(), common::direct()] {
         let cache = builder.build().unwrap();
         let x = leaf(&source);
         let step = cache.step();

@@ -18,9 +18,9 @@ impl StorageBuf {
 }
 
 // SAFETY: the block keeps the bytes at their address until the value is dropped; `capacity` is what the allocator says may be accessed.
-// Bytes of another allocator stay until the storage is resized: it was not when the transfer was begun. A storage that is written to disk
-// is read by the kernel only: if the program changes it meanwhile, its version counter tells and what was written is never served. A
-// storage that is loaded into is ours alone until then.
+// Bytes of another allocator stay until the storage is resized: it was not when the transfer was begun, and `stays` says that they may go.
+// If the program changes a storage that is being written to disk, its version counter tells, and neither what was written nor its checksums
+// are ever served. A storage that is loaded into is ours alone until then.
 unsafe impl IoBuf for StorageBuf {
     fn part(&self, offset: usize) -> (*mut u8, usize) {
         (self.block.data().cast::<u8>().wrapping_add(offset), self.capacity - offset)
@@ -28,6 +28,10 @@ unsafe impl IoBuf for StorageBuf {
 
     fn len(&self) -> usize {
         self.capacity
+    }
+
+    fn stays(&self) -> bool {
+        self.block.stays()
     }
 }
 

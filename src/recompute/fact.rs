@@ -29,7 +29,7 @@ impl Fact {
         match self {
             _ if self.storage_bytes != other.storage_bytes => bytes,
             _ if self.layout != other.layout => format!("{bytes} of another kind or shape"),
-            _ => format!("{bytes} of another value, which verify(true) has shown,"),
+            _ => format!("{bytes} of another value, which verify(Verify::Full) has shown,"),
         }
     }
 }

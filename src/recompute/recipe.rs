@@ -197,7 +197,7 @@ impl Recipe {
         statistics.restore(rerun.as_ref()).map_err(message_of)?;
         let Some(output) = outcome? else { return Ok(None) };
         if self.result.is_some() && Digest::of(&output).map_err(text)? != self.result {
-            return Err("its result is another than before, which verify(true) has shown. Its function must do the same each \
+            return Err("its result is another than before, which verify(Verify::Full) has shown. Its function must do the same each \
                         time, with what no one else changes"
                 .to_owned());
         }

@@ -131,7 +131,7 @@ impl<'a> Rerun<'a> {
         for (made, storage) in storages.iter().enumerate() {
             if !node.is_same(made, storage)? {
                 return Err(format!(
-                    "ssdtrain: {} gave another result than before when it was run again, which verify(true) has shown. Something has \
+                    "ssdtrain: {} gave another result than before when it was run again, which verify(Verify::Full) has shown. Something has \
                      written to what it reads through its address",
                     node.operation.name()
                 ));

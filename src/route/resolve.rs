@@ -11,6 +11,7 @@ use crate::device::Simulation;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::available_memory;
 use crate::tier::{BOUNCE_BYTES, PoolSize};
+use crate::verify::Verify;
 
 /// The settings that decide where bytes go.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +30,7 @@ pub(crate) struct RouteRequest<'a> {
     /// How many processes of the job share the host.
     pub(crate) processes: NonZero<u32>,
     pub(crate) read_ahead: u64,
+    pub(crate) verify: Verify,
     pub(crate) store: &'a StoreConfig,
     /// The path of spill files that are open already.
     pub(crate) given: Option<&'a StorePath>,
@@ -116,15 +118,18 @@ impl RouteRequest<'_> {
         self.host_pool == Some(0)
             && self.given.is_none()
             && !self.plans
-            && !self.store.verify
+            && !self.verify.requires_checksums()
             && !self.store.directories.is_empty()
             && self.store.backend == BackendKind::Auto
     }
 
     /// The route straight to the disk.
     pub(super) fn direct(&self) -> Result<Route> {
-        if self.store.verify {
-            return refused("path(Direct) with verify(true): checksums are taken of host memory; choose one");
+        if self.verify.requires_checksums() {
+            return refused(format!(
+                "path(Direct) with verify({:?}): checksums are taken of host memory, which these bytes pass by; choose one",
+                self.verify
+            ));
         }
         let mut store = self.store.clone();
         match self.given {
@@ -197,6 +202,7 @@ mod tests {
             host_pool: Some(0),
             processes: NonZero::<u32>::MIN,
             read_ahead: 0,
+            verify: Verify::Auto,
             store,
             given: None,
         }
@@ -227,13 +233,12 @@ mod tests {
     #[test]
     fn what_was_asked_for_decides_without_a_trial() {
         let store = on_disk();
-        let verified = StoreConfig { verify: true, ..on_disk() };
         for request in [
             RouteRequest { host_pool: Some(1 << 30), ..request(&store) },
             RouteRequest { host_pool: None, ..request(&store) },
             RouteRequest { plans: true, ..request(&store) },
             RouteRequest { path: IoPath::Staged, ..request(&store) },
-            request(&verified),
+            RouteRequest { verify: Verify::Checksums, ..request(&store) },
         ] {
             let route = resolve(&request, untried).unwrap();
             assert_eq!((route.way, route.release()), (Way::Host, Release::InStreamOrder), "{request:?}");

@@ -1,5 +1,6 @@
 //! The public API's core: a cache, and the steps taken with it.
 
+mod checksums;
 mod forked;
 mod meter;
 mod steering;
@@ -21,6 +22,7 @@ use ssdtrain_plan::{PlanReport, Profile, SavedPlan, Today};
 use ssdtrain_store::{HostPool, Store, StoreStats};
 use tch::Device;
 
+use self::checksums::Checksums;
 use self::forked::Forked;
 pub use self::meter::Meter;
 use self::steering::Steering;
@@ -62,6 +64,7 @@ pub struct TensorCache {
     steering: Steering,
     accounts: Arc<Accounts>,
     meter: Meter,
+    checksums: Checksums,
     /// Kernels that take the place of operations in reruns.
     chains: Option<Arc<Chains>>,
     switch: Switch,
@@ -141,6 +144,11 @@ impl TensorCache {
         switch: Switch,
         notices: Vec<String>,
     ) -> TensorCache {
+        let shares_cores = !config.target().is_cuda();
+        let checksums = Checksums::new(config.verify, &route, shares_cores);
+        if let Some(store) = cache.tier().and_then(Tier::store) {
+            checksums.begin(store);
+        }
         let chains = config.fuse_reruns.then(|| Arc::new(Chains::new(config.target(), config.tile_bytes)));
         let accounts = Arc::default();
         TensorCache {
@@ -150,6 +158,7 @@ impl TensorCache {
             steering: Steering::new(&config, &route, &accounts),
             meter: Meter::new(&cache, &accounts),
             accounts,
+            checksums,
             cache,
             route,
             config,
@@ -192,7 +201,7 @@ impl TensorCache {
             cache: Arc::clone(&self.cache),
             origin: torch::Origin::default(),
             number,
-            verify: self.config.store.verify,
+            verify: self.config.verify.compares_reruns(),
             min_bytes: self.config.min_bytes,
             device: self.device,
             parameters: self.parameters(),

@@ -44,7 +44,7 @@ pub(super) struct Steered {
 /// What is known when a step begins.
 pub(super) struct Noted {
     /// The store's statistics.
-    store: Option<StoreStats>,
+    pub(super) store: Option<StoreStats>,
     /// How often the device's driver had been asked for memory.
     requests: u64,
     /// Whether host memory for steps to come was being pinned.

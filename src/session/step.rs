@@ -9,6 +9,7 @@ use ssdtrain_libtorch as torch;
 use ssdtrain_plan::{Observation, Planning, PolicyReport};
 use tch::{Device, Tensor};
 
+use super::checksums::read_between;
 use super::steering::Noted;
 use super::unplanned::Strange;
 use super::{TensorCache, warnings};
@@ -16,6 +17,7 @@ use crate::endurance::Endurance;
 use crate::error::{Error, ErrorKind, Result};
 use crate::step::{Level, Marks, Recorder, StepContext, Within, enter};
 use crate::telemetry::{ScopeId, StepReport, events};
+use crate::tier::Tier;
 use crate::trace::{Name, Range};
 
 /// What errors say about a tensor that was changed: the texts of autograd, of our hooks, and of a rerun.
@@ -180,6 +182,10 @@ impl Step<'_> {
             io_path: self.cache.io_path(),
             ..StepReport::of(&context.counters)
         };
+        if let (Some(store), Some(before)) = (context.cache.tier().and_then(Tier::store), &self.noted.store) {
+            (report.checked, report.unchecked) = read_between(before, &store.stats());
+            self.cache.checksums.end(store, before, wall);
+        }
         let compiled = self.cache.chains.as_ref().is_some_and(|chains| chains.were_settling());
         let has_grown = self.noted.has_grown(self.cache.device);
         let observed =

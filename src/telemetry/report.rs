@@ -54,6 +54,10 @@ pub struct StepReport {
     pub loaded: Tally,
     /// Those of `loaded` that began only when backward asked.
     pub load_misses: Tally,
+    /// Read from the disk while the step ran, and compared with the checksums taken when it was written.
+    pub checked: Tally,
+    /// Read from the disk while the step ran, without checksums; see [`verify`](crate::TensorCacheBuilder::verify).
+    pub unchecked: Tally,
     /// Storages that backward computes again: neither the graph nor the cache holds their bytes.
     pub recomputed: Tally,
     /// Segments and single operations that ran again, and the bytes they returned to backward.
@@ -143,6 +147,15 @@ impl fmt::Display for StepReport {
             self.io_path,
         )?;
         self.disks.iter().filter(|disk| disk.written > 0).try_for_each(|disk| write!(f, "; {disk}"))?;
+        let read = self.checked.bytes + self.unchecked.bytes;
+        match (self.checked.bytes, read) {
+            (_, 0) => {}
+            (0, _) => write!(f, "; read without checksums")?,
+            (checked, read) if checked == read => write!(f, "; checksums compared")?,
+            (checked, read) => {
+                write!(f, "; checksums compared of {} of {}", ByteSize(checked), ByteSize(read))?
+            }
+        }
         match (self.planning, &self.plan) {
             (Some(Planning::Followed), Some(plan)) => {
                 let baseline = match plan.baseline {
@@ -199,6 +212,18 @@ mod tests {
             StepReport { disks: vec![disk("nvme0n1", 1_500_000), disk("sda", 0)], ..StepReport::default() };
         let text = report.to_string();
         assert!(text.contains("wrote 1.5 MB to nvme0n1 (3.0 GB today)") && !text.contains("sda"), "{text}");
+    }
+
+    #[test]
+    fn a_report_says_whether_checksums_were_compared() {
+        let report = |checked, unchecked| {
+            let [checked, unchecked] = [checked, unchecked].map(|bytes| Tally { count: 1, bytes });
+            StepReport { checked, unchecked, ..StepReport::default() }.to_string()
+        };
+        assert!(!report(0, 0).contains("checksums"), "nothing was read");
+        assert!(report(0, 4096).ends_with("; read without checksums"));
+        assert!(report(4096, 0).ends_with("; checksums compared"));
+        assert!(report(1024, 1024).ends_with("; checksums compared of 1.0 KiB of 2.0 KiB"));
     }
 
     #[test]

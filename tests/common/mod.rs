@@ -7,7 +7,7 @@ pub(crate) mod sweep;
 
 use std::time::Duration;
 
-use ssdtrain::{IoPath, Offload, StepReport, TensorCache, TensorCacheBuilder, resolve_math_kernels};
+use ssdtrain::{IoPath, Offload, StepReport, TensorCache, TensorCacheBuilder, Verify, resolve_math_kernels};
 use tch::{Device, Kind, Tensor};
 
 pub(crate) const F32: (Kind, Device) = (Kind::Float, Device::Cpu);
@@ -15,7 +15,7 @@ pub(crate) const F32: (Kind, Device) = (Kind::Float, Device::Cpu);
 /// A cache that moves everything, whatever its size.
 pub(crate) fn everything() -> TensorCacheBuilder {
     let builder = TensorCache::builder().policy(Offload::default()).spill_to(std::env::temp_dir());
-    builder.disk_cap(1 << 30).min_bytes(0).verify(true)
+    builder.disk_cap(1 << 30).min_bytes(0).verify(Verify::Full)
 }
 
 pub(crate) fn randn(shape: &[i64]) -> Tensor {
@@ -72,7 +72,7 @@ pub(crate) fn staged() -> TensorCacheBuilder {
 /// The same device, whose bytes go directly to the disk.
 pub(crate) fn direct() -> TensorCacheBuilder {
     everything()
-        .verify(false)
+        .verify(Verify::Off)
         .simulated_device(Duration::from_micros(50))
         .path(IoPath::Direct)
         .policy(Offload::default().device_budget(1 << 20))

@@ -15,6 +15,7 @@ const ROOMS: &[&str] = &[
     "math",
     "processes",
     "digest",
+    "verify",
     "error",
     "fusion",
     "device",

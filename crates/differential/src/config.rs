@@ -8,7 +8,9 @@ use std::time::Duration;
 use anyhow::{Context, Error, Result};
 use ssdtrain::plan::{Goal, InTurn, Placement};
 use ssdtrain::store::{Faulty, Pool, Store, StoreConfig};
-use ssdtrain::{Adaptive, Auto, BackendKind, IoPath, Keep, Offload, Policy, TensorCache, TensorCacheBuilder};
+use ssdtrain::{
+    Adaptive, Auto, BackendKind, IoPath, Keep, Offload, Policy, TensorCache, TensorCacheBuilder, Verify,
+};
 use tch::nn::VarStore;
 
 use crate::random::Random;
@@ -124,7 +126,6 @@ impl Config {
         }
         let store = StoreConfig {
             directories: vec![std::env::temp_dir()],
-            verify: self.has("verify"),
             cap_bytes: self.value("disk_cap").unwrap_or(DISK),
             ..StoreConfig::default()
         };
@@ -197,7 +198,7 @@ fn set(builder: TensorCacheBuilder, name: &str, value: u64) -> TensorCacheBuilde
         "uring" => builder.backend(BackendKind::Uring),
         "pool" => builder.backend(BackendKind::Pool),
         "memory" => builder.backend(BackendKind::Memory),
-        "verify" => builder.verify(true),
+        "verify" => builder.verify(Verify::Full),
         "min_bytes" => builder.min_bytes(value),
         "read_ahead" => builder.read_ahead(value),
         "queue_depth" => builder.queue_depth(value as usize),

@@ -11,7 +11,7 @@ const BYTES: usize = 64 << 20;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let directory = env::args_os().nth(1).map_or_else(env::temp_dir, Into::into);
-    let config = StoreConfig { directories: vec![directory], verify: true, ..StoreConfig::default() };
+    let config = StoreConfig { directories: vec![directory], checksums: true, ..StoreConfig::default() };
     let store = Store::open(config)?;
     let blob = store.reserve(BYTES as u64)?;
     for write in [true, false] {

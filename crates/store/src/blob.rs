@@ -1,16 +1,14 @@
 //! Where a value's bytes are stored.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 
 use bytesize::ByteSize;
+use parking_lot::Mutex;
 
 use super::stripe::{self, Span};
 use super::volume::Extent;
 use crate::mem::round_to_block;
-
-/// Set in [`Blob::checksum`] when the low 32 bits hold a checksum.
-const CHECKSUM_KNOWN: u64 = 1 << 32;
 
 /// Bytes reserved in the spill files; freed on drop.
 ///
@@ -20,12 +18,12 @@ pub struct Blob {
     len: u64,
     stripe_bytes: u64,
     pieces: Vec<Extent>,
-    checksum: AtomicU64,
+    checksums: Mutex<Option<Arc<[u32]>>>,
 }
 
 impl Blob {
     pub(super) fn new(len: u64, stripe_bytes: u64, pieces: Vec<Extent>) -> Blob {
-        Blob { len, stripe_bytes, pieces, checksum: AtomicU64::new(0) }
+        Blob { len, stripe_bytes, pieces, checksums: Mutex::default() }
     }
 
     /// Payload bytes: what was asked for.
@@ -59,15 +57,13 @@ impl Blob {
         stripe::spans(self.padded_len(), self.pieces.len(), self.stripe_bytes, longest)
     }
 
-    /// The payload's checksum, if it was taken when the payload was written.
-    pub(super) fn checksum(&self) -> Option<u32> {
-        let value = self.checksum.load(Ordering::Acquire);
-        (value & CHECKSUM_KNOWN != 0).then_some(value as u32)
+    /// The checksum of each chunk of the payload, if they were taken when it was written.
+    pub(super) fn checksums(&self) -> Option<Arc<[u32]>> {
+        self.checksums.lock().clone()
     }
 
-    pub(super) fn set_checksum(&self, checksum: Option<u32>) {
-        let value = checksum.map_or(0, |checksum| CHECKSUM_KNOWN | u64::from(checksum));
-        self.checksum.store(value, Ordering::Release);
+    pub(super) fn set_checksums(&self, checksums: Option<Arc<[u32]>>) {
+        *self.checksums.lock() = checksums;
     }
 }
 

@@ -36,8 +36,9 @@ pub struct StoreConfig {
     pub cufile_beside: Option<PathBuf>,
     /// The GPU whose memory [`BackendKind::CuFile`] can access; `None` for host memory only.
     pub gpu: Option<Arc<dyn Gpu>>,
-    /// Whether a CRC-32C of each blob's payload is taken when it is written and compared when it is read.
-    pub verify: bool,
+    /// Whether checksums are taken of what is written, and compared when it is read, until
+    /// [`Store::take_checksums`](super::Store::take_checksums) says otherwise.
+    pub checksums: bool,
     /// Queue depth: the most operations in flight at the same time.
     pub queue_depth: usize,
     /// Largest single I/O, in bytes; rounded up to a multiple of 4 KiB.
@@ -63,7 +64,7 @@ impl Default for StoreConfig {
             cufile: None,
             cufile_beside: None,
             gpu: None,
-            verify: false,
+            checksums: false,
             queue_depth: 16,
             io_bytes: 4 << 20,
             stripe_bytes: 4 << 20,

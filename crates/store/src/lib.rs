@@ -32,6 +32,10 @@
 //! writes take turns, starting with a read. A failed write is reported at once; a read is attempted up to three
 //! times.
 //!
+//! With checksums, a CRC-32C of each `io_bytes` of the payload is taken while it is written, and compared before a read
+//! completes. Threads of the store do that, and copy from bounce buffers; those that carry out I/O do not. Checksums may
+//! be turned on and off at any time: a blob that was written without them is read without.
+//!
 //! An operation that the disk does not answer in time ends its transfer with an error. What the kernel may still touch
 //! (memory, file and extent) stays with the operation until its real end.
 
@@ -39,6 +43,7 @@ mod allowance;
 mod backend;
 mod blob;
 mod busy_time;
+mod checksum;
 mod completion;
 mod config;
 mod control_groups;
@@ -50,6 +55,7 @@ mod error;
 mod extent;
 #[cfg(fuzzing)]
 pub mod fuzzing;
+mod gather;
 mod gpu;
 mod growth;
 mod history;
@@ -67,12 +73,14 @@ mod stripe;
 mod transfer;
 mod volume;
 mod watch;
+mod workers;
 mod writes;
 
 pub use backend::{
     Backend, BackendInfo, BackendKind, CuFileMode, Direction, Fault, Faulty, Op, Pool, Throttled, Uring,
 };
 pub use blob::Blob;
+pub use checksum::checksum_rate;
 pub use completion::{Completion, contained};
 pub use config::StoreConfig;
 pub use control_groups::GroupMemory;

@@ -23,6 +23,10 @@ pub struct StoreStats {
     pub writes: u64,
     /// Reads that succeeded.
     pub reads: u64,
+    /// Reads among them whose bytes were compared with the checksums taken when they were written.
+    pub reads_checked: u64,
+    /// Payload bytes of those.
+    pub bytes_checked: u64,
     /// Operations handed to the backend; a transfer is split into one or more.
     pub operations: u64,
     /// Writes and reads that failed for good.
@@ -55,6 +59,8 @@ pub(super) struct Counters {
     pub(super) bytes_read: AtomicU64,
     pub(super) writes: AtomicU64,
     pub(super) reads: AtomicU64,
+    pub(super) reads_checked: AtomicU64,
+    pub(super) bytes_checked: AtomicU64,
     pub(super) operations: AtomicU64,
     pub(super) failures: AtomicU64,
     pub(super) timed_out: AtomicU64,
@@ -87,6 +93,8 @@ impl Counters {
             bytes_read: self.bytes_read.load(Relaxed),
             writes: self.writes.load(Relaxed),
             reads: self.reads.load(Relaxed),
+            reads_checked: self.reads_checked.load(Relaxed),
+            bytes_checked: self.bytes_checked.load(Relaxed),
             operations: self.operations.load(Relaxed),
             failures: self.failures.load(Relaxed),
             timed_out: self.timed_out.load(Relaxed),

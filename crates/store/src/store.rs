@@ -1,7 +1,7 @@
 //! The store: reserves, writes and reads blobs.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use bytesize::ByteSize;
 
@@ -22,6 +22,7 @@ use crate::stripe;
 use crate::transfer::{Rules, Transfer};
 use crate::volume::{Extent, Full, Volume};
 use crate::watch::Watch;
+use crate::workers::Workers;
 use crate::writes::{FileWrites, Writes};
 
 /// Reserves, writes and reads blobs. A cheap handle: clones share one store.
@@ -37,6 +38,8 @@ pub struct Store {
 struct Shared {
     // Declared first so that it is dropped first: its thread is joined before the other fields are dropped.
     growth: Growth,
+    // Declared before the backend: what they do may need another attempt of it. From then on its threads do their work.
+    workers: Workers,
     backend: Arc<dyn Backend>,
     // Declared after the backend: what the backend's drop waits for may have to be given up.
     _watch: Watch,
@@ -45,7 +48,7 @@ struct Shared {
     allowance: Allowance,
     next_volume: AtomicUsize,
     stripe_bytes: u64,
-    rules: Rules,
+    rules: Arc<Rules>,
     medium: Medium,
     /// Why transfers are slower than they could be, apart from what the backend itself reports.
     notes: Vec<String>,
@@ -98,14 +101,18 @@ impl Store {
         let notes = volumes.iter().flat_map(|volume| volume.info().notes.clone());
         let notes = note.into_iter().chain(notes).collect();
         let watch = Watch::new(config.timeout);
+        let workers = Workers::new();
         let rules = Rules {
-            verify: config.verify,
-            io_bytes: config.io_bytes as u64,
-            counters: Arc::new(Counters::default()),
+            checksums: AtomicBool::new(config.checksums),
+            io_bytes: config.io_bytes,
+            counters: Counters::default(),
             watcher: Arc::clone(watch.watcher()),
+            workers: Arc::clone(workers.queue()),
+            backend: Arc::downgrade(&backend),
         };
         let shared = Shared {
             growth: Growth::new(watch.watcher()),
+            workers,
             backend,
             _watch: watch,
             volumes,
@@ -113,7 +120,7 @@ impl Store {
             allowance: Allowance::default(),
             next_volume: AtomicUsize::new(0),
             stripe_bytes: config.stripe_bytes as u64,
-            rules,
+            rules: Arc::new(rules),
             medium: medium.unwrap_or(Medium::Buffered),
             notes,
         };
@@ -229,13 +236,29 @@ impl Store {
             drop((blob, buf));
             return done.call(Ok(()));
         }
-        match Transfer::new(rules.clone(), direction, blob, buf, done) {
+        match Transfer::new(Arc::clone(rules), direction, blob, buf, done) {
             Ok(transfer) => backend.submit(transfer.start()),
             Err((error, done)) => {
                 rules.counters.failures.fetch_add(1, Ordering::Relaxed);
                 done.call(Err(error));
             }
         }
+    }
+
+    /// Whether checksums are taken of what is written from now on. What was written before is read as it was written:
+    /// with a comparison of its checksums, if there are any.
+    pub fn take_checksums(&self, take: bool) {
+        self.shared.rules.checksums.store(take, Ordering::Relaxed);
+    }
+
+    /// Whether checksums are taken of what is written.
+    pub fn takes_checksums(&self) -> bool {
+        self.shared.rules.checksums.load(Ordering::Relaxed)
+    }
+
+    /// How many threads, at most, take checksums at once.
+    pub fn checksum_threads(&self) -> usize {
+        self.shared.workers.queue().most()
     }
 
     /// How the bytes are moved, and why a faster way was not taken.

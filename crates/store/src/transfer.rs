@@ -2,36 +2,44 @@
 //! long.
 
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::backend::{Direction, Op};
+use super::backend::{Backend, Direction, Op};
 use super::blob::Blob;
+use super::gather::Gather;
 use super::stats::Counters;
 use super::{Completion, contained};
+use crate::checksum::{checksum, chunks};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{AlignedBuf, BLOCK, IoBuf, parts};
 use crate::watch::{Clock, GivenUp, Watcher};
+use crate::workers::{Task, WorkQueue};
 
 /// How many times a read is attempted before it fails.
 const READ_ATTEMPTS: u32 = 3;
 
 /// What all transfers of a store share.
-#[derive(Clone)]
 pub(super) struct Rules {
-    pub(super) verify: bool,
-    /// Largest operation, in bytes.
-    pub(super) io_bytes: u64,
-    pub(super) counters: Arc<Counters>,
+    /// Whether checksums are taken of what is written.
+    pub(super) checksums: AtomicBool,
+    /// Largest operation, in bytes, and those of a checksum.
+    pub(super) io_bytes: usize,
+    pub(super) counters: Counters,
     pub(super) watcher: Arc<Watcher>,
+    /// Threads that work on bytes, so that those of the backend need not.
+    pub(super) workers: Arc<WorkQueue>,
+    /// Takes the operations of another attempt.
+    pub(super) backend: Weak<dyn Backend>,
 }
 
 /// A transfer between a blob and memory.
 pub(super) struct Transfer {
-    rules: Rules,
+    rules: Arc<Rules>,
     direction: Direction,
     blob: Arc<Blob>,
     /// The memory that the operations point at.
@@ -39,6 +47,10 @@ pub(super) struct Transfer {
     /// Where a read is copied to when `buf` is a bounce buffer.
     copy_to: Option<Arc<dyn IoBuf>>,
     attempt: u32,
+    /// Whether checksums are taken of what is written.
+    takes_checksums: bool,
+    /// Those, once they are being taken.
+    checksums: Option<Arc<Gather<u32>>>,
     done: Completion,
 }
 
@@ -61,8 +73,8 @@ struct Joined {
 enum Failure {
     /// An operation failed `offset` bytes into its file.
     Io { error: io::Error, piece: usize, offset: u64 },
-    /// The payload's checksum differs from the one taken when it was written.
-    Corrupt { written: u32, read: u32 },
+    /// A chunk `offset` bytes into the payload has another checksum than when it was written.
+    Corrupt { written: u32, read: u32, offset: usize },
     /// The disk has not answered an operation `offset` bytes into its file.
     TimedOut { limit: Duration, piece: usize, offset: u64 },
 }
@@ -70,7 +82,7 @@ enum Failure {
 impl Transfer {
     /// A transfer of all of `blob`, which is not empty, from or to `user`.
     pub(super) fn new(
-        rules: Rules,
+        rules: Arc<Rules>,
         direction: Direction,
         blob: Arc<Blob>,
         user: Arc<dyn IoBuf>,
@@ -80,47 +92,45 @@ impl Transfer {
             let message = format!("memory of {} bytes cannot hold a blob of {blob}", user.len());
             return Err((Error::new(ErrorKind::Io, message), done));
         }
+        let takes_checksums = direction == Direction::Write && rules.checksums.load(Relaxed) && user.stays();
+        let is_checked = takes_checksums || direction == Direction::Read && blob.checksums().is_some();
         let suits = suits(&*user, &blob);
-        if !user.is_on_host(0) && (rules.verify || !suits) {
-            let why =
-                if rules.verify { "checksums are taken of host memory only" } else { "it does not suit" };
+        if !user.is_on_host(0) && (is_checked || !suits) {
+            let why = if is_checked { "checksums are taken of host memory only" } else { "it does not suit" };
             let message = format!("a blob of {blob} cannot be moved from or to a device's memory: {why}");
             return Err((Error::new(ErrorKind::Io, message), done));
         }
-        if suits {
-            let (buf, copy_to) = (user, None);
-            return Ok(Transfer { rules, direction, blob, buf, copy_to, attempt: 1, done });
-        }
-        let len = payload_len(&blob);
-        let Some(bounce) = AlignedBuf::new(len) else {
-            let message = format!("out of memory for a bounce buffer of {len} bytes");
-            return Err((Error::new(ErrorKind::Io, message), done));
-        };
-        rules.counters.bounced.fetch_add(1, Relaxed);
-        let buf: Arc<dyn IoBuf> = Arc::new(bounce);
-        let copy_to = match direction {
-            Direction::Read => Some(user),
-            Direction::Write => {
-                copy(&*user, &*buf, len);
-                None
+        let (mut buf, mut copy_to) = (user, None);
+        if !suits {
+            let len = payload_len(&blob);
+            let Some(bounce) = AlignedBuf::new(len) else {
+                let message = format!("out of memory for a bounce buffer of {len} bytes");
+                return Err((Error::new(ErrorKind::Io, message), done));
+            };
+            rules.counters.bounced.fetch_add(1, Relaxed);
+            let user = std::mem::replace(&mut buf, Arc::new(bounce));
+            match direction {
+                Direction::Read => copy_to = Some(user),
+                Direction::Write => copy(&*user, &*buf, 0..len),
             }
-        };
-        Ok(Transfer { rules, direction, blob, buf, copy_to, attempt: 1, done })
+        }
+        let (attempt, checksums) = (1, None);
+        Ok(Transfer { rules, direction, blob, buf, copy_to, attempt, takes_checksums, checksums, done })
     }
 
     /// The operations of the next attempt. When the last of them ends, the transfer continues by itself.
-    pub(super) fn start(self) -> Vec<Op> {
+    pub(super) fn start(mut self) -> Vec<Op> {
         if self.direction == Direction::Write {
-            self.blob.set_checksum(None);
+            self.blob.set_checksums(None);
+            self.checksums = self.takes_checksums.then(|| self.begin_checksums());
         }
-        let (blob, buf) = (Arc::clone(&self.blob), Arc::clone(&self.buf));
-        let (direction, counters) = (self.direction, Arc::clone(&self.rules.counters));
-        let io_bytes = self.rules.io_bytes;
-        let longest = |start: u64| io_bytes.min(buf.part(start as usize).1 as u64);
+        let (rules, blob, buf) = (Arc::clone(&self.rules), Arc::clone(&self.blob), Arc::clone(&self.buf));
+        let direction = self.direction;
+        let longest = |start: u64| rules.io_bytes.min(buf.part(start as usize).1) as u64;
         let spans: Vec<_> = blob.spans(longest).collect();
-        counters.operations.fetch_add(spans.len() as u64, Relaxed);
-        counters.begin(direction);
-        let given_up = self.rules.watcher.transfer();
+        rules.counters.operations.fetch_add(spans.len() as u64, Relaxed);
+        rules.counters.begin(direction);
+        let given_up = rules.watcher.transfer();
         let joined = Joined { pending: spans.len(), failure: None, transfer: Some(self), lost: None };
         let attempt = Arc::new(Attempt { given_up, joined: Mutex::new(joined) });
         let ops = spans.into_iter().map(|span| {
@@ -145,10 +155,93 @@ impl Transfer {
         ops.collect()
     }
 
-    /// Continues after all operations of an attempt have ended: retries, or finishes the transfer.
+    /// Has the workers take the checksums of what is written, while the disk writes it.
+    fn begin_checksums(&self) -> Arc<Gather<u32>> {
+        let chunks = self.chunks();
+        let gather = Arc::new(Gather::new(chunks.len()));
+        let task = |(index, bytes)| {
+            let (buf, gather) = (Arc::clone(&self.buf), Arc::clone(&gather));
+            let take = move || {
+                let checksum = checksum(&*buf, bytes);
+                // The end may be that of the transfer, which holds no memory then.
+                drop(buf);
+                // A write that has ended has nothing left to do.
+                drop(gather.end(index, checksum));
+            };
+            Box::new(take) as Task
+        };
+        let tasks = || chunks.clone().enumerate().map(task).collect::<Vec<_>>();
+        if !self.rules.workers.give(chunks.len(), tasks) {
+            tasks().into_iter().for_each(|task| task());
+        }
+        gather
+    }
+
+    /// Continues after all operations of an attempt have ended.
     fn settle(mut self, failure: Option<Failure>) -> Vec<Op> {
         self.rules.counters.end(self.direction);
-        let outcome = failure.map_or_else(|| self.check(), Err);
+        let outcome = failure.map_or(Ok(()), Err);
+        match (self.direction, self.checksums.take()) {
+            (Direction::Write, Some(checksums)) => checksums.then(move |checksums| {
+                if outcome.is_ok() {
+                    self.blob.set_checksums(Some(checksums.into()));
+                }
+                self.conclude(outcome)
+            }),
+            (Direction::Read, _) if outcome.is_ok() => self.examine(),
+            _ => self.conclude(outcome),
+        }
+    }
+
+    /// Has the workers compare what was read with its checksums, and copy it out of a bounce buffer; then continues.
+    fn examine(self) -> Vec<Op> {
+        let written = self.blob.checksums();
+        if written.is_none() && self.copy_to.is_none() {
+            return self.conclude(Ok(()));
+        }
+        let (chunks, workers) = (self.chunks(), Arc::clone(&self.rules.workers));
+        let mut left = Some(self);
+        let tasks = || left.take().map_or_else(Vec::new, |transfer| transfer.examination(written.as_deref()));
+        if workers.give(chunks.len(), tasks) {
+            return Vec::new();
+        }
+        // The thread of the backend does it, so that what is read again need not be handed to one that is being dropped.
+        let Some(transfer) = left else { return Vec::new() };
+        let (buf, copy_to) = (&*transfer.buf, transfer.copy_to.as_deref());
+        let mut chunks = chunks.enumerate();
+        let outcome = chunks.try_for_each(|(index, bytes)| {
+            examine_chunk(buf, copy_to, bytes, written.as_deref().map(|written| written[index]))
+        });
+        transfer.conclude(outcome)
+    }
+
+    /// The tasks of the workers. After the last of them, the transfer continues.
+    fn examination(self, written: Option<&[u32]>) -> Vec<Task> {
+        let gather = Arc::new(Gather::new(self.chunks().len()));
+        let task = |(index, bytes): (usize, Range<usize>)| {
+            let (buf, copy_to) = (Arc::clone(&self.buf), self.copy_to.clone());
+            let (gather, backend) = (Arc::clone(&gather), self.rules.backend.upgrade());
+            let written = written.map(|written| written[index]);
+            let examine = move || {
+                let outcome = examine_chunk(&*buf, copy_to.as_deref(), bytes, written);
+                // The end may be that of the transfer, which holds no memory then.
+                drop((buf, copy_to));
+                let next = gather.end(index, outcome);
+                // The store, which has it, is not dropped before its workers have their tasks.
+                if let Some(backend) = backend.filter(|_| !next.is_empty()) {
+                    backend.submit(next);
+                }
+            };
+            Box::new(examine) as Task
+        };
+        let tasks = self.chunks().enumerate().map(task).collect();
+        // No task has begun: there is nothing to carry out next.
+        drop(gather.then(move |outcomes| self.conclude(outcomes.into_iter().collect())));
+        tasks
+    }
+
+    /// Tries again, or finishes the transfer.
+    fn conclude(mut self, outcome: Result<(), Failure>) -> Vec<Op> {
         match outcome {
             Err(failure) if self.direction == Direction::Read && self.attempt < READ_ATTEMPTS => {
                 let before = self.rules.counters.retried.fetch_add(1, Relaxed);
@@ -168,36 +261,24 @@ impl Transfer {
         }
     }
 
-    /// Takes or compares the checksum, and copies the bytes out of a bounce buffer.
-    fn check(&self) -> Result<(), Failure> {
-        let len = payload_len(&self.blob);
-        match self.direction {
-            Direction::Write if self.rules.verify => {
-                self.blob.set_checksum(Some(checksum(&*self.buf, len)));
-            }
-            Direction::Write => {}
-            Direction::Read => {
-                if let Some(written) = self.blob.checksum() {
-                    let read = checksum(&*self.buf, len);
-                    if read != written {
-                        return Err(Failure::Corrupt { written, read });
-                    }
-                }
-                if let Some(user) = &self.copy_to {
-                    copy(&*self.buf, &**user, len);
-                }
-            }
-        }
-        Ok(())
+    /// The chunks of the payload, of each of which a checksum is taken.
+    fn chunks(&self) -> impl ExactSizeIterator<Item = Range<usize>> + Clone + use<> {
+        chunks(payload_len(&self.blob), self.rules.io_bytes)
     }
 
     /// Counts the outcome, then reports it once the transfer holds neither the blob nor any memory.
     fn finish(self, outcome: Result<(), Failure>) {
-        let Transfer { rules: Rules { counters, .. }, direction, blob, buf, copy_to, attempt, done } = self;
+        let Transfer { rules, direction, blob, buf, copy_to, attempt, done, .. } = self;
+        let counters = &rules.counters;
         let result = outcome.map_err(|failure| failure.into_error(direction, attempt, &blob));
         match (&result, direction) {
             (Ok(()), Direction::Write) => count(&counters.writes, &counters.bytes_written, blob.len()),
-            (Ok(()), Direction::Read) => count(&counters.reads, &counters.bytes_read, blob.len()),
+            (Ok(()), Direction::Read) => {
+                count(&counters.reads, &counters.bytes_read, blob.len());
+                if blob.checksums().is_some() {
+                    count(&counters.reads_checked, &counters.bytes_checked, blob.len());
+                }
+            }
             (Err(error), _) => {
                 counters.failures.fetch_add(1, Relaxed);
                 counters.timed_out.fetch_add(u64::from(error.kind() == ErrorKind::TimedOut), Relaxed);
@@ -268,10 +349,10 @@ impl Failure {
                 let message = format!("{blob} {what}: failed at offset {offset} of the {place}; {advice}");
                 Error::io(kind, message, error)
             }
-            Failure::Corrupt { written, read } => {
+            Failure::Corrupt { written, read, offset } => {
                 let message = format!(
-                    "{blob} came back changed (attempt {attempts} of {READ_ATTEMPTS}): written with CRC-32C \
-                     {written:08x}, read with {read:08x}; check the disk and the memory"
+                    "{blob} came back changed (attempt {attempts} of {READ_ATTEMPTS}): from byte {offset} of it on, written \
+                     with CRC-32C {written:08x}, read with {read:08x}; check the disk and the memory"
                 );
                 Error::new(ErrorKind::Corrupt, message)
             }
@@ -318,21 +399,32 @@ fn suits(buf: &dyn IoBuf, blob: &Blob) -> bool {
     })
 }
 
-fn checksum(buf: &dyn IoBuf, len: usize) -> u32 {
-    parts(buf, len).fold(0, |checksum, (memory, bytes)| {
-        // SAFETY: the buffer is at least `len` bytes long, which was compared when the transfer began, this part of
-        // it is contiguous, and nobody writes it while the transfer runs.
-        crc32c::crc32c_append(checksum, unsafe { std::slice::from_raw_parts(memory, bytes) })
-    })
+/// Compares some bytes that were read with their checksum, and copies them to where they belong.
+fn examine_chunk(
+    buf: &dyn IoBuf,
+    copy_to: Option<&dyn IoBuf>,
+    bytes: Range<usize>,
+    written: Option<u32>,
+) -> Result<(), Failure> {
+    if let Some(written) = written {
+        let read = checksum(buf, bytes.clone());
+        if read != written {
+            return Err(Failure::Corrupt { written, read, offset: bytes.start });
+        }
+    }
+    if let Some(user) = copy_to {
+        copy(buf, user, bytes);
+    }
+    Ok(())
 }
 
-fn copy(from: &dyn IoBuf, to: &dyn IoBuf, len: usize) {
-    let mut start = 0;
-    while start < len {
+fn copy(from: &dyn IoBuf, to: &dyn IoBuf, bytes: Range<usize>) {
+    let Range { mut start, end } = bytes;
+    while start < end {
         let ((source, readable), (target, writable)) = (from.part(start), to.part(start));
-        let bytes = readable.min(writable).min(len - start);
-        // SAFETY: both buffers are at least `len` bytes long and contiguous for `bytes` from here on, one of them is a
-        // bounce buffer that nobody else has, and nobody touches the other while the transfer runs.
+        let bytes = readable.min(writable).min(end - start);
+        // SAFETY: both buffers reach to `end` and are contiguous for `bytes` from here on, one of them is a bounce buffer
+        // that nobody else has, and nobody else touches these bytes of the other while the transfer runs.
         unsafe { std::ptr::copy_nonoverlapping(source, target, bytes) };
         start += bytes;
     }

@@ -50,6 +50,11 @@ impl Block {
         self.raw.capacity
     }
 
+    /// Whether the bytes stay where they are for as long as this value lives, even if the storage is resized.
+    pub fn stays(&self) -> bool {
+        self.raw.held
+    }
+
     /// Whether the storage still has exactly these bytes.
     pub fn is_current(&self) -> bool {
         (self.storage.data(), self.storage.bytes()) == (self.raw.data, self.raw.bytes)

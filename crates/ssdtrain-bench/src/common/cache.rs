@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::{ValueEnum, value_parser};
 use serde::Serialize;
-use ssdtrain::{BackendKind, IoPath, TensorCache, write_traces};
+use ssdtrain::{BackendKind, IoPath, TensorCache, Verify, write_traces};
 use ssdtrain_plan::{Caps, Goal, Machine};
 use tch::nn::VarStore;
 
@@ -58,9 +58,10 @@ pub(crate) struct CacheArgs {
     /// Transfers under way at once
     #[arg(long, value_name = "N", default_value = defaults::QUEUE_DEPTH, value_parser = value_parser!(u32).range(1..=4096))]
     queue_depth: u32,
-    /// Take a checksum of everything stored and compare it on load
-    #[arg(long)]
-    verify: bool,
+    /// What is verified. checksums: of everything that is written to disk, compared when it is read. full: also that what is computed
+    /// again has the same bytes. auto: checksums, as long as they cost less than 1 % of a step
+    #[arg(long, value_name = "LEVEL", value_enum, default_value_t)]
+    verify: Level,
     /// Record the steps and write them to FILE, for Perfetto (ui.perfetto.dev): scopes, stalls, copies and transfers on one time line.
     /// All steps count, warm-up too; of each strategy the latest million events are kept (about 100 MB). Under compare the file
     /// has every strategy with a cache, each as a process of its name; train leaves the table at the end out of it
@@ -85,6 +86,21 @@ pub(crate) enum Way {
     Staged,
 }
 
+/// [`Verify`] on the command line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+enum Level {
+    /// Nothing
+    Off,
+    /// Checksums, as long as they cost little
+    #[default]
+    Auto,
+    /// Checksums of everything on disk
+    Checksums,
+    /// Checksums, and what is computed again
+    Full,
+}
+
 impl CacheArgs {
     /// Opens the cache of a strategy, if it has one. It leaves the parameters in `vs` alone.
     pub(crate) fn open(&self, strategy: Strategy, vs: &VarStore) -> Result<Option<TensorCache>> {
@@ -96,7 +112,7 @@ impl CacheArgs {
             .disk_rate(self.disk_rate.unwrap_or(0))
             .backend(self.spill.backend())
             .queue_depth(self.queue_depth as usize)
-            .verify(self.verify)
+            .verify(self.verify.verify())
             .trace(self.trace.is_some());
         let mut builder = self.endurance.set(self.policy.set(builder, strategy, vs.device()));
         let host_only = match strategy {
@@ -196,6 +212,17 @@ impl Way {
             Way::Auto => IoPath::Auto,
             Way::Direct => IoPath::Direct,
             Way::Staged => IoPath::Staged,
+        }
+    }
+}
+
+impl Level {
+    fn verify(self) -> Verify {
+        match self {
+            Level::Off => Verify::Off,
+            Level::Auto => Verify::Auto,
+            Level::Checksums => Verify::Checksums,
+            Level::Full => Verify::Full,
         }
     }
 }

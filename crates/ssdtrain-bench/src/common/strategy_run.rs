@@ -130,6 +130,7 @@ impl StrategyRun {
         Some(Disk {
             written_bytes_per_step: written / steps,
             read_bytes_per_step: read / steps,
+            checked_bytes_per_step: (now.bytes_checked - before.bytes_checked) / steps,
             busy_bytes_per_s: if busy > 0.0 { (written + read) as f64 / busy } else { 0.0 },
             busy_share: 1e3 * busy / self.walls().iter().sum::<f64>(),
         })
@@ -212,6 +213,8 @@ struct Decided {
 struct Disk {
     written_bytes_per_step: u64,
     read_bytes_per_step: u64,
+    /// Those among them that were compared with checksums.
+    checked_bytes_per_step: u64,
     /// While at least one transfer was in flight.
     busy_bytes_per_s: f64,
     busy_share: f64,

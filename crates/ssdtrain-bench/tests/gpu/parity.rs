@@ -2,7 +2,7 @@
 
 use std::env;
 
-use ssdtrain::{Offload, TensorCacheBuilder};
+use ssdtrain::{Offload, TensorCacheBuilder, Verify};
 use tch::{Kind, Tensor};
 
 use crate::lab::{Lab, assert_nothing_held, assert_same_bits, grads, leaves};
@@ -103,7 +103,7 @@ impl Shape {
 
 fn ways(lab: &Lab, shape: &Shape) -> Vec<(&'static str, TensorCacheBuilder)> {
     let storage = (shape.batch * shape.block * shape.hidden * 4) as u64;
-    let disk = || lab.cache().spill_to(env::temp_dir()).verify(true);
+    let disk = || lab.cache().spill_to(env::temp_dir()).verify(Verify::Full);
     let largest = storage * (shape.vocab / shape.hidden).max(8) as u64;
     vec![
         (

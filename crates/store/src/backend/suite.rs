@@ -1,6 +1,7 @@
 //! The tests that every backend passes, by itself and below [`Faulty`].
 
 mod buffers;
+mod checks;
 mod overdue;
 #[expect(dead_code, reason = "shared with the tests of cuFile itself")]
 #[path = "../../../../cufile-sys/tests/stand_in/mod.rs"]
@@ -18,6 +19,14 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use self::buffers::{Part, Scattered, Unpinned, aligned, bytes, contents, fill, pattern};
+use self::checks::{
+    a_blob_is_read_as_it_was_written_whatever_was_decided_since,
+    a_checked_transfer_has_let_go_when_it_completes, a_read_that_was_compared_may_drop_the_store,
+    a_write_that_fails_while_its_checksums_are_taken_lets_go,
+    checksums_are_taken_by_threads_that_carry_out_no_io, copies_out_of_bounce_buffers_are_made_by_them_too,
+    dropping_the_store_waits_for_what_is_compared_and_tried_again, many_checked_transfers_at_once,
+    no_checksums_are_taken_of_memory_that_may_go,
+};
 use self::overdue::{
     a_time_out_may_drop_the_store, delayed_and_reversed_completions_change_nothing,
     dropping_the_store_does_not_wait_for_what_was_given_up,
@@ -73,6 +82,15 @@ macro_rules! suite {
             one_operation_that_never_completes_takes_its_whole_transfer
             dropping_the_store_does_not_wait_for_what_was_given_up
             a_time_out_may_drop_the_store
+            checksums_are_taken_by_threads_that_carry_out_no_io
+            copies_out_of_bounce_buffers_are_made_by_them_too
+            a_blob_is_read_as_it_was_written_whatever_was_decided_since
+            a_write_that_fails_while_its_checksums_are_taken_lets_go
+            a_checked_transfer_has_let_go_when_it_completes
+            dropping_the_store_waits_for_what_is_compared_and_tried_again
+            a_read_that_was_compared_may_drop_the_store
+            many_checked_transfers_at_once
+            no_checksums_are_taken_of_memory_that_may_go
         );)*
     };
     (@backend $backend:ident, $kind:ident, $make:expr, $($case:ident)*) => {
@@ -137,7 +155,7 @@ impl Bench {
     /// Over all three directories, in small stripes, with checksums.
     fn striped(&self) -> StoreConfig {
         let directories = self.directories.iter().map(|directory| directory.path().to_owned()).collect();
-        StoreConfig { directories, stripe_bytes: 64 << 10, verify: true, ..self.config() }
+        StoreConfig { directories, stripe_bytes: 64 << 10, checksums: true, ..self.config() }
     }
 
     /// The backend. From then on only the store holds it.
@@ -584,7 +602,7 @@ fn only_the_transfer_that_fails_fails(bench: &Bench) {
 }
 
 fn changed_bytes_are_noticed(bench: &Bench) {
-    let (store, faulty) = bench.open_faulty(StoreConfig { verify: true, ..bench.config() });
+    let (store, faulty) = bench.open_faulty(StoreConfig { checksums: true, ..bench.config() });
     let blob = write_pattern(&store, 1, MIB + 5);
     assert_holds_pattern(&store, &blob, 1);
 

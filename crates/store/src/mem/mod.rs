@@ -6,6 +6,7 @@ mod pool;
 mod runs;
 
 use std::iter;
+use std::ops::Range;
 
 pub use aligned::AlignedBuf;
 pub use pool::{HostPool, PAGE, Pin, Slot};
@@ -44,6 +45,12 @@ pub unsafe trait IoBuf: Send + Sync {
         true
     }
 
+    /// Whether the bytes can be read until drop whatever the program does meanwhile. If not, only the kernel reads what is
+    /// written from them: no checksum is taken.
+    fn stays(&self) -> bool {
+        true
+    }
+
     /// Whether there is no byte to use.
     fn is_empty(&self) -> bool {
         self.len() == 0
@@ -52,9 +59,14 @@ pub unsafe trait IoBuf: Send + Sync {
 
 /// The contiguous parts of the first `len` bytes of `buf`, in order: the address and length of each.
 pub fn parts(buf: &dyn IoBuf, len: usize) -> impl Iterator<Item = (*mut u8, usize)> {
-    let mut start = 0;
+    parts_of(buf, 0..len)
+}
+
+/// As [`parts`], for any range of bytes of `buf`.
+pub(crate) fn parts_of(buf: &dyn IoBuf, bytes: Range<usize>) -> impl Iterator<Item = (*mut u8, usize)> {
+    let Range { mut start, end } = bytes;
     iter::from_fn(move || {
-        let rest = len.checked_sub(start).filter(|&rest| rest > 0)?;
+        let rest = end.checked_sub(start).filter(|&rest| rest > 0)?;
         let (memory, bytes) = buf.part(start);
         let bytes = bytes.min(rest);
         start += bytes;
