@@ -1,8 +1,7 @@
 //! Grows volumes on a dedicated thread, so that saving a tensor never waits for a file system.
 
+use std::collections::VecDeque;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 
@@ -15,33 +14,31 @@ use super::watch::{Clock, OnLost, Watcher};
 /// Called after a volume has grown, or has failed to.
 pub(super) type Listener = dyn Fn() + Send + Sync;
 
-/// Grows volumes, one after the other.
+/// Grows volumes, one after the other. A thread that the disk does not answer is left behind, and another one goes on.
 pub(super) struct Growth {
-    listeners: Arc<Mutex<Vec<Weak<Listener>>>>,
-    /// Started when it is first needed.
-    worker: Mutex<Option<Worker>>,
-    spawn: Box<Spawn>,
-    /// The store has been dropped: growth that has not begun is skipped.
-    over: Arc<AtomicBool>,
-    watcher: Arc<Watcher>,
-    progress: Arc<Progress>,
+    shared: Arc<Shared>,
 }
 
-/// What the thread does, for whoever waits for its end.
-#[derive(Default)]
-struct Progress {
-    at: Mutex<(u64, Stage)>,
+struct Shared {
+    state: Mutex<State>,
+    /// Signalled when there is a task, and when the thread ends or is stuck.
     changed: Condvar,
+    listeners: Mutex<Vec<Weak<Listener>>>,
+    spawn: Box<Spawn>,
+    watcher: Arc<Watcher>,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Stage {
-    #[default]
-    Idle,
-    Growing,
-    /// The disk has not answered in time.
-    Stuck,
-    Ended,
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Task>,
+    /// The thread that does what is queued; started when it is first needed.
+    worker: Option<Worker>,
+    /// Attempts begun so far.
+    attempts: u64,
+    /// How many threads the disk has not answered yet. Nobody waits for them.
+    stuck: usize,
+    /// The store has been dropped: growth that has not begun is skipped.
+    over: bool,
 }
 
 /// Starts the thread, if the system allows one.
@@ -49,8 +46,10 @@ type Spawn = dyn Fn(Work) -> io::Result<JoinHandle<()>> + Send + Sync;
 type Work = Box<dyn FnOnce() + Send>;
 
 struct Worker {
-    queue: Sender<Task>,
     thread: JoinHandle<()>,
+    /// The number of the attempt that is under way.
+    on: Option<u64>,
+    ended: bool,
 }
 
 /// A volume, and the size in bytes that it must grow to at least.
@@ -67,19 +66,19 @@ impl Growth {
         watcher: &Arc<Watcher>,
         spawn: impl Fn(Work) -> io::Result<JoinHandle<()>> + Send + Sync + 'static,
     ) -> Growth {
-        Growth {
-            watcher: Arc::clone(watcher),
-            progress: Arc::default(),
-            listeners: Arc::default(),
-            worker: Mutex::default(),
+        let shared = Shared {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            listeners: Mutex::default(),
             spawn: Box::new(spawn),
-            over: Arc::default(),
-        }
+            watcher: Arc::clone(watcher),
+        };
+        Growth { shared: Arc::new(shared) }
     }
 
     /// Calls `listener` after each growth attempt, for as long as somebody holds the `Arc`.
     pub(super) fn listen(&self, listener: &Arc<Listener>) {
-        let mut listeners = self.listeners.lock();
+        let mut listeners = self.shared.listeners.lock();
         listeners.retain(|listener| listener.strong_count() > 0);
         listeners.push(Arc::downgrade(listener));
     }
@@ -88,146 +87,189 @@ impl Growth {
     /// If no thread can be started, the volume has grown, or failed to, by the time this returns; listeners are then
     /// not called, since the caller may hold a lock that they need.
     pub(super) fn begin(&self, volume: &Arc<Volume>, end: u64) -> bool {
-        let given = self.give(volume, end);
+        let given = self.shared.give(volume, end);
         if !given {
             volume.grow(end);
         }
         given
     }
+}
 
+impl Shared {
     /// Queues the growth for the thread. Returns whether the thread will do it, either because of this call or an
     /// earlier one.
-    fn give(&self, volume: &Arc<Volume>, end: u64) -> bool {
-        let mut worker = self.worker.lock();
-        if worker.is_none() {
-            *worker = self.start();
-        }
+    fn give(self: &Arc<Self>, volume: &Arc<Volume>, end: u64) -> bool {
+        let mut state = self.state.lock();
         // Growing in place must not set the volume's flag: other callers would then wait for a notification that
         // never comes.
-        let Some(worker) = &*worker else { return false };
-        if !volume.takes_growth_on() {
-            return true;
+        if !self.has_worker(&mut state) {
+            return false;
         }
-        let given = worker.queue.send((Arc::clone(volume), end)).is_ok();
-        if !given {
-            volume.has_grown();
-        }
-        given
-    }
-
-    fn start(&self) -> Option<Worker> {
-        let (queue, tasks) = channel::<Task>();
-        let (listeners, over) = (Arc::clone(&self.listeners), Arc::clone(&self.over));
-        let (watcher, progress) = (Arc::clone(&self.watcher), Arc::clone(&self.progress));
-        let run = move || {
-            let _end = End(&progress);
-            for (volume, end) in tasks.iter().take_while(|_| !over.load(Ordering::Relaxed)) {
-                grow(&volume, end, &watcher, &progress, &listeners);
-            }
-        };
-        (self.spawn)(Box::new(run))
-            .inspect_err(
-                |error| tracing::warn!(%error, "no thread lets spill files grow; whoever saves does"),
-            )
-            .ok()
-            .map(|thread| Worker { queue, thread })
-    }
-}
-
-/// Grows a volume. If the disk does not answer in time, the volume counts as full until it does.
-fn grow(
-    volume: &Arc<Volume>,
-    end: u64,
-    watcher: &Arc<Watcher>,
-    progress: &Arc<Progress>,
-    listeners: &Arc<Mutex<Vec<Weak<Listener>>>>,
-) {
-    let (attempt, number) = (watcher.transfer(), progress.begin());
-    let give_up = {
-        let (attempt, volume) = (Arc::clone(&attempt), Arc::clone(volume));
-        let (progress, listeners) = (Arc::clone(progress), Arc::clone(listeners));
-        move |on_lost: &dyn Fn()| {
-            if progress.is_stuck(number, || volume.is_overdue()) {
-                attempt.give_up();
-                on_lost();
-                tell(&listeners);
-                attempt.end();
-            }
-        }
-    };
-    let (clock, nobody): (_, OnLost) = (Clock::new(&attempt, give_up), Arc::new(|| {}));
-    clock.start(None, &nobody);
-    volume.grow(end);
-    clock.stop();
-    if progress.end(|| volume.has_grown()) != Stage::Stuck {
-        attempt.end();
-    }
-    tell(listeners);
-}
-
-impl Progress {
-    /// Begins an attempt, and returns its number.
-    fn begin(&self) -> u64 {
-        let mut at = self.at.lock();
-        *at = (at.0 + 1, Stage::Growing);
-        at.0
-    }
-
-    /// Unless that attempt has ended, it is stuck, and `then` runs before it can end.
-    fn is_stuck(&self, number: u64, then: impl FnOnce()) -> bool {
-        let mut at = self.at.lock();
-        let grows = *at == (number, Stage::Growing);
-        if grows {
-            at.1 = Stage::Stuck;
-            then();
+        if volume.takes_growth_on() {
+            state.queue.push_back((Arc::clone(volume), end));
             self.changed.notify_all();
         }
-        grows
+        true
     }
 
-    /// Ends an attempt; returns what it was before.
-    fn end(&self, then: impl FnOnce()) -> Stage {
-        let mut at = self.at.lock();
+    /// Whether there is a thread that does what is queued; starts one if need be.
+    fn has_worker(self: &Arc<Self>, state: &mut State) -> bool {
+        if state.worker.as_ref().is_none_or(|worker| worker.ended) {
+            let shared = Arc::clone(self);
+            // It begins with taking the lock that the caller holds.
+            state.worker = (self.spawn)(Box::new(move || shared.work()))
+                .inspect_err(
+                    |error| tracing::warn!(%error, "no thread lets spill files grow; whoever saves does"),
+                )
+                .ok()
+                .map(|thread| Worker { thread, on: None, ended: false });
+        }
+        state.worker.is_some()
+    }
+
+    /// Does what is queued, until the store is dropped or another thread does so instead.
+    fn work(self: &Arc<Self>) {
+        /// However the thread ends, nobody waits for it longer.
+        struct End<'a>(&'a Shared);
+        impl Drop for End<'_> {
+            fn drop(&mut self) {
+                let here = thread::current().id();
+                let mut state = self.0.state.lock();
+                for worker in state.worker.iter_mut().filter(|worker| worker.thread.thread().id() == here) {
+                    worker.ended = true;
+                }
+                drop(state);
+                self.0.changed.notify_all();
+            }
+        }
+
+        let _end = End(self);
+        while let Some((volume, end)) = self.next() {
+            if !self.grow(&volume, end) {
+                return;
+            }
+        }
+    }
+
+    /// The next task; `None` once the store has been dropped.
+    fn next(&self) -> Option<Task> {
+        let mut state = self.state.lock();
+        loop {
+            if state.over {
+                return None;
+            }
+            if let Some(task) = state.queue.pop_front() {
+                return Some(task);
+            }
+            self.changed.wait(&mut state);
+        }
+    }
+
+    /// Grows a volume. If the disk does not answer in time, the volume counts as full until it does. Returns false if
+    /// another thread has taken this one's place meanwhile.
+    fn grow(self: &Arc<Self>, volume: &Arc<Volume>, end: u64) -> bool {
+        let (attempt, number) = (self.watcher.transfer(), self.begin_attempt());
+        let give_up = {
+            let (shared, attempt, volume) = (Arc::clone(self), Arc::clone(&attempt), Arc::clone(volume));
+            move |on_lost: &dyn Fn()| {
+                if shared.leave_behind(number, || volume.is_overdue()) {
+                    attempt.give_up();
+                    on_lost();
+                    shared.tell();
+                    attempt.end();
+                }
+            }
+        };
+        let (clock, nobody): (_, OnLost) = (Clock::new(&attempt, give_up), Arc::new(|| {}));
+        clock.start(None, &nobody);
+        volume.grow(end);
+        clock.stop();
+        let in_time = self.end_attempt(number, || volume.has_grown());
+        if in_time {
+            attempt.end();
+        }
+        self.tell();
+        in_time
+    }
+
+    /// Returns the number of the attempt that begins.
+    fn begin_attempt(&self) -> u64 {
+        let mut state = self.state.lock();
+        state.attempts += 1;
+        let number = state.attempts;
+        state.worker.iter_mut().for_each(|worker| worker.on = Some(number));
+        number
+    }
+
+    /// Unless that attempt has ended, its thread is stuck: `then` runs before it can end, and another thread does what is
+    /// queued.
+    fn leave_behind(self: &Arc<Self>, number: u64, then: impl FnOnce()) -> bool {
+        let mut state = self.state.lock();
+        if state.take_worker_on(number).is_none() {
+            return false;
+        }
+        state.stuck += 1;
         then();
-        std::mem::replace(&mut at.1, Stage::Idle)
+        if !state.queue.is_empty() && !self.has_worker(&mut state) {
+            // Whoever waits for these is told to ask again, and does it then.
+            state.queue.drain(..).for_each(|(volume, _)| volume.has_grown());
+        }
+        drop(state);
+        self.changed.notify_all();
+        true
+    }
+
+    /// Ends an attempt. Returns whether its thread goes on: it was not left behind.
+    fn end_attempt(&self, number: u64, then: impl FnOnce()) -> bool {
+        let mut state = self.state.lock();
+        then();
+        let worker = state.worker.as_mut().filter(|worker| worker.on == Some(number));
+        let goes_on = worker.map(|worker| worker.on = None).is_some();
+        if !goes_on {
+            state.stuck -= 1;
+        }
+        goes_on
+    }
+
+    fn tell(&self) {
+        let listeners: Vec<_> = self.listeners.lock().iter().filter_map(Weak::upgrade).collect();
+        for listener in listeners {
+            contained("what follows the growth of a spill file", || listener());
+        }
     }
 }
 
-/// However the thread ends, nobody waits for it longer.
-struct End<'a>(&'a Progress);
-
-impl Drop for End<'_> {
-    fn drop(&mut self) {
-        self.0.at.lock().1 = Stage::Ended;
-        self.0.changed.notify_all();
-    }
-}
-
-fn tell(listeners: &Mutex<Vec<Weak<Listener>>>) {
-    let listeners: Vec<_> = listeners.lock().iter().filter_map(Weak::upgrade).collect();
-    for listener in listeners {
-        contained("what follows the growth of a spill file", || listener());
+impl State {
+    /// The worker, if it is at this attempt.
+    fn take_worker_on(&mut self, number: u64) -> Option<Worker> {
+        self.worker.take_if(|worker| worker.on == Some(number))
     }
 }
 
 impl Drop for Growth {
     fn drop(&mut self) {
-        let Some(Worker { queue, thread }) = self.worker.get_mut().take() else { return };
-        self.over.store(true, Ordering::Relaxed);
-        drop(queue);
+        let Shared { state, changed, .. } = &*self.shared;
+        let mut state = state.lock();
+        state.over = true;
+        let skipped = std::mem::take(&mut state.queue);
+        changed.notify_all();
         // The last handle to the store may be dropped by a listener, on this very thread.
-        if thread.thread().id() == thread::current().id() {
+        let here = thread::current().id();
+        if state.worker.as_ref().is_some_and(|worker| worker.thread.thread().id() == here) {
             return;
         }
-        let mut at = self.progress.at.lock();
-        self.progress.changed.wait_while(&mut at, |(_, stage)| matches!(stage, Stage::Idle | Stage::Growing));
-        let ended = at.1 == Stage::Ended;
-        drop(at);
-        if !ended {
+        changed.wait_while(&mut state, |state| state.worker.as_ref().is_some_and(|worker| !worker.ended));
+        let (worker, stuck) = (state.worker.take(), state.stuck);
+        drop(state);
+        drop(skipped);
+        if stuck > 0 {
             tracing::warn!(
-                "the thread that lets spill files grow is left behind: the disk has not answered it"
+                "{stuck} threads that let spill files grow are left behind: the disk has not answered them"
             );
-        } else if thread.join().is_err() {
+        }
+        if let Some(Worker { thread, .. }) = worker
+            && thread.join().is_err()
+        {
             tracing::error!("the thread that lets spill files grow panicked");
         }
     }
@@ -235,6 +277,7 @@ impl Drop for Growth {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::channel;
     use std::time::Duration;
 
     use super::*;
@@ -265,13 +308,44 @@ mod tests {
             panic!("it is not known when there is room")
         };
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        let progress = Arc::clone(&growth.progress);
+        let shared = Arc::clone(&growth.shared);
         drop((growth, watch));
-        assert_eq!(progress.at.lock().1, Stage::Stuck, "nobody waits for the thread");
+        assert_eq!(shared.state.lock().stuck, 1, "nobody waits for the thread");
         drop(open);
         told.recv().unwrap();
         assert!(volume.reserve(1).is_ok());
         drop(full);
+    }
+
+    #[test]
+    fn a_disk_that_does_not_answer_keeps_no_other_from_growing() {
+        let (open, gate) = channel::<()>();
+        let gate = Mutex::new(gate);
+        let hangs = Pretended(move |from, _| {
+            if from > 0 {
+                assert!(gate.lock().recv().is_err());
+            }
+            Ok(())
+        });
+        let volume = |region| Arc::new(Volume::new(region, 2 * GROWTH_BYTES, None, &Arc::default()));
+        let (hanging, healthy) = (volume(Arc::new(hangs)), volume(Arc::new(Pretended(|_, _| Ok(())))));
+        let watch = Watch::new(Duration::from_millis(5));
+        let growth = Growth::new(watch.watcher());
+        let (tell, told) = channel();
+        let (healthy_grows, grows) = (Arc::clone(&healthy), Arc::clone(&hanging));
+        let listener: Arc<Listener> = Arc::new(move || {
+            tell.send([&grows, &healthy_grows].map(|volume| volume.grown_bytes())).unwrap_or_default();
+        });
+        growth.listen(&listener);
+        assert!([&hanging, &healthy].iter().all(|volume| growth.begin(volume, 2 * GROWTH_BYTES)));
+        assert_eq!(told.recv().unwrap()[0], GROWTH_BYTES, "the first is given up");
+        while told.recv().unwrap() != [GROWTH_BYTES, 2 * GROWTH_BYTES] {}
+        assert!(healthy.reserve(2 * GROWTH_BYTES).is_ok());
+        drop(open);
+        while told.recv().unwrap()[0] < 2 * GROWTH_BYTES {}
+        let shared = Arc::clone(&growth.shared);
+        drop(growth);
+        assert_eq!(shared.state.lock().stuck, 0);
     }
 
     #[test]
