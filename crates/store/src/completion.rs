@@ -17,13 +17,21 @@ use crate::error::{Error, ErrorKind, Result};
 pub struct Completion<E: From<Error> = Error>(Option<Box<Told<E>>>);
 
 thread_local! {
-    /// Whether the thread runs a completion.
+    /// Whether the thread runs a completion, or a listener.
     static COMPLETING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this is called from a completion, which must not wait for other transfers.
+/// Whether this is called from a completion or a listener, which must not wait for transfers or growth: it may run on the very
+/// thread that would give them up.
 pub(crate) fn is_completing() -> bool {
     COMPLETING.get()
+}
+
+/// Runs a completion or a listener. A panic in it is logged and does not propagate.
+pub(crate) fn complete(what: &str, work: impl FnOnce()) {
+    let nested = COMPLETING.replace(true);
+    contained(what, work);
+    COMPLETING.set(nested);
 }
 
 type Told<E> = dyn FnOnce(Result<(), E>) + Send;
@@ -55,9 +63,7 @@ impl<E: From<Error>> Completion<E> {
 
     fn tell(&mut self, outcome: Result<(), E>) {
         if let Some(told) = self.0.take() {
-            let nested = COMPLETING.replace(true);
-            contained("the completion of a transfer", || told(outcome));
-            COMPLETING.set(nested);
+            complete("the completion of a transfer", || told(outcome));
         }
     }
 }

@@ -7,9 +7,9 @@ use std::thread::{self, JoinHandle};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::contained;
 use super::volume::Volume;
 use super::watch::{Clock, OnLost, Watcher};
+use crate::completion::{complete, is_completing};
 
 /// Called after a volume has grown, or has failed to.
 pub(super) type Listener = dyn Fn() + Send + Sync;
@@ -234,7 +234,7 @@ impl Shared {
     fn tell(&self) {
         let listeners: Vec<_> = self.listeners.lock().iter().filter_map(Weak::upgrade).collect();
         for listener in listeners {
-            contained("what follows the growth of a spill file", || listener());
+            complete("what follows the growth of a spill file", || listener());
         }
     }
 }
@@ -253,9 +253,7 @@ impl Drop for Growth {
         state.over = true;
         let skipped = std::mem::take(&mut state.queue);
         changed.notify_all();
-        // The last handle to the store may be dropped by a listener, on this very thread.
-        let here = thread::current().id();
-        if state.worker.as_ref().is_some_and(|worker| worker.thread.thread().id() == here) {
+        if is_completing() {
             return;
         }
         changed.wait_while(&mut state, |state| state.worker.as_ref().is_some_and(|worker| !worker.ended));
@@ -346,6 +344,47 @@ mod tests {
         let shared = Arc::clone(&growth.shared);
         drop(growth);
         assert_eq!(shared.state.lock().stuck, 0);
+    }
+
+    #[test]
+    fn a_listener_that_drops_the_store_does_not_wait_for_a_disk_that_hangs() {
+        let ((begin, begun), (open, gate)) = (channel(), channel::<()>());
+        let gate = Arc::new(Mutex::new(gate));
+        let volumes = [(); 2].map(|()| {
+            let (begin, gate) = (begin.clone(), Arc::clone(&gate));
+            let region = Pretended(move |from, _| {
+                if from > 0 {
+                    begin.send(()).unwrap();
+                    assert!(gate.lock().recv().is_err());
+                }
+                Ok(())
+            });
+            Arc::new(Volume::new(Arc::new(region), 2 * GROWTH_BYTES, None, &Arc::default()))
+        });
+        let watch = Watch::new(Duration::from_millis(5));
+        let growth = Growth::new(watch.watcher());
+        let ((tell, told), begun) = (channel(), Mutex::new(begun));
+        let last = Arc::new(Mutex::new(None));
+        let listener: Arc<Listener> = Arc::new({
+            let last = Arc::clone(&last);
+            move || {
+                // The first is called by the thread that watches, and there is nobody else to give the second growth up.
+                if let Some(store) = last.lock().take() {
+                    (0..2).for_each(|_| begun.lock().recv().unwrap());
+                    drop::<(Growth, Watch)>(store);
+                }
+                tell.send(()).unwrap_or_default();
+            }
+        });
+        growth.listen(&listener);
+        let mut place = last.lock();
+        assert!(volumes.iter().all(|volume| growth.begin(volume, 2 * GROWTH_BYTES)));
+        *place = Some((growth, watch));
+        drop(place);
+        (0..2).for_each(|_| told.recv().unwrap());
+        drop(open);
+        (0..2).for_each(|_| told.recv().unwrap());
+        assert!(volumes.iter().all(|volume| volume.grown_bytes() == 2 * GROWTH_BYTES));
     }
 
     #[test]

@@ -27,7 +27,8 @@ use crate::writes::{FileWrites, Writes};
 
 /// Reserves, writes and reads blobs. A cheap handle: clones share one store.
 ///
-/// Dropping the last handle waits for the transfers that were started, unless it is dropped inside a completion. A
+/// Dropping the last handle waits for the transfers that were started, unless it is dropped inside a completion or a
+/// [listener](Store::on_growth). A
 /// transfer that has [timed out](StoreConfig::timeout) is not waited for. Blobs may outlive the store; the spill files are
 /// freed once the store and all of its blobs have been dropped, and every transfer has really ended.
 #[derive(Clone)]

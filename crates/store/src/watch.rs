@@ -14,7 +14,7 @@ use crate::completion::{contained, is_completing};
 pub(super) type OnLost = Arc<dyn Fn() + Send + Sync>;
 
 /// Watches the operations of a store. Dropping it waits until every transfer has ended or was given up, except in a
-/// completion.
+/// completion or a listener.
 pub(super) struct Watch {
     watcher: Arc<Watcher>,
 }

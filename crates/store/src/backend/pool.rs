@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
-use std::thread::{self, JoinHandle, ThreadId};
+use std::thread::{self, JoinHandle};
 
 use parking_lot::{Condvar, Mutex};
 use slab::Slab;
@@ -12,7 +12,7 @@ use slab::Slab;
 use super::lost::{MAX_LOST, refuse};
 use super::queue::Queue;
 use super::{Backend, BackendInfo, Direction, Op};
-use crate::contained;
+use crate::completion::{contained, is_completing};
 use crate::error::Result;
 use crate::region::{Place, Region};
 use crate::spill_file::SpillFile;
@@ -65,7 +65,6 @@ struct State {
 struct Worker {
     /// `None` if it is stuck: then nobody waits for it.
     thread: Option<JoinHandle<()>>,
-    id: ThreadId,
     /// The transfer of the operation that it carries out.
     on: Option<Arc<GivenUp>>,
 }
@@ -110,8 +109,8 @@ impl Drop for Pool {
         let mut state = self.shared.state.lock();
         state.closed = true;
         self.shared.work.notify_all();
-        let here = thread::current().id();
-        if state.workers.iter().any(|(_, worker)| worker.id == here) {
+        // The threads end by themselves.
+        if is_completing() {
             return;
         }
         while state.running() > 0 {
@@ -144,8 +143,7 @@ impl Shared {
         let key = slot.key();
         // It begins with taking the lock that the caller holds.
         let thread = thread::Builder::new().name(name).spawn(move || shared.work(key))?;
-        let id = thread.thread().id();
-        slot.insert(Worker { thread: Some(thread), id, on: None });
+        slot.insert(Worker { thread: Some(thread), on: None });
         state.started += 1;
         Ok(())
     }
@@ -410,6 +408,30 @@ mod tests {
         assert_eq!(read.try_recv().unwrap().unwrap_err().kind(), ErrorKind::TimedOut);
         write.try_recv().unwrap().unwrap();
         assert_eq!(shared.state.lock().workers.len(), 1);
+        drop(go);
+        let mut state = shared.state.lock();
+        shared.fewer.wait_while(&mut state, |state| !state.workers.is_empty());
+    }
+
+    #[test]
+    fn a_completion_of_what_was_given_up_may_drop_the_store_while_more_never_ends() {
+        let (store, shared, go) = stuck(2);
+        let (blob, memory) = (store.reserve(1).unwrap(), Arc::new(AlignedBuf::new(BLOCK).unwrap()));
+        let (tell, told) = channel();
+        let (last, (begun, all_begun)) = (store.clone(), channel::<()>());
+        let done = move |outcome| {
+            // The test has dropped its handle when this returns.
+            assert!(all_begun.recv().is_err());
+            drop(last);
+            tell.send(outcome).unwrap();
+        };
+        store.read(blob, memory, Completion::new(done));
+        let second = transfer(&store, Direction::Read);
+        drop(store);
+        drop(begun);
+        for outcome in [told, second] {
+            assert_eq!(outcome.recv().unwrap().unwrap_err().kind(), ErrorKind::TimedOut);
+        }
         drop(go);
         let mut state = shared.state.lock();
         shared.fewer.wait_while(&mut state, |state| !state.workers.is_empty());

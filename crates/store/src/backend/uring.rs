@@ -20,7 +20,7 @@ use slab::Slab;
 use super::lost::{MAX_LOST, refusal, refuse};
 use super::queue::Queue;
 use super::{Backend, BackendInfo, Direction, Op};
-use crate::contained;
+use crate::completion::{contained, is_completing};
 use crate::error::Result;
 use crate::region::{Place, Region};
 use crate::spill_file::SpillFile;
@@ -135,7 +135,8 @@ impl Drop for Uring {
         state.closed = true;
         self.shared.signal();
         let Some(thread) = self.thread.take() else { return };
-        if thread.thread().id() == thread::current().id() {
+        // It ends by itself.
+        if is_completing() {
             return;
         }
         while !(state.ended || state.left_behind || state.stuck) {
@@ -409,6 +410,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+    use crate::Completion;
     use crate::mem::{AlignedBuf, BLOCK};
     use crate::watch::{Clock, Watch};
 
@@ -437,30 +439,38 @@ mod tests {
         }
     }
 
-    /// The operations of a transfer each, which are given up soon.
+    /// The operation of a transfer, which is given up soon. Then `told` is called.
+    fn read(
+        watch: &Watch,
+        pipe: &Pipe,
+        tell: &mpsc::Sender<&'static str>,
+        told: impl Fn() + Send + Sync + 'static,
+    ) -> Op {
+        let (transfer, tell) = (watch.watcher().transfer(), tell.clone());
+        let (ends, late) = (Arc::clone(&transfer), tell.clone());
+        let give_up = move |on_lost: &dyn Fn()| {
+            if !ends.is_given_up() {
+                ends.give_up();
+                on_lost();
+                told();
+                tell.send("given up").unwrap();
+                ends.end();
+            }
+        };
+        let ended = move |_: io::Result<()>| {
+            // The receiver may be gone.
+            late.send("ended").ok();
+            Vec::new()
+        };
+        let memory = (Arc::new(AlignedBuf::new(BLOCK).unwrap()) as _, 0, BLOCK);
+        let place = (Arc::clone(&pipe.region), 0);
+        Op::new(Direction::Read, place, memory, Box::new(ended)).timed(Clock::new(&transfer, give_up))
+    }
+
+    /// As many such operations.
     fn reads(watch: &Watch, pipe: &Pipe, count: usize) -> (Vec<Op>, mpsc::Receiver<&'static str>) {
         let (tell, told) = mpsc::channel();
-        let read = |_| {
-            let (transfer, tell) = (watch.watcher().transfer(), tell.clone());
-            let (ends, late) = (Arc::clone(&transfer), tell.clone());
-            let give_up = move |on_lost: &dyn Fn()| {
-                if !ends.is_given_up() {
-                    ends.give_up();
-                    on_lost();
-                    tell.send("given up").unwrap();
-                    ends.end();
-                }
-            };
-            let ended = move |_: io::Result<()>| {
-                // The receiver may be gone.
-                late.send("ended").ok();
-                Vec::new()
-            };
-            let memory = (Arc::new(AlignedBuf::new(BLOCK).unwrap()) as _, 0, BLOCK);
-            let place = (Arc::clone(&pipe.region), 0);
-            Op::new(Direction::Read, place, memory, Box::new(ended)).timed(Clock::new(&transfer, give_up))
-        };
-        ((0..count).map(read).collect(), told)
+        ((0..count).map(|_| read(watch, pipe, &tell, || {})).collect(), told)
     }
 
     fn write(uring: &Uring) -> io::Result<()> {
@@ -515,6 +525,29 @@ mod tests {
         assert!(shared.strong_count() > 0, "the thread still has the operations");
         drop(pipe.write_end);
         assert!((0..3).all(|_| told.recv() == Ok("ended")));
+    }
+
+    #[test]
+    fn a_completion_of_what_was_given_up_may_drop_the_ring_while_more_never_ends() {
+        let Ok(uring) = Uring::new(2) else { return eprintln!("skipped: io_uring is refused here") };
+        let (watch, pipe) = (Watch::new(Duration::from_millis(20)), Pipe::new());
+        let (tell, told) = mpsc::channel();
+        let last = Arc::new(Mutex::new(None));
+        let drops = {
+            let last = Arc::clone(&last);
+            move || {
+                let last = Arc::clone(&last);
+                let done: Completion = Completion::new(move |_| drop(last.lock().take()));
+                done.call(Ok(()));
+            }
+        };
+        let mut place = last.lock();
+        uring.submit(vec![read(&watch, &pipe, &tell, drops), read(&watch, &pipe, &tell, || {})]);
+        *place = Some(uring);
+        drop(place);
+        assert!((0..2).all(|_| told.recv() == Ok("given up")));
+        drop(pipe.write_end);
+        assert!((0..2).all(|_| told.recv() == Ok("ended")));
     }
 
     #[test]
