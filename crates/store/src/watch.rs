@@ -26,22 +26,50 @@ pub(super) struct Watcher {
     changed: Condvar,
 }
 
+/// The thread sleeps no longer at a time while the disk has operations, so that it notices when the process was stopped.
+const SLICE: Duration = Duration::from_secs(1);
+/// A thread that wakes up so much too late has not just waited for a processor.
+const LATE: Duration = Duration::from_secs(1);
+
 #[derive(Default)]
 struct State {
+    time: RunningTime,
     /// The operations that the disk has now, by the moment at which each is overdue.
     due: BTreeMap<Key, Entry>,
     next: u64,
     /// The thread, from the first operation on.
     thread: Option<JoinHandle<()>>,
     is_started: bool,
-    /// The moment until which the thread sleeps; `None` if it sleeps until it is woken.
+    /// The moment at which the thread will have something to do; `None` if it sleeps until it is woken.
     sleeps_until: Option<Instant>,
     /// Transfers that have neither ended nor been given up.
     transfers: usize,
     closed: bool,
 }
 
+/// In running time.
 type Key = (Instant, u64);
+
+/// The time, without that in which the whole process was stopped: by Ctrl-Z, a batch system or a frozen container. Disks
+/// may have answered meanwhile, and nobody could notice.
+#[derive(Default)]
+struct RunningTime {
+    stopped: Duration,
+}
+
+impl RunningTime {
+    fn at(&self, real: Instant) -> Instant {
+        real - self.stopped
+    }
+
+    /// A thread went to sleep, meant to wake up at `until`, and did at `woken`. If that is much later, the process was stopped, and
+    /// none of this time counts.
+    fn slept(&mut self, since: Instant, until: Instant, woken: Instant) {
+        if woken.saturating_duration_since(until) > LATE {
+            self.stopped += woken - since;
+        }
+    }
+}
 
 struct Entry {
     clock: Weak<Clock>,
@@ -105,8 +133,8 @@ impl Watcher {
 
     /// The clock runs from now on, unless it would never end.
     fn start(self: &Arc<Self>, clock: &Arc<Clock>, limit: Duration, on_lost: &OnLost) {
-        let Some(due) = Instant::now().checked_add(limit) else { return };
         let mut state = self.state.lock();
+        let Some(due) = state.time.at(Instant::now()).checked_add(limit) else { return };
         state.next += 1;
         let key = (due, state.next);
         let entry = Entry { clock: Arc::downgrade(clock), on_lost: Arc::clone(on_lost) };
@@ -134,7 +162,8 @@ impl Watcher {
     fn watch(&self) {
         let mut state = self.state.lock();
         loop {
-            let now = Instant::now();
+            let real = Instant::now();
+            let now = state.time.at(real);
             state.sleeps_until = state.due.first_key_value().map(|((due, _), _)| *due);
             match state.sleeps_until {
                 Some(due) if due <= now => {
@@ -150,7 +179,11 @@ impl Watcher {
                     state = self.state.lock();
                 }
                 _ if state.closed && state.transfers == 0 => return,
-                Some(due) => drop(self.changed.wait_until(&mut state, due)),
+                Some(due) => {
+                    let until = real + (due - now).min(SLICE);
+                    self.changed.wait_until(&mut state, until);
+                    state.time.slept(real, until, Instant::now());
+                }
                 None => self.changed.wait(&mut state),
             }
         }
@@ -274,6 +307,20 @@ mod tests {
         clock.start(Some(SOON), &on_lost);
         assert_eq!(told.recv().unwrap(), "lost");
         assert_eq!(watch.watcher.state.lock().due.len(), 0);
+    }
+
+    #[test]
+    fn time_in_which_the_process_was_stopped_does_not_count() {
+        let (start, hour) = (Instant::now(), Duration::from_secs(3600));
+        let mut time = RunningTime::default();
+        // On a busy machine, or woken early.
+        time.slept(start, start + SLICE, start + SLICE + LATE);
+        time.slept(start, start + SLICE, start);
+        assert_eq!(time.at(start + hour), start + hour);
+        time.slept(start, start + SLICE, start + hour);
+        assert_eq!(time.at(start + hour), start);
+        time.slept(start + hour, start + hour + SLICE, start + 2 * hour);
+        assert_eq!(time.at(start + 3 * hour), start + hour);
     }
 
     #[test]
