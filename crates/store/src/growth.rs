@@ -1,7 +1,9 @@
-//! Grows volumes on a dedicated thread, so that saving a tensor never waits for a file system.
+//! Grows and shrinks volumes on a dedicated thread: saving a tensor never waits for a file system, and nobody waits for a disk
+//! that does not answer.
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 
@@ -11,10 +13,10 @@ use super::volume::Volume;
 use super::watch::{Clock, OnLost, Watcher};
 use crate::completion::{complete, is_completing};
 
-/// Called after a volume has grown, or has failed to.
+/// Called after a volume has grown or shrunk, or has failed to.
 pub(super) type Listener = dyn Fn() + Send + Sync;
 
-/// Grows volumes, one after the other. A thread that the disk does not answer is left behind, and another one goes on.
+/// Grows and shrinks volumes, one after the other. A thread that the disk does not answer is left behind, and another one goes on.
 pub(super) struct Growth {
     shared: Arc<Shared>,
 }
@@ -37,7 +39,7 @@ struct State {
     attempts: u64,
     /// How many threads the disk has not answered yet. Nobody waits for them.
     stuck: usize,
-    /// The store has been dropped: growth that has not begun is skipped.
+    /// The store has been dropped: what has not begun is skipped.
     over: bool,
 }
 
@@ -52,8 +54,17 @@ struct Worker {
     ended: bool,
 }
 
-/// A volume, and the size in bytes that it must grow to at least.
-type Task = (Arc<Volume>, u64);
+struct Task {
+    volume: Arc<Volume>,
+    change: Change,
+}
+
+enum Change {
+    /// To at least this size in bytes.
+    Grow(u64),
+    /// To what is in use. Whoever waits for it is told how many bytes were given back.
+    Shrink(Sender<u64>),
+}
 
 impl Growth {
     /// The disk may take as long as the watcher allows.
@@ -76,7 +87,7 @@ impl Growth {
         Growth { shared: Arc::new(shared) }
     }
 
-    /// Calls `listener` after each growth attempt, for as long as somebody holds the `Arc`.
+    /// Calls `listener` after each attempt, for as long as somebody holds the `Arc`.
     pub(super) fn listen(&self, listener: &Arc<Listener>) {
         let mut listeners = self.shared.listeners.lock();
         listeners.retain(|listener| listener.strong_count() > 0);
@@ -87,26 +98,37 @@ impl Growth {
     /// If no thread can be started, the volume has grown, or failed to, by the time this returns; listeners are then
     /// not called, since the caller may hold a lock that they need.
     pub(super) fn begin(&self, volume: &Arc<Volume>, end: u64) -> bool {
-        let given = self.shared.give(volume, end);
+        let given = self.shared.give(volume, Change::Grow(end));
         if !given {
             volume.grow(end);
         }
         given
     }
+
+    /// Gives back what lies behind the last extent of each volume. Returns the bytes. Leaves out volumes that are to grow,
+    /// and those whose disk does not answer in time.
+    pub(super) fn shrink(&self, volumes: &[Arc<Volume>]) -> u64 {
+        let begin = |volume| {
+            let (tell, told) = channel();
+            self.shared.give(volume, Change::Shrink(tell)).then_some(told)
+        };
+        let begun: Vec<Receiver<u64>> = volumes.iter().filter_map(begin).collect();
+        // A task that is left out drops its sender.
+        begun.into_iter().map(|told| told.recv().unwrap_or(0)).sum()
+    }
 }
 
 impl Shared {
-    /// Queues the growth for the thread. Returns whether the thread will do it, either because of this call or an
-    /// earlier one.
-    fn give(self: &Arc<Self>, volume: &Arc<Volume>, end: u64) -> bool {
+    /// Queues the change for the thread, unless the volume is about to change. Returns whether there is such a thread.
+    fn give(self: &Arc<Self>, volume: &Arc<Volume>, change: Change) -> bool {
         let mut state = self.state.lock();
         // Growing in place must not set the volume's flag: other callers would then wait for a notification that
         // never comes.
         if !self.has_worker(&mut state) {
             return false;
         }
-        if volume.takes_growth_on() {
-            state.queue.push_back((Arc::clone(volume), end));
+        if volume.takes_change_on() {
+            state.queue.push_back(Task { volume: Arc::clone(volume), change });
             self.changed.notify_all();
         }
         true
@@ -144,8 +166,8 @@ impl Shared {
         }
 
         let _end = End(self);
-        while let Some((volume, end)) = self.next() {
-            if !self.grow(&volume, end) {
+        while let Some(task) = self.next() {
+            if !self.carry_out(&task) {
                 return;
             }
         }
@@ -165,16 +187,24 @@ impl Shared {
         }
     }
 
-    /// Grows a volume. If the disk does not answer in time, the volume counts as full until it does. Returns false if
+    /// Changes a volume. If the disk does not answer in time, the volume counts as full until it does. Returns false if
     /// another thread has taken this one's place meanwhile.
-    fn grow(self: &Arc<Self>, volume: &Arc<Volume>, end: u64) -> bool {
+    fn carry_out(self: &Arc<Self>, Task { volume, change }: &Task) -> bool {
         let (attempt, number) = (self.watcher.transfer(), self.begin_attempt());
         let give_up = {
             let (shared, attempt, volume) = (Arc::clone(self), Arc::clone(&attempt), Arc::clone(volume));
+            let waits = match change {
+                Change::Grow(_) => None,
+                Change::Shrink(tell) => Some(tell.clone()),
+            };
             move |on_lost: &dyn Fn()| {
                 if shared.leave_behind(number, || volume.is_overdue()) {
                     attempt.give_up();
                     on_lost();
+                    if let Some(tell) = &waits {
+                        // Whoever has waited may be gone by now.
+                        tell.send(0).ok();
+                    }
                     shared.tell();
                     attempt.end();
                 }
@@ -182,11 +212,21 @@ impl Shared {
         };
         let (clock, nobody): (_, OnLost) = (Clock::new(&attempt, give_up), Arc::new(|| {}));
         clock.start(None, &nobody);
-        volume.grow(end);
+        let given_back = match change {
+            Change::Grow(end) => {
+                volume.grow(*end);
+                None
+            }
+            Change::Shrink(tell) => Some((tell, volume.shrink())),
+        };
         clock.stop();
-        let in_time = self.end_attempt(number, || volume.has_grown());
+        let in_time = self.end_attempt(number, || volume.has_changed());
         if in_time {
             attempt.end();
+        }
+        if let Some((tell, bytes)) = given_back {
+            // As above.
+            tell.send(bytes).ok();
         }
         self.tell();
         in_time
@@ -212,7 +252,7 @@ impl Shared {
         then();
         if !state.queue.is_empty() && !self.has_worker(&mut state) {
             // Whoever waits for these is told to ask again, and does it then.
-            state.queue.drain(..).for_each(|(volume, _)| volume.has_grown());
+            state.queue.drain(..).for_each(|task| task.volume.has_changed());
         }
         drop(state);
         self.changed.notify_all();
@@ -234,7 +274,7 @@ impl Shared {
     fn tell(&self) {
         let listeners: Vec<_> = self.listeners.lock().iter().filter_map(Weak::upgrade).collect();
         for listener in listeners {
-            complete("what follows the growth of a spill file", || listener());
+            complete("what follows a change of a spill file's size", || listener());
         }
     }
 }
@@ -275,11 +315,13 @@ impl Drop for Growth {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::channel;
+    use std::any::Any;
     use std::time::Duration;
 
     use super::*;
+    use crate::mem::BLOCK;
     use crate::region::tests::Pretended;
+    use crate::region::{Region, RegionInfo};
     use crate::volume::{Full, GROWTH_BYTES};
     use crate::watch::Watch;
 
@@ -385,6 +427,59 @@ mod tests {
         drop(open);
         (0..2).for_each(|_| told.recv().unwrap());
         assert!(volumes.iter().all(|volume| volume.grown_bytes() == 2 * GROWTH_BYTES));
+    }
+
+    /// A region that shrinks once the test lets it.
+    struct Reluctant(Mutex<Receiver<()>>);
+
+    impl Region for Reluctant {
+        fn grow(&self, _from: u64, _to: u64) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn shrink(&self, _to: u64) -> io::Result<()> {
+            assert!(self.0.lock().recv().is_err());
+            Ok(())
+        }
+
+        fn describe(&self) -> RegionInfo {
+            Pretended(|_, _| Ok(())).describe()
+        }
+
+        fn backing(&self) -> &dyn Any {
+            self
+        }
+    }
+
+    #[test]
+    fn a_file_that_does_not_shrink_in_time_is_not_waited_for_and_keeps_no_other_from_it() {
+        let (open, gate) = channel();
+        let volume = |gate| {
+            let region = Reluctant(Mutex::new(gate));
+            Arc::new(Volume::new(Arc::new(region), GROWTH_BYTES, None, &Arc::default()))
+        };
+        let volumes = [volume(gate), volume(channel().1)];
+        let held = volumes[0].reserve(BLOCK as u64).unwrap();
+        let watch = Watch::new(Duration::from_millis(5));
+        let growth = Growth::new(watch.watcher());
+        let (tell, told) = channel();
+        let listener: Arc<Listener> = Arc::new(move || tell.send(()).unwrap_or_default());
+        growth.listen(&listener);
+        growth.shrink(&volumes);
+        while volumes[1].grown_bytes() > 0 {
+            told.recv().unwrap();
+        }
+        assert_eq!(growth.shrink(&volumes), 0, "the first is left out from now on");
+        let Err(Full::Refused(error)) = volumes[0].reserve(BLOCK as u64) else {
+            panic!("it is not known how much room there is")
+        };
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        drop(open);
+        while growth.begin(&volumes[0], 2 * BLOCK as u64) && volumes[0].grown_bytes() < GROWTH_BYTES {
+            told.recv().unwrap();
+        }
+        assert!(volumes[0].reserve(BLOCK as u64).is_ok());
+        drop(held);
     }
 
     #[test]

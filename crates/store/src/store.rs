@@ -28,9 +28,9 @@ use crate::writes::{FileWrites, Writes};
 /// Reserves, writes and reads blobs. A cheap handle: clones share one store.
 ///
 /// Dropping the last handle waits for the transfers that were started, unless it is dropped inside a completion or a
-/// [listener](Store::on_growth). A
-/// transfer that has [timed out](StoreConfig::timeout) is not waited for. Blobs may outlive the store; the spill files are
-/// freed once the store and all of its blobs have been dropped, and every transfer has really ended.
+/// [listener](Store::on_growth). A transfer that has [timed out](StoreConfig::timeout) is not waited for. Blobs may outlive
+/// the store; the spill files are freed once the store and all of its blobs have been dropped, and every transfer has
+/// really ended.
 #[derive(Clone)]
 pub struct Store {
     shared: Arc<Shared>,
@@ -159,7 +159,7 @@ impl Store {
         }
     }
 
-    /// Calls `listener`, on a thread of the store's own, each time a spill file has grown or has failed to grow. It
+    /// Calls `listener`, on a thread of the store's own, each time a spill file has grown or shrunk, or has failed to. It
     /// is called for as long as the caller holds the `Arc`. The listener must not wait for a transfer.
     pub fn on_growth(&self, listener: &Arc<dyn Fn() + Send + Sync>) {
         self.shared.growth.listen(listener);
@@ -296,9 +296,10 @@ impl Store {
     }
 
     /// Gives back the space of the spill files behind the last blob in each. Returns the bytes. The files grow again when
-    /// they are needed, as they did at first.
+    /// they are needed, as they did at first. A disk that does not answer is waited for up to its
+    /// [time limit](StoreConfig::timeout), once; its file then counts as full until it has answered.
     pub fn shrink(&self) -> u64 {
-        self.shared.volumes.iter().map(|volume| volume.shrink()).sum()
+        self.shared.growth.shrink(&self.shared.volumes)
     }
 
     fn reserved_bytes(&self) -> u64 {

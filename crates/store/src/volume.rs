@@ -46,11 +46,11 @@ pub(super) struct Refusals {
 struct Books {
     /// Covers only what the region has grown to, so that the region does not grow while there is room within.
     space: Space,
-    /// Somebody has taken on the job of growing the region.
-    grows: bool,
+    /// Somebody has taken on the job of growing or shrinking the region.
+    changes: bool,
     /// Why the latest attempt to grow the region failed, if it did.
     refused: Option<io::Error>,
-    /// The disk has not answered an attempt that is still under way.
+    /// The disk has not answered an attempt to do so that is still under way.
     overdue: bool,
 }
 
@@ -82,7 +82,7 @@ impl Volume {
         refusals: &Arc<Refusals>,
     ) -> Volume {
         let cap_bytes = cap_bytes.min(MAX_REGION_BYTES) / BLOCK as u64 * BLOCK as u64;
-        let books = Books { space: Space::default(), grows: false, refused: None, overdue: false };
+        let books = Books { space: Space::default(), changes: false, refused: None, overdue: false };
         let info = region.describe();
         let mut volume = Volume {
             region,
@@ -169,7 +169,8 @@ impl Volume {
         Err(io::Error::new(io::ErrorKind::StorageFull, message))
     }
 
-    /// Gives back what lies behind the last extent. Returns the bytes. The region grows again when somebody needs them.
+    /// Gives back what lies behind the last extent. Returns the bytes. The region grows again when somebody needs them. It
+    /// may take long.
     pub(super) fn shrink(&self) -> u64 {
         // A disk that does not answer may hold up growth for ever.
         let Some(_alone) = self.growing.try_lock() else { return 0 };
@@ -195,22 +196,22 @@ impl Volume {
         }
     }
 
-    /// Claims the job of growing the region. If true, the caller must grow it and then call
-    /// [`has_grown`](Volume::has_grown); nobody else will.
-    pub(super) fn takes_growth_on(&self) -> bool {
-        !std::mem::replace(&mut self.books.lock().grows, true)
+    /// Claims the job of growing or shrinking the region. If true, the caller must do it and then call
+    /// [`has_changed`](Volume::has_changed); nobody else will.
+    pub(super) fn takes_change_on(&self) -> bool {
+        !std::mem::replace(&mut self.books.lock().changes, true)
     }
 
-    pub(super) fn has_grown(&self) {
+    pub(super) fn has_changed(&self) {
         let mut books = self.books.lock();
-        (books.grows, books.overdue) = (false, false);
+        (books.changes, books.overdue) = (false, false);
     }
 
-    /// The disk has not answered the attempt to grow that is under way. Until it does, there is no further one.
+    /// The disk has not answered the attempt to grow or to shrink that is under way. Until it does, there is no further one.
     pub(super) fn is_overdue(&self) {
         tracing::warn!(
             file = self.info.name,
-            "a spill file does not grow: the disk has not answered in time"
+            "a spill file does not change its size: the disk has not answered in time"
         );
         self.books.lock().overdue = true;
     }

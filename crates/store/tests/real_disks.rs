@@ -306,6 +306,29 @@ fn a_file_that_does_not_grow_in_time_is_full_until_it_does() {
     drop(first);
 }
 
+#[test]
+#[ignore = "mounts file systems, as root"]
+fn a_file_that_does_not_shrink_in_time_is_not_waited_for_and_shrinks_later() {
+    let mut disk = or_skip!(Mounted::ext4(64 * MIB));
+    let store =
+        Store::open(StoreConfig { cap_bytes: 40 * MIB as u64, ..disk.config(BackendKind::Auto) }).unwrap();
+    let (changed, told) = channel();
+    let listener: Arc<dyn Fn() + Send + Sync> = Arc::new(move || changed.send(()).unwrap_or_default());
+    store.on_growth(&listener);
+    assert_eq!(store.stats().file_bytes, 40 * MIB as u64);
+    or_skip!(disk.freeze());
+    assert_eq!(store.shrink(), 0);
+    told.recv().unwrap();
+    let free = disk.free();
+    disk.thaw();
+    told.recv().unwrap();
+    assert_eq!(disk.free(), free + 40 * MIB as u64);
+    let blob = store.try_reserve(MIB as u64).unwrap();
+    assert!(blob.is_none(), "it grows again first");
+    told.recv().unwrap();
+    assert!(store.try_reserve(MIB as u64).unwrap().is_some());
+}
+
 /// Whether this process has a file open below `place`.
 fn is_open(place: &Path) -> bool {
     let links =
