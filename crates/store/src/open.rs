@@ -1,11 +1,11 @@
 //! Opens spill files, and finds out what their file system supports.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::mem::BLOCK;
@@ -48,6 +48,13 @@ pub(super) fn create_named(directory: &Path) -> io::Result<(File, Name)> {
 }
 
 impl Name {
+    /// Whether it still leads to this file: whoever may rename a directory above could put another one there.
+    pub(super) fn leads_to(&self, file: &File) -> bool {
+        let number = |of: io::Result<Metadata>| of.ok().map(|of| (of.dev(), of.ino()));
+        let found = self.0.as_ref().and_then(|path| number(fs::symlink_metadata(path)));
+        found.is_some() && found == number(file.metadata())
+    }
+
     /// Removes the name from its directory. The file is freed once nobody has it open.
     pub(super) fn remove(mut self) -> io::Result<()> {
         self.0.take().map_or(Ok(()), fs::remove_file)
@@ -143,8 +150,6 @@ pub(super) fn disk_of(file: &File) -> io::Result<Disk> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
-
     use super::*;
 
     #[test]
@@ -158,6 +163,20 @@ mod tests {
             assert_eq!((metadata.nlink(), metadata.mode() & 0o777), (0, 0o600));
         }
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_name_that_leads_to_another_file_is_noticed() {
+        let below = tempfile::tempdir().unwrap();
+        let (spill, moved) = (below.path().join("spill"), below.path().join("moved"));
+        fs::create_dir(&spill).unwrap();
+        let (file, name) = create_named(&spill).unwrap();
+        assert!(name.leads_to(&file));
+        fs::rename(&spill, &moved).unwrap();
+        assert!(!name.leads_to(&file), "it leads nowhere");
+        fs::create_dir(&spill).unwrap();
+        fs::write(name.0.as_ref().unwrap(), "").unwrap();
+        assert!(!name.leads_to(&file));
     }
 
     #[test]

@@ -48,6 +48,11 @@ impl SpillFile {
         }
     }
 
+    /// Whether this is the file that the name leads to.
+    pub(super) fn is_at(&self, name: &Name) -> bool {
+        name.leads_to(&self.file)
+    }
+
     fn open<N>(
         directory: &Path,
         cap_bytes: u64,

@@ -143,7 +143,8 @@ fn within<T>(gpu: Option<&dyn Gpu>, work: impl FnOnce() -> T) -> Result<T, Strin
 }
 
 impl Transport for CuFile {
-    /// cuFile reopens a file by its name, so the name is removed only afterwards.
+    /// cuFile reopens a file by its name, so the name is removed only afterwards. The directory was checked, but not those above it:
+    /// if somebody moved one of them meanwhile, cuFile may have opened another file.
     fn open(&self, place: Place<'_>, cap_bytes: u64) -> Result<Arc<dyn Region>> {
         let (file, name) = SpillFile::create_named(place, cap_bytes)?;
         let file = Arc::new(file);
@@ -151,6 +152,13 @@ impl Transport for CuFile {
             let message = format!("the {} cannot be reached by cuFile", file.describe().name);
             Error::io(ErrorKind::Unmet, message, io_error(error))
         })?;
+        if name.as_ref().is_some_and(|name| !file.is_at(name)) {
+            let message = format!(
+                "the {} was moved away or replaced while cuFile opened it; name a directory that nobody else can move",
+                file.describe().name
+            );
+            return Err(Error::new(ErrorKind::Directory, message));
+        }
         name.map_or(Ok(()), Name::remove).map_err(|error| {
             let message = format!("the {} keeps its name", file.describe().name);
             Error::io(ErrorKind::Directory, message, error)
