@@ -1,20 +1,19 @@
 //! Checkpoints: the parameters, the optimiser and the position of a run in one safetensors file.
 
-use std::borrow::Cow;
-use std::cell::Cell;
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process;
 
-use safetensors::tensor::{SafeTensorError, TensorView, View};
+use safetensors::tensor::{self, TensorInfo, TensorView};
 use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
 use tch::nn::VarStore;
-use tch::{Kind, TchError, Tensor, no_grad};
+use tch::{Kind, Tensor, no_grad};
 
 use crate::adamw::AdamW;
 use crate::error::{Error, Result};
@@ -22,6 +21,8 @@ use crate::model_config::ModelConfig;
 
 /// Our entry in the file's metadata, as JSON.
 const METADATA: &str = "ssdtrain";
+/// Readers of safetensors refuse longer headers.
+const MOST_HEADER_BYTES: usize = 100_000_000;
 const EXP_AVG: &str = "optimizer.exp_avg.";
 const EXP_AVG_SQ: &str = "optimizer.exp_avg_sq.";
 
@@ -68,17 +69,15 @@ impl Checkpoint {
         state: &TrainState,
     ) -> Result<()> {
         let path = path.as_ref();
-        let failed = Cell::new(None);
         let mut tensors = Vec::new();
         for (name, tensor) in named_tensors(vs, Some(optimizer)) {
-            let shape = tensor.size().iter().map(|&length| length as usize).collect();
             let dtype = dtype_of(tensor.kind()).ok_or_else(|| {
                 Error::argument(format!(
                     "{name} is of kind {:?}, which checkpoints do not hold",
                     tensor.kind()
                 ))
             })?;
-            tensors.push((name, Stored { tensor, shape, dtype, failed: &failed }));
+            tensors.push((name, dtype, tensor));
         }
         let metadata =
             Metadata { config: config.into(), state: state.clone(), optimizer_steps: optimizer.steps() };
@@ -86,15 +85,7 @@ impl Checkpoint {
             .map_err(|error| Error::argument(format!("the state of the run cannot be saved: {error}")))?;
         let metadata = HashMap::from([(METADATA.to_owned(), metadata)]);
 
-        write_atomically(path, |temporary| {
-            safetensors::serialize_to_file(tensors, Some(metadata), temporary).map_err(
-                |error| match error {
-                    SafeTensorError::IoError(cause) => Error::io("write", path)(cause),
-                    other => Error::Checkpoint { path: path.to_owned(), message: other.to_string() },
-                },
-            )?;
-            failed.take().map_or(Ok(()), |error| Err(Error::Torch(error)))
-        })
+        write_atomically(path, |file| write_tensors(file, path, tensors, metadata))
     }
 
     /// Reads a checkpoint.
@@ -182,35 +173,50 @@ impl Checkpoint {
     }
 }
 
-/// A tensor that is being written to a file. The writer accepts bytes and no error, so an error is stored in
-/// `failed`.
-struct Stored<'a> {
-    tensor: Tensor,
-    shape: Vec<usize>,
-    dtype: Dtype,
-    failed: &'a Cell<Option<TchError>>,
+/// Writes a safetensors file: the length of the header, the header as JSON, and the bytes of one tensor after another. No more than one
+/// tensor is in memory twice.
+fn write_tensors(
+    file: &mut impl Write,
+    path: &Path,
+    mut tensors: Vec<(String, Dtype, Tensor)>,
+    metadata: HashMap<String, String>,
+) -> Result<()> {
+    // What needs the largest alignment comes first, so everything is aligned.
+    tensors.sort_by(|(name, dtype, _), (other, others, _)| {
+        (Reverse(dtype), name).cmp(&(Reverse(others), other))
+    });
+    let mut end = 0;
+    let infos = tensors.iter().map(|(name, dtype, tensor)| {
+        let shape = tensor.size().iter().map(|&length| length as usize).collect();
+        let start = end;
+        end += bytes_of(tensor);
+        (name.clone(), TensorInfo { dtype: *dtype, shape, data_offsets: (start, end) })
+    });
+    let invalid = |message: String| Error::Checkpoint { path: path.to_owned(), message };
+    let header =
+        tensor::Metadata::new(Some(metadata), infos.collect()).map_err(|error| invalid(error.to_string()))?;
+    let mut header = serde_json::to_vec(&header).map_err(|error| invalid(error.to_string()))?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    if header.len() > MOST_HEADER_BYTES {
+        return Err(invalid(format!(
+            "its header would have {} bytes, and may have {MOST_HEADER_BYTES}",
+            header.len()
+        )));
+    }
+
+    let failed = || Error::io("write", path);
+    file.write_all(&(header.len() as u64).to_le_bytes()).map_err(failed())?;
+    file.write_all(&header).map_err(failed())?;
+    for (_, _, tensor) in tensors {
+        let mut bytes = vec![0; bytes_of(&tensor)];
+        tensor.f_copy_data_u8(&mut bytes, tensor.numel())?;
+        file.write_all(&bytes).map_err(failed())?;
+    }
+    Ok(())
 }
 
-impl View for Stored<'_> {
-    fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        let mut bytes = vec![0; self.data_len()];
-        if let Err(error) = self.tensor.f_copy_data_u8(&mut bytes, self.tensor.numel()) {
-            self.failed.set(Some(error));
-        }
-        bytes.into()
-    }
-
-    fn data_len(&self) -> usize {
-        self.tensor.numel() * self.tensor.kind().elt_size_in_bytes()
-    }
+fn bytes_of(tensor: &Tensor) -> usize {
+    tensor.numel() * tensor.kind().elt_size_in_bytes()
 }
 
 /// All tensors of a checkpoint, with their names in it.
@@ -256,7 +262,7 @@ fn differences(stored: &ModelConfig, wanted: &ModelConfig) -> String {
 const UNFINISHED: &str = ".unfinished";
 
 /// Lets `write` fill a file next to `path`, and moves it to `path` once it is on the disk.
-fn write_atomically(path: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+fn write_atomically(path: &Path, write: impl FnOnce(&mut BufWriter<&File>) -> Result<()>) -> Result<()> {
     let directory =
         path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
     let Some(name) = path.file_name() else {
@@ -270,34 +276,42 @@ fn write_atomically(path: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Res
     unfinished.push(format!(".{}{UNFINISHED}", process::id()));
     let unfinished = directory.join(unfinished);
 
-    let file = create_locked(&unfinished).map_err(Error::io("write", path))?;
-    let written = write(&unfinished).and_then(|()| {
-        file.sync_all()
+    let failed = || Error::io("write", path);
+    // All goes through this one open file: it is the one that is locked, on the disk in the end, and renamed.
+    let file = create_locked(&unfinished).map_err(failed())?;
+    let mut buffered = BufWriter::with_capacity(1 << 20, &file);
+    let written = write(&mut buffered).and_then(|()| {
+        buffered
+            .flush()
+            .and_then(|()| file.sync_all())
             .and_then(|()| fs::rename(&unfinished, path))
-            .and_then(|()| File::open(directory)?.sync_all())
-            .map_err(Error::io("write", path))
+            .map_err(failed())
     });
     if written.is_err() {
         // Best effort: the error at hand matters more.
         fs::remove_file(&unfinished).ok();
+        return written;
     }
-    written
+    File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed())
 }
 
-/// A file that stays locked as long as it is open: whoever can lock it later knows that nobody writes to it.
+/// An empty file that stays locked as long as it is open: whoever can lock it later knows that nobody writes to it.
 fn create_locked(path: &Path) -> io::Result<File> {
     loop {
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
-        if file.lock().is_err() {
-            // Files have no locks here, so nobody will take this one for abandoned.
-            return Ok(file);
-        }
-        // Whoever had the lock before may have removed or renamed the file.
-        let own = file.metadata()?;
-        if fs::metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == (own.dev(), own.ino())) {
+        // Where files have no locks, nobody will take this one for abandoned. Where they have, whoever had the lock before may have
+        // removed or renamed the file.
+        if file.lock().is_err() || is_at(&file, path) {
+            file.set_len(0)?;
             return Ok(file);
         }
     }
+}
+
+/// Whether the path leads to this very file.
+fn is_at(file: &File, path: &Path) -> bool {
+    let number = |of: io::Result<fs::Metadata>| of.ok().map(|of| (of.dev(), of.ino()));
+    number(file.metadata()).is_some_and(|own| number(fs::metadata(path)) == Some(own))
 }
 
 /// Removes what processes that are gone were writing in `directory`. Best effort: a file that cannot be removed only takes room.
@@ -318,4 +332,30 @@ fn is_unfinished(name: Option<&OsStr>) -> bool {
     let stem = name.and_then(OsStr::to_str).and_then(|name| name.strip_suffix(UNFINISHED));
     let process = stem.and_then(|stem| stem.rsplit_once('.'));
     process.is_some_and(|(name, process)| !name.is_empty() && process.parse::<u32>().is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error;
+    use std::fs::TryLockError;
+
+    use super::*;
+
+    #[test]
+    fn the_file_that_is_locked_is_the_one_that_is_written_and_renamed() -> Result<(), Box<dyn Error>> {
+        let directory = tempfile::tempdir()?;
+        let path = directory.path().join("run.safetensors");
+        let mut written = None;
+        write_atomically(&path, |file| {
+            let unfinished = directory.path().join(format!("run.safetensors.{}.unfinished", process::id()));
+            assert!(is_at(file.get_ref(), &unfinished));
+            let lock = File::open(&unfinished).map(|other| other.try_lock());
+            assert!(matches!(lock, Ok(Err(TryLockError::WouldBlock))), "{lock:?}");
+            written = file.get_ref().try_clone().ok();
+            file.write_all(b"all of it").map_err(crate::Error::io("write", &path))
+        })?;
+        assert!(is_at(&written.ok_or("it is not open")?, &path));
+        assert_eq!(fs::read(&path)?, b"all of it");
+        Ok(())
+    }
 }

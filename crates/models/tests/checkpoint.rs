@@ -3,6 +3,7 @@
 mod support;
 
 use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
 
 use ssdtrain_models::{
     AdamW, AdamWConfig, Checkpoint, Error, Gpt, GptConfig, LanguageModel, Result, TrainState,
@@ -154,6 +155,16 @@ fn a_save_that_fails_leaves_the_old_checkpoint_and_no_litter() -> TestResult {
         Err(Error::Io { .. })
     ));
     assert_eq!(fs::read_dir(dir.path())?.count(), 2);
+    Ok(())
+}
+
+#[test]
+fn a_checkpoint_may_be_read_by_whom_the_umask_lets() -> TestResult {
+    let dir = tempfile::tempdir()?;
+    let [path, other] = ["run.safetensors", "other"].map(|name| dir.path().join(name));
+    Run::new(tiny(), Kind::Float)?.save(&path)?;
+    fs::write(&other, "")?;
+    assert_eq!(fs::metadata(&path)?.mode(), fs::metadata(&other)?.mode());
     Ok(())
 }
 
