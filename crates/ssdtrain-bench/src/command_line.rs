@@ -77,6 +77,8 @@ fn show_warnings() {
     let level = std::env::var("RUST_LOG").ok().and_then(|level| level.parse().ok());
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
+        // A message that cannot be written would else be reported where it cannot be either, by a panic.
+        .log_internal_errors(false)
         .with_max_level(level.unwrap_or(LevelFilter::WARN))
         .with_target(false)
         .without_time()

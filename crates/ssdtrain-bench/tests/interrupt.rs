@@ -10,6 +10,7 @@ use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 
 use common::workplace;
 use serde_json::Value;
+use ssdtrain_models::Checkpoint;
 
 /// A model that takes a step in milliseconds, with activations large enough to be moved.
 const TINY: &[&str] = &[
@@ -231,4 +232,45 @@ fn a_second_signal_ends_at_once() {
         assert_eq!(code, Some(143), "{command}: {told}");
         drop(data);
     }
+}
+
+/// Starts a training that prints to nobody, after its first step.
+fn train_unheard(directory: &Path) -> Child {
+    let (mut heard, output) = std::io::pipe().unwrap();
+    let options = ["--steps=1000000", "--log-every=1000000", "--eval-every=1000000", "--out=run"];
+    let child = Command::new(env!("CARGO_BIN_EXE_ssdtrain-bench"))
+        .args([&["train"], TINY, &options].concat())
+        .current_dir(directory)
+        .stdout(output.try_clone().unwrap())
+        .stderr(output)
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let mut lines = BufReader::new(&mut heard);
+    while !line.starts_with("step ") {
+        line.clear();
+        assert_ne!(lines.read_line(&mut line).unwrap(), 0, "it ended before its first step");
+    }
+    child
+}
+
+#[test]
+fn ctrl_c_saves_even_if_it_has_ended_whoever_reads_the_output() {
+    let place = workplace();
+    let mut child = train_unheard(place.path());
+    // As in `ssdtrain-bench train 2>&1 | tee log`: `tee` is gone before the message that the run stops.
+    send("INT", &child);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    let checkpoint = Checkpoint::open(place.path().join("run/checkpoint.safetensors")).unwrap();
+    assert!(checkpoint.state().step > 0);
+}
+
+#[test]
+fn a_run_that_nobody_reads_any_longer_stops_and_saves() {
+    let place = workplace();
+    let (mut child, lines) = train(&[], place.path(), &["--steps=1000000", "--out=run"]);
+    drop(lines);
+    assert_eq!(child.wait().unwrap().code(), Some(141));
+    let checkpoint = Checkpoint::open(place.path().join("run/checkpoint.safetensors")).unwrap();
+    assert!(checkpoint.state().step < 1_000_000);
 }

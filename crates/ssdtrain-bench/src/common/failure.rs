@@ -7,17 +7,19 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use super::interrupt::Interrupted;
+use super::interrupt::{self, Interrupted};
 
 /// Runs the program's body; an error or a panic is reported in one line on stderr and makes the exit code 1. Work that a signal stopped
 /// is reported likewise, and makes it 128 and the signal's number.
 pub(crate) fn reported(body: impl FnOnce() -> Result<()>) -> ExitCode {
-    // If the reader goes away, such as `head`, the program ends quietly, as any other does.
+    // If the reader goes away, such as `head`, the program ends quietly, as any other does. Commands that save what they have done
+    // change that when they begin to listen for signals.
     // SAFETY: no other thread runs yet, and the default action needs no handler.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     // The hook reports panics on every thread; what it has reported needs no second line.
     panic::set_hook(Box::new(|panic| tell(&format!("error: {}", panic_line(panic.payload())))));
     match panic::catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) if interrupt::is_unheard() => interrupt::unheard_code(),
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(error)) => match error.downcast_ref::<Interrupted>() {
             Some(interrupted) => {

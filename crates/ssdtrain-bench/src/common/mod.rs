@@ -14,6 +14,7 @@ pub(crate) mod learner;
 pub(crate) mod model;
 pub(crate) mod model_device;
 pub(crate) mod optimizer;
+pub(crate) mod output;
 pub(crate) mod policy;
 pub(crate) mod profile;
 pub(crate) mod progress;

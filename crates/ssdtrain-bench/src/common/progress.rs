@@ -4,6 +4,7 @@ use anyhow::Result;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
+use crate::common::output::{print, print_on_stderr};
 use crate::common::table::print_json;
 
 /// The bar's full length: fine enough for its 24 characters.
@@ -29,7 +30,7 @@ impl Progress {
 
     /// A permanent line for people.
     pub(crate) fn line(&self, text: &str) {
-        self.bar.suspend(|| if self.json { eprintln!("{text}") } else { println!("{text}") });
+        self.bar.suspend(|| if self.json { print_on_stderr(text) } else { print(text) });
     }
 
     /// A line for programs; printed only if they were asked for.
@@ -66,7 +67,7 @@ impl Progress {
         if self.is_live() {
             self.bar.set_message(text);
         } else if !self.json {
-            println!("{text}");
+            print(&text);
         }
     }
 

@@ -4,6 +4,8 @@ use anyhow::Result;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
 
+use super::output::print;
+
 /// The argument that says what a command prints.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct OutputArgs {
@@ -40,7 +42,7 @@ pub(crate) fn render<const N: usize>(
 
 /// Prints one JSON object on one line.
 pub(crate) fn print_json(object: &impl Serialize) -> Result<()> {
-    println!("{}", serde_json::to_string(object)?);
+    print(&serde_json::to_string(object)?);
     Ok(())
 }
 

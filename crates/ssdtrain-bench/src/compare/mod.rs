@@ -5,6 +5,7 @@ use serde::Serialize;
 use ssdtrain::PlanReport;
 
 use crate::common::interrupt;
+use crate::common::output::print;
 use crate::common::progress::Progress;
 use crate::common::strategy_run::{Row, render};
 use crate::common::table::{self, ExplainArgs, OutputArgs};
@@ -103,10 +104,10 @@ fn show(args: &Args, rows: &[Row]) -> Result<()> {
         });
     }
     if !rows.is_empty() {
-        println!("\n{}", render(rows));
+        print(&format!("\n{}", render(rows)));
     }
     for explained in rows.iter().filter_map(|row| row.explained.as_ref()).filter(|_| args.explain.explain) {
-        println!("\n{explained}");
+        print(&format!("\n{explained}"));
     }
     Ok(())
 }

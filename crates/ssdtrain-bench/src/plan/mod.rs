@@ -17,6 +17,7 @@ use tch::nn::VarStore;
 use self::largest::Largest;
 use crate::common::interrupt::{self, Interrupted};
 use crate::common::learner::Learner;
+use crate::common::output::print;
 use crate::common::progress::Progress;
 use crate::common::shape::Shape;
 use crate::common::strategy::Strategy;
@@ -130,7 +131,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     } else {
         outcome.show(args.largest_batch);
         if let Some(plan) = &outcome.plan {
-            println!("\n{plan}");
+            print(&format!("\n{plan}"));
         }
     }
     let cache = &args.task.setup.cache;
@@ -194,12 +195,12 @@ impl Outcome {
         ];
         let largest = self.largest_batch.as_ref();
         rows.extend(largest.map(|largest| row(&largest.name(), largest.step_ms, largest.peak_bytes)));
-        println!("\n{}", table::render(header, rows.into_iter()));
+        print(&format!("\n{}", table::render(header, rows.into_iter())));
         if !self.planned.in_reach {
-            println!("The goal is out of reach: this is the lowest activation peak there is.");
+            print("The goal is out of reach: this is the lowest activation peak there is.");
         }
         if largest_asked.is_some() {
-            println!("{}", largest::report(self.largest_batch.as_ref()));
+            print(&largest::report(self.largest_batch.as_ref()));
         }
     }
 }

@@ -21,6 +21,7 @@ use crate::common::data::DataArgs;
 use crate::common::drawing::DrawingArgs;
 use crate::common::model_device::ModelDevice;
 use crate::common::optimizer::OptimizerKind;
+use crate::common::output::print;
 use crate::common::progress::Progress;
 use crate::common::shape::Shape;
 use crate::common::strategy::Strategy;
@@ -244,7 +245,7 @@ impl Args {
                 table::print_json(&Line { point, frontier })?;
             }
         } else {
-            println!("\n{}\n", render(&record.points));
+            print(&format!("\n{}\n", render(&record.points)));
         }
         progress.line(&format!("points {}", self.out.display()));
         drawn.iter().for_each(|line| progress.line(line));

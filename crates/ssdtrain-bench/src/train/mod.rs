@@ -307,18 +307,25 @@ impl Run {
     }
 
     /// Evaluates on a part of the held-out data, unless the run was stopped, and saves: the best checkpoint
-    /// separately from the latest.
+    /// separately from the latest. Only then is anything printed.
     fn judge(&mut self) -> Result<()> {
         let part = self.eval_batches().div_ceil(PART_OF_EVALUATION);
         // Whoever stops a run should not have to wait for its evaluation.
-        let Some(loss) = self.evaluate(part)? else { return self.save(CHECKPOINT) };
-        self.progress.line(&format!("step {:>6}  held-out loss {loss:.4}", self.step));
+        let loss = self.evaluate(part)?;
         let lowest = self.best.map_or(f64::INFINITY, |best| best.loss);
-        if loss < lowest {
-            self.best = Some(Best { loss, step: self.step });
-            self.save(BEST)?;
+        let best = loss.filter(|&loss| loss < lowest).map(|loss| Best { loss, step: self.step });
+        self.best = best.or(self.best);
+        let names = best.map(|_| BEST).into_iter().chain([CHECKPOINT]);
+        let saved = names.map(|name| self.save(name)).collect::<Result<Vec<_>>>()?;
+        if let Some(loss) = loss {
+            self.show_held_out(loss)?;
+            self.progress.line(&format!("step {:>6}  held-out loss {loss:.4}", self.step));
         }
-        self.save(CHECKPOINT)
+        saved.iter().try_for_each(|path| self.progress.event(&Event::Checkpoint { step: self.step, path }))
+    }
+
+    fn show_held_out(&self, loss: f64) -> Result<()> {
+        self.progress.event(&Event::Eval { step: self.step, held_out_loss: loss })
     }
 
     fn take_step(&mut self, update: Update) -> Result<Outcome> {
@@ -354,6 +361,7 @@ impl Run {
             self.progress.line(&format!("\nThe last step {}", whereabouts(report)));
         }
         let Some(loss) = self.evaluate(self.eval_batches())? else { return Err(self.interrupted()) };
+        self.show_held_out(loss)?;
         self.progress.line(&format!("\nHeld-out loss after {} steps: {loss:.4} nats per token", self.step));
         if let Some(Best { loss, step }) = self.best {
             let path = self.args.out.join(BEST);
@@ -389,14 +397,11 @@ impl Run {
         // At least one batch, since no batches have no loss.
         let batches = batches.take_while(|_| !std::mem::replace(&mut begun, true) || !interrupt::requested());
         let loss = evaluate(self.learner.model.as_ref(), batches)?;
-        if interrupt::requested() {
-            return Ok(None);
-        }
-        self.progress.event(&Event::Eval { step: self.step, held_out_loss: loss })?;
-        Ok(Some(loss))
+        Ok(Some(loss).filter(|_| !interrupt::requested()))
     }
 
-    fn save(&self, name: &str) -> Result<()> {
+    /// Saves a checkpoint in the run's directory; returns its path.
+    fn save(&self, name: &str) -> Result<PathBuf> {
         let path = self.args.out.join(name);
         let mut notes = BTreeMap::from([
             ("tokenizer".to_owned(), self.data.tokenizer.to_string()),
@@ -405,7 +410,7 @@ impl Run {
         notes.extend(self.best.into_iter().flat_map(Best::notes));
         let state = TrainState { step: self.step, seed: self.seed, position: self.batches.position(), notes };
         Checkpoint::save(&path, &self.shape.model, &self.learner.vs, &self.learner.optimizer, &state)?;
-        self.progress.event(&Event::Checkpoint { step: self.step, path: &path })
+        Ok(path)
     }
 
     /// Renames an older checkpoint instead of overwriting it.
