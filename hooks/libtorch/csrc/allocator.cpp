@@ -365,6 +365,8 @@ void st_fork_begins(void) {
   allocator().lock();
 }
 
+void st_fork_is_child(void) { ssdtrain::forget_updates(); }
+
 void st_fork_ends(void) {
   allocator().unlock();
   ssdtrain::unlock_watches();

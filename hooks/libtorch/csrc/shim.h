@@ -321,6 +321,8 @@ st_status st_device_ask(void);
 // Called before and after a fork by the thread that forks, in both processes: it holds the locks that a child needs.
 void st_fork_begins(void);
 void st_fork_ends(void);
+// Called in the child before the latter: what other threads were doing never ends there.
+void st_fork_is_child(void);
 
 // ---- CUDA devices ------------------------------------------------------------------------------------------------------
 

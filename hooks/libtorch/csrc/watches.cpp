@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <new>
 
 namespace ssdtrain {
 
@@ -140,6 +141,12 @@ void written(const StorageImpl* storage, Span where) {
 
 void lock_watches() { watches().mutex.lock(); }
 void unlock_watches() { watches().mutex.unlock(); }
+
+void forget_updates() {
+  watches().updates.clear();
+  // Threads of the parent may be waiting for the one that there was, which would have to wait for them.
+  new (&watches().update_ended) std::condition_variable;
+}
 
 void update_begins(const StorageImpl* storage) {
   std::lock_guard lock(watches().mutex);

@@ -56,6 +56,8 @@ void update_ends(const StorageImpl* storage);
 // Held by the calling thread from one to the other.
 void lock_watches();
 void unlock_watches();
+// In a process that was forked off, while that is held: updates on threads of its parent are over.
+void forget_updates();
 
 // Called with each watched storage that is written.
 extern void (*tell_written)(const st_storage* storage);

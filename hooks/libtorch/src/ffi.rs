@@ -315,6 +315,7 @@ unsafe extern "C" {
     pub(crate) safe fn st_device_ask() -> StStatus;
     pub(crate) safe fn st_fork_begins();
     pub(crate) safe fn st_fork_ends();
+    pub(crate) safe fn st_fork_is_child();
     pub(crate) safe fn st_deterministic() -> StStatus;
     pub(crate) safe fn st_device_initialise() -> StStatus;
     pub(crate) fn st_device_stream(index: i8, stream: *mut *mut c_void) -> StStatus;

@@ -39,6 +39,7 @@ extern "C" fn goes_on() {
 
 extern "C" fn is_child() {
     origin::is_child();
+    ffi::st_fork_is_child();
     ffi::st_fork_ends();
     hooks::leave_to_parent();
     recording::leave_to_parent();
