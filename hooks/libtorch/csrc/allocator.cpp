@@ -5,7 +5,8 @@
 // the smallest free range that has room for it, and is merged with the free ranges next to it when it is freed, so
 // the memory serves tensors of all sizes in turn. It is mapped in huge pages: there are fewer pages to fault in, and
 // far fewer for the kernel to pin in each transfer. A huge page without a block can be returned to the system: its
-// memory, but not its addresses. Smaller blocks come from malloc, behind a header of 64 bytes.
+// memory, but not its addresses. Where a fork makes huge pages unsafe, ordinary ones are used (src/huge_pages.rs).
+// Smaller blocks come from malloc, behind a header of 64 bytes.
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
@@ -35,6 +36,9 @@ constexpr size_t kLarge = 64 << 10;
 constexpr size_t kHugePage = 2 << 20;
 // The size of a mapping, if that many addresses are available: memory that is not touched takes up only addresses.
 constexpr size_t kMapping = 256 << 20;
+
+// Set before the first block is mapped.
+std::atomic<bool> uses_huge_pages{true};
 
 size_t round_up(size_t n, size_t step) { return (n + step - 1) / step * step; }
 char* round_up(char* at, size_t step) { return reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(at), step)); }
@@ -156,7 +160,7 @@ class Arena {
     char* base = round_down(end - bytes, kHugePage);
     if (base > start) munmap(start, base - start);
     if (end > base + bytes) munmap(base + bytes, end - base - bytes);
-    madvise(base, bytes, MADV_HUGEPAGE);
+    madvise(base, bytes, uses_huge_pages.load() ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
     return base;
   }
 
@@ -349,7 +353,8 @@ bool is_ours(const c10::DataPtr& data) {
 
 extern "C" {
 
-void st_allocator_install(void) {
+void st_allocator_install(bool huge_pages) {
+  uses_huge_pages.store(huge_pages);
   c10::SetCPUAllocator(&allocator(), /*priority=*/100);
 }
 

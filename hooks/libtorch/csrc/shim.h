@@ -298,7 +298,8 @@ typedef struct {
   uint64_t requests;   // how often a device's driver was asked for memory; 0 on the CPU
 } st_memory;
 
-void st_allocator_install(void);
+// Blocks lie in huge pages only if `huge_pages`.
+void st_allocator_install(bool huge_pages);
 st_memory st_allocator_memory(void);
 void st_allocator_reset_peak(void);
 void st_allocator_end_step(void);  // gives free memory back as far as more is held than steps have used of late

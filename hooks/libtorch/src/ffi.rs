@@ -304,7 +304,7 @@ unsafe extern "C" {
     pub(crate) fn st_storage_weak_retain(storage: *mut StStorage);
     pub(crate) fn st_storage_weak_release(storage: *mut StStorage);
     pub(crate) fn st_storage_lock(storage: *mut StStorage) -> bool;
-    pub(crate) safe fn st_allocator_install();
+    pub(crate) safe fn st_allocator_install(huge_pages: bool);
     pub(crate) safe fn st_allocator_memory() -> StMemory;
     pub(crate) safe fn st_allocator_reset_peak();
     pub(crate) safe fn st_allocator_end_step();

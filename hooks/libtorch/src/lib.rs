@@ -13,6 +13,7 @@ mod ffi;
 mod folder;
 mod fork;
 mod hooks;
+mod huge_pages;
 mod memory;
 mod memory_stats;
 mod observer;

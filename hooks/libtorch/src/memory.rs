@@ -4,6 +4,7 @@ use tch::{Device, Tensor};
 
 use crate::cuda::CudaDevice;
 use crate::ffi::{self, StMemory};
+use crate::huge_pages;
 use crate::memory_stats::MemoryStats;
 use crate::storage::Storage;
 
@@ -12,7 +13,7 @@ use crate::storage::Storage;
 /// reused for blocks of other sizes too, and is kept to the extent that recent steps have needed it (see
 /// [`end_step`]).
 pub fn install_cpu_allocator() {
-    ffi::st_allocator_install();
+    ffi::st_allocator_install(huge_pages::are_safe());
 }
 
 /// What libtorch's allocator for `device` holds now: on the CPU ours (all zero before [`install_cpu_allocator`]), on
