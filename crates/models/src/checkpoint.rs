@@ -318,13 +318,17 @@ fn is_at(file: &File, path: &Path) -> bool {
 fn remove_abandoned(directory: &Path) {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     for path in entries.map(|entry| entry.path()).filter(|path| is_unfinished(path.file_name())) {
-        // A process number says nothing about processes on other hosts, or in other containers. A lock does: it ends with its owner.
-        let abandoned =
-            OpenOptions::new().write(true).open(&path).ok().filter(|file| file.try_lock().is_ok());
-        if abandoned.is_some() {
+        if OpenOptions::new().write(true).open(&path).is_ok_and(|file| is_abandoned(&file, &path)) {
             fs::remove_file(&path).ok();
         }
     }
+}
+
+/// Whether nobody writes to the file any longer, and the path still leads to it: it may have been finished and renamed since it was
+/// opened, and another may be there.
+fn is_abandoned(file: &File, path: &Path) -> bool {
+    // A process number says nothing about processes on other hosts, or in other containers. A lock does: it ends with its owner.
+    file.try_lock().is_ok() && is_at(file, path)
 }
 
 /// Whether a file's name is of the form `NAME.PID.unfinished`.
@@ -356,6 +360,21 @@ mod tests {
         })?;
         assert!(is_at(&written.ok_or("it is not open")?, &path));
         assert_eq!(fs::read(&path)?, b"all of it");
+        Ok(())
+    }
+
+    #[test]
+    fn a_file_that_took_the_place_of_a_finished_one_is_not_abandoned() -> Result<(), Box<dyn Error>> {
+        let directory = tempfile::tempdir()?;
+        let path = directory.path().join("run.safetensors.1.unfinished");
+        let writer = create_locked(&path)?;
+        let seen = File::open(&path)?;
+        assert!(!is_abandoned(&seen, &path), "somebody writes to it");
+        fs::rename(&path, directory.path().join("run.safetensors"))?;
+        drop(writer);
+        assert!(!is_abandoned(&seen, &path), "nothing is there");
+        let _next = create_locked(&path)?;
+        assert!(!is_abandoned(&seen, &path), "somebody writes to the next one");
         Ok(())
     }
 }
