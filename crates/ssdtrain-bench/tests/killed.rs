@@ -70,6 +70,14 @@ const COMPARE: &[&str] = &[
     "--spill-dir=spill",
 ];
 
+/// What a training leaves in the directory of its run.
+const CHECKPOINTS: [&str; 4] = [
+    "checkpoint.safetensors",
+    "best-checkpoint.safetensors",
+    "previous-checkpoint.safetensors",
+    "previous-best-checkpoint.safetensors",
+];
+
 /// The directory in which [`trains_with_a_host_pool`] is to spill.
 const POOLED: &str = "KILLED_POOLED";
 
@@ -137,21 +145,27 @@ fn kill(victim: Victim, count: u32) {
     assert!(after + OTHERS > before, "{before} bytes were free, and now {after}");
 }
 
-/// Kills a training while it writes a checkpoint: what that leaves is gone after the next one.
+/// Kills a training while it writes a checkpoint: nothing is left but files of known names, and those that were not finished
+/// are gone after the next one.
 fn kill_during_a_save(directory: &Path) {
-    let unfinished = || {
-        let names = names(&directory.join("run")).into_iter();
-        names.filter(|name| name.to_string_lossy().ends_with(".unfinished")).count()
+    let others = || {
+        let names = names(&directory.join("run")).into_iter().map(|name| name.into_string().unwrap());
+        names.filter(|name| !CHECKPOINTS.contains(&name.as_str())).collect::<Vec<_>>()
     };
     // A save may be over by the time that it is killed, so this may take several.
-    while unfinished() == 0 {
+    while others().is_empty() {
         let mut child = Victim::Train.start(directory);
-        while unfinished() == 0 && child.try_wait().unwrap().is_none() {}
+        while others().is_empty() && child.try_wait().unwrap().is_none() {}
         child.kill().unwrap();
         child.wait().unwrap();
+        let unfinished = format!(".{}.unfinished", child.id());
+        let known = others()
+            .iter()
+            .all(|name| name.strip_suffix(&unfinished).is_some_and(|name| CHECKPOINTS.contains(&name)));
+        assert!(known, "{:?}", others());
     }
     assert!(Victim::Train.start(directory).wait().unwrap().success());
-    assert_eq!(unfinished(), 0);
+    assert!(others().is_empty(), "{:?}", others());
 }
 
 /// When to kill: spread over a run, each at random in its part of it.
@@ -178,7 +192,7 @@ fn nothing_is_left(directory: &Path, process: u32) {
     }
     let held = still_open(directory);
     assert!(held.is_empty(), "{held:?}");
-    for name in ["checkpoint.safetensors", "best-checkpoint.safetensors", "previous-checkpoint.safetensors"] {
+    for name in CHECKPOINTS {
         let path = directory.join("run").join(name);
         if path.exists() {
             Checkpoint::open(&path).unwrap();
