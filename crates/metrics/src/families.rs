@@ -216,7 +216,7 @@ pub const FAMILIES: &[Family] = &[
     Family::gauge(
         "ssdtrain_activation_bytes",
         "Bytes of saved tensors by where they are; what is in the host pool may also be on the disk",
-        |all| tiers(all),
+        tiers,
     ),
     Family::gauge(
         "ssdtrain_host_pool_bytes",

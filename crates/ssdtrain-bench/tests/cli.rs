@@ -567,8 +567,8 @@ fn what_runs_write_to_a_disk_adds_up_and_doctor_tells() {
     let mut of_runs = 0;
     for _ in 0..2 {
         let events = json_lines(&run(&[&["train"], TINY, &options[..]].concat()));
-        let steps = events.iter().filter(|event| event["event"] == "step");
-        let report = &steps.last().unwrap()["report"];
+        let mut steps = events.iter().filter(|event| event["event"] == "step");
+        let report = &steps.next_back().unwrap()["report"];
         let Some(disk) = report["disks"].get(0) else {
             return eprintln!("skipped: the temporary directory is in memory");
         };
