@@ -227,8 +227,8 @@ fn a_failing_load_keeps_its_kind_through_the_host_pool() {
 /// The graph outlives the step that saved for it, and backward runs in a step of another cache.
 #[test]
 fn a_failing_load_keeps_its_kind_in_a_step_of_another_cache() {
-    let (backend, cache) = faulty(false);
-    let (_, other) = faulty(false);
+    let (backend, cache) = faulty(Verify::Off);
+    let (_, other) = faulty(Verify::Off);
     let x = leaf(&randn(&[64, 64]));
     let step = cache.step();
     let loss = forward(&x);

@@ -1,8 +1,9 @@
 //! What an allocation asks for that finds no memory, and how often.
 #![allow(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
 use ssdtrain_libtorch::{Reliever, Storage, install_cpu_allocator, limit_cpu_memory, relieve_with};
 use tch::Device;
 
@@ -16,8 +17,8 @@ struct Answers {
 
 impl Reliever for Answers {
     fn relieve(self: Arc<Self>, bytes: u64) -> u64 {
-        self.asked.lock().unwrap().push(bytes);
-        self.answers.lock().unwrap().pop().unwrap_or_default()
+        self.asked.lock().push(bytes);
+        self.answers.lock().pop().unwrap_or_default()
     }
 }
 
@@ -28,7 +29,7 @@ fn asked(answers: &[u64]) -> Vec<u64> {
     let weak: Weak<dyn Reliever> = Arc::downgrade(&(Arc::clone(&reliever) as Arc<dyn Reliever>));
     relieve_with(Device::Cpu, weak).unwrap();
     assert!(Storage::allocate(BYTES).is_err());
-    let asked = reliever.asked.lock().unwrap();
+    let asked = reliever.asked.lock();
     asked.clone()
 }
 

@@ -94,6 +94,9 @@ fn compare(settings: TableSettings, steps: impl IntoIterator<Item = TableStep>) 
     record.finish();
 }
 
+/// A transfer that has ended, and how.
+type Ended = (Awaited, Result<()>);
+
 /// Its keys are those of the table, and what they stand for is known here.
 struct Record {
     settings: TableSettings,
@@ -111,7 +114,7 @@ struct Record {
     jobs: Vec<Job>,
     /// Transfers that the table waits for, handed over or not.
     awaited: Vec<Awaited>,
-    ended: Arc<Mutex<Vec<(Awaited, Result<()>)>>>,
+    ended: Arc<Mutex<Vec<Ended>>>,
     memory_is_short: bool,
     last_word: u64,
 }
@@ -425,7 +428,7 @@ impl Record {
                     // A device that refuses has failed, and does not use it either.
                     parcel.order(Some(block.storage()), StallCause::CopyIn, &counters, &Here::default()).ok();
                 }
-                Relief::Stores(_) | Relief::Loads(_) | Relief::Wait => self.wait(),
+                Relief::Stores(_) | Relief::Loads(_) | Relief::Wait | Relief::Ends => self.wait(),
                 Relief::Begun(_) => {}
                 Relief::Nothing => return,
             }
@@ -465,7 +468,7 @@ impl Record {
         };
         let is_here = |entry: &Entry| !matches!(entry.state, State::Away | State::Lost);
         let gone = self.awaited.iter().filter(|one| table.entry(one.key).is_none()).map(|one| one.bytes);
-        assert_eq!(table.on_device, sum(&is_here) + gone.sum::<u64>(), "bytes on the device");
+        assert_eq!(table.on_device.now(), sum(&is_here) + gone.sum::<u64>(), "bytes on the device");
         assert_eq!(table.live, sum(&|_| true));
         assert_eq!(table.live_leaving, sum(&|entry| entry.leaves));
         assert_eq!(table.early, sum(&|entry| entry.early));

@@ -135,16 +135,14 @@ impl Tier for Below {
         None
     }
 
-    fn pinned_bytes(&self) -> u64 {
-        0
-    }
-
     fn path(&self) -> String {
         "a record's".to_owned()
     }
 }
 
 impl Parcel for Place {
+    fn of_any_stream(&self) {}
+
     fn reserve(&self) -> Room {
         let mut contents = self.state.lock();
         let state = &mut *self.below.state.lock();
