@@ -3,8 +3,8 @@
 use std::time::{Duration, SystemTime};
 
 use bytesize::ByteSize;
-use parking_lot::Mutex;
 use ssdtrain_plan::Today;
+use ssdtrain_store::sync::Mutex;
 use ssdtrain_store::{DiskDay, DiskLog, DriveUse};
 
 use crate::telemetry::DiskReport;

@@ -1,4 +1,4 @@
-//! Locks, condition variables, channels and threads: those of parking_lot and std. A test that explores interleavings uses the explorer's
+//! Locks, condition variables, channels and threads: those of the store and of std. A test that explores interleavings uses the explorer's
 //! instead, under the same code.
 
 #[cfg(test)]
@@ -8,7 +8,7 @@ use std::io;
 use std::thread;
 
 #[cfg(not(test))]
-pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
+pub(crate) use ssdtrain_store::sync::{Condvar, Mutex, MutexGuard};
 #[cfg(not(test))]
 pub(crate) use std::sync::mpsc::{Sender, channel};
 

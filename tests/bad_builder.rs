@@ -96,12 +96,13 @@ fn settings(place: &Path) -> Vec<Setting> {
     }
     all.add("Keep", |builder| builder.policy(Keep));
     all.add("no goal", |builder| builder.policy(Auto::new(Goal { peak: None, step: None })));
-    for directory in directories(place) {
+    let all_directories = directories(place);
+    for directory in all_directories.clone() {
         let name = format!("spill_to({:.60?})", directory.as_os_str());
         all.add(name, move |builder| builder.spill_to(&directory));
     }
     // Others would be made in the current directory.
-    for directory in directories(place).into_iter().filter(|directory| directory.is_absolute()) {
+    for directory in all_directories.into_iter().filter(|directory| directory.is_absolute()) {
         let name = format!("disk_history({:.60?})", directory.as_os_str());
         all.add(name, move |builder| builder.disk_history(&directory));
     }

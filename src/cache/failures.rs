@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use ssdtrain_store::sync::Mutex;
 
 use crate::error::Error;
 

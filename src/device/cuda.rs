@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use cudarc::driver::{DriverError, result, sys};
-use parking_lot::Mutex;
 use ssdtrain_libtorch::{CudaDevice, SegmentWatcher, Storage, VERSION, load_cuda, watch_segments};
 use ssdtrain_store as store;
+use ssdtrain_store::sync::Mutex;
 use ssdtrain_store::{Gpu, Pin, node_of_device};
 
 use super::{Device, Lane};

@@ -4,9 +4,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use ssdtrain_libtorch::Storage;
 use ssdtrain_store::Pin;
+use ssdtrain_store::sync::Mutex;
 
 use super::{Device, Lane};
 use crate::error::{Error, ErrorKind, Result};

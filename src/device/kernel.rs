@@ -6,8 +6,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
-use parking_lot::Mutex;
 use ssdtrain_libtorch::{CudaDevice, Storage};
+use ssdtrain_store::sync::Mutex;
 
 use super::cuda::{Driver, check, refused};
 use super::joined::{Arguments, Joined, Size};

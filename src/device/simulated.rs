@@ -9,9 +9,9 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
 use ssdtrain_libtorch::Storage;
 use ssdtrain_store::Pin;
+use ssdtrain_store::sync::{Condvar, Mutex};
 
 use super::{Device, DeviceFaults, FaultyDevice, Lane};
 use crate::error::{Error, ErrorKind, Result};

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, ThreadId};
 
-use parking_lot::Mutex;
 use ssdtrain_plan::{
     Adherence, Course, Followed, Found, Headroom, Place, Placement, PlannedSave, Position, Room, Saves,
     Saving,
 };
+use ssdtrain_store::sync::Mutex;
 
 /// A step's position in its courses. A step without any has no planned saves.
 #[derive(Debug, Default)]

@@ -10,10 +10,10 @@ mod lineage;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::Clock;
 use ssdtrain_plan::{Save, StepProfile};
+use ssdtrain_store::sync::Mutex;
 use tch::Device;
 
 use self::analysis::{Note, Notes, Step};

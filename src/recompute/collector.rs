@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use ssdtrain_libtorch::{Packed, RandomState, SavedTensor, SavedTensorHooks, Storage};
+use ssdtrain_store::sync::Mutex;
 use tch::Device;
 
 use super::fact::Fact;

@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{Hooks, Reads, Storage};
+use ssdtrain_store::sync::Mutex;
 use tch::Tensor;
 
 use super::recipe::Input;

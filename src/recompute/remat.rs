@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{Reads, Storage, Watch, WeakStorage};
+use ssdtrain_store::sync::Mutex;
 use tch::{TchError, Tensor};
 
 use super::recipe::{Before, Discard, Function, Recipe};

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::Mutex;
 use ssdtrain_libtorch::{Handle, Hooks, Storage, StorageId, Watch};
+use ssdtrain_store::sync::Mutex;
 
 use super::collector::Collector;
 use super::fact::Fact;

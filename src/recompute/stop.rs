@@ -8,8 +8,8 @@ use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind, set_hook, take_hook};
 use std::thread;
 
-use parking_lot::Mutex;
 use ssdtrain_libtorch::{Packed, RandomState, TorchError};
+use ssdtrain_store::sync::Mutex;
 
 thread_local! {
     /// Where the function that this thread is running again was stopped.

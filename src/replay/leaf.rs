@@ -1,7 +1,7 @@
 //! Where reruns begin: storages that are not computed again.
 
-use parking_lot::Mutex;
 use ssdtrain_libtorch::{Storage, StorageId, Watch};
+use ssdtrain_store::sync::Mutex;
 
 use crate::cache::EntryHandle;
 

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::Mutex;
 use ssdtrain_libtorch::{Recorded, Storage, Watch};
+use ssdtrain_store::sync::Mutex;
 use tch::Device;
 
 use super::leaf::Leaf;

@@ -3,9 +3,9 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{Recorded, Recording, SavedTensor, Storage};
+use ssdtrain_store::sync::Mutex;
 
 use ssdtrain_plan::Position;
 

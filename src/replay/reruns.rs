@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::Mutex;
 use ssdtrain_libtorch::Storage;
+use ssdtrain_store::sync::Mutex;
 
 use super::chained::Group;
 use super::chains::Chains;

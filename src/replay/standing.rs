@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
 use ssdtrain_libtorch::{Recorded, Storage, StorageId, WriteObserver};
+use ssdtrain_store::sync::Mutex;
 
 use super::leaf::Leaf;
 use super::node::Node;

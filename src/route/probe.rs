@@ -5,7 +5,7 @@ use std::num::NonZero;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use parking_lot::Mutex;
+use ssdtrain_store::sync::Mutex;
 use ssdtrain_store::{BackendKind, CuFileMode, StoreConfig};
 use tch::Device as Target;
 

@@ -15,10 +15,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
-use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{Reliever, Storage, StorageId, WriteObserver};
 use ssdtrain_plan::{PlanReport, Profile, SavedPlan, Today};
+use ssdtrain_store::sync::Mutex;
 use ssdtrain_store::{HostPool, Store, StoreStats};
 use tch::Device;
 

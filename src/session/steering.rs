@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
 use ssdtrain_plan::{
     Observation, Outset, PlanReport, Planning, Policy, PolicyReport, Profile, Rates, Resources, SavedPlan,
     Saves, StepPlan, StepProfile, Today,
 };
+use ssdtrain_store::sync::Mutex;
 use ssdtrain_store::{Store, StoreStats};
 use tch::Device;
 

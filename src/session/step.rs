@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
 use ssdtrain_plan::{Observation, Planning, PolicyReport};
+use ssdtrain_store::sync::Mutex;
 use tch::{Device, Tensor};
 
 use super::checksums::read_between;

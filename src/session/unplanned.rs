@@ -1,8 +1,8 @@
 //! Steps in a row that do not follow a plan, although the policy makes plans.
 
 use bytesize::ByteSize;
-use parking_lot::Mutex;
 use ssdtrain_plan::Planning;
+use ssdtrain_store::sync::Mutex;
 
 /// After this many of them in a row, a warning says why.
 const MANY: u32 = 20;

@@ -4,9 +4,9 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytesize::ByteSize;
-use parking_lot::Mutex;
 use ssdtrain_libtorch::TorchError;
 use ssdtrain_store::StoreConfig;
+use ssdtrain_store::sync::Mutex;
 
 use crate::route::Route;
 use crate::telemetry::StepReport;

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
 use ssdtrain_libtorch::{Handle, Packed, SavedTensor, Storage, StorageId, Watch};
+use ssdtrain_store::sync::Mutex;
 
 use crate::profile::RecipeTiming;
 use crate::telemetry::Counters;

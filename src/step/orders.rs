@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread::{self, ThreadId};
 
-use parking_lot::Mutex;
+use ssdtrain_store::sync::Mutex;
 
 use crate::cache::{Cache, NO_TAPE, TapeKey};
 

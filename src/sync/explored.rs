@@ -77,18 +77,18 @@ pub(crate) fn assert_explored(orders: usize, floor: usize) {
 }
 
 pub(crate) enum Mutex<T> {
-    Plain(parking_lot::Mutex<T>),
+    Plain(ssdtrain_store::sync::Mutex<T>),
     Explored(loom::sync::Mutex<T>),
 }
 
 pub(crate) enum MutexGuard<'a, T> {
-    Plain(parking_lot::MutexGuard<'a, T>, Held),
+    Plain(ssdtrain_store::sync::MutexGuard<'a, T>, Held),
     /// `None` only while it is unlocked, or waits.
     Explored(&'a loom::sync::Mutex<T>, Option<loom::sync::MutexGuard<'a, T>>),
 }
 
 pub(crate) enum Condvar {
-    Plain(parking_lot::Condvar),
+    Plain(ssdtrain_store::sync::Condvar),
     Explored(loom::sync::Condvar),
 }
 
@@ -123,7 +123,7 @@ impl<T> Mutex<T> {
         if is_exploring() {
             Mutex::Explored(loom::sync::Mutex::new(value))
         } else {
-            Mutex::Plain(parking_lot::Mutex::new(value))
+            Mutex::Plain(ssdtrain_store::sync::Mutex::new(value))
         }
     }
 
@@ -163,7 +163,7 @@ impl<T> MutexGuard<'_, T> {
         match this {
             MutexGuard::Plain(guard, _) => {
                 let before = HELD.replace(HELD.get() - 1);
-                let outcome = parking_lot::MutexGuard::unlocked(guard, run);
+                let outcome = ssdtrain_store::sync::MutexGuard::unlocked(guard, run);
                 HELD.set(before);
                 outcome
             }
@@ -202,7 +202,7 @@ impl Condvar {
         if is_exploring() {
             Condvar::Explored(loom::sync::Condvar::new())
         } else {
-            Condvar::Plain(parking_lot::Condvar::new())
+            Condvar::Plain(ssdtrain_store::sync::Condvar::new())
         }
     }
 
@@ -218,7 +218,7 @@ impl Condvar {
 
     pub(crate) fn notify_all(&self) {
         match self {
-            Condvar::Plain(condvar) => _ = condvar.notify_all(),
+            Condvar::Plain(condvar) => condvar.notify_all(),
             Condvar::Explored(condvar) => condvar.notify_all(),
         }
     }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use ssdtrain_plan::Decided;
+use ssdtrain_store::sync::Mutex;
 
 use super::activity::Activity;
 use super::metrics::Metrics;

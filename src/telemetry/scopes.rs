@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use parking_lot::Mutex;
+use ssdtrain_store::sync::Mutex;
 
 use ssdtrain_plan::{ScopeId, Tally};
 

@@ -17,9 +17,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytesize::ByteSize;
-use parking_lot::Mutex as PlainMutex;
 use ssdtrain_libtorch::Storage;
 use ssdtrain_plan::Release;
+use ssdtrain_store::sync::Mutex as PlainMutex;
 use ssdtrain_store::{Blob, HostPool, IoBuf, Store};
 
 pub(crate) use self::growth::{BOUNCE_BYTES, PoolSize};

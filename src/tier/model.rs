@@ -79,7 +79,7 @@ struct Model {
     books: Mutex<()>,
     changed: Condvar,
     /// Storages that have left the device. They belong to somebody else, who writes to their memory.
-    left: parking_lot::Mutex<Vec<Storage>>,
+    left: ssdtrain_store::sync::Mutex<Vec<Storage>>,
     room: Arc<RoomListener>,
 }
 
@@ -99,7 +99,7 @@ impl Model {
                 tier,
                 books: Mutex::new(()),
                 changed: Condvar::new(),
-                left: parking_lot::Mutex::default(),
+                left: ssdtrain_store::sync::Mutex::default(),
                 room: Arc::new(room),
             }
         });

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use ssdtrain_libtorch::Storage;
+use ssdtrain_store::sync::Mutex;
 use ssdtrain_store::{
     Backend, BackendInfo, BackendKind, Direction, Medium, Op, Pin, Place, Region, RegionInfo, Store,
     StoreConfig,
@@ -75,7 +75,7 @@ impl Allocated {
 #[derive(Default)]
 pub(crate) struct Gate {
     state: Mutex<(bool, usize)>,
-    changed: parking_lot::Condvar,
+    changed: ssdtrain_store::sync::Condvar,
 }
 
 impl Gate {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use ssdtrain_libtorch::{Block, Storage, install_cpu_allocator};
+use ssdtrain_store::sync::Mutex;
 use ssdtrain_store::{
     Backend, BackendInfo, BackendKind, Op, Place, Pool, Region, Store, StoreConfig, contained,
 };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use ssdtrain_store::sync::Mutex;
 
 use super::{Moment, Name, Span, Trace, Track};
 use crate::device::{Device, Lane};

@@ -19,8 +19,8 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Instant;
 
-use parking_lot::Mutex;
 use ssdtrain_libtorch as torch;
+use ssdtrain_store::sync::Mutex;
 
 pub(crate) use self::clock::DeviceTrace;
 use self::clock::{Lanes, Point};

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::sync::Mutex;
 use bytesize::ByteSize;
-use parking_lot::Mutex;
 
 use super::stripe::{self, Span};
 use super::volume::Extent;

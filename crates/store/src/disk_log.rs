@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 use super::day::Day;
 use super::drive::Drive;

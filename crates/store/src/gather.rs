@@ -1,6 +1,6 @@
 //! Several tasks, and what follows once all of them have ended.
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 use crate::backend::Op;
 
@@ -43,7 +43,7 @@ impl<R> Gather<R> {
         Gather::go_on(state)
     }
 
-    fn go_on(mut state: parking_lot::MutexGuard<'_, State<R>>) -> Vec<Op> {
+    fn go_on(mut state: crate::sync::MutexGuard<'_, State<R>>) -> Vec<Op> {
         let Some(follow) = (state.pending == 0).then(|| state.follow.take()).flatten() else {
             return Vec::new();
         };

@@ -70,6 +70,7 @@ mod spill_file;
 mod stats;
 mod store;
 mod stripe;
+pub mod sync;
 mod transfer;
 mod volume;
 mod watch;

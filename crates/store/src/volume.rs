@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::sync::Mutex;
 use bytesize::ByteSize;
-use parking_lot::Mutex;
 
 use super::extent::{Slot, Space};
 use super::region::{Disk, Region, RegionInfo};

@@ -6,7 +6,7 @@ use std::num::NonZero;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use parking_lot::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex};
 
 use crate::completion::{contained, is_completing};
 

@@ -6,8 +6,8 @@ mod below;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use ssdtrain_libtorch::{Storage, StorageId};
+use ssdtrain_store::sync::Mutex;
 
 use self::below::Below;
 use super::super::entry::State;

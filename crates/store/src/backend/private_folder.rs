@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::{env, fs, process};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 /// The folder, and the process that made it.
 static FOLDER: Mutex<Option<(PathBuf, u32)>> = Mutex::new(None);

@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
 
+use crate::sync::Mutex;
 use cufile_sys::{Buffer, Driver};
-use parking_lot::Mutex;
 
 use super::malloc_hook::MallocHook;
 use crate::gpu::{Gpu, SegmentWatcher};

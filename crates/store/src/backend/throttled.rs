@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex};
 
 use bytesize::ByteSize;
 
@@ -105,7 +105,7 @@ impl Shared {
             free = begun;
             while let Some(limit) = state.limit.filter(|_| !state.closed) {
                 free = begun + Duration::from_secs_f64(op.len() as f64 / limit.get() as f64);
-                if self.changed.wait_until(&mut state, free).timed_out() {
+                if self.changed.wait_until(&mut state, free) {
                     break;
                 }
             }

@@ -13,8 +13,8 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::sync::{Condvar, Mutex};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
-use parking_lot::{Condvar, Mutex};
 use slab::Slab;
 
 use super::lost::{MAX_LOST, refusal, refuse};
@@ -172,7 +172,7 @@ impl Shared {
         state.loses = true;
         self.signal();
         while state.loses && !state.ended {
-            if self.changed.wait_until(&mut state, until).timed_out() {
+            if self.changed.wait_until(&mut state, until) {
                 break;
             }
         }

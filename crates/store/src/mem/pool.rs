@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use crate::sync::Mutex;
 use bytesize::ByteSize;
-use parking_lot::Mutex;
 
 use super::mapping::{HUGE, Mapping};
 use super::runs::Runs;

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use ssdtrain_libtorch::{Block, Storage};
 use ssdtrain_plan::Release;
 use ssdtrain_store::Store;
+use ssdtrain_store::sync::Mutex;
 
 use super::TableSettings;
 use crate::error::{Completion, Error, Result};

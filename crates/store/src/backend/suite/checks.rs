@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 use super::super::{Direction, Fault};
 use super::buffers::{Part, aligned, bytes, contents, pattern};
