@@ -181,7 +181,8 @@ mod tests {
             MutexGuard::unlocked(&mut guard, || panic!("on purpose"))
         }));
         assert!(panics.is_err());
-        assert_eq!((*mutex.lock(), mutex.try_lock().map(|guard| *guard)), (2, Some(2)));
+        assert_eq!(*mutex.lock(), 2);
+        assert!(mutex.try_lock().is_some_and(|guard| *guard == 2));
         assert_eq!(mutex.into_inner(), 2);
     }
 
