@@ -163,10 +163,11 @@ fn a_host_pool_shows_what_it_has() {
     assert!(page.figures.contains_key("ssdtrain_activation_bytes{cache=\"a\",tier=\"host\"}"));
 }
 
-/// The rows of docs/watching.md that begin with a metric: its name, type and meaning.
+/// The rows of the table of metrics in docs/watching.md: name, type and meaning.
 fn documented() -> Vec<[String; 3]> {
     let text = include_str!("../../../docs/watching.md");
-    let rows = text.lines().filter_map(|line| line.strip_prefix("| `ssdtrain_"));
+    let (_, table) = text.split_once("| metric | type | meaning |").unwrap();
+    let rows = table.lines().filter_map(|line| line.strip_prefix("| `ssdtrain_"));
     rows.map(|row| {
         let cells: Vec<_> = row.trim_end_matches('|').split(" | ").map(str::trim).collect();
         let name = cells[0].trim_end_matches('`').split('{').next().unwrap();
