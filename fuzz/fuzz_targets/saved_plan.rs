@@ -6,7 +6,7 @@ use std::time::Duration;
 use libfuzzer_sys::fuzz_target;
 use ssdtrain_plan::{
     Adherence, Auto, Followed, Goal, Observation, Outset, Policy, Release, Resources, SavedPlan, Saves,
-    ScopeId,
+    ScopeId, Today,
 };
 
 /// Longer texts only take longer.
@@ -30,7 +30,9 @@ fuzz_target!(|text: &[u8]| {
         for (step, how) in (1..).zip(HOW.into_iter().cycle()).take(12) {
             let provide = |bytes: u64| bytes < 1 << 30;
             let scope = |_: &str| ScopeId::default();
-            let outset = Outset { step, resources, free: &|| u64::MAX, provide: &provide, scope: &scope };
+            let today = Today::default();
+            let outset =
+                Outset { step, resources, today, free: &|| u64::MAX, provide: &provide, scope: &scope };
             let plan = auto.begin(&outset);
             let followed = match &plan.saves {
                 Saves::Scheduled { courses, .. } => {
