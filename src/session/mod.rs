@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 use ssdtrain_libtorch as torch;
-use ssdtrain_libtorch::{Reliever, Storage, StorageId, WriteObserver};
+use ssdtrain_libtorch::{Reliever, StorageId, WriteObserver};
 use ssdtrain_plan::{PlanReport, Profile, SavedPlan, Today};
 use ssdtrain_store::sync::Mutex;
 use ssdtrain_store::{HostPool, Store, StoreStats};
@@ -348,9 +348,9 @@ impl TensorCache {
         for variables in &self.config.parameters {
             // A poisoned lock only says that some thread panicked while it registered variables; those present are valid.
             let variables = variables.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            ids.extend(
-                variables.named_variables.values().filter_map(Storage::of).map(|storage| storage.id()),
-            );
+            let variables = variables.named_variables.values();
+            ids.reserve(variables.len());
+            ids.extend(variables.filter_map(StorageId::of_tensor));
         }
         ids
     }

@@ -177,6 +177,12 @@ pub(crate) fn device_of(kind: i8, index: i8) -> Device {
 }
 
 impl StorageId {
+    /// Of the storage of `tensor`, or `None` if it has no storage. Quicker than [`Storage::of`], since it holds nothing.
+    pub fn of_tensor(tensor: &Tensor) -> Option<StorageId> {
+        // SAFETY: the tensor is borrowed, so its pointer is valid.
+        NonNull::new(unsafe { ffi::st_tensor_storage(tensor.as_ptr()) }).map(StorageId::of)
+    }
+
     pub(crate) fn of(raw: NonNull<StStorage>) -> StorageId {
         StorageId(raw.as_ptr().addr())
     }

@@ -12,7 +12,7 @@ const CAUTION: f64 = 0.5;
 /// Where steps vary so much that the error is larger than plans are off anyway, this much of it counts as beyond the goal.
 const DOUBT: f64 = 0.5;
 /// Steps exceed their goal, or are well within it, only beyond this share of a step.
-const TELLING_OVER: f64 = 0.001;
+const TELLING_OVER: f64 = 0.0005;
 /// What a plan takes is clear if its standard error is less than this share of what the goal allows, or if it is this many standard errors
 /// away from what the goal allows.
 const CLOSE: f64 = 0.1;
@@ -64,13 +64,12 @@ pub(super) struct Extra {
     pub(super) error: f64,
 }
 
-impl Default for Cost {
-    fn default() -> Cost {
-        Cost { times: 1.0, error: FIRST_DOUBT, deviation: 0.0 }
-    }
-}
-
 impl Cost {
+    /// Of a plan before any was weighed, if it is as likely as not to be off by this share of what is planned.
+    pub(super) fn first(doubt: f64) -> Cost {
+        Cost { times: 1.0, error: doubt.min(FIRST_DOUBT), deviation: 0.0 }
+    }
+
     /// The same, with all numbers within what steps may show.
     pub(super) fn within_reason(self) -> Cost {
         Cost {
@@ -154,7 +153,7 @@ mod tests {
     /// What was measured counts this much, if `error` is its standard error.
     fn share_of_news(error: f64) -> f64 {
         let weight = Weight { kept: Some(Duration::from_secs(1)), extra: 0.06, error, deviation: error };
-        let (cost, extra) = Cost::default().weighed(0.02, 0.02, weight);
+        let (cost, extra) = Cost::first(FIRST_DOUBT).weighed(0.02, 0.02, weight);
         assert!((1.0..=3.0).contains(&cost.times) && extra.error <= error.min(0.011), "{cost:?} {extra:?}");
         (extra.measured - 0.02) / 0.04
     }
@@ -171,11 +170,11 @@ mod tests {
     fn what_clearly_takes_longer_than_planned_is_not_passed_for_chance() {
         let weight =
             |extra| Weight { kept: Some(Duration::from_secs(1)), extra, error: 0.05, deviation: 0.1 };
-        let (_, extra) = Cost::default().weighed(0.01, 0.1, weight(1.0));
+        let (_, extra) = Cost::first(FIRST_DOUBT).weighed(0.01, 0.1, weight(1.0));
         assert!(extra.is_over() && extra.measured > 0.9, "{extra:?}");
-        let (_, extra) = Cost::default().weighed(0.1, 0.1, weight(0.3));
+        let (_, extra) = Cost::first(FIRST_DOUBT).weighed(0.1, 0.1, weight(0.3));
         assert!(extra.is_over() && (0.27..0.3).contains(&extra.measured), "{extra:?}");
-        let (_, extra) = Cost::default().weighed(0.01, 0.1, weight(0.07));
+        let (_, extra) = Cost::first(FIRST_DOUBT).weighed(0.01, 0.1, weight(0.07));
         assert!(!extra.is_over() && extra.measured < 0.02, "{extra:?}");
     }
 
@@ -183,7 +182,7 @@ mod tests {
     fn the_next_plan_is_expected_to_cost_what_the_last_one_did() {
         let weight =
             Weight { kept: Some(Duration::from_secs(1)), extra: 0.15, error: 0.001, deviation: 0.001 };
-        let (cost, _) = Cost::default().weighed(0.1, 0.1, weight);
+        let (cost, _) = Cost::first(FIRST_DOUBT).weighed(0.1, 0.1, weight);
         assert!((cost.expected(0.06) - 0.09).abs() < 0.001, "{cost:?}");
         let noise = Weight { extra: 0.14, error: 0.05, ..weight };
         let (_, extra) = cost.weighed(0.06, 0.1, noise);

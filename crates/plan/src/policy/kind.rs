@@ -178,7 +178,11 @@ impl Kind {
                 self.revise(objective, Decision::Baseline, Planned::forget_moving);
             }
         }
+        let known = self.planned.corrections.cost.unwrap_or(self.planned.first_cost());
         self.weighing = weighing.filter(|_| !self.planned.keeps_all());
+        if let Some(weighing) = &mut self.weighing {
+            weighing.cost = known;
+        }
     }
 
     /// How many times what is planned a step has saved that went like this, all its micro-batches together.
@@ -249,7 +253,15 @@ impl Kind {
         let planned = &mut self.planned;
         let is_paced = (planned.pace(seen) - 1.0).abs() <= TELLING_PACE;
         let kept = planned.kept_step();
+        let is_quicker_than_kept = seen.wall < kept && seen.is_beyond(kept, TELLING_PACE);
         match objective.most_time() {
+            // No plan makes steps quicker: those that kept everything were slow for another reason.
+            Some(_) if !objective.compares && planned.corrections.is_measured && is_quicker_than_kept => {
+                let pace = planned.pace(seen);
+                self.revise(objective, Decision::Baseline, |planned| {
+                    planned.keeps_in(kept.mul_f64(pace));
+                });
+            }
             Some(_) if planned.keeps_all() && is_paced => {}
             Some(_) if planned.keeps_all() => {
                 planned.keeps_in(seen.wall);
@@ -268,7 +280,8 @@ impl Kind {
                 let known = planned.corrections.cost.filter(|_| !seen.is_strange);
                 match is_unclear {
                     true if may_compare(objective, Some(seen)) => {
-                        self.weighing = Some(Weighing::new(Some(seen), known.unwrap_or_default()));
+                        self.weighing =
+                            Some(Weighing::new(Some(seen), known.unwrap_or(planned.first_cost())));
                     }
                     true => self.judge_alone(objective, seen, most),
                     false => {}
@@ -399,8 +412,9 @@ fn first_weighing(objective: &Objective, planned: &Planned) -> Option<Weighing> 
     let is_vague = cost.is_none_or(|cost| cost.is_vague(planned.extra()));
     let is_compared =
         objective.compares && objective.most_time().is_some() && is_vague && !planned.keeps_all();
+    let known = cost.unwrap_or(planned.first_cost());
     is_compared.then(|| match planned.corrections.is_measured {
-        true => Weighing::again(cost.unwrap_or_default()),
-        false => Weighing::new(None, cost.unwrap_or_default()),
+        true => Weighing::again(known),
+        false => Weighing::new(None, known),
     })
 }

@@ -30,6 +30,11 @@ const MOVING_BY_ENGINE: f64 = 0.01;
 /// How far a profiled step is from taking what others take, as a share of it.
 const PROFILE_DOUBT: f64 = 0.05;
 
+/// How far plans are from taking what was planned on a device, as a multiple of it, and how much farther by how far the profiled step was
+/// from taking what others take.
+const DEVICE_DOUBT: f64 = 0.2;
+const OTHER_PACE_DOUBT: f64 = 1.5;
+
 /// The goal of a plan, and the resources it may use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Objective {
@@ -110,6 +115,15 @@ impl Planned {
         let expected = step.saturating_sub(stall.total()) * self.profile.micro_batches.max(1);
         let computed = seen.wall.saturating_sub(seen.stall);
         (computed.as_secs_f64() / expected.as_secs_f64().max(f64::MIN_POSITIVE)).min(MOST_PACE)
+    }
+
+    /// What its steps are expected to cost before any were weighed. A device whose profiled step takes what others take has shown what each
+    /// operation does; one that waits for its program, or processors that move bytes besides, have not.
+    pub(super) fn first_cost(&self) -> Cost {
+        Cost::first(match self.machine.release {
+            Release::InStreamOrder => DEVICE_DOUBT + OTHER_PACE_DOUBT * self.corrections.longer.abs(),
+            Release::WhenStored | Release::OnceWritten => FIRST_DOUBT,
+        })
     }
 
     /// How long a step with everything kept would take, as far as is known.

@@ -170,3 +170,16 @@ fn launches_of_steps_of_other_sizes_say_nothing_of_their_times() {
     };
     assert!(!(0..100).any(|_| is_kept(&mut run, Adherence::Part)));
 }
+
+#[test]
+fn planned_steps_that_are_quicker_than_what_keeps_everything_show_that_it_was_slow_by_chance() {
+    let mut run = Run::on_device(Goal::overhead(0.1), copying());
+    while run.number < 20 {
+        run.step(KEPT.mul_f64(1.2), 1.08);
+    }
+    let slow = run.report();
+    assert_eq!((slow.kept_step, slow.baseline), (KEPT.mul_f64(1.2), Baseline::Measured), "{slow}");
+    (0..40).for_each(|_| run.step(KEPT, 1.08));
+    let after = run.report();
+    assert!(after.kept_step < KEPT.mul_f64(1.08), "no more than what planned steps take: {after}");
+}
