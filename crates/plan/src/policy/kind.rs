@@ -295,14 +295,14 @@ impl Kind {
     /// Judges a plan for a time by its own steps, where none may keep everything any more.
     fn judge_alone(&mut self, objective: &Objective, seen: Seen, most: f64) {
         let planned = &mut self.planned;
-        let known = planned.corrections.cost.filter(|_| planned.corrections.is_measured && seen.is_first);
+        let known = planned.corrections.cost.filter(|_| planned.corrections.is_measured);
         let Some(cost) = known else {
             if seen.is_news() {
                 self.correct(objective, seen);
             }
             return;
         };
-        // The plans before it have shown what this one takes: only what is no chance tells more.
+        // Comparisons have shown what it takes, or what the plans before it do: only what is no chance tells more.
         let kept = planned.kept_step();
         let extra = planned.measured(most, seen.wall, kept);
         if extra.is_over() && seen.is_beyond(kept.mul_f64(most), cost.telling_change()) {

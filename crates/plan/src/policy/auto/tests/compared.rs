@@ -183,3 +183,16 @@ fn planned_steps_that_are_quicker_than_what_keeps_everything_show_that_it_was_sl
     let after = run.report();
     assert!(after.kept_step < KEPT.mul_f64(1.08), "no more than what planned steps take: {after}");
 }
+
+#[test]
+fn a_plan_whose_steps_become_longer_than_the_goal_allows_is_loosened_after_all_comparisons_too() {
+    let mut run = Run::on_device(Goal::overhead(0.1), copying());
+    while run.number < 20 {
+        run.step(KEPT, 1.09);
+    }
+    let before = run.report();
+    (0..30).for_each(|_| run.step(KEPT, 1.2));
+    let after = run.report();
+    assert!(after.loosened > before.loosened, "{before}\n{after}");
+    assert!(after.keeps_all() || after.prediction.peak() > before.prediction.peak(), "{before}\n{after}");
+}
