@@ -178,7 +178,7 @@ impl Kind {
                 self.revise(objective, Decision::Baseline, Planned::forget_moving);
             }
         }
-        let known = self.planned.corrections.cost.unwrap_or(self.planned.first_cost());
+        let known = self.planned.corrections.cost.unwrap_or_else(|| self.planned.first_cost());
         self.weighing = weighing.filter(|_| !self.planned.keeps_all());
         if let Some(weighing) = &mut self.weighing {
             weighing.cost = known;
@@ -281,7 +281,7 @@ impl Kind {
                 match is_unclear {
                     true if may_compare(objective, Some(seen)) => {
                         self.weighing =
-                            Some(Weighing::new(Some(seen), known.unwrap_or(planned.first_cost())));
+                            Some(Weighing::new(Some(seen), known.unwrap_or_else(|| planned.first_cost())));
                     }
                     true => self.judge_alone(objective, seen, most),
                     false => {}
@@ -412,7 +412,7 @@ fn first_weighing(objective: &Objective, planned: &Planned) -> Option<Weighing> 
     let is_vague = cost.is_none_or(|cost| cost.is_vague(planned.extra()));
     let is_compared =
         objective.compares && objective.most_time().is_some() && is_vague && !planned.keeps_all();
-    let known = cost.unwrap_or(planned.first_cost());
+    let known = cost.unwrap_or_else(|| planned.first_cost());
     is_compared.then(|| match planned.corrections.is_measured {
         true => Weighing::again(known),
         false => Weighing::new(None, known),
