@@ -241,7 +241,7 @@ void repeat(const Recorded& recorded, st_storage* const* storages, st_storage** 
     const Below autograd;
     const Threads threads(recorded.device.is_cpu() ? recorded.threads : at::get_num_threads());
     for (const Statistic& statistic : recorded.statistics) {
-      stack[statistic.argument] = at::zeros(statistic.view.sizes, at::TensorOptions(recorded.device).dtype(statistic.view.dtype));
+      stack[statistic.argument] = at::empty(statistic.view.sizes, at::TensorOptions(recorded.device).dtype(statistic.view.dtype));
     }
     recorded.op.callBoxed(stack);
   }

@@ -261,6 +261,7 @@ st_status st_tiles_compare(const st_tiling* tiling, const st_step* steps, size_t
 // ---- storages ----------------------------------------------------------------------------------------------------------
 
 st_storage* st_tensor_storage(const st_tensor* tensor);  // borrowed; null if the tensor has none
+uint64_t st_tensor_gradient_bytes(const st_tensor* tensor);  // of the storage of its gradient, if it has one
 uint64_t st_storage_bytes(const st_storage* storage);
 uint64_t st_storage_owners(const st_storage* storage);  // strong references
 void* st_storage_data(const st_storage* storage);

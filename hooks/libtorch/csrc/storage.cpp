@@ -53,6 +53,13 @@ st_storage* st_tensor_storage(const st_tensor* tensor) {
   return reinterpret_cast<st_storage*>(t.storage().unsafeGetStorageImpl());
 }
 
+uint64_t st_tensor_gradient_bytes(const st_tensor* tensor) {
+  const auto& t = *reinterpret_cast<const at::TensorBase*>(tensor);
+  if (!t.defined()) return 0;
+  const at::Tensor& gradient = t.unsafeGetTensorImpl()->grad();
+  return gradient.defined() && gradient.has_storage() ? gradient.storage().nbytes() : 0;
+}
+
 uint64_t st_storage_bytes(const st_storage* storage) { return impl(storage)->nbytes(); }
 uint64_t st_storage_owners(const st_storage* storage) {
   return c10::raw::intrusive_ptr::use_count(const_cast<c10::StorageImpl*>(impl(storage)));

@@ -289,6 +289,7 @@ unsafe extern "C" {
     pub(crate) fn st_tensor_takes_gradient(tensor: *const C_tensor, takes: *mut bool) -> StStatus;
     pub(crate) fn st_tensor_layout(tensor: *const C_tensor, layout: *mut u64) -> StStatus;
     pub(crate) fn st_tensor_storage(tensor: *const C_tensor) -> *mut StStorage;
+    pub(crate) fn st_tensor_gradient_bytes(tensor: *const C_tensor) -> u64;
     pub(crate) fn st_storage_bytes(storage: *const StStorage) -> u64;
     pub(crate) fn st_storage_owners(storage: *const StStorage) -> u64;
     pub(crate) fn st_storage_data(storage: *const StStorage) -> *mut c_void;

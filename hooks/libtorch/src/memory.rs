@@ -6,7 +6,6 @@ use crate::cuda::CudaDevice;
 use crate::ffi::{self, StMemory};
 use crate::huge_pages;
 use crate::memory_stats::MemoryStats;
-use crate::storage::Storage;
 
 /// Makes libtorch allocate CPU memory here from now on. Blocks allocated before that stay with their own allocator.
 /// Blocks of at least 64 KiB are aligned to 4 KiB and have a capacity that is a multiple of 4 KiB. Freed memory is
@@ -42,8 +41,9 @@ pub fn reset_peak(device: Device) {
 
 /// Bytes of the gradients that `parameters` hold now.
 pub fn gradient_bytes<'a>(parameters: impl IntoIterator<Item = &'a Tensor>) -> u64 {
-    let gradients = parameters.into_iter().map(Tensor::grad).filter(Tensor::defined);
-    gradients.filter_map(|gradient| Storage::of(&gradient)).map(|storage| storage.bytes()).sum()
+    // SAFETY: the tensor is borrowed, so its pointer is valid.
+    let bytes = |of: &Tensor| unsafe { ffi::st_tensor_gradient_bytes(of.as_ptr()) };
+    parameters.into_iter().map(bytes).sum()
 }
 
 /// Tells the CPU allocator that a step has ended. The allocator keeps as much as recent steps have needed at once
