@@ -6,8 +6,10 @@ use super::cost::{Cost, Extra};
 use super::unforeseen::Unforeseen;
 use crate::Plan;
 
-/// A plan whose steps exceed their goal is replaced by one that is to take less time or, where little time was planned, by one whose peak
-/// is higher by this share, doubled each time. The lower the peak, the larger the stalls that effects outside the simulation cause.
+/// A plan whose steps exceed their goal is replaced by one that is to take less time or, where less than this share of what the goal allows
+/// was planned, by one whose peak is higher. The lower the peak, the larger the stalls that effects outside the simulation cause.
+const LITTLE: f64 = 0.2;
+/// The peak becomes higher by this share, doubled each time.
 const RAISE: f64 = 0.05;
 /// How often that is done; after that everything is kept.
 const LOOSENED: u32 = 4;
@@ -54,7 +56,7 @@ impl Corrections {
         self.loosened += 1;
         if self.loosened > LOOSENED {
             self.least_peak = u64::MAX;
-        } else if extra.planned > extra.measured / 2.0 {
+        } else if extra.planned > LITTLE * extra.allowed {
             let less = 0.95 * extra.planned / extra.allowed;
             self.allowance = Some(extra.aim().min(less).min(0.9 * self.allowance()));
         } else {

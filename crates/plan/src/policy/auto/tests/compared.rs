@@ -196,3 +196,19 @@ fn a_plan_whose_steps_become_longer_than_the_goal_allows_is_loosened_after_all_c
     assert!(after.loosened > before.loosened, "{before}\n{after}");
     assert!(after.keeps_all() || after.prediction.peak() > before.prediction.peak(), "{before}\n{after}");
 }
+
+/// Where launching takes long, operations that run again take several times what they take of the device.
+#[test]
+fn a_plan_that_takes_several_times_what_is_planned_comes_within_its_goal() {
+    for factor in [2.5, 4.0] {
+        let mut run = Run::on_device(Goal::overhead(0.05), copying());
+        for _ in 0..40 {
+            let planned = run.report().step.as_secs_f64() / run.report().kept_step.as_secs_f64() - 1.0;
+            run.step(KEPT, 1.0 + factor * planned);
+        }
+        let report = run.report();
+        let takes = factor * (report.step.as_secs_f64() / report.kept_step.as_secs_f64() - 1.0);
+        assert!(takes <= 0.05 && !report.keeps_all(), "{factor}: {report}");
+        assert!(report.loosened <= 2, "{factor}: {report}");
+    }
+}
