@@ -47,12 +47,14 @@ mod checksum;
 mod completion;
 mod config;
 mod control_groups;
+mod copies;
 mod day;
 mod directory;
 mod disk_log;
 mod drive;
 mod error;
 mod extent;
+mod failure;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod gather;

@@ -5,23 +5,21 @@ use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use crate::sync::Mutex;
 
 use super::backend::{Backend, Direction, Op};
 use super::blob::Blob;
+use super::copies::{copy, payload_len, suits};
+use super::failure::{Failure, READ_ATTEMPTS};
 use super::gather::Gather;
 use super::stats::Counters;
 use super::{Completion, contained};
 use crate::checksum::{checksum, chunks};
 use crate::error::{Error, ErrorKind, Result};
-use crate::mem::{AlignedBuf, BLOCK, IoBuf, parts};
+use crate::mem::{AlignedBuf, IoBuf};
 use crate::watch::{Clock, GivenUp, Watcher};
 use crate::workers::{Task, WorkQueue};
-
-/// How many times a read is attempted before it fails.
-const READ_ATTEMPTS: u32 = 3;
 
 /// What all transfers of a store share.
 pub(super) struct Rules {
@@ -67,16 +65,6 @@ struct Joined {
     transfer: Option<Transfer>,
     /// In place of a transfer that was given up: what the kernel may still touch, until the last operation ends.
     lost: Option<(Arc<Blob>, Arc<dyn IoBuf>)>,
-}
-
-/// Why an attempt failed.
-enum Failure {
-    /// An operation failed `offset` bytes into its file.
-    Io { error: io::Error, piece: usize, offset: u64 },
-    /// A chunk `offset` bytes into the payload has another checksum than when it was written.
-    Corrupt { written: u32, read: u32, offset: usize },
-    /// The disk has not answered an operation `offset` bytes into its file.
-    TimedOut { limit: Duration, piece: usize, offset: u64 },
 }
 
 impl Transfer {
@@ -329,74 +317,9 @@ impl Attempt {
     }
 }
 
-impl Failure {
-    fn into_error(self, direction: Direction, attempts: u32, blob: &Blob) -> Error {
-        match self {
-            Failure::Io { error, piece, offset } => {
-                let place = &blob.pieces()[piece].volume().info().name;
-                let full = direction == Direction::Write
-                    && matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT));
-                let kind = match error.kind() {
-                    _ if full => ErrorKind::NoSpace,
-                    io::ErrorKind::TimedOut => ErrorKind::TimedOut,
-                    _ => ErrorKind::Io,
-                };
-                let what = match direction {
-                    Direction::Write => "could not be written".to_owned(),
-                    Direction::Read => format!("could not be read (attempt {attempts} of {READ_ATTEMPTS})"),
-                };
-                let advice = if full { "free some space or lower the cap" } else { "check the disk" };
-                let message = format!("{blob} {what}: failed at offset {offset} of the {place}; {advice}");
-                Error::io(kind, message, error)
-            }
-            Failure::Corrupt { written, read, offset } => {
-                let message = format!(
-                    "{blob} came back changed (attempt {attempts} of {READ_ATTEMPTS}): from byte {offset} of it on, written \
-                     with CRC-32C {written:08x}, read with {read:08x}; check the disk and the memory"
-                );
-                Error::new(ErrorKind::Corrupt, message)
-            }
-            Failure::TimedOut { limit, piece, offset } => {
-                let place = &blob.pieces()[piece].volume().info().name;
-                let what = match direction {
-                    Direction::Write => "written",
-                    Direction::Read => "read",
-                };
-                let message = format!(
-                    "{blob} could not be {what}: the disk has not answered within {limit:?} at offset {offset} of the \
-                     {place}; its memory and its room in the file are kept until it does; check the disk (dmesg), or \
-                     raise the time limit (disk_timeout)"
-                );
-                Error::new(ErrorKind::TimedOut, message)
-            }
-        }
-    }
-}
-
 fn count(transfers: &AtomicU64, bytes: &AtomicU64, len: u64) {
     transfers.fetch_add(1, Relaxed);
     bytes.fetch_add(len, Relaxed);
-}
-
-/// The payload's length. It fits in a `usize`, since memory of at least that length exists.
-fn payload_len(blob: &Blob) -> usize {
-    usize::try_from(blob.len()).unwrap_or(usize::MAX)
-}
-
-/// Whether the blob's padded bytes can move directly from or to `buf`: there is room for them, each part is aligned,
-/// and parts meet only at block boundaries.
-fn suits(buf: &dyn IoBuf, blob: &Blob) -> bool {
-    let alignment = blob.memory_alignment();
-    let padded = usize::try_from(blob.padded_len()).ok().filter(|&padded| padded <= buf.len());
-    padded.is_some_and(|padded| {
-        let mut start = 0;
-        parts(buf, padded).all(|(memory, bytes)| {
-            // Only host memory has to satisfy the file's alignment.
-            let aligned = !buf.is_on_host(start) || memory.addr().is_multiple_of(alignment);
-            start += bytes;
-            aligned && bytes.is_multiple_of(BLOCK)
-        })
-    })
 }
 
 /// Compares some bytes that were read with their checksum, and copies them to where they belong.
@@ -416,16 +339,4 @@ fn examine_chunk(
         copy(buf, user, bytes);
     }
     Ok(())
-}
-
-fn copy(from: &dyn IoBuf, to: &dyn IoBuf, bytes: Range<usize>) {
-    let Range { mut start, end } = bytes;
-    while start < end {
-        let ((source, readable), (target, writable)) = (from.part(start), to.part(start));
-        let bytes = readable.min(writable).min(end - start);
-        // SAFETY: both buffers reach to `end` and are contiguous for `bytes` from here on, one of them is a bounce buffer
-        // that nobody else has, and nobody else touches these bytes of the other while the transfer runs.
-        unsafe { std::ptr::copy_nonoverlapping(source, target, bytes) };
-        start += bytes;
-    }
 }
