@@ -39,6 +39,9 @@ pub struct StoreConfig {
     /// Whether checksums are taken of what is written, and compared when it is read, until
     /// [`Store::take_checksums`](super::Store::take_checksums) says otherwise.
     pub checksums: bool,
+    /// Whether everything that is written is encrypted, with a key of the store's own that is only in memory. Then no checksums
+    /// are taken: what came back changed does not decrypt.
+    pub encrypt: bool,
     /// Queue depth: the most operations in flight at the same time.
     pub queue_depth: usize,
     /// Largest single I/O, in bytes; rounded up to a multiple of 4 KiB.
@@ -65,6 +68,7 @@ impl Default for StoreConfig {
             cufile_beside: None,
             gpu: None,
             checksums: false,
+            encrypt: false,
             queue_depth: 16,
             io_bytes: 4 << 20,
             stripe_bytes: 4 << 20,
@@ -124,6 +128,12 @@ impl StoreConfig {
         if self.timeout.is_zero() {
             return Err(config(
                 "timeout: 0 leaves no time for any transfer; give two minutes, or Duration::MAX for no limit",
+            ));
+        }
+        if self.encrypt && self.gpu.is_some() {
+            return Err(config(
+                "encrypt: what goes straight between a GPU and the disk is not encrypted, since the processor does not see it; \
+                 leave out one of encrypt and gpu",
             ));
         }
         for (name, bytes) in [("io_bytes", &mut self.io_bytes), ("stripe_bytes", &mut self.stripe_bytes)] {

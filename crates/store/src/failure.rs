@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::backend::Direction;
 use super::blob::Blob;
 use crate::error::{Error, ErrorKind};
+use crate::marks::Difference;
 
 /// How many times a read is attempted before it fails.
 pub(super) const READ_ATTEMPTS: u32 = 3;
@@ -14,8 +15,8 @@ pub(super) const READ_ATTEMPTS: u32 = 3;
 pub(super) enum Failure {
     /// An operation failed `offset` bytes into its file.
     Io { error: io::Error, piece: usize, offset: u64 },
-    /// A chunk `offset` bytes into the payload has another checksum than when it was written.
-    Corrupt { written: u32, read: u32, offset: usize },
+    /// From `offset` bytes into the payload on, it differs from what was written.
+    Corrupt { difference: Difference, offset: usize },
     /// The disk has not answered an operation `offset` bytes into its file.
     TimedOut { limit: Duration, piece: usize, offset: u64 },
 }
@@ -41,10 +42,10 @@ impl Failure {
                 let message = format!("{blob} {what}: failed at offset {offset} of the {place}; {advice}");
                 Error::io(kind, message, error)
             }
-            Failure::Corrupt { written, read, offset } => {
+            Failure::Corrupt { difference, offset } => {
                 let message = format!(
-                    "{blob} came back changed (attempt {attempts} of {READ_ATTEMPTS}): from byte {offset} of it on, written \
-                     with CRC-32C {written:08x}, read with {read:08x}; check the disk and the memory"
+                    "{blob} came back changed (attempt {attempts} of {READ_ATTEMPTS}): from byte {offset} of it on, \
+                     {difference}; check the disk and the memory"
                 );
                 Error::new(ErrorKind::Corrupt, message)
             }
