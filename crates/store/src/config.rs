@@ -153,6 +153,22 @@ fn config(message: impl Into<String>) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::SegmentWatcher;
+
+    #[derive(Debug)]
+    struct NoGpu;
+
+    // SAFETY: it has no memory, and so no segments.
+    unsafe impl Gpu for NoGpu {
+        fn within(&self, work: &mut dyn FnMut()) -> Result<(), String> {
+            work();
+            Ok(())
+        }
+
+        fn watch(&self, _watcher: &'static dyn SegmentWatcher) -> Result<(), String> {
+            Ok(())
+        }
+    }
 
     fn memory() -> StoreConfig {
         StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() }
@@ -191,6 +207,14 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Config);
             assert!(error.to_string().starts_with(name), "{error}");
         }
+    }
+
+    #[test]
+    fn a_gpus_memory_is_not_encrypted_and_refused() {
+        let config = StoreConfig { encrypt: true, gpu: Some(Arc::new(NoGpu)), ..memory() };
+        let error = config.checked().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(error.to_string().starts_with("encrypt: "), "{error}");
     }
 
     #[test]

@@ -1,26 +1,9 @@
 //! Which memory a transfer can use as it is, and the copies in place of what it cannot.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use super::blob::Blob;
-use crate::error::Result;
-use crate::mem::{AlignedBuf, BLOCK, Bounces, IoBuf, parts};
-use crate::seal::Sealer;
-
-/// How a store encrypts.
-pub(super) struct Encryption {
-    pub(super) sealer: Arc<Sealer>,
-    /// What is encrypted is written from one of these.
-    pub(super) bounces: Arc<Bounces>,
-}
-
-impl Encryption {
-    /// With a key of its own. At most so many bytes of memory are kept for what is to be written next.
-    pub(super) fn new(kept: u64) -> Result<Encryption> {
-        Ok(Encryption { sealer: Arc::new(Sealer::new()?), bounces: Bounces::new(kept) })
-    }
-}
+use crate::mem::{BLOCK, IoBuf, parts};
 
 /// The payload's length. It fits in a `usize`, since memory of at least that length exists.
 pub(super) fn payload_len(blob: &Blob) -> usize {
@@ -41,14 +24,6 @@ pub(super) fn suits(buf: &dyn IoBuf, blob: &Blob) -> bool {
             aligned && bytes.is_multiple_of(BLOCK)
         })
     })
-}
-
-/// Memory for the bytes of a transfer that cannot move them from or to the caller's. `None` if there is none left.
-pub(super) fn bounce(encryption: Option<&Encryption>, bytes: usize) -> Option<Arc<dyn IoBuf>> {
-    match encryption {
-        Some(encryption) => Some(Arc::new(encryption.bounces.take(bytes)?)),
-        None => Some(Arc::new(AlignedBuf::new(bytes)?)),
-    }
 }
 
 pub(super) fn copy(from: &dyn IoBuf, to: &dyn IoBuf, bytes: Range<usize>) {

@@ -57,6 +57,7 @@ mod day;
 mod directory;
 mod disk_log;
 mod drive;
+mod encryption;
 mod error;
 mod extent;
 mod failure;

@@ -47,7 +47,7 @@ impl Sealer {
     /// Encrypts some bytes, [`SEALED_BYTES`] at most, where they are.
     pub(super) fn seal(&self, bytes: &mut [u8]) -> Seal {
         debug_assert!(bytes.len() <= SEALED_BYTES);
-        let nonce = nonce(process::id(), self.seals.fetch_add(1, Relaxed));
+        let nonce = self.next_nonce();
         let sealed =
             self.key.seal_in_place_separate_tag(Nonce::assume_unique_for_key(nonce), Aad::empty(), bytes);
         #[expect(clippy::expect_used, reason = "only 64 GiB and more are refused")]
@@ -60,6 +60,11 @@ impl Sealer {
     pub(super) fn open(&self, seal: &Seal, bytes: &mut [u8]) -> bool {
         let nonce = Nonce::assume_unique_for_key(seal.nonce);
         self.key.open_in_place_separate_tag(nonce, Aad::empty(), seal.tag, bytes, 0..).is_ok()
+    }
+
+    /// A nonce that no other seal of this key has.
+    fn next_nonce(&self) -> [u8; NONCE_LEN] {
+        nonce(process::id(), self.seals.fetch_add(1, Relaxed))
     }
 
     /// Puts another key, which everybody knows, in the place of this one: ring leaves keys in memory that is freed.
@@ -95,6 +100,7 @@ fn nonce(process: u32, number: u64) -> [u8; NONCE_LEN] {
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
+    use std::sync::Barrier;
     use std::thread;
 
     use super::*;
@@ -132,15 +138,21 @@ mod tests {
 
     #[test]
     fn no_nonce_is_used_twice_whichever_threads_seal() {
-        const EACH: usize = 5_000;
-        let sealer = Sealer::new().unwrap();
-        let nonces = || (0..EACH).map(|_| sealer.seal(&mut [0]).nonce).collect::<Vec<_>>();
-        let mut all = HashSet::new();
+        const EACH: usize = 50_000;
+        let (sealer, together) = (Sealer::new().unwrap(), Barrier::new(4));
+        let nonces = || {
+            let mut nonces = Vec::with_capacity(EACH);
+            together.wait();
+            nonces.extend((0..EACH).map(|_| sealer.next_nonce()));
+            nonces
+        };
+        let mut all = HashSet::from([sealer.seal(&mut [0]).nonce]);
         thread::scope(|scope| {
             let threads = [(); 4].map(|()| scope.spawn(nonces));
             threads.into_iter().for_each(|thread| all.extend(thread.join().unwrap()));
         });
-        assert_eq!(all.len(), 4 * EACH);
+        all.insert(sealer.seal(&mut [0]).nonce);
+        assert_eq!(all.len(), 4 * EACH + 2);
     }
 
     #[test]

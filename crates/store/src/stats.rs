@@ -110,3 +110,9 @@ impl Counters {
         }
     }
 }
+
+/// Counts a transfer of so many bytes.
+pub(super) fn count(transfers: &AtomicU64, bytes: &AtomicU64, len: u64) {
+    transfers.fetch_add(1, Relaxed);
+    bytes.fetch_add(len, Relaxed);
+}

@@ -10,8 +10,8 @@ use crate::backend::{Backend, Direction};
 use crate::blob::Blob;
 use crate::completion::Completion;
 use crate::config::StoreConfig;
-use crate::copies::Encryption;
 use crate::drive;
+use crate::encryption::Encryption;
 use crate::error::{Error, ErrorKind, Result};
 use crate::growth::Growth;
 use crate::mem::{BLOCK, IoBuf, round_to_block};
@@ -102,7 +102,7 @@ impl Store {
             [Medium::Memory, Medium::Direct].into_iter().find(|one| media().all(|medium| medium == *one));
         let notes = volumes.iter().flat_map(|volume| volume.info().notes.clone());
         let notes = note.into_iter().chain(notes).collect();
-        let encryption = if config.encrypt { Some(Encryption::new(config.window())?) } else { None };
+        let encryption = if config.encrypt { Some(Encryption::new()?) } else { None };
         let watch = Watch::new(config.timeout);
         let workers = Workers::new();
         let rules = Rules {
@@ -302,10 +302,12 @@ impl Store {
         self.shared.allowance.set(bytes);
     }
 
-    /// Gives back the space of the spill files behind the last blob in each. Returns the bytes. The files grow again when
+    /// Gives back the space of the spill files behind the last blob in each, and memory of bounce buffers. Returns the bytes of the
+    /// files. The files grow again when
     /// they are needed, as they did at first. A disk that does not answer is waited for up to its
     /// [time limit](StoreConfig::timeout), once; its file then counts as full until it has answered.
     pub fn shrink(&self) -> u64 {
+        self.shared.rules.encryption.iter().for_each(Encryption::shrink);
         self.shared.growth.shrink(&self.shared.volumes)
     }
 

@@ -3,17 +3,18 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
 use crate::sync::Mutex;
 
 use super::backend::{Backend, Direction, Op};
 use super::blob::Blob;
-use super::copies::{Encryption, bounce, copy, payload_len, suits};
+use super::copies::{copy, payload_len, suits};
+use super::encryption::{Encryption, bounce};
 use super::failure::{Failure, READ_ATTEMPTS};
 use super::gather::Gather;
-use super::stats::Counters;
+use super::stats::{Counters, count};
 use super::{Completion, contained};
 use crate::checksum::{checksum, chunks};
 use crate::error::{Error, ErrorKind, Result};
@@ -444,9 +445,4 @@ impl Attempt {
         contained("the end of a transfer that was given up", || transfer.finish(Err(failure)));
         self.given_up.end();
     }
-}
-
-fn count(transfers: &AtomicU64, bytes: &AtomicU64, len: u64) {
-    transfers.fetch_add(1, Relaxed);
-    bytes.fetch_add(len, Relaxed);
 }

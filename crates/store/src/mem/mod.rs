@@ -1,7 +1,6 @@
 //! Memory that transfers read from and write to.
 
 mod aligned;
-mod bounce;
 mod mapping;
 mod pool;
 mod runs;
@@ -10,7 +9,6 @@ use std::iter;
 use std::ops::Range;
 
 pub use aligned::AlignedBuf;
-pub(crate) use bounce::Bounces;
 pub use pool::{HostPool, PAGE, Pin, Slot};
 #[cfg(fuzzing)]
 pub use runs::model::{RunsStep, compare as compare_runs};

@@ -53,8 +53,11 @@ pub(super) fn encrypted_blobs_of_all_sizes_come_back_whatever_the_memory(bench: 
 
 pub(super) fn slots_are_decrypted_where_they_are(bench: &Bench) {
     let store = bench.open(encrypted(bench));
-    let pool = HostPool::new(2 * MIB as u64, Arc::new(Unpinned));
-    pool.grow(2 * MIB as u64).unwrap();
+    let pool = HostPool::new(4 * MIB as u64, Arc::new(Unpinned));
+    pool.grow(4 * MIB as u64).unwrap();
+    // Every other page stays taken, so that none of those that are free has a free neighbour.
+    let mut pages: Vec<_> = std::iter::from_fn(|| pool.take(1)).enumerate().collect();
+    pages.retain(|(index, _)| index % 2 == 0);
     let blob = write_pattern(&store, 1, MIB);
     let before = store.stats().bounced;
     read(&store, &blob, Arc::new(pool.take(MIB as u64).unwrap())).unwrap();
