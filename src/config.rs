@@ -246,6 +246,16 @@ impl TensorCacheBuilder {
         self
     }
 
+    /// Encrypts everything that is written to the spill files (AES-256-GCM), with a random key of the cache's own that is only in its
+    /// process's memory. Bytes that come back changed do not decrypt: that is treated as with checksums, which are not taken then.
+    /// Threads of the cache encrypt into other memory, which takes as much again as what is being written at a time. It cannot be
+    /// combined with [`IoPath::Direct`], because the processor does not see those bytes; [`IoPath::Auto`] does not choose it then.
+    /// What it protects from, and what it costs, is in `docs/reliability.md`. Default: off.
+    pub fn encrypt(mut self, encrypt: bool) -> Self {
+        self.store.encrypt = encrypt;
+        self
+    }
+
     /// How bytes are moved to and from the spill files. Default: [`BackendKind::Auto`].
     pub fn backend(mut self, backend: BackendKind) -> Self {
         self.store.backend = backend;

@@ -6,7 +6,9 @@ use std::time::Duration;
 const LITTLE: f64 = 0.01;
 
 /// What is verified, from nothing to everything; see [`TensorCacheBuilder::verify`](crate::TensorCacheBuilder::verify). It never
-/// changes results, unless something is wrong: then there is an error instead.
+/// changes results, unless something is wrong: then there is an error instead. What is
+/// [encrypted](crate::TensorCacheBuilder::encrypt) is verified at any level, since what was changed does not decrypt, and has no
+/// checksums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Verify {
     /// Nothing.

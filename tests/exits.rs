@@ -30,6 +30,7 @@ fn cache(way: &str) -> Option<TensorCache> {
         "memory" => Some(builder.backend(BackendKind::Memory).build().unwrap()),
         "pool" => Some(builder.backend(BackendKind::Pool).build().unwrap()),
         "uring" => builder.backend(BackendKind::Uring).build().ok(),
+        "encrypted" => Some(builder.encrypt(true).build().unwrap()),
         "staged" => Some(builder.simulated_device(Duration::ZERO).host_pool(8 * MIB).build().unwrap()),
         other => panic!("no way {other}"),
     }
@@ -74,7 +75,7 @@ fn ends() {
 
 #[test]
 fn a_process_ends_whatever_is_under_way() {
-    for way in ["memory", "pool", "uring", "staged"] {
+    for way in ["memory", "pool", "uring", "encrypted", "staged"] {
         for (how, code) in [("exit", 7), ("panic", 101), ("return", 0), ("other thread", 0)] {
             let mut child = Command::new(env::current_exe().unwrap());
             child

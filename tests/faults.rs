@@ -39,6 +39,11 @@ fn cpu_tensors_in_a_file() {
 }
 
 #[test]
+fn cpu_tensors_that_are_encrypted() {
+    sweep(Way { name: "encrypted", volumes: 2, encrypts: true, sample: 2 * SAMPLE, ..CPU });
+}
+
+#[test]
 fn a_host_pool_above_the_disk() {
     let pool: Setting = |it| it.host_pool(SMALLEST_POOL);
     sweep(Way { name: "host pool", device: Some(pool), layers: 3, ..CPU });
@@ -76,14 +81,23 @@ struct Way {
     in_file: bool,
     /// Whether checksums can be taken.
     verifies: bool,
+    encrypts: bool,
     layers: usize,
     /// One of so many trainings runs by default.
     sample: usize,
 }
 
 /// CPU tensors, straight to the disk.
-const CPU: Way =
-    Way { name: "", device: None, volumes: 1, in_file: false, verifies: true, layers: 1, sample: SAMPLE };
+const CPU: Way = Way {
+    name: "",
+    device: None,
+    volumes: 1,
+    in_file: false,
+    verifies: true,
+    encrypts: false,
+    layers: 1,
+    sample: SAMPLE,
+};
 
 /// What a training is done with, but for its fault.
 struct Setup {
@@ -275,6 +289,7 @@ fn open(Setup { way, placing, verify }: &Setup) -> (Arc<Faulty>, TensorCache) {
         directories: vec![std::env::temp_dir(); way.volumes],
         backend: if way.in_file { BackendKind::Pool } else { BackendKind::Memory },
         cap_bytes: 8 * MIB,
+        encrypt: way.encrypts,
         stripe_bytes: 4 * BLOCK,
         io_bytes: 8 * BLOCK,
         ..StoreConfig::default()

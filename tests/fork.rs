@@ -157,6 +157,11 @@ fn with_spill_files_in_memory() {
 }
 
 #[test]
+fn with_encrypted_spill_files() {
+    forks(slow().encrypt(true).build().unwrap());
+}
+
+#[test]
 fn with_a_host_pool_and_a_trace() {
     forks(slow().simulated_device(Duration::ZERO).host_pool(8 * MIB).trace(true).build().unwrap());
 }

@@ -8,14 +8,15 @@ use ssdtrain_store::CuFileMode;
 #[non_exhaustive]
 pub enum IoPath {
     /// The faster path for what has to go to the disk. That is [`Staged`](IoPath::Staged) if there is a host pool to hold what is wanted
-    /// next, under [`Auto`](crate::Auto), which plans for one path, with `verify`, or if a backend was requested.
+    /// next, under [`Auto`](crate::Auto), which plans for one path, with `verify` or `encrypt`, or if a backend was requested.
     /// Otherwise, with [`host_pool(0)`](crate::TensorCacheBuilder::host_pool), both paths are tried, once per process if both work:
     /// whether 64 MiB come back unchanged, and how fast bytes move while both directions run.
     #[default]
     Auto,
     /// Straight between the GPU and the spill files, through cuFile. [`TensorCache::io_path`](crate::TensorCache::io_path) says what that
     /// means on this machine: GPUDirect Storage, or cuFile's compatibility mode, in which it makes copies through host memory itself. The
-    /// host pool is not used, and [`verify`](crate::TensorCacheBuilder::verify) cannot be, because the processor does not see the bytes.
+    /// host pool is not used, and [`verify`](crate::TensorCacheBuilder::verify) and [`encrypt`](crate::TensorCacheBuilder::encrypt)
+    /// cannot be, because the processor does not see the bytes.
     Direct,
     /// Through pinned host memory, and on to the spill files if there are any.
     Staged,

@@ -30,6 +30,7 @@ struct Tried {
     cap_bytes: u64,
     queue_depth: usize,
     max_bytes_per_s: Option<NonZero<u64>>,
+    encrypt: bool,
 }
 
 /// Outcomes of trials. Failures are not kept, because their causes may go away.
@@ -72,9 +73,10 @@ impl<D: Device, F: Fn() -> Result<D>> GpuRoute<'_, F> {
     }
 
     fn tried(&self) -> Tried {
-        let StoreConfig { directories, cufile, cap_bytes, queue_depth, max_bytes_per_s, .. } =
+        let StoreConfig { directories, cufile, cap_bytes, queue_depth, max_bytes_per_s, encrypt, .. } =
             self.request.store.clone();
-        Tried { target: self.request.target, directories, cufile, cap_bytes, queue_depth, max_bytes_per_s }
+        let target = self.request.target;
+        Tried { target, directories, cufile, cap_bytes, queue_depth, max_bytes_per_s, encrypt }
     }
 
     fn try_direct(&self) -> Result<(CuFileMode, PathRates)> {

@@ -41,6 +41,11 @@ pub(crate) fn resolve(request: &RouteRequest<'_>, found: impl FnOnce() -> PathTr
     if request.keeps {
         return Ok(Route { way: Way::Stay, why: None, pool: None, store: None });
     }
+    if request.store.encrypt && request.given.is_some_and(|given| !given.is_encrypted()) {
+        return refused(
+            "encrypt(true) over a store that does not encrypt: open it with StoreConfig::encrypt",
+        );
+    }
     match (request.target, request.simulated) {
         (Device::Cpu, None) => request.of_cpu(),
         (Device::Cpu, Some(_)) | (Device::Cuda(_), _) => request.of_gpu(found),
@@ -61,13 +66,19 @@ impl RouteRequest<'_> {
         self.simulated.is_some()
     }
 
+    /// Whether what is written to the spill files is encrypted.
+    fn encrypts(&self) -> bool {
+        self.store.encrypt || self.given.is_some_and(StorePath::is_encrypted)
+    }
+
     fn has_folders(&self) -> bool {
         !self.store.directories.is_empty() || self.store.backend == BackendKind::Memory
     }
 
     /// The spill files, if any were requested.
     fn spill_files(&self) -> Option<StoreConfig> {
-        (self.given.is_some() || self.has_folders()).then(|| self.store.clone())
+        let config = || StoreConfig { encrypt: self.encrypts(), ..self.store.clone() };
+        (self.given.is_some() || self.has_folders()).then(config)
     }
 
     /// CPU tensors go straight to the disk: there is nothing in between.
@@ -113,12 +124,13 @@ impl RouteRequest<'_> {
     }
 
     /// Whether no setting decides the path, so that a trial must. A host pool decides it, because it holds what is wanted next, and so
-    /// does a policy that plans, because plans are made for one path.
+    /// does a policy that plans, because plans are made for one path. Checksums and encryption need the processor to see the bytes.
     fn has_a_choice(&self) -> bool {
         self.host_pool == Some(0)
             && self.given.is_none()
             && !self.plans
             && !self.verify.requires_checksums()
+            && !self.encrypts()
             && !self.store.directories.is_empty()
             && self.store.backend == BackendKind::Auto
     }
@@ -130,6 +142,12 @@ impl RouteRequest<'_> {
                 "path(Direct) with verify({:?}): checksums are taken of host memory, which these bytes pass by; choose one",
                 self.verify
             ));
+        }
+        if self.encrypts() {
+            return refused(
+                "path(Direct) with encrypt(true): the processor encrypts, and does not see what goes straight between a GPU and the \
+                 disk; choose one",
+            );
         }
         let mut store = self.store.clone();
         match self.given {
@@ -212,6 +230,10 @@ mod tests {
         StoreConfig { directories: vec!["/mnt/nvme".into()], ..StoreConfig::default() }
     }
 
+    fn encrypted() -> StoreConfig {
+        StoreConfig { encrypt: true, ..on_disk() }
+    }
+
     fn direct_is_faster() -> PathTrial {
         let rates = |both| PathRates { write: both, read: both, both };
         PathTrial { direct: Ok((CuFileMode::NvidiaFs, rates(2e9))), staged: Ok(rates(1e9)) }
@@ -232,13 +254,14 @@ mod tests {
 
     #[test]
     fn what_was_asked_for_decides_without_a_trial() {
-        let store = on_disk();
+        let (store, encrypted) = (on_disk(), encrypted());
         for request in [
             RouteRequest { host_pool: Some(1 << 30), ..request(&store) },
             RouteRequest { host_pool: None, ..request(&store) },
             RouteRequest { plans: true, ..request(&store) },
             RouteRequest { path: IoPath::Staged, ..request(&store) },
             RouteRequest { verify: Verify::Checksums, ..request(&store) },
+            request(&encrypted),
         ] {
             let route = resolve(&request, untried).unwrap();
             assert_eq!((route.way, route.release()), (Way::Host, Release::InStreamOrder), "{request:?}");
@@ -284,6 +307,7 @@ mod tests {
     fn what_cannot_be_is_refused_by_the_name_of_its_setting() {
         let (store, nowhere) = (on_disk(), StoreConfig::default());
         let pool = StoreConfig { backend: BackendKind::Pool, ..on_disk() };
+        let encrypted = encrypted();
         let cases = [
             (RouteRequest { target: Device::Mps, ..request(&store) }, "device: "),
             (RouteRequest { target: Device::Cpu, ..request(&nowhere) }, "spill_to(directory)"),
@@ -293,6 +317,8 @@ mod tests {
             ),
             (RouteRequest { path: IoPath::Direct, ..request(&nowhere) }, "path(Direct)"),
             (RouteRequest { path: IoPath::Direct, ..request(&pool) }, "backend(Pool)"),
+            (RouteRequest { path: IoPath::Direct, ..request(&encrypted) }, "encrypt(true)"),
+            (RouteRequest { required: Some(IoPath::Direct), ..request(&encrypted) }, "encrypt(true)"),
             (request(&nowhere), "host_pool(0)"),
         ];
         for (request, named) in cases {
@@ -300,5 +326,16 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Config, "{error}");
             assert!(error.to_string().contains(named), "{error}");
         }
+    }
+
+    #[test]
+    fn a_route_says_whether_what_goes_to_disk_is_encrypted() {
+        let (plain, encrypted) = (on_disk(), encrypted());
+        let text = |store| {
+            let cpu = RouteRequest { target: Device::Cpu, host_pool: None, ..request(store) };
+            [request(store), cpu].map(|request| resolve(&request, direct_is_faster).unwrap().to_string())
+        };
+        assert!(text(&encrypted).iter().all(|text| text.contains("encrypted spill files")));
+        assert!(text(&plain).iter().all(|text| !text.contains("encrypted")));
     }
 }

@@ -50,6 +50,11 @@ impl Route {
         self.store.as_ref().map_or(0, |store| store.cap_bytes)
     }
 
+    /// Whether what is written to the spill files is encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        self.store.as_ref().is_some_and(|store| store.encrypt)
+    }
+
     /// When storages leave the device.
     pub(crate) fn release(&self) -> Release {
         match self.way {
@@ -62,7 +67,8 @@ impl Route {
 
 impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let disk = || format!("spill files of {} at most", ByteSize(self.disk_bytes()));
+        let encrypted = if self.is_encrypted() { "encrypted " } else { "" };
+        let disk = || format!("{encrypted}spill files of {} at most", ByteSize(self.disk_bytes()));
         match (self.way, &self.store) {
             (Way::Stay, _) => f.write_str("none: everything is kept")?,
             (Way::Disk, _) => f.write_str(&disk())?,

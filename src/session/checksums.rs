@@ -14,7 +14,7 @@ const TELLING_BYTES: u64 = 8 << 20;
 /// Has a store take checksums, or not, at the level that was asked for.
 pub(super) struct Checksums {
     level: Verify,
-    /// Whether the processor sees the bytes.
+    /// Whether the processor sees the bytes, and nothing else tells whether they came back changed.
     possible: bool,
     /// Whether steps compute on the processor's cores.
     shares_cores: bool,
@@ -22,7 +22,7 @@ pub(super) struct Checksums {
 
 impl Checksums {
     pub(super) fn new(level: Verify, route: &Route, shares_cores: bool) -> Checksums {
-        Checksums { level, possible: route.way != Way::Direct, shares_cores }
+        Checksums { level, possible: route.way != Way::Direct && !route.is_encrypted(), shares_cores }
     }
 
     /// Decides before the first step.
@@ -72,6 +72,8 @@ pub(super) fn read_between(before: &StoreStats, now: &StoreStats) -> (Tally, Tal
 
 #[cfg(test)]
 mod tests {
+    use ssdtrain_store::StoreConfig;
+
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -99,6 +101,9 @@ mod tests {
         assert_eq!(decided(&on(Way::Disk), 50_000_000), Some(true));
         assert_eq!(decided(&on(Way::Disk), 1_000_000), None, "too little to tell");
         assert_eq!(decided(&on(Way::Direct), GB), None, "nobody sees the bytes");
+        let store = Some(StoreConfig { encrypt: true, ..StoreConfig::default() });
+        let encrypted = Checksums::new(Verify::Auto, &Route { store, ..route(Way::Disk) }, true);
+        assert_eq!(decided(&encrypted, 50_000_000), None, "it does not decrypt if it was changed");
         for level in [Verify::Off, Verify::Checksums, Verify::Full] {
             assert_eq!(decided(&Checksums::new(level, &route(Way::Disk), true), GB), None);
         }

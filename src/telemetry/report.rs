@@ -54,7 +54,8 @@ pub struct StepReport {
     pub loaded: Tally,
     /// Those of `loaded` that began only when backward asked.
     pub load_misses: Tally,
-    /// Read from the disk while the step ran, and compared with the checksums taken when it was written.
+    /// Read from the disk while the step ran, and compared with the checksums taken when it was written, or with the tags of its
+    /// encryption.
     pub checked: Tally,
     /// Read from the disk while the step ran, without checksums; see [`verify`](crate::TensorCacheBuilder::verify).
     pub unchecked: Tally,

@@ -160,7 +160,7 @@ impl Lab {
         let mut verdict = Verdict::Agrees;
         for round in 0..program.config.rounds() {
             let mut random = Random::new(program.seed ^ round ^ self.config.faults() << 32);
-            let faults = Faults::draw(&mut random, self.config.has("verify"));
+            let faults = Faults::draw(&mut random, self.config.has("verify") || self.config.encrypts());
             self.faulty.iter().for_each(|faulty| faults.inject(faulty));
             torch::press_cpu_memory(self.config.pressed());
             let ran = attempt(program, &self.parameters, &self.caches);

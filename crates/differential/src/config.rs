@@ -43,6 +43,8 @@ const SETTINGS: &[(&str, usize, &[u64])] = &[
     ("pool", 20, &[0]),
     ("memory", 30, &[0]),
     ("verify", 40, &[0]),
+    // What goes to the disk, but not straight from a device: that is refused.
+    ("encrypt", 20, &[0]),
     ("min_bytes", 10, &[65, 4096]),
     // These three and keep_last are obeyed by offload and adaptive alone.
     ("device_budget", 50, &[1, 1 << 10, 16 << 10, 256 << 10]),
@@ -114,8 +116,18 @@ impl Config {
 
     /// Whether the cache moves bytes between memory and a disk.
     pub fn spills(&self) -> bool {
-        let path = self.0.iter().rev().find(|(name, _)| ["host_only", "direct"].contains(name));
-        path.is_none_or(|(name, _)| *name == "direct")
+        self.path().is_none_or(|name| name == "direct")
+    }
+
+    /// Whether it encrypts them.
+    pub(crate) fn encrypts(&self) -> bool {
+        self.has("encrypt") && !self.has("direct")
+    }
+
+    /// The path that counts, if it is not one that goes through host memory to a disk.
+    fn path(&self) -> Option<&'static str> {
+        let mut named = self.0.iter().rev().map(|(name, _)| *name);
+        named.find(|name| ["host_only", "direct"].contains(name))
     }
 
     /// The cache, which knows the variables of `vs` if the settings say so, and what makes its transfers fail.
@@ -127,6 +139,7 @@ impl Config {
         let store = StoreConfig {
             directories: vec![std::env::temp_dir()],
             cap_bytes: self.value("disk_cap").unwrap_or(DISK),
+            encrypt: self.encrypts(),
             ..StoreConfig::default()
         };
         let faulty = Arc::new(Faulty::new(Arc::new(Pool::new(2)?)));
@@ -143,6 +156,7 @@ impl Config {
                 "host_only" => builder.simulated_device(delay).host_pool(*value),
                 "direct" => builder.simulated_device(delay).path(IoPath::Direct),
                 "registered" => builder.parameters(vs),
+                "encrypt" => builder.encrypt(self.encrypts()),
                 name => set(builder, name, *value),
             };
         }

@@ -411,7 +411,7 @@ pub const FAMILIES: &[Family] = &[
     }),
     Family::counter(
         "ssdtrain_disk_bounced_total",
-        "Transfers that went through a buffer because their memory was not aligned",
+        "Transfers that went through a buffer because their memory was not aligned, or to be encrypted",
         |all| some(disk(all).map(|disk| disk.bounced)),
     ),
     Family::counter(

@@ -546,6 +546,25 @@ fn io_and_doctor_say_what_they_found() {
 }
 
 #[test]
+fn what_is_encrypted_is_called_so() {
+    let place = workplace();
+    let io = json_lines(&bench(
+        place.path(),
+        &["io", "--size=16MiB", "--rounds=1", "--json", "--dir=.", "--encrypt"],
+    ));
+    assert!(io.iter().all(|row| row["io_path"].as_str().unwrap().contains("encrypted")), "{io:?}");
+    let checks = json_lines(&bench(place.path(), &["doctor", "--json", "--spill-dir=.", "--encrypt"]));
+    for name in ["encryption", "route", "used", "verdict"] {
+        let check = checks.iter().find(|check| check["name"] == name).unwrap();
+        assert!(check["found"].as_str().unwrap().contains("encrypted"), "{check}");
+    }
+    let options = ["--steps=2", "--warmup=0", "--strategies=keep,offload", "--encrypt", "--check", "--json"];
+    let rows = json_lines(&tiny(place.path(), &["compare", "--data=text.txt"], &options));
+    assert!(rows[1]["io_path"].as_str().unwrap().contains("encrypted"), "{rows:?}");
+    assert!(rows[1]["disk"]["checked_bytes_per_step"].as_u64() > Some(0), "{rows:?}");
+}
+
+#[test]
 fn what_runs_write_to_a_disk_adds_up_and_doctor_tells() {
     let place = workplace();
     let state = place.path().join("state");

@@ -1,13 +1,13 @@
 //! Where a value's bytes are stored.
 
 use std::fmt;
-use std::sync::Arc;
 
 use crate::sync::Mutex;
 use bytesize::ByteSize;
 
 use super::stripe::{self, Span};
 use super::volume::Extent;
+use crate::marks::Marks;
 use crate::mem::round_to_block;
 
 /// Bytes reserved in the spill files; freed on drop.
@@ -18,12 +18,12 @@ pub struct Blob {
     len: u64,
     stripe_bytes: u64,
     pieces: Vec<Extent>,
-    checksums: Mutex<Option<Arc<[u32]>>>,
+    marks: Mutex<Option<Marks>>,
 }
 
 impl Blob {
     pub(super) fn new(len: u64, stripe_bytes: u64, pieces: Vec<Extent>) -> Blob {
-        Blob { len, stripe_bytes, pieces, checksums: Mutex::default() }
+        Blob { len, stripe_bytes, pieces, marks: Mutex::default() }
     }
 
     /// Payload bytes: what was asked for.
@@ -57,13 +57,13 @@ impl Blob {
         stripe::spans(self.padded_len(), self.pieces.len(), self.stripe_bytes, longest)
     }
 
-    /// The checksum of each chunk of the payload, if they were taken when it was written.
-    pub(super) fn checksums(&self) -> Option<Arc<[u32]>> {
-        self.checksums.lock().clone()
+    /// What was noted of the payload when it was written, if anything was.
+    pub(super) fn marks(&self) -> Option<Marks> {
+        self.marks.lock().clone()
     }
 
-    pub(super) fn set_checksums(&self, checksums: Option<Arc<[u32]>>) {
-        *self.checksums.lock() = checksums;
+    pub(super) fn set_marks(&self, marks: Option<Marks>) {
+        *self.marks.lock() = marks;
     }
 }
 

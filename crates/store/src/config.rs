@@ -39,6 +39,9 @@ pub struct StoreConfig {
     /// Whether checksums are taken of what is written, and compared when it is read, until
     /// [`Store::take_checksums`](super::Store::take_checksums) says otherwise.
     pub checksums: bool,
+    /// Whether everything that is written is encrypted, with a key of the store's own that is only in memory. Then no checksums
+    /// are taken: what came back changed does not decrypt.
+    pub encrypt: bool,
     /// Queue depth: the most operations in flight at the same time.
     pub queue_depth: usize,
     /// Largest single I/O, in bytes; rounded up to a multiple of 4 KiB.
@@ -65,6 +68,7 @@ impl Default for StoreConfig {
             cufile_beside: None,
             gpu: None,
             checksums: false,
+            encrypt: false,
             queue_depth: 16,
             io_bytes: 4 << 20,
             stripe_bytes: 4 << 20,
@@ -126,6 +130,12 @@ impl StoreConfig {
                 "timeout: 0 leaves no time for any transfer; give two minutes, or Duration::MAX for no limit",
             ));
         }
+        if self.encrypt && self.gpu.is_some() {
+            return Err(config(
+                "encrypt: what goes straight between a GPU and the disk is not encrypted, since the processor does not see it; \
+                 leave out one of encrypt and gpu",
+            ));
+        }
         for (name, bytes) in [("io_bytes", &mut self.io_bytes), ("stripe_bytes", &mut self.stripe_bytes)] {
             if !(1..=MAX_IO_BYTES).contains(bytes) {
                 return Err(config(format!("{name}: {bytes} is not within 1..={MAX_IO_BYTES}")));
@@ -143,6 +153,22 @@ fn config(message: impl Into<String>) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::SegmentWatcher;
+
+    #[derive(Debug)]
+    struct NoGpu;
+
+    // SAFETY: it has no memory, and so no segments.
+    unsafe impl Gpu for NoGpu {
+        fn within(&self, work: &mut dyn FnMut()) -> Result<(), String> {
+            work();
+            Ok(())
+        }
+
+        fn watch(&self, _watcher: &'static dyn SegmentWatcher) -> Result<(), String> {
+            Ok(())
+        }
+    }
 
     fn memory() -> StoreConfig {
         StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() }
@@ -181,6 +207,14 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Config);
             assert!(error.to_string().starts_with(name), "{error}");
         }
+    }
+
+    #[test]
+    fn a_gpus_memory_is_not_encrypted_and_refused() {
+        let config = StoreConfig { encrypt: true, gpu: Some(Arc::new(NoGpu)), ..memory() };
+        let error = config.checked().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(error.to_string().starts_with("encrypt: "), "{error}");
     }
 
     #[test]

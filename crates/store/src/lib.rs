@@ -36,6 +36,11 @@
 //! completes. Threads of the store do that, and copy from bounce buffers; those that carry out I/O do not. Checksums may
 //! be turned on and off at any time: a blob that was written without them is read without.
 //!
+//! With encryption, a blob is written from a bounce buffer, into which the payload is sealed (AES-256-GCM) before, in pieces of
+//! 64 KiB, and opened where it was read to. The key is made with the store. The seals stay with the blob in memory: no byte on
+//! disk has another place or another size. They also tell what came back changed, so checksums are not taken then. The same
+//! threads do that.
+//!
 //! An operation that the disk does not answer in time ends its transfer with an error. What the kernel may still touch
 //! (memory, file and extent) stays with the operation until its real end.
 
@@ -47,12 +52,15 @@ mod checksum;
 mod completion;
 mod config;
 mod control_groups;
+mod copies;
 mod day;
 mod directory;
 mod disk_log;
 mod drive;
+mod encryption;
 mod error;
 mod extent;
+mod failure;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod gather;
@@ -61,11 +69,13 @@ mod growth;
 mod history;
 mod history_file;
 mod host_memory;
+mod marks;
 mod mem;
 mod numa;
 mod open;
 mod path;
 mod region;
+mod seal;
 mod spill_file;
 mod stats;
 mod store;

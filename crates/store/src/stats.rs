@@ -23,7 +23,8 @@ pub struct StoreStats {
     pub writes: u64,
     /// Reads that succeeded.
     pub reads: u64,
-    /// Reads among them whose bytes were compared with the checksums taken when they were written.
+    /// Reads among them whose bytes were compared with the checksums taken when they were written, or were decrypted, which
+    /// compares them too.
     pub reads_checked: u64,
     /// Payload bytes of those.
     pub bytes_checked: u64,
@@ -35,13 +36,15 @@ pub struct StoreStats {
     pub timed_out: u64,
     /// Times a failed read was tried again.
     pub retried: u64,
-    /// Transfers that went through a bounce buffer because their memory was not aligned or not padded.
+    /// Transfers that went through a bounce buffer because their memory was not aligned or not padded, or to be
+    /// encrypted.
     pub bounced: u64,
-    /// Time during which the backend had operations of at least one read, queued or on the disk.
+    /// Time during which the backend had operations of at least one read, queued or on the disk, or what it read was decrypted.
     pub read_busy: Duration,
-    /// Time during which the backend had operations of at least one write, queued or on the disk.
+    /// Time during which the backend had operations of at least one write, queued or on the disk, or what it is to write was
+    /// encrypted.
     pub write_busy: Duration,
-    /// Time during which the backend had operations of either kind. Bytes moved divided by this time give the
+    /// Time during which either was the case. Bytes moved divided by this time give the
     /// throughput while there is work.
     pub busy: Duration,
     /// Bytes of the spill files that belong to blobs now.
@@ -70,14 +73,14 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// A transfer's operations are handed to the backend.
+    /// A transfer begins: its operations are handed to the backend, or it is encrypted first.
     pub(super) fn begin(&self, direction: Direction) {
         // The lock is taken before the time is read, so that the instants never go back.
         let mut busy = self.busy.lock();
         busy.begin(direction, Instant::now());
     }
 
-    /// All operations of a transfer have ended.
+    /// All operations of a transfer have ended, and it has been decrypted.
     pub(super) fn end(&self, direction: Direction) {
         let mut busy = self.busy.lock();
         busy.end(direction, Instant::now());
@@ -106,4 +109,10 @@ impl Counters {
             ..StoreStats::default()
         }
     }
+}
+
+/// Counts a transfer of so many bytes.
+pub(super) fn count(transfers: &AtomicU64, bytes: &AtomicU64, len: u64) {
+    transfers.fetch_add(1, Relaxed);
+    bytes.fetch_add(len, Relaxed);
 }

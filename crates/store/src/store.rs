@@ -11,6 +11,7 @@ use crate::blob::Blob;
 use crate::completion::Completion;
 use crate::config::StoreConfig;
 use crate::drive;
+use crate::encryption::Encryption;
 use crate::error::{Error, ErrorKind, Result};
 use crate::growth::Growth;
 use crate::mem::{BLOCK, IoBuf, round_to_block};
@@ -63,7 +64,7 @@ impl Store {
     /// [`ErrorKind::Config`] if a setting is out of range, [`ErrorKind::Directory`] if a directory cannot be used,
     /// [`ErrorKind::Unmet`] if [`BackendKind::Uring`](crate::BackendKind::Uring) or
     /// [`BackendKind::CuFile`](crate::BackendKind::CuFile) is requested but not available, [`ErrorKind::Io`] if no
-    /// thread can be started.
+    /// thread can be started, or there are no random bytes for a key.
     pub fn open(config: StoreConfig) -> Result<Store> {
         let config = config.checked()?;
         let (backend, note) = config.backend.start(&config)?;
@@ -101,10 +102,12 @@ impl Store {
             [Medium::Memory, Medium::Direct].into_iter().find(|one| media().all(|medium| medium == *one));
         let notes = volumes.iter().flat_map(|volume| volume.info().notes.clone());
         let notes = note.into_iter().chain(notes).collect();
+        let encryption = if config.encrypt { Some(Encryption::new()?) } else { None };
         let watch = Watch::new(config.timeout);
         let workers = Workers::new();
         let rules = Rules {
             checksums: AtomicBool::new(config.checksums),
+            encryption,
             io_bytes: config.io_bytes,
             counters: Counters::default(),
             watcher: Arc::clone(watch.watcher()),
@@ -215,7 +218,7 @@ impl Store {
 
     /// Starts to write the first [`Blob::len`] bytes of `buf` to `blob`, and returns without waiting for the disk.
     ///
-    /// Memory that needs a bounce buffer is copied before the call returns. No other transfer of the same blob, and
+    /// Memory that needs a bounce buffer is copied before the call returns; what is encrypted, later. No other transfer of the same blob, and
     /// none into the same memory, may run meanwhile. After [`ErrorKind::TimedOut`] the kernel may still read the memory
     /// and write the blob: both stay with the transfer until it really ends.
     pub fn write(&self, blob: Arc<Blob>, buf: Arc<dyn IoBuf>, done: Completion) {
@@ -238,7 +241,11 @@ impl Store {
             return done.call(Ok(()));
         }
         match Transfer::new(Arc::clone(rules), direction, blob, buf, done) {
-            Ok(transfer) => backend.submit(transfer.start()),
+            Ok(transfer) => match transfer.begin() {
+                // The workers submit them.
+                operations if operations.is_empty() => {}
+                operations => backend.submit(operations),
+            },
             Err((error, done)) => {
                 rules.counters.failures.fetch_add(1, Ordering::Relaxed);
                 done.call(Err(error));
@@ -246,7 +253,7 @@ impl Store {
         }
     }
 
-    /// Whether checksums are taken of what is written from now on. What was written before is read as it was written:
+    /// Whether checksums are taken of what is written from now on, unless it is encrypted. What was written before is read as it was written:
     /// with a comparison of its checksums, if there are any.
     pub fn take_checksums(&self, take: bool) {
         self.shared.rules.checksums.store(take, Ordering::Relaxed);
@@ -264,10 +271,10 @@ impl Store {
 
     /// How the bytes are moved, and why a faster way was not taken.
     pub fn path(&self) -> StorePath {
-        let Shared { backend, medium, notes, .. } = &*self.shared;
+        let Shared { backend, medium, notes, rules, .. } = &*self.shared;
         let mut backend = backend.describe();
         backend.notes.extend(notes.iter().cloned());
-        StorePath { backend, medium: *medium }
+        StorePath { backend, medium: *medium, encrypted: rules.encryption.is_some() }
     }
 
     /// What the store has done so far and how full it is. Waits for no disk and for no transfer.
@@ -295,10 +302,12 @@ impl Store {
         self.shared.allowance.set(bytes);
     }
 
-    /// Gives back the space of the spill files behind the last blob in each. Returns the bytes. The files grow again when
+    /// Gives back the space of the spill files behind the last blob in each, and memory of bounce buffers. Returns the bytes of the
+    /// files. The files grow again when
     /// they are needed, as they did at first. A disk that does not answer is waited for up to its
     /// [time limit](StoreConfig::timeout), once; its file then counts as full until it has answered.
     pub fn shrink(&self) -> u64 {
+        self.shared.rules.encryption.iter().for_each(Encryption::shrink);
         self.shared.growth.shrink(&self.shared.volumes)
     }
 

@@ -1,32 +1,35 @@
-//! A complete write or read of a blob: split into operations, joined, verified, retried, and given up when it takes too
-//! long.
+//! A complete write or read of a blob: encrypted if the store does that, split into operations, joined, verified, retried, and
+//! given up when it takes too long.
 
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use crate::sync::Mutex;
 
 use super::backend::{Backend, Direction, Op};
 use super::blob::Blob;
+use super::copies::{copy, payload_len, suits};
+use super::encryption::{Encryption, bounce};
+use super::failure::{Failure, READ_ATTEMPTS};
 use super::gather::Gather;
-use super::stats::Counters;
+use super::stats::{Counters, count};
 use super::{Completion, contained};
 use crate::checksum::{checksum, chunks};
 use crate::error::{Error, ErrorKind, Result};
-use crate::mem::{AlignedBuf, BLOCK, IoBuf, parts};
+use crate::marks::{self, Marks};
+use crate::mem::IoBuf;
+use crate::seal::{SEALED_BYTES, Seal, Sealer};
 use crate::watch::{Clock, GivenUp, Watcher};
 use crate::workers::{Task, WorkQueue};
-
-/// How many times a read is attempted before it fails.
-const READ_ATTEMPTS: u32 = 3;
 
 /// What all transfers of a store share.
 pub(super) struct Rules {
     /// Whether checksums are taken of what is written.
     pub(super) checksums: AtomicBool,
+    /// What seals all that is written, if the store encrypts.
+    pub(super) encryption: Option<Encryption>,
     /// Largest operation, in bytes, and those of a checksum.
     pub(super) io_bytes: usize,
     pub(super) counters: Counters,
@@ -44,14 +47,43 @@ pub(super) struct Transfer {
     blob: Arc<Blob>,
     /// The memory that the operations point at.
     buf: Arc<dyn IoBuf>,
-    /// Where a read is copied to when `buf` is a bounce buffer.
-    copy_to: Option<Arc<dyn IoBuf>>,
+    /// The caller's memory, if `buf` is a bounce buffer and bytes are still to be copied between the two.
+    user: Option<Arc<dyn IoBuf>>,
     attempt: u32,
+    /// Bytes of a chunk, of which the workers do one at a time.
+    chunk_bytes: usize,
     /// Whether checksums are taken of what is written.
     takes_checksums: bool,
     /// Those, once they are being taken.
     checksums: Option<Arc<Gather<u32>>>,
+    /// Seals what is written before it is.
+    sealer: Option<Arc<Sealer>>,
+    /// The seals, once that is done.
+    sealed: Option<Marks>,
+    busy: Option<Busy>,
     done: Completion,
+}
+
+/// Counts a transfer as busy until it is dropped.
+struct Busy(Arc<Rules>, Direction);
+
+impl Busy {
+    fn begin(rules: &Arc<Rules>, direction: Direction) -> Busy {
+        rules.counters.begin(direction);
+        Busy(Arc::clone(rules), direction)
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.counters.end(self.1);
+    }
+}
+
+/// The memory that a task works on.
+struct Memory {
+    buf: Arc<dyn IoBuf>,
+    user: Option<Arc<dyn IoBuf>>,
 }
 
 /// What the operations of one attempt share.
@@ -69,16 +101,6 @@ struct Joined {
     lost: Option<(Arc<Blob>, Arc<dyn IoBuf>)>,
 }
 
-/// Why an attempt failed.
-enum Failure {
-    /// An operation failed `offset` bytes into its file.
-    Io { error: io::Error, piece: usize, offset: u64 },
-    /// A chunk `offset` bytes into the payload has another checksum than when it was written.
-    Corrupt { written: u32, read: u32, offset: usize },
-    /// The disk has not answered an operation `offset` bytes into its file.
-    TimedOut { limit: Duration, piece: usize, offset: u64 },
-}
-
 impl Transfer {
     /// A transfer of all of `blob`, which is not empty, from or to `user`.
     pub(super) fn new(
@@ -92,44 +114,111 @@ impl Transfer {
             let message = format!("memory of {} bytes cannot hold a blob of {blob}", user.len());
             return Err((Error::new(ErrorKind::Io, message), done));
         }
-        let takes_checksums = direction == Direction::Write && rules.checksums.load(Relaxed) && user.stays();
-        let is_checked = takes_checksums || direction == Direction::Read && blob.checksums().is_some();
-        let suits = suits(&*user, &blob);
+        let encryption = rules.encryption.as_ref().filter(|_| direction == Direction::Write);
+        let marks = if direction == Direction::Read { blob.marks() } else { None };
+        if direction == Direction::Read && rules.encryption.is_some() && marks.is_none() {
+            let message = format!(
+                "{blob} cannot be decrypted: it was not written, or its last write failed; write it first"
+            );
+            return Err((Error::new(ErrorKind::Io, message), done));
+        }
+        let takes_checksums = direction == Direction::Write
+            && encryption.is_none()
+            && rules.checksums.load(Relaxed)
+            && user.stays();
+        let is_sealed = encryption.is_some() || marks.as_ref().is_some_and(Marks::are_seals);
+        let is_checked = takes_checksums || marks.is_some();
+        let len = payload_len(&blob);
+        let suits = match (direction, is_sealed) {
+            // What is the caller's is not encrypted where it is.
+            (Direction::Write, true) => false,
+            (Direction::Read, true) => suits(&*user, &blob) && marks::opens_in_place(&*user, len),
+            (_, false) => suits(&*user, &blob),
+        };
         if !user.is_on_host(0) && (is_checked || !suits) {
-            let why = if is_checked { "checksums are taken of host memory only" } else { "it does not suit" };
+            let why = match (is_sealed, is_checked) {
+                (true, _) => "only host memory is encrypted and decrypted",
+                (_, true) => "checksums are taken of host memory only",
+                _ => "it does not suit",
+            };
             let message = format!("a blob of {blob} cannot be moved from or to a device's memory: {why}");
             return Err((Error::new(ErrorKind::Io, message), done));
         }
-        let (mut buf, mut copy_to) = (user, None);
+        let sealer = encryption.map(|encryption| Arc::clone(&encryption.sealer));
+        let (mut buf, mut other) = (user, None);
         if !suits {
-            let len = payload_len(&blob);
-            let Some(bounce) = AlignedBuf::new(len) else {
+            let Some(bounce) = bounce(encryption, len) else {
                 let message = format!("out of memory for a bounce buffer of {len} bytes");
                 return Err((Error::new(ErrorKind::Io, message), done));
             };
             rules.counters.bounced.fetch_add(1, Relaxed);
-            let user = std::mem::replace(&mut buf, Arc::new(bounce));
-            match direction {
-                Direction::Read => copy_to = Some(user),
-                Direction::Write => copy(&*user, &*buf, 0..len),
+            let user = std::mem::replace(&mut buf, bounce);
+            if direction == Direction::Read || is_sealed && user.stays() {
+                other = Some(user);
+            } else {
+                copy(&*user, &*buf, 0..len);
             }
         }
-        let (attempt, checksums) = (1, None);
-        Ok(Transfer { rules, direction, blob, buf, copy_to, attempt, takes_checksums, checksums, done })
+        let chunk_bytes =
+            if is_sealed { rules.io_bytes.next_multiple_of(SEALED_BYTES) } else { rules.io_bytes };
+        let (user, attempt, checksums, sealed, busy) = (other, 1, None, None, None);
+        Ok(Transfer {
+            rules,
+            direction,
+            blob,
+            buf,
+            user,
+            attempt,
+            chunk_bytes,
+            takes_checksums,
+            checksums,
+            sealer,
+            sealed,
+            busy,
+            done,
+        })
+    }
+
+    /// The first operations. What is to be encrypted is sealed before: then the workers submit them.
+    pub(super) fn begin(mut self) -> Vec<Op> {
+        if self.direction == Direction::Write {
+            self.blob.set_marks(None);
+        }
+        match self.sealer.clone() {
+            Some(sealer) => {
+                // The disk waits for it, so it counts as time that writes take.
+                self.busy = Some(Busy::begin(&self.rules, self.direction));
+                self.seal(sealer)
+            }
+            None => self.start(),
+        }
+    }
+
+    /// Has the workers encrypt what is to be written, from the caller's memory into the bounce buffer; then continues.
+    fn seal(self, sealer: Arc<Sealer>) -> Vec<Op> {
+        let with = Arc::clone(&sealer);
+        let each = move |memory: &Memory, _: usize, chunk: Range<usize>| {
+            let fill = |piece: Range<usize>| {
+                memory.user.iter().for_each(|user| copy(&**user, &*memory.buf, piece.clone()))
+            };
+            marks::seal(&with, &*memory.buf, chunk, fill)
+        };
+        self.work(each, move |mut transfer, seals: Vec<Vec<Seal>>| {
+            transfer.sealed = Some(Marks::Seals(sealer, seals.concat().into()));
+            transfer.user = None;
+            transfer.start()
+        })
     }
 
     /// The operations of the next attempt. When the last of them ends, the transfer continues by itself.
-    pub(super) fn start(mut self) -> Vec<Op> {
-        if self.direction == Direction::Write {
-            self.blob.set_checksums(None);
-            self.checksums = self.takes_checksums.then(|| self.begin_checksums());
-        }
+    fn start(mut self) -> Vec<Op> {
+        self.checksums = self.takes_checksums.then(|| self.begin_checksums());
+        self.busy = self.busy.take().or_else(|| Some(Busy::begin(&self.rules, self.direction)));
         let (rules, blob, buf) = (Arc::clone(&self.rules), Arc::clone(&self.blob), Arc::clone(&self.buf));
         let direction = self.direction;
         let longest = |start: u64| rules.io_bytes.min(buf.part(start as usize).1) as u64;
         let spans: Vec<_> = blob.spans(longest).collect();
         rules.counters.operations.fetch_add(spans.len() as u64, Relaxed);
-        rules.counters.begin(direction);
         let given_up = rules.watcher.transfer();
         let joined = Joined { pending: spans.len(), failure: None, transfer: Some(self), lost: None };
         let attempt = Arc::new(Attempt { given_up, joined: Mutex::new(joined) });
@@ -179,64 +268,89 @@ impl Transfer {
 
     /// Continues after all operations of an attempt have ended.
     fn settle(mut self, failure: Option<Failure>) -> Vec<Op> {
-        self.rules.counters.end(self.direction);
         let outcome = failure.map_or(Ok(()), Err);
+        let marks = self.blob.marks();
+        // Whoever reads waits for what is decrypted then.
+        let opens = self.direction == Direction::Read && marks.as_ref().is_some_and(Marks::are_seals);
+        drop(self.busy.take_if(|_| !opens));
         match (self.direction, self.checksums.take()) {
             (Direction::Write, Some(checksums)) => checksums.then(move |checksums| {
                 if outcome.is_ok() {
-                    self.blob.set_checksums(Some(checksums.into()));
+                    self.blob.set_marks(Some(Marks::Checksums(checksums.into())));
                 }
                 self.conclude(outcome)
             }),
-            (Direction::Read, _) if outcome.is_ok() => self.examine(),
+            (Direction::Write, None) => {
+                let sealed = self.sealed.take().filter(|_| outcome.is_ok());
+                self.blob.set_marks(sealed);
+                self.conclude(outcome)
+            }
+            (Direction::Read, _) if outcome.is_ok() => self.examine(marks),
             _ => self.conclude(outcome),
         }
     }
 
-    /// Has the workers compare what was read with its checksums, and copy it out of a bounce buffer; then continues.
-    fn examine(self) -> Vec<Op> {
-        let written = self.blob.checksums();
-        if written.is_none() && self.copy_to.is_none() {
+    /// Has the workers compare what was read with what was noted of it, and copy it out of a bounce buffer; then continues.
+    fn examine(self, marks: Option<Marks>) -> Vec<Op> {
+        if marks.is_none() && self.user.is_none() {
             return self.conclude(Ok(()));
         }
+        let each = move |memory: &Memory, index: usize, chunk: Range<usize>| {
+            let examined =
+                marks.as_ref().map_or(Ok(()), |marks| marks.examine(&*memory.buf, index, chunk.clone()));
+            examined.map_err(|(offset, difference)| Failure::Corrupt { difference, offset })?;
+            memory.user.iter().for_each(|user| copy(&*memory.buf, &**user, chunk.clone()));
+            Ok(())
+        };
+        self.work(each, |transfer, outcomes: Vec<_>| transfer.conclude(outcomes.into_iter().collect()))
+    }
+
+    /// Has the workers do `each` chunk of the payload, with its index, then goes on with the results.
+    fn work<R: Send + 'static>(
+        self,
+        each: impl Fn(&Memory, usize, Range<usize>) -> R + Clone + Send + 'static,
+        then: impl FnOnce(Transfer, Vec<R>) -> Vec<Op> + Send + 'static,
+    ) -> Vec<Op> {
         let (chunks, workers) = (self.chunks(), Arc::clone(&self.rules.workers));
-        let mut left = Some(self);
-        let tasks = || left.take().map_or_else(Vec::new, |transfer| transfer.examination(written.as_deref()));
+        let mut left = Some((self, each, then));
+        let tasks =
+            || left.take().map_or_else(Vec::new, |(transfer, each, then)| transfer.tasks(&each, then));
         if workers.give(chunks.len(), tasks) {
             return Vec::new();
         }
-        // The thread of the backend does it, so that what is read again need not be handed to one that is being dropped.
-        let Some(transfer) = left else { return Vec::new() };
-        let (buf, copy_to) = (&*transfer.buf, transfer.copy_to.as_deref());
-        let mut chunks = chunks.enumerate();
-        let outcome = chunks.try_for_each(|(index, bytes)| {
-            examine_chunk(buf, copy_to, bytes, written.as_deref().map(|written| written[index]))
-        });
-        transfer.conclude(outcome)
+        // The calling thread does it, so that what is read again need not be handed to one that is being dropped.
+        let Some((transfer, each, then)) = left else { return Vec::new() };
+        let memory = transfer.memory();
+        let results = chunks.enumerate().map(|(index, chunk)| each(&memory, index, chunk)).collect();
+        drop(memory);
+        then(transfer, results)
     }
 
     /// The tasks of the workers. After the last of them, the transfer continues.
-    fn examination(self, written: Option<&[u32]>) -> Vec<Task> {
+    fn tasks<R: Send + 'static>(
+        self,
+        each: &(impl Fn(&Memory, usize, Range<usize>) -> R + Clone + Send + 'static),
+        then: impl FnOnce(Transfer, Vec<R>) -> Vec<Op> + Send + 'static,
+    ) -> Vec<Task> {
         let gather = Arc::new(Gather::new(self.chunks().len()));
-        let task = |(index, bytes): (usize, Range<usize>)| {
-            let (buf, copy_to) = (Arc::clone(&self.buf), self.copy_to.clone());
+        let task = |(index, chunk): (usize, Range<usize>)| {
+            let (memory, each) = (self.memory(), each.clone());
             let (gather, backend) = (Arc::clone(&gather), self.rules.backend.upgrade());
-            let written = written.map(|written| written[index]);
-            let examine = move || {
-                let outcome = examine_chunk(&*buf, copy_to.as_deref(), bytes, written);
+            let work = move || {
+                let result = each(&memory, index, chunk);
                 // The end may be that of the transfer, which holds no memory then.
-                drop((buf, copy_to));
-                let next = gather.end(index, outcome);
+                drop((memory, each));
+                let next = gather.end(index, result);
                 // The store, which has it, is not dropped before its workers have their tasks.
                 if let Some(backend) = backend.filter(|_| !next.is_empty()) {
                     backend.submit(next);
                 }
             };
-            Box::new(examine) as Task
+            Box::new(work) as Task
         };
         let tasks = self.chunks().enumerate().map(task).collect();
         // No task has begun: there is nothing to carry out next.
-        drop(gather.then(move |outcomes| self.conclude(outcomes.into_iter().collect())));
+        drop(gather.then(move |results| then(self, results)));
         tasks
     }
 
@@ -261,21 +375,26 @@ impl Transfer {
         }
     }
 
-    /// The chunks of the payload, of each of which a checksum is taken.
+    /// The chunks of the payload.
     fn chunks(&self) -> impl ExactSizeIterator<Item = Range<usize>> + Clone + use<> {
-        chunks(payload_len(&self.blob), self.rules.io_bytes)
+        chunks(payload_len(&self.blob), self.chunk_bytes)
+    }
+
+    fn memory(&self) -> Memory {
+        Memory { buf: Arc::clone(&self.buf), user: self.user.clone() }
     }
 
     /// Counts the outcome, then reports it once the transfer holds neither the blob nor any memory.
     fn finish(self, outcome: Result<(), Failure>) {
-        let Transfer { rules, direction, blob, buf, copy_to, attempt, done, .. } = self;
+        let Transfer { rules, direction, blob, buf, user, attempt, busy, done, .. } = self;
+        drop(busy);
         let counters = &rules.counters;
         let result = outcome.map_err(|failure| failure.into_error(direction, attempt, &blob));
         match (&result, direction) {
             (Ok(()), Direction::Write) => count(&counters.writes, &counters.bytes_written, blob.len()),
             (Ok(()), Direction::Read) => {
                 count(&counters.reads, &counters.bytes_read, blob.len());
-                if blob.checksums().is_some() {
+                if blob.marks().is_some() {
                     count(&counters.reads_checked, &counters.bytes_checked, blob.len());
                 }
             }
@@ -284,7 +403,7 @@ impl Transfer {
                 counters.timed_out.fetch_add(u64::from(error.kind() == ErrorKind::TimedOut), Relaxed);
             }
         }
-        drop((blob, buf, copy_to));
+        drop((blob, buf, user));
         done.call(result);
     }
 }
@@ -322,110 +441,8 @@ impl Attempt {
         // Whatever the backend does, the transfer is answered.
         contained("a backend that was told of lost operations", on_lost);
         let limit = transfer.rules.watcher.limit();
-        transfer.rules.counters.end(transfer.direction);
         let failure = Failure::TimedOut { limit, piece, offset };
         contained("the end of a transfer that was given up", || transfer.finish(Err(failure)));
         self.given_up.end();
-    }
-}
-
-impl Failure {
-    fn into_error(self, direction: Direction, attempts: u32, blob: &Blob) -> Error {
-        match self {
-            Failure::Io { error, piece, offset } => {
-                let place = &blob.pieces()[piece].volume().info().name;
-                let full = direction == Direction::Write
-                    && matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT));
-                let kind = match error.kind() {
-                    _ if full => ErrorKind::NoSpace,
-                    io::ErrorKind::TimedOut => ErrorKind::TimedOut,
-                    _ => ErrorKind::Io,
-                };
-                let what = match direction {
-                    Direction::Write => "could not be written".to_owned(),
-                    Direction::Read => format!("could not be read (attempt {attempts} of {READ_ATTEMPTS})"),
-                };
-                let advice = if full { "free some space or lower the cap" } else { "check the disk" };
-                let message = format!("{blob} {what}: failed at offset {offset} of the {place}; {advice}");
-                Error::io(kind, message, error)
-            }
-            Failure::Corrupt { written, read, offset } => {
-                let message = format!(
-                    "{blob} came back changed (attempt {attempts} of {READ_ATTEMPTS}): from byte {offset} of it on, written \
-                     with CRC-32C {written:08x}, read with {read:08x}; check the disk and the memory"
-                );
-                Error::new(ErrorKind::Corrupt, message)
-            }
-            Failure::TimedOut { limit, piece, offset } => {
-                let place = &blob.pieces()[piece].volume().info().name;
-                let what = match direction {
-                    Direction::Write => "written",
-                    Direction::Read => "read",
-                };
-                let message = format!(
-                    "{blob} could not be {what}: the disk has not answered within {limit:?} at offset {offset} of the \
-                     {place}; its memory and its room in the file are kept until it does; check the disk (dmesg), or \
-                     raise the time limit (disk_timeout)"
-                );
-                Error::new(ErrorKind::TimedOut, message)
-            }
-        }
-    }
-}
-
-fn count(transfers: &AtomicU64, bytes: &AtomicU64, len: u64) {
-    transfers.fetch_add(1, Relaxed);
-    bytes.fetch_add(len, Relaxed);
-}
-
-/// The payload's length. It fits in a `usize`, since memory of at least that length exists.
-fn payload_len(blob: &Blob) -> usize {
-    usize::try_from(blob.len()).unwrap_or(usize::MAX)
-}
-
-/// Whether the blob's padded bytes can move directly from or to `buf`: there is room for them, each part is aligned,
-/// and parts meet only at block boundaries.
-fn suits(buf: &dyn IoBuf, blob: &Blob) -> bool {
-    let alignment = blob.memory_alignment();
-    let padded = usize::try_from(blob.padded_len()).ok().filter(|&padded| padded <= buf.len());
-    padded.is_some_and(|padded| {
-        let mut start = 0;
-        parts(buf, padded).all(|(memory, bytes)| {
-            // Only host memory has to satisfy the file's alignment.
-            let aligned = !buf.is_on_host(start) || memory.addr().is_multiple_of(alignment);
-            start += bytes;
-            aligned && bytes.is_multiple_of(BLOCK)
-        })
-    })
-}
-
-/// Compares some bytes that were read with their checksum, and copies them to where they belong.
-fn examine_chunk(
-    buf: &dyn IoBuf,
-    copy_to: Option<&dyn IoBuf>,
-    bytes: Range<usize>,
-    written: Option<u32>,
-) -> Result<(), Failure> {
-    if let Some(written) = written {
-        let read = checksum(buf, bytes.clone());
-        if read != written {
-            return Err(Failure::Corrupt { written, read, offset: bytes.start });
-        }
-    }
-    if let Some(user) = copy_to {
-        copy(buf, user, bytes);
-    }
-    Ok(())
-}
-
-fn copy(from: &dyn IoBuf, to: &dyn IoBuf, bytes: Range<usize>) {
-    let Range { mut start, end } = bytes;
-    while start < end {
-        let ((source, readable), (target, writable)) = (from.part(start), to.part(start));
-        let bytes = readable.min(writable).min(end - start);
-        // SAFETY: both buffers reach to `end` and are contiguous for `bytes` from here on, one of them is a bounce buffer
-        // that nobody else has, and nobody else touches these bytes of the other while the transfer runs.
-        unsafe { std::ptr::copy_nonoverlapping(source, target, bytes) };
-        start += bytes;
     }
 }

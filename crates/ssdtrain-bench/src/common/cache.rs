@@ -111,6 +111,7 @@ impl CacheArgs {
             .disk_cap(self.disk_cap)
             .disk_rate(self.disk_rate.unwrap_or(0))
             .backend(self.spill.backend())
+            .encrypt(self.spill.encrypt())
             .queue_depth(self.queue_depth as usize)
             .verify(self.verify.verify())
             .trace(self.trace.is_some());

@@ -23,12 +23,21 @@ pub(crate) struct SpillArgs {
     /// How bytes are moved
     #[arg(long, value_name = "BACKEND", value_parser = backends(), default_value = BackendKind::Auto.name())]
     backend: BackendKind,
+    /// Encrypt what is written to disk, with a key that is only in memory. It does not go straight between a GPU and the disk then
+    #[arg(long)]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    encrypt: bool,
 }
 
 impl SpillArgs {
     /// How bytes are moved.
     pub(crate) fn backend(&self) -> BackendKind {
         self.backend
+    }
+
+    /// Whether what is written is encrypted.
+    pub(crate) fn encrypt(&self) -> bool {
+        self.encrypt
     }
 
     /// The directories given, or otherwise one that supports `O_DIRECT`, if there is any.

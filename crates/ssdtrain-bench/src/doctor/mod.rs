@@ -29,7 +29,7 @@ use std::time::SystemTime;
 
 use anyhow::{Result, ensure};
 use io_uring::IoUring;
-use ssdtrain::{BackendKind, TensorCache, TensorCacheBuilder};
+use ssdtrain::{TensorCache, TensorCacheBuilder};
 use ssdtrain_store::{Day, History, HistoryFile, Store, StoreConfig};
 use tch::Device;
 
@@ -109,9 +109,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let today = Day::of(SystemTime::now());
     checks.extend(wear::wear(&tree, &facts.places, history, args.endurance.rating(), today));
     checks.extend(host::host(&facts));
-    let backend = args.spill.backend();
-    let (used, way) = used(&directories, backend);
-    checks.extend([threads(), route(&directories, backend, !facts.gpus.is_empty()), used]);
+    let has_gpu = !facts.gpus.is_empty();
+    checks.extend(args.spill.encrypt().then(|| encryption(has_gpu)));
+    let (used, way) = used(&directories, &args.spill);
+    checks.extend([threads(), route(&directories, &args.spill, has_gpu), used]);
     checks.push(verdict::verdict(&facts, &checks, &way));
     if let Some(bundle) = bundle {
         let version = libtorch_directory.as_deref().and_then(libtorch_version);
@@ -243,9 +244,16 @@ fn threads() -> Check {
     )
 }
 
+/// What encryption stands in the way of.
+fn encryption(has_gpu: bool) -> Check {
+    let check = Check::ok("encryption", "what is written to disk is encrypted".to_owned());
+    let reason = "what is encrypted goes through host memory, where the processor encrypts it";
+    if has_gpu { check.blocks(reason, "it goes straight without `--encrypt`") } else { check }
+}
+
 /// The path that saved bytes would take, as a cache with these settings determines it.
-fn route(directories: &[PathBuf], backend: BackendKind, has_gpu: bool) -> Check {
-    let builder = TensorCache::builder().backend(backend);
+fn route(directories: &[PathBuf], spill: &SpillArgs, has_gpu: bool) -> Check {
+    let builder = TensorCache::builder().backend(spill.backend()).encrypt(spill.encrypt());
     let builder = directories.iter().fold(builder, TensorCacheBuilder::spill_to);
     let told = |device| match builder.clone().device(device).route() {
         Ok(route) => route.to_string(),
@@ -257,12 +265,13 @@ fn route(directories: &[PathBuf], backend: BackendKind, has_gpu: bool) -> Check 
 }
 
 /// What a run with these settings would do, and a short description of its path to the disk.
-fn used(directories: &[PathBuf], backend: BackendKind) -> (Check, String) {
+fn used(directories: &[PathBuf], spill: &SpillArgs) -> (Check, String) {
     let name = "used";
     let config = StoreConfig {
         directories: directories.to_vec(),
         cap_bytes: directories.len() as u64 * 4096,
-        backend,
+        backend: spill.backend(),
+        encrypt: spill.encrypt(),
         ..StoreConfig::default()
     };
     let (depth, io_bytes) = (config.queue_depth, size::format(config.io_bytes as u64));
@@ -307,6 +316,12 @@ mod tests {
             "{}",
             check.found
         );
+    }
+
+    #[test]
+    fn encryption_stands_in_the_way_of_gpus_alone() {
+        assert_eq!(encryption(false).status, Status::Ok);
+        assert_eq!(encryption(true).status, Status::Blocks);
     }
 
     #[test]

@@ -284,6 +284,7 @@ impl Bench {
             // What the values take, plus slack so that each of them fits.
             cap_bytes: bytes.saturating_add(bytes / 4),
             backend: args.spill.backend(),
+            encrypt: args.spill.encrypt(),
             queue_depth: depth,
             io_bytes: usize::try_from(args.io_bytes)?,
             ..StoreConfig::default()
@@ -316,6 +317,7 @@ impl Bench {
     /// Both paths between a GPU and the disks, tested the way a cache that may choose tests them.
     fn try_paths(&self, args: &Args) -> Result<PathTrial> {
         let builder = TensorCache::builder().device(args.device).queue_depth(args.depth as usize);
+        let builder = builder.encrypt(args.spill.encrypt());
         let spill = |builder: TensorCacheBuilder, directory: &PathBuf| builder.spill_to(directory);
         Ok(self.directories.iter().fold(builder, spill).host_pool(0).try_paths()?)
     }

@@ -2,6 +2,7 @@
 
 mod buffers;
 mod checks;
+mod encryption;
 mod overdue;
 #[expect(dead_code, reason = "shared with the tests of cuFile itself")]
 #[path = "../../../../cufile-sys/tests/stand_in/mod.rs"]
@@ -26,6 +27,16 @@ use self::checks::{
     checksums_are_taken_by_threads_that_carry_out_no_io, copies_out_of_bounce_buffers_are_made_by_them_too,
     dropping_the_store_waits_for_what_is_compared_and_tried_again, many_checked_transfers_at_once,
     no_checksums_are_taken_of_memory_that_may_go,
+};
+use self::encryption::{
+    a_devices_memory_is_not_encrypted_and_refused, an_encrypted_transfer_has_let_go_when_it_completes,
+    another_store_does_not_decrypt_with_its_own_key, changed_bytes_are_not_decrypted,
+    checksums_are_not_taken_of_what_is_encrypted, dropping_the_store_waits_for_what_is_encrypted_and_written,
+    encrypted_blobs_of_all_sizes_come_back_whatever_the_memory, many_encrypted_transfers_at_once,
+    memory_that_may_go_is_copied_before_a_write_returns_and_then_encrypted,
+    nothing_is_decrypted_that_was_not_written_whole, nothing_of_what_is_encrypted_is_on_the_disk,
+    slots_are_decrypted_where_they_are, threads_that_carry_out_no_io_encrypt_and_decrypt,
+    what_is_encrypted_leaves_the_memory_of_the_caller_alone,
 };
 use self::overdue::{
     a_time_out_may_drop_the_store, delayed_and_reversed_completions_change_nothing,
@@ -91,6 +102,20 @@ macro_rules! suite {
             a_read_that_was_compared_may_drop_the_store
             many_checked_transfers_at_once
             no_checksums_are_taken_of_memory_that_may_go
+            encrypted_blobs_of_all_sizes_come_back_whatever_the_memory
+            slots_are_decrypted_where_they_are
+            nothing_of_what_is_encrypted_is_on_the_disk
+            what_is_encrypted_leaves_the_memory_of_the_caller_alone
+            changed_bytes_are_not_decrypted
+            nothing_is_decrypted_that_was_not_written_whole
+            another_store_does_not_decrypt_with_its_own_key
+            threads_that_carry_out_no_io_encrypt_and_decrypt
+            memory_that_may_go_is_copied_before_a_write_returns_and_then_encrypted
+            an_encrypted_transfer_has_let_go_when_it_completes
+            dropping_the_store_waits_for_what_is_encrypted_and_written
+            checksums_are_not_taken_of_what_is_encrypted
+            many_encrypted_transfers_at_once
+            a_devices_memory_is_not_encrypted_and_refused
         );)*
     };
     (@backend $backend:ident, $kind:ident, $make:expr, $($case:ident)*) => {

@@ -16,16 +16,24 @@ use crate::mem::{AlignedBuf, IoBuf};
 use crate::{Completion, Store, StoreConfig};
 
 /// Memory that notes which threads ask where it is.
-struct Watched {
+pub(super) struct Watched {
     inner: AlignedBuf,
     asked: Mutex<BTreeSet<String>>,
 }
 
 impl Watched {
-    fn new(contents: &[u8]) -> Arc<Watched> {
+    pub(super) fn new(contents: &[u8]) -> Arc<Watched> {
         let mut inner = AlignedBuf::new(contents.len()).unwrap();
         inner.as_mut_slice()[..contents.len()].copy_from_slice(contents);
         Arc::new(Watched { inner, asked: Mutex::default() })
+    }
+
+    pub(super) fn asked(&self) -> BTreeSet<String> {
+        self.asked.lock().clone()
+    }
+
+    pub(super) fn forget(&self) {
+        self.asked.lock().clear();
     }
 }
 
@@ -43,7 +51,7 @@ unsafe impl IoBuf for Watched {
 }
 
 /// Memory that may go.
-struct Passing(AlignedBuf);
+pub(super) struct Passing(pub(super) AlignedBuf);
 
 // SAFETY: all of it is the inner memory's.
 unsafe impl IoBuf for Passing {
@@ -60,7 +68,7 @@ unsafe impl IoBuf for Passing {
     }
 }
 
-fn is_for_bytes(name: &str) -> bool {
+pub(super) fn is_for_bytes(name: &str) -> bool {
     name.starts_with("ssdtrain-bytes-")
 }
 
@@ -73,17 +81,17 @@ pub(super) fn checksums_are_taken_by_threads_that_carry_out_no_io(bench: &Bench)
     let blob = store.reserve(MIB as u64).unwrap();
     let source = Watched::new(&pattern(1, MIB));
     write(&store, &blob, Arc::<Watched>::clone(&source)).unwrap();
-    assert!(source.asked.lock().iter().any(|name| is_for_bytes(name)));
+    assert!(source.asked().iter().any(|name| is_for_bytes(name)));
 
     let target = Watched::new(&vec![0; MIB]);
     faulty.hold(Direction::Read);
     let outcome = start(&store, Direction::Read, &blob, Arc::<Watched>::clone(&target));
     faulty.wait_held(blob.spans(|_| 256 << 10).count());
     // The disk has read everything. What follows is the comparison.
-    target.asked.lock().clear();
+    target.forget();
     faulty.release();
     result(&outcome).unwrap();
-    let asked = target.asked.lock().clone();
+    let asked = target.asked();
     assert!(!asked.is_empty() && asked.iter().all(|name| is_for_bytes(name)), "{asked:?}");
     assert!(contents(&*target, MIB) == pattern(1, MIB));
 }
