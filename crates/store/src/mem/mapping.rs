@@ -1,16 +1,16 @@
 //! Anonymous memory in huge pages, populated from the start.
 
+use std::io;
 use std::num::NonZero;
 use std::ptr::NonNull;
-use std::{io, iter, thread};
+use std::thread;
 
 use super::BLOCK;
 
 /// Bytes of a huge page: the alignment of mappings and the unit of their size.
 pub(super) const HUGE: usize = 2 << 20;
-/// With more threads than this, memory is not cleared any faster, or even more slowly: each waits for the others in the kernel
-/// (`docs/benchmarks.md`, "Pinning").
-const MAX_THREADS: usize = 4;
+/// More threads than this do not clear memory any faster.
+const MAX_THREADS: usize = 8;
 
 /// Zeroed private memory of whole huge pages, unmapped on drop. In a process that is forked off, it is zero again.
 #[derive(Debug)]
@@ -25,45 +25,27 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `bytes`, a multiple of [`HUGE`] that is not 0, and [populates](Mapping::populate) them.
-    #[cfg(test)]
-    pub(super) fn new(bytes: usize, node: Option<u32>) -> io::Result<Mapping> {
-        let mapping = Mapping::reserve(bytes)?;
-        mapping.populate(node)?;
-        Ok(mapping)
-    }
-
-    /// Makes the kernel populate all pages now, before any is used. They lie on this NUMA node if there is one, as long as that has room.
+    /// Maps `bytes`, a multiple of [`HUGE`] that is not 0, and makes the kernel populate all of them now. They lie on this NUMA node if
+    /// there is one, as long as that has room.
     ///
     /// The error is the kernel's: it has no such memory, or cannot start a thread for the work.
-    pub(super) fn populate(&self, node: Option<u32>) -> io::Result<()> {
+    pub(super) fn new(bytes: usize, node: Option<u32>) -> io::Result<Mapping> {
+        let mapping = Mapping::reserve(bytes)?;
         // Elsewhere the memory works as well, only more slowly.
         if let Some(node) = node
-            && let Err(error) = self.prefer(node)
+            && let Err(error) = mapping.prefer(node)
         {
             tracing::debug!(%error, node, "host memory is not placed on the device's NUMA node");
         }
         // This fails where the kernel has no huge pages; small ones work as well, only more slowly.
         // SAFETY: the whole range is the mapping's, and the advice changes none of its bytes.
-        unsafe { libc::madvise(self.memory.as_ptr().cast(), self.bytes, libc::MADV_HUGEPAGE) };
+        unsafe { libc::madvise(mapping.memory.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
         // Without this, a fork would have the process and its child share the pages until either writes to them: a copy would then take
         // their place in the process while they stay pinned for devices. It fails before Linux 4.14.
         // SAFETY: the whole range is the mapping's, and the advice changes none of its bytes here.
-        unsafe { libc::madvise(self.memory.as_ptr().cast(), self.bytes, libc::MADV_WIPEONFORK) };
-        self.provide()
-    }
-
-    /// The same addresses as several mappings of `bytes` each, a multiple of [`HUGE`] that is not 0; the last one has the rest.
-    pub(super) fn split(self, bytes: usize) -> impl Iterator<Item = Mapping> {
-        let mut rest = Some(self);
-        iter::from_fn(move || {
-            let mut first = rest.take()?;
-            if first.bytes > bytes {
-                rest = Some(Mapping { memory: first.at(bytes), bytes: first.bytes - bytes });
-                first.bytes = bytes;
-            }
-            Some(first)
-        })
+        unsafe { libc::madvise(mapping.memory.as_ptr().cast(), bytes, libc::MADV_WIPEONFORK) };
+        mapping.provide()?;
+        Ok(mapping)
     }
 
     /// Bytes of the mapping.
@@ -78,9 +60,8 @@ impl Mapping {
         unsafe { self.memory.add(offset) }
     }
 
-    /// Maps `bytes`, a multiple of [`HUGE`] that is not 0, of which no page is there yet. Fails if the kernel could never provide so many.
-    pub(super) fn reserve(bytes: usize) -> io::Result<Mapping> {
-        // A longer range, whose excess at both ends is cut off, has a range that is aligned.
+    /// Reserves an aligned range of addresses: maps a longer one and cuts off the excess at both ends.
+    fn reserve(bytes: usize) -> io::Result<Mapping> {
         let longer = bytes.checked_add(HUGE).ok_or(io::ErrorKind::OutOfMemory)?;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -230,18 +211,6 @@ mod tests {
         // SAFETY: the mapping is that long and nobody writes to it.
         let bytes = unsafe { std::slice::from_raw_parts(mapping.at(0).as_ptr(), mapping.len()) };
         assert!(bytes.iter().all(|&byte| byte == 0));
-    }
-
-    #[test]
-    fn its_parts_are_unmapped_one_by_one() {
-        let whole = Mapping::new(5 * HUGE, None).unwrap();
-        let first = whole.at(0);
-        let mut parts = whole.split(2 * HUGE);
-        let sizes: Vec<usize> = parts.by_ref().take(1).map(|part| part.len() / HUGE).collect();
-        let rest: Vec<Mapping> = parts.collect();
-        assert_eq!((sizes, rest.iter().map(|part| part.len() / HUGE).collect()), (vec![2], vec![2, 1]));
-        assert_eq!(rest[0].at(0).addr().get(), first.addr().get() + 2 * HUGE);
-        assert_eq!(rest.iter().map(resident).sum::<usize>(), 3 * HUGE / BLOCK);
     }
 
     #[test]

@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::{Arc, mpsc};
-use std::thread;
+use std::sync::Arc;
 
 use crate::sync::Mutex;
 use bytesize::ByteSize;
@@ -15,9 +14,6 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// The granularity of a [`HostPool`], in bytes.
 pub const PAGE: usize = 64 << 10;
-
-/// So many bytes are populated and pinned at a time, a multiple of [`HUGE`].
-const PIECE: usize = if cfg!(test) { 4 * HUGE } else { 256 << 20 };
 
 /// Makes host memory known to a device, which can then copy from and to it without the processor's help.
 pub trait Pin: Send + Sync {
@@ -105,37 +101,20 @@ impl HostPool {
         if bytes == 0 {
             return Ok(());
         }
-        let no_memory = |error| {
+        let mapping = Mapping::new(bytes, pin.node()).map_err(|error| {
             let message = format!(
                 "no memory for {} more of the host pool, which has {}; lower its cap or free memory",
                 ByteSize(bytes as u64),
                 ByteSize(capacity)
             );
             Error::io(ErrorKind::NoSpace, message, error)
-        };
-        let whole = Mapping::reserve(bytes).map_err(no_memory)?;
-        let regions: Result<Vec<Region>> = thread::scope(|scope| {
-            // While one piece is pinned, the next is populated.
-            let (send, populated) = mpsc::sync_channel(0);
-            let node = pin.node();
-            let populate = move || {
-                let mut pieces = whole.split(PIECE).map(|piece| piece.populate(node).map(|()| piece));
-                // Nobody waits for more once one could not be populated or pinned.
-                pieces.try_for_each(|piece| send.send(piece)).ok();
-            };
-            thread::Builder::new()
-                .name("ssdtrain-map".to_owned())
-                .spawn_scoped(scope, populate)
-                .map_err(no_memory)?;
-            populated.into_iter().map(|piece| Region::pinned(piece.map_err(no_memory)?, pin)).collect()
-        });
-        let regions = regions?;
-        let mut state = state.lock();
-        regions.into_iter().for_each(|region| state.add(region));
+        })?;
+        let region = Region::pinned(mapping, pin)?;
+        state.lock().add(region);
         Ok(())
     }
 
-    /// Unpins and unmaps what was added at once by [`grow`](HostPool::grow), 256 MiB at most, and is all free. Waits until the device has
+    /// Unpins and unmaps what was added by one [`grow`](HostPool::grow) and is all free. Waits until the device has
     /// finished with it. Returns the bytes.
     pub fn shrink(&self) -> u64 {
         let gone = self.shared.state.lock().take_free_regions();
@@ -181,7 +160,7 @@ impl HostPool {
         self.shared.cap
     }
 
-    /// How many times memory was pinned that is still pinned: once for each 256 MiB that the pool grew by, or a part of that.
+    /// How many times memory was pinned that is still pinned: once each time the pool grew.
     pub fn pins(&self) -> u64 {
         self.shared.state.lock().regions.len() as u64
     }
@@ -307,17 +286,12 @@ mod tests {
     struct Recorder {
         pinned: Mutex<Vec<(usize, usize)>>,
         refusal: Mutex<Option<String>>,
-        /// How many ranges may be pinned at once, if that is limited.
-        most: Mutex<Option<usize>>,
     }
 
     impl Pin for Recorder {
         unsafe fn pin(&self, memory: NonNull<u8>, bytes: usize) -> Result<(), String> {
             if let Some(reason) = &*self.refusal.lock() {
                 return Err(reason.clone());
-            }
-            if self.most.lock().is_some_and(|most| self.pinned.lock().len() >= most) {
-                return Err("too many".to_owned());
             }
             self.pinned.lock().push((memory.addr().get(), bytes));
             Ok(())
@@ -344,25 +318,6 @@ mod tests {
     fn pool(cap: u64) -> (HostPool, Arc<Recorder>) {
         let recorder = Arc::new(Recorder::default());
         (HostPool::new(cap, Arc::<Recorder>::clone(&recorder)), recorder)
-    }
-
-    #[test]
-    fn it_grows_piece_by_piece_and_by_all_of_them_or_none() {
-        let (pool, recorder) = pool(20 * STEP);
-        *recorder.most.lock() = Some(2);
-        let error = pool.grow(9 * STEP).unwrap_err();
-        assert!(error.to_string().contains("too many"), "{error}");
-        assert_eq!((pool.capacity(), recorder.pinned_bytes()), (0, 0));
-        *recorder.most.lock() = None;
-        pool.grow(9 * STEP).unwrap();
-        assert_eq!((pool.capacity(), recorder.pinned_bytes(), pool.pins()), (9 * STEP, 9 * STEP, 3));
-        let slot = pool.take(9 * STEP).unwrap();
-        assert_eq!(
-            slot.parts().map(|(_, bytes)| bytes as u64).collect::<Vec<_>>(),
-            [4 * STEP, 4 * STEP, STEP]
-        );
-        drop(slot);
-        assert_eq!((pool.shrink(), recorder.pinned_bytes()), (9 * STEP, 0));
     }
 
     #[test]
