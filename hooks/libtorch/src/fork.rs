@@ -26,8 +26,9 @@ pub fn notice_forks() {
 }
 
 extern "C" fn begins() {
-    let locked = (observer::lock(), shortage::lock());
+    // In the order in which other threads take them, if they hold several.
     ffi::st_fork_begins();
+    let locked = (observer::lock(), shortage::lock());
     // A thread that is shutting down keeps nothing; its observers are unlocked already then.
     HELD.try_with(|held| held.set(Some(locked))).ok();
 }
