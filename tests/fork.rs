@@ -316,3 +316,43 @@ fn other_threads_begin_to_compute_meanwhile() {
     };
     forks_while(20, &[&begins, &begins], || ());
 }
+
+/// Trains a segment that draws, and runs `meanwhile` whenever it is computed.
+fn trains_what_drops(cache: &TensorCache, meanwhile: impl Fn() + Send + 'static) {
+    let step = cache.step();
+    let drops = move |x: &Tensor| {
+        meanwhile();
+        x.f_sin()?.f_dropout(0.5, true)
+    };
+    let loss = segment("drops", &chain::input(), drops).unwrap().sum(Kind::Float);
+    step.backward(&loss).unwrap();
+    drop(loss);
+    assert_eq!(step.finish().unwrap().recomputed.count, 1);
+}
+
+/// Segments that draw are computed again by one thread at a time.
+#[test]
+fn another_thread_computes_a_segment_again_meanwhile() {
+    tch::set_num_threads(1);
+    let cache = everything().build().unwrap();
+    let ((begun, begins), (go_on, go)) = (channel(), channel::<()>());
+    thread::scope(|scope| {
+        let holds_up = move || {
+            if begun.send(()).is_ok() {
+                go.recv().ok();
+            }
+        };
+        let trains = || trains_what_drops(&cache, holds_up);
+        thread::Builder::new().spawn_scoped(scope, trains).unwrap();
+        begins.recv().unwrap();
+        go_on.send(()).unwrap();
+        // Computed again.
+        begins.recv().unwrap();
+        let Some(child) = fork() else {
+            end(passes(|| trains_what_drops(&everything().build().unwrap(), || ())));
+        };
+        let passed = passes(|| assert_passed(child));
+        drop(go_on);
+        assert!(passed);
+    });
+}
