@@ -6,6 +6,7 @@ mod common;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{self, Command};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
@@ -14,7 +15,8 @@ use common::{F32, assert_nothing_held, assert_same_bits, everything, grads, leaf
 use ssdtrain::plan::{InTurn, Placement};
 use ssdtrain::store::HistoryFile;
 use ssdtrain::{
-    BackendKind, ErrorKind, MIB, Metrics, Offload, Step, TensorCache, TensorCacheBuilder, scope, segment,
+    BackendKind, ErrorKind, MIB, Metrics, Offload, Step, TensorCache, TensorCacheBuilder,
+    resolve_math_kernels, scope, segment,
 };
 use tch::{Kind, Tensor};
 
@@ -170,7 +172,10 @@ fn with_a_host_pool_and_a_trace() {
 fn with_operations_on_record() {
     forks(
         everything()
-            .policy(InTurn::new(Offload::default(), [Placement::Recompute, Placement::Disk]))
+            .policy(InTurn::new(
+                Offload::default().device_budget(4 * MIB),
+                [Placement::Recompute, Placement::Disk],
+            ))
             .build()
             .unwrap(),
     );
@@ -242,47 +247,117 @@ fn a_program_that_is_started_inherits_nothing() {
     }
 }
 
+/// Forks so often while other threads run `others` over and over, and runs `here` in each child.
+fn forks_while(times: usize, others: &[&(dyn Fn() + Sync)], here: impl Fn()) {
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let (begun, begins) = channel();
+        for other in others {
+            let (over, begun) = (&over, begun.clone());
+            let again = move || {
+                // What libtorch makes at the first use of an operation is made before the first fork: another thread could be making it.
+                other();
+                other();
+                begun.send(()).unwrap();
+                while !over.load(Ordering::Relaxed) {
+                    other();
+                }
+            };
+            thread::Builder::new().spawn_scoped(scope, again).unwrap();
+        }
+        let passed = passes(|| {
+            others.iter().for_each(|_| begins.recv_timeout(Duration::from_secs(60)).unwrap());
+            for _ in 0..times {
+                match fork() {
+                    Some(child) => assert_passed(child),
+                    None => end(passes(&here)),
+                }
+            }
+        });
+        over.store(true, Ordering::Relaxed);
+        assert!(passed);
+    });
+}
+
 /// The locks of the process, which other threads hold again and again, are free in a child.
 #[test]
 fn whatever_other_threads_do_meanwhile() {
     tch::set_num_threads(1);
     let cache = everything().build().unwrap();
-    let over = AtomicBool::new(false);
+    // Takes the allocator's lock and gives it back, most of the time.
+    let allocates = || drop(Tensor::empty([64, 512], F32));
+    let trains = || {
+        let x = leaf(&randn(&[64, 512]));
+        let step = cache.step();
+        let loss = (0..8).fold(&x * 1.0, |y, _| (y * 1.01).sin()).sum(Kind::Float);
+        step.backward(&loss).unwrap();
+        drop(loss);
+        step.finish().unwrap();
+    };
+    forks_while(60, &[&allocates, &trains, &trains], || {
+        let mut x = Tensor::zeros([64, 512], F32);
+        x += 1.0;
+        cache.step().finish().unwrap();
+    });
+}
+
+/// An operation that draws holds its generator's lock until it has drawn everything.
+#[test]
+fn other_threads_draw_random_numbers_meanwhile() {
+    tch::set_num_threads(1);
+    let _cache = everything().build().unwrap();
+    let draws = || drop(randn(&[64, 512]));
+    forks_while(20, &[&draws, &draws], draws);
+}
+
+/// A child that ends takes libtorch's operators off their table, in which threads look that compute for the first time.
+#[test]
+fn other_threads_begin_to_compute_meanwhile() {
+    tch::set_num_threads(1);
+    let _cache = everything().build().unwrap();
+    let begins = || {
+        let computes = || resolve_math_kernels().unwrap();
+        thread::Builder::new().spawn(computes).unwrap().join().unwrap();
+    };
+    forks_while(20, &[&begins, &begins], || ());
+}
+
+/// Trains a segment that draws, and runs `meanwhile` whenever it is computed.
+fn trains_what_drops(cache: &TensorCache, meanwhile: impl Fn() + Send + 'static) {
+    let step = cache.step();
+    let drops = move |x: &Tensor| {
+        meanwhile();
+        x.f_sin()?.f_dropout(0.5, true)
+    };
+    let loss = segment("drops", &chain::input(), drops).unwrap().sum(Kind::Float);
+    step.backward(&loss).unwrap();
+    drop(loss);
+    assert_eq!(step.finish().unwrap().recomputed.count, 1);
+}
+
+/// Segments that draw are computed again by one thread at a time.
+#[test]
+fn another_thread_computes_a_segment_again_meanwhile() {
+    tch::set_num_threads(1);
+    let cache = everything().build().unwrap();
+    let ((begun, begins), (go_on, go)) = (channel(), channel::<()>());
     thread::scope(|scope| {
-        // Takes the allocator's lock and gives it back, most of the time.
-        let allocate = || {
-            while !over.load(Ordering::Relaxed) {
-                drop(Tensor::empty([64, 512], F32));
+        let holds_up = move || {
+            if begun.send(()).is_ok() {
+                go.recv().ok();
             }
         };
-        thread::Builder::new().spawn_scoped(scope, allocate).unwrap();
-        for _ in 0..2 {
-            thread::Builder::new()
-                .spawn_scoped(scope, || {
-                    while !over.load(Ordering::Relaxed) {
-                        let x = leaf(&randn(&[64, 512]));
-                        let step = cache.step();
-                        let loss = (0..8).fold(&x * 1.0, |y, _| (y * 1.01).sin()).sum(Kind::Float);
-                        step.backward(&loss).unwrap();
-                        drop(loss);
-                        step.finish().unwrap();
-                    }
-                })
-                .unwrap();
-        }
-        let passed = passes(|| {
-            for _ in 0..60 {
-                match fork() {
-                    Some(child) => assert_passed(child),
-                    None => end(passes(|| {
-                        let mut x = Tensor::zeros([64, 512], F32);
-                        x += 1.0;
-                        cache.step().finish().unwrap();
-                    })),
-                }
-            }
-        });
-        over.store(true, Ordering::Relaxed);
+        let trains = || trains_what_drops(&cache, holds_up);
+        thread::Builder::new().spawn_scoped(scope, trains).unwrap();
+        begins.recv().unwrap();
+        go_on.send(()).unwrap();
+        // Computed again.
+        begins.recv().unwrap();
+        let Some(child) = fork() else {
+            end(passes(|| trains_what_drops(&everything().build().unwrap(), || ())));
+        };
+        let passed = passes(|| assert_passed(child));
+        drop(go_on);
         assert!(passed);
     });
 }

@@ -18,6 +18,7 @@ fn main() {
             "csrc/allocator.cpp",
             "csrc/thread_state.cpp",
             "csrc/device.cpp",
+            "csrc/forks.cpp",
             "csrc/hooks.cpp",
             "csrc/observer.cpp",
             "csrc/operations.cpp",

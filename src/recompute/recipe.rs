@@ -1,16 +1,17 @@
 //! What is needed to run a function again so that it returns the same bits.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::ReentrantMutex;
 use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{
-    Handle, Hooks, Modes, Packed, RandomState, Reading, Reads, SavedTensor, SavedTensorHooks, SavedVariable,
-    Storage, TorchError,
+    Handle, Hooks, Modes, Packed, PerProcess, RandomState, Reading, Reads, SavedTensor, SavedTensorHooks,
+    SavedVariable, Storage, TorchError,
 };
+use ssdtrain_store::sync::{Mutex, MutexGuard};
 use tch::{Device, TchError, Tensor};
 
 use super::refused;
@@ -25,7 +26,31 @@ pub(super) type Function = Box<dyn Fn(&[&Tensor]) -> Result<Tensor, TchError> + 
 
 /// Serialises the reruns that draw random numbers or update statistics: generators belong to the process, and several functions may share
 /// statistics.
-static ALONE: ReentrantMutex<()> = ReentrantMutex::new(());
+static ALONE: PerProcess<Mutex<()>> = PerProcess::new(Mutex::new(()));
+
+thread_local! {
+    /// Whether this thread is alone: a function that is run again may have others run again.
+    static IS_ALONE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// While it exists, no other thread has one.
+struct Alone {
+    was_alone: bool,
+    _lock: Option<MutexGuard<'static, ()>>,
+}
+
+impl Alone {
+    fn new() -> Alone {
+        let lock = (!IS_ALONE.get()).then(|| ALONE.here().lock());
+        Alone { was_alone: IS_ALONE.replace(true), _lock: lock }
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        IS_ALONE.set(self.was_alone);
+    }
+}
 
 /// A function, its inputs as autograd would save them, and everything else that its result depends on.
 pub(super) struct Recipe {
@@ -179,7 +204,7 @@ impl Recipe {
             false => Ended::Itself(catch_unwind(AssertUnwindSafe(function))),
         };
         let updates = self.reads.updates_statistics();
-        let _alone = (updates || self.drawn.is_some()).then(|| ALONE.lock());
+        let _alone = (updates || self.drawn.is_some()).then(Alone::new);
         if let Err(changed) = self.reads.check_unchanged_since() {
             return Err(format!(
                 "{} that it uses was changed in place since. Run backward before the optimizer's step, and before anything else \

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind, set_hook, take_hook};
 use std::thread;
 
-use ssdtrain_libtorch::{Packed, RandomState, TorchError};
+use ssdtrain_libtorch::{Packed, PerProcess, RandomState, TorchError};
 use ssdtrain_store::sync::Mutex;
 
 thread_local! {
@@ -16,8 +16,8 @@ thread_local! {
     static STOPPED: RefCell<Option<Stopped>> = const { RefCell::new(None) };
 }
 
-/// Whether our panic hook is in place.
-static IS_QUIET: Mutex<bool> = Mutex::new(false);
+/// Whether our panic hook is in place. A process that was forked off has that of its parent, and puts its own before it.
+static IS_QUIET: PerProcess<Mutex<bool>> = PerProcess::new(Mutex::new(false));
 
 struct Stopped {
     random: RandomState,
@@ -40,7 +40,7 @@ pub(super) fn is_possible() -> bool {
 
 /// Installs the panic hook, unless it is in place. A thread that is panicking cannot do that.
 fn is_quiet() -> bool {
-    let mut is_quiet = IS_QUIET.lock();
+    let mut is_quiet = IS_QUIET.here().lock();
     if !*is_quiet && !thread::panicking() {
         // Between these two, a panic elsewhere is reported by the default hook.
         let others = take_hook();
@@ -81,7 +81,7 @@ pub(super) fn run<T>(function: impl FnOnce() -> T) -> Ended<T> {
     let Some(stopped) = STOPPED.replace(outer) else { return Ended::Itself(outcome) };
     if outcome.is_err() && !stopped.was_quiet {
         // The program has replaced our panic hook, and has printed this panic. The next one has our hook before the program's.
-        *IS_QUIET.lock() = false;
+        *IS_QUIET.here().lock() = false;
     }
     Ended::Stopped(stopped.random)
 }

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::num::NonZero;
 use std::path::PathBuf;
-use std::sync::LazyLock;
 
+use ssdtrain_libtorch::PerProcess;
 use ssdtrain_store::sync::Mutex;
 use ssdtrain_store::{BackendKind, CuFileMode, StoreConfig};
 use tch::Device as Target;
@@ -34,7 +34,7 @@ struct Tried {
 }
 
 /// Outcomes of trials. Failures are not kept, because their causes may go away.
-static PROBED: LazyLock<Mutex<HashMap<Tried, PathTrial>>> = LazyLock::new(Mutex::default);
+static PROBED: PerProcess<Mutex<Option<HashMap<Tried, PathTrial>>>> = PerProcess::new(Mutex::new(None));
 
 /// The outcome of a trial of both ways. Unless `both` are requested, the staged way is tried only if the direct one works.
 ///
@@ -54,7 +54,8 @@ pub(crate) fn probed(request: &RouteRequest<'_>, both: bool) -> Result<PathTrial
 
 impl<D: Device, F: Fn() -> Result<D>> GpuRoute<'_, F> {
     fn probed(&self, both: bool) -> PathTrial {
-        let mut probed = PROBED.lock();
+        let mut probed = PROBED.here().lock();
+        let probed = probed.get_or_insert_default();
         let key = self.tried();
         if let Some(found) = probed.get(&key) {
             return found.clone();

@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 
+use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::Origin;
 
 use super::TensorCache;
@@ -25,7 +26,13 @@ impl TensorCache {
             return self;
         }
         // Forked off once more, this process has a stand-in of its parent's, which has one in turn.
-        stand_in.get_or_init(|| Box::new(self.stand_in())).here()
+        match stand_in.get() {
+            Some(stand_in) => stand_in.here(),
+            None => {
+                let made = Box::new(self.stand_in());
+                torch::once(stand_in, || made).here()
+            }
+        }
     }
 
     fn stand_in(&self) -> TensorCache {

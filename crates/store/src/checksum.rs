@@ -1,7 +1,8 @@
 //! Checksums of bytes in memory: CRC-32C, a chunk at a time.
 
+use std::convert::identity;
 use std::ops::Range;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::mem::{IoBuf, parts_of};
@@ -29,18 +30,29 @@ pub(super) fn checksum(buf: &dyn IoBuf, bytes: Range<usize>) -> u32 {
 /// The bytes per second of which one thread takes checksums. Tried out once per process, which takes
 /// some tens of milliseconds.
 pub fn checksum_rate() -> f64 {
-    static RATE: OnceLock<f64> = OnceLock::new();
-    *RATE.get_or_init(|| {
-        let bytes = vec![1; TRIED_BYTES];
-        let time = (0..TRIES).map(|_| {
-            let start = Instant::now();
-            std::hint::black_box(crc32c::crc32c(&bytes));
-            start.elapsed()
-        });
-        // A clock that stands still says that it is fast.
-        let time = time.min().unwrap_or_default().max(Duration::from_nanos(1));
-        TRIED_BYTES as f64 / time.as_secs_f64()
-    })
+    // Its bits, or 0. Not a `OnceLock`: a process that is forked off meanwhile would wait for it.
+    static RATE: AtomicU64 = AtomicU64::new(0);
+    let known = match RATE.load(Ordering::Relaxed) {
+        0 => {
+            let tried = try_rate().to_bits();
+            RATE.compare_exchange(0, tried, Ordering::Relaxed, Ordering::Relaxed)
+                .map_or_else(identity, |_| tried)
+        }
+        known => known,
+    };
+    f64::from_bits(known)
+}
+
+fn try_rate() -> f64 {
+    let bytes = vec![1; TRIED_BYTES];
+    let time = (0..TRIES).map(|_| {
+        let start = Instant::now();
+        std::hint::black_box(crc32c::crc32c(&bytes));
+        start.elapsed()
+    });
+    // A clock that stands still says that it is fast.
+    let time = time.min().unwrap_or_default().max(Duration::from_nanos(1));
+    TRIED_BYTES as f64 / time.as_secs_f64()
 }
 
 #[cfg(test)]

@@ -25,9 +25,9 @@
 #include <set>
 #include <utility>
 
+#include "forks.h"
 #include "shim.h"
 #include "shortage.h"
-#include "watches.h"
 
 namespace {
 
@@ -351,6 +351,13 @@ bool is_ours(const c10::DataPtr& data) {
 
 }  // namespace
 
+namespace ssdtrain {
+
+void lock_allocator() { allocator().lock(); }
+void unlock_allocator() { allocator().unlock(); }
+
+}  // namespace ssdtrain
+
 extern "C" {
 
 void st_allocator_install(bool huge_pages) {
@@ -364,18 +371,6 @@ void st_allocator_end_step(void) { allocator().end_step(); }
 void st_allocator_trim(void) { allocator().trim(); }
 void st_allocator_limit(uint64_t bytes) { allocator().limit(bytes); }
 void st_allocator_press(uint64_t every) { allocator().press(every); }
-
-void st_fork_begins(void) {
-  ssdtrain::lock_watches();
-  allocator().lock();
-}
-
-void st_fork_is_child(void) { ssdtrain::forget_updates(); }
-
-void st_fork_ends(void) {
-  allocator().unlock();
-  ssdtrain::unlock_watches();
-}
 
 uint64_t st_storage_capacity(const st_storage* storage) {
   const auto* impl = reinterpret_cast<const c10::StorageImpl*>(storage);

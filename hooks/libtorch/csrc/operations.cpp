@@ -6,8 +6,11 @@
 
 #include <array>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
+
+#include "forks.h"
 
 namespace ssdtrain {
 
@@ -39,6 +42,13 @@ void statistics_of(std::string_view name, Operation& of) {
   }
 }
 
+// Whether the operator changes which bytes a tensor shows, not the bytes.
+bool changes_view(const c10::OperatorName& name) {
+  const std::lock_guard lock(operators_lock());
+  const auto handle = c10::Dispatcher::singleton().findSchema(name);
+  return handle.has_value() && handle->hasTag(at::Tag::inplace_view);
+}
+
 Operation operation_of(const at::RecordFunction& call) {
   Operation of;
   of.name = call.name();
@@ -50,9 +60,8 @@ Operation operation_of(const at::RecordFunction& call) {
   for (const std::string_view one : harmless) {
     if (name == one) return of;
   }
-  const auto handle = c10::Dispatcher::singleton().findSchema(schema->operator_name());
   const bool resizes = name.rfind("aten::resize_", 0) == 0;
-  if (handle.has_value() && handle->hasTag(at::Tag::inplace_view) && !resizes) return of;
+  if (!resizes && changes_view(schema->operator_name())) return of;
   const bool in_place = name.back() == '_';
   const auto& arguments = schema->arguments();
   for (size_t i = 0; i < arguments.size(); ++i) {

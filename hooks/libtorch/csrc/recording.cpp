@@ -20,6 +20,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "forks.h"
 #include "guard.h"
 #include "plain.h"
 #include "recorded.h"
@@ -212,6 +213,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
 
 // The key can have only one fallback, which stays for as long as the process lives.
 void install() {
+  const std::lock_guard lock(operators_lock());
   static torch::Library* library = [] {
     auto made = std::make_unique<torch::Library>(torch::Library::IMPL, "_", c10::DispatchKey::Fake, __FILE__, __LINE__);
     made->fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());

@@ -5,29 +5,32 @@
 //! process, are held across the fork by the thread that forks.
 
 use std::cell::Cell;
-use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::{ffi, hooks, observer, origin, recording, shortage};
 
 thread_local! {
     /// What the thread that forks holds meanwhile.
-    static HELD: Cell<Option<(observer::Locked, shortage::Locked)>> = const { Cell::new(None) };
+    static HELD: Cell<Option<(origin::Making, observer::Locked, shortage::Locked)>> = const { Cell::new(None) };
 }
 
 /// From now on, a process that is forked off from this one leaves to it what is its own: hooks, handles and observers
 /// ([`install`](crate::install), [`observe_writes`](crate::observe_writes)). It may be called repeatedly.
 pub fn notice_forks() {
-    static NOTICED: Once = Once::new();
-    NOTICED.call_once(|| {
+    // Not a `Once`: a process that is forked off meanwhile would wait for it.
+    static NOTICED: AtomicBool = AtomicBool::new(false);
+    if !NOTICED.swap(true, Ordering::Relaxed) {
         // It fails only without memory for three pointers.
         // SAFETY: the functions live as long as the process, and do not unwind.
         unsafe { libc::pthread_atfork(Some(begins), Some(goes_on), Some(is_child)) };
-    });
+    }
 }
 
 extern "C" fn begins() {
-    let locked = (observer::lock(), shortage::lock());
+    // In the order in which other threads take them, if they hold several.
+    let making = origin::lock();
     ffi::st_fork_begins();
+    let locked = (making, observer::lock(), shortage::lock());
     // A thread that is shutting down keeps nothing; its observers are unlocked already then.
     HELD.try_with(|held| held.set(Some(locked))).ok();
 }
@@ -43,7 +46,7 @@ extern "C" fn is_child() {
     ffi::st_fork_ends();
     hooks::leave_to_parent();
     recording::leave_to_parent();
-    if let Ok(Some((observers, relievers))) = HELD.try_with(Cell::take) {
+    if let Ok(Some((_making, observers, relievers))) = HELD.try_with(Cell::take) {
         observer::leave_to_parent(observers);
         shortage::leave_to_parent(relievers);
     }

@@ -13,7 +13,7 @@ use tch::{Device, Tensor};
 
 use crate::error::{TorchError, check, last_callback_error, panic_text, park};
 use crate::ffi::{self, StCallbacks, StSaved, StStatus, StStorage, StVariable};
-use crate::origin::{Origin, SAVED_BY_PARENT};
+use crate::origin::{Origin, SAVED_BY_PARENT, once};
 use crate::storage::{Storage, StorageId, device_of};
 use crate::thread_state::layout;
 
@@ -250,12 +250,8 @@ impl Drop for SavedVariable {
 pub fn install() -> Result<(), TorchError> {
     static INSTALLED: OnceLock<Result<(), TorchError>> = OnceLock::new();
     static CALLBACKS: StCallbacks = StCallbacks { pack, unpack, release, error: last_callback_error };
-    INSTALLED
-        .get_or_init(|| {
-            // SAFETY: the table is a static.
-            check(unsafe { ffi::st_install(&raw const CALLBACKS) })
-        })
-        .clone()
+    // SAFETY: the table is a static.
+    once(&INSTALLED, || check(unsafe { ffi::st_install(&raw const CALLBACKS) })).clone()
 }
 
 const DONE: StStatus = 0;

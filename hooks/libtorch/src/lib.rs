@@ -41,7 +41,7 @@ pub use hooks::{
 pub use memory::{end_step, gradient_bytes, install_cpu_allocator, memory, reset_peak, trim};
 pub use memory_stats::MemoryStats;
 pub use observer::{Reading, Reads, Statistics, Watch, WriteObserver, observe_writes};
-pub use origin::{Origin, SAVED_BY_PARENT};
+pub use origin::{Origin, PerProcess, SAVED_BY_PARENT, once};
 pub use random::RandomState;
 pub use ranges::{Range, range};
 pub use recording::{Clock, Position, Recorded, RecordedStorage, Recording, RecordingThread};

@@ -8,7 +8,7 @@ use std::sync::{OnceLock, RwLockWriteGuard, Weak};
 
 use crate::error::{TorchError, check};
 use crate::ffi::{self, StReads, StStatistics, StStorage};
-use crate::origin::Lock;
+use crate::origin::{Lock, once};
 use crate::storage::{Storage, StorageId, WeakStorage};
 
 /// Is told about writes to storages that are [watched](Watch).
@@ -38,7 +38,7 @@ pub fn observe_writes(observer: Weak<dyn WriteObserver>) -> Result<(), TorchErro
 pub(crate) fn install() -> Result<(), TorchError> {
     static INSTALLED: OnceLock<Result<(), TorchError>> = OnceLock::new();
     // SAFETY: the callback is a function, which lives forever.
-    INSTALLED.get_or_init(|| check(unsafe { ffi::st_writes_observe(written) })).clone()
+    once(&INSTALLED, || check(unsafe { ffi::st_writes_observe(written) })).clone()
 }
 
 /// The observers, of which other threads see nothing until this is dropped.

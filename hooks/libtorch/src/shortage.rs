@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Once, RwLockWriteGuard, Weak};
+use std::sync::{Arc, RwLockWriteGuard, Weak};
 
 use tch::Device;
 
@@ -51,9 +51,8 @@ thread_local! {
 ///
 /// The device does not exist, or the allocator of this libtorch is not known. Then allocations fail as ever.
 pub fn relieve_with(device: Device, reliever: Weak<dyn Reliever>) -> Result<(), TorchError> {
-    static INSTALLED: Once = Once::new();
     // SAFETY: the callback is a function, which lives forever.
-    INSTALLED.call_once(|| unsafe { ffi::st_shortage_relieve(relieve) });
+    unsafe { ffi::st_shortage_relieve(relieve) };
     if let Device::Cuda(index) = device {
         CudaDevice::new(index)?.ask()?;
     }

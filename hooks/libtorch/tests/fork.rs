@@ -1,12 +1,15 @@
 //! What is left of other threads' operations in a process that is forked off.
 #![allow(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::thread;
 
 use parking_lot::Mutex;
-use ssdtrain_libtorch::{Reads, Storage, StorageId, Watch, WriteObserver, notice_forks, observe_writes};
+use ssdtrain_libtorch::{
+    PerProcess, Reads, Storage, StorageId, Watch, WriteObserver, notice_forks, observe_writes,
+};
 use tch::{Device, Kind, Tensor};
 
 const F32: (Kind, Device) = (Kind::Float, Device::Cpu);
@@ -39,6 +42,24 @@ fn rewinds_and_restores(mean: &Tensor, var: &Tensor) {
     reads.rewind_statistics().unwrap().restore(None).unwrap();
 }
 
+/// How a child ends that runs this, on its only thread.
+fn status_of_child(run: impl FnOnce()) -> i32 {
+    // SAFETY: a plain system call; the child uses nothing but this library and libtorch.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: a plain system call.
+        unsafe { libc::alarm(60) };
+        let passed = catch_unwind(AssertUnwindSafe(run));
+        // SAFETY: ends the process at once.
+        unsafe { libc::_exit(i32::from(passed.is_err())) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` is a valid place for the result.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(waited, child);
+    status
+}
+
 #[test]
 fn a_child_does_not_wait_for_updates_that_other_threads_had_begun() {
     tch::set_num_threads(1);
@@ -58,20 +79,34 @@ fn a_child_does_not_wait_for_updates_that_other_threads_had_begun() {
         scope.spawn(move || norm(&mean_there, &var_there));
         begins.recv().unwrap();
         drop(begins);
-        // SAFETY: a plain system call; the child uses nothing but libtorch, on its only thread.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: a plain system call.
-            unsafe { libc::alarm(60) };
-            let passed =
-                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| rewinds_and_restores(&mean, &var)));
-            // SAFETY: ends the process at once.
-            unsafe { libc::_exit(i32::from(passed.is_err())) };
-        }
+        let status = status_of_child(|| rewinds_and_restores(&mean, &var));
         drop(go_on);
-        let mut status = 0;
-        // SAFETY: `status` is a valid place for the result.
-        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-        assert_eq!((waited, status), (child, 0), "14 is the status of a child that hangs");
+        assert_eq!(status, 0, "14 is the status of a child that hangs");
     });
+}
+
+#[test]
+fn what_another_thread_holds_of_a_process_is_free_in_a_child() {
+    static OWN: PerProcess<Mutex<u32>> = PerProcess::new(Mutex::new(1));
+    notice_forks();
+    let (begun, begins) = channel();
+    let (go_on, go) = channel::<()>();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut own = OWN.here().lock();
+            *own += 1;
+            begun.send(()).unwrap();
+            go.recv().ok();
+        });
+        begins.recv().unwrap();
+        let status = status_of_child(|| {
+            *OWN.here().lock() += 3;
+            assert_eq!(*OWN.here().lock(), 3, "a child begins with the default");
+            let status = status_of_child(|| assert_eq!(*OWN.here().lock(), 0));
+            assert_eq!(status, 0, "of a child's child");
+        });
+        drop(go_on);
+        assert_eq!(status, 0, "14 is the status of a child that hangs");
+    });
+    assert_eq!(*OWN.here().lock(), 2);
 }
