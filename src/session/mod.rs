@@ -52,7 +52,9 @@ use crate::trace::{self, Name, Process, Range, Trace};
 ///
 /// A cache stays in its process. In one that is forked off, such as a loader of data, steps run as without a cache, which their reports
 /// warn of, and statistics are empty. A step that was begun before the fork cannot be finished there, and a backward there cannot use what
-/// was saved before it: both are errors ([`ErrorKind::Forked`]). A cache that is built there works as anywhere else.
+/// was saved before it: both are errors ([`ErrorKind::Forked`]). A cache that is built there works as anywhere else. Fork before other
+/// threads compute, or once each of them has done a step: what libtorch makes at the first use of an operation stays half made in a process
+/// that is forked off meanwhile, which then may wait for ever when it computes or exits.
 pub struct TensorCache {
     cache: Arc<Cache>,
     /// Dropped after the cache, which may still have transfers under way. `None` without spill files.
