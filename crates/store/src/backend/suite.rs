@@ -3,6 +3,7 @@
 mod buffers;
 mod checks;
 mod encryption;
+mod faults;
 mod overdue;
 #[expect(dead_code, reason = "shared with the tests of cuFile itself")]
 #[path = "../../../../cufile-sys/tests/stand_in/mod.rs"]
@@ -15,7 +16,6 @@ use std::io;
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
 
 use tempfile::TempDir;
 
@@ -38,6 +38,11 @@ use self::encryption::{
     slots_are_decrypted_where_they_are, threads_that_carry_out_no_io_encrypt_and_decrypt,
     what_is_encrypted_leaves_the_memory_of_the_caller_alone,
 };
+use self::faults::{
+    a_read_that_fails_is_tried_three_times, a_write_that_fails_is_reported_at_once,
+    busy_time_runs_while_a_transfer_is_in_flight, changed_bytes_are_noticed, completions_can_be_held_back,
+    interrupted_transfers_are_tried_again, only_the_transfer_that_fails_fails, short_transfers_go_on,
+};
 use self::overdue::{
     a_time_out_may_drop_the_store, delayed_and_reversed_completions_change_nothing,
     dropping_the_store_does_not_wait_for_what_was_given_up,
@@ -47,7 +52,7 @@ use self::overdue::{
 };
 use self::stand_in::StandIn;
 use super::cufile::CuFileRegion;
-use super::{Backend, CuFile, Direction, Fault, Faulty, Op, Pool, Throttled, Uring};
+use super::{Backend, CuFile, Direction, Faulty, Op, Pool, Throttled, Uring};
 use crate::error::{ErrorKind, Result};
 use crate::mem::{AlignedBuf, BLOCK, HostPool, IoBuf};
 use crate::region::{Medium, Place, Region, RegionInfo};
@@ -555,147 +560,4 @@ fn outcome_of(
     let buf = aligned(&vec![0; blocks * BLOCK]);
     backend.submit(vec![Op::new(direction, (region, 0), (buf, 0, blocks * BLOCK), done)]);
     outcome.recv().unwrap()
-}
-
-fn short_transfers_go_on(bench: &Bench) {
-    let (store, faulty) = bench.open_faulty(bench.config());
-    faulty.inject(Direction::Write, Fault::Short, 0, 9);
-    faulty.inject(Direction::Read, Fault::Short, 1, 9);
-    let blob = write_pattern(&store, 1, MIB + 5);
-    assert_holds_pattern(&store, &blob, 1);
-    assert_eq!(store.stats().retried, 0);
-}
-
-fn interrupted_transfers_are_tried_again(bench: &Bench) {
-    let (store, faulty) = bench.open_faulty(bench.config());
-    for direction in [Direction::Write, Direction::Read] {
-        faulty.inject(direction, Fault::Errno(libc::EINTR), 0, 3);
-        faulty.inject(direction, Fault::Errno(libc::EAGAIN), 2, 3);
-    }
-    let blob = write_pattern(&store, 1, MIB + 5);
-    assert_holds_pattern(&store, &blob, 1);
-    assert_eq!((store.stats().retried, store.stats().failures), (0, 0));
-}
-
-fn a_read_that_fails_is_tried_three_times(bench: &Bench) {
-    let (store, faulty) = bench.open_faulty(bench.config());
-    let blob = write_pattern(&store, 1, MIB + 5);
-
-    faulty.inject(Direction::Read, Fault::Errno(libc::EIO), 2, 1);
-    assert_holds_pattern(&store, &blob, 1);
-    assert_eq!((store.stats().retried, store.stats().failures), (1, 0));
-
-    faulty.inject(Direction::Read, Fault::Errno(libc::EIO), 0, u64::MAX);
-    let error = read(&store, &blob, aligned(&vec![0; MIB + 5])).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Io);
-    let (message, place) = (error.to_string(), &blob.pieces()[0].volume().info().name);
-    assert!(
-        message.contains(place) && message.contains("offset 0") && message.contains("attempt 3"),
-        "{message}"
-    );
-    assert_eq!((store.stats().retried, store.stats().failures), (3, 1));
-
-    faulty.heal();
-    assert_holds_pattern(&store, &blob, 1);
-}
-
-fn a_write_that_fails_is_reported_at_once(bench: &Bench) {
-    let (store, faulty) = bench.open_faulty(bench.config());
-    let blob = store.reserve(MIB as u64).unwrap();
-    for (errno, kind) in [(libc::EIO, ErrorKind::Io), (libc::ENOSPC, ErrorKind::NoSpace)] {
-        faulty.inject(Direction::Write, Fault::Errno(errno), 3, 1);
-        let error = write(&store, &blob, aligned(&pattern(1, MIB))).unwrap_err();
-        assert_eq!(error.kind(), kind);
-        assert!(error.to_string().contains(&*blob.pieces()[0].volume().info().name), "{error}");
-    }
-    let stats = store.stats();
-    assert_eq!((stats.failures, stats.retried, stats.writes, stats.bytes_written), (2, 0, 0, 0));
-    write(&store, &blob, aligned(&pattern(1, MIB))).unwrap();
-    assert_holds_pattern(&store, &blob, 1);
-}
-
-fn only_the_transfer_that_fails_fails(bench: &Bench) {
-    let (store, faulty) = bench.open_faulty(bench.config());
-    faulty.inject(Direction::Write, Fault::Errno(libc::EIO), 5, 1);
-    let outcomes: Vec<_> = (0..10)
-        .map(|_| start(&store, Direction::Write, &store.reserve(4096).unwrap(), aligned(&[7; 4096])))
-        .collect();
-    let failed: Vec<bool> = outcomes.iter().map(|outcome| result(outcome).is_err()).collect();
-    assert_eq!(failed.iter().position(|&failed| failed), Some(5));
-    assert_eq!(failed.iter().filter(|&&failed| failed).count(), 1);
-    assert_eq!(store.stats().reserved_bytes, 0, "a failed transfer lets its blob go too");
-}
-
-fn changed_bytes_are_noticed(bench: &Bench) {
-    let (store, faulty) = bench.open_faulty(StoreConfig { checksums: true, ..bench.config() });
-    let blob = write_pattern(&store, 1, MIB + 5);
-    assert_holds_pattern(&store, &blob, 1);
-
-    faulty.inject(Direction::Read, Fault::FlippedBit, 0, 1);
-    assert_holds_pattern(&store, &blob, 1);
-    assert_eq!(store.stats().retried, 1);
-
-    faulty.inject(Direction::Read, Fault::FlippedBit, 0, u64::MAX);
-    let error = read(&store, &blob, aligned(&vec![0; MIB + 5])).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Corrupt);
-    assert!(error.to_string().contains(&*blob.pieces()[0].volume().info().name), "{error}");
-
-    // What is written again is compared with its new checksum.
-    faulty.heal();
-    write(&store, &blob, aligned(&pattern(2, MIB + 5))).unwrap();
-    assert_holds_pattern(&store, &blob, 2);
-
-    // The checksum is the same however the memory is scattered.
-    let before = store.stats().retried;
-    let read_scattered = || {
-        let buf = Arc::new(Scattered::new(MIB + 5, 0));
-        read(&store, &blob, Arc::<Scattered>::clone(&buf)).unwrap();
-        assert!(contents(&*buf, MIB + 5) == pattern(2, MIB + 5));
-    };
-    read_scattered();
-    assert_eq!(store.stats().retried, before);
-    faulty.inject(Direction::Read, Fault::FlippedBit, 0, 1);
-    read_scattered();
-    assert_eq!(store.stats().retried, before + 1);
-}
-
-fn completions_can_be_held_back(bench: &Bench) {
-    let (store, faulty) = bench.open_faulty(bench.config());
-    faulty.hold(Direction::Write);
-    let blobs: Vec<_> = (0..2).map(|_| store.reserve(4096).unwrap()).collect();
-    let outcomes: Vec<_> =
-        blobs.iter().map(|blob| start(&store, Direction::Write, blob, aligned(&pattern(3, 4096)))).collect();
-    faulty.wait_held(2);
-    assert!(outcomes.iter().all(|outcome| outcome.try_recv().is_err()));
-    assert!(faulty.release_one());
-    assert_eq!(outcomes.iter().filter(|outcome| outcome.try_recv().is_ok()).count(), 1);
-    faulty.release();
-    assert!(!faulty.release_one());
-    for blob in &blobs {
-        assert_holds_pattern(&store, blob, 3);
-    }
-}
-
-fn busy_time_runs_while_a_transfer_is_in_flight(bench: &Bench) {
-    let (store, faulty) = bench.open_faulty(bench.config());
-    let times = || [store.stats().read_busy, store.stats().write_busy, store.stats().busy];
-    assert_eq!(times(), [Duration::ZERO; 3]);
-
-    faulty.hold(Direction::Write);
-    let blob = store.reserve(4096).unwrap();
-    let outcome = start(&store, Direction::Write, &blob, aligned(&pattern(1, 4096)));
-    faulty.wait_held(1);
-    let before = times();
-    while times()[2] == before[2] {}
-    faulty.release();
-    result(&outcome).unwrap();
-    let [reads, writes, either] = times();
-    assert_eq!((reads, writes), (Duration::ZERO, either), "there were only writes");
-    assert_eq!(times()[2], either, "it stands still when nothing is in flight");
-
-    faulty.inject(Direction::Read, Fault::Errno(libc::EIO), 0, u64::MAX);
-    read(&store, &blob, aligned(&[0; 4096])).unwrap_err();
-    let [reads, still_writes, sum] = times();
-    assert_eq!((still_writes, sum), (writes, reads + writes), "one after the other, also where it fails");
-    assert_eq!(times(), [reads, writes, sum]);
 }

@@ -8,12 +8,12 @@ use std::thread;
 
 use crate::sync::Mutex;
 
-use super::super::{Direction, Fault};
+use super::super::{Direction, Fault, Faulty};
 use super::buffers::{Part, aligned, bytes, contents, pattern};
 use super::{Bench, MIB, assert_holds_pattern, read, result, start, write, write_pattern};
 use crate::error::{ErrorKind, Result};
 use crate::mem::{AlignedBuf, IoBuf};
-use crate::{Completion, Store, StoreConfig};
+use crate::{Blob, Completion, Store, StoreConfig};
 
 /// Memory that notes which threads ask where it is.
 pub(super) struct Watched {
@@ -82,12 +82,15 @@ pub(super) fn checksums_are_taken_by_threads_that_carry_out_no_io(bench: &Bench)
     let source = Watched::new(&pattern(1, MIB));
     write(&store, &blob, Arc::<Watched>::clone(&source)).unwrap();
     assert!(source.asked().iter().any(|name| is_for_bytes(name)));
+    assert_only_they_touch_what_was_read(&store, &faulty, &blob);
+}
 
+/// Reads a blob of `pattern(1, MIB)`. What follows once the disk has read everything is the work of the threads for bytes alone.
+pub(super) fn assert_only_they_touch_what_was_read(store: &Store, faulty: &Faulty, blob: &Arc<Blob>) {
     let target = Watched::new(&vec![0; MIB]);
     faulty.hold(Direction::Read);
-    let outcome = start(&store, Direction::Read, &blob, Arc::<Watched>::clone(&target));
+    let outcome = start(store, Direction::Read, blob, Arc::<Watched>::clone(&target));
     faulty.wait_held(blob.spans(|_| 256 << 10).count());
-    // The disk has read everything. What follows is the comparison.
     target.forget();
     faulty.release();
     result(&outcome).unwrap();
@@ -178,7 +181,7 @@ pub(super) fn no_checksums_are_taken_of_memory_that_may_go(bench: &Bench) {
 }
 
 /// Begins to read each blob; counts those that end well.
-fn read_all(store: &Store, blobs: &[Arc<crate::Blob>], right: &Arc<AtomicUsize>) {
+fn read_all(store: &Store, blobs: &[Arc<Blob>], right: &Arc<AtomicUsize>) {
     for blob in blobs {
         let right = Arc::clone(right);
         let done = move |outcome: Result<()>| {

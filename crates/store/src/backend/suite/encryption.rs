@@ -5,8 +5,8 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 
 use super::super::{Direction, Fault};
-use super::buffers::{Part, Scattered, Unpinned, aligned, bytes, contents, pattern};
-use super::checks::{Passing, Watched, is_for_bytes};
+use super::buffers::{Part, Scattered, Unpinned, aligned, bytes, pattern};
+use super::checks::{Passing, Watched, assert_only_they_touch_what_was_read, is_for_bytes};
 use super::{
     Bench, MIB, SIZES, assert_holds_pattern, assert_round_trip, read, result, start, write, write_pattern,
 };
@@ -143,18 +143,7 @@ pub(super) fn threads_that_carry_out_no_io_encrypt_and_decrypt(bench: &Bench) {
     write(&store, &blob, Arc::<Watched>::clone(&source)).unwrap();
     let asked = source.asked();
     assert!(!asked.is_empty() && asked.iter().all(|name| is_for_bytes(name)), "{asked:?}");
-
-    let target = Watched::new(&vec![0; MIB]);
-    faulty.hold(Direction::Read);
-    let outcome = start(&store, Direction::Read, &blob, Arc::<Watched>::clone(&target));
-    faulty.wait_held(blob.spans(|_| 256 << 10).count());
-    // The disk has read everything. What follows is decryption.
-    target.forget();
-    faulty.release();
-    result(&outcome).unwrap();
-    let asked = target.asked();
-    assert!(!asked.is_empty() && asked.iter().all(|name| is_for_bytes(name)), "{asked:?}");
-    assert!(contents(&*target, MIB) == pattern(1, MIB));
+    assert_only_they_touch_what_was_read(&store, &faulty, &blob);
 }
 
 pub(super) fn memory_that_may_go_is_copied_before_a_write_returns_and_then_encrypted(bench: &Bench) {
