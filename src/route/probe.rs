@@ -74,9 +74,9 @@ impl<D: Device, F: Fn() -> Result<D>> GpuRoute<'_, F> {
     }
 
     fn tried(&self) -> Tried {
-        let StoreConfig { directories, cufile, cap_bytes, queue_depth, max_bytes_per_s, encrypt, .. } =
+        let StoreConfig { directories, cufile, cap_bytes, queue_depth, max_bytes_per_s, .. } =
             self.request.store.clone();
-        let target = self.request.target;
+        let (target, encrypt) = (self.request.target, self.request.encrypts());
         Tried { target, directories, cufile, cap_bytes, queue_depth, max_bytes_per_s, encrypt }
     }
 

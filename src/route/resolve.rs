@@ -67,7 +67,7 @@ impl RouteRequest<'_> {
     }
 
     /// Whether what is written to the spill files is encrypted.
-    fn encrypts(&self) -> bool {
+    pub(super) fn encrypts(&self) -> bool {
         self.store.encrypt || self.given.is_some_and(StorePath::is_encrypted)
     }
 

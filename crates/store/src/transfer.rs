@@ -58,8 +58,9 @@ pub(super) struct Transfer {
     checksums: Option<Arc<Gather<u32>>>,
     /// Seals what is written before it is.
     sealer: Option<Arc<Sealer>>,
-    /// The seals, once that is done.
-    sealed: Option<Marks>,
+    /// What is known of the bytes: of a read, what was noted when they were written; of a write, the seals once it has them. A write that
+    /// begins during a read, against the rules, changes nothing of what the read demands.
+    marks: Option<Marks>,
     busy: Option<Busy>,
     done: Completion,
 }
@@ -161,7 +162,7 @@ impl Transfer {
         }
         let chunk_bytes =
             if is_sealed { rules.io_bytes.next_multiple_of(SEALED_BYTES) } else { rules.io_bytes };
-        let (user, attempt, checksums, sealed, busy) = (other, 1, None, None, None);
+        let (user, attempt, checksums, busy) = (other, 1, None, None);
         Ok(Transfer {
             rules,
             direction,
@@ -173,7 +174,7 @@ impl Transfer {
             takes_checksums,
             checksums,
             sealer,
-            sealed,
+            marks,
             busy,
             done,
         })
@@ -204,7 +205,7 @@ impl Transfer {
             marks::seal(&with, &*memory.buf, chunk, fill)
         };
         self.work(each, move |mut transfer, seals: Vec<Vec<Seal>>| {
-            transfer.sealed = Some(Marks::Seals(sealer, seals.concat().into()));
+            transfer.marks = Some(Marks::Seals(sealer, seals.concat().into()));
             transfer.user = None;
             transfer.start()
         })
@@ -269,9 +270,8 @@ impl Transfer {
     /// Continues after all operations of an attempt have ended.
     fn settle(mut self, failure: Option<Failure>) -> Vec<Op> {
         let outcome = failure.map_or(Ok(()), Err);
-        let marks = self.blob.marks();
         // Whoever reads waits for what is decrypted then.
-        let opens = self.direction == Direction::Read && marks.as_ref().is_some_and(Marks::are_seals);
+        let opens = self.direction == Direction::Read && self.marks.as_ref().is_some_and(Marks::are_seals);
         drop(self.busy.take_if(|_| !opens));
         match (self.direction, self.checksums.take()) {
             (Direction::Write, Some(checksums)) => checksums.then(move |checksums| {
@@ -281,17 +281,18 @@ impl Transfer {
                 self.conclude(outcome)
             }),
             (Direction::Write, None) => {
-                let sealed = self.sealed.take().filter(|_| outcome.is_ok());
-                self.blob.set_marks(sealed);
+                let seals = self.marks.take().filter(|_| outcome.is_ok());
+                self.blob.set_marks(seals);
                 self.conclude(outcome)
             }
-            (Direction::Read, _) if outcome.is_ok() => self.examine(marks),
+            (Direction::Read, _) if outcome.is_ok() => self.examine(),
             _ => self.conclude(outcome),
         }
     }
 
     /// Has the workers compare what was read with what was noted of it, and copy it out of a bounce buffer; then continues.
-    fn examine(self, marks: Option<Marks>) -> Vec<Op> {
+    fn examine(self) -> Vec<Op> {
+        let marks = self.marks.clone();
         if marks.is_none() && self.user.is_none() {
             return self.conclude(Ok(()));
         }
@@ -386,7 +387,7 @@ impl Transfer {
 
     /// Counts the outcome, then reports it once the transfer holds neither the blob nor any memory.
     fn finish(self, outcome: Result<(), Failure>) {
-        let Transfer { rules, direction, blob, buf, user, attempt, busy, done, .. } = self;
+        let Transfer { rules, direction, blob, buf, user, attempt, marks, busy, done, .. } = self;
         drop(busy);
         let counters = &rules.counters;
         let result = outcome.map_err(|failure| failure.into_error(direction, attempt, &blob));
@@ -394,7 +395,7 @@ impl Transfer {
             (Ok(()), Direction::Write) => count(&counters.writes, &counters.bytes_written, blob.len()),
             (Ok(()), Direction::Read) => {
                 count(&counters.reads, &counters.bytes_read, blob.len());
-                if blob.marks().is_some() {
+                if marks.is_some() {
                     count(&counters.reads_checked, &counters.bytes_checked, blob.len());
                 }
             }

@@ -29,9 +29,11 @@ use self::checks::{
     no_checksums_are_taken_of_memory_that_may_go,
 };
 use self::encryption::{
-    a_devices_memory_is_not_encrypted_and_refused, an_encrypted_transfer_has_let_go_when_it_completes,
-    another_store_does_not_decrypt_with_its_own_key, changed_bytes_are_not_decrypted,
-    checksums_are_not_taken_of_what_is_encrypted, dropping_the_store_waits_for_what_is_encrypted_and_written,
+    a_devices_memory_is_not_encrypted_and_refused,
+    a_write_that_begins_meanwhile_changes_nothing_of_what_a_read_demands,
+    an_encrypted_transfer_has_let_go_when_it_completes, another_store_does_not_decrypt_with_its_own_key,
+    changed_bytes_are_not_decrypted, checksums_are_not_taken_of_what_is_encrypted,
+    dropping_the_store_waits_for_what_is_encrypted_and_written,
     encrypted_blobs_of_all_sizes_come_back_whatever_the_memory, many_encrypted_transfers_at_once,
     memory_that_may_go_is_copied_before_a_write_returns_and_then_encrypted,
     nothing_is_decrypted_that_was_not_written_whole, nothing_of_what_is_encrypted_is_on_the_disk,
@@ -111,6 +113,7 @@ macro_rules! suite {
             slots_are_decrypted_where_they_are
             nothing_of_what_is_encrypted_is_on_the_disk
             what_is_encrypted_leaves_the_memory_of_the_caller_alone
+            a_write_that_begins_meanwhile_changes_nothing_of_what_a_read_demands
             changed_bytes_are_not_decrypted
             nothing_is_decrypted_that_was_not_written_whole
             another_store_does_not_decrypt_with_its_own_key

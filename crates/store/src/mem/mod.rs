@@ -45,8 +45,8 @@ pub unsafe trait IoBuf: Send + Sync {
         true
     }
 
-    /// Whether the bytes can be read until drop whatever the program does meanwhile. If not, only the kernel reads what is
-    /// written from them: no checksum is taken.
+    /// Whether the bytes can be read until drop whatever the program does meanwhile. If not, no checksum is
+    /// taken of them, and only the kernel reads what is written from them, or the thread that begins a write which needs a copy.
     fn stays(&self) -> bool {
         true
     }

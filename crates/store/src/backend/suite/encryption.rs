@@ -5,7 +5,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 
 use super::super::{Direction, Fault};
-use super::buffers::{Part, Scattered, Unpinned, aligned, bytes, pattern};
+use super::buffers::{Part, Scattered, Unpinned, aligned, bytes, contents, pattern};
 use super::checks::{Passing, Watched, assert_only_they_touch_what_was_read, is_for_bytes};
 use super::{
     Bench, MIB, SIZES, assert_holds_pattern, assert_round_trip, read, result, start, write, write_pattern,
@@ -108,6 +108,21 @@ pub(super) fn changed_bytes_are_not_decrypted(bench: &Bench) {
 
     faulty.heal();
     assert_holds_pattern(&store, &blob, 1);
+}
+
+pub(super) fn a_write_that_begins_meanwhile_changes_nothing_of_what_a_read_demands(bench: &Bench) {
+    let (store, faulty) = bench.open_faulty(StoreConfig { encrypt: true, ..bench.config() });
+    let blob = write_pattern(&store, 1, MIB);
+    faulty.hold(Direction::Read);
+    let target = aligned(&vec![0; MIB]);
+    let outcome = start(&store, Direction::Read, &blob, Arc::<AlignedBuf>::clone(&target));
+    faulty.wait_held(blob.spans(|_| 256 << 10).count());
+    // The disk has read everything, and nothing is written.
+    faulty.inject(Direction::Write, Fault::Errno(libc::EIO), 0, u64::MAX);
+    write(&store, &blob, aligned(&pattern(2, MIB))).unwrap_err();
+    faulty.release();
+    result(&outcome).unwrap();
+    assert!(contents(&*target, MIB) == pattern(1, MIB));
 }
 
 pub(super) fn nothing_is_decrypted_that_was_not_written_whole(bench: &Bench) {
