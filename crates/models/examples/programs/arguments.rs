@@ -16,6 +16,7 @@ cargo run --release -p ssdtrain-models --example programs -- [OPTIONS] [NAME]...
   --overhead SHARE  goal: steps at most this share longer than without the cache (default 0.10)
   --budget SHARE    goal instead: a peak of at most this share of the highest without the cache
   --spill DIR       where activations go (default: the folder for temporary files)
+  --each            prints each iteration: its times, and the reports of its steps
   --list            prints the names";
 
 /// What to run.
@@ -24,6 +25,8 @@ pub(crate) struct Arguments {
     pub(crate) steps: usize,
     pub(crate) aim: Aim,
     pub(crate) spill: PathBuf,
+    /// Whether each iteration is printed.
+    pub(crate) each: bool,
     pub(crate) is_list: bool,
     pub(crate) is_help: bool,
 }
@@ -36,6 +39,7 @@ impl Arguments {
             steps: 30,
             aim: Aim::Overhead(0.10),
             spill: std::env::temp_dir(),
+            each: false,
             is_list: false,
             is_help: false,
         };
@@ -50,6 +54,7 @@ impl Arguments {
                 }
                 "--budget" => read.aim = Aim::Budget(value()?.parse().map_err(|error| failed(&error))?),
                 "--spill" => read.spill = value()?.into(),
+                "--each" => read.each = true,
                 "--list" => read.is_list = true,
                 "--help" | "-h" => read.is_help = true,
                 option if option.starts_with('-') => {

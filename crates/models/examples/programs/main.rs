@@ -56,7 +56,7 @@ fn main() -> Result<ExitCode> {
     table::head(arguments.aim, arguments.steps);
     let mut outcomes = Vec::new();
     for (name, make) in programs {
-        let outcome = race::race(make, arguments.aim, arguments.steps, &arguments.spill)?;
+        let outcome = race::race(make, &arguments)?;
         table::row(name, &outcome);
         outcomes.push(outcome);
     }

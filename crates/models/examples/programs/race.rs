@@ -2,7 +2,6 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ssdtrain::plan::Goal;
@@ -10,7 +9,9 @@ use ssdtrain::{Auto, StepReport, TensorCache};
 use tch::nn::VarStore;
 use tch::{Kind, Tensor};
 
+use crate::arguments::Arguments;
 use crate::program::{Program, Result, Seen, Session};
+use crate::table;
 
 /// As many iterations make up the beginning of a run, and its end.
 const PART: usize = 10;
@@ -53,6 +54,9 @@ pub(crate) struct Outcome {
     pub(crate) warnings: Vec<String>,
 }
 
+/// An iteration without the cache and one with it.
+pub(crate) type Lap = [(Duration, Seen); 2];
+
 /// A median with its quartiles.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Spread {
@@ -75,7 +79,8 @@ pub(crate) struct Steps {
 }
 
 /// Runs two copies of a program, iteration by iteration in turn, and compares them.
-pub(crate) fn race(make: fn() -> Result<Program>, aim: Aim, count: usize, spill: &Path) -> Result<Outcome> {
+pub(crate) fn race(make: fn() -> Result<Program>, arguments: &Arguments) -> Result<Outcome> {
+    let &Arguments { aim, steps: count, .. } = arguments;
     let made = || {
         tch::manual_seed(SEED);
         make()
@@ -85,13 +90,13 @@ pub(crate) fn race(make: fn() -> Result<Program>, aim: Aim, count: usize, spill:
         Aim::Budget(share) => Goal::budget((share * highest_peak(made()?, count)? as f64) as u64),
     };
     let mut copies = [made()?, made()?];
-    let mut builder = TensorCache::builder().spill_to(spill).policy(Auto::new(goal));
+    let mut builder = TensorCache::builder().spill_to(&arguments.spill).policy(Auto::new(goal));
     for store in &copies[1].stores {
         builder = builder.parameters(store);
     }
     let cache = builder.build()?;
     let mut outcome = Outcome::default();
-    let mut laps: Vec<[(Duration, Seen); 2]> = Vec::new();
+    let mut laps: Vec<Lap> = Vec::new();
     for number in 1..=count {
         let [plain, cached] = &mut copies;
         // Whatever slows the machine for a while slows both, and neither is always the first.
@@ -103,7 +108,12 @@ pub(crate) fn race(make: fn() -> Result<Program>, aim: Aim, count: usize, spill:
             plain.and_then(|plain| Ok([plain, iterate(cached, number, Some(&cache))?]))
         };
         match lap {
-            Ok(lap) => laps.push(lap),
+            Ok(lap) => {
+                if arguments.each {
+                    table::iteration(number, &lap);
+                }
+                laps.push(lap);
+            }
             Err(failure) => {
                 outcome.failure = Some((number, failure));
                 break;
@@ -122,7 +132,7 @@ pub(crate) fn race(make: fn() -> Result<Program>, aim: Aim, count: usize, spill:
 
 impl Outcome {
     /// Fills in what the iterations show together.
-    fn judge(&mut self, laps: &[[(Duration, Seen); 2]], aim: Aim) {
+    fn judge(&mut self, laps: &[Lap], aim: Aim) {
         let reports = laps.iter().flat_map(|[_, (_, cached)]| &cached.reports);
         reports.clone().for_each(|report| self.steps.count(report));
         self.warnings = reports.last().map(|report| report.warnings.clone()).unwrap_or_default();

@@ -1,6 +1,6 @@
 //! The table: a row for each program, and what all of them come to.
 
-use crate::race::{Aim, Outcome, Spread};
+use crate::race::{Aim, Lap, Outcome, Spread};
 
 /// What the columns mean.
 const LEGEND: &str = "
@@ -26,6 +26,13 @@ pub(crate) fn head(aim: Aim, steps: usize) {
         "program", "ms", "settled", "first 10", "last 10", "peak", "promise", "plans", "planned", "left",
         "moved", "kept", "bits",
     ]);
+}
+
+/// Prints an iteration, and the reports of its steps.
+pub(crate) fn iteration(number: usize, [plain, cached]: &Lap) {
+    let [without, with] = [plain, cached].map(|(time, _)| time.as_secs_f64());
+    println!("    {number}: {:.2} of {:.1} ms", with / without, without * 1e3);
+    cached.1.reports.iter().for_each(|report| println!("        {report}"));
 }
 
 /// Prints a program's row, and lines below it for what went wrong.
