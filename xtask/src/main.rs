@@ -14,6 +14,7 @@ mod outside;
 mod pip;
 mod process;
 mod rooms;
+mod sanitize;
 #[path = "../../hooks/libtorch/src/version.rs"]
 pub mod version;
 mod wheel;
@@ -91,6 +92,17 @@ for the targets that need none, whose build is much shorter. Inputs that reach n
 fuzz/target/runs/TARGET/found, where the next run starts from them as well. A target that crashes fails the command, which
 says what the target printed and where the input is. No other compiler is needed than the pinned one.",
         run: fuzz::run,
+    },
+    Command {
+        name: "sanitize",
+        arguments: "address|thread [ARGS]",
+        summary: "Run tests under a sanitizer: wrong uses of memory, or races",
+        details: "\
+`address` finds memory that is used wrongly or never freed, and undefined behaviour in C++. It runs the tests of the library
+and of the crates below it. `thread` finds races. It runs those that do without libtorch, which it does not see into. ARGS go to
+cargo-nextest: a name to filter by, and so on. This needs a nightly compiler with the source of the standard library
+(`rustup toolchain install nightly --component rust-src`), cargo-nextest, and GCC. What it builds goes to target/sanitize.",
+        run: sanitize::run,
     },
     Command {
         name: "ci",

@@ -214,12 +214,12 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
 // The key can have only one fallback, which stays for as long as the process lives.
 void install() {
   const std::lock_guard lock(operators_lock());
-  static torch::Library* library = [] {
+  // Kept, so that checkers of leaks find it.
+  [[gnu::used]] static torch::Library* library = [] {
     auto made = std::make_unique<torch::Library>(torch::Library::IMPL, "_", c10::DispatchKey::Fake, __FILE__, __LINE__);
     made->fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
     return made.release();
   }();
-  (void)library;
 }
 
 // Runs an operation again. `storages` are what it read, in the order of `read`.
