@@ -302,13 +302,17 @@ impl Store {
         self.shared.allowance.set(bytes);
     }
 
-    /// Gives back the space of the spill files behind the last blob in each, and memory of bounce buffers. Returns the bytes of the
-    /// files. The files grow again when
+    /// Gives back the space of the spill files behind the last blob in each. Returns the bytes. The files grow again when
     /// they are needed, as they did at first. A disk that does not answer is waited for up to its
     /// [time limit](StoreConfig::timeout), once; its file then counts as full until it has answered.
     pub fn shrink(&self) -> u64 {
-        self.shared.rules.encryption.iter().for_each(Encryption::shrink);
         self.shared.growth.shrink(&self.shared.volumes)
+    }
+
+    /// Gives back the memory that encrypted blobs are written from, as far as nothing is in it. Returns the bytes. Later writes take
+    /// memory again.
+    pub fn trim(&self) -> u64 {
+        self.shared.rules.encryption.as_ref().map_or(0, Encryption::trim)
     }
 
     fn reserved_bytes(&self) -> u64 {
