@@ -185,6 +185,16 @@ fn steps_do_not_take_more_and_more_memory() {
     assert!(resident() < before + 32 * MIB, "{before} bytes, and {} later", resident());
 }
 
+#[test]
+fn a_pause_counts_the_memory_that_encryption_writes_from() {
+    let cache = moving().backend(BackendKind::Memory).encrypt(true).build().unwrap();
+    trains(&cache);
+    // What libtorch holds is not what is looked for.
+    ssdtrain::trim();
+    let given_back = cache.pause();
+    assert!(given_back.host_bytes >= 8 * MIB, "{given_back:?}");
+}
+
 /// Bytes of this process in memory.
 fn resident() -> u64 {
     let pages = fs::read_to_string("/proc/self/statm").unwrap();

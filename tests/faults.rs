@@ -3,7 +3,8 @@
 //!
 //! Each training is repeated with a fault in its first, second, third, ... read or write, until one runs to its end
 //! without reaching the fault. By default a sample of these trainings runs. All of them, more than 100,000, take half an
-//! hour or more, which is longer than nextest allows. A fault's name instead of `all` runs those with that fault:
+//! hour or more, which is longer than nextest allows. A fault's name instead of `all` runs those with that fault, as in
+//! `SSDTRAIN_FAULTS='Errno(5)'`:
 //!
 //! ```sh
 //! SSDTRAIN_FAULTS=all cargo test --test faults -- --nocapture --test-threads 1
@@ -47,6 +48,13 @@ fn cpu_tensors_that_are_encrypted() {
 fn a_host_pool_above_the_disk() {
     let pool: Setting = |it| it.host_pool(SMALLEST_POOL);
     sweep(Way { name: "host pool", device: Some(pool), layers: 3, ..CPU });
+}
+
+#[test]
+fn a_host_pool_above_an_encrypted_disk() {
+    let pool: Setting = |it| it.host_pool(SMALLEST_POOL);
+    let name = "host pool, encrypted";
+    sweep(Way { name, device: Some(pool), layers: 3, encrypts: true, sample: 5 * SAMPLE, ..CPU });
 }
 
 #[test]
@@ -207,7 +215,9 @@ fn sweep(way: Way) {
         }
     }
     println!("{}: {tally:?}", way.name);
-    assert!(tally.errors > 0 && tally.reached > tally.trainings / 2, "{tally:?}");
+    // Some faults by themselves are never an error: a write that finds no room leaves its tensor where it is.
+    let errs = tally.errors > 0 || !(chosen.is_empty() || chosen == "all");
+    assert!(errs && tally.reached > tally.trainings / 2, "{tally:?}");
 }
 
 /// Numbers of trainings.

@@ -1,19 +1,20 @@
-//! Whatever a token file holds, drawing batches from it is an answer and never a panic.
+//! Whatever a token file holds, and whatever is drawn from it, batches are what it has or an error, and never a panic.
 #![no_main]
 
-use std::fs;
-
 use libfuzzer_sys::fuzz_target;
-use ssdtrain_models::TokenSet;
-use tch::Device;
+use ssdtrain_models::fuzzing::{Drawing, draw_tokens};
 
-fuzz_target!(|input: (u16, u8, Vec<u8>)| {
-    let (vocab, block, bytes) = input;
-    let directory = tempfile::tempdir().expect("a temporary directory");
-    let path = directory.path().join("train.bin");
-    fs::write(&path, bytes).expect("a file");
-    let Ok(tokens) = TokenSet::open_bin(&path, usize::from(vocab)) else { return };
-    if let Ok(mut batches) = tokens.random_batches(2, usize::from(block), 1, Device::Cpu) {
-        drop(batches.draw());
-    }
+fuzz_target!(|input: (u16, u8, u8, u8, u64, u8, &[u8])| {
+    let (vocab, held_out, rows, block, seed, spread, bytes) = input;
+    let drawing = Drawing {
+        vocab: usize::from(vocab),
+        // Also shares that are refused.
+        held_out: f64::from(held_out) / 200.0,
+        // More only take longer.
+        rows: usize::from(rows % 16),
+        block: usize::from(block),
+        seed,
+        spread: usize::from(spread),
+    };
+    drop(draw_tokens(bytes, &drawing));
 });

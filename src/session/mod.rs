@@ -295,11 +295,13 @@ impl TensorCache {
     pub fn pause(&self) -> GivenBack {
         let here = self.here();
         let pinned_bytes = here.cache.tier().map_or(0, Tier::shrink);
-        let spill_bytes = here.cache.tier().and_then(Tier::store).map_or(0, Store::shrink);
+        let store = here.cache.tier().and_then(Tier::store);
+        let spill_bytes = store.map_or(0, Store::shrink);
+        let bounce_bytes = store.map_or(0, Store::trim);
         let reserved = |device| torch::memory(device).reserved;
         let (host, device) = (reserved(Device::Cpu), reserved(self.device));
         torch::trim();
-        let host_bytes = host.saturating_sub(reserved(Device::Cpu));
+        let host_bytes = host.saturating_sub(reserved(Device::Cpu)) + bounce_bytes;
         let trimmed = match self.device {
             Device::Cuda(index) => torch::CudaDevice::new(index).and_then(torch::CudaDevice::trim),
             _ => Ok(()),
@@ -395,7 +397,8 @@ impl fmt::Debug for TensorCache {
 pub struct GivenBack {
     /// Host memory that was pinned for the device.
     pub pinned_bytes: u64,
-    /// Memory of CPU tensors that libtorch held and did not use.
+    /// Memory of CPU tensors that libtorch held and did not use, and memory from which spill files are written when they are
+    /// [encrypted](TensorCacheBuilder::encrypt).
     pub host_bytes: u64,
     /// Memory of a GPU that libtorch held and did not use.
     pub device_bytes: u64,

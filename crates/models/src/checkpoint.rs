@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process;
 
-use safetensors::tensor::{self, TensorInfo, TensorView};
+use safetensors::tensor::{self, TensorInfo};
 use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
 use tch::nn::VarStore;
@@ -94,7 +94,11 @@ impl Checkpoint {
     /// [`Error::Io`] if `path` cannot be read, [`Error::Checkpoint`] if it is damaged or not one of our checkpoints.
     pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint> {
         let path = path.as_ref();
-        let bytes = fs::read(path).map_err(Error::io("read", path))?;
+        Checkpoint::parse(path, fs::read(path).map_err(Error::io("read", path))?)
+    }
+
+    /// Takes the bytes of the file at `path` for a checkpoint.
+    pub(crate) fn parse(path: &Path, bytes: Vec<u8>) -> Result<Checkpoint> {
         let damaged = |message: String| Error::Checkpoint { path: path.to_owned(), message };
         let (_, header) = SafeTensors::read_metadata(&bytes)
             .map_err(|error| damaged(format!("is damaged or no safetensors file ({error})")))?;
@@ -131,21 +135,15 @@ impl Checkpoint {
         if config != self.metadata.config {
             return Err(self.error(differences(&self.metadata.config, &config)));
         }
-        let stored = SafeTensors::deserialize(&self.bytes).map_err(|error| self.error(error.to_string()))?;
-        let wanted = named_tensors(vs, optimizer.as_deref());
-        let mut loaded = Vec::with_capacity(wanted.len());
-        for (name, tensor) in &wanted {
-            let view = stored.tensor(name).map_err(|_| self.error(format!("has no tensor \"{name}\"")))?;
-            loaded.push(self.load(name, &view, tensor)?);
-        }
-        let known: HashSet<&str> = wanted.iter().map(|(name, _)| name.as_str()).collect();
-        let is_foreign = |name: &&str| !known.contains(name) && !is_optimizer_state(name);
-        if let Some(name) = stored.names().into_iter().find(is_foreign) {
-            return Err(self.error(format!("has a tensor \"{name}\", which the model has not")));
-        }
+        let tensors = named_tensors(vs, optimizer.as_deref());
+        let wanted: Vec<_> = tensors.iter().map(|(name, tensor)| Wanted::new(name, tensor)).collect();
+        let stored = self.matching(&wanted)?.into_iter().zip(&wanted);
+        let loaded = stored
+            .map(|(bytes, wanted)| Tensor::f_from_data_size(bytes, &wanted.shape, wanted.kind))
+            .collect::<Result<Vec<_>, _>>()?;
 
         no_grad(|| {
-            wanted.into_iter().zip(&loaded).try_for_each(|((_, mut tensor), value)| tensor.f_copy_(value))
+            tensors.into_iter().zip(&loaded).try_for_each(|((_, mut tensor), value)| tensor.f_copy_(value))
         })?;
         if let Some(optimizer) = optimizer {
             optimizer.steps = self.metadata.optimizer_steps;
@@ -153,23 +151,49 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The stored tensor, if it matches the tensor that it is meant for.
-    fn load(&self, name: &str, view: &TensorView<'_>, target: &Tensor) -> Result<Tensor> {
-        let kind = target.kind();
-        if dtype_of(kind) != Some(view.dtype()) {
+    /// The bytes of each tensor that is wanted. The checkpoint has to have all of these and, besides states of optimisers, no
+    /// others.
+    pub(crate) fn matching(&self, wanted: &[Wanted<'_>]) -> Result<Vec<&[u8]>> {
+        let stored = SafeTensors::deserialize(&self.bytes).map_err(|error| self.error(error.to_string()))?;
+        let found = wanted.iter().map(|wanted| self.bytes_of(&stored, wanted)).collect::<Result<_>>()?;
+        let known: HashSet<&str> = wanted.iter().map(|wanted| wanted.name).collect();
+        let is_foreign = |name: &&str| !known.contains(name) && !is_optimizer_state(name);
+        if let Some(name) = stored.names().into_iter().find(is_foreign) {
+            return Err(self.error(format!("has a tensor \"{name}\", which the model has not")));
+        }
+        Ok(found)
+    }
+
+    /// The bytes of a stored tensor, if it matches the one that it is meant for.
+    fn bytes_of<'a>(&self, stored: &SafeTensors<'a>, wanted: &Wanted<'_>) -> Result<&'a [u8]> {
+        let Wanted { name, kind, shape } = wanted;
+        let view = stored.tensor(name).map_err(|_| self.error(format!("has no tensor \"{name}\"")))?;
+        if dtype_of(*kind) != Some(view.dtype()) {
             let dtype = view.dtype();
             return Err(self.error(format!("holds \"{name}\" as {dtype:?}, and the model as {kind:?}")));
         }
-        let shape: Vec<i64> = view.shape().iter().map(|&length| length as i64).collect();
-        if shape != target.size() {
-            let size = target.size();
-            return Err(self.error(format!("holds \"{name}\" as {shape:?}, and the model as {size:?}")));
+        let found: Vec<i64> = view.shape().iter().map(|&length| length as i64).collect();
+        if found != *shape {
+            return Err(self.error(format!("holds \"{name}\" as {found:?}, and the model as {shape:?}")));
         }
-        Ok(Tensor::f_from_data_size(view.data(), &shape, kind)?)
+        Ok(view.data())
     }
 
     fn error(&self, message: impl Into<String>) -> Error {
         Error::Checkpoint { path: self.path.clone(), message: message.into() }
+    }
+}
+
+/// A tensor that a checkpoint should have.
+pub(crate) struct Wanted<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) kind: Kind,
+    pub(crate) shape: Vec<i64>,
+}
+
+impl Wanted<'_> {
+    fn new<'a>(name: &'a str, tensor: &Tensor) -> Wanted<'a> {
+        Wanted { name, kind: tensor.kind(), shape: tensor.size() }
     }
 }
 

@@ -34,6 +34,8 @@ mod blocks;
 mod checkpoint;
 mod corpus;
 mod error;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod gpt;
 mod head;
 mod language_model;

@@ -1,6 +1,8 @@
 //! Token sets: where they come from, how they are split, and the batches drawn from them.
 
+use std::fmt::Debug;
 use std::fs::File;
+use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -30,7 +32,19 @@ pub struct TokenSet {
 enum Source {
     Memory(Arc<[u16]>),
     /// Little-endian 16-bit ids with nothing before them.
-    File(Arc<File>, Arc<Path>),
+    File(Arc<dyn Bytes>, Arc<Path>),
+}
+
+/// The bytes of a token file.
+pub(crate) trait Bytes: Debug + Send + Sync {
+    /// Fills `bytes` with those from `offset` on.
+    fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()>;
+}
+
+impl Bytes for File {
+    fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        FileExt::read_exact_at(self, bytes, offset)
+    }
 }
 
 /// Inputs and the tokens that follow each of them, both `[rows, block]` with 64-bit ids.
@@ -68,18 +82,22 @@ impl TokenSet {
         let path = path.as_ref();
         let file = File::open(path).map_err(Error::io("open", path))?;
         let found = file.metadata().map_err(Error::io("open", path))?;
-        let name = path.display().to_string();
         if !found.is_file() {
-            return Err(Error::data(name, "is not a file of tokens"));
+            return Err(Error::data(path.display().to_string(), "is not a file of tokens"));
         }
-        let bytes = found.len() as usize;
+        TokenSet::over(Arc::new(file), found.len() as usize, path, vocab)
+    }
+
+    /// A token file of so many bytes, the one at `path`.
+    pub(crate) fn over(source: Arc<dyn Bytes>, bytes: usize, path: &Path, vocab: usize) -> Result<TokenSet> {
+        let name = path.display().to_string();
         if !bytes.is_multiple_of(2) {
             return Err(Error::data(
                 name,
                 format!("has an odd length of {bytes} bytes; tokens have two each"),
             ));
         }
-        let source = Source::File(Arc::new(file), path.into());
+        let source = Source::File(source, path.into());
         Ok(TokenSet { source, name: name.into(), vocab, range: 0..bytes / 2 })
     }
 
@@ -210,12 +228,23 @@ impl RandomBatches {
     /// # Errors
     /// [`Error::Io`] if the token file cannot be read, [`Error::Data`] if a token is outside the vocabulary.
     pub fn draw(&mut self) -> Result<Batch> {
-        let mut random = stream(self.seed, self.position);
-        let places = self.reader.tokens.len() - self.reader.block;
-        let starts: Vec<_> = (0..self.reader.rows).map(|_| below(&mut random, places)).collect();
-        let batch = self.reader.batch(&starts)?;
+        let batch = self.reader.batch(&self.starts())?;
         self.position += 1;
         Ok(batch)
+    }
+
+    /// Where the blocks of the next batch begin.
+    fn starts(&self) -> Vec<usize> {
+        let mut random = stream(self.seed, self.position);
+        let places = self.reader.tokens.len() - self.reader.block;
+        (0..self.reader.rows).map(|_| below(&mut random, places)).collect()
+    }
+
+    /// Where the blocks of the next batch begin, and their tokens.
+    #[cfg(fuzzing)]
+    pub(crate) fn ids(&self) -> Result<(Vec<usize>, Ids)> {
+        let starts = self.starts();
+        self.reader.ids(&starts).map(|ids| (starts, ids))
     }
 
     /// Number of batches drawn so far.
@@ -247,6 +276,21 @@ impl SequentialBatches {
         SequentialBatches { given, next: 0, ..self }
     }
 
+    /// Where the blocks of the next batch begin; there are none after the last one.
+    fn next_starts(&mut self) -> Vec<usize> {
+        let end = self.given.min(self.next + self.reader.rows);
+        let starts = (self.next..end).map(|index| self.start(index)).collect();
+        self.next = end;
+        starts
+    }
+
+    /// Where the blocks of the next batch begin, and their tokens.
+    #[cfg(fuzzing)]
+    pub(crate) fn next_ids(&mut self) -> Option<Result<(Vec<usize>, Ids)>> {
+        let starts = self.next_starts();
+        (!starts.is_empty()).then(|| self.reader.ids(&starts).map(|ids| (starts, ids)))
+    }
+
     /// Where block number `index` of those used begins.
     fn start(&self, index: usize) -> usize {
         let block = index as u128 * self.blocks as u128 / self.given as u128;
@@ -258,9 +302,7 @@ impl Iterator for SequentialBatches {
     type Item = Result<Batch>;
 
     fn next(&mut self) -> Option<Result<Batch>> {
-        let end = self.given.min(self.next + self.reader.rows);
-        let starts: Vec<_> = (self.next..end).map(|index| self.start(index)).collect();
-        self.next = end;
+        let starts = self.next_starts();
         (!starts.is_empty()).then(|| self.reader.batch(&starts))
     }
 
@@ -299,18 +341,29 @@ impl BlockReader {
     }
 
     fn batch(&self, starts: &[usize]) -> Result<Batch> {
-        let mut inputs = Vec::with_capacity(starts.len() * self.block);
-        let mut targets = Vec::with_capacity(starts.len() * self.block);
-        for &start in starts {
-            self.tokens.read(start, self.block, &mut inputs)?;
-            self.tokens.read(start + 1, self.block, &mut targets)?;
-        }
+        let Ids { inputs, targets } = self.ids(starts)?;
         let tensor = |ids: &[i64]| -> Result<Tensor> {
             let size = [starts.len() as i64, self.block as i64];
             Ok(Tensor::f_from_slice(ids)?.f_view(size)?.f_to_device(self.device)?)
         };
         Ok(Batch { inputs: tensor(&inputs)?, targets: tensor(&targets)? })
     }
+
+    fn ids(&self, starts: &[usize]) -> Result<Ids> {
+        let mut inputs = Vec::with_capacity(starts.len() * self.block);
+        let mut targets = Vec::with_capacity(starts.len() * self.block);
+        for &start in starts {
+            self.tokens.read(start, self.block, &mut inputs)?;
+            self.tokens.read(start + 1, self.block, &mut targets)?;
+        }
+        Ok(Ids { inputs, targets })
+    }
+}
+
+/// The tokens of a batch, row by row.
+pub(crate) struct Ids {
+    pub(crate) inputs: Vec<i64>,
+    pub(crate) targets: Vec<i64>,
 }
 
 /// Random number stream `number` of `seed`.

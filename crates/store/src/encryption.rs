@@ -46,9 +46,9 @@ impl Encryption {
         Some(slot)
     }
 
-    /// Gives memory back that nothing is in.
-    pub(super) fn shrink(&self) {
-        self.memory.shrink();
+    /// Gives memory back that nothing is in. Returns the bytes.
+    pub(super) fn trim(&self) -> u64 {
+        self.memory.shrink()
     }
 }
 
@@ -93,8 +93,7 @@ mod tests {
         let again: Vec<_> = (0..3).map(|_| encryption.bounce(PORTION as usize + 1).unwrap()).collect();
         assert_eq!(encryption.memory.capacity(), capacity);
         drop(again);
-        encryption.shrink();
-        assert_eq!(encryption.memory.capacity(), 0);
+        assert_eq!((encryption.trim(), encryption.memory.capacity()), (capacity, 0));
     }
 
     #[test]

@@ -69,6 +69,7 @@ mod growth;
 mod history;
 mod history_file;
 mod host_memory;
+mod maker;
 mod marks;
 mod mem;
 mod numa;

@@ -1,13 +1,13 @@
 //! Encryption of what is spilled: AES-256-GCM, a piece at a time, with a key that is only in the memory of its process.
 
 use std::hint::black_box;
-use std::process;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, Tag, UnboundKey};
 use ring::rand::{SecureRandom, SystemRandom};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::maker::Maker;
 use crate::mem::PAGE;
 
 /// How many bytes have a seal of their own. A slot of the host pool is contiguous for as many.
@@ -18,6 +18,9 @@ const KEY_BYTES: usize = 32;
 /// Seals what is written and opens what is read. Its key is random, is written nowhere, and goes with it.
 pub(super) struct Sealer {
     key: LessSafeKey,
+    /// Who may seal: a process that was forked off has the key and the number of seals of its parent, and would make the next
+    /// ones of both with the same nonces.
+    maker: Maker,
     /// How many seals were made.
     seals: AtomicU64,
 }
@@ -32,6 +35,11 @@ pub(super) struct Seal {
 impl Sealer {
     /// A sealer with a key of its own.
     pub(super) fn new() -> Result<Sealer> {
+        let maker = Maker::new().map_err(|error| {
+            let message =
+                "encrypt: processes that are forked off could not be told apart; do without encryption";
+            Error::io(ErrorKind::Io, message, error)
+        })?;
         let mut bytes = [0; KEY_BYTES];
         let random = SystemRandom::new().fill(&mut bytes);
         let key = random.and_then(|()| UnboundKey::new(&AES_256_GCM, &bytes)).map(LessSafeKey::new);
@@ -41,12 +49,19 @@ impl Sealer {
                            refuses the system call getrandom";
             Error::new(ErrorKind::Io, message)
         })?;
-        Ok(Sealer { key, seals: AtomicU64::new(0) })
+        Ok(Sealer { key, maker, seals: AtomicU64::new(0) })
+    }
+
+    /// Whether this process may seal: it was not forked from the one that made the key.
+    pub(super) fn seals_here(&self) -> bool {
+        !self.maker.is_parent()
     }
 
     /// Encrypts some bytes, [`SEALED_BYTES`] at most, where they are.
     pub(super) fn seal(&self, bytes: &mut [u8]) -> Seal {
         debug_assert!(bytes.len() <= SEALED_BYTES);
+        // A child may find a task of its parent.
+        assert!(self.seals_here(), "only the process that made a key encrypts with it");
         let nonce = self.next_nonce();
         let sealed =
             self.key.seal_in_place_separate_tag(Nonce::assume_unique_for_key(nonce), Aad::empty(), bytes);
@@ -64,7 +79,10 @@ impl Sealer {
 
     /// A nonce that no other seal of this key has.
     fn next_nonce(&self) -> [u8; NONCE_LEN] {
-        nonce(process::id(), self.seals.fetch_add(1, Relaxed))
+        let mut nonce = [0; NONCE_LEN];
+        let (_, number) = nonce.split_at_mut(NONCE_LEN - size_of::<u64>());
+        number.copy_from_slice(&self.seals.fetch_add(1, Relaxed).to_be_bytes());
+        nonce
     }
 
     /// Puts another key, which everybody knows, in the place of this one: ring leaves keys in memory that is freed.
@@ -87,16 +105,6 @@ fn overwrite<T>(place: &mut T, value: T) {
     black_box(place);
 }
 
-/// The nonce of the seal with this number. A process that was forked off has the key and the number of its parent, but is
-/// another one.
-fn nonce(process: u32, number: u64) -> [u8; NONCE_LEN] {
-    let mut nonce = [0; NONCE_LEN];
-    let (front, back) = nonce.split_at_mut(size_of::<u32>());
-    front.copy_from_slice(&process.to_be_bytes());
-    back.copy_from_slice(&number.to_be_bytes());
-    nonce
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
@@ -105,6 +113,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::maker::tests::holds_in_child;
 
     const PLAIN: &[u8] = b"what is nobody's business";
 
@@ -157,12 +166,11 @@ mod tests {
     }
 
     #[test]
-    fn processes_with_the_same_key_have_other_nonces() {
-        let mut all = HashSet::new();
-        for process in [1, 2, u32::MAX] {
-            all.extend([0, 1, 1 << 32, u64::MAX].map(|number| nonce(process, number)));
-        }
-        assert_eq!(all.len(), 12);
+    fn a_process_that_was_forked_off_opens_and_does_not_seal() {
+        let sealer = Sealer::new().unwrap();
+        let (seal, bytes) = sealed(&sealer);
+        assert!(holds_in_child(|| sealer.open(&seal, &mut bytes.clone()) && !sealer.seals_here()));
+        assert!(sealer.seals_here());
     }
 
     #[test]

@@ -302,13 +302,17 @@ impl Store {
         self.shared.allowance.set(bytes);
     }
 
-    /// Gives back the space of the spill files behind the last blob in each, and memory of bounce buffers. Returns the bytes of the
-    /// files. The files grow again when
+    /// Gives back the space of the spill files behind the last blob in each. Returns the bytes. The files grow again when
     /// they are needed, as they did at first. A disk that does not answer is waited for up to its
     /// [time limit](StoreConfig::timeout), once; its file then counts as full until it has answered.
     pub fn shrink(&self) -> u64 {
-        self.shared.rules.encryption.iter().for_each(Encryption::shrink);
         self.shared.growth.shrink(&self.shared.volumes)
+    }
+
+    /// Gives back the memory that encrypted blobs are written from, as far as nothing is in it. Returns the bytes. Later writes take
+    /// memory again.
+    pub fn trim(&self) -> u64 {
+        self.shared.rules.encryption.as_ref().map_or(0, Encryption::trim)
     }
 
     fn reserved_bytes(&self) -> u64 {
@@ -350,6 +354,8 @@ mod tests {
     use super::*;
     use crate::backend::suite::forbid_growth;
     use crate::backend::{BackendKind, Faulty, Pool};
+    use crate::maker::tests::holds_in_child;
+    use crate::mem::AlignedBuf;
     use crate::volume::GROWTH_BYTES;
 
     const SHARE: u64 = 256 * BLOCK as u64;
@@ -379,6 +385,26 @@ mod tests {
         let listener: Arc<dyn Fn() + Send + Sync> = Arc::new(move || tell.send(()).unwrap());
         store.on_growth(&listener);
         (listener, told)
+    }
+
+    #[test]
+    fn a_process_that_was_forked_off_writes_nothing_with_the_key_of_its_parent() {
+        let store = Store::open(StoreConfig { encrypt: true, ..config(1, SHARE) }).unwrap();
+        let (blob, buf) = (store.reserve(100).unwrap(), Arc::new(AlignedBuf::new(BLOCK).unwrap()));
+        let write = || {
+            let (tell, told) = mpsc::channel();
+            store.write(
+                Arc::clone(&blob),
+                buf.clone(),
+                Completion::new(move |done| tell.send(done).unwrap()),
+            );
+            told
+        };
+        // At once: no other thread is there that could do it.
+        let is_refused =
+            |error: Error| error.to_string().contains("the process that this one was forked from");
+        assert!(holds_in_child(|| write().try_recv().is_ok_and(|done| done.is_err_and(is_refused))));
+        write().recv().unwrap().unwrap();
     }
 
     #[test]
@@ -473,7 +499,7 @@ mod tests {
     /// Writes so many bytes, in a blob of its own, and waits for that.
     fn write(store: &Store, bytes: u64) -> Result<()> {
         let (tell, told) = mpsc::channel();
-        let buf = Arc::new(crate::mem::AlignedBuf::new(bytes as usize).unwrap());
+        let buf = Arc::new(AlignedBuf::new(bytes as usize).unwrap());
         store.write(
             store.reserve(bytes).unwrap(),
             buf,

@@ -116,6 +116,12 @@ impl Transfer {
             return Err((Error::new(ErrorKind::Io, message), done));
         }
         let encryption = rules.encryption.as_ref().filter(|_| direction == Direction::Write);
+        if encryption.is_some_and(|encryption| !encryption.sealer.seals_here()) {
+            let message = format!(
+                "{blob} is not encrypted: the key is of the process that this one was forked from; open a store here"
+            );
+            return Err((Error::new(ErrorKind::Config, message), done));
+        }
         let marks = if direction == Direction::Read { blob.marks() } else { None };
         if direction == Direction::Read && rules.encryption.is_some() && marks.is_none() {
             let message = format!(
