@@ -331,7 +331,7 @@ fn steps_that_vary_little_end_close_to_their_goal_and_not_above() {
 fn a_machine_that_becomes_warm_meanwhile_says_nothing_of_the_plan() {
     for goal in GOALS {
         let outcomes = Outcomes::of(goal, WARMING);
-        assert!(outcomes.over() <= 0.15 && outcomes.unused() < 0.17);
+        assert!(outcomes.over() <= 0.12 && outcomes.unused() < 0.22);
         assert!(outcomes.place(0.9, |one| one.settled as f64) <= 25.0);
         assert!(outcomes.place(0.9, |one| f64::from(one.kept)) <= 10.0);
     }
@@ -341,9 +341,8 @@ fn a_machine_that_becomes_warm_meanwhile_says_nothing_of_the_plan() {
 fn steps_that_vary_more_than_the_goal_allows_are_left_alone_before_long() {
     for goal in GOALS {
         let outcomes = Outcomes::of(goal, CPU);
-        assert!(outcomes.over() <= 0.35 && outcomes.unused() < 0.25);
-        assert!(outcomes.place(0.5, |one| one.settled as f64) <= 30.0);
-        assert!(outcomes.place(0.9, |one| one.settled as f64) <= 60.0);
-        assert!(outcomes.place(0.9, |one| f64::from(one.kept)) <= 24.0);
+        assert!(outcomes.over() <= 0.15 && outcomes.unused() < 0.4);
+        assert!(outcomes.place(0.9, |one| one.settled as f64) <= 25.0);
+        assert!(outcomes.place(0.9, |one| f64::from(one.kept)) <= 10.0);
     }
 }

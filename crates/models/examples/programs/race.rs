@@ -44,6 +44,8 @@ pub(crate) struct Outcome {
     pub(crate) steps: Steps,
     /// How many plans were made.
     pub(crate) plans: u64,
+    /// What the last plan takes by its own reckoning, over a step that keeps everything.
+    pub(crate) reckoned: f64,
     /// The first iteration whose weights or gradients were not the same, bit for bit.
     pub(crate) differs: Option<usize>,
     /// The iteration that failed, and why.
@@ -124,7 +126,13 @@ pub(crate) fn race(make: fn() -> Result<Program>, arguments: &Arguments) -> Resu
             outcome.differs = Some(number);
         }
     }
-    outcome.plans = cache.plan().map_or(0, |plan| plan.plans);
+    if let Some(plan) = cache.plan() {
+        outcome.plans = plan.plans;
+        if arguments.each {
+            println!("{plan}");
+        }
+        outcome.reckoned = plan.step.as_secs_f64() / plan.kept_step.as_secs_f64();
+    }
     outcome.is_astray = !are_numbers(&copies[0].stores)?;
     outcome.judge(&laps, aim);
     Ok(outcome)

@@ -9,7 +9,7 @@ const LEGEND: &str = "
   first 10, last 10   times with the cache over those without: the median, and the quartiles
   peak                the highest activation peak of the last 10 iterations over the highest without the cache
   promise             whether the last 10 iterations kept the goal
-  plans               how many plans were made
+  plans, reckoned     how many plans were made, and what the last one takes by its own reckoning, over a step that keeps everything
   planned, left, moved, kept
                       steps that followed a plan, saved something else than planned, moved everything, kept everything
   bits                weights, buffers and gradients with the cache and without, compared after each iteration
@@ -23,8 +23,8 @@ pub(crate) fn head(aim: Aim, steps: usize) {
     };
     println!("{steps} iterations of each program with the cache and without. The goal: {goal}.{LEGEND}");
     line([
-        "program", "ms", "settled", "first 10", "last 10", "peak", "promise", "plans", "planned", "left",
-        "moved", "kept", "bits",
+        "program", "ms", "settled", "first 10", "last 10", "peak", "promise", "plans", "reckoned", "planned",
+        "left", "moved", "kept", "bits",
     ]);
 }
 
@@ -51,6 +51,7 @@ pub(crate) fn row(name: &str, outcome: &Outcome) {
         &format!("{:.3}", outcome.peak),
         if outcome.is_promise_kept { "kept" } else { "broken" },
         &outcome.plans.to_string(),
+        &format!("{:.2}", outcome.reckoned),
         &planned,
         &left,
         &moved,
@@ -78,10 +79,11 @@ pub(crate) fn foot(outcomes: &[Outcome]) {
     println!("errors        {}", count(|outcome| outcome.failure.is_some()));
 }
 
-fn line(cells: [&str; 13]) {
-    let [name, ms, settled, first, last, peak, promise, plans, planned, left, moved, kept, bits] = cells;
+fn line(cells: [&str; 14]) {
+    let [name, ms, settled, first, last, peak, promise, plans, reckoned, planned, left, moved, kept, bits] =
+        cells;
     println!(
-        "{name:<24} {ms:>5} {settled:>7}  {first:<16}  {last:<16} {peak:>6}  {promise:<7} {plans:>5} {planned:>7} {left:>4} {moved:>5} \
+        "{name:<24} {ms:>5} {settled:>7}  {first:<16}  {last:<16} {peak:>6}  {promise:<7} {plans:>5} {reckoned:>8} {planned:>7} {left:>4} {moved:>5} \
          {kept:>4}  {bits}"
     );
 }

@@ -28,8 +28,8 @@ const COMPILED: u32 = 256;
 /// The times of at most so many steps in a row are passed over because the device's driver was asked for memory, or memory was short: where
 /// that is so in every step, it is what steps take.
 const WANTING: u32 = 8;
-/// On a device of its own, no step after this one keeps everything to be compared with planned ones, unless these have become strange: from
-/// then on peaks are what plans say. On a CPU, whose steps vary more, later ones may.
+/// No step after this one keeps everything to be compared with planned ones, unless these have become strange: from then on peaks are what
+/// plans say.
 const COMPARED: u64 = 20;
 /// Steps that save more than so many times what is planned may be worth a plan of their own.
 const LARGER: f64 = 1.5;
@@ -51,7 +51,7 @@ const STEADY: u32 = 5;
 /// everything while host memory is pinned for the plan. On a CPU, on the direct path to a disk, and for a goal that is a peak, the
 /// first two steps move everything: that shows what moving costs and is safe for models whose step would not fit with
 /// everything kept, but slow. The plan is followed from the third step on. For a goal that is a time, steps that keep everything come before planned ones and take turns
-/// with them, if they fit the free memory, so that both can be compared; on a GPU, none of these comes after the twentieth step unless
+/// with them, if they fit the free memory, so that both can be compared; none of these comes after the twentieth step unless
 /// steps have become much longer or shorter. A plan whose steps exceed the goal is loosened
 /// until they meet it, at worst to keeping everything. A goal that is a peak also applies, as far as possible, to steps that
 /// are not planned. The report warns of a goal that is out of reach.
@@ -294,7 +294,7 @@ fn wanted_memory(observed: &Observation) -> bool {
 impl Policy for Auto {
     fn begin(&mut self, outset: &Outset<'_>) -> StepPlan {
         self.objective.resources = outset.resources;
-        self.objective.compares = outset.step <= COMPARED || outset.resources.release == Release::WhenStored;
+        self.objective.compares = outset.step <= COMPARED;
         let daily = self.objective.daily.as_mut();
         if daily.is_some_and(|daily| daily.begins(&outset.today)) {
             let objective = &self.objective;
