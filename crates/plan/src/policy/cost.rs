@@ -50,6 +50,9 @@ pub(super) struct Weight {
 pub(super) struct Cost {
     times: f64,
     error: f64,
+    /// Which share is still unknown of what moving may take besides, of the program's own work.
+    #[serde(default)]
+    moving: f64,
     /// The standard deviation of a single step that was measured last, as a share of it.
     deviation: f64,
 }
@@ -67,7 +70,7 @@ pub(super) struct Extra {
 impl Cost {
     /// Of a plan before any was weighed, if it is as likely as not to be off by this share of what is planned.
     pub(super) fn first(doubt: f64) -> Cost {
-        Cost { times: 1.0, error: doubt.min(FIRST_DOUBT), deviation: 0.0 }
+        Cost { times: 1.0, error: doubt.min(FIRST_DOUBT), moving: 1.0, deviation: 0.0 }
     }
 
     /// The same, with all numbers within what steps may show.
@@ -75,6 +78,7 @@ impl Cost {
         Cost {
             times: self.times.clamp(0.0, MOST_TIMES),
             error: self.error.clamp(0.0, FIRST_DOUBT),
+            moving: self.moving.clamp(0.0, 1.0),
             deviation: self.deviation.clamp(0.0, 1.0),
         }
     }
@@ -89,9 +93,11 @@ impl Cost {
         self.times * planned
     }
 
-    /// Whether a comparison would tell more of what a plan takes than is known, of which `planned` is planned.
-    pub(super) fn is_vague(self, planned: f64) -> bool {
-        self.error.max(NEXT_DOUBT) * planned > self.deviation * (2.0 / MOST as f64).sqrt()
+    /// Whether a comparison would tell more of what a plan takes than is known, of which `planned` is planned, and `moving` is what moving
+    /// may take besides.
+    pub(super) fn is_vague(self, planned: f64, moving: f64) -> bool {
+        let doubt = (self.error.max(NEXT_DOUBT) * planned).hypot(self.moving * moving);
+        doubt > self.deviation * (2.0 / MOST as f64).sqrt()
     }
 
     /// By which share steps differ from what is expected that are not taken for chance.
@@ -100,20 +106,22 @@ impl Cost {
     }
 
     /// The cost as known once such a plan was weighed, and what the plan takes by all that is known. What was measured counts the more, the
-    /// smaller its error is beside that of what was expected. If it clearly is not what was expected, that was as wrong as this shows:
-    /// something may cost time that is not in the plan at all.
-    pub(super) fn weighed(self, planned: f64, allowed: f64, weight: Weight) -> (Cost, Extra) {
+    /// smaller its error is beside that of what was expected: how far plans are from what is planned, and `moving`, which is what moving may
+    /// take besides, as a share of a step. If it clearly is not what was expected, that was as wrong as this shows: something may cost time
+    /// that is not in the plan at all.
+    pub(super) fn weighed(self, planned: f64, moving: f64, allowed: f64, weight: Weight) -> (Cost, Extra) {
         let doubt = self.error.max(NEXT_DOUBT);
-        let by_plan = (doubt * planned).powi(2);
+        let (by_plan, by_moving) = ((doubt * planned).powi(2), (self.moving * moving).powi(2));
         let news = weight.extra - self.expected(planned);
         let shown =
             if news.abs() > CERTAIN * weight.error { news.powi(2) - weight.error.powi(2) } else { 0.0 };
-        let expected = (by_plan + BESIDES.powi(2)).max(shown);
+        let expected = (by_plan + by_moving + BESIDES.powi(2)).max(shown);
         let all = expected + weight.error.powi(2);
         let times = self.times + news * doubt.powi(2) * planned / all;
         let cost = Cost {
             times: times.max(0.0),
             error: doubt * (1.0 - by_plan / all).sqrt(),
+            moving: self.moving * (1.0 - by_moving / all).sqrt(),
             deviation: weight.deviation,
         };
         let measured = self.expected(planned) + news * expected / all;
@@ -157,7 +165,7 @@ mod tests {
     /// What was measured counts this much, if `error` is its standard error.
     fn share_of_news(error: f64) -> f64 {
         let weight = Weight { kept: Some(Duration::from_secs(1)), extra: 0.06, error, deviation: error };
-        let (cost, extra) = Cost::first(FIRST_DOUBT).weighed(0.02, 0.02, weight);
+        let (cost, extra) = Cost::first(FIRST_DOUBT).weighed(0.02, 0.0, 0.02, weight);
         assert!((1.0..=3.0).contains(&cost.times) && extra.error <= error.min(0.011), "{cost:?} {extra:?}");
         (extra.measured - 0.02) / 0.04
     }
@@ -174,24 +182,38 @@ mod tests {
     fn what_clearly_takes_longer_than_planned_is_not_passed_for_chance() {
         let weight =
             |extra| Weight { kept: Some(Duration::from_secs(1)), extra, error: 0.05, deviation: 0.1 };
-        let (_, extra) = Cost::first(FIRST_DOUBT).weighed(0.01, 0.1, weight(1.0));
+        let (_, extra) = Cost::first(FIRST_DOUBT).weighed(0.01, 0.0, 0.1, weight(1.0));
         assert!(extra.is_over() && extra.measured > 0.9, "{extra:?}");
-        let (_, extra) = Cost::first(FIRST_DOUBT).weighed(0.1, 0.1, weight(0.3));
+        let (_, extra) = Cost::first(FIRST_DOUBT).weighed(0.1, 0.0, 0.1, weight(0.3));
         assert!(extra.is_over() && (0.27..0.3).contains(&extra.measured), "{extra:?}");
-        let (_, extra) = Cost::first(FIRST_DOUBT).weighed(0.01, 0.1, weight(0.07));
+        let (_, extra) = Cost::first(FIRST_DOUBT).weighed(0.01, 0.0, 0.1, weight(0.07));
         assert!(!extra.is_over() && extra.measured < 0.02, "{extra:?}");
+    }
+
+    #[test]
+    fn a_plan_that_moves_is_believed_to_be_free_only_once_that_was_measured() {
+        let weight =
+            Weight { kept: Some(Duration::from_secs(1)), extra: 0.15, error: 0.05, deviation: 0.07 };
+        let of_first = |moving| Cost::first(FIRST_DOUBT).weighed(0.001, moving, 0.1, weight);
+        let (cost, extra) = of_first(0.15);
+        assert!(extra.measured > 0.12 && extra.is_over(), "{extra:?}");
+        assert!(of_first(0.0).1.measured < 0.01);
+        let again = Weight { extra: 0.05, ..weight };
+        let (_, later) = cost.weighed(0.12, 0.15, 0.1, again);
+        assert!((0.06..0.11).contains(&later.measured), "what was learned counts: {later:?}");
+        assert!(cost.is_vague(0.0, 1.0) && !cost.is_vague(0.0, 0.0));
     }
 
     #[test]
     fn the_next_plan_is_expected_to_cost_what_the_last_one_did() {
         let weight =
             Weight { kept: Some(Duration::from_secs(1)), extra: 0.15, error: 0.001, deviation: 0.001 };
-        let (cost, _) = Cost::first(FIRST_DOUBT).weighed(0.1, 0.1, weight);
+        let (cost, _) = Cost::first(FIRST_DOUBT).weighed(0.1, 0.0, 0.1, weight);
         assert!((cost.expected(0.06) - 0.09).abs() < 0.001, "{cost:?}");
         let noise = Weight { extra: 0.14, error: 0.05, ..weight };
-        let (_, extra) = cost.weighed(0.055, 0.1, noise);
+        let (_, extra) = cost.weighed(0.055, 0.0, 0.1, noise);
         assert!(!extra.is_over() && extra.measured > 0.08, "{extra:?}");
-        let (_, extra) = cost.weighed(0.062, 0.1, noise);
+        let (_, extra) = cost.weighed(0.062, 0.0, 0.1, noise);
         assert!(
             extra.is_over() && extra.measured < 0.1,
             "what is uncertain counts as beyond the goal: {extra:?}"

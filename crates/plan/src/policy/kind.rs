@@ -271,7 +271,8 @@ impl Kind {
                 let is_unclear = planned.corrections.cost.is_none_or(|cost| {
                     let usual = kept.mul_f64((1.0 + cost.expected(planned.extra())).clamp(0.0, MOST_SCALE));
                     // Other plans have shown what this one takes.
-                    let is_expected = seen.is_first && self.plans > 1 && !cost.is_vague(planned.extra());
+                    let is_vague = cost.is_vague(planned.extra(), planned.doubt_of_moving());
+                    let is_expected = seen.is_first && self.plans > 1 && !is_vague;
                     match is_expected {
                         true => planned.measured(most, seen.wall, kept).is_over(),
                         false => seen.is_news() || seen.is_beyond(usual, cost.telling_change()),
@@ -318,11 +319,13 @@ impl Kind {
         weighing.last = Some(weight);
         let planned = &mut self.planned;
         let is_paced = !weight.kept.is_some_and(|kept| planned.keeps_in(kept));
-        let (cost, extra) = weighing.cost.weighed(planned.extra(), most - 1.0, weight);
-        planned.corrections.cost = Some(cost);
+        let (extra, doubt) = (planned.extra(), planned.doubt_of_moving());
+        let (cost, extra) = weighing.cost.weighed(extra, doubt, most - 1.0, weight);
+        let is_new = planned.corrections.cost.replace(cost).is_none();
         let is_over = extra.is_over();
+        let may_tighten = planned.corrections.may_tighten(extra);
         // Two steps of each kind are enough where they are far beyond the goal, or where other plans have shown about the same.
-        let is_told_little = weighing.is_short() && (self.plans == 1 || is_over);
+        let is_told_little = weighing.is_short() && (is_new || is_over || may_tighten);
         let is_done = is_last
             || weighing.is_long()
             || if is_told_little { extra.is_far_over() } else { extra.is_clear() };
@@ -331,7 +334,6 @@ impl Kind {
             return;
         }
         self.watch.compared();
-        let may_tighten = planned.corrections.may_tighten(extra);
         if is_over || may_tighten || !is_paced {
             let why = match () {
                 () if is_over => Decision::Slow,
@@ -409,7 +411,7 @@ fn may_compare(objective: &Objective, seen: Option<Seen>) -> bool {
 /// A new plan for a time is compared from its first step on, unless the plans before it tell more of what it takes.
 fn first_weighing(objective: &Objective, planned: &Planned) -> Option<Weighing> {
     let cost = planned.corrections.cost;
-    let is_vague = cost.is_none_or(|cost| cost.is_vague(planned.extra()));
+    let is_vague = cost.is_none_or(|cost| cost.is_vague(planned.extra(), planned.doubt_of_moving()));
     let is_compared =
         objective.compares && objective.most_time().is_some() && is_vague && !planned.keeps_all();
     let known = cost.unwrap_or_else(|| planned.first_cost());

@@ -153,18 +153,15 @@ impl Planned {
         (pace - 1.0).abs() > TELLING_PACE
     }
 
-    /// Computing takes `pace` times as long as was known. A device that waits for its program between two operations, as in a profiled step,
-    /// runs each as fast as ever, so there reruns are never quicker than they were then.
+    /// Computing takes `pace` times as long as was known. A profiled step takes longer than others because what is saved is recorded and
+    /// moves, and a device waits for its program meanwhile. Each operation runs as fast as ever, so reruns are never quicker than they
+    /// were then.
     pub(super) fn paced(&mut self, pace: f64) {
-        let Planned { profile, machine, corrections, .. } = self;
+        let Planned { profile, corrections, .. } = self;
         let before = 1.0 + corrections.longer;
         let since = before * pace;
         corrections.longer = since - 1.0;
-        let of_reruns = match machine.release {
-            Release::InStreamOrder => since.max(1.0) / before.max(1.0),
-            Release::WhenStored | Release::OnceWritten => pace,
-        };
-        profile.work.pace(pace, of_reruns);
+        profile.work.pace(pace, since.max(1.0) / before.max(1.0));
     }
 
     /// A step with everything kept takes `kept`, as the first such steps show. Where processors move the bytes, what the profiled step took
@@ -222,6 +219,18 @@ impl Planned {
         let explained = (machine.moving - known) * moved / kept;
         corrections.cost = corrections.cost.map(|cost| cost.explained(before, explained / news));
         (Extra { planned: self.extra(), ..extra }, explained > news.abs() / 2.0)
+    }
+
+    /// How far what moving takes of the program's own work may be from what the plan counts on, as a share of a step, before any was
+    /// weighed. Engines take so little that it is within what plans are off anyway.
+    pub(super) fn doubt_of_moving(&self) -> f64 {
+        match self.machine.release {
+            Release::WhenStored => {
+                let kept = self.kept_step().as_secs_f64().max(f64::MIN_POSITIVE);
+                moving_doubt(&self.machine, self.moved()) / kept
+            }
+            Release::InStreamOrder | Release::OnceWritten => 0.0,
+        }
     }
 
     /// How many bytes leave the device or come back in a step of the plan.
