@@ -86,6 +86,9 @@ const LET_GO_WITHIN: Duration = Duration::from_secs(10);
 /// The same where it may be held for good.
 const MAY_STAY_AFTER: Duration = Duration::from_secs(1);
 
+/// So many runs without a cache show whether these differ now and then.
+const RUNS: usize = 50;
+
 /// The error about a tensor that was detached in place after it was saved. Only autograd itself, without any hooks,
 /// raises it.
 const DETACHED: &str = "detached in-place";
@@ -107,7 +110,7 @@ pub struct Lab {
 impl Lab {
     /// Caches with these settings.
     pub fn new(config: &Config) -> anyhow::Result<Lab> {
-        let parameters = VarStore::new(Device::Cpu);
+        let parameters = VarStore::new(config.device());
         let (mut caches, mut faulty) = (Vec::new(), Vec::new());
         for _ in 0..config.caches() {
             let (cache, fails) = config.build(&parameters)?;
@@ -136,14 +139,28 @@ impl Lab {
 
     /// Runs `program` without a cache, twice, and with these.
     pub fn check(&self, program: &Program) -> Verdict {
+        let verdict = self.compared(program);
+        let may_vary = self.config.device() != Device::Cpu;
+        if verdict.is_wrong() && may_vary && self.varies(program) { Verdict::Undetermined } else { verdict }
+    }
+
+    /// Whether runs without a cache differ now and then: on a GPU, what threads write to the same element of overlapping views is a race.
+    fn varies(&self, program: &Program) -> bool {
+        let plain = VarStore::new(self.config.device());
+        let mut runs = (0..RUNS).map(|_| attempt(program, &plain, &[]));
+        let Some(Ok(first)) = runs.next() else { return true };
+        runs.any(|run| run.is_err() || run.is_ok_and(|run| !are_alike(&first.events, &run.events)))
+    }
+
+    fn compared(&self, program: &Program) -> Verdict {
         // Tensors are small, and several programs run at once.
         tch::set_num_threads(1);
-        let plain = VarStore::new(Device::Cpu);
+        let plain = VarStore::new(self.config.device());
         let expected = [(); 2].map(|()| attempt(program, &plain, &[]));
         let [Ok(Ran { events: expected, made }), Ok(Ran { events: again, .. })] = expected else {
             return Verdict::Undetermined;
         };
-        if let Err(error) = end_backwards() {
+        if let Err(error) = end_backwards(self.config.device()) {
             return Verdict::Differs(format!("a small backward fails: {error}"));
         }
         // A function that changes what it holds is held by what it has changed. The same is true in autograd itself
@@ -153,8 +170,7 @@ impl Lab {
             return Verdict::HoldsItself;
         }
         let may_hold_itself = holds_itself || expected.iter().any(|event| event.has_changed);
-        let same = |(one, two): (&Event, &Event)| one.outcome == two.outcome;
-        if expected.len() != again.len() || !expected.iter().zip(&again).all(same) {
+        if !are_alike(&expected, &again) {
             return Verdict::Undetermined;
         }
         let mut verdict = Verdict::Agrees;
@@ -177,7 +193,9 @@ impl Lab {
                 other => verdict = other,
             }
             let within = if may_hold_itself { MAY_STAY_AFTER } else { LET_GO_WITHIN };
-            if let Some(held) = self.caches.iter().find_map(|cache| still_held(cache, within)) {
+            if let Some(held) =
+                self.caches.iter().find_map(|cache| still_held(cache, self.config.device(), within))
+            {
                 self.is_used_up.set(may_hold_itself);
                 return match may_hold_itself {
                     true if self.is_to_last => Verdict::HoldsItself,
@@ -203,6 +221,11 @@ fn attempt(program: &Program, vs: &VarStore, caches: &[TensorCache]) -> Result<R
         let text = panic.downcast_ref::<String>().map(String::as_str);
         text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("of another kind").to_owned()
     })
+}
+
+/// Whether two runs have shown the same.
+fn are_alike(one: &[Event], other: &[Event]) -> bool {
+    one.len() == other.len() && one.iter().zip(other).all(|(one, other)| one.outcome == other.outcome)
 }
 
 /// What became of a program whose transfers have these faults.
@@ -274,14 +297,14 @@ fn compare(expected: &[Event], got: &[Event], faults: &Faults) -> Verdict {
 }
 
 /// After an error in backward, libtorch keeps the unfinished work until the thread's next backward.
-fn end_backwards() -> Result<(), TchError> {
-    let one = Tensor::ones([1], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+fn end_backwards(device: Device) -> Result<(), TchError> {
+    let one = Tensor::ones([1], (Kind::Float, device)).set_requires_grad(true);
     (&one * 1.0).f_backward()
 }
 
 /// What the cache still holds although all graphs are gone.
-fn still_held(cache: &TensorCache, within: Duration) -> Option<String> {
-    if let Err(error) = end_backwards() {
+fn still_held(cache: &TensorCache, device: Device, within: Duration) -> Option<String> {
+    if let Err(error) = end_backwards(device) {
         return Some(format!("a small backward fails: {error}"));
     }
     let mut last = None;

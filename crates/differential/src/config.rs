@@ -11,6 +11,7 @@ use ssdtrain::store::{Faulty, Pool, Store, StoreConfig};
 use ssdtrain::{
     Adaptive, Auto, BackendKind, IoPath, Keep, Offload, Policy, TensorCache, TensorCacheBuilder, Verify,
 };
+use tch::Device;
 use tch::nn::VarStore;
 
 use crate::random::Random;
@@ -72,6 +73,8 @@ const SETTINGS: &[(&str, usize, &[u64])] = &[
     ("faulty", 0, &[0]),
     // How many caches the steps take turns with.
     ("caches", 15, &[2]),
+    // Tensors are on the first GPU, which takes the place of the CPU and of simulated devices. Only who asks for it gets it.
+    ("cuda", 0, &[0]),
 ];
 
 impl Config {
@@ -84,6 +87,11 @@ impl Config {
             }
         }
         Config(words)
+    }
+
+    /// Where tensors are.
+    pub fn device(&self) -> Device {
+        if self.has("cuda") { Device::Cuda(0) } else { Device::Cpu }
     }
 
     /// How many times a program is run with one cache.
@@ -149,12 +157,17 @@ impl Config {
 
     fn builder(&self, vs: &VarStore) -> TensorCacheBuilder {
         let delay = Duration::from_micros(self.value("delay").unwrap_or(0));
-        let mut builder = self.policy(TensorCache::builder()).min_bytes(0).disk_cap(DISK);
+        let mut builder =
+            self.policy(TensorCache::builder()).device(self.device()).min_bytes(0).disk_cap(DISK);
+        let on_device = |builder: TensorCacheBuilder| match self.device() {
+            Device::Cpu => builder.simulated_device(delay),
+            _ => builder,
+        };
         for (name, value) in &self.0 {
             builder = match *name {
-                "staged" => builder.simulated_device(delay).path(IoPath::Staged).host_pool(*value),
-                "host_only" => builder.simulated_device(delay).host_pool(*value),
-                "direct" => builder.simulated_device(delay).path(IoPath::Direct),
+                "staged" => on_device(builder).path(IoPath::Staged).host_pool(*value),
+                "host_only" => on_device(builder).host_pool(*value),
+                "direct" => on_device(builder).path(IoPath::Direct),
                 "registered" => builder.parameters(vs),
                 "encrypt" => builder.encrypt(self.encrypts()),
                 name => set(builder, name, *value),

@@ -10,9 +10,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
-use clap::{Args, Parser, Subcommand};
+use anyhow::{Context, Error, Result, ensure};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use ssdtrain_differential::{Program, Programs, check};
+use ssdtrain_libtorch as torch;
+use tch::{Cuda, Device};
 
 #[derive(Parser)]
 #[command(version, about)]
@@ -49,6 +51,9 @@ enum Command {
         /// The seed of the first program; the others follow it
         #[arg(long, default_value_t = 0)]
         seed: u64,
+        /// Where the tensors are
+        #[arg(long, value_enum, default_value_t)]
+        device: On,
         #[command(flatten)]
         theme: Theme,
     },
@@ -79,6 +84,15 @@ enum Command {
     },
 }
 
+/// Where tensors are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, ValueEnum)]
+enum On {
+    #[default]
+    Cpu,
+    /// On the first GPU, without operations that end the process if their arguments do not fit
+    Cuda,
+}
+
 #[derive(Args)]
 struct Theme {
     /// An operation that all programs do often
@@ -106,9 +120,13 @@ fn run(command: Command) -> Result<ExitCode> {
             let failed = parent::run(&programs, time, seed, jobs, failures)?;
             Ok(ExitCode::from(u8::from(failed > 0)))
         }
-        Command::Soak { minutes, seed, theme } => {
+        Command::Soak { minutes, seed, device, theme } => {
             let programs = Programs::new(theme.with.as_deref())?;
-            let is_sound = soak::run(&programs, Duration::from_secs_f64(minutes * 60.0), seed)?;
+            let on_gpu = device == On::Cuda;
+            if on_gpu {
+                prepare_gpu()?;
+            }
+            let is_sound = soak::run(&programs, Duration::from_secs_f64(minutes * 60.0), seed, on_gpu)?;
             Ok(ExitCode::from(u8::from(!is_sound)))
         }
         Command::Show { seed, theme } => {
@@ -117,6 +135,9 @@ fn run(command: Command) -> Result<ExitCode> {
         }
         Command::Check { file, times } => {
             let program = read(file)?;
+            if program.config.device() != Device::Cpu {
+                prepare_gpu()?;
+            }
             batch::watch();
             let verdicts: Vec<_> = (0..times).map(|_| check(&program)).collect();
             let wrong = verdicts.iter().find(|verdict| verdict.is_wrong());
@@ -130,6 +151,16 @@ fn run(command: Command) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+/// Has libtorch use the GPU, with kernels that give the same bits each time.
+fn prepare_gpu() -> Result<()> {
+    let loaded = ssdtrain::load_cuda().map_err(Error::msg);
+    loaded.context(
+        "tensors cannot be on a GPU: LD_LIBRARY_PATH has to name the folder of a libtorch with CUDA",
+    )?;
+    ensure!(Cuda::is_available(), "tensors cannot be on a GPU: libtorch finds none that it can use");
+    torch::make_deterministic().map_err(|error| Error::msg(error.to_string()))
 }
 
 fn read(file: Option<PathBuf>) -> Result<Program> {

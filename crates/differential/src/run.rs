@@ -44,7 +44,7 @@ impl<'a> Run<'a> {
     pub(crate) fn new(vs: &'a VarStore, caches: &'a [TensorCache]) -> Run<'a> {
         clear(vs);
         let watched = caches.is_empty().then(Vec::new);
-        Run { values: Values { watched, ..Values::default() }, vs, caches, steps: 0, optimizer: None }
+        Run { values: Values { watched, ..Values::on(vs.device()) }, vs, caches, steps: 0, optimizer: None }
     }
 
     pub(crate) fn run_all(&mut self, body: &[Op], step: Option<&Step<'_>>) {
@@ -127,7 +127,10 @@ impl<'a> Run<'a> {
 
     fn parameter(&mut self, op: &Op) -> Result<(), TchError> {
         for slot in &op.outputs {
-            let parameter = self.vs.root().var_copy(&format!("p{slot}"), &leaf(&op.numbers, true)?.detach());
+            let parameter = self
+                .vs
+                .root()
+                .var_copy(&format!("p{slot}"), &leaf(&op.numbers, true, self.vs.device())?.detach());
             self.values.leaves.push((*slot, parameter.shallow_clone()));
             self.values.slots.insert(*slot, parameter);
         }

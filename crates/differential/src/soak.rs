@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use ssdtrain_differential::{Lab, Program, Programs, Verdict};
+use ssdtrain_libtorch as torch;
+use tch::Device;
 
 use crate::batch::{begins, watch};
 
@@ -25,11 +27,17 @@ const FEWEST: usize = 4;
 const NO_CACHE: &str = "no-cache";
 /// The setting that makes transfers fail.
 const FAULTY: &str = "faulty";
+/// The setting that has tensors on the first GPU.
+const GPU: &str = "cuda";
+/// What the CPU refuses with an error where arguments do not fit, and a GPU with an assertion, after which the process cannot use it any more.
+const FATAL_ON_GPU: &[&str] = &["masked_scatter"];
 
 /// What a process holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Held {
     resident: u64,
+    /// Bytes of the GPU that tensors have.
+    device: u64,
     files: usize,
     threads: usize,
 }
@@ -42,17 +50,23 @@ impl Held {
         };
         Ok(Held {
             resident: field("VmRSS:").context("no VmRSS in /proc/self/status")? << 10,
+            device: torch::memory(Device::Cuda(0)).allocated,
             files: fs::read_dir("/proc/self/fd")?.count(),
             threads: field("Threads:").context("no Threads in /proc/self/status")? as usize,
         })
     }
 }
 
-/// Runs programs for `time`. Returns whether all bits were right and nothing was left over.
-pub(crate) fn run(programs: &Programs, time: Duration, seed: u64) -> Result<bool> {
+/// Runs programs for `time`, on the first GPU or on the CPU. Returns whether all bits were right and nothing was left over.
+pub(crate) fn run(programs: &Programs, time: Duration, seed: u64, on_gpu: bool) -> Result<bool> {
     watch();
     let start = Instant::now();
-    let mut parts = Parts::new(drawn(programs, seed, PROGRAMS));
+    let mut drawn = drawn(programs, seed, PROGRAMS);
+    if on_gpu {
+        drawn.retain(|program| !program.body.iter().any(|op| op.has(FATAL_ON_GPU)));
+        drawn.iter_mut().for_each(|program| program.config.0.push((GPU, 0)));
+    }
+    let mut parts = Parts::new(drawn);
     let mut counts = Counts::new();
     let mut held = Vec::new();
     for turn in 0.. {
@@ -62,9 +76,10 @@ pub(crate) fn run(programs: &Programs, time: Duration, seed: u64) -> Result<bool
             return Ok(false);
         }
         held.push(Held::now()?);
-        let Held { resident, files, threads } = held[held.len() - 1];
-        let seconds = start.elapsed().as_secs();
-        println!("{seconds} s, {counts:?}, {} MiB, {files} files, {threads} threads", resident >> 20);
+        let Held { resident, device, files, threads } = held[held.len() - 1];
+        let (seconds, resident) = (start.elapsed().as_secs(), resident >> 20);
+        let of_gpu = if on_gpu { format!("{device} bytes of the GPU, ") } else { String::new() };
+        println!("{seconds} s, {counts:?}, {resident} MiB, {of_gpu}{files} files, {threads} threads");
         if start.elapsed() >= time && held.len() >= FEWEST {
             break;
         }
@@ -170,6 +185,7 @@ fn is_flat(held: &[Held]) -> bool {
     };
     let found = [
         ("memory", grown(|held| held.resident, GROWTH)),
+        ("memory of the GPU", grown(|held| held.device, 0)),
         ("open files", grown(|held| held.files as u64, 0)),
         ("threads", grown(|held| held.threads as u64, 0)),
     ];
@@ -185,10 +201,11 @@ mod tests {
 
     #[test]
     fn what_grows_is_told_from_what_is_there_from_the_start() {
-        let steady = Held { resident: 100 << 20, files: 10, threads: 4 };
+        let steady = Held { resident: 100 << 20, device: 0, files: 10, threads: 4 };
         let run = |last: Held| [vec![steady; 6], vec![last; 2]].concat();
         assert!(is_flat(&run(steady)));
         assert!(!is_flat(&run(Held { resident: 200 << 20, ..steady })));
+        assert!(!is_flat(&run(Held { device: 512, ..steady })));
         assert!(!is_flat(&run(Held { files: 11, ..steady })));
         assert!(!is_flat(&run(Held { threads: 5, ..steady })));
         let first = Held { resident: 300 << 20, files: 20, threads: 9 };

@@ -63,8 +63,9 @@ impl fmt::Display for Failure {
 }
 
 /// The existing values, and what has happened to them.
-#[derive(Default)]
 pub struct Values {
+    /// Where leaves are made.
+    pub device: Device,
     /// Values by name.
     pub slots: BTreeMap<Slot, Tensor>,
     /// Leaves that have gradients, in the order in which they were made.
@@ -126,6 +127,22 @@ const UNVERSIONED: &[&str] = &[
 ];
 
 impl Values {
+    /// No values yet; leaves are made on this device.
+    pub fn on(device: Device) -> Values {
+        Values {
+            device,
+            slots: BTreeMap::new(),
+            leaves: Vec::new(),
+            events: Vec::new(),
+            watched: None,
+            made: Vec::new(),
+            step: None,
+            recomputes: false,
+            writes_unseen: false,
+            is_unversioned: false,
+        }
+    }
+
     /// Runs all of `body`, one operation after the other.
     pub fn run_all(&mut self, body: &[Op]) {
         for op in body {
@@ -147,7 +164,7 @@ impl Values {
             .map(|slot| self.slots.get(slot).map(Tensor::shallow_clone))
             .collect::<Option<_>>()?;
         let outcome = match op.name {
-            "leaf" | "constant" => leaf(&op.numbers, op.name == "leaf").map(|leaf| vec![leaf]),
+            "leaf" | "constant" => leaf(&op.numbers, op.name == "leaf", self.device).map(|leaf| vec![leaf]),
             "drop" => {
                 for slot in &op.inputs {
                     drop(self.slots.remove(slot));
@@ -280,7 +297,7 @@ impl Values {
             recomputes: self.recomputes,
             writes_unseen: self.writes_unseen,
             is_unversioned: self.is_unversioned,
-            ..Values::default()
+            ..Values::on(self.device)
         }
     }
 
@@ -301,14 +318,14 @@ impl Values {
         self.writes_unseen |= op.has(UNVERSIONED);
         let body = op.body.clone();
         let names = op.inputs.clone();
-        let watches = self.watched.is_some();
+        let (watches, device) = (self.watched.is_some(), self.device);
         let function = move |inputs: &[&Tensor]| -> Result<(Tensor, Vec<Watched>), TchError> {
             let mut slots: BTreeMap<Slot, Tensor> =
                 held.iter().map(|(slot, tensor)| (*slot, tensor.shallow_clone())).collect();
             for (slot, input) in names.iter().zip(inputs) {
                 slots.insert(*slot, input.shallow_clone());
             }
-            let mut values = Values { slots, watched: watches.then(Vec::new), ..Values::default() };
+            let mut values = Values { slots, watched: watches.then(Vec::new), ..Values::on(device) };
             values.run_all(&body);
             // As `?` would.
             if let Some(error) = values.events.iter().find_map(|event| event.outcome.as_ref().err()) {
@@ -349,13 +366,13 @@ pub(crate) fn caught<T>(f: impl FnOnce() -> Result<T, TchError>) -> Result<T, Tc
 }
 
 /// A tensor whose first number is the seed of its values, and whose others are its shape.
-pub(crate) fn leaf(numbers: &[f64], requires_grad: bool) -> Result<Tensor, TchError> {
+pub(crate) fn leaf(numbers: &[f64], requires_grad: bool, device: Device) -> Result<Tensor, TchError> {
     let (seed, shape) = numbers.split_first().unwrap_or((&0.0, &[]));
     let shape: Vec<i64> = shape.iter().map(|size| *size as i64).collect();
     let mut random = Random::new(*seed as u64);
     let values: Vec<f32> = (0..shape.iter().product()).map(|_| random.signed() as f32).collect();
     let leaf =
-        Tensor::f_from_slice(&values)?.f_view(shape.as_slice())?.to_device(Device::Cpu).to_kind(Kind::Float);
+        Tensor::f_from_slice(&values)?.f_view(shape.as_slice())?.to_device(device).to_kind(Kind::Float);
     // Batch norm's variances, for example, are not negative.
     let leaf = if requires_grad { leaf } else { leaf.f_abs()? };
     leaf.f_set_requires_grad(requires_grad)
