@@ -29,6 +29,8 @@ const NO_CACHE: &str = "no-cache";
 const FAULTY: &str = "faulty";
 /// The setting that has tensors on the first GPU.
 const GPU: &str = "cuda";
+/// The setting of a path through host memory of so many bytes to the disk.
+const STAGED: &str = "staged";
 /// What the CPU refuses with an error where arguments do not fit, and a GPU with an assertion, after which the process cannot use it any more.
 const FATAL_ON_GPU: &[&str] = &["masked_scatter"];
 
@@ -64,7 +66,7 @@ pub(crate) fn run(programs: &Programs, time: Duration, seed: u64, on_gpu: bool) 
     let mut drawn = drawn(programs, seed, PROGRAMS);
     if on_gpu {
         drawn.retain(|program| !program.body.iter().any(|op| op.has(FATAL_ON_GPU)));
-        drawn.iter_mut().for_each(|program| program.config.0.push((GPU, 0)));
+        drawn.iter_mut().for_each(put_on_gpu);
     }
     let mut parts = Parts::new(drawn);
     let mut counts = Counts::new();
@@ -145,6 +147,15 @@ fn drawn(programs: &Programs, seed: u64, count: u64) -> Vec<Program> {
     (seed..seed + count).map(with_faults).collect()
 }
 
+/// Has a program's tensors on the GPU. Where transfers with the disk are to fail, they have to go there, and not to host memory.
+fn put_on_gpu(program: &mut Program) {
+    let config = &mut program.config;
+    if config.0.contains(&(FAULTY, 0)) && config.spills() {
+        config.0.push((STAGED, 0));
+    }
+    config.0.push((GPU, 0));
+}
+
 /// Runs all programs, each with a cache for several of them, and removes those that leave something behind. Returns what is wrong.
 fn all(programs: &mut Vec<Program>, turn: u64, counts: &mut Counts) -> Option<String> {
     let (mut lab, mut wrong): (Option<Lab>, _) = (None, None);
@@ -208,7 +219,7 @@ mod tests {
         assert!(!is_flat(&run(Held { device: 512, ..steady })));
         assert!(!is_flat(&run(Held { files: 11, ..steady })));
         assert!(!is_flat(&run(Held { threads: 5, ..steady })));
-        let first = Held { resident: 300 << 20, files: 20, threads: 9 };
+        let first = Held { resident: 300 << 20, files: 20, threads: 9, ..steady };
         assert!(is_flat(&[vec![first; 2], vec![steady; 6]].concat()));
     }
 
