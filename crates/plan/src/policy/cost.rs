@@ -192,8 +192,7 @@ mod tests {
 
     #[test]
     fn a_plan_that_moves_is_believed_to_be_free_only_once_that_was_measured() {
-        let weight =
-            Weight { kept: Some(Duration::from_secs(1)), extra: 0.15, error: 0.05, deviation: 0.07 };
+        let weight = Weight { kept: Some(Duration::from_secs(1)), extra: 0.15, error: 0.05, deviation: 0.07 };
         let of_first = |moving| Cost::first(FIRST_DOUBT).weighed(0.001, moving, 0.1, weight);
         let (cost, extra) = of_first(0.15);
         assert!(extra.measured > 0.12 && extra.is_over(), "{extra:?}");
