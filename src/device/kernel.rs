@@ -38,6 +38,10 @@ unsafe impl Sync for Kernel {}
 /// By device and source.
 type Kernels = HashMap<(usize, String), Arc<Kernel>>;
 
+/// A process has no more kernels than these: each stays in its memory, and a program whose operations come in ever new orders would have
+/// ever more of them.
+const MOST: usize = 1000;
+
 /// The kernels of this process. Their modules are never unloaded.
 static KERNELS: Mutex<Option<Kernels>> = Mutex::new(None);
 
@@ -61,12 +65,18 @@ impl Compiler {
         Ok(Compiler { driver, device, architecture: format!("sm_{major}{minor}") })
     }
 
-    /// The kernel of a chain. Takes some tenths of a second if no one has asked for it before.
+    /// The kernel of a chain. Takes some tenths of a second if no one has asked for it before. Fails if there are too many.
     pub(crate) fn compile(&self, chain: &Chain) -> Result<Arc<Kernel>> {
         let text = source(chain);
         let key = (self.device.index(), text);
-        if let Some(known) = KERNELS.lock().as_ref().and_then(|kernels| kernels.get(&key)) {
-            return Ok(Arc::clone(known));
+        if let Some(kernels) = &*KERNELS.lock() {
+            match kernels.get(&key) {
+                Some(known) => return Ok(Arc::clone(known)),
+                None if kernels.len() >= MOST => {
+                    return Err(refused(format!("this process has {MOST} kernels already")));
+                }
+                None => {}
+            }
         }
         let text = CString::new(key.1.as_str()).map_err(|_| refused("a source with a zero".to_owned()))?;
         let image = nvrtc::compile(&text, &self.architecture).map_err(refused)?;

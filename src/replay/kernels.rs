@@ -9,6 +9,7 @@ use ssdtrain_store::contained;
 use crate::device::{Compiler, Kernel};
 use crate::fusion::Chain;
 use crate::sync::{Mutex, Sender, Thread, channel};
+use crate::telemetry::events::warn_once;
 
 /// The kernels of one GPU.
 pub(super) struct Kernels {
@@ -89,7 +90,7 @@ impl Worker {
                 // A panic ends only this task, and the chain runs as single operations.
                 contained("a compilation", || {
                     let made = compiler.compile(&chain).inspect_err(|error| {
-                        tracing::warn!(%error, "a kernel was not made: its operations run one after another");
+                        warn_once!(%error, "a kernel was not made: its operations run one after another");
                     });
                     give(chain, made.ok());
                 });
