@@ -337,6 +337,21 @@ fn what_moving_costs_is_told_by_the_profile_and_the_first_steps_that_keep_everyt
 }
 
 #[test]
+fn two_steps_of_each_kind_are_not_enough_to_allow_the_first_plan_that_is_compared_more() {
+    let profile = StepProfile { moved: 2 * LAYERS * MB, ..profile(60.0) };
+    let mut run = Run::roomy(Goal::overhead(0.1), profile);
+    let mut tightened = (1..=20).filter(|_| {
+        run.step(KEPT.mul_f64(0.9), 1.01);
+        run.report().tightened > 0
+    });
+    // Two of each kind come first, then four of each.
+    let first = tightened.next();
+    drop(tightened);
+    assert_eq!(first, Some(12), "{}", run.report());
+    assert!(run.report().plans > 2, "the profile told what moving costs: {}", run.report());
+}
+
+#[test]
 fn a_profile_alone_does_not_make_a_plan_that_keeps_everything() {
     let mut run = run_that_moved();
     (0..2).for_each(|_| run.step(KEPT.mul_f64(0.6), 2.0));
