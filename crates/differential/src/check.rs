@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ssdtrain::store::Faulty;
+use ssdtrain::store::{Direction, Faulty};
 use ssdtrain::{ErrorKind, TensorCache};
 use ssdtrain_libtorch as torch;
 use tch::nn::VarStore;
@@ -32,6 +32,8 @@ pub enum Verdict {
     FailsAsToldTo(ErrorKind),
     /// Two runs without a cache differ.
     Undetermined,
+    /// Runs with and without a cache differ, and so do runs without one, now and then.
+    Varies,
     /// It makes something that holds itself, and with it all that a cache keeps for it, for as long as the process lives.
     HoldsItself,
     /// There is no such cache.
@@ -57,6 +59,7 @@ impl Verdict {
             Verdict::FailsAsToldTo(ErrorKind::Corrupt) => "fails-corrupt",
             Verdict::FailsAsToldTo(_) => "fails",
             Verdict::Undetermined => "undetermined",
+            Verdict::Varies => "varies",
             Verdict::HoldsItself => "holds-itself",
             Verdict::NoCache(_) => "no-cache",
             Verdict::Differs(_) => "wrong",
@@ -71,6 +74,7 @@ impl fmt::Display for Verdict {
             Verdict::AgreesUntil(error) => write!(f, "agrees until {error}"),
             Verdict::FailsAsToldTo(kind) => write!(f, "agrees until a transfer fails on purpose: {kind:?}"),
             Verdict::Undetermined => f.write_str("differs from run to run without a cache"),
+            Verdict::Varies => f.write_str("differs with a cache, and now and then without one"),
             Verdict::HoldsItself => f.write_str("makes something that holds itself"),
             Verdict::NoCache(error) => write!(f, "no cache: {error}"),
             Verdict::Differs(how) => f.write_str(how),
@@ -137,6 +141,13 @@ impl Lab {
         !self.is_used_up.get() && self.config == program.config
     }
 
+    /// How many transfers could have been made to fail so far.
+    pub fn transfers(&self) -> u64 {
+        let submitted =
+            |faulty: &Arc<Faulty>| faulty.submitted(Direction::Write) + faulty.submitted(Direction::Read);
+        self.faulty.iter().map(submitted).sum()
+    }
+
     /// Runs `program` without a cache, twice, and with these.
     pub fn check(&self, program: &Program) -> Verdict {
         // Tensors are small, and several programs run at once.
@@ -174,7 +185,7 @@ impl Lab {
             };
             let faults = if self.faulty.is_empty() { Faults::default() } else { faults };
             match compare(&expected, &events, &faults) {
-                Verdict::Differs(_) if self.varies(program, &expected) => return Verdict::Undetermined,
+                Verdict::Differs(_) if self.varies(program, &expected) => return Verdict::Varies,
                 Verdict::Differs(how) => return Verdict::Differs(format!("round {round}: {how}")),
                 Verdict::Agrees => {}
                 other => verdict = other,

@@ -121,6 +121,7 @@ fn run(command: Command) -> Result<ExitCode> {
             Ok(ExitCode::from(u8::from(failed > 0)))
         }
         Command::Soak { minutes, seed, device, theme } => {
+            soak::with_one_arena()?;
             let programs = Programs::new(theme.with.as_deref())?;
             let on_gpu = device == On::Cuda;
             if on_gpu {

@@ -2,15 +2,19 @@
 //! and a look at what the process holds.
 
 use std::collections::BTreeMap;
+use std::env;
 use std::fs;
+use std::os::unix::process::CommandExt as _;
 use std::panic::resume_unwind;
+use std::process::Command;
+use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use ssdtrain_differential::{Lab, Program, Programs, Verdict};
 use ssdtrain_libtorch as torch;
-use tch::Device;
+use tch::{Device, Kind, TchError, Tensor};
 
 use crate::batch::{begins, watch};
 
@@ -25,12 +29,18 @@ const GROWTH: u64 = 32 << 20;
 const FEWEST: usize = 4;
 /// What is counted where the settings make no cache.
 const NO_CACHE: &str = "no-cache";
+/// What is counted of transfers that could have been made to fail.
+const TRANSFERS: &str = "transfers";
+/// More threads than ever use a GPU at once.
+const THREADS: usize = 16;
 /// The setting that makes transfers fail.
 const FAULTY: &str = "faulty";
 /// The setting that has tensors on the first GPU.
 const GPU: &str = "cuda";
-/// The setting of a path through host memory of so many bytes to the disk.
-const STAGED: &str = "staged";
+/// The setting of a path through host memory of so many bytes to the disk, and so few that most of what leaves goes on to the disk.
+const STAGED: (&str, u64) = ("staged", 4 << 10);
+/// A block whose branches run at once on threads of their own.
+const PARALLEL: &str = "parallel";
 /// What the CPU refuses with an error where arguments do not fit, and a GPU with an assertion, after which the process cannot use it any more.
 const FATAL_ON_GPU: &[&str] = &["masked_scatter"];
 
@@ -46,6 +56,8 @@ struct Held {
 
 impl Held {
     fn now() -> Result<Held> {
+        // What is free is not held, however much of it the allocators keep.
+        torch::trim();
         let status = fs::read_to_string("/proc/self/status")?;
         let field = |name: &str| -> Option<u64> {
             status.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok())
@@ -59,6 +71,20 @@ impl Held {
     }
 }
 
+/// The variable that tells the C library among how many arenas to spread a process's memory.
+const ARENAS: &str = "MALLOC_ARENA_MAX";
+
+/// Begins the process anew with one arena, unless the caller has chosen how many. What is free in the arena of one thread serves no other, so
+/// with many of them a process grows for hours without holding more.
+pub(crate) fn with_one_arena() -> Result<()> {
+    if env::var_os(ARENAS).is_some() {
+        return Ok(());
+    }
+    let this = env::current_exe().context("the path of this program")?;
+    let error = Command::new(this).args(env::args_os().skip(1)).env(ARENAS, "1").exec();
+    Err(error).context("this program cannot begin anew")
+}
+
 /// Runs programs for `time`, on the first GPU or on the CPU. Returns whether all bits were right and nothing was left over.
 pub(crate) fn run(programs: &Programs, time: Duration, seed: u64, on_gpu: bool) -> Result<bool> {
     watch();
@@ -67,8 +93,9 @@ pub(crate) fn run(programs: &Programs, time: Duration, seed: u64, on_gpu: bool) 
     if on_gpu {
         drawn.retain(|program| !program.body.iter().any(|op| op.has(FATAL_ON_GPU)));
         drawn.iter_mut().for_each(put_on_gpu);
+        use_at_once()?;
     }
-    let mut parts = Parts::new(drawn);
+    let mut parts = Parts::new(drawn, on_gpu);
     let mut counts = Counts::new();
     let mut held = Vec::new();
     for turn in 0.. {
@@ -96,13 +123,18 @@ type Counts = BTreeMap<&'static str, u64>;
 struct Parts {
     /// What two threads run at once.
     at_once: [Vec<Program>; 2],
-    /// What draws random numbers runs alone: a segment is refused if another thread drew from its generator.
+    /// What draws random numbers runs alone: a segment is refused if another thread drew from its generator. So does, on a GPU, what
+    /// threads record at once: a GPU has one queue for the backwards of all threads, and what else is in it decides the order of
+    /// operations that were recorded at the same position of two threads, and with it the order in which gradients are added.
     alone: Vec<Program>,
 }
 
 impl Parts {
-    fn new(programs: Vec<Program>) -> Parts {
-        let (alone, rest): (Vec<_>, Vec<_>) = programs.into_iter().partition(Program::is_ordered);
+    fn new(programs: Vec<Program>, on_gpu: bool) -> Parts {
+        let is_alone = |program: &Program| {
+            program.is_ordered() || on_gpu && program.body.iter().any(|op| op.has(&[PARALLEL]))
+        };
+        let (alone, rest): (Vec<_>, Vec<_>) = programs.into_iter().partition(is_alone);
         // Programs in a row share a cache.
         let (one, other) = rest.split_at(rest.len() / 2);
         Parts { at_once: [one.to_vec(), other.to_vec()], alone }
@@ -151,9 +183,25 @@ fn drawn(programs: &Programs, seed: u64, count: u64) -> Vec<Program> {
 fn put_on_gpu(program: &mut Program) {
     let config = &mut program.config;
     if config.0.contains(&(FAULTY, 0)) && config.spills() {
-        config.0.push((STAGED, 0));
+        config.0.push(STAGED);
     }
     config.0.push((GPU, 0));
+}
+
+/// Has as many threads at once use the GPU as ever will: libtorch keeps what each of them has to multiply with, 32 MiB of the GPU's memory
+/// among it, and gives it to later threads.
+fn use_at_once() -> Result<(), TchError> {
+    let all_use_it = Barrier::new(THREADS);
+    let multiply = || {
+        let x = Tensor::ones([8, 8], (Kind::Float, Device::Cuda(0)));
+        let product = x.f_addmm(&x, &x);
+        all_use_it.wait();
+        product.map(drop)
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(multiply)).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    })
 }
 
 /// Runs all programs, each with a cache for several of them, and removes those that leave something behind. Returns what is wrong.
@@ -164,12 +212,7 @@ fn all(programs: &mut Vec<Program>, turn: u64, counts: &mut Counts) -> Option<St
             return true;
         }
         begins();
-        program
-            .config
-            .0
-            .iter_mut()
-            .filter(|(name, _)| *name == FAULTY)
-            .for_each(|(_, faults)| *faults = turn);
+        program.config.0.iter_mut().filter(|(name, _)| *name == FAULTY).for_each(|(_, value)| *value = turn);
         if !lab.as_ref().is_some_and(|lab| lab.fits(program)) {
             lab = Lab::new(&program.config).map(Lab::to_last).ok();
         }
@@ -177,9 +220,13 @@ fn all(programs: &mut Vec<Program>, turn: u64, counts: &mut Counts) -> Option<St
             *counts.entry(NO_CACHE).or_default() += 1;
             return false;
         };
+        let before = lab.transfers();
         let verdict = lab.check(program);
+        *counts.entry(TRANSFERS).or_default() += lab.transfers() - before;
         if verdict.is_wrong() {
             wrong = Some(format!("{verdict}\n{program}"));
+        } else if verdict == Verdict::Varies {
+            println!("{verdict}\n{program}");
         }
         *counts.entry(verdict.name()).or_default() += 1;
         verdict != Verdict::HoldsItself
@@ -225,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_short_run_has_right_bits_whatever_fails() {
-        let mut parts = Parts::new(drawn(&Programs::default(), 7_000, 200));
+        let mut parts = Parts::new(drawn(&Programs::default(), 7_000, 200), false);
         let mut counts = Counts::new();
         for turn in 0..2 {
             assert_eq!(parts.turn(turn, &mut counts), Vec::<String>::new());

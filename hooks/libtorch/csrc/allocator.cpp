@@ -11,6 +11,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/Exception.h>
+#include <malloc.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -368,7 +369,11 @@ void st_allocator_install(bool huge_pages) {
 st_memory st_allocator_memory(void) { return allocator().memory(); }
 void st_allocator_reset_peak(void) { allocator().reset_peak(); }
 void st_allocator_end_step(void) { allocator().end_step(); }
-void st_allocator_trim(void) { allocator().trim(); }
+void st_allocator_trim(void) {
+  allocator().trim();
+  // The small blocks, and all else that was freed in between.
+  malloc_trim(/*pad=*/0);
+}
 void st_allocator_limit(uint64_t bytes) { allocator().limit(bytes); }
 void st_allocator_press(uint64_t every) { allocator().press(every); }
 

@@ -52,7 +52,8 @@ pub fn end_step() {
     ffi::st_allocator_end_step();
 }
 
-/// Returns CPU memory that no tensor uses to the system, except for blocks of less than 64 KiB.
+/// Returns CPU memory that no tensor uses to the system, and whole pages that are free in the C library's allocator, where blocks
+/// of less than 64 KiB and everything else come from.
 pub fn trim() {
     ffi::st_allocator_trim();
 }

@@ -1,5 +1,6 @@
 //! The CPU allocator. Its counts cover the whole process, so the tests take turns.
 
+use std::fs;
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -70,6 +71,26 @@ fn large_tensors_are_aligned_and_all_bytes_are_counted() {
     assert!(memory(Device::Cpu).reserved < 64 << 20, "and can be given back");
     assert_eq!(held.sum(Kind::Int64).int64_value(&[]), 200_000, "but not from under a tensor");
     drop(held);
+}
+
+#[test]
+fn small_blocks_are_given_back_too() {
+    let _turn = turn();
+    let mut tensors: Vec<_> = (0..4_000).map(|_| tensor(32 << 10)).collect();
+    let all = resident();
+    // The last block stays, so that none before it is at the end of what the C library has.
+    let last = tensors.pop();
+    tensors.clear();
+    trim();
+    assert!(all - resident() > 64 * MIB, "{all} bytes, and {} later", resident());
+    drop(last);
+}
+
+/// Bytes of this process in memory.
+fn resident() -> i64 {
+    let pages = fs::read_to_string("/proc/self/statm").expect("this process's sizes");
+    pages.split_whitespace().nth(1).and_then(|pages| pages.parse::<i64>().ok()).expect("a count of pages")
+        * 4096
 }
 
 #[test]

@@ -179,7 +179,7 @@ fn lstm(inputs: &[Tensor], numbers: &[f64]) -> Outcome {
 fn embedding(inputs: &[Tensor], numbers: &[f64]) -> Outcome {
     let ([weight], [row]) = (exactly(inputs)?, exactly(numbers)?);
     let row = *row as i64;
-    let indices = Tensor::f_from_slice(&[row, 0, 1, row])?;
+    let indices = Tensor::f_from_slice(&[row, 0, 1, row])?.f_to_device(weight.device())?;
     Ok(vec![Tensor::f_embedding(weight, &indices, -1, false, false)?])
 }
 

@@ -122,9 +122,10 @@ fn transposed_sigmoid(inputs: &[Tensor], _: &[f64]) -> Outcome {
     x.f_transpose(0, -1)?.f_sigmoid_().map(|_| vec![])
 }
 
-fn row(numbers: &[f64]) -> Result<Tensor, TchError> {
+/// The row that `numbers` names, as an index into the first tensor.
+fn row(inputs: &[Tensor], numbers: &[f64]) -> Result<Tensor, TchError> {
     let [row] = exactly(numbers)?;
-    Tensor::f_from_slice(&[*row as i64])
+    Tensor::f_full([1], *row as i64, (Kind::Int64, inputs[0].device()))
 }
 
 /// The row of the second tensor that `numbers` names.
@@ -134,33 +135,33 @@ fn source(inputs: &[Tensor], numbers: &[f64]) -> Result<Tensor, TchError> {
 }
 
 fn index_put(inputs: &[Tensor], numbers: &[f64]) -> Outcome {
-    Ok(vec![inputs[0].f_index_put(&[Some(row(numbers)?)], &source(inputs, numbers)?, false)?])
+    Ok(vec![inputs[0].f_index_put(&[Some(row(inputs, numbers)?)], &source(inputs, numbers)?, false)?])
 }
 
 fn index_put_in_place(inputs: &[Tensor], numbers: &[f64]) -> Outcome {
     let source = source(inputs, numbers)?;
-    inputs[0].shallow_clone().f_index_put_(&[Some(row(numbers)?)], &source, true).map(|_| vec![])
+    inputs[0].shallow_clone().f_index_put_(&[Some(row(inputs, numbers)?)], &source, true).map(|_| vec![])
 }
 
 fn index_add(inputs: &[Tensor], numbers: &[f64]) -> Outcome {
-    Ok(vec![inputs[0].f_index_add(0, &row(numbers)?, &source(inputs, numbers)?)?])
+    Ok(vec![inputs[0].f_index_add(0, &row(inputs, numbers)?, &source(inputs, numbers)?)?])
 }
 
 fn index_add_in_place(inputs: &[Tensor], numbers: &[f64]) -> Outcome {
     let source = source(inputs, numbers)?;
-    inputs[0].shallow_clone().f_index_add_(0, &row(numbers)?, &source).map(|_| vec![])
+    inputs[0].shallow_clone().f_index_add_(0, &row(inputs, numbers)?, &source).map(|_| vec![])
 }
 
 fn index_copy(inputs: &[Tensor], numbers: &[f64]) -> Outcome {
-    Ok(vec![inputs[0].f_index_copy(0, &row(numbers)?, &source(inputs, numbers)?)?])
+    Ok(vec![inputs[0].f_index_copy(0, &row(inputs, numbers)?, &source(inputs, numbers)?)?])
 }
 
 fn index_fill(inputs: &[Tensor], numbers: &[f64]) -> Outcome {
-    Ok(vec![inputs[0].f_index_fill(0, &row(numbers)?, 0.5)?])
+    Ok(vec![inputs[0].f_index_fill(0, &row(inputs, numbers)?, 0.5)?])
 }
 
 fn index_select(inputs: &[Tensor], numbers: &[f64]) -> Outcome {
-    Ok(vec![inputs[0].f_index_select(0, &row(numbers)?)?])
+    Ok(vec![inputs[0].f_index_select(0, &row(inputs, numbers)?)?])
 }
 
 fn slice_scatter(inputs: &[Tensor], numbers: &[f64]) -> Outcome {
