@@ -36,7 +36,7 @@ const MOST_TIMES: f64 = 1000.0;
 /// What the comparison has shown.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Weight {
-    /// The time of a step that keeps everything, if there were any of the planned size.
+    /// The time of a step that keeps everything and has the planned size, if there were any of about that.
     pub(super) kept: Option<Duration>,
     /// What a planned step takes beyond that, as a share of it, and the standard error of this share.
     pub(super) extra: f64,

@@ -124,14 +124,15 @@ impl Kind {
     /// No more of its steps keep everything: what was shown until now has to do.
     fn conclude(&mut self, objective: &Objective) {
         let Some(Weighing { last, seen, .. }) = self.weighing else { return };
-        match (last, seen) {
-            (Some(weight), _) => self.weigh(objective, weight, true),
-            (None, Some(seen)) => {
-                self.weighing = None;
-                self.correct(objective, seen);
-            }
-            // The steps of a new plan are timed without it.
-            (None, None) => self.weighing = None,
+        if let Some(weight) = last {
+            return self.weigh(objective, weight, true);
+        }
+        self.weighing = None;
+        // The steps of a new plan are timed without it.
+        let Some(seen) = seen else { return };
+        match objective.most_time() {
+            Some(most) => self.judge_alone(objective, seen, most),
+            None => self.correct(objective, seen),
         }
     }
 
@@ -296,14 +297,14 @@ impl Kind {
     /// Judges a plan for a time by its own steps, where none may keep everything any more.
     fn judge_alone(&mut self, objective: &Objective, seen: Seen, most: f64) {
         let planned = &mut self.planned;
-        let known = planned.corrections.cost.filter(|_| planned.corrections.is_measured);
-        let Some(cost) = known else {
+        if !planned.corrections.is_measured {
             if seen.is_news() {
                 self.correct(objective, seen);
             }
             return;
-        };
-        // Comparisons have shown what it takes, or what the plans before it do: only what is no chance tells more.
+        }
+        // Steps that kept everything have shown what these take, and comparisons what plans do: only what is no chance tells more.
+        let cost = planned.corrections.cost.unwrap_or_else(|| planned.first_cost());
         let kept = planned.kept_step();
         let extra = planned.measured(most, seen.wall, kept);
         if extra.is_over() && seen.is_beyond(kept.mul_f64(most), cost.telling_change()) {

@@ -11,6 +11,9 @@ const FEWEST: usize = 2;
 const UNCOUNTED: usize = 2;
 /// Steps are alike if their sizes differ by no more than this share.
 const ALIKE: f64 = 0.01;
+/// Where none of the planned size keeps everything, those of the nearest size tell how long it would take, if it is at most so many times as
+/// small or as large.
+const NEAR: f64 = 3.0;
 
 /// Steps of a plan are being compared with steps that keep everything.
 ///
@@ -47,9 +50,9 @@ struct Timed {
 enum Opening {
     /// There is none yet.
     Due,
-    /// The first one took so long, if it saved as much as is planned.
+    /// The first one took so long for as much as is planned, if its size is near to that.
     Begun(Option<Duration>),
-    /// They took so long, if both saved as much as is planned, and there were any.
+    /// They took so long for that, if both sizes are near to it, and there were any.
     Over(Option<Duration>),
 }
 
@@ -84,7 +87,7 @@ impl Weighing {
     /// A step that kept everything, and saved `scale` times what is planned, took `wall` for as much as is planned. Returns the result, if
     /// there is a new one.
     pub(super) fn kept(&mut self, wall: Duration, scale: f64) -> Option<Weight> {
-        let told = is_alike(scale, 1.0).then_some(wall);
+        let told = is_near(scale).then_some(wall);
         match self.opening {
             Opening::Due => self.opening = Opening::Begun(told),
             Opening::Begun(first) => {
@@ -162,7 +165,7 @@ impl Weighing {
         // Two of three are within the standard deviation.
         let deviation = deviations.get(2 * deviations.len() / 3).copied().unwrap_or_default();
         let error = deviation * (2.0 / planned.len() as f64).sqrt();
-        let kept = taken_by_alike(&self.kept, 1.0).and_then(|kept| Duration::try_from_secs_f64(kept).ok());
+        let kept = taken_nearby(&self.kept).and_then(|kept| Duration::try_from_secs_f64(kept).ok());
         Some(Weight { kept, extra: times - 1.0, error, deviation })
     }
 
@@ -194,6 +197,18 @@ fn deviation(wall: f64, expected: f64) -> f64 {
 
 fn is_alike(scale: f64, other: f64) -> bool {
     (scale / other - 1.0).abs() <= ALIKE
+}
+
+/// Whether steps of this size tell how long one of the planned size takes.
+fn is_near(scale: f64) -> bool {
+    (1.0 / NEAR..=NEAR).contains(&scale)
+}
+
+/// What steps of the planned size took among `kept`, or those of the nearest size, in seconds for as much as is planned.
+fn taken_nearby(kept: &[Timed]) -> Option<f64> {
+    let apart = |timed: &&Timed| timed.scale.ln().abs();
+    let nearest = kept.iter().min_by(|one, other| apart(one).total_cmp(&apart(other)))?;
+    is_near(nearest.scale).then(|| taken_by_alike(kept, nearest.scale)).flatten()
 }
 
 /// What steps of this size took among `kept`, in seconds for as much as is planned.

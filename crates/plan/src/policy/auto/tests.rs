@@ -195,6 +195,17 @@ impl Run {
         }
     }
 
+    /// The same of a step of `size` times the planned size, which takes so many times as long, whatever it keeps.
+    fn step_of(&mut self, size: impl Fn(bool) -> f64, kept: Duration, times: f64) {
+        let is_kept = self.next_step() == NextStep::Baseline || self.auto.kinds[0].planned.keeps_all();
+        let size = size(is_kept);
+        let wall = kept.mul_f64(if is_kept { size } else { size * times });
+        self.number += 1;
+        let followed = Some(Followed { course: 0, how: Adherence::Part, size, micro_batches: size });
+        let observed = Observation { step: self.number, wall, followed, ..Observation::default() };
+        self.auto.end(&self.plan.clone(), observed);
+    }
+
     fn report(&mut self) -> Arc<PlanReport> {
         match self.auto.report(0, &|_| String::new()) {
             Some(PolicyReport::Plan(plan)) => plan,

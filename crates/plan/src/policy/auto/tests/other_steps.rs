@@ -82,6 +82,26 @@ fn steps_of_other_sizes_are_judged_by_what_they_take_for_as_much() {
 }
 
 #[test]
+fn steps_of_about_the_planned_size_tell_what_one_of_it_takes() {
+    for (size, told) in [(0.8, 0.8), (0.4, 0.8), (0.2, 1.0), (2.5, 0.8)] {
+        let mut run = Run::roomy(Goal::overhead(0.1), profile(50.0));
+        (0..4).for_each(|_| run.step_of(|_| size, KEPT.mul_f64(0.8), 1.0));
+        let report = run.report();
+        assert!(report.kept_step.abs_diff(KEPT.mul_f64(told)) < MS, "{size}: {report}");
+    }
+}
+
+#[test]
+fn a_plan_that_no_comparison_has_weighed_is_loosened_if_all_its_steps_are_far_beyond_the_goal() {
+    let mut run = Run::roomy(Goal::overhead(0.1), profile(50.0));
+    // Those that keep everything are small, planned ones large: neither tells what steps of the other size take.
+    let size = |is_kept| if is_kept { 0.5 } else { 0.9 };
+    (0..100).for_each(|_| run.step_of(size, KEPT.mul_f64(0.8), 1.3));
+    let report = run.report();
+    assert!(report.keeps_all() && report.kept_step.abs_diff(KEPT.mul_f64(0.8)) < KEPT / 50, "{report}");
+}
+
+#[test]
 fn steps_that_show_nothing_keep_what_fits() {
     let mut run = Run::begin(Goal::overhead(0.02));
     let mut profiled = Vec::new();
