@@ -279,7 +279,10 @@ impl Auto {
                 }
             }
             Adherence::Lost => {
-                kind.weighing = None;
+                // One that saved something else says nothing of the others; but if all do, the comparison has to end.
+                if !objective.compares {
+                    kind.weighing = None;
+                }
                 self.attempts.want(step);
             }
         }

@@ -425,11 +425,19 @@ fn a_plan_beyond_its_goal_is_not_passed_for_its_quickest_steps() {
 }
 
 #[test]
-fn a_plan_is_not_compared_with_steps_that_save_something_else() {
+fn steps_that_save_something_else_neither_count_in_a_comparison_nor_end_it() {
     let mut run = Run::roomy(Goal::overhead(0.02), profile(400.0));
     (0..5).for_each(|_| run.step(KEPT / 2, 1.02));
     let before = run.report();
     assert!(run.auto.kinds[0].weighing.is_some() && !run.auto.is_settled());
+    run.ended(LOST, Observation { wall: 10 * KEPT, ..Observation::default() });
+    assert!(run.auto.kinds[0].weighing.is_some() && run.report() == before);
+    // Where all do, it ends with the other comparisons.
+    while run.number < COMPARED {
+        run.next_step();
+        run.ended(LOST, Observation::default());
+    }
+    run.next_step();
     run.ended(LOST, Observation::default());
     assert!(run.auto.kinds[0].weighing.is_none() && run.report() == before);
 }
