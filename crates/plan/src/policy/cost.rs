@@ -36,13 +36,29 @@ const MOST_TIMES: f64 = 1000.0;
 /// What the comparison has shown.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Weight {
-    /// The time of a step that keeps everything and has the planned size, if there were any of about that.
-    pub(super) kept: Option<Duration>,
+    /// What a step that keeps everything takes, if there were any of about the planned size.
+    pub(super) kept: Option<Told>,
     /// What a planned step takes beyond that, as a share of it, and the standard error of this share.
     pub(super) extra: f64,
     pub(super) error: f64,
     /// The standard deviation of a single step, as a share of it.
     pub(super) deviation: f64,
+}
+
+/// What steps of some size tell of how long one of the planned size takes if it keeps everything.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Told {
+    pub(super) wall: Duration,
+    /// Whether they have the planned size.
+    pub(super) is_of_size: bool,
+}
+
+impl Told {
+    /// The one of the planned size, or else the shorter.
+    pub(super) fn better(self, other: Told) -> Told {
+        let key = |told: &Told| (!told.is_of_size, told.wall);
+        std::cmp::min_by_key(self, other, key)
+    }
 }
 
 /// What plans take beyond a step with everything kept, as a multiple of what is planned, with its standard error.
@@ -164,7 +180,12 @@ mod tests {
 
     /// What was measured counts this much, if `error` is its standard error.
     fn share_of_news(error: f64) -> f64 {
-        let weight = Weight { kept: Some(Duration::from_secs(1)), extra: 0.06, error, deviation: error };
+        let weight = Weight {
+            kept: Some(Told { wall: Duration::from_secs(1), is_of_size: true }),
+            extra: 0.06,
+            error,
+            deviation: error,
+        };
         let (cost, extra) = Cost::first(FIRST_DOUBT).weighed(0.02, 0.0, 0.02, weight);
         assert!((1.0..=3.0).contains(&cost.times) && extra.error <= error.min(0.011), "{cost:?} {extra:?}");
         (extra.measured - 0.02) / 0.04
@@ -180,8 +201,12 @@ mod tests {
 
     #[test]
     fn what_clearly_takes_longer_than_planned_is_not_passed_for_chance() {
-        let weight =
-            |extra| Weight { kept: Some(Duration::from_secs(1)), extra, error: 0.05, deviation: 0.1 };
+        let weight = |extra| Weight {
+            kept: Some(Told { wall: Duration::from_secs(1), is_of_size: true }),
+            extra,
+            error: 0.05,
+            deviation: 0.1,
+        };
         let (_, extra) = Cost::first(FIRST_DOUBT).weighed(0.01, 0.0, 0.1, weight(1.0));
         assert!(extra.is_over() && extra.measured > 0.9, "{extra:?}");
         let (_, extra) = Cost::first(FIRST_DOUBT).weighed(0.1, 0.0, 0.1, weight(0.3));
@@ -192,7 +217,12 @@ mod tests {
 
     #[test]
     fn a_plan_that_moves_is_believed_to_be_free_only_once_that_was_measured() {
-        let weight = Weight { kept: Some(Duration::from_secs(1)), extra: 0.15, error: 0.05, deviation: 0.07 };
+        let weight = Weight {
+            kept: Some(Told { wall: Duration::from_secs(1), is_of_size: true }),
+            extra: 0.15,
+            error: 0.05,
+            deviation: 0.07,
+        };
         let of_first = |moving| Cost::first(FIRST_DOUBT).weighed(0.001, moving, 0.1, weight);
         let (cost, extra) = of_first(0.15);
         assert!(extra.measured > 0.12 && extra.is_over(), "{extra:?}");
@@ -205,8 +235,12 @@ mod tests {
 
     #[test]
     fn the_next_plan_is_expected_to_cost_what_the_last_one_did() {
-        let weight =
-            Weight { kept: Some(Duration::from_secs(1)), extra: 0.15, error: 0.001, deviation: 0.001 };
+        let weight = Weight {
+            kept: Some(Told { wall: Duration::from_secs(1), is_of_size: true }),
+            extra: 0.15,
+            error: 0.001,
+            deviation: 0.001,
+        };
         let (cost, _) = Cost::first(FIRST_DOUBT).weighed(0.1, 0.0, 0.1, weight);
         assert!((cost.expected(0.06) - 0.09).abs() < 0.001, "{cost:?}");
         let noise = Weight { extra: 0.14, error: 0.05, ..weight };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::corrections::Corrections;
-use super::cost::Weight;
+use super::cost::{Told, Weight};
 use super::decisions::Decision;
 use super::disk_watch::DiskWatch;
 use super::planned::{Objective, Planned, TELLING_PACE};
@@ -13,7 +13,7 @@ use super::weighing::Weighing;
 use super::{Adherence, Course, Followed, Observation, Outset};
 use crate::schedule::Schedule;
 use crate::step_profile::{COUNTED_ON, StepProfile};
-use crate::{Budgets, Placement};
+use crate::{Budgets, Placement, Release};
 
 /// Unplanned stalls of more than this share of the step justify another plan.
 const TELLING_STALL: f64 = 0.002;
@@ -152,8 +152,8 @@ impl Kind {
     pub(super) fn kept(&mut self, objective: &Objective, scale: f64, observed: &Observation) {
         let Some(weighing) = &mut self.weighing else { return };
         let weight = weighing.kept(observed.wall.div_f64(scale), scale);
-        if let Some(kept) = weighing.begins_with() {
-            self.keeps_in(objective, kept);
+        if let Some(told) = weighing.begins_with() {
+            self.keeps_in(objective, told);
         }
         self.weighed(objective, weight);
     }
@@ -168,10 +168,11 @@ impl Kind {
         }
     }
 
-    /// A step with everything kept takes `kept`. Beside the profiled step, which moved everything, that shows what moving costs, so the
+    /// This was told of steps that keep everything. Beside the profiled step, which moved everything, it shows what moving costs, so the
     /// plan is made anew before any of its steps is compared.
-    fn keeps_in(&mut self, objective: &Objective, kept: Duration) {
+    fn keeps_in(&mut self, objective: &Objective, told: Told) {
         let weighing = self.weighing.take();
+        let kept = self.planned.kept_by(told);
         if self.planned.shows_moving(kept) {
             self.revise(objective, Decision::Baseline, |_| {});
             // One profile is not enough to keep everything for good.
@@ -297,14 +298,16 @@ impl Kind {
     /// Judges a plan for a time by its own steps, where none may keep everything any more.
     fn judge_alone(&mut self, objective: &Objective, seen: Seen, most: f64) {
         let planned = &mut self.planned;
-        if !planned.corrections.is_measured {
+        // Where processors compute, what a step takes goes with its size, so that is told of without a comparison too.
+        let told = || (planned.machine.release == Release::WhenStored).then(|| planned.first_cost());
+        let known = planned.corrections.cost.or_else(told);
+        let Some(cost) = known.filter(|_| planned.corrections.is_measured) else {
             if seen.is_news() {
                 self.correct(objective, seen);
             }
             return;
-        }
+        };
         // Steps that kept everything have shown what these take, and comparisons what plans do: only what is no chance tells more.
-        let cost = planned.corrections.cost.unwrap_or_else(|| planned.first_cost());
         let kept = planned.kept_step();
         let extra = planned.measured(most, seen.wall, kept);
         if extra.is_over() && seen.is_beyond(kept.mul_f64(most), cost.telling_change()) {
@@ -319,7 +322,7 @@ impl Kind {
         let Some(mut weighing) = self.weighing.take() else { return };
         weighing.last = Some(weight);
         let planned = &mut self.planned;
-        let is_paced = !weight.kept.is_some_and(|kept| planned.keeps_in(kept));
+        let is_paced = !weight.kept.is_some_and(|told| planned.keeps_in(planned.kept_by(told)));
         let (extra, doubt) = (planned.extra(), planned.doubt_of_moving());
         let (cost, extra) = weighing.cost.weighed(extra, doubt, most - 1.0, weight);
         let is_new = planned.corrections.cost.replace(cost).is_none();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::cost::{Cost, MOST, Weight};
+use super::cost::{Cost, MOST, Told, Weight};
 use super::watch::Seen;
 
 /// There is a result whenever as many steps of both kinds count, an even number of each, and these many at least.
@@ -51,9 +51,9 @@ enum Opening {
     /// There is none yet.
     Due,
     /// The first one took so long for as much as is planned, if its size is near to that.
-    Begun(Option<Duration>),
+    Begun(Option<Told>),
     /// They took so long for that, if both sizes are near to it, and there were any.
-    Over(Option<Duration>),
+    Over(Option<Told>),
 }
 
 impl Weighing {
@@ -87,11 +87,11 @@ impl Weighing {
     /// A step that kept everything, and saved `scale` times what is planned, took `wall` for as much as is planned. Returns the result, if
     /// there is a new one.
     pub(super) fn kept(&mut self, wall: Duration, scale: f64) -> Option<Weight> {
-        let told = is_near(scale).then_some(wall);
+        let told = is_near(scale).then_some(Told { wall, is_of_size: is_alike(scale, 1.0) });
         match self.opening {
             Opening::Due => self.opening = Opening::Begun(told),
             Opening::Begun(first) => {
-                self.opening = Opening::Over(first.zip(told).map(|(one, other)| one.min(other)))
+                self.opening = Opening::Over(first.zip(told).map(|(one, other)| one.better(other)))
             }
             Opening::Over(_) => {
                 self.kept.push(Timed { scale, wall: wall.as_secs_f64() });
@@ -112,7 +112,7 @@ impl Weighing {
     }
 
     /// The time of a step that keeps everything, once the first ones have shown it, before any planned step.
-    pub(super) fn begins_with(&self) -> Option<Duration> {
+    pub(super) fn begins_with(&self) -> Option<Told> {
         match self.opening {
             Opening::Over(took) if self.begun == 0 => took,
             _ => None,
@@ -165,7 +165,7 @@ impl Weighing {
         // Two of three are within the standard deviation.
         let deviation = deviations.get(2 * deviations.len() / 3).copied().unwrap_or_default();
         let error = deviation * (2.0 / planned.len() as f64).sqrt();
-        let kept = taken_nearby(&self.kept).and_then(|kept| Duration::try_from_secs_f64(kept).ok());
+        let kept = told_by(&self.kept);
         Some(Weight { kept, extra: times - 1.0, error, deviation })
     }
 
@@ -204,11 +204,12 @@ fn is_near(scale: f64) -> bool {
     (1.0 / NEAR..=NEAR).contains(&scale)
 }
 
-/// What steps of the planned size took among `kept`, or those of the nearest size, in seconds for as much as is planned.
-fn taken_nearby(kept: &[Timed]) -> Option<f64> {
+/// What steps of the planned size took among `kept`, or those of the nearest size for as much as is planned.
+fn told_by(kept: &[Timed]) -> Option<Told> {
     let apart = |timed: &&Timed| timed.scale.ln().abs();
-    let nearest = kept.iter().min_by(|one, other| apart(one).total_cmp(&apart(other)))?;
-    is_near(nearest.scale).then(|| taken_by_alike(kept, nearest.scale)).flatten()
+    let nearest = kept.iter().min_by(|one, other| apart(one).total_cmp(&apart(other)))?.scale;
+    let seconds = is_near(nearest).then(|| taken_by_alike(kept, nearest)).flatten()?;
+    Some(Told { wall: Duration::try_from_secs_f64(seconds).ok()?, is_of_size: is_alike(nearest, 1.0) })
 }
 
 /// What steps of this size took among `kept`, in seconds for as much as is planned.
@@ -272,7 +273,8 @@ mod tests {
             } else {
                 weighing.planned(103 * MS, 1.0)
             };
-            assert_eq!(weighing.begins_with(), (number == 1).then_some(109 * MS));
+            let told = Told { wall: 109 * MS, is_of_size: true };
+            assert_eq!(weighing.begins_with(), (number == 1).then_some(told));
             is_kept
         });
         let (k, p) = (true, false);
@@ -284,6 +286,7 @@ mod tests {
         let weights = weigh(|_, kept| wall(kept));
         assert_eq!(weights.len(), 4);
         for Weight { kept, extra, error, .. } in weights {
+            let kept = kept.map(|told| told.wall);
             assert!(kept == Some(100 * MS) && (extra - 0.03).abs() < 1e-9 && error < 1e-9);
         }
     }

@@ -92,6 +92,14 @@ fn steps_of_about_the_planned_size_tell_what_one_of_it_takes() {
 }
 
 #[test]
+fn what_does_not_go_with_the_size_makes_no_step_of_the_planned_size_longer() {
+    let mut run = Run::roomy(Goal::overhead(0.1), profile(50.0));
+    (0..20).for_each(|_| run.step_of(|_| 0.5, 2 * KEPT, 1.0));
+    let report = run.report();
+    assert!(report.kept_step == KEPT && report.baseline == Baseline::Measured, "{report}");
+}
+
+#[test]
 fn a_plan_that_no_comparison_has_weighed_is_loosened_if_all_its_steps_are_far_beyond_the_goal() {
     let mut run = Run::roomy(Goal::overhead(0.1), profile(50.0));
     // Those that keep everything are small, planned ones large: neither tells what steps of the other size take.
