@@ -193,8 +193,8 @@ fn put_on_gpu(program: &mut Program) {
 fn use_at_once() -> Result<(), TchError> {
     let all_use_it = Barrier::new(THREADS);
     let multiply = || {
-        let x = Tensor::ones([8, 8], (Kind::Float, Device::Cuda(0)));
-        let product = x.f_addmm(&x, &x);
+        let x = Tensor::f_ones([8, 8], (Kind::Float, Device::Cuda(0)));
+        let product = x.and_then(|x| x.f_addmm(&x, &x));
         all_use_it.wait();
         product.map(drop)
     };

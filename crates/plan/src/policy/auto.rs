@@ -279,8 +279,8 @@ impl Auto {
                 }
             }
             Adherence::Lost => {
-                // One that saved something else says nothing of the others; but if all do, the comparison has to end.
-                if !objective.compares {
+                // One that saved something else says nothing of the others; but if all do, or memory is short, the comparison has to end.
+                if !objective.compares || observed.pressed > 0 {
                     kind.weighing = None;
                 }
                 self.attempts.want(step);
@@ -365,7 +365,9 @@ impl Policy for Auto {
 
     /// Whether there is a plan that was followed long enough to be corrected, if necessary.
     fn is_settled(&self) -> bool {
-        let is_weighed = self.kinds.iter().any(|kind| kind.weighing.is_some());
+        let last = self.kinds.first().map_or(0, |kind| kind.last);
+        let is_recent = |kind: &&Kind| last <= kind.last + RECENT;
+        let is_weighed = self.kinds.iter().filter(is_recent).any(|kind| kind.weighing.is_some());
         let is_timed = self.kinds.first().is_some_and(|kind| kind.watch.has_settled());
         !is_weighed && (is_timed || self.steady >= STEADY)
     }

@@ -54,10 +54,9 @@ pub(super) struct Told {
 }
 
 impl Told {
-    /// The one of the planned size, or else the shorter.
+    /// The shorter: a first step may be cold.
     pub(super) fn better(self, other: Told) -> Told {
-        let key = |told: &Told| (!told.is_of_size, told.wall);
-        std::cmp::min_by_key(self, other, key)
+        std::cmp::min_by_key(self, other, |told| told.wall)
     }
 }
 

@@ -9,7 +9,7 @@ use super::decisions::Decision;
 use super::disk_watch::DiskWatch;
 use super::planned::{Objective, Planned, TELLING_PACE};
 use super::watch::{Seen, Watch};
-use super::weighing::Weighing;
+use super::weighing::{KeptSizes, Weighing};
 use super::{Adherence, Course, Followed, Observation, Outset};
 use crate::schedule::Schedule;
 use crate::step_profile::{COUNTED_ON, StepProfile};
@@ -40,6 +40,10 @@ pub(super) struct Kind {
     pub(super) watch: Watch,
     disk_watch: DiskWatch,
     pub(super) weighing: Option<Weighing>,
+    /// What steps took that kept everything, in the last comparison, and whether only those of other sizes than planned have told what one
+    /// of the planned size takes.
+    kept_sizes: KeptSizes,
+    is_told_by_others: bool,
     /// Its steps have become smaller for good, so a profile of them replaces that of larger ones.
     pub(super) smaller: bool,
     /// How many times what is planned its largest step has saved.
@@ -76,6 +80,8 @@ impl Kind {
             watch: Watch::default(),
             disk_watch: DiskWatch::default(),
             weighing: None,
+            kept_sizes: KeptSizes::default(),
+            is_told_by_others: false,
             smaller: false,
             largest: 1.0,
             widest: 1.0,
@@ -123,7 +129,9 @@ impl Kind {
 
     /// No more of its steps keep everything: what was shown until now has to do.
     fn conclude(&mut self, objective: &Objective) {
-        let Some(Weighing { last, seen, .. }) = self.weighing else { return };
+        let Some(weighing) = &self.weighing else { return };
+        let (last, seen) = (weighing.last, weighing.seen);
+        self.kept_sizes = weighing.kept_sizes();
         if let Some(weight) = last {
             return self.weigh(objective, weight, true);
         }
@@ -162,8 +170,8 @@ impl Kind {
     fn weighed(&mut self, objective: &Objective, weight: Option<Weight>) {
         if let Some(weight) = weight {
             self.weigh(objective, weight, false);
-        } else if self.weighing.as_ref().is_some_and(Weighing::is_long) {
-            self.weighing = None;
+        } else if let Some(weighing) = self.weighing.take_if(|weighing| weighing.is_long()) {
+            self.kept_sizes = weighing.kept_sizes();
             self.watch.compared();
         }
     }
@@ -171,8 +179,8 @@ impl Kind {
     /// This was told of steps that keep everything. Beside the profiled step, which moved everything, it shows what moving costs, so the
     /// plan is made anew before any of its steps is compared.
     fn keeps_in(&mut self, objective: &Objective, told: Told) {
+        let Some(kept) = self.kept_by(told) else { return };
         let weighing = self.weighing.take();
-        let kept = self.planned.kept_by(told);
         if self.planned.shows_moving(kept) {
             self.revise(objective, Decision::Baseline, |_| {});
             // One profile is not enough to keep everything for good.
@@ -185,6 +193,16 @@ impl Kind {
         if let Some(weighing) = &mut self.weighing {
             weighing.cost = known;
         }
+    }
+
+    /// How long a step of the planned size takes that keeps everything, if these tell. Those of other sizes can only show that it takes less
+    /// than is known: what does not go with the size, such as launching, makes small ones seem longer.
+    fn kept_by(&mut self, told: Told) -> Option<Duration> {
+        let is_told = told.is_of_size || told.wall < self.planned.kept_step();
+        if is_told {
+            self.is_told_by_others = !told.is_of_size;
+        }
+        is_told.then_some(told.wall)
     }
 
     /// How many times what is planned a step has saved that went like this, all its micro-batches together.
@@ -229,9 +247,23 @@ impl Kind {
         if let Some(weighing) = &mut self.weighing {
             let weight = weighing.planned(wall, scale);
             self.weighed(objective, weight);
-        } else if let Some(seen) = self.watch.observe(wall, stall) {
-            self.judge(objective, seen);
+        } else if let Some(wall) = self.as_if_planned(wall, scale) {
+            if let Some(seen) = self.watch.observe(wall, stall) {
+                self.judge(objective, seen);
+            }
+        } else {
+            self.watch.rests();
         }
+    }
+
+    /// What a step of the planned size takes if it takes as many times as long as one that keeps everything as this one. `None` if that is
+    /// not known for its size.
+    fn as_if_planned(&self, wall: Duration, scale: f64) -> Option<Duration> {
+        if !self.is_told_by_others {
+            return Some(wall);
+        }
+        let times = wall.as_secs_f64() / self.kept_sizes.take(scale)?.max(f64::MIN_POSITIVE);
+        Some(self.planned.kept_step().mul_f64(times.min(MOST_SCALE)))
     }
 
     /// Takes note of a step's peak. If it exceeds the goal, plans from now on aim lower by as much as the peak exceeded the planned one,
@@ -321,8 +353,10 @@ impl Kind {
         let Some(most) = objective.goal.step else { return };
         let Some(mut weighing) = self.weighing.take() else { return };
         weighing.last = Some(weight);
+        self.kept_sizes = weighing.kept_sizes();
+        let kept = weight.kept.and_then(|told| self.kept_by(told));
         let planned = &mut self.planned;
-        let is_paced = !weight.kept.is_some_and(|told| planned.keeps_in(planned.kept_by(told)));
+        let is_paced = !kept.is_some_and(|kept| planned.keeps_in(kept));
         let (extra, doubt) = (planned.extra(), planned.doubt_of_moving());
         let (cost, extra) = weighing.cost.weighed(extra, doubt, most - 1.0, weight);
         let is_new = planned.corrections.cost.replace(cost).is_none();

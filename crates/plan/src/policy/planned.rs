@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::Resources;
 use super::corrections::Corrections;
-use super::cost::{BESIDES, Cost, Extra, FIRST_DOUBT, Told};
+use super::cost::{BESIDES, Cost, Extra, FIRST_DOUBT};
 use super::daily::DailyLimit;
 use super::labels::Labels;
 use super::watch::Seen;
@@ -129,12 +129,6 @@ impl Planned {
     /// How long a step with everything kept would take, as far as is known.
     pub(super) fn kept_step(&self) -> Duration {
         self.profile.work.computed() * self.profile.micro_batches.max(1)
-    }
-
-    /// The same as steps have told now. Those of other sizes can only show that it takes less than is known: what does not go with the
-    /// size, such as launching, makes small ones seem longer.
-    pub(super) fn kept_by(&self, told: Told) -> Duration {
-        if told.is_of_size { told.wall } else { told.wall.min(self.kept_step()) }
     }
 
     /// What the plan takes beyond a step with everything kept, as a share of it.

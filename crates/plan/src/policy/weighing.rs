@@ -14,6 +14,8 @@ const ALIKE: f64 = 0.01;
 /// Where none of the planned size keeps everything, those of the nearest size tell how long it would take, if it is at most so many times as
 /// small or as large.
 const NEAR: f64 = 3.0;
+/// Steps beyond all sizes that kept everything are judged by those of the closest one, if it is at most so many times as small or as large.
+const CLOSE: f64 = 1.25;
 
 /// Steps of a plan are being compared with steps that keep everything.
 ///
@@ -34,6 +36,23 @@ pub(super) struct Weighing {
     begun: usize,
     planned: Vec<Timed>,
     kept: Vec<Timed>,
+}
+
+/// What steps of several sizes took that kept everything.
+#[derive(Clone, Debug, Default)]
+pub(super) struct KeptSizes(Vec<Timed>);
+
+impl KeptSizes {
+    /// How long one of this size took for as much as is planned, in seconds, if there were any of about that size, or on both sides of it.
+    pub(super) fn take(&self, scale: f64) -> Option<f64> {
+        let is_close = |timed: &&Timed| (1.0 / CLOSE..=CLOSE).contains(&(timed.scale / scale));
+        let apart = |timed: &&Timed| (timed.scale / scale).ln().abs();
+        taken(&self.0, scale).or_else(|| {
+            let closest =
+                self.0.iter().filter(is_close).min_by(|one, other| apart(one).total_cmp(&apart(other)))?;
+            taken_by_alike(&self.0, closest.scale)
+        })
+    }
 }
 
 /// A step that counts.
@@ -127,6 +146,11 @@ impl Weighing {
     /// Whether there were as many steps as there may be.
     pub(super) fn is_long(&self) -> bool {
         self.count() >= 2 * MOST
+    }
+
+    /// What its steps that kept everything took.
+    pub(super) fn kept_sizes(&self) -> KeptSizes {
+        KeptSizes(self.kept.clone())
     }
 
     /// How many steps count.

@@ -92,18 +92,35 @@ fn steps_of_about_the_planned_size_tell_what_one_of_it_takes() {
 }
 
 #[test]
-fn what_does_not_go_with_the_size_makes_no_step_of_the_planned_size_longer() {
+fn what_does_not_go_with_the_size_loosens_no_plan_that_costs_nothing() {
+    // Steps of another size than the profiled one, which take more or less than it for as much, whatever they keep.
+    for (size, times) in [(0.8, 1.25), (0.9, 0.8), (1.3, 0.8)] {
+        let mut run = Run::roomy(Goal::overhead(0.1), profile(50.0));
+        (0..100).for_each(|_| run.step_of(|_| size, KEPT.mul_f64(times), 1.0));
+        let report = run.report();
+        assert!(report.loosened == 0 && !report.keeps_all(), "{size}: {report}");
+        assert!(report.kept_step.abs_diff(KEPT.mul_f64(times)) < MS, "{size}: {report}");
+        assert_eq!(report.baseline == Baseline::Measured, times < 1.0, "{size}: {report}");
+    }
+}
+
+#[test]
+fn a_size_that_no_step_kept_everything_of_is_not_judged_by_others_far_from_it() {
     let mut run = Run::roomy(Goal::overhead(0.1), profile(50.0));
-    (0..20).for_each(|_| run.step_of(|_| 0.5, 2 * KEPT, 1.0));
+    // Steps take as the square of their size, and those that keep everything are small.
+    for number in 0..100 {
+        let size = if number < 20 { 0.5 } else { 1.0 };
+        run.step_of(|_| size, KEPT.mul_f64(size), 1.0);
+    }
     let report = run.report();
-    assert!(report.kept_step == KEPT && report.baseline == Baseline::Measured, "{report}");
+    assert!(report.loosened == 0 && !report.keeps_all(), "{report}");
 }
 
 #[test]
 fn a_plan_that_no_comparison_has_weighed_is_loosened_if_all_its_steps_are_far_beyond_the_goal() {
     let mut run = Run::roomy(Goal::overhead(0.1), profile(50.0));
-    // Those that keep everything are small, planned ones large: neither tells what steps of the other size take.
-    let size = |is_kept| if is_kept { 0.5 } else { 0.9 };
+    // Those that keep everything are smaller than planned ones, so no comparison has a result.
+    let size = |is_kept| if is_kept { 0.8 } else { 0.9 };
     (0..100).for_each(|_| run.step_of(size, KEPT.mul_f64(0.8), 1.3));
     let report = run.report();
     assert!(report.keeps_all() && report.kept_step.abs_diff(KEPT.mul_f64(0.8)) < KEPT / 50, "{report}");
