@@ -195,10 +195,11 @@ impl Kind {
         }
     }
 
-    /// How long a step of the planned size takes that keeps everything, if these tell. Those of other sizes can only show that it takes less
-    /// than is known: what does not go with the size, such as launching, makes small ones seem longer.
+    /// How long a step of the planned size takes that keeps everything, if these tell. Those of other sizes tell it only where none of that
+    /// size has, and only that it takes less than is known: what does not go with the size, such as launching, makes small ones seem longer.
     fn kept_by(&mut self, told: Told) -> Option<Duration> {
-        let is_told = told.is_of_size || told.wall < self.planned.kept_step();
+        let is_known = self.planned.corrections.is_measured && !self.is_told_by_others;
+        let is_told = told.is_of_size || (!is_known && told.wall < self.planned.kept_step());
         if is_told {
             self.is_told_by_others = !told.is_of_size;
         }

@@ -105,6 +105,17 @@ fn what_does_not_go_with_the_size_loosens_no_plan_that_costs_nothing() {
 }
 
 #[test]
+fn what_steps_of_the_planned_size_have_told_stays_whatever_others_take() {
+    let mut run = Run::roomy(Goal::overhead(0.1), profile(50.0));
+    for number in 0..18 {
+        let size = if number < 2 { 1.0 } else { 0.5 };
+        run.step_of(|_| size, KEPT.mul_f64(0.9 * size), 1.02);
+    }
+    let report = run.report();
+    assert!(report.kept_step.abs_diff(KEPT.mul_f64(0.9)) < MS, "{report}");
+}
+
+#[test]
 fn a_size_that_no_step_kept_everything_of_is_not_judged_by_others_far_from_it() {
     let mut run = Run::roomy(Goal::overhead(0.1), profile(50.0));
     // Steps take as the square of their size, and those that keep everything are small.
