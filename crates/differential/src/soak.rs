@@ -37,7 +37,7 @@ const THREADS: usize = 16;
 const FAULTY: &str = "faulty";
 /// The setting that has tensors on the first GPU.
 const GPU: &str = "cuda";
-/// The setting of a path through host memory of so many bytes to the disk, and so few that most of what leaves goes on to the disk.
+/// The setting of a path through host memory of so many bytes to the disk, and so few that something goes on to the disk.
 const STAGED: (&str, u64) = ("staged", 4 << 10);
 /// A block whose branches run at once on threads of their own.
 const PARALLEL: &str = "parallel";
