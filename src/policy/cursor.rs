@@ -28,6 +28,8 @@ pub(crate) struct Placed {
     /// `None` if nothing was planned for it.
     pub(crate) placement: Option<Placement>,
     pub(crate) room: Option<Room>,
+    /// Whether the step keeps everything for comparison so far, and so has to go as without a cache.
+    pub(crate) is_baseline: bool,
 }
 
 /// What a step has done so far.
@@ -94,7 +96,7 @@ impl Cursor {
     pub(crate) fn next(&self, saving: Saving) -> Placed {
         if let Some(in_turn) = &self.in_turn {
             let next = self.next.fetch_add(1, Ordering::Relaxed) % in_turn.len().max(1);
-            return Placed { placement: in_turn.get(next).copied(), room: None };
+            return Placed { placement: in_turn.get(next).copied(), ..Placed::default() };
         }
         let mut state = self.state.lock();
         if self.courses.is_empty() || state.lost {
@@ -102,14 +104,16 @@ impl Cursor {
         }
         let before = (state.active, state.times);
         let placement = state.place(self, saving);
-        let room = match (state.lost, self.courses.get(state.active)) {
+        let active = self.courses.get(state.active);
+        let room = match (state.lost, active) {
             (true, _) => Some(Room::Fitting(self.unplanned)),
             (false, Some(course)) if (state.active, state.times) != before => {
                 Some(Room::Within(course.budgets).times(state.times))
             }
             _ => None,
         };
-        Placed { placement, room }
+        let is_baseline = !state.lost && active.is_some_and(|course| course.is_baseline);
+        Placed { placement, room, is_baseline }
     }
 
     /// The planned placement of a result of a recorded operation; `None` if nothing was planned for it.
@@ -322,6 +326,19 @@ mod tests {
     }
 
     #[test]
+    fn a_baseline_goes_as_without_a_cache_until_it_is_lost() {
+        let baseline = |is_baseline| Course { is_baseline, ..course(&[(10, KEEP), (20, KEEP)], 0) };
+        for is_baseline in [true, false] {
+            let (courses, unplanned) = (vec![baseline(is_baseline)], Headroom::Bytes(0));
+            let cursor = Cursor::new(&Saves::Scheduled { courses, unplanned });
+            for bytes in [10, 20] {
+                assert_eq!(placed(&cursor, bytes).is_baseline, is_baseline);
+            }
+            assert!(!placed(&cursor, 1000).is_baseline && cursor.is_lost());
+        }
+    }
+
+    #[test]
     fn each_micro_batch_reads_it_from_the_beginning() {
         for told in [true, false] {
             let cursor = planned(&TWO);
@@ -393,8 +410,11 @@ mod tests {
     fn larger_saves_follow_with_more_room_unless_bytes_are_limited() {
         let larger = planned(&TWO);
         let more = Room::Within(Budgets { device_budget: 1, ..Budgets::default() }).times(3.0);
-        assert_eq!(placed(&larger, 30), Placed { placement: Some(KEEP), room: Some(more) });
-        assert_eq!(placed(&larger, 60), Placed { placement: Some(HOST), room: None });
+        assert_eq!(
+            placed(&larger, 30),
+            Placed { placement: Some(KEEP), room: Some(more), ..Placed::default() }
+        );
+        assert_eq!(placed(&larger, 60), Placed { placement: Some(HOST), room: None, ..Placed::default() });
         assert_eq!(how(&larger), Some(Adherence::Larger));
         let limited = Cursor { unplanned: Headroom::Bytes(1), ..planned(&TWO) };
         assert_eq!((next(&limited, 30), how(&limited)), (None, Some(Adherence::Lost)));
@@ -411,8 +431,14 @@ mod tests {
         for _ in 0..2 {
             let second = cursor(&courses);
             assert_eq!(placed(&second, 100).room, None, "the first one as yet");
-            assert_eq!(placed(&second, 300), Placed { placement: Some(HOST), room: room(2) });
-            assert_eq!(placed(&second, 50), Placed { placement: Some(HOST), room: None });
+            assert_eq!(
+                placed(&second, 300),
+                Placed { placement: Some(HOST), room: room(2), ..Placed::default() }
+            );
+            assert_eq!(
+                placed(&second, 50),
+                Placed { placement: Some(HOST), room: None, ..Placed::default() }
+            );
             let followed = Followed { course: 1, how: Adherence::Whole(1), size: 1.0, micro_batches: 1.0 };
             assert_eq!(second.followed(), Some(followed));
         }

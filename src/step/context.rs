@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{SavedTensor, StorageId};
-use ssdtrain_plan::{Placement, Position, Room, Saves, Saving, StepPlan};
+use ssdtrain_plan::{Position, Room, Saves, Saving, StepPlan};
 use tch::Device;
 
 use super::orders::{Latest, Orders};
@@ -62,11 +62,14 @@ impl StepContext {
     /// The decision about a tensor that is being saved in `scope`. If it could be moved, the plan's next line is the next save's.
     pub(super) fn decide(&self, saved: &SavedTensor<'_>, scope: ScopeId) -> Decision {
         let facts = self.facts(saved);
-        decide(facts, self.min_bytes, || Instruction {
-            keeps_all: matches!(self.plan.saves, Saves::Count),
-            scope_kept: self.plan.kept_scopes.contains(&scope),
-            planned: self.planned(facts.storage_bytes, scope),
-            recomputes_marked: self.plan.recomputes_marked,
+        decide(facts, self.min_bytes, || {
+            let placed = self.placed(facts.storage_bytes, scope);
+            Instruction {
+                keeps_all: matches!(self.plan.saves, Saves::Count) || placed.is_baseline,
+                scope_kept: self.plan.kept_scopes.contains(&scope),
+                planned: placed.placement,
+                recomputes_marked: self.plan.recomputes_marked,
+            }
         })
     }
 
@@ -100,16 +103,16 @@ impl StepContext {
         }
     }
 
-    /// The planned placement of a tensor that is being saved; `None` if nothing is planned for it.
-    fn planned(&self, bytes: u64, scope: ScopeId) -> Option<Placement> {
-        let Placed { placement, room } = self.cursor.next(Saving { bytes, scope, position: self.position() });
-        if let Some(room) = room {
+    /// What the plan says of a tensor that is being saved.
+    fn placed(&self, bytes: u64, scope: ScopeId) -> Placed {
+        let placed = self.cursor.next(Saving { bytes, scope, position: self.position() });
+        if let Some(room) = placed.room {
             if matches!(room, Room::Fitting(_)) {
                 self.strange.get_or_init(|| (bytes, scope));
             }
             self.give_room(room);
         }
-        placement
+        placed
     }
 
     /// The point that the calling thread has reached, if operations are recorded.
