@@ -1,7 +1,8 @@
 //! Whole runs of a large model on a GPU, step by step in turns without the cache and with it: lengths that change, threads, micro-batches,
 //! frozen weights, budgets, and a device that is short of memory.
 //!
-//! `cargo run --release -p ssdtrain-models --example runs -- [--steps N] [--layers N] [--spill DIR] [--each] [NAME]...`
+//! `cargo run --release -p ssdtrain-models --example runs -- [--overhead SHARE] [--steps N] [--layers N] [--hidden N] [--context N]
+//! [--spill DIR] [--each] [NAME]...`
 //!
 //! Both kinds of steps train the same weights, so this shows times and peaks; for bits, see the example `programs`. Without a GPU it runs a
 //! tiny model, which shows only that it runs.
@@ -11,7 +12,9 @@ mod programs;
 mod report;
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use ssdtrain::plan::Goal;
@@ -19,7 +22,7 @@ use ssdtrain::{Auto, StepReport, TensorCache};
 use ssdtrain_libtorch as torch;
 use tch::{Device, Kind, Tensor};
 
-use programs::{Program, Shape};
+use programs::{HEAD, LEAST_CONTEXT, Program, Shape};
 use report::Lap;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -44,8 +47,12 @@ const RUNS: [(&str, &str); 10] = [
 ];
 
 struct Arguments {
+    overhead: f64,
     steps: usize,
     layers: i64,
+    /// As the machine suggests, if it is not told.
+    hidden: Option<i64>,
+    context: Option<i64>,
     spill: PathBuf,
     /// Whether each step is printed.
     each: bool,
@@ -54,14 +61,25 @@ struct Arguments {
 
 impl Arguments {
     fn read() -> Result<Arguments> {
-        let mut read =
-            Arguments { steps: 120, layers: 4, spill: std::env::temp_dir(), each: false, names: Vec::new() };
+        let mut read = Arguments {
+            overhead: OVERHEAD,
+            steps: 120,
+            layers: 4,
+            hidden: None,
+            context: None,
+            spill: std::env::temp_dir(),
+            each: false,
+            names: Vec::new(),
+        };
         let mut given = std::env::args().skip(1);
         while let Some(argument) = given.next() {
             let mut value = || given.next().ok_or_else(|| format!("{argument} needs a value"));
             match argument.as_str() {
-                "--steps" => read.steps = value()?.parse().map_err(|error| format!("--steps: {error}"))?,
-                "--layers" => read.layers = value()?.parse().map_err(|error| format!("--layers: {error}"))?,
+                "--overhead" => read.overhead = number(&argument, &value()?)?,
+                "--steps" => read.steps = number(&argument, &value()?)?,
+                "--layers" => read.layers = number(&argument, &value()?)?,
+                "--hidden" => read.hidden = Some(number(&argument, &value()?)?),
+                "--context" => read.context = Some(number(&argument, &value()?)?),
                 "--each" => read.each = true,
                 "--spill" => read.spill = value()?.into(),
                 name if RUNS.iter().any(|(known, _)| *known == name) => read.names.push(argument),
@@ -69,22 +87,36 @@ impl Arguments {
                     let known: Vec<String> =
                         RUNS.iter().map(|(name, what)| format!("  {name:<15}{what}")).collect();
                     return Err(format!(
-                        "{argument} is neither --steps, --layers, --spill, --each nor a run:\n{}",
+                        "{argument} is neither --overhead, --steps, --layers, --hidden, --context, --spill, --each nor a run:\n{}",
                         known.join("\n")
                     )
                     .into());
                 }
             }
         }
+        if read.hidden.is_some_and(|hidden| hidden < HEAD || hidden % HEAD != 0) {
+            return Err(
+                format!("--hidden: the width of the model is a multiple of {HEAD}, that of a head").into()
+            );
+        }
+        if read.context.is_some_and(|context| context < LEAST_CONTEXT) {
+            return Err(format!("--context: sequences have up to {LEAST_CONTEXT} tokens or more").into());
+        }
         Ok(read)
     }
+}
+
+fn number<T: FromStr<Err: Display>>(argument: &str, value: &str) -> Result<T> {
+    Ok(value.parse().map_err(|error| format!("{argument}: {error}"))?)
 }
 
 fn main() -> Result<()> {
     let arguments = Arguments::read()?;
     torch::install_cpu_allocator();
     let device = ssdtrain::load_cuda().map_or(Device::Cpu, |()| Device::cuda_if_available());
-    let shape = Shape::of(device, arguments.layers);
+    let mut shape = Shape::of(device, arguments.layers);
+    shape.hidden = arguments.hidden.unwrap_or(shape.hidden);
+    shape.context = arguments.context.unwrap_or(shape.context);
     println!("on {device:?}, {shape}");
     report::head();
     for (name, _) in RUNS {
@@ -98,10 +130,11 @@ fn main() -> Result<()> {
 /// One of the runs, and its row of the table.
 fn run(name: &str, shape: &Shape, arguments: &Arguments) -> Result<()> {
     let mut program = Program::new(name, shape)?;
+    let overhead = Goal::overhead(arguments.overhead);
     let (goal, rest) = match name {
         "budget" | "budget-random" => (Goal::budget(program.highest_peak()? / 2), None),
-        "scarce" => (Goal::overhead(OVERHEAD), Some(take_the_rest(&mut program)?)),
-        _ => (Goal::overhead(OVERHEAD), None),
+        "scarce" => (overhead, Some(take_the_rest(&mut program)?)),
+        _ => (overhead, None),
     };
     let cache = TensorCache::builder()
         .device(shape.device)

@@ -16,6 +16,10 @@ const VOCABULARY: i64 = 32_000;
 /// Different lengths are multiples of it.
 const GRAIN: i64 = 16;
 const SEED: i64 = 2026;
+/// The width of a head of attention.
+pub(crate) const HEAD: i64 = 128;
+/// The shortest context whose eighths are lengths.
+pub(crate) const LEAST_CONTEXT: i64 = 8 * GRAIN;
 
 /// The size of the models, and where they are.
 #[derive(Clone, Copy, Debug)]
@@ -181,7 +185,7 @@ fn backward(step: Option<&Step<'_>>, loss: &Tensor) -> Result<()> {
 }
 
 fn llama(shape: &Shape) -> LlamaConfig {
-    let heads = shape.hidden / 128;
+    let heads = shape.hidden / HEAD;
     LlamaConfig {
         vocab: VOCABULARY,
         context: shape.context,
