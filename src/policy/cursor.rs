@@ -14,6 +14,8 @@ use ssdtrain_store::sync::Mutex;
 #[derive(Debug, Default)]
 pub(crate) struct Cursor {
     courses: Vec<Course>,
+    /// Whether what each of them keeps stays in the graph.
+    in_graph: Vec<bool>,
     /// How much may stay that has no place.
     unplanned: Headroom,
     /// Placements to use cyclically, whatever is saved.
@@ -28,8 +30,8 @@ pub(crate) struct Placed {
     /// `None` if nothing was planned for it.
     pub(crate) placement: Option<Placement>,
     pub(crate) room: Option<Room>,
-    /// Whether the step keeps everything for comparison so far, and so has to go as without a cache.
-    pub(crate) is_baseline: bool,
+    /// Whether it stays in the graph, as without a cache: the course keeps everything, and no limit counts what it keeps.
+    pub(crate) in_graph: bool,
 }
 
 /// What a step has done so far.
@@ -82,7 +84,10 @@ impl Cursor {
             Saves::Scheduled { courses, unplanned } => {
                 let state = State { fitting: vec![true; courses.len()], times: 1.0, ..State::default() };
                 let (courses, unplanned) = (courses.clone(), *unplanned);
-                Cursor { courses, unplanned, state: Mutex::new(state), ..Cursor::default() }
+                let is_limited = unplanned != Headroom::Free;
+                let in_graph =
+                    courses.iter().map(|course| !is_limited && course.schedule.keeps_all()).collect();
+                Cursor { courses, in_graph, unplanned, state: Mutex::new(state), ..Cursor::default() }
             }
             Saves::InTurn(placements) => in_turn(placements),
             Saves::Keep => in_turn(&[Placement::Keep]),
@@ -104,16 +109,15 @@ impl Cursor {
         }
         let before = (state.active, state.times);
         let placement = state.place(self, saving);
-        let active = self.courses.get(state.active);
-        let room = match (state.lost, active) {
+        let room = match (state.lost, self.courses.get(state.active)) {
             (true, _) => Some(Room::Fitting(self.unplanned)),
             (false, Some(course)) if (state.active, state.times) != before => {
                 Some(Room::Within(course.budgets).times(state.times))
             }
             _ => None,
         };
-        let is_baseline = !state.lost && active.is_some_and(|course| course.is_baseline);
-        Placed { placement, room, is_baseline }
+        let in_graph = !state.lost && self.in_graph.get(state.active) == Some(&true);
+        Placed { placement, room, in_graph }
     }
 
     /// The planned placement of a result of a recorded operation; `None` if nothing was planned for it.
@@ -326,16 +330,15 @@ mod tests {
     }
 
     #[test]
-    fn a_baseline_goes_as_without_a_cache_until_it_is_lost() {
-        let baseline = |is_baseline| Course { is_baseline, ..course(&[(10, KEEP), (20, KEEP)], 0) };
-        for is_baseline in [true, false] {
-            let (courses, unplanned) = (vec![baseline(is_baseline)], Headroom::Bytes(0));
+    fn a_course_that_keeps_everything_goes_as_without_a_cache_until_it_is_lost() {
+        let step = |placement, unplanned| {
+            let courses = vec![course(&[(10, KEEP), (20, placement)], 0)];
             let cursor = Cursor::new(&Saves::Scheduled { courses, unplanned });
-            for bytes in [10, 20] {
-                assert_eq!(placed(&cursor, bytes).is_baseline, is_baseline);
-            }
-            assert!(!placed(&cursor, 1000).is_baseline && cursor.is_lost());
-        }
+            [10, 20, 10, 7000].map(|bytes| placed(&cursor, bytes).in_graph)
+        };
+        assert_eq!(step(KEEP, Headroom::Free), [true, true, true, false]);
+        assert_eq!(step(HOST, Headroom::Free), [false; 4]);
+        assert_eq!(step(KEEP, Headroom::Bytes(1 << 30)), [false; 4], "what stays counts against a limit");
     }
 
     #[test]

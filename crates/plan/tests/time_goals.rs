@@ -341,7 +341,8 @@ fn a_machine_that_becomes_warm_meanwhile_says_nothing_of_the_plan() {
 fn steps_that_vary_more_than_the_goal_allows_are_left_alone_before_long() {
     for goal in GOALS {
         let outcomes = Outcomes::of(goal, CPU);
-        assert!(outcomes.over() <= 0.15 && outcomes.unused() < 0.4);
+        // Plans leave two fifths for what a cache costs that comparisons do not show, of which there is nothing here.
+        assert!(outcomes.over() <= 0.05 && outcomes.unused() < 0.65);
         assert!(outcomes.place(0.9, |one| one.settled as f64) <= 25.0);
         assert!(outcomes.place(0.9, |one| f64::from(one.kept)) <= 10.0);
     }

@@ -351,7 +351,7 @@ impl Kind {
     /// Steps of the plan are being compared with steps that keep everything, so the time of computing is known now, and what the plan
     /// costs. If that is clear, or if no more are compared, a plan that exceeds the goal is loosened, and one that leaves time is tightened.
     fn weigh(&mut self, objective: &Objective, weight: Weight, is_last: bool) {
-        let Some(most) = objective.goal.step else { return };
+        let Some(most) = objective.step() else { return };
         let Some(mut weighing) = self.weighing.take() else { return };
         weighing.last = Some(weight);
         self.kept_sizes = weighing.kept_sizes();
@@ -401,7 +401,7 @@ impl Kind {
         let beyond = stall.saturating_sub(plan.prediction.stall.total());
         let pace = planned.pace(seen);
         let kept = planned.profile.work.computed().mul_f64(pace);
-        let extra = objective.goal.step.map(|most| planned.measured(most, wall, kept));
+        let extra = objective.step().map(|most| planned.measured(most, wall, kept));
         let over = extra
             .filter(|extra| beyond.as_secs_f64() > TELLING_STALL * kept.as_secs_f64() && extra.is_over());
         let paced = (pace - 1.0).abs() <= TELLING_PACE;

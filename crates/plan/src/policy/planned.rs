@@ -23,6 +23,10 @@ pub(super) const TELLING_PACE: f64 = 0.02;
 const MOST_PACE: f64 = 1e6;
 /// A goal that allows so many times the time of a step that keeps everything is kept by any plan.
 const UNLIMITED: f64 = 100.0;
+/// The share of what the goal allows that plans may take where processors compute. These also run the cache, and what that takes from the
+/// program is not all seen in comparisons: steps that keep everything take more, too, than those without a cache. And the steps of such
+/// machines vary by more than what they are compared with tells.
+pub(super) const BY_PROCESSOR: f64 = 0.6;
 /// What moving may cost the program's own work before anything is known of it, as a share of the time that the transfers take: on a CPU,
 /// whose processors move the bytes, and on a device with engines for that.
 const MOVING_BY_PROCESSOR: f64 = 0.3;
@@ -54,9 +58,18 @@ impl Objective {
         self.goal.peak.map_or(self.room, |peak| peak.min(self.room))
     }
 
-    /// The time that steps may take, as a multiple of one that keeps everything, if that is limited.
+    /// The time that plans aim at, as a multiple of a step that keeps everything, if the goal has one.
+    pub(super) fn step(&self) -> Option<f64> {
+        let share = match self.resources.release {
+            Release::WhenStored => BY_PROCESSOR,
+            Release::InStreamOrder | Release::OnceWritten => 1.0,
+        };
+        self.goal.step.map(|most| 1.0 + share * (most - 1.0))
+    }
+
+    /// The same, if that is a limit.
     pub(super) fn most_time(&self) -> Option<f64> {
-        self.goal.step.filter(|most| *most < UNLIMITED)
+        self.step().filter(|most| *most < UNLIMITED)
     }
 }
 
@@ -352,7 +365,7 @@ fn best(
     let frontier = Frontier::new(&profile.work, machine, caps);
     let limited = Some(objective.most_peak()).filter(|most| *most < u64::MAX);
     let peak = limited.map(|most| most.saturating_sub(corrections.unforeseen.bytes()));
-    let step = objective.goal.step.map(|most| 1.0 + corrections.allowance() * (most - 1.0));
+    let step = objective.step().map(|most| 1.0 + corrections.allowance() * (most - 1.0));
     let goal = Goal { peak, step };
     if let Ok(plan) = frontier.plan_above(goal, corrections.least_peak) {
         return (plan, true);

@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::super::weighing::Weighing;
 use super::*;
 use crate::policy::corrections::Corrections;
+use crate::policy::planned::BY_PROCESSOR;
 use crate::report::{Baseline, PlanReport};
 use crate::{Activation, Machine, Position, Rates, Recompute, Save, Today, Workload};
 
@@ -34,6 +35,11 @@ fn profile_of(bytes: u64, disk: f64) -> StepProfile {
 
 fn profile(disk: f64) -> StepProfile {
     profile_of(MB, disk)
+}
+
+/// The goal for which plans on a CPU aim at this overhead.
+fn aiming_at(share: f64) -> Goal {
+    Goal::overhead(share / BY_PROCESSOR)
 }
 
 /// How a step is run.
@@ -243,7 +249,7 @@ fn steps_that_take_longer_correct_the_times() {
 
 #[test]
 fn stalls_beyond_those_planned_are_paid_for_with_memory() {
-    let mut run = Run::planned(Goal::overhead(0.02), profile(100.0));
+    let mut run = Run::planned(aiming_at(0.02), profile(100.0));
     let before = run.report();
     run.steps(3, |usual| Observation { wall: usual.wall + 30 * MS, stall: usual.stall + 30 * MS, ..usual });
     let after = run.report();
@@ -300,7 +306,7 @@ fn a_plan_that_stays_beyond_its_goal_is_loosened_until_everything_is_kept() {
 
 /// A run of a goal of a tenth, whose steps wait `factor` times as long as is planned.
 fn run_of_plans_that_cost(factor: f64) -> Run {
-    let mut run = Run::roomy(Goal::overhead(0.1), profile(50.0));
+    let mut run = Run::roomy(aiming_at(0.1), profile(50.0));
     for _ in 0..60 {
         let waits = run.report().prediction.stall.total();
         run.step(KEPT, 1.0 + factor * waits.as_secs_f64() / KEPT.as_secs_f64());
@@ -309,8 +315,20 @@ fn run_of_plans_that_cost(factor: f64) -> Run {
 }
 
 #[test]
+fn plans_on_a_cpu_leave_time_for_what_comparisons_do_not_show() {
+    let goal = Goal::overhead(0.1);
+    let over = |mut run: Run| run.report().step.as_secs_f64() / KEPT.as_secs_f64() - 1.0;
+    let on_cpu = over(Run::roomy(goal, profile(50.0)));
+    assert!((0.03..=0.06).contains(&on_cpu), "{on_cpu}");
+    let rate = Some(50e6);
+    let on_device = StepProfile { rates: Rates { out: rate, back: rate, ..Rates::default() }, ..profile(50.0) };
+    let on_device = over(Run::on_device(goal, on_device));
+    assert!((0.07..=0.1).contains(&on_device), "{on_device}");
+}
+
+#[test]
 fn a_plan_that_takes_more_than_planned_comes_within_its_goal() {
-    let before = Run::planned(Goal::overhead(0.1), profile(50.0)).report();
+    let before = Run::planned(aiming_at(0.1), profile(50.0)).report();
     assert!(before.step > KEPT.mul_f64(1.08), "{before}");
     let after = run_of_plans_that_cost(1.5).report();
     let step = KEPT + after.prediction.stall.total().mul_f64(1.5);
@@ -320,7 +338,7 @@ fn a_plan_that_takes_more_than_planned_comes_within_its_goal() {
 
 #[test]
 fn a_plan_that_takes_less_than_planned_is_replaced_by_a_lower_one() {
-    let before = Run::planned(Goal::overhead(0.1), profile(50.0)).report();
+    let before = Run::planned(aiming_at(0.1), profile(50.0)).report();
     let after = run_of_plans_that_cost(0.5).report();
     let step = KEPT + after.prediction.stall.total() / 2;
     assert!((KEPT.mul_f64(1.06)..=KEPT.mul_f64(1.1)).contains(&step), "{step:?}: {after}");
@@ -490,7 +508,7 @@ fn a_plan_that_is_replaced_while_it_is_compared_is_compared_no_longer() {
 
 #[test]
 fn a_plan_that_keeps_its_goal_is_weighed_once_and_left_alone() {
-    let mut run = Run::roomy(Goal::overhead(0.02), profile(400.0));
+    let mut run = Run::roomy(aiming_at(0.02), profile(400.0));
     let kept = (0..200).filter(|_| {
         let is_kept = matches!(run.next_step(), NextStep::Baseline);
         run.step(KEPT, 1.018);

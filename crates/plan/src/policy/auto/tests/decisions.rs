@@ -24,7 +24,7 @@ fn a_plan_is_made_and_corrected_for_a_reason() {
 
 #[test]
 fn steps_that_take_longer_than_the_goal_loosen_a_plan_and_quick_ones_tighten_it() {
-    let mut run = Run::roomy(Goal::overhead(0.02), profile(400.0));
+    let mut run = Run::roomy(aiming_at(0.02), profile(400.0));
     (0..30).for_each(|_| run.step(KEPT, 1.2));
     let slow = decided(&mut run);
     assert!(slow.contains(&Decision::Slow) && !slow.contains(&Decision::Quick), "{slow:?}");

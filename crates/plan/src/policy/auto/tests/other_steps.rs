@@ -95,7 +95,7 @@ fn steps_of_about_the_planned_size_tell_what_one_of_it_takes() {
 fn what_does_not_go_with_the_size_loosens_no_plan_that_costs_nothing() {
     // Steps of another size than the profiled one, which take more or less than it for as much, whatever they keep.
     for (size, times) in [(0.8, 1.25), (0.9, 0.8), (1.3, 0.8)] {
-        let mut run = Run::roomy(Goal::overhead(0.1), profile(50.0));
+        let mut run = Run::roomy(aiming_at(0.1), profile(50.0));
         (0..100).for_each(|_| run.step_of(|_| size, KEPT.mul_f64(times), 1.0));
         let report = run.report();
         assert!(report.loosened == 0 && !report.keeps_all(), "{size}: {report}");
