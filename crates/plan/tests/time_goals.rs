@@ -35,6 +35,8 @@ struct Variation {
     recomputing: [f64; 2],
     /// The most that moving costs besides waiting, as a share of the time that the transfers take.
     moving: f64,
+    /// What steps of a plan take besides, whatever is planned, as a share of one that keeps everything, at least and at most.
+    besides: [f64; 2],
     release: Release,
 }
 
@@ -48,6 +50,7 @@ const GPU: Variation = Variation {
     cold: 0.02,
     recomputing: [0.8, 1.5],
     moving: 0.016,
+    besides: [0.0, 0.0],
     release: Release::InStreamOrder,
 };
 /// One that becomes warm in its first steps.
@@ -61,6 +64,16 @@ const WARMING: Variation = Variation {
     moving: 0.01,
     ..GPU
 };
+/// A device whose steps take as long as it takes to launch them: so does what a plan does besides, and a profiled step waits for its notes.
+const LAUNCHING: Variation = Variation {
+    noise: 0.05,
+    disturbed: 10.0,
+    disturbance: 0.3,
+    profiled: 2.0,
+    recomputing: [1.0, 4.0],
+    besides: [0.05, 0.25],
+    ..GPU
+};
 const CPU: Variation = Variation {
     noise: 0.03,
     disturbed: 10.0,
@@ -71,6 +84,7 @@ const CPU: Variation = Variation {
     cold: 0.02,
     recomputing: [0.8, 1.5],
     moving: 0.3,
+    besides: [0.0, 0.04],
     release: Release::WhenStored,
 };
 /// How fast bytes move, in a second.
@@ -109,6 +123,8 @@ struct Trial {
     /// How long recomputing takes, of what is planned, and what moving takes besides waiting, of the time that the transfers take.
     recomputing: f64,
     moving: f64,
+    /// What a step takes besides, of one that keeps everything, whatever else is planned.
+    besides: f64,
     /// The plan that the last step followed, and how many steps followed it or kept everything.
     plan: u64,
     followed: i32,
@@ -184,9 +200,23 @@ impl Trial {
         let mut of = |[least, most]: [f64; 2]| chance.between(least, most);
         let (drift, warming, recomputing) = (of(varies.drift), of(varies.warming), of(varies.recomputing));
         let moving = chance.between(0.0, varies.moving);
+        let besides = chance.between(varies.besides[0], varies.besides[1]);
         let (plan, followed, kept, steps) = (0, 0, 0, 0);
         let auto = Auto::new(Goal::overhead(goal));
-        Trial { auto, chance, varies, drift, warming, recomputing, moving, plan, followed, kept, steps }
+        Trial {
+            auto,
+            chance,
+            varies,
+            drift,
+            warming,
+            recomputing,
+            moving,
+            besides,
+            plan,
+            followed,
+            kept,
+            steps,
+        }
     }
 
     fn report(&mut self) -> Option<Arc<PlanReport>> {
@@ -204,7 +234,8 @@ impl Trial {
         let again = self.recomputing * prediction.recomputed.as_secs_f64() / kept;
         let waited = prediction.stall.total().as_secs_f64() / KEPT;
         let moved = (prediction.copied_out + prediction.copied_in).max(prediction.written + prediction.read);
-        1.0 + again + waited + self.moving * moved as f64 / RATE / KEPT
+        let besides = if plan.keeps_all() { 0.0 } else { self.besides };
+        1.0 + again + waited + self.moving * moved as f64 / RATE / KEPT + besides
     }
 
     /// A step that takes `ratio` of one that keeps everything, and is number `nth` of its kind.
@@ -338,11 +369,21 @@ fn a_machine_that_becomes_warm_meanwhile_says_nothing_of_the_plan() {
 }
 
 #[test]
+fn steps_that_take_as_long_as_their_launches_come_within_their_goal() {
+    for goal in GOALS {
+        let outcomes = Outcomes::of(goal, LAUNCHING);
+        assert!(outcomes.over() <= 0.12);
+        assert!(outcomes.place(0.9, |one| one.settled as f64) <= 60.0);
+    }
+}
+
+#[test]
 fn steps_that_vary_more_than_the_goal_allows_are_left_alone_before_long() {
     for goal in GOALS {
         let outcomes = Outcomes::of(goal, CPU);
-        // Plans leave two fifths for what a cache costs that comparisons do not show, of which there is nothing here.
-        assert!(outcomes.over() <= 0.05 && outcomes.unused() < 0.65);
+        // Plans leave two fifths for what a cache costs that comparisons do not show, of which there is nothing here. Where they take more
+        // than the least goal allows whatever is planned, everything is kept.
+        assert!(outcomes.over() <= 0.15 && outcomes.unused() < 0.85);
         assert!(outcomes.place(0.9, |one| one.settled as f64) <= 25.0);
         assert!(outcomes.place(0.9, |one| f64::from(one.kept)) <= 10.0);
     }

@@ -51,17 +51,22 @@ impl Corrections {
         self.allowance.unwrap_or(1.0)
     }
 
-    /// Steps under `plan` exceeded the goal.
-    pub(super) fn loosen(&mut self, plan: &Plan, extra: Extra) {
+    /// Steps under `plan` exceeded the goal. If that is explained by what moving turned out to cost, the next plan counts on it, and none is
+    /// lower than what has shown to be too much.
+    pub(super) fn loosen(&mut self, plan: &Plan, extra: Extra, is_explained: bool) {
         self.loosened += 1;
-        if self.loosened > LOOSENED {
+        let is_little = !is_explained && extra.planned <= LITTLE * extra.allowed;
+        if self.loosened > LOOSENED || extra.leaves_nothing() {
             self.least_peak = u64::MAX;
-        } else if extra.planned > LITTLE * extra.allowed {
-            let less = 0.95 * extra.planned / extra.allowed;
-            self.allowance = Some(extra.aim().min(less).min(0.9 * self.allowance()));
-        } else {
+        } else if is_little {
             let higher = (1.0 + RAISE * f64::from(1 << (self.loosened - 1))) * plan.prediction.peak() as f64;
             self.least_peak = higher as u64;
+        } else if is_explained {
+            self.allowance = Some(extra.aim().min(self.allowance()));
+            self.least_peak = self.least_peak.max(plan.prediction.peak() + 1);
+        } else {
+            let less = 0.95 * extra.planned / extra.allowed;
+            self.allowance = Some(extra.aim().min(less).min(0.9 * self.allowance()));
         }
     }
 
@@ -78,18 +83,6 @@ impl Corrections {
         let most = LEAP * self.allowance();
         let share = if extra.measured > 0.0 { extra.aim() } else { most };
         self.allowance = Some(share.clamp(self.allowance(), most));
-    }
-
-    /// Steps under `plan` exceeded the goal, and what moving turned out to cost explains it. The next plan counts on that, and none is lower
-    /// than what has shown to be too much.
-    pub(super) fn explained(&mut self, plan: &Plan, extra: Extra) {
-        self.loosened += 1;
-        if self.loosened > LOOSENED {
-            self.least_peak = u64::MAX;
-        } else {
-            self.allowance = Some(extra.aim().min(self.allowance()));
-            self.least_peak = self.least_peak.max(plan.prediction.peak() + 1);
-        }
     }
 
     /// What remains of them for another goal.

@@ -26,6 +26,7 @@ const CERTAIN: f64 = 3.0;
 pub(super) const FIRST_DOUBT: f64 = 0.5;
 const NEXT_DOUBT: f64 = 0.2;
 pub(super) const BESIDES: f64 = 0.003;
+const MOST_BESIDES: f64 = 0.5;
 
 /// Steps are longer or shorter than expected beyond this share, or beyond this many standard deviations where they vary more.
 const TELLING_CHANGE: f64 = 0.03;
@@ -60,11 +61,16 @@ impl Told {
     }
 }
 
-/// What plans take beyond a step with everything kept, as a multiple of what is planned, with its standard error.
+/// What plans take beyond a step with everything kept: so many times what is planned, and something besides that does not go with it, such
+/// as recording, as a share of a step; both with their standard errors.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Cost {
     times: f64,
     error: f64,
+    #[serde(default)]
+    besides: f64,
+    #[serde(default)]
+    besides_error: f64,
     /// Which share is still unknown of what moving may take besides, of the program's own work.
     #[serde(default)]
     moving: f64,
@@ -78,14 +84,24 @@ pub(super) struct Extra {
     pub(super) allowed: f64,
     pub(super) planned: f64,
     pub(super) measured: f64,
+    /// The part of what was measured that does not go with what is planned.
+    pub(super) besides: f64,
     /// The standard error of what was measured.
     pub(super) error: f64,
 }
 
 impl Cost {
-    /// Of a plan before any was weighed, if it is as likely as not to be off by this share of what is planned.
-    pub(super) fn first(doubt: f64) -> Cost {
-        Cost { times: 1.0, error: doubt.min(FIRST_DOUBT), moving: 1.0, deviation: 0.0 }
+    /// Of a plan before any was weighed, if it is as likely as not to be off by this share of what is planned, and by this share of a step
+    /// besides.
+    pub(super) fn first(doubt: f64, besides: f64) -> Cost {
+        Cost {
+            times: 1.0,
+            error: doubt.min(FIRST_DOUBT),
+            besides: 0.0,
+            besides_error: besides.min(MOST_BESIDES),
+            moving: 1.0,
+            deviation: 0.0,
+        }
     }
 
     /// The same, with all numbers within what steps may show.
@@ -93,6 +109,8 @@ impl Cost {
         Cost {
             times: self.times.clamp(0.0, MOST_TIMES),
             error: self.error.clamp(0.0, FIRST_DOUBT),
+            besides: self.besides.clamp(0.0, MOST_TIMES),
+            besides_error: self.besides_error.clamp(0.0, MOST_BESIDES),
             moving: self.moving.clamp(0.0, 1.0),
             deviation: self.deviation.clamp(0.0, 1.0),
         }
@@ -100,18 +118,25 @@ impl Cost {
 
     /// The same, if this share of what differs from what was known before is not due to what is planned.
     pub(super) fn explained(self, before: Cost, share: f64) -> Cost {
-        Cost { times: before.times + (1.0 - share) * (self.times - before.times), ..self }
+        let of = |before: f64, now: f64| before + (1.0 - share) * (now - before);
+        Cost { times: of(before.times, self.times), besides: of(before.besides, self.besides), ..self }
     }
 
     /// What a plan is expected to take, of which `planned` is planned.
     pub(super) fn expected(self, planned: f64) -> f64 {
-        self.times * planned
+        self.times * planned + self.besides
+    }
+
+    /// What a plan is expected to take besides what is planned, and the standard error of that.
+    pub(super) fn besides(self) -> [f64; 2] {
+        [self.besides, self.besides_error]
     }
 
     /// Whether a comparison would tell more of what a plan takes than is known, of which `planned` is planned, and `moving` is what moving
     /// may take besides.
     pub(super) fn is_vague(self, planned: f64, moving: f64) -> bool {
-        let doubt = (self.error.max(NEXT_DOUBT) * planned).hypot(self.moving * moving);
+        let doubt =
+            (self.error.max(NEXT_DOUBT) * planned).hypot(self.moving * moving).hypot(self.besides_error);
         doubt > self.deviation * (2.0 / MOST as f64).sqrt()
     }
 
@@ -121,27 +146,34 @@ impl Cost {
     }
 
     /// The cost as known once such a plan was weighed, and what the plan takes by all that is known. What was measured counts the more, the
-    /// smaller its error is beside that of what was expected: how far plans are from what is planned, and `moving`, which is what moving may
-    /// take besides, as a share of a step. If it clearly is not what was expected, that was as wrong as this shows: something may cost time
-    /// that is not in the plan at all.
+    /// smaller its error is beside that of what was expected: how far plans are from what is planned, what they take besides, and `moving`,
+    /// which is what moving may take, as a share of a step. If it clearly is not what was expected, all of that was as wrong as this shows.
     pub(super) fn weighed(self, planned: f64, moving: f64, allowed: f64, weight: Weight) -> (Cost, Extra) {
         let doubt = self.error.max(NEXT_DOUBT);
-        let (by_plan, by_moving) = ((doubt * planned).powi(2), (self.moving * moving).powi(2));
+        let [_, besides] = self.besides();
+        let [by_plan, by_moving, by_besides, by_chance] =
+            [doubt * planned, self.moving * moving, besides, BESIDES].map(|doubt| doubt.powi(2));
         let news = weight.extra - self.expected(planned);
-        let shown =
-            if news.abs() > CERTAIN * weight.error { news.powi(2) - weight.error.powi(2) } else { 0.0 };
-        let expected = (by_plan + by_moving + BESIDES.powi(2)).max(shown);
-        let all = expected + weight.error.powi(2);
-        let times = self.times + news * doubt.powi(2) * planned / all;
+        let is_shown = news.abs() > CERTAIN * weight.error;
+        let shown = if is_shown { news.powi(2) - weight.error.powi(2) } else { 0.0 };
+        let known = by_plan + by_moving + by_besides + by_chance;
+        let worse = (shown / known).max(1.0);
+        let all = worse * known + weight.error.powi(2);
+        // How much of the news is due to one of them.
+        let share = |by: f64| worse * by / all;
+        let less = |by: f64| (1.0 - share(by)).max(0.0).sqrt();
+        let times = if planned > 0.0 { self.times + news * share(by_plan) / planned } else { self.times };
         let cost = Cost {
             times: times.max(0.0),
-            error: doubt * (1.0 - by_plan / all).sqrt(),
-            moving: self.moving * (1.0 - by_moving / all).sqrt(),
+            error: doubt * less(by_plan),
+            besides: (self.besides + news * share(by_besides)).max(0.0),
+            besides_error: besides * less(by_besides),
+            moving: self.moving * less(by_moving),
             deviation: weight.deviation,
         };
-        let measured = self.expected(planned) + news * expected / all;
-        let error = (expected * weight.error.powi(2) / all).sqrt();
-        (cost, Extra { allowed, planned, measured, error })
+        let measured = self.expected(planned) + news * share(known);
+        let error = (share(known) * weight.error.powi(2)).sqrt();
+        (cost, Extra { allowed, planned, measured, besides: cost.besides, error })
     }
 }
 
@@ -162,9 +194,16 @@ impl Extra {
         self.error < CLOSE * self.allowed || apart > CLEAR * self.error
     }
 
-    /// The share of what the goal allows that may be planned for steps to take what it allows.
+    /// The share of what the goal allows that may be planned for steps to take what it allows; 0 if they take as much whatever is planned.
     pub(super) fn aim(self) -> f64 {
-        AIM * self.planned / (self.measured + CAUTION * self.error + self.doubt())
+        let by_plan = self.measured - self.besides + CAUTION * self.error + self.doubt();
+        let left = AIM - self.besides / self.allowed.max(f64::MIN_POSITIVE);
+        (left * self.planned / by_plan.max(f64::MIN_POSITIVE)).max(0.0)
+    }
+
+    /// Whether steps take as long as the goal allows whatever is planned.
+    pub(super) fn leaves_nothing(self) -> bool {
+        self.besides >= AIM * self.allowed
     }
 
     /// How much longer than measured steps may be, as far as that matters.
@@ -185,7 +224,7 @@ mod tests {
             error,
             deviation: error,
         };
-        let (cost, extra) = Cost::first(FIRST_DOUBT).weighed(0.02, 0.0, 0.02, weight);
+        let (cost, extra) = Cost::first(FIRST_DOUBT, 0.0).weighed(0.02, 0.0, 0.02, weight);
         assert!((1.0..=3.0).contains(&cost.times) && extra.error <= error.min(0.011), "{cost:?} {extra:?}");
         (extra.measured - 0.02) / 0.04
     }
@@ -206,11 +245,11 @@ mod tests {
             error: 0.05,
             deviation: 0.1,
         };
-        let (_, extra) = Cost::first(FIRST_DOUBT).weighed(0.01, 0.0, 0.1, weight(1.0));
+        let (_, extra) = Cost::first(FIRST_DOUBT, 0.0).weighed(0.01, 0.0, 0.1, weight(1.0));
         assert!(extra.is_over() && extra.measured > 0.9, "{extra:?}");
-        let (_, extra) = Cost::first(FIRST_DOUBT).weighed(0.1, 0.0, 0.1, weight(0.3));
+        let (_, extra) = Cost::first(FIRST_DOUBT, 0.0).weighed(0.1, 0.0, 0.1, weight(0.3));
         assert!(extra.is_over() && (0.27..0.3).contains(&extra.measured), "{extra:?}");
-        let (_, extra) = Cost::first(FIRST_DOUBT).weighed(0.01, 0.0, 0.1, weight(0.07));
+        let (_, extra) = Cost::first(FIRST_DOUBT, 0.0).weighed(0.01, 0.0, 0.1, weight(0.07));
         assert!(!extra.is_over() && extra.measured < 0.02, "{extra:?}");
     }
 
@@ -222,7 +261,7 @@ mod tests {
             error: 0.05,
             deviation: 0.07,
         };
-        let of_first = |moving| Cost::first(FIRST_DOUBT).weighed(0.001, moving, 0.1, weight);
+        let of_first = |moving| Cost::first(FIRST_DOUBT, 0.0).weighed(0.001, moving, 0.1, weight);
         let (cost, extra) = of_first(0.15);
         assert!(extra.measured > 0.12 && extra.is_over(), "{extra:?}");
         assert!(of_first(0.0).1.measured < 0.01);
@@ -240,7 +279,7 @@ mod tests {
             error: 0.001,
             deviation: 0.001,
         };
-        let (cost, _) = Cost::first(FIRST_DOUBT).weighed(0.1, 0.0, 0.1, weight);
+        let (cost, _) = Cost::first(FIRST_DOUBT, 0.0).weighed(0.1, 0.0, 0.1, weight);
         assert!((cost.expected(0.06) - 0.09).abs() < 0.001, "{cost:?}");
         let noise = Weight { extra: 0.14, error: 0.05, ..weight };
         let (_, extra) = cost.weighed(0.055, 0.0, 0.1, noise);
@@ -254,7 +293,7 @@ mod tests {
 
     #[test]
     fn corrected_plans_leave_time_for_what_is_uncertain() {
-        let extra = Extra { allowed: 0.05, planned: 0.05, measured: 0.06, error: 0.0 };
+        let extra = Extra { allowed: 0.05, planned: 0.05, measured: 0.06, besides: 0.0, error: 0.0 };
         let uncertain = Extra { error: 0.01, ..extra };
         assert!((0.8..0.833).contains(&extra.aim()) && (0.6..0.68).contains(&uncertain.aim()));
         assert!(extra.is_clear() && !Extra { error: 0.008, ..extra }.is_clear());

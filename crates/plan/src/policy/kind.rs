@@ -412,7 +412,7 @@ impl Kind {
         self.revise(objective, why, |planned| {
             planned.corrections.count += 1;
             match over {
-                Some(extra) if paced => planned.corrections.loosen(&planned.plan, extra),
+                Some(extra) if paced => planned.corrections.loosen(&planned.plan, extra, false),
                 // With corrected times, the stalls may differ too.
                 _ => planned.paced(pace),
             }

@@ -38,6 +38,10 @@ const PROFILE_DOUBT: f64 = 0.05;
 /// from taking what others take.
 const DEVICE_DOUBT: f64 = 0.2;
 const OTHER_PACE_DOUBT: f64 = 1.5;
+/// What plans may take besides what is planned, as a share of a step: on a device, of how much shorter others are than the profiled one,
+/// which shows how much that waits for its program; and where processors compute.
+const WAITING_BESIDES: f64 = 0.1;
+const PROCESSOR_BESIDES: f64 = 0.02;
 
 /// The goal of a plan, and the resources it may use.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -133,10 +137,15 @@ impl Planned {
     /// What its steps are expected to cost before any were weighed. A device whose profiled step takes what others take has shown what each
     /// operation does; one that waits for its program, or processors that move bytes besides, have not.
     pub(super) fn first_cost(&self) -> Cost {
-        Cost::first(match self.machine.release {
-            Release::InStreamOrder => DEVICE_DOUBT + OTHER_PACE_DOUBT * self.corrections.longer.abs(),
-            Release::WhenStored | Release::OnceWritten => FIRST_DOUBT,
-        })
+        let longer = self.corrections.longer;
+        match self.machine.release {
+            Release::InStreamOrder => Cost::first(
+                DEVICE_DOUBT + OTHER_PACE_DOUBT * longer.abs(),
+                WAITING_BESIDES * (-longer).max(0.0),
+            ),
+            Release::WhenStored => Cost::first(FIRST_DOUBT, PROCESSOR_BESIDES),
+            Release::OnceWritten => Cost::first(FIRST_DOUBT, 0.0),
+        }
     }
 
     /// How long a step with everything kept would take, as far as is known.
@@ -153,7 +162,8 @@ impl Planned {
     /// allows and what was planned.
     pub(super) fn measured(&self, most: f64, wall: Duration, kept: Duration) -> Extra {
         let (planned, measured) = (self.extra(), beyond(wall, kept));
-        Extra { allowed: most - 1.0, planned, measured, error: 0.0 }
+        let besides = self.corrections.cost.map_or(0.0, |cost| cost.besides()[0]).min(measured.max(0.0));
+        Extra { allowed: most - 1.0, planned, measured, besides, error: 0.0 }
     }
 
     /// A step with everything kept takes `kept`. Returns whether that is far from what was known.
@@ -202,10 +212,7 @@ impl Planned {
     /// Steps of the plan exceeded the goal. What was known of its cost is `before`.
     pub(super) fn loosen(&mut self, before: Cost, extra: Extra) {
         let (extra, is_explained) = self.explain(before, extra);
-        match is_explained {
-            true => self.corrections.explained(&self.plan, extra),
-            false => self.corrections.loosen(&self.plan, extra),
-        }
+        self.corrections.loosen(&self.plan, extra, is_explained);
     }
 
     /// Steps of the plan took less time than the goal allows. What was known of its cost is `before`.
@@ -224,14 +231,16 @@ impl Planned {
         }
         let others = extra.planned - moved * self.machine.moving / kept;
         let by_moving = moving_doubt(&self.machine, moved) / kept;
-        let share = share_of(by_moving, (FIRST_DOUBT * others).hypot(BESIDES));
+        let [_, besides] = before.besides();
+        let share = share_of(by_moving, (FIRST_DOUBT * others).hypot(besides).hypot(BESIDES));
         let Planned { profile, machine, plan, corrections, .. } = self;
         let known = machine.moving;
         machine.moving = (known + share * news * kept / moved).clamp(0.0, MOST_MOVING);
         plan.prediction = profile.work.simulate(&plan.placements, machine, &plan.budgets);
         let explained = (machine.moving - known) * moved / kept;
         corrections.cost = corrections.cost.map(|cost| cost.explained(before, explained / news));
-        (Extra { planned: self.extra(), ..extra }, explained > news.abs() / 2.0)
+        let besides = corrections.cost.map_or(extra.besides, |cost| cost.besides()[0]).min(extra.besides);
+        (Extra { planned: self.extra(), besides, ..extra }, explained > news.abs() / 2.0)
     }
 
     /// How far what moving takes of the program's own work may be from what the plan counts on, as a share of a step, before any was

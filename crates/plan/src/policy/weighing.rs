@@ -271,7 +271,7 @@ mod tests {
 
     /// The results of a whole weighing. The step with this number, which keeps everything or not, takes so long.
     fn weigh(wall: impl Fn(u32, bool) -> Duration) -> Vec<Weight> {
-        let mut weighing = Weighing::new(None, Cost::first(0.5));
+        let mut weighing = Weighing::new(None, Cost::first(0.5, 0.0));
         let mut weights = Vec::new();
         for number in 0..20 {
             weights.extend(match weighing.wants_kept() {
@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn steps_that_keep_everything_come_first_and_amidst_planned_ones() {
-        let mut weighing = Weighing::new(None, Cost::first(0.5));
+        let mut weighing = Weighing::new(None, Cost::first(0.5, 0.0));
         let kept = (0..20).map(|number| {
             let is_kept = weighing.wants_kept();
             let _ = if is_kept {
@@ -333,7 +333,7 @@ mod tests {
 
     /// The results of steps of these sizes, in turn, one that keeps everything takes `kept` for its size.
     fn weigh_sizes(sizes: &[f64], kept: impl Fn(f64) -> f64) -> Vec<Weight> {
-        let mut weighing = Weighing::new(None, Cost::first(0.5));
+        let mut weighing = Weighing::new(None, Cost::first(0.5, 0.0));
         let mut weights = Vec::new();
         for scale in sizes.iter().cycle().take(20) {
             let is_kept = weighing.wants_kept();

