@@ -93,7 +93,9 @@ impl Corrections {
 
     /// What they say of steps of another profile.
     pub(super) fn of_other_steps(&self) -> Corrections {
-        Corrections { cost: self.cost, allowance: self.allowance, ..Corrections::default() }
+        // Where no plan helps, none of other steps does.
+        let least_peak = if self.least_peak == u64::MAX { u64::MAX } else { 0 };
+        Corrections { cost: self.cost, allowance: self.allowance, least_peak, ..Corrections::default() }
     }
 
     /// The same, with all numbers within what steps may show.

@@ -31,6 +31,10 @@ const MOST_BESIDES: f64 = 0.5;
 /// Steps are longer or shorter than expected beyond this share, or beyond this many standard deviations where they vary more.
 const TELLING_CHANGE: f64 = 0.03;
 const TELLING_DEVIATIONS: f64 = 3.0;
+/// What steps that keep everything took once says of what they would take now, as a share of it: how far machines drift.
+const DRIFT: f64 = 0.0125;
+/// Steps of a plan are beyond the goal if they are so by this many standard errors.
+pub(super) const SURE: f64 = 2.5;
 /// No plan takes more than this many times what was planned.
 const MOST_TIMES: f64 = 1000.0;
 
@@ -138,6 +142,12 @@ impl Cost {
         let doubt =
             (self.error.max(NEXT_DOUBT) * planned).hypot(self.moving * moving).hypot(self.besides_error);
         doubt > self.deviation * (2.0 / MOST as f64).sqrt()
+    }
+
+    /// The standard error of what steps take beyond those that kept everything, if so many tell it, and one of them varies so much by itself.
+    pub(super) fn chance(self, count: usize, deviation: f64) -> f64 {
+        let deviation = self.deviation.max(deviation);
+        DRIFT.hypot(deviation * (1.0 / count.max(1) as f64 + 2.0 / MOST as f64).sqrt())
     }
 
     /// By which share steps differ from what is expected that are not taken for chance.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::corrections::Corrections;
-use super::cost::{Told, Weight};
+use super::cost::{SURE, Told, Weight};
 use super::decisions::Decision;
 use super::disk_watch::DiskWatch;
 use super::planned::{Objective, Planned, TELLING_PACE};
@@ -94,6 +94,13 @@ impl Kind {
 
     /// How the step that begins goes if it is of this kind.
     pub(super) fn course(&mut self, objective: &Objective, outset: &Outset<'_>) -> Course {
+        if self
+            .weighing
+            .as_ref()
+            .is_some_and(|weighing| !weighing.has_kept() && !may_compare(objective, weighing.seen))
+        {
+            self.conclude(objective);
+        }
         // What the plan needs is provided as soon as there is a plan.
         let is_provided = (outset.provide)(self.host_memory());
         if let Some(weighing) = self.weighing.as_ref().filter(|weighing| weighing.wants_kept()) {
@@ -258,12 +265,17 @@ impl Kind {
     }
 
     /// What a step of the planned size takes if it takes as many times as long as one that keeps everything as this one. `None` if that is
-    /// not known for its size.
+    /// not known for its size. Where processors compute, what a step takes goes with its size; a device may wait for its program instead.
     fn as_if_planned(&self, wall: Duration, scale: f64) -> Option<Duration> {
-        if !self.is_told_by_others {
+        if !is_varied(scale) && !self.is_told_by_others {
             return Some(wall);
         }
-        let times = wall.as_secs_f64() / self.kept_sizes.take(scale)?.max(f64::MIN_POSITIVE);
+        let Some(kept) = self.kept_sizes.take(scale) else {
+            let is_by_size = self.planned.machine.release == Release::WhenStored && !self.is_told_by_others;
+            let is_known = self.planned.corrections.is_measured || !self.kept_sizes.is_empty();
+            return (is_by_size || !is_known).then_some(wall);
+        };
+        let times = wall.as_secs_f64() / kept.max(f64::MIN_POSITIVE);
         Some(self.planned.kept_step().mul_f64(times.min(MOST_SCALE)))
     }
 
@@ -331,19 +343,16 @@ impl Kind {
     /// Judges a plan for a time by its own steps, where none may keep everything any more.
     fn judge_alone(&mut self, objective: &Objective, seen: Seen, most: f64) {
         let planned = &mut self.planned;
-        // Where processors compute, what a step takes goes with its size, so that is told of without a comparison too.
-        let told = || (planned.machine.release == Release::WhenStored).then(|| planned.first_cost());
-        let known = planned.corrections.cost.or_else(told);
-        let Some(cost) = known.filter(|_| planned.corrections.is_measured) else {
+        if !planned.corrections.is_measured && self.kept_sizes.is_empty() {
             if seen.is_news() {
                 self.correct(objective, seen);
             }
             return;
-        };
+        }
         // Steps that kept everything have shown what these take, and comparisons what plans do: only what is no chance tells more.
-        let kept = planned.kept_step();
-        let extra = planned.measured(most, seen.wall, kept);
-        if extra.is_over() && seen.is_beyond(kept.mul_f64(most), cost.telling_change()) {
+        let cost = planned.corrections.cost.unwrap_or_else(|| planned.first_cost());
+        let extra = planned.measured(most, seen.usual, planned.kept_step());
+        if extra.measured - extra.allowed > SURE * cost.chance(seen.count, seen.deviation) {
             self.revise(objective, Decision::Slow, |planned| planned.loosen(cost, extra));
         }
     }

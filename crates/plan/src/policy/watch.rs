@@ -4,6 +4,8 @@ use std::time::Duration;
 
 /// This many steps, timed to their very end, show how long a plan's steps take; the plan is judged by them.
 pub(super) const SETTLING: usize = 3;
+/// What is usual is told by no more of a plan's steps.
+const MOST_TIMED: usize = 24;
 /// A step is strange if it takes this many times as long as usual, or is this many times as quick.
 const STRANGE_TIME: f64 = 1.3;
 /// A smaller difference than this never makes a step strange.
@@ -25,6 +27,11 @@ pub(super) struct Seen {
     pub(super) stall: Duration,
     pub(super) quickest: Duration,
     pub(super) slowest: Duration,
+    /// How many of the plan's steps were timed since it was last compared with others, what is usual for them, and the standard deviation
+    /// of one, as a share of that.
+    pub(super) count: usize,
+    pub(super) usual: Duration,
+    pub(super) deviation: f64,
     /// Whether these are the plan's first steps, and whether strange steps were the reason to time them.
     pub(super) is_first: bool,
     pub(super) is_strange: bool,
@@ -48,6 +55,8 @@ impl Seen {
 pub(super) struct Watch {
     /// The times and stalls of the steps being timed.
     timed: Vec<(Duration, Duration)>,
+    /// In seconds, the times of these and those before, up to so many.
+    all: Vec<f64>,
     settles: bool,
     /// Whether strange steps are the reason for timing.
     is_strange: bool,
@@ -65,6 +74,7 @@ impl Default for Watch {
     fn default() -> Watch {
         Watch {
             timed: Vec::new(),
+            all: Vec::new(),
             settles: true,
             is_strange: false,
             has_settled: false,
@@ -158,6 +168,7 @@ impl Watch {
 
     fn time(&mut self, wall: Duration, stall: Duration) -> Option<Seen> {
         self.timed.push((wall, stall));
+        self.all.push(wall.as_secs_f64());
         if self.timed.len() < SETTLING {
             return None;
         }
@@ -165,7 +176,13 @@ impl Watch {
         let (wall, stall) = self.timed[SETTLING / 2];
         let (is_first, is_strange) = (!self.has_settled, self.is_strange);
         let [quickest, slowest] = [0, SETTLING - 1].map(|place| self.timed[place].0);
-        let seen = Seen { wall, stall, quickest, slowest, is_first, is_strange };
+        self.all.drain(..self.all.len().saturating_sub(MOST_TIMED));
+        let (count, typical) = (self.all.len(), usual(self.all.clone()));
+        let deviation =
+            deviation(self.all.iter().map(|wall| (wall / typical.max(f64::MIN_POSITIVE) - 1.0).abs()));
+        let typical = Duration::try_from_secs_f64(typical).unwrap_or(wall);
+        let seen =
+            Seen { wall, stall, quickest, slowest, count, usual: typical, deviation, is_first, is_strange };
         (self.settles, self.is_strange, self.has_settled) = (false, false, true);
         Some(seen)
     }
@@ -173,13 +190,31 @@ impl Watch {
     /// Times the next steps.
     fn settle(&mut self, is_strange: bool) {
         let Watch { has_settled, rest, patience, parts, .. } = *self;
-        let usual = if is_strange { Vec::new() } else { std::mem::take(&mut self.usual) };
-        *self = Watch { is_strange, has_settled, usual, rest, patience, parts, ..Watch::default() };
+        let (usual, all) = match is_strange {
+            true => Default::default(),
+            false => (std::mem::take(&mut self.usual), std::mem::take(&mut self.all)),
+        };
+        *self = Watch { is_strange, has_settled, usual, all, rest, patience, parts, ..Watch::default() };
     }
 
     fn lose_patience(&mut self) {
         self.patience = (2 * self.patience).min(MOST_PATIENCE);
     }
+}
+
+/// The mean without the least and the greatest quarter.
+pub(super) fn usual(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_unstable_by(f64::total_cmp);
+    let aside = numbers.len() / 4;
+    let middle = &numbers[aside..numbers.len() - aside];
+    middle.iter().sum::<f64>() / middle.len().max(1) as f64
+}
+
+/// The standard deviation of what is so far from what is usual: two of three are within it.
+pub(super) fn deviation(apart: impl Iterator<Item = f64>) -> f64 {
+    let mut apart: Vec<f64> = apart.collect();
+    apart.sort_unstable_by(f64::total_cmp);
+    apart.get(2 * apart.len() / 3).copied().unwrap_or_default()
 }
 
 fn is_strange(ratio: f64, most: f64) -> bool {
@@ -200,8 +235,10 @@ mod tests {
         let is_first = !watch.has_settled();
         let seen = [130, 90, 100].map(|millis| see(watch, millis));
         let (quickest, slowest) = (90 * MS, 130 * MS);
-        let told = Seen { wall: 100 * MS, stall: MS, quickest, slowest, is_first, is_strange };
-        assert_eq!(seen, [None, None, Some(told)]);
+        let Some(told) = seen[2] else { panic!("{seen:?}") };
+        assert_eq!((seen[0], seen[1], told.wall, told.stall), (None, None, 100 * MS, MS));
+        assert_eq!((told.quickest, told.slowest), (quickest, slowest));
+        assert_eq!((told.is_first, told.is_strange), (is_first, is_strange));
     }
 
     /// A watch whose usual step takes 100 ms.
@@ -276,8 +313,33 @@ mod tests {
 
     #[test]
     fn steps_that_vary_by_more_than_they_take_are_not_beyond_anything() {
-        let seen = Seen { wall: MS, stall: MS, quickest: MS, slowest: MS, is_first: true, is_strange: false };
+        let seen = Seen {
+            wall: MS,
+            stall: MS,
+            quickest: MS,
+            slowest: MS,
+            count: 3,
+            usual: MS,
+            deviation: 0.0,
+            is_first: true,
+            is_strange: false,
+        };
         assert!(!seen.is_beyond(2 * MS, 1.5) && seen.is_beyond(2 * MS, 0.4));
+    }
+
+    #[test]
+    fn the_longer_a_plan_is_followed_the_more_of_its_steps_tell_what_is_usual() {
+        let mut watch = Watch::default();
+        let mut seen: Vec<Seen> = Vec::new();
+        for number in 0..500 {
+            seen.extend(see(&mut watch, 100 + number % 2));
+        }
+        let counts: Vec<usize> = seen.iter().map(|seen| seen.count).collect();
+        assert_eq!(counts[..4], [3, 6, 9, 12]);
+        let last = seen[counts.len() - 1];
+        assert!(last.usual >= 100 * MS && last.usual <= 101 * MS && last.deviation < 0.01, "{last:?}");
+        watch.compared();
+        assert!(watch.all.is_empty());
     }
 
     #[test]

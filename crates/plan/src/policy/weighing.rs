@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::cost::{Cost, MOST, Told, Weight};
-use super::watch::Seen;
+use super::watch::{Seen, deviation, usual};
 
 /// There is a result whenever as many steps of both kinds count, an even number of each, and these many at least.
 const FEWEST: usize = 2;
@@ -43,6 +43,10 @@ pub(super) struct Weighing {
 pub(super) struct KeptSizes(Vec<Timed>);
 
 impl KeptSizes {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// How long one of this size took for as much as is planned, in seconds, if there were any of about that size, or on both sides of it.
     pub(super) fn take(&self, scale: f64) -> Option<f64> {
         let is_close = |timed: &&Timed| (1.0 / CLOSE..=CLOSE).contains(&(timed.scale / scale));
@@ -143,6 +147,11 @@ impl Weighing {
         self.planned.len() <= FEWEST
     }
 
+    /// Whether any step counts that kept everything.
+    pub(super) fn has_kept(&self) -> bool {
+        !self.kept.is_empty()
+    }
+
     /// Whether there were as many steps as there may be.
     pub(super) fn is_long(&self) -> bool {
         self.count() >= 2 * MOST
@@ -183,11 +192,8 @@ impl Weighing {
             }
         }
         let times = usual(planned.clone());
-        let varied = planned.iter().map(|over| deviation(*over, times));
-        let mut deviations: Vec<f64> = varied.chain(kept_deviations).collect();
-        deviations.sort_unstable_by(f64::total_cmp);
-        // Two of three are within the standard deviation.
-        let deviation = deviations.get(2 * deviations.len() / 3).copied().unwrap_or_default();
+        let varied = planned.iter().map(|over| apart(*over, times));
+        let deviation = deviation(varied.chain(kept_deviations));
         let error = deviation * (2.0 / planned.len() as f64).sqrt();
         let kept = told_by(&self.kept);
         Some(Weight { kept, extra: times - 1.0, error, deviation })
@@ -200,7 +206,7 @@ impl Weighing {
             .iter()
             .filter(|timed| self.kept.iter().filter(|other| is_alike(timed.scale, other.scale)).count() > 1);
         several
-            .filter_map(|timed| Some(deviation(timed.wall, taken_by_alike(&self.kept, timed.scale)?)))
+            .filter_map(|timed| Some(apart(timed.wall, taken_by_alike(&self.kept, timed.scale)?)))
             .collect()
     }
 
@@ -209,13 +215,14 @@ impl Weighing {
         let of_others = |timed: &Timed| {
             let others: Vec<Timed> =
                 self.kept.iter().copied().filter(|other| !is_alike(timed.scale, other.scale)).collect();
-            Some(deviation(timed.wall, taken(&others, timed.scale)?))
+            Some(apart(timed.wall, taken(&others, timed.scale)?))
         };
         self.kept.iter().filter_map(of_others).collect()
     }
 }
 
-fn deviation(wall: f64, expected: f64) -> f64 {
+/// How far a step is from what is expected of it, as a share of that.
+fn apart(wall: f64, expected: f64) -> f64 {
     (wall / expected.max(f64::MIN_POSITIVE) - 1.0).abs()
 }
 
@@ -253,14 +260,6 @@ fn taken(kept: &[Timed], scale: f64) -> Option<f64> {
         let [less, more] = [below, above].map(|timed| timed.wall * timed.scale);
         Some((less + share * (more - less)) / scale)
     })
-}
-
-/// The mean without the least and the greatest quarter.
-fn usual(mut numbers: Vec<f64>) -> f64 {
-    numbers.sort_unstable_by(f64::total_cmp);
-    let aside = numbers.len() / 4;
-    let middle = &numbers[aside..numbers.len() - aside];
-    middle.iter().sum::<f64>() / middle.len().max(1) as f64
 }
 
 #[cfg(test)]

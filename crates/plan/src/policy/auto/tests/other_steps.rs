@@ -99,7 +99,9 @@ fn what_does_not_go_with_the_size_loosens_no_plan_that_costs_nothing() {
         (0..100).for_each(|_| run.step_of(|_| size, KEPT.mul_f64(times), 1.0));
         let report = run.report();
         assert!(report.loosened == 0 && !report.keeps_all(), "{size}: {report}");
-        assert!(report.kept_step.abs_diff(KEPT.mul_f64(times)) < MS, "{size}: {report}");
+        // That they take longer tells nothing of a step of the planned size.
+        let told = KEPT.mul_f64(f64::min(times, 1.0));
+        assert!(report.kept_step.abs_diff(told) < MS, "{size}: {report}");
         assert_eq!(report.baseline == Baseline::Measured, times < 1.0, "{size}: {report}");
     }
 }
