@@ -38,9 +38,9 @@ const PROFILE_DOUBT: f64 = 0.05;
 /// from taking what others take.
 const DEVICE_DOUBT: f64 = 0.2;
 const OTHER_PACE_DOUBT: f64 = 1.5;
-/// What plans may take besides what is planned, as a share of a step: on a device, of how much shorter others are than the profiled one,
-/// which shows how much that waits for its program; and where processors compute.
-const WAITING_BESIDES: f64 = 0.1;
+/// What plans may take besides what is planned, as a share of a step: on a device, so many times the square of the share by which others are
+/// shorter than the profiled one, which shows how much that waits for its program; and where processors compute.
+const WAITING_BESIDES: f64 = 0.2;
 const PROCESSOR_BESIDES: f64 = 0.02;
 
 /// The goal of a plan, and the resources it may use.
@@ -141,7 +141,7 @@ impl Planned {
         match self.machine.release {
             Release::InStreamOrder => Cost::first(
                 DEVICE_DOUBT + OTHER_PACE_DOUBT * longer.abs(),
-                WAITING_BESIDES * (-longer).max(0.0),
+                WAITING_BESIDES * longer.min(0.0).powi(2),
             ),
             Release::WhenStored => Cost::first(FIRST_DOUBT, PROCESSOR_BESIDES),
             Release::OnceWritten => Cost::first(FIRST_DOUBT, 0.0),
