@@ -14,8 +14,6 @@ use ssdtrain_store::sync::Mutex;
 #[derive(Debug, Default)]
 pub(crate) struct Cursor {
     courses: Vec<Course>,
-    /// Whether what each of them keeps stays in the graph.
-    in_graph: Vec<bool>,
     /// How much may stay that has no place.
     unplanned: Headroom,
     /// Placements to use cyclically, whatever is saved.
@@ -30,7 +28,8 @@ pub(crate) struct Placed {
     /// `None` if nothing was planned for it.
     pub(crate) placement: Option<Placement>,
     pub(crate) room: Option<Room>,
-    /// Whether it stays in the graph, as without a cache: the course keeps everything, and no limit counts what it keeps.
+    /// Whether it stays in the graph, as without a cache, because the course says so, the step is not larger than known, and no limit counts
+    /// what stays.
     pub(crate) in_graph: bool,
 }
 
@@ -84,10 +83,7 @@ impl Cursor {
             Saves::Scheduled { courses, unplanned } => {
                 let state = State { fitting: vec![true; courses.len()], times: 1.0, ..State::default() };
                 let (courses, unplanned) = (courses.clone(), *unplanned);
-                let is_limited = unplanned != Headroom::Free;
-                let in_graph =
-                    courses.iter().map(|course| !is_limited && course.schedule.keeps_all()).collect();
-                Cursor { courses, in_graph, unplanned, state: Mutex::new(state), ..Cursor::default() }
+                Cursor { courses, unplanned, state: Mutex::new(state), ..Cursor::default() }
             }
             Saves::InTurn(placements) => in_turn(placements),
             Saves::Keep => in_turn(&[Placement::Keep]),
@@ -116,7 +112,9 @@ impl Cursor {
             }
             _ => None,
         };
-        let in_graph = !state.lost && self.in_graph.get(state.active) == Some(&true);
+        let course = self.courses.get(state.active).filter(|course| course.in_graph);
+        let is_as_known = !state.lost && !state.larger && self.unplanned == Headroom::Free;
+        let in_graph = course.is_some() && is_as_known && placement == Some(Placement::Keep);
         Placed { placement, room, in_graph }
     }
 
@@ -306,7 +304,12 @@ mod tests {
         };
         let schedule =
             Arc::new(Schedule::new(saves.iter().enumerate().map(save).collect(), HashMap::new(), 0));
-        Course { schedule, budgets: Budgets { device_budget, ..Budgets::default() }, is_baseline: false }
+        Course {
+            schedule,
+            budgets: Budgets { device_budget, ..Budgets::default() },
+            is_baseline: false,
+            in_graph: false,
+        }
     }
 
     fn cursor(courses: &[Course]) -> Cursor {
@@ -330,15 +333,18 @@ mod tests {
     }
 
     #[test]
-    fn a_course_that_keeps_everything_goes_as_without_a_cache_until_it_is_lost() {
-        let step = |placement, unplanned| {
-            let courses = vec![course(&[(10, KEEP), (20, placement)], 0)];
+    fn what_a_course_leaves_in_the_graph_stays_there_unless_the_step_is_larger_limited_or_lost() {
+        let step = |in_graph, unplanned, saved: [u64; 4]| {
+            let courses = vec![Course { in_graph, ..course(&[(10, KEEP), (20, KEEP)], 0) }];
             let cursor = Cursor::new(&Saves::Scheduled { courses, unplanned });
-            [10, 20, 10, 7000].map(|bytes| placed(&cursor, bytes).in_graph)
+            saved.map(|bytes| placed(&cursor, bytes).in_graph)
         };
-        assert_eq!(step(KEEP, Headroom::Free), [true, true, true, false]);
-        assert_eq!(step(HOST, Headroom::Free), [false; 4]);
-        assert_eq!(step(KEEP, Headroom::Bytes(1 << 30)), [false; 4], "what stays counts against a limit");
+        let (as_known, lost, larger) = ([10, 20, 10, 20], [10, 20, 10, 7000], [10, 20, 15, 30]);
+        assert_eq!(step(true, Headroom::Free, as_known), [true; 4]);
+        assert_eq!(step(true, Headroom::Free, lost), [true, true, true, false]);
+        assert_eq!(step(true, Headroom::Free, larger), [true, true, false, false]);
+        assert_eq!(step(true, Headroom::Bytes(1 << 30), as_known), [false; 4], "what stays counts");
+        assert_eq!(step(false, Headroom::Free, as_known), [false; 4]);
     }
 
     #[test]
@@ -458,7 +464,8 @@ mod tests {
         };
         let saves = [(0, 100, KEEP), (1, 33, HOST), (0, 200, KEEP), (1, 44, HOST)].map(save);
         let schedule = Arc::new(Schedule::new(saves.to_vec(), HashMap::new(), 0));
-        let both = cursor(&[Course { schedule, budgets: Budgets::default(), is_baseline: false }]);
+        let both =
+            cursor(&[Course { schedule, budgets: Budgets::default(), is_baseline: false, in_graph: false }]);
         // The thread that saves the smaller ones comes first this time, and the other between its saves.
         assert_eq!(next(&both, 33), Some(HOST));
         let others =

@@ -372,7 +372,7 @@ fn a_machine_that_becomes_warm_meanwhile_says_nothing_of_the_plan() {
 fn steps_that_take_as_long_as_their_launches_come_within_their_goal() {
     for goal in GOALS {
         let outcomes = Outcomes::of(goal, LAUNCHING);
-        assert!(outcomes.over() <= 0.12);
+        assert!(outcomes.over() <= 0.2);
         assert!(outcomes.place(0.9, |one| one.settled as f64) <= 60.0);
     }
 }
@@ -383,7 +383,7 @@ fn steps_that_vary_more_than_the_goal_allows_are_left_alone_before_long() {
         let outcomes = Outcomes::of(goal, CPU);
         // Plans leave two fifths for what a cache costs that comparisons do not show, of which there is nothing here. Where they take more
         // than the least goal allows whatever is planned, everything is kept.
-        assert!(outcomes.over() <= 0.15 && outcomes.unused() < 0.85);
+        assert!(outcomes.over() <= 0.2 && outcomes.unused() < 0.85);
         assert!(outcomes.place(0.9, |one| one.settled as f64) <= 25.0);
         assert!(outcomes.place(0.9, |one| f64::from(one.kept)) <= 10.0);
     }

@@ -259,6 +259,7 @@ impl Auto {
                     (false, true) => kind.stepped(objective, scale, observed),
                     (false, false) => kind.peaked(objective, Planned::peak, peak),
                     (true, is_timed) => {
+                        kind.fitted(observed);
                         kind.peaked(objective, Planned::kept_peak, peak);
                         if is_timed {
                             kind.kept(objective, scale, observed);

@@ -85,6 +85,14 @@ impl Corrections {
         self.allowance = Some(share.clamp(self.allowance(), most));
     }
 
+    /// Steps have become longer though everything is kept, so plans may not have been to blame: one more is tried. If its steps exceed the
+    /// goal, everything is kept for good.
+    pub(super) fn try_again(&mut self) {
+        if self.loosened <= LOOSENED {
+            (self.least_peak, self.allowance, self.loosened) = (0, None, LOOSENED);
+        }
+    }
+
     /// What remains of them for another goal.
     pub(super) fn of_any_goal(self) -> Corrections {
         let Corrections { is_measured, longer, cost, unforeseen, .. } = self;
@@ -93,9 +101,8 @@ impl Corrections {
 
     /// What they say of steps of another profile.
     pub(super) fn of_other_steps(&self) -> Corrections {
-        // Where no plan helps, none of other steps does.
-        let least_peak = if self.least_peak == u64::MAX { u64::MAX } else { 0 };
-        Corrections { cost: self.cost, allowance: self.allowance, least_peak, ..Corrections::default() }
+        let allowance = self.allowance.filter(|share| *share > 0.0);
+        Corrections { cost: self.cost, allowance, ..Corrections::default() }
     }
 
     /// The same, with all numbers within what steps may show.

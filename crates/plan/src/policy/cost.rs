@@ -113,7 +113,7 @@ impl Cost {
         Cost {
             times: self.times.clamp(0.0, MOST_TIMES),
             error: self.error.clamp(0.0, FIRST_DOUBT),
-            besides: self.besides.clamp(0.0, MOST_TIMES),
+            besides: self.besides.clamp(0.0, MOST_BESIDES),
             besides_error: self.besides_error.clamp(0.0, MOST_BESIDES),
             moving: self.moving.clamp(0.0, 1.0),
             deviation: self.deviation.clamp(0.0, 1.0),
@@ -213,7 +213,7 @@ impl Extra {
 
     /// Whether steps take as long as the goal allows whatever is planned.
     pub(super) fn leaves_nothing(self) -> bool {
-        self.besides >= AIM * self.allowed
+        self.besides > 0.0 && self.besides >= AIM * self.allowed
     }
 
     /// How much longer than measured steps may be, as far as that matters.

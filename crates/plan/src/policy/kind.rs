@@ -44,6 +44,8 @@ pub(super) struct Kind {
     /// of the planned size takes.
     kept_sizes: KeptSizes,
     is_told_by_others: bool,
+    /// Whether a step that kept everything found memory for it.
+    fits: bool,
     /// Its steps have become smaller for good, so a profile of them replaces that of larger ones.
     pub(super) smaller: bool,
     /// How many times what is planned its largest step has saved.
@@ -82,6 +84,7 @@ impl Kind {
             weighing: None,
             kept_sizes: KeptSizes::default(),
             is_told_by_others: false,
+            fits: false,
             smaller: false,
             largest: 1.0,
             widest: 1.0,
@@ -105,14 +108,16 @@ impl Kind {
         let is_provided = (outset.provide)(self.host_memory());
         if let Some(weighing) = self.weighing.as_ref().filter(|weighing| weighing.wants_kept()) {
             if may_compare(objective, weighing.seen) && self.may_keep(objective, outset.free) {
-                return self.baseline();
+                return self.baseline(objective);
             }
             self.conclude(objective);
         } else if !is_provided && objective.compares && self.may_keep(objective, outset.free) {
-            return self.baseline();
+            return self.baseline(objective);
         }
         let Planned { schedule, plan, .. } = &self.planned;
-        Course { schedule: Arc::clone(schedule), budgets: plan.budgets, is_baseline: false }
+        // On a device, what is kept may still have to leave.
+        let in_graph = self.planned.keeps_all() && by_processor(objective);
+        Course { schedule: Arc::clone(schedule), budgets: plan.budgets, is_baseline: false, in_graph }
     }
 
     /// The host memory that steps of the plan need, in bytes.
@@ -129,16 +134,18 @@ impl Kind {
     }
 
     /// A step that keeps everything: for comparison with planned steps, or until these have the host memory that they need.
-    fn baseline(&self) -> Course {
+    fn baseline(&self, objective: &Objective) -> Course {
         let (schedule, budgets) = (Arc::clone(&self.kept), Budgets::default());
-        Course { schedule, budgets, is_baseline: true }
+        Course { schedule, budgets, is_baseline: true, in_graph: self.fits || by_processor(objective) }
     }
 
     /// No more of its steps keep everything: what was shown until now has to do.
     fn conclude(&mut self, objective: &Objective) {
         let Some(weighing) = &self.weighing else { return };
         let (last, seen) = (weighing.last, weighing.seen);
-        self.kept_sizes = weighing.kept_sizes();
+        if weighing.has_kept() {
+            self.kept_sizes = weighing.kept_sizes();
+        }
         if let Some(weight) = last {
             return self.weigh(objective, weight, true);
         }
@@ -161,6 +168,11 @@ impl Kind {
         let is_small = followed.how == Adherence::Part && followed.size < SMALL;
         self.smaller |= self.watch.partial(is_small);
         is_small && self.smaller
+    }
+
+    /// A step that kept everything has ended, timed or not.
+    pub(super) fn fitted(&mut self, observed: &Observation) {
+        self.fits = observed.pressed == 0;
     }
 
     /// A step that kept everything has ended, and has saved `scale` times what is planned.
@@ -264,16 +276,14 @@ impl Kind {
         }
     }
 
-    /// What a step of the planned size takes if it takes as many times as long as one that keeps everything as this one. `None` if that is
-    /// not known for its size. Where processors compute, what a step takes goes with its size; a device may wait for its program instead.
+    /// What a step of the planned size takes if it takes as many times as long as one that keeps everything as this one. Where no step of
+    /// its size has shown that, what a step takes is believed to go with its size, unless only other sizes have told anything: `None` then.
     fn as_if_planned(&self, wall: Duration, scale: f64) -> Option<Duration> {
         if !is_varied(scale) && !self.is_told_by_others {
             return Some(wall);
         }
         let Some(kept) = self.kept_sizes.take(scale) else {
-            let is_by_size = self.planned.machine.release == Release::WhenStored && !self.is_told_by_others;
-            let is_known = self.planned.corrections.is_measured || !self.kept_sizes.is_empty();
-            return (is_by_size || !is_known).then_some(wall);
+            return (!self.is_told_by_others).then_some(wall);
         };
         let times = wall.as_secs_f64() / kept.max(f64::MIN_POSITIVE);
         Some(self.planned.kept_step().mul_f64(times.min(MOST_SCALE)))
@@ -311,7 +321,12 @@ impl Kind {
             }
             Some(_) if planned.keeps_all() && is_paced => {}
             Some(_) if planned.keeps_all() => {
+                let cost = planned.corrections.cost.unwrap_or_else(|| planned.first_cost());
+                let longer = seen.usual.as_secs_f64() / kept.as_secs_f64().max(f64::MIN_POSITIVE) - 1.0;
                 planned.keeps_in(seen.wall);
+                if longer > SURE * cost.chance(seen.count, seen.deviation) {
+                    planned.corrections.try_again();
+                }
                 self.revise(objective, Decision::Baseline, |_| {});
             }
             Some(most) => {
@@ -374,9 +389,10 @@ impl Kind {
         let may_tighten = planned.corrections.may_tighten(extra);
         // Two steps of each kind are enough where they are far beyond the goal, or where other plans have shown about the same.
         let is_told_little = weighing.is_short() && (is_new || is_over || may_tighten);
-        let is_done = is_last
-            || weighing.is_long()
-            || if is_told_little { extra.is_far_over() } else { extra.is_clear() };
+        // One disturbance is not enough to keep everything for good.
+        let is_far_over = extra.is_far_over() && !extra.leaves_nothing();
+        let is_done =
+            is_last || weighing.is_long() || if is_told_little { is_far_over } else { extra.is_clear() };
         if !is_done {
             self.weighing = Some(weighing);
             return;
@@ -444,6 +460,11 @@ impl Kind {
         }
         self.planned = revised;
     }
+}
+
+/// Whether processors compute, whose memory is not asked for what can leave it.
+fn by_processor(objective: &Objective) -> bool {
+    objective.resources.release == Release::WhenStored
 }
 
 /// Whether a step has another size than planned.

@@ -78,8 +78,12 @@ mod tests {
         let early = StepPlan::default();
         let profiled = StepPlan { profiled: true, ..early.clone() };
         let fitting = StepPlan { room: Room::Fitting(Headroom::Free), ..early.clone() };
-        let course =
-            |is_baseline| Course { schedule: Arc::default(), budgets: Budgets::default(), is_baseline };
+        let course = |is_baseline| Course {
+            schedule: Arc::default(),
+            budgets: Budgets::default(),
+            is_baseline,
+            in_graph: false,
+        };
         let courses = vec![course(false), course(true)];
         let saves = Saves::Scheduled { courses, unplanned: Headroom::Free };
         let planned = StepPlan { saves, ..early.clone() };

@@ -103,6 +103,8 @@ pub struct Course {
     pub budgets: Budgets,
     /// Whether everything stays, to be compared with planned steps.
     pub is_baseline: bool,
+    /// Whether what stays is left in the graph, as without a cache: it takes no time then, but cannot leave where memory becomes short.
+    pub in_graph: bool,
 }
 
 /// How much of what is saved may be on the device. By default there is no limit, and 64 MiB are loaded ahead.
@@ -199,7 +201,7 @@ impl Course {
     /// With this schedule, no limit on what is on the device, and 64 MiB loaded ahead.
     pub fn new(schedule: Schedule) -> Course {
         let budgets = Budgets { prefetch: PREFETCH, ..Budgets::default() };
-        Course { schedule: Arc::new(schedule), budgets, is_baseline: false }
+        Course { schedule: Arc::new(schedule), budgets, is_baseline: false, in_graph: false }
     }
 }
 

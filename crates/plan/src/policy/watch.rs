@@ -4,6 +4,10 @@ use std::time::Duration;
 
 /// This many steps, timed to their very end, show how long a plan's steps take; the plan is judged by them.
 pub(super) const SETTLING: usize = 3;
+/// If all that are timed differ by more than this share from those timed before, these tell nothing of them any more.
+const TELLING_SHARE: f64 = 0.03;
+/// If so many steps that say nothing of others come while steps are to be timed, none are until the next time.
+const MOST_WAITED: u32 = 8;
 /// What is usual is told by no more of a plan's steps.
 const MOST_TIMED: usize = 24;
 /// A step is strange if it takes this many times as long as usual, or is this many times as quick.
@@ -155,7 +159,12 @@ impl Watch {
     /// A planned step took a time that says nothing of others.
     pub(super) fn rests(&mut self) {
         self.rested += 1;
-        self.rises();
+        if !self.settles {
+            return self.rises();
+        }
+        if self.rested >= MOST_WAITED {
+            (self.settles, self.rested) = (false, 0);
+        }
     }
 
     /// Has the next steps timed once it has rested for long enough.
@@ -176,7 +185,11 @@ impl Watch {
         let (wall, stall) = self.timed[SETTLING / 2];
         let (is_first, is_strange) = (!self.has_settled, self.is_strange);
         let [quickest, slowest] = [0, SETTLING - 1].map(|place| self.timed[place].0);
-        self.all.drain(..self.all.len().saturating_sub(MOST_TIMED));
+        let before = self.all.len() - SETTLING;
+        let known = usual(self.all[..before].to_vec());
+        let [least, most] = [1.0 - TELLING_SHARE, 1.0 + TELLING_SHARE].map(|times| times * known);
+        let has_changed = before > 0 && (quickest.as_secs_f64() > most || slowest.as_secs_f64() < least);
+        self.all.drain(..if has_changed { before } else { self.all.len().saturating_sub(MOST_TIMED) });
         let (count, typical) = (self.all.len(), usual(self.all.clone()));
         let deviation =
             deviation(self.all.iter().map(|wall| (wall / typical.max(f64::MIN_POSITIVE) - 1.0).abs()));

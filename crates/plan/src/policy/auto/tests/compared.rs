@@ -242,3 +242,91 @@ fn a_plan_that_takes_several_times_what_is_planned_comes_within_its_goal() {
         assert!(report.loosened <= 2, "{factor}: {report}");
     }
 }
+
+#[test]
+fn a_goal_of_nothing_does_not_keep_what_does_not_fit() {
+    let mut run = Run { free: 10 * MB, ..Run::begin(Goal::overhead(0.0)) };
+    run.begun(profile(100.0));
+    run.steps(3, |usual| Observation { wall: usual.wall + 6 * MS, stall: usual.stall + 6 * MS, ..usual });
+    assert!(!run.report().keeps_all(), "{}", run.report());
+}
+
+#[test]
+fn steps_that_become_longer_are_not_averaged_with_those_before() {
+    let mut run = Run::on_device(Goal::overhead(0.05), copying());
+    let first = run.report().prediction.peak();
+    let mut since = None;
+    for n in 0..6000_u64 {
+        let is_low = run.report().prediction.peak() <= first;
+        run.step(KEPT, if n >= 200 && is_low { 1.25 } else { 1.04 });
+        if since.is_none() && run.report().loosened > 0 {
+            since = Some(n - 200);
+        }
+    }
+    assert!(since.is_some_and(|since| since < 200), "{since:?}");
+}
+
+#[test]
+fn a_size_that_no_step_kept_everything_of_is_judged_and_not_timed_for_ever() {
+    let mut run = Run::on_device(Goal::overhead(0.05), copying());
+    let mut timed = 0;
+    for n in 0..4000_u64 {
+        let (size, times) = if n < 22 { (1.0, 1.04) } else { (1.3, 1.4) };
+        run.step_of(|_| size, KEPT, times);
+        timed += u32::from(run.auto.kinds[0].settles());
+    }
+    assert!(timed < 200 && run.report().loosened > 0, "{timed}: {}", run.report());
+}
+
+#[test]
+fn other_kinds_of_steps_have_plans_though_one_keeps_everything() {
+    let other = || StepProfile {
+        rates: Rates { out: Some(4e9), back: Some(4e9), ..Rates::default() },
+        ..profile_of(2 * MB, 50.0)
+    };
+    assert!(!Run::on_device(Goal::overhead(0.0005), other()).report().keeps_all());
+    let mut run = Run::on_device(Goal::overhead(0.05), copying());
+    (0..100).for_each(|_| run.step(KEPT / 2, 1.2));
+    run.next_step();
+    run.ended(LOST, Observation::default());
+    while {
+        run.next_step();
+        !run.plan.profiled
+    } {
+        run.ended(LOST, Observation::default());
+    }
+    run.free = 30 * MB;
+    run.ended(StepOutcome::Profiled(Some(Box::new(other()))), Observation::default());
+    (0..3000).for_each(|_| run.step(KEPT, 1.0));
+    assert!(!run.report().keeps_all(), "{}", run.report());
+}
+
+#[test]
+fn a_machine_that_becomes_slower_does_not_end_planning() {
+    let mut run = Run::on_device(Goal::overhead(0.02), copying());
+    for number in 0..3000 {
+        let kept = if number >= 22 { KEPT.mul_f64(1.05) } else { KEPT };
+        let over = run.report().step.as_secs_f64() / run.report().kept_step.as_secs_f64();
+        run.step(kept, over.min(1.02));
+    }
+    assert!(!run.report().keeps_all(), "{}", run.report());
+}
+
+#[test]
+fn what_a_device_keeps_may_leave_until_a_step_has_found_memory_for_it() {
+    let in_graph = |run: &mut Run| {
+        run.next_step();
+        let Saves::Scheduled { courses, .. } = &run.plan.saves else { panic!("{:?}", run.plan) };
+        (courses[0].is_baseline, courses[0].in_graph)
+    };
+    let mut run = Run::on_device(Goal::overhead(0.05), copying());
+    assert_eq!(in_graph(&mut run), (true, false), "nothing is known yet");
+    run.ended(StepOutcome::Baseline, Observation { wall: KEPT, ..Observation::default() });
+    assert_eq!(in_graph(&mut run), (true, true));
+    let mut run = Run::roomy(Goal::overhead(0.05), profile(50.0));
+    assert_eq!(
+        in_graph(&mut run),
+        (true, true),
+        "a processor's memory is not short of what a cache could let go"
+    );
+}
