@@ -13,7 +13,7 @@ use super::weighing::{KeptSizes, Weighing};
 use super::{Adherence, Course, Followed, Observation, Outset};
 use crate::schedule::Schedule;
 use crate::step_profile::{COUNTED_ON, StepProfile};
-use crate::{Budgets, Placement, Release};
+use crate::{Budgets, Placement};
 
 /// Unplanned stalls of more than this share of the step justify another plan.
 const TELLING_STALL: f64 = 0.002;
@@ -108,16 +108,14 @@ impl Kind {
         let is_provided = (outset.provide)(self.host_memory());
         if let Some(weighing) = self.weighing.as_ref().filter(|weighing| weighing.wants_kept()) {
             if may_compare(objective, weighing.seen) && self.may_keep(objective, outset.free) {
-                return self.baseline(objective);
+                return self.baseline();
             }
             self.conclude(objective);
         } else if !is_provided && objective.compares && self.may_keep(objective, outset.free) {
-            return self.baseline(objective);
+            return self.baseline();
         }
         let Planned { schedule, plan, .. } = &self.planned;
-        // On a device, what is kept may still have to leave.
-        let in_graph = self.planned.keeps_all() && by_processor(objective);
-        Course { schedule: Arc::clone(schedule), budgets: plan.budgets, is_baseline: false, in_graph }
+        Course { schedule: Arc::clone(schedule), budgets: plan.budgets, is_baseline: false, in_graph: false }
     }
 
     /// The host memory that steps of the plan need, in bytes.
@@ -134,9 +132,9 @@ impl Kind {
     }
 
     /// A step that keeps everything: for comparison with planned steps, or until these have the host memory that they need.
-    fn baseline(&self, objective: &Objective) -> Course {
+    fn baseline(&self) -> Course {
         let (schedule, budgets) = (Arc::clone(&self.kept), Budgets::default());
-        Course { schedule, budgets, is_baseline: true, in_graph: self.fits || by_processor(objective) }
+        Course { schedule, budgets, is_baseline: true, in_graph: self.fits }
     }
 
     /// No more of its steps keep everything: what was shown until now has to do.
@@ -460,11 +458,6 @@ impl Kind {
         }
         self.planned = revised;
     }
-}
-
-/// Whether processors compute, whose memory is not asked for what can leave it.
-fn by_processor(objective: &Objective) -> bool {
-    objective.resources.release == Release::WhenStored
 }
 
 /// Whether a step has another size than planned.

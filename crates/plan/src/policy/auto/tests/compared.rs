@@ -313,7 +313,7 @@ fn a_machine_that_becomes_slower_does_not_end_planning() {
 }
 
 #[test]
-fn what_a_device_keeps_may_leave_until_a_step_has_found_memory_for_it() {
+fn what_is_kept_for_comparison_may_leave_until_a_step_has_found_memory_for_it() {
     let in_graph = |run: &mut Run| {
         run.next_step();
         let Saves::Scheduled { courses, .. } = &run.plan.saves else { panic!("{:?}", run.plan) };
