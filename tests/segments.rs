@@ -171,7 +171,8 @@ fn a_plan_computes_a_segment_again_where_nothing_else_can() {
     }
     let plan = cache.plan().unwrap();
     assert!(plan.operations.iter().any(|row| row.operation == "segment" && row.reruns > 0), "{plan}");
-    assert!(last.unwrap().recomputed.bytes > MIB);
+    let last = last.unwrap();
+    assert!(last.recomputed.bytes > MIB, "{last}\n{plan}");
     assert_nothing_held(&cache);
 }
 
