@@ -64,12 +64,6 @@ impl Schedule {
         self.saves().any(|save| save.placement == Placement::Recompute)
     }
 
-    /// Whether everything stays on the device.
-    pub fn keeps_all(&self) -> bool {
-        self.saves().all(|save| save.placement == Placement::Keep)
-            && self.results.values().all(|placement| *placement == Placement::Keep)
-    }
-
     /// Whether segments of the program may have to run again.
     pub fn offers_segments(&self) -> bool {
         self.recomputes() && !self.without_segments

@@ -326,10 +326,7 @@ fn plans_on_a_cpu_leave_time_for_what_comparisons_do_not_show() {
     let over = |mut run: Run| run.report().step.as_secs_f64() / KEPT.as_secs_f64() - 1.0;
     let on_cpu = over(Run::roomy(goal, profile(50.0)));
     assert!((0.03..=0.06).contains(&on_cpu), "{on_cpu}");
-    let rate = Some(50e6);
-    let on_device =
-        StepProfile { rates: Rates { out: rate, back: rate, ..Rates::default() }, ..profile(50.0) };
-    let on_device = over(Run::on_device(goal, on_device));
+    let on_device = over(Run::on_device(goal, profile_of_copies(50.0)));
     assert!((0.07..=0.1).contains(&on_device), "{on_device}");
 }
 

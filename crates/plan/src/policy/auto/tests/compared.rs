@@ -7,7 +7,7 @@ use super::*;
 
 /// The profile of steps that keep the lanes to the host busy.
 fn copying() -> StepProfile {
-    StepProfile { rates: Rates { out: Some(50e6), back: Some(50e6), ..Rates::default() }, ..profile(50.0) }
+    profile_of_copies(50.0)
 }
 
 /// The numbers of those of the next `count` steps that keep everything. Steps vary by a twentieth.
