@@ -256,11 +256,11 @@ impl Auto {
             Adherence::Whole(_) if step < FIRST_PROFILED => self.attempts.followed(),
             Adherence::Whole(_) | Adherence::Part | Adherence::Larger | Adherence::Altered => {
                 let scale = kind.scale(&followed);
+                kind.fitted(is_kept, observed);
                 match (is_kept, is_timed) {
                     (false, true) => kind.stepped(objective, scale, observed),
                     (false, false) => kind.peaked(objective, Planned::peak, peak),
                     (true, is_timed) => {
-                        kind.fitted(observed);
                         kind.peaked(objective, Planned::kept_peak, peak);
                         if is_timed {
                             kind.kept(objective, scale, observed);

@@ -21,6 +21,8 @@ const TELLING_STALL: f64 = 0.002;
 const CORRECTIONS: u32 = 4;
 /// The share of the device's free memory that a step that keeps everything may take.
 const FITTING: f64 = 0.9;
+/// Where it takes no more than this share, and one has found memory, nothing of it need be able to leave.
+const PLENTY: f64 = 0.5;
 /// Steps that save fewer than this many times the planned bytes may be worth a plan of their own.
 const SMALL: f64 = 0.75;
 
@@ -114,8 +116,9 @@ impl Kind {
         } else if !is_provided && objective.compares && self.may_keep(objective, outset.free) {
             return self.baseline();
         }
+        let in_graph = self.fits && self.planned.keeps_all() && self.kept_takes(outset.free) <= PLENTY;
         let Planned { schedule, plan, .. } = &self.planned;
-        Course { schedule: Arc::clone(schedule), budgets: plan.budgets, is_baseline: false, in_graph: false }
+        Course { schedule: Arc::clone(schedule), budgets: plan.budgets, is_baseline: false, in_graph }
     }
 
     /// The host memory that steps of the plan need, in bytes.
@@ -126,9 +129,18 @@ impl Kind {
 
     /// Whether a step that keeps everything reaches the goal for the peak, on a device with so much free memory.
     fn may_keep(&self, objective: &Objective, free: &dyn Fn() -> u64) -> bool {
+        self.largest_kept_peak() <= objective.most_peak() && self.kept_takes(free) <= FITTING
+    }
+
+    /// The share of the device's free memory that a step that keeps everything takes.
+    fn kept_takes(&self, free: &dyn Fn() -> u64) -> f64 {
+        self.largest_kept_peak() as f64 / free().max(1) as f64
+    }
+
+    /// The activation peak of the largest step seen if it kept everything.
+    fn largest_kept_peak(&self) -> u64 {
         let kept = self.planned.kept_peak() as f64 * self.largest;
-        let peak = kept as u64 + self.planned.corrections.unforeseen.bytes();
-        peak <= objective.most_peak() && peak as f64 <= FITTING * free() as f64
+        kept as u64 + self.planned.corrections.unforeseen.bytes()
     }
 
     /// A step that keeps everything: for comparison with planned steps, or until these have the host memory that they need.
@@ -168,9 +180,11 @@ impl Kind {
         is_small && self.smaller
     }
 
-    /// A step that kept everything has ended, timed or not.
-    pub(super) fn fitted(&mut self, observed: &Observation) {
-        self.fits = observed.pressed == 0;
+    /// A step has ended, timed or not, that kept everything for comparison or went as planned.
+    pub(super) fn fitted(&mut self, is_kept: bool, observed: &Observation) {
+        if is_kept || self.planned.keeps_all() {
+            self.fits = observed.pressed == 0;
+        }
     }
 
     /// A step that kept everything has ended, and has saved `scale` times what is planned.

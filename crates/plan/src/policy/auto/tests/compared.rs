@@ -324,3 +324,22 @@ fn what_is_kept_for_comparison_may_leave_until_a_step_has_found_memory_for_it() 
     run.ended(StepOutcome::Baseline, Observation { wall: KEPT, ..Observation::default() });
     assert_eq!(in_graph(&mut run), (true, true));
 }
+
+#[test]
+fn what_a_plan_keeps_for_good_stays_in_the_graph_where_memory_is_plentiful() {
+    let in_graph = |run: &mut Run| {
+        assert!(matches!(run.next_step(), NextStep::Follow { .. }));
+        let Saves::Scheduled { courses, .. } = &run.plan.saves else { panic!("{:?}", run.plan) };
+        courses[0].in_graph
+    };
+    let all = LAYERS * MB;
+    let mut run = Run { free: 2 * all, ..Run::on_device(Goal::overhead(0.0), copying()) };
+    assert!(!in_graph(&mut run), "no step has found memory for it yet");
+    run.ended(WHOLE, Observation { wall: KEPT, ..Observation::default() });
+    assert!(run.report().keeps_all() && in_graph(&mut run));
+    run.free = 2 * all - 1;
+    assert!(!in_graph(&mut run), "it may have to leave");
+    run.free = 2 * all;
+    run.ended(WHOLE, Observation { wall: KEPT, pressed: MB, ..Observation::default() });
+    assert!(!in_graph(&mut run), "it had to");
+}
