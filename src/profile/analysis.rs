@@ -4,12 +4,17 @@ use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use ssdtrain_plan::{Activation, Recompute, Save, StepProfile, Workload};
+use ssdtrain_plan::{Activation, Handling, Recompute, Save, StepProfile, Workload};
 
 use super::Alive;
 use super::family::Family;
 use super::lineage::Lineage;
 use crate::trace::{Moves, Reached};
+
+/// What a tensor that is saved through the cache takes of the program's thread, forward and backward together, beyond one that stays in the
+/// graph; and an operation that is recorded (`examples/host_cost.rs`).
+const SAVE: Duration = Duration::from_nanos(2000);
+const RECORD: Duration = Duration::from_nanos(1500);
 
 /// The event that was noted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +47,8 @@ pub(super) struct Step {
     pub(super) begun: Reached,
     pub(super) notes: Vec<Notes>,
     pub(super) lineage: Lineage,
+    /// How many operations were recorded.
+    pub(super) operations: usize,
     /// Bytes that the first micro-batch leaves to those after it: gradients.
     pub(super) left: u64,
     pub(super) rest: Duration,
@@ -127,9 +134,10 @@ impl Step {
         }
         let Family { activations, places, operators, from_segments, results } =
             Family::of(&self.lineage, activations, &entries);
-        let saves = saves.into_iter().map(|(save, place)| (save, places[place])).collect();
+        let saves: Vec<_> = saves.into_iter().map(|(save, place)| (save, places[place])).collect();
         let operators = operators.into_iter().map(|name| name.map(Cow::Borrowed)).collect();
-        let work = Workload { activations, turn, turn_extra, rest: self.rest };
+        let handling = self.handling(&saves, micro_batches);
+        let work = Workload { activations, turn, turn_extra, rest: self.rest, handling };
         let Moves { rates, moved, .. } = self.moves;
         // What is too small to be moved is not known here.
         let min_bytes = 0;
@@ -144,6 +152,15 @@ impl Step {
             rates,
             moved,
         })
+    }
+
+    /// What plans take of each of the threads that have saved something.
+    fn handling(&self, saves: &[(Save, usize)], micro_batches: u32) -> Handling {
+        let strands: HashSet<u32> = saves.iter().map(|(save, _)| save.position.strand).collect();
+        let threads = strands.len().max(1) as f64;
+        let each = |time: Duration, count: f64| time.mul_f64(count / threads);
+        let operations = self.operations as f64 / f64::from(micro_batches.max(1));
+        Handling { saves: each(SAVE, saves.len() as f64), operations: each(RECORD, operations) }
     }
 
     /// How many more bytes are allocated up to each note in the micro-batches after the first: the gradients that the first one leaves,
@@ -276,6 +293,7 @@ mod tests {
                 begun,
                 notes: Vec::new(),
                 lineage: Lineage::default(),
+                operations: 0,
                 left: 0,
                 rest: 5 * MS,
                 moves: Moves::default(),

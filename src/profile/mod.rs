@@ -327,7 +327,9 @@ impl Probe {
             _ => 0,
         };
         let micro_batches = book.micro_batches;
-        Step { begun: self.begun.reach()?, notes, lineage, left, rest: rest / micro_batches.max(1), moves }
-            .profile(micro_batches)
+        // There is a stamp before and one after each.
+        let operations = stamps.len() / 2;
+        let rest = rest / micro_batches.max(1);
+        Step { begun: self.begun.reach()?, notes, lineage, operations, left, rest, moves }.profile(micro_batches)
     }
 }

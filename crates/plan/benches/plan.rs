@@ -38,7 +38,7 @@ fn blocks(saved: usize) -> Workload {
         }
         x = add(Role::Spare, 20, &[x, last]);
     }
-    Workload { activations, turn: micros(500), rest: micros(5000), turn_extra: 0 }
+    Workload { activations, turn: micros(500), rest: micros(5000), ..Workload::default() }
 }
 
 fn plan(c: &mut Criterion) {

@@ -81,4 +81,4 @@ pub use self::schedule::{Found, Place, PlannedSave, Saving, Schedule, Strand};
 pub use self::scope::ScopeId;
 pub use self::step_profile::{Rates, Save, StepProfile};
 pub use self::tally::Tally;
-pub use self::workload::{Activation, Placement, Recompute, Role, Workload};
+pub use self::workload::{Activation, Handling, Placement, Recompute, Role, Workload};

@@ -29,6 +29,10 @@ pub struct Machine {
     /// because it shares processors and memory with what moves it. 0 where nothing is known of it.
     #[serde(default)]
     pub moving: f64,
+    /// Which share of the cache's work on the program's own thread makes the step longer ([`Handling`](crate::Handling)): all of it where
+    /// that thread computes, and none on a device that always has something to do before the thread is back.
+    #[serde(default)]
+    pub exposed: f64,
 }
 
 /// When a storage leaves the device.
@@ -71,6 +75,7 @@ impl Default for Machine {
             host_pool: u64::MAX,
             release: Release::default(),
             moving: 0.0,
+            exposed: 0.0,
         }
     }
 }

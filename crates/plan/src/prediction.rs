@@ -16,6 +16,8 @@ pub struct Prediction {
     pub stall: Stall,
     /// The part of the step by which moving makes the program's own work longer.
     pub moving: Duration,
+    /// The part of the step in which the program's own thread does the cache's work, and nothing computes meanwhile.
+    pub handled: Duration,
     /// Peak bytes on the device in forward: saved storages and whatever else forward needs.
     pub forward_peak: u64,
     /// Peak bytes on the device in backward.

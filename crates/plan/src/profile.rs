@@ -62,6 +62,8 @@ pub enum Implausible {
     Rate,
     /// Moving a byte takes less than no time, or more than a millisecond, of the program's own.
     Moving,
+    /// Less than nothing, or more than all, of the cache's work on the program's own thread makes the step longer.
+    Exposed,
     /// Everything that is saved or needed adds up to more than 2^60 bytes.
     Bytes,
     /// The step takes more than 10^9 seconds.
@@ -97,8 +99,13 @@ impl TryFrom<Unchecked> for Profile {
         if !(0.0..=MOST_MOVING).contains(&machine.moving) {
             return Err(Implausible::Moving);
         }
+        if !(0.0..=1.0).contains(&machine.exposed) {
+            return Err(Implausible::Exposed);
+        }
+        let Workload { turn, rest, handling, .. } = &workload;
+        let times = [*turn, *rest, handling.saves, handling.operations];
         let (mut bytes, mut time) =
-            (u128::from(workload.turn_extra), workload.turn.as_nanos() + workload.rest.as_nanos());
+            (u128::from(workload.turn_extra), times.iter().map(Duration::as_nanos).sum::<u128>());
         for activation in &workload.activations {
             bytes += [activation.bytes, activation.forward_extra, activation.backward_extra]
                 .map(u128::from)
@@ -129,6 +136,9 @@ impl fmt::Display for Implausible {
             Implausible::Moving => {
                 write!(f, "moving a byte takes less than 0 or more than 0.001 s of the program's own time")
             }
+            Implausible::Exposed => {
+                write!(f, "the share of the cache's own work that makes a step longer is not between 0 and 1")
+            }
             Implausible::Bytes => write!(f, "its bytes come to more than 2^60"),
             Implausible::Time => write!(f, "it takes more than 10^9 seconds"),
             Implausible::Recompute(activation) => {
@@ -148,7 +158,7 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
-    use super::super::{Activation, Caps, Frontier, Goal, Recompute, Release, Role};
+    use super::super::{Activation, Caps, Frontier, Goal, Handling, Recompute, Release, Role};
     use super::*;
 
     fn activation(most: u64) -> impl Strategy<Value = Activation> {
@@ -176,8 +186,9 @@ mod tests {
     }
 
     fn workload(most: u64) -> impl Strategy<Value = Workload> {
-        let parts = (proptest::collection::vec(activation(most), 0..12), 0..=most, 0..=most, 0..=most);
-        parts.prop_map(|(mut activations, turn, turn_extra, rest)| {
+        let times = (0..=most, 0..=most, 0..=most);
+        let parts = (proptest::collection::vec(activation(most), 0..12), 0..=most, 0..=most, times);
+        parts.prop_map(|(mut activations, turn, turn_extra, (rest, saves, operations))| {
             let count = activations.len();
             // An order in which some are computed before those that are saved before them.
             let made = |index: usize| index ^ 1;
@@ -185,8 +196,8 @@ mod tests {
                 let inputs = activation.recompute.iter_mut().map(|recompute| &mut recompute.inputs);
                 inputs.for_each(|inputs| inputs.retain(|&input| input < count && made(input) < made(index)));
             }
-            let [turn, rest] = [turn, rest].map(Duration::from_nanos);
-            Workload { activations, turn, turn_extra, rest }
+            let [turn, rest, saves, operations] = [turn, rest, saves, operations].map(Duration::from_nanos);
+            Workload { activations, turn, turn_extra, rest, handling: Handling { saves, operations } }
         })
     }
 
@@ -200,7 +211,8 @@ mod tests {
         let machine = (rate(), rate(), rate(), rate(), any::<u64>(), release).prop_map(|machine| {
             let (copy_out, copy_in, disk_write, disk_read, host_pool, release) = machine;
             let moving = if host_pool % 2 == 0 { 0.0 } else { MOST_MOVING };
-            Machine { copy_out, copy_in, disk_write, disk_read, host_pool, release, moving }
+            let exposed = if host_pool % 3 == 0 { 0.0 } else { 1.0 };
+            Machine { copy_out, copy_in, disk_write, disk_read, host_pool, release, moving, exposed }
         });
         // Twelve activations with such numbers stay just below the limit.
         let workload = prop_oneof![Just(1000), Just(1 << 40), Just(MOST_BYTES >> 6)].prop_flat_map(workload);
@@ -248,6 +260,7 @@ mod tests {
         for (place, value, why) in [
             ("/machine/disk_read", json!(0.5), "byte per second"),
             ("/machine/moving", json!(-1e-12), "moving a byte"),
+            ("/machine/exposed", json!(1.5), "not between 0 and 1"),
             ("/workload/turn_extra", json!(u64::MAX), "2^60"),
             ("/workload/rest/secs", json!(u64::MAX), "10^9 seconds"),
             (

@@ -109,7 +109,11 @@ impl fmt::Display for PlanReport {
                 bytes(row.recompute),
             )?;
         }
-        let Prediction { stall, recomputed, moving, .. } = self.prediction;
+        let Prediction { stall, recomputed, moving, handled, .. } = self.prediction;
+        let part = |time: Duration, what: &str| match time.is_zero() {
+            true => String::new(),
+            false => format!(", {} ms {what}", ms(time)),
+        };
         let rate = |name: &str, rate: f64| match rate.is_finite() {
             true => format!(", {name} {}/s", ByteSize(rate as u64)),
             false => String::new(),
@@ -117,7 +121,7 @@ impl fmt::Display for PlanReport {
         write!(
             f,
             "expected: step {} ms ({:.3} of {} ms with everything kept, {}), activation peak {} (forward {}, backward {}); \
-             of each micro-batch {} ms computed again, stalls {} ms{}\n\
+             of each micro-batch {} ms computed again, stalls {} ms{}{}\n\
              counting on{}{}{}{}",
             ms(self.step),
             self.step.as_secs_f64() / self.kept_step.as_secs_f64().max(f64::MIN_POSITIVE),
@@ -131,10 +135,8 @@ impl fmt::Display for PlanReport {
             ByteSize(self.prediction.backward_peak),
             ms(recomputed),
             ms(stall.total()),
-            match moving.is_zero() {
-                true => String::new(),
-                false => format!(", {} ms that moving takes of the program's own time", ms(moving)),
-            },
+            part(moving, "that moving takes of the program's own time"),
+            part(handled, "in which the program's thread works for the cache"),
             rate("copies out at", self.machine.copy_out).trim_start_matches(','),
             rate("copies in at", self.machine.copy_in),
             rate("writes at", self.machine.disk_write),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Activation, Caps, Frontier, Goal, Machine, Plan, Recompute, Workload};
+use super::{Activation, Caps, Frontier, Goal, Handling, Machine, Plan, Recompute, Workload};
 
 /// How a step changes with the size of its micro-batch: every quantity is taken to grow linearly with the number of
 /// sequences.
@@ -53,6 +53,10 @@ impl<'a> Scaling<'a> {
             turn: time(from.turn, to.turn),
             turn_extra: bytes(from.turn_extra, to.turn_extra),
             rest: time(from.rest, to.rest),
+            handling: Handling {
+                saves: time(from.handling.saves, to.handling.saves),
+                operations: time(from.handling.operations, to.handling.operations),
+            },
         }
     }
 

@@ -193,6 +193,7 @@ impl<'a> Run<'a> {
     /// Simulates the whole step. Returns false as soon as its peak exceeds `peak` or more than `spare` seconds are
     /// lost.
     fn through(&mut self, work: &Workload, peak: u64, spare: f64) -> bool {
+        self.handle(work);
         for index in 0..self.activations.len() {
             self.save(index);
             if self.prediction.forward_peak > peak || self.lost > spare {
@@ -216,6 +217,16 @@ impl<'a> Run<'a> {
 
     fn compute(&mut self, time: Duration) {
         self.now += time.as_secs_f64();
+    }
+
+    /// The program's own thread works for the cache.
+    fn handle(&mut self, work: &Workload) {
+        let below = |placement: &Placement| matches!(placement, Placement::Host | Placement::Disk);
+        let is_moved = self.placements.iter().any(below);
+        let handled = work.handled(is_moved, !self.reruns.runs().is_empty(), self.machine);
+        self.prediction.handled = handled;
+        self.lost += handled.as_secs_f64();
+        self.compute(handled);
     }
 
     /// The program's own work takes longer because so many bytes move.

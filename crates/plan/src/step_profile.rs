@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use crate::machine::MOST_MOVING;
 use crate::schedule::{PlannedSave, Schedule};
-use crate::{Machine, Placement, Position, Resources, ScopeId, Workload};
+use crate::{Machine, Placement, Position, Release, Resources, ScopeId, Workload};
 
 /// The share of a disk's measured bandwidth that plans rely on, and of that of a GPU's copies, which vary little.
 pub(crate) const COUNTED_ON: f64 = 0.9;
@@ -83,6 +83,7 @@ impl StepProfile {
             host_pool: resources.host_pool,
             release: resources.release,
             moving: (COPIES_COST / copies).min(MOST_MOVING),
+            exposed: if resources.release == Release::WhenStored { 1.0 } else { 0.0 },
         }
     }
 

@@ -22,6 +22,18 @@ pub struct Workload {
     pub turn_extra: u64,
     /// Time after backward, usually for the optimizer.
     pub rest: Duration,
+    /// What plans take of the program's own thread.
+    #[serde(default)]
+    pub handling: Handling,
+}
+
+/// What the cache's work takes of the thread that runs the program. The step is longer by the part of it that is [exposed](Machine::exposed).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Handling {
+    /// Looking after what is saved, in a step that does not keep everything.
+    pub saves: Duration,
+    /// Recording operations, in a step that recomputes something.
+    pub operations: Duration,
 }
 
 /// One storage that an operation of forward made.
@@ -155,6 +167,17 @@ impl Workload {
         }
         pace(&mut self.turn, times);
         pace(&mut self.rest, times);
+    }
+
+    /// By how much a step is longer because the cache takes the program's thread.
+    pub(crate) fn handled(&self, is_moved: bool, is_recomputed: bool, machine: &Machine) -> Duration {
+        let Handling { saves, operations } = self.handling;
+        let takes = match (is_moved, is_recomputed) {
+            (false, false) => Duration::ZERO,
+            (true, false) => saves,
+            (_, true) => saves + operations,
+        };
+        takes.mul_f64(machine.exposed)
     }
 
     /// The placements of a step without a plan: everything that autograd saves stays on the device, and nothing else is

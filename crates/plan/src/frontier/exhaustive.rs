@@ -4,7 +4,7 @@ use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use super::*;
-use crate::{Activation, Placement, Recompute, Role};
+use crate::{Activation, Handling, Placement, Recompute, Role};
 
 /// The number of steps, and of activations in each.
 const CASES: usize = 30;
@@ -34,8 +34,11 @@ fn case() -> impl Strategy<Value = (Workload, Machine)> {
             traffic: None,
         };
         let activations = activations.into_iter().enumerate().map(activation).collect();
-        let work = Workload { activations, turn_extra, ..Workload::default() };
-        (work, Machine { copy_out: rate, copy_in: rate, ..Machine::default() })
+        let [saves, operations] = [turn_extra % 8, turn_extra % 16].map(Duration::from_millis);
+        let handling = Handling { saves, operations };
+        let work = Workload { activations, turn_extra, handling, ..Workload::default() };
+        let exposed = if turn_extra % 2 == 0 { 0.0 } else { 1.0 };
+        (work, Machine { copy_out: rate, copy_in: rate, exposed, ..Machine::default() })
     })
 }
 

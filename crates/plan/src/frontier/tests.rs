@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Activation, Placement, Recompute, Release, Role};
+use crate::{Activation, Handling, Placement, Recompute, Release, Role};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -17,7 +17,7 @@ fn layers(count: usize) -> Workload {
     let recipe = |input| Some(Recompute { time: MS, inputs: vec![input] });
     let activations =
         (0..count).flat_map(|layer| [activation(None), activation(recipe(2 * layer))]).collect();
-    Workload { activations, turn: MS, rest: MS, turn_extra: 0 }
+    Workload { activations, turn: MS, rest: MS, ..Workload::default() }
 }
 
 fn copies(bytes_per_s: f64) -> Machine {
@@ -44,7 +44,7 @@ fn blocks(count: usize) -> Workload {
         let last = (0..4).fold(input, |last, _| add(Role::Saved, 100, MS, vec![last]));
         input = add(Role::Spare, 50, 10 * MS, vec![input, last]);
     }
-    Workload { activations, turn: MS, rest: MS, turn_extra: 0 }
+    Workload { activations, turn: MS, rest: MS, ..Workload::default() }
 }
 
 #[test]
@@ -98,6 +98,21 @@ fn computing_again_comes_first_where_copies_are_slow() {
     let plan = Frontier::new(&work, &machine, Caps::default()).plan(Goal::budget(900)).unwrap();
     assert_eq!((count(&plan, Placement::Recompute), count(&plan, Placement::Host)), (7, 0));
     assert_eq!(plan.prediction.step, work.computed() + 7 * MS);
+}
+
+#[test]
+fn what_takes_the_programs_own_time_is_left_where_the_goal_has_no_time_for_it() {
+    let machine = Machine { exposed: 1.0, ..copies(4e3) };
+    let plan = |saves: u32, operations: u32| {
+        let handling = Handling { saves: saves * MS, operations: operations * MS };
+        let work = Workload { handling, ..layers(8) };
+        let share = 3.0 * MS.as_secs_f64() / work.computed().as_secs_f64();
+        let plan = Frontier::new(&work, &machine, Caps::default()).plan(Goal::overhead(share)).unwrap();
+        [Placement::Recompute, Placement::Host].map(|placement| count(&plan, placement) > 0)
+    };
+    assert_eq!(plan(0, 1), [true, true]);
+    assert_eq!(plan(1, 3), [false, true], "nothing is recorded");
+    assert_eq!(plan(4, 0), [false, false], "all is kept");
 }
 
 #[test]
@@ -162,7 +177,7 @@ fn a_slow_disk_and_a_storage_larger_than_the_device_budget_break_no_goal() {
     let again =
         Activation { bytes: 100, recompute: Some(Recompute { time: MS, inputs: vec![0] }), ..large.clone() };
     let roomy = Activation { bytes: 100, forward_extra: 700, ..large.clone() };
-    let work = Workload { activations: vec![large, again, roomy], turn: MS, rest: MS, turn_extra: 0 };
+    let work = Workload { activations: vec![large, again, roomy], turn: MS, rest: MS, ..Workload::default() };
     let machine = Machine { release: Release::WhenStored, disk_write: 1e9, disk_read: 1e9, ..copies(1e9) };
     let behind = Machine { disk_write: 1.0, ..machine };
     for budget in [800, 1000, 1200, 1400] {
@@ -207,7 +222,7 @@ fn workload() -> impl Strategy<Value = Workload> {
             }
         };
         let activations = activations.into_iter().enumerate().map(activation).collect();
-        Workload { activations, turn: MS, rest: MS, turn_extra }
+        Workload { activations, turn: MS, rest: MS, turn_extra, ..Workload::default() }
     })
 }
 

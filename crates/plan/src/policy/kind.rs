@@ -23,6 +23,8 @@ const CORRECTIONS: u32 = 4;
 const FITTING: f64 = 0.9;
 /// Where it takes no more than this share, and one has found memory, nothing of it need be able to leave.
 const PLENTY: f64 = 0.5;
+/// Steps look no more often than this how much memory is free, where that is plenty: it takes a part of a millisecond.
+const LOOKS: Duration = Duration::from_millis(500);
 /// Steps that save fewer than this many times the planned bytes may be worth a plan of their own.
 const SMALL: f64 = 0.75;
 
@@ -48,6 +50,8 @@ pub(super) struct Kind {
     is_told_by_others: bool,
     /// Whether a step that kept everything found memory for it.
     fits: bool,
+    /// Whether memory was plentiful when that was last looked at, and how long steps have taken since.
+    plenty: Option<(bool, Duration)>,
     /// Its steps have become smaller for good, so a profile of them replaces that of larger ones.
     pub(super) smaller: bool,
     /// How many times what is planned its largest step has saved.
@@ -87,6 +91,7 @@ impl Kind {
             kept_sizes: KeptSizes::default(),
             is_told_by_others: false,
             fits: false,
+            plenty: None,
             smaller: false,
             largest: 1.0,
             widest: 1.0,
@@ -116,7 +121,7 @@ impl Kind {
         } else if !is_provided && objective.compares && self.may_keep(objective, outset.free) {
             return self.baseline();
         }
-        let in_graph = self.fits && self.planned.keeps_all() && self.kept_takes(outset.free) <= PLENTY;
+        let in_graph = self.fits && self.planned.keeps_all() && self.is_plentiful(outset.free);
         let Planned { schedule, plan, .. } = &self.planned;
         Course { schedule: Arc::clone(schedule), budgets: plan.budgets, is_baseline: false, in_graph }
     }
@@ -130,6 +135,14 @@ impl Kind {
     /// Whether a step that keeps everything reaches the goal for the peak, on a device with so much free memory.
     fn may_keep(&self, objective: &Objective, free: &dyn Fn() -> u64) -> bool {
         self.largest_kept_peak() <= objective.most_peak() && self.kept_takes(free) <= FITTING
+    }
+
+    /// Whether there is much more free memory than a step that keeps everything takes.
+    fn is_plentiful(&mut self, free: &dyn Fn() -> u64) -> bool {
+        if self.plenty.is_none_or(|(_, since)| since >= LOOKS) {
+            self.plenty = Some((self.kept_takes(free) <= PLENTY, Duration::ZERO));
+        }
+        self.plenty.is_some_and(|(is_there, _)| is_there)
     }
 
     /// The share of the device's free memory that a step that keeps everything takes.
@@ -184,6 +197,7 @@ impl Kind {
     pub(super) fn fitted(&mut self, is_kept: bool, observed: &Observation) {
         if is_kept || self.planned.keeps_all() {
             self.fits = observed.pressed == 0;
+            self.plenty.iter_mut().for_each(|(_, since)| *since += observed.wall);
         }
     }
 

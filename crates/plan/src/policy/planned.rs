@@ -43,6 +43,9 @@ const OTHER_PACE_DOUBT: f64 = 1.5;
 const WAITING_BESIDES: f64 = 0.2;
 const PROCESSOR_BESIDES: f64 = 0.02;
 
+/// A device that waited for its program for this share of the profiled step always does.
+const WAITING: f64 = 0.2;
+
 /// The goal of a plan, and the resources it may use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Objective {
@@ -178,13 +181,16 @@ impl Planned {
 
     /// Computing takes `pace` times as long as was known. A profiled step takes longer than others because what is saved is recorded and
     /// moves, and a device waits for its program meanwhile. Each operation runs as fast as ever, so reruns are never quicker than they
-    /// were then.
+    /// were then. The more a device waited, the less it has to do before its program is back.
     pub(super) fn paced(&mut self, pace: f64) {
-        let Planned { profile, corrections, .. } = self;
+        let Planned { profile, machine, corrections, .. } = self;
         let before = 1.0 + corrections.longer;
         let since = before * pace;
         corrections.longer = since - 1.0;
         profile.work.pace(pace, since.max(1.0) / before.max(1.0));
+        if machine.release != Release::WhenStored {
+            machine.exposed = (-corrections.longer / WAITING).clamp(0.0, 1.0);
+        }
     }
 
     /// A step with everything kept takes `kept`, as the first such steps show. Where processors move the bytes, what the profiled step took

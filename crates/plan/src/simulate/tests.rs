@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Recompute, Release, Role};
+use crate::{Handling, Recompute, Release, Role};
 
 const S: Duration = Duration::from_secs(1);
 
@@ -88,6 +88,26 @@ fn what_is_computed_again_takes_its_time_and_no_memory_before() {
 fn what_has_no_recipe_is_kept() {
     let prediction = work(2).simulate(&[Placement::Recompute; 2], &copies(1.0), &Budgets::default());
     assert_eq!((prediction.step, prediction.peak()), (6 * S, 20));
+}
+
+#[test]
+fn the_programs_thread_works_for_what_is_planned_as_far_as_that_shows() {
+    let mut work = work(2);
+    work.activations[0].recompute = Some(Recompute { time: S, inputs: Vec::new() });
+    work.handling = Handling { saves: 2 * S, operations: 4 * S };
+    let takes = |placements: &[Placement], exposed| {
+        let machine = Machine { exposed, ..Machine::default() };
+        work.simulate(placements, &machine, &budget(u64::MAX)).handled
+    };
+    let [keep, host, disk, again] =
+        [Placement::Keep, Placement::Host, Placement::Disk, Placement::Recompute];
+    for (placements, seconds) in
+        [([keep, keep], 0), ([host, keep], 2), ([keep, disk], 2), ([again, keep], 6), ([again, host], 6)]
+    {
+        assert_eq!(takes(&placements, 1.0), seconds * S, "{placements:?}");
+        assert_eq!(takes(&placements, 0.5), seconds * S / 2);
+        assert_eq!(takes(&placements, 0.0), Duration::ZERO);
+    }
 }
 
 #[test]
@@ -211,8 +231,9 @@ fn case() -> impl Strategy<Value = (Workload, Vec<Placement>)> {
             let inputs = activation.recompute.iter_mut().map(|recompute| &mut recompute.inputs);
             inputs.for_each(|inputs| inputs.retain(|input| input ^ 1 < index ^ 1));
         }
-        let [turn, rest] = [7, 3].map(Duration::from_millis);
-        (Workload { activations, turn, rest, ..Workload::default() }, placements)
+        let [turn, rest, saves, operations] = [7, 3, 5, 2].map(Duration::from_millis);
+        let handling = Handling { saves, operations };
+        (Workload { activations, turn, rest, handling, ..Workload::default() }, placements)
     })
 }
 
@@ -221,8 +242,9 @@ fn machine() -> impl Strategy<Value = Machine> {
     let release =
         prop::sample::select(vec![Release::InStreamOrder, Release::WhenStored, Release::OnceWritten]);
     let moving = prop_oneof![Just(0.0), 0.0..1e-4];
-    (speed(), speed(), speed(), speed(), 0_u64..20_000, release, moving).prop_map(
-        |(copy_out, copy_in, disk_write, disk_read, host_pool, release, moving)| Machine {
+    let exposed = prop_oneof![Just(0.0), 0.0..=1.0];
+    (speed(), speed(), speed(), speed(), 0_u64..20_000, release, moving, exposed).prop_map(
+        |(copy_out, copy_in, disk_write, disk_read, host_pool, release, moving, exposed)| Machine {
             copy_out,
             copy_in,
             disk_write,
@@ -230,6 +252,7 @@ fn machine() -> impl Strategy<Value = Machine> {
             host_pool,
             release,
             moving,
+            exposed,
         },
     )
 }
@@ -251,7 +274,8 @@ proptest! {
     #[test]
     fn time_is_computed_waited_or_taken_by_moves((work, placements) in case(), machine in machine(), budgets in budgets()) {
         let prediction = work.simulate(&placements, &machine, &budgets);
-        let sum = work.computed() + prediction.recomputed + prediction.stall.total() + prediction.moving;
+        let Prediction { recomputed, moving, handled, .. } = prediction;
+        let sum = work.computed() + recomputed + prediction.stall.total() + moving + handled;
         prop_assert!(prediction.step.abs_diff(sum) < Duration::from_micros(1), "{prediction:?}");
     }
 

@@ -338,8 +338,26 @@ fn what_a_plan_keeps_for_good_stays_in_the_graph_where_memory_is_plentiful() {
     run.ended(WHOLE, Observation { wall: KEPT, ..Observation::default() });
     assert!(run.report().keeps_all() && in_graph(&mut run));
     run.free = 2 * all - 1;
+    assert!(in_graph(&mut run), "nobody has looked");
+    run.ended(WHOLE, Observation { wall: KEPT, ..Observation::default() });
     assert!(!in_graph(&mut run), "it may have to leave");
     run.free = 2 * all;
+    run.ended(WHOLE, Observation { wall: KEPT, ..Observation::default() });
+    assert!(in_graph(&mut run));
     run.ended(WHOLE, Observation { wall: KEPT, pressed: MB, ..Observation::default() });
     assert!(!in_graph(&mut run), "it had to");
+}
+
+#[test]
+fn the_programs_own_time_counts_where_a_device_waits_for_it() {
+    let handling = Handling { saves: KEPT / 10, operations: Duration::ZERO };
+    let keeps_all = |kept: Duration| {
+        let profile = copying();
+        let profile = StepProfile { work: Workload { handling, ..profile.work }, ..profile };
+        let mut run = Run::on_device(Goal::overhead(0.05), profile);
+        (0..2).for_each(|_| run.step(kept, 1.0));
+        run.report().keeps_all()
+    };
+    assert!(keeps_all(KEPT.mul_f64(0.75)), "the profiled step was longer because the device waited");
+    assert!(!keeps_all(KEPT));
 }
