@@ -49,6 +49,8 @@ pub(super) struct Step {
     pub(super) lineage: Lineage,
     /// How many operations were recorded.
     pub(super) operations: usize,
+    /// What sending off a storage takes of the program's thread, and fetching it back.
+    pub(super) each_move: Duration,
     /// Bytes that the first micro-batch leaves to those after it: gradients.
     pub(super) left: u64,
     pub(super) rest: Duration,
@@ -160,7 +162,11 @@ impl Step {
         let threads = strands.len().max(1) as f64;
         let each = |time: Duration, count: f64| time.mul_f64(count / threads);
         let operations = self.operations as f64 / f64::from(micro_batches.max(1));
-        Handling { saves: each(SAVE, saves.len() as f64), operations: each(RECORD, operations) }
+        Handling {
+            saves: each(SAVE, saves.len() as f64),
+            operations: each(RECORD, operations),
+            each_move: self.each_move.div_f64(threads),
+        }
     }
 
     /// How many more bytes are allocated up to each note in the micro-batches after the first: the gradients that the first one leaves,
@@ -294,6 +300,7 @@ mod tests {
                 notes: Vec::new(),
                 lineage: Lineage::default(),
                 operations: 0,
+                each_move: Duration::ZERO,
                 left: 0,
                 rest: 5 * MS,
                 moves: Moves::default(),

@@ -9,6 +9,7 @@ mod lineage;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::Clock;
@@ -20,6 +21,9 @@ use self::analysis::{Note, Notes, Step};
 pub(crate) use self::lineage::{Identity, Operation, Origin, Read};
 use self::lineage::{Lineage, Segment};
 use crate::trace::{Stamp, Trace};
+
+/// What sending a storage off a device takes of the program's thread, and fetching it back (`cost_of_a_step` in the GPU tests).
+const MOVE: Duration = Duration::from_micros(30);
 
 /// What stands for the thread with this number; from the 64th on they share one.
 fn bit(strand: u32) -> u64 {
@@ -330,6 +334,8 @@ impl Probe {
         // There is a stamp before and one after each.
         let operations = stamps.len() / 2;
         let rest = rest / micro_batches.max(1);
-        Step { begun: self.begun.reach()?, notes, lineage, operations, left, rest, moves }.profile(micro_batches)
+        let each_move = if self.device.is_cuda() { MOVE } else { Duration::ZERO };
+        Step { begun: self.begun.reach()?, notes, lineage, operations, each_move, left, rest, moves }
+            .profile(micro_batches)
     }
 }

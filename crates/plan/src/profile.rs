@@ -103,7 +103,9 @@ impl TryFrom<Unchecked> for Profile {
             return Err(Implausible::Exposed);
         }
         let Workload { turn, rest, handling, .. } = &workload;
-        let times = [*turn, *rest, handling.saves, handling.operations];
+        let moves =
+            handling.each_move.saturating_mul(u32::try_from(workload.activations.len()).unwrap_or(u32::MAX));
+        let times = [*turn, *rest, handling.saves, handling.operations, moves];
         let (mut bytes, mut time) =
             (u128::from(workload.turn_extra), times.iter().map(Duration::as_nanos).sum::<u128>());
         for activation in &workload.activations {
@@ -197,7 +199,13 @@ mod tests {
                 inputs.for_each(|inputs| inputs.retain(|&input| input < count && made(input) < made(index)));
             }
             let [turn, rest, saves, operations] = [turn, rest, saves, operations].map(Duration::from_nanos);
-            Workload { activations, turn, turn_extra, rest, handling: Handling { saves, operations } }
+            Workload {
+                activations,
+                turn,
+                turn_extra,
+                rest,
+                handling: Handling { saves, operations, each_move: saves / 16 },
+            }
         })
     }
 

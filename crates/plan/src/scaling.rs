@@ -56,6 +56,7 @@ impl<'a> Scaling<'a> {
             handling: Handling {
                 saves: time(from.handling.saves, to.handling.saves),
                 operations: time(from.handling.operations, to.handling.operations),
+                each_move: time(from.handling.each_move, to.handling.each_move),
             },
         }
     }

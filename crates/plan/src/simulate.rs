@@ -221,9 +221,9 @@ impl<'a> Run<'a> {
 
     /// The program's own thread works for the cache.
     fn handle(&mut self, work: &Workload) {
-        let below = |placement: &Placement| matches!(placement, Placement::Host | Placement::Disk);
-        let is_moved = self.placements.iter().any(below);
-        let handled = work.handled(is_moved, !self.reruns.runs().is_empty(), self.machine);
+        let below = |index: &usize| matches!(self.placement(*index), Placement::Host | Placement::Disk);
+        let moved = (0..self.activations.len()).filter(below).count();
+        let handled = work.handled(moved, !self.reruns.runs().is_empty(), self.machine);
         self.prediction.handled = handled;
         self.lost += handled.as_secs_f64();
         self.compute(handled);

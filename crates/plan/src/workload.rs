@@ -34,6 +34,8 @@ pub struct Handling {
     pub saves: Duration,
     /// Recording operations, in a step that recomputes something.
     pub operations: Duration,
+    /// Sending off one storage, and fetching it back.
+    pub each_move: Duration,
 }
 
 /// One storage that an operation of forward made.
@@ -170,14 +172,14 @@ impl Workload {
     }
 
     /// By how much a step is longer because the cache takes the program's thread.
-    pub(crate) fn handled(&self, is_moved: bool, is_recomputed: bool, machine: &Machine) -> Duration {
-        let Handling { saves, operations } = self.handling;
-        let takes = match (is_moved, is_recomputed) {
-            (false, false) => Duration::ZERO,
-            (true, false) => saves,
+    pub(crate) fn handled(&self, moved: usize, is_recomputed: bool, machine: &Machine) -> Duration {
+        let Handling { saves, operations, each_move } = self.handling;
+        let takes = match (moved, is_recomputed) {
+            (0, false) => Duration::ZERO,
+            (_, false) => saves,
             (_, true) => saves + operations,
         };
-        takes.mul_f64(machine.exposed)
+        (takes + each_move.mul_f64(moved as f64)).mul_f64(machine.exposed)
     }
 
     /// The placements of a step without a plan: everything that autograd saves stays on the device, and nothing else is

@@ -35,7 +35,7 @@ fn case() -> impl Strategy<Value = (Workload, Machine)> {
         };
         let activations = activations.into_iter().enumerate().map(activation).collect();
         let [saves, operations] = [turn_extra % 8, turn_extra % 16].map(Duration::from_millis);
-        let handling = Handling { saves, operations };
+        let handling = Handling { saves, operations, each_move: saves / 8 };
         let work = Workload { activations, turn_extra, handling, ..Workload::default() };
         let exposed = if turn_extra % 2 == 0 { 0.0 } else { 1.0 };
         (work, Machine { copy_out: rate, copy_in: rate, exposed, ..Machine::default() })

@@ -104,7 +104,8 @@ fn computing_again_comes_first_where_copies_are_slow() {
 fn what_takes_the_programs_own_time_is_left_where_the_goal_has_no_time_for_it() {
     let machine = Machine { exposed: 1.0, ..copies(4e3) };
     let plan = |saves: u32, operations: u32| {
-        let handling = Handling { saves: saves * MS, operations: operations * MS };
+        let [saves, operations] = [saves, operations].map(|millis| millis * MS);
+        let handling = Handling { saves, operations, each_move: Duration::ZERO };
         let work = Workload { handling, ..layers(8) };
         let share = 3.0 * MS.as_secs_f64() / work.computed().as_secs_f64();
         let plan = Frontier::new(&work, &machine, Caps::default()).plan(Goal::overhead(share)).unwrap();

@@ -188,8 +188,8 @@ impl Auto {
 
     /// Step `number` was profiled.
     fn profiled(&mut self, number: u64, profile: StepProfile) {
-        let known = self.kinds.first().map(|kind| &kind.planned);
-        let mut kind = Kind::profiled(&self.objective, profile, known);
+        let others = self.kinds.first().map(Kind::shown);
+        let mut kind = Kind::profiled(&self.objective, profile, others);
         kind.last = number;
         let (known, new) = (|kind: &Kind| Arc::clone(&kind.planned.schedule), &kind.planned.schedule);
         // A plan also serves smaller steps, as long as there are larger ones.

@@ -7,7 +7,7 @@ use super::corrections::Corrections;
 use super::cost::{SURE, Told, Weight};
 use super::decisions::Decision;
 use super::disk_watch::DiskWatch;
-use super::planned::{Objective, Planned, TELLING_PACE};
+use super::planned::{Objective, Planned, Shown, TELLING_PACE};
 use super::watch::{Seen, Watch};
 use super::weighing::{KeptSizes, Weighing};
 use super::{Adherence, Course, Followed, Observation, Outset};
@@ -44,6 +44,8 @@ pub(super) struct Kind {
     pub(super) watch: Watch,
     disk_watch: DiskWatch,
     pub(super) weighing: Option<Weighing>,
+    /// What other steps have shown, until its own do.
+    others: Option<Shown>,
     /// What steps took that kept everything, in the last comparison, and whether only those of other sizes than planned have told what one
     /// of the planned size takes.
     kept_sizes: KeptSizes,
@@ -68,14 +70,31 @@ pub(super) struct Kind {
 }
 
 impl Kind {
-    /// Those that `profile` is of. Where no step may keep everything any more, what is `known` of other steps has to do.
-    pub(super) fn profiled(objective: &Objective, profile: StepProfile, known: Option<&Planned>) -> Kind {
+    /// Those that `profile` is of. Where no step keeps everything to show what that takes, what `others` have shown has to do.
+    pub(super) fn profiled(objective: &Objective, profile: StepProfile, others: Option<Shown>) -> Kind {
         let machine = profile.machine(&objective.resources);
-        let planned = match known.filter(|_| !objective.compares) {
-            Some(known) => Planned::like(objective, profile, machine, known),
-            None => Planned::new(objective, profile, machine, Corrections::default()),
-        };
-        Kind { weighing: first_weighing(objective, &planned), ..Kind::new(planned) }
+        let (shown, others) = if objective.compares { (None, others) } else { (others, None) };
+        let mut planned = Planned::new(objective, profile, machine, Corrections::default());
+        if let Some(shown) = shown {
+            planned.takes_over(shown);
+            let Planned { profile, machine, corrections, .. } = planned;
+            planned = Planned::new(objective, profile, machine, corrections);
+        }
+        Kind { weighing: first_weighing(objective, &planned), others, ..Kind::new(planned) }
+    }
+
+    /// What its steps, or else others, have shown that says something of those of other profiles.
+    pub(super) fn shown(&self) -> Shown {
+        let others = self.others.as_ref().filter(|_| !self.planned.corrections.is_measured);
+        others.cloned().unwrap_or_else(|| self.planned.shown())
+    }
+
+    /// None of its steps will show what one takes that keeps everything.
+    fn takes_over(&mut self, objective: &Objective) {
+        let others = self.others.take().filter(|_| !self.planned.corrections.is_measured);
+        if let Some(others) = others {
+            self.revise(objective, Decision::Baseline, |planned| planned.takes_over(others));
+        }
     }
 
     /// Those that are planned like this.
@@ -88,6 +107,7 @@ impl Kind {
             watch: Watch::default(),
             disk_watch: DiskWatch::default(),
             weighing: None,
+            others: None,
             kept_sizes: KeptSizes::default(),
             is_told_by_others: false,
             fits: false,
@@ -174,7 +194,7 @@ impl Kind {
         }
         self.weighing = None;
         // The steps of a new plan are timed without it.
-        let Some(seen) = seen else { return };
+        let Some(seen) = seen else { return self.takes_over(objective) };
         match objective.most_time() {
             Some(most) => self.judge_alone(objective, seen, most),
             None => self.correct(objective, seen),

@@ -92,6 +92,16 @@ pub(super) struct Planned {
     report: Option<Arc<PlanReport>>,
 }
 
+/// What steps of a plan have shown that says something of other steps.
+#[derive(Clone, Debug)]
+pub(super) struct Shown {
+    /// By which share of it computing takes longer than in the profiled step.
+    longer: f64,
+    /// What moving a byte takes.
+    moving: f64,
+    corrections: Corrections,
+}
+
 impl Planned {
     pub(super) fn new(
         objective: &Objective,
@@ -101,20 +111,6 @@ impl Planned {
     ) -> Planned {
         let (plan, in_reach) = best(objective, &profile, &machine, &corrections);
         Planned::with(plan, in_reach, profile, machine, corrections)
-    }
-
-    /// Of steps of which only this profile is known, if computing and moving are to the profile what they are for other steps.
-    pub(super) fn like(
-        objective: &Objective,
-        profile: StepProfile,
-        machine: Machine,
-        other: &Planned,
-    ) -> Planned {
-        let machine = Machine { moving: other.machine.moving, ..machine };
-        let corrections = other.corrections.of_other_steps();
-        let mut planned = Planned::new(objective, profile, machine, corrections);
-        planned.paced(1.0 + other.corrections.longer);
-        Planned::new(objective, planned.profile, machine, planned.corrections)
     }
 
     /// With a plan that was made from this profile.
@@ -127,6 +123,20 @@ impl Planned {
     ) -> Planned {
         let schedule = Arc::new(profile.schedule(&plan.placements));
         Planned { profile, machine, plan, schedule, in_reach, corrections, report: None }
+    }
+
+    /// What its steps have shown that says something of others.
+    pub(super) fn shown(&self) -> Shown {
+        let Planned { machine, corrections, .. } = self;
+        let longer = corrections.longer;
+        Shown { longer, moving: machine.moving, corrections: corrections.of_other_steps() }
+    }
+
+    /// Only the profile shows what steps take: computing and moving are to it what they are for other steps.
+    pub(super) fn takes_over(&mut self, shown: Shown) {
+        let Shown { longer, moving, corrections } = shown;
+        (self.machine.moving, self.corrections) = (moving, corrections);
+        self.paced(1.0 + longer);
     }
 
     /// How long computing took in steps of the plan, as a multiple of what was planned.

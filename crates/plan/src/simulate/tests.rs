@@ -94,15 +94,14 @@ fn what_has_no_recipe_is_kept() {
 fn the_programs_thread_works_for_what_is_planned_as_far_as_that_shows() {
     let mut work = work(2);
     work.activations[0].recompute = Some(Recompute { time: S, inputs: Vec::new() });
-    work.handling = Handling { saves: 2 * S, operations: 4 * S };
+    work.handling = Handling { saves: 2 * S, operations: 4 * S, each_move: S };
     let takes = |placements: &[Placement], exposed| {
         let machine = Machine { exposed, ..Machine::default() };
         work.simulate(placements, &machine, &budget(u64::MAX)).handled
     };
-    let [keep, host, disk, again] =
-        [Placement::Keep, Placement::Host, Placement::Disk, Placement::Recompute];
+    let [keep, host, disk, again] = [Placement::Keep, Placement::Host, Placement::Disk, Placement::Recompute];
     for (placements, seconds) in
-        [([keep, keep], 0), ([host, keep], 2), ([keep, disk], 2), ([again, keep], 6), ([again, host], 6)]
+        [([keep, keep], 0), ([host, keep], 3), ([host, disk], 4), ([again, keep], 6), ([again, host], 7)]
     {
         assert_eq!(takes(&placements, 1.0), seconds * S, "{placements:?}");
         assert_eq!(takes(&placements, 0.5), seconds * S / 2);
@@ -232,7 +231,7 @@ fn case() -> impl Strategy<Value = (Workload, Vec<Placement>)> {
             inputs.for_each(|inputs| inputs.retain(|input| input ^ 1 < index ^ 1));
         }
         let [turn, rest, saves, operations] = [7, 3, 5, 2].map(Duration::from_millis);
-        let handling = Handling { saves, operations };
+        let handling = Handling { saves, operations, each_move: saves / 10 };
         (Workload { activations, turn, rest, handling, ..Workload::default() }, placements)
     })
 }

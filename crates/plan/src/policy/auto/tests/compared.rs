@@ -350,7 +350,7 @@ fn what_a_plan_keeps_for_good_stays_in_the_graph_where_memory_is_plentiful() {
 
 #[test]
 fn the_programs_own_time_counts_where_a_device_waits_for_it() {
-    let handling = Handling { saves: KEPT / 10, operations: Duration::ZERO };
+    let handling = Handling { saves: KEPT / 10, ..Handling::default() };
     let keeps_all = |kept: Duration| {
         let profile = copying();
         let profile = StepProfile { work: Workload { handling, ..profile.work }, ..profile };

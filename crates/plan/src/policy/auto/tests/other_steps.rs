@@ -160,3 +160,17 @@ fn steps_that_show_nothing_keep_what_fits() {
     }
     assert_eq!(profiled, [2, 3, 5, 9, 17, 33]);
 }
+
+#[test]
+fn a_profile_that_no_step_is_compared_with_in_time_is_taken_as_that_of_other_steps_was() {
+    let quick = KEPT.mul_f64(0.75);
+    let mut run = Run::roomy(Goal::overhead(0.1), profile(50.0));
+    (0..15).for_each(|_| run.step(quick, 1.0));
+    run.next_step();
+    run.ended(LOST, Observation { wall: KEPT, ..Observation::default() });
+    assert!(matches!(run.next_step(), NextStep::OffloadAll { profiled: true, .. }));
+    run.ended(StepOutcome::Profiled(Some(Box::new(profile_of(3 * MB, 50.0)))), Observation::default());
+    assert_eq!((run.number, run.report().kept_step), (COMPARED - 1, KEPT), "it may yet be compared");
+    (0..2).for_each(|_| run.step(quick, 1.0));
+    assert!(run.report().kept_step.abs_diff(quick) < KEPT / 100, "{}", run.report());
+}
