@@ -348,8 +348,24 @@ mod tests {
     }
 
     #[test]
+    fn what_plans_take_of_the_programs_thread_goes_with_what_it_saves_and_records() {
+        let handling = |micro_batches, operations| {
+            let mut story = two();
+            (story.step.operations, story.step.each_move) = (operations, MS);
+            story.step.profile(micro_batches).unwrap().work.handling
+        };
+        let one = Handling { saves: 2 * SAVE, operations: 6 * RECORD, each_move: MS };
+        assert_eq!((handling(1, 6), handling(2, 12)), (one, one), "that of a micro-batch");
+        let mut story = two();
+        if let Note::Saved(save) = &mut story.step.notes[1].note {
+            save.position.strand = 1;
+        }
+        assert_eq!(story.profile().work.handling.saves, SAVE, "each thread has its own");
+    }
+
+    #[test]
     fn each_entry_has_the_time_and_the_memory_around_its_notes() {
-        let Workload { activations, turn, turn_extra, rest } = two().profile().work;
+        let Workload { activations, turn, turn_extra, rest, .. } = two().profile().work;
         let facts =
             |entry: &Activation| (entry.forward, entry.backward, entry.forward_extra, entry.backward_extra);
         assert_eq!(
