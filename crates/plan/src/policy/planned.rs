@@ -43,8 +43,9 @@ const OTHER_PACE_DOUBT: f64 = 1.5;
 const WAITING_BESIDES: f64 = 0.2;
 const PROCESSOR_BESIDES: f64 = 0.02;
 
-/// A device that waited for its program for this share of the profiled step always does.
-const WAITING: f64 = 0.2;
+/// A device for which others are shorter than the profiled step by the first of these shares has always something to do, and one for which
+/// they are so by the second always waits for its program.
+const WAITING: [f64; 2] = [0.05, 0.3];
 
 /// The goal of a plan, and the resources it may use.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -199,7 +200,8 @@ impl Planned {
         corrections.longer = since - 1.0;
         profile.work.pace(pace, since.max(1.0) / before.max(1.0));
         if machine.release != Release::WhenStored {
-            machine.exposed = (-corrections.longer / WAITING).clamp(0.0, 1.0);
+            let waited = -corrections.longer - WAITING[0];
+            machine.exposed = (waited / (WAITING[1] - WAITING[0])).clamp(0.0, 1.0);
         }
     }
 

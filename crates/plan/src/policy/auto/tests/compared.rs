@@ -358,6 +358,6 @@ fn the_programs_own_time_counts_where_a_device_waits_for_it() {
         (0..2).for_each(|_| run.step(kept, 1.0));
         run.report().keeps_all()
     };
-    assert!(keeps_all(KEPT.mul_f64(0.75)), "the profiled step was longer because the device waited");
-    assert!(!keeps_all(KEPT));
+    assert!(keeps_all(KEPT.mul_f64(0.7)), "the profiled step was longer because the device waited");
+    assert!(!keeps_all(KEPT.mul_f64(0.95)));
 }
