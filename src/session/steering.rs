@@ -190,6 +190,7 @@ impl Steering {
             step: step.number,
             wall: report.wall,
             launched: !report.awaited,
+            behind: Duration::ZERO,
             stall: report.stall.total(),
             peak: report.act_peak_bytes,
             written: rate(|stats| stats.bytes_written, |stats| stats.write_busy),

@@ -148,6 +148,7 @@ impl Step<'_> {
         if let Some(trace) = &context.cache.trace {
             trace.settle();
         }
+        let launched = Instant::now();
         let awaited = match self.cache.device {
             Device::Cuda(index) if context.plan.timed => {
                 tch::Cuda::synchronize(index as i64);
@@ -155,6 +156,7 @@ impl Step<'_> {
             }
             device => !device.is_cuda(),
         };
+        let behind = launched.elapsed();
         let wall = self.start.elapsed();
         // The probe resets the peak as it goes, so its own maximum counts too.
         let peak = peak.max(context.probe.as_ref().map_or(0, |probe| probe.peak()));
@@ -189,7 +191,7 @@ impl Step<'_> {
         let compiled = self.cache.chains.as_ref().is_some_and(|chains| chains.were_settling());
         let has_grown = self.noted.has_grown(self.cache.device);
         let observed =
-            Observation { compiled, has_grown, ..steering.observe(&self.noted, &context, &report) };
+            Observation { compiled, has_grown, behind, ..steering.observe(&self.noted, &context, &report) };
         report.planning = steering.planning(&context, &observed);
         let strange = context
             .strange

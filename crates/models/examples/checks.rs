@@ -46,11 +46,14 @@ fn main() -> Result<(), Box<dyn Error>> {
             let report = step.finish()?;
             if round >= WARM_UP {
                 times[place].push(report.wall.as_secs_f64());
-                told[place] = format!("{} storages checked, {} not", report.checked.count, report.unchecked.count);
+                told[place] =
+                    format!("{} storages checked, {} not", report.checked.count, report.unchecked.count);
             }
         }
     }
-    println!("median ms, and the time of all steps as a multiple of those without checksums of the same rounds, with its standard error");
+    println!(
+        "median ms, and the time of all steps as a multiple of those without checksums of the same rounds, with its standard error"
+    );
     for (((name, _), of_level), told) in caches.iter().zip(&times).zip(&told) {
         let mut sorted = of_level.clone();
         sorted.sort_by(f64::total_cmp);

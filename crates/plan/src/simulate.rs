@@ -80,7 +80,7 @@ struct Run<'a> {
     /// All activations from this index on have been requested or considered, for loading and for reading.
     loading_from: usize,
     reading_from: usize,
-    /// Seconds that the device has waited, or spent on recomputation and on moving.
+    /// Seconds that the device has waited, or spent on recomputation, on moving and on what the program's thread does for the cache.
     lost: f64,
     prediction: Prediction,
     /// Set where it matters what is on the device at the peak.

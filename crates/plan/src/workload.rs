@@ -30,7 +30,7 @@ pub struct Workload {
 /// What the cache's work takes of the thread that runs the program. The step is longer by the part of it that is [exposed](Machine::exposed).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Handling {
-    /// Looking after what is saved, in a step that does not keep everything.
+    /// Looking after what is saved, in a step whose plan does not keep everything.
     pub saves: Duration,
     /// Recording operations, in a step that recomputes something.
     pub operations: Duration,
@@ -179,7 +179,7 @@ impl Workload {
             (_, false) => saves,
             (_, true) => saves + operations,
         };
-        (takes + each_move.mul_f64(moved as f64)).mul_f64(machine.exposed)
+        (takes + each_move.mul_f64(moved as f64)).mul_f64(machine.exposed.clamp(0.0, 1.0))
     }
 
     /// The placements of a step without a plan: everything that autograd saves stays on the device, and nothing else is

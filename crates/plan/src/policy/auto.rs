@@ -8,6 +8,7 @@ use bytesize::ByteSize;
 use super::attempts::{Attempts, FIRST_PROFILED};
 use super::daily::DailyLimit;
 use super::decisions::Decision;
+use super::free_memory::FreeMemory;
 use super::kind::Kind;
 use super::labels::Labels;
 use super::planned::{Objective, Planned};
@@ -74,6 +75,7 @@ pub struct Auto {
     /// The one of the last step first.
     kinds: Vec<Kind>,
     attempts: Attempts,
+    memory: FreeMemory,
     /// Bytes that may stay in a step without a plan, so that its peak meets the goal.
     headroom: u64,
     /// Whether a step that was to keep what fits had to move something.
@@ -110,6 +112,7 @@ impl Auto {
             start: Start::default(),
             kinds: Vec::new(),
             attempts: Attempts::new(),
+            memory: FreeMemory::default(),
             headroom: goal.peak.unwrap_or(u64::MAX) / 2,
             overflows: false,
             given_up: 0,
@@ -155,7 +158,10 @@ impl Auto {
         let headroom = self.objective.goal.peak.map_or(Headroom::Free, |_| Headroom::Bytes(self.headroom));
         let timed = self.kinds.iter().any(|kind| kind.settles() && number <= kind.last + RECENT);
         let objective = &self.objective;
-        let courses: Vec<_> = self.kinds.iter_mut().map(|kind| kind.course(objective, outset)).collect();
+        let memory = self.memory.look(outset.free);
+        let kinds = self.kinds.iter_mut();
+        let courses: Vec<_> = kinds.map(|kind| kind.course(objective, outset.provide, &memory)).collect();
+        self.memory.looked(&memory);
         match courses.first() {
             Some(Course { budgets, .. }) => {
                 let room = Room::Within(*budgets);
@@ -283,7 +289,7 @@ impl Auto {
             Adherence::Lost => {
                 // One that saved something else says nothing of the others; but if all do, or memory is short, the comparison has to end.
                 if !objective.compares || observed.pressed > 0 {
-                    kind.weighing = None;
+                    kind.compares_no_more(objective);
                 }
                 self.attempts.want(step);
             }
@@ -316,6 +322,10 @@ impl Policy for Auto {
 
     fn end(&mut self, plan: &StepPlan, observed: Observation) {
         let excess = self.objective.goal.peak.map_or(0, |most| observed.peak.saturating_sub(most));
+        self.memory.ended(observed.wall, observed.pressed > 0);
+        if observed.pressed > 0 {
+            self.kinds.iter_mut().for_each(Kind::wants_memory);
+        }
         self.compiled += u32::from(observed.compiled);
         self.wanting = if wanted_memory(&observed) { self.wanting + 1 } else { 0 };
         let is_lost = observed.followed.is_none_or(|followed| followed.how == Adherence::Lost);

@@ -33,6 +33,9 @@ pub(super) struct Corrections {
     /// By which share of it computing takes longer than in the profiled step.
     #[serde(default)]
     pub(super) longer: f64,
+    /// Whether a device still computed when its program had come to the end of a step.
+    #[serde(default)]
+    pub(super) is_behind: bool,
     /// What plans turned out to cost, once one was weighed.
     pub(super) cost: Option<Cost>,
     /// Steps of plans below this peak exceed the goal.
@@ -95,8 +98,8 @@ impl Corrections {
 
     /// What remains of them for another goal.
     pub(super) fn of_any_goal(self) -> Corrections {
-        let Corrections { is_measured, longer, cost, unforeseen, .. } = self;
-        Corrections { is_measured, longer, cost, unforeseen, ..Corrections::default() }
+        let Corrections { is_measured, longer, is_behind, cost, unforeseen, .. } = self;
+        Corrections { is_measured, longer, is_behind, cost, unforeseen, ..Corrections::default() }
     }
 
     /// What they say of steps of another profile.

@@ -7,10 +7,11 @@ use super::corrections::Corrections;
 use super::cost::{SURE, Told, Weight};
 use super::decisions::Decision;
 use super::disk_watch::DiskWatch;
+use super::free_memory::Look;
 use super::planned::{Objective, Planned, Shown, TELLING_PACE};
 use super::watch::{Seen, Watch};
 use super::weighing::{KeptSizes, Weighing};
-use super::{Adherence, Course, Followed, Observation, Outset};
+use super::{Adherence, Course, Followed, Observation};
 use crate::schedule::Schedule;
 use crate::step_profile::{COUNTED_ON, StepProfile};
 use crate::{Budgets, Placement};
@@ -23,8 +24,8 @@ const CORRECTIONS: u32 = 4;
 const FITTING: f64 = 0.9;
 /// Where it takes no more than this share, and one has found memory, nothing of it need be able to leave.
 const PLENTY: f64 = 0.5;
-/// Steps look no more often than this how much memory is free, where that is plenty: it takes a part of a millisecond.
-const LOOKS: Duration = Duration::from_millis(500);
+/// A device that has this share of a step still to compute when its program is done with it does not wait for that.
+const BEHIND: f64 = 0.02;
 /// Steps that save fewer than this many times the planned bytes may be worth a plan of their own.
 const SMALL: f64 = 0.75;
 
@@ -44,7 +45,7 @@ pub(super) struct Kind {
     pub(super) watch: Watch,
     disk_watch: DiskWatch,
     pub(super) weighing: Option<Weighing>,
-    /// What other steps have shown, until its own do.
+    /// What other steps have shown, to be taken over where its own do not.
     others: Option<Shown>,
     /// What steps took that kept everything, in the last comparison, and whether only those of other sizes than planned have told what one
     /// of the planned size takes.
@@ -52,8 +53,6 @@ pub(super) struct Kind {
     is_told_by_others: bool,
     /// Whether a step that kept everything found memory for it.
     fits: bool,
-    /// Whether memory was plentiful when that was last looked at, and how long steps have taken since.
-    plenty: Option<(bool, Duration)>,
     /// Its steps have become smaller for good, so a profile of them replaces that of larger ones.
     pub(super) smaller: bool,
     /// How many times what is planned its largest step has saved.
@@ -89,7 +88,7 @@ impl Kind {
         others.cloned().unwrap_or_else(|| self.planned.shown())
     }
 
-    /// None of its steps will show what one takes that keeps everything.
+    /// None of its steps has shown what one takes that keeps everything.
     fn takes_over(&mut self, objective: &Objective) {
         let others = self.others.take().filter(|_| !self.planned.corrections.is_measured);
         if let Some(others) = others {
@@ -111,7 +110,6 @@ impl Kind {
             kept_sizes: KeptSizes::default(),
             is_told_by_others: false,
             fits: false,
-            plenty: None,
             smaller: false,
             largest: 1.0,
             widest: 1.0,
@@ -123,7 +121,12 @@ impl Kind {
     }
 
     /// How the step that begins goes if it is of this kind.
-    pub(super) fn course(&mut self, objective: &Objective, outset: &Outset<'_>) -> Course {
+    pub(super) fn course(
+        &mut self,
+        objective: &Objective,
+        provide: &dyn Fn(u64) -> bool,
+        memory: &Look<'_>,
+    ) -> Course {
         if self
             .weighing
             .as_ref()
@@ -132,16 +135,17 @@ impl Kind {
             self.conclude(objective);
         }
         // What the plan needs is provided as soon as there is a plan.
-        let is_provided = (outset.provide)(self.host_memory());
+        let is_provided = provide(self.host_memory());
         if let Some(weighing) = self.weighing.as_ref().filter(|weighing| weighing.wants_kept()) {
-            if may_compare(objective, weighing.seen) && self.may_keep(objective, outset.free) {
+            if may_compare(objective, weighing.seen) && self.may_keep(objective, memory) {
                 return self.baseline();
             }
             self.conclude(objective);
-        } else if !is_provided && objective.compares && self.may_keep(objective, outset.free) {
+        } else if !is_provided && objective.compares && self.may_keep(objective, memory) {
             return self.baseline();
         }
-        let in_graph = self.fits && self.planned.keeps_all() && self.is_plentiful(outset.free);
+        let may_stay = self.fits && objective.goal.peak.is_none() && self.planned.keeps_all();
+        let in_graph = may_stay && self.kept_takes(memory.lately()) <= PLENTY;
         let Planned { schedule, plan, .. } = &self.planned;
         Course { schedule: Arc::clone(schedule), budgets: plan.budgets, is_baseline: false, in_graph }
     }
@@ -153,21 +157,13 @@ impl Kind {
     }
 
     /// Whether a step that keeps everything reaches the goal for the peak, on a device with so much free memory.
-    fn may_keep(&self, objective: &Objective, free: &dyn Fn() -> u64) -> bool {
-        self.largest_kept_peak() <= objective.most_peak() && self.kept_takes(free) <= FITTING
+    fn may_keep(&self, objective: &Objective, memory: &Look<'_>) -> bool {
+        self.largest_kept_peak() <= objective.most_peak() && self.kept_takes(memory.now()) <= FITTING
     }
 
-    /// Whether there is much more free memory than a step that keeps everything takes.
-    fn is_plentiful(&mut self, free: &dyn Fn() -> u64) -> bool {
-        if self.plenty.is_none_or(|(_, since)| since >= LOOKS) {
-            self.plenty = Some((self.kept_takes(free) <= PLENTY, Duration::ZERO));
-        }
-        self.plenty.is_some_and(|(is_there, _)| is_there)
-    }
-
-    /// The share of the device's free memory that a step that keeps everything takes.
-    fn kept_takes(&self, free: &dyn Fn() -> u64) -> f64 {
-        self.largest_kept_peak() as f64 / free().max(1) as f64
+    /// The share of so many free bytes that a step that keeps everything takes.
+    fn kept_takes(&self, free: u64) -> f64 {
+        self.largest_kept_peak() as f64 / free.max(1) as f64
     }
 
     /// The activation peak of the largest step seen if it kept everything.
@@ -217,13 +213,24 @@ impl Kind {
     pub(super) fn fitted(&mut self, is_kept: bool, observed: &Observation) {
         if is_kept || self.planned.keeps_all() {
             self.fits = observed.pressed == 0;
-            self.plenty.iter_mut().for_each(|(_, since)| *since += observed.wall);
         }
+    }
+
+    /// A step, of this kind or another, found too little memory.
+    pub(super) fn wants_memory(&mut self) {
+        self.fits = false;
+    }
+
+    /// None of its steps are compared with others any more, whatever they have shown.
+    pub(super) fn compares_no_more(&mut self, objective: &Objective) {
+        self.weighing = None;
+        self.takes_over(objective);
     }
 
     /// A step that kept everything has ended, and has saved `scale` times what is planned.
     pub(super) fn kept(&mut self, objective: &Objective, scale: f64, observed: &Observation) {
         let Some(weighing) = &mut self.weighing else { return };
+        self.planned.corrections.is_behind |= observed.behind > observed.wall.mul_f64(BEHIND);
         let weight = weighing.kept(observed.wall.div_f64(scale), scale);
         if let Some(told) = weighing.begins_with() {
             self.keeps_in(objective, told);
@@ -480,6 +487,7 @@ impl Kind {
             return;
         }
         let why = if over.is_some() && paced { Decision::Slow } else { Decision::Pace };
+        self.others = None;
         self.revise(objective, why, |planned| {
             planned.corrections.count += 1;
             match over {

@@ -14,7 +14,9 @@ use crate::machine::MOST_MOVING;
 use crate::report::{Baseline, PlanReport, PlanRow};
 use crate::schedule::Schedule;
 use crate::step_profile::StepProfile;
-use crate::{Budgets, Caps, Frontier, Goal, Machine, Placement, Plan, Prediction, Release, ScopeId, Tally};
+use crate::{
+    Budgets, Caps, Frontier, Goal, Handling, Machine, Placement, Plan, Prediction, Release, ScopeId, Tally,
+};
 
 /// If computing takes longer or shorter than planned by more than this share, the profile's times are corrected. A device that waits
 /// between its kernels, as in a profiled step, may run faster than one that does not.
@@ -43,8 +45,8 @@ const OTHER_PACE_DOUBT: f64 = 1.5;
 const WAITING_BESIDES: f64 = 0.2;
 const PROCESSOR_BESIDES: f64 = 0.02;
 
-/// A device for which others are shorter than the profiled step by the first of these shares has always something to do, and one for which
-/// they are so by the second always waits for its program.
+/// Where steps that keep everything are shorter than the profiled one by the first of these shares, a device has always something to do, and
+/// where they are so by the second, it always waits for its program.
 const WAITING: [f64; 2] = [0.05, 0.3];
 
 /// The goal of a plan, and the resources it may use.
@@ -98,8 +100,9 @@ pub(super) struct Planned {
 pub(super) struct Shown {
     /// By which share of it computing takes longer than in the profiled step.
     longer: f64,
-    /// What moving a byte takes.
+    /// What moving a byte takes, and how much of the work on the program's thread shows.
     moving: f64,
+    exposed: f64,
     corrections: Corrections,
 }
 
@@ -129,14 +132,16 @@ impl Planned {
     /// What its steps have shown that says something of others.
     pub(super) fn shown(&self) -> Shown {
         let Planned { machine, corrections, .. } = self;
-        let longer = corrections.longer;
-        Shown { longer, moving: machine.moving, corrections: corrections.of_other_steps() }
+        let Machine { moving, exposed, .. } = *machine;
+        let (longer, corrections) = (corrections.longer, corrections.of_other_steps());
+        Shown { longer, moving, exposed, corrections }
     }
 
     /// Only the profile shows what steps take: computing and moving are to it what they are for other steps.
     pub(super) fn takes_over(&mut self, shown: Shown) {
-        let Shown { longer, moving, corrections } = shown;
-        (self.machine.moving, self.corrections) = (moving, corrections);
+        let Shown { longer, moving, exposed, corrections } = shown;
+        self.machine = Machine { moving, exposed, ..self.machine };
+        self.corrections = corrections;
         self.paced(1.0 + longer);
     }
 
@@ -184,6 +189,9 @@ impl Planned {
     pub(super) fn keeps_in(&mut self, kept: Duration) -> bool {
         let pace = 1.0 + beyond(kept, self.kept_step());
         self.paced(pace);
+        if !self.corrections.is_measured {
+            self.shows_waiting();
+        }
         let Planned { profile, machine, plan, corrections, .. } = self;
         plan.prediction = profile.work.simulate(&plan.placements, machine, &plan.budgets);
         (corrections.is_measured, self.report) = (true, None);
@@ -192,17 +200,14 @@ impl Planned {
 
     /// Computing takes `pace` times as long as was known. A profiled step takes longer than others because what is saved is recorded and
     /// moves, and a device waits for its program meanwhile. Each operation runs as fast as ever, so reruns are never quicker than they
-    /// were then. The more a device waited, the less it has to do before its program is back.
+    /// were then.
     pub(super) fn paced(&mut self, pace: f64) {
-        let Planned { profile, machine, corrections, .. } = self;
+        let Planned { profile, corrections, .. } = self;
         let before = 1.0 + corrections.longer;
-        let since = before * pace;
+        let pace = pace.clamp(1.0 / MOST_PACE, MOST_PACE);
+        let since = (before * pace).clamp(1.0 / MOST_PACE, MOST_PACE);
         corrections.longer = since - 1.0;
         profile.work.pace(pace, since.max(1.0) / before.max(1.0));
-        if machine.release != Release::WhenStored {
-            let waited = -corrections.longer - WAITING[0];
-            machine.exposed = (waited / (WAITING[1] - WAITING[0])).clamp(0.0, 1.0);
-        }
     }
 
     /// A step with everything kept takes `kept`, as the first such steps show. Where processors move the bytes, what the profiled step took
@@ -213,13 +218,25 @@ impl Planned {
         let is_first = is_new && profile.moved > 0 && machine.release == Release::WhenStored;
         if is_first {
             let computed = profile.work.computed() * profile.micro_batches.max(1);
-            let (beyond, moved) = (computed.saturating_sub(kept).as_secs_f64(), profile.moved as f64);
+            let Handling { saves, operations, .. } = profile.work.handling;
+            let handled = (saves + operations) * profile.micro_batches.max(1);
+            let beyond = computed.saturating_sub(kept + handled).as_secs_f64();
+            let moved = profile.moved as f64;
             let by_moving = moving_doubt(machine, moved);
             let share = share_of(by_moving, PROFILE_DOUBT * kept.as_secs_f64());
             machine.moving = ((share * beyond).min(by_moving) / moved).min(MOST_MOVING);
         }
         let has_changed = self.keeps_in(kept);
         has_changed || (is_first && self.machine.moving > 0.0)
+    }
+
+    /// The more a device waited for its program in the profiled step, the more of what the program's thread does for the cache shows.
+    fn shows_waiting(&mut self) {
+        let Planned { machine, corrections, .. } = self;
+        if machine.release != Release::WhenStored {
+            let waited = (-corrections.longer - WAITING[0]) / (WAITING[1] - WAITING[0]);
+            machine.exposed = if corrections.is_behind { 0.0 } else { waited.clamp(0.0, 1.0) };
+        }
     }
 
     /// Forgets what moving was found to cost.

@@ -135,6 +135,8 @@ pub struct Observation {
     pub wall: Duration,
     /// Whether that is only the time to hand the step to a device, which may have gone on computing.
     pub launched: bool,
+    /// The last part of `wall`, in which the program was done with the step and waited for the device.
+    pub behind: Duration,
     /// The part of `wall` in which it waited for the cache.
     pub stall: Duration,
     /// The activation peak, in bytes.

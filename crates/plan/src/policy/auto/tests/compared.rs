@@ -329,23 +329,32 @@ fn what_is_kept_for_comparison_may_leave_until_a_step_has_found_memory_for_it() 
 fn what_a_plan_keeps_for_good_stays_in_the_graph_where_memory_is_plentiful() {
     let in_graph = |run: &mut Run| {
         assert!(matches!(run.next_step(), NextStep::Follow { .. }));
+        assert!(run.report().keeps_all(), "{}", run.report());
         let Saves::Scheduled { courses, .. } = &run.plan.saves else { panic!("{:?}", run.plan) };
         courses[0].in_graph
     };
     let all = LAYERS * MB;
+    let ended = Observation { wall: MS, peak: all, ..Observation::default() };
+    let short = Observation { pressed: MB, peak: 2 * all, ..ended.clone() };
     let mut run = Run { free: 2 * all, ..Run::on_device(Goal::overhead(0.0), copying()) };
     assert!(!in_graph(&mut run), "no step has found memory for it yet");
-    run.ended(WHOLE, Observation { wall: KEPT, ..Observation::default() });
-    assert!(run.report().keeps_all() && in_graph(&mut run));
-    run.free = 2 * all - 1;
-    assert!(in_graph(&mut run), "nobody has looked");
-    run.ended(WHOLE, Observation { wall: KEPT, ..Observation::default() });
-    assert!(!in_graph(&mut run), "it may have to leave");
-    run.free = 2 * all;
-    run.ended(WHOLE, Observation { wall: KEPT, ..Observation::default() });
+    run.ended(WHOLE, ended.clone());
     assert!(in_graph(&mut run));
-    run.ended(WHOLE, Observation { wall: KEPT, pressed: MB, ..Observation::default() });
-    assert!(!in_graph(&mut run), "it had to");
+    run.free = 2 * all - 1;
+    run.ended(WHOLE, ended.clone());
+    assert!(in_graph(&mut run), "there was enough a moment ago");
+    assert!(!in_graph(&mut run), "the step has not come to its end");
+    run.free = 2 * all;
+    for how in [WHOLE, LOST] {
+        run.ended(WHOLE, Observation { wall: KEPT, ..ended.clone() });
+        assert!(in_graph(&mut run));
+        run.ended(how, short.clone());
+        run.next_step();
+        if run.plan.profiled {
+            run.ended(StepOutcome::Profiled(None), ended.clone());
+        }
+        assert!(!in_graph(&mut run), "it had to leave");
+    }
 }
 
 #[test]
@@ -360,4 +369,49 @@ fn the_programs_own_time_counts_where_a_device_waits_for_it() {
     };
     assert!(keeps_all(KEPT.mul_f64(0.7)), "the profiled step was longer because the device waited");
     assert!(!keeps_all(KEPT.mul_f64(0.95)));
+}
+
+#[test]
+fn a_device_that_is_behind_its_program_at_the_end_does_not_wait_for_it() {
+    let handling = Handling { saves: KEPT / 10, ..Handling::default() };
+    let profile = StepProfile { work: Workload { handling, ..copying().work }, ..copying() };
+    let mut run = Run::on_device(Goal::overhead(0.05), profile);
+    let wall = KEPT.mul_f64(0.7);
+    for _ in 0..2 {
+        assert_eq!(run.next_step(), NextStep::Baseline);
+        let behind = wall.mul_f64(0.03);
+        run.ended(StepOutcome::Baseline, Observation { wall, behind, ..Observation::default() });
+    }
+    assert!(!run.report().keeps_all() && run.report().machine.exposed == 0.0, "{}", run.report());
+}
+
+#[test]
+fn how_much_a_device_waits_is_not_told_by_what_becomes_of_the_machine_later() {
+    let handling = Handling { saves: KEPT.mul_f64(0.06), ..Handling::default() };
+    let profile = StepProfile { work: Workload { handling, ..copying().work }, ..copying() };
+    let mut run = Run::on_device(Goal::overhead(0.05), profile);
+    let mut step = |kept: Duration| {
+        let over = run.report().step.as_secs_f64() / run.report().kept_step.as_secs_f64();
+        run.step(kept, over.min(1.02));
+    };
+    (0..30).for_each(|_| step(KEPT));
+    (0..300).for_each(|_| step(KEPT.mul_f64(0.7)));
+    assert!(!run.report().keeps_all(), "{}", run.report());
+}
+
+#[test]
+fn what_the_profiled_steps_program_did_for_the_cache_is_not_taken_for_moving() {
+    let handling = Handling { saves: KEPT / 10, ..Handling::default() };
+    let profile = StepProfile { moved: 2 * LAYERS * MB, ..profile(40.0) };
+    let profile = StepProfile { work: Workload { handling, ..profile.work }, ..profile };
+    let mut run = Run::roomy(Goal::overhead(0.5), profile);
+    (0..2).for_each(|_| run.step(KEPT.mul_f64(0.9), 1.0));
+    assert_eq!(run.report().machine.moving, 0.0, "{}", run.report());
+}
+
+#[test]
+fn times_beyond_all_measure_are_no_panic() {
+    let mut run = Run::on_device(Goal::overhead(0.05), copying());
+    (0..2).for_each(|_| run.step(Duration::ZERO, 1.0));
+    (0..40).for_each(|_| run.step(Duration::from_secs(10), 1.0));
 }

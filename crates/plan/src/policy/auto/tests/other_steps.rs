@@ -174,3 +174,31 @@ fn a_profile_that_no_step_is_compared_with_in_time_is_taken_as_that_of_other_ste
     (0..2).for_each(|_| run.step(quick, 1.0));
     assert!(run.report().kept_step.abs_diff(quick) < KEPT / 100, "{}", run.report());
 }
+
+#[test]
+fn what_a_kinds_own_steps_have_shown_comes_before_what_others_have() {
+    let mut run = Run::begin(Goal::budget(12 * MB));
+    run.begun(profile(400.0));
+    run.next_step();
+    let other = |run: &mut Run, bytes: u64| {
+        run.ended(LOST, Observation::default());
+        while {
+            run.next_step();
+            !run.plan.profiled
+        } {
+            run.ended(LOST, Observation::default());
+        }
+        run.ended(StepOutcome::Profiled(Some(Box::new(profile_of(bytes, 400.0)))), Observation::default());
+        run.next_step();
+    };
+    other(&mut run, 3 * MB);
+    for _ in 0..30 {
+        let usual = run.usual();
+        run.ended(WHOLE, Observation { wall: KEPT / 2 + usual.stall, ..usual });
+        run.next_step();
+    }
+    let kept = run.report().kept_step;
+    assert!(kept < KEPT.mul_f64(0.6), "{kept:?}");
+    other(&mut run, 7 * MB);
+    assert!(run.report().kept_step.abs_diff(kept) < KEPT / 20, "{}", run.report());
+}
