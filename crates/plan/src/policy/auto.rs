@@ -54,7 +54,7 @@ const STEADY: u32 = 5;
 /// everything kept, but slow. The plan is followed from the third step on. For a goal that is a time, steps that keep everything come before planned ones and take turns
 /// with them, if they fit the free memory, so that both can be compared; none of these comes after the twentieth step unless
 /// steps have become much longer or shorter. A plan whose steps exceed the goal is loosened
-/// until they meet it, at worst to keeping everything. On a CPU, whose processors also do the cache's work, plans aim at 0.6 of what the
+/// until they meet it, at worst to keeping everything. On a CPU, whose processors also do the cache's work, plans aim at half of what the
 /// goal allows. A goal that is a peak also applies, as far as possible, to steps that
 /// are not planned. The report warns of a goal that is out of reach.
 ///

@@ -28,7 +28,7 @@ const UNLIMITED: f64 = 100.0;
 /// The share of what the goal allows that plans may take where processors compute. These also run the cache, and what that takes from the
 /// program is not all seen in comparisons: steps that keep everything take more, too, than those without a cache. And the steps of such
 /// machines vary by more than what they are compared with tells.
-pub(super) const BY_PROCESSOR: f64 = 0.6;
+pub(super) const BY_PROCESSOR: f64 = 0.5;
 /// What moving may cost the program's own work before anything is known of it, as a share of the time that the transfers take: on a CPU,
 /// whose processors move the bytes, and on a device with engines for that.
 const MOVING_BY_PROCESSOR: f64 = 0.3;
