@@ -1,14 +1,16 @@
 //! The steps of one kind: their plan, and what was seen of it.
 
+mod judging;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::corrections::Corrections;
-use super::cost::{SURE, Told, Weight};
+use super::cost::{Told, Weight};
 use super::decisions::Decision;
 use super::disk_watch::DiskWatch;
 use super::free_memory::Look;
-use super::planned::{Objective, Planned, Shown, TELLING_PACE};
+use super::planned::{Objective, Planned, Shown};
 use super::watch::{Seen, Watch};
 use super::weighing::{KeptSizes, Weighing};
 use super::{Adherence, Course, Followed, Observation};
@@ -16,10 +18,6 @@ use crate::schedule::Schedule;
 use crate::step_profile::{COUNTED_ON, StepProfile};
 use crate::{Budgets, Placement};
 
-/// Unplanned stalls of more than this share of the step justify another plan.
-const TELLING_STALL: f64 = 0.002;
-/// How often a profile is corrected without a baseline.
-const CORRECTIONS: u32 = 4;
 /// The share of the device's free memory that a step that keeps everything may take.
 const FITTING: f64 = 0.9;
 /// Where it takes no more than this share, and one has found memory, nothing of it need be able to leave.
@@ -355,147 +353,6 @@ impl Kind {
         if self.planned.corrections.unforeseen.saw(expected, peak, peak > most) {
             self.revise(objective, Decision::Peak, |_| {});
         }
-    }
-
-    /// Judges a plan by the times of its steps. If the goal is a time, its first ones are compared with steps that keep everything, because
-    /// a plan may cost more than its compute time shows, and later ones again if they are not what that has shown.
-    fn judge(&mut self, objective: &Objective, seen: Seen) {
-        let planned = &mut self.planned;
-        let is_paced = (planned.pace(seen) - 1.0).abs() <= TELLING_PACE;
-        let kept = planned.kept_step();
-        let is_quicker_than_kept = seen.wall < kept && seen.is_beyond(kept, TELLING_PACE);
-        match objective.most_time() {
-            // No plan makes steps quicker: those that kept everything were slow for another reason.
-            Some(_) if !objective.compares && planned.corrections.is_measured && is_quicker_than_kept => {
-                let pace = planned.pace(seen);
-                self.revise(objective, Decision::Baseline, |planned| {
-                    planned.keeps_in(kept.mul_f64(pace));
-                });
-            }
-            Some(_) if planned.keeps_all() && is_paced => {}
-            Some(_) if planned.keeps_all() => {
-                let cost = planned.corrections.cost.unwrap_or_else(|| planned.first_cost());
-                let longer = seen.usual.as_secs_f64() / kept.as_secs_f64().max(f64::MIN_POSITIVE) - 1.0;
-                planned.keeps_in(seen.wall);
-                if longer > SURE * cost.chance(seen.count, seen.deviation) {
-                    planned.corrections.try_again();
-                }
-                self.revise(objective, Decision::Baseline, |_| {});
-            }
-            Some(most) => {
-                let is_unclear = planned.corrections.cost.is_none_or(|cost| {
-                    let usual = kept.mul_f64((1.0 + cost.expected(planned.extra())).clamp(0.0, MOST_SCALE));
-                    // Other plans have shown what this one takes.
-                    let is_vague = cost.is_vague(planned.extra(), planned.doubt_of_moving());
-                    let is_expected = seen.is_first && self.plans > 1 && !is_vague;
-                    match is_expected {
-                        true => planned.measured(most, seen.wall, kept).is_over(),
-                        false => seen.is_news() || seen.is_beyond(usual, cost.telling_change()),
-                    }
-                });
-                let known = planned.corrections.cost.filter(|_| !seen.is_strange);
-                match is_unclear {
-                    true if may_compare(objective, Some(seen)) => {
-                        self.weighing =
-                            Some(Weighing::new(Some(seen), known.unwrap_or_else(|| planned.first_cost())));
-                    }
-                    true => self.judge_alone(objective, seen, most),
-                    false => {}
-                }
-            }
-            None if seen.is_news() => self.correct(objective, seen),
-            None => {}
-        }
-    }
-
-    /// Judges a plan for a time by its own steps, where none may keep everything any more.
-    fn judge_alone(&mut self, objective: &Objective, seen: Seen, most: f64) {
-        let planned = &mut self.planned;
-        if !planned.corrections.is_measured && self.kept_sizes.is_empty() {
-            if seen.is_news() {
-                self.correct(objective, seen);
-            }
-            return;
-        }
-        // Steps that kept everything have shown what these take, and comparisons what plans do: only what is no chance tells more.
-        let cost = planned.corrections.cost.unwrap_or_else(|| planned.first_cost());
-        let extra = planned.measured(most, seen.usual, planned.kept_step());
-        if extra.measured - extra.allowed > SURE * cost.chance(seen.count, seen.deviation) {
-            self.revise(objective, Decision::Slow, |planned| planned.loosen(cost, extra));
-        }
-    }
-
-    /// Steps of the plan are being compared with steps that keep everything, so the time of computing is known now, and what the plan
-    /// costs. If that is clear, or if no more are compared, a plan that exceeds the goal is loosened, and one that leaves time is tightened.
-    fn weigh(&mut self, objective: &Objective, weight: Weight, is_last: bool) {
-        let Some(most) = objective.step() else { return };
-        let Some(mut weighing) = self.weighing.take() else { return };
-        weighing.last = Some(weight);
-        self.kept_sizes = weighing.kept_sizes();
-        let kept = weight.kept.and_then(|told| self.kept_by(told));
-        let planned = &mut self.planned;
-        let is_paced = !kept.is_some_and(|kept| planned.keeps_in(kept));
-        let (extra, doubt) = (planned.extra(), planned.doubt_of_moving());
-        let (cost, extra) = weighing.cost.weighed(extra, doubt, most - 1.0, weight);
-        let is_new = planned.corrections.cost.replace(cost).is_none();
-        let is_over = extra.is_over();
-        let may_tighten = planned.corrections.may_tighten(extra);
-        // Two steps of each kind are enough where they are far beyond the goal, or where other plans have shown about the same.
-        let is_told_little = weighing.is_short() && (is_new || is_over || may_tighten);
-        // One disturbance is not enough to keep everything for good.
-        let is_far_over = extra.is_far_over() && !extra.leaves_nothing();
-        let is_done =
-            is_last || weighing.is_long() || if is_told_little { is_far_over } else { extra.is_clear() };
-        if !is_done {
-            self.weighing = Some(weighing);
-            return;
-        }
-        self.watch.compared();
-        if is_over || may_tighten || !is_paced {
-            let why = match () {
-                () if is_over => Decision::Slow,
-                () if may_tighten => Decision::Quick,
-                () => Decision::Baseline,
-            };
-            self.revise(objective, why, |planned| match () {
-                () if is_over => planned.loosen(weighing.cost, extra),
-                () if may_tighten => planned.tighten(weighing.cost, extra),
-                () => {}
-            });
-        }
-    }
-
-    /// Corrects the profile by the times of the plan's steps, when nothing else shows how long a step with everything kept would take.
-    pub(super) fn correct(&mut self, objective: &Objective, seen: Seen) {
-        let planned = &mut self.planned;
-        let Planned { profile, plan, corrections, .. } = planned;
-        if seen.is_strange {
-            corrections.count = 0;
-        }
-        if corrections.count == CORRECTIONS {
-            return;
-        }
-        let [wall, stall] = [seen.wall, seen.stall].map(|time| time / profile.micro_batches.max(1));
-        let beyond = stall.saturating_sub(plan.prediction.stall.total());
-        let pace = planned.pace(seen);
-        let kept = planned.profile.work.computed().mul_f64(pace);
-        let extra = objective.step().map(|most| planned.measured(most, wall, kept));
-        let over = extra
-            .filter(|extra| beyond.as_secs_f64() > TELLING_STALL * kept.as_secs_f64() && extra.is_over());
-        let paced = (pace - 1.0).abs() <= TELLING_PACE;
-        if paced && over.is_none() {
-            return;
-        }
-        let why = if over.is_some() && paced { Decision::Slow } else { Decision::Pace };
-        self.others = None;
-        self.revise(objective, why, |planned| {
-            planned.corrections.count += 1;
-            match over {
-                Some(extra) if paced => planned.corrections.loosen(&planned.plan, extra, false),
-                // With corrected times, the stalls may differ too.
-                _ => planned.paced(pace),
-            }
-        });
     }
 
     /// Plans again after `change`. If steps will go as before, the result does not count as another plan.
