@@ -80,7 +80,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
             let begun = Instant::now();
             let [forward, backward] = match cache {
-                None => train(&x, &weight, |loss| Ok(loss.backward()))?,
+                None => train(&x, &weight, |loss| {
+                    loss.backward();
+                    Ok(())
+                })?,
                 Some(cache) => {
                     let step = cache.step();
                     let times = train(&x, &weight, |loss| Ok(step.backward(loss)?))?;

@@ -19,7 +19,10 @@ const LEVELS: [(&str, Verify); 3] =
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args_os().skip(1);
     let rounds: usize = match arguments.next() {
-        Some(rounds) => rounds.to_string_lossy().parse()?,
+        Some(given) => match given.to_string_lossy().parse() {
+            Ok(rounds) if rounds > 0 => rounds,
+            _ => return Err(format!("{}: give a number of rounds, from 1 on", given.display()).into()),
+        },
         None => 100,
     };
     let directory = arguments.next().map_or_else(std::env::temp_dir, PathBuf::from);
