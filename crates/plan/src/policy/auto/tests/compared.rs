@@ -410,8 +410,10 @@ fn what_the_profiled_steps_program_did_for_the_cache_is_not_taken_for_moving() {
 }
 
 #[test]
-fn times_beyond_all_measure_are_no_panic() {
+fn times_beyond_all_measure_leave_what_is_known_a_number() {
     let mut run = Run::on_device(Goal::overhead(0.05), copying());
     (0..2).for_each(|_| run.step(Duration::ZERO, 1.0));
     (0..40).for_each(|_| run.step(Duration::from_secs(10), 1.0));
+    let longer = run.auto.kinds[0].planned.corrections.longer;
+    assert!(longer.is_finite(), "{longer}");
 }
