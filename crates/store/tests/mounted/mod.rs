@@ -1,0 +1,153 @@
+//! File systems that are mounted for a test, and what the tests do with a store on them.
+#![allow(clippy::unwrap_used, reason = "what cannot be set up has failed")]
+#![allow(dead_code, reason = "every test file uses its own part of this module")]
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use ssdtrain_store::{AlignedBuf, BackendKind, Blob, Completion, Result, Store, StoreConfig};
+use tempfile::TempDir;
+
+pub(crate) const MIB: usize = 1 << 20;
+/// How long a disk is waited for.
+const LIMIT: Duration = Duration::from_millis(300);
+
+/// A file system in a directory of its own, until it is dropped.
+pub(crate) struct Mounted {
+    pub(crate) place: TempDir,
+    /// The loop device below it, and the file below that.
+    pub(crate) device: Option<(String, PathBuf)>,
+    pub(crate) frozen: bool,
+}
+
+impl Mounted {
+    /// In memory. The error says why it cannot be had here.
+    pub(crate) fn tmpfs(bytes: usize) -> Result<Mounted, String> {
+        let mounted = Mounted::nothing();
+        let size = format!("size={bytes},mode=1777");
+        run("mount", &["-t", "tmpfs", "-o", &size, "tmpfs", &mounted.path()])?;
+        Ok(mounted)
+    }
+
+    /// ext4 on a loop device, with direct I/O. The error says why it cannot be had here.
+    pub(crate) fn ext4(bytes: usize) -> Result<Mounted, String> {
+        let mut mounted = Mounted::nothing();
+        let image = mounted.place.path().with_extension("image");
+        File::create(&image)
+            .and_then(|file| file.set_len(bytes as u64))
+            .map_err(|error| error.to_string())?;
+        let shown = image.display().to_string();
+        let made = run("mkfs.ext4", &["-q", "-F", "-O", "^has_journal", "-m", "0", &shown])
+            .and_then(|_| run("losetup", &["--find", "--show", &shown]));
+        let device = made.inspect_err(|_| drop(fs::remove_file(&image)))?.trim().to_owned();
+        mounted.device = Some((device.clone(), image));
+        run("mount", &[&device, &mounted.path()])?;
+        Ok(mounted)
+    }
+
+    fn nothing() -> Mounted {
+        Mounted { place: tempfile::tempdir().unwrap(), device: None, frozen: false }
+    }
+
+    pub(crate) fn path(&self) -> String {
+        self.place.path().display().to_string()
+    }
+
+    pub(crate) fn config(&self, backend: BackendKind) -> StoreConfig {
+        StoreConfig {
+            directories: vec![self.place.path().to_owned()],
+            backend,
+            keep_free: Some(0),
+            timeout: LIMIT,
+            ..StoreConfig::default()
+        }
+    }
+
+    /// From now on, whatever writes to it waits in the kernel.
+    pub(crate) fn freeze(&mut self) -> Result<(), String> {
+        run("fsfreeze", &["--freeze", &self.path()])?;
+        self.frozen = true;
+        Ok(())
+    }
+
+    pub(crate) fn thaw(&mut self) {
+        if std::mem::take(&mut self.frozen) {
+            run("fsfreeze", &["--unfreeze", &self.path()]).unwrap();
+        }
+    }
+
+    /// Bytes that are free.
+    pub(crate) fn free(&self) -> u64 {
+        let told = run("stat", &["-f", "-c", "%a %S", &self.path()]).unwrap();
+        told.split_whitespace().map(|number| number.parse::<u64>().unwrap()).product()
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        self.thaw();
+        // What was not mounted is not to be unmounted.
+        run("umount", &["--lazy", &self.path()]).ok();
+        if let Some((device, image)) = &self.device {
+            run("losetup", &["--detach", device]).ok();
+            fs::remove_file(image).ok();
+        }
+    }
+}
+
+/// Runs a program. Returns what it prints, or why it has failed.
+pub(crate) fn run(program: &str, arguments: &[&str]) -> Result<String, String> {
+    let output = Command::new(program).args(arguments).output();
+    let output = output.map_err(|error| format!("{program}: {error}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    Err(format!("{program}: {}", String::from_utf8_lossy(&output.stderr).trim()))
+}
+
+pub(crate) type Outcome = Receiver<Result<()>>;
+
+pub(crate) fn buf(fill: u8) -> Arc<AlignedBuf> {
+    let mut buf = AlignedBuf::new(MIB).unwrap();
+    buf.as_mut_slice().fill(fill);
+    Arc::new(buf)
+}
+
+pub(crate) fn write(store: &Store, blob: &Arc<Blob>, fill: u8) -> Outcome {
+    let (tell, told) = channel();
+    store.write(Arc::clone(blob), buf(fill), Completion::new(move |outcome| tell.send(outcome).unwrap()));
+    told
+}
+
+pub(crate) fn read(store: &Store, blob: &Arc<Blob>) -> Result<Vec<u8>> {
+    let (tell, told) = channel();
+    let mut into = buf(0);
+    let done = Completion::new(move |outcome| tell.send(outcome).unwrap());
+    store.read(Arc::clone(blob), Arc::<AlignedBuf>::clone(&into), done);
+    told.recv().unwrap()?;
+    Ok(Arc::get_mut(&mut into).unwrap().as_mut_slice().to_vec())
+}
+
+/// Reserves blobs and writes them until there is no more room; returns them and the refusal.
+pub(crate) fn fill(store: &Store) -> (Vec<Arc<Blob>>, ssdtrain_store::Error) {
+    let mut blobs = Vec::new();
+    loop {
+        match store.reserve(MIB as u64) {
+            Ok(blob) => {
+                write(store, &blob, blobs.len() as u8).recv().unwrap().unwrap();
+                blobs.push(blob);
+            }
+            Err(refusal) => return (blobs, refusal),
+        }
+    }
+}
+
+pub(crate) fn assert_hold(store: &Store, blobs: &[Arc<Blob>]) {
+    for (index, blob) in blobs.iter().enumerate() {
+        assert!(read(store, blob).unwrap().iter().all(|&byte| byte == index as u8));
+    }
+}
