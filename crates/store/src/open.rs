@@ -8,11 +8,15 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use libc::c_int;
+
 use crate::mem::BLOCK;
 use crate::region::Disk;
 
 /// The memory alignment assumed for direct I/O where the kernel does not report it (before Linux 6.1).
 const UNKNOWN_ALIGNMENT: usize = 4096;
+/// The attribute of files that are changed in place (`chattr +C`).
+const NO_COPY_ON_WRITE: c_int = 0x0080_0000;
 /// Devices may report smaller memory alignments; those are not relied on.
 const LEAST_ALIGNMENT: usize = 512;
 
@@ -117,17 +121,45 @@ fn direct_alignment(file: &File) -> io::Result<Option<(usize, usize)>> {
     Ok(told.then_some((answer.stx_dio_mem_align as usize, answer.stx_dio_offset_align as usize)))
 }
 
+/// Has btrfs change the file, which must be empty, in place, and take no checksums of it. Otherwise each write takes new
+/// room, so that on a full disk even what the file already has cannot be written. Other file systems are left as they are.
+pub(super) fn write_in_place(file: &File) -> io::Result<()> {
+    if !is_on_btrfs(file)? {
+        return Ok(());
+    }
+    let mut attributes: c_int = 0;
+    // SAFETY: a plain system call on an open file. Despite its definition, the kernel writes an int, which there is room for.
+    if unsafe { libc::ioctl(file.as_raw_fd(), libc::FS_IOC_GETFLAGS, &raw mut attributes) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    attributes |= NO_COPY_ON_WRITE;
+    // SAFETY: as above; the kernel reads an int.
+    if unsafe { libc::ioctl(file.as_raw_fd(), libc::FS_IOC_SETFLAGS, &raw const attributes) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 /// Whether the file is in memory: such file systems accept `O_DIRECT` and ignore it.
 pub(super) fn is_in_memory(file: &File) -> io::Result<bool> {
     const RAMFS_MAGIC: u32 = 0x8584_58f6;
+    let kind = file_system(file)?;
+    Ok(kind == libc::TMPFS_MAGIC as u32 || kind == RAMFS_MAGIC)
+}
+
+fn is_on_btrfs(file: &File) -> io::Result<bool> {
+    Ok(file_system(file)? == libc::BTRFS_SUPER_MAGIC as u32)
+}
+
+/// The number that stands for the kind of file system that the file is on.
+fn file_system(file: &File) -> io::Result<u32> {
     let mut buffer = MaybeUninit::<libc::statfs>::zeroed();
     // SAFETY: `buffer` has room for the answer.
     if unsafe { libc::fstatfs(file.as_raw_fd(), buffer.as_mut_ptr()) } < 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: zeroed above, and a statfs of zeroes is valid.
-    let kind = unsafe { buffer.assume_init() }.f_type as u32;
-    Ok(kind == libc::TMPFS_MAGIC as u32 || kind == RAMFS_MAGIC)
+    Ok(unsafe { buffer.assume_init() }.f_type as u32)
 }
 
 /// Whether files in a directory are in memory. One that cannot be opened is an error elsewhere.
@@ -135,8 +167,13 @@ pub(super) fn holds_memory(directory: &Path) -> bool {
     File::open(directory).and_then(|directory| is_in_memory(&directory)).unwrap_or(false)
 }
 
-/// How full the file's disk is.
+/// How full the file's disk is. On btrfs, which counts what files have taken only when it commits, every 30 seconds, it has
+/// that done first.
 pub(super) fn disk_of(file: &File) -> io::Result<Disk> {
+    // SAFETY: a plain system call on an open file.
+    if is_on_btrfs(file)? && unsafe { libc::syncfs(file.as_raw_fd()) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
     let mut buffer = MaybeUninit::<libc::statvfs>::zeroed();
     // SAFETY: `buffer` has room for the answer.
     if unsafe { libc::fstatvfs(file.as_raw_fd(), buffer.as_mut_ptr()) } < 0 {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::directory::Directory;
-use super::open::{Name, create_named, create_nameless, disk_of, set_direct};
+use super::open::{Name, create_named, create_nameless, disk_of, set_direct, write_in_place};
 use super::region::{Disk, Medium, Place, Region, RegionInfo};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -19,6 +19,8 @@ pub(super) struct SpillFile {
     directory: Option<PathBuf>,
     /// The alignment that direct I/O requires of memory, or why the file goes through the page cache.
     direct: Result<usize, String>,
+    /// Why the file system goes on copying what is written again, if it does.
+    copies: Option<io::Error>,
     /// Whether the file system can preallocate, as far as is known: true until it has refused.
     preallocates: AtomicBool,
 }
@@ -66,9 +68,10 @@ impl SpillFile {
             let directory = directory.display();
             tracing::info!(%directory, free_bytes = free, cap_bytes, "a spill directory has less free space than it may take");
         }
+        let copies = write_in_place(&file).err();
         let direct = set_direct(&file);
         let directory = Some(directory.to_owned());
-        Ok((SpillFile { file, directory, direct, preallocates: AtomicBool::new(true) }, name))
+        Ok((SpillFile { file, directory, direct, copies, preallocates: AtomicBool::new(true) }, name))
     }
 
     /// Creates a file in memory. It takes no more memory than has been written to it.
@@ -86,7 +89,7 @@ impl SpillFile {
         // SAFETY: `fd` was just opened and nobody else has it.
         let file = unsafe { File::from_raw_fd(fd) };
         let direct = Err("it is in memory".to_owned());
-        Ok(SpillFile { file, directory: None, direct, preallocates: AtomicBool::new(false) })
+        Ok(SpillFile { file, directory: None, direct, copies: None, preallocates: AtomicBool::new(false) })
     }
 }
 
@@ -135,7 +138,8 @@ impl Region for SpillFile {
         let refused = self.direct.as_ref().err().map(|why| format!("O_DIRECT refused in {shown}: {why}"));
         let preallocates = self.preallocates.load(Ordering::Relaxed);
         let sparse = (!preallocates).then(|| format!("{shown} cannot preallocate"));
-        let notes = refused.into_iter().chain(sparse).collect();
+        let copied = self.copies.as_ref().map(|why| format!("{shown} copies what is written again: {why}"));
+        let notes = refused.into_iter().chain(sparse).chain(copied).collect();
         RegionInfo { name: format!("spill file in {shown}"), medium, alignment, notes }
     }
 
@@ -159,7 +163,13 @@ impl SpillFile {
     /// Whatever is open, as a spill file in memory.
     pub(super) fn over(file: impl Into<File>) -> SpillFile {
         let direct = Err("it is no file".to_owned());
-        SpillFile { file: file.into(), directory: None, direct, preallocates: AtomicBool::new(false) }
+        SpillFile {
+            file: file.into(),
+            directory: None,
+            direct,
+            copies: None,
+            preallocates: AtomicBool::new(false),
+        }
     }
 
     /// Makes every further growth of an in-memory file fail, as on a full disk.

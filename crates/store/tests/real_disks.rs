@@ -1,5 +1,5 @@
-//! Disks that really fail: file systems that are mounted for a test, and filled, frozen or damaged. Each test needs root
-//! and says so where it is skipped:
+//! Disks that really fail: file systems that are mounted for a test, and filled by others, frozen or damaged. Each test
+//! needs root and says so where it is skipped:
 //!
 //! ```sh
 //! cargo test --package ssdtrain-store --test real_disks -- --ignored --nocapture
@@ -30,37 +30,6 @@ macro_rules! or_skip {
 }
 
 const BACKENDS: [BackendKind; 2] = [BackendKind::Auto, BackendKind::Pool];
-
-#[test]
-#[ignore = "mounts file systems, as root"]
-fn a_file_system_that_is_full_is_an_error_that_says_so_and_what_was_written_stays() {
-    for mount in [|| Mounted::tmpfs(24 * MIB), || Mounted::ext4(48 * MIB)] {
-        let disk = or_skip!(mount());
-        let store = Store::open(disk.config(BackendKind::Auto)).unwrap();
-        let (mut blobs, refusal) = fill(&store);
-        assert_eq!(refusal.kind(), ErrorKind::NoSpace);
-        assert!(refusal.to_string().contains("cannot grow: "), "{refusal}");
-        assert!(blobs.len() > 16, "{} blobs, {refusal}", blobs.len());
-        assert_hold(&store, &blobs);
-        blobs.pop();
-        blobs.push(store.reserve(MIB as u64).expect("freed room is used again"));
-    }
-}
-
-#[test]
-#[ignore = "mounts file systems, as root"]
-fn the_last_part_of_a_file_system_is_left_to_others() {
-    for mount in [|| Mounted::tmpfs(40 * MIB), || Mounted::ext4(64 * MIB)] {
-        let disk = or_skip!(mount());
-        let config = StoreConfig { keep_free: None, ..disk.config(BackendKind::Auto) };
-        let all = disk.free();
-        let store = Store::open(config).unwrap();
-        let (blobs, refusal) = fill(&store);
-        assert!(refusal.to_string().contains("are kept for others"), "{refusal}");
-        assert!(disk.free() >= all / 12 && disk.free() < all / 5, "{} of {all} are free", disk.free());
-        assert_hold(&store, &blobs);
-    }
-}
 
 #[test]
 #[ignore = "mounts file systems, as root"]

@@ -21,7 +21,11 @@ pub(crate) struct Mounted {
     pub(crate) place: TempDir,
     /// The loop device below it, and the file below that.
     pub(crate) device: Option<(String, PathBuf)>,
-    pub(crate) frozen: bool,
+    /// The file system that its files are on.
+    below: Option<Box<Mounted>>,
+    /// What others mount it as.
+    served: Option<String>,
+    frozen: bool,
 }
 
 impl Mounted {
@@ -33,24 +37,59 @@ impl Mounted {
         Ok(mounted)
     }
 
-    /// ext4 on a loop device, with direct I/O. The error says why it cannot be had here.
+    /// ext4 on a loop device. The error says why it cannot be had here.
     pub(crate) fn ext4(bytes: usize) -> Result<Mounted, String> {
+        Mounted::on_loop("ext4", &["-q", "-F", "-O", "^has_journal", "-m", "0"], bytes)
+    }
+
+    /// Any file system on a loop device, with what makes it.
+    pub(crate) fn on_loop(kind: &str, options: &[&str], bytes: usize) -> Result<Mounted, String> {
         let mut mounted = Mounted::nothing();
         let image = mounted.place.path().with_extension("image");
         File::create(&image)
             .and_then(|file| file.set_len(bytes as u64))
             .map_err(|error| error.to_string())?;
         let shown = image.display().to_string();
-        let made = run("mkfs.ext4", &["-q", "-F", "-O", "^has_journal", "-m", "0", &shown])
+        let made = run(&format!("mkfs.{kind}"), &[options, &[&shown]].concat())
             .and_then(|_| run("losetup", &["--find", "--show", &shown]));
         let device = made.inspect_err(|_| drop(fs::remove_file(&image)))?.trim().to_owned();
         mounted.device = Some((device.clone(), image));
-        run("mount", &[&device, &mounted.path()])?;
+        run("mount", &["-t", kind, &device, &mounted.path()])?;
+        Ok(mounted)
+    }
+
+    /// A container's file system: an overlay whose files are on ext4, by the kernel or by a program.
+    pub(crate) fn overlay(by: &str, bytes: usize) -> Result<Mounted, String> {
+        let below = Mounted::ext4(bytes)?;
+        let [lower, upper, work] = ["lower", "upper", "work"].map(|name| format!("{}/{name}", below.path()));
+        for folder in [&lower, &upper, &work] {
+            fs::create_dir(folder).map_err(|error| error.to_string())?;
+        }
+        let mut mounted = Mounted::nothing();
+        mounted.below = Some(Box::new(below));
+        let folders = format!("lowerdir={lower},upperdir={upper},workdir={work}");
+        match by {
+            "overlay" => run("mount", &["-t", by, "-o", &folders, by, &mounted.path()])?,
+            program => run(program, &["-o", &folders, &mounted.path()])?,
+        };
+        Ok(mounted)
+    }
+
+    /// A directory of an ext4 that this machine serves to itself.
+    pub(crate) fn nfs(bytes: usize) -> Result<Mounted, String> {
+        let mut below = Mounted::ext4(bytes)?;
+        let served = format!("127.0.0.1:{}", below.path());
+        run("exportfs", &["-o", "rw,no_root_squash,insecure,fsid=7", &served])?;
+        below.served = Some(served.clone());
+        let mut mounted = Mounted::nothing();
+        mounted.below = Some(Box::new(below));
+        run("mount", &["-t", "nfs", &served, &mounted.path()])?;
         Ok(mounted)
     }
 
     fn nothing() -> Mounted {
-        Mounted { place: tempfile::tempdir().unwrap(), device: None, frozen: false }
+        let place = tempfile::tempdir().unwrap();
+        Mounted { place, device: None, below: None, served: None, frozen: false }
     }
 
     pub(crate) fn path(&self) -> String {
@@ -90,6 +129,9 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         self.thaw();
+        if let Some(served) = &self.served {
+            run("exportfs", &["-u", served]).ok();
+        }
         // What was not mounted is not to be unmounted.
         run("umount", &["--lazy", &self.path()]).ok();
         if let Some((device, image)) = &self.device {
