@@ -2,7 +2,8 @@
 //!
 //! A spill file without a name cannot be reached by anybody else, wherever it is. A file that has a name for a moment
 //! (cuFile, and file systems without `O_TMPFILE`) can be moved away or replaced by whoever may rename what is in its
-//! directory: the directory's owner and, unless it is sticky, everybody who may write to it.
+//! directory: the directory's owner and, unless it is sticky, everybody who may write to it. One that is opened again by
+//! its name (cuFile) can be replaced by whoever may do so in a directory above as well.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
@@ -44,6 +45,23 @@ impl Directory {
         Ok(Directory { opened, path: real })
     }
 
+    /// Refuses a directory that anybody may move away, since one above it is open to all. It matters only to files that are
+    /// opened again by their names.
+    pub(super) fn check_above(&self) -> Result<()> {
+        for above in self.path.ancestors().skip(1) {
+            let metadata = fs::metadata(above).map_err(|error| Directory::unusable(above, error))?;
+            if is_open_to_all(metadata.mode()) {
+                let (path, above, mode) = (self.path.display(), above.display(), metadata.mode() & 0o7777);
+                let message = format!(
+                    "spill directory {path}: everybody may write to {above} above it (mode {mode:04o}), and could put another \
+                     in its place; make that sticky (chmod +t {above}), or name a directory elsewhere"
+                );
+                return Err(Error::new(ErrorKind::Directory, message));
+            }
+        }
+        Ok(())
+    }
+
     /// The error of a directory that cannot be opened or written to.
     pub(super) fn unusable(path: &Path, error: io::Error) -> Error {
         let message = match error.kind() {
@@ -82,7 +100,15 @@ impl Access {
         const ROOT: u32 = 0;
         let Access { owner, user, mode } = self;
         if owner == user {
-            return Ok(());
+            // A group that one's own directory is open to is of one's own choice: often nobody else is in it.
+            if !is_open_to_all(mode) {
+                return Ok(());
+            }
+            return Err(format!(
+                "is writable by everybody (mode {:04o}), who could replace what is in it; keep others out (chmod o-w), make it \
+                 sticky (chmod +t), or name another",
+                mode & 0o7777
+            ));
         }
         // Root of another user namespace, or over NFS.
         let trusted = owner == ROOT || owner == overflow_user() || user == ROOT;
@@ -103,6 +129,11 @@ impl Access {
     }
 }
 
+/// Whether everybody may rename what is in a directory of this mode.
+fn is_open_to_all(mode: u32) -> bool {
+    mode & libc::S_IWOTH != 0 && mode & libc::S_ISVTX == 0
+}
+
 /// Whom the kernel names where it cannot name the owner.
 fn overflow_user() -> u32 {
     let told = fs::read_to_string("/proc/sys/kernel/overflowuid").ok();
@@ -121,8 +152,9 @@ mod tests {
         let check = |owner, user, mode| Access { owner, user, mode: libc::S_IFDIR | mode }.check();
         for (owner, user, mode) in [
             (1000, 1000, 0o700),
-            // One's own, however open.
-            (1000, 1000, 0o777),
+            // One's own, also open to a group (umask 002), or sticky.
+            (1000, 1000, 0o2775),
+            (1000, 1000, 0o1777),
             // The likes of /tmp and /mnt/nvme, also where root is somebody else's.
             (0, 1000, 0o1777),
             (nobody, 1000, 0o1777),
@@ -136,6 +168,10 @@ mod tests {
             assert_eq!(check(owner, user, mode), Ok(()), "{owner}, {user}, {mode:o}");
         }
         for (owner, user, mode, reason) in [
+            (1000, 1000, 0o777, "mode 0777"),
+            (1000, 1000, 0o702, "chmod o-w"),
+            // Root in a container, and an `emptyDir`.
+            (0, 0, 0o2777, "chmod +t"),
             (0, 1000, 0o777, "mode 0777"),
             (0, 1000, 0o2775, "mode 2775"),
             (nobody, 1000, 0o777, "chmod +t"),
@@ -170,16 +206,41 @@ mod tests {
         let below = tempfile::tempdir().unwrap();
         let open = below.path().join("open");
         fs::create_dir(&open).unwrap();
-        fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(Directory::open(&open).is_ok(), "it is ours");
-        if std::os::unix::fs::chown(&open, Some(1), None).is_err() {
-            return eprintln!("skipped: only root can give a directory away");
-        }
+        let allow = |mode| fs::set_permissions(&open, fs::Permissions::from_mode(mode)).unwrap();
+        allow(0o777);
         let error = Directory::open(&open).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Directory);
         let message = error.to_string();
-        assert!(message.contains("/open: is writable by others (mode 0777)"), "{message}");
-        fs::set_permissions(&open, fs::Permissions::from_mode(0o1777)).unwrap();
+        assert!(message.contains("/open: is writable by everybody (mode 0777)"), "{message}");
+        for mode in [0o1777, 0o775] {
+            allow(mode);
+            assert!(Directory::open(&open).is_ok(), "{mode:o}");
+        }
+        if std::os::unix::fs::chown(&open, Some(1), None).is_err() {
+            return eprintln!("skipped: only root can give a directory away");
+        }
+        let message = Directory::open(&open).err().unwrap().to_string();
+        assert!(message.contains("/open: is writable by others (mode 0775)"), "{message}");
+        allow(0o1777);
         assert!(Directory::open(&open).is_ok());
+    }
+
+    #[test]
+    fn a_directory_that_anybody_may_move_away_is_named_with_what_is_above_it() {
+        let below = tempfile::tempdir().unwrap();
+        let open = below.path().join("open");
+        let spill = open.join("between/spill");
+        fs::create_dir_all(&spill).unwrap();
+        let directory = Directory::open(&spill).unwrap();
+        let allow = |mode| fs::set_permissions(&open, fs::Permissions::from_mode(mode)).unwrap();
+        for mode in [0o755, 0o775, 0o1777] {
+            allow(mode);
+            assert!(directory.check_above().is_ok(), "{mode:o}");
+        }
+        allow(0o777);
+        let error = directory.check_above().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Directory);
+        let (message, open) = (error.to_string(), fs::canonicalize(&open).unwrap());
+        assert!(message.contains(&format!("(chmod +t {})", open.display())), "{message}");
     }
 }

@@ -30,7 +30,10 @@ impl SpillFile {
     pub(super) fn create(place: Place<'_>, cap_bytes: u64) -> Result<SpillFile> {
         match place {
             Place::Directory(directory) => {
-                let nameless = |directory: &Directory| Ok((create_nameless(&directory.fixed_path())?, ()));
+                let nameless = |directory: &Directory| {
+                    let unusable = |error| Directory::unusable(directory.path(), error);
+                    Ok((create_nameless(&directory.fixed_path()).map_err(unusable)?, ()))
+                };
                 SpillFile::open(directory, cap_bytes, nameless).map(|(file, ())| file)
             }
             Place::Memory => SpillFile::in_memory(),
@@ -43,7 +46,11 @@ impl SpillFile {
         match place {
             Place::Directory(directory) => {
                 // cuFile reopens the file by its name, so that is a path which means the same to everybody.
-                let named = |directory: &Directory| create_named(directory.path());
+                let named = |directory: &Directory| {
+                    directory.check_above()?;
+                    create_named(directory.path())
+                        .map_err(|error| Directory::unusable(directory.path(), error))
+                };
                 SpillFile::open(directory, cap_bytes, named).map(|(file, name)| (file, Some(name)))
             }
             Place::Memory => SpillFile::in_memory().map(|file| (file, None)),
@@ -58,10 +65,9 @@ impl SpillFile {
     fn open<N>(
         directory: &Path,
         cap_bytes: u64,
-        create: impl FnOnce(&Directory) -> io::Result<(File, N)>,
+        create: impl FnOnce(&Directory) -> Result<(File, N)>,
     ) -> Result<(SpillFile, N)> {
-        let checked = Directory::open(directory)?;
-        let (file, name) = create(&checked).map_err(|error| Directory::unusable(checked.path(), error))?;
+        let (file, name) = create(&Directory::open(directory)?)?;
         if let Ok(Disk { free, .. }) = disk_of(&file)
             && free < cap_bytes
         {
@@ -183,7 +189,7 @@ impl SpillFile {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     use super::*;
 
@@ -213,6 +219,19 @@ mod tests {
             message.contains("spill directory /proc") && !message.contains("does not exist"),
             "{message}"
         );
+    }
+
+    #[test]
+    fn only_a_file_with_a_name_needs_directories_above_that_nobody_else_can_change() {
+        let open = tempfile::tempdir().unwrap();
+        fs::set_permissions(open.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        let spill = open.path().join("spill");
+        fs::create_dir(&spill).unwrap();
+        let place = Place::Directory(&spill);
+        assert!(SpillFile::create(place, 1 << 20).is_ok());
+        let error = SpillFile::create_named(place, 1 << 20).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Directory);
+        assert_eq!(fs::read_dir(&spill).unwrap().count(), 0);
     }
 
     #[test]

@@ -143,8 +143,8 @@ fn within<T>(gpu: Option<&dyn Gpu>, work: impl FnOnce() -> T) -> Result<T, Strin
 }
 
 impl Transport for CuFile {
-    /// cuFile reopens a file by its name, so the name is removed only afterwards. The directory was checked, but not those above it:
-    /// if somebody moved one of them meanwhile, cuFile may have opened another file.
+    /// cuFile reopens a file by its name, so the name is removed only afterwards. If the owner of a directory above moved one
+    /// meanwhile, cuFile may have opened another file.
     fn open(&self, place: Place<'_>, cap_bytes: u64) -> Result<Arc<dyn Region>> {
         let (file, name) = SpillFile::create_named(place, cap_bytes)?;
         let file = Arc::new(file);
