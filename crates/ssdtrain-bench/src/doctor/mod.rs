@@ -6,9 +6,11 @@ mod cufile;
 mod disks;
 mod facts;
 mod findings;
+mod health;
 mod host;
 #[cfg(test)]
 mod machines;
+mod nvme;
 mod page;
 mod pci;
 mod place;
@@ -16,12 +18,12 @@ mod redact;
 #[cfg(test)]
 mod samples;
 mod sections;
+mod spill;
 mod tree;
 mod verdict;
 mod wear;
 
 use std::fs;
-use std::io;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -36,16 +38,13 @@ use tch::Device;
 use self::bundle::BundleArgs;
 use self::facts::{Facts, Tried};
 use self::page::{Check, Status};
-use self::place::Place;
 use self::redact::Redactor;
 use self::tree::Tree;
 use crate::common::endurance::EnduranceArgs;
 use crate::common::size;
-use crate::common::spill::{SpillArgs, probe};
+use crate::common::spill::SpillArgs;
 use crate::common::table::OutputArgs;
 
-/// Less free space than this is worth mentioning: a small model's activations would fill it.
-const LITTLE_SPACE: u64 = 4 << 30;
 /// The version of libtorch that this program was built for.
 const BUILT_FOR: &str = ssdtrain_libtorch::VERSION;
 
@@ -102,12 +101,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     checks.extend(cuda::cuda(gpus, &facts));
     checks.extend(findings::direct(&facts));
     for (directory, place) in directories.iter().zip(&facts.places) {
-        checks.push(spill_directory(directory, place));
+        checks.push(spill::spill(directory, place));
         checks.extend(disks::disks(&facts, place));
     }
     let history = HistoryFile::of_user(true).map_or_else(|| Ok(History::default()), |file| file.read());
     let today = Day::of(SystemTime::now());
     checks.extend(wear::wear(&tree, &facts.places, history, args.endurance.rating(), today));
+    checks.extend(health::health(&tree, &facts.places));
     checks.extend(host::host(&facts));
     let has_gpu = !facts.gpus.is_empty();
     checks.extend(args.spill.encrypt().then(|| encryption(has_gpu)));
@@ -180,60 +180,6 @@ fn libtorch_version(directory: &Path) -> Option<String> {
         let line = wheel.lines().find(|line| line.starts_with("__version__ = "))?;
         line.split('\'').nth(1).map(str::to_owned)
     })
-}
-
-fn spill_directory(directory: &Path, place: &Place) -> Check {
-    let name = "spill";
-    let store = match Store::open(probe(directory)) {
-        Ok(store) => store,
-        Err(error) => {
-            let check = Check::ok(name, error.to_string());
-            return Check {
-                needed: true,
-                ..check.but(
-                    Status::Missing,
-                    "name a directory on a local disk that you may write to: `--spill-dir DIR`",
-                )
-            };
-        }
-    };
-    let alignment = store.reserve(4096).map_or(4096, |blob| blob.memory_alignment());
-    let direct = if store.path().is_direct() {
-        format!("O_DIRECT, memory aligned to {alignment} bytes")
-    } else {
-        store.path().notes().join("; ")
-    };
-    let free = free_bytes(directory);
-    let space = free.as_ref().map_or_else(
-        |error| format!("free space unknown: {error}"),
-        |&free| format!("{} free", size::format(free)),
-    );
-    let kind = place.mount.as_ref().map_or("unknown file system", |mount| &mount.kind);
-    let check = Check::ok(name, format!("{}: {kind}, {direct}, {space}", directory.display()));
-    if !probe(directory).in_memory().is_empty() {
-        check.but(
-            Status::Warn,
-            "it is in memory: what is spilled there takes as much as before; name a directory on a local ext4 or xfs: \
-             `--spill-dir DIR`",
-        )
-    } else if !store.path().is_direct() {
-        check.but(
-            Status::Warn,
-            "bytes go through the page cache, and take memory; name a directory on a local ext4 or xfs: `--spill-dir DIR`",
-        )
-    } else if free.is_ok_and(|free| free < LITTLE_SPACE) {
-        check.but(
-            Status::Warn,
-            "what does not fit stays in memory; free some space or name another directory: `--spill-dir DIR`",
-        )
-    } else {
-        check
-    }
-}
-
-fn free_bytes(directory: &Path) -> io::Result<u64> {
-    let found = rustix::fs::statvfs(directory)?;
-    Ok(found.f_bavail.saturating_mul(found.f_frsize))
 }
 
 fn threads() -> Check {
@@ -322,13 +268,5 @@ mod tests {
     fn encryption_stands_in_the_way_of_gpus_alone() {
         assert_eq!(encryption(false).status, Status::Ok);
         assert_eq!(encryption(true).status, Status::Blocks);
-    }
-
-    #[test]
-    fn a_missing_directory_is_named() {
-        let directory = Path::new("/no/such/place");
-        let check = spill_directory(directory, &Place::read(&Tree::new(Path::new("/")), directory));
-        assert!(check.needed && check.status == Status::Missing);
-        assert!(check.found.contains("/no/such/place"), "{}", check.found);
     }
 }

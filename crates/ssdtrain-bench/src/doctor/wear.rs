@@ -69,7 +69,7 @@ fn disk(
     let left = rating.saturating_sub(known.map_or(0, |known| known.total));
     if left == 0 {
         return Check::ok("endurance", found)
-            .but(Status::Warn, "that is used up: look at its own counters (`nvme smart-log`)");
+            .but(Status::Warn, "that is used up: look at its own counters (`health`, the next lines)");
     }
     let Some(per_day) = per_day else { return Check::ok("endurance", found) };
     let years = left as f64 / per_day as f64 / DAYS_PER_YEAR;
