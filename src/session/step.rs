@@ -108,7 +108,7 @@ impl Step<'_> {
             return;
         }
         self.handle.context.orders.switch_to(index);
-        self.handle.context.cursor.rewind();
+        self.handle.context.cursor.switch();
     }
 
     /// Lets everything saved so far that is not to stay leave the device. Waits until each storage has left, or is known to stay.

@@ -104,8 +104,20 @@ impl Corrections {
 
     /// What they say of steps of another profile.
     pub(super) fn of_other_steps(&self) -> Corrections {
-        let allowance = self.allowance.filter(|share| *share > 0.0);
+        // That they may be planned with more than the goal allows, only their own comparison can tell.
+        let allowance = self.allowance.filter(|share| *share > 0.0).map(|share| share.min(1.0));
         Corrections { cost: self.cost, allowance, ..Corrections::default() }
+    }
+
+    /// What they do not tell themselves is what `others` tell, which take so many times as long. If that leaves nothing of what the goal
+    /// allows, everything is kept.
+    pub(super) fn takes_over(&mut self, others: &Corrections, times: f64, most: Option<f64>) {
+        self.cost = self.cost.or(others.cost.map(|cost| cost.of_others(times)));
+        self.allowance = self.allowance.or(others.allowance);
+        let leaves_nothing = |most: f64| self.cost.is_some_and(|cost| cost.leaves_nothing(most - 1.0));
+        if most.is_some_and(leaves_nothing) {
+            self.least_peak = u64::MAX;
+        }
     }
 
     /// The same, with all numbers within what steps may show.

@@ -103,7 +103,17 @@ pub(super) struct Shown {
     /// What moving a byte takes, and how much of the work on the program's thread shows.
     moving: f64,
     exposed: f64,
+    /// How long one takes that keeps everything, and whether one has shown it.
+    kept: Duration,
+    is_measured: bool,
     corrections: Corrections,
+}
+
+impl Shown {
+    /// Plans that were compared tell more than steps that kept everything, and these more than a profile.
+    pub(super) fn rank(&self) -> u8 {
+        u8::from(self.is_measured) + 2 * u8::from(self.corrections.cost.is_some())
+    }
 }
 
 impl Planned {
@@ -134,15 +144,23 @@ impl Planned {
         let Planned { machine, corrections, .. } = self;
         let Machine { moving, exposed, .. } = *machine;
         let (longer, corrections) = (corrections.longer, corrections.of_other_steps());
-        Shown { longer, moving, exposed, corrections }
+        let (kept, is_measured) = (self.kept_step(), self.corrections.is_measured);
+        Shown { longer, moving, exposed, kept, is_measured, corrections }
     }
 
-    /// Only the profile shows what steps take: computing and moving are to it what they are for other steps.
-    pub(super) fn takes_over(&mut self, shown: Shown) {
-        let Shown { longer, moving, exposed, corrections } = shown;
-        self.machine = Machine { moving, exposed, ..self.machine };
-        self.corrections = corrections;
-        self.paced(1.0 + longer);
+    /// Its plans were not compared with anything, so they are taken to cost what those of others do. Where no step of it has kept
+    /// everything, only the profile shows what that takes: computing is to it what it is for others.
+    pub(super) fn takes_over(&mut self, objective: &Objective, shown: &Shown) {
+        let Shown { longer, moving, exposed, kept, corrections, .. } = shown;
+        if !self.corrections.is_measured {
+            self.machine.exposed = *exposed;
+            self.paced((1.0 + longer) / (1.0 + self.corrections.longer));
+        }
+        if !self.corrections.is_measured || corrections.cost.is_some() {
+            self.machine.moving = *moving;
+        }
+        let times = kept.as_secs_f64() / self.kept_step().as_secs_f64().max(f64::MIN_POSITIVE);
+        self.corrections.takes_over(corrections, times, objective.most_time());
     }
 
     /// How long computing took in steps of the plan, as a multiple of what was planned.
@@ -150,7 +168,11 @@ impl Planned {
         let Prediction { step, stall, .. } = self.plan.prediction;
         let expected = step.saturating_sub(stall.total()) * self.profile.micro_batches.max(1);
         let computed = seen.wall.saturating_sub(seen.stall);
-        (computed.as_secs_f64() / expected.as_secs_f64().max(f64::MIN_POSITIVE)).min(MOST_PACE)
+        // What plans have turned out to cost is no slower computing.
+        let cost = self.corrections.cost.filter(|_| !self.keeps_all());
+        let known = cost.map_or(0.0, |cost| cost.expected(self.extra()) - self.extra());
+        let expected = expected.as_secs_f64() + (known * self.kept_step().as_secs_f64()).max(0.0);
+        (computed.as_secs_f64() / expected.max(f64::MIN_POSITIVE)).min(MOST_PACE)
     }
 
     /// What its steps are expected to cost before any were weighed. A device whose profiled step takes what others take has shown what each
@@ -231,7 +253,7 @@ impl Planned {
     }
 
     /// The more a device waited for its program in the profiled step, the more of what the program's thread does for the cache shows.
-    fn shows_waiting(&mut self) {
+    pub(super) fn shows_waiting(&mut self) {
         let Planned { machine, corrections, .. } = self;
         if machine.release != Release::WhenStored {
             let waited = (-corrections.longer - WAITING[0]) / (WAITING[1] - WAITING[0]);
@@ -352,7 +374,7 @@ impl Planned {
             labels.peak(&kept.peak)
         });
         PlanReport {
-            step: plan.prediction.step * profile.micro_batches,
+            step: plan.prediction.step.saturating_mul(profile.micro_batches),
             kept_step: self.kept_step(),
             baseline: match self.corrections.is_measured {
                 true => Baseline::Measured,

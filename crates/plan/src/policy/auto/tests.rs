@@ -177,7 +177,7 @@ impl Run {
         let followed = |how| {
             let size = if how == Adherence::Part { 0.5 } else { 1.0 };
             let micro_batches = if let Adherence::Whole(count) = how { f64::from(count) } else { size };
-            Some(Followed { course: 0, how, size, micro_batches })
+            Some(Followed { course: 0, how, size, micro_batches, at_once: size })
         };
         let (profile, followed) = match went {
             StepOutcome::Unplanned => (None, None),
@@ -215,7 +215,8 @@ impl Run {
         let size = size(is_kept);
         let wall = kept.mul_f64(if is_kept { size } else { size * times });
         self.number += 1;
-        let followed = Some(Followed { course: 0, how: Adherence::Part, size, micro_batches: size });
+        let followed =
+            Some(Followed { course: 0, how: Adherence::Part, size, micro_batches: size, at_once: size });
         let observed = Observation { step: self.number, wall, followed, ..Observation::default() };
         self.auto.end(&self.plan.clone(), observed);
     }

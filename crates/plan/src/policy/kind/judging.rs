@@ -143,13 +143,15 @@ impl Kind {
             return;
         }
         let why = if over.is_some() && paced { Decision::Slow } else { Decision::Pace };
-        self.others = None;
         self.revise(objective, why, |planned| {
             planned.corrections.count += 1;
             match over {
                 Some(extra) if paced => planned.corrections.loosen(&planned.plan, extra, false),
                 // With corrected times, the stalls may differ too.
-                _ => planned.paced(pace),
+                _ => {
+                    planned.paced(pace);
+                    planned.shows_waiting();
+                }
             }
         });
     }

@@ -198,7 +198,8 @@ fn steps_that_leave_something_out_are_compared_by_what_they_save() {
             NextStep::Follow { .. } if !run.report().keeps_all() => KEPT / 2,
             _ => KEPT.mul_f64(0.4),
         };
-        let followed = Followed { course: 0, how: Adherence::Altered, size: 0.5, micro_batches: 0.5 };
+        let followed =
+            Followed { course: 0, how: Adherence::Altered, size: 0.5, micro_batches: 0.5, at_once: 0.5 };
         run.number += 1;
         let plan = run.plan.clone();
         let observed =
