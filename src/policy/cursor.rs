@@ -382,7 +382,7 @@ mod tests {
                 if several {
                     cursor.switch();
                 }
-                [10, 20].map(|bytes| placed(&cursor, bytes));
+                assert_eq!([10, 20].map(|bytes| next(&cursor, bytes)), [Some(KEEP); 2]);
                 cursor.backward_ended();
             }
             assert_eq!(cursor.followed().map(|followed| followed.at_once), Some(most));

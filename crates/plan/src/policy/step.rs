@@ -136,7 +136,8 @@ pub struct Observation {
     pub wall: Duration,
     /// Whether that is only the time to hand the step to a device, which may have gone on computing.
     pub launched: bool,
-    /// The last part of `wall`, in which the program was done with the step and waited for the device.
+    /// How far the device was behind the program when the last backward had been handed to it, or at the end of the step if that is more.
+    /// 0 unless the step is timed to its end.
     pub behind: Duration,
     /// The part of `wall` in which it waited for the cache.
     pub stall: Duration,
