@@ -288,7 +288,8 @@ fn a_trace_has_each_strategy_with_a_cache_as_a_process() {
         processes.map(|event| event["args"]["name"].as_str().unwrap().to_owned()).collect()
     };
     assert_eq!(trace(&["compare"], &["--steps=2", "--warmup=1"]), ["keep", "offload"]);
-    assert_eq!(trace(&["train"], &["--steps=3", "--compare-steps=1"]), ["auto"]);
+    assert_eq!(trace(&["train"], &["--steps=3", "--compare-steps=1"]), ["offload"]);
+    assert_eq!(trace(&["train"], &["--steps=3", "--compare-steps=1", "--overhead=1"]), ["auto"]);
     let by_hand = ["--steps=3", "--compare-steps=1", "--device-budget=1MiB"];
     assert_eq!(trace(&["train"], &by_hand), ["offload"]);
     let plain = tiny(directory.path(), &["compare"], &["--data=text.txt", "--strategies=plain", "--trace=t"]);

@@ -153,6 +153,11 @@ impl CacheArgs {
         self.policy.has_budget()
     }
 
+    /// Whether the user has said what auto is to reach, or with what.
+    pub(crate) fn has_goal(&self) -> bool {
+        self.policy.has_goal()
+    }
+
     /// What auto may use of the disk in a step with this much computation.
     pub(crate) fn caps(&self, computed: Duration) -> Caps {
         Caps { disk: self.disk_cap, written: self.policy.written(computed) }
