@@ -111,11 +111,11 @@ impl Corrections {
 
     /// What they do not tell themselves is what `others` tell, which take so many times as long. If that leaves nothing of what the goal
     /// allows, everything is kept.
-    pub(super) fn takes_over(&mut self, others: &Corrections, times: f64, most: Option<f64>) {
+    pub(super) fn takes_over(&mut self, others: &Corrections, times: f64, allowed: Option<f64>) {
         self.cost = self.cost.or(others.cost.map(|cost| cost.of_others(times)));
         self.allowance = self.allowance.or(others.allowance);
-        let leaves_nothing = |most: f64| self.cost.is_some_and(|cost| cost.leaves_nothing(most - 1.0));
-        if most.is_some_and(leaves_nothing) {
+        let leaves_nothing = |allowed| self.cost.is_some_and(|cost| cost.leaves_nothing(allowed));
+        if allowed.is_some_and(leaves_nothing) {
             self.least_peak = u64::MAX;
         }
     }

@@ -82,7 +82,8 @@ pub(super) struct Cost {
     deviation: f64,
 }
 
-/// Step times as multiples of the time with everything kept, less one: what the goal allows, and what was planned and measured.
+/// Step times as multiples of the time with everything kept, less one and less what the program's thread does for any plan: what the goal
+/// allows, and what was planned and measured.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Extra {
     pub(super) allowed: f64,
@@ -236,7 +237,7 @@ impl Extra {
 
 /// Whether what steps take besides what is planned is all that the goal allows.
 fn leaves_nothing(besides: f64, allowed: f64) -> bool {
-    besides > 0.0 && besides >= AIM * allowed
+    allowed < 0.0 || (besides > 0.0 && besides >= AIM * allowed)
 }
 
 #[cfg(test)]

@@ -160,7 +160,10 @@ impl Planned {
             self.machine.moving = *moving;
         }
         let times = kept.as_secs_f64() / self.kept_step().as_secs_f64().max(f64::MIN_POSITIVE);
-        self.corrections.takes_over(corrections, times, objective.most_time());
+        let may_recompute = self.profile.work.may_recompute();
+        let allowed =
+            objective.most_time().map(|most| most - 1.0 - fixed(&self.profile, &self.machine, may_recompute));
+        self.corrections.takes_over(corrections, times, allowed);
     }
 
     /// How long computing took in steps of the plan, as a multiple of what was planned.
@@ -180,10 +183,12 @@ impl Planned {
     pub(super) fn first_cost(&self) -> Cost {
         let longer = self.corrections.longer;
         match self.machine.release {
-            Release::InStreamOrder => Cost::first(
-                DEVICE_DOUBT + OTHER_PACE_DOUBT * longer.abs(),
-                WAITING_BESIDES * longer.min(0.0).powi(2),
-            ),
+            Release::InStreamOrder => {
+                let waits = WAITING_BESIDES * longer.min(0.0).powi(2);
+                // Plans count on a part of it.
+                let besides = (waits - self.fixed()).max(waits / 4.0);
+                Cost::first(DEVICE_DOUBT + OTHER_PACE_DOUBT * longer.abs(), besides)
+            }
             Release::WhenStored => Cost::first(FIRST_DOUBT, PROCESSOR_BESIDES),
             Release::OnceWritten => Cost::first(FIRST_DOUBT, 0.0),
         }
@@ -194,17 +199,26 @@ impl Planned {
         self.profile.work.computed() * self.profile.micro_batches.max(1)
     }
 
-    /// What the plan takes beyond a step with everything kept, as a share of it.
-    pub(super) fn extra(&self) -> f64 {
-        beyond(self.plan.prediction.step, self.profile.work.computed())
+    /// What the program's thread has to do beyond a step with everything kept, as a share of that, whatever is moved or recomputed.
+    pub(super) fn fixed(&self) -> f64 {
+        match self.keeps_all() {
+            true => 0.0,
+            false => fixed(&self.profile, &self.machine, self.plan.prediction.recomputed > Duration::ZERO),
+        }
     }
 
-    /// What a step that took `wall` took beyond one with everything kept, which takes `kept`, beside what a goal of `most` times that
-    /// allows and what was planned.
+    /// What the plan takes beyond that.
+    pub(super) fn extra(&self) -> f64 {
+        beyond(self.plan.prediction.step, self.profile.work.computed()) - self.fixed()
+    }
+
+    /// What a step that took `wall` took beyond one with everything kept, which takes `kept`, and beyond what is fixed, beside what a goal of
+    /// `most` times that allows and what was planned.
     pub(super) fn measured(&self, most: f64, wall: Duration, kept: Duration) -> Extra {
-        let (planned, measured) = (self.extra(), beyond(wall, kept));
+        let fixed = self.fixed();
+        let (planned, measured) = (self.extra(), beyond(wall, kept) - fixed);
         let besides = self.corrections.cost.map_or(0.0, |cost| cost.besides()[0]).min(measured.max(0.0));
-        Extra { allowed: most - 1.0, planned, measured, besides, error: 0.0 }
+        Extra { allowed: most - 1.0 - fixed, planned, measured, besides, error: 0.0 }
     }
 
     /// A step with everything kept takes `kept`. Returns whether that is far from what was known.
@@ -411,6 +425,12 @@ fn share_of(one: f64, other: f64) -> f64 {
     if all > 0.0 && all.is_finite() { one.powi(2) / all } else { 0.0 }
 }
 
+/// What the program's thread has to do for any plan, or any that recomputes something, as a share of a step with everything kept.
+fn fixed(profile: &StepProfile, machine: &Machine, recomputes: bool) -> f64 {
+    let handled = profile.work.handled_anyway(recomputes, machine).as_secs_f64();
+    handled / profile.work.computed().as_secs_f64().max(f64::MIN_POSITIVE)
+}
+
 /// What `time` is beyond `kept`, as a share of that.
 fn beyond(time: Duration, kept: Duration) -> f64 {
     time.as_secs_f64() / kept.as_secs_f64().max(f64::MIN_POSITIVE) - 1.0
@@ -431,7 +451,12 @@ fn best(
     let frontier = Frontier::new(&profile.work, machine, caps);
     let limited = Some(objective.most_peak()).filter(|most| *most < u64::MAX);
     let peak = limited.map(|most| most.saturating_sub(corrections.unforeseen.bytes()));
-    let step = objective.step().map(|most| 1.0 + corrections.allowance() * (most - 1.0));
+    // What plans may take goes on top of what all of them do.
+    let fixed = fixed(profile, machine, profile.work.may_recompute());
+    let step = objective.step().map(|most| match most - 1.0 - fixed {
+        left if left > 0.0 => 1.0 + fixed + corrections.allowance() * left,
+        _ => most,
+    });
     let goal = Goal { peak, step };
     if let Ok(plan) = frontier.plan_above(goal, corrections.least_peak) {
         return (plan, true);

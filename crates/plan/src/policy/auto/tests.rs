@@ -11,7 +11,7 @@ use super::*;
 use crate::policy::corrections::Corrections;
 use crate::policy::planned::BY_PROCESSOR;
 use crate::report::{Baseline, PlanReport};
-use crate::{Activation, Handling, Machine, Position, Rates, Recompute, Save, Today, Workload};
+use crate::{Activation, Handling, Machine, Position, Prediction, Rates, Recompute, Save, Today, Workload};
 
 const MS: Duration = Duration::from_millis(1);
 const LAYERS: u64 = 20;

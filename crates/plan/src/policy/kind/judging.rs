@@ -40,7 +40,8 @@ impl Kind {
             }
             Some(most) => {
                 let is_unclear = planned.corrections.cost.is_none_or(|cost| {
-                    let usual = kept.mul_f64((1.0 + cost.expected(planned.extra())).clamp(0.0, MOST_SCALE));
+                    let times = 1.0 + planned.fixed() + cost.expected(planned.extra());
+                    let usual = kept.mul_f64(times.clamp(0.0, MOST_SCALE));
                     // Other plans have shown what this one takes.
                     let is_vague = cost.is_vague(planned.extra(), planned.doubt_of_moving());
                     let is_expected = seen.is_first && self.plans > 1 && !is_vague;
@@ -92,7 +93,9 @@ impl Kind {
         let planned = &mut self.planned;
         let is_paced = !kept.is_some_and(|kept| planned.keeps_in(kept));
         let (extra, doubt) = (planned.extra(), planned.doubt_of_moving());
-        let (cost, extra) = weighing.cost.weighed(extra, doubt, most - 1.0, weight);
+        let fixed = planned.fixed();
+        let beyond = Weight { extra: weight.extra - fixed, ..weight };
+        let (cost, extra) = weighing.cost.weighed(extra, doubt, most - 1.0 - fixed, beyond);
         let is_new = planned.corrections.cost.replace(cost).is_none();
         let is_over = extra.is_over();
         let may_tighten = planned.corrections.may_tighten(extra);

@@ -248,6 +248,30 @@ fn where_any_plan_takes_longer_than_the_goal_allows_everything_is_kept_at_once()
 }
 
 #[test]
+fn what_any_plan_costs_of_the_programs_thread_is_no_reason_to_make_none() {
+    // A device that waits for its program, with reruns that take three times what is planned.
+    let kept = KEPT.mul_f64(0.7);
+    let mut profile = profile_of_copies(0.1);
+    for layer in 1..LAYERS as usize {
+        let recompute = Recompute { time: MS, inputs: vec![layer - 1] };
+        profile.work.activations[layer].recompute = Some(recompute);
+    }
+    profile.work.handling = Handling { saves: kept.mul_f64(0.03), ..Handling::default() };
+    let mut run = Run::on_device(Goal::overhead(0.05), profile);
+    let beyond = |run: &mut Run| {
+        let Prediction { handled, recomputed, .. } = run.report().prediction;
+        (handled + 3 * recomputed).as_secs_f64() / kept.as_secs_f64()
+    };
+    for _ in 0..60 {
+        let times = 1.0 + beyond(&mut run);
+        run.step(kept, times);
+    }
+    let (beyond, report) = (beyond(&mut run), run.report());
+    assert!(report.loosened > 0 && (0.03..=0.05).contains(&beyond), "{beyond}: {report}");
+    assert!(report.prediction.recomputed > Duration::ZERO, "{report}");
+}
+
+#[test]
 fn a_plan_whose_profile_was_of_slower_steps_is_not_passed_for_it() {
     let mut run = Run::roomy(Goal::overhead(0.02), profile(400.0));
     // By the profile, they take 1 % more than with everything kept, and in truth 6 %.
