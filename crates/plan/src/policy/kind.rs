@@ -219,7 +219,14 @@ impl Kind {
     /// A step that kept everything has ended, and has saved `scale` times what is planned.
     pub(super) fn kept(&mut self, objective: &Objective, scale: f64, observed: &Observation) {
         let Some(weighing) = self.weighing.as_mut().filter(|_| !observed.launched) else { return };
-        self.planned.corrections.is_behind |= observed.behind > observed.wall.mul_f64(BEHIND);
+        let before = self.planned.corrections.is_behind;
+        let is_behind = before == Some(true) || observed.behind > observed.wall.mul_f64(BEHIND);
+        self.planned.corrections.is_behind = Some(is_behind);
+        if before == Some(false) && is_behind {
+            // What steps take goes with their size after all.
+            *weighing = Weighing::new(weighing.seen, weighing.cost);
+        }
+        let scale = if self.planned.waits() { 1.0 } else { scale };
         let weight = weighing.kept(observed.wall.div_f64(scale), scale);
         if let Some(told) = weighing.begins_with() {
             self.keeps_in(objective, told);
@@ -294,8 +301,9 @@ impl Kind {
             });
         }
         if self.plans == plans {
+            let scale = if self.planned.waits() { 1.0 } else { scale };
             let [wall, stall] = [observed.wall, observed.stall].map(|time| time.div_f64(scale));
-            // How long launching takes does not go with the size, and is not what steps take that are timed to their ends.
+            // How long launching takes is not what steps take that are timed to their ends, and does not go with the size.
             match observed.launched && (is_varied(scale) || self.settles()) {
                 true => self.watch.rests(),
                 false => self.timed(objective, wall, stall, scale),

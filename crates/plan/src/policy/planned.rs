@@ -271,8 +271,13 @@ impl Planned {
         let Planned { machine, corrections, .. } = self;
         if machine.release != Release::WhenStored {
             let waited = (-corrections.longer - WAITING[0]) / (WAITING[1] - WAITING[0]);
-            machine.exposed = if corrections.is_behind { 0.0 } else { waited.clamp(0.0, 1.0) };
+            machine.exposed = if corrections.is_behind == Some(true) { 0.0 } else { waited.clamp(0.0, 1.0) };
         }
+    }
+
+    /// Whether the device waits for its program, so that steps take as long as that does, whatever their size.
+    pub(super) fn waits(&self) -> bool {
+        self.machine.release != Release::WhenStored && self.corrections.is_behind == Some(false)
     }
 
     /// Forgets what moving was found to cost.

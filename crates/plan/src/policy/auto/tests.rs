@@ -209,7 +209,7 @@ impl Run {
         }
     }
 
-    /// The same of a step of `size` times the planned size, which takes so many times as long, whatever it keeps.
+    /// The same of a step of `size` times the planned size, which takes so many times as long, whatever it keeps, on a device that is behind.
     fn step_of(&mut self, size: impl Fn(bool) -> f64, kept: Duration, times: f64) {
         let is_kept = self.next_step() == NextStep::Baseline || self.auto.kinds[0].planned.keeps_all();
         let size = size(is_kept);
@@ -217,7 +217,8 @@ impl Run {
         self.number += 1;
         let followed =
             Some(Followed { course: 0, how: Adherence::Part, size, micro_batches: size, at_once: size });
-        let observed = Observation { step: self.number, wall, followed, ..Observation::default() };
+        let (step, behind) = (self.number, wall / 10);
+        let observed = Observation { step, wall, behind, followed, ..Observation::default() };
         self.auto.end(&self.plan.clone(), observed);
     }
 

@@ -37,6 +37,10 @@ impl Kind {
                     planned.corrections.try_again();
                 }
                 self.revise(objective, Decision::Baseline, |_| {});
+                // As everything was kept until now, it may be for comparison.
+                if !self.planned.keeps_all() {
+                    self.weighing = Some(Weighing::new(Some(Seen { is_strange: true, ..seen }), cost));
+                }
             }
             Some(most) => {
                 let is_unclear = planned.corrections.cost.is_none_or(|cost| {

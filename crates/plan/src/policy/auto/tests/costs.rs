@@ -248,6 +248,40 @@ fn where_any_plan_takes_longer_than_the_goal_allows_everything_is_kept_at_once()
 }
 
 #[test]
+fn a_plan_that_is_tried_since_all_steps_have_become_longer_is_compared() {
+    // Any plan takes a fifth longer, on a device that waits for its program, and the machine becomes slower.
+    let mut run = Run::on_device(Goal::overhead(0.05), profile_of_copies(50.0));
+    let mut planned = 0;
+    for number in 0..200 {
+        run.step(if number < 30 { KEPT / 2 } else { KEPT.mul_f64(0.7) }, 1.2);
+        planned += usize::from(number > 30 && !run.report().keeps_all());
+    }
+    assert!(run.report().keeps_all() && planned < 20, "{planned}: {}", run.report());
+}
+
+#[test]
+fn steps_of_a_device_that_waits_for_its_program_are_compared_whatever_their_sizes() {
+    // All take the same time, and a fifth more under any plan.
+    let behind = [Duration::ZERO, KEPT / 10];
+    let plans = behind.map(|behind| {
+        let mut run = Run::on_device(Goal::overhead(0.05), profile_of_copies(50.0));
+        for number in 0..20 {
+            let is_kept = run.next_step() == NextStep::Baseline || run.auto.kinds[0].planned.keeps_all();
+            let size = 0.1 + 0.9 * ((number * 7) % 20) as f64 / 20.0;
+            let wall = KEPT.mul_f64(if is_kept { 0.5 } else { 0.6 });
+            run.number += 1;
+            let followed =
+                Some(Followed { course: 0, how: Adherence::Part, size, micro_batches: size, at_once: size });
+            let observed = Observation { step: run.number, wall, behind, followed, ..Observation::default() };
+            run.auto.end(&run.plan.clone(), observed);
+        }
+        run.report()
+    });
+    assert!(plans[0].keeps_all() && plans[0].kept_step == KEPT / 2, "{}", plans[0]);
+    assert!(!plans[1].keeps_all(), "a device that is behind takes longer for more: {}", plans[1]);
+}
+
+#[test]
 fn what_any_plan_costs_of_the_programs_thread_is_no_reason_to_make_none() {
     // A device that waits for its program, with reruns that take three times what is planned.
     let kept = KEPT.mul_f64(0.7);
