@@ -180,10 +180,11 @@ fn where_steps_vary_in_size_there_is_host_memory_for_larger_ones() {
     let needed = run.report().prediction.host_peak;
     assert_eq!(asked(&mut run), needed);
     run.next_step();
-    run.ended(StepOutcome::Planned(Adherence::Whole(16)), Observation::default());
+    let observed = Observation { wall: KEPT, behind: KEPT / 10, ..Observation::default() };
+    run.ended(StepOutcome::Planned(Adherence::Whole(16)), observed.clone());
     assert_eq!(asked(&mut run), needed, "micro-batches follow each other");
     run.next_step();
-    run.ended(PART, Observation::default());
+    run.ended(PART, observed);
     assert_eq!(asked(&mut run), (LARGER_STILL * needed as f64) as u64);
 }
 
