@@ -251,12 +251,12 @@ fn where_any_plan_takes_longer_than_the_goal_allows_everything_is_kept_at_once()
 fn a_plan_that_is_tried_since_all_steps_have_become_longer_is_compared() {
     // Any plan takes a fifth longer, on a device that waits for its program, and the machine is slower for a while.
     let mut run = Run::on_device(Goal::overhead(0.05), profile_of_copies(50.0));
-    let mut planned = 0;
+    let mut compared = 0;
     for number in 0..200 {
-        run.step(if (30..33).contains(&number) { KEPT.mul_f64(0.7) } else { KEPT / 2 }, 1.2);
-        planned += usize::from(number > 30 && !run.report().keeps_all());
+        compared += usize::from(number > 30 && run.next_step() == NextStep::Baseline);
+        run.step(if (30..34).contains(&number) { KEPT.mul_f64(0.7) } else { KEPT / 2 }, 1.2);
     }
-    assert!(run.report().keeps_all() && (1..20).contains(&planned), "{planned}: {}", run.report());
+    assert!(run.report().keeps_all() && compared >= 4, "{compared}: {}", run.report());
 }
 
 #[test]
