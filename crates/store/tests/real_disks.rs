@@ -19,6 +19,7 @@ use ssdtrain_store::{AlignedBuf, BackendKind, Blob, Completion, ErrorKind, Resul
 use tempfile::TempDir;
 
 const MIB: usize = 1 << 20;
+const EXT4: &[&str] = &["mkfs.ext4", "-q", "-F", "-O", "^has_journal", "-m", "0"];
 /// How long a frozen disk is waited for.
 const LIMIT: Duration = Duration::from_millis(300);
 
@@ -27,6 +28,8 @@ struct Mounted {
     place: TempDir,
     /// The loop device below it, and the file below that.
     device: Option<(String, PathBuf)>,
+    /// The device-mapper's device between the two.
+    mapped: Option<String>,
     frozen: bool,
 }
 
@@ -41,22 +44,46 @@ impl Mounted {
 
     /// ext4 on a loop device, with direct I/O. The error says why it cannot be had here.
     fn ext4(bytes: usize) -> Result<Mounted, String> {
+        let (mounted, device) = Mounted::looped(bytes, EXT4)?;
+        run("mount", &[&device, &mounted.path()])?;
+        Ok(mounted)
+    }
+
+    /// btrfs, of which no more may be used than a quota allows. The error says why it cannot be had here.
+    fn btrfs_with_quota(bytes: usize) -> Result<Mounted, String> {
+        let (mounted, device) = Mounted::looped(bytes, &["mkfs.btrfs", "-q"])?;
+        run("mount", &[&device, &mounted.path()])?;
+        run("btrfs", &["quota", "enable", &mounted.path()])?;
+        Ok(mounted)
+    }
+
+    /// ext4 on a device whose kind can be changed. The error says why it cannot be had here.
+    fn mapped(bytes: usize) -> Result<Mounted, String> {
+        let (mut mounted, device) = Mounted::looped(bytes, EXT4)?;
+        let name = format!("ssdtrain-test-{}", std::process::id());
+        run("dmsetup", &["create", &name, "--table", &format!("0 {} linear {device} 0", bytes / 512)])?;
+        mounted.mapped = Some(name.clone());
+        run("mount", &[&format!("/dev/mapper/{name}"), &mounted.path()])?;
+        Ok(mounted)
+    }
+
+    /// A loop device with a file system that `make` makes in a file.
+    fn looped(bytes: usize, make: &[&str]) -> Result<(Mounted, String), String> {
         let mut mounted = Mounted::nothing();
         let image = mounted.place.path().with_extension("image");
         File::create(&image)
             .and_then(|file| file.set_len(bytes as u64))
             .map_err(|error| error.to_string())?;
         let shown = image.display().to_string();
-        let made = run("mkfs.ext4", &["-q", "-F", "-O", "^has_journal", "-m", "0", &shown])
+        let made = run(make[0], &[&make[1..], &[&shown]].concat())
             .and_then(|_| run("losetup", &["--find", "--show", &shown]));
         let device = made.inspect_err(|_| drop(fs::remove_file(&image)))?.trim().to_owned();
         mounted.device = Some((device.clone(), image));
-        run("mount", &[&device, &mounted.path()])?;
-        Ok(mounted)
+        Ok((mounted, device))
     }
 
     fn nothing() -> Mounted {
-        Mounted { place: tempfile::tempdir().unwrap(), device: None, frozen: false }
+        Mounted { place: tempfile::tempdir().unwrap(), device: None, mapped: None, frozen: false }
     }
 
     fn path(&self) -> String {
@@ -86,6 +113,24 @@ impl Mounted {
         }
     }
 
+    /// From now on no more than this may be used, such as `32M`.
+    fn set_quota(&self, most: &str) {
+        run("btrfs", &["qgroup", "limit", most, &self.path()]).unwrap();
+    }
+
+    /// The limit of a quota that is exceeded cannot be raised.
+    fn end_quota(&self) {
+        run("btrfs", &["quota", "disable", &self.path()]).unwrap();
+    }
+
+    /// Has the device-mapper answer everything with an error from now on.
+    fn fail(&self, bytes: usize) {
+        let name = self.mapped.as_ref().unwrap();
+        run("dmsetup", &["suspend", "--noflush", "--nolockfs", name]).unwrap();
+        run("dmsetup", &["load", name, "--table", &format!("0 {} error", bytes / 512)]).unwrap();
+        run("dmsetup", &["resume", name]).unwrap();
+    }
+
     /// Bytes that are free.
     fn free(&self) -> u64 {
         let told = run("stat", &["-f", "-c", "%a %S", &self.path()]).unwrap();
@@ -98,6 +143,9 @@ impl Drop for Mounted {
         self.thaw();
         // What was not mounted is not to be unmounted.
         run("umount", &["--lazy", &self.path()]).ok();
+        if let Some(name) = &self.mapped {
+            run("dmsetup", &["remove", "--force", name]).ok();
+        }
         if let Some((device, image)) = &self.device {
             run("losetup", &["--detach", device]).ok();
             fs::remove_file(image).ok();
@@ -115,12 +163,18 @@ fn run(program: &str, arguments: &[&str]) -> Result<String, String> {
     Err(format!("{program}: {}", String::from_utf8_lossy(&output.stderr).trim()))
 }
 
-/// The file system, or a return from the test that prints why there is none.
+/// The file system, or a return from the test that prints why there is none. In a loop, `continue` leaves the others to be tried.
 macro_rules! or_skip {
     ($mounted:expr) => {
+        or_skip!($mounted, return)
+    };
+    ($mounted:expr, $leave:expr) => {
         match $mounted {
             Ok(mounted) => mounted,
-            Err(why) => return eprintln!("skipped: {why}"),
+            Err(why) => {
+                eprintln!("skipped: {why}");
+                $leave
+            }
         }
     };
 }
@@ -174,7 +228,7 @@ const BACKENDS: [BackendKind; 2] = [BackendKind::Auto, BackendKind::Pool];
 #[ignore = "mounts file systems, as root"]
 fn a_file_system_that_is_full_is_an_error_that_says_so_and_what_was_written_stays() {
     for mount in [|| Mounted::tmpfs(24 * MIB), || Mounted::ext4(48 * MIB)] {
-        let disk = or_skip!(mount());
+        let disk = or_skip!(mount(), continue);
         let store = Store::open(disk.config(BackendKind::Auto)).unwrap();
         let (mut blobs, refusal) = fill(&store);
         assert_eq!(refusal.kind(), ErrorKind::NoSpace);
@@ -190,7 +244,7 @@ fn a_file_system_that_is_full_is_an_error_that_says_so_and_what_was_written_stay
 #[ignore = "mounts file systems, as root"]
 fn the_last_part_of_a_file_system_is_left_to_others() {
     for mount in [|| Mounted::tmpfs(40 * MIB), || Mounted::ext4(64 * MIB)] {
-        let disk = or_skip!(mount());
+        let disk = or_skip!(mount(), continue);
         let config = StoreConfig { keep_free: None, ..disk.config(BackendKind::Auto) };
         let all = disk.free();
         let store = Store::open(config).unwrap();
@@ -224,7 +278,7 @@ fn a_disk_that_others_fill_is_used_again_when_they_have_gone() {
 #[ignore = "mounts file systems, as root"]
 fn a_disk_that_fails_is_an_error_of_its_own() {
     for backend in BACKENDS {
-        let disk = or_skip!(Mounted::ext4(64 * MIB));
+        let disk = or_skip!(Mounted::ext4(64 * MIB), continue);
         let store = Store::open(disk.config(backend)).unwrap();
         assert!(store.path().is_direct(), "{}", store.path());
         let blob = store.reserve(MIB as u64).unwrap();
@@ -239,15 +293,68 @@ fn a_disk_that_fails_is_an_error_of_its_own() {
     }
 }
 
+/// A quota of btrfs binds root as well.
+#[test]
+#[ignore = "mounts file systems, as root"]
+fn a_quota_that_is_used_up_is_an_error_that_says_so_and_what_was_written_stays() {
+    let disk = or_skip!(Mounted::btrfs_with_quota(256 * MIB));
+    disk.set_quota("32M");
+    let store = Store::open(disk.config(BackendKind::Auto)).unwrap();
+    let (mut blobs, refusal) = fill(&store);
+    assert_eq!(refusal.kind(), ErrorKind::NoSpace);
+    assert!(refusal.to_string().contains("cannot grow: Disk quota exceeded"), "{refusal}");
+    assert!((16..=32).contains(&blobs.len()), "{} blobs, {refusal}", blobs.len());
+    assert_hold(&store, &blobs);
+    drop(blobs.pop());
+    store.reserve(MIB as u64).expect("freed room is used again");
+}
+
+/// btrfs writes to other blocks each time, so also a file that has all its room may exceed a quota.
+#[test]
+#[ignore = "mounts file systems, as root"]
+fn a_write_beyond_a_quota_is_an_error_of_its_own_and_the_next_one_within_it_works() {
+    for backend in BACKENDS {
+        let disk = or_skip!(Mounted::btrfs_with_quota(256 * MIB), continue);
+        let store = Store::open(StoreConfig { cap_bytes: 8 * MIB as u64, ..disk.config(backend) }).unwrap();
+        let blob = store.reserve(MIB as u64).unwrap();
+        write(&store, &blob, 1).recv().unwrap().unwrap();
+        run("sync", &["-f", &disk.path()]).unwrap();
+        disk.set_quota("4M");
+        let error = write(&store, &blob, 2).recv().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoSpace);
+        assert_eq!(error.os_error().unwrap().raw_os_error(), Some(libc::EDQUOT), "{error}");
+        disk.end_quota();
+        write(&store, &blob, 3).recv().unwrap().unwrap();
+        assert!(read(&store, &blob).unwrap().iter().all(|&byte| byte == 3));
+    }
+}
+
+#[test]
+#[ignore = "mounts file systems, as root"]
+fn a_device_that_answers_with_errors_is_an_error_of_its_own() {
+    for backend in BACKENDS {
+        let disk = or_skip!(Mounted::mapped(64 * MIB), continue);
+        let store = Store::open(disk.config(backend)).unwrap();
+        let blob = store.reserve(MIB as u64).unwrap();
+        write(&store, &blob, 7).recv().unwrap().unwrap();
+        disk.fail(64 * MIB);
+        for error in [read(&store, &blob).unwrap_err(), write(&store, &blob, 8).recv().unwrap().unwrap_err()]
+        {
+            assert_eq!(error.kind(), ErrorKind::Io);
+            assert_eq!(error.os_error().unwrap().raw_os_error(), Some(libc::EIO), "{error}");
+        }
+    }
+}
+
 #[test]
 #[ignore = "mounts file systems, as root"]
 fn a_disk_that_does_not_answer_is_given_up_and_used_again_once_it_does() {
     for backend in BACKENDS {
-        let mut disk = or_skip!(Mounted::ext4(64 * MIB));
+        let mut disk = or_skip!(Mounted::ext4(64 * MIB), continue);
         let store = Store::open(disk.config(backend)).unwrap();
         let blobs = [(); 3].map(|()| store.reserve(MIB as u64).unwrap());
         write(&store, &blobs[0], 1).recv().unwrap().unwrap();
-        or_skip!(disk.freeze());
+        or_skip!(disk.freeze(), continue);
         let writes = [1, 2].map(|index| write(&store, &blobs[index], 9));
         for outcome in writes {
             let error = outcome.recv().unwrap().unwrap_err();
@@ -270,10 +377,10 @@ fn a_disk_that_does_not_answer_is_given_up_and_used_again_once_it_does() {
 #[ignore = "mounts file systems, as root"]
 fn a_store_ends_while_its_disk_does_not_answer() {
     for backend in BACKENDS {
-        let mut disk = or_skip!(Mounted::ext4(64 * MIB));
+        let mut disk = or_skip!(Mounted::ext4(64 * MIB), continue);
         let store = Store::open(disk.config(backend)).unwrap();
         let blob = store.reserve(MIB as u64).unwrap();
-        or_skip!(disk.freeze());
+        or_skip!(disk.freeze(), continue);
         let outcome = write(&store, &blob, 9);
         drop((store, blob));
         assert_eq!(outcome.try_recv().unwrap().unwrap_err().kind(), ErrorKind::TimedOut);
