@@ -2,72 +2,23 @@
 //! process of its own, as a user whom they bind.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
+mod limited;
+
 use std::env;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::process::CommandExt;
-use std::process::{self, Command};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
+use limited::{is_alone, limit, next_file, open_files};
 use ssdtrain_store::{
     AlignedBuf, BLOCK, BackendKind, Blob, Completion, Direction, Error, ErrorKind, Fault, Faulty, HostPool,
     IoBuf, Pin, Pool, Result, Store, StoreConfig,
 };
 
 const MIB: u64 = 1 << 20;
-/// What the process of a test knows its test by.
-const TEST: &str = "LIMITED_TEST";
-/// Nobody has this number, nor those that follow it.
-const USERS: u32 = 700_000_000;
-
-/// Runs the calling test again in a process of its own. Returns whether this is that process.
-fn is_alone(test: &str) -> bool {
-    if env::var_os(TEST).is_some_and(|alone| alone == test) {
-        return true;
-    }
-    let mut child = Command::new(env::current_exe().unwrap());
-    child.args(["--exact", test, "--nocapture", "--test-threads", "1"]).env(TEST, test);
-    // SAFETY: the call has no arguments and cannot fail.
-    if unsafe { libc::geteuid() } == 0 {
-        // Limits of threads and of locked memory do not bind root, and those of threads count all processes of a user.
-        let user = USERS + process::id();
-        child.uid(user).gid(user);
-    }
-    match child.output() {
-        Ok(output) => {
-            let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
-            print!("{out}");
-            eprint!("{err}");
-            assert!(output.status.success(), "{}: {out}\n{err}", output.status);
-        }
-        Err(error) => eprintln!("skipped: no process of another user can be started: {error}"),
-    }
-    false
-}
-
-/// Sets a limit of this process, which can be raised again. Returns what it was.
-fn limit(resource: libc::__rlimit_resource_t, most: u64) -> u64 {
-    let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limits` has room for the answer.
-    assert_eq!(unsafe { libc::getrlimit(resource, &raw mut limits) }, 0);
-    let before = std::mem::replace(&mut limits.rlim_cur, most.min(limits.rlim_max));
-    // SAFETY: `limits` is what the call reads.
-    assert_eq!(unsafe { libc::setrlimit(resource, &raw const limits) }, 0);
-    before
-}
-
-/// The number of the next file that this process opens.
-fn next_file() -> u64 {
-    File::open("/").unwrap().as_raw_fd() as u64
-}
-
-fn open_files() -> usize {
-    fs::read_dir("/proc/self/fd").unwrap().count()
-}
 
 fn config(backend: BackendKind, files: usize) -> StoreConfig {
     StoreConfig {
