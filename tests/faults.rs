@@ -263,8 +263,8 @@ fn sweep(way: Way) {
                 }
             }
         }
+        println!("{}, up to {}: {tally:?}", way.name, placing.name);
     }
-    println!("{}: {tally:?}", way.name);
     // Some faults by themselves are never an error: a write that finds no room leaves its tensor where it is.
     let errs = tally.errors > 0 || !(chosen.is_empty() || chosen == "all");
     assert!(errs && tally.reached > tally.trainings / 2, "{tally:?}");

@@ -547,6 +547,18 @@ fn io_and_doctor_say_what_they_found() {
 }
 
 #[test]
+fn what_is_to_be_left_to_others_on_a_disk_is_not_written_to() {
+    let place = workplace();
+    let written = |more: &[&str]| {
+        let options = [&["--steps=2", "--warmup=0", "--strategies=keep,offload", "--check", "--json"], more];
+        let rows = json_lines(&tiny(place.path(), &["compare", "--data=text.txt"], &options.concat()));
+        rows[1]["disk"]["written_bytes_per_step"].as_u64().unwrap()
+    };
+    assert!(written(&["--disk-keep-free=0", "--disk-timeout=60"]) > 0);
+    assert_eq!(written(&["--disk-keep-free=1048576TiB", "--disk-timeout=none"]), 0);
+}
+
+#[test]
 fn what_is_encrypted_is_called_so() {
     let place = workplace();
     let io = json_lines(&bench(
