@@ -15,9 +15,9 @@ pub enum ErrorKind {
     Config,
     /// A spill directory cannot be used; the message names it and says why.
     Directory,
-    /// The spill files or their hard cap have no room for a transfer.
+    /// The spill files, their hard cap or the host's memory have no room for a transfer.
     NoSpace,
-    /// The kernel or the device refused a transfer.
+    /// The kernel or the device refused a transfer, or the kernel a file or a thread.
     Io,
     /// The disk did not answer a transfer in time ([`disk_timeout`](crate::TensorCacheBuilder::disk_timeout)).
     TimedOut,

@@ -2,9 +2,10 @@
 //! training without a cache, or backward is an error that names the cause; and training goes on afterwards.
 //!
 //! Each training is repeated with a fault in its first, second, third, ... read or write, until one runs to its end
-//! without reaching the fault. By default a sample of these trainings runs. All of them, more than 100,000, take half an
-//! hour or more, which is longer than nextest allows. A fault's name instead of `all` runs those with that fault, as in
-//! `SSDTRAIN_FAULTS='Errno(5)'`:
+//! without reaching the fault. Or a disk vanishes from that operation on, one of several or all of them. By default a sample of
+//! these trainings runs. All of them, more than 100,000, take half an hour or more, which is longer than nextest allows. A fault's
+//! name instead of `all` runs those with that fault, as in `SSDTRAIN_FAULTS='Errno(5)'`, and `vanishes` those whose disks vanish.
+//! `SSDTRAIN_PLACINGS` limits them to the policies whose names contain it:
 //!
 //! ```sh
 //! SSDTRAIN_FAULTS=all cargo test --test faults -- --nocapture --test-threads 1
@@ -15,8 +16,8 @@ mod common;
 
 use std::fmt;
 use std::io;
-use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use common::assert_nothing_held;
@@ -114,31 +115,73 @@ struct Setup {
     verify: Verify,
 }
 
-/// The `times` operations of a direction that come after the first `skip` fail.
+/// The `times` operations that come after the first `skip` of those fail.
 #[derive(Clone, Copy, Debug)]
 struct Failing {
-    direction: Direction,
+    on: On,
     fault: Fault,
     skip: u64,
     times: u64,
 }
 
+/// Which operations are counted and fail.
+#[derive(Clone, Copy, Debug)]
+enum On {
+    Reads,
+    Writes,
+    /// Those of both directions on this one disk. It does not come back.
+    Disk(usize),
+    /// The same on all disks.
+    Disks,
+}
+
 impl Failing {
     /// All faults that a training can be expected to survive or to notice. With checksums, those that may change bytes or
     /// leave the checksums behind.
-    fn all(verify: Verify) -> Vec<Failing> {
-        use Direction::{Read, Write};
-        let errno = |code| [Write, Read].map(|direction| (direction, Fault::Errno(code)));
-        let faults = if verify != Verify::Off {
-            vec![(Read, Fault::FlippedBit), (Read, Fault::Errno(libc::EIO)), (Write, Fault::Never)]
+    fn all(way: Way, verify: Verify) -> Vec<Failing> {
+        use On::{Reads, Writes};
+        let (faults, vanishing): (Vec<_>, &[i32]) = if verify != Verify::Off {
+            let faults =
+                [(Reads, Fault::FlippedBit), (Reads, Fault::Errno(libc::EIO)), (Writes, Fault::Never)];
+            (faults.into(), &[libc::EIO])
         } else {
-            let faults = [libc::EIO, libc::EINTR, libc::EAGAIN].into_iter().flat_map(errno);
-            let both = |fault| [Write, Read].map(|direction| (direction, fault));
+            let both = |fault| [Writes, Reads].map(|on| (on, fault));
+            let errnos = [libc::EIO, libc::EINTR, libc::EAGAIN].map(Fault::Errno);
+            let faults = errnos.into_iter().flat_map(both).chain([(Writes, Fault::Errno(libc::ENOSPC))]);
             let others = [Fault::Short, Fault::Delayed(LIMIT), Fault::Never].into_iter().flat_map(both);
-            faults.chain([(Write, Fault::Errno(libc::ENOSPC))]).chain(others).collect()
+            (faults.chain(others).collect(), &[libc::EIO, libc::ENODEV, libc::ENXIO])
         };
-        let times = |(direction, fault)| TIMES.map(|times| Failing { direction, fault, skip: 0, times });
-        faults.into_iter().flat_map(times).collect()
+        let times = |(on, fault)| TIMES.map(|times| Failing { on, fault, skip: 0, times });
+        // The last of several disks, or all of them.
+        let which = (way.volumes > 1).then_some(On::Disk(way.volumes - 1)).into_iter().chain([On::Disks]);
+        let vanish = |on| {
+            vanishing.iter().map(move |&code| Failing {
+                on,
+                fault: Fault::Errno(code),
+                skip: 0,
+                times: u64::MAX,
+            })
+        };
+        faults.into_iter().flat_map(times).chain(which.flat_map(vanish)).collect()
+    }
+
+    /// What chooses it.
+    fn name(&self) -> String {
+        match self.on {
+            On::Reads | On::Writes => format!("{:?}", self.fault),
+            On::Disk(_) | On::Disks => "vanishes".to_owned(),
+        }
+    }
+
+    fn inject(&self, backend: &Faulty) {
+        let Failing { on, fault, skip, times } = *self;
+        match (on, fault) {
+            (On::Reads, _) => backend.inject(Direction::Read, fault, skip, times),
+            (On::Writes, _) => backend.inject(Direction::Write, fault, skip, times),
+            (On::Disk(disk), Fault::Errno(code)) => backend.vanish(Some(disk), code, skip),
+            (On::Disks, Fault::Errno(code)) => backend.vanish(None, code, skip),
+            (On::Disk(_) | On::Disks, _) => unreachable!("a disk vanishes with an error number"),
+        }
     }
 
     /// The kind and the words of the error that backward may return; `None` if gradients have to be right.
@@ -151,7 +194,7 @@ impl Failing {
             Fault::Never => 1,
             _ => 3,
         };
-        if self.direction == Direction::Write || self.times < attempts {
+        if matches!(self.on, On::Writes) || self.times < attempts {
             return None;
         }
         match self.fault {
@@ -164,7 +207,13 @@ impl Failing {
 
     /// Whether an operation has failed in this training.
     fn is_reached(&self, trained: &Trained) -> bool {
-        trained.operations[self.direction as usize] > self.skip
+        let operations = match self.on {
+            On::Reads => trained.operations[Direction::Read as usize],
+            On::Writes => trained.operations[Direction::Write as usize],
+            On::Disk(_) => trained.of_last_disk,
+            On::Disks => trained.operations.iter().sum(),
+        };
+        operations > self.skip
     }
 
     /// Whether the store has to count it once it has happened.
@@ -185,15 +234,16 @@ impl fmt::Display for Setup {
 
 /// Runs the trainings of this way, with every policy, fault and place of the fault.
 fn sweep(way: Way) {
-    let chosen = std::env::var("SSDTRAIN_FAULTS").unwrap_or_default();
+    let [chosen, placings] =
+        ["SSDTRAIN_FAULTS", "SSDTRAIN_PLACINGS"].map(|name| std::env::var(name).unwrap_or_default());
     let (model, watchdog) = (Model::new(way.layers), watchdog());
     let mut tally = Tally::default();
-    for placing in PLACINGS {
+    for placing in PLACINGS.into_iter().filter(|placing| placing.name.contains(&placings)) {
         for verify in [Verify::Off, Verify::Full].into_iter().take(1 + usize::from(way.verifies)) {
             let setup = Setup { way, placing, verify };
             let usual = train(&model, &setup, None, &watchdog);
-            for failing in Failing::all(verify) {
-                let all = chosen == "all" || format!("{:?}", failing.fault) == chosen;
+            for failing in Failing::all(way, verify) {
+                let all = chosen == "all" || failing.name() == chosen;
                 if !(all || chosen.is_empty()) {
                     continue;
                 }
@@ -213,8 +263,8 @@ fn sweep(way: Way) {
                 }
             }
         }
+        println!("{}, up to {}: {tally:?}", way.name, placing.name);
     }
-    println!("{}: {tally:?}", way.name);
     // Some faults by themselves are never an error: a write that finds no room leaves its tensor where it is.
     let errs = tally.errors > 0 || !(chosen.is_empty() || chosen == "all");
     assert!(errs && tally.reached > tally.trainings / 2, "{tally:?}");
@@ -243,6 +293,8 @@ impl Tally {
 struct Trained {
     /// The operations of each direction in all steps.
     operations: [u64; 2],
+    /// The operations of both directions on the last disk.
+    of_last_disk: u64,
     /// Whether a step ended in an error.
     erred: bool,
 }
@@ -253,8 +305,8 @@ fn train(model: &Model, setup: &Setup, failing: Option<Failing>, watchdog: &Send
     watchdog.send(what.clone()).unwrap();
     let before = panics();
     let (backend, cache) = open(setup);
-    if let Some(Failing { direction, fault, skip, times }) = failing {
-        backend.inject(direction, fault, skip, times);
+    if let Some(failing) = failing {
+        failing.inject(&backend);
         backend.never_within(LIMIT);
     }
     let mut erred = false;
@@ -265,7 +317,8 @@ fn train(model: &Model, setup: &Setup, failing: Option<Failing>, watchdog: &Send
         }
     }
     let operations = [Direction::Read, Direction::Write].map(|direction| backend.submitted(direction));
-    let trained = Trained { operations, erred };
+    let of_last_disk = backend.submitted_to(Some(setup.way.volumes - 1));
+    let trained = Trained { operations, of_last_disk, erred };
     let stats = cache.store_stats().unwrap();
     let counted = stats.failures + stats.retried;
     if let Some(failing) = failing.filter(|failing| failing.is_reached(&trained)) {
@@ -288,11 +341,17 @@ fn train(model: &Model, setup: &Setup, failing: Option<Failing>, watchdog: &Send
 
 /// A cache over a store whose operations fail on request.
 fn open(Setup { way, placing, verify }: &Setup) -> (Arc<Faulty>, TensorCache) {
-    let ring = way.in_file.then(|| Uring::new(8).ok()).flatten();
-    let inner = match ring {
-        Some(ring) => Arc::new(ring) as Arc<dyn Backend>,
-        // Also where the kernel has no rings for this process.
-        None => Arc::new(Pool::new(2).unwrap()),
+    let threads = || Arc::new(Pool::new(2).unwrap()) as Arc<dyn Backend>;
+    let inner = match way.in_file.then(|| Uring::new(8)) {
+        Some(Ok(ring)) => Arc::new(ring),
+        Some(Err(refused)) => {
+            static TOLD: Once = Once::new();
+            TOLD.call_once(|| {
+                eprintln!("{}: by threads, since io_uring is refused here: {refused}", way.name)
+            });
+            threads()
+        }
+        None => threads(),
     };
     let backend = Arc::new(Faulty::new(inner));
     let config = StoreConfig {

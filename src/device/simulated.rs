@@ -10,11 +10,11 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use ssdtrain_libtorch::Storage;
-use ssdtrain_store::Pin;
 use ssdtrain_store::sync::{Condvar, Mutex};
+use ssdtrain_store::{Pin, no_thread};
 
 use super::{Device, DeviceFaults, FaultyDevice, Lane};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 
 /// The settings of a simulated device.
 #[derive(Clone, Debug)]
@@ -214,9 +214,7 @@ impl Worker {
             }
         };
         let thread = thread::Builder::new().name(format!("ssdtrain-sim-{name}")).spawn(run);
-        let thread = thread.map_err(|error| {
-            Error::io(ErrorKind::Device, "the simulated device's threads could not be started", error)
-        })?;
+        let thread = thread.map_err(|error| no_thread("a thread of the simulated device", error))?;
         Ok(Worker { queue: Some(queue), thread: Some(thread) })
     }
 

@@ -28,8 +28,7 @@ pub(crate) struct Placed {
     /// `None` if nothing was planned for it.
     pub(crate) placement: Option<Placement>,
     pub(crate) room: Option<Room>,
-    /// Whether it stays in the graph, as without a cache, because the course says so, the step is not larger than known, and no limit counts
-    /// what stays.
+    /// Whether it stays in the graph, as without a cache, because the course lets so much stay there, and no limit counts what stays.
     pub(crate) in_graph: bool,
 }
 
@@ -46,6 +45,11 @@ struct State {
     /// Those that were saved in micro-batches before.
     saved_before: u64,
     unplaced: u64,
+    /// Those that a graph may still hold, now and at most: what was saved since the last backward that was told of, or in the whole step if
+    /// several micro-batches are open at once.
+    open: u64,
+    most_open: u64,
+    are_several_open: bool,
     /// The room that is given now is so many times that of the active course.
     times: f64,
     /// A micro-batch was larger than planned.
@@ -112,9 +116,9 @@ impl Cursor {
             }
             _ => None,
         };
-        let course = self.courses.get(state.active).filter(|course| course.in_graph);
-        let is_as_known = !state.lost && !state.larger && self.unplanned == Headroom::Free;
-        let in_graph = course.is_some() && is_as_known && placement == Some(Placement::Keep);
+        let may_stay = self.courses.get(state.active).map_or(0, |course| course.in_graph);
+        let is_free = !state.lost && self.unplanned == Headroom::Free && state.open <= may_stay;
+        let in_graph = is_free && placement == Some(Placement::Keep);
         Placed { placement, room, in_graph }
     }
 
@@ -132,16 +136,20 @@ impl Cursor {
         schedule.result(planned, result)
     }
 
-    /// A micro-batch begins.
-    pub(crate) fn rewind(&self) {
+    /// A micro-batch begins, or goes on, while others may be open.
+    pub(crate) fn switch(&self) {
         let mut state = self.state.lock();
-        state.parts += u32::from(state.is_within(&self.courses));
-        for place in state.threads.iter_mut().flat_map(|thread| &mut thread.places) {
-            *place = place.take().map(Place::rewound);
+        state.are_several_open = true;
+        state.rewind(&self.courses);
+    }
+
+    /// A backward has ended: what is saved next belongs to another micro-batch.
+    pub(crate) fn backward_ended(&self) {
+        let mut state = self.state.lock();
+        if !state.are_several_open {
+            state.open = 0;
         }
-        state.fitting.fill(true);
-        state.times = 1.0;
-        (state.saved_before, state.planned) = (state.saved, 0);
+        state.rewind(&self.courses);
     }
 
     /// Whether the step has deviated from its plan.
@@ -173,11 +181,23 @@ impl Cursor {
             () if parts > 0 || !is_all || size < 1.0 - LIKE => Adherence::Part,
             () => Adherence::Whole(ends),
         };
-        Some(Followed { course: state.active, how, size, micro_batches })
+        let at_once = state.most_open as f64 / (schedule.bytes() as f64).max(1.0);
+        Some(Followed { course: state.active, how, size, micro_batches, at_once })
     }
 }
 
 impl State {
+    /// What is saved next is read from the beginning of the courses.
+    fn rewind(&mut self, courses: &[Course]) {
+        self.parts += u32::from(self.is_within(courses));
+        for place in self.threads.iter_mut().flat_map(|thread| &mut thread.places) {
+            *place = place.take().map(Place::rewound);
+        }
+        self.fitting.fill(true);
+        self.times = 1.0;
+        (self.saved_before, self.planned) = (self.saved, 0);
+    }
+
     /// The placement of the calling thread's next save.
     fn place(&mut self, cursor: &Cursor, saving: Saving) -> Option<Placement> {
         let Cursor { courses, unplanned, .. } = cursor;
@@ -185,6 +205,8 @@ impl State {
         let thread = self.thread(courses.len());
         self.threads[thread].strand = saving.position.map(|position| position.strand);
         self.saved += saving.bytes;
+        self.open += saving.bytes;
+        self.most_open = self.most_open.max(self.open);
         // With a limit on bytes, a larger step has to find its own way to keep to it.
         let fits = |save: &PlannedSave| grows || saving.bytes <= save.bytes;
         let mut found = vec![Found::Nothing; courses.len()];
@@ -308,7 +330,7 @@ mod tests {
             schedule,
             budgets: Budgets { device_budget, ..Budgets::default() },
             is_baseline: false,
-            in_graph: false,
+            in_graph: 0,
         }
     }
 
@@ -333,18 +355,39 @@ mod tests {
     }
 
     #[test]
-    fn what_a_course_leaves_in_the_graph_stays_there_unless_the_step_is_larger_limited_or_lost() {
+    fn what_a_course_leaves_in_the_graph_stays_there_unless_it_is_too_much_limited_or_lost() {
         let step = |in_graph, unplanned, saved: [u64; 4]| {
             let courses = vec![Course { in_graph, ..course(&[(10, KEEP), (20, KEEP)], 0) }];
             let cursor = Cursor::new(&Saves::Scheduled { courses, unplanned });
             saved.map(|bytes| placed(&cursor, bytes).in_graph)
         };
-        let (as_known, lost, larger) = ([10, 20, 10, 20], [10, 20, 10, 7000], [10, 20, 15, 30]);
-        assert_eq!(step(true, Headroom::Free, as_known), [true; 4]);
-        assert_eq!(step(true, Headroom::Free, lost), [true, true, true, false]);
-        assert_eq!(step(true, Headroom::Free, larger), [true, true, false, false]);
-        assert_eq!(step(true, Headroom::Bytes(1 << 30), as_known), [false; 4], "what stays counts");
-        assert_eq!(step(false, Headroom::Free, as_known), [false; 4]);
+        let (as_known, lost, larger) = ([10, 20, 10, 20], [10, 20, 10, 7000], [10, 20, 35, 70]);
+        assert_eq!(step(60, Headroom::Free, as_known), [true; 4]);
+        assert_eq!(
+            step(59, Headroom::Free, as_known),
+            [true, true, true, false],
+            "it went on without a backward"
+        );
+        assert_eq!(step(7040, Headroom::Free, lost), [true, true, true, false]);
+        assert_eq!(step(70, Headroom::Free, larger), [true, true, true, false]);
+        assert_eq!(step(60, Headroom::Bytes(1 << 30), as_known), [false; 4], "what stays counts");
+        assert_eq!(step(0, Headroom::Free, as_known), [false; 4]);
+    }
+
+    #[test]
+    fn what_a_backward_was_told_to_need_no_more_is_no_longer_open_unless_others_are() {
+        for (several, most) in [(false, 1.0), (true, 2.0)] {
+            let cursor = cursor(&[Course { in_graph: 30, ..course(&[(10, KEEP), (20, KEEP)], 0) }]);
+            for _ in 0..2 {
+                if several {
+                    cursor.switch();
+                }
+                assert_eq!([10, 20].map(|bytes| next(&cursor, bytes)), [Some(KEEP); 2]);
+                cursor.backward_ended();
+            }
+            assert_eq!(cursor.followed().map(|followed| followed.at_once), Some(most));
+            assert_eq!(placed(&cursor, 10).in_graph, !several);
+        }
     }
 
     #[test]
@@ -353,7 +396,7 @@ mod tests {
             let cursor = planned(&TWO);
             for _ in 0..2 {
                 if told {
-                    cursor.rewind();
+                    cursor.backward_ended();
                 }
                 assert_eq!([10, 20].map(|bytes| next(&cursor, bytes)), [Some(KEEP), Some(HOST)]);
             }
@@ -380,7 +423,7 @@ mod tests {
         assert_eq!(next(&cursor, 100), Some(HOST));
         assert_eq!(next(&cursor, 60), Some(HOST), "it may be the next one, which is smaller now");
         assert_eq!((next(&cursor, 7000), how(&cursor)), (None, Some(Adherence::Lost)));
-        cursor.rewind();
+        cursor.backward_ended();
         assert_eq!(next(&cursor, 100), None, "to the end of the step");
         let little = planned(&[(8000, HOST), (100, HOST), (8000, HOST)]);
         let placements = [8000, 1300, 100, 8000].map(|bytes| next(&little, bytes));
@@ -405,7 +448,7 @@ mod tests {
         next(&fewer, 10);
         let begun_again = planned(&TWO);
         next(&begun_again, 10);
-        begun_again.rewind();
+        begun_again.backward_ended();
         assert_eq!(
             [10, 20].map(|bytes| next(&begun_again, bytes)),
             TWO.map(|(_, placement)| Some(placement))
@@ -448,7 +491,8 @@ mod tests {
                 placed(&second, 50),
                 Placed { placement: Some(HOST), room: None, ..Placed::default() }
             );
-            let followed = Followed { course: 1, how: Adherence::Whole(1), size: 1.0, micro_batches: 1.0 };
+            let whole = Adherence::Whole(1);
+            let followed = Followed { course: 1, how: whole, size: 1.0, micro_batches: 1.0, at_once: 1.0 };
             assert_eq!(second.followed(), Some(followed));
         }
         let third = cursor(&courses);
@@ -465,7 +509,7 @@ mod tests {
         let saves = [(0, 100, KEEP), (1, 33, HOST), (0, 200, KEEP), (1, 44, HOST)].map(save);
         let schedule = Arc::new(Schedule::new(saves.to_vec(), HashMap::new(), 0));
         let both =
-            cursor(&[Course { schedule, budgets: Budgets::default(), is_baseline: false, in_graph: false }]);
+            cursor(&[Course { schedule, budgets: Budgets::default(), is_baseline: false, in_graph: 0 }]);
         // The thread that saves the smaller ones comes first this time, and the other between its saves.
         assert_eq!(next(&both, 33), Some(HOST));
         let others =

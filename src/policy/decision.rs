@@ -227,7 +227,7 @@ mod tests {
         let scheduled = |schedule| {
             let schedule = Arc::new(schedule);
             let courses =
-                vec![Course { schedule, budgets: Budgets::default(), is_baseline: false, in_graph: false }];
+                vec![Course { schedule, budgets: Budgets::default(), is_baseline: false, in_graph: 0 }];
             marked(Saves::Scheduled { courses, unplanned: Headroom::Free })
         };
         assert_eq!(segments(&scheduled(schedule(Keep))), Segments::Left);

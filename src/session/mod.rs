@@ -227,6 +227,7 @@ impl TensorCache {
             allocated: torch::memory(self.device).allocated,
             gradients,
             peak: Mutex::new(None),
+            computed: Mutex::new(None),
             noted: steered.noted,
             is_finished: false,
             entered: handle.enter(),

@@ -18,7 +18,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::step::{Level, Marks, Recorder, StepContext, Within, enter};
 use crate::telemetry::{ScopeId, StepReport, events};
 use crate::tier::Tier;
-use crate::trace::{Name, Range};
+use crate::trace::{Name, Range, Stamp};
 
 /// What errors say about a tensor that was changed: the texts of autograd, of our hooks, and of a rerun.
 const CHANGED: [&str; 2] = ["modified by an inplace operation", "was changed in place"];
@@ -39,6 +39,8 @@ pub struct Step<'a> {
     pub(super) gradients: u64,
     /// Highest allocated bytes seen at the end of a backward.
     pub(super) peak: Mutex<Option<u64>>,
+    /// Where the last backward ended, if the step is timed to its end.
+    pub(super) computed: Mutex<Option<Stamp>>,
     pub(super) noted: Noted,
     pub(super) is_finished: bool,
     // Last, since its range in the trace and its span cover the whole step.
@@ -72,6 +74,10 @@ impl Step<'_> {
         let peak = torch::memory(self.cache.device).peak;
         let mut highest = self.peak.lock();
         *highest = Some(highest.unwrap_or(0).max(peak));
+        // What the program does then, such as looking at the loss, may wait for the device.
+        if self.handle.context.plan.timed {
+            *self.computed.lock() = self.cache.cache.trace.as_ref().map(|trace| trace.stamp());
+        }
         self.handle.context.micro_batch_ends();
         outcome.map_err(|torch::TorchError(text)| self.failure(text))
     }
@@ -108,7 +114,7 @@ impl Step<'_> {
             return;
         }
         self.handle.context.orders.switch_to(index);
-        self.handle.context.cursor.rewind();
+        self.handle.context.cursor.switch();
     }
 
     /// Lets everything saved so far that is not to stay leave the device. Waits until each storage has left, or is known to stay.
@@ -156,7 +162,7 @@ impl Step<'_> {
             }
             device => !device.is_cuda(),
         };
-        let behind = launched.elapsed();
+        let wait = launched.elapsed();
         let wall = self.start.elapsed();
         // The probe resets the peak as it goes, so its own maximum counts too.
         let peak = peak.max(context.probe.as_ref().map_or(0, |probe| probe.peak()));
@@ -188,6 +194,7 @@ impl Step<'_> {
             (report.checked, report.unchecked) = read_between(before, &store.stats());
             self.cache.checksums.end(store, before, wall);
         }
+        let behind = self.computed.lock().take().map_or(wait, |computed| computed.lag().max(wait));
         let compiled = self.cache.chains.as_ref().is_some_and(|chains| chains.were_settling());
         let has_grown = self.noted.has_grown(self.cache.device);
         let observed =

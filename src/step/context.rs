@@ -128,7 +128,7 @@ impl StepContext {
 
     /// A backward has ended: what is saved next belongs to another micro-batch.
     pub(crate) fn micro_batch_ends(&self) {
-        self.cursor.rewind();
+        self.cursor.backward_ended();
         if let Some(replays) = &self.replays {
             replays.micro_batch_ends(None);
         }

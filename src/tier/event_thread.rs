@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use ssdtrain_store::contained;
+use ssdtrain_store::{contained, no_thread};
 
 use crate::device::Device;
-use crate::error::{Completion, Error, ErrorKind, Result};
+use crate::error::{Completion, Result};
 use crate::sync::{Sender, Thread, channel};
 
 /// Runs tasks after events, in the order they were given.
@@ -33,9 +33,7 @@ impl<D: Device> EventThread<D> {
                 });
             }
         });
-        let thread = thread.map_err(|error| {
-            Error::io(ErrorKind::Device, format!("thread {name} could not be started"), error)
-        })?;
+        let thread = thread.map_err(|error| no_thread(&format!("the thread {name}"), error))?;
         Ok(EventThread { tasks, thread: Some(thread) })
     }
 

@@ -180,9 +180,14 @@ impl Trace {
         log.push(TraceEvent::Span(span));
     }
 
-    /// The point that the device's compute queue has reached, if there is a device.
+    /// The point that the device's compute queue has reached, if there is a device and something is being recorded.
     fn compute(&self) -> Option<Moment> {
-        let lanes = self.lanes.get().filter(|_| self.is_recording())?;
+        if self.is_recording() { self.point() } else { None }
+    }
+
+    /// The same at any time.
+    fn point(&self) -> Option<Moment> {
+        let lanes = self.lanes.get().filter(|_| !self.origin.is_parent())?;
         Arc::clone(lanes).point(Lane::Compute).map(Moment::Device)
     }
 

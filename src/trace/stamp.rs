@@ -1,6 +1,6 @@
 //! Moments of a step, by the clock of where it computes.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ssdtrain_plan::Rates;
 use ssdtrain_store::Direction;
@@ -35,6 +35,11 @@ pub(crate) struct Moves {
 }
 
 impl Stamp {
+    /// By how much the device is behind the thread there. Waits until it has reached it.
+    pub(crate) fn lag(&self) -> Duration {
+        self.reach().map(|Reached { host, at }| at.saturating_duration_since(host)).unwrap_or_default()
+    }
+
     /// Waits until the device has reached it. `None` if the device has failed.
     pub(crate) fn reach(&self) -> Option<Reached> {
         let at = match &self.device {
@@ -56,8 +61,9 @@ impl Trace {
         log.dropped + log.events.len() as u64
     }
 
+    /// Now, whether or not anything is being recorded.
     pub(crate) fn stamp(&self) -> Stamp {
-        Stamp { host: Instant::now(), device: self.compute() }
+        Stamp { host: Instant::now(), device: self.point() }
     }
 
     /// The moves recorded from `position` on. Waits for the device to reach them.

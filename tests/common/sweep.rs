@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use ssdtrain::plan::{Goal, InTurn, Placement};
-use ssdtrain::{Auto, Error, ErrorKind, Offload, TensorCache, TensorCacheBuilder, segment};
+use ssdtrain::{Adaptive, Auto, Error, ErrorKind, Offload, TensorCache, TensorCacheBuilder, segment};
 use tch::{Kind, Tensor, set_num_threads};
 
 use super::{assert_same_bits, grads, leaves, randn};
@@ -42,7 +42,7 @@ pub(crate) struct Placing {
     pub(crate) set: Setting,
 }
 
-pub(crate) const PLACINGS: [Placing; 10] = [
+pub(crate) const PLACINGS: [Placing; 13] = [
     unplanned("offload", |it| it.policy(Offload::default())),
     unplanned("offload, no budget", |it| it.policy(tight())),
     unplanned("offload, small budget", |it| {
@@ -57,16 +57,25 @@ pub(crate) const PLACINGS: [Placing; 10] = [
         use Placement::{Disk, Host, Keep, Recompute};
         in_turn(it, tight(), &[Recompute, Disk, Host, Keep, Recompute, Host, Disk])
     }),
+    planned("adaptive", |it| it.policy(Adaptive::default())),
+    planned("adaptive, small budget", |it| {
+        it.policy(Adaptive::default().device_budget(2 * LARGEST).prefetch(LARGEST / 4))
+    }),
     planned("planned for a budget", |it| it.policy(Auto::new(Goal::budget(4 * LARGEST)))),
     planned("planned for little time", |it| it.policy(Auto::new(Goal::overhead(0.05)))),
     planned("planned for the lowest peak", |it| it.policy(Auto::new(Goal::overhead(f64::INFINITY)))),
+    // No history can be kept there, so each training counts by itself.
+    planned("planned for few writes", |it| {
+        let policy = Auto::new(Goal::budget(4 * LARGEST)).written_per_day(6 * LARGEST);
+        it.policy(policy).disk_history("/dev/null")
+    }),
 ];
 
 pub(crate) const fn unplanned(name: &'static str, set: Setting) -> Placing {
     Placing { name, steps: 3, set }
 }
 
-/// The first two steps are profiled, and the next two compared with steps that keep everything.
+/// The first two steps are profiled, and the next two compared with steps that keep everything. With [`Adaptive`], the second is.
 pub(crate) const fn planned(name: &'static str, set: Setting) -> Placing {
     Placing { name, steps: 5, set }
 }

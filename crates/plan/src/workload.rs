@@ -173,13 +173,23 @@ impl Workload {
 
     /// By how much a step is longer because the cache takes the program's thread.
     pub(crate) fn handled(&self, moved: usize, is_recomputed: bool, machine: &Machine) -> Duration {
-        let Handling { saves, operations, each_move } = self.handling;
-        let takes = match (moved, is_recomputed) {
-            (0, false) => Duration::ZERO,
-            (_, false) => saves,
-            (_, true) => saves + operations,
-        };
-        (takes + each_move.mul_f64(moved as f64)).mul_f64(machine.exposed.clamp(0.0, 1.0))
+        if moved == 0 && !is_recomputed {
+            return Duration::ZERO;
+        }
+        let each = self.handling.each_move.mul_f64(moved as f64);
+        self.handled_anyway(is_recomputed, machine) + each.mul_f64(machine.exposed.clamp(0.0, 1.0))
+    }
+
+    /// The part of it that any step has that does not keep everything, or any that recomputes something.
+    pub(crate) fn handled_anyway(&self, is_recomputed: bool, machine: &Machine) -> Duration {
+        let Handling { saves, operations, .. } = self.handling;
+        let takes = if is_recomputed { saves + operations } else { saves };
+        takes.mul_f64(machine.exposed.clamp(0.0, 1.0))
+    }
+
+    /// Whether anything can be computed again.
+    pub(crate) fn may_recompute(&self) -> bool {
+        self.activations.iter().any(|activation| activation.recompute.is_some())
     }
 
     /// The placements of a step without a plan: everything that autograd saves stays on the device, and nothing else is

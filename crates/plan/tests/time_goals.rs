@@ -265,7 +265,8 @@ impl Trial {
             scope: &|_| ScopeId::default(),
         });
         let mut observed = Observation { step: self.steps, ..Observation::default() };
-        let followed = Some(Followed { course: 0, how: Adherence::Whole(1), size: 1.0, micro_batches: 1.0 });
+        let how = Adherence::Whole(1);
+        let followed = Some(Followed { course: 0, how, size: 1.0, micro_batches: 1.0, at_once: 1.0 });
         let mut keeps = false;
         match &plan.saves {
             Saves::Scheduled { courses, .. } => {

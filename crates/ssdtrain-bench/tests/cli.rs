@@ -288,7 +288,8 @@ fn a_trace_has_each_strategy_with_a_cache_as_a_process() {
         processes.map(|event| event["args"]["name"].as_str().unwrap().to_owned()).collect()
     };
     assert_eq!(trace(&["compare"], &["--steps=2", "--warmup=1"]), ["keep", "offload"]);
-    assert_eq!(trace(&["train"], &["--steps=3", "--compare-steps=1"]), ["auto"]);
+    assert_eq!(trace(&["train"], &["--steps=3", "--compare-steps=1"]), ["offload"]);
+    assert_eq!(trace(&["train"], &["--steps=3", "--compare-steps=1", "--overhead=1"]), ["auto"]);
     let by_hand = ["--steps=3", "--compare-steps=1", "--device-budget=1MiB"];
     assert_eq!(trace(&["train"], &by_hand), ["offload"]);
     let plain = tiny(directory.path(), &["compare"], &["--data=text.txt", "--strategies=plain", "--trace=t"]);
@@ -543,6 +544,18 @@ fn io_and_doctor_say_what_they_found() {
     for check in &checks {
         assert_eq!(keys(check), ["advice", "found", "name", "status"]);
     }
+}
+
+#[test]
+fn what_is_to_be_left_to_others_on_a_disk_is_not_written_to() {
+    let place = workplace();
+    let written = |more: &[&str]| {
+        let options = [&["--steps=2", "--warmup=0", "--strategies=keep,offload", "--check", "--json"], more];
+        let rows = json_lines(&tiny(place.path(), &["compare", "--data=text.txt"], &options.concat()));
+        rows[1]["disk"]["written_bytes_per_step"].as_u64().unwrap()
+    };
+    assert!(written(&["--disk-keep-free=0", "--disk-timeout=60"]) > 0);
+    assert_eq!(written(&["--disk-keep-free=1048576TiB", "--disk-timeout=none"]), 0);
 }
 
 #[test]

@@ -12,6 +12,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::limits;
 
 /// A directory that was checked. It stays the same one, whatever its path leads to later.
 pub(super) struct Directory {
@@ -64,12 +65,20 @@ impl Directory {
 
     /// The error of a directory that cannot be opened or written to.
     pub(super) fn unusable(path: &Path, error: io::Error) -> Error {
+        if let Some(advice) = limits::on_files(&error) {
+            let message =
+                format!("no file can be opened in the spill directory {}; {advice}", path.display());
+            return Error::io(ErrorKind::Io, message, error);
+        }
         let message = match error.kind() {
             io::ErrorKind::NotFound => "does not exist; create it or name another",
             io::ErrorKind::NotADirectory => "is not a directory; name one",
             io::ErrorKind::ReadOnlyFilesystem => "is on a read-only file system; name a writable one",
             io::ErrorKind::PermissionDenied => "is not writable by this user; allow it or name another",
             io::ErrorKind::StorageFull => "is on a full file system; free some space or name another",
+            io::ErrorKind::QuotaExceeded => {
+                "is where this user's quota is used up; free some space or name another"
+            }
             _ => "cannot hold a spill file; name another",
         };
         Error::directory(path, message, error)

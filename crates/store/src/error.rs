@@ -16,7 +16,7 @@ pub enum ErrorKind {
     Directory,
     /// There is no room left in the spill files, under their hard cap or in memory.
     NoSpace,
-    /// The kernel refused a transfer.
+    /// The kernel refused a transfer, or a file or a thread for the store.
     Io,
     /// The disk did not answer in time.
     TimedOut,

@@ -58,7 +58,7 @@ impl Failure {
                 let message = format!(
                     "{blob} could not be {what}: the disk has not answered within {limit:?} at offset {offset} of the \
                      {place}; its memory and its room in the file are kept until it does; check the disk (dmesg), or \
-                     raise the time limit (disk_timeout)"
+                     raise the time limit (disk_timeout, --disk-timeout)"
                 );
                 Error::new(ErrorKind::TimedOut, message)
             }

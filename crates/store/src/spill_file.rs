@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::directory::Directory;
+use super::limits;
 use super::open::{Name, create_named, create_nameless, disk_of, set_direct, write_in_place};
 use super::region::{Disk, Medium, Place, Region, RegionInfo};
 use crate::error::{Error, ErrorKind, Result};
@@ -83,7 +84,8 @@ impl SpillFile {
     /// Creates a file in memory. It takes no more memory than has been written to it.
     fn in_memory() -> Result<SpillFile> {
         let refused = |error| {
-            let message = "no anonymous memory file could be made for the in-memory store";
+            let advice = limits::on_files(&error).unwrap_or("free memory");
+            let message = format!("no anonymous memory file could be made for the in-memory store; {advice}");
             Error::io(ErrorKind::Io, message, error)
         };
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;

@@ -64,7 +64,7 @@ impl Store {
     /// [`ErrorKind::Config`] if a setting is out of range, [`ErrorKind::Directory`] if a directory cannot be used,
     /// [`ErrorKind::Unmet`] if [`BackendKind::Uring`](crate::BackendKind::Uring) or
     /// [`BackendKind::CuFile`](crate::BackendKind::CuFile) is requested but not available, [`ErrorKind::Io`] if no
-    /// thread can be started, or there are no random bytes for a key.
+    /// thread can be started or no file opened because of a limit, or there are no random bytes for a key.
     pub fn open(config: StoreConfig) -> Result<Store> {
         let config = config.checked()?;
         let (backend, note) = config.backend.start(&config)?;

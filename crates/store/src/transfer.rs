@@ -155,8 +155,12 @@ impl Transfer {
         let (mut buf, mut other) = (user, None);
         if !suits {
             let Some(bounce) = bounce(encryption, len) else {
-                let message = format!("out of memory for a bounce buffer of {len} bytes");
-                return Err((Error::new(ErrorKind::Io, message), done));
+                let message = format!(
+                    "{blob} cannot be moved: there is no memory for a bounce buffer of {len} bytes; free memory, or raise \
+                     its limit (ulimit -v)"
+                );
+                let cause = io::Error::from_raw_os_error(libc::ENOMEM);
+                return Err((Error::io(ErrorKind::NoSpace, message, cause), done));
             };
             rules.counters.bounced.fetch_add(1, Relaxed);
             let user = std::mem::replace(&mut buf, bounce);

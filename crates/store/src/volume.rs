@@ -164,7 +164,7 @@ impl Volume {
         let [free, kept, all] = [disk.free, keep_free, disk.bytes].map(ByteSize);
         let message = format!(
             "{free} of {all} are free on its disk, of which {kept} are kept for others; free some space, or keep less free \
-             (disk_keep_free)"
+             (disk_keep_free, --disk-keep-free)"
         );
         Err(io::Error::new(io::ErrorKind::StorageFull, message))
     }

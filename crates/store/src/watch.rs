@@ -40,6 +40,8 @@ struct State {
     /// The thread, from the first operation on.
     thread: Option<JoinHandle<()>>,
     is_started: bool,
+    /// The system has refused the thread.
+    was_refused: bool,
     /// The moment at which the thread will have something to do; `None` if it sleeps until it is woken.
     sleeps_until: Option<Instant>,
     /// Transfers that have neither ended nor been given up.
@@ -141,13 +143,17 @@ impl Watcher {
         let wakes = state.due.is_empty() && state.sleeps_until.is_none();
         let wakes = wakes || state.sleeps_until.is_some_and(|until| due < until);
         state.due.insert(key, entry);
-        if !std::mem::replace(&mut state.is_started, true) {
+        if !state.is_started {
             let watcher = Arc::clone(self);
             let thread = thread::Builder::new().name("ssdtrain-watch".to_owned());
-            state.thread = thread
-                .spawn(move || watcher.watch())
-                .inspect_err(|error| tracing::warn!(%error, "no thread watches how long transfers take"))
-                .ok();
+            match thread.spawn(move || watcher.watch()) {
+                Ok(thread) => (state.thread, state.is_started) = (Some(thread), true),
+                // The next operation asks again.
+                Err(error) if !std::mem::replace(&mut state.was_refused, true) => {
+                    tracing::warn!(%error, "no thread watches how long transfers take; raise the limit of threads (ulimit -u)");
+                }
+                Err(_) => {}
+            }
         }
         let before = clock.runs.lock().replace(key);
         let before = before.and_then(|before| state.due.remove(&before));

@@ -17,14 +17,20 @@ use std::sync::mpsc::channel;
 
 use ssdtrain_store::{BackendKind, ErrorKind, Store, StoreConfig};
 
-use self::mounted::{MIB, Mounted, assert_hold, fill, read, write};
+use self::mounted::{MIB, Mounted, assert_hold, fill, read, run, write};
 
-/// The file system, or a return from the test that prints why there is none.
+/// The file system, or a return from the test that prints why there is none. In a loop, `continue` leaves the others to be tried.
 macro_rules! or_skip {
     ($mounted:expr) => {
+        or_skip!($mounted, return)
+    };
+    ($mounted:expr, $leave:expr) => {
         match $mounted {
             Ok(mounted) => mounted,
-            Err(why) => return eprintln!("skipped: {why}"),
+            Err(why) => {
+                eprintln!("skipped: {why}");
+                $leave
+            }
         }
     };
 }
@@ -54,7 +60,7 @@ fn a_disk_that_others_fill_is_used_again_when_they_have_gone() {
 #[ignore = "mounts file systems, as root"]
 fn a_disk_that_fails_is_an_error_of_its_own() {
     for backend in BACKENDS {
-        let disk = or_skip!(Mounted::ext4(64 * MIB));
+        let disk = or_skip!(Mounted::ext4(64 * MIB), continue);
         let store = Store::open(disk.config(backend)).unwrap();
         assert!(store.path().is_direct(), "{}", store.path());
         let blob = store.reserve(MIB as u64).unwrap();
@@ -69,15 +75,68 @@ fn a_disk_that_fails_is_an_error_of_its_own() {
     }
 }
 
+/// A quota of btrfs binds root as well.
+#[test]
+#[ignore = "mounts file systems, as root"]
+fn a_quota_that_is_used_up_is_an_error_that_says_so_and_what_was_written_stays() {
+    let disk = or_skip!(Mounted::btrfs_with_quota(256 * MIB));
+    disk.set_quota("32M");
+    let store = Store::open(disk.config(BackendKind::Auto)).unwrap();
+    let (mut blobs, refusal) = fill(&store);
+    assert_eq!(refusal.kind(), ErrorKind::NoSpace);
+    assert!(refusal.to_string().contains("cannot grow: Disk quota exceeded"), "{refusal}");
+    assert!((16..=32).contains(&blobs.len()), "{} blobs, {refusal}", blobs.len());
+    assert_hold(&store, &blobs);
+    drop(blobs.pop());
+    store.reserve(MIB as u64).expect("freed room is used again");
+}
+
+/// btrfs writes to other blocks each time, so also a file that has all its room may exceed a quota.
+#[test]
+#[ignore = "mounts file systems, as root"]
+fn a_write_beyond_a_quota_is_an_error_of_its_own_and_the_next_one_within_it_works() {
+    for backend in BACKENDS {
+        let disk = or_skip!(Mounted::btrfs_with_quota(256 * MIB), continue);
+        let store = Store::open(StoreConfig { cap_bytes: 8 * MIB as u64, ..disk.config(backend) }).unwrap();
+        let blob = store.reserve(MIB as u64).unwrap();
+        write(&store, &blob, 1).recv().unwrap().unwrap();
+        run("sync", &["-f", &disk.path()]).unwrap();
+        disk.set_quota("4M");
+        let error = write(&store, &blob, 2).recv().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoSpace);
+        assert_eq!(error.os_error().unwrap().raw_os_error(), Some(libc::EDQUOT), "{error}");
+        disk.end_quota();
+        write(&store, &blob, 3).recv().unwrap().unwrap();
+        assert!(read(&store, &blob).unwrap().iter().all(|&byte| byte == 3));
+    }
+}
+
+#[test]
+#[ignore = "mounts file systems, as root"]
+fn a_device_that_answers_with_errors_is_an_error_of_its_own() {
+    for backend in BACKENDS {
+        let disk = or_skip!(Mounted::mapped(64 * MIB), continue);
+        let store = Store::open(disk.config(backend)).unwrap();
+        let blob = store.reserve(MIB as u64).unwrap();
+        write(&store, &blob, 7).recv().unwrap().unwrap();
+        disk.fail(64 * MIB);
+        for error in [read(&store, &blob).unwrap_err(), write(&store, &blob, 8).recv().unwrap().unwrap_err()]
+        {
+            assert_eq!(error.kind(), ErrorKind::Io);
+            assert_eq!(error.os_error().unwrap().raw_os_error(), Some(libc::EIO), "{error}");
+        }
+    }
+}
+
 #[test]
 #[ignore = "mounts file systems, as root"]
 fn a_disk_that_does_not_answer_is_given_up_and_used_again_once_it_does() {
     for backend in BACKENDS {
-        let mut disk = or_skip!(Mounted::ext4(64 * MIB));
+        let mut disk = or_skip!(Mounted::ext4(64 * MIB), continue);
         let store = Store::open(disk.config(backend)).unwrap();
         let blobs = [(); 3].map(|()| store.reserve(MIB as u64).unwrap());
         write(&store, &blobs[0], 1).recv().unwrap().unwrap();
-        or_skip!(disk.freeze());
+        or_skip!(disk.freeze(), continue);
         let writes = [1, 2].map(|index| write(&store, &blobs[index], 9));
         for outcome in writes {
             let error = outcome.recv().unwrap().unwrap_err();
@@ -100,10 +159,10 @@ fn a_disk_that_does_not_answer_is_given_up_and_used_again_once_it_does() {
 #[ignore = "mounts file systems, as root"]
 fn a_store_ends_while_its_disk_does_not_answer() {
     for backend in BACKENDS {
-        let mut disk = or_skip!(Mounted::ext4(64 * MIB));
+        let mut disk = or_skip!(Mounted::ext4(64 * MIB), continue);
         let store = Store::open(disk.config(backend)).unwrap();
         let blob = store.reserve(MIB as u64).unwrap();
-        or_skip!(disk.freeze());
+        or_skip!(disk.freeze(), continue);
         let outcome = write(&store, &blob, 9);
         drop((store, blob));
         assert_eq!(outcome.try_recv().unwrap().unwrap_err().kind(), ErrorKind::TimedOut);

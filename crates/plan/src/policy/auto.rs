@@ -11,7 +11,7 @@ use super::decisions::Decision;
 use super::free_memory::FreeMemory;
 use super::kind::Kind;
 use super::labels::Labels;
-use super::planned::{Objective, Planned};
+use super::planned::{Objective, Planned, Shown};
 use super::planning::Planning;
 use super::start::Start;
 use super::{
@@ -76,6 +76,8 @@ pub struct Auto {
     kinds: Vec<Kind>,
     attempts: Attempts,
     memory: FreeMemory,
+    /// What steps have shown last that say something of others.
+    shown: Option<Shown>,
     /// Bytes that may stay in a step without a plan, so that its peak meets the goal.
     headroom: u64,
     /// Whether a step that was to keep what fits had to move something.
@@ -113,6 +115,7 @@ impl Auto {
             kinds: Vec::new(),
             attempts: Attempts::new(),
             memory: FreeMemory::default(),
+            shown: None,
             headroom: goal.peak.unwrap_or(u64::MAX) / 2,
             overflows: false,
             given_up: 0,
@@ -157,10 +160,12 @@ impl Auto {
         }
         let headroom = self.objective.goal.peak.map_or(Headroom::Free, |_| Headroom::Bytes(self.headroom));
         let timed = self.kinds.iter().any(|kind| kind.settles() && number <= kind.last + RECENT);
-        let objective = &self.objective;
+        self.shows();
+        let (objective, others) = (&self.objective, self.shown.as_ref());
         let memory = self.memory.look(outset.free);
         let kinds = self.kinds.iter_mut();
-        let courses: Vec<_> = kinds.map(|kind| kind.course(objective, outset.provide, &memory)).collect();
+        let courses: Vec<_> =
+            kinds.map(|kind| kind.course(objective, outset.provide, &memory, others)).collect();
         self.memory.looked(&memory);
         match courses.first() {
             Some(Course { budgets, .. }) => {
@@ -194,8 +199,8 @@ impl Auto {
 
     /// Step `number` was profiled.
     fn profiled(&mut self, number: u64, profile: StepProfile) {
-        let others = self.kinds.first().map(Kind::shown);
-        let mut kind = Kind::profiled(&self.objective, profile, others);
+        self.shows();
+        let mut kind = Kind::profiled(&self.objective, profile, self.shown.as_ref());
         kind.last = number;
         let (known, new) = (|kind: &Kind| Arc::clone(&kind.planned.schedule), &kind.planned.schedule);
         // A plan also serves smaller steps, as long as there are larger ones.
@@ -213,6 +218,16 @@ impl Auto {
         }
         self.decisions.push(Decision::Profiled);
         self.kinds.insert(0, kind);
+    }
+
+    /// Takes note of what the last steps have shown that others tell nothing better than.
+    fn shows(&mut self) {
+        for kind in self.kinds.iter().rev() {
+            let shown = kind.planned.shown();
+            if self.shown.as_ref().is_none_or(|known| known.rank() <= shown.rank()) {
+                self.shown = Some(shown);
+            }
+        }
     }
 
     fn give_up(&mut self, place: usize, why: Decision) {
@@ -251,7 +266,8 @@ impl Auto {
         self.kinds[..=followed.course].rotate_right(1);
         let may_have_more = self.kinds.len() < MOST_KINDS;
         let is_timed = !self.is_warming_up(observed);
-        let (kind, objective) = (&mut self.kinds[0], &self.objective);
+        self.shows();
+        let (kind, objective, others) = (&mut self.kinds[0], &self.objective, self.shown.as_ref());
         let &Observation { step, peak, .. } = observed;
         let is_kept = course.is_baseline;
         // A plan for a peak is for steps of its size.
@@ -262,7 +278,7 @@ impl Auto {
             Adherence::Whole(_) if step < FIRST_PROFILED => self.attempts.followed(),
             Adherence::Whole(_) | Adherence::Part | Adherence::Larger | Adherence::Altered => {
                 let scale = kind.scale(&followed);
-                kind.fitted(is_kept, observed);
+                kind.fitted(is_kept, followed.at_once, observed);
                 match (is_kept, is_timed) {
                     (false, true) => kind.stepped(objective, scale, observed),
                     (false, false) => kind.peaked(objective, Planned::peak, peak),
@@ -289,7 +305,7 @@ impl Auto {
             Adherence::Lost => {
                 // One that saved something else says nothing of the others; but if all do, or memory is short, the comparison has to end.
                 if !objective.compares || observed.pressed > 0 {
-                    kind.compares_no_more(objective);
+                    kind.compares_no_more(objective, others);
                 }
                 self.attempts.want(step);
             }

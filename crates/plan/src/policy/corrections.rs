@@ -33,9 +33,9 @@ pub(super) struct Corrections {
     /// By which share of it computing takes longer than in the profiled step.
     #[serde(default)]
     pub(super) longer: f64,
-    /// Whether a device still computed when its program had come to the end of a step.
+    /// Whether a device was behind its program in a step that kept everything, if any such step has told.
     #[serde(default)]
-    pub(super) is_behind: bool,
+    pub(super) is_behind: Option<bool>,
     /// What plans turned out to cost, once one was weighed.
     pub(super) cost: Option<Cost>,
     /// Steps of plans below this peak exceed the goal.
@@ -104,8 +104,21 @@ impl Corrections {
 
     /// What they say of steps of another profile.
     pub(super) fn of_other_steps(&self) -> Corrections {
-        let allowance = self.allowance.filter(|share| *share > 0.0);
-        Corrections { cost: self.cost, allowance, ..Corrections::default() }
+        // That they may be planned with more than the goal allows, only their own comparison can tell.
+        let allowance = self.allowance.filter(|share| *share > 0.0).map(|share| share.min(1.0));
+        Corrections { cost: self.cost, allowance, is_behind: self.is_behind, ..Corrections::default() }
+    }
+
+    /// What they do not tell themselves is what `others` tell, which take so many times as long. If that leaves nothing of what the goal
+    /// allows, everything is kept.
+    pub(super) fn takes_over(&mut self, others: &Corrections, times: f64, allowed: Option<f64>) {
+        self.cost = self.cost.or(others.cost.map(|cost| cost.of_others(times)));
+        self.is_behind = self.is_behind.or(others.is_behind);
+        self.allowance = self.allowance.or(others.allowance);
+        let leaves_nothing = |allowed| self.cost.is_some_and(|cost| cost.leaves_nothing(allowed));
+        if allowed.is_some_and(leaves_nothing) {
+            self.least_peak = u64::MAX;
+        }
     }
 
     /// The same, with all numbers within what steps may show.

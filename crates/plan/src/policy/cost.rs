@@ -82,7 +82,8 @@ pub(super) struct Cost {
     deviation: f64,
 }
 
-/// Step times as multiples of the time with everything kept, less one: what the goal allows, and what was planned and measured.
+/// Step times as multiples of the time with everything kept, less one and less what the program's thread does for any plan: what the goal
+/// allows, and what was planned and measured.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Extra {
     pub(super) allowed: f64,
@@ -124,6 +125,18 @@ impl Cost {
     pub(super) fn explained(self, before: Cost, share: f64) -> Cost {
         let of = |before: f64, now: f64| before + (1.0 - share) * (now - before);
         Cost { times: of(before.times, self.times), besides: of(before.besides, self.besides), ..self }
+    }
+
+    /// The same of steps that others take so many times as long as.
+    pub(super) fn of_others(self, times: f64) -> Cost {
+        let times = times.clamp(0.0, MOST_TIMES);
+        let besides = (times * self.besides).min(MOST_BESIDES);
+        Cost { besides, besides_error: (times * self.besides_error).min(MOST_BESIDES), ..self }
+    }
+
+    /// Whether steps take as long as the goal allows whatever is planned.
+    pub(super) fn leaves_nothing(self, allowed: f64) -> bool {
+        leaves_nothing(self.besides, allowed)
     }
 
     /// What a plan is expected to take, of which `planned` is planned.
@@ -213,13 +226,18 @@ impl Extra {
 
     /// Whether steps take as long as the goal allows whatever is planned.
     pub(super) fn leaves_nothing(self) -> bool {
-        self.besides > 0.0 && self.besides >= AIM * self.allowed
+        leaves_nothing(self.besides, self.allowed)
     }
 
     /// How much longer than measured steps may be, as far as that matters.
     fn doubt(self) -> f64 {
         DOUBT * (self.error - BESIDES).max(0.0)
     }
+}
+
+/// Whether what steps take besides what is planned is all that the goal allows.
+fn leaves_nothing(besides: f64, allowed: f64) -> bool {
+    allowed < 0.0 || (besides > 0.0 && besides >= AIM * allowed)
 }
 
 #[cfg(test)]

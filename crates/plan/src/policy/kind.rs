@@ -20,8 +20,10 @@ use crate::{Budgets, Placement};
 
 /// The share of the device's free memory that a step that keeps everything may take.
 const FITTING: f64 = 0.9;
-/// Where it takes no more than this share, and one has found memory, nothing of it need be able to leave.
+/// Once one has found memory, nothing of those that follow need be able to leave where that is no more than this share, nor of those that
+/// are compared, up to so many times what is known.
 const PLENTY: f64 = 0.5;
+const LARGER_BY_CHANCE: f64 = 1.1;
 /// A device that has this share of a step still to compute when its program is done with it does not wait for that.
 const BEHIND: f64 = 0.02;
 /// Steps that save fewer than this many times the planned bytes may be worth a plan of their own.
@@ -43,17 +45,15 @@ pub(super) struct Kind {
     pub(super) watch: Watch,
     disk_watch: DiskWatch,
     pub(super) weighing: Option<Weighing>,
-    /// What other steps have shown, to be taken over where its own do not.
-    others: Option<Shown>,
     /// What steps took that kept everything, in the last comparison, and whether only those of other sizes than planned have told what one
     /// of the planned size takes.
     kept_sizes: KeptSizes,
     is_told_by_others: bool,
-    /// Whether a step that kept everything found memory for it.
-    fits: bool,
+    /// How many times what is planned the largest step had open at once that kept everything and found memory for it.
+    fitted: f64,
     /// Its steps have become smaller for good, so a profile of them replaces that of larger ones.
     pub(super) smaller: bool,
-    /// How many times what is planned its largest step has saved.
+    /// How many times what is planned its largest step had open at once.
     largest: f64,
     /// The same of the largest micro-batch, and whether these vary in size.
     widest: f64,
@@ -68,29 +68,21 @@ pub(super) struct Kind {
 
 impl Kind {
     /// Those that `profile` is of. Where no step keeps everything to show what that takes, what `others` have shown has to do.
-    pub(super) fn profiled(objective: &Objective, profile: StepProfile, others: Option<Shown>) -> Kind {
+    pub(super) fn profiled(objective: &Objective, profile: StepProfile, others: Option<&Shown>) -> Kind {
         let machine = profile.machine(&objective.resources);
-        let (shown, others) = if objective.compares { (None, others) } else { (others, None) };
         let mut planned = Planned::new(objective, profile, machine, Corrections::default());
-        if let Some(shown) = shown {
-            planned.takes_over(shown);
+        if let Some(others) = others.filter(|_| !objective.compares) {
+            planned.takes_over(objective, others);
             let Planned { profile, machine, corrections, .. } = planned;
             planned = Planned::new(objective, profile, machine, corrections);
         }
-        Kind { weighing: first_weighing(objective, &planned), others, ..Kind::new(planned) }
+        Kind { weighing: first_weighing(objective, &planned), ..Kind::new(planned) }
     }
 
-    /// What its steps, or else others, have shown that says something of those of other profiles.
-    pub(super) fn shown(&self) -> Shown {
-        let others = self.others.as_ref().filter(|_| !self.planned.corrections.is_measured);
-        others.cloned().unwrap_or_else(|| self.planned.shown())
-    }
-
-    /// None of its steps has shown what one takes that keeps everything.
-    fn takes_over(&mut self, objective: &Objective) {
-        let others = self.others.take().filter(|_| !self.planned.corrections.is_measured);
+    /// Its plans were not compared, so what `others` have shown has to do.
+    fn takes_over(&mut self, objective: &Objective, others: Option<&Shown>) {
         if let Some(others) = others {
-            self.revise(objective, Decision::Baseline, |planned| planned.takes_over(others));
+            self.revise(objective, Decision::Baseline, |planned| planned.takes_over(objective, others));
         }
     }
 
@@ -104,10 +96,9 @@ impl Kind {
             watch: Watch::default(),
             disk_watch: DiskWatch::default(),
             weighing: None,
-            others: None,
             kept_sizes: KeptSizes::default(),
             is_told_by_others: false,
-            fits: false,
+            fitted: 0.0,
             smaller: false,
             largest: 1.0,
             widest: 1.0,
@@ -124,13 +115,14 @@ impl Kind {
         objective: &Objective,
         provide: &dyn Fn(u64) -> bool,
         memory: &Look<'_>,
+        others: Option<&Shown>,
     ) -> Course {
         if self
             .weighing
             .as_ref()
             .is_some_and(|weighing| !weighing.has_kept() && !may_compare(objective, weighing.seen))
         {
-            self.conclude(objective);
+            self.conclude(objective, others);
         }
         // What the plan needs is provided as soon as there is a plan.
         let is_provided = provide(self.host_memory());
@@ -138,12 +130,13 @@ impl Kind {
             if may_compare(objective, weighing.seen) && self.may_keep(objective, memory) {
                 return self.baseline();
             }
-            self.conclude(objective);
+            self.conclude(objective, others);
         } else if !is_provided && objective.compares && self.may_keep(objective, memory) {
             return self.baseline();
         }
-        let may_stay = self.fits && objective.goal.peak.is_none() && self.planned.keeps_all();
-        let in_graph = may_stay && self.kept_takes(memory.lately()) <= PLENTY;
+        let may_stay = self.fitted > 0.0 && objective.goal.peak.is_none() && self.planned.keeps_all();
+        let in_graph = if may_stay { (PLENTY * memory.lately() as f64) as u64 } else { 0 };
+        let in_graph = if self.largest_kept_peak() <= in_graph { in_graph } else { 0 };
         let Planned { schedule, plan, .. } = &self.planned;
         Course { schedule: Arc::clone(schedule), budgets: plan.budgets, is_baseline: false, in_graph }
     }
@@ -156,28 +149,25 @@ impl Kind {
 
     /// Whether a step that keeps everything reaches the goal for the peak, on a device with so much free memory.
     fn may_keep(&self, objective: &Objective, memory: &Look<'_>) -> bool {
-        self.largest_kept_peak() <= objective.most_peak() && self.kept_takes(memory.now()) <= FITTING
-    }
-
-    /// The share of so many free bytes that a step that keeps everything takes.
-    fn kept_takes(&self, free: u64) -> f64 {
-        self.largest_kept_peak() as f64 / free.max(1) as f64
+        let peak = self.largest_kept_peak();
+        peak <= objective.most_peak() && peak as f64 <= FITTING * memory.now() as f64
     }
 
     /// The activation peak of the largest step seen if it kept everything.
     fn largest_kept_peak(&self) -> u64 {
         let kept = self.planned.kept_peak() as f64 * self.largest;
-        kept as u64 + self.planned.corrections.unforeseen.bytes()
+        (kept as u64).saturating_add(self.planned.corrections.unforeseen.bytes())
     }
 
     /// A step that keeps everything: for comparison with planned steps, or until these have the host memory that they need.
     fn baseline(&self) -> Course {
         let (schedule, budgets) = (Arc::clone(&self.kept), Budgets::default());
-        Course { schedule, budgets, is_baseline: true, in_graph: self.fits }
+        let in_graph = (LARGER_BY_CHANCE * self.fitted * self.planned.kept_peak() as f64) as u64;
+        Course { schedule, budgets, is_baseline: true, in_graph }
     }
 
     /// No more of its steps keep everything: what was shown until now has to do.
-    fn conclude(&mut self, objective: &Objective) {
+    fn conclude(&mut self, objective: &Objective, others: Option<&Shown>) {
         let Some(weighing) = &self.weighing else { return };
         let (last, seen) = (weighing.last, weighing.seen);
         if weighing.has_kept() {
@@ -188,7 +178,7 @@ impl Kind {
         }
         self.weighing = None;
         // The steps of a new plan are timed without it.
-        let Some(seen) = seen else { return self.takes_over(objective) };
+        let Some(seen) = seen else { return self.takes_over(objective, others) };
         match objective.most_time() {
             Some(most) => self.judge_alone(objective, seen, most),
             None => self.correct(objective, seen),
@@ -208,27 +198,35 @@ impl Kind {
     }
 
     /// A step has ended, timed or not, that kept everything for comparison or went as planned.
-    pub(super) fn fitted(&mut self, is_kept: bool, observed: &Observation) {
+    pub(super) fn fitted(&mut self, is_kept: bool, at_once: f64, observed: &Observation) {
         if is_kept || self.planned.keeps_all() {
-            self.fits = observed.pressed == 0;
+            self.fitted = if observed.pressed == 0 { self.fitted.max(at_once.min(MOST_SCALE)) } else { 0.0 };
         }
     }
 
     /// A step, of this kind or another, found too little memory.
     pub(super) fn wants_memory(&mut self) {
-        self.fits = false;
+        self.fitted = 0.0;
     }
 
     /// None of its steps are compared with others any more, whatever they have shown.
-    pub(super) fn compares_no_more(&mut self, objective: &Objective) {
-        self.weighing = None;
-        self.takes_over(objective);
+    pub(super) fn compares_no_more(&mut self, objective: &Objective, others: Option<&Shown>) {
+        if self.weighing.take().is_some() {
+            self.takes_over(objective, others);
+        }
     }
 
     /// A step that kept everything has ended, and has saved `scale` times what is planned.
     pub(super) fn kept(&mut self, objective: &Objective, scale: f64, observed: &Observation) {
-        let Some(weighing) = &mut self.weighing else { return };
-        self.planned.corrections.is_behind |= observed.behind > observed.wall.mul_f64(BEHIND);
+        let Some(weighing) = self.weighing.as_mut().filter(|_| !observed.launched) else { return };
+        let before = self.planned.corrections.is_behind;
+        let is_behind = before == Some(true) || observed.behind > observed.wall.mul_f64(BEHIND);
+        self.planned.corrections.is_behind = Some(is_behind);
+        if before == Some(false) && is_behind {
+            // What steps take goes with their size after all.
+            *weighing = Weighing::new(weighing.seen, weighing.cost);
+        }
+        let scale = if self.planned.waits() { 1.0 } else { scale };
         let weight = weighing.kept(observed.wall.div_f64(scale), scale);
         if let Some(told) = weighing.begins_with() {
             self.keeps_in(objective, told);
@@ -280,7 +278,7 @@ impl Kind {
     pub(super) fn scale(&mut self, followed: &Followed) -> f64 {
         let scale = followed.micro_batches / f64::from(self.planned.profile.micro_batches.max(1));
         let scale = scale.clamp(1.0 / MOST_SCALE, MOST_SCALE);
-        self.largest = self.largest.max(scale);
+        self.largest = self.largest.max(followed.at_once.min(MOST_SCALE));
         self.widest = self.widest.max(followed.size.min(MOST_SCALE));
         self.varies |= is_varied(followed.size);
         scale
@@ -303,10 +301,10 @@ impl Kind {
             });
         }
         if self.plans == plans {
+            let scale = if self.planned.waits() { 1.0 } else { scale };
             let [wall, stall] = [observed.wall, observed.stall].map(|time| time.div_f64(scale));
-            // How long launching takes does not go with the size.
-            let tells_little = observed.launched && is_varied(scale);
-            match tells_little && self.weighing.is_none() && !self.watch.settles() {
+            // How long launching takes is not what steps take that are timed to their ends, and does not go with the size.
+            match observed.launched && (is_varied(scale) || self.settles()) {
                 true => self.watch.rests(),
                 false => self.timed(objective, wall, stall, scale),
             }

@@ -103,7 +103,17 @@ pub(super) struct Shown {
     /// What moving a byte takes, and how much of the work on the program's thread shows.
     moving: f64,
     exposed: f64,
+    /// How long one takes that keeps everything, and whether one has shown it.
+    kept: Duration,
+    is_measured: bool,
     corrections: Corrections,
+}
+
+impl Shown {
+    /// Plans that were compared tell more than steps that kept everything, and these more than a profile.
+    pub(super) fn rank(&self) -> u8 {
+        u8::from(self.is_measured) + 2 * u8::from(self.corrections.cost.is_some())
+    }
 }
 
 impl Planned {
@@ -134,15 +144,26 @@ impl Planned {
         let Planned { machine, corrections, .. } = self;
         let Machine { moving, exposed, .. } = *machine;
         let (longer, corrections) = (corrections.longer, corrections.of_other_steps());
-        Shown { longer, moving, exposed, corrections }
+        let (kept, is_measured) = (self.kept_step(), self.corrections.is_measured);
+        Shown { longer, moving, exposed, kept, is_measured, corrections }
     }
 
-    /// Only the profile shows what steps take: computing and moving are to it what they are for other steps.
-    pub(super) fn takes_over(&mut self, shown: Shown) {
-        let Shown { longer, moving, exposed, corrections } = shown;
-        self.machine = Machine { moving, exposed, ..self.machine };
-        self.corrections = corrections;
-        self.paced(1.0 + longer);
+    /// Its plans were not compared with anything, so they are taken to cost what those of others do. Where no step of it has kept
+    /// everything, only the profile shows what that takes: computing is to it what it is for others.
+    pub(super) fn takes_over(&mut self, objective: &Objective, shown: &Shown) {
+        let Shown { longer, moving, exposed, kept, corrections, .. } = shown;
+        if !self.corrections.is_measured {
+            self.machine.exposed = *exposed;
+            self.paced((1.0 + longer) / (1.0 + self.corrections.longer));
+        }
+        if !self.corrections.is_measured || corrections.cost.is_some() {
+            self.machine.moving = *moving;
+        }
+        let times = kept.as_secs_f64() / self.kept_step().as_secs_f64().max(f64::MIN_POSITIVE);
+        let may_recompute = self.profile.work.may_recompute();
+        let allowed =
+            objective.most_time().map(|most| most - 1.0 - fixed(&self.profile, &self.machine, may_recompute));
+        self.corrections.takes_over(corrections, times, allowed);
     }
 
     /// How long computing took in steps of the plan, as a multiple of what was planned.
@@ -150,7 +171,11 @@ impl Planned {
         let Prediction { step, stall, .. } = self.plan.prediction;
         let expected = step.saturating_sub(stall.total()) * self.profile.micro_batches.max(1);
         let computed = seen.wall.saturating_sub(seen.stall);
-        (computed.as_secs_f64() / expected.as_secs_f64().max(f64::MIN_POSITIVE)).min(MOST_PACE)
+        // What plans have turned out to cost is no slower computing.
+        let cost = self.corrections.cost.filter(|_| !self.keeps_all());
+        let known = cost.map_or(0.0, |cost| cost.expected(self.extra()) - self.extra());
+        let expected = expected.as_secs_f64() + (known * self.kept_step().as_secs_f64()).max(0.0);
+        (computed.as_secs_f64() / expected.max(f64::MIN_POSITIVE)).min(MOST_PACE)
     }
 
     /// What its steps are expected to cost before any were weighed. A device whose profiled step takes what others take has shown what each
@@ -158,10 +183,12 @@ impl Planned {
     pub(super) fn first_cost(&self) -> Cost {
         let longer = self.corrections.longer;
         match self.machine.release {
-            Release::InStreamOrder => Cost::first(
-                DEVICE_DOUBT + OTHER_PACE_DOUBT * longer.abs(),
-                WAITING_BESIDES * longer.min(0.0).powi(2),
-            ),
+            Release::InStreamOrder => {
+                let waits = WAITING_BESIDES * longer.min(0.0).powi(2);
+                // Plans count on a part of it.
+                let besides = (waits - self.fixed()).max(waits / 4.0);
+                Cost::first(DEVICE_DOUBT + OTHER_PACE_DOUBT * longer.abs(), besides)
+            }
             Release::WhenStored => Cost::first(FIRST_DOUBT, PROCESSOR_BESIDES),
             Release::OnceWritten => Cost::first(FIRST_DOUBT, 0.0),
         }
@@ -172,17 +199,26 @@ impl Planned {
         self.profile.work.computed() * self.profile.micro_batches.max(1)
     }
 
-    /// What the plan takes beyond a step with everything kept, as a share of it.
-    pub(super) fn extra(&self) -> f64 {
-        beyond(self.plan.prediction.step, self.profile.work.computed())
+    /// What the program's thread has to do beyond a step with everything kept, as a share of that, whatever is moved or recomputed.
+    pub(super) fn fixed(&self) -> f64 {
+        match self.keeps_all() {
+            true => 0.0,
+            false => fixed(&self.profile, &self.machine, self.plan.prediction.recomputed > Duration::ZERO),
+        }
     }
 
-    /// What a step that took `wall` took beyond one with everything kept, which takes `kept`, beside what a goal of `most` times that
-    /// allows and what was planned.
+    /// What the plan takes beyond that.
+    pub(super) fn extra(&self) -> f64 {
+        beyond(self.plan.prediction.step, self.profile.work.computed()) - self.fixed()
+    }
+
+    /// What a step that took `wall` took beyond one with everything kept, which takes `kept`, and beyond what is fixed, beside what a goal of
+    /// `most` times that allows and what was planned.
     pub(super) fn measured(&self, most: f64, wall: Duration, kept: Duration) -> Extra {
-        let (planned, measured) = (self.extra(), beyond(wall, kept));
+        let fixed = self.fixed();
+        let (planned, measured) = (self.extra(), beyond(wall, kept) - fixed);
         let besides = self.corrections.cost.map_or(0.0, |cost| cost.besides()[0]).min(measured.max(0.0));
-        Extra { allowed: most - 1.0, planned, measured, besides, error: 0.0 }
+        Extra { allowed: most - 1.0 - fixed, planned, measured, besides, error: 0.0 }
     }
 
     /// A step with everything kept takes `kept`. Returns whether that is far from what was known.
@@ -231,12 +267,17 @@ impl Planned {
     }
 
     /// The more a device waited for its program in the profiled step, the more of what the program's thread does for the cache shows.
-    fn shows_waiting(&mut self) {
+    pub(super) fn shows_waiting(&mut self) {
         let Planned { machine, corrections, .. } = self;
         if machine.release != Release::WhenStored {
             let waited = (-corrections.longer - WAITING[0]) / (WAITING[1] - WAITING[0]);
-            machine.exposed = if corrections.is_behind { 0.0 } else { waited.clamp(0.0, 1.0) };
+            machine.exposed = if corrections.is_behind == Some(true) { 0.0 } else { waited.clamp(0.0, 1.0) };
         }
+    }
+
+    /// Whether the device waits for its program, so that steps take as long as that does, whatever their size.
+    pub(super) fn waits(&self) -> bool {
+        self.machine.release != Release::WhenStored && self.corrections.is_behind == Some(false)
     }
 
     /// Forgets what moving was found to cost.
@@ -352,7 +393,7 @@ impl Planned {
             labels.peak(&kept.peak)
         });
         PlanReport {
-            step: plan.prediction.step * profile.micro_batches,
+            step: plan.prediction.step.saturating_mul(profile.micro_batches),
             kept_step: self.kept_step(),
             baseline: match self.corrections.is_measured {
                 true => Baseline::Measured,
@@ -389,6 +430,12 @@ fn share_of(one: f64, other: f64) -> f64 {
     if all > 0.0 && all.is_finite() { one.powi(2) / all } else { 0.0 }
 }
 
+/// What the program's thread has to do for any plan, or any that recomputes something, as a share of a step with everything kept.
+fn fixed(profile: &StepProfile, machine: &Machine, recomputes: bool) -> f64 {
+    let handled = profile.work.handled_anyway(recomputes, machine).as_secs_f64();
+    handled / profile.work.computed().as_secs_f64().max(f64::MIN_POSITIVE)
+}
+
 /// What `time` is beyond `kept`, as a share of that.
 fn beyond(time: Duration, kept: Duration) -> f64 {
     time.as_secs_f64() / kept.as_secs_f64().max(f64::MIN_POSITIVE) - 1.0
@@ -409,7 +456,12 @@ fn best(
     let frontier = Frontier::new(&profile.work, machine, caps);
     let limited = Some(objective.most_peak()).filter(|most| *most < u64::MAX);
     let peak = limited.map(|most| most.saturating_sub(corrections.unforeseen.bytes()));
-    let step = objective.step().map(|most| 1.0 + corrections.allowance() * (most - 1.0));
+    // What plans may take goes on top of what all of them do.
+    let fixed = fixed(profile, machine, profile.work.may_recompute());
+    let step = objective.step().map(|most| match most - 1.0 - fixed {
+        left if left > 0.0 => 1.0 + fixed + corrections.allowance() * left,
+        _ => most,
+    });
     let goal = Goal { peak, step };
     if let Ok(plan) = frontier.plan_above(goal, corrections.least_peak) {
         return (plan, true);

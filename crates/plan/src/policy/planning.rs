@@ -82,12 +82,13 @@ mod tests {
             schedule: Arc::default(),
             budgets: Budgets::default(),
             is_baseline,
-            in_graph: false,
+            in_graph: 0,
         };
         let courses = vec![course(false), course(true)];
         let saves = Saves::Scheduled { courses, unplanned: Headroom::Free };
         let planned = StepPlan { saves, ..early.clone() };
-        let followed = |course, how| Some(Followed { course, how, size: 1.0, micro_batches: 1.0 });
+        let followed =
+            |course, how| Some(Followed { course, how, size: 1.0, micro_batches: 1.0, at_once: 1.0 });
         for (plan, followed, expected) in [
             (&early, None, Planning::Early),
             (&profiled, None, Planning::Profiled),

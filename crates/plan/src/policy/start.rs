@@ -81,7 +81,10 @@ fn present(saved: Machine, resources: &Resources) -> Machine {
     let host_pool = resources.host_pool;
     let is_less = saved.release == Release::InStreamOrder && host_pool < saved.host_pool;
     let disk = |rate: f64| if is_less && rate.is_infinite() { UNKNOWN_DISK } else { rate };
-    Machine { host_pool, disk_write: disk(saved.disk_write), disk_read: disk(saved.disk_read), ..saved }
+    // Plans of earlier releases did not know of it.
+    let exposed = if saved.release == Release::WhenStored { 1.0 } else { saved.exposed };
+    let [disk_write, disk_read] = [saved.disk_write, saved.disk_read].map(disk);
+    Machine { host_pool, disk_write, disk_read, exposed, ..saved }
 }
 
 /// Whether a step is predicted to be clearly worse than another.

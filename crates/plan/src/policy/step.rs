@@ -103,8 +103,9 @@ pub struct Course {
     pub budgets: Budgets,
     /// Whether everything stays, to be compared with planned steps.
     pub is_baseline: bool,
-    /// Whether what stays is left in the graph, as without a cache: it takes no time then, but cannot leave where memory becomes short.
-    pub in_graph: bool,
+    /// So many bytes of what stays are left in the graph, as without a cache, until a backward lets go of them: they take no time then, but
+    /// cannot leave where memory becomes short.
+    pub in_graph: u64,
 }
 
 /// How much of what is saved may be on the device. By default there is no limit, and 64 MiB are loaded ahead.
@@ -135,7 +136,8 @@ pub struct Observation {
     pub wall: Duration,
     /// Whether that is only the time to hand the step to a device, which may have gone on computing.
     pub launched: bool,
-    /// The last part of `wall`, in which the program was done with the step and waited for the device.
+    /// How far the device was behind the program when the last backward had been handed to it, or at the end of the step if that is more.
+    /// 0 unless the step is timed to its end.
     pub behind: Duration,
     /// The part of `wall` in which it waited for the cache.
     pub stall: Duration,
@@ -176,6 +178,9 @@ pub struct Followed {
     pub size: f64,
     /// The same for all micro-batches together.
     pub micro_batches: f64,
+    /// The same for all that was open at once: saved since the last backward that the cache was told of, or in the whole step if several
+    /// micro-batches are open at once.
+    pub at_once: f64,
 }
 
 /// How well a step followed its course.
@@ -203,7 +208,7 @@ impl Course {
     /// With this schedule, no limit on what is on the device, and 64 MiB loaded ahead.
     pub fn new(schedule: Schedule) -> Course {
         let budgets = Budgets { prefetch: PREFETCH, ..Budgets::default() };
-        Course { schedule: Arc::new(schedule), budgets, is_baseline: false, in_graph: false }
+        Course { schedule: Arc::new(schedule), budgets, is_baseline: false, in_graph: 0 }
     }
 }
 

@@ -17,7 +17,7 @@ use crate::common::profile::SaveArgs;
 use crate::common::progress::Progress;
 use crate::common::spill::SpillArgs;
 use crate::common::strategy::Strategy;
-use crate::common::{defaults, size};
+use crate::common::{defaults, float, size};
 
 /// The arguments that describe a cache.
 #[derive(Clone, Debug, Serialize, clap::Args)]
@@ -49,6 +49,16 @@ pub(crate) struct CacheArgs {
     /// Most bytes on disk; what does not fit stays in memory
     #[arg(long, value_name = "SIZE", default_value = defaults::DISK_CAP, value_parser = size::parse_positive)]
     disk_cap: u64,
+    /// Bytes of each disk that are left to others: no spill file grows into them. Default: the larger of 1GiB and 1 % of the disk, but no
+    /// more than a tenth of it
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disk_keep_free: Option<u64>,
+    /// Seconds that the disk may take for one operation, or "none" for no limit. What it does not write in time stays in memory; what it
+    /// does not read in time ends the run. Default: 120
+    #[arg(long, value_name = "SECONDS", value_parser = parse_timeout)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disk_timeout: Option<Duration>,
     #[command(flatten)]
     #[serde(flatten)]
     endurance: EnduranceArgs,
@@ -115,6 +125,14 @@ impl CacheArgs {
             .queue_depth(self.queue_depth as usize)
             .verify(self.verify.verify())
             .trace(self.trace.is_some());
+        let builder = match self.disk_keep_free {
+            Some(bytes) => builder.disk_keep_free(bytes),
+            None => builder,
+        };
+        let builder = match self.disk_timeout {
+            Some(limit) => builder.disk_timeout(limit),
+            None => builder,
+        };
         let mut builder = self.endurance.set(self.policy.set(builder, strategy, vs.device()));
         let host_only = match strategy {
             Strategy::Plain => return Ok(None),
@@ -151,6 +169,11 @@ impl CacheArgs {
     /// Whether the user has set how much may stay on the device.
     pub(crate) fn has_budget(&self) -> bool {
         self.policy.has_budget()
+    }
+
+    /// Whether the user has said what auto is to reach, or with what.
+    pub(crate) fn has_goal(&self) -> bool {
+        self.policy.has_goal()
     }
 
     /// What auto may use of the disk in a step with this much computation.
@@ -207,6 +230,18 @@ impl CacheArgs {
     }
 }
 
+/// A time limit in seconds; `none` means no limit.
+fn parse_timeout(text: &str) -> Result<Duration, String> {
+    if text == "none" {
+        return Ok(Duration::MAX);
+    }
+    let limit = float::positive(text)?;
+    match Duration::try_from_secs_f64(limit) {
+        Ok(limit) if !limit.is_zero() => Ok(limit),
+        _ => Err("give a number of seconds such as 120, or none".to_owned()),
+    }
+}
+
 impl Way {
     fn path(self) -> IoPath {
         match self {
@@ -224,6 +259,20 @@ impl Level {
             Level::Auto => Verify::Auto,
             Level::Checksums => Verify::Checksums,
             Level::Full => Verify::Full,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_limit_is_a_number_of_seconds_above_0_or_none() {
+        assert_eq!(parse_timeout("1.5"), Ok(Duration::from_millis(1500)));
+        assert_eq!(parse_timeout("none"), Ok(Duration::MAX));
+        for text in ["0", "-1", "1e-30", "1e300", "inf", "NaN", "2min", ""] {
+            assert!(parse_timeout(text).is_err(), "{text}");
         }
     }
 }

@@ -157,6 +157,12 @@ impl PolicyArgs {
         self.device_budget.is_some() || self.backward_budget.is_some() || self.keep_last.is_some()
     }
 
+    /// Whether the user has said what auto is to reach, or with what.
+    pub(crate) fn has_goal(&self) -> bool {
+        let is_limited = self.budget.is_some() || self.overhead.is_some() || self.written_per_day.is_some();
+        is_limited || self.saved.start().is_some() || self.saved.saves()
+    }
+
     /// The most bytes that auto may write to the disk in a step with this much computation.
     pub(crate) fn written(&self, computed: Duration) -> u64 {
         let share = computed.div_duration_f64(DAY);

@@ -30,6 +30,13 @@ fn io_uring(facts: &Facts) -> Check {
         (_, Some(disabled @ 1..)) => {
             format!("threads are used instead; `sudo sysctl kernel.io_uring_disabled=0` allows it (now {disabled})")
         }
+        (libc::ENOMEM, _) => format!(
+            "threads are used instead; its ring counts as locked memory on this kernel: raise that limit (`ulimit -l`, now {})",
+            facts.lock_limit()
+        ),
+        (libc::EMFILE | libc::ENFILE, _) => {
+            "threads are used instead; raise the limit of open files (`ulimit -n`)".to_owned()
+        }
         (libc::ENOSYS, _) if facts.process.seccomp != Some(2) => {
             "threads are used instead; a kernel from 5.6 on has it".to_owned()
         }
@@ -52,7 +59,7 @@ fn seccomp(facts: &Facts) -> Check {
     let check = Check::ok("seccomp", format!("{mode}{more}"));
     if process.seccomp == Some(2)
         && process.io_uring_disabled.unwrap_or(0) == 0
-        && facts.tried.io_uring.is_err()
+        && facts.tried.io_uring.is_err_and(|code| !is_of_a_limit(code))
     {
         return check.but(
             Status::Warn,
@@ -61,6 +68,11 @@ fn seccomp(facts: &Facts) -> Check {
         );
     }
     check
+}
+
+/// Whether a limit of resources has caused this error.
+fn is_of_a_limit(code: i32) -> bool {
+    matches!(code, libc::ENOMEM | libc::EMFILE | libc::ENFILE)
 }
 
 fn memory(memory: &Memory) -> Check {
@@ -80,7 +92,7 @@ fn locked_memory(facts: &Facts) -> Check {
     let for_what = if facts.has_gpu() {
         "host memory is pinned when training on a GPU"
     } else {
-        "nothing is locked when training on the CPU"
+        "training on the CPU locks at most a small ring of io_uring"
     };
     Check::ok("locked memory", format!("limit {limit}{locked}; {for_what}"))
 }

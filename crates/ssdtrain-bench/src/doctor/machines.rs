@@ -129,6 +129,19 @@ fn a_container_that_refuses_io_uring_is_told_how_to_allow_it() {
 }
 
 #[test]
+fn where_a_limit_refuses_io_uring_no_filter_is_blamed() {
+    for (code, limit) in [(libc::ENOMEM, "`ulimit -l`"), (libc::EMFILE, "`ulimit -n`")] {
+        for seccomp in ["0", "2"] {
+            let mut machine = Machine::new().file("proc/self/status", &format!("Seccomp:\t{seccomp}\n"));
+            machine.tried.io_uring = Err(code);
+            let checks = machine.checks();
+            says(&checks, "io_uring", Status::Warn, &["refused", "threads are used", limit]);
+            says(&checks, "seccomp", Status::Ok, &[]);
+        }
+    }
+}
+
+#[test]
 fn a_container_without_udev_is_told_to_mount_it() {
     let machine = bare_metal();
     fs::remove_dir_all(machine.root.path().join("run")).unwrap();

@@ -44,8 +44,8 @@ const PART_OF_EVALUATION: usize = 8;
 /// Train a GPT or a Llama with activations that leave the device
 ///
 /// Without options it trains on a GPU if there is one, else on the processor, a model that suits it, on the Rust sources that cargo has
-/// downloaded, for three minutes; what leaves the device is planned (auto: the lowest peak for steps that are at most two percent longer). At
-/// the end come the loss on held-out data, a sample, and a table of the step beside the same step with all activations on the device.
+/// downloaded, for three minutes. On a GPU, what leaves it is planned (auto: the lowest peak for steps that are at most two percent longer);
+/// on the processor, all but a little moves to the disk (offload). At the end come the loss on held-out data, a sample, and a table of the step beside the same step with all activations on the device.
 ///
 /// The checkpoint of the lowest held-out loss on the way is kept beside the latest, as best-checkpoint.safetensors.
 ///
@@ -62,7 +62,8 @@ pub(crate) struct Args {
     /// Stop after so many minutes; 3 if there is no --steps
     #[arg(long, value_name = "MINUTES", value_parser = float::positive)]
     minutes: Option<f64>,
-    /// What becomes of activations. Default: auto, or offload with --device-budget, --backward-budget or --keep-last
+    /// What becomes of activations. Default: auto on a GPU or with a flag of auto, and else offload: on the processor, where the cache and
+    /// the program share it, two percent of a step are hardly enough to move anything
     #[arg(long, value_enum)]
     strategy: Option<Strategy>,
     /// Directory of the run: its checkpoint is kept there
@@ -122,9 +123,10 @@ since the last such line: means and highest peaks), report (of the last step: th
 eval: step, held_out_loss. checkpoint: step, path. sample: text. Then the strategies of the table at the end, as compare has them.";
 
 impl Args {
-    fn strategy(&self) -> Strategy {
-        let by_default = if self.setup.cache.has_budget() { Strategy::Offload } else { Strategy::Auto };
-        self.strategy.unwrap_or(by_default)
+    fn strategy(&self, device: Device) -> Strategy {
+        let cache = &self.setup.cache;
+        let is_planned = !cache.has_budget() && (device.is_cuda() || cache.has_goal());
+        self.strategy.unwrap_or(if is_planned { Strategy::Auto } else { Strategy::Offload })
     }
 }
 
@@ -143,6 +145,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
 /// A run in progress.
 struct Run {
     args: Args,
+    strategy: Strategy,
     model_device: ModelDevice,
     shape: Shape,
     data: Data,
@@ -184,9 +187,10 @@ impl Run {
     /// Reads everything that the run needs, so that problems are reported before training begins.
     fn prepare(args: Args) -> Result<Run> {
         let model_device = args.setup.place()?;
-        args.setup.cache.prepare(&[args.strategy()])?;
+        let strategy = args.strategy(model_device.device);
+        args.setup.cache.prepare(&[strategy])?;
         ensure!(
-            args.metrics.is_none() || args.strategy() != Strategy::Plain,
+            args.metrics.is_none() || strategy != Strategy::Plain,
             "--metrics shows what a cache does, and plain has none: take another strategy"
         );
         let progress = Progress::new(args.output.json);
@@ -213,10 +217,9 @@ impl Run {
 
         let config = args.optimizer.adamw(model_device.kind());
         let optimizer = |vs: &VarStore| Ok(AdamW::new(vs, config)?);
-        let mut learner =
-            Learner::new(args.strategy(), &shape, model_device, &args.setup.cache, optimizer, seed)?;
+        let mut learner = Learner::new(strategy, &shape, model_device, &args.setup.cache, optimizer, seed)?;
         let served = args.metrics.zip(learner.cache());
-        let serve = |(address, cache)| Server::start(address, &[(args.strategy().name(), cache)]);
+        let serve = |(address, cache)| Server::start(address, &[(strategy.name(), cache)]);
         let server = served.map(serve).transpose().context("--metrics")?;
         if let Some(checkpoint) = &checkpoint {
             checkpoint.restore(&shape.model, &learner.vs, Some(&mut learner.optimizer))?;
@@ -229,7 +232,7 @@ impl Run {
         fs::create_dir_all(&args.out).with_context(|| format!("cannot make --out {}", args.out.display()))?;
         progress.line(&format!("data   {}", data.describe()));
         progress.line(&format!("model  {}, {model_device}", shape.describe()));
-        match args.strategy() {
+        match strategy {
             Strategy::Offload | Strategy::OffloadDisk | Strategy::AdaptivePaper | Strategy::Auto => {
                 progress.line(&format!(
                     "spill  {}, through {}",
@@ -250,6 +253,7 @@ impl Run {
             None => progress.line(&format!("run    {}", path.display())),
         }
         let run = Run {
+            strategy,
             model_device,
             shape,
             data,
@@ -337,7 +341,7 @@ impl Run {
     }
 
     fn write_trace(&self) -> Result<()> {
-        let cache = self.learner.cache().map(|cache| (self.args.strategy().name(), cache));
+        let cache = self.learner.cache().map(|cache| (self.strategy.name(), cache));
         self.args.setup.cache.write_trace(cache.as_slice(), &self.progress)
     }
 

@@ -107,12 +107,12 @@ impl Run {
 
     /// Trains fresh models of the same shape, so the run's own model is dropped first.
     pub(super) fn show_comparison(self) -> Result<()> {
-        let Run { args, model_device, shape, data, learner, progress, seed, .. } = self;
+        let Run { args, strategy, model_device, shape, data, learner, progress, seed, .. } = self;
         drop(learner);
         if args.compare_steps == 0 {
             return Ok(());
         }
-        let strategy = match args.strategy() {
+        let strategy = match strategy {
             Strategy::Plain | Strategy::Keep => Strategy::Offload,
             other => other,
         };

@@ -57,3 +57,4 @@ mod recompute;
 mod shortage;
 mod threads;
 mod training;
+mod waiting;

@@ -51,6 +51,8 @@ struct Shared {
 struct State {
     rules: Vec<Rule>,
     submitted: [u64; 2],
+    /// The regions in the order in which they were opened, and how many operations each has had.
+    regions: Vec<(Weak<FaultyRegion>, u64)>,
     holding: [bool; 2],
     holding_growth: bool,
     /// Number of regions that are waiting to grow.
@@ -67,10 +69,27 @@ struct State {
 }
 
 struct Rule {
-    direction: Direction,
+    fails: Fails,
     fault: Fault,
     skip: u64,
     times: u64,
+}
+
+/// What a rule is for.
+#[derive(Clone, Copy)]
+enum Fails {
+    Operations(Direction),
+    /// All that is done with one region, or with all of them.
+    Disk(Option<usize>),
+}
+
+impl Fails {
+    fn includes(self, direction: Direction, region: Option<usize>) -> bool {
+        match self {
+            Fails::Operations(of) => of == direction,
+            Fails::Disk(of) => of.is_none() || of == region,
+        }
+    }
 }
 
 impl Faulty {
@@ -84,7 +103,15 @@ impl Faulty {
     ///
     /// Operations are counted when they are submitted; one that continues after a short transfer counts again.
     pub fn inject(&self, direction: Direction, fault: Fault, skip: u64, times: u64) {
-        self.shared.state.lock().rules.push(Rule { direction, fault, skip, times });
+        self.shared.add(Rule { fails: Fails::Operations(direction), fault, skip, times });
+    }
+
+    /// Makes a disk vanish after the next `skip` operations on it, reads and writes counted together: all later ones fail with the
+    /// error number `errno`, and its region neither grows nor shrinks. `disk` is the place of its region in the order in which they
+    /// were opened; `None` for all disks at once.
+    pub fn vanish(&self, disk: Option<usize>, errno: i32, skip: u64) {
+        let (fails, fault, times) = (Fails::Disk(disk), Fault::Errno(errno), u64::MAX);
+        self.shared.add(Rule { fails, fault, skip, times });
     }
 
     /// Makes `times` attempts of regions to grow fail with the error number `errno`, after skipping the next `skip` of them.
@@ -106,6 +133,15 @@ impl Faulty {
     /// Number of operations of this direction so far, counted as [`inject`](Faulty::inject) does.
     pub fn submitted(&self, direction: Direction) -> u64 {
         self.shared.state.lock().submitted[direction as usize]
+    }
+
+    /// Number of operations on a disk so far, or on all of them, counted as [`vanish`](Faulty::vanish) does.
+    pub fn submitted_to(&self, disk: Option<usize>) -> u64 {
+        let state = self.shared.state.lock();
+        match disk {
+            Some(disk) => state.regions.get(disk).map_or(0, |(_, operations)| *operations),
+            None => state.submitted.iter().sum(),
+        }
     }
 
     /// From now on nothing fails.
@@ -189,7 +225,11 @@ impl Faulty {
 impl Backend for Faulty {
     fn open(&self, place: Place<'_>, cap_bytes: u64) -> Result<Arc<dyn Region>> {
         let inner = self.inner.open(place, cap_bytes)?;
-        Ok(Arc::new(FaultyRegion { inner, shared: Arc::clone(&self.shared) }))
+        let mut state = self.shared.state.lock();
+        let region = FaultyRegion { inner, number: state.regions.len(), shared: Arc::clone(&self.shared) };
+        let region = Arc::new(region);
+        state.regions.push((Arc::downgrade(&region), 0));
+        Ok(region)
     }
 
     fn submit(&self, ops: Vec<Op>) {
@@ -204,9 +244,10 @@ impl Backend for Faulty {
     }
 }
 
-/// A region whose growth can be held back.
+/// A region whose growth can be held back or refused.
 struct FaultyRegion {
     inner: Arc<dyn Region>,
+    number: usize,
     shared: Arc<Shared>,
 }
 
@@ -217,7 +258,7 @@ impl Region for FaultyRegion {
         self.shared.changed.notify_all();
         self.shared.changed.wait_while(&mut state, |state| state.holding_growth);
         state.growing -= 1;
-        let refused = state.next_refusal();
+        let refused = state.next_refusal().or_else(|| state.gone(self.number));
         drop(state);
         match refused {
             Some(errno) => Err(io::Error::from_raw_os_error(errno)),
@@ -226,7 +267,11 @@ impl Region for FaultyRegion {
     }
 
     fn shrink(&self, to: u64) -> io::Result<()> {
-        self.inner.shrink(to)
+        let gone = self.shared.state.lock().gone(self.number);
+        match gone {
+            Some(errno) => Err(io::Error::from_raw_os_error(errno)),
+            None => self.inner.shrink(to),
+        }
     }
 
     fn describe(&self) -> RegionInfo {
@@ -263,9 +308,13 @@ impl Drop for Faulty {
 }
 
 impl Shared {
+    fn add(&self, rule: Rule) {
+        self.state.lock().rules.push(rule);
+    }
+
     /// Wraps an operation for the inner backend; `None` if that never hears of it.
     fn wrap(self: &Arc<Shared>, op: Op) -> Option<Op> {
-        let fault = self.state.lock().next_fault(op.direction);
+        let fault = self.state.lock().next_fault(&op);
         if fault == Some(Fault::Never) {
             self.keep(op);
             return None;
@@ -390,11 +439,16 @@ impl State {
         refused
     }
 
-    /// Counts the next operation of this direction. Returns its fault, if any.
-    fn next_fault(&mut self, direction: Direction) -> Option<Fault> {
-        self.submitted[direction as usize] += 1;
+    /// Counts the operation. Returns its fault, if any.
+    fn next_fault(&mut self, op: &Op) -> Option<Fault> {
+        self.submitted[op.direction as usize] += 1;
+        let at = Arc::as_ptr(&op.region).cast::<()>();
+        let region = self.regions.iter().position(|(region, _)| region.as_ptr().cast() == at);
+        if let Some(number) = region {
+            self.regions[number].1 += 1;
+        }
         let mut fault = None;
-        for rule in self.rules.iter_mut().filter(|rule| rule.direction == direction) {
+        for rule in self.rules.iter_mut().filter(|rule| rule.fails.includes(op.direction, region)) {
             if rule.skip > 0 {
                 rule.skip -= 1;
             } else if rule.times > 0 && fault.is_none() {
@@ -403,5 +457,17 @@ impl State {
             }
         }
         fault
+    }
+
+    /// The error number of a region whose disk has vanished.
+    fn gone(&self, region: usize) -> Option<i32> {
+        self.rules.iter().find_map(|rule| match (rule.fails, rule.fault) {
+            (Fails::Disk(disk), Fault::Errno(errno))
+                if rule.skip == 0 && disk.is_none_or(|disk| disk == region) =>
+            {
+                Some(errno)
+            }
+            _ => None,
+        })
     }
 }

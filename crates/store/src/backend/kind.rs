@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::{Backend, CuFile, Pool, Throttled, Uring};
 use crate::config::StoreConfig;
 use crate::error::{Error, ErrorKind, Result};
+use crate::limits;
 
 /// More threads than this add nothing to a pool.
 const MAX_POOL_THREADS: usize = 16;
@@ -66,9 +67,8 @@ impl BackendKind {
     pub(crate) fn start(self, config: &StoreConfig) -> Result<Started> {
         let (backend, note) = self.start_unlimited(config)?;
         let Some(limit) = config.max_bytes_per_s else { return Ok((backend, note)) };
-        let throttled = Throttled::new(backend, limit).map_err(|error| {
-            Error::io(ErrorKind::Io, "the thread that paces transfers could not be started", error)
-        })?;
+        let throttled = Throttled::new(backend, limit)
+            .map_err(|error| limits::no_thread("the thread that paces transfers", error))?;
         Ok((Arc::new(throttled), note))
     }
 
@@ -89,13 +89,17 @@ impl BackendKind {
             BackendKind::Auto | BackendKind::Uring => match Uring::new(config.queue_depth) {
                 Ok(uring) => Ok((Arc::new(uring), None)),
                 Err(error) if self == BackendKind::Uring => {
-                    let message =
-                        "io_uring was asked for and is refused; allow it, or let the backend be chosen";
+                    let advice = limits::on_rings(&error).unwrap_or("allow it");
+                    let message = format!(
+                        "io_uring was asked for and is refused; {advice}, or let the backend be chosen"
+                    );
                     Err(Error::io(ErrorKind::Unmet, message, error))
                 }
                 Err(error) => {
                     let (pool, _) = started(Pool::new(threads))?;
-                    Ok((pool, Some(format!("io_uring refused: {error}"))))
+                    let advice =
+                        limits::on_rings(&error).map_or_else(String::new, |advice| format!("; {advice}"));
+                    Ok((pool, Some(format!("io_uring refused: {error}{advice}"))))
                 }
             },
         }
@@ -105,7 +109,7 @@ impl BackendKind {
 fn started(pool: io::Result<Pool>) -> Result<Started> {
     match pool {
         Ok(pool) => Ok((Arc::new(pool), None)),
-        Err(error) => Err(Error::io(ErrorKind::Io, "the I/O threads could not be started", error)),
+        Err(error) => Err(limits::no_thread("the I/O threads", error)),
     }
 }
 

@@ -41,9 +41,11 @@ use self::encryption::{
     what_is_encrypted_leaves_the_memory_of_the_caller_alone,
 };
 use self::faults::{
-    a_read_that_fails_is_tried_three_times, a_write_that_fails_is_reported_at_once,
-    busy_time_runs_while_a_transfer_is_in_flight, changed_bytes_are_noticed, completions_can_be_held_back,
-    interrupted_transfers_are_tried_again, only_the_transfer_that_fails_fails, short_transfers_go_on,
+    a_disk_that_vanishes_takes_only_what_is_on_it_until_it_is_back,
+    a_file_of_a_disk_that_has_vanished_neither_shrinks_nor_grows, a_read_that_fails_is_tried_three_times,
+    a_write_that_fails_is_reported_at_once, busy_time_runs_while_a_transfer_is_in_flight,
+    changed_bytes_are_noticed, completions_can_be_held_back, interrupted_transfers_are_tried_again,
+    only_the_transfer_that_fails_fails, short_transfers_go_on,
 };
 use self::overdue::{
     a_time_out_may_drop_the_store, delayed_and_reversed_completions_change_nothing,
@@ -91,6 +93,8 @@ macro_rules! suite {
             a_read_that_fails_is_tried_three_times
             a_write_that_fails_is_reported_at_once
             only_the_transfer_that_fails_fails
+            a_disk_that_vanishes_takes_only_what_is_on_it_until_it_is_back
+            a_file_of_a_disk_that_has_vanished_neither_shrinks_nor_grows
             changed_bytes_are_noticed
             completions_can_be_held_back
             busy_time_runs_while_a_transfer_is_in_flight

@@ -28,7 +28,7 @@ impl Mapping {
     /// Maps `bytes`, a multiple of [`HUGE`] that is not 0, and makes the kernel populate all of them now. They lie on this NUMA node if
     /// there is one, as long as that has room.
     ///
-    /// The error is the kernel's: it has no such memory, or cannot start a thread for the work.
+    /// The error is the kernel's: it has no such memory.
     pub(super) fn new(bytes: usize, node: Option<u32>) -> io::Result<Mapping> {
         let mapping = Mapping::reserve(bytes)?;
         // Elsewhere the memory works as well, only more slowly.
@@ -110,16 +110,17 @@ impl Mapping {
         let share = self.bytes.div_ceil(threads).next_multiple_of(HUGE);
         thread::scope(|scope| {
             let starts = (0..self.bytes).step_by(share);
-            let workers: io::Result<Vec<_>> = starts
-                .map(|start| {
-                    let provide = move || self.provide_range(start, share.min(self.bytes - start));
-                    thread::Builder::new().name("ssdtrain-map".to_owned()).spawn_scoped(scope, provide)
-                })
-                .collect();
-            let join = |worker: thread::ScopedJoinHandle<'_, _>| {
-                worker.join().unwrap_or_else(|_| Err(io::Error::other("the thread panicked")))
+            let begin = |start| {
+                let provide = move || self.provide_range(start, share.min(self.bytes - start));
+                let thread = thread::Builder::new().name("ssdtrain-map".to_owned());
+                // Without another thread, this one does it.
+                thread.spawn_scoped(scope, provide).map_err(|_| provide())
             };
-            workers?.into_iter().try_for_each(join)
+            let workers: Vec<_> = starts.map(begin).collect();
+            workers.into_iter().try_for_each(|worker| match worker {
+                Ok(thread) => thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread panicked"))),
+                Err(done) => done,
+            })
         })
     }
 

@@ -13,6 +13,7 @@ use ssdtrain_store::{AlignedBuf, BackendKind, Blob, Completion, Result, Store, S
 use tempfile::TempDir;
 
 pub(crate) const MIB: usize = 1 << 20;
+const EXT4: &[&str] = &["-q", "-F", "-O", "^has_journal", "-m", "0"];
 /// How long a disk is waited for.
 const LIMIT: Duration = Duration::from_millis(300);
 
@@ -23,6 +24,8 @@ pub(crate) struct Mounted {
     pub(crate) device: Option<(String, PathBuf)>,
     /// The file system that its files are on.
     below: Option<Box<Mounted>>,
+    /// The device-mapper's device on the loop device.
+    mapped: Option<String>,
     /// What others mount it as.
     served: Option<String>,
     frozen: bool,
@@ -39,11 +42,35 @@ impl Mounted {
 
     /// ext4 on a loop device. The error says why it cannot be had here.
     pub(crate) fn ext4(bytes: usize) -> Result<Mounted, String> {
-        Mounted::on_loop("ext4", &["-q", "-F", "-O", "^has_journal", "-m", "0"], bytes)
+        Mounted::on_loop("ext4", EXT4, bytes)
+    }
+
+    /// btrfs, of which no more may be used than a quota allows. The error says why it cannot be had here.
+    pub(crate) fn btrfs_with_quota(bytes: usize) -> Result<Mounted, String> {
+        let mounted = Mounted::on_loop("btrfs", &["-q"], bytes)?;
+        run("btrfs", &["quota", "enable", &mounted.path()])?;
+        Ok(mounted)
+    }
+
+    /// ext4 on a device whose kind can be changed. The error says why it cannot be had here.
+    pub(crate) fn mapped(bytes: usize) -> Result<Mounted, String> {
+        let (mut mounted, device) = Mounted::looped("ext4", EXT4, bytes)?;
+        let name = format!("ssdtrain-test-{}", std::process::id());
+        run("dmsetup", &["create", &name, "--table", &format!("0 {} linear {device} 0", bytes / 512)])?;
+        mounted.mapped = Some(name.clone());
+        run("mount", &[&format!("/dev/mapper/{name}"), &mounted.path()])?;
+        Ok(mounted)
     }
 
     /// Any file system on a loop device, with what makes it.
     pub(crate) fn on_loop(kind: &str, options: &[&str], bytes: usize) -> Result<Mounted, String> {
+        let (mounted, device) = Mounted::looped(kind, options, bytes)?;
+        run("mount", &["-t", kind, &device, &mounted.path()])?;
+        Ok(mounted)
+    }
+
+    /// The same, not yet mounted, and the loop device.
+    fn looped(kind: &str, options: &[&str], bytes: usize) -> Result<(Mounted, String), String> {
         let mut mounted = Mounted::nothing();
         let image = mounted.place.path().with_extension("image");
         File::create(&image)
@@ -54,8 +81,7 @@ impl Mounted {
             .and_then(|_| run("losetup", &["--find", "--show", &shown]));
         let device = made.inspect_err(|_| drop(fs::remove_file(&image)))?.trim().to_owned();
         mounted.device = Some((device.clone(), image));
-        run("mount", &["-t", kind, &device, &mounted.path()])?;
-        Ok(mounted)
+        Ok((mounted, device))
     }
 
     /// A container's file system: an overlay whose files are on ext4, by the kernel or by a program.
@@ -89,7 +115,7 @@ impl Mounted {
 
     fn nothing() -> Mounted {
         let place = tempfile::tempdir().unwrap();
-        Mounted { place, device: None, below: None, served: None, frozen: false }
+        Mounted { place, device: None, below: None, mapped: None, served: None, frozen: false }
     }
 
     pub(crate) fn path(&self) -> String {
@@ -119,6 +145,24 @@ impl Mounted {
         }
     }
 
+    /// From now on no more than this may be used, such as `32M`.
+    pub(crate) fn set_quota(&self, most: &str) {
+        run("btrfs", &["qgroup", "limit", most, &self.path()]).unwrap();
+    }
+
+    /// The limit of a quota that is exceeded cannot be raised.
+    pub(crate) fn end_quota(&self) {
+        run("btrfs", &["quota", "disable", &self.path()]).unwrap();
+    }
+
+    /// Has the device-mapper answer everything with an error from now on.
+    pub(crate) fn fail(&self, bytes: usize) {
+        let name = self.mapped.as_ref().unwrap();
+        run("dmsetup", &["suspend", "--noflush", "--nolockfs", name]).unwrap();
+        run("dmsetup", &["load", name, "--table", &format!("0 {} error", bytes / 512)]).unwrap();
+        run("dmsetup", &["resume", name]).unwrap();
+    }
+
     /// Bytes that are free.
     pub(crate) fn free(&self) -> u64 {
         let told = run("stat", &["-f", "-c", "%a %S", &self.path()]).unwrap();
@@ -134,6 +178,9 @@ impl Drop for Mounted {
         }
         // What was not mounted is not to be unmounted.
         run("umount", &["--lazy", &self.path()]).ok();
+        if let Some(name) = &self.mapped {
+            run("dmsetup", &["remove", "--force", name]).ok();
+        }
         if let Some((device, image)) = &self.device {
             run("losetup", &["--detach", device]).ok();
             fs::remove_file(image).ok();

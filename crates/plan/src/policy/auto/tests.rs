@@ -11,7 +11,7 @@ use super::*;
 use crate::policy::corrections::Corrections;
 use crate::policy::planned::BY_PROCESSOR;
 use crate::report::{Baseline, PlanReport};
-use crate::{Activation, Handling, Machine, Position, Rates, Recompute, Save, Today, Workload};
+use crate::{Activation, Handling, Machine, Position, Prediction, Rates, Recompute, Save, Today, Workload};
 
 const MS: Duration = Duration::from_millis(1);
 const LAYERS: u64 = 20;
@@ -177,7 +177,7 @@ impl Run {
         let followed = |how| {
             let size = if how == Adherence::Part { 0.5 } else { 1.0 };
             let micro_batches = if let Adherence::Whole(count) = how { f64::from(count) } else { size };
-            Some(Followed { course: 0, how, size, micro_batches })
+            Some(Followed { course: 0, how, size, micro_batches, at_once: size })
         };
         let (profile, followed) = match went {
             StepOutcome::Unplanned => (None, None),
@@ -209,14 +209,16 @@ impl Run {
         }
     }
 
-    /// The same of a step of `size` times the planned size, which takes so many times as long, whatever it keeps.
+    /// The same of a step of `size` times the planned size, which takes so many times as long, whatever it keeps, on a device that is behind.
     fn step_of(&mut self, size: impl Fn(bool) -> f64, kept: Duration, times: f64) {
         let is_kept = self.next_step() == NextStep::Baseline || self.auto.kinds[0].planned.keeps_all();
         let size = size(is_kept);
         let wall = kept.mul_f64(if is_kept { size } else { size * times });
         self.number += 1;
-        let followed = Some(Followed { course: 0, how: Adherence::Part, size, micro_batches: size });
-        let observed = Observation { step: self.number, wall, followed, ..Observation::default() };
+        let followed =
+            Some(Followed { course: 0, how: Adherence::Part, size, micro_batches: size, at_once: size });
+        let (step, behind) = (self.number, wall / 10);
+        let observed = Observation { step, wall, behind, followed, ..Observation::default() };
         self.auto.end(&self.plan.clone(), observed);
     }
 

@@ -37,10 +37,15 @@ impl Kind {
                     planned.corrections.try_again();
                 }
                 self.revise(objective, Decision::Baseline, |_| {});
+                // As everything was kept until now, it may be for comparison.
+                if !self.planned.keeps_all() {
+                    self.weighing = Some(Weighing::new(Some(Seen { is_strange: true, ..seen }), cost));
+                }
             }
             Some(most) => {
                 let is_unclear = planned.corrections.cost.is_none_or(|cost| {
-                    let usual = kept.mul_f64((1.0 + cost.expected(planned.extra())).clamp(0.0, MOST_SCALE));
+                    let times = 1.0 + planned.fixed() + cost.expected(planned.extra());
+                    let usual = kept.mul_f64(times.clamp(0.0, MOST_SCALE));
                     // Other plans have shown what this one takes.
                     let is_vague = cost.is_vague(planned.extra(), planned.doubt_of_moving());
                     let is_expected = seen.is_first && self.plans > 1 && !is_vague;
@@ -92,7 +97,9 @@ impl Kind {
         let planned = &mut self.planned;
         let is_paced = !kept.is_some_and(|kept| planned.keeps_in(kept));
         let (extra, doubt) = (planned.extra(), planned.doubt_of_moving());
-        let (cost, extra) = weighing.cost.weighed(extra, doubt, most - 1.0, weight);
+        let fixed = planned.fixed();
+        let beyond = Weight { extra: weight.extra - fixed, ..weight };
+        let (cost, extra) = weighing.cost.weighed(extra, doubt, most - 1.0 - fixed, beyond);
         let is_new = planned.corrections.cost.replace(cost).is_none();
         let is_over = extra.is_over();
         let may_tighten = planned.corrections.may_tighten(extra);
@@ -143,13 +150,15 @@ impl Kind {
             return;
         }
         let why = if over.is_some() && paced { Decision::Slow } else { Decision::Pace };
-        self.others = None;
         self.revise(objective, why, |planned| {
             planned.corrections.count += 1;
             match over {
                 Some(extra) if paced => planned.corrections.loosen(&planned.plan, extra, false),
                 // With corrected times, the stalls may differ too.
-                _ => planned.paced(pace),
+                _ => {
+                    planned.paced(pace);
+                    planned.shows_waiting();
+                }
             }
         });
     }

@@ -17,7 +17,7 @@ const GPU: Resources = Resources { host_pool: 100 * MB, disk: u64::MAX, release:
 const WHOLE: Followed = followed(Adherence::Whole(1));
 
 const fn followed(how: Adherence) -> Followed {
-    Followed { course: 0, how, size: 1.0, micro_batches: 1.0 }
+    Followed { course: 0, how, size: 1.0, micro_batches: 1.0, at_once: 1.0 }
 }
 
 fn at(index: u64) -> Position {
@@ -348,6 +348,9 @@ fn odd() -> impl Strategy<Value = Value> {
         "/profile/micro_batches",
         "/profile/machine/disk_write",
         "/profile/machine/host_pool",
+        "/profile/machine/moving",
+        "/profile/machine/exposed",
+        "/profile/workload/handling/operations/secs",
         "/profile/workload/rest/secs",
         "/profile/workload/turn_extra",
         "/profile/workload/activations/0/bytes",
@@ -378,6 +381,34 @@ fn odd() -> impl Strategy<Value = Value> {
             text
         },
     )
+}
+
+#[test]
+fn a_plan_that_takes_longer_than_any_clock_runs_is_reported() {
+    let mut text = serde_json::to_value(saved(GOAL, CPU)).unwrap();
+    for (place, number) in [
+        ("/profile/workload/activations/0/bytes", 1_u64 << 59),
+        ("/profile/machine/disk_write", 1),
+        ("/profile/machine/disk_read", 1),
+        ("/profile/micro_batches", 65_536),
+    ] {
+        *text.pointer_mut(place).unwrap() = json!(number);
+    }
+    text["placements"] = json!(vec!["disk"; LAYERS as usize]);
+    let mut run = Run::begin(Auto::new(GOAL).starting_with(read(&text).unwrap()), CPU);
+    run.usual(1.0);
+    assert_eq!(run.report().step, Duration::MAX);
+}
+
+#[test]
+fn plans_of_releases_that_did_not_know_of_it_count_on_what_the_programs_thread_does() {
+    for (resources, exposed) in [(CPU, 1.0), (GPU, 0.0)] {
+        let mut text = serde_json::to_value(saved(GOAL, resources)).unwrap();
+        text["profile"]["machine"].as_object_mut().unwrap().remove("exposed");
+        let mut run = Run::begin(Auto::new(GOAL).starting_with(read(&text).unwrap()), resources);
+        run.usual(1.0);
+        assert_eq!(run.report().machine.exposed, exposed, "{resources:?}");
+    }
 }
 
 proptest! {

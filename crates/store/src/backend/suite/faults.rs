@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::super::{Direction, Fault};
 use super::buffers::{Scattered, aligned, contents, pattern};
 use super::{Bench, MIB, assert_holds_pattern, read, result, start, write, write_pattern};
-use crate::StoreConfig;
 use crate::error::ErrorKind;
+use crate::{BackendKind, StoreConfig};
 
 pub(super) fn short_transfers_go_on(bench: &Bench) {
     let (store, faulty) = bench.open_faulty(bench.config());
@@ -76,6 +76,54 @@ pub(super) fn only_the_transfer_that_fails_fails(bench: &Bench) {
     assert_eq!(failed.iter().position(|&failed| failed), Some(5));
     assert_eq!(failed.iter().filter(|&&failed| failed).count(), 1);
     assert_eq!(store.stats().reserved_bytes, 0, "a failed transfer lets its blob go too");
+}
+
+pub(super) fn a_disk_that_vanishes_takes_only_what_is_on_it_until_it_is_back(bench: &Bench) {
+    let (store, faulty) = bench.open_faulty(bench.striped());
+    let on_second = |work: &mut dyn FnMut()| {
+        let before = faulty.submitted_to(Some(1));
+        work();
+        faulty.submitted_to(Some(1)) > before
+    };
+    let mut blobs = Vec::new();
+    let on_it = [0, 1, 2].map(|seed| on_second(&mut || blobs.push(write_pattern(&store, seed, 4096))));
+    assert_eq!(on_it.iter().filter(|&&on_it| on_it).count(), 1);
+    let lost = on_it.iter().position(|&on_it| on_it).unwrap();
+
+    faulty.vanish(Some(1), libc::ENODEV, 1);
+    assert_holds_pattern(&store, &blobs[lost], lost);
+    for (seed, blob) in blobs.iter().enumerate().filter(|(seed, _)| *seed != lost) {
+        assert_holds_pattern(&store, blob, seed);
+    }
+    let failed = [
+        read(&store, &blobs[lost], aligned(&[0; 4096])),
+        write(&store, &blobs[lost], aligned(&[0; 4096])),
+        write(&store, &store.reserve(MIB as u64).unwrap(), aligned(&pattern(3, MIB))),
+    ];
+    for error in failed.map(Result::unwrap_err) {
+        assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+        assert_eq!(error.os_error().unwrap().raw_os_error(), Some(libc::ENODEV), "{error}");
+        assert!(error.to_string().contains(&*blobs[lost].pieces()[0].volume().info().name), "{error}");
+    }
+    faulty.heal();
+    write(&store, &blobs[lost], aligned(&pattern(lost, 4096))).unwrap();
+    assert_holds_pattern(&store, &blobs[lost], lost);
+}
+
+pub(super) fn a_file_of_a_disk_that_has_vanished_neither_shrinks_nor_grows(bench: &Bench) {
+    if bench.kind == BackendKind::CuFile {
+        return eprintln!("skipped: files of cuFile never shrink");
+    }
+    let (store, faulty) = bench.open_faulty(bench.config());
+    let bytes = store.stats().file_bytes;
+    faulty.vanish(None, libc::ENXIO, 0);
+    assert_eq!((store.shrink(), store.stats().file_bytes), (0, bytes));
+    faulty.heal();
+    assert_eq!(store.shrink(), bytes);
+    faulty.vanish(Some(0), libc::ENXIO, 0);
+    let error = store.reserve(1).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace);
+    assert!(error.to_string().contains("No such device or address"), "{error}");
 }
 
 pub(super) fn changed_bytes_are_noticed(bench: &Bench) {

@@ -198,7 +198,8 @@ fn steps_that_leave_something_out_are_compared_by_what_they_save() {
             NextStep::Follow { .. } if !run.report().keeps_all() => KEPT / 2,
             _ => KEPT.mul_f64(0.4),
         };
-        let followed = Followed { course: 0, how: Adherence::Altered, size: 0.5, micro_batches: 0.5 };
+        let followed =
+            Followed { course: 0, how: Adherence::Altered, size: 0.5, micro_batches: 0.5, at_once: 0.5 };
         run.number += 1;
         let plan = run.plan.clone();
         let observed =
@@ -244,6 +245,64 @@ fn where_any_plan_takes_longer_than_the_goal_allows_everything_is_kept_at_once()
     }
     let report = run.report();
     assert!(report.keeps_all() && report.loosened == 1 && run.auto.is_settled(), "{report}");
+}
+
+#[test]
+fn a_plan_that_is_tried_since_all_steps_have_become_longer_is_compared() {
+    // Any plan takes a fifth longer, on a device that waits for its program, and the machine is slower for a while.
+    let mut run = Run::on_device(Goal::overhead(0.05), profile_of_copies(50.0));
+    let mut compared = 0;
+    for number in 0..200 {
+        compared += usize::from(number > 30 && run.next_step() == NextStep::Baseline);
+        run.step(if (30..34).contains(&number) { KEPT.mul_f64(0.7) } else { KEPT / 2 }, 1.2);
+    }
+    assert!(run.report().keeps_all() && compared >= 4, "{compared}: {}", run.report());
+}
+
+#[test]
+fn steps_of_a_device_that_waits_for_its_program_are_compared_whatever_their_sizes() {
+    // All take the same time, and a fifth more under any plan.
+    let behind = [Duration::ZERO, KEPT / 10];
+    let plans = behind.map(|behind| {
+        let mut run = Run::on_device(Goal::overhead(0.05), profile_of_copies(50.0));
+        for number in 0..20 {
+            let is_kept = run.next_step() == NextStep::Baseline || run.auto.kinds[0].planned.keeps_all();
+            let size = 0.1 + 0.9 * ((number * 7) % 20) as f64 / 20.0;
+            let wall = KEPT.mul_f64(if is_kept { 0.5 } else { 0.6 });
+            run.number += 1;
+            let followed =
+                Some(Followed { course: 0, how: Adherence::Part, size, micro_batches: size, at_once: size });
+            let observed = Observation { step: run.number, wall, behind, followed, ..Observation::default() };
+            run.auto.end(&run.plan.clone(), observed);
+        }
+        run.report()
+    });
+    assert!(plans[0].keeps_all() && plans[0].kept_step == KEPT / 2, "{}", plans[0]);
+    assert!(!plans[1].keeps_all(), "a device that is behind takes longer for more: {}", plans[1]);
+}
+
+#[test]
+fn what_any_plan_costs_of_the_programs_thread_is_no_reason_to_make_none() {
+    // A device that waits for its program, with reruns that take three times what is planned.
+    let kept = KEPT.mul_f64(0.7);
+    let mut profile = profile_of_copies(0.1);
+    for layer in 1..LAYERS as usize {
+        let recompute = Recompute { time: MS, inputs: vec![layer - 1] };
+        profile.work.activations[layer].recompute = Some(recompute);
+    }
+    profile.work.handling = Handling { saves: kept.mul_f64(0.03), ..Handling::default() };
+    let mut run = Run::on_device(Goal::overhead(0.05), profile);
+    let beyond = |run: &mut Run| {
+        let Prediction { handled, recomputed, .. } = run.report().prediction;
+        (handled + 3 * recomputed).as_secs_f64() / kept.as_secs_f64()
+    };
+    for _ in 0..60 {
+        let times = 1.0 + beyond(&mut run);
+        run.step(kept, times);
+    }
+    let (beyond, report) = (beyond(&mut run), run.report());
+    assert!(report.loosened > 0 && (0.03..=0.05).contains(&beyond), "{beyond}: {report}");
+    assert!(report.prediction.recomputed > Duration::ZERO, "{report}");
 }
 
 #[test]

@@ -175,6 +175,103 @@ fn a_profile_that_no_step_is_compared_with_in_time_is_taken_as_that_of_other_ste
     assert!(run.report().kept_step.abs_diff(quick) < KEPT / 100, "{}", run.report());
 }
 
+/// What was compared until now is over, and steps save these layers from now on.
+fn change(run: &mut Run, profile: StepProfile) {
+    run.next_step();
+    while !run.plan.profiled {
+        run.ended(LOST, Observation { wall: KEPT, ..Observation::default() });
+        run.next_step();
+    }
+    run.ended(StepOutcome::Profiled(Some(Box::new(profile))), Observation::default());
+}
+
+#[test]
+fn larger_steps_are_taken_to_cost_what_those_did_that_they_replace() {
+    // Any plan takes a fifth longer, on a device that waits for its program, until larger steps come for good.
+    let mut run = Run::on_device(Goal::overhead(0.05), profile_of_copies(50.0));
+    (0..30).for_each(|_| run.step(KEPT / 2, 1.2));
+    assert!(run.report().keeps_all(), "{}", run.report());
+    let saves = profile_of(3 * MB, 50.0);
+    change(&mut run, StepProfile { rates: profile_of_copies(50.0).rates, ..saves });
+    assert!(run.auto.kinds.len() == 1 && run.report().keeps_all(), "{}", run.report());
+}
+
+#[test]
+fn what_others_have_shown_plans_to_cost_counts_though_two_steps_kept_everything() {
+    let mut run = Run::roomy(aiming_at(0.1), profile(50.0));
+    // Steps wait twice as long as is planned.
+    let step = |run: &mut Run| {
+        let waits = run.report().prediction.stall.total();
+        run.step(KEPT, 1.0 + 2.0 * waits.as_secs_f64() / KEPT.as_secs_f64());
+    };
+    while run.number < 13 {
+        step(&mut run);
+    }
+    let over = |run: &mut Run| run.report().step.as_secs_f64() / run.report().kept_step.as_secs_f64() - 1.0;
+    let known = over(&mut run);
+    assert!(run.report().loosened > 0 && known < 0.08, "{}", run.report());
+    change(&mut run, profile_of(MB + MB / 10, 50.0));
+    assert_eq!(run.number, 15);
+    assert!(over(&mut run) > 0.09, "its own comparison may tell: {}", run.report());
+    while run.number < COMPARED {
+        step(&mut run);
+    }
+    run.next_step();
+    let report = run.report();
+    assert!(report.baseline == Baseline::Measured && over(&mut run) < known + 0.01, "{report}");
+}
+
+#[test]
+fn of_what_others_have_shown_the_last_counts() {
+    let mut run = Run::roomy(aiming_at(0.1), profile(50.0));
+    (0..10).for_each(|_| run.step(KEPT, 1.0));
+    let mut others = profile_of(3 * MB, 50.0);
+    (others.saves[0].0.bytes, others.work.activations[0].bytes) = (MB / 2, MB / 2);
+    change(&mut run, others);
+    // Those before come again, and take less than was known.
+    let before = run.auto.kinds[1].planned.kept_step();
+    run.auto.kinds.rotate_left(1);
+    run.auto.kinds[0].planned.keeps_in(before / 2);
+    while run.number <= COMPARED + 1 {
+        run.next_step();
+        let went = if run.plan.profiled { StepOutcome::Profiled(None) } else { LOST };
+        run.ended(went, Observation::default());
+    }
+    let new = &run.auto.kinds[1].planned;
+    assert!(new.kept_step().abs_diff(before / 2) < MS, "{:?}", new.kept_step());
+}
+
+#[test]
+fn how_long_steps_take_to_launch_says_nothing_of_what_they_take() {
+    // None of a kind that is this rare is timed to its end.
+    for number in [2, 30] {
+        let mut run = Run::on_device(Goal::overhead(0.05), profile_of_copies(50.0));
+        while run.number < number {
+            run.step(KEPT, 1.0);
+        }
+        let before = run.report().kept_step;
+        run.auto.kinds[0].watch.planned();
+        for _ in 0..40 {
+            run.next_step();
+            let how = if run.plan.saves == Saves::Move { StepOutcome::Unplanned } else { WHOLE };
+            run.ended(how, Observation { wall: KEPT.mul_f64(0.4), launched: true, ..Observation::default() });
+        }
+        assert_eq!(run.report().kept_step, before, "{number}");
+    }
+}
+
+#[test]
+fn a_device_that_is_found_to_wait_for_its_program_shows_what_that_does() {
+    let handling = Handling { saves: 5 * MS, ..Handling::default() };
+    let mut profile = profile_of_copies(50.0);
+    profile.work.handling = handling;
+    let mut run = Run { free: 0, ..Run::on_device(Goal::overhead(0.05), profile) };
+    run.next_step();
+    assert_eq!(run.report().machine.exposed, 0.0);
+    run.steps(3, |usual| Observation { wall: usual.wall.mul_f64(0.5), ..usual });
+    assert_eq!(run.report().machine.exposed, 1.0, "{}", run.report());
+}
+
 #[test]
 fn what_a_kinds_own_steps_have_shown_comes_before_what_others_have() {
     let mut run = Run::begin(Goal::budget(12 * MB));
