@@ -112,7 +112,7 @@ impl Corrections {
     /// What they do not tell themselves is what `others` tell, which take so many times as long. If that leaves nothing of what the goal
     /// allows, everything is kept.
     pub(super) fn takes_over(&mut self, others: &Corrections, times: f64, allowed: Option<f64>) {
-        self.cost = self.cost.or(others.cost.map(|cost| cost.of_others(times)));
+        self.cost = self.cost.or_else(|| others.cost.map(|cost| cost.of_others(times)));
         self.is_behind = self.is_behind.or(others.is_behind);
         self.allowance = self.allowance.or(others.allowance);
         let leaves_nothing = |allowed| self.cost.is_some_and(|cost| cost.leaves_nothing(allowed));
