@@ -91,7 +91,7 @@ impl Cursor {
             }
             Saves::InTurn(placements) => in_turn(placements),
             Saves::Keep => in_turn(&[Placement::Keep]),
-            Saves::Count | Saves::Move => Cursor::default(),
+            Saves::Count | Saves::Leave | Saves::Move => Cursor::default(),
         }
     }
 

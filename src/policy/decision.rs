@@ -106,9 +106,11 @@ pub(crate) fn segments(plan: &StepPlan) -> Segments {
     match plan.saves {
         Saves::Scheduled { .. } | Saves::InTurn(_) if plan.offers_segments() => Segments::Offered,
         Saves::Scheduled { .. } | Saves::InTurn(_) => Segments::Left,
-        Saves::Count | Saves::Keep | Saves::Move if plan.recomputes_marked => Segments::Recomputed,
-        Saves::Count | Saves::Keep | Saves::Move if plan.profiled => Segments::Offered,
-        Saves::Count | Saves::Keep | Saves::Move => Segments::Left,
+        Saves::Count | Saves::Leave | Saves::Keep | Saves::Move if plan.recomputes_marked => {
+            Segments::Recomputed
+        }
+        Saves::Count | Saves::Leave | Saves::Keep | Saves::Move if plan.profiled => Segments::Offered,
+        Saves::Count | Saves::Leave | Saves::Keep | Saves::Move => Segments::Left,
     }
 }
 

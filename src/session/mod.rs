@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{Reliever, StorageId, WriteObserver};
-use ssdtrain_plan::{PlanReport, Profile, SavedPlan, Today};
+use ssdtrain_plan::{PlanReport, Profile, SavedPlan, Saves, Today};
 use ssdtrain_store::sync::Mutex;
 use ssdtrain_store::{HostPool, Store, StoreStats};
 use tch::Device;
@@ -197,6 +197,7 @@ impl TensorCache {
         let counters = Arc::default();
         self.accounts.open(&counters);
         let clock = steered.probe.as_ref().map(|probe| probe.clock());
+        let is_off = self.switch == Switch::Off || steered.plan.saves == Saves::Leave;
         let records = steered.probe.is_some() || steered.plan.recomputes();
         let replays = if records { self.replays(&counters, clock) } else { None };
         let context = Arc::new(StepContext {
@@ -206,8 +207,8 @@ impl TensorCache {
             verify: self.config.verify.compares_reruns(),
             min_bytes: self.config.min_bytes,
             device: self.device,
-            parameters: self.parameters(),
-            held: self.cache.held_elsewhere(),
+            parameters: if is_off { HashSet::new() } else { self.parameters() },
+            held: if is_off { HashSet::new() } else { self.cache.held_elsewhere() },
             cursor: Cursor::new(&steered.plan.saves),
             plan: steered.plan,
             strange: OnceLock::new(),
@@ -220,7 +221,7 @@ impl TensorCache {
         });
         context.give_room(context.plan.room);
         let gradients = self.gradient_bytes();
-        let handle = StepHandle { context, is_off: self.switch == Switch::Off };
+        let handle = StepHandle { context, is_off };
         let range = self.range(Name::Step(number), &format!("step {number}"));
         Step {
             start: Instant::now(),

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use ssdtrain_libtorch as torch;
-use ssdtrain_plan::{Observation, Planning, PolicyReport};
+use ssdtrain_plan::{Observation, Planning, PolicyReport, Saves};
 use ssdtrain_store::sync::Mutex;
 use tch::{Device, Tensor};
 
@@ -168,7 +168,7 @@ impl Step<'_> {
         let peak = peak.max(context.probe.as_ref().map_or(0, |probe| probe.peak()));
         let steering = &self.cache.steering;
         let followed = context.cursor.followed();
-        let is_planned = context.cursor.is_planned();
+        let is_planned = context.cursor.is_planned() || context.plan.saves == Saves::Leave;
         let course = followed.map_or(0, |followed| followed.course);
         let (plan, adaptive) = match steering.report(course, &context.cache.scopes) {
             Some(PolicyReport::Plan(plan)) => (Some(plan).filter(|_| is_planned), None),

@@ -37,6 +37,8 @@ const LARGER: f64 = 1.5;
 /// A plan that the device had no memory for is replaced by one whose peak is lower by what had to go, but by no less and no more than one
 /// part in so many.
 const LACKING: [u64; 2] = [20, 4];
+/// Where a plan keeps everything, no more steps in a row go without a look at what they save.
+const UNSEEN: u32 = 15;
 /// How many kinds of steps have plans at once.
 const MOST_KINDS: usize = 4;
 /// Kinds that did not occur in as many steps are not waited for.
@@ -90,6 +92,8 @@ pub struct Auto {
     wanting: u32,
     /// Steps in a row that followed a plan.
     steady: u32,
+    /// Steps in a row of which nothing was seen.
+    unseen: u32,
     /// What has become of plans since somebody asked, beside what their kinds tell.
     decisions: Vec<Decision>,
 }
@@ -122,6 +126,7 @@ impl Auto {
             compiled: 0,
             wanting: 0,
             steady: 0,
+            unseen: 0,
             decisions: Vec::new(),
         }
     }
@@ -167,6 +172,14 @@ impl Auto {
         let courses: Vec<_> =
             kinds.map(|kind| kind.course(objective, outset.provide, &memory, others)).collect();
         self.memory.looked(&memory);
+        let is_unseen = match (self.kinds.as_slice(), courses.as_slice()) {
+            ([kind], [course]) => self.unseen < UNSEEN && kind.is_unseen(objective, course),
+            _ => false,
+        };
+        self.unseen = if is_unseen { self.unseen + 1 } else { 0 };
+        if is_unseen {
+            return StepPlan { saves: Saves::Leave, ..StepPlan::default() };
+        }
         match courses.first() {
             Some(Course { budgets, .. }) => {
                 let room = Room::Within(*budgets);
@@ -344,7 +357,8 @@ impl Policy for Auto {
         }
         self.compiled += u32::from(observed.compiled);
         self.wanting = if wanted_memory(&observed) { self.wanting + 1 } else { 0 };
-        let is_lost = observed.followed.is_none_or(|followed| followed.how == Adherence::Lost);
+        let is_lost = plan.saves != Saves::Leave
+            && observed.followed.is_none_or(|followed| followed.how == Adherence::Lost);
         self.steady = if is_lost || self.is_warming_up(&observed) { 0 } else { self.steady + 1 };
         if is_lost {
             self.headroom = self.headroom.saturating_sub(excess);
@@ -400,9 +414,10 @@ impl Policy for Auto {
         !is_weighed && (is_timed || self.steady >= STEADY)
     }
 
-    fn warnings(&self, _plan: &StepPlan, observed: &Observation) -> Vec<String> {
+    fn warnings(&self, plan: &StepPlan, observed: &Observation) -> Vec<String> {
         let followed = observed.followed.filter(|followed| followed.how != Adherence::Lost);
-        let planned = followed.and_then(|followed| Some(&self.kinds.get(followed.course)?.planned));
+        let course = followed.map(|followed| followed.course).or((plan.saves == Saves::Leave).then_some(0));
+        let planned = course.and_then(|course| Some(&self.kinds.get(course)?.planned));
         let mut warnings = self.start.warnings(observed);
         warnings.extend(self.objective.daily.and_then(|daily| daily.warning()));
         if planned.is_some_and(|planned| !planned.in_reach) {

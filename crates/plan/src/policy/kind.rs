@@ -141,6 +141,13 @@ impl Kind {
         Course { schedule: Arc::clone(schedule), budgets: plan.budgets, is_baseline: false, in_graph }
     }
 
+    /// Whether its next steps go as without a cache if this is their course: everything is kept, they do not vary, and nothing is to be
+    /// learned from them.
+    pub(super) fn is_unseen(&self, objective: &Objective, course: &Course) -> bool {
+        let is_done = !objective.compares && !self.settles() && self.watch.has_settled();
+        is_done && !course.is_baseline && course.in_graph > 0 && !self.varies
+    }
+
     /// The host memory that steps of the plan need, in bytes.
     fn host_memory(&self) -> u64 {
         let still = if self.varies { LARGER_STILL } else { 1.0 };

@@ -12,7 +12,8 @@ use super::step::{Adherence, Followed, Room, Saves, StepPlan};
 #[non_exhaustive]
 pub enum Planning {
     /// It followed the plan. It may have been smaller or larger than the steps that the plan was made for, or left out or
-    /// repeated something.
+    /// repeated something. Where the plan keeps everything, most steps go without a look at what they save, of which nothing is counted
+    /// then.
     Followed,
     /// It saved something other than planned; from that save on it kept what fits.
     Left,
@@ -43,6 +44,7 @@ impl Planning {
         };
         match (followed, plan.room) {
             _ if plan.profiled => Planning::Profiled,
+            _ if plan.saves == Saves::Leave => Planning::Followed,
             (Some(followed), _) if followed.how == Adherence::Lost => Planning::Left,
             (Some(followed), _) if is_baseline(followed) => Planning::Compared,
             (Some(_), _) => Planning::Followed,

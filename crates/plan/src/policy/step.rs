@@ -77,6 +77,8 @@ pub struct StepPlan {
 pub enum Saves {
     /// They are only counted, and stay in the graph as without a cache.
     Count,
+    /// They are not even looked at: the step goes as without a cache.
+    Leave,
     /// They stay on the device.
     Keep,
     /// They leave the device, as far as [`Room`] does not let them stay.
@@ -249,7 +251,7 @@ impl StepPlan {
     /// Whether anything may be recomputed from recorded operations.
     pub fn recomputes(&self) -> bool {
         match &self.saves {
-            Saves::Count | Saves::Keep | Saves::Move => false,
+            Saves::Count | Saves::Leave | Saves::Keep | Saves::Move => false,
             Saves::Scheduled { courses, .. } => courses.iter().any(|course| course.schedule.recomputes()),
             Saves::InTurn(placements) => placements.contains(&Placement::Recompute),
         }

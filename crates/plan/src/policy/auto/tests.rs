@@ -61,6 +61,8 @@ enum NextStep {
     Baseline,
     /// As planned.
     Follow { headroom: Headroom },
+    /// As without a cache.
+    Unseen,
 }
 
 impl NextStep {
@@ -73,6 +75,7 @@ impl NextStep {
             (Saves::Scheduled { unplanned, .. }, Room::Within(_)) => NextStep::Follow { headroom: unplanned },
             (Saves::Move, Room::Within(budgets)) => NextStep::OffloadAll { profiled: plan.profiled, budgets },
             (Saves::Move, Room::Fitting(headroom)) => NextStep::Keep { headroom },
+            (Saves::Leave, _) => NextStep::Unseen,
             (saves, room) => panic!("{saves:?} in {room:?}"),
         }
     }
@@ -188,6 +191,7 @@ impl Run {
         let observed = Observation { step: self.number, profile, followed, ..observed };
         let plan = match (profiled, observed.followed) {
             (false, Some(_)) => self.plan.clone(),
+            (false, None) if self.plan.saves == Saves::Leave => self.plan.clone(),
             _ => StepPlan { profiled, ..StepPlan::default() },
         };
         self.auto.end(&plan, observed);
@@ -201,6 +205,9 @@ impl Run {
             NextStep::Baseline => {
                 self.ended(StepOutcome::Baseline, Observation { wall: kept, ..Observation::default() })
             }
+            NextStep::Unseen => {
+                self.ended(StepOutcome::Unplanned, Observation { wall: kept, ..Observation::default() });
+            }
             NextStep::Follow { .. } => {
                 let keeps_all = self.auto.kinds[0].planned.keeps_all();
                 let wall = if keeps_all { kept } else { kept.mul_f64(times) };
@@ -211,12 +218,13 @@ impl Run {
 
     /// The same of a step of `size` times the planned size, which takes so many times as long, whatever it keeps, on a device that is behind.
     fn step_of(&mut self, size: impl Fn(bool) -> f64, kept: Duration, times: f64) {
-        let is_kept = self.next_step() == NextStep::Baseline || self.auto.kinds[0].planned.keeps_all();
+        let next = self.next_step();
+        let is_kept = next == NextStep::Baseline || self.auto.kinds[0].planned.keeps_all();
         let size = size(is_kept);
         let wall = kept.mul_f64(if is_kept { size } else { size * times });
         self.number += 1;
-        let followed =
-            Some(Followed { course: 0, how: Adherence::Part, size, micro_batches: size, at_once: size });
+        let followed = Followed { course: 0, how: Adherence::Part, size, micro_batches: size, at_once: size };
+        let followed = (next != NextStep::Unseen).then_some(followed);
         let (step, behind) = (self.number, wall / 10);
         let observed = Observation { step, wall, behind, followed, ..Observation::default() };
         self.auto.end(&self.plan.clone(), observed);

@@ -93,7 +93,9 @@ fn a_later_profile_counts_on_what_steps_of_other_profiles_have_shown() {
     let before = run.report();
     let larger = StepProfile { rates: copying().rates, ..profile_of(2 * MB, 50.0) };
     let unaware = Run::on_device(Goal::overhead(0.1), larger.clone()).report();
-    run.next_step();
+    while run.next_step() == NextStep::Unseen {
+        run.ended(StepOutcome::Unplanned, Observation::default());
+    }
     run.ended(LOST, Observation::default());
     assert_eq!(run.next_step(), NextStep::Keep { headroom: Headroom::Free });
     assert!(run.plan.profiled);
@@ -331,6 +333,30 @@ fn what_is_kept_for_comparison_may_leave_until_a_step_has_found_memory_for_it() 
     );
     run.ended(StepOutcome::Baseline, Observation { wall: KEPT, ..Observation::default() });
     assert_eq!(in_graph(&mut run), (true, LAYERS * MB * 11 / 10));
+}
+
+#[test]
+fn steps_that_keep_everything_for_good_go_unseen_but_for_one_of_sixteen() {
+    let unseen = |run: &mut Run, count: u64| {
+        let steps = (0..count).filter(|_| {
+            run.step(KEPT, 1.0);
+            run.plan.saves == Saves::Leave
+        });
+        steps.count()
+    };
+    let all = LAYERS * MB;
+    let keeping = || Run { free: 2 * all, ..Run::on_device(Goal::overhead(0.0), copying()) };
+    let mut run = keeping();
+    assert_eq!(unseen(&mut run, COMPARED - 2), 0, "they may yet be compared");
+    let seen = 64 - unseen(&mut run, 64);
+    assert!((4..=10).contains(&seen), "{seen}: three in a row are timed now and then");
+    run.free = all;
+    assert!(unseen(&mut run, 32) <= 1, "what it keeps has to be able to leave now");
+    let mut varied = keeping();
+    varied.step_of(|_| 0.9, KEPT, 1.0);
+    assert_eq!(unseen(&mut varied, 64), 0, "a larger one may come");
+    let mut planned = Run::on_device(Goal::overhead(0.05), copying());
+    assert_eq!(unseen(&mut planned, 64), 0);
 }
 
 #[test]
