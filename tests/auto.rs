@@ -93,6 +93,17 @@ fn a_budget_that_holds_everything_moves_nothing() {
 }
 
 #[test]
+fn most_steps_of_a_plan_that_keeps_everything_go_as_without_a_cache() {
+    let Trained { reports, .. } = train(everything(), Goal::overhead(0.0), 40);
+    let (seen, unseen): (Vec<_>, Vec<_>) = reports[22..].iter().partition(|report| report.saved.count > 0);
+    assert!(unseen.len() > 2 * seen.len(), "{} of {}", unseen.len(), reports.len());
+    for report in unseen {
+        assert_eq!(report.planning, Some(Planning::Followed), "{report}");
+        assert!(report.plan.as_ref().unwrap().keeps_all() && report.act_peak_bytes > 0, "{report}");
+    }
+}
+
+#[test]
 fn a_budget_is_kept_where_it_can_be() {
     for builder in [everything(), staged().host_pool(64 * MIB), direct()] {
         let Trained { reports, kept } = train(builder, Goal::budget(12 * MIB), 5);

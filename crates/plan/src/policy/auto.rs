@@ -416,7 +416,8 @@ impl Policy for Auto {
 
     fn warnings(&self, plan: &StepPlan, observed: &Observation) -> Vec<String> {
         let followed = observed.followed.filter(|followed| followed.how != Adherence::Lost);
-        let course = followed.map(|followed| followed.course).or((plan.saves == Saves::Leave).then_some(0));
+        let course =
+            followed.map(|followed| followed.course).or_else(|| (plan.saves == Saves::Leave).then_some(0));
         let planned = course.and_then(|course| Some(&self.kinds.get(course)?.planned));
         let mut warnings = self.start.warnings(observed);
         warnings.extend(self.objective.daily.and_then(|daily| daily.warning()));
