@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::directory::Directory;
-use super::open::{Name, create_named, create_nameless, disk_of, set_direct};
+use super::open::{Name, create_named, create_nameless, disk_of, remove_left_over, set_direct};
 use super::region::{Disk, Medium, Place, Region, RegionInfo};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -60,6 +60,7 @@ impl SpillFile {
     ) -> Result<(SpillFile, N)> {
         let checked = Directory::open(directory)?;
         let (file, name) = create(&checked).map_err(|error| Directory::unusable(checked.path(), error))?;
+        remove_left_over(&checked.fixed_path(), &file);
         if let Ok(Disk { free, .. }) = disk_of(&file)
             && free < cap_bytes
         {
