@@ -7,9 +7,13 @@ mod common;
 #[path = "../cufile-sys/tests/stand_in/mod.rs"]
 mod stand_in;
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::{env, fs, path::PathBuf};
+use std::time::Instant;
+use std::{env, fs, thread};
 
 use common::chain::{chain, expected, input, step};
 use common::{assert_nothing_held, assert_same_bits, direct, grads, leaf};
@@ -20,6 +24,8 @@ use tch::{Device, Kind, Tensor};
 
 /// Not one of `cuFile`'s own: the file system is not supported.
 const NOT_SUPPORTED: i32 = 5008;
+/// Not a status: the stand-in ends the process with SIGKILL in the middle of the call.
+const KILLED: i32 = -9;
 
 fn builder(stand_in: &StandIn) -> TensorCacheBuilder {
     direct().cufile_library(stand_in.path()).policy(Offload::default().device_budget(2 * MIB).prefetch(MIB))
@@ -145,7 +151,7 @@ fn slow_transfers_are_waited_for() {
     let loss = chain(&x);
     step.flush();
     stand_in.hold();
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         // Backward waits for the first load until it is released.
         let released = scope.spawn(|| {
             stand_in.wait_held(1);
@@ -239,4 +245,101 @@ fn the_log_goes_to_a_private_folder_that_goes_with_the_process() {
     let folder = PathBuf::from(fs::read_to_string(told).unwrap());
     assert_eq!(folder.parent(), Some(temporary.as_path()));
     assert!(!folder.exists(), "{folder:?}");
+}
+
+/// The spill directory of [`trains_in_a_process_of_its_own`], and a function in which it is killed.
+const TRAINS: &str = "SSDTRAIN_TEST_TRAINS";
+const DIES_IN: &str = "SSDTRAIN_TEST_DIES_IN";
+
+/// What is killed.
+#[test]
+fn trains_in_a_process_of_its_own() {
+    let Some(directory) = env::var_os(TRAINS) else { return };
+    let stand_in = StandIn::new();
+    if let Ok(function) = env::var(DIES_IN) {
+        stand_in.fail(&function, KILLED);
+    }
+    let cache = builder(&stand_in).spill_to(directory).build().unwrap();
+    let log = stand_in.open().parameter_string(Text::CUFILE_PARAM_LOG_DIR).unwrap();
+    fs::write(Path::new(&log).join("cufile.log"), "what cuFile says").unwrap();
+    for _ in 0..2 {
+        step(&cache, &input());
+    }
+}
+
+/// A training that spills to `spill` in `below` and has its log in `temporary` there.
+fn training(below: &Path) -> Command {
+    let mut child = Command::new(env::current_exe().unwrap());
+    child.args(["--exact", "trains_in_a_process_of_its_own"]).env_remove("CUFILE_LOGFILE_PATH");
+    child.env(TRAINS, below.join("spill")).env("TMPDIR", below.join("temporary"));
+    child
+}
+
+fn place() -> tempfile::TempDir {
+    let below = tempfile::tempdir().unwrap();
+    ["spill", "temporary"].iter().for_each(|folder| fs::create_dir(below.path().join(folder)).unwrap());
+    below
+}
+
+/// The spill files and folders of logs that are there. The folder of the stand-in itself is none of these.
+fn left(below: &Path) -> Vec<PathBuf> {
+    let entries = ["spill", "temporary"].map(|folder| fs::read_dir(below.join(folder)).unwrap());
+    let paths = entries.into_iter().flatten().map(|entry| entry.unwrap().path());
+    paths.filter(|path| path.file_name().unwrap().to_str().unwrap().contains("ssdtrain-")).collect()
+}
+
+/// cuFile opens a spill file by its name, and writes a log.
+#[test]
+fn what_a_killed_process_has_left_goes_with_the_next_one() {
+    let place = place();
+    let below = place.path();
+    let killed = training(below).env(DIES_IN, "cuFileHandleRegister").status().unwrap();
+    assert_eq!(killed.signal(), Some(libc::SIGKILL));
+    let [file, folder] = <[PathBuf; 2]>::try_from(left(below)).unwrap();
+    assert_eq!((fs::metadata(file).unwrap().len(), folder.is_dir()), (0, true));
+    assert!(training(below).status().unwrap().success());
+    assert_eq!(left(below), Vec::<PathBuf>::new());
+}
+
+/// Kills trainings at moments that are spread over their length, and looks for what is left once another one has ended.
+fn kill(count: u32) {
+    let place = place();
+    let below = place.path();
+    let start = Instant::now();
+    assert!(training(below).status().unwrap().success());
+    let whole = start.elapsed();
+    let (mut killed, mut left_something) = (0, 0);
+    for number in 0..=count {
+        let mut child = training(below).spawn().unwrap();
+        if number < count {
+            // Any moment will do, so this is not a wait for something to happen.
+            let drawn = RandomState::new().build_hasher().finish() as f64 / u64::MAX as f64;
+            thread::sleep(whole.mul_f64((f64::from(number) + drawn) / f64::from(count)));
+        } else {
+            // The last one has its log's folder, however busy the processors are.
+            let before = left(below);
+            while left(below).iter().all(|path| before.contains(path)) {
+                assert!(child.try_wait().unwrap().is_none(), "it ended before its folder was seen");
+            }
+        }
+        child.kill().unwrap();
+        killed += u32::from(!child.wait().unwrap().success());
+        left_something += u32::from(!left(below).is_empty());
+    }
+    assert!(training(below).status().unwrap().success());
+    assert_eq!(left(below), Vec::<PathBuf>::new());
+    println!(
+        "{killed} killed, {left_something} of them left something to the next one, in runs of {whole:?}"
+    );
+}
+
+#[test]
+fn trainings_that_are_killed_leave_nothing_that_the_next_one_does_not_remove() {
+    kill(3);
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn a_hundred_trainings_that_are_killed_leave_nothing_that_the_next_one_does_not_remove() {
+    kill(100);
 }

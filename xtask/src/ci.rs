@@ -24,6 +24,7 @@ const STEPS: &[Step] = &[
     ("a program outside", outside::check),
     ("fuzz targets", fuzz::smoke),
     ("tests", tests),
+    ("tests that fail disks or take minutes", longer),
 ];
 
 /// Runs all steps and stops at the first that fails.
@@ -56,6 +57,13 @@ fn documentation() -> Result<()> {
 /// Runs all tests; with cuFile's header none of them is skipped for lack of it.
 fn tests() -> Result<()> {
     run_tests(&[], &[(cufile::VARIABLE, &cufile::header()?)])
+}
+
+/// Of the tests that are ignored otherwise: disks that really fail, which says why where it cannot mount any, and a short endurance run.
+/// They are asked for in the whole workspace, for which they are built already.
+fn longer() -> Result<()> {
+    let mut test = cargo(["test", "--workspace", "--test", "real_disks", "--test", "soak"]);
+    run_command(test.args(["--", "--ignored", "--nocapture", "--test-threads", "1"]))
 }
 
 /// A tiny `compare` that checks the release binary from end to end, with gradients compared to the bit. Its times

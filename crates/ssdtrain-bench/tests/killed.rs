@@ -7,7 +7,7 @@ mod common;
 
 use std::env;
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -20,12 +20,15 @@ use ssdtrain::{MIB, Offload, TensorCache};
 use ssdtrain_models::Checkpoint;
 use tch::nn::{self, Module};
 use tch::{Device, Kind, Tensor};
+use tempfile::TempDir;
 
 /// How many of each kind are killed by default, and how many where all are.
 const SAMPLE: u32 = 5;
 const ALL: u32 = 100;
-/// What others may write meanwhile to the file system that the spill files are on.
-const OTHERS: u64 = 2 << 30;
+/// How large the file system is that the victims spill to. It is a sparse file.
+const DISK: u64 = 2 << 30;
+/// How long the kernel may take to give the space of a killed process back.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Moves tens of megabytes in each step, and saves a checkpoint after each.
 const TRAIN: &[&str] = &[
@@ -84,6 +87,8 @@ const POOLED: &str = "KILLED_POOLED";
 #[derive(Clone, Copy)]
 enum Victim {
     Train,
+    /// The same, with what it spills encrypted.
+    Encrypted,
     Compare,
     Pooled,
 }
@@ -92,15 +97,17 @@ impl Victim {
     /// Starts it in a directory that has `text.txt` and `spill`.
     fn start(self, directory: &Path) -> Child {
         let (program, arguments): (PathBuf, &[&str]) = match self {
-            Victim::Train => (env!("CARGO_BIN_EXE_ssdtrain-bench").into(), TRAIN),
+            Victim::Train | Victim::Encrypted => (env!("CARGO_BIN_EXE_ssdtrain-bench").into(), TRAIN),
             Victim::Compare => (env!("CARGO_BIN_EXE_ssdtrain-bench").into(), COMPARE),
             Victim::Pooled => (env::current_exe().unwrap(), &["--exact", "trains_with_a_host_pool"]),
         };
         let mut command = Command::new(program);
         command.args(arguments).current_dir(directory).env("TMPDIR", directory.join("temporary"));
         command.env("SSDTRAIN_STATE", "off");
-        if let Victim::Pooled = self {
-            command.env(POOLED, directory.join("spill"));
+        match self {
+            Victim::Train | Victim::Compare => {}
+            Victim::Encrypted => drop(command.arg("--encrypt")),
+            Victim::Pooled => drop(command.env(POOLED, directory.join("spill"))),
         }
         command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
     }
@@ -113,11 +120,13 @@ fn kill(victim: Victim, count: u32) {
     for folder in ["spill", "temporary"] {
         fs::create_dir(directory.join(folder)).unwrap();
     }
+    let spill = directory.join("spill");
+    // Elsewhere others take and free space too.
+    let disk = Disk::mount(&spill).inspect_err(|why| println!("the space is not looked at: {why}")).ok();
     let start = Instant::now();
     assert!(victim.start(directory).wait().unwrap().success());
     let whole = start.elapsed();
-    let free_before = free(directory);
-    let spill = directory.join("spill");
+    let free_before = disk.as_ref().map(|_| free(&spill));
     let (mut killed, mut spilling) = (0, 0);
     for number in 0..=count {
         let mut child = victim.start(directory);
@@ -136,13 +145,61 @@ fn kill(victim: Victim, count: u32) {
         assert!(status.signal() == Some(9) || status.success(), "{status}");
         killed += u32::from(!status.success());
         nothing_is_left(directory, child.id());
+        if let Some(before) = free_before {
+            let start = Instant::now();
+            while free(&spill) != before {
+                let now = free(&spill);
+                assert!(start.elapsed() < PATIENCE, "{before} bytes were free, and now {now}");
+            }
+        }
     }
     println!("{killed} killed, {spilling} of them with spill files open, in runs of {whole:?}");
     if let Victim::Train = victim {
         kill_during_a_save(directory);
     }
-    let (before, after) = (free_before, free(directory));
-    assert!(after + OTHERS > before, "{before} bytes were free, and now {after}");
+}
+
+/// A file system in a directory of its own, until it is dropped: on others, more than the victims take and free space.
+struct Disk {
+    directory: PathBuf,
+    device: String,
+    /// The folder of the file below it.
+    _image: TempDir,
+}
+
+impl Disk {
+    /// The error says why it cannot be had here.
+    fn mount(directory: &Path) -> Result<Disk, String> {
+        let place = workplace();
+        let image = place.path().join("image");
+        File::create(&image).and_then(|file| file.set_len(DISK)).map_err(|error| error.to_string())?;
+        run(Command::new("mkfs.ext4").args(["-q", "-F", "-O", "^has_journal", "-m", "0"]).arg(&image))?;
+        let device = run(Command::new("losetup").args(["--find", "--show"]).arg(&image))?;
+        let disk = Disk { directory: directory.to_owned(), device, _image: place };
+        run(Command::new("mount").arg(&disk.device).arg(directory))?;
+        fs::remove_dir(directory.join("lost+found")).map_err(|error| error.to_string())?;
+        Ok(disk)
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // What was not mounted is not to be unmounted.
+        run(Command::new("umount").arg("--lazy").arg(&self.directory)).ok();
+        run(Command::new("losetup").arg("--detach").arg(&self.device)).ok();
+    }
+}
+
+/// Runs a program. Returns what it prints, or why it has failed.
+fn run(command: &mut Command) -> Result<String, String> {
+    let shown = command.get_program().display().to_string();
+    let output = command.output().map_err(|error| format!("{shown}: {error}"))?;
+    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    if output.status.success() {
+        Ok(said(&output.stdout))
+    } else {
+        Err(format!("{shown}: {}", said(&output.stderr)))
+    }
 }
 
 /// Kills a training while it writes a checkpoint: nothing is left but files of known names, and those that were not finished
@@ -259,6 +316,11 @@ fn a_training_that_is_killed_leaves_nothing() {
 }
 
 #[test]
+fn an_encrypted_training_that_is_killed_leaves_nothing() {
+    kill(Victim::Encrypted, SAMPLE);
+}
+
+#[test]
 fn a_comparison_that_is_killed_leaves_nothing() {
     kill(Victim::Compare, SAMPLE);
 }
@@ -272,6 +334,12 @@ fn a_training_with_a_host_pool_that_is_killed_leaves_nothing() {
 #[ignore = "takes minutes"]
 fn a_hundred_trainings_that_are_killed_leave_nothing() {
     kill(Victim::Train, ALL);
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn a_hundred_encrypted_trainings_that_are_killed_leave_nothing() {
+    kill(Victim::Encrypted, ALL);
 }
 
 #[test]

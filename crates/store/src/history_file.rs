@@ -2,7 +2,7 @@
 
 use std::env;
 use std::fmt;
-use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::fs::{self, DirBuilder, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -149,9 +149,7 @@ impl HistoryFile {
         };
         history.merge(news);
         history.forget(today);
-        let document = Document { version: VERSION, drives: &history.drives };
-        let mut text = serde_json::to_vec_pretty(&document).map_err(io::Error::from)?;
-        text.push(b'\n');
+        let text = text_of(&history)?;
         // Whoever holds the lock is the only one that uses this name.
         let unfinished = self.directory.join(format!("{NAME}.unfinished"));
         let mut file = private().truncate(true).open(&unfinished)?;
@@ -179,9 +177,9 @@ impl HistoryFile {
 }
 
 impl Contents {
-    fn read(file: File) -> Result<Contents, Refusal> {
+    fn read(from: impl Read) -> Result<Contents, Refusal> {
         let mut bytes = Vec::new();
-        file.take(LONGEST + 1).read_to_end(&mut bytes)?;
+        from.take(LONGEST + 1).read_to_end(&mut bytes)?;
         if bytes.len() as u64 > LONGEST {
             return Ok(Contents::Damaged(format!("it has more than {LONGEST} bytes")));
         }
@@ -196,6 +194,29 @@ impl Contents {
             Ok(Document { drives, .. }) => Contents::Good(History { drives }),
             Err(error) => Contents::Damaged(error.to_string()),
         })
+    }
+}
+
+/// What the file of a history has in it.
+fn text_of(history: &History) -> io::Result<Vec<u8>> {
+    let document = Document { version: VERSION, drives: &history.drives };
+    let mut text = serde_json::to_vec_pretty(&document)?;
+    text.push(b'\n');
+    Ok(text)
+}
+
+/// Reads bytes as a history. It is the same after it was written, and can be added to and asked.
+#[cfg(fuzzing)]
+pub fn read_bytes(bytes: &[u8], today: Day) {
+    let Ok(Contents::Good(mut history)) = Contents::read(bytes) else { return };
+    let written = text_of(&history).expect("it was read from such text");
+    assert!(matches!(Contents::read(&*written), Ok(Contents::Good(again)) if again == history));
+    let before = history.clone();
+    history.merge(&before);
+    history.forget(today);
+    for (id, known) in &history.drives {
+        assert!(known.total >= before.drives[id].total && known.on(today) >= before.drives[id].on(today));
+        known.per_day(today);
     }
 }
 
@@ -225,6 +246,7 @@ impl fmt::Display for Refusal {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::os::unix::fs::MetadataExt;
     use std::thread;
 

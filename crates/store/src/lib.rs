@@ -44,6 +44,7 @@
 //! An operation that the disk does not answer in time ends its transfer with an error. What the kernel may still touch
 //! (memory, file and extent) stays with the operation until its real end.
 
+mod abandoned;
 mod allowance;
 mod backend;
 mod blob;

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use libc::c_int;
 
+use crate::abandoned::{is_random, locked, remove_abandoned};
 use crate::mem::BLOCK;
 use crate::region::Disk;
 
@@ -19,6 +20,10 @@ const UNKNOWN_ALIGNMENT: usize = 4096;
 const NO_COPY_ON_WRITE: c_int = 0x0080_0000;
 /// Devices may report smaller memory alignments; those are not relied on.
 const LEAST_ALIGNMENT: usize = 512;
+
+/// How the names of spill files begin. The rest is random, of so many digits.
+const PREFIX: &str = ".ssdtrain-";
+const DIGITS: usize = 16;
 
 /// The unguessable name of a file that needs one for a moment. The name is removed from its directory on drop.
 #[derive(Debug)]
@@ -38,17 +43,26 @@ pub(super) fn create_nameless(directory: &Path) -> io::Result<File> {
     }
 }
 
-/// Like [`create_nameless`], but with a name.
+/// Like [`create_nameless`], but with a name. The file is locked, so that [`remove_left_over`] leaves it alone.
 pub(super) fn create_named(directory: &Path) -> io::Result<(File, Name)> {
-    let path = directory.join(format!(".ssdtrain-{:016x}", RandomState::new().build_hasher().finish()));
-    // O_EXCL, by `create_new`: the file is new, whatever others put there, and no link is followed. cuFile refuses descriptors that were
-    // opened with O_NOFOLLOW besides.
-    let file = owner_only().create_new(true).open(&path).map_err(|error| match error.kind() {
-        // The directory exists. The error must not suggest otherwise if no file can be created in it.
-        io::ErrorKind::NotFound => io::ErrorKind::Unsupported.into(),
-        _ => error,
+    let (file, path) = locked(|| {
+        let path =
+            directory.join(format!("{PREFIX}{:0DIGITS$x}", RandomState::new().build_hasher().finish()));
+        // O_EXCL, by `create_new`: the file is new, whatever others put there, and no link is followed. cuFile refuses descriptors
+        // that were opened with O_NOFOLLOW besides.
+        let file = owner_only().create_new(true).open(&path).map_err(|error| match error.kind() {
+            // The directory exists. The error must not suggest otherwise if no file can be created in it.
+            io::ErrorKind::NotFound => io::ErrorKind::Unsupported.into(),
+            _ => error,
+        })?;
+        Ok((file, path))
     })?;
     Ok((file, Name(Some(path))))
+}
+
+/// Removes the files whose names processes that are gone could not remove any more. `own` is a file of this process.
+pub(super) fn remove_left_over(directory: &Path, own: &File) {
+    remove_abandoned(directory, own, |name| is_random(name, PREFIX, DIGITS), |path| fs::remove_file(path));
 }
 
 impl Name {

@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::directory::Directory;
 use super::limits;
-use super::open::{Name, create_named, create_nameless, disk_of, set_direct, write_in_place};
+use super::open::{
+    Name, create_named, create_nameless, disk_of, remove_left_over, set_direct, write_in_place,
+};
 use super::region::{Disk, Medium, Place, Region, RegionInfo};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -68,7 +70,9 @@ impl SpillFile {
         cap_bytes: u64,
         create: impl FnOnce(&Directory) -> Result<(File, N)>,
     ) -> Result<(SpillFile, N)> {
-        let (file, name) = create(&Directory::open(directory)?)?;
+        let checked = Directory::open(directory)?;
+        let (file, name) = create(&checked)?;
+        remove_left_over(&checked.fixed_path(), &file);
         if let Ok(Disk { free, .. }) = disk_of(&file)
             && free < cap_bytes
         {

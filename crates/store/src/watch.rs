@@ -44,6 +44,8 @@ struct State {
     was_refused: bool,
     /// The moment at which the thread will have something to do; `None` if it sleeps until it is woken.
     sleeps_until: Option<Instant>,
+    /// When it was started or woken, until it runs: the process may be stopped meanwhile.
+    called: Option<Instant>,
     /// Transfers that have neither ended nor been given up.
     transfers: usize,
     closed: bool,
@@ -143,6 +145,9 @@ impl Watcher {
         let wakes = state.due.is_empty() && state.sleeps_until.is_none();
         let wakes = wakes || state.sleeps_until.is_some_and(|until| due < until);
         state.due.insert(key, entry);
+        if wakes {
+            state.called.get_or_insert_with(Instant::now);
+        }
         if !state.is_started {
             let watcher = Arc::clone(self);
             let thread = thread::Builder::new().name("ssdtrain-watch".to_owned());
@@ -169,6 +174,9 @@ impl Watcher {
         let mut state = self.state.lock();
         loop {
             let real = Instant::now();
+            if let Some(called) = state.called.take() {
+                state.time.slept(called, called, real);
+            }
             let now = state.time.at(real);
             state.sleeps_until = state.due.first_key_value().map(|((due, _), _)| *due);
             match state.sleeps_until {

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -17,6 +18,8 @@
 
 enum { NOT_OPEN = 5001, BAD_FLAGS = 5019, INVALID = 5022, TWICE = 5023, ALREADY_OPEN = 5026, NO_FILE = 5027, NO_NAME = 5031, FULL = 5037 };
 enum { MANY = 256 };
+/* What ends the process in the middle of a call instead of a status. */
+enum { KILLED = -9 };
 
 struct status { unsigned err, cu; };
 struct descriptor { unsigned type; union { int fd; void *handle; } handle; const void *operations; };
@@ -54,6 +57,7 @@ static struct function *function(const char *name) {
 static struct status enter(const char *name, bool needs_driver) {
     struct function *called = function(name);
     called->calls++;
+    if (called->code == KILLED) raise(SIGKILL);
     if (called->code) {
         errno = called->detail;
         return (struct status){(unsigned)called->code, called->code == 5011 ? (unsigned)called->detail : 0};
@@ -94,7 +98,7 @@ static ssize_t transfer(const char *name, bool write, struct file *file, char *b
 
 /* ---- The controls ---- */
 
-/* Makes calls of a function fail: with a status; or with -1, and `detail` as errno. 0 ends that. */
+/* Makes calls of a function fail: with a status; or with -1, and `detail` as errno. With KILLED, they end the process. 0 ends that. */
 void stand_in_fail(const char *name, int code, int detail) {
     pthread_mutex_lock(&lock);
     function(name)->code = code;
