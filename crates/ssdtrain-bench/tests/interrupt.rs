@@ -200,7 +200,8 @@ fn compare_shows_what_it_has_measured_and_says_that_it_was_stopped() {
 #[test]
 fn a_run_that_is_done_is_saved_whatever_becomes_of_its_comparison() {
     let place = workplace();
-    let options = ["--steps=1", "--compare-steps=100000", "--sample-tokens=0", "--out=run"];
+    let options =
+        ["--strategy=auto", "--steps=1", "--compare-steps=100000", "--sample-tokens=0", "--out=run"];
     let mut child = start(place.path(), &[&["train"], TINY, &options]);
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     // One step is not enough for a plan, so this is one of the steps of the comparison.
