@@ -45,7 +45,8 @@ const PART_OF_EVALUATION: usize = 8;
 ///
 /// Without options it trains on a GPU if there is one, else on the processor, a model that suits it, on the Rust sources that cargo has
 /// downloaded, for three minutes. On a GPU, what leaves it is planned (auto: the lowest peak for steps that are at most two percent longer);
-/// on the processor, all but a little moves to the disk (offload). At the end come the loss on held-out data, a sample, and a table of the step beside the same step with all activations on the device.
+/// on the processor, all but a little moves to the disk (offload). At the end come the loss on held-out data, a sample, and a table of
+/// the step beside the same step with all activations on the device.
 ///
 /// The checkpoint of the lowest held-out loss on the way is kept beside the latest, as best-checkpoint.safetensors.
 ///
