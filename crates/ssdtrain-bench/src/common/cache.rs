@@ -173,7 +173,7 @@ impl CacheArgs {
 
     /// Whether the user has said what auto is to reach, or with what.
     pub(crate) fn has_goal(&self) -> bool {
-        self.policy.has_goal()
+        self.policy.has_goal() || self.profile.saves()
     }
 
     /// What auto may use of the disk in a step with this much computation.

@@ -32,6 +32,11 @@ pub(crate) struct SavedProfile {
 }
 
 impl SaveArgs {
+    /// Whether a profile is to be saved.
+    pub(crate) fn saves(&self) -> bool {
+        self.save_profile.is_some()
+    }
+
     /// Checks that there will be a profile and a place for it, so that problems are reported before training begins.
     pub(crate) fn prepare(&self, strategies: &[Strategy]) -> Result<()> {
         let Some(path) = &self.save_profile else { return Ok(()) };

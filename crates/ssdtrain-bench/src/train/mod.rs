@@ -105,7 +105,7 @@ pub(crate) struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  ssdtrain-bench train                                       three minutes, Rust sources, planned steps
+  ssdtrain-bench train                                       three minutes, Rust sources
   ssdtrain-bench train --data book.txt --minutes 30 --out runs/book
   ssdtrain-bench train --data book.txt --minutes 30 --out runs/book --resume
   ssdtrain-bench train --preset gpt2-small --device cuda --loss-chunk 2048
