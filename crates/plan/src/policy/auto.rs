@@ -8,8 +8,8 @@ use bytesize::ByteSize;
 use super::attempts::{Attempts, FIRST_PROFILED};
 use super::daily::DailyLimit;
 use super::decisions::Decision;
-use super::free_memory::FreeMemory;
-use super::kind::Kind;
+use super::free_memory::{FreeMemory, Look};
+use super::kind::{FITTING, Kind};
 use super::labels::Labels;
 use super::planned::{Objective, Planned, Shown};
 use super::planning::Planning;
@@ -37,6 +37,11 @@ const LARGER: f64 = 1.5;
 /// A plan that the device had no memory for is replaced by one whose peak is lower by what had to go, but by no less and no more than one
 /// part in so many.
 const LACKING: [u64; 2] = [20, 4];
+/// Where nobody tells that memory is short, it is looked once in so many steps whether plans have what they need, and whenever there is a
+/// new one.
+const LOOKED: u64 = 64;
+/// There is more again once plans may have so many times what they have.
+const MORE: f64 = 1.25;
 /// Where a plan keeps everything, no more steps in a row go without a look at what they save.
 const UNSEEN: u32 = 15;
 /// How many kinds of steps have plans at once.
@@ -94,6 +99,8 @@ pub struct Auto {
     steady: u32,
     /// Steps in a row of which nothing was seen.
     unseen: u32,
+    /// How many plans there were when it was looked whether they have the memory that they need.
+    fitting: u64,
     /// What has become of plans since somebody asked, beside what their kinds tell.
     decisions: Vec<Decision>,
 }
@@ -114,6 +121,7 @@ impl Auto {
                 daily: None,
                 compares: true,
                 room: u64::MAX,
+                free: u64::MAX,
             },
             start: Start::default(),
             kinds: Vec::new(),
@@ -127,6 +135,7 @@ impl Auto {
             wanting: 0,
             steady: 0,
             unseen: 0,
+            fitting: 0,
             decisions: Vec::new(),
         }
     }
@@ -166,8 +175,9 @@ impl Auto {
         let headroom = self.objective.goal.peak.map_or(Headroom::Free, |_| Headroom::Bytes(self.headroom));
         let timed = self.kinds.iter().any(|kind| kind.settles() && number <= kind.last + RECENT);
         self.shows();
-        let (objective, others) = (&self.objective, self.shown.as_ref());
         let memory = self.memory.look(outset.free);
+        self.fit(number, &memory);
+        let (objective, others) = (&self.objective, self.shown.as_ref());
         let kinds = self.kinds.iter_mut();
         let courses: Vec<_> =
             kinds.map(|kind| kind.course(objective, outset.provide, &memory, others)).collect();
@@ -188,6 +198,30 @@ impl Auto {
             }
             None => StepPlan { room: Room::Fitting(headroom), ..StepPlan::default() },
         }
+    }
+
+    /// Processors have no memory beside the host's, where a program that takes more than there is ends without an error: plans have to do with
+    /// what is free.
+    fn fit(&mut self, number: u64, memory: &Look<'_>) {
+        let plans = self.plans();
+        let is_due = plans != self.fitting || number.is_multiple_of(LOOKED);
+        if self.objective.resources.release != Release::WhenStored || self.kinds.is_empty() || !is_due {
+            return;
+        }
+        let (known, most) = (self.objective.free, (FITTING * memory.now() as f64) as u64);
+        let is_short = most < known && self.kinds.iter().any(|kind| kind.largest_peak() > most);
+        let is_over = known < u64::MAX && most as f64 > MORE * known as f64;
+        if is_short || is_over {
+            self.objective.free = most;
+            let objective = &self.objective;
+            self.kinds.iter_mut().for_each(|kind| kind.revise(objective, Decision::Memory, |_| {}));
+        }
+        self.fitting = self.plans();
+    }
+
+    /// How many plans there were.
+    fn plans(&self) -> u64 {
+        self.given_up + self.kinds.iter().map(|kind| kind.plans).sum::<u64>()
     }
 
     /// The room of a step in which it is looked how steps go. A device that copies to host memory shows that while it keeps what fits: how
@@ -450,7 +484,7 @@ impl Policy for Auto {
     }
 
     fn report(&mut self, course: usize, name: &dyn Fn(ScopeId) -> String) -> Option<PolicyReport> {
-        let plans = self.given_up + self.kinds.iter().map(|kind| kind.plans).sum::<u64>();
+        let plans = self.plans();
         let kind = self.kinds.get_mut(course)?;
         Some(PolicyReport::Plan(kind.planned.report(plans, name)))
     }

@@ -18,8 +18,8 @@ use crate::schedule::Schedule;
 use crate::step_profile::{COUNTED_ON, StepProfile};
 use crate::{Budgets, Placement};
 
-/// The share of the device's free memory that a step that keeps everything may take.
-const FITTING: f64 = 0.9;
+/// The share of the device's free memory that a step that keeps everything may take, or a planned one.
+pub(super) const FITTING: f64 = 0.9;
 /// Once one has found memory, nothing of those that follow need be able to leave where that is no more than this share, nor of those that
 /// are compared, up to so many times what is known.
 const PLENTY: f64 = 0.5;
@@ -158,6 +158,12 @@ impl Kind {
     fn may_keep(&self, objective: &Objective, memory: &Look<'_>) -> bool {
         let peak = self.largest_kept_peak();
         peak <= objective.most_peak() && peak as f64 <= FITTING * memory.now() as f64
+    }
+
+    /// The activation peak of the largest step seen as its plan has it.
+    pub(super) fn largest_peak(&self) -> u64 {
+        let planned = self.planned.peak() as f64 * self.largest;
+        (planned as u64).saturating_add(self.planned.corrections.unforeseen.bytes())
     }
 
     /// The activation peak of the largest step seen if it kept everything.

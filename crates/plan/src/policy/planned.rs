@@ -60,12 +60,14 @@ pub(super) struct Objective {
     pub(super) compares: bool,
     /// The highest activation peak that there is memory for, as far as steps have shown.
     pub(super) room: u64,
+    /// The same as far as it was looked where plans had more than is free.
+    pub(super) free: u64,
 }
 
 impl Objective {
     /// The highest activation peak that a plan may have.
     pub(super) fn most_peak(&self) -> u64 {
-        self.goal.peak.map_or(self.room, |peak| peak.min(self.room))
+        self.goal.peak.unwrap_or(u64::MAX).min(self.room).min(self.free)
     }
 
     /// The time that plans aim at, as a multiple of a step that keeps everything, if the goal has one.

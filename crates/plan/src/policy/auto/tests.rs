@@ -16,6 +16,8 @@ use crate::{Activation, Handling, Machine, Position, Prediction, Rates, Recomput
 const MS: Duration = Duration::from_millis(1);
 const LAYERS: u64 = 20;
 const MB: u64 = 1_000_000;
+/// Free memory in which plans of [`profile`] fit, but not a step that keeps everything.
+const TOO_LITTLE: u64 = 21 * MB;
 /// What a step of [`profile`] takes that keeps everything.
 const KEPT: Duration = Duration::from_millis(LAYERS * 30);
 const WHOLE: StepOutcome = StepOutcome::Planned(Adherence::Whole(1));
@@ -111,7 +113,7 @@ impl Run {
         Run {
             auto: Auto::new(goal),
             number: 0,
-            free: 0,
+            free: TOO_LITTLE,
             provided: true,
             release,
             plan: StepPlan::default(),

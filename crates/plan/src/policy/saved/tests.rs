@@ -12,6 +12,8 @@ use crate::{
 const MS: Duration = Duration::from_millis(1);
 const LAYERS: u64 = 20;
 const MB: u64 = 1_000_000;
+/// Free memory in which plans fit, but not a step that keeps everything.
+const TOO_LITTLE: u64 = 21 * MB;
 const CPU: Resources = Resources { host_pool: 0, disk: u64::MAX, release: Release::WhenStored };
 const GPU: Resources = Resources { host_pool: 100 * MB, disk: u64::MAX, release: Release::InStreamOrder };
 const WHOLE: Followed = followed(Adherence::Whole(1));
@@ -62,7 +64,7 @@ struct Run {
 
 impl Run {
     fn begin(auto: Auto, resources: Resources) -> Run {
-        Run { auto, resources, free: 0, number: 0 }
+        Run { auto, resources, free: TOO_LITTLE, number: 0 }
     }
 
     /// A run whose second step has shown the profile.
