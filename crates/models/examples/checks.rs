@@ -1,20 +1,20 @@
-//! What checksums cost: steps of a small GPT that move everything to a disk, with each level of verification in turn, so that whatever
-//! disturbs the machine disturbs all of them.
+//! What checks cost: steps of a small GPT, with each level of verification in turn, so that whatever disturbs the machine disturbs all of
+//! them. Once all that it saves moves to a disk, and once its blocks are computed again as well, which is what the highest level compares.
 //!
-//! `cargo run --release -p ssdtrain-models --example checks [ROUNDS] [DIRECTORY]`
+//! `cargo run --release -p ssdtrain-models --example checks [ROUNDS] [DIRECTORY] [cpu|cuda]`
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ssdtrain::{Offload, TensorCache, Verify};
-use ssdtrain_models::{Gpt, GptConfig, LanguageModel};
+use ssdtrain_models::{Gpt, GptConfig, LanguageModel, Recompute};
 use tch::{Device, Kind, Tensor, nn};
 
 const TOKENS: i64 = 256;
 /// Steps of each level that come first and do not count: checksums by default are taken once steps have shown what they cost.
 const WARM_UP: usize = 5;
-const LEVELS: [(&str, Verify); 3] =
-    [("off", Verify::Off), ("auto", Verify::Auto), ("checksums", Verify::Checksums)];
+const LEVELS: [(&str, Verify); 4] =
+    [("off", Verify::Off), ("auto", Verify::Auto), ("checksums", Verify::Checksums), ("full", Verify::Full)];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args_os().skip(1);
@@ -26,22 +26,49 @@ fn main() -> Result<(), Box<dyn Error>> {
         None => 100,
     };
     let directory = arguments.next().map_or_else(std::env::temp_dir, PathBuf::from);
-    let vs = nn::VarStore::new(Device::Cpu);
+    let device = match arguments.next() {
+        None => Device::Cpu,
+        Some(given) if given == "cpu" => Device::Cpu,
+        Some(given) if given == "cuda" => Device::Cuda(0),
+        Some(given) => return Err(format!("{}: give cpu or cuda", given.display()).into()),
+    };
+    println!(
+        "median ms, and the time of all steps as a multiple of those without checks of the same rounds, with its standard error"
+    );
+    for (what, recompute) in
+        [("everything is moved", Recompute::None), ("blocks are computed again", Recompute::Layer)]
+    {
+        println!("{what}:");
+        compare(rounds, &directory, device, recompute)?;
+    }
+    Ok(())
+}
+
+/// Takes steps of each level in turn, and prints what they took.
+fn compare(
+    rounds: usize,
+    directory: &Path,
+    device: Device,
+    recompute: Recompute,
+) -> Result<(), Box<dyn Error>> {
+    let vs = nn::VarStore::new(device);
     let config = GptConfig { context: TOKENS, ..GptConfig::preset("mini")? };
     let vocab = config.vocab;
-    let model = Gpt::new(&vs.root(), config)?;
-    let build = |(name, verify)| -> Result<_, Box<dyn Error>> {
-        let builder = TensorCache::builder().spill_to(&directory).policy(Offload::default()).verify(verify);
-        Ok((name, builder.parameters(&vs).build()?))
+    let model = Gpt::new(&vs.root(), config)?.with_recompute(recompute);
+    let build = |(_, verify)| {
+        let builder = TensorCache::builder().spill_to(directory).policy(Offload::default()).verify(verify);
+        // Of a GPU, what is in host memory has no checksums.
+        let builder = if device.is_cuda() { builder.host_pool(0) } else { builder };
+        builder.parameters(&vs).build()
     };
     let caches = LEVELS.into_iter().map(build).collect::<Result<Vec<_>, _>>()?;
-    let tokens = Tensor::randint(vocab, [8, TOKENS + 1], (Kind::Int64, Device::Cpu));
+    let tokens = Tensor::randint(vocab, [8, TOKENS + 1], (Kind::Int64, device));
     let mut times = vec![Vec::new(); caches.len()];
     let mut told = vec![String::new(); caches.len()];
     for round in 0..rounds + WARM_UP {
         // Each begins as often as the others.
         for place in (0..caches.len()).map(|place| (place + round) % caches.len()) {
-            let step = caches[place].1.step();
+            let step = caches[place].step();
             vs.variables().values_mut().for_each(Tensor::zero_grad);
             let loss = model.loss(&tokens.narrow(1, 0, TOKENS), &tokens.narrow(1, 1, TOKENS), true)?;
             step.backward(&loss)?;
@@ -49,15 +76,14 @@ fn main() -> Result<(), Box<dyn Error>> {
             let report = step.finish()?;
             if round >= WARM_UP {
                 times[place].push(report.wall.as_secs_f64());
-                told[place] =
-                    format!("{} storages checked, {} not", report.checked.count, report.unchecked.count);
+                told[place] = format!(
+                    "{} storages checked, {} not, {} reruns",
+                    report.checked.count, report.unchecked.count, report.reruns.count
+                );
             }
         }
     }
-    println!(
-        "median ms, and the time of all steps as a multiple of those without checksums of the same rounds, with its standard error"
-    );
-    for (((name, _), of_level), told) in caches.iter().zip(&times).zip(&told) {
+    for (((name, _), of_level), told) in LEVELS.iter().zip(&times).zip(&told) {
         let mut sorted = of_level.clone();
         sorted.sort_by(f64::total_cmp);
         let ratios: Vec<f64> = of_level.iter().zip(&times[0]).map(|(one, off)| one / off).collect();

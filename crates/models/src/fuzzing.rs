@@ -1,4 +1,5 @@
-//! What fuzz targets reach of the readers: bytes in memory in the place of files, and no tensors.
+//! What fuzz targets reach of the readers: bytes in memory in the place of files, and no tensors. The tests read the targets' corpora, and
+//! what chance makes of them: CI runs the targets themselves only where they do without libtorch.
 
 use std::io;
 use std::path::Path;
@@ -84,5 +85,66 @@ impl Bytes for InMemory {
         let from = usize::try_from(offset).ok().and_then(|offset| self.0.get(offset..)?.get(..bytes.len()));
         bytes.copy_from_slice(from.ok_or(io::ErrorKind::UnexpectedEof)?);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use rand_chacha::ChaCha8Rng;
+    use rand_chacha::rand_core::Rng;
+
+    use super::*;
+    use crate::tokens::stream;
+
+    /// How often each input is damaged.
+    const DAMAGED: u64 = 500;
+
+    /// The corpus of a target, and what chance makes of it.
+    fn inputs(target: &str) -> Vec<Vec<u8>> {
+        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
+        let files = fs::read_dir(corpus).unwrap().map(|entry| fs::read(entry.unwrap().path()).unwrap());
+        let mut inputs: Vec<_> = files.collect();
+        for number in 0..inputs.len() {
+            let whole = inputs[number].clone();
+            inputs.extend((0..DAMAGED).map(|seed| damage(&whole, &mut stream(seed, number as u64))));
+        }
+        inputs
+    }
+
+    /// Some bytes are others, come twice, or are gone.
+    fn damage(whole: &[u8], random: &mut ChaCha8Rng) -> Vec<u8> {
+        let mut bytes = whole.to_vec();
+        for _ in 0..1 + random.next_u32() % 4 {
+            let place = random.next_u64() as usize % bytes.len().max(1);
+            match random.next_u32() % 3 {
+                0 if place < bytes.len() => bytes[place] = random.next_u32() as u8,
+                1 => bytes.truncate(place),
+                _ => bytes.extend_from_within(place..),
+            }
+        }
+        bytes
+    }
+
+    #[test]
+    fn a_damaged_checkpoint_is_an_answer() {
+        let read = inputs("checkpoint").into_iter().map(|bytes| read_checkpoint(&bytes));
+        let (right, wrong): (Vec<_>, Vec<_>) = read.partition(Result::is_ok);
+        assert!(right.len() > 1 && wrong.len() > 1, "{} are right, {} wrong", right.len(), wrong.len());
+    }
+
+    #[test]
+    fn tokens_are_those_of_the_file_or_an_error() {
+        let mut drawn = 0;
+        for (vocab, bytes) in [256, 1 << 16]
+            .into_iter()
+            .flat_map(|vocab| inputs("token_file").into_iter().map(move |bytes| (vocab, bytes)))
+        {
+            let drawing =
+                Drawing { vocab, held_out: 0.25, rows: 2, block: 3, seed: bytes.len() as u64, spread: 2 };
+            drawn += u32::from(draw_tokens(&bytes, &drawing).is_ok());
+        }
+        assert!(drawn > 1, "{drawn}");
     }
 }

@@ -34,7 +34,7 @@ mod blocks;
 mod checkpoint;
 mod corpus;
 mod error;
-#[cfg(fuzzing)]
+#[cfg(any(fuzzing, test))]
 pub mod fuzzing;
 mod gpt;
 mod head;

@@ -241,7 +241,7 @@ impl RandomBatches {
     }
 
     /// Where the blocks of the next batch begin, and their tokens.
-    #[cfg(fuzzing)]
+    #[cfg(any(fuzzing, test))]
     pub(crate) fn ids(&self) -> Result<(Vec<usize>, Ids)> {
         let starts = self.starts();
         self.reader.ids(&starts).map(|ids| (starts, ids))
@@ -285,7 +285,7 @@ impl SequentialBatches {
     }
 
     /// Where the blocks of the next batch begin, and their tokens.
-    #[cfg(fuzzing)]
+    #[cfg(any(fuzzing, test))]
     pub(crate) fn next_ids(&mut self) -> Option<Result<(Vec<usize>, Ids)>> {
         let starts = self.next_starts();
         (!starts.is_empty()).then(|| self.reader.ids(&starts).map(|ids| (starts, ids)))
