@@ -13,6 +13,7 @@ mod in_turn;
 mod keep;
 mod kind;
 mod labels;
+mod objective;
 mod offload;
 mod planned;
 mod planning;

@@ -11,7 +11,8 @@ use super::decisions::Decision;
 use super::free_memory::{FreeMemory, Look};
 use super::kind::{FITTING, Kind};
 use super::labels::Labels;
-use super::planned::{Objective, Planned, Shown};
+use super::objective::Objective;
+use super::planned::{Planned, Shown};
 use super::planning::Planning;
 use super::start::Start;
 use super::{

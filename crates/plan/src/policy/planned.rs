@@ -4,11 +4,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Resources;
 use super::corrections::Corrections;
 use super::cost::{BESIDES, Cost, Extra, FIRST_DOUBT};
-use super::daily::DailyLimit;
 use super::labels::Labels;
+use super::objective::Objective;
 use super::watch::Seen;
 use crate::machine::MOST_MOVING;
 use crate::report::{Baseline, PlanReport, PlanRow};
@@ -23,12 +22,6 @@ use crate::{
 pub(super) const TELLING_PACE: f64 = 0.02;
 /// Steps that take more than so many times what is planned are judged as if it were no more.
 const MOST_PACE: f64 = 1e6;
-/// A goal that allows so many times the time of a step that keeps everything is kept by any plan.
-const UNLIMITED: f64 = 100.0;
-/// The share of what the goal allows that plans may take where processors compute. These also run the cache, and what that takes from the
-/// program is not all seen in comparisons: steps that keep everything take more, too, than those without a cache. And the steps of such
-/// machines vary by more than what they are compared with tells.
-pub(super) const BY_PROCESSOR: f64 = 0.5;
 /// What moving may cost the program's own work before anything is known of it, as a share of the time that the transfers take: on a CPU,
 /// whose processors move the bytes, and on a device with engines for that.
 const MOVING_BY_PROCESSOR: f64 = 0.3;
@@ -48,42 +41,6 @@ const PROCESSOR_BESIDES: f64 = 0.02;
 /// Where steps that keep everything are shorter than the profiled one by the first of these shares, a device has always something to do, and
 /// where they are so by the second, it always waits for its program.
 const WAITING: [f64; 2] = [0.05, 0.3];
-
-/// The goal of a plan, and the resources it may use.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Objective {
-    pub(super) goal: Goal,
-    pub(super) resources: Resources,
-    /// What may be written to the disks in a day.
-    pub(super) daily: Option<DailyLimit>,
-    /// Whether steps may keep everything to be compared with planned ones.
-    pub(super) compares: bool,
-    /// The highest activation peak that there is memory for, as far as steps have shown.
-    pub(super) room: u64,
-    /// The same as far as it was looked where plans had more than is free.
-    pub(super) free: u64,
-}
-
-impl Objective {
-    /// The highest activation peak that a plan may have.
-    pub(super) fn most_peak(&self) -> u64 {
-        self.goal.peak.unwrap_or(u64::MAX).min(self.room).min(self.free)
-    }
-
-    /// The time that plans aim at, as a multiple of a step that keeps everything, if the goal has one.
-    pub(super) fn step(&self) -> Option<f64> {
-        let share = match self.resources.release {
-            Release::WhenStored => BY_PROCESSOR,
-            Release::InStreamOrder | Release::OnceWritten => 1.0,
-        };
-        self.goal.step.map(|most| 1.0 + share * (most - 1.0))
-    }
-
-    /// The same, if that is a limit.
-    pub(super) fn most_time(&self) -> Option<f64> {
-        self.step().filter(|most| *most < UNLIMITED)
-    }
-}
 
 #[derive(Clone, Debug)]
 pub(super) struct Planned {

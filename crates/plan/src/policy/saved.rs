@@ -8,7 +8,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::corrections::Corrections;
-use super::planned::{Objective, Planned};
+use super::objective::Objective;
+use super::planned::Planned;
 use crate::step_profile::{Save, StepProfile};
 use crate::{Budgets, Goal, Machine, Placement, Plan, Position, Profile, Rates, ScopeId};
 

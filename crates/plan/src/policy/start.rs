@@ -1,6 +1,7 @@
 //! How a run starts that was given a plan.
 
-use super::planned::{Objective, Planned};
+use super::objective::Objective;
+use super::planned::Planned;
 use super::saved::SavedPlan;
 use super::{Adherence, Observation, Resources};
 use crate::step_profile::UNKNOWN_DISK;

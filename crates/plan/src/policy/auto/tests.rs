@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::policy::corrections::Corrections;
-use crate::policy::planned::BY_PROCESSOR;
+use crate::policy::objective::BY_PROCESSOR;
 use crate::report::{Baseline, PlanReport};
 use crate::{Activation, Handling, Machine, Position, Prediction, Rates, Recompute, Save, Today, Workload};
 

@@ -2,7 +2,8 @@
 
 use super::super::cost::{SURE, Weight};
 use super::super::decisions::Decision;
-use super::super::planned::{Objective, Planned, TELLING_PACE};
+use super::super::objective::Objective;
+use super::super::planned::{Planned, TELLING_PACE};
 use super::super::watch::Seen;
 use super::super::weighing::Weighing;
 use super::{Kind, MOST_SCALE, may_compare};
