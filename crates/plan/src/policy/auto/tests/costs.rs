@@ -307,6 +307,31 @@ fn what_any_plan_costs_of_the_programs_thread_is_no_reason_to_make_none() {
 }
 
 #[test]
+fn a_plan_that_recomputes_nothing_is_loosened_though_recording_takes_all_that_the_goal_allows() {
+    // A device that waits for its program, whose copies take so many times what is planned.
+    let kept = KEPT.mul_f64(0.7);
+    for (recording, factor) in [(0.15, 2.5), (0.15, 4.0), (0.08, 4.0), (0.05, 2.5)] {
+        let mut profile = profile_of_copies(50.0);
+        let recompute = Recompute { time: 100 * MS, inputs: vec![0] };
+        profile.work.activations[1].recompute = Some(recompute);
+        let [saves, operations] = [0.005, recording].map(|share| kept.mul_f64(share));
+        profile.work.handling = Handling { saves, operations, ..Handling::default() };
+        let mut run = Run::on_device(Goal::overhead(0.1), profile);
+        let takes = |run: &mut Run| {
+            let Prediction { handled, stall, recomputed, .. } = run.report().prediction;
+            let beyond = handled + recomputed + stall.total().mul_f64(factor);
+            1.0 + beyond.as_secs_f64() / kept.as_secs_f64()
+        };
+        for _ in 0..100 {
+            let times = takes(&mut run);
+            run.step(kept, times);
+        }
+        let (times, report) = (takes(&mut run), run.report());
+        assert!(times <= 1.1 && report.loosened > 0 && !report.keeps_all(), "{times}: {report}");
+    }
+}
+
+#[test]
 fn a_plan_whose_profile_was_of_slower_steps_is_not_passed_for_it() {
     let mut run = Run::roomy(Goal::overhead(0.02), profile(400.0));
     // By the profile, they take 1 % more than with everything kept, and in truth 6 %.
