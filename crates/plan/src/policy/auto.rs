@@ -37,8 +37,12 @@ const LARGER: f64 = 1.5;
 /// A plan that the device had no memory for is replaced by one whose peak is lower by what had to go, but by no less and no more than one
 /// part in so many.
 const LACKING: [u64; 2] = [20, 4];
-/// Where a plan keeps everything, no more steps in a row go without a look at what they save.
-const UNSEEN: u32 = 15;
+/// Where a plan keeps everything, no more steps in a row go without a look at what they save. With the one that is looked at, that is no
+/// multiple of what kinds of steps come in turn by.
+const UNSEEN: u32 = 16;
+/// None do until so many that were looked at have followed the plan since one last did not: it may need more memory, and others like it
+/// may come.
+const TRUSTED: u32 = 64;
 /// How many kinds of steps have plans at once.
 const MOST_KINDS: usize = 4;
 /// Kinds that did not occur in as many steps are not waited for.
@@ -94,6 +98,10 @@ pub struct Auto {
     steady: u32,
     /// Steps in a row of which nothing was seen.
     unseen: u32,
+    /// Steps that were looked at and have followed a plan since one last did not, if any did not.
+    trusted: u32,
+    /// Whether a step has begun that has not ended. It may have failed, for want of memory or for another reason.
+    is_open: bool,
     /// What has become of plans since somebody asked, beside what their kinds tell.
     decisions: Vec<Decision>,
 }
@@ -127,6 +135,8 @@ impl Auto {
             wanting: 0,
             steady: 0,
             unseen: 0,
+            trusted: TRUSTED,
+            is_open: false,
             decisions: Vec::new(),
         }
     }
@@ -159,6 +169,7 @@ impl Auto {
     /// How to run the step that begins.
     fn next_step(&mut self, outset: &Outset<'_>) -> StepPlan {
         let number = outset.step;
+        let has_failed = std::mem::replace(&mut self.is_open, true);
         let profiled = self.attempts.is_due(number);
         if profiled || (number < FIRST_PROFILED && self.kinds.is_empty()) {
             return StepPlan { profiled, room: self.looking(), ..StepPlan::default() };
@@ -173,7 +184,9 @@ impl Auto {
             kinds.map(|kind| kind.course(objective, outset.provide, &memory, others)).collect();
         self.memory.looked(&memory);
         let is_unseen = match (self.kinds.as_slice(), courses.as_slice()) {
-            ([kind], [course]) => self.unseen < UNSEEN && kind.is_unseen(objective, course),
+            ([kind], [course]) if self.unseen < UNSEEN && self.trusted >= TRUSTED && !has_failed => {
+                kind.is_unseen(objective, course)
+            }
             _ => false,
         };
         self.unseen = if is_unseen { self.unseen + 1 } else { 0 };
@@ -359,6 +372,10 @@ impl Policy for Auto {
         self.wanting = if wanted_memory(&observed) { self.wanting + 1 } else { 0 };
         let is_lost = plan.saves != Saves::Leave
             && observed.followed.is_none_or(|followed| followed.how == Adherence::Lost);
+        self.is_open = false;
+        if let Some(followed) = observed.followed {
+            self.trusted = if followed.how == Adherence::Lost { 0 } else { self.trusted.saturating_add(1) };
+        }
         self.steady = if is_lost || self.is_warming_up(&observed) { 0 } else { self.steady + 1 };
         if is_lost {
             self.headroom = self.headroom.saturating_sub(excess);
