@@ -160,9 +160,9 @@ impl Planned {
             self.machine.moving = *moving;
         }
         let times = kept.as_secs_f64() / self.kept_step().as_secs_f64().max(f64::MIN_POSITIVE);
-        let may_recompute = self.profile.work.may_recompute();
+        // A plan need not recompute anything.
         let allowed =
-            objective.most_time().map(|most| most - 1.0 - fixed(&self.profile, &self.machine, may_recompute));
+            objective.most_time().map(|most| most - 1.0 - fixed(&self.profile, &self.machine, false));
         self.corrections.takes_over(corrections, times, allowed);
     }
 
