@@ -261,6 +261,19 @@ fn a_plan_that_is_tried_since_all_steps_have_become_longer_is_compared() {
 }
 
 #[test]
+fn a_plan_that_was_never_loosened_is_not_counted_as_loosened_where_steps_become_longer() {
+    // Any plan takes more of the program's thread than the goal allows, until steps take longer.
+    let kept = KEPT.mul_f64(0.7);
+    let mut profile = profile_of_copies(50.0);
+    profile.work.handling = Handling { saves: kept.mul_f64(0.055), ..Handling::default() };
+    let mut run = Run::on_device(Goal::overhead(0.05), profile);
+    (0..60).for_each(|_| run.step(kept, 1.03));
+    assert!(run.report().keeps_all() && run.report().loosened == 0, "{}", run.report());
+    (0..200).for_each(|_| run.step(kept.mul_f64(1.3), 1.03));
+    assert!(!run.report().keeps_all() && run.report().loosened == 0, "{}", run.report());
+}
+
+#[test]
 fn steps_of_a_device_that_waits_for_its_program_are_compared_whatever_their_sizes() {
     // All take the same time, and a fifth more under any plan.
     let behind = [Duration::ZERO, KEPT / 10];
