@@ -398,6 +398,10 @@ impl Policy for Auto {
                     self.pressed(&observed);
                 }
             }
+            (Saves::Leave, _) if !self.is_warming_up(&observed) => {
+                let objective = &self.objective;
+                self.kinds.iter_mut().take(1).for_each(|kind| kind.unseen(objective, &observed));
+            }
             _ => {}
         }
     }
