@@ -43,8 +43,12 @@ const LACKING: [u64; 2] = [20, 4];
 const LOOKED: u64 = 64;
 /// There is more again once plans may have so many times what they have.
 const MORE: f64 = 1.25;
-/// Where a plan keeps everything, no more steps in a row go without a look at what they save.
-const UNSEEN: u32 = 15;
+/// Where a plan keeps everything, no more steps in a row go without a look at what they save. With the one that is looked at, that is no
+/// multiple of what kinds of steps come in turn by.
+const UNSEEN: u32 = 16;
+/// None do until so many that were looked at have followed the plan since one last did not: it may need more memory, and others like it
+/// may come.
+const TRUSTED: u32 = 64;
 /// How many kinds of steps have plans at once.
 const MOST_KINDS: usize = 4;
 /// Kinds that did not occur in as many steps are not waited for.
@@ -102,6 +106,10 @@ pub struct Auto {
     unseen: u32,
     /// How many plans there were when it was looked whether they have the memory that they need.
     fitting: u64,
+    /// Steps that were looked at and have followed a plan since one last did not, if any did not.
+    trusted: u32,
+    /// Whether a step has begun that has not ended. It may have failed, for want of memory or for another reason.
+    is_open: bool,
     /// What has become of plans since somebody asked, beside what their kinds tell.
     decisions: Vec<Decision>,
 }
@@ -137,6 +145,8 @@ impl Auto {
             steady: 0,
             unseen: 0,
             fitting: 0,
+            trusted: TRUSTED,
+            is_open: false,
             decisions: Vec::new(),
         }
     }
@@ -169,6 +179,7 @@ impl Auto {
     /// How to run the step that begins.
     fn next_step(&mut self, outset: &Outset<'_>) -> StepPlan {
         let number = outset.step;
+        let has_failed = std::mem::replace(&mut self.is_open, true);
         let profiled = self.attempts.is_due(number);
         if profiled || (number < FIRST_PROFILED && self.kinds.is_empty()) {
             return StepPlan { profiled, room: self.looking(), ..StepPlan::default() };
@@ -184,7 +195,9 @@ impl Auto {
             kinds.map(|kind| kind.course(objective, outset.provide, &memory, others)).collect();
         self.memory.looked(&memory);
         let is_unseen = match (self.kinds.as_slice(), courses.as_slice()) {
-            ([kind], [course]) => self.unseen < UNSEEN && kind.is_unseen(objective, course),
+            ([kind], [course]) if self.unseen < UNSEEN && self.trusted >= TRUSTED && !has_failed => {
+                kind.is_unseen(objective, course)
+            }
             _ => false,
         };
         self.unseen = if is_unseen { self.unseen + 1 } else { 0 };
@@ -394,6 +407,10 @@ impl Policy for Auto {
         self.wanting = if wanted_memory(&observed) { self.wanting + 1 } else { 0 };
         let is_lost = plan.saves != Saves::Leave
             && observed.followed.is_none_or(|followed| followed.how == Adherence::Lost);
+        self.is_open = false;
+        if let Some(followed) = observed.followed {
+            self.trusted = if followed.how == Adherence::Lost { 0 } else { self.trusted.saturating_add(1) };
+        }
         self.steady = if is_lost || self.is_warming_up(&observed) { 0 } else { self.steady + 1 };
         if is_lost {
             self.headroom = self.headroom.saturating_sub(excess);
@@ -415,6 +432,10 @@ impl Policy for Auto {
                 if observed.pressed > 0 && !is_lost {
                     self.pressed(&observed);
                 }
+            }
+            (Saves::Leave, _) if !self.is_warming_up(&observed) => {
+                let objective = &self.objective;
+                self.kinds.iter_mut().take(1).for_each(|kind| kind.unseen(objective, &observed));
             }
             _ => {}
         }

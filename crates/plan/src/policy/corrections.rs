@@ -91,7 +91,8 @@ impl Corrections {
     /// Steps have become longer though everything is kept, so plans may not have been to blame: one more is tried. If its steps exceed the
     /// goal, everything is kept for good.
     pub(super) fn try_again(&mut self) {
-        if self.loosened <= LOOSENED {
+        let is_limited = self.least_peak > 0 || self.allowance.is_some_and(|share| share < 1.0);
+        if is_limited && self.loosened <= LOOSENED {
             (self.least_peak, self.allowance, self.loosened) = (0, None, LOOSENED);
         }
     }

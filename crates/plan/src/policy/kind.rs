@@ -325,6 +325,14 @@ impl Kind {
         }
     }
 
+    /// The same of one that went as without a cache. It is taken to be like those that were seen.
+    pub(super) fn unseen(&mut self, objective: &Objective, observed: &Observation) {
+        match self.settles() {
+            true => self.watch.rests(),
+            false => self.timed(objective, observed.wall, observed.stall, 1.0),
+        }
+    }
+
     /// A step of the present plan took `wall`, of which it waited `stall`, for as much as is planned. It saved `scale` times that.
     fn timed(&mut self, objective: &Objective, wall: Duration, stall: Duration, scale: f64) {
         if let Some(weighing) = &mut self.weighing {

@@ -119,9 +119,9 @@ impl Planned {
             self.machine.moving = *moving;
         }
         let times = kept.as_secs_f64() / self.kept_step().as_secs_f64().max(f64::MIN_POSITIVE);
-        let may_recompute = self.profile.work.may_recompute();
+        // A plan need not recompute anything.
         let allowed =
-            objective.most_time().map(|most| most - 1.0 - fixed(&self.profile, &self.machine, may_recompute));
+            objective.most_time().map(|most| most - 1.0 - fixed(&self.profile, &self.machine, false));
         self.corrections.takes_over(corrections, times, allowed);
     }
 
@@ -415,14 +415,26 @@ fn best(
     let frontier = Frontier::new(&profile.work, machine, caps);
     let limited = Some(objective.most_peak()).filter(|most| *most < u64::MAX);
     let peak = limited.map(|most| most.saturating_sub(corrections.unforeseen.bytes()));
-    // What plans may take goes on top of what all of them do.
-    let fixed = fixed(profile, machine, profile.work.may_recompute());
-    let step = objective.step().map(|most| match most - 1.0 - fixed {
-        left if left > 0.0 => 1.0 + fixed + corrections.allowance() * left,
-        _ => most,
+    // What plans may take goes on top of what all of them do, or all that recompute something.
+    let within = |recomputes: bool| {
+        let fixed = fixed(profile, machine, recomputes);
+        objective.step().map(|most| match most - 1.0 - fixed {
+            left if left > 0.0 => 1.0 + fixed + corrections.allowance() * left,
+            _ => most,
+        })
+    };
+    let goal = Goal { peak, step: within(profile.work.may_recompute()) };
+    let plan = frontier.plan_above(goal, corrections.least_peak).and_then(|plan| {
+        // One that recomputes nothing has no use for the time that recording would have taken.
+        let most = within(false).filter(|_| plan.prediction.recomputed.is_zero());
+        match most {
+            Some(most) if plan.prediction.step.as_secs_f64() > most * computed.as_secs_f64() => {
+                frontier.plan_above(Goal { peak, step: Some(most) }, corrections.least_peak)
+            }
+            _ => Ok(plan),
+        }
     });
-    let goal = Goal { peak, step };
-    if let Ok(plan) = frontier.plan_above(goal, corrections.least_peak) {
+    if let Ok(plan) = plan {
         return (plan, true);
     }
     let kept = kept(profile, machine);

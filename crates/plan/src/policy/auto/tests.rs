@@ -4,6 +4,7 @@ mod decisions;
 mod disk;
 mod other_steps;
 mod peaks;
+mod unseen;
 
 use std::time::Duration;
 

@@ -336,7 +336,7 @@ fn what_is_kept_for_comparison_may_leave_until_a_step_has_found_memory_for_it() 
 }
 
 #[test]
-fn steps_that_keep_everything_for_good_go_unseen_but_for_one_of_sixteen() {
+fn steps_that_keep_everything_for_good_go_unseen_but_for_one_of_seventeen() {
     let unseen = |run: &mut Run, count: u64| {
         let steps = (0..count).filter(|_| {
             run.step(KEPT, 1.0);

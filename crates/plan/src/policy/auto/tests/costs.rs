@@ -261,6 +261,19 @@ fn a_plan_that_is_tried_since_all_steps_have_become_longer_is_compared() {
 }
 
 #[test]
+fn a_plan_that_was_never_loosened_is_not_counted_as_loosened_where_steps_become_longer() {
+    // Any plan takes more of the program's thread than the goal allows, until steps take longer.
+    let kept = KEPT.mul_f64(0.7);
+    let mut profile = profile_of_copies(50.0);
+    profile.work.handling = Handling { saves: kept.mul_f64(0.055), ..Handling::default() };
+    let mut run = Run::on_device(Goal::overhead(0.05), profile);
+    (0..60).for_each(|_| run.step(kept, 1.03));
+    assert!(run.report().keeps_all() && run.report().loosened == 0, "{}", run.report());
+    (0..200).for_each(|_| run.step(kept.mul_f64(1.3), 1.03));
+    assert!(!run.report().keeps_all() && run.report().loosened == 0, "{}", run.report());
+}
+
+#[test]
 fn steps_of_a_device_that_waits_for_its_program_are_compared_whatever_their_sizes() {
     // All take the same time, and a fifth more under any plan.
     let behind = [Duration::ZERO, KEPT / 10];
@@ -304,6 +317,31 @@ fn what_any_plan_costs_of_the_programs_thread_is_no_reason_to_make_none() {
     let (beyond, report) = (beyond(&mut run), run.report());
     assert!(report.loosened > 0 && (0.03..=0.05).contains(&beyond), "{beyond}: {report}");
     assert!(report.prediction.recomputed > Duration::ZERO, "{report}");
+}
+
+#[test]
+fn a_plan_that_recomputes_nothing_is_loosened_though_recording_takes_all_that_the_goal_allows() {
+    // A device that waits for its program, whose copies take so many times what is planned.
+    let kept = KEPT.mul_f64(0.7);
+    for (recording, factor) in [(0.15, 2.5), (0.15, 4.0), (0.08, 4.0), (0.05, 2.5)] {
+        let mut profile = profile_of_copies(50.0);
+        let recompute = Recompute { time: 100 * MS, inputs: vec![0] };
+        profile.work.activations[1].recompute = Some(recompute);
+        let [saves, operations] = [0.005, recording].map(|share| kept.mul_f64(share));
+        profile.work.handling = Handling { saves, operations, ..Handling::default() };
+        let mut run = Run::on_device(Goal::overhead(0.1), profile);
+        let takes = |run: &mut Run| {
+            let Prediction { handled, stall, recomputed, .. } = run.report().prediction;
+            let beyond = handled + recomputed + stall.total().mul_f64(factor);
+            1.0 + beyond.as_secs_f64() / kept.as_secs_f64()
+        };
+        for _ in 0..100 {
+            let times = takes(&mut run);
+            run.step(kept, times);
+        }
+        let (times, report) = (takes(&mut run), run.report());
+        assert!(times <= 1.1 && report.loosened > 0 && !report.keeps_all(), "{times}: {report}");
+    }
 }
 
 #[test]

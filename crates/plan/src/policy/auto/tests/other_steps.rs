@@ -12,6 +12,24 @@ fn steps_that_stay_another_kind_are_profiled_and_planned() {
 }
 
 #[test]
+fn steps_of_a_late_profile_move_what_they_can_though_recording_takes_longer_than_the_goal_allows() {
+    // A device that waits for its program, whose plans were compared before.
+    let mut run = Run::on_device(Goal::overhead(0.05), profile_of_copies(50.0));
+    (0..30).for_each(|_| run.step(KEPT.mul_f64(0.7), 1.03));
+    assert!(!run.report().keeps_all() && run.next_step() == NextStep::Follow { headroom: Headroom::Free });
+    run.ended(LOST, Observation::default());
+    let mut larger = StepProfile { rates: profile_of_copies(50.0).rates, ..profile_of(4 * MB, 50.0) };
+    larger.work.activations[1].recompute = Some(Recompute { time: MS, inputs: vec![0] });
+    larger.work.handling = Handling { saves: MS, operations: KEPT.mul_f64(0.06), ..Handling::default() };
+    run.next_step();
+    assert!(run.plan.profiled);
+    run.ended(StepOutcome::Profiled(Some(Box::new(larger))), Observation::default());
+    let report = run.report();
+    assert!(!report.keeps_all() && report.prediction.recomputed == Duration::ZERO, "{report}");
+    assert!(report.step <= report.kept_step.mul_f64(1.05), "{report}");
+}
+
+#[test]
 fn between_profiles_that_come_to_nothing_the_last_plan_is_tried() {
     let mut run = Run::planned(Goal::overhead(0.02), profile(400.0));
     let mut profiled = 0;

@@ -1,0 +1,83 @@
+//! Steps that go as without a cache, and which of them are looked at.
+
+use super::*;
+
+/// A run whose plan keeps everything, and has settled.
+fn keeping_for_good() -> Run {
+    let mut run =
+        Run { free: 2 * LAYERS * MB, ..Run::on_device(Goal::overhead(0.0), profile_of_copies(50.0)) };
+    (0..100).for_each(|_| run.step(KEPT, 1.0));
+    run
+}
+
+/// A step that goes like this if it is looked at. Returns whether it is.
+fn is_seen(run: &mut Run, went: StepOutcome) -> bool {
+    let is_unseen = run.next_step() == NextStep::Unseen;
+    let observed = Observation { wall: KEPT, ..Observation::default() };
+    run.ended(if is_unseen { StepOutcome::Unplanned } else { went }, observed);
+    !is_unseen
+}
+
+#[test]
+fn of_steps_of_several_kinds_in_turn_each_is_soon_looked_at() {
+    for kinds in [2, 3, 4, 8, 16] {
+        for kind in 0..kinds {
+            let mut run = keeping_for_good();
+            let seen = (0..2 * 17 * kinds).find(|number| is_seen(&mut run, WHOLE) && number % kinds == kind);
+            assert!(seen.is_some(), "{kind} of {kinds}");
+        }
+    }
+}
+
+#[test]
+fn a_step_after_one_that_did_not_end_is_looked_at() {
+    let mut run = keeping_for_good();
+    while run.next_step() != NextStep::Unseen {
+        run.ended(WHOLE, Observation { wall: KEPT, ..Observation::default() });
+    }
+    // It finds no memory, and nor does the next one.
+    for _ in 0..2 {
+        run.number += 1;
+        assert!(run.next_step() != NextStep::Unseen);
+    }
+    run.ended(WHOLE, Observation { wall: KEPT, ..Observation::default() });
+    assert_eq!(run.next_step(), NextStep::Unseen);
+}
+
+#[test]
+fn steps_are_looked_at_while_some_save_something_else() {
+    let mut run = keeping_for_good();
+    while !is_seen(&mut run, LOST) {}
+    // No profile of them shows anything.
+    for number in 0..1000 {
+        run.next_step();
+        let went = match run.plan.profiled {
+            true => StepOutcome::Profiled(None),
+            false if number % 40 == 0 => LOST,
+            false => WHOLE,
+        };
+        assert!(is_seen(&mut run, went), "{number}");
+    }
+    let mut after = (0..200).filter(|_| !is_seen(&mut run, WHOLE));
+    assert!(after.next().is_some(), "they have not come for long");
+}
+
+#[test]
+fn a_plan_that_is_made_after_steps_that_went_unseen_knows_what_these_took() {
+    for slower in [1.1, 1.4] {
+        let most = 1 << 50;
+        let mut run = Run::begin(Goal::overhead(0.1));
+        run = Run { auto: run.auto.written_per_day(most), free: u64::MAX, ..run };
+        run.begun(profile(50.0));
+        (0..40).for_each(|_| run.step(KEPT, 1.04));
+        assert!(!run.report().keeps_all());
+        // The disks have taken what they may today, and meanwhile the machine becomes slower.
+        run.today.written = most;
+        (0..20).for_each(|_| run.step(KEPT, 1.04));
+        (0..180).for_each(|_| run.step(KEPT.mul_f64(slower), 1.04));
+        assert!(run.report().keeps_all() && run.report().kept_step > KEPT.mul_f64(1.09), "{}", run.report());
+        run.today = Today { day: 1, ..Today::default() };
+        (0..100).for_each(|_| run.step(KEPT.mul_f64(slower), 1.04));
+        assert!(!run.report().keeps_all() && run.report().loosened == 0, "{}", run.report());
+    }
+}
