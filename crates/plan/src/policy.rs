@@ -12,6 +12,7 @@ mod free_memory;
 mod in_turn;
 mod keep;
 mod kind;
+mod kinds;
 mod labels;
 mod objective;
 mod offload;
@@ -21,6 +22,7 @@ mod saved;
 mod start;
 mod step;
 mod unforeseen;
+mod unseen;
 mod watch;
 mod weighing;
 

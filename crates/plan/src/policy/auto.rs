@@ -1,7 +1,6 @@
 //! Planned steps: when to profile, what to plan for, and when a plan is no longer valid.
 
 use std::num::NonZero;
-use std::sync::Arc;
 
 use bytesize::ByteSize;
 
@@ -10,16 +9,17 @@ use super::daily::DailyLimit;
 use super::decisions::Decision;
 use super::free_memory::{FreeMemory, Look};
 use super::kind::{FITTING, Kind};
+use super::kinds::Kinds;
 use super::labels::Labels;
 use super::objective::Objective;
-use super::planned::{Planned, Shown};
+use super::planned::Planned;
 use super::planning::Planning;
 use super::start::Start;
+use super::unseen::Unseen;
 use super::{
     Adherence, Course, Followed, Headroom, Needs, Observation, Outset, Policy, PolicyReport, Resources, Room,
     SavedPlan, Saves, StepPlan,
 };
-use crate::step_profile::StepProfile;
 use crate::{Budgets, Goal, Profile, Release, ScopeId};
 
 /// Bytes that storages may occupy on the device in a profiled step if they are released when stored. If they leave as late as possible,
@@ -43,16 +43,6 @@ const LACKING: [u64; 2] = [20, 4];
 const LOOKED: u64 = 64;
 /// There is more again once plans may have so many times what they have.
 const MORE: f64 = 1.25;
-/// Where a plan keeps everything, no more steps in a row go without a look at what they save. With the one that is looked at, that is no
-/// multiple of what kinds of steps come in turn by.
-const UNSEEN: u32 = 16;
-/// None do until so many that were looked at have followed the plan since one last did not: it may need more memory, and others like it
-/// may come.
-const TRUSTED: u32 = 64;
-/// How many kinds of steps have plans at once.
-const MOST_KINDS: usize = 4;
-/// Kinds that did not occur in as many steps are not waited for.
-const RECENT: u64 = 16;
 /// Steps that follow their plan this often in a row have settled, though no two are alike.
 const STEADY: u32 = 5;
 
@@ -84,34 +74,22 @@ const STEADY: u32 = 5;
 pub struct Auto {
     objective: Objective,
     start: Start,
-    /// The one of the last step first.
-    kinds: Vec<Kind>,
+    kinds: Kinds,
     attempts: Attempts,
     memory: FreeMemory,
-    /// What steps have shown last that say something of others.
-    shown: Option<Shown>,
     /// Bytes that may stay in a step without a plan, so that its peak meets the goal.
     headroom: u64,
     /// Whether a step that was to keep what fits had to move something.
     overflows: bool,
-    /// How many plans there were of kinds that were given up.
-    given_up: u64,
     /// Steps in which kernels were being made.
     compiled: u32,
     /// Steps in a row that [wanted memory](wanted_memory).
     wanting: u32,
     /// Steps in a row that followed a plan.
     steady: u32,
-    /// Steps in a row of which nothing was seen.
-    unseen: u32,
+    unseen: Unseen,
     /// How many plans there were when it was looked whether they have the memory that they need.
     fitting: u64,
-    /// Steps that were looked at and have followed a plan since one last did not, if any did not.
-    trusted: u32,
-    /// Whether a step has begun that has not ended. It may have failed, for want of memory or for another reason.
-    is_open: bool,
-    /// What has become of plans since somebody asked, beside what their kinds tell.
-    decisions: Vec<Decision>,
 }
 
 impl Default for Auto {
@@ -133,21 +111,16 @@ impl Auto {
                 free: u64::MAX,
             },
             start: Start::default(),
-            kinds: Vec::new(),
+            kinds: Kinds::default(),
             attempts: Attempts::new(),
             memory: FreeMemory::default(),
-            shown: None,
             headroom: goal.peak.unwrap_or(u64::MAX) / 2,
             overflows: false,
-            given_up: 0,
             compiled: 0,
             wanting: 0,
             steady: 0,
-            unseen: 0,
+            unseen: Unseen::new(),
             fitting: 0,
-            trusted: TRUSTED,
-            is_open: false,
-            decisions: Vec::new(),
         }
     }
 
@@ -179,29 +152,23 @@ impl Auto {
     /// How to run the step that begins.
     fn next_step(&mut self, outset: &Outset<'_>) -> StepPlan {
         let number = outset.step;
-        let has_failed = std::mem::replace(&mut self.is_open, true);
+        self.unseen.begins();
         let profiled = self.attempts.is_due(number);
         if profiled || (number < FIRST_PROFILED && self.kinds.is_empty()) {
             return StepPlan { profiled, room: self.looking(), ..StepPlan::default() };
         }
         let headroom = self.objective.goal.peak.map_or(Headroom::Free, |_| Headroom::Bytes(self.headroom));
-        let timed = self.kinds.iter().any(|kind| kind.settles() && number <= kind.last + RECENT);
-        self.shows();
+        let timed = self.kinds.settle(number);
         let memory = self.memory.look(outset.free);
         self.fit(number, &memory);
-        let (objective, others) = (&self.objective, self.shown.as_ref());
-        let kinds = self.kinds.iter_mut();
-        let courses: Vec<_> =
-            kinds.map(|kind| kind.course(objective, outset.provide, &memory, others)).collect();
+        let objective = &self.objective;
+        let courses = self.kinds.courses(objective, outset.provide, &memory);
         self.memory.looked(&memory);
-        let is_unseen = match (self.kinds.as_slice(), courses.as_slice()) {
-            ([kind], [course]) if self.unseen < UNSEEN && self.trusted >= TRUSTED && !has_failed => {
-                kind.is_unseen(objective, course)
-            }
+        let allows = || match (&*self.kinds, courses.as_slice()) {
+            ([kind], [course]) => kind.is_unseen(objective, course),
             _ => false,
         };
-        self.unseen = if is_unseen { self.unseen + 1 } else { 0 };
-        if is_unseen {
+        if self.unseen.is_next(allows) {
             return StepPlan { saves: Saves::Leave, ..StepPlan::default() };
         }
         match courses.first() {
@@ -217,7 +184,7 @@ impl Auto {
     /// Processors have no memory beside the host's, where a program that takes more than there is ends without an error: plans have to do with
     /// what is free.
     fn fit(&mut self, number: u64, memory: &Look<'_>) {
-        let plans = self.plans();
+        let plans = self.kinds.plans();
         let is_due = plans != self.fitting || number.is_multiple_of(LOOKED);
         if self.objective.resources.release != Release::WhenStored || self.kinds.is_empty() || !is_due {
             return;
@@ -227,15 +194,9 @@ impl Auto {
         let is_over = known < u64::MAX && most as f64 > MORE * known as f64;
         if is_short || is_over {
             self.objective.free = most;
-            let objective = &self.objective;
-            self.kinds.iter_mut().for_each(|kind| kind.revise(objective, Decision::Memory, |_| {}));
+            self.kinds.revise(&self.objective, Decision::Memory);
         }
-        self.fitting = self.plans();
-    }
-
-    /// How many plans there were.
-    fn plans(&self) -> u64 {
-        self.given_up + self.kinds.iter().map(|kind| kind.plans).sum::<u64>()
+        self.fitting = self.kinds.plans();
     }
 
     /// The room of a step in which it is looked how steps go. A device that copies to host memory shows that while it keeps what fits: how
@@ -258,46 +219,6 @@ impl Auto {
         Room::Within(budgets)
     }
 
-    /// Step `number` was profiled.
-    fn profiled(&mut self, number: u64, profile: StepProfile) {
-        self.shows();
-        let mut kind = Kind::profiled(&self.objective, profile, self.shown.as_ref());
-        kind.last = number;
-        let (known, new) = (|kind: &Kind| Arc::clone(&kind.planned.schedule), &kind.planned.schedule);
-        // A plan also serves smaller steps, as long as there are larger ones.
-        if let Some(place) = self.kinds.iter().position(|kind| known(kind).covers(new)) {
-            let serving = &mut self.kinds[place];
-            if !std::mem::take(&mut serving.smaller) {
-                serving.last = number;
-                return;
-            }
-            self.give_up(place, Decision::Smaller);
-        } else if let Some(place) = self.kinds.iter().position(|kind| new.covers(&known(kind))) {
-            self.give_up(place, Decision::Larger);
-        } else if self.kinds.len() == MOST_KINDS {
-            self.give_up(MOST_KINDS - 1, Decision::Crowded);
-        }
-        self.decisions.push(Decision::Profiled);
-        self.kinds.insert(0, kind);
-    }
-
-    /// Takes note of what the last steps have shown that others tell nothing better than.
-    fn shows(&mut self) {
-        for kind in self.kinds.iter().rev() {
-            let shown = kind.planned.shown();
-            if self.shown.as_ref().is_none_or(|known| known.rank() <= shown.rank()) {
-                self.shown = Some(shown);
-            }
-        }
-    }
-
-    fn give_up(&mut self, place: usize, why: Decision) {
-        let gone = self.kinds.remove(place);
-        self.given_up += gone.plans;
-        self.decisions.extend(gone.decisions);
-        self.decisions.push(why);
-    }
-
     /// A step that followed its plan found no memory for part of it, so from now on plans have to do with less.
     fn pressed(&mut self, observed: &Observation) {
         let [least, most] = LACKING.map(|parts| observed.peak / parts);
@@ -307,8 +228,7 @@ impl Auto {
             return;
         }
         self.objective.room = room;
-        let objective = &self.objective;
-        self.kinds.iter_mut().for_each(|kind| kind.revise(objective, Decision::Memory, |_| {}));
+        self.kinds.revise(&self.objective, Decision::Memory);
     }
 
     /// Whether a step did work that later ones need not repeat, so that its time says little.
@@ -321,14 +241,10 @@ impl Auto {
 
     /// A step followed one of its courses; it gives a reason for a profile or not.
     fn followed(&mut self, course: &Course, followed: Followed, observed: &Observation) {
-        if followed.course >= self.kinds.len() {
-            return;
-        }
-        self.kinds[..=followed.course].rotate_right(1);
-        let may_have_more = self.kinds.len() < MOST_KINDS;
+        let may_have_more = !self.kinds.is_full();
         let is_timed = !self.is_warming_up(observed);
-        self.shows();
-        let (kind, objective, others) = (&mut self.kinds[0], &self.objective, self.shown.as_ref());
+        let Some((kind, others)) = self.kinds.was_of(followed.course) else { return };
+        let objective = &self.objective;
         let &Observation { step, peak, .. } = observed;
         let is_kept = course.is_baseline;
         // A plan for a peak is for steps of its size.
@@ -385,13 +301,11 @@ impl Policy for Auto {
         self.objective.compares = outset.step <= COMPARED;
         let daily = self.objective.daily.as_mut();
         if daily.is_some_and(|daily| daily.begins(&outset.today)) {
-            let objective = &self.objective;
-            self.kinds.iter_mut().for_each(|kind| kind.revise(objective, Decision::Daily, |_| {}));
+            self.kinds.revise(&self.objective, Decision::Daily);
         }
         if let Some(planned) = self.start.plan(&self.objective, outset.scope) {
             self.attempts.spare();
-            self.decisions.push(Decision::TakenOver);
-            self.kinds.insert(0, Kind::new(planned));
+            self.kinds.take_over(planned);
         }
         let most_written = self.objective.daily.map(|daily| daily.left(&outset.today));
         StepPlan { most_written, ..self.next_step(outset) }
@@ -407,10 +321,7 @@ impl Policy for Auto {
         self.wanting = if wanted_memory(&observed) { self.wanting + 1 } else { 0 };
         let is_lost = plan.saves != Saves::Leave
             && observed.followed.is_none_or(|followed| followed.how == Adherence::Lost);
-        self.is_open = false;
-        if let Some(followed) = observed.followed {
-            self.trusted = if followed.how == Adherence::Lost { 0 } else { self.trusted.saturating_add(1) };
-        }
+        self.unseen.ended(observed.followed);
         self.steady = if is_lost || self.is_warming_up(&observed) { 0 } else { self.steady + 1 };
         if is_lost {
             self.headroom = self.headroom.saturating_sub(excess);
@@ -422,7 +333,7 @@ impl Policy for Auto {
             _ if plan.profiled => {
                 self.attempts.made(observed.step, observed.profile.is_some());
                 if let Some(profile) = observed.profile {
-                    self.profiled(observed.step, *profile);
+                    self.kinds.profiled(&self.objective, observed.step, *profile);
                 }
             }
             (Saves::Scheduled { courses, .. }, Some(followed)) => {
@@ -463,11 +374,8 @@ impl Policy for Auto {
 
     /// Whether there is a plan that was followed long enough to be corrected, if necessary.
     fn is_settled(&self) -> bool {
-        let last = self.kinds.first().map_or(0, |kind| kind.last);
-        let is_recent = |kind: &&Kind| last <= kind.last + RECENT;
-        let is_weighed = self.kinds.iter().filter(is_recent).any(|kind| kind.weighing.is_some());
         let is_timed = self.kinds.first().is_some_and(|kind| kind.watch.has_settled());
-        !is_weighed && (is_timed || self.steady >= STEADY)
+        !self.kinds.are_weighed() && (is_timed || self.steady >= STEADY)
     }
 
     fn warnings(&self, plan: &StepPlan, observed: &Observation) -> Vec<String> {
@@ -500,13 +408,11 @@ impl Policy for Auto {
     }
 
     fn decisions(&mut self) -> Vec<Decision> {
-        let mut all = std::mem::take(&mut self.decisions);
-        all.extend(self.kinds.iter_mut().flat_map(|kind| std::mem::take(&mut kind.decisions)));
-        all
+        self.kinds.decisions()
     }
 
     fn report(&mut self, course: usize, name: &dyn Fn(ScopeId) -> String) -> Option<PolicyReport> {
-        let plans = self.plans();
+        let plans = self.kinds.plans();
         let kind = self.kinds.get_mut(course)?;
         Some(PolicyReport::Plan(kind.planned.report(plans, name)))
     }

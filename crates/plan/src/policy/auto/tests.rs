@@ -6,13 +6,16 @@ mod other_steps;
 mod peaks;
 mod unseen;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;
 use crate::policy::corrections::Corrections;
 use crate::policy::objective::BY_PROCESSOR;
 use crate::report::{Baseline, PlanReport};
-use crate::{Activation, Handling, Machine, Position, Prediction, Rates, Recompute, Save, Today, Workload};
+use crate::{
+    Activation, Handling, Machine, Position, Prediction, Rates, Recompute, Save, StepProfile, Today, Workload,
+};
 
 const MS: Duration = Duration::from_millis(1);
 const LAYERS: u64 = 20;

@@ -35,7 +35,8 @@ fn a_day_of_steps_writes_no_more_than_it_may() {
     // A step takes 600 ms: 144,000 a day.
     run.auto = run.auto.written_per_day(144_000 * 3 * MB);
     run.next_step();
-    run.auto.profiled(9, profile(400.0));
+    let objective = run.auto.objective;
+    run.auto.kinds.profiled(&objective, 9, profile(400.0));
     let written = run.report().prediction.written;
     assert!((1..=3 * MB).contains(&written), "{written}");
 }

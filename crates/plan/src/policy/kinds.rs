@@ -1,0 +1,143 @@
+//! The kinds of steps that have plans.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use super::Course;
+use super::decisions::Decision;
+use super::free_memory::Look;
+use super::kind::Kind;
+use super::objective::Objective;
+use super::planned::{Planned, Shown};
+use crate::step_profile::StepProfile;
+
+/// How many of them have plans at once.
+const MOST: usize = 4;
+/// Those that did not occur in as many steps are not waited for.
+const RECENT: u64 = 16;
+
+/// The kinds of steps that have plans, the one of the last step first.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Kinds {
+    all: Vec<Kind>,
+    /// What steps have shown last that say something of others.
+    shown: Option<Shown>,
+    /// How many plans there were of kinds that were given up.
+    given_up: u64,
+    /// What has become of plans since somebody asked, beside what their kinds tell.
+    decisions: Vec<Decision>,
+}
+
+impl Kinds {
+    /// Whether another would be one too many.
+    pub(super) fn is_full(&self) -> bool {
+        self.len() >= MOST
+    }
+
+    /// How step `number` goes, by the kind that it turns out to be of.
+    pub(super) fn courses(
+        &mut self,
+        objective: &Objective,
+        provide: &dyn Fn(u64) -> bool,
+        memory: &Look<'_>,
+    ) -> Vec<Course> {
+        self.shows();
+        let others = self.shown.as_ref();
+        self.all.iter_mut().map(|kind| kind.course(objective, provide, memory, others)).collect()
+    }
+
+    /// A plan of another run is followed.
+    pub(super) fn take_over(&mut self, planned: Planned) {
+        self.decisions.push(Decision::TakenOver);
+        self.all.insert(0, Kind::new(planned));
+    }
+
+    /// Step `number` was profiled.
+    pub(super) fn profiled(&mut self, objective: &Objective, number: u64, profile: StepProfile) {
+        self.shows();
+        let mut kind = Kind::profiled(objective, profile, self.shown.as_ref());
+        kind.last = number;
+        let (known, new) = (|kind: &Kind| Arc::clone(&kind.planned.schedule), &kind.planned.schedule);
+        // A plan also serves smaller steps, as long as there are larger ones.
+        if let Some(place) = self.iter().position(|kind| known(kind).covers(new)) {
+            let serving = &mut self[place];
+            if !std::mem::take(&mut serving.smaller) {
+                serving.last = number;
+                return;
+            }
+            self.give_up(place, Decision::Smaller);
+        } else if let Some(place) = self.iter().position(|kind| new.covers(&known(kind))) {
+            self.give_up(place, Decision::Larger);
+        } else if self.is_full() {
+            self.give_up(MOST - 1, Decision::Crowded);
+        }
+        self.decisions.push(Decision::Profiled);
+        self.all.insert(0, kind);
+    }
+
+    fn give_up(&mut self, place: usize, why: Decision) {
+        let gone = self.all.remove(place);
+        self.given_up += gone.plans;
+        self.decisions.extend(gone.decisions);
+        self.decisions.push(why);
+    }
+
+    /// The last step was of the kind at `place`, if there is one. Returns it with what others have shown.
+    pub(super) fn was_of(&mut self, place: usize) -> Option<(&mut Kind, Option<&Shown>)> {
+        self.get_mut(..=place)?.rotate_right(1);
+        self.shows();
+        Some((self.all.first_mut()?, self.shown.as_ref()))
+    }
+
+    /// Takes note of what the last steps have shown that others tell nothing better than.
+    fn shows(&mut self) {
+        for kind in self.all.iter().rev() {
+            let shown = kind.planned.shown();
+            if self.shown.as_ref().is_none_or(|known| known.rank() <= shown.rank()) {
+                self.shown = Some(shown);
+            }
+        }
+    }
+
+    /// Plans all of them again.
+    pub(super) fn revise(&mut self, objective: &Objective, why: Decision) {
+        self.iter_mut().for_each(|kind| kind.revise(objective, why, |_| {}));
+    }
+
+    /// Whether step `number` is timed to its very end.
+    pub(super) fn settle(&self, number: u64) -> bool {
+        self.iter().any(|kind| kind.settles() && number <= kind.last + RECENT)
+    }
+
+    /// Whether one that still occurs is being compared with steps that keep everything.
+    pub(super) fn are_weighed(&self) -> bool {
+        let last = self.first().map_or(0, |kind| kind.last);
+        self.iter().any(|kind| last <= kind.last + RECENT && kind.weighing.is_some())
+    }
+
+    /// How many plans there were.
+    pub(super) fn plans(&self) -> u64 {
+        self.given_up + self.iter().map(|kind| kind.plans).sum::<u64>()
+    }
+
+    /// What has become of plans since somebody asked.
+    pub(super) fn decisions(&mut self) -> Vec<Decision> {
+        let mut all = std::mem::take(&mut self.decisions);
+        all.extend(self.iter_mut().flat_map(|kind| std::mem::take(&mut kind.decisions)));
+        all
+    }
+}
+
+impl Deref for Kinds {
+    type Target = [Kind];
+
+    fn deref(&self) -> &[Kind] {
+        &self.all
+    }
+}
+
+impl DerefMut for Kinds {
+    fn deref_mut(&mut self) -> &mut [Kind] {
+        &mut self.all
+    }
+}
