@@ -94,13 +94,32 @@ fn a_budget_that_holds_everything_moves_nothing() {
 
 #[test]
 fn most_steps_of_a_plan_that_keeps_everything_go_as_without_a_cache() {
-    let Trained { reports, .. } = train(everything(), Goal::overhead(0.0), 40);
+    let cache = everything().policy(Auto::new(Goal::overhead(0.0))).build().unwrap();
+    let sources = sources();
+    let reports: Vec<_> = (0..40).map(|_| step(&cache, &sources, ROWS / 16)).collect();
     let (seen, unseen): (Vec<_>, Vec<_>) = reports[22..].iter().partition(|report| report.saved.count > 0);
     assert!(unseen.len() > 2 * seen.len(), "{} of {}", unseen.len(), reports.len());
     for report in unseen {
         assert_eq!(report.planning, Some(Planning::Followed), "{report}");
         assert!(report.plan.as_ref().unwrap().keeps_all() && report.act_peak_bytes > 0, "{report}");
     }
+}
+
+#[test]
+fn what_a_step_saves_that_goes_as_without_a_cache_is_nothing_to_one_that_is_open() {
+    let sources = sources();
+    let (other, cache) = (everything(), everything().policy(Auto::new(Goal::overhead(0.0))));
+    let (other, cache) = (other.build().unwrap(), cache.build().unwrap());
+    assert!((0..64).any(|_| step(&cache, &sources, ROWS / 16).saved.count == 0));
+    let (weights, x) = (leaves(&sources), randn(&[ROWS / 16, 256]));
+    let open = other.step();
+    for _ in 0..8 {
+        let step = cache.step();
+        step.backward(&loss(&weights, &x)).unwrap();
+        let report = step.finish().unwrap();
+        assert!(report.plan.as_ref().unwrap().keeps_all() && report.offloaded.count == 0, "{report}");
+    }
+    assert_eq!(open.finish().unwrap().saved.count, 0);
 }
 
 #[test]

@@ -197,7 +197,9 @@ impl TensorCache {
         let counters = Arc::default();
         self.accounts.open(&counters);
         let clock = steered.probe.as_ref().map(|probe| probe.clock());
-        let is_off = self.switch == Switch::Off || steered.plan.saves == Saves::Leave;
+        let is_off = self.switch == Switch::Off;
+        // In a trace it has its scopes.
+        let is_left = steered.plan.saves == Saves::Leave && !self.config.trace;
         let records = steered.probe.is_some() || steered.plan.recomputes();
         let replays = if records { self.replays(&counters, clock) } else { None };
         let context = Arc::new(StepContext {
@@ -207,8 +209,8 @@ impl TensorCache {
             verify: self.config.verify.compares_reruns(),
             min_bytes: self.config.min_bytes,
             device: self.device,
-            parameters: if is_off { HashSet::new() } else { self.parameters() },
-            held: if is_off { HashSet::new() } else { self.cache.held_elsewhere() },
+            parameters: if is_off || is_left { HashSet::new() } else { self.parameters() },
+            held: if is_off || is_left { HashSet::new() } else { self.cache.held_elsewhere() },
             cursor: Cursor::new(&steered.plan.saves),
             plan: steered.plan,
             strange: OnceLock::new(),
@@ -221,7 +223,7 @@ impl TensorCache {
         });
         context.give_room(context.plan.room);
         let gradients = self.gradient_bytes();
-        let handle = StepHandle { context, is_off };
+        let handle = StepHandle { context, is_off, is_left };
         let range = self.range(Name::Step(number), &format!("step {number}"));
         Step {
             start: Instant::now(),

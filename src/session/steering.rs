@@ -191,6 +191,7 @@ impl Steering {
             wall: report.wall,
             launched: !report.awaited,
             behind: Duration::ZERO,
+            is_told: false,
             stall: report.stall.total(),
             peak: report.act_peak_bytes,
             written: rate(|stats| stats.bytes_written, |stats| stats.write_busy),

@@ -194,11 +194,17 @@ impl Step<'_> {
             (report.checked, report.unchecked) = read_between(before, &store.stats());
             self.cache.checksums.end(store, before, wall);
         }
-        let behind = self.computed.lock().take().map_or(wait, |computed| computed.lag().max(wait));
+        let lag = self.computed.lock().take().map(|computed| computed.lag());
+        let (behind, is_told) = (lag.unwrap_or_default().max(wait), lag.is_some());
         let compiled = self.cache.chains.as_ref().is_some_and(|chains| chains.were_settling());
         let has_grown = self.noted.has_grown(self.cache.device);
-        let observed =
-            Observation { compiled, has_grown, behind, ..steering.observe(&self.noted, &context, &report) };
+        let observed = Observation {
+            compiled,
+            has_grown,
+            behind,
+            is_told,
+            ..steering.observe(&self.noted, &context, &report)
+        };
         report.planning = steering.planning(&context, &observed);
         let strange = context
             .strange
@@ -261,7 +267,8 @@ impl Drop for Step<'_> {
         if self.is_parents() {
             return;
         }
-        if !self.is_finished && !self.handle.is_off && self.handle.context.counters.saved.tally().count == 0 {
+        let is_looked_at = !self.handle.is_off && !self.handle.is_left;
+        if !self.is_finished && is_looked_at && self.handle.context.counters.saved.tally().count == 0 {
             self.cache.warned.tell_empty(self.handle.context.number);
         }
         if !self.is_finished {
@@ -296,13 +303,17 @@ pub struct StepHandle {
     pub(super) context: Arc<StepContext>,
     /// Whether the environment switches the cache off.
     pub(super) is_off: bool,
+    /// Whether the step goes as without a cache.
+    pub(super) is_left: bool,
 }
 
 impl StepHandle {
     /// Sends what autograd saves on the calling thread through the step's cache until the guard is dropped.
     pub fn enter(&self) -> Entered {
         let (context, marks) = (&self.context, Arc::new(Marks::default()));
-        let is_off = self.is_off || context.origin.is_parent();
+        // What a step around this one, or the last one, which is open yet, would decide about otherwise, this one has to leave in the graph.
+        let is_left = self.is_left && !torch::is_active();
+        let is_off = self.is_off || is_left || context.origin.is_parent();
         let taking_part = (!is_off).then(|| TakingPart {
             _hooks: torch::activate(Arc::new(Recorder::new(Arc::clone(context), Arc::clone(&marks)))),
             _scopes: enter(Arc::clone(context), Level::Step(Arc::clone(&marks)), ScopeId::default()),

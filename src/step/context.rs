@@ -65,7 +65,7 @@ impl StepContext {
         decide(facts, self.min_bytes, || {
             let placed = self.placed(facts.storage_bytes, scope);
             Instruction {
-                keeps_all: matches!(self.plan.saves, Saves::Count) || placed.in_graph,
+                keeps_all: matches!(self.plan.saves, Saves::Count | Saves::Leave) || placed.in_graph,
                 scope_kept: self.plan.kept_scopes.contains(&scope),
                 planned: placed.placement,
                 recomputes_marked: self.plan.recomputes_marked,

@@ -107,14 +107,13 @@ impl Corrections {
     pub(super) fn of_other_steps(&self) -> Corrections {
         // That they may be planned with more than the goal allows, only their own comparison can tell.
         let allowance = self.allowance.filter(|share| *share > 0.0).map(|share| share.min(1.0));
-        Corrections { cost: self.cost, allowance, is_behind: self.is_behind, ..Corrections::default() }
+        Corrections { cost: self.cost, allowance, ..Corrections::default() }
     }
 
     /// What they do not tell themselves is what `others` tell, which take so many times as long. If that leaves nothing of what the goal
     /// allows, everything is kept.
     pub(super) fn takes_over(&mut self, others: &Corrections, times: f64, allowed: Option<f64>) {
         self.cost = self.cost.or_else(|| others.cost.map(|cost| cost.of_others(times)));
-        self.is_behind = self.is_behind.or(others.is_behind);
         self.allowance = self.allowance.or(others.allowance);
         let leaves_nothing = |allowed| self.cost.is_some_and(|cost| cost.leaves_nothing(allowed));
         if allowed.is_some_and(leaves_nothing) {

@@ -25,6 +25,8 @@ pub(super) const FITTING: f64 = 0.9;
 /// are compared, up to so many times what is known.
 const PLENTY: f64 = 0.5;
 const LARGER_BY_CHANCE: f64 = 1.1;
+/// Of a step that is not looked at nothing can leave, so it may become so many times as large.
+const AMPLE: u64 = 2;
 /// A device that has this share of a step still to compute when its program is done with it does not wait for that.
 const BEHIND: f64 = 0.02;
 /// Steps that save fewer than this many times the planned bytes may be worth a plan of their own.
@@ -146,7 +148,8 @@ impl Kind {
     /// learned from them.
     pub(super) fn is_unseen(&self, objective: &Objective, course: &Course) -> bool {
         let is_done = !objective.compares && !self.settles() && self.watch.has_settled();
-        is_done && !course.is_baseline && course.in_graph > 0 && !self.varies
+        let is_ample = AMPLE.saturating_mul(self.largest_kept_peak()) <= course.in_graph;
+        is_done && !course.is_baseline && is_ample && course.in_graph > 0 && !self.varies
     }
 
     /// The host memory that steps of the plan need, in bytes.
@@ -233,13 +236,20 @@ impl Kind {
     /// A step that kept everything has ended, and has saved `scale` times what is planned.
     pub(super) fn kept(&mut self, objective: &Objective, scale: f64, observed: &Observation) {
         let Some(weighing) = self.weighing.as_mut().filter(|_| !observed.launched) else { return };
-        let before = self.planned.corrections.is_behind;
-        let is_behind = before == Some(true) || observed.behind > observed.wall.mul_f64(BEHIND);
-        self.planned.corrections.is_behind = Some(is_behind);
-        if before == Some(false) && is_behind {
-            // What steps take goes with their size after all.
-            *weighing = Weighing::new(weighing.seen, weighing.cost);
+        let is_behind = &mut self.planned.corrections.is_behind;
+        let before = *is_behind;
+        if observed.behind > observed.wall.mul_f64(BEHIND) {
+            *is_behind = Some(true);
+        } else if observed.is_told && before.is_none() {
+            *is_behind = Some(false);
         }
+        if before == Some(false) && *is_behind == Some(true) {
+            // What steps take goes with their size after all, and what the program's thread does for a plan does not show.
+            let begun = Weighing::new(weighing.seen, weighing.cost);
+            self.revise(objective, Decision::Baseline, Planned::shows_waiting);
+            self.weighing = Some(begun);
+        }
+        let Some(weighing) = &mut self.weighing else { return };
         let scale = if self.planned.waits() { 1.0 } else { scale };
         let weight = weighing.kept(observed.wall.div_f64(scale), scale);
         if let Some(told) = weighing.begins_with() {

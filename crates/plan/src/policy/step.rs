@@ -141,6 +141,9 @@ pub struct Observation {
     /// How far the device was behind the program when the last backward had been handed to it, or at the end of the step if that is more.
     /// 0 unless the step is timed to its end.
     pub behind: Duration,
+    /// Whether that is all: the last backward went through the step, so that it was seen where the device was then. Otherwise the program
+    /// may have waited for it before the step's end.
+    pub is_told: bool,
     /// The part of `wall` in which it waited for the cache.
     pub stall: Duration,
     /// The activation peak, in bytes.

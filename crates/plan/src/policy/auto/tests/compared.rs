@@ -345,13 +345,13 @@ fn steps_that_keep_everything_for_good_go_unseen_but_for_one_of_seventeen() {
         steps.count()
     };
     let all = LAYERS * MB;
-    let keeping = || Run { free: 2 * all, ..Run::on_device(Goal::overhead(0.0), copying()) };
+    let keeping = || Run { free: 4 * all, ..Run::on_device(Goal::overhead(0.0), copying()) };
     let mut run = keeping();
     assert_eq!(unseen(&mut run, COMPARED - 2), 0, "they may yet be compared");
     let seen = 64 - unseen(&mut run, 64);
     assert!((4..=10).contains(&seen), "{seen}: three in a row are timed now and then");
-    run.free = all;
-    assert!(unseen(&mut run, 32) <= 1, "what it keeps has to be able to leave now");
+    run.free = 4 * all - 1;
+    assert!(unseen(&mut run, 32) <= 1, "there is no longer room for one that is twice as large");
     let mut varied = keeping();
     varied.step_of(|_| 0.9, KEPT, 1.0);
     assert_eq!(unseen(&mut varied, 64), 0, "a larger one may come");
@@ -419,6 +419,27 @@ fn a_device_that_is_behind_its_program_at_the_end_does_not_wait_for_it() {
         run.ended(StepOutcome::Baseline, Observation { wall, behind, ..Observation::default() });
     }
     assert!(!run.report().keeps_all() && run.report().machine.exposed == 0.0, "{}", run.report());
+}
+
+#[test]
+fn a_device_that_turns_out_to_be_behind_later_does_not_wait_either() {
+    for late in [1, 2, 3, 6] {
+        let handling = Handling { saves: KEPT.mul_f64(0.02), ..Handling::default() };
+        let profile = StepProfile { work: Workload { handling, ..copying().work }, ..copying() };
+        let mut run = Run::on_device(Goal::overhead(0.05), profile);
+        let wall = KEPT.mul_f64(0.7);
+        let mut kept = 0;
+        while run.number < COMPARED {
+            let is_kept = run.next_step() == NextStep::Baseline;
+            kept += u32::from(is_kept);
+            let behind = if is_kept && kept > late { wall / 10 } else { Duration::ZERO };
+            let wall = if is_kept { wall } else { wall.mul_f64(1.04) };
+            run.ended(WHOLE, Observation { wall, behind, is_told: true, ..Observation::default() });
+        }
+        let shown = run.report().machine.exposed;
+        assert_eq!(shown, if kept > late { 0.0 } else { 1.0 }, "{late} of {kept}: {}", run.report());
+        assert!(kept > late || late > 3, "{kept}");
+    }
 }
 
 #[test]

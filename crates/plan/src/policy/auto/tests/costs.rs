@@ -280,23 +280,36 @@ fn a_plan_that_was_never_loosened_is_not_counted_as_loosened_where_steps_become_
 #[test]
 fn steps_of_a_device_that_waits_for_its_program_are_compared_whatever_their_sizes() {
     // All take the same time, and a fifth more under any plan.
-    let behind = [Duration::ZERO, KEPT / 10];
-    let plans = behind.map(|behind| {
-        let mut run = Run::on_device(Goal::overhead(0.05), profile_of_copies(50.0));
-        for number in 0..20 {
-            let is_kept = run.next_step() == NextStep::Baseline || run.auto.kinds[0].planned.keeps_all();
-            let size = 0.1 + 0.9 * ((number * 7) % 20) as f64 / 20.0;
-            let wall = KEPT.mul_f64(if is_kept { 0.5 } else { 0.6 });
-            run.number += 1;
-            let followed =
-                Some(Followed { course: 0, how: Adherence::Part, size, micro_batches: size, at_once: size });
-            let observed = Observation { step: run.number, wall, behind, followed, ..Observation::default() };
-            run.auto.end(&run.plan.clone(), observed);
-        }
-        run.report()
-    });
+    let plans =
+        [(Duration::ZERO, true), (KEPT / 10, true), (Duration::ZERO, false)].map(|(behind, is_told)| {
+            let mut run = Run::on_device(Goal::overhead(0.05), profile_of_copies(50.0));
+            for number in 0..20 {
+                let is_kept = run.next_step() == NextStep::Baseline || run.auto.kinds[0].planned.keeps_all();
+                let size = 0.1 + 0.9 * ((number * 7) % 20) as f64 / 20.0;
+                let wall = KEPT.mul_f64(if is_kept { 0.5 } else { 0.6 });
+                run.number += 1;
+                let followed = Some(Followed {
+                    course: 0,
+                    how: Adherence::Part,
+                    size,
+                    micro_batches: size,
+                    at_once: size,
+                });
+                let observed = Observation {
+                    step: run.number,
+                    wall,
+                    behind,
+                    is_told,
+                    followed,
+                    ..Observation::default()
+                };
+                run.auto.end(&run.plan.clone(), observed);
+            }
+            run.report()
+        });
     assert!(plans[0].keeps_all() && plans[0].kept_step == KEPT / 2, "{}", plans[0]);
     assert!(!plans[1].keeps_all(), "a device that is behind takes longer for more: {}", plans[1]);
+    assert!(!plans[2].keeps_all(), "the program may have waited for it: {}", plans[2]);
 }
 
 #[test]

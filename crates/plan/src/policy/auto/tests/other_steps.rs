@@ -3,6 +3,21 @@
 use super::*;
 
 #[test]
+fn whether_a_device_waits_for_its_program_is_not_told_by_other_kinds_of_steps() {
+    let mut run = Run::on_device(Goal::overhead(0.05), profile_of_copies(50.0));
+    while run.number <= COMPARED {
+        let next = run.next_step();
+        let wall = if next == NextStep::Baseline { KEPT } else { KEPT.mul_f64(1.02) };
+        run.ended(WHOLE, Observation { wall, is_told: true, ..Observation::default() });
+    }
+    assert!(run.auto.kinds[0].planned.waits());
+    let other = StepProfile { saves: profile_of(3 * MB, 50.0).saves, ..profile_of_copies(50.0) };
+    let objective = Objective { compares: false, ..run.auto.objective };
+    run.auto.kinds.profiled(&objective, run.number, other);
+    assert!(!run.auto.kinds[0].planned.waits());
+}
+
+#[test]
 fn steps_that_stay_another_kind_are_profiled_and_planned() {
     let mut run = Run::planned(Goal::overhead(0.02), profile(400.0));
     run.ended(LOST, Observation::default());
