@@ -237,7 +237,7 @@ impl Steering {
 
 /// Tells of a step whose time is compared with others.
 fn tell_timed(step: &StepContext, observed: &Observation) {
-    let Observation { wall, stall, compiled, has_grown, followed, .. } = observed;
+    let Observation { wall, stall, behind, compiled, has_grown, followed, .. } = observed;
     let kept = match &step.plan.saves {
         Saves::Scheduled { courses, .. } => {
             followed.and_then(|followed| courses.get(followed.course)).is_some_and(|one| one.is_baseline)
@@ -249,6 +249,7 @@ fn tell_timed(step: &StepContext, observed: &Observation) {
         step = step.number,
         wall_seconds = wall.as_secs_f64(),
         stall_seconds = stall.as_secs_f64(),
+        behind_seconds = behind.as_secs_f64(),
         kept,
         compiled,
         has_grown,

@@ -29,7 +29,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let device = match arguments.next() {
         None => Device::Cpu,
         Some(given) if given == "cpu" => Device::Cpu,
-        Some(given) if given == "cuda" => Device::Cuda(0),
+        Some(given) if given == "cuda" => {
+            ssdtrain::load_cuda()?;
+            Device::Cuda(0)
+        }
         Some(given) => return Err(format!("{}: give cpu or cuda", given.display()).into()),
     };
     println!(

@@ -4,7 +4,10 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::common::failure;
 use crate::{compare, doctor, io, plan, plot, project, rok, train};
@@ -28,7 +31,7 @@ Exit codes: 0 if all that was asked for is done, 1 after an error, 2 for argumen
 ended it, such as 130 after Ctrl-C and 143 after kill, whatever was saved before: train --resume goes on from there, and rok from what it has
 measured. These two, compare and plan finish the step under way; a second signal ends them at once.
 
-RUST_LOG=info (or debug) shows more of what the library says; its warnings are always shown.";
+RUST_LOG=info (or debug, or levels of targets: ssdtrain::plan=debug) shows more of what the library says, beside its warnings.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -72,15 +75,27 @@ fn named(error: clap::Error) -> clap::Error {
     Cli::command().error(ErrorKind::InvalidUtf8, format!("{} is not valid UTF-8", strange.join(", ")))
 }
 
-/// Prints the library's warnings to stderr.
+/// Prints the library's warnings to stderr, and what `RUST_LOG` asks for besides.
 fn show_warnings() {
-    let level = std::env::var("RUST_LOG").ok().and_then(|level| level.parse().ok());
-    tracing_subscriber::fmt()
+    let asked = std::env::var_os("RUST_LOG").map(|asked| asked.to_string_lossy().into_owned());
+    let asked = asked.filter(|asked| !asked.is_empty());
+    let shown = asked.as_deref().map_or_else(|| Ok(Targets::new()), str::parse::<Targets>);
+    let (shown, refused) = match shown {
+        Ok(shown) => (shown, None),
+        Err(error) => (Targets::new(), Some(error)),
+    };
+    let level = shown.default_level().unwrap_or(LevelFilter::WARN);
+    let printed = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         // A message that cannot be written would else be reported where it cannot be either, by a panic.
         .log_internal_errors(false)
-        .with_max_level(level.unwrap_or(LevelFilter::WARN))
         .with_target(false)
-        .without_time()
-        .init();
+        .without_time();
+    tracing_subscriber::registry().with(printed.with_filter(shown.with_default(level))).init();
+    if let Some(error) = refused {
+        let asked = asked.unwrap_or_default();
+        tracing::warn!(
+            "RUST_LOG={asked} is ignored ({error}): give a level, such as debug, or levels of targets, such as ssdtrain::plan=debug"
+        );
+    }
 }

@@ -206,6 +206,26 @@ fn a_bad_checkpoint_is_named() {
 }
 
 #[test]
+fn the_log_shows_the_targets_that_are_asked_for_and_refuses_what_is_none() {
+    let place = workplace();
+    let logged = |filter: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ssdtrain-bench"));
+        command.args(["compare", "--strategies=keep", "--steps=1"]).args(TINY);
+        command.current_dir(place.path()).env("TMPDIR", place.path()).env("SSDTRAIN_STATE", "off");
+        let output = command.env("RUST_LOG", filter).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    for (filter, is_shown) in
+        [("ssdtrain::step=debug", true), ("debug", true), ("ssdtrain::plan=debug", false)]
+    {
+        assert_eq!(logged(filter).contains("a step has ended"), is_shown, "{filter}");
+    }
+    let refused = logged("ssdtrain=loud");
+    assert!(refused.contains("WARN RUST_LOG=ssdtrain=loud is ignored"), "{refused}");
+}
+
+#[test]
 fn a_spill_directory_that_is_not_there_is_named() {
     let place = workplace();
     for command in [&["train", "--data=text.txt"][..], &["compare", "--data=text.txt"]] {
