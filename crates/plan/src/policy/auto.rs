@@ -390,7 +390,7 @@ impl Policy for Auto {
                 .push("the goal of Auto is out of reach: the plan is what comes closest to it".to_owned());
         } else if self.objective.goal.step.is_some() && planned.is_some_and(Planned::keeps_all) {
             warnings.push(
-                "Auto moves nothing: whatever left the device would make steps longer than the goal allows"
+                "Auto moves nothing: whatever left the device would make steps longer than the goal allows, or save little for what it takes"
                     .to_owned(),
             );
         }

@@ -22,6 +22,9 @@ use crate::{
 pub(super) const TELLING_PACE: f64 = 0.02;
 /// Steps that take more than so many times what is planned are judged as if it were no more.
 const MOST_PACE: f64 = 1e6;
+/// A plan saves at least so many times as much of the peak as it takes of the time, or this share of the peak.
+const WORTH: f64 = 2.0;
+const MUCH: f64 = 0.1;
 /// What moving may cost the program's own work before anything is known of it, as a share of the time that the transfers take: on a CPU,
 /// whose processors move the bytes, and on a device with engines for that.
 const MOVING_BY_PROCESSOR: f64 = 0.3;
@@ -434,17 +437,26 @@ fn best(
             _ => Ok(plan),
         }
     });
-    if let Ok(plan) = plan {
-        return (plan, true);
-    }
     let kept = kept(profile, machine);
-    if corrections.least_peak > 0 && kept.prediction.peak() <= peak.unwrap_or(u64::MAX) {
-        return (kept, true);
+    let may_keep = goal.step.is_some() && kept.prediction.peak() <= peak.unwrap_or(u64::MAX);
+    match plan {
+        Ok(plan) if may_keep && !is_worthwhile(&plan, &kept, corrections) => return (kept, true),
+        Ok(plan) => return (plan, true),
+        Err(_) if may_keep && corrections.least_peak > 0 => return (kept, true),
+        Err(_) => {}
     }
     // The time is out of reach, but the peak may not be.
     let within = peak.and_then(|peak| frontier.plan(Goal::budget(peak)).ok());
     let in_reach = within.is_some() && goal.step.is_none();
     (within.unwrap_or_else(|| frontier.lowest()), in_reach)
+}
+
+/// Whether a plan saves much of the peak, or enough for what it takes.
+fn is_worthwhile(plan: &Plan, kept: &Plan, corrections: &Corrections) -> bool {
+    let planned = beyond(plan.prediction.step, kept.prediction.step);
+    let takes = corrections.cost.map_or(planned, |cost| cost.expected(planned).max(planned));
+    let saves = 1.0 - plan.prediction.peak() as f64 / kept.prediction.peak().max(1) as f64;
+    saves >= (WORTH * takes).min(MUCH)
 }
 
 /// The plan that keeps everything.

@@ -113,10 +113,10 @@ fn what_a_plan_takes_is_compared_again_only_if_that_tells_more_than_is_known() {
         let moves = run.report().prediction.written as f64 / first as f64;
         let noise = if number % 3 == 0 { 1.15 } else { 1.0 };
         let is_kept = matches!(run.next_step(), NextStep::Baseline);
-        run.step(KEPT.mul_f64(noise), 1.0 + 0.3 * moves);
+        run.step(KEPT.mul_f64(noise), 1.0 + 0.15 * moves);
         is_kept
     };
-    let mut run = Run::roomy(aiming_at(0.06), profile(400.0));
+    let mut run = Run::roomy(aiming_at(0.1), profile(400.0));
     let first = run.report().prediction.written;
     while run.report().loosened == 0 {
         varied(&mut run, first);
@@ -321,7 +321,7 @@ fn what_any_plan_costs_of_the_programs_thread_is_no_reason_to_make_none() {
         let recompute = Recompute { time: MS, inputs: vec![layer - 1] };
         profile.work.activations[layer].recompute = Some(recompute);
     }
-    profile.work.handling = Handling { saves: kept.mul_f64(0.03), ..Handling::default() };
+    profile.work.handling = Handling { saves: kept.mul_f64(0.02), ..Handling::default() };
     let mut run = Run::on_device(Goal::overhead(0.05), profile);
     let beyond = |run: &mut Run| {
         let Prediction { handled, recomputed, .. } = run.report().prediction;
@@ -332,7 +332,7 @@ fn what_any_plan_costs_of_the_programs_thread_is_no_reason_to_make_none() {
         run.step(kept, times);
     }
     let (beyond, report) = (beyond(&mut run), run.report());
-    assert!(report.loosened > 0 && (0.03..=0.05).contains(&beyond), "{beyond}: {report}");
+    assert!(report.loosened > 0 && (0.02..=0.05).contains(&beyond), "{beyond}: {report}");
     assert!(report.prediction.recomputed > Duration::ZERO, "{report}");
 }
 
@@ -432,4 +432,20 @@ fn of_a_peak_and_a_time_that_cannot_both_be_kept_the_peak_is() {
     let report = Run::planned(goal, profile(1.0)).report();
     assert!(!report.in_reach && report.prediction.peak() <= 8 * MB, "{report}");
     assert!(report.prediction.peak() > 4 * MB, "the quickest within it\n{report}");
+}
+
+#[test]
+fn a_plan_that_saves_little_of_the_peak_is_worth_little_time() {
+    // How many twentieths of the peak are saved where so many can be, each for so much of the step.
+    let saved = |layers: usize, time: f64| {
+        let mut profile = profile_of_copies(0.1);
+        for layer in (2..).step_by(2).take(layers) {
+            let recompute = Recompute { time: KEPT.mul_f64(time), inputs: vec![layer - 1] };
+            profile.work.activations[layer].recompute = Some(recompute);
+        }
+        let mut run = Run::on_device(Goal::overhead(0.1), profile);
+        LAYERS - run.report().prediction.peak() / MB
+    };
+    assert_eq!([saved(1, 0.02), saved(1, 0.03)], [1, 0]);
+    assert_eq!(saved(3, 0.03), 3, "more than a tenth of the peak is much");
 }
