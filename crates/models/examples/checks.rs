@@ -59,10 +59,13 @@ fn compare(
     let vocab = config.vocab;
     let model = Gpt::new(&vs.root(), config)?.with_recompute(recompute);
     let build = |(_, verify)| {
-        let builder = TensorCache::builder().spill_to(directory).policy(Offload::default()).verify(verify);
-        // Of a GPU, what is in host memory has no checksums.
-        let builder = if device.is_cuda() { builder.host_pool(0) } else { builder };
-        builder.parameters(&vs).build()
+        let builder = TensorCache::builder().spill_to(directory).verify(verify).parameters(&vs);
+        // Of a GPU, what fits stays unless it is told otherwise, and what is in host memory has no checksums.
+        let builder = match device.is_cuda() {
+            true => builder.policy(Offload::default().device_budget(0)).host_pool(0),
+            false => builder.policy(Offload::default()),
+        };
+        builder.build()
     };
     let caches = LEVELS.into_iter().map(build).collect::<Result<Vec<_>, _>>()?;
     let tokens = Tensor::randint(vocab, [8, TOKENS + 1], (Kind::Int64, device));
