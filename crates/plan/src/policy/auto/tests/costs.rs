@@ -449,3 +449,37 @@ fn a_plan_that_saves_little_of_the_peak_is_worth_little_time() {
     assert_eq!([saved(1, 0.02), saved(1, 0.03)], [1, 0]);
     assert_eq!(saved(3, 0.03), 3, "more than a tenth of the peak is much");
 }
+
+#[test]
+fn a_device_that_waits_and_whose_steps_vary_much_ends_up_keeping_everything() {
+    let kept = KEPT.mul_f64(0.7);
+    let mut profile = profile_of_copies(50.0);
+    profile.work.handling = Handling { saves: kept.mul_f64(0.055), ..Handling::default() };
+    for seed in 0..12_u64 {
+        let mut run = Run::on_device(Goal::overhead(0.05), profile.clone());
+        let mut moved = [0, 0];
+        for number in 0..2400_u64 {
+            let chance = |number: u64| {
+                let mixed = (number + 1000 * seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                (mixed >> 40) as f64 / f64::from(1 << 24)
+            };
+            // Some steps in a row are slower, each takes another time besides, and a few take twice as long.
+            let slower = 1.0 + 0.6 * chance(number / 9 + 7).powi(3) + 0.1 * chance(number);
+            let slower = if chance(number + 77) > 0.95 { 2.0 * slower } else { slower };
+            let next = run.next_step();
+            let planned = run.auto.kinds.first().map(|kind| kind.planned.keeps_all());
+            let is_moved = next != NextStep::Baseline && planned == Some(false);
+            let size = if seed % 2 == 0 { 1.0 } else { 0.1 + 0.9 * chance(number + 99) };
+            let wall = kept.mul_f64(if is_moved { 1.2 * slower } else { slower });
+            run.number += 1;
+            let followed =
+                Followed { course: 0, how: Adherence::Part, size, micro_batches: size, at_once: size };
+            let followed = Some(followed).filter(|_| next != NextStep::Unseen);
+            let observed =
+                Observation { step: run.number, wall, is_told: true, followed, ..Observation::default() };
+            run.auto.end(&run.plan.clone(), observed);
+            moved[number as usize / 1200] += u32::from(is_moved);
+        }
+        assert!(moved[0] < 100 && moved[1] == 0, "{seed}: {moved:?}");
+    }
+}
