@@ -281,11 +281,14 @@ fn place() -> tempfile::TempDir {
     below
 }
 
-/// The spill files and folders of logs that are there. The folder of the stand-in itself is none of these.
+/// The spill files and then the folders of logs that are there. The folder of the stand-in itself is none of these.
 fn left(below: &Path) -> Vec<PathBuf> {
     let entries = ["spill", "temporary"].map(|folder| fs::read_dir(below.join(folder)).unwrap());
     let paths = entries.into_iter().flatten().map(|entry| entry.unwrap().path());
-    paths.filter(|path| path.file_name().unwrap().to_str().unwrap().contains("ssdtrain-")).collect()
+    let is_ours = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().contains("ssdtrain-");
+    let mut paths: Vec<_> = paths.filter(is_ours).collect();
+    paths.sort_unstable_by_key(|path| path.is_dir());
+    paths
 }
 
 /// cuFile opens a spill file by its name, and writes a log.
