@@ -22,8 +22,8 @@ use super::{
 };
 use crate::{Budgets, Goal, Profile, Release, ScopeId};
 
-/// Bytes that storages may occupy on the device in a profiled step if they are released when stored. If they leave as late as possible,
-/// it is 0, because what stays shows no bandwidth.
+/// Bytes that storages may occupy on the device in a profiled step if they are released when stored, unless half of what is free is less. If
+/// they leave as late as possible, it is 0, because what stays shows no bandwidth.
 const UNPLANNED_BYTES: u64 = 512 << 20;
 /// The times of at most this many steps are passed over because kernels were being made meanwhile.
 const COMPILED: u32 = 256;
@@ -155,7 +155,7 @@ impl Auto {
         self.unseen.begins();
         let profiled = self.attempts.is_due(number);
         if profiled || (number < FIRST_PROFILED && self.kinds.is_empty()) {
-            return StepPlan { profiled, room: self.looking(), ..StepPlan::default() };
+            return StepPlan { profiled, room: self.looking(outset.free), ..StepPlan::default() };
         }
         let headroom = self.objective.goal.peak.map_or(Headroom::Free, |_| Headroom::Bytes(self.headroom));
         let timed = self.kinds.settle(number);
@@ -202,13 +202,13 @@ impl Auto {
     /// The room of a step in which it is looked how steps go. A device that copies to host memory shows that while it keeps what fits: how
     /// fast copies are can be tried out. What writing to a disk costs shows only in a step in which everything moves. So it is done, too,
     /// where not all fits: what else a step needs is not known yet.
-    fn looking(&self) -> Room {
+    fn looking(&self, free: &dyn Fn() -> u64) -> Room {
         let Resources { release, host_pool, .. } = self.objective.resources;
         let may_keep = host_pool > 0 && self.objective.goal.peak.is_none() && !self.overflows;
         let bytes = match release {
             Release::InStreamOrder if may_keep => return Room::Fitting(Headroom::Free),
             Release::InStreamOrder | Release::OnceWritten => 0,
-            Release::WhenStored => self.headroom.min(UNPLANNED_BYTES),
+            Release::WhenStored => self.headroom.min(UNPLANNED_BYTES).min(free() / 2),
         };
         let budgets = Budgets {
             device_budget: bytes,

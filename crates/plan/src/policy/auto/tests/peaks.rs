@@ -117,6 +117,18 @@ fn what_found_no_memory_lowers_plans_until_it_does() {
 }
 
 #[test]
+fn steps_without_a_plan_take_half_of_the_free_memory_at_most() {
+    for (free, most) in [(100 * MB, 50 * MB), (u64::MAX, UNPLANNED_BYTES)] {
+        let mut run = Run { free, ..Run::begin(Goal::overhead(0.02)) };
+        let next = run.next_step();
+        assert!(
+            matches!(next, NextStep::OffloadAll { budgets, .. } if budgets.device_budget == most),
+            "{next:?}"
+        );
+    }
+}
+
+#[test]
 fn plans_have_to_do_with_the_memory_that_is_free_where_nothing_tells_that_it_is_short() {
     let follow = |run: &mut Run| {
         assert!(matches!(run.next_step(), NextStep::Follow { .. }));
