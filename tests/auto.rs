@@ -344,7 +344,7 @@ fn a_plan_that_takes_longer_than_its_goal_is_loosened() {
         remat(&[y], compute).unwrap()
     };
     // The disk has no room: recomputation is all that is possible.
-    let goal = Auto::new(Goal::overhead(0.3));
+    let goal = Auto::new(Goal::overhead(1.0));
     let cache = everything().policy(goal).disk_cap(64 << 10).build().unwrap();
     let (weights, x) = (leaves(&sources()), randn(&[128, 256]));
     let step = || {
