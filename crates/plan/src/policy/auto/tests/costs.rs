@@ -374,14 +374,7 @@ fn a_plan_whose_profile_was_of_slower_steps_is_not_passed_for_it() {
 #[test]
 fn operations_are_no_quicker_than_in_the_profiled_step() {
     let goal = Goal::overhead(0.1);
-    let objective = Objective {
-        goal,
-        resources: Resources::default(),
-        daily: None,
-        compares: true,
-        room: u64::MAX,
-        free: u64::MAX,
-    };
+    let objective = Auto::new(goal).objective;
     let reruns_of = |release| {
         let mut profile = profile(50.0);
         profile.work.activations[1].recompute = Some(Recompute { time: MS, inputs: vec![0] });
