@@ -200,6 +200,10 @@ impl TensorCache {
         let is_off = self.switch == Switch::Off;
         // In a trace it has its scopes.
         let is_left = steered.plan.saves == Saves::Leave && !self.config.trace;
+        let (parameters, held) = match is_off || is_left {
+            true => Default::default(),
+            false => (self.parameters(), self.cache.held_elsewhere()),
+        };
         let records = steered.probe.is_some() || steered.plan.recomputes();
         let replays = if records { self.replays(&counters, clock) } else { None };
         let context = Arc::new(StepContext {
@@ -209,8 +213,8 @@ impl TensorCache {
             verify: self.config.verify.compares_reruns(),
             min_bytes: self.config.min_bytes,
             device: self.device,
-            parameters: if is_off || is_left { HashSet::new() } else { self.parameters() },
-            held: if is_off || is_left { HashSet::new() } else { self.cache.held_elsewhere() },
+            parameters,
+            held,
             cursor: Cursor::new(&steered.plan.saves),
             plan: steered.plan,
             strange: OnceLock::new(),
