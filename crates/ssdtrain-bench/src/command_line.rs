@@ -89,6 +89,8 @@ fn show_warnings() {
         .with_writer(std::io::stderr)
         // A message that cannot be written would else be reported where it cannot be either, by a panic.
         .log_internal_errors(false)
+        // Else what is printed hangs on the features that others of one build ask of the crate.
+        .with_ansi(false)
         .with_target(false)
         .without_time();
     tracing_subscriber::registry().with(printed.with_filter(shown.with_default(level))).init();
