@@ -10,7 +10,7 @@ use ssdtrain_store::{BLOCK, BackendKind, Clock, DiskLog, HistoryFile, Store, Sto
 use tch::Device;
 use tch::nn::{VarStore, Variables};
 
-use crate::device::{DeviceFaults, Simulation};
+use crate::device::{DEVICE_TIMEOUT, DeviceFaults, Simulation};
 use crate::endurance::Endurance;
 use crate::error::{Error, ErrorKind, Result};
 use crate::processes;
@@ -56,6 +56,7 @@ pub struct TensorCacheBuilder {
     pub(crate) path: IoPath,
     pub(crate) required_path: Option<IoPath>,
     pub(crate) read_ahead: u64,
+    device_timeout: Duration,
     simulated: Option<Simulation>,
     pub(crate) require_direct_io: bool,
     pub(crate) fail_if_nothing_offloaded: bool,
@@ -81,6 +82,7 @@ impl Default for TensorCacheBuilder {
             path: IoPath::default(),
             required_path: None,
             read_ahead: GIB,
+            device_timeout: DEVICE_TIMEOUT,
             simulated: None,
             require_direct_io: false,
             fail_if_nothing_offloaded: false,
@@ -282,6 +284,15 @@ impl TensorCacheBuilder {
         self
     }
 
+    /// How long a thread waits for the GPU to do what it was given before. Then a store leaves its tensor on the device, and a load makes
+    /// backward an error of [`ErrorKind::TimedOut`]. Until the GPU has done it after all, nobody waits for it again, and memory that it may
+    /// still use is kept, for good if the cache goes before that. A GPU does nothing while it waits for other ranks, so give more than
+    /// these may take. What libtorch and the driver wait for by themselves has no limit. `Duration::MAX`: no limit. Default: ten minutes.
+    pub fn device_timeout(mut self, limit: Duration) -> Self {
+        self.device_timeout = limit;
+        self
+    }
+
     /// Makes `build` fail if the spill files would go through the page cache. Default: off; the report says which path was used.
     pub fn require_direct_io(mut self, require: bool) -> Self {
         self.require_direct_io = require;
@@ -344,6 +355,11 @@ impl TensorCacheBuilder {
                 "disk_timeout(0) leaves no time for any transfer: give two minutes, or Duration::MAX for no limit",
             );
         }
+        if self.device_timeout.is_zero() {
+            return refused(
+                "device_timeout(0) leaves a GPU no time for anything: give ten minutes, or Duration::MAX for no limit",
+            );
+        }
         if self.disk_endurance == Some(0) {
             return refused(
                 "disk_endurance(0): no disk is rated for 0 bytes; leave it out if the rating is not known",
@@ -386,6 +402,7 @@ impl TensorCacheBuilder {
         let needs = self.policy.needs();
         RouteRequest {
             target: self.target(),
+            device_timeout: self.device_timeout,
             simulated: self.simulated.as_ref(),
             keeps: !needs.tiers,
             plans: needs.one_path,

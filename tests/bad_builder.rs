@@ -69,6 +69,7 @@ fn settings(place: &Path) -> Vec<Setting> {
         if n == 0 || n > 1 << 36 {
             let limit = Duration::from_nanos(n);
             all.add(format!("disk_timeout({limit:?})"), move |builder| builder.disk_timeout(limit));
+            all.add(format!("device_timeout({limit:?})"), move |builder| builder.device_timeout(limit));
         }
         all.add(format!("tile_bytes({n})"), move |builder| builder.tile_bytes(n));
         // With a low limit, a step takes hours, as it was asked to.

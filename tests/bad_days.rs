@@ -226,6 +226,48 @@ fn a_failing_load_keeps_its_kind_through_the_host_pool() {
 
 /// The graph outlives the step that saved for it, and backward runs in a step of another cache.
 #[test]
+fn a_gpu_that_does_not_answer_is_an_error_and_what_it_may_still_use_outlives_the_cache() {
+    let source = randn(&[64, 64]);
+    let all = || everything().policy(Offload::default().device_budget(1).prefetch(0));
+    for builder in [all().host_pool(2 * MIB), all().verify(Verify::Off).path(IoPath::Direct)] {
+        let faults = Arc::default();
+        let cache = builder.simulated_device(Duration::ZERO).device_faults(&faults).build().unwrap();
+        let (x, step) = (leaf(&source), cache.step());
+        let loss = forward(&x);
+        step.flush();
+        faults.stop_after(0);
+        let error = step.backward(&loss).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+        assert!(error.to_string().contains("--device-timeout"), "{error}");
+        drop(loss);
+        step.finish().unwrap();
+        drop(cache);
+        // Copies go on, from and to what was kept for them.
+        faults.heal();
+    }
+}
+
+#[test]
+fn a_gpu_that_answers_again_is_used_again() {
+    let source = randn(&[64, 64]);
+    let faults = Arc::default();
+    let policy = Offload::default().device_budget(1).prefetch(0);
+    let cache = moving().policy(policy).host_pool(2 * MIB).simulated_device(Duration::ZERO);
+    let cache = cache.device_faults(&faults).build().unwrap();
+    let trained = || {
+        let (x, step) = (leaf(&source), cache.step());
+        step.backward(&forward(&x)).unwrap();
+        assert!(same_bits(&expected(&source), &x.grad()));
+        step.finish().unwrap().offloaded.bytes
+    };
+    faults.stop_after(0);
+    assert_eq!(trained(), 0, "what cannot leave stays");
+    faults.heal();
+    assert!(trained() > 0);
+    assert_nothing_held(&cache);
+}
+
+#[test]
 fn a_failing_load_keeps_its_kind_in_a_step_of_another_cache() {
     let (backend, cache) = faulty(Verify::Off);
     let (_, other) = faulty(Verify::Off);

@@ -99,10 +99,12 @@ enum Call {
     Any,
     /// A spill file grows.
     Grow,
+    /// The device does something of what is queued on its lanes. It does not fail, but does nothing any more.
+    Proceed,
 }
 
-const CALLS: [Call; 13] = {
-    use Call::{Any, Device, Grow};
+const CALLS: [Call; 14] = {
+    use Call::{Any, Device, Grow, Proceed};
     use DeviceCall::*;
     [
         Device(CopyOut),
@@ -118,6 +120,7 @@ const CALLS: [Call; 13] = {
         Device(Pin),
         Any,
         Grow,
+        Proceed,
     ]
 };
 
@@ -133,6 +136,7 @@ impl Parts {
             Call::Device(call) => self.device.inject(Some(call), skip, times),
             Call::Any => self.device.inject(None, skip, times),
             Call::Grow => self.disk.iter().for_each(|disk| disk.refuse_growth(libc::ENOSPC, skip, times)),
+            Call::Proceed => self.device.stop_after(skip),
         }
     }
 
@@ -141,6 +145,7 @@ impl Parts {
             Call::Device(call) => self.device.calls(Some(call)),
             Call::Any => self.device.calls(None),
             Call::Grow => self.disk.as_ref().map_or(0, |disk| disk.growths()),
+            Call::Proceed => self.device.begun(),
         }
     }
 
@@ -152,7 +157,8 @@ impl Parts {
 
 impl Failing {
     fn all() -> impl Iterator<Item = Failing> {
-        CALLS.into_iter().flat_map(|call| TIMES.map(|times| Failing { call, skip: 0, times }))
+        let all = CALLS.into_iter().flat_map(|call| TIMES.map(|times| Failing { call, skip: 0, times }));
+        all.filter(|failing| failing.call != Call::Proceed || failing.times == u64::MAX)
     }
 
     /// The kind and the words of the error that backward may return; `None` if gradients have to be right.
@@ -167,6 +173,7 @@ impl Failing {
             Call::Device(Allocate) => ErrorKind::Torch,
             Call::Any if error.to_string().contains("Allocate:") => ErrorKind::Torch,
             Call::Device(_) | Call::Any => ErrorKind::Device,
+            Call::Proceed => return Some((ErrorKind::TimedOut, "the device has not done".to_owned())),
         };
         Some((kind, DeviceFaults::WORDS.to_owned()))
     }

@@ -8,6 +8,8 @@ use ssdtrain_libtorch::{Block, Reliever, Storage};
 
 use super::table::{Gone, Relief, Table, Tried};
 use super::{Cache, EntryKey};
+use crate::device::keep;
+use crate::error::Result;
 use crate::sync::MutexGuard;
 use crate::telemetry::events::warn_once;
 use crate::telemetry::{Counters, StallCause};
@@ -87,18 +89,17 @@ impl Cache {
     /// Waits until what was saved so far has been computed; false if the device has failed.
     fn computes(&self, table: &mut MutexGuard<'_, Table>, tried: &mut Tried) -> bool {
         let newest = table.newest();
-        let is_done = MutexGuard::unlocked(table, || self.waits_for_device());
+        let is_done = MutexGuard::unlocked(table, || self.waits_for_device()).is_ok();
         tried.computed = newest;
         is_done
     }
 
-    /// Waits until the device has done what it was given; false if it has failed.
-    fn waits_for_device(&self) -> bool {
+    /// Waits until the device has done what it was given.
+    fn waits_for_device(&self) -> Result<()> {
         let outcome = self.tier.as_ref().map_or(Ok(()), |tier| tier.synchronize());
-        if let Err(error) = &outcome {
-            warn_once!(%error, "no memory is freed: the device has failed");
-        }
-        outcome.is_ok()
+        outcome.inspect_err(
+            |error| warn_once!(%error, "no memory is freed: the device does not do what it was given"),
+        )
     }
 
     /// Releases an entry that is leaving. Returns the bytes.
@@ -146,8 +147,8 @@ impl Cache {
 
     /// Frees what an entry has released, once the device is done with it. Returns the bytes. Must be called without the lock.
     fn free(&self, (block, parcel): Gone) -> u64 {
-        // A device that has failed does not use it either.
-        self.waits_for_device();
+        let waited = self.waits_for_device();
+        keep(&waited, block.as_ref().map(|block| block.storage().clone()));
         let bytes = block.as_ref().map_or(0, Block::bytes);
         drop((block, parcel));
         self.departs();

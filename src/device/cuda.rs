@@ -1,8 +1,8 @@
 //! A CUDA device, used through its driver, which is found at run time.
 //!
 //! The copy lanes are our own streams in the primary context, which libtorch uses too. They do not wait for the legacy default stream by
-//! themselves. Marks are events that carry times. A thread that has to sleep until one is reached does so on an event of its own that
-//! follows it, because events that threads can sleep on are more expensive to record.
+//! themselves. Marks are events that carry times. A thread that has to wait for one asks for it again and again: the driver's own waits
+//! have no limit, and events that threads can sleep on are more expensive to record.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::fmt;
@@ -17,6 +17,7 @@ use ssdtrain_store as store;
 use ssdtrain_store::sync::Mutex;
 use ssdtrain_store::{Gpu, Pin, node_of_device};
 
+use super::patience::Patience;
 use super::{Device, Lane};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -26,8 +27,7 @@ pub(crate) struct Cuda {
     device: CudaDevice,
     copies_out: Copies,
     copies_in: Copies,
-    /// Sleepers that no thread uses at present.
-    sleepers: Mutex<Vec<Sleeper>>,
+    patience: Patience<Event>,
 }
 
 /// A point in a stream's queue.
@@ -46,12 +46,6 @@ struct Copies {
     reached: AtomicU64,
 }
 
-/// What a thread sleeps on: an event that follows the awaited one, on a stream that does nothing else meanwhile.
-struct Sleeper {
-    stream: Stream,
-    event: RawEvent,
-}
-
 /// The primary context, retained, and the handles of dropped events, for reuse.
 pub(super) struct Driver {
     pub(super) handle: sys::CUdevice,
@@ -67,8 +61,6 @@ struct Stream {
 struct RawEvent {
     driver: Arc<Driver>,
     raw: sys::CUevent,
-    /// Whether its handle is reused for another event once it is dropped.
-    again: bool,
 }
 
 /// The primary context of a device, for threads that address its memory.
@@ -96,8 +88,8 @@ unsafe impl Send for RawEvent {}
 unsafe impl Sync for RawEvent {}
 
 impl Cuda {
-    /// Opens the device with this number and creates its copy streams.
-    pub(crate) fn open(index: usize) -> Result<Cuda> {
+    /// Opens the device with this number and creates its copy streams. Threads wait for it up to `limit`.
+    pub(crate) fn open(index: usize, limit: Duration) -> Result<Cuda> {
         load_cuda().map_err(|reason| {
             refused(format!(
                 "libtorch has no CUDA here ({reason}); install the full torch {VERSION} with its dependencies"
@@ -106,7 +98,7 @@ impl Cuda {
         let device = CudaDevice::new(index).map_err(|error| refused(error.to_string()))?;
         let driver = Arc::new(Driver::open(index)?);
         let (copies_out, copies_in) = (Copies::new(&driver)?, Copies::new(&driver)?);
-        Ok(Cuda { driver, device, copies_out, copies_in, sleepers: Mutex::default() })
+        Ok(Cuda { driver, device, copies_out, copies_in, patience: Patience::new(limit) })
     }
 
     fn queue(&self, lane: Lane) -> Result<sys::CUstream> {
@@ -126,11 +118,17 @@ impl Cuda {
         }
     }
 
-    /// Records that an event is reached, and thereby all before it.
-    fn reached(&self, event: &Event) {
-        if let Some(copies) = self.copies(event.lane) {
+    /// Whether an event is reached, and thereby all before it.
+    fn query(&self, event: &Event) -> Result<bool> {
+        let copies = self.copies(event.lane);
+        if copies.is_some_and(|copies| copies.reached.load(Ordering::Acquire) >= event.number) {
+            return Ok(true);
+        }
+        let is_reached = event.raw.is_reached()?;
+        if is_reached && let Some(copies) = copies {
             copies.reached.fetch_max(event.number, Ordering::AcqRel);
         }
+        Ok(is_reached)
     }
 }
 
@@ -160,42 +158,22 @@ impl Device for Cuda {
         event.raw.before(stream)
     }
 
+    /// For a failed device this is false, and a thread that then waits gets the error.
     fn is_reached(&self, event: &Event) -> bool {
-        if self
-            .copies(event.lane)
-            .is_some_and(|copies| copies.reached.load(Ordering::Acquire) >= event.number)
-        {
-            return true;
-        }
-        // For a failed device this is false, and a thread that then waits gets the error.
-        let reached = self.driver.enter().is_ok_and(|_current| {
-            // SAFETY: the event is alive.
-            unsafe { result::event::query(event.raw.raw) }.is_ok()
-        });
-        if reached {
-            self.reached(event);
-        }
-        reached
+        self.query(event).unwrap_or(false)
     }
 
     fn block_on(&self, event: &Event) -> Result<()> {
-        if self.is_reached(event) {
-            return Ok(());
-        }
-        let _current = self.driver.enter()?;
-        let sleeper = self.sleepers.lock().pop();
-        let sleeper = sleeper.map_or_else(|| Sleeper::new(&self.driver), Ok)?;
-        let outcome = sleeper.sleep_until(event);
-        self.sleepers.lock().push(sleeper);
-        if outcome.is_ok() {
-            self.reached(event);
-        }
-        outcome
+        self.patience.wait(event, |event| self.query(event), || false)
     }
 
     fn synchronize(&self) -> Result<()> {
-        let _current = self.driver.enter()?;
-        check("cuCtxSynchronize", result::ctx::synchronize())
+        let driver = Arc::clone(&self.driver);
+        let waits = move || {
+            let _current = driver.enter()?;
+            check("cuCtxSynchronize", result::ctx::synchronize())
+        };
+        self.patience.outlast(|event| self.query(event), waits)
     }
 
     fn between(&self, from: &Event, to: &Event) -> Result<Duration> {
@@ -376,20 +354,6 @@ impl Copies {
     }
 }
 
-impl Sleeper {
-    fn new(driver: &Arc<Driver>) -> Result<Sleeper> {
-        Ok(Sleeper { stream: Stream::new(driver)?, event: RawEvent::to_sleep_on(driver)? })
-    }
-
-    fn sleep_until(&self, event: &Event) -> Result<()> {
-        event.raw.before(self.stream.raw)?;
-        // SAFETY: event and stream are of this context and alive.
-        check("cuEventRecord", unsafe { result::event::record(self.event.raw, self.stream.raw) })?;
-        // SAFETY: the event is alive.
-        check("cuEventSynchronize", unsafe { result::event::synchronize(self.event.raw) })
-    }
-}
-
 impl Stream {
     fn new(driver: &Arc<Driver>) -> Result<Stream> {
         let _current = driver.enter()?;
@@ -415,13 +379,13 @@ impl RawEvent {
             Some(raw) => raw,
             None => check("cuEventCreate", result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT))?,
         };
-        Ok(RawEvent { driver: Arc::clone(driver), raw, again: true })
+        Ok(RawEvent { driver: Arc::clone(driver), raw })
     }
 
-    /// An event on which a thread can sleep in the kernel.
-    fn to_sleep_on(driver: &Arc<Driver>) -> Result<RawEvent> {
-        let event = result::event::create(sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC);
-        Ok(RawEvent { driver: Arc::clone(driver), raw: check("cuEventCreate", event)?, again: false })
+    fn is_reached(&self) -> Result<bool> {
+        let _current = self.driver.enter()?;
+        // SAFETY: the event is alive.
+        is_done("cuEventQuery", unsafe { result::event::query(self.raw) })
     }
 
     /// Makes what is queued on `stream` from now on come after the event.
@@ -434,12 +398,7 @@ impl RawEvent {
 
 impl Drop for RawEvent {
     fn drop(&mut self) {
-        if self.again {
-            self.driver.events.lock().push(self.raw);
-        } else if let Ok(_current) = self.driver.enter() {
-            // SAFETY: the event is no one's any more.
-            _ = unsafe { result::event::destroy(self.raw) };
-        }
+        self.driver.events.lock().push(self.raw);
     }
 }
 
@@ -453,6 +412,14 @@ pub(super) fn check<T>(call: &str, outcome: Result<T, DriverError>) -> Result<T>
             .map_or_else(|_| String::new(), |text| format!(" ({})", text.to_string_lossy()));
         refused(format!("{call}: {name}{what}"))
     })
+}
+
+/// Whether what `call` asked about is done.
+pub(super) fn is_done(call: &str, outcome: Result<(), DriverError>) -> Result<bool> {
+    match outcome {
+        Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+        outcome => check(call, outcome).map(|()| true),
+    }
 }
 
 pub(super) fn refused(message: String) -> Error {

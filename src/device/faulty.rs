@@ -1,4 +1,4 @@
-//! A device that refuses calls on request, for tests.
+//! A device that refuses calls, or stops, on request; for tests.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ssdtrain_libtorch::Storage;
 use ssdtrain_store::Pin;
-use ssdtrain_store::sync::Mutex;
+use ssdtrain_store::sync::{Condvar, Mutex};
 
 use super::{Device, Lane};
 use crate::error::{Error, ErrorKind, Result};
@@ -30,16 +30,21 @@ pub enum DeviceCall {
     Pin,
 }
 
-/// Which calls of a simulated device are refused. None is at first.
+/// Which calls of a simulated device are refused, and when it stops. None is at first, and it does not.
 #[doc(hidden)]
 #[derive(Debug, Default)]
 pub struct DeviceFaults {
     state: Mutex<State>,
+    changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
     rules: Vec<Rule>,
+    /// How much more of what is queued on the lanes of copies is done; `None` for all.
+    stops_after: Option<u64>,
+    /// How much was to be done.
+    begun: u64,
     calls: [u64; DeviceCall::Pin as usize + 1],
 }
 
@@ -66,9 +71,36 @@ impl DeviceFaults {
         call.map_or_else(|| calls.iter().sum(), |call| calls[call as usize])
     }
 
-    /// From now on nothing is refused.
+    /// Stops the lanes of copies once they have done `skip` more of what is queued on them: copies, events and waits.
+    pub fn stop_after(&self, skip: u64) {
+        self.state.lock().stops_after = Some(skip);
+    }
+
+    /// How much of what is queued on the lanes of copies they have begun to do.
+    pub fn begun(&self) -> u64 {
+        self.state.lock().begun
+    }
+
+    /// Whether the lanes of copies have stopped.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.state.lock().stops_after == Some(0)
+    }
+
+    /// A lane is to do what comes next: returns once it does.
+    pub(super) fn proceed(&self) {
+        let mut state = self.state.lock();
+        state.begun += 1;
+        self.changed.wait_while(&mut state, |state| state.stops_after == Some(0));
+        state.stops_after = state.stops_after.map(|left| left - 1);
+    }
+
+    /// From now on nothing is refused, and lanes go on.
     pub fn heal(&self) {
-        self.state.lock().rules.clear();
+        let mut state = self.state.lock();
+        state.rules.clear();
+        state.stops_after = None;
+        drop(state);
+        self.changed.notify_all();
     }
 
     /// Counts a call. Returns whether it is refused.

@@ -5,9 +5,11 @@ mod faulty;
 mod joined;
 mod kernel;
 mod nvrtc;
+mod patience;
 mod simulated;
 mod tiles;
 
+use std::mem::ManuallyDrop;
 use std::time::Duration;
 
 use ssdtrain_libtorch::Storage;
@@ -22,7 +24,10 @@ pub(crate) use self::simulated::Simulation;
 #[cfg(test)]
 pub(crate) use self::simulated::{Event as SimulatedEvent, Simulated, Used as SimulatedUsed};
 pub(crate) use self::tiles::Tiles;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
+
+/// How long threads wait for a device, unless a cache has a limit of its own.
+pub(crate) const DEVICE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A queue whose work is done in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,11 +52,15 @@ pub(crate) trait Device: Pin + 'static {
     fn record(&self, lane: Lane) -> Result<Self::Event>;
 
     /// As [`record`](Device::record), after copies. Where no event can be recorded, nobody could wait for their end later, so this does: the
-    /// caller may let go of their memory.
+    /// caller may let go of their memory, unless the error is that the device [keeps](keep) it.
     fn record_end(&self, lane: Lane) -> Result<Self::Event> {
-        self.record(lane).inspect_err(|_| {
-            if let Err(error) = self.synchronize() {
-                tracing::warn!(%error, "the device has failed, and with it the copies that it was given");
+        self.record(lane).map_err(|error| match self.synchronize() {
+            Err(unanswered) if is_unanswered(&unanswered) => unanswered,
+            outcome => {
+                if let Err(error) = outcome {
+                    tracing::warn!(%error, "the device has failed, and with it the copies that it was given");
+                }
+                error
             }
         })
     }
@@ -67,10 +76,11 @@ pub(crate) trait Device: Pin + 'static {
     /// Whether `event` is reached.
     fn is_reached(&self, event: &Self::Event) -> bool;
 
-    /// Sleeps until `event` is reached.
+    /// Sleeps until `event` is reached. Fails with [`ErrorKind::TimedOut`] if it is not within the device's time limit: then the device may
+    /// still use what it was given.
     fn block_on(&self, event: &Self::Event) -> Result<()>;
 
-    /// Sleeps until everything that was queued before is done, on all lanes and streams.
+    /// Sleeps until everything that was queued before is done, on all lanes and streams, as [`block_on`](Device::block_on) does.
     fn synchronize(&self) -> Result<()> {
         for lane in [Lane::Compute, Lane::Out, Lane::In] {
             self.block_on(&self.record(lane)?)?;
@@ -103,4 +113,16 @@ pub(crate) trait Device: Pin + 'static {
 
     /// A new storage of `bytes` bytes on the device, which the calling thread's computation may use at once.
     fn allocate(&self, bytes: u64) -> Result<Storage>;
+}
+
+/// Leaves `memory` to the device for good if `outcome` is that this has not answered in time, and may still use it. A device that has
+/// failed uses nothing any more.
+pub(crate) fn keep<T, M>(outcome: &Result<T>, memory: M) {
+    if outcome.as_ref().err().is_some_and(is_unanswered) {
+        _ = ManuallyDrop::new(memory);
+    }
+}
+
+fn is_unanswered(error: &Error) -> bool {
+    error.kind() == ErrorKind::TimedOut
 }

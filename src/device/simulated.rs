@@ -10,9 +10,10 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use ssdtrain_libtorch::Storage;
-use ssdtrain_store::sync::{Condvar, Mutex};
+use ssdtrain_store::sync::Mutex;
 use ssdtrain_store::{Pin, no_thread};
 
+use super::patience::Patience;
 use super::{Device, DeviceFaults, FaultyDevice, Lane};
 use crate::error::{Error, Result};
 
@@ -28,7 +29,7 @@ pub(crate) struct Simulation {
 
 impl Simulation {
     pub(crate) fn start(&self) -> Result<FaultyDevice<Simulated>> {
-        Ok(FaultyDevice::new(Simulated::start(self.delay)?, &self.faults))
+        Ok(FaultyDevice::new(Simulated::with(self.delay, &self.faults)?, &self.faults))
     }
 }
 
@@ -37,6 +38,7 @@ impl Simulation {
 pub(crate) struct Simulated {
     copies_out: Worker,
     copies_in: Worker,
+    faults: Arc<DeviceFaults>,
     #[cfg(test)]
     used: Used,
 }
@@ -52,12 +54,13 @@ pub(crate) type Used = Arc<Mutex<Vec<(ssdtrain_libtorch::StorageId, usize)>>>;
 
 /// A point in a lane's queue, with the time when it was reached.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Event(Arc<(Mutex<Option<Instant>>, Condvar)>);
+pub(crate) struct Event(Arc<Mutex<Option<Instant>>>);
 
 struct Worker {
     /// `None` once the device is being dropped.
     queue: Option<Sender<Work>>,
     thread: Option<JoinHandle<()>>,
+    faults: Arc<DeviceFaults>,
 }
 
 enum Work {
@@ -68,10 +71,17 @@ enum Work {
 
 impl Simulated {
     /// Starts the lanes. Each copy takes `delay` longer than copying the bytes does, so that tests see it in flight.
+    #[cfg(test)]
     pub(crate) fn start(delay: Duration) -> Result<Simulated> {
+        Simulated::with(delay, &Arc::default())
+    }
+
+    /// As [`start`](Simulated::start), with lanes that stop when `faults` says so.
+    fn with(delay: Duration, faults: &Arc<DeviceFaults>) -> Result<Simulated> {
         Ok(Simulated {
-            copies_out: Worker::start("out", delay)?,
-            copies_in: Worker::start("in", delay)?,
+            copies_out: Worker::start("out", delay, faults)?,
+            copies_in: Worker::start("in", delay, faults)?,
+            faults: Arc::clone(faults),
             #[cfg(test)]
             used: Used::default(),
         })
@@ -114,26 +124,23 @@ impl Device for Simulated {
 
     fn wait(&self, lane: Lane, event: &Event) -> Result<()> {
         match self.lane(lane) {
-            None => event.block(),
+            None => self.block_on(event)?,
             Some(worker) => worker.queue(Work::Wait(event.clone())),
         }
         Ok(())
     }
 
     fn is_reached(&self, event: &Event) -> bool {
-        event.0.0.lock().is_some()
+        event.at().is_some()
     }
 
+    /// A device that has stopped has had its time.
     fn block_on(&self, event: &Event) -> Result<()> {
-        event.block();
-        Ok(())
+        event.wait(|| self.faults.is_stopped())
     }
 
     fn between(&self, from: &Event, to: &Event) -> Result<Duration> {
-        // One lock after the other, because the two may be the same event.
-        let from = *from.0.0.lock();
-        let to = *to.0.0.lock();
-        Ok(from.zip(to).map_or(Duration::ZERO, |(from, to)| to.saturating_duration_since(from)))
+        Ok(from.at().zip(to.at()).map_or(Duration::ZERO, |(from, to)| to.saturating_duration_since(from)))
     }
 
     unsafe fn copy_out(&self, from: *const u8, to: *mut u8, bytes: usize) -> Result<()> {
@@ -183,26 +190,29 @@ impl Pin for Simulated {
 
 impl Event {
     pub(crate) fn reach(&self) {
-        *self.0.0.lock() = Some(Instant::now());
-        self.0.1.notify_all();
+        *self.0.lock() = Some(Instant::now());
     }
 
-    fn block(&self) {
-        let mut reached = self.0.0.lock();
-        while reached.is_none() {
-            self.0.1.wait(&mut reached);
-        }
+    fn at(&self) -> Option<Instant> {
+        *self.0.lock()
+    }
+
+    fn wait(&self, is_over: impl Fn() -> bool) -> Result<()> {
+        Patience::new(Duration::MAX).wait(self, |event| Ok(event.at().is_some()), is_over)
     }
 }
 
 impl Worker {
-    fn start(name: &str, delay: Duration) -> Result<Worker> {
+    fn start(name: &str, delay: Duration, faults: &Arc<DeviceFaults>) -> Result<Worker> {
         let (queue, work) = channel();
+        let stops = Arc::clone(faults);
         let run = move || {
             for item in work {
+                stops.proceed();
                 match item {
                     Work::Reach(event) => event.reach(),
-                    Work::Wait(event) => event.block(),
+                    // Without a limit, this does not fail.
+                    Work::Wait(event) => event.wait(|| false).unwrap_or_default(),
                     Work::Copy { from, to, bytes } => {
                         thread::sleep(delay);
                         let from: *const u8 = std::ptr::with_exposed_provenance(from);
@@ -215,7 +225,7 @@ impl Worker {
         };
         let thread = thread::Builder::new().name(format!("ssdtrain-sim-{name}")).spawn(run);
         let thread = thread.map_err(|error| no_thread("a thread of the simulated device", error))?;
-        Ok(Worker { queue: Some(queue), thread: Some(thread) })
+        Ok(Worker { queue: Some(queue), thread: Some(thread), faults: Arc::clone(faults) })
     }
 
     fn queue(&self, work: Work) {
@@ -229,6 +239,9 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         drop(self.queue.take());
+        if self.faults.is_stopped() {
+            return;
+        }
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("a lane of the simulated device panicked");
         }

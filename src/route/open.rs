@@ -26,7 +26,7 @@ pub(crate) fn open(
         (Way::Stay, target, _) => {
             // What the device computes should be in the trace all the same.
             if let (Some(trace), Target::Cuda(index)) = (trace, target) {
-                drop(DeviceTrace::start(trace, &Arc::new(Cuda::open(index)?))?);
+                drop(DeviceTrace::start(trace, &Arc::new(Cuda::open(index, request.device_timeout)?))?);
             }
             return Ok(None);
         }
@@ -34,7 +34,8 @@ pub(crate) fn open(
             GpuRoute { request, device: || simulation.start() }.tier(route, given, trace)
         }
         (_, Target::Cuda(index), _) => {
-            GpuRoute { request, device: || Cuda::open(index) }.tier(route, given, trace)
+            let device = || Cuda::open(index, request.device_timeout);
+            GpuRoute { request, device }.tier(route, given, trace)
         }
         (..) => match spill_files(route, request, given)? {
             Some(store) => Ok(Arc::new(DiskTier::new(store, trace.cloned())) as Arc<dyn Tier>),

@@ -47,7 +47,10 @@ pub(crate) fn probed(request: &RouteRequest<'_>, both: bool) -> Result<PathTrial
     }
     match (request.target, request.simulated) {
         (_, Some(simulation)) => Ok(GpuRoute { request, device: || simulation.start() }.probed(both)),
-        (Target::Cuda(index), _) => Ok(GpuRoute { request, device: || Cuda::open(index) }.probed(both)),
+        (Target::Cuda(index), _) => {
+            let device = || Cuda::open(index, request.device_timeout);
+            Ok(GpuRoute { request, device }.probed(both))
+        }
         _ => refused("try_paths: CPU tensors have one way only, straight to the spill files"),
     }
 }

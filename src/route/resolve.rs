@@ -1,6 +1,7 @@
 //! Derives the route from what was requested. Pure, except for a trial of the paths where that has to decide.
 
 use std::num::NonZero;
+use std::time::Duration;
 
 use ssdtrain_store::{BackendKind, StoreConfig, StorePath};
 use tch::Device;
@@ -18,6 +19,8 @@ use crate::verify::Verify;
 pub(crate) struct RouteRequest<'a> {
     /// The device whose tensors are moved.
     pub(crate) target: Device,
+    /// How long threads wait for a GPU.
+    pub(crate) device_timeout: Duration,
     /// Set if a simulated GPU stands in for the CPU.
     pub(crate) simulated: Option<&'a Simulation>,
     /// Whether the policy keeps everything, and whether it plans.
@@ -212,6 +215,7 @@ mod tests {
     fn request(store: &StoreConfig) -> RouteRequest<'_> {
         RouteRequest {
             target: Device::Cuda(0),
+            device_timeout: Duration::MAX,
             simulated: None,
             keeps: false,
             plans: false,

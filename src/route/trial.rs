@@ -10,7 +10,7 @@ use ssdtrain_store::BLOCK;
 use ssdtrain_store::Store;
 
 use super::path::PathRates;
-use crate::device::{Device, Lane};
+use crate::device::{Device, Lane, keep};
 use crate::error::Completion;
 use crate::error::{Error, ErrorKind, Result};
 use crate::telemetry::{Counters, ScopeId, StallCause};
@@ -53,8 +53,9 @@ impl<D: Device> Drop for Trial<'_, D> {
     fn drop(&mut self) {
         self.moved.get_mut().parcels.iter().for_each(|parcel| parcel.abandon(None));
         self.tier.settle();
-        // Copies that the device still runs must end before what this thread computes from now on.
-        let over = self.device.record(Lane::Compute).and_then(|event| self.device.block_on(&event));
+        // Copies that the device still runs must end before their storages go.
+        let over = self.tier.synchronize();
+        keep(&over, std::mem::take(&mut self.moved.get_mut().storages));
         if let Err(error) = over {
             tracing::debug!(%error, "the device failed while a way to the disk was tried out");
         }
@@ -68,10 +69,10 @@ impl<D: Device> Trial<'_, D> {
             // The last storage ends within a block.
             let bytes = PIECE - if piece + 1 == ROUND_TRIP { 100 } else { 0 };
             let pattern = pattern(piece, bytes as usize);
-            let parcel = self.store(&self.filled(&pattern)?)?;
+            let parcel = self.store(&self.filled(pattern.clone())?)?;
             parcel.order(None, StallCause::DeviceBudget, &Arc::default(), &Here::default())?;
             self.tier.settle();
-            let into = self.filled(&vec![0; pattern.len()])?;
+            let into = self.filled(vec![0; pattern.len()])?;
             self.loaded(&*parcel, &self.load(&parcel, &into))?;
             if self.read(&into, pattern.len())? != pattern {
                 let message = "bytes came back from the disk other than they were written";
@@ -125,15 +126,16 @@ impl<D: Device> Trial<'_, D> {
     }
 
     /// A new storage that holds `bytes`.
-    fn filled(&self, bytes: &[u8]) -> Result<Storage> {
+    fn filled(&self, bytes: Vec<u8>) -> Result<Storage> {
         let storage = self.tier.allocate(bytes.len() as u64)?;
         // Earlier uses of this memory come first.
         self.device.wait(Lane::In, &self.device.record(Lane::Compute)?)?;
         // SAFETY: the storage is as long as the bytes and nobody else's; both are there until the event below is reached.
         unsafe { self.device.copy_in(bytes.as_ptr(), storage.data().cast(), bytes.len()) }?;
-        let there = self.device.record_end(Lane::In)?;
-        self.device.block_on(&there)?;
-        self.device.wait(Lane::Compute, &there)?;
+        let there = self.device.record_end(Lane::In);
+        let there = there.and_then(|event| self.device.block_on(&event).map(|()| event));
+        keep(&there, (bytes, storage.clone()));
+        self.device.wait(Lane::Compute, &there?)?;
         Ok(storage)
     }
 
@@ -143,7 +145,12 @@ impl<D: Device> Trial<'_, D> {
         self.device.wait(Lane::Out, &self.device.record(Lane::Compute)?)?;
         // SAFETY: as in `filled`.
         unsafe { self.device.copy_out(storage.data().cast_const().cast(), read.as_mut_ptr(), bytes) }?;
-        self.device.block_on(&self.device.record_end(Lane::Out)?)?;
+        let over = self.device.record_end(Lane::Out).and_then(|event| self.device.block_on(&event));
+        if let Err(error) = over {
+            let failed = Err(error);
+            keep(&failed, (read, storage.clone()));
+            return failed;
+        }
         Ok(read)
     }
 

@@ -7,7 +7,7 @@ use std::time::Instant;
 use ssdtrain_libtorch as torch;
 use ssdtrain_plan::{Observation, Planning, PolicyReport, Saves};
 use ssdtrain_store::sync::Mutex;
-use tch::{Device, Tensor};
+use tch::Tensor;
 
 use super::checksums::read_between;
 use super::steering::Noted;
@@ -155,12 +155,9 @@ impl Step<'_> {
             trace.settle();
         }
         let launched = Instant::now();
-        let awaited = match self.cache.device {
-            Device::Cuda(index) if context.plan.timed => {
-                tch::Cuda::synchronize(index as i64);
-                true
-            }
-            device => !device.is_cuda(),
+        let awaited = match context.cache.tier() {
+            Some(tier) if self.cache.device.is_cuda() => context.plan.timed && tier.synchronize().is_ok(),
+            _ => !self.cache.device.is_cuda(),
         };
         let wait = launched.elapsed();
         let wall = self.start.elapsed();

@@ -19,7 +19,7 @@ use ssdtrain_store::{Blob, Direction, Store, contained};
 
 use super::event_thread::EventThread;
 use super::{Here, NO_STREAM, Parcel, Room, RoomListener, Tier};
-use crate::device::{Device, Lane};
+use crate::device::{Device, Lane, keep};
 use crate::error::{Completion, Error, ErrorKind, Result};
 use crate::mem::{DeviceBuf, Rest};
 use crate::sync::{Condvar, Mutex};
@@ -121,9 +121,9 @@ impl<D: Device> DirectTier<D> {
         }
     }
 
-    /// Copies the part that cannot go straight, and waits for that.
-    fn copy(&self, direction: Direction, rest: Option<Rest>) -> Result<()> {
-        let Some(Rest { device, host, bytes }) = rest else { return Ok(()) };
+    /// Copies the part of `buf` that cannot go straight, and waits for that.
+    fn copy(&self, direction: Direction, buf: &Arc<DeviceBuf>) -> Result<()> {
+        let Some(Rest { device, host, bytes }) = buf.rest() else { return Ok(()) };
         let lane = match direction {
             Direction::Write => Lane::Out,
             Direction::Read => Lane::In,
@@ -135,7 +135,9 @@ impl<D: Device> DirectTier<D> {
             // SAFETY: as above, for a transfer that has ended but has not been reported yet.
             Direction::Read => unsafe { self.device.copy_in(host, device, bytes) },
         }?;
-        self.device.block_on(&self.device.record_end(lane)?)
+        let over = self.device.record_end(lane).and_then(|end| self.device.block_on(&end));
+        keep(&over, Arc::clone(buf));
+        over
     }
 
     fn traced(&self, direction: Direction, scope: ScopeId, bytes: u64, done: Completion) -> Completion {
@@ -327,7 +329,7 @@ impl<D: Device> Write<D> {
             .wanted()
             .and_then(|()| parcel.extent())
             .and_then(|blob| Ok((parcel.lend(from, &blob)?, blob)))
-            .and_then(|(buf, blob)| tier.copy(Direction::Write, buf.rest()).map(|()| (buf, blob)));
+            .and_then(|(buf, blob)| tier.copy(Direction::Write, &buf).map(|()| (buf, blob)));
         drop(parcel);
         match lent {
             Ok((buf, blob)) => {
@@ -378,7 +380,7 @@ impl<D: Device> DirectParcel<D> {
         };
         let (filled, copies) = (Arc::clone(&buf), Arc::clone(&tier));
         let done = Completion::new(move |outcome: Result<()>| {
-            let outcome = outcome.and_then(|()| copies.copy(Direction::Read, filled.rest()));
+            let outcome = outcome.and_then(|()| copies.copy(Direction::Read, &filled));
             drop((filled, copies));
             done.call(outcome);
         });

@@ -28,7 +28,7 @@ use super::event_thread::EventThread;
 use super::ledger::{Ledger, Serial};
 use super::places::Edge;
 use super::{Here, Parcel, Room, RoomListener, Tier};
-use crate::device::{Device, Lane};
+use crate::device::{Device, Lane, keep};
 use crate::error::{Completion, Error, ErrorKind, Result};
 use crate::mem::available_memory;
 use crate::sync::{Condvar, Mutex};
@@ -365,7 +365,7 @@ impl<D: Device> Tier for HostTier<D> {
         {
             self.device.wait(lane, event)?;
         }
-        copies::rates(&*memory.buf, bytes, &*self.device).map(Some)
+        copies::rates(memory.buf, bytes, &*self.device).map(Some)
     }
 
     fn shrink(&self) -> u64 {
@@ -375,7 +375,7 @@ impl<D: Device> Tier for HostTier<D> {
         };
         for event in &used {
             if let Err(error) = self.device.block_on(event) {
-                tracing::warn!(%error, "host memory is not given back: the device has failed");
+                tracing::warn!(%error, "host memory is not given back");
                 return 0;
             }
         }
@@ -437,11 +437,11 @@ impl<D: Device> Drop for HostTier<D> {
     fn drop(&mut self) {
         // Before the pool's memory is freed, the device must have finished with it.
         let books = self.books.get_mut();
-        let kept = books.cooling.iter().chain(&books.unpooled).map(|(event, _)| event);
-        for event in kept.chain(&books.hot) {
-            if let Err(error) = self.device.block_on(event) {
-                tracing::debug!(%error, "the device failed before the host pool went");
-            }
+        for (event, memory) in books.cooling.drain(..).chain(books.unpooled.drain(..)) {
+            keep(&self.device.block_on(&event), memory);
+        }
+        for event in &books.hot {
+            keep(&self.device.block_on(event), self.pool.clone());
         }
     }
 }

@@ -575,7 +575,7 @@ fn what_is_to_be_left_to_others_on_a_disk_is_not_written_to() {
         rows[1]["disk"]["written_bytes_per_step"].as_u64().unwrap()
     };
     assert!(written(&["--disk-keep-free=0", "--disk-timeout=60"]) > 0);
-    assert_eq!(written(&["--disk-keep-free=1048576TiB", "--disk-timeout=none"]), 0);
+    assert_eq!(written(&["--disk-keep-free=1048576TiB", "--disk-timeout=none", "--device-timeout=9"]), 0);
 }
 
 #[test]

@@ -1,12 +1,14 @@
 //! Copies between the device and the parcels' memory.
 
+use std::sync::Arc;
+
 use ssdtrain_libtorch::{Block, Storage};
 use ssdtrain_store::{IoBuf, parts};
 
 use super::super::ledger::{Place, Serial};
 use super::super::places::Edge;
 use super::{Books, HostTier, ParcelData, internal};
-use crate::device::{Device, Lane};
+use crate::device::{Device, Lane, keep};
 use crate::error::Result;
 use crate::trace::Counter;
 
@@ -27,7 +29,9 @@ impl<D: Device> HostTier<D> {
             unsafe { self.device.copy_out(from, to, len) }
         });
         // Some parts may be in flight even if one could not be queued.
-        let out = self.device.record_end(Lane::Out)?;
+        let out = self.device.record_end(Lane::Out);
+        keep(&out, (from.storage().clone(), memory.clone()));
+        let out = out?;
         self.end_copy(Lane::Out, place, begin, &out);
         place.held.out = Some(out);
         place.held.copies += 1;
@@ -60,13 +64,17 @@ impl<D: Device> HostTier<D> {
             // the parcel's bytes, and goes to no one else before that event.
             unsafe { self.device.copy_in(from, to, len) }
         });
-        let back = self.device.record_end(Lane::In)?;
+        let back = self.device.record_end(Lane::In);
+        keep(&back, (into.clone(), memory.clone()));
+        let back = back?;
         self.end_copy(Lane::In, place, begin, &back);
         place.held.back = Some(back.clone());
         place.held.copies += 1;
         if queued.is_err() {
             // The caller releases the storage when it hears of this, but parts may still be on their way to it.
-            self.device.block_on(&back)?;
+            let over = self.device.block_on(&back);
+            keep(&over, into.clone());
+            over?;
         }
         queued?;
         books.ledger.not_near(serial);
@@ -100,8 +108,19 @@ pub(super) const PIECE: u64 = 16 << 20;
 const TIMES: u32 = 4;
 
 /// Bytes per second of copies from a storage on the device to `buf`, which nobody else uses, and back; `bytes` at a time.
-pub(super) fn rates<D: Device>(buf: &dyn IoBuf, bytes: u64, device: &D) -> Result<(f64, f64)> {
+pub(super) fn rates<D: Device>(buf: Arc<dyn IoBuf>, bytes: u64, device: &D) -> Result<(f64, f64)> {
     let storage = device.allocate(bytes)?;
+    let rates = rates_between(&*buf, &storage, bytes, device);
+    keep(&rates, (buf, storage));
+    rates
+}
+
+fn rates_between<D: Device>(
+    buf: &dyn IoBuf,
+    storage: &Storage,
+    bytes: u64,
+    device: &D,
+) -> Result<(f64, f64)> {
     let data: *mut u8 = storage.data().cast();
     let length = whole(bytes)?;
     let rate = |lane: Lane| -> Result<f64> {
@@ -146,12 +165,13 @@ fn whole(bytes: u64) -> Result<usize> {
 mod tests {
     use std::sync::Arc;
     use std::sync::mpsc::channel;
+    use std::time::Duration;
 
     use super::super::super::modelled::{Copies, FOREIGN, Fault, ModelDevice, set_word, word};
     use super::super::super::{Here, Parcel, Room, Tier};
     use super::super::{HostSettings, PoolSize};
     use super::*;
-    use crate::device::{DeviceCall, DeviceFaults, FaultyDevice};
+    use crate::device::{DeviceCall, DeviceFaults, FaultyDevice, Simulation};
     use crate::error::Completion;
     use crate::telemetry::{ScopeId, StallCause};
     use crate::units::MIB;
@@ -233,6 +253,28 @@ mod tests {
         set_word(&into, FOREIGN);
         tier.synchronize().unwrap();
         assert_eq!(word(&into), FOREIGN);
+    }
+
+    #[test]
+    fn a_pool_that_the_device_may_still_use_stays_when_its_tier_goes() {
+        for is_given_back in [false, true] {
+            let faults = Arc::<DeviceFaults>::default();
+            let device = Simulation { delay: Duration::ZERO, faults: Arc::clone(&faults), staging: None };
+            let settings = HostSettings { pool: PoolSize::Fixed(2 * MIB), read_ahead: 0 };
+            let tier = HostTier::new(device.start().unwrap(), None, settings, None).unwrap();
+            faults.stop_after(0);
+            let from = Storage::allocate(2 * MIB).unwrap();
+            drop(saved(&tier, &from));
+            if is_given_back {
+                tier.take(&mut tier.books.lock(), MIB).unwrap();
+            }
+            let last = tier.device.record(Lane::Out).unwrap();
+            let device = Arc::downgrade(&tier.device);
+            drop(tier);
+            let device = device.upgrade().expect("what pinned the pool has not gone");
+            faults.heal();
+            device.block_on(&last).unwrap();
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use super::super::ledger::{Near, Up};
 use super::super::places::{At, Edge};
 use super::super::{Here, NO_STREAM, Parcel, Room};
 use super::{HostParcel, HostTier, Load, Stall, internal, unwanted};
-use crate::device::{Device, Lane};
+use crate::device::{Device, Lane, keep};
 use crate::error::Completion;
 use crate::error::{Error, ErrorKind, Result};
 use crate::telemetry::events::warn_once;
@@ -130,16 +130,18 @@ impl<D: Device> Parcel for HostParcel<D> {
         if !here.is_marked() && tier.device.is_reached(&event) {
             return Ok(());
         }
+        let wait = || {
+            let outcome = tier.device.wait(Lane::Compute, &event);
+            keep(&outcome, of.cloned());
+            outcome.map(|()| Here::set(&here.waited, &event))
+        };
         if ordered {
-            tier.device.wait(Lane::Compute, &event)?;
-            Here::set(&here.waited, &event);
-            return Ok(());
+            return wait();
         }
         let from = here.now(&*tier.device)?;
         let waited = Here::get(&here.waited);
         // No event is recorded after the wait: CUDA lets a thread run only some 60 recorded events of a stream ahead of the device.
-        tier.device.wait(Lane::Compute, &event)?;
-        Here::set(&here.waited, &event);
+        wait()?;
         // Only now: releasing the storage relies on the wait being queued.
         if let Some(place) = tier.books.lock().ledger.get(self.serial) {
             place.held.ordered = copies;
@@ -166,11 +168,12 @@ impl<D: Device> Parcel for HostParcel<D> {
         // Threads that wait for the store to begin need not wait any more.
         self.tier.changed.notify_all();
         let device = &*self.tier.device;
-        let ordered = event.map(|event| {
-            device.wait_or_block(Lane::Compute, &event).and_then(|()| Here::record_use(device, stream, of))
-        });
-        if let Some(Err(error)) = ordered {
-            warn_once!(%error, "the device cannot be made to wait for a copy");
+        if let Some(event) = event {
+            let ordered = device.wait_or_block(Lane::Compute, &event);
+            keep(&ordered, of.cloned());
+            if let Err(error) = ordered.and_then(|()| Here::record_use(device, stream, of)) {
+                warn_once!(%error, "the device cannot be made to wait for a copy");
+            }
         }
         for Load { into, done, .. } in loads {
             drop(into);

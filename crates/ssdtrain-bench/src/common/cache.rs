@@ -59,6 +59,10 @@ pub(crate) struct CacheArgs {
     #[arg(long, value_name = "SECONDS", value_parser = parse_timeout)]
     #[serde(skip_serializing_if = "Option::is_none")]
     disk_timeout: Option<Duration>,
+    /// Seconds that a GPU may take for what it was given, or "none" for no limit. Then the run ends. Default: 600
+    #[arg(long, value_name = "SECONDS", value_parser = parse_timeout)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device_timeout: Option<Duration>,
     #[command(flatten)]
     #[serde(flatten)]
     endurance: EnduranceArgs,
@@ -131,6 +135,10 @@ impl CacheArgs {
         };
         let builder = match self.disk_timeout {
             Some(limit) => builder.disk_timeout(limit),
+            None => builder,
+        };
+        let builder = match self.device_timeout {
+            Some(limit) => builder.device_timeout(limit),
             None => builder,
         };
         let mut builder = self.endurance.set(self.policy.set(builder, strategy, vs.device()));
