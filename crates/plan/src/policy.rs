@@ -8,6 +8,7 @@ mod cost;
 mod daily;
 mod decisions;
 mod disk_watch;
+mod fitting;
 mod free_memory;
 mod in_turn;
 mod keep;

@@ -7,8 +7,9 @@ use bytesize::ByteSize;
 use super::attempts::{Attempts, FIRST_PROFILED};
 use super::daily::DailyLimit;
 use super::decisions::Decision;
+use super::fitting::Fitting;
 use super::free_memory::{FreeMemory, Look};
-use super::kind::{FITTING, Kind};
+use super::kind::Kind;
 use super::kinds::Kinds;
 use super::labels::Labels;
 use super::objective::Objective;
@@ -38,11 +39,6 @@ const LARGER: f64 = 1.5;
 /// A plan that the device had no memory for is replaced by one whose peak is lower by what had to go, but by no less and no more than one
 /// part in so many.
 const LACKING: [u64; 2] = [20, 4];
-/// Where nobody tells that memory is short, it is looked once in so many steps whether plans have what they need, and whenever there is a
-/// new one.
-const LOOKED: u64 = 64;
-/// There is more again once plans may have so many times what they have.
-const MORE: f64 = 1.25;
 /// Steps that follow their plan this often in a row have settled, though no two are alike.
 const STEADY: u32 = 5;
 
@@ -88,8 +84,7 @@ pub struct Auto {
     /// Steps in a row that followed a plan.
     steady: u32,
     unseen: Unseen,
-    /// How many plans there were when it was looked whether they have the memory that they need.
-    fitting: u64,
+    fitting: Fitting,
 }
 
 impl Default for Auto {
@@ -120,7 +115,7 @@ impl Auto {
             wanting: 0,
             steady: 0,
             unseen: Unseen::new(),
-            fitting: 0,
+            fitting: Fitting::new(),
         }
     }
 
@@ -157,13 +152,17 @@ impl Auto {
         if profiled || (number < FIRST_PROFILED && self.kinds.is_empty()) {
             return StepPlan { profiled, room: self.looking(outset.free), ..StepPlan::default() };
         }
-        let headroom = self.objective.goal.peak.map_or(Headroom::Free, |_| Headroom::Bytes(self.headroom));
         let timed = self.kinds.settle(number);
         let memory = self.memory.look(outset.free);
+        let headroom = self.headroom(&memory);
         self.fit(number, &memory);
-        let objective = &self.objective;
-        let courses = self.kinds.courses(objective, outset.provide, &memory);
+        let mut courses = self.kinds.courses(&self.objective, outset.provide, &memory);
+        // A comparison may have ended with another plan.
+        if self.fit(number, &memory) {
+            courses = self.kinds.courses(&self.objective, outset.provide, &memory);
+        }
         self.memory.looked(&memory);
+        let objective = &self.objective;
         let allows = || match (&*self.kinds, courses.as_slice()) {
             ([kind], [course]) => kind.is_unseen(objective, course),
             _ => false,
@@ -181,22 +180,28 @@ impl Auto {
         }
     }
 
-    /// Processors have no memory beside the host's, where a program that takes more than there is ends without an error: plans have to do with
-    /// what is free.
-    fn fit(&mut self, number: u64, memory: &Look<'_>) {
-        let plans = self.kinds.plans();
-        let is_due = plans != self.fitting || number.is_multiple_of(LOOKED);
-        if self.objective.resources.release != Release::WhenStored || self.kinds.is_empty() || !is_due {
-            return;
+    /// What may stay in a step without a plan, or of what a step saves that has no place in its plan.
+    fn headroom(&self, memory: &Look<'_>) -> Headroom {
+        match (self.objective.goal.peak, self.objective.resources.release) {
+            (None, _) => Headroom::Free,
+            (Some(_), Release::WhenStored) => Headroom::Bytes(self.headroom.min(memory.lately() / 2)),
+            (Some(_), Release::InStreamOrder | Release::OnceWritten) => Headroom::Bytes(self.headroom),
         }
-        let (known, most) = (self.objective.free, (FITTING * memory.now() as f64) as u64);
-        let is_short = most < known && self.kinds.iter().any(|kind| kind.largest_peak() > most);
-        let is_over = known < u64::MAX && most as f64 > MORE * known as f64;
-        if is_short || is_over {
+    }
+
+    /// Holds plans to the memory that is free. Returns whether there are others now.
+    fn fit(&mut self, number: u64, memory: &Look<'_>) -> bool {
+        let is_held = self.objective.resources.release == Release::WhenStored && !self.kinds.is_empty();
+        let plans = self.kinds.plans();
+        if !is_held || !self.fitting.is_due(number, plans) {
+            return false;
+        }
+        if let Some(most) = self.fitting.limit(number, self.objective.free, memory.now(), &self.kinds) {
             self.objective.free = most;
             self.kinds.revise(&self.objective, Decision::Memory);
         }
-        self.fitting = self.kinds.plans();
+        self.fitting.looked(number, self.kinds.plans());
+        self.kinds.plans() != plans
     }
 
     /// The room of a step in which it is looked how steps go. A device that copies to host memory shows that while it keeps what fits: how

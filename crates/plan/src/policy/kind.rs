@@ -391,7 +391,7 @@ impl Kind {
         let Planned { profile, corrections, machine, .. } = &mut self.planned;
         let (profile, machine) = (std::mem::take(profile), *machine);
         let corrections = std::mem::take(corrections);
-        let revised = Planned::new(objective, profile, machine, corrections);
+        let revised = Planned::new(&self.of_largest(objective), profile, machine, corrections);
         let Planned { plan, schedule, .. } = &self.planned;
         if (revised.plan.budgets, &revised.schedule) != (plan.budgets, schedule) {
             self.plans += 1;
@@ -400,6 +400,14 @@ impl Kind {
             self.weighing = first_weighing(objective, &revised);
         }
         self.planned = revised;
+    }
+
+    /// The objective of a step of the planned size, if there is to be memory for the largest ones that were seen, too.
+    fn of_largest(&self, objective: &Objective) -> Objective {
+        match objective.free {
+            u64::MAX => *objective,
+            free => Objective { free: (free as f64 / self.largest.max(1.0)) as u64, ..*objective },
+        }
     }
 }
 

@@ -25,6 +25,9 @@ const MOST_PACE: f64 = 1e6;
 /// A plan saves at least so many times as much of the peak as it takes of the time, or this share of the peak.
 const WORTH: f64 = 2.0;
 const MUCH: f64 = 0.1;
+/// Where a plan is not worth what it takes, one is tried next that takes at most so many times as much; no more than this number of plans is.
+const LESS: f64 = 0.9;
+const TRIED: u32 = 8;
 /// What moving may cost the program's own work before anything is known of it, as a share of the time that the transfers take: on a CPU,
 /// whose processors move the bytes, and on a device with engines for that.
 const MOVING_BY_PROCESSOR: f64 = 0.3;
@@ -440,23 +443,60 @@ fn best(
     let kept = kept(profile, machine);
     let may_keep = goal.step.is_some() && kept.prediction.peak() <= peak.unwrap_or(u64::MAX);
     match plan {
-        Ok(plan) if may_keep && !is_worthwhile(&plan, &kept, corrections) => return (kept, true),
-        Ok(plan) => return (plan, true),
+        Ok(plan) if !may_keep || objective.most_time().is_none() => return (plan, true),
+        Ok(plan) => {
+            let above =
+                |step: f64| frontier.plan_above(Goal { peak, step: Some(step) }, corrections.least_peak).ok();
+            let worth = Worth { profile, machine, corrections, kept: &kept };
+            return (worth.best(plan, above).unwrap_or(kept), true);
+        }
         Err(_) if may_keep && corrections.least_peak > 0 => return (kept, true),
         Err(_) => {}
     }
     // The time is out of reach, but the peak may not be.
     let within = peak.and_then(|peak| frontier.plan(Goal::budget(peak)).ok());
-    let in_reach = within.is_some() && goal.step.is_none();
-    (within.unwrap_or_else(|| frontier.lowest()), in_reach)
+    let plan = within.unwrap_or_else(|| frontier.lowest());
+    let in_reach = goal.step.is_none() && plan.prediction.peak() <= objective.goal.peak.unwrap_or(u64::MAX);
+    (plan, in_reach)
 }
 
-/// Whether a plan saves much of the peak, or enough for what it takes.
-fn is_worthwhile(plan: &Plan, kept: &Plan, corrections: &Corrections) -> bool {
-    let planned = beyond(plan.prediction.step, kept.prediction.step);
-    let takes = corrections.cost.map_or(planned, |cost| cost.expected(planned).max(planned));
-    let saves = 1.0 - plan.prediction.peak() as f64 / kept.prediction.peak().max(1) as f64;
-    saves >= (WORTH * takes).min(MUCH)
+/// What plans are worth that take the place of one that keeps everything.
+struct Worth<'a> {
+    profile: &'a StepProfile,
+    machine: &'a Machine,
+    corrections: &'a Corrections,
+    kept: &'a Plan,
+}
+
+impl Worth<'_> {
+    /// `plan`, or else the next one `above` it that is worth it. That one gets so many times the time of a step that keeps everything.
+    fn best(&self, plan: Plan, above: impl Fn(f64) -> Option<Plan>) -> Option<Plan> {
+        let mut next = Some(plan);
+        for _ in 0..TRIED {
+            let plan = next?;
+            let (planned, takes, saves) = self.of(&plan);
+            if saves >= (WORTH * takes).min(MUCH) {
+                return Some(plan);
+            }
+            // One that saves as much is worth so much, and one that saves less is worth less.
+            let less = (saves / WORTH / takes).min(LESS) * planned;
+            next = if less > 0.0 { above(1.0 + less) } else { None };
+        }
+        None
+    }
+
+    /// What a plan is planned to take of the time of a step that keeps everything, what it does take as far as that is known, and what it
+    /// saves of the peak.
+    fn of(&self, plan: &Plan) -> (f64, f64, f64) {
+        let planned = beyond(plan.prediction.step, self.kept.prediction.step);
+        let fixed = fixed(self.profile, self.machine, !plan.prediction.recomputed.is_zero());
+        let takes = self
+            .corrections
+            .cost
+            .map_or(planned, |cost| (fixed + cost.expected(planned - fixed)).max(planned));
+        let saves = 1.0 - plan.prediction.peak() as f64 / self.kept.prediction.peak().max(1) as f64;
+        (planned, takes, saves)
+    }
 }
 
 /// The plan that keeps everything.

@@ -16,25 +16,26 @@ pub(super) struct Unseen {
     in_a_row: u32,
     /// Steps that were looked at and have followed a plan since one last did not, if any did not.
     trusted: u32,
-    /// Whether a step has begun that has not ended, and whether the one before the last had not when that began. It may have failed, for want
-    /// of memory or for another reason.
+    /// Whether a step has begun that has not ended.
     is_open: bool,
-    has_failed: bool,
 }
 
 impl Unseen {
     pub(super) fn new() -> Unseen {
-        Unseen { in_a_row: 0, trusted: TRUSTED, is_open: false, has_failed: false }
+        Unseen { in_a_row: 0, trusted: TRUSTED, is_open: false }
     }
 
     /// A step begins.
     pub(super) fn begins(&mut self) {
-        self.has_failed = std::mem::replace(&mut self.is_open, true);
+        // One that did not end may have failed for want of memory, and others like it may come.
+        if std::mem::replace(&mut self.is_open, true) {
+            self.trusted = 0;
+        }
     }
 
     /// Whether that step goes without a look, where its kind allows it.
     pub(super) fn is_next(&mut self, allows: impl FnOnce() -> bool) -> bool {
-        let may = self.in_a_row < MOST && self.trusted >= TRUSTED && !self.has_failed;
+        let may = self.in_a_row < MOST && self.trusted >= TRUSTED;
         let is_next = may && allows();
         self.in_a_row = if is_next { self.in_a_row + 1 } else { 0 };
         is_next

@@ -2,9 +2,11 @@ mod compared;
 mod costs;
 mod decisions;
 mod disk;
+mod free_memory;
 mod other_steps;
 mod peaks;
 mod unseen;
+mod worth;
 
 use std::sync::Arc;
 use std::time::Duration;

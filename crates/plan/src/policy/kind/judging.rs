@@ -79,6 +79,10 @@ impl Kind {
             }
             return;
         }
+        // Nothing that goes on with less memory takes what the goal allows: that is not the plan's fault.
+        if !planned.in_reach {
+            return;
+        }
         // Steps that kept everything have shown what these take, and comparisons what plans do: only what is no chance tells more.
         let cost = planned.corrections.cost.unwrap_or_else(|| planned.first_cost());
         let extra = planned.measured(most, seen.usual, planned.kept_step());
@@ -96,13 +100,15 @@ impl Kind {
         self.kept_sizes = weighing.kept_sizes();
         let kept = weight.kept.and_then(|told| self.kept_by(told));
         let planned = &mut self.planned;
-        let is_paced = !kept.is_some_and(|kept| planned.keeps_in(kept));
+        if let Some(kept) = kept {
+            planned.keeps_in(kept);
+        }
         let (extra, doubt) = (planned.extra(), planned.doubt_of_moving());
         let fixed = planned.fixed();
         let beyond = Weight { extra: weight.extra - fixed, ..weight };
         let (cost, extra) = weighing.cost.weighed(extra, doubt, most - 1.0 - fixed, beyond);
         let is_new = planned.corrections.cost.replace(cost).is_none();
-        let is_over = extra.is_over();
+        let is_over = extra.is_over() && planned.in_reach;
         let may_tighten = planned.corrections.may_tighten(extra);
         // Two steps of each kind are enough where they are far beyond the goal, or where other plans have shown about the same.
         let is_told_little = weighing.is_short() && (is_new || is_over || may_tighten);
@@ -115,18 +121,17 @@ impl Kind {
             return;
         }
         self.watch.compared();
-        if is_over || may_tighten || !is_paced {
-            let why = match () {
-                () if is_over => Decision::Slow,
-                () if may_tighten => Decision::Quick,
-                () => Decision::Baseline,
-            };
-            self.revise(objective, why, |planned| match () {
-                () if is_over => planned.loosen(weighing.cost, extra),
-                () if may_tighten => planned.tighten(weighing.cost, extra),
-                () => {}
-            });
-        }
+        let why = match () {
+            () if is_over => Decision::Slow,
+            () if may_tighten => Decision::Quick,
+            () => Decision::Baseline,
+        };
+        // Even a plan that meets the goal may take more than it is worth.
+        self.revise(objective, why, |planned| match () {
+            () if is_over => planned.loosen(weighing.cost, extra),
+            () if may_tighten => planned.tighten(weighing.cost, extra),
+            () => {}
+        });
     }
 
     /// Corrects the profile by the times of the plan's steps, when nothing else shows how long a step with everything kept would take.

@@ -117,44 +117,6 @@ fn what_found_no_memory_lowers_plans_until_it_does() {
 }
 
 #[test]
-fn steps_without_a_plan_take_half_of_the_free_memory_at_most() {
-    for (free, most) in [(100 * MB, 50 * MB), (u64::MAX, UNPLANNED_BYTES)] {
-        let mut run = Run { free, ..Run::begin(Goal::overhead(0.02)) };
-        let next = run.next_step();
-        assert!(
-            matches!(next, NextStep::OffloadAll { budgets, .. } if budgets.device_budget == most),
-            "{next:?}"
-        );
-    }
-}
-
-#[test]
-fn plans_have_to_do_with_the_memory_that_is_free_where_nothing_tells_that_it_is_short() {
-    let follow = |run: &mut Run| {
-        assert!(matches!(run.next_step(), NextStep::Follow { .. }));
-        let observed = run.usual();
-        run.ended(WHOLE, observed);
-        run.report().prediction.peak()
-    };
-    let mut run = Run { free: 8 * MB, ..Run::begin(Goal::overhead(0.02)) };
-    run.begun(profile(20.0));
-    assert!(follow(&mut run) <= 7 * MB, "{}", run.report());
-    // The same later, and until there is more again.
-    let mut run = Run::planned(Goal::overhead(0.02), profile(20.0));
-    let usual = follow(&mut run);
-    assert!(usual > 10 * MB, "{}", run.report());
-    run.free = 8 * MB;
-    let peaks: Vec<u64> = (0..LOOKED).map(|_| follow(&mut run)).collect();
-    assert!(peaks[0] == usual && peaks[LOOKED as usize - 1] <= 7 * MB, "{peaks:?}");
-    run.free = TOO_LITTLE;
-    assert_eq!((0..LOOKED).map(|_| follow(&mut run)).last(), Some(usual));
-    // A device tells when it has none.
-    let mut run = Run { free: 8 * MB, release: Release::InStreamOrder, ..Run::begin(Goal::overhead(0.02)) };
-    run.begun(profile_of_copies(20.0));
-    assert!(follow(&mut run) > 10 * MB, "{}", run.report());
-}
-
-#[test]
 fn where_there_was_no_memory_to_keep_everything_no_step_tries_again() {
     let mut run = Run::roomy(Goal::overhead(0.02), profile(400.0));
     assert_eq!(run.next_step(), NextStep::Baseline);

@@ -30,7 +30,7 @@ fn of_steps_of_several_kinds_in_turn_each_is_soon_looked_at() {
 }
 
 #[test]
-fn a_step_after_one_that_did_not_end_is_looked_at() {
+fn after_one_that_did_not_end_steps_are_looked_at_for_a_while() {
     let mut run = keeping_for_good();
     let is_unseen = (0..64).any(|_| {
         let is_unseen = run.next_step() == NextStep::Unseen;
@@ -44,6 +44,10 @@ fn a_step_after_one_that_did_not_end_is_looked_at() {
     for _ in 0..2 {
         run.number += 1;
         assert!(run.next_step() != NextStep::Unseen);
+    }
+    for number in 0..63 {
+        run.ended(WHOLE, Observation { wall: KEPT, ..Observation::default() });
+        assert!(run.next_step() != NextStep::Unseen, "{number}");
     }
     run.ended(WHOLE, Observation { wall: KEPT, ..Observation::default() });
     assert_eq!(run.next_step(), NextStep::Unseen);
