@@ -19,7 +19,8 @@ pub enum ErrorKind {
     NoSpace,
     /// The kernel or the device refused a transfer, or the kernel a file or a thread.
     Io,
-    /// The disk did not answer a transfer in time ([`disk_timeout`](crate::TensorCacheBuilder::disk_timeout)).
+    /// The disk did not answer a transfer in time ([`disk_timeout`](crate::TensorCacheBuilder::disk_timeout)), or the GPU did not do what
+    /// it was given ([`device_timeout`](crate::TensorCacheBuilder::device_timeout)).
     TimedOut,
     /// Bytes read back from the disk differ from those written.
     Corrupt,

@@ -12,8 +12,8 @@ use ssdtrain_store::sync::Mutex;
 use crate::error::{Error, ErrorKind, Result};
 
 /// The shortest and the longest pause before it is asked again whether the device is done. What has taken long is asked about less often:
-/// a wait takes at most a thirtieth longer than it has to.
-const PAUSES: (Duration, Duration) = (Duration::from_micros(20), Duration::from_micros(500));
+/// a wait takes about a thirtieth longer than it has to, and no more than a tenth of a millisecond.
+const PAUSES: (Duration, Duration) = (Duration::from_micros(10), Duration::from_micros(100));
 
 /// Waits for a device up to a limit. When one was in vain, the following ones end at once, until the device has reached what that one
 /// waited for.
