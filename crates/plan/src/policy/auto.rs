@@ -162,12 +162,7 @@ impl Auto {
             courses = self.kinds.courses(&self.objective, outset.provide, &memory);
         }
         self.memory.looked(&memory);
-        let objective = &self.objective;
-        let allows = || match (&*self.kinds, courses.as_slice()) {
-            ([kind], [course]) => kind.is_unseen(objective, course),
-            _ => false,
-        };
-        if self.unseen.is_next(allows) {
+        if self.unseen.is_next(|| self.kinds.are_unseen(&self.objective, &courses)) {
             return StepPlan { saves: Saves::Leave, ..StepPlan::default() };
         }
         match courses.first() {

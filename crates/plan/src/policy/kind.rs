@@ -148,8 +148,12 @@ impl Kind {
     /// learned from them.
     pub(super) fn is_unseen(&self, objective: &Objective, course: &Course) -> bool {
         let is_done = !objective.compares && !self.settles() && self.watch.has_settled();
-        let is_ample = AMPLE.saturating_mul(self.largest_kept_peak()) <= course.in_graph;
-        is_done && !course.is_baseline && is_ample && course.in_graph > 0 && !self.varies
+        is_done && !course.is_baseline && self.has_ample(course.in_graph) && !self.varies
+    }
+
+    /// Whether steps that keep everything need only a part of these bytes.
+    pub(super) fn has_ample(&self, in_graph: u64) -> bool {
+        in_graph > 0 && AMPLE.saturating_mul(self.largest_kept_peak()) <= in_graph
     }
 
     /// The host memory that steps of the plan need, in bytes.

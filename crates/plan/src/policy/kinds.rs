@@ -15,6 +15,8 @@ use crate::step_profile::StepProfile;
 const MOST: usize = 4;
 /// Those that did not occur in as many steps are not waited for.
 const RECENT: u64 = 16;
+/// Those that did not occur in as many steps are not expected to occur again.
+const GONE: u64 = 1024;
 
 /// The kinds of steps that have plans, the one of the last step first.
 #[derive(Clone, Debug, Default)]
@@ -107,6 +109,16 @@ impl Kinds {
     /// Whether step `number` is timed to its very end.
     pub(super) fn settle(&self, number: u64) -> bool {
         self.iter().any(|kind| kind.settles() && number <= kind.last + RECENT)
+    }
+
+    /// Whether the next steps go as without a cache if these are their courses: all are of one kind, and any other would have the memory
+    /// for it.
+    pub(super) fn are_unseen(&self, objective: &Objective, courses: &[Course]) -> bool {
+        let ([kind, others @ ..], [course, ..]) = (&**self, courses) else { return false };
+        let are_gone = others.iter().all(|other| other.last + GONE < kind.last);
+        are_gone
+            && kind.is_unseen(objective, course)
+            && others.iter().all(|other| other.has_ample(course.in_graph))
     }
 
     /// Whether one that still occurs is being compared with steps that keep everything.

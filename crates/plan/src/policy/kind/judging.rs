@@ -108,7 +108,7 @@ impl Kind {
         let beyond = Weight { extra: weight.extra - fixed, ..weight };
         let (cost, extra) = weighing.cost.weighed(extra, doubt, most - 1.0 - fixed, beyond);
         let is_new = planned.corrections.cost.replace(cost).is_none();
-        let is_over = extra.is_over() && planned.in_reach;
+        let is_over = extra.is_over();
         let may_tighten = planned.corrections.may_tighten(extra);
         // Two steps of each kind are enough where they are far beyond the goal, or where other plans have shown about the same.
         let is_told_little = weighing.is_short() && (is_new || is_over || may_tighten);

@@ -278,6 +278,21 @@ fn a_plan_that_was_never_loosened_is_not_counted_as_loosened_where_steps_become_
 }
 
 #[test]
+fn where_steps_become_longer_after_plans_were_given_up_one_more_is_tried() {
+    let mut run = Run::on_device(Goal::overhead(0.05), profile_of_copies(50.0));
+    (0..60).for_each(|_| run.step(KEPT, 1.3));
+    assert!(run.report().keeps_all() && run.report().loosened > 0, "{}", run.report());
+    let mut tried = |slower: f64| {
+        let before = run.report().plans;
+        (0..200).for_each(|_| run.step(KEPT.mul_f64(slower), 1.3));
+        assert!(run.report().keeps_all(), "{}", run.report());
+        run.report().plans - before
+    };
+    let (first, second) = (tried(2.0), tried(4.0));
+    assert!(first > 0 && second == 0, "{first} {second}");
+}
+
+#[test]
 fn steps_of_a_device_that_waits_for_its_program_are_compared_whatever_their_sizes() {
     // All take the same time, and a fifth more under any plan.
     let plans =

@@ -90,3 +90,31 @@ fn a_plan_that_is_made_after_steps_that_went_unseen_knows_what_these_took() {
         assert!(!run.report().keeps_all() && run.report().loosened == 0, "{}", run.report());
     }
 }
+
+#[test]
+fn steps_of_another_kind_keep_none_from_going_unseen_once_they_have_not_come_for_long() {
+    let mut run =
+        Run { free: 400 * LAYERS * MB, ..Run::on_device(Goal::overhead(0.0), profile_of_copies(50.0)) };
+    (0..5).for_each(|_| run.step(KEPT, 1.0));
+    let observed = || Observation { wall: KEPT, ..Observation::default() };
+    run.next_step();
+    run.ended(LOST, observed());
+    run.next_step();
+    let mut other = StepProfile { rates: profile_of_copies(50.0).rates, ..profile_of(2 * MB, 50.0) };
+    (other.saves[0].0.bytes, other.work.activations[0].bytes) = (MB / 2, MB / 2);
+    run.ended(StepOutcome::Profiled(Some(Box::new(other))), observed());
+    // All are of the first kind from now on.
+    let mut unseen = [0, 0];
+    for number in 0..2000 {
+        let is_unseen = run.next_step() == NextStep::Unseen;
+        unseen[number / 1000] += u32::from(is_unseen);
+        let place = run.auto.kinds.iter().position(|kind| kind.planned.kept_peak() == LAYERS * MB).unwrap();
+        run.number += 1;
+        let how = Adherence::Whole(1);
+        let followed = Followed { course: place, how, size: 1.0, micro_batches: 1.0, at_once: 1.0 };
+        let followed = Some(followed).filter(|_| !is_unseen);
+        let observed = Observation { step: run.number, followed, ..observed() };
+        run.auto.end(&run.plan.clone(), observed);
+    }
+    assert!(unseen[0] == 0 && unseen[1] > 900, "{unseen:?}");
+}

@@ -23,7 +23,7 @@ fn a_plan_that_saves_little_of_the_peak_is_worth_little_time() {
         let mut run = Run::on_device(Goal::overhead(0.1), recomputing(&layers));
         LAYERS - run.report().prediction.peak() / MB
     };
-    assert_eq!([saved(1, 0.02), saved(1, 0.03)], [1, 0]);
+    assert_eq!([saved(1, 0.022), saved(1, 0.028)], [1, 0]);
     assert_eq!(saved(3, 0.03), 3, "more than a tenth of the peak is much");
 }
 
