@@ -8,7 +8,7 @@ use ssdtrain_libtorch::{Block, Reliever, Storage};
 
 use super::table::{Gone, Relief, Table, Tried};
 use super::{Cache, EntryKey};
-use crate::device::keep;
+use crate::device::{is_unanswered, keep};
 use crate::error::Result;
 use crate::sync::MutexGuard;
 use crate::telemetry::events::warn_once;
@@ -45,11 +45,18 @@ impl Reliever for Cache {
             freed += self.free_held_back(&mut table);
             let mut jobs = Vec::new();
             freed += match table.relief(&mut tried, &here, &mut jobs) {
-                Relief::LetGo(key, parcel) => self.presses_out(&mut table, key, parcel, &here),
+                Relief::LetGo(key, parcel) => match self.presses_out(&mut table, key, parcel, &here) {
+                    Ok(bytes) => bytes,
+                    Err(_) => break,
+                },
                 Relief::Stores(key) => self.awaits(&mut table, key),
                 Relief::Left(block, parcel, counters) => {
                     self.sample(&table);
-                    MutexGuard::unlocked(&mut table, || self.unloaded(block, parcel, &counters, &here))
+                    let unloaded = || self.unloaded(block, parcel, &counters, &here);
+                    match MutexGuard::unlocked(&mut table, unloaded) {
+                        Ok(bytes) => bytes,
+                        Err(_) => break,
+                    }
                 }
                 Relief::Begun(key) => {
                     MutexGuard::unlocked(&mut table, || self.submit(jobs, &here));
@@ -109,12 +116,12 @@ impl Cache {
         key: EntryKey,
         parcel: Arc<dyn Parcel>,
         here: &Here,
-    ) -> u64 {
-        let Some(counters) = table.entry(key).map(|entry| Arc::clone(&entry.counters)) else { return 0 };
+    ) -> Result<u64> {
+        let Some(counters) = table.entry(key).map(|entry| Arc::clone(&entry.counters)) else { return Ok(0) };
         let (_, gone) = self.leaves(table, key, parcel, &counters, here);
-        let bytes = MutexGuard::unlocked(table, || self.free(gone));
+        let bytes = MutexGuard::unlocked(table, || self.free(gone))?;
         counters.pressed.add_some(bytes);
-        bytes
+        Ok(bytes)
     }
 
     /// Waits until the store in flight of an entry has released it. Returns the bytes.
@@ -136,23 +143,34 @@ impl Cache {
     }
 
     /// Frees what was loaded ahead. Returns the bytes.
-    fn unloaded(&self, block: Block, parcel: Arc<dyn Parcel>, counters: &Arc<Counters>, here: &Here) -> u64 {
+    fn unloaded(
+        &self,
+        block: Block,
+        parcel: Arc<dyn Parcel>,
+        counters: &Arc<Counters>,
+        here: &Here,
+    ) -> Result<u64> {
         if let Err(error) = parcel.order(Some(block.storage()), StallCause::CopyIn, counters, here) {
             tracing::debug!(%error, "a storage that was loaded ahead is dropped");
         }
-        let bytes = self.free((Some(block), Some(parcel)));
+        let bytes = self.free((Some(block), Some(parcel)))?;
         counters.pressed.add_some(bytes);
-        bytes
+        Ok(bytes)
     }
 
-    /// Frees what an entry has released, once the device is done with it. Returns the bytes. Must be called without the lock.
-    fn free(&self, (block, parcel): Gone) -> u64 {
+    /// Frees what an entry has released, once the device is done with it. Returns the bytes. Fails if the device does not answer: then it
+    /// keeps them. Must be called without the lock.
+    fn free(&self, (block, parcel): Gone) -> Result<u64> {
         let waited = self.waits_for_device();
         keep(&waited, block.as_ref().map(|block| block.storage().clone()));
         let bytes = block.as_ref().map_or(0, Block::bytes);
         drop((block, parcel));
         self.departs();
-        bytes
+        // One that has failed does not use it either.
+        match waited {
+            Err(error) if is_unanswered(&error) => Err(error),
+            _ => Ok(bytes),
+        }
     }
 
     /// Frees what was to stay until memory is sampled next. Returns the bytes.

@@ -17,7 +17,7 @@ use ssdtrain_store as store;
 use ssdtrain_store::sync::Mutex;
 use ssdtrain_store::{Gpu, Pin, node_of_device};
 
-use super::patience::Patience;
+use super::patience::{Patience, Queued};
 use super::{Device, Lane};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -27,6 +27,8 @@ pub(crate) struct Cuda {
     device: CudaDevice,
     copies_out: Copies,
     copies_in: Copies,
+    /// How many events were recorded on other streams.
+    computed: AtomicU64,
     patience: Patience<Event>,
 }
 
@@ -35,7 +37,8 @@ pub(crate) struct Cuda {
 pub(crate) struct Event {
     raw: Arc<RawEvent>,
     lane: Lane,
-    /// Its position among the events of a copy lane.
+    /// The stream, and its position among the events of a copy lane or among all others.
+    stream: usize,
     number: u64,
 }
 
@@ -98,7 +101,14 @@ impl Cuda {
         let device = CudaDevice::new(index).map_err(|error| refused(error.to_string()))?;
         let driver = Arc::new(Driver::open(index)?);
         let (copies_out, copies_in) = (Copies::new(&driver)?, Copies::new(&driver)?);
-        Ok(Cuda { driver, device, copies_out, copies_in, patience: Patience::new(limit) })
+        Ok(Cuda {
+            driver,
+            device,
+            copies_out,
+            copies_in,
+            computed: AtomicU64::new(0),
+            patience: Patience::new(limit),
+        })
     }
 
     fn queue(&self, lane: Lane) -> Result<sys::CUstream> {
@@ -145,11 +155,14 @@ impl Device for Cuda {
         let mut recorded = self.copies(lane).map(|copies| copies.recorded.lock());
         // SAFETY: event and stream are of this context and alive.
         check("cuEventRecord", unsafe { result::event::record(raw.raw, stream) })?;
-        let number = recorded.as_mut().map_or(0, |recorded| {
-            **recorded += 1;
-            **recorded
-        });
-        Ok(Event { raw: Arc::new(raw), lane, number })
+        let number = match &mut recorded {
+            None => self.computed.fetch_add(1, Ordering::Relaxed),
+            Some(recorded) => {
+                **recorded += 1;
+                **recorded
+            }
+        };
+        Ok(Event { raw: Arc::new(raw), lane, stream: stream.addr(), number })
     }
 
     fn wait(&self, lane: Lane, event: &Event) -> Result<()> {
@@ -173,7 +186,7 @@ impl Device for Cuda {
             let _current = driver.enter()?;
             check("cuCtxSynchronize", result::ctx::synchronize())
         };
-        self.patience.outlast(|event| self.query(event), waits)
+        self.patience.outlast(waits)
     }
 
     fn between(&self, from: &Event, to: &Event) -> Result<Duration> {
@@ -348,6 +361,12 @@ impl Drop for Driver {
     }
 }
 
+impl Queued for Event {
+    fn follows(&self, other: &Event) -> bool {
+        self.stream == other.stream && self.number >= other.number
+    }
+}
+
 impl Copies {
     fn new(driver: &Arc<Driver>) -> Result<Copies> {
         Ok(Copies { stream: Stream::new(driver)?, recorded: Mutex::default(), reached: AtomicU64::new(0) })
@@ -385,7 +404,10 @@ impl RawEvent {
     fn is_reached(&self) -> Result<bool> {
         let _current = self.driver.enter()?;
         // SAFETY: the event is alive.
-        is_done("cuEventQuery", unsafe { result::event::query(self.raw) })
+        match unsafe { result::event::query(self.raw) } {
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            outcome => check("cuEventQuery", outcome).map(|()| true),
+        }
     }
 
     /// Makes what is queued on `stream` from now on come after the event.
@@ -412,14 +434,6 @@ pub(super) fn check<T>(call: &str, outcome: Result<T, DriverError>) -> Result<T>
             .map_or_else(|_| String::new(), |text| format!(" ({})", text.to_string_lossy()));
         refused(format!("{call}: {name}{what}"))
     })
-}
-
-/// Whether what `call` asked about is done.
-pub(super) fn is_done(call: &str, outcome: Result<(), DriverError>) -> Result<bool> {
-    match outcome {
-        Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
-        outcome => check(call, outcome).map(|()| true),
-    }
 }
 
 pub(super) fn refused(message: String) -> Error {

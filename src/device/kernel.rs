@@ -9,10 +9,9 @@ use cudarc::driver::{result, sys};
 use ssdtrain_libtorch::{CudaDevice, Storage};
 use ssdtrain_store::sync::Mutex;
 
-use super::cuda::{Driver, check, is_done, refused};
+use super::cuda::{Driver, check, refused};
 use super::joined::{Arguments, Joined, Size};
-use super::patience::Patience;
-use super::{DEVICE_TIMEOUT, keep, nvrtc};
+use super::nvrtc;
 use crate::error::{Error, Result};
 use crate::fusion::{ALIGNMENT, Chain, ENTRY, THREADS, source};
 
@@ -118,7 +117,7 @@ impl Joined for Kernel {
         let note = self.allocate(size_of::<u32>() as u64)?;
         let place = address(&note);
         let stream = self.stream()?;
-        let mut noted = Box::new(0_u32);
+        let mut noted: u32 = 0;
         {
             let _current = self.driver.enter()?;
             // SAFETY: the storage is four bytes of this device, and allocated for this stream.
@@ -128,16 +127,11 @@ impl Joined for Kernel {
         let _current = self.driver.enter()?;
         // SAFETY: both places have four bytes; `noted` lives until the stream is done.
         let outcome =
-            unsafe { sys::cuMemcpyDtoHAsync_v2((&raw mut *noted).cast(), place, size_of::<u32>(), stream) };
+            unsafe { sys::cuMemcpyDtoHAsync_v2((&raw mut noted).cast(), place, size_of::<u32>(), stream) };
         check("cuMemcpyDtoHAsync", outcome.result())?;
-        let is_over = |stream: &sys::CUstream| {
-            // SAFETY: the stream is libtorch's, which lives as long as the process.
-            is_done("cuStreamQuery", unsafe { sys::cuStreamQuery(*stream) }.result())
-        };
-        let waited = Patience::new(DEVICE_TIMEOUT).wait(&stream, is_over, || false);
-        let differs = *noted != 0;
-        keep(&waited, noted);
-        waited.map(|()| differs)
+        // SAFETY: the stream is libtorch's, which lives as long as the process.
+        check("cuStreamSynchronize", unsafe { result::stream::synchronize(stream) })?;
+        Ok(noted != 0)
     }
 }
 

@@ -123,6 +123,6 @@ pub(crate) fn keep<T, M>(outcome: &Result<T>, memory: M) {
     }
 }
 
-fn is_unanswered(error: &Error) -> bool {
+pub(crate) fn is_unanswered(error: &Error) -> bool {
     error.kind() == ErrorKind::TimedOut
 }

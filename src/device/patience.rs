@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use ssdtrain_store::no_thread;
 use ssdtrain_store::sync::Mutex;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -14,18 +13,28 @@ use crate::error::{Error, ErrorKind, Result};
 /// The shortest and the longest pause before it is asked again whether the device is done. What has taken long is asked about less often:
 /// a wait takes about a thirtieth longer than it has to, and no more than a tenth of a millisecond.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(10), Duration::from_micros(100));
+/// How often a thread looks whether the wait of another one takes too long.
+const LOOK: Duration = Duration::from_millis(50);
+/// By how much longer a pause may take than it should. The rest was not waited: the process was stopped.
+const LATE: Duration = Duration::from_millis(10);
 
-/// Waits for a device up to a limit. When one was in vain, the following ones end at once, until the device has reached what that one
-/// waited for.
+/// A point in one of a device's queues.
+pub(super) trait Queued: Clone {
+    /// Whether it cannot be reached before `other` is.
+    fn follows(&self, other: &Self) -> bool;
+}
+
+/// Waits for a device up to a limit. When one was in vain, those for what follows in the same queue end at once, until the device has
+/// reached what that one waited for.
 pub(super) struct Patience<E> {
     limit: Duration,
     /// What the device has not reached in time.
-    missed: Mutex<Option<E>>,
-    /// Whether the thread has ended that was left to wait for it.
+    missed: Mutex<Vec<E>>,
+    /// Whether the thread has ended that was left to wait for all of the device.
     left: Mutex<Option<Arc<AtomicBool>>>,
 }
 
-impl<E: Clone> Patience<E> {
+impl<E: Queued> Patience<E> {
     pub(super) fn new(limit: Duration) -> Patience<E> {
         Patience { limit, missed: Mutex::default(), left: Mutex::default() }
     }
@@ -40,76 +49,114 @@ impl<E: Clone> Patience<E> {
         if is_reached(event)? {
             return Ok(());
         }
-        if !self.answers(&is_reached)? {
+        if self.follows_missed(event, &is_reached)? {
             return Err(unanswered(self.limit));
         }
-        // A process that is stopped meanwhile has not waited.
-        let mut waited = Duration::ZERO;
-        let mut worry = self.limit / 10;
+        let mut waited = Waited::of(self.limit);
         loop {
             let (least, most) = PAUSES;
-            let pause = (waited / 32).clamp(least, most);
+            let pause = (waited.so_far / 32).clamp(least, most);
+            let begun = Instant::now();
             thread::sleep(pause);
-            waited += pause;
             if is_reached(event)? {
                 return Ok(());
             }
-            if waited >= self.limit || is_over() {
-                self.missed.lock().get_or_insert_with(|| event.clone());
-                return Err(unanswered(waited));
-            }
-            if waited >= worry {
-                tracing::warn!(limit = ?self.limit, "the device has not answered for {waited:.0?}");
-                worry = Duration::MAX;
+            waited.adds(begun.elapsed(), pause);
+            if waited.is_over() || is_over() {
+                self.missed.lock().push(event.clone());
+                return Err(unanswered(waited.so_far));
             }
         }
     }
 
-    /// Runs `work`, which waits for the device by itself, in a thread of its own. After the limit, the thread is left to it.
-    pub(super) fn outlast(
-        &self,
-        is_reached: impl Fn(&E) -> Result<bool>,
-        work: impl FnOnce() -> Result<()> + Send + 'static,
-    ) -> Result<()> {
-        if !self.answers(is_reached)? {
+    /// Runs `work`, which waits for all of the device by itself, in a thread of its own. After the limit, the thread is left to it.
+    pub(super) fn outlast(&self, work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
+        if self.left.lock().as_ref().is_some_and(|has_ended| !has_ended.load(Ordering::Acquire)) {
             return Err(unanswered(self.limit));
         }
         let (tell, told) = channel();
         let has_ended = Arc::new(AtomicBool::new(false));
-        let ends = Arc::clone(&has_ended);
+        let ends = Ends(Arc::clone(&has_ended));
+        let work = Arc::new(Mutex::new(Some(work)));
+        let given = Arc::clone(&work);
         let run = move || {
-            let outcome = work();
-            ends.store(true, Ordering::Release);
+            let _ends = ends;
+            let work = given.lock().take();
             // Nobody may want to hear of it any more.
-            tell.send(outcome).unwrap_or_default();
+            work.into_iter().for_each(|work| tell.send(work()).unwrap_or_default());
         };
-        let thread = thread::Builder::new().name("ssdtrain-wait".to_owned()).spawn(run);
-        drop(thread.map_err(|error| no_thread("a thread that waits for the device", error))?);
-        told.recv_timeout(self.limit).unwrap_or_else(|_| {
-            *self.left.lock() = Some(has_ended);
-            Err(unanswered(self.limit))
-        })
+        if let Err(error) = thread::Builder::new().name("ssdtrain-wait".to_owned()).spawn(run) {
+            tracing::debug!(%error, "no thread waits for the device, so this one does, without a limit");
+            let work = work.lock().take();
+            return work.map_or(Ok(()), |work| work());
+        }
+        let mut waited = Waited::of(self.limit);
+        loop {
+            let begun = Instant::now();
+            match told.recv_timeout(LOOK) {
+                Ok(outcome) => return outcome,
+                Err(RecvTimeoutError::Timeout) => waited.adds(begun.elapsed(), LOOK),
+                // It has panicked.
+                Err(RecvTimeoutError::Disconnected) => return Err(unanswered(waited.so_far)),
+            }
+            if waited.is_over() {
+                *self.left.lock() = Some(has_ended);
+                return Err(unanswered(waited.so_far));
+            }
+        }
     }
 
-    /// Whether the device has done by now what a thread has waited for in vain.
-    fn answers(&self, is_reached: impl Fn(&E) -> Result<bool>) -> Result<bool> {
-        let (mut missed, mut left) = (self.missed.lock(), self.left.lock());
-        let is_here = missed.as_ref().map_or(Ok(true), is_reached)?;
-        if is_here {
-            *missed = None;
+    /// Whether `event` comes after something that a thread has waited for in vain, and that the device has still not reached.
+    fn follows_missed(&self, event: &E, is_reached: impl Fn(&E) -> Result<bool>) -> Result<bool> {
+        let mut missed = self.missed.lock();
+        for at in (0..missed.len()).rev() {
+            if is_reached(&missed[at])? {
+                missed.swap_remove(at);
+            }
         }
-        let has_ended = left.as_ref().is_none_or(|ended| ended.load(Ordering::Acquire));
-        if has_ended {
-            *left = None;
+        Ok(missed.iter().any(|missed| event.follows(missed)))
+    }
+}
+
+/// How long a thread has waited.
+struct Waited {
+    limit: Duration,
+    so_far: Duration,
+    has_warned: bool,
+}
+
+impl Waited {
+    fn of(limit: Duration) -> Waited {
+        Waited { limit, so_far: Duration::ZERO, has_warned: false }
+    }
+
+    /// A pause took so long. A process that was stopped meanwhile has not waited.
+    fn adds(&mut self, took: Duration, pause: Duration) {
+        self.so_far += took.min(pause + LATE);
+        if self.so_far >= self.limit / 10 && !self.has_warned {
+            tracing::warn!(limit = ?self.limit, "the device has not answered for {:.0?}", self.so_far);
+            self.has_warned = true;
         }
-        Ok(is_here && has_ended)
+    }
+
+    fn is_over(&self) -> bool {
+        self.so_far >= self.limit
+    }
+}
+
+/// Notes on drop that a thread has ended.
+struct Ends(Arc<AtomicBool>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
     }
 }
 
 fn unanswered(waited: Duration) -> Error {
     let message = format!(
-        "the device has not done within {waited:.0?} what is waited for; memory that it may still use is kept until it has; see what \
-         holds it up (nvidia-smi, dmesg), or raise the time limit (device_timeout, --device-timeout)"
+        "the device has not done within {waited:.0?} what is waited for; memory that it may still use is not used for anything else; \
+         see what holds it up (nvidia-smi, dmesg), or raise the time limit (device_timeout, --device-timeout)"
     );
     Error::new(ErrorKind::TimedOut, message)
 }
@@ -117,10 +164,22 @@ fn unanswered(waited: Duration) -> Error {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::process::{Command, id};
 
     use super::*;
 
-    const NEVER: fn(&u32) -> Result<bool> = |_| Ok(false);
+    /// A place in a queue: its number, and that of the queue.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    struct At(u32, u32);
+
+    impl Queued for At {
+        fn follows(&self, other: &At) -> bool {
+            self.1 == other.1 && self.0 >= other.0
+        }
+    }
+
+    const NEVER: fn(&At) -> Result<bool> = |_| Ok(false);
+    const AGAIN: fn() -> bool = || panic!("waited again");
 
     fn is_in_vain(waited: Result<()>) {
         assert_eq!(waited.unwrap_err().kind(), ErrorKind::TimedOut);
@@ -129,46 +188,72 @@ mod tests {
     #[test]
     fn what_is_reached_is_not_waited_for_and_what_comes_in_time_is() {
         let patience = Patience::new(Duration::MAX);
-        patience.wait(&1, |_| Ok(true), || true).unwrap();
+        patience.wait(&At(1, 0), |_| Ok(true), AGAIN).unwrap();
         let asked = Cell::new(0);
-        let third = |_: &u32| Ok(asked.replace(asked.get() + 1) == 2);
-        patience.wait(&1, third, || false).unwrap();
+        let third = |_: &At| Ok(asked.replace(asked.get() + 1) == 2);
+        patience.wait(&At(1, 0), third, || false).unwrap();
         assert_eq!(asked.get(), 3);
     }
 
     #[test]
-    fn a_wait_in_vain_ends_the_following_ones_until_what_it_waited_for_is_reached() {
+    fn a_wait_in_vain_takes_its_limit() {
+        let (limit, start) = (Duration::from_millis(200), Instant::now());
+        is_in_vain(Patience::new(limit).wait(&At(1, 0), NEVER, || false));
+        assert!(start.elapsed() >= limit);
+    }
+
+    #[test]
+    fn a_wait_in_vain_ends_those_that_follow_in_its_queue_until_what_it_waited_for_is_reached() {
         let patience = Patience::new(Duration::from_millis(2));
-        is_in_vain(patience.wait(&1, NEVER, || false));
-        let over = || -> bool { panic!("waited again") };
-        is_in_vain(patience.wait(&2, NEVER, over));
-        patience.wait(&2, |event| Ok(*event == 2), over).unwrap();
-        // The first is reached, so the second is waited for.
-        is_in_vain(patience.wait(&2, |event| Ok(*event == 1), || true));
-        is_in_vain(patience.wait(&1, NEVER, over));
+        is_in_vain(patience.wait(&At(2, 0), NEVER, || false));
+        is_in_vain(patience.wait(&At(3, 0), NEVER, AGAIN));
+        // What comes before it or in another queue is waited for.
+        for other in [At(1, 0), At(3, 1)] {
+            let asked = Cell::new(0);
+            let in_time = |at: &At| Ok(*at == other && asked.replace(asked.get() + 1) == 2);
+            patience.wait(&other, in_time, || false).unwrap();
+        }
+        // Once it is reached, the next one is, too.
+        is_in_vain(patience.wait(&At(3, 0), |at| Ok(*at == At(2, 0)), || true));
+        is_in_vain(patience.wait(&At(3, 0), NEVER, AGAIN));
     }
 
     #[test]
     fn a_device_that_fails_says_so() {
-        let refused = |_: &u32| Err(Error::new(ErrorKind::Device, "failed"));
-        let error = Patience::new(Duration::MAX).wait(&1, refused, || false).unwrap_err();
+        let refused = |_: &At| Err(Error::new(ErrorKind::Device, "failed"));
+        let error = Patience::new(Duration::MAX).wait(&At(1, 0), refused, || false).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Device);
     }
 
     #[test]
-    fn work_that_does_not_end_is_left_alone_and_not_waited_for_again_until_it_has_ended() {
-        let patience = Patience::new(Duration::from_millis(20));
+    fn work_that_does_not_end_is_left_alone_and_not_begun_again_before_it_has_ended() {
+        let patience = Patience::<At>::new(Duration::from_millis(20));
         let (hold, holds) = channel::<()>();
-        is_in_vain(patience.outlast(NEVER, move || holds.recv().map_err(Error::torch)));
-        let over = || -> bool { panic!("waited again") };
-        is_in_vain(patience.wait(&1, NEVER, over));
-        is_in_vain(patience.outlast(NEVER, || panic!("begun again")));
+        is_in_vain(patience.outlast(move || holds.recv().map_err(Error::torch)));
+        is_in_vain(patience.outlast(|| panic!("begun again")));
         hold.send(()).unwrap();
-        while patience.outlast(NEVER, || Ok(())).is_err() {
+        while patience.outlast(|| Ok(())).is_err() {
             thread::yield_now();
         }
-        let asked = Cell::new(0);
-        let second = |_: &u32| Ok(asked.replace(asked.get() + 1) == 1);
-        patience.wait(&1, second, || false).unwrap();
+    }
+
+    #[test]
+    fn work_that_panics_is_an_error_and_the_next_one_runs() {
+        let patience = Patience::<At>::new(Duration::MAX);
+        is_in_vain(patience.outlast(|| panic!("on purpose, in a wait")));
+        patience.outlast(|| Ok(())).unwrap();
+    }
+
+    #[test]
+    fn time_in_which_the_process_was_stopped_does_not_count() {
+        let script = format!("sleep 0.1; kill -STOP {0}; sleep 4; kill -CONT {0}", id());
+        let mut child = Command::new("sh").arg("-c").arg(script).spawn().unwrap();
+        let work = || {
+            (0..30).for_each(|_| thread::sleep(Duration::from_millis(10)));
+            Ok(())
+        };
+        let outcome = Patience::<At>::new(Duration::from_secs(3)).outlast(work);
+        child.wait().unwrap();
+        outcome.unwrap();
     }
 }

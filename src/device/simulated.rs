@@ -13,7 +13,7 @@ use ssdtrain_libtorch::Storage;
 use ssdtrain_store::sync::Mutex;
 use ssdtrain_store::{Pin, no_thread};
 
-use super::patience::Patience;
+use super::patience::{Patience, Queued};
 use super::{Device, DeviceFaults, FaultyDevice, Lane};
 use crate::error::{Error, Result};
 
@@ -199,6 +199,13 @@ impl Event {
 
     fn wait(&self, is_over: impl Fn() -> bool) -> Result<()> {
         Patience::new(Duration::MAX).wait(self, |event| Ok(event.at().is_some()), is_over)
+    }
+}
+
+/// Each wait has a patience of its own, which knows of no other event.
+impl Queued for Event {
+    fn follows(&self, _other: &Event) -> bool {
+        false
     }
 }
 

@@ -220,7 +220,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::device::Simulated;
+    use crate::device::{DeviceFaults, Simulated, Simulation};
     use crate::tier::{DirectTier, HostSettings, HostTier, PoolSize};
     use ssdtrain_store::{BackendKind, Direction, Fault, Faulty, Pool, StoreConfig};
 
@@ -264,6 +264,25 @@ mod tests {
         assert_eq!(parcel.reserve(), Room::Later);
         receiver.recv_timeout(Duration::from_secs(60)).unwrap();
         assert_eq!(parcel.reserve(), Room::Reserved);
+    }
+
+    #[test]
+    fn a_device_that_does_not_answer_fails_the_trial_and_keeps_what_it_may_still_use() {
+        // After the storage was filled, written, filled with zeros, read into, and copied back.
+        for done in [0, 4, 5, 8, 9, 10, 11, 12] {
+            let faults = Arc::<DeviceFaults>::default();
+            let device = Simulation { delay: Duration::ZERO, faults: Arc::clone(&faults), staging: None };
+            let (above, below) = (device.start().unwrap(), device.start().unwrap());
+            let tier = DirectTier::new(below, Store::open(config()).unwrap(), PIECE, None).unwrap();
+            let tier: Arc<dyn Tier> = tier;
+            faults.stop_after(done);
+            let outcome = Trial::new(Arc::clone(&tier), &above).round_trip();
+            assert!(outcome.is_err(), "{done}");
+            // Copies go on, from and to what was kept for them.
+            faults.heal();
+            above.synchronize().unwrap();
+            tier.synchronize().unwrap();
+        }
     }
 
     #[test]

@@ -296,8 +296,8 @@ impl TensorCache {
     /// Gives back what no graph needs, between phases of a program such as training, evaluation and saving a checkpoint: pinned host
     /// memory, memory of CPU tensors as [`trim`](crate::trim) does, a GPU's memory that libtorch holds but does not use, and the space of
     /// the spill files, with the memory from which they are written when they are [encrypted](TensorCacheBuilder::encrypt). Waits for the
-    /// device up to [`device_timeout`](TensorCacheBuilder::device_timeout), and for each disk up to
-    /// [`disk_timeout`](TensorCacheBuilder::disk_timeout). Returns what was given back.
+    /// device up to [`device_timeout`](TensorCacheBuilder::device_timeout), and then for as long as libtorch does, and for each disk up
+    /// to [`disk_timeout`](TensorCacheBuilder::disk_timeout). Returns what was given back.
     ///
     /// The cache goes on as before: the next step pins memory again, with a [`host_pool`](TensorCacheBuilder::host_pool) of its own size
     /// before it begins, and otherwise as steps need it. So do the spill files grow. Plans stay.

@@ -16,6 +16,7 @@ use super::{TensorCache, warnings};
 use crate::endurance::Endurance;
 use crate::error::{Error, ErrorKind, Result};
 use crate::step::{Level, Marks, Recorder, StepContext, Within, enter};
+use crate::telemetry::events::warn_once;
 use crate::telemetry::{ScopeId, StepReport, events};
 use crate::tier::Tier;
 use crate::trace::{Name, Range, Stamp};
@@ -156,7 +157,10 @@ impl Step<'_> {
         }
         let launched = Instant::now();
         let awaited = match context.cache.tier() {
-            Some(tier) if self.cache.device.is_cuda() => context.plan.timed && tier.synchronize().is_ok(),
+            Some(tier) if self.cache.device.is_cuda() && context.plan.timed => tier
+                .synchronize()
+                .inspect_err(|error| warn_once!(%error, "a step was not waited for"))
+                .is_ok(),
             _ => !self.cache.device.is_cuda(),
         };
         let wait = launched.elapsed();

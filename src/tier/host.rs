@@ -384,8 +384,10 @@ impl<D: Device> Tier for HostTier<D> {
         books.hot.retain(|event| !self.device.is_reached(event));
         // Nothing is pinned ahead until a step asks for it again.
         books.wanted = 0;
+        let is_in_use = !books.hot.is_empty();
         drop(books);
-        self.pool.shrink()
+        // Other threads may have given memory back since.
+        if is_in_use { 0 } else { self.pool.shrink() }
     }
 
     fn synchronize(&self) -> Result<()> {

@@ -167,12 +167,14 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
+    use ssdtrain_store::{BackendKind, Store, StoreConfig};
+
     use super::super::super::modelled::{Copies, FOREIGN, Fault, ModelDevice, set_word, word};
     use super::super::super::{Here, Parcel, Room, Tier};
     use super::super::{HostSettings, PoolSize};
     use super::*;
-    use crate::device::{DeviceCall, DeviceFaults, FaultyDevice, Simulation};
-    use crate::error::Completion;
+    use crate::device::{DeviceCall, DeviceFaults, FaultyDevice, Simulated, Simulation};
+    use crate::error::{Completion, ErrorKind};
     use crate::telemetry::{ScopeId, StallCause};
     use crate::units::MIB;
 
@@ -258,10 +260,7 @@ mod tests {
     #[test]
     fn a_pool_that_the_device_may_still_use_stays_when_its_tier_goes() {
         for is_given_back in [false, true] {
-            let faults = Arc::<DeviceFaults>::default();
-            let device = Simulation { delay: Duration::ZERO, faults: Arc::clone(&faults), staging: None };
-            let settings = HostSettings { pool: PoolSize::Fixed(2 * MIB), read_ahead: 0 };
-            let tier = HostTier::new(device.start().unwrap(), None, settings, None).unwrap();
+            let (tier, faults) = stopping(None);
             faults.stop_after(0);
             let from = Storage::allocate(2 * MIB).unwrap();
             drop(saved(&tier, &from));
@@ -275,6 +274,93 @@ mod tests {
             faults.heal();
             device.block_on(&last).unwrap();
         }
+    }
+
+    type Stopping = FaultyDevice<Simulated>;
+
+    /// A tier of one huge page above a device that can be stopped.
+    fn stopping(store: Option<Store>) -> (Arc<HostTier<Stopping>>, Arc<DeviceFaults>) {
+        let faults = Arc::<DeviceFaults>::default();
+        let device = Simulation { delay: Duration::ZERO, faults: Arc::clone(&faults), staging: None };
+        let settings = HostSettings { pool: PoolSize::Fixed(2 * MIB), read_ahead: 0 };
+        (HostTier::new(device.start().unwrap(), store, settings, None).unwrap(), faults)
+    }
+
+    fn is_free(tier: &HostTier<Stopping>) -> bool {
+        tier.books.lock().cooling.clear();
+        tier.pool.free_bytes() == tier.pool.capacity()
+    }
+
+    #[test]
+    fn copies_whose_end_is_not_recorded_keep_their_memory_if_the_device_does_not_answer() {
+        for is_out in [true, false] {
+            let (tier, faults) = stopping(None);
+            let [from, into] = [(); 2].map(|()| Storage::allocate(MIB).unwrap());
+            let kept = if is_out { from.downgrade() } else { into.downgrade() };
+            let parcel = (!is_out).then(|| saved(&tier, &from));
+            faults.stop_after(0);
+            // The first event is of what was computed before the copy.
+            faults.inject(Some(DeviceCall::Record), 1, 1);
+            match parcel {
+                None => drop(saved(&tier, &from)),
+                Some(parcel) => {
+                    let (tell, told) = channel();
+                    let done = Completion::new(move |outcome| tell.send(outcome).unwrap());
+                    Arc::clone(&parcel).load(into.clone(), &Here::default(), done);
+                    assert_eq!(told.recv().unwrap().unwrap_err().kind(), ErrorKind::TimedOut);
+                }
+            }
+            drop((from, into));
+            assert!(kept.upgrade().is_some() && !is_free(&tier), "{is_out}");
+            faults.heal();
+            tier.synchronize().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_copy_in_that_fails_halfway_keeps_its_storage_if_the_device_does_not_answer() {
+        let (tier, faults) = stopping(None);
+        let half = Storage::allocate(MIB / 2).unwrap();
+        let mut small = [(); 3].map(|()| Some(saved(&tier, &half)));
+        drop(small[1].take());
+        tier.synchronize().unwrap();
+        let (whole, into) = (Storage::allocate(MIB).unwrap(), Storage::allocate(MIB).unwrap());
+        // Its slot has two parts.
+        let parcel = saved(&tier, &whole);
+        tier.synchronize().unwrap();
+        faults.stop_after(0);
+        faults.inject(Some(DeviceCall::CopyIn), 1, 1);
+        let kept = into.downgrade();
+        Arc::clone(&parcel).load(into, &Here::default(), Completion::new(drop));
+        assert!(kept.upgrade().is_some());
+        faults.heal();
+        tier.synchronize().unwrap();
+    }
+
+    #[test]
+    fn a_trial_of_copies_keeps_its_memory_if_the_device_does_not_answer() {
+        let (tier, faults) = stopping(None);
+        faults.stop_after(0);
+        assert_eq!(tier.try_copies().unwrap_err().kind(), ErrorKind::TimedOut);
+        assert!(!is_free(&tier));
+        faults.heal();
+        tier.synchronize().unwrap();
+    }
+
+    #[test]
+    fn what_the_device_has_not_copied_in_time_is_not_written_to_the_disk() {
+        let config = StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() };
+        let (tier, faults) = stopping(Some(Store::open(config).unwrap()));
+        faults.stop_after(0);
+        let from = Storage::allocate(MIB).unwrap();
+        let _pool_is_full = [(); 2].map(|()| saved(&tier, &from));
+        let more = Arc::clone(&tier).parcel(MIB, ScopeId::default(), &Here::default()).unwrap();
+        while more.reserve() == Room::Later {
+            tier.settle();
+        }
+        assert_eq!(tier.store.as_ref().unwrap().stats().bytes_written, 0);
+        faults.heal();
+        tier.synchronize().unwrap();
     }
 
     #[test]

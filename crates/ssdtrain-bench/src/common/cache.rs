@@ -59,7 +59,8 @@ pub(crate) struct CacheArgs {
     #[arg(long, value_name = "SECONDS", value_parser = parse_timeout)]
     #[serde(skip_serializing_if = "Option::is_none")]
     disk_timeout: Option<Duration>,
-    /// Seconds that a GPU may take for what it was given, or "none" for no limit. Then the run ends. Default: 600
+    /// Seconds that the cache waits for a GPU, or "none" for no limit. What is not computed or copied by then is not written to disk;
+    /// where memory to read into is still in use, the run ends. Default: 600
     #[arg(long, value_name = "SECONDS", value_parser = parse_timeout)]
     #[serde(skip_serializing_if = "Option::is_none")]
     device_timeout: Option<Duration>,
