@@ -153,7 +153,7 @@ impl Drop for Ends {
     }
 }
 
-fn unanswered(waited: Duration) -> Error {
+pub(super) fn unanswered(waited: Duration) -> Error {
     let message = format!(
         "the device has not done within {waited:.0?} what is waited for; memory that it may still use is not used for anything else; \
          see what holds it up (nvidia-smi, dmesg), or raise the time limit (device_timeout, --device-timeout)"

@@ -10,10 +10,10 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use ssdtrain_libtorch::Storage;
-use ssdtrain_store::sync::Mutex;
+use ssdtrain_store::sync::{Condvar, Mutex};
 use ssdtrain_store::{Pin, no_thread};
 
-use super::patience::{Patience, Queued};
+use super::patience::unanswered;
 use super::{Device, DeviceFaults, FaultyDevice, Lane};
 use crate::error::{Error, Result};
 
@@ -43,6 +43,9 @@ pub(crate) struct Simulated {
     used: Used,
 }
 
+/// How often who waits looks whether the device has stopped.
+const LOOK: Duration = Duration::from_millis(1);
+
 thread_local! {
     /// The stream that the calling thread would compute on if there were several.
     static STREAM: Cell<usize> = const { Cell::new(0) };
@@ -54,7 +57,7 @@ pub(crate) type Used = Arc<Mutex<Vec<(ssdtrain_libtorch::StorageId, usize)>>>;
 
 /// A point in a lane's queue, with the time when it was reached.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Event(Arc<Mutex<Option<Instant>>>);
+pub(crate) struct Event(Arc<(Mutex<Option<Instant>>, Condvar)>);
 
 struct Worker {
     /// `None` once the device is being dropped.
@@ -190,22 +193,24 @@ impl Pin for Simulated {
 
 impl Event {
     pub(crate) fn reach(&self) {
-        *self.0.lock() = Some(Instant::now());
+        *self.0.0.lock() = Some(Instant::now());
+        self.0.1.notify_all();
     }
 
     fn at(&self) -> Option<Instant> {
-        *self.0.lock()
+        *self.0.0.lock()
     }
 
+    /// Waits until it is reached, or a device that has stopped has had its time.
     fn wait(&self, is_over: impl Fn() -> bool) -> Result<()> {
-        Patience::new(Duration::MAX).wait(self, |event| Ok(event.at().is_some()), is_over)
-    }
-}
-
-/// Each wait has a patience of its own, which knows of no other event.
-impl Queued for Event {
-    fn follows(&self, _other: &Event) -> bool {
-        false
+        let mut reached = self.0.0.lock();
+        while reached.is_none() {
+            self.0.1.wait_until(&mut reached, Instant::now() + LOOK);
+            if reached.is_none() && is_over() {
+                return Err(unanswered(LOOK));
+            }
+        }
+        Ok(())
     }
 }
 
