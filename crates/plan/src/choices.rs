@@ -23,22 +23,25 @@ struct Change {
     switched: Vec<usize>,
     /// By how much fewer bytes are held.
     bytes: u64,
-    /// By how much longer recomputation takes, about.
+    /// By how much longer recomputation takes, about; 0 if times do not count.
     time: Duration,
 }
 
-/// Which of several equally cheap changes come first.
+/// What comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ties {
+pub(crate) enum Order {
+    /// What takes the least time for its bytes, and of several alike the oldest or the newest.
     Oldest,
     Newest,
+    /// What makes the fewest bytes for its own, whatever times were measured: how low a peak can be does not depend on these.
+    FewestBytes,
 }
 
 impl Choices {
     /// Makes the cheapest change for each byte again and again. `need` is what a step needs besides what is held: as
     /// much may be recomputed at once without a higher peak.
-    pub(crate) fn new(work: &Workload, graph: &Graph, need: u64, ties: Ties) -> Choices {
-        let mut market = Market::new(work, graph, need, ties);
+    pub(crate) fn new(work: &Workload, graph: &Graph, need: u64, order: Order) -> Choices {
+        let mut market = Market::new(work, graph, need, order);
         let at_first = market.is_held.clone();
         (0..work.activations.len()).for_each(|index| market.offer(index));
         let mut changes = Vec::new();
@@ -103,7 +106,7 @@ mod tests {
 
     fn switched(activations: Vec<Activation>, need: u64) -> Vec<Vec<usize>> {
         let work = Workload { activations, turn_extra: need, ..Workload::default() };
-        let choices = Choices::new(&work, &Graph::new(&work.activations), need, Ties::Oldest);
+        let choices = Choices::new(&work, &Graph::new(&work.activations), need, Order::Oldest);
         choices.changes.into_iter().map(|change| change.switched).collect()
     }
 
@@ -136,7 +139,7 @@ mod tests {
         let mut three = vec![saved(4 * MS), saved(4 * MS), saved(MS)];
         three[2].backward_extra = 900;
         let work = Workload { activations: three, ..Workload::default() };
-        let choices = Choices::new(&work, &Graph::new(&work.activations), 1000, Ties::Oldest);
+        let choices = Choices::new(&work, &Graph::new(&work.activations), 1000, Order::Oldest);
         assert_eq!(choices.held(2), [false, false, true]);
     }
 
@@ -154,7 +157,7 @@ mod tests {
     fn counts_are_spread_from_none_to_all() {
         let activations = (0..10).map(|_| activation(Role::Saved, 100, MS, &[])).collect();
         let work = Workload { activations, ..Workload::default() };
-        let choices = Choices::new(&work, &Graph::new(&work.activations), 1000, Ties::Newest);
+        let choices = Choices::new(&work, &Graph::new(&work.activations), 1000, Order::Newest);
         let counts = choices.spread(4, 1000 * MS);
         assert_eq!((counts.first(), counts.last(), counts.len()), (Some(&0), Some(&choices.len()), 4));
     }

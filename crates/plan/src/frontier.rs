@@ -6,7 +6,7 @@ use std::cmp::Ordering;
 use std::time::Duration;
 
 use self::refinement::Refinement;
-use crate::choices::{Choices, Ties};
+use crate::choices::{Choices, Order};
 use crate::goal::{Caps, Goal, OutOfReach, Plan};
 use crate::graph::Graph;
 use crate::level::Level;
@@ -32,7 +32,7 @@ pub struct Frontier<'a> {
 #[derive(Clone, Copy, Debug)]
 struct Effort {
     /// Sequences of choices.
-    sequences: &'static [Ties],
+    sequences: &'static [Order],
     /// Levels of each sequence.
     levels: usize,
     /// Targets for the peak of each level, from the lowest useful one to that of keeping everything.
@@ -66,15 +66,13 @@ impl<'a> Frontier<'a> {
         let effort = Effort::of(work);
         let extras = work.activations.iter().map(|one| one.bytes + one.forward_extra.max(one.backward_extra));
         let need = extras.max().unwrap_or(0).max(work.turn_extra);
-        let choices = effort.sequences.iter().map(|ties| Choices::new(work, &graph, need, *ties)).collect();
+        let choices = effort.sequences.iter().map(|order| Choices::new(work, &graph, need, *order)).collect();
         let kept = simulate::run(work, &graph, &[], machine, &Budgets::default()).peak();
         let mut frontier = Frontier { work, machine, caps, graph, choices, kept, levels: Vec::new(), effort };
         for sequence in 0..frontier.choices.len() {
             let counts = frontier.choices[sequence].spread(effort.levels, work.computed());
-            // Both sequences begin and end alike.
-            let counts = counts.into_iter().filter(|&changes| {
-                sequence == 0 || (changes > 0 && changes < frontier.choices[sequence].len())
-            });
+            // All sequences begin alike.
+            let counts = counts.into_iter().filter(|&changes| sequence == 0 || changes > 0);
             let places: Vec<Place> = counts.map(|changes| Place { sequence, changes }).collect();
             for place in places {
                 frontier.levels.push((place, frontier.level(place)));
@@ -262,16 +260,16 @@ impl<'a> Frontier<'a> {
 
 impl Effort {
     fn of(work: &Workload) -> Effort {
-        let both = &[Ties::Newest, Ties::Oldest];
+        let all = &[Order::Newest, Order::Oldest, Order::FewestBytes];
         match work.activations.len() {
             0..1000 => {
-                Effort { sequences: both, levels: 24, targets: 32, halvings: 8, rounds: 5, trials: 2000 }
+                Effort { sequences: all, levels: 24, targets: 32, halvings: 8, rounds: 5, trials: 2000 }
             }
             1000..5000 => {
-                Effort { sequences: both, levels: 12, targets: 24, halvings: 6, rounds: 4, trials: 200 }
+                Effort { sequences: all, levels: 12, targets: 24, halvings: 6, rounds: 4, trials: 200 }
             }
             _ => Effort {
-                sequences: &[Ties::Newest],
+                sequences: &[Order::Newest],
                 levels: 10,
                 targets: 16,
                 halvings: 4,

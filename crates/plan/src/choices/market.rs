@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 use std::time::Duration;
 
 use super::groups::Groups;
-use super::{Change, Ties};
+use super::{Change, Order};
 use crate::graph::Graph;
 use crate::{Activation, Role, Workload};
 
@@ -27,7 +27,7 @@ type Key = (i64, usize);
 pub(super) struct Market<'a> {
     activations: &'a [Activation],
     graph: &'a Graph,
-    ties: Ties,
+    order: Order,
     need: u64,
     most_at_once: u64,
     /// By how much a step with everything kept is higher later in forward, or earlier in backward, than what is saved
@@ -70,7 +70,7 @@ struct Visits {
 }
 
 impl<'a> Market<'a> {
-    pub(super) fn new(work: &'a Workload, graph: &'a Graph, need: u64, ties: Ties) -> Market<'a> {
+    pub(super) fn new(work: &'a Workload, graph: &'a Graph, need: u64, order: Order) -> Market<'a> {
         let activations = &work.activations[..];
         let count = activations.len();
         let is_held: Vec<bool> = activations.iter().map(Activation::is_saved).collect();
@@ -82,7 +82,7 @@ impl<'a> Market<'a> {
         Market {
             activations,
             graph,
-            ties,
+            order,
             need: need.max(1),
             most_at_once: need.max((AT_ONCE * saved as f64) as u64),
             is_held,
@@ -113,7 +113,10 @@ impl<'a> Market<'a> {
                 continue;
             }
             self.make(&offer);
-            let time = Duration::from_secs_f64(offer.time);
+            let time = match self.order {
+                Order::Oldest | Order::Newest => Duration::from_secs_f64(offer.time),
+                Order::FewestBytes => Duration::ZERO,
+            };
             return Some(Change { switched: offer.switched, bytes: offer.bytes, time });
         }
     }
@@ -129,9 +132,9 @@ impl<'a> Market<'a> {
     }
 
     fn key(&self, index: usize, offer: &Offer) -> Key {
-        let tie = match self.ties {
-            Ties::Oldest => index,
-            Ties::Newest => self.activations.len() - index,
+        let tie = match self.order {
+            Order::Oldest => index,
+            Order::Newest | Order::FewestBytes => self.activations.len() - index,
         };
         ((offer.price.ln() / ALIKE.ln()).floor() as i64, tie)
     }
@@ -292,10 +295,14 @@ impl<'a> Market<'a> {
         }
     }
 
-    /// The time to compute an activation through what was visited, without what its group computes anyway.
+    /// The time to compute an activation through what was visited, without what its group computes anyway. Or what stands for it.
     fn time(&mut self, index: usize) -> f64 {
-        let seconds = |activation: &Activation| {
-            activation.recompute.as_ref().map_or(0.0, |recompute| recompute.time.as_secs_f64())
+        let order = self.order;
+        let seconds = |activation: &Activation| match order {
+            Order::Oldest | Order::Newest => {
+                activation.recompute.as_ref().map_or(0.0, |recompute| recompute.time.as_secs_f64())
+            }
+            Order::FewestBytes => activation.bytes as f64,
         };
         let mut time = seconds(&self.activations[index]);
         for &through in &self.visits.through {

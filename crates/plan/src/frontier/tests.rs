@@ -139,6 +139,34 @@ fn what_the_program_holds_until_forward_ends_stays_if_copies_would_be_late() {
 }
 
 #[test]
+fn how_low_a_peak_can_be_does_not_depend_on_the_times_that_were_measured() {
+    // A GPT whose layers are segments, from a profile that was taken beside other work.
+    let work: Workload = serde_json::from_str(include_str!("segments.json")).unwrap();
+    let machine = Machine { host_pool: 1 << 20, ..copies(3e9) };
+    let lowest = |time: &dyn Fn(usize, &Activation) -> Duration| {
+        let mut work = work.clone();
+        for (index, one) in work.activations.iter_mut().enumerate() {
+            let takes = time(index, one);
+            one.recompute.iter_mut().for_each(|recompute| recompute.time = takes);
+        }
+        Frontier::new(&work, &machine, Caps { disk: 0, ..Caps::default() }).lowest().prediction.peak()
+    };
+    let as_bytes = |one: &Activation| Duration::from_nanos(one.bytes);
+    let alike = lowest(&|_, one| as_bytes(one));
+    let measured = |one: &Activation| one.recompute.as_ref().map_or(Duration::ZERO, |how| how.time);
+    assert_eq!(lowest(&|_, one| measured(one)), alike);
+    for seed in 0..8 {
+        // From a tenth to ten times as long.
+        let chance = |index: usize| {
+            let mixed = (1000 * seed + index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            (mixed >> 40) as f64 / f64::from(1 << 24)
+        };
+        let found = lowest(&|index, one| as_bytes(one).mul_f64(10_f64.powf(2.0 * chance(index) - 1.0)));
+        assert!(found <= alike, "{seed}: {found} instead of {alike}");
+    }
+}
+
+#[test]
 fn what_exceeds_the_host_goes_to_the_disk_oldest_first() {
     let (work, machine) = (layers(8), Machine { host_pool: 500, ..copies(1e9) });
     let plan =
