@@ -10,7 +10,7 @@ use ssdtrain_store::{BLOCK, BackendKind, Clock, DiskLog, HistoryFile, Store, Sto
 use tch::Device;
 use tch::nn::{VarStore, Variables};
 
-use crate::device::{DEVICE_TIMEOUT, DeviceFaults, Simulation};
+use crate::device::{DeviceFaults, Simulation};
 use crate::endurance::Endurance;
 use crate::error::{Error, ErrorKind, Result};
 use crate::processes;
@@ -82,7 +82,7 @@ impl Default for TensorCacheBuilder {
             path: IoPath::default(),
             required_path: None,
             read_ahead: GIB,
-            device_timeout: DEVICE_TIMEOUT,
+            device_timeout: Duration::from_secs(600),
             simulated: None,
             require_direct_io: false,
             fail_if_nothing_offloaded: false,

@@ -224,7 +224,6 @@ fn a_failing_load_keeps_its_kind_through_the_host_pool() {
     assert_eq!(system.and_then(io::Error::raw_os_error), Some(libc::EIO), "{error}");
 }
 
-/// The graph outlives the step that saved for it, and backward runs in a step of another cache.
 #[test]
 fn a_gpu_that_does_not_answer_is_an_error_and_what_it_may_still_use_outlives_the_cache() {
     let source = randn(&[64, 64]);
@@ -267,6 +266,7 @@ fn a_gpu_that_answers_again_is_used_again() {
     assert_nothing_held(&cache);
 }
 
+/// The graph outlives the step that saved for it, and backward runs in a step of another cache.
 #[test]
 fn a_failing_load_keeps_its_kind_in_a_step_of_another_cache() {
     let (backend, cache) = faulty(Verify::Off);

@@ -177,7 +177,7 @@ impl Device for Cuda {
     }
 
     fn block_on(&self, event: &Event) -> Result<()> {
-        self.patience.wait(event, |event| self.query(event), || false)
+        self.patience.wait(event, |event| self.query(event))
     }
 
     fn synchronize(&self) -> Result<()> {

@@ -26,9 +26,6 @@ pub(crate) use self::simulated::{Event as SimulatedEvent, Simulated, Used as Sim
 pub(crate) use self::tiles::Tiles;
 use crate::error::{Error, ErrorKind, Result};
 
-/// How long threads wait for a device, unless a cache has a limit of its own.
-pub(crate) const DEVICE_TIMEOUT: Duration = Duration::from_secs(600);
-
 /// A queue whose work is done in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lane {
