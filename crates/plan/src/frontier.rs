@@ -52,9 +52,9 @@ struct Place {
     changes: usize,
 }
 
-/// The best plan so far, and what it was made from.
+/// The best plan of a sequence so far, and what it was made from.
 struct Best {
-    place: Place,
+    changes: usize,
     target: u64,
     plan: Plan,
 }
@@ -62,8 +62,11 @@ struct Best {
 impl<'a> Frontier<'a> {
     /// Collects the placements worth considering. They are simulated only when a plan is asked for.
     pub fn new(work: &'a Workload, machine: &'a Machine, caps: Caps) -> Frontier<'a> {
+        Frontier::with(work, machine, caps, Effort::of(work))
+    }
+
+    fn with(work: &'a Workload, machine: &'a Machine, caps: Caps, effort: Effort) -> Frontier<'a> {
         let graph = Graph::new(&work.activations);
-        let effort = Effort::of(work);
         let extras = work.activations.iter().map(|one| one.bytes + one.forward_extra.max(one.backward_extra));
         let need = extras.max().unwrap_or(0).max(work.turn_extra);
         let choices = effort.sequences.iter().map(|order| Choices::new(work, &graph, need, *order)).collect();
@@ -167,55 +170,65 @@ impl<'a> Frontier<'a> {
         best
     }
 
-    /// The lowest plan within a time limit: for each level, the lowest target that keeps to it, then the same between
-    /// the best level and those beside it, and last with changes of what that level holds.
-    fn lowest_within(&self, goal: Goal, mut bounds: Bounds) -> Option<Plan> {
+    /// The lowest plan within a time limit. Each sequence is followed by itself, since only its end shows how low it leads.
+    fn lowest_within(&self, goal: Goal, bounds: Bounds) -> Option<Plan> {
+        let along = |sequence| self.lowest_along(sequence, goal, bounds);
+        let order = |left: &Plan, right: &Plan| goal.order(&left.prediction, &right.prediction);
+        (0..self.choices.len()).filter_map(along).min_by(order)
+    }
+
+    /// The lowest plan of a sequence within a time limit: for each level, the lowest target that keeps to it, then the same between the best
+    /// level and those beside it, and last with changes of what that level holds.
+    fn lowest_along(&self, sequence: usize, goal: Goal, mut bounds: Bounds) -> Option<Plan> {
+        // All sequences begin alike.
+        let levels = self.levels.iter().filter(|(place, _)| place.sequence == sequence || place.changes == 0);
         let mut best: Option<Best> = None;
-        for (place, level) in self.levels.iter().rev() {
+        for (place, level) in levels.clone().rev() {
             if level.shortest(self.work).as_secs_f64() <= bounds.step {
-                self.descend(*place, level, goal, &mut bounds, &mut best);
+                self.descend(place.changes, level, goal, &mut bounds, &mut best);
             }
         }
         let mut found = best?;
-        let beside = |place: Place| {
-            let counts = self.levels.iter().filter(|(other, _)| other.sequence == place.sequence);
-            let apart =
-                counts.map(|(other, _)| other.changes.abs_diff(place.changes)).filter(|apart| *apart > 0);
-            apart.min().unwrap_or(0)
-        };
-        let mut apart = beside(found.place);
+        let beside = levels.map(|(place, _)| place.changes.abs_diff(found.changes));
+        let mut apart = beside.filter(|apart| *apart > 0).min().unwrap_or(0);
+        let most = self.choices[sequence].len();
         for _ in 0..self.effort.rounds {
             apart = apart.div_ceil(2);
-            let Place { sequence, changes } = found.place;
-            let most = self.choices[sequence].len();
-            for changes in [changes + apart, changes.saturating_sub(apart)] {
-                let place = Place { sequence, changes: changes.min(most) };
-                let level = self.level(place);
-                if place == found.place || level.shortest(self.work).as_secs_f64() > bounds.step {
+            let before = found.changes;
+            for changes in [before + apart, before.saturating_sub(apart)].map(|changes| changes.min(most)) {
+                let level = self.level(Place { sequence, changes });
+                if changes == before || level.shortest(self.work).as_secs_f64() > bounds.step {
                     continue;
                 }
                 let mut best = Some(found);
-                self.descend(place, &level, goal, &mut bounds, &mut best);
+                self.descend(changes, &level, goal, &mut bounds, &mut best);
                 found = best?;
-                if found.place == place {
+                if found.changes == changes {
                     break;
                 }
             }
         }
-        let Best { place, target, plan } = found;
-        let held = self.choices[place.sequence].held(place.changes);
+        let Best { changes, target, plan } = found;
+        let held = self.choices[sequence].held(changes);
         Some(Refinement::new(self, bounds, self.effort.trials).lower(held, plan, target))
     }
 
     /// Looks for the lowest target of a level whose plan is within the bounds, if there is one that is better than
     /// the best so far.
-    fn descend(&self, place: Place, level: &Level, goal: Goal, bounds: &mut Bounds, best: &mut Option<Best>) {
+    fn descend(
+        &self,
+        changes: usize,
+        level: &Level,
+        goal: Goal,
+        bounds: &mut Bounds,
+        best: &mut Option<Best>,
+    ) {
         let mut try_target = |target: u64, best: &mut Option<Best>| {
             let Some(plan) = self.realise(level, target, bounds) else { return false };
             let order = |other: &Best| goal.order(&plan.prediction, &other.plan.prediction);
             if best.as_ref().is_none_or(|other| order(other) == Ordering::Less) {
                 bounds.peak = plan.prediction.peak();
-                *best = Some(Best { place, target, plan });
+                *best = Some(Best { changes, target, plan });
             }
             true
         };

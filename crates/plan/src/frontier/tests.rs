@@ -1,4 +1,6 @@
 use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use super::*;
 use crate::{Activation, Handling, Placement, Recompute, Release, Role};
@@ -267,6 +269,27 @@ fn machine() -> impl Strategy<Value = Machine> {
             ..Machine::default()
         },
     )
+}
+
+/// Where several sequences competed until only one was followed to its end, one that began lower and ended higher could win.
+#[test]
+fn no_sequence_leads_lower_than_the_plan_for_a_time() {
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[7; 32]);
+    let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+    for _ in 0..64 {
+        let work = workload().new_tree(&mut runner).unwrap().current();
+        let machine = copies(1e5);
+        let all = Frontier::new(&work, &machine, Caps::default());
+        for goal in [0.02, 0.1, 0.3].map(Goal::overhead) {
+            let lowest = all.plan(goal).unwrap().prediction.peak();
+            for sequences in [&[Order::Newest][..], &[Order::Oldest], &[Order::FewestBytes]] {
+                let effort = Effort { sequences, ..all.effort };
+                let one = Frontier::with(&work, &machine, Caps::default(), effort);
+                let alone = one.plan(goal).unwrap().prediction.peak();
+                assert!(lowest <= alone, "{lowest} {alone} {goal:?} {sequences:?}");
+            }
+        }
+    }
 }
 
 proptest! {
