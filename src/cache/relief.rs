@@ -119,7 +119,8 @@ impl Cache {
     ) -> Result<u64> {
         let Some(counters) = table.entry(key).map(|entry| Arc::clone(&entry.counters)) else { return Ok(0) };
         let (_, gone) = self.leaves(table, key, parcel, &counters, here);
-        let bytes = MutexGuard::unlocked(table, || self.free(gone))?;
+        // What has left is gone once the device is done with it, which comes before anything else there.
+        let bytes = MutexGuard::unlocked(table, || self.free(gone, &Ok(())))?;
         counters.pressed.add_some(bytes);
         Ok(bytes)
     }
@@ -150,19 +151,22 @@ impl Cache {
         counters: &Arc<Counters>,
         here: &Here,
     ) -> Result<u64> {
-        if let Err(error) = parcel.order(Some(block.storage()), StallCause::CopyIn, counters, here) {
+        let ordered = parcel.order(Some(block.storage()), StallCause::CopyIn, counters, here);
+        if let Err(error) = &ordered {
             tracing::debug!(%error, "a storage that was loaded ahead is dropped");
         }
-        let bytes = self.free((Some(block), Some(parcel)))?;
+        let bytes = self.free((Some(block), Some(parcel)), &ordered)?;
         counters.pressed.add_some(bytes);
         Ok(bytes)
     }
 
-    /// Frees what an entry has released, once the device is done with it. Returns the bytes. Fails if the device does not answer: then it
-    /// keeps them. Must be called without the lock.
-    fn free(&self, (block, parcel): Gone) -> Result<u64> {
+    /// Frees what an entry has released, once the device is done with it. Returns the bytes. Fails if the device does not answer. Then it
+    /// keeps what it was not `ordered` to finish with before anything else. Must be called without the lock.
+    fn free(&self, (block, parcel): Gone, ordered: &Result<()>) -> Result<u64> {
         let waited = self.waits_for_device();
-        keep(&waited, block.as_ref().map(|block| block.storage().clone()));
+        if ordered.is_err() {
+            keep(&waited, block.as_ref().map(|block| block.storage().clone()));
+        }
         let bytes = block.as_ref().map_or(0, Block::bytes);
         drop((block, parcel));
         self.departs();

@@ -156,6 +156,8 @@ impl Device for Cuda {
         // SAFETY: event and stream are of this context and alive.
         check("cuEventRecord", unsafe { result::event::record(raw.raw, stream) })?;
         let number = match &mut recorded {
+            // Threads that record at the same moment may get numbers the other way round: then the earlier one may end its wait with the
+            // later one's.
             None => self.computed.fetch_add(1, Ordering::Relaxed),
             Some(recorded) => {
                 **recorded += 1;
@@ -186,7 +188,7 @@ impl Device for Cuda {
             let _current = driver.enter()?;
             check("cuCtxSynchronize", result::ctx::synchronize())
         };
-        self.patience.outlast(waits)
+        self.patience.outlast(|event| self.query(event), waits)
     }
 
     fn between(&self, from: &Event, to: &Event) -> Result<Duration> {

@@ -162,8 +162,9 @@ impl<D: Device> Device for FaultyDevice<D> {
 
     /// What a device that has failed was doing is over, and so it is here.
     fn block_on(&self, event: &D::Event) -> Result<()> {
+        let outcome = self.faults.pass(DeviceCall::Block);
         self.inner.block_on(event)?;
-        self.faults.pass(DeviceCall::Block)
+        outcome
     }
 
     fn synchronize(&self) -> Result<()> {

@@ -30,8 +30,8 @@ pub(super) struct Patience<E> {
     limit: Duration,
     /// What the device has not reached in time.
     missed: Mutex<Vec<E>>,
-    /// Whether the thread has ended that was left to wait for all of the device.
-    left: Mutex<Option<Arc<AtomicBool>>>,
+    /// Whether the threads have ended that were left to wait for all of the device.
+    left: Mutex<Vec<Arc<AtomicBool>>>,
 }
 
 impl<E: Queued> Patience<E> {
@@ -44,7 +44,7 @@ impl<E: Queued> Patience<E> {
         if is_reached(event)? {
             return Ok(());
         }
-        if self.follows_missed(event, &is_reached)? {
+        if self.has_missed(|missed| event.follows(missed), &is_reached)? {
             return Err(unanswered(self.limit));
         }
         let mut waited = Waited::of(self.limit);
@@ -64,11 +64,19 @@ impl<E: Queued> Patience<E> {
         }
     }
 
-    /// Runs `work`, which waits for all of the device by itself, in a thread of its own. After the limit, the thread is left to it.
-    pub(super) fn outlast(&self, work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
-        if self.left.lock().as_ref().is_some_and(|has_ended| !has_ended.load(Ordering::Acquire)) {
+    /// Runs `work`, which waits for all of the device by itself, in a thread of its own. After the limit, the thread is left to it. It is
+    /// not begun while anything is left that was waited for in vain.
+    pub(super) fn outlast(
+        &self,
+        is_reached: impl Fn(&E) -> Result<bool>,
+        work: impl FnOnce() -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        let mut left = self.left.lock();
+        left.retain(|has_ended| !has_ended.load(Ordering::Acquire));
+        if !left.is_empty() || self.has_missed(|_| true, is_reached)? {
             return Err(unanswered(self.limit));
         }
+        drop(left);
         let (tell, told) = channel();
         let has_ended = Arc::new(AtomicBool::new(false));
         let ends = Ends(Arc::clone(&has_ended));
@@ -81,7 +89,7 @@ impl<E: Queued> Patience<E> {
             work.into_iter().for_each(|work| tell.send(work()).unwrap_or_default());
         };
         if let Err(error) = thread::Builder::new().name("ssdtrain-wait".to_owned()).spawn(run) {
-            tracing::debug!(%error, "no thread waits for the device, so this one does, without a limit");
+            tracing::warn!(%error, "there is no thread to wait for the device, so this one does, without a limit");
             let work = work.lock().take();
             return work.map_or(Ok(()), |work| work());
         }
@@ -91,25 +99,24 @@ impl<E: Queued> Patience<E> {
             match told.recv_timeout(LOOK) {
                 Ok(outcome) => return outcome,
                 Err(RecvTimeoutError::Timeout) => waited.adds(begun.elapsed(), LOOK),
-                // It has panicked.
-                Err(RecvTimeoutError::Disconnected) => return Err(unanswered(waited.so_far)),
+                Err(RecvTimeoutError::Disconnected) => return Err(panicked()),
             }
             if waited.is_over() {
-                *self.left.lock() = Some(has_ended);
+                self.left.lock().push(has_ended);
                 return Err(unanswered(waited.so_far));
             }
         }
     }
 
-    /// Whether `event` comes after something that a thread has waited for in vain, and that the device has still not reached.
-    fn follows_missed(&self, event: &E, is_reached: impl Fn(&E) -> Result<bool>) -> Result<bool> {
+    /// Whether a thread has waited in vain for something of this `kind` that the device has still not reached.
+    fn has_missed(&self, kind: impl Fn(&E) -> bool, is_reached: impl Fn(&E) -> Result<bool>) -> Result<bool> {
         let mut missed = self.missed.lock();
         for at in (0..missed.len()).rev() {
             if is_reached(&missed[at])? {
                 missed.swap_remove(at);
             }
         }
-        Ok(missed.iter().any(|missed| event.follows(missed)))
+        Ok(missed.iter().any(kind))
     }
 }
 
@@ -153,6 +160,13 @@ pub(super) fn unanswered(waited: Duration) -> Error {
         "the device has not done within {waited:.0?} what is waited for; memory that it may still use is not used for anything else; \
          see what holds it up (nvidia-smi, dmesg), or raise the time limit (device_timeout, --device-timeout)"
     );
+    Error::new(ErrorKind::TimedOut, message)
+}
+
+/// What a thread that has panicked waited for may not be done.
+fn panicked() -> Error {
+    let message = "internal error: the thread that waited for the device has panicked; memory that the device may still use is not used \
+                   for anything else";
     Error::new(ErrorKind::TimedOut, message)
 }
 
@@ -234,19 +248,27 @@ mod tests {
     fn work_that_does_not_end_is_left_alone_and_not_begun_again_before_it_has_ended() {
         let patience = Patience::<At>::new(Duration::from_millis(20));
         let (hold, holds) = channel::<()>();
-        is_in_vain(patience.outlast(move || holds.recv().map_err(Error::torch)));
-        is_in_vain(patience.outlast(|| panic!("begun again")));
+        is_in_vain(patience.outlast(NEVER, move || holds.recv().map_err(Error::torch)));
+        is_in_vain(patience.outlast(NEVER, || panic!("begun again")));
         hold.send(()).unwrap();
-        while patience.outlast(|| Ok(())).is_err() {
+        while patience.outlast(NEVER, || Ok(())).is_err() {
             thread::yield_now();
         }
     }
 
     #[test]
+    fn all_of_a_device_is_not_waited_for_while_a_part_of_it_is_late() {
+        let patience = Patience::new(Duration::from_millis(2));
+        assert!(asked_in_vain(&patience, At(1, 0), |_| false) > 1);
+        is_in_vain(patience.outlast(NEVER, || panic!("begun")));
+        patience.outlast(|_| Ok(true), || Ok(())).unwrap();
+    }
+
+    #[test]
     fn work_that_panics_is_an_error_and_the_next_one_runs() {
         let patience = Patience::<At>::new(Duration::MAX);
-        is_in_vain(patience.outlast(|| panic!("on purpose, in a wait")));
-        patience.outlast(|| Ok(())).unwrap();
+        is_in_vain(patience.outlast(NEVER, || panic!("on purpose, in a wait")));
+        patience.outlast(NEVER, || Ok(())).unwrap();
     }
 
     #[test]
@@ -257,7 +279,7 @@ mod tests {
             (0..30).for_each(|_| thread::sleep(Duration::from_millis(10)));
             Ok(())
         };
-        let outcome = Patience::<At>::new(Duration::from_secs(3)).outlast(work);
+        let outcome = Patience::<At>::new(Duration::from_secs(3)).outlast(NEVER, work);
         child.wait().unwrap();
         outcome.unwrap();
     }

@@ -277,7 +277,7 @@ mod tests {
             let tier: Arc<dyn Tier> = tier;
             faults.stop_after(done);
             let outcome = Trial::new(Arc::clone(&tier), &above).round_trip();
-            assert!(outcome.is_err(), "{done}");
+            assert_eq!(outcome.unwrap_err().kind(), ErrorKind::TimedOut, "{done}");
             // Copies go on, from and to what was kept for them.
             faults.heal();
             above.synchronize().unwrap();

@@ -75,7 +75,7 @@ struct DirectParcel<D: Device> {
     blob: OnceLock<Arc<Blob>>,
     /// The entry is gone: no transfer begins any more.
     abandoned: AtomicBool,
-    written: Mutex<Option<Result<(), String>>>,
+    written: Mutex<Option<Result<()>>>,
     changed: Condvar,
 }
 
@@ -279,8 +279,8 @@ impl<D: Device> Parcel for DirectParcel<D> {
             }
         }
         match &*written {
-            Some(Err(failure)) => Err(Error::new(ErrorKind::Io, failure.clone())),
-            Some(Ok(())) | None => Ok(()),
+            Some(outcome) => outcome.clone(),
+            None => Ok(()),
         }
     }
 
@@ -351,7 +351,7 @@ impl<D: Device> Write<D> {
 impl<D: Device> DirectParcel<D> {
     /// Reports the outcome of the write. When `settle` returns, the extent is free and this reference to the tier is gone.
     fn written(self: Arc<Self>, outcome: Result<()>, done: Completion, transfer: Task) {
-        *self.written.lock() = Some(outcome.as_ref().map_err(ToString::to_string).copied());
+        *self.written.lock() = Some(outcome.clone());
         self.changed.notify_all();
         drop(self);
         if outcome.is_err() {

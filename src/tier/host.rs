@@ -28,7 +28,7 @@ use super::event_thread::EventThread;
 use super::ledger::{Ledger, Serial};
 use super::places::Edge;
 use super::{Here, Parcel, Room, RoomListener, Tier};
-use crate::device::{Device, Lane, keep};
+use crate::device::{Device, Lane, is_unanswered, keep};
 use crate::error::{Completion, Error, ErrorKind, Result};
 use crate::mem::available_memory;
 use crate::sync::{Condvar, Mutex};
@@ -117,7 +117,7 @@ struct ParcelData<D: Device> {
     copies: u64,
     ordered: u64,
     /// Why the copy out failed.
-    failure: Option<String>,
+    failure: Option<Error>,
     /// Loads that wait for the disk.
     loads: Vec<Load<D>>,
 }
@@ -384,10 +384,10 @@ impl<D: Device> Tier for HostTier<D> {
         books.hot.retain(|event| !self.device.is_reached(event));
         // Nothing is pinned ahead until a step asks for it again.
         books.wanted = 0;
-        let is_in_use = !books.hot.is_empty();
+        // Other threads may have given memory back since. None does between this and taking what is free.
+        let gone = books.hot.is_empty().then(|| self.pool.shrink());
         drop(books);
-        // Other threads may have given memory back since.
-        if is_in_use { 0 } else { self.pool.shrink() }
+        gone.map_or(0, |gone| gone.bytes())
     }
 
     fn synchronize(&self) -> Result<()> {
@@ -437,13 +437,23 @@ impl<D: Device> Tier for HostTier<D> {
 
 impl<D: Device> Drop for HostTier<D> {
     fn drop(&mut self) {
-        // Before the pool's memory is freed, the device must have finished with it.
+        // Before the pool's memory is freed, the device must have finished with it. One that has not answered once is only asked: parcels
+        // go in any order, so what is waited for next may come before that.
+        let mut missed: Option<Error> = None;
+        let mut over = |event: &D::Event| match &missed {
+            Some(error) if !self.device.is_reached(event) => Err(error.clone()),
+            Some(_) => Ok(()),
+            None => {
+                let unanswered = |error: &Error| missed = is_unanswered(error).then(|| error.clone());
+                self.device.block_on(event).inspect_err(unanswered)
+            }
+        };
         let books = self.books.get_mut();
         for (event, memory) in books.cooling.drain(..).chain(books.unpooled.drain(..)) {
-            keep(&self.device.block_on(&event), memory);
+            keep(&over(&event), memory);
         }
         for event in &books.hot {
-            keep(&self.device.block_on(event), self.pool.clone());
+            keep(&over(event), self.pool.clone());
         }
     }
 }

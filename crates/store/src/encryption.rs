@@ -48,7 +48,7 @@ impl Encryption {
 
     /// Gives memory back that nothing is in. Returns the bytes.
     pub(super) fn trim(&self) -> u64 {
-        self.memory.shrink()
+        self.memory.shrink().bytes()
     }
 }
 

@@ -107,7 +107,7 @@ pub use history::{DriveHistory, History};
 pub use history_file::HistoryFile;
 pub use host_memory::HostMemory;
 pub use limits::no_thread;
-pub use mem::{AlignedBuf, BLOCK, HostPool, IoBuf, PAGE, Pin, Slot, parts};
+pub use mem::{AlignedBuf, BLOCK, HostPool, IoBuf, PAGE, Pin, Shrunk, Slot, parts};
 pub use numa::node_of_device;
 pub use path::StorePath;
 pub use region::{Disk, Medium, Place, Region, RegionInfo};

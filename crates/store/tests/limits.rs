@@ -196,7 +196,7 @@ fn memory_that_may_not_be_locked_is_an_error_that_says_which_limit_to_raise() {
     pool.grow(2 * MIB).unwrap();
     assert_refused(2 * MIB);
     assert_eq!((pool.capacity(), pool.pins()), (2 * MIB, 1));
-    assert_eq!(pool.shrink(), 2 * MIB);
+    assert_eq!(pool.shrink().bytes(), 2 * MIB);
     pool.grow(2 * MIB).expect("what is given back is unlocked");
 }
 

@@ -276,6 +276,21 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_tier_that_goes_waits_once_for_a_device_that_does_not_answer() {
+        let (tier, faults) = stopping(None);
+        faults.stop_after(0);
+        let from = Storage::allocate(MIB / 2).unwrap();
+        drop([(); 4].map(|()| saved(&tier, &from)));
+        let (device, waits) = (Arc::downgrade(&tier.device), || faults.calls(Some(DeviceCall::Block)));
+        let before = waits();
+        drop(tier);
+        assert_eq!(waits(), before + 1);
+        faults.heal();
+        // The pool, which stays, keeps the device.
+        device.upgrade().unwrap().synchronize().unwrap();
+    }
+
     type Stopping = FaultyDevice<Simulated>;
 
     /// A tier of one huge page above a device that can be stopped.
@@ -302,7 +317,11 @@ mod tests {
             // The first event is of what was computed before the copy.
             faults.inject(Some(DeviceCall::Record), 1, 1);
             match parcel {
-                None => drop(saved(&tier, &from)),
+                None => {
+                    let failed = saved(&tier, &from);
+                    let ordered = failed.order(None, StallCause::CopyIn, &Arc::default(), &Here::default());
+                    assert_eq!(ordered.unwrap_err().kind(), ErrorKind::TimedOut);
+                }
                 Some(parcel) => {
                     let (tell, told) = channel();
                     let done = Completion::new(move |outcome| tell.send(outcome).unwrap());

@@ -11,7 +11,7 @@ use super::super::{Here, NO_STREAM, Parcel, Room};
 use super::{HostParcel, HostTier, Load, Stall, internal, unwanted};
 use crate::device::{Device, Lane, keep};
 use crate::error::Completion;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::telemetry::events::warn_once;
 use crate::telemetry::{Counters, StallCause};
 
@@ -40,7 +40,7 @@ impl<D: Device> Parcel for HostParcel<D> {
         if let Err(error) = &outcome {
             let mut books = self.tier.books.lock();
             if let Some(place) = books.ledger.get(self.serial) {
-                place.held.failure = Some(error.to_string());
+                place.held.failure = Some(error.clone());
             }
             if books.ledger.at(self.serial) == At::Reserved {
                 books.ledger.advance(self.serial, Edge::CopyFailed);
@@ -120,7 +120,7 @@ impl<D: Device> Parcel for HostParcel<D> {
         }
         let Some(place) = books.ledger.get(self.serial) else { return Ok(()) };
         if let Some(failure) = &place.held.failure {
-            return Err(Error::new(ErrorKind::Device, failure.clone()));
+            return Err(failure.clone());
         }
         let Some(event) = place.held.back.clone().or_else(|| place.held.out.clone()) else { return Ok(()) };
         let (copies, ordered, stream) = (place.held.copies, place.held.is_ordered(), place.held.stream);

@@ -9,7 +9,7 @@ use std::iter;
 use std::ops::Range;
 
 pub use aligned::AlignedBuf;
-pub use pool::{HostPool, PAGE, Pin, Slot};
+pub use pool::{HostPool, PAGE, Pin, Shrunk, Slot};
 #[cfg(fuzzing)]
 pub use runs::model::{RunsStep, compare as compare_runs};
 
