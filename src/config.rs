@@ -288,9 +288,9 @@ impl TensorCacheBuilder {
     /// longer in use that is to be read into, where memory is short, and at the end of steps that are timed. A write that is not reached
     /// in time leaves its tensor where it is, and a read makes backward an error of [`ErrorKind::TimedOut`]. Until the GPU has done it
     /// after all, nobody waits for what comes after it in the same queue, and memory that it may still use goes to nobody else. What
-    /// nobody would wait for later is never freed, with a warning, and nor is any of it if the cache goes before that. A GPU does nothing while it waits for other ranks, so give more than these may take. Between GPU and
-    /// host memory nothing is waited for: the GPU's queue does that. Nor has a limit what libtorch and the driver wait for by themselves.
-    /// `Duration::MAX`: no limit. Default: ten minutes.
+    /// nobody would wait for later is never freed, with a warning, and nor is any of it if the cache goes before that. A GPU does nothing
+    /// while it waits for other ranks, so give more than these may take. Between GPU and host memory nothing is waited for: the GPU's queue
+    /// does that. Nor has a limit what libtorch and the driver wait for by themselves. `Duration::MAX`: no limit. Default: ten minutes.
     pub fn device_timeout(mut self, limit: Duration) -> Self {
         self.device_timeout = limit;
         self

@@ -118,9 +118,8 @@ impl Cache {
         here: &Here,
     ) -> Result<u64> {
         let Some(counters) = table.entry(key).map(|entry| Arc::clone(&entry.counters)) else { return Ok(0) };
-        let (_, gone) = self.leaves(table, key, parcel, &counters, here);
-        // What has left is gone once the device is done with it, which comes before anything else there.
-        let bytes = MutexGuard::unlocked(table, || self.free(gone, &Ok(())))?;
+        let (is_ordered, gone) = self.leaves(table, key, parcel, &counters, here);
+        let bytes = MutexGuard::unlocked(table, || self.free(gone, is_ordered))?;
         counters.pressed.add_some(bytes);
         Ok(bytes)
     }
@@ -155,16 +154,16 @@ impl Cache {
         if let Err(error) = &ordered {
             tracing::debug!(%error, "a storage that was loaded ahead is dropped");
         }
-        let bytes = self.free((Some(block), Some(parcel)), &ordered)?;
+        let bytes = self.free((Some(block), Some(parcel)), ordered.is_ok())?;
         counters.pressed.add_some(bytes);
         Ok(bytes)
     }
 
     /// Frees what an entry has released, once the device is done with it. Returns the bytes. Fails if the device does not answer. Then it
-    /// keeps what it was not `ordered` to finish with before anything else. Must be called without the lock.
-    fn free(&self, (block, parcel): Gone, ordered: &Result<()>) -> Result<u64> {
+    /// keeps it, unless it is to finish with that before whatever gets the memory next (`is_ordered`). Must be called without the lock.
+    fn free(&self, (block, parcel): Gone, is_ordered: bool) -> Result<u64> {
         let waited = self.waits_for_device();
-        if ordered.is_err() {
+        if !is_ordered {
             keep(&waited, block.as_ref().map(|block| block.storage().clone()));
         }
         let bytes = block.as_ref().map_or(0, Block::bytes);

@@ -112,8 +112,8 @@ pub(crate) trait Device: Pin + 'static {
     fn allocate(&self, bytes: u64) -> Result<Storage>;
 }
 
-/// Leaves `memory` to the device for good, with a warning, if `outcome` is that this has not answered in time, and may still use it. A device that has
-/// failed uses nothing any more.
+/// Leaves `memory` to the device for good, with a warning, if `outcome` is that this has not answered in time, and may still use it. A
+/// device that has failed uses nothing any more.
 pub(crate) fn keep<T, M>(outcome: &Result<T>, memory: M) {
     if outcome.as_ref().err().is_some_and(is_unanswered) {
         tracing::warn!("memory that the device may still use is never freed or used again");
