@@ -46,6 +46,10 @@ impl Reading {
     /// Adds the elements of `tensor` part by part; each part that is not contiguous is made so.
     fn add(&mut self, tensor: &Tensor) -> Result<(), TchError> {
         let bytes = tensor.numel() * self.kind.elt_size_in_bytes();
+        // Its memory may be nowhere, which libtorch's copy is not made for.
+        if bytes == 0 {
+            return Ok(());
+        }
         if bytes <= PART {
             return self.add_part(tensor, bytes);
         }

@@ -9,11 +9,12 @@ mod patience;
 mod simulated;
 mod tiles;
 
-use std::mem::ManuallyDrop;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use ssdtrain_libtorch::Storage;
 use ssdtrain_store::Pin;
+use ssdtrain_store::sync::Mutex;
 
 pub(crate) use self::cuda::{Context, Cuda};
 pub(crate) use self::faulty::FaultyDevice;
@@ -114,10 +115,12 @@ pub(crate) trait Device: Pin + 'static {
 
 /// Leaves `memory` to the device for good, with a warning, if `outcome` is that this has not answered in time, and may still use it. A
 /// device that has failed uses nothing any more.
-pub(crate) fn keep<T, M>(outcome: &Result<T>, memory: M) {
+pub(crate) fn keep<T, M: Send + 'static>(outcome: &Result<T>, memory: M) {
+    /// Never dropped. What nothing pointed to would be taken for lost by mistake.
+    static KEPT: LazyLock<Mutex<Vec<Box<dyn Send>>>> = LazyLock::new(Mutex::default);
     if outcome.as_ref().err().is_some_and(is_unanswered) {
         tracing::warn!("memory that the device may still use is never freed or used again");
-        _ = ManuallyDrop::new(memory);
+        KEPT.lock().push(Box::new(memory));
     }
 }
 

@@ -49,7 +49,7 @@ const SANITIZERS: &[Sanitizer] = &[
 
 /// All but those that preload the hook into programs of C, which have no runtime for it, and those that explore orders of threads,
 /// which would take hours.
-const TESTS: &str = "not binary(preload) and not (package(=ssdtrain) and test(/(waits|model)::/))";
+const TESTS: &str = "not binary(preload) and not (package(=ssdtrain) and test(/(waits|model|explored)::/))";
 
 /// The tests of one sanitizer, or those of them that further arguments name to nextest.
 pub(crate) fn run(arguments: &[OsString]) -> Result<()> {
