@@ -56,7 +56,7 @@ pub struct TensorCacheBuilder {
     pub(crate) path: IoPath,
     pub(crate) required_path: Option<IoPath>,
     pub(crate) read_ahead: u64,
-    device_timeout: Duration,
+    pub(crate) device_timeout: Duration,
     simulated: Option<Simulation>,
     pub(crate) require_direct_io: bool,
     pub(crate) fail_if_nothing_offloaded: bool,

@@ -1,4 +1,4 @@
-//! The latest failed loads of all caches. Errors cross libtorch as text, and a backward may need what was saved through another cache than
+//! The latest failures of all caches' loads and reruns. Errors cross libtorch as text, and a backward may need what was saved through another cache than
 //! that of its step.
 
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ const LATEST: usize = 64;
 static FAILURES: PerProcess<Mutex<VecDeque<Error>>> = PerProcess::new(Mutex::new(VecDeque::new()));
 
 /// Keeps a failure for [`find`].
-pub(super) fn note(failure: &Error) {
+pub(crate) fn note(failure: &Error) {
     let mut failures = FAILURES.here().lock();
     failures.truncate(LATEST - 1);
     failures.push_front(failure.clone());

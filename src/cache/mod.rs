@@ -29,6 +29,7 @@ use std::time::Instant;
 
 use ssdtrain_libtorch::{Storage, StorageId, WriteObserver};
 
+pub(crate) use self::failures::note as note_failure;
 pub(crate) use self::handle::{EntryHandle, Subject};
 pub(crate) use self::keys::{EntryKey, NO_TAPE, TapeKey};
 pub(crate) use self::table::Limits;

@@ -61,7 +61,7 @@ struct Stream {
     raw: sys::CUstream,
 }
 
-struct RawEvent {
+pub(super) struct RawEvent {
     driver: Arc<Driver>,
     raw: sys::CUevent,
 }
@@ -149,12 +149,10 @@ impl Device for Cuda {
 
     fn record(&self, lane: Lane) -> Result<Event> {
         let stream = self.queue(lane)?;
-        let _current = self.driver.enter()?;
         let raw = RawEvent::new(&self.driver)?;
         // Held while the event is recorded, so that numbers rise in the queue's order.
         let mut recorded = self.copies(lane).map(|copies| copies.recorded.lock());
-        // SAFETY: event and stream are of this context and alive.
-        check("cuEventRecord", unsafe { result::event::record(raw.raw, stream) })?;
+        raw.record(stream)?;
         let number = match &mut recorded {
             // Threads that record at the same moment may get numbers the other way round: then the earlier one may end its wait with the
             // later one's.
@@ -394,7 +392,8 @@ impl Drop for Stream {
 
 impl RawEvent {
     /// An event that carries a time.
-    fn new(driver: &Arc<Driver>) -> Result<RawEvent> {
+    pub(super) fn new(driver: &Arc<Driver>) -> Result<RawEvent> {
+        let _current = driver.enter()?;
         let free = driver.events.lock().pop();
         let raw = match free {
             Some(raw) => raw,
@@ -403,7 +402,14 @@ impl RawEvent {
         Ok(RawEvent { driver: Arc::clone(driver), raw })
     }
 
-    fn is_reached(&self) -> Result<bool> {
+    /// Records it after everything queued on `stream`, which is of the same context.
+    pub(super) fn record(&self, stream: sys::CUstream) -> Result<()> {
+        let _current = self.driver.enter()?;
+        // SAFETY: event and stream are of this context and alive.
+        check("cuEventRecord", unsafe { result::event::record(self.raw, stream) })
+    }
+
+    pub(super) fn is_reached(&self) -> Result<bool> {
         let _current = self.driver.enter()?;
         // SAFETY: the event is alive.
         match unsafe { result::event::query(self.raw) } {

@@ -1,6 +1,7 @@
 //! What runs the operations of a chain together.
 
 use std::num::NonZeroU32;
+use std::time::Duration;
 
 use ssdtrain_libtorch::{Recorded, Storage};
 
@@ -18,8 +19,8 @@ pub(crate) trait Joined: Send + Sync {
     /// Computes the outputs, as the calling thread's next operation.
     fn run(&self, arguments: &Arguments<'_>) -> Result<()>;
 
-    /// Whether the outputs hold something else than [`run`](Joined::run) would write. Waits for the device.
-    fn differs(&self, arguments: &Arguments<'_>) -> Result<bool>;
+    /// Whether the outputs hold something else than [`run`](Joined::run) would write. Waits for the device, up to `limit`.
+    fn differs(&self, arguments: &Arguments<'_>, limit: Duration) -> Result<bool>;
 }
 
 /// What the bits of an operation may depend on besides its operands.

@@ -3,15 +3,17 @@
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::fmt;
+use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cudarc::driver::{result, sys};
 use ssdtrain_libtorch::{CudaDevice, Storage};
 use ssdtrain_store::sync::Mutex;
 
-use super::cuda::{Driver, check, refused};
+use super::cuda::{Driver, RawEvent, check, refused};
 use super::joined::{Arguments, Joined, Size};
-use super::nvrtc;
+use super::{nvrtc, patience};
 use crate::error::{Error, Result};
 use crate::fusion::{ALIGNMENT, Chain, ENTRY, THREADS, source};
 
@@ -44,6 +46,15 @@ const MOST: usize = 1000;
 
 /// The kernels of this process. Their modules are never unloaded.
 static KERNELS: Mutex<Option<Kernels>> = Mutex::new(None);
+
+/// Where a kernel notes that what it made differs: four bytes of the host's memory, which every GPU can write to.
+struct Note(NonNull<u32>);
+
+// SAFETY: the memory is never freed, and whoever has the note has it alone.
+unsafe impl Send for Note {}
+
+/// The notes that no kernel may still write to. They are never freed: the driver waits for all of the GPU then.
+static NOTES: Mutex<Vec<Note>> = Mutex::new(Vec::new());
 
 impl Compiler {
     /// Fails if there is no run-time compiler, or if the device cannot compute with all types.
@@ -113,25 +124,16 @@ impl Joined for Kernel {
         self.launch(arguments, 0)
     }
 
-    fn differs(&self, arguments: &Arguments<'_>) -> Result<bool> {
-        let note = self.allocate(size_of::<u32>() as u64)?;
-        let place = address(&note);
-        let stream = self.stream()?;
-        let mut noted: u32 = 0;
-        {
-            let _current = self.driver.enter()?;
-            // SAFETY: the storage is four bytes of this device, and allocated for this stream.
-            check("cuMemsetD32Async", unsafe { sys::cuMemsetD32Async(place, 0, 1, stream) }.result())?;
-        }
-        self.launch(arguments, place)?;
-        let _current = self.driver.enter()?;
-        // SAFETY: both places have four bytes; `noted` lives until the stream is done.
-        let outcome =
-            unsafe { sys::cuMemcpyDtoHAsync_v2((&raw mut noted).cast(), place, size_of::<u32>(), stream) };
-        check("cuMemcpyDtoHAsync", outcome.result())?;
-        // SAFETY: the stream is libtorch's, which lives as long as the process.
-        check("cuStreamSynchronize", unsafe { result::stream::synchronize(stream) })?;
-        Ok(noted != 0)
+    fn differs(&self, arguments: &Arguments<'_>, limit: Duration) -> Result<bool> {
+        let note = self.note()?;
+        self.launch(arguments, note.place())?;
+        let end = RawEvent::new(&self.driver)?;
+        end.record(self.stream()?)?;
+        // If the wait is in vain, the note is the GPU's for good.
+        patience::wait(limit, || end.is_reached())?;
+        let differs = note.is_made();
+        NOTES.lock().push(note);
+        Ok(differs)
     }
 }
 
@@ -198,9 +200,41 @@ impl Kernel {
         Ok(())
     }
 
+    /// A note that says nothing yet.
+    fn note(&self) -> Result<Note> {
+        let free = NOTES.lock().pop();
+        let note = match free {
+            Some(note) => note,
+            None => {
+                let _current = self.driver.enter()?;
+                let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+                // SAFETY: any number of bytes may be asked for; the kernel and we write before we read.
+                let made = unsafe { result::malloc_host(size_of::<u32>(), flags) };
+                let made = NonNull::new(check("cuMemHostAlloc", made)?.cast());
+                Note(made.ok_or_else(|| refused("cuMemHostAlloc gave no memory".to_owned()))?)
+            }
+        };
+        // SAFETY: the four bytes are ours alone.
+        unsafe { note.0.write_volatile(0) };
+        Ok(note)
+    }
+
     fn stream(&self) -> Result<sys::CUstream> {
         let stream = self.device.stream().map_err(|error| refused(error.to_string()))?;
         Ok(stream.cast())
+    }
+}
+
+impl Note {
+    /// Its address, which is the same on the GPU.
+    fn place(&self) -> sys::CUdeviceptr {
+        self.0.as_ptr().addr() as sys::CUdeviceptr
+    }
+
+    /// What the kernel wrote. It has to be done.
+    fn is_made(&self) -> bool {
+        // SAFETY: nobody writes any more.
+        unsafe { self.0.read_volatile() != 0 }
     }
 }
 

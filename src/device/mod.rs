@@ -115,10 +115,12 @@ pub(crate) trait Device: Pin + 'static {
 
 /// Leaves `memory` to the device for good, with a warning, if `outcome` is that this has not answered in time, and may still use it. A
 /// device that has failed uses nothing any more.
-pub(crate) fn keep<T, M: Send + 'static>(outcome: &Result<T>, memory: M) {
+pub(crate) fn keep<T, M: Send + 'static>(outcome: &Result<T>, memory: Option<M>) {
     /// Never dropped. What nothing pointed to would be taken for lost by mistake.
     static KEPT: LazyLock<Mutex<Vec<Box<dyn Send>>>> = LazyLock::new(Mutex::default);
-    if outcome.as_ref().err().is_some_and(is_unanswered) {
+    if outcome.as_ref().err().is_some_and(is_unanswered)
+        && let Some(memory) = memory
+    {
         tracing::warn!("memory that the device may still use is never freed or used again");
         KEPT.lock().push(Box::new(memory));
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use ssdtrain_store::sync::Mutex;
 
+use super::is_unanswered;
 use crate::error::{Error, ErrorKind, Result};
 
 /// The shortest and the longest pause before it is asked again whether the device is done. What has taken long is asked about less often:
@@ -47,27 +48,26 @@ impl<E: Queued> Patience<E> {
         if self.has_missed(|missed| event.follows(missed), &is_reached)? {
             return Err(unanswered(self.limit));
         }
-        let mut waited = Waited::of(self.limit);
-        loop {
-            let (least, most) = PAUSES;
-            let pause = (waited.so_far / 32).clamp(least, most);
-            let begun = Instant::now();
-            thread::sleep(pause);
-            if is_reached(event)? {
-                return Ok(());
-            }
-            waited.adds(begun.elapsed(), pause);
-            if waited.is_over() {
+        wait(self.limit, || is_reached(event)).inspect_err(|error| {
+            if is_unanswered(error) {
                 self.missed.lock().push(event.clone());
-                return Err(unanswered(waited.so_far));
             }
-        }
+        })
     }
 
     /// Runs `work`, which waits for all of the device by itself, in a thread of its own. After the limit, the thread is left to it. It is
     /// not begun while anything is left that was waited for in vain.
     pub(super) fn outlast(
         &self,
+        is_reached: impl Fn(&E) -> Result<bool>,
+        work: impl FnOnce() -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        self.outlast_in(thread::Builder::new().name("ssdtrain-wait".to_owned()), is_reached, work)
+    }
+
+    fn outlast_in(
+        &self,
+        thread: thread::Builder,
         is_reached: impl Fn(&E) -> Result<bool>,
         work: impl FnOnce() -> Result<()> + Send + 'static,
     ) -> Result<()> {
@@ -80,18 +80,13 @@ impl<E: Queued> Patience<E> {
         let (tell, told) = channel();
         let has_ended = Arc::new(AtomicBool::new(false));
         let ends = Ends(Arc::clone(&has_ended));
-        let work = Arc::new(Mutex::new(Some(work)));
-        let given = Arc::clone(&work);
         let run = move || {
             let _ends = ends;
-            let work = given.lock().take();
             // Nobody may want to hear of it any more.
-            work.into_iter().for_each(|work| tell.send(work()).unwrap_or_default());
+            tell.send(work()).unwrap_or_default();
         };
-        if let Err(error) = thread::Builder::new().name("ssdtrain-wait".to_owned()).spawn(run) {
-            tracing::warn!(%error, "there is no thread to wait for the device, so this one does, without a limit");
-            let work = work.lock().take();
-            return work.map_or(Ok(()), |work| work());
+        if let Err(error) = thread.spawn(run) {
+            return Err(unknown(&format!("there is no thread to wait for the device with ({error})")));
         }
         let mut waited = Waited::of(self.limit);
         loop {
@@ -99,7 +94,11 @@ impl<E: Queued> Patience<E> {
             match told.recv_timeout(LOOK) {
                 Ok(outcome) => return outcome,
                 Err(RecvTimeoutError::Timeout) => waited.adds(begun.elapsed(), LOOK),
-                Err(RecvTimeoutError::Disconnected) => return Err(panicked()),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(unknown(
+                        "internal error: the thread that waited for the device has panicked",
+                    ));
+                }
             }
             if waited.is_over() {
                 self.left.lock().push(has_ended);
@@ -118,6 +117,22 @@ impl<E: Queued> Patience<E> {
         }
         Ok(missed.iter().any(kind))
     }
+}
+
+/// Sleeps until something is reached. Fails with [`ErrorKind::TimedOut`] after the limit.
+pub(super) fn wait(limit: Duration, is_reached: impl Fn() -> Result<bool>) -> Result<()> {
+    let mut waited = Waited::of(limit);
+    while !is_reached()? {
+        if waited.is_over() {
+            return Err(unanswered(waited.so_far));
+        }
+        let (least, most) = PAUSES;
+        let pause = (waited.so_far / 32).clamp(least, most);
+        let begun = Instant::now();
+        thread::sleep(pause);
+        waited.adds(begun.elapsed(), pause);
+    }
+    Ok(())
 }
 
 /// How long a thread has waited.
@@ -163,10 +178,9 @@ pub(super) fn unanswered(waited: Duration) -> Error {
     Error::new(ErrorKind::TimedOut, message)
 }
 
-/// What a thread that has panicked waited for may not be done.
-fn panicked() -> Error {
-    let message = "internal error: the thread that waited for the device has panicked; memory that the device may still use is not used \
-                   for anything else";
+/// Nobody knows whether the device is done.
+fn unknown(why: &str) -> Error {
+    let message = format!("{why}; memory that the device may still use is not used for anything else");
     Error::new(ErrorKind::TimedOut, message)
 }
 
@@ -268,6 +282,16 @@ mod tests {
     fn work_that_panics_is_an_error_and_the_next_one_runs() {
         let patience = Patience::<At>::new(Duration::MAX);
         is_in_vain(patience.outlast(NEVER, || panic!("on purpose, in a wait")));
+        patience.outlast(NEVER, || Ok(())).unwrap();
+    }
+
+    #[test]
+    fn nobody_waits_without_a_limit_where_there_is_no_thread_for_it() {
+        let patience = Patience::<At>::new(Duration::MAX);
+        let too_large = thread::Builder::new().stack_size(1 << 47);
+        let error = patience.outlast_in(too_large, NEVER, || panic!("begun")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        assert!(error.to_string().contains("no thread to wait"), "{error}");
         patience.outlast(NEVER, || Ok(())).unwrap();
     }
 

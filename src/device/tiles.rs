@@ -1,5 +1,7 @@
 //! Chains on the CPU: libtorch's own operations, run tile by tile.
 
+use std::time::Duration;
+
 use ssdtrain_libtorch::{self as torch, Part, PartOrigin, Storage};
 
 use super::joined::{Arguments, Joined, Size};
@@ -77,7 +79,7 @@ impl Joined for Tiles {
         self.with(arguments, |tiling, steps| tiling.run(steps))
     }
 
-    fn differs(&self, arguments: &Arguments<'_>) -> Result<bool> {
+    fn differs(&self, arguments: &Arguments<'_>, _limit: Duration) -> Result<bool> {
         self.with(arguments, |tiling, steps| tiling.differs(steps))
     }
 }

@@ -10,7 +10,8 @@ use tch::Device;
 use super::chains::{Chains, Way};
 use super::node::{Key, Node, Source};
 use super::rerun::Rerun;
-use crate::device::{Arguments, Joined, Size};
+use crate::cache::note_failure;
+use crate::device::{Arguments, Joined, Size, is_unanswered};
 use crate::fusion::{self, Bound, Member, Pointwise, Vertex};
 
 /// Operations of a rerun that run in a row.
@@ -225,7 +226,7 @@ impl Rerun<'_> {
             }
         }
         let single = start.elapsed();
-        let differs = joined.differs(&run.arguments(&inputs, &outputs));
+        let differs = joined.differs(&run.arguments(&inputs, &outputs), chains.limit());
         let times = [single, start.elapsed() - single];
         match differs {
             // If another thread has begun to change what was read, this shows nothing.
@@ -233,6 +234,10 @@ impl Rerun<'_> {
                 chains.is_compared(&run.bound.chain, run.size, !differs, times);
             }
             Ok(_) => {}
+            Err(error) if is_unanswered(&error) => {
+                note_failure(&error);
+                return Err(error.to_string());
+            }
             Err(error) => chains.refuse(&run.bound.chain, &error.to_string()),
         }
         Ok(true)

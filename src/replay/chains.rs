@@ -24,6 +24,8 @@ const TRUSTED: usize = 3;
 /// The chains of one device.
 pub(crate) struct Chains {
     device: Device,
+    /// How long a comparison waits for it.
+    limit: Duration,
     known: Arc<Mutex<HashMap<Chain, Known>>>,
     means: Means,
     /// A chain waited for its kernel, or was compared, since this was asked last.
@@ -69,8 +71,9 @@ pub(super) enum Way {
 }
 
 impl Chains {
-    /// Those of a device. On the CPU, tiles of `tile_bytes` are used whether or not that takes less time.
-    pub(crate) fn new(device: Device, tile_bytes: Option<u64>) -> Chains {
+    /// Those of a device, which is waited for up to `limit`. On the CPU, tiles of `tile_bytes` are used whether or not that takes less
+    /// time.
+    pub(crate) fn new(device: Device, limit: Duration, tile_bytes: Option<u64>) -> Chains {
         let known: Arc<Mutex<HashMap<Chain, Known>>> = Arc::default();
         let means = match device {
             Device::Cuda(index) => {
@@ -85,7 +88,7 @@ impl Chains {
             }
             _ => Means::Tiles { bytes: tile_bytes.unwrap_or(TILE_BYTES), is_timed: tile_bytes.is_none() },
         };
-        Chains { device, known, means, was_settling: AtomicBool::new(false) }
+        Chains { device, limit, known, means, was_settling: AtomicBool::new(false) }
     }
 
     /// Whether chains may run as one: false once it is known that none can be compiled.
@@ -98,6 +101,10 @@ impl Chains {
 
     pub(super) fn device(&self) -> Device {
         self.device
+    }
+
+    pub(super) fn limit(&self) -> Duration {
+        self.limit
     }
 
     /// How a chain of this size is to run. One that is new on a GPU is compiled meanwhile.

@@ -55,7 +55,7 @@ impl<D: Device> Drop for Trial<'_, D> {
         self.tier.settle();
         // Copies that the device still runs must end before their storages go.
         let over = self.tier.synchronize();
-        keep(&over, std::mem::take(&mut self.moved.get_mut().storages));
+        keep(&over, Some(std::mem::take(&mut self.moved.get_mut().storages)));
         if let Err(error) = over {
             tracing::debug!(%error, "the device failed while a way to the disk was tried out");
         }
@@ -134,7 +134,7 @@ impl<D: Device> Trial<'_, D> {
         unsafe { self.device.copy_in(bytes.as_ptr(), storage.data().cast(), bytes.len()) }?;
         let there = self.device.record_end(Lane::In);
         let there = there.and_then(|event| self.device.block_on(&event).map(|()| event));
-        keep(&there, (bytes, storage.clone()));
+        keep(&there, Some((bytes, storage.clone())));
         self.device.wait(Lane::Compute, &there?)?;
         Ok(storage)
     }
@@ -148,7 +148,7 @@ impl<D: Device> Trial<'_, D> {
         let over = self.device.record_end(Lane::Out).and_then(|event| self.device.block_on(&event));
         if let Err(error) = over {
             let failed = Err(error);
-            keep(&failed, (read, storage.clone()));
+            keep(&failed, Some((read, storage.clone())));
             return failed;
         }
         Ok(read)

@@ -151,7 +151,8 @@ impl TensorCache {
         if let Some(store) = cache.tier().and_then(Tier::store) {
             checksums.begin(store);
         }
-        let chains = config.fuse_reruns.then(|| Arc::new(Chains::new(config.target(), config.tile_bytes)));
+        let chains = || Chains::new(config.target(), config.device_timeout, config.tile_bytes);
+        let chains = config.fuse_reruns.then(|| Arc::new(chains()));
         let accounts = Arc::default();
         TensorCache {
             endurance: None,

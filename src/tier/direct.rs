@@ -136,7 +136,7 @@ impl<D: Device> DirectTier<D> {
             Direction::Read => unsafe { self.device.copy_in(host, device, bytes) },
         }?;
         let over = self.device.record_end(lane).and_then(|end| self.device.block_on(&end));
-        keep(&over, Arc::clone(buf));
+        keep(&over, Some(Arc::clone(buf)));
         over
     }
 

@@ -450,10 +450,10 @@ impl<D: Device> Drop for HostTier<D> {
         };
         let books = self.books.get_mut();
         for (event, memory) in books.cooling.drain(..).chain(books.unpooled.drain(..)) {
-            keep(&over(&event), memory);
+            keep(&over(&event), Some(memory));
         }
         for event in &books.hot {
-            keep(&over(event), self.pool.clone());
+            keep(&over(event), Some(self.pool.clone()));
         }
     }
 }

@@ -30,7 +30,7 @@ impl<D: Device> HostTier<D> {
         });
         // Some parts may be in flight even if one could not be queued.
         let out = self.device.record_end(Lane::Out);
-        keep(&out, (from.storage().clone(), memory.clone()));
+        keep(&out, Some((from.storage().clone(), memory.clone())));
         let out = out?;
         self.end_copy(Lane::Out, place, begin, &out);
         place.held.out = Some(out);
@@ -65,7 +65,7 @@ impl<D: Device> HostTier<D> {
             unsafe { self.device.copy_in(from, to, len) }
         });
         let back = self.device.record_end(Lane::In);
-        keep(&back, (into.clone(), memory.clone()));
+        keep(&back, Some((into.clone(), memory.clone())));
         let back = back?;
         self.end_copy(Lane::In, place, begin, &back);
         place.held.back = Some(back.clone());
@@ -73,7 +73,7 @@ impl<D: Device> HostTier<D> {
         if queued.is_err() {
             // The caller releases the storage when it hears of this, but parts may still be on their way to it.
             let over = self.device.block_on(&back);
-            keep(&over, into.clone());
+            keep(&over, Some(into.clone()));
             over?;
         }
         queued?;
@@ -111,7 +111,7 @@ const TIMES: u32 = 4;
 pub(super) fn rates<D: Device>(buf: Arc<dyn IoBuf>, bytes: u64, device: &D) -> Result<(f64, f64)> {
     let storage = device.allocate(bytes)?;
     let rates = rates_between(&*buf, &storage, bytes, device);
-    keep(&rates, (buf, storage));
+    keep(&rates, Some((buf, storage)));
     rates
 }
 

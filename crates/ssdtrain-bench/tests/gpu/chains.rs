@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use ssdtrain::plan::{InTurn, Placement};
-use ssdtrain::{KIB, MIB, Offload, StepReport, TensorCache, TensorCacheBuilder};
+use ssdtrain::{ErrorKind, KIB, MIB, Offload, StepReport, TensorCache, TensorCacheBuilder};
 use ssdtrain_libtorch::SavedVariable;
 use tch::{Cuda, Kind, Tensor, nn, no_grad};
 
@@ -16,7 +16,11 @@ on_both!(
     chains_read_what_leaves_held_before_they_were_written,
     chains_of_many_sizes_have_the_bits_of_single_operations,
 );
-on_the_gpu_only!(chains_of_odd_values, chains_take_less_time_than_single_operations);
+on_the_gpu_only!(
+    chains_of_odd_values,
+    chains_take_less_time_than_single_operations,
+    a_kernel_is_not_compared_for_longer_than_the_limit,
+);
 
 type Function = fn(&[Tensor]) -> Tensor;
 
@@ -287,4 +291,29 @@ fn chains_take_less_time_than_single_operations(lab: &Lab) {
 
 fn say(line: &str) {
     writeln!(io::stdout().lock(), "{line}").unwrap();
+}
+
+/// A comparison waits for all that was queued before it.
+fn a_kernel_is_not_compared_for_longer_than_the_limit(lab: &Lab) {
+    let sources = sources(lab, 1024, Kind::BFloat16);
+    let f = |t: &[Tensor]| loss(&((&t[0] * 0.75).sigmoid() * (&t[0] - 0.125)).tanh());
+    let cache = again(lab).device_timeout(Duration::from_millis(5)).build().unwrap();
+    let large = lab.randn(&[8192, 8192]);
+    let start = Instant::now();
+    let error = loop {
+        let inputs = leaves(&sources);
+        let step = cache.step();
+        let loss = f(&inputs);
+        let _long = (0..20).fold(large.shallow_clone(), |product, _| product.matmul(&large) / 100.0);
+        match step.backward(&loss) {
+            Ok(()) => drop(step.finish().unwrap()),
+            Err(error) => break error,
+        }
+        Cuda::synchronize(0);
+        assert!(start.elapsed() < PATIENCE, "no kernel was compared");
+    };
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    Cuda::synchronize(0);
+    assert_nothing_held(&cache);
+    parity(lab, "after a comparison that was given up", &cache, &sources, f);
 }
