@@ -57,7 +57,13 @@ impl StrategyRun {
 
     /// The loss of the last step, in nats per token.
     pub(crate) fn loss(&self) -> f64 {
-        self.outcomes.last().map_or(f64::NAN, |outcome| outcome.loss)
+        self.losses(1).next().unwrap_or(f64::NAN)
+    }
+
+    /// The losses of the last `steps` steps.
+    pub(crate) fn losses(&self, steps: usize) -> impl Iterator<Item = f64> {
+        let before = self.outcomes.len().saturating_sub(steps);
+        self.outcomes[before..].iter().map(|outcome| outcome.loss)
     }
 
     /// In milliseconds.

@@ -1,6 +1,7 @@
-//! Strategies that take turns, step by step, in one process.
+//! Strategies that take turns in one process.
 
 use std::fmt;
+use std::ops::Range;
 
 use anyhow::{Context, Result, bail};
 use clap::value_parser;
@@ -34,9 +35,13 @@ pub(crate) struct TurnsArgs {
     /// Measured steps of each strategy
     #[arg(long, value_name = "N", default_value = defaults::COMPARE_STEPS, value_parser = value_parser!(u32).range(1..=1_000_000))]
     pub(crate) steps: u32,
-    /// Steps of each strategy before those; more where a plan of auto is not settled by then, at most 48
+    /// Steps of each strategy before those; more where a plan of auto is not settled by then, at most 96
     #[arg(long, value_name = "N", default_value = defaults::COMPARE_WARMUP, value_parser = value_parser!(u32).range(0..=1_000_000))]
     pub(crate) warmup: u32,
+    /// Steps that a strategy takes in a row. What limits a GPU is its power, so some rest between others: give 8 or more to measure each
+    /// as it would run alone
+    #[arg(long, value_name = "N", default_value = "1", value_parser = value_parser!(u32).range(1..=1_000))]
+    pub(crate) in_a_row: u32,
 }
 
 /// The most steps by which warm-up is extended while plans are still being corrected.
@@ -47,6 +52,8 @@ pub(crate) struct Plan {
     pub(crate) strategies: Vec<Strategy>,
     pub(crate) steps: usize,
     pub(crate) warmup: usize,
+    /// Steps of each strategy in a turn.
+    pub(crate) in_a_row: usize,
     /// Whether gradients are compared, too.
     pub(crate) check: bool,
     /// Whether the same computation gives the same bits, so that losses can be compared.
@@ -63,6 +70,7 @@ impl Plan {
             strategies: distinct(&turns.strategies),
             steps: turns.steps as usize,
             warmup: turns.warmup as usize,
+            in_a_row: turns.in_a_row as usize,
             check: false,
             exact: task.exact,
             seed: args.setup.seed(),
@@ -119,45 +127,56 @@ pub(crate) fn measure(
     }
     let mut batches =
         tokens.random_batches(shape.rows(), shape.block(), plan.seed, plan.model_device.device)?;
-    let (mut warmup, mut round, mut stopped) = (plan.warmup, 0, None);
+    let (mut warmup, mut done, mut stopped) = (plan.warmup, 0, None);
     progress.start();
-    while round < warmup + plan.steps {
-        let rounds = warmup + plan.steps;
-        if interrupt::requested() {
-            stopped = Some(Interrupted::new(format!("interrupted after {round} of {rounds} rounds")));
+    for round in 0.. {
+        let all = warmup + plan.steps;
+        if done == all {
             break;
         }
-        progress.at(round as f64 / rounds as f64);
-        let micro_batches = batches.draw()?.split(shape.accumulate)?;
+        if interrupt::requested() {
+            stopped =
+                Some(Interrupted::new(format!("interrupted after {done} of {all} steps of each strategy")));
+            break;
+        }
+        progress.at(done as f64 / all as f64);
+        let end = if done < warmup { warmup } else { all };
+        let turn =
+            (done..end).take(plan.in_a_row).map(|step| Ok((step, batches.draw()?.split(shape.accumulate)?)));
+        let turn = turn.collect::<Result<Vec<_>>>()?;
         for index in order(runs.len(), round) {
-            seed_step(plan.seed, round as u64);
             let run = &mut runs[index];
-            run.step(&micro_batches).with_context(|| Under(run.strategy))?;
+            for (step, micro_batches) in &turn {
+                seed_step(plan.seed, *step as u64);
+                run.step(micro_batches).with_context(|| Under(run.strategy))?;
+            }
         }
+        done += turn.len();
         if plan.exact {
-            verify(&runs, plan.check, round + 1)?;
+            verify(&runs, plan.check, done - turn.len()..done)?;
         }
-        round += 1;
-        if round <= warmup {
+        if done <= warmup {
             runs.iter_mut().for_each(StrategyRun::begin);
         }
         let settles = plan.warmup > 0 && runs.iter().any(|run| !run.is_settled());
-        if round == warmup && settles && warmup < plan.warmup + SETTLING {
-            warmup += 1;
+        if done == warmup && settles && warmup < plan.warmup + SETTLING {
+            warmup = (warmup + plan.in_a_row).min(plan.warmup + SETTLING);
         }
     }
-    let rounds = round;
     progress.clear();
-    if runs.len() > 1 && plan.exact && rounds > 0 {
+    if runs.len() > 1 && plan.exact && done > 0 {
         let names: Vec<_> = plan.strategies.iter().map(|strategy| strategy.name()).collect();
-        let what = if plan.check { "every loss and every gradient" } else { "every loss" };
-        progress
-            .line(&format!("check  {rounds} steps: {what} the same to the bit under {}", names.join(", ")));
+        let what = match plan.check {
+            true if plan.in_a_row > 1 => "every loss, and the gradients of the last step of each turn,",
+            true => "every loss and every gradient",
+            false => "every loss",
+        };
+        progress.line(&format!("check  {done} steps: {what} the same to the bit under {}", names.join(", ")));
     }
     let caches = runs.iter().filter_map(|run| Some((run.strategy.name(), run.learner.cache()?)));
     cache.write_trace(&caches.collect::<Vec<_>>(), progress)?;
     let keep = runs.iter().find(|run| run.strategy == Strategy::Keep);
-    let steps = rounds.saturating_sub(warmup);
+    let steps = done.saturating_sub(warmup);
     let measured = runs.iter().filter(|_| steps > 0);
     let rows = measured.map(|run| run.row(shape.tokens_per_step(), keep, plan.seed)).collect();
     Ok(Measured { rows, steps, stopped })
@@ -174,20 +193,23 @@ fn order(runs: usize, round: usize) -> Vec<usize> {
     order
 }
 
-/// Compares what the runs computed in `step` with `keep`, or otherwise with the first of them.
-fn verify(runs: &[StrategyRun], gradients: bool, step: usize) -> Result<()> {
+/// Compares what the runs computed in their last `steps` with `keep`, or otherwise with the first of them.
+fn verify(runs: &[StrategyRun], gradients: bool, steps: Range<usize>) -> Result<()> {
     let reference = runs.iter().find(|run| run.strategy == Strategy::Keep).or_else(|| runs.first());
     let Some(reference) = reference else { return Ok(()) };
     for run in runs.iter().filter(|run| run.strategy != reference.strategy) {
         let (name, base) = (run.strategy.name(), reference.strategy.name());
-        let (loss, expected) = (run.loss(), reference.loss());
-        if loss.to_bits() != expected.to_bits() {
-            bail!("step {step}: the loss under {name} is {loss}, and {expected} under {base}");
+        let losses = run.losses(steps.len()).zip(reference.losses(steps.len()));
+        for (step, (loss, expected)) in steps.clone().zip(losses) {
+            if loss.to_bits() != expected.to_bits() {
+                bail!("step {}: the loss under {name} is {loss}, and {expected} under {base}", step + 1);
+            }
         }
         if !gradients {
             continue;
         }
         if let Some(parameter) = run.learner.differing_gradient(&reference.learner)? {
+            let step = steps.end;
             bail!("step {step}: the gradient of {parameter} under {name} has other bits than under {base}");
         }
     }

@@ -15,8 +15,8 @@ use crate::common::turns::{Plan, TurnsArgs, measure};
 /// Measure a training step with activations on disk beside the same step with activations in memory
 ///
 /// Each strategy trains a model of its own, from the same weights on the same batches, so the models stay the same to
-/// the bit. The strategies take turns step by step in one process, in an order that changes from round to round, so
-/// that a noisy machine hits all alike. Losses are always compared to the bit, and gradients with --check; on a GPU
+/// the bit. The strategies take turns step by step in one process (--in-a-row gives each more), in an order that changes from
+/// round to round, so that a noisy machine hits all alike. Losses are always compared to the bit, and gradients with --check; on a GPU
 /// only in deterministic mode, which --check turns on.
 ///
 /// A step is: clear gradients, forward, backward, optimizer, wait for the last transfer and for the device. Step times are medians;
@@ -48,6 +48,7 @@ Examples:
   ssdtrain-bench compare --preset gpt2-small --device cuda --vocab 50304 --loss-chunk 2048
   ssdtrain-bench compare --strategies keep,recompute,offload
   ssdtrain-bench compare --model llama --preset hidden512 --strategies keep,auto
+  ssdtrain-bench compare --model llama --device cuda --strategies plain,auto --in-a-row 8
   ssdtrain-bench compare --recompute layer --device-budget 16MiB
   ssdtrain-bench compare --spill-dir /mnt/a --spill-dir /mnt/b --device-budget 48MiB --json
   ssdtrain-bench compare --strategies keep,offload,adaptive-paper --disk-rate 150MiB

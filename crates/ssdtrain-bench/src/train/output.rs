@@ -124,6 +124,7 @@ impl Run {
             strategies: vec![Strategy::Keep, strategy],
             steps: args.compare_steps as usize,
             warmup: 2,
+            in_a_row: 1,
             check: !model_device.device.is_cuda(),
             exact: !model_device.device.is_cuda(),
             seed,
