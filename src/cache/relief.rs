@@ -8,7 +8,7 @@ use ssdtrain_libtorch::{Block, Reliever, Storage};
 
 use super::table::{Gone, Relief, Table, Tried};
 use super::{Cache, EntryKey};
-use crate::device::{is_unanswered, keep};
+use crate::device::is_unanswered;
 use crate::error::Result;
 use crate::sync::MutexGuard;
 use crate::telemetry::events::warn_once;
@@ -118,8 +118,8 @@ impl Cache {
         here: &Here,
     ) -> Result<u64> {
         let Some(counters) = table.entry(key).map(|entry| Arc::clone(&entry.counters)) else { return Ok(0) };
-        let (is_ordered, gone) = self.leaves(table, key, parcel, &counters, here);
-        let bytes = MutexGuard::unlocked(table, || self.free(gone, is_ordered))?;
+        let (_, gone) = self.leaves(table, key, parcel, &counters, here);
+        let bytes = MutexGuard::unlocked(table, || self.free(gone))?;
         counters.pressed.add_some(bytes);
         Ok(bytes)
     }
@@ -154,18 +154,15 @@ impl Cache {
         if let Err(error) = &ordered {
             tracing::debug!(%error, "a storage that was loaded ahead is dropped");
         }
-        let bytes = self.free((Some(block), Some(parcel)), ordered.is_ok())?;
+        let bytes = self.free((Some(block), Some(parcel)))?;
         counters.pressed.add_some(bytes);
         Ok(bytes)
     }
 
-    /// Frees what an entry has released, once the device is done with it. Returns the bytes. Fails if the device does not answer. Then it
-    /// keeps it, unless it is to finish with that before whatever gets the memory next (`is_ordered`). Must be called without the lock.
-    fn free(&self, (block, parcel): Gone, is_ordered: bool) -> Result<u64> {
+    /// Frees what an entry has released, once the device is done with it, or what it does is in order. Returns the bytes. Fails if the
+    /// device does not answer. Must be called without the lock.
+    fn free(&self, (block, parcel): Gone) -> Result<u64> {
         let waited = self.waits_for_device();
-        if !is_ordered {
-            keep(&waited, block.as_ref().map(|block| block.storage().clone()));
-        }
         let bytes = block.as_ref().map_or(0, Block::bytes);
         drop((block, parcel));
         self.departs();

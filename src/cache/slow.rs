@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::thread;
 
+use ssdtrain_store::{BackendKind, Direction, Faulty, Pool, Store, StoreConfig};
+
 use super::Cache;
 use super::waits::{BYTES, Batch, LATE};
 use crate::tier::modelled::{Copies, Gate, ModelDevice};
@@ -49,4 +51,30 @@ fn nobody_waits_for_memory_of_the_device_but_who_needs_it() {
     batch.save(1);
     batch.flush();
     saves_beside(&cache, &gate, batch, |batch| batch.fetch());
+}
+
+/// Such memory is read into where the pool is full of what is needed sooner. It is not pinned, so the driver waits for the device.
+#[test]
+fn nobody_waits_for_a_copy_from_memory_that_is_not_pinned_but_who_needs_it() {
+    let faulty = Arc::new(Faulty::new(Arc::new(Pool::new(1).unwrap())));
+    let config = StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() };
+    let store = Store::open_with(config, Arc::<Faulty>::clone(&faulty)).unwrap();
+    let device = ModelDevice::new(Copies::AtOnce, None);
+    let gate = Arc::clone(&device.copies_in);
+    let settings = HostSettings { pool: PoolSize::Fixed(BYTES), read_ahead: 0 };
+    let tier = HostTier::new(device, Some(store), settings, None).unwrap();
+    let cache = Cache::new(Some(tier), LATE, None);
+    let mut batch = Batch::new(&cache);
+    batch.save(1);
+    batch.flush();
+    cache.tier().unwrap().settle();
+    // The pool has room for one, which is being written.
+    faulty.hold(Direction::Write);
+    batch.save(2);
+    batch.flush();
+    faulty.wait_held(1);
+    saves_beside(&cache, &gate, batch, |batch| {
+        batch.fetch_one(0);
+        faulty.release();
+    });
 }

@@ -17,9 +17,12 @@ use ssdtrain_store as store;
 use ssdtrain_store::sync::Mutex;
 use ssdtrain_store::{Gpu, Pin, node_of_device};
 
-use super::patience::{Patience, Queued};
+use super::patience::{Patience, Queued, unknown};
 use super::{Device, Lane};
 use crate::error::{Error, ErrorKind, Result};
+
+/// What the driver answers if it does not tell, because another thread is capturing a graph in the mode that forbids it.
+const CAPTURING: DriverError = DriverError(sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 
 /// One CUDA device.
 pub(crate) struct Cuda {
@@ -180,11 +183,18 @@ impl Device for Cuda {
         self.patience.wait(event, |event| self.query(event))
     }
 
+    fn block_unless_late(&self, event: &Event) -> Result<()> {
+        self.patience.wait_unless_late(event, |event| self.query(event))
+    }
+
     fn synchronize(&self) -> Result<()> {
         let driver = Arc::clone(&self.driver);
         let waits = move || {
             let _current = driver.enter()?;
-            check("cuCtxSynchronize", result::ctx::synchronize())
+            match result::ctx::synchronize() {
+                Err(CAPTURING) => Err(unknown("cuCtxSynchronize: another thread is capturing a graph")),
+                outcome => check("cuCtxSynchronize", outcome),
+            }
         };
         self.patience.outlast(|event| self.query(event), waits)
     }
@@ -413,7 +423,7 @@ impl RawEvent {
         let _current = self.driver.enter()?;
         // SAFETY: the event is alive.
         match unsafe { result::event::query(self.raw) } {
-            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY) | CAPTURING) => Ok(false),
             outcome => check("cuEventQuery", outcome).map(|()| true),
         }
     }

@@ -22,6 +22,7 @@ pub enum DeviceCall {
     /// Whether an event is reached. As CUDA's, a device that refuses says no.
     Query,
     Block,
+    BlockUnlessLate,
     Synchronize,
     Time,
     RecordUse,
@@ -164,6 +165,12 @@ impl<D: Device> Device for FaultyDevice<D> {
     fn block_on(&self, event: &D::Event) -> Result<()> {
         let outcome = self.faults.pass(DeviceCall::Block);
         self.inner.block_on(event)?;
+        outcome
+    }
+
+    fn block_unless_late(&self, event: &D::Event) -> Result<()> {
+        let outcome = self.faults.pass(DeviceCall::BlockUnlessLate);
+        self.inner.block_unless_late(event)?;
         outcome
     }
 

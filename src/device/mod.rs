@@ -63,11 +63,6 @@ pub(crate) trait Device: Pin + 'static {
         })
     }
 
-    /// Has what is queued on `lane` from now on come after `event`, even if the device refuses to wait: then the calling thread waits.
-    fn wait_or_block(&self, lane: Lane, event: &Self::Event) -> Result<()> {
-        self.wait(lane, event).or_else(|_| self.block_on(event))
-    }
-
     /// Makes what is queued on `lane` from now on wait for `event`; the calling thread continues.
     fn wait(&self, lane: Lane, event: &Self::Event) -> Result<()>;
 
@@ -77,6 +72,12 @@ pub(crate) trait Device: Pin + 'static {
     /// Sleeps until `event` is reached. Fails with [`ErrorKind::TimedOut`] if it is not within the device's time limit: then the device may
     /// still use what it was given.
     fn block_on(&self, event: &Self::Event) -> Result<()>;
+
+    /// As [`block_on`](Device::block_on), but fails at once while anything is not reached that was waited for in vain, in any queue: for
+    /// waits that follow one another and that nobody's next step depends on.
+    fn block_unless_late(&self, event: &Self::Event) -> Result<()> {
+        self.block_on(event)
+    }
 
     /// Sleeps until everything that was queued before is done, on all lanes and streams, as [`block_on`](Device::block_on) does.
     fn synchronize(&self) -> Result<()> {

@@ -42,10 +42,25 @@ impl<E: Queued> Patience<E> {
 
     /// Sleeps until `event` is reached, as `is_reached` tells. Fails with [`ErrorKind::TimedOut`] after the limit.
     pub(super) fn wait(&self, event: &E, is_reached: impl Fn(&E) -> Result<bool>) -> Result<()> {
+        self.wait_unless(|missed| event.follows(missed), event, is_reached)
+    }
+
+    /// As [`wait`](Patience::wait), but ends at once while anything is left that was waited for in vain.
+    pub(super) fn wait_unless_late(&self, event: &E, is_reached: impl Fn(&E) -> Result<bool>) -> Result<()> {
+        self.wait_unless(|_| true, event, is_reached)
+    }
+
+    /// Does not begin to wait if the device is late with something of this `kind`.
+    fn wait_unless(
+        &self,
+        kind: impl Fn(&E) -> bool,
+        event: &E,
+        is_reached: impl Fn(&E) -> Result<bool>,
+    ) -> Result<()> {
         if is_reached(event)? {
             return Ok(());
         }
-        if self.has_missed(|missed| event.follows(missed), &is_reached)? {
+        if self.has_missed(kind, &is_reached)? {
             return Err(unanswered(self.limit));
         }
         wait(self.limit, || is_reached(event)).inspect_err(|error| {
@@ -179,7 +194,7 @@ pub(super) fn unanswered(waited: Duration) -> Error {
 }
 
 /// Nobody knows whether the device is done.
-fn unknown(why: &str) -> Error {
+pub(super) fn unknown(why: &str) -> Error {
     let message = format!("{why}; memory that the device may still use is not used for anything else");
     Error::new(ErrorKind::TimedOut, message)
 }
@@ -249,6 +264,21 @@ mod tests {
         // Once it is reached, the next one is waited for, too.
         assert!(asked_in_vain(&patience, At(3, 0), |at| *at == At(2, 0)) > 1);
         assert_eq!(asked_in_vain(&patience, At(4, 0), |_| false), 1);
+    }
+
+    #[test]
+    fn waits_that_only_measure_end_at_once_while_anything_is_late() {
+        let patience = Patience::new(Duration::from_millis(2));
+        assert!(asked_in_vain(&patience, At(2, 0), |_| false) > 1);
+        for other in [At(1, 0), At(3, 1)] {
+            let asked = Cell::new(0);
+            is_in_vain(patience.wait_unless_late(&other, |at| {
+                asked.set(asked.get() + u32::from(*at == other));
+                Ok(false)
+            }));
+            assert_eq!(asked.get(), 1);
+            patience.wait_unless_late(&other, |at| Ok(*at == other)).unwrap();
+        }
     }
 
     #[test]

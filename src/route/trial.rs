@@ -55,7 +55,8 @@ impl<D: Device> Drop for Trial<'_, D> {
         self.tier.settle();
         // Copies that the device still runs must end before their storages go.
         let over = self.tier.synchronize();
-        keep(&over, Some(std::mem::take(&mut self.moved.get_mut().storages)));
+        let storages = std::mem::take(&mut self.moved.get_mut().storages);
+        keep(&over, (!storages.is_empty()).then_some(storages));
         if let Err(error) = over {
             tracing::debug!(%error, "the device failed while a way to the disk was tried out");
         }

@@ -28,7 +28,7 @@ use super::event_thread::EventThread;
 use super::ledger::{Ledger, Serial};
 use super::places::Edge;
 use super::{Here, Parcel, Room, RoomListener, Tier};
-use crate::device::{Device, Lane, is_unanswered, keep};
+use crate::device::{Device, Lane, keep};
 use crate::error::{Completion, Error, ErrorKind, Result};
 use crate::mem::available_memory;
 use crate::sync::{Condvar, Mutex};
@@ -47,6 +47,8 @@ pub(crate) struct HostSettings {
 /// Pinned host memory below a device.
 pub(crate) struct HostTier<D: Device> {
     // Declared first, because their tasks use everything else.
+    /// Begins writes. It also copies from memory that is not pinned, and lets go of what the device may still use: reads, which somebody
+    /// may wait for, have a thread of their own.
     writes: EventThread<D>,
     reads: EventThread<D>,
     /// `None` if the pool does not grow.
@@ -229,13 +231,18 @@ impl<D: Device> HostTier<D> {
                 books.give_back(cooling);
             } else {
                 let next = books.ledger.next_to_reclaim()?;
-                books.ledger.reclaim(next);
-                let held = &mut books.ledger.get(next)?.held;
-                let memory = held.memory.take();
-                if let Some(cooling) = held.under_way(&*self.device).zip(memory) {
-                    books.give_back(cooling);
-                }
+                self.reclaim(books, next);
             }
+        }
+    }
+
+    /// Takes a parcel's memory, whose bytes are elsewhere too.
+    fn reclaim(&self, books: &mut Books<D>, serial: Serial) {
+        books.ledger.reclaim(serial);
+        let Some(place) = books.ledger.get(serial) else { return };
+        let memory = place.held.memory.take();
+        if let Some(cooling) = place.held.under_way(&*self.device).zip(memory) {
+            books.give_back(cooling);
         }
     }
 
@@ -371,7 +378,8 @@ impl<D: Device> Tier for HostTier<D> {
     fn shrink(&self) -> u64 {
         let used: Vec<D::Event> = {
             let books = self.books.lock();
-            books.cooling.iter().map(|(event, _)| event).chain(&books.hot).cloned().collect()
+            let cooling = books.cooling.iter().chain(&books.unpooled);
+            cooling.map(|(event, _)| event).chain(&books.hot).cloned().collect()
         };
         for event in &used {
             if let Err(error) = self.device.block_on(event) {
@@ -381,6 +389,7 @@ impl<D: Device> Tier for HostTier<D> {
         }
         let mut books = self.books.lock();
         books.cooling.retain(|(event, _)| !self.device.is_reached(event));
+        books.unpooled.retain(|(event, _)| !self.device.is_reached(event));
         books.hot.retain(|event| !self.device.is_reached(event));
         // Nothing is pinned ahead until a step asks for it again.
         books.wanted = 0;
@@ -402,7 +411,7 @@ impl<D: Device> Tier for HostTier<D> {
         drop(books);
         let stalls = std::mem::take(&mut *self.stalls.lock());
         for Stall { cause, counters, from, waited, to } in stalls {
-            let time = self.device.block_on(&to).and_then(|()| {
+            let time = self.device.block_unless_late(&to).and_then(|()| {
                 let since = |event: &D::Event| self.device.between(event, &to);
                 let after_wait = waited.as_ref().map(since).transpose()?;
                 Ok(since(&from)?.min(after_wait.unwrap_or(Duration::MAX)))
@@ -437,24 +446,14 @@ impl<D: Device> Tier for HostTier<D> {
 
 impl<D: Device> Drop for HostTier<D> {
     fn drop(&mut self) {
-        // Before the pool's memory is freed, the device must have finished with it. One that has not answered once is only asked: parcels
-        // go in any order, so what is waited for next may come before that.
-        let mut missed: Option<Error> = None;
-        let mut over = |event: &D::Event| match &missed {
-            Some(error) if !self.device.is_reached(event) => Err(error.clone()),
-            Some(_) => Ok(()),
-            None => {
-                let unanswered = |error: &Error| missed = is_unanswered(error).then(|| error.clone());
-                self.device.block_on(event).inspect_err(unanswered)
-            }
-        };
+        // Before the pool's memory is freed, the device must have finished with it. Parcels go in any order, so of a device that has not
+        // answered once, what is waited for next may come before that.
         let books = self.books.get_mut();
         for (event, memory) in books.cooling.drain(..).chain(books.unpooled.drain(..)) {
-            keep(&over(&event), Some(memory));
+            keep(&self.device.block_unless_late(&event), Some(memory));
         }
-        for event in &books.hot {
-            keep(&over(event), Some(self.pool.clone()));
-        }
+        let over = books.hot.iter().try_for_each(|event| self.device.block_unless_late(event));
+        keep(&over, Some(self.pool.clone()));
     }
 }
 

@@ -47,7 +47,8 @@ pub(crate) struct ModelDevice {
     fault: Option<Fault>,
     copied: AtomicUsize,
     allocated: Mutex<Allocated>,
-    /// Passed by threads that allocate, that pin, and that record an event of what they compute, respectively.
+    /// Passed by threads that copy in, that allocate, that pin, and that record an event of what they compute, respectively.
+    pub(crate) copies_in: Arc<Gate>,
     pub(crate) allocations: Arc<Gate>,
     pub(crate) pins: Arc<Gate>,
     pub(crate) events: Arc<Gate>,
@@ -139,8 +140,8 @@ pub(crate) struct ModelEvent {
 impl ModelDevice {
     pub(crate) fn new(copies: Copies, fault: Option<Fault>) -> ModelDevice {
         let (copied, allocated) = (AtomicUsize::new(0), Mutex::default());
-        let (allocations, pins, events) = Default::default();
-        ModelDevice { copies, lanes: Mutex::default(), fault, copied, allocated, allocations, pins, events }
+        let (lanes, copies_in, allocations, pins, events) = Default::default();
+        ModelDevice { copies, lanes, fault, copied, allocated, copies_in, allocations, pins, events }
     }
 
     fn queue(&self, lane: Lane, work: Work) {
@@ -235,6 +236,7 @@ impl Device for ModelDevice {
             "a copy into memory that may still be used: it waits for what was queued before that was allocated"
         );
         drop(allocated);
+        self.copies_in.pass();
         self.copy(Lane::In, from, to)
     }
 

@@ -9,7 +9,7 @@ use super::super::ledger::{Near, Up};
 use super::super::places::{At, Edge};
 use super::super::{Here, NO_STREAM, Parcel, Room};
 use super::{HostParcel, HostTier, Load, Stall, internal, unwanted};
-use crate::device::{Device, Lane, keep};
+use crate::device::{Device, Lane};
 use crate::error::Completion;
 use crate::error::Result;
 use crate::telemetry::events::warn_once;
@@ -125,32 +125,32 @@ impl<D: Device> Parcel for HostParcel<D> {
         let Some(event) = place.held.back.clone().or_else(|| place.held.out.clone()) else { return Ok(()) };
         let (copies, ordered, stream) = (place.held.copies, place.held.is_ordered(), place.held.stream);
         drop(books);
-        Here::record_use(&*tier.device, stream, of)?;
-        // A wait costs less than asking whether it is needed. The event recorded before it does not, so without one, ask.
-        if !here.is_marked() && tier.device.is_reached(&event) {
-            return Ok(());
-        }
-        let wait = || {
-            let outcome = tier.device.wait(Lane::Compute, &event);
-            keep(&outcome, of.cloned());
-            outcome.map(|()| Here::set(&here.waited, &event))
+        let wait = || -> Result<()> {
+            Here::record_use(&*tier.device, stream, of)?;
+            // A wait costs less than asking whether it is needed. The event recorded before it does not, so without one, ask.
+            if !here.is_marked() && tier.device.is_reached(&event) {
+                return Ok(());
+            }
+            let wait = || tier.device.wait(Lane::Compute, &event).map(|()| Here::set(&here.waited, &event));
+            if ordered {
+                return wait();
+            }
+            let from = here.now(&*tier.device)?;
+            let waited = Here::get(&here.waited);
+            // No event is recorded after the wait: CUDA lets a thread run only some 60 recorded events of a stream ahead of the device.
+            wait()?;
+            // Only now: releasing the storage relies on the wait being queued.
+            if let Some(place) = tier.books.lock().ledger.get(self.serial) {
+                place.held.ordered = copies;
+            }
+            if let Some(trace) = &tier.trace {
+                trace.stall(cause, waited.as_ref().unwrap_or(&from), &event);
+            }
+            let (counters, to) = (Arc::clone(counters), event.clone());
+            tier.stalls.lock().push(Stall { cause, counters, from, waited, to });
+            Ok(())
         };
-        if ordered {
-            return wait();
-        }
-        let from = here.now(&*tier.device)?;
-        let waited = Here::get(&here.waited);
-        // No event is recorded after the wait: CUDA lets a thread run only some 60 recorded events of a stream ahead of the device.
-        wait()?;
-        // Only now: releasing the storage relies on the wait being queued.
-        if let Some(place) = tier.books.lock().ledger.get(self.serial) {
-            place.held.ordered = copies;
-        }
-        if let Some(trace) = &tier.trace {
-            trace.stall(cause, waited.as_ref().unwrap_or(&from), &event);
-        }
-        tier.stalls.lock().push(Stall { cause, counters: Arc::clone(counters), from, waited, to: event });
-        Ok(())
+        wait().inspect_err(|_| tier.hold(Some(event.clone()), of.cloned()))
     }
 
     fn may_evict(&self) -> bool {
@@ -169,10 +169,10 @@ impl<D: Device> Parcel for HostParcel<D> {
         self.tier.changed.notify_all();
         let device = &*self.tier.device;
         if let Some(event) = event {
-            let ordered = device.wait_or_block(Lane::Compute, &event);
-            keep(&ordered, of.cloned());
+            let ordered = device.wait(Lane::Compute, &event);
             if let Err(error) = ordered.and_then(|()| Here::record_use(device, stream, of)) {
                 warn_once!(%error, "the device cannot be made to wait for a copy");
+                self.tier.hold(Some(event), of.cloned());
             }
         }
         for Load { into, done, .. } in loads {

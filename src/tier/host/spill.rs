@@ -7,9 +7,11 @@ use ssdtrain_store::{Blob, Direction, contained};
 
 use super::super::ledger::Serial;
 use super::super::places::Edge;
-use super::{Books, HostParcel, HostTier, Load, Memory, internal};
+use super::copies::Copied;
+use super::{Books, HostParcel, HostTier, Load, Memory, internal, unwanted};
 use crate::device::Device;
 use crate::error::{Completion, Result};
+use crate::sync::MutexGuard;
 use crate::telemetry::events::warn_once;
 use crate::trace::{DeviceTrace, Trace};
 
@@ -20,6 +22,8 @@ struct Moving<D: Device> {
     direction: Direction,
     /// Keeps the parcel's place until then.
     parcel: Option<Arc<HostParcel<D>>>,
+    /// What was read into, if it is not the pool's.
+    heap: Option<Memory>,
     outcome: Result<()>,
 }
 
@@ -32,14 +36,15 @@ impl<D: Device> Moving<D> {
 impl<D: Device> Drop for Moving<D> {
     fn drop(&mut self) {
         let outcome = std::mem::replace(&mut self.outcome, Ok(()));
-        contained("the end of a transfer", || match self.direction {
-            Direction::Write => self.tier.written(self.serial, outcome),
-            Direction::Read => self.tier.read_done(self.serial, outcome),
+        let heap = self.heap.take();
+        contained("the end of a transfer", || match (self.direction, heap) {
+            (Direction::Write, _) => self.tier.written(self.serial, outcome),
+            (Direction::Read, None) => self.tier.read_done(self.serial, outcome),
+            (Direction::Read, Some(heap)) => self.tier.read_apart(self.serial, outcome, heap),
         });
-        contained("what follows a transfer", || {
-            drop(self.parcel.take());
-            self.tier.ended();
-        });
+        // It may be the last reference, and then announces room.
+        contained("what follows a transfer", || drop(self.parcel.take()));
+        contained("the end of a transfer", || self.tier.ended());
     }
 }
 
@@ -112,7 +117,8 @@ impl<D: Device> HostTier<D> {
             Direction::Read => &self.reads,
         };
         let dropped = Err(internal("a transfer was dropped before its end"));
-        let mut moving = Moving { tier, serial, direction, parcel: None, outcome: dropped };
+        let heap = (direction == Direction::Read && !memory.pooled).then(|| memory.clone());
+        let mut moving = Moving { tier, serial, direction, parcel: None, heap, outcome: dropped };
         thread.after(after, move |reached| {
             // Nobody may want it by now.
             moving.parcel = parcel.upgrade();
@@ -121,7 +127,10 @@ impl<D: Device> HostTier<D> {
                 drop((blob, memory, store));
                 return moving.end(reached);
             }
-            let done = Completion::new(move |outcome| moving.end(outcome));
+            let done = Completion::new(move |outcome| match moving.heap {
+                None => moving.end(outcome),
+                Some(_) => Arc::clone(&moving.tier).writes.after(Vec::new(), move |_| moving.end(outcome)),
+            });
             let done = Trace::transfer(trace.as_ref(), direction, scope, bytes, done);
             match direction {
                 Direction::Write => store.write(blob, memory.buf, done.of_transfer()),
@@ -203,6 +212,45 @@ impl<D: Device> HostTier<D> {
             }
         }
         for (Load { into, done, .. }, outcome) in loads.into_iter().zip(copied) {
+            drop(into);
+            done.call(outcome);
+        }
+    }
+
+    /// As [`read_done`](HostTier::read_done) for what was read into memory that is not the pool's, on the thread for that. The parcel is
+    /// being read until it is copied: until then nobody else copies it, or reclaims the memory, which nothing needs afterwards.
+    fn read_apart(&self, serial: Serial, outcome: Result<()>, heap: Memory) {
+        if outcome.is_err() {
+            return self.read_done(serial, outcome);
+        }
+        let mut copied: Vec<(Load<D>, Result<Copied<D>>)> = Vec::new();
+        let mut books = self.books.lock();
+        while let Some(place) = books.ledger.get(serial) {
+            let (bytes, loads) = (place.bytes, std::mem::take(&mut place.held.loads));
+            if loads.is_empty() {
+                break;
+            }
+            MutexGuard::unlocked(&mut books, || {
+                let copies = loads.into_iter().map(|load| (self.copy_in_apart(bytes, &heap, &load), load));
+                copied.extend(copies.map(|(outcome, load)| (load, outcome)));
+            });
+        }
+        books.ledger.advance(serial, Edge::Read);
+        let is_wanted = books.ledger.is_wanted(serial);
+        for copied in copied.iter().filter(|_| is_wanted).filter_map(|(_, outcome)| outcome.as_ref().ok()) {
+            self.lend(&mut books, serial, copied);
+        }
+        self.reclaim(&mut books, serial);
+        drop(books);
+        for (Load { into, done, .. }, outcome) in copied {
+            let outcome = outcome.and_then(|copied| {
+                if is_wanted {
+                    return Ok(());
+                }
+                // Whoever abandoned the parcel knew of no copy to wait for.
+                self.hold(Some(copied.back), Some((into.clone(), heap.clone())));
+                Err(unwanted())
+            });
             drop(into);
             done.call(outcome);
         }
