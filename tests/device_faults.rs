@@ -103,7 +103,7 @@ enum Call {
     Proceed,
 }
 
-const CALLS: [Call; 14] = {
+const CALLS: [Call; 15] = {
     use Call::{Any, Device, Grow, Proceed};
     use DeviceCall::*;
     [
@@ -113,6 +113,7 @@ const CALLS: [Call; 14] = {
         Device(Wait),
         Device(Query),
         Device(Block),
+        Device(BlockUnlessLate),
         Device(Synchronize),
         Device(Time),
         Device(RecordUse),
@@ -166,9 +167,11 @@ impl Failing {
     /// What cannot leave the device stays. Memory that is not pinned, a file that does not grow, an event that seems not to be reached,
     /// and a time that is not known are no reasons to fail.
     fn error(&self, error: &Error) -> Option<(ErrorKind, String)> {
-        use DeviceCall::{Allocate, CopyOut, Pin, Query, Synchronize, Time};
+        use DeviceCall::{Allocate, BlockUnlessLate, CopyOut, Pin, Query, Synchronize, Time};
         let kind = match self.call {
-            Call::Device(CopyOut | Pin | Query | Synchronize | Time) | Call::Grow => return None,
+            Call::Device(BlockUnlessLate | CopyOut | Pin | Query | Synchronize | Time) | Call::Grow => {
+                return None;
+            }
             // As libtorch's own.
             Call::Device(Allocate) => ErrorKind::Torch,
             Call::Any if error.to_string().contains("Allocate:") => ErrorKind::Torch,

@@ -33,7 +33,7 @@ pub(crate) use self::failures::note as note_failure;
 pub(crate) use self::handle::{EntryHandle, Subject};
 pub(crate) use self::keys::{EntryKey, NO_TAPE, TapeKey};
 pub(crate) use self::table::Limits;
-use self::table::{Answer, Gone, Saved, Squeeze, Table};
+use self::table::{Answer, Gone, Outdated, Saved, Squeeze, Table};
 use crate::error::Error;
 use crate::profile::Alive;
 use crate::sync::{Condvar, Mutex, MutexGuard};
@@ -245,7 +245,9 @@ impl Cache {
             (key, position)
         };
         self.submit(jobs, &here);
-        written.into_iter().chain(parcel).for_each(|parcel: Arc<dyn Parcel>| parcel.abandon(None));
+        written.into_iter().for_each(Outdated::abandon);
+        // One that was not needed.
+        parcel.into_iter().for_each(|parcel: Arc<dyn Parcel>| parcel.abandon(None));
         Some(EntryHandle::new(self, key, tape, position))
     }
 
@@ -430,9 +432,9 @@ impl Cache {
 
 impl WriteObserver for Cache {
     fn written(&self, storage: StorageId) {
-        let parcel = self.table.lock().written(storage);
-        let Some(parcel) = parcel else { return };
-        parcel.abandon(None);
+        let outdated = self.table.lock().written(storage);
+        let Some(outdated) = outdated else { return };
+        outdated.abandon();
         // Threads that wait for the entry's store need not wait any more.
         self.changed.notify_all();
     }

@@ -155,6 +155,8 @@ impl Cache {
             tracing::debug!(%error, "a storage that was loaded ahead is dropped");
         }
         let bytes = self.free((Some(block), Some(parcel)))?;
+        // Otherwise the tier still holds it.
+        let bytes = if ordered.is_ok() { bytes } else { 0 };
         counters.pressed.add_some(bytes);
         Ok(bytes)
     }

@@ -122,6 +122,20 @@ struct HeldBack {
 /// To be dropped without holding the lock.
 pub(crate) type Gone = (Option<Block>, Option<Arc<dyn Parcel>>);
 
+/// What lies below the device of an entry that has other contents now.
+pub(crate) struct Outdated {
+    parcel: Arc<dyn Parcel>,
+    /// The storage that may still be copied to it.
+    of: Option<Storage>,
+}
+
+impl Outdated {
+    /// Must be called without holding the lock.
+    pub(crate) fn abandon(self) {
+        self.parcel.abandon(self.of.as_ref());
+    }
+}
+
 /// Limits the table keeps, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
@@ -266,8 +280,8 @@ impl Table {
     // ---- writes ----
 
     /// An operation writes to the storage `id`. From now on the saved tensor has the storage's new contents, as without a cache, so the
-    /// entry stays on the device. The returned parcel must be abandoned without holding the lock.
-    pub(crate) fn written(&mut self, id: StorageId) -> Option<Arc<dyn Parcel>> {
+    /// entry stays on the device. What is returned must be abandoned.
+    pub(crate) fn written(&mut self, id: StorageId) -> Option<Outdated> {
         let key = *self.identities.get(&id)?;
         let entry = self.entry(key)?;
         let alive = match entry.state {
@@ -289,7 +303,8 @@ impl Table {
             entry.device = Some(Block::of(alive));
             self.on_device.raise(bytes);
         }
-        parcel
+        let of = self.entry(key)?.storage().cloned();
+        parcel.map(|parcel| Outdated { parcel, of })
     }
 
     /// Storages whose tensors the program holds besides the graph, as far as is known from those that outlived their entries. Storages

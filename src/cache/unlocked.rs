@@ -4,12 +4,15 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use ssdtrain_libtorch::{Packed, SavedTensor, SavedTensorHooks, SavedVariable, activate, install};
+use ssdtrain_libtorch::{
+    Packed, SavedTensor, SavedTensorHooks, SavedVariable, Storage, WriteObserver, activate, install,
+};
 use tch::{Kind, Tensor};
 
 use super::table::Limits;
 use super::waits::{BYTES, Batch, LATE};
 use super::{By, Cache, Subject, TapeKey};
+use crate::device::{DeviceCall, DeviceFaults, FaultyDevice};
 use crate::sync::Thread;
 use crate::telemetry::{Counters, ScopeId, ScopeRecord};
 use crate::tier::modelled::{Copies, Fault, ModelDevice};
@@ -97,6 +100,27 @@ fn three_away(fault: Option<Fault>) -> (Arc<Cache>, Batch) {
     (1..=3).for_each(|word| batch.save(word));
     batch.flush();
     (cache, batch)
+}
+
+/// Nothing comes after a copy of it where the device refuses to wait.
+#[test]
+fn what_is_written_to_while_it_is_copied_is_not_free_before_that() {
+    let faults = Arc::<DeviceFaults>::default();
+    let device = FaultyDevice::new(ModelDevice::new(Copies::AtLast, None), &faults);
+    let settings = HostSettings { pool: PoolSize::Fixed(8 * BYTES), read_ahead: 0 };
+    let tier = HostTier::new(device, None, settings, None).unwrap();
+    let cache = Cache::new(Some(tier), Limits { device_budget: 0, late: false, ..LATE }, None);
+    let mut batch = Batch::new(&cache);
+    let storage = Storage::allocate(BYTES).unwrap();
+    let held = storage.downgrade();
+    batch.save_one(storage, false);
+    faults.inject(Some(DeviceCall::Wait), 0, 1);
+    cache.written(held.id());
+    batch.backward(false);
+    while held.upgrade().is_some() {
+        std::thread::yield_now();
+    }
+    assert_eq!(faults.calls(Some(DeviceCall::BlockUnlessLate)), 1, "nobody has waited for the copy");
 }
 
 /// The device's model ensures this: only what is recorded after the allocation comes after what others queued before it.

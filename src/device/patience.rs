@@ -60,7 +60,7 @@ impl<E: Queued> Patience<E> {
         if is_reached(event)? {
             return Ok(());
         }
-        if self.has_missed(kind, &is_reached)? {
+        if self.has_missed(kind, &is_reached) {
             return Err(unanswered(self.limit));
         }
         wait(self.limit, || is_reached(event)).inspect_err(|error| {
@@ -88,7 +88,7 @@ impl<E: Queued> Patience<E> {
     ) -> Result<()> {
         let mut left = self.left.lock();
         left.retain(|has_ended| !has_ended.load(Ordering::Acquire));
-        if !left.is_empty() || self.has_missed(|_| true, is_reached)? {
+        if !left.is_empty() || self.has_missed(|_| true, is_reached) {
             return Err(unanswered(self.limit));
         }
         drop(left);
@@ -123,14 +123,10 @@ impl<E: Queued> Patience<E> {
     }
 
     /// Whether a thread has waited in vain for something of this `kind` that the device has still not reached.
-    fn has_missed(&self, kind: impl Fn(&E) -> bool, is_reached: impl Fn(&E) -> Result<bool>) -> Result<bool> {
+    fn has_missed(&self, kind: impl Fn(&E) -> bool, is_reached: impl Fn(&E) -> Result<bool>) -> bool {
         let mut missed = self.missed.lock();
-        for at in (0..missed.len()).rev() {
-            if is_reached(&missed[at])? {
-                missed.swap_remove(at);
-            }
-        }
-        Ok(missed.iter().any(kind))
+        missed.retain(|event| !is_reached(event).unwrap_or(false));
+        missed.iter().any(kind)
     }
 }
 

@@ -28,7 +28,7 @@ use super::event_thread::EventThread;
 use super::ledger::{Ledger, Serial};
 use super::places::Edge;
 use super::{Here, Parcel, Room, RoomListener, Tier};
-use crate::device::{Device, Lane, keep};
+use crate::device::{Device, Lane, is_unanswered, keep};
 use crate::error::{Completion, Error, ErrorKind, Result};
 use crate::mem::available_memory;
 use crate::sync::{Condvar, Mutex};
@@ -47,8 +47,7 @@ pub(crate) struct HostSettings {
 /// Pinned host memory below a device.
 pub(crate) struct HostTier<D: Device> {
     // Declared first, because their tasks use everything else.
-    /// Begins writes. It also copies from memory that is not pinned, and lets go of what the device may still use: reads, which somebody
-    /// may wait for, have a thread of their own.
+    /// Begins writes. It also copies from memory that is not pinned, and lets go of what the device may still use.
     writes: EventThread<D>,
     reads: EventThread<D>,
     /// `None` if the pool does not grow.
@@ -446,13 +445,13 @@ impl<D: Device> Tier for HostTier<D> {
 
 impl<D: Device> Drop for HostTier<D> {
     fn drop(&mut self) {
-        // Before the pool's memory is freed, the device must have finished with it. Parcels go in any order, so of a device that has not
-        // answered once, what is waited for next may come before that.
+        // Before the pool's memory is freed, the device must have finished with it. One that is late is not waited for again.
         let books = self.books.get_mut();
         for (event, memory) in books.cooling.drain(..).chain(books.unpooled.drain(..)) {
             keep(&self.device.block_unless_late(&event), Some(memory));
         }
-        let over = books.hot.iter().try_for_each(|event| self.device.block_unless_late(event));
+        let errors = books.hot.iter().filter_map(|event| self.device.block_unless_late(event).err());
+        let over = errors.filter(is_unanswered).next().map_or(Ok(()), Err);
         keep(&over, Some(self.pool.clone()));
     }
 }

@@ -184,9 +184,13 @@ fn through_the_host_pool() {
 
 /// A host tier with room for one parcel and a device with this fault.
 fn failing_device(fault: Fault, pool: PoolSize) -> Arc<dyn Tier> {
+    failing_device_above(backend().1, fault, pool)
+}
+
+fn failing_device_above(store: Store, fault: Fault, pool: PoolSize) -> Arc<dyn Tier> {
     let settings = HostSettings { pool, read_ahead: 0 };
     let device = ModelDevice::new(Copies::AtOnce, Some(fault));
-    HostTier::new(device, Some(backend().1), settings, None).unwrap()
+    HostTier::new(device, Some(store), settings, None).unwrap()
 }
 
 #[test]
@@ -235,6 +239,27 @@ fn a_copy_in_of_what_was_read() {
     assert!(told.recv_timeout(Duration::from_secs(20)).unwrap().is_err());
     load(tell);
     told.recv().unwrap().unwrap();
+    tier.settle();
+}
+
+#[test]
+fn a_copy_in_from_memory_that_is_not_the_pools() {
+    let bytes = 2 * MIB;
+    let (backend, store) = backend();
+    // Two copies out, and then the first copy in.
+    let tier = failing_device_above(store, Fault::CopyPanics(2), PoolSize::Fixed(bytes));
+    let from = Storage::allocate(bytes).unwrap();
+    let below = [Does::CarriesOut, Does::Drops].map(|does| {
+        // What is not written stays in the pool, which is full then.
+        backend.does(does);
+        let parcel = stored(&tier, &from).0;
+        ordered(&parcel).unwrap();
+        tier.settle();
+        parcel
+    });
+    backend.does(Does::CarriesOut);
+    assert!(loaded(&below[0]).is_err());
+    loaded(&below[0]).unwrap();
     tier.settle();
 }
 

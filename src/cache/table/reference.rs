@@ -12,7 +12,7 @@ use ssdtrain_store::sync::Mutex;
 use self::below::Below;
 use super::super::entry::State;
 use super::super::keys::{EntryKey, TapeKey};
-use super::{Answer, Entry, Job, Limits, Part, Relief, Saved, Squeeze, Table, Tried};
+use super::{Answer, Entry, Job, Limits, Outdated, Part, Relief, Saved, Squeeze, Table, Tried};
 use crate::error::{Completion, Error, Result};
 use crate::telemetry::{ScopeId, StallCause};
 use crate::tier::{Here, Parcel, Tier};
@@ -242,7 +242,7 @@ impl Record {
         let mut parcel = (!keeps).then(|| below.parcel(bytes, ScopeId::default(), &here).expect("a place"));
         let key = loop {
             if let Some((key, written)) = self.table.find(storage.id(), version) {
-                written.into_iter().for_each(|parcel| parcel.abandon(None));
+                written.into_iter().for_each(Outdated::abandon);
                 assert_eq!(self.words[&key].0, word, "the entry is of what the storage holds now");
                 self.table.covered(key, part);
                 break key;
@@ -353,8 +353,7 @@ impl Record {
         *version += 1;
         set_word(storage, word);
         let id = storage.id();
-        let parcel = self.table.written(id);
-        parcel.into_iter().for_each(|parcel| parcel.abandon(None));
+        self.table.written(id).into_iter().for_each(Outdated::abandon);
         for (key, (expected, source)) in &mut self.words {
             // What was served and is there still is the saved tensor as well.
             let device = self.table.entry(*key).and_then(|entry| entry.storage()).map(Storage::id);

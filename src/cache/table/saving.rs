@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ssdtrain_libtorch::{Block, Storage, StorageId, Watch};
 
 use super::super::entry::{Edge, State};
-use super::{Entry, EntryKey, GIVE_UP, Gone, HeldBack, Job, Squeeze, Table, TapeKey};
+use super::{Entry, EntryKey, GIVE_UP, Gone, HeldBack, Job, Outdated, Squeeze, Table, TapeKey};
 use crate::telemetry::{Counters, ScopeId, StallCause};
 use crate::tier::{Parcel, Room};
 
@@ -34,13 +34,8 @@ const SMALL_PART: u64 = 8;
 
 impl Table {
     /// The entry of this storage. If the storage was written to since, by its version or by the write observer, the entry stays on the
-    /// device, and every save of it has the current contents, as without a cache. The returned parcel must be abandoned without holding
-    /// the lock.
-    pub(crate) fn find(
-        &mut self,
-        id: StorageId,
-        version: u32,
-    ) -> Option<(EntryKey, Option<Arc<dyn Parcel>>)> {
+    /// device, and every save of it has the current contents, as without a cache. What is returned besides must be abandoned.
+    pub(crate) fn find(&mut self, id: StorageId, version: u32) -> Option<(EntryKey, Option<Outdated>)> {
         let key = *self.identities.get(&id)?;
         let entry = self.entry(key)?;
         // A storage that was loaded has its own identity, whose version starts at 0.
@@ -49,10 +44,10 @@ impl Table {
         } else {
             version == 0 && entry.returned.as_ref().is_some_and(|returned| !returned.is_written())
         };
-        let parcel = if same { None } else { self.written(id) };
+        let outdated = if same { None } else { self.written(id) };
         let state = self.entry(key)?.state;
         let usable = if same { state != State::Lost } else { state == State::Kept };
-        usable.then_some((key, parcel))
+        usable.then_some((key, outdated))
     }
 
     /// Whether a storage has an entry.

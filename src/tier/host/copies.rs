@@ -39,6 +39,9 @@ impl<D: Device> HostTier<D> {
         // Some parts may be in flight even if one could not be queued.
         let out = self.end_of(Lane::Out, || (from.storage().clone(), memory.clone()))?;
         self.end_copy(Lane::Out, place, begin.as_ref(), &out);
+        if queued.is_err() {
+            self.hold(Some(out.clone()), Some(from.storage().clone()));
+        }
         place.held.out = Some(out);
         place.held.copies += 1;
         queued?;
@@ -88,8 +91,9 @@ impl<D: Device> HostTier<D> {
     pub(super) fn copy_in_apart(&self, bytes: u64, memory: &Memory, load: &Load<D>) -> Result<Copied<D>> {
         let Load { into, ready, .. } = load;
         self.device.block_on(ready)?;
-        // Which is reached by now.
         self.device.wait(Lane::In, ready)?;
+        // What other loads have the lane wait for comes first.
+        self.device.block_on(&self.device.record(Lane::In)?)?;
         let begin = self.begin_copy(Lane::In)?;
         let queued = self.queue_in(memory, whole(bytes)?, into);
         let back = self.end_of(Lane::In, || (into.clone(), memory.clone()))?;
@@ -123,7 +127,7 @@ impl<D: Device> HostTier<D> {
     pub(super) fn hold<M: Send + 'static>(&self, event: Option<D::Event>, memory: Option<M>) {
         let (Some(memory), device) = (memory, Arc::clone(&self.device)) else { return };
         self.writes.after(Vec::new(), move |_| {
-            let over = event.map_or_else(|| device.synchronize(), |event| device.block_on(&event));
+            let over = event.map_or_else(|| device.synchronize(), |event| device.block_unless_late(&event));
             keep(&over, Some(memory));
         });
     }
@@ -256,17 +260,17 @@ mod tests {
         let parcel = saved(&tier, &whole);
         let (into, outcome) = loaded(&parcel);
         assert!(outcome.is_err());
-        assert_goes_after_its_copies(&tier, into);
+        assert_goes_after_its_copies(&tier, Lane::In, into);
     }
 
-    /// Lets go of a storage that copies in were queued for.
-    fn assert_goes_after_its_copies<D: Device>(tier: &HostTier<D>, into: Storage) {
-        let (last, held) = (tier.device.record(Lane::In).unwrap(), into.downgrade());
-        drop(into);
+    /// Lets go of a storage for which copies were queued.
+    fn assert_goes_after_its_copies<D: Device>(tier: &HostTier<D>, lane: Lane, storage: Storage) {
+        let (last, held) = (tier.device.record(lane).unwrap(), storage.downgrade());
+        drop(storage);
         while held.upgrade().is_some() {
             thread::yield_now();
         }
-        assert!(tier.device.is_reached(&last), "its memory was free before it was copied into");
+        assert!(tier.device.is_reached(&last), "its memory was free before it was copied");
     }
 
     /// Begins to load what is in a parcel; returns the storage and how that ended.
@@ -279,6 +283,22 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_out_that_fails_halfway_reads_nothing_that_was_let_go_of() {
+        let faults = Arc::default();
+        let device = FaultyDevice::new(ModelDevice::new(Copies::AtLast, None), &faults);
+        let settings = HostSettings { pool: PoolSize::Fixed(2 * MIB), read_ahead: 0 };
+        let tier = HostTier::new(device, None, settings, None).unwrap();
+        let half = Storage::allocate(MIB / 2).unwrap();
+        let mut small = [(); 3].map(|()| Some(saved(&tier, &half)));
+        drop(small[1].take());
+        // Its slot has two parts.
+        let from = Storage::allocate(MIB).unwrap();
+        faults.inject(Some(DeviceCall::CopyOut), 1, 1);
+        drop(saved(&tier, &from));
+        assert_goes_after_its_copies(&tier, Lane::Out, from);
+    }
+
+    #[test]
     fn a_copy_in_whose_end_is_not_recorded_writes_to_nothing_that_was_let_go_of() {
         let (tier, faults) = refusing();
         let from = Storage::allocate(MIB).unwrap();
@@ -288,7 +308,7 @@ mod tests {
         faults.inject(Some(DeviceCall::Record), 1, 1);
         let (into, outcome) = loaded(&parcel);
         assert!(outcome.unwrap_err().to_string().contains(DeviceFaults::WORDS));
-        assert_goes_after_its_copies(&tier, into);
+        assert_goes_after_its_copies(&tier, Lane::In, into);
     }
 
     #[test]
@@ -301,7 +321,7 @@ mod tests {
             faults.inject(Some(call), 0, 1);
             let ordered = parcel.order(Some(&into), StallCause::CopyIn, &Arc::default(), &Here::default());
             assert!(ordered.is_err(), "{call:?}");
-            assert_goes_after_its_copies(&tier, into);
+            assert_goes_after_its_copies(&tier, Lane::In, into);
         }
     }
 
@@ -322,7 +342,7 @@ mod tests {
                 let here = Here::default();
                 parcel.order(Some(&into), StallCause::CopyIn, &Arc::default(), &here).unwrap_err();
             }
-            assert_goes_after_its_copies(&tier, into);
+            assert_goes_after_its_copies(&tier, Lane::In, into);
         }
     }
 
@@ -335,7 +355,7 @@ mod tests {
         outcome.unwrap();
         faults.inject(Some(DeviceCall::Wait), 0, 1);
         parcel.abandon(Some(&into));
-        assert_goes_after_its_copies(&tier, into);
+        assert_goes_after_its_copies(&tier, Lane::In, into);
     }
 
     #[test]
@@ -467,13 +487,18 @@ mod tests {
 
     #[test]
     fn every_copy_into_the_pool_is_over_when_that_goes_even_if_waiting_for_one_fails() {
-        let (tier, faults) = refusing();
-        let device = Arc::clone(&tier.device);
-        let from = [(); 2].map(|()| Storage::allocate(MIB).unwrap());
-        drop(from.each_ref().map(|from| saved(&tier, from)));
-        let last = device.record(Lane::Out).unwrap();
-        faults.inject(Some(DeviceCall::Block), 0, 1);
-        drop(tier);
-        assert!(device.is_reached(&last));
+        for are_given_back in [false, true] {
+            let (tier, faults) = refusing();
+            let device = Arc::clone(&tier.device);
+            let from = [(); 2].map(|()| Storage::allocate(2 * MIB).unwrap());
+            drop(from.each_ref().map(|from| saved(&tier, from)));
+            let last = device.record(Lane::Out).unwrap();
+            if are_given_back {
+                tier.take(&mut tier.books.lock(), 4 * MIB).unwrap();
+            }
+            faults.inject(Some(DeviceCall::BlockUnlessLate), 0, 1);
+            drop(tier);
+            assert!(device.is_reached(&last), "{are_given_back}");
+        }
     }
 }

@@ -231,8 +231,10 @@ impl<D: Device> HostTier<D> {
                 break;
             }
             MutexGuard::unlocked(&mut books, || {
-                let copies = loads.into_iter().map(|load| (self.copy_in_apart(bytes, &heap, &load), load));
-                copied.extend(copies.map(|(outcome, load)| (load, outcome)));
+                for load in loads {
+                    let outcome = contained("a copy in", || self.copy_in_apart(bytes, &heap, &load));
+                    copied.push((load, outcome.unwrap_or_else(|| Err(internal("a copy in panicked")))));
+                }
             });
         }
         books.ledger.advance(serial, Edge::Read);
