@@ -450,8 +450,8 @@ impl<D: Device> Drop for HostTier<D> {
         for (event, memory) in books.cooling.drain(..).chain(books.unpooled.drain(..)) {
             keep(&self.device.block_unless_late(&event), Some(memory));
         }
-        let errors = books.hot.iter().filter_map(|event| self.device.block_unless_late(event).err());
-        let over = errors.filter(is_unanswered).next().map_or(Ok(()), Err);
+        let mut errors = books.hot.iter().filter_map(|event| self.device.block_unless_late(event).err());
+        let over = errors.find(is_unanswered).map_or(Ok(()), Err);
         keep(&over, Some(self.pool.clone()));
     }
 }
