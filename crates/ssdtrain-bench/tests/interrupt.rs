@@ -180,7 +180,7 @@ fn compare_shows_what_it_has_measured_and_says_that_it_was_stopped() {
         assert_eq!(code, Some(130), "{told}");
         let error = told.lines().last().unwrap();
         assert!(error.starts_with("measured ") && error.contains(" of 1000000 steps"), "{told}");
-        assert!(error.contains("interrupted after ") && error.ends_with(" of 1000000 rounds"), "{told}");
+        assert!(error.contains("interrupted after ") && error.ends_with(" of 1000000 steps"), "{told}");
         if json {
             let rows: Vec<Value> = shown.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
             let strategies: Vec<_> = rows.iter().map(|row| row["strategy"].as_str().unwrap()).collect();

@@ -135,8 +135,7 @@ pub(crate) fn measure(
             break;
         }
         if interrupt::requested() {
-            stopped =
-                Some(Interrupted::new(format!("interrupted after {done} of {all} steps of each strategy")));
+            stopped = Some(Interrupted::new(format!("interrupted after {done} of {all} steps")));
             break;
         }
         progress.at(done as f64 / all as f64);
