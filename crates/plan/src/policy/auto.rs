@@ -191,12 +191,14 @@ impl Auto {
         if !is_held || !self.fitting.is_due(number, plans) {
             return false;
         }
-        if let Some(most) = self.fitting.limit(number, self.objective.free, memory.now(), &self.kinds) {
+        let limit = self.fitting.limit(number, self.objective.free, memory.now(), &self.kinds);
+        if let Some(most) = limit {
             self.objective.free = most;
             self.kinds.revise(&self.objective, Decision::Memory);
         }
-        self.fitting.looked(number, self.kinds.plans());
-        self.kinds.plans() != plans
+        let are_others = self.kinds.plans() != plans;
+        self.fitting.looked(number, self.kinds.plans(), limit.is_some() && !are_others);
+        are_others
     }
 
     /// The room of a step in which it is looked how steps go. A device that copies to host memory shows that while it keeps what fits: how
