@@ -315,7 +315,8 @@ mod tests {
     fn what_cannot_be_put_in_order_goes_after_its_copy() {
         for call in [DeviceCall::Record, DeviceCall::Wait] {
             let (tier, faults) = refusing();
-            let parcel = saved(&tier, &Storage::allocate(MIB).unwrap());
+            let from = Storage::allocate(MIB).unwrap();
+            let parcel = saved(&tier, &from);
             let (into, outcome) = loaded(&parcel);
             outcome.unwrap();
             faults.inject(Some(call), 0, 1);
@@ -329,7 +330,8 @@ mod tests {
     fn what_no_other_stream_may_use_goes_after_its_copy() {
         for is_abandoned in [true, false] {
             let (tier, faults) = refusing();
-            let parcel = saved(&tier, &Storage::allocate(MIB).unwrap());
+            let from = Storage::allocate(MIB).unwrap();
+            let parcel = saved(&tier, &from);
             let (into, outcome) = loaded(&parcel);
             outcome.unwrap();
             parcel.of_any_stream();
