@@ -204,12 +204,12 @@ impl Cache {
         // Parcels are dropped without the lock, because their drop may take it.
         let (mut parcel, mut written) = (None, Vec::new());
         let mut jobs = Vec::new();
-        let (key, position) = {
+        let saved = {
             let mut table = self.table.lock();
             // Making room releases the lock, so everything is looked up again after it.
             let key = loop {
                 if !table.is_open(tape) {
-                    return None;
+                    break None;
                 }
                 let (known, stays) = table.find(id, version).unzip();
                 written.extend(stays.flatten());
@@ -218,7 +218,7 @@ impl Cache {
                 if let Some(key) = known {
                     counters.deduplicated.add(bytes);
                     table.covered(key, part);
-                    break key;
+                    break Some(key);
                 }
                 // Made before any wait, so that the parcel marks the point in the device's queue where the storage was computed. A device
                 // that cannot even do that has failed, and reports the error where it computes.
@@ -228,7 +228,7 @@ impl Cache {
                 }
                 if self.fits(&mut table, bytes, counters, &here) {
                     let counters = Arc::clone(counters);
-                    break table.insert(Saved {
+                    break Some(table.insert(Saved {
                         storage,
                         parcel: parcel.take(),
                         version,
@@ -236,19 +236,21 @@ impl Cache {
                         scope,
                         step,
                         counters,
-                    });
+                    }));
                 }
             };
-            let position = table.attach(key, tape);
-            table.pump(&mut jobs);
-            self.sample(&table);
-            (key, position)
+            let attached = key.map(|key| (key, table.attach(key, tape)));
+            if attached.is_some() {
+                table.pump(&mut jobs);
+                self.sample(&table);
+            }
+            attached
         };
         self.submit(jobs, &here);
         written.into_iter().for_each(Outdated::abandon);
         // One that was not needed.
         parcel.into_iter().for_each(|parcel: Arc<dyn Parcel>| parcel.abandon(None));
-        Some(EntryHandle::new(self, key, tape, position))
+        saved.map(|(key, position)| EntryHandle::new(self, key, tape, position))
     }
 
     /// Whether to go on: `bytes` more fit the device budget, or no room can be made for them. If this returns false, it has made some

@@ -155,7 +155,7 @@ impl Cache {
             tracing::debug!(%error, "a storage that was loaded ahead is dropped");
         }
         let bytes = self.free((Some(block), Some(parcel)))?;
-        // Otherwise the tier still holds it.
+        // Otherwise the tier may still hold it.
         let bytes = if ordered.is_ok() { bytes } else { 0 };
         counters.pressed.add_some(bytes);
         Ok(bytes)

@@ -88,7 +88,9 @@ impl<E: Queued> Patience<E> {
     ) -> Result<()> {
         let mut left = self.left.lock();
         left.retain(|has_ended| !has_ended.load(Ordering::Acquire));
-        if !left.is_empty() || self.has_missed(|_| true, is_reached) {
+        // The work tells what is the matter with a device that fails.
+        let is_late = |event| matches!(is_reached(event), Ok(false));
+        if !left.is_empty() || self.missed.lock().iter().any(is_late) {
             return Err(unanswered(self.limit));
         }
         drop(left);
@@ -302,6 +304,15 @@ mod tests {
         assert!(asked_in_vain(&patience, At(1, 0), |_| false) > 1);
         is_in_vain(patience.outlast(NEVER, || panic!("begun")));
         patience.outlast(|_| Ok(true), || Ok(())).unwrap();
+    }
+
+    #[test]
+    fn what_is_the_matter_with_a_device_that_was_late_and_has_failed_is_told() {
+        let patience = Patience::new(Duration::from_millis(2));
+        assert!(asked_in_vain(&patience, At(1, 0), |_| false) > 1);
+        let failed = || Error::new(ErrorKind::Device, "failed");
+        let error = patience.outlast(|_| Err(failed()), move || Err(failed())).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Device);
     }
 
     #[test]

@@ -92,7 +92,7 @@ impl<D: Device> HostTier<D> {
         let Load { into, ready, .. } = load;
         self.device.block_on(ready)?;
         self.device.wait(Lane::In, ready)?;
-        // What other loads have the lane wait for comes first.
+        // What other loads have had the lane wait for comes first. Those that have it wait from here on may still hold the driver up.
         self.device.block_on(&self.device.record(Lane::In)?)?;
         let begin = self.begin_copy(Lane::In)?;
         let queued = self.queue_in(memory, whole(bytes)?, into);

@@ -197,7 +197,9 @@ impl Auto {
             self.kinds.revise(&self.objective, Decision::Memory);
         }
         let are_others = self.kinds.plans() != plans;
-        self.fitting.looked(number, self.kinds.plans(), limit.is_some() && !are_others);
+        let fits = |most: u64| self.kinds.iter().any(|kind| kind.largest_peak() <= most);
+        let in_vain = !are_others && limit.is_some_and(|most| !fits(most));
+        self.fitting.looked(number, self.kinds.plans(), in_vain);
         are_others
     }
 

@@ -53,8 +53,8 @@ impl Fitting {
         (is_short || is_over).then_some(most)
     }
 
-    /// It was looked before step `number`. There are so many plans by now; `in_vain` if others were to be made, and are like those before:
-    /// not even the lowest peak fits.
+    /// It was looked before step `number`. There are so many plans by now; `in_vain` if others were to be made, are like those before, and
+    /// none fits: not even the lowest peaks do.
     pub(super) fn looked(&mut self, number: u64, plans: u64, in_vain: bool) {
         self.plans = plans;
         self.rest = if in_vain { (2 * self.rest).min(MOST_LOOKED) } else { LOOKED };

@@ -49,6 +49,22 @@ fn plans_have_to_do_with_the_memory_that_is_free_where_nothing_tells_that_it_is_
     assert!(follow(&mut run) > 10 * MB, "{}", run.report());
 }
 
+/// Each look finds a little more, for which there is no other plan. All the same there may be less the next time.
+#[test]
+fn it_is_looked_as_often_where_plans_fit_though_others_would_be_the_same() {
+    let mut run = Run { free: 8 * MB, ..Run::begin(Goal::overhead(0.02)) };
+    run.begun(profile(20.0));
+    for _ in 0..1024 / LOOKED {
+        run.free += 1;
+        for _ in 0..LOOKED {
+            follow(&mut run);
+        }
+    }
+    run.free = 5 * MB;
+    let peaks: Vec<u64> = (0..LOOKED).map(|_| follow(&mut run)).collect();
+    assert!(peaks[LOOKED as usize - 1] <= 9 * MB / 2, "{peaks:?}");
+}
+
 #[test]
 fn with_a_goal_for_the_peak_what_is_not_planned_takes_half_of_the_free_memory_at_most_as_well() {
     let mut run = Run { free: 16 * MB, ..Run::begin(Goal::budget(1000 * MB)) };
