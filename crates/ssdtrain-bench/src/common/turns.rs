@@ -38,8 +38,8 @@ pub(crate) struct TurnsArgs {
     /// Steps of each strategy before those; more where a plan of auto is not settled by then, at most 96
     #[arg(long, value_name = "N", default_value = defaults::COMPARE_WARMUP, value_parser = value_parser!(u32).range(0..=1_000_000))]
     pub(crate) warmup: u32,
-    /// Steps that a strategy takes in a row. What limits a GPU is its power, so some rest between others: give 8 or more to measure each
-    /// as it would run alone
+    /// Steps that a strategy takes before it is the next one's turn. A GPU at its power limit runs faster after lighter steps; with 8 or
+    /// more in a row, each strategy is measured as it would run alone
     #[arg(long, value_name = "N", default_value = "1", value_parser = value_parser!(u32).range(1..=1_000))]
     pub(crate) in_a_row: u32,
 }
