@@ -237,6 +237,21 @@ fn a_spill_directory_that_is_not_there_is_named() {
 }
 
 #[test]
+fn strategies_train_alike_however_many_steps_they_take_in_a_row() {
+    let place = workplace();
+    let trained = |in_a_row: &str| {
+        let more = ["--strategies=keep,offload", "--steps=4", "--warmup=1", "--check", "--json", in_a_row];
+        let output = tiny(place.path(), &["compare", "--data=text.txt"], &more);
+        let (rows, told) = (json_lines(&output), String::from_utf8_lossy(&output.stderr));
+        assert!(told.contains("check  5 steps: "), "{told}");
+        rows.iter().map(|row| row["loss_last"].as_f64().unwrap()).collect::<Vec<_>>()
+    };
+    let [one_each, three] = ["--in-a-row=1", "--in-a-row=3"].map(trained);
+    assert_eq!(one_each.len(), 2);
+    assert_eq!(one_each, three);
+}
+
+#[test]
 fn compare_keeps_its_json_contract_and_every_bit() {
     let place = workplace();
     let output = tiny(
