@@ -246,16 +246,22 @@ mod tests {
         parcel
     }
 
-    /// A slot in two parts, the second of which cannot be queued. The first is in flight all the same.
+    /// Leaves a pool of 2 MiB only room in two parts for 1 MiB, while what is returned lives. A copy whose second part cannot be queued is
+    /// in flight all the same.
+    fn divided<D: Device>(tier: &Arc<HostTier<D>>) -> ([Option<Arc<dyn Parcel>>; 3], Storage) {
+        let half = Storage::allocate(MIB / 2).unwrap();
+        let mut small = [(); 3].map(|()| Some(saved(tier, &half)));
+        drop(small[1].take());
+        (small, half)
+    }
+
     #[test]
     fn a_copy_in_that_fails_halfway_writes_to_nothing_that_was_let_go_of() {
         // Three copies out of one part each and one of two parts; the next fault is the second part of the copy in.
         let device = ModelDevice::new(Copies::AtLast, Some(Fault::Copy(6)));
         let settings = HostSettings { pool: PoolSize::Fixed(2 * MIB), read_ahead: 0 };
         let tier = HostTier::new(device, None, settings, None).unwrap();
-        let half = Storage::allocate(MIB / 2).unwrap();
-        let mut small = [(); 3].map(|()| Some(saved(&tier, &half)));
-        drop(small[1].take());
+        let _divided = divided(&tier);
         let whole = Storage::allocate(MIB).unwrap();
         let parcel = saved(&tier, &whole);
         let (into, outcome) = loaded(&parcel);
@@ -288,10 +294,7 @@ mod tests {
         let device = FaultyDevice::new(ModelDevice::new(Copies::AtLast, None), &faults);
         let settings = HostSettings { pool: PoolSize::Fixed(2 * MIB), read_ahead: 0 };
         let tier = HostTier::new(device, None, settings, None).unwrap();
-        let half = Storage::allocate(MIB / 2).unwrap();
-        let mut small = [(); 3].map(|()| Some(saved(&tier, &half)));
-        drop(small[1].take());
-        // Its slot has two parts.
+        let _divided = divided(&tier);
         let from = Storage::allocate(MIB).unwrap();
         faults.inject(Some(DeviceCall::CopyOut), 1, 1);
         drop(saved(&tier, &from));
@@ -444,9 +447,7 @@ mod tests {
     #[test]
     fn a_copy_in_that_fails_halfway_keeps_its_storage_if_the_device_does_not_answer() {
         let (tier, faults) = stopping(None);
-        let half = Storage::allocate(MIB / 2).unwrap();
-        let mut small = [(); 3].map(|()| Some(saved(&tier, &half)));
-        drop(small[1].take());
+        let _divided = divided(&tier);
         tier.synchronize().unwrap();
         let (whole, into) = (Storage::allocate(MIB).unwrap(), Storage::allocate(MIB).unwrap());
         // Its slot has two parts.

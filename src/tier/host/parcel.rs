@@ -125,7 +125,7 @@ impl<D: Device> Parcel for HostParcel<D> {
         let Some(event) = place.held.back.clone().or_else(|| place.held.out.clone()) else { return Ok(()) };
         let (copies, ordered, stream) = (place.held.copies, place.held.is_ordered(), place.held.stream);
         drop(books);
-        let wait = || -> Result<()> {
+        let put_in_order = || -> Result<()> {
             Here::record_use(&*tier.device, stream, of)?;
             // A wait costs less than asking whether it is needed. The event recorded before it does not, so without one, ask.
             if !here.is_marked() && tier.device.is_reached(&event) {
@@ -150,7 +150,7 @@ impl<D: Device> Parcel for HostParcel<D> {
             tier.stalls.lock().push(Stall { cause, counters, from, waited, to });
             Ok(())
         };
-        wait().inspect_err(|_| tier.hold(Some(event.clone()), of.cloned()))
+        put_in_order().inspect_err(|_| tier.hold(Some(event.clone()), of.cloned()))
     }
 
     fn may_evict(&self) -> bool {

@@ -217,7 +217,7 @@ impl<D: Device> HostTier<D> {
         }
     }
 
-    /// As [`read_done`](HostTier::read_done) for what was read into memory that is not the pool's, on the thread for that. The parcel is
+    /// As [`read_done`](HostTier::read_done) for what was read into memory that is not the pool's, on `ssdtrain-out`. The parcel is
     /// being read until it is copied: until then nobody else copies it, or reclaims the memory, which nothing needs afterwards.
     fn read_apart(&self, serial: Serial, outcome: Result<()>, heap: Memory) {
         if outcome.is_err() {
