@@ -399,6 +399,18 @@ mod tests {
         device.upgrade().unwrap().synchronize().unwrap();
     }
 
+    #[test]
+    fn measuring_stalls_does_not_wait_again_for_a_device_that_is_late() {
+        let (tier, faults) = refusing();
+        let from = Storage::allocate(MIB).unwrap();
+        let parcel = saved(&tier, &from);
+        parcel.order(None, StallCause::DeviceBudget, &Arc::default(), &Here::default()).unwrap();
+        let waits = || [DeviceCall::Block, DeviceCall::BlockUnlessLate].map(|call| faults.calls(Some(call)));
+        let [before, _] = waits();
+        tier.settle();
+        assert_eq!(waits(), [before, 1]);
+    }
+
     type Stopping = FaultyDevice<Simulated>;
 
     /// A tier of one huge page above a device that can be stopped.
