@@ -5,15 +5,17 @@
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 
 use common::{
     assert_nothing_held, assert_same_bits, everything, grads, leaf, leaves, parity, randn, same_bits, staged,
 };
 use parking_lot::Mutex;
+use ssdtrain::plan::{Observation, Outset, Placement, Saves, StepPlan};
 use ssdtrain::{
-    Backward, KIB, Keep, Offload, StepReport, TensorCache, TensorCacheBuilder, Verify, remat, segment,
+    Backward, DeviceCall, DeviceFaults, Error, KIB, Keep, MIB, Offload, Policy, StepReport, TensorCache,
+    TensorCacheBuilder, Verify, remat, segment,
 };
 use tch::nn::{self, OptimizerConfig};
 use tch::{Device, Kind, TchError, Tensor};
@@ -237,6 +239,71 @@ fn the_simulated_device_with_segments() {
         assert!(report.loaded.count >= 4, "{report:?}");
         assert_nothing_held(&cache);
     }
+}
+
+/// Recomputes what can be recomputed, and notes what steps take the device for that.
+#[derive(Clone, Debug)]
+struct Noting {
+    is_timed: bool,
+    noted: Arc<Mutex<Vec<Observation>>>,
+}
+
+impl Policy for Noting {
+    fn begin(&mut self, _outset: &Outset<'_>) -> StepPlan {
+        let saves = Saves::InTurn([Placement::Recompute].into());
+        StepPlan { timed: self.is_timed, saves, ..StepPlan::default() }
+    }
+
+    fn end(&mut self, _plan: &StepPlan, observed: Observation) {
+        self.noted.lock().push(observed);
+    }
+}
+
+/// What a cache of `builder` observes of a step with operations, or also segments, that run again. `prepare` comes before the step.
+fn observed(
+    builder: TensorCacheBuilder,
+    is_timed: bool,
+    with_segment: bool,
+    prepare: impl FnOnce(),
+) -> Result<Observation, Error> {
+    let noted = Arc::default();
+    let cache = builder.policy(Noting { is_timed, noted: Arc::clone(&noted) }).build().unwrap();
+    let x = leaf(&randn(&[64, 64]));
+    prepare();
+    let report = step_of(&cache, || match with_segment {
+        true => scalar(&segment("chain", &(&x * 2.0).tanh(), chain).unwrap().tanh()),
+        false => scalar(&(&x * 2.0).tanh().exp()),
+    })?;
+    assert!(report.reruns.count > 0, "{report:?}");
+    Ok(noted.lock().pop().unwrap())
+}
+
+#[test]
+fn a_step_that_is_timed_tells_what_reruns_take_the_device() {
+    let observed =
+        |builder, is_timed, with_segment| observed(builder, is_timed, with_segment, || ()).unwrap();
+    for with_segment in [true, false] {
+        let Observation { rerun, wall, .. } = observed(staged().host_pool(4 * MIB), true, with_segment);
+        assert!(rerun.is_some_and(|rerun| !rerun.is_zero() && rerun <= wall), "{rerun:?} of {wall:?}");
+    }
+    assert_eq!(observed(staged().host_pool(4 * MIB), false, true).rerun, None, "nobody asks");
+    assert_eq!(observed(everything(), true, true).rerun, None, "there is no device");
+}
+
+#[test]
+fn a_rerun_that_a_device_does_not_measure_leaves_it_unknown() {
+    let faults = Arc::<DeviceFaults>::default();
+    let observed = |prepare: &dyn Fn()| {
+        observed(staged().host_pool(4 * MIB).device_faults(&faults), true, false, prepare)
+    };
+    let (calls, before) = (|| faults.calls(Some(DeviceCall::Record)), AtomicU64::default());
+    observed(&|| before.store(calls(), Ordering::Relaxed)).unwrap();
+    let count = calls() - before.into_inner();
+    let unknown = (0..count).filter_map(|nth| {
+        let observed = observed(&|| faults.inject(Some(DeviceCall::Record), nth, 1));
+        observed.ok().filter(|observed| observed.rerun.is_none())
+    });
+    assert!(unknown.count() >= 2, "its beginning and its end");
 }
 
 #[test]

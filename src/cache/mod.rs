@@ -39,7 +39,7 @@ use crate::profile::Alive;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::telemetry::events::warn_once;
 use crate::telemetry::{Counters, Level, ScopeId, ScopeRecord, Scopes, StallCause};
-use crate::tier::{Here, Parcel, RoomListener, Tier};
+use crate::tier::{Here, Mark, Parcel, RoomListener, Tier};
 use crate::trace::{Counter, Trace};
 
 pub(crate) struct Cache {
@@ -101,6 +101,18 @@ impl Cache {
 
     pub(crate) fn tier(&self) -> Option<&dyn Tier> {
         self.tier.as_deref()
+    }
+
+    /// The point that the calling thread's computation has reached on the device, if reruns are measured for these counters.
+    pub(crate) fn mark(&self, counters: &Counters) -> Option<Mark> {
+        counters.device_reruns.as_ref().and(self.tier())?.mark()
+    }
+
+    /// What the calling thread has computed since then was a rerun.
+    pub(crate) fn reran(&self, since: Option<Mark>, counters: &Arc<Counters>) {
+        if let Some((tier, since)) = self.tier().zip(since) {
+            tier.reran(since, counters);
+        }
     }
 
     /// The tier, for as long as somebody else holds it.

@@ -214,10 +214,12 @@ impl Recipe {
         }
         let statistics = self.reads.rewind_statistics().map_err(message_of)?;
         let reading = updates.then(Reads::begin).transpose().map_err(message_of)?;
+        let mark = cache.mark(&step.counters);
         let outcome = match &self.drawn {
             Some(drawn) => drawing(random, drawn, || RandomState::of(devices), run),
             None => result_of(run()),
         };
+        cache.reran(mark, &step.counters);
         let rerun = reading.and_then(Reading::end);
         statistics.restore(rerun.as_ref()).map_err(message_of)?;
         let Some(output) = outcome? else { return Ok(None) };

@@ -47,13 +47,14 @@ impl Reruns {
         }
         let within = self.cache.scopes.child(node.scope, "recompute");
         let _range = Range::open(self.cache.trace.clone(), Name::Scope(within), node.operation.name());
-        let start = Instant::now();
+        let (start, mark) = (Instant::now(), self.cache.mark(&self.counters));
         // What another thread has changed comes from elsewhere the next time, so this ends.
         let rerun = loop {
             if let Some(rerun) = self.attempt(node, made)? {
                 break rerun;
             }
         };
+        self.cache.reran(mark, &self.counters);
         self.counters.rerun(rerun.computed, start.elapsed());
         for bytes in rerun.fused {
             self.counters.fused.add(bytes);

@@ -40,7 +40,7 @@ use crate::replay::{Chains, Replays};
 use crate::route::{self, Route};
 use crate::step::{Orders, StepContext};
 use crate::switch::Switch;
-use crate::telemetry::{Accounts, Counters, ScopeRecord, events};
+use crate::telemetry::{Accounts, Counters, DeviceReruns, ScopeRecord, events};
 use crate::tier::Tier;
 use crate::trace::{self, Name, Process, Range, Trace};
 
@@ -195,7 +195,9 @@ impl TensorCache {
         torch::reset_peak(self.device);
         let today = self.endurance.as_ref().map_or_else(Today::default, Endurance::today);
         let steered = self.steering.begin(number, &self.cache, self.device, today);
-        let counters = Arc::default();
+        // Where nothing is compared, the device has better things to do.
+        let device_reruns = steered.plan.timed.then(DeviceReruns::default);
+        let counters = Arc::new(Counters { device_reruns, ..Counters::default() });
         self.accounts.open(&counters);
         let clock = steered.probe.as_ref().map(|probe| probe.clock());
         let is_off = self.switch == Switch::Off;

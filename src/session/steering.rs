@@ -193,6 +193,7 @@ impl Steering {
             behind: Duration::ZERO,
             is_told: false,
             stall: report.stall.total(),
+            rerun: step.counters.device_rerun_time(),
             peak: report.act_peak_bytes,
             written: rate(|stats| stats.bytes_written, |stats| stats.write_busy),
             read: rate(|stats| stats.bytes_read, |stats| stats.read_busy),
@@ -237,7 +238,7 @@ impl Steering {
 
 /// Tells of a step whose time is compared with others.
 fn tell_timed(step: &StepContext, observed: &Observation) {
-    let Observation { wall, stall, behind, compiled, has_grown, followed, .. } = observed;
+    let Observation { wall, stall, rerun, behind, compiled, has_grown, followed, .. } = observed;
     let kept = match &step.plan.saves {
         Saves::Scheduled { courses, .. } => {
             followed.and_then(|followed| courses.get(followed.course)).is_some_and(|one| one.is_baseline)
@@ -249,6 +250,7 @@ fn tell_timed(step: &StepContext, observed: &Observation) {
         step = step.number,
         wall_seconds = wall.as_secs_f64(),
         stall_seconds = stall.as_secs_f64(),
+        rerun_seconds = rerun.map(|rerun| rerun.as_secs_f64()),
         behind_seconds = behind.as_secs_f64(),
         kept,
         compiled,

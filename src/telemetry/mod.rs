@@ -16,4 +16,4 @@ pub use metrics::{DecisionCounts, HostPoolMetrics, LastStep, Metrics, PlanMetric
 pub use report::{ScopeReport, StepReport};
 pub(crate) use scopes::{ScopeRecord, Scopes};
 pub(crate) use ssdtrain_plan::ScopeId;
-pub(crate) use stats::{Counter, Counters, Level, StallCause};
+pub(crate) use stats::{Counter, Counters, DeviceReruns, Level, StallCause};

@@ -65,6 +65,13 @@ impl Level {
     }
 }
 
+/// How long a device took for reruns.
+#[derive(Debug, Default)]
+pub(crate) struct DeviceReruns {
+    count: AtomicU64,
+    time: Clock,
+}
+
 /// What one step did. Each field means what the same field of `StepReport` does.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
@@ -90,6 +97,8 @@ pub(crate) struct Counters {
     pub(crate) reruns: Counter,
     pub(crate) fused: Counter,
     pub(crate) rerun_time: Clock,
+    /// `None` if that is not measured.
+    pub(crate) device_reruns: Option<DeviceReruns>,
     pub(crate) stall_budget: Clock,
     pub(crate) stall_pool: Clock,
     pub(crate) stall_load: Clock,
@@ -115,6 +124,21 @@ impl Counters {
         self.reruns.add(bytes);
         self.rerun_time.add(time);
         tracing::trace!(target: TRANSFER, bytes, seconds = time.as_secs_f64(), "a rerun has ended");
+    }
+
+    /// Records that a device took `time` for one of the reruns.
+    pub(crate) fn reran(&self, time: Duration) {
+        if let Some(reruns) = &self.device_reruns {
+            reruns.count.fetch_add(1, Relaxed);
+            reruns.time.add(time);
+        }
+    }
+
+    /// How long a device took for all reruns; `None` unless each was measured.
+    pub(crate) fn device_rerun_time(&self) -> Option<Duration> {
+        let measured = self.device_reruns.as_ref();
+        let whole = measured.filter(|measured| measured.count.load(Relaxed) == self.reruns.tally().count);
+        whole.map(|measured| measured.time.total())
     }
 
     pub(crate) fn stalled(&self, cause: StallCause, time: Duration) {

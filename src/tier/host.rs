@@ -11,10 +11,10 @@ mod copies;
 mod growth;
 mod parcel;
 mod spill;
+mod times;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use bytesize::ByteSize;
 use ssdtrain_libtorch::Storage;
@@ -24,16 +24,16 @@ use ssdtrain_store::{Blob, HostPool, IoBuf, Store};
 
 pub(crate) use self::growth::{BOUNCE_BYTES, PoolSize};
 use self::spill::Write;
+use self::times::Times;
 use super::event_thread::EventThread;
 use super::ledger::{Ledger, Serial};
 use super::places::Edge;
-use super::{Here, Parcel, Room, RoomListener, Tier};
+use super::{Here, Mark, Parcel, Room, RoomListener, Tier};
 use crate::device::{Device, Lane, is_unanswered, keep};
 use crate::error::{Completion, Error, ErrorKind, Result};
 use crate::mem::available_memory;
 use crate::sync::{Condvar, Mutex};
-use crate::telemetry::events::warn_once;
-use crate::telemetry::{Counters, ScopeId, StallCause};
+use crate::telemetry::{Counters, ScopeId};
 use crate::trace::{DeviceTrace, Trace};
 
 /// How much host memory the tier takes, in bytes.
@@ -55,7 +55,7 @@ pub(crate) struct HostTier<D: Device> {
     books: Mutex<Books<D>>,
     /// Signalled when a store has begun, and when a transfer with the disk has ended.
     changed: Condvar,
-    stalls: Mutex<Vec<Stall<D>>>,
+    times: Times<D::Event>,
     room: PlainMutex<Vec<Weak<RoomListener>>>,
     /// Called when a spill file has grown.
     grown: Arc<dyn Fn() + Send + Sync>,
@@ -130,17 +130,6 @@ struct Load<D: Device> {
     done: Completion,
 }
 
-/// A wait in the device's compute queue, from the moment the queue reaches it to the end of the copy that it waits for. If the copy ends
-/// first, nothing was waited for.
-struct Stall<D: Device> {
-    cause: StallCause,
-    counters: Arc<Counters>,
-    from: D::Event,
-    /// The end of the wait before, if nothing was computed between the two.
-    waited: Option<D::Event>,
-    to: D::Event,
-}
-
 /// A parcel of this tier.
 struct HostParcel<D: Device> {
     tier: Arc<HostTier<D>>,
@@ -188,7 +177,7 @@ impl<D: Device> HostTier<D> {
             pins,
             books: Mutex::new(books),
             changed: Condvar::new(),
-            stalls: Mutex::default(),
+            times: Times::new(),
             room: Default::default(),
             grown: {
                 let this: Weak<HostTier<D>> = Weak::clone(this);
@@ -402,24 +391,21 @@ impl<D: Device> Tier for HostTier<D> {
         self.device.synchronize()
     }
 
+    fn mark(&self) -> Option<Mark> {
+        self.times.mark(&*self.device)
+    }
+
+    fn reran(&self, since: Mark, counters: &Arc<Counters>) {
+        self.times.reran(&*self.device, since, counters);
+    }
+
     fn settle(&self) {
         let mut books = self.books.lock();
         while books.in_flight > 0 {
             self.changed.wait(&mut books);
         }
         drop(books);
-        let stalls = std::mem::take(&mut *self.stalls.lock());
-        for Stall { cause, counters, from, waited, to } in stalls {
-            let time = self.device.block_unless_late(&to).and_then(|()| {
-                let since = |event: &D::Event| self.device.between(event, &to);
-                let after_wait = waited.as_ref().map(since).transpose()?;
-                Ok(since(&from)?.min(after_wait.unwrap_or(Duration::MAX)))
-            });
-            match time {
-                Ok(time) => counters.stalled(cause, time),
-                Err(error) => warn_once!(%error, "a stall could not be measured"),
-            }
-        }
+        self.times.count(&*self.device);
     }
 
     fn store(&self) -> Option<&Store> {

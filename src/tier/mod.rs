@@ -74,6 +74,16 @@ pub(crate) trait Tier: Send + Sync {
     /// Waits until the device has done all that it was given so far, on all its streams.
     fn synchronize(&self) -> Result<()>;
 
+    /// The point that the calling thread's computation has reached on a device, for [`reran`](Tier::reran). `None` where the thread computes
+    /// itself.
+    fn mark(&self) -> Option<Mark> {
+        None
+    }
+
+    /// What the calling thread has computed since `mark` was a rerun. The time that it takes the device, without what that waits for
+    /// meanwhile, is counted once it is known.
+    fn reran(&self, _since: Mark, _counters: &Arc<Counters>) {}
+
     /// Waits for what is still to be counted for this cache's steps, and counts it.
     fn settle(&self);
 
@@ -93,6 +103,12 @@ pub(crate) trait Tier: Send + Sync {
 
     /// A description of the way that bytes take, for people.
     fn path(&self) -> String;
+}
+
+/// A point that some thread's computation has reached: an event of the device's own type, and how many stalls were noted before.
+pub(crate) struct Mark {
+    event: Box<dyn Any + Send>,
+    stalls: usize,
 }
 
 /// The number of no stream.

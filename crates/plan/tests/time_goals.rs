@@ -21,6 +21,10 @@ const STEPS: u64 = 400;
 struct Variation {
     /// The standard deviation of a step's time, as a share of it.
     noise: f64,
+    /// How much of it the next step takes back, as where a device's power is limited over several steps.
+    taken_back: f64,
+    /// By how much steps are shorter after a pause in which another plan was made, until the device has used up the power it has saved.
+    rested: f64,
     /// How many of a hundred steps take longer still, and by how much at most.
     disturbed: f64,
     disturbance: f64,
@@ -38,10 +42,14 @@ struct Variation {
     /// What steps of a plan take besides, whatever is planned, as a share of one that keeps everything, at least and at most.
     besides: [f64; 2],
     release: Release,
+    /// Whether steps tell what recomputing takes.
+    shows: bool,
 }
 
 const GPU: Variation = Variation {
     noise: 0.004,
+    taken_back: 0.0,
+    rested: 0.0,
     disturbed: 3.0,
     disturbance: 0.05,
     drift: [-0.015, 0.015],
@@ -52,6 +60,7 @@ const GPU: Variation = Variation {
     moving: 0.016,
     besides: [0.0, 0.0],
     release: Release::InStreamOrder,
+    shows: true,
 };
 /// One that becomes warm in its first steps.
 const WARMING: Variation = Variation {
@@ -64,6 +73,18 @@ const WARMING: Variation = Variation {
     moving: 0.01,
     ..GPU
 };
+/// One whose power is limited: it has some left after each pause, and what a step takes too little of it, the next one takes too much.
+const LIMITED: Variation = Variation {
+    noise: 0.017,
+    taken_back: 0.6,
+    rested: 0.03,
+    disturbed: 0.0,
+    profiled: 1.01,
+    cold: 0.0,
+    recomputing: [0.8, 1.25],
+    moving: 0.01,
+    ..GPU
+};
 /// A device whose steps take as long as it takes to launch them: so does what a plan does besides, and a profiled step waits for its notes.
 const LAUNCHING: Variation = Variation {
     noise: 0.05,
@@ -72,10 +93,13 @@ const LAUNCHING: Variation = Variation {
     profiled: 2.0,
     recomputing: [1.0, 4.0],
     besides: [0.05, 0.25],
+    shows: false,
     ..GPU
 };
 const CPU: Variation = Variation {
     noise: 0.03,
+    taken_back: 0.0,
+    rested: 0.0,
     disturbed: 10.0,
     disturbance: 0.2,
     drift: [-0.015, 0.015],
@@ -86,9 +110,17 @@ const CPU: Variation = Variation {
     moving: 0.3,
     besides: [0.0, 0.04],
     release: Release::WhenStored,
+    shows: false,
 };
 /// How fast bytes move, in a second.
 const RATE: f64 = 2e9;
+
+impl Variation {
+    /// How far a device is behind its program.
+    fn behind(self) -> Duration {
+        if self.shows { Duration::from_secs_f64(KEPT / 2.0) } else { Duration::ZERO }
+    }
+}
 
 /// Numbers that are as good as random.
 struct Chance(u64);
@@ -130,6 +162,9 @@ struct Trial {
     followed: i32,
     kept: i32,
     steps: u64,
+    /// How many steps there were since the last pause, and by how much the last one differed.
+    since: i32,
+    last: f64,
 }
 
 /// How a run has ended.
@@ -216,6 +251,8 @@ impl Trial {
             followed,
             kept,
             steps,
+            since: 0,
+            last: 0.0,
         }
     }
 
@@ -240,10 +277,17 @@ impl Trial {
 
     /// A step that takes `ratio` of one that keeps everything, and is number `nth` of its kind.
     fn wall(&mut self, ratio: f64, nth: i32) -> Duration {
-        let Variation { noise, disturbed, disturbance, cold, .. } = self.varies;
+        let Variation { noise, disturbed, disturbance, cold, taken_back, rested, .. } = self.varies;
+        self.last = noise * self.chance.normal() - taken_back * self.last;
+        let rested = match self.since {
+            0..3 => -rested,
+            3 => 1.5 * rested,
+            _ => 0.0,
+        };
+        self.since += 1;
         let mut wall =
             KEPT * (1.0 + self.drift * (1.0 - (-(self.steps as f64) / self.warming).exp())) * ratio;
-        wall *= 1.0 + noise * self.chance.normal() + cold * 0.5_f64.powi(nth);
+        wall *= 1.0 + self.last + rested + cold * 0.5_f64.powi(nth);
         if self.chance.share() < disturbed / 100.0 {
             wall *= 1.0 + disturbance * self.chance.share();
         }
@@ -274,14 +318,17 @@ impl Trial {
                 keeps = courses[0].is_baseline;
                 observed.followed = followed;
                 if report.plans != self.plan {
-                    (self.plan, self.followed) = (report.plans, 0);
+                    (self.plan, self.followed, self.since) = (report.plans, 0, 0);
                 }
+                observed.behind = self.varies.behind();
                 if keeps {
                     observed.wall = self.wall(1.0, self.kept);
                     self.kept += 1;
                 } else {
                     observed.wall = self.wall(self.ratio(&report), self.followed);
                     observed.stall = report.prediction.stall.total();
+                    observed.rerun =
+                        self.varies.shows.then(|| report.prediction.recomputed.mul_f64(self.recomputing));
                     self.followed += 1;
                 }
             }
@@ -366,6 +413,14 @@ fn a_machine_that_becomes_warm_meanwhile_says_nothing_of_the_plan() {
         assert!(outcomes.over() <= 0.12 && outcomes.unused() < 0.22);
         assert!(outcomes.place(0.9, |one| one.settled as f64) <= 25.0);
         assert!(outcomes.place(0.9, |one| f64::from(one.kept)) <= 10.0);
+    }
+}
+
+#[test]
+fn a_device_whose_power_is_limited_says_little_of_the_plan() {
+    for goal in GOALS {
+        let outcomes = Outcomes::of(goal, LIMITED);
+        assert!(outcomes.over() <= 0.12 && outcomes.unused() < 0.2);
     }
 }
 

@@ -8,7 +8,8 @@ use ssdtrain_store::contained;
 use super::super::ledger::{Near, Up};
 use super::super::places::{At, Edge};
 use super::super::{Here, NO_STREAM, Parcel, Room};
-use super::{HostParcel, HostTier, Load, Stall, internal, unwanted};
+use super::times::Stall;
+use super::{HostParcel, HostTier, Load, internal, unwanted};
 use crate::device::{Device, Lane};
 use crate::error::Completion;
 use crate::error::Result;
@@ -147,7 +148,7 @@ impl<D: Device> Parcel for HostParcel<D> {
                 trace.stall(cause, waited.as_ref().unwrap_or(&from), &event);
             }
             let (counters, to) = (Arc::clone(counters), event.clone());
-            tier.stalls.lock().push(Stall { cause, counters, from, waited, to });
+            tier.times.stalled(Stall { cause, counters, from, waited, to });
             Ok(())
         };
         put_in_order().inspect_err(|_| tier.hold(Some(event.clone()), of.cloned()))

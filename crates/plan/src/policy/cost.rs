@@ -25,6 +25,8 @@ const CERTAIN: f64 = 3.0;
 /// that, as a share of a step.
 pub(super) const FIRST_DOUBT: f64 = 0.5;
 const NEXT_DOUBT: f64 = 0.2;
+/// The same of what the plan's own steps have shown to be recomputing and waiting, and of the rest.
+const SHOWN_DOUBT: f64 = 0.1;
 pub(super) const BESIDES: f64 = 0.003;
 const MOST_BESIDES: f64 = 0.5;
 
@@ -127,6 +129,19 @@ impl Cost {
         Cost { times: of(before.times, self.times), besides: of(before.besides, self.besides), ..self }
     }
 
+    /// The same before a comparison of the next plan, of which `planned` is planned. Of its steps themselves is known, if anything, that
+    /// recomputing and waiting take `shown`, where the first of these two was planned.
+    pub(super) fn of_next(self, planned: f64, shown: Option<[f64; 2]>) -> Cost {
+        let doubt = self.error.max(NEXT_DOUBT);
+        let Some([counted_on, takes]) = shown.filter(|_| planned > 0.0) else {
+            return Cost { error: doubt, ..self };
+        };
+        // Nothing is known of the rest, which is what moving takes.
+        let rest = planned - counted_on;
+        let times = ((takes + self.times * rest) / planned).clamp(0.0, MOST_TIMES);
+        Cost { times, error: (SHOWN_DOUBT * takes).hypot(doubt * rest) / planned, ..self }
+    }
+
     /// The same of steps that others take so many times as long as.
     pub(super) fn of_others(self, times: f64) -> Cost {
         let times = times.clamp(0.0, MOST_TIMES);
@@ -172,7 +187,7 @@ impl Cost {
     /// smaller its error is beside that of what was expected: how far plans are from what is planned, what they take besides, and `moving`,
     /// which is what moving may take, as a share of a step. If it clearly is not what was expected, all of that was as wrong as this shows.
     pub(super) fn weighed(self, planned: f64, moving: f64, allowed: f64, weight: Weight) -> (Cost, Extra) {
-        let doubt = self.error.max(NEXT_DOUBT);
+        let doubt = self.error;
         let [_, besides] = self.besides();
         let [by_plan, by_moving, by_besides, by_chance] =
             [doubt * planned, self.moving * moving, besides, BESIDES].map(|doubt| doubt.powi(2));
@@ -310,13 +325,33 @@ mod tests {
         let (cost, _) = Cost::first(FIRST_DOUBT, 0.0).weighed(0.1, 0.0, 0.1, weight);
         assert!((cost.expected(0.06) - 0.09).abs() < 0.001, "{cost:?}");
         let noise = Weight { extra: 0.14, error: 0.05, ..weight };
-        let (_, extra) = cost.weighed(0.055, 0.0, 0.1, noise);
+        let (_, extra) = cost.of_next(0.055, None).weighed(0.055, 0.0, 0.1, noise);
         assert!(!extra.is_over() && extra.measured > 0.08, "{extra:?}");
-        let (_, extra) = cost.weighed(0.062, 0.0, 0.1, noise);
+        let (_, extra) = cost.of_next(0.062, None).weighed(0.062, 0.0, 0.1, noise);
         assert!(
             extra.is_over() && extra.measured < 0.1,
             "what is uncertain counts as beyond the goal: {extra:?}"
         );
+    }
+
+    #[test]
+    fn what_steps_show_of_themselves_counts_more_than_a_comparison_that_is_uncertain() {
+        let first = Cost::first(0.2, 0.0);
+        let weight = |extra| Weight {
+            kept: Some(Told { wall: Duration::from_secs(1), is_of_size: true }),
+            extra,
+            error: 0.008,
+            deviation: 0.01,
+        };
+        // Of 0.018, 0.015 were to be recomputing and waiting, and moving was to take the rest.
+        let weighed =
+            |shown, extra| first.of_next(0.018, shown).weighed(0.018, 0.0, 0.02, weight(extra)).1.measured;
+        let [untold, told] = [None, Some([0.015, 0.015])].map(|shown| weighed(shown, 0.035));
+        assert!((0.018..0.021).contains(&told) && untold > told + 0.001, "{told} {untold}");
+        assert!((0.021..0.026).contains(&weighed(Some([0.015, 0.021]), 0.024)));
+        assert!((0.009..0.015).contains(&weighed(Some([0.015, 0.008]), 0.012)));
+        // A plan that takes nothing has nothing to show.
+        assert!(first.of_next(0.0, Some([0.0, 0.01])).times.is_finite());
     }
 
     #[test]

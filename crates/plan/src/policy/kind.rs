@@ -330,11 +330,12 @@ impl Kind {
         }
         if self.plans == plans {
             let scale = if self.planned.waits() { 1.0 } else { scale };
+            let shown = observed.rerun.map(|rerun| (rerun + observed.stall).div_f64(scale));
             let [wall, stall] = [observed.wall, observed.stall].map(|time| time.div_f64(scale));
             // How long launching takes is not what steps take that are timed to their ends, and does not go with the size.
             match observed.launched && (is_varied(scale) || self.settles()) {
                 true => self.watch.rests(),
-                false => self.timed(objective, wall, stall, scale),
+                false => self.timed(objective, wall, stall, shown, scale),
             }
         }
     }
@@ -343,14 +344,22 @@ impl Kind {
     pub(super) fn unseen(&mut self, objective: &Objective, observed: &Observation) {
         match self.settles() {
             true => self.watch.rests(),
-            false => self.timed(objective, observed.wall, observed.stall, 1.0),
+            false => self.timed(objective, observed.wall, observed.stall, None, 1.0),
         }
     }
 
-    /// A step of the present plan took `wall`, of which it waited `stall`, for as much as is planned. It saved `scale` times that.
-    fn timed(&mut self, objective: &Objective, wall: Duration, stall: Duration, scale: f64) {
+    /// A step of the present plan took `wall`, of which it waited `stall`, for as much as is planned, and `shown` with what it recomputed. It
+    /// saved `scale` times that.
+    fn timed(
+        &mut self,
+        objective: &Objective,
+        wall: Duration,
+        stall: Duration,
+        shown: Option<Duration>,
+        scale: f64,
+    ) {
         if let Some(weighing) = &mut self.weighing {
-            let weight = weighing.planned(wall, scale);
+            let weight = weighing.planned(wall, scale, shown);
             self.weighed(objective, weight);
         } else if let Some(wall) = self.as_if_planned(wall, scale) {
             if let Some(seen) = self.watch.observe(wall, stall) {

@@ -177,6 +177,18 @@ impl Planned {
         beyond(self.plan.prediction.step, self.profile.work.computed()) - self.fixed()
     }
 
+    /// What of that is recomputing and waiting.
+    pub(super) fn recomputed_and_stalled(&self) -> f64 {
+        let Prediction { recomputed, stall, .. } = self.plan.prediction;
+        let kept = self.profile.work.computed().as_secs_f64().max(f64::MIN_POSITIVE);
+        (recomputed + stall.total()).as_secs_f64() / kept
+    }
+
+    /// Whether the time that a device takes for reruns is what steps take for them.
+    pub(super) fn shows_reruns(&self) -> bool {
+        self.machine.release == Release::InStreamOrder && self.corrections.is_behind == Some(true)
+    }
+
     /// What a step that took `wall` took beyond one with everything kept, which takes `kept`, and beyond what is fixed, beside what a goal of
     /// `most` times that allows and what was planned.
     pub(super) fn measured(&self, most: f64, wall: Duration, kept: Duration) -> Extra {

@@ -146,6 +146,9 @@ pub struct Observation {
     pub is_told: bool,
     /// The part of `wall` in which it waited for the cache.
     pub stall: Duration,
+    /// The part of it in which a device computed again what had not been saved, without what it waited for meanwhile; `None` if that is not
+    /// known.
+    pub rerun: Option<Duration>,
     /// The activation peak, in bytes.
     pub peak: u64,
     /// Bytes per second written to the disk while it was busy, if the step moved enough to measure that.

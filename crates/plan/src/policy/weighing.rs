@@ -9,6 +9,9 @@ use super::watch::{Seen, deviation, usual};
 const FEWEST: usize = 2;
 /// How many steps of each kind do not count at first.
 const UNCOUNTED: usize = 2;
+/// Single steps of machines vary by about so much, and that counts as much as so many of them.
+const TYPICAL: f64 = 0.01;
+const TYPICAL_COUNT: usize = 2;
 /// Steps are alike if their sizes differ by no more than this share.
 const ALIKE: f64 = 0.01;
 /// Where none of the planned size keeps everything, those of the nearest size tell how long it would take, if it is at most so many times as
@@ -36,6 +39,8 @@ pub(super) struct Weighing {
     begun: usize,
     planned: Vec<Timed>,
     kept: Vec<Timed>,
+    /// What recomputing and waiting took in planned steps beyond all else, as a share of that.
+    shown: Vec<f64>,
 }
 
 /// What steps of several sizes took that kept everything.
@@ -89,6 +94,7 @@ impl Weighing {
             begun: 0,
             planned: Vec::new(),
             kept: Vec::new(),
+            shown: Vec::new(),
         }
     }
 
@@ -124,12 +130,15 @@ impl Weighing {
         None
     }
 
-    /// The same of a planned step.
-    pub(super) fn planned(&mut self, wall: Duration, scale: f64) -> Option<Weight> {
+    /// The same of a planned step, `shown` of which is known to be recomputing and waiting.
+    pub(super) fn planned(&mut self, wall: Duration, scale: f64, shown: Option<Duration>) -> Option<Weight> {
         if self.begun < UNCOUNTED {
             self.begun += 1;
             return None;
         }
+        self.shown.extend(shown.map(|shown| {
+            shown.as_secs_f64() / wall.saturating_sub(shown).as_secs_f64().max(f64::MIN_POSITIVE)
+        }));
         self.planned.push(Timed { scale, wall: wall.as_secs_f64() });
         self.weight()
     }
@@ -140,6 +149,11 @@ impl Weighing {
             Opening::Over(took) if self.begun == 0 => took,
             _ => None,
         }
+    }
+
+    /// What recomputing and waiting take in a planned step beyond all else, as a share of that, if all that count have shown it.
+    pub(super) fn shown(&self) -> Option<f64> {
+        (!self.shown.is_empty() && self.shown.len() == self.planned.len()).then(|| usual(self.shown.clone()))
     }
 
     /// Whether so few steps were timed that they tell little of how much steps vary.
@@ -193,7 +207,7 @@ impl Weighing {
         }
         let times = usual(planned.clone());
         let varied = planned.iter().map(|over| apart(*over, times));
-        let deviation = deviation(varied.chain(kept_deviations));
+        let deviation = varies_by(varied.chain(kept_deviations).collect());
         let error = deviation * (2.0 / planned.len() as f64).sqrt();
         let kept = told_by(&self.kept);
         Some(Weight { kept, extra: times - 1.0, error, deviation })
@@ -219,6 +233,15 @@ impl Weighing {
         };
         self.kept.iter().filter_map(of_others).collect()
     }
+}
+
+/// The standard deviation of a single step, if some were so far from what is usual for them. A few are all alike by chance now and then, so
+/// typical ones count as well where these vary less.
+fn varies_by(apart: Vec<f64>) -> f64 {
+    let [count, typical] = [apart.len(), TYPICAL_COUNT].map(|count| count as f64);
+    let seen = deviation(apart.into_iter());
+    let both = (count * seen.powi(2) + typical * TYPICAL.powi(2)) / (count + typical);
+    seen.max(both.sqrt())
 }
 
 /// How far a step is from what is expected of it, as a share of that.
@@ -275,7 +298,7 @@ mod tests {
         for number in 0..20 {
             weights.extend(match weighing.wants_kept() {
                 true => weighing.kept(wall(number, true), 1.0),
-                false => weighing.planned(wall(number, false), 1.0),
+                false => weighing.planned(wall(number, false), 1.0, None),
             });
             assert_eq!(weighing.is_long(), number >= 19);
         }
@@ -294,7 +317,7 @@ mod tests {
             let _ = if is_kept {
                 weighing.kept((110 - number) * MS, 1.0)
             } else {
-                weighing.planned(103 * MS, 1.0)
+                weighing.planned(103 * MS, 1.0, None)
             };
             let told = Told { wall: 109 * MS, is_of_size: true };
             assert_eq!(weighing.begins_with(), (number == 1).then_some(told));
@@ -308,10 +331,35 @@ mod tests {
     fn there_is_a_result_after_as_many_steps_of_both_kinds() {
         let weights = weigh(|_, kept| wall(kept));
         assert_eq!(weights.len(), 4);
-        for Weight { kept, extra, error, .. } in weights {
+        for Weight { kept, extra, .. } in weights {
             let kept = kept.map(|told| told.wall);
-            assert!(kept == Some(100 * MS) && (extra - 0.03).abs() < 1e-9 && error < 1e-9);
+            assert!(kept == Some(100 * MS) && (extra - 0.03).abs() < 1e-9);
         }
+    }
+
+    #[test]
+    fn a_few_steps_that_are_alike_by_chance_do_not_make_the_result_certain() {
+        let errors: Vec<f64> = weigh(|_, kept| wall(kept)).iter().map(|weight| weight.error).collect();
+        assert!(errors[0] > 0.5 * TYPICAL && errors.is_sorted_by(|one, next| one > next), "{errors:?}");
+    }
+
+    #[test]
+    fn planned_steps_show_what_recomputing_takes_if_all_of_them_do() {
+        let shown = |of: fn(u32) -> Option<Duration>| {
+            let mut weighing = Weighing::new(None, Cost::first(0.5, 0.0));
+            for number in 0..12 {
+                let _ = match weighing.wants_kept() {
+                    true => weighing.kept(100 * MS, 1.0),
+                    false => weighing.planned(105 * MS, 1.0, of(number)),
+                };
+            }
+            weighing.shown()
+        };
+        assert_eq!(shown(|_| None), None);
+        assert_eq!(shown(|number| (number > 6).then_some(5 * MS)), None);
+        // The first ones find their memory yet.
+        let times = shown(|number| Some(if number < 4 { 20 * MS } else { 5 * MS }));
+        assert!(times.is_some_and(|times| (times - 0.05).abs() < 1e-9), "{times:?}");
     }
 
     #[test]
@@ -340,7 +388,7 @@ mod tests {
             let wall = Duration::from_secs_f64(times * kept(*scale) / scale);
             weights.extend(match is_kept {
                 true => weighing.kept(wall, *scale),
-                false => weighing.planned(wall, *scale),
+                false => weighing.planned(wall, *scale, None),
             });
         }
         assert!(weighing.is_long(), "it ends whatever sizes come");

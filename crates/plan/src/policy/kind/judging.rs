@@ -106,7 +106,10 @@ impl Kind {
         let (extra, doubt) = (planned.extra(), planned.doubt_of_moving());
         let fixed = planned.fixed();
         let beyond = Weight { extra: weight.extra - fixed, ..weight };
-        let (cost, extra) = weighing.cost.weighed(extra, doubt, most - 1.0 - fixed, beyond);
+        let shown = weighing.shown().filter(|_| planned.shows_reruns());
+        let before =
+            weighing.cost.of_next(extra, shown.map(|takes| [planned.recomputed_and_stalled(), takes]));
+        let (cost, extra) = before.weighed(extra, doubt, most - 1.0 - fixed, beyond);
         let is_new = planned.corrections.cost.replace(cost).is_none();
         let is_over = extra.is_over();
         let may_tighten = planned.corrections.may_tighten(extra);
@@ -128,8 +131,8 @@ impl Kind {
         };
         // Even a plan that meets the goal may take more than it is worth.
         self.revise(objective, why, |planned| match () {
-            () if is_over => planned.loosen(weighing.cost, extra),
-            () if may_tighten => planned.tighten(weighing.cost, extra),
+            () if is_over => planned.loosen(before, extra),
+            () if may_tighten => planned.tighten(before, extra),
             () => {}
         });
     }
