@@ -319,18 +319,21 @@ impl Cache {
     ) -> (bool, Gone) {
         // The parcel is dropped without the lock too: it may be the last reference of an entry released meanwhile, and then announces
         // room.
-        let storage = table.entry(key).and_then(|entry| entry.storage().cloned());
+        let entry = table.entry(key);
+        let (storage, store) =
+            (entry.and_then(|entry| entry.storage().cloned()), entry.map(|entry| entry.stores));
         let ordered = MutexGuard::unlocked(table, move || {
             parcel.order(storage.as_ref(), StallCause::DeviceBudget, counters, here)
         });
         // An entry that was released meanwhile has left.
-        let Some(bytes) = table.entry(key).map(|entry| entry.bytes) else { return (true, (None, None)) };
+        let bytes = table.entry(key).map(|entry| entry.bytes);
+        let Some((bytes, store)) = bytes.zip(store) else { return (true, (None, None)) };
         if let Err(error) = &ordered {
             warn_once!(%error, "a storage cannot leave the device");
         }
         let outcome = ordered.map_err(|error| error.to_string());
         let left = outcome.is_ok();
-        let gone = table.stored(key, bytes, outcome);
+        let gone = table.stored(key, store, bytes, outcome);
         self.sample(table);
         (left, gone)
     }

@@ -109,7 +109,14 @@ impl Model {
                     self.changed.notify_all();
                     continue;
                 }
-                Job::Load { key, .. } => world.table.loads_into(key, &Storage::allocate(BYTES).unwrap()),
+                Job::Load { key, .. } => {
+                    let is_there = world.table.loads_into(key, &Storage::allocate(BYTES).unwrap());
+                    if !is_there {
+                        world.table.postponed(key, BYTES);
+                        self.changed.notify_all();
+                        continue;
+                    }
+                }
                 Job::Store { .. } => {}
             }
             // The transfer runs without the lock.
@@ -118,7 +125,9 @@ impl Model {
             world = self.world.lock().unwrap();
             let outcome = |succeeds: bool| if succeeds { Ok(()) } else { Err("the disk failed".to_owned()) };
             match job {
-                Job::Store { key, .. } => drop(world.table.stored(key, BYTES, outcome(disk.stores_succeed))),
+                Job::Store { key, store, .. } => {
+                    drop(world.table.stored(key, store, BYTES, outcome(disk.stores_succeed)))
+                }
                 Job::Load { key, .. } => {
                     let outcome = outcome(disk.loads_succeed).map_err(Error::torch);
                     drop(world.table.loaded(key, BYTES, outcome));

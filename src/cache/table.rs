@@ -45,6 +45,8 @@ pub(crate) struct Entry {
     refused: bool,
     /// Whether a store is in flight that has to be waited for.
     storing: bool,
+    /// How many of its stores have begun. The end of an earlier one may become known when it is kept already, or leaves anew.
+    pub(crate) stores: u64,
     /// Its place below the device; `None` if it is to stay.
     pub(crate) parcel: Option<Arc<dyn Parcel>>,
     /// Whether it was to leave when it was saved, and the bytes of all such entries that existed then.
@@ -73,16 +75,13 @@ impl Entry {
 pub(crate) enum Job {
     Store {
         key: EntryKey,
+        /// Which of the entry's stores it is.
+        store: u64,
         parcel: Arc<dyn Parcel>,
         from: Block,
     },
     /// With `early`, nobody waits for it yet.
-    Load {
-        key: EntryKey,
-        parcel: Arc<dyn Parcel>,
-        bytes: u64,
-        early: bool,
-    },
+    Load { key: EntryKey, parcel: Arc<dyn Parcel>, bytes: u64, early: bool },
 }
 
 impl Job {

@@ -20,10 +20,10 @@ impl Cache {
         while let Some(job) = jobs.pop_front() {
             let cache = Arc::clone(self);
             match job {
-                Job::Store { key, parcel, from } => {
+                Job::Store { key, store, parcel, from } => {
                     let bytes = from.bytes();
                     tracing::trace!(target: TRANSFER, entry = key.serial, bytes, "a store begins");
-                    let done = Completion::new(move |outcome| cache.stored(key, bytes, outcome));
+                    let done = Completion::new(move |outcome| cache.stored(key, store, bytes, outcome));
                     // A panic fails only this job; the others are still handed to the tier.
                     contained("the hand-over of a store", || parcel.store(from, done));
                 }
@@ -54,7 +54,11 @@ impl Cache {
         for (key, parcel, bytes, into) in loads {
             let cache = Arc::clone(self);
             tracing::trace!(target: TRANSFER, entry = key.serial, bytes, "a load begins");
-            self.table.lock().loads_into(key, &into);
+            // Whoever has released the entry may not have told its parcel yet.
+            if !self.table.lock().loads_into(key, &into) {
+                self.postponed(key, bytes);
+                continue;
+            }
             let done = Completion::new(move |outcome| cache.loaded(key, bytes, outcome));
             contained("the hand-over of a load", || parcel.load(into, here, done));
         }
@@ -77,7 +81,7 @@ impl Cache {
         }
     }
 
-    /// Takes back an early load for which there is no memory.
+    /// Takes back a load that nobody waits for.
     fn postponed(&self, key: EntryKey, bytes: u64) {
         self.table.lock().postponed(key, bytes);
         // A thread may be waiting for it by now.
@@ -85,7 +89,7 @@ impl Cache {
     }
 
     /// Runs when a store ends, usually on the I/O thread.
-    fn stored(self: Arc<Self>, key: EntryKey, bytes: u64, outcome: Result<()>) {
+    fn stored(self: Arc<Self>, key: EntryKey, store: u64, bytes: u64, outcome: Result<()>) {
         match &outcome {
             Ok(()) => tracing::trace!(target: TRANSFER, entry = key.serial, bytes, "a store has ended"),
             Err(error) => tracing::debug!(
@@ -97,7 +101,7 @@ impl Cache {
             let mut table = self.table.lock();
             // If it was released meanwhile, the transfer was the last to hold it.
             let was_released = table.entry(key).is_none();
-            let gone = table.stored(key, bytes, outcome.map_err(|error| error.to_string()));
+            let gone = table.stored(key, store, bytes, outcome.map_err(|error| error.to_string()));
             table.releasing += 1;
             table.pump(&mut jobs);
             self.sample(&table);

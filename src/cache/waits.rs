@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use ssdtrain_libtorch::{Reliever, Storage};
+use ssdtrain_libtorch::{Reliever, Storage, install_cpu_allocator};
 
 use super::Cache;
 use super::keys::{EntryKey, TapeKey};
-use super::table::{Limits, Part, Saved};
+use super::table::{Limits, Outdated, Part, Saved};
 use crate::sync::{Thread, assert_explored, explore};
 use crate::telemetry::{Counters, ScopeId};
 use crate::tier::modelled::{Copies, Disk, ModelDevice, ModelDisk, set_word, word};
@@ -180,12 +180,49 @@ fn run(
     orders
 }
 
+/// Runs `program` in every order over host memory that has room for all. Returns the number of orders.
+fn run_in_memory(
+    limits: Limits,
+    preemptions: usize,
+    program: impl Fn(&Arc<Cache>) + Send + Sync + 'static,
+) -> usize {
+    install_cpu_allocator();
+    let orders = explore(preemptions, move || {
+        let device = ModelDevice::new(Copies::AtLast, None);
+        let settings = HostSettings { pool: PoolSize::Fixed(8 * BYTES), read_ahead: 0 };
+        let cache = Cache::new(Some(HostTier::new(device, None, settings, None).unwrap()), limits, None);
+        program(&cache);
+        ends(&cache);
+    });
+    println!("{orders} orders over host memory");
+    orders
+}
+
 fn ends(cache: &Arc<Cache>) {
     cache.quiesce();
     let tier = cache.tier().unwrap();
     tier.settle();
     assert_eq!(cache.held(), (0, 0, 0));
-    assert_eq!(tier.store().unwrap().stats().reserved_bytes, 0);
+    assert_eq!(tier.store().map_or(0, |store| store.stats().reserved_bytes), 0);
+}
+
+/// Memory that was free a moment ago, and is this thread's now.
+struct Mine(Vec<Storage>);
+
+const MINE: u64 = 7;
+
+impl Mine {
+    fn new() -> Mine {
+        let mine: Vec<_> = (0..4).map(|_| Storage::allocate(BYTES).unwrap()).collect();
+        mine.iter().for_each(|storage| set_word(storage, MINE));
+        Mine(mine)
+    }
+
+    /// Whatever the device was given, it has written to none of it.
+    fn is_unchanged(&self, cache: &Cache) {
+        cache.tier().unwrap().synchronize().unwrap();
+        assert!(self.0.iter().all(|storage| word(storage) == MINE), "somebody else's memory has changed");
+    }
 }
 
 /// One thread saves, flushes and runs backward.
@@ -288,4 +325,64 @@ fn what_cannot_be_read_is_an_error_and_nobody_waits_for_it() {
     let narrow = [Below::Disk, Below::Direct]
         .map(|below| run(below, Disk::FailsToRead, NARROW, 2, |cache| side_by_side(cache, 2, true)));
     assert_explored(late.iter().chain(&narrow).sum(), 49_000);
+}
+
+/// The thread that loads it ahead finds no entry any more, and the one that has released it has not told anybody yet.
+#[test]
+fn what_is_released_while_it_is_loaded_ahead_is_not_loaded() {
+    let orders = run_in_memory(Limits { prefetch: BYTES, ..LATE }, 2, |cache| {
+        let mut batch = Batch::new(cache);
+        batch.save(1);
+        batch.save(2);
+        batch.flush();
+        let (older, tape, other) = (batch.key(0), batch.tape(), Arc::clone(cache));
+        let goes = Thread::start("goes", move || other.release(older, tape, 0)).unwrap();
+        batch.fetch();
+        let mine = Mine::new();
+        goes.join().unwrap();
+        mine.is_unchanged(cache);
+        batch.saved.remove(0);
+        batch.backward(false);
+    });
+    assert_explored(orders, 78);
+}
+
+/// Saves a storage, and once more with another version counter while it leaves, so that it stays; and then is short of memory, so that it
+/// leaves anew. The end of the store before may be seen only then.
+fn leaves_twice(batch: &mut Batch, cache: &Arc<Cache>, begins: impl FnOnce()) -> Mine {
+    let storage = Storage::allocate(BYTES).unwrap();
+    set_word(&storage, 1);
+    let alias = storage.clone();
+    batch.save_one(storage, false);
+    begins();
+    let found = cache.table.lock().find(alias.id(), 1);
+    found.and_then(|(_, outdated)| outdated).into_iter().for_each(Outdated::abandon);
+    drop(alias);
+    Arc::clone(cache).relieve(BYTES);
+    Mine::new()
+}
+
+#[test]
+fn the_end_of_a_store_in_host_memory_is_not_taken_for_that_of_a_later_one() {
+    let orders = run_in_memory(LATE, 3, |cache| {
+        let (mut batch, other, mut flushes) = (Batch::new(cache), Arc::clone(cache), None);
+        let mine = leaves_twice(&mut batch, cache, || {
+            flushes = Thread::start("flushes", move || other.flush(&Arc::default())).ok();
+        });
+        flushes.unwrap().join().unwrap();
+        mine.is_unchanged(cache);
+        batch.backward(false);
+    });
+    assert_explored(orders, 1_150);
+}
+
+#[test]
+fn the_end_of_a_store_on_the_disk_is_not_taken_for_that_of_a_later_one() {
+    install_cpu_allocator();
+    let orders = run(Below::Disk, Disk::Works, Limits { late: false, ..LATE }, 3, |cache| {
+        let mut batch = Batch::new(cache);
+        leaves_twice(&mut batch, cache, || ());
+        batch.backward(false);
+    });
+    assert_explored(orders, 700);
 }

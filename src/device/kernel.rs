@@ -126,7 +126,10 @@ impl Joined for Kernel {
 
     fn differs(&self, arguments: &Arguments<'_>, limit: Duration) -> Result<bool> {
         let note = self.note()?;
-        self.launch(arguments, note.place())?;
+        if let Err(error) = self.launch(arguments, note.place()) {
+            NOTES.lock().push(note);
+            return Err(error);
+        }
         let end = RawEvent::new(&self.driver)?;
         end.record(self.stream()?)?;
         // If the wait is in vain, the note is the GPU's for good.

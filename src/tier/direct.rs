@@ -18,7 +18,7 @@ use ssdtrain_plan::Release;
 use ssdtrain_store::{Blob, Direction, Store, contained};
 
 use super::event_thread::EventThread;
-use super::{Here, NO_STREAM, Parcel, Room, RoomListener, Tier};
+use super::{Here, NO_STREAM, Parcel, Room, RoomListener, Tier, stream_of_load};
 use crate::device::{Device, Lane, keep};
 use crate::error::{Completion, Error, ErrorKind, Result};
 use crate::mem::{DeviceBuf, Rest};
@@ -72,6 +72,7 @@ struct DirectParcel<D: Device> {
     ready: D::Event,
     /// The stream to which its storage's memory belongs: the one that it was saved on, or loaded for.
     stream: AtomicUsize,
+    was_loaded: AtomicBool,
     blob: OnceLock<Arc<Blob>>,
     /// The entry is gone: no transfer begins any more.
     abandoned: AtomicBool,
@@ -155,6 +156,7 @@ impl<D: Device> Tier for DirectTier<D> {
             scope,
             ready,
             stream,
+            was_loaded: AtomicBool::default(),
             blob: OnceLock::new(),
             abandoned: AtomicBool::new(false),
             written: Mutex::default(),
@@ -236,7 +238,9 @@ impl<D: Device> Parcel for DirectParcel<D> {
         let tier = Arc::clone(&self.tier);
         match here.after_waits(&*tier.device).and_then(|ready| Ok((ready, tier.device.stream()?))) {
             Ok((ready, stream)) => {
-                self.stream.store(stream, Ordering::Relaxed);
+                let was_loaded = self.was_loaded.swap(true, Ordering::Relaxed);
+                let before = self.stream.load(Ordering::Relaxed);
+                self.stream.store(stream_of_load(before, was_loaded, stream), Ordering::Relaxed);
                 let (task, transfer) = (UnderWay::task(&tier.under_way), UnderWay::task(&tier.under_way));
                 let parcel = Arc::clone(&self);
                 let done = Completion::new(move |outcome| {

@@ -114,6 +114,11 @@ pub(crate) struct Mark {
 /// The number of no stream.
 const NO_STREAM: usize = usize::MAX;
 
+/// To which stream the storages of a parcel belong that is loaded for `stream`. One that was loaded for another before may still be in use.
+fn stream_of_load(before: usize, was_loaded: bool, stream: usize) -> usize {
+    if was_loaded && before != stream { NO_STREAM } else { stream }
+}
+
 /// The point that the calling thread's computation has reached, valid as long as the thread queues nothing: within one call from
 /// autograd. Its event is recorded when first asked for, and no more often than necessary, because each event costs the thread a
 /// microsecond.

@@ -64,6 +64,25 @@ fn what_is_saved_and_let_go_of_on_two_streams() {
     }
 }
 
+/// Two threads run backward at once: what the one has got is loaded for the other before the one has put it in order.
+#[test]
+fn what_is_loaded_for_one_stream_after_another() {
+    for (tier, used) in tiers() {
+        let from = Storage::allocate(MIB).unwrap();
+        Simulated::enter(1);
+        let parcel = stored(&tier, &from);
+        ordered(&parcel, &from);
+        Simulated::enter(2);
+        let first = loaded(&parcel);
+        Simulated::enter(3);
+        let second = loaded(&parcel);
+        ordered(&parcel, &first);
+        assert!(used.lock().contains(&(first.id(), 3)), "it was loaded for another stream");
+        ordered(&parcel, &second);
+        tier.settle();
+    }
+}
+
 #[test]
 fn what_is_loaded_for_one_stream_and_asked_for_on_another() {
     for (tier, used) in tiers() {

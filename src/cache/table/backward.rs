@@ -104,18 +104,21 @@ impl Table {
         self.transfers += 1;
     }
 
-    /// Records the memory for a load that was issued.
-    pub(crate) fn loads_into(&mut self, key: EntryKey, into: &Storage) {
-        let Some(entry) = self.entry_mut(key) else { return };
+    /// Records the memory for a load that was issued. False if the entry is gone: then nobody keeps it, and nothing may be loaded into it.
+    #[must_use]
+    pub(crate) fn loads_into(&mut self, key: EntryKey, into: &Storage) -> bool {
+        let Some(entry) = self.entry_mut(key) else { return false };
         let before = entry.returned.replace(Watch::new(into));
         entry.device = Some(Block::of(into.clone()));
         if let Some(before) = before {
             self.forget(before.id(), key);
         }
         self.identities.insert(into.id(), key);
+        true
     }
 
-    /// Undoes an early load for which there is no memory. Backward will ask for the entry again.
+    /// Undoes a load that nobody waits for: an early one for which there is no memory, so that backward will ask for the entry again, or
+    /// that of an entry that is gone.
     pub(crate) fn postponed(&mut self, key: EntryKey, bytes: u64) {
         self.transfers -= 1;
         self.on_device.lower(bytes);

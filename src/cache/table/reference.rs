@@ -130,7 +130,8 @@ struct Handle {
 struct Awaited {
     key: EntryKey,
     bytes: u64,
-    is_store: bool,
+    /// The number of the store; `None` of a load.
+    store: Option<u64>,
 }
 
 impl Record {
@@ -228,7 +229,7 @@ impl Record {
         let mut jobs = Vec::new();
         let outcome = decide(&mut self.table, &mut jobs);
         let awaited =
-            jobs.iter().map(Awaited::of).filter(|one| !one.is_store || !self.settings.in_stream_order);
+            jobs.iter().map(Awaited::of).filter(|one| one.store.is_none() || !self.settings.in_stream_order);
         self.awaited.extend(awaited);
         self.jobs.extend(jobs);
         outcome
@@ -293,10 +294,12 @@ impl Record {
         if let Some(index) = self.jobs.iter().position(is_own) {
             self.hand_over(index);
         }
+        let store = self.table.entry(key).map(|entry| entry.stores);
         let ordered = parcel.order(None, StallCause::DeviceBudget, &Arc::default(), &Here::default());
-        let Some(bytes) = self.table.entry(key).map(|entry| entry.bytes) else { return true };
+        let bytes = self.table.entry(key).map(|entry| entry.bytes);
+        let Some((bytes, store)) = bytes.zip(store) else { return true };
         let left = ordered.is_ok();
-        drop(self.table.stored(key, bytes, ordered.map_err(|error| error.to_string())));
+        drop(self.table.stored(key, store, bytes, ordered.map_err(|error| error.to_string())));
         left
     }
 
@@ -316,8 +319,13 @@ impl Record {
             Job::Load { key, parcel, bytes, .. } => {
                 let into = Storage::allocate(bytes).expect("a few words");
                 set_word(&into, u64::MAX);
-                self.table.loads_into(key, &into);
-                parcel.load(into, &Here::default(), done);
+                if self.table.loads_into(key, &into) {
+                    parcel.load(into, &Here::default(), done);
+                } else {
+                    done.dismiss();
+                    self.awaited.remove(self.place_of(awaited));
+                    self.table.postponed(key, bytes);
+                }
             }
         }
         self.hear();
@@ -330,12 +338,12 @@ impl Record {
     /// Tells the table which transfers have ended.
     fn hear(&mut self) {
         let ended = std::mem::take(&mut *self.ended.lock());
-        for (awaited @ Awaited { key, bytes, is_store }, outcome) in ended {
-            if !is_store || !self.settings.in_stream_order {
+        for (awaited @ Awaited { key, bytes, store }, outcome) in ended {
+            if store.is_none() || !self.settings.in_stream_order {
                 self.awaited.remove(self.place_of(awaited));
             }
-            if is_store {
-                drop(self.table.stored(key, bytes, outcome.map_err(|error| error.to_string())));
+            if let Some(store) = store {
+                drop(self.table.stored(key, store, bytes, outcome.map_err(|error| error.to_string())));
                 self.decide(Table::pump);
             } else {
                 if outcome.is_err() {
@@ -471,7 +479,7 @@ impl Record {
         assert_eq!(table.live, sum(&|_| true));
         assert_eq!(table.live_leaving, sum(&|entry| entry.leaves));
         assert_eq!(table.early, sum(&|entry| entry.early));
-        let stores = self.awaited.iter().filter(|one| one.is_store).map(|one| one.bytes);
+        let stores = self.awaited.iter().filter(|one| one.store.is_some()).map(|one| one.bytes);
         assert_eq!((table.storing, table.transfers), (stores.sum(), self.awaited.len()));
         for (index, entry) in &table.entries {
             let key = EntryKey { index, serial: entry.serial };
@@ -490,8 +498,10 @@ impl Record {
 impl Awaited {
     fn of(job: &Job) -> Awaited {
         match job {
-            Job::Store { key, from, .. } => Awaited { key: *key, bytes: from.bytes(), is_store: true },
-            Job::Load { key, bytes, .. } => Awaited { key: *key, bytes: *bytes, is_store: false },
+            Job::Store { key, store, from, .. } => {
+                Awaited { key: *key, bytes: from.bytes(), store: Some(*store) }
+            }
+            Job::Load { key, bytes, .. } => Awaited { key: *key, bytes: *bytes, store: None },
         }
     }
 }

@@ -150,14 +150,15 @@ impl Entry {
         self.state == State::Loaded && self.early && self.served == 0
     }
 
-    /// Whether its bytes are on the device alone, hold what was saved, and belong to the cache alone, so that a store frees them. Who was
-    /// served is done with them, and so nobody, or everybody, has been.
+    /// Whether its bytes are on the device alone, hold what was saved, and belong to the cache alone, so that a store frees them, and no
+    /// earlier store is in flight. Who was served is done with them, and so nobody, or everybody, has been.
     fn is_idle(&self) -> bool {
         let belongs_to_us = |device: &Block| {
             let storage: &Storage = device.storage();
             device.is_current() && storage.id() == self.source.id() && storage.owners() == 1
         };
         matches!(self.state, State::Device | State::Kept)
+            && !self.storing
             && (self.served == 0 || self.served >= self.handles)
             && !self.source.is_written()
             && self.device.as_ref().is_some_and(belongs_to_us)

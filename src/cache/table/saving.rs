@@ -119,6 +119,7 @@ impl Table {
             queued: false,
             refused: false,
             storing: false,
+            stores: 0,
             parcel: saved.parcel,
             leaves: !keep,
             leaving_before: self.live_leaving,
@@ -224,7 +225,9 @@ impl Table {
         self.queue.pop_front();
         match (room, parcel, from) {
             (Room::Reserved, Some(parcel), Some(from)) => {
-                self.advance(key, Edge::StoreIssued);
+                let entry = self.advance(key, Edge::StoreIssued);
+                entry.stores += 1;
+                let store = entry.stores;
                 if in_stream_order {
                     self.leaving.push_back(key);
                 } else {
@@ -235,7 +238,7 @@ impl Table {
                         held_back.push(HeldBack { key, storage: from.storage().clone(), stored: false });
                     }
                 }
-                jobs.push(Job::Store { key, parcel, from });
+                jobs.push(Job::Store { key, store, parcel, from });
             }
             _ => {
                 let entry = self.advance(key, Edge::StoreRefused);
@@ -247,8 +250,14 @@ impl Table {
         true
     }
 
-    /// The store of `key` has ended, or need not be waited for.
-    pub(crate) fn stored(&mut self, key: EntryKey, bytes: u64, outcome: Result<(), String>) -> Gone {
+    /// The store number `store` of `key` has ended, or need not be waited for.
+    pub(crate) fn stored(
+        &mut self,
+        key: EntryKey,
+        store: u64,
+        bytes: u64,
+        outcome: Result<(), String>,
+    ) -> Gone {
         let in_stream_order = self.in_stream_order();
         if !in_stream_order {
             self.storing -= bytes;
@@ -261,11 +270,11 @@ impl Table {
             self.on_device.lower(if in_stream_order { 0 } else { bytes });
             return (None, None);
         };
-        let state = entry.state;
-        if let Some(entry) = self.entry_mut(key) {
+        let (state, is_last) = (entry.state, entry.stores == store);
+        if let Some(entry) = self.entry_mut(key).filter(|_| is_last) {
             entry.storing = false;
         }
-        if state != State::Storing {
+        if !is_last || state != State::Storing {
             return (None, None);
         }
         self.failures = if outcome.is_ok() { 0 } else { self.failures + 1 };

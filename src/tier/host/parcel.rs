@@ -7,7 +7,7 @@ use ssdtrain_store::contained;
 
 use super::super::ledger::{Near, Up};
 use super::super::places::{At, Edge};
-use super::super::{Here, NO_STREAM, Parcel, Room};
+use super::super::{Here, NO_STREAM, Parcel, Room, stream_of_load};
 use super::times::Stall;
 use super::{HostParcel, HostTier, Load, internal, unwanted};
 use crate::device::{Device, Lane};
@@ -66,7 +66,8 @@ impl<D: Device> Parcel for HostParcel<D> {
             };
         let mut books = tier.books.lock();
         if let Some(place) = books.ledger.get(self.serial) {
-            place.held.stream = stream;
+            let was_loaded = place.held.back.is_some();
+            place.held.stream = stream_of_load(place.held.stream, was_loaded, stream);
         }
         let way = books.ledger.way_up(self.serial);
         let outcome = match way {

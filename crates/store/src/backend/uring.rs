@@ -52,6 +52,8 @@ struct State {
     asleep: bool,
     /// No more operations will come.
     closed: bool,
+    /// Nothing begins any more.
+    ends: bool,
     /// The thread has ended.
     ended: bool,
     /// Operations were given up, and the thread has not noticed yet.
@@ -79,14 +81,7 @@ struct Engine {
 impl Uring {
     /// Starts the thread. If the kernel refuses io_uring, its error is returned.
     pub fn new(depth: usize) -> io::Result<Uring> {
-        // SAFETY: a plain system call.
-        let wake = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if wake < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: `wake` was just opened and nobody else has it.
-        let wake = unsafe { OwnedFd::from_raw_fd(wake) };
-        let shared = Arc::new(Shared { state: Mutex::default(), changed: Condvar::new(), wake });
+        let shared = Arc::new(Shared::new()?);
         let (started, outcome) = mpsc::sync_channel(1);
         let thread = thread::Builder::new().name("ssdtrain-uring".to_owned()).spawn({
             let shared = Arc::clone(&shared);
@@ -107,7 +102,7 @@ impl Backend for Uring {
     /// Starts the operations. If the ring has failed or is stuck, they fail at once, on the calling thread.
     fn submit(&self, ops: Vec<Op>) {
         let mut state = self.shared.state.lock();
-        if state.ended {
+        if state.ends {
             drop(state);
             drop(ops);
             return;
@@ -153,6 +148,17 @@ impl Drop for Uring {
 }
 
 impl Shared {
+    fn new() -> io::Result<Shared> {
+        // SAFETY: a plain system call.
+        let wake = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if wake < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: `wake` was just opened and nobody else has it.
+        let wake = unsafe { OwnedFd::from_raw_fd(wake) };
+        Ok(Shared { state: Mutex::default(), changed: Condvar::new(), wake })
+    }
+
     /// Makes the ring's poll complete.
     fn signal(&self) {
         // The write fails only when the counter is full, and then the poll has long completed.
@@ -195,7 +201,7 @@ fn serve(shared: &Arc<Shared>, depth: usize, started: &mpsc::SyncSender<io::Resu
     impl Drop for End<'_> {
         fn drop(&mut self) {
             let mut state = self.0.state.lock();
-            state.ended = true;
+            (state.ends, state.ended) = (true, true);
             let left = std::mem::take(&mut state.queue);
             drop(state);
             self.0.changed.notify_all();
@@ -355,15 +361,18 @@ impl Engine {
 }
 
 impl Drop for Engine {
-    /// The kernel may use an operation's memory until it completes: waits for all of them, even if `run` failed.
+    /// The kernel may use an operation's memory until it completes: waits for all of them, even if `run` failed. What has not begun fails.
     fn drop(&mut self) {
+        self.shared.state.lock().ends = true;
         self.tell();
         while !self.in_flight.is_empty() {
             let shared = Arc::clone(&self.shared);
             let mut state = shared.state.lock();
             self.notice(&mut state);
             state.left_behind = self.lost == self.in_flight.len();
+            let left = std::mem::take(&mut state.queue);
             drop(state);
+            drop(left);
             shared.changed.notify_all();
             let entered = self.enter(1);
             self.reap().ok();
@@ -548,6 +557,37 @@ mod tests {
         assert!((0..2).all(|_| told.recv() == Ok("given up")));
         drop(pipe.write_end);
         assert!((0..2).all(|_| told.recv() == Ok("ended")));
+    }
+
+    #[test]
+    fn a_ring_that_has_failed_refuses_more_while_it_waits_for_what_never_ends() {
+        let shared = Arc::new(Shared::new().unwrap());
+        let (watch, pipe) = (Watch::new(Duration::from_millis(20)), Pipe::new());
+        let (ops, told) = reads(&watch, &pipe, 1);
+        shared.state.lock().queue.extend(ops);
+        let fails = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || {
+                let Ok(mut engine) = Engine::new(shared, 2) else { return };
+                engine.take_work();
+                engine.enter(0).unwrap();
+                // As where a call of the kernel was refused.
+                drop(engine);
+            }
+        });
+        while !(shared.state.lock().ends || fails.is_finished()) {
+            thread::yield_now();
+        }
+        if fails.is_finished() {
+            return eprintln!("skipped: io_uring is refused here");
+        }
+        let uring = Uring { shared, thread: None };
+        write(&uring).unwrap_err();
+        assert_eq!(told.recv(), Ok("given up"));
+        write(&uring).unwrap_err();
+        drop(pipe.write_end);
+        assert_eq!(told.recv(), Ok("ended"));
+        fails.join().unwrap();
     }
 
     #[test]
