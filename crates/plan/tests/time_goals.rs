@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ssdtrain_plan::{
-    Activation, Adherence, Auto, Followed, Goal, Observation, Outset, PlanReport, Policy, PolicyReport,
-    Position, Rates, Recompute, Release, Resources, Save, Saves, ScopeId, StepProfile, Workload,
+    Activation, Adherence, Auto, Followed, Goal, Observation, Outset, Placement, PlanReport, Policy,
+    PolicyReport, Position, Rates, Recompute, Release, Resources, Save, Saves, ScopeId, StepProfile,
+    Workload,
 };
 
 const MB: u64 = 1_000_000;
@@ -162,6 +163,8 @@ struct Trial {
     followed: i32,
     kept: i32,
     steps: u64,
+    /// Where the last planned step had what it saved.
+    placements: Vec<Placement>,
     /// How many steps there were since the last pause, and by how much the last one differed.
     since: i32,
     last: f64,
@@ -251,6 +254,7 @@ impl Trial {
             followed,
             kept,
             steps,
+            placements: Vec::new(),
             since: 0,
             last: 0.0,
         }
@@ -264,11 +268,23 @@ impl Trial {
         }
     }
 
+    /// How long recomputing takes in a step as planned, of one that keeps everything.
+    fn again(&self, plan: &PlanReport, placements: &[Placement]) -> f64 {
+        let [took, kept] = match self.varies.shows {
+            // What is planned goes by what steps have shown.
+            true => [
+                work(KEPT).simulate(placements, &plan.machine, &plan.budgets).recomputed,
+                Duration::from_secs_f64(KEPT),
+            ],
+            false => [plan.prediction.recomputed, plan.kept_step],
+        };
+        self.recomputing * took.as_secs_f64() / kept.as_secs_f64()
+    }
+
     /// How long a step as planned takes, of one that keeps everything.
-    fn ratio(&self, plan: &PlanReport) -> f64 {
+    fn ratio(&self, plan: &PlanReport, placements: &[Placement]) -> f64 {
         let prediction = plan.prediction;
-        let kept = plan.kept_step.as_secs_f64();
-        let again = self.recomputing * prediction.recomputed.as_secs_f64() / kept;
+        let again = self.again(plan, placements);
         let waited = prediction.stall.total().as_secs_f64() / KEPT;
         let moved = (prediction.copied_out + prediction.copied_in).max(prediction.written + prediction.read);
         let besides = if plan.keeps_all() { 0.0 } else { self.besides };
@@ -325,10 +341,11 @@ impl Trial {
                     observed.wall = self.wall(1.0, self.kept);
                     self.kept += 1;
                 } else {
-                    observed.wall = self.wall(self.ratio(&report), self.followed);
+                    self.placements = courses[0].schedule.saves().map(|save| save.placement).collect();
+                    let again = KEPT * self.again(&report, &self.placements);
+                    observed.wall = self.wall(self.ratio(&report, &self.placements), self.followed);
                     observed.stall = report.prediction.stall.total();
-                    observed.rerun =
-                        self.varies.shows.then(|| report.prediction.recomputed.mul_f64(self.recomputing));
+                    observed.rerun = self.varies.shows.then(|| Duration::from_secs_f64(again));
                     self.followed += 1;
                 }
             }
@@ -354,7 +371,7 @@ impl Trial {
             }
         }
         let plan = self.report().unwrap();
-        let extra = self.ratio(&plan) - 1.0;
+        let extra = self.ratio(&plan, &self.placements) - 1.0;
         Outcome { used: extra / goal, beyond: 100.0 * (extra - goal), settled, kept: self.kept }
     }
 }
@@ -400,7 +417,7 @@ impl Outcomes {
 fn steps_that_vary_little_end_close_to_their_goal_and_not_above() {
     for goal in GOALS {
         let outcomes = Outcomes::of(goal, GPU);
-        assert!(outcomes.over() <= 0.1 && outcomes.unused() < 0.2);
+        assert!(outcomes.over() <= 0.1 && outcomes.unused() < 0.12);
         assert!(outcomes.place(0.9, |one| one.settled as f64) <= 60.0);
         assert!(outcomes.place(0.9, |one| f64::from(one.kept)) <= 24.0);
     }
@@ -410,7 +427,7 @@ fn steps_that_vary_little_end_close_to_their_goal_and_not_above() {
 fn a_machine_that_becomes_warm_meanwhile_says_nothing_of_the_plan() {
     for goal in GOALS {
         let outcomes = Outcomes::of(goal, WARMING);
-        assert!(outcomes.over() <= 0.12 && outcomes.unused() < 0.22);
+        assert!(outcomes.over() <= 0.08 && outcomes.unused() < 0.18);
         assert!(outcomes.place(0.9, |one| one.settled as f64) <= 25.0);
         assert!(outcomes.place(0.9, |one| f64::from(one.kept)) <= 10.0);
     }
@@ -420,7 +437,7 @@ fn a_machine_that_becomes_warm_meanwhile_says_nothing_of_the_plan() {
 fn a_device_whose_power_is_limited_says_little_of_the_plan() {
     for goal in GOALS {
         let outcomes = Outcomes::of(goal, LIMITED);
-        assert!(outcomes.over() <= 0.12 && outcomes.unused() < 0.2);
+        assert!(outcomes.over() <= 0.06 && outcomes.unused() < 0.12);
     }
 }
 

@@ -26,7 +26,7 @@ const CERTAIN: f64 = 3.0;
 pub(super) const FIRST_DOUBT: f64 = 0.5;
 const NEXT_DOUBT: f64 = 0.2;
 /// The same of what the plan's own steps have shown to be recomputing and waiting, and of the rest.
-const SHOWN_DOUBT: f64 = 0.1;
+const SHOWN_DOUBT: f64 = 0.05;
 pub(super) const BESIDES: f64 = 0.003;
 const MOST_BESIDES: f64 = 0.5;
 

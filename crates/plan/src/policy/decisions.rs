@@ -26,6 +26,8 @@ pub enum Decision {
     Baseline,
     /// Corrected: computing takes another time than in the profiled step.
     Pace,
+    /// Corrected: recomputing takes another time than was planned.
+    Reruns,
     /// Withdrawn: steps have become smaller, and have a plan of their own.
     Smaller,
     /// Withdrawn: the plan of larger steps serves these too.
@@ -62,7 +64,8 @@ impl Decision {
             | Decision::Memory
             | Decision::Daily
             | Decision::Baseline
-            | Decision::Pace => Decided::Corrected,
+            | Decision::Pace
+            | Decision::Reruns => Decided::Corrected,
             Decision::Smaller | Decision::Larger | Decision::Crowded => Decided::Withdrawn,
         }
     }
@@ -81,6 +84,7 @@ impl fmt::Display for Decision {
             Decision::Daily => "what may still be written to the disk in a day has changed",
             Decision::Baseline => "steps that keep everything take another time than was known",
             Decision::Pace => "computing takes another time than in the profiled step",
+            Decision::Reruns => "recomputing takes another time than was planned",
             Decision::Smaller => "steps have become smaller, and have a plan of their own",
             Decision::Larger => "the plan of larger steps serves these too",
             Decision::Crowded => "there are more kinds of steps than plans",

@@ -330,12 +330,12 @@ impl Kind {
         }
         if self.plans == plans {
             let scale = if self.planned.waits() { 1.0 } else { scale };
-            let shown = observed.rerun.map(|rerun| (rerun + observed.stall).div_f64(scale));
+            let rerun = observed.rerun.map(|rerun| rerun.div_f64(scale));
             let [wall, stall] = [observed.wall, observed.stall].map(|time| time.div_f64(scale));
             // How long launching takes is not what steps take that are timed to their ends, and does not go with the size.
             match observed.launched && (is_varied(scale) || self.settles()) {
                 true => self.watch.rests(),
-                false => self.timed(objective, wall, stall, shown, scale),
+                false => self.timed(objective, Timed { wall, stall, rerun, scale }),
             }
         }
     }
@@ -344,23 +344,24 @@ impl Kind {
     pub(super) fn unseen(&mut self, objective: &Objective, observed: &Observation) {
         match self.settles() {
             true => self.watch.rests(),
-            false => self.timed(objective, observed.wall, observed.stall, None, 1.0),
+            false => {
+                let Observation { wall, stall, .. } = *observed;
+                self.timed(objective, Timed { wall, stall, rerun: None, scale: 1.0 });
+            }
         }
     }
 
-    /// A step of the present plan took `wall`, of which it waited `stall`, for as much as is planned, and `shown` with what it recomputed. It
-    /// saved `scale` times that.
-    fn timed(
-        &mut self,
-        objective: &Objective,
-        wall: Duration,
-        stall: Duration,
-        shown: Option<Duration>,
-        scale: f64,
-    ) {
+    /// A step of the present plan was timed.
+    fn timed(&mut self, objective: &Objective, timed: Timed) {
+        let Timed { wall, stall, rerun, scale } = timed;
         if let Some(weighing) = &mut self.weighing {
-            let weight = weighing.planned(wall, scale, shown);
+            let weight = weighing.planned(wall, scale, rerun.map(|rerun| rerun + stall));
+            // From then on each step takes as long as the last one.
+            let is_open = weighing.is_open();
             self.weighed(objective, weight);
+            if let Some(rerun) = rerun.filter(|_| is_open && self.planned.shows_reruns()) {
+                self.reruns_took(objective, rerun);
+            }
         } else if let Some(wall) = self.as_if_planned(wall, scale) {
             if let Some(seen) = self.watch.observe(wall, stall) {
                 self.judge(objective, seen);
@@ -422,6 +423,17 @@ impl Kind {
             free => Objective { free: (free as f64 / self.largest.max(1.0)) as u64, ..*objective },
         }
     }
+}
+
+/// What a step of a plan took, for as much as is planned.
+#[derive(Clone, Copy)]
+struct Timed {
+    wall: Duration,
+    /// The parts of it in which it waited and recomputed, as far as the latter is known.
+    stall: Duration,
+    rerun: Option<Duration>,
+    /// How many times what is planned it saved.
+    scale: f64,
 }
 
 /// Whether a step has another size than planned.

@@ -22,6 +22,8 @@ use crate::{
 pub(super) const TELLING_PACE: f64 = 0.02;
 /// Steps that take more than so many times what is planned are judged as if it were no more.
 const MOST_PACE: f64 = 1e6;
+/// Recomputing takes no more than so many times as long as planned, or as little of it.
+const MOST_RERUNS: f64 = 4.0;
 /// A plan saves at least so many times as much of the peak as it takes of the time, or this share of the peak.
 const WORTH: f64 = 2.0;
 const MUCH: f64 = 0.1;
@@ -182,6 +184,13 @@ impl Planned {
         let Prediction { recomputed, stall, .. } = self.plan.prediction;
         let kept = self.profile.work.computed().as_secs_f64().max(f64::MIN_POSITIVE);
         (recomputed + stall.total()).as_secs_f64() / kept
+    }
+
+    /// How many times as long as planned recomputing took, if it took `rerun`.
+    pub(super) fn reruns_took(&self, rerun: Duration) -> f64 {
+        let planned = self.plan.prediction.recomputed * self.profile.micro_batches.max(1);
+        let times = rerun.as_secs_f64() / planned.as_secs_f64();
+        if times.is_finite() { times.clamp(1.0 / MOST_RERUNS, MOST_RERUNS) } else { 1.0 }
     }
 
     /// Whether the time that a device takes for reruns is what steps take for them.

@@ -151,6 +151,11 @@ impl Weighing {
         }
     }
 
+    /// Whether the next planned step is the first that counts.
+    pub(super) fn is_open(&self) -> bool {
+        self.begun == UNCOUNTED && self.planned.is_empty()
+    }
+
     /// What recomputing and waiting take in a planned step beyond all else, as a share of that, if all that count have shown it.
     pub(super) fn shown(&self) -> Option<f64> {
         (!self.shown.is_empty() && self.shown.len() == self.planned.len()).then(|| usual(self.shown.clone()))

@@ -16,7 +16,8 @@ use crate::policy::corrections::Corrections;
 use crate::policy::objective::BY_PROCESSOR;
 use crate::report::{Baseline, PlanReport};
 use crate::{
-    Activation, Handling, Machine, Position, Prediction, Rates, Recompute, Save, StepProfile, Today, Workload,
+    Activation, Handling, Machine, Placement, Position, Prediction, Rates, Recompute, Save, StepProfile,
+    Today, Workload,
 };
 
 const MS: Duration = Duration::from_millis(1);

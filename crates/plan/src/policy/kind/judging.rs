@@ -1,5 +1,7 @@
 //! What becomes of a plan by what its steps have shown.
 
+use std::time::Duration;
+
 use super::super::cost::{SURE, Weight};
 use super::super::decisions::Decision;
 use super::super::objective::Objective;
@@ -10,6 +12,8 @@ use super::{Kind, MOST_SCALE, may_compare};
 
 /// Unplanned stalls of more than this share of the step justify another plan.
 const TELLING_STALL: f64 = 0.002;
+/// If recomputing takes longer or shorter than planned by more than this share, its times are corrected.
+const TELLING_RERUNS: f64 = 0.03;
 /// How often a profile is corrected without a baseline.
 const CORRECTIONS: u32 = 4;
 
@@ -135,6 +139,14 @@ impl Kind {
             () if may_tighten => planned.tighten(before, extra),
             () => {}
         });
+    }
+
+    /// In a planned step, recomputing took the device so long. If that is not what was planned, there is another plan.
+    pub(super) fn reruns_took(&mut self, objective: &Objective, rerun: Duration) {
+        let times = self.planned.reruns_took(rerun);
+        if (times - 1.0).abs() > TELLING_RERUNS {
+            self.revise(objective, Decision::Reruns, |planned| planned.profile.work.pace(1.0, times));
+        }
     }
 
     /// Corrects the profile by the times of the plan's steps, when nothing else shows how long a step with everything kept would take.

@@ -475,3 +475,49 @@ fn a_device_that_waits_and_whose_steps_vary_much_ends_up_keeping_everything() {
         assert!(moved[0] < 100 && moved[1] == 0, "{seed}: {moved:?}");
     }
 }
+
+/// Layers that take 2 ms to compute again each, on a device to which hardly anything is copied.
+fn recomputing() -> StepProfile {
+    let mut profile = profile_of_copies(0.01);
+    for (index, activation) in profile.work.activations.iter_mut().enumerate() {
+        activation.recompute =
+            Some(Recompute { time: 2 * MS, inputs: index.checked_sub(1).into_iter().collect() });
+    }
+    profile
+}
+
+/// A run of `count` steps whose reruns take so many times as long as the profile has it.
+fn run_of_reruns(factor: f64, behind: Duration, count: u64) -> Run {
+    let mut run = Run::on_device(Goal::overhead(0.02), recomputing());
+    for _ in 0..count {
+        let is_kept = run.next_step() == NextStep::Baseline;
+        let planned = &run.auto.kinds[0].planned.plan.placements;
+        let recomputed = planned.iter().filter(|placement| **placement == Placement::Recompute).count();
+        let rerun = (2 * MS * recomputed as u32).mul_f64(factor);
+        let observed = Observation { behind, is_told: true, ..Observation::default() };
+        match is_kept {
+            true => run.ended(StepOutcome::Baseline, Observation { wall: KEPT, ..observed }),
+            false => run.ended(WHOLE, Observation { wall: KEPT + rerun, rerun: Some(rerun), ..observed }),
+        }
+    }
+    run
+}
+
+#[test]
+fn a_plan_whose_reruns_take_another_time_than_planned_is_made_anew_with_that() {
+    // What the goal allows is 12 ms.
+    for (factor, most) in [(0.5, 12), (1.0, 6), (3.0, 2)] {
+        let mut run = run_of_reruns(factor, KEPT / 2, 8);
+        let report = run.report();
+        let recomputed = report.rows[0].recompute.count;
+        assert!((most - 1..=most).contains(&recomputed), "{factor}: {report}");
+        assert_eq!(run.auto.decisions().contains(&Decision::Reruns), factor != 1.0, "{factor}");
+        // Who has been told once is not told again.
+        let plans = run.report().plans;
+        (0..4).for_each(|_| run.step(KEPT, 1.018));
+        assert_eq!(run.report().plans, plans, "{factor}");
+    }
+    // A device that waits for its program shows what launching takes.
+    let mut waiting = run_of_reruns(0.5, Duration::ZERO, 8);
+    assert!(!waiting.auto.decisions().contains(&Decision::Reruns));
+}
