@@ -14,7 +14,7 @@ const COPIES_COUNTED_ON: f64 = 0.97;
 pub(crate) const UNKNOWN_DISK: f64 = 1e9;
 /// What copies take of the program's own time, as a share of theirs: they use a part of the device's memory bandwidth. A first guess,
 /// which comparisons correct: plans that began with 0.8 % took 0.7 to 1.3 times what was planned on H200s.
-const COPIES_COST: f64 = 0.005;
+const COPIES_COST: f64 = 0.007;
 
 /// What one profiled step has shown. Its first micro-batch stands for the others.
 #[derive(Clone, Debug, Default)]

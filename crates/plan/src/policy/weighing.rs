@@ -212,8 +212,10 @@ impl Weighing {
         }
         let times = usual(planned.clone());
         let varied = planned.iter().map(|over| apart(*over, times));
-        let deviation = varies_by(varied.chain(kept_deviations).collect());
-        let error = deviation * (2.0 / planned.len() as f64).sqrt();
+        let apart: Vec<f64> = varied.chain(kept_deviations).collect();
+        let count = apart.len();
+        let deviation = deviation(apart.into_iter());
+        let error = varies_by(deviation, count) * (2.0 / planned.len() as f64).sqrt();
         let kept = told_by(&self.kept);
         Some(Weight { kept, extra: times - 1.0, error, deviation })
     }
@@ -240,11 +242,10 @@ impl Weighing {
     }
 }
 
-/// The standard deviation of a single step, if some were so far from what is usual for them. A few are all alike by chance now and then, so
-/// typical ones count as well where these vary less.
-fn varies_by(apart: Vec<f64>) -> f64 {
-    let [count, typical] = [apart.len(), TYPICAL_COUNT].map(|count| count as f64);
-    let seen = deviation(apart.into_iter());
+/// How much single steps may vary, if that was the standard deviation of so many. A few are all alike by chance now and then, so typical
+/// ones count as well where these vary less.
+fn varies_by(seen: f64, count: usize) -> f64 {
+    let [count, typical] = [count, TYPICAL_COUNT].map(|count| count as f64);
     let both = (count * seen.powi(2) + typical * TYPICAL.powi(2)) / (count + typical);
     seen.max(both.sqrt())
 }

@@ -13,7 +13,7 @@ use super::{Kind, MOST_SCALE, may_compare};
 /// Unplanned stalls of more than this share of the step justify another plan.
 const TELLING_STALL: f64 = 0.002;
 /// If recomputing takes longer or shorter than planned by more than this share, its times are corrected.
-const TELLING_RERUNS: f64 = 0.03;
+const TELLING_RERUNS: f64 = 0.05;
 /// How often a profile is corrected without a baseline.
 const CORRECTIONS: u32 = 4;
 

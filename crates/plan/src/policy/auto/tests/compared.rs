@@ -241,8 +241,8 @@ fn a_plan_that_takes_several_times_what_is_planned_comes_within_its_goal() {
         }
         let report = run.report();
         let takes = factor * (report.step.as_secs_f64() / report.kept_step.as_secs_f64() - 1.0);
-        // A few steps tell it no more closely.
-        assert!(takes <= 0.05 + 0.0025 && !report.keeps_all(), "{factor}: {report}");
+        // Two steps of each kind tell it to half a percent of a step.
+        assert!(takes <= 0.05 + 0.005 && !report.keeps_all(), "{factor}: {report}");
         assert!(report.loosened <= 2, "{factor}: {report}");
     }
 }
