@@ -81,7 +81,7 @@ pub struct Auto {
     compiled: u32,
     /// Steps in a row that [wanted memory](wanted_memory).
     wanting: u32,
-    /// Steps in a row that followed a plan.
+    /// Steps in a row that followed a plan, since the last one was made.
     steady: u32,
     unseen: Unseen,
     fitting: Fitting,
@@ -317,6 +317,7 @@ impl Policy for Auto {
 
     fn end(&mut self, plan: &StepPlan, observed: Observation) {
         let excess = self.objective.goal.peak.map_or(0, |most| observed.peak.saturating_sub(most));
+        let plans = self.kinds.plans();
         self.memory.ended(observed.wall, observed.pressed > 0);
         if observed.pressed > 0 {
             self.kinds.iter_mut().for_each(Kind::wants_memory);
@@ -353,6 +354,9 @@ impl Policy for Auto {
                 self.kinds.iter_mut().take(1).for_each(|kind| kind.unseen(objective, &observed));
             }
             _ => {}
+        }
+        if self.kinds.plans() != plans {
+            self.steady = 0;
         }
     }
 

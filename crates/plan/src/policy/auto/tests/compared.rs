@@ -248,6 +248,22 @@ fn a_plan_that_takes_several_times_what_is_planned_comes_within_its_goal() {
 }
 
 #[test]
+fn no_plan_is_settled_before_it_was_followed() {
+    for times in [1.13, 1.2, 1.5] {
+        let mut run = Run::on_device(Goal::overhead(0.1), copying());
+        let mut changed = 0;
+        for _ in 0..60 {
+            let before = run.report().plans;
+            kept(&mut run, 1, times);
+            let has_changed = run.report().plans != before;
+            changed += u64::from(has_changed);
+            assert!(!(has_changed && run.auto.is_settled()), "{times}: {}", run.report());
+        }
+        assert!(changed > 0 && run.auto.is_settled(), "{times}");
+    }
+}
+
+#[test]
 fn a_goal_of_nothing_does_not_keep_what_does_not_fit() {
     let mut run = Run { free: 10 * MB, ..Run::begin(Goal::overhead(0.0)) };
     run.begun(profile(100.0));
