@@ -12,9 +12,9 @@ pub(crate) const COUNTED_ON: f64 = 0.9;
 const COPIES_COUNTED_ON: f64 = 0.97;
 /// A disk that no step has used yet writes and reads this many bytes per second until steps show what it does.
 pub(crate) const UNKNOWN_DISK: f64 = 1e9;
-/// What copies take of the program's own time, as a share of theirs: they use a part of the device's memory bandwidth. A first guess,
-/// which comparisons correct: plans that began with 0.8 % took 0.7 to 1.3 times what was planned on H200s.
-const COPIES_COST: f64 = 0.007;
+/// What copies take of the program's own time, as a share of theirs: they use a part of the device's memory bandwidth and power. A first
+/// guess, which comparisons correct: what steps of a Llama took beside reruns and waits was 0.7 to 1.7 % of it, half of the runs 0.9 %.
+const COPIES_COST: f64 = 0.009;
 
 /// What one profiled step has shown. Its first micro-batch stands for the others.
 #[derive(Clone, Debug, Default)]
