@@ -415,7 +415,7 @@ impl Outcomes {
 fn steps_that_vary_little_end_close_to_their_goal_and_not_above() {
     for goal in GOALS {
         let outcomes = Outcomes::of(goal, GPU);
-        assert!(outcomes.over() <= 0.12 && outcomes.unused() < 0.15);
+        assert!(outcomes.over() <= 0.1 && outcomes.unused() < 0.15);
         assert!(outcomes.place(0.9, |one| one.settled as f64) <= 60.0);
         assert!(outcomes.place(0.9, |one| f64::from(one.kept)) <= 24.0);
     }
