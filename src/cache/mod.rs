@@ -25,7 +25,7 @@ mod waits;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ssdtrain_libtorch::{Storage, StorageId, WriteObserver};
 
@@ -103,15 +103,19 @@ impl Cache {
         self.tier.as_deref()
     }
 
-    /// The point that the calling thread's computation has reached on the device, if reruns are measured for these counters.
-    pub(crate) fn mark(&self, counters: &Counters) -> Option<Mark> {
-        counters.device_reruns.as_ref().and(self.tier())?.mark()
+    /// The point that the calling thread's computation has reached on the device, and how long threads have waited by then, if reruns are
+    /// measured for these counters.
+    pub(crate) fn mark(&self, counters: &Counters) -> Option<(Mark, Duration)> {
+        let mark = counters.device_reruns.as_ref().and(self.tier())?.mark()?;
+        Some((mark, counters.waited()))
     }
 
-    /// What the calling thread has computed since then was a rerun.
-    pub(crate) fn reran(&self, since: Option<Mark>, counters: &Arc<Counters>) {
-        if let Some((tier, since)) = self.tier().zip(since) {
-            tier.reran(since, counters);
+    /// What the calling thread has computed since then was a rerun. While a thread waits, the device may have nothing to do, so how long the
+    /// rerun took it stays unknown then.
+    pub(crate) fn reran(&self, since: Option<(Mark, Duration)>, counters: &Arc<Counters>) {
+        let since = since.filter(|(_, waited)| *waited == counters.waited());
+        if let Some((tier, (mark, _))) = self.tier().zip(since) {
+            tier.reran(mark, counters);
         }
     }
 

@@ -195,7 +195,7 @@ impl TensorCache {
         torch::reset_peak(self.device);
         let today = self.endurance.as_ref().map_or_else(Today::default, Endurance::today);
         let steered = self.steering.begin(number, &self.cache, self.device, today);
-        // Where nothing is compared, the device has better things to do.
+        // Events hold the device up, so they are left out where nobody asks how long a step takes.
         let device_reruns = steered.plan.timed.then(DeviceReruns::default);
         let counters = Arc::new(Counters { device_reruns, ..Counters::default() });
         self.accounts.open(&counters);

@@ -141,6 +141,12 @@ impl Counters {
         whole.map(|measured| measured.time.total())
     }
 
+    /// How long threads have waited so far, and a device as far as that was counted.
+    pub(crate) fn waited(&self) -> Duration {
+        let clocks = [&self.stall_budget, &self.stall_pool, &self.stall_load, &self.stall_copy_in];
+        clocks.into_iter().map(Clock::total).sum()
+    }
+
     pub(crate) fn stalled(&self, cause: StallCause, time: Duration) {
         let clock = match cause {
             StallCause::DeviceBudget => &self.stall_budget,

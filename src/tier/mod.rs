@@ -105,7 +105,7 @@ pub(crate) trait Tier: Send + Sync {
     fn path(&self) -> String;
 }
 
-/// A point that some thread's computation has reached: an event of the device's own type, and how many stalls were noted before.
+/// A point that some thread's computation has reached: an event of the device's own type, and how many stalls there were before.
 pub(crate) struct Mark {
     event: Box<dyn Any + Send>,
     stalls: usize,

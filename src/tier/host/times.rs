@@ -1,6 +1,6 @@
 //! How long the device's compute queue waits, and how long reruns take it.
 
-use std::mem::take;
+use std::mem::replace;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +16,8 @@ use crate::telemetry::{Counters, StallCause};
 pub(super) struct Times<E>(Mutex<Noted<E>>);
 
 struct Noted<E> {
+    /// How many stalls were counted before.
+    counted: usize,
     stalls: Vec<Stall<E>>,
     reruns: Vec<Rerun<E>>,
 }
@@ -44,7 +46,7 @@ type Between<'a, E> = &'a dyn Fn(&E, &E) -> Result<Duration>;
 
 impl<E: Clone + Send + 'static> Times<E> {
     pub(super) fn new() -> Times<E> {
-        Times(Mutex::new(Noted { stalls: Vec::new(), reruns: Vec::new() }))
+        Times(Mutex::new(Noted { counted: 0, stalls: Vec::new(), reruns: Vec::new() }))
     }
 
     pub(super) fn stalled(&self, stall: Stall<E>) {
@@ -54,7 +56,7 @@ impl<E: Clone + Send + 'static> Times<E> {
     /// The point that the calling thread's computation has reached.
     pub(super) fn mark(&self, device: &impl Device<Event = E>) -> Option<Mark> {
         let event = Box::new(device.record(Lane::Compute).ok()?);
-        Some(Mark { event, stalls: self.0.lock().stalls.len() })
+        Some(Mark { event, stalls: self.0.lock().noted() })
     }
 
     /// What the calling thread has computed since `mark` was a rerun.
@@ -63,15 +65,16 @@ impl<E: Clone + Send + 'static> Times<E> {
         let Some(from) = since.event.downcast_ref::<E>().cloned() else { return };
         let Ok(to) = device.record(Lane::Compute) else { return };
         let mut noted = self.0.lock();
-        let stalls = [since.stalls, noted.stalls.len()];
+        let stalls = [since.stalls, noted.noted()];
         noted.reruns.push(Rerun { counters: Arc::clone(counters), from, to, stalls });
     }
 
     /// Waits for all of it, and counts it.
     pub(super) fn count(&self, device: &impl Device<Event = E>) {
-        let Noted { stalls, reruns } = {
+        let Noted { counted, stalls, reruns } = {
             let mut noted = self.0.lock();
-            Noted { stalls: take(&mut noted.stalls), reruns: take(&mut noted.reruns) }
+            let next = Noted { counted: noted.noted(), stalls: Vec::new(), reruns: Vec::new() };
+            replace(&mut *noted, next)
         };
         let between = |from: &E, to: &E| device.between(from, to);
         for stall in &stalls {
@@ -82,7 +85,8 @@ impl<E: Clone + Send + 'static> Times<E> {
             }
         }
         for rerun in &reruns {
-            let time = device.block_unless_late(&rerun.to).and_then(|()| rerun.time(&stalls, &between));
+            let time =
+                device.block_unless_late(&rerun.to).and_then(|()| rerun.time(counted, &stalls, &between));
             match time {
                 Ok(time) => rerun.counters.reran(time),
                 Err(error) => {
@@ -90,6 +94,13 @@ impl<E: Clone + Send + 'static> Times<E> {
                 }
             }
         }
+    }
+}
+
+impl<E> Noted<E> {
+    /// How many stalls there were so far.
+    fn noted(&self) -> usize {
+        self.counted + self.stalls.len()
     }
 }
 
@@ -102,10 +113,10 @@ impl<E> Stall<E> {
 }
 
 impl<E> Rerun<E> {
-    /// How long it took, without those of these stalls that it met with.
-    fn time(&self, stalls: &[Stall<E>], between: Between<'_, E>) -> Result<Duration> {
+    /// How long it took, without those of these stalls that it met with. `counted` came before them.
+    fn time(&self, counted: usize, stalls: &[Stall<E>], between: Between<'_, E>) -> Result<Duration> {
         let whole = between(&self.from, &self.to)?;
-        let [first, last] = self.stalls;
+        let [first, last] = self.stalls.map(|stall| stall.saturating_sub(counted));
         let mut left = whole;
         for stall in stalls.get(first..last).unwrap_or_default() {
             // Both at once: from the later beginning to the earlier end.
@@ -136,7 +147,7 @@ mod tests {
     fn time([from, to]: [u32; 2], before: usize, stalls: &[Stall<u32>]) -> u32 {
         let rerun = Rerun { counters: Arc::default(), from, to, stalls: [before, stalls.len()] };
         let between = |from: &u32, to: &u32| Ok(to.saturating_sub(*from) * MS);
-        let time = rerun.time(stalls, &between).unwrap();
+        let time = rerun.time(0, stalls, &between).unwrap();
         u32::try_from(time.as_millis()).unwrap()
     }
 

@@ -81,8 +81,9 @@ pub struct Auto {
     compiled: u32,
     /// Steps in a row that [wanted memory](wanted_memory).
     wanting: u32,
-    /// Steps in a row that followed a plan, since the last one was made.
+    /// Steps in a row that followed a plan, since the last one was made, and how many plans there were when the last step ended.
     steady: u32,
+    plans: u64,
     unseen: Unseen,
     fitting: Fitting,
 }
@@ -114,6 +115,7 @@ impl Auto {
             compiled: 0,
             wanting: 0,
             steady: 0,
+            plans: 0,
             unseen: Unseen::new(),
             fitting: Fitting::new(),
         }
@@ -317,7 +319,6 @@ impl Policy for Auto {
 
     fn end(&mut self, plan: &StepPlan, observed: Observation) {
         let excess = self.objective.goal.peak.map_or(0, |most| observed.peak.saturating_sub(most));
-        let plans = self.kinds.plans();
         self.memory.ended(observed.wall, observed.pressed > 0);
         if observed.pressed > 0 {
             self.kinds.iter_mut().for_each(Kind::wants_memory);
@@ -355,7 +356,8 @@ impl Policy for Auto {
             }
             _ => {}
         }
-        if self.kinds.plans() != plans {
+        let plans = self.kinds.plans();
+        if std::mem::replace(&mut self.plans, plans) != plans {
             self.steady = 0;
         }
     }

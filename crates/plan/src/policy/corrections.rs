@@ -28,6 +28,9 @@ pub(super) struct Corrections {
     /// How often it was corrected without a baseline.
     #[serde(skip)]
     pub(super) count: u32,
+    /// How often the times of reruns were corrected.
+    #[serde(skip)]
+    pub(super) reruns: u32,
     /// Whether steps that keep everything were timed.
     pub(super) is_measured: bool,
     /// By which share of it computing takes longer than in the profiled step.
@@ -99,8 +102,8 @@ impl Corrections {
 
     /// What remains of them for another goal.
     pub(super) fn of_any_goal(self) -> Corrections {
-        let Corrections { is_measured, longer, is_behind, cost, unforeseen, .. } = self;
-        Corrections { is_measured, longer, is_behind, cost, unforeseen, ..Corrections::default() }
+        let Corrections { reruns, is_measured, longer, is_behind, cost, unforeseen, .. } = self;
+        Corrections { reruns, is_measured, longer, is_behind, cost, unforeseen, ..Corrections::default() }
     }
 
     /// What they say of steps of another profile.

@@ -133,7 +133,9 @@ impl Cost {
     /// recomputing and waiting take `shown`, where the first of these two was planned.
     pub(super) fn of_next(self, planned: f64, shown: Option<[f64; 2]>) -> Cost {
         let doubt = self.error.max(NEXT_DOUBT);
-        let Some([counted_on, takes]) = shown.filter(|_| planned > 0.0) else {
+        let known =
+            shown.filter(|[counted_on, takes]| planned > 0.0 && counted_on.is_finite() && takes.is_finite());
+        let Some([counted_on, takes]) = known else {
             return Cost { error: doubt, ..self };
         };
         // Nothing is known of the rest, which is what moving takes.

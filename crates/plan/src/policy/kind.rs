@@ -330,7 +330,10 @@ impl Kind {
         }
         if self.plans == plans {
             let scale = if self.planned.waits() { 1.0 } else { scale };
-            let rerun = observed.rerun.map(|rerun| rerun.div_f64(scale));
+            // Other sizes take another time for each byte.
+            let is_whole =
+                observed.followed.is_some_and(|followed| matches!(followed.how, Adherence::Whole(_)));
+            let rerun = observed.rerun.filter(|rerun| is_whole && !is_varied(scale) && !rerun.is_zero());
             let [wall, stall] = [observed.wall, observed.stall].map(|time| time.div_f64(scale));
             // How long launching takes is not what steps take that are timed to their ends, and does not go with the size.
             match observed.launched && (is_varied(scale) || self.settles()) {
@@ -355,12 +358,11 @@ impl Kind {
     fn timed(&mut self, objective: &Objective, timed: Timed) {
         let Timed { wall, stall, rerun, scale } = timed;
         if let Some(weighing) = &mut self.weighing {
+            let took = rerun.and_then(|rerun| weighing.reran(rerun));
             let weight = weighing.planned(wall, scale, rerun.map(|rerun| rerun + stall));
-            // From then on each step takes as long as the last one.
-            let is_open = weighing.is_open();
-            self.weighed(objective, weight);
-            if let Some(rerun) = rerun.filter(|_| is_open && self.planned.shows_reruns()) {
-                self.reruns_took(objective, rerun);
+            match took.filter(|_| self.planned.shows_reruns()) {
+                Some(took) if self.reruns_took(objective, took) => {}
+                _ => self.weighed(objective, weight),
             }
         } else if let Some(wall) = self.as_if_planned(wall, scale) {
             if let Some(seen) = self.watch.observe(wall, stall) {

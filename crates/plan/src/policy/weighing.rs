@@ -12,6 +12,8 @@ const UNCOUNTED: usize = 2;
 /// Single steps of machines vary by about so much, and that counts as much as so many of them.
 const TYPICAL: f64 = 0.01;
 const TYPICAL_COUNT: usize = 2;
+/// What recomputing takes is known once two steps differ by no more than this share of it.
+const AGREEING: f64 = 0.05;
 /// Steps are alike if their sizes differ by no more than this share.
 const ALIKE: f64 = 0.01;
 /// Where none of the planned size keeps everything, those of the nearest size tell how long it would take, if it is at most so many times as
@@ -41,6 +43,8 @@ pub(super) struct Weighing {
     kept: Vec<Timed>,
     /// What recomputing and waiting took in planned steps beyond all else, as a share of that.
     shown: Vec<f64>,
+    /// What recomputing took in the first planned steps, counted or not.
+    reruns: Vec<Duration>,
 }
 
 /// What steps of several sizes took that kept everything.
@@ -95,6 +99,7 @@ impl Weighing {
             planned: Vec::new(),
             kept: Vec::new(),
             shown: Vec::new(),
+            reruns: Vec::new(),
         }
     }
 
@@ -132,6 +137,8 @@ impl Weighing {
 
     /// The same of a planned step, `shown` of which is known to be recomputing and waiting.
     pub(super) fn planned(&mut self, wall: Duration, scale: f64, shown: Option<Duration>) -> Option<Weight> {
+        // What several threads wait for adds up, and may be more than the step.
+        let shown = shown.filter(|shown| *shown < wall / 2);
         if self.begun < UNCOUNTED {
             self.begun += 1;
             return None;
@@ -151,9 +158,15 @@ impl Weighing {
         }
     }
 
-    /// Whether the next planned step is the first that counts.
-    pub(super) fn is_open(&self) -> bool {
-        self.begun == UNCOUNTED && self.planned.is_empty()
+    /// Recomputing took so long in a planned step. Returns what it takes if this is the second of a new plan, and both agree.
+    pub(super) fn reran(&mut self, took: Duration) -> Option<Duration> {
+        if self.reruns.len() >= FEWEST || self.seen.is_some() {
+            return None;
+        }
+        self.reruns.push(took);
+        let &[one, other] = self.reruns.as_slice() else { return None };
+        let (less, more) = (one.min(other), one.max(other));
+        (more <= less.mul_f64(1.0 + AGREEING)).then_some(less)
     }
 
     /// What recomputing and waiting take in a planned step beyond all else, as a share of that, if all that count have shown it.

@@ -372,7 +372,10 @@ impl Drop for Engine {
             state.left_behind = self.lost == self.in_flight.len();
             let left = std::mem::take(&mut state.queue);
             drop(state);
-            drop(left);
+            // The kernel may still use what is in flight, so nothing may unwind from here.
+            for op in left {
+                let _ = contained("the end of an operation", || drop(op));
+            }
             shared.changed.notify_all();
             let entered = self.enter(1);
             self.reap().ok();

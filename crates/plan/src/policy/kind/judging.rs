@@ -14,6 +14,8 @@ use super::{Kind, MOST_SCALE, may_compare};
 const TELLING_STALL: f64 = 0.002;
 /// If recomputing takes longer or shorter than planned by more than this share, its times are corrected.
 const TELLING_RERUNS: f64 = 0.05;
+/// How often the times of a profile's reruns are corrected.
+const RERUNS_CORRECTED: u32 = 3;
 /// How often a profile is corrected without a baseline.
 const CORRECTIONS: u32 = 4;
 
@@ -141,12 +143,19 @@ impl Kind {
         });
     }
 
-    /// In a planned step, recomputing took the device so long. If that is not what was planned, there is another plan.
-    pub(super) fn reruns_took(&mut self, objective: &Objective, rerun: Duration) {
-        let times = self.planned.reruns_took(rerun);
-        if (times - 1.0).abs() > TELLING_RERUNS {
-            self.revise(objective, Decision::Reruns, |planned| planned.profile.work.pace(1.0, times));
+    /// In planned steps, recomputing took the device so long. If that is not what was planned, the times are corrected. Returns whether there
+    /// is another plan.
+    pub(super) fn reruns_took(&mut self, objective: &Objective, rerun: Duration) -> bool {
+        let (times, plans) = (self.planned.reruns_took(rerun), self.plans);
+        // Not all reruns are off by as much, so each plan may be off by something else.
+        let may_correct = self.planned.corrections.reruns < RERUNS_CORRECTED;
+        if may_correct && (times - 1.0).abs() > TELLING_RERUNS {
+            self.revise(objective, Decision::Reruns, |planned| {
+                planned.corrections.reruns += 1;
+                planned.profile.work.pace(1.0, times);
+            });
         }
+        self.plans > plans
     }
 
     /// Corrects the profile by the times of the plan's steps, when nothing else shows how long a step with everything kept would take.

@@ -521,3 +521,39 @@ fn a_plan_whose_reruns_take_another_time_than_planned_is_made_anew_with_that() {
     let mut waiting = run_of_reruns(0.5, Duration::ZERO, 8);
     assert!(!waiting.auto.decisions().contains(&Decision::Reruns));
 }
+
+/// A run of 12 steps. The planned ones go like this, and take so long for reruns, by their number.
+fn run_of_steps(how: impl Fn(u64) -> (StepOutcome, Duration)) -> Run {
+    let mut run = Run::on_device(Goal::overhead(0.02), recomputing());
+    let mut planned = 0;
+    for _ in 0..12 {
+        let is_kept = run.next_step() == NextStep::Baseline;
+        let wall = if is_kept { KEPT } else { KEPT + 12 * MS };
+        let observed = Observation { behind: KEPT / 2, is_told: true, wall, ..Observation::default() };
+        if is_kept {
+            run.ended(StepOutcome::Baseline, observed);
+        } else {
+            planned += 1;
+            let (went, rerun) = how(planned);
+            run.ended(went, Observation { rerun: Some(rerun), ..observed });
+        }
+    }
+    run
+}
+
+#[test]
+fn what_one_step_or_a_smaller_one_takes_for_reruns_changes_no_plan() {
+    let disturbed = run_of_steps(|nth| (WHOLE, if nth == 2 { 40 * MS } else { 12 * MS }));
+    let smaller = run_of_steps(|_| (PART, 2 * MS));
+    let none = run_of_steps(|_| (WHOLE, Duration::ZERO));
+    let more_than_all = run_of_steps(|_| (WHOLE, 2 * KEPT));
+    for mut run in [disturbed, smaller, none] {
+        assert!(!run.auto.decisions().contains(&Decision::Reruns), "{}", run.report());
+    }
+    let mut run = more_than_all;
+    assert!(
+        run.report().keeps_all() || run.report().prediction.recomputed > Duration::ZERO,
+        "{}",
+        run.report()
+    );
+}
