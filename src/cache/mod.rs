@@ -106,7 +106,8 @@ impl Cache {
     /// The point that the calling thread's computation has reached on the device, and how long threads have waited by then, if reruns are
     /// measured for these counters.
     pub(crate) fn mark(&self, counters: &Counters) -> Option<(Mark, Duration)> {
-        let mark = counters.device_reruns.as_ref().and(self.tier())?.mark()?;
+        counters.device_reruns.as_ref()?;
+        let mark = self.tier()?.mark()?;
         Some((mark, counters.waited()))
     }
 

@@ -568,7 +568,7 @@ mod tests {
         let (watch, pipe) = (Watch::new(Duration::from_millis(20)), Pipe::new());
         let (ops, told) = reads(&watch, &pipe, 1);
         shared.state.lock().queue.extend(ops);
-        let fails = thread::spawn({
+        let fails = thread::Builder::new().name("fails".to_owned()).spawn({
             let shared = Arc::clone(&shared);
             move || {
                 let Ok(mut engine) = Engine::new(shared, 2) else { return };
@@ -578,6 +578,7 @@ mod tests {
                 drop(engine);
             }
         });
+        let fails = fails.unwrap();
         while !(shared.state.lock().ends || fails.is_finished()) {
             thread::yield_now();
         }
