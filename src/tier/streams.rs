@@ -36,6 +36,15 @@ fn stored(tier: &Arc<dyn Tier>, from: &Storage) -> Arc<dyn Parcel> {
     parcel
 }
 
+/// A parcel of what was saved on the first stream and has left.
+fn away(tier: &Arc<dyn Tier>) -> Arc<dyn Parcel> {
+    let from = Storage::allocate(MIB).unwrap();
+    Simulated::enter(1);
+    let parcel = stored(tier, &from);
+    ordered(&parcel, &from);
+    parcel
+}
+
 fn loaded(parcel: &Arc<dyn Parcel>) -> Storage {
     let into = Storage::allocate(MIB).unwrap();
     let (tell, told) = channel();
@@ -68,10 +77,7 @@ fn what_is_saved_and_let_go_of_on_two_streams() {
 #[test]
 fn what_is_loaded_for_one_stream_after_another() {
     for (tier, used) in tiers() {
-        let from = Storage::allocate(MIB).unwrap();
-        Simulated::enter(1);
-        let parcel = stored(&tier, &from);
-        ordered(&parcel, &from);
+        let parcel = away(&tier);
         Simulated::enter(2);
         let first = loaded(&parcel);
         Simulated::enter(3);
@@ -86,10 +92,7 @@ fn what_is_loaded_for_one_stream_after_another() {
 #[test]
 fn what_is_loaded_for_one_stream_and_asked_for_on_another() {
     for (tier, used) in tiers() {
-        let from = Storage::allocate(MIB).unwrap();
-        Simulated::enter(1);
-        let parcel = stored(&tier, &from);
-        ordered(&parcel, &from);
+        let parcel = away(&tier);
         Simulated::enter(2);
         let into = loaded(&parcel);
         ordered(&parcel, &into);

@@ -543,11 +543,12 @@ fn run_of_steps(how: impl Fn(u64) -> (StepOutcome, Duration)) -> Run {
 
 #[test]
 fn what_one_step_or_a_smaller_one_takes_for_reruns_changes_no_plan() {
-    let disturbed = run_of_steps(|nth| (WHOLE, if nth == 2 { 40 * MS } else { 12 * MS }));
+    let [longer, shorter] =
+        [40, 3].map(|odd| run_of_steps(move |nth| (WHOLE, if nth == 2 { odd * MS } else { 12 * MS })));
     let smaller = run_of_steps(|_| (PART, 2 * MS));
     let none = run_of_steps(|_| (WHOLE, Duration::ZERO));
     let more_than_all = run_of_steps(|_| (WHOLE, 2 * KEPT));
-    for mut run in [disturbed, smaller, none] {
+    for mut run in [longer, shorter, smaller, none] {
         assert!(!run.auto.decisions().contains(&Decision::Reruns), "{}", run.report());
     }
     let mut run = more_than_all;
