@@ -193,7 +193,8 @@ impl Steering {
             behind: Duration::ZERO,
             is_told: false,
             stall: report.stall.total(),
-            rerun: step.counters.device_rerun_time(),
+            // What other threads have the device do in between would count.
+            rerun: step.counters.device_rerun_time().filter(|_| step.orders.is_one_threads()),
             peak: report.act_peak_bytes,
             written: rate(|stats| stats.bytes_written, |stats| stats.write_busy),
             read: rate(|stats| stats.bytes_read, |stats| stats.read_busy),

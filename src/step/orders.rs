@@ -52,6 +52,14 @@ impl Orders {
         self.micro_batch.store(micro_batch.min(ENDED - 1), Ordering::Release);
     }
 
+    /// Whether no thread but one has saved anything, as far as the cache has seen.
+    pub(crate) fn is_one_threads(&self) -> bool {
+        let tapes = self.tapes.lock();
+        let mut threads = tapes.keys().map(|(thread, _)| thread);
+        let first = threads.next();
+        threads.all(|thread| Some(thread) == first)
+    }
+
     /// The step has ended. Returns its tapes, which the caller closes.
     pub(crate) fn end(&self) -> Vec<TapeKey> {
         let mut tapes = self.tapes.lock();
@@ -64,5 +72,25 @@ impl Default for Latest {
     /// For a thread that has got no tape yet.
     fn default() -> Latest {
         Latest { micro_batch: AtomicUsize::new(ENDED), tape: AtomicU64::new(NO_TAPE) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::Limits;
+
+    #[test]
+    fn a_thread_that_saves_in_several_micro_batches_is_one() {
+        let cache = Cache::new(None, Limits::none(0), None);
+        let orders = Orders::new(cache.open_tape());
+        orders.switch_to(1);
+        orders.tape(&cache, &Latest::default());
+        assert!(orders.is_one_threads());
+
+        thread::scope(|scope| {
+            scope.spawn(|| orders.tape(&cache, &Latest::default()));
+        });
+        assert!(!orders.is_one_threads());
     }
 }
