@@ -58,6 +58,7 @@ pub struct TensorCacheBuilder {
     pub(crate) read_ahead: u64,
     pub(crate) device_timeout: Duration,
     simulated: Option<Simulation>,
+    device_faults: Option<Arc<DeviceFaults>>,
     pub(crate) require_direct_io: bool,
     pub(crate) fail_if_nothing_offloaded: bool,
     pub(crate) fuse_reruns: bool,
@@ -84,6 +85,7 @@ impl Default for TensorCacheBuilder {
             read_ahead: GIB,
             device_timeout: Duration::from_secs(600),
             simulated: None,
+            device_faults: None,
             require_direct_io: false,
             fail_if_nothing_offloaded: false,
             fuse_reruns: true,
@@ -205,14 +207,14 @@ impl TensorCacheBuilder {
     /// tensors take.
     #[doc(hidden)]
     pub fn simulated_device(mut self, delay: Duration) -> Self {
-        self.simulated = Some(Simulation { delay, faults: Arc::default(), staging: None });
+        self.simulated = Some(Simulation { delay, staging: None });
         self
     }
 
-    /// Has the simulated device refuse the calls that `faults` says; for tests.
+    /// Has the device refuse the calls that `faults` says, be it simulated or a GPU; for tests.
     #[doc(hidden)]
     pub fn device_faults(mut self, faults: &Arc<DeviceFaults>) -> Self {
-        self.simulated.iter_mut().for_each(|simulation| simulation.faults = Arc::clone(faults));
+        self.device_faults = Some(Arc::clone(faults));
         self
     }
 
@@ -407,6 +409,7 @@ impl TensorCacheBuilder {
             target: self.target(),
             device_timeout: self.device_timeout,
             simulated: self.simulated.as_ref(),
+            faults: self.device_faults.as_ref(),
             keeps: !needs.tiers,
             plans: needs.one_path,
             path: self.path,

@@ -1,7 +1,7 @@
 //! A sweep over faults of the device: whichever call of it fails, or whenever a spill file does not grow, gradients have
 //! the bits of a training without a cache, or backward is an error that names the cause; and training goes on afterwards.
 //!
-//! The device is the simulated one. Each training is repeated with a fault in its first, second, third, ... call of a
+//! The device is the simulated one, or, in the tests that `cargo x gpu-test` runs, a GPU. Each training is repeated with a fault in its first, second, third, ... call of a
 //! kind, until one runs to its end without reaching the fault. By default a sample of these trainings runs. All of them,
 //! more than half a million, take longer than nextest allows. A call's name instead of `all` runs those with faults of
 //! that call, and a number one in so many of all:
@@ -16,13 +16,18 @@ mod common;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use common::assert_nothing_held;
-use common::sweep::{MISSES, Model, PLACINGS, Placing, Setting, TIMES, check, panics, watchdog};
+use common::sweep::{MISSES, Model, PLACINGS, Placing, Setting, TIMES, TOO_LONG, check, panics, watchdog};
+use parking_lot::{Mutex, MutexGuard};
 use ssdtrain::store::{BLOCK, Faulty, Pool, Store, StoreConfig};
-use ssdtrain::{BackendKind, DeviceCall, DeviceFaults, Error, ErrorKind, IoPath, MIB, TensorCache};
+use ssdtrain::{
+    BackendKind, DeviceCall, DeviceFaults, Error, ErrorKind, IoPath, MIB, TensorCache, TensorCacheBuilder,
+};
 use ssdtrain_libtorch as torch;
+use tch::Device;
 
 #[test]
 fn a_host_pool_above_the_disk() {
@@ -59,6 +64,38 @@ fn straight_from_a_device_to_the_disk() {
     sweep(Way { name: "straight to the disk", set: |it| it.path(IoPath::Direct), ..WAY });
 }
 
+mod on_a_gpu {
+    use super::*;
+
+    /// Pinned anew for each training: the least that a pool has which only stages is 256 MiB on a GPU.
+    const SLOW: usize = 7 * SAMPLE;
+
+    #[test]
+    #[ignore = "needs a GPU"]
+    fn a_host_pool_above_the_disk() {
+        sweep(Way { name: "GPU, host pool", set: |it| it.host_pool(SMALLEST_POOL), ..GPU });
+    }
+
+    #[test]
+    #[ignore = "needs a GPU"]
+    fn a_host_pool_that_grows_with_what_is_needed() {
+        sweep(Way { name: "GPU, growing pool", set: |it| it.read_ahead(0), sample: SLOW, ..GPU });
+    }
+
+    #[test]
+    #[ignore = "needs a GPU"]
+    fn a_host_pool_alone() {
+        let set = |it: TensorCacheBuilder| it.host_pool(2 * SMALLEST_POOL);
+        sweep(Way { name: "GPU, host pool alone", set, has_disk: false, ..GPU });
+    }
+
+    #[test]
+    #[ignore = "needs a GPU"]
+    fn a_pool_that_only_stages() {
+        sweep(Way { name: "GPU, staging pool", set: |it| it.host_pool(0), sample: SLOW, ..GPU });
+    }
+}
+
 /// One of so many trainings runs by default. A prime, so that the sample is spread over everything.
 const SAMPLE: usize = 997;
 
@@ -73,9 +110,15 @@ struct Way {
     has_disk: bool,
     /// One in so many allocations is told that there is no memory; 0 for none.
     pressed: u64,
+    /// One of so many trainings runs by default.
+    sample: usize,
+    device: Device,
 }
 
-const WAY: Way = Way { name: "", set: |it| it, has_disk: true, pressed: 0 };
+const WAY: Way =
+    Way { name: "", set: |it| it, has_disk: true, pressed: 0, sample: SAMPLE, device: Device::Cpu };
+/// A GPU cannot be stopped. Kernels of reruns would be compiled anew for each cache, and are left out.
+const GPU: Way = Way { device: Device::Cuda(0), ..WAY };
 
 /// What a training is done with, but for its fault.
 #[derive(Clone, Copy)]
@@ -188,16 +231,34 @@ impl fmt::Display for Setup {
     }
 }
 
+impl Way {
+    fn is_gpu(&self) -> bool {
+        self.device.is_cuda()
+    }
+}
+
+/// No other test uses the GPU at the same time: peaks and random numbers belong to the process. Without one the test fails.
+fn alone(device: Device) -> Option<MutexGuard<'static, ()>> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    device.is_cuda().then(|| {
+        let alone = ALONE.lock();
+        torch::load_cuda().unwrap();
+        torch::make_deterministic().unwrap();
+        alone
+    })
+}
+
 /// Runs the trainings of this way, with every policy, fault and place of the fault.
 fn sweep(way: Way) {
     let chosen = std::env::var("SSDTRAIN_FAULTS").unwrap_or_default();
     let sample = chosen.parse().ok();
-    let (model, watchdog) = (Model::new(3), watchdog());
+    let _alone = alone(way.device);
+    let (model, watchdog) = (Model::on(way.device, 3), watchdog());
     let mut tally = Tally::default();
     for placing in PLACINGS {
         let setup = Setup { way, placing };
         let usual = train(&model, &setup, None, &watchdog);
-        for failing in Failing::all() {
+        for failing in Failing::all().filter(|failing| !way.is_gpu() || failing.call != Call::Proceed) {
             let all =
                 chosen == "all" || format!("{:?}", failing.call).contains(&chosen) && !chosen.is_empty();
             if !(all || chosen.is_empty() || sample.is_some()) {
@@ -207,7 +268,7 @@ fn sweep(way: Way) {
             while misses < MISSES {
                 let failing = Failing { skip, ..failing };
                 tally.possible += 1;
-                let is_reached = if all || tally.possible.is_multiple_of(sample.unwrap_or(SAMPLE)) {
+                let is_reached = if all || tally.possible.is_multiple_of(sample.unwrap_or(way.sample)) {
                     let trained = train(&model, &setup, Some(failing), &watchdog);
                     tally.count(&trained, failing);
                     trained.reaches(failing)
@@ -288,6 +349,11 @@ fn train(model: &Model, setup: &Setup, failing: Option<Failing>, watchdog: &Send
         let healed = step("healed", number);
         assert!(healed.is_ok(), "{what}, healed: {}", healed.unwrap_err());
     }
+    // Autograd's thread for a GPU may hold the end of a graph a little longer.
+    let start = Instant::now();
+    while setup.way.is_gpu() && cache.held().entries > 0 && start.elapsed() < TOO_LONG / 2 {
+        thread::yield_now();
+    }
     assert_nothing_held(&cache);
     assert_eq!(panics(), before, "{what}: a thread has panicked");
     trained
@@ -297,7 +363,11 @@ fn train(model: &Model, setup: &Setup, failing: Option<Failing>, watchdog: &Send
 fn open(Setup { way, placing }: &Setup) -> (Parts, TensorCache) {
     let device = Arc::new(DeviceFaults::default());
     let builder = (placing.set)(TensorCache::builder().min_bytes(0));
-    let builder = (way.set)(builder.simulated_device(Duration::ZERO)).device_faults(&device);
+    let builder = match way.is_gpu() {
+        true => builder.device(way.device).fuse_reruns(false),
+        false => builder.simulated_device(Duration::ZERO),
+    };
+    let builder = (way.set)(builder).device_faults(&device);
     if !way.has_disk {
         return (Parts { device, disk: None }, builder.build().unwrap());
     }

@@ -386,3 +386,19 @@ fn the_end_of_a_store_on_the_disk_is_not_taken_for_that_of_a_later_one() {
     });
     assert_explored(orders, 700);
 }
+
+#[test]
+fn what_leaves_twice_straight_to_the_disk_is_what_was_saved() {
+    install_cpu_allocator();
+    let orders = [Disk::Works, Disk::FailsToWrite].map(|does| {
+        run(Below::Direct, does, LATE, 2, |cache| {
+            let (mut batch, other, mut flushes) = (Batch::new(cache), Arc::clone(cache), None);
+            leaves_twice(&mut batch, cache, || {
+                flushes = Thread::start("flushes", move || other.flush(&Arc::default())).ok();
+            });
+            flushes.unwrap().join().unwrap();
+            batch.backward(false);
+        })
+    });
+    assert_explored(orders.iter().sum(), 11_300);
+}

@@ -31,7 +31,7 @@ pub enum DeviceCall {
     Pin,
 }
 
-/// Which calls of a simulated device are refused, and when it stops. None is at first, and it does not.
+/// Which calls of a device are refused, and when a simulated one stops. None is at first, and it does not.
 #[doc(hidden)]
 #[derive(Debug, Default)]
 pub struct DeviceFaults {
@@ -126,7 +126,7 @@ impl DeviceFaults {
 }
 
 fn refusal(call: DeviceCall) -> String {
-    format!("{call:?}: the simulated device {}", DeviceFaults::WORDS)
+    format!("{call:?}: the device {}", DeviceFaults::WORDS)
 }
 
 /// Passes calls on to another device, but for those that are to fail.

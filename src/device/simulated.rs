@@ -22,14 +22,13 @@ use crate::error::{Error, Result};
 pub(crate) struct Simulation {
     /// By how much longer each copy takes.
     pub(crate) delay: Duration,
-    pub(crate) faults: Arc<DeviceFaults>,
     /// The least that a pool has which only stages, in bytes; `None` for what it has on a GPU.
     pub(crate) staging: Option<u64>,
 }
 
 impl Simulation {
-    pub(crate) fn start(&self) -> Result<FaultyDevice<Simulated>> {
-        Ok(FaultyDevice::new(Simulated::with(self.delay, &self.faults)?, &self.faults))
+    pub(crate) fn start(&self, faults: &Arc<DeviceFaults>) -> Result<FaultyDevice<Simulated>> {
+        Ok(FaultyDevice::new(Simulated::with(self.delay, faults)?, faults))
     }
 }
 

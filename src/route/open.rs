@@ -10,7 +10,7 @@ use super::path::IoPath;
 use super::resolve::{RouteRequest, refused};
 use super::trial::Trial;
 use super::way::{Route, Way};
-use crate::device::{Context, Cuda, Device};
+use crate::device::{Context, Cuda, Device, FaultyDevice};
 use crate::error::{Error, ErrorKind, Result};
 use crate::tier::{DirectTier, DiskTier, HostSettings, HostTier, Tier};
 use crate::trace::{DeviceTrace, Trace};
@@ -31,11 +31,18 @@ pub(crate) fn open(
             return Ok(None);
         }
         (_, _, Some(simulation)) => {
-            GpuRoute { request, device: || simulation.start() }.tier(route, given, trace)
+            let faults = request.faults.cloned().unwrap_or_default();
+            GpuRoute { request, device: || simulation.start(&faults) }.tier(route, given, trace)
         }
         (_, Target::Cuda(index), _) => {
             let device = || Cuda::open(index, request.device_timeout);
-            GpuRoute { request, device }.tier(route, given, trace)
+            match request.faults {
+                None => GpuRoute { request, device }.tier(route, given, trace),
+                Some(faults) => {
+                    let device = || Ok(FaultyDevice::new(device()?, faults));
+                    GpuRoute { request, device }.tier(route, given, trace)
+                }
+            }
         }
         (..) => match spill_files(route, request, given)? {
             Some(store) => Ok(Arc::new(DiskTier::new(store, trace.cloned())) as Arc<dyn Tier>),

@@ -46,7 +46,10 @@ pub(crate) fn probed(request: &RouteRequest<'_>, both: bool) -> Result<PathTrial
         return refused("no spill directory: call spill_to(directory) before try_paths()");
     }
     match (request.target, request.simulated) {
-        (_, Some(simulation)) => Ok(GpuRoute { request, device: || simulation.start() }.probed(both)),
+        (_, Some(simulation)) => {
+            let faults = request.faults.cloned().unwrap_or_default();
+            Ok(GpuRoute { request, device: || simulation.start(&faults) }.probed(both))
+        }
         (Target::Cuda(index), _) => {
             let device = || Cuda::open(index, request.device_timeout);
             Ok(GpuRoute { request, device }.probed(both))

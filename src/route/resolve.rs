@@ -1,6 +1,7 @@
 //! Derives the route from what was requested. Pure, except for a trial of the paths where that has to decide.
 
 use std::num::NonZero;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ssdtrain_store::{BackendKind, StoreConfig, StorePath};
@@ -8,7 +9,7 @@ use tch::Device;
 
 use super::path::{IoPath, PathTrial, choose};
 use super::way::{Route, Way};
-use crate::device::Simulation;
+use crate::device::{DeviceFaults, Simulation};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::available_memory;
 use crate::tier::{BOUNCE_BYTES, PoolSize};
@@ -23,6 +24,8 @@ pub(crate) struct RouteRequest<'a> {
     pub(crate) device_timeout: Duration,
     /// Set if a simulated GPU stands in for the CPU.
     pub(crate) simulated: Option<&'a Simulation>,
+    /// What the device is to refuse, if a test says so.
+    pub(crate) faults: Option<&'a Arc<DeviceFaults>>,
     /// Whether the policy keeps everything, and whether it plans.
     pub(crate) keeps: bool,
     pub(crate) plans: bool,
@@ -217,6 +220,7 @@ mod tests {
             target: Device::Cuda(0),
             device_timeout: Duration::MAX,
             simulated: None,
+            faults: None,
             keeps: false,
             plans: false,
             path: IoPath::Auto,

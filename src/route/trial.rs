@@ -272,8 +272,8 @@ mod tests {
         // After the storage was filled, written, filled with zeros, read into, and copied back.
         for done in [0, 4, 5, 8, 9, 10, 11, 12] {
             let faults = Arc::<DeviceFaults>::default();
-            let device = Simulation { delay: Duration::ZERO, faults: Arc::clone(&faults), staging: None };
-            let (above, below) = (device.start().unwrap(), device.start().unwrap());
+            let device = Simulation { delay: Duration::ZERO, staging: None };
+            let [above, below] = [(); 2].map(|()| device.start(&faults).unwrap());
             let tier = DirectTier::new(below, Store::open(config()).unwrap(), PIECE, None).unwrap();
             let tier: Arc<dyn Tier> = tier;
             faults.stop_after(done);

@@ -44,7 +44,7 @@ pub(crate) fn grads(leaves: &[Tensor]) -> Vec<Tensor> {
 /// Compares bytes, so that NaN equals NaN and 0.0 differs from -0.0.
 pub(crate) fn same_bits(a: &Tensor, b: &Tensor) -> bool {
     let bytes = |t: &Tensor| -> Vec<u8> {
-        let flat = t.detach().contiguous().flatten(0, -1).view_dtype(Kind::Uint8);
+        let flat = t.detach().to_device(Device::Cpu).contiguous().flatten(0, -1).view_dtype(Kind::Uint8);
         Vec::try_from(&flat).unwrap()
     };
     a.size() == b.size() && a.kind() == b.kind() && bytes(a) == bytes(b)

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use ssdtrain::plan::{Goal, InTurn, Placement};
 use ssdtrain::{Adaptive, Auto, Error, ErrorKind, Offload, TensorCache, TensorCacheBuilder, segment};
-use tch::{Kind, Tensor, set_num_threads};
+use tch::{Device, Kind, Tensor, set_num_threads};
 
 use super::{assert_same_bits, grads, leaves, randn};
 
@@ -101,11 +101,16 @@ pub(crate) struct Model {
 
 impl Model {
     pub(crate) fn new(layers: usize) -> Model {
+        Model::on(Device::Cpu, layers)
+    }
+
+    pub(crate) fn on(device: Device, layers: usize) -> Model {
         // Threads that wait for each other are slow where other tests run.
         set_num_threads(1);
         tch::manual_seed(1);
         let shapes = [[ROWS, 12], [12, ROWS], [ROWS, 12]];
-        let sources: Vec<_> = shapes.map(|[rows, columns]| randn(&[rows, columns]) / 4.0).into();
+        let sources: Vec<_> =
+            shapes.map(|[rows, columns]| (randn(&[rows, columns]) / 4.0).to_device(device)).into();
         let plain = leaves(&sources);
         tch::manual_seed(7);
         [0, 1].map(|index| loss(&plain, layers, index)).iter().for_each(Tensor::backward);

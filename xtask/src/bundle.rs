@@ -27,7 +27,9 @@ pub(crate) fn run(arguments: &[OsString]) -> Result<()> {
         let name = binary.file_name().context("cargo named an executable without a file name")?;
         strip_into(&folder.join(name), binary)?;
     }
-    strip_into(&folder.join("gpu-test"), &gpu_test::build()?)?;
+    for (name, tests) in gpu_test::build()? {
+        strip_into(&folder.join(name), &tests)?;
+    }
     let name = folder.file_name().unwrap_or(folder.as_os_str()).display().to_string();
     println!(
         "
@@ -36,6 +38,7 @@ Copy {} to a machine with libtorch {} (`python3 -m pip install torch=={}`), then
   export LD_LIBRARY_PATH=$(python3 -c 'import torch, os; print(os.path.dirname(torch.__file__) + \"/lib\")')
   ./{name}/ssdtrain-bench --help
   ./{name}/gpu-test --ignored
+  ./{name}/gpu-faults --ignored
   compute-sanitizer --tool memcheck ./{name}/gpu-test --ignored small_",
         folder.display(),
         VERSION,

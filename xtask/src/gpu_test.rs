@@ -10,20 +10,31 @@ use anyhow::{Context, Result, ensure};
 use crate::process::{self, cargo, command};
 use crate::{executables, libtorch};
 
-/// Builds the tests, in the profile of the other binaries of the bundle, and returns their binary.
-pub(crate) fn build() -> Result<PathBuf> {
-    let mut tests = cargo(["test", "--release", "--package", "ssdtrain-bench", "--test", "gpu", "--no-run"]);
-    executables::build(&mut tests, "test")?.pop().context("cargo built no test")
+/// Packages with tests that need a GPU, the files of these, and what their binaries are called in a bundle.
+const TESTS: [(&str, &str, &str); 2] =
+    [("ssdtrain-bench", "gpu", "gpu-test"), ("ssdtrain", "device_faults", "gpu-faults")];
+
+/// Builds the tests, in the profile of the other binaries of the bundle, and returns their binaries with their names there.
+pub(crate) fn build() -> Result<Vec<(&'static str, PathBuf)>> {
+    let build = |(package, file, name)| {
+        let mut tests = cargo(["test", "--release", "--package", package, "--test", file, "--no-run"]);
+        let binary = executables::build(&mut tests, "test")?.pop().context("cargo built no test")?;
+        Ok((name, binary))
+    };
+    TESTS.into_iter().map(build).collect()
 }
 
 pub(crate) fn run(_: &[OsString]) -> Result<()> {
     libtorch::ensure()?;
-    let tests = build()?;
-    let listed = process::output(&mut command(&tests, ["--ignored", "--list"]))?;
-    let listed = listed.lines().filter(|line| line.ends_with(": test")).count();
-    let passed = passed(&tests)?;
-    ensure!(passed == listed && listed > 0, "of {listed} tests only {passed} have run and passed");
-    println!("all {listed} tests have run and passed");
+    let mut all = 0;
+    for (_, tests) in build()? {
+        let listed = process::output(&mut command(&tests, ["--ignored", "--list"]))?;
+        let listed = listed.lines().filter(|line| line.ends_with(": test")).count();
+        let passed = passed(&tests)?;
+        ensure!(passed == listed && listed > 0, "of {listed} tests only {passed} have run and passed");
+        all += listed;
+    }
+    println!("all {all} tests have run and passed");
     Ok(())
 }
 

@@ -131,7 +131,7 @@ skipped if not. The program in examples/outside is built and run in a temporary 
         arguments: "[DIR]",
         summary: "Put the release binaries into DIR (default: bundle) to copy to a GPU machine",
         details: "\
-The binaries, and `gpu-test` with the tests that need a GPU, are stripped and need only libtorch VERSION on the other machine, for example from `pip install
+The binaries, and `gpu-test` and `gpu-faults` with the tests that need a GPU, are stripped and need only libtorch VERSION on the other machine, for example from `pip install
 torch==VERSION`. Prints how to run them there.",
         run: bundle::run,
     },

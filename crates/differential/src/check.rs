@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,7 +13,7 @@ use tch::nn::VarStore;
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::config::Config;
-use crate::faults::{Faults, is_a_fault};
+use crate::faults::{Fallible, Faults, is_a_fault};
 use crate::program::Program;
 use crate::random::Random;
 use crate::run::{Ran, run};
@@ -28,7 +27,7 @@ pub enum Verdict {
     /// The same until the cache refused to rerun a segment whose surroundings had changed, or succeeded where
     /// autograd could not.
     AgreesUntil(String),
-    /// The same until a transfer that was made to fail made a backward an error, which has this kind and names the cause.
+    /// The same until something that was made to fail made a backward an error, which has this kind and names the cause.
     FailsAsToldTo(ErrorKind),
     /// Two runs without a cache differ.
     Undetermined,
@@ -57,6 +56,8 @@ impl Verdict {
             Verdict::AgreesUntil(_) => "agrees-until",
             Verdict::FailsAsToldTo(ErrorKind::Io) => "fails-io",
             Verdict::FailsAsToldTo(ErrorKind::Corrupt) => "fails-corrupt",
+            Verdict::FailsAsToldTo(ErrorKind::Device) => "fails-device",
+            Verdict::FailsAsToldTo(ErrorKind::Torch) => "fails-memory",
             Verdict::FailsAsToldTo(_) => "fails",
             Verdict::Undetermined => "undetermined",
             Verdict::Varies => "varies",
@@ -72,7 +73,7 @@ impl fmt::Display for Verdict {
         match self {
             Verdict::Agrees => f.write_str("agrees"),
             Verdict::AgreesUntil(error) => write!(f, "agrees until {error}"),
-            Verdict::FailsAsToldTo(kind) => write!(f, "agrees until a transfer fails on purpose: {kind:?}"),
+            Verdict::FailsAsToldTo(kind) => write!(f, "agrees until something fails on purpose: {kind:?}"),
             Verdict::Undetermined => f.write_str("differs from run to run without a cache"),
             Verdict::Varies => f.write_str("differs with a cache, and now and then without one"),
             Verdict::HoldsItself => f.write_str("makes something that holds itself"),
@@ -103,8 +104,8 @@ pub struct Lab {
     /// The parameters that the caches know.
     parameters: VarStore,
     caches: Vec<TensorCache>,
-    /// What makes their transfers fail, if anything does.
-    faulty: Vec<Arc<Faulty>>,
+    /// What of them can be made to fail, if anything can.
+    fallible: Vec<Fallible>,
     /// Programs that hold themselves without a cache are not run with these.
     is_to_last: bool,
     /// A program has made something that holds itself, including what the cache keeps for it.
@@ -115,17 +116,17 @@ impl Lab {
     /// Caches with these settings.
     pub fn new(config: &Config) -> anyhow::Result<Lab> {
         let parameters = VarStore::new(config.device());
-        let (mut caches, mut faulty) = (Vec::new(), Vec::new());
+        let (mut caches, mut fallible) = (Vec::new(), Vec::new());
         for _ in 0..config.caches() {
             let (cache, fails) = config.build(&parameters)?;
             caches.push(cache);
-            faulty.extend(fails);
+            fallible.extend(fails);
         }
         Ok(Lab {
             config: config.clone(),
             parameters,
             caches,
-            faulty,
+            fallible,
             is_to_last: false,
             is_used_up: Cell::default(),
         })
@@ -143,9 +144,8 @@ impl Lab {
 
     /// How many transfers could have been made to fail so far.
     pub fn transfers(&self) -> u64 {
-        let submitted =
-            |faulty: &Arc<Faulty>| faulty.submitted(Direction::Write) + faulty.submitted(Direction::Read);
-        self.faulty.iter().map(submitted).sum()
+        let submitted = |disk: &Faulty| disk.submitted(Direction::Write) + disk.submitted(Direction::Read);
+        self.fallible.iter().filter_map(|parts| parts.disk.as_deref()).map(submitted).sum()
     }
 
     /// Runs `program` without a cache, twice, and with these.
@@ -174,16 +174,16 @@ impl Lab {
         for round in 0..program.config.rounds() {
             let mut random = Random::new(program.seed ^ round ^ self.config.faults() << 32);
             let faults = Faults::draw(&mut random, self.config.has("verify") || self.config.encrypts());
-            self.faulty.iter().for_each(|faulty| faults.inject(faulty));
+            self.fallible.iter().for_each(|parts| faults.inject(parts));
             torch::press_cpu_memory(self.config.pressed());
             let ran = attempt(program, &self.parameters, &self.caches);
             torch::press_cpu_memory(0);
-            self.faulty.iter().for_each(|faulty| faulty.heal());
+            self.fallible.iter().for_each(Fallible::heal);
             let events = match ran {
                 Ok(ran) => ran.events,
                 Err(panic) => return Verdict::Differs(format!("round {round}: panic: {panic}")),
             };
-            let faults = if self.faulty.is_empty() { Faults::default() } else { faults };
+            let faults = if self.fallible.is_empty() { Faults::default() } else { faults };
             match compare(&expected, &events, &faults) {
                 Verdict::Differs(_) if self.varies(program, &expected) => return Verdict::Varies,
                 Verdict::Differs(how) => return Verdict::Differs(format!("round {round}: {how}")),

@@ -14,6 +14,7 @@ use ssdtrain::{
 use tch::Device;
 use tch::nn::VarStore;
 
+use crate::faults::Fallible;
 use crate::random::Random;
 
 /// The settings of a cache: words, some of which have a value. Each can be omitted.
@@ -69,7 +70,7 @@ const SETTINGS: &[(&str, usize, &[u64])] = &[
     ("pressed", 20, &[1, 3, 17]),
     // How many times the program is run with one cache.
     ("rounds", 30, &[2, 4]),
-    // Transfers with the disk fail now and then; each value makes others fail. Only who asks for it gets it.
+    // Transfers with the disk fail now and then, and calls of a device; each value makes others fail. Only who asks for it gets it.
     ("faulty", 0, &[0]),
     // How many caches the steps take turns with.
     ("caches", 15, &[2]),
@@ -138,11 +139,15 @@ impl Config {
         named.find(|name| ["host_only", "direct"].contains(name))
     }
 
-    /// The cache, which knows the variables of `vs` if the settings say so, and what makes its transfers fail.
-    pub fn build(&self, vs: &VarStore) -> Result<(TensorCache, Option<Arc<Faulty>>)> {
-        let builder = self.builder(vs);
-        if !(self.has("faulty") && self.spills()) {
-            return Ok((builder.build()?, None));
+    /// The cache, which knows the variables of `vs` if the settings say so, and what of it can be made to fail.
+    pub(crate) fn build(&self, vs: &VarStore) -> Result<(TensorCache, Option<Fallible>)> {
+        if !self.has("faulty") {
+            return Ok((self.builder(vs).build()?, None));
+        }
+        let device = Arc::default();
+        let builder = self.builder(vs).device_faults(&device);
+        if !self.spills() {
+            return Ok((builder.build()?, Some(Fallible { disk: None, device })));
         }
         let store = StoreConfig {
             directories: vec![std::env::temp_dir()],
@@ -152,7 +157,7 @@ impl Config {
         };
         let faulty = Arc::new(Faulty::new(Arc::new(Pool::new(2)?)));
         let store = Store::open_with(store, Arc::clone(&faulty) as _)?;
-        Ok((TensorCache::with_store(builder, store)?, Some(faulty)))
+        Ok((TensorCache::with_store(builder, store)?, Some(Fallible { disk: Some(faulty), device })))
     }
 
     fn builder(&self, vs: &VarStore) -> TensorCacheBuilder {

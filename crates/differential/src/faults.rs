@@ -1,11 +1,13 @@
-//! The faults that a run's transfers have, and the errors that they account for.
+//! The faults that a run's disk and device have, and the errors that they account for.
 
 use std::error::Error as _;
 use std::io;
 use std::iter::successors;
+use std::sync::Arc;
+use std::time::Duration;
 
 use ssdtrain::store::{Direction, Fault, Faulty};
-use ssdtrain::{Error, ErrorKind};
+use ssdtrain::{DeviceCall, DeviceFaults, Error, ErrorKind};
 
 use crate::random::Random;
 use crate::values::Event;
@@ -16,9 +18,32 @@ const ATTEMPTS: u64 = 3;
 /// What any error about bytes that the disk did not return says.
 const UNREAD: [&str; 2] = ["could not be read", "came back changed"];
 
-/// Faults among the next transfers of a store.
+/// What of a cache can be made to fail.
+#[derive(Default)]
+pub(crate) struct Fallible {
+    /// `None` without spill files.
+    pub(crate) disk: Option<Arc<Faulty>>,
+    pub(crate) device: Arc<DeviceFaults>,
+}
+
+impl Fallible {
+    /// From now on nothing fails.
+    pub(crate) fn heal(&self) {
+        self.disk.iter().for_each(|disk| disk.heal());
+        self.device.heal();
+    }
+}
+
+/// Faults among the next transfers of a store, and the next calls of a device.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Faults(Vec<Rule>);
+pub(crate) struct Faults {
+    transfers: Vec<Rule>,
+    device: Option<Refusals>,
+    /// So many attempts to let a spill file grow are refused.
+    growths: u64,
+    /// The disk is gone with the next read or write after so many.
+    vanishes: Option<u64>,
+}
 
 /// `times` transfers of a direction fail, after the first `skip`.
 #[derive(Clone, Copy, Debug)]
@@ -29,37 +54,115 @@ struct Rule {
     times: u64,
 }
 
+/// `times` calls of a device are refused, after the first `skip`; those of any kind for `None`.
+#[derive(Clone, Copy, Debug)]
+struct Refusals {
+    call: Option<DeviceCall>,
+    skip: u64,
+    times: u64,
+}
+
+const CALLS: [DeviceCall; 12] = {
+    use DeviceCall::*;
+    [
+        CopyOut,
+        CopyIn,
+        Record,
+        Wait,
+        Query,
+        Block,
+        BlockUnlessLate,
+        Synchronize,
+        Time,
+        RecordUse,
+        Allocate,
+        Pin,
+    ]
+};
+
+/// What a disk that is gone answers.
+const GONE: i32 = libc::ENODEV;
+
 impl Faults {
-    /// Up to two faults, each once or more often or for good. Only if checksums are taken may one change bytes.
+    /// Up to two faults of transfers, each once or more often or for good, and now and then one of the device, a spill file that does not
+    /// grow, or a disk that vanishes. Only if checksums are taken may one change bytes.
     pub(crate) fn draw(random: &mut Random, verifies: bool) -> Faults {
         let rule = |random: &mut Random| {
             let direction = *random.of(&[Direction::Write, Direction::Read]);
-            let fault = match random.below(6) {
+            let fault = match random.below(7) {
                 0 => Fault::Errno(libc::EIO),
                 1 => Fault::Errno(libc::ENOSPC),
                 2 => Fault::Errno(libc::EINTR),
                 3 => Fault::Errno(libc::EAGAIN),
                 4 if verifies => Fault::FlippedBit,
+                5 => Fault::Delayed(Duration::from_millis(*random.of(&[1, 5]))),
                 _ => Fault::Short,
             };
-            let times = *random.of(&[1, 1, 2, u64::MAX]);
+            let times = match fault {
+                // A thread each.
+                Fault::Delayed(_) => 4,
+                _ => *random.of(&[1, 1, 2, u64::MAX]),
+            };
             Rule { direction, fault, skip: random.below(20) as u64, times }
         };
-        Faults((0..random.below(3)).map(|_| rule(random)).collect())
+        let transfers = (0..random.below(3)).map(|_| rule(random)).collect();
+        let device = random.percent(25).then(|| Refusals {
+            call: random.percent(80).then(|| *random.of(&CALLS)),
+            skip: random.below(40) as u64,
+            times: *random.of(&[1, 3, u64::MAX]),
+        });
+        let growths = if random.percent(10) { *random.of(&[1, 2, u64::MAX]) } else { 0 };
+        let vanishes = random.percent(5).then(|| random.below(20) as u64);
+        Faults { transfers, device, growths, vanishes }
     }
 
-    /// Makes transfers fail.
-    pub(crate) fn inject(&self, faulty: &Faulty) {
-        for Rule { direction, fault, skip, times } in self.0.iter().copied() {
-            faulty.inject(direction, fault, skip, times);
+    /// Makes transfers and calls fail.
+    pub(crate) fn inject(&self, parts: &Fallible) {
+        if let Some(disk) = &parts.disk {
+            for Rule { direction, fault, skip, times } in self.transfers.iter().copied() {
+                disk.inject(direction, fault, skip, times);
+            }
+            disk.refuse_growth(libc::ENOSPC, 0, self.growths);
+            self.vanishes.into_iter().for_each(|skip| disk.vanish(None, GONE, skip));
+        }
+        if let Some(Refusals { call, skip, times }) = self.device {
+            parts.device.inject(call, skip, times);
         }
     }
 
     /// The kind of error that they make of a load; `None` if they do not account for the error of this event.
     pub(crate) fn account_for(&self, event: &Event) -> Option<ErrorKind> {
         let text = event.outcome.as_ref().err()?;
+        self.of_disk(text, event).or_else(|| self.of_device(text, event))
+    }
+
+    fn of_device(&self, text: &str, event: &Event) -> Option<ErrorKind> {
+        use DeviceCall::{Allocate, BlockUnlessLate, CopyOut, Pin, Query, Synchronize, Time};
+        let call = self.device?.call;
+        // Without these everything goes on: what cannot leave stays, and what cannot be known is not.
+        let is_harmless = matches!(call, Some(BlockUnlessLate | CopyOut | Pin | Query | Synchronize | Time));
+        if is_harmless || !text.contains(DeviceFaults::WORDS) {
+            return None;
+        }
+        let kind = match call {
+            Some(Allocate) => ErrorKind::Torch,
+            None if text.contains("Allocate:") => ErrorKind::Torch,
+            _ => ErrorKind::Device,
+        };
+        event.error.as_ref().is_none_or(|error| error.kind() == kind).then_some(kind)
+    }
+
+    fn of_disk(&self, text: &str, event: &Event) -> Option<ErrorKind> {
+        let is_of = |code: i32| {
+            let is_told = text.contains(&io::Error::from_raw_os_error(code).to_string());
+            let is_kept = |error: &Error| error.kind() == ErrorKind::Io && system_error(error) == Some(code);
+            is_told && event.error.as_ref().is_none_or(is_kept)
+        };
+        if self.vanishes.is_some() && is_of(GONE) {
+            return Some(ErrorKind::Io);
+        }
         // What cannot be written stays where it is.
-        let reads = || self.0.iter().filter(|rule| rule.direction == Direction::Read);
+        let reads = || self.transfers.iter().filter(|rule| rule.direction == Direction::Read);
         let times = reads().map(|rule| rule.times).fold(0, u64::saturating_add);
         if times < ATTEMPTS {
             return None;
@@ -67,12 +170,7 @@ impl Faults {
         let of = |rule: &Rule| match rule.fault {
             // Neither is an attempt until there were a hundred.
             Fault::Errno(libc::EINTR | libc::EAGAIN) if rule.times < u64::MAX => None,
-            Fault::Errno(code) => {
-                let is_told = text.contains(&io::Error::from_raw_os_error(code).to_string());
-                let is_kept =
-                    |error: &Error| error.kind() == ErrorKind::Io && system_error(error) == Some(code);
-                (is_told && event.error.as_ref().is_none_or(is_kept)).then_some(ErrorKind::Io)
-            }
+            Fault::Errno(code) => is_of(code).then_some(ErrorKind::Io),
             Fault::FlippedBit => {
                 let is_kept = |error: &Error| error.kind() == ErrorKind::Corrupt;
                 (text.contains(UNREAD[1]) && event.error.as_ref().is_none_or(is_kept))
@@ -90,8 +188,8 @@ pub(crate) fn is_a_fault(event: &Event) -> bool {
         .error
         .as_ref()
         .is_some_and(|error| !matches!(error.kind(), ErrorKind::Torch | ErrorKind::ChangedInPlace));
-    let told =
-        |text: &String| UNREAD.iter().any(|words| text.contains(words)) || text.contains("internal error");
+    let words = [UNREAD[0], UNREAD[1], DeviceFaults::WORDS, "internal error"];
+    let told = |text: &String| words.iter().any(|words| text.contains(words));
     own || event.outcome.as_ref().err().is_some_and(told)
 }
 
@@ -126,7 +224,7 @@ mod tests {
     }
 
     fn faults(direction: Direction, fault: Fault, times: u64) -> Faults {
-        Faults(vec![Rule { direction, fault, skip: 0, times }])
+        Faults { transfers: vec![Rule { direction, fault, skip: 0, times }], ..Faults::default() }
     }
 
     #[test]
@@ -141,6 +239,21 @@ mod tests {
         assert_eq!(of(Direction::Read, Fault::Short, u64::MAX), None);
         assert_eq!(Faults::default().account_for(&eio), None);
         assert!(is_a_fault(&eio));
+    }
+
+    #[test]
+    fn a_call_that_has_to_succeed_accounts_for_an_error_of_the_device() {
+        let refused = |kind| event(&format!("Wait: the device {}", DeviceFaults::WORDS), kind);
+        let of = |call| Faults {
+            device: Some(Refusals { call: Some(call), skip: 0, times: 1 }),
+            ..Faults::default()
+        };
+        assert_eq!(of(DeviceCall::Wait).account_for(&refused(None)), Some(ErrorKind::Device));
+        assert_eq!(of(DeviceCall::CopyOut).account_for(&refused(None)), None);
+        assert_eq!(Faults::default().account_for(&refused(None)), None);
+        let other = Error::from(store::Error::new(store::ErrorKind::Io, "of the disk"));
+        assert_eq!(of(DeviceCall::Wait).account_for(&refused(Some(other))), None);
+        assert!(is_a_fault(&refused(None)));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The endurance run: random programs in one process, on two threads with caches of their own, with transfers that fail now and then,
+//! The endurance run: random programs in one process, on two threads with caches of their own, with disks and devices that fail now and then,
 //! and a look at what the process holds.
 
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ const NO_CACHE: &str = "no-cache";
 const TRANSFERS: &str = "transfers";
 /// More threads than ever use a GPU at once.
 const THREADS: usize = 16;
-/// The setting that makes transfers fail.
+/// The setting that makes disks and devices fail.
 const FAULTY: &str = "faulty";
 /// The setting that has tensors on the first GPU.
 const GPU: &str = "cuda";
@@ -166,7 +166,7 @@ fn at_once(parts: &mut [Vec<Program>; 2], turn: u64, counts: &mut Counts) -> Vec
     done.into_iter().filter_map(add).collect()
 }
 
-/// Programs of seeds in a row; half of their caches have transfers that fail.
+/// Programs of seeds in a row; half of their caches have disks and devices that fail.
 fn drawn(programs: &Programs, seed: u64, count: u64) -> Vec<Program> {
     let with_faults = |seed| {
         begins();
@@ -278,6 +278,9 @@ mod tests {
             assert_eq!(parts.turn(turn, &mut counts), Vec::<String>::new());
         }
         assert!(parts.at_once.iter().chain([&parts.alone]).all(|part| part.len() > 20));
-        assert!(["fails-io", "agrees"].iter().all(|name| counts.contains_key(name)), "{counts:?}");
+        assert!(
+            ["fails-io", "fails-device", "agrees"].iter().all(|name| counts.contains_key(name)),
+            "{counts:?}"
+        );
     }
 }

@@ -416,9 +416,9 @@ mod tests {
     /// A tier of one huge page above a device that can be stopped.
     fn stopping(store: Option<Store>) -> (Arc<HostTier<Stopping>>, Arc<DeviceFaults>) {
         let faults = Arc::<DeviceFaults>::default();
-        let device = Simulation { delay: Duration::ZERO, faults: Arc::clone(&faults), staging: None };
+        let device = Simulation { delay: Duration::ZERO, staging: None };
         let settings = HostSettings { pool: PoolSize::Fixed(2 * MIB), read_ahead: 0 };
-        (HostTier::new(device.start().unwrap(), store, settings, None).unwrap(), faults)
+        (HostTier::new(device.start(&faults).unwrap(), store, settings, None).unwrap(), faults)
     }
 
     fn is_free(tier: &HostTier<Stopping>) -> bool {

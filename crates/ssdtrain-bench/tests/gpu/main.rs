@@ -49,6 +49,7 @@ mod chains;
 mod cost;
 mod direct;
 mod graph_life;
+mod killed;
 mod lab;
 mod memory;
 mod order;
