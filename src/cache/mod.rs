@@ -212,10 +212,22 @@ impl Cache {
         self.table.lock().has(storage)
     }
 
-    /// Takes in one saved tensor and returns a handle to its entry; `None` once the step has ended. With `keep`, it stays on the device.
+    /// An operation that the calling thread is about to queue saves this storage: its memory is not reused before that has ended. False if
+    /// the device refuses to see to it; then the storage has to stay in the graph, as without a cache.
+    pub(crate) fn in_use(&self, storage: &Storage) -> bool {
+        let noted = self.tier().map_or(Ok(()), |tier| tier.in_use(storage));
+        noted.inspect_err(|error| warn_once!(%error, "a saved tensor stays on the device")).is_ok()
+    }
+
+    /// Takes in one saved tensor and returns a handle to its entry; `None` if it has to stay in the graph, as it has once the step has
+    /// ended. With `keep`, it stays on the device.
     pub(crate) fn save(self: &Arc<Self>, subject: Subject, keep: bool, by: By<'_>) -> Option<EntryHandle> {
         let By { step, scope, tape, counters, .. } = by;
         let Subject { storage, bytes, version, part } = subject;
+        if !self.in_use(&storage) {
+            counters.store_failures.add(bytes);
+            return None;
+        }
         let id = storage.id();
         let here = Here::default();
         // Parcels are dropped without the lock, because their drop may take it.

@@ -458,4 +458,35 @@ mod tests {
         cache.hold_back(false);
         batch.backward(false);
     }
+
+    /// One graph that stays, and batches that keep within the budget, or leave.
+    #[test]
+    fn keys_of_what_has_gone_do_not_pile_up_behind_what_stays() {
+        for leaves in [false, true] {
+            let (cache, mut stays) = over(host(8 * BYTES, None));
+            stays.save(1);
+            if leaves {
+                cache.set_limits(Limits { late: false, prefetch: 4 * BYTES, ..LATE });
+            }
+            for _ in 0..500 {
+                let mut batch = Batch::new(&cache);
+                batch.save(2);
+                batch.backward(false);
+            }
+            assert!(cache.table.lock().queued() < 100, "{} entries", cache.held().0);
+            stays.backward(false);
+        }
+    }
+
+    #[test]
+    fn what_is_to_be_counted_for_steps_that_are_not_finished_does_not_pile_up() {
+        let (cache, mut batch) = over(host(8 * BYTES, None));
+        let counters = Arc::downgrade(&batch.counters);
+        batch.save(1);
+        batch.flush();
+        batch.backward(false);
+        drop(batch);
+        cache.begin_step();
+        assert_eq!(counters.strong_count(), 0);
+    }
 }

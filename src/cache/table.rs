@@ -224,6 +224,12 @@ impl Table {
         }
     }
 
+    /// How many keys its queues have, those of what has gone among them.
+    #[cfg(test)]
+    pub(crate) fn queued(&self) -> usize {
+        self.queue.len() + self.leaving.len()
+    }
+
     pub(crate) fn set_limits(&mut self, limits: Limits) {
         self.limits = limits;
     }

@@ -183,9 +183,7 @@ impl Steering {
             let rates = with_copies(profile.rates, step.cache.tier());
             Box::new(StepProfile { min_bytes: step.min_bytes, rates, ..profile })
         });
-        if let Some(trace) = step.cache.trace.as_ref().filter(|_| step.probe.is_some() && !self.traced) {
-            trace.pause();
-        }
+        self.end_profile(step);
         Observation {
             step: step.number,
             wall: report.wall,
@@ -207,6 +205,13 @@ impl Steering {
             compiled: false,
             has_grown: false,
             pinned: noted.is_pinning,
+        }
+    }
+
+    /// Ends the recording of a step that is profiled, unless the user records all.
+    pub(super) fn end_profile(&self, step: &StepContext) {
+        if let Some(trace) = step.cache.trace.as_ref().filter(|_| step.probe.is_some() && !self.traced) {
+            trace.pause();
         }
     }
 

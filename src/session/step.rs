@@ -275,6 +275,7 @@ impl Drop for Step<'_> {
         if !self.is_finished {
             tracing::debug!(target: events::STEP, step = self.handle.context.number, "a step was dropped before its end");
             self.cache.accounts.dropped();
+            self.cache.steering.end_profile(&self.handle.context);
         }
         if self.handle.context.probe.is_some() {
             self.cache.cache.hold_back(false);

@@ -37,6 +37,7 @@ impl SavedTensorHooks for Keeper {
         let placement = step.replays.as_ref().zip(saved.storage());
         let placement = placement.and_then(|(replays, storage)| replays.planned(&storage, &saving));
         if let Some(replays) = step.replays.as_ref().filter(|_| placement == Some(Placement::Recompute))
+            && saved.storage().is_some_and(|storage| step.cache.in_use(&storage))
             && let Some(packed) = replays.stand_for(saved, &saving)
         {
             return Ok(packed);

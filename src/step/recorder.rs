@@ -94,10 +94,13 @@ impl SavedTensorHooks for Recorder {
         let begun = step.probe.as_ref().and_then(|probe| probe.saves());
         let place = match step.decide(saved, scope) {
             Decision::Save(place) => place,
-            Decision::Recompute { by, otherwise } => match self.recipe(by, saved, scope) {
-                Some(recipe) => return Ok(recipe),
-                None => otherwise,
-            },
+            Decision::Recompute { by, otherwise } => {
+                let may_go = saved.storage().is_some_and(|storage| step.cache.in_use(&storage));
+                match may_go.then(|| self.recipe(by, saved, scope)).flatten() {
+                    Some(recipe) => return Ok(recipe),
+                    None => otherwise,
+                }
+            }
         };
         if place.was_chosen() {
             self.marks.is_saved(saved);

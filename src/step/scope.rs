@@ -100,7 +100,9 @@ struct EnteredScope {
 
 impl Drop for Scope {
     fn drop(&mut self) {
-        STEPS.with_borrow_mut(|steps| {
+        // A thread that is being torn down has no steps any more.
+        let _ = STEPS.try_with(|steps| {
+            let mut steps = steps.borrow_mut();
             for entered in &self.entered {
                 // The step may have ended before its scopes did; the one around it keeps its own.
                 if let Some(step) = steps.iter_mut().find(|step| step.number == entered.step) {
@@ -166,5 +168,24 @@ impl Drop for Within {
         });
         // After the borrow, because dropping the step may ask for the current scope.
         drop(ended);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_scope_may_last_as_long_as_its_thread() {
+        thread_local!(static KEPT: RefCell<Option<Scope>> = const { RefCell::new(None) });
+        let keeps = || {
+            // Made before what scopes need, and so dropped after it.
+            KEPT.with_borrow_mut(|kept| assert!(kept.is_none()));
+            KEPT.set(Some(scope("kept")));
+        };
+        thread::Builder::new().name("keeps".to_owned()).spawn(keeps).unwrap().join().unwrap();
     }
 }

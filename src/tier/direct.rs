@@ -164,6 +164,10 @@ impl<D: Device> Tier for DirectTier<D> {
         }))
     }
 
+    fn in_use(&self, storage: &Storage) -> Result<()> {
+        self.device.record_use(storage)
+    }
+
     fn allocate(&self, bytes: u64) -> Result<Storage> {
         self.device.allocate(bytes)
     }

@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 use bytesize::ByteSize;
-use ssdtrain_libtorch::Storage;
+use ssdtrain_libtorch::{Storage, StorageId};
 use ssdtrain_plan::Release;
 use ssdtrain_store::sync::Mutex as PlainMutex;
 use ssdtrain_store::{Blob, HostPool, IoBuf, Store};
@@ -117,6 +117,8 @@ struct ParcelData<D: Device> {
     /// How many copies were begun, and how many of them had been when the compute queue was last made to wait for the latest.
     copies: u64,
     ordered: u64,
+    /// What it was last loaded into; `None` if it was not.
+    target: Option<StorageId>,
     /// Why the copy out failed.
     failure: Option<Error>,
     /// Loads that wait for the disk.
@@ -294,6 +296,7 @@ impl<D: Device> Tier for HostTier<D> {
                 back: None,
                 copies: 0,
                 ordered: 0,
+                target: None,
                 failure: None,
                 loads: Vec::new(),
             };
@@ -301,6 +304,10 @@ impl<D: Device> Tier for HostTier<D> {
             HostParcel { serial, bytes, tier: Arc::clone(&self) }
         });
         Ok(parcel)
+    }
+
+    fn in_use(&self, storage: &Storage) -> Result<()> {
+        self.device.record_use(storage)
     }
 
     fn allocate(&self, bytes: u64) -> Result<Storage> {
@@ -318,6 +325,7 @@ impl<D: Device> Tier for HostTier<D> {
     }
 
     fn begin_step(&self) {
+        self.times.begin_step(&*self.device);
         let mut books = self.books.lock();
         books.ledger.begin_step();
         (books.short, books.wanted) = (false, 0);

@@ -61,6 +61,12 @@ pub(crate) trait Tier: Send + Sync {
         true
     }
 
+    /// What the calling thread queues next uses this storage. However early it leaves, its memory is reused only after that, even if
+    /// it belongs to another stream.
+    fn in_use(&self, _storage: &Storage) -> Result<()> {
+        Ok(())
+    }
+
     /// Bytes per second of copies off the device, and back to it, as a trial shows; `None` where nothing is copied to host memory.
     fn try_copies(&self) -> Result<Option<(f64, f64)>> {
         Ok(None)

@@ -1,7 +1,9 @@
 //! Entries as they come and leave: what is saved, what makes room for it, and the stores that move it.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
+use slab::Slab;
 use ssdtrain_libtorch::{Block, Storage, StorageId, Watch};
 
 use super::super::entry::{Edge, State};
@@ -154,6 +156,7 @@ impl Table {
             entry.queued = true;
             entry.parts = Vec::new();
             self.queue.push_back(key);
+            forget_others(&mut self.queue, &self.entries, State::Device);
         }
     }
 
@@ -230,6 +233,7 @@ impl Table {
                 let store = entry.stores;
                 if in_stream_order {
                     self.leaving.push_back(key);
+                    forget_others(&mut self.leaving, &self.entries, State::Storing);
                 } else {
                     self.entries[key.index].storing = true;
                     self.storing += bytes;
@@ -298,5 +302,18 @@ impl Table {
         let device = entry.device.take();
         self.on_device.lower(bytes);
         (device, None)
+    }
+}
+
+/// So many more keys than entries may be in a queue, and twice as many.
+const FEW: usize = 64;
+
+/// Keeps the keys of entries in this state, if there are far more than entries. Otherwise those of entries that have gone would pile up
+/// behind one that stays at the front.
+fn forget_others(queue: &mut VecDeque<EntryKey>, entries: &Slab<Entry>, state: State) {
+    if queue.len() > 2 * entries.len() + FEW {
+        queue.retain(|key| {
+            entries.get(key.index).is_some_and(|entry| entry.serial == key.serial && entry.state == state)
+        });
     }
 }

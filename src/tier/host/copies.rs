@@ -330,6 +330,22 @@ mod tests {
     }
 
     #[test]
+    fn who_puts_an_earlier_copy_in_order_puts_no_later_one_in_order() {
+        for of_last in [true, false] {
+            let (tier, _) = refusing();
+            let from = Storage::allocate(MIB).unwrap();
+            let parcel = saved(&tier, &from);
+            let (first, _) = loaded(&parcel);
+            assert!(parcel.may_evict());
+            let (last, _) = loaded(&parcel);
+            let of = if of_last { &last } else { &first };
+            parcel.order(Some(of), StallCause::CopyIn, &Arc::default(), &Here::default()).unwrap();
+            let is_ordered = tier.books.lock().ledger.get(1).unwrap().held.is_ordered();
+            assert_eq!(is_ordered, of_last);
+        }
+    }
+
+    #[test]
     fn what_no_other_stream_may_use_goes_after_its_copy() {
         for is_abandoned in [true, false] {
             let (tier, faults) = refusing();

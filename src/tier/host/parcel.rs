@@ -68,6 +68,7 @@ impl<D: Device> Parcel for HostParcel<D> {
         if let Some(place) = books.ledger.get(self.serial) {
             let was_loaded = place.held.back.is_some();
             place.held.stream = stream_of_load(place.held.stream, was_loaded, stream);
+            place.held.target = Some(into.id());
         }
         let way = books.ledger.way_up(self.serial);
         let outcome = match way {
@@ -126,6 +127,8 @@ impl<D: Device> Parcel for HostParcel<D> {
         }
         let Some(event) = place.held.back.clone().or_else(|| place.held.out.clone()) else { return Ok(()) };
         let (copies, ordered, stream) = (place.held.copies, place.held.is_ordered(), place.held.stream);
+        // Others may have let go of what the calling thread was given, and loaded it anew: that is in no order yet.
+        let is_last = of.map(Storage::id) == place.held.target || place.held.target.is_none();
         drop(books);
         let put_in_order = || -> Result<()> {
             Here::record_use(&*tier.device, stream, of)?;
@@ -142,7 +145,7 @@ impl<D: Device> Parcel for HostParcel<D> {
             // No event is recorded after the wait: CUDA lets a thread run only some 60 recorded events of a stream ahead of the device.
             wait()?;
             // Only now: releasing the storage relies on the wait being queued.
-            if let Some(place) = tier.books.lock().ledger.get(self.serial) {
+            if let Some(place) = tier.books.lock().ledger.get(self.serial).filter(|_| is_last) {
                 place.held.ordered = copies;
             }
             if let Some(trace) = &tier.trace {

@@ -1,6 +1,7 @@
 //! How long the device's compute queue waits, and how long reruns take it.
 
-use std::mem::replace;
+use std::collections::VecDeque;
+use std::mem::{replace, take};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,8 +17,14 @@ use crate::telemetry::{Counters, StallCause};
 pub(super) struct Times<E>(Mutex<Noted<E>>);
 
 struct Noted<E> {
-    /// How many stalls were counted before.
-    counted: usize,
+    now: Batch<E>,
+    /// Of steps that were not finished before the next one began.
+    earlier: VecDeque<Batch<E>>,
+}
+
+struct Batch<E> {
+    /// How many stalls came before.
+    before: usize,
     stalls: Vec<Stall<E>>,
     reruns: Vec<Rerun<E>>,
 }
@@ -46,17 +53,17 @@ type Between<'a, E> = &'a dyn Fn(&E, &E) -> Result<Duration>;
 
 impl<E: Clone + Send + 'static> Times<E> {
     pub(super) fn new() -> Times<E> {
-        Times(Mutex::new(Noted { counted: 0, stalls: Vec::new(), reruns: Vec::new() }))
+        Times(Mutex::new(Noted { now: Batch::after(0), earlier: VecDeque::new() }))
     }
 
     pub(super) fn stalled(&self, stall: Stall<E>) {
-        self.0.lock().stalls.push(stall);
+        self.0.lock().now.stalls.push(stall);
     }
 
     /// The point that the calling thread's computation has reached.
     pub(super) fn mark(&self, device: &impl Device<Event = E>) -> Option<Mark> {
         let event = Box::new(device.record(Lane::Compute).ok()?);
-        Some(Mark { event, stalls: self.0.lock().noted() })
+        Some(Mark { event, stalls: self.0.lock().now.noted() })
     }
 
     /// What the calling thread has computed since `mark` was a rerun.
@@ -65,17 +72,52 @@ impl<E: Clone + Send + 'static> Times<E> {
         let Some(from) = since.event.downcast_ref::<E>().cloned() else { return };
         let Ok(to) = device.record(Lane::Compute) else { return };
         let mut noted = self.0.lock();
-        let stalls = [since.stalls, noted.noted()];
-        noted.reruns.push(Rerun { counters: Arc::clone(counters), from, to, stalls });
+        let stalls = [since.stalls, noted.now.noted()];
+        noted.now.reruns.push(Rerun { counters: Arc::clone(counters), from, to, stalls });
+    }
+
+    /// A step begins. Where those before were not finished, what the device has come past is counted, and the rest later.
+    pub(super) fn begin_step(&self, device: &impl Device<Event = E>) {
+        let past: Vec<_> = {
+            let Noted { now, earlier } = &mut *self.0.lock();
+            if !(now.stalls.is_empty() && now.reruns.is_empty()) {
+                let next = Batch::after(now.noted());
+                earlier.push_back(replace(now, next));
+            }
+            let is_past = |batch: &&Batch<E>| batch.ends().all(|event| device.is_reached(event));
+            let past = earlier.iter().take_while(is_past).count();
+            earlier.drain(..past).collect()
+        };
+        past.into_iter().for_each(|batch| batch.count(device));
     }
 
     /// Waits for all of it, and counts it.
     pub(super) fn count(&self, device: &impl Device<Event = E>) {
-        let Noted { counted, stalls, reruns } = {
-            let mut noted = self.0.lock();
-            let next = Noted { counted: noted.noted(), stalls: Vec::new(), reruns: Vec::new() };
-            replace(&mut *noted, next)
+        let (earlier, now) = {
+            let Noted { now, earlier } = &mut *self.0.lock();
+            let next = Batch::after(now.noted());
+            (take(earlier), replace(now, next))
         };
+        earlier.into_iter().chain([now]).for_each(|batch| batch.count(device));
+    }
+}
+
+impl<E: Clone + Send + 'static> Batch<E> {
+    fn after(before: usize) -> Batch<E> {
+        Batch { before, stalls: Vec::new(), reruns: Vec::new() }
+    }
+
+    /// How many stalls there were so far.
+    fn noted(&self) -> usize {
+        self.before + self.stalls.len()
+    }
+
+    fn ends(&self) -> impl Iterator<Item = &E> {
+        self.stalls.iter().map(|stall| &stall.to).chain(self.reruns.iter().map(|rerun| &rerun.to))
+    }
+
+    fn count(self, device: &impl Device<Event = E>) {
+        let Batch { before, stalls, reruns } = self;
         let between = |from: &E, to: &E| device.between(from, to);
         for stall in &stalls {
             let time = device.block_unless_late(&stall.to).and_then(|()| stall.until(&stall.to, &between));
@@ -86,7 +128,7 @@ impl<E: Clone + Send + 'static> Times<E> {
         }
         for rerun in &reruns {
             let time =
-                device.block_unless_late(&rerun.to).and_then(|()| rerun.time(counted, &stalls, &between));
+                device.block_unless_late(&rerun.to).and_then(|()| rerun.time(before, &stalls, &between));
             match time {
                 Ok(time) => rerun.counters.reran(time),
                 Err(error) => {
@@ -94,13 +136,6 @@ impl<E: Clone + Send + 'static> Times<E> {
                 }
             }
         }
-    }
-}
-
-impl<E> Noted<E> {
-    /// How many stalls there were so far.
-    fn noted(&self) -> usize {
-        self.counted + self.stalls.len()
     }
 }
 
@@ -113,10 +148,10 @@ impl<E> Stall<E> {
 }
 
 impl<E> Rerun<E> {
-    /// How long it took, without those of these stalls that it met with. `counted` came before them.
-    fn time(&self, counted: usize, stalls: &[Stall<E>], between: Between<'_, E>) -> Result<Duration> {
+    /// How long it took, without those of these stalls that it met with. So many came before them.
+    fn time(&self, before: usize, stalls: &[Stall<E>], between: Between<'_, E>) -> Result<Duration> {
         let whole = between(&self.from, &self.to)?;
-        let [first, last] = self.stalls.map(|stall| stall.saturating_sub(counted));
+        let [first, last] = self.stalls.map(|stall| stall.saturating_sub(before));
         let mut left = whole;
         for stall in stalls.get(first..last).unwrap_or_default() {
             // Both at once: from the later beginning to the earlier end.
