@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{everything, leaf, randn};
-use ssdtrain::{BackendKind, MIB, TensorCache};
+use ssdtrain::{BackendKind, IoPath, MIB, TensorCache, Verify};
 use tch::{Kind, Tensor};
 
 /// How the process of [`ends`] is to end, and which way its bytes go.
@@ -32,6 +32,10 @@ fn cache(way: &str) -> Option<TensorCache> {
         "uring" => builder.backend(BackendKind::Uring).build().ok(),
         "encrypted" => Some(builder.encrypt(true).build().unwrap()),
         "staged" => Some(builder.simulated_device(Duration::ZERO).host_pool(8 * MIB).build().unwrap()),
+        "direct" => {
+            let builder = builder.simulated_device(Duration::ZERO).path(IoPath::Direct).verify(Verify::Off);
+            Some(builder.build().unwrap())
+        }
         other => panic!("no way {other}"),
     }
 }
@@ -75,7 +79,7 @@ fn ends() {
 
 #[test]
 fn a_process_ends_whatever_is_under_way() {
-    for way in ["memory", "pool", "uring", "encrypted", "staged"] {
+    for way in ["memory", "pool", "uring", "encrypted", "staged", "direct"] {
         for (how, code) in [("exit", 7), ("panic", 101), ("return", 0), ("other thread", 0)] {
             let mut child = Command::new(env::current_exe().unwrap());
             child

@@ -59,6 +59,13 @@ fn a_host_pool_above_an_encrypted_disk() {
 }
 
 #[test]
+fn a_host_pool_above_several_disks() {
+    let pool: Setting = |it| it.host_pool(SMALLEST_POOL);
+    let name = "host pool, two volumes";
+    sweep(Way { name, device: Some(pool), layers: 3, volumes: 2, sample: 10 * SAMPLE, ..CPU });
+}
+
+#[test]
 fn a_pool_that_only_stages_above_the_disk() {
     let pool: Setting = |it| it.host_pool(0).least_staging(SMALLEST_POOL);
     sweep(Way { name: "staging pool", device: Some(pool), layers: 3, sample: 5 * SAMPLE, ..CPU });

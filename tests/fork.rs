@@ -15,7 +15,7 @@ use common::{F32, assert_nothing_held, assert_same_bits, everything, grads, leaf
 use ssdtrain::plan::{InTurn, Placement};
 use ssdtrain::store::HistoryFile;
 use ssdtrain::{
-    BackendKind, ErrorKind, MIB, Metrics, Offload, Step, TensorCache, TensorCacheBuilder,
+    BackendKind, ErrorKind, IoPath, MIB, Metrics, Offload, Step, TensorCache, TensorCacheBuilder, Verify,
     resolve_math_kernels, scope, segment,
 };
 use tch::{Kind, Tensor};
@@ -166,6 +166,12 @@ fn with_encrypted_spill_files() {
 #[test]
 fn with_a_host_pool_and_a_trace() {
     forks(slow().simulated_device(Duration::ZERO).host_pool(8 * MIB).trace(true).build().unwrap());
+}
+
+#[test]
+fn straight_from_a_device_to_the_disk() {
+    let direct = slow().simulated_device(Duration::ZERO).path(IoPath::Direct).verify(Verify::Off);
+    forks(direct.build().unwrap());
 }
 
 #[test]

@@ -59,10 +59,12 @@ fn tests() -> Result<()> {
     run_tests(&[], &[(cufile::VARIABLE, &cufile::header()?)])
 }
 
-/// Of the tests that are ignored otherwise: disks that really fail, which says why where it cannot mount any, and a short endurance run.
+/// Of the tests that are ignored otherwise: disks that really fail, and what each file system does with spill files, which say why
+/// where they cannot mount any, and a short endurance run.
 /// They are asked for in the whole workspace, for which they are built already.
 fn longer() -> Result<()> {
-    let mut test = cargo(["test", "--workspace", "--test", "real_disks", "--test", "soak"]);
+    let mut test = cargo(["test", "--workspace", "--test", "real_disks"]);
+    test.args(["--test", "file_systems", "--test", "soak"]);
     run_command(test.args(["--", "--ignored", "--nocapture", "--test-threads", "1"]))
 }
 

@@ -1,5 +1,5 @@
-//! Disks that really fail: file systems that are mounted for a test, and filled by others, frozen or damaged. Each test
-//! needs root and says so where it is skipped:
+//! Disks that really fail: file systems that are mounted for a test, and filled by others, frozen or damaged, or whose
+//! devices the device-mapper has fail, lose bytes or answer late. Each test needs root and says so where it is skipped:
 //!
 //! ```sh
 //! cargo test --package ssdtrain-store --test real_disks -- --ignored --nocapture
@@ -8,16 +8,17 @@
 
 mod mounted;
 
-use std::error::Error;
+use std::error::Error as _;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
-use ssdtrain_store::{BackendKind, ErrorKind, Store, StoreConfig};
+use ssdtrain_store::{BackendKind, Blob, Error, ErrorKind, Store, StoreConfig};
 
-use self::mounted::{MIB, Mounted, assert_hold, fill, read, run, write};
+use self::mounted::{MIB, Mounted, Target, assert_hold, fill, read, run, write};
 
 /// The file system, or a return from the test that prints why there is none. In a loop, `continue` leaves the others to be tried.
 macro_rules! or_skip {
@@ -115,16 +116,135 @@ fn a_write_beyond_a_quota_is_an_error_of_its_own_and_the_next_one_within_it_work
 #[ignore = "mounts file systems, as root"]
 fn a_device_that_answers_with_errors_is_an_error_of_its_own() {
     for backend in BACKENDS {
-        let disk = or_skip!(Mounted::mapped(64 * MIB), continue);
+        let disk = or_skip!(Mounted::mapped(64 * MIB, &Target::Error), continue);
         let store = Store::open(disk.config(backend)).unwrap();
-        let blob = store.reserve(MIB as u64).unwrap();
-        write(&store, &blob, 7).recv().unwrap().unwrap();
-        disk.fail(64 * MIB);
-        for error in [read(&store, &blob).unwrap_err(), write(&store, &blob, 8).recv().unwrap().unwrap_err()]
-        {
-            assert_eq!(error.kind(), ErrorKind::Io);
-            assert_eq!(error.os_error().unwrap().raw_os_error(), Some(libc::EIO), "{error}");
+        let blob = written(&store, 7);
+        disk.set(&Target::Error);
+        assert_failed(&read(&store, &blob).map(drop).unwrap_err());
+        assert_failed(&write(&store, &blob, 8).recv().unwrap().unwrap_err());
+        disk.set(&Target::Linear);
+        assert_works(&store, &blob);
+    }
+}
+
+/// Up for a second and down for one, in turn.
+#[test]
+#[ignore = "mounts file systems, as root"]
+fn a_device_that_fails_now_and_then_has_the_right_bytes_or_an_error_of_its_own() {
+    let now_and_then = Target::Flakey { up: 1, down: 1, features: &[] };
+    for backend in BACKENDS {
+        let disk = or_skip!(Mounted::mapped(64 * MIB, &now_and_then), continue);
+        let store = Store::open(disk.config(backend)).unwrap();
+        let (kept, blob) = (written(&store, 7), written(&store, 0));
+        disk.set(&now_and_then);
+        let holds = |blob, fill| {
+            read(&store, blob)
+                .map(|bytes| assert!(bytes.iter().all(|&byte| byte == fill), "not all are {fill}"))
+        };
+        let start = Instant::now();
+        let (mut writes, mut reads) = ([0; 2], [0; 2]);
+        let mut fills = (0..=u8::MAX).cycle();
+        // Twice up and twice down.
+        while start.elapsed() < Duration::from_secs(4) {
+            let fill = fills.next().unwrap();
+            let wrote = write(&store, &blob, fill).recv().unwrap();
+            // What a write that has failed leaves is nobody's.
+            let came_back = wrote.is_ok().then(|| holds(&blob, fill));
+            writes[usize::from(wrote.is_err())] += 1;
+            for outcome in came_back.into_iter().chain([holds(&kept, 7)]) {
+                reads[usize::from(outcome.is_err())] += 1;
+                outcome.err().iter().for_each(assert_failed);
+            }
+            wrote.err().iter().for_each(assert_failed);
         }
+        assert!([writes, reads].as_flattened().iter().all(|&count| count > 0), "{writes:?}, {reads:?}");
+        disk.set(&Target::Linear);
+        assert_works(&store, &blob);
+    }
+}
+
+#[test]
+#[ignore = "mounts file systems, as root"]
+fn a_device_that_fails_writes_alone_still_has_what_was_written_before() {
+    let read_only = Target::Flakey { up: 0, down: 1, features: &["error_writes"] };
+    for backend in BACKENDS {
+        let disk = or_skip!(Mounted::mapped(64 * MIB, &read_only), continue);
+        let store = Store::open(disk.config(backend)).unwrap();
+        let (kept, blob) = (written(&store, 7), written(&store, 8));
+        disk.set(&read_only);
+        assert_failed(&write(&store, &blob, 9).recv().unwrap().unwrap_err());
+        assert!(read(&store, &kept).unwrap().iter().all(|&byte| byte == 7));
+        disk.set(&Target::Linear);
+        assert_works(&store, &blob);
+        assert!(read(&store, &kept).unwrap().iter().all(|&byte| byte == 7));
+    }
+}
+
+#[test]
+#[ignore = "mounts file systems, as root"]
+fn writes_that_a_device_loses_or_changes_are_noticed_by_checksums_and_by_encryption() {
+    let loses = Target::Flakey { up: 0, down: 1, features: &["drop_writes"] };
+    // The 32nd byte of each write becomes 1.
+    let changes = Target::Flakey { up: 0, down: 1, features: &["corrupt_bio_byte", "32", "w", "1", "0"] };
+    for backend in BACKENDS {
+        for (target, encrypt) in [(loses, false), (loses, true), (changes, false), (changes, true)] {
+            let disk = or_skip!(Mounted::mapped(64 * MIB, &target), continue);
+            // Many writes: what is encrypted may have that byte.
+            let config = StoreConfig { io_bytes: 64 << 10, ..disk.config(backend) };
+            let store = Store::open(StoreConfig { checksums: !encrypt, encrypt, ..config }).unwrap();
+            let blob = written(&store, 7);
+            disk.set(&target);
+            write(&store, &blob, 8).recv().unwrap().expect("the device says that it has written it");
+            disk.set(&Target::Linear);
+            let error = read(&store, &blob).map(drop).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+            assert_eq!((store.stats().failures, store.stats().retried), (1, 2), "{error}");
+            assert_works(&store, &blob);
+        }
+    }
+}
+
+#[test]
+#[ignore = "mounts file systems, as root"]
+fn a_device_that_answers_late_but_in_time_is_waited_for() {
+    let late = Target::Delay(100);
+    for backend in BACKENDS {
+        let disk = or_skip!(Mounted::mapped(64 * MIB, &late), continue);
+        let config = StoreConfig { timeout: Duration::from_secs(60), ..disk.config(backend) };
+        let store = Store::open(config).unwrap();
+        let blob = written(&store, 7);
+        disk.set(&late);
+        let start = Instant::now();
+        assert_works(&store, &blob);
+        assert!(start.elapsed() >= Duration::from_millis(200), "the device was not late");
+        assert_eq!((store.stats().failures, store.stats().retried), (0, 0));
+    }
+}
+
+#[test]
+#[ignore = "mounts file systems, as root"]
+fn a_device_that_answers_too_late_is_given_up_and_used_again_once_it_has_answered() {
+    let late = Target::Delay(60_000);
+    for backend in BACKENDS {
+        let disk = or_skip!(Mounted::mapped(64 * MIB, &late), continue);
+        let store = Store::open(disk.config(backend)).unwrap();
+        let (kept, blobs) = (written(&store, 7), [(); 2].map(|()| written(&store, 8)));
+        disk.set(&late);
+        let outcomes = blobs.each_ref().map(|blob| write(&store, blob, 9));
+        let errors = outcomes.map(|outcome| outcome.recv().unwrap().unwrap_err());
+        for error in errors.into_iter().chain([read(&store, &kept).map(drop).unwrap_err()]) {
+            assert_eq!(error.kind(), ErrorKind::TimedOut);
+            assert!(error.to_string().contains("within 300ms"), "{error}");
+        }
+        drop(blobs);
+        assert_eq!(store.stats().reserved_bytes, 3 * MIB as u64, "the device may still write two of them");
+        // What it has held back it does now.
+        disk.set(&Target::Linear);
+        while store.stats().reserved_bytes > MIB as u64 {
+            std::thread::yield_now();
+        }
+        assert!(read(&store, &kept).unwrap().iter().all(|&byte| byte == 7));
+        assert_works(&store, &kept);
     }
 }
 
@@ -216,6 +336,25 @@ fn a_file_that_does_not_shrink_in_time_is_not_waited_for_and_shrinks_later() {
     assert!(blob.is_none(), "it grows again first");
     told.recv().unwrap();
     assert!(store.try_reserve(MIB as u64).unwrap().is_some());
+}
+
+/// A blob with these bytes, which the file system has room for.
+fn written(store: &Store, fill: u8) -> Arc<Blob> {
+    let blob = store.reserve(MIB as u64).unwrap();
+    write(store, &blob, fill).recv().unwrap().unwrap();
+    blob
+}
+
+/// Writes other bytes to a blob and reads them.
+fn assert_works(store: &Store, blob: &Arc<Blob>) {
+    write(store, blob, 3).recv().unwrap().unwrap();
+    assert!(read(store, blob).unwrap().iter().all(|&byte| byte == 3));
+}
+
+/// Asserts that this is a device's own error.
+fn assert_failed(error: &Error) {
+    assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+    assert_eq!(error.os_error().unwrap().raw_os_error(), Some(libc::EIO), "{error}");
 }
 
 /// Whether this process has a file open below `place`.

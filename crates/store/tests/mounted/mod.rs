@@ -17,6 +17,56 @@ const EXT4: &[&str] = &["-q", "-F", "-O", "^has_journal", "-m", "0"];
 /// How long a disk is waited for.
 const LIMIT: Duration = Duration::from_millis(300);
 
+/// What a device does: a target of the device-mapper, whose table is in Linux's `admin-guide/device-mapper`.
+#[derive(Clone, Copy)]
+pub(crate) enum Target {
+    /// Passes everything on.
+    Linear,
+    /// Answers everything with an error.
+    Error,
+    /// Passes everything on for so many seconds, has these features for so many, and so on, from when it is set. Without
+    /// features it answers everything with an error.
+    Flakey { up: u32, down: u32, features: &'static [&'static str] },
+    /// Passes everything on, so many milliseconds later.
+    Delay(u32),
+}
+
+impl Target {
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Target::Linear => "linear",
+            Target::Error => "error",
+            Target::Flakey { .. } => "flakey",
+            Target::Delay(_) => "delay",
+        }
+    }
+
+    /// The table of a device with this target alone, on all of the device below.
+    fn table(&self, sectors: usize, below: &str) -> String {
+        let arguments = match self {
+            Target::Linear => format!(" {below} 0"),
+            Target::Error => String::new(),
+            Target::Flakey { up, down, features } => {
+                let features: String = features.iter().map(|word| format!(" {word}")).collect();
+                let words = features.split_whitespace().count();
+                format!(" {below} 0 {up} {down} {words}{features}")
+            }
+            Target::Delay(ms) => format!(" {below} 0 {ms}"),
+        };
+        format!("0 {sectors} {}{arguments}", self.name())
+    }
+
+    /// An error if the kernel does not have it, which names it.
+    fn find(&self) -> Result<(), String> {
+        // The kernel loads it for its first table, but lists only what is loaded.
+        run("modprobe", &[&format!("dm-{}", self.name())]).ok();
+        let missing = format!("there is no target `{}` of the device-mapper here", self.name());
+        let listed = run("dmsetup", &["targets"]).map_err(|why| format!("{missing}: {why}"))?;
+        let is_listed = listed.lines().any(|line| line.split_whitespace().next() == Some(self.name()));
+        if is_listed { Ok(()) } else { Err(missing) }
+    }
+}
+
 /// A file system in a directory of its own, until it is dropped.
 pub(crate) struct Mounted {
     pub(crate) place: TempDir,
@@ -24,8 +74,8 @@ pub(crate) struct Mounted {
     pub(crate) device: Option<(String, PathBuf)>,
     /// The file system that its files are on.
     below: Option<Box<Mounted>>,
-    /// The device-mapper's device on the loop device.
-    mapped: Option<String>,
+    /// The device-mapper's device on the loop device, and its size in sectors.
+    mapped: Option<(String, usize)>,
     /// What others mount it as.
     served: Option<String>,
     frozen: bool,
@@ -52,12 +102,17 @@ impl Mounted {
         Ok(mounted)
     }
 
-    /// ext4 on a device whose kind can be changed. The error says why it cannot be had here.
-    pub(crate) fn mapped(bytes: usize) -> Result<Mounted, String> {
+    /// ext4 on a device that passes everything on until it is [set](Mounted::set) to do something else. The error says why it, or
+    /// a device that does that, cannot be had here.
+    pub(crate) fn mapped(bytes: usize, later: &Target) -> Result<Mounted, String> {
+        [later, &Target::Linear].into_iter().try_for_each(Target::find)?;
         let (mut mounted, device) = Mounted::looped("ext4", EXT4, bytes)?;
-        let name = format!("ssdtrain-test-{}", std::process::id());
-        run("dmsetup", &["create", &name, "--table", &format!("0 {} linear {device} 0", bytes / 512)])?;
-        mounted.mapped = Some(name.clone());
+        let name = device.replace("/dev/", "ssdtrain-test-");
+        let sectors = bytes / 512;
+        run("dmsetup", &["create", &name, "--table", &Target::Linear.table(sectors, &device)])?;
+        mounted.mapped = Some((name.clone(), sectors));
+        // Makes the device's file where there is no udev to do that, and does nothing elsewhere.
+        run("dmsetup", &["mknodes", &name])?;
         run("mount", &[&format!("/dev/mapper/{name}"), &mounted.path()])?;
         Ok(mounted)
     }
@@ -155,12 +210,17 @@ impl Mounted {
         run("btrfs", &["quota", "disable", &self.path()]).unwrap();
     }
 
-    /// Has the device-mapper answer everything with an error from now on.
-    pub(crate) fn fail(&self, bytes: usize) {
-        let name = self.mapped.as_ref().unwrap();
-        run("dmsetup", &["suspend", "--noflush", "--nolockfs", name]).unwrap();
-        run("dmsetup", &["load", name, "--table", &format!("0 {} error", bytes / 512)]).unwrap();
-        run("dmsetup", &["resume", name]).unwrap();
+    /// From now on its device has this target. What an earlier one held back is done first.
+    pub(crate) fn set(&self, target: &Target) {
+        self.try_set(target).unwrap();
+    }
+
+    fn try_set(&self, target: &Target) -> Result<(), String> {
+        let (Some((name, sectors)), Some((below, _))) = (&self.mapped, &self.device) else { return Ok(()) };
+        run("dmsetup", &["suspend", "--noflush", "--nolockfs", name])?;
+        run("dmsetup", &["load", name, "--table", &target.table(*sectors, below)])?;
+        run("dmsetup", &["resume", name])?;
+        Ok(())
     }
 
     /// Bytes that are free.
@@ -173,13 +233,16 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         self.thaw();
+        // Unmounting writes, and is not to be held back.
+        self.try_set(&Target::Linear).ok();
         if let Some(served) = &self.served {
             run("exportfs", &["-u", served]).ok();
         }
         // What was not mounted is not to be unmounted.
         run("umount", &["--lazy", &self.path()]).ok();
-        if let Some(name) = &self.mapped {
+        if let Some((name, _)) = &self.mapped {
             run("dmsetup", &["remove", "--force", name]).ok();
+            run("dmsetup", &["mknodes", name]).ok();
         }
         if let Some((device, image)) = &self.device {
             run("losetup", &["--detach", device]).ok();
