@@ -66,9 +66,15 @@ fn a_disk_that_fails_is_an_error_of_its_own() {
         assert!(store.path().is_direct(), "{}", store.path());
         let blob = store.reserve(MIB as u64).unwrap();
         write(&store, &blob, 7).recv().unwrap().unwrap();
-        let (_, image) = disk.device.as_ref().unwrap();
+        let (device, image) = disk.device.as_ref().unwrap();
         OpenOptions::new().write(true).open(image).unwrap().set_len(4096).unwrap();
-        let error = read(&store, &blob).unwrap_err();
+        // Some kernels (6.1) have no error there.
+        let from = format!("if={device}");
+        if run("dd", &[&from, "iflag=direct", "bs=4096", "skip=4096", "count=1", "of=/dev/null"]).is_ok() {
+            eprintln!("skipped: this kernel's loop devices have zeros where their files have ended");
+            continue;
+        }
+        let error = read(&store, &blob).map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Io);
         assert_eq!(error.os_error().unwrap().raw_os_error(), Some(libc::EIO), "{error}");
         assert!(error.source().is_some() && error.to_string().contains(&disk.path()), "{error}");
