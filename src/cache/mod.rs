@@ -14,6 +14,8 @@ mod orders;
 mod relief;
 #[cfg(test)]
 mod slow;
+#[cfg(test)]
+mod streams;
 mod table;
 mod tape;
 mod transfers;

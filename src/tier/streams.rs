@@ -8,10 +8,9 @@ use ssdtrain_libtorch::{Block, Storage};
 use ssdtrain_store::{BackendKind, Store, StoreConfig};
 
 use super::{DirectTier, Here, HostSettings, HostTier, Parcel, PoolSize, Room, Tier};
-use crate::cache::{By, Cache, Limits, Subject};
 use crate::device::{Simulated, SimulatedUsed};
 use crate::error::Completion;
-use crate::telemetry::{ScopeId, ScopeRecord, StallCause};
+use crate::telemetry::{ScopeId, StallCause};
 use crate::units::MIB;
 
 fn tiers() -> [(Arc<dyn Tier>, SimulatedUsed); 2] {
@@ -102,30 +101,5 @@ fn what_is_loaded_for_one_stream_and_asked_for_on_another() {
         ordered(&parcel, &into);
         assert_eq!(*used.lock(), [(into.id(), 3)]);
         tier.settle();
-    }
-}
-
-/// Saved on the first stream and once more on the second, and let go of on the first: its memory is not reused before what the second one
-/// does with it.
-#[test]
-fn what_is_saved_on_several_streams() {
-    for (tier, used) in tiers() {
-        let limits = Limits { device_budget: 0, late: true, ..Limits::none(MIB) };
-        let cache = Cache::new(Some(tier), limits, None);
-        let (tape, counters, record) = (cache.open_tape(), Arc::default(), ScopeRecord::default());
-        let by = By { step: 1, scope: ScopeId::default(), tape, counters: &counters, record: &record };
-        let storage = Storage::allocate(MIB).unwrap();
-        let (id, left) = (storage.id(), storage.downgrade());
-        let handles = [1, 2].map(|stream| {
-            Simulated::enter(stream);
-            cache.save(Subject::whole(storage.clone(), 0), false, by).unwrap()
-        });
-        Simulated::enter(1);
-        drop(storage);
-        cache.flush(&counters);
-        assert!(left.upgrade().is_none(), "its memory is free");
-        assert!(used.lock().contains(&(id, 1)) && used.lock().contains(&(id, 2)));
-        drop(handles);
-        Simulated::enter(0);
     }
 }

@@ -13,7 +13,8 @@ use tch::nn::VarStore;
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::config::Config;
-use crate::faults::{Fallible, Faults, is_a_fault};
+use crate::fallible::Fallible;
+use crate::faults::{Faults, is_a_fault};
 use crate::program::Program;
 use crate::random::Random;
 use crate::run::{Ran, run};

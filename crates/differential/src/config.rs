@@ -14,7 +14,7 @@ use ssdtrain::{
 use tch::Device;
 use tch::nn::VarStore;
 
-use crate::faults::Fallible;
+use crate::fallible::Fallible;
 use crate::random::Random;
 
 /// The settings of a cache: words, some of which have a value. Each can be omitted.

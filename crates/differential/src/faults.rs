@@ -3,12 +3,12 @@
 use std::error::Error as _;
 use std::io;
 use std::iter::successors;
-use std::sync::Arc;
 use std::time::Duration;
 
-use ssdtrain::store::{Direction, Fault, Faulty};
+use ssdtrain::store::{Direction, Fault};
 use ssdtrain::{DeviceCall, DeviceFaults, Error, ErrorKind};
 
+use crate::fallible::Fallible;
 use crate::random::Random;
 use crate::values::Event;
 
@@ -17,22 +17,6 @@ const ATTEMPTS: u64 = 3;
 
 /// What any error about bytes that the disk did not return says.
 const UNREAD: [&str; 2] = ["could not be read", "came back changed"];
-
-/// What of a cache can be made to fail.
-#[derive(Default)]
-pub(crate) struct Fallible {
-    /// `None` without spill files.
-    pub(crate) disk: Option<Arc<Faulty>>,
-    pub(crate) device: Arc<DeviceFaults>,
-}
-
-impl Fallible {
-    /// From now on nothing fails.
-    pub(crate) fn heal(&self) {
-        self.disk.iter().for_each(|disk| disk.heal());
-        self.device.heal();
-    }
-}
 
 /// Faults among the next transfers of a store, and the next calls of a device.
 #[derive(Clone, Debug, Default)]

@@ -21,6 +21,7 @@ mod bits;
 mod check;
 mod config;
 mod draw;
+mod fallible;
 mod faults;
 mod generate;
 mod operations;
