@@ -1,7 +1,8 @@
 //! A sweep over faults of the device: whichever call of it fails, or whenever a spill file does not grow, gradients have
 //! the bits of a training without a cache, or backward is an error that names the cause; and training goes on afterwards.
 //!
-//! The device is the simulated one, or, in the tests that `cargo x gpu-test` runs, a GPU. Each training is repeated with a fault in its first, second, third, ... call of a
+//! The device is the simulated one, or, in the tests that `cargo x gpu-test` runs, a GPU. Each training is repeated with
+//! a fault in its first, second, third, ... call of a
 //! kind, until one runs to its end without reaching the fault. By default a sample of these trainings runs. All of them,
 //! more than half a million, take longer than nextest allows. A call's name instead of `all` runs those with faults of
 //! that call, and a number one in so many of all:
@@ -146,26 +147,16 @@ enum Call {
     Proceed,
 }
 
-const CALLS: [Call; 15] = {
-    use Call::{Any, Device, Grow, Proceed};
-    use DeviceCall::*;
-    [
-        Device(CopyOut),
-        Device(CopyIn),
-        Device(Record),
-        Device(Wait),
-        Device(Query),
-        Device(Block),
-        Device(BlockUnlessLate),
-        Device(Synchronize),
-        Device(Time),
-        Device(RecordUse),
-        Device(Allocate),
-        Device(Pin),
-        Any,
-        Grow,
-        Proceed,
-    ]
+const CALLS: [Call; DeviceCall::ALL.len() + 3] = {
+    let mut calls = [Call::Any; DeviceCall::ALL.len() + 3];
+    let mut of_device = 0;
+    while of_device < DeviceCall::ALL.len() {
+        calls[of_device] = Call::Device(DeviceCall::ALL[of_device]);
+        of_device += 1;
+    }
+    calls[of_device + 1] = Call::Grow;
+    calls[of_device + 2] = Call::Proceed;
+    calls
 };
 
 /// What can be made to fail.
@@ -207,7 +198,8 @@ impl Failing {
 
     /// The kind and the words of the error that backward may return; `None` if gradients have to be right.
     ///
-    /// What cannot leave the device stays, and so does what others could use too soon if it left. Memory that is not pinned, a file that does not grow, an event that seems not to be reached,
+    /// What cannot leave the device stays, and so does what others could use too soon if it left. Memory that is not pinned, a file
+    /// that does not grow, an event that seems not to be reached,
     /// and a time that is not known are no reasons to fail.
     fn error(&self, error: &Error) -> Option<(ErrorKind, String)> {
         use DeviceCall::{Allocate, BlockUnlessLate, CopyOut, Pin, Query, RecordUse, Synchronize, Time};

@@ -31,6 +31,27 @@ pub enum DeviceCall {
     Pin,
 }
 
+impl DeviceCall {
+    /// Every kind of call.
+    pub const ALL: [DeviceCall; DeviceCall::Pin as usize + 1] = {
+        use DeviceCall::*;
+        [
+            CopyOut,
+            CopyIn,
+            Record,
+            Wait,
+            Query,
+            Block,
+            BlockUnlessLate,
+            Synchronize,
+            Time,
+            RecordUse,
+            Allocate,
+            Pin,
+        ]
+    };
+}
+
 /// Which calls of a device are refused, and when a simulated one stops. None is at first, and it does not.
 #[doc(hidden)]
 #[derive(Debug, Default)]
@@ -46,7 +67,7 @@ struct State {
     stops_after: Option<u64>,
     /// How much was to be done.
     begun: u64,
-    calls: [u64; DeviceCall::Pin as usize + 1],
+    calls: [u64; DeviceCall::ALL.len()],
 }
 
 /// `times` calls are refused after the first `skip`; those of any kind for `None`.

@@ -46,24 +46,6 @@ struct Refusals {
     times: u64,
 }
 
-const CALLS: [DeviceCall; 12] = {
-    use DeviceCall::*;
-    [
-        CopyOut,
-        CopyIn,
-        Record,
-        Wait,
-        Query,
-        Block,
-        BlockUnlessLate,
-        Synchronize,
-        Time,
-        RecordUse,
-        Allocate,
-        Pin,
-    ]
-};
-
 /// What a disk that is gone answers.
 const GONE: i32 = libc::ENODEV;
 
@@ -91,7 +73,7 @@ impl Faults {
         };
         let transfers = (0..random.below(3)).map(|_| rule(random)).collect();
         let device = random.percent(25).then(|| Refusals {
-            call: random.percent(80).then(|| *random.of(&CALLS)),
+            call: random.percent(80).then(|| *random.of(&DeviceCall::ALL)),
             skip: random.below(40) as u64,
             times: *random.of(&[1, 3, u64::MAX]),
         });
