@@ -6,16 +6,21 @@ mod common;
 #[path = "../crates/store/tests/limited/mod.rs"]
 mod limited;
 
+use std::env;
 use std::error::Error as _;
 use std::fs;
 use std::io;
+use std::thread;
 use std::time::Duration;
 
 use common::chain::{self, chain};
-use common::{assert_nothing_held, assert_same_bits, direct, everything, grads, staged, staged_in_memory};
+use common::{
+    assert_nothing_held, assert_same_bits, direct, everything, grads, leaf, staged, staged_in_memory,
+};
 use limited::{is_alone, limit, next_file, open_files};
 use ssdtrain::plan::Goal;
-use ssdtrain::{Auto, Error, ErrorKind, MIB, TensorCache, TensorCacheBuilder};
+use ssdtrain::{Auto, BackendKind, Error, ErrorKind, MIB, TensorCache, TensorCacheBuilder};
+use tch::Tensor;
 
 /// Caches over each way of the bytes, and one that plans.
 fn builders() -> [(&'static str, TensorCacheBuilder); 6] {
@@ -117,6 +122,63 @@ fn a_cache_that_gets_no_files_is_an_error_that_says_which_limit_to_raise() {
         limit(libc::RLIMIT_NOFILE, before);
         assert_says(what, &built.err().unwrap(), "ulimit -n");
     }
+}
+
+/// The most that docs/design.md says.
+#[test]
+fn a_cache_has_no_more_threads_and_files_however_many_threads_train() {
+    if !is_alone("a_cache_has_no_more_threads_and_files_however_many_threads_train") {
+        return;
+    }
+    // Of a store with io_uring and with threads, and of a device.
+    const URING: usize = 7;
+    const POOL: usize = 22;
+    const DEVICE: usize = 4;
+    // The ring and what wakes it; spill files come to that.
+    const RING: usize = 2;
+    tch::set_num_threads(1);
+    let two_files = || everything().spill_to(env::temp_dir().join("."));
+    let device = Duration::from_micros(50);
+    let builders = [
+        ("disk", everything(), URING, RING + 1),
+        ("two spill files", two_files(), URING, RING + 2),
+        ("threads", everything().backend(BackendKind::Pool), POOL, 1),
+        ("two spill files and threads", two_files().backend(BackendKind::Pool), POOL, 2),
+        ("memory", everything().backend(BackendKind::Memory), POOL, 1),
+        ("host pool", staged_in_memory(), DEVICE, 0),
+        ("host pool and disk", staged().encrypt(true), URING + DEVICE, RING + 1),
+        ("growing host pool", everything().simulated_device(device), URING + DEVICE, RING + 1),
+        ("straight to the disk", direct(), URING + DEVICE, RING + 1),
+    ];
+    let source = chain::input();
+    for (what, builder, threads, files) in builders {
+        let before = open_files();
+        let cache = builder.build().unwrap();
+        for _ in 0..2 {
+            let cache = &cache;
+            let inputs: Vec<Tensor> = (0..8).map(|_| leaf(&source)).collect();
+            thread::scope(|scope| inputs.into_iter().for_each(|x| drop(scope.spawn(|| one_step(cache, x)))));
+            let seen = (threads_of_caches(), open_files() - before);
+            assert!((1..=threads).contains(&seen.0) && seen.1 <= files, "{what}: {seen:?}");
+        }
+    }
+}
+
+fn one_step(cache: &TensorCache, x: Tensor) {
+    let step = cache.step();
+    let loss = chain(&x);
+    step.flush();
+    step.backward(&loss).unwrap();
+}
+
+/// Threads of this process that the library has started.
+fn threads_of_caches() -> usize {
+    let names = fs::read_dir("/proc/self/task").unwrap().map(|thread| thread.unwrap().path().join("comm"));
+    // One may have ended meanwhile.
+    names
+        .filter_map(|name| fs::read_to_string(name).ok())
+        .filter(|name| name.starts_with("ssdtrain-"))
+        .count()
 }
 
 fn assert_says(what: &str, error: &Error, advice: &str) {

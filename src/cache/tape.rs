@@ -1,6 +1,10 @@
 //! The entries of one micro-batch in the order they were packed. Backward asks in roughly the reverse order, so the positions below the
 //! last one asked for are wanted next.
 
+#[cfg(any(test, fuzzing))]
+#[path = "tape/model.rs"]
+pub(crate) mod model;
+
 use super::keys::EntryKey;
 
 /// The tape of one micro-batch. It contains an entry once for each time it was saved.
@@ -66,6 +70,7 @@ impl Tape {
 mod tests {
     use proptest::prelude::*;
 
+    use super::model::TapeStep;
     use super::*;
 
     fn tape_of(len: usize) -> Tape {
@@ -109,7 +114,23 @@ mod tests {
         assert_eq!(look_ahead(&mut tape, 9), [1, 0]);
     }
 
+    /// Half of them save, so that tapes become long.
+    fn any_step() -> impl Strategy<Value = TapeStep> {
+        prop_oneof![
+            6 => Just(TapeStep::Save),
+            2 => any::<usize>().prop_map(TapeStep::Release),
+            2 => any::<(usize, bool)>().prop_map(|(which, missed)| TapeStep::Ask { which, missed }),
+            2 => Just(TapeStep::LookAhead),
+            2 => Just(TapeStep::BringNear),
+        ]
+    }
+
     proptest! {
+        #[test]
+        fn a_tape_is_what_a_plain_record_of_it_says(steps in prop::collection::vec(any_step(), 0..60)) {
+            model::compare(steps);
+        }
+
         #[test]
         fn every_entry_is_looked_at_or_asked_for_exactly_once(len in 1usize..60, steps in prop::collection::vec(0usize..4, 0..80)) {
             let mut tape = tape_of(len);

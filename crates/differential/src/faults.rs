@@ -131,7 +131,8 @@ impl Faults {
         // What cannot be written stays where it is.
         let reads = || self.transfers.iter().filter(|rule| rule.direction == Direction::Read);
         let times = reads().map(|rule| rule.times).fold(0, u64::saturating_add);
-        if times < ATTEMPTS {
+        // The last attempt can have one error, and those before it another: of a disk that is gone too.
+        if times < ATTEMPTS && self.vanishes.is_none() {
             return None;
         }
         let of = |rule: &Rule| match rule.fault {
@@ -206,6 +207,16 @@ mod tests {
         assert_eq!(of(Direction::Read, Fault::Short, u64::MAX), None);
         assert_eq!(Faults::default().account_for(&eio), None);
         assert!(is_a_fault(&eio));
+    }
+
+    #[test]
+    fn the_last_read_of_a_disk_that_is_gone_may_have_failed_otherwise() {
+        let eio = unread(store::ErrorKind::Io, libc::EIO);
+        let once = faults(Direction::Read, Fault::Errno(libc::EIO), 1);
+        assert_eq!(once.account_for(&eio), None);
+        let gone_too = Faults { vanishes: Some(0), ..once };
+        assert_eq!(gone_too.account_for(&eio), Some(ErrorKind::Io));
+        assert_eq!(Faults { vanishes: Some(0), ..Faults::default() }.account_for(&eio), None);
     }
 
     #[test]
