@@ -198,14 +198,13 @@ impl Failing {
 
     /// The kind and the words of the error that backward may return; `None` if gradients have to be right.
     ///
-    /// What cannot leave the device stays, and so does what others could use too soon if it left. Memory that is not pinned, a file
-    /// that does not grow, an event that seems not to be reached,
-    /// and a time that is not known are no reasons to fail.
+    /// What cannot leave the device stays, and so does what others could use too soon if it left; only what backward runs again cannot
+    /// go on then. Memory that is not pinned, a file that does not grow, an event that seems not to be reached, and a time that is not
+    /// known are no reasons to fail.
     fn error(&self, error: &Error) -> Option<(ErrorKind, String)> {
-        use DeviceCall::{Allocate, BlockUnlessLate, CopyOut, Pin, Query, RecordUse, Synchronize, Time};
+        use DeviceCall::{Allocate, BlockUnlessLate, CopyOut, Pin, Query, Synchronize, Time};
         let kind = match self.call {
-            Call::Device(BlockUnlessLate | CopyOut | Pin | Query | RecordUse | Synchronize | Time)
-            | Call::Grow => {
+            Call::Device(BlockUnlessLate | CopyOut | Pin | Query | Synchronize | Time) | Call::Grow => {
                 return None;
             }
             // As libtorch's own.

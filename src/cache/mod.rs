@@ -214,11 +214,34 @@ impl Cache {
         self.table.lock().has(storage)
     }
 
-    /// An operation that the calling thread is about to queue saves this storage: its memory is not reused before that has ended. False if
-    /// the device refuses to see to it; then the storage has to stay in the graph, as without a cache.
+    /// An operation that the calling thread is about to queue uses this storage: its memory is not reused before that has ended. False if
+    /// the device refuses to see to it; then the storage has to stay where it is, as without a cache.
     pub(crate) fn in_use(&self, storage: &Storage) -> bool {
-        let noted = self.tier().map_or(Ok(()), |tier| tier.in_use(storage));
+        let noted = self.note_use(storage);
         noted.inspect_err(|error| warn_once!(%error, "a saved tensor stays on the device")).is_ok()
+    }
+
+    /// The same for what backward runs again: it cannot go on without.
+    pub(crate) fn in_use_again(&self, storage: &Storage) -> Result<(), String> {
+        self.note_use(storage).map_err(|error| {
+            failures::note(&error);
+            error.to_string()
+        })
+    }
+
+    fn note_use(&self, storage: &Storage) -> Result<(), Error> {
+        match self.tier() {
+            Some(tier) => tier.in_use(storage),
+            None => storage.record_use().map_err(Error::torch),
+        }
+    }
+
+    /// Which stream of its device the calling thread computes on; `None` if the device does not say.
+    pub(crate) fn stream(&self, storage: &Storage) -> Option<usize> {
+        match self.tier() {
+            Some(tier) => tier.stream().ok(),
+            None => storage.stream().ok().and_then(|stream| usize::try_from(stream).ok()),
+        }
     }
 
     /// Takes in one saved tensor and returns a handle to its entry; `None` if it has to stay in the graph, as it has once the step has

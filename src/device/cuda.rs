@@ -229,7 +229,7 @@ impl Device for Cuda {
     }
 
     fn record_use(&self, storage: &Storage) -> Result<()> {
-        self.device.record_use(storage).map_err(|error| refused(error.to_string()))
+        storage.record_use().map_err(|error| refused(error.to_string()))
     }
 
     fn allocate(&self, bytes: u64) -> Result<Storage> {

@@ -32,6 +32,8 @@ fn bit(strand: u32) -> u64 {
 
 /// Takes notes of one step, up to the end of its first backward. The first micro-batch stands for the others.
 pub(crate) struct Probe {
+    /// How many steps of the cache were profiled up to this one.
+    number: u64,
     trace: Arc<Trace>,
     clock: Arc<OperationClock>,
     /// The trace's position when the step began.
@@ -151,8 +153,8 @@ pub(crate) struct Begun {
 impl Probe {
     /// Begins to take notes of the step that begins now.
     pub(crate) fn begin(trace: &Arc<Trace>, device: Device) -> Probe {
-        trace.resume();
         Probe {
+            number: trace.resume(),
             position: trace.position(),
             device,
             allocated: torch::memory(device).allocated,
@@ -165,6 +167,11 @@ impl Probe {
             asking: AtomicU64::new(0),
             saving: AtomicBool::new(false),
         }
+    }
+
+    /// Whether no later step has begun to be profiled, which then has the trace and the cache to itself.
+    pub(crate) fn is_latest(&self) -> bool {
+        self.number == self.trace.resumed()
     }
 
     /// Times the operations that are recorded.

@@ -9,11 +9,13 @@ use tch::Device;
 use super::fact::Fact;
 use super::recipe::Discarded;
 use super::stop;
+use crate::cache::Cache;
 
 /// Hooks of a segment's rerun: they take what is saved at the positions that are wanted, and check all positions up to the one at which
 /// they stop it.
 pub(super) struct Collector {
     pub(super) name: String,
+    pub(super) cache: Arc<Cache>,
     pub(super) verify: bool,
     pub(super) facts: Arc<[Fact]>,
     pub(super) wanted: Vec<bool>,
@@ -54,8 +56,12 @@ impl SavedTensorHooks for Collector {
             let (now, then) = (now.told_from(then), format!("{} bytes", then.storage_bytes));
             return Err(self.differs(&format!("{now} as tensor {position}"), &then));
         }
+        let storage = saved.storage();
+        if let Some(storage) = &storage {
+            self.cache.in_use_again(storage)?;
+        }
         let wanted = then.taken && self.wanted.get(position).is_some_and(|wanted| *wanted);
-        found.push(if wanted { saved.storage() } else { None });
+        found.push(storage.filter(|_| wanted));
         if self.last == Some(position) { self.stop() } else { Ok(Discarded::packed()) }
     }
 }

@@ -16,6 +16,7 @@ use tch::{Device, TchError, Tensor};
 
 use super::refused;
 use super::stop::{self, Ended};
+use crate::cache::Cache;
 use crate::digest::Digest;
 use crate::step::{Level, StepContext, enter};
 use crate::telemetry::ScopeId;
@@ -167,6 +168,17 @@ impl Recipe {
         })
     }
 
+    /// The same for the result alone.
+    pub(super) fn run_to_its_end(&self) -> Result<Option<Tensor>, String> {
+        let discard = Discard(Arc::clone(&self.before.step.cache));
+        self.run(Arc::new(discard), Level::Discard, false)
+    }
+
+    /// Which stream of its device the calling thread computes on.
+    pub(super) fn stream(&self, storage: &Storage) -> Option<usize> {
+        self.before.step.cache.stream(storage)
+    }
+
     /// Whether the rerun is compared with the first run.
     pub(super) fn is_verified(&self) -> bool {
         self.before.step.verify
@@ -190,7 +202,7 @@ impl Recipe {
     fn rerun(&self, hooks: Hooks, level: Level, may_stop: bool) -> Result<Option<Tensor>, String> {
         let Before { name, inputs, modes, devices, random, step, scope } = &self.before;
         // Before anything else, because an input may itself be the result of a rerun.
-        let inputs = inputs.iter().map(Input::fetch).collect::<Result<Vec<_>, _>>()?;
+        let inputs = inputs.iter().map(|input| input.fetch(&step.cache)).collect::<Result<Vec<_>, _>>()?;
         let inputs: Vec<&Tensor> = inputs.iter().collect();
         let _active = torch::activate(hooks);
         let cache = &step.cache;
@@ -246,9 +258,13 @@ impl Input {
         inputs.iter().map(save).collect()
     }
 
-    fn fetch(&self) -> Result<Tensor, String> {
+    fn fetch(&self, cache: &Cache) -> Result<Tensor, String> {
         let fetch = || {
             let input = self.saved.unpack().map_err(refused)?.f_detach()?;
+            // It may belong to another stream, and nobody else need hold it until this one has read it.
+            Storage::of(&input)
+                .map_or(Ok(()), |storage| cache.in_use_again(&storage))
+                .map_err(TchError::Torch)?;
             match self.gradient {
                 Gradient::NotRequired => Ok(input),
                 Gradient::Taken => input.f_set_requires_grad(true),
@@ -298,10 +314,11 @@ fn drawing(
 }
 
 /// Hooks that discard everything: the graph of a rerun is never run backward.
-pub(super) struct Discard;
+struct Discard(Arc<Cache>);
 
 impl SavedTensorHooks for Discard {
-    fn pack(&self, _: &SavedTensor<'_>) -> Result<Packed, String> {
+    fn pack(&self, saved: &SavedTensor<'_>) -> Result<Packed, String> {
+        saved.storage().map_or(Ok(()), |storage| self.0.in_use_again(&storage))?;
         Ok(Discarded::packed())
     }
 }

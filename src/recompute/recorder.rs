@@ -105,6 +105,7 @@ impl Recorder {
         Recorder {
             segment: Arc::new(Segment {
                 name: name.to_owned(),
+                cache: Arc::clone(&step.cache),
                 slots: Mutex::default(),
                 done: Mutex::new(None),
             }),
@@ -202,7 +203,9 @@ impl Recorder {
 impl SavedTensorHooks for Recorder {
     fn pack(&self, saved: &SavedTensor<'_>) -> Result<Packed, String> {
         self.pass(saved)?;
-        if self.offer.is_some() || !self.makes(saved) {
+        let is_taken = self.offer.is_none() && self.makes(saved);
+        // The graph will not hold it.
+        if !is_taken || saved.storage().is_some_and(|storage| !self.step.cache.in_use(&storage)) {
             return Ok(Packed::Pass);
         }
         self.counters.saved.add(saved.storage_bytes());

@@ -8,10 +8,10 @@ use ssdtrain_libtorch::{Reads, Storage, Watch, WeakStorage};
 use ssdtrain_store::sync::Mutex;
 use tch::{TchError, Tensor};
 
-use super::recipe::{Before, Discard, Function, Recipe};
+use super::recipe::{Before, Function, Recipe};
 use super::refused;
 use crate::profile::RecipeTiming;
-use crate::step::{Level, Marks, Recomputed, StepContext};
+use crate::step::{Marks, Recomputed, StepContext};
 use crate::telemetry::ScopeId;
 
 /// Runs `function` on `inputs` in `step`, and marks its result.
@@ -48,7 +48,7 @@ pub(super) fn run(
             layout,
             recipe: Mutex::new(recipe),
             first: Watch::new(&storage),
-            result: Mutex::new(storage.downgrade()),
+            result: Mutex::new((storage.downgrade(), None)),
         };
         marks.mark(&storage, version, Arc::new(remat), timing);
     }
@@ -63,15 +63,21 @@ struct Remat {
     recipe: Mutex<Recipe>,
     /// The result of the first run.
     first: Watch,
-    /// The latest result, as long as anyone holds it.
-    result: Mutex<WeakStorage>,
+    /// The latest result, as long as anyone holds it, and the stream that a rerun made it on. Only who computes there has it: others
+    /// would have to wait for it.
+    result: Mutex<(WeakStorage, Option<usize>)>,
 }
 
 impl Recomputed for Remat {
     fn serve(&self) -> Result<Storage, String> {
         let recipe = self.recipe.lock();
-        let alive = self.result.lock().upgrade();
-        if let Some(storage) = alive {
+        let (alive, made_on) = {
+            let result = self.result.lock();
+            (result.0.upgrade(), result.1)
+        };
+        if let Some(storage) = alive
+            && (made_on.is_none() || recipe.stream(&storage) == made_on)
+        {
             return Ok(storage);
         }
         if self.first.is_written() {
@@ -81,7 +87,7 @@ impl Recomputed for Remat {
         }
         let start = Instant::now();
         // The result is what is wanted, so it runs to its end.
-        let output = recipe.run(Arc::new(Discard), Level::Discard, false)?;
+        let output = recipe.run_to_its_end()?;
         let alike = output.filter(|output| torch::layout(output) == Some(self.layout));
         let storage = alike.as_ref().and_then(Storage::of).filter(|storage| storage.bytes() == self.bytes);
         let Some(storage) = storage else {
@@ -89,7 +95,9 @@ impl Recomputed for Remat {
                         before. Its function must do the same each time"
                 .to_owned());
         };
-        *self.result.lock() = storage.downgrade();
+        if let Some(stream) = recipe.stream(&storage) {
+            *self.result.lock() = (storage.downgrade(), Some(stream));
+        }
         recipe.ran(self.bytes, start);
         Ok(storage)
     }

@@ -12,11 +12,13 @@ use super::collector::Collector;
 use super::fact::Fact;
 use super::recipe::Recipe;
 use super::stop;
+use crate::cache::Cache;
 use crate::step::Level;
 
 /// One run of a segment, held by its handles in the graph.
 pub(super) struct Segment {
     pub(super) name: String,
+    pub(super) cache: Arc<Cache>,
     pub(super) slots: Mutex<Vec<Slot>>,
     /// `None` until the function has returned. Locked during a rerun, so that only one thread runs it.
     pub(super) done: Mutex<Option<Done>>,
@@ -38,8 +40,9 @@ pub(super) struct Done {
 pub(super) enum Slot {
     /// The bytes are not there.
     Empty,
-    /// A rerun has filled it, and backward has not asked for it yet.
-    Filled(Storage),
+    /// A rerun has filled it, and backward has not asked for it yet. The rerun was on the stream with this number, if the device says
+    /// which: others would have to wait for it.
+    Filled(Storage, Option<usize>),
     /// The segment did not take it, or the graph has released it.
     Closed,
 }
@@ -47,12 +50,12 @@ pub(super) enum Slot {
 impl Segment {
     /// Serves a position once: from then on the graph holds the bytes, or asks for another rerun.
     fn serve(&self, position: usize) -> Result<Storage, String> {
-        if let Some(storage) = self.take(position) {
+        if let Some(storage) = self.take_here(position) {
             return Ok(storage);
         }
         let done = self.done.lock();
         // Another thread may have run it in the meantime.
-        if let Some(storage) = self.take(position) {
+        if let Some(storage) = self.take_here(position) {
             return Ok(storage);
         }
         let Some(done) = &*done else {
@@ -69,16 +72,27 @@ impl Segment {
             ));
         }
         self.rerun(done)?;
-        self.take(position)
+        self.take(position, |_, _| true)
             .ok_or_else(|| format!("internal error: segment \"{}\" has no position {position}", self.name))
     }
 
-    fn take(&self, position: usize) -> Option<Storage> {
+    /// What a rerun on the stream that the calling thread computes on has filled the position with.
+    fn take_here(&self, position: usize) -> Option<Storage> {
+        let is_here = |storage: &Storage, made_on: Option<usize>| {
+            made_on.is_some() && self.cache.stream(storage) == made_on
+        };
+        self.take(position, is_here)
+    }
+
+    fn take(&self, position: usize, may: impl FnOnce(&Storage, Option<usize>) -> bool) -> Option<Storage> {
         let mut slots = self.slots.lock();
-        let slot = slots.get_mut(position).filter(|slot| matches!(slot, Slot::Filled(_)))?;
+        let slot = slots.get_mut(position)?;
         match std::mem::replace(slot, Slot::Empty) {
-            Slot::Filled(storage) => Some(storage),
-            Slot::Empty | Slot::Closed => None,
+            Slot::Filled(storage, made_on) if may(&storage, made_on) => Some(storage),
+            other => {
+                *slot = other;
+                None
+            }
         }
     }
 
@@ -89,6 +103,7 @@ impl Segment {
         let last = last.map(|(settled, wanted)| wanted.max(settled));
         let collector = Arc::new(Collector {
             name: self.name.clone(),
+            cache: Arc::clone(&self.cache),
             verify: recipe.is_verified(),
             facts: Arc::clone(facts),
             wanted,
@@ -107,8 +122,9 @@ impl Segment {
             let mut slots = self.slots.lock();
             for (slot, storage) in slots.iter_mut().zip(found) {
                 // A position that was closed in the meantime stays closed.
-                if let (Some(storage), Slot::Empty | Slot::Filled(_)) = (storage, &*slot) {
-                    replaced.push(std::mem::replace(slot, Slot::Filled(storage)));
+                if let (Some(storage), Slot::Empty | Slot::Filled(..)) = (storage, &*slot) {
+                    let made_on = self.cache.stream(&storage);
+                    replaced.push(std::mem::replace(slot, Slot::Filled(storage, made_on)));
                 }
             }
         }

@@ -177,14 +177,21 @@ impl Node {
         results.get(made).is_some_and(|result| result.served < result.handles && result.changed.is_none())
     }
 
-    /// The results were computed again: those that handles wait for are kept until these were served.
+    /// The results were computed again: those that handles wait for are kept until these were served. These ask on the stream that the
+    /// operation ran on first, which does not wait for what was computed on another.
     pub(super) fn is_made(&self, storages: &[Storage]) {
+        if !self.operation.is_on_stream() {
+            return;
+        }
         let mut results = self.results.lock();
+        let mut replaced = Vec::new();
         for (result, storage) in results.iter_mut().zip(storages) {
             if result.served < result.handles && result.changed.is_none() {
-                result.again = Some(storage.clone());
+                replaced.push(result.again.replace(storage.clone()));
             }
         }
+        // Memory is given back without the lock.
+        drop(results);
     }
 }
 

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use ssdtrain_libtorch::Storage;
 
 use super::node::{Key, Node, Source};
-use crate::telemetry::Scopes;
+use crate::cache::Cache;
 
 pub(super) struct Rerun<'a> {
-    scopes: &'a Scopes,
+    cache: &'a Cache,
     /// The result that was asked for.
     pub(super) target: Key,
     pub(super) result: Option<Storage>,
@@ -26,9 +26,9 @@ pub(super) struct Rerun<'a> {
 
 impl<'a> Rerun<'a> {
     /// What computing one of the results of `target` takes.
-    pub(super) fn new(target: &Arc<Node>, made: usize, scopes: &'a Scopes) -> Rerun<'a> {
+    pub(super) fn new(target: &Arc<Node>, made: usize, cache: &'a Cache) -> Rerun<'a> {
         let mut rerun = Rerun {
-            scopes,
+            cache,
             target: Source::Node(Arc::clone(target), made).key(),
             result: None,
             computed: 0,
@@ -57,7 +57,7 @@ impl<'a> Rerun<'a> {
             if self.storages.contains_key(&read) || found.contains(&Arc::as_ptr(&node).addr()) {
                 continue;
             }
-            match node.available(made) {
+            match node.available(made).filter(|storage| self.cache.in_use(storage)) {
                 Some(storage) => drop(self.storages.insert(read, storage)),
                 None => {
                     found.insert(Arc::as_ptr(&node).addr());
@@ -80,7 +80,7 @@ impl<'a> Rerun<'a> {
     /// Runs one operation whose sources are there, and returns what it made; `None` if another thread has changed one of them since.
     pub(super) fn single(&mut self, node: &Arc<Node>) -> Result<Option<Vec<Storage>>, String> {
         let repeated = self.repeat(node).map_err(|failure| {
-            let scope = self.scopes.name(node.scope);
+            let scope = self.cache.scopes.name(node.scope);
             format!("ssdtrain cannot run {} of scope \"{scope}\" again: {failure}", node.operation.name())
         })?;
         let Some(storages) = repeated else { return Ok(None) };
@@ -105,6 +105,8 @@ impl<'a> Rerun<'a> {
             (Some(storage), _) => Ok(storage.clone()),
             (None, Source::Leaf(leaf)) => {
                 let storage = leaf.fetch()?;
+                // It may belong to another stream, and nobody else need hold it until this one has read it.
+                self.cache.in_use_again(&storage)?;
                 self.storages.insert(source.key(), storage.clone());
                 Ok(storage)
             }

@@ -64,7 +64,7 @@ impl Reruns {
 
     /// `None` if another thread has changed something while it was read.
     fn attempt(&self, node: &Arc<Node>, made: usize) -> Result<Option<Rerun<'_>>, String> {
-        let mut rerun = Rerun::new(node, made, &self.cache.scopes);
+        let mut rerun = Rerun::new(node, made, &self.cache);
         let order = std::mem::take(&mut rerun.order);
         let chains = self.chains();
         for Group { nodes, is_chain } in rerun.groups(&order, chains) {

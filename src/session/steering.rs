@@ -210,7 +210,7 @@ impl Steering {
 
     /// Ends the recording of a step that is profiled, unless the user records all.
     pub(super) fn end_profile(&self, step: &StepContext) {
-        if let Some(trace) = step.cache.trace.as_ref().filter(|_| step.probe.is_some() && !self.traced) {
+        if let Some(trace) = step.cache.trace.as_ref().filter(|_| !self.traced && step.is_latest_profile()) {
             trace.pause();
         }
     }

@@ -277,7 +277,7 @@ impl Drop for Step<'_> {
             self.cache.accounts.dropped();
             self.cache.steering.end_profile(&self.handle.context);
         }
-        if self.handle.context.probe.is_some() {
+        if self.handle.context.is_latest_profile() {
             self.cache.cache.hold_back(false);
         }
         for tape in self.handle.context.orders.end() {
@@ -353,5 +353,18 @@ mod tests {
         drop(first);
         assert!(of_first.upgrade().is_none());
         drop(second);
+    }
+
+    #[test]
+    fn the_profile_of_a_step_goes_on_when_the_one_that_it_replaced_is_dropped() {
+        let cache = TensorCache::builder().spill_to(std::env::temp_dir()).build().unwrap();
+        let is_recording = || cache.cache.trace.as_ref().unwrap().is_recording();
+        let mut step = cache.step();
+        for _ in 0..2 {
+            step = cache.step();
+            assert!(step.handle.context.is_latest_profile() && is_recording());
+        }
+        drop(step);
+        assert!(!is_recording());
     }
 }

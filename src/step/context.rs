@@ -134,7 +134,14 @@ impl StepContext {
         }
         if let Some(probe) = &self.probe {
             probe.backward_ended();
+        }
+        if self.is_latest_profile() {
             self.cache.hold_back(false);
         }
+    }
+
+    /// Whether the step is profiled, and no later one.
+    pub(crate) fn is_latest_profile(&self) -> bool {
+        self.probe.as_ref().is_some_and(|probe| probe.is_latest())
     }
 }

@@ -12,7 +12,13 @@ use crate::cache::{Cache, NO_TAPE, TapeKey};
 pub(crate) struct Orders {
     /// The current micro-batch, or [`ENDED`].
     micro_batch: AtomicUsize,
-    tapes: Mutex<HashMap<(ThreadId, usize), TapeKey>>,
+    tapes: Mutex<HashMap<(ThreadId, usize), Opened>>,
+}
+
+struct Opened {
+    tape: TapeKey,
+    /// Whether its thread has saved anything.
+    is_used: bool,
 }
 
 /// Takes the place of a micro-batch once the step has ended.
@@ -27,7 +33,7 @@ pub(crate) struct Latest {
 impl Orders {
     /// With `first` as the tape of the calling thread's first micro-batch.
     pub(crate) fn new(first: TapeKey) -> Orders {
-        let tapes = HashMap::from([((thread::current().id(), 0), first)]);
+        let tapes = HashMap::from([((thread::current().id(), 0), Opened { tape: first, is_used: false })]);
         Orders { micro_batch: AtomicUsize::new(0), tapes: Mutex::new(tapes) }
     }
 
@@ -40,7 +46,12 @@ impl Orders {
         let micro_batch = self.micro_batch.load(Ordering::Acquire);
         let tape = match micro_batch {
             ENDED => NO_TAPE,
-            _ => *tapes.entry((thread::current().id(), micro_batch)).or_insert_with(|| cache.open_tape()),
+            _ => {
+                let opened = || Opened { tape: cache.open_tape(), is_used: true };
+                let known = tapes.entry((thread::current().id(), micro_batch)).or_insert_with(opened);
+                known.is_used = true;
+                known.tape
+            }
         };
         latest.tape.store(tape, Ordering::Relaxed);
         latest.micro_batch.store(micro_batch, Ordering::Relaxed);
@@ -55,7 +66,7 @@ impl Orders {
     /// Whether no thread but one has saved anything, as far as the cache has seen.
     pub(crate) fn is_one_threads(&self) -> bool {
         let tapes = self.tapes.lock();
-        let mut threads = tapes.keys().map(|(thread, _)| thread);
+        let mut threads = tapes.iter().filter(|(_, opened)| opened.is_used).map(|((thread, _), _)| thread);
         let first = threads.next();
         threads.all(|thread| Some(thread) == first)
     }
@@ -64,7 +75,7 @@ impl Orders {
     pub(crate) fn end(&self) -> Vec<TapeKey> {
         let mut tapes = self.tapes.lock();
         self.micro_batch.store(ENDED, Ordering::Release);
-        tapes.drain().map(|(_, tape)| tape).collect()
+        tapes.drain().map(|(_, opened)| opened.tape).collect()
     }
 }
 

@@ -53,7 +53,9 @@ pub(crate) enum Level {
 /// let y = attention(&x);
 /// ```
 pub fn scope(name: &str) -> Scope {
-    let descended = STEPS.with_borrow_mut(|steps| {
+    // A thread that is being torn down has no steps any more.
+    let descended = STEPS.try_with(|steps| {
+        let steps = &mut *steps.borrow_mut();
         let mut descended = Vec::new();
         // For each cache that has steps on this thread, the innermost one.
         for place in (0..steps.len()).rev() {
@@ -67,10 +69,12 @@ pub fn scope(name: &str) -> Scope {
         }
         descended
     });
-    let entered = descended.into_iter().enumerate().map(|(index, (step, before, current, trace))| {
-        let shown = (index == 0).then_some(name);
-        EnteredScope { before, step, _range: Range::open(trace, Name::Scope(current), shown) }
-    });
+    let entered = descended.unwrap_or_default().into_iter().enumerate().map(
+        |(index, (step, before, current, trace))| {
+            let shown = (index == 0).then_some(name);
+            EnteredScope { before, step, _range: Range::open(trace, Name::Scope(current), shown) }
+        },
+    );
     Scope { entered: entered.collect(), thread_bound: PhantomData }
 }
 
@@ -135,14 +139,15 @@ pub(super) fn current_part(step: &StepContext) -> Option<Arc<dyn Part>> {
 /// The step on this thread that tensors of `device` belong to, how its saves are treated, and its innermost scope. Within a segment that
 /// is the segment's step; otherwise the innermost step whose cache is for the device, or the innermost of all if there is none.
 pub(crate) fn current_step(device: Device) -> Option<(Arc<StepContext>, Level, ScopeId)> {
-    STEPS.with_borrow(|steps| {
+    let of = |steps: &[ActiveStep]| {
         let innermost = steps.last().filter(|active| !active.step.origin.is_parent())?;
         let own = |active: &&ActiveStep| active.step.device == device && !active.step.origin.is_parent();
         let of_device = steps.iter().rev().find(own);
         let is_step = matches!(innermost.level, Level::Step(_));
         let active = of_device.filter(|_| is_step).unwrap_or(innermost);
         Some((Arc::clone(&active.step), active.level.clone(), active.current))
-    })
+    };
+    STEPS.try_with(|steps| of(&steps.borrow())).ok().flatten()
 }
 
 /// Makes `step` this thread's innermost step, with `current` as its scope, until the guard is dropped.
@@ -174,6 +179,7 @@ impl Drop for Within {
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
+    use std::sync::mpsc;
     use std::thread;
 
     use super::*;
@@ -187,5 +193,26 @@ mod tests {
             KEPT.set(Some(scope("kept")));
         };
         thread::Builder::new().name("keeps".to_owned()).spawn(keeps).unwrap().join().unwrap();
+    }
+
+    #[test]
+    fn a_thread_that_ends_has_no_steps() {
+        struct Late(mpsc::Sender<bool>);
+
+        impl Drop for Late {
+            fn drop(&mut self) {
+                let is_empty = scope("late").entered.is_empty() && current_step(Device::Cpu).is_none();
+                self.0.send(is_empty).unwrap();
+            }
+        }
+
+        thread_local!(static LATE: RefCell<Option<Late>> = const { RefCell::new(None) });
+        let (tell, told) = mpsc::channel();
+        let works = || {
+            LATE.set(Some(Late(tell)));
+            drop(scope("early"));
+        };
+        thread::Builder::new().name("works".to_owned()).spawn(works).unwrap().join().unwrap();
+        assert_eq!(told.recv(), Ok(true));
     }
 }

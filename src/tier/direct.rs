@@ -168,6 +168,10 @@ impl<D: Device> Tier for DirectTier<D> {
         self.device.record_use(storage)
     }
 
+    fn stream(&self) -> Result<usize> {
+        self.device.stream()
+    }
+
     fn allocate(&self, bytes: u64) -> Result<Storage> {
         self.device.allocate(bytes)
     }

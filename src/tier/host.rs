@@ -310,6 +310,10 @@ impl<D: Device> Tier for HostTier<D> {
         self.device.record_use(storage)
     }
 
+    fn stream(&self) -> Result<usize> {
+        self.device.stream()
+    }
+
     fn allocate(&self, bytes: u64) -> Result<Storage> {
         self.device.allocate(bytes)
     }

@@ -67,6 +67,11 @@ pub(crate) trait Tier: Send + Sync {
         Ok(())
     }
 
+    /// Which of its device's streams the calling thread computes on.
+    fn stream(&self) -> Result<usize> {
+        Ok(0)
+    }
+
     /// Bytes per second of copies off the device, and back to it, as a trial shows; `None` where nothing is copied to host memory.
     fn try_copies(&self) -> Result<Option<(f64, f64)>> {
         Ok(None)

@@ -14,7 +14,7 @@ mod throughput;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fs;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Instant;
@@ -43,6 +43,7 @@ pub(crate) struct Trace {
     lanes: OnceLock<Arc<dyn Lanes>>,
     log: Mutex<Log>,
     paused: AtomicBool,
+    resumed: AtomicU64,
     origin: torch::Origin,
 }
 
@@ -119,9 +120,15 @@ impl Trace {
         *self.log.lock() = Log::default();
     }
 
-    /// Resumes recording.
-    pub(crate) fn resume(&self) {
+    /// Resumes recording. Returns how often this was done.
+    pub(crate) fn resume(&self) -> u64 {
         self.paused.store(false, Ordering::Relaxed);
+        self.resumed.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// How often recording was resumed.
+    pub(crate) fn resumed(&self) -> u64 {
+        self.resumed.load(Ordering::Relaxed)
     }
 
     pub(crate) fn is_recording(&self) -> bool {

@@ -103,11 +103,10 @@ impl Faults {
     }
 
     fn of_device(&self, text: &str, event: &Event) -> Option<ErrorKind> {
-        use DeviceCall::{Allocate, BlockUnlessLate, CopyOut, Pin, Query, RecordUse, Synchronize, Time};
+        use DeviceCall::{Allocate, BlockUnlessLate, CopyOut, Pin, Query, Synchronize, Time};
         let call = self.device?.call;
         // Without these everything goes on: what cannot leave stays, and what cannot be known is not.
-        let is_harmless =
-            matches!(call, Some(BlockUnlessLate | CopyOut | Pin | Query | RecordUse | Synchronize | Time));
+        let is_harmless = matches!(call, Some(BlockUnlessLate | CopyOut | Pin | Query | Synchronize | Time));
         if is_harmless || !text.contains(DeviceFaults::WORDS) {
             return None;
         }

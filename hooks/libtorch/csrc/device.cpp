@@ -46,14 +46,6 @@ st_status st_device_exchange_stream(int8_t index, int64_t stream, int64_t* befor
   });
 }
 
-st_status st_device_record_use(int8_t index, const st_storage* storage) {
-  return ssdtrain::guarded([&] {
-    const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
-    const auto* impl = reinterpret_cast<const c10::StorageImpl*>(storage);
-    guard.recordDataPtrOnStream(impl->data_ptr(), guard.getStream(cuda(index)));
-  });
-}
-
 st_status st_device_allocate(int8_t index, uint64_t bytes, st_storage** storage) {
   return ssdtrain::guarded([&] {
     const c10::DeviceGuard on(cuda(index));

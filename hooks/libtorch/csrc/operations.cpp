@@ -4,13 +4,12 @@
 #include <ATen/SparseTensorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
-#include <array>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
 
 #include "forks.h"
+#include "slots.h"
 
 namespace ssdtrain {
 
@@ -82,10 +81,8 @@ Operation operation_of(const at::RecordFunction& call) {
 
 // The name of a schema keeps its own address for as long as the process lives.
 const Operation& known(const at::RecordFunction& call) {
-  constexpr size_t kSlots = 1024;
-  thread_local std::unique_ptr<std::array<Operation, kSlots>> cache = std::make_unique<std::array<Operation, kSlots>>();
   const char* name = call.name();
-  Operation& slot = (*cache)[(reinterpret_cast<uintptr_t>(name) >> 4) % kSlots];
+  auto& slot = slot_of<Operation>(name, 4);
   if (slot.name != name) slot = operation_of(call);
   return slot;
 }

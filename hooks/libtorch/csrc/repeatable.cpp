@@ -1,9 +1,9 @@
 #include "repeatable.h"
 
 #include <algorithm>
-#include <array>
-#include <memory>
 #include <string_view>
+
+#include "slots.h"
 
 namespace ssdtrain {
 
@@ -99,10 +99,8 @@ Repeatable look_at(const c10::FunctionSchema& schema) {
 
 // A schema keeps its address for as long as its operator is registered.
 const Repeatable& repeatable(const c10::OperatorHandle& op) {
-  constexpr size_t kSlots = 1024;
-  thread_local std::unique_ptr<std::array<Repeatable, kSlots>> cache = std::make_unique<std::array<Repeatable, kSlots>>();
   const c10::FunctionSchema* schema = &op.schema();
-  Repeatable& slot = (*cache)[(reinterpret_cast<uintptr_t>(schema) >> 6) % kSlots];
+  auto& slot = slot_of<Repeatable>(schema, 6);
   if (slot.schema != schema) slot = look_at(*schema);
   return slot;
 }

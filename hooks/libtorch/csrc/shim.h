@@ -265,6 +265,10 @@ uint64_t st_tensor_gradient_bytes(const st_tensor* tensor);  // of the storage o
 uint64_t st_storage_bytes(const st_storage* storage);
 uint64_t st_storage_owners(const st_storage* storage);  // strong references
 void* st_storage_data(const st_storage* storage);
+// The number of the stream of its device that the calling thread computes on; 0 on the CPU.
+st_status st_storage_stream(const st_storage* storage, int64_t* stream);
+// Once freed, its memory is reused only after everything queued by then on that stream. Does nothing on the CPU.
+st_status st_storage_record_use(const st_storage* storage);
 st_status st_storage_allocate(uint64_t bytes, st_storage** storage);  // on the CPU; the caller owns one strong reference
 // The bytes of a storage, as a tensor of bytes that shares them; the caller owns it.
 st_status st_storage_elements(const st_storage* storage, st_tensor** out);
@@ -337,10 +341,7 @@ st_status st_device_stream(int8_t index, void** stream);
 // Makes the calling thread compute on the stream with this number, and returns the number of the previous one. The
 // number of a cudaStream_t that is not libtorch's is its address.
 st_status st_device_exchange_stream(int8_t index, int64_t stream, int64_t* before);
-// Once freed, the storage's memory is reused only after everything queued by then on the calling thread's current
-// stream.
-st_status st_device_record_use(int8_t index, const st_storage* storage);
-// Allocated for that stream; the caller owns one strong reference.
+// Allocated for the calling thread's current stream; the caller owns one strong reference.
 st_status st_device_allocate(int8_t index, uint64_t bytes, st_storage** storage);
 st_status st_device_memory(int8_t index, st_memory* memory);  // of libtorch's caching allocator
 st_status st_device_reset_peak(int8_t index);

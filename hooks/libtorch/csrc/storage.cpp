@@ -61,6 +61,22 @@ uint64_t st_tensor_gradient_bytes(const st_tensor* tensor) {
 }
 
 uint64_t st_storage_bytes(const st_storage* storage) { return impl(storage)->nbytes(); }
+st_status st_storage_stream(const st_storage* storage, int64_t* stream) {
+  return ssdtrain::guarded([&] {
+    const c10::Device device = impl(storage)->device();
+    *stream = device.is_cpu() ? 0 : c10::impl::VirtualGuardImpl(device.type()).getStream(device).id();
+  });
+}
+
+st_status st_storage_record_use(const st_storage* storage) {
+  return ssdtrain::guarded([&] {
+    const c10::Device device = impl(storage)->device();
+    if (device.is_cpu()) return;
+    const c10::impl::VirtualGuardImpl guard(device.type());
+    guard.recordDataPtrOnStream(impl(storage)->data_ptr(), guard.getStream(device));
+  });
+}
+
 uint64_t st_storage_owners(const st_storage* storage) {
   return c10::raw::intrusive_ptr::use_count(const_cast<c10::StorageImpl*>(impl(storage)));
 }

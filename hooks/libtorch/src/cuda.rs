@@ -84,14 +84,6 @@ impl CudaDevice {
         Ok(before)
     }
 
-    /// Once the memory of `storage` is freed, keeps it from being reused before everything that is queued by then on
-    /// the calling thread's current stream has finished. This is needed if that is not the stream that the memory was
-    /// allocated for.
-    pub fn record_use(self, storage: &Storage) -> Result<(), TorchError> {
-        // SAFETY: a strong reference is held.
-        check(unsafe { ffi::st_device_record_use(self.index, storage.0.as_ptr()) })
-    }
-
     /// A new uninitialised storage of `bytes` bytes, allocated for the stream that the calling thread computes on.
     pub fn allocate(self, bytes: u64) -> Result<Storage, TorchError> {
         let mut raw = std::ptr::null_mut();

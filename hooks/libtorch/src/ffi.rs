@@ -291,6 +291,8 @@ unsafe extern "C" {
     pub(crate) fn st_tensor_storage(tensor: *const C_tensor) -> *mut StStorage;
     pub(crate) fn st_tensor_gradient_bytes(tensor: *const C_tensor) -> u64;
     pub(crate) fn st_storage_bytes(storage: *const StStorage) -> u64;
+    pub(crate) fn st_storage_stream(storage: *const StStorage, stream: *mut i64) -> StStatus;
+    pub(crate) fn st_storage_record_use(storage: *const StStorage) -> StStatus;
     pub(crate) fn st_storage_owners(storage: *const StStorage) -> u64;
     pub(crate) fn st_storage_data(storage: *const StStorage) -> *mut c_void;
     pub(crate) fn st_storage_capacity(storage: *const StStorage) -> u64;
@@ -321,7 +323,6 @@ unsafe extern "C" {
     pub(crate) safe fn st_device_initialise() -> StStatus;
     pub(crate) fn st_device_stream(index: i8, stream: *mut *mut c_void) -> StStatus;
     pub(crate) fn st_device_exchange_stream(index: i8, stream: i64, before: *mut i64) -> StStatus;
-    pub(crate) fn st_device_record_use(index: i8, storage: *const StStorage) -> StStatus;
     pub(crate) fn st_device_allocate(index: i8, bytes: u64, storage: *mut *mut StStorage) -> StStatus;
     pub(crate) fn st_device_memory(index: i8, memory: *mut StMemory) -> StStatus;
     pub(crate) safe fn st_device_reset_peak(index: i8) -> StStatus;

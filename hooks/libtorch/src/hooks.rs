@@ -112,7 +112,17 @@ pub type Hooks = Arc<dyn SavedTensorHooks>;
 thread_local! {
     /// This thread's hooks with their numbers, newest last. They are boxed, because C++ holds the address of the
     /// newest.
-    static ACTIVE: RefCell<Vec<(u64, Box<Hooks>)>> = const { RefCell::new(Vec::new()) };
+    static ACTIVE: RefCell<Stack> = const { RefCell::new(Stack(Vec::new())) };
+}
+
+#[derive(Default)]
+struct Stack(Vec<(u64, Box<Hooks>)>);
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        // The thread ends. What it drops after this may still save.
+        activate_newest(&[]);
+    }
 }
 
 /// Makes `hooks` decide about what the calling thread saves, until the guard is dropped. Autograd asks only after
@@ -123,15 +133,15 @@ pub fn activate(hooks: Hooks) -> Active {
     static GUARDS: AtomicU64 = AtomicU64::new(0);
     let number = GUARDS.fetch_add(1, Ordering::Relaxed);
     ACTIVE.with_borrow_mut(|active| {
-        active.push((number, Box::new(hooks)));
-        activate_newest(active);
+        active.0.push((number, Box::new(hooks)));
+        activate_newest(&active.0);
     });
     Active { number, thread_bound: PhantomData }
 }
 
 /// Whether any hooks currently decide about what the calling thread saves.
 pub fn is_active() -> bool {
-    ACTIVE.with_borrow(|active| !active.is_empty())
+    ACTIVE.try_with(|active| !active.borrow().0.is_empty()).unwrap_or(false)
 }
 
 /// Guard of [`activate`].
@@ -142,12 +152,12 @@ pub struct Active {
 
 impl Drop for Active {
     fn drop(&mut self) {
-        // A thread that is shutting down has dropped its hooks already, and saves nothing more.
+        // A thread that is shutting down has dropped its hooks already.
         let ended = ACTIVE.try_with(|active| {
-            let mut active = active.borrow_mut();
+            let active = &mut active.borrow_mut().0;
             let place = active.iter().position(|(number, _)| *number == self.number)?;
             let ended = active.remove(place);
-            activate_newest(&active);
+            activate_newest(active);
             Some(ended)
         });
         drop(ended);
@@ -158,7 +168,7 @@ impl Drop for Active {
 /// number `than`.
 fn older(than: u64, saved: &SavedTensor<'_>) -> Option<(u64, Hooks)> {
     ACTIVE.with_borrow(|active| {
-        let older = || active.iter().rev().filter(|(number, _)| *number < than);
+        let older = || active.0.iter().rev().filter(|(number, _)| *number < than);
         let (number, hooks) = older().find(|(_, hooks)| hooks.takes(saved)).or_else(|| older().next())?;
         Some((*number, Hooks::clone(hooks)))
     })
@@ -185,7 +195,7 @@ fn decide(newest: &Hooks, saved: &SavedTensor<'_>) -> Result<Packed, String> {
 }
 
 fn newest_number() -> u64 {
-    ACTIVE.with_borrow(|active| active.last().map_or(0, |(number, _)| *number))
+    ACTIVE.with_borrow(|active| active.0.last().map_or(0, |(number, _)| *number))
 }
 
 fn activate_newest(active: &[(u64, Box<Hooks>)]) {

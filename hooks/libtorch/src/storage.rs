@@ -70,6 +70,21 @@ impl Storage {
         unsafe { ffi::st_storage_bytes(self.0.as_ptr()) }
     }
 
+    /// Which stream of its device the calling thread computes on; always 0 on the CPU.
+    pub fn stream(&self) -> Result<i64, TorchError> {
+        let mut stream = 0;
+        // SAFETY: a strong reference is held, and `stream` is a valid place for the result.
+        check(unsafe { ffi::st_storage_stream(self.0.as_ptr(), &raw mut stream) })?;
+        Ok(stream)
+    }
+
+    /// Once its memory is freed, keeps it from being reused before everything that is queued by then on the stream that the
+    /// calling thread computes on has finished. This is needed if that is not the stream that it was allocated for.
+    pub fn record_use(&self) -> Result<(), TorchError> {
+        // SAFETY: a strong reference is held.
+        check(unsafe { ffi::st_storage_record_use(self.0.as_ptr()) })
+    }
+
     /// How many strong references there are to it, with this one. Others may come and go meanwhile.
     pub fn owners(&self) -> u64 {
         // SAFETY: a strong reference is held.

@@ -120,7 +120,12 @@ impl<E: Clone + Send + 'static> Batch<E> {
         let Batch { before, stalls, reruns } = self;
         let between = |from: &E, to: &E| device.between(from, to);
         for stall in &stalls {
-            let time = device.block_unless_late(&stall.to).and_then(|()| stall.until(&stall.to, &between));
+            let time =
+                device.block_unless_late(&stall.to).and_then(|()| match device.is_reached(&stall.from) {
+                    true => stall.until(&stall.to, &between),
+                    // The copy has ended before the queue came to wait for it.
+                    false => Ok(Duration::ZERO),
+                });
             match time {
                 Ok(time) => stall.counters.stalled(stall.cause, time),
                 Err(error) => warn_once!(%error, "a stall could not be measured"),

@@ -2,14 +2,19 @@
 //! ahead of the device. A missing wait shows as bits from another step.
 
 use std::env;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::result;
+use parking_lot::Mutex;
+use ssdtrain::plan::{InTurn, Placement};
 use ssdtrain::{MIB, Offload, TensorCache, segment};
 use ssdtrain_libtorch::{CudaDevice, OnStream};
 use ssdtrain_models::linear_in_place;
 use tch::{Cuda, Kind, Tensor};
 
-use crate::lab::{Lab, assert_nothing_held, assert_same_bits, grads, leaf, plain_gradient};
+use crate::lab::{Lab, assert_nothing_held, assert_same_bits, grads, leaf, leaves, plain_gradient};
 
 on_both!(
     a_device_far_behind_through_the_host_pool,
@@ -19,6 +24,8 @@ on_both!(
     two_streams_one_of_them_from_outside,
     two_streams_add_to_the_gradient_of_one_weight,
     statistics_that_two_streams_update_are_updated_once,
+    what_one_stream_computes_again_is_not_served_on_another,
+    what_a_segment_computes_again_on_one_stream_is_not_served_on_another,
 );
 
 /// Steps whose values differ, each compared to a step without the cache.
@@ -91,19 +98,37 @@ fn host_pool_without_a_disk_used_again_in_every_step(lab: &Lab) {
     steps(&cache, &lab.randn(&[512, 512]), lab.suited(50, 5), chain);
 }
 
-/// On a GPU, runs what is computed on a stream that is not libtorch's, until the guard is dropped.
+/// On a GPU, runs what is computed on a stream that is not libtorch's, until the guard is dropped. That comes after all that was
+/// computed before.
 fn second_stream(lab: &Lab) -> impl Fn() -> Option<OnStream> {
-    let stream = lab.is_gpu().then(|| {
-        // The device's context is current once it has computed.
-        drop(lab.randn(&[1]));
-        // It is never destroyed: libtorch keeps memory for it.
-        result::stream::create(result::stream::StreamKind::NonBlocking).unwrap()
-    });
+    let second = Second::create(lab);
     move || {
-        let (stream, device) = (stream?, CudaDevice::new(0).unwrap());
-        Cuda::synchronize(0);
+        if second.0.is_some() {
+            Cuda::synchronize(0);
+        }
+        second.enter()
+    }
+}
+
+/// The address of a stream of the GPU that is not libtorch's; `None` where there is no GPU.
+#[derive(Clone, Copy)]
+struct Second(Option<usize>);
+
+impl Second {
+    fn create(lab: &Lab) -> Second {
+        Second(lab.is_gpu().then(|| {
+            // The device's context is current once it has computed.
+            drop(lab.randn(&[1]));
+            // It is never destroyed: libtorch keeps memory for it.
+            result::stream::create(result::stream::StreamKind::NonBlocking).unwrap().expose_provenance()
+        }))
+    }
+
+    /// The calling thread computes there, until the guard is dropped.
+    fn enter(self) -> Option<OnStream> {
+        let (stream, device) = (ptr::with_exposed_provenance_mut(self.0?), CudaDevice::new(0).unwrap());
         // SAFETY: the stream is the first device's and is never destroyed.
-        Some(unsafe { device.enter(stream.cast()) }.unwrap())
+        Some(unsafe { device.enter(stream) }.unwrap())
     }
 }
 
@@ -173,6 +198,87 @@ fn two_streams_add_to_the_gradient_of_one_weight(lab: &Lab) {
         let report = step.finish().unwrap();
         let expected = expected.grad() * i64::from(round);
         assert_same_bits(&format!("round {round}, {report}"), &[expected], &[weight.grad()]);
+    }
+    assert_nothing_held(&cache);
+}
+
+/// Takes the device some milliseconds.
+fn products(x: &Tensor, by: &Tensor) -> Tensor {
+    (0..16).fold(x.shallow_clone(), |y, _| y.matmul(by).tanh())
+}
+
+/// Backward begins on the second stream, and computes there what the first one has saved, too. The first does not wait for it.
+fn what_one_stream_computes_again_is_not_served_on_another(lab: &Lab) {
+    let width: i64 = lab.suited(4096, 64);
+    let [x, by, on_first, on_other] = [(); 4].map(|()| lab.randn(&[width, width]));
+    let on_second = second_stream(lab);
+    let loss = |weights: &[Tensor]| {
+        let p = products(&x, &by);
+        let one = (&weights[0] * &p).sum(Kind::Float);
+        let stream = on_second();
+        let other = (&weights[1] * p.sin()).sum(Kind::Float);
+        if stream.is_some() {
+            Cuda::synchronize(0);
+        }
+        drop(stream);
+        one + other
+    };
+    let weights = [on_first, on_other];
+    let expected = leaves(&weights);
+    loss(&expected).backward();
+    let policy = InTurn::new(Offload::default(), vec![Placement::Recompute]);
+    let cache = lab.cache().host_pool(64 * MIB).policy(policy).build().unwrap();
+    for round in 0..lab.suited(5, 2) {
+        let weights = leaves(&weights);
+        let step = cache.step();
+        step.backward(&loss(&weights)).unwrap();
+        let report = step.finish().unwrap();
+        assert!(report.reruns.bytes > 0, "{report}");
+        assert_same_bits(&format!("round {round}, {report}"), &grads(&expected), &grads(&weights));
+    }
+    assert_nothing_held(&cache);
+}
+
+/// As above, with a segment that computes on both streams. It waits for both in forward alone: what backward asks for first is all on
+/// the second one.
+fn what_a_segment_computes_again_on_one_stream_is_not_served_on_another(lab: &Lab) {
+    let width: i64 = lab.suited(4096, 64);
+    let [x, by] = [(); 2].map(|()| lab.randn(&[width, width]));
+    let second = Second::create(lab);
+    let is_forward = Arc::new(AtomicBool::new(true));
+    let waits = Arc::clone(&is_forward);
+    let function = move |x: &Tensor| {
+        let wait = || {
+            if second.0.is_some() && waits.load(Ordering::Relaxed) {
+                Cuda::synchronize(0);
+            }
+        };
+        let h = products(x, &by);
+        let one = h.f_cos()?;
+        wait();
+        let other = {
+            let _stream = second.enter();
+            h.f_sin()?
+        };
+        wait();
+        one.f_add(&other)
+    };
+    let expected = leaf(&x);
+    function(&expected).unwrap().sum(Kind::Float).backward();
+    let cache = lab.cache().host_pool(1024 * MIB).build().unwrap();
+    let function = Arc::new(Mutex::new(function));
+    for round in 0..lab.suited(5, 2) {
+        let x = leaf(&x);
+        let step = cache.step();
+        is_forward.store(true, Ordering::Relaxed);
+        let function = Arc::clone(&function);
+        let loss = segment("both", &x, move |x| function.lock()(x)).unwrap().sum(Kind::Float);
+        is_forward.store(false, Ordering::Relaxed);
+        step.backward(&loss).unwrap();
+        drop(loss);
+        let report = step.finish().unwrap();
+        assert!(report.reruns.bytes > 0, "{report}");
+        assert_same_bits(&format!("round {round}, {report}"), &[expected.grad()], &[x.grad()]);
     }
     assert_nothing_held(&cache);
 }
