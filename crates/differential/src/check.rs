@@ -93,7 +93,7 @@ const LET_GO_WITHIN: Duration = Duration::from_secs(10);
 const MAY_STAY_AFTER: Duration = Duration::from_secs(1);
 
 /// So many runs without a cache show whether these differ now and then.
-const RUNS: usize = 50;
+const RUNS: usize = 500;
 
 /// The error about a tensor that was detached in place after it was saved. Only autograd itself, without any hooks,
 /// raises it.
