@@ -114,7 +114,7 @@ mod tests {
         assert_eq!(look_ahead(&mut tape, 9), [1, 0]);
     }
 
-    /// Half of them save, so that tapes become long.
+    /// More of them save than release, so that tapes become long.
     fn any_step() -> impl Strategy<Value = TapeStep> {
         prop_oneof![
             6 => Just(TapeStep::Save),
