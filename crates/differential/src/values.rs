@@ -319,7 +319,7 @@ impl Values {
         let body = op.body.clone();
         let names = op.inputs.clone();
         let (watches, device) = (self.watched.is_some(), self.device);
-        let function = move |inputs: &[&Tensor]| -> Result<(Tensor, Vec<Watched>), TchError> {
+        let function = move |inputs: &[&Tensor]| -> Result<(Tensor, Values), TchError> {
             let mut slots: BTreeMap<Slot, Tensor> =
                 held.iter().map(|(slot, tensor)| (*slot, tensor.shallow_clone())).collect();
             for (slot, input) in names.iter().zip(inputs) {
@@ -334,12 +334,13 @@ impl Values {
             let result =
                 body.iter().rev().flat_map(|op| op.outputs.last()).find_map(|slot| values.slots.get(slot));
             let result = result.map_or_else(|| inputs[0].shallow_clone(), Tensor::shallow_clone);
-            Ok((result, values.watched.unwrap_or_default()))
+            Ok((result, values))
         };
         let output = if let Some(watched) = &mut self.watched {
             // A plain call.
             let (output, within) = function(&inputs.iter().collect::<Vec<_>>())?;
-            watched.extend(within);
+            watched.extend(within.watched.into_iter().flatten());
+            self.made.extend(within.made);
             output
         } else if op.name == "segment" {
             let inputs: Vec<&Tensor> = inputs.iter().collect();
