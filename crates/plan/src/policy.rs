@@ -20,6 +20,7 @@ mod offload;
 mod planned;
 mod planning;
 mod saved;
+mod scarcity;
 mod start;
 mod step;
 mod unforeseen;

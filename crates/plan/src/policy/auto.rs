@@ -15,6 +15,7 @@ use super::labels::Labels;
 use super::objective::Objective;
 use super::planned::Planned;
 use super::planning::Planning;
+use super::scarcity::Scarcity;
 use super::start::Start;
 use super::unseen::Unseen;
 use super::{
@@ -62,8 +63,8 @@ const STEADY: u32 = 5;
 /// of other shapes follow the plan too; larger ones do unless the goal limits the peak. The cache's `plan` explains the plan
 /// of the last step, and the report of each step that followed it shows it beside what was measured.
 ///
-/// If the device has no memory for what a plan keeps, storages go at once (`pressed` in the report), and plans from then on have a lower
-/// peak.
+/// If the device has no memory for what a plan keeps, storages go at once (`pressed` in the report), and plans of the next 64 steps have a
+/// lower peak. Then it is tried whether there is enough again, at doubling intervals.
 ///
 /// The plan sets budgets, how much is loaded ahead, and which of the last scopes stay.
 #[derive(Clone, Debug)]
@@ -73,6 +74,7 @@ pub struct Auto {
     kinds: Kinds,
     attempts: Attempts,
     memory: FreeMemory,
+    scarcity: Scarcity,
     /// Bytes that may stay in a step without a plan, so that its peak meets the goal.
     headroom: u64,
     /// Whether a step that was to keep what fits had to move something.
@@ -110,6 +112,7 @@ impl Auto {
             kinds: Kinds::default(),
             attempts: Attempts::new(),
             memory: FreeMemory::default(),
+            scarcity: Scarcity::new(),
             headroom: goal.peak.unwrap_or(u64::MAX) / 2,
             overflows: false,
             compiled: 0,
@@ -225,8 +228,9 @@ impl Auto {
         Room::Within(budgets)
     }
 
-    /// A step that followed its plan found no memory for part of it, so from now on plans have to do with less.
+    /// A step that followed its plan found no memory for part of it, so for a time plans have to do with less.
     fn pressed(&mut self, observed: &Observation) {
+        self.scarcity.shown(observed.step);
         let [least, most] = LACKING.map(|parts| observed.peak / parts);
         let room = observed.peak.saturating_sub(observed.pressed.clamp(least, most));
         // Where it is not what plans keep that is too much, no other plan helps.
@@ -308,6 +312,10 @@ impl Policy for Auto {
         let daily = self.objective.daily.as_mut();
         if daily.is_some_and(|daily| daily.begins(&outset.today)) {
             self.kinds.revise(&self.objective, Decision::Daily);
+        }
+        if self.scarcity.is_over(outset.step) {
+            self.objective.room = u64::MAX;
+            self.kinds.revise(&self.objective, Decision::MoreMemory);
         }
         if let Some(planned) = self.start.plan(&self.objective, outset.scope) {
             self.attempts.spare();

@@ -20,6 +20,8 @@ pub enum Decision {
     Peak,
     /// Corrected: the device had no memory for what it keeps.
     Memory,
+    /// Corrected: the device may have the memory again that it lacked for a time.
+    MoreMemory,
     /// Corrected: what may still be written today, or in a day, is another amount.
     Daily,
     /// Corrected: steps that keep everything take another time than was known.
@@ -62,6 +64,7 @@ impl Decision {
             Decision::DiskRate
             | Decision::Peak
             | Decision::Memory
+            | Decision::MoreMemory
             | Decision::Daily
             | Decision::Baseline
             | Decision::Pace
@@ -81,6 +84,7 @@ impl fmt::Display for Decision {
             Decision::DiskRate => "the disk's speed has changed",
             Decision::Peak => "steps exceed the goal's peak, or have not done so for long",
             Decision::Memory => "the device had no memory for what it keeps",
+            Decision::MoreMemory => "the device may have the memory again that it lacked for a time",
             Decision::Daily => "what may still be written to the disk in a day has changed",
             Decision::Baseline => "steps that keep everything take another time than was known",
             Decision::Pace => "computing takes another time than in the profiled step",

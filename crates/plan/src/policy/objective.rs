@@ -20,7 +20,7 @@ pub(super) struct Objective {
     pub(super) daily: Option<DailyLimit>,
     /// Whether steps may keep everything to be compared with planned ones.
     pub(super) compares: bool,
-    /// The highest activation peak that there is memory for, as far as steps have shown.
+    /// The highest activation peak that there is memory for, as far as steps have shown lately.
     pub(super) room: u64,
     /// The same as far as it was looked where plans had more than is free.
     pub(super) free: u64,

@@ -117,6 +117,22 @@ fn what_found_no_memory_lowers_plans_until_it_does() {
 }
 
 #[test]
+fn plans_have_the_memory_again_that_was_lacking_for_a_time() {
+    let mut run = Run::planned(Goal::overhead(0.02), profile(20.0));
+    let before = run.report().prediction.peak();
+    run.steps(1, |usual| Observation { peak: before, pressed: 2 * MB, ..usual });
+    let peaks: Vec<u64> = (0..100)
+        .map(|_| {
+            run.steps(1, |usual| usual);
+            run.report().prediction.peak()
+        })
+        .collect();
+    let lowered = peaks.iter().take_while(|peak| **peak < before).count();
+    assert!((60..70).contains(&lowered), "{peaks:?}");
+    assert_eq!(peaks[lowered..], vec![before; 100 - lowered]);
+}
+
+#[test]
 fn where_there_was_no_memory_to_keep_everything_no_step_tries_again() {
     let mut run = Run::roomy(Goal::overhead(0.02), profile(400.0));
     assert_eq!(run.next_step(), NextStep::Baseline);
