@@ -174,6 +174,11 @@ impl Probe {
         self.number == self.trace.resumed()
     }
 
+    /// Ends the recording, unless a later step has begun to be profiled.
+    pub(crate) fn pause(&self) {
+        self.trace.pause_if(|resumed| resumed == self.number);
+    }
+
     /// Times the operations that are recorded.
     pub(crate) fn clock(&self) -> Arc<OperationClock> {
         Arc::clone(&self.clock)

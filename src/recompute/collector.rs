@@ -18,6 +18,11 @@ pub(super) struct Collector {
     pub(super) cache: Arc<Cache>,
     pub(super) verify: bool,
     pub(super) facts: Arc<[Fact]>,
+    /// On which stream each position was saved first.
+    pub(super) streams: Arc<[Option<usize>]>,
+    /// The position that was asked for.
+    pub(super) asked: usize,
+    /// The positions that will be asked for at some time: on this stream those that were saved on it.
     pub(super) wanted: Vec<bool>,
     /// The last position that is needed, if the function may be stopped there.
     pub(super) last: Option<usize>,
@@ -33,6 +38,15 @@ impl Collector {
              same each time",
             self.name
         )
+    }
+
+    /// Whether the position is one to be filled with this.
+    fn wants(&self, position: usize, storage: &Storage) -> bool {
+        let is_of_stream = || {
+            let saved_on = self.streams.get(position).copied().flatten();
+            saved_on.is_none() || saved_on == self.cache.stream(storage)
+        };
+        self.wanted.get(position) == Some(&true) && (position == self.asked || is_of_stream())
     }
 
     fn stop(&self) -> Result<Packed, String> {
@@ -60,8 +74,7 @@ impl SavedTensorHooks for Collector {
         if let Some(storage) = &storage {
             self.cache.in_use_again(storage)?;
         }
-        let wanted = then.taken && self.wanted.get(position).is_some_and(|wanted| *wanted);
-        found.push(storage.filter(|_| wanted));
+        found.push(storage.filter(|storage| then.taken && self.wants(position, storage)));
         if self.last == Some(position) { self.stop() } else { Ok(Discarded::packed()) }
     }
 }

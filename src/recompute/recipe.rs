@@ -179,6 +179,11 @@ impl Recipe {
         self.before.step.cache.stream(storage)
     }
 
+    /// The stream that the calling thread computes on uses `storage`.
+    pub(super) fn in_use(&self, storage: &Storage) -> Result<(), String> {
+        self.before.step.cache.in_use_again(storage)
+    }
+
     /// Whether the rerun is compared with the first run.
     pub(super) fn is_verified(&self) -> bool {
         self.before.step.verify

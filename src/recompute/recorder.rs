@@ -84,6 +84,8 @@ struct Recorder {
 #[derive(Default)]
 struct Order {
     facts: Vec<Fact>,
+    /// The stream of each position that was taken.
+    streams: Vec<Option<usize>>,
     /// Storages that were taken. Held weakly, so that a later storage at the same address is not mistaken for one of them.
     seen: HashMap<StorageId, Watch>,
     /// The latest position before which a storage had been written to since it was taken. A rerun must get there, so that what it finds
@@ -144,7 +146,7 @@ impl Recorder {
         reads: Option<Reads>,
         level: Level,
     ) -> Result<(), TchError> {
-        let Order { facts, seen, settled, by_stop } = std::mem::take(&mut *self.order.lock());
+        let Order { facts, streams, seen, settled, by_stop } = std::mem::take(&mut *self.order.lock());
         let last = facts.iter().rposition(|fact| fact.taken);
         let Some((reads, last)) = reads.zip(last) else { return Ok(()) };
         // What the function did not create, the recipe checks.
@@ -156,14 +158,19 @@ impl Recorder {
         let recipe = before.recipe(function, output, reads, by_stop)?;
         let settled = if recipe.draws() { last } else { settled };
         let settled = (is_settled && !recipe.is_verified()).then_some(settled);
-        *self.segment.done.lock() = Some(Done { recipe, level, facts: facts.into(), taken, settled });
+        let (facts, streams) = (facts.into(), streams.into());
+        *self.segment.done.lock() = Some(Done { recipe, level, facts, streams, taken, settled });
         Ok(())
     }
 
     /// The next position, which the segment does not take.
     fn pass(&self, saved: &SavedTensor<'_>) -> Result<(), String> {
         let fact = Fact::of(saved, false, self.step.verify)?;
-        self.order.lock().facts.push(fact);
+        {
+            let mut order = self.order.lock();
+            order.facts.push(fact);
+            order.streams.push(None);
+        }
         self.segment.slots.lock().push(Slot::Closed);
         Ok(())
     }
@@ -178,6 +185,9 @@ impl Recorder {
             return Err("internal error: nothing was saved in a segment".to_owned());
         };
         *latest = fact;
+        if let Some(saved_on) = order.streams.last_mut() {
+            *saved_on = storage.as_ref().and_then(|storage| self.step.cache.stream(storage));
+        }
         order.by_stop = Some(by_stop);
         let before = storage.and_then(|storage| order.seen.insert(storage.id(), Watch::new(&storage)));
         if before.as_ref().is_some_and(Watch::is_written) {

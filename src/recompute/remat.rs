@@ -78,6 +78,7 @@ impl Recomputed for Remat {
         if let Some(storage) = alive
             && (made_on.is_none() || recipe.stream(&storage) == made_on)
         {
+            recipe.in_use(&storage)?;
             return Ok(storage);
         }
         if self.first.is_written() {
@@ -95,6 +96,8 @@ impl Recomputed for Remat {
                         before. Its function must do the same each time"
                 .to_owned());
         };
+        // It may have been made on a stream within.
+        recipe.in_use(&storage)?;
         if let Some(stream) = recipe.stream(&storage) {
             *self.result.lock() = (storage.downgrade(), Some(stream));
         }

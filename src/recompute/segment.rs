@@ -29,6 +29,8 @@ pub(super) struct Done {
     /// How a rerun treats what is in turn computed within it.
     pub(super) level: Level,
     pub(super) facts: Arc<[Fact]>,
+    /// On which stream each position was saved, where a device says so. It will be asked for there.
+    pub(super) streams: Arc<[Option<usize>]>,
     /// The storages taken that the function created and that outlived it, in the state in which it left them.
     pub(super) taken: Vec<Watch>,
     /// The first position at which a rerun may end. `None` if it must not end before the function does, because all of it is verified or
@@ -71,7 +73,7 @@ impl Segment {
                 self.name
             ));
         }
-        self.rerun(done)?;
+        self.rerun(done, position)?;
         self.take(position, |_, _| true)
             .ok_or_else(|| format!("internal error: segment \"{}\" has no position {position}", self.name))
     }
@@ -96,7 +98,9 @@ impl Segment {
         }
     }
 
-    fn rerun(&self, Done { recipe, level, facts, settled, .. }: &Done) -> Result<(), String> {
+    /// Runs it again for `asked`, and for what will be asked for on the same stream.
+    fn rerun(&self, done: &Done, asked: usize) -> Result<(), String> {
+        let Done { recipe, level, facts, streams, settled, .. } = done;
         let start = Instant::now();
         let wanted: Vec<bool> = self.slots.lock().iter().map(|slot| !matches!(slot, Slot::Closed)).collect();
         let last = settled.zip(wanted.iter().rposition(|wanted| *wanted)).filter(|_| stop::is_possible());
@@ -106,6 +110,8 @@ impl Segment {
             cache: Arc::clone(&self.cache),
             verify: recipe.is_verified(),
             facts: Arc::clone(facts),
+            streams: Arc::clone(streams),
+            asked,
             wanted,
             last,
             devices: recipe.devices().to_vec(),
@@ -161,5 +167,60 @@ impl Drop for SlotHandle {
             slots.get_mut(self.position).map(|slot| std::mem::replace(slot, Slot::Closed))
         };
         drop(closed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use ssdtrain_libtorch::SavedVariable;
+    use ssdtrain_plan::Offload;
+    use tch::{Kind, TchError, Tensor};
+
+    use super::*;
+    use crate::device::Simulated;
+    use crate::{MIB, TensorCache, segment};
+
+    /// How often a segment runs again of which each position is saved on one of these streams and then asked for there, last ones first.
+    fn reruns(streams: [usize; 6]) -> usize {
+        let builder =
+            TensorCache::builder().min_bytes(0).simulated_device(Duration::ZERO).host_pool(16 * MIB);
+        let cache = builder.policy(Offload::default()).build().unwrap();
+        let x = Tensor::ones([64], (Kind::Float, tch::Device::Cpu)).set_requires_grad(true);
+        let step = cache.step();
+        let runs = Arc::new(AtomicUsize::new(0));
+        let saved: Arc<Mutex<Vec<SavedVariable>>> = Arc::default();
+        let (counts, keeps) = (Arc::clone(&runs), Arc::clone(&saved));
+        let function = move |x: &Tensor| -> Result<Tensor, TchError> {
+            let run = counts.fetch_add(1, Ordering::Relaxed);
+            for (position, stream) in (0_u32..).zip(streams) {
+                if run == 0 {
+                    Simulated::enter(stream);
+                }
+                let made = tch::no_grad(|| x.f_add_scalar(f64::from(position)))?;
+                let one = SavedVariable::new(&made).map_err(|error| TchError::Torch(error.0))?;
+                if run == 0 {
+                    keeps.lock().push(one);
+                }
+            }
+            x.f_neg()
+        };
+        let output = segment("part", &x, function).unwrap();
+        let saved = std::mem::take(&mut *saved.lock());
+        assert_eq!(saved.len(), streams.len());
+        for (one, stream) in saved.into_iter().zip(streams).rev() {
+            Simulated::enter(stream);
+            drop(one.unpack().unwrap());
+        }
+        Simulated::enter(0);
+        drop((output, step));
+        runs.load(Ordering::Relaxed) - 1
+    }
+
+    #[test]
+    fn each_stream_runs_it_once_for_all_that_it_asks_for() {
+        assert_eq!([[0; 6], [1, 1, 1, 2, 2, 2], [1, 2, 1, 2, 1, 2]].map(reruns), [1, 2, 2]);
     }
 }

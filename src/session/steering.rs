@@ -179,7 +179,9 @@ impl Steering {
             let (bytes, busy) = (bytes(now) - bytes(before), busy(now) - busy(before));
             (bytes >= TELLING_BYTES && !busy.is_zero()).then(|| bytes as f64 / busy.as_secs_f64())
         };
-        let profile = step.probe.as_ref().and_then(|probe| probe.end()).map(|profile| {
+        // One that was profiled while a later step was has only a part of what it did on record.
+        let probe = step.probe.as_ref().filter(|probe| probe.is_latest());
+        let profile = probe.and_then(|probe| probe.end()).map(|profile| {
             let rates = with_copies(profile.rates, step.cache.tier());
             Box::new(StepProfile { min_bytes: step.min_bytes, rates, ..profile })
         });
@@ -210,8 +212,8 @@ impl Steering {
 
     /// Ends the recording of a step that is profiled, unless the user records all.
     pub(super) fn end_profile(&self, step: &StepContext) {
-        if let Some(trace) = step.cache.trace.as_ref().filter(|_| !self.traced && step.is_latest_profile()) {
-            trace.pause();
+        if let Some(probe) = step.probe.as_ref().filter(|_| !self.traced) {
+            probe.pause();
         }
     }
 

@@ -341,8 +341,13 @@ struct TakingPart {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+    use std::sync::mpsc;
+    use std::thread;
+
     use super::*;
     use ssdtrain_plan::Keep;
+    use tch::{Device, Kind};
 
     #[test]
     fn a_step_that_was_replaced_by_the_next_one_is_gone() {
@@ -353,6 +358,52 @@ mod tests {
         drop(first);
         assert!(of_first.upgrade().is_none());
         drop(second);
+    }
+
+    #[test]
+    fn a_step_of_a_thread_that_ends_goes_as_without_a_cache() {
+        struct Late(Arc<TensorCache>, mpsc::Sender<Option<u64>>);
+
+        impl Drop for Late {
+            fn drop(&mut self) {
+                let step = self.0.step();
+                let _entered = step.handle().enter();
+                let x = Tensor::ones([4], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+                let is_right = step.backward(&x.sin().sum(Kind::Float)).is_ok();
+                let report = step.finish().ok().filter(|_| is_right);
+                self.1.send(report.map(|report| report.saved.count)).unwrap();
+            }
+        }
+
+        thread_local!(static LATE: RefCell<Option<Late>> = const { RefCell::new(None) });
+        let cache = Arc::new(TensorCache::builder().policy(Keep).build().unwrap());
+        let (tell, told) = mpsc::channel();
+        let works = move || {
+            LATE.set(Some(Late(Arc::clone(&cache), tell)));
+            drop(cache.step());
+        };
+        thread::Builder::new().name("works".to_owned()).spawn(works).unwrap().join().unwrap();
+        assert_eq!(told.recv(), Ok(Some(0)));
+    }
+
+    #[test]
+    fn a_step_that_is_profiled_while_another_begins_and_ends_has_no_profile() {
+        let cache = TensorCache::builder().spill_to(std::env::temp_dir()).build().unwrap();
+        drop(cache.step());
+        let compute = |step: &Step<'_>| {
+            let x = Tensor::ones([512, 512], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+            step.backward(&x.sin().sin().sum(Kind::Float)).unwrap();
+        };
+        let is_observed = |step: &Step<'_>| {
+            let (steering, context) = (&cache.steering, &step.handle.context);
+            context.probe.iter().for_each(|probe| probe.all_computed());
+            steering.observe(&step.noted, context, &StepReport::default()).profile.is_some()
+        };
+        let outer = cache.step();
+        compute(&outer);
+        let inner = cache.step();
+        compute(&inner);
+        assert_eq!([&inner, &outer].map(is_observed), [true, false]);
     }
 
     #[test]

@@ -119,21 +119,23 @@ impl Drop for Scope {
 
 /// The innermost scope of `step` on this thread.
 pub(crate) fn current_scope(step: &StepContext) -> ScopeId {
-    STEPS.with_borrow(|steps| {
-        let innermost = steps.iter().rev().find(|active| std::ptr::eq(&raw const *active.step, step));
-        innermost.map_or_else(ScopeId::default, |active| active.current)
-    })
+    let of = |steps: &[ActiveStep]| {
+        let innermost = steps.iter().rev().find(|active| std::ptr::eq(&raw const *active.step, step))?;
+        Some(innermost.current)
+    };
+    STEPS.try_with(|steps| of(&steps.borrow())).ok().flatten().unwrap_or_default()
 }
 
 /// The part of the program that this thread runs in `step`.
 pub(super) fn current_part(step: &StepContext) -> Option<Arc<dyn Part>> {
-    STEPS.with_borrow(|steps| {
+    let of = |steps: &[ActiveStep]| {
         let innermost = steps.iter().rev().find(|active| std::ptr::eq(&raw const *active.step, step))?;
         match &innermost.level {
             Level::Part(part) => Some(Arc::clone(part)),
             _ => None,
         }
-    })
+    };
+    STEPS.try_with(|steps| of(&steps.borrow())).ok().flatten()
 }
 
 /// The step on this thread that tensors of `device` belong to, how its saves are treated, and its innermost scope. Within a segment that
@@ -154,7 +156,8 @@ pub(crate) fn current_step(device: Device) -> Option<(Arc<StepContext>, Level, S
 pub(crate) fn enter(step: Arc<StepContext>, level: Level, current: ScopeId) -> Within {
     static GUARDS: AtomicU64 = AtomicU64::new(0);
     let number = GUARDS.fetch_add(1, Ordering::Relaxed);
-    STEPS.with_borrow_mut(|steps| steps.push(ActiveStep { number, step, level, current }));
+    // A thread that is being torn down has no steps any more: what it saves stays in the graph, as without a cache.
+    let _ = STEPS.try_with(|steps| steps.borrow_mut().push(ActiveStep { number, step, level, current }));
     Within { number, thread_bound: PhantomData }
 }
 

@@ -116,12 +116,22 @@ enum Moment {
 impl Trace {
     /// Stops recording, and discards what was recorded.
     pub(crate) fn pause(&self) {
-        self.paused.store(true, Ordering::Relaxed);
-        *self.log.lock() = Log::default();
+        self.pause_if(|_| true);
+    }
+
+    /// The same if what is asked of [`resumed`](Trace::resumed) holds.
+    pub(crate) fn pause_if(&self, may: impl FnOnce(u64) -> bool) {
+        let mut log = self.log.lock();
+        if may(self.resumed()) {
+            self.paused.store(true, Ordering::Relaxed);
+            *log = Log::default();
+        }
     }
 
     /// Resumes recording. Returns how often this was done.
     pub(crate) fn resume(&self) -> u64 {
+        // Nobody pauses in between for one that was before.
+        let _log = self.log.lock();
         self.paused.store(false, Ordering::Relaxed);
         self.resumed.fetch_add(1, Ordering::Relaxed) + 1
     }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "guard.h"
+#include "of_thread.h"
 #include "operations.h"
 #include "watches.h"
 
@@ -160,12 +161,18 @@ struct st_reads {
 
 namespace {
 
-// The functions in progress on this thread whose reads are recorded, innermost last.
-thread_local std::vector<st_reads*> reading;
-// Makes libtorch call us for them; registered while there are any.
-thread_local at::CallbackHandle reading_callback = 0;
-// Calls of this thread that were seen while something was being recorded.
-thread_local uint64_t calls = 0;
+// What is recorded on a thread.
+struct Reading {
+  // The functions in progress whose reads are recorded, innermost last.
+  std::vector<st_reads*> functions;
+  // Makes libtorch call us for them; registered while there are any.
+  at::CallbackHandle callback = 0;
+  // Calls that were seen while something was being recorded.
+  uint64_t calls = 0;
+
+  // What libtorch calls on the thread is made before this, so it is there as long as this is.
+  Reading() { at::hasThreadLocalCallbacks(); }
+};
 
 struct Call final : at::ObserverContext {
   explicit Call(uint64_t when) : when(when) {}
@@ -178,13 +185,14 @@ void noting(Body&& body) {
   try {
     body();
   } catch (...) {
-    for (st_reads* reads : reading) reads->has_failed = true;
+    for (st_reads* reads : of_thread<Reading>()->functions) reads->has_failed = true;
   }
 }
 
 // Called on threads that record what is read, and on threads that took over their settings.
 std::unique_ptr<at::ObserverContext> read_starts(const at::RecordFunction& call) {
-  if (reading.empty()) return nullptr;
+  Reading* reading = of_thread<Reading>();
+  if (reading == nullptr || reading->functions.empty()) return nullptr;
   noting([&] {
     const Operation& operation = known(call);
     const auto arguments = call.inputs();
@@ -194,19 +202,22 @@ std::unique_ptr<at::ObserverContext> read_starts(const at::RecordFunction& call)
       const bool viewed = (operation.viewed & bit(i)) != 0;
       const bool changed = (operation.written & bit(i)) != 0;
       each_tensor(arguments[i], [&](const at::Tensor& t) {
-        for (st_reads* reads : reading) updated ? reads->updates(t) : reads->reads_one(t, viewed, changed, calls);
+        for (st_reads* reads : reading->functions) {
+          updated ? reads->updates(t) : reads->reads_one(t, viewed, changed, reading->calls);
+        }
       });
     }
   });
-  return std::make_unique<Call>(++calls);
+  return std::make_unique<Call>(++reading->calls);
 }
 
 void read_ends(const at::RecordFunction& call, at::ObserverContext* context) {
-  if (context == nullptr) return;
+  Reading* reading = of_thread<Reading>();
+  if (context == nullptr || reading == nullptr) return;
   noting([&] {
     for (const c10::IValue& result : call.outputs()) {
       each_tensor(result, [&](const at::Tensor& t) {
-        for (st_reads* reads : reading) reads->makes_one(t, static_cast<Call*>(context)->when);
+        for (st_reads* reads : reading->functions) reads->makes_one(t, static_cast<Call*>(context)->when);
       });
     }
   });
@@ -268,26 +279,34 @@ struct st_statistics {
   }
 };
 
-bool ssdtrain::is_noting_reads() { return !reading.empty(); }
+bool ssdtrain::is_noting_reads() {
+  const Reading* reading = of_thread<Reading>();
+  return reading != nullptr && !reading->functions.empty();
+}
 
 extern "C" {
 
 st_status st_reads_begin(st_reads** out) {
   return ssdtrain::guarded([&] {
+    Reading* reading = of_thread<Reading>();
+    TORCH_CHECK(reading != nullptr, "the thread ends, and what it reads cannot be noted any more");
     auto reads = std::make_unique<st_reads>();
-    reading.reserve(reading.size() + 1);
-    if (reading.empty()) {
+    reading->functions.reserve(reading->functions.size() + 1);
+    if (reading->functions.empty()) {
       at::RecordFunctionCallback callback(read_starts, read_ends);
-      reading_callback = at::addThreadLocalCallback(of_operations(callback.needsOutputs(true)));
+      reading->callback = at::addThreadLocalCallback(of_operations(callback.needsOutputs(true)));
     }
-    reading.push_back(reads.get());
+    reading->functions.push_back(reads.get());
     *out = reads.release();
   });
 }
 
 void st_reads_end(st_reads* reads) {
-  reading.erase(std::remove(reading.begin(), reading.end(), reads), reading.end());
-  if (reading.empty()) at::removeCallback(reading_callback);
+  if (Reading* reading = of_thread<Reading>()) {
+    auto& functions = reading->functions;
+    functions.erase(std::remove(functions.begin(), functions.end(), reads), functions.end());
+    if (functions.empty()) at::removeCallback(reading->callback);
+  }
   reads->seen.clear();
 }
 

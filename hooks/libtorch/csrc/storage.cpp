@@ -6,12 +6,18 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <algorithm>
+#include <cstring>
+#include <string>
+
 #include "guard.h"
+#include "of_thread.h"
 
 namespace ssdtrain {
 
 namespace {
-thread_local std::string last_error;
+// The latest message of a thread whose strings are gone.
+thread_local char late_error[256];
 
 c10::StorageImpl* impl(st_storage* storage) { return reinterpret_cast<c10::StorageImpl*>(storage); }
 const c10::StorageImpl* impl(const st_storage* storage) { return reinterpret_cast<const c10::StorageImpl*>(storage); }
@@ -30,10 +36,17 @@ at::Tensor elements(const st_storage* storage) {
 }  // namespace
 
 st_status fail(const char* message) noexcept {
+  std::string* last_error = of_thread<std::string>();
+  if (last_error == nullptr) {
+    const size_t length = std::min(std::strlen(message), sizeof(late_error) - 1);
+    std::memcpy(late_error, message, length);
+    late_error[length] = '\0';
+    return 1;
+  }
   try {
-    last_error = message;
+    *last_error = message;
   } catch (...) {
-    last_error.clear();
+    last_error->clear();
   }
   return 1;
 }
@@ -45,7 +58,10 @@ using ssdtrain::impl;
 
 extern "C" {
 
-const char* st_last_error(void) { return ssdtrain::last_error.c_str(); }
+const char* st_last_error(void) {
+  const std::string* last_error = ssdtrain::of_thread<std::string>();
+  return last_error == nullptr ? ssdtrain::late_error : last_error->c_str();
+}
 
 st_storage* st_tensor_storage(const st_tensor* tensor) {
   const auto& t = *reinterpret_cast<const at::TensorBase*>(tensor);

@@ -7,6 +7,8 @@
 #include <mutex>
 #include <new>
 
+#include "of_thread.h"
+
 namespace ssdtrain {
 
 namespace {
@@ -63,7 +65,7 @@ Watches& watches() {
 }
 
 // The temporary writes of the calling thread.
-thread_local std::vector<TemporaryWrites*> temporary;
+std::vector<TemporaryWrites*>* temporary() { return of_thread<std::vector<TemporaryWrites*>>(); }
 
 }  // namespace
 
@@ -130,7 +132,8 @@ void written(const StorageImpl* storage, Span where) {
       same->when = now;
     }
   }
-  for (TemporaryWrites* writes : temporary) {
+  const auto* own = temporary();
+  for (TemporaryWrites* writes : own == nullptr ? std::vector<TemporaryWrites*>() : *own) {
     const auto place = writes->before_.find(storage);
     if (place == writes->before_.end()) continue;
     place->second.alone = place->second.alone && before == place->second.latest;
@@ -161,10 +164,14 @@ void update_ends(const StorageImpl* storage) {
   watches().update_ended.notify_all();
 }
 
-TemporaryWrites::TemporaryWrites() { temporary.push_back(this); }
+TemporaryWrites::TemporaryWrites() {
+  auto* own = temporary();
+  TORCH_CHECK(own != nullptr, "the thread ends, and what it writes cannot be taken back any more");
+  own->push_back(this);
+}
 
 TemporaryWrites::~TemporaryWrites() {
-  temporary.erase(std::remove(temporary.begin(), temporary.end(), this), temporary.end());
+  if (auto* own = temporary()) own->erase(std::remove(own->begin(), own->end(), this), own->end());
   for (const auto& one : before_) unwatch(one.first);
 }
 
@@ -195,7 +202,8 @@ bool TemporaryWrites::forget() {
       writes.push_back(write);
     }
     watched->writes = before.writes;
-    for (TemporaryWrites* outer : temporary) {
+    const auto* own = temporary();
+    for (TemporaryWrites* outer : own == nullptr ? std::vector<TemporaryWrites*>() : *own) {
       const auto place = outer->before_.find(storage);
       if (place != outer->before_.end()) place->second.latest = watched->last();
     }

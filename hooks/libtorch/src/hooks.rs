@@ -127,14 +127,15 @@ impl Drop for Stack {
 
 /// Makes `hooks` decide about what the calling thread saves, until the guard is dropped. Autograd asks only after
 /// [`install`] has been called. If a thread has several guards, the newest decides, in whatever order they are
-/// dropped.
+/// dropped. About what a thread saves while it ends, in destructors of its own values, nobody decides.
 #[must_use = "the hooks end when this guard is dropped"]
 pub fn activate(hooks: Hooks) -> Active {
     static GUARDS: AtomicU64 = AtomicU64::new(0);
     let number = GUARDS.fetch_add(1, Ordering::Relaxed);
-    ACTIVE.with_borrow_mut(|active| {
-        active.0.push((number, Box::new(hooks)));
-        activate_newest(&active.0);
+    let _ = ACTIVE.try_with(|active| {
+        let active = &mut active.borrow_mut().0;
+        active.push((number, Box::new(hooks)));
+        activate_newest(active);
     });
     Active { number, thread_bound: PhantomData }
 }

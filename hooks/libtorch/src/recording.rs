@@ -83,11 +83,12 @@ impl Recording {
     }
 
     /// Records what the calling thread does until the guard is dropped. If a thread has several guards, the newest records, in whatever
-    /// order they are dropped.
+    /// order they are dropped. What a thread computes while it ends, in destructors of its own values, is not recorded.
     pub fn record(self: &Arc<Self>) -> RecordingThread {
         static GUARDS: AtomicU64 = AtomicU64::new(0);
         let number = GUARDS.fetch_add(1, Ordering::Relaxed);
-        ACTIVE.with_borrow_mut(|active| {
+        let _ = ACTIVE.try_with(|active| {
+            let active = &mut active.borrow_mut().0;
             active.push((number, Arc::clone(self)));
             activate_newest(active);
         });
@@ -135,7 +136,17 @@ extern "C" fn stamp(clock: *const c_void) -> u64 {
 
 thread_local! {
     /// What this thread records into, with numbers, newest last.
-    static ACTIVE: RefCell<Vec<(u64, Arc<Recording>)>> = const { RefCell::new(Vec::new()) };
+    static ACTIVE: RefCell<Stack> = const { RefCell::new(Stack(Vec::new())) };
+}
+
+#[derive(Default)]
+struct Stack(Vec<(u64, Arc<Recording>)>);
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        // The thread ends. What it drops after this may still compute.
+        activate_newest(&[]);
+    }
 }
 
 fn activate_newest(active: &[(u64, Arc<Recording>)]) {
@@ -160,12 +171,12 @@ pub struct RecordingThread {
 
 impl Drop for RecordingThread {
     fn drop(&mut self) {
-        // A thread that is shutting down has dropped its list already, and runs nothing more.
+        // A thread that is shutting down has dropped its list already.
         let ended = ACTIVE.try_with(|active| {
-            let mut active = active.borrow_mut();
+            let active = &mut active.borrow_mut().0;
             let place = active.iter().position(|(number, _)| *number == self.number)?;
             let ended = active.remove(place);
-            activate_newest(&active);
+            activate_newest(active);
             Some(ended)
         });
         drop(ended);
