@@ -221,6 +221,12 @@ impl Cache {
         noted.inspect_err(|error| warn_once!(%error, "a saved tensor stays on the device")).is_ok()
     }
 
+    /// The same for what a rerun reads if it may, and else computes too.
+    pub(crate) fn may_use(&self, storage: &Storage) -> bool {
+        let noted = self.note_use(storage);
+        noted.inspect_err(|error| warn_once!(%error, "a rerun computes what it might have read")).is_ok()
+    }
+
     /// The same for what backward runs again: it cannot go on without.
     pub(crate) fn in_use_again(&self, storage: &Storage) -> Result<(), String> {
         self.note_use(storage).map_err(|error| {

@@ -57,7 +57,7 @@ impl<'a> Rerun<'a> {
             if self.storages.contains_key(&read) || found.contains(&Arc::as_ptr(&node).addr()) {
                 continue;
             }
-            match node.available(made).filter(|storage| self.cache.in_use(storage)) {
+            match node.available(made).filter(|storage| self.cache.may_use(storage)) {
                 Some(storage) => drop(self.storages.insert(read, storage)),
                 None => {
                     found.insert(Arc::as_ptr(&node).addr());

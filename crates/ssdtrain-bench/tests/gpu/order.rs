@@ -26,6 +26,7 @@ on_both!(
     statistics_that_two_streams_update_are_updated_once,
     what_one_stream_computes_again_is_not_served_on_another,
     what_a_segment_computes_again_on_one_stream_is_not_served_on_another,
+    an_input_is_overwritten_on_another_stream_while_backward_computes_from_it,
 );
 
 /// Steps whose values differ, each compared to a step without the cache.
@@ -235,6 +236,43 @@ fn what_one_stream_computes_again_is_not_served_on_another(lab: &Lab) {
         let report = step.finish().unwrap();
         assert!(report.reruns.bytes > 0, "{report}");
         assert_same_bits(&format!("round {round}, {report}"), &grads(&expected), &grads(&weights));
+    }
+    assert_nothing_held(&cache);
+}
+
+/// Without a cache, backward does not read the input, and whoever fills it anew need not wait for that.
+fn an_input_is_overwritten_on_another_stream_while_backward_computes_from_it(lab: &Lab) {
+    let width: i64 = lab.suited(4096, 64);
+    let [input, next, by, weight] = [(); 4].map(|()| lab.randn(&[width, width]));
+    let second = Second::create(lab);
+    let loss = |weight: &Tensor| products(&(weight * (&input + 1.0)), &by).sum(Kind::Float);
+    let wait = || {
+        if lab.is_gpu() {
+            Cuda::synchronize(0);
+        }
+    };
+    let first = input.copy();
+    let expected = leaf(&weight);
+    loss(&expected).backward();
+    // What the products save is there, and the device computes them for a while before it comes to the input.
+    let placements = [vec![Placement::Recompute], vec![Placement::Keep; 63]].concat();
+    let policy = InTurn::new(Offload::default(), placements);
+    let cache = lab.cache().host_pool(64 * MIB).policy(policy).build().unwrap();
+    for round in 0..lab.suited(5, 2) {
+        tch::no_grad(|| input.shallow_clone().copy_(&first));
+        let weight = leaf(&weight);
+        let step = cache.step();
+        let loss = loss(&weight);
+        wait();
+        step.backward(&loss).unwrap();
+        {
+            let _stream = second.enter();
+            tch::no_grad(|| input.shallow_clone().copy_(&next));
+        }
+        let report = step.finish().unwrap();
+        wait();
+        assert!(report.reruns.bytes > 0, "{report}");
+        assert_same_bits(&format!("round {round}, {report}"), &[expected.grad()], &[weight.grad()]);
     }
     assert_nothing_held(&cache);
 }
