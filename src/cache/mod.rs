@@ -7,6 +7,7 @@ mod entry;
 mod failures;
 mod handle;
 mod keys;
+mod late_reads;
 #[cfg(test)]
 mod model;
 #[cfg(test)]
@@ -30,10 +31,12 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use ssdtrain_libtorch::{Storage, StorageId, WriteObserver};
+use ssdtrain_plan::Release;
 
 pub(crate) use self::failures::note as note_failure;
 pub(crate) use self::handle::{EntryHandle, Subject};
 pub(crate) use self::keys::{EntryKey, NO_TAPE, TapeKey};
+use self::late_reads::LateReads;
 pub(crate) use self::table::Limits;
 use self::table::{Answer, Gone, Outdated, Saved, Squeeze, Table};
 use crate::error::Error;
@@ -53,6 +56,7 @@ pub(crate) struct Cache {
     room: Arc<RoomListener>,
     /// Held by the thread that frees memory of the device for an allocation.
     relieving: Mutex<()>,
+    late_reads: Mutex<LateReads>,
     /// How often memory of the device was freed.
     departed: AtomicU64,
     /// Bytes on the device that the cache holds.
@@ -83,6 +87,7 @@ impl Cache {
                 changed: Condvar::new(),
                 room: Arc::new(move || this.upgrade().iter().for_each(Cache::has_room)),
                 relieving: Mutex::default(),
+                late_reads: Mutex::default(),
                 departed: AtomicU64::new(0),
                 scopes: Arc::default(),
                 trace,
@@ -239,6 +244,25 @@ impl Cache {
         match self.tier() {
             Some(tier) => tier.in_use(storage),
             None => storage.record_use().map_err(Error::torch),
+        }
+    }
+
+    /// A rerun is about to read `storage`, which the program may write to.
+    pub(crate) fn reads_late(&self, storage: &Storage) {
+        // A thread that computes itself has read when it goes on.
+        let queues = self.tier().is_some_and(|tier| tier.release() != Release::WhenStored);
+        if let Some(stream) = self.stream(storage).filter(|_| queues) {
+            let held = self.late_reads.lock().add(storage, stream);
+            drop(held);
+        }
+    }
+
+    /// The program is about to write to this storage: what reruns read of it is read first.
+    fn await_late_reads(&self, storage: StorageId) {
+        let Some(tier) = self.tier() else { return };
+        let must_wait = self.late_reads.lock().end(storage, || tier.stream().ok());
+        if must_wait && let Err(error) = tier.synchronize() {
+            warn_once!(%error, "a tensor is overwritten that a rerun on another stream may still have to read: the device did not say when it has");
         }
     }
 
@@ -497,6 +521,7 @@ impl Cache {
 
 impl WriteObserver for Cache {
     fn written(&self, storage: StorageId) {
+        self.await_late_reads(storage);
         let outdated = self.table.lock().written(storage);
         let Some(outdated) = outdated else { return };
         outdated.abandon();

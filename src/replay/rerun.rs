@@ -58,7 +58,10 @@ impl<'a> Rerun<'a> {
                 continue;
             }
             match node.available(made).filter(|storage| self.cache.may_use(storage)) {
-                Some(storage) => drop(self.storages.insert(read, storage)),
+                Some(storage) => {
+                    self.cache.reads_late(&storage);
+                    self.storages.insert(read, storage);
+                }
                 None => {
                     found.insert(Arc::as_ptr(&node).addr());
                     path.push((node, 0));
@@ -107,6 +110,7 @@ impl<'a> Rerun<'a> {
                 let storage = leaf.fetch()?;
                 // It may belong to another stream, and nobody else need hold it until this one has read it.
                 self.cache.in_use_again(&storage)?;
+                self.cache.reads_late(&storage);
                 self.storages.insert(source.key(), storage.clone());
                 Ok(storage)
             }

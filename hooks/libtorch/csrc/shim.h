@@ -269,8 +269,6 @@ void* st_storage_data(const st_storage* storage);
 st_status st_storage_stream(const st_storage* storage, int64_t* stream);
 // Once freed, its memory is reused only after everything queued by then on that stream. Does nothing on the CPU.
 st_status st_storage_record_use(const st_storage* storage);
-// Waits for everything that is queued on its device. Does nothing on the CPU.
-st_status st_storage_synchronize(const st_storage* storage);
 st_status st_storage_allocate(uint64_t bytes, st_storage** storage);  // on the CPU; the caller owns one strong reference
 // The bytes of a storage, as a tensor of bytes that shares them; the caller owns it.
 st_status st_storage_elements(const st_storage* storage, st_tensor** out);

@@ -93,13 +93,6 @@ st_status st_storage_record_use(const st_storage* storage) {
   });
 }
 
-st_status st_storage_synchronize(const st_storage* storage) {
-  return ssdtrain::guarded([&] {
-    const c10::Device device = impl(storage)->device();
-    if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
-  });
-}
-
 uint64_t st_storage_owners(const st_storage* storage) {
   return c10::raw::intrusive_ptr::use_count(const_cast<c10::StorageImpl*>(impl(storage)));
 }

@@ -293,7 +293,6 @@ unsafe extern "C" {
     pub(crate) fn st_storage_bytes(storage: *const StStorage) -> u64;
     pub(crate) fn st_storage_stream(storage: *const StStorage, stream: *mut i64) -> StStatus;
     pub(crate) fn st_storage_record_use(storage: *const StStorage) -> StStatus;
-    pub(crate) fn st_storage_synchronize(storage: *const StStorage) -> StStatus;
     pub(crate) fn st_storage_owners(storage: *const StStorage) -> u64;
     pub(crate) fn st_storage_data(storage: *const StStorage) -> *mut c_void;
     pub(crate) fn st_storage_capacity(storage: *const StStorage) -> u64;

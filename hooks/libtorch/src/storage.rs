@@ -85,12 +85,6 @@ impl Storage {
         check(unsafe { ffi::st_storage_record_use(self.0.as_ptr()) })
     }
 
-    /// Waits for everything that is queued on its device, on any stream.
-    pub fn synchronize(&self) -> Result<(), TorchError> {
-        // SAFETY: a strong reference is held.
-        check(unsafe { ffi::st_storage_synchronize(self.0.as_ptr()) })
-    }
-
     /// How many strong references there are to it, with this one. Others may come and go meanwhile.
     pub fn owners(&self) -> u64 {
         // SAFETY: a strong reference is held.
