@@ -59,7 +59,7 @@ mod tests {
     fn a_writer_waits_for_readers_on_other_streams_and_once() {
         let mut late = LateReads::default();
         let storage = Storage::allocate(64).unwrap();
-        let mut written = |late: &mut LateReads, on: Option<usize>| late.end(storage.id(), || on);
+        let written = |late: &mut LateReads, on: Option<usize>| late.end(storage.id(), || on);
         assert!(!written(&mut late, Some(2)), "nobody has read it");
         for (readers, writer, waits) in
             [(&[1][..], Some(1), false), (&[1], Some(2), true), (&[1, 2], Some(2), true), (&[1], None, true)]

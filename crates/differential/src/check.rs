@@ -1,5 +1,6 @@
 //! Checks whether a program does the same with a cache as with plain autograd.
 
+use std::any::Any;
 use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -224,10 +225,13 @@ pub fn check(program: &Program) -> Verdict {
 }
 
 fn attempt(program: &Program, vs: &VarStore, caches: &[TensorCache]) -> Result<Ran, String> {
-    catch_unwind(AssertUnwindSafe(|| run(program, vs, caches))).map_err(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("of another kind").to_owned()
-    })
+    catch_unwind(AssertUnwindSafe(|| run(program, vs, caches))).map_err(|panic| said_by(&*panic).to_owned())
+}
+
+/// The text of a panic.
+pub fn said_by(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("of another kind")
 }
 
 /// Whether two runs have shown the same.
@@ -305,8 +309,8 @@ fn compare(expected: &[Event], got: &[Event], faults: &Faults) -> Verdict {
 
 /// After an error in backward, libtorch keeps the unfinished work until the thread's next backward.
 fn end_backwards(device: Device) -> Result<(), TchError> {
-    let one = Tensor::ones([1], (Kind::Float, device)).set_requires_grad(true);
-    (&one * 1.0).f_backward()
+    let one = Tensor::f_ones([1], (Kind::Float, device))?.f_set_requires_grad(true)?;
+    one.f_mul(&one)?.f_backward()
 }
 
 /// What the cache still holds although all graphs are gone.

@@ -33,7 +33,7 @@ mod text;
 mod values;
 
 pub use bits::Bits;
-pub use check::{Lab, Verdict, check};
+pub use check::{Lab, Verdict, check, said_by};
 pub use config::Config;
 pub use generate::{Programs, generate};
 pub use program::{Op, Program, Slot};

@@ -1,18 +1,19 @@
 //! The endurance run: random programs in one process, on two threads with caches of their own, with disks and devices that fail now and then,
 //! and a look at what the process holds.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::env;
 use std::fs;
 use std::os::unix::process::CommandExt as _;
-use std::panic::resume_unwind;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::Command;
 use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use ssdtrain_differential::{Lab, Op, Program, Programs, Slot, Verdict};
+use ssdtrain_differential::{Lab, Op, Program, Programs, Slot, Verdict, said_by};
 use ssdtrain_libtorch as torch;
 use tch::{Device, Kind, TchError, Tensor};
 
@@ -149,7 +150,7 @@ impl Parts {
     /// Runs all of them. Returns what is wrong.
     fn turn(&mut self, turn: u64, counts: &mut Counts) -> Vec<String> {
         let mut wrong = at_once(&mut self.at_once, turn, counts);
-        wrong.extend(all(&mut self.alone, turn, counts));
+        wrong.extend(told(|| all(&mut self.alone, turn, counts)));
         wrong
     }
 
@@ -177,7 +178,7 @@ fn at_once(parts: &mut [Vec<Program>; 2], turn: u64, counts: &mut Counts) -> Vec
         let threads = parts.each_mut().map(|part| {
             scope.spawn(move || {
                 let mut counts = Counts::new();
-                (all(part, turn, &mut counts), counts)
+                (told(|| all(part, turn, &mut counts)), counts)
             })
         });
         threads.map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
@@ -238,6 +239,12 @@ fn use_at_once() -> Result<(), TchError> {
         let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(multiply)).collect();
         threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
     })
+}
+
+/// What a run finds wrong, panics of its own included, which nobody has printed.
+fn told(run: impl FnOnce() -> Option<String>) -> Option<String> {
+    let panic = |panic: Box<dyn Any + Send>| Some(format!("a panic between programs: {}", said_by(&*panic)));
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(panic)
 }
 
 /// Runs all programs, each with a cache for several of them, and removes those that leave something behind. Returns what is wrong.
@@ -304,6 +311,12 @@ mod tests {
         assert!(!is_flat(&run(Held { threads: 5, ..steady })));
         let first = Held { resident: 300 << 20, files: 20, threads: 9, ..steady };
         assert!(is_flat(&[vec![first; 2], vec![steady; 6]].concat()));
+    }
+
+    #[test]
+    fn a_panic_between_programs_is_told() {
+        assert_eq!(told(|| None), None);
+        assert_eq!(told(|| panic!("no memory")), Some("a panic between programs: no memory".to_owned()));
     }
 
     #[test]
