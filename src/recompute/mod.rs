@@ -49,6 +49,7 @@ use crate::step::{Level, current_step, scope};
 /// - `f` must own what it uses, as a [`shallow_clone`](Tensor::shallow_clone): the graph holds `f`, and any thread may run the graph's
 ///   backward after the caller has returned, so `f` can neither borrow nor be tied to a thread. For parameters that costs nothing. Any
 ///   other tensor that it owns stays in memory: better make it an input, whether or not it needs a gradient;
+/// - backward reads what `f` reads: whoever overwrites that on another stream of a GPU has to wait for backward, and not for forward alone;
 /// - if `f` draws random numbers, no other thread may draw from its generators meanwhile;
 /// - `f` must compute on the thread that calls it and must not wait for another thread's function: reruns of functions that draw random
 ///   numbers or update statistics are serialised.
