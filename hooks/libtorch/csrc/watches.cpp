@@ -132,12 +132,13 @@ void written(const StorageImpl* storage, Span where) {
       same->when = now;
     }
   }
-  const auto* own = temporary();
-  for (TemporaryWrites* writes : own == nullptr ? std::vector<TemporaryWrites*>() : *own) {
-    const auto place = writes->before_.find(storage);
-    if (place == writes->before_.end()) continue;
-    place->second.alone = place->second.alone && before == place->second.latest;
-    place->second.latest = now;
+  if (const auto* own = temporary()) {
+    for (TemporaryWrites* writes : *own) {
+      const auto place = writes->before_.find(storage);
+      if (place == writes->before_.end()) continue;
+      place->second.alone = place->second.alone && before == place->second.latest;
+      place->second.latest = now;
+    }
   }
   tell_written(reinterpret_cast<const st_storage*>(storage));
 }
@@ -203,7 +204,8 @@ bool TemporaryWrites::forget() {
     }
     watched->writes = before.writes;
     const auto* own = temporary();
-    for (TemporaryWrites* outer : own == nullptr ? std::vector<TemporaryWrites*>() : *own) {
+    if (own == nullptr) continue;
+    for (TemporaryWrites* outer : *own) {
       const auto place = outer->before_.find(storage);
       if (place != outer->before_.end()) place->second.latest = watched->last();
     }
