@@ -193,7 +193,7 @@ impl TensorCache {
         let number = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
         let span = tracing::debug_span!(target: events::STEP, "step", step = number).entered();
         torch::reset_peak(self.device);
-        let today = self.endurance.as_ref().map_or_else(Today::default, Endurance::today);
+        let today = || self.endurance.as_ref().map_or_else(Today::default, Endurance::today);
         let steered = self.steering.begin(number, &self.cache, self.device, today);
         // Events hold the device up, so they are left out where nobody asks how long a step takes.
         let device_reruns = steered.plan.timed.then(DeviceReruns::default);

@@ -78,8 +78,18 @@ impl Steering {
         }
     }
 
-    /// Step `number` begins, when the disks have taken as much as `today` says.
-    pub(super) fn begin(&self, number: u64, cache: &Cache, device: Device, today: Today) -> Steered {
+    /// Step `number` begins; `today` tells how much the disks have taken.
+    pub(super) fn begin(
+        &self,
+        number: u64,
+        cache: &Cache,
+        device: Device,
+        today: impl FnOnce() -> Today,
+    ) -> Steered {
+        let store = cache.tier().and_then(Tier::store);
+        // Before the disks are asked: what is written meanwhile counts in any case.
+        let outlook = store.map(Store::outlook);
+        let today = today();
         let free = || free_memory(device);
         let scope = |path: &str| cache.scopes.at(path);
         let lacks_host = AtomicBool::new(false);
@@ -98,9 +108,8 @@ impl Steering {
         };
         let plan = self.policy.lock().begin(&outset);
         self.tell(number, &cache.scopes);
-        let store = cache.tier().and_then(Tier::store);
-        if let Some(store) = store {
-            store.allow(plan.most_written.and_then(|bytes| store.writes().of_files(bytes)));
+        if let Some((store, outlook)) = store.zip(outlook) {
+            store.allow(plan.most_written.and_then(|bytes| store.writes().of_files(bytes)), outlook);
         }
         let trace = cache.trace.as_ref().filter(|_| plan.profiled);
         let probe = trace.map(|trace| Arc::new(Probe::begin(trace, device)));

@@ -1,33 +1,89 @@
 //! How many bytes may still be written.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::Arc;
 
-/// The bytes that blobs may still be reserved for; `u64::MAX` for any number.
+use crate::sync::Mutex;
+
+/// The bytes that blobs may still be reserved for.
+#[derive(Debug, Default)]
+pub(super) struct Allowance(Mutex<Books>);
+
+#[derive(Debug, Default)]
+struct Books {
+    /// `None`: any number.
+    left: Option<u64>,
+    /// Granted, and neither written nor given back.
+    pending: u64,
+    /// Granted since the beginning, and not given back. It wraps around.
+    granted: u64,
+}
+
+/// Bytes that may be written. What is not is pending no more once this is dropped; it is not left either until the next limit is set.
 #[derive(Debug)]
-pub(super) struct Allowance(AtomicU64);
+pub(super) struct Grant {
+    allowance: Arc<Allowance>,
+    bytes: Mutex<u64>,
+}
 
-impl Default for Allowance {
-    fn default() -> Allowance {
-        Allowance(AtomicU64::new(u64::MAX))
-    }
+/// What a store has yet to write at a moment (`Store::outlook`).
+#[derive(Clone, Copy, Debug)]
+pub struct Outlook {
+    pending: u64,
+    granted: u64,
 }
 
 impl Allowance {
-    pub(super) fn set(&self, bytes: Option<u64>) {
-        self.0.store(bytes.unwrap_or(u64::MAX), Relaxed);
+    /// Takes this many of them; `None` if there are not enough.
+    pub(super) fn take(self: &Arc<Self>, bytes: u64) -> Option<Grant> {
+        let mut books = self.0.lock();
+        let left = books.left.map(|left| left.checked_sub(bytes));
+        if left == Some(None) {
+            return None;
+        }
+        books.left = left.flatten();
+        books.pending = books.pending.wrapping_add(bytes);
+        books.granted = books.granted.wrapping_add(bytes);
+        Some(Grant { allowance: Arc::clone(self), bytes: Mutex::new(bytes) })
     }
 
-    /// Takes this many of them. False if there are not enough.
-    pub(super) fn take(&self, bytes: u64) -> bool {
-        let less = |left: u64| if left == u64::MAX { Some(left) } else { left.checked_sub(bytes) };
-        self.0.fetch_update(Relaxed, Relaxed, less).is_ok()
+    pub(super) fn outlook(&self) -> Outlook {
+        let books = self.0.lock();
+        Outlook { pending: books.pending, granted: books.granted }
     }
 
-    /// Gives back what was taken and is not needed.
-    pub(super) fn give_back(&self, bytes: u64) {
-        let more =
-            |left: u64| if left == u64::MAX { left } else { left.saturating_add(bytes).min(u64::MAX - 1) };
-        self.0.update(Relaxed, Relaxed, more);
+    /// From now on, so many are left, less those that were granted and not yet written at the moment of `since`, and those that
+    /// were granted after it.
+    pub(super) fn set(&self, bytes: Option<u64>, since: Outlook) {
+        let mut books = self.0.lock();
+        let later = books.granted.wrapping_sub(since.granted);
+        let not_counted = since.pending.wrapping_add(later);
+        books.left = bytes.map(|bytes| bytes.saturating_sub(not_counted));
+    }
+}
+
+impl Grant {
+    /// So many of them were written.
+    pub(super) fn written(&self, bytes: u64) {
+        let mut left = self.bytes.lock();
+        // What is written again is granted no more.
+        let bytes = bytes.min(*left);
+        *left -= bytes;
+        let mut books = self.allowance.0.lock();
+        books.pending = books.pending.wrapping_sub(bytes);
+    }
+
+    /// They are not needed, and left again.
+    pub(super) fn give_back(self) {
+        let bytes = *self.bytes.lock();
+        let mut books = self.allowance.0.lock();
+        books.left = books.left.map(|left| left.saturating_add(bytes));
+        books.granted = books.granted.wrapping_sub(bytes);
+    }
+}
+
+impl Drop for Grant {
+    fn drop(&mut self) {
+        self.written(u64::MAX);
     }
 }
 
@@ -35,16 +91,43 @@ impl Allowance {
 mod tests {
     use super::*;
 
+    fn allowance(bytes: u64) -> Arc<Allowance> {
+        let allowance = Arc::<Allowance>::default();
+        allowance.set(Some(bytes), allowance.outlook());
+        allowance
+    }
+
     #[test]
     fn what_is_taken_is_gone_until_it_is_given_back() {
-        let allowance = Allowance::default();
-        assert!(allowance.take(u64::MAX) && allowance.take(u64::MAX), "there is no limit");
-        allowance.set(Some(10));
-        assert!(allowance.take(6) && !allowance.take(5) && allowance.take(4) && !allowance.take(1));
-        allowance.give_back(4);
-        assert!(allowance.take(4) && !allowance.take(1));
-        allowance.set(None);
-        allowance.give_back(1);
-        assert!(allowance.take(u64::MAX));
+        let unlimited = Arc::<Allowance>::default();
+        assert!(unlimited.take(u64::MAX).is_some_and(|_| unlimited.take(u64::MAX).is_some()));
+        let allowance = allowance(10);
+        assert!(allowance.take(6).is_some() && allowance.take(5).is_none());
+        let rest = allowance.take(4).unwrap();
+        assert!(allowance.take(1).is_none());
+        rest.give_back();
+        assert!(allowance.take(4).is_some() && allowance.take(1).is_none());
+        allowance.set(None, allowance.outlook());
+        assert!(allowance.take(1 << 60).is_some());
+    }
+
+    #[test]
+    fn what_is_granted_and_not_yet_written_counts_against_the_next_limit() {
+        let allowance = allowance(100);
+        let [written, pending, dropped] = [10, 20, 30].map(|bytes| allowance.take(bytes).unwrap());
+        written.written(10);
+        drop(dropped);
+        let before = allowance.outlook();
+        // Meanwhile some of it is written, and more is granted.
+        pending.written(15);
+        let later = allowance.take(7).unwrap();
+        allowance.take(9).unwrap().give_back();
+        allowance.set(Some(50), before);
+        assert!(allowance.take(24).is_none() && allowance.take(23).is_some());
+        drop((written, later));
+        let before = allowance.outlook();
+        pending.give_back();
+        allowance.set(Some(50), before);
+        assert!(allowance.take(51).is_none() && allowance.take(50).is_some());
     }
 }

@@ -1,10 +1,12 @@
 //! Where a value's bytes are stored.
 
 use std::fmt;
+use std::sync::Arc;
 
 use crate::sync::Mutex;
 use bytesize::ByteSize;
 
+use super::allowance::Grant;
 use super::stripe::{self, Span};
 use super::volume::Extent;
 use crate::marks::Marks;
@@ -19,11 +21,12 @@ pub struct Blob {
     stripe_bytes: u64,
     pieces: Vec<Extent>,
     marks: Mutex<Option<Marks>>,
+    grant: Option<Arc<Grant>>,
 }
 
 impl Blob {
-    pub(super) fn new(len: u64, stripe_bytes: u64, pieces: Vec<Extent>) -> Blob {
-        Blob { len, stripe_bytes, pieces, marks: Mutex::default() }
+    pub(super) fn new(len: u64, stripe_bytes: u64, pieces: Vec<Extent>, grant: Option<Arc<Grant>>) -> Blob {
+        Blob { len, stripe_bytes, pieces, marks: Mutex::default(), grant }
     }
 
     /// Payload bytes: what was asked for.
@@ -45,6 +48,11 @@ impl Blob {
     /// The memory alignment, in bytes, that a transfer needs to avoid a copy.
     pub fn memory_alignment(&self) -> usize {
         self.pieces.iter().map(|piece| piece.volume().info().alignment).max().unwrap_or(1)
+    }
+
+    /// What it may still write.
+    pub(super) fn grant(&self) -> Option<&Arc<Grant>> {
+        self.grant.as_ref()
     }
 
     pub(super) fn pieces(&self) -> &[Extent] {

@@ -137,12 +137,12 @@ impl DiskLog {
         for attempt in 1..=attempts {
             match file.add(&books.news, today) {
                 Ok(history) => {
-                    (books.shared, books.news) = (history, History::default());
+                    (books.shared, books.news, books.trouble) = (history, History::default(), None);
                     return;
                 }
                 Err(Refusal::Busy) if attempt < attempts => thread::sleep(PAUSE),
                 // Next time.
-                Err(Refusal::Busy) if attempts == 1 => {}
+                Err(Refusal::Busy) if attempts == 1 => return,
                 Err(refusal) => {
                     books.is_closed |= matches!(refusal, Refusal::Foreign(_));
                     let path = file.path();
@@ -153,6 +153,7 @@ impl DiskLog {
                             path.display()
                         )
                     });
+                    return;
                 }
             }
         }
@@ -307,6 +308,19 @@ mod tests {
     }
 
     #[test]
+    fn a_clock_that_was_wrong_for_a_moment_forgets_nothing_of_today() {
+        let directory = tempfile::tempdir().unwrap();
+        for wrong in [60, NOON + 100 * DAY] {
+            let run = Run::new(Some(directory.path()));
+            let [_, today, _] = run.goes(100, 60);
+            run.seconds.store(wrong, Relaxed);
+            run.goes(1, 0);
+            run.seconds.store(NOON + 120, Relaxed);
+            assert_eq!(run.goes(0, 0)[1], today);
+        }
+    }
+
+    #[test]
     fn a_file_that_cannot_be_used_is_told_of_once_and_the_run_counts_by_itself() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("file");
@@ -329,6 +343,7 @@ mod tests {
         assert!(run.log.trouble().is_some());
         fs::remove_file(&folder).unwrap();
         run.goes(5, 60);
+        assert_eq!(run.log.trouble(), None);
         assert_eq!(Run::new(Some(&folder)).goes(0, 0), [0, 10, 10]);
     }
 

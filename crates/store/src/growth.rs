@@ -337,7 +337,7 @@ mod tests {
         });
         let volume = Arc::new(Volume::new(Arc::new(region), 2 * GROWTH_BYTES, None, &Arc::default()));
         let full = volume.reserve(GROWTH_BYTES).unwrap();
-        let watch = Watch::new(Duration::from_millis(5));
+        let watch = Watch::new(Duration::from_millis(5)).unwrap();
         let growth = Growth::new(watch.watcher());
         let (tell, told) = channel();
         let listener: Arc<Listener> = Arc::new(move || tell.send(()).unwrap_or_default());
@@ -369,7 +369,7 @@ mod tests {
         });
         let volume = |region| Arc::new(Volume::new(region, 2 * GROWTH_BYTES, None, &Arc::default()));
         let (hanging, healthy) = (volume(Arc::new(hangs)), volume(Arc::new(Pretended(|_, _| Ok(())))));
-        let watch = Watch::new(Duration::from_millis(5));
+        let watch = Watch::new(Duration::from_millis(5)).unwrap();
         let growth = Growth::new(watch.watcher());
         let (tell, told) = channel();
         let (healthy_grows, grows) = (Arc::clone(&healthy), Arc::clone(&hanging));
@@ -403,7 +403,7 @@ mod tests {
             });
             Arc::new(Volume::new(Arc::new(region), 2 * GROWTH_BYTES, None, &Arc::default()))
         });
-        let watch = Watch::new(Duration::from_millis(5));
+        let watch = Watch::new(Duration::from_millis(5)).unwrap();
         let growth = Growth::new(watch.watcher());
         let ((tell, told), begun) = (channel(), Mutex::new(begun));
         let last = Arc::new(Mutex::new(None));
@@ -460,7 +460,7 @@ mod tests {
         };
         let volumes = [volume(gate), volume(channel().1)];
         let held = volumes[0].reserve(BLOCK as u64).unwrap();
-        let watch = Watch::new(Duration::from_millis(5));
+        let watch = Watch::new(Duration::from_millis(5)).unwrap();
         let growth = Growth::new(watch.watcher());
         let (tell, told) = channel();
         let listener: Arc<Listener> = Arc::new(move || tell.send(()).unwrap_or_default());
@@ -495,7 +495,7 @@ mod tests {
             refuses.send(Event::ThreadRefused).unwrap();
             Err(io::ErrorKind::WouldBlock.into())
         };
-        let watch = Watch::new(Duration::MAX);
+        let watch = Watch::new(Duration::MAX).unwrap();
         let growth = Growth::on(watch.watcher(), spawn);
         let (open, gate) = channel::<()>();
         let gate = Mutex::new(gate);
@@ -542,7 +542,7 @@ mod tests {
             Arc::new(Volume::new(Arc::new(region), 2 * GROWTH_BYTES, None, &Arc::default()))
         });
         drop(happened);
-        let watch = Watch::new(Duration::MAX);
+        let watch = Watch::new(Duration::MAX).unwrap();
         let growth = Arc::new(Growth::new(watch.watcher()));
         let last = Mutex::new(Some(Arc::clone(&growth)));
         let listener: Arc<Listener> = Arc::new(move || drop(last.lock().take()));

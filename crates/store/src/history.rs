@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::day::Day;
 use super::drive::Drive;
 
-/// The bytes of this many days are kept; of earlier ones only the total.
+/// The bytes of days nearer to today than this are kept, and so many others at most; of the rest only the total.
 const DAYS: u32 = 90;
 /// What a drive takes in a day is the mean of this many days.
 const RECENT: u32 = 30;
@@ -28,7 +28,7 @@ pub struct DriveHistory {
     pub since: Day,
     /// Bytes of all days.
     pub total: u64,
-    /// Bytes of each of the last 90 days, as far as anything was written on it.
+    /// Bytes of each day, as far as anything was written on it: of the last 90 days at least.
     pub days: BTreeMap<Day, u64>,
 }
 
@@ -72,10 +72,16 @@ impl History {
         }
     }
 
-    /// Forgets days that are long past, and those that a wrong clock has put far ahead.
+    /// Forgets the oldest of the days that are far from `today`. Some of them stay: where the clock is wrong, they may be the real ones.
     pub(super) fn forget(&mut self, today: Day) {
-        for drive in self.drives.values_mut() {
-            drive.days.retain(|day, _| day.0.abs_diff(today.0) < DAYS);
+        let is_far = |day: &Day| day.0.abs_diff(today.0) >= DAYS;
+        for DriveHistory { days, .. } in self.drives.values_mut() {
+            let mut too_many = days.keys().filter(|day| is_far(day)).count().saturating_sub(DAYS as usize);
+            days.retain(|day, _| {
+                let goes = too_many > 0 && is_far(day);
+                too_many -= usize::from(goes);
+                !goes
+            });
         }
     }
 }
@@ -108,6 +114,8 @@ impl DriveHistory {
 
 #[cfg(test)]
 mod tests {
+    use std::iter;
+
     use super::*;
 
     fn drive() -> Drive {
@@ -122,18 +130,26 @@ mod tests {
             history.forget(Day(day));
         }
         let known = history.of(&drive()).unwrap();
-        assert_eq!((known.total, known.since, known.days.len()), (2000, Day(0), DAYS as usize));
-        assert_eq!((history.on(&drive(), Day(199)), history.on(&drive(), Day(100))), (10, 0));
+        assert_eq!((known.total, known.since, known.days.len()), (2000, Day(0), 2 * DAYS as usize));
+        assert_eq!((history.on(&drive(), Day(199)), history.on(&drive(), Day(19))), (10, 0));
     }
 
     #[test]
-    fn a_clock_that_was_far_ahead_leaves_no_days() {
-        let mut history = History::default();
-        history.add(&drive(), Day(40_000), 5);
-        history.add(&drive(), Day(20_000), 7);
-        history.forget(Day(20_000));
-        assert_eq!(history.of(&drive()).unwrap().days, BTreeMap::from([(Day(20_000), 7)]));
-        assert_eq!(history.total(&drive()), 12);
+    fn what_a_wrong_clock_counts_costs_no_day_that_is_near() {
+        for wrong in [0, 40_000] {
+            let mut history = History::default();
+            let mut count = |day: u32, bytes| {
+                history.add(&drive(), Day(day), bytes);
+                history.forget(Day(day));
+                history.clone()
+            };
+            (20_000 - 2 * DAYS..20_000).for_each(|day| drop(count(day, 7)));
+            (wrong..wrong + DAYS / 2).for_each(|day| drop(count(day, 5)));
+            let history = count(20_000, 1);
+            let days = (20_001 - DAYS..20_000).map(|day| history.on(&drive(), Day(day)));
+            assert!(days.eq(iter::repeat_n(7, DAYS as usize - 1)), "{wrong}: {history:?}");
+            assert!(history.of(&drive()).unwrap().days.len() <= 3 * DAYS as usize);
+        }
     }
 
     #[test]

@@ -90,6 +90,7 @@ mod watch;
 mod workers;
 mod writes;
 
+pub use allowance::Outlook;
 pub use backend::{
     Backend, BackendInfo, BackendKind, CuFileMode, Direction, Fault, Faulty, Op, Pool, Throttled, Uring,
 };

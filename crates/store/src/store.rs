@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use bytesize::ByteSize;
 
-use crate::allowance::Allowance;
+use crate::allowance::{Allowance, Grant, Outlook};
 use crate::backend::{Backend, Direction};
 use crate::blob::Blob;
 use crate::completion::Completion;
@@ -47,7 +47,7 @@ struct Shared {
     _watch: Watch,
     volumes: Vec<Arc<Volume>>,
     writes: Writes,
-    allowance: Allowance,
+    allowance: Arc<Allowance>,
     next_volume: AtomicUsize,
     stripe_bytes: u64,
     rules: Arc<Rules>,
@@ -103,7 +103,7 @@ impl Store {
         let notes = volumes.iter().flat_map(|volume| volume.info().notes.clone());
         let notes = note.into_iter().chain(notes).collect();
         let encryption = if config.encrypt { Some(Encryption::new()?) } else { None };
-        let watch = Watch::new(config.timeout);
+        let watch = Watch::new(config.timeout)?;
         let workers = Workers::new();
         let rules = Rules {
             checksums: AtomicBool::new(config.checksums),
@@ -121,7 +121,7 @@ impl Store {
             _watch: watch,
             volumes,
             writes,
-            allowance: Allowance::default(),
+            allowance: Arc::default(),
             next_volume: AtomicUsize::new(0),
             stripe_bytes: config.stripe_bytes as u64,
             rules: Arc::new(rules),
@@ -171,21 +171,17 @@ impl Store {
     fn reserve_now(&self, bytes: u64) -> Result<Reservation<'_>> {
         let Shared { allowance, stripe_bytes, .. } = &*self.shared;
         if bytes == 0 {
-            return Ok(Reservation::Made(Arc::new(Blob::new(0, *stripe_bytes, Vec::new()))));
+            return Ok(Reservation::Made(Arc::new(Blob::new(0, *stripe_bytes, Vec::new(), None))));
         }
         let padded = bytes.div_ceil(BLOCK as u64).saturating_mul(BLOCK as u64);
-        if !allowance.take(padded) {
+        let Some(grant) = allowance.take(padded) else {
             let message = format!("{} are more than may be written to the disks at present", ByteSize(bytes));
             return Err(Error::new(ErrorKind::NoSpace, message));
-        }
-        let reservation = self.find_room(bytes);
-        if !matches!(reservation, Ok(Reservation::Made(_))) {
-            allowance.give_back(padded);
-        }
-        reservation
+        };
+        self.find_room(bytes, grant)
     }
 
-    fn find_room(&self, bytes: u64) -> Result<Reservation<'_>> {
+    fn find_room(&self, bytes: u64, grant: Grant) -> Result<Reservation<'_>> {
         let Shared { volumes, next_volume, stripe_bytes, .. } = &*self.shared;
         let first = next_volume.fetch_add(1, Ordering::Relaxed) % volumes.len();
         let mut usable: Vec<&Arc<Volume>> = volumes[first..].iter().chain(&volumes[..first]).collect();
@@ -196,9 +192,13 @@ impl Store {
         while !usable.is_empty() {
             match reserve_pieces(bytes, *stripe_bytes, &usable) {
                 Ok(pieces) => {
-                    return Ok(Reservation::Made(Arc::new(Blob::new(bytes, *stripe_bytes, pieces))));
+                    let blob = Blob::new(bytes, *stripe_bytes, pieces, Some(Arc::new(grant)));
+                    return Ok(Reservation::Made(Arc::new(blob)));
                 }
-                Err((index, Full::Until(end))) => return Ok(Reservation::Until(usable[index], end)),
+                Err((index, Full::Until(end))) => {
+                    grant.give_back();
+                    return Ok(Reservation::Until(usable[index], end));
+                }
                 Err((index, Full::Cap)) => drop(usable.remove(index)),
                 Err((index, Full::Refused(error))) => {
                     let name = &usable.remove(index).info().name;
@@ -206,6 +206,7 @@ impl Store {
                 }
             }
         }
+        grant.give_back();
         let (asked, taken, cap) =
             (ByteSize(bytes), ByteSize(self.reserved_bytes()), ByteSize(self.cap_bytes()));
         let message = format!(
@@ -296,10 +297,16 @@ impl Store {
         self.shared.writes.clone()
     }
 
-    /// From now on, blobs of so many bytes may be reserved, whole blocks counted; what was reserved before may still be written. Then
-    /// [`reserve`](Store::reserve) fails with [`ErrorKind::NoSpace`]. `None`: there is no limit, as at first.
-    pub fn allow(&self, bytes: Option<u64>) {
-        self.shared.allowance.set(bytes);
+    /// What is reserved and not yet written, for [`allow`](Store::allow).
+    pub fn outlook(&self) -> Outlook {
+        self.shared.allowance.outlook()
+    }
+
+    /// So many bytes may be written after the moment of `since`, whole blocks counted. What was reserved before it and was not yet
+    /// written is among them. Once the rest is reserved, [`reserve`](Store::reserve) fails with [`ErrorKind::NoSpace`].
+    /// `None`: there is no limit, as at first.
+    pub fn allow(&self, bytes: Option<u64>, since: Outlook) {
+        self.shared.allowance.set(bytes, since);
     }
 
     /// Gives back the space of the spill files behind the last blob in each. Returns the bytes. The files grow again when
@@ -481,7 +488,8 @@ mod tests {
     fn no_more_is_reserved_than_is_allowed() {
         let store = memory(2);
         let block = BLOCK as u64;
-        store.allow(Some(3 * block));
+        let allow = |bytes| store.allow(bytes, store.outlook());
+        allow(Some(3 * block));
         let blob = store.reserve(2 * block - 1).unwrap();
         for _ in 0..3 {
             assert_eq!(store.try_reserve(block + 1).unwrap_err().kind(), ErrorKind::NoSpace);
@@ -489,23 +497,37 @@ mod tests {
         }
         assert!(store.reserve(0).is_ok() && store.reserve(1).is_ok() && store.reserve(1).is_err());
         drop(blob);
-        assert!(store.reserve(1).is_err(), "room that is free again was written");
-        store.allow(Some(block));
+        assert!(store.reserve(1).is_err(), "room that is free again may have been written");
+        allow(Some(block));
         assert!(store.reserve(1).is_ok() && store.reserve(1).is_err());
-        store.allow(None);
+        allow(None);
         assert!(store.reserve(1).is_ok());
     }
 
     /// Writes so many bytes, in a blob of its own, and waits for that.
     fn write(store: &Store, bytes: u64) -> Result<()> {
+        write_to(store, store.reserve(bytes)?)
+    }
+
+    fn write_to(store: &Store, blob: Arc<Blob>) -> Result<()> {
         let (tell, told) = mpsc::channel();
-        let buf = Arc::new(AlignedBuf::new(bytes as usize).unwrap());
-        store.write(
-            store.reserve(bytes).unwrap(),
-            buf,
-            Completion::new(move |outcome| tell.send(outcome).unwrap()),
-        );
+        let buf = Arc::new(AlignedBuf::new(blob.len() as usize).unwrap());
+        store.write(blob, buf, Completion::new(move |outcome| tell.send(outcome).unwrap()));
         told.recv().unwrap()
+    }
+
+    #[test]
+    fn what_is_reserved_and_not_yet_written_counts_against_the_next_limit() {
+        let store = memory(2);
+        let block = BLOCK as u64;
+        let allow = |bytes| store.allow(Some(bytes), store.outlook());
+        let [reserved, written] = [2, 3].map(|blocks| store.reserve(blocks * block).unwrap());
+        write_to(&store, Arc::clone(&written)).unwrap();
+        allow(3 * block);
+        assert!(store.reserve(block + 1).is_err(), "two blocks may still be written");
+        drop(reserved);
+        allow(3 * block);
+        assert!(store.reserve(3 * block).is_ok());
     }
 
     #[test]

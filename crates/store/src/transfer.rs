@@ -238,13 +238,15 @@ impl Transfer {
             let offset = piece.offset() + span.offset;
             let memory = (Arc::clone(&buf), span.start as usize, span.len as usize);
             let (ends, overdue) = (Arc::clone(&attempt), Arc::clone(&attempt));
-            let volume = Arc::clone(piece.volume());
+            let (volume, grant) = (Arc::clone(piece.volume()), blob.grant().cloned());
             let follow = move |outcome: io::Result<()>| {
                 // Also one that ends late has written.
                 if direction == Direction::Write && outcome.is_ok() {
                     volume.has_written(span.len);
+                    // After it is counted, so that a limit that is set meanwhile counts it twice rather than not at all.
+                    grant.iter().for_each(|grant| grant.written(span.len));
                 }
-                drop(volume);
+                drop((volume, grant));
                 ends.end(outcome.map_err(|error| Failure::Io { error, piece: span.piece, offset }))
             };
             let give_up = move |on_lost: &dyn Fn()| overdue.give_up(span.piece, offset, on_lost);

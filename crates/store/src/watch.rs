@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use crate::sync::{Condvar, Mutex};
 
 use crate::completion::{contained, is_completing};
+use crate::error::Result;
+use crate::limits;
 
 /// Called when operations of a backend were given up, so that it goes on without them.
 pub(super) type OnLost = Arc<dyn Fn() + Send + Sync>;
@@ -37,11 +39,8 @@ struct State {
     /// The operations that the disk has now, by the moment at which each is overdue.
     due: BTreeMap<Key, Entry>,
     next: u64,
-    /// The thread, from the first operation on.
+    /// There is none where the limit never ends.
     thread: Option<JoinHandle<()>>,
-    is_started: bool,
-    /// The system has refused the thread.
-    was_refused: bool,
     /// The moment at which the thread will have something to do; `None` if it sleeps until it is woken.
     sleeps_until: Option<Instant>,
     /// When it was started or woken, until it runs: the process may be stopped meanwhile.
@@ -97,10 +96,23 @@ pub(super) struct Clock {
 type GiveUp = dyn Fn(&dyn Fn()) + Send + Sync;
 
 impl Watch {
-    /// Operations may take as long as `limit`. The thread starts with the first of them.
-    pub(super) fn new(limit: Duration) -> Watch {
-        let watcher = Watcher { limit, state: Mutex::default(), changed: Condvar::new() };
-        Watch { watcher: Arc::new(watcher) }
+    /// Operations may take as long as `limit`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Io`](crate::ErrorKind::Io) if the system refuses the thread.
+    pub(super) fn new(limit: Duration) -> Result<Watch> {
+        let watcher = Arc::new(Watcher { limit, state: Mutex::default(), changed: Condvar::new() });
+        if Instant::now().checked_add(limit).is_some() {
+            let watches = Arc::clone(&watcher);
+            let thread = thread::Builder::new().name("ssdtrain-watch".to_owned());
+            let thread = thread.spawn(move || watches.watch());
+            let thread = thread.map_err(|error| {
+                limits::no_thread("the thread that watches how long transfers take", error)
+            })?;
+            watcher.state.lock().thread = Some(thread);
+        }
+        Ok(Watch { watcher })
     }
 
     pub(super) fn watcher(&self) -> &Arc<Watcher> {
@@ -136,7 +148,7 @@ impl Watcher {
     }
 
     /// The clock runs from now on, unless it would never end.
-    fn start(self: &Arc<Self>, clock: &Arc<Clock>, limit: Duration, on_lost: &OnLost) {
+    fn start(&self, clock: &Arc<Clock>, limit: Duration, on_lost: &OnLost) {
         let mut state = self.state.lock();
         let Some(due) = state.time.at(Instant::now()).checked_add(limit) else { return };
         state.next += 1;
@@ -147,18 +159,6 @@ impl Watcher {
         state.due.insert(key, entry);
         if wakes {
             state.called.get_or_insert_with(Instant::now);
-        }
-        if !state.is_started {
-            let watcher = Arc::clone(self);
-            let thread = thread::Builder::new().name("ssdtrain-watch".to_owned());
-            match thread.spawn(move || watcher.watch()) {
-                Ok(thread) => (state.thread, state.is_started) = (Some(thread), true),
-                // The next operation asks again.
-                Err(error) if !std::mem::replace(&mut state.was_refused, true) => {
-                    tracing::warn!(%error, "no thread watches how long transfers take; raise the limit of threads (ulimit -u)");
-                }
-                Err(_) => {}
-            }
         }
         let before = clock.runs.lock().replace(key);
         let before = before.and_then(|before| state.due.remove(&before));
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn an_operation_that_takes_too_long_is_given_up_after_its_backend_was_told() {
-        let watch = Watch::new(SOON);
+        let watch = Watch::new(SOON).unwrap();
         let (clock, told, on_lost) = clock(&watch);
         assert!(!clock.transfer().is_given_up());
         clock.start(None, &on_lost);
@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn only_an_operation_that_the_disk_has_is_given_up() {
-        let watch = Watch::new(SOON);
+        let watch = Watch::new(SOON).unwrap();
         let [waiting, ended, dropped, overdue] = [(); 4].map(|()| clock(&watch));
         for (clock, _, on_lost) in [&ended, &dropped] {
             clock.start(Some(Duration::from_secs(3600)), on_lost);
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn a_clock_that_is_started_again_begins_anew() {
-        let watch = Watch::new(Duration::from_secs(3600));
+        let watch = Watch::new(Duration::from_secs(3600)).unwrap();
         let (clock, told, on_lost) = clock(&watch);
         clock.start(None, &on_lost);
         clock.start(Some(SOON), &on_lost);
@@ -339,16 +339,18 @@ mod tests {
 
     #[test]
     fn a_limit_without_end_is_none() {
-        let watch = Watch::new(Duration::MAX);
+        let watch = Watch::new(Duration::MAX).unwrap();
         let (clock, _told, on_lost) = clock(&watch);
         clock.start(None, &on_lost);
-        assert!(!watch.watcher.state.lock().is_started);
+        let state = watch.watcher.state.lock();
+        assert!(state.due.is_empty() && state.thread.is_none());
+        drop(state);
         clock.transfer().end();
     }
 
     #[test]
     fn a_store_that_goes_waits_for_what_is_to_be_given_up() {
-        let watch = Watch::new(Duration::from_millis(20));
+        let watch = Watch::new(Duration::from_millis(20)).unwrap();
         let (clock, told, on_lost) = clock(&watch);
         clock.start(None, &on_lost);
         drop(watch);
@@ -358,7 +360,7 @@ mod tests {
 
     #[test]
     fn a_completion_that_drops_the_store_does_not_wait() {
-        let watch = Watch::new(Duration::from_millis(20));
+        let watch = Watch::new(Duration::from_millis(20)).unwrap();
         let (clock, told, on_lost) = clock(&watch);
         clock.start(None, &on_lost);
         let done: Completion = Completion::new(move |_| drop(watch));

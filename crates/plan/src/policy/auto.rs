@@ -444,7 +444,14 @@ impl Policy for Auto {
     }
 
     fn saved_plan(&self, name: &dyn Fn(ScopeId) -> String) -> Option<SavedPlan> {
-        self.kinds.first().map(|kind| SavedPlan::of(&kind.planned, &self.objective, name))
+        let planned = &self.kinds.first()?.planned;
+        // Other runs may have the memory that this one lacks.
+        let elsewhere = Objective { room: u64::MAX, free: u64::MAX, ..self.objective };
+        if elsewhere == self.objective {
+            return Some(SavedPlan::of(planned, &self.objective, name));
+        }
+        let Planned { profile, machine, corrections, .. } = planned.clone();
+        Some(SavedPlan::of(&Planned::new(&elsewhere, profile, machine, corrections), &elsewhere, name))
     }
 }
 

@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     fn one_that_was_given_up_is_not_continued() {
-        let watch = Watch::new(Duration::MAX);
+        let watch = Watch::new(Duration::MAX).unwrap();
         let transfer = watch.watcher().transfer();
         for result in [Ok(BLOCK), errno(libc::EINTR), Ok(3 * BLOCK)] {
             let (op, done) = op(3);

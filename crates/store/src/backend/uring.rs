@@ -500,7 +500,7 @@ mod tests {
     #[test]
     fn operations_that_never_end_leave_the_ring_to_others() {
         let Ok(uring) = Uring::new(2) else { return eprintln!("skipped: io_uring is refused here") };
-        let (watch, pipe) = (Watch::new(Duration::from_millis(20)), Pipe::new());
+        let (watch, pipe) = (Watch::new(Duration::from_millis(20)).unwrap(), Pipe::new());
         let (ops, told) = reads(&watch, &pipe, 5);
         uring.submit(ops);
         assert!((0..5).all(|_| told.recv() == Ok("given up")));
@@ -513,7 +513,7 @@ mod tests {
     #[test]
     fn a_ring_full_of_what_never_ends_refuses_more_until_something_does() {
         let Ok(uring) = Uring::new(2) else { return eprintln!("skipped: io_uring is refused here") };
-        let (watch, pipe) = (Watch::new(Duration::from_millis(5)), Pipe::new());
+        let (watch, pipe) = (Watch::new(Duration::from_millis(5)).unwrap(), Pipe::new());
         let (ops, told) = reads(&watch, &pipe, MAX_LOST + 2);
         uring.submit(ops);
         assert!((0..MAX_LOST + 2).all(|_| told.recv() == Ok("given up")));
@@ -528,7 +528,7 @@ mod tests {
     #[test]
     fn a_drop_leaves_behind_what_never_ends() {
         let Ok(uring) = Uring::new(2) else { return eprintln!("skipped: io_uring is refused here") };
-        let (watch, pipe) = (Watch::new(Duration::from_millis(20)), Pipe::new());
+        let (watch, pipe) = (Watch::new(Duration::from_millis(20)).unwrap(), Pipe::new());
         let (ops, told) = reads(&watch, &pipe, 3);
         uring.submit(ops);
         let shared = Arc::downgrade(&uring.shared);
@@ -542,7 +542,7 @@ mod tests {
     #[test]
     fn a_completion_of_what_was_given_up_may_drop_the_ring_while_more_never_ends() {
         let Ok(uring) = Uring::new(2) else { return eprintln!("skipped: io_uring is refused here") };
-        let (watch, pipe) = (Watch::new(Duration::from_millis(20)), Pipe::new());
+        let (watch, pipe) = (Watch::new(Duration::from_millis(20)).unwrap(), Pipe::new());
         let (tell, told) = mpsc::channel();
         let last = Arc::new(Mutex::new(None));
         let drops = {
@@ -565,7 +565,7 @@ mod tests {
     #[test]
     fn a_ring_that_has_failed_refuses_more_while_it_waits_for_what_never_ends() {
         let shared = Arc::new(Shared::new().unwrap());
-        let (watch, pipe) = (Watch::new(Duration::from_millis(20)), Pipe::new());
+        let (watch, pipe) = (Watch::new(Duration::from_millis(20)).unwrap(), Pipe::new());
         let (ops, told) = reads(&watch, &pipe, 1);
         shared.state.lock().queue.extend(ops);
         let fails = thread::Builder::new().name("fails".to_owned()).spawn({
@@ -606,7 +606,7 @@ mod tests {
     #[ignore = "run in a process of its own by the test above"]
     fn ends_with_operations_in_the_ring() {
         let Ok(uring) = Uring::new(2) else { return };
-        let (watch, pipe) = (Watch::new(Duration::from_millis(5)), Pipe::new());
+        let (watch, pipe) = (Watch::new(Duration::from_millis(5)).unwrap(), Pipe::new());
         let (ops, told) = reads(&watch, &pipe, 3);
         uring.submit(ops);
         assert!((0..3).all(|_| told.recv() == Ok("given up")));

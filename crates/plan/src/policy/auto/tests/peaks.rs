@@ -71,6 +71,19 @@ fn a_peak_that_does_not_come_again_lowers_plans_for_a_while() {
 }
 
 #[test]
+fn a_plan_that_is_saved_while_memory_is_short_is_not_made_for_that() {
+    let mut run = Run::planned(Goal::budget(18 * MB), profile(400.0));
+    let before = run.report().prediction.peak();
+    run.steps(1, |usual| Observation { peak: before, pressed: 2 * MB, ..usual });
+    assert!(run.report().prediction.peak() < before);
+    let saved = run.auto.saved_plan(&|_| String::new()).unwrap();
+    let mut next = Run::begin(Goal::budget(18 * MB));
+    next.auto = Auto::new(Goal::budget(18 * MB)).starting_with(saved);
+    next.next_step();
+    assert_eq!(next.report().prediction.peak(), before);
+}
+
+#[test]
 fn each_peak_beyond_the_budget_counts() {
     let mut run = Run::planned(Goal::budget(18 * MB), profile(400.0));
     let over = (0..110_u64).filter(|number| {
