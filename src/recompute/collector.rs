@@ -22,7 +22,7 @@ pub(super) struct Collector {
     pub(super) streams: Arc<[Option<usize>]>,
     /// The position that was asked for.
     pub(super) asked: usize,
-    /// The positions that will be asked for at some time: on this stream those that were saved on it.
+    /// The positions that will be asked for at some time, each on the stream that it was saved on.
     pub(super) wanted: Vec<bool>,
     /// The last position that is needed, if the function may be stopped there.
     pub(super) last: Option<usize>,
@@ -40,13 +40,10 @@ impl Collector {
         )
     }
 
-    /// Whether the position is one to be filled with this.
-    fn wants(&self, position: usize, storage: &Storage) -> bool {
-        let is_of_stream = || {
-            let saved_on = self.streams.get(position).copied().flatten();
-            saved_on.is_none() || saved_on == self.cache.stream(storage)
-        };
-        self.wanted.get(position) == Some(&true) && (position == self.asked || is_of_stream())
+    /// Whether the position is one to be filled: others than the one asked for if they will be asked for on the same stream.
+    fn wants(&self, position: usize) -> bool {
+        let stream = |position: usize| self.streams.get(position).copied().flatten();
+        self.wanted.get(position) == Some(&true) && stream(position) == stream(self.asked)
     }
 
     fn stop(&self) -> Result<Packed, String> {
@@ -74,7 +71,7 @@ impl SavedTensorHooks for Collector {
         if let Some(storage) = &storage {
             self.cache.in_use_again(storage)?;
         }
-        found.push(storage.filter(|storage| then.taken && self.wants(position, storage)));
+        found.push(storage.filter(|_| then.taken && self.wants(position)));
         if self.last == Some(position) { self.stop() } else { Ok(Discarded::packed()) }
     }
 }

@@ -183,8 +183,18 @@ mod tests {
     use crate::device::Simulated;
     use crate::{MIB, TensorCache, segment};
 
+    /// On drop, the thread computes on this stream again.
+    struct Back(usize);
+
+    impl Drop for Back {
+        fn drop(&mut self) {
+            Simulated::enter(self.0);
+        }
+    }
+
     /// How often a segment runs again of which each position is saved on one of these streams and then asked for there, last ones first.
-    fn reruns(streams: [usize; 6]) -> usize {
+    /// If its function `enters` them itself, it does so each time.
+    fn reruns(streams: [usize; 6], enters: bool) -> usize {
         let builder =
             TensorCache::builder().min_bytes(0).simulated_device(Duration::ZERO).host_pool(16 * MIB);
         let cache = builder.policy(Offload::default()).build().unwrap();
@@ -192,11 +202,13 @@ mod tests {
         let step = cache.step();
         let runs = Arc::new(AtomicUsize::new(0));
         let saved: Arc<Mutex<Vec<SavedVariable>>> = Arc::default();
-        let (counts, keeps) = (Arc::clone(&runs), Arc::clone(&saved));
+        let (counts, keeps, here) = (Arc::clone(&runs), Arc::clone(&saved), Arc::new(AtomicUsize::new(0)));
+        let outside = Arc::clone(&here);
         let function = move |x: &Tensor| -> Result<Tensor, TchError> {
             let run = counts.fetch_add(1, Ordering::Relaxed);
+            let _back = Back(outside.load(Ordering::Relaxed));
             for (position, stream) in (0_u32..).zip(streams) {
-                if run == 0 {
+                if run == 0 || enters {
                     Simulated::enter(stream);
                 }
                 let made = tch::no_grad(|| x.f_add_scalar(f64::from(position)))?;
@@ -212,6 +224,7 @@ mod tests {
         assert_eq!(saved.len(), streams.len());
         for (one, stream) in saved.into_iter().zip(streams).rev() {
             Simulated::enter(stream);
+            here.store(stream, Ordering::Relaxed);
             drop(one.unpack().unwrap());
         }
         Simulated::enter(0);
@@ -221,6 +234,9 @@ mod tests {
 
     #[test]
     fn each_stream_runs_it_once_for_all_that_it_asks_for() {
-        assert_eq!([[0; 6], [1, 1, 1, 2, 2, 2], [1, 2, 1, 2, 1, 2]].map(reruns), [1, 2, 2]);
+        for enters in [false, true] {
+            let reruns = |streams| reruns(streams, enters);
+            assert_eq!([[0; 6], [1, 1, 1, 2, 2, 2], [1, 2, 1, 2, 1, 2]].map(reruns), [1, 2, 2], "{enters}");
+        }
     }
 }
