@@ -259,11 +259,14 @@ impl Cache {
 
     /// The program is about to write to this storage: what reruns read of it is read first.
     fn await_late_reads(&self, storage: StorageId) {
-        let Some(tier) = self.tier() else { return };
-        let must_wait = self.late_reads.lock().end(storage, || tier.stream().ok());
-        if must_wait && let Err(error) = tier.synchronize() {
-            warn_once!(%error, "a tensor is overwritten that a rerun on another stream may still have to read: the device did not say when it has");
+        if let Some(tier) = self.tier() {
+            self.late_reads.lock().written(storage, || tier.stream(), |stream| tier.after(stream));
         }
+    }
+
+    /// An error if the program has overwritten what a rerun may still have had to read, and could not be made to wait. It is returned once.
+    pub(crate) fn check_late_reads(&self) -> Result<(), Error> {
+        self.late_reads.lock().take_failure().map_or(Ok(()), Err)
     }
 
     /// Which stream of its device the calling thread computes on; `None` if the device does not say.
@@ -516,6 +519,18 @@ impl Cache {
     pub(crate) fn failure_in(&self, text: &str) -> Option<Error> {
         let own = self.table.lock().failure_in(text);
         own.or_else(|| failures::find(text))
+    }
+}
+
+impl Drop for Cache {
+    /// Who writes from now on is not seen, so what reruns read is read before.
+    fn drop(&mut self) {
+        let Some(tier) = &self.tier else { return };
+        let (are_any_left, held) = self.late_reads.get_mut().are_any_left();
+        drop(held);
+        if are_any_left && let Err(error) = tier.synchronize() {
+            tracing::warn!(%error, "a cache is gone whose reruns may still have to read tensors of the program");
+        }
     }
 }
 

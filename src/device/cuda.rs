@@ -225,7 +225,16 @@ impl Device for Cuda {
     }
 
     fn stream(&self) -> Result<usize> {
-        self.compute().map(|stream| stream.addr())
+        self.compute().map(|stream| stream.expose_provenance())
+    }
+
+    fn after(&self, stream: usize) -> Result<()> {
+        let here = self.compute()?;
+        let event = RawEvent::new(&self.driver)?;
+        // It is alive: libtorch uses it, too, once a storage is freed that was allocated for it or whose use there was recorded.
+        event.record(ptr::with_exposed_provenance_mut(stream))?;
+        let _current = self.driver.enter()?;
+        event.before(here)
     }
 
     fn record_use(&self, storage: &Storage) -> Result<()> {

@@ -19,6 +19,7 @@ pub enum DeviceCall {
     CopyIn,
     Record,
     Wait,
+    After,
     /// Whether an event is reached. As CUDA's, a device that refuses says no.
     Query,
     Block,
@@ -40,6 +41,7 @@ impl DeviceCall {
             CopyIn,
             Record,
             Wait,
+            After,
             Query,
             Block,
             BlockUnlessLate,
@@ -171,6 +173,11 @@ impl<D: Device> Device for FaultyDevice<D> {
     fn record(&self, lane: Lane) -> Result<D::Event> {
         self.faults.pass(DeviceCall::Record)?;
         self.inner.record(lane)
+    }
+
+    fn after(&self, stream: usize) -> Result<()> {
+        self.faults.pass(DeviceCall::After)?;
+        self.inner.after(stream)
     }
 
     fn wait(&self, lane: Lane, event: &D::Event) -> Result<()> {

@@ -106,6 +106,10 @@ pub(crate) trait Device: Pin + 'static {
     /// Which of several queues the calling thread's computation goes to.
     fn stream(&self) -> Result<usize>;
 
+    /// What the calling thread computes from now on comes after all that was queued on this [`stream`](Device::stream). A storage is there
+    /// whose use on it was [recorded](Device::record_use).
+    fn after(&self, stream: usize) -> Result<()>;
+
     /// Keeps the memory of `storage`, once freed, from being reused before everything that the calling thread has queued by then is done.
     /// Needed for a storage that was not allocated for that thread's queue.
     fn record_use(&self, storage: &Storage) -> Result<()>;

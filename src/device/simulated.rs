@@ -167,6 +167,11 @@ impl Device for Simulated {
         Ok(STREAM.get())
     }
 
+    /// Threads compute at once.
+    fn after(&self, _stream: usize) -> Result<()> {
+        Ok(())
+    }
+
     /// Threads compute at once, so there is nothing to wait for.
     fn record_use(&self, storage: &Storage) -> Result<()> {
         tracing::trace!(?storage, stream = STREAM.get(), "used on another stream than its own");

@@ -80,7 +80,8 @@ impl Step<'_> {
             *self.computed.lock() = self.cache.cache.trace.as_ref().map(|trace| trace.stamp());
         }
         self.handle.context.micro_batch_ends();
-        outcome.map_err(|torch::TorchError(text)| self.failure(text))
+        outcome.map_err(|torch::TorchError(text)| self.failure(text))?;
+        self.cache.cache.check_late_reads()
     }
 
     /// Why a backward failed. Errors cross libtorch as text, which contains the text of the load's error that caused them.
@@ -237,6 +238,7 @@ impl Step<'_> {
                 ));
             }
         }
+        context.cache.check_late_reads()?;
         Ok(report)
     }
 }

@@ -186,6 +186,10 @@ impl<D: Device> Tier for DirectTier<D> {
 
     fn begin_step(&self) {}
 
+    fn after(&self, stream: usize) -> Result<()> {
+        self.device.after(stream)
+    }
+
     fn synchronize(&self) -> Result<()> {
         self.device.synchronize()
     }

@@ -399,6 +399,10 @@ impl<D: Device> Tier for HostTier<D> {
         gone.map_or(0, |gone| gone.bytes())
     }
 
+    fn after(&self, stream: usize) -> Result<()> {
+        self.device.after(stream)
+    }
+
     fn synchronize(&self) -> Result<()> {
         self.device.synchronize()
     }

@@ -72,6 +72,11 @@ pub(crate) trait Tier: Send + Sync {
         Ok(0)
     }
 
+    /// What the calling thread computes from now on comes after all that this stream was given so far.
+    fn after(&self, _stream: usize) -> Result<()> {
+        Ok(())
+    }
+
     /// Bytes per second of copies off the device, and back to it, as a trial shows; `None` where nothing is copied to host memory.
     fn try_copies(&self) -> Result<Option<(f64, f64)>> {
         Ok(None)

@@ -244,6 +244,10 @@ impl Device for ModelDevice {
         Ok(0)
     }
 
+    fn after(&self, _stream: usize) -> Result<()> {
+        Ok(())
+    }
+
     fn record_use(&self, _storage: &Storage) -> Result<()> {
         Ok(())
     }

@@ -27,6 +27,7 @@ on_both!(
     what_one_stream_computes_again_is_not_served_on_another,
     what_a_segment_computes_again_on_one_stream_is_not_served_on_another,
     an_input_is_overwritten_on_another_stream_while_backward_computes_from_it,
+    an_input_is_overwritten_although_nobody_sees_it_or_another_write_came_first,
 );
 
 /// Steps whose values differ, each compared to a step without the cache.
@@ -275,6 +276,50 @@ fn an_input_is_overwritten_on_another_stream_while_backward_computes_from_it(lab
         assert_same_bits(&format!("round {round}, {report}"), &[expected.grad()], &[weight.grad()]);
     }
     assert_nothing_held(&cache);
+}
+
+/// As above, where the input is a part of a storage, another part of which is filled on the first stream before that, or where the cache
+/// is gone by then.
+fn an_input_is_overwritten_although_nobody_sees_it_or_another_write_came_first(lab: &Lab) {
+    let width: i64 = lab.suited(4096, 64);
+    let buffer = lab.randn(&[2, width, width]);
+    let [next, by, weight] = [(); 3].map(|()| lab.randn(&[width, width]));
+    let [input, beside] = [0, 1].map(|half| buffer.get(half));
+    let fill = |half: &Tensor, with: &Tensor| drop(tch::no_grad(|| half.shallow_clone().copy_(with)));
+    let second = Second::create(lab);
+    let loss = |weight: &Tensor| products(&(weight * (&input + 1.0)), &by).sum(Kind::Float);
+    let wait = || {
+        if lab.is_gpu() {
+            Cuda::synchronize(0);
+        }
+    };
+    let first = input.copy();
+    let expected = leaf(&weight);
+    loss(&expected).backward();
+    for round in 0..lab.suited(6, 2) {
+        let placements = [vec![Placement::Recompute], vec![Placement::Keep; 63]].concat();
+        let policy = InTurn::new(Offload::default(), placements);
+        let cache = lab.cache().host_pool(64 * MIB).policy(policy).build().unwrap();
+        fill(&input, &first);
+        let weight = leaf(&weight);
+        let step = cache.step();
+        let loss = loss(&weight);
+        wait();
+        step.backward(&loss).unwrap();
+        drop(loss);
+        if round % 2 == 0 {
+            fill(&beside, &next);
+        } else {
+            step.finish().unwrap();
+            drop(cache);
+        }
+        {
+            let _stream = second.enter();
+            fill(&input, &next);
+        }
+        wait();
+        assert_same_bits(&format!("round {round}"), &[expected.grad()], &[weight.grad()]);
+    }
 }
 
 /// As above, with a segment that computes on both streams. It waits for both in forward alone: what backward asks for first is all on
