@@ -18,7 +18,7 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use ssdtrain::plan::Goal;
-use ssdtrain::{Auto, StepReport, TensorCache};
+use ssdtrain::{Auto, Step, StepReport, TensorCache};
 use ssdtrain_libtorch as torch;
 use tch::{Device, Kind, Tensor};
 
@@ -178,6 +178,8 @@ fn take_the_rest(program: &mut Program) -> Result<Option<Tensor>> {
 #[derive(Debug, Default)]
 pub(crate) struct Taken {
     time: Duration,
+    /// Until each of its parts was handed to the GPU: forward and backward, what the cache does at the end, the optimizer's step.
+    handed_over: [Duration; 3],
     peak: u64,
     report: Option<StepReport>,
 }
@@ -190,23 +192,18 @@ impl Program {
         torch::reset_peak(device);
         let before = torch::memory(device).allocated;
         let start = Instant::now();
-        let report = match cache {
-            Some(cache) => {
-                let step = cache.step();
-                self.compute(number, Some(&step))?;
-                Some(step.finish()?)
-            }
-            None => {
-                self.compute(number, None)?;
-                None
-            }
-        };
+        let step = cache.map(TensorCache::step);
+        self.compute(number, step.as_ref())?;
+        let computed = start.elapsed();
+        let report = step.map(Step::finish).transpose()?;
+        let finished = start.elapsed();
         // A profiled step resets the peak as it goes, so its report tells.
         let seen = torch::memory(device).peak.saturating_sub(before);
         self.update()?;
+        let handed_over = [computed, finished, start.elapsed()];
         wait_for(device);
         let peak = report.as_ref().map_or(seen, |report| report.act_peak_bytes);
-        Ok(Taken { time: start.elapsed(), peak, report })
+        Ok(Taken { time: start.elapsed(), handed_over, peak, report })
     }
 
     /// The highest peak of steps without the cache.

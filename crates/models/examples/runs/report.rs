@@ -43,8 +43,15 @@ pub(crate) fn step(number: usize, length: i64, lap: &Lap) {
         .and_then(|report| report.planning)
         .map_or_else(String::new, |one| one.to_string());
     println!(
-        "{number}: {length} tokens, {ms:.1} ms and {mib} MiB, without {plain_ms:.1} and {plain_mib}; {planning}"
+        "{number}: {length} tokens, {ms:.1} ms ({}) and {mib} MiB, without {plain_ms:.1} ({}) and {plain_mib}; {planning}",
+        handed_over(cached),
+        handed_over(plain),
     );
+}
+
+/// When the parts of a step were handed to the GPU, in milliseconds from its beginning.
+fn handed_over(taken: &Taken) -> String {
+    taken.handed_over.map(|time| format!("{:.1}", time.as_secs_f64() * 1e3)).join(", ")
 }
 
 pub(crate) fn row(name: &str, laps: &[Lap], goal: Goal) {
