@@ -46,20 +46,24 @@ impl LateReads {
         after: impl Fn(usize) -> Result<()>,
     ) {
         let Some(read) = self.reads.get_mut(&storage) else { return };
-        let ordered = here().and_then(|here| {
+        let order = |here: usize| {
+            let mut outcome = Ok(());
             for (stream, later) in read.streams.iter_mut().filter(|(stream, _)| **stream != here) {
                 if !later.contains(&here) {
-                    after(*stream)?;
-                    later.insert(here);
+                    let ordered = after(*stream).map(|()| drop(later.insert(here)));
+                    outcome = outcome.and(ordered);
                 }
             }
-            Ok(())
-        });
-        if let Err(cause) = ordered {
-            self.failure = Some(cause.within(
+            outcome
+        };
+        if let Err(cause) = here().and_then(order) {
+            let told = || {
+                cause.within(
                 "a tensor was overwritten on another stream than the one on which an earlier backward read it, maybe before it was read: that \
                  backward's gradients may be wrong",
-            ));
+            )
+            };
+            self.failure.get_or_insert_with(told);
         }
     }
 
@@ -89,7 +93,7 @@ impl LateReads {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::{Cell, RefCell};
+    use std::cell::RefCell;
     use std::sync::Arc;
     use std::time::Duration;
 
@@ -154,12 +158,17 @@ mod tests {
         let mut late = LateReads::default();
         let storage = Storage::allocate(64).unwrap();
         drop(late.add(&storage, 1));
-        let refuse = |_| Err(Error::new(ErrorKind::Device, "no event"));
-        late.written(storage.id(), || Ok(2), refuse);
+        let refuse = || Err(Error::new(ErrorKind::Device, "no event"));
+        drop(late.add(&storage, 3));
+        let tried = RefCell::new(Vec::new());
+        let one_refuses = |stream| {
+            tried.borrow_mut().push(stream);
+            if stream == 1 { refuse() } else { Ok(()) }
+        };
+        late.written(storage.id(), || Ok(2), one_refuses);
         assert!(late.take_failure().is_some() && late.take_failure().is_none());
-        let waits = Cell::new(0);
-        late.written(storage.id(), || Ok(2), |stream| Ok(waits.set(stream)));
-        assert_eq!((waits.get(), late.take_failure().is_none()), (1, true));
+        late.written(storage.id(), || Ok(2), one_refuses);
+        assert_eq!((tried.take(), late.take_failure().is_some()), (vec![1, 3, 1], true));
     }
 
     #[test]

@@ -526,7 +526,11 @@ impl Drop for Cache {
     /// Who writes from now on is not seen, so what reruns read is read before.
     fn drop(&mut self) {
         let Some(tier) = &self.tier else { return };
-        let (are_any_left, held) = self.late_reads.get_mut().are_any_left();
+        let late_reads = self.late_reads.get_mut();
+        if let Some(error) = late_reads.take_failure() {
+            tracing::warn!(%error, "no step is left that could return this");
+        }
+        let (are_any_left, held) = late_reads.are_any_left();
         drop(held);
         if are_any_left && let Err(error) = tier.synchronize() {
             tracing::warn!(%error, "a cache is gone whose reruns may still have to read tensors of the program");

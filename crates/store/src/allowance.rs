@@ -10,15 +10,16 @@ pub(super) struct Allowance(Mutex<Books>);
 
 #[derive(Debug, Default)]
 struct Books {
-    /// `None`: any number.
-    left: Option<u64>,
+    /// Bytes that may be granted after a moment, and how many were then granted and not yet written, or were granted since. `None`: there
+    /// is no limit.
+    limit: Option<(u64, u64)>,
     /// Granted, and neither written nor given back.
     pending: u64,
     /// Granted since the beginning, and not given back. It wraps around.
     granted: u64,
 }
 
-/// Bytes that may be written. What is not is pending no more once this is dropped; it is not left either until the next limit is set.
+/// Bytes that may be written. What is not is pending no more once this is dropped, but counts until the next limit is set.
 #[derive(Debug)]
 pub(super) struct Grant {
     allowance: Arc<Allowance>,
@@ -36,11 +37,9 @@ impl Allowance {
     /// Takes this many of them; `None` if there are not enough.
     pub(super) fn take(self: &Arc<Self>, bytes: u64) -> Option<Grant> {
         let mut books = self.0.lock();
-        let left = books.left.map(|left| left.checked_sub(bytes));
-        if left == Some(None) {
-            return None;
+        if let Some((most, counted)) = &mut books.limit {
+            *counted = counted.checked_add(bytes).filter(|counted| *counted <= *most)?;
         }
-        books.left = left.flatten();
         books.pending = books.pending.wrapping_add(bytes);
         books.granted = books.granted.wrapping_add(bytes);
         Some(Grant { allowance: Arc::clone(self), bytes: Mutex::new(bytes) })
@@ -51,13 +50,13 @@ impl Allowance {
         Outlook { pending: books.pending, granted: books.granted }
     }
 
-    /// From now on, so many are left, less those that were granted and not yet written at the moment of `since`, and those that
+    /// From now on, so many may be granted, less those that were granted and not yet written at the moment of `since`, and those that
     /// were granted after it.
     pub(super) fn set(&self, bytes: Option<u64>, since: Outlook) {
         let mut books = self.0.lock();
         let later = books.granted.wrapping_sub(since.granted);
-        let not_counted = since.pending.wrapping_add(later);
-        books.left = bytes.map(|bytes| bytes.saturating_sub(not_counted));
+        let counted = since.pending.wrapping_add(later);
+        books.limit = bytes.map(|most| (most, counted));
     }
 }
 
@@ -72,11 +71,13 @@ impl Grant {
         books.pending = books.pending.wrapping_sub(bytes);
     }
 
-    /// They are not needed, and left again.
+    /// They are not needed, and may be granted to others.
     pub(super) fn give_back(self) {
         let bytes = *self.bytes.lock();
         let mut books = self.allowance.0.lock();
-        books.left = books.left.map(|left| left.saturating_add(bytes));
+        if let Some((_, counted)) = &mut books.limit {
+            *counted = counted.saturating_sub(bytes);
+        }
         books.granted = books.granted.wrapping_sub(bytes);
     }
 }
@@ -129,5 +130,14 @@ mod tests {
         pending.give_back();
         allowance.set(Some(50), before);
         assert!(allowance.take(51).is_none() && allowance.take(50).is_some());
+    }
+
+    #[test]
+    fn what_is_given_back_after_a_lower_limit_leaves_no_more_than_that() {
+        let allowance = allowance(100);
+        let grant = allowance.take(100).unwrap();
+        allowance.set(Some(10), allowance.outlook());
+        grant.give_back();
+        assert!(allowance.take(11).is_none() && allowance.take(10).is_some());
     }
 }
