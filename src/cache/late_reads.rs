@@ -50,7 +50,10 @@ impl LateReads {
             let mut outcome = Ok(());
             for (stream, later) in read.streams.iter_mut().filter(|(stream, _)| **stream != here) {
                 if !later.contains(&here) {
-                    let ordered = after(*stream).map(|()| drop(later.insert(here)));
+                    let ordered = after(*stream);
+                    if ordered.is_ok() {
+                        later.insert(here);
+                    }
                     outcome = outcome.and(ordered);
                 }
             }
