@@ -85,6 +85,21 @@ fn a_training_that_opens_no_more_files_goes_on_without_them() {
     }
 }
 
+/// io_uring's ring counts as locked memory on some kernels.
+#[test]
+fn a_training_that_may_lock_no_memory_goes_on_without() {
+    if !is_alone("a_training_that_may_lock_no_memory_goes_on_without") {
+        return;
+    }
+    tch::set_num_threads(1);
+    for (what, builder) in builders() {
+        let before = limit(libc::RLIMIT_MEMLOCK, 0);
+        let cache = builder.build().unwrap();
+        train(what, &cache);
+        limit(libc::RLIMIT_MEMLOCK, before);
+    }
+}
+
 #[test]
 fn whichever_thread_is_refused_a_cache_works_or_says_which_limit_to_raise() {
     if !is_alone("whichever_thread_is_refused_a_cache_works_or_says_which_limit_to_raise") {

@@ -42,8 +42,13 @@ pub(crate) fn step(number: usize, length: i64, lap: &Lap) {
         .as_ref()
         .and_then(|report| report.planning)
         .map_or_else(String::new, |one| one.to_string());
+    let plan = cached.report.as_ref().and_then(|report| report.plan.as_ref());
+    let planned = plan.map_or_else(String::new, |plan| {
+        let [step, kept] = [plan.step, plan.kept_step].map(|time| time.as_secs_f64() * 1e3);
+        format!(", {step:.1} ms planned, {kept:.1} kept ({:?}), plan {}", plan.baseline, plan.plans)
+    });
     println!(
-        "{number}: {length} tokens, {ms:.1} ms ({}) and {mib} MiB, without {plain_ms:.1} ({}) and {plain_mib}; {planning}",
+        "{number}: {length} tokens, {ms:.1} ms ({}) and {mib} MiB, without {plain_ms:.1} ({}) and {plain_mib}; {planning}{planned}",
         handed_over(cached),
         handed_over(plain),
     );
