@@ -143,7 +143,11 @@ mod tests {
         let storage = Storage::allocate(64).unwrap();
         let written = |late: &mut LateReads, on: usize| {
             let waits = RefCell::new(Vec::new());
-            late.written(storage.id(), || Ok(on), |stream| Ok(waits.borrow_mut().push(stream)));
+            let after = |stream| {
+                waits.borrow_mut().push(stream);
+                Ok(())
+            };
+            late.written(storage.id(), || Ok(on), after);
             waits.into_inner()
         };
         assert!(written(&mut late, 2).is_empty(), "nobody has read it");

@@ -285,7 +285,7 @@ fn an_input_is_overwritten_although_nobody_sees_it_or_another_write_came_first(l
     let buffer = lab.randn(&[2, width, width]);
     let [next, by, weight] = [(); 3].map(|()| lab.randn(&[width, width]));
     let [input, beside] = [0, 1].map(|half| buffer.get(half));
-    let fill = |half: &Tensor, with: &Tensor| drop(tch::no_grad(|| half.shallow_clone().copy_(with)));
+    let fill = |half: &Tensor, with: &Tensor| tch::no_grad(|| half.shallow_clone().copy_(with));
     let second = Second::create(lab);
     let loss = |weight: &Tensor| products(&(weight * (&input + 1.0)), &by).sum(Kind::Float);
     let wait = || {
