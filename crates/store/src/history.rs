@@ -124,31 +124,30 @@ mod tests {
 
     #[test]
     fn days_add_up_and_old_ones_are_forgotten_but_for_the_total() {
-        let mut history = History::default();
+        let (mut history, drive) = (History::default(), drive());
         for day in 0..200 {
-            history.add(&drive(), Day(day), 10);
+            history.add(&drive, Day(day), 10);
             history.forget(Day(day));
         }
-        let known = history.of(&drive()).unwrap();
+        let known = history.of(&drive).unwrap();
         assert_eq!((known.total, known.since, known.days.len()), (2000, Day(0), 2 * DAYS as usize));
-        assert_eq!((history.on(&drive(), Day(199)), history.on(&drive(), Day(19))), (10, 0));
+        assert_eq!((history.on(&drive, Day(199)), history.on(&drive, Day(19))), (10, 0));
     }
 
     #[test]
     fn what_a_wrong_clock_counts_costs_no_day_that_is_near() {
+        let drive = drive();
         for wrong in [0, 40_000] {
             let mut history = History::default();
-            let mut count = |day: u32, bytes| {
-                history.add(&drive(), Day(day), bytes);
+            let real = (20_000 - 2 * DAYS..20_000).map(|day| (day, 7));
+            let others = (wrong..wrong + DAYS / 2).map(|day| (day, 5));
+            for (day, bytes) in real.chain(others).chain([(20_000, 1)]) {
+                history.add(&drive, Day(day), bytes);
                 history.forget(Day(day));
-                history.clone()
-            };
-            (20_000 - 2 * DAYS..20_000).for_each(|day| drop(count(day, 7)));
-            (wrong..wrong + DAYS / 2).for_each(|day| drop(count(day, 5)));
-            let history = count(20_000, 1);
-            let days = (20_001 - DAYS..20_000).map(|day| history.on(&drive(), Day(day)));
+            }
+            let days = (20_001 - DAYS..20_000).map(|day| history.on(&drive, Day(day)));
             assert!(days.eq(iter::repeat_n(7, DAYS as usize - 1)), "{wrong}: {history:?}");
-            assert!(history.of(&drive()).unwrap().days.len() <= 3 * DAYS as usize);
+            assert!(history.of(&drive).unwrap().days.len() <= 3 * DAYS as usize);
         }
     }
 
