@@ -86,6 +86,7 @@ mod stripe;
 pub mod sync;
 mod transfer;
 mod volume;
+mod volumes;
 mod watch;
 mod workers;
 mod writes;

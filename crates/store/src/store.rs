@@ -1,11 +1,11 @@
 //! The store: reserves, writes and reads blobs.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytesize::ByteSize;
 
-use crate::allowance::{Allowance, Grant, Outlook};
+use crate::allowance::{Allowance, Outlook};
 use crate::backend::{Backend, Direction};
 use crate::blob::Blob;
 use crate::completion::Completion;
@@ -14,14 +14,14 @@ use crate::drive;
 use crate::encryption::Encryption;
 use crate::error::{Error, ErrorKind, Result};
 use crate::growth::Growth;
-use crate::mem::{BLOCK, IoBuf, round_to_block};
+use crate::mem::{BLOCK, IoBuf};
 use crate::open;
 use crate::path::StorePath;
 use crate::region::{Medium, Place};
 use crate::stats::{Counters, StoreStats};
-use crate::stripe;
 use crate::transfer::{Rules, Transfer};
-use crate::volume::{Extent, Full, Volume};
+use crate::volume::Volume;
+use crate::volumes::{Reservation, Volumes};
 use crate::watch::Watch;
 use crate::workers::Workers;
 use crate::writes::{FileWrites, Writes};
@@ -45,11 +45,9 @@ struct Shared {
     backend: Arc<dyn Backend>,
     // Declared after the backend: what the backend's drop waits for may have to be given up.
     _watch: Watch,
-    volumes: Vec<Arc<Volume>>,
+    volumes: Volumes,
     writes: Writes,
     allowance: Arc<Allowance>,
-    next_volume: AtomicUsize,
-    stripe_bytes: u64,
     rules: Arc<Rules>,
     medium: Medium,
     /// Why transfers are slower than they could be, apart from what the backend itself reports.
@@ -119,11 +117,9 @@ impl Store {
             workers,
             backend,
             _watch: watch,
-            volumes,
+            volumes: Volumes::new(volumes, config.stripe_bytes as u64),
             writes,
             allowance: Arc::default(),
-            next_volume: AtomicUsize::new(0),
-            stripe_bytes: config.stripe_bytes as u64,
             rules: Arc::new(rules),
             medium: medium.unwrap_or(Medium::Buffered),
             notes,
@@ -169,52 +165,16 @@ impl Store {
     }
 
     fn reserve_now(&self, bytes: u64) -> Result<Reservation<'_>> {
-        let Shared { allowance, stripe_bytes, .. } = &*self.shared;
+        let Shared { allowance, volumes, .. } = &*self.shared;
         if bytes == 0 {
-            return Ok(Reservation::Made(Arc::new(Blob::new(0, *stripe_bytes, Vec::new(), None))));
+            return Ok(Reservation::Made(volumes.no_bytes()));
         }
         let padded = bytes.div_ceil(BLOCK as u64).saturating_mul(BLOCK as u64);
         let Some(grant) = allowance.take(padded) else {
             let message = format!("{} are more than may be written to the disks at present", ByteSize(bytes));
             return Err(Error::new(ErrorKind::NoSpace, message));
         };
-        self.find_room(bytes, grant)
-    }
-
-    fn find_room(&self, bytes: u64, grant: Grant) -> Result<Reservation<'_>> {
-        let Shared { volumes, next_volume, stripe_bytes, .. } = &*self.shared;
-        let first = next_volume.fetch_add(1, Ordering::Relaxed) % volumes.len();
-        let mut usable: Vec<&Arc<Volume>> = volumes[first..].iter().chain(&volumes[..first]).collect();
-        if bytes > self.cap_bytes() {
-            usable.clear();
-        }
-        let mut refusals = Vec::new();
-        while !usable.is_empty() {
-            match reserve_pieces(bytes, *stripe_bytes, &usable) {
-                Ok(pieces) => {
-                    let blob = Blob::new(bytes, *stripe_bytes, pieces, Some(Arc::new(grant)));
-                    return Ok(Reservation::Made(Arc::new(blob)));
-                }
-                Err((index, Full::Until(end))) => {
-                    grant.give_back();
-                    return Ok(Reservation::Until(usable[index], end));
-                }
-                Err((index, Full::Cap)) => drop(usable.remove(index)),
-                Err((index, Full::Refused(error))) => {
-                    let name = &usable.remove(index).info().name;
-                    refusals.push(format!("; the {name} cannot grow: {error}"));
-                }
-            }
-        }
-        grant.give_back();
-        let (asked, taken, cap) =
-            (ByteSize(bytes), ByteSize(self.reserved_bytes()), ByteSize(self.cap_bytes()));
-        let message = format!(
-            "no room for {asked} in the spill files: {taken} of at most {cap} are taken{}; raise the cap, or name \
-             larger disks",
-            refusals.concat()
-        );
-        Err(Error::new(ErrorKind::NoSpace, message))
+        volumes.reserve(bytes, grant)
     }
 
     /// Starts to write the first [`Blob::len`] bytes of `buf` to `blob`, and returns without waiting for the disk.
@@ -280,15 +240,13 @@ impl Store {
 
     /// What the store has done so far and how full it is. Waits for no disk and for no transfer.
     pub fn stats(&self) -> StoreStats {
-        let file_bytes = self.shared.volumes.iter().map(|volume| volume.grown_bytes()).sum();
-        let disk_bytes_written =
-            self.shared.volumes.iter().map(|volume| volume.written().load(Ordering::Relaxed)).sum();
+        let Shared { volumes, rules, .. } = &*self.shared;
         StoreStats {
-            reserved_bytes: self.reserved_bytes(),
-            file_bytes,
-            disk_bytes_written,
-            cap_bytes: self.cap_bytes(),
-            ..self.shared.rules.counters.stats()
+            reserved_bytes: volumes.reserved_bytes(),
+            file_bytes: volumes.grown_bytes(),
+            disk_bytes_written: volumes.written_bytes(),
+            cap_bytes: volumes.cap_bytes(),
+            ..rules.counters.stats()
         }
     }
 
@@ -313,7 +271,7 @@ impl Store {
     /// they are needed, as they did at first. A disk that does not answer is waited for up to its
     /// [time limit](StoreConfig::timeout), once; its file then counts as full until it has answered.
     pub fn shrink(&self) -> u64 {
-        self.shared.growth.shrink(&self.shared.volumes)
+        self.shared.growth.shrink(self.shared.volumes.all())
     }
 
     /// Gives back the memory that encrypted blobs are written from, as far as nothing is in it. Returns the bytes. Later writes take
@@ -321,35 +279,6 @@ impl Store {
     pub fn trim(&self) -> u64 {
         self.shared.rules.encryption.as_ref().map_or(0, Encryption::trim)
     }
-
-    fn reserved_bytes(&self) -> u64 {
-        self.shared.volumes.iter().map(|volume| volume.reserved_bytes()).sum()
-    }
-
-    fn cap_bytes(&self) -> u64 {
-        self.shared.volumes.iter().map(|volume| volume.cap_bytes()).sum()
-    }
-}
-
-/// A reserved blob, or the volume that has to grow before the blob can be reserved.
-enum Reservation<'a> {
-    Made(Arc<Blob>),
-    /// The volume must first grow to at least this many bytes.
-    Until(&'a Arc<Volume>, u64),
-}
-
-/// Reserves the pieces of a blob, each in a volume of its own. The error holds the index of a volume without room,
-/// and the reason.
-fn reserve_pieces(
-    bytes: u64,
-    stripe_bytes: u64,
-    volumes: &[&Arc<Volume>],
-) -> Result<Vec<Extent>, (usize, Full)> {
-    let padded = round_to_block(bytes);
-    let width = stripe::width(padded, volumes.len(), stripe_bytes);
-    let shares = stripe::shares(padded, width, stripe_bytes);
-    let pieces = shares.into_iter().zip(volumes).enumerate();
-    pieces.map(|(index, (share, volume))| volume.reserve(share).map_err(|full| (index, full))).collect()
 }
 
 #[cfg(test)]
@@ -459,7 +388,7 @@ mod tests {
         let store = Store::open(config(1, 2 * GROWTH_BYTES)).unwrap();
         let (_listener, told) = listen(&store);
         let _full = first_step(&store);
-        forbid_growth(&**store.shared.volumes[0].region());
+        forbid_growth(&**store.shared.volumes.all()[0].region());
         assert!(store.try_reserve(1).unwrap().is_none());
         told.recv().unwrap();
         assert_eq!(store.try_reserve(1).unwrap_err().kind(), ErrorKind::NoSpace);
@@ -470,7 +399,7 @@ mod tests {
         let store =
             Store::open(StoreConfig { stripe_bytes: 1 << 30, ..config(2, 2 * GROWTH_BYTES) }).unwrap();
         let _full = [(); 2].map(|()| store.reserve(GROWTH_BYTES).unwrap());
-        let volumes = &store.shared.volumes;
+        let volumes = store.shared.volumes.all();
         volumes.iter().for_each(|volume| forbid_growth(&**volume.region()));
         let (_listener, told) = listen(&store);
         for _ in volumes {
@@ -564,7 +493,7 @@ mod tests {
     #[test]
     fn a_file_that_is_full_is_passed_over() {
         let store = memory(3);
-        let fill = store.shared.volumes[1].reserve(SHARE).unwrap();
+        let fill = store.shared.volumes.all()[1].reserve(SHARE).unwrap();
         let blobs: Vec<_> = (0..6).map(|_| store.reserve(SHARE / 4).unwrap()).collect();
         assert!(blobs.iter().all(|blob| blob.pieces().len() == 2));
         drop((fill, blobs));
@@ -575,10 +504,12 @@ mod tests {
     fn a_disk_that_is_full_is_passed_over_and_named_when_nothing_else_is_left() {
         let share = 2 * GROWTH_BYTES;
         let store = Store::open(StoreConfig { stripe_bytes: share as usize, ..config(2, share) }).unwrap();
-        let _full = store.shared.volumes[0].reserve(GROWTH_BYTES).unwrap();
-        forbid_growth(&**store.shared.volumes[0].region());
+        let _full = store.shared.volumes.all()[0].reserve(GROWTH_BYTES).unwrap();
+        forbid_growth(&**store.shared.volumes.all()[0].region());
         let blobs: Vec<_> = (0..4).map(|_| store.reserve(share / 4).unwrap()).collect();
-        assert!(blobs.iter().all(|blob| Arc::ptr_eq(blob.pieces()[0].volume(), &store.shared.volumes[1])));
+        assert!(
+            blobs.iter().all(|blob| Arc::ptr_eq(blob.pieces()[0].volume(), &store.shared.volumes.all()[1]))
+        );
         let error = store.reserve(share / 4).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NoSpace);
         assert!(error.to_string().contains("cannot grow"), "{error}");
