@@ -10,13 +10,20 @@ pub(super) struct Allowance(Mutex<Books>);
 
 #[derive(Debug, Default)]
 struct Books {
-    /// Bytes that may be granted after a moment, and how many were then granted and not yet written, or were granted since. `None`: there
-    /// is no limit.
-    limit: Option<(u64, u64)>,
+    /// `None`: there is none.
+    limit: Option<Limit>,
     /// Granted, and neither written nor given back.
     pending: u64,
     /// Granted since the beginning, and not given back. It wraps around.
     granted: u64,
+}
+
+/// How many bytes may be written after a moment.
+#[derive(Debug)]
+struct Limit {
+    most: u64,
+    /// Those that were granted then and not yet written, and those that were granted since.
+    counted: u64,
 }
 
 /// Bytes that may be written. What is not is pending no more once this is dropped, but counts until the next limit is set.
@@ -37,7 +44,7 @@ impl Allowance {
     /// Takes this many of them; `None` if there are not enough.
     pub(super) fn take(self: &Arc<Self>, bytes: u64) -> Option<Grant> {
         let mut books = self.0.lock();
-        if let Some((most, counted)) = &mut books.limit {
+        if let Some(Limit { most, counted }) = &mut books.limit {
             *counted = counted.checked_add(bytes).filter(|counted| *counted <= *most)?;
         }
         books.pending = books.pending.wrapping_add(bytes);
@@ -56,7 +63,7 @@ impl Allowance {
         let mut books = self.0.lock();
         let later = books.granted.wrapping_sub(since.granted);
         let counted = since.pending.wrapping_add(later);
-        books.limit = bytes.map(|most| (most, counted));
+        books.limit = bytes.map(|most| Limit { most, counted });
     }
 }
 
@@ -75,7 +82,7 @@ impl Grant {
     pub(super) fn give_back(self) {
         let bytes = *self.bytes.lock();
         let mut books = self.allowance.0.lock();
-        if let Some((_, counted)) = &mut books.limit {
+        if let Some(Limit { counted, .. }) = &mut books.limit {
             *counted = counted.saturating_sub(bytes);
         }
         books.granted = books.granted.wrapping_sub(bytes);
