@@ -31,7 +31,7 @@ struct LateRead {
 impl LateReads {
     /// A rerun on `stream` is about to read `storage`. What is returned is to be dropped without a lock.
     pub(super) fn add(&mut self, storage: &Storage, stream: usize) -> Vec<Storage> {
-        let held = if self.reads.len() >= self.full_at { self.forget_gone() } else { Vec::new() };
+        let held = if self.reads.len() >= self.full_at { self.alive() } else { Vec::new() };
         let new = || LateRead { watch: Watch::new(storage), streams: BTreeMap::new() };
         self.reads.entry(storage.id()).or_insert_with(new).streams.insert(stream, BTreeSet::new());
         held
@@ -75,13 +75,8 @@ impl LateReads {
         self.failure.take()
     }
 
-    /// Whether there is something left that others may write to. What is returned with it is to be dropped without a lock.
-    pub(super) fn are_any_left(&mut self) -> (bool, Vec<Storage>) {
-        let held = self.forget_gone();
-        (!self.reads.is_empty(), held)
-    }
-
-    fn forget_gone(&mut self) -> Vec<Storage> {
+    /// The storages that others may still write to. Forgets those that are gone. What is returned is to be dropped without a lock.
+    pub(super) fn alive(&mut self) -> Vec<Storage> {
         let mut held = Vec::new();
         self.reads.retain(|_, read| {
             let storage = read.watch.upgrade();
@@ -187,8 +182,8 @@ mod tests {
             drop(late.add(&Storage::allocate(64).unwrap(), 1));
         }
         assert!(late.reads.len() <= 2 * FEW, "{}", late.reads.len());
-        assert!(late.reads.contains_key(&kept.id()) && late.are_any_left().0);
+        assert!(late.reads.contains_key(&kept.id()) && late.alive().len() == 1);
         drop(kept);
-        assert!(!late.are_any_left().0);
+        assert!(late.alive().is_empty());
     }
 }

@@ -530,9 +530,9 @@ impl Drop for Cache {
         if let Some(error) = late_reads.take_failure() {
             tracing::warn!(%error, "no step is left that could return this");
         }
-        let (are_any_left, held) = late_reads.are_any_left();
-        drop(held);
-        if are_any_left && let Err(error) = tier.synchronize() {
+        if !late_reads.alive().is_empty()
+            && let Err(error) = tier.synchronize()
+        {
             tracing::warn!(%error, "a cache is gone whose reruns may still have to read tensors of the program");
         }
     }

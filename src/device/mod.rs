@@ -106,8 +106,8 @@ pub(crate) trait Device: Pin + 'static {
     /// Which of several queues the calling thread's computation goes to.
     fn stream(&self) -> Result<usize>;
 
-    /// What the calling thread computes from now on comes after all that was queued on this [`stream`](Device::stream). A storage is there
-    /// whose use on it was [recorded](Device::record_use).
+    /// What the calling thread computes from now on comes after all that was queued on this [`stream`](Device::stream). It lives: a storage
+    /// is there that was allocated for it, or whose use on it was [recorded](Device::record_use).
     fn after(&self, stream: usize) -> Result<()>;
 
     /// Keeps the memory of `storage`, once freed, from being reused before everything that the calling thread has queued by then is done.
