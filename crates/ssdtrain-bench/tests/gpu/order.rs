@@ -27,7 +27,8 @@ on_both!(
     what_one_stream_computes_again_is_not_served_on_another,
     what_a_segment_computes_again_on_one_stream_is_not_served_on_another,
     an_input_is_overwritten_on_another_stream_while_backward_computes_from_it,
-    an_input_is_overwritten_although_nobody_sees_it_or_another_write_came_first,
+    an_input_is_overwritten_on_another_stream_after_another_part_of_its_storage_was_on_the_first,
+    an_input_is_overwritten_on_another_stream_after_the_cache_is_gone,
 );
 
 /// Steps whose values differ, each compared to a step without the cache.
@@ -243,50 +244,32 @@ fn what_one_stream_computes_again_is_not_served_on_another(lab: &Lab) {
 
 /// Without a cache, backward does not read the input, and whoever fills it anew need not wait for that.
 fn an_input_is_overwritten_on_another_stream_while_backward_computes_from_it(lab: &Lab) {
-    let width: i64 = lab.suited(4096, 64);
-    let [input, next, by, weight] = [(); 4].map(|()| lab.randn(&[width, width]));
-    let second = Second::create(lab);
-    let loss = |weight: &Tensor| products(&(weight * (&input + 1.0)), &by).sum(Kind::Float);
-    let wait = || {
-        if lab.is_gpu() {
-            Cuda::synchronize(0);
-        }
-    };
-    let first = input.copy();
-    let expected = leaf(&weight);
-    loss(&expected).backward();
-    // What the products save is there, and the device computes them for a while before it comes to the input.
-    let placements = [vec![Placement::Recompute], vec![Placement::Keep; 63]].concat();
-    let policy = InTurn::new(Offload::default(), placements);
-    let cache = lab.cache().host_pool(64 * MIB).policy(policy).build().unwrap();
-    for round in 0..lab.suited(5, 2) {
-        tch::no_grad(|| input.shallow_clone().copy_(&first));
-        let weight = leaf(&weight);
-        let step = cache.step();
-        let loss = loss(&weight);
-        wait();
-        step.backward(&loss).unwrap();
-        {
-            let _stream = second.enter();
-            tch::no_grad(|| input.shallow_clone().copy_(&next));
-        }
-        let report = step.finish().unwrap();
-        wait();
-        assert!(report.reruns.bytes > 0, "{report}");
-        assert_same_bits(&format!("round {round}, {report}"), &[expected.grad()], &[weight.grad()]);
-    }
-    assert_nothing_held(&cache);
+    overwrite_input(lab, Before::Nothing);
 }
 
-/// As above, where the input is a part of a storage, another part of which is filled on the first stream before that, or where the cache
-/// is gone by then.
-fn an_input_is_overwritten_although_nobody_sees_it_or_another_write_came_first(lab: &Lab) {
+fn an_input_is_overwritten_on_another_stream_after_another_part_of_its_storage_was_on_the_first(lab: &Lab) {
+    overwrite_input(lab, Before::AnotherPart);
+}
+
+fn an_input_is_overwritten_on_another_stream_after_the_cache_is_gone(lab: &Lab) {
+    overwrite_input(lab, Before::CacheGoes);
+}
+
+/// What happens between backward and the write on another stream.
+#[derive(PartialEq)]
+enum Before {
+    Nothing,
+    AnotherPart,
+    CacheGoes,
+}
+
+fn overwrite_input(lab: &Lab, before: Before) {
     let width: i64 = lab.suited(4096, 64);
     let buffer = lab.randn(&[2, width, width]);
-    let [next, by, weight] = [(); 3].map(|()| lab.randn(&[width, width]));
     let [input, beside] = [0, 1].map(|half| buffer.get(half));
-    let fill = |half: &Tensor, with: &Tensor| tch::no_grad(|| half.shallow_clone().copy_(with));
+    let [next, by, weight] = [(); 3].map(|()| lab.randn(&[width, width]));
     let second = Second::create(lab);
+    let fill = |half: &Tensor, with: &Tensor| tch::no_grad(|| half.shallow_clone().copy_(with));
     let loss = |weight: &Tensor| products(&(weight * (&input + 1.0)), &by).sum(Kind::Float);
     let wait = || {
         if lab.is_gpu() {
@@ -296,7 +279,8 @@ fn an_input_is_overwritten_although_nobody_sees_it_or_another_write_came_first(l
     let first = input.copy();
     let expected = leaf(&weight);
     loss(&expected).backward();
-    for round in 0..lab.suited(6, 2) {
+    for round in 0..lab.suited(5, 2) {
+        // What the products save is there, and the device computes them for a while before it comes to the input.
         let placements = [vec![Placement::Recompute], vec![Placement::Keep; 63]].concat();
         let policy = InTurn::new(Offload::default(), placements);
         let cache = lab.cache().host_pool(64 * MIB).policy(policy).build().unwrap();
@@ -307,18 +291,27 @@ fn an_input_is_overwritten_although_nobody_sees_it_or_another_write_came_first(l
         wait();
         step.backward(&loss).unwrap();
         drop(loss);
-        if round % 2 == 0 {
+        if before == Before::AnotherPart {
             fill(&beside, &next);
-        } else {
-            step.finish().unwrap();
-            drop(cache);
         }
-        {
+        let overwrite = || {
             let _stream = second.enter();
             fill(&input, &next);
-        }
+        };
+        let report = if before == Before::CacheGoes {
+            let report = step.finish().unwrap();
+            drop(cache);
+            overwrite();
+            report
+        } else {
+            overwrite();
+            let report = step.finish().unwrap();
+            assert_nothing_held(&cache);
+            report
+        };
         wait();
-        assert_same_bits(&format!("round {round}"), &[expected.grad()], &[weight.grad()]);
+        assert!(report.reruns.bytes > 0, "{report}");
+        assert_same_bits(&format!("round {round}, {report}"), &[expected.grad()], &[weight.grad()]);
     }
 }
 
