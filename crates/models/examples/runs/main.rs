@@ -2,7 +2,7 @@
 //! frozen weights, budgets, and a device that is short of memory.
 //!
 //! `cargo run --release -p ssdtrain-models --example runs -- [--overhead SHARE] [--steps N] [--layers N] [--hidden N] [--context N]
-//! [--spill DIR] [--each] [NAME]...`
+//! [--spill DIR] [--each] [--explain] [NAME]...`
 //!
 //! Both kinds of steps train the same weights, so this shows times and peaks; for bits, see the example `programs`. Without a GPU it runs a
 //! tiny model, which shows only that it runs.
@@ -56,6 +56,8 @@ struct Arguments {
     spill: PathBuf,
     /// Whether each step is printed.
     each: bool,
+    /// Whether the last plan is explained.
+    explain: bool,
     names: Vec<String>,
 }
 
@@ -69,6 +71,7 @@ impl Arguments {
             context: None,
             spill: std::env::temp_dir(),
             each: false,
+            explain: false,
             names: Vec::new(),
         };
         let mut given = std::env::args().skip(1);
@@ -81,13 +84,14 @@ impl Arguments {
                 "--hidden" => read.hidden = Some(number(&argument, &value()?)?),
                 "--context" => read.context = Some(number(&argument, &value()?)?),
                 "--each" => read.each = true,
+                "--explain" => read.explain = true,
                 "--spill" => read.spill = value()?.into(),
                 name if RUNS.iter().any(|(known, _)| *known == name) => read.names.push(argument),
                 _ => {
                     let known: Vec<String> =
                         RUNS.iter().map(|(name, what)| format!("  {name:<15}{what}")).collect();
                     return Err(format!(
-                        "{argument} is neither --overhead, --steps, --layers, --hidden, --context, --spill, --each nor a run:\n{}",
+                        "{argument} is neither --overhead, --steps, --layers, --hidden, --context, --spill, --each, --explain nor a run:\n{}",
                         known.join("\n")
                     )
                     .into());
@@ -161,6 +165,11 @@ fn run(name: &str, shape: &Shape, arguments: &Arguments) -> Result<()> {
         laps.push(lap);
     }
     report::row(name, &laps, goal);
+    if arguments.explain
+        && let Some(plan) = laps.iter().rev().find_map(|lap| lap.cached.report.as_ref()?.plan.as_ref())
+    {
+        println!("\n{plan}");
+    }
     Ok(())
 }
 
