@@ -10,8 +10,12 @@ use crate::choices::{Choices, Order};
 use crate::goal::{Caps, Goal, OutOfReach, Plan};
 use crate::graph::Graph;
 use crate::level::Level;
+use crate::parallel;
 use crate::simulate::{self, Bounds, ROUNDING};
 use crate::{Budgets, Machine, Prediction, Workload};
+
+/// A step with fewer activations is planned sooner than threads begin.
+const WORTH_THREADS: usize = 16;
 
 /// The placements worth considering for one workload on one machine.
 #[derive(Clone, Debug)]
@@ -172,14 +176,18 @@ impl<'a> Frontier<'a> {
 
     /// The lowest plan within a time limit. Each sequence is followed by itself, since only its end shows how low it leads.
     fn lowest_within(&self, goal: Goal, bounds: Bounds) -> Option<Plan> {
-        let along = |sequence| self.lowest_along(sequence, goal, bounds);
+        let sequences: Vec<usize> = (0..self.choices.len()).collect();
+        let is_short = self.work.activations.len() < WORTH_THREADS;
+        let processors = if is_short { 1 } else { parallel::processors() };
+        let threads = processors.div_ceil(sequences.len().max(1));
+        let along = |sequence: &usize| self.lowest_along(*sequence, goal, bounds, threads);
         let order = |left: &Plan, right: &Plan| goal.order(&left.prediction, &right.prediction);
-        (0..self.choices.len()).filter_map(along).min_by(order)
+        parallel::map(&sequences, processors, along).into_iter().flatten().min_by(order)
     }
 
     /// The lowest plan of a sequence within a time limit: for each level, the lowest target that keeps to it, then the same between the best
-    /// level and those beside it, and last with changes of what that level holds.
-    fn lowest_along(&self, sequence: usize, goal: Goal, mut bounds: Bounds) -> Option<Plan> {
+    /// level and those beside it, and last with changes of what that level holds, which `threads` try.
+    fn lowest_along(&self, sequence: usize, goal: Goal, mut bounds: Bounds, threads: usize) -> Option<Plan> {
         // All sequences begin alike.
         let levels = self.levels.iter().filter(|(place, _)| place.sequence == sequence || place.changes == 0);
         let mut best: Option<Best> = None;
@@ -210,7 +218,7 @@ impl<'a> Frontier<'a> {
         }
         let Best { changes, target, plan } = found;
         let held = self.choices[sequence].held(changes);
-        Some(Refinement::new(self, bounds, self.effort.trials).lower(held, plan, target))
+        Some(Refinement::new(self, bounds, self.effort.trials, threads).lower(held, plan, target))
     }
 
     /// Looks for the lowest target of a level whose plan is within the bounds, if there is one that is better than

@@ -29,7 +29,17 @@ struct Needs {
 
 impl Level {
     pub(crate) fn new(work: &Workload, graph: &Graph, is_held: &[bool]) -> Level {
+        Level::of(work, Reruns::new(&work.activations, graph, |index| is_held[index]))
+    }
+
+    /// The same, if the step takes no longer than `step` seconds where nothing waits.
+    pub(crate) fn within(step: f64, work: &Workload, graph: &Graph, is_held: &[bool]) -> Option<Level> {
         let reruns = Reruns::new(&work.activations, graph, |index| is_held[index]);
+        let shortest = work.computed() + reruns.time;
+        (shortest.as_secs_f64() <= step).then(|| Level::of(work, reruns))
+    }
+
+    fn of(work: &Workload, reruns: Reruns) -> Level {
         Level { needs: Needs::new(work, &reruns), reruns }
     }
 

@@ -49,6 +49,7 @@ mod graph;
 mod level;
 mod links;
 mod machine;
+mod parallel;
 mod policy;
 mod position;
 mod prediction;

@@ -271,6 +271,26 @@ fn machine() -> impl Strategy<Value = Machine> {
     )
 }
 
+#[test]
+fn plans_do_not_depend_on_how_many_threads_look_for_them() {
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[8; 32]);
+    let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+    let mut refined = 0;
+    for _ in 0..64 {
+        let (work, machine) = (workload().new_tree(&mut runner).unwrap().current(), copies(1e4));
+        let frontier = Frontier::new(&work, &machine, Caps::default());
+        let coarse =
+            Frontier::with(&work, &machine, Caps::default(), Effort { trials: 0, ..frontier.effort });
+        for goal in [0.02, 0.1, 0.3].map(Goal::overhead) {
+            let bounds = goal.bounds(work.computed());
+            let plan = frontier.lowest_along(0, goal, bounds, 5);
+            assert_eq!(plan, frontier.lowest_along(0, goal, bounds, 1), "{goal:?}");
+            refined += usize::from(plan != coarse.lowest_along(0, goal, bounds, 1));
+        }
+    }
+    assert!(refined > 0, "no change was an improvement");
+}
+
 /// Where several sequences competed until only one was followed to its end, one that began lower and ended higher could win.
 #[test]
 fn no_sequence_leads_lower_than_the_plan_for_a_time() {
