@@ -305,7 +305,8 @@ impl TensorCacheBuilder {
     }
 
     /// Makes `finish` fail if nothing was offloaded or computed again, so that an ineffective setup is noticed: that of the first step, or
-    /// with [`Auto`](crate::Auto) that of the first step after the profiled one that is not compared. Default: off.
+    /// with [`Auto`](crate::Auto) that of the first step after the profiled one that is neither compared nor small
+    /// ([`Planning::Small`](crate::Planning::Small)). Default: off.
     pub fn fail_if_nothing_offloaded(mut self, fail: bool) -> Self {
         self.fail_if_nothing_offloaded = fail;
         self

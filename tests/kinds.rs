@@ -39,18 +39,21 @@ fn step(cache: &TensorCache, sources: &[Tensor], compute: impl Fn(&[Tensor]) -> 
     report
 }
 
-/// From step number `from` on, all follow a plan, but for those that are profiled, at most `profiled` of them, or compared. Some
-/// of them move something.
+/// From step number `from` on, all follow a plan or are small, but for those that are profiled, at most `profiled` of them, or
+/// compared. Some of them move something.
 fn assert_planned(reports: &[StepReport], from: usize, profiled: usize) {
     let lines: Vec<_> = reports.iter().map(|report| report.to_string()).collect();
     let count = |planning| reports[from..].iter().filter(|report| report.planning == Some(planning)).count();
-    let [followed, compared, again] = [Planning::Followed, Planning::Compared, Planning::Profiled].map(count);
-    assert_eq!(followed + compared + again, reports.len() - from, "{}", lines.join("\n"));
-    assert!(followed > 0 && again <= profiled, "{}", lines.join("\n"));
+    let [compared, again] = [Planning::Compared, Planning::Profiled].map(count);
+    let is_planned =
+        |report: &&StepReport| matches!(report.planning, Some(Planning::Followed | Planning::Small));
+    let planned: Vec<_> = reports[from..].iter().filter(is_planned).collect();
+    assert_eq!(planned.len() + compared + again, reports.len() - from, "{}", lines.join("\n"));
+    assert!(again <= profiled, "{}", lines.join("\n"));
     let moves = |report: &&StepReport| {
         report.planning == Some(Planning::Followed) && report.offloaded.bytes + report.recomputed.bytes > 0
     };
-    assert!(reports[from..].iter().any(|report| moves(&report)), "{}", lines.join("\n"));
+    assert!(planned.into_iter().any(|report| moves(&report)), "{}", lines.join("\n"));
 }
 
 #[test]
@@ -120,4 +123,28 @@ fn steps_whose_parts_vary_in_size_follow_the_plan() {
         })
         .collect();
     assert_planned(&reports, 4, 4);
+}
+
+#[test]
+fn small_steps_move_nothing_and_are_no_higher_than_the_largest_as_planned() {
+    let cache = cache();
+    let sources: Vec<_> = (0..LAYERS).map(|_| randn(&[WIDTH])).collect();
+    let reports: Vec<_> = (0..40)
+        .map(|number| {
+            let x = randn(&[if number % 2 == 0 { 32 } else { 1024 }, WIDTH]);
+            step(&cache, &sources, |weights| {
+                weights.iter().fold(x.shallow_clone(), |y, w| (y * w).tanh()).sum(Kind::Float)
+            })
+        })
+        .collect();
+    let lines: Vec<_> = reports.iter().map(|report| report.to_string()).collect();
+    let of = |planning| reports[30..].iter().filter(move |report| report.planning == Some(planning));
+    assert!(of(Planning::Small).count() == 5 && of(Planning::Followed).count() == 5, "{}", lines.join("\n"));
+    let moved = |report: &StepReport| report.offloaded.count + report.recomputed.count;
+    assert!(
+        of(Planning::Small).all(|report| moved(report) == 0)
+            && of(Planning::Followed).all(|one| moved(one) > 0)
+    );
+    let highest = of(Planning::Followed).map(|report| report.act_peak_bytes).max();
+    assert!(of(Planning::Small).all(|report| Some(report.act_peak_bytes) <= highest), "{}", lines.join("\n"));
 }

@@ -52,6 +52,10 @@ struct State {
     are_several_open: bool,
     /// The room that is given now is so many times that of the active course.
     times: f64,
+    /// This micro-batch stays on the device as a whole: `None` before its first save.
+    stays_whole: Option<bool>,
+    /// What any did so far.
+    whole: Wholeness,
     /// A micro-batch was larger than planned.
     larger: bool,
     /// How many micro-batches ended before their last line.
@@ -59,6 +63,17 @@ struct State {
     /// It left out or repeated something.
     altered: bool,
     lost: bool,
+}
+
+/// Whether micro-batches stay on the device as a whole.
+#[derive(Clone, Copy, Debug, Default)]
+struct Wholeness {
+    /// A save stayed for that.
+    kept: bool,
+    /// A save went as planned.
+    planned: bool,
+    /// A micro-batch that was to stay became too large.
+    outgrown: bool,
 }
 
 /// Where one thread of the step is.
@@ -129,7 +144,11 @@ impl Cursor {
             return in_turn.get((operation.index as usize + result) % (in_turn.len() + 1)).copied();
         }
         let state = self.state.lock();
-        let schedule = &self.courses.get(state.active).filter(|_| !state.lost)?.schedule;
+        let schedule = &self
+            .courses
+            .get(state.active)
+            .filter(|_| !state.lost && state.stays_whole != Some(true))?
+            .schedule;
         let thread = state.threads.iter().find(|thread| thread.strand == Some(operation.strand))?;
         let place = thread.places.get(state.active)?.as_ref()?;
         let planned = schedule.strands().get(place.strand)?.position(place, operation.index)?;
@@ -141,6 +160,11 @@ impl Cursor {
         let mut state = self.state.lock();
         state.are_several_open = true;
         state.rewind(&self.courses);
+    }
+
+    /// A backward keeps its graph: what is saved next comes on top of it.
+    pub(crate) fn keeps_graph(&self) {
+        self.state.lock().are_several_open = true;
     }
 
     /// A backward has ended: what is saved next belongs to another micro-batch.
@@ -182,7 +206,10 @@ impl Cursor {
             () => Adherence::Whole(ends),
         };
         let at_once = state.most_open as f64 / (schedule.bytes() as f64).max(1.0);
-        Some(Followed { course: state.active, how, size, micro_batches, at_once })
+        let Wholeness { kept, planned, outgrown } = state.whole;
+        let stayed_whole = kept && !planned;
+        let course = state.active;
+        Some(Followed { course, how, size, micro_batches, at_once, stayed_whole, outgrew: outgrown })
     }
 }
 
@@ -195,7 +222,7 @@ impl State {
         }
         self.fitting.fill(true);
         self.times = 1.0;
-        (self.saved_before, self.planned) = (self.saved, 0);
+        (self.saved_before, self.planned, self.stays_whole) = (self.saved, 0, None);
     }
 
     /// The placement of the calling thread's next save.
@@ -237,11 +264,32 @@ impl State {
         let so_far = (self.saved - self.saved_before) as f64 / self.planned.max(1) as f64;
         self.times =
             if so_far > PORTION * of_first.max(self.times) { so_far } else { of_first.max(self.times) };
+        let stays_whole = self.stays_whole != Some(false) && self.is_small(so_far, &courses[active]);
+        self.whole.outgrown |= self.stays_whole == Some(true) && !stays_whole;
+        self.stays_whole = Some(stays_whole);
         match found[active] {
-            Found::Line(save) => Some(save.placement),
+            Found::Line(_) if stays_whole => {
+                self.whole.kept = true;
+                Some(Placement::Keep)
+            }
+            Found::Line(save) => {
+                self.whole.planned = true;
+                Some(save.placement)
+            }
             // It is small.
             _ => Some(Placement::Keep),
         }
+    }
+
+    /// Whether the micro-batch may stay whole in this course, as far as is known: it has `so_far` times the planned bytes. Several that are
+    /// open at once add up, and so does what is repeated.
+    fn is_small(&self, so_far: f64, course: &Course) -> bool {
+        if course.whole_up_to <= 0.0 || self.are_several_open {
+            return false;
+        }
+        let all = (self.saved - self.saved_before) as f64 / course.schedule.bytes().max(1) as f64;
+        let of_first = self.places().map(|place| place.times);
+        of_first.fold(so_far.max(all), f64::max) <= course.whole_up_to
     }
 
     /// The course that counts from now on: of those that fit, the one that is closest in size.
@@ -263,6 +311,7 @@ impl State {
         let active = self.active;
         self.fitting.iter_mut().enumerate().for_each(|(number, fitting)| *fitting = number == active);
         self.altered = true;
+        (self.stays_whole, self.whole.planned) = (Some(false), true);
         let schedule = &courses[active].schedule;
         let strands = schedule.strands().len();
         let free = (0..strands).find(|strand| !self.is_taken(active, *strand)).unwrap_or_default();
@@ -331,6 +380,7 @@ mod tests {
             budgets: Budgets { device_budget, ..Budgets::default() },
             is_baseline: false,
             in_graph: 0,
+            whole_up_to: 0.0,
         }
     }
 
@@ -401,6 +451,71 @@ mod tests {
                 assert_eq!([10, 20].map(|bytes| next(&cursor, bytes)), [Some(KEEP), Some(HOST)]);
             }
             assert_eq!(how(&cursor), Some(Adherence::Whole(2)));
+        }
+    }
+
+    #[test]
+    fn a_micro_batch_stays_whole_as_long_as_it_is_small() {
+        let lines = [(100, HOST), (200, HOST), (200, HOST)];
+        let small = || cursor(&[Course { whole_up_to: 0.5, ..course(&lines, 1) }]);
+        let placements = |cursor: &Cursor, saves: [u64; 3]| saves.map(|bytes| next(cursor, bytes));
+        let [small_one, as_planned, growing] =
+            [[50, 100, 100], [60, 120, 120], [50, 100, 200]].map(|saves| placements(&small(), saves));
+        assert_eq!((small_one, as_planned), ([Some(KEEP); 3], [Some(HOST); 3]));
+        assert_eq!(growing, [Some(KEEP), Some(KEEP), Some(HOST)]);
+        let repeating = small();
+        let repeated = [50, 100, 100, 100].map(|bytes| next(&repeating, bytes));
+        assert_eq!(repeated[..3], [Some(KEEP); 3]);
+        assert_ne!(repeated[3], Some(KEEP), "it is as large as others by now");
+        for opens in [Cursor::switch, Cursor::keeps_graph] {
+            let several = small();
+            opens(&several);
+            assert_eq!(placements(&several, [50, 100, 100]), [Some(HOST); 3], "others may be open");
+        }
+    }
+
+    #[test]
+    fn a_step_stayed_whole_if_nothing_of_it_went_as_planned() {
+        let lines = [(100, HOST), (200, HOST), (200, HOST)];
+        let whole = |micro_batches: &[[u64; 3]]| {
+            let cursor = cursor(&[Course { whole_up_to: 0.5, ..course(&lines, 1) }]);
+            for saves in micro_batches {
+                saves.iter().for_each(|bytes| {
+                    next(&cursor, *bytes);
+                });
+                cursor.backward_ended();
+            }
+            let Followed { stayed_whole, outgrew, .. } = cursor.followed().unwrap();
+            (stayed_whole, outgrew)
+        };
+        let (small, large, growing) = ([50, 100, 100], [100, 200, 200], [50, 100, 200]);
+        assert_eq!(whole(&[small, small]), (true, false));
+        assert_eq!(whole(&[small, large]), (false, false));
+        assert_eq!(whole(&[large]), (false, false));
+        assert_eq!(whole(&[growing]), (false, true));
+        assert_eq!(whole(&[growing, small]), (false, true));
+        // A shrinking one does not become small again.
+        assert_eq!(whole(&[[60, 20, 20]]), (false, false));
+    }
+
+    #[test]
+    fn nothing_is_stored_in_others_place_while_a_micro_batch_stays_whole() {
+        let position = |index| Position { strand: 0, index };
+        let save = PlannedSave {
+            bytes: 100,
+            scope: ScopeId::default(),
+            placement: Placement::Recompute,
+            position: position(1),
+        };
+        let results = HashMap::from([((position(2), 0), HOST)]);
+        let schedule = Arc::new(Schedule::new(vec![save], results, 0));
+        for (bytes, expected) in [(100, Some(HOST)), (50, None)] {
+            let budgets = Budgets::default();
+            let (is_baseline, in_graph, whole_up_to) = (false, 0, 0.5);
+            let schedule = Arc::clone(&schedule);
+            let cursor = cursor(&[Course { schedule, budgets, is_baseline, in_graph, whole_up_to }]);
+            cursor.next(Saving { bytes, scope: ScopeId::default(), position: Some(position(1)) });
+            assert_eq!(cursor.result(position(2), 0), expected);
         }
     }
 
@@ -492,7 +607,15 @@ mod tests {
                 Placed { placement: Some(HOST), room: None, ..Placed::default() }
             );
             let whole = Adherence::Whole(1);
-            let followed = Followed { course: 1, how: whole, size: 1.0, micro_batches: 1.0, at_once: 1.0 };
+            let followed = Followed {
+                course: 1,
+                how: whole,
+                size: 1.0,
+                micro_batches: 1.0,
+                at_once: 1.0,
+                stayed_whole: false,
+                outgrew: false,
+            };
             assert_eq!(second.followed(), Some(followed));
         }
         let third = cursor(&courses);
@@ -508,8 +631,13 @@ mod tests {
         };
         let saves = [(0, 100, KEEP), (1, 33, HOST), (0, 200, KEEP), (1, 44, HOST)].map(save);
         let schedule = Arc::new(Schedule::new(saves.to_vec(), HashMap::new(), 0));
-        let both =
-            cursor(&[Course { schedule, budgets: Budgets::default(), is_baseline: false, in_graph: 0 }]);
+        let both = cursor(&[Course {
+            schedule,
+            budgets: Budgets::default(),
+            is_baseline: false,
+            in_graph: 0,
+            whole_up_to: 0.0,
+        }]);
         // The thread that saves the smaller ones comes first this time, and the other between its saves.
         assert_eq!(next(&both, 33), Some(HOST));
         let others =

@@ -228,8 +228,13 @@ mod tests {
         };
         let scheduled = |schedule| {
             let schedule = Arc::new(schedule);
-            let courses =
-                vec![Course { schedule, budgets: Budgets::default(), is_baseline: false, in_graph: 0 }];
+            let courses = vec![Course {
+                schedule,
+                budgets: Budgets::default(),
+                is_baseline: false,
+                in_graph: 0,
+                whole_up_to: 0.0,
+            }];
             marked(Saves::Scheduled { courses, unplanned: Headroom::Free })
         };
         assert_eq!(segments(&scheduled(schedule(Keep))), Segments::Left);

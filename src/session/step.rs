@@ -79,6 +79,9 @@ impl Step<'_> {
         if self.handle.context.plan.timed {
             *self.computed.lock() = self.cache.cache.trace.as_ref().map(|trace| trace.stamp());
         }
+        if options.retain_graph || options.create_graph {
+            self.handle.context.cursor.keeps_graph();
+        }
         self.handle.context.micro_batch_ends();
         outcome.map_err(|torch::TorchError(text)| self.failure(text))?;
         self.cache.cache.check_late_reads()

@@ -43,6 +43,8 @@ pub struct Metrics {
 pub struct StepCounts {
     /// Followed the plan.
     pub followed: u64,
+    /// Were so small that everything stayed.
+    pub small: u64,
     /// Left the plan.
     pub left: u64,
     /// Kept everything, to be compared with planned steps.
@@ -129,6 +131,7 @@ impl Metrics {
         let steps = &mut self.steps;
         *match report.planning {
             Some(Planning::Followed) => &mut steps.followed,
+            Some(Planning::Small) => &mut steps.small,
             Some(Planning::Left) => &mut steps.left,
             Some(Planning::Compared) => &mut steps.compared,
             Some(Planning::Profiled) => &mut steps.profiled,

@@ -127,10 +127,11 @@ fn disk(metrics: &Metrics) -> Option<StoreStats> {
 }
 
 fn steps(
-    StepCounts { followed, left, compared, profiled, early, without, unplanned, .. }: &StepCounts,
+    StepCounts { followed, small, left, compared, profiled, early, without, unplanned, .. }: &StepCounts,
 ) -> Vec<Sample> {
     let counts = [
         ("followed", *followed),
+        ("small", *small),
         ("left", *left),
         ("compared", *compared),
         ("profiled", *profiled),

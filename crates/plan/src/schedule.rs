@@ -14,6 +14,7 @@ pub struct Schedule {
     strands: Vec<Strand>,
     results: HashMap<(Position, usize), Placement>,
     without_segments: bool,
+    bytes: u64,
 }
 
 impl Schedule {
@@ -24,12 +25,13 @@ impl Schedule {
         results: HashMap<(Position, usize), Placement>,
         min_bytes: u64,
     ) -> Schedule {
+        let bytes = saves.iter().map(|save| save.bytes).sum();
         let mut strands: BTreeMap<u32, Vec<PlannedSave>> = BTreeMap::new();
         for save in saves {
             strands.entry(save.position.strand).or_default().push(save);
         }
         let strands = strands.into_iter().map(|(number, saves)| Strand::new(number, saves, min_bytes));
-        Schedule { strands: strands.collect(), results, without_segments: false }
+        Schedule { strands: strands.collect(), results, without_segments: false, bytes }
     }
 
     /// The same, where recorded operations make everything that is to be computed again: segments of the program are run
@@ -51,7 +53,7 @@ impl Schedule {
 
     /// The bytes of all lines.
     pub fn bytes(&self) -> u64 {
-        self.saves().map(|save| save.bytes).sum()
+        self.bytes
     }
 
     /// The placement of a result of a recorded operation; `None` if nothing is planned for it.

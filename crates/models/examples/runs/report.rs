@@ -80,7 +80,7 @@ pub(crate) fn row(name: &str, laps: &[Lap], goal: Goal) {
     let mut kinds = [0; 4];
     for report in rest.iter().filter_map(|lap| lap.cached.report.as_ref()) {
         kinds[match report.planning {
-            Some(Planning::Followed) => 0,
+            Some(Planning::Followed | Planning::Small) => 0,
             Some(Planning::Compared) => 1,
             Some(Planning::Profiled) => 2,
             _ => 3,

@@ -161,10 +161,10 @@ impl Auto {
         let memory = self.memory.look(outset.free);
         let headroom = self.headroom(&memory);
         self.fit(number, &memory);
-        let mut courses = self.kinds.courses(&self.objective, outset.provide, &memory);
+        let mut courses = self.kinds.courses(number, &self.objective, outset.provide, &memory);
         // A comparison may have ended with another plan.
         if self.fit(number, &memory) {
-            courses = self.kinds.courses(&self.objective, outset.provide, &memory);
+            courses = self.kinds.courses(number, &self.objective, outset.provide, &memory);
         }
         self.memory.looked(&memory);
         if self.unseen.is_next(|| self.kinds.are_unseen(&self.objective, &courses)) {
@@ -265,8 +265,10 @@ impl Auto {
             Adherence::Whole(_) if step < FIRST_PROFILED => self.attempts.followed(),
             Adherence::Whole(_) | Adherence::Part | Adherence::Larger | Adherence::Altered => {
                 let scale = kind.scale(&followed);
-                kind.fitted(is_kept, followed.at_once, observed);
+                kind.saw_height(course, &followed, observed);
+                kind.fitted(is_kept || followed.stayed_whole, followed.at_once, observed);
                 match (is_kept, is_timed) {
+                    (false, _) if followed.stayed_whole => kind.rests(),
                     (false, true) => kind.stepped(objective, scale, observed),
                     (false, false) => kind.peaked(objective, Planned::peak, peak),
                     (true, is_timed) => {

@@ -1,10 +1,12 @@
 //! The steps of one kind: their plan, and what was seen of it.
 
+mod heights;
 mod judging;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::heights::Heights;
 use super::corrections::Corrections;
 use super::cost::{Told, Weight};
 use super::decisions::Decision;
@@ -61,6 +63,9 @@ pub(super) struct Kind {
     /// The same of the largest micro-batch, and whether these vary in size.
     widest: f64,
     varies: bool,
+    heights: Heights,
+    /// Whether the first storages of its steps do not tell how much comes after them: one left out or repeated something, or grew.
+    is_untold: bool,
     /// How many plans there were.
     pub(super) plans: u64,
     /// The last step that was of this kind.
@@ -106,6 +111,8 @@ impl Kind {
             largest: 1.0,
             widest: 1.0,
             varies: false,
+            heights: Heights::default(),
+            is_untold: false,
             plans: 1,
             last: 0,
             decisions: Vec::new(),
@@ -141,7 +148,8 @@ impl Kind {
         let in_graph = if may_stay { (PLENTY * memory.lately() as f64) as u64 } else { 0 };
         let in_graph = if self.largest_kept_peak() <= in_graph { in_graph } else { 0 };
         let Planned { schedule, plan, .. } = &self.planned;
-        Course { schedule: Arc::clone(schedule), budgets: plan.budgets, is_baseline: false, in_graph }
+        let (schedule, budgets) = (Arc::clone(schedule), plan.budgets);
+        Course { schedule, budgets, is_baseline: false, in_graph, whole_up_to: 0.0 }
     }
 
     /// Whether its next steps go as without a cache if this is their course: everything is kept, they do not vary, and nothing is to be
@@ -184,7 +192,47 @@ impl Kind {
     fn baseline(&self) -> Course {
         let (schedule, budgets) = (Arc::clone(&self.kept), Budgets::default());
         let in_graph = (LARGER_BY_CHANCE * self.fitted * self.planned.kept_peak() as f64) as u64;
-        Course { schedule, budgets, is_baseline: true, in_graph }
+        Course { schedule, budgets, is_baseline: true, in_graph, whole_up_to: 0.0 }
+    }
+
+    /// The highest peak of the last steps before `step` that went as planned.
+    pub(super) fn highest(&mut self, step: u64) -> u64 {
+        self.heights.highest(step)
+    }
+
+    /// Up to which size its micro-batches need not move anything, since some step has a peak of `highest` anyway. It is not so before plans
+    /// were compared, and no peak of a goal is left to what is known of sizes.
+    pub(super) fn whole_up_to(&self, objective: &Objective, highest: u64) -> f64 {
+        let are_compared = objective.compares || self.weighing.is_some();
+        let are_several_open = self.largest > self.widest * (1.0 + VARIED);
+        if are_compared || objective.goal.peak.is_some() || are_several_open || self.is_untold {
+            return 0.0;
+        }
+        self.heights.size_within(highest, self.planned.kept_peak(), self.planned.besides_activations())
+    }
+
+    /// Takes note of how high a step was that followed one of its courses.
+    pub(super) fn saw_height(&mut self, course: &Course, followed: &Followed, observed: &Observation) {
+        let &Followed { how, size, at_once, stayed_whole, outgrew, .. } = followed;
+        self.is_untold |= how == Adherence::Altered || outgrew;
+        if observed.pressed > 0 || self.is_untold {
+            return;
+        }
+        // No more was open at once than one of its micro-batches.
+        let is_alone = (at_once / size - 1.0).abs() <= VARIED;
+        match course.is_baseline || stayed_whole || self.planned.keeps_all() {
+            true if is_alone => self.heights.saw_kept(size, observed.peak),
+            true => {}
+            false => {
+                let most = self.planned.peak() as f64 * size.min(at_once).max(1.0);
+                self.heights.saw_planned(observed.step, observed.peak.min(most as u64));
+            }
+        }
+    }
+
+    /// A step was so small that it kept everything, so its time shows nothing of the plan.
+    pub(super) fn rests(&mut self) {
+        self.watch.rests();
     }
 
     /// No more of its steps keep everything: what was shown until now has to do.

@@ -39,13 +39,20 @@ impl Kinds {
     /// How step `number` goes, by the kind that it turns out to be of.
     pub(super) fn courses(
         &mut self,
+        number: u64,
         objective: &Objective,
         provide: &dyn Fn(u64) -> bool,
         memory: &Look<'_>,
     ) -> Vec<Course> {
         self.shows();
         let others = self.shown.as_ref();
-        self.all.iter_mut().map(|kind| kind.course(objective, provide, memory, others)).collect()
+        let courses = self.all.iter_mut().map(|kind| kind.course(objective, provide, memory, others));
+        let mut courses: Vec<Course> = courses.collect();
+        let highest = self.all.iter_mut().map(|kind| kind.highest(number)).max().unwrap_or(0);
+        for (course, kind) in courses.iter_mut().zip(&self.all).filter(|(course, _)| !course.is_baseline) {
+            course.whole_up_to = kind.whole_up_to(objective, highest);
+        }
+        courses
     }
 
     /// A plan of another run is followed.

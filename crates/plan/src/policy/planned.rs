@@ -58,6 +58,7 @@ pub(super) struct Planned {
     pub(super) schedule: Arc<Schedule>,
     pub(super) in_reach: bool,
     pub(super) corrections: Corrections,
+    kept_peak: u64,
     /// Its report, once one was asked for.
     report: Option<Arc<PlanReport>>,
 }
@@ -103,7 +104,8 @@ impl Planned {
         corrections: Corrections,
     ) -> Planned {
         let schedule = Arc::new(profile.schedule(&plan.placements));
-        Planned { profile, machine, plan, schedule, in_reach, corrections, report: None }
+        let kept_peak = kept(&profile, &machine).prediction.peak();
+        Planned { profile, machine, plan, schedule, in_reach, corrections, kept_peak, report: None }
     }
 
     /// What its steps have shown that says something of others.
@@ -327,7 +329,14 @@ impl Planned {
 
     /// The activation peak of a step with everything kept.
     pub(super) fn kept_peak(&self) -> u64 {
-        kept(&self.profile, &self.machine).prediction.peak()
+        self.kept_peak
+    }
+
+    /// The most bytes at once besides activations.
+    pub(super) fn besides_activations(&self) -> u64 {
+        let work = &self.profile.work;
+        let extras = work.activations.iter().map(|one| one.forward_extra.max(one.backward_extra));
+        extras.fold(work.turn_extra, u64::max)
     }
 
     /// The activation peak of a step that goes as planned.

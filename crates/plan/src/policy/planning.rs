@@ -15,6 +15,8 @@ pub enum Planning {
     /// repeated something. Where the plan keeps everything, most steps go without a look at what they save, of which nothing is counted
     /// then.
     Followed,
+    /// It was so small that everything stayed, and still needed no more memory than larger ones do as planned.
+    Small,
     /// It saved something other than planned; from that save on it kept what fits.
     Left,
     /// It kept everything, to be compared with steps that follow the plan, or because these lack host memory that is being
@@ -29,9 +31,9 @@ pub enum Planning {
 }
 
 impl Planning {
-    /// Whether the step may have kept everything because it came before one that follows a plan.
+    /// Whether the step may have kept everything because it was small, or came before one that follows a plan.
     pub fn keeps_what_fits(self) -> bool {
-        matches!(self, Planning::Compared | Planning::Profiled | Planning::Early)
+        matches!(self, Planning::Small | Planning::Compared | Planning::Profiled | Planning::Early)
     }
 
     /// Of a step that was told `plan` and followed its schedule, if it had one, like this.
@@ -47,6 +49,7 @@ impl Planning {
             _ if plan.saves == Saves::Leave => Planning::Followed,
             (Some(followed), _) if followed.how == Adherence::Lost => Planning::Left,
             (Some(followed), _) if is_baseline(followed) => Planning::Compared,
+            (Some(followed), _) if followed.stayed_whole => Planning::Small,
             (Some(_), _) => Planning::Followed,
             (None, Room::Fitting(_)) => Planning::Without,
             (None, _) => Planning::Early,
@@ -58,6 +61,7 @@ impl fmt::Display for Planning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Planning::Followed => "planned",
+            Planning::Small => "planned: so small that everything stays",
             Planning::Left => "not planned: it saved something else than was planned",
             Planning::Compared => "not planned: everything is kept, to be compared with the plan",
             Planning::Profiled => "profiled",
@@ -85,12 +89,24 @@ mod tests {
             budgets: Budgets::default(),
             is_baseline,
             in_graph: 0,
+            whole_up_to: 0.0,
         };
         let courses = vec![course(false), course(true)];
         let saves = Saves::Scheduled { courses, unplanned: Headroom::Free };
         let planned = StepPlan { saves, ..early.clone() };
-        let followed =
-            |course, how| Some(Followed { course, how, size: 1.0, micro_batches: 1.0, at_once: 1.0 });
+        let followed = |course, how| {
+            Some(Followed {
+                course,
+                how,
+                size: 1.0,
+                micro_batches: 1.0,
+                at_once: 1.0,
+                stayed_whole: false,
+                outgrew: false,
+            })
+        };
+        let small =
+            |course| followed(course, Adherence::Part).map(|one| Followed { stayed_whole: true, ..one });
         for (plan, followed, expected) in [
             (&early, None, Planning::Early),
             (&profiled, None, Planning::Profiled),
@@ -100,6 +116,8 @@ mod tests {
             (&planned, followed(0, Adherence::Whole(2)), Planning::Followed),
             (&planned, followed(0, Adherence::Part), Planning::Followed),
             (&planned, followed(0, Adherence::Larger), Planning::Followed),
+            (&planned, small(0), Planning::Small),
+            (&planned, small(1), Planning::Compared),
         ] {
             assert_eq!(Planning::of(plan, followed), expected, "{plan:?}");
         }

@@ -108,6 +108,9 @@ pub struct Course {
     /// So many bytes of what stays are left in the graph, as without a cache, until a backward lets go of them: they take no time then, but
     /// cannot leave where memory becomes short.
     pub in_graph: u64,
+    /// A micro-batch whose storages have at most so many times the planned bytes stays on the device as a whole: others need as much memory
+    /// even as planned. 0 where everything goes as planned.
+    pub whole_up_to: f64,
 }
 
 /// How much of what is saved may be on the device. By default there is no limit, and 64 MiB are loaded ahead.
@@ -189,6 +192,10 @@ pub struct Followed {
     /// The same for all that was open at once: saved since the last backward that the cache was told of, or in the whole step if several
     /// micro-batches are open at once.
     pub at_once: f64,
+    /// Whether its micro-batches were so small that all of it stayed ([`Course::whole_up_to`]).
+    pub stayed_whole: bool,
+    /// Whether a micro-batch was to stay whole and became larger than its first storages had told, so that the rest went as planned.
+    pub outgrew: bool,
 }
 
 /// How well a step followed its course.
@@ -216,7 +223,7 @@ impl Course {
     /// With this schedule, no limit on what is on the device, and 64 MiB loaded ahead.
     pub fn new(schedule: Schedule) -> Course {
         let budgets = Budgets { prefetch: PREFETCH, ..Budgets::default() };
-        Course { schedule: Arc::new(schedule), budgets, is_baseline: false, in_graph: 0 }
+        Course { schedule: Arc::new(schedule), budgets, is_baseline: false, in_graph: 0, whole_up_to: 0.0 }
     }
 }
 

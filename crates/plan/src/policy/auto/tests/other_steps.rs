@@ -44,6 +44,132 @@ fn steps_of_a_late_profile_move_what_they_can_though_recording_takes_longer_than
     assert!(report.step <= report.kept_step.mul_f64(1.05), "{report}");
 }
 
+/// Up to which size steps of the first kind keep everything.
+fn whole_up_to(run: &mut Run) -> f64 {
+    run.next_step();
+    let Saves::Scheduled { courses, .. } = &run.plan.saves else { panic!("{:?}", run.plan) };
+    courses[0].whole_up_to
+}
+
+/// A run whose plan is followed, and has taken what it may.
+fn followed(goal: Goal) -> Run {
+    let mut run = Run::on_device(goal, profile_of_copies(50.0));
+    for _ in 0..40 {
+        let is_kept = run.next_step() == NextStep::Baseline;
+        let (times, peak) = if is_kept { (1.0, LAYERS * MB) } else { (1.05, run.report().prediction.peak()) };
+        run.ended(WHOLE, Observation { wall: KEPT.mul_f64(times), peak, ..Observation::default() });
+    }
+    assert!(!run.report().keeps_all());
+    run
+}
+
+fn step_of_size(run: &mut Run, size: f64, stayed_whole: bool, observed: Observation) {
+    run.next_step();
+    run.number += 1;
+    let how = if size > 1.0 { Adherence::Larger } else { Adherence::Part };
+    let followed =
+        Followed { course: 0, how, size, micro_batches: size, at_once: size, stayed_whole, outgrew: false };
+    let observed = Observation { step: run.number, followed: Some(followed), ..observed };
+    run.auto.end(&run.plan.clone(), observed);
+}
+
+#[test]
+fn steps_keep_everything_where_the_largest_needs_as_much_even_as_planned() {
+    let mut run = followed(Goal::overhead(0.1));
+    let kept = LAYERS * MB;
+    // Plans before this one had a higher peak, and count for a time.
+    let [planned, highest] = [run.report().prediction.peak(), run.auto.kinds[0].highest(run.number)];
+    assert!(planned <= highest && highest < kept / 2, "{planned} {highest}");
+    let share = |peak: u64| peak as f64 / kept as f64;
+    assert!((whole_up_to(&mut run) - share(highest)).abs() < 0.01);
+    // One that kept everything had a higher peak than its size lets expect.
+    step_of_size(
+        &mut run,
+        0.1,
+        true,
+        Observation { peak: highest / 2, wall: KEPT, ..Observation::default() },
+    );
+    assert!(whole_up_to(&mut run) < share(highest) - 0.01);
+    let peak = planned * 13 / 10;
+    step_of_size(
+        &mut run,
+        1.3,
+        false,
+        Observation { wall: KEPT.mul_f64(1.3), peak, ..Observation::default() },
+    );
+    assert_eq!(run.auto.kinds[0].highest(run.number), highest.max(peak));
+    // One that has a higher peak than it should have is no measure.
+    step_of_size(&mut run, 0.9, false, Observation { wall: KEPT, peak: kept, ..Observation::default() });
+    assert_eq!(run.auto.kinds[0].highest(run.number), highest.max(peak));
+}
+
+#[test]
+fn small_ones_go_as_planned_where_more_may_be_open_than_their_first_storages_tell_or_a_peak_is_the_goal() {
+    let mut run = followed(Goal::overhead(0.1));
+    step_of_size(&mut run, 0.5, false, Observation { wall: KEPT / 2, ..Observation::default() });
+    assert!(whole_up_to(&mut run) > 0.0);
+    let altered = Followed {
+        course: 0,
+        how: Adherence::Altered,
+        size: 0.5,
+        micro_batches: 0.5,
+        at_once: 0.5,
+        stayed_whole: false,
+        outgrew: false,
+    };
+    run.number += 1;
+    let observed =
+        Observation { step: run.number, followed: Some(altered), wall: KEPT / 2, ..Observation::default() };
+    run.auto.end(&run.plan.clone(), observed);
+    run.next_step();
+    assert!(run.plan.profiled);
+    run.ended(StepOutcome::Profiled(None), Observation::default());
+    assert_eq!(whole_up_to(&mut run), 0.0);
+    let mut run = followed(Goal::overhead(0.1));
+    let how = Adherence::Whole(2);
+    let two = Followed {
+        course: 0,
+        how,
+        size: 1.0,
+        micro_batches: 2.0,
+        at_once: 2.0,
+        stayed_whole: false,
+        outgrew: false,
+    };
+    run.number += 1;
+    let observed =
+        Observation { step: run.number, followed: Some(two), wall: 2 * KEPT, ..Observation::default() };
+    run.auto.end(&run.plan.clone(), observed);
+    assert_eq!(whole_up_to(&mut run), 0.0);
+    let both = Goal { peak: Some(LAYERS * MB), ..Goal::overhead(0.1) };
+    assert_eq!(whole_up_to(&mut followed(both)), 0.0);
+}
+
+#[test]
+fn steps_of_which_nothing_moves_say_nothing_of_a_plan() {
+    for compared in [true, false] {
+        let goal = Goal::overhead(0.1);
+        let mut run = match compared {
+            true => Run::on_device(goal, profile_of_copies(50.0)),
+            false => followed(goal),
+        };
+        let before = run.report();
+        for _ in 0..700 {
+            let quick = Observation { wall: KEPT / 4, peak: LAYERS * MB / 4, ..Observation::default() };
+            match run.next_step() {
+                NextStep::Baseline => step_of_size(&mut run, 1.0, false, Observation { wall: KEPT, ..quick }),
+                _ => step_of_size(&mut run, 0.25, true, quick),
+            }
+        }
+        let after = run.report();
+        assert_eq!((after.tightened, after.loosened), (before.tightened, before.loosened), "{after}");
+        assert!(after.kept_step.as_secs_f64() > 0.9 * KEPT.as_secs_f64(), "{after}");
+        run.next_step();
+        assert!(!run.plan.timed && run.auto.is_settled(), "{compared}");
+        assert_eq!(whole_up_to(&mut run), 0.0, "none has had a higher peak for long");
+    }
+}
+
 #[test]
 fn between_profiles_that_come_to_nothing_the_last_plan_is_tried() {
     let mut run = Run::planned(Goal::overhead(0.02), profile(400.0));
