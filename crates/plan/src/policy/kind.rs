@@ -200,12 +200,12 @@ impl Kind {
         self.heights.highest(step)
     }
 
-    /// Up to which size its micro-batches need not move anything, since some step has a peak of `highest` anyway. It is not so before plans
-    /// were compared, and no peak of a goal is left to what is known of sizes.
+    /// Up to which size its micro-batches need not move anything, since some step has a peak of `highest` anyway. It is not so before the plan
+    /// was compared or timed, and no peak of a goal is left to what is known of sizes.
     pub(super) fn whole_up_to(&self, objective: &Objective, highest: u64) -> f64 {
-        let are_compared = objective.compares || self.weighing.is_some();
+        let is_known = !objective.compares && self.weighing.is_none() && self.watch.has_settled();
         let are_several_open = self.largest > self.widest * (1.0 + VARIED);
-        if are_compared || objective.goal.peak.is_some() || are_several_open || self.is_untold {
+        if !is_known || objective.goal.peak.is_some() || are_several_open || self.is_untold {
             return 0.0;
         }
         self.heights.size_within(highest, self.planned.kept_peak(), self.planned.besides_activations())
