@@ -37,7 +37,7 @@ fuzz_target!(|text: &[u8]| {
             let followed = match &plan.saves {
                 Saves::Scheduled { courses, .. } => {
                     let course = step as usize % courses.len();
-                    Some(Followed { course, how, size: step as f64 / 4.0, micro_batches: 1.0, at_once: 1.0, stayed_whole: false, outgrew: false })
+                    Some(Followed { size: step as f64 / 4.0, ..Followed::new(course, how) })
                 }
                 _ => None,
             };

@@ -324,15 +324,7 @@ impl Trial {
         });
         let mut observed = Observation { step: self.steps, ..Observation::default() };
         let how = Adherence::Whole(1);
-        let followed = Some(Followed {
-            course: 0,
-            how,
-            size: 1.0,
-            micro_batches: 1.0,
-            at_once: 1.0,
-            stayed_whole: false,
-            outgrew: false,
-        });
+        let followed = Some(Followed::new(0, how));
         let mut keeps = false;
         match &plan.saves {
             Saves::Scheduled { courses, .. } => {

@@ -94,17 +94,7 @@ mod tests {
         let courses = vec![course(false), course(true)];
         let saves = Saves::Scheduled { courses, unplanned: Headroom::Free };
         let planned = StepPlan { saves, ..early.clone() };
-        let followed = |course, how| {
-            Some(Followed {
-                course,
-                how,
-                size: 1.0,
-                micro_batches: 1.0,
-                at_once: 1.0,
-                stayed_whole: false,
-                outgrew: false,
-            })
-        };
+        let followed = |course, how| Some(Followed::new(course, how));
         let small =
             |course| followed(course, Adherence::Part).map(|one| Followed { stayed_whole: true, ..one });
         for (plan, followed, expected) in [

@@ -219,6 +219,20 @@ impl Default for Today {
     }
 }
 
+impl Followed {
+    /// One micro-batch of the planned size, which went like this.
+    pub const fn new(course: usize, how: Adherence) -> Followed {
+        let [size, micro_batches, at_once] = [1.0; 3];
+        Followed { course, how, size, micro_batches, at_once, stayed_whole: false, outgrew: false }
+    }
+
+    /// The same of so many times the planned size.
+    #[must_use]
+    pub const fn of_size(self, size: f64) -> Followed {
+        Followed { size, micro_batches: size, at_once: size, ..self }
+    }
+}
+
 impl Course {
     /// With this schedule, no limit on what is on the device, and 64 MiB loaded ahead.
     pub fn new(schedule: Schedule) -> Course {

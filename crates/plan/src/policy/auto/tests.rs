@@ -189,15 +189,7 @@ impl Run {
         let followed = |how| {
             let size = if how == Adherence::Part { 0.5 } else { 1.0 };
             let micro_batches = if let Adherence::Whole(count) = how { f64::from(count) } else { size };
-            Some(Followed {
-                course: 0,
-                how,
-                size,
-                micro_batches,
-                at_once: size,
-                stayed_whole: false,
-                outgrew: false,
-            })
+            Some(Followed { micro_batches, ..Followed::new(0, how).of_size(size) })
         };
         let (profile, followed) = match went {
             StepOutcome::Unplanned => (None, None),
@@ -240,15 +232,7 @@ impl Run {
         let size = size(is_kept);
         let wall = kept.mul_f64(if is_kept { size } else { size * times });
         self.number += 1;
-        let followed = Followed {
-            course: 0,
-            how: Adherence::Part,
-            size,
-            micro_batches: size,
-            at_once: size,
-            stayed_whole: false,
-            outgrew: false,
-        };
+        let followed = Followed::new(0, Adherence::Part).of_size(size);
         let followed = (next != NextStep::Unseen).then_some(followed);
         let (step, behind) = (self.number, wall / 10);
         let observed = Observation { step, wall, behind, followed, ..Observation::default() };

@@ -19,15 +19,7 @@ const GPU: Resources = Resources { host_pool: 100 * MB, disk: u64::MAX, release:
 const WHOLE: Followed = followed(Adherence::Whole(1));
 
 const fn followed(how: Adherence) -> Followed {
-    Followed {
-        course: 0,
-        how,
-        size: 1.0,
-        micro_batches: 1.0,
-        at_once: 1.0,
-        stayed_whole: false,
-        outgrew: false,
-    }
+    Followed::new(0, how)
 }
 
 fn at(index: u64) -> Position {

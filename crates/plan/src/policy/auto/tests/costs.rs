@@ -202,15 +202,7 @@ fn steps_that_leave_something_out_are_compared_by_what_they_save() {
             NextStep::Follow { .. } if !run.report().keeps_all() => KEPT / 2,
             _ => KEPT.mul_f64(0.4),
         };
-        let followed = Followed {
-            course: 0,
-            how: Adherence::Altered,
-            size: 0.5,
-            micro_batches: 0.5,
-            at_once: 0.5,
-            stayed_whole: false,
-            outgrew: false,
-        };
+        let followed = Followed::new(0, Adherence::Altered).of_size(0.5);
         run.number += 1;
         let plan = run.plan.clone();
         let observed =
@@ -310,15 +302,7 @@ fn steps_of_a_device_that_waits_for_its_program_are_compared_whatever_their_size
                 let size = 0.1 + 0.9 * ((number * 7) % 20) as f64 / 20.0;
                 let wall = KEPT.mul_f64(if is_kept { 0.5 } else { 0.6 });
                 run.number += 1;
-                let followed = Some(Followed {
-                    course: 0,
-                    how: Adherence::Part,
-                    size,
-                    micro_batches: size,
-                    at_once: size,
-                    stayed_whole: false,
-                    outgrew: false,
-                });
+                let followed = Some(Followed::new(0, Adherence::Part).of_size(size));
                 let observed = Observation {
                     step: run.number,
                     wall,
@@ -473,15 +457,7 @@ fn a_device_that_waits_and_whose_steps_vary_much_ends_up_keeping_everything() {
             let size = if seed % 2 == 0 { 1.0 } else { 0.1 + 0.9 * chance(number + 99) };
             let wall = kept.mul_f64(if is_moved { 1.2 * slower } else { slower });
             run.number += 1;
-            let followed = Followed {
-                course: 0,
-                how: Adherence::Part,
-                size,
-                micro_batches: size,
-                at_once: size,
-                stayed_whole: false,
-                outgrew: false,
-            };
+            let followed = Followed::new(0, Adherence::Part).of_size(size);
             let followed = Some(followed).filter(|_| next != NextStep::Unseen);
             let observed =
                 Observation { step: run.number, wall, is_told: true, followed, ..Observation::default() };

@@ -107,15 +107,7 @@ fn steps_keep_everything_where_the_largest_needs_as_much_even_as_planned() {
 
 #[test]
 fn small_ones_go_as_planned_where_more_may_be_open_than_their_first_storages_tell_or_a_peak_is_the_goal() {
-    let half = Followed {
-        course: 0,
-        how: Adherence::Part,
-        size: 0.5,
-        micro_batches: 0.5,
-        at_once: 0.5,
-        stayed_whole: false,
-        outgrew: false,
-    };
+    let half = Followed::new(0, Adherence::Part).of_size(0.5);
     let whole_up_to_after = |followed_by: Followed| {
         let mut run = followed(Goal::overhead(0.1));
         assert!(whole_up_to(&mut run) > 0.0);

@@ -111,15 +111,7 @@ fn steps_of_another_kind_keep_none_from_going_unseen_once_they_have_not_come_for
         let place = run.auto.kinds.iter().position(|kind| kind.planned.kept_peak() == LAYERS * MB).unwrap();
         run.number += 1;
         let how = Adherence::Whole(1);
-        let followed = Followed {
-            course: place,
-            how,
-            size: 1.0,
-            micro_batches: 1.0,
-            at_once: 1.0,
-            stayed_whole: false,
-            outgrew: false,
-        };
+        let followed = Followed::new(place, how);
         let followed = Some(followed).filter(|_| !is_unseen);
         let observed = Observation { step: run.number, followed, ..observed() };
         run.auto.end(&run.plan.clone(), observed);
