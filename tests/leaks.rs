@@ -5,10 +5,8 @@
 mod common;
 
 use std::fs;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use common::{assert_nothing_held, everything, randn};
+use common::{assert_nothing_held, everything, randn, soon};
 use ssdtrain::TensorCache;
 use tch::{Device, Kind, Tensor, nn};
 
@@ -18,15 +16,6 @@ fn open_files() -> usize {
 
 fn threads() -> usize {
     fs::read_dir("/proc/self/task").unwrap().count()
-}
-
-/// The I/O thread may be the last to release the cache, just after the drop here returns.
-fn soon(condition: impl Fn() -> bool) -> bool {
-    let start = Instant::now();
-    while !condition() && start.elapsed() < Duration::from_secs(10) {
-        thread::yield_now();
-    }
-    condition()
 }
 
 fn resident_bytes() -> u64 {

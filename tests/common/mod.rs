@@ -5,7 +5,8 @@
 pub(crate) mod chain;
 pub(crate) mod sweep;
 
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use ssdtrain::{IoPath, Offload, StepReport, TensorCache, TensorCacheBuilder, Verify, resolve_math_kernels};
 use tch::{Device, Kind, Tensor};
@@ -16,6 +17,15 @@ pub(crate) const F32: (Kind, Device) = (Kind::Float, Device::Cpu);
 pub(crate) fn everything() -> TensorCacheBuilder {
     let builder = TensorCache::builder().policy(Offload::default()).spill_to(std::env::temp_dir());
     builder.disk_cap(1 << 30).min_bytes(0).verify(Verify::Full)
+}
+
+/// Waits for `condition`: an I/O thread may be the last to release a cache, just after its drop has returned.
+pub(crate) fn soon(condition: impl Fn() -> bool) -> bool {
+    let start = Instant::now();
+    while !condition() && start.elapsed() < Duration::from_secs(10) {
+        thread::yield_now();
+    }
+    condition()
 }
 
 pub(crate) fn randn(shape: &[i64]) -> Tensor {
