@@ -69,7 +69,7 @@ mod on_a_gpu {
     use super::*;
 
     /// Pinned anew for each training: the least that a pool has which only stages is 256 MiB on a GPU.
-    const SLOW: usize = 7 * SAMPLE;
+    const SLOW: usize = 5 * SAMPLE;
 
     #[test]
     #[ignore = "needs a GPU"]
@@ -98,7 +98,7 @@ mod on_a_gpu {
 }
 
 /// One of so many trainings runs by default. A prime, so that the sample is spread over everything.
-const SAMPLE: usize = 997;
+const SAMPLE: usize = 1_499;
 
 /// The least that a pool takes: a huge page. That is room for 32 small storages, and three layers save more.
 const SMALLEST_POOL: u64 = 2 * MIB;

@@ -32,7 +32,7 @@ fn cpu_tensors_in_memory() {
 
 #[test]
 fn cpu_tensors_striped_over_volumes() {
-    sweep(Way { name: "three volumes", volumes: 3, ..CPU });
+    sweep(Way { name: "three volumes", volumes: 3, sample: 2 * SAMPLE, ..CPU });
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn cpu_tensors_that_are_encrypted() {
 #[test]
 fn a_host_pool_above_the_disk() {
     let pool: Setting = |it| it.host_pool(SMALLEST_POOL);
-    sweep(Way { name: "host pool", device: Some(pool), layers: 3, ..CPU });
+    sweep(Way { name: "host pool", device: Some(pool), layers: 3, sample: 5 * SAMPLE, ..CPU });
 }
 
 #[test]
@@ -74,7 +74,8 @@ fn a_pool_that_only_stages_above_the_disk() {
 #[test]
 fn straight_from_a_device_to_the_disk() {
     let direct: Setting = |it| it.path(IoPath::Direct);
-    sweep(Way { name: "straight to the disk", device: Some(direct), verifies: false, volumes: 2, ..CPU });
+    let name = "straight to the disk";
+    sweep(Way { name, device: Some(direct), verifies: false, volumes: 2, sample: 2 * SAMPLE, ..CPU });
 }
 
 /// One of so many trainings runs by default. A prime, so that the sample is spread over everything.
