@@ -16,6 +16,14 @@ use crate::{Budgets, Machine, Prediction, Workload};
 
 /// A step with fewer activations is planned sooner than threads begin.
 const WORTH_THREADS: usize = 16;
+/// Plans for a limit of the peak leave one part in so many of it to steps that need more than the profiled one, if that is no reason
+/// for a slower step.
+const ROOM: u64 = 64;
+/// From how many levels changes begin where the peak is limited, and how far apart these are among those that are quick for it.
+const STARTS: usize = 3;
+const STARTS_APART: usize = 3;
+/// A plan that leaves more than the rest of the time it may take has no use for it: no plan has a lower peak.
+const MOST_USED: f64 = 0.9;
 
 /// The placements worth considering for one workload on one machine.
 #[derive(Clone, Debug)]
@@ -45,7 +53,7 @@ struct Effort {
     halvings: u32,
     /// The same for the distance between the best level and those beside it.
     rounds: u32,
-    /// With a time limit: how many changes of the best plan are tried.
+    /// How many changes of the best plan are tried.
     trials: usize,
 }
 
@@ -148,11 +156,47 @@ impl<'a> Frontier<'a> {
         best.expect("keeping everything at least")
     }
 
-    /// The quickest plan among all levels and targets. Since these do not depend on the bounds, a higher peak never
-    /// makes it slower. A simulation stops as soon as it turns out worse than the best so far.
-    fn quickest_within(&self, goal: Goal, mut bounds: Bounds) -> Option<Plan> {
-        let mut best: Option<Plan> = None;
-        for (_, level) in &self.levels {
+    /// The quickest plan within a limit of the peak. As with a time limit, each sequence is followed by itself.
+    fn quickest_within(&self, goal: Goal, bounds: Bounds) -> Option<Plan> {
+        self.best_of_sequences(goal, |sequence, threads| self.quickest_along(sequence, goal, bounds, threads))
+    }
+
+    /// The quickest plan of a sequence: the best of its levels and their targets, and then with changes of what that level holds.
+    fn quickest_along(&self, sequence: usize, goal: Goal, bounds: Bounds, threads: usize) -> Option<Plan> {
+        let Best { changes, plan, .. } = self.quickest_level(sequence, goal, bounds)?;
+        if self.effort.trials == 0 || plan.prediction.step <= self.work.computed() {
+            return Some(plan);
+        }
+        let target = bounds.peak - bounds.peak / ROOM;
+        let mut refinement = Refinement::new(self, bounds, self.effort.trials, threads);
+        let refined = self
+            .starts(sequence, changes, target, bounds)
+            .into_iter()
+            .filter_map(|changes| refinement.quicken(self.choices[sequence].held(changes), target, target));
+        let order = |left: &Plan, right: &Plan| goal.order(&left.prediction, &right.prediction);
+        refined.chain([plan]).min_by(order)
+    }
+
+    /// Where changes begin: with the level that has `best` changes, and with others that are quick for the target. Of levels that are much
+    /// alike, changes lead to much the same plan.
+    fn starts(&self, sequence: usize, best: usize, target: u64, bounds: Bounds) -> Vec<usize> {
+        let bounds = Bounds { peak: target, ..bounds };
+        let others = self.levels_of(sequence).filter(|(place, _)| place.changes != best);
+        let mut others: Vec<(Duration, usize)> = others
+            .filter_map(|(place, level)| {
+                let plan = self.realise(level, target, &bounds)?;
+                Some((plan.prediction.step, place.changes))
+            })
+            .collect();
+        others.sort_unstable();
+        let others = others.into_iter().step_by(STARTS_APART).take(STARTS - 1);
+        [best].into_iter().chain(others.map(|(_, changes)| changes)).collect()
+    }
+
+    /// The quickest plan among the levels of a sequence and their targets. A simulation stops as soon as it turns out worse than the best so far.
+    fn quickest_level(&self, sequence: usize, goal: Goal, mut bounds: Bounds) -> Option<Best> {
+        let mut best: Option<Best> = None;
+        for (place, level) in self.levels_of(sequence) {
             let shortest = level.shortest(self.work);
             if shortest.as_secs_f64() > bounds.step + ROUNDING {
                 break;
@@ -161,9 +205,10 @@ impl<'a> Frontier<'a> {
             for target in [u64::MAX].into_iter().chain(targets.into_iter().rev()) {
                 let Some(plan) = self.realise(level, target, &bounds) else { continue };
                 let waits = plan.prediction.stall.total();
-                if best.as_ref().is_none_or(|best| goal.order(&plan.prediction, &best.prediction).is_lt()) {
+                let order = |other: &Best| goal.order(&plan.prediction, &other.plan.prediction);
+                if best.as_ref().is_none_or(|best| order(best).is_lt()) {
                     bounds.step = plan.prediction.step.as_secs_f64();
-                    best = Some(plan);
+                    best = Some(Best { changes: place.changes, target, plan });
                 }
                 // Lower targets move more, in no less time.
                 if waits.is_zero() {
@@ -174,22 +219,47 @@ impl<'a> Frontier<'a> {
         best
     }
 
-    /// The lowest plan within a time limit. Each sequence is followed by itself, since only its end shows how low it leads.
-    fn lowest_within(&self, goal: Goal, bounds: Bounds) -> Option<Plan> {
+    /// The levels of a sequence, in order of their shortest times. All sequences begin alike.
+    fn levels_of(&self, sequence: usize) -> impl DoubleEndedIterator<Item = &(Place, Level)> + Clone {
+        self.levels.iter().filter(move |(place, _)| place.sequence == sequence || place.changes == 0)
+    }
+
+    /// The best of the plans that `along` finds for each sequence with so many threads.
+    fn best_of_sequences(
+        &self,
+        goal: Goal,
+        along: impl Fn(usize, usize) -> Option<Plan> + Sync,
+    ) -> Option<Plan> {
         let sequences: Vec<usize> = (0..self.choices.len()).collect();
         let is_short = self.work.activations.len() < WORTH_THREADS;
         let processors = if is_short { 1 } else { parallel::processors() };
         let threads = processors.div_ceil(sequences.len().max(1));
-        let along = |sequence: &usize| self.lowest_along(*sequence, goal, bounds, threads);
         let order = |left: &Plan, right: &Plan| goal.order(&left.prediction, &right.prediction);
-        parallel::map(&sequences, processors, along).into_iter().flatten().min_by(order)
+        let found = parallel::map(&sequences, processors, |sequence| along(*sequence, threads));
+        found.into_iter().flatten().min_by(order)
+    }
+
+    /// The lowest plan within a time limit. Each sequence is followed by itself, since only its end shows how low it leads. Where no more
+    /// time leads lower, it is the quickest of its peak.
+    fn lowest_within(&self, goal: Goal, bounds: Bounds) -> Option<Plan> {
+        let lowest = self.best_of_sequences(goal, |sequence, threads| {
+            self.lowest_along(sequence, goal, bounds, threads)
+        })?;
+        let computed = self.work.computed().as_secs_f64();
+        let takes = lowest.prediction.step.as_secs_f64() - computed;
+        if takes > MOST_USED * (bounds.step - computed) {
+            return Some(lowest);
+        }
+        let peak = lowest.prediction.peak();
+        let quicker = self.quickest_within(Goal::budget(peak), Bounds { peak, ..bounds });
+        let order = |left: &Plan, right: &Plan| goal.order(&left.prediction, &right.prediction);
+        quicker.into_iter().chain([lowest]).min_by(order)
     }
 
     /// The lowest plan of a sequence within a time limit: for each level, the lowest target that keeps to it, then the same between the best
     /// level and those beside it, and last with changes of what that level holds, which `threads` try.
     fn lowest_along(&self, sequence: usize, goal: Goal, mut bounds: Bounds, threads: usize) -> Option<Plan> {
-        // All sequences begin alike.
-        let levels = self.levels.iter().filter(|(place, _)| place.sequence == sequence || place.changes == 0);
+        let levels = self.levels_of(sequence);
         let mut best: Option<Best> = None;
         for (place, level) in levels.clone().rev() {
             if level.shortest(self.work).as_secs_f64() <= bounds.step {

@@ -257,6 +257,11 @@ fn workload() -> impl Strategy<Value = Workload> {
     })
 }
 
+/// Which tries no changes.
+fn coarse<'a>(work: &'a Workload, machine: &'a Machine) -> Frontier<'a> {
+    Frontier::with(work, machine, Caps::default(), Effort { trials: 0, ..Effort::of(work) })
+}
+
 fn machine() -> impl Strategy<Value = Machine> {
     let speed = || 1e3..1e6;
     (speed(), speed(), speed(), speed(), 0_u64..20_000).prop_map(
@@ -279,16 +284,55 @@ fn plans_do_not_depend_on_how_many_threads_look_for_them() {
     for _ in 0..64 {
         let (work, machine) = (workload().new_tree(&mut runner).unwrap().current(), copies(1e4));
         let frontier = Frontier::new(&work, &machine, Caps::default());
-        let coarse =
-            Frontier::with(&work, &machine, Caps::default(), Effort { trials: 0, ..frontier.effort });
+        let coarse = coarse(&work, &machine);
         for goal in [0.02, 0.1, 0.3].map(Goal::overhead) {
             let bounds = goal.bounds(work.computed());
             let plan = frontier.lowest_along(0, goal, bounds, 5);
             assert_eq!(plan, frontier.lowest_along(0, goal, bounds, 1), "{goal:?}");
             refined += usize::from(plan != coarse.lowest_along(0, goal, bounds, 1));
         }
+        for goal in [0.5, 0.7].map(|share| Goal::budget((share * frontier.kept as f64) as u64)) {
+            let bounds = goal.bounds(work.computed());
+            let plan = frontier.quickest_along(0, goal, bounds, 5);
+            assert_eq!(plan, frontier.quickest_along(0, goal, bounds, 1), "{goal:?}");
+        }
     }
     assert!(refined > 0, "no change was an improvement");
+}
+
+#[test]
+fn changes_make_plans_for_a_budget_quicker() {
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[9; 32]);
+    let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+    let mut quicker = 0;
+    for _ in 0..64 {
+        let (work, machine) = (workload().new_tree(&mut runner).unwrap().current(), copies(1e4));
+        let frontier = Frontier::new(&work, &machine, Caps::default());
+        for share in [0.5, 0.7] {
+            let goal = Goal::budget((share * frontier.kept as f64) as u64);
+            let step = |frontier: &Frontier<'_>| frontier.plan(goal).map(|plan| plan.prediction.step);
+            let (changed, before) = (step(&frontier), step(&coarse(&work, &machine)));
+            assert!(
+                before.is_err() || changed.as_ref().unwrap() <= before.as_ref().unwrap(),
+                "{changed:?} {before:?}"
+            );
+            quicker += usize::from(changed.ok() < before.ok());
+        }
+    }
+    assert!(quicker > 4, "{quicker} of 128");
+}
+
+#[test]
+fn time_that_leads_no_lower_is_not_spent() {
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[9; 32]);
+    let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+    for _ in 0..64 {
+        let (work, machine) = (workload().new_tree(&mut runner).unwrap().current(), copies(1e4));
+        let frontier = Frontier::new(&work, &machine, Caps::default());
+        let plan = frontier.plan(Goal::overhead(5.0)).unwrap().prediction;
+        let quickest = frontier.plan(Goal::budget(plan.peak())).unwrap().prediction;
+        assert!(plan.step <= quickest.step, "{plan:?} {quickest:?}");
+    }
 }
 
 /// Where several sequences competed until only one was followed to its end, one that began lower and ended higher could win.
@@ -325,12 +369,15 @@ proptest! {
         }
     }
 
+    /// Of the levels and their targets. Changes begin there, and end where they happen to.
     #[test]
-    fn more_budget_never_predicts_a_slower_step(work in workload(), machine in machine(), less: u16, more: u16) {
-        let frontier = Frontier::new(&work, &machine, Caps::default());
+    fn more_budget_never_predicts_a_slower_step_before_changes_are_tried(
+        work in workload(), machine in machine(), less in 0_u64..10_000, more in 0_u64..5_000
+    ) {
+        let frontier = coarse(&work, &machine);
         let step = |budget: u64| frontier.plan(Goal::budget(budget)).map(|plan| plan.prediction.step);
-        if let Ok(tight) = step(less.into()) {
-            prop_assert!(step(u64::from(less) + u64::from(more)).unwrap() <= tight);
+        if let Ok(tight) = step(less) {
+            prop_assert!(step(less + more).unwrap() <= tight);
         }
     }
 
