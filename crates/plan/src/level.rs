@@ -55,7 +55,8 @@ impl Level {
 
     /// The placement for a target of the peak: what fits stays, the newest first, and everything before it leaves. The
     /// oldest go to the disk if the host has no room for all. Where the bounds let what the program holds until forward
-    /// ends stay, it leaves or stays, whichever gives the lower peak. `None` if the placement violates the bounds.
+    /// ends stay, it leaves or stays, whichever gives the lower peak. Where what leaves has as much room as the promised peak
+    /// lets it have, or as the target, it has what makes the step quicker. `None` if the placement violates the bounds.
     pub(crate) fn realise(
         &self,
         target: u64,
@@ -66,21 +67,28 @@ impl Level {
     ) -> Option<Plan> {
         let falls_behind = machine.release == Release::WhenStored;
         let backward = if falls_behind { self.needs.backward_behind } else { self.needs.backward };
-        let budgets = Budgets {
-            device_budget: target.saturating_sub(self.needs.forward),
-            backward_budget: target.saturating_sub(backward),
+        let budgets = |forward: u64, most: u64| Budgets {
+            device_budget: most.saturating_sub(forward),
+            backward_budget: most.saturating_sub(backward),
             ..Budgets::default()
         };
         // What leaves only as fast as the disk takes it may be there longer than planned.
         let always = if falls_behind { self.needs.forward.max(backward) } else { 0 };
-        let leaving = |lets_stay| self.leaving(lets_stay, target, always, work);
-        let moving = |moved: &[usize]| self.moving(moved, budgets, bounds, work, machine, caps);
-        let moved = leaving(false);
+        let moving = |moved: &[usize], budgets| self.moving(moved, budgets, bounds, work, machine, caps);
+        let moved = self.leaving(false, target, always, work);
+        let of_target = budgets(self.needs.forward, target);
+        let plan = moving(&moved, of_target);
+        if falls_behind && bounds.promised < u64::MAX {
+            let of_promise = budgets(always.max(work.turn_extra), bounds.promised);
+            let quicker = |plan: &Plan| (plan.prediction.step, plan.prediction.peak());
+            return plan.into_iter().chain(moving(&moved, of_promise)).min_by_key(quicker);
+        }
         // Where storages leave only as fast as the disk takes them, what stays may come on top of what has yet to leave.
-        let others = (bounds.may_stay && machine.release == Release::InStreamOrder).then(|| leaving(true));
-        let others = others.filter(|others| *others != moved).and_then(|others| moving(&others));
+        let others = (bounds.may_stay && machine.release == Release::InStreamOrder)
+            .then(|| self.leaving(true, target, always, work));
+        let others = others.filter(|others| *others != moved).and_then(|others| moving(&others, of_target));
         let order = |plan: &Plan| (plan.prediction.peak(), plan.prediction.step);
-        moving(&moved).into_iter().chain(others).min_by_key(order)
+        plan.into_iter().chain(others).min_by_key(order)
     }
 
     /// The plan in which these activations leave. `None` if it violates the bounds.

@@ -220,6 +220,30 @@ fn a_slow_disk_and_a_storage_larger_than_the_device_budget_break_no_goal() {
     }
 }
 
+/// Loads may be as far ahead as the budget lets them, whatever has left.
+#[test]
+fn what_leaves_for_a_disk_has_the_room_that_the_budget_leaves() {
+    let one = Activation {
+        bytes: 100,
+        forward: 10 * MS,
+        backward: 20 * MS,
+        backward_extra: 300,
+        ..Activation::default()
+    };
+    let work = Workload { activations: vec![one; 16], turn: MS, rest: MS, ..Workload::default() };
+    // Reading takes longer than backward does, unless it begins early.
+    let machine =
+        Machine { release: Release::WhenStored, disk_write: 2e4, disk_read: 6e3, ..Machine::default() };
+    for budget in [500, 600, 700] {
+        let room = budget - 300;
+        let budgets = Budgets { device_budget: room, backward_budget: room, ..Budgets::default() };
+        let moved = work.simulate(&[Placement::Disk; 16], &machine, &budgets);
+        assert!(moved.peak() <= budget);
+        let plan = Frontier::new(&work, &machine, Caps::default()).plan(Goal::budget(budget)).unwrap();
+        assert!(plan.prediction.step <= moved.step, "{budget}: {:?} {moved:?}", plan.prediction);
+    }
+}
+
 fn workload() -> impl Strategy<Value = Workload> {
     use Role::{Fleeting, Saved, Spare};
     let millis = |most: u64| (0..most).prop_map(Duration::from_millis);
