@@ -50,6 +50,8 @@ struct State {
     open: u64,
     most_open: u64,
     are_several_open: bool,
+    /// How many micro-batches ended with a backward that was told of.
+    told: u32,
     /// The room that is given now is so many times that of the active course.
     times: f64,
     /// This micro-batch stays on the device as a whole: `None` before its first save.
@@ -206,10 +208,21 @@ impl Cursor {
             () => Adherence::Whole(ends),
         };
         let at_once = state.most_open as f64 / (schedule.bytes() as f64).max(1.0);
+        let told = state.told + u32::from(state.saved > state.saved_before);
+        let one_by_one = !state.are_several_open && ends + parts <= told;
         let Wholeness { kept, planned, outgrown } = state.whole;
         let stayed_whole = kept && !planned;
         let course = state.active;
-        Some(Followed { course, how, size, micro_batches, at_once, stayed_whole, outgrew: outgrown })
+        Some(Followed {
+            course,
+            how,
+            size,
+            micro_batches,
+            at_once,
+            one_by_one,
+            stayed_whole,
+            outgrew: outgrown,
+        })
     }
 }
 
@@ -220,6 +233,7 @@ impl State {
         for place in self.threads.iter_mut().flat_map(|thread| &mut thread.places) {
             *place = place.take().map(Place::rewound);
         }
+        self.told += u32::from(self.saved > self.saved_before);
         self.fitting.fill(true);
         self.times = 1.0;
         (self.saved_before, self.planned, self.stays_whole) = (self.saved, 0, None);
@@ -264,7 +278,7 @@ impl State {
         let so_far = (self.saved - self.saved_before) as f64 / self.planned.max(1) as f64;
         self.times =
             if so_far > PORTION * of_first.max(self.times) { so_far } else { of_first.max(self.times) };
-        let stays_whole = self.stays_whole != Some(false) && self.is_small(so_far, &courses[active]);
+        let stays_whole = self.stays_whole != Some(false) && self.is_small(so_far, courses);
         self.whole.outgrown |= self.stays_whole == Some(true) && !stays_whole;
         self.stays_whole = Some(stays_whole);
         match found[active] {
@@ -281,27 +295,34 @@ impl State {
         }
     }
 
-    /// Whether the micro-batch may stay whole in this course, as far as is known: it has `so_far` times the planned bytes. Several that are
-    /// open at once add up, and so does what is repeated.
-    fn is_small(&self, so_far: f64, course: &Course) -> bool {
-        if course.whole_up_to <= 0.0 || self.are_several_open {
-            return false;
-        }
-        let all = (self.saved - self.saved_before) as f64 / course.schedule.bytes().max(1) as f64;
-        let of_first = self.places().map(|place| place.times);
-        of_first.fold(so_far.max(all), f64::max) <= course.whole_up_to
+    /// Whether the micro-batch may stay whole, as far as is known: in the course that counts it has `so_far` times the planned bytes. Several
+    /// that are open at once add up, and so does what is repeated. While it fits several courses equally well, it is small in each.
+    fn is_small(&self, so_far: f64, courses: &[Course]) -> bool {
+        let is_small = |(number, course): (usize, &Course)| {
+            let all = (self.saved - self.saved_before) as f64 / course.schedule.bytes().max(1) as f64;
+            let places = self.threads.iter().filter_map(|thread| thread.places.get(number)?.as_ref());
+            let of_first = places.map(|place| place.times).fold(all, f64::max);
+            let size = if number == self.active { of_first.max(so_far) } else { of_first };
+            course.whole_up_to > 0.0 && size <= course.whole_up_to
+        };
+        let closest = self.odds(self.active);
+        let is_close =
+            |(number, _): &(usize, &Course)| self.fitting[*number] && self.odds(*number) <= closest;
+        !self.are_several_open && courses.iter().enumerate().filter(is_close).all(is_small)
     }
 
     /// The course that counts from now on: of those that fit, the one that is closest in size.
     fn choose(&self, found: &[Found<'_>]) -> Option<usize> {
-        let odds = |course: usize| {
-            let places = self.threads.iter().filter_map(|thread| thread.places[course].as_ref());
-            places.map(Place::odds).sum::<f64>()
-        };
         let fitting = (0..found.len()).filter(|course| found[*course] != Found::Nothing);
-        let fitting = fitting.map(|course| (odds(course), course != self.active, course));
+        let fitting = fitting.map(|course| (self.odds(course), course != self.active, course));
         let closest = fitting.min_by(|one, other| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1)));
         closest.map(|(_, _, course)| course)
+    }
+
+    /// How far the sizes of what was saved are from what this course lets expect.
+    fn odds(&self, course: usize) -> f64 {
+        let places = self.threads.iter().filter_map(|thread| thread.places[course].as_ref());
+        places.map(Place::odds).sum()
     }
 
     /// The placement of a save that fits no course where it is.

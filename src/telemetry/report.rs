@@ -75,8 +75,8 @@ pub struct StepReport {
     pub scopes: Vec<ScopeReport>,
     /// What the step had to do with a plan; `None` under policies that do not plan.
     pub planning: Option<Planning>,
-    /// The plan of [`Auto`](crate::Auto) for this step, if the step followed it. `None` if it did not or was not planned,
-    /// and under other policies.
+    /// The plan of [`Auto`](crate::Auto) for this step, if the step followed it or was too small to need it
+    /// ([`Planning::Small`]). `None` if it did not or was not planned, and under other policies.
     pub plan: Option<Arc<PlanReport>>,
     /// Whether the step saved something other than planned; from that save on it kept what fits.
     pub left_plan: bool,

@@ -117,6 +117,46 @@ fn a_micro_batch_stays_whole_as_long_as_it_is_small() {
 }
 
 #[test]
+fn what_may_become_larger_than_its_course_lets_expect_does_not_stay_whole() {
+    // Both begin alike, and the smaller one may stay whole.
+    let task = |head: u64, whole_up_to: f64| Course {
+        whole_up_to,
+        ..course(&[(100, HOST), (100, HOST), (head, HOST)], 1)
+    };
+    let saves = |cursor: &Cursor, head: u64| [100, 100, head].map(|bytes| next(cursor, bytes));
+    for courses in [[task(50, 1.02), task(300, 0.0)], [task(300, 0.0), task(50, 1.02)]] {
+        assert_eq!(saves(&cursor(&courses), 300), [Some(HOST); 3]);
+    }
+    assert_eq!(saves(&cursor(&[task(50, 1.02), task(300, 1.02)]), 300), [Some(KEEP); 3]);
+}
+
+#[test]
+fn micro_batches_come_one_by_one_if_each_was_told_to_have_ended() {
+    let one_by_one = |between: &dyn Fn(&Cursor)| {
+        let cursor = planned(&TWO);
+        for _ in 0..2 {
+            assert_eq!([10, 20].map(|bytes| next(&cursor, bytes)), [Some(KEEP), Some(HOST)]);
+            between(&cursor);
+        }
+        cursor.followed().map(|followed| followed.one_by_one)
+    };
+    assert_eq!(one_by_one(&Cursor::backward_ended), Some(true));
+    assert_eq!(one_by_one(&|_| {}), Some(false), "the program ran backward itself, or not yet");
+    for opens in [Cursor::switch, Cursor::keeps_graph] {
+        let ends = |cursor: &Cursor| {
+            opens(cursor);
+            cursor.backward_ended();
+        };
+        assert_eq!(one_by_one(&ends), Some(false));
+    }
+    let twice = |cursor: &Cursor| {
+        cursor.backward_ended();
+        cursor.backward_ended();
+    };
+    assert_eq!(one_by_one(&twice), Some(true), "two losses");
+}
+
+#[test]
 fn a_step_stayed_whole_if_nothing_of_it_went_as_planned() {
     let lines = [(100, HOST), (200, HOST), (200, HOST)];
     let whole = |micro_batches: &[[u64; 3]]| {

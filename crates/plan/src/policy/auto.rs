@@ -268,7 +268,7 @@ impl Auto {
                 kind.saw_height(course, &followed, observed);
                 kind.fitted(is_kept || followed.stayed_whole, followed.at_once, observed);
                 match (is_kept, is_timed) {
-                    (false, _) if followed.stayed_whole => kind.rests(),
+                    (false, _) if followed.stayed_whole => kind.passes(),
                     (false, true) => kind.stepped(objective, scale, observed),
                     (false, false) => kind.peaked(objective, Planned::peak, peak),
                     (true, is_timed) => {

@@ -64,7 +64,8 @@ pub(super) struct Kind {
     widest: f64,
     varies: bool,
     heights: Heights,
-    /// Whether the first storages of its steps do not tell how much comes after them: one left out or repeated something, or grew.
+    /// Whether the first storages of its steps do not tell how much is open after them: one left out or repeated something, or grew, or
+    /// several micro-batches were open at once.
     is_untold: bool,
     /// How many plans there were.
     pub(super) plans: u64,
@@ -200,39 +201,36 @@ impl Kind {
         self.heights.highest(step)
     }
 
-    /// Up to which size its micro-batches need not move anything, since some step has a peak of `highest` anyway. It is not so before the plan
-    /// was compared or timed, and no peak of a goal is left to what is known of sizes.
-    pub(super) fn whole_up_to(&self, objective: &Objective, highest: u64) -> f64 {
+    /// Up to which size its micro-batches need not move anything in step `step`, since another has a peak of `highest` anyway, and there is
+    /// memory for that. It is not so before the plan was compared or timed, and no peak of a goal is left to what is known of sizes.
+    pub(super) fn whole_up_to(&self, objective: &Objective, step: u64, highest: u64) -> f64 {
         let is_known = !objective.compares && self.weighing.is_none() && self.watch.has_settled();
-        let are_several_open = self.largest > self.widest * (1.0 + VARIED);
-        if !is_known || objective.goal.peak.is_some() || are_several_open || self.is_untold {
+        if !is_known || objective.goal.peak.is_some() || self.is_untold {
             return 0.0;
         }
-        self.heights.size_within(highest, self.planned.kept_peak(), self.planned.besides_activations())
+        let (kept, besides) = (self.planned.kept_peak(), self.planned.besides_activations());
+        self.heights.size_within(step, highest.min(objective.most_peak()), kept, besides)
     }
 
     /// Takes note of how high a step was that followed one of its courses.
     pub(super) fn saw_height(&mut self, course: &Course, followed: &Followed, observed: &Observation) {
-        let &Followed { how, size, at_once, stayed_whole, outgrew, .. } = followed;
-        self.is_untold |= how == Adherence::Altered || outgrew;
-        if observed.pressed > 0 || self.is_untold {
+        let &Followed { how, at_once, one_by_one, stayed_whole, outgrew, .. } = followed;
+        self.is_untold |= how == Adherence::Altered || outgrew || !one_by_one;
+        let &Observation { step, peak, pressed, .. } = observed;
+        if pressed > 0 || self.is_untold {
             return;
         }
-        // No more was open at once than one of its micro-batches.
-        let is_alone = (at_once / size - 1.0).abs() <= VARIED;
-        match course.is_baseline || stayed_whole || self.planned.keeps_all() {
-            true if is_alone => self.heights.saw_kept(size, observed.peak),
-            true => {}
-            false => {
-                let most = self.planned.peak() as f64 * size.min(at_once).max(1.0);
-                self.heights.saw_planned(observed.step, observed.peak.min(most as u64));
-            }
+        if course.is_baseline || stayed_whole || self.planned.keeps_all() {
+            self.heights.saw_kept(step, at_once, peak);
+        } else {
+            let most = self.planned.peak() as f64 * at_once.max(1.0);
+            self.heights.saw_planned(step, peak.min(most as u64));
         }
     }
 
     /// A step was so small that it kept everything, so its time shows nothing of the plan.
-    pub(super) fn rests(&mut self) {
-        self.watch.rests();
+    pub(super) fn passes(&mut self) {
+        self.watch.passes();
     }
 
     /// No more of its steps keep everything: what was shown until now has to do.
@@ -462,6 +460,9 @@ impl Kind {
             self.decisions.push(why);
             self.watch.planned();
             self.weighing = first_weighing(objective, &revised);
+            if revised.peak() < self.planned.peak() {
+                self.heights.is_lowered();
+            }
         }
         self.planned = revised;
     }

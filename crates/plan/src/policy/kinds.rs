@@ -50,7 +50,7 @@ impl Kinds {
         let mut courses: Vec<Course> = courses.collect();
         let highest = self.all.iter_mut().map(|kind| kind.highest(number)).max().unwrap_or(0);
         for (course, kind) in courses.iter_mut().zip(&self.all).filter(|(course, _)| !course.is_baseline) {
-            course.whole_up_to = kind.whole_up_to(objective, highest);
+            course.whole_up_to = kind.whole_up_to(objective, number, highest);
         }
         courses
     }

@@ -192,6 +192,8 @@ pub struct Followed {
     /// The same for all that was open at once: saved since the last backward that the cache was told of, or in the whole step if several
     /// micro-batches are open at once.
     pub at_once: f64,
+    /// Whether each of its micro-batches ended before the next began, as the cache was told: no more was open at once than the largest.
+    pub one_by_one: bool,
     /// Whether its micro-batches were so small that all of it stayed ([`Course::whole_up_to`]).
     pub stayed_whole: bool,
     /// Whether a micro-batch was to stay whole and became larger than its first storages had told, so that the rest went as planned.
@@ -223,7 +225,16 @@ impl Followed {
     /// One micro-batch of the planned size, which went like this.
     pub const fn new(course: usize, how: Adherence) -> Followed {
         let [size, micro_batches, at_once] = [1.0; 3];
-        Followed { course, how, size, micro_batches, at_once, stayed_whole: false, outgrew: false }
+        Followed {
+            course,
+            how,
+            size,
+            micro_batches,
+            at_once,
+            one_by_one: true,
+            stayed_whole: false,
+            outgrew: false,
+        }
     }
 
     /// The same of so many times the planned size.

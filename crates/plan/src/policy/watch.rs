@@ -8,6 +8,8 @@ pub(super) const SETTLING: usize = 3;
 const TELLING_SHARE: f64 = 0.03;
 /// If so many steps that say nothing of others come while steps are to be timed, none are until the next time.
 const MOST_WAITED: u32 = 8;
+/// The same of those that follow no plan because they are small. There may be many to each large one.
+const MOST_PASSED: u32 = 128;
 /// What is usual is told by no more of a plan's steps.
 const MOST_TIMED: usize = 24;
 /// A step is strange if it takes this many times as long as usual, or is this many times as quick.
@@ -68,6 +70,8 @@ pub(super) struct Watch {
     /// The times of the first steps that were not timed. Such a step may end before the device has finished it.
     usual: Vec<Duration>,
     rested: u32,
+    /// How many steps that follow no plan have come while steps are to be timed.
+    passed: u32,
     rest: u32,
     strange: u32,
     patience: u32,
@@ -84,6 +88,7 @@ impl Default for Watch {
             has_settled: false,
             usual: Vec::new(),
             rested: 0,
+            passed: 0,
             rest: REST,
             strange: 0,
             patience: PATIENCE,
@@ -164,6 +169,17 @@ impl Watch {
         }
         if self.rested >= MOST_WAITED {
             (self.settles, self.rested) = (false, 0);
+        }
+    }
+
+    /// A step has followed no plan.
+    pub(super) fn passes(&mut self) {
+        if !self.settles {
+            return self.rests();
+        }
+        self.passed += 1;
+        if self.passed >= MOST_PASSED {
+            (self.settles, self.rested, self.passed) = (false, 0, 0);
         }
     }
 

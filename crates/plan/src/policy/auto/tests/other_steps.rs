@@ -69,8 +69,12 @@ fn step_of_size(run: &mut Run, size: f64, stayed_whole: bool, observed: Observat
     run.next_step();
     run.number += 1;
     let how = if size > 1.0 { Adherence::Larger } else { Adherence::Part };
-    let followed =
-        Followed { course: 0, how, size, micro_batches: size, at_once: size, stayed_whole, outgrew: false };
+    let followed = Followed { stayed_whole, ..Followed::new(0, how).of_size(size) };
+    end(run, followed, observed);
+}
+
+/// The step that was begun has ended.
+fn end(run: &mut Run, followed: Followed, observed: Observation) {
     let observed = Observation { step: run.number, followed: Some(followed), ..observed };
     run.auto.end(&run.plan.clone(), observed);
 }
@@ -125,10 +129,108 @@ fn small_ones_go_as_planned_where_more_may_be_open_than_their_first_storages_tel
     assert!(whole_up_to_after(half) > 0.0);
     assert_eq!(whole_up_to_after(Followed { outgrew: true, ..half }), 0.0);
     assert_eq!(whole_up_to_after(Followed { how: Adherence::Altered, ..half }), 0.0);
-    let two = Followed { how: Adherence::Whole(2), size: 1.0, micro_batches: 2.0, at_once: 2.0, ..half };
-    assert_eq!(whole_up_to_after(two), 0.0);
+    assert_eq!(whole_up_to_after(Followed { one_by_one: false, ..half }), 0.0, "more may be open");
+    let unequal = Followed { size: 1.0, micro_batches: 2.0, at_once: 1.2, how: Adherence::Larger, ..half };
+    assert!(whole_up_to_after(unequal) > 0.0, "one after the other");
     let both = Goal { peak: Some(LAYERS * MB), ..Goal::overhead(0.1) };
     assert_eq!(whole_up_to(&mut followed(both)), 0.0);
+}
+
+/// How high steps may be that keep everything because they are small.
+fn highest_whole(run: &mut Run) -> u64 {
+    (whole_up_to(run) * (LAYERS * MB) as f64) as u64
+}
+
+#[test]
+fn steps_that_keep_everything_are_held_to_the_memory_that_plans_are_held_to() {
+    // On a device, an allocation found none.
+    let mut run = followed(Goal::overhead(0.1));
+    let peak = run.report().prediction.peak();
+    let as_planned = |run: &mut Run, pressed: u64| {
+        let peak = run.report().prediction.peak();
+        run.next_step();
+        run.ended(WHOLE, Observation { wall: KEPT.mul_f64(1.05), peak, pressed, ..Observation::default() });
+    };
+    as_planned(&mut run, peak / 5);
+    assert_eq!(run.auto.kinds[0].highest(run.number), 0, "no step has had the peak of the new plan");
+    (0..10).for_each(|_| as_planned(&mut run, 0));
+    let (highest, room) = (highest_whole(&mut run), run.auto.objective.room);
+    assert!(0 < highest && highest <= room, "{highest} {room}");
+    run.auto.objective.room = highest / 2;
+    assert!(highest_whole(&mut run) <= highest / 2);
+
+    // On a CPU, less is free.
+    let mut run = Run::roomy(aiming_at(0.1), profile(50.0));
+    let go = |run: &mut Run, steps: u32| {
+        for _ in 0..steps {
+            let is_kept = run.next_step() == NextStep::Baseline;
+            let (times, peak) =
+                if is_kept { (1.0, LAYERS * MB) } else { (1.05, run.report().prediction.peak()) };
+            run.ended(WHOLE, Observation { wall: KEPT.mul_f64(times), peak, ..Observation::default() });
+        }
+    };
+    go(&mut run, 70);
+    assert!(highest_whole(&mut run) > 0);
+    run.free = run.report().prediction.peak() * 8 / 10;
+    go(&mut run, 100);
+    let (highest, free) = (highest_whole(&mut run), run.auto.objective.free);
+    assert!(0 < highest && highest <= free, "{highest} {free}");
+}
+
+#[test]
+fn unequal_micro_batches_that_are_too_high_as_a_whole_are_noticed() {
+    let mut run = followed(Goal::overhead(0.1));
+    let before = whole_up_to(&mut run);
+    let at_once = 0.9 * before;
+    let unequal = Followed {
+        how: Adherence::Part,
+        size: 0.8 * at_once,
+        micro_batches: 1.6 * at_once,
+        at_once,
+        stayed_whole: true,
+        ..Followed::new(0, Adherence::Part)
+    };
+    let peak = 2 * run.auto.kinds[0].highest(run.number);
+    run.number += 1;
+    end(&mut run, unequal, Observation { peak, wall: KEPT / 4, ..Observation::default() });
+    let after = whole_up_to(&mut run);
+    assert!((0.45 * at_once..0.55 * at_once).contains(&after), "{after} {before}");
+}
+
+#[test]
+fn steps_that_became_slow_are_judged_however_many_small_ones_keep_everything() {
+    for small in [1, 3, 7, 15] {
+        let mut run = Run::roomy(aiming_at(0.1), profile(50.0));
+        let (mut slow, mut whole) = (0, 0);
+        for number in 0..200 * (small + 1) {
+            let is_large = number < 40 || number % (small + 1) == 0;
+            let is_kept = run.next_step() == NextStep::Baseline || run.auto.kinds[0].planned.keeps_all();
+            let times = match is_kept {
+                true => 1.0,
+                false if number < 100 => 1.05,
+                false => 1.8,
+            };
+            slow += u32::from(is_large && times > 1.5);
+            let peak = if is_kept { LAYERS * MB } else { run.report().prediction.peak() };
+            let observed = Observation { wall: KEPT.mul_f64(times), peak, ..Observation::default() };
+            if is_large {
+                run.ended(WHOLE, observed);
+                continue;
+            }
+            let Saves::Scheduled { courses, .. } = &run.plan.saves else { panic!("{:?}", run.plan) };
+            let stayed_whole = courses[0].whole_up_to >= 0.25;
+            whole += u32::from(stayed_whole);
+            let times = if stayed_whole { 1.0 } else { times };
+            let part = Followed { stayed_whole, ..Followed::new(0, Adherence::Part).of_size(0.25) };
+            run.number += 1;
+            let wall = KEPT.mul_f64(0.25 * times);
+            end(&mut run, part, Observation { wall, peak: peak / 4, ..Observation::default() });
+        }
+        assert!(
+            slow < 20 && whole > 0,
+            "{slow} with {small} small ones between, of which {whole} kept everything"
+        );
+    }
 }
 
 #[test]
