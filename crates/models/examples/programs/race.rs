@@ -134,13 +134,13 @@ pub(crate) fn race(make: fn() -> Result<Program>, arguments: &Arguments) -> Resu
         outcome.reckoned = plan.step.as_secs_f64() / plan.kept_step.as_secs_f64();
     }
     outcome.is_astray = !are_numbers(&copies[0].stores)?;
-    outcome.judge(&laps, aim);
+    outcome.judge(&laps, goal);
     Ok(outcome)
 }
 
 impl Outcome {
     /// Fills in what the iterations show together.
-    fn judge(&mut self, laps: &[Lap], aim: Aim) {
+    fn judge(&mut self, laps: &[Lap], goal: Goal) {
         let reports = laps.iter().flat_map(|[_, (_, cached)]| &cached.reports);
         reports.clone().for_each(|report| self.steps.count(report));
         self.warnings = reports.last().map(|report| report.warnings.clone()).unwrap_or_default();
@@ -155,11 +155,9 @@ impl Outcome {
         self.plain = times.get(times.len() / 2).copied().unwrap_or_default();
         let highest = |copy: usize| last.iter().map(|lap| lap[copy].1.peak).max().unwrap_or_default();
         self.peak = highest(1) as f64 / highest(0).max(1) as f64;
-        let meets = match aim {
-            Aim::Overhead(share) => self.last.median <= 1.0 + share,
-            Aim::Budget(share) => self.peak <= share,
-        };
-        self.is_promise_kept = meets && self.failure.is_none();
+        let is_low = goal.peak.is_none_or(|most| highest(1) <= most);
+        let is_quick = goal.step.is_none_or(|most| self.last.median <= most);
+        self.is_promise_kept = is_low && is_quick && self.failure.is_none();
     }
 }
 
