@@ -172,7 +172,7 @@ impl<'a> Frontier<'a> {
         let refined = self
             .starts(sequence, changes, target, bounds)
             .into_iter()
-            .filter_map(|changes| refinement.quicken(self.choices[sequence].held(changes), target, target));
+            .filter_map(|changes| refinement.quicken(self.choices[sequence].held(changes), target));
         let order = |left: &Plan, right: &Plan| goal.order(&left.prediction, &right.prediction);
         refined.chain([plan]).min_by(order)
     }

@@ -79,22 +79,22 @@ impl<'a> Refinement<'a> {
         plan
     }
 
-    /// The quickest plan for a target that is found whose peak is at most `peak`, beginning with what is held there.
-    pub(super) fn quicken(&mut self, mut held: Vec<bool>, target: u64, peak: u64) -> Option<Plan> {
+    /// The quickest plan for a target, and no peak above it, that is found, beginning with what is held there.
+    pub(super) fn quicken(&mut self, mut held: Vec<bool>, target: u64) -> Option<Plan> {
         self.next = 0;
-        self.changed(&mut held, target, peak, 0.0)
+        self.changed(&mut held, target, 0.0)
     }
 
     /// A plan for a target, and no peak above it, that is within the bounds.
     fn within(&mut self, held: &mut [bool], target: u64) -> Option<Plan> {
         let most = self.bounds.step;
-        self.changed(held, target, target, most).filter(|plan| plan.prediction.step.as_secs_f64() <= most)
+        self.changed(held, target, most).filter(|plan| plan.prediction.step.as_secs_f64() <= most)
     }
 
     /// A plan for a target, after changes that each make the step quicker, until it takes at most `most` seconds.
-    fn changed(&mut self, held: &mut [bool], target: u64, peak: u64, most: f64) -> Option<Plan> {
+    fn changed(&mut self, held: &mut [bool], target: u64, most: f64) -> Option<Plan> {
         self.left = self.left.checked_sub(1)?;
-        let mut quickest = self.plan(held, target, peak, f64::INFINITY)?;
+        let mut quickest = self.plan(held, target, f64::INFINITY)?;
         let (mut since, mut at_once) = (0, 1);
         let most_at_once = if self.threads > 1 { self.threads * MOST_AT_ONCE } else { 1 };
         while quickest.prediction.step.as_secs_f64() > most && since < self.changes.len() && self.left > 0 {
@@ -102,7 +102,7 @@ impl<'a> Refinement<'a> {
                 self.batch(held, at_once.min(self.left), self.changes.len() - since);
             let step = quickest.prediction.step;
             let plans = parallel::map(&trials, self.threads.min(trials.len() / WORTH_A_THREAD), |trial| {
-                self.plan(&trial.applied(held), target, peak, step.as_secs_f64())
+                self.plan(&trial.applied(held), target, step.as_secs_f64())
             });
             let quicker = |plan: &Plan| plan.prediction.step < step;
             let found = plans
@@ -145,11 +145,11 @@ impl<'a> Refinement<'a> {
         batch
     }
 
-    /// The plan for what is held and a target, if its peak is no higher than `peak` and the step takes no longer than `step` seconds.
-    fn plan(&self, held: &[bool], target: u64, peak: u64, step: f64) -> Option<Plan> {
+    /// The plan for what is held and a target, if its peak is no higher and the step takes no longer than `step` seconds.
+    fn plan(&self, held: &[bool], target: u64, step: f64) -> Option<Plan> {
         let Frontier { work, graph, .. } = self.frontier;
         let level = Level::within(step, work, graph, held)?;
-        self.frontier.realise(&level, target, &Bounds { peak, step, ..self.bounds })
+        self.frontier.realise(&level, target, &Bounds { peak: target, step, ..self.bounds })
     }
 }
 
