@@ -366,6 +366,23 @@ impl Cache {
         }
     }
 
+    /// The same for backward, which asks for `wanted`.
+    fn fits_backward(&self, table: &mut MutexGuard<'_, Table>, wanted: EntryKey, here: &Here) -> bool {
+        let counters = |table: &Table, key| table.entry(key).map(|entry| Arc::clone(&entry.counters));
+        match table.squeeze_for_backward(wanted) {
+            Squeeze::Fits | Squeeze::Begun => true,
+            Squeeze::LetGo(key, parcel) => {
+                counters(table, key).is_none_or(|counters| !self.let_go(table, key, parcel, &counters, here))
+            }
+            Squeeze::Wait(cause) => {
+                let start = Instant::now();
+                self.changed.wait(table);
+                counters(table, wanted).iter().for_each(|counters| self.stalled(counters, cause, start));
+                false
+            }
+        }
+    }
+
     /// Makes the device wait for a store and releases its storage; false if the device refuses to.
     fn let_go(
         &self,
@@ -426,14 +443,7 @@ impl Cache {
         let mut waited: Option<(Instant, Arc<Counters>)> = None;
         let mut missed = false;
         loop {
-            while let Some((leaving, parcel)) = table.squeeze_for_backward(key) {
-                let Some(counters) = table.entry(leaving).map(|entry| Arc::clone(&entry.counters)) else {
-                    break;
-                };
-                if !self.let_go(&mut table, leaving, parcel, &counters, &here) {
-                    break;
-                }
-            }
+            while !self.fits_backward(&mut table, key, &here) {}
             let mut jobs = Vec::new();
             let answer = table.ask(key, round, &mut jobs);
             missed |= !jobs.is_empty();

@@ -172,6 +172,10 @@ pub(crate) struct Table {
     /// Entries whose store has begun, oldest first, if storages leave in stream order. May contain keys of entries whose state has
     /// changed since.
     leaving: VecDeque<EntryKey>,
+    /// Entries that have left while their storages may still be held by the program, if storages leave when they are stored, and no fewer
+    /// than their bytes. May contain keys of entries whose state has changed since.
+    left: VecDeque<EntryKey>,
+    left_bytes: u64,
     /// Bytes of the stores in flight that have to be waited for.
     storing: u64,
     transfers: usize,
@@ -209,6 +213,8 @@ impl Table {
             serial: 0,
             queue: VecDeque::new(),
             leaving: VecDeque::new(),
+            left: VecDeque::new(),
+            left_bytes: 0,
             storing: 0,
             transfers: 0,
             releasing: 0,
@@ -227,7 +233,7 @@ impl Table {
     /// How many keys its queues have, those of what has gone among them.
     #[cfg(test)]
     pub(crate) fn queued(&self) -> usize {
-        self.queue.len() + self.leaving.len()
+        self.queue.len() + self.leaving.len() + self.left.len()
     }
 
     pub(crate) fn set_limits(&mut self, limits: Limits) {

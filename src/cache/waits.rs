@@ -327,6 +327,44 @@ fn what_cannot_be_read_is_an_error_and_nobody_waits_for_it() {
     assert_explored(late.iter().chain(&narrow).sum(), 49_000);
 }
 
+/// What is on its way to the disk when backward begins may exceed its budget.
+#[test]
+fn backward_waits_until_enough_has_left_for_its_budget() {
+    let limits = Limits { device_budget: 3 * BYTES, backward_budget: BYTES, ..NARROW };
+    let orders = [Disk::Works, Disk::FailsToWrite].map(|does| {
+        run(Below::Disk, does, limits, 2, move |cache| {
+            let mut batch = Batch::new(cache);
+            (1..=3).for_each(|word| batch.save(word));
+            batch.fetch();
+            let on_device = cache.held().2;
+            assert!(does != Disk::Works || on_device <= BYTES, "{on_device} bytes");
+            batch.backward(false);
+        })
+    });
+    assert_explored(orders.iter().sum(), 100);
+}
+
+#[test]
+fn what_has_left_counts_in_the_budget_as_long_as_the_program_holds_it() {
+    let limits = Limits { device_budget: 2 * BYTES, ..NARROW };
+    let orders = run(Below::Disk, Disk::Works, limits, 2, |cache| {
+        let mut batch = Batch::new(cache);
+        let held = Storage::allocate(BYTES).unwrap();
+        set_word(&held, 1);
+        batch.save_one(held.clone(), false);
+        for word in 2..=4 {
+            batch.save(word);
+            let table = cache.table.lock();
+            let has_left = table.entry(batch.key(0)).is_some_and(|entry| entry.device.is_none());
+            let bytes = table.held().2 + if has_left { BYTES } else { 0 };
+            assert!(bytes <= 2 * BYTES, "{bytes} bytes");
+        }
+        drop(held);
+        batch.backward(false);
+    });
+    assert_explored(orders, 100);
+}
+
 /// The thread that loads it ahead finds no entry any more, and the one that has released it has not told anybody yet.
 #[test]
 fn what_is_released_while_it_is_loaded_ahead_is_not_loaded() {

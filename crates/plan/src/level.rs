@@ -55,8 +55,8 @@ impl Level {
 
     /// The placement for a target of the peak: what fits stays, the newest first, and everything before it leaves. The
     /// oldest go to the disk if the host has no room for all. Where the bounds let what the program holds until forward
-    /// ends stay, it leaves or stays, whichever gives the lower peak. Where what leaves has as much room as the promised peak
-    /// lets it have, or as the target, it has what makes the step quicker. `None` if the placement violates the bounds.
+    /// ends stay, it leaves or stays, whichever gives the lower peak. Where the bounds are roomy, what leaves has as much room
+    /// as the promised peak lets it have, or as the target, whichever makes the step quicker. `None` if the placement violates the bounds.
     pub(crate) fn realise(
         &self,
         target: u64,
@@ -67,26 +67,24 @@ impl Level {
     ) -> Option<Plan> {
         let falls_behind = machine.release == Release::WhenStored;
         let backward = if falls_behind { self.needs.backward_behind } else { self.needs.backward };
-        let budgets = |forward: u64, most: u64| Budgets {
-            device_budget: most.saturating_sub(forward),
+        let budgets = |most: u64| Budgets {
+            device_budget: most.saturating_sub(self.needs.forward),
             backward_budget: most.saturating_sub(backward),
             ..Budgets::default()
         };
         // What leaves only as fast as the disk takes it may be there longer than planned.
         let always = if falls_behind { self.needs.forward.max(backward) } else { 0 };
-        let moving = |moved: &[usize], budgets| self.moving(moved, budgets, bounds, work, machine, caps);
+        let moving = |moved: &[usize], most| self.moving(moved, budgets(most), bounds, work, machine, caps);
         let moved = self.leaving(false, target, always, work);
-        let of_target = budgets(self.needs.forward, target);
-        let plan = moving(&moved, of_target);
-        if falls_behind && bounds.promised < u64::MAX {
-            let of_promise = budgets(always.max(work.turn_extra), bounds.promised);
+        let plan = moving(&moved, target);
+        if falls_behind && bounds.is_roomy {
             let quicker = |plan: &Plan| (plan.prediction.step, plan.prediction.peak());
-            return plan.into_iter().chain(moving(&moved, of_promise)).min_by_key(quicker);
+            return plan.into_iter().chain(moving(&moved, bounds.promised)).min_by_key(quicker);
         }
         // Where storages leave only as fast as the disk takes them, what stays may come on top of what has yet to leave.
         let others = (bounds.may_stay && machine.release == Release::InStreamOrder)
             .then(|| self.leaving(true, target, always, work));
-        let others = others.filter(|others| *others != moved).and_then(|others| moving(&others, of_target));
+        let others = others.filter(|others| *others != moved).and_then(|others| moving(&others, target));
         let order = |plan: &Plan| (plan.prediction.peak(), plan.prediction.step);
         plan.into_iter().chain(others).min_by_key(order)
     }
@@ -150,27 +148,51 @@ impl Level {
     /// it turns out to be.
     fn highest_peak(&self, placements: &[Placement], budgets: &Budgets, work: &Workload) -> u64 {
         let activations = &work.activations;
+        // What is kept, and the most that the budget lets be there, with what has left but is still used.
         let (mut kept, mut held, mut peak) = (0_u64, 0_u64, 0);
-        let mut in_use: Vec<usize> = Vec::new();
+        let (mut recomputed, mut leaving) = (InUse::default(), InUse::default());
         for (index, (activation, placement)) in activations.iter().zip(placements).enumerate() {
             let Activation { bytes, forward_extra, .. } = *activation;
-            // What was saved last is either still held, or has left and nothing is in its place yet.
-            let besides = |other: &&usize| placements[**other] == Placement::Recompute || **other + 1 < index;
-            in_use.retain(|&other| activations[other].in_use_until >= index);
-            let others: u64 = in_use.iter().filter(besides).map(|&other| activations[other].bytes).sum();
-            peak = peak.max(held.saturating_add(others + bytes + forward_extra));
-            if *placement != Placement::Keep && activation.is_saved() {
-                in_use.push(index);
+            recomputed.until(index, activations);
+            leaving.until(index, activations);
+            peak = peak.max(held.saturating_add(recomputed.bytes + bytes + forward_extra));
+            let in_use = if activation.is_saved() { Some(index) } else { None };
+            match placement {
+                Placement::Recompute => {
+                    recomputed.extend(in_use, activations);
+                    continue;
+                }
+                Placement::Keep => kept += bytes,
+                Placement::Host | Placement::Disk => leaving.extend(in_use, activations),
             }
-            if *placement != Placement::Recompute {
-                // A storage that is larger than the budget is held all the same.
-                held = budgets.device_budget.max(kept + bytes).min(held + bytes);
-            }
-            if *placement == Placement::Keep {
-                kept += bytes;
-            }
+            // Forward waits for what is beyond the budget, except for what stays there anyway.
+            let stays = kept.saturating_add(leaving.bytes);
+            held = budgets.device_budget.max(stays).min(held.saturating_add(bytes));
         }
-        peak.max(held.saturating_add(self.needs.backward_behind.max(work.turn_extra)))
+        // So does backward.
+        let in_backward = held.min(budgets.backward_budget.max(kept));
+        peak.max(held.saturating_add(work.turn_extra))
+            .max(in_backward.saturating_add(self.needs.backward_behind))
+    }
+}
+
+/// Activations that the program still uses.
+#[derive(Default)]
+struct InUse {
+    indices: Vec<usize>,
+    bytes: u64,
+}
+
+impl InUse {
+    fn extend(&mut self, index: Option<usize>, activations: &[Activation]) {
+        self.bytes += index.map_or(0, |index| activations[index].bytes);
+        self.indices.extend(index);
+    }
+
+    /// Those that are still used when the activation at `index` is saved.
+    fn until(&mut self, index: usize, activations: &[Activation]) {
+        let over = self.indices.extract_if(.., |other| activations[*other].in_use_until < index);
+        self.bytes -= over.map(|other| activations[other].bytes).sum::<u64>();
     }
 }
 

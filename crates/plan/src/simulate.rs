@@ -101,6 +101,8 @@ pub(super) struct Bounds {
     pub(super) step: f64,
     /// Whether what the program holds until forward ends may stay on the device.
     pub(super) may_stay: bool,
+    /// Whether the quickest plan is wanted: what leaves may have all the room that the promised peak leaves.
+    pub(super) is_roomy: bool,
 }
 
 /// Why the device waits.
@@ -112,8 +114,14 @@ enum StallCause {
 }
 
 impl Bounds {
-    pub(super) const NONE: Bounds =
-        Bounds { least: 0, peak: u64::MAX, promised: u64::MAX, step: f64::INFINITY, may_stay: false };
+    pub(super) const NONE: Bounds = Bounds {
+        least: 0,
+        peak: u64::MAX,
+        promised: u64::MAX,
+        step: f64::INFINITY,
+        may_stay: false,
+        is_roomy: false,
+    };
 }
 
 /// Simulates the step.

@@ -6,19 +6,28 @@ use ssdtrain_libtorch::{Block, Storage, Watch};
 
 use super::super::entry::{Edge, State};
 use super::super::tape::Tape;
-use super::{Answer, EntryKey, Job, Table, TapeKey};
+use super::{Answer, EntryKey, Job, Squeeze, Table, TapeKey};
 use crate::error::{Error, Result};
+use crate::telemetry::StallCause;
 use crate::tier::Parcel;
 
 impl Table {
-    /// An entry to release so that everything on the device and the load of `wanted` fit backward's budget. Backward itself never waits
-    /// for room.
-    pub(crate) fn squeeze_for_backward(&mut self, wanted: EntryKey) -> Option<(EntryKey, Arc<dyn Parcel>)> {
-        let away =
-            self.entry(wanted).filter(|entry| entry.state == State::Away && entry.source.upgrade().is_none());
+    /// What can be done so that everything on the device and the load of `wanted` fit backward's budget.
+    pub(crate) fn squeeze_for_backward(&mut self, wanted: EntryKey) -> Squeeze {
+        let entry = self.entry(wanted);
+        let away = entry.filter(|entry| entry.state == State::Away && entry.source.upgrade().is_none());
         let bytes = away.map_or(0, |entry| entry.bytes);
-        let over = self.device_bytes() + bytes > self.limits.backward_budget;
-        if over { self.oldest_leaving().filter(|(key, _)| *key != wanted) } else { None }
+        let own = entry.filter(|entry| entry.storing).map_or(0, |entry| entry.bytes);
+        if self.device_bytes() + bytes <= self.limits.backward_budget {
+            return Squeeze::Fits;
+        }
+        if self.storing > own {
+            return Squeeze::Wait(StallCause::DeviceBudget);
+        }
+        match self.oldest_leaving() {
+            Some((key, parcel)) if key != wanted => Squeeze::LetGo(key, parcel),
+            _ => Squeeze::Fits,
+        }
     }
 
     /// Answers a handle that asks for its bytes. `round` is the handle's own record of the device copy that last served it.

@@ -249,6 +249,8 @@ impl Record {
                 break key;
             }
             if self.fits(bytes) {
+                let held = self.table.on_device.now() + self.left_in_use() + bytes;
+                self.assert_waited(held, self.settings.device_budget, None);
                 let (scope, counters) = (ScopeId::default(), Arc::default());
                 let (id, parcel) = (storage.id(), parcel.take());
                 let saved = Saved { storage, parcel, version, part, scope, step: 1, counters };
@@ -260,6 +262,20 @@ impl Record {
         let position = self.table.attach(key, tape);
         self.handles.push(Handle { key, tape, position, round: 0 });
         self.decide(Table::pump);
+    }
+
+    /// Bytes that are not on the device for the table, but that the program holds.
+    fn left_in_use(&self) -> u64 {
+        let entries = self.table.entries.iter().map(|(_, entry)| entry);
+        let left = entries.filter(|entry| entry.state == State::Away && entry.source.upgrade().is_some());
+        let left = left.filter(|_| !self.settings.in_stream_order);
+        left.map(|entry| entry.bytes).sum()
+    }
+
+    /// Nothing exceeds a budget as long as something else than what is `wanted` is on its way out, and has to be waited for.
+    fn assert_waited(&self, held: u64, budget: u64, wanted: Option<EntryKey>) {
+        let others = self.awaited.iter().filter(|one| one.store.is_some() && Some(one.key) != wanted);
+        assert!(held <= budget || others.count() == 0, "{held} bytes, {budget} allowed");
     }
 
     /// Makes room, or waits for some; true if there is nothing more to do for it.
@@ -374,11 +390,15 @@ impl Record {
     /// Asks once. Returns what the handle was served with.
     fn ask(&mut self, index: usize) -> Option<Storage> {
         let Handle { key, tape, position, mut round } = self.handles[index];
-        while let Some((leaving, parcel)) = self.table.squeeze_for_backward(key) {
-            if !self.let_go(leaving, &parcel) {
-                break;
+        loop {
+            match self.table.squeeze_for_backward(key) {
+                Squeeze::Wait(_) => self.wait(),
+                Squeeze::LetGo(leaving, parcel) if self.let_go(leaving, &parcel) => {}
+                _ => break,
             }
         }
+        let held = self.table.on_device.now();
+        self.assert_waited(held, self.settings.backward_budget, Some(key));
         let answer = self.decide(|table, jobs| {
             let answer = table.ask(key, &mut round, jobs);
             table.look_ahead(tape, position, !jobs.is_empty(), jobs);

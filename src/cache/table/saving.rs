@@ -59,7 +59,9 @@ impl Table {
 
     /// What can be done so that `bytes` more to be saved fit the device budget.
     pub(crate) fn squeeze(&mut self, bytes: u64, jobs: &mut Vec<Job>) -> Squeeze {
-        if self.on_device.now() + bytes <= self.limits.device_budget {
+        let budget = self.limits.device_budget;
+        let wanted = self.on_device.now() + bytes;
+        if wanted + self.left_bytes <= budget || wanted + self.left_in_use() <= budget {
             return Squeeze::Fits;
         }
         if self.storing > 0 {
@@ -78,6 +80,20 @@ impl Table {
             }
         }
         Squeeze::Fits
+    }
+
+    /// Bytes of the storages that have left, but that the program still holds.
+    fn left_in_use(&mut self) -> u64 {
+        let entries = &self.entries;
+        let mut bytes = 0;
+        self.left.retain(|key| {
+            let left = entries.get(key.index).filter(|entry| entry.serial == key.serial);
+            let left = left.filter(|entry| entry.state == State::Away && entry.source.upgrade().is_some());
+            bytes += left.map_or(0, |entry| entry.bytes);
+            left.is_some()
+        });
+        self.left_bytes = bytes;
+        bytes
     }
 
     /// The oldest entry whose store has begun, if storages leave in stream order.
@@ -301,6 +317,11 @@ impl Table {
         let entry = self.advance(key, Edge::Stored);
         let device = entry.device.take();
         self.on_device.lower(bytes);
+        if !in_stream_order {
+            self.left.push_back(key);
+            self.left_bytes += bytes;
+            forget_others(&mut self.left, &self.entries, State::Away);
+        }
         (device, None)
     }
 }

@@ -51,8 +51,8 @@ impl Offload {
     }
 
     /// The device budget once backward asks for tensors, if it should be less than forward's: backward needs memory
-    /// for gradients, and forward needs some for what is still on its way out. On a GPU, what exceeds it leaves as
-    /// backward begins. Values above the device budget count as the device budget. Default: the device budget.
+    /// for gradients, and forward needs some for what is still on its way out. As backward begins, it waits until what
+    /// exceeds it has left, as far as it is to leave. Values above the device budget count as the device budget. Default: the device budget.
     #[must_use]
     pub fn backward_budget(mut self, bytes: u64) -> Offload {
         self.backward_budget = Some(bytes);

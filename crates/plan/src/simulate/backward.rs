@@ -45,8 +45,7 @@ impl Run<'_> {
     /// asked for.
     fn bring(&mut self, index: usize) {
         let wanted = if self.places[index].at == At::Below { self.activations[index].bytes } else { 0 };
-        while self.machine.release != Release::WhenStored
-            && self.on_device + wanted > self.budgets.backward_budget
+        while self.on_device + wanted > self.budgets.backward_budget
             && self.releasing.front().is_some_and(|oldest| *oldest != index)
             && self.let_go()
         {}

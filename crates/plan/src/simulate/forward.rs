@@ -20,7 +20,7 @@ impl Run<'_> {
             self.hold(index);
             return;
         }
-        while self.on_device + bytes > self.budgets.device_budget && self.let_go() {}
+        while self.on_device + self.left_in_use() + bytes > self.budgets.device_budget && self.let_go() {}
         self.on_device += bytes;
         self.places[index].at = At::Device;
         if self.placement(index) == Placement::Keep {
@@ -80,6 +80,16 @@ impl Run<'_> {
         }
         self.places[index].at = At::Below;
         self.on_device -= self.activations[index].bytes;
+    }
+
+    /// Bytes that have left but that the program still holds. They count in the budget where storages leave only as fast as the disk
+    /// takes them, so that the budget is kept however fast that is.
+    fn left_in_use(&self) -> u64 {
+        if self.machine.release != Release::WhenStored {
+            return 0;
+        }
+        let left = self.in_use.iter().filter(|&&other| self.places[other].at == At::Below);
+        left.map(|&other| self.activations[other].bytes).sum()
     }
 
     /// The program holds an activation that is not on the device for the cache. What autograd does not save is part of
