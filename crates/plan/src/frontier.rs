@@ -12,7 +12,7 @@ use crate::graph::Graph;
 use crate::level::Level;
 use crate::parallel;
 use crate::simulate::{self, Bounds, ROUNDING};
-use crate::{Budgets, Machine, Prediction, Workload};
+use crate::{Budgets, Machine, Prediction, Release, Workload};
 
 /// A step with fewer activations is planned sooner than threads begin.
 const WORTH_THREADS: usize = 16;
@@ -22,8 +22,10 @@ const ROOM: u64 = 64;
 /// From how many levels changes begin where the peak is limited, and how far apart these are among those that are quick for it.
 const STARTS: usize = 3;
 const STARTS_APART: usize = 3;
-/// A plan that leaves more than the rest of the time it may take has no use for it: no plan has a lower peak.
+/// A plan that leaves more than the rest of the time it may take has no use for it: no plan has a lower peak. It is tried so many times
+/// whether less time leads as low.
 const MOST_USED: f64 = 0.9;
+const LESS_TIME: u32 = 4;
 
 /// The placements worth considering for one workload on one machine.
 #[derive(Clone, Debug)]
@@ -158,6 +160,7 @@ impl<'a> Frontier<'a> {
 
     /// The quickest plan within a limit of the peak. As with a time limit, each sequence is followed by itself.
     fn quickest_within(&self, goal: Goal, bounds: Bounds) -> Option<Plan> {
+        let bounds = Bounds { is_roomy: bounds.promised < u64::MAX, ..bounds };
         self.best_of_sequences(goal, |sequence, threads| self.quickest_along(sequence, goal, bounds, threads))
     }
 
@@ -239,21 +242,45 @@ impl<'a> Frontier<'a> {
         found.into_iter().flatten().min_by(order)
     }
 
-    /// The lowest plan within a time limit. Each sequence is followed by itself, since only its end shows how low it leads. Where no more
-    /// time leads lower, it is the quickest of its peak.
+    /// The lowest plan within a time limit. A limit of the peak does not change it, unless it is one for a disk that falls behind.
     fn lowest_within(&self, goal: Goal, bounds: Bounds) -> Option<Plan> {
-        let lowest = self.best_of_sequences(goal, |sequence, threads| {
-            self.lowest_along(sequence, goal, bounds, threads)
-        })?;
+        let falls_behind = self.machine.release == Release::WhenStored;
+        let promised = if falls_behind { bounds.promised } else { u64::MAX };
+        let lowest = self.lowest_for(goal, Bounds { peak: u64::MAX, promised, ..bounds });
+        let is_within = |plan: &Plan| plan.prediction.peak() <= bounds.peak;
+        lowest.filter(is_within).or_else(|| self.quickest_within(Goal::budget(bounds.peak), bounds))
+    }
+
+    /// The lowest plan for a time. Where no more time leads lower, it is a quick one of its peak.
+    fn lowest_for(&self, goal: Goal, bounds: Bounds) -> Option<Plan> {
+        let lowest = self.lowest_of_sequences(goal, bounds)?;
         let computed = self.work.computed().as_secs_f64();
-        let takes = lowest.prediction.step.as_secs_f64() - computed;
-        if takes > MOST_USED * (bounds.step - computed) {
+        let takes = |plan: &Plan| plan.prediction.step.as_secs_f64() - computed;
+        if takes(&lowest) > MOST_USED * (bounds.step - computed) {
             return Some(lowest);
         }
+        let order = |left: &Plan, right: &Plan| goal.order(&left.prediction, &right.prediction);
         let peak = lowest.prediction.peak();
         let quicker = self.quickest_within(Goal::budget(peak), Bounds { peak, ..bounds });
-        let order = |left: &Plan, right: &Plan| goal.order(&left.prediction, &right.prediction);
-        quicker.into_iter().chain([lowest]).min_by(order)
+        let mut best = quicker.into_iter().chain([lowest]).min_by(order)?;
+        let (mut too_little, mut enough) = (0.0, takes(&best));
+        for _ in 0..LESS_TIME {
+            let most = (too_little + enough) / 2.0;
+            let found = self.lowest_of_sequences(goal, Bounds { step: computed + most, ..bounds });
+            match found.filter(|found| found.prediction.peak() <= peak) {
+                Some(found) => {
+                    enough = takes(&found);
+                    best = found;
+                }
+                None => too_little = most,
+            }
+        }
+        Some(best)
+    }
+
+    /// The lowest plan of all sequences. Each is followed by itself, since only its end shows how low it leads.
+    fn lowest_of_sequences(&self, goal: Goal, bounds: Bounds) -> Option<Plan> {
+        self.best_of_sequences(goal, |sequence, threads| self.lowest_along(sequence, goal, bounds, threads))
     }
 
     /// The lowest plan of a sequence within a time limit: for each level, the lowest target that keeps to it, then the same between the best
@@ -301,6 +328,7 @@ impl<'a> Frontier<'a> {
         bounds: &mut Bounds,
         best: &mut Option<Best>,
     ) {
+        let promised = bounds.promised;
         let mut try_target = |target: u64, best: &mut Option<Best>| {
             let Some(plan) = self.realise(level, target, bounds) else { return false };
             let order = |other: &Best| goal.order(&plan.prediction, &other.plan.prediction);
@@ -313,7 +341,7 @@ impl<'a> Frontier<'a> {
         let mut below = level.lowest();
         let mut above = match best {
             Some(best) => best.target.min(best.plan.prediction.peak()),
-            None => u64::MAX,
+            None => promised,
         };
         if above < below || !try_target(above, best) {
             return;

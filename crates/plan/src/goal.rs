@@ -71,7 +71,9 @@ impl Goal {
 
     /// The bounds that the goal sets if a step with everything kept takes this long.
     pub(crate) fn bounds(&self, kept: Duration) -> Bounds {
-        let step = self.step.map_or(f64::INFINITY, |times| times * kept.as_secs_f64());
+        // No time at all, any number of times.
+        let allowed = |times: f64| if times.is_finite() { times * kept.as_secs_f64() } else { times };
+        let step = self.step.map_or(f64::INFINITY, allowed);
         let peak = self.peak.unwrap_or(u64::MAX);
         let may_stay = self.step.is_some() && self.peak.is_none();
         Bounds { peak, promised: peak, step, may_stay, ..Bounds::NONE }

@@ -359,6 +359,39 @@ fn time_that_leads_no_lower_is_not_spent() {
     }
 }
 
+#[test]
+fn a_limit_of_the_peak_that_limits_nothing_makes_no_plan_for_a_time_higher() {
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[21; 32]);
+    let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+    for _ in 0..64 {
+        let work = workload().new_tree(&mut runner).unwrap().current();
+        let machine = machine().new_tree(&mut runner).unwrap().current();
+        let machine = Machine { release: Release::WhenStored, ..machine };
+        let frontier = Frontier::new(&work, &machine, Caps::default());
+        for share in [0.02, 0.1, 0.3] {
+            let plan = |peak| frontier.plan(Goal { peak, ..Goal::overhead(share) }).unwrap().prediction;
+            let (free, limited) = (plan(None), plan(Some(100 * frontier.kept)));
+            assert!(limited.peak() <= free.peak(), "{share}: {limited:?} {free:?}");
+        }
+    }
+}
+
+#[test]
+fn a_goal_of_time_and_peak_is_in_reach_where_a_plan_has_both() {
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[22; 32]);
+    let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+    for _ in 0..64 {
+        let (work, machine) = (workload().new_tree(&mut runner).unwrap().current(), copies(1e4));
+        let frontier = Frontier::new(&work, &machine, Caps::default());
+        for share in [0.1, 0.3, 1.0] {
+            let plan = |peak| frontier.plan(Goal { peak, ..Goal::overhead(share) });
+            // With a limit, nothing stays because the program holds it anyway.
+            let peak = plan(Some(100 * frontier.kept)).unwrap().prediction.peak();
+            assert!(plan(Some(peak)).is_ok_and(|plan| plan.prediction.peak() <= peak), "{share} {peak}");
+        }
+    }
+}
+
 /// Where several sequences competed until only one was followed to its end, one that began lower and ended higher could win.
 #[test]
 fn no_sequence_leads_lower_than_the_plan_for_a_time() {

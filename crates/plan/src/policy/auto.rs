@@ -27,6 +27,8 @@ use crate::{Budgets, Goal, Profile, Release, ScopeId};
 /// Bytes that storages may occupy on the device in a profiled step if they are released when stored, unless half of what is free is less. If
 /// they leave as late as possible, it is 0, because what stays shows no bandwidth.
 const UNPLANNED_BYTES: u64 = 512 << 20;
+/// In a step that shows what else is needed, one part in so many of what may stay in others without a plan does.
+const LOOKING: u64 = 4;
 /// The times of at most this many steps are passed over because kernels were being made meanwhile.
 const COMPILED: u32 = 256;
 /// The times of at most so many steps in a row are passed over because the device's driver was asked for memory, or memory was short: where
@@ -202,7 +204,7 @@ impl Auto {
             self.kinds.revise(&self.objective, Decision::Memory);
         }
         let are_others = self.kinds.plans() != plans;
-        let fits = |most: u64| self.kinds.iter().any(|kind| kind.largest_peak() <= most);
+        let fits = |most: u64| self.kinds.iter().all(|kind| kind.largest_peak() <= most);
         let in_vain = !are_others && limit.is_some_and(|most| !fits(most));
         self.fitting.looked(number, self.kinds.plans(), in_vain);
         are_others
@@ -217,7 +219,7 @@ impl Auto {
         let bytes = match release {
             Release::InStreamOrder if may_keep => return Room::Fitting(Headroom::Free),
             Release::InStreamOrder | Release::OnceWritten => 0,
-            Release::WhenStored => self.headroom.min(UNPLANNED_BYTES).min(free() / 2),
+            Release::WhenStored => (self.headroom / LOOKING).min(UNPLANNED_BYTES).min(free() / 2),
         };
         let budgets = Budgets {
             device_budget: bytes,

@@ -40,6 +40,8 @@ pub(super) const LARGER_STILL: f64 = 1.25;
 const VARIED: f64 = 0.02;
 /// Steps that take or save more than so many times what is planned are judged as if it were no more.
 const MOST_SCALE: f64 = 1e3;
+/// For so many steps after one whose first storages did not tell how much was open after them, those of others do not either.
+const UNTOLD: u64 = 512;
 
 /// The steps of one kind, which save the same things in the same order.
 #[derive(Clone, Debug)]
@@ -64,9 +66,9 @@ pub(super) struct Kind {
     widest: f64,
     varies: bool,
     heights: Heights,
-    /// Whether the first storages of its steps do not tell how much is open after them: one left out or repeated something, or grew, or
-    /// several micro-batches were open at once.
-    is_untold: bool,
+    /// The last step whose first storages did not tell how much was open after them: it left out or repeated something, or grew, or several
+    /// micro-batches were open at once.
+    untold: Option<u64>,
     /// How many plans there were.
     pub(super) plans: u64,
     /// The last step that was of this kind.
@@ -113,7 +115,7 @@ impl Kind {
             widest: 1.0,
             varies: false,
             heights: Heights::default(),
-            is_untold: false,
+            untold: None,
             plans: 1,
             last: 0,
             decisions: Vec::new(),
@@ -205,19 +207,26 @@ impl Kind {
     /// memory for that. It is not so before the plan was compared or timed, and no peak of a goal is left to what is known of sizes.
     pub(super) fn whole_up_to(&self, objective: &Objective, step: u64, highest: u64) -> f64 {
         let is_known = !objective.compares && self.weighing.is_none() && self.watch.has_settled();
-        if !is_known || objective.goal.peak.is_some() || self.is_untold {
+        if !is_known || objective.goal.peak.is_some() || self.is_untold(step) {
             return 0.0;
         }
         let (kept, besides) = (self.planned.kept_peak(), self.planned.besides_activations());
         self.heights.size_within(step, highest.min(objective.most_peak()), kept, besides)
     }
 
+    /// Whether the first storages of one of the last steps before `step` did not tell how much is open after them.
+    fn is_untold(&self, step: u64) -> bool {
+        self.untold.is_some_and(|untold| step <= untold + UNTOLD)
+    }
+
     /// Takes note of how high a step was that followed one of its courses.
     pub(super) fn saw_height(&mut self, course: &Course, followed: &Followed, observed: &Observation) {
         let &Followed { how, at_once, one_by_one, stayed_whole, outgrew, .. } = followed;
-        self.is_untold |= how == Adherence::Altered || outgrew || !one_by_one;
         let &Observation { step, peak, pressed, .. } = observed;
-        if pressed > 0 || self.is_untold {
+        if how == Adherence::Altered || outgrew || !one_by_one {
+            self.untold = Some(step);
+        }
+        if pressed > 0 || self.is_untold(step) {
             return;
         }
         if course.is_baseline || stayed_whole || self.planned.keeps_all() {

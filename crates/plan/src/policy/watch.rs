@@ -8,7 +8,7 @@ pub(super) const SETTLING: usize = 3;
 const TELLING_SHARE: f64 = 0.03;
 /// If so many steps that say nothing of others come while steps are to be timed, none are until the next time.
 const MOST_WAITED: u32 = 8;
-/// The same of those that follow no plan because they are small. There may be many to each large one.
+/// The same of those in a row that follow no plan because they are small. There may be many to each large one.
 const MOST_PASSED: u32 = 128;
 /// What is usual is told by no more of a plan's steps.
 const MOST_TIMED: usize = 24;
@@ -70,7 +70,7 @@ pub(super) struct Watch {
     /// The times of the first steps that were not timed. Such a step may end before the device has finished it.
     usual: Vec<Duration>,
     rested: u32,
-    /// How many steps that follow no plan have come while steps are to be timed.
+    /// How many steps in a row have followed no plan while steps are to be timed.
     passed: u32,
     rest: u32,
     strange: u32,
@@ -192,6 +192,7 @@ impl Watch {
     }
 
     fn time(&mut self, wall: Duration, stall: Duration) -> Option<Seen> {
+        self.passed = 0;
         self.timed.push((wall, stall));
         self.all.push(wall.as_secs_f64());
         if self.timed.len() < SETTLING {
@@ -212,18 +213,18 @@ impl Watch {
         let typical = Duration::try_from_secs_f64(typical).unwrap_or(wall);
         let seen =
             Seen { wall, stall, quickest, slowest, count, usual: typical, deviation, is_first, is_strange };
+        self.timed.clear();
         (self.settles, self.is_strange, self.has_settled) = (false, false, true);
         Some(seen)
     }
 
-    /// Times the next steps.
+    /// Times the next steps. Unless steps are strange now, those count that were timed when it was given up, and so does the reason.
     fn settle(&mut self, is_strange: bool) {
-        let Watch { has_settled, rest, patience, parts, .. } = *self;
-        let (usual, all) = match is_strange {
-            true => Default::default(),
-            false => (std::mem::take(&mut self.usual), std::mem::take(&mut self.all)),
-        };
-        *self = Watch { is_strange, has_settled, usual, all, rest, patience, parts, ..Watch::default() };
+        if is_strange {
+            (self.timed, self.usual, self.all) = Default::default();
+        }
+        self.is_strange |= is_strange;
+        (self.settles, self.rested, self.passed, self.strange) = (true, 0, 0, 0);
     }
 
     fn lose_patience(&mut self) {
@@ -379,6 +380,20 @@ mod tests {
         }
         settle(&mut watch, false);
         assert_eq!(until_timed(&mut watch, 20), Some(5));
+    }
+
+    #[test]
+    fn steps_that_come_rarely_are_timed_all_the_same() {
+        for between in [30, 70, 100, 200] {
+            let mut watch = settled();
+            let mut large = |watch: &mut Watch, millis| {
+                (0..between).for_each(|_| watch.passes());
+                see(watch, millis)
+            };
+            let seen = (1..100).find_map(|nth| large(&mut watch, 200).map(|seen| (nth, seen)));
+            let Some((nth, seen)) = seen else { panic!("not one of 100, {between} apart") };
+            assert!(seen.wall == 200 * MS && nth <= 40, "{between} apart: the {nth}th");
+        }
     }
 
     #[test]

@@ -20,9 +20,12 @@ pub(super) struct Heights {
     before: u64,
 }
 
-/// A step that kept everything.
+/// Steps of about one size that kept everything.
 #[derive(Clone, Copy, Debug)]
 struct Kept {
+    /// The last of them.
+    last: u64,
+    /// The last of those with the highest peak.
     step: u64,
     size: f64,
     peak: u64,
@@ -30,7 +33,7 @@ struct Kept {
 
 impl Kept {
     fn is_of_last(self, step: u64) -> bool {
-        step < self.step + 2 * LAST
+        step < self.last + 2 * LAST
     }
 }
 
@@ -40,11 +43,12 @@ impl Heights {
         if !(0.0..=LIKE).contains(&size) {
             return;
         }
-        let seen = Kept { step, size, peak };
+        let seen = Kept { last: step, step, size, peak };
         let highest = self.kept.entry((size * SIZES) as u64).or_insert(seen);
-        if peak > highest.peak || !highest.is_of_last(step) {
+        if peak >= highest.peak || step >= highest.step + 2 * LAST {
             *highest = seen;
         }
+        highest.last = step;
     }
 
     /// Step number `step` went as planned.
@@ -131,6 +135,24 @@ mod tests {
         let mut heights = Heights::default();
         heights.saw_kept(1, 1.01, 800);
         assert_eq!(heights.size_within(9, 900, 1000, 0), 1.01, "they were lower");
+    }
+
+    #[test]
+    fn a_size_is_known_for_as_long_as_it_comes() {
+        let mut heights = Heights::default();
+        for step in 1..6 * LAST {
+            heights.saw_kept(step, 0.4, 400);
+            assert!(heights.size_within(step + 1, 600, 1000, 700) > 0.4, "after step {step}");
+        }
+        assert_eq!(heights.size_within(8 * LAST, 600, 1000, 700), 0.0, "it came no more");
+    }
+
+    #[test]
+    fn a_peak_that_was_high_once_is_forgotten_while_others_come() {
+        let mut heights = Heights::default();
+        heights.saw_kept(1, 0.02, 900);
+        (2..=2 * LAST + 1).for_each(|step| heights.saw_kept(step, 0.02, 20));
+        assert!((heights.size_within(2 * LAST + 2, 600, 1000, 0) - 0.6).abs() < 0.01);
     }
 
     #[test]

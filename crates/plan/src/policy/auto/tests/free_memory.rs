@@ -65,6 +65,33 @@ fn it_is_looked_as_often_where_plans_fit_though_others_would_be_the_same() {
     assert!(peaks[LOOKED as usize - 1] <= 9 * MB / 2, "{peaks:?}");
 }
 
+/// Plans that fit are no reason to make the others anew each time.
+#[test]
+fn where_one_of_several_plans_cannot_fit_it_is_looked_ever_more_rarely() {
+    let mut run = Run::roomy(aiming_at(0.1), profile(50.0));
+    (0..30).for_each(|_| step(&mut run));
+    let mut other = profile_of(3 * MB, 50.0);
+    other.work.turn_extra = 40 * MB;
+    (other.saves[0].0.bytes, other.work.activations[0].bytes) = (MB / 2, MB / 2);
+    run.next_step();
+    while !run.plan.profiled {
+        run.ended(LOST, Observation { wall: KEPT, ..Observation::default() });
+        run.next_step();
+    }
+    run.ended(StepOutcome::Profiled(Some(Box::new(other))), Observation::default());
+    assert_eq!(run.auto.kinds.len(), 2);
+    run.free = 30 * MB;
+    let mut looks = 0;
+    for number in 0..4000 {
+        let plans = run.auto.kinds.plans();
+        looks += u64::from(number >= 2000 && run.auto.fitting.is_due(run.number + 1, plans));
+        run.next_step();
+        let observed = run.usual();
+        run.ended(WHOLE, observed);
+    }
+    assert!(looks <= 2000 / 512, "{looks} looks");
+}
+
 #[test]
 fn with_a_goal_for_the_peak_what_is_not_planned_takes_half_of_the_free_memory_at_most_as_well() {
     let mut run = Run { free: 16 * MB, ..Run::begin(Goal::budget(1000 * MB)) };

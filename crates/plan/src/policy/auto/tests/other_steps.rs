@@ -130,6 +130,16 @@ fn small_ones_go_as_planned_where_more_may_be_open_than_their_first_storages_tel
     assert_eq!(whole_up_to_after(Followed { outgrew: true, ..half }), 0.0);
     assert_eq!(whole_up_to_after(Followed { how: Adherence::Altered, ..half }), 0.0);
     assert_eq!(whole_up_to_after(Followed { one_by_one: false, ..half }), 0.0, "more may be open");
+    // Until it has not been so for long.
+    let mut run = followed(Goal::overhead(0.1));
+    let altered = Followed { how: Adherence::Altered, ..half };
+    end(&mut run, altered, Observation { wall: KEPT, ..Observation::default() });
+    let number = run.number;
+    let whole = |run: &mut Run, later: u64| {
+        let highest = 2 * LAYERS * MB;
+        run.auto.kinds[0].whole_up_to(&run.auto.objective, number + later, highest) > 0.0
+    };
+    assert!(!whole(&mut run, 512) && whole(&mut run, 513));
     let unequal = Followed { size: 1.0, micro_batches: 2.0, at_once: 1.2, how: Adherence::Larger, ..half };
     assert!(whole_up_to_after(unequal) > 0.0, "one after the other");
     let both = Goal { peak: Some(LAYERS * MB), ..Goal::overhead(0.1) };
@@ -199,12 +209,16 @@ fn unequal_micro_batches_that_are_too_high_as_a_whole_are_noticed() {
 
 #[test]
 fn steps_that_became_slow_are_judged_however_many_small_ones_keep_everything() {
-    for small in [1, 3, 7, 15] {
+    for small in [1, 3, 7, 15, 63, 100] {
         let mut run = Run::roomy(aiming_at(0.1), profile(50.0));
         let (mut slow, mut whole) = (0, 0);
         for number in 0..200 * (small + 1) {
             let is_large = number < 40 || number % (small + 1) == 0;
             let is_kept = run.next_step() == NextStep::Baseline || run.auto.kinds[0].planned.keeps_all();
+            if run.plan.profiled {
+                run.ended(StepOutcome::Profiled(None), Observation::default());
+                continue;
+            }
             let times = match is_kept {
                 true => 1.0,
                 false if number < 100 => 1.05,

@@ -42,9 +42,9 @@ fn steps_that_are_not_planned_may_take_what_has_shown_to_leave_them_within_the_b
         NextStep::OffloadAll { budgets, .. } => budgets.device_budget,
         next_step => panic!("{next_step:?}"),
     };
-    assert_eq!(headroom(&mut run), 6 * MB);
+    assert_eq!(headroom(&mut run), 6 * MB / LOOKING);
     run.ended(StepOutcome::Unplanned, Observation { peak: 14 * MB, ..Observation::default() });
-    assert_eq!(headroom(&mut run), 4 * MB);
+    assert_eq!(headroom(&mut run), 4 * MB / LOOKING);
     run.ended(StepOutcome::Profiled(None), Observation { peak: 20 * MB, ..Observation::default() });
     run.ended(StepOutcome::Profiled(None), Observation::default());
     assert!(matches!(run.next_step(), NextStep::Keep { headroom: Headroom::Bytes(0) }));
