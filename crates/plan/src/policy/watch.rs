@@ -386,7 +386,7 @@ mod tests {
     fn steps_that_come_rarely_are_timed_all_the_same() {
         for between in [30, 70, 100, 200] {
             let mut watch = settled();
-            let mut large = |watch: &mut Watch, millis| {
+            let large = |watch: &mut Watch, millis| {
                 (0..between).for_each(|_| watch.passes());
                 see(watch, millis)
             };
