@@ -366,11 +366,22 @@ impl Cache {
         }
     }
 
-    /// The same for backward, which asks for `wanted`.
-    fn fits_backward(&self, table: &mut MutexGuard<'_, Table>, wanted: EntryKey, here: &Here) -> bool {
+    /// The same for backward, which asks for `wanted` of `tape`, when so many entries were saved.
+    fn fits_backward(
+        self: &Arc<Self>,
+        table: &mut MutexGuard<'_, Table>,
+        (wanted, tape): (EntryKey, TapeKey),
+        until: u64,
+        here: &Here,
+    ) -> bool {
         let counters = |table: &Table, key| table.entry(key).map(|entry| Arc::clone(&entry.counters));
-        match table.squeeze_for_backward(wanted) {
-            Squeeze::Fits | Squeeze::Begun => true,
+        let mut jobs = Vec::new();
+        match table.squeeze_for_backward(wanted, tape, until, &mut jobs) {
+            Squeeze::Fits => true,
+            Squeeze::Begun => {
+                MutexGuard::unlocked(table, || self.submit(jobs, here));
+                false
+            }
             Squeeze::LetGo(key, parcel) => {
                 counters(table, key).is_none_or(|counters| !self.let_go(table, key, parcel, &counters, here))
             }
@@ -442,8 +453,9 @@ impl Cache {
         let here = Here::default();
         let mut waited: Option<(Instant, Arc<Counters>)> = None;
         let mut missed = false;
+        let until = table.saved();
         loop {
-            while !self.fits_backward(&mut table, key, &here) {}
+            while waited.is_none() && !self.fits_backward(&mut table, (key, tape), until, &here) {}
             let mut jobs = Vec::new();
             let answer = table.ask(key, round, &mut jobs);
             missed |= !jobs.is_empty();

@@ -61,6 +61,8 @@ pub(crate) struct Entry {
     pub(crate) scope: ScopeId,
     pub(crate) step: u64,
     pub(crate) counters: Arc<Counters>,
+    /// Where it was saved last.
+    last: (TapeKey, usize),
     failure: Option<Error>,
 }
 
@@ -172,9 +174,11 @@ pub(crate) struct Table {
     /// Entries whose store has begun, oldest first, if storages leave in stream order. May contain keys of entries whose state has
     /// changed since.
     leaving: VecDeque<EntryKey>,
-    /// Entries that have left while their storages may still be held by the program, if storages leave when they are stored, and no fewer
-    /// than their bytes. May contain keys of entries whose state has changed since.
-    left: VecDeque<EntryKey>,
+    /// Entries whose store is in flight, if storages leave when they are stored. Some may be gone.
+    in_flight: VecDeque<EntryKey>,
+    /// Entries that have left while their storages may still be held by the program, if storages leave when they are stored, with their
+    /// bytes, and the sum of these. May contain entries whose state has changed since.
+    left: VecDeque<(EntryKey, u64)>,
     left_bytes: u64,
     /// Bytes of the stores in flight that have to be waited for.
     storing: u64,
@@ -213,6 +217,7 @@ impl Table {
             serial: 0,
             queue: VecDeque::new(),
             leaving: VecDeque::new(),
+            in_flight: VecDeque::new(),
             left: VecDeque::new(),
             left_bytes: 0,
             storing: 0,
@@ -234,6 +239,11 @@ impl Table {
     #[cfg(test)]
     pub(crate) fn queued(&self) -> usize {
         self.queue.len() + self.leaving.len() + self.left.len()
+    }
+
+    /// How many entries there were so far.
+    pub(crate) fn saved(&self) -> u64 {
+        self.serial
     }
 
     pub(crate) fn set_limits(&mut self, limits: Limits) {

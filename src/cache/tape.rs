@@ -38,6 +38,16 @@ impl Tape {
         self.near = self.near.min(self.cursor);
     }
 
+    /// Whether backward has asked for nothing since the last entry was saved, and nothing was considered.
+    pub(crate) fn is_at_end(&self) -> bool {
+        self.cursor == self.slots.len()
+    }
+
+    /// The entry at `position` has left since it was considered, and is considered again.
+    pub(crate) fn left(&mut self, position: usize) {
+        self.cursor = self.cursor.max((position + 1).min(self.slots.len()));
+    }
+
     /// Backward has asked for the entry at `position`. `missed`: it had not been prefetched, which is also how a second backward that
     /// starts from the end again is noticed.
     pub(crate) fn asked(&mut self, position: usize, missed: bool) {
@@ -94,6 +104,15 @@ mod tests {
     #[test]
     fn looks_ahead_in_the_reverse_order_of_saving() {
         assert_eq!(look_ahead(&mut tape_of(4), 9), [3, 2, 1, 0]);
+    }
+
+    #[test]
+    fn what_has_left_meanwhile_is_looked_at_again() {
+        let mut tape = tape_of(4);
+        tape.asked(3, false);
+        assert_eq!(look_ahead(&mut tape, 2), [2, 1]);
+        tape.left(2);
+        assert_eq!(look_ahead(&mut tape, 9), [2, 1, 0]);
     }
 
     #[test]

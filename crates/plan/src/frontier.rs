@@ -26,6 +26,8 @@ const STARTS_APART: usize = 3;
 /// whether less time leads as low.
 const MOST_USED: f64 = 0.9;
 const LESS_TIME: u32 = 4;
+/// So small a share of the step is not worth it.
+const LITTLE: f64 = 0.002;
 
 /// The placements worth considering for one workload on one machine.
 #[derive(Clone, Debug)]
@@ -265,6 +267,9 @@ impl<'a> Frontier<'a> {
         let mut best = quicker.into_iter().chain([lowest]).min_by(order)?;
         let (mut too_little, mut enough) = (0.0, takes(&best));
         for _ in 0..LESS_TIME {
+            if enough - too_little < LITTLE * computed {
+                break;
+            }
             let most = (too_little + enough) / 2.0;
             let found = self.lowest_of_sequences(goal, Bounds { step: computed + most, ..bounds });
             match found.filter(|found| found.prediction.peak() <= peak) {

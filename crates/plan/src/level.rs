@@ -165,8 +165,9 @@ impl Level {
                 Placement::Keep => kept += bytes,
                 Placement::Host | Placement::Disk => leaving.extend(in_use, activations),
             }
-            // Forward waits for what is beyond the budget, except for what stays there anyway.
-            let stays = kept.saturating_add(leaving.bytes);
+            // Forward waits for what is beyond the budget, except for what stays there anyway, and for what it has just saved.
+            let saved_last = if *placement == Placement::Keep || activation.is_saved() { 0 } else { bytes };
+            let stays = kept.saturating_add(leaving.bytes).saturating_add(saved_last);
             held = budgets.device_budget.max(stays).min(held.saturating_add(bytes));
         }
         // So does backward.

@@ -60,8 +60,9 @@ struct Run<'a> {
     in_use: Vec<usize>,
     /// Activations that backward has asked for and still uses.
     used: Vec<usize>,
-    /// The activation that backward asks for.
+    /// The activation that backward asks for, and whether it has asked for any.
     asked: usize,
+    has_begun: bool,
     /// The most bytes needed besides saved storages just before that.
     extra_before: u64,
     /// How many of the reruns are done, and how many of the activations that are released late are released.
@@ -178,6 +179,7 @@ impl<'a> Run<'a> {
             in_use: Vec::new(),
             used: Vec::new(),
             asked: activations.len(),
+            has_begun: false,
             extra_before: work.turn_extra,
             rerun: 0,
             released_late: 0,

@@ -12,21 +12,45 @@ use crate::telemetry::StallCause;
 use crate::tier::Parcel;
 
 impl Table {
-    /// What can be done so that everything on the device and the load of `wanted` fit backward's budget.
-    pub(crate) fn squeeze_for_backward(&mut self, wanted: EntryKey) -> Squeeze {
-        let entry = self.entry(wanted);
-        let away = entry.filter(|entry| entry.state == State::Away && entry.source.upgrade().is_none());
-        let bytes = away.map_or(0, |entry| entry.bytes);
-        let own = entry.filter(|entry| entry.storing).map_or(0, |entry| entry.bytes);
-        if self.device_bytes() + bytes <= self.limits.backward_budget {
+    /// What can be done so that everything on the device and the load of `wanted` fit backward's budget. Where storages leave when they are
+    /// stored, backward waits as it begins to ask for what `tape` has, and for room for what it loads: for the stores of what was
+    /// saved up to number `until`, whatever others save meanwhile.
+    pub(crate) fn squeeze_for_backward(
+        &mut self,
+        wanted: EntryKey,
+        tape: TapeKey,
+        until: u64,
+        jobs: &mut Vec<Job>,
+    ) -> Squeeze {
+        let away = self.entry(wanted).filter(|entry| entry.state == State::Away);
+        let loaded = away.filter(|entry| entry.source.upgrade().is_none()).map(|entry| entry.bytes);
+        let over = self.device_bytes() + loaded.unwrap_or(0) > self.limits.backward_budget;
+        let begins = self.tapes.get(&tape).is_some_and(Tape::is_at_end);
+        if !over {
             return Squeeze::Fits;
         }
-        if self.storing > own {
+        if self.in_stream_order() {
+            return match self.oldest_leaving() {
+                Some((key, parcel)) if key != wanted => Squeeze::LetGo(key, parcel),
+                _ => Squeeze::Fits,
+            };
+        }
+        if loaded.is_none() && !begins {
+            return Squeeze::Fits;
+        }
+        // It is about to be used.
+        if self.entry(wanted).is_some_and(|entry| entry.state == State::Device) {
+            self.stays(wanted);
+        }
+        let is_other = |key: EntryKey| key != wanted && key.serial <= until;
+        if self.in_flight.iter().any(|key| is_other(*key) && self.frees(*key)) {
             return Squeeze::Wait(StallCause::DeviceBudget);
         }
-        match self.oldest_leaving() {
-            Some((key, parcel)) if key != wanted => Squeeze::LetGo(key, parcel),
-            _ => Squeeze::Fits,
+        // There was no room below for them.
+        match self.oldest_queued().filter(|key| is_other(*key) && !self.limits.late) {
+            Some(key) if !self.begin_store(key, jobs) => Squeeze::Wait(StallCause::HostPool),
+            Some(_) => Squeeze::Begun,
+            None => Squeeze::Fits,
         }
     }
 
@@ -36,13 +60,7 @@ impl Table {
             return Answer::Failed("internal error: a handle outlived its entry".to_owned());
         };
         match entry.state {
-            State::Device => {
-                let counters = &entry.counters;
-                let counter = if entry.queued { &counters.cancelled } else { &counters.kept_parts };
-                counter.add(entry.bytes);
-                counters.forwarded.add(entry.bytes);
-                self.advance(key, Edge::Cancelled);
-            }
+            State::Device => self.stays(key),
             State::Storing if entry.served == 0 => entry.counters.forwarded.add(entry.bytes),
             State::Away => {
                 if let Some(alive) = entry.source.upgrade().filter(|alive| alive.bytes() >= entry.bytes) {
@@ -67,6 +85,24 @@ impl Table {
             State::Storing | State::Loaded | State::Kept => {}
         }
         self.serve(key, round)
+    }
+
+    /// Backward asks for what is only on the device, where it stays.
+    fn stays(&mut self, key: EntryKey) {
+        let entry = self.advance(key, Edge::Cancelled);
+        let counters = &entry.counters;
+        let counter = if entry.queued { &counters.cancelled } else { &counters.kept_parts };
+        counter.add(entry.bytes);
+        counters.forwarded.add(entry.bytes);
+    }
+
+    /// If storages leave when they are stored: an entry that has left is considered for loading, though it was passed while it was stored.
+    pub(super) fn looks_again(&mut self, key: EntryKey) {
+        if self.in_stream_order() {
+            return;
+        }
+        let Some((tape, position)) = self.entry(key).map(|entry| entry.last) else { return };
+        self.tapes.entry(tape).and_modify(|tape| tape.left(position));
     }
 
     fn serve(&mut self, key: EntryKey, round: &mut u64) -> Answer {

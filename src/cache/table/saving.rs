@@ -64,7 +64,7 @@ impl Table {
         if wanted + self.left_bytes <= budget || wanted + self.left_in_use() <= budget {
             return Squeeze::Fits;
         }
-        if self.storing > 0 {
+        if self.in_flight.iter().any(|key| self.frees(*key)) {
             return Squeeze::Wait(StallCause::DeviceBudget);
         }
         if let Some((key, parcel)) = self.oldest_leaving() {
@@ -82,18 +82,28 @@ impl Table {
         Squeeze::Fits
     }
 
-    /// Bytes of the storages that have left, but that the program still holds.
+    /// Bytes of the storages that have left, but that the program still holds. Of many, it is seen little by little which it has let go of.
     fn left_in_use(&mut self) -> u64 {
-        let entries = &self.entries;
-        let mut bytes = 0;
-        self.left.retain(|key| {
-            let left = entries.get(key.index).filter(|entry| entry.serial == key.serial);
-            let left = left.filter(|entry| entry.state == State::Away && entry.source.upgrade().is_some());
-            bytes += left.map_or(0, |entry| entry.bytes);
-            left.is_some()
-        });
-        self.left_bytes = bytes;
-        bytes
+        for _ in 0..self.left.len().min(LOOKED_AT) {
+            let Some((key, bytes)) = self.left.pop_front() else { break };
+            let away = self.entry(key).filter(|entry| entry.state == State::Away);
+            if away.is_some_and(|entry| entry.source.upgrade().is_some()) {
+                self.left.push_back((key, bytes));
+            } else {
+                self.left_bytes -= bytes;
+            }
+        }
+        self.left_bytes
+    }
+
+    /// Whether memory is free once the store of an entry has ended: it is to leave then, and nobody holds its storage but the cache, the
+    /// store, and who holds back what is stored. Or it has been released, and only its store still holds it.
+    pub(super) fn frees(&self, key: EntryKey) -> bool {
+        let own = 2 + u64::from(self.held_back.is_some());
+        self.entry(key).is_none_or(|entry| {
+            let leaves = entry.state == State::Storing && entry.served == 0;
+            leaves && entry.storage().is_some_and(|storage| storage.owners() <= own)
+        })
     }
 
     /// The oldest entry whose store has begun, if storages leave in stream order.
@@ -108,7 +118,7 @@ impl Table {
         None
     }
 
-    fn oldest_queued(&mut self) -> Option<EntryKey> {
+    pub(super) fn oldest_queued(&mut self) -> Option<EntryKey> {
         while let Some(&key) = self.queue.front() {
             if self.entry(key).is_some_and(|entry| entry.state == State::Device) {
                 return Some(key);
@@ -148,6 +158,7 @@ impl Table {
             scope: saved.scope,
             step: saved.step,
             counters: saved.counters,
+            last: Default::default(),
             failure: None,
         });
         let key = EntryKey { index, serial: self.serial };
@@ -177,16 +188,20 @@ impl Table {
     }
 
     /// Adds a handle of `key` to `tape` and returns its position there.
-    pub(crate) fn attach(&mut self, key: EntryKey, tape: TapeKey) -> usize {
+    pub(crate) fn attach(&mut self, key: EntryKey, open: TapeKey) -> usize {
         if let Some(entry) = self.entry_mut(key) {
             entry.handles += 1;
         }
         // The caller has found the tape open, so it exists.
-        let tape = self.tapes.entry(tape).or_default();
+        let tape = self.tapes.entry(open).or_default();
         let entries = &self.entries;
         tape.forget_gone(|key| entries.get(key.index).is_none_or(|entry| entry.serial != key.serial));
         tape.handles += 1;
-        tape.push(key)
+        let position = tape.push(key);
+        if let Some(entry) = self.entry_mut(key) {
+            entry.last = (open, position);
+        }
+        position
     }
 
     /// Begins the stores of what is to leave, as far as the window allows.
@@ -252,6 +267,7 @@ impl Table {
                     forget_others(&mut self.leaving, &self.entries, State::Storing);
                 } else {
                     self.entries[key.index].storing = true;
+                    self.in_flight.push_back(key);
                     self.storing += bytes;
                     self.transfers += 1;
                     if let Some(held_back) = &mut self.held_back {
@@ -282,6 +298,8 @@ impl Table {
         if !in_stream_order {
             self.storing -= bytes;
             self.transfers -= 1;
+            let ended = self.in_flight.iter().position(|other| *other == key);
+            ended.and_then(|place| self.in_flight.remove(place));
             let held_back = self.held_back.iter_mut().flatten();
             held_back.filter(|held| held.key == key).for_each(|held| held.stored = true);
         }
@@ -317,15 +335,19 @@ impl Table {
         let entry = self.advance(key, Edge::Stored);
         let device = entry.device.take();
         self.on_device.lower(bytes);
-        if !in_stream_order {
-            self.left.push_back(key);
+        // What is held back is freed with the next sample.
+        if !in_stream_order && self.held_back.is_none() {
+            self.left.push_back((key, bytes));
             self.left_bytes += bytes;
-            forget_others(&mut self.left, &self.entries, State::Away);
+            self.left_in_use();
         }
+        self.looks_again(key);
         (device, None)
     }
 }
 
+/// As many of the entries that have left are looked at each time.
+const LOOKED_AT: usize = 64;
 /// So many more keys than entries may be in a queue, and twice as many.
 const FEW: usize = 64;
 

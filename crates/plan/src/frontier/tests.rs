@@ -220,6 +220,51 @@ fn a_slow_disk_and_a_storage_larger_than_the_device_budget_break_no_goal() {
     }
 }
 
+/// What is recomputed after a spare waits for nothing, so that the spare is still there.
+#[test]
+fn a_slow_disk_and_a_spare_break_no_goal() {
+    let again = |bytes| Activation {
+        bytes,
+        forward: 50 * MS,
+        backward: 50 * MS,
+        recompute: Some(Recompute { time: MS, inputs: vec![0] }),
+        ..Activation::default()
+    };
+    let spare = Activation { role: Role::Spare, bytes: 600, forward: MS, ..Activation::default() };
+    let roomy = Activation { forward_extra: 700, ..again(1000) };
+    let activations = vec![spare, again(100), roomy, again(1000)];
+    let work = Workload { activations, turn: MS, rest: MS, ..Workload::default() };
+    let machine = Machine { release: Release::WhenStored, disk_write: 1e9, disk_read: 1e9, ..copies(1e9) };
+    let behind = Machine { disk_write: 1.0, ..machine };
+    for budget in [1700, 1750, 2000, 2300, 2400] {
+        if let Ok(plan) = Frontier::new(&work, &machine, Caps::default()).plan(Goal::budget(budget)) {
+            let peak = work.simulate(&plan.placements, &behind, &plan.budgets).peak();
+            assert!(peak <= budget, "{peak} with a budget of {budget}: {plan:?}");
+        }
+    }
+}
+
+/// One that is passed while it is stored leaves, and comes back before older ones do.
+#[test]
+fn what_leaves_after_it_was_passed_breaks_no_goal() {
+    let one = |bytes| Activation { bytes, forward: 10 * MS, backward: 20 * MS, ..Activation::default() };
+    let last = Activation { in_use_with: 2, ..one(400) };
+    let activations = vec![one(300), one(800), Activation { backward_extra: 184, ..one(900) }, one(47), last];
+    let work = Workload { activations, turn: MS, rest: MS, turn_extra: 472, ..Workload::default() };
+    let machine = Machine {
+        release: Release::WhenStored,
+        disk_write: 287194.0,
+        disk_read: 469994.0,
+        ..Machine::default()
+    };
+    let plan = Frontier::new(&work, &machine, Caps::default()).plan(Goal::budget(2304)).unwrap();
+    for slower in [0.01, 0.1, 0.3, 1.0, 3.0] {
+        let machine = Machine { disk_write: slower * machine.disk_write, ..machine };
+        let peak = work.simulate(&plan.placements, &machine, &plan.budgets).peak();
+        assert!(peak <= 2304, "{peak} where writing is {slower} times as fast: {plan:?}");
+    }
+}
+
 /// Loads may be as far ahead as the budget lets them, whatever has left.
 #[test]
 fn what_leaves_for_a_disk_has_the_room_that_the_budget_leaves() {
@@ -416,11 +461,16 @@ fn no_sequence_leads_lower_than_the_plan_for_a_time() {
 proptest! {
     #[test]
     fn no_disk_that_falls_behind_breaks_a_budget(
-        work in workload(), machine in machine(), budget in 0_u64..20_000, slower in 0.001..1.0
+        work in workload(), machine in machine(), share in 0.0..1.0, write in -3.0..1.0, read in -1.0..1.0
     ) {
         let machine = Machine { release: Release::WhenStored, ..machine };
-        if let Ok(plan) = Frontier::new(&work, &machine, Caps::default()).plan(Goal::budget(budget)) {
-            let behind = Machine { disk_write: slower * machine.disk_write, ..machine };
+        let frontier = Frontier::new(&work, &machine, Caps::default());
+        let (lowest, kept) = (frontier.lowest().prediction.peak(), frontier.kept);
+        let budget = lowest + (share * kept.saturating_sub(lowest) as f64) as u64;
+        if let Ok(plan) = frontier.plan(Goal::budget(budget)) {
+            let times = |power: f64| 10_f64.powf(power);
+            let (disk_write, disk_read) = (times(write) * machine.disk_write, times(read) * machine.disk_read);
+            let behind = Machine { disk_write, disk_read, ..machine };
             let prediction = work.simulate(&plan.placements, &behind, &plan.budgets);
             prop_assert!(prediction.peak() <= budget, "{prediction:?} instead of {:?}", plan.prediction);
         }

@@ -201,10 +201,10 @@ impl Auto {
         let limit = self.fitting.limit(number, self.objective.free, memory.now(), &self.kinds);
         if let Some(most) = limit {
             self.objective.free = most;
-            self.kinds.revise(&self.objective, Decision::Memory);
+            self.kinds.fit(&self.objective);
         }
         let are_others = self.kinds.plans() != plans;
-        let fits = |most: u64| self.kinds.iter().all(|kind| kind.largest_peak() <= most);
+        let fits = |most: u64| self.kinds.iter().any(|kind| kind.largest_peak() <= most);
         let in_vain = !are_others && limit.is_some_and(|most| !fits(most));
         self.fitting.looked(number, self.kinds.plans(), in_vain);
         are_others

@@ -54,7 +54,7 @@ impl Fitting {
     }
 
     /// It was looked before step `number`. There are so many plans by now; `in_vain` if others were to be made, are like those before, and
-    /// not all fit: not even their lowest peaks do.
+    /// none fits: not even the lowest peaks do.
     pub(super) fn looked(&mut self, number: u64, plans: u64, in_vain: bool) {
         self.plans = plans;
         self.rest = if in_vain { (2 * self.rest).min(MOST_LOOKED) } else { LOOKED };

@@ -69,6 +69,8 @@ pub(super) struct Kind {
     /// The last step whose first storages did not tell how much was open after them: it left out or repeated something, or grew, or several
     /// micro-batches were open at once.
     untold: Option<u64>,
+    /// Whether not even the lowest peak fitted the memory that was free when it was planned last for that.
+    pub(super) is_lowest: bool,
     /// How many plans there were.
     pub(super) plans: u64,
     /// The last step that was of this kind.
@@ -116,6 +118,7 @@ impl Kind {
             varies: false,
             heights: Heights::default(),
             untold: None,
+            is_lowest: false,
             plans: 1,
             last: 0,
             decisions: Vec::new(),
@@ -474,6 +477,11 @@ impl Kind {
             }
         }
         self.planned = revised;
+    }
+
+    /// Whether a plan for the memory that is free would be the same again.
+    pub(super) fn fits_in_vain(&self, objective: &Objective) -> bool {
+        self.is_lowest && self.largest_peak() > objective.free
     }
 
     /// The objective of a step of the planned size, if there is to be memory for the largest ones that were seen, too.

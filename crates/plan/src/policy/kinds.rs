@@ -113,6 +113,14 @@ impl Kinds {
         self.iter_mut().for_each(|kind| kind.revise(objective, why, |_| {}));
     }
 
+    /// Plans all of them again for the memory that is free now, except those that not even the lowest peak has fitted and does not fit now.
+    pub(super) fn fit(&mut self, objective: &Objective) {
+        for kind in self.iter_mut().filter(|kind| !kind.fits_in_vain(objective)) {
+            kind.revise(objective, Decision::Memory, |_| {});
+            kind.is_lowest = kind.largest_peak() > objective.free;
+        }
+    }
+
     /// Whether step `number` is timed to its very end.
     pub(super) fn settle(&self, number: u64) -> bool {
         self.iter().any(|kind| kind.settles() && number <= kind.last + RECENT)

@@ -45,7 +45,11 @@ impl Run<'_> {
     /// asked for.
     fn bring(&mut self, index: usize) {
         let wanted = if self.places[index].at == At::Below { self.activations[index].bytes } else { 0 };
-        while self.on_device + wanted > self.budgets.backward_budget
+        // Where storages leave when they are stored, backward waits as it begins, and for room for what it loads.
+        let waits = self.machine.release != Release::WhenStored || wanted > 0 || !self.has_begun;
+        self.has_begun = true;
+        while waits
+            && self.on_device + wanted > self.budgets.backward_budget
             && self.releasing.front().is_some_and(|oldest| *oldest != index)
             && self.let_go()
         {}

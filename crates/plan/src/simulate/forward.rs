@@ -20,7 +20,10 @@ impl Run<'_> {
             self.hold(index);
             return;
         }
-        while self.on_device + self.left_in_use() + bytes > self.budgets.device_budget && self.let_go() {}
+        while self.on_device + self.left_in_use() + bytes > self.budgets.device_budget
+            && self.frees()
+            && self.let_go()
+        {}
         self.on_device += bytes;
         self.places[index].at = At::Device;
         if self.placement(index) == Placement::Keep {
@@ -78,6 +81,10 @@ impl Run<'_> {
         if self.activations[index].in_use_until >= self.saving {
             self.hold(index);
         }
+        // It may have been passed while it was there.
+        if self.machine.release == Release::WhenStored && index < self.asked {
+            self.loading_from = self.loading_from.max(index + 1);
+        }
         self.places[index].at = At::Below;
         self.on_device -= self.activations[index].bytes;
     }
@@ -90,6 +97,15 @@ impl Run<'_> {
         }
         let left = self.in_use.iter().filter(|&&other| self.places[other].at == At::Below);
         left.map(|&other| self.activations[other].bytes).sum()
+    }
+
+    /// Whether anything that is leaving frees its memory then. What autograd does not save is counted besides for as long as it is used.
+    fn frees(&self) -> bool {
+        let is_over = |other: &usize| {
+            let other = &self.activations[*other];
+            !other.is_saved() || other.in_use_until < self.saving
+        };
+        self.machine.release != Release::WhenStored || self.releasing.iter().any(is_over)
     }
 
     /// The program holds an activation that is not on the device for the cache. What autograd does not save is part of

@@ -65,9 +65,9 @@ fn it_is_looked_as_often_where_plans_fit_though_others_would_be_the_same() {
     assert!(peaks[LOOKED as usize - 1] <= 9 * MB / 2, "{peaks:?}");
 }
 
-/// Plans that fit are no reason to make the others anew each time.
+/// Plans that fit are no reason to make the others anew each time, and these no reason to look at the memory more rarely.
 #[test]
-fn where_one_of_several_plans_cannot_fit_it_is_looked_ever_more_rarely() {
+fn one_of_several_plans_that_cannot_fit_is_not_made_again_and_again() {
     let mut run = Run::roomy(aiming_at(0.1), profile(50.0));
     (0..30).for_each(|_| step(&mut run));
     let mut other = profile_of(3 * MB, 50.0);
@@ -81,15 +81,22 @@ fn where_one_of_several_plans_cannot_fit_it_is_looked_ever_more_rarely() {
     run.ended(StepOutcome::Profiled(Some(Box::new(other))), Observation::default());
     assert_eq!(run.auto.kinds.len(), 2);
     run.free = 30 * MB;
-    let mut looks = 0;
-    for number in 0..4000 {
-        let plans = run.auto.kinds.plans();
-        looks += u64::from(number >= 2000 && run.auto.fitting.is_due(run.number + 1, plans));
-        run.next_step();
-        let observed = run.usual();
-        run.ended(WHOLE, observed);
-    }
-    assert!(looks <= 2000 / 512, "{looks} looks");
+    let go = |run: &mut Run, steps: u64| {
+        (0..steps).for_each(|_| {
+            run.next_step();
+            let observed = run.usual();
+            run.ended(WHOLE, observed);
+        });
+        let kinds = &run.auto.kinds;
+        let place = kinds.iter().position(|kind| kind.largest_peak() > 30 * MB).unwrap();
+        (Arc::clone(&kinds[place].planned.schedule), kinds[1 - place].largest_peak())
+    };
+    let (before, _) = go(&mut run, 200);
+    let (after, _) = go(&mut run, 2000);
+    assert!(Arc::ptr_eq(&before, &after), "planned again");
+    run.free = 6 * MB;
+    let (_, peak) = go(&mut run, LOOKED + 1);
+    assert!(peak <= 6 * MB, "{peak}");
 }
 
 #[test]
