@@ -289,13 +289,21 @@ impl Table {
     /// Begins or ends holding storages back. The result must be dropped without holding the lock.
     pub(crate) fn hold_back(&mut self, holds: bool) -> Vec<Storage> {
         let held = std::mem::replace(&mut self.held_back, holds.then(Vec::new));
-        held.into_iter().flatten().map(|held| held.storage).collect()
+        held.into_iter().flatten().map(|held| self.no_longer_held_back(held)).collect()
     }
 
     /// The storages that were held back and have been stored. They must be dropped without holding the lock.
     pub(crate) fn stored_since(&mut self) -> Vec<Storage> {
         let held = self.held_back.iter_mut();
-        held.flat_map(|held| held.extract_if(.., |held| held.stored)).map(|held| held.storage).collect()
+        let stored: Vec<HeldBack> = held.flat_map(|held| held.extract_if(.., |held| held.stored)).collect();
+        stored.into_iter().map(|held| self.no_longer_held_back(held)).collect()
+    }
+
+    fn no_longer_held_back(&mut self, held: HeldBack) -> Storage {
+        if held.stored {
+            self.has_left(held.key, held.storage.bytes());
+        }
+        held.storage
     }
 
     // ---- writes ----

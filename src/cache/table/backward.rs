@@ -47,7 +47,8 @@ impl Table {
             return Squeeze::Wait(StallCause::DeviceBudget);
         }
         // There was no room below for them.
-        match self.oldest_queued().filter(|key| is_other(*key) && !self.limits.late) {
+        let may_begin = !self.limits.late && self.storing < self.limits.stores_in_flight;
+        match self.oldest_queued().filter(|key| is_other(*key) && may_begin) {
             Some(key) if !self.begin_store(key, jobs) => Squeeze::Wait(StallCause::HostPool),
             Some(_) => Squeeze::Begun,
             None => Squeeze::Fits,

@@ -70,6 +70,11 @@ impl Table {
         if let Some((key, parcel)) = self.oldest_leaving() {
             return Squeeze::LetGo(key, parcel);
         }
+        if self.storing > 0 && self.storing >= self.limits.stores_in_flight {
+            // Those that are queued come after stores that free nothing.
+            let frees = self.queue.iter().take(LOOKED_AT).any(|key| self.frees_once_stored(*key));
+            return if frees { Squeeze::Wait(StallCause::DeviceBudget) } else { Squeeze::Fits };
+        }
         // More was saved than expected: entries that were to stay have to leave after all.
         while let Some(key) = self.oldest_queued() {
             if !self.begin_store(key, jobs) {
@@ -84,16 +89,37 @@ impl Table {
 
     /// Bytes of the storages that have left, but that the program still holds. Of many, it is seen little by little which it has let go of.
     fn left_in_use(&mut self) -> u64 {
-        for _ in 0..self.left.len().min(LOOKED_AT) {
-            let Some((key, bytes)) = self.left.pop_front() else { break };
-            let away = self.entry(key).filter(|entry| entry.state == State::Away);
-            if away.is_some_and(|entry| entry.source.upgrade().is_some()) {
-                self.left.push_back((key, bytes));
-            } else {
-                self.left_bytes -= bytes;
+        let (mut looked_at, all) = (0, self.left.len());
+        while looked_at < all {
+            let before = self.left.len();
+            for _ in 0..LOOKED_AT.min(all - looked_at) {
+                let Some((key, bytes)) = self.left.pop_front() else { break };
+                let away = self.entry(key).filter(|entry| entry.state == State::Away);
+                if away.is_some_and(|entry| entry.source.upgrade().is_some()) {
+                    self.left.push_back((key, bytes));
+                } else {
+                    self.left_bytes -= bytes;
+                }
             }
+            if self.left.len() == before {
+                break;
+            }
+            looked_at += LOOKED_AT;
         }
         self.left_bytes
+    }
+
+    /// The storage of an entry is only held by the program from now on, if by anybody.
+    pub(super) fn has_left(&mut self, key: EntryKey, bytes: u64) {
+        self.left.push_back((key, bytes));
+        self.left_bytes += bytes;
+        self.left_in_use();
+    }
+
+    /// The same of one that is queued.
+    fn frees_once_stored(&self, key: EntryKey) -> bool {
+        let queued = self.entry(key).filter(|entry| entry.state == State::Device);
+        queued.and_then(Entry::storage).is_some_and(|storage| storage.owners() == 1)
     }
 
     /// Whether memory is free once the store of an entry has ended: it is to leave then, and nobody holds its storage but the cache, the
@@ -332,16 +358,18 @@ impl Table {
             self.advance(key, Edge::StoredInUse);
             return (None, None);
         }
+        let is_unused = entry.served == 0;
         let entry = self.advance(key, Edge::Stored);
         let device = entry.device.take();
         self.on_device.lower(bytes);
-        // What is held back is freed with the next sample.
-        if !in_stream_order && self.held_back.is_none() {
-            self.left.push_back((key, bytes));
-            self.left_bytes += bytes;
-            self.left_in_use();
+        // What is held back leaves with the next sample.
+        let is_held_back = self.held_back.iter().flatten().any(|held| held.key == key);
+        if !in_stream_order && !is_held_back {
+            self.has_left(key, bytes);
         }
-        self.looks_again(key);
+        if is_unused {
+            self.looks_again(key);
+        }
         (device, None)
     }
 }

@@ -41,7 +41,7 @@ impl Fitting {
     /// The most that plans may have, if that is not what it was, `known`, now that `free` bytes are free.
     pub(super) fn limit(&mut self, number: u64, known: u64, free: u64, kinds: &[Kind]) -> Option<u64> {
         let most = (FITTING * free as f64) as u64;
-        let is_short = kinds.iter().any(|kind| kind.largest_peak() > most);
+        let is_short = kinds.iter().any(|kind| kind.largest_peak() > most && !kind.fits_in_vain(most));
         // Those that have less than what the time goal needs are to have that as soon as it is there.
         let want_more = most > known && kinds.iter().any(|kind| !kind.planned.in_reach);
         let may_have_more = known < u64::MAX && number >= self.patient_until;

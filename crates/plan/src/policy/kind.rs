@@ -462,6 +462,7 @@ impl Kind {
     /// Plans again after `change`. If steps will go as before, the result does not count as another plan.
     pub(super) fn revise(&mut self, objective: &Objective, why: Decision, change: impl FnOnce(&mut Planned)) {
         change(&mut self.planned);
+        self.is_lowest = false;
         let Planned { profile, corrections, machine, .. } = &mut self.planned;
         let (profile, machine) = (std::mem::take(profile), *machine);
         let corrections = std::mem::take(corrections);
@@ -479,9 +480,9 @@ impl Kind {
         self.planned = revised;
     }
 
-    /// Whether a plan for the memory that is free would be the same again.
-    pub(super) fn fits_in_vain(&self, objective: &Objective) -> bool {
-        self.is_lowest && self.largest_peak() > objective.free
+    /// Whether a plan for `most` bytes would be the same again, which does not fit.
+    pub(super) fn fits_in_vain(&self, most: u64) -> bool {
+        self.is_lowest && self.largest_peak() > most
     }
 
     /// The objective of a step of the planned size, if there is to be memory for the largest ones that were seen, too.

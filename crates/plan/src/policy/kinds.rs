@@ -115,7 +115,7 @@ impl Kinds {
 
     /// Plans all of them again for the memory that is free now, except those that not even the lowest peak has fitted and does not fit now.
     pub(super) fn fit(&mut self, objective: &Objective) {
-        for kind in self.iter_mut().filter(|kind| !kind.fits_in_vain(objective)) {
+        for kind in self.iter_mut().filter(|kind| !kind.fits_in_vain(objective.free)) {
             kind.revise(objective, Decision::Memory, |_| {});
             kind.is_lowest = kind.largest_peak() > objective.free;
         }
