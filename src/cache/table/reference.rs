@@ -604,6 +604,28 @@ mod tests {
         proptest::collection::vec(step, 1..150)
     }
 
+    #[test]
+    fn what_was_held_back_counts_as_long_as_the_program_holds_it() {
+        let none = u64::MAX;
+        let settings = TableSettings {
+            in_stream_order: false,
+            evicts: false,
+            late: false,
+            room: none,
+            device_budget: 100,
+            backward_budget: none,
+            prefetch: none,
+            stores_in_flight: none,
+        };
+        let save = |holds| TableStep::Save { tape: 0, words: 5, keeps: false, holds };
+        let leaves = [TableStep::HandOver(0), TableStep::End(0, true)];
+        let begins = [TableStep::HoldBack(true), TableStep::OpenTape, save(true)];
+        for is_over in [TableStep::HoldBack(false), TableStep::Sample] {
+            let goes_on = [is_over, save(false), save(false)];
+            compare(settings, begins.into_iter().chain(leaves).chain(goes_on).collect::<Vec<_>>());
+        }
+    }
+
     proptest! {
         #[test]
         fn what_is_saved_comes_back_and_all_sums_are_those_of_the_entries(
