@@ -116,12 +116,6 @@ impl Table {
         self.left_in_use();
     }
 
-    /// The same of one that is queued.
-    fn frees_once_stored(&self, key: EntryKey) -> bool {
-        let queued = self.entry(key).filter(|entry| entry.state == State::Device);
-        queued.and_then(Entry::storage).is_some_and(|storage| storage.owners() == 1)
-    }
-
     /// Whether memory is free once the store of an entry has ended: it is to leave then, and nobody holds its storage but the cache, the
     /// store, and who holds back what is stored. Or it has been released, and only its store still holds it.
     pub(super) fn frees(&self, key: EntryKey) -> bool {
@@ -130,6 +124,12 @@ impl Table {
             let leaves = entry.state == State::Storing && entry.served == 0;
             leaves && entry.storage().is_some_and(|storage| storage.owners() <= own)
         })
+    }
+
+    /// The same of one that is queued.
+    fn frees_once_stored(&self, key: EntryKey) -> bool {
+        let queued = self.entry(key).filter(|entry| entry.state == State::Device);
+        queued.and_then(Entry::storage).is_some_and(|storage| storage.owners() == 1)
     }
 
     /// The oldest entry whose store has begun, if storages leave in stream order.
