@@ -184,6 +184,16 @@ fn several_results_of_one_operation() {
 }
 
 #[test]
+fn what_several_results_are_computed_from_comes_back_once() {
+    let report = parity(&[randn(&[32, 32]), randn(&[32, 32]), randn(&[32, 32])], |t| {
+        // The sums do not save it, and nothing computes it.
+        let x = Tensor::from_slice(&[0.5_f32; 1024]).view([32, 32]);
+        t.iter().fold(Tensor::from(0.0_f32), |sum, t| sum + (t + &x).exp().sum(Kind::Float))
+    });
+    assert_eq!((report.reruns.count, report.loaded.count), (3, 1), "{report:?}");
+}
+
+#[test]
 fn a_graph_that_is_dropped_holds_nothing() {
     let cache = again(everything()).build().unwrap();
     let x = randn(&[32, 32]).set_requires_grad(true);

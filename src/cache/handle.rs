@@ -39,7 +39,7 @@ pub(crate) struct EntryHandle {
     key: EntryKey,
     tape: TapeKey,
     position: usize,
-    /// Identifies the device copy that last served this handle.
+    /// Identifies the device copy that this handle was last [done](Cache::served) with.
     round: AtomicU64,
 }
 
@@ -56,12 +56,23 @@ impl EntryHandle {
         self.key
     }
 
-    /// The entry's storage: from the device if possible, otherwise from the tier below.
+    /// The entry's storage: from the device if possible, otherwise from the tier below. This handle does not ask again in this backward.
     pub(crate) fn fetch(&self) -> Result<Storage, String> {
+        let storage = self.borrow()?;
+        self.is_done();
+        Ok(storage)
+    }
+
+    /// The same, but it may ask again until it [is done](EntryHandle::is_done).
+    pub(crate) fn borrow(&self) -> Result<Storage, String> {
+        self.cache.fetch(self.key, self.tape, self.position)
+    }
+
+    /// This handle does not ask again in this backward.
+    pub(crate) fn is_done(&self) {
         let mut round = self.round.load(Ordering::Acquire);
-        let served = self.cache.fetch(self.key, self.tape, self.position, &mut round);
+        self.cache.served(self.key, &mut round);
         self.round.store(round, Ordering::Release);
-        served
     }
 }
 

@@ -38,7 +38,7 @@ pub(crate) use self::handle::{EntryHandle, Subject};
 pub(crate) use self::keys::{EntryKey, NO_TAPE, TapeKey};
 use self::late_reads::LateReads;
 pub(crate) use self::table::Limits;
-use self::table::{Answer, Gone, Outdated, Saved, Squeeze, Table};
+use self::table::{Answer, Gone, Outdated, Released, Saved, Squeeze, Table};
 use crate::error::Error;
 use crate::profile::Alive;
 use crate::sync::{Condvar, Mutex, MutexGuard};
@@ -441,13 +441,12 @@ impl Cache {
         (left, gone)
     }
 
-    /// Serves one handle: from the device if possible, otherwise from the tier below.
+    /// Gives a handle its bytes: from the device if possible, otherwise from the tier below.
     pub(crate) fn fetch(
         self: &Arc<Self>,
         key: EntryKey,
         tape: TapeKey,
         position: usize,
-        round: &mut u64,
     ) -> Result<Storage, String> {
         let mut table = self.table.lock();
         let here = Here::default();
@@ -457,7 +456,7 @@ impl Cache {
         loop {
             while waited.is_none() && !self.fits_backward(&mut table, (key, tape), until, &here) {}
             let mut jobs = Vec::new();
-            let answer = table.ask(key, round, &mut jobs);
+            let answer = table.ask(key, &mut jobs);
             missed |= !jobs.is_empty();
             if waited.is_none() {
                 table.look_ahead(tape, position, missed, &mut jobs);
@@ -496,15 +495,27 @@ impl Cache {
         }
     }
 
+    /// A handle [will not ask again](Table::served).
+    pub(crate) fn served(&self, key: EntryKey, round: &mut u64) {
+        let device = {
+            let mut table = self.table.lock();
+            let device = table.served(key, round);
+            self.sample(&table);
+            device
+        };
+        drop(device);
+    }
+
     /// The graph has released a handle.
     pub(crate) fn release(&self, key: EntryKey, tape: TapeKey, round: u64) {
-        let gone = {
+        let Released { entry, device } = {
             let mut table = self.table.lock();
             let gone = table.release(key, tape, round);
             self.sample(&table);
             gone
         };
-        let Some(mut entry) = gone else { return };
+        drop(device);
+        let Some(mut entry) = entry else { return };
         if let Some(parcel) = &entry.parcel {
             parcel.abandon(entry.storage());
         }

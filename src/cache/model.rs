@@ -143,10 +143,9 @@ impl Model {
     /// Asks until there is an answer, then releases the handle. Returns whether bytes came.
     fn backward(&self, (key, position): (EntryKey, usize), tape: TapeKey) -> bool {
         let mut world = self.world.lock().unwrap();
-        let mut round = 0;
         let served = loop {
             let mut jobs = Vec::new();
-            let answer = world.table.ask(key, &mut round, &mut jobs);
+            let answer = world.table.ask(key, &mut jobs);
             world.table.look_ahead(tape, position, !jobs.is_empty(), &mut jobs);
             world.jobs.extend(jobs);
             self.changed.notify_all();
@@ -159,6 +158,8 @@ impl Model {
                 Answer::Wait => world = self.changed.wait(world).unwrap(),
             }
         };
+        let mut round = 0;
+        drop(world.table.served(key, &mut round));
         drop(world.table.release(key, tape, round));
         self.changed.notify_all();
         served
@@ -342,7 +343,7 @@ fn what_is_written_is_served_from_where_it_was_written() {
         // Whatever state the store is in by now.
         drop(model.world.lock().unwrap().table.written(id));
         drop(storage);
-        let answer = model.world.lock().unwrap().table.ask(key, &mut 0, &mut Vec::new());
+        let answer = model.world.lock().unwrap().table.ask(key, &mut Vec::new());
         assert!(matches!(answer, Answer::Here(storage, None) if storage.id() == id));
         assert!(model.backward((key, position), tape));
         model.world.lock().unwrap().table.close_tape(tape);

@@ -158,7 +158,7 @@ fn loads_of_a_graph_that_goes() {
             let keys = [(); ENTRIES].map(|()| save());
             let mut jobs = Vec::new();
             for key in &keys {
-                bench.cache.table.lock().ask(*key, &mut 0, &mut jobs);
+                bench.cache.table.lock().ask(*key, &mut jobs);
             }
             assert_eq!(jobs.len(), ENTRIES, "{name}, {goes:?}: all are away");
             bench.go(name, &keys, jobs, goes);

@@ -434,8 +434,7 @@ mod tests {
         // Backward asks for the newest, and the older one is loaded ahead.
         cache.table.lock().look_ahead(tape, 1, true, &mut jobs);
         assert!(cache.table.lock().is_reading(older));
-        let mut round = 0;
-        assert!(matches!(cache.table.lock().ask(older, &mut round, &mut Vec::new()), Answer::Wait));
+        assert!(matches!(cache.table.lock().ask(older, &mut Vec::new()), Answer::Wait));
         cache.submit(jobs, &here);
         cache.quiesce();
         let relief = cache.table.lock().relief(&mut Tried::default(), &here, &mut Vec::new());

@@ -56,6 +56,8 @@ pub(crate) struct Entry {
     handles: usize,
     served: usize,
     round: u64,
+    /// Whether any handle has asked since then, served or not.
+    asked: bool,
     /// Loaded ahead and not yet asked for.
     early: bool,
     pub(crate) scope: ScopeId,
@@ -118,6 +120,13 @@ struct HeldBack {
     key: EntryKey,
     storage: Storage,
     stored: bool,
+}
+
+/// What goes with a handle, to be dropped without holding the lock.
+#[derive(Default)]
+pub(crate) struct Released {
+    pub(crate) entry: Option<Entry>,
+    pub(crate) device: Option<Block>,
 }
 
 /// To be dropped without holding the lock.
@@ -350,22 +359,22 @@ impl Table {
 
     // ---- release ----
 
-    /// The graph has released a handle. The result must be dropped without holding the lock.
-    pub(crate) fn release(&mut self, key: EntryKey, tape: TapeKey, round: u64) -> Option<Entry> {
+    /// The graph has released a handle. Returns the entry if that was the last one, or the device copy if all others were served. The
+    /// result must be dropped without holding the lock.
+    pub(crate) fn release(&mut self, key: EntryKey, tape: TapeKey, round: u64) -> Released {
         if let Some(tape) = self.tapes.get_mut(&tape) {
             tape.handles -= 1;
         }
         self.drop_tape_if_done(tape);
-        let entry = self.entry_mut(key)?;
+        let Some(entry) = self.entry_mut(key) else { return Released::default() };
         entry.handles -= 1;
         if round == entry.round + 1 {
             entry.served -= 1;
         }
-        if entry.handles > 0 {
-            self.evict_if_served(key);
-            return None;
+        match entry.handles {
+            0 => Released { entry: self.remove(key), device: None },
+            _ => Released { entry: None, device: self.evict_if_served(key) },
         }
-        self.remove(key)
     }
 
     fn remove(&mut self, key: EntryKey) -> Option<Entry> {
@@ -487,16 +496,23 @@ impl Table {
         self.early -= bytes;
     }
 
-    /// Releases the device copy once every handle has been served and there is a copy below.
-    fn evict_if_served(&mut self, key: EntryKey) {
-        let Some(entry) = self.entry(key) else { return };
+    /// Releases the device copy once every handle has been served and there is a copy below. The result must be dropped without holding
+    /// the lock.
+    fn evict_if_served(&mut self, key: EntryKey) -> Option<Block> {
+        let entry = self.entry(key)?;
         let served = entry.state == State::Loaded && entry.served >= entry.handles;
-        if served && entry.parcel.as_ref().is_some_and(|parcel| parcel.may_evict()) {
-            let entry = self.advance(key, Edge::Evicted);
-            let (device, bytes) = (entry.device.take(), entry.bytes);
-            self.on_device.lower(bytes);
-            self.in_use.extend(device.map(|block| (key, block.storage().downgrade())));
+        if !served || !entry.parcel.as_ref().is_some_and(|parcel| parcel.may_evict()) {
+            return None;
         }
+        let entry = self.advance(key, Edge::Evicted);
+        let (device, bytes, source) = (entry.device.take(), entry.bytes, entry.source.id());
+        self.on_device.lower(bytes);
+        self.in_use.extend(device.iter().map(|block| (key, block.storage().downgrade())));
+        // Its own storage, which was asked for while it was stored, may be the program's as well.
+        if device.as_ref().is_some_and(|block| block.storage().id() == source) && !self.in_stream_order() {
+            self.has_left(key, bytes);
+        }
+        device
     }
 
     fn forget(&mut self, id: StorageId, key: EntryKey) {

@@ -111,18 +111,20 @@ impl Batch {
     /// Asks for the storage that was saved at this place.
     pub(super) fn fetch_one(&self, place: usize) {
         let (key, position, expected) = self.saved[place];
-        assert_eq!(word(&self.cache.fetch(key, self.tape, position, &mut 0).unwrap()), expected);
+        assert_eq!(word(&self.cache.fetch(key, self.tape, position).unwrap()), expected);
+        self.cache.served(key, &mut 0);
     }
 
     /// Asks for all storages, the newest first.
     pub(super) fn backward(&mut self, may_fail: bool) {
         while let Some((key, position, expected)) = self.saved.pop() {
             let mut round = 0;
-            let fetched = self.cache.fetch(key, self.tape, position, &mut round);
+            let fetched = self.cache.fetch(key, self.tape, position);
             match fetched {
                 Ok(storage) => assert_eq!(word(&storage), expected),
                 Err(error) => assert!(may_fail, "{error}"),
             }
+            self.cache.served(key, &mut round);
             self.cache.release(key, self.tape, round);
         }
         self.cache.close_tape(self.tape);

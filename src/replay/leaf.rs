@@ -3,6 +3,7 @@
 use ssdtrain_libtorch::{Storage, StorageId, Watch};
 use ssdtrain_store::sync::Mutex;
 
+use super::demand::Demand;
 use crate::cache::EntryHandle;
 
 /// A storage that operations read, with the bytes that it had then, whatever the program writes to it later.
@@ -11,6 +12,8 @@ pub(super) struct Leaf {
     source: Source,
     /// A copy of the bytes, once the program is about to change them.
     copy: Mutex<Option<Result<Storage, String>>>,
+    /// How many of the operations that read it are still needed.
+    pub(super) demand: Demand,
 }
 
 /// Where the bytes are.
@@ -23,7 +26,7 @@ pub(super) enum Source {
 
 impl Leaf {
     pub(super) fn new(watch: Watch, source: Source) -> Leaf {
-        Leaf { watch, source, copy: Mutex::new(None) }
+        Leaf { watch, source, copy: Mutex::new(None), demand: Demand::default() }
     }
 
     pub(super) fn id(&self) -> StorageId {
@@ -41,7 +44,18 @@ impl Leaf {
         }
         match &self.source {
             Source::Held(storage) => Ok(storage.clone()),
+            // Several results may be computed from it, at different times. In another backward over the same graph nobody knows of the
+            // next one.
+            Source::Entry(entry) if self.demand.is_some() => entry.borrow(),
             Source::Entry(entry) => entry.fetch(),
+        }
+    }
+
+    /// All that is computed from it has been, or is not wanted any more.
+    pub(super) fn is_done(&self) {
+        match &self.source {
+            Source::Entry(entry) => entry.is_done(),
+            Source::Held(_) => {}
         }
     }
 

@@ -1,12 +1,13 @@
 //! An operation that can be run again, and its results.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use ssdtrain_libtorch::{Recorded, Storage, Watch};
 use ssdtrain_store::sync::Mutex;
 use tch::Device;
 
+use super::demand::{self, Demand};
 use super::leaf::Leaf;
 use crate::digest::Digest;
 use crate::fusion::Pointwise;
@@ -20,6 +21,8 @@ pub(super) struct Node {
     pub(super) scope: ScopeId,
     /// What it computes and where, if that is pointwise, once someone has looked.
     pub(super) pointwise: OnceLock<Option<(Device, Pointwise)>>,
+    /// How many of its handles, and of the operations that read its results, still wait for their first backward.
+    pub(super) demand: Demand,
     results: Mutex<Vec<Made>>,
 }
 
@@ -36,6 +39,8 @@ pub(super) struct Share {
     pub(super) made: usize,
     /// In which round it was served last.
     round: AtomicU64,
+    /// Whether it has not been served yet.
+    waits: AtomicBool,
 }
 
 /// Identifies a storage in a rerun: an address that lives as long as the rerun, and a number.
@@ -78,7 +83,14 @@ struct Made {
 impl Node {
     pub(super) fn new(operation: Recorded, sources: Vec<Source>, scope: ScopeId) -> Arc<Node> {
         let results = operation.made().map(|_| Made::default()).collect();
-        Arc::new(Node { operation, sources, scope, pointwise: OnceLock::new(), results: Mutex::new(results) })
+        Arc::new(Node {
+            operation,
+            sources,
+            scope,
+            pointwise: OnceLock::new(),
+            demand: Demand::default(),
+            results: Mutex::new(results),
+        })
     }
 
     /// Where the storages that the operation reads come from.
@@ -98,7 +110,10 @@ impl Node {
         // Looked at again now that writes are reported.
         self.operation.made().nth(made)?.unwritten()?;
         result.handles += 1;
-        Some((Share { made, round: AtomicU64::new(result.round.wrapping_sub(1)) }, is_first))
+        let round = AtomicU64::new(result.round.wrapping_sub(1));
+        drop(results);
+        demand::begins(self);
+        Some((Share { made, round, waits: AtomicBool::new(true) }, is_first))
     }
 
     /// A handle was served.
@@ -108,6 +123,13 @@ impl Node {
                 result.served += 1;
             }
         });
+        self.waits_no_more(share);
+    }
+
+    fn waits_no_more(&self, share: &Share) {
+        if share.waits.swap(false, Ordering::AcqRel) {
+            demand::ends(self);
+        }
     }
 
     /// A handle is gone.
@@ -118,6 +140,7 @@ impl Node {
                 result.served -= 1;
             }
         });
+        self.waits_no_more(share);
     }
 
     /// Counts a handle, and begins the next round if all were served in this one.

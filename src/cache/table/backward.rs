@@ -55,14 +55,14 @@ impl Table {
         }
     }
 
-    /// Answers a handle that asks for its bytes. `round` is the handle's own record of the device copy that last served it.
-    pub(crate) fn ask(&mut self, key: EntryKey, round: &mut u64, jobs: &mut Vec<Job>) -> Answer {
+    /// Answers a handle that asks for its bytes.
+    pub(crate) fn ask(&mut self, key: EntryKey, jobs: &mut Vec<Job>) -> Answer {
         let Some(entry) = self.entry(key) else {
             return Answer::Failed("internal error: a handle outlived its entry".to_owned());
         };
         match entry.state {
             State::Device => self.stays(key),
-            State::Storing if entry.served == 0 => entry.counters.forwarded.add(entry.bytes),
+            State::Storing if !entry.asked => entry.counters.forwarded.add(entry.bytes),
             State::Away => {
                 if let Some(alive) = entry.source.upgrade().filter(|alive| alive.bytes() >= entry.bytes) {
                     entry.counters.forwarded.add(entry.bytes);
@@ -85,7 +85,19 @@ impl Table {
             }
             State::Storing | State::Loaded | State::Kept => {}
         }
-        self.serve(key, round)
+        self.serve(key)
+    }
+
+    /// A handle will not ask for its bytes again in this backward. `round` is the handle's own record of the last device copy that it was
+    /// done with. Once all handles are, the copy goes, if anybody has asked for it: otherwise it may still be on its way. The result must
+    /// be dropped without holding the lock.
+    pub(crate) fn served(&mut self, key: EntryKey, round: &mut u64) -> Option<Block> {
+        let entry = self.entry_mut(key).filter(|entry| entry.asked)?;
+        if *round != entry.round + 1 {
+            *round = entry.round + 1;
+            entry.served += 1;
+        }
+        self.evict_if_served(key)
     }
 
     /// Backward asks for what is only on the device, where it stays.
@@ -106,7 +118,7 @@ impl Table {
         self.tapes.entry(tape).and_modify(|tape| tape.left(position));
     }
 
-    fn serve(&mut self, key: EntryKey, round: &mut u64) -> Answer {
+    fn serve(&mut self, key: EntryKey) -> Answer {
         self.not_early(key);
         let Some(entry) = self.entry_mut(key) else {
             return Answer::Failed("internal error: a handle outlived its entry".to_owned());
@@ -120,14 +132,10 @@ impl Table {
                 "a saved tensor's storage of {then} bytes was resized to {now} bytes"
             ));
         }
-        if *round != entry.round + 1 {
-            *round = entry.round + 1;
-            entry.served += 1;
-        }
+        entry.asked = true;
         let loaded = entry.state == State::Loaded;
         let order =
             entry.parcel.clone().filter(|_| loaded).map(|parcel| (parcel, Arc::clone(&entry.counters)));
-        self.evict_if_served(key);
         Answer::Here(storage, order)
     }
 
@@ -144,7 +152,7 @@ impl Table {
         let entry = self.advance(key, Edge::LoadIssued);
         entry.early = early;
         entry.round += 1;
-        entry.served = 0;
+        (entry.served, entry.asked) = (0, false);
         self.on_device.raise(bytes);
         self.early += if early { bytes } else { 0 };
         self.transfers += 1;

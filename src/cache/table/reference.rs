@@ -13,7 +13,7 @@ use self::below::Below;
 use super::super::entry::State;
 use super::super::keys::{EntryKey, TapeKey};
 use super::super::tape::Tape;
-use super::{Answer, Entry, Job, Limits, Outdated, Part, Relief, Saved, Squeeze, Table, Tried};
+use super::{Answer, Entry, Job, Limits, Outdated, Part, Released, Relief, Saved, Squeeze, Table, Tried};
 use crate::error::{Completion, Error, Result};
 use crate::telemetry::{ScopeId, StallCause};
 use crate::tier::{Here, Parcel, Tier};
@@ -71,6 +71,8 @@ enum TableStep {
     End(usize, bool),
     /// A handle asks for its bytes; the program holds them from then on if it says so.
     Ask(usize, bool),
+    /// A handle will not ask again in this backward.
+    Serve(usize),
     /// The graph releases a handle.
     Release(usize),
     /// Memory of the device is short.
@@ -200,6 +202,9 @@ impl Record {
                 let Some(index) = round(index, self.handles.len()) else { return };
                 let storage = self.ask(index);
                 self.held.extend(storage.filter(|_| holds).map(|storage| (storage, 0)));
+            }
+            TableStep::Serve(index) => {
+                round(index, self.handles.len()).into_iter().for_each(|index| self.serve(index));
             }
             TableStep::Release(index) => {
                 round(index, self.handles.len()).into_iter().for_each(|index| self.release(index));
@@ -393,7 +398,7 @@ impl Record {
 
     /// Asks once. Returns what the handle was served with.
     fn ask(&mut self, index: usize) -> Option<Storage> {
-        let Handle { key, tape, position, mut round } = self.handles[index];
+        let Handle { key, tape, position, .. } = self.handles[index];
         let until = self.table.saved();
         let begins = self.table.tapes.get(&tape).is_some_and(Tape::is_at_end);
         loop {
@@ -408,11 +413,10 @@ impl Record {
             self.assert_waited(self.table.on_device.now(), self.settings.backward_budget, Some(key));
         }
         let answer = self.decide(|table, jobs| {
-            let answer = table.ask(key, &mut round, jobs);
+            let answer = table.ask(key, jobs);
             table.look_ahead(tape, position, !jobs.is_empty(), jobs);
             answer
         });
-        self.handles[index].round = round;
         match answer {
             Answer::Here(storage, order) => {
                 let ordered = order.map_or(Ok(()), |(parcel, counters)| {
@@ -436,15 +440,27 @@ impl Record {
         }
     }
 
+    /// What was asked for goes once all its handles are done with it.
+    fn serve(&mut self, index: usize) {
+        let key = self.handles[index].key;
+        let entry = &self.table.entries[key.index];
+        let may_go = self.settings.evicts && entry.state == State::Loaded && entry.asked;
+        let round = entry.round + 1;
+        let gone = self.table.served(key, &mut self.handles[index].round);
+        let are_done = self.handles.iter().filter(|handle| handle.key == key).all(|one| one.round == round);
+        assert_eq!(gone.is_some(), may_go && are_done);
+    }
+
     fn release(&mut self, index: usize) {
         let Handle { key, tape, round, .. } = self.handles.swap_remove(index);
-        let gone = self.table.release(key, tape, round);
+        let Released { entry, device } = self.table.release(key, tape, round);
+        assert!(entry.is_none() || device.is_none());
         assert_eq!(
-            gone.is_some(),
+            entry.is_some(),
             self.handles.iter().all(|handle| handle.key != key),
             "the last one ends it"
         );
-        let Some(mut entry) = gone else { return };
+        let Some(mut entry) = entry else { return };
         self.words.remove(&key);
         entry.parcel.iter().for_each(|parcel| parcel.abandon(entry.storage()));
         drop(entry.device.take());

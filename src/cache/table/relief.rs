@@ -147,7 +147,7 @@ impl Table {
 impl Entry {
     /// Whether it was loaded ahead and nobody has asked for it yet.
     fn is_loaded_ahead(&self) -> bool {
-        self.state == State::Loaded && self.early && self.served == 0
+        self.state == State::Loaded && self.early
     }
 
     /// Whether its bytes are on the device alone, hold what was saved, and belong to the cache alone, so that a store frees them, and no
@@ -159,7 +159,7 @@ impl Entry {
         };
         matches!(self.state, State::Device | State::Kept)
             && !self.storing
-            && (self.served == 0 || self.served >= self.handles)
+            && (!self.asked || self.served >= self.handles)
             && !self.source.is_written()
             && self.device.as_ref().is_some_and(belongs_to_us)
     }

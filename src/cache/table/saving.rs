@@ -121,7 +121,7 @@ impl Table {
     pub(super) fn frees(&self, key: EntryKey) -> bool {
         let own = 2 + u64::from(self.held_back.is_some());
         self.entry(key).is_none_or(|entry| {
-            let leaves = entry.state == State::Storing && entry.served == 0;
+            let leaves = entry.state == State::Storing && !entry.asked;
             leaves && entry.storage().is_some_and(|storage| storage.owners() <= own)
         })
     }
@@ -180,6 +180,7 @@ impl Table {
             handles: 0,
             served: 0,
             round: 0,
+            asked: false,
             early: false,
             scope: saved.scope,
             step: saved.step,
@@ -354,11 +355,11 @@ impl Table {
             return (None, entry.parcel.take());
         }
         entry.counters.offloaded.add(bytes);
-        if entry.served > 0 && entry.served < entry.handles {
+        if entry.asked && entry.served < entry.handles {
             self.advance(key, Edge::StoredInUse);
             return (None, None);
         }
-        let is_unused = entry.served == 0;
+        let is_unused = !entry.asked;
         let entry = self.advance(key, Edge::Stored);
         let device = entry.device.take();
         self.on_device.lower(bytes);

@@ -44,6 +44,7 @@ fn steps() -> impl Strategy<Value = Vec<TableStep>> {
         6 => index().prop_map(TableStep::HandOver),
         6 => (index(), any::<bool>()).prop_map(|(transfer, succeeds)| TableStep::End(transfer, succeeds)),
         8 => (index(), any::<bool>()).prop_map(|(handle, holds)| TableStep::Ask(handle, holds)),
+        6 => index().prop_map(TableStep::Serve),
         4 => index().prop_map(TableStep::Release),
         1 => Just(TableStep::Relieve),
         1 => (any::<bool>(), any::<bool>()).prop_map(|(short, refuses)| TableStep::Weather(short, refuses)),
