@@ -203,11 +203,8 @@ impl Auto {
             self.objective.free = most;
             self.kinds.fit(&self.objective);
         }
-        let are_others = self.kinds.plans() != plans;
-        let fits = |most: u64| self.kinds.iter().any(|kind| kind.largest_peak() <= most);
-        let in_vain = !are_others && limit.is_some_and(|most| !fits(most));
-        self.fitting.looked(number, self.kinds.plans(), in_vain);
-        are_others
+        self.fitting.looked(number, self.kinds.plans());
+        self.kinds.plans() != plans
     }
 
     /// The room of a step in which it is looked how steps go. A device that copies to host memory shows that while it keeps what fits: how

@@ -4,10 +4,8 @@
 
 use super::kind::{FITTING, Kind};
 
-/// It is looked how much is free when there is another plan, and after so many steps; after up to so many where no other plan than the last
-/// one would be made.
+/// It is looked how much is free when there is another plan, and after so many steps.
 pub(super) const LOOKED: u64 = 64;
-const MOST_LOOKED: u64 = 1024;
 /// Once so many times as much is free, plans may have more again.
 const MORE: f64 = 1.25;
 /// The fewest and the most steps in which plans that were given less have that. Each time, it is twice as many: memory that is short now and
@@ -21,8 +19,6 @@ pub(super) struct Fitting {
     plans: u64,
     /// Before which step it is looked next, if there is no other plan before.
     next: u64,
-    /// After how many steps it is looked again.
-    rest: u64,
     /// From which step on plans may have more again, and for how many steps not after they are next given less.
     patient_until: u64,
     patience: u64,
@@ -30,7 +26,7 @@ pub(super) struct Fitting {
 
 impl Fitting {
     pub(super) fn new() -> Fitting {
-        Fitting { plans: 0, next: 0, rest: LOOKED, patient_until: 0, patience: PATIENCE.0 }
+        Fitting { plans: 0, next: 0, patient_until: 0, patience: PATIENCE.0 }
     }
 
     /// Whether it is to be looked before step `number`, whose plan is one of so many.
@@ -43,7 +39,8 @@ impl Fitting {
         let most = (FITTING * free as f64) as u64;
         let is_short = kinds.iter().any(|kind| kind.largest_peak() > most && !kind.fits_in_vain(most));
         // Those that have less than what the time goal needs are to have that as soon as it is there.
-        let want_more = most > known && kinds.iter().any(|kind| !kind.planned.in_reach);
+        let wants_more = |kind: &Kind| !kind.planned.in_reach && !kind.fits_in_vain(most);
+        let want_more = most > known && kinds.iter().any(wants_more);
         let may_have_more = known < u64::MAX && number >= self.patient_until;
         if is_short && most < known {
             self.patient_until = number + self.patience;
@@ -53,36 +50,12 @@ impl Fitting {
         (is_short || is_over).then_some(most)
     }
 
-    /// It was looked before step `number`. There are so many plans by now; `in_vain` if others were to be made, are like those before, and
-    /// none fits: not even the lowest peaks do.
-    pub(super) fn looked(&mut self, number: u64, plans: u64, in_vain: bool) {
+    /// It was looked before step `number`. There are so many plans by now.
+    pub(super) fn looked(&mut self, number: u64, plans: u64) {
         self.plans = plans;
-        self.rest = if in_vain { (2 * self.rest).min(MOST_LOOKED) } else { LOOKED };
-        self.next = match self.patient_until > number {
-            true if !in_vain => self.patient_until.min(number + self.rest),
-            _ => number + self.rest,
-        };
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn where_nothing_fits_it_is_looked_ever_more_rarely() {
-        let (mut fitting, mut number, mut looks) = (Fitting::new(), 0, Vec::new());
-        while looks.len() < 7 {
-            if fitting.is_due(number, 1) {
-                looks.push(number);
-                fitting.limit(number, u64::MAX, 0, &[]);
-                fitting.looked(number, 1, looks.len() > 1);
-            }
-            number += 1;
+        self.next = number + LOOKED;
+        if self.patient_until > number {
+            self.next = self.next.min(self.patient_until);
         }
-        let rests: Vec<u64> = looks.windows(2).map(|pair| pair[1] - pair[0]).collect();
-        assert_eq!(rests, [64, 128, 256, 512, 1024, 1024]);
-        fitting.looked(number, 2, false);
-        assert!(fitting.is_due(number + LOOKED, 2));
     }
 }
