@@ -20,12 +20,13 @@ fuzz_target!(|bytes: &[u8]| {
     let (steps, _) = bytes.as_chunks::<2>();
     compare(steps.iter().take(LONGEST).map(|&[what, which]| {
         let which = usize::from(which);
-        match what % 8 {
+        match what % 9 {
             0..3 => TapeStep::Save,
             3 => TapeStep::Release(which),
             4 => TapeStep::Ask { which, missed: false },
             5 => TapeStep::Ask { which, missed: true },
             6 => TapeStep::LookAhead,
+            7 => TapeStep::Left(which),
             _ => TapeStep::BringNear,
         }
     }));

@@ -309,10 +309,15 @@ impl Table {
     }
 
     fn no_longer_held_back(&mut self, held: HeldBack) -> Storage {
-        if held.stored {
+        if held.stored && self.entry(held.key).is_some_and(|entry| entry.state == State::Away) {
             self.has_left(held.key, held.storage.bytes());
         }
         held.storage
+    }
+
+    /// Whether the storage of an entry is held back, to leave with the next sample.
+    fn is_held_back(&self, key: EntryKey) -> bool {
+        self.held_back.iter().flatten().any(|held| held.key == key)
     }
 
     // ---- writes ----
@@ -509,7 +514,8 @@ impl Table {
         self.on_device.lower(bytes);
         self.in_use.extend(device.iter().map(|block| (key, block.storage().downgrade())));
         // Its own storage, which was asked for while it was stored, may be the program's as well.
-        if device.as_ref().is_some_and(|block| block.storage().id() == source) && !self.in_stream_order() {
+        let is_own = device.as_ref().is_some_and(|block| block.storage().id() == source);
+        if is_own && !self.in_stream_order() && !self.is_held_back(key) {
             self.has_left(key, bytes);
         }
         device

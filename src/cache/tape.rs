@@ -15,6 +15,8 @@ pub(crate) struct Tape {
     cursor: usize,
     /// Everything at or above this position, or at or above the cursor, was brought near.
     near: usize,
+    /// Whether backward has asked for anything since the last entry was saved.
+    has_begun: bool,
     /// Handles in the graph.
     pub(crate) handles: usize,
     /// The step no longer uses the tape, which is removed with its last handle.
@@ -27,6 +29,7 @@ impl Tape {
         self.slots.push(entry);
         self.cursor = self.slots.len();
         self.near = self.cursor;
+        self.has_begun = false;
         self.slots.len() - 1
     }
 
@@ -38,9 +41,9 @@ impl Tape {
         self.near = self.near.min(self.cursor);
     }
 
-    /// Whether backward has asked for nothing since the last entry was saved, and nothing was considered.
-    pub(crate) fn is_at_end(&self) -> bool {
-        self.cursor == self.slots.len()
+    /// Whether backward has asked for anything since the last entry was saved.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.has_begun
     }
 
     /// The entry at `position` has left since it was considered, and is considered again.
@@ -53,6 +56,7 @@ impl Tape {
     pub(crate) fn asked(&mut self, position: usize, missed: bool) {
         self.cursor = if missed { position } else { self.cursor.min(position) };
         self.near = if missed { position } else { self.near.min(position) };
+        self.has_begun = true;
     }
 
     /// The entry that backward will want next and that was not considered yet.
@@ -139,6 +143,7 @@ mod tests {
             6 => Just(TapeStep::Save),
             2 => any::<usize>().prop_map(TapeStep::Release),
             2 => any::<(usize, bool)>().prop_map(|(which, missed)| TapeStep::Ask { which, missed }),
+            1 => any::<usize>().prop_map(TapeStep::Left),
             2 => Just(TapeStep::LookAhead),
             2 => Just(TapeStep::BringNear),
         ]

@@ -25,7 +25,7 @@ impl Table {
         let away = self.entry(wanted).filter(|entry| entry.state == State::Away);
         let loaded = away.filter(|entry| entry.source.upgrade().is_none()).map(|entry| entry.bytes);
         let over = self.device_bytes() + loaded.unwrap_or(0) > self.limits.backward_budget;
-        let begins = self.tapes.get(&tape).is_some_and(Tape::is_at_end);
+        let begins = self.tapes.get(&tape).is_some_and(|tape| !tape.has_begun());
         if !over {
             return Squeeze::Fits;
         }
@@ -46,9 +46,17 @@ impl Table {
         if self.in_flight.iter().any(|key| is_other(*key) && self.frees(*key)) {
             return Squeeze::Wait(StallCause::DeviceBudget);
         }
-        // There was no room below for them.
-        let may_begin = !self.limits.late && self.storing < self.limits.stores_in_flight;
-        match self.oldest_queued().filter(|key| is_other(*key) && may_begin) {
+        // What is wanted may be on its way out, but if that were waited for, it would have to come back.
+        let own = self.in_flight.iter().filter(|key| **key == wanted).filter_map(|key| self.entry(*key));
+        let others = self.storing - own.map(|entry| entry.bytes).sum::<u64>();
+        if others > 0 && others >= self.limits.stores_in_flight {
+            return match self.would_free(is_other) {
+                true if !self.limits.late => Squeeze::Wait(StallCause::DeviceBudget),
+                _ => Squeeze::Fits,
+            };
+        }
+        match self.oldest_queued().filter(|key| is_other(*key) && !self.limits.late) {
+            // There was no room below for it.
             Some(key) if !self.begin_store(key, jobs) => Squeeze::Wait(StallCause::HostPool),
             Some(_) => Squeeze::Begun,
             None => Squeeze::Fits,

@@ -12,7 +12,6 @@ use ssdtrain_store::sync::Mutex;
 use self::below::Below;
 use super::super::entry::State;
 use super::super::keys::{EntryKey, TapeKey};
-use super::super::tape::Tape;
 use super::{Answer, Entry, Job, Limits, Outdated, Part, Released, Relief, Saved, Squeeze, Table, Tried};
 use crate::error::{Completion, Error, Result};
 use crate::telemetry::{ScopeId, StallCause};
@@ -280,11 +279,34 @@ impl Record {
         left.map(|entry| entry.bytes).sum()
     }
 
-    /// Nothing exceeds a budget as long as something else than what is `wanted` is on its way out, and has to be waited for.
+    /// Nothing exceeds a budget as long as something else than what is `wanted` is on its way out, or may go, and would free memory.
     fn assert_waited(&self, held: u64, budget: u64, wanted: Option<EntryKey>) {
-        let others = self.awaited.iter().filter(|one| one.store.is_some() && Some(one.key) != wanted);
-        let frees = others.filter(|one| self.table.frees(one.key)).count();
-        assert!(held <= budget || frees == 0, "{held} bytes, {budget} allowed, and {frees} are on their way");
+        let is_other = |key: &EntryKey| Some(*key) != wanted;
+        let stores = self.awaited.iter().filter(|one| one.store.is_some()).map(|one| one.key);
+        let leaving = stores.filter(is_other).filter(|key| self.frees(*key, State::Storing)).count();
+        // Backward leaves there what is to stay as long as it may.
+        let may_go = wanted.is_none() || !self.settings.late;
+        let queued = self.table.queue.iter().filter(|key| may_go && is_other(key));
+        let queued = queued.filter(|key| self.frees(**key, State::Device)).count();
+        let frees = if self.settings.in_stream_order { leaving } else { leaving + queued };
+        assert!(
+            held <= budget || frees == 0,
+            "{held} bytes, {budget} allowed, and {leaving} are on their way, {queued} may go"
+        );
+    }
+
+    /// Whether an entry in this state frees memory once it is stored, or has gone and does so then.
+    fn frees(&self, key: EntryKey, state: State) -> bool {
+        let is_held = |entry: &Entry| {
+            let id = entry.source.id();
+            let held_back = self.table.held_back.iter().flatten().filter(|held| held.storage.id() == id);
+            // What was released and saved anew is held back twice, and goes with the next sample.
+            self.held.iter().any(|(held, _)| held.id() == id) || held_back.count() > 1
+        };
+        self.table.entry(key).map_or(state == State::Storing, |entry| {
+            let is_used = entry.asked && entry.served < entry.handles;
+            entry.state == state && !is_used && !is_held(entry)
+        })
     }
 
     /// Makes room, or waits for some; true if there is nothing more to do for it.
@@ -400,7 +422,7 @@ impl Record {
     fn ask(&mut self, index: usize) -> Option<Storage> {
         let Handle { key, tape, position, .. } = self.handles[index];
         let until = self.table.saved();
-        let begins = self.table.tapes.get(&tape).is_some_and(Tape::is_at_end);
+        let begins = self.table.tapes.get(&tape).is_some_and(|tape| !tape.has_begun());
         loop {
             match self.decide(|table, jobs| table.squeeze_for_backward(key, tape, until, jobs)) {
                 Squeeze::Begun => {}

@@ -71,9 +71,11 @@ impl Table {
             return Squeeze::LetGo(key, parcel);
         }
         if self.storing > 0 && self.storing >= self.limits.stores_in_flight {
-            // Those that are queued come after stores that free nothing.
-            let frees = self.queue.iter().take(LOOKED_AT).any(|key| self.frees_once_stored(*key));
-            return if frees { Squeeze::Wait(StallCause::DeviceBudget) } else { Squeeze::Fits };
+            return if self.would_free(|_| true) {
+                Squeeze::Wait(StallCause::DeviceBudget)
+            } else {
+                Squeeze::Fits
+            };
         }
         // More was saved than expected: entries that were to stay have to leave after all.
         while let Some(key) = self.oldest_queued() {
@@ -121,15 +123,19 @@ impl Table {
     pub(super) fn frees(&self, key: EntryKey) -> bool {
         let own = 2 + u64::from(self.held_back.is_some());
         self.entry(key).is_none_or(|entry| {
-            let leaves = entry.state == State::Storing && !entry.asked;
+            let leaves = entry.state == State::Storing && (!entry.asked || entry.served >= entry.handles);
             leaves && entry.storage().is_some_and(|storage| storage.owners() <= own)
         })
     }
 
-    /// The same of one that is queued.
-    fn frees_once_stored(&self, key: EntryKey) -> bool {
-        let queued = self.entry(key).filter(|entry| entry.state == State::Device);
-        queued.and_then(Entry::storage).is_some_and(|storage| storage.owners() == 1)
+    /// Whether any of the queue's first entries that are meant would free memory. They come after stores that are on their way, and that
+    /// free nothing themselves.
+    pub(super) fn would_free(&mut self, is_meant: impl Fn(EntryKey) -> bool) -> bool {
+        // Keys of entries that are gone, or stay, are forgotten at the front.
+        self.oldest_queued();
+        let queued = self.queue.iter().filter(|key| is_meant(**key)).filter_map(|key| self.entry(*key));
+        let mut queued = queued.filter(|entry| entry.state == State::Device).take(LOOKED_AT);
+        queued.any(|entry| entry.storage().is_some_and(|storage| storage.owners() == 1))
     }
 
     /// The oldest entry whose store has begun, if storages leave in stream order.
@@ -363,9 +369,7 @@ impl Table {
         let entry = self.advance(key, Edge::Stored);
         let device = entry.device.take();
         self.on_device.lower(bytes);
-        // What is held back leaves with the next sample.
-        let is_held_back = self.held_back.iter().flatten().any(|held| held.key == key);
-        if !in_stream_order && !is_held_back {
+        if !in_stream_order && !self.is_held_back(key) {
             self.has_left(key, bytes);
         }
         if is_unused {

@@ -11,6 +11,8 @@ pub(crate) enum TapeStep {
     Release(usize),
     /// Backward asks for one of the entries that are there; they are counted round.
     Ask { which: usize, missed: bool },
+    /// One of the entries that are there has left; they are counted round.
+    Left(usize),
     /// The next entry ahead is considered.
     LookAhead,
     /// The next entry that is far is brought near.
@@ -50,6 +52,13 @@ impl Positions {
         }
     }
 
+    /// What was considered above something that was brought near counts as brought near.
+    fn left(&mut self, left: usize) {
+        let near = self.0.iter().position(|position| position.near).unwrap_or(self.0.len());
+        self.0[near..].iter_mut().for_each(|position| position.near = true);
+        self.0[..=left].iter_mut().for_each(|position| position.considered = false);
+    }
+
     fn ahead(&self) -> Option<usize> {
         self.0.iter().rposition(|position| !position.considered)
     }
@@ -86,6 +95,12 @@ pub(crate) fn compare(steps: impl IntoIterator<Item = TapeStep>) {
                     tape.asked(asked, missed);
                 }
             }
+            TapeStep::Left(which) => {
+                if let Some(left) = positions.there(which) {
+                    positions.left(left);
+                    tape.left(left);
+                }
+            }
             TapeStep::LookAhead => {
                 tape.advance();
                 if let Some(ahead) = positions.ahead() {
@@ -93,8 +108,8 @@ pub(crate) fn compare(steps: impl IntoIterator<Item = TapeStep>) {
                 }
             }
             TapeStep::BringNear => {
-                tape.advance_near();
                 if let Some(far) = positions.far() {
+                    tape.advance_near();
                     positions.0[far].near = true;
                 }
             }
