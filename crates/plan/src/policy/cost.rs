@@ -218,8 +218,9 @@ impl Cost {
 }
 
 impl Extra {
-    pub(super) fn is_over(self) -> bool {
-        self.measured + self.doubt() > self.allowed + TELLING_OVER
+    /// Whether steps exceed the goal, which allows `spare` more than plans aim at.
+    pub(super) fn is_over(self, spare: f64) -> bool {
+        self.measured + self.doubt() > self.allowed + spare + TELLING_OVER
     }
 
     /// Whether few steps are enough to tell that they take too long.
@@ -291,11 +292,11 @@ mod tests {
             deviation: 0.1,
         };
         let (_, extra) = Cost::first(FIRST_DOUBT, 0.0).weighed(0.01, 0.0, 0.1, weight(1.0));
-        assert!(extra.is_over() && extra.measured > 0.9, "{extra:?}");
+        assert!(extra.is_over(0.0) && extra.measured > 0.9, "{extra:?}");
         let (_, extra) = Cost::first(FIRST_DOUBT, 0.0).weighed(0.1, 0.0, 0.1, weight(0.3));
-        assert!(extra.is_over() && (0.27..0.3).contains(&extra.measured), "{extra:?}");
+        assert!(extra.is_over(0.0) && (0.27..0.3).contains(&extra.measured), "{extra:?}");
         let (_, extra) = Cost::first(FIRST_DOUBT, 0.0).weighed(0.01, 0.0, 0.1, weight(0.07));
-        assert!(!extra.is_over() && extra.measured < 0.02, "{extra:?}");
+        assert!(!extra.is_over(0.0) && extra.measured < 0.02, "{extra:?}");
     }
 
     #[test]
@@ -308,7 +309,7 @@ mod tests {
         };
         let of_first = |moving| Cost::first(FIRST_DOUBT, 0.0).weighed(0.001, moving, 0.1, weight);
         let (cost, extra) = of_first(0.15);
-        assert!(extra.measured > 0.12 && extra.is_over(), "{extra:?}");
+        assert!(extra.measured > 0.12 && extra.is_over(0.0), "{extra:?}");
         assert!(of_first(0.0).1.measured < 0.01);
         let again = Weight { extra: 0.05, ..weight };
         let (_, later) = cost.weighed(0.12, 0.15, 0.1, again);
@@ -328,10 +329,10 @@ mod tests {
         assert!((cost.expected(0.06) - 0.09).abs() < 0.001, "{cost:?}");
         let noise = Weight { extra: 0.14, error: 0.05, ..weight };
         let (_, extra) = cost.of_next(0.055, None).weighed(0.055, 0.0, 0.1, noise);
-        assert!(!extra.is_over() && extra.measured > 0.08, "{extra:?}");
+        assert!(!extra.is_over(0.0) && extra.measured > 0.08, "{extra:?}");
         let (_, extra) = cost.of_next(0.062, None).weighed(0.062, 0.0, 0.1, noise);
         assert!(
-            extra.is_over() && extra.measured < 0.1,
+            extra.is_over(0.0) && extra.measured < 0.1,
             "what is uncertain counts as beyond the goal: {extra:?}"
         );
     }

@@ -36,11 +36,18 @@ impl Objective {
 
     /// The time that plans aim at, as a multiple of a step that keeps everything, if the goal has one.
     pub(super) fn step(&self) -> Option<f64> {
-        let share = match self.resources.release {
-            Release::WhenStored => BY_PROCESSOR,
-            Release::InStreamOrder | Release::OnceWritten => BY_DEVICE,
-        };
+        let share = if self.is_by_processor() { BY_PROCESSOR } else { BY_DEVICE };
         self.goal.step.map(|most| 1.0 + share * (most - 1.0))
+    }
+
+    /// How much longer than that steps may take before they exceed the goal, as far as comparisons show what they take.
+    pub(super) fn spare(&self) -> f64 {
+        let spare = self.goal.step.zip(self.step()).map(|(most, aim)| most - aim);
+        spare.filter(|_| !self.is_by_processor()).unwrap_or(0.0)
+    }
+
+    fn is_by_processor(&self) -> bool {
+        self.resources.release == Release::WhenStored
     }
 
     /// The same, if that is a limit.

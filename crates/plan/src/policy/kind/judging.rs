@@ -57,7 +57,7 @@ impl Kind {
                     let is_vague = cost.is_vague(planned.extra(), planned.doubt_of_moving());
                     let is_expected = seen.is_first && self.plans > 1 && !is_vague;
                     match is_expected {
-                        true => planned.measured(most, seen.wall, kept).is_over(),
+                        true => planned.measured(most, seen.wall, kept).is_over(objective.spare()),
                         false => seen.is_news() || seen.is_beyond(usual, cost.telling_change()),
                     }
                 });
@@ -117,7 +117,7 @@ impl Kind {
             weighing.cost.of_next(extra, shown.map(|takes| [planned.recomputed_and_stalled(), takes]));
         let (cost, extra) = before.weighed(extra, doubt, most - 1.0 - fixed, beyond);
         let is_new = planned.corrections.cost.replace(cost).is_none();
-        let is_over = extra.is_over();
+        let is_over = extra.is_over(objective.spare());
         let may_tighten = planned.corrections.may_tighten(extra);
         // Two steps of each kind are enough where they are far beyond the goal, or where other plans have shown about the same.
         let is_told_little = weighing.is_short() && (is_new || is_over || may_tighten);
@@ -173,8 +173,9 @@ impl Kind {
         let pace = planned.pace(seen);
         let kept = planned.profile.work.computed().mul_f64(pace);
         let extra = objective.step().map(|most| planned.measured(most, wall, kept));
-        let over = extra
-            .filter(|extra| beyond.as_secs_f64() > TELLING_STALL * kept.as_secs_f64() && extra.is_over());
+        let over = extra.filter(|extra| {
+            beyond.as_secs_f64() > TELLING_STALL * kept.as_secs_f64() && extra.is_over(objective.spare())
+        });
         let paced = (pace - 1.0).abs() <= TELLING_PACE;
         if paced && over.is_none() {
             return;
