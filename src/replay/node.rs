@@ -7,7 +7,7 @@ use ssdtrain_libtorch::{Recorded, Storage, Watch};
 use ssdtrain_store::sync::Mutex;
 use tch::Device;
 
-use super::demand::{self, Demand};
+use super::demand::Demand;
 use super::leaf::Leaf;
 use crate::digest::Digest;
 use crate::fusion::Pointwise;
@@ -22,7 +22,7 @@ pub(super) struct Node {
     /// What it computes and where, if that is pointwise, once someone has looked.
     pub(super) pointwise: OnceLock<Option<(Device, Pointwise)>>,
     /// How many of its handles, and of the operations that read its results, still wait for their first backward.
-    pub(super) demand: Demand,
+    demand: Demand,
     results: Mutex<Vec<Made>>,
 }
 
@@ -112,7 +112,7 @@ impl Node {
         result.handles += 1;
         let round = AtomicU64::new(result.round.wrapping_sub(1));
         drop(results);
-        demand::begins(self);
+        self.count(Demand::begins, |_| ());
         Some((Share { made, round, waits: AtomicBool::new(true) }, is_first))
     }
 
@@ -128,7 +128,25 @@ impl Node {
 
     fn waits_no_more(&self, share: &Share) {
         if share.waits.swap(false, Ordering::AcqRel) {
-            demand::ends(self);
+            self.count(Demand::ends, Leaf::is_done);
+        }
+    }
+
+    /// Counts a result that begins or ends to wait: here, and where that makes a difference, at what the operation reads. Nodes may form
+    /// long chains, so this goes from one to the next.
+    fn count(&self, demand: fn(&Demand) -> bool, at_leaf: fn(&Leaf)) {
+        let mut nodes = vec![self];
+        while let Some(node) = nodes.pop() {
+            if !demand(&node.demand) {
+                continue;
+            }
+            for source in &node.sources {
+                match source {
+                    Source::Node(node, _) => nodes.push(node),
+                    Source::Leaf(leaf) if demand(&leaf.demand) => at_leaf(leaf),
+                    Source::Leaf(_) => {}
+                }
+            }
         }
     }
 
