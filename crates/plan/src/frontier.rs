@@ -14,6 +14,8 @@ use crate::parallel;
 use crate::simulate::{self, Bounds, ROUNDING};
 use crate::{Budgets, Machine, Prediction, Release, Workload};
 
+/// Where processors compute, planning a shorter step with all that may be tried takes as long as several of them.
+const SHORT: Duration = Duration::from_millis(100);
 /// A step with fewer activations is planned sooner than threads begin.
 const WORTH_THREADS: usize = 16;
 /// Plans for a limit of the peak leave one part in so many of it to steps that need more than the profiled one, if that is no reason
@@ -44,7 +46,7 @@ pub struct Frontier<'a> {
     effort: Effort,
 }
 
-/// How much is tried. It is less for larger steps, since simulating them takes longer.
+/// How much is tried. It is less for larger steps, since simulating them takes longer, and for short ones of processors, which plan, too.
 #[derive(Clone, Copy, Debug)]
 struct Effort {
     /// Sequences of choices.
@@ -78,7 +80,7 @@ struct Best {
 impl<'a> Frontier<'a> {
     /// Collects the placements worth considering. They are simulated only when a plan is asked for.
     pub fn new(work: &'a Workload, machine: &'a Machine, caps: Caps) -> Frontier<'a> {
-        Frontier::with(work, machine, caps, Effort::of(work))
+        Frontier::with(work, machine, caps, Effort::of(work, machine))
     }
 
     fn with(work: &'a Workload, machine: &'a Machine, caps: Caps, effort: Effort) -> Frontier<'a> {
@@ -383,12 +385,12 @@ impl<'a> Frontier<'a> {
 }
 
 impl Effort {
-    fn of(work: &Workload) -> Effort {
+    fn of(work: &Workload, machine: &Machine) -> Effort {
         let all = &[Order::Newest, Order::Oldest, Order::FewestBytes];
+        let is_short = machine.release == Release::WhenStored && work.computed() < SHORT;
+        let trials = if is_short { 500 } else { 2000 };
         match work.activations.len() {
-            0..1000 => {
-                Effort { sequences: all, levels: 24, targets: 32, halvings: 8, rounds: 5, trials: 2000 }
-            }
+            0..1000 => Effort { sequences: all, levels: 24, targets: 32, halvings: 8, rounds: 5, trials },
             1000..5000 => {
                 Effort { sequences: all, levels: 12, targets: 24, halvings: 6, rounds: 4, trials: 200 }
             }

@@ -328,7 +328,7 @@ fn workload() -> impl Strategy<Value = Workload> {
 
 /// Which tries no changes.
 fn coarse<'a>(work: &'a Workload, machine: &'a Machine) -> Frontier<'a> {
-    Frontier::with(work, machine, Caps::default(), Effort { trials: 0, ..Effort::of(work) })
+    Frontier::with(work, machine, Caps::default(), Effort { trials: 0, ..Effort::of(work, machine) })
 }
 
 fn machine() -> impl Strategy<Value = Machine> {
