@@ -194,6 +194,19 @@ fn what_several_results_are_computed_from_comes_back_once() {
 }
 
 #[test]
+fn what_lies_between_the_uses_of_what_is_read_twice_is_loaded_ahead() {
+    let sources: Vec<Tensor> = (0..8).map(|_| randn(&[32, 32])).collect();
+    let report = parity(&sources, |t| {
+        let data = |share: f32| Tensor::from_slice(&[share; 1024]).view([32, 32]);
+        let x = data(0.5);
+        let first = (&t[0] + &x).exp().sum(Kind::Float);
+        let between = |sum, t: &Tensor| sum + (t * data(0.25)).sum(Kind::Float);
+        t[1..7].iter().fold(first, between) + (&x + &t[7]).exp().sum(Kind::Float)
+    });
+    assert_eq!((report.loaded.count, report.load_misses.count), (7, 1), "{report:?}");
+}
+
+#[test]
 fn a_graph_that_is_dropped_holds_nothing() {
     let cache = again(everything()).build().unwrap();
     let x = randn(&[32, 32]).set_requires_grad(true);

@@ -1,9 +1,9 @@
 //! What is handed to the cache, and the handles that it gives in return.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use ssdtrain_libtorch::{SavedTensor, Storage};
+use ssdtrain_store::sync::Mutex;
 
 use super::Cache;
 use super::keys::{EntryKey, TapeKey};
@@ -40,12 +40,12 @@ pub(crate) struct EntryHandle {
     tape: TapeKey,
     position: usize,
     /// Identifies the device copy that this handle was last [done](Cache::served) with.
-    round: AtomicU64,
+    round: Mutex<u64>,
 }
 
 impl EntryHandle {
     pub(super) fn new(cache: &Arc<Cache>, key: EntryKey, tape: TapeKey, position: usize) -> EntryHandle {
-        EntryHandle { cache: Arc::clone(cache), key, tape, position, round: AtomicU64::new(0) }
+        EntryHandle { cache: Arc::clone(cache), key, tape, position, round: Mutex::new(0) }
     }
 
     pub(crate) fn cache(&self) -> &Cache {
@@ -58,26 +58,24 @@ impl EntryHandle {
 
     /// The entry's storage: from the device if possible, otherwise from the tier below. This handle does not ask again in this backward.
     pub(crate) fn fetch(&self) -> Result<Storage, String> {
-        let storage = self.borrow()?;
+        let storage = self.cache.fetch(self.key, self.tape, Some(self.position))?;
         self.is_done();
         Ok(storage)
     }
 
-    /// The same, but it may ask again until it [is done](EntryHandle::is_done).
+    /// The same, but it may ask again until it [is done](EntryHandle::is_done), and wherever backward is.
     pub(crate) fn borrow(&self) -> Result<Storage, String> {
-        self.cache.fetch(self.key, self.tape, self.position)
+        self.cache.fetch(self.key, self.tape, None)
     }
 
     /// This handle does not ask again in this backward.
     pub(crate) fn is_done(&self) {
-        let mut round = self.round.load(Ordering::Acquire);
-        self.cache.served(self.key, &mut round);
-        self.round.store(round, Ordering::Release);
+        self.cache.served(self.key, &mut self.round.lock());
     }
 }
 
 impl Drop for EntryHandle {
     fn drop(&mut self) {
-        self.cache.release(self.key, self.tape, self.round.load(Ordering::Acquire));
+        self.cache.release(self.key, self.tape, *self.round.get_mut());
     }
 }

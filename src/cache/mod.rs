@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use ssdtrain_libtorch::{Storage, StorageId, WriteObserver};
+use ssdtrain_libtorch::{Block, Storage, StorageId, WriteObserver};
 use ssdtrain_plan::Release;
 
 pub(crate) use self::failures::note as note_failure;
@@ -154,6 +154,16 @@ impl Cache {
 
     pub(crate) fn open_tape(&self) -> TapeKey {
         self.table.lock().open_tape()
+    }
+
+    /// The position in a tape of what is saved next.
+    pub(crate) fn place_in(&self, tape: TapeKey) -> usize {
+        self.table.lock().end_of(tape)
+    }
+
+    /// Backward has come to what was saved at this position of a tape, and is computed again.
+    pub(crate) fn comes_to(&self, tape: TapeKey, position: usize) {
+        self.table.lock().comes_to(tape, position);
     }
 
     pub(crate) fn close_tape(&self, tape: TapeKey) {
@@ -441,12 +451,13 @@ impl Cache {
         (left, gone)
     }
 
-    /// Gives a handle its bytes: from the device if possible, otherwise from the tier below.
+    /// Gives a handle its bytes: from the device if possible, otherwise from the tier below. If backward has come to its `position` in the
+    /// tape, what lies before that is loaded ahead.
     pub(crate) fn fetch(
         self: &Arc<Self>,
         key: EntryKey,
         tape: TapeKey,
-        position: usize,
+        position: Option<usize>,
     ) -> Result<Storage, String> {
         let mut table = self.table.lock();
         let here = Here::default();
@@ -503,7 +514,15 @@ impl Cache {
             self.sample(&table);
             device
         };
-        drop(device);
+        self.gives_back(device);
+    }
+
+    /// Gives back the memory of what has left the device.
+    fn gives_back(&self, device: Option<Block>) {
+        if let Some(device) = device {
+            drop(device);
+            self.departs();
+        }
     }
 
     /// The graph has released a handle.
@@ -514,7 +533,7 @@ impl Cache {
             self.sample(&table);
             gone
         };
-        drop(device);
+        self.gives_back(device);
         let Some(mut entry) = entry else { return };
         if let Some(parcel) = &entry.parcel {
             parcel.abandon(entry.storage());

@@ -146,7 +146,7 @@ impl Model {
         let served = loop {
             let mut jobs = Vec::new();
             let answer = world.table.ask(key, &mut jobs);
-            world.table.look_ahead(tape, position, !jobs.is_empty(), &mut jobs);
+            world.table.look_ahead(tape, Some(position), !jobs.is_empty(), &mut jobs);
             world.jobs.extend(jobs);
             self.changed.notify_all();
             match answer {

@@ -432,13 +432,26 @@ mod tests {
         let here = Here::default();
         let mut jobs = Vec::new();
         // Backward asks for the newest, and the older one is loaded ahead.
-        cache.table.lock().look_ahead(tape, 1, true, &mut jobs);
+        cache.table.lock().look_ahead(tape, Some(1), true, &mut jobs);
         assert!(cache.table.lock().is_reading(older));
         assert!(matches!(cache.table.lock().ask(older, &mut Vec::new()), Answer::Wait));
         cache.submit(jobs, &here);
         cache.quiesce();
         let relief = cache.table.lock().relief(&mut Tried::default(), &here, &mut Vec::new());
         assert!(!matches!(relief, Relief::Left(..)));
+        batch.backward(false);
+    }
+
+    #[test]
+    fn what_waits_on_the_device_for_its_next_use_goes_as_well() {
+        let (cache, mut batch) = over(host(8 * BYTES, None));
+        batch.save(1);
+        batch.flush();
+        let (key, tape) = (batch.key(0), batch.tape());
+        let used = cache.fetch(key, tape, None).unwrap();
+        assert_eq!(Arc::clone(&cache).relieve(BYTES), 0, "it is used");
+        drop(used);
+        assert_eq!(Arc::clone(&cache).relieve(BYTES), BYTES);
         batch.backward(false);
     }
 

@@ -41,6 +41,22 @@ impl Tape {
         self.near = self.near.min(self.cursor);
     }
 
+    /// The position of what is saved next.
+    pub(crate) fn end(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Backward has come to what was saved at `position`, where there is no entry: it is computed again.
+    pub(crate) fn comes_to(&mut self, position: usize) {
+        self.cursor = self.cursor.min(position);
+        self.near = self.near.min(position);
+    }
+
+    /// Backward asks for something.
+    pub(crate) fn begins(&mut self) {
+        self.has_begun = true;
+    }
+
     /// Whether backward has asked for anything since the last entry was saved.
     pub(crate) fn has_begun(&self) -> bool {
         self.has_begun
@@ -56,7 +72,6 @@ impl Tape {
     pub(crate) fn asked(&mut self, position: usize, missed: bool) {
         self.cursor = if missed { position } else { self.cursor.min(position) };
         self.near = if missed { position } else { self.near.min(position) };
-        self.has_begun = true;
     }
 
     /// The entry that backward will want next and that was not considered yet.

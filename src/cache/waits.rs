@@ -111,7 +111,7 @@ impl Batch {
     /// Asks for the storage that was saved at this place.
     pub(super) fn fetch_one(&self, place: usize) {
         let (key, position, expected) = self.saved[place];
-        assert_eq!(word(&self.cache.fetch(key, self.tape, position).unwrap()), expected);
+        assert_eq!(word(&self.cache.fetch(key, self.tape, Some(position)).unwrap()), expected);
         self.cache.served(key, &mut 0);
     }
 
@@ -119,7 +119,7 @@ impl Batch {
     pub(super) fn backward(&mut self, may_fail: bool) {
         while let Some((key, position, expected)) = self.saved.pop() {
             let mut round = 0;
-            let fetched = self.cache.fetch(key, self.tape, position);
+            let fetched = self.cache.fetch(key, self.tape, Some(position));
             match fetched {
                 Ok(storage) => assert_eq!(word(&storage), expected),
                 Err(error) => assert!(may_fail, "{error}"),

@@ -46,7 +46,14 @@ impl Leaf {
             Source::Held(storage) => Ok(storage.clone()),
             // Several results may be computed from it, at different times. In another backward over the same graph nobody knows of the
             // next one.
-            Source::Entry(entry) if self.demand.is_some() => entry.borrow(),
+            Source::Entry(entry) if self.demand.is_some() => {
+                let storage = entry.borrow();
+                // The last one may have been served meanwhile, on another thread.
+                if !self.demand.is_some() {
+                    entry.is_done();
+                }
+                storage
+            }
             Source::Entry(entry) => entry.fetch(),
         }
     }

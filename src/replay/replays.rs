@@ -17,7 +17,7 @@ use super::origins::Origins;
 use super::reruns::Reruns;
 use super::saving::{Saving, Stays};
 use super::standing::Standing;
-use crate::cache::{Cache, Subject};
+use crate::cache::{Cache, Subject, TapeKey};
 use crate::fusion;
 use crate::profile::{Operation, Origin, Read};
 use crate::telemetry::Counters;
@@ -78,7 +78,9 @@ impl Replays {
         let counter = if is_first { &self.counters.recomputed } else { &self.counters.deduplicated };
         counter.add(storage.bytes());
         let strand = self.recording.position().strand;
-        Some(Packed::Handle(Box::new(Stand { replays: Arc::clone(self), node, share, strand })))
+        let tape = saving.by.tape;
+        let place = (tape, self.cache.place_in(tape));
+        Some(Packed::Handle(Box::new(Stand { replays: Arc::clone(self), node, share, strand, place })))
     }
 
     /// How a saved tensor was made, as far as that was not told before.
@@ -252,12 +254,16 @@ struct Stand {
     share: Share,
     /// The number of the thread that saved it.
     strand: u32,
+    /// Where it would be among what was saved.
+    place: (TapeKey, usize),
 }
 
 impl Handle for Stand {
     fn unpack(&self) -> Result<Storage, String> {
         // If the program runs backward by itself, this shows that a micro-batch was saved.
         self.replays.micro_batch_ends(Some(self.strand));
+        let (tape, position) = self.place;
+        self.replays.cache.comes_to(tape, position);
         let (node, made) = (&self.node, self.share.made);
         let storage = match node.changed(made).or_else(|| node.available(made)) {
             Some(storage) => storage,

@@ -214,10 +214,23 @@ impl Table {
         }
     }
 
-    /// Backward has asked for `position` of `tape`; `missed` if it has to wait for it. Prefetches as many bytes as the limits allow.
-    pub(crate) fn look_ahead(&mut self, tape: TapeKey, position: usize, missed: bool, jobs: &mut Vec<Job>) {
+    /// Backward has come to what was saved at `position` of `tape`, where there is no entry.
+    pub(crate) fn comes_to(&mut self, tape: TapeKey, position: usize) {
+        self.tapes.entry(tape).and_modify(|tape| tape.comes_to(position));
+    }
+
+    /// Backward has asked for something of `tape`, and has come to `position` if that is given; `missed` if it has to wait for it.
+    /// Prefetches as many bytes as the limits allow.
+    pub(crate) fn look_ahead(
+        &mut self,
+        tape: TapeKey,
+        position: Option<usize>,
+        missed: bool,
+        jobs: &mut Vec<Job>,
+    ) {
         if let Some(tape) = self.tapes.get_mut(&tape) {
-            tape.asked(position, missed);
+            tape.begins();
+            position.into_iter().for_each(|position| tape.asked(position, missed));
         }
         while let Some(key) = self.tapes.get(&tape).and_then(Tape::ahead) {
             if let Some(entry) = self.entry(key).filter(|entry| entry.state == State::Away) {

@@ -303,10 +303,7 @@ impl Record {
             // What was released and saved anew is held back twice, and goes with the next sample.
             self.held.iter().any(|(held, _)| held.id() == id) || held_back.count() > 1
         };
-        self.table.entry(key).map_or(state == State::Storing, |entry| {
-            let is_used = entry.asked && entry.served < entry.handles;
-            entry.state == state && !is_used && !is_held(entry)
-        })
+        self.table.entry(key).map_or(state == State::Storing, |entry| entry.state == state && !is_held(entry))
     }
 
     /// Makes room, or waits for some; true if there is nothing more to do for it.
@@ -436,7 +433,7 @@ impl Record {
         }
         let answer = self.decide(|table, jobs| {
             let answer = table.ask(key, jobs);
-            table.look_ahead(tape, position, !jobs.is_empty(), jobs);
+            table.look_ahead(tape, Some(position), !jobs.is_empty(), jobs);
             answer
         });
         match answer {

@@ -16,7 +16,7 @@ pub(crate) enum Relief {
     LetGo(EntryKey, Arc<dyn Parcel>),
     /// The store of this entry is in flight, and releases it when it ends.
     Stores(EntryKey),
-    /// An entry that was loaded ahead is away again. Drop its copy without holding the lock, after [`Parcel::order`].
+    /// An entry that was loaded, and that nobody uses now, is away again. Drop its copy without holding the lock, after [`Parcel::order`].
     Left(Block, Arc<dyn Parcel>, Arc<Counters>),
     /// This entry is being loaded ahead, and can go once that has ended.
     Loads(EntryKey),
@@ -64,8 +64,7 @@ impl Table {
         if let Some(key) = self.oldest(|_, entry| entry.storing && entry.state == State::Storing) {
             return Relief::Stores(key);
         }
-        while let Some(key) = self.oldest(|index, entry| entry.is_loaded_ahead() && !tried.has(index, entry))
-        {
+        while let Some(key) = self.oldest(|index, entry| entry.is_unused() && !tried.has(index, entry)) {
             tried.entries.insert(key);
             if let Some((block, parcel, counters)) = self.unload(key) {
                 return Relief::Left(block, parcel, counters);
@@ -108,7 +107,7 @@ impl Table {
         keys.min_by_key(|key| key.serial)
     }
 
-    /// Takes an entry that was loaded ahead off the device, unless its bytes are nowhere else any more.
+    /// Takes an entry that was loaded off the device, unless its bytes are nowhere else any more.
     fn unload(&mut self, key: EntryKey) -> Option<(Block, Arc<dyn Parcel>, Arc<Counters>)> {
         let parcel = self.entry(key)?.parcel.clone()?;
         if !parcel.may_evict() {
@@ -145,13 +144,14 @@ impl Table {
 }
 
 impl Entry {
-    /// Whether it was loaded ahead and nobody has asked for it yet.
-    fn is_loaded_ahead(&self) -> bool {
-        self.state == State::Loaded && self.early
+    /// Whether it was loaded, and nobody has asked for it yet, or who has is done with it for now.
+    fn is_unused(&self) -> bool {
+        let belongs_to_us = || self.storage().is_some_and(|storage| storage.owners() == 1);
+        self.state == State::Loaded && (self.early || (self.asked && belongs_to_us()))
     }
 
     /// Whether its bytes are on the device alone, hold what was saved, and belong to the cache alone, so that a store frees them, and no
-    /// earlier store is in flight. Who was served is done with them, and so nobody, or everybody, has been.
+    /// earlier store is in flight.
     fn is_idle(&self) -> bool {
         let belongs_to_us = |device: &Block| {
             let storage: &Storage = device.storage();
@@ -159,7 +159,6 @@ impl Entry {
         };
         matches!(self.state, State::Device | State::Kept)
             && !self.storing
-            && (!self.asked || self.served >= self.handles)
             && !self.source.is_written()
             && self.device.as_ref().is_some_and(belongs_to_us)
     }

@@ -7,6 +7,7 @@ use slab::Slab;
 use ssdtrain_libtorch::{Block, Storage, StorageId, Watch};
 
 use super::super::entry::{Edge, State};
+use super::super::tape::Tape;
 use super::{Entry, EntryKey, GIVE_UP, Gone, HeldBack, Job, Outdated, Squeeze, Table, TapeKey};
 use crate::telemetry::{Counters, ScopeId, StallCause};
 use crate::tier::{Parcel, Room};
@@ -50,6 +51,11 @@ impl Table {
         let state = self.entry(key)?.state;
         let usable = if same { state != State::Lost } else { state == State::Kept };
         usable.then_some((key, outdated))
+    }
+
+    /// The position in a tape of what is saved next.
+    pub(crate) fn end_of(&self, tape: TapeKey) -> usize {
+        self.tapes.get(&tape).map_or(0, Tape::end)
     }
 
     /// Whether a storage has an entry.
@@ -121,11 +127,13 @@ impl Table {
     /// Whether memory is free once the store of an entry has ended: it is to leave then, and nobody holds its storage but the cache, the
     /// store, and who holds back what is stored. Or it has been released, and only its store still holds it.
     pub(super) fn frees(&self, key: EntryKey) -> bool {
+        self.entry(key).is_none_or(|entry| entry.state == State::Storing && self.is_ours(entry))
+    }
+
+    /// Whether nobody holds the storage of an entry but the cache, its store, and who holds back what is stored.
+    fn is_ours(&self, entry: &Entry) -> bool {
         let own = 2 + u64::from(self.held_back.is_some());
-        self.entry(key).is_none_or(|entry| {
-            let leaves = entry.state == State::Storing && (!entry.asked || entry.served >= entry.handles);
-            leaves && entry.storage().is_some_and(|storage| storage.owners() <= own)
-        })
+        entry.storage().is_some_and(|storage| storage.owners() <= own)
     }
 
     /// Whether any of the queue's first entries that are meant would free memory. They come after stores that are on their way, and that
@@ -361,18 +369,19 @@ impl Table {
             return (None, entry.parcel.take());
         }
         entry.counters.offloaded.add(bytes);
-        if entry.asked && entry.served < entry.handles {
+        // Others will ask for what backward uses.
+        if entry.asked && entry.served < entry.handles && !self.is_ours(entry) {
             self.advance(key, Edge::StoredInUse);
             return (None, None);
         }
-        let is_unused = !entry.asked;
+        let is_wanted = entry.served < entry.handles;
         let entry = self.advance(key, Edge::Stored);
         let device = entry.device.take();
         self.on_device.lower(bytes);
         if !in_stream_order && !self.is_held_back(key) {
             self.has_left(key, bytes);
         }
-        if is_unused {
+        if is_wanted {
             self.looks_again(key);
         }
         (device, None)

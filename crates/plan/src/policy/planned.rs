@@ -486,7 +486,13 @@ fn best(
     // The time is out of reach, but the peak may not be.
     let within = peak.and_then(|peak| frontier.plan(Goal::budget(peak)).ok());
     let plan = within.unwrap_or_else(|| frontier.lowest());
-    let in_reach = goal.step.is_none() && plan.prediction.peak() <= objective.goal.peak.unwrap_or(u64::MAX);
+    // It may still be within the goal if it is not within what plans aim at.
+    let most = goal.step.map(|aim| (aim + objective.spare()) * computed.as_secs_f64());
+    let in_time = match most {
+        Some(most) => objective.spare() > 0.0 && plan.prediction.step.as_secs_f64() <= most,
+        None => true,
+    };
+    let in_reach = in_time && plan.prediction.peak() <= objective.goal.peak.unwrap_or(u64::MAX);
     (plan, in_reach)
 }
 

@@ -92,7 +92,8 @@ impl Kind {
         // Steps that kept everything have shown what these take, and comparisons what plans do: only what is no chance tells more.
         let cost = planned.corrections.cost.unwrap_or_else(|| planned.first_cost());
         let extra = planned.measured(most, seen.usual, planned.kept_step());
-        if extra.measured - extra.allowed > SURE * cost.chance(seen.count, seen.deviation) {
+        if extra.measured - extra.allowed - objective.spare() > SURE * cost.chance(seen.count, seen.deviation)
+        {
             self.revise(objective, Decision::Slow, |planned| planned.loosen(cost, extra));
         }
     }
