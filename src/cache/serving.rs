@@ -1,0 +1,143 @@
+//! The cache as backward uses it: handles get their bytes, and are let go.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use ssdtrain_libtorch::{Block, Storage};
+
+use super::keys::{EntryKey, TapeKey};
+use super::table::{Answer, Released, Squeeze, Table};
+use super::{Cache, failures};
+use crate::sync::MutexGuard;
+use crate::telemetry::{Counters, StallCause};
+use crate::tier::Here;
+
+impl Cache {
+    /// Backward has come to what was saved at this position of a tape, and is computed again.
+    pub(crate) fn comes_to(&self, tape: TapeKey, position: usize) {
+        self.table.lock().comes_to(tape, position);
+    }
+
+    /// Gives a handle its bytes: from the device if possible, otherwise from the tier below. If backward has come to its `position` in the
+    /// tape, what lies before that is loaded ahead.
+    pub(crate) fn fetch(
+        self: &Arc<Self>,
+        key: EntryKey,
+        tape: TapeKey,
+        position: Option<usize>,
+    ) -> Result<Storage, String> {
+        let mut table = self.table.lock();
+        let here = Here::default();
+        let mut waited: Option<(Instant, Arc<Counters>)> = None;
+        let mut missed = false;
+        let until = table.saved();
+        loop {
+            while waited.is_none() && !self.fits_backward(&mut table, (key, tape), until, &here) {}
+            let mut jobs = Vec::new();
+            let answer = table.ask(key, &mut jobs);
+            missed |= !jobs.is_empty();
+            if waited.is_none() {
+                table.look_ahead(tape, position, missed, &mut jobs);
+            }
+            self.sample(&table);
+            if !jobs.is_empty() {
+                MutexGuard::unlocked(&mut table, || self.submit(jobs, &here));
+            }
+            match answer {
+                Answer::Here(storage, order) => {
+                    drop(table);
+                    if let Some((start, counters)) = waited {
+                        self.stalled(&counters, StallCause::Load, start);
+                    }
+                    if let Some((parcel, counters)) = order
+                        && let Err(error) = parcel.order(Some(&storage), StallCause::CopyIn, &counters, &here)
+                    {
+                        let text = error.to_string();
+                        failures::note(&error);
+                        self.table.lock().note_failure(key, error);
+                        return Err(text);
+                    }
+                    return Ok(storage);
+                }
+                Answer::Failed(failure) => return Err(failure),
+                Answer::Wait => {
+                    if waited.is_none() {
+                        let counters = table.entry(key).map(|entry| Arc::clone(&entry.counters));
+                        waited = counters.map(|counters| (Instant::now(), counters));
+                    }
+                    if table.is_reading(key) {
+                        self.changed.wait(&mut table);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A handle [will not ask again](Table::served).
+    pub(crate) fn served(&self, key: EntryKey, round: &mut u64) {
+        let device = {
+            let mut table = self.table.lock();
+            let device = table.served(key, round);
+            self.sample(&table);
+            device
+        };
+        self.gives_back(device);
+    }
+
+    /// Gives back the memory of what has left the device.
+    fn gives_back(&self, device: Option<Block>) {
+        if let Some(device) = device {
+            drop(device);
+            self.departs();
+        }
+    }
+
+    /// The graph has released a handle.
+    pub(crate) fn release(&self, key: EntryKey, tape: TapeKey, round: u64) {
+        let Released { entry, device } = {
+            let mut table = self.table.lock();
+            let gone = table.release(key, tape, round);
+            self.sample(&table);
+            gone
+        };
+        self.gives_back(device);
+        let Some(mut entry) = entry else { return };
+        if let Some(parcel) = &entry.parcel {
+            parcel.abandon(entry.storage());
+        }
+        drop(entry.device.take());
+        self.departs();
+        if let Some(storage) = entry.source.upgrade() {
+            self.table.lock().outlived(&storage);
+        }
+    }
+
+    /// What can be done so that backward, which asks for `wanted` of `tape`, keeps to its budget; true if nothing more. So many entries were
+    /// saved when it began to ask.
+    fn fits_backward(
+        self: &Arc<Self>,
+        table: &mut MutexGuard<'_, Table>,
+        (wanted, tape): (EntryKey, TapeKey),
+        until: u64,
+        here: &Here,
+    ) -> bool {
+        let counters = |table: &Table, key| table.entry(key).map(|entry| Arc::clone(&entry.counters));
+        let mut jobs = Vec::new();
+        match table.squeeze_for_backward(wanted, tape, until, &mut jobs) {
+            Squeeze::Fits => true,
+            Squeeze::Begun => {
+                MutexGuard::unlocked(table, || self.submit(jobs, here));
+                false
+            }
+            Squeeze::LetGo(key, parcel) => {
+                counters(table, key).is_none_or(|counters| !self.let_go(table, key, parcel, &counters, here))
+            }
+            Squeeze::Wait(cause) => {
+                let start = Instant::now();
+                self.changed.wait(table);
+                counters(table, wanted).iter().for_each(|counters| self.stalled(counters, cause, start));
+                false
+            }
+        }
+    }
+}
