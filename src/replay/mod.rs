@@ -4,8 +4,9 @@
 //! When autograd saves the result of a recorded operation, the graph can get a handle to a [`Node`](node::Node) instead of the bytes: the
 //! operation, and where each storage that it reads comes from. That is another node, or a [`Leaf`](leaf::Leaf): a storage that stays
 //! anyway, or one that the cache takes in the result's place. `replays` decides which, `standing` finds those that there are, and
-//! `reruns` runs what is needed, in order; `demand` tells when nothing more will be computed from a leaf. Runs of pointwise operations become one (`chained`), once its bits were compared with theirs
-//! (`chains`): a kernel on a GPU (`kernels`), and tiles that stay in the caches on the CPU.
+//! `reruns` runs what is needed, in order; `demand` tells when nothing more will be computed from a leaf. Runs of pointwise operations
+//! become one (`chained`), once its bits were compared with theirs (`chains`): a kernel on a GPU (`kernels`), and tiles that stay in
+//! the caches on the CPU.
 
 mod chained;
 mod chains;
