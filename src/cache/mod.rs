@@ -1,7 +1,8 @@
 //! The cache itself: what happens when autograd saves a tensor, asks for it back, and releases it.
 //!
 //! `entry` is the life of one entry, `tape` the order within a micro-batch, and `table` all the cache's state, behind one lock. This
-//! module is the mechanism around them: it takes the lock and waits. `transfers` hands transfers to the tier without holding the lock.
+//! module is the mechanism around them: it takes the lock and waits, and `serving` does so for backward. `transfers` hands transfers to the
+//! tier without holding the lock.
 
 mod entry;
 mod failures;
