@@ -1,5 +1,6 @@
 //! What the cache needs from a device: queues of work in order, events in them, copies, and memory. Mechanism only.
 
+mod clock;
 mod cuda;
 mod faulty;
 mod joined;
@@ -16,6 +17,7 @@ use ssdtrain_libtorch::Storage;
 use ssdtrain_store::Pin;
 use ssdtrain_store::sync::Mutex;
 
+pub(crate) use self::clock::{Clock, Span};
 pub(crate) use self::cuda::{Context, Cuda};
 pub(crate) use self::faulty::FaultyDevice;
 pub use self::faulty::{DeviceCall, DeviceFaults};

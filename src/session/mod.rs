@@ -31,6 +31,7 @@ use self::unplanned::Unplanned;
 use self::warnings::Warned;
 use crate::cache::{Cache, Limits};
 use crate::config::TensorCacheBuilder;
+use crate::device::{Clock, Span};
 use crate::endurance::Endurance;
 use crate::error::{Error, ErrorKind, Result};
 use crate::math::resolve_math_kernels;
@@ -40,6 +41,7 @@ use crate::replay::{Chains, Replays};
 use crate::route::{self, Route};
 use crate::step::{Orders, StepContext};
 use crate::switch::Switch;
+use crate::telemetry::events::warn_once;
 use crate::telemetry::{Accounts, Counters, DeviceReruns, ScopeRecord, events};
 use crate::tier::Tier;
 use crate::trace::{self, Name, Process, Range, Trace};
@@ -232,7 +234,9 @@ impl TensorCache {
         let gradients = self.gradient_bytes();
         let handle = StepHandle { context, is_off, is_left };
         let range = self.range(Name::Step(number), &format!("step {number}"));
+        let clock = handle.context.plan.timed.then(|| self.clock()).flatten();
         Step {
+            clock,
             start: Instant::now(),
             allocated: torch::memory(self.device).allocated,
             gradients,
@@ -369,6 +373,16 @@ impl TensorCache {
             ids.extend(variables.filter_map(StorageId::of_tensor));
         }
         ids
+    }
+
+    /// The clock of the device from now on, if it has one that can be read.
+    fn clock(&self) -> Option<Span> {
+        let Device::Cuda(index) = self.device else { return None };
+        let begun = Clock::of(index).and_then(|clock| clock.begin());
+        let begun = begun.inspect_err(|error| {
+            warn_once!(%error, "the clock of the device cannot be read: steps are compared less certainly");
+        });
+        begun.ok().flatten()
     }
 
     /// Bytes of the gradients that the parameters have at present.

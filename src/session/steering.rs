@@ -201,6 +201,7 @@ impl Steering {
             launched: !report.awaited,
             behind: Duration::ZERO,
             is_told: false,
+            clock: None,
             stall: report.stall.total(),
             // What other threads have the device do in between would count.
             rerun: step.counters.device_rerun_time().filter(|_| step.orders.is_one_threads()),
@@ -255,7 +256,7 @@ impl Steering {
 
 /// Tells of a step whose time is compared with others.
 fn tell_timed(step: &StepContext, observed: &Observation) {
-    let Observation { wall, stall, rerun, behind, compiled, has_grown, followed, .. } = observed;
+    let Observation { wall, stall, rerun, behind, clock, compiled, has_grown, followed, .. } = observed;
     let kept = match &step.plan.saves {
         Saves::Scheduled { courses, .. } => {
             followed.and_then(|followed| courses.get(followed.course)).is_some_and(|one| one.is_baseline)
@@ -269,6 +270,7 @@ fn tell_timed(step: &StepContext, observed: &Observation) {
         stall_seconds = stall.as_secs_f64(),
         rerun_seconds = rerun.map(|rerun| rerun.as_secs_f64()),
         behind_seconds = behind.as_secs_f64(),
+        clock_hertz = clock,
         kept,
         compiled,
         has_grown,

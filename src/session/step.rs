@@ -13,6 +13,7 @@ use super::checksums::read_between;
 use super::steering::Noted;
 use super::unplanned::Strange;
 use super::{TensorCache, warnings};
+use crate::device::Span;
 use crate::endurance::Endurance;
 use crate::error::{Error, ErrorKind, Result};
 use crate::step::{Level, Marks, Recorder, StepContext, Within, enter};
@@ -42,6 +43,8 @@ pub struct Step<'a> {
     pub(super) peak: Mutex<Option<u64>>,
     /// Where the last backward ended, if the step is timed to its end.
     pub(super) computed: Mutex<Option<Stamp>>,
+    /// How fast the device's clock runs meanwhile, if the step is timed.
+    pub(super) clock: Option<Span>,
     pub(super) noted: Noted,
     pub(super) is_finished: bool,
     // Last, since its range in the trace and its span cover the whole step.
@@ -159,6 +162,9 @@ impl Step<'_> {
         if let Some(trace) = &context.cache.trace {
             trace.settle();
         }
+        if let Some(Err(error)) = self.clock.as_ref().map(Span::end) {
+            warn_once!(%error, "the clock of the device was not read");
+        }
         let launched = Instant::now();
         let awaited = match context.cache.tier() {
             Some(tier) if self.cache.device.is_cuda() && context.plan.timed => tier
@@ -169,6 +175,7 @@ impl Step<'_> {
         };
         let wait = launched.elapsed();
         let wall = self.start.elapsed();
+        let clock = self.clock.take().filter(|_| awaited).and_then(|clock| clock.rate().ok().flatten());
         // The probe resets the peak as it goes, so its own maximum counts too.
         let peak = peak.max(context.probe.as_ref().map_or(0, |probe| probe.peak()));
         let steering = &self.cache.steering;
@@ -208,6 +215,7 @@ impl Step<'_> {
             has_grown,
             behind,
             is_told,
+            clock,
             ..steering.observe(&self.noted, &context, &report)
         };
         report.planning = steering.planning(&context, &observed);

@@ -3,6 +3,7 @@
 mod adaptive;
 mod attempts;
 mod auto;
+mod clocks;
 mod corrections;
 mod cost;
 mod daily;

@@ -45,6 +45,11 @@ struct Variation {
     release: Release,
     /// Whether steps tell what recomputing takes.
     shows: bool,
+    /// Whether steps tell how fast the device's clock ran, which explains what the power does, and all noise but a share of this.
+    clocked: Option<f64>,
+    /// By how much longer planned steps are because what they do besides takes power, as a share of what they take besides, at least and at
+    /// most.
+    power: [f64; 2],
 }
 
 const GPU: Variation = Variation {
@@ -62,6 +67,8 @@ const GPU: Variation = Variation {
     besides: [0.0, 0.0],
     release: Release::InStreamOrder,
     shows: true,
+    clocked: None,
+    power: [0.0, 0.0],
 };
 /// One that becomes warm in its first steps.
 const WARMING: Variation = Variation {
@@ -84,6 +91,8 @@ const LIMITED: Variation = Variation {
     recomputing: [0.8, 1.25],
     ..GPU
 };
+/// The same, of which the clock is known.
+const CLOCKED: Variation = Variation { clocked: Some(0.05), power: [-0.05, 0.15], ..LIMITED };
 /// A device whose steps take as long as it takes to launch them: so does what a plan does besides, and a profiled step waits for its notes.
 const LAUNCHING: Variation = Variation {
     noise: 0.05,
@@ -110,6 +119,8 @@ const CPU: Variation = Variation {
     besides: [0.0, 0.04],
     release: Release::WhenStored,
     shows: false,
+    clocked: None,
+    power: [0.0, 0.0],
 };
 /// How fast bytes move, in a second.
 const RATE: f64 = 2e9;
@@ -156,6 +167,8 @@ struct Trial {
     moving: f64,
     /// What a step takes besides, of one that keeps everything, whatever else is planned.
     besides: f64,
+    /// What the power for it makes steps longer by, as a share of what they take besides.
+    power: f64,
     /// The plan that the last step followed, and how many steps followed it or kept everything.
     plan: u64,
     followed: i32,
@@ -237,6 +250,10 @@ impl Trial {
         let (drift, warming, recomputing) = (of(varies.drift), of(varies.warming), of(varies.recomputing));
         let moving = chance.between(0.0, varies.moving);
         let besides = chance.between(varies.besides[0], varies.besides[1]);
+        let power = match varies.power {
+            [least, most] if least < most => chance.between(least, most),
+            [least, _] => least,
+        };
         let (plan, followed, kept, steps) = (0, 0, 0, 0);
         let auto = Auto::new(Goal::overhead(goal));
         Trial {
@@ -248,6 +265,7 @@ impl Trial {
             recomputing,
             moving,
             besides,
+            power,
             plan,
             followed,
             kept,
@@ -286,11 +304,11 @@ impl Trial {
         let waited = prediction.stall.total().as_secs_f64() / KEPT;
         let moved = (prediction.copied_out + prediction.copied_in).max(prediction.written + prediction.read);
         let besides = if plan.keeps_all() { 0.0 } else { self.besides };
-        1.0 + again + waited + self.moving * moved as f64 / RATE / KEPT + besides
+        1.0 + (again + waited + self.moving * moved as f64 / RATE / KEPT + besides) * (1.0 + self.power)
     }
 
-    /// A step that takes `ratio` of one that keeps everything, and is number `nth` of its kind.
-    fn wall(&mut self, ratio: f64, nth: i32) -> Duration {
+    /// A step that takes `ratio` of one that keeps everything, and is number `nth` of its kind; and the device's clock, if that is known.
+    fn wall(&mut self, ratio: f64, nth: i32) -> (Duration, Option<f64>) {
         let Variation { noise, disturbed, disturbance, cold, taken_back, rested, .. } = self.varies;
         self.last = noise * self.chance.normal() - taken_back * self.last;
         let rested = match self.since {
@@ -301,11 +319,17 @@ impl Trial {
         self.since += 1;
         let mut wall =
             KEPT * (1.0 + self.drift * (1.0 - (-(self.steps as f64) / self.warming).exp())) * ratio;
+        // The power that it takes besides.
+        let power = 1.0 + (ratio - 1.0) * self.power / (1.0 + self.power) / ratio;
+        let clock = self.varies.clocked.map(|unexplained| {
+            wall *= 1.0 + unexplained * noise * self.chance.normal();
+            1.4e9 * ((1.0 + self.last + rested) * power).powf(-1.0 / 0.82)
+        });
         wall *= 1.0 + self.last + rested + cold * 0.5_f64.powi(nth);
         if self.chance.share() < disturbed / 100.0 {
             wall *= 1.0 + disturbance * self.chance.share();
         }
-        Duration::from_secs_f64(wall)
+        (Duration::from_secs_f64(wall), clock)
     }
 
     /// Whether the step kept everything.
@@ -336,12 +360,13 @@ impl Trial {
                 }
                 observed.behind = self.varies.behind();
                 if keeps {
-                    observed.wall = self.wall(1.0, self.kept);
+                    (observed.wall, observed.clock) = self.wall(1.0, self.kept);
                     self.kept += 1;
                 } else {
                     self.placements = courses[0].schedule.saves().map(|save| save.placement).collect();
                     let again = KEPT * self.again(&report, &self.placements);
-                    observed.wall = self.wall(self.ratio(&report, &self.placements), self.followed);
+                    (observed.wall, observed.clock) =
+                        self.wall(self.ratio(&report, &self.placements), self.followed);
                     observed.stall = report.prediction.stall.total();
                     observed.rerun = self.varies.shows.then(|| Duration::from_secs_f64(again));
                     self.followed += 1;
@@ -349,7 +374,7 @@ impl Trial {
             }
             _ if plan.profiled => {
                 let uncertain = 1.0 + 2.0 * self.varies.noise * self.chance.normal();
-                let kept = self.wall(self.varies.profiled * uncertain, 9);
+                let (kept, _) = self.wall(self.varies.profiled * uncertain, 9);
                 let Variation { release, .. } = self.varies;
                 observed.profile = Some(Box::new(profile(kept.as_secs_f64(), self.moving, release)));
             }
@@ -436,6 +461,14 @@ fn a_device_whose_power_is_limited_says_little_of_the_plan() {
     for goal in GOALS {
         let outcomes = Outcomes::of(goal, LIMITED);
         assert!(outcomes.over() <= 0.12 && outcomes.unused() < 0.15);
+    }
+}
+
+#[test]
+fn a_device_that_tells_its_clock_says_much_of_the_plan() {
+    for goal in GOALS {
+        let outcomes = Outcomes::of(goal, CLOCKED);
+        assert!(outcomes.over() <= 0.18 && outcomes.unused() < 0.13);
     }
 }
 

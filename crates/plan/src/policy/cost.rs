@@ -48,8 +48,9 @@ pub(super) struct Weight {
     /// What a planned step takes beyond that, as a share of it, and the standard error of this share.
     pub(super) extra: f64,
     pub(super) error: f64,
-    /// The standard deviation of a single step, as a share of it.
+    /// The standard deviation of a single step, as a share of it, and what is left of it at one clock, if that is known.
     pub(super) deviation: f64,
+    pub(super) apart: f64,
 }
 
 /// What steps of some size tell of how long one of the planned size takes if it keeps everything.
@@ -82,6 +83,9 @@ pub(super) struct Cost {
     moving: f64,
     /// The standard deviation of a single step that was measured last, as a share of it.
     deviation: f64,
+    /// The same of steps as they are compared, if that is less.
+    #[serde(default)]
+    apart: Option<f64>,
 }
 
 /// Step times as multiples of the time with everything kept, less one and less what the program's thread does for any plan: what the goal
@@ -108,6 +112,7 @@ impl Cost {
             besides_error: besides.min(MOST_BESIDES),
             moving: 1.0,
             deviation: 0.0,
+            apart: None,
         }
     }
 
@@ -120,6 +125,7 @@ impl Cost {
             besides_error: self.besides_error.clamp(0.0, MOST_BESIDES),
             moving: self.moving.clamp(0.0, 1.0),
             deviation: self.deviation.clamp(0.0, 1.0),
+            apart: self.apart.map(|apart| apart.clamp(0.0, 1.0)),
         }
     }
 
@@ -171,7 +177,7 @@ impl Cost {
     pub(super) fn is_vague(self, planned: f64, moving: f64) -> bool {
         let doubt =
             (self.error.max(NEXT_DOUBT) * planned).hypot(self.moving * moving).hypot(self.besides_error);
-        doubt > self.deviation * (2.0 / MOST as f64).sqrt()
+        doubt > self.apart.unwrap_or(self.deviation) * (2.0 / MOST as f64).sqrt()
     }
 
     /// The standard error of what steps take beyond those that kept everything, if so many tell it, and one of them varies so much by itself.
@@ -210,6 +216,7 @@ impl Cost {
             besides_error: besides * less(by_besides),
             moving: self.moving * less(by_moving),
             deviation: weight.deviation,
+            apart: Some(weight.apart),
         };
         let measured = self.expected(planned) + news * share(known);
         let error = (share(known) * weight.error.powi(2)).sqrt();
@@ -269,6 +276,7 @@ mod tests {
             extra: 0.06,
             error,
             deviation: error,
+            apart: error,
         };
         let (cost, extra) = Cost::first(FIRST_DOUBT, 0.0).weighed(0.02, 0.0, 0.02, weight);
         assert!((1.0..=3.0).contains(&cost.times) && extra.error <= error.min(0.011), "{cost:?} {extra:?}");
@@ -290,6 +298,7 @@ mod tests {
             extra,
             error: 0.05,
             deviation: 0.1,
+            apart: 0.1,
         };
         let (_, extra) = Cost::first(FIRST_DOUBT, 0.0).weighed(0.01, 0.0, 0.1, weight(1.0));
         assert!(extra.is_over(0.0) && extra.measured > 0.9, "{extra:?}");
@@ -306,6 +315,7 @@ mod tests {
             extra: 0.15,
             error: 0.05,
             deviation: 0.07,
+            apart: 0.07,
         };
         let of_first = |moving| Cost::first(FIRST_DOUBT, 0.0).weighed(0.001, moving, 0.1, weight);
         let (cost, extra) = of_first(0.15);
@@ -324,6 +334,7 @@ mod tests {
             extra: 0.15,
             error: 0.001,
             deviation: 0.001,
+            apart: 0.001,
         };
         let (cost, _) = Cost::first(FIRST_DOUBT, 0.0).weighed(0.1, 0.0, 0.1, weight);
         assert!((cost.expected(0.06) - 0.09).abs() < 0.001, "{cost:?}");
@@ -345,6 +356,7 @@ mod tests {
             extra,
             error: 0.008,
             deviation: 0.01,
+            apart: 0.01,
         };
         // Of 0.018, 0.015 were to be recomputing and waiting, and moving was to take the rest.
         let weighed =

@@ -313,7 +313,7 @@ impl Kind {
         }
         let Some(weighing) = &mut self.weighing else { return };
         let scale = if self.planned.waits() { 1.0 } else { scale };
-        let weight = weighing.kept(observed.wall.div_f64(scale), scale);
+        let weight = weighing.kept(observed.wall.div_f64(scale), scale, observed.clock);
         if let Some(told) = weighing.begins_with() {
             self.keeps_in(objective, told);
         }
@@ -396,7 +396,7 @@ impl Kind {
             // How long launching takes is not what steps take that are timed to their ends, and does not go with the size.
             match observed.launched && (is_varied(scale) || self.settles()) {
                 true => self.watch.rests(),
-                false => self.timed(objective, Timed { wall, stall, rerun, scale }),
+                false => self.timed(objective, Timed { wall, stall, rerun, scale, clock: observed.clock }),
             }
         }
     }
@@ -407,17 +407,17 @@ impl Kind {
             true => self.watch.rests(),
             false => {
                 let Observation { wall, stall, .. } = *observed;
-                self.timed(objective, Timed { wall, stall, rerun: None, scale: 1.0 });
+                self.timed(objective, Timed { wall, stall, rerun: None, scale: 1.0, clock: None });
             }
         }
     }
 
     /// A step of the present plan was timed.
     fn timed(&mut self, objective: &Objective, timed: Timed) {
-        let Timed { wall, stall, rerun, scale } = timed;
+        let Timed { wall, stall, rerun, scale, clock } = timed;
         if let Some(weighing) = &mut self.weighing {
             let took = rerun.and_then(|rerun| weighing.reran(rerun));
-            let weight = weighing.planned(wall, scale, rerun.map(|rerun| rerun + stall));
+            let weight = weighing.planned(wall, scale, clock, rerun.map(|rerun| rerun + stall));
             match took.filter(|_| self.planned.shows_reruns()) {
                 Some(took) if self.reruns_took(objective, took) => {}
                 _ => self.weighed(objective, weight),
@@ -503,6 +503,8 @@ struct Timed {
     rerun: Option<Duration>,
     /// How many times what is planned it saved.
     scale: f64,
+    /// Cycles of the device in a second, if that is known.
+    clock: Option<f64>,
 }
 
 /// Whether a step has another size than planned.

@@ -147,6 +147,8 @@ pub struct Observation {
     /// Whether that is all: the last backward went through the step, so that it was seen where the device was then. Otherwise the program
     /// may have waited for it before the step's end.
     pub is_told: bool,
+    /// How many cycles the device's clock had in a second of it, if that is known.
+    pub clock: Option<f64>,
     /// The part of `wall` in which it waited for the cache.
     pub stall: Duration,
     /// The part of it in which a device computed again what had not been saved, without what it waited for meanwhile; `None` if that is not

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::clocks::{self, Clocks, Timed, is_alike};
 use super::cost::{Cost, MOST, Told, Weight};
 use super::watch::{Seen, deviation, usual};
 
@@ -14,8 +15,6 @@ const TYPICAL: f64 = 0.01;
 const TYPICAL_COUNT: usize = 2;
 /// What recomputing takes is known once two steps differ by no more than this share of it.
 const AGREEING: f64 = 0.05;
-/// Steps are alike if their sizes differ by no more than this share.
-const ALIKE: f64 = 0.01;
 /// Where none of the planned size keeps everything, those of the nearest size tell how long it would take, if it is at most so many times as
 /// small or as large.
 const NEAR: f64 = 3.0;
@@ -68,15 +67,6 @@ impl KeptSizes {
     }
 }
 
-/// A step that counts.
-#[derive(Clone, Copy, Debug)]
-struct Timed {
-    /// How many times what is planned it saved.
-    scale: f64,
-    /// Seconds that it took for as much as is planned.
-    wall: f64,
-}
-
 /// The steps that keep everything before any of them counts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Opening {
@@ -119,8 +109,8 @@ impl Weighing {
     }
 
     /// A step that kept everything, and saved `scale` times what is planned, took `wall` for as much as is planned. Returns the result, if
-    /// there is a new one.
-    pub(super) fn kept(&mut self, wall: Duration, scale: f64) -> Option<Weight> {
+    /// there is a new one. The device had so many cycles in a second of it, if that is known.
+    pub(super) fn kept(&mut self, wall: Duration, scale: f64, clock: Option<f64>) -> Option<Weight> {
         let told = is_near(scale).then_some(Told { wall, is_of_size: is_alike(scale, 1.0) });
         match self.opening {
             Opening::Due => self.opening = Opening::Begun(told),
@@ -128,7 +118,7 @@ impl Weighing {
                 self.opening = Opening::Over(first.zip(told).map(|(one, other)| one.better(other)))
             }
             Opening::Over(_) => {
-                self.kept.push(Timed { scale, wall: wall.as_secs_f64() });
+                self.kept.push(Timed { scale, wall: wall.as_secs_f64(), clock });
                 return self.weight();
             }
         }
@@ -136,7 +126,13 @@ impl Weighing {
     }
 
     /// The same of a planned step, `shown` of which is known to be recomputing and waiting.
-    pub(super) fn planned(&mut self, wall: Duration, scale: f64, shown: Option<Duration>) -> Option<Weight> {
+    pub(super) fn planned(
+        &mut self,
+        wall: Duration,
+        scale: f64,
+        clock: Option<f64>,
+        shown: Option<Duration>,
+    ) -> Option<Weight> {
         // What several threads wait for adds up, and may be more than the step.
         let shown = shown.filter(|shown| *shown < wall / 2);
         if self.begun < UNCOUNTED {
@@ -146,7 +142,7 @@ impl Weighing {
         self.shown.extend(shown.map(|shown| {
             shown.as_secs_f64() / wall.saturating_sub(shown).as_secs_f64().max(f64::MIN_POSITIVE)
         }));
-        self.planned.push(Timed { scale, wall: wall.as_secs_f64() });
+        self.planned.push(Timed { scale, wall: wall.as_secs_f64(), clock });
         self.weight()
     }
 
@@ -174,9 +170,9 @@ impl Weighing {
         (!self.shown.is_empty() && self.shown.len() == self.planned.len()).then(|| usual(self.shown.clone()))
     }
 
-    /// Whether so few steps were timed that they tell little of how much steps vary.
+    /// Whether so few steps were timed that they tell little of how much steps vary. At one clock they do not vary by much.
     pub(super) fn is_short(&self) -> bool {
-        self.planned.len() <= FEWEST
+        self.planned.len() <= FEWEST && Clocks::of(&self.kept, &self.planned).is_none()
     }
 
     /// Whether any step counts that kept everything.
@@ -191,7 +187,10 @@ impl Weighing {
 
     /// What its steps that kept everything took.
     pub(super) fn kept_sizes(&self) -> KeptSizes {
-        KeptSizes(self.kept.clone())
+        KeptSizes(match Clocks::of(&self.kept, &self.planned) {
+            Some(clocks) => self.kept.iter().map(|timed| clocks.steadied(timed)).collect(),
+            None => self.kept.clone(),
+        })
     }
 
     /// How many steps count.
@@ -210,15 +209,53 @@ impl Weighing {
         if count < FEWEST || !count.is_multiple_of(2) || self.kept.len() != count {
             return None;
         }
-        let over = |by: fn(&[Timed], f64) -> Option<f64>| -> Vec<f64> {
-            let times =
-                |timed: &Timed| Some(timed.wall / by(&self.kept, timed.scale)?.max(f64::MIN_POSITIVE));
-            self.planned.iter().filter_map(times).collect()
+        let seen = Compared::of(&self.kept, &self.planned)?;
+        let Some(clocks) = Clocks::of(&self.kept, &self.planned) else {
+            let error = seen.error(TYPICAL);
+            let kept = told_by(&self.kept);
+            return Some(Weight {
+                kept,
+                extra: seen.extra,
+                error,
+                deviation: seen.deviation,
+                apart: seen.deviation,
+            });
         };
-        let (mut planned, mut kept_deviations) = (over(taken_by_alike), self.deviations_of_alike());
+        let [kept, planned] = [&self.kept, &self.planned]
+            .map(|steps| steps.iter().map(|timed| clocks.steadied(timed)).collect::<Vec<_>>());
+        let steadied = Compared::of(&kept, &planned)?;
+        let [slower, error] = clocks.slower(steadied.extra);
+        Some(Weight {
+            kept: told_by(&kept),
+            extra: steadied.extra + slower,
+            error: steadied.error(clocks::TYPICAL).hypot(error),
+            deviation: seen.deviation,
+            apart: steadied.deviation,
+        })
+    }
+}
+
+/// Planned steps beside those that kept everything.
+struct Compared {
+    /// What planned ones take beyond the others, as a share of that.
+    extra: f64,
+    /// The standard deviation of a single step, and of how many.
+    deviation: f64,
+    count: usize,
+    /// How many planned ones there are.
+    planned: usize,
+}
+
+impl Compared {
+    fn of(kept: &[Timed], planned: &[Timed]) -> Option<Compared> {
+        let over = |by: fn(&[Timed], f64) -> Option<f64>| -> Vec<f64> {
+            let times = |timed: &Timed| Some(timed.wall / by(kept, timed.scale)?.max(f64::MIN_POSITIVE));
+            planned.iter().filter_map(times).collect()
+        };
+        let (mut planned, mut kept_deviations) = (over(taken_by_alike), deviations_of_alike(kept));
         if planned.len() < FEWEST {
             // What other sizes take says less: as much as it says of those that kept everything.
-            (planned, kept_deviations) = (over(taken), self.deviations_of_others());
+            (planned, kept_deviations) = (over(taken), deviations_of_others(kept));
             if planned.len() <= FEWEST || kept_deviations.len() <= FEWEST {
                 return None;
             }
@@ -228,48 +265,44 @@ impl Weighing {
         let apart: Vec<f64> = varied.chain(kept_deviations).collect();
         let count = apart.len();
         let deviation = deviation(apart.into_iter());
-        let error = varies_by(deviation, count) * (2.0 / planned.len() as f64).sqrt();
-        let kept = told_by(&self.kept);
-        Some(Weight { kept, extra: times - 1.0, error, deviation })
+        Some(Compared { extra: times - 1.0, deviation, count, planned: planned.len() })
     }
 
-    /// How far steps that kept everything are from what those of their size took.
-    fn deviations_of_alike(&self) -> Vec<f64> {
-        let several = self
-            .kept
-            .iter()
-            .filter(|timed| self.kept.iter().filter(|other| is_alike(timed.scale, other.scale)).count() > 1);
-        several
-            .filter_map(|timed| Some(apart(timed.wall, taken_by_alike(&self.kept, timed.scale)?)))
-            .collect()
+    /// The standard error of what planned ones take, where a single step typically varies by so much.
+    fn error(&self, typical: f64) -> f64 {
+        varies_by(self.deviation, self.count, typical) * (2.0 / self.planned as f64).sqrt()
     }
+}
 
-    /// The same, from what the sizes around theirs took.
-    fn deviations_of_others(&self) -> Vec<f64> {
-        let of_others = |timed: &Timed| {
-            let others: Vec<Timed> =
-                self.kept.iter().copied().filter(|other| !is_alike(timed.scale, other.scale)).collect();
-            Some(apart(timed.wall, taken(&others, timed.scale)?))
-        };
-        self.kept.iter().filter_map(of_others).collect()
-    }
+/// How far steps that kept everything are from what those of their size took.
+fn deviations_of_alike(kept: &[Timed]) -> Vec<f64> {
+    let several = kept
+        .iter()
+        .filter(|timed| kept.iter().filter(|other| is_alike(timed.scale, other.scale)).count() > 1);
+    several.filter_map(|timed| Some(apart(timed.wall, taken_by_alike(kept, timed.scale)?))).collect()
+}
+
+/// The same, from what the sizes around theirs took.
+fn deviations_of_others(kept: &[Timed]) -> Vec<f64> {
+    let of_others = |timed: &Timed| {
+        let others: Vec<Timed> =
+            kept.iter().copied().filter(|other| !is_alike(timed.scale, other.scale)).collect();
+        Some(apart(timed.wall, taken(&others, timed.scale)?))
+    };
+    kept.iter().filter_map(of_others).collect()
 }
 
 /// How much single steps may vary, if that was the standard deviation of so many. A few are all alike by chance now and then, so typical
 /// ones count as well where these vary less.
-fn varies_by(seen: f64, count: usize) -> f64 {
-    let [count, typical] = [count, TYPICAL_COUNT].map(|count| count as f64);
-    let both = (count * seen.powi(2) + typical * TYPICAL.powi(2)) / (count + typical);
+fn varies_by(seen: f64, count: usize, typical: f64) -> f64 {
+    let [count, typical_count] = [count, TYPICAL_COUNT].map(|count| count as f64);
+    let both = (count * seen.powi(2) + typical_count * typical.powi(2)) / (count + typical_count);
     seen.max(both.sqrt())
 }
 
 /// How far a step is from what is expected of it, as a share of that.
 fn apart(wall: f64, expected: f64) -> f64 {
     (wall / expected.max(f64::MIN_POSITIVE) - 1.0).abs()
-}
-
-fn is_alike(scale: f64, other: f64) -> bool {
-    (scale / other - 1.0).abs() <= ALIKE
 }
 
 /// Whether steps of this size tell how long one of the planned size takes.
@@ -316,8 +349,8 @@ mod tests {
         let mut weights = Vec::new();
         for number in 0..20 {
             weights.extend(match weighing.wants_kept() {
-                true => weighing.kept(wall(number, true), 1.0),
-                false => weighing.planned(wall(number, false), 1.0, None),
+                true => weighing.kept(wall(number, true), 1.0, None),
+                false => weighing.planned(wall(number, false), 1.0, None, None),
             });
             assert_eq!(weighing.is_long(), number >= 19);
         }
@@ -334,9 +367,9 @@ mod tests {
         let kept = (0..20).map(|number| {
             let is_kept = weighing.wants_kept();
             let _ = if is_kept {
-                weighing.kept((110 - number) * MS, 1.0)
+                weighing.kept((110 - number) * MS, 1.0, None)
             } else {
-                weighing.planned(103 * MS, 1.0, None)
+                weighing.planned(103 * MS, 1.0, None, None)
             };
             let told = Told { wall: 109 * MS, is_of_size: true };
             assert_eq!(weighing.begins_with(), (number == 1).then_some(told));
@@ -368,8 +401,8 @@ mod tests {
             let mut weighing = Weighing::new(None, Cost::first(0.5, 0.0));
             for number in 0..12 {
                 let _ = match weighing.wants_kept() {
-                    true => weighing.kept(100 * MS, 1.0),
-                    false => weighing.planned(105 * MS, 1.0, of(number)),
+                    true => weighing.kept(100 * MS, 1.0, None),
+                    false => weighing.planned(105 * MS, 1.0, None, of(number)),
                 };
             }
             weighing.shown()
@@ -406,8 +439,8 @@ mod tests {
             let times = if is_kept { 1.0 } else { 1.03 };
             let wall = Duration::from_secs_f64(times * kept(*scale) / scale);
             weights.extend(match is_kept {
-                true => weighing.kept(wall, *scale),
-                false => weighing.planned(wall, *scale, None),
+                true => weighing.kept(wall, *scale, None),
+                false => weighing.planned(wall, *scale, None, None),
             });
         }
         assert!(weighing.is_long(), "it ends whatever sizes come");

@@ -1,19 +1,21 @@
-//! How far the device is behind its program, whatever the program does before a step ends.
+//! What timed steps tell: how far the device is behind its program, whatever that does before a step ends, and how fast its clock runs.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use ssdtrain::plan::{Observation, Outset, Policy, Saves, StepPlan};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use crate::lab::{Lab, leaf};
 
-on_the_gpu_only!(a_device_that_is_behind_is_told_from_one_that_waits);
+on_the_gpu_only!(
+    a_device_that_is_behind_is_told_from_one_that_waits,
+    the_clock_runs_as_fast_as_the_device_can
+);
 
 /// Keeps everything and times each step.
 #[derive(Clone, Debug)]
-struct Timed(Arc<Mutex<[Duration; 2]>>);
+struct Timed(Arc<Mutex<Observation>>);
 
 impl Policy for Timed {
     fn begin(&mut self, _outset: &Outset<'_>) -> StepPlan {
@@ -21,12 +23,12 @@ impl Policy for Timed {
     }
 
     fn end(&mut self, _plan: &StepPlan, observed: Observation) {
-        *self.0.lock() = [observed.behind, observed.wall];
+        *self.0.lock() = observed;
     }
 }
 
-/// What share of a step the device was behind, if the program looks at the loss before the step ends.
-fn behind(lab: &Lab, size: i64, forward: impl Fn(&Tensor) -> Tensor) -> f64 {
+/// What the last of some steps told, if the program looks at the loss before the step ends.
+fn observed(lab: &Lab, size: i64, forward: impl Fn(&Tensor) -> Tensor) -> Observation {
     let seen = Arc::default();
     let cache = lab.cache().policy(Timed(Arc::clone(&seen))).build().unwrap();
     let source = lab.randn(&[size, size]);
@@ -38,13 +40,21 @@ fn behind(lab: &Lab, size: i64, forward: impl Fn(&Tensor) -> Tensor) -> f64 {
         assert!(loss.double_value(&[]).is_finite());
         step.finish().unwrap();
     }
-    let [behind, wall] = *seen.lock();
-    behind.as_secs_f64() / wall.as_secs_f64()
+    std::mem::take(&mut *seen.lock())
+}
+
+fn products(x: &Tensor) -> Tensor {
+    (0..10).fold(x * 1.0, |y, _| y.matmul(x) / 100.0).mean(Kind::Float)
 }
 
 fn a_device_that_is_behind_is_told_from_one_that_waits(lab: &Lab) {
-    let computing =
-        behind(lab, 8192, |x| (0..10).fold(x * 1.0, |y, _| y.matmul(x) / 100.0).mean(tch::Kind::Float));
-    let waiting = behind(lab, 8, |x| (0..1000).fold(x * 1.0, |y, _| y.sin()).mean(tch::Kind::Float));
+    let behind = |observed: Observation| observed.behind.as_secs_f64() / observed.wall.as_secs_f64();
+    let computing = behind(observed(lab, 8192, products));
+    let waiting = behind(observed(lab, 8, |x| (0..1000).fold(x * 1.0, |y, _| y.sin()).mean(Kind::Float)));
     assert!(computing > 0.5 && waiting < 0.1, "{computing}, {waiting}");
+}
+
+fn the_clock_runs_as_fast_as_the_device_can(lab: &Lab) {
+    let clock = observed(lab, 8192, products).clock.unwrap();
+    assert!((3e8..4e9).contains(&clock), "{clock} cycles a second");
 }

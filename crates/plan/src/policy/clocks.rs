@@ -1,0 +1,160 @@
+//! What steps would have taken if the device's clock had run alike in all of them. One whose power is limited runs slower and faster by some
+//! percent from step to step, and most of what steps vary by is that.
+
+/// If the clock is slower by one percent, a step takes so many percent longer, give or take the next: most of it computes, and the rest goes by
+/// the clock of the memory.
+const FOLLOWS: f64 = 0.8;
+const FOLLOWS_DOUBT: f64 = 0.2;
+const FOLLOWS_AT_MOST: [f64; 2] = [0.4, 1.0];
+/// Steps at one clock vary by about so much.
+pub(super) const TYPICAL: f64 = 0.002;
+/// What planned steps do besides takes power too: by so much of what they take besides, a slower clock makes them longer still, give or take
+/// the next.
+const BY_POWER: f64 = 0.07;
+const BY_POWER_DOUBT: f64 = 0.1;
+
+/// Steps are alike if their sizes differ by no more than this share.
+const ALIKE: f64 = 0.01;
+
+/// A step that counts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timed {
+    /// How many times what is planned it saved.
+    pub(super) scale: f64,
+    /// Seconds that it took for as much as is planned.
+    pub(super) wall: f64,
+    /// Cycles of the device in a second, if that is known.
+    pub(super) clock: Option<f64>,
+}
+
+/// The clock in two kinds of steps.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clocks {
+    follows: f64,
+    /// The mean of those that kept everything, as a logarithm.
+    kept: f64,
+    /// By how much it was faster in planned steps, as a share, and the standard error of that.
+    faster: f64,
+    error: f64,
+}
+
+impl Clocks {
+    /// `None` unless that of each step is known, and there are two of each kind.
+    pub(super) fn of(kept: &[Timed], planned: &[Timed]) -> Option<Clocks> {
+        let kinds = [kept, planned].map(|steps| steps.iter().map(Point::of).collect::<Option<Vec<_>>>());
+        let [Some(kept), Some(planned)] = kinds else { return None };
+        let fewest = kept.len().min(planned.len());
+        if fewest < 2 {
+            return None;
+        }
+        let [kept_clock, planned_clock] =
+            [&kept, &planned].map(|points| mean(points.iter().map(|point| point.clock)));
+        // Steps of another kind or size take another time whatever the clock.
+        let mut certain = (TYPICAL / FOLLOWS_DOUBT).powi(2);
+        let mut told = FOLLOWS * certain;
+        let mut varies = 0.0;
+        for (points, kind) in [(&kept, kept_clock), (&planned, planned_clock)] {
+            for point in points {
+                let alike = || points.iter().filter(|other| is_alike(other.scale, point.scale));
+                let faster = point.clock - mean(alike().map(|other| other.clock));
+                let longer = point.wall - mean(alike().map(|other| other.wall));
+                certain += faster.powi(2);
+                told -= faster * longer;
+                varies += (point.clock - kind).powi(2);
+            }
+        }
+        varies /= (kept.len() + planned.len() - 2) as f64;
+        let [least, most] = FOLLOWS_AT_MOST;
+        Some(Clocks {
+            follows: (told / certain).clamp(least, most),
+            kept: kept_clock,
+            faster: planned_clock - kept_clock,
+            error: (varies * 2.0 / fewest as f64).sqrt(),
+        })
+    }
+
+    /// What a step would have taken at the clock of those that kept everything.
+    pub(super) fn steadied(&self, timed: &Timed) -> Timed {
+        let faster = timed.clock.map_or(0.0, |clock| clock.ln() - self.kept);
+        Timed { wall: timed.wall * (self.follows * faster).exp(), ..*timed }
+    }
+
+    /// By how much planned steps are longer because their clock is slower, if they are longer by the share `extra` at one clock, and the
+    /// standard error of that. Chance makes it slower and faster, so what is seen of it counts as much as it is certain.
+    pub(super) fn slower(&self, extra: f64) -> [f64; 2] {
+        let [expected, doubt] = [BY_POWER, BY_POWER_DOUBT].map(|share| share * extra.max(0.0));
+        let [seen, error] = [-self.faster, self.error].map(|share| self.follows * share);
+        let both = doubt.powi(2) + error.powi(2);
+        let known = if both > 0.0 { doubt.powi(2) / both } else { 0.0 };
+        [expected + known * (seen - expected), known.sqrt() * error]
+    }
+}
+
+/// Whether two sizes are alike.
+pub(super) fn is_alike(scale: f64, other: f64) -> bool {
+    (scale / other - 1.0).abs() <= ALIKE
+}
+
+/// A step's size, and the logarithms of its clock and its time.
+struct Point {
+    scale: f64,
+    clock: f64,
+    wall: f64,
+}
+
+impl Point {
+    fn of(timed: &Timed) -> Option<Point> {
+        let clock = timed.clock.filter(|clock| clock.is_finite() && *clock > 0.0)?;
+        Some(Point { scale: timed.scale, clock: clock.ln(), wall: timed.wall.max(f64::MIN_POSITIVE).ln() })
+    }
+}
+
+fn mean(numbers: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = numbers.fold((0.0, 0), |(sum, count), number| (sum + number, count + 1));
+    sum / f64::from(count.max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLOCK: f64 = 1.4e9;
+
+    /// A step that takes so long at the usual clock, when it runs at so many times that.
+    fn step(wall: f64, times: f64) -> Timed {
+        Timed { scale: 1.0, wall: wall / times.powf(0.82), clock: Some(CLOCK * times) }
+    }
+
+    #[test]
+    fn steps_that_differ_by_their_clock_alone_are_alike() {
+        let [kept, planned] = [(0.4, [1.02, 0.99, 1.0, 1.03]), (0.41, [0.98, 1.01, 1.04, 0.99])]
+            .map(|(wall, clocks)| clocks.map(|times| step(wall, times)));
+        let clocks = Clocks::of(&kept, &planned).unwrap();
+        let steadied = |steps: [Timed; 4]| steps.map(|timed| clocks.steadied(&timed).wall);
+        let [kept, planned] = [steadied(kept), steadied(planned)];
+        for (planned, kept) in planned.into_iter().zip(kept) {
+            assert!((planned / kept - 1.025).abs() < 0.0003, "{planned} {kept}");
+        }
+        assert!((kept[0] / 0.4 - 1.0).abs() < 0.01, "as long as they were in the mean");
+    }
+
+    #[test]
+    fn a_slower_clock_of_planned_steps_counts_as_far_as_it_is_no_chance() {
+        let steps = |wall: f64, clocks: [f64; 4]| clocks.map(|times| step(wall, times));
+        let slower = |kept, planned, extra| {
+            Clocks::of(&steps(0.4, kept), &steps(0.44, planned)).unwrap().slower(extra)
+        };
+        let [sure, error] = slower([1.0, 1.0001, 1.0, 0.9999], [0.99, 0.9901, 0.99, 0.9899], 0.1);
+        assert!((0.0075..0.0085).contains(&sure) && error < 0.0001, "{sure} {error}");
+        let [unsure, error] = slower([1.0, 1.03, 1.0, 0.97], [0.99, 1.02, 0.99, 0.96], 0.02);
+        assert!((0.0012..0.0018).contains(&unsure) && (0.001..0.002).contains(&error), "{unsure} {error}");
+    }
+
+    #[test]
+    fn nothing_is_told_by_steps_without_a_clock() {
+        let known = [step(0.4, 1.0), step(0.4, 1.01)];
+        let unknown = [known[0], Timed { clock: None, ..known[1] }];
+        assert!(Clocks::of(&known, &unknown).is_none() && Clocks::of(&unknown, &known).is_none());
+        assert!(Clocks::of(&known, &known[..1]).is_none());
+    }
+}
