@@ -443,6 +443,25 @@ fn memory_that_a_tensor_borrows_may_be_filled_again() {
     assert_same_bits("filled again", &[work(false)], &[work(true)]);
 }
 
+/// Backward of what was saved first leaves everything behind it; that of the other begins above.
+#[test]
+fn what_lies_below_a_second_loss_is_loaded_ahead() {
+    let cache = again(everything()).build().unwrap();
+    let inputs: Vec<Tensor> = (0..16).map(|_| leaf(&randn(&[32, 32]))).collect();
+    let step = cache.step();
+    let data = |share: f64| Tensor::full([32, 32], share, F32);
+    let loss = |inputs: &[Tensor]| {
+        let exp = |x: &Tensor| (x + data(0.5)).exp().sum(Kind::Float);
+        inputs.iter().map(exp).reduce(|sum, next| sum + next).unwrap()
+    };
+    let (first, second) = (loss(&inputs[..8]), loss(&inputs[8..]));
+    step.flush();
+    first.backward();
+    second.backward();
+    let report = step.finish().unwrap();
+    assert!(report.loaded.count >= 16 && report.load_misses.count <= 3, "{report:?}");
+}
+
 #[test]
 fn memory_that_a_tensor_borrows_stays_in_the_graph() {
     let cache = everything().build().unwrap();

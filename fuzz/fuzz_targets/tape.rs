@@ -20,13 +20,15 @@ fuzz_target!(|bytes: &[u8]| {
     let (steps, _) = bytes.as_chunks::<2>();
     compare(steps.iter().take(LONGEST).map(|&[what, which]| {
         let which = usize::from(which);
-        match what % 9 {
+        match what % 11 {
             0..3 => TapeStep::Save,
             3 => TapeStep::Release(which),
             4 => TapeStep::Ask { which, missed: false },
             5 => TapeStep::Ask { which, missed: true },
             6 => TapeStep::LookAhead,
             7 => TapeStep::Left(which),
+            8 => TapeStep::ComeTo(which),
+            9 => TapeStep::Miss,
             _ => TapeStep::BringNear,
         }
     }));

@@ -141,3 +141,103 @@ impl Cache {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ssdtrain_libtorch::Reliever;
+    use ssdtrain_store::{BackendKind, Direction, Faulty, Pool, Store, StoreConfig};
+
+    use super::super::entry::State;
+    use super::super::table::Limits;
+    use super::super::waits::{BYTES, Batch, LATE};
+    use super::*;
+    use crate::tier::DiskTier;
+
+    /// Storages leave when they are stored, which tests hold up.
+    fn on_disk() -> (Arc<Faulty>, Arc<Cache>, Batch) {
+        let faulty = Arc::new(Faulty::new(Arc::new(Pool::new(1).unwrap())));
+        let config = StoreConfig { backend: BackendKind::Memory, ..StoreConfig::default() };
+        let store = Store::open_with(config, Arc::<Faulty>::clone(&faulty)).unwrap();
+        let limits = Limits { late: false, prefetch: 8 * BYTES, ..LATE };
+        let cache = Cache::new(Some(Arc::new(DiskTier::new(store, None))), limits, None);
+        let batch = Batch::new(&cache);
+        (faulty, cache, batch)
+    }
+
+    /// The position of another handle of what was saved at this place.
+    fn attach(cache: &Cache, batch: &Batch, place: usize) -> usize {
+        cache.table.lock().attach(batch.key(place), batch.tape())
+    }
+
+    fn state(cache: &Cache, key: EntryKey) -> State {
+        cache.table.lock().entry(key).unwrap().state
+    }
+
+    #[test]
+    fn what_backward_uses_while_it_is_stored_stays_for_its_other_handles() {
+        let (faulty, cache, mut batch) = on_disk();
+        faulty.hold(Direction::Write);
+        batch.save(1);
+        let (key, tape, second) = (batch.key(0), batch.tape(), attach(&cache, &batch, 0));
+        faulty.wait_held(1);
+        let (mut one, mut other) = (0, 0);
+        let used = cache.fetch(key, tape, Some(second)).unwrap();
+        cache.served(key, &mut one);
+        faulty.release();
+        cache.quiesce();
+        assert_eq!(state(&cache, key), State::Loaded);
+        drop(used);
+        drop(cache.fetch(key, tape, Some(0)).unwrap());
+        cache.served(key, &mut other);
+        assert_eq!((state(&cache, key), batch.counters.loaded.tally().count), (State::Away, 0));
+        [one, other].into_iter().for_each(|round| cache.release(key, tape, round));
+    }
+
+    #[test]
+    fn handles_that_are_done_stay_so_where_the_copy_leaves_and_comes_back() {
+        let (_, cache, mut batch) = on_disk();
+        batch.save(1);
+        let (key, tape, second) = (batch.key(0), batch.tape(), attach(&cache, &batch, 0));
+        cache.quiesce();
+        let (mut one, mut other) = (0, 0);
+        for backward in 1..=2 {
+            drop(cache.fetch(key, tape, Some(second)).unwrap());
+            cache.served(key, &mut one);
+            assert_eq!(Arc::clone(&cache).relieve(BYTES), BYTES);
+            drop(cache.fetch(key, tape, Some(0)).unwrap());
+            cache.served(key, &mut other);
+            assert_eq!((state(&cache, key), cache.held().2), (State::Away, 0), "backward {backward}");
+        }
+        [one, other].into_iter().for_each(|round| cache.release(key, tape, round));
+    }
+
+    /// Its store ends when backward has passed the last place where it was saved.
+    #[test]
+    fn what_backward_has_passed_is_not_loaded_ahead_again() {
+        let (faulty, cache, mut batch) = on_disk();
+        (1..=4).for_each(|word| batch.save(word));
+        cache.quiesce();
+        faulty.hold(Direction::Write);
+        batch.save(5);
+        let (tape, last) = (batch.tape(), attach(&cache, &batch, 4));
+        faulty.wait_held(1);
+        cache.set_limits(Limits { late: false, ..LATE });
+        let mut rounds = [0; 6];
+        for (place, position) in [(4, last), (3, 3), (2, 2)] {
+            drop(cache.fetch(batch.key(place), tape, Some(position)).unwrap());
+            cache.served(batch.key(place), &mut rounds[position]);
+        }
+        cache.set_limits(Limits { late: false, prefetch: 8 * BYTES, ..LATE });
+        // A rerun borrows two storages; the store ends between.
+        cache.comes_to(tape, 2);
+        drop(cache.fetch(batch.key(1), tape, None).unwrap());
+        faulty.release();
+        cache.quiesce();
+        drop(cache.fetch(batch.key(0), tape, None).unwrap());
+        cache.quiesce();
+        assert_eq!([2, 3, 4].map(|place| state(&cache, batch.key(place))), [State::Away; 3]);
+        for (place, position) in [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (4, last)] {
+            cache.release(batch.key(place), tape, rounds[position]);
+        }
+    }
+}

@@ -73,6 +73,11 @@ impl Entry {
     pub(crate) fn storage(&self) -> Option<&Storage> {
         self.device.as_ref().map(Block::storage)
     }
+
+    /// Whether the storage is on the device, and no more than this many hold it.
+    fn is_held_by(&self, most: u64) -> bool {
+        self.storage().is_some_and(|storage| storage.owners() <= most)
+    }
 }
 
 /// A transfer to hand to the tier once the lock is released.

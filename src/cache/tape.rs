@@ -11,6 +11,8 @@ use super::keys::EntryKey;
 #[derive(Debug, Default)]
 pub(crate) struct Tape {
     slots: Vec<EntryKey>,
+    /// Where backward is: it asked for this position last, or computes again what was saved there.
+    at: usize,
     /// Everything at or above this position was asked for or considered for prefetching.
     cursor: usize,
     /// Everything at or above this position, or at or above the cursor, was brought near.
@@ -27,8 +29,8 @@ impl Tape {
     /// Appends an entry and returns its position.
     pub(crate) fn push(&mut self, entry: EntryKey) -> usize {
         self.slots.push(entry);
-        self.cursor = self.slots.len();
-        self.near = self.cursor;
+        self.at = self.slots.len();
+        (self.cursor, self.near) = (self.at, self.at);
         self.has_begun = false;
         self.slots.len() - 1
     }
@@ -37,6 +39,7 @@ impl Tape {
     /// look through all it ever saved in each of them.
     pub(crate) fn forget_gone(&mut self, is_gone: impl Fn(EntryKey) -> bool) {
         while self.slots.pop_if(|last| is_gone(*last)).is_some() {}
+        self.at = self.at.min(self.slots.len());
         self.cursor = self.cursor.min(self.slots.len());
         self.near = self.near.min(self.cursor);
     }
@@ -48,6 +51,7 @@ impl Tape {
 
     /// Backward has come to what was saved at `position`, where there is no entry: it is computed again.
     pub(crate) fn comes_to(&mut self, position: usize) {
+        self.at = position.min(self.slots.len());
         self.cursor = self.cursor.min(position);
         self.near = self.near.min(position);
     }
@@ -62,14 +66,22 @@ impl Tape {
         self.has_begun
     }
 
-    /// The entry at `position` has left since it was considered, and is considered again.
+    /// The entry at `position` has left since it was considered, and is considered again if backward is still to come to it.
     pub(crate) fn left(&mut self, position: usize) {
-        self.cursor = self.cursor.max((position + 1).min(self.slots.len()));
+        if position < self.at {
+            self.cursor = self.cursor.max(position + 1);
+        }
+    }
+
+    /// What is computed again where backward is has to wait for something: what lies below was not looked at from there.
+    pub(crate) fn missed(&mut self) {
+        (self.cursor, self.near) = (self.at, self.at);
     }
 
     /// Backward has asked for the entry at `position`. `missed`: it had not been prefetched, which is also how a second backward that
     /// starts from the end again is noticed.
     pub(crate) fn asked(&mut self, position: usize, missed: bool) {
+        self.at = position;
         self.cursor = if missed { position } else { self.cursor.min(position) };
         self.near = if missed { position } else { self.near.min(position) };
     }
@@ -132,6 +144,19 @@ mod tests {
         assert_eq!(look_ahead(&mut tape, 2), [2, 1]);
         tape.left(2);
         assert_eq!(look_ahead(&mut tape, 9), [2, 1, 0]);
+        tape.left(3);
+        assert!(look_ahead(&mut tape, 9).is_empty(), "backward has passed it");
+    }
+
+    #[test]
+    fn where_something_is_computed_again_and_has_to_wait_it_is_looked_ahead_from_there() {
+        let mut tape = tape_of(6);
+        tape.comes_to(2);
+        assert_eq!(look_ahead(&mut tape, 9), [1, 0]);
+        tape.comes_to(5);
+        assert!(look_ahead(&mut tape, 9).is_empty(), "all of it may be there");
+        tape.missed();
+        assert_eq!(look_ahead(&mut tape, 9), [4, 3, 2, 1, 0]);
     }
 
     #[test]
@@ -159,6 +184,8 @@ mod tests {
             2 => any::<usize>().prop_map(TapeStep::Release),
             2 => any::<(usize, bool)>().prop_map(|(which, missed)| TapeStep::Ask { which, missed }),
             1 => any::<usize>().prop_map(TapeStep::Left),
+            1 => any::<usize>().prop_map(TapeStep::ComeTo),
+            1 => Just(TapeStep::Miss),
             2 => Just(TapeStep::LookAhead),
             2 => Just(TapeStep::BringNear),
         ]

@@ -97,7 +97,7 @@ impl Table {
     }
 
     /// A handle will not ask for its bytes again in this backward. `round` is the handle's own record of the last device copy that it was
-    /// done with. Once all handles are, the copy goes, if anybody has asked for it: otherwise it may still be on its way. The result must
+    /// done with, or of one that had to leave before all were. Once all handles are, the copy goes, if anybody has asked for it: otherwise it may still be on its way. The result must
     /// be dropped without holding the lock.
     pub(crate) fn served(&mut self, key: EntryKey, round: &mut u64) -> Option<Block> {
         let entry = self.entry_mut(key).filter(|entry| entry.asked)?;
@@ -159,8 +159,11 @@ impl Table {
         jobs.push(Job::Load { key, parcel, bytes, early });
         let entry = self.advance(key, Edge::LoadIssued);
         entry.early = early;
-        entry.round += 1;
-        (entry.served, entry.asked) = (0, false);
+        entry.asked = false;
+        // Handles that are done with the copy before are still done if it left before all were.
+        if entry.served == 0 || entry.served >= entry.handles {
+            (entry.round, entry.served) = (entry.round + 1, 0);
+        }
         self.on_device.raise(bytes);
         self.early += if early { bytes } else { 0 };
         self.transfers += 1;
@@ -219,7 +222,8 @@ impl Table {
         self.tapes.entry(tape).and_modify(|tape| tape.comes_to(position));
     }
 
-    /// Backward has asked for something of `tape`, and has come to `position` if that is given; `missed` if it has to wait for it.
+    /// Backward has asked for something of `tape`, and has come to `position` if that is given, or else is where it was; `missed` if it has to
+    /// wait for it.
     /// Prefetches as many bytes as the limits allow.
     pub(crate) fn look_ahead(
         &mut self,
@@ -230,7 +234,11 @@ impl Table {
     ) {
         if let Some(tape) = self.tapes.get_mut(&tape) {
             tape.begins();
-            position.into_iter().for_each(|position| tape.asked(position, missed));
+            match position {
+                Some(position) => tape.asked(position, missed),
+                None if missed => tape.missed(),
+                None => {}
+            }
         }
         while let Some(key) = self.tapes.get(&tape).and_then(Tape::ahead) {
             if let Some(entry) = self.entry(key).filter(|entry| entry.state == State::Away) {

@@ -127,13 +127,8 @@ impl Table {
     /// Whether memory is free once the store of an entry has ended: it is to leave then, and nobody holds its storage but the cache, the
     /// store, and who holds back what is stored. Or it has been released, and only its store still holds it.
     pub(super) fn frees(&self, key: EntryKey) -> bool {
-        self.entry(key).is_none_or(|entry| entry.state == State::Storing && self.is_ours(entry))
-    }
-
-    /// Whether nobody holds the storage of an entry but the cache, its store, and who holds back what is stored.
-    fn is_ours(&self, entry: &Entry) -> bool {
         let own = 2 + u64::from(self.held_back.is_some());
-        entry.storage().is_some_and(|storage| storage.owners() <= own)
+        self.entry(key).is_none_or(|entry| entry.state == State::Storing && entry.is_held_by(own))
     }
 
     /// Whether any of the queue's first entries that are meant would free memory. They come after stores that are on their way, and that
@@ -369,8 +364,9 @@ impl Table {
             return (None, entry.parcel.take());
         }
         entry.counters.offloaded.add(bytes);
-        // Others will ask for what backward uses.
-        if entry.asked && entry.served < entry.handles && !self.is_ours(entry) {
+        // Others will ask for what backward uses: the transfer holds it no more.
+        let own = 1 + u64::from(self.is_held_back(key));
+        if entry.asked && entry.served < entry.handles && !entry.is_held_by(own) {
             self.advance(key, Edge::StoredInUse);
             return (None, None);
         }

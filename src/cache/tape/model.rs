@@ -11,6 +11,10 @@ pub(crate) enum TapeStep {
     Release(usize),
     /// Backward asks for one of the entries that are there; they are counted round.
     Ask { which: usize, missed: bool },
+    /// Backward computes again what was saved where one of the entries is that are there; they are counted round.
+    ComeTo(usize),
+    /// It has to wait for something there.
+    Miss,
     /// One of the entries that are there has left; they are counted round.
     Left(usize),
     /// The next entry ahead is considered.
@@ -28,15 +32,30 @@ struct Position {
     near: bool,
 }
 
+/// All of them, and where backward is.
 #[derive(Debug, Default)]
-struct Positions(Vec<Position>);
+struct Positions(Vec<Position>, usize);
 
 impl Positions {
     /// Everything is ahead again once something new is saved.
     fn save(&mut self, serial: u64) {
         while self.0.pop_if(|last| last.gone).is_some() {}
         self.0.push(Position { serial, gone: false, considered: false, near: false });
-        self.0.iter_mut().for_each(|position| (position.considered, position.near) = (false, false));
+        self.1 = self.0.len();
+        self.miss();
+    }
+
+    /// Everything below where backward is is ahead again.
+    fn miss(&mut self) {
+        let at = self.1;
+        for (index, position) in self.0.iter_mut().enumerate() {
+            (position.considered, position.near) = (index >= at, index >= at);
+        }
+    }
+
+    fn come_to(&mut self, at: usize) {
+        self.1 = at;
+        self.0[at..].iter_mut().for_each(|position| (position.considered, position.near) = (true, true));
     }
 
     /// One of the positions whose entry is there, counted round.
@@ -46,6 +65,7 @@ impl Positions {
     }
 
     fn ask(&mut self, asked: usize, missed: bool) {
+        self.1 = asked;
         for (index, position) in self.0.iter_mut().enumerate() {
             position.considered = index >= asked || (position.considered && !missed);
             position.near = index >= asked || (position.near && !missed);
@@ -54,6 +74,9 @@ impl Positions {
 
     /// What was considered above something that was brought near counts as brought near.
     fn left(&mut self, left: usize) {
+        if left >= self.1 {
+            return;
+        }
         let near = self.0.iter().position(|position| position.near).unwrap_or(self.0.len());
         self.0[near..].iter_mut().for_each(|position| position.near = true);
         self.0[..=left].iter_mut().for_each(|position| position.considered = false);
@@ -94,6 +117,16 @@ pub(crate) fn compare(steps: impl IntoIterator<Item = TapeStep>) {
                     positions.ask(asked, missed);
                     tape.asked(asked, missed);
                 }
+            }
+            TapeStep::ComeTo(which) => {
+                if let Some(at) = positions.there(which) {
+                    positions.come_to(at);
+                    tape.comes_to(at);
+                }
+            }
+            TapeStep::Miss => {
+                positions.miss();
+                tape.missed();
             }
             TapeStep::Left(which) => {
                 if let Some(left) = positions.there(which) {
