@@ -21,6 +21,9 @@ on_both!(
 );
 
 const LAYERS: u64 = 16;
+/// How much less is taken where there is not as much in one piece, and how often.
+const PIECE: u64 = 64 << 20;
+const PIECES: usize = 64;
 const THREADS: usize = 3;
 
 /// Takes what the device has, but for some bytes, until it is dropped.
@@ -32,9 +35,17 @@ impl Shortage {
             torch::limit_cpu_memory(lab.allocated() + bytes);
             return Shortage(None);
         };
-        let free = torch::CudaDevice::new(index).and_then(torch::CudaDevice::free).unwrap();
-        let taken = free.checked_sub(bytes).expect("a device that is not in use");
-        Shortage(Some(Tensor::empty([taken as i64], (Kind::Uint8, lab.device))))
+        let device = torch::CudaDevice::new(index).unwrap();
+        device.trim().unwrap();
+        let mut left = device.free().unwrap().checked_sub(bytes).expect("a device that is not in use");
+        // Of what is free, libtorch has some in pieces beside what is allocated. The whole is as large as can be besides.
+        let take = || {
+            let taken = Tensor::f_empty([left as i64], (Kind::Uint8, lab.device)).ok();
+            left = left.saturating_sub(PIECE);
+            taken
+        };
+        let taken = std::iter::repeat_with(take).take(PIECES).flatten().next();
+        Shortage(Some(taken.expect("what is free is not all in pieces")))
     }
 }
 
