@@ -343,7 +343,7 @@ impl Record {
         let bytes = self.table.entry(key).map(|entry| entry.bytes);
         let Some((bytes, store)) = bytes.zip(store) else { return true };
         let left = ordered.is_ok();
-        drop(self.table.stored(key, store, bytes, ordered.map_err(|error| error.to_string())));
+        self.stored(key, store, bytes, ordered);
         left
     }
 
@@ -387,7 +387,7 @@ impl Record {
                 self.awaited.remove(self.place_of(awaited));
             }
             if let Some(store) = store {
-                drop(self.table.stored(key, store, bytes, outcome.map_err(|error| error.to_string())));
+                self.stored(key, store, bytes, outcome);
                 self.decide(Table::pump);
             } else {
                 if outcome.is_err() {
@@ -396,6 +396,17 @@ impl Record {
                 drop(self.table.loaded(key, bytes, outcome));
             }
         }
+    }
+
+    /// Tells the table that a store has ended. What backward uses by then stays for the handles that have not been served.
+    fn stored(&mut self, key: EntryKey, store: u64, bytes: u64, outcome: Result<()>) {
+        let is_used = self.table.entry(key).is_some_and(|entry| {
+            let ends = outcome.is_ok() && entry.state == State::Storing && entry.stores == store;
+            let is_held = self.held.iter().any(|(held, _)| held.id() == entry.source.id());
+            ends && is_held && entry.asked && entry.served < entry.handles
+        });
+        drop(self.table.stored(key, store, bytes, outcome.map_err(|error| error.to_string())));
+        assert!(!is_used || self.table.entries[key.index].state == State::Loaded, "it is used");
     }
 
     fn write(&mut self, index: usize) {
