@@ -39,7 +39,7 @@ pub(crate) struct EntryHandle {
     key: EntryKey,
     tape: TapeKey,
     position: usize,
-    /// Identifies the device copy that this handle was last [done](Cache::served) with.
+    /// Identifies the round in which this handle was last [done](Cache::served).
     round: Mutex<u64>,
 }
 

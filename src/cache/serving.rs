@@ -211,6 +211,21 @@ mod tests {
         [one, other].into_iter().for_each(|round| cache.release(key, tape, round));
     }
 
+    #[test]
+    fn a_handle_that_never_asks_is_not_waited_for() {
+        let (_, cache, mut batch) = on_disk();
+        batch.save(1);
+        let (key, tape) = (batch.key(0), batch.tape());
+        attach(&cache, &batch, 0);
+        cache.quiesce();
+        let (mut one, mut other) = (0, 0);
+        cache.served(key, &mut one);
+        drop(cache.fetch(key, tape, Some(0)).unwrap());
+        cache.served(key, &mut other);
+        assert_eq!(state(&cache, key), State::Away);
+        [one, other].into_iter().for_each(|round| cache.release(key, tape, round));
+    }
+
     /// Its store ends when backward has passed the last place where it was saved.
     #[test]
     fn what_backward_has_passed_is_not_loaded_ahead_again() {

@@ -52,11 +52,11 @@ pub(crate) struct Entry {
     /// Whether it was to leave when it was saved, and the bytes of all such entries that existed then.
     leaves: bool,
     leaving_before: u64,
-    /// Handles in the graph, and how many of them were served since the device copy last arrived.
+    /// Handles in the graph, and how many of them were served in this round. Once all were, the next load begins another.
     handles: usize,
     served: usize,
     round: u64,
-    /// Whether any handle has asked since then, served or not.
+    /// Whether any handle has asked since the device copy last arrived, served or not.
     asked: bool,
     /// Loaded ahead and not yet asked for.
     early: bool,

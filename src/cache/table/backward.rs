@@ -96,16 +96,16 @@ impl Table {
         self.serve(key)
     }
 
-    /// A handle will not ask for its bytes again in this backward. `round` is the handle's own record of the last device copy that it was
-    /// done with, or of one that had to leave before all were. Once all handles are, the copy goes, if anybody has asked for it: otherwise it may still be on its way. The result must
+    /// A handle will not ask for its bytes again in this backward. `round` is the handle's own record of the last round that it was done
+    /// in. Once all handles are, the device copy goes, if anybody has asked for it: otherwise it may still be on its way. The result must
     /// be dropped without holding the lock.
     pub(crate) fn served(&mut self, key: EntryKey, round: &mut u64) -> Option<Block> {
-        let entry = self.entry_mut(key).filter(|entry| entry.asked)?;
+        let entry = self.entry_mut(key)?;
         if *round != entry.round + 1 {
             *round = entry.round + 1;
             entry.served += 1;
         }
-        self.evict_if_served(key)
+        if entry.asked { self.evict_if_served(key) } else { None }
     }
 
     /// Backward asks for what is only on the device, where it stays.
