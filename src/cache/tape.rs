@@ -66,10 +66,13 @@ impl Tape {
         self.has_begun
     }
 
-    /// The entry at `position` has left since it was considered, and is considered again if backward is still to come to it.
+    /// The entry that was saved last at `position` has left since it was considered. It is considered again if backward is still to come
+    /// to it, there or where it was saved before.
     pub(crate) fn left(&mut self, position: usize) {
-        if position < self.at {
-            self.cursor = self.cursor.max(position + 1);
+        let Some(entry) = self.slots.get(position) else { return };
+        let ahead = &self.slots[..self.at.min(position + 1)];
+        if let Some(next) = ahead.iter().rposition(|slot| slot == entry) {
+            self.cursor = self.cursor.max(next + 1);
         }
     }
 
@@ -146,6 +149,16 @@ mod tests {
         assert_eq!(look_ahead(&mut tape, 9), [2, 1, 0]);
         tape.left(3);
         assert!(look_ahead(&mut tape, 9).is_empty(), "backward has passed it");
+    }
+
+    #[test]
+    fn what_has_left_and_was_saved_twice_is_looked_at_where_backward_is_still_to_come_to_it() {
+        let mut tape = tape_of(4);
+        assert_eq!(tape.push(EntryKey { index: 1, serial: 1 }), 4);
+        tape.comes_to(2);
+        assert_eq!(look_ahead(&mut tape, 9), [1, 0]);
+        tape.left(4);
+        assert_eq!(look_ahead(&mut tape, 9), [1, 0]);
     }
 
     #[test]
