@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use ssdtrain_libtorch::{SavedTensor, Storage};
-use ssdtrain_store::sync::Mutex;
 
 use super::Cache;
 use super::keys::{EntryKey, TapeKey};
 use super::table::Part;
+use crate::sync::Mutex;
 
 /// A storage that the cache takes in.
 pub(crate) struct Subject {
@@ -70,12 +70,40 @@ impl EntryHandle {
 
     /// This handle does not ask again in this backward.
     pub(crate) fn is_done(&self) {
-        self.cache.served(self.key, &mut self.round.lock());
+        let device = self.cache.served(self.key, &mut self.round.lock());
+        self.cache.gives_back(device);
     }
 }
 
 impl Drop for EntryHandle {
     fn drop(&mut self) {
         self.cache.release(self.key, self.tape, *self.round.get_mut());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::By;
+    use super::super::waits::{BYTES, LATE};
+    use super::*;
+    use crate::telemetry::{ScopeId, ScopeRecord};
+    use crate::tier::modelled::{Copies, ModelDevice};
+    use crate::tier::{HostSettings, HostTier, PoolSize};
+
+    #[test]
+    fn memory_is_given_back_without_a_lock() {
+        let settings = HostSettings { pool: PoolSize::Fixed(BYTES), read_ahead: 0 };
+        let tier = HostTier::new(ModelDevice::new(Copies::AtLast, None), None, settings, None).unwrap();
+        let cache = Cache::new(Some(tier), LATE, None);
+        let (tape, counters, record) = (cache.open_tape(), Arc::default(), ScopeRecord::default());
+        let by = By { step: 1, scope: ScopeId::default(), tape, counters: &counters, record: &record };
+        let subject = Subject::whole(Storage::allocate(BYTES).unwrap(), 0);
+        let handle = cache.save(subject, false, by).unwrap();
+        cache.flush(&counters);
+        drop(handle.borrow().unwrap());
+        assert_eq!(cache.held().2, BYTES);
+        // This fails if the thread has a lock meanwhile.
+        handle.is_done();
+        assert_eq!(cache.held().2, 0);
     }
 }

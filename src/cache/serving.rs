@@ -73,20 +73,19 @@ impl Cache {
         }
     }
 
-    /// A handle [will not ask again](Table::served).
-    pub(crate) fn served(&self, key: EntryKey, round: &mut u64) {
-        let device = {
-            let mut table = self.table.lock();
-            let device = table.served(key, round);
-            self.sample(&table);
-            device
-        };
-        self.gives_back(device);
+    /// A handle [will not ask again](Table::served). The result is to be [given back](Cache::gives_back).
+    pub(super) fn served(&self, key: EntryKey, round: &mut u64) -> Option<Block> {
+        let mut table = self.table.lock();
+        let device = table.served(key, round);
+        self.sample(&table);
+        device
     }
 
-    /// Gives back the memory of what has left the device.
-    fn gives_back(&self, device: Option<Block>) {
+    /// Gives back the memory of what has left the device. Must be called without holding a lock.
+    pub(super) fn gives_back(&self, device: Option<Block>) {
         if let Some(device) = device {
+            #[cfg(test)]
+            crate::sync::assert_nothing_is_locked();
             drop(device);
             self.departs();
         }
@@ -169,6 +168,10 @@ mod tests {
         cache.table.lock().attach(batch.key(place), batch.tape())
     }
 
+    fn serve(cache: &Cache, key: EntryKey, round: &mut u64) {
+        cache.gives_back(cache.served(key, round));
+    }
+
     fn state(cache: &Cache, key: EntryKey) -> State {
         cache.table.lock().entry(key).unwrap().state
     }
@@ -182,13 +185,13 @@ mod tests {
         faulty.wait_held(1);
         let (mut one, mut other) = (0, 0);
         let used = cache.fetch(key, tape, Some(second)).unwrap();
-        cache.served(key, &mut one);
+        serve(&cache, key, &mut one);
         faulty.release();
         cache.quiesce();
         assert_eq!(state(&cache, key), State::Loaded);
         drop(used);
         drop(cache.fetch(key, tape, Some(0)).unwrap());
-        cache.served(key, &mut other);
+        serve(&cache, key, &mut other);
         assert_eq!((state(&cache, key), batch.counters.loaded.tally().count), (State::Away, 0));
         [one, other].into_iter().for_each(|round| cache.release(key, tape, round));
     }
@@ -202,10 +205,10 @@ mod tests {
         let (mut one, mut other) = (0, 0);
         for backward in 1..=2 {
             drop(cache.fetch(key, tape, Some(second)).unwrap());
-            cache.served(key, &mut one);
+            serve(&cache, key, &mut one);
             assert_eq!(Arc::clone(&cache).relieve(BYTES), BYTES);
             drop(cache.fetch(key, tape, Some(0)).unwrap());
-            cache.served(key, &mut other);
+            serve(&cache, key, &mut other);
             assert_eq!((state(&cache, key), cache.held().2), (State::Away, 0), "backward {backward}");
         }
         [one, other].into_iter().for_each(|round| cache.release(key, tape, round));
@@ -219,9 +222,9 @@ mod tests {
         attach(&cache, &batch, 0);
         cache.quiesce();
         let (mut one, mut other) = (0, 0);
-        cache.served(key, &mut one);
+        serve(&cache, key, &mut one);
         drop(cache.fetch(key, tape, Some(0)).unwrap());
-        cache.served(key, &mut other);
+        serve(&cache, key, &mut other);
         assert_eq!(state(&cache, key), State::Away);
         [one, other].into_iter().for_each(|round| cache.release(key, tape, round));
     }
@@ -240,7 +243,7 @@ mod tests {
         let mut rounds = [0; 6];
         for (place, position) in [(4, last), (3, 3), (2, 2)] {
             drop(cache.fetch(batch.key(place), tape, Some(position)).unwrap());
-            cache.served(batch.key(place), &mut rounds[position]);
+            serve(&cache, batch.key(place), &mut rounds[position]);
         }
         cache.set_limits(Limits { late: false, prefetch: 8 * BYTES, ..LATE });
         // A rerun borrows two storages; the store ends between.

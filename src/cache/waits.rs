@@ -112,7 +112,7 @@ impl Batch {
     pub(super) fn fetch_one(&self, place: usize) {
         let (key, position, expected) = self.saved[place];
         assert_eq!(word(&self.cache.fetch(key, self.tape, Some(position)).unwrap()), expected);
-        self.cache.served(key, &mut 0);
+        self.cache.gives_back(self.cache.served(key, &mut 0));
     }
 
     /// Asks for all storages, the newest first.
@@ -124,7 +124,7 @@ impl Batch {
                 Ok(storage) => assert_eq!(word(&storage), expected),
                 Err(error) => assert!(may_fail, "{error}"),
             }
-            self.cache.served(key, &mut round);
+            self.cache.gives_back(self.cache.served(key, &mut round));
             self.cache.release(key, self.tape, round);
         }
         self.cache.close_tape(self.tape);
