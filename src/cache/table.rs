@@ -514,6 +514,8 @@ impl Table {
         if !served || !entry.parcel.as_ref().is_some_and(|parcel| parcel.may_evict()) {
             return None;
         }
+        // It may have been loaded ahead for a handle that is gone.
+        self.not_early(key);
         let entry = self.advance(key, Edge::Evicted);
         let (device, bytes, source) = (entry.device.take(), entry.bytes, entry.source.id());
         self.on_device.lower(bytes);
