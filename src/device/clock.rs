@@ -38,6 +38,9 @@ pub(crate) struct Span {
     stream: sys::CUstream,
 }
 
+/// One whose end was queued.
+pub(crate) struct Ended(Span);
+
 // SAFETY: a function's handle does not change, and the driver may be called from any thread.
 unsafe impl Send for Clock {}
 // SAFETY: as above.
@@ -51,20 +54,24 @@ unsafe impl Sync for Span {}
 static CLOCKS: Mutex<Option<HashMap<usize, Arc<Clock>>>> = Mutex::new(None);
 
 impl Clock {
-    pub(crate) fn of(index: usize) -> Result<Arc<Clock>> {
-        let mut clocks = CLOCKS.lock();
-        let clocks = clocks.get_or_insert_default();
-        if let Some(known) = clocks.get(&index) {
-            return Ok(Arc::clone(known));
+    /// A span of the device's clock that begins after what the calling thread has queued. `None` where that is recorded in a graph: each
+    /// replay would write to memory that is another's by then.
+    pub(crate) fn begin(index: usize) -> Result<Option<Span>> {
+        let known = CLOCKS.lock().get_or_insert_default().get(&index).map(Arc::clone);
+        if let Some(clock) = known {
+            return clock.span();
         }
-        let clock = Arc::new(Clock::open(index)?);
-        clocks.insert(index, Arc::clone(&clock));
-        Ok(clock)
-    }
-
-    fn open(index: usize) -> Result<Clock> {
         let device = CudaDevice::new(index).map_err(Error::torch)?;
         let driver = Arc::new(Driver::open(index)?);
+        // Nor is anything loaded while a graph is recorded.
+        if stream(device, &driver)?.is_none() {
+            return Ok(None);
+        }
+        let clock = Arc::new(Clock::open(device, driver)?);
+        Arc::clone(CLOCKS.lock().get_or_insert_default().entry(index).or_insert(clock)).span()
+    }
+
+    fn open(device: CudaDevice, driver: Arc<Driver>) -> Result<Clock> {
         let which = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         // SAFETY: the handle is the driver's.
         let count =
@@ -81,10 +88,8 @@ impl Clock {
         Ok(Clock { driver, device, function, blocks })
     }
 
-    /// A span that begins after what the calling thread has queued. `None` where that is recorded in a graph: each replay would write to
-    /// memory that is another's by then.
-    pub(crate) fn begin(self: &Arc<Clock>) -> Result<Option<Span>> {
-        let Some(stream) = self.stream()? else { return Ok(None) };
+    fn span(self: &Arc<Clock>) -> Result<Option<Span>> {
+        let Some(stream) = stream(self.device, &self.driver)? else { return Ok(None) };
         let rows = self.device.allocate(2 * BYTES as u64).map_err(Error::torch)?;
         let _current = self.driver.enter()?;
         let place = rows.data().addr() as sys::CUdeviceptr;
@@ -95,31 +100,26 @@ impl Clock {
         span.note(0)?;
         Ok(Some(span))
     }
+}
 
-    /// What the calling thread computes on, unless it records that in a graph.
-    fn stream(&self) -> Result<Option<sys::CUstream>> {
-        let stream = self.device.stream().map_err(Error::torch)?.cast();
-        let _current = self.driver.enter()?;
-        // SAFETY: libtorch's streams live as long as the process.
-        let status = check("cuStreamIsCapturing", unsafe { result::stream::is_capturing(stream) })?;
-        Ok((status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE).then_some(stream))
-    }
+/// What the calling thread computes on, unless it records that in a graph.
+fn stream(device: CudaDevice, driver: &Driver) -> Result<Option<sys::CUstream>> {
+    let stream = device.stream().map_err(Error::torch)?.cast();
+    let _current = driver.enter()?;
+    // SAFETY: libtorch's streams live as long as the process.
+    let status = check("cuStreamIsCapturing", unsafe { result::stream::is_capturing(stream) })?;
+    Ok((status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE).then_some(stream))
 }
 
 impl Span {
-    /// It ends after what the calling thread has queued, if that computes where it began: elsewhere, its memory might be another's by then.
-    pub(crate) fn end(&self) -> Result<()> {
-        if self.clock.stream()? == Some(self.stream) { self.note(1) } else { Ok(()) }
-    }
-
-    /// The cycles in a second, if both ends are known of any multiprocessor; the median of all. The end has to be reached.
-    pub(crate) fn rate(&self) -> Result<Option<f64>> {
-        let mut rows = vec![0_u64; 2 * MOST * ROW];
-        let _current = self.clock.driver.enter()?;
-        // SAFETY: the storage has as many bytes. Memory that is not pinned has been written when this returns; it waits for this stream alone.
-        let outcome = unsafe { result::memcpy_dtoh_async(&mut rows, self.place(0), self.stream) };
-        check("cuMemcpyDtoHAsync", outcome)?;
-        Ok(rate(&rows))
+    /// It ends after what the calling thread has queued. Gone if that does not compute where it began, since its memory might be another's by
+    /// then, or records a graph.
+    pub(crate) fn end(self) -> Result<Option<Ended>> {
+        if stream(self.clock.device, &self.clock.driver)? != Some(self.stream) {
+            return Ok(None);
+        }
+        self.note(1)?;
+        Ok(Some(Ended(self)))
     }
 
     fn note(&self, table: usize) -> Result<()> {
@@ -143,6 +143,20 @@ impl Span {
 
     fn place(&self, table: usize) -> sys::CUdeviceptr {
         (self.rows.data().addr() + table * BYTES) as sys::CUdeviceptr
+    }
+}
+
+impl Ended {
+    /// The cycles in a second, if both ends are known of any multiprocessor; the median of all. The end has to be reached, and the calling
+    /// thread to be the one that ended the span.
+    pub(crate) fn rate(self) -> Result<Option<f64>> {
+        let Ended(span) = self;
+        let mut rows = vec![0_u64; 2 * MOST * ROW];
+        let _current = span.clock.driver.enter()?;
+        // SAFETY: the storage has as many bytes. Memory that is not pinned has been written when this returns; it waits for this stream alone.
+        let outcome = unsafe { result::memcpy_dtoh_async(&mut rows, span.place(0), span.stream) };
+        check("cuMemcpyDtoHAsync", outcome)?;
+        Ok(rate(&rows))
     }
 }
 

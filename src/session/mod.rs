@@ -378,7 +378,7 @@ impl TensorCache {
     /// The clock of the device from now on, if it has one that can be read.
     fn clock(&self) -> Option<Span> {
         let Device::Cuda(index) = self.device else { return None };
-        let begun = Clock::of(index).and_then(|clock| clock.begin());
+        let begun = Clock::begin(index);
         let begun = begun.inspect_err(|error| {
             warn_once!(%error, "the clock of the device cannot be read: steps are compared less certainly");
         });

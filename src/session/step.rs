@@ -162,9 +162,13 @@ impl Step<'_> {
         if let Some(trace) = &context.cache.trace {
             trace.settle();
         }
-        if let Some(Err(error)) = self.clock.as_ref().map(Span::end) {
-            warn_once!(%error, "the clock of the device was not read");
-        }
+        let clock = self.clock.take().and_then(|clock| {
+            clock
+                .end()
+                .inspect_err(|error| warn_once!(%error, "the clock of the device was not read"))
+                .ok()
+                .flatten()
+        });
         let launched = Instant::now();
         let awaited = match context.cache.tier() {
             Some(tier) if self.cache.device.is_cuda() && context.plan.timed => tier
@@ -175,7 +179,7 @@ impl Step<'_> {
         };
         let wait = launched.elapsed();
         let wall = self.start.elapsed();
-        let clock = self.clock.take().filter(|_| awaited).and_then(|clock| clock.rate().ok().flatten());
+        let clock = clock.filter(|_| awaited).and_then(|clock| clock.rate().ok().flatten());
         // The probe resets the peak as it goes, so its own maximum counts too.
         let peak = peak.max(context.probe.as_ref().map_or(0, |probe| probe.peak()));
         let steering = &self.cache.steering;

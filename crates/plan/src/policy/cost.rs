@@ -48,7 +48,7 @@ pub(super) struct Weight {
     /// What a planned step takes beyond that, as a share of it, and the standard error of this share.
     pub(super) extra: f64,
     pub(super) error: f64,
-    /// The standard deviation of a single step, as a share of it, and what is left of it at one clock, if that is known.
+    /// The standard deviation of a single step, as a share of it, and what is left of it at one clock, if that explains any.
     pub(super) deviation: f64,
     pub(super) apart: f64,
 }

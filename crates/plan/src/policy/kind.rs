@@ -313,7 +313,8 @@ impl Kind {
         }
         let Some(weighing) = &mut self.weighing else { return };
         let scale = if self.planned.waits() { 1.0 } else { scale };
-        let weight = weighing.kept(observed.wall.div_f64(scale), scale, observed.clock);
+        let clock = observed.clock.filter(|_| !self.planned.waits());
+        let weight = weighing.kept(observed.wall.div_f64(scale), scale, clock);
         if let Some(told) = weighing.begins_with() {
             self.keeps_in(objective, told);
         }
@@ -396,7 +397,11 @@ impl Kind {
             // How long launching takes is not what steps take that are timed to their ends, and does not go with the size.
             match observed.launched && (is_varied(scale) || self.settles()) {
                 true => self.watch.rests(),
-                false => self.timed(objective, Timed { wall, stall, rerun, scale, clock: observed.clock }),
+                false => {
+                    // One that waits for its program takes as long at any clock.
+                    let clock = observed.clock.filter(|_| !self.planned.waits());
+                    self.timed(objective, Timed { wall, stall, rerun, scale, clock });
+                }
             }
         }
     }

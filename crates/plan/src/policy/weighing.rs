@@ -13,6 +13,8 @@ const UNCOUNTED: usize = 2;
 /// Single steps of machines vary by about so much, and that counts as much as so many of them.
 const TYPICAL: f64 = 0.01;
 const TYPICAL_COUNT: usize = 2;
+/// The clock explains what steps vary by if they do not by more than this share otherwise.
+const MOST_APART: f64 = 2.0 * clocks::TYPICAL;
 /// What recomputing takes is known once two steps differ by no more than this share of it.
 const AGREEING: f64 = 0.05;
 /// Where none of the planned size keeps everything, those of the nearest size tell how long it would take, if it is at most so many times as
@@ -170,9 +172,10 @@ impl Weighing {
         (!self.shown.is_empty() && self.shown.len() == self.planned.len()).then(|| usual(self.shown.clone()))
     }
 
-    /// Whether so few steps were timed that they tell little of how much steps vary. At one clock they do not vary by much.
+    /// Whether so few steps were timed that they tell little of how much steps vary, and are not alike at one clock either.
     pub(super) fn is_short(&self) -> bool {
-        self.planned.len() <= FEWEST && Clocks::of(&self.kept, &self.planned).is_none()
+        let is_alike = |steadied: Steadied| steadied.compared.deviation <= MOST_APART;
+        self.planned.len() <= FEWEST && !self.at_one_clock().is_some_and(is_alike)
     }
 
     /// Whether any step counts that kept everything.
@@ -187,10 +190,7 @@ impl Weighing {
 
     /// What its steps that kept everything took.
     pub(super) fn kept_sizes(&self) -> KeptSizes {
-        KeptSizes(match Clocks::of(&self.kept, &self.planned) {
-            Some(clocks) => self.kept.iter().map(|timed| clocks.steadied(timed)).collect(),
-            None => self.kept.clone(),
-        })
+        KeptSizes(self.at_one_clock().map_or_else(|| self.kept.clone(), |steadied| steadied.kept))
     }
 
     /// How many steps count.
@@ -210,29 +210,41 @@ impl Weighing {
             return None;
         }
         let seen = Compared::of(&self.kept, &self.planned)?;
-        let Some(clocks) = Clocks::of(&self.kept, &self.planned) else {
-            let error = seen.error(TYPICAL);
-            let kept = told_by(&self.kept);
-            return Some(Weight {
-                kept,
-                extra: seen.extra,
-                error,
-                deviation: seen.deviation,
-                apart: seen.deviation,
-            });
-        };
-        let [kept, planned] = [&self.kept, &self.planned]
-            .map(|steps| steps.iter().map(|timed| clocks.steadied(timed)).collect::<Vec<_>>());
-        let steadied = Compared::of(&kept, &planned)?;
-        let [slower, error] = clocks.slower(steadied.extra);
-        Some(Weight {
-            kept: told_by(&kept),
-            extra: steadied.extra + slower,
-            error: steadied.error(clocks::TYPICAL).hypot(error),
-            deviation: seen.deviation,
-            apart: steadied.deviation,
+        let deviation = seen.deviation;
+        Some(match self.at_one_clock() {
+            Some(Steadied { clocks, kept, compared }) => {
+                let [slower, error] = clocks.slower(compared.extra);
+                Weight {
+                    kept: told_by(&kept),
+                    extra: compared.extra + slower,
+                    error: compared.error(clocks::TYPICAL).hypot(error),
+                    deviation,
+                    apart: compared.deviation,
+                }
+            }
+            None => {
+                let (kept, error) = (told_by(&self.kept), seen.error(TYPICAL));
+                Weight { kept, extra: seen.extra, error, deviation, apart: deviation }
+            }
         })
     }
+
+    /// The steps as if the device's clock had run alike in all, if that is known, and explains some of what they vary by.
+    fn at_one_clock(&self) -> Option<Steadied> {
+        let clocks = Clocks::of(&self.kept, &self.planned)?;
+        let [kept, planned] = [&self.kept, &self.planned]
+            .map(|steps| steps.iter().map(|timed| clocks.steadied(timed)).collect::<Vec<_>>());
+        let seen = Compared::of(&self.kept, &self.planned)?;
+        let compared = Compared::of(&kept, &planned)?;
+        (compared.deviation < seen.deviation).then_some(Steadied { clocks, kept, compared })
+    }
+}
+
+/// Steps as if the device's clock had run alike in all.
+struct Steadied {
+    clocks: Clocks,
+    kept: Vec<Timed>,
+    compared: Compared,
 }
 
 /// Planned steps beside those that kept everything.
@@ -359,6 +371,25 @@ mod tests {
 
     fn wall(kept: bool) -> Duration {
         if kept { 100 * MS } else { 103 * MS }
+    }
+
+    /// Whether two steps of each kind are enough, if a step takes this when the clock runs at so many times the usual.
+    fn is_short(wall: impl Fn(f64) -> f64, clocks: [f64; 2]) -> bool {
+        let mut weighing = Weighing::again(Cost::first(0.5, 0.0));
+        let step = |times: f64| Duration::from_secs_f64(0.1 * wall(times));
+        weighing.planned(step(1.0), 1.0, None, None);
+        for times in clocks {
+            weighing.planned(step(times).mul_f64(1.05), 1.0, Some(1.4e9 * times), None);
+            weighing.kept(step(times), 1.0, Some(1.4e9 * times));
+        }
+        weighing.is_short()
+    }
+
+    #[test]
+    fn two_steps_of_each_kind_are_enough_only_where_the_clock_explains_what_they_vary_by() {
+        assert!(!is_short(|times| times.powf(-0.8), [0.98, 1.03]));
+        assert!(is_short(|_| 1.0, [1.0, 1.0]), "it may be chance");
+        assert!(is_short(|times| times.powf(0.8), [0.98, 1.03]), "another reason");
     }
 
     #[test]
