@@ -15,8 +15,6 @@ const RAISE: f64 = 0.05;
 const LOOSENED: u32 = 4;
 /// How often a plan whose steps take less time than the goal allows is replaced by one that is to take more.
 const TIGHTENED: u32 = 3;
-/// Steps that surely take less than this share of what the goal allows are a reason to take more.
-const UNUSED: f64 = 0.85;
 /// Computing takes no longer than so many times what it took in the profiled step, less one.
 const MOST_LONGER: f64 = 1e6;
 /// At most this many times what was allowed before is allowed at once.
@@ -79,8 +77,7 @@ impl Corrections {
     /// Whether steps of a plan that takes what it may have so much time left that another plan is worth trying.
     pub(super) fn may_tighten(&self, extra: Extra) -> bool {
         let takes_all = extra.planned > 0.8 * self.allowance() * extra.allowed;
-        let leaves = extra.measured + extra.error < UNUSED * extra.allowed;
-        takes_all && leaves && self.tightened < TIGHTENED && self.least_peak == 0
+        takes_all && extra.leaves_time() && self.tightened < TIGHTENED && self.least_peak == 0
     }
 
     /// Steps of the plan took less time than the goal allows.

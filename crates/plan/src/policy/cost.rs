@@ -17,6 +17,8 @@ const TELLING_OVER: f64 = 0.0005;
 /// away from what the goal allows.
 const CLOSE: f64 = 0.1;
 const CLEAR: f64 = 1.5;
+/// Steps that surely take less than this share of what the goal allows leave time for more.
+const UNUSED: f64 = 0.92;
 /// Steps are far beyond their goal if they take so much more than it allows, as a share of that.
 const FAR: f64 = 0.25;
 /// What is this many standard errors away from what was expected is no chance.
@@ -29,6 +31,11 @@ const NEXT_DOUBT: f64 = 0.2;
 const SHOWN_DOUBT: f64 = 0.05;
 pub(super) const BESIDES: f64 = 0.003;
 const MOST_BESIDES: f64 = 0.5;
+/// A slower clock makes what plans take no longer than by this share.
+const MOST_SLOWER: f64 = 0.5;
+/// So much of what it may do beyond what is expected counts as an error. With all of it, plans left a sixth of what goals allow; with none,
+/// there is no room for more than the test has (`tests/time_goals.rs`).
+const SLOWER_DOUBT: f64 = 0.5;
 
 /// Steps are longer or shorter than expected beyond this share, or beyond this many standard deviations where they vary more.
 const TELLING_CHANGE: f64 = 0.03;
@@ -45,9 +52,11 @@ const MOST_TIMES: f64 = 1000.0;
 pub(super) struct Weight {
     /// What a step that keeps everything takes, if there were any of about the planned size.
     pub(super) kept: Option<Told>,
-    /// What a planned step takes beyond that, as a share of it, and the standard error of this share.
+    /// What a planned step takes beyond that, as a share of it, and the standard error of this share; at one clock, if that is known.
     pub(super) extra: f64,
     pub(super) error: f64,
+    /// What it takes still longer because the clock is slower in planned steps, and the standard error of that.
+    pub(super) slower: [f64; 2],
     /// The standard deviation of a single step, as a share of it, and what is left of it at one clock, if that explains any.
     pub(super) deviation: f64,
     pub(super) apart: f64,
@@ -69,7 +78,7 @@ impl Told {
 }
 
 /// What plans take beyond a step with everything kept: so many times what is planned, and something besides that does not go with it, such
-/// as recording, as a share of a step; both with their standard errors.
+/// as recording, as a share of a step; both with their standard errors, and at one clock of the device.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Cost {
     times: f64,
@@ -78,6 +87,9 @@ pub(super) struct Cost {
     besides: f64,
     #[serde(default)]
     besides_error: f64,
+    /// By which share of that a slower clock makes planned steps longer still.
+    #[serde(default)]
+    slower: f64,
     /// Which share is still unknown of what moving may take besides, of the program's own work.
     #[serde(default)]
     moving: f64,
@@ -95,8 +107,9 @@ pub(super) struct Extra {
     pub(super) allowed: f64,
     pub(super) planned: f64,
     pub(super) measured: f64,
-    /// The part of what was measured that does not go with what is planned.
+    /// The part of what was measured that does not go with what is planned, and the part that is due to a slower clock.
     pub(super) besides: f64,
+    pub(super) slower: f64,
     /// The standard error of what was measured.
     pub(super) error: f64,
 }
@@ -110,6 +123,7 @@ impl Cost {
             error: doubt.min(FIRST_DOUBT),
             besides: 0.0,
             besides_error: besides.min(MOST_BESIDES),
+            slower: 0.0,
             moving: 1.0,
             deviation: 0.0,
             apart: None,
@@ -123,6 +137,7 @@ impl Cost {
             error: self.error.clamp(0.0, FIRST_DOUBT),
             besides: self.besides.clamp(0.0, MOST_BESIDES),
             besides_error: self.besides_error.clamp(0.0, MOST_BESIDES),
+            slower: self.slower.clamp(0.0, MOST_SLOWER),
             moving: self.moving.clamp(0.0, 1.0),
             deviation: self.deviation.clamp(0.0, 1.0),
             apart: self.apart.map(|apart| apart.clamp(0.0, 1.0)),
@@ -164,6 +179,11 @@ impl Cost {
 
     /// What a plan is expected to take, of which `planned` is planned.
     pub(super) fn expected(self, planned: f64) -> f64 {
+        (1.0 + self.slower) * self.at_one_clock(planned)
+    }
+
+    /// The same, at the clock of steps that keep everything.
+    pub(super) fn at_one_clock(self, planned: f64) -> f64 {
         self.times * planned + self.besides
     }
 
@@ -199,7 +219,7 @@ impl Cost {
         let [_, besides] = self.besides();
         let [by_plan, by_moving, by_besides, by_chance] =
             [doubt * planned, self.moving * moving, besides, BESIDES].map(|doubt| doubt.powi(2));
-        let news = weight.extra - self.expected(planned);
+        let news = weight.extra - self.at_one_clock(planned);
         let is_shown = news.abs() > CERTAIN * weight.error;
         let shown = if is_shown { news.powi(2) - weight.error.powi(2) } else { 0.0 };
         let known = by_plan + by_moving + by_besides + by_chance;
@@ -209,18 +229,22 @@ impl Cost {
         let share = |by: f64| worse * by / all;
         let less = |by: f64| (1.0 - share(by)).max(0.0).sqrt();
         let times = if planned > 0.0 { self.times + news * share(by_plan) / planned } else { self.times };
+        let at_one_clock = self.at_one_clock(planned) + news * share(known);
+        let [slower, slower_error] = weight.slower;
+        let by_clock = if at_one_clock > 0.0 { slower / at_one_clock } else { 0.0 };
         let cost = Cost {
             times: times.max(0.0),
             error: doubt * less(by_plan),
             besides: (self.besides + news * share(by_besides)).max(0.0),
             besides_error: besides * less(by_besides),
+            slower: by_clock.clamp(0.0, MOST_SLOWER),
             moving: self.moving * less(by_moving),
             deviation: weight.deviation,
             apart: Some(weight.apart),
         };
-        let measured = self.expected(planned) + news * share(known);
-        let error = (share(known) * weight.error.powi(2)).sqrt();
-        (cost, Extra { allowed, planned, measured, besides: cost.besides, error })
+        let error = (share(known) * weight.error.powi(2)).sqrt().hypot(SLOWER_DOUBT * slower_error);
+        let measured = at_one_clock + slower;
+        (cost, Extra { allowed, planned, measured, besides: cost.besides, slower, error })
     }
 }
 
@@ -228,6 +252,11 @@ impl Extra {
     /// Whether steps exceed the goal, which allows `spare` more than plans aim at.
     pub(super) fn is_over(self, spare: f64) -> bool {
         self.measured + self.doubt() > self.allowed + spare + TELLING_OVER
+    }
+
+    /// Whether steps surely leave some of what the goal allows.
+    pub(super) fn leaves_time(self) -> bool {
+        self.measured + self.error < UNUSED * self.allowed
     }
 
     /// Whether few steps are enough to tell that they take too long.
@@ -275,6 +304,7 @@ mod tests {
             kept: Some(Told { wall: Duration::from_secs(1), is_of_size: true }),
             extra: 0.06,
             error,
+            slower: [0.0; 2],
             deviation: error,
             apart: error,
         };
@@ -297,6 +327,7 @@ mod tests {
             kept: Some(Told { wall: Duration::from_secs(1), is_of_size: true }),
             extra,
             error: 0.05,
+            slower: [0.0; 2],
             deviation: 0.1,
             apart: 0.1,
         };
@@ -314,6 +345,7 @@ mod tests {
             kept: Some(Told { wall: Duration::from_secs(1), is_of_size: true }),
             extra: 0.15,
             error: 0.05,
+            slower: [0.0; 2],
             deviation: 0.07,
             apart: 0.07,
         };
@@ -333,6 +365,7 @@ mod tests {
             kept: Some(Told { wall: Duration::from_secs(1), is_of_size: true }),
             extra: 0.15,
             error: 0.001,
+            slower: [0.0; 2],
             deviation: 0.001,
             apart: 0.001,
         };
@@ -355,6 +388,7 @@ mod tests {
             kept: Some(Told { wall: Duration::from_secs(1), is_of_size: true }),
             extra,
             error: 0.008,
+            slower: [0.0; 2],
             deviation: 0.01,
             apart: 0.01,
         };
@@ -370,8 +404,28 @@ mod tests {
     }
 
     #[test]
+    fn what_a_slower_clock_takes_comes_on_top_of_what_plans_show_of_themselves() {
+        let first = Cost::first(0.2, 0.0).of_next(0.09, Some([0.08, 0.08]));
+        let weight = |slower| Weight {
+            kept: None,
+            extra: 0.09,
+            error: 0.01,
+            slower: [slower, 0.004],
+            deviation: 0.01,
+            apart: 0.002,
+        };
+        let [(alike, without), (slower, with)] =
+            [0.0, 0.009].map(|slower| first.weighed(0.09, 0.0, 0.1, weight(slower)));
+        assert!((with.measured - without.measured - 0.009).abs() < 1e-9, "{with:?} {without:?}");
+        assert!((slower.expected(0.09) - with.measured).abs() < 0.002, "later steps are as slow: {slower:?}");
+        assert_eq!(slower.at_one_clock(0.05), alike.at_one_clock(0.05));
+        assert!(without.error > 0.002, "{without:?}");
+    }
+
+    #[test]
     fn corrected_plans_leave_time_for_what_is_uncertain() {
-        let extra = Extra { allowed: 0.05, planned: 0.05, measured: 0.06, besides: 0.0, error: 0.0 };
+        let extra =
+            Extra { allowed: 0.05, planned: 0.05, measured: 0.06, besides: 0.0, slower: 0.0, error: 0.0 };
         let uncertain = Extra { error: 0.01, ..extra };
         assert!((0.8..0.833).contains(&extra.aim()) && (0.6..0.68).contains(&uncertain.aim()));
         assert!(extra.is_clear() && !Extra { error: 0.008, ..extra }.is_clear());

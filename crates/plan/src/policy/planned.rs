@@ -206,7 +206,7 @@ impl Planned {
         let fixed = self.fixed();
         let (planned, measured) = (self.extra(), beyond(wall, kept) - fixed);
         let besides = self.corrections.cost.map_or(0.0, |cost| cost.besides()[0]).min(measured.max(0.0));
-        Extra { allowed: most - 1.0 - fixed, planned, measured, besides, error: 0.0 }
+        Extra { allowed: most - 1.0 - fixed, planned, measured, besides, slower: 0.0, error: 0.0 }
     }
 
     /// A step with everything kept takes `kept`. Returns whether that is far from what was known.
@@ -268,6 +268,13 @@ impl Planned {
         self.machine.release != Release::WhenStored && self.corrections.is_behind == Some(false)
     }
 
+    /// Whether what it saves of the peak is worth the time that it takes, as far as that is known.
+    pub(super) fn is_worth_it(&self) -> bool {
+        let Planned { profile, machine, corrections, plan, .. } = self;
+        let worth = Worth { profile, machine, corrections, kept: &kept(profile, machine) };
+        worth.is_worth_it(plan)
+    }
+
     /// Forgets what moving was found to cost.
     pub(super) fn forget_moving(&mut self) {
         self.machine.moving = 0.0;
@@ -289,7 +296,7 @@ impl Planned {
     /// with what would have been planned if that had been known, and whether that explains most of it.
     fn explain(&mut self, before: Cost, extra: Extra) -> (Extra, bool) {
         let (moved, kept) = (self.moved(), self.kept_step().as_secs_f64());
-        let news = extra.measured - before.expected(extra.planned);
+        let news = extra.measured - extra.slower - before.at_one_clock(extra.planned);
         if moved == 0.0 || kept == 0.0 || news == 0.0 {
             return (extra, false);
         }
@@ -510,15 +517,20 @@ impl Worth<'_> {
         let mut next = Some(plan);
         for _ in 0..TRIED {
             let plan = next?;
-            let (planned, takes, saves) = self.of(&plan);
-            if saves >= (WORTH * takes).min(MUCH) {
+            if self.is_worth_it(&plan) {
                 return Some(plan);
             }
+            let (planned, takes, saves) = self.of(&plan);
             // One that saves as much is worth so much, and one that saves less is worth less.
             let less = (saves / WORTH / takes).min(LESS) * planned;
             next = if less > 0.0 { above(1.0 + less) } else { None };
         }
         None
+    }
+
+    fn is_worth_it(&self, plan: &Plan) -> bool {
+        let (_, takes, saves) = self.of(plan);
+        saves >= (WORTH * takes).min(MUCH)
     }
 
     /// What a plan is planned to take of the time of a step that keeps everything, what it does take as far as that is known, and what it

@@ -212,19 +212,17 @@ impl Weighing {
         let seen = Compared::of(&self.kept, &self.planned)?;
         let deviation = seen.deviation;
         Some(match self.at_one_clock() {
-            Some(Steadied { clocks, kept, compared }) => {
-                let [slower, error] = clocks.slower(compared.extra);
-                Weight {
-                    kept: told_by(&kept),
-                    extra: compared.extra + slower,
-                    error: compared.error(clocks::TYPICAL).hypot(error),
-                    deviation,
-                    apart: compared.deviation,
-                }
-            }
+            Some(Steadied { clocks, kept, compared }) => Weight {
+                kept: told_by(&kept),
+                extra: compared.extra,
+                error: compared.error(clocks::TYPICAL),
+                slower: clocks.slower(compared.extra),
+                deviation,
+                apart: compared.deviation,
+            },
             None => {
                 let (kept, error) = (told_by(&self.kept), seen.error(TYPICAL));
-                Weight { kept, extra: seen.extra, error, deviation, apart: deviation }
+                Weight { kept, extra: seen.extra, error, slower: [0.0; 2], deviation, apart: deviation }
             }
         })
     }

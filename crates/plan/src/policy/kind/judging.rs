@@ -131,6 +131,10 @@ impl Kind {
             return;
         }
         self.watch.compared();
+        // What has been shown to be within the goal stays, unless that leaves time or is not worth it.
+        if !is_over && !extra.leaves_time() && self.planned.is_worth_it() {
+            return;
+        }
         let why = match () {
             () if is_over => Decision::Slow,
             () if may_tighten => Decision::Quick,

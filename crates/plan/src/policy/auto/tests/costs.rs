@@ -240,6 +240,19 @@ fn a_plan_that_keeps_its_goal_is_weighed_once_and_left_alone() {
 }
 
 #[test]
+fn a_plan_that_was_seen_to_keep_its_goal_stays_though_steps_take_longer_than_the_first_ones() {
+    let mut run = Run::on_device(Goal::overhead(0.1), profile_of_copies(50.0));
+    let mut plans = Vec::new();
+    for number in 0..30 {
+        run.step(KEPT.mul_f64(if number < 2 { 0.9 } else { 1.0 }), 1.092);
+        plans.push(run.report().plans);
+    }
+    let report = run.report();
+    assert!(plans[2..].iter().all(|count| *count == plans[2]), "{plans:?}: {report}");
+    assert!(report.kept_step == KEPT && report.baseline == Baseline::Measured, "{report}");
+}
+
+#[test]
 fn where_any_plan_takes_longer_than_the_goal_allows_everything_is_kept_at_once() {
     // A device that waits for its program: the profiled step took twice as long as others, and any plan takes a fifth longer.
     let mut run = Run::on_device(Goal::overhead(0.05), profile_of_copies(50.0));
