@@ -17,6 +17,8 @@ const LOOSENED: u32 = 4;
 const TIGHTENED: u32 = 3;
 /// Computing takes no longer than so many times what it took in the profiled step, less one.
 const MOST_LONGER: f64 = 1e6;
+/// A plan that may take less than this share more is none that is worth trying.
+const TELLING_MORE: f64 = 0.02;
 /// At most this many times what was allowed before is allowed at once.
 const LEAP: f64 = 1.5;
 
@@ -44,6 +46,9 @@ pub(super) struct Corrections {
     /// What plans may take of the time that the goal allows beyond a step with everything kept, as a share of it: less than all if steps
     /// take longer than planned, and more if they take less.
     allowance: Option<f64>,
+    /// The least such share that was planned where steps exceeded the goal.
+    #[serde(default)]
+    too_much: Option<f64>,
     /// How often a plan's steps exceeded the goal, and how often they were well within it.
     pub(super) loosened: u32,
     pub(super) tightened: u32,
@@ -59,6 +64,8 @@ impl Corrections {
     /// lower than what has shown to be too much.
     pub(super) fn loosen(&mut self, plan: &Plan, extra: Extra, is_explained: bool) {
         self.loosened += 1;
+        let planned = extra.planned / extra.allowed;
+        self.too_much = Some(self.too_much.map_or(planned, |share| share.min(planned)));
         let is_little = !is_explained && extra.planned <= LITTLE * extra.allowed;
         if self.loosened > LOOSENED || extra.leaves_nothing() {
             self.least_peak = u64::MAX;
@@ -77,13 +84,20 @@ impl Corrections {
     /// Whether steps of a plan that takes what it may have so much time left that another plan is worth trying.
     pub(super) fn may_tighten(&self, extra: Extra) -> bool {
         let takes_all = extra.planned > 0.8 * self.allowance() * extra.allowed;
-        takes_all && extra.leaves_time() && self.tightened < TIGHTENED && self.least_peak == 0
+        let has_room = self.most() > (1.0 + TELLING_MORE) * self.allowance();
+        takes_all && has_room && extra.leaves_time() && self.tightened < TIGHTENED && self.least_peak == 0
+    }
+
+    /// The most that the next plan may take of the time that the goal allows: half as much again, or midway to what was too much.
+    fn most(&self) -> f64 {
+        let midway = self.too_much.map_or(f64::INFINITY, |share| f64::midpoint(self.allowance(), share));
+        midway.min(LEAP * self.allowance())
     }
 
     /// Steps of the plan took less time than the goal allows.
     pub(super) fn tighten(&mut self, extra: Extra) {
         self.tightened += 1;
-        let most = LEAP * self.allowance();
+        let most = self.most().max(self.allowance());
         let share = if extra.measured > 0.0 { extra.aim() } else { most };
         self.allowance = Some(share.clamp(self.allowance(), most));
     }
@@ -93,7 +107,7 @@ impl Corrections {
     pub(super) fn try_again(&mut self) {
         let is_limited = self.least_peak > 0 || self.allowance.is_some_and(|share| share < 1.0);
         if is_limited && self.loosened <= LOOSENED {
-            (self.least_peak, self.allowance, self.loosened) = (0, None, LOOSENED);
+            (self.least_peak, self.allowance, self.too_much, self.loosened) = (0, None, None, LOOSENED);
         }
     }
 
@@ -127,6 +141,7 @@ impl Corrections {
             longer: self.longer.clamp(-1.0, MOST_LONGER),
             cost: self.cost.map(Cost::within_reason),
             allowance: self.allowance.map(|share| share.clamp(0.0, LEAP.powi(TIGHTENED as i32))),
+            too_much: self.too_much.filter(|share| *share >= 0.0),
             loosened: self.loosened.min(LOOSENED + 1),
             tightened: self.tightened.min(TIGHTENED),
             unforeseen: self.unforeseen.within_reason(),
@@ -136,7 +151,47 @@ impl Corrections {
 
     /// Forgets what was learned from stalls.
     pub(super) fn forget_stalls(&mut self) {
-        (self.least_peak, self.allowance, self.loosened, self.tightened) = (0, None, 0, 0);
-        self.cost = None;
+        (self.least_peak, self.allowance, self.too_much) = (0, None, None);
+        (self.loosened, self.tightened, self.cost) = (0, 0, None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Budgets, Prediction};
+
+    /// Of a goal of 0.02, a plan that was to take all that plans may has taken so much.
+    fn extra(corrections: &Corrections, measured: f64) -> Extra {
+        let planned = 0.02 * corrections.allowance();
+        Extra { allowed: 0.02, planned, measured, besides: 0.0, slower: 0.0, error: 0.0 }
+    }
+
+    #[test]
+    fn a_plan_that_leaves_time_is_no_reason_for_one_that_was_too_much() {
+        let plan =
+            Plan { placements: vec![], budgets: Budgets::default(), prediction: Prediction::default() };
+        let mut corrections = Corrections::default();
+        corrections.loosen(&plan, extra(&corrections, 0.024), false);
+        let loosened = corrections.allowance();
+        assert!((0.8..0.82).contains(&loosened), "{loosened}");
+        let leaves = extra(&corrections, 0.015);
+        assert!(corrections.may_tighten(leaves));
+        corrections.tighten(leaves);
+        let tightened = corrections.allowance();
+        assert!(tightened > loosened && tightened < f64::midpoint(loosened, 1.0) + 1e-9, "{tightened}");
+        let too_much = extra(&corrections, 0.021);
+        corrections.loosen(&plan, too_much, false);
+        let again = extra(&corrections, 0.012);
+        corrections.tighten(again);
+        assert!(corrections.allowance() < tightened, "{corrections:?}");
+    }
+
+    #[test]
+    fn a_plan_that_may_take_hardly_more_is_not_tried() {
+        let close = Corrections { allowance: Some(0.97), too_much: Some(1.0), ..Corrections::default() };
+        assert!(!close.may_tighten(extra(&close, 0.015)));
+        let apart = Corrections { too_much: None, ..close };
+        assert!(apart.may_tighten(extra(&apart, 0.015)));
     }
 }

@@ -18,7 +18,7 @@ const TELLING_OVER: f64 = 0.0005;
 const CLOSE: f64 = 0.1;
 const CLEAR: f64 = 1.5;
 /// Steps that surely take less than this share of what the goal allows leave time for more.
-const UNUSED: f64 = 0.92;
+const UNUSED: f64 = 0.96;
 /// Steps are far beyond their goal if they take so much more than it allows, as a share of that.
 const FAR: f64 = 0.25;
 /// What is this many standard errors away from what was expected is no chance.
