@@ -10,7 +10,7 @@ const FOLLOWS_AT_MOST: [f64; 2] = [0.4, 1.0];
 pub(super) const TYPICAL: f64 = 0.002;
 /// What planned steps do besides takes power too: by so much of what they take besides, a slower clock makes them longer still, give or take
 /// the next.
-const BY_POWER: f64 = 0.07;
+const BY_POWER: f64 = 0.09;
 const BY_POWER_DOUBT: f64 = 0.1;
 
 /// Steps are alike if their sizes differ by no more than this share.
@@ -147,7 +147,7 @@ mod tests {
         let [sure, error] = slower([1.0, 1.0001, 1.0, 0.9999], [0.99, 0.9901, 0.99, 0.9899], 0.1);
         assert!((0.0075..0.0085).contains(&sure) && error < 0.0001, "{sure} {error}");
         let [unsure, error] = slower([1.0, 1.03, 1.0, 0.97], [0.99, 1.02, 0.99, 0.96], 0.02);
-        assert!((0.0012..0.0018).contains(&unsure) && (0.001..0.002).contains(&error), "{unsure} {error}");
+        assert!((0.0016..0.0022).contains(&unsure) && (0.001..0.002).contains(&error), "{unsure} {error}");
     }
 
     #[test]
