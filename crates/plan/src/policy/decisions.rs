@@ -30,6 +30,8 @@ pub enum Decision {
     Pace,
     /// Corrected: recomputing takes another time than was planned.
     Reruns,
+    /// Corrected: nothing has shown what a tightened plan takes, so the one before it is followed again.
+    Unproven,
     /// Withdrawn: steps have become smaller, and have a plan of their own.
     Smaller,
     /// Withdrawn: the plan of larger steps serves these too.
@@ -68,7 +70,8 @@ impl Decision {
             | Decision::Daily
             | Decision::Baseline
             | Decision::Pace
-            | Decision::Reruns => Decided::Corrected,
+            | Decision::Reruns
+            | Decision::Unproven => Decided::Corrected,
             Decision::Smaller | Decision::Larger | Decision::Crowded => Decided::Withdrawn,
         }
     }
@@ -89,6 +92,7 @@ impl fmt::Display for Decision {
             Decision::Baseline => "steps that keep everything take another time than was known",
             Decision::Pace => "computing takes another time than in the profiled step",
             Decision::Reruns => "recomputing takes another time than was planned",
+            Decision::Unproven => "no step has shown what a tightened plan takes",
             Decision::Smaller => "steps have become smaller, and have a plan of their own",
             Decision::Larger => "the plan of larger steps serves these too",
             Decision::Crowded => "there are more kinds of steps than plans",

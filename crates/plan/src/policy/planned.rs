@@ -275,6 +275,11 @@ impl Planned {
         worth.is_worth_it(plan)
     }
 
+    /// The same plan, for when it is followed again.
+    pub(super) fn put_aside(&self) -> Planned {
+        Planned { report: None, ..self.clone() }
+    }
+
     /// Forgets what moving was found to cost.
     pub(super) fn forget_moving(&mut self) {
         self.machine.moving = 0.0;

@@ -119,7 +119,8 @@ impl Kind {
         let (cost, extra) = before.weighed(extra, doubt, most - 1.0 - fixed, beyond);
         let is_new = planned.corrections.cost.replace(cost).is_none();
         let is_over = extra.is_over(objective.spare());
-        let may_tighten = planned.corrections.may_tighten(extra);
+        // A plan that takes more has to be compared, too.
+        let may_tighten = objective.compares && !is_last && planned.corrections.may_tighten(extra);
         // Two steps of each kind are enough where they are far beyond the goal, or where other plans have shown about the same.
         let is_told_little = weighing.is_short() && (is_new || is_over || may_tighten);
         // One disturbance is not enough to keep everything for good.
@@ -131,6 +132,7 @@ impl Kind {
             return;
         }
         self.watch.compared();
+        self.proven = None;
         // What has been shown to be within the goal stays, unless that leaves time or is not worth it.
         if !is_over && !extra.leaves_time() && self.planned.is_worth_it() {
             return;
@@ -140,12 +142,14 @@ impl Kind {
             () if may_tighten => Decision::Quick,
             () => Decision::Baseline,
         };
+        let proven = may_tighten.then(|| Box::new(self.planned.put_aside()));
         // Even a plan that meets the goal may take more than it is worth.
         self.revise(objective, why, |planned| match () {
             () if is_over => planned.loosen(before, extra),
             () if may_tighten => planned.tighten(before, extra),
             () => {}
         });
+        self.proven = proven.filter(|_| self.weighing.is_some());
     }
 
     /// In planned steps, recomputing took the device so long. If that is not what was planned, the times are corrected. Returns whether there
