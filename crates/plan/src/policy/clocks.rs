@@ -8,6 +8,8 @@ const FOLLOWS_DOUBT: f64 = 0.2;
 const FOLLOWS_AT_MOST: [f64; 2] = [0.4, 1.0];
 /// Steps at one clock vary by about so much.
 pub(super) const TYPICAL: f64 = 0.002;
+/// The clock of single steps varies by about so much, and by no less: a few run alike by chance now and then.
+const VARIES: f64 = 0.015;
 /// What planned steps do besides takes power too: by so much of what they take besides, a slower clock makes them longer still, give or take
 /// the next.
 const BY_POWER: f64 = 0.09;
@@ -63,7 +65,7 @@ impl Clocks {
                 varies += (point.clock - kind).powi(2);
             }
         }
-        varies /= (kept.len() + planned.len() - 2) as f64;
+        let varies = (varies / (kept.len() + planned.len() - 2) as f64).max(VARIES.powi(2));
         let [least, most] = FOLLOWS_AT_MOST;
         Some(Clocks {
             follows: (told / certain).clamp(least, most),
@@ -138,16 +140,28 @@ mod tests {
         assert!((kept[0] / 0.4 - 1.0).abs() < 0.01, "as long as they were in the mean");
     }
 
+    /// What a slower clock makes of planned steps that take so much longer at one clock, if so many of each kind ran at it.
+    fn slower(extra: f64, kept: &[f64], planned: &[f64]) -> [f64; 2] {
+        let steps =
+            |wall: f64, clocks: &[f64]| clocks.iter().map(|times| step(wall, *times)).collect::<Vec<_>>();
+        Clocks::of(&steps(0.4, kept), &steps(0.4 + 0.4 * extra, planned)).unwrap().slower(extra)
+    }
+
     #[test]
     fn a_slower_clock_of_planned_steps_counts_as_far_as_it_is_no_chance() {
-        let steps = |wall: f64, clocks: [f64; 4]| clocks.map(|times| step(wall, times));
-        let slower = |kept, planned, extra| {
-            Clocks::of(&steps(0.4, kept), &steps(0.44, planned)).unwrap().slower(extra)
-        };
-        let [sure, error] = slower([1.0, 1.0001, 1.0, 0.9999], [0.99, 0.9901, 0.99, 0.9899], 0.1);
-        assert!((0.0075..0.0085).contains(&sure) && error < 0.0001, "{sure} {error}");
-        let [unsure, error] = slower([1.0, 1.03, 1.0, 0.97], [0.99, 1.02, 0.99, 0.96], 0.02);
-        assert!((0.0016..0.0022).contains(&unsure) && (0.001..0.002).contains(&error), "{unsure} {error}");
+        let [few, doubt] = slower(0.1, &[1.0, 1.03, 1.0, 0.97], &[0.97, 1.0, 0.97, 0.94]);
+        let [many, less] = slower(0.1, &[1.0, 1.03, 1.0, 0.97].repeat(3), &[0.97, 1.0, 0.97, 0.94].repeat(3));
+        assert!(0.009 < few && few < many && many < 0.025, "{few} {many}");
+        assert!(less < doubt && doubt < 0.01, "{doubt} {less}");
+        let [expected, _] = slower(0.1, &[1.0, 1.03, 1.0, 0.97], &[0.99, 1.02, 0.99, 0.96]);
+        assert!((0.008..0.009).contains(&expected), "{expected}");
+    }
+
+    #[test]
+    fn a_few_steps_at_one_clock_by_chance_do_not_make_it_certain_that_it_is_another() {
+        // Two of a program with AdamW ran so, and in turns with steps without the cache it took 1.8 % more in all.
+        let [slower, error] = slower(0.0225, &[1.0, 1.007], &[0.967, 0.959]);
+        assert!((0.002..0.004).contains(&slower) && error < 0.0025, "{slower} {error}");
     }
 
     #[test]

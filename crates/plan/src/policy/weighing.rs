@@ -175,7 +175,12 @@ impl Weighing {
     /// Whether so few steps were timed that they tell little of how much steps vary, and are not alike at one clock either.
     pub(super) fn is_short(&self) -> bool {
         let is_alike = |steadied: Steadied| steadied.compared.deviation <= MOST_APART;
-        self.planned.len() <= FEWEST && !self.at_one_clock().is_some_and(is_alike)
+        self.has_few() && !self.at_one_clock().is_some_and(is_alike)
+    }
+
+    /// Whether as few steps were timed as have a result.
+    pub(super) fn has_few(&self) -> bool {
+        self.planned.len() <= FEWEST
     }
 
     /// Whether any step counts that kept everything.

@@ -121,8 +121,10 @@ impl Kind {
         let is_over = extra.is_over(objective.spare());
         // A plan that takes more has to be compared, too.
         let may_tighten = objective.compares && !is_last && planned.corrections.may_tighten(extra);
-        // Two steps of each kind are enough where they are far beyond the goal, or where other plans have shown about the same.
-        let is_told_little = weighing.is_short() && (is_new || is_over || may_tighten);
+        // Two steps of each kind are enough where they are far beyond the goal, or where other plans have shown about the same, or the clock
+        // explains what they vary by, but not for a plan that takes more.
+        let is_told_little =
+            (weighing.is_short() && (is_new || is_over)) || (weighing.has_few() && may_tighten);
         // One disturbance is not enough to keep everything for good.
         let is_far_over = extra.is_far_over() && !extra.leaves_nothing();
         let is_done =

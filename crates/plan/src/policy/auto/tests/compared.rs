@@ -90,6 +90,22 @@ fn a_tightened_plan_that_could_not_be_compared_is_given_up_for_the_one_before() 
 }
 
 #[test]
+fn a_plan_that_takes_more_needs_four_steps_of_each_kind_though_the_clock_is_known() {
+    let mut run = Run::on_device(Goal::overhead(0.1), copying());
+    let mut counts = [0; 2];
+    while run.report().tightened == 0 && run.number < COMPARED {
+        let is_kept = run.next_step() == NextStep::Baseline;
+        counts[usize::from(is_kept)] += 1;
+        let faster = 1.0 + 0.02 * (run.number % 3) as f64;
+        let wall = KEPT.mul_f64(if is_kept { 1.0 } else { 1.03 } * faster.powf(-0.8));
+        let how = if is_kept { StepOutcome::Baseline } else { WHOLE };
+        run.ended(how, Observation { wall, clock: Some(1.4e9 * faster), ..Observation::default() });
+    }
+    // Two of each do not count.
+    assert_eq!(counts, [6, 6], "{}", run.report());
+}
+
+#[test]
 fn no_plan_takes_more_once_none_is_compared() {
     let mut run = Run::on_device(Goal::overhead(0.1), copying());
     while run.number < COMPARED {
