@@ -49,6 +49,9 @@ pub(super) struct Corrections {
     /// The least such share that was planned where steps exceeded the goal.
     #[serde(default)]
     too_much: Option<f64>,
+    /// The share that was planned before a plan was tightened, until a comparison has shown what that takes.
+    #[serde(skip)]
+    proven: Option<f64>,
     /// How often a plan's steps exceeded the goal, and how often they were well within it.
     pub(super) loosened: u32,
     pub(super) tightened: u32,
@@ -84,8 +87,15 @@ impl Corrections {
     /// Whether steps of a plan that takes what it may have so much time left that another plan is worth trying.
     pub(super) fn may_tighten(&self, extra: Extra) -> bool {
         let takes_all = extra.planned > 0.8 * self.allowance() * extra.allowed;
-        let has_room = self.most() > (1.0 + TELLING_MORE) * self.allowance();
+        let has_room = self.more(extra) > (1.0 + TELLING_MORE) * self.allowance();
         takes_all && has_room && extra.leaves_time() && self.tightened < TIGHTENED && self.least_peak == 0
+    }
+
+    /// What the next plan may take if steps of this one leave time.
+    fn more(&self, extra: Extra) -> f64 {
+        let most = self.most().max(self.allowance());
+        let share = if extra.measured > 0.0 { extra.aim() } else { most };
+        share.clamp(self.allowance(), most)
     }
 
     /// The most that the next plan may take of the time that the goal allows: half as much again, or midway to what was too much.
@@ -97,9 +107,28 @@ impl Corrections {
     /// Steps of the plan took less time than the goal allows.
     pub(super) fn tighten(&mut self, extra: Extra) {
         self.tightened += 1;
-        let most = self.most().max(self.allowance());
-        let share = if extra.measured > 0.0 { extra.aim() } else { most };
-        self.allowance = Some(share.clamp(self.allowance(), most));
+        self.proven = Some(share_of(extra));
+        self.allowance = Some(self.more(extra));
+    }
+
+    /// A comparison has shown what the plan takes. If it is to stay, no later one for the same goal takes more or less.
+    pub(super) fn compared(&mut self, extra: Extra, stays: bool) {
+        self.forget_proven();
+        if stays && extra.allowed > 0.0 && self.least_peak == 0 {
+            self.allowance = Some(share_of(extra).min(LEAP));
+        }
+    }
+
+    /// There is no reason any more to return to the plan before one that was tightened.
+    pub(super) fn forget_proven(&mut self) {
+        self.proven = None;
+    }
+
+    /// Plans may take again what was planned before one was tightened, if nothing has shown what that takes. Returns whether that is so.
+    pub(super) fn returns_to_proven(&mut self) -> bool {
+        let proven = self.proven.take();
+        self.allowance = proven.or(self.allowance);
+        proven.is_some()
     }
 
     /// Steps have become longer though everything is kept, so plans may not have been to blame: one more is tried. If its steps exceed the
@@ -156,6 +185,11 @@ impl Corrections {
     }
 }
 
+/// The share of what the goal allows that was planned, and hardly more, so that it is enough for the same plan.
+fn share_of(extra: Extra) -> f64 {
+    (1.0 + 1e-9) * extra.planned / extra.allowed.max(f64::MIN_POSITIVE)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -193,5 +227,6 @@ mod tests {
         assert!(!close.may_tighten(extra(&close, 0.015)));
         let apart = Corrections { too_much: None, ..close };
         assert!(apart.may_tighten(extra(&apart, 0.015)));
+        assert!(!apart.may_tighten(extra(&apart, 0.0191)), "it would be allowed 2 % more");
     }
 }

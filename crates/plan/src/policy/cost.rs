@@ -31,8 +31,8 @@ const NEXT_DOUBT: f64 = 0.2;
 const SHOWN_DOUBT: f64 = 0.05;
 pub(super) const BESIDES: f64 = 0.003;
 const MOST_BESIDES: f64 = 0.5;
-/// A slower clock makes what plans take no longer than by this share.
-const MOST_SLOWER: f64 = 0.5;
+/// Another clock makes what plans take no longer or shorter than by this share.
+const MOST_SLOWER: f64 = 0.25;
 /// So much of what it may do beyond what is expected counts as an error. With all of it, plans left a sixth of what goals allow; with none,
 /// there is no room for more than the test has (`tests/time_goals.rs`).
 const SLOWER_DOUBT: f64 = 0.5;
@@ -55,8 +55,9 @@ pub(super) struct Weight {
     /// What a planned step takes beyond that, as a share of it, and the standard error of this share; at one clock, if that is known.
     pub(super) extra: f64,
     pub(super) error: f64,
-    /// What it takes still longer because the clock is slower in planned steps, and the standard error of that.
-    pub(super) slower: [f64; 2],
+    /// What it takes still longer because the clock is slower in planned steps, and the standard error of that. `None` where the steps were
+    /// compared as they are.
+    pub(super) slower: Option<[f64; 2]>,
     /// The standard deviation of a single step, as a share of it, and what is left of it at one clock, if that explains any.
     pub(super) deviation: f64,
     pub(super) apart: f64,
@@ -137,7 +138,7 @@ impl Cost {
             error: self.error.clamp(0.0, FIRST_DOUBT),
             besides: self.besides.clamp(0.0, MOST_BESIDES),
             besides_error: self.besides_error.clamp(0.0, MOST_BESIDES),
-            slower: self.slower.clamp(0.0, MOST_SLOWER),
+            slower: self.slower.clamp(-MOST_SLOWER, MOST_SLOWER),
             moving: self.moving.clamp(0.0, 1.0),
             deviation: self.deviation.clamp(0.0, 1.0),
             apart: self.apart.map(|apart| apart.clamp(0.0, 1.0)),
@@ -219,30 +220,33 @@ impl Cost {
         let [_, besides] = self.besides();
         let [by_plan, by_moving, by_besides, by_chance] =
             [doubt * planned, self.moving * moving, besides, BESIDES].map(|doubt| doubt.powi(2));
-        let news = weight.extra - self.at_one_clock(planned);
-        let is_shown = news.abs() > CERTAIN * weight.error;
-        let shown = if is_shown { news.powi(2) - weight.error.powi(2) } else { 0.0 };
+        // Steps that were compared as they are had another clock, as others before them.
+        let steadied = if weight.slower.is_some() { 1.0 } else { 1.0 / (1.0 + self.slower) };
+        let [extra, error] = [weight.extra, weight.error].map(|share| steadied * share);
+        let news = extra - self.at_one_clock(planned);
+        let is_shown = news.abs() > CERTAIN * error;
+        let shown = if is_shown { news.powi(2) - error.powi(2) } else { 0.0 };
         let known = by_plan + by_moving + by_besides + by_chance;
         let worse = (shown / known).max(1.0);
-        let all = worse * known + weight.error.powi(2);
+        let all = worse * known + error.powi(2);
         // How much of the news is due to one of them.
         let share = |by: f64| worse * by / all;
         let less = |by: f64| (1.0 - share(by)).max(0.0).sqrt();
         let times = if planned > 0.0 { self.times + news * share(by_plan) / planned } else { self.times };
         let at_one_clock = self.at_one_clock(planned) + news * share(known);
-        let [slower, slower_error] = weight.slower;
+        let [slower, slower_error] = weight.slower.unwrap_or([self.slower * at_one_clock, 0.0]);
         let by_clock = if at_one_clock > 0.0 { slower / at_one_clock } else { 0.0 };
         let cost = Cost {
             times: times.max(0.0),
             error: doubt * less(by_plan),
             besides: (self.besides + news * share(by_besides)).max(0.0),
             besides_error: besides * less(by_besides),
-            slower: by_clock.clamp(0.0, MOST_SLOWER),
+            slower: by_clock.clamp(-MOST_SLOWER, MOST_SLOWER),
             moving: self.moving * less(by_moving),
             deviation: weight.deviation,
             apart: Some(weight.apart),
         };
-        let error = (share(known) * weight.error.powi(2)).sqrt().hypot(SLOWER_DOUBT * slower_error);
+        let error = (share(known) * error.powi(2)).sqrt().hypot(SLOWER_DOUBT * slower_error);
         let measured = at_one_clock + slower;
         (cost, Extra { allowed, planned, measured, besides: cost.besides, slower, error })
     }
@@ -304,7 +308,7 @@ mod tests {
             kept: Some(Told { wall: Duration::from_secs(1), is_of_size: true }),
             extra: 0.06,
             error,
-            slower: [0.0; 2],
+            slower: None,
             deviation: error,
             apart: error,
         };
@@ -327,7 +331,7 @@ mod tests {
             kept: Some(Told { wall: Duration::from_secs(1), is_of_size: true }),
             extra,
             error: 0.05,
-            slower: [0.0; 2],
+            slower: None,
             deviation: 0.1,
             apart: 0.1,
         };
@@ -345,7 +349,7 @@ mod tests {
             kept: Some(Told { wall: Duration::from_secs(1), is_of_size: true }),
             extra: 0.15,
             error: 0.05,
-            slower: [0.0; 2],
+            slower: None,
             deviation: 0.07,
             apart: 0.07,
         };
@@ -365,7 +369,7 @@ mod tests {
             kept: Some(Told { wall: Duration::from_secs(1), is_of_size: true }),
             extra: 0.15,
             error: 0.001,
-            slower: [0.0; 2],
+            slower: None,
             deviation: 0.001,
             apart: 0.001,
         };
@@ -388,7 +392,7 @@ mod tests {
             kept: Some(Told { wall: Duration::from_secs(1), is_of_size: true }),
             extra,
             error: 0.008,
-            slower: [0.0; 2],
+            slower: None,
             deviation: 0.01,
             apart: 0.01,
         };
@@ -410,7 +414,7 @@ mod tests {
             kept: None,
             extra: 0.09,
             error: 0.01,
-            slower: [slower, 0.004],
+            slower: Some([slower, 0.004]),
             deviation: 0.01,
             apart: 0.002,
         };
@@ -420,6 +424,21 @@ mod tests {
         assert!((slower.expected(0.09) - with.measured).abs() < 0.002, "later steps are as slow: {slower:?}");
         assert_eq!(slower.at_one_clock(0.05), alike.at_one_clock(0.05));
         assert!(without.error > 0.002, "{without:?}");
+    }
+
+    #[test]
+    fn steps_that_are_compared_as_they_are_have_another_clock_as_those_before_them() {
+        let weight =
+            |extra, error, slower| Weight { kept: None, extra, error, slower, deviation: 0.01, apart: 0.01 };
+        let (cost, _) =
+            Cost::first(0.2, 0.0).weighed(0.09, 0.0, 0.1, weight(0.09, 0.001, Some([0.009, 0.0])));
+        let expected = cost.expected(0.09);
+        for error in [0.004, 0.012] {
+            let (after, extra) =
+                cost.of_next(0.09, None).weighed(0.09, 0.0, 0.1, weight(expected, error, None));
+            assert!((extra.measured - expected).abs() < 1e-9, "{extra:?}, and not {expected}");
+            assert!((after.expected(0.09) - expected).abs() < 1e-9, "{after:?}");
+        }
     }
 
     #[test]

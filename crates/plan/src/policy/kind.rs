@@ -69,8 +69,6 @@ pub(super) struct Kind {
     /// The last step whose first storages did not tell how much was open after them: it left out or repeated something, or grew, or several
     /// micro-batches were open at once.
     untold: Option<u64>,
-    /// The plan before one that was tightened, until a comparison has shown what that takes.
-    proven: Option<Box<Planned>>,
     /// Whether not even the lowest peak fitted the memory that was free when it was planned last for that.
     pub(super) is_lowest: bool,
     /// How many plans there were.
@@ -120,7 +118,6 @@ impl Kind {
             varies: false,
             heights: Heights::default(),
             untold: None,
-            proven: None,
             is_lowest: false,
             plans: 1,
             last: 0,
@@ -259,7 +256,7 @@ impl Kind {
             return self.weigh(objective, weight, true);
         }
         self.weighing = None;
-        if self.returns_to_proven() {
+        if self.returns_to_proven(objective) {
             return;
         }
         // The steps of a new plan are timed without it.
@@ -296,19 +293,18 @@ impl Kind {
 
     /// None of its steps are compared with others any more, whatever they have shown.
     pub(super) fn compares_no_more(&mut self, objective: &Objective, others: Option<&Shown>) {
-        if self.weighing.take().is_some() && !self.returns_to_proven() {
+        if self.weighing.take().is_some() && !self.returns_to_proven(objective) {
             self.takes_over(objective, others);
         }
     }
 
     /// Follows the plan again that was seen to keep its goal, if the present one is to take more, and nothing has shown what it does take.
-    fn returns_to_proven(&mut self) -> bool {
-        let Some(proven) = self.proven.take() else { return false };
-        self.planned = *proven;
-        self.plans += 1;
-        self.decisions.push(Decision::Unproven);
-        self.watch.compared();
-        true
+    fn returns_to_proven(&mut self, objective: &Objective) -> bool {
+        let has_proven = self.planned.corrections.returns_to_proven();
+        if has_proven {
+            self.revise(objective, Decision::Unproven, |_| {});
+        }
+        has_proven
     }
 
     /// A step that kept everything has ended, and has saved `scale` times what is planned.
@@ -344,7 +340,7 @@ impl Kind {
         } else if let Some(weighing) = self.weighing.take_if(|weighing| weighing.is_long()) {
             self.kept_sizes = weighing.kept_sizes();
             self.watch.compared();
-            self.returns_to_proven();
+            self.returns_to_proven(objective);
         }
     }
 
@@ -485,8 +481,6 @@ impl Kind {
     pub(super) fn revise(&mut self, objective: &Objective, why: Decision, change: impl FnOnce(&mut Planned)) {
         change(&mut self.planned);
         self.is_lowest = false;
-        // How long recomputing takes says nothing of the plan before.
-        self.proven.take_if(|_| why != Decision::Reruns);
         let Planned { profile, corrections, machine, .. } = &mut self.planned;
         let (profile, machine) = (std::mem::take(profile), *machine);
         let corrections = std::mem::take(corrections);

@@ -205,8 +205,10 @@ impl Planned {
     pub(super) fn measured(&self, most: f64, wall: Duration, kept: Duration) -> Extra {
         let fixed = self.fixed();
         let (planned, measured) = (self.extra(), beyond(wall, kept) - fixed);
-        let besides = self.corrections.cost.map_or(0.0, |cost| cost.besides()[0]).min(measured.max(0.0));
-        Extra { allowed: most - 1.0 - fixed, planned, measured, besides, slower: 0.0, error: 0.0 }
+        let cost = self.corrections.cost;
+        let besides = cost.map_or(0.0, |cost| cost.besides()[0]).min(measured.max(0.0));
+        let slower = cost.map_or(0.0, |cost| cost.expected(planned) - cost.at_one_clock(planned));
+        Extra { allowed: most - 1.0 - fixed, planned, measured, besides, slower, error: 0.0 }
     }
 
     /// A step with everything kept takes `kept`. Returns whether that is far from what was known.
@@ -273,11 +275,6 @@ impl Planned {
         let Planned { profile, machine, corrections, plan, .. } = self;
         let worth = Worth { profile, machine, corrections, kept: &kept(profile, machine) };
         worth.is_worth_it(plan)
-    }
-
-    /// The same plan, for when it is followed again.
-    pub(super) fn put_aside(&self) -> Planned {
-        Planned { report: None, ..self.clone() }
     }
 
     /// Forgets what moving was found to cost.

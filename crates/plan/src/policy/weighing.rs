@@ -221,13 +221,13 @@ impl Weighing {
                 kept: told_by(&kept),
                 extra: compared.extra,
                 error: compared.error(clocks::TYPICAL),
-                slower: clocks.slower(compared.extra),
+                slower: Some(clocks.slower(compared.extra)),
                 deviation,
                 apart: compared.deviation,
             },
             None => {
                 let (kept, error) = (told_by(&self.kept), seen.error(TYPICAL));
-                Weight { kept, extra: seen.extra, error, slower: [0.0; 2], deviation, apart: deviation }
+                Weight { kept, extra: seen.extra, error, slower: None, deviation, apart: deviation }
             }
         })
     }

@@ -5,6 +5,7 @@ mod disk;
 mod free_memory;
 mod other_steps;
 mod peaks;
+mod proven;
 mod unseen;
 mod worth;
 

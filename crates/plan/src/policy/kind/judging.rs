@@ -119,8 +119,9 @@ impl Kind {
         let (cost, extra) = before.weighed(extra, doubt, most - 1.0 - fixed, beyond);
         let is_new = planned.corrections.cost.replace(cost).is_none();
         let is_over = extra.is_over(objective.spare());
-        // A plan that takes more has to be compared, too.
-        let may_tighten = objective.compares && !is_last && planned.corrections.may_tighten(extra);
+        // Another plan that takes more has to be compared, too.
+        let may_compare = objective.compares && !is_last;
+        let may_tighten = may_compare && !is_over && planned.corrections.may_tighten(extra);
         // Two steps of each kind are enough where they are far beyond the goal, or where other plans have shown about the same, or the clock
         // explains what they vary by, but not for a plan that takes more.
         let is_told_little =
@@ -134,9 +135,10 @@ impl Kind {
             return;
         }
         self.watch.compared();
-        self.proven = None;
         // What has been shown to be within the goal stays, unless that leaves time or is not worth it.
-        if !is_over && !extra.leaves_time() && self.planned.is_worth_it() {
+        let is_close = !extra.leaves_time() || !may_compare;
+        self.planned.corrections.compared(extra, !is_over && is_close);
+        if !is_over && is_close && self.planned.is_worth_it() {
             return;
         }
         let why = match () {
@@ -144,14 +146,16 @@ impl Kind {
             () if may_tighten => Decision::Quick,
             () => Decision::Baseline,
         };
-        let proven = may_tighten.then(|| Box::new(self.planned.put_aside()));
         // Even a plan that meets the goal may take more than it is worth.
         self.revise(objective, why, |planned| match () {
             () if is_over => planned.loosen(before, extra),
             () if may_tighten => planned.tighten(before, extra),
             () => {}
         });
-        self.proven = proven.filter(|_| self.weighing.is_some());
+        if self.weighing.is_none() {
+            // What is known tells enough of it.
+            self.planned.corrections.forget_proven();
+        }
     }
 
     /// In planned steps, recomputing took the device so long. If that is not what was planned, the times are corrected. Returns whether there
@@ -165,6 +169,9 @@ impl Kind {
                 planned.corrections.reruns += 1;
                 planned.profile.work.pace(1.0, times);
             });
+            if self.weighing.is_none() {
+                self.returns_to_proven(objective);
+            }
         }
         self.plans > plans
     }

@@ -64,32 +64,6 @@ fn a_plan_that_could_not_be_compared_is_judged_by_its_steps() {
 }
 
 #[test]
-fn a_tightened_plan_that_could_not_be_compared_is_given_up_for_the_one_before() {
-    let mut run = Run::on_device(Goal::overhead(0.1), copying());
-    let mut proven = run.report();
-    while run.report().tightened == 0 && run.number < COMPARED {
-        proven = run.report();
-        run.step(KEPT, 1.03);
-    }
-    let tightened = run.report();
-    assert!(
-        tightened.tightened == 1 && tightened.prediction.peak() < proven.prediction.peak(),
-        "{tightened}"
-    );
-    // Kernels are being made for as long as steps may keep everything.
-    while run.number < COMPARED {
-        let is_kept = run.next_step() == NextStep::Baseline;
-        let wall = KEPT.mul_f64(if is_kept { 1.0 } else { 1.15 });
-        let how = if is_kept { StepOutcome::Baseline } else { WHOLE };
-        run.ended(how, Observation { wall, compiled: !is_kept, ..Observation::default() });
-    }
-    (0..5).for_each(|_| run.step(KEPT, 1.03));
-    let after = run.report();
-    assert_eq!(after.prediction.peak(), proven.prediction.peak(), "{after}");
-    assert!(after.plans == tightened.plans + 1 && after.loosened == 0, "{after}");
-}
-
-#[test]
 fn a_plan_that_takes_more_needs_four_steps_of_each_kind_though_the_clock_is_known() {
     let mut run = Run::on_device(Goal::overhead(0.1), copying());
     let mut counts = [0; 2];
@@ -103,22 +77,6 @@ fn a_plan_that_takes_more_needs_four_steps_of_each_kind_though_the_clock_is_know
     }
     // Two of each do not count.
     assert_eq!(counts, [6, 6], "{}", run.report());
-}
-
-#[test]
-fn no_plan_takes_more_once_none_is_compared() {
-    let mut run = Run::on_device(Goal::overhead(0.1), copying());
-    while run.number < COMPARED {
-        let is_kept = run.next_step() == NextStep::Baseline;
-        let wall = KEPT.mul_f64(if is_kept { 1.0 } else { 1.03 });
-        let how = if is_kept { StepOutcome::Baseline } else { WHOLE };
-        // Two steps of each kind that count come last.
-        let compiled = run.number < COMPARED - 6 && !is_kept;
-        run.ended(how, Observation { wall, compiled, ..Observation::default() });
-    }
-    let before = run.report();
-    (0..5).for_each(|_| run.step(KEPT, 1.03));
-    assert_eq!((run.report().plans, run.report().tightened), (before.plans, 0), "{before}");
 }
 
 #[test]
