@@ -46,6 +46,9 @@ pub(super) struct Corrections {
     /// What plans may take of the time that the goal allows beyond a step with everything kept, as a share of it: less than all if steps
     /// take longer than planned, and more if they take less.
     allowance: Option<f64>,
+    /// The same of a plan that was seen to keep its goal.
+    #[serde(default)]
+    stays: Option<f64>,
     /// The least such share that was planned where steps exceeded the goal.
     #[serde(default)]
     too_much: Option<f64>,
@@ -60,7 +63,7 @@ pub(super) struct Corrections {
 
 impl Corrections {
     pub(super) fn allowance(&self) -> f64 {
-        self.allowance.unwrap_or(1.0)
+        self.stays.or(self.allowance).unwrap_or(1.0)
     }
 
     /// Steps under `plan` exceeded the goal. If that is explained by what moving turned out to cost, the next plan counts on it, and none is
@@ -69,6 +72,8 @@ impl Corrections {
         self.loosened += 1;
         let planned = extra.planned / extra.allowed;
         self.too_much = Some(self.too_much.map_or(planned, |share| share.min(planned)));
+        let known = self.allowance();
+        self.stays = None;
         let is_little = !is_explained && extra.planned <= LITTLE * extra.allowed;
         if self.loosened > LOOSENED || extra.leaves_nothing() {
             self.least_peak = u64::MAX;
@@ -76,11 +81,11 @@ impl Corrections {
             let higher = (1.0 + RAISE * f64::from(1 << (self.loosened - 1))) * plan.prediction.peak() as f64;
             self.least_peak = higher as u64;
         } else if is_explained {
-            self.allowance = Some(extra.aim().min(self.allowance()));
+            self.allowance = Some(extra.aim().min(known));
             self.least_peak = self.least_peak.max(plan.prediction.peak() + 1);
         } else {
             let less = 0.95 * extra.planned / extra.allowed;
-            self.allowance = Some(extra.aim().min(less).min(0.9 * self.allowance()));
+            self.allowance = Some(extra.aim().min(less).min(0.9 * known));
         }
     }
 
@@ -109,14 +114,14 @@ impl Corrections {
         self.tightened += 1;
         self.proven = Some(share_of(extra));
         self.allowance = Some(self.more(extra));
+        self.stays = None;
     }
 
     /// A comparison has shown what the plan takes. If it is to stay, no later one for the same goal takes more or less.
     pub(super) fn compared(&mut self, extra: Extra, stays: bool) {
         self.forget_proven();
-        if stays && extra.allowed > 0.0 && self.least_peak == 0 {
-            self.allowance = Some(share_of(extra).min(LEAP));
-        }
+        let is_known = stays && extra.allowed > 0.0 && self.least_peak == 0;
+        self.stays = is_known.then(|| share_of(extra).min(LEAP));
     }
 
     /// There is no reason any more to return to the plan before one that was tightened.
@@ -136,7 +141,8 @@ impl Corrections {
     pub(super) fn try_again(&mut self) {
         let is_limited = self.least_peak > 0 || self.allowance.is_some_and(|share| share < 1.0);
         if is_limited && self.loosened <= LOOSENED {
-            (self.least_peak, self.allowance, self.too_much, self.loosened) = (0, None, None, LOOSENED);
+            (self.least_peak, self.allowance, self.stays, self.too_much) = (0, None, None, None);
+            self.loosened = LOOSENED;
         }
     }
 
@@ -170,6 +176,7 @@ impl Corrections {
             longer: self.longer.clamp(-1.0, MOST_LONGER),
             cost: self.cost.map(Cost::within_reason),
             allowance: self.allowance.map(|share| share.clamp(0.0, LEAP.powi(TIGHTENED as i32))),
+            stays: self.stays.map(|share| share.clamp(0.0, LEAP)),
             too_much: self.too_much.filter(|share| *share >= 0.0),
             loosened: self.loosened.min(LOOSENED + 1),
             tightened: self.tightened.min(TIGHTENED),
@@ -180,7 +187,7 @@ impl Corrections {
 
     /// Forgets what was learned from stalls.
     pub(super) fn forget_stalls(&mut self) {
-        (self.least_peak, self.allowance, self.too_much) = (0, None, None);
+        (self.least_peak, self.allowance, self.stays, self.too_much) = (0, None, None, None);
         (self.loosened, self.tightened, self.cost) = (0, 0, None);
     }
 }
@@ -228,5 +235,19 @@ mod tests {
         let apart = Corrections { too_much: None, ..close };
         assert!(apart.may_tighten(extra(&apart, 0.015)));
         assert!(!apart.may_tighten(extra(&apart, 0.0191)), "it would be allowed 2 % more");
+    }
+
+    #[test]
+    fn a_plan_that_stays_is_no_sign_that_plans_were_limited() {
+        let mut corrections = Corrections::default();
+        let takes_less = Extra { planned: 0.018, ..extra(&corrections, 0.019) };
+        corrections.compared(takes_less, true);
+        assert!(
+            (corrections.allowance() - 0.9).abs() < 1e-6 && corrections.of_other_steps().allowance() == 1.0
+        );
+        corrections.try_again();
+        assert_eq!(corrections.loosened, 0);
+        corrections.compared(takes_less, false);
+        assert_eq!(corrections.allowance(), 1.0);
     }
 }

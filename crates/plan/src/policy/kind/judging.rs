@@ -137,8 +137,9 @@ impl Kind {
         self.watch.compared();
         // What has been shown to be within the goal stays, unless that leaves time or is not worth it.
         let is_close = !extra.leaves_time() || !may_compare;
-        self.planned.corrections.compared(extra, !is_over && is_close);
-        if !is_over && is_close && self.planned.is_worth_it() {
+        let stays = !is_over && is_close && self.planned.is_worth_it();
+        self.planned.corrections.compared(extra, stays);
+        if stays {
             return;
         }
         let why = match () {
