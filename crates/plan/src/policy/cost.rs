@@ -33,8 +33,8 @@ pub(super) const BESIDES: f64 = 0.003;
 const MOST_BESIDES: f64 = 0.5;
 /// Another clock makes what plans take no longer or shorter than by this share.
 const MOST_SLOWER: f64 = 0.25;
-/// So much of what it may do beyond what is expected counts as an error. With all of it, plans left a sixth of what goals allow; with none,
-/// there is no room for more than the test has (`tests/time_goals.rs`).
+/// So much of the standard error of what it does counts as one of the comparison. With all of it, plans left a sixth of a goal of 0.05
+/// (`tests/time_goals.rs`).
 const SLOWER_DOUBT: f64 = 0.5;
 
 /// Steps are longer or shorter than expected beyond this share, or beyond this many standard deviations where they vary more.
