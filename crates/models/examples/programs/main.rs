@@ -5,12 +5,15 @@
 //!
 //! Nothing in the programs is marked for the cache. Both copies of a program begin with the same weights and draw the same random
 //! numbers, so their weights and gradients must have the same bits after each iteration. The exit status is 1 if they have not.
+//! `RUST_LOG=ssdtrain::plan=info` logs what becomes of plans.
 
 mod arguments;
 mod generative;
 mod images;
 mod language;
 mod layers;
+#[path = "../shared/logging.rs"]
+mod logging;
 mod loops;
 mod perceptrons;
 mod program;
@@ -37,6 +40,7 @@ const FAMILIES: [&[Named]; 7] = [
 
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::read()?;
+    logging::start()?;
     let is_wanted = |name: &str| {
         arguments.names.is_empty() || arguments.names.iter().any(|part| name.contains(part.as_str()))
     };

@@ -7,6 +7,8 @@
 //! Both kinds of steps train the same weights, so this shows times and peaks; for bits, see the example `programs`. Without a GPU it runs a
 //! tiny model, which shows only that it runs. `RUST_LOG=ssdtrain=info` logs what becomes of plans.
 
+#[path = "../shared/logging.rs"]
+mod logging;
 mod lora;
 mod programs;
 mod report;
@@ -21,9 +23,6 @@ use ssdtrain::plan::Goal;
 use ssdtrain::{Auto, Step, StepReport, TensorCache};
 use ssdtrain_libtorch as torch;
 use tch::{Device, Kind, Tensor};
-use tracing_subscriber::filter::Targets;
-use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::util::SubscriberInitExt;
 
 use programs::{HEAD, LEAST_CONTEXT, Program, Shape};
 use report::Lap;
@@ -117,19 +116,9 @@ fn number<T: FromStr<Err: Display>>(argument: &str, value: &str) -> Result<T> {
     Ok(value.parse().map_err(|error| format!("{argument}: {error}"))?)
 }
 
-/// Logs what `RUST_LOG` asks for, as `ssdtrain-bench` does.
-fn log() -> Result<()> {
-    if let Ok(shown) = std::env::var("RUST_LOG") {
-        let shown: Targets = shown.parse().map_err(|error| format!("RUST_LOG: {error}"))?;
-        let printed = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false);
-        tracing_subscriber::registry().with(shown).with(printed).init();
-    }
-    Ok(())
-}
-
 fn main() -> Result<()> {
     let arguments = Arguments::read()?;
-    log()?;
+    logging::start()?;
     torch::install_cpu_allocator();
     let device = ssdtrain::load_cuda().map_or(Device::Cpu, |()| Device::cuda_if_available());
     let mut shape = Shape::of(device, arguments.layers);
