@@ -22,6 +22,7 @@ mod planned;
 mod planning;
 mod saved;
 mod scarcity;
+mod sizes;
 mod start;
 mod step;
 mod unforeseen;

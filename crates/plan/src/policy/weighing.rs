@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::clocks::{self, Clocks, Timed, is_alike};
 use super::cost::{Cost, MOST, Told, Weight};
+use super::sizes::{KeptSizes, apart, is_near};
 use super::watch::{Seen, deviation, usual};
 
 /// There is a result whenever as many steps of both kinds count, an even number of each, and these many at least.
@@ -17,12 +18,6 @@ const TYPICAL_COUNT: usize = 2;
 const MOST_APART: f64 = 2.0 * clocks::TYPICAL;
 /// What recomputing takes is known once two steps differ by no more than this share of it.
 const AGREEING: f64 = 0.05;
-/// Where none of the planned size keeps everything, those of the nearest size tell how long it would take, if it is at most so many times as
-/// small or as large.
-const NEAR: f64 = 3.0;
-/// Steps beyond all sizes that kept everything are judged by those of the closest one, if it is at most so many times as small or as large.
-const CLOSE: f64 = 1.25;
-
 /// Steps of a plan are being compared with steps that keep everything.
 ///
 /// Two steps that keep everything come first, and two that are planned. They do not count: each kind has to find its memory, and a machine
@@ -46,27 +41,6 @@ pub(super) struct Weighing {
     shown: Vec<f64>,
     /// What recomputing took in the first planned steps, counted or not.
     reruns: Vec<Duration>,
-}
-
-/// What steps of several sizes took that kept everything.
-#[derive(Clone, Debug, Default)]
-pub(super) struct KeptSizes(Vec<Timed>);
-
-impl KeptSizes {
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// How long one of this size took for as much as is planned, in seconds, if there were any of about that size, or on both sides of it.
-    pub(super) fn take(&self, scale: f64) -> Option<f64> {
-        let is_close = |timed: &&Timed| (1.0 / CLOSE..=CLOSE).contains(&(timed.scale / scale));
-        let apart = |timed: &&Timed| (timed.scale / scale).ln().abs();
-        taken(&self.0, scale).or_else(|| {
-            let closest =
-                self.0.iter().filter(is_close).min_by(|one, other| apart(one).total_cmp(&apart(other)))?;
-            taken_by_alike(&self.0, closest.scale)
-        })
-    }
 }
 
 /// The steps that keep everything before any of them counts.
@@ -195,7 +169,7 @@ impl Weighing {
 
     /// What its steps that kept everything took.
     pub(super) fn kept_sizes(&self) -> KeptSizes {
-        KeptSizes(self.at_one_clock().map_or_else(|| self.kept.clone(), |steadied| steadied.kept))
+        self.at_one_clock().map_or_else(|| KeptSizes::new(self.kept.clone()), |steadied| steadied.kept)
     }
 
     /// How many steps count.
@@ -214,11 +188,12 @@ impl Weighing {
         if count < FEWEST || !count.is_multiple_of(2) || self.kept.len() != count {
             return None;
         }
-        let seen = Compared::of(&self.kept, &self.planned)?;
+        let kept = KeptSizes::new(self.kept.clone());
+        let seen = Compared::of(&kept, &self.planned)?;
         let deviation = seen.deviation;
         Some(match self.at_one_clock() {
             Some(Steadied { clocks, kept, compared }) => Weight {
-                kept: told_by(&kept),
+                kept: kept.told(),
                 extra: compared.extra,
                 error: compared.error(clocks::TYPICAL),
                 slower: Some(clocks.slower(compared.extra)),
@@ -226,7 +201,7 @@ impl Weighing {
                 apart: compared.deviation,
             },
             None => {
-                let (kept, error) = (told_by(&self.kept), seen.error(TYPICAL));
+                let (kept, error) = (kept.told(), seen.error(TYPICAL));
                 Weight { kept, extra: seen.extra, error, slower: None, deviation, apart: deviation }
             }
         })
@@ -237,7 +212,8 @@ impl Weighing {
         let clocks = Clocks::of(&self.kept, &self.planned)?;
         let [kept, planned] = [&self.kept, &self.planned]
             .map(|steps| steps.iter().map(|timed| clocks.steadied(timed)).collect::<Vec<_>>());
-        let seen = Compared::of(&self.kept, &self.planned)?;
+        let kept = KeptSizes::new(kept);
+        let seen = Compared::of(&KeptSizes::new(self.kept.clone()), &self.planned)?;
         let compared = Compared::of(&kept, &planned)?;
         (compared.deviation < seen.deviation).then_some(Steadied { clocks, kept, compared })
     }
@@ -246,7 +222,7 @@ impl Weighing {
 /// Steps as if the device's clock had run alike in all.
 struct Steadied {
     clocks: Clocks,
-    kept: Vec<Timed>,
+    kept: KeptSizes,
     compared: Compared,
 }
 
@@ -262,15 +238,15 @@ struct Compared {
 }
 
 impl Compared {
-    fn of(kept: &[Timed], planned: &[Timed]) -> Option<Compared> {
-        let over = |by: fn(&[Timed], f64) -> Option<f64>| -> Vec<f64> {
+    fn of(kept: &KeptSizes, planned: &[Timed]) -> Option<Compared> {
+        let over = |by: fn(&KeptSizes, f64) -> Option<f64>| -> Vec<f64> {
             let times = |timed: &Timed| Some(timed.wall / by(kept, timed.scale)?.max(f64::MIN_POSITIVE));
             planned.iter().filter_map(times).collect()
         };
-        let (mut planned, mut kept_deviations) = (over(taken_by_alike), deviations_of_alike(kept));
+        let (mut planned, mut kept_deviations) = (over(KeptSizes::alike), kept.deviations_of_alike());
         if planned.len() < FEWEST {
             // What other sizes take says less: as much as it says of those that kept everything.
-            (planned, kept_deviations) = (over(taken), deviations_of_others(kept));
+            (planned, kept_deviations) = (over(KeptSizes::between), kept.deviations_of_others());
             if planned.len() <= FEWEST || kept_deviations.len() <= FEWEST {
                 return None;
             }
@@ -289,67 +265,12 @@ impl Compared {
     }
 }
 
-/// How far steps that kept everything are from what those of their size took.
-fn deviations_of_alike(kept: &[Timed]) -> Vec<f64> {
-    let several = kept
-        .iter()
-        .filter(|timed| kept.iter().filter(|other| is_alike(timed.scale, other.scale)).count() > 1);
-    several.filter_map(|timed| Some(apart(timed.wall, taken_by_alike(kept, timed.scale)?))).collect()
-}
-
-/// The same, from what the sizes around theirs took.
-fn deviations_of_others(kept: &[Timed]) -> Vec<f64> {
-    let of_others = |timed: &Timed| {
-        let others: Vec<Timed> =
-            kept.iter().copied().filter(|other| !is_alike(timed.scale, other.scale)).collect();
-        Some(apart(timed.wall, taken(&others, timed.scale)?))
-    };
-    kept.iter().filter_map(of_others).collect()
-}
-
 /// How much single steps may vary, if that was the standard deviation of so many. A few are all alike by chance now and then, so typical
 /// ones count as well where these vary less.
 fn varies_by(seen: f64, count: usize, typical: f64) -> f64 {
     let [count, typical_count] = [count, TYPICAL_COUNT].map(|count| count as f64);
     let both = (count * seen.powi(2) + typical_count * typical.powi(2)) / (count + typical_count);
     seen.max(both.sqrt())
-}
-
-/// How far a step is from what is expected of it, as a share of that.
-fn apart(wall: f64, expected: f64) -> f64 {
-    (wall / expected.max(f64::MIN_POSITIVE) - 1.0).abs()
-}
-
-/// Whether steps of this size tell how long one of the planned size takes.
-fn is_near(scale: f64) -> bool {
-    (1.0 / NEAR..=NEAR).contains(&scale)
-}
-
-/// What steps of the planned size took among `kept`, or those of the nearest size for as much as is planned.
-fn told_by(kept: &[Timed]) -> Option<Told> {
-    let apart = |timed: &&Timed| timed.scale.ln().abs();
-    let nearest = kept.iter().min_by(|one, other| apart(one).total_cmp(&apart(other)))?.scale;
-    let seconds = is_near(nearest).then(|| taken_by_alike(kept, nearest)).flatten()?;
-    Some(Told { wall: Duration::try_from_secs_f64(seconds).ok()?, is_of_size: is_alike(nearest, 1.0) })
-}
-
-/// What steps of this size took among `kept`, in seconds for as much as is planned.
-fn taken_by_alike(kept: &[Timed], scale: f64) -> Option<f64> {
-    let alike: Vec<f64> =
-        kept.iter().filter(|timed| is_alike(timed.scale, scale)).map(|timed| timed.wall).collect();
-    (!alike.is_empty()).then(|| usual(alike))
-}
-
-/// The same, or where there are none, between what the next smaller and the next larger ones took. `None` beyond all sizes that there were.
-fn taken(kept: &[Timed], scale: f64) -> Option<f64> {
-    taken_by_alike(kept, scale).or_else(|| {
-        let by_scale = |one: &&Timed, other: &&Timed| one.scale.total_cmp(&other.scale);
-        let below = kept.iter().filter(|timed| timed.scale < scale).max_by(by_scale)?;
-        let above = kept.iter().filter(|timed| timed.scale > scale).min_by(by_scale)?;
-        let share = (scale - below.scale) / (above.scale - below.scale);
-        let [less, more] = [below, above].map(|timed| timed.wall * timed.scale);
-        Some((less + share * (more - less)) / scale)
-    })
 }
 
 #[cfg(test)]
