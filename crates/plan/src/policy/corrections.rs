@@ -170,6 +170,11 @@ impl Corrections {
         }
     }
 
+    /// Nothing has shown what plans take, so they are to take no more than this share of what the goal allows.
+    pub(super) fn limit(&mut self, share: f64) {
+        self.allowance = Some(self.allowance().min(share));
+    }
+
     /// The same, with all numbers within what steps may show.
     pub(super) fn within_reason(self) -> Corrections {
         Corrections {

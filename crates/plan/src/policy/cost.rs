@@ -44,6 +44,8 @@ const TELLING_DEVIATIONS: f64 = 3.0;
 const DRIFT: f64 = 0.0125;
 /// Steps of a plan are beyond the goal if they are so by this many standard errors.
 pub(super) const SURE: f64 = 2.5;
+/// A plan that was never weighed hardly takes more than what is planned and so many times how far it may be from that.
+const DOUBTS: f64 = 2.0;
 /// No plan takes more than this many times what was planned.
 const MOST_TIMES: f64 = 1000.0;
 
@@ -171,6 +173,11 @@ impl Cost {
         let times = times.clamp(0.0, MOST_TIMES);
         let besides = (times * self.besides).min(MOST_BESIDES);
         Cost { besides, besides_error: (times * self.besides_error).min(MOST_BESIDES), ..self }
+    }
+
+    /// The share of what the goal allows that plans may be planned to take if they are hardly to take more, though none was weighed.
+    pub(super) fn sure_share(self) -> f64 {
+        1.0 / (self.times + DOUBTS * self.error)
     }
 
     /// Whether steps take as long as the goal allows whatever is planned.

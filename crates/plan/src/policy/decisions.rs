@@ -30,7 +30,7 @@ pub enum Decision {
     Pace,
     /// Corrected: recomputing takes another time than was planned.
     Reruns,
-    /// Corrected: nothing has shown what a tightened plan takes, so the one before it is followed again.
+    /// Corrected: nothing has shown what the plan takes, so one is followed that takes less: the one before it, if it was tightened.
     Unproven,
     /// Withdrawn: steps have become smaller, and have a plan of their own.
     Smaller,
@@ -92,7 +92,7 @@ impl fmt::Display for Decision {
             Decision::Baseline => "steps that keep everything take another time than was known",
             Decision::Pace => "computing takes another time than in the profiled step",
             Decision::Reruns => "recomputing takes another time than was planned",
-            Decision::Unproven => "no step has shown what a tightened plan takes",
+            Decision::Unproven => "no comparison has shown what the plan takes",
             Decision::Smaller => "steps have become smaller, and have a plan of their own",
             Decision::Larger => "the plan of larger steps serves these too",
             Decision::Crowded => "there are more kinds of steps than plans",

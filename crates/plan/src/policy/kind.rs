@@ -96,7 +96,8 @@ impl Kind {
     /// Its plans were not compared, so what `others` have shown has to do.
     fn takes_over(&mut self, objective: &Objective, others: Option<&Shown>) {
         if let Some(others) = others {
-            self.revise(objective, Decision::Baseline, |planned| planned.takes_over(objective, others));
+            let why = if others.is_compared() { Decision::Baseline } else { Decision::Unproven };
+            self.revise(objective, why, |planned| planned.takes_over(objective, others));
         }
     }
 
@@ -250,8 +251,9 @@ impl Kind {
     fn conclude(&mut self, objective: &Objective, others: Option<&Shown>) {
         let Some(weighing) = &self.weighing else { return };
         let (last, seen) = (weighing.last, weighing.seen);
-        if weighing.has_kept() {
-            self.kept_sizes = weighing.kept_sizes();
+        let kept_sizes = weighing.kept_sizes();
+        if !kept_sizes.is_empty() {
+            self.kept_sizes = kept_sizes;
         }
         if let Some(weight) = last {
             return self.weigh(objective, weight, true);

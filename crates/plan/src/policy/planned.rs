@@ -80,7 +80,12 @@ pub(super) struct Shown {
 impl Shown {
     /// Plans that were compared tell more than steps that kept everything, and these more than a profile.
     pub(super) fn rank(&self) -> u8 {
-        u8::from(self.is_measured) + 2 * u8::from(self.corrections.cost.is_some())
+        u8::from(self.is_measured) + 2 * u8::from(self.is_compared())
+    }
+
+    /// Whether plans were compared.
+    pub(super) fn is_compared(&self) -> bool {
+        self.corrections.cost.is_some()
     }
 }
 
@@ -133,6 +138,10 @@ impl Planned {
         let allowed =
             objective.most_time().map(|most| most - 1.0 - fixed(&self.profile, &self.machine, false));
         self.corrections.takes_over(corrections, times, allowed);
+        // Where steps fit with everything kept, the promise comes first.
+        if self.corrections.is_measured && self.corrections.cost.is_none() {
+            self.corrections.limit(self.first_cost().sure_share());
+        }
     }
 
     /// How long computing took in steps of the plan, as a multiple of what was planned.
