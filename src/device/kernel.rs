@@ -5,6 +5,7 @@ use std::ffi::{CString, c_void};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cudarc::driver::{result, sys};
@@ -15,13 +16,16 @@ use super::cuda::{Driver, RawEvent, check, refused};
 use super::joined::{Arguments, Joined, Size};
 use super::{nvrtc, patience};
 use crate::error::{Error, Result};
-use crate::fusion::{ALIGNMENT, Chain, ENTRY, THREADS, source};
+use crate::fusion::{ALIGNMENT, Chain, ENTRY, Shape, source};
 
 /// Makes kernels for one device.
 pub(crate) struct Compiler {
     driver: Arc<Driver>,
     device: CudaDevice,
     architecture: String,
+    multiprocessors: u32,
+    /// The most bytes that a block may have to itself.
+    shared: u32,
 }
 
 /// The kernel of a chain, on one device.
@@ -30,6 +34,9 @@ pub(crate) struct Kernel {
     device: CudaDevice,
     function: sys::CUfunction,
     chain: Chain,
+    multiprocessors: u32,
+    /// Whether its table is there, if it has one.
+    has_table: AtomicBool,
 }
 
 // SAFETY: a function's handle does not change, and the driver may be called from any thread.
@@ -64,7 +71,8 @@ impl Compiler {
         let driver = Arc::new(Driver::open(index)?);
         let attribute = |which| {
             // SAFETY: the handle is the driver's.
-            check("cuDeviceGetAttribute", unsafe { result::device::get_attribute(driver.handle, which) })
+            let value = unsafe { result::device::get_attribute(driver.handle, which) };
+            check("cuDeviceGetAttribute", value).map(i32::unsigned_abs)
         };
         let major = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
@@ -73,12 +81,17 @@ impl Compiler {
                 "compute capability {major}.{minor} has no conversions to bfloat16"
             )));
         }
-        Ok(Compiler { driver, device, architecture: format!("sm_{major}{minor}") })
+        let multiprocessors = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let shared =
+            attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        Ok(Compiler { driver, device, architecture: format!("sm_{major}{minor}"), multiprocessors, shared })
     }
 
     /// The kernel of a chain. Takes some tenths of a second if no one has asked for it before. Fails if there are too many.
     pub(crate) fn compile(&self, chain: &Chain) -> Result<Arc<Kernel>> {
-        let text = source(chain);
+        let has_room = Shape::of(chain, 1, 1).shared <= self.shared;
+        let chain = if has_room { chain.clone() } else { chain.without_table() };
+        let text = source(&chain);
         let key = (self.device.index(), text);
         if let Some(kernels) = &*KERNELS.lock() {
             match kernels.get(&key) {
@@ -97,9 +110,22 @@ impl Compiler {
         let name = CString::new(ENTRY).map_err(|_| refused("a name with a zero".to_owned()))?;
         // SAFETY: the module is loaded, and stays so.
         let function = check("cuModuleGetFunction", unsafe { result::module::get_function(module, name) })?;
-        let kernel =
-            Kernel { driver: Arc::clone(&self.driver), device: self.device, function, chain: chain.clone() };
-        let kernel = Arc::new(kernel);
+        let shared = Shape::of(&chain, 1, 1).shared;
+        if shared > 0 {
+            let most = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the module stays loaded.
+            let outcome =
+                unsafe { result::function::set_function_attribute(function, most, shared.cast_signed()) };
+            check("cuFuncSetAttribute", outcome)?;
+        }
+        let kernel = Arc::new(Kernel {
+            driver: Arc::clone(&self.driver),
+            device: self.device,
+            function,
+            chain,
+            multiprocessors: self.multiprocessors,
+            has_table: AtomicBool::new(false),
+        });
         let mut kernels = KERNELS.lock();
         Ok(Arc::clone(kernels.get_or_insert_default().entry(key).or_insert(kernel)))
     }
@@ -121,6 +147,11 @@ impl Joined for Kernel {
     }
 
     fn run(&self, arguments: &Arguments<'_>) -> Result<()> {
+        if self.chain.is_table() && !self.has_table.load(Ordering::Acquire) {
+            return Err(refused(
+                "internal error: a kernel was to look results up before it was compared".to_owned(),
+            ));
+        }
         self.launch(arguments, 0)
     }
 
@@ -136,6 +167,8 @@ impl Joined for Kernel {
         patience::wait(limit, || end.is_reached())?;
         let differs = note.is_made();
         NOTES.lock().push(note);
+        // Every launch that compares computes the same one.
+        self.has_table.store(true, Ordering::Release);
         Ok(differs)
     }
 }
@@ -153,7 +186,7 @@ impl Kernel {
         // A kernel that takes 32 bits of it reads the lower half, which comes first.
         parameters.push((&raw const count).cast_mut().cast());
         parameters.push((&raw const differs).cast_mut().cast());
-        let blocks = count.div_ceil(self.chain.lanes() * THREADS);
+        let Shape { blocks, threads, shared } = Shape::of(&self.chain, count, self.multiprocessors);
         let blocks = u32::try_from(blocks).map_err(|_| refused(format!("{blocks} blocks of threads")))?;
         let stream = self.stream()?;
         let _current = self.driver.enter()?;
@@ -164,8 +197,8 @@ impl Kernel {
             result::launch_kernel(
                 self.function,
                 (blocks, 1, 1),
-                (THREADS as u32, 1, 1),
-                0,
+                (threads, 1, 1),
+                shared,
                 stream,
                 &mut parameters,
             )

@@ -18,6 +18,8 @@ pub(crate) struct Chain {
     pub(super) outputs: Vec<usize>,
     /// Whether positions take more than 32 bits.
     pub(super) is_wide: bool,
+    /// Whether results are looked up in a table of all there are.
+    pub(super) is_table: bool,
 }
 
 /// A tensor that is read.
@@ -81,6 +83,7 @@ pub(crate) fn bind<K: Copy + Eq + Hash>(members: &[Member<'_, K>]) -> Bound<K> {
             numbers: 0,
             outputs: Vec::new(),
             is_wide: count >= NARROW,
+            is_table: false,
         },
         inputs: Vec::new(),
         numbers: Vec::new(),
@@ -123,8 +126,12 @@ pub(crate) fn bind<K: Copy + Eq + Hash>(members: &[Member<'_, K>]) -> Bound<K> {
     }
     bound.chain.numbers = bound.numbers.len();
     bound.chain.outputs.clone_from(&bound.outputs);
+    bound.chain.is_table = bound.chain.may_be_table(count);
     bound
 }
+
+/// Fewer elements are computed in less time than a table takes to be read, which each multiprocessor does.
+const WORTH_A_TABLE: u64 = 1 << 24;
 
 /// Positions up to this one, and a thread's elements beyond it, fit in 32 bits.
 const NARROW: u64 = 1 << 31;
@@ -153,6 +160,32 @@ impl Chain {
     /// The types of the results that are written.
     fn results(&self) -> impl Iterator<Item = Element> {
         self.outputs.iter().map(|step| self.steps[*step].element)
+    }
+
+    /// Whether it has a result for each value of a single input of 16 bits, and looking them up takes less time than computing them.
+    fn may_be_table(&self, count: u64) -> bool {
+        let is_narrow = |element: Element| element.bytes() == 2;
+        let is_single = matches!(
+            &self.inputs[..],
+            [Input { element, layout: Layout::Dense, is_aligned: true }] if is_narrow(*element)
+        );
+        let is_heavy = self.steps.iter().any(|step| step.function.is_heavy());
+        count >= WORTH_A_TABLE
+            && is_single
+            && is_heavy
+            && self.numbers == 0
+            && self.results().all(is_narrow)
+            && self.outputs.len() == 1
+    }
+
+    /// Whether results are looked up in a table of all there are.
+    pub(crate) fn is_table(&self) -> bool {
+        self.is_table
+    }
+
+    /// The same, with results that are computed.
+    pub(crate) fn without_table(&self) -> Chain {
+        Chain { is_table: false, ..self.clone() }
     }
 
     /// Whether a batch norm is part of it, for which libtorch and cuDNN choose among kernels by size.

@@ -49,6 +49,11 @@ impl<'a> From<&'a View> for Given<'a> {
 }
 
 impl Function {
+    /// Whether a GPU computes it in more time than its operands take to come from memory, if these have 16 bits.
+    pub(crate) fn is_heavy(self) -> bool {
+        matches!(self, Function::Gelu | Function::GeluByTangent)
+    }
+
     /// Whether even one processor computes it in less time than its operands take to come from memory.
     pub(crate) fn is_light(self) -> bool {
         match self {

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use ssdtrain_libtorch::{Argument, Call, Recorded, Recording, Storage};
 use tch::{Device, Kind, Tensor};
 
+use super::source::THREADS;
 use super::source::tests::without_conversions;
 use super::*;
 

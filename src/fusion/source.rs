@@ -10,7 +10,35 @@ use super::operation::Element;
 /// The kernel's name.
 pub(crate) const ENTRY: &str = "chain";
 /// Threads of a block; each computes [`Chain::lanes`] elements.
-pub(crate) const THREADS: u64 = 256;
+pub(crate) const THREADS: u32 = 256;
+/// The same of a kernel with a table. Each thread has so many times as many elements at once, and goes on with others.
+const TABLE_THREADS: u32 = 512;
+const TABLE_PARTS: u32 = 4;
+/// A table has a result for each value of 16 bits.
+const CODES: u32 = 1 << 16;
+
+/// How a chain's kernel is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// Blocks and the threads of each.
+    pub(crate) blocks: u64,
+    pub(crate) threads: u32,
+    /// Bytes that each block has to itself.
+    pub(crate) shared: u32,
+}
+
+impl Shape {
+    /// That of a kernel for so many elements, on a device with so many multiprocessors.
+    pub(crate) fn of(chain: &Chain, count: u64, multiprocessors: u32) -> Shape {
+        if chain.is_table {
+            let at_once = chain.lanes() * u64::from(TABLE_THREADS * TABLE_PARTS);
+            let blocks = count.div_ceil(at_once).min(u64::from(multiprocessors));
+            return Shape { blocks, threads: TABLE_THREADS, shared: 2 * CODES };
+        }
+        let blocks = count.div_ceil(chain.lanes() * u64::from(THREADS));
+        Shape { blocks, threads: THREADS, shared: 0 }
+    }
+}
 
 /// Conversions of 16-bit types, rounded to even.
 const CONVERSIONS: &str = include_str!("conversions.cuh");
@@ -22,14 +50,19 @@ const FUNCTIONS: &str = include_str!("functions.cuh");
 /// Reads and writes of a thread's elements: all at once where they are there.
 const TRANSFERS: &str = include_str!("transfers.cuh");
 
+/// Results that are looked up.
+const TABLE: &str = include_str!("table.cuh");
+
 /// The source of the chain's kernel. It takes the inputs, the outputs, the numbers, how many elements there are, and the place to note that
 /// what it made differs from what is in the outputs; if that is null, it writes the outputs.
 pub(crate) fn source(chain: &Chain) -> String {
     let position = if chain.is_wide { "unsigned long long" } else { "unsigned" };
     let lanes = chain.lanes();
+    let writer = Writer { chain, lanes };
+    let kernel = if chain.is_table { writer.table() } else { writer.kernel() };
+    let kernel = kernel.unwrap_or_else(|_| unreachable!("a string takes all text"));
     format!(
-        "{CONVERSIONS}typedef {position} position;\n#define LANES {lanes}\n{FUNCTIONS}{TRANSFERS}\n{}",
-        Writer { chain, lanes }.kernel().unwrap_or_else(|_| unreachable!("a string takes all text"))
+        "{CONVERSIONS}typedef {position} position;\n#define LANES {lanes}\n{FUNCTIONS}{TRANSFERS}\n{kernel}"
     )
 }
 
@@ -87,6 +120,26 @@ impl Writer<'_> {
             writeln!(text, "  settle(out{index}, w{index}, at, count, differs);")?;
         }
         writeln!(text, "}}")?;
+        Ok(text)
+    }
+
+    /// A kernel that looks results up, of which each is computed once for all.
+    fn table(&self) -> Result<String, std::fmt::Error> {
+        let Chain { steps, outputs, .. } = self.chain;
+        let mut text = format!("#define CODES {CODES}\n");
+        writeln!(text, "__device__ __forceinline__ unsigned short computed(unsigned short code) {{")?;
+        writeln!(text, "  const unsigned short a0[1] = {{code}};\n  const int lane = 0;")?;
+        for (index, step) in steps.iter().enumerate() {
+            writeln!(text, "  const {} s{index} = {};", type_of(step.element), self.result(step))?;
+        }
+        let last = outputs.first().copied().unwrap_or_default();
+        writeln!(text, "  return s{last};\n}}\n{TABLE}")?;
+        writeln!(text, "extern \"C\" __global__ void __launch_bounds__({TABLE_THREADS})")?;
+        writeln!(
+            text,
+            "{ENTRY}(const unsigned short* __restrict__ in0, unsigned short* out0, position count, unsigned* differs) {{"
+        )?;
+        writeln!(text, "  look_up<{TABLE_PARTS}>(in0, out0, count, differs);\n}}")?;
         Ok(text)
     }
 
@@ -409,6 +462,48 @@ chain(const unsigned short* __restrict__ in0, const unsigned short* __restrict__
   settle(out0, w0, at, count, differs);
 }
 "#;
+
+    fn gelu(kind: Kind, rows: i64, offset: i64) -> Call {
+        let sizes = &[rows, 1024][..];
+        let read = View { offset, ..view(0, kind, sizes) };
+        call(
+            "aten::gelu",
+            "",
+            vec![Argument::Tensor(read), Argument::Text("none".to_owned())],
+            result(kind, sizes),
+        )
+    }
+
+    #[test]
+    fn results_of_16_bits_are_looked_up_where_that_takes_less_time() {
+        let rows = 1 << 14;
+        let kernel = |calls: &[Call]| kernel(calls).contains("look_up<");
+        assert!(kernel(&[gelu(Kind::BFloat16, rows, 0)]) && kernel(&[gelu(Kind::Half, rows, 0)]));
+        let twice = |call: Call| {
+            let View { kind, sizes, .. } = &call.results[0];
+            let tensor = tensor(10, kind.unwrap(), sizes);
+            [
+                call.clone(),
+                super::super::operation::tests::call("aten::relu", "", vec![tensor], call.results[0].clone()),
+            ]
+        };
+        assert!(kernel(&twice(gelu(Kind::BFloat16, rows, 0))));
+        assert!(!kernel(&[gelu(Kind::Float, rows, 0)]), "too many values");
+        assert!(!kernel(&[gelu(Kind::BFloat16, rows / 2, 0)]), "too few elements");
+        assert!(!kernel(&[gelu(Kind::BFloat16, rows, 1)]), "elements that are not read together");
+    }
+
+    #[test]
+    fn a_table_is_read_by_each_multiprocessor_once() {
+        let known = Pointwise::of(&gelu(Kind::BFloat16, 1 << 14, 0)).unwrap().alone();
+        let shape = |count| Shape::of(&known, count, 132);
+        assert_eq!(shape(1 << 24), Shape { blocks: 132, threads: 512, shared: 131_072 });
+        assert_eq!(shape(3 << 14).blocks, 3);
+        assert_eq!(shape(1).blocks, 1);
+        let without = known.without_table();
+        assert_eq!(Shape::of(&without, 1 << 24, 132), Shape { blocks: 8192, threads: 256, shared: 0 });
+        assert!(!source(&without).contains("look_up<"));
+    }
 
     #[track_caller]
     fn assert_text(got: &str, expected: &str) {

@@ -160,7 +160,7 @@ mod tests {
             layouts.into_iter().map(|layout| Input { element, layout, is_aligned: true }).collect();
         let operands = (0..inputs.len()).map(Value::Input).collect();
         let steps = vec![Step { function: Function::Multiply, operands, element }];
-        Chain { inputs, steps, numbers: 0, outputs: vec![0], is_wide: false }
+        Chain { inputs, steps, numbers: 0, outputs: vec![0], is_wide: false, is_table: false }
     }
 
     fn strided(dimensions: &[(u64, u64)]) -> Layout {

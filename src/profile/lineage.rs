@@ -32,7 +32,7 @@ pub(crate) struct Operation {
     pub(crate) reads: Vec<Read>,
     /// If it may run as one kernel with others: the bytes that it reads and writes by itself.
     pub(crate) traffic: Option<u64>,
-    /// Whether that kernel does less than the operation did: of a norm, it does not compute the statistics.
+    /// Whether that kernel takes less time than the operation did: of a norm, it does not compute the statistics, and others look results up.
     pub(crate) is_shorter: bool,
 }
 

@@ -33,9 +33,7 @@ impl Rerun<'_> {
         let Some(chains) = chains.filter(|chains| chains.is_able()) else {
             return order.iter().map(Group::single).collect();
         };
-        // A norm by itself is worth a kernel, which spares a pass for its statistics.
-        let is_short =
-            |node: &Node| pointwise(node, chains).is_some_and(|known| !known.statistics.is_empty());
+        let is_short = |node: &Node| pointwise(node, chains).is_some_and(|known| chains.is_shorter(known));
         if let [node] = order
             && !is_short(node)
         {
@@ -124,6 +122,8 @@ fn known(operation: &Recorded) -> Option<(Device, Pointwise)> {
 pub(super) struct Pass {
     /// The bytes that it reads and writes if it runs by itself, if running it with others spares that.
     pub(super) traffic: Option<u64>,
+    /// Whether it takes less time than the operation even by itself.
+    pub(super) is_shorter: bool,
     /// Which of the operation's own results it reads.
     pub(super) statistics: Vec<usize>,
 }
@@ -135,8 +135,11 @@ pub(super) fn pass(operation: &Recorded, chains: &Chains) -> Option<Pass> {
         .statistics
         .iter()
         .all(|made| operation.made().nth(*made).is_some_and(|statistic| statistic.unwritten().is_some()));
-    are_there
-        .then(|| Pass { traffic: chains.traffic(&known, operation.threads()), statistics: known.statistics })
+    are_there.then(|| Pass {
+        traffic: chains.traffic(&known, operation.threads()),
+        is_shorter: chains.is_shorter(&known),
+        statistics: known.statistics,
+    })
 }
 
 /// Operations that may run as one.

@@ -10,7 +10,7 @@ use tch::Device;
 
 use super::kernels::Kernels;
 use crate::device::{Joined, Size, Tiles};
-use crate::fusion::{Chain, Member, Pointwise, bind};
+use crate::fusion::{Chain, Pointwise};
 use crate::sync::Mutex;
 use crate::units::MIB;
 
@@ -153,15 +153,19 @@ impl Chains {
         was_settling || is_able && self.known.lock().values().any(|known| matches!(known, Known::Waiting))
     }
 
+    /// Whether an operation is worth a kernel even by itself: that of a norm spares a pass for its statistics, and one with a table computes
+    /// nothing.
+    pub(super) fn is_shorter(&self, known: &Pointwise) -> bool {
+        !known.statistics.is_empty() || (matches!(self.means, Means::Kernels(_)) && known.is_table())
+    }
+
     /// The bytes that an operation reads and writes by itself, as far as that takes its time and running it with others spares it.
     pub(super) fn traffic(&self, known: &Pointwise, threads: Option<NonZeroU32>) -> Option<u64> {
         match &self.means {
             Means::Kernels(kernels) => kernels.is_able().then(|| known.traffic()),
             Means::Tiles { bytes, .. } => {
-                let places = known.reads().map(|read| read.storage + 1).max().unwrap_or(0);
-                let (makers, keys) = (vec![None; places], (0..places).collect());
-                let alone = bind(&[Member { operation: known, makers, keys, is_output: true }]);
-                let is_divided = Tiles::new(alone.chain, *bytes).takes(Size { count: known.count, threads });
+                let is_divided =
+                    Tiles::new(known.alone(), *bytes).takes(Size { count: known.count, threads });
                 // To hand something over in the caches takes about a third of the time.
                 (is_divided && known.function.is_light()).then(|| known.traffic() * 3 / 2)
             }

@@ -95,7 +95,7 @@ impl Origins {
                 position: Position { strand, index },
                 name: operation.name(),
                 stamps: operation.stamps(),
-                is_shorter: pass.as_ref().is_some_and(|pass| !pass.statistics.is_empty()),
+                is_shorter: pass.as_ref().is_some_and(|pass| pass.is_shorter),
                 traffic: pass.and_then(|pass| pass.traffic),
                 reads,
             });
