@@ -23,10 +23,18 @@ const ALIKE: f64 = 0.01;
 pub(super) struct Timed {
     /// How many times what is planned it saved.
     pub(super) scale: f64,
-    /// Seconds that it took for as much as is planned.
+    /// Seconds that it took for as much as is planned, and those of them in which the device waited for what was to come back.
     pub(super) wall: f64,
+    pub(super) stall: f64,
     /// Cycles of the device in a second, if that is known.
     pub(super) clock: Option<f64>,
+}
+
+impl Timed {
+    /// The part of what it took in which the device did not wait.
+    fn computed(&self) -> f64 {
+        self.wall - self.stall
+    }
 }
 
 /// The clock in two kinds of steps.
@@ -75,10 +83,13 @@ impl Clocks {
         })
     }
 
-    /// What a step would have taken at the clock of those that kept everything.
+    /// What a step would have taken at the clock of those that kept everything. Transfers take their time at any clock, so one that waited
+    /// for them waits the less, the longer it computes.
     pub(super) fn steadied(&self, timed: &Timed) -> Timed {
         let faster = timed.clock.map_or(0.0, |clock| clock.ln() - self.kept);
-        Timed { wall: timed.wall * (self.follows * faster).exp(), ..*timed }
+        let longer = timed.computed() * (self.follows * faster).exp_m1();
+        let stall = (timed.stall - longer.max(0.0)).max(0.0);
+        Timed { wall: timed.computed() + longer + stall, stall, ..*timed }
     }
 
     /// By how much planned steps are longer because their clock is slower, if they are longer by the share `extra` at one clock, and the
@@ -97,7 +108,7 @@ pub(super) fn is_alike(scale: f64, other: f64) -> bool {
     (scale / other - 1.0).abs() <= ALIKE
 }
 
-/// A step's size, and the logarithms of its clock and its time.
+/// A step's size, and the logarithms of its clock and of what it computed for.
 struct Point {
     scale: f64,
     clock: f64,
@@ -107,7 +118,11 @@ struct Point {
 impl Point {
     fn of(timed: &Timed) -> Option<Point> {
         let clock = timed.clock.filter(|clock| clock.is_finite() && *clock > 0.0)?;
-        Some(Point { scale: timed.scale, clock: clock.ln(), wall: timed.wall.max(f64::MIN_POSITIVE).ln() })
+        Some(Point {
+            scale: timed.scale,
+            clock: clock.ln(),
+            wall: timed.computed().max(f64::MIN_POSITIVE).ln(),
+        })
     }
 }
 
@@ -124,7 +139,7 @@ mod tests {
 
     /// A step that takes so long at the usual clock, when it runs at so many times that.
     fn step(wall: f64, times: f64) -> Timed {
-        Timed { scale: 1.0, wall: wall / times.powf(0.82), clock: Some(CLOCK * times) }
+        Timed { scale: 1.0, wall: wall / times.powf(0.82), stall: 0.0, clock: Some(CLOCK * times) }
     }
 
     #[test]
@@ -138,6 +153,20 @@ mod tests {
             assert!((planned / kept - 1.025).abs() < 0.0003, "{planned} {kept}");
         }
         assert!((kept[0] / 0.4 - 1.0).abs() < 0.01, "as long as they were in the mean");
+    }
+
+    #[test]
+    fn a_step_that_waits_for_transfers_takes_as_long_at_a_slower_clock_as_those_that_do_not_wait() {
+        let kept = [1.0, 0.99, 1.01, 1.0].map(|times| step(0.3, times));
+        let planned = [1.0, 1.0, 0.99, 1.0].map(|times| step(0.306, times));
+        // At a faster clock, it has computed before its transfers are done.
+        let fast = Timed { wall: 0.3 + 0.0004, stall: 0.3004 - step(0.306, 1.05).wall, ..step(0.306, 1.05) };
+        let slow = Timed { wall: step(0.306, 0.95).wall + 0.002, stall: 0.002, ..step(0.306, 0.95) };
+        let clocks = Clocks::of(&kept, &planned).unwrap();
+        let usual = clocks.steadied(&planned[0]).wall;
+        let [fast, slow] = [fast, slow].map(|timed| clocks.steadied(&timed).wall / usual);
+        assert!((fast - 1.0).abs() < 0.001, "{fast}");
+        assert!((1.005..1.008).contains(&slow), "what it waits besides: {slow}");
     }
 
     /// What a slower clock makes of planned steps that take so much longer at one clock, if so many of each kind ran at it.

@@ -438,7 +438,7 @@ impl Kind {
         let Timed { wall, stall, rerun, scale, clock } = timed;
         if let Some(weighing) = &mut self.weighing {
             let took = rerun.and_then(|rerun| weighing.reran(rerun));
-            let weight = weighing.planned(wall, scale, clock, rerun.map(|rerun| rerun + stall));
+            let weight = weighing.planned(wall, scale, clock, stall, rerun);
             match took.filter(|_| self.planned.shows_reruns()) {
                 Some(took) if self.reruns_took(objective, took) => {}
                 _ => self.weighed(objective, weight),

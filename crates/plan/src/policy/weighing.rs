@@ -92,7 +92,7 @@ impl Weighing {
     /// A step that kept everything, and saved `scale` times what is planned, took `wall` for as much as is planned. Returns the result, if
     /// there is a new one. The device had so many cycles in a second of it, if that is known.
     pub(super) fn kept(&mut self, wall: Duration, scale: f64, clock: Option<f64>) -> Option<Weight> {
-        let timed = Timed { scale, wall: wall.as_secs_f64(), clock };
+        let timed = Timed { scale, wall: wall.as_secs_f64(), stall: 0.0, clock };
         let told = is_near(scale).then_some(Told { wall, is_of_size: is_alike(scale, 1.0) });
         match self.opening {
             Opening::Over(_) => {
@@ -108,16 +108,19 @@ impl Weighing {
         None
     }
 
-    /// The same of a planned step, `shown` of which is known to be recomputing and waiting.
+    /// The same of a planned step, which waited for `stall` of it, and recomputed for `rerun`, if that is known.
     pub(super) fn planned(
         &mut self,
         wall: Duration,
         scale: f64,
         clock: Option<f64>,
-        shown: Option<Duration>,
+        stall: Duration,
+        rerun: Option<Duration>,
     ) -> Option<Weight> {
         // What several threads wait for adds up, and may be more than the step.
-        let shown = shown.filter(|shown| *shown < wall / 2);
+        let is_possible = |part: &Duration| *part < wall / 2;
+        let shown = rerun.map(|rerun| rerun + stall).filter(is_possible);
+        let stall = Some(stall).filter(is_possible).unwrap_or_default().as_secs_f64();
         if self.begun < UNCOUNTED {
             self.begun += 1;
             return None;
@@ -125,7 +128,7 @@ impl Weighing {
         self.shown.extend(shown.map(|shown| {
             shown.as_secs_f64() / wall.saturating_sub(shown).as_secs_f64().max(f64::MIN_POSITIVE)
         }));
-        self.planned.push(Timed { scale, wall: wall.as_secs_f64(), clock });
+        self.planned.push(Timed { scale, wall: wall.as_secs_f64(), stall, clock });
         self.weight()
     }
 
@@ -300,7 +303,7 @@ mod tests {
         for number in 0..20 {
             weights.extend(match weighing.wants_kept() {
                 true => weighing.kept(wall(number, true), 1.0, None),
-                false => weighing.planned(wall(number, false), 1.0, None, None),
+                false => weighing.planned(wall(number, false), 1.0, None, Duration::ZERO, None),
             });
             assert_eq!(weighing.is_long(), number >= 19);
         }
@@ -315,9 +318,9 @@ mod tests {
     fn is_short(wall: impl Fn(f64) -> f64, clocks: [f64; 2]) -> bool {
         let mut weighing = Weighing::again(Cost::first(0.5, 0.0));
         let step = |times: f64| Duration::from_secs_f64(0.1 * wall(times));
-        weighing.planned(step(1.0), 1.0, None, None);
+        weighing.planned(step(1.0), 1.0, None, Duration::ZERO, None);
         for times in clocks {
-            weighing.planned(step(times).mul_f64(1.05), 1.0, Some(1.4e9 * times), None);
+            weighing.planned(step(times).mul_f64(1.05), 1.0, Some(1.4e9 * times), Duration::ZERO, None);
             weighing.kept(step(times), 1.0, Some(1.4e9 * times));
         }
         weighing.is_short()
@@ -338,7 +341,7 @@ mod tests {
             let _ = if is_kept {
                 weighing.kept((110 - number) * MS, 1.0, None)
             } else {
-                weighing.planned(103 * MS, 1.0, None, None)
+                weighing.planned(103 * MS, 1.0, None, Duration::ZERO, None)
             };
             let told = Told { wall: 109 * MS, is_of_size: true };
             assert_eq!(weighing.begins_with(), (number == 1).then_some(told));
@@ -371,7 +374,7 @@ mod tests {
             for number in 0..12 {
                 let _ = match weighing.wants_kept() {
                     true => weighing.kept(100 * MS, 1.0, None),
-                    false => weighing.planned(105 * MS, 1.0, None, of(number)),
+                    false => weighing.planned(105 * MS, 1.0, None, Duration::ZERO, of(number)),
                 };
             }
             weighing.shown()
@@ -409,7 +412,7 @@ mod tests {
             let wall = Duration::from_secs_f64(times * kept(*scale) / scale);
             weights.extend(match is_kept {
                 true => weighing.kept(wall, *scale, None),
-                false => weighing.planned(wall, *scale, None, None),
+                false => weighing.planned(wall, *scale, None, Duration::ZERO, None),
             });
         }
         assert!(weighing.is_long(), "it ends whatever sizes come");
@@ -458,11 +461,11 @@ mod tests {
         let kept = [(17.4, 29.7), (16.7, 28.5), (21.2, 37.2), (19.7, 34.1)];
         let planned = [(17.2, 32.7), (17.7, 33.7), (17.5, 34.2), (19.2, 36.3)];
         let mut weighing = Weighing::again(Cost::first(0.5, 0.0));
-        weighing.planned(MS, 1.0, None, None);
+        weighing.planned(MS, 1.0, None, Duration::ZERO, None);
         let timed = |(size, wall): (f64, f64)| (Duration::from_secs_f64(wall * 16.6 / size), size / 16.6);
         let weights = planned.into_iter().zip(kept).map(|(planned, kept)| {
             let [(planned, larger), (kept, size)] = [planned, kept].map(timed);
-            weighing.planned(planned, larger, None, None);
+            weighing.planned(planned, larger, None, Duration::ZERO, None);
             weighing.kept(kept, size, None)
         });
         let Some(Weight { extra, error, .. }) = weights.last().flatten() else { panic!("no result") };
