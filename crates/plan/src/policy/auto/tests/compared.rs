@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 
+use super::super::super::decisions::Decision;
 use super::super::super::kind::LARGER_STILL;
 use super::*;
 
@@ -61,6 +62,32 @@ fn a_plan_that_could_not_be_compared_is_judged_by_its_steps() {
     run.step(KEPT, 1.3);
     (0..3).for_each(|_| run.step(KEPT, 1.3));
     assert_eq!(run.report().loosened, 1, "{}", run.report());
+}
+
+#[test]
+fn a_plan_that_could_not_be_compared_takes_less_where_steps_fit_with_everything_kept() {
+    let beyond = |run: &mut Run| {
+        let plan = run.report();
+        plan.prediction.step.as_secs_f64() / plan.kept_step.as_secs_f64() - 1.0
+    };
+    let until_compared = |mut run: Run, fits: bool| {
+        while run.number < COMPARED {
+            let is_kept = run.next_step() == NextStep::Baseline;
+            assert!(fits || !is_kept);
+            let how = if is_kept { StepOutcome::Baseline } else { WHOLE };
+            run.ended(how, Observation { wall: KEPT, compiled: !is_kept, ..Observation::default() });
+        }
+        let before = beyond(&mut run);
+        run.next_step();
+        (before, beyond(&mut run), run.auto.decisions())
+    };
+    let goal = Goal::overhead(0.05);
+    let (before, after, decisions) = until_compared(Run::on_device(goal, copying()), true);
+    assert!((0.2..0.8).contains(&(after / before)), "{before} {after}");
+    assert!(decisions.contains(&Decision::Unproven), "{decisions:?}");
+    // One that has to move something has no other choice.
+    let (before, after, _) = until_compared(Run { free: 5 * MB, ..Run::on_device(goal, copying()) }, false);
+    assert_eq!(before, after);
 }
 
 #[test]
