@@ -16,7 +16,7 @@ use super::cuda::{Driver, RawEvent, check, refused};
 use super::joined::{Arguments, Joined, Size};
 use super::{nvrtc, patience};
 use crate::error::{Error, Result};
-use crate::fusion::{ALIGNMENT, Chain, ENTRY, Shape, source};
+use crate::fusion::{ALIGNMENT, Chain, ENTRY, Shape, TABLE_BYTES, source};
 
 /// Makes kernels for one device.
 pub(crate) struct Compiler {
@@ -63,17 +63,30 @@ unsafe impl Send for Note {}
 /// The notes that no kernel may still write to. They are never freed: the driver waits for all of the GPU then.
 static NOTES: Mutex<Vec<Note>> = Mutex::new(Vec::new());
 
+/// How many bytes a block may have to itself.
+const SHARED: sys::CUdevice_attribute =
+    sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+
+fn attribute(driver: &Driver, which: sys::CUdevice_attribute) -> Result<u32> {
+    // SAFETY: the handle is the driver's.
+    let value = unsafe { result::device::get_attribute(driver.handle, which) };
+    check("cuDeviceGetAttribute", value).map(i32::unsigned_abs)
+}
+
+/// Whether kernels of the CUDA device with this number can look results up.
+pub(crate) fn has_room_for_tables(index: usize) -> bool {
+    Driver::open(index)
+        .and_then(|driver| attribute(&driver, SHARED))
+        .is_ok_and(|shared| shared >= TABLE_BYTES)
+}
+
 impl Compiler {
     /// Fails if there is no run-time compiler, or if the device cannot compute with all types.
     pub(crate) fn open(index: usize) -> Result<Compiler> {
         nvrtc::load().map_err(refused)?;
         let device = CudaDevice::new(index).map_err(|error| refused(error.to_string()))?;
         let driver = Arc::new(Driver::open(index)?);
-        let attribute = |which| {
-            // SAFETY: the handle is the driver's.
-            let value = unsafe { result::device::get_attribute(driver.handle, which) };
-            check("cuDeviceGetAttribute", value).map(i32::unsigned_abs)
-        };
+        let attribute = |which| attribute(&driver, which);
         let major = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         if major < 8 {
@@ -82,15 +95,13 @@ impl Compiler {
             )));
         }
         let multiprocessors = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
-        let shared =
-            attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        let shared = attribute(SHARED)?;
         Ok(Compiler { driver, device, architecture: format!("sm_{major}{minor}"), multiprocessors, shared })
     }
 
     /// The kernel of a chain. Takes some tenths of a second if no one has asked for it before. Fails if there are too many.
     pub(crate) fn compile(&self, chain: &Chain) -> Result<Arc<Kernel>> {
-        let has_room = Shape::of(chain, 1, 1).shared <= self.shared;
-        let chain = if has_room { chain.clone() } else { chain.without_table() };
+        let chain = if self.shared >= TABLE_BYTES { chain.clone() } else { chain.without_table() };
         let text = source(&chain);
         let key = (self.device.index(), text);
         if let Some(kernels) = &*KERNELS.lock() {

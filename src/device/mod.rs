@@ -22,7 +22,7 @@ pub(crate) use self::cuda::{Context, Cuda};
 pub(crate) use self::faulty::FaultyDevice;
 pub use self::faulty::{DeviceCall, DeviceFaults};
 pub(crate) use self::joined::{Arguments, Joined, Size};
-pub(crate) use self::kernel::{Compiler, Kernel};
+pub(crate) use self::kernel::{Compiler, Kernel, has_room_for_tables};
 pub(crate) use self::simulated::Simulation;
 #[cfg(test)]
 pub(crate) use self::simulated::{Event as SimulatedEvent, Simulated, Used as SimulatedUsed};

@@ -21,5 +21,5 @@ pub(crate) use self::chain::{ALIGNMENT, Bound, Chain, Member, Value, bind};
 pub(crate) use self::groups::{Vertex, groups};
 pub(crate) use self::norm::is_norm;
 pub(crate) use self::operation::{Pointwise, Read};
-pub(crate) use self::source::{ENTRY, Shape, source};
+pub(crate) use self::source::{ENTRY, Shape, TABLE_BYTES, source};
 pub(crate) use self::tiles::Tiling;

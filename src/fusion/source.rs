@@ -12,10 +12,12 @@ pub(crate) const ENTRY: &str = "chain";
 /// Threads of a block; each computes [`Chain::lanes`] elements.
 pub(crate) const THREADS: u32 = 256;
 /// The same of a kernel with a table. Each thread has so many times as many elements at once, and goes on with others.
-const TABLE_THREADS: u32 = 512;
-const TABLE_PARTS: u32 = 4;
+const TABLE_THREADS: u32 = 1024;
+const TABLE_PARTS: u32 = 2;
 /// A table has a result for each value of 16 bits.
 const CODES: u32 = 1 << 16;
+/// The bytes of one, which each block has to itself.
+pub(crate) const TABLE_BYTES: u32 = 2 * CODES;
 
 /// How a chain's kernel is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +35,7 @@ impl Shape {
         if chain.is_table {
             let at_once = chain.lanes() * u64::from(TABLE_THREADS * TABLE_PARTS);
             let blocks = count.div_ceil(at_once).min(u64::from(multiprocessors));
-            return Shape { blocks, threads: TABLE_THREADS, shared: 2 * CODES };
+            return Shape { blocks, threads: TABLE_THREADS, shared: TABLE_BYTES };
         }
         let blocks = count.div_ceil(chain.lanes() * u64::from(THREADS));
         Shape { blocks, threads: THREADS, shared: 0 }
@@ -497,7 +499,7 @@ chain(const unsigned short* __restrict__ in0, const unsigned short* __restrict__
     fn a_table_is_read_by_each_multiprocessor_once() {
         let known = Pointwise::of(&gelu(Kind::BFloat16, 1 << 14, 0)).unwrap().alone();
         let shape = |count| Shape::of(&known, count, 132);
-        assert_eq!(shape(1 << 24), Shape { blocks: 132, threads: 512, shared: 131_072 });
+        assert_eq!(shape(1 << 24), Shape { blocks: 132, threads: 1024, shared: 131_072 });
         assert_eq!(shape(3 << 14).blocks, 3);
         assert_eq!(shape(1).blocks, 1);
         let without = known.without_table();

@@ -156,7 +156,8 @@ impl Chains {
     /// Whether an operation is worth a kernel even by itself: that of a norm spares a pass for its statistics, and one with a table computes
     /// nothing.
     pub(super) fn is_shorter(&self, known: &Pointwise) -> bool {
-        !known.statistics.is_empty() || (matches!(self.means, Means::Kernels(_)) && known.is_table())
+        let has_tables = || matches!(&self.means, Means::Kernels(kernels) if kernels.have_tables());
+        !known.statistics.is_empty() || (known.is_table() && has_tables())
     }
 
     /// The bytes that an operation reads and writes by itself, as far as that takes its time and running it with others spares it.

@@ -1,12 +1,12 @@
 //! Kernels of chains, compiled in the background.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use ssdtrain_store::contained;
 
-use crate::device::{Compiler, Kernel};
+use crate::device::{Compiler, Kernel, has_room_for_tables};
 use crate::fusion::Chain;
 use crate::sync::{Mutex, Sender, Thread, channel};
 use crate::telemetry::events::warn_once;
@@ -18,6 +18,8 @@ pub(super) struct Kernels {
     worker: Mutex<Option<Worker>>,
     /// Nothing more is compiled.
     is_over: Arc<AtomicBool>,
+    /// Whether they can look results up.
+    has_tables: OnceLock<bool>,
 }
 
 /// Is given the kernel of a chain, or none if it cannot be compiled.
@@ -36,7 +38,13 @@ impl Kernels {
         device: usize,
         give: impl Fn(Chain, Option<Arc<Kernel>>) + Send + Sync + 'static,
     ) -> Kernels {
-        Kernels { device, give: Arc::new(give), worker: Mutex::new(None), is_over: Arc::default() }
+        let (worker, is_over, has_tables) = (Mutex::new(None), Arc::default(), OnceLock::new());
+        Kernels { device, give: Arc::new(give), worker, is_over, has_tables }
+    }
+
+    /// Whether they can look results up.
+    pub(super) fn have_tables(&self) -> bool {
+        *self.has_tables.get_or_init(|| has_room_for_tables(self.device))
     }
 
     /// Whether there may be any: false once it is known that they cannot be compiled.

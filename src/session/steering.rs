@@ -203,6 +203,7 @@ impl Steering {
             is_told: false,
             clock: None,
             stall: report.stall.total(),
+            device_stall: report.stall.device_budget + report.stall.copy_in,
             // What other threads have the device do in between would count.
             rerun: step.counters.device_rerun_time().filter(|_| step.orders.is_one_threads()),
             peak: report.act_peak_bytes,

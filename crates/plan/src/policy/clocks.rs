@@ -84,11 +84,11 @@ impl Clocks {
     }
 
     /// What a step would have taken at the clock of those that kept everything. Transfers take their time at any clock, so one that waited
-    /// for them waits the less, the longer it computes.
+    /// for them waits the less, the longer it computes, and the longer, the less it does; but no more than for as long again.
     pub(super) fn steadied(&self, timed: &Timed) -> Timed {
         let faster = timed.clock.map_or(0.0, |clock| clock.ln() - self.kept);
         let longer = timed.computed() * (self.follows * faster).exp_m1();
-        let stall = (timed.stall - longer.max(0.0)).max(0.0);
+        let stall = timed.stall - longer.clamp(-timed.stall, timed.stall);
         Timed { wall: timed.computed() + longer + stall, stall, ..*timed }
     }
 
@@ -166,7 +166,21 @@ mod tests {
         let usual = clocks.steadied(&planned[0]).wall;
         let [fast, slow] = [fast, slow].map(|timed| clocks.steadied(&timed).wall / usual);
         assert!((fast - 1.0).abs() < 0.001, "{fast}");
-        assert!((1.005..1.008).contains(&slow), "what it waits besides: {slow}");
+        assert!((1.01..1.015).contains(&slow), "it may wait as long again: {slow}");
+    }
+
+    #[test]
+    fn steps_that_take_as_long_as_their_transfers_do_so_at_one_clock() {
+        for f in [0.01, 0.02, 0.03] {
+            let kept = [1.0 - f, 1.0 + f, 1.0 + f, 1.0 - f].map(|times| step(0.3, times));
+            let planned = [1.0 - f, 1.0 + f, 1.0 - f, 1.0 + f].map(|times| {
+                let computed = step(0.306, times);
+                Timed { wall: 0.33, stall: 0.33 - computed.wall, ..computed }
+            });
+            let clocks = Clocks::of(&kept, &planned).unwrap();
+            let walls = planned.map(|timed| clocks.steadied(&timed).wall);
+            assert!(walls.iter().all(|wall| (wall / 0.33 - 1.0).abs() < 0.002), "{walls:?}");
+        }
     }
 
     /// What a slower clock makes of planned steps that take so much longer at one clock, if so many of each kind ran at it.

@@ -55,6 +55,9 @@ pub(super) struct Corrections {
     /// The share that was planned before a plan was tightened, until a comparison has shown what that takes.
     #[serde(skip)]
     proven: Option<f64>,
+    /// Such a share that plans hardly exceed, where no comparison has shown what they take, and none will.
+    #[serde(default)]
+    pub(super) unproven: Option<f64>,
     /// How often a plan's steps exceeded the goal, and how often they were well within it.
     pub(super) loosened: u32,
     pub(super) tightened: u32,
@@ -64,6 +67,12 @@ pub(super) struct Corrections {
 impl Corrections {
     pub(super) fn allowance(&self) -> f64 {
         self.stays.or(self.allowance).unwrap_or(1.0)
+    }
+
+    /// The same where nothing has to move, so that the promise comes first.
+    pub(super) fn sure_allowance(&self) -> f64 {
+        let sure = self.unproven.filter(|_| self.cost.is_none());
+        self.allowance().min(sure.unwrap_or(f64::INFINITY))
     }
 
     /// Steps under `plan` exceeded the goal. If that is explained by what moving turned out to cost, the next plan counts on it, and none is
@@ -170,11 +179,6 @@ impl Corrections {
         }
     }
 
-    /// Nothing has shown what plans take, so they are to take no more than this share of what the goal allows.
-    pub(super) fn limit(&mut self, share: f64) {
-        self.allowance = Some(self.allowance().min(share));
-    }
-
     /// The same, with all numbers within what steps may show.
     pub(super) fn within_reason(self) -> Corrections {
         Corrections {
@@ -183,6 +187,7 @@ impl Corrections {
             allowance: self.allowance.map(|share| share.clamp(0.0, LEAP.powi(TIGHTENED as i32))),
             stays: self.stays.map(|share| share.clamp(0.0, LEAP)),
             too_much: self.too_much.filter(|share| *share >= 0.0),
+            unproven: self.unproven.map(|share| share.clamp(0.0, 1.0)),
             loosened: self.loosened.min(LOOSENED + 1),
             tightened: self.tightened.min(TIGHTENED),
             unforeseen: self.unforeseen.within_reason(),

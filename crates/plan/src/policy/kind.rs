@@ -251,9 +251,8 @@ impl Kind {
     fn conclude(&mut self, objective: &Objective, others: Option<&Shown>) {
         let Some(weighing) = &self.weighing else { return };
         let (last, seen) = (weighing.last, weighing.seen);
-        let kept_sizes = weighing.kept_sizes();
-        if !kept_sizes.is_empty() {
-            self.kept_sizes = kept_sizes;
+        if weighing.has_kept() {
+            self.kept_sizes = weighing.kept_sizes();
         }
         if let Some(weight) = last {
             return self.weigh(objective, weight, true);
@@ -343,7 +342,9 @@ impl Kind {
         } else if let Some(weighing) = self.weighing.take_if(|weighing| weighing.is_long()) {
             self.kept_sizes = weighing.kept_sizes();
             self.watch.compared();
-            self.returns_to_proven(objective);
+            if !self.returns_to_proven(objective) {
+                self.revise(objective, Decision::Unproven, Planned::stays_unproven);
+            }
         }
     }
 
@@ -409,14 +410,15 @@ impl Kind {
             let is_whole =
                 observed.followed.is_some_and(|followed| matches!(followed.how, Adherence::Whole(_)));
             let rerun = observed.rerun.filter(|rerun| is_whole && !is_varied(scale) && !rerun.is_zero());
-            let [wall, stall] = [observed.wall, observed.stall].map(|time| time.div_f64(scale));
+            let [wall, stall, device_stall] =
+                [observed.wall, observed.stall, observed.device_stall].map(|time| time.div_f64(scale));
             // How long launching takes is not what steps take that are timed to their ends, and does not go with the size.
             match observed.launched && (is_varied(scale) || self.settles()) {
                 true => self.watch.rests(),
                 false => {
                     // One that waits for its program takes as long at any clock.
                     let clock = observed.clock.filter(|_| !self.planned.waits());
-                    self.timed(objective, Timed { wall, stall, rerun, scale, clock });
+                    self.timed(objective, Timed { wall, stall, device_stall, rerun, scale, clock });
                 }
             }
         }
@@ -427,18 +429,20 @@ impl Kind {
         match self.settles() {
             true => self.watch.rests(),
             false => {
-                let Observation { wall, stall, .. } = *observed;
-                self.timed(objective, Timed { wall, stall, rerun: None, scale: 1.0, clock: None });
+                let Observation { wall, stall, device_stall, .. } = *observed;
+                let timed = Timed { wall, stall, device_stall, rerun: None, scale: 1.0, clock: None };
+                self.timed(objective, timed);
             }
         }
     }
 
     /// A step of the present plan was timed.
     fn timed(&mut self, objective: &Objective, timed: Timed) {
-        let Timed { wall, stall, rerun, scale, clock } = timed;
+        let Timed { wall, stall, device_stall, rerun, scale, clock } = timed;
         if let Some(weighing) = &mut self.weighing {
             let took = rerun.and_then(|rerun| weighing.reran(rerun));
-            let weight = weighing.planned(wall, scale, clock, stall, rerun);
+            let shown = rerun.map(|rerun| rerun + stall);
+            let weight = weighing.planned(wall, scale, clock, device_stall, shown);
             match took.filter(|_| self.planned.shows_reruns()) {
                 Some(took) if self.reruns_took(objective, took) => {}
                 _ => self.weighed(objective, weight),
@@ -522,6 +526,8 @@ struct Timed {
     /// The parts of it in which it waited and recomputed, as far as the latter is known.
     stall: Duration,
     rerun: Option<Duration>,
+    /// The part in which the device waited.
+    device_stall: Duration,
     /// How many times what is planned it saved.
     scale: f64,
     /// Cycles of the device in a second, if that is known.

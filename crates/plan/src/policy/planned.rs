@@ -138,9 +138,13 @@ impl Planned {
         let allowed =
             objective.most_time().map(|most| most - 1.0 - fixed(&self.profile, &self.machine, false));
         self.corrections.takes_over(corrections, times, allowed);
-        // Where steps fit with everything kept, the promise comes first.
-        if self.corrections.is_measured && self.corrections.cost.is_none() {
-            self.corrections.limit(self.first_cost().sure_share());
+        self.stays_unproven();
+    }
+
+    /// No comparison has shown what its plans take, and none will.
+    pub(super) fn stays_unproven(&mut self) {
+        if self.corrections.is_measured {
+            self.corrections.unproven = Some(self.first_cost().sure_share());
         }
     }
 
@@ -469,11 +473,15 @@ fn best(
     let frontier = Frontier::new(&profile.work, machine, caps);
     let limited = Some(objective.most_peak()).filter(|most| *most < u64::MAX);
     let peak = limited.map(|most| most.saturating_sub(corrections.unforeseen.bytes()));
+    let kept = kept(profile, machine);
+    let fits_kept = kept.prediction.peak() <= peak.unwrap_or(u64::MAX);
+    // Where nothing has to move, the promise comes first.
+    let share = if fits_kept { corrections.sure_allowance() } else { corrections.allowance() };
     // What plans may take goes on top of what all of them do, or all that recompute something.
     let within = |recomputes: bool| {
         let fixed = fixed(profile, machine, recomputes);
         objective.step().map(|most| match most - 1.0 - fixed {
-            left if left > 0.0 => 1.0 + fixed + corrections.allowance() * left,
+            left if left > 0.0 => 1.0 + fixed + share * left,
             _ => most,
         })
     };
@@ -488,8 +496,7 @@ fn best(
             _ => Ok(plan),
         }
     });
-    let kept = kept(profile, machine);
-    let may_keep = goal.step.is_some() && kept.prediction.peak() <= peak.unwrap_or(u64::MAX);
+    let may_keep = goal.step.is_some() && fits_kept;
     match plan {
         Ok(plan) if !may_keep || objective.most_time().is_none() => return (plan, true),
         Ok(plan) => {

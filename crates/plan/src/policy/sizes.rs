@@ -26,8 +26,15 @@ const CORRECTED: usize = 3;
 pub(super) struct KeptSizes(Vec<Timed>);
 
 impl KeptSizes {
-    pub(super) fn new(kept: Vec<Timed>) -> KeptSizes {
-        KeptSizes(kept)
+    pub(super) fn new(kept: impl IntoIterator<Item = Timed>) -> KeptSizes {
+        let tells = |timed: &Timed| timed.wall.is_normal() && timed.scale.is_normal();
+        KeptSizes(kept.into_iter().filter(tells).collect())
+    }
+
+    /// Steps that keep everything take so many times as long now.
+    pub(super) fn pace(&mut self, times: f64) {
+        let paced = self.0.iter().map(|timed| Timed { wall: timed.wall * times, ..*timed });
+        *self = KeptSizes::new(paced.collect::<Vec<_>>());
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -54,13 +61,15 @@ impl KeptSizes {
         (!alike.is_empty()).then(|| usual(alike))
     }
 
-    /// The same, or where there are none, what one of this size would have taken as those of other sizes have it. `None` far beyond all
-    /// sizes that there were.
+    /// The same, or where there are none, what one of this size would have taken as those of other sizes have it. Beyond all sizes that there
+    /// were, it takes what the closest would for as much. `None` far beyond them.
     pub(super) fn take(&self, scale: f64) -> Option<f64> {
         self.alike(scale).or_else(|| {
-            let is_below = self.0.iter().any(|timed| timed.scale <= scale * CLOSE);
-            let is_above = self.0.iter().any(|timed| timed.scale >= scale / CLOSE);
-            (is_below && is_above).then(|| Curve::through(&self.0).at(scale))
+            let scales = || self.0.iter().map(|timed| timed.scale);
+            let least = scales().min_by(f64::total_cmp)?;
+            let most = scales().max_by(f64::total_cmp)?;
+            let is_close = (least / CLOSE..=most * CLOSE).contains(&scale);
+            is_close.then(|| Curve::through(&self.0).at(scale.clamp(least, most)))
         })
     }
 
@@ -104,12 +113,14 @@ impl Curve {
 
     /// What a step of this size takes for as much as is planned.
     fn at(&self, scale: f64) -> f64 {
+        let nearness = |timed: &Timed| -0.5 * ((timed.scale / scale).ln() / FAR.ln()).powi(2);
+        // However far the nearest one is, it counts in full.
+        let nearest = self.steps.iter().map(nearness).fold(f64::NEG_INFINITY, f64::max);
         let mut all = 0.0;
         let [mut parts, mut walls, mut squares, mut both] = [0.0; 4];
         for (timed, weight) in self.steps.iter().zip(&self.weights) {
             let Timed { scale: size, wall, .. } = *timed;
-            let farther = (size / scale).ln() / FAR.ln();
-            let weight = weight * (-0.5 * farther.powi(2)).exp().max(f64::MIN_POSITIVE) / wall.powi(2);
+            let weight = weight * (nearness(timed) - nearest).exp() / wall.powi(2);
             // Of what does not go with the size, a smaller one has more for as much as is planned.
             let part = scale / size - 1.0;
             all += weight;
@@ -141,4 +152,43 @@ pub(super) fn sizes(steps: &[Timed]) -> usize {
 /// Whether steps of this size tell how long one of the planned size takes.
 pub(super) fn is_near(scale: f64) -> bool {
     (1.0 / NEAR..=NEAR).contains(&scale)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Steps of these sizes that took so long.
+    fn kept(steps: &[(f64, f64)]) -> KeptSizes {
+        KeptSizes::new(steps.iter().map(|&(scale, wall)| Timed {
+            scale,
+            wall: wall / scale,
+            stall: 0.0,
+            clock: None,
+        }))
+    }
+
+    #[test]
+    fn a_step_of_another_size_takes_what_goes_with_it_and_what_does_not() {
+        let affine = |size: f64| 1.0 + 0.1 * size;
+        for gap in [1.5, 4.0, 16.0, 64.0] {
+            let sizes = [1.0, 1.1, gap, 1.1 * gap].map(|size| (size, affine(size)));
+            let between = gap.sqrt();
+            let off = kept(&sizes).take(between).unwrap() * between / affine(between) - 1.0;
+            assert!(off.abs() < 0.02, "{gap}: {off}");
+        }
+    }
+
+    #[test]
+    fn beyond_all_sizes_a_disturbed_step_does_not_tell_what_others_would_have_taken() {
+        let kept = kept(&[(1.25, 2.0 * 1.25), (1.0, 1.0)]);
+        assert!((kept.take(0.85).unwrap() - 1.0).abs() < 0.05, "{:?}", kept.take(0.85));
+        assert!(kept.take(1.5).unwrap() <= 2.0 && kept.take(0.7).is_none() && kept.take(1.6).is_none());
+    }
+
+    #[test]
+    fn a_step_that_took_no_time_tells_nothing() {
+        let kept = kept(&[(1.0, 0.0), (2.0, 0.2), (3.0, 0.3)]);
+        assert!(kept.take(2.5).is_some_and(f64::is_normal) && kept.count() == 2);
+    }
 }

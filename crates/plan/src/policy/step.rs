@@ -151,6 +151,8 @@ pub struct Observation {
     pub clock: Option<f64>,
     /// The part of `wall` in which it waited for the cache.
     pub stall: Duration,
+    /// The part of that in which a device waited, by its own queue.
+    pub device_stall: Duration,
     /// The part of it in which a device computed again what had not been saved, without what it waited for meanwhile; `None` if that is not
     /// known.
     pub rerun: Option<Duration>,

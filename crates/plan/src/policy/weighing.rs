@@ -35,8 +35,6 @@ pub(super) struct Weighing {
     /// The last result.
     pub(super) last: Option<Weight>,
     opening: Opening,
-    /// The steps of the opening.
-    opened: Vec<Timed>,
     /// How many planned steps there were that do not count.
     begun: usize,
     planned: Vec<Timed>,
@@ -65,7 +63,6 @@ impl Weighing {
             cost,
             last: None,
             opening: Opening::Due,
-            opened: Vec::new(),
             begun: 0,
             planned: Vec::new(),
             kept: Vec::new(),
@@ -92,34 +89,32 @@ impl Weighing {
     /// A step that kept everything, and saved `scale` times what is planned, took `wall` for as much as is planned. Returns the result, if
     /// there is a new one. The device had so many cycles in a second of it, if that is known.
     pub(super) fn kept(&mut self, wall: Duration, scale: f64, clock: Option<f64>) -> Option<Weight> {
-        let timed = Timed { scale, wall: wall.as_secs_f64(), stall: 0.0, clock };
         let told = is_near(scale).then_some(Told { wall, is_of_size: is_alike(scale, 1.0) });
         match self.opening {
-            Opening::Over(_) => {
-                self.kept.push(timed);
-                return self.weight();
-            }
             Opening::Due => self.opening = Opening::Begun(told),
             Opening::Begun(first) => {
                 self.opening = Opening::Over(first.zip(told).map(|(one, other)| one.better(other)))
             }
+            Opening::Over(_) => {
+                self.kept.push(Timed { scale, wall: wall.as_secs_f64(), stall: 0.0, clock });
+                return self.weight();
+            }
         }
-        self.opened.push(timed);
         None
     }
 
-    /// The same of a planned step, which waited for `stall` of it, and recomputed for `rerun`, if that is known.
+    /// The same of a planned step, in which the device waited for `stall`, and `shown` of which is known to be recomputing and waiting.
     pub(super) fn planned(
         &mut self,
         wall: Duration,
         scale: f64,
         clock: Option<f64>,
         stall: Duration,
-        rerun: Option<Duration>,
+        shown: Option<Duration>,
     ) -> Option<Weight> {
         // What several threads wait for adds up, and may be more than the step.
         let is_possible = |part: &Duration| *part < wall / 2;
-        let shown = rerun.map(|rerun| rerun + stall).filter(is_possible);
+        let shown = shown.filter(is_possible);
         let stall = Some(stall).filter(is_possible).unwrap_or_default().as_secs_f64();
         if self.begun < UNCOUNTED {
             self.begun += 1;
@@ -177,11 +172,8 @@ impl Weighing {
         self.count() >= 2 * MOST
     }
 
-    /// What its steps that kept everything took: those that count, if there are any.
+    /// What its steps that kept everything took.
     pub(super) fn kept_sizes(&self) -> KeptSizes {
-        if self.kept.is_empty() {
-            return KeptSizes::new(self.opened.clone());
-        }
         self.at_one_clock().map_or_else(|| KeptSizes::new(self.kept.clone()), |steadied| steadied.kept)
     }
 

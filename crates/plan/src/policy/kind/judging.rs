@@ -31,6 +31,7 @@ impl Kind {
             // No plan makes steps quicker: those that kept everything were slow for another reason.
             Some(_) if !objective.compares && planned.corrections.is_measured && is_quicker_than_kept => {
                 let pace = planned.pace(seen);
+                self.kept_sizes.pace(pace);
                 self.revise(objective, Decision::Baseline, |planned| {
                     planned.keeps_in(kept.mul_f64(pace));
                 });
@@ -40,6 +41,7 @@ impl Kind {
                 let cost = planned.corrections.cost.unwrap_or_else(|| planned.first_cost());
                 let longer = seen.usual.as_secs_f64() / kept.as_secs_f64().max(f64::MIN_POSITIVE) - 1.0;
                 planned.keeps_in(seen.wall);
+                self.kept_sizes.pace(seen.wall.as_secs_f64() / kept.as_secs_f64().max(f64::MIN_POSITIVE));
                 if longer > SURE * cost.chance(seen.count, seen.deviation) {
                     planned.corrections.try_again();
                 }

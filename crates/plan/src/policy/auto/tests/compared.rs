@@ -91,6 +91,18 @@ fn a_plan_that_could_not_be_compared_takes_less_where_steps_fit_with_everything_
 }
 
 #[test]
+fn a_goal_is_in_reach_though_memory_became_short_before_a_plan_was_compared() {
+    for (goal, free) in [(0.2, 12), (0.4, 10), (0.8, 5)] {
+        let mut run = Run::roomy(Goal::overhead(goal), profile(50.0));
+        (0..2).for_each(|_| run.step(KEPT, 1.0));
+        run.free = free * MB;
+        (0..40).for_each(|_| run.step(KEPT, 1.0));
+        let plan = run.report();
+        assert!(plan.in_reach && plan.prediction.peak() <= free * MB, "{plan}");
+    }
+}
+
+#[test]
 fn a_plan_that_takes_more_needs_four_steps_of_each_kind_though_the_clock_is_known() {
     let mut run = Run::on_device(Goal::overhead(0.1), copying());
     let mut counts = [0; 2];

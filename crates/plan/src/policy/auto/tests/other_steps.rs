@@ -560,3 +560,25 @@ fn what_a_kinds_own_steps_have_shown_comes_before_what_others_have() {
     other(&mut run, 7 * MB);
     assert!(run.report().kept_step.abs_diff(kept) < KEPT / 20, "{}", run.report());
 }
+
+#[test]
+fn steps_of_many_sizes_that_become_quicker_are_as_quick_as_they_are() {
+    for quick in [0.95, 0.85, 0.7] {
+        let mut run = Run::roomy(Goal::overhead(0.1), profile(50.0));
+        for number in 0..600_u64 {
+            let next = run.next_step();
+            // Sizes that come later are others than those that were compared.
+            let (first, count, times) = if number < 40 { (1.0, 3, 1.0) } else { (1.1, 2, quick) };
+            let size = first + 0.1 * (number % count) as f64;
+            let wall = KEPT.mul_f64(size * times);
+            run.number += 1;
+            let followed =
+                (next != NextStep::Unseen).then_some(Followed::new(0, Adherence::Part).of_size(size));
+            let observed =
+                Observation { step: run.number, wall, behind: wall / 10, followed, ..Observation::default() };
+            run.auto.end(&run.plan.clone(), observed);
+        }
+        let known = run.report().kept_step.as_secs_f64() / KEPT.as_secs_f64();
+        assert!((quick - 0.05..1.02).contains(&known), "{quick}: {known}");
+    }
+}
