@@ -63,6 +63,8 @@ pub(super) struct Weight {
     /// The standard deviation of a single step, as a share of it, and what is left of it at one clock, if that explains any.
     pub(super) deviation: f64,
     pub(super) apart: f64,
+    /// Whether planned steps were beside what those of other sizes tell.
+    pub(super) is_by_others: bool,
 }
 
 /// What steps of some size tell of how long one of the planned size takes if it keeps everything.
@@ -318,6 +320,7 @@ mod tests {
             slower: None,
             deviation: error,
             apart: error,
+            is_by_others: false,
         };
         let (cost, extra) = Cost::first(FIRST_DOUBT, 0.0).weighed(0.02, 0.0, 0.02, weight);
         assert!((1.0..=3.0).contains(&cost.times) && extra.error <= error.min(0.011), "{cost:?} {extra:?}");
@@ -341,6 +344,7 @@ mod tests {
             slower: None,
             deviation: 0.1,
             apart: 0.1,
+            is_by_others: false,
         };
         let (_, extra) = Cost::first(FIRST_DOUBT, 0.0).weighed(0.01, 0.0, 0.1, weight(1.0));
         assert!(extra.is_over(0.0) && extra.measured > 0.9, "{extra:?}");
@@ -359,6 +363,7 @@ mod tests {
             slower: None,
             deviation: 0.07,
             apart: 0.07,
+            is_by_others: false,
         };
         let of_first = |moving| Cost::first(FIRST_DOUBT, 0.0).weighed(0.001, moving, 0.1, weight);
         let (cost, extra) = of_first(0.15);
@@ -379,6 +384,7 @@ mod tests {
             slower: None,
             deviation: 0.001,
             apart: 0.001,
+            is_by_others: false,
         };
         let (cost, _) = Cost::first(FIRST_DOUBT, 0.0).weighed(0.1, 0.0, 0.1, weight);
         assert!((cost.expected(0.06) - 0.09).abs() < 0.001, "{cost:?}");
@@ -402,6 +408,7 @@ mod tests {
             slower: None,
             deviation: 0.01,
             apart: 0.01,
+            is_by_others: false,
         };
         // Of 0.018, 0.015 were to be recomputing and waiting, and moving was to take the rest.
         let weighed =
@@ -424,6 +431,7 @@ mod tests {
             slower: Some([slower, 0.004]),
             deviation: 0.01,
             apart: 0.002,
+            is_by_others: false,
         };
         let [(alike, without), (slower, with)] =
             [0.0, 0.009].map(|slower| first.weighed(0.09, 0.0, 0.1, weight(slower)));
@@ -435,8 +443,15 @@ mod tests {
 
     #[test]
     fn steps_that_are_compared_as_they_are_have_another_clock_as_those_before_them() {
-        let weight =
-            |extra, error, slower| Weight { kept: None, extra, error, slower, deviation: 0.01, apart: 0.01 };
+        let weight = |extra, error, slower| Weight {
+            kept: None,
+            extra,
+            error,
+            slower,
+            deviation: 0.01,
+            apart: 0.01,
+            is_by_others: false,
+        };
         let (cost, _) =
             Cost::first(0.2, 0.0).weighed(0.09, 0.0, 0.1, weight(0.09, 0.001, Some([0.009, 0.0])));
         let expected = cost.expected(0.09);

@@ -195,7 +195,7 @@ impl Weighing {
         }
         let kept = KeptSizes::new(self.kept.clone());
         let seen = Compared::of(&kept, &self.planned)?;
-        let deviation = seen.deviation;
+        let Compared { deviation, is_by_others, .. } = seen;
         Some(match self.at_one_clock() {
             Some(Steadied { clocks, kept, compared }) => Weight {
                 kept: kept.told(),
@@ -204,10 +204,12 @@ impl Weighing {
                 slower: Some(clocks.slower(compared.extra)),
                 deviation,
                 apart: compared.deviation,
+                is_by_others,
             },
             None => {
                 let (kept, error) = (kept.told(), seen.error(TYPICAL));
-                Weight { kept, extra: seen.extra, error, slower: None, deviation, apart: deviation }
+                let (extra, apart) = (seen.extra, deviation);
+                Weight { kept, extra, error, slower: None, deviation, apart, is_by_others }
             }
         })
     }

@@ -121,8 +121,8 @@ impl Kind {
         let (cost, extra) = before.weighed(extra, doubt, most - 1.0 - fixed, beyond);
         let is_new = planned.corrections.cost.replace(cost).is_none();
         let is_over = extra.is_over(objective.spare());
-        // Another plan that takes more has to be compared, too.
-        let may_compare = objective.compares && !is_last;
+        // Another plan that takes more has to be compared, too, and only steps of its size tell enough for that.
+        let may_compare = objective.compares && !is_last && !weight.is_by_others;
         let may_tighten = may_compare && !is_over && planned.corrections.may_tighten(extra);
         // Two steps of each kind are enough where they are far beyond the goal, or where other plans have shown about the same, or the clock
         // explains what they vary by, but not for a plan that takes more.

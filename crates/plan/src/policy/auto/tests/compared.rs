@@ -91,6 +91,21 @@ fn a_plan_that_could_not_be_compared_takes_less_where_steps_fit_with_everything_
 }
 
 #[test]
+fn steps_of_other_sizes_are_no_reason_for_a_plan_that_takes_more() {
+    let tightened = |size: fn(u64) -> f64| {
+        let mut run = Run::on_device(Goal::overhead(0.1), copying());
+        while run.number < COMPARED {
+            let size = size(run.number);
+            run.step_of(|_| size, KEPT, 1.01);
+        }
+        let plan = run.report();
+        (plan.tightened, run.auto.kinds[0].planned.corrections.cost.is_some())
+    };
+    assert_eq!(tightened(|number| 0.5 + (number as f64 * 0.618).fract()), (0, true));
+    assert!(tightened(|_| 1.0).0 > 0);
+}
+
+#[test]
 fn a_goal_is_in_reach_though_memory_became_short_before_a_plan_was_compared() {
     for (goal, free) in [(0.2, 12), (0.4, 10), (0.8, 5)] {
         let mut run = Run::roomy(Goal::overhead(goal), profile(50.0));

@@ -96,7 +96,8 @@ fn what_a_slower_clock_takes_is_not_taken_for_what_moving_costs() {
     let mut planned = run().auto.kinds[0].planned.clone();
     let extra = planned.extra();
     let slower = Some([0.2 * extra, 0.0]);
-    let weight = Weight { kept: None, extra, error: 0.0, slower, deviation: 0.001, apart: 0.001 };
+    let weight =
+        Weight { kept: None, extra, error: 0.0, slower, deviation: 0.001, apart: 0.001, is_by_others: false };
     let (cost, _) = Cost::first(0.2, 0.0).weighed(extra, 0.0, 0.1, weight);
     planned.corrections.cost = Some(cost);
     let kept = planned.kept_step();

@@ -81,7 +81,15 @@ fn what_all_plans_take_is_not_multiplied_by_what_this_one_turned_out_to_take() {
     let planned = &run.auto.kinds[0].planned;
     assert!(!planned.keeps_all());
     // What remains takes three times as long.
-    let weight = Weight { kept: None, extra: 0.015, error: 0.0, slower: None, deviation: 0.0, apart: 0.0 };
+    let weight = Weight {
+        kept: None,
+        extra: 0.015,
+        error: 0.0,
+        slower: None,
+        deviation: 0.0,
+        apart: 0.0,
+        is_by_others: false,
+    };
     let cost = (0..4).fold(Cost::first(0.5, 0.0), |cost, _| cost.weighed(0.005, 0.0, 0.035, weight).0);
     let Planned { profile, machine, mut corrections, .. } = planned.clone();
     corrections.cost = Some(cost);
