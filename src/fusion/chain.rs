@@ -130,6 +130,18 @@ pub(crate) fn bind<K: Copy + Eq + Hash>(members: &[Member<'_, K>]) -> Bound<K> {
     bound
 }
 
+/// A chain of one operation.
+pub(crate) fn alone(operation: &Pointwise) -> Chain {
+    let places = operation.reads().map(|read| read.storage + 1).max().unwrap_or(0);
+    let (makers, keys) = (vec![None; places], (0..places).collect());
+    bind(&[Member { operation, makers, keys, is_output: true }]).chain
+}
+
+/// Whether a kernel of one operation looks its results up.
+pub(crate) fn is_table(operation: &Pointwise) -> bool {
+    operation.function.is_heavy() && alone(operation).is_table
+}
+
 /// Fewer elements are computed in less time than a table takes to be read, which each multiprocessor does.
 const WORTH_A_TABLE: u64 = 1 << 24;
 

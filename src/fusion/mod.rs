@@ -17,7 +17,7 @@ mod operation;
 mod source;
 mod tiles;
 
-pub(crate) use self::chain::{ALIGNMENT, Bound, Chain, Member, Value, bind};
+pub(crate) use self::chain::{ALIGNMENT, Bound, Chain, Member, Value, alone, bind, is_table};
 pub(crate) use self::groups::{Vertex, groups};
 pub(crate) use self::norm::is_norm;
 pub(crate) use self::operation::{Pointwise, Read};

@@ -3,7 +3,6 @@
 use ssdtrain_libtorch::{Argument, Call, View};
 use tch::Kind;
 
-use super::chain::{Chain, Member, bind};
 use super::function::{Function, Given};
 use super::layout::{Layout, layout, order};
 use super::norm;
@@ -124,18 +123,6 @@ impl Pointwise {
         let has_format = self.function == Function::Convert
             && matches!(call.arguments.last(), Some(Argument::Integer(format)) if *format >= CHANNELS_LAST);
         is_of_one_type && is_in_rows && !has_format
-    }
-
-    /// Whether a kernel of it alone looks its results up.
-    pub(crate) fn is_table(&self) -> bool {
-        self.function.is_heavy() && self.alone().is_table()
-    }
-
-    /// A chain of nothing else.
-    pub(crate) fn alone(&self) -> Chain {
-        let places = self.reads().map(|read| read.storage + 1).max().unwrap_or(0);
-        let (makers, keys) = (vec![None; places], (0..places).collect());
-        bind(&[Member { operation: self, makers, keys, is_output: true }]).chain
     }
 
     /// The bytes that it reads and writes.

@@ -293,7 +293,7 @@ pub(super) mod tests {
     use ssdtrain_libtorch::{Argument, Call, View};
     use tch::Kind;
 
-    use super::super::chain::{Member, bind};
+    use super::super::chain::{Member, alone, bind};
     use super::super::operation::Pointwise;
     use super::super::operation::tests::{call, view};
     use super::*;
@@ -497,7 +497,7 @@ chain(const unsigned short* __restrict__ in0, const unsigned short* __restrict__
 
     #[test]
     fn a_table_is_read_by_each_multiprocessor_once() {
-        let known = Pointwise::of(&gelu(Kind::BFloat16, 1 << 14, 0)).unwrap().alone();
+        let known = alone(&Pointwise::of(&gelu(Kind::BFloat16, 1 << 14, 0)).unwrap());
         let shape = |count| Shape::of(&known, count, 132);
         assert_eq!(shape(1 << 24), Shape { blocks: 132, threads: 1024, shared: 131_072 });
         assert_eq!(shape(3 << 14).blocks, 3);

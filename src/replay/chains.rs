@@ -10,7 +10,7 @@ use tch::Device;
 
 use super::kernels::Kernels;
 use crate::device::{Joined, Size, Tiles};
-use crate::fusion::{Chain, Pointwise};
+use crate::fusion::{self, Chain, Pointwise};
 use crate::sync::Mutex;
 use crate::units::MIB;
 
@@ -157,7 +157,7 @@ impl Chains {
     /// nothing.
     pub(super) fn is_shorter(&self, known: &Pointwise) -> bool {
         let has_tables = || matches!(&self.means, Means::Kernels(kernels) if kernels.have_tables());
-        !known.statistics.is_empty() || (known.is_table() && has_tables())
+        !known.statistics.is_empty() || (fusion::is_table(known) && has_tables())
     }
 
     /// The bytes that an operation reads and writes by itself, as far as that takes its time and running it with others spares it.
@@ -166,7 +166,7 @@ impl Chains {
             Means::Kernels(kernels) => kernels.is_able().then(|| known.traffic()),
             Means::Tiles { bytes, .. } => {
                 let is_divided =
-                    Tiles::new(known.alone(), *bytes).takes(Size { count: known.count, threads });
+                    Tiles::new(fusion::alone(known), *bytes).takes(Size { count: known.count, threads });
                 // To hand something over in the caches takes about a third of the time.
                 (is_divided && known.function.is_light()).then(|| known.traffic() * 3 / 2)
             }
