@@ -272,7 +272,8 @@ impl Auto {
                     (false, false) => kind.peaked(objective, Planned::peak, peak),
                     (true, is_timed) => {
                         kind.peaked(objective, Planned::kept_peak, peak);
-                        if is_timed {
+                        // One that began as steps of another kind do has not kept everything.
+                        if is_timed && observed.moved == 0 {
                             kind.kept(objective, scale, observed);
                         }
                     }
@@ -421,7 +422,7 @@ impl Policy for Auto {
     }
 
     fn planning(&self, plan: &StepPlan, observed: &Observation) -> Option<Planning> {
-        let planning = Planning::of(plan, observed.followed);
+        let planning = Planning::of(plan, observed.followed, observed.moved > 0);
         let is_early = planning == Planning::Without && observed.step < FIRST_PROFILED;
         Some(if is_early { Planning::Early } else { planning })
     }

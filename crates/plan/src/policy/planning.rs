@@ -36,8 +36,9 @@ impl Planning {
         matches!(self, Planning::Small | Planning::Compared | Planning::Profiled | Planning::Early)
     }
 
-    /// Of a step that was told `plan` and followed its schedule, if it had one, like this.
-    pub(super) fn of(plan: &StepPlan, followed: Option<Followed>) -> Planning {
+    /// Of a step that was told `plan` and followed its schedule, if it had one, like this; `has_moved` says whether anything left the device
+    /// or is recomputed.
+    pub(super) fn of(plan: &StepPlan, followed: Option<Followed>, has_moved: bool) -> Planning {
         let is_baseline = |followed: Followed| match &plan.saves {
             Saves::Scheduled { courses, .. } => {
                 courses.get(followed.course).is_some_and(|course| course.is_baseline)
@@ -48,7 +49,8 @@ impl Planning {
             _ if plan.profiled => Planning::Profiled,
             _ if plan.saves == Saves::Leave => Planning::Followed,
             (Some(followed), _) if followed.how == Adherence::Lost => Planning::Left,
-            (Some(followed), _) if is_baseline(followed) => Planning::Compared,
+            // It may have begun as steps of another kind do.
+            (Some(followed), _) if is_baseline(followed) && !has_moved => Planning::Compared,
             (Some(followed), _) if followed.stayed_whole => Planning::Small,
             (Some(_), _) => Planning::Followed,
             (None, Room::Fitting(_)) => Planning::Without,
@@ -109,7 +111,9 @@ mod tests {
             (&planned, small(0), Planning::Small),
             (&planned, small(1), Planning::Compared),
         ] {
-            assert_eq!(Planning::of(plan, followed), expected, "{plan:?}");
+            assert_eq!(Planning::of(plan, followed, false), expected, "{plan:?}");
         }
+        let has_moved = Planning::of(&planned, followed(1, Adherence::Whole(1)), true);
+        assert_eq!(has_moved, Planning::Followed);
     }
 }

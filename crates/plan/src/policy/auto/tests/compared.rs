@@ -106,6 +106,21 @@ fn steps_of_other_sizes_are_no_reason_for_a_plan_that_takes_more() {
 }
 
 #[test]
+fn a_step_that_was_to_keep_everything_and_moved_something_shows_nothing() {
+    let compared = |moved: u64| {
+        let mut run = Run::on_device(Goal::overhead(0.1), copying());
+        for _ in 0..12 {
+            let is_kept = run.next_step() == NextStep::Baseline;
+            let how = if is_kept { StepOutcome::Baseline } else { WHOLE };
+            let moved = if is_kept { moved } else { 7 };
+            run.ended(how, Observation { wall: KEPT / 2, moved, ..Observation::default() });
+        }
+        run.report().baseline
+    };
+    assert_eq!((compared(0), compared(1)), (Baseline::Measured, Baseline::Profile));
+}
+
+#[test]
 fn a_goal_is_in_reach_though_memory_became_short_before_a_plan_was_compared() {
     for (goal, free) in [(0.2, 12), (0.4, 10), (0.8, 5)] {
         let mut run = Run::roomy(Goal::overhead(goal), profile(50.0));
