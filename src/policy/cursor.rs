@@ -157,6 +157,12 @@ impl Cursor {
         schedule.result(planned, result)
     }
 
+    /// Whether a result for which nothing was planned stays on the device: the step follows a plan, and its peak has no limit. To move
+    /// something small takes other processors' time.
+    pub(crate) fn keeps_unplanned(&self) -> bool {
+        !self.courses.is_empty() && self.unplanned == Headroom::Free && !self.is_lost()
+    }
+
     /// A micro-batch begins, or goes on, while others may be open.
     pub(crate) fn switch(&self) {
         let mut state = self.state.lock();

@@ -175,7 +175,7 @@ impl Replays {
             return Err(Missing::Taken);
         }
         let storage = alive.filter(|_| read.device() == saving.stays.device).ok_or(Missing::Bytes)?;
-        let keep = planned == Some(Placement::Keep);
+        let keep = planned.map_or(saving.keeps_unplanned, |planned| planned == Placement::Keep);
         let leaf = self.leaf(unwritten, |_| {
             let subject = Subject::whole(storage.clone(), read.version());
             saving.by.record.add(saving.by.scope, storage.bytes(), keep);

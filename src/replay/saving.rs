@@ -18,6 +18,8 @@ pub(crate) struct Saving<'a> {
     pub(crate) is_taken: &'a dyn Fn(StorageId) -> bool,
     /// The planned placement of an operation's result: when it ran, and which of its results it is.
     pub(crate) planned: &'a dyn Fn(Position, usize) -> Option<Placement>,
+    /// Whether a result for which nothing was planned stays on the device.
+    pub(crate) keeps_unplanned: bool,
 }
 
 /// What a cache does not move.

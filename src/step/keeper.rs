@@ -31,6 +31,7 @@ impl SavedTensorHooks for Keeper {
             stays: step.stays(),
             verify: step.verify,
             planned: &planned,
+            keeps_unplanned: step.cursor.keeps_unplanned(),
             // What goes in was made outside.
             is_taken: &|_| false,
         };

@@ -61,6 +61,7 @@ impl Recorder {
             verify: step.verify,
             is_taken: &|storage| part.is_some_and(|part| part.has_taken(storage)),
             planned: &|operation, result| step.cursor.result(operation, result),
+            keeps_unplanned: step.cursor.keeps_unplanned(),
         };
         step.replays.as_ref()?.stand_for(saved, &saving)
     }

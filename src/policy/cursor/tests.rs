@@ -264,6 +264,17 @@ fn larger_saves_follow_with_more_room_unless_bytes_are_limited() {
 }
 
 #[test]
+fn results_that_are_not_planned_stay_where_a_step_follows_its_plan_and_bytes_are_not_limited() {
+    let followed = planned(&TWO);
+    assert!(followed.keeps_unplanned() && !Cursor::default().keeps_unplanned());
+    assert!(!Cursor { unplanned: Headroom::Bytes(1), ..planned(&TWO) }.keeps_unplanned());
+    next(&followed, 10);
+    next(&followed, 1 << 20);
+    next(&followed, 1 << 20);
+    assert_eq!((how(&followed), followed.keeps_unplanned()), (Some(Adherence::Lost), false));
+}
+
+#[test]
 fn a_step_follows_the_course_that_it_fits() {
     let courses = [
         course(&[(100, KEEP), (200, KEEP), (50, KEEP)], 1),
