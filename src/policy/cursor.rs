@@ -157,8 +157,7 @@ impl Cursor {
         schedule.result(planned, result)
     }
 
-    /// Whether a result for which nothing was planned stays on the device: the step follows a plan, and its peak has no limit. To move
-    /// something small takes other processors' time.
+    /// Whether a result for which nothing was planned stays on the device: the step follows a plan, and its peak has no limit.
     pub(crate) fn keeps_unplanned(&self) -> bool {
         !self.courses.is_empty() && self.unplanned == Headroom::Free && !self.is_lost()
     }
