@@ -273,7 +273,9 @@ impl Auto {
                     (true, is_timed) => {
                         kind.peaked(objective, Planned::kept_peak, peak);
                         // One that began as steps of another kind do has not kept everything.
-                        if is_timed && observed.moved == 0 {
+                        if observed.moved > 0 {
+                            kind.spoils(objective, others);
+                        } else if is_timed {
                             kind.kept(objective, scale, observed);
                         }
                     }

@@ -300,6 +300,13 @@ impl Kind {
         }
     }
 
+    /// A step that was to keep everything has not.
+    pub(super) fn spoils(&mut self, objective: &Objective, others: Option<&Shown>) {
+        if self.weighing.as_mut().is_some_and(Weighing::spoils) {
+            self.compares_no_more(objective, others);
+        }
+    }
+
     /// Follows the plan again that was seen to keep its goal, if the present one is to take more, and nothing has shown what it does take.
     fn returns_to_proven(&mut self, objective: &Objective) -> bool {
         let has_proven = self.planned.corrections.returns_to_proven();

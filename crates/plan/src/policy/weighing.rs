@@ -35,6 +35,8 @@ pub(super) struct Weighing {
     /// The last result.
     pub(super) last: Option<Weight>,
     opening: Opening,
+    /// How many steps that were to keep everything have not.
+    spoiled: usize,
     /// How many planned steps there were that do not count.
     begun: usize,
     planned: Vec<Timed>,
@@ -63,6 +65,7 @@ impl Weighing {
             cost,
             last: None,
             opening: Opening::Due,
+            spoiled: 0,
             begun: 0,
             planned: Vec::new(),
             kept: Vec::new(),
@@ -125,6 +128,12 @@ impl Weighing {
         }));
         self.planned.push(Timed { scale, wall: wall.as_secs_f64(), stall, clock });
         self.weight()
+    }
+
+    /// A step that was to keep everything has not. Returns whether so many have not that there is no use in more.
+    pub(super) fn spoils(&mut self) -> bool {
+        self.spoiled += 1;
+        self.spoiled >= MOST
     }
 
     /// The time of a step that keeps everything, once the first ones have shown it, before any planned step.

@@ -121,6 +121,21 @@ fn a_step_that_was_to_keep_everything_and_moved_something_shows_nothing() {
 }
 
 #[test]
+fn a_comparison_ends_if_no_step_keeps_everything_that_was_to() {
+    let mut run = Run::on_device(Goal::overhead(0.1), copying());
+    kept(&mut run, 100, 1.05);
+    // Steps become strange, so they are compared whenever that is.
+    let mut compared = 0;
+    for _ in 0..200 {
+        let is_kept = run.next_step() == NextStep::Baseline;
+        compared += u64::from(is_kept);
+        let how = if is_kept { StepOutcome::Baseline } else { WHOLE };
+        run.ended(how, Observation { wall: KEPT.mul_f64(1.7), moved: 7, ..Observation::default() });
+    }
+    assert_eq!(compared, 8, "{}", run.report());
+}
+
+#[test]
 fn a_goal_is_in_reach_though_memory_became_short_before_a_plan_was_compared() {
     for (goal, free) in [(0.2, 12), (0.4, 10), (0.8, 5)] {
         let mut run = Run::roomy(Goal::overhead(goal), profile(50.0));
