@@ -19,6 +19,11 @@ pub(crate) fn everything() -> TensorCacheBuilder {
     builder.disk_cap(1 << 30).min_bytes(0).verify(Verify::Full)
 }
 
+/// The same, where segments call their functions again.
+pub(crate) fn calling() -> TensorCacheBuilder {
+    everything().fuse_reruns(false)
+}
+
 /// Waits for `condition`: an I/O thread may be the last to release a cache, just after its drop has returned.
 pub(crate) fn soon(condition: impl Fn() -> bool) -> bool {
     let start = Instant::now();
@@ -109,6 +114,7 @@ pub(crate) fn parity(sources: &[Tensor], f: impl Fn(&[Tensor]) -> Tensor) -> Ste
         ("bounce buffer and disk", staged().host_pool(0).policy(Offload::default().device_budget(1))),
         ("straight to the disk", direct()),
         ("straight to the disk, no budget", direct().policy(Offload::default().device_budget(1).prefetch(0))),
+        ("functions called again", calling()),
         ("disk", everything()),
     ];
     let mut last = None;

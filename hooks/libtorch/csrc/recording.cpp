@@ -243,7 +243,9 @@ void repeat(const Recorded& recorded, st_storage* const* storages, st_storage** 
     const Below autograd;
     const Threads threads(recorded.device.is_cpu() ? recorded.threads : at::get_num_threads());
     for (const Statistic& statistic : recorded.statistics) {
-      stack[statistic.argument] = at::empty(statistic.view.sizes, at::TensorOptions(recorded.device).dtype(statistic.view.dtype));
+      // How a kernel computes, and so its bits, may depend on how they lie in memory.
+      const auto options = at::TensorOptions(recorded.device).dtype(statistic.view.dtype);
+      stack[statistic.argument] = at::empty_strided(statistic.view.sizes, statistic.view.strides, options);
     }
     recorded.op.callBoxed(stack);
   }
