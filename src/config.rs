@@ -315,7 +315,8 @@ impl TensorCacheBuilder {
     /// Makes runs of pointwise operations that backward computes again one kernel each, on GPUs of compute capability 8.0 or more. A
     /// kernel is compiled in the background, by the NVRTC that comes with torch's wheels, and used once it has made the bits of the
     /// single operations. Without NVRTC they run one after another, and a warning is logged. On the CPU, such operations run on one part
-    /// of the elements after the other, which stays in the caches, once that has made the same bits in less time. Default: on.
+    /// of the elements after the other, which stays in the caches, once that has made the same bits in less time. It is also for this that
+    /// a [`segment`](crate::segment) runs recorded operations again instead of its function. Default: on.
     pub fn fuse_reruns(mut self, fuse: bool) -> Self {
         self.fuse_reruns = fuse;
         self

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
-use common::{F32, assert_nothing_held, assert_same_bits, everything, grads, leaf, randn, same_bits};
+use common::{F32, assert_nothing_held, assert_same_bits, calling, grads, leaf, randn, same_bits};
 use parking_lot::Mutex;
 use ssdtrain::{Backward, TensorCache, Verify, segment};
 use tch::{Kind, TchError, Tensor};
@@ -19,7 +19,7 @@ type Outcome = Result<Tensor, TchError>;
 
 /// Nothing is verified, because that takes the whole function.
 fn cache() -> TensorCache {
-    everything().verify(Verify::Off).build().unwrap()
+    calling().verify(Verify::Off).build().unwrap()
 }
 
 fn scalar(t: &Tensor) -> Tensor {
@@ -60,7 +60,7 @@ fn ends(
 ) -> usize {
     let ends = Arc::new(AtomicUsize::new(0));
     let (x, w) = (leaf(&randn(&[32, 32])), leaf(&randn(&[32, 32])));
-    let cache = everything().verify(verify).build().unwrap();
+    let cache = calling().verify(verify).build().unwrap();
     let step = cache.step();
     let counting = Arc::clone(&ends);
     let y = segment("s", &(&x * 2.0), move |x| function(x, &w, &counting));
@@ -255,7 +255,7 @@ fn statistics_are_as_if_the_rerun_had_not_been() {
         tch::manual_seed(3);
         let statistics = [Tensor::zeros([16], F32), Tensor::ones([16], F32)];
         // Statistics and what else is small are kept, so that a rerun ends before the last of them are updated.
-        let cache = everything().verify(Verify::Off).min_bytes(1024).build().unwrap();
+        let cache = calling().verify(Verify::Off).min_bytes(1024).build().unwrap();
         let x = leaf(&randn(&[64, 16]));
         let step = cache.step();
         let [mean, var] = statistics.each_ref().map(Tensor::shallow_clone);

@@ -27,7 +27,7 @@ fn cache(is_planned: bool) -> (TensorCache, Arc<DeviceFaults>) {
     let builder = staged_in_memory().device_faults(&faults);
     let builder = match is_planned {
         true => builder.policy(InTurn::new(Offload::default(), vec![Placement::Recompute])),
-        false => builder,
+        false => builder.fuse_reruns(false),
     };
     (builder.build().unwrap(), faults)
 }

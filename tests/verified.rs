@@ -1,4 +1,4 @@
-//! What `Verify::Full` compares with the original: everything that `segment` and `remat` return when they recompute
+//! What `Verify::Full` compares with the original: calling that `segment` and `remat` return when they recompute
 //! it.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
@@ -6,7 +6,7 @@ mod common;
 
 use std::sync::mpsc::channel;
 
-use common::{F32, assert_same_bits, everything, leaf, randn};
+use common::{F32, assert_same_bits, calling, leaf, randn};
 use ssdtrain::{MIB, Verify, remat, segment};
 use tch::{Kind, TchError, Tensor};
 
@@ -20,7 +20,7 @@ fn is_rerun(x: &Tensor) -> bool {
 
 #[test]
 fn a_value_within_a_segment_counts_where_its_result_is_the_same() {
-    let cache = everything().build().unwrap();
+    let cache = calling().build().unwrap();
     let (x, zeros) = (leaf(&randn(&[32, 32])), leaf(&Tensor::zeros([32, 32], F32)));
     let step = cache.step();
     let held = zeros.shallow_clone();
@@ -35,7 +35,7 @@ fn a_value_within_a_segment_counts_where_its_result_is_the_same() {
 
 #[test]
 fn so_does_a_value_that_leaves_it_by_a_side_way() {
-    let cache = everything().build().unwrap();
+    let cache = calling().build().unwrap();
     let x = leaf(&randn(&[64, 64]));
     let step = cache.step();
     let (send, balance) = channel();
@@ -53,7 +53,7 @@ fn so_does_a_value_that_leaves_it_by_a_side_way() {
 fn is_right(after: fn(&Tensor) -> Tensor, function: Function) {
     let source = randn(&[32, 32]);
     let gradient = |verify: Verify, way: fn(&Tensor, Function) -> Outcome| {
-        let cache = everything().verify(verify).build().unwrap();
+        let cache = calling().verify(verify).build().unwrap();
         let x = leaf(&source);
         let step = cache.step();
         let y = way(&(&x * 2.0), function).unwrap();
@@ -95,7 +95,7 @@ fn nested_results_are_right() {
 #[test]
 fn a_result_that_repeats_its_elements_takes_no_memory_for_them() {
     let peak = |verify: Verify| {
-        let cache = everything().verify(verify).build().unwrap();
+        let cache = calling().verify(verify).build().unwrap();
         let x = leaf(&randn(&[1024, 1024]));
         let step = cache.step();
         let y = segment("s", &(&x * 2.0), |x| {

@@ -10,6 +10,7 @@ mod collector;
 mod fact;
 mod inputs;
 mod offer;
+mod operations;
 mod recipe;
 mod recorder;
 mod remat;
@@ -35,7 +36,12 @@ use crate::step::{Level, current_step, scope};
 /// Segments may be nested. Without an active step on this thread, or where no gradients are recorded, this is a plain call of `f`. `name`
 /// identifies the segment in errors, and names a [`scope`](crate::scope) around it.
 ///
-/// Backward calls `f` a second time, on whichever thread runs it, and ends it where the last tensor is saved that it needs: the matrix
+/// Without a plan, backward runs the operations of `f` again, without calling `f`, if they can make again all that was saved: what runs
+/// element by element becomes one then ([`fuse_reruns`](crate::TensorCacheBuilder::fuse_reruns)). `f` is dropped once it has returned.
+/// Random numbers, what is written through an address, and operations that need not have the same bits again cannot be made so, and
+/// then `f` is called again for everything.
+///
+/// Otherwise backward calls `f` a second time, on whichever thread runs it, and ends it where the last tensor is saved that it needs: the matrix
 /// product at the end of a block is not computed again. The operation that saves that tensor, and every later one that saves anything,
 /// fails, and `f` is expected to return the error or to panic, as the operations of `tch` do that return no `Result`. Nothing is printed
 /// of that panic (a panic hook of this library keeps it from the program's), and it poisons no [`std::sync::Mutex`] that `f` holds. A
@@ -43,7 +49,7 @@ use crate::step::{Level, current_step, scope};
 /// [`verify`](crate::TensorCacheBuilder::verify) compares all of it, where it writes to a tensor that has been saved before, and in a
 /// program whose panics abort.
 ///
-/// Therefore:
+/// Therefore, since `f` may be called again:
 /// - `f` must save the same tensors each time, and must not change anything that it did not create, buffers included. Running statistics
 ///   of batch normalisation are the exception: they are updated once, and no other thread may use them meanwhile;
 /// - `f` must own what it uses, as a [`shallow_clone`](Tensor::shallow_clone): the graph holds `f`, and any thread may run the graph's

@@ -38,7 +38,7 @@ impl Offer {
         let timing = step.probe.as_ref().map(|probe| {
             let on_device = inputs.iter().filter(|input| input.device() == step.device);
             let storages: Vec<Storage> = on_device.filter_map(|input| Storage::of(input)).collect();
-            let replays = step.replays.as_ref();
+            let replays = step.replays.get();
             let (reads, operations) =
                 replays.map(|replays| replays.origin_of_all(&storages, &step.stays())).unwrap_or_default();
             let beside = probe.beside(&step.cache.alive());

@@ -12,6 +12,7 @@ use tch::{Device, TchError, Tensor};
 
 use super::fact::Fact;
 use super::offer::Offer;
+use super::operations::Operations;
 use super::recipe::{Before, Function};
 use super::refused;
 use super::segment::{Done, Segment, Slot, SlotHandle};
@@ -32,8 +33,15 @@ pub(super) fn run(
     let before = Before::new(named(name), inputs, Arc::clone(&step), scope).map_err(refused)?;
     // What a rerun saves was already counted when it was first saved.
     let counters = if matches!(level, Level::Rerun) { Arc::default() } else { Arc::clone(&step.counters) };
-    let recorder = Arc::new(Recorder::new(name, inputs, &before, &step, counters, None));
+    let mut recorder = Recorder::new(name, inputs, &before, &step, counters, None);
+    // What is run within another segment belongs to that one.
+    let recorded =
+        matches!(level, Level::Step(_)).then(|| Operations::record(&step, recorder.inputs.clone()));
+    let (operations, recording) = recorded.flatten().unzip();
+    recorder.operations = operations;
+    let recorder = Arc::new(recorder);
     let (output, reads) = recorder.first_run(Level::Segment, scope, &function, inputs)?;
+    drop(recording);
     recorder.conclude(before, function, &output, reads, Level::Rerun)?;
     Ok(output)
 }
@@ -79,6 +87,8 @@ struct Recorder {
     order: Mutex<Order>,
     /// `None` if everything is computed again.
     offer: Option<Offer>,
+    /// What the function did, if that is recorded for its own sake.
+    operations: Option<Operations>,
 }
 
 #[derive(Default)]
@@ -117,6 +127,7 @@ impl Recorder {
             counters,
             order: Mutex::default(),
             offer,
+            operations: None,
         }
     }
 
@@ -156,6 +167,10 @@ impl Recorder {
         let alive = seen.values().filter(is_made).filter_map(Watch::upgrade);
         let taken = alive.map(|storage| Watch::new(&storage)).collect();
         let recipe = before.recipe(function, output, reads, by_stop)?;
+        if let Some(stands) = self.operations.as_ref().and_then(Operations::end) {
+            self.segment.stand_in(stands);
+            return Ok(());
+        }
         let settled = if recipe.draws() { last } else { settled };
         let settled = (is_settled && !recipe.is_verified()).then_some(settled);
         let (facts, streams) = (facts.into(), streams.into());
@@ -198,8 +213,11 @@ impl Recorder {
             *slot = Slot::Empty;
         }
         let is_known = before.is_some_and(|before| !before.is_written());
-        let counter = if is_known { &self.counters.deduplicated } else { &self.counters.recomputed };
-        counter.add(saved.storage_bytes());
+        let operations = self.operations.as_ref();
+        if !operations.is_some_and(|operations| operations.take(position, saved)) {
+            let counter = if is_known { &self.counters.deduplicated } else { &self.counters.recomputed };
+            counter.add(saved.storage_bytes());
+        }
         Ok(Packed::Handle(Box::new(SlotHandle { segment: Arc::clone(&self.segment), position })))
     }
 

@@ -10,6 +10,7 @@ use ssdtrain_store::sync::Mutex;
 
 use super::collector::Collector;
 use super::fact::Fact;
+use super::operations::Stand;
 use super::recipe::Recipe;
 use super::stop;
 use crate::cache::Cache;
@@ -45,6 +46,8 @@ pub(super) enum Slot {
     /// A rerun has filled it, and backward has not asked for it yet. The rerun was on the stream with this number, if the device says
     /// which: others would have to wait for it.
     Filled(Storage, Option<usize>),
+    /// It comes from elsewhere, as do all that the segment took.
+    Stands(Stand),
     /// The segment did not take it, or the graph has released it.
     Closed,
 }
@@ -52,6 +55,9 @@ pub(super) enum Slot {
 impl Segment {
     /// Serves a position once: from then on the graph holds the bytes, or asks for another rerun.
     fn serve(&self, position: usize) -> Result<Storage, String> {
+        if let Some(stand) = self.stand(position) {
+            return stand.serve();
+        }
         if let Some(storage) = self.take_here(position) {
             return Ok(storage);
         }
@@ -76,6 +82,28 @@ impl Segment {
         self.rerun(done, position)?;
         self.take(position, |_, _| true)
             .ok_or_else(|| format!("internal error: segment \"{}\" has no position {position}", self.name))
+    }
+
+    fn stand(&self, position: usize) -> Option<Stand> {
+        match self.slots.lock().get(position)? {
+            Slot::Stands(stand) => Some(stand.clone()),
+            _ => None,
+        }
+    }
+
+    /// The function has returned, and these stand for all that was taken, as far as the graph still holds it.
+    pub(super) fn stand_in(&self, stands: Vec<(usize, Stand)>) {
+        let mut closed = Vec::new();
+        let mut slots = self.slots.lock();
+        for (position, stand) in stands {
+            match slots.get_mut(position) {
+                Some(slot @ Slot::Empty) => *slot = Slot::Stands(stand),
+                _ => closed.push(stand),
+            }
+        }
+        drop(slots);
+        // Memory is given back without the lock.
+        drop(closed);
     }
 
     /// What a rerun on the stream that the calling thread computes on has filled the position with.
@@ -195,8 +223,11 @@ mod tests {
     /// How often a segment runs again of which each position is saved on one of these streams and then asked for there, last ones first.
     /// If its function `enters` them itself, it does so each time.
     fn reruns(streams: [usize; 6], enters: bool) -> usize {
-        let builder =
-            TensorCache::builder().min_bytes(0).simulated_device(Duration::ZERO).host_pool(16 * MIB);
+        let builder = TensorCache::builder()
+            .min_bytes(0)
+            .simulated_device(Duration::ZERO)
+            .host_pool(16 * MIB)
+            .fuse_reruns(false);
         let cache = builder.policy(Offload::default()).build().unwrap();
         let x = Tensor::ones([64], (Kind::Float, tch::Device::Cpu)).set_requires_grad(true);
         let step = cache.step();

@@ -92,7 +92,7 @@ impl Chains {
     }
 
     /// Whether chains may run as one: false once it is known that none can be compiled.
-    pub(super) fn is_able(&self) -> bool {
+    pub(crate) fn is_able(&self) -> bool {
         match &self.means {
             Means::Kernels(kernels) => kernels.is_able(),
             Means::Tiles { .. } => true,

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{
-    Handle, Packed, Recorded, RecordedStorage, Recording, SavedTensor, Storage, Watch, WriteObserver,
+    Handle, Packed, Recorded, RecordedStorage, Recording, SavedTensor, Storage, TorchError, Watch,
+    WriteObserver,
 };
 use ssdtrain_plan::{Placement, Position};
 
@@ -19,7 +20,7 @@ use super::saving::{Saving, Stays};
 use super::standing::Standing;
 use crate::cache::{Cache, Subject, TapeKey};
 use crate::fusion;
-use crate::profile::{Operation, Origin, Read};
+use crate::profile::{Operation, OperationClock, Origin, Read};
 use crate::telemetry::Counters;
 
 /// A result is computed from no more than this many operations in a row that were not asked for themselves.
@@ -36,21 +37,27 @@ pub(crate) struct Replays {
 }
 
 impl Replays {
+    /// With nothing on record yet; with a `clock`, operations are timed.
+    ///
+    /// Fails if this process cannot record operations.
     pub(crate) fn new(
         cache: &Arc<Cache>,
         counters: &Arc<Counters>,
-        recording: Recording,
+        clock: Option<Arc<OperationClock>>,
         chains: Option<&Arc<Chains>>,
-    ) -> Arc<Replays> {
-        let recording = Arc::new(recording);
-        Arc::new(Replays {
+    ) -> Result<Arc<Replays>, TorchError> {
+        let recording = Recording::new(clock.map(|clock| clock as Arc<dyn torch::Clock>));
+        let recording = recording.map(Arc::new)?;
+        let replays = Arc::new(Replays {
             cache: Arc::clone(cache),
             counters: Arc::clone(counters),
             origins: Origins::new(&recording),
             recording,
             standing: Arc::default(),
             reruns: Reruns::new(cache, counters, chains),
-        })
+        });
+        torch::observe_writes(Arc::downgrade(&replays.observer()))?;
+        Ok(replays)
     }
 
     /// What the step's threads record into.
@@ -145,7 +152,9 @@ impl Replays {
     ) -> Result<Source, Missing> {
         let saving = search.saving;
         let id = read.id().ok_or(Missing::Bytes)?;
-        let maker = operation.maker(index, &self.recording);
+        let maker = operation
+            .maker(index, &self.recording)
+            .filter(|(maker, _)| (saving.goes_through)(position(maker)));
         if let Some((maker, made)) = &maker
             && let Some(node) = self.standing.node(maker)
         {
@@ -178,7 +187,9 @@ impl Replays {
         let keep = planned.map_or(saving.keeps_unplanned, |planned| planned == Placement::Keep);
         let leaf = self.leaf(unwritten, |_| {
             let subject = Subject::whole(storage.clone(), read.version());
-            saving.by.record.add(saving.by.scope, storage.bytes(), keep);
+            if !self.cache.has(id) {
+                saving.by.record.add(saving.by.scope, storage.bytes(), keep);
+            }
             self.cache.save(subject, keep, saving.by).map(leaf::Source::Entry)
         });
         leaf.ok_or(Missing::Bytes)

@@ -18,6 +18,8 @@ pub(crate) struct Saving<'a> {
     pub(crate) is_taken: &'a dyn Fn(StorageId) -> bool,
     /// The planned placement of an operation's result: when it ran, and which of its results it is.
     pub(crate) planned: &'a dyn Fn(Position, usize) -> Option<Placement>,
+    /// Whether an operation that ran then is gone through. What others made is taken as it is.
+    pub(crate) goes_through: &'a dyn Fn(Position) -> bool,
     /// Whether a result for which nothing was planned stays on the device.
     pub(crate) keeps_unplanned: bool,
 }

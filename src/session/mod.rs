@@ -224,7 +224,8 @@ impl TensorCache {
             plan: steered.plan,
             strange: OnceLock::new(),
             stores_in_flight: self.config.store.window(),
-            replays,
+            replays: replays.map(OnceLock::from).unwrap_or_default(),
+            chains: self.chains.clone(),
             probe: steered.probe,
             counters,
             record: ScopeRecord::default(),
@@ -350,11 +351,7 @@ impl TensorCache {
 
     /// What records a step's operations; `None` if they cannot be recorded in this process.
     fn replays(&self, counters: &Arc<Counters>, clock: Option<Arc<OperationClock>>) -> Option<Arc<Replays>> {
-        let recording = torch::Recording::new(clock.map(|clock| clock as Arc<dyn torch::Clock>));
-        let replays = recording.and_then(|recording| {
-            let replays = Replays::new(&self.cache, counters, recording, self.chains.as_ref());
-            torch::observe_writes(Arc::downgrade(&replays.observer())).map(|()| replays)
-        });
+        let replays = Replays::new(&self.cache, counters, clock, self.chains.as_ref());
         replays.inspect_err(|error| self.warned.tell_unrecorded(error)).ok()
     }
 

@@ -336,7 +336,7 @@ impl StepHandle {
         let taking_part = (!is_off).then(|| TakingPart {
             _hooks: torch::activate(Arc::new(Recorder::new(Arc::clone(context), Arc::clone(&marks)))),
             _scopes: enter(Arc::clone(context), Level::Step(Arc::clone(&marks)), ScopeId::default()),
-            _recording: context.replays.as_ref().map(|replays| replays.recording().record()),
+            _recording: context.records(),
         });
         Entered { _taking_part: taking_part, marks }
     }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
 
 use ssdtrain_libtorch as torch;
-use ssdtrain_libtorch::{SavedTensor, StorageId};
+use ssdtrain_libtorch::{RecordingThread, SavedTensor, StorageId};
 use ssdtrain_plan::{Position, Room, Saves, Saving, StepPlan};
 use tch::Device;
 
@@ -13,7 +13,7 @@ use super::room;
 use crate::cache::{By, Cache};
 use crate::policy::{Cursor, Decision, Facts, Instruction, Placed, decide, stays};
 use crate::profile::Probe;
-use crate::replay::{Replays, Stays};
+use crate::replay::{Chains, Replays, Stays};
 use crate::telemetry::{Counters, ScopeId, ScopeRecord};
 
 /// State shared by the threads that work on one step.
@@ -41,7 +41,9 @@ pub(crate) struct StepContext {
     /// Storages that the program holds besides the graph.
     pub(crate) held: HashSet<StorageId>,
     /// Results that need not be saved, if operations are recorded.
-    pub(crate) replays: Option<Arc<Replays>>,
+    pub(crate) replays: OnceLock<Arc<Replays>>,
+    /// Makes one of several operations that are run again, where that is wanted.
+    pub(crate) chains: Option<Arc<Chains>>,
     /// Takes notes of the step, if it is profiled.
     pub(crate) probe: Option<Arc<Probe>>,
     pub(crate) counters: Arc<Counters>,
@@ -89,7 +91,7 @@ impl StepContext {
     }
 
     /// Who saves something in `scope` on this thread, whose latest tape may be `latest`.
-    pub(super) fn by(&self, scope: ScopeId, latest: &Latest) -> By<'_> {
+    pub(crate) fn by(&self, scope: ScopeId, latest: &Latest) -> By<'_> {
         let tape = self.orders.tape(&self.cache, latest);
         By { step: self.number, scope, tape, counters: &self.counters, record: &self.record }
     }
@@ -117,8 +119,25 @@ impl StepContext {
 
     /// The point that the calling thread has reached, if operations are recorded.
     pub(crate) fn position(&self) -> Option<Position> {
-        let torch::Position { strand, index } = self.replays.as_ref()?.recording().position();
+        let torch::Position { strand, index } = self.replays.get()?.recording().position();
         Some(Position { strand, index })
+    }
+
+    /// Records what the calling thread does in the step, if the step needs that.
+    pub(crate) fn records(&self) -> Option<RecordingThread> {
+        let is_needed = self.probe.is_some() || self.plan.recomputes();
+        self.replays.get().filter(|_| is_needed).map(|replays| replays.recording().record())
+    }
+
+    /// What records the operations of parts of the step; `None` if they need not be run again as one, or cannot be.
+    pub(crate) fn replays_of_parts(&self) -> Option<&Arc<Replays>> {
+        if self.replays.get().is_none() {
+            let chains = self.chains.as_ref().filter(|chains| chains.is_able())?;
+            let made = Replays::new(&self.cache, &self.counters, None, Some(chains)).ok()?;
+            // Another thread may have come first.
+            return Some(self.replays.get_or_init(|| made));
+        }
+        self.replays.get()
     }
 
     /// From now on, this much may be on the device.
@@ -129,7 +148,7 @@ impl StepContext {
     /// A backward has ended: what is saved next belongs to another micro-batch.
     pub(crate) fn micro_batch_ends(&self) {
         self.cursor.backward_ended();
-        if let Some(replays) = &self.replays {
+        if let Some(replays) = self.replays.get() {
             replays.micro_batch_ends(None);
         }
         if let Some(probe) = &self.probe {

@@ -31,13 +31,14 @@ impl SavedTensorHooks for Keeper {
             stays: step.stays(),
             verify: step.verify,
             planned: &planned,
+            goes_through: &|_| true,
             keeps_unplanned: step.cursor.keeps_unplanned(),
             // What goes in was made outside.
             is_taken: &|_| false,
         };
-        let placement = step.replays.as_ref().zip(saved.storage());
+        let placement = step.replays.get().zip(saved.storage());
         let placement = placement.and_then(|(replays, storage)| replays.planned(&storage, &saving));
-        if let Some(replays) = step.replays.as_ref().filter(|_| placement == Some(Placement::Recompute))
+        if let Some(replays) = step.replays.get().filter(|_| placement == Some(Placement::Recompute))
             && saved.storage().is_some_and(|storage| step.cache.in_use(&storage))
             && let Some(packed) = replays.stand_for(saved, &saving)
         {

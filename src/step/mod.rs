@@ -15,7 +15,7 @@ mod scope;
 pub(crate) use self::context::StepContext;
 pub(crate) use self::keeper::Keeper;
 pub(crate) use self::marks::{Marks, Recomputed};
-pub(crate) use self::orders::Orders;
+pub(crate) use self::orders::{Latest, Orders};
 pub(crate) use self::part::Part;
 pub(crate) use self::recorder::Recorder;
 pub(crate) use self::scope::{Level, Within, current_scope, current_step, enter};

@@ -61,14 +61,15 @@ impl Recorder {
             verify: step.verify,
             is_taken: &|storage| part.is_some_and(|part| part.has_taken(storage)),
             planned: &|operation, result| step.cursor.result(operation, result),
+            goes_through: &|_| true,
             keeps_unplanned: step.cursor.keeps_unplanned(),
         };
-        step.replays.as_ref()?.stand_for(saved, &saving)
+        step.replays.get()?.stand_for(saved, &saving)
     }
 
     /// How a saved tensor was made.
     fn source(&self, saved: &SavedTensor<'_>) -> Source {
-        let replays = self.step.replays.as_ref();
+        let replays = self.step.replays.get();
         Source {
             recipe: self.marks.timing_of(saved),
             origin: replays.and_then(|replays| replays.origin(saved, &self.step.stays())),

@@ -337,6 +337,14 @@ bool st_reads_contain(const st_reads* reads, const st_storage* storage) {
          std::any_of(statistics.begin(), statistics.end(), [&](const auto& one) { return storage_of(one.tensor) == impl; });
 }
 
+bool st_reads_noted(const st_storage* storage) {
+  const Reading* reading = of_thread<Reading>();
+  if (reading == nullptr || reading->functions.empty()) return false;
+  const auto& seen = reading->functions.front()->seen;
+  const auto known = seen.find(reinterpret_cast<const StorageImpl*>(storage));
+  return known != seen.end() && !known->second.made;
+}
+
 bool st_reads_update_statistics(const st_reads* reads) { return !reads->statistics.empty(); }
 
 st_status st_statistics_rewind(const st_reads* reads, st_statistics** out) {

@@ -115,6 +115,8 @@ st_status st_reads_check_unchanged_within(const st_reads* reads);
 st_status st_reads_check_unchanged_since(const st_reads* reads);
 void st_reads_free(st_reads* reads);
 bool st_reads_contain(const st_reads* reads, const st_storage* storage);  // to which the caller holds a reference
+// Whether the outermost function whose reads the calling thread notes has read it, and not made it.
+bool st_reads_noted(const st_storage* storage);
 bool st_reads_update_statistics(const st_reads* reads);  // whether there are running statistics among what was written
 // Sets the running statistics (of batch normalisation) that were updated between begin and end back to their values
 // from before that. Restoring, which must happen on the same thread, returns them to their present values and frees

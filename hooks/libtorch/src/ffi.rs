@@ -239,6 +239,7 @@ unsafe extern "C" {
     pub(crate) fn st_reads_check_unchanged_since(reads: *const StReads) -> StStatus;
     pub(crate) fn st_reads_free(reads: *mut StReads);
     pub(crate) fn st_reads_contain(reads: *const StReads, storage: *const StStorage) -> bool;
+    pub(crate) fn st_reads_noted(storage: *const StStorage) -> bool;
     pub(crate) fn st_reads_update_statistics(reads: *const StReads) -> bool;
     pub(crate) fn st_statistics_rewind(reads: *const StReads, rewound: *mut *mut StStatistics) -> StStatus;
     pub(crate) fn st_statistics_restore(rewound: *mut StStatistics, rerun: *const StReads) -> StStatus;

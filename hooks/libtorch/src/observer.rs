@@ -147,6 +147,12 @@ impl Reads {
         unsafe { ffi::st_reads_contain(self.0.as_ptr(), storage.0.as_ptr()) }
     }
 
+    /// Whether the outermost function whose reads the calling thread is recording has read this storage so far, and did not make it.
+    pub fn are_noted(storage: StorageId) -> bool {
+        // SAFETY: the address is only compared.
+        unsafe { ffi::st_reads_noted(std::ptr::without_provenance(storage.0)) }
+    }
+
     /// Whether running statistics (of batch normalisation) were updated while reads were being recorded.
     pub fn updates_statistics(&self) -> bool {
         // SAFETY: the records belong to this value.

@@ -17,7 +17,7 @@ pub struct WeakStorage(NonNull<StStorage>);
 
 /// The address of a storage. It identifies a storage only while a [`Storage`] or a [`WeakStorage`] of it is held.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct StorageId(usize);
+pub struct StorageId(pub(crate) usize);
 
 // SAFETY: libtorch's reference counts are atomic, and the methods here touch nothing else of the storage that changes.
 unsafe impl Send for Storage {}

@@ -268,9 +268,8 @@ fn a_repeated_operation_gets_the_storages_it_asks_for() {
     assert!(failure.0.contains("0 storages for an operation that read 1"), "{failure}");
 }
 
-/// On a GPU the sums of exponentials have room that nobody writes to.
 #[test]
-fn of_attention_only_the_output_is_made_again() {
+fn of_attention_the_logarithms_of_its_sums_are_made_again_too() {
     let recording = recording();
     let x = Tensor::randn([1, 2, 8, 16], F32).set_requires_grad(true);
     let (output, sums) = {
@@ -286,5 +285,5 @@ fn of_attention_only_the_output_is_made_again() {
         )
     };
     let has = |t: &Tensor| recording.maker(&Storage::of(t).unwrap()).is_some();
-    assert_eq!([has(&output), has(&sums)], [true, false]);
+    assert!(has(&output) && has(&sums));
 }

@@ -1,0 +1,106 @@
+//! What a segment saves, made again by the recorded operations that made it first, if they make all of it: pointwise ones run as one then,
+//! and the function need not be called again.
+
+use std::sync::Arc;
+
+use ssdtrain_libtorch::{Handle, Packed, Position, Reads, RecordingThread, SavedTensor, Storage, StorageId};
+use ssdtrain_plan::Placement;
+use ssdtrain_store::sync::Mutex;
+
+use crate::replay::{Replays, Saving};
+use crate::step::{Latest, StepContext, current_scope};
+
+/// The operations of a segment's first run.
+pub(super) struct Operations {
+    step: Arc<StepContext>,
+    replays: Arc<Replays>,
+    inputs: Vec<StorageId>,
+    /// Where the first run begins.
+    begin: Position,
+    latest: Latest,
+    /// What stands for each position that was taken so far; `None` once there was one that only the function makes again.
+    stands: Mutex<Option<Vec<(usize, Stand)>>>,
+}
+
+/// What stands for a tensor that a segment saved.
+#[derive(Clone)]
+pub(super) enum Stand {
+    /// Recorded operations make it again.
+    Replay(Arc<dyn Handle>),
+    /// The function read it and did not make it, so it would hold it for its reruns anyway.
+    Held(Storage),
+}
+
+impl Stand {
+    pub(super) fn serve(&self) -> Result<Storage, String> {
+        match self {
+            Stand::Replay(handle) => handle.unpack(),
+            Stand::Held(storage) => Ok(storage.clone()),
+        }
+    }
+}
+
+impl Operations {
+    /// Those of a first run that begins now on this thread and lasts until the guard is dropped. `None` if none are recorded, or if nothing
+    /// is gained by that.
+    pub(super) fn record(
+        step: &Arc<StepContext>,
+        inputs: Vec<StorageId>,
+    ) -> Option<(Operations, RecordingThread)> {
+        let replays = Arc::clone(step.replays_of_parts()?);
+        let recording = replays.recording().record();
+        let begin = replays.recording().position();
+        let (step, latest, stands) = (Arc::clone(step), Latest::default(), Mutex::new(Some(Vec::new())));
+        Some((Operations { step, replays, inputs, begin, latest, stands }, recording))
+    }
+
+    /// A tensor is taken at this position, if all before it are made again by operations. Whether it was counted.
+    pub(super) fn take(&self, position: usize, saved: &SavedTensor<'_>) -> bool {
+        if self.stands.lock().is_none() {
+            return false;
+        }
+        let stand = self.stand_for(saved);
+        let is_counted = matches!(stand, Some(Stand::Replay(_)));
+        let mut stands = self.stands.lock();
+        let gone = match (&mut *stands, stand) {
+            (Some(stands), Some(stand)) => {
+                stands.push((position, stand));
+                None
+            }
+            (stands, _) => stands.take(),
+        };
+        drop(stands);
+        // Memory is given back without the lock.
+        drop(gone);
+        is_counted
+    }
+
+    fn stand_for(&self, saved: &SavedTensor<'_>) -> Option<Stand> {
+        let storage = saved.storage()?;
+        if Reads::are_noted(storage.id()) {
+            return Some(Stand::Held(storage));
+        }
+        let step = &*self.step;
+        let saving = Saving {
+            by: step.by(current_scope(step), &self.latest),
+            stays: step.stays(),
+            verify: step.verify,
+            is_taken: &|storage| !self.inputs.contains(&storage) && !Reads::are_noted(storage),
+            planned: &|_, _| Some(Placement::Recompute),
+            goes_through: &|position| {
+                position.strand == self.begin.strand && position.index >= self.begin.index
+            },
+            // An input is in the cache already, as the step wants it.
+            keeps_unplanned: true,
+        };
+        match self.replays.stand_for(saved, &saving)? {
+            Packed::Handle(handle) => Some(Stand::Replay(Arc::from(handle))),
+            _ => None,
+        }
+    }
+
+    /// The first run has ended. What stands for the positions that were taken, if operations make all of them again.
+    pub(super) fn end(&self) -> Option<Vec<(usize, Stand)>> {
+        self.stands.lock().take()
+    }
+}
