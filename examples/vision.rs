@@ -2,7 +2,10 @@
 //! `cargo run --release --example vision -- [resnet50|vit] [BATCH] [IMAGE] [OVERHEAD] [STEPS] [SPILL_DIRECTORY]`.
 //!
 //! `resnet50` is a residual network with batch norms, `vit` a small vision transformer (patches of 14 × 14). IMAGE is the side of an image in
-//! pixels, a multiple of 14 for `vit`. All has 32 bits.
+//! pixels, a multiple of 14 for `vit`. All has 32 bits. `RUST_LOG=ssdtrain=info` logs what becomes of plans.
+
+#[path = "../crates/models/examples/shared/logging.rs"]
+mod logging;
 
 use std::time::{Duration, Instant};
 
@@ -17,6 +20,7 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 const WARMUP: usize = 256;
 
 fn main() -> Result<()> {
+    logging::start()?;
     let mut arguments = std::env::args().skip(1);
     let mut argument = |default: &str| arguments.next().unwrap_or_else(|| default.to_owned());
     let name = argument("resnet50");
