@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::{assert_nothing_held, assert_same_bits, everything, grads, leaf, leaves, randn};
+use common::{assert_nothing_held, assert_same_bits, everything, grads, leaf, leaves, parity, randn};
 use ssdtrain::{Backward, ErrorKind, Keep, Step, StepReport, TensorCache, segment};
 use tch::{Kind, TchError, Tensor};
 
@@ -254,5 +254,69 @@ fn threads_have_segments_of_their_own() {
     step.backward(&losses).unwrap();
     for (_, inputs) in &made {
         assert_same_bits("thread", &expected, &grads(inputs));
+    }
+}
+
+/// A function of an input and two weights.
+type Function = fn(&Tensor, &[Tensor]) -> Outcome;
+
+/// With writes in place, views, other shapes, numbers that are drawn or indices, and what no gradient goes through.
+const FUNCTIONS: [Function; 12] = [
+    |x, w| {
+        let mut y = x.f_sin()?;
+        drop(y.f_add_(&w[0])?);
+        y.f_exp()?.f_square()
+    },
+    |x, w| {
+        let mut y = x.f_matmul(&w[0])?;
+        drop(y.f_relu_()?);
+        y.f_matmul(&w[1])?.f_sin()
+    },
+    |x, w| {
+        let mut y = x.f_zeros_like()?;
+        y.f_copy_(&x.f_sin()?)?;
+        y.f_mul(&w[0])?.f_exp()
+    },
+    |x, _| Ok(x.shallow_clone()),
+    |x, w| x.f_matmul(&w[0])?.f_exp()?.f_narrow(0, 3, 7),
+    |x, w| {
+        let y = x.f_matmul(&w[0])?.f_chunk(2, 1)?;
+        y[0].f_silu()?.f_mul(&y[1])?.f_matmul(&w[1].f_narrow(0, 0, 16)?)?.f_sin()
+    },
+    |x, w| {
+        let y = x.f_matmul(&w[0])?.f_tanh()?;
+        y.f_mul(&y)?.f_mul(&y)?.f_sin()
+    },
+    |x, w| {
+        let (mean, scale) = tch::no_grad(|| (x.mean(Kind::Float), w[1].exp()));
+        x.f_sub(&mean)?.f_mul(&scale)?.f_sin()?.f_exp()
+    },
+    |x, w| x.f_mul(&x.f_sin()?.f_detach()?)?.f_matmul(&w[0])?.f_exp(),
+    |x, w| {
+        let rows = Tensor::from_slice(&[3_i64, 5, 7, 9]);
+        x.f_matmul(&w[0])?.f_index_select(0, &rows)?.f_exp()?.f_sin()
+    },
+    |x, w| {
+        let y = x.f_view([1, 1, 32, 32])?.f_conv2d(
+            &w[0].f_narrow(0, 0, 3)?.f_narrow(1, 0, 3)?.f_contiguous()?.f_view([1, 1, 3, 3])?,
+            None::<&Tensor>,
+            [1, 1],
+            [1, 1],
+            [1, 1],
+            1,
+        )?;
+        y.f_relu()?.f_max_pool2d([2, 2], [2, 2], [0, 0], [1, 1], false)?.f_tanh()
+    },
+    |x, w| x.f_matmul(&w[0])?.f_tanh()?.f_dropout(0.3, true)?.f_matmul(&w[1])?.f_gelu("none")?.f_sin(),
+];
+
+#[test]
+fn functions_of_all_kinds_have_the_bits_of_a_plain_call() {
+    for function in FUNCTIONS {
+        parity(&sources(), |x| {
+            let held: Vec<Tensor> = x[1..].iter().map(Tensor::shallow_clone).collect();
+            let y = segment("s", &(&x[0] * 1.5), move |x| function(x, &held)).unwrap();
+            y.sin().sum(Kind::Float)
+        });
     }
 }
