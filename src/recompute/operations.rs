@@ -3,21 +3,28 @@
 
 use std::sync::Arc;
 
-use ssdtrain_libtorch::{Handle, Packed, Position, Reads, RecordingThread, SavedTensor, Storage, StorageId};
+use ssdtrain_libtorch::{
+    Handle, Packed, Position, Reads, RecordingThread, SavedTensor, SavedVariable, Storage, StorageId,
+};
 use ssdtrain_plan::Placement;
 use ssdtrain_store::sync::Mutex;
+use tch::Tensor;
 
-use crate::replay::{Replays, Saving};
+use super::recipe::Before;
+use crate::replay::{Given, Replays, Saving, Together};
 use crate::step::{Latest, StepContext, current_scope};
 
 /// The operations of a segment's first run.
 pub(super) struct Operations {
     step: Arc<StepContext>,
     replays: Arc<Replays>,
-    inputs: Vec<StorageId>,
+    /// The inputs, as the step wants them.
+    inputs: Vec<(StorageId, Arc<Mutex<SavedVariable>>)>,
     /// Where the first run begins.
     begin: Position,
     latest: Latest,
+    /// All that stands for something.
+    together: Arc<Together>,
     /// What stands for each position that was taken so far; `None` once there was one that only the function makes again.
     stands: Mutex<Option<Vec<(usize, Stand)>>>,
 }
@@ -45,13 +52,18 @@ impl Operations {
     /// is gained by that.
     pub(super) fn record(
         step: &Arc<StepContext>,
-        inputs: Vec<StorageId>,
+        inputs: &[&Tensor],
+        before: &Before,
     ) -> Option<(Operations, RecordingThread)> {
         let replays = Arc::clone(step.replays_of_parts()?);
+        let inputs = inputs.iter().zip(before.saved());
+        let inputs = inputs.filter_map(|(input, saved)| Some((Storage::of(input)?.id(), Arc::clone(saved))));
+        let inputs = inputs.collect();
         let recording = replays.recording().record();
         let begin = replays.recording().position();
         let (step, latest, stands) = (Arc::clone(step), Latest::default(), Mutex::new(Some(Vec::new())));
-        Some((Operations { step, replays, inputs, begin, latest, stands }, recording))
+        let together = Arc::default();
+        Some((Operations { step, replays, inputs, begin, latest, together, stands }, recording))
     }
 
     /// A tensor is taken at this position, if all before it are made again by operations. Whether it was counted.
@@ -85,17 +97,27 @@ impl Operations {
             by: step.by(current_scope(step), &self.latest),
             stays: step.stays(),
             verify: step.verify,
-            is_taken: &|storage| !self.inputs.contains(&storage) && !Reads::are_noted(storage),
+            is_taken: &|storage| self.given(storage).is_none(),
             planned: &|_, _| Some(Placement::Recompute),
             goes_through: &|position| {
                 position.strand == self.begin.strand && position.index >= self.begin.index
             },
-            // An input is in the cache already, as the step wants it.
-            keeps_unplanned: true,
+            given: &|storage| self.given(storage),
+            together: Some(&self.together),
+            keeps_unplanned: false,
         };
         match self.replays.stand_for(saved, &saving)? {
             Packed::Handle(handle) => Some(Stand::Replay(Arc::from(handle))),
             _ => None,
+        }
+    }
+
+    /// Where a storage comes from that the function did not make. `None` if it made it.
+    fn given(&self, storage: StorageId) -> Option<Given> {
+        let input = self.inputs.iter().find(|(input, _)| *input == storage);
+        match input {
+            Some((_, saved)) => Some(Given::Saved(Arc::clone(saved))),
+            None => Reads::are_noted(storage).then_some(Given::Held),
         }
     }
 

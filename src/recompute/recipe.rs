@@ -87,7 +87,7 @@ struct Drawn {
 
 /// An input as autograd would save it.
 pub(super) struct Input {
-    saved: SavedVariable,
+    saved: Arc<Mutex<SavedVariable>>,
     gradient: Gradient,
 }
 
@@ -129,6 +129,11 @@ impl Before {
     /// With inputs that were saved since.
     pub(super) fn with(self, inputs: Vec<Input>) -> Before {
         Before { inputs, ..self }
+    }
+
+    /// What was saved of the inputs, in their order.
+    pub(super) fn saved(&self) -> impl Iterator<Item = &Arc<Mutex<SavedVariable>>> {
+        self.inputs.iter().map(|input| &input.saved)
     }
 
     /// Where the function may draw random numbers.
@@ -258,14 +263,14 @@ impl Input {
                 true if torch::takes_gradient(input)? => Gradient::Taken,
                 true => Gradient::Dropped,
             };
-            Ok(Input { saved: SavedVariable::new(input)?, gradient })
+            Ok(Input { saved: Arc::new(Mutex::new(SavedVariable::new(input)?)), gradient })
         };
         inputs.iter().map(save).collect()
     }
 
     fn fetch(&self, cache: &Cache) -> Result<Tensor, String> {
         let fetch = || {
-            let input = self.saved.unpack().map_err(refused)?.f_detach()?;
+            let input = self.saved.lock().unpack().map_err(refused)?.f_detach()?;
             // It may belong to another stream, and nobody else need hold it until this one has read it.
             Storage::of(&input)
                 .map_or(Ok(()), |storage| cache.in_use_again(&storage))

@@ -35,8 +35,7 @@ pub(super) fn run(
     let counters = if matches!(level, Level::Rerun) { Arc::default() } else { Arc::clone(&step.counters) };
     let mut recorder = Recorder::new(name, inputs, &before, &step, counters, None);
     // What is run within another segment belongs to that one.
-    let recorded =
-        matches!(level, Level::Step(_)).then(|| Operations::record(&step, recorder.inputs.clone()));
+    let recorded = matches!(level, Level::Step(_)).then(|| Operations::record(&step, inputs, &before));
     let (operations, recording) = recorded.flatten().unzip();
     recorder.operations = operations;
     let recorder = Arc::new(recorder);

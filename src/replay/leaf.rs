@@ -1,6 +1,8 @@
 //! Where reruns begin: storages that are not computed again.
 
-use ssdtrain_libtorch::{Storage, StorageId, Watch};
+use std::sync::Arc;
+
+use ssdtrain_libtorch::{SavedVariable, Storage, StorageId, Watch};
 use ssdtrain_store::sync::Mutex;
 
 use super::demand::Demand;
@@ -22,6 +24,8 @@ pub(super) enum Source {
     Held(Storage),
     /// In the cache.
     Entry(EntryHandle),
+    /// Where what saved it has left it.
+    Saved(Arc<Mutex<SavedVariable>>),
 }
 
 impl Leaf {
@@ -55,6 +59,10 @@ impl Leaf {
                 storage
             }
             Source::Entry(entry) => entry.fetch(),
+            Source::Saved(saved) => {
+                let tensor = saved.lock().unpack().map_err(|error| error.0)?;
+                Storage::of(&tensor).ok_or_else(|| "internal error: an input has no storage".to_owned())
+            }
         }
     }
 
@@ -62,7 +70,7 @@ impl Leaf {
     pub(super) fn is_done(&self) {
         match &self.source {
             Source::Entry(entry) => entry.is_done(),
-            Source::Held(_) => {}
+            Source::Held(_) | Source::Saved(_) => {}
         }
     }
 

@@ -20,7 +20,9 @@ mod rerun;
 mod reruns;
 mod saving;
 mod standing;
+mod together;
 
 pub(crate) use self::chains::Chains;
 pub(crate) use self::replays::Replays;
-pub(crate) use self::saving::{Saving, Stays};
+pub(crate) use self::saving::{Given, Saving, Stays};
+pub(crate) use self::together::Together;

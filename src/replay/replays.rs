@@ -16,8 +16,9 @@ use super::leaf::{self, Leaf};
 use super::node::{Node, Share, Source};
 use super::origins::Origins;
 use super::reruns::Reruns;
-use super::saving::{Saving, Stays};
+use super::saving::{Given, Saving, Stays};
 use super::standing::Standing;
+use super::together::Together;
 use crate::cache::{Cache, Subject, TapeKey};
 use crate::fusion;
 use crate::profile::{Operation, OperationClock, Origin, Read};
@@ -82,12 +83,21 @@ impl Replays {
         let node = self.node(operation, &mut search, 0).ok()?;
         self.standing.insert_result(&storage, &node, made);
         let (share, is_first) = node.add_handle(made, &storage, saving.verify)?;
+        let together = saving.together.map(Arc::clone);
+        together.iter().for_each(|together| together.add(&node, made));
         let counter = if is_first { &self.counters.recomputed } else { &self.counters.deduplicated };
         counter.add(storage.bytes());
         let strand = self.recording.position().strand;
         let tape = saving.by.tape;
         let place = (tape, self.cache.place_in(tape));
-        Some(Packed::Handle(Box::new(Stand { replays: Arc::clone(self), node, share, strand, place })))
+        Some(Packed::Handle(Box::new(Stand {
+            replays: Arc::clone(self),
+            node,
+            share,
+            together,
+            strand,
+            place,
+        })))
     }
 
     /// How a saved tensor was made, as far as that was not told before.
@@ -186,10 +196,13 @@ impl Replays {
         let storage = alive.filter(|_| read.device() == saving.stays.device).ok_or(Missing::Bytes)?;
         let keep = planned.map_or(saving.keeps_unplanned, |planned| planned == Placement::Keep);
         let leaf = self.leaf(unwritten, |_| {
-            let subject = Subject::whole(storage.clone(), read.version());
-            if !self.cache.has(id) {
-                saving.by.record.add(saving.by.scope, storage.bytes(), keep);
+            match (saving.given)(id) {
+                Some(Given::Saved(saved)) => return Some(leaf::Source::Saved(saved)),
+                Some(Given::Held) => return Some(leaf::Source::Held(storage.clone())),
+                None => {}
             }
+            let subject = Subject::whole(storage.clone(), read.version());
+            saving.by.record.add(saving.by.scope, storage.bytes(), keep);
             self.cache.save(subject, keep, saving.by).map(leaf::Source::Entry)
         });
         leaf.ok_or(Missing::Bytes)
@@ -263,6 +276,8 @@ struct Stand {
     replays: Arc<Replays>,
     node: Arc<Node>,
     share: Share,
+    /// What is computed again with it.
+    together: Option<Arc<Together>>,
     /// The number of the thread that saved it.
     strand: u32,
     /// Where it would be among what was saved.
@@ -278,7 +293,7 @@ impl Handle for Stand {
         let (node, made) = (&self.node, self.share.made);
         let storage = match node.changed(made).or_else(|| node.available(made)) {
             Some(storage) => storage,
-            None => self.replays.reruns.run(node, made)?,
+            None => self.replays.reruns.run(node, made, self.together.as_deref())?,
         };
         node.serve(&self.share);
         Ok(storage)

@@ -22,11 +22,13 @@ pub(super) struct Rerun<'a> {
     /// How often what is in `storages` will still be read, and that of what is not there yet.
     pub(super) reads: HashMap<Key, usize>,
     storages: HashMap<Key, Storage>,
+    /// The operations that were looked at, by their addresses.
+    found: HashSet<usize>,
 }
 
 impl<'a> Rerun<'a> {
-    /// What computing one of the results of `target` takes.
-    pub(super) fn new(target: &Arc<Node>, made: usize, cache: &'a Cache) -> Rerun<'a> {
+    /// What computing one of the results of `target` takes, and the results that others wait for.
+    pub(super) fn new(target: &Arc<Node>, made: usize, others: &[Arc<Node>], cache: &'a Cache) -> Rerun<'a> {
         let mut rerun = Rerun {
             cache,
             target: Source::Node(Arc::clone(target), made).key(),
@@ -36,15 +38,19 @@ impl<'a> Rerun<'a> {
             order: Vec::new(),
             reads: HashMap::new(),
             storages: HashMap::new(),
+            found: HashSet::new(),
         };
         rerun.need(target);
+        others.iter().for_each(|other| rerun.need(other));
         rerun
     }
 
     fn need(&mut self, target: &Arc<Node>) {
+        if !self.found.insert(Arc::as_ptr(target).addr()) {
+            return;
+        }
         // The nodes on the way, each with the number of its sources that were looked at.
         let mut path = vec![(Arc::clone(target), 0)];
-        let mut found = HashSet::from([Arc::as_ptr(target).addr()]);
         while let Some((node, looked_at)) = path.last_mut() {
             let Some(source) = node.sources.get(*looked_at).cloned() else {
                 self.order.extend(path.pop().map(|(node, _)| node));
@@ -54,7 +60,7 @@ impl<'a> Rerun<'a> {
             let read = source.key();
             *self.reads.entry(read).or_default() += 1;
             let Source::Node(node, made) = source else { continue };
-            if self.storages.contains_key(&read) || found.contains(&Arc::as_ptr(&node).addr()) {
+            if self.storages.contains_key(&read) || self.found.contains(&Arc::as_ptr(&node).addr()) {
                 continue;
             }
             match node.available(made).filter(|storage| self.cache.may_use(storage)) {
@@ -63,7 +69,7 @@ impl<'a> Rerun<'a> {
                     self.storages.insert(read, storage);
                 }
                 None => {
-                    found.insert(Arc::as_ptr(&node).addr());
+                    self.found.insert(Arc::as_ptr(&node).addr());
                     path.push((node, 0));
                 }
             }

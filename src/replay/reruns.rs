@@ -10,6 +10,7 @@ use super::chained::Group;
 use super::chains::Chains;
 use super::node::Node;
 use super::rerun::Rerun;
+use super::together::Together;
 use crate::cache::Cache;
 use crate::telemetry::Counters;
 use crate::trace::{Name, Range};
@@ -38,8 +39,13 @@ impl Reruns {
         self.chains.as_deref()
     }
 
-    /// Computes one of the results of `node` again, with whatever that needs.
-    pub(super) fn run(&self, node: &Arc<Node>, made: usize) -> Result<Storage, String> {
+    /// Computes one of the results of `node` again, with whatever that needs, and what others of its part wait for.
+    pub(super) fn run(
+        &self,
+        node: &Arc<Node>,
+        made: usize,
+        part: Option<&Together>,
+    ) -> Result<Storage, String> {
         let _turn = self.turn.lock();
         // Another thread may have computed it meanwhile.
         if let Some(storage) = node.available(made) {
@@ -47,10 +53,11 @@ impl Reruns {
         }
         let within = self.cache.scopes.child(node.scope, "recompute");
         let _range = Range::open(self.cache.trace.clone(), Name::Scope(within), node.operation.name());
+        let others = part.map(Together::missing).unwrap_or_default();
         let (start, mark) = (Instant::now(), self.cache.mark(&self.counters));
         // What another thread has changed comes from elsewhere the next time, so this ends.
         let rerun = loop {
-            if let Some(rerun) = self.attempt(node, made)? {
+            if let Some(rerun) = self.attempt(node, made, &others)? {
                 break rerun;
             }
         };
@@ -63,8 +70,13 @@ impl Reruns {
     }
 
     /// `None` if another thread has changed something while it was read.
-    fn attempt(&self, node: &Arc<Node>, made: usize) -> Result<Option<Rerun<'_>>, String> {
-        let mut rerun = Rerun::new(node, made, &self.cache);
+    fn attempt(
+        &self,
+        node: &Arc<Node>,
+        made: usize,
+        others: &[Arc<Node>],
+    ) -> Result<Option<Rerun<'_>>, String> {
+        let mut rerun = Rerun::new(node, made, others, &self.cache);
         let order = std::mem::take(&mut rerun.order);
         let chains = self.chains();
         for Group { nodes, is_chain } in rerun.groups(&order, chains) {

@@ -1,11 +1,14 @@
 //! What is known where a tensor is saved.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
-use ssdtrain_libtorch::StorageId;
+use ssdtrain_libtorch::{SavedVariable, StorageId};
 use ssdtrain_plan::{Placement, Position};
+use ssdtrain_store::sync::Mutex;
 use tch::Device;
 
+use super::together::Together;
 use crate::cache::By;
 
 /// What is known where a tensor is saved.
@@ -20,8 +23,20 @@ pub(crate) struct Saving<'a> {
     pub(crate) planned: &'a dyn Fn(Position, usize) -> Option<Placement>,
     /// Whether an operation that ran then is gone through. What others made is taken as it is.
     pub(crate) goes_through: &'a dyn Fn(Position) -> bool,
+    /// Where a storage comes from that the cache need not take.
+    pub(crate) given: &'a dyn Fn(StorageId) -> Option<Given>,
+    /// What is computed again with it, in one rerun.
+    pub(crate) together: Option<&'a Arc<Together>>,
     /// Whether a result for which nothing was planned stays on the device.
     pub(crate) keeps_unplanned: bool,
+}
+
+/// Where a storage comes from that was taken care of.
+pub(crate) enum Given {
+    /// It was saved for this, as the step wants it.
+    Saved(Arc<Mutex<SavedVariable>>),
+    /// It stays where it is.
+    Held,
 }
 
 /// What a cache does not move.

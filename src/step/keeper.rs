@@ -32,6 +32,8 @@ impl SavedTensorHooks for Keeper {
             verify: step.verify,
             planned: &planned,
             goes_through: &|_| true,
+            given: &|_| None,
+            together: None,
             keeps_unplanned: step.cursor.keeps_unplanned(),
             // What goes in was made outside.
             is_taken: &|_| false,

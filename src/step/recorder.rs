@@ -62,6 +62,8 @@ impl Recorder {
             is_taken: &|storage| part.is_some_and(|part| part.has_taken(storage)),
             planned: &|operation, result| step.cursor.result(operation, result),
             goes_through: &|_| true,
+            given: &|_| None,
+            together: None,
             keeps_unplanned: step.cursor.keeps_unplanned(),
         };
         step.replays.get()?.stand_for(saved, &saving)
