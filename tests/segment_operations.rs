@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::{assert_nothing_held, assert_same_bits, everything, grads, leaf, leaves, parity, randn};
-use ssdtrain::{Backward, ErrorKind, Keep, Step, StepReport, TensorCache, segment};
+use ssdtrain::{Backward, ErrorKind, Keep, Step, StepReport, TensorCache, remat, segment};
 use tch::{Kind, TchError, Tensor};
 
 type Outcome = Result<Tensor, TchError>;
@@ -319,4 +319,58 @@ fn functions_of_all_kinds_have_the_bits_of_a_plain_call() {
             y.sin().sum(Kind::Float)
         });
     }
+}
+
+/// What stays on the device once all that is to leave has left, and the report, of a step whose loss `forward` computes of a leaf.
+fn moving(x: &Tensor, forward: impl Fn(&Tensor) -> Tensor) -> (u64, StepReport) {
+    let cache = everything().build().unwrap();
+    let x = leaf(x);
+    let step = cache.step();
+    let loss = forward(&x).sum(Kind::Float);
+    step.flush();
+    let held = cache.held().device_bytes;
+    step.backward(&loss).unwrap();
+    drop(loss);
+    (held, step.finish().unwrap())
+}
+
+/// An input that is itself computed again is not held, and one of which only a small part goes in stays where it is.
+#[test]
+fn inputs_are_kept_as_the_step_keeps_them() {
+    let (held, _) = moving(&randn(&[64, 64]), |x| {
+        let y = remat(&[&x.sin()], |y| y[0].f_gelu("tanh")).unwrap();
+        segment("s", &y, |y| y.f_neg()?.f_exp()).unwrap()
+    });
+    assert_eq!(held, 0);
+    let (_, report) = moving(&randn(&[64, 64]), |x| {
+        let large = x.detach().copy();
+        let part = large.narrow(0, 0, 1);
+        segment("s", [&part, x], |[part, x]| x.f_neg()?.f_add(part)?.f_sin()?.f_exp()).unwrap()
+    });
+    assert_eq!(report.offloaded.bytes, 64 * 64 * 4, "{report:?}");
+}
+
+/// What a function captured counts as little as where the function holds it.
+#[test]
+fn what_it_captured_is_not_in_the_cache() {
+    let mask = randn(&[64, 64]);
+    let (held, report) = moving(&randn(&[64, 64]), |x| {
+        let mask = &mask * 2.0;
+        segment("s", &(x * 2.0), move |x| x.f_neg()?.f_add(&mask)?.f_sin()?.f_exp()).unwrap()
+    });
+    assert_eq!(held, 0);
+    assert_eq!(report.deduplicated.count, 0, "{report:?}");
+}
+
+/// Branches of what nobody saved compute it once.
+#[test]
+fn a_segment_runs_again_once_for_all_that_it_saved() {
+    let (_, report) = moving(&randn(&[64, 64]), |x| {
+        let branches = |x: &Tensor| {
+            let y = x.f_neg()?;
+            (1..5).map(|times| y.f_mul_scalar(times)?.f_sin()).reduce(|sum, next| sum?.f_add(&next?)).unwrap()
+        };
+        segment("s", &(x * 2.0), branches).unwrap()
+    });
+    assert_eq!((report.reruns.count, report.loaded.count), (1, 1), "{report:?}");
 }
