@@ -374,3 +374,15 @@ fn a_segment_runs_again_once_for_all_that_it_saved() {
     });
     assert_eq!((report.reruns.count, report.loaded.count), (1, 1), "{report:?}");
 }
+
+/// An input of several segments comes back once.
+#[test]
+fn what_several_segments_share_is_loaded_once() {
+    let (_, report) = moving(&randn(&[64, 64]), |x| {
+        let memory = x * 2.0;
+        (0..4).fold(x * 1.0, |y, _| {
+            segment("s", [&y, &memory], |[y, memory]| y.f_neg()?.f_add(memory)?.f_sin()?.f_exp()).unwrap()
+        })
+    });
+    assert!(report.loaded.count <= 4 + 1, "{report:?}");
+}

@@ -38,8 +38,10 @@ use crate::step::{Level, current_step, scope};
 ///
 /// Without a plan, backward runs the operations of `f` again, without calling `f`, if they can make again all that was saved: what runs
 /// element by element becomes one then ([`fuse_reruns`](crate::TensorCacheBuilder::fuse_reruns)). `f` is dropped once it has returned.
-/// Random numbers, what is written through an address, and operations that need not have the same bits again cannot be made so, and
-/// then `f` is called again for everything.
+/// Random numbers, what tch itself writes through an address (as `Tensor::from_slice` does), and operations that need not have the same
+/// bits again cannot be made so, and then `f` is called again for everything. What `f` itself writes through an address to the result
+/// of an operation is not seen: only [`verify`](crate::TensorCacheBuilder::verify) shows that, and
+/// [`fuse_reruns(false)`](crate::TensorCacheBuilder::fuse_reruns) has `f` called again.
 ///
 /// Otherwise backward calls `f` a second time, on whichever thread runs it, and ends it where the last tensor is saved that it needs: the matrix
 /// product at the end of a block is not computed again. The operation that saves that tensor, and every later one that saves anything,

@@ -112,6 +112,11 @@ impl Operations {
         }
     }
 
+    /// The first run has ended. What nothing stands for needs no record, and no other segment goes back through this one.
+    pub(super) fn forget(&self) {
+        self.replays.micro_batch_ends(Some(self.begin.strand));
+    }
+
     /// Where a storage comes from that the function did not make. `None` if it made it.
     fn given(&self, storage: StorageId) -> Option<Given> {
         let input = self.inputs.iter().find(|(input, _)| *input == storage);

@@ -41,6 +41,7 @@ pub(super) fn run(
     let recorder = Arc::new(recorder);
     let (output, reads) = recorder.first_run(Level::Segment, scope, &function, inputs)?;
     drop(recording);
+    recorder.operations.iter().for_each(Operations::forget);
     recorder.conclude(before, function, &output, reads, Level::Rerun)?;
     Ok(output)
 }

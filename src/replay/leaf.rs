@@ -24,8 +24,9 @@ pub(super) enum Source {
     Held(Storage),
     /// In the cache.
     Entry(EntryHandle),
-    /// Where what saved it has left it.
-    Saved(Arc<Mutex<SavedVariable>>),
+    /// Where those that saved it have left it, and how often it came from there. Each is asked in turn, because what all of them share stays
+    /// on the device until each was served.
+    Saved(Mutex<(Vec<Arc<Mutex<SavedVariable>>>, usize)>),
 }
 
 impl Leaf {
@@ -60,8 +61,24 @@ impl Leaf {
             }
             Source::Entry(entry) => entry.fetch(),
             Source::Saved(saved) => {
-                let tensor = saved.lock().unpack().map_err(|error| error.0)?;
+                let next = {
+                    let (all, asked) = &mut *saved.lock();
+                    *asked += 1;
+                    all.get((*asked - 1) % all.len().max(1)).map(Arc::clone)
+                };
+                let next = next.ok_or_else(|| "internal error: an input was not saved".to_owned())?;
+                let tensor = next.lock().unpack().map_err(|error| error.0)?;
                 Storage::of(&tensor).ok_or_else(|| "internal error: an input has no storage".to_owned())
+            }
+        }
+    }
+
+    /// It was saved once more.
+    pub(super) fn is_saved(&self, by: Arc<Mutex<SavedVariable>>) {
+        if let Source::Saved(saved) = &self.source {
+            let (all, _) = &mut *saved.lock();
+            if !all.iter().any(|one| Arc::ptr_eq(one, &by)) {
+                all.push(by);
             }
         }
     }

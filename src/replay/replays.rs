@@ -9,6 +9,7 @@ use ssdtrain_libtorch::{
     WriteObserver,
 };
 use ssdtrain_plan::{Placement, Position};
+use ssdtrain_store::sync::Mutex;
 
 use super::chained;
 use super::chains::Chains;
@@ -197,7 +198,7 @@ impl Replays {
         let keep = planned.map_or(saving.keeps_unplanned, |planned| planned == Placement::Keep);
         let leaf = self.leaf(unwritten, |_| {
             match (saving.given)(id) {
-                Some(Given::Saved(saved)) => return Some(leaf::Source::Saved(saved)),
+                Some(Given::Saved(_)) => return Some(leaf::Source::Saved(Mutex::default())),
                 Some(Given::Held) => return Some(leaf::Source::Held(storage.clone())),
                 None => {}
             }
@@ -205,6 +206,9 @@ impl Replays {
             saving.by.record.add(saving.by.scope, storage.bytes(), keep);
             self.cache.save(subject, keep, saving.by).map(leaf::Source::Entry)
         });
+        if let (Some(Source::Leaf(leaf)), Some(Given::Saved(saved))) = (&leaf, (saving.given)(id)) {
+            leaf.is_saved(saved);
+        }
         leaf.ok_or(Missing::Bytes)
     }
 

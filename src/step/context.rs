@@ -125,12 +125,19 @@ impl StepContext {
 
     /// Records what the calling thread does in the step, if the step needs that.
     pub(crate) fn records(&self) -> Option<RecordingThread> {
-        let is_needed = self.probe.is_some() || self.plan.recomputes();
-        self.replays.get().filter(|_| is_needed).map(|replays| replays.recording().record())
+        self.replays.get().filter(|_| self.is_recorded()).map(|replays| replays.recording().record())
+    }
+
+    /// Whether all that its threads do is recorded.
+    fn is_recorded(&self) -> bool {
+        self.probe.is_some() || self.plan.recomputes()
     }
 
     /// What records the operations of parts of the step; `None` if they need not be run again as one, or cannot be.
     pub(crate) fn replays_of_parts(&self) -> Option<&Arc<Replays>> {
+        if self.is_recorded() {
+            return None;
+        }
         if self.replays.get().is_none() {
             let chains = self.chains.as_ref().filter(|chains| chains.is_able())?;
             let made = Replays::new(&self.cache, &self.counters, None, Some(chains)).ok()?;

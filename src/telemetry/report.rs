@@ -61,7 +61,7 @@ pub struct StepReport {
     pub unchecked: Tally,
     /// Storages that backward computes again: neither the graph nor the cache holds their bytes.
     pub recomputed: Tally,
-    /// Segments and single operations that ran again, and the bytes they returned to backward.
+    /// Segments and single operations that ran again, and the bytes that functions returned to backward, or that recorded operations made.
     pub reruns: Tally,
     /// Several operations of reruns that ran as one, as a kernel on a GPU or in tiles on the CPU, and the bytes that were written.
     pub fused: Tally,
