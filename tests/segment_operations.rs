@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::{assert_nothing_held, assert_same_bits, everything, grads, leaf, leaves, parity, randn};
-use ssdtrain::{Backward, ErrorKind, Keep, Step, StepReport, TensorCache, remat, segment};
+use ssdtrain::{Adaptive, Backward, ErrorKind, Keep, Step, StepReport, TensorCache, remat, segment};
 use tch::{Kind, TchError, Tensor};
 
 type Outcome = Result<Tensor, TchError>;
@@ -385,4 +385,14 @@ fn what_several_segments_share_is_loaded_once() {
         })
     });
     assert!(report.loaded.count <= 4 + 1, "{report:?}");
+}
+
+/// Also in a step that is profiled, where everything is recorded.
+#[test]
+fn functions_are_called_again_where_nothing_is_to_be_fused() {
+    let cache = everything().policy(Adaptive::default()).fuse_reruns(false).build().unwrap();
+    for step in 1..5 {
+        let (_, calls, _) = in_segment(&cache, &leaves(&sources()), block, |step, loss| step.backward(loss));
+        assert_eq!(calls, 2, "step {step}");
+    }
 }

@@ -63,8 +63,8 @@ use crate::step::{Level, current_step, scope};
 ///   numbers or update statistics are serialised.
 ///
 /// What goes wrong in the rerun before it ends is an error from backward, never a wrong gradient. What `f` would do after that is neither
-/// done nor checked. The tensors that `f` reads are checked for operations
-/// that wrote to them. That check does not notice other inputs of `f`, such as a counter or a tensor that something writes to through its
+/// done nor checked. Where `f` is called again, the tensors that it reads are checked for operations that wrote to them; else their bytes
+/// are copied before an operation writes to them. That check does not notice other inputs of `f`, such as a counter or a tensor that something writes to through its
 /// address: [`verify`](crate::TensorCacheBuilder::verify) also compares the result of the second call with that of the first.
 ///
 /// ```no_run

@@ -3,15 +3,16 @@
 
 use std::sync::Arc;
 
+use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{
-    Handle, Packed, Position, Reads, RecordingThread, SavedTensor, SavedVariable, Storage, StorageId,
+    Handle, Packed, Reads, RecordingThread, SavedTensor, SavedVariable, Storage, StorageId,
 };
-use ssdtrain_plan::Placement;
+use ssdtrain_plan::{Placement, Position};
 use ssdtrain_store::sync::Mutex;
 use tch::Tensor;
 
 use super::recipe::Before;
-use crate::replay::{Given, Replays, Saving, Together};
+use crate::replay::{Bounds, Given, Replays, Saving, Together};
 use crate::step::{Latest, StepContext, current_scope};
 
 /// The operations of a segment's first run.
@@ -60,7 +61,8 @@ impl Operations {
         let inputs = inputs.filter_map(|(input, saved)| Some((Storage::of(input)?.id(), Arc::clone(saved))));
         let inputs = inputs.collect();
         let recording = replays.recording().record();
-        let begin = replays.recording().position();
+        let torch::Position { strand, index } = replays.recording().position();
+        let begin = Position { strand, index };
         let (step, latest, stands) = (Arc::clone(step), Latest::default(), Mutex::new(Some(Vec::new())));
         let together = Arc::default();
         Some((Operations { step, replays, inputs, begin, latest, together, stands }, recording))
@@ -99,12 +101,12 @@ impl Operations {
             verify: step.verify,
             is_taken: &|storage| self.given(storage).is_none(),
             planned: &|_, _| Some(Placement::Recompute),
-            goes_through: &|position| {
-                position.strand == self.begin.strand && position.index >= self.begin.index
-            },
-            given: &|storage| self.given(storage),
-            together: Some(&self.together),
             keeps_unplanned: false,
+            bounds: Some(Bounds {
+                begin: self.begin,
+                given: &|storage| self.given(storage),
+                together: &self.together,
+            }),
         };
         match self.replays.stand_for(saved, &saving)? {
             Packed::Handle(handle) => Some(Stand::Replay(Arc::from(handle))),
@@ -114,7 +116,7 @@ impl Operations {
 
     /// The first run has ended. What nothing stands for needs no record, and no other segment goes back through this one.
     pub(super) fn forget(&self) {
-        self.replays.micro_batch_ends(Some(self.begin.strand));
+        self.replays.forget(Some(self.begin.strand));
     }
 
     /// Where a storage comes from that the function did not make. `None` if it made it.
@@ -129,5 +131,33 @@ impl Operations {
     /// The first run has ended. What stands for the positions that were taken, if operations make all of them again.
     pub(super) fn end(&self) -> Option<Vec<(usize, Stand)>> {
         self.stands.lock().take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ssdtrain_plan::Keep;
+    use tch::{Device, Kind};
+
+    use crate::step::current_step;
+    use crate::{TensorCache, segment};
+
+    use super::*;
+
+    /// Whether anything is on record of what a segment returned.
+    fn is_recorded(function: fn(&Tensor) -> Result<Tensor, tch::TchError>) -> bool {
+        let cache = TensorCache::builder().policy(Keep).min_bytes(0).build().unwrap();
+        let x = Tensor::ones([64], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let _step = cache.step();
+        let y = segment("s", &x, function).unwrap();
+        let (step, ..) = current_step(Device::Cpu).unwrap();
+        step.replays.get().unwrap().recording().maker(&Storage::of(&y).unwrap()).is_some()
+    }
+
+    #[test]
+    fn records_end_with_their_segment() {
+        let made_again = is_recorded(|x| x.f_sin()?.f_exp());
+        let by_its_function = is_recorded(|x| x.f_dropout(0.5, true)?.f_sin()?.f_exp());
+        assert!(!made_again && !by_its_function);
     }
 }

@@ -24,5 +24,5 @@ mod together;
 
 pub(crate) use self::chains::Chains;
 pub(crate) use self::replays::Replays;
-pub(crate) use self::saving::{Given, Saving, Stays};
+pub(crate) use self::saving::{Bounds, Given, Saving, Stays};
 pub(crate) use self::together::Together;

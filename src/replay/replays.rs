@@ -84,7 +84,7 @@ impl Replays {
         let node = self.node(operation, &mut search, 0).ok()?;
         self.standing.insert_result(&storage, &node, made);
         let (share, is_first) = node.add_handle(made, &storage, saving.verify)?;
-        let together = saving.together.map(Arc::clone);
+        let together = saving.bounds.as_ref().map(|bounds| Arc::clone(bounds.together));
         together.iter().for_each(|together| together.add(&node, made));
         let counter = if is_first { &self.counters.recomputed } else { &self.counters.deduplicated };
         counter.add(storage.bytes());
@@ -122,8 +122,9 @@ impl Replays {
         (saving.planned)(position(&operation), made)
     }
 
-    /// What is saved from now on belongs to another micro-batch, on the thread with this number or on all of them.
-    pub(crate) fn micro_batch_ends(&self, strand: Option<u32>) {
+    /// What is saved from now on, on the thread with this number or on all of them, is not computed from what was recorded before: it
+    /// belongs to another micro-batch, or to another part of the program.
+    pub(crate) fn forget(&self, strand: Option<u32>) {
         self.recording.clear(strand);
     }
 
@@ -163,9 +164,8 @@ impl Replays {
     ) -> Result<Source, Missing> {
         let saving = search.saving;
         let id = read.id().ok_or(Missing::Bytes)?;
-        let maker = operation
-            .maker(index, &self.recording)
-            .filter(|(maker, _)| (saving.goes_through)(position(maker)));
+        let maker =
+            operation.maker(index, &self.recording).filter(|(maker, _)| saving.goes_through(position(maker)));
         if let Some((maker, made)) = &maker
             && let Some(node) = self.standing.node(maker)
         {
@@ -197,7 +197,7 @@ impl Replays {
         let storage = alive.filter(|_| read.device() == saving.stays.device).ok_or(Missing::Bytes)?;
         let keep = planned.map_or(saving.keeps_unplanned, |planned| planned == Placement::Keep);
         let leaf = self.leaf(unwritten, |_| {
-            match (saving.given)(id) {
+            match saving.given(id) {
                 Some(Given::Saved(_)) => return Some(leaf::Source::Saved(Mutex::default())),
                 Some(Given::Held) => return Some(leaf::Source::Held(storage.clone())),
                 None => {}
@@ -206,7 +206,7 @@ impl Replays {
             saving.by.record.add(saving.by.scope, storage.bytes(), keep);
             self.cache.save(subject, keep, saving.by).map(leaf::Source::Entry)
         });
-        if let (Some(Source::Leaf(leaf)), Some(Given::Saved(saved))) = (&leaf, (saving.given)(id)) {
+        if let (Some(Source::Leaf(leaf)), Some(Given::Saved(saved))) = (&leaf, saving.given(id)) {
             leaf.is_saved(saved);
         }
         leaf.ok_or(Missing::Bytes)
@@ -291,7 +291,7 @@ struct Stand {
 impl Handle for Stand {
     fn unpack(&self) -> Result<Storage, String> {
         // If the program runs backward by itself, this shows that a micro-batch was saved.
-        self.replays.micro_batch_ends(Some(self.strand));
+        self.replays.forget(Some(self.strand));
         let (tape, position) = self.place;
         self.replays.cache.comes_to(tape, position);
         let (node, made) = (&self.node, self.share.made);

@@ -21,17 +21,36 @@ pub(crate) struct Saving<'a> {
     pub(crate) is_taken: &'a dyn Fn(StorageId) -> bool,
     /// The planned placement of an operation's result: when it ran, and which of its results it is.
     pub(crate) planned: &'a dyn Fn(Position, usize) -> Option<Placement>,
-    /// Whether an operation that ran then is gone through. What others made is taken as it is.
-    pub(crate) goes_through: &'a dyn Fn(Position) -> bool,
-    /// Where a storage comes from that the cache need not take.
-    pub(crate) given: &'a dyn Fn(StorageId) -> Option<Given>,
-    /// What is computed again with it, in one rerun.
-    pub(crate) together: Option<&'a Arc<Together>>,
     /// Whether a result for which nothing was planned stays on the device.
     pub(crate) keeps_unplanned: bool,
+    /// The part of the program that is running, if what it saves is made again from what went into it.
+    pub(crate) bounds: Option<Bounds<'a>>,
 }
 
-/// Where a storage comes from that was taken care of.
+/// A part of the program that is made again from what went into it.
+pub(crate) struct Bounds<'a> {
+    /// Where it began. What was made before, or on another thread, went into it.
+    pub(crate) begin: Position,
+    /// Where a storage comes from that went into it.
+    pub(crate) given: &'a dyn Fn(StorageId) -> Option<Given>,
+    /// What it saved is made again in one rerun.
+    pub(crate) together: &'a Arc<Together>,
+}
+
+impl Saving<'_> {
+    /// Whether what an operation made that ran then may be computed again, rather than taken as it is.
+    pub(super) fn goes_through(&self, ran: Position) -> bool {
+        let begin = self.bounds.as_ref().map(|bounds| bounds.begin);
+        begin.is_none_or(|begin| ran.strand == begin.strand && ran.index >= begin.index)
+    }
+
+    /// Where a storage comes from that the cache need not take.
+    pub(super) fn given(&self, storage: StorageId) -> Option<Given> {
+        (self.bounds.as_ref()?.given)(storage)
+    }
+}
+
+/// Where a storage comes from that went into a part of the program.
 pub(crate) enum Given {
     /// It was saved for this, as the step wants it.
     Saved(Arc<Mutex<SavedVariable>>),

@@ -14,6 +14,7 @@ use crate::cache::{By, Cache};
 use crate::policy::{Cursor, Decision, Facts, Instruction, Placed, decide, stays};
 use crate::profile::Probe;
 use crate::replay::{Chains, Replays, Stays};
+use crate::telemetry::events::warn_once;
 use crate::telemetry::{Counters, ScopeId, ScopeRecord};
 
 /// State shared by the threads that work on one step.
@@ -140,7 +141,10 @@ impl StepContext {
         }
         if self.replays.get().is_none() {
             let chains = self.chains.as_ref().filter(|chains| chains.is_able())?;
-            let made = Replays::new(&self.cache, &self.counters, None, Some(chains)).ok()?;
+            let made = Replays::new(&self.cache, &self.counters, None, Some(chains));
+            let made = made
+                .inspect_err(|error| warn_once!(%error, "operations of segments are not recorded"))
+                .ok()?;
             // Another thread may have come first.
             return Some(self.replays.get_or_init(|| made));
         }
@@ -156,7 +160,7 @@ impl StepContext {
     pub(crate) fn micro_batch_ends(&self) {
         self.cursor.backward_ended();
         if let Some(replays) = self.replays.get() {
-            replays.micro_batch_ends(None);
+            replays.forget(None);
         }
         if let Some(probe) = &self.probe {
             probe.backward_ended();

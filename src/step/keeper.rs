@@ -31,9 +31,7 @@ impl SavedTensorHooks for Keeper {
             stays: step.stays(),
             verify: step.verify,
             planned: &planned,
-            goes_through: &|_| true,
-            given: &|_| None,
-            together: None,
+            bounds: None,
             keeps_unplanned: step.cursor.keeps_unplanned(),
             // What goes in was made outside.
             is_taken: &|_| false,

@@ -61,9 +61,7 @@ impl Recorder {
             verify: step.verify,
             is_taken: &|storage| part.is_some_and(|part| part.has_taken(storage)),
             planned: &|operation, result| step.cursor.result(operation, result),
-            goes_through: &|_| true,
-            given: &|_| None,
-            together: None,
+            bounds: None,
             keeps_unplanned: step.cursor.keeps_unplanned(),
         };
         step.replays.get()?.stand_for(saved, &saving)
