@@ -93,6 +93,9 @@ const LIMITED: Variation = Variation {
 };
 /// The same, of which the clock is known.
 const CLOCKED: Variation = Variation { clocked: Some(0.05), power: [-0.02, 0.2], ..LIMITED };
+/// One far from the limit of its power, whose steps are all but alike.
+const STEADY: Variation =
+    Variation { noise: 0.0006, disturbed: 0.0, drift: [0.0, 0.0], cold: 0.0, clocked: Some(0.5), ..GPU };
 /// A device whose steps take as long as it takes to launch them: so does what a plan does besides, and a profiled step waits for its notes.
 const LAUNCHING: Variation = Variation {
     noise: 0.05,
@@ -443,6 +446,14 @@ fn steps_that_vary_little_end_close_to_their_goal_and_not_above() {
         assert!(outcomes.over() <= 0.1 && outcomes.unused() < 0.15);
         assert!(outcomes.place(0.9, |one| one.settled as f64) <= 60.0);
         assert!(outcomes.place(0.9, |one| f64::from(one.kept)) <= 24.0);
+    }
+}
+
+#[test]
+fn steps_that_are_all_but_alike_leave_little_of_their_goal() {
+    for goal in GOALS {
+        let outcomes = Outcomes::of(goal, STEADY);
+        assert!(outcomes.over() <= 0.02 && outcomes.unused() < 0.1);
     }
 }
 

@@ -14,6 +14,10 @@ const VARIES: f64 = 0.015;
 /// the next.
 const BY_POWER: f64 = 0.09;
 const BY_POWER_DOUBT: f64 = 0.1;
+/// A device whose clock varied by no more than this share in more than two steps of each kind is not at the limit of its power. In a few
+/// it may have run alike by chance.
+const STEADY: f64 = 0.0075;
+const FEW: usize = 2;
 
 /// Steps are alike if their sizes differ by no more than this share.
 const ALIKE: f64 = 0.01;
@@ -46,6 +50,9 @@ pub(super) struct Clocks {
     /// By how much it was faster in planned steps, as a share, and the standard error of that.
     faster: f64,
     error: f64,
+    /// By how much it varied, and in how many steps of each kind.
+    range: f64,
+    count: usize,
 }
 
 impl Clocks {
@@ -54,7 +61,7 @@ impl Clocks {
         let kinds = [kept, planned].map(|steps| steps.iter().map(Point::of).collect::<Option<Vec<_>>>());
         let [Some(kept), Some(planned)] = kinds else { return None };
         let fewest = kept.len().min(planned.len());
-        if fewest < 2 {
+        if fewest < FEW {
             return None;
         }
         let [kept_clock, planned_clock] =
@@ -75,12 +82,26 @@ impl Clocks {
         }
         let varies = (varies / (kept.len() + planned.len() - 2) as f64).max(VARIES.powi(2));
         let [least, most] = FOLLOWS_AT_MOST;
+        let all = || kept.iter().chain(&planned).map(|point| point.clock);
+        let range = all().fold(f64::MIN, f64::max) - all().fold(f64::MAX, f64::min);
         Some(Clocks {
             follows: (told / certain).clamp(least, most),
             kept: kept_clock,
             faster: planned_clock - kept_clock,
             error: (varies * 2.0 / fewest as f64).sqrt(),
+            range,
+            count: fewest,
         })
+    }
+
+    /// Whether they varied at all, so that they may explain what steps vary by.
+    pub(super) fn vary(&self) -> bool {
+        self.range > STEADY
+    }
+
+    /// Whether they surely do not.
+    pub(super) fn are_steady(&self) -> bool {
+        self.count > FEW && !self.vary()
     }
 
     /// What a step would have taken at the clock of those that kept everything. Transfers take their time at any clock, so one that waited
@@ -95,6 +116,9 @@ impl Clocks {
     /// By how much planned steps are longer because their clock is slower, if they are longer by the share `extra` at one clock, and the
     /// standard error of that. Chance makes it slower and faster, so what is seen of it counts as much as it is certain.
     pub(super) fn slower(&self, extra: f64) -> [f64; 2] {
+        if self.are_steady() {
+            return [0.0, 0.0];
+        }
         let [expected, doubt] = [BY_POWER, BY_POWER_DOUBT].map(|share| share * extra.max(0.0));
         let [seen, error] = [-self.faster, self.error].map(|share| self.follows * share);
         let both = doubt.powi(2) + error.powi(2);
@@ -205,6 +229,14 @@ mod tests {
         // Two of a program with AdamW ran so, and in turns with steps without the cache it took 1.8 % more in all.
         let [slower, error] = slower(0.0225, &[1.0, 1.007], &[0.967, 0.959]);
         assert!((0.002..0.004).contains(&slower) && error < 0.0025, "{slower} {error}");
+    }
+
+    #[test]
+    fn a_clock_that_hardly_varies_says_that_nothing_is_slower_for_want_of_power() {
+        assert_eq!(slower(0.05, &[1.0, 1.001, 0.999, 1.0], &[0.999, 1.0, 0.997, 1.001]), [0.0, 0.0]);
+        let [varied, _] = slower(0.05, &[1.0, 1.01, 0.999, 1.0], &[0.999, 1.0, 0.997, 1.001]);
+        let [chance, _] = slower(0.05, &[1.0, 1.001], &[0.999, 1.0]);
+        assert!(varied > 0.0 && chance > 0.0);
     }
 
     #[test]

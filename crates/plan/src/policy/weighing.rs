@@ -160,9 +160,10 @@ impl Weighing {
         (!self.shown.is_empty() && self.shown.len() == self.planned.len()).then(|| usual(self.shown.clone()))
     }
 
-    /// Whether so few steps were timed that they tell little of how much steps vary, and are not alike at one clock either.
+    /// Whether so few steps were timed that they tell little of how much steps vary, and no clock explains that either.
     pub(super) fn is_short(&self) -> bool {
-        let is_alike = |steadied: Steadied| steadied.compared.deviation <= MOST_APART;
+        let is_alike =
+            |steadied: Steadied| steadied.clocks.vary() && steadied.compared.deviation <= MOST_APART;
         self.has_few() && !self.at_one_clock().is_some_and(is_alike)
     }
 
@@ -223,7 +224,7 @@ impl Weighing {
         })
     }
 
-    /// The steps as if the device's clock had run alike in all, if that is known, and explains some of what they vary by.
+    /// The steps as if the device's clock had run alike in all, if that is known, and explains some of what they vary by or did run alike.
     fn at_one_clock(&self) -> Option<Steadied> {
         let clocks = Clocks::of(&self.kept, &self.planned)?;
         let [kept, planned] = [&self.kept, &self.planned]
@@ -231,7 +232,8 @@ impl Weighing {
         let kept = KeptSizes::new(kept);
         let seen = Compared::of(&KeptSizes::new(self.kept.clone()), &self.planned)?;
         let compared = Compared::of(&kept, &planned)?;
-        (compared.deviation < seen.deviation).then_some(Steadied { clocks, kept, compared })
+        let explains = compared.deviation < seen.deviation || clocks.are_steady();
+        explains.then_some(Steadied { clocks, kept, compared })
     }
 }
 
