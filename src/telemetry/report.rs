@@ -161,6 +161,7 @@ impl fmt::Display for StepReport {
             (Some(Planning::Followed), Some(plan)) => {
                 let baseline = match plan.baseline {
                     Baseline::Measured => "a measured baseline",
+                    Baseline::Others => "the baseline of other kinds of steps",
                     _ => "the baseline of its profile",
                 };
                 write!(f, "; plan {} (against {baseline})", plan.plans)?;

@@ -22,6 +22,7 @@ mod planned;
 mod planning;
 mod saved;
 mod scarcity;
+mod shown;
 mod sizes;
 mod start;
 mod step;

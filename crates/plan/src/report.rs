@@ -53,6 +53,8 @@ pub struct PlanReport {
 pub enum Baseline {
     /// Computed from the profiled step and corrected by planned steps. What a plan costs besides its stalls does not show in it.
     Profile,
+    /// Taken from steps of another kind that kept everything, by how much they save.
+    Others,
     /// Measured in steps that kept everything.
     Measured,
 }
@@ -128,6 +130,7 @@ impl fmt::Display for PlanReport {
             ms(self.kept_step),
             match self.baseline {
                 Baseline::Profile => "by the profile",
+                Baseline::Others => "as other kinds of steps show",
                 Baseline::Measured => "as measured",
             },
             ByteSize(self.prediction.peak()),

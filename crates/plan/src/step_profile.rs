@@ -67,6 +67,12 @@ pub struct Rates {
 }
 
 impl StepProfile {
+    /// The bytes of all activations of the step's micro-batches, each counted once.
+    pub(crate) fn saved_bytes(&self) -> u64 {
+        let bytes = self.work.activations.iter().map(|activation| activation.bytes);
+        bytes.sum::<u64>().saturating_mul(u64::from(self.micro_batches.max(1)))
+    }
+
     /// The machine as the step has shown it. Plans rely on 0.97 of the measured bandwidth of copies, and on 0.9 of that of the disk.
     pub fn machine(&self, resources: &Resources) -> Machine {
         let Rates { out, back, written, read } = self.rates;

@@ -33,6 +33,9 @@ pub(super) struct Corrections {
     pub(super) reruns: u32,
     /// Whether steps that keep everything were timed.
     pub(super) is_measured: bool,
+    /// Whether those of other kinds tell what one takes that keeps everything, since none was timed.
+    #[serde(default)]
+    pub(super) is_by_others: bool,
     /// By which share of it computing takes longer than in the profiled step.
     #[serde(default)]
     pub(super) longer: f64,
@@ -65,6 +68,11 @@ pub(super) struct Corrections {
 }
 
 impl Corrections {
+    /// Whether steps that keep everything have told what these take, if only others of about the size.
+    pub(super) fn knows_kept(&self) -> bool {
+        self.is_measured || self.is_by_others
+    }
+
     pub(super) fn allowance(&self) -> f64 {
         self.stays.or(self.allowance).unwrap_or(1.0)
     }
@@ -157,8 +165,9 @@ impl Corrections {
 
     /// What remains of them for another goal.
     pub(super) fn of_any_goal(self) -> Corrections {
-        let Corrections { reruns, is_measured, longer, is_behind, cost, unforeseen, .. } = self;
-        Corrections { reruns, is_measured, longer, is_behind, cost, unforeseen, ..Corrections::default() }
+        let Corrections { reruns, is_measured, is_by_others, longer, is_behind, cost, unforeseen, .. } = self;
+        let of_goals = Corrections::default();
+        Corrections { reruns, is_measured, is_by_others, longer, is_behind, cost, unforeseen, ..of_goals }
     }
 
     /// What they say of steps of another profile.

@@ -13,7 +13,8 @@ use super::decisions::Decision;
 use super::disk_watch::DiskWatch;
 use super::free_memory::Look;
 use super::objective::Objective;
-use super::planned::{Planned, Shown};
+use super::planned::Planned;
+use super::shown::Shown;
 use super::sizes::KeptSizes;
 use super::watch::{Seen, Watch};
 use super::weighing::Weighing;
@@ -125,6 +126,13 @@ impl Kind {
             last: 0,
             decisions: Vec::new(),
         }
+    }
+
+    /// What a step takes that keeps everything, if some of the planned size have shown it and steps of other sizes take another time.
+    pub(super) fn shows_kept(&self) -> Option<Duration> {
+        let Planned { corrections, .. } = &self.planned;
+        let is_shown = corrections.is_measured && !self.is_told_by_others && !self.planned.waits();
+        is_shown.then(|| self.planned.kept_step())
     }
 
     /// How the step that begins goes if it is of this kind.

@@ -8,7 +8,8 @@ use super::decisions::Decision;
 use super::free_memory::Look;
 use super::kind::Kind;
 use super::objective::Objective;
-use super::planned::{Planned, Shown};
+use super::planned::Planned;
+use super::shown::Shown;
 use crate::step_profile::StepProfile;
 
 /// How many of them have plans at once.
@@ -101,10 +102,11 @@ impl Kinds {
     /// Takes note of what the last steps have shown that others tell nothing better than.
     fn shows(&mut self) {
         for kind in self.all.iter().rev() {
-            let shown = kind.planned.shown();
-            if self.shown.as_ref().is_none_or(|known| known.rank() <= shown.rank()) {
-                self.shown = Some(shown);
+            let mut shown = Shown::of(&kind.planned).beside(self.shown.take());
+            if let Some(kept) = kind.shows_kept() {
+                shown.sees(kind.planned.profile.saved_bytes(), kept);
             }
+            self.shown = Some(shown);
         }
     }
 

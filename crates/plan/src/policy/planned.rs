@@ -8,6 +8,7 @@ use super::corrections::Corrections;
 use super::cost::{BESIDES, Cost, Extra, FIRST_DOUBT};
 use super::labels::Labels;
 use super::objective::Objective;
+use super::shown::Shown;
 use super::watch::Seen;
 use crate::machine::MOST_MOVING;
 use crate::report::{Baseline, PlanReport, PlanRow};
@@ -63,32 +64,6 @@ pub(super) struct Planned {
     report: Option<Arc<PlanReport>>,
 }
 
-/// What steps of a plan have shown that says something of other steps.
-#[derive(Clone, Debug)]
-pub(super) struct Shown {
-    /// By which share of it computing takes longer than in the profiled step.
-    longer: f64,
-    /// What moving a byte takes, and how much of the work on the program's thread shows.
-    moving: f64,
-    exposed: f64,
-    /// How long one takes that keeps everything, and whether one has shown it.
-    kept: Duration,
-    is_measured: bool,
-    corrections: Corrections,
-}
-
-impl Shown {
-    /// Plans that were compared tell more than steps that kept everything, and these more than a profile.
-    pub(super) fn rank(&self) -> u8 {
-        u8::from(self.is_measured) + 2 * u8::from(self.is_compared())
-    }
-
-    /// Whether plans were compared.
-    pub(super) fn is_compared(&self) -> bool {
-        self.corrections.cost.is_some()
-    }
-}
-
 impl Planned {
     pub(super) fn new(
         objective: &Objective,
@@ -113,22 +88,18 @@ impl Planned {
         Planned { profile, machine, plan, schedule, in_reach, corrections, kept_peak, report: None }
     }
 
-    /// What its steps have shown that says something of others.
-    pub(super) fn shown(&self) -> Shown {
-        let Planned { machine, corrections, .. } = self;
-        let Machine { moving, exposed, .. } = *machine;
-        let (longer, corrections) = (corrections.longer, corrections.of_other_steps());
-        let (kept, is_measured) = (self.kept_step(), self.corrections.is_measured);
-        Shown { longer, moving, exposed, kept, is_measured, corrections }
-    }
-
     /// Its plans were not compared with anything, so they are taken to cost what those of others do. Where no step of it has kept
-    /// everything, only the profile shows what that takes: computing is to it what it is for others.
+    /// everything, others of about its size show what that takes, or else the profile: computing is to it what it is for others.
     pub(super) fn takes_over(&mut self, objective: &Objective, shown: &Shown) {
         let Shown { longer, moving, exposed, kept, corrections, .. } = shown;
         if !self.corrections.is_measured {
             self.machine.exposed = *exposed;
             self.paced((1.0 + longer) / (1.0 + self.corrections.longer));
+            let by_size = shown.kept_by_size(self.profile.saved_bytes(), self.kept_step());
+            if let Some(kept) = by_size {
+                self.paced(1.0 + beyond(kept, self.kept_step()));
+            }
+            self.corrections.is_by_others = by_size.is_some();
         }
         if !self.corrections.is_measured || corrections.cost.is_some() {
             self.machine.moving = *moving;
@@ -143,7 +114,7 @@ impl Planned {
 
     /// No comparison has shown what its plans take, and none will.
     pub(super) fn stays_unproven(&mut self) {
-        if self.corrections.is_measured {
+        if self.corrections.knows_kept() {
             self.corrections.unproven = Some(self.first_cost().sure_share());
         }
     }
@@ -233,7 +204,7 @@ impl Planned {
         }
         let Planned { profile, machine, plan, corrections, .. } = self;
         plan.prediction = profile.work.simulate(&plan.placements, machine, &plan.budgets);
-        (corrections.is_measured, self.report) = (true, None);
+        (corrections.is_measured, corrections.is_by_others, self.report) = (true, false, None);
         (pace - 1.0).abs() > TELLING_PACE
     }
 
@@ -412,9 +383,10 @@ impl Planned {
         PlanReport {
             step: plan.prediction.step.saturating_mul(profile.micro_batches),
             kept_step: self.kept_step(),
-            baseline: match self.corrections.is_measured {
-                true => Baseline::Measured,
-                false => Baseline::Profile,
+            baseline: match self.corrections {
+                Corrections { is_measured: true, .. } => Baseline::Measured,
+                Corrections { is_by_others: true, .. } => Baseline::Others,
+                _ => Baseline::Profile,
             },
             prediction: plan.prediction,
             budgets: plan.budgets,

@@ -29,7 +29,7 @@ impl Kind {
         let is_quicker_than_kept = seen.wall < kept && seen.is_beyond(kept, TELLING_PACE);
         match objective.most_time() {
             // No plan makes steps quicker: those that kept everything were slow for another reason.
-            Some(_) if !objective.compares && planned.corrections.is_measured && is_quicker_than_kept => {
+            Some(_) if !objective.compares && planned.corrections.knows_kept() && is_quicker_than_kept => {
                 let pace = planned.pace(seen);
                 self.kept_sizes.pace(pace);
                 self.revise(objective, Decision::Baseline, |planned| {
@@ -81,7 +81,7 @@ impl Kind {
     /// Judges a plan for a time by its own steps, where none may keep everything any more.
     pub(super) fn judge_alone(&mut self, objective: &Objective, seen: Seen, most: f64) {
         let planned = &mut self.planned;
-        if !planned.corrections.is_measured && self.kept_sizes.is_empty() {
+        if !planned.corrections.knows_kept() && self.kept_sizes.is_empty() {
             if seen.is_news() {
                 self.correct(objective, seen);
             }
