@@ -197,6 +197,8 @@ impl TensorCache {
         torch::reset_peak(self.device);
         let today = || self.endurance.as_ref().map_or_else(Today::default, Endurance::today);
         let steered = self.steering.begin(number, &self.cache, self.device, today);
+        // Planning is no part of what each step takes.
+        let begun = Instant::now();
         // Events hold the device up, so they are left out where nobody asks how long a step takes.
         let device_reruns = steered.plan.timed.then(DeviceReruns::default);
         let counters = Arc::new(Counters { device_reruns, ..Counters::default() });
@@ -238,6 +240,7 @@ impl TensorCache {
         let clock = handle.context.plan.timed.then(|| self.clock()).flatten();
         Step {
             clock,
+            begun,
             start: Instant::now(),
             allocated: torch::memory(self.device).allocated,
             gradients,

@@ -198,6 +198,7 @@ impl Steering {
         Observation {
             step: step.number,
             wall: report.wall,
+            overhead: Duration::ZERO,
             launched: !report.awaited,
             behind: Duration::ZERO,
             is_told: false,

@@ -35,6 +35,8 @@ pub struct Step<'a> {
     pub(super) entered: Entered,
     pub(super) handle: StepHandle,
     pub(super) cache: &'a TensorCache,
+    /// When the cache began it, once it was decided how, and when the program went on.
+    pub(super) begun: Instant,
     pub(super) start: Instant,
     pub(super) allocated: u64,
     /// Bytes of gradients when the step began.
@@ -215,6 +217,7 @@ impl Step<'_> {
         let compiled = self.cache.chains.as_ref().is_some_and(|chains| chains.were_settling());
         let has_grown = self.noted.has_grown(self.cache.device);
         let observed = Observation {
+            overhead: self.begun.elapsed().saturating_sub(wall),
             compiled,
             has_grown,
             behind,

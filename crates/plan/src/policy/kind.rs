@@ -425,8 +425,11 @@ impl Kind {
             let is_whole =
                 observed.followed.is_some_and(|followed| matches!(followed.how, Adherence::Whole(_)));
             let rerun = observed.rerun.filter(|rerun| is_whole && !is_varied(scale) && !rerun.is_zero());
-            let [wall, stall, device_stall] =
-                [observed.wall, observed.stall, observed.device_stall].map(|time| time.div_f64(scale));
+            // Without the cache, a step would not take what it takes to begin and to end one.
+            let overhead = if self.planned.keeps_all() { Duration::ZERO } else { observed.overhead };
+            let wall = observed.wall.div_f64(scale) + overhead;
+            let [stall, device_stall] =
+                [observed.stall, observed.device_stall].map(|time| time.div_f64(scale));
             // How long launching takes is not what steps take that are timed to their ends, and does not go with the size.
             match observed.launched && (is_varied(scale) || self.settles()) {
                 true => self.watch.rests(),

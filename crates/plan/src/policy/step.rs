@@ -139,7 +139,9 @@ pub struct Observation {
     pub step: u64,
     /// How long it took.
     pub wall: Duration,
-    /// Whether that is only the time to hand the step to a device, which may have gone on computing.
+    /// What it took before and after that for the cache itself, to begin and to end.
+    pub overhead: Duration,
+    /// Whether `wall` is only the time to hand the step to a device, which may have gone on computing.
     pub launched: bool,
     /// How far the device was behind the program when the last backward had been handed to it, or at the end of the step if that is more.
     /// 0 unless the step is timed to its end.

@@ -33,6 +33,22 @@ fn no_step_keeps_everything_after_the_first_ones() {
 }
 
 #[test]
+fn what_the_cache_takes_to_begin_and_end_a_step_counts_as_what_a_plan_takes() {
+    let loosened = |overhead: Duration| {
+        let mut run = Run::on_device(Goal::overhead(0.1), copying());
+        while run.number < COMPARED {
+            let is_kept = run.next_step() == NextStep::Baseline;
+            let went = if is_kept { StepOutcome::Baseline } else { WHOLE };
+            let wall = if is_kept { KEPT } else { KEPT.mul_f64(1.09) };
+            run.ended(went, Observation { wall, overhead, ..Observation::default() });
+        }
+        run.report().loosened
+    };
+    assert_eq!(loosened(Duration::ZERO), 0);
+    assert!(loosened(KEPT.mul_f64(0.04)) > 0);
+}
+
+#[test]
 fn a_plan_made_after_them_is_loosened_if_all_its_steps_are_far_beyond_the_goal() {
     let mut run = Run::on_device(Goal::overhead(0.1), copying());
     kept(&mut run, COMPARED - 1, 1.13);
