@@ -38,7 +38,7 @@ const WANTING: u32 = 8;
 /// plans say.
 const COMPARED: u64 = 20;
 /// Steps that save more than so many times what is planned may be worth a plan of their own.
-const LARGER: f64 = 1.5;
+const LARGER: f64 = 2.0;
 /// A plan that the device had no memory for is replaced by one whose peak is lower by what had to go, but by no less and no more than one
 /// part in so many.
 const LACKING: [u64; 2] = [20, 4];

@@ -314,6 +314,23 @@ fn a_plan_of_larger_steps_serves_those_in_turn_with_them() {
 }
 
 #[test]
+fn steps_of_up_to_twice_the_size_follow_the_plan_for_a_time() {
+    let profiled = |goal: Goal, size: f64| {
+        let mut run = followed(goal);
+        step_of_size(
+            &mut run,
+            size,
+            false,
+            Observation { wall: KEPT.mul_f64(size), ..Observation::default() },
+        );
+        run.next_step();
+        run.plan.profiled
+    };
+    let time = Goal::overhead(0.1);
+    assert_eq!([1.5, 1.9, 2.1].map(|size| profiled(time, size)), [false, false, true]);
+}
+
+#[test]
 fn steps_that_stay_smaller_are_planned_anew() {
     let mut run = Run::planned(Goal::budget(12 * MB), profile(400.0));
     let profiled = (1..40).find(|_| {
