@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ssdtrain_libtorch as torch;
 use ssdtrain_plan::{Observation, Planning, PolicyReport, Saves};
@@ -35,8 +35,8 @@ pub struct Step<'a> {
     pub(super) entered: Entered,
     pub(super) handle: StepHandle,
     pub(super) cache: &'a TensorCache,
-    /// When the cache began it, once it was decided how, and when the program went on.
-    pub(super) begun: Instant,
+    /// How long it took the cache to begin it, once it was decided how, and when the program went on.
+    pub(super) overhead: Duration,
     pub(super) start: Instant,
     pub(super) allocated: u64,
     /// Bytes of gradients when the step began.
@@ -217,7 +217,7 @@ impl Step<'_> {
         let compiled = self.cache.chains.as_ref().is_some_and(|chains| chains.were_settling());
         let has_grown = self.noted.has_grown(self.cache.device);
         let observed = Observation {
-            overhead: self.begun.elapsed().saturating_sub(wall),
+            overhead: self.overhead,
             compiled,
             has_grown,
             behind,

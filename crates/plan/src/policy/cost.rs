@@ -6,8 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// No comparison has more steps of each kind.
 pub(super) const MOST: usize = 8;
-/// The share of what the goal allows that corrected plans aim for, and how much of the standard error they leave besides.
-const AIM: f64 = 0.97;
+/// How much of the standard error corrected plans leave of what they may take.
 const CAUTION: f64 = 0.5;
 /// Where steps vary so much that the error is larger than plans are off anyway, this much of it counts as beyond the goal.
 const DOUBT: f64 = 1.5;
@@ -287,7 +286,7 @@ impl Extra {
     /// The share of what the goal allows that may be planned for steps to take what it allows; 0 if they take as much whatever is planned.
     pub(super) fn aim(self) -> f64 {
         let by_plan = self.measured - self.besides + CAUTION * self.error + self.doubt();
-        let left = AIM - self.besides / self.allowed.max(f64::MIN_POSITIVE);
+        let left = 1.0 - self.besides / self.allowed.max(f64::MIN_POSITIVE);
         (left * self.planned / by_plan.max(f64::MIN_POSITIVE)).max(0.0)
     }
 
@@ -304,7 +303,7 @@ impl Extra {
 
 /// Whether what steps take besides what is planned is all that the goal allows.
 fn leaves_nothing(besides: f64, allowed: f64) -> bool {
-    allowed < 0.0 || (besides > 0.0 && besides >= AIM * allowed)
+    allowed < 0.0 || (besides > 0.0 && besides >= allowed)
 }
 
 #[cfg(test)]
@@ -468,7 +467,7 @@ mod tests {
         let extra =
             Extra { allowed: 0.05, planned: 0.05, measured: 0.06, besides: 0.0, slower: 0.0, error: 0.0 };
         let uncertain = Extra { error: 0.01, ..extra };
-        assert!((0.8..0.833).contains(&extra.aim()) && (0.6..0.68).contains(&uncertain.aim()));
+        assert!((0.83..0.84).contains(&extra.aim()) && (0.6..0.7).contains(&uncertain.aim()));
         assert!(extra.is_clear() && !Extra { error: 0.008, ..extra }.is_clear());
     }
 }

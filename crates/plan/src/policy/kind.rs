@@ -425,7 +425,7 @@ impl Kind {
             let is_whole =
                 observed.followed.is_some_and(|followed| matches!(followed.how, Adherence::Whole(_)));
             let rerun = observed.rerun.filter(|rerun| is_whole && !is_varied(scale) && !rerun.is_zero());
-            // Without the cache, a step would not take what it takes to begin and to end one.
+            // Without the cache, a step would not take what it takes to begin one.
             let overhead = if self.planned.keeps_all() { Duration::ZERO } else { observed.overhead };
             let wall = observed.wall.div_f64(scale) + overhead;
             let [stall, device_stall] =

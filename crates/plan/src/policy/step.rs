@@ -139,7 +139,7 @@ pub struct Observation {
     pub step: u64,
     /// How long it took.
     pub wall: Duration,
-    /// What it took before and after that for the cache itself, to begin and to end.
+    /// What it took the cache to begin it, before that.
     pub overhead: Duration,
     /// Whether `wall` is only the time to hand the step to a device, which may have gone on computing.
     pub launched: bool,

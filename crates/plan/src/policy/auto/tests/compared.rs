@@ -33,7 +33,7 @@ fn no_step_keeps_everything_after_the_first_ones() {
 }
 
 #[test]
-fn what_the_cache_takes_to_begin_and_end_a_step_counts_as_what_a_plan_takes() {
+fn what_the_cache_takes_to_begin_a_step_counts_as_what_a_plan_takes() {
     let loosened = |overhead: Duration| {
         let mut run = Run::on_device(Goal::overhead(0.1), copying());
         while run.number < COMPARED {
