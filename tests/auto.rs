@@ -206,9 +206,9 @@ fn steps_longer_than_any_before_follow_the_plan() {
     let reports: Vec<_> = (0..24).map(|index| step(&cache, &sources, ROWS / 8 + 16 * index)).collect();
     let of = |planning| reports.iter().filter(move |report| report.planning == Some(planning));
     let profiled: Vec<_> = of(Planning::Profiled).map(|report| report.step).collect();
-    assert_eq!(profiled, [2, 10, 23], "those that are larger by half");
+    assert_eq!(profiled, [2, 17], "those that are more than twice as large");
     let planned = of(Planning::Followed).count();
-    assert!(planned + of(Planning::Compared).count() == 20 && planned >= 10, "{reports:?}");
+    assert!(planned + of(Planning::Compared).count() == 21 && planned >= 10);
     let moved = of(Planning::Followed).map(|report| report.offloaded.count + report.recomputed.count);
     assert!(moved.min() > Some(0), "{reports:?}");
 }

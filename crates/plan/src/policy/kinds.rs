@@ -102,7 +102,7 @@ impl Kinds {
     /// Takes note of what the last steps have shown that others tell nothing better than.
     fn shows(&mut self) {
         for kind in self.all.iter().rev() {
-            let mut shown = Shown::of(&kind.planned).beside(self.shown.take());
+            let mut shown = kind.planned.shown().beside(self.shown.take());
             if let Some(kept) = kind.shows_kept() {
                 shown.sees(kind.planned.profile.saved_bytes(), kept);
             }

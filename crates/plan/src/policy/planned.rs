@@ -88,6 +88,11 @@ impl Planned {
         Planned { profile, machine, plan, schedule, in_reach, corrections, kept_peak, report: None }
     }
 
+    /// What its steps have shown that says something of others.
+    pub(super) fn shown(&self) -> Shown {
+        Shown::new(&self.machine, &self.corrections, self.kept_step())
+    }
+
     /// Its plans were not compared with anything, so they are taken to cost what those of others do. Where no step of it has kept
     /// everything, others of about its size show what that takes, or else the profile: computing is to it what it is for others.
     pub(super) fn takes_over(&mut self, objective: &Objective, shown: &Shown) {

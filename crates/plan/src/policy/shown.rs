@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use super::corrections::Corrections;
-use super::planned::Planned;
 use crate::Machine;
 
 /// Steps that keep everything take as many times as long as others as they save bytes, if that is at most so many times as much or as little
@@ -32,11 +31,11 @@ pub(super) struct Shown {
 }
 
 impl Shown {
-    pub(super) fn of(planned: &Planned) -> Shown {
-        let Planned { machine, corrections, .. } = planned;
+    /// By a plan for this machine whose steps take `kept` if they keep everything.
+    pub(super) fn new(machine: &Machine, corrections: &Corrections, kept: Duration) -> Shown {
         let Machine { moving, exposed, .. } = *machine;
-        let (longer, kept) = (corrections.longer, planned.kept_step());
-        let (is_measured, corrections) = (corrections.is_measured, corrections.of_other_steps());
+        let Corrections { longer, is_measured, .. } = *corrections;
+        let corrections = corrections.of_other_steps();
         Shown { longer, moving, exposed, kept, is_measured, corrections, sizes: Vec::new() }
     }
 
