@@ -41,6 +41,9 @@ pub(super) struct Weighing {
     begun: usize,
     planned: Vec<Timed>,
     kept: Vec<Timed>,
+    /// Whether the last step kept everything, and for how long the device waited at most in planned steps after planned ones.
+    is_after_kept: bool,
+    waits: Duration,
     /// What recomputing and waiting took in planned steps beyond all else, as a share of that.
     shown: Vec<f64>,
     /// What recomputing took in the first planned steps, counted or not.
@@ -69,6 +72,8 @@ impl Weighing {
             begun: 0,
             planned: Vec::new(),
             kept: Vec::new(),
+            is_after_kept: false,
+            waits: Duration::ZERO,
             shown: Vec::new(),
             reruns: Vec::new(),
         }
@@ -92,6 +97,7 @@ impl Weighing {
     /// A step that kept everything, and saved `scale` times what is planned, took `wall` for as much as is planned. Returns the result, if
     /// there is a new one. The device had so many cycles in a second of it, if that is known.
     pub(super) fn kept(&mut self, wall: Duration, scale: f64, clock: Option<f64>) -> Option<Weight> {
+        self.is_after_kept = true;
         let told = is_near(scale).then_some(Told { wall, is_of_size: is_alike(scale, 1.0) });
         match self.opening {
             Opening::Due => self.opening = Opening::Begun(told),
@@ -106,7 +112,8 @@ impl Weighing {
         None
     }
 
-    /// The same of a planned step, in which the device waited for `stall`, and `shown` of which is known to be recomputing and waiting.
+    /// The same of a planned step, in which the device waited for `stall`, and `shown` of which is known to be recomputing and waiting. After
+    /// one that keeps everything it may wait for longer than others do, which come after planned ones. That is the comparison's doing.
     pub(super) fn planned(
         &mut self,
         wall: Duration,
@@ -118,15 +125,22 @@ impl Weighing {
         // What several threads wait for adds up, and may be more than the step.
         let is_possible = |part: &Duration| *part < wall / 2;
         let shown = shown.filter(is_possible);
-        let stall = Some(stall).filter(is_possible).unwrap_or_default().as_secs_f64();
+        let stall = Some(stall).filter(is_possible).unwrap_or_default();
+        let is_after_kept = std::mem::take(&mut self.is_after_kept);
         if self.begun < UNCOUNTED {
             self.begun += 1;
             return None;
         }
+        let spared = if is_after_kept { stall.saturating_sub(self.waits) } else { Duration::ZERO };
+        let [wall, stall] = [wall, stall].map(|time| time.saturating_sub(spared));
+        let shown = shown.map(|shown| shown.saturating_sub(spared));
+        if !is_after_kept {
+            self.waits = self.waits.max(stall);
+        }
         self.shown.extend(shown.map(|shown| {
             shown.as_secs_f64() / wall.saturating_sub(shown).as_secs_f64().max(f64::MIN_POSITIVE)
         }));
-        self.planned.push(Timed { scale, wall: wall.as_secs_f64(), stall, clock });
+        self.planned.push(Timed { scale, wall: wall.as_secs_f64(), stall: stall.as_secs_f64(), clock });
         self.weight()
     }
 
@@ -329,6 +343,26 @@ mod tests {
             weighing.kept(step(times), 1.0, Some(1.4e9 * times));
         }
         weighing.is_short()
+    }
+
+    #[test]
+    fn what_planned_steps_wait_for_only_after_those_that_keep_everything_does_not_count() {
+        // As many milliseconds each planned step waits for, after one that keeps everything and after another planned one.
+        let extra = |[after_kept, after_planned]: [u32; 2]| {
+            let mut weighing = Weighing::new(None, Cost::first(0.5, 0.0));
+            let (mut was_kept, mut last) = (false, None);
+            for _ in 0..20 {
+                let is_kept = weighing.wants_kept();
+                let stall = MS * if was_kept { after_kept } else { after_planned };
+                let weight = match is_kept {
+                    true => weighing.kept(100 * MS, 1.0, None),
+                    false => weighing.planned(103 * MS + stall, 1.0, None, stall, Some(stall + MS)),
+                };
+                (was_kept, last) = (is_kept, weight.or(last));
+            }
+            (last.unwrap().extra * 1000.0).round() / 10.0
+        };
+        assert_eq!([[0, 0], [4, 0], [4, 2], [0, 4]].map(extra), [3.0, 3.0, 5.0, 5.0]);
     }
 
     #[test]
