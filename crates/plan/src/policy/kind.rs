@@ -128,11 +128,17 @@ impl Kind {
         }
     }
 
-    /// What a step takes that keeps everything, if some of the planned size have shown it and steps of other sizes take another time.
-    pub(super) fn shows_kept(&self) -> Option<Duration> {
-        let Planned { corrections, .. } = &self.planned;
-        let is_shown = corrections.is_measured && !self.is_told_by_others && !self.planned.waits();
-        is_shown.then(|| self.planned.kept_step())
+    /// What steps took that kept everything, by the bytes that they saved, unless they wait for their launches whatever their size.
+    pub(super) fn shows_kept(&self) -> Vec<(u64, Duration)> {
+        let Planned { profile, .. } = &self.planned;
+        if self.planned.waits() {
+            return Vec::new();
+        }
+        let sizes = self.weighing.as_ref().map(Weighing::kept_sizes).filter(|sizes| !sizes.is_empty());
+        let sizes = sizes.as_ref().unwrap_or(&self.kept_sizes);
+        let bytes = |scale: f64| (scale * profile.saved_bytes() as f64) as u64;
+        let shown = |(scale, seconds)| Some((bytes(scale), Duration::try_from_secs_f64(seconds).ok()?));
+        sizes.all().filter_map(shown).collect()
     }
 
     /// How the step that begins goes if it is of this kind.

@@ -103,9 +103,7 @@ impl Kinds {
     fn shows(&mut self) {
         for kind in self.all.iter().rev() {
             let mut shown = kind.planned.shown().beside(self.shown.take());
-            if let Some(kept) = kind.shows_kept() {
-                shown.sees(kind.planned.profile.saved_bytes(), kept);
-            }
+            kind.shows_kept().into_iter().for_each(|(bytes, kept)| shown.sees(bytes, kept));
             self.shown = Some(shown);
         }
     }

@@ -59,6 +59,9 @@ impl Shown {
 
     /// Steps that save so many bytes have shown that they take this if they keep everything.
     pub(super) fn sees(&mut self, bytes: u64, kept: Duration) {
+        if bytes == 0 {
+            return;
+        }
         self.sizes.retain(|(other, _)| (*other as f64 / bytes as f64 - 1.0).abs() > ALIKE);
         self.sizes.push((bytes, kept));
         if self.sizes.len() > MOST {

@@ -41,6 +41,11 @@ impl KeptSizes {
         self.0.is_empty()
     }
 
+    /// The sizes of all steps, and what steps of each took, in seconds.
+    pub(super) fn all(&self) -> impl Iterator<Item = (f64, f64)> {
+        self.0.iter().filter_map(|timed| Some((timed.scale, timed.scale * self.alike(timed.scale)?)))
+    }
+
     /// How many sizes there were.
     pub(super) fn count(&self) -> usize {
         sizes(&self.0)
