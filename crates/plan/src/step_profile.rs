@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use crate::machine::MOST_MOVING;
 use crate::schedule::{PlannedSave, Schedule};
-use crate::{Machine, Placement, Position, Release, Resources, ScopeId, Workload};
+use crate::{Machine, Placement, Position, Release, Resources, Role, ScopeId, Workload};
 
 /// The share of a disk's measured bandwidth that plans rely on, and of that of a GPU's copies, which vary little.
 pub(crate) const COUNTED_ON: f64 = 0.9;
@@ -67,9 +67,10 @@ pub struct Rates {
 }
 
 impl StepProfile {
-    /// The bytes of all activations of the step's micro-batches, each counted once.
+    /// The bytes of all that autograd saved in the step's micro-batches, each storage counted once.
     pub(crate) fn saved_bytes(&self) -> u64 {
-        let bytes = self.work.activations.iter().map(|activation| activation.bytes);
+        let saved = self.work.activations.iter().filter(|activation| activation.role == Role::Saved);
+        let bytes = saved.map(|activation| activation.bytes);
         bytes.sum::<u64>().saturating_mul(u64::from(self.micro_batches.max(1)))
     }
 

@@ -130,13 +130,12 @@ impl Kind {
 
     /// What steps took that kept everything, by the bytes that they saved, unless they wait for their launches whatever their size.
     pub(super) fn shows_kept(&self) -> Vec<(u64, Duration)> {
-        let Planned { profile, .. } = &self.planned;
         if self.planned.waits() {
             return Vec::new();
         }
         let sizes = self.weighing.as_ref().map(Weighing::kept_sizes).filter(|sizes| !sizes.is_empty());
         let sizes = sizes.as_ref().unwrap_or(&self.kept_sizes);
-        let bytes = |scale: f64| (scale * profile.saved_bytes() as f64) as u64;
+        let bytes = |scale: f64| (scale * self.planned.saved_bytes as f64) as u64;
         let shown = |(scale, seconds)| Some((bytes(scale), Duration::try_from_secs_f64(seconds).ok()?));
         sizes.all().filter_map(shown).collect()
     }
@@ -332,7 +331,11 @@ impl Kind {
 
     /// A step that kept everything has ended, and has saved `scale` times what is planned.
     pub(super) fn kept(&mut self, objective: &Objective, scale: f64, observed: &Observation) {
-        let Some(weighing) = self.weighing.as_mut().filter(|_| !observed.launched) else { return };
+        let Some(weighing) = self.weighing.as_mut() else { return };
+        weighing.keeps(observed.step);
+        if observed.launched {
+            return;
+        }
         let is_behind = &mut self.planned.corrections.is_behind;
         let before = *is_behind;
         if observed.behind > observed.wall.mul_f64(BEHIND) {
@@ -431,11 +434,17 @@ impl Kind {
             let is_whole =
                 observed.followed.is_some_and(|followed| matches!(followed.how, Adherence::Whole(_)));
             let rerun = observed.rerun.filter(|rerun| is_whole && !is_varied(scale) && !rerun.is_zero());
-            // Without the cache, a step would not take what it takes to begin one.
-            let overhead = if self.planned.keeps_all() { Duration::ZERO } else { observed.overhead };
-            let wall = observed.wall.div_f64(scale) + overhead;
-            let [stall, device_stall] =
-                [observed.stall, observed.device_stall].map(|time| time.div_f64(scale));
+            // Without the cache, a step would not take what it takes to begin one. Where no such step is known, it would be taken for computing.
+            let counts = self.planned.corrections.knows_kept() && !self.planned.keeps_all();
+            let overhead = if counts { observed.overhead } else { Duration::ZERO };
+            // Only where it is one thread's, and on a device that does not wait for its program, steps are longer by all that they wait.
+            let is_one_wait = observed.clock.is_some() && rerun.is_some() && !self.planned.waits();
+            let spared = self.weighing.as_mut().filter(|_| is_one_wait);
+            let spared = spared.map(|weighing| weighing.spared(observed.step, scale, observed.device_stall));
+            let spared = spared.unwrap_or_default();
+            let [wall, stall, device_stall] = [observed.wall, observed.stall, observed.device_stall]
+                .map(|time| time.saturating_sub(spared).div_f64(scale));
+            let wall = wall + overhead;
             // How long launching takes is not what steps take that are timed to their ends, and does not go with the size.
             match observed.launched && (is_varied(scale) || self.settles()) {
                 true => self.watch.rests(),

@@ -101,11 +101,13 @@ impl Kinds {
 
     /// Takes note of what the last steps have shown that others tell nothing better than.
     fn shows(&mut self) {
-        for kind in self.all.iter().rev() {
-            let mut shown = kind.planned.shown().beside(self.shown.take());
-            kind.shows_kept().into_iter().for_each(|(bytes, kept)| shown.sees(bytes, kept));
-            self.shown = Some(shown);
+        // What is taken from others tells nothing of others still.
+        let tell = |kind: &&Kind| !kind.planned.corrections.is_by_others;
+        for kind in self.all.iter().rev().filter(tell) {
+            self.shown = Some(kind.planned.shown().or(self.shown.take()));
         }
+        let sizes = self.all.iter().rev().flat_map(Kind::shows_kept).collect();
+        self.shown = self.shown.take().map(|shown| shown.with_sizes(sizes));
     }
 
     /// Plans all of them again.

@@ -60,6 +60,8 @@ pub(super) struct Planned {
     pub(super) in_reach: bool,
     pub(super) corrections: Corrections,
     kept_peak: u64,
+    /// What a step of it saves.
+    pub(super) saved_bytes: u64,
     /// Its report, once one was asked for.
     report: Option<Arc<PlanReport>>,
 }
@@ -85,7 +87,18 @@ impl Planned {
     ) -> Planned {
         let schedule = Arc::new(profile.schedule(&plan.placements));
         let kept_peak = kept(&profile, &machine).prediction.peak();
-        Planned { profile, machine, plan, schedule, in_reach, corrections, kept_peak, report: None }
+        let saved_bytes = profile.saved_bytes();
+        Planned {
+            profile,
+            machine,
+            plan,
+            schedule,
+            in_reach,
+            corrections,
+            kept_peak,
+            saved_bytes,
+            report: None,
+        }
     }
 
     /// What its steps have shown that says something of others.
@@ -99,12 +112,14 @@ impl Planned {
         let Shown { longer, moving, exposed, kept, corrections, .. } = shown;
         if !self.corrections.is_measured {
             self.machine.exposed = *exposed;
-            self.paced((1.0 + longer) / (1.0 + self.corrections.longer));
-            let by_size = shown.kept_by_size(self.profile.saved_bytes(), self.kept_step());
-            if let Some(kept) = by_size {
+            let by_profile = self.kept_step().mul_f64((1.0 + longer) / (1.0 + self.corrections.longer));
+            let may_be_off = self.machine.release == Release::WhenStored;
+            let by_size = shown.kept_by_size(self.saved_bytes, by_profile).filter(|_| may_be_off);
+            let by_profile = Some(by_profile).filter(|_| !self.corrections.is_by_others);
+            if let Some(kept) = by_size.or(by_profile) {
                 self.paced(1.0 + beyond(kept, self.kept_step()));
             }
-            self.corrections.is_by_others = by_size.is_some();
+            self.corrections.is_by_others |= by_size.is_some();
         }
         if !self.corrections.is_measured || corrections.cost.is_some() {
             self.machine.moving = *moving;
@@ -200,6 +215,13 @@ impl Planned {
         Extra { allowed: most - 1.0 - fixed, planned, measured, besides, slower, error: 0.0 }
     }
 
+    /// As steps of the plan show, one with everything kept takes `kept`, however that was known.
+    pub(super) fn is_known_to_keep_in(&mut self, kept: Duration) {
+        let Corrections { is_measured, is_by_others, .. } = self.corrections;
+        self.keeps_in(kept);
+        (self.corrections.is_measured, self.corrections.is_by_others) = (is_measured, is_by_others);
+    }
+
     /// A step with everything kept takes `kept`. Returns whether that is far from what was known.
     pub(super) fn keeps_in(&mut self, kept: Duration) -> bool {
         let pace = 1.0 + beyond(kept, self.kept_step());
@@ -229,7 +251,7 @@ impl Planned {
     /// beyond that is partly what moving costs. Returns whether another plan may be better now.
     pub(super) fn shows_moving(&mut self, kept: Duration) -> bool {
         let Planned { profile, machine, corrections, .. } = self;
-        let is_new = !corrections.is_measured && corrections.count == 0;
+        let is_new = !corrections.knows_kept() && corrections.count == 0;
         let is_first = is_new && profile.moved > 0 && machine.release == Release::WhenStored;
         if is_first {
             let computed = profile.work.computed() * profile.micro_batches.max(1);

@@ -5,14 +5,10 @@ use std::time::Duration;
 use super::corrections::Corrections;
 use crate::Machine;
 
-/// Steps that keep everything take as many times as long as others as they save bytes, if that is at most so many times as much or as little
-/// and the profile has it so, give or take the next. A profile is off by up to a fifth where processors compute.
-const NEAR: f64 = 1.5;
-const AGREEING: f64 = 1.4;
-/// Sizes that differ by no more than this share are one.
-const ALIKE: f64 = 0.01;
-/// No more sizes are known. The oldest is forgotten first.
-const MOST: usize = 16;
+/// Where processors compute, steps that keep everything take as many times as long as others as they save bytes, if that is at most so many
+/// times as much or as little and the profile has it so, give or take the next: it is off by up to a fifth there.
+const NEAR: f64 = 1.3;
+const AGREEING: f64 = 1.25;
 
 /// What steps of a plan have shown that says something of other steps.
 #[derive(Clone, Debug)]
@@ -49,31 +45,23 @@ impl Shown {
         self.corrections.cost.is_some()
     }
 
-    /// What is known with what this kind shows, beside what others have shown before.
-    pub(super) fn beside(self, before: Option<Shown>) -> Shown {
-        match before {
-            Some(before) if before.rank() > self.rank() => before,
-            before => Shown { sizes: before.map(|before| before.sizes).unwrap_or_default(), ..self },
-        }
+    /// The same, or what was shown before if that tells more.
+    pub(super) fn or(self, before: Option<Shown>) -> Shown {
+        before.filter(|before| before.rank() > self.rank()).unwrap_or(self)
     }
 
-    /// Steps that save so many bytes have shown that they take this if they keep everything.
-    pub(super) fn sees(&mut self, bytes: u64, kept: Duration) {
-        if bytes == 0 {
-            return;
-        }
-        self.sizes.retain(|(other, _)| (*other as f64 / bytes as f64 - 1.0).abs() > ALIKE);
-        self.sizes.push((bytes, kept));
-        if self.sizes.len() > MOST {
-            self.sizes.remove(0);
-        }
+    /// The same, if steps that kept everything took this, by the bytes that they saved.
+    pub(super) fn with_sizes(self, sizes: Vec<(u64, Duration)>) -> Shown {
+        Shown { sizes, ..self }
     }
 
     /// How long a step takes that saves so many bytes and keeps everything, if those of about its size tell, and the profile has it about so.
+    /// Of those of one size, the last one counts.
     pub(super) fn kept_by_size(&self, bytes: u64, by_profile: Duration) -> Option<Duration> {
         let times = |other: u64| bytes as f64 / other as f64;
         let apart = |(other, _): &&(u64, Duration)| times(*other).ln().abs();
-        let (nearest, kept) = *self.sizes.iter().min_by(|one, other| apart(one).total_cmp(&apart(other)))?;
+        let known = self.sizes.iter().rev().filter(|(other, _)| *other > 0);
+        let (nearest, kept) = *known.min_by(|one, other| apart(one).total_cmp(&apart(other)))?;
         let kept = kept.mul_f64(Some(times(nearest)).filter(|times| is_within(*times, NEAR))?);
         let agrees = is_within(by_profile.as_secs_f64() / kept.as_secs_f64(), AGREEING);
         agrees.then_some(kept)
@@ -107,26 +95,22 @@ mod tests {
 
     #[test]
     fn the_nearest_size_tells_what_one_takes_if_the_profile_has_it_about_so() {
-        let mut shown = shown(true, false);
-        assert_eq!(shown.kept_by_size(1000, 10 * MS), None);
-        shown.sees(1000, 10 * MS);
-        shown.sees(2000, 30 * MS);
+        assert_eq!(shown(true, false).kept_by_size(1000, 10 * MS), None);
+        let sizes = vec![(0, MS), (1000, 9 * MS), (2000, 30 * MS), (1000, 10 * MS)];
+        let shown = shown(true, false).with_sizes(sizes);
+        assert_eq!(shown.kept_by_size(1000, 11 * MS), Some(10 * MS));
         assert_eq!(shown.kept_by_size(1200, 13 * MS), Some(12 * MS));
         assert_eq!(shown.kept_by_size(1800, 22 * MS), Some(27 * MS));
-        assert_eq!(shown.kept_by_size(1200, 18 * MS), None, "another kind of step");
-        assert_eq!(shown.kept_by_size(600, 6 * MS), None, "too small");
-        shown.sees(1001, 11 * MS);
-        assert_eq!(shown.kept_by_size(1001, 11 * MS), Some(11 * MS), "the same size again");
+        assert_eq!(shown.kept_by_size(1200, 16 * MS), None, "another kind of step");
+        assert_eq!(shown.kept_by_size(700, 7 * MS), None, "too small");
+        assert_eq!(shown.kept_by_size(0, Duration::ZERO), None);
     }
 
     #[test]
-    fn sizes_are_known_whichever_kind_tells_the_rest() {
-        for (before, now) in [(true, false), (false, true), (false, false)] {
-            let mut known = shown(true, before);
-            known.sees(1000, 10 * MS);
-            let both = shown(true, now).beside(Some(known));
-            assert_eq!(both.is_compared(), before || now);
-            assert_eq!(both.kept_by_size(1000, 10 * MS), Some(10 * MS));
+    fn what_tells_less_does_not_replace_what_was_known() {
+        for [before, now] in [[true, false], [false, true], [false, false]] {
+            let known = shown(true, now).or(Some(Shown { kept: 2 * MS, ..shown(true, before) }));
+            assert_eq!(known.kept, if before { 2 * MS } else { MS });
         }
     }
 }

@@ -41,9 +41,10 @@ pub(super) struct Weighing {
     begun: usize,
     planned: Vec<Timed>,
     kept: Vec<Timed>,
-    /// Whether the last step kept everything, and for how long the device waited at most in planned steps after planned ones.
-    is_after_kept: bool,
-    waits: Duration,
+    /// The number of the last step that kept everything, and the sizes of planned steps that came after others, and for how long the device
+    /// waited in each.
+    last_kept: Option<u64>,
+    waits: Vec<(f64, Duration)>,
     /// What recomputing and waiting took in planned steps beyond all else, as a share of that.
     shown: Vec<f64>,
     /// What recomputing took in the first planned steps, counted or not.
@@ -72,8 +73,8 @@ impl Weighing {
             begun: 0,
             planned: Vec::new(),
             kept: Vec::new(),
-            is_after_kept: false,
-            waits: Duration::ZERO,
+            last_kept: None,
+            waits: Vec::new(),
             shown: Vec::new(),
             reruns: Vec::new(),
         }
@@ -97,7 +98,6 @@ impl Weighing {
     /// A step that kept everything, and saved `scale` times what is planned, took `wall` for as much as is planned. Returns the result, if
     /// there is a new one. The device had so many cycles in a second of it, if that is known.
     pub(super) fn kept(&mut self, wall: Duration, scale: f64, clock: Option<f64>) -> Option<Weight> {
-        self.is_after_kept = true;
         let told = is_near(scale).then_some(Told { wall, is_of_size: is_alike(scale, 1.0) });
         match self.opening {
             Opening::Due => self.opening = Opening::Begun(told),
@@ -112,8 +112,26 @@ impl Weighing {
         None
     }
 
-    /// The same of a planned step, in which the device waited for `stall`, and `shown` of which is known to be recomputing and waiting. After
-    /// one that keeps everything it may wait for longer than others do, which come after planned ones. That is the comparison's doing.
+    /// Step `number` keeps everything.
+    pub(super) fn keeps(&mut self, number: u64) {
+        self.last_kept = Some(number);
+    }
+
+    /// For how much of `stall` a device waited in planned step `number` only because the step before it kept everything: for longer than in
+    /// those of its size that came after others. That is the comparison's doing.
+    pub(super) fn spared(&mut self, number: u64, scale: f64, stall: Duration) -> Duration {
+        let alike = |(size, stall): &(f64, Duration)| is_alike(*size, scale).then_some(*stall);
+        let usual = self.waits.iter().filter_map(alike).max();
+        if self.last_kept.is_none_or(|kept| kept + 1 != number) {
+            if self.begun == UNCOUNTED {
+                self.waits.push((scale, stall));
+            }
+            return Duration::ZERO;
+        }
+        usual.map_or(Duration::ZERO, |usual| stall.saturating_sub(usual))
+    }
+
+    /// The same of a planned step, in which the device waited for `stall`, and `shown` of which is known to be recomputing and waiting.
     pub(super) fn planned(
         &mut self,
         wall: Duration,
@@ -125,22 +143,15 @@ impl Weighing {
         // What several threads wait for adds up, and may be more than the step.
         let is_possible = |part: &Duration| *part < wall / 2;
         let shown = shown.filter(is_possible);
-        let stall = Some(stall).filter(is_possible).unwrap_or_default();
-        let is_after_kept = std::mem::take(&mut self.is_after_kept);
+        let stall = Some(stall).filter(is_possible).unwrap_or_default().as_secs_f64();
         if self.begun < UNCOUNTED {
             self.begun += 1;
             return None;
         }
-        let spared = if is_after_kept { stall.saturating_sub(self.waits) } else { Duration::ZERO };
-        let [wall, stall] = [wall, stall].map(|time| time.saturating_sub(spared));
-        let shown = shown.map(|shown| shown.saturating_sub(spared));
-        if !is_after_kept {
-            self.waits = self.waits.max(stall);
-        }
         self.shown.extend(shown.map(|shown| {
             shown.as_secs_f64() / wall.saturating_sub(shown).as_secs_f64().max(f64::MIN_POSITIVE)
         }));
-        self.planned.push(Timed { scale, wall: wall.as_secs_f64(), stall: stall.as_secs_f64(), clock });
+        self.planned.push(Timed { scale, wall: wall.as_secs_f64(), stall, clock });
         self.weight()
     }
 
@@ -241,13 +252,15 @@ impl Weighing {
     /// The steps as if the device's clock had run alike in all, if that is known, and explains some of what they vary by or did run alike.
     fn at_one_clock(&self) -> Option<Steadied> {
         let clocks = Clocks::of(&self.kept, &self.planned)?;
+        let seen = Compared::of(&KeptSizes::new(self.kept.clone()), &self.planned)?;
+        if clocks.are_steady() {
+            return Some(Steadied { clocks, kept: KeptSizes::new(self.kept.clone()), compared: seen });
+        }
         let [kept, planned] = [&self.kept, &self.planned]
             .map(|steps| steps.iter().map(|timed| clocks.steadied(timed)).collect::<Vec<_>>());
         let kept = KeptSizes::new(kept);
-        let seen = Compared::of(&KeptSizes::new(self.kept.clone()), &self.planned)?;
         let compared = Compared::of(&kept, &planned)?;
-        let explains = compared.deviation < seen.deviation || clocks.are_steady();
-        explains.then_some(Steadied { clocks, kept, compared })
+        (compared.deviation < seen.deviation).then_some(Steadied { clocks, kept, compared })
     }
 }
 
@@ -346,23 +359,41 @@ mod tests {
     }
 
     #[test]
-    fn what_planned_steps_wait_for_only_after_those_that_keep_everything_does_not_count() {
-        // As many milliseconds each planned step waits for, after one that keeps everything and after another planned one.
-        let extra = |[after_kept, after_planned]: [u32; 2]| {
-            let mut weighing = Weighing::new(None, Cost::first(0.5, 0.0));
-            let (mut was_kept, mut last) = (false, None);
-            for _ in 0..20 {
-                let is_kept = weighing.wants_kept();
-                let stall = MS * if was_kept { after_kept } else { after_planned };
-                let weight = match is_kept {
-                    true => weighing.kept(100 * MS, 1.0, None),
-                    false => weighing.planned(103 * MS + stall, 1.0, None, stall, Some(stall + MS)),
-                };
-                (was_kept, last) = (is_kept, weight.or(last));
+    fn steps_at_a_steady_clock_are_compared_as_they_are() {
+        let mut weighing = Weighing::again(Cost::first(0.5, 0.0));
+        weighing.begun = UNCOUNTED;
+        let mut weight = None;
+        for _ in 0..8 {
+            weight = match weighing.wants_kept() {
+                true => weighing.kept(100 * MS, 1.0, Some(1.9e9)),
+                false => weighing.planned(103 * MS, 1.0, Some(1.89e9), Duration::ZERO, None),
             }
-            (last.unwrap().extra * 1000.0).round() / 10.0
+            .or(weight);
+        }
+        let Weight { extra, error, slower, .. } = weight.unwrap();
+        assert!((extra - 0.03).abs() < 1e-9 && error < 0.002 && slower == Some([0.0, 0.0]), "{weight:?}");
+    }
+
+    #[test]
+    fn what_planned_steps_wait_for_only_after_those_that_keep_everything_is_spared() {
+        // Of each step, whether it keeps everything, its size, and the milliseconds that it waits.
+        let spared = |steps: &[(bool, f64, u32)]| -> Vec<u128> {
+            let mut weighing = Weighing::again(Cost::first(0.5, 0.0));
+            weighing.begun = UNCOUNTED;
+            let spared = steps.iter().zip(1..).filter_map(|((keeps, scale, stall), number)| match keeps {
+                true => {
+                    weighing.keeps(number);
+                    None
+                }
+                false => Some(weighing.spared(number, *scale, MS * *stall).as_millis()),
+            });
+            spared.collect()
         };
-        assert_eq!([[0, 0], [4, 0], [4, 2], [0, 4]].map(extra), [3.0, 3.0, 5.0, 5.0]);
+        let (k, p) = ((true, 1.0, 0), |stall| (false, 1.0, stall));
+        assert_eq!(spared(&[p(1), k, k, p(5), p(5)]), [0, 4, 0]);
+        assert_eq!(spared(&[k, p(5), p(0), k, p(5)]), [0, 0, 5], "nothing is known at first");
+        assert_eq!(spared(&[p(0), k, (false, 2.0, 5)]), [0, 0], "larger ones may always wait");
+        assert_eq!(spared(&[p(5), k, p(3)]), [0, 0]);
     }
 
     #[test]

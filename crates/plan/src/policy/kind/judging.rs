@@ -33,7 +33,7 @@ impl Kind {
                 let pace = planned.pace(seen);
                 self.kept_sizes.pace(pace);
                 self.revise(objective, Decision::Baseline, |planned| {
-                    planned.keeps_in(kept.mul_f64(pace));
+                    planned.is_known_to_keep_in(kept.mul_f64(pace));
                 });
             }
             Some(_) if planned.keeps_all() && is_paced => {}

@@ -500,6 +500,31 @@ fn what_others_have_shown_plans_to_cost_counts_though_two_steps_kept_everything(
 }
 
 #[test]
+fn kinds_without_a_comparison_take_the_time_of_others_of_their_size() {
+    // Steps of a tenth more, whose profile took so many times as long as it should have.
+    let late = |profiled: f64| {
+        let mut run = Run::roomy(aiming_at(0.1), profile(50.0));
+        while run.number < COMPARED {
+            run.step(KEPT, 1.02);
+        }
+        let mut larger = profile_of(MB + MB / 10, 50.0);
+        larger.work.pace(1.1 * profiled, 1.0);
+        change(&mut run, larger);
+        let report = run.report();
+        (report.baseline, report.kept_step.as_secs_f64() / KEPT.as_secs_f64())
+    };
+    for profiled in [0.85, 1.0, 1.2] {
+        let (baseline, kept) = late(profiled);
+        assert!(
+            baseline == Baseline::Others && (kept - 1.1).abs() < 0.01,
+            "{profiled}: {baseline:?}, {kept}"
+        );
+    }
+    let (baseline, kept) = late(1.5);
+    assert!(baseline == Baseline::Profile && kept > 1.5, "another kind of step: {baseline:?}, {kept}");
+}
+
+#[test]
 fn of_what_others_have_shown_the_last_counts() {
     let mut run = Run::roomy(aiming_at(0.1), profile(50.0));
     (0..10).for_each(|_| run.step(KEPT, 1.0));
