@@ -112,12 +112,15 @@ impl Planned {
         let Shown { longer, moving, exposed, kept, corrections, .. } = shown;
         if !self.corrections.is_measured {
             self.machine.exposed = *exposed;
-            let by_profile = self.kept_step().mul_f64((1.0 + longer) / (1.0 + self.corrections.longer));
+            let pace = (1.0 + longer) / (1.0 + self.corrections.longer);
             let may_be_off = self.machine.release == Release::WhenStored;
-            let by_size = shown.kept_by_size(self.saved_bytes, by_profile).filter(|_| may_be_off);
-            let by_profile = Some(by_profile).filter(|_| !self.corrections.is_by_others);
-            if let Some(kept) = by_size.or(by_profile) {
-                self.paced(1.0 + beyond(kept, self.kept_step()));
+            let by_profile = Duration::try_from_secs_f64(pace * self.kept_step().as_secs_f64()).ok();
+            let by_profile = by_profile.filter(|_| may_be_off);
+            let by_size = by_profile.and_then(|time| shown.kept_by_size(self.saved_bytes, time));
+            match by_size {
+                Some(kept) => self.paced(1.0 + beyond(kept, self.kept_step())),
+                None if self.corrections.is_by_others => {}
+                None => self.paced(pace),
             }
             self.corrections.is_by_others |= by_size.is_some();
         }

@@ -112,25 +112,6 @@ impl Weighing {
         None
     }
 
-    /// Step `number` keeps everything.
-    pub(super) fn keeps(&mut self, number: u64) {
-        self.last_kept = Some(number);
-    }
-
-    /// For how much of `stall` a device waited in planned step `number` only because the step before it kept everything: for longer than in
-    /// those of its size that came after others. That is the comparison's doing.
-    pub(super) fn spared(&mut self, number: u64, scale: f64, stall: Duration) -> Duration {
-        let alike = |(size, stall): &(f64, Duration)| is_alike(*size, scale).then_some(*stall);
-        let usual = self.waits.iter().filter_map(alike).max();
-        if self.last_kept.is_none_or(|kept| kept + 1 != number) {
-            if self.begun == UNCOUNTED {
-                self.waits.push((scale, stall));
-            }
-            return Duration::ZERO;
-        }
-        usual.map_or(Duration::ZERO, |usual| stall.saturating_sub(usual))
-    }
-
     /// The same of a planned step, in which the device waited for `stall`, and `shown` of which is known to be recomputing and waiting.
     pub(super) fn planned(
         &mut self,
@@ -153,6 +134,25 @@ impl Weighing {
         }));
         self.planned.push(Timed { scale, wall: wall.as_secs_f64(), stall, clock });
         self.weight()
+    }
+
+    /// Step `number` keeps everything.
+    pub(super) fn keeps(&mut self, number: u64) {
+        self.last_kept = Some(number);
+    }
+
+    /// For how much of `stall` a device waited in planned step `number` only because the step before it kept everything: for longer than in
+    /// those of its size that came after others. That is the comparison's doing.
+    pub(super) fn spared(&mut self, number: u64, scale: f64, stall: Duration) -> Duration {
+        let alike = |(size, stall): &(f64, Duration)| is_alike(*size, scale).then_some(*stall);
+        let usual = self.waits.iter().filter_map(alike).max();
+        if self.last_kept.is_none_or(|kept| kept + 1 != number) {
+            if self.begun == UNCOUNTED {
+                self.waits.push((scale, stall));
+            }
+            return Duration::ZERO;
+        }
+        usual.map_or(Duration::ZERO, |usual| stall.saturating_sub(usual))
     }
 
     /// A step that was to keep everything has not. Returns whether so many have not that there is no use in more.

@@ -525,6 +525,17 @@ fn kinds_without_a_comparison_take_the_time_of_others_of_their_size() {
 }
 
 #[test]
+fn a_plan_of_a_file_whose_computing_took_no_time_takes_over_what_others_have_shown() {
+    let mut run = Run::roomy(aiming_at(0.1), profile(50.0));
+    (0..10).for_each(|_| run.step(KEPT, 1.02));
+    let (shown, objective) = (run.auto.kinds[0].planned.shown(), run.auto.objective);
+    let planned = &mut run.auto.kinds[0].planned;
+    (planned.corrections.is_measured, planned.corrections.longer) = (false, -1.0);
+    planned.takes_over(&objective, &shown);
+    assert!(planned.corrections.longer.is_finite());
+}
+
+#[test]
 fn of_what_others_have_shown_the_last_counts() {
     let mut run = Run::roomy(aiming_at(0.1), profile(50.0));
     (0..10).for_each(|_| run.step(KEPT, 1.0));
