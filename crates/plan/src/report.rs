@@ -111,7 +111,7 @@ impl fmt::Display for PlanReport {
                 bytes(row.recompute),
             )?;
         }
-        let Prediction { stall, recomputed, moving, handled, .. } = self.prediction;
+        let Prediction { stall, recomputed, pointwise, moving, handled, .. } = self.prediction;
         let part = |time: Duration, what: &str| match time.is_zero() {
             true => String::new(),
             false => format!(", {} ms {what}", ms(time)),
@@ -123,7 +123,7 @@ impl fmt::Display for PlanReport {
         write!(
             f,
             "expected: step {} ms ({:.3} of {} ms with everything kept, {}), activation peak {} (forward {}, backward {}); \
-             of each micro-batch {} ms computed again, stalls {} ms{}{}\n\
+             of each micro-batch {} ms computed again{}, stalls {} ms{}{}\n\
              counting on{}{}{}{}",
             ms(self.step),
             self.step.as_secs_f64() / self.kept_step.as_secs_f64().max(f64::MIN_POSITIVE),
@@ -137,6 +137,10 @@ impl fmt::Display for PlanReport {
             ByteSize(self.prediction.forward_peak),
             ByteSize(self.prediction.backward_peak),
             ms(recomputed),
+            match pointwise.is_zero() {
+                true => String::new(),
+                false => format!(" ({} ms by pointwise operations)", ms(pointwise)),
+            },
             ms(stall.total()),
             part(moving, "that moving takes of the program's own time"),
             part(handled, "in which the program's thread works for the cache"),

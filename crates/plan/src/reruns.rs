@@ -28,11 +28,13 @@ pub(crate) struct Reruns {
 }
 
 /// What is computed when backward asks for one activation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rerun {
     /// The one that is asked for.
     pub(crate) of: usize,
     pub(crate) time: Duration,
+    /// The part of it in which operations run that may join a pass over their elements.
+    pub(crate) pointwise: Duration,
     /// The most bytes that all this takes at once, beside the held ones.
     pub(crate) peak: u64,
     /// The bytes of it that stay until backward has used them.
@@ -315,14 +317,16 @@ impl Walk {
     ) -> Rerun {
         // Backward has not used up what comes before the one that it asks for.
         let stays = |index: usize| activations[index].is_saved() && index <= asked;
-        let mut run = Rerun { of: asked, time: Duration::ZERO, peak: 0, stays: 0, leaves: (0, 0) };
+        let mut run = Rerun { of: asked, ..Rerun::default() };
         let mut bytes = 0;
         for &index in &self.order {
             let activation = &activations[index];
             bytes += activation.bytes;
             changed(Change::Made(index));
             run.peak = run.peak.max(bytes);
-            run.time += self.time(index, asked, activations, graph, is_held, stays(index));
+            let time = self.time(index, asked, activations, graph, is_held, stays(index));
+            run.time += time;
+            run.pointwise += if activation.traffic.is_some() { time } else { Duration::ZERO };
             run.stays += if stays(index) { activation.bytes } else { 0 };
             for &input in graph.inputs(index) {
                 if is_held[input] || self.is_here[input] {

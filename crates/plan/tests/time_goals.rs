@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use ssdtrain_plan::{
     Activation, Adherence, Auto, Followed, Goal, Observation, Outset, Placement, PlanReport, Policy,
-    PolicyReport, Position, Rates, Recompute, Release, Resources, Save, Saves, ScopeId, StepProfile,
-    Workload,
+    PolicyReport, Position, Prediction, Rates, Recompute, Release, Resources, Save, Saves, ScopeId,
+    StepProfile, Workload,
 };
 
 const MB: u64 = 1_000_000;
@@ -48,8 +48,8 @@ struct Variation {
     /// Whether steps tell how fast the device's clock ran, which explains what the power does, and all noise but a share of this.
     clocked: Option<f64>,
     /// By how much longer planned steps are because what they do besides takes power, as a share of what they take besides, at least and at
-    /// most.
-    power: [f64; 2],
+    /// most: for pointwise operations, and for the rest.
+    power: [[f64; 2]; 2],
 }
 
 const GPU: Variation = Variation {
@@ -68,7 +68,7 @@ const GPU: Variation = Variation {
     release: Release::InStreamOrder,
     shows: true,
     clocked: None,
-    power: [0.0, 0.0],
+    power: [[0.0, 0.0]; 2],
 };
 /// One that becomes warm in its first steps.
 const WARMING: Variation = Variation {
@@ -92,7 +92,7 @@ const LIMITED: Variation = Variation {
     ..GPU
 };
 /// The same, of which the clock is known.
-const CLOCKED: Variation = Variation { clocked: Some(0.05), power: [-0.02, 0.2], ..LIMITED };
+const CLOCKED: Variation = Variation { clocked: Some(0.05), power: [[-0.15, 0.0], [0.1, 0.3]], ..LIMITED };
 /// One far from the limit of its power, whose steps are all but alike.
 const STEADY: Variation =
     Variation { noise: 0.0006, disturbed: 0.0, drift: [0.0, 0.0], cold: 0.0, clocked: Some(0.5), ..GPU };
@@ -123,7 +123,7 @@ const CPU: Variation = Variation {
     release: Release::WhenStored,
     shows: false,
     clocked: None,
-    power: [0.0, 0.0],
+    power: [[0.0, 0.0]; 2],
 };
 /// How fast bytes move, in a second.
 const RATE: f64 = 2e9;
@@ -170,8 +170,8 @@ struct Trial {
     moving: f64,
     /// What a step takes besides, of one that keeps everything, whatever else is planned.
     besides: f64,
-    /// What the power for it makes steps longer by, as a share of what they take besides.
-    power: f64,
+    /// What the power for it makes steps longer by, as a share of what they take besides: for pointwise operations, and for the rest.
+    power: [f64; 2],
     /// The plan that the last step followed, and how many steps followed it or kept everything.
     plan: u64,
     followed: i32,
@@ -198,15 +198,21 @@ struct Outcome {
 /// The outcomes of many runs.
 struct Outcomes(Vec<Outcome>);
 
+/// What takes less is no product.
+const PRODUCT: f64 = 6.0;
+
 /// Layers of products, whose results take long to compute again, and of what is computed from them. No two are alike, so that plans come
 /// close to any time.
 fn work(seconds: f64) -> Workload {
     let mut activations = Vec::new();
     let sizes = [(30, 6.0), (30, 0.9), (60, 0.7), (15, 6.4), (60, 1.1)];
+    // So many bytes go through memory that operations spare next to nothing in a pass with others.
+    let traffic = |time: f64| (time < PRODUCT).then_some(1 << 50);
     let all: f64 = 16.0 * sizes.iter().map(|(_, time)| 3.0 * time).sum::<f64>();
     let unit = seconds / all;
     for layer in 0..16 {
         for (place, (megabytes, time)) in sizes.into_iter().enumerate() {
+            let traffic = traffic(time);
             let time = Duration::from_secs_f64(time * unit * (1.0 + 0.02 * (layer as f64 - 7.5)));
             let inputs = if (layer, place) == (0, 0) { vec![] } else { vec![5 * layer + place - 1] };
             activations.push(Activation {
@@ -214,6 +220,7 @@ fn work(seconds: f64) -> Workload {
                 forward: time,
                 backward: 2 * time,
                 recompute: Some(Recompute { time, inputs }),
+                traffic,
                 ..Activation::default()
             });
         }
@@ -253,10 +260,8 @@ impl Trial {
         let (drift, warming, recomputing) = (of(varies.drift), of(varies.warming), of(varies.recomputing));
         let moving = chance.between(0.0, varies.moving);
         let besides = chance.between(varies.besides[0], varies.besides[1]);
-        let power = match varies.power {
-            [least, most] if least < most => chance.between(least, most),
-            [least, _] => least,
-        };
+        let power =
+            varies.power.map(|[least, most]| if least < most { chance.between(least, most) } else { least });
         let (plan, followed, kept, steps) = (0, 0, 0, 0);
         let auto = Auto::new(Goal::overhead(goal));
         Trial {
@@ -287,31 +292,36 @@ impl Trial {
         }
     }
 
-    /// How long recomputing takes in a step as planned, of one that keeps everything.
-    fn again(&self, plan: &PlanReport, placements: &[Placement]) -> f64 {
-        let [took, kept] = match self.varies.shows {
+    /// How long recomputing takes in a step as planned, of one that keeps everything: pointwise operations, and the rest.
+    fn again(&self, plan: &PlanReport, placements: &[Placement]) -> [f64; 2] {
+        let (took, kept) = match self.varies.shows {
             // What is planned goes by what steps have shown.
-            true => [
-                work(KEPT).simulate(placements, &plan.machine, &plan.budgets).recomputed,
-                Duration::from_secs_f64(KEPT),
-            ],
-            false => [plan.prediction.recomputed, plan.kept_step],
+            true => {
+                (work(KEPT).simulate(placements, &plan.machine, &plan.budgets), Duration::from_secs_f64(KEPT))
+            }
+            false => (plan.prediction, plan.kept_step),
         };
-        self.recomputing * took.as_secs_f64() / kept.as_secs_f64()
+        let Prediction { recomputed, pointwise, .. } = took;
+        [pointwise, recomputed - pointwise]
+            .map(|time| self.recomputing * time.as_secs_f64() / kept.as_secs_f64())
     }
 
-    /// How long a step as planned takes, of one that keeps everything.
-    fn ratio(&self, plan: &PlanReport, placements: &[Placement]) -> f64 {
+    /// How long a step as planned takes, of one that keeps everything, at one clock and with what the power makes of that.
+    fn ratio(&self, plan: &PlanReport, placements: &[Placement]) -> [f64; 2] {
         let prediction = plan.prediction;
-        let again = self.again(plan, placements);
+        let [pointwise, again] = self.again(plan, placements);
         let waited = prediction.stall.total().as_secs_f64() / KEPT;
         let moved = (prediction.copied_out + prediction.copied_in).max(prediction.written + prediction.read);
         let besides = if plan.keeps_all() { 0.0 } else { self.besides };
-        1.0 + (again + waited + self.moving * moved as f64 / RATE / KEPT + besides) * (1.0 + self.power)
+        let rest = again + waited + self.moving * moved as f64 / RATE / KEPT + besides;
+        let [by_pointwise, by_rest] = self.power;
+        let steady = 1.0 + pointwise + rest;
+        [steady, steady + pointwise * by_pointwise + rest * by_rest]
     }
 
-    /// A step that takes `ratio` of one that keeps everything, and is number `nth` of its kind; and the device's clock, if that is known.
-    fn wall(&mut self, ratio: f64, nth: i32) -> (Duration, Option<f64>) {
+    /// A step that takes `ratio` of one that keeps everything, `steady` of it at one clock, and is number `nth` of its kind; and the device's
+    /// clock, if that is known.
+    fn wall(&mut self, [steady, ratio]: [f64; 2], nth: i32) -> (Duration, Option<f64>) {
         let Variation { noise, disturbed, disturbance, cold, taken_back, rested, .. } = self.varies;
         self.last = noise * self.chance.normal() - taken_back * self.last;
         let rested = match self.since {
@@ -322,8 +332,7 @@ impl Trial {
         self.since += 1;
         let mut wall =
             KEPT * (1.0 + self.drift * (1.0 - (-(self.steps as f64) / self.warming).exp())) * ratio;
-        // The power that it takes besides.
-        let power = 1.0 + (ratio - 1.0) * self.power / (1.0 + self.power) / ratio;
+        let power = ratio / steady;
         let clock = self.varies.clocked.map(|unexplained| {
             wall *= 1.0 + unexplained * noise * self.chance.normal();
             1.4e9 * ((1.0 + self.last + rested) * power).powf(-1.0 / 0.82)
@@ -363,11 +372,11 @@ impl Trial {
                 }
                 observed.behind = self.varies.behind();
                 if keeps {
-                    (observed.wall, observed.clock) = self.wall(1.0, self.kept);
+                    (observed.wall, observed.clock) = self.wall([1.0; 2], self.kept);
                     self.kept += 1;
                 } else {
                     self.placements = courses[0].schedule.saves().map(|save| save.placement).collect();
-                    let again = KEPT * self.again(&report, &self.placements);
+                    let again = KEPT * self.again(&report, &self.placements).iter().sum::<f64>();
                     (observed.wall, observed.clock) =
                         self.wall(self.ratio(&report, &self.placements), self.followed);
                     observed.stall = report.prediction.stall.total();
@@ -377,7 +386,7 @@ impl Trial {
             }
             _ if plan.profiled => {
                 let uncertain = 1.0 + 2.0 * self.varies.noise * self.chance.normal();
-                let (kept, _) = self.wall(self.varies.profiled * uncertain, 9);
+                let (kept, _) = self.wall([self.varies.profiled * uncertain; 2], 9);
                 let Variation { release, .. } = self.varies;
                 observed.profile = Some(Box::new(profile(kept.as_secs_f64(), self.moving, release)));
             }
@@ -397,7 +406,8 @@ impl Trial {
             }
         }
         let plan = self.report().unwrap();
-        let extra = self.ratio(&plan, &self.placements) - 1.0;
+        let [_, ratio] = self.ratio(&plan, &self.placements);
+        let extra = ratio - 1.0;
         Outcome { used: extra / goal, beyond: 100.0 * (extra - goal), settled, kept: self.kept }
     }
 }

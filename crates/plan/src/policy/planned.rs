@@ -195,6 +195,12 @@ impl Planned {
         (recomputed + stall.total()).as_secs_f64() / kept
     }
 
+    /// What of recomputing is pointwise operations.
+    pub(super) fn pointwise(&self) -> f64 {
+        let kept = self.profile.work.computed().as_secs_f64().max(f64::MIN_POSITIVE);
+        self.plan.prediction.pointwise.as_secs_f64() / kept
+    }
+
     /// How many times as long as planned recomputing took, if it took `rerun`.
     pub(super) fn reruns_took(&self, rerun: Duration) -> f64 {
         let planned = self.plan.prediction.recomputed * self.profile.micro_batches.max(1);

@@ -32,6 +32,8 @@ pub(super) struct Weighing {
     pub(super) seen: Option<Seen>,
     /// What was known before.
     pub(super) cost: Cost,
+    /// What pointwise operations take that the plan recomputes, as a share of a step that keeps everything.
+    pub(super) pointwise: f64,
     /// The last result.
     pub(super) last: Option<Weight>,
     opening: Opening,
@@ -67,6 +69,7 @@ impl Weighing {
         Weighing {
             seen,
             cost,
+            pointwise: 0.0,
             last: None,
             opening: Opening::Due,
             spoiled: 0,
@@ -236,7 +239,7 @@ impl Weighing {
                 kept: kept.told(),
                 extra: compared.extra,
                 error: compared.error(clocks::TYPICAL),
-                slower: Some(clocks.slower(compared.extra)),
+                slower: Some(clocks.slower(compared.extra, self.pointwise)),
                 deviation,
                 apart: compared.deviation,
                 is_by_others,
