@@ -2,6 +2,9 @@
 
 use crate::Activation;
 
+/// Operations that have at least this share of the rate of pointwise ones, in bytes, wait for the memory as these do.
+const MEMORY_BOUND: f64 = 0.25;
+
 /// The operations of forward, as far as activations can be recomputed by them.
 #[derive(Clone, Debug)]
 pub(crate) struct Graph {
@@ -10,6 +13,7 @@ pub(crate) struct Graph {
     /// All activations, each after those that it is computed from.
     order: Vec<usize>,
     has_recipe: Vec<bool>,
+    is_memory_bound: Vec<bool>,
 }
 
 /// Something about a recipe that cannot be.
@@ -64,7 +68,8 @@ impl Graph {
                 }
             }
         }
-        Graph { inputs, users, order, has_recipe }
+        let is_memory_bound = memory_bound(activations, &inputs);
+        Graph { inputs, users, order, has_recipe, is_memory_bound }
     }
 
     /// The first thing that is wrong with the recipes.
@@ -107,6 +112,26 @@ impl Graph {
     pub(crate) fn has_recipe(&self, index: usize) -> bool {
         self.has_recipe[index]
     }
+
+    /// Whether computing an activation takes about as long as its bytes and those of its inputs take through memory.
+    pub(crate) fn is_memory_bound(&self, index: usize) -> bool {
+        self.is_memory_bound[index]
+    }
+}
+
+/// Which activations' operations are memory-bound: the pointwise ones, and those that are about as fast.
+fn memory_bound(activations: &[Activation], inputs: &Edges) -> Vec<bool> {
+    let seconds =
+        |one: &Activation| one.recompute.as_ref().map_or(0.0, |recompute| recompute.time.as_secs_f64());
+    let pointwise = || activations.iter().filter_map(|one| Some((one.traffic? as f64, seconds(one))));
+    let (bytes, time) =
+        pointwise().fold((0.0, 0.0), |(bytes, time), (more, longer)| (bytes + more, time + longer));
+    let least = if time > 0.0 { MEMORY_BOUND * bytes / time } else { f64::INFINITY };
+    let is_fast = |(index, one): (usize, &Activation)| {
+        let read: f64 = inputs.of(index).iter().map(|input| activations[*input].bytes as f64).sum();
+        one.traffic.is_some() || read + one.bytes as f64 >= least * seconds(one)
+    };
+    activations.iter().enumerate().map(is_fast).collect()
 }
 
 impl Edges {
@@ -143,6 +168,8 @@ impl Edges {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::Recompute;
 
@@ -160,6 +187,29 @@ mod tests {
         let graph = Graph::new(&activations(&[Some(&[2]), Some(&[0, 2, 2]), None]));
         assert_eq!(graph.order(), [2, 0, 1]);
         assert_eq!((graph.inputs(1), graph.users(2)), (&[0, 2, 2][..], &[0, 1, 1][..]));
+    }
+
+    #[test]
+    fn operations_about_as_fast_as_pointwise_ones_are_memory_bound() {
+        let from = |bytes, seconds, inputs: &[usize]| Activation {
+            bytes,
+            recompute: Some(Recompute { time: Duration::from_secs(seconds), inputs: inputs.to_vec() }),
+            ..Activation::default()
+        };
+        let pointwise = Activation { traffic: Some(100), ..from(50, 1, &[0]) };
+        let product = from(50, 20, &[0]);
+        let [norm, sum] = [from(50, 2, &[0]), from(1, 2, &[0])];
+        let all = [from(50, 1000, &[]), pointwise, product.clone(), norm, sum];
+        let graph = Graph::new(&all);
+        assert_eq!(
+            [0, 1, 2, 3, 4].map(|index| graph.is_memory_bound(index)),
+            [false, true, false, true, true]
+        );
+        let graph = Graph::new(&[from(50, 1, &[]), product]);
+        assert!(
+            ![0, 1].iter().any(|index| graph.is_memory_bound(*index)),
+            "nothing tells how fast memory is"
+        );
     }
 
     #[test]

@@ -12,8 +12,9 @@ pub struct Prediction {
     pub step: Duration,
     /// The part of the step that is spent on recomputation.
     pub recomputed: Duration,
-    /// The part of that in which pointwise operations run, many of them in one pass.
-    pub pointwise: Duration,
+    /// The part of that in which operations run that wait for the device's memory rather than compute: pointwise ones, and those that move
+    /// bytes about as fast.
+    pub memory_bound: Duration,
     /// Time that the device waited, by cause.
     pub stall: Stall,
     /// The part of the step by which moving makes the program's own work longer.

@@ -111,7 +111,7 @@ impl fmt::Display for PlanReport {
                 bytes(row.recompute),
             )?;
         }
-        let Prediction { stall, recomputed, pointwise, moving, handled, .. } = self.prediction;
+        let Prediction { stall, recomputed, memory_bound, moving, handled, .. } = self.prediction;
         let part = |time: Duration, what: &str| match time.is_zero() {
             true => String::new(),
             false => format!(", {} ms {what}", ms(time)),
@@ -137,9 +137,9 @@ impl fmt::Display for PlanReport {
             ByteSize(self.prediction.forward_peak),
             ByteSize(self.prediction.backward_peak),
             ms(recomputed),
-            match pointwise.is_zero() {
+            match memory_bound.is_zero() {
                 true => String::new(),
-                false => format!(" ({} ms by pointwise operations)", ms(pointwise)),
+                false => format!(" ({} ms by memory-bound operations)", ms(memory_bound)),
             },
             ms(stall.total()),
             part(moving, "that moving takes of the program's own time"),

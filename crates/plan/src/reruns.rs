@@ -33,8 +33,8 @@ pub(crate) struct Rerun {
     /// The one that is asked for.
     pub(crate) of: usize,
     pub(crate) time: Duration,
-    /// The part of it in which operations run that may join a pass over their elements.
-    pub(crate) pointwise: Duration,
+    /// The part of it in which memory-bound operations run.
+    pub(crate) memory_bound: Duration,
     /// The most bytes that all this takes at once, beside the held ones.
     pub(crate) peak: u64,
     /// The bytes of it that stay until backward has used them.
@@ -326,7 +326,7 @@ impl Walk {
             run.peak = run.peak.max(bytes);
             let time = self.time(index, asked, activations, graph, is_held, stays(index));
             run.time += time;
-            run.pointwise += if activation.traffic.is_some() { time } else { Duration::ZERO };
+            run.memory_bound += if graph.is_memory_bound(index) { time } else { Duration::ZERO };
             run.stays += if stays(index) { activation.bytes } else { 0 };
             for &input in graph.inputs(index) {
                 if is_held[input] || self.is_here[input] {

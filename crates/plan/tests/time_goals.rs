@@ -48,7 +48,7 @@ struct Variation {
     /// Whether steps tell how fast the device's clock ran, which explains what the power does, and all noise but a share of this.
     clocked: Option<f64>,
     /// By how much longer planned steps are because what they do besides takes power, as a share of what they take besides, at least and at
-    /// most: for pointwise operations, and for the rest.
+    /// most: for memory-bound operations, and for the rest.
     power: [[f64; 2]; 2],
 }
 
@@ -170,7 +170,7 @@ struct Trial {
     moving: f64,
     /// What a step takes besides, of one that keeps everything, whatever else is planned.
     besides: f64,
-    /// What the power for it makes steps longer by, as a share of what they take besides: for pointwise operations, and for the rest.
+    /// What the power for it makes steps longer by, as a share of what they take besides: for memory-bound operations, and for the rest.
     power: [f64; 2],
     /// The plan that the last step followed, and how many steps followed it or kept everything.
     plan: u64,
@@ -292,7 +292,7 @@ impl Trial {
         }
     }
 
-    /// How long recomputing takes in a step as planned, of one that keeps everything: pointwise operations, and the rest.
+    /// How long recomputing takes in a step as planned, of one that keeps everything: memory-bound operations, and the rest.
     fn again(&self, plan: &PlanReport, placements: &[Placement]) -> [f64; 2] {
         let (took, kept) = match self.varies.shows {
             // What is planned goes by what steps have shown.
@@ -301,22 +301,22 @@ impl Trial {
             }
             false => (plan.prediction, plan.kept_step),
         };
-        let Prediction { recomputed, pointwise, .. } = took;
-        [pointwise, recomputed - pointwise]
+        let Prediction { recomputed, memory_bound, .. } = took;
+        [memory_bound, recomputed - memory_bound]
             .map(|time| self.recomputing * time.as_secs_f64() / kept.as_secs_f64())
     }
 
     /// How long a step as planned takes, of one that keeps everything, at one clock and with what the power makes of that.
     fn ratio(&self, plan: &PlanReport, placements: &[Placement]) -> [f64; 2] {
         let prediction = plan.prediction;
-        let [pointwise, again] = self.again(plan, placements);
+        let [memory_bound, again] = self.again(plan, placements);
         let waited = prediction.stall.total().as_secs_f64() / KEPT;
         let moved = (prediction.copied_out + prediction.copied_in).max(prediction.written + prediction.read);
         let besides = if plan.keeps_all() { 0.0 } else { self.besides };
         let rest = again + waited + self.moving * moved as f64 / RATE / KEPT + besides;
-        let [by_pointwise, by_rest] = self.power;
-        let steady = 1.0 + pointwise + rest;
-        [steady, steady + pointwise * by_pointwise + rest * by_rest]
+        let [by_memory_bound, by_rest] = self.power;
+        let steady = 1.0 + memory_bound + rest;
+        [steady, steady + memory_bound * by_memory_bound + rest * by_rest]
     }
 
     /// A step that takes `ratio` of one that keeps everything, `steady` of it at one clock, and is number `nth` of its kind; and the device's

@@ -10,9 +10,9 @@ const FOLLOWS_AT_MOST: [f64; 2] = [0.4, 1.0];
 pub(super) const TYPICAL: f64 = 0.002;
 /// The clock of single steps varies by about so much, and by no less: a few run alike by chance now and then.
 const VARIES: f64 = 0.015;
-/// What planned steps do besides takes power too, and pointwise operations take less of it than most others, which wait for the memory
-/// meanwhile: by so much of what each of them takes besides, a slower clock makes steps longer still, give or take the last.
-const BY_POINTWISE: f64 = -0.08;
+/// What planned steps do besides takes power too, and memory-bound operations, which wait meanwhile, take less of it than
+/// others: by so much of what each of them takes besides, a slower clock makes steps longer still, give or take the last.
+const BY_MEMORY_BOUND: f64 = -0.1;
 const BY_POWER: f64 = 0.2;
 const BY_POWER_DOUBT: f64 = 0.1;
 /// A device whose clock varied by no more than this share, as a standard deviation, in more than two steps of each kind is not at the limit
@@ -115,16 +115,16 @@ impl Clocks {
         Timed { wall: timed.computed() + longer + stall, stall, ..*timed }
     }
 
-    /// By how much planned steps are longer because their clock is slower, if they are longer by the share `extra` at one clock, `pointwise`
+    /// By how much planned steps are longer because their clock is slower, if they are longer by the share `extra` at one clock, `memory_bound`
     /// of it by such operations, and the standard error of that. Chance makes it slower and faster, so what is seen of it counts as much as it
     /// is certain.
-    pub(super) fn slower(&self, extra: f64, pointwise: f64) -> [f64; 2] {
+    pub(super) fn slower(&self, extra: f64, memory_bound: f64) -> [f64; 2] {
         if self.are_steady() {
             return [0.0, 0.0];
         }
         let extra = extra.max(0.0);
-        let pointwise = pointwise.clamp(0.0, extra);
-        let expected = BY_POINTWISE * pointwise + BY_POWER * (extra - pointwise);
+        let memory_bound = memory_bound.clamp(0.0, extra);
+        let expected = BY_MEMORY_BOUND * memory_bound + BY_POWER * (extra - memory_bound);
         let doubt = BY_POWER_DOUBT * extra;
         let [seen, error] = [-self.faster, self.error].map(|share| self.follows * share);
         let both = doubt.powi(2) + error.powi(2);
@@ -213,18 +213,18 @@ mod tests {
         }
     }
 
-    /// What a slower clock makes of planned steps that take so much longer at one clock, two fifths of it for pointwise operations, if each
+    /// What a slower clock makes of planned steps that take so much longer at one clock, two fifths of it for memory-bound operations, if each
     /// kind ran at so many times the usual one.
     fn slower(extra: f64, kept: &[f64], planned: &[f64]) -> [f64; 2] {
         slower_with(0.4, extra, kept, planned)
     }
 
-    fn slower_with(pointwise: f64, extra: f64, kept: &[f64], planned: &[f64]) -> [f64; 2] {
+    fn slower_with(memory_bound: f64, extra: f64, kept: &[f64], planned: &[f64]) -> [f64; 2] {
         let steps =
             |wall: f64, clocks: &[f64]| clocks.iter().map(|times| step(wall, *times)).collect::<Vec<_>>();
         Clocks::of(&steps(0.4, kept), &steps(0.4 + 0.4 * extra, planned))
             .unwrap()
-            .slower(extra, pointwise * extra)
+            .slower(extra, memory_bound * extra)
     }
 
     #[test]
@@ -238,9 +238,9 @@ mod tests {
     }
 
     #[test]
-    fn pointwise_operations_take_less_power_than_others() {
+    fn memory_bound_operations_take_less_power_than_others() {
         let clocks = [1.0, 1.03, 1.0, 0.97];
-        let slower = |pointwise| slower_with(pointwise, 0.05, &clocks, &clocks)[0];
+        let slower = |memory_bound| slower_with(memory_bound, 0.05, &clocks, &clocks)[0];
         assert!(slower(1.0) < 0.0 && slower(0.0) > 0.008, "{} {}", slower(1.0), slower(0.0));
         assert_eq!(slower(1.0), slower(3.0), "they take no more than all");
     }

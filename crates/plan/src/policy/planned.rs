@@ -195,10 +195,10 @@ impl Planned {
         (recomputed + stall.total()).as_secs_f64() / kept
     }
 
-    /// What of recomputing is pointwise operations.
-    pub(super) fn pointwise(&self) -> f64 {
+    /// What of recomputing is memory-bound operations.
+    pub(super) fn memory_bound(&self) -> f64 {
         let kept = self.profile.work.computed().as_secs_f64().max(f64::MIN_POSITIVE);
-        self.plan.prediction.pointwise.as_secs_f64() / kept
+        self.plan.prediction.memory_bound.as_secs_f64() / kept
     }
 
     /// How many times as long as planned recomputing took, if it took `rerun`.

@@ -32,8 +32,8 @@ pub(super) struct Weighing {
     pub(super) seen: Option<Seen>,
     /// What was known before.
     pub(super) cost: Cost,
-    /// What pointwise operations take that the plan recomputes, as a share of a step that keeps everything.
-    pub(super) pointwise: f64,
+    /// What memory-bound operations take that the plan recomputes, as a share of a step that keeps everything.
+    pub(super) memory_bound: f64,
     /// The last result.
     pub(super) last: Option<Weight>,
     opening: Opening,
@@ -69,7 +69,7 @@ impl Weighing {
         Weighing {
             seen,
             cost,
-            pointwise: 0.0,
+            memory_bound: 0.0,
             last: None,
             opening: Opening::Due,
             spoiled: 0,
@@ -239,7 +239,7 @@ impl Weighing {
                 kept: kept.told(),
                 extra: compared.extra,
                 error: compared.error(clocks::TYPICAL),
-                slower: Some(clocks.slower(compared.extra, self.pointwise)),
+                slower: Some(clocks.slower(compared.extra, self.memory_bound)),
                 deviation,
                 apart: compared.deviation,
                 is_by_others,

@@ -38,7 +38,7 @@ impl Run<'_> {
         self.on_device += run.stays;
         self.compute(run.time);
         self.prediction.recomputed += run.time;
-        self.prediction.pointwise += run.pointwise;
+        self.prediction.memory_bound += run.memory_bound;
         self.lost += run.time.as_secs_f64();
     }
 
