@@ -224,7 +224,7 @@ mod tests {
     /// Of a goal of 0.02, a plan that was to take all that plans may has taken so much.
     fn extra(corrections: &Corrections, measured: f64) -> Extra {
         let planned = 0.02 * corrections.allowance();
-        Extra { allowed: 0.02, planned, measured, besides: 0.0, slower: 0.0, error: 0.0 }
+        Extra { allowed: 0.02, planned, measured, spare: 0.0, besides: 0.0, slower: 0.0, error: 0.0 }
     }
 
     #[test]

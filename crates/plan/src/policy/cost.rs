@@ -111,6 +111,8 @@ pub(super) struct Extra {
     pub(super) allowed: f64,
     pub(super) planned: f64,
     pub(super) measured: f64,
+    /// What the goal allows beyond that, for what is uncertain.
+    pub(super) spare: f64,
     /// The part of what was measured that does not go with what is planned, and the part that is due to a slower clock.
     pub(super) besides: f64,
     pub(super) slower: f64,
@@ -256,14 +258,14 @@ impl Cost {
         };
         let error = (share(known) * error.powi(2)).sqrt().hypot(SLOWER_DOUBT * slower_error);
         let measured = at_one_clock + slower;
-        (cost, Extra { allowed, planned, measured, besides: cost.besides, slower, error })
+        (cost, Extra { allowed, planned, measured, spare: 0.0, besides: cost.besides, slower, error })
     }
 }
 
 impl Extra {
-    /// Whether steps exceed the goal, which allows `spare` more than plans aim at.
-    pub(super) fn is_over(self, spare: f64) -> bool {
-        self.measured + self.doubt() > self.allowed + spare + TELLING_OVER
+    /// Whether steps exceed the goal.
+    pub(super) fn is_over(self) -> bool {
+        self.measured + self.doubt() > self.allowed + self.spare + TELLING_OVER
     }
 
     /// Whether steps surely leave some of what the goal allows.
@@ -283,9 +285,11 @@ impl Extra {
         self.error < CLOSE * self.allowed || apart > CLEAR * self.error
     }
 
-    /// The share of what the goal allows that may be planned for steps to take what it allows; 0 if they take as much whatever is planned.
+    /// The share of what plans aim at that may be planned for steps to take that; 0 if they take as much whatever is planned. What is uncertain
+    /// counts as far as there is nothing to spare for it.
     pub(super) fn aim(self) -> f64 {
-        let by_plan = self.measured - self.besides + CAUTION * self.error + self.doubt();
+        let uncertain = CAUTION * self.error + self.doubt();
+        let by_plan = self.measured - self.besides + (uncertain - self.spare).max(0.0);
         let left = 1.0 - self.besides / self.allowed.max(f64::MIN_POSITIVE);
         (left * self.planned / by_plan.max(f64::MIN_POSITIVE)).max(0.0)
     }
@@ -346,11 +350,11 @@ mod tests {
             is_by_others: false,
         };
         let (_, extra) = Cost::first(FIRST_DOUBT, 0.0).weighed(0.01, 0.0, 0.1, weight(1.0));
-        assert!(extra.is_over(0.0) && extra.measured > 0.9, "{extra:?}");
+        assert!(extra.is_over() && extra.measured > 0.9, "{extra:?}");
         let (_, extra) = Cost::first(FIRST_DOUBT, 0.0).weighed(0.1, 0.0, 0.1, weight(0.3));
-        assert!(extra.is_over(0.0) && (0.27..0.3).contains(&extra.measured), "{extra:?}");
+        assert!(extra.is_over() && (0.27..0.3).contains(&extra.measured), "{extra:?}");
         let (_, extra) = Cost::first(FIRST_DOUBT, 0.0).weighed(0.01, 0.0, 0.1, weight(0.07));
-        assert!(!extra.is_over(0.0) && extra.measured < 0.02, "{extra:?}");
+        assert!(!extra.is_over() && extra.measured < 0.02, "{extra:?}");
     }
 
     #[test]
@@ -366,7 +370,7 @@ mod tests {
         };
         let of_first = |moving| Cost::first(FIRST_DOUBT, 0.0).weighed(0.001, moving, 0.1, weight);
         let (cost, extra) = of_first(0.15);
-        assert!(extra.measured > 0.12 && extra.is_over(0.0), "{extra:?}");
+        assert!(extra.measured > 0.12 && extra.is_over(), "{extra:?}");
         assert!(of_first(0.0).1.measured < 0.01);
         let again = Weight { extra: 0.05, ..weight };
         let (_, later) = cost.weighed(0.12, 0.15, 0.1, again);
@@ -389,10 +393,10 @@ mod tests {
         assert!((cost.expected(0.06) - 0.09).abs() < 0.001, "{cost:?}");
         let noise = Weight { extra: 0.14, error: 0.05, ..weight };
         let (_, extra) = cost.of_next(0.055, None).weighed(0.055, 0.0, 0.1, noise);
-        assert!(!extra.is_over(0.0) && extra.measured > 0.08, "{extra:?}");
+        assert!(!extra.is_over() && extra.measured > 0.08, "{extra:?}");
         let (_, extra) = cost.of_next(0.062, None).weighed(0.062, 0.0, 0.1, noise);
         assert!(
-            extra.is_over(0.0) && extra.measured < 0.1,
+            extra.is_over() && extra.measured < 0.1,
             "what is uncertain counts as beyond the goal: {extra:?}"
         );
     }
@@ -464,10 +468,20 @@ mod tests {
 
     #[test]
     fn corrected_plans_leave_time_for_what_is_uncertain() {
-        let extra =
-            Extra { allowed: 0.05, planned: 0.05, measured: 0.06, besides: 0.0, slower: 0.0, error: 0.0 };
+        let extra = Extra {
+            allowed: 0.05,
+            planned: 0.05,
+            measured: 0.06,
+            spare: 0.0,
+            besides: 0.0,
+            slower: 0.0,
+            error: 0.0,
+        };
         let uncertain = Extra { error: 0.01, ..extra };
         assert!((0.83..0.84).contains(&extra.aim()) && (0.6..0.7).contains(&uncertain.aim()));
         assert!(extra.is_clear() && !Extra { error: 0.008, ..extra }.is_clear());
+        let [exact, covered] = [0.0, 0.002].map(|error| Extra { spare: 0.0015, error, ..extra }.aim());
+        assert!(exact == covered && exact == extra.aim(), "there is something to spare for that");
+        assert!(Extra { spare: 0.0015, ..uncertain }.aim() < exact);
     }
 }

@@ -213,15 +213,15 @@ impl Planned {
         self.machine.release == Release::InStreamOrder && self.corrections.is_behind == Some(true)
     }
 
-    /// What a step that took `wall` took beyond one with everything kept, which takes `kept`, and beyond what is fixed, beside what a goal of
-    /// `most` times that allows and what was planned.
-    pub(super) fn measured(&self, most: f64, wall: Duration, kept: Duration) -> Extra {
+    /// What a step that took `wall` took beyond one with everything kept, which takes `kept`, and beyond what is fixed, beside what was
+    /// planned, and what a goal allows whose plans aim at `most` times that and have `spare` beyond it.
+    pub(super) fn measured(&self, most: f64, spare: f64, wall: Duration, kept: Duration) -> Extra {
         let fixed = self.fixed();
         let (planned, measured) = (self.extra(), beyond(wall, kept) - fixed);
         let cost = self.corrections.cost;
         let besides = cost.map_or(0.0, |cost| cost.besides()[0]).min(measured.max(0.0));
         let slower = cost.map_or(0.0, |cost| cost.expected(planned) - cost.at_one_clock(planned));
-        Extra { allowed: most - 1.0 - fixed, planned, measured, besides, slower, error: 0.0 }
+        Extra { allowed: most - 1.0 - fixed, planned, measured, spare, besides, slower, error: 0.0 }
     }
 
     /// As steps of the plan show, one with everything kept takes `kept`, however that was known.

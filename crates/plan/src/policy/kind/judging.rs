@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::super::cost::{SURE, Weight};
+use super::super::cost::{Extra, SURE, Weight};
 use super::super::decisions::Decision;
 use super::super::objective::Objective;
 use super::super::planned::{Planned, TELLING_PACE};
@@ -59,7 +59,7 @@ impl Kind {
                     let is_vague = cost.is_vague(planned.extra(), planned.doubt_of_moving());
                     let is_expected = seen.is_first && self.plans > 1 && !is_vague;
                     match is_expected {
-                        true => planned.measured(most, seen.wall, kept).is_over(objective.spare()),
+                        true => planned.measured(most, objective.spare(), seen.wall, kept).is_over(),
                         false => seen.is_news() || seen.is_beyond(usual, cost.telling_change()),
                     }
                 });
@@ -93,9 +93,8 @@ impl Kind {
         }
         // Steps that kept everything have shown what these take, and comparisons what plans do: only what is no chance tells more.
         let cost = planned.corrections.cost.unwrap_or_else(|| planned.first_cost());
-        let extra = planned.measured(most, seen.usual, planned.kept_step());
-        if extra.measured - extra.allowed - objective.spare() > SURE * cost.chance(seen.count, seen.deviation)
-        {
+        let extra = planned.measured(most, objective.spare(), seen.usual, planned.kept_step());
+        if extra.measured - extra.allowed - extra.spare > SURE * cost.chance(seen.count, seen.deviation) {
             self.revise(objective, Decision::Slow, |planned| planned.loosen(cost, extra));
         }
     }
@@ -119,8 +118,9 @@ impl Kind {
         let before =
             weighing.cost.of_next(extra, shown.map(|takes| [planned.recomputed_and_stalled(), takes]));
         let (cost, extra) = before.weighed(extra, doubt, most - 1.0 - fixed, beyond);
+        let extra = Extra { spare: objective.spare(), ..extra };
         let is_new = planned.corrections.cost.replace(cost).is_none();
-        let is_over = extra.is_over(objective.spare());
+        let is_over = extra.is_over();
         // Another plan that takes more has to be compared, too, and only steps of its size tell enough for that.
         let may_compare = objective.compares && !is_last && !weight.is_by_others;
         let may_tighten = may_compare && !is_over && planned.corrections.may_tighten(extra);
@@ -193,10 +193,9 @@ impl Kind {
         let beyond = stall.saturating_sub(plan.prediction.stall.total());
         let pace = planned.pace(seen);
         let kept = planned.profile.work.computed().mul_f64(pace);
-        let extra = objective.step().map(|most| planned.measured(most, wall, kept));
-        let over = extra.filter(|extra| {
-            beyond.as_secs_f64() > TELLING_STALL * kept.as_secs_f64() && extra.is_over(objective.spare())
-        });
+        let extra = objective.step().map(|most| planned.measured(most, objective.spare(), wall, kept));
+        let over = extra
+            .filter(|extra| beyond.as_secs_f64() > TELLING_STALL * kept.as_secs_f64() && extra.is_over());
         let paced = (pace - 1.0).abs() <= TELLING_PACE;
         if paced && over.is_none() {
             return;

@@ -103,6 +103,6 @@ fn what_a_slower_clock_takes_is_not_taken_for_what_moving_costs() {
     let kept = planned.kept_step();
     let wall = kept.mul_f64(1.0 + planned.fixed() + cost.expected(extra));
     let moving = planned.machine.moving;
-    planned.loosen(cost, planned.measured(1.097, wall, kept));
+    planned.loosen(cost, planned.measured(1.097, 0.003, wall, kept));
     assert!((planned.machine.moving / moving - 1.0).abs() < 1e-6, "{moving:e} {:e}", planned.machine.moving);
 }
