@@ -173,8 +173,6 @@ impl Steering {
                 change = %decision.what(),
                 why = %decision,
                 step_seconds = plan.as_ref().map(|plan| plan.step.as_secs_f64()),
-                recomputed_seconds = plan.as_ref().map(|plan| plan.prediction.recomputed.as_secs_f64()),
-                memory_bound_seconds = plan.as_ref().map(|plan| plan.prediction.memory_bound.as_secs_f64()),
                 peak_bytes = plan.as_ref().map(|plan| plan.prediction.peak()),
                 in_reach = plan.as_ref().map(|plan| plan.in_reach),
                 "the plan has changed"

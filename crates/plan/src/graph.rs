@@ -121,17 +121,25 @@ impl Graph {
 
 /// Which activations' operations are memory-bound: the pointwise ones, and those that are about as fast.
 fn memory_bound(activations: &[Activation], inputs: &Edges) -> Vec<bool> {
-    let seconds =
-        |one: &Activation| one.recompute.as_ref().map_or(0.0, |recompute| recompute.time.as_secs_f64());
-    let pointwise = || activations.iter().filter_map(|one| Some((one.traffic? as f64, seconds(one))));
-    let (bytes, time) =
-        pointwise().fold((0.0, 0.0), |(bytes, time), (more, longer)| (bytes + more, time + longer));
-    let least = if time > 0.0 { MEMORY_BOUND * bytes / time } else { f64::INFINITY };
+    let least = pointwise_rate(activations).map_or(f64::INFINITY, |rate| MEMORY_BOUND * rate);
     let is_fast = |(index, one): (usize, &Activation)| {
         let read: f64 = inputs.of(index).iter().map(|input| activations[*input].bytes as f64).sum();
         one.traffic.is_some() || read + one.bytes as f64 >= least * seconds(one)
     };
     activations.iter().enumerate().map(is_fast).collect()
+}
+
+/// How many bytes pointwise operations read and write in a second, if any of them tells.
+pub(crate) fn pointwise_rate(activations: &[Activation]) -> Option<f64> {
+    let told = activations.iter().filter_map(|one| Some((one.traffic? as f64, seconds(one))));
+    // Further results of an operation have its bytes, and not its time.
+    let told = told.filter(|(bytes, time)| *bytes > 0.0 && *time > 0.0);
+    let (bytes, time) = told.fold((0.0, 0.0), |(bytes, time), (more, longer)| (bytes + more, time + longer));
+    (time > 0.0).then(|| bytes / time)
+}
+
+fn seconds(activation: &Activation) -> f64 {
+    activation.recompute.as_ref().map_or(0.0, |recompute| recompute.time.as_secs_f64())
 }
 
 impl Edges {
@@ -198,13 +206,18 @@ mod tests {
         };
         let pointwise = Activation { traffic: Some(100), ..from(50, 1, &[0]) };
         let product = from(50, 20, &[0]);
-        let [norm, sum] = [from(50, 2, &[0]), from(1, 2, &[0])];
+        let [norm, sum] = [from(50, 3, &[0]), from(1, 2, &[0])];
         let all = [from(50, 1000, &[]), pointwise, product.clone(), norm, sum];
         let graph = Graph::new(&all);
         assert_eq!(
             [0, 1, 2, 3, 4].map(|index| graph.is_memory_bound(index)),
             [false, true, false, true, true]
         );
+        let statistic = |traffic| Activation { bytes: 1, traffic, ..Activation::default() };
+        let with_statistics = [all.as_slice(), &[statistic(Some(100)), statistic(Some(0))]].concat();
+        assert!(Graph::new(&with_statistics).is_memory_bound(3), "they were made in the same time");
+        let nothing = Activation { traffic: Some(0), ..from(50, 1, &[0]) };
+        assert!(!Graph::new(&[from(50, 1, &[]), nothing, product.clone()]).is_memory_bound(2));
         let graph = Graph::new(&[from(50, 1, &[]), product]);
         assert!(
             ![0, 1].iter().any(|index| graph.is_memory_bound(*index)),

@@ -12,8 +12,8 @@ pub struct Prediction {
     pub step: Duration,
     /// The part of the step that is spent on recomputation.
     pub recomputed: Duration,
-    /// The part of that in which operations run that wait for the device's memory rather than compute: pointwise ones, and those that move
-    /// bytes about as fast.
+    /// The part of that in which operations run that wait for memory rather than compute: pointwise ones, and those that move bytes about as
+    /// fast. None do where no pointwise operation has told how fast that is.
     pub memory_bound: Duration,
     /// Time that the device waited, by cause.
     pub stall: Stall,

@@ -326,7 +326,9 @@ impl Walk {
             run.peak = run.peak.max(bytes);
             let time = self.time(index, asked, activations, graph, is_held, stays(index));
             run.time += time;
-            run.memory_bound += if graph.is_memory_bound(index) { time } else { Duration::ZERO };
+            if graph.is_memory_bound(index) {
+                run.memory_bound += time;
+            }
             run.stays += if stays(index) { activation.bytes } else { 0 };
             for &input in graph.inputs(index) {
                 if is_held[input] || self.is_here[input] {

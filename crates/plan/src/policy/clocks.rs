@@ -10,10 +10,11 @@ const FOLLOWS_AT_MOST: [f64; 2] = [0.4, 1.0];
 pub(super) const TYPICAL: f64 = 0.002;
 /// The clock of single steps varies by about so much, and by no less: a few run alike by chance now and then.
 const VARIES: f64 = 0.015;
-/// What planned steps do besides takes power too, and memory-bound operations, which wait meanwhile, take less of it than
-/// others: by so much of what each of them takes besides, a slower clock makes steps longer still, give or take the last.
-const BY_MEMORY_BOUND: f64 = -0.1;
-const BY_POWER: f64 = 0.2;
+/// What planned steps do besides takes power too, but little of it while multiprocessors wait for memory or for transfers: by so much of what
+/// each takes besides, a slower clock makes steps longer still, or by so much of all if it is not known which waits; give or take the last.
+const WHILE_IDLE: f64 = -0.1;
+const WHILE_BUSY: f64 = 0.2;
+const ON_AVERAGE: f64 = 0.09;
 const BY_POWER_DOUBT: f64 = 0.1;
 /// A device whose clock varied by no more than this share, as a standard deviation, in more than two steps of each kind is not at the limit
 /// of its power. In a few it may have run alike by chance.
@@ -115,16 +116,18 @@ impl Clocks {
         Timed { wall: timed.computed() + longer + stall, stall, ..*timed }
     }
 
-    /// By how much planned steps are longer because their clock is slower, if they are longer by the share `extra` at one clock, `memory_bound`
-    /// of it by such operations, and the standard error of that. Chance makes it slower and faster, so what is seen of it counts as much as it
-    /// is certain.
-    pub(super) fn slower(&self, extra: f64, memory_bound: f64) -> [f64; 2] {
+    /// By how much planned steps are longer because their clock is slower, if they are longer by the share `extra` at one clock, in `idle` of
+    /// which multiprocessors wait, and the standard error of that. Chance makes it slower and faster, so what is seen of it counts as much as
+    /// it is certain.
+    pub(super) fn slower(&self, extra: f64, idle: Option<f64>) -> [f64; 2] {
         if self.are_steady() {
             return [0.0, 0.0];
         }
         let extra = extra.max(0.0);
-        let memory_bound = memory_bound.clamp(0.0, extra);
-        let expected = BY_MEMORY_BOUND * memory_bound + BY_POWER * (extra - memory_bound);
+        let expected = match idle.map(|idle| idle.clamp(0.0, extra)) {
+            Some(idle) => WHILE_IDLE * idle + WHILE_BUSY * (extra - idle),
+            None => ON_AVERAGE * extra,
+        };
         let doubt = BY_POWER_DOUBT * extra;
         let [seen, error] = [-self.faster, self.error].map(|share| self.follows * share);
         let both = doubt.powi(2) + error.powi(2);
@@ -213,18 +216,17 @@ mod tests {
         }
     }
 
-    /// What a slower clock makes of planned steps that take so much longer at one clock, two fifths of it for memory-bound operations, if each
-    /// kind ran at so many times the usual one.
+    /// What a slower clock makes of planned steps that take so much longer at one clock, if each kind ran at so many times the usual one.
     fn slower(extra: f64, kept: &[f64], planned: &[f64]) -> [f64; 2] {
-        slower_with(0.4, extra, kept, planned)
+        slower_if(None, extra, kept, planned)
     }
 
-    fn slower_with(memory_bound: f64, extra: f64, kept: &[f64], planned: &[f64]) -> [f64; 2] {
+    /// The same, if multiprocessors wait in this share of what they take longer.
+    fn slower_if(idle: Option<f64>, extra: f64, kept: &[f64], planned: &[f64]) -> [f64; 2] {
         let steps =
             |wall: f64, clocks: &[f64]| clocks.iter().map(|times| step(wall, *times)).collect::<Vec<_>>();
-        Clocks::of(&steps(0.4, kept), &steps(0.4 + 0.4 * extra, planned))
-            .unwrap()
-            .slower(extra, memory_bound * extra)
+        let clocks = Clocks::of(&steps(0.4, kept), &steps(0.4 + 0.4 * extra, planned)).unwrap();
+        clocks.slower(extra, idle.map(|idle| idle * extra))
     }
 
     #[test]
@@ -238,11 +240,12 @@ mod tests {
     }
 
     #[test]
-    fn memory_bound_operations_take_less_power_than_others() {
+    fn what_waits_for_memory_takes_less_power_than_the_rest() {
         let clocks = [1.0, 1.03, 1.0, 0.97];
-        let slower = |memory_bound| slower_with(memory_bound, 0.05, &clocks, &clocks)[0];
-        assert!(slower(1.0) < 0.0 && slower(0.0) > 0.008, "{} {}", slower(1.0), slower(0.0));
-        assert_eq!(slower(1.0), slower(3.0), "they take no more than all");
+        let slower = |idle| slower_if(idle, 0.05, &clocks, &clocks)[0];
+        let [all, none, unknown] = [Some(1.0), Some(0.0), None].map(slower);
+        assert!(all < -0.004 && 0.004 < unknown && 2.0 * unknown < none, "{all} {unknown} {none}");
+        assert_eq!(all, slower(Some(3.0)), "it is no more than all");
     }
 
     #[test]

@@ -91,7 +91,7 @@ pub(super) struct Cost {
     besides: f64,
     #[serde(default)]
     besides_error: f64,
-    /// By which share of that a slower clock makes planned steps longer still.
+    /// By which share of that a slower clock makes planned steps longer still, in the plan that was compared last.
     #[serde(default)]
     slower: f64,
     /// Which share is still unknown of what moving may take besides, of the program's own work.
@@ -109,10 +109,10 @@ pub(super) struct Cost {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Extra {
     pub(super) allowed: f64,
+    /// What it allows besides, for what is uncertain.
+    pub(super) spare: f64,
     pub(super) planned: f64,
     pub(super) measured: f64,
-    /// What the goal allows beyond that, for what is uncertain.
-    pub(super) spare: f64,
     /// The part of what was measured that does not go with what is planned, and the part that is due to a slower clock.
     pub(super) besides: f64,
     pub(super) slower: f64,

@@ -352,7 +352,7 @@ impl Kind {
         let Some(weighing) = &mut self.weighing else { return };
         let scale = if self.planned.waits() { 1.0 } else { scale };
         let clock = observed.clock.filter(|_| !self.planned.waits());
-        weighing.memory_bound = self.planned.memory_bound();
+        weighing.idle = self.planned.idle();
         let weight = weighing.kept(observed.wall.div_f64(scale), scale, clock);
         if let Some(told) = weighing.begins_with() {
             self.keeps_in(objective, told);
@@ -476,7 +476,7 @@ impl Kind {
         if let Some(weighing) = &mut self.weighing {
             let took = rerun.and_then(|rerun| weighing.reran(rerun));
             let shown = rerun.map(|rerun| rerun + stall);
-            weighing.memory_bound = self.planned.memory_bound();
+            weighing.idle = self.planned.idle();
             let weight = weighing.planned(wall, scale, clock, device_stall, shown);
             match took.filter(|_| self.planned.shows_reruns()) {
                 Some(took) if self.reruns_took(objective, took) => {}

@@ -10,6 +10,7 @@ use super::labels::Labels;
 use super::objective::Objective;
 use super::shown::Shown;
 use super::watch::Seen;
+use crate::graph::pointwise_rate;
 use crate::machine::MOST_MOVING;
 use crate::report::{Baseline, PlanReport, PlanRow};
 use crate::schedule::Schedule;
@@ -195,10 +196,12 @@ impl Planned {
         (recomputed + stall.total()).as_secs_f64() / kept
     }
 
-    /// What of recomputing is memory-bound operations.
-    pub(super) fn memory_bound(&self) -> f64 {
+    /// What of that is memory-bound operations and waiting, if it is known which operations are.
+    pub(super) fn idle(&self) -> Option<f64> {
+        pointwise_rate(&self.profile.work.activations)?;
+        let Prediction { memory_bound, stall, .. } = self.plan.prediction;
         let kept = self.profile.work.computed().as_secs_f64().max(f64::MIN_POSITIVE);
-        self.plan.prediction.memory_bound.as_secs_f64() / kept
+        Some((memory_bound + stall.total()).as_secs_f64() / kept)
     }
 
     /// How many times as long as planned recomputing took, if it took `rerun`.

@@ -102,6 +102,7 @@ mod tests {
         assert_eq!(shown.kept_by_size(1200, 13 * MS), Some(12 * MS));
         assert_eq!(shown.kept_by_size(1800, 22 * MS), Some(27 * MS));
         assert_eq!(shown.kept_by_size(1200, 16 * MS), None, "another kind of step");
+        assert_eq!(shown.kept_by_size(700, 7 * MS), Some(7 * MS));
         assert_eq!(shown.kept_by_size(600, 6 * MS), None, "too small");
         assert_eq!(shown.kept_by_size(0, Duration::ZERO), None);
     }

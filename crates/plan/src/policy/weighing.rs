@@ -32,8 +32,9 @@ pub(super) struct Weighing {
     pub(super) seen: Option<Seen>,
     /// What was known before.
     pub(super) cost: Cost,
-    /// What memory-bound operations take that the plan recomputes, as a share of a step that keeps everything.
-    pub(super) memory_bound: f64,
+    /// What the plan takes in which multiprocessors wait, for memory or for transfers, as a share of a step that keeps everything, if that is
+    /// known.
+    pub(super) idle: Option<f64>,
     /// The last result.
     pub(super) last: Option<Weight>,
     opening: Opening,
@@ -69,7 +70,7 @@ impl Weighing {
         Weighing {
             seen,
             cost,
-            memory_bound: 0.0,
+            idle: None,
             last: None,
             opening: Opening::Due,
             spoiled: 0,
@@ -239,7 +240,7 @@ impl Weighing {
                 kept: kept.told(),
                 extra: compared.extra,
                 error: compared.error(clocks::TYPICAL),
-                slower: Some(clocks.slower(compared.extra, self.memory_bound)),
+                slower: Some(clocks.slower(compared.extra, self.idle)),
                 deviation,
                 apart: compared.deviation,
                 is_by_others,

@@ -2,6 +2,7 @@
 
 use super::super::super::cost::{Cost, Weight};
 use super::*;
+use crate::Stall;
 
 fn run() -> Run {
     Run::on_device(Goal::overhead(0.1), profile_of_copies(50.0))
@@ -105,4 +106,26 @@ fn what_a_slower_clock_takes_is_not_taken_for_what_moving_costs() {
     let moving = planned.machine.moving;
     planned.loosen(cost, planned.measured(1.097, 0.003, wall, kept));
     assert!((planned.machine.moving / moving - 1.0).abs() < 1e-6, "{moving:e} {:e}", planned.machine.moving);
+}
+
+#[test]
+fn what_waits_for_memory_counts_apart_where_pointwise_operations_tell_how_fast_it_is() {
+    let mut profile = profile_of_copies(50.0);
+    for tells in [false, true] {
+        if tells {
+            let one = &mut profile.work.activations[0];
+            one.traffic = Some(one.bytes);
+            one.recompute = Some(Recompute { time: MS, inputs: vec![] });
+        }
+        let mut run = Run::on_device(Goal::overhead(0.1), profile.clone());
+        (0..5).for_each(|_| run.step(KEPT, 1.05));
+        let planned = &mut run.auto.kinds[0].planned;
+        let (kept, idle) = (planned.profile.work.computed(), planned.idle());
+        assert_eq!(idle.is_some(), tells);
+        planned.plan.prediction.memory_bound = kept / 50;
+        planned.plan.prediction.stall = Stall { load: kept / 100, ..Stall::default() };
+        assert!(planned.idle().is_none_or(|idle| (idle - 0.03).abs() < 1e-6), "{:?}", planned.idle());
+        let weighing = run.auto.kinds[0].weighing.as_ref().unwrap();
+        assert_eq!(weighing.idle, idle);
+    }
 }
