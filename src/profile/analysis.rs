@@ -153,6 +153,7 @@ impl Step {
             micro_batches,
             rates,
             moved,
+            is_routed: false,
         })
     }
 

@@ -41,6 +41,12 @@ impl Schedule {
         Schedule { without_segments: true, ..self }
     }
 
+    /// The same, where some storages have sizes of their own in each step, as where tokens are routed to experts.
+    #[must_use]
+    pub fn routed(self) -> Schedule {
+        Schedule { strands: self.strands.into_iter().map(Strand::routed).collect(), ..self }
+    }
+
     /// What each thread saves.
     pub fn strands(&self) -> &[Strand] {
         &self.strands
@@ -104,6 +110,14 @@ impl Schedule {
         other.strands.len() <= self.strands.len()
             && other.bytes() as f64 <= SLACK * self.bytes() as f64
             && other.strands.iter().zip(&self.strands).all(|(other, strand)| strand.covers(other))
+    }
+
+    /// Whether steps that follow this and `other` save at the same points of the program, but sizes of their own there.
+    pub fn routes_as(&self, other: &Schedule) -> bool {
+        let pairs = || self.strands.iter().zip(&other.strands);
+        self.strands.len() == other.strands.len()
+            && pairs().all(|(one, other)| one.has_points_of(other))
+            && !pairs().all(|(one, other)| !one.is_routed() && one.is_in_proportion(other))
     }
 }
 

@@ -38,6 +38,8 @@ pub struct StepProfile {
     pub rates: Rates,
     /// How many bytes left the device or came back in the whole step.
     pub moved: u64,
+    /// Whether another profiled step has saved at the same points of the program, but sizes of its own there.
+    pub is_routed: bool,
 }
 
 /// One save.
@@ -106,6 +108,7 @@ impl StepProfile {
         let results = self.results.iter().map(|(result, activation)| (*result, placements[*activation]));
         let saves = self.saves.iter().map(line).collect();
         let schedule = Schedule::new(saves, results.collect(), self.min_bytes);
+        let schedule = if self.is_routed { schedule.routed() } else { schedule };
         let is_run = |activation: &usize| placements[*activation] == Placement::Recompute;
         if self.from_segments.iter().any(is_run) { schedule } else { schedule.without_segments() }
     }

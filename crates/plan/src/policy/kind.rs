@@ -128,6 +128,14 @@ impl Kind {
         }
     }
 
+    /// Steps have saved at the same points, but sizes of their own there.
+    pub(super) fn is_routed(&mut self) {
+        self.planned.profile.is_routed = true;
+        for schedule in [&mut self.planned.schedule, &mut self.kept] {
+            *schedule = Arc::new(Schedule::clone(schedule).routed());
+        }
+    }
+
     /// What steps took that kept everything, by the bytes that they saved, unless they wait for their launches whatever their size.
     pub(super) fn shows_kept(&self) -> Vec<(u64, Duration)> {
         if self.planned.waits() {

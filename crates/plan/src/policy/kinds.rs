@@ -67,6 +67,11 @@ impl Kinds {
         self.shows();
         let mut kind = Kind::profiled(objective, profile, self.shown.as_ref());
         kind.last = number;
+        let new = Arc::clone(&kind.planned.schedule);
+        if let Some(other) = self.iter_mut().find(|other| other.planned.schedule.routes_as(&new)) {
+            other.is_routed();
+            kind.is_routed();
+        }
         let (known, new) = (|kind: &Kind| Arc::clone(&kind.planned.schedule), &kind.planned.schedule);
         // A plan also serves smaller steps, as long as there are larger ones.
         if let Some(place) = self.iter().position(|kind| known(kind).covers(new)) {

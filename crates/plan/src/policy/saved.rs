@@ -59,6 +59,8 @@ struct Parts {
     results: Vec<RecordedResult>,
     operators: Vec<Option<Cow<'static, str>>>,
     from_segments: Vec<usize>,
+    #[serde(default)]
+    is_routed: bool,
     learnt: Corrections,
     profile: Profile,
 }
@@ -123,6 +125,7 @@ impl SavedPlan {
             results: results.into_iter().map(result).collect(),
             operators: profile.operators.clone(),
             from_segments: profile.from_segments.clone(),
+            is_routed: profile.is_routed,
             learnt: corrections.clone(),
             profile: Profile { workload, micro_batches, machine: *machine, names: Vec::new() },
         })
@@ -159,8 +162,8 @@ impl SavedPlan {
 
     /// What it was made from, where `scope` finds the scope with a path.
     pub(super) fn made_from(self, scope: &dyn Fn(&str) -> ScopeId) -> (StepProfile, Corrections) {
-        let Parts { min_bytes, scopes, saves, results, operators, from_segments, learnt, profile, .. } =
-            self.0;
+        let Parts { min_bytes, scopes, saves, results, operators, from_segments, .. } = self.0;
+        let Parts { is_routed, learnt, profile, .. } = self.0;
         let scopes: Vec<ScopeId> = scopes.iter().map(|path| scope(path)).collect();
         let save = |Line { scope, bytes, position, activation }: Line| {
             (Save { entry: activation as u64, bytes, scope: scopes[scope], position }, activation)
@@ -174,6 +177,7 @@ impl SavedPlan {
             from_segments,
             min_bytes,
             micro_batches: profile.micro_batches.get(),
+            is_routed,
             rates: Rates::default(),
             moved: 0,
         };

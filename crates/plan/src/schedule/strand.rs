@@ -11,6 +11,8 @@ pub struct Strand {
     saves: Vec<PlannedSave>,
     /// What is smaller is not moved, and has no line.
     min_bytes: u64,
+    /// Whether parts of it vary in size by themselves.
+    is_routed: bool,
 }
 
 /// One save that could be moved, and its placement.
@@ -79,7 +81,12 @@ const FIRST: usize = 8;
 impl Strand {
     /// The thread with this number in the positions of the plan saves these, and nothing with fewer bytes can be moved.
     pub(super) fn new(number: u32, saves: Vec<PlannedSave>, min_bytes: u64) -> Strand {
-        Strand { number, saves, min_bytes }
+        Strand { number, saves, min_bytes, is_routed: false }
+    }
+
+    /// The same, where parts of it vary in size by themselves, so that one may have the size of another by chance.
+    pub(super) fn routed(self) -> Strand {
+        Strand { is_routed: true, ..self }
     }
 
     /// A line for each save, in their order.
@@ -134,7 +141,8 @@ impl Strand {
             has_grown || save.is_like(saving.bytes, at.most()) || at.leads_to(save, index)
         };
         let found = here().find(|(_, save)| is_expected(save)).or_else(|| {
-            here().find(|(_, save)| may_be(save)).filter(|_| self.elsewhere(at, saving).is_none())
+            let is_alone = || self.is_routed || self.elsewhere(at, saving).is_none();
+            here().find(|(_, save)| may_be(save)).filter(|_| is_alone())
         });
         if let Some((number, save)) = found {
             *place = begun.unwrap_or_else(|| std::mem::take(place));
@@ -185,6 +193,24 @@ impl Strand {
         let follows =
             other.saves.iter().all(|save| matches!(self.find(&mut place, saving(save)), Found::Line(_)));
         follows && self.saves[place.next..].iter().all(|save| self.may_lack(save, place.times))
+    }
+
+    /// Whether parts of it vary in size by themselves.
+    pub(super) fn is_routed(&self) -> bool {
+        self.is_routed
+    }
+
+    /// Whether `other` is of the same points of the program.
+    pub(super) fn has_points_of(&self, other: &Strand) -> bool {
+        let point = |save: &PlannedSave| (save.scope, save.position.index);
+        self.saves.iter().map(point).eq(other.saves.iter().map(point))
+    }
+
+    /// Whether all of `other`, which is of the same points, is so many times as large as this, or so many squared, or as large.
+    pub(super) fn is_in_proportion(&self, other: &Strand) -> bool {
+        let (Some(one), Some(first)) = (self.saves.first(), other.saves.first()) else { return true };
+        let times = first.bytes as f64 / one.bytes.max(1) as f64;
+        self.saves.iter().zip(&other.saves).all(|(save, other)| save.is_in_proportion(other.bytes, times))
     }
 
     /// The planned position of an operation that the thread at `place` recorded after this many others.
@@ -340,6 +366,27 @@ mod tests {
         assert_eq!(found(&routed, &[at(1000, 0), at(700, 2), at(300, 4), at(1000, 6)]), [0, 1, 2, 3].map(Ok));
         assert_eq!(found(&routed, &[at(1000, 0), at(700, 3)]), [Ok(0), Ok(1)], "or so near to it");
         assert_eq!(found(&routed, &[at(1000, 0), at(4000, 3)]), [Ok(0), Err(false)], "something else");
+    }
+
+    #[test]
+    fn what_varies_in_size_by_itself_is_not_taken_for_another_line_of_its_size() {
+        let experts = strand(&[1000, 400, 410, 600, 1000], 0);
+        let saves = [at(1000, 0), at(600, 2), at(300, 4), at(400, 6), at(1000, 8)];
+        assert_eq!(found(&experts, &saves)[1], Err(false), "it has the size of a later one");
+        let routed = experts.clone().routed();
+        assert_eq!(found(&routed, &saves), [0, 1, 2, 3, 4].map(Ok));
+        let [unrecorded, other] = [&[1000, 600, 300, 400, 1000], &[1000, 600, 300, 400, 1010]];
+        assert_eq!(found_by_size(&routed, unrecorded), [0, 1, 2, 3, 4].map(Ok));
+        assert!(routed.covers(&strand(other, 0)) && !experts.covers(&strand(other, 0)));
+    }
+
+    #[test]
+    fn the_same_points_have_sizes_of_their_own_unless_all_are_in_proportion() {
+        let experts = strand(&[1000, 400, 600], 0);
+        let other = strand(&[1000, 610, 390], 0);
+        assert!(experts.has_points_of(&other) && !experts.is_in_proportion(&other));
+        assert!(experts.is_in_proportion(&strand(&[2000, 1600, 600], 0)), "some grow by the square");
+        assert!(!experts.has_points_of(&strand(&[1000, 400], 0)));
     }
 
     /// The numbers of the lines where the first save begins, and each of the others goes on where it can.

@@ -6,6 +6,7 @@ mod free_memory;
 mod other_steps;
 mod peaks;
 mod proven;
+mod routed;
 mod unseen;
 mod worth;
 
