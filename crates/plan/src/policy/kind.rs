@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::heights::Heights;
+use self::judging::first_weighing;
 use super::corrections::Corrections;
 use super::cost::{Told, Weight};
 use super::decisions::Decision;
@@ -585,17 +586,4 @@ fn is_varied(scale: f64) -> bool {
 /// Whether steps may keep everything for comparison, if these were the reason.
 fn may_compare(objective: &Objective, seen: Option<Seen>) -> bool {
     objective.compares || seen.is_some_and(|seen| seen.is_strange)
-}
-
-/// A new plan for a time is compared from its first step on, unless the plans before it tell more of what it takes.
-fn first_weighing(objective: &Objective, planned: &Planned) -> Option<Weighing> {
-    let cost = planned.corrections.cost;
-    let is_vague = cost.is_none_or(|cost| cost.is_vague(planned.extra(), planned.doubt_of_moving()));
-    let is_compared =
-        objective.compares && objective.most_time().is_some() && is_vague && !planned.keeps_all();
-    let known = cost.unwrap_or_else(|| planned.first_cost());
-    is_compared.then(|| match planned.corrections.is_measured {
-        true => Weighing::again(known),
-        false => Weighing::new(None, known),
-    })
 }

@@ -214,3 +214,16 @@ impl Kind {
         });
     }
 }
+
+/// A new plan for a time is compared from its first step on, unless the plans before it tell more of what it takes.
+pub(super) fn first_weighing(objective: &Objective, planned: &Planned) -> Option<Weighing> {
+    let cost = planned.corrections.cost;
+    let is_vague = cost.is_none_or(|cost| cost.is_vague(planned.extra(), planned.doubt_of_moving()));
+    let is_compared =
+        objective.compares && objective.most_time().is_some() && is_vague && !planned.keeps_all();
+    let known = cost.unwrap_or_else(|| planned.first_cost());
+    is_compared.then(|| match planned.corrections.is_measured {
+        true => Weighing::again(known),
+        false => Weighing::new(None, known),
+    })
+}
