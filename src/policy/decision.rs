@@ -224,7 +224,11 @@ mod tests {
         assert_eq!(segments(&in_turn(Recompute)), Segments::Offered);
         let schedule = |placement| {
             let (scope, position) = (ScopeId::default(), Position::default());
-            Schedule::new(vec![PlannedSave { bytes: 1, scope, placement, position }], HashMap::new(), 0)
+            Schedule::new(
+                vec![PlannedSave { bytes: 1, scope, placement, position, varies: false }],
+                HashMap::new(),
+                0,
+            )
         };
         let scheduled = |schedule| {
             let schedule = Arc::new(schedule);

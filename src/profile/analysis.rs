@@ -153,7 +153,7 @@ impl Step {
             micro_batches,
             rates,
             moved,
-            is_routed: false,
+            varying: Vec::new(),
         })
     }
 

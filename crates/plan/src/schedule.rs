@@ -4,6 +4,7 @@ mod strand;
 
 use std::collections::{BTreeMap, HashMap};
 
+pub(crate) use self::strand::is_in_proportion;
 pub use self::strand::{Found, Place, PlannedSave, Saving, Strand};
 use crate::{Placement, Position};
 
@@ -39,12 +40,6 @@ impl Schedule {
     #[must_use]
     pub fn without_segments(self) -> Schedule {
         Schedule { without_segments: true, ..self }
-    }
-
-    /// The same, where some storages have sizes of their own in each step, as where tokens are routed to experts.
-    #[must_use]
-    pub fn routed(self) -> Schedule {
-        Schedule { strands: self.strands.into_iter().map(Strand::routed).collect(), ..self }
     }
 
     /// What each thread saves.
@@ -105,19 +100,11 @@ impl Schedule {
         self.strands.get(place.strand).is_some_and(|strand| place.next >= strand.saves().len())
     }
 
-    /// Whether a step that follows `other` to its end also follows this schedule, and saves no more.
-    pub fn covers(&self, other: &Schedule) -> bool {
+    /// Whether a step that follows `other` to its end also follows this schedule, and saves no more in all, nor anywhere unless it `may_grow`.
+    pub fn covers(&self, other: &Schedule, may_grow: bool) -> bool {
         other.strands.len() <= self.strands.len()
             && other.bytes() as f64 <= SLACK * self.bytes() as f64
-            && other.strands.iter().zip(&self.strands).all(|(other, strand)| strand.covers(other))
-    }
-
-    /// Whether steps that follow this and `other` save at the same points of the program, but sizes of their own there.
-    pub fn routes_as(&self, other: &Schedule) -> bool {
-        let pairs = || self.strands.iter().zip(&other.strands);
-        self.strands.len() == other.strands.len()
-            && pairs().all(|(one, other)| one.has_points_of(other))
-            && !pairs().all(|(one, other)| !one.is_routed() && one.is_in_proportion(other))
+            && other.strands.iter().zip(&self.strands).all(|(other, strand)| strand.covers(other, may_grow))
     }
 }
 
@@ -131,7 +118,8 @@ mod tests {
 
     fn on(strand: u32, bytes: u64) -> PlannedSave {
         let position = Position { strand, index: 0 };
-        PlannedSave { bytes, scope: ScopeId::default(), placement: Placement::Keep, position }
+        let (scope, placement) = (ScopeId::default(), Placement::Keep);
+        PlannedSave { bytes, scope, placement, position, varies: false }
     }
 
     fn schedule(saves: &[PlannedSave]) -> Schedule {
@@ -141,9 +129,13 @@ mod tests {
     #[test]
     fn a_schedule_covers_those_of_smaller_micro_batches() {
         let [small, large] = [1, 2].map(|size| schedule(&[on(0, size), on(0, 2 * size)]));
-        assert!(large.covers(&small) && large.covers(&large) && !small.covers(&large));
-        assert!(!large.covers(&schedule(&[on(0, 1)])), "nor shorter ones");
-        assert!(!large.covers(&schedule(&[on(0, 1), on(0, 2), on(1, 1)])), "nor those of more threads");
+        assert!([true, false].into_iter().all(|may_grow| {
+            large.covers(&small, may_grow)
+                && large.covers(&large, may_grow)
+                && !small.covers(&large, may_grow)
+        }));
+        assert!(!large.covers(&schedule(&[on(0, 1)]), true), "nor shorter ones");
+        assert!(!large.covers(&schedule(&[on(0, 1), on(0, 2), on(1, 1)]), true), "nor those of more threads");
     }
 
     #[test]

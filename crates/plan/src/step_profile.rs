@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use crate::machine::MOST_MOVING;
-use crate::schedule::{PlannedSave, Schedule};
+use crate::schedule::{PlannedSave, Schedule, is_in_proportion};
 use crate::{Machine, Placement, Position, Release, Resources, Role, ScopeId, Workload};
 
 /// The share of a disk's measured bandwidth that plans rely on, and of that of a GPU's copies, which vary little.
@@ -38,8 +38,9 @@ pub struct StepProfile {
     pub rates: Rates,
     /// How many bytes left the device or came back in the whole step.
     pub moved: u64,
-    /// Whether another profiled step has saved at the same points of the program, but sizes of its own there.
-    pub is_routed: bool,
+    /// Those of `saves` whose size goes with no other's, as other profiled steps have shown that saved at the same points of the program.
+    /// In their order.
+    pub varying: Vec<usize>,
 }
 
 /// One save.
@@ -76,6 +77,33 @@ impl StepProfile {
         bytes.sum::<u64>().saturating_mul(u64::from(self.micro_batches.max(1)))
     }
 
+    /// Those of `saves` whose size goes with no other's, as far as is known of both, if `other` saved at the same points of the program.
+    pub(crate) fn varying_beside(&self, other: &StepProfile) -> Option<Vec<usize>> {
+        let points = |profile: &StepProfile| -> Vec<_> {
+            profile.saves.iter().map(|(save, _)| (save.scope, save.position)).collect()
+        };
+        let (one, same) = (points(self), points(other));
+        // Where nothing was recorded, all have the same position.
+        let is_told = one.first().map(|(_, position)| position) != one.last().map(|(_, position)| position);
+        if one != same || !is_told {
+            return None;
+        }
+        let mut firsts: HashMap<u32, f64> = HashMap::new();
+        let mut varies = |number: usize| {
+            let [(planned, _), (save, _)] = [self.saves[number], other.saves[number]];
+            let seen = save.bytes as f64 / planned.bytes.max(1) as f64;
+            let times = *firsts.entry(planned.position.strand).or_insert(seen);
+            !is_in_proportion(save.bytes, planned.bytes, times)
+        };
+        let is_known = |number: usize| self.varies(number) || other.varies(number);
+        Some((0..self.saves.len()).filter(|number| varies(*number) || is_known(*number)).collect())
+    }
+
+    /// Whether the size of this one of `saves` goes with no other's.
+    fn varies(&self, number: usize) -> bool {
+        self.varying.binary_search(&number).is_ok()
+    }
+
     /// The machine as the step has shown it. Plans rely on 0.97 of the measured bandwidth of copies, and on 0.9 of that of the disk.
     pub fn machine(&self, resources: &Resources) -> Machine {
         let Rates { out, back, written, read } = self.rates;
@@ -99,16 +127,16 @@ impl StepProfile {
     /// What the saves of a step look up if each activation has its placement in `placements`. Panics if there are fewer placements than
     /// activations.
     pub fn schedule(&self, placements: &[Placement]) -> Schedule {
-        let line = |(save, activation): &(Save, usize)| PlannedSave {
+        let line = |(number, (save, activation)): (usize, &(Save, usize))| PlannedSave {
             bytes: save.bytes,
             scope: save.scope,
             placement: placements[*activation],
             position: save.position,
+            varies: self.varies(number),
         };
         let results = self.results.iter().map(|(result, activation)| (*result, placements[*activation]));
-        let saves = self.saves.iter().map(line).collect();
+        let saves = self.saves.iter().enumerate().map(line).collect();
         let schedule = Schedule::new(saves, results.collect(), self.min_bytes);
-        let schedule = if self.is_routed { schedule.routed() } else { schedule };
         let is_run = |activation: &usize| placements[*activation] == Placement::Recompute;
         if self.from_segments.iter().any(is_run) { schedule } else { schedule.without_segments() }
     }

@@ -15,6 +15,7 @@ fn course(saves: &[(u64, Placement)], device_budget: u64) -> Course {
         scope: ScopeId::default(),
         placement,
         position: Position { strand: 0, index: 2 * number as u64 },
+        varies: false,
     };
     let schedule = Arc::new(Schedule::new(saves.iter().enumerate().map(save).collect(), HashMap::new(), 0));
     Course {
@@ -188,6 +189,7 @@ fn nothing_is_stored_in_others_place_while_a_micro_batch_stays_whole() {
         scope: ScopeId::default(),
         placement: Placement::Recompute,
         position: position(1),
+        varies: false,
     };
     let results = HashMap::from([((position(2), 0), HOST)]);
     let schedule = Arc::new(Schedule::new(vec![save], results, 0));
@@ -264,6 +266,21 @@ fn larger_saves_follow_with_more_room_unless_bytes_are_limited() {
 }
 
 #[test]
+fn the_room_of_a_larger_micro_batch_is_taken_back_after_it_unless_several_are_open() {
+    let room = |times| Room::Within(Budgets { device_budget: 1, ..Budgets::default() }).times(times);
+    for several in [false, true] {
+        let cursor = planned(&TWO);
+        let mut rooms = Vec::new();
+        for bytes in [[30, 60], [10, 20]] {
+            rooms.extend(bytes.map(|bytes| placed(&cursor, bytes).room));
+            if several { cursor.switch() } else { cursor.backward_ended() }
+        }
+        let after = (!several).then(|| room(1.0));
+        assert_eq!(rooms, [Some(room(3.0)), None, after, None]);
+    }
+}
+
+#[test]
 fn results_that_are_not_planned_stay_where_a_step_follows_its_plan_and_bytes_are_not_limited() {
     let followed = planned(&TWO);
     assert!(followed.keeps_unplanned() && !Cursor::default().keeps_unplanned());
@@ -303,7 +320,7 @@ fn a_step_follows_the_course_that_it_fits() {
 fn each_thread_follows_its_own_strand() {
     let save = |(strand, bytes, placement)| {
         let position = Position { strand, index: 0 };
-        PlannedSave { bytes, scope: ScopeId::default(), placement, position }
+        PlannedSave { bytes, scope: ScopeId::default(), placement, position, varies: false }
     };
     let saves = [(0, 100, KEEP), (1, 33, HOST), (0, 200, KEEP), (1, 44, HOST)].map(save);
     let schedule = Arc::new(Schedule::new(saves.to_vec(), HashMap::new(), 0));

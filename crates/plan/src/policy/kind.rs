@@ -3,6 +3,7 @@
 mod heights;
 mod judging;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -106,7 +107,7 @@ impl Kind {
     /// Those that are planned like this.
     pub(super) fn new(planned: Planned) -> Kind {
         let profile = &planned.profile;
-        let kept = Arc::new(profile.schedule(&vec![Placement::Keep; profile.work.activations.len()]));
+        let kept = Arc::new(keeping(profile));
         Kind {
             planned,
             kept,
@@ -129,12 +130,12 @@ impl Kind {
         }
     }
 
-    /// Steps have saved at the same points, but sizes of their own there.
-    pub(super) fn is_routed(&mut self) {
-        self.planned.profile.is_routed = true;
-        for schedule in [&mut self.planned.schedule, &mut self.kept] {
-            *schedule = Arc::new(Schedule::clone(schedule).routed());
-        }
+    /// The sizes of these saves of its profile go with no other's.
+    pub(super) fn varies_in(&mut self, saves: &BTreeSet<usize>) {
+        let Planned { profile, plan, schedule, .. } = &mut self.planned;
+        profile.varying = saves.iter().copied().collect();
+        *schedule = Arc::new(profile.schedule(&plan.placements));
+        self.kept = Arc::new(keeping(profile));
     }
 
     /// What steps took that kept everything, by the bytes that they saved, unless they wait for their launches whatever their size.
@@ -586,4 +587,9 @@ fn is_varied(scale: f64) -> bool {
 /// Whether steps may keep everything for comparison, if these were the reason.
 fn may_compare(objective: &Objective, seen: Option<Seen>) -> bool {
     objective.compares || seen.is_some_and(|seen| seen.is_strange)
+}
+
+/// The schedule of steps that keep everything.
+fn keeping(profile: &StepProfile) -> Schedule {
+    profile.schedule(&vec![Placement::Keep; profile.work.activations.len()])
 }

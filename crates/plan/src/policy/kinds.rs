@@ -1,5 +1,6 @@
 //! The kinds of steps that have plans.
 
+use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
@@ -67,21 +68,24 @@ impl Kinds {
         self.shows();
         let mut kind = Kind::profiled(objective, profile, self.shown.as_ref());
         kind.last = number;
-        let new = Arc::clone(&kind.planned.schedule);
-        if let Some(other) = self.iter_mut().find(|other| other.planned.schedule.routes_as(&new)) {
-            other.is_routed();
-            kind.is_routed();
+        let beside = |other: &Kind| kind.planned.profile.varying_beside(&other.planned.profile);
+        let beside: Vec<Option<Vec<usize>>> = self.iter().map(beside).collect();
+        let varying: BTreeSet<usize> = beside.iter().flatten().flatten().copied().collect();
+        if !varying.is_empty() {
+            let alike = self.iter_mut().zip(beside).filter_map(|(other, beside)| beside.map(|_| other));
+            alike.chain([&mut kind]).for_each(|kind| kind.varies_in(&varying));
         }
         let (known, new) = (|kind: &Kind| Arc::clone(&kind.planned.schedule), &kind.planned.schedule);
-        // A plan also serves smaller steps, as long as there are larger ones.
-        if let Some(place) = self.iter().position(|kind| known(kind).covers(new)) {
+        // A plan also serves smaller steps, as long as there are larger ones. With a limit on bytes, nothing of them is larger.
+        let may_grow = objective.goal.peak.is_none();
+        if let Some(place) = self.iter().position(|kind| known(kind).covers(new, may_grow)) {
             let serving = &mut self[place];
             if !std::mem::take(&mut serving.smaller) {
                 serving.last = number;
                 return;
             }
             self.give_up(place, Decision::Smaller);
-        } else if let Some(place) = self.iter().position(|kind| new.covers(&known(kind))) {
+        } else if let Some(place) = self.iter().position(|kind| new.covers(&known(kind), may_grow)) {
             self.give_up(place, Decision::Larger);
         } else if self.is_full() {
             self.give_up(MOST - 1, Decision::Crowded);

@@ -60,7 +60,7 @@ struct Parts {
     operators: Vec<Option<Cow<'static, str>>>,
     from_segments: Vec<usize>,
     #[serde(default)]
-    is_routed: bool,
+    varying: Vec<usize>,
     learnt: Corrections,
     profile: Profile,
 }
@@ -125,7 +125,7 @@ impl SavedPlan {
             results: results.into_iter().map(result).collect(),
             operators: profile.operators.clone(),
             from_segments: profile.from_segments.clone(),
-            is_routed: profile.is_routed,
+            varying: profile.varying.clone(),
             learnt: corrections.clone(),
             profile: Profile { workload, micro_batches, machine: *machine, names: Vec::new() },
         })
@@ -163,12 +163,13 @@ impl SavedPlan {
     /// What it was made from, where `scope` finds the scope with a path.
     pub(super) fn made_from(self, scope: &dyn Fn(&str) -> ScopeId) -> (StepProfile, Corrections) {
         let Parts { min_bytes, scopes, saves, results, operators, from_segments, .. } = self.0;
-        let Parts { is_routed, learnt, profile, .. } = self.0;
+        let Parts { mut varying, learnt, profile, .. } = self.0;
         let scopes: Vec<ScopeId> = scopes.iter().map(|path| scope(path)).collect();
         let save = |Line { scope, bytes, position, activation }: Line| {
             (Save { entry: activation as u64, bytes, scope: scopes[scope], position }, activation)
         };
         let result = |made: RecordedResult| ((made.operation, made.result), made.activation);
+        varying.sort_unstable();
         let profile = StepProfile {
             work: profile.workload,
             saves: saves.into_iter().map(save).collect(),
@@ -177,7 +178,7 @@ impl SavedPlan {
             from_segments,
             min_bytes,
             micro_batches: profile.micro_batches.get(),
-            is_routed,
+            varying,
             rates: Rates::default(),
             moved: 0,
         };
@@ -190,6 +191,9 @@ impl TryFrom<Parts> for SavedPlan {
 
     fn try_from(read: Parts) -> Result<SavedPlan, String> {
         let Parts { placements, scopes, saves, results, operators, from_segments, profile, .. } = &read;
+        if read.varying.iter().any(|save| *save >= saves.len()) {
+            return Err("a save that varies does not exist".to_owned());
+        }
         let activations = &profile.workload.activations;
         let count = activations.len();
         if placements.len() != count || operators.len() != count {

@@ -11,8 +11,6 @@ pub struct Strand {
     saves: Vec<PlannedSave>,
     /// What is smaller is not moved, and has no line.
     min_bytes: u64,
-    /// Whether parts of it vary in size by themselves.
-    is_routed: bool,
 }
 
 /// One save that could be moved, and its placement.
@@ -26,6 +24,8 @@ pub struct PlannedSave {
     pub placement: Placement,
     /// When it is saved.
     pub position: Position,
+    /// Whether its size goes with no other's.
+    pub varies: bool,
 }
 
 /// One save of a step, which looks for its line.
@@ -81,12 +81,7 @@ const FIRST: usize = 8;
 impl Strand {
     /// The thread with this number in the positions of the plan saves these, and nothing with fewer bytes can be moved.
     pub(super) fn new(number: u32, saves: Vec<PlannedSave>, min_bytes: u64) -> Strand {
-        Strand { number, saves, min_bytes, is_routed: false }
-    }
-
-    /// The same, where parts of it vary in size by themselves, so that one may have the size of another by chance.
-    pub(super) fn routed(self) -> Strand {
-        Strand { is_routed: true, ..self }
+        Strand { number, saves, min_bytes }
     }
 
     /// A line for each save, in their order.
@@ -137,12 +132,16 @@ impl Strand {
             if is_tiny && save.bytes as f64 > GROWN * saving.bytes as f64 {
                 return false;
             }
-            let has_grown = at.times <= 1.0 && saving.bytes as f64 <= GROWN * save.bytes as f64;
+            let may_grow = at.times <= 1.0 || save.varies;
+            let has_grown = may_grow && saving.bytes as f64 <= GROWN * at.times.max(1.0) * save.bytes as f64;
             has_grown || save.is_like(saving.bytes, at.most()) || at.leads_to(save, index)
         };
         let found = here().find(|(_, save)| is_expected(save)).or_else(|| {
-            let is_alone = || self.is_routed || self.elsewhere(at, saving).is_none();
-            here().find(|(_, save)| may_be(save)).filter(|_| is_alone())
+            // What varies may have the size of something else that does by chance.
+            let is_other = |line: &PlannedSave, save: &PlannedSave| !(line.varies && save.varies);
+            let is_alone =
+                |line: &PlannedSave| self.elsewhere(at, saving, |save| is_other(line, save)).is_none();
+            here().find(|(_, save)| may_be(save)).filter(|(_, line)| is_alone(line))
         });
         if let Some((number, save)) = found {
             *place = begun.unwrap_or_else(|| std::mem::take(place));
@@ -162,12 +161,17 @@ impl Strand {
         first.is_some_and(|save| save.is_in_proportion(saving.bytes, place.times))
     }
 
-    /// The next line of this scope and size, or else the last one before.
-    fn elsewhere(&self, place: &Place, saving: Saving) -> Option<usize> {
+    /// The next line of this scope and size that counts, or else the last one before.
+    fn elsewhere(
+        &self,
+        place: &Place,
+        saving: Saving,
+        counts: impl Fn(&PlannedSave) -> bool,
+    ) -> Option<usize> {
         let next = place.next.min(self.saves.len());
         let is_it = |number: &usize| {
             let save = &self.saves[*number];
-            save.scope == saving.scope && save.is_in_proportion(saving.bytes, place.times)
+            counts(save) && save.scope == saving.scope && save.is_in_proportion(saving.bytes, place.times)
         };
         (next..self.saves.len()).find(is_it).or_else(|| (0..next).rev().find(is_it))
     }
@@ -175,14 +179,14 @@ impl Strand {
     /// Looks for the next line of this scope and size, or else for the last one before. So the step goes on behind what it
     /// leaves out, and does again what it repeats.
     pub(super) fn resume(&self, place: &mut Place, saving: Saving) -> Option<&PlannedSave> {
-        let number = self.elsewhere(place, saving)?;
+        let number = self.elsewhere(place, saving, |_| true)?;
         let save = &self.saves[number];
         place.takes(number, save, saving.position.map(|position| position.index));
         Some(save)
     }
 
-    /// Whether a step that follows `other` to its end also follows this one.
-    pub(super) fn covers(&self, other: &Strand) -> bool {
+    /// Whether a step that follows `other` to its end also follows this one, where its storages may be larger or not.
+    pub(super) fn covers(&self, other: &Strand, may_grow: bool) -> bool {
         let saving = |save: &PlannedSave| Saving {
             bytes: save.bytes,
             scope: save.scope,
@@ -190,27 +194,12 @@ impl Strand {
         };
         let Some(first) = other.saves.first() else { return true };
         let Some(mut place) = self.begin(0, saving(first)) else { return false };
-        let follows =
-            other.saves.iter().all(|save| matches!(self.find(&mut place, saving(save)), Found::Line(_)));
+        let fits = |line: &PlannedSave, save: &PlannedSave| may_grow || save.bytes <= line.bytes;
+        let follows = other
+            .saves
+            .iter()
+            .all(|save| matches!(self.find(&mut place, saving(save)), Found::Line(line) if fits(line, save)));
         follows && self.saves[place.next..].iter().all(|save| self.may_lack(save, place.times))
-    }
-
-    /// Whether parts of it vary in size by themselves.
-    pub(super) fn is_routed(&self) -> bool {
-        self.is_routed
-    }
-
-    /// Whether `other` is of the same points of the program.
-    pub(super) fn has_points_of(&self, other: &Strand) -> bool {
-        let point = |save: &PlannedSave| (save.scope, save.position.index);
-        self.saves.iter().map(point).eq(other.saves.iter().map(point))
-    }
-
-    /// Whether all of `other`, which is of the same points, is so many times as large as this, or so many squared, or as large.
-    pub(super) fn is_in_proportion(&self, other: &Strand) -> bool {
-        let (Some(one), Some(first)) = (self.saves.first(), other.saves.first()) else { return true };
-        let times = first.bytes as f64 / one.bytes.max(1) as f64;
-        self.saves.iter().zip(&other.saves).all(|(save, other)| save.is_in_proportion(other.bytes, times))
     }
 
     /// The planned position of an operation that the thread at `place` recorded after this many others.
@@ -284,9 +273,14 @@ impl PlannedSave {
 
     /// Whether a storage of `bytes` bytes has the planned size, or grows with the first one, or with its square.
     fn is_in_proportion(&self, bytes: u64, times: f64) -> bool {
-        let seen = bytes as f64 / self.bytes.max(1) as f64;
-        [1.0, times, times * times].iter().any(|times| (*times / SLACK..=SLACK * times).contains(&seen))
+        is_in_proportion(bytes, self.bytes, times)
     }
+}
+
+/// Whether a storage has the planned size, or grows with the first one, which has so many times the planned bytes, or with its square.
+pub(crate) fn is_in_proportion(bytes: u64, planned: u64, times: f64) -> bool {
+    let seen = bytes as f64 / planned.max(1) as f64;
+    [1.0, times, times * times].iter().any(|times| (*times / SLACK..=SLACK * times).contains(&seen))
 }
 
 #[cfg(test)]
@@ -299,7 +293,7 @@ mod tests {
     fn strand(sizes: &[u64], min_bytes: u64) -> Strand {
         let save = |(number, bytes): (usize, &u64)| {
             let position = Position { strand: 0, index: 2 * number as u64 };
-            PlannedSave { bytes: *bytes, scope: ScopeId::default(), placement: KEEP, position }
+            PlannedSave { bytes: *bytes, scope: ScopeId::default(), placement: KEEP, position, varies: false }
         };
         Strand::new(0, sizes.iter().enumerate().map(save).collect(), min_bytes)
     }
@@ -332,8 +326,8 @@ mod tests {
         let large = strand(&[64, 4000, 64, 8000, 64], 64);
         assert_eq!(found_by_size(&large, &[64, 4000, 64, 8000, 64]), [0, 1, 2, 3, 4].map(Ok));
         assert_eq!(found_by_size(&large, &[2000, 4000]), [1, 3].map(Ok));
-        assert!(large.covers(&strand(&[2000, 4000], 64)));
-        assert!(!large.covers(&strand(&[2000], 64)), "a large one is missing");
+        assert!(large.covers(&strand(&[2000, 4000], 64), true));
+        assert!(!large.covers(&strand(&[2000], 64), true), "a large one is missing");
     }
 
     #[test]
@@ -368,25 +362,31 @@ mod tests {
         assert_eq!(found(&routed, &[at(1000, 0), at(4000, 3)]), [Ok(0), Err(false)], "something else");
     }
 
-    #[test]
-    fn what_varies_in_size_by_itself_is_not_taken_for_another_line_of_its_size() {
-        let experts = strand(&[1000, 400, 410, 600, 1000], 0);
-        let saves = [at(1000, 0), at(600, 2), at(300, 4), at(400, 6), at(1000, 8)];
-        assert_eq!(found(&experts, &saves)[1], Err(false), "it has the size of a later one");
-        let routed = experts.clone().routed();
-        assert_eq!(found(&routed, &saves), [0, 1, 2, 3, 4].map(Ok));
-        let [unrecorded, other] = [&[1000, 600, 300, 400, 1000], &[1000, 600, 300, 400, 1010]];
-        assert_eq!(found_by_size(&routed, unrecorded), [0, 1, 2, 3, 4].map(Ok));
-        assert!(routed.covers(&strand(other, 0)) && !experts.covers(&strand(other, 0)));
+    /// The same strand, where these lines vary.
+    fn varying(strand: &Strand, lines: &[usize]) -> Strand {
+        let mut varying = strand.clone();
+        lines.iter().for_each(|line| varying.saves[*line].varies = true);
+        varying
     }
 
     #[test]
-    fn the_same_points_have_sizes_of_their_own_unless_all_are_in_proportion() {
-        let experts = strand(&[1000, 400, 600], 0);
-        let other = strand(&[1000, 610, 390], 0);
-        assert!(experts.has_points_of(&other) && !experts.is_in_proportion(&other));
-        assert!(experts.is_in_proportion(&strand(&[2000, 1600, 600], 0)), "some grow by the square");
-        assert!(!experts.has_points_of(&strand(&[1000, 400], 0)));
+    fn what_varies_is_not_taken_for_another_line_of_its_size_that_does() {
+        let experts = strand(&[1000, 400, 410, 600, 1000], 0);
+        let saves = [at(1000, 0), at(600, 2), at(300, 4), at(400, 6), at(1000, 8)];
+        assert_eq!(found(&experts, &saves)[1], Err(false), "it has the size of a later one");
+        let routed = varying(&experts, &[1, 2, 3]);
+        assert_eq!(found(&routed, &saves), [0, 1, 2, 3, 4].map(Ok));
+        assert_eq!(found_by_size(&routed, &[1000, 600, 300, 400, 1000]), [0, 1, 2, 3, 4].map(Ok));
+        assert_eq!(found_by_size(&routed, &[2000, 600, 300, 400, 2000]), [0, 1, 2, 3, 4].map(Ok));
+        let other = strand(&[1000, 600, 300, 400, 1010], 0);
+        assert!(routed.covers(&other, true) && !experts.covers(&other, true));
+        assert!(!routed.covers(&other, false), "some of it is larger");
+    }
+
+    #[test]
+    fn where_something_that_varies_is_left_out_the_next_that_does_not_has_its_line() {
+        let experts = varying(&strand(&[1000, 400, 300, 1000, 400, 300, 1000], 0), &[1, 2, 4, 5]);
+        assert_eq!(resumed(&experts, &[1000, 650, 1000, 400, 300, 1000]), [0, 1, 3, 4, 5, 6].map(Some));
     }
 
     /// The numbers of the lines where the first save begins, and each of the others goes on where it can.

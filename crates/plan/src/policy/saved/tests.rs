@@ -39,7 +39,7 @@ fn profile() -> StepProfile {
         results: [((at(3), 0), 1)].into(),
         operators: vec![Some("aten::mm".into()); LAYERS as usize],
         min_bytes: 1000,
-        is_routed: true,
+        varying: vec![0, 2],
         micro_batches: 1,
         rates: Rates { out: Some(4e9), back: Some(4e9), written: Some(4e8), read: Some(4e8) },
         ..StepProfile::default()

@@ -33,14 +33,33 @@ fn steps_that_divide_the_same_among_their_parts_are_of_one_kind() {
         kinds.revise(&objective, Decision::Daily);
         let other = profile_of_parts(parts);
         let other = other.schedule(&[Placement::Keep; 5]);
-        assert!(kinds[0].planned.schedule.covers(&other), "as before it was planned anew");
+        assert!(kinds[0].planned.schedule.covers(&other, true), "as before it was planned anew");
     }
     let larger = profile_of_parts([400, 300, 400, 200, 400]);
     let bytes = larger.saved_bytes();
     kinds.profiled(&objective, 5, larger);
     assert_eq!((kinds.len(), kinds[0].planned.saved_bytes), (1, bytes), "the larger one serves both");
     kinds.profiled(&objective, 6, profile_of_parts([800, 600, 800, 400, 800]));
-    assert!(kinds.len() == 1 && kinds[0].planned.profile.is_routed);
+    assert_eq!((kinds.len(), &kinds[0].planned.profile.varying), (1, &vec![1, 2, 3]));
+}
+
+#[test]
+fn with_a_limit_of_the_peak_no_part_is_larger_than_planned() {
+    let mut run = Run::planned(Goal::budget(900_000), profile_of_parts([400, 100, 300, 200, 400]));
+    let objective = run.auto.objective;
+    run.auto.kinds.profiled(&objective, 3, profile_of_parts([400, 200, 100, 300, 400]));
+    assert_eq!(run.auto.kinds.len(), 2);
+}
+
+#[test]
+fn nothing_is_known_of_points_where_none_was_recorded() {
+    let mut one = profile_of_parts([400, 100, 300, 200, 400]);
+    let mut other = profile_of_parts([400, 200, 100, 300, 400]);
+    assert_eq!(one.varying_beside(&other), Some(vec![1, 2, 3]));
+    for profile in [&mut one, &mut other] {
+        profile.saves.iter_mut().for_each(|(save, _)| save.position = Position::default());
+    }
+    assert_eq!(one.varying_beside(&other), None);
 }
 
 #[test]
