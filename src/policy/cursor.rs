@@ -52,10 +52,8 @@ struct State {
     are_several_open: bool,
     /// How many micro-batches ended with a backward that was told of.
     told: u32,
-    /// The room that is needed now is so many times that of the active course.
+    /// The room that is given now is so many times that of the active course.
     times: f64,
-    /// The course that room was given for last, and so many times that.
-    given: (usize, f64),
     /// This micro-batch stays on the device as a whole: `None` before its first save.
     stays_whole: Option<bool>,
     /// What any did so far.
@@ -104,12 +102,7 @@ impl Cursor {
             |placements: &[Placement]| Cursor { in_turn: Some(placements.into()), ..Cursor::default() };
         match saves {
             Saves::Scheduled { courses, unplanned } => {
-                let state = State {
-                    fitting: vec![true; courses.len()],
-                    times: 1.0,
-                    given: (0, 1.0),
-                    ..State::default()
-                };
+                let state = State { fitting: vec![true; courses.len()], times: 1.0, ..State::default() };
                 let (courses, unplanned) = (courses.clone(), *unplanned);
                 Cursor { courses, unplanned, state: Mutex::new(state), ..Cursor::default() }
             }
@@ -131,15 +124,12 @@ impl Cursor {
         if self.courses.is_empty() || state.lost {
             return Placed::default();
         }
+        let before = (state.active, state.times);
         let placement = state.place(self, saving);
-        // A larger micro-batch may be open beside this one.
-        let least = if state.are_several_open && state.given.0 == state.active { state.given.1 } else { 0.0 };
-        let needed = (state.active, state.times.max(least));
         let room = match (state.lost, self.courses.get(state.active)) {
             (true, _) => Some(Room::Fitting(self.unplanned)),
-            (false, Some(course)) if needed != state.given => {
-                state.given = needed;
-                Some(Room::Within(course.budgets).times(needed.1))
+            (false, Some(course)) if (state.active, state.times) != before => {
+                Some(Room::Within(course.budgets).times(state.times))
             }
             _ => None,
         };

@@ -266,21 +266,6 @@ fn larger_saves_follow_with_more_room_unless_bytes_are_limited() {
 }
 
 #[test]
-fn the_room_of_a_larger_micro_batch_is_taken_back_after_it_unless_several_are_open() {
-    let room = |times| Room::Within(Budgets { device_budget: 1, ..Budgets::default() }).times(times);
-    for several in [false, true] {
-        let cursor = planned(&TWO);
-        let mut rooms = Vec::new();
-        for bytes in [[30, 60], [10, 20]] {
-            rooms.extend(bytes.map(|bytes| placed(&cursor, bytes).room));
-            if several { cursor.switch() } else { cursor.backward_ended() }
-        }
-        let after = (!several).then(|| room(1.0));
-        assert_eq!(rooms, [Some(room(3.0)), None, after, None]);
-    }
-}
-
-#[test]
 fn results_that_are_not_planned_stay_where_a_step_follows_its_plan_and_bytes_are_not_limited() {
     let followed = planned(&TWO);
     assert!(followed.keeps_unplanned() && !Cursor::default().keeps_unplanned());
