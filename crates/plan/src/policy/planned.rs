@@ -192,16 +192,19 @@ impl Planned {
     /// What of that is recomputing and waiting.
     pub(super) fn recomputed_and_stalled(&self) -> f64 {
         let Prediction { recomputed, stall, .. } = self.plan.prediction;
-        let kept = self.profile.work.computed().as_secs_f64().max(f64::MIN_POSITIVE);
-        (recomputed + stall.total()).as_secs_f64() / kept
+        self.share_of_kept(recomputed + stall.total())
     }
 
     /// What of that is memory-bound operations and waiting, if it is known which operations are.
     pub(super) fn idle(&self) -> Option<f64> {
         pointwise_rate(&self.profile.work.activations)?;
         let Prediction { memory_bound, stall, .. } = self.plan.prediction;
-        let kept = self.profile.work.computed().as_secs_f64().max(f64::MIN_POSITIVE);
-        Some((memory_bound + stall.total()).as_secs_f64() / kept)
+        Some(self.share_of_kept(memory_bound + stall.total()))
+    }
+
+    /// A part of a micro-batch's time, of one with everything kept.
+    fn share_of_kept(&self, time: Duration) -> f64 {
+        time.as_secs_f64() / self.profile.work.computed().as_secs_f64().max(f64::MIN_POSITIVE)
     }
 
     /// How many times as long as planned recomputing took, if it took `rerun`.

@@ -306,6 +306,7 @@ fn a_file_that_cannot_be_a_plan_is_refused_with_the_reason() {
         ("/saves/3/scope", json!(LAYERS), "save 3 is of a scope"),
         ("/saves/4/activation", json!(LAYERS), "save 4 is of"),
         ("/saves/5/bytes", json!(u64::MAX), "2^60"),
+        ("/varying", json!([LAYERS]), "a save that varies does not exist"),
         ("/results/0/activation", json!(LAYERS), "activation 20, which does not exist"),
         ("/from_segments", json!([77]), "activation 77, which does not exist"),
         ("/profile/workload/rest/secs", json!(2_000_000), "10^6 seconds"),
