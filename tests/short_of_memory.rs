@@ -3,11 +3,15 @@
 
 mod common;
 
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 
 use parking_lot::{Mutex, MutexGuard};
-use ssdtrain::plan::Goal;
+use ssdtrain::plan::{
+    Course, Goal, Headroom, Observation, Outset, Placement, PlannedSave, Policy, Position, Saves, Schedule,
+    ScopeId, StepPlan,
+};
 use ssdtrain::{Auto, Held, Offload, StepHandle, TensorCache, TensorCacheBuilder};
 use ssdtrain_libtorch as torch;
 use tch::{Device, Tensor};
@@ -43,7 +47,11 @@ impl Drop for Limited {
 }
 
 fn forward(weight: &Tensor, x: &Tensor) -> Tensor {
-    let y = (0..LAYERS).fold(x.shallow_clone(), |y, _| y.matmul(weight).tanh());
+    deep(LAYERS, weight, x)
+}
+
+fn deep(layers: usize, weight: &Tensor, x: &Tensor) -> Tensor {
+    let y = (0..layers).fold(x.shallow_clone(), |y, _| y.matmul(weight).tanh());
     y.square().mean(y.kind())
 }
 
@@ -88,6 +96,106 @@ fn a_step_that_wants_twice_the_memory_there_is_has_the_same_bits() {
         assert!(report.pressed.bytes >= 4 * LAYER, "{report}");
         assert!(report.act_peak_bytes <= most / 2, "{report}");
         assert!(report.warnings.iter().any(|warning| warning.contains("memory ran out")), "{report}");
+        assert_eq!(cache.held(), Held::default());
+    }
+}
+
+/// Everything stays, as long as the peak is no higher than this.
+#[derive(Clone, Debug)]
+struct Below(u64, Offload);
+
+impl Policy for Below {
+    fn begin(&mut self, outset: &Outset<'_>) -> StepPlan {
+        StepPlan { most_peak: Some(self.0), ..self.1.begin(outset) }
+    }
+
+    fn end(&mut self, plan: &StepPlan, observed: Observation) {
+        self.1.end(plan, observed);
+    }
+}
+
+#[test]
+fn a_step_that_is_to_have_half_of_its_peak_has_no_more_and_the_same_bits() {
+    let _limited = Limited::turn();
+    let inputs = inputs();
+    let (expected, most) = plain(&inputs);
+    let mut pressed = 0;
+    for builder in caches() {
+        let keeps = Offload::default().device_budget(u64::MAX).prefetch(4 * LAYER);
+        let cache = builder.policy(Below(most / 2, keeps)).build().unwrap();
+        for _ in 0..3 {
+            let weight = leaf(&inputs.0);
+            let step = cache.step();
+            let loss = forward(&weight, &inputs.1);
+            step.backward(&loss).unwrap();
+            drop(loss);
+            let report = step.finish().unwrap();
+            assert_same_bits(&cache.io_path(), &[expected.shallow_clone()], &[weight.grad()]);
+            assert!(report.act_peak_bytes <= most / 2, "{report}");
+            pressed += report.pressed.bytes;
+            let warns = |warning: &String| warning.contains("came to its limit");
+            assert_eq!(report.warnings.iter().any(warns), report.pressed.count > 0, "{report}");
+        }
+        assert_eq!(cache.held(), Held::default());
+        let (_, without) = plain(&inputs);
+        assert_eq!(without, most, "what is outside of steps has no limit");
+    }
+    // What leaves as soon as it is stored may have left in time.
+    assert!(pressed >= 3 * 3 * 4 * LAYER, "{pressed} bytes");
+}
+
+/// Its plan keeps three storages, and nothing else.
+#[derive(Clone, Debug)]
+struct KeepsThree(Headroom);
+
+impl Policy for KeepsThree {
+    fn begin(&mut self, _outset: &Outset<'_>) -> StepPlan {
+        let (scope, position) = (ScopeId::default(), Position::default());
+        let save = PlannedSave { bytes: LAYER, scope, placement: Placement::Keep, position, varies: false };
+        let courses = vec![Course::new(Schedule::new(vec![save; 3], HashMap::new(), 0))];
+        StepPlan { saves: Saves::Scheduled { courses, unplanned: self.0 }, ..StepPlan::default() }
+    }
+
+    fn end(&mut self, _plan: &StepPlan, _observed: Observation) {}
+}
+
+/// It goes through its plan nearly three times before any backward.
+#[test]
+fn a_step_that_goes_on_beyond_its_plan_keeps_no_more_where_bytes_have_a_limit() {
+    let _limited = Limited::turn();
+    for (unplanned, kept) in [(Headroom::Bytes(0), 3), (Headroom::Free, 8)] {
+        let cache = staged().policy(KeepsThree(unplanned)).build().unwrap();
+        let x = leaf(&randn(&[512, 512]));
+        for _ in 0..2 {
+            let step = cache.step();
+            let y = (0..8).fold(x.shallow_clone(), |y, _| y.tanh());
+            step.backward(&y.sum(y.kind())).unwrap();
+            drop(y);
+            let report = step.finish().unwrap();
+            assert_eq!(report.kept.policy.count, kept, "{report}");
+        }
+    }
+}
+
+/// Each step has another depth, and no plan fits all of them.
+#[test]
+fn steps_that_are_deeper_than_any_before_keep_to_the_budget() {
+    let _limited = Limited::turn();
+    let inputs = inputs();
+    for builder in [everything(), staged(), staged().host_pool(4 * LAYER), direct()] {
+        let most = 10 * LAYER;
+        let cache = builder.policy(Auto::new(Goal::budget(most))).build().unwrap();
+        for layers in [4, 4, 4, 16, 5, 32, 4, 12] {
+            let [plain, weight] = [(); 2].map(|()| leaf(&inputs.0));
+            deep(layers, &plain, &inputs.1).backward();
+            let step = cache.step();
+            let loss = deep(layers, &weight, &inputs.1);
+            step.backward(&loss).unwrap();
+            drop(loss);
+            let report = step.finish().unwrap();
+            assert_same_bits(&cache.io_path(), &[plain.grad()], &[weight.grad()]);
+            assert!(report.act_peak_bytes <= most, "{layers} layers: {report}");
+        }
         assert_eq!(cache.held(), Held::default());
     }
 }

@@ -202,6 +202,11 @@ impl Cache {
         self.table.lock().held()
     }
 
+    /// Bytes of the entries that were to stay on the device.
+    pub(crate) fn kept(&self) -> u64 {
+        self.table.lock().kept()
+    }
+
     /// With `holds`, the memory of stored storages is freed only when memory is sampled ([`Cache::alive`]); otherwise as soon as
     /// possible.
     pub(crate) fn hold_back(&self, holds: bool) {

@@ -19,7 +19,7 @@ use crate::tier::{Here, Parcel};
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Reliever for Cache {
-    /// Runs on the thread whose allocation failed: one of the program's, or one that allocates memory to load into. Neither has a lock of
+    /// Runs on the thread whose allocation failed, or would exceed a ceiling: one of the program's, or one that allocates memory to load into. Neither has a lock of
     /// the cache or of a tier, nor has it begun anything that another thread waits for. One thread at a time does this, because what one
     /// is about to free is not there for another to find.
     ///
@@ -39,7 +39,8 @@ impl Reliever for Cache {
         };
         let (here, mut tried, mut freed) = (Here::default(), Tried::default(), 0);
         while freed < bytes {
-            if tried.computed < table.newest() && !self.computes(&mut table, &mut tried) {
+            let may_free = table.has_entries() && tried.computed < table.newest();
+            if may_free && !self.computes(&mut table, &mut tried) {
                 break;
             }
             freed += self.free_held_back(&mut table);

@@ -424,6 +424,15 @@ impl Table {
         (self.entries.len(), self.tapes.len(), self.on_device.now())
     }
 
+    pub(crate) fn has_entries(&self) -> bool {
+        !self.entries.is_empty()
+    }
+
+    /// Bytes of the entries that were to stay when they were saved.
+    pub(crate) fn kept(&self) -> u64 {
+        self.live - self.live_leaving
+    }
+
     /// The bytes on the device, for reading without the lock.
     pub(crate) fn level(&self) -> Level {
         self.on_device.clone()

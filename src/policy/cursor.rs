@@ -30,6 +30,8 @@ pub(crate) struct Placed {
     pub(crate) room: Option<Room>,
     /// Whether it stays in the graph, as without a cache, because the course lets so much stay there, and no limit counts what stays.
     pub(crate) in_graph: bool,
+    /// It stays only if no more than this stays with it: the plan is for a peak, and was made for no more. `None` for no limit.
+    pub(crate) kept_up_to: Option<u64>,
 }
 
 /// What a step has done so far.
@@ -136,7 +138,9 @@ impl Cursor {
         let may_stay = self.courses.get(state.active).map_or(0, |course| course.in_graph);
         let is_free = !state.lost && self.unplanned == Headroom::Free && state.open <= may_stay;
         let in_graph = is_free && placement == Some(Placement::Keep);
-        Placed { placement, room, in_graph }
+        let kept = self.courses.get(state.active).map(|course| course.schedule.kept_bytes());
+        let kept_up_to = kept.filter(|_| self.unplanned != Headroom::Free);
+        Placed { placement, room, in_graph, kept_up_to }
     }
 
     /// The planned placement of a result of a recorded operation; `None` if nothing was planned for it.

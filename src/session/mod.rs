@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 use ssdtrain_libtorch as torch;
-use ssdtrain_libtorch::{Reliever, StorageId, WriteObserver};
+use ssdtrain_libtorch::{Ceiling, Reliever, StorageId, WriteObserver};
 use ssdtrain_plan::{PlanReport, Profile, SavedPlan, Saves, Today};
 use ssdtrain_store::sync::Mutex;
 use ssdtrain_store::{HostPool, Store, StoreStats};
@@ -224,6 +224,7 @@ impl TensorCache {
             held,
             cursor: Cursor::new(&steered.plan.saves),
             plan: steered.plan,
+            kept_before: self.cache.kept(),
             strange: OnceLock::new(),
             stores_in_flight: self.config.store.window(),
             replays: replays.map(OnceLock::from).unwrap_or_default(),
@@ -240,11 +241,15 @@ impl TensorCache {
         // Nor is reading the clock.
         let overhead = begun.elapsed();
         let clock = handle.context.plan.timed.then(|| self.clock()).flatten();
+        let allocated = torch::memory(self.device).allocated;
+        let most_peak = handle.context.plan.most_peak.filter(|_| !is_off);
+        let ceiling = most_peak.map(|most| Ceiling::new(self.device, allocated.saturating_add(most)));
         Step {
             clock,
             overhead,
             start: Instant::now(),
-            allocated: torch::memory(self.device).allocated,
+            allocated,
+            _ceiling: ceiling,
             gradients,
             peak: Mutex::new(None),
             computed: Mutex::new(None),

@@ -47,11 +47,18 @@ pub(super) struct Noted {
     pub(super) store: Option<StoreStats>,
     /// How often the device's driver had been asked for memory.
     requests: u64,
+    /// How often a ceiling on what is allocated of it had memory asked for.
+    ceiling_asked: u64,
     /// Whether host memory for steps to come was being pinned.
     is_pinning: bool,
 }
 
 impl Noted {
+    /// Whether a ceiling on what is allocated of the device has had memory asked for since then.
+    pub(super) fn was_at_ceiling(&self, device: Device) -> bool {
+        torch::Ceiling::asked(device) > self.ceiling_asked
+    }
+
     /// Whether the device's driver was asked for memory since then.
     pub(super) fn has_grown(&self, device: Device) -> bool {
         torch::memory(device).requests > self.requests
@@ -117,8 +124,12 @@ impl Steering {
             cache.hold_back(true);
         }
         let store = store.map(Store::stats);
-        let noted =
-            Noted { store, requests: torch::memory(device).requests, is_pinning: lacks_host.into_inner() };
+        let noted = Noted {
+            store,
+            requests: torch::memory(device).requests,
+            ceiling_asked: torch::Ceiling::asked(device),
+            is_pinning: lacks_host.into_inner(),
+        };
         Steered { plan, probe, noted }
     }
 
@@ -216,6 +227,7 @@ impl Steering {
             moved: report.offloaded.count + report.recomputed.count + report.store_failures.count,
             cancelled: report.cancelled.count,
             pressed: report.pressed.bytes,
+            at_ceiling: noted.was_at_ceiling(step.device),
             compiled: false,
             has_grown: false,
             pinned: noted.is_pinning,

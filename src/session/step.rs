@@ -39,6 +39,7 @@ pub struct Step<'a> {
     pub(super) overhead: Duration,
     pub(super) start: Instant,
     pub(super) allocated: u64,
+    pub(super) _ceiling: Option<torch::Ceiling>,
     /// Bytes of gradients when the step began.
     pub(super) gradients: u64,
     /// Highest allocated bytes seen at the end of a backward.
@@ -230,7 +231,7 @@ impl Step<'_> {
             .strange
             .get()
             .map(|&(bytes, scope)| Strange { bytes, scope: context.cache.scopes.name(scope) });
-        report.warnings = warnings::of(&report);
+        report.warnings = warnings::of(&report, observed.at_ceiling);
         report.warnings.extend(steering.warnings(&context, &observed));
         report.warnings.extend(self.cache.unplanned.saw(report.planning, strange));
         report.warnings.extend(of_disks);

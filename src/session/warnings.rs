@@ -71,8 +71,8 @@ pub(super) fn of_route(route: &Route) -> Vec<String> {
         .collect()
 }
 
-/// The warnings of a step whatever its policy, one line each.
-pub(super) fn of(report: &StepReport) -> Vec<String> {
+/// The warnings of a step whatever its policy, one line each. `at_ceiling` says whether what had to go did so for a limit of the peak.
+pub(super) fn of(report: &StepReport, at_ceiling: bool) -> Vec<String> {
     let mut warnings = Vec::new();
     if report.store_failures.count > 0 {
         warnings.push(format!(
@@ -81,12 +81,16 @@ pub(super) fn of(report: &StepReport) -> Vec<String> {
         ));
     }
     if report.pressed.count > 0 {
-        warnings.push(format!(
-            "memory ran out: {} storages ({}) had to go at once so that an allocation did not fail, which takes long. Give the \
-             policy less: Auto a Goal::budget, Offload a smaller device_budget; or take smaller batches",
-            report.pressed.count,
-            ByteSize(report.pressed.bytes)
-        ));
+        let (count, bytes) = (report.pressed.count, ByteSize(report.pressed.bytes));
+        let for_what =
+            if at_ceiling { "the activation peak came to its limit: " } else { "memory ran out: " };
+        let remedy = if at_ceiling {
+            "so that an allocation did not exceed it, which takes long. Plans get lower where that goes on"
+        } else {
+            "so that an allocation did not fail, which takes long. Give the policy less: Auto a Goal::budget, Offload a smaller \
+             device_budget; or take smaller batches"
+        };
+        warnings.push(format!("{for_what}{count} storages ({bytes}) had to go at once {remedy}"));
     }
     if report.kept.no_room.count > 0 {
         warnings.push(format!(

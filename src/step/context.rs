@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{RecordingThread, SavedTensor, StorageId};
-use ssdtrain_plan::{Position, Room, Saves, Saving, StepPlan};
+use ssdtrain_plan::{Placement, Position, Room, Saves, Saving, StepPlan};
 use tch::Device;
 
 use super::orders::{Latest, Orders};
@@ -31,6 +31,8 @@ pub(crate) struct StepContext {
     pub(crate) plan: StepPlan,
     /// The step's position in its plan.
     pub(crate) cursor: Cursor,
+    /// Bytes that others kept when it began.
+    pub(crate) kept_before: u64,
     /// The bytes and the scope of the first save that was not planned.
     pub(crate) strange: OnceLock<(u64, ScopeId)>,
     /// Upper limit on the bytes on their way off the device.
@@ -67,13 +69,22 @@ impl StepContext {
         let facts = self.facts(saved);
         decide(facts, self.min_bytes, || {
             let placed = self.placed(facts.storage_bytes, scope);
+            let may_stay = |most| self.keeps(facts.storage_bytes) <= most;
+            let fits = |placement: &Placement| {
+                *placement != Placement::Keep || placed.kept_up_to.is_none_or(may_stay)
+            };
             Instruction {
                 keeps_all: matches!(self.plan.saves, Saves::Count | Saves::Leave) || placed.in_graph,
                 scope_kept: self.plan.kept_scopes.contains(&scope),
-                planned: placed.placement,
+                planned: placed.placement.filter(fits),
                 recomputes_marked: self.plan.recomputes_marked,
             }
         })
+    }
+
+    /// What the step would keep with so many bytes more.
+    fn keeps(&self, bytes: u64) -> u64 {
+        self.cache.kept().saturating_sub(self.kept_before).saturating_add(bytes)
     }
 
     /// Whether a tensor that is being saved could be moved.

@@ -24,7 +24,7 @@ pub struct Activity {
     pub cancelled: Tally,
     /// Stores that had begun but turned out to be useless.
     pub discarded: Tally,
-    /// Released because the device had no memory left for an allocation.
+    /// Released because the device had no memory left for an allocation, or because one would have exceeded a peak.
     pub pressed: Tally,
     /// Served from the device.
     pub forwarded: Tally,

@@ -45,8 +45,9 @@ pub struct StepReport {
     /// Stores that had begun but turned out to be useless, because the graph released the storage first or it was resized. What was
     /// written for them does not count in `offloaded`.
     pub discarded: Tally,
-    /// Released because the device had no memory left for an allocation: stored although they were to stay, earlier than planned, or given
-    /// up after they had been loaded ahead. With none, memory was never short.
+    /// Released because the device had no memory left for an allocation, or because one would have exceeded the peak that the policy told:
+    /// stored although they were to stay, earlier than planned, or given up after they had been loaded ahead. With none, memory was never
+    /// short.
     pub pressed: Tally,
     /// Served from the device, because the tensor had not left it or was still alive elsewhere.
     pub forwarded: Tally,

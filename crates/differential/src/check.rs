@@ -178,7 +178,11 @@ impl Lab {
             let faults = Faults::draw(&mut random, self.config.has("verify") || self.config.encrypts());
             self.fallible.iter().for_each(|parts| faults.inject(parts));
             torch::press_cpu_memory(self.config.pressed());
+            let device = self.config.device();
+            let above = |bytes| torch::Ceiling::new(device, torch::memory(device).allocated + bytes);
+            let ceiling = self.config.ceiling().map(above);
             let ran = attempt(program, &self.parameters, &self.caches);
+            drop(ceiling);
             torch::press_cpu_memory(0);
             self.fallible.iter().for_each(Fallible::heal);
             let events = match ran {

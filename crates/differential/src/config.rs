@@ -68,6 +68,8 @@ const SETTINGS: &[(&str, usize, &[u64])] = &[
     ("delay", 15, &[50, 500]),
     // One in so many allocations is told that there is no memory.
     ("pressed", 20, &[1, 3, 17]),
+    // So many bytes may be allocated besides what is when the program begins; for more, the cache is asked.
+    ("ceiling", 20, &[0, 16 << 10, 256 << 10]),
     // How many times the program is run with one cache.
     ("rounds", 30, &[2, 4]),
     // Transfers with the disk fail now and then, and calls of a device; each value makes others fail. Only who asks for it gets it.
@@ -111,6 +113,11 @@ impl Config {
     /// Of how many allocations one asks the cache for memory; 0 if none does.
     pub(crate) fn pressed(&self) -> u64 {
         self.value("pressed").unwrap_or(0)
+    }
+
+    /// How many bytes may be allocated besides what is, before the cache is asked; `None` for no limit.
+    pub(crate) fn ceiling(&self) -> Option<u64> {
+        self.value("ceiling")
     }
 
     /// How many caches the steps of a program take turns with.

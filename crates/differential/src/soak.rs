@@ -343,7 +343,7 @@ mod tests {
 
     #[test]
     fn a_short_run_has_right_bits_whatever_fails() {
-        let mut parts = Parts::new(drawn(&Programs::default(), 7_000, 200), false);
+        let mut parts = Parts::new(drawn(&Programs::default(), 8_000, 200), false);
         let mut counts = Counts::new();
         for turn in 0..2 {
             assert_eq!(parts.turn(turn, &mut counts), Vec::<String>::new());

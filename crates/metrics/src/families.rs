@@ -309,12 +309,12 @@ pub const FAMILIES: &[Family] = &[
     ),
     Family::counter(
         "ssdtrain_pressed_storages_total",
-        "Storages that had to leave because an allocation found no memory",
+        "Storages that had to leave because an allocation found no memory, or came to the peak of the goal",
         |all| one(all.activity.pressed.count),
     ),
     Family::counter(
         "ssdtrain_pressed_bytes_total",
-        "Bytes that had to leave because an allocation found no memory",
+        "Bytes that had to leave because an allocation found no memory, or came to the peak of the goal",
         |all| one(all.activity.pressed.bytes),
     ),
     Family::counter(

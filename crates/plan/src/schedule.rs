@@ -16,6 +16,7 @@ pub struct Schedule {
     results: HashMap<(Position, usize), Placement>,
     without_segments: bool,
     bytes: u64,
+    kept_bytes: u64,
 }
 
 impl Schedule {
@@ -27,12 +28,14 @@ impl Schedule {
         min_bytes: u64,
     ) -> Schedule {
         let bytes = saves.iter().map(|save| save.bytes).sum();
+        let kept = saves.iter().filter(|save| save.placement == Placement::Keep);
+        let kept_bytes = kept.map(|save| save.bytes).sum();
         let mut strands: BTreeMap<u32, Vec<PlannedSave>> = BTreeMap::new();
         for save in saves {
             strands.entry(save.position.strand).or_default().push(save);
         }
         let strands = strands.into_iter().map(|(number, saves)| Strand::new(number, saves, min_bytes));
-        Schedule { strands: strands.collect(), results, without_segments: false, bytes }
+        Schedule { strands: strands.collect(), results, without_segments: false, bytes, kept_bytes }
     }
 
     /// The same, where recorded operations make everything that is to be computed again: segments of the program are run
@@ -40,6 +43,12 @@ impl Schedule {
     #[must_use]
     pub fn without_segments(self) -> Schedule {
         Schedule { without_segments: true, ..self }
+    }
+
+    /// The same, where some lines are of the same storage: what stays has so many bytes in all.
+    #[must_use]
+    pub fn keeping(self, kept_bytes: u64) -> Schedule {
+        Schedule { kept_bytes, ..self }
     }
 
     /// What each thread saves.
@@ -55,6 +64,11 @@ impl Schedule {
     /// The bytes of all lines.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// The bytes of what stays on the device.
+    pub fn kept_bytes(&self) -> u64 {
+        self.kept_bytes
     }
 
     /// The placement of a result of a recorded operation; `None` if nothing is planned for it.

@@ -136,8 +136,35 @@ impl StepProfile {
         };
         let results = self.results.iter().map(|(result, activation)| (*result, placements[*activation]));
         let saves = self.saves.iter().enumerate().map(line).collect();
-        let schedule = Schedule::new(saves, results.collect(), self.min_bytes);
+        // What reruns read may stay without being saved.
+        let saved = self.saves.iter().map(|(save, activation)| (*activation, save.bytes));
+        let bytes = |activation: usize| self.work.activations.get(activation).map_or(0, |one| one.bytes);
+        let spare = self.results.values().map(|activation| (*activation, bytes(*activation)));
+        let mut kept: HashMap<usize, u64> = spare.chain(saved).collect();
+        kept.retain(|activation, _| placements[*activation] == Placement::Keep);
+        let schedule = Schedule::new(saves, results.collect(), self.min_bytes).keeping(kept.values().sum());
         let is_run = |activation: &usize| placements[*activation] == Placement::Recompute;
         if self.from_segments.iter().any(is_run) { schedule } else { schedule.without_segments() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Activation;
+
+    #[test]
+    fn what_stays_is_counted_once_and_spares_are_among_it() {
+        let save =
+            |entry, bytes| Save { entry, bytes, scope: ScopeId::default(), position: Position::default() };
+        let saves = vec![(save(1, 10), 0), (save(2, 20), 1), (save(1, 10), 0), (save(3, 40), 2)];
+        let activations = [10, 20, 40, 80, 160].map(|bytes| Activation { bytes, ..Activation::default() });
+        let results =
+            (0..5).map(|activation| ((Position { strand: 0, index: activation as u64 }, 0), activation));
+        let work = Workload { activations: activations.to_vec(), ..Workload::default() };
+        let profile = StepProfile { work, saves, results: results.collect(), ..StepProfile::default() };
+        let (keep, disk, again) = (Placement::Keep, Placement::Disk, Placement::Recompute);
+        let schedule = profile.schedule(&[keep, disk, keep, keep, again]);
+        assert_eq!((schedule.bytes(), schedule.kept_bytes()), (80, 130));
     }
 }

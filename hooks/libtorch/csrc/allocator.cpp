@@ -277,10 +277,12 @@ class Allocator final : public c10::Allocator {
   void* take(size_t n) {
     const uint64_t every = every_.load();
     if (every > 0 && count_.fetch_add(1) % every == 0) ssdtrain::relieved(c10::Device(c10::kCPU), n);
-    void* data = try_take(n);
+    const bool is_admitted = ceiling_.admits(c10::Device(c10::kCPU), n, [this] { return allocated_.load(); });
+    void* data = is_admitted ? try_take(n) : nullptr;
     for (ssdtrain::Shortage shortage(c10::Device(c10::kCPU), n); data == nullptr && shortage.try_again();) data = try_take(n);
     TORCH_CHECK(data != nullptr, "out of memory: ", n, " bytes asked of the CPU allocator");
     const uint64_t now = allocated_.fetch_add(n) + n;
+    ceiling_.reached(now);
     uint64_t peak = peak_.load();
     while (peak < now && !peak_.compare_exchange_weak(peak, now)) {
     }
@@ -328,6 +330,7 @@ class Allocator final : public c10::Allocator {
   std::atomic<uint64_t> allocated_{0};
   std::atomic<uint64_t> peak_{0};
   std::atomic<uint64_t> limit_{std::numeric_limits<uint64_t>::max()};  // of `allocated_`
+  ssdtrain::Ceiling& ceiling_ = ssdtrain::ceiling_of(c10::Device(c10::kCPU));
   std::atomic<uint64_t> every_{0};  // one allocation in so many asks for memory though there is some; 0 for none
   std::atomic<uint64_t> count_{0};
   std::atomic<uint64_t> small_{0};  // bytes of malloc's blocks

@@ -316,7 +316,15 @@ void st_allocator_trim(void);      // gives all free memory back to the system
 
 // Has `relieve` called, from now on and on any thread, before an allocation of `bytes` bytes fails, without a lock of
 // the allocator. It returns how many bytes were freed; if any were, the allocation is tried again.
-void st_shortage_relieve(uint64_t (*relieve)(int8_t device_type, int8_t device_index, uint64_t bytes));
+// `asks` says whether allocations of the calling thread ask; otherwise those that would exceed what is to be allocated of
+// a device (`st_ceiling_set`) fail.
+void st_shortage_relieve(uint64_t (*relieve)(int8_t device_type, int8_t device_index, uint64_t bytes),
+                         bool (*asks)(void));
+// Allocations with which more than `bytes` bytes of this CUDA device, or of the CPU if `cuda_index` is negative, would
+// be allocated have memory freed first. `UINT64_MAX` ends that.
+void st_ceiling_set(int8_t cuda_index, uint64_t bytes);
+// How often they have asked for that.
+uint64_t st_ceiling_asked(int8_t cuda_index);
 // Makes the CPU allocator fail beyond so many allocated bytes, for tests.
 void st_allocator_limit(uint64_t bytes);
 // Makes one in so many of its allocations ask for memory although there is some, for tests; 0 ends it.

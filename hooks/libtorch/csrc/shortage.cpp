@@ -12,6 +12,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <dlfcn.h>
 
+#include <array>
 #include <atomic>
 #include <limits>
 #include <mutex>
@@ -34,6 +35,39 @@ using c10::MempoolId_t;
 
 using Relieve = uint64_t (*)(int8_t device_type, int8_t device_index, uint64_t bytes);
 std::atomic<Relieve> reliever{nullptr};
+std::atomic<bool (*)()> asker{nullptr};
+
+// For the CPU, whose index is -1, and for each index that a CUDA device may have.
+std::array<ssdtrain::Ceiling, 1 + std::numeric_limits<DeviceIndex>::max() + 1> ceilings;
+ssdtrain::Ceiling* ceiling_at(DeviceIndex index) { return &ceilings[index < 0 ? 0 : 1 + static_cast<size_t>(index)]; }
+
+std::atomic<int> pools{0};  // that allocations go to, such as those of a graph that is being captured
+
+// What libtorch allocates for so many bytes at most: whole units for few, and for many a block that may be larger.
+uint64_t block_for(size_t bytes) {
+  constexpr uint64_t kUnit = 512, kSmall = 1 << 20;
+  return bytes <= kSmall ? (bytes + kUnit - 1) / kUnit * kUnit : bytes + kSmall;
+}
+
+// The bytes of a device that are allocated.
+uint64_t allocated(CUDAAllocator* inner, c10::Device device) {
+  constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return static_cast<uint64_t>(inner->getDeviceStats(device.index()).allocated_bytes[all].current);
+}
+
+// Allocates below the ceiling of the current device, if it has one and as far as that is possible.
+template <class Allocate>
+auto heeding(CUDAAllocator* inner, size_t bytes, Allocate&& allocate) {
+  const auto device = c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice();
+  auto& ceiling = ssdtrain::ceiling_of(device);
+  // Who captures a graph must not wait for the device.
+  if (bytes == 0 || !ceiling.is_set() || pools.load() > 0) return allocate();
+  const bool may = ceiling.admits(device, block_for(bytes), [&] { return allocated(inner, device); });
+  TORCH_CHECK_WITH(OutOfMemoryError, may, bytes, " bytes are beyond what is to be allocated of ", device);
+  auto made = allocate();
+  ceiling.reached(allocated(inner, device));
+  return made;
+}
 
 // Allocates, and has memory freed as long as that fails.
 template <class Allocate>
@@ -56,13 +90,13 @@ class Asking final : public CUDAAllocator {
   explicit Asking(CUDAAllocator* inner) : inner_(inner) {}
 
   c10::DataPtr allocate(size_t n) override {
-    return asking(n, [&] { return inner_->allocate(n); });
+    return heeding(inner_, n, [&] { return asking(n, [&] { return inner_->allocate(n); }); });
   }
   void* raw_alloc(size_t n) override {
-    return asking(n, [&] { return inner_->raw_alloc(n); });
+    return heeding(inner_, n, [&] { return asking(n, [&] { return inner_->raw_alloc(n); }); });
   }
   void* raw_alloc_with_stream(size_t n, cudaStream_t stream) override {
-    return asking(n, [&] { return inner_->raw_alloc_with_stream(n, stream); });
+    return heeding(inner_, n, [&] { return asking(n, [&] { return inner_->raw_alloc_with_stream(n, stream); }); });
   }
 
   bool is_simple_data_ptr(const c10::DataPtr& ptr) const override { return inner_->is_simple_data_ptr(ptr); }
@@ -92,8 +126,15 @@ class Asking final : public CUDAAllocator {
   SnapshotInfo snapshot(MempoolId_t pool, bool traces) override { return inner_->snapshot(pool, traces); }
   void beginAllocateToPool(DeviceIndex device, MempoolId_t pool, std::function<bool(cudaStream_t)> filter) override {
     inner_->beginAllocateToPool(device, pool, std::move(filter));
+    pools.fetch_add(1);
   }
-  void endAllocateToPool(DeviceIndex device, MempoolId_t pool) override { inner_->endAllocateToPool(device, pool); }
+  void endAllocateToPool(DeviceIndex device, MempoolId_t pool) override {
+    inner_->endAllocateToPool(device, pool);
+    // One that was begun before this allocator was there has not been counted.
+    int now = pools.load();
+    while (now > 0 && !pools.compare_exchange_weak(now, now - 1)) {
+    }
+  }
   void releasePool(DeviceIndex device, MempoolId_t pool) override { inner_->releasePool(device, pool); }
   int getPoolUseCount(DeviceIndex device, MempoolId_t pool) override { return inner_->getPoolUseCount(device, pool); }
   void createOrIncrefPool(DeviceIndex device, MempoolId_t pool, std::shared_ptr<CUDAAllocator> by) override {
@@ -156,6 +197,13 @@ uint64_t relieved(c10::Device device, uint64_t bytes) noexcept {
   return relieve(static_cast<int8_t>(device.type()), static_cast<int8_t>(device.index()), bytes);
 }
 
+bool asks() noexcept {
+  bool (*const asks)() = asker.load();
+  return asks == nullptr || asks();
+}
+
+Ceiling& ceiling_of(c10::Device device) { return *ceiling_at(device.is_cuda() ? device.index() : -1); }
+
 bool Shortage::try_again() noexcept {
   // Other threads may take what is freed again and again.
   constexpr int kMost = 64;
@@ -170,9 +218,15 @@ bool Shortage::try_again() noexcept {
 
 extern "C" {
 
-void st_shortage_relieve(uint64_t (*relieve)(int8_t device_type, int8_t device_index, uint64_t bytes)) {
+void st_shortage_relieve(uint64_t (*relieve)(int8_t device_type, int8_t device_index, uint64_t bytes),
+                         bool (*asks)(void)) {
   reliever.store(relieve);
+  asker.store(asks);
 }
+
+void st_ceiling_set(int8_t cuda_index, uint64_t bytes) { ceiling_at(cuda_index)->set(bytes); }
+
+uint64_t st_ceiling_asked(int8_t cuda_index) { return ceiling_at(cuda_index)->asked(); }
 
 st_status st_device_ask(void) {
   return ssdtrain::guarded([] {

@@ -2,7 +2,9 @@
 #pragma once
 #include <c10/core/Device.h>
 
+#include <atomic>
 #include <cstdint>
+#include <limits>
 
 namespace ssdtrain {
 
@@ -25,5 +27,53 @@ class Shortage {
   uint64_t freed_ = 0;
   int tries_ = 0;
 };
+
+// Whether the calling thread's allocations ask for memory. Otherwise they fail at once.
+bool asks() noexcept;
+
+// What is to be allocated of a device at most. An allocation that exceeds it asks for memory first, and then goes on.
+class Ceiling {
+ public:
+  void set(uint64_t most) {
+    told_.store(most);
+    most_.store(most);
+  }
+
+  bool is_set() const { return most_.load(std::memory_order_relaxed) != kNone; }
+  uint64_t asked() const { return asked_.load(); }
+
+  // Whether an allocation of `bytes` may be made, where `allocated()` bytes are by now.
+  template <class Allocated>
+  bool admits(c10::Device device, uint64_t bytes, Allocated&& allocated) {
+    const uint64_t most = most_.load(std::memory_order_relaxed);
+    uint64_t then = allocated() + bytes;
+    if (then <= most) return true;
+    if (!asks()) return false;
+    asked_.fetch_add(1);
+    // What is freed may be used again by others at once.
+    constexpr int kMost = 64;
+    for (int tries = 0; then > most && tries < kMost && relieved(device, then - most) > 0; ++tries) {
+      then = allocated() + bytes;
+    }
+    return true;
+  }
+
+  // So many bytes are allocated now. What has come about although everything that could go has gone need not be averted
+  // any more: the next one asks that gets higher by a quarter of the excess.
+  void reached(uint64_t now) {
+    uint64_t most = most_.load(std::memory_order_relaxed);
+    const uint64_t told = told_.load();
+    if (now > most && now > told) most_.compare_exchange_strong(most, now + (now - told) / 4);
+  }
+
+ private:
+  static constexpr uint64_t kNone = std::numeric_limits<uint64_t>::max();
+  std::atomic<uint64_t> told_{kNone};
+  std::atomic<uint64_t> most_{kNone};
+  std::atomic<uint64_t> asked_{0};
+};
+
+// That of a device: the CPU, or one for CUDA.
+Ceiling& ceiling_of(c10::Device device);
 
 }  // namespace ssdtrain

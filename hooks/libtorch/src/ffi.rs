@@ -315,7 +315,12 @@ unsafe extern "C" {
     pub(crate) safe fn st_allocator_trim();
     pub(crate) safe fn st_allocator_limit(bytes: u64);
     pub(crate) safe fn st_allocator_press(every: u64);
-    pub(crate) fn st_shortage_relieve(relieve: extern "C" fn(i8, i8, u64) -> u64);
+    pub(crate) fn st_shortage_relieve(
+        relieve: extern "C" fn(i8, i8, u64) -> u64,
+        asks: extern "C" fn() -> bool,
+    );
+    pub(crate) safe fn st_ceiling_set(cuda_index: i8, bytes: u64);
+    pub(crate) safe fn st_ceiling_asked(cuda_index: i8) -> u64;
     pub(crate) safe fn st_device_ask() -> StStatus;
     pub(crate) safe fn st_fork_begins();
     pub(crate) safe fn st_fork_ends();

@@ -46,7 +46,7 @@ pub use random::RandomState;
 pub use ranges::{Range, range};
 pub use recording::{Clock, Position, Recorded, RecordedStorage, Recording, RecordingThread};
 pub use segments::{SegmentWatcher, watch_segments};
-pub use shortage::{Reliever, limit_cpu_memory, press_cpu_memory, relieve_with, without_relief};
+pub use shortage::{Ceiling, Reliever, limit_cpu_memory, press_cpu_memory, relieve_with, without_relief};
 pub use storage::{Storage, StorageId, WeakStorage};
 pub use thread_state::{CpuAutocast, Entered, Modes, is_recording, layout, takes_gradient, version};
 pub use tiles::{Origin as PartOrigin, Part, Step, Tile, Tiling};

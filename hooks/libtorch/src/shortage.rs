@@ -1,4 +1,5 @@
-//! Memory that runs out: before an allocation fails, whoever can do without some memory of the device is asked for it.
+//! Memory that runs out: before an allocation fails, or exceeds what it is to stay below, whoever can do without some memory of the device
+//! is asked for it.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,25 +19,34 @@ pub trait Reliever: Send + Sync {
     /// but not 0, if other threads may have freed some meanwhile. If these are any, the allocation is tried again. If it fails once more,
     /// this is called again: with twice as many if it had freed all of them, because they lie in pieces then.
     ///
+    /// The same goes for an allocation that would exceed a [`Ceiling`], but that is made in any case.
+    ///
     /// No lock of the allocator is held. What the calling thread allocates meanwhile fails without asking anyone.
     fn relieve(self: Arc<Self>, bytes: u64) -> u64;
 }
 
-type Relievers = Vec<(Device, Weak<dyn Reliever>)>;
-
-static RELIEVERS: Lock<Relievers> = Lock::new(Vec::new());
-
-/// While it exists, no other thread registers a reliever or looks one up.
-pub(crate) type Locked = RwLockWriteGuard<'static, Relievers>;
-
-/// Keeps others from relievers until the result is dropped.
-pub(crate) fn lock() -> Locked {
-    RELIEVERS.write()
+/// Who can be asked, and the limits.
+pub(crate) struct Asked {
+    relievers: Vec<(Device, Weak<dyn Reliever>)>,
+    ceilings: Vec<(Device, u64)>,
 }
 
-/// In a child process: the relievers there were are its parent's.
-pub(crate) fn leave_to_parent(mut relievers: Locked) {
-    relievers.clear();
+static ASKED: Lock<Asked> = Lock::new(Asked { relievers: Vec::new(), ceilings: Vec::new() });
+
+/// While it exists, no other thread registers a reliever or a ceiling, or looks one up.
+pub(crate) type Locked = RwLockWriteGuard<'static, Asked>;
+
+/// Keeps others from relievers and ceilings until the result is dropped.
+pub(crate) fn lock() -> Locked {
+    ASKED.write()
+}
+
+/// In a child process: the relievers and ceilings there were are its parent's.
+pub(crate) fn leave_to_parent(mut asked: Locked) {
+    asked.relievers.clear();
+    for (device, _) in std::mem::take(&mut asked.ceilings) {
+        set_lowest(&[], device);
+    }
 }
 
 thread_local! {
@@ -51,15 +61,69 @@ thread_local! {
 ///
 /// The device does not exist, or the allocator of this libtorch is not known. Then allocations fail as ever.
 pub fn relieve_with(device: Device, reliever: Weak<dyn Reliever>) -> Result<(), TorchError> {
-    // SAFETY: the callback is a function, which lives forever.
-    unsafe { ffi::st_shortage_relieve(relieve) };
+    // SAFETY: the callbacks are functions, which live forever.
+    unsafe { ffi::st_shortage_relieve(relieve, asks) };
     if let Device::Cuda(index) = device {
         CudaDevice::new(index)?.ask()?;
     }
-    let mut relievers = RELIEVERS.write();
+    let relievers = &mut ASKED.write().relievers;
     relievers.retain(|(_, reliever)| reliever.strong_count() > 0);
     relievers.push((device, reliever));
     Ok(())
+}
+
+/// A limit on what is allocated of a device, the CPU or a CUDA device, for as long as it exists. An allocation that would exceed it has
+/// [relievers](Reliever) asked first, as one that finds no memory does, and is made then, whatever they could free. So the limit holds as long
+/// as anything can go. From what came about in spite of it, the next one asks that gets higher by a quarter of the excess. Allocations
+/// [`without_relief`] fail instead.
+///
+/// It is a limit for the whole process, whichever thread allocates; threads that allocate at once may exceed it together. Where there are
+/// several of a device, the lowest counts.
+#[derive(Debug)]
+#[must_use = "the limit ends when this is dropped"]
+pub struct Ceiling {
+    device: Device,
+    bytes: u64,
+}
+
+impl Ceiling {
+    /// No more than `bytes` are to be allocated of `device`, by the whole process.
+    pub fn new(device: Device, bytes: u64) -> Ceiling {
+        let ceilings = &mut ASKED.write().ceilings;
+        ceilings.push((device, bytes));
+        set_lowest(ceilings, device);
+        Ceiling { device, bytes }
+    }
+
+    /// How often allocations of `device` asked for memory because of a ceiling, in the whole process.
+    pub fn asked(device: Device) -> u64 {
+        ffi::st_ceiling_asked(index(device))
+    }
+}
+
+impl Drop for Ceiling {
+    fn drop(&mut self) {
+        let ceilings = &mut ASKED.write().ceilings;
+        // A child process has none of its parent's.
+        if let Some(place) = ceilings.iter().position(|ceiling| *ceiling == (self.device, self.bytes)) {
+            ceilings.swap_remove(place);
+            set_lowest(ceilings, self.device);
+        }
+    }
+}
+
+fn set_lowest(ceilings: &[(Device, u64)], device: Device) {
+    let of_device = ceilings.iter().filter(|(of, _)| *of == device).map(|(_, bytes)| *bytes);
+    ffi::st_ceiling_set(index(device), of_device.min().unwrap_or(u64::MAX));
+}
+
+/// The index of a CUDA device; -1 for the CPU.
+fn index(device: Device) -> i8 {
+    match device {
+        // No device has such an index.
+        Device::Cuda(index) => i8::try_from(index).unwrap_or(i8::MAX),
+        _ => -1,
+    }
 }
 
 /// Runs `work`, whose allocations on this thread fail without asking for memory.
@@ -93,8 +157,9 @@ extern "C" fn relieve(device_type: i8, device_index: i8, bytes: u64) -> u64 {
     let device = device_of(device_type, device_index);
     // Not under the lock: a reliever whose last reference is dropped here may want to take it.
     let here = |of: &Device| *of == device;
-    let relievers: Vec<_> = RELIEVERS
+    let relievers: Vec<_> = ASKED
         .read()
+        .relievers
         .iter()
         .filter(|(of, _)| here(of))
         .filter_map(|(_, reliever)| reliever.upgrade())
@@ -108,6 +173,11 @@ extern "C" fn relieve(device_type: i8, device_index: i8, bytes: u64) -> u64 {
         }
     }
     freed
+}
+
+/// Whether allocations of the calling thread ask for memory.
+extern "C" fn asks() -> bool {
+    !FAILS.get()
 }
 
 #[cfg(test)]
@@ -137,7 +207,7 @@ mod tests {
     fn hoard(device: Device, parts: &[u64]) -> Arc<Hoard> {
         let hoard = Arc::new(Hoard { parts: Mutex::new(parts.to_vec()), asked: Mutex::default() });
         let weak: Weak<dyn Reliever> = Arc::downgrade(&(Arc::clone(&hoard) as Arc<dyn Reliever>));
-        RELIEVERS.write().push((device, weak));
+        ASKED.write().relievers.push((device, weak));
         hoard
     }
 

@@ -5,8 +5,8 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, MutexGuard};
 use ssdtrain_libtorch::{
-    Reliever, Storage, end_step, install_cpu_allocator, limit_cpu_memory, memory, relieve_with, reset_peak,
-    trim, without_relief,
+    Ceiling, Reliever, Storage, end_step, install_cpu_allocator, limit_cpu_memory, memory, relieve_with,
+    reset_peak, trim, without_relief,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -207,4 +207,47 @@ fn an_allocation_that_fails_asks_for_memory_and_is_tried_again_while_some_is_fre
     assert!(error.contains("out of memory"), "{error}");
     limit_cpu_memory(u64::MAX);
     assert!(allocate(MIB).is_ok());
+}
+
+/// Frees what it holds, a megabyte at a time, and notes how much it was asked for.
+struct Asked(Mutex<Vec<Tensor>>, Mutex<Vec<u64>>);
+
+impl Reliever for Asked {
+    fn relieve(self: Arc<Self>, bytes: u64) -> u64 {
+        self.1.lock().push(bytes);
+        let one = self.0.lock().pop();
+        one.map_or(0, |tensor| tensor.numel() as u64)
+    }
+}
+
+#[test]
+fn an_allocation_above_a_ceiling_has_memory_freed_first_and_is_made_in_any_case() {
+    let _turn = turn();
+    install_cpu_allocator();
+    let asked = Arc::new(Asked(Mutex::new((0..3).map(|_| tensor(MIB)).collect()), Mutex::default()));
+    let weak: Weak<dyn Reliever> = Arc::downgrade(&(Arc::clone(&asked) as Arc<dyn Reliever>));
+    relieve_with(Device::Cpu, weak).expect("the CPU asks");
+    let (left, mib) = (|| asked.0.lock().len(), MIB as u64);
+    let mut all = Vec::new();
+    let mut allocates = |bytes: u64| {
+        all.push(Storage::allocate(bytes).expect("there is memory"));
+        std::mem::take(&mut *asked.1.lock())
+    };
+    let (before, times) = (memory(Device::Cpu).allocated, Ceiling::asked(Device::Cpu));
+    let higher = Ceiling::new(Device::Cpu, before + 100 * mib);
+    let ceiling = Ceiling::new(Device::Cpu, before + mib);
+    assert_eq!(allocates(mib), [0_u64; 0]);
+    assert_eq!((allocates(mib), left()), (vec![mib], 2));
+    assert!(without_relief(|| Storage::allocate(1)).is_err() && asked.1.lock().is_empty(), "nobody is asked");
+    assert_eq!((allocates(2 * mib), left()), (vec![2 * mib, mib], 0));
+    assert_eq!(memory(Device::Cpu).allocated, before + mib, "it was kept to");
+    // It gets 8 MiB too high, and may get 10.
+    assert_eq!(allocates(8 * mib), [8 * mib]);
+    assert_eq!(allocates(2 * mib), [0_u64; 0]);
+    assert_eq!(allocates(1), [1]);
+    assert_eq!(Ceiling::asked(Device::Cpu) - times, 4);
+    drop(ceiling);
+    assert_eq!(allocates(50 * mib), [0_u64; 0], "the other one is higher");
+    drop(higher);
+    assert_eq!(allocates(50 * mib), [0_u64; 0]);
 }

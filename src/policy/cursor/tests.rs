@@ -266,6 +266,14 @@ fn larger_saves_follow_with_more_room_unless_bytes_are_limited() {
 }
 
 #[test]
+fn what_is_kept_has_a_limit_where_bytes_do() {
+    let lines = [(10, KEEP), (20, HOST), (40, KEEP)];
+    let limited = Cursor { unplanned: Headroom::Bytes(1), ..planned(&lines) };
+    assert_eq!(placed(&limited, 10).kept_up_to, Some(50));
+    assert_eq!(placed(&planned(&lines), 10).kept_up_to, None);
+}
+
+#[test]
 fn results_that_are_not_planned_stay_where_a_step_follows_its_plan_and_bytes_are_not_limited() {
     let followed = planned(&TWO);
     assert!(followed.keeps_unplanned() && !Cursor::default().keeps_unplanned());

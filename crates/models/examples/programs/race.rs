@@ -39,6 +39,8 @@ pub(crate) struct Outcome {
     pub(crate) plain: Duration,
     /// The highest activation peak of the last iterations over that without the cache.
     pub(crate) peak: f64,
+    /// The iterations whose peak was above the goal's, of all; `None` if it has none.
+    pub(crate) above: Option<usize>,
     /// Whether the last iterations kept what the cache was told to.
     pub(crate) is_promise_kept: bool,
     pub(crate) steps: Steps,
@@ -155,6 +157,7 @@ impl Outcome {
         self.plain = times.get(times.len() / 2).copied().unwrap_or_default();
         let highest = |copy: usize| last.iter().map(|lap| lap[copy].1.peak).max().unwrap_or_default();
         self.peak = highest(1) as f64 / highest(0).max(1) as f64;
+        self.above = goal.peak.map(|most| laps.iter().filter(|[_, (_, cached)]| cached.peak > most).count());
         let is_low = goal.peak.is_none_or(|most| highest(1) <= most);
         let is_quick = goal.step.is_none_or(|most| self.last.median <= most);
         self.is_promise_kept = is_low && is_quick && self.failure.is_none();

@@ -8,6 +8,7 @@ const LEGEND: &str = "
   settled             the iteration after which the plan was settled for good
   first 10, last 10   times with the cache over those without: the median, and the quartiles
   peak                the highest activation peak of the last 10 iterations over the highest without the cache
+  above               the iterations whose peak was above the goal's, of all
   promise             whether the last 10 iterations kept the goal
   plans, reckoned     how many plans were made, and what the last one takes by its own reckoning, over a step that keeps everything
   planned, left, moved, kept
@@ -23,8 +24,8 @@ pub(crate) fn head(aim: Aim, steps: usize) {
     };
     println!("{steps} iterations of each program with the cache and without. The goal: {goal}.{LEGEND}");
     line([
-        "program", "ms", "settled", "first 10", "last 10", "peak", "promise", "plans", "reckoned", "planned",
-        "left", "moved", "kept", "bits",
+        "program", "ms", "settled", "first 10", "last 10", "peak", "above", "promise", "plans", "reckoned",
+        "planned", "left", "moved", "kept", "bits",
     ]);
 }
 
@@ -49,6 +50,7 @@ pub(crate) fn row(name: &str, outcome: &Outcome) {
         &spread(outcome.first),
         &spread(outcome.last),
         &format!("{:.3}", outcome.peak),
+        &outcome.above.map_or_else(|| "-".to_owned(), |above| above.to_string()),
         if outcome.is_promise_kept { "kept" } else { "broken" },
         &outcome.plans.to_string(),
         &format!("{:.2}", outcome.reckoned),
@@ -79,11 +81,26 @@ pub(crate) fn foot(outcomes: &[Outcome]) {
     println!("errors        {}", count(|outcome| outcome.failure.is_some()));
 }
 
-fn line(cells: [&str; 14]) {
-    let [name, ms, settled, first, last, peak, promise, plans, reckoned, planned, left, moved, kept, bits] =
-        cells;
+fn line(cells: [&str; 15]) {
+    let [
+        name,
+        ms,
+        settled,
+        first,
+        last,
+        peak,
+        above,
+        promise,
+        plans,
+        reckoned,
+        planned,
+        left,
+        moved,
+        kept,
+        bits,
+    ] = cells;
     println!(
-        "{name:<24} {ms:>5} {settled:>7}  {first:<16}  {last:<16} {peak:>6}  {promise:<7} {plans:>5} {reckoned:>8} {planned:>7} {left:>4} {moved:>5} \
+        "{name:<24} {ms:>5} {settled:>7}  {first:<16}  {last:<16} {peak:>6} {above:>5}  {promise:<7} {plans:>5} {reckoned:>8} {planned:>7} {left:>4} {moved:>5} \
          {kept:>4}  {bits}"
     );
 }

@@ -56,8 +56,9 @@ const STEADY: u32 = 5;
 /// with them, if they fit the free memory, so that both can be compared; none of these comes after the twentieth step unless
 /// steps have become much longer or shorter. A plan whose steps exceed the goal is loosened
 /// until they meet it, at worst to keeping everything. On a CPU, whose processors also do the cache's work, plans aim at half of what the
-/// goal allows. A goal that is a peak also applies, as far as possible, to steps that
-/// are not planned. The report warns of a goal that is out of reach.
+/// goal allows. A goal that is a peak also applies to steps that are not planned, or go on beyond their plan: what
+/// can go leaves before an allocation exceeds it ([`StepPlan::most_peak`]), which takes long, and the next plans get
+/// lower. The report warns of a goal that is out of reach.
 ///
 /// A plan is corrected when the disk's speed or the step times change. Up to four kinds of steps have plans of their own,
 /// told by what they save first. A step that leaves out or repeats something goes on with its plan where it can; one that
@@ -254,6 +255,8 @@ impl Auto {
         let is_timed = !self.is_warming_up(observed);
         let Some((kind, others)) = self.kinds.was_of(followed.course) else { return };
         let objective = &self.objective;
+        // The peak that it would have had counts.
+        let observed = &Observation { peak: observed.peak + averted(observed, followed), ..observed.clone() };
         let &Observation { step, peak, .. } = observed;
         let is_kept = course.is_baseline;
         // A plan for a peak is for steps of its size.
@@ -304,6 +307,13 @@ impl Auto {
     }
 }
 
+/// By how much the peak of a step would have been higher, had it not let go of something at its limit: in each micro-batch of as much.
+fn averted(observed: &Observation, followed: Followed) -> u64 {
+    let &Observation { peak, pressed, at_ceiling, .. } = observed;
+    let of_one = (pressed as f64 / followed.micro_batches.max(1.0)) as u64;
+    if at_ceiling { of_one.min(peak / LACKING[1]) } else { 0 }
+}
+
 /// Whether a step asked the device's driver for memory, or had too little.
 fn wanted_memory(observed: &Observation) -> bool {
     observed.has_grown || observed.pressed > 0
@@ -326,7 +336,7 @@ impl Policy for Auto {
             self.kinds.take_over(planned);
         }
         let most_written = self.objective.daily.map(|daily| daily.left(&outset.today));
-        StepPlan { most_written, ..self.next_step(outset) }
+        StepPlan { most_written, most_peak: self.objective.goal.peak, ..self.next_step(outset) }
     }
 
     fn end(&mut self, plan: &StepPlan, observed: Observation) {
@@ -358,7 +368,7 @@ impl Policy for Auto {
                 if let Some(course) = courses.get(followed.course) {
                     self.followed(course, followed, &observed);
                 }
-                if observed.pressed > 0 && !is_lost {
+                if observed.pressed > 0 && !observed.at_ceiling && !is_lost {
                     self.pressed(&observed);
                 }
             }

@@ -67,6 +67,9 @@ pub struct StepPlan {
     pub recomputes_marked: bool,
     /// How much may be on the device.
     pub room: Room,
+    /// The highest activation peak that the step is to have, in bytes. Before an allocation exceeds it, on whichever thread of the process and
+    /// until the step is finished, what can go leaves at once, as where memory runs out, which takes long. `None` for no limit.
+    pub most_peak: Option<u64>,
     /// The most bytes that may be written to the disks until the next step begins; what finds no other room below the device stays there.
     /// `None` for no limit.
     pub most_written: Option<u64>,
@@ -174,8 +177,11 @@ pub struct Observation {
     pub moved: u64,
     /// How many were to leave the device, but were asked for or released before they did.
     pub cancelled: u64,
-    /// Bytes that left the device because an allocation found no memory. With any, it has less memory than the step wanted.
+    /// Bytes that left the device because an allocation found no memory, or would have exceeded the step's [`most_peak`](StepPlan::most_peak).
+    /// With any, there is less memory than the step wanted.
     pub pressed: u64,
+    /// Whether an allocation would have exceeded a [`most_peak`](StepPlan::most_peak), of this step or another one of the device.
+    pub at_ceiling: bool,
     /// Whether kernels for what it recomputes were being made, so that it took longer than later ones will.
     pub compiled: bool,
     /// Whether a device's driver was asked for memory, which takes long and which later steps need not repeat.

@@ -4,7 +4,7 @@ use std::env;
 use std::sync::Barrier;
 use std::thread;
 
-use ssdtrain::plan::Goal;
+use ssdtrain::plan::{Goal, Observation, Outset, Policy, StepPlan};
 use ssdtrain::{Auto, Offload, StepHandle, TensorCacheBuilder};
 use ssdtrain_libtorch as torch;
 use tch::{Device, Kind, Tensor};
@@ -18,6 +18,7 @@ on_both!(
     threads_that_are_short_of_memory_together,
     what_was_loaded_ahead_makes_room_for_what_backward_computes,
     a_plan_that_does_not_fit_is_replaced,
+    half_of_the_peak_is_kept_to,
 );
 
 const LAYERS: u64 = 16;
@@ -223,4 +224,39 @@ fn a_plan_that_does_not_fit_is_replaced(lab: &Lab) {
     assert!(reports[0].pressed.bytes > 0, "{}", reports[0]);
     let fits = reports.iter().find(|report| report.pressed.count == 0);
     assert!(fits.is_some_and(|report| report.offloaded.bytes > 0), "{}", reports[7]);
+}
+
+/// Everything stays, as long as the peak is no higher than this.
+#[derive(Clone, Debug)]
+struct Below(u64, Offload);
+
+impl Policy for Below {
+    fn begin(&mut self, outset: &Outset<'_>) -> StepPlan {
+        StepPlan { most_peak: Some(self.0), ..self.1.begin(outset) }
+    }
+
+    fn end(&mut self, plan: &StepPlan, observed: Observation) {
+        self.1.end(plan, observed);
+    }
+}
+
+/// There is memory enough, but the step is not to have it.
+fn half_of_the_peak_is_kept_to(lab: &Lab) {
+    let (weight, source) = (weight(lab), lab.randn(&[width(lab), width(lab)]));
+    let expected = plain_gradient(&source, |x| forward(&weight, x));
+    let most = wanted(lab, &weight, &source) / 2;
+    let keeps = Offload::default().device_budget(u64::MAX).prefetch(4 * storage(lab));
+    let builder = lab.cache().host_pool(2 * LAYERS * storage(lab)).policy(Below(most, keeps));
+    let cache = builder.build().unwrap();
+    for _ in 0..3 {
+        let x = leaf(&source);
+        let step = cache.step();
+        let loss = forward(&weight, &x);
+        step.backward(&loss).unwrap();
+        drop(loss);
+        let report = step.finish().unwrap();
+        assert_same_bits(&report.to_string(), &[expected.shallow_clone()], &[x.grad()]);
+        assert!(report.act_peak_bytes <= most && report.pressed.bytes > storage(lab), "{report}");
+    }
+    assert_nothing_held(&cache);
 }

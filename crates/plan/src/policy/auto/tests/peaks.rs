@@ -83,6 +83,48 @@ fn a_plan_that_is_saved_while_memory_is_short_is_not_made_for_that() {
     assert_eq!(next.report().prediction.peak(), before);
 }
 
+/// The peak was kept to the goal because something had to go at once.
+#[test]
+fn a_peak_that_was_averted_lowers_plans_like_one_that_came_about() {
+    let lowered = |micro_batches: u32, peak, pressed| {
+        let mut run = Run::planned(Goal::budget(12 * MB), profile(400.0));
+        let over = Observation { peak, pressed, at_ceiling: pressed > 0, ..run.usual() };
+        run.ended(StepOutcome::Planned(Adherence::Whole(micro_batches)), over);
+        let report = run.report();
+        // And no longer than that.
+        run.steps(16, |usual| usual);
+        (report.prediction.peak(), run.report().prediction.peak())
+    };
+    let averted = lowered(1, 12 * MB, 2 * MB);
+    assert_eq!(averted, lowered(1, 14 * MB, 0));
+    assert!(averted.0 < averted.1, "{averted:?}");
+    assert_eq!(
+        lowered(1, 12 * MB, 1000 * MB),
+        lowered(1, 15 * MB, 0),
+        "what goes may be loaded again in turn"
+    );
+}
+
+/// What there is for it is less than its goal, and its peak far from that.
+#[test]
+fn what_found_no_memory_lowers_plans_also_where_the_goal_is_a_higher_peak() {
+    let mut run = Run::planned(Goal::budget(18 * MB), profile(400.0));
+    run.steps(1, |usual| Observation { peak: 12 * MB, pressed: 7 * MB, ..usual });
+    assert!(run.report().prediction.peak() <= 9 * MB, "{}", run.report());
+}
+
+#[test]
+fn each_step_is_told_the_peak_of_the_goal() {
+    for (goal, most) in [(Goal::budget(12 * MB), Some(12 * MB)), (Goal::overhead(0.02), None)] {
+        let mut run = Run::begin(goal);
+        for _ in 0..4 {
+            run.next_step();
+            assert_eq!(run.plan.most_peak, most);
+            run.ended(StepOutcome::Profiled(Some(Box::new(profile(400.0)))), Observation::default());
+        }
+    }
+}
+
 #[test]
 fn each_peak_beyond_the_budget_counts() {
     let mut run = Run::planned(Goal::budget(18 * MB), profile(400.0));
