@@ -85,7 +85,7 @@ pub(super) fn of(report: &StepReport, at_ceiling: bool) -> Vec<String> {
         let for_what =
             if at_ceiling { "the activation peak came to its limit: " } else { "memory ran out: " };
         let remedy = if at_ceiling {
-            "so that an allocation did not exceed it, which takes long. Plans get lower where that goes on"
+            "so that an allocation did not exceed it, which takes long. Plans of Auto get lower where that goes on"
         } else {
             "so that an allocation did not fail, which takes long. Give the policy less: Auto a Goal::budget, Offload a smaller \
              device_budget; or take smaller batches"

@@ -35,8 +35,8 @@ bool asks() noexcept;
 class Ceiling {
  public:
   void set(uint64_t most) {
-    told_.store(most);
-    most_.store(most);
+    // Another one that comes or goes does not lower what this one was raised to.
+    if (told_.exchange(most) != most) most_.store(most);
   }
 
   bool is_set() const { return most_.load(std::memory_order_relaxed) != kNone; }
@@ -45,7 +45,7 @@ class Ceiling {
   // Whether an allocation of `bytes` may be made, where `allocated()` bytes are by now.
   template <class Allocated>
   bool admits(c10::Device device, uint64_t bytes, Allocated&& allocated) {
-    const uint64_t most = most_.load(std::memory_order_relaxed);
+    uint64_t most = most_.load(std::memory_order_relaxed);
     uint64_t then = allocated() + bytes;
     if (then <= most) return true;
     if (!asks()) return false;
@@ -54,12 +54,13 @@ class Ceiling {
     constexpr int kMost = 64;
     for (int tries = 0; then > most && tries < kMost && relieved(device, then - most) > 0; ++tries) {
       then = allocated() + bytes;
+      most = most_.load(std::memory_order_relaxed);
     }
     return true;
   }
 
-  // So many bytes are allocated now. What has come about although everything that could go has gone need not be averted
-  // any more: the next one asks that gets higher by a quarter of the excess.
+  // So many bytes are allocated now. If that could not be averted, none asks until as much and a quarter of the excess is
+  // exceeded.
   void reached(uint64_t now) {
     uint64_t most = most_.load(std::memory_order_relaxed);
     const uint64_t told = told_.load();

@@ -74,8 +74,8 @@ pub fn relieve_with(device: Device, reliever: Weak<dyn Reliever>) -> Result<(), 
 
 /// A limit on what is allocated of a device, the CPU or a CUDA device, for as long as it exists. An allocation that would exceed it has
 /// [relievers](Reliever) asked first, as one that finds no memory does, and is made then, whatever they could free. So the limit holds as long
-/// as anything can go. From what came about in spite of it, the next one asks that gets higher by a quarter of the excess. Allocations
-/// [`without_relief`] fail instead.
+/// as anything can go. After an allocation that could not be averted, none asks until what it reached, and a quarter of its excess, is
+/// exceeded. Allocations [`without_relief`] fail instead.
 ///
 /// It is a limit for the whole process, whichever thread allocates; threads that allocate at once may exceed it together. Where there are
 /// several of a device, the lowest counts.

@@ -241,6 +241,16 @@ impl Auto {
         self.kinds.revise(&self.objective, Decision::Memory);
     }
 
+    /// By how much a step's peak would have been higher, had it not let go of something for the goal's: in each micro-batch of as much. 0
+    /// unless that is beyond the goal: then it was something else that had too little memory, if anything had.
+    fn averted(&self, observed: &Observation) -> u64 {
+        let &Observation { peak, pressed, at_ceiling, followed, .. } = observed;
+        let micro_batches = followed.map_or(1.0, |followed| followed.micro_batches.max(1.0));
+        let averted = ((pressed as f64 / micro_batches) as u64).min(peak / LACKING[1]);
+        let is_averted = at_ceiling && self.objective.goal.peak.is_some_and(|most| peak + averted > most);
+        if is_averted { averted } else { 0 }
+    }
+
     /// Whether a step did work that later ones need not repeat, so that its time says little.
     fn is_warming_up(&self, observed: &Observation) -> bool {
         let Observation { compiled, pinned, .. } = *observed;
@@ -255,8 +265,6 @@ impl Auto {
         let is_timed = !self.is_warming_up(observed);
         let Some((kind, others)) = self.kinds.was_of(followed.course) else { return };
         let objective = &self.objective;
-        // The peak that it would have had counts.
-        let observed = &Observation { peak: observed.peak + averted(observed, followed), ..observed.clone() };
         let &Observation { step, peak, .. } = observed;
         let is_kept = course.is_baseline;
         // A plan for a peak is for steps of its size.
@@ -307,13 +315,6 @@ impl Auto {
     }
 }
 
-/// By how much the peak of a step would have been higher, had it not let go of something at its limit: in each micro-batch of as much.
-fn averted(observed: &Observation, followed: Followed) -> u64 {
-    let &Observation { peak, pressed, at_ceiling, .. } = observed;
-    let of_one = (pressed as f64 / followed.micro_batches.max(1.0)) as u64;
-    if at_ceiling { of_one.min(peak / LACKING[1]) } else { 0 }
-}
-
 /// Whether a step asked the device's driver for memory, or had too little.
 fn wanted_memory(observed: &Observation) -> bool {
     observed.has_grown || observed.pressed > 0
@@ -339,7 +340,10 @@ impl Policy for Auto {
         StepPlan { most_written, most_peak: self.objective.goal.peak, ..self.next_step(outset) }
     }
 
-    fn end(&mut self, plan: &StepPlan, observed: Observation) {
+    fn end(&mut self, plan: &StepPlan, mut observed: Observation) {
+        let averted = self.averted(&observed);
+        // The peak that it would have had counts.
+        observed.peak += averted;
         let excess = self.objective.goal.peak.map_or(0, |most| observed.peak.saturating_sub(most));
         self.memory.ended(observed.wall, observed.pressed > 0);
         if observed.pressed > 0 {
@@ -352,7 +356,9 @@ impl Policy for Auto {
         self.unseen.ended(observed.followed);
         self.steady = if is_lost || self.is_warming_up(&observed) { 0 } else { self.steady + 1 };
         if is_lost {
-            self.headroom = self.headroom.saturating_sub(excess);
+            // What had to go may have gone several times.
+            let most = if averted > 0 { self.headroom / 2 } else { self.headroom };
+            self.headroom -= excess.min(most);
         }
         let is_to_fit = plan.saves == Saves::Move && matches!(plan.room, Room::Fitting(_));
         self.overflows |= is_to_fit && (observed.moved > 0 || observed.pressed > 0);
@@ -368,7 +374,7 @@ impl Policy for Auto {
                 if let Some(course) = courses.get(followed.course) {
                     self.followed(course, followed, &observed);
                 }
-                if observed.pressed > 0 && !observed.at_ceiling && !is_lost {
+                if observed.pressed > 0 && averted == 0 && !is_lost {
                     self.pressed(&observed);
                 }
             }

@@ -120,7 +120,11 @@ impl Strand {
         let index = saving.position.map(|position| position.index);
         let here = || {
             let lines = self.saves.iter().enumerate().skip(at.next);
-            let first = lines.clone().take_while(|(_, save)| self.may_lack(save, at.times)).count();
+            // What varies in another scope may be nothing at all this time, such as the rows of one of several experts.
+            let may_lack = |save: &PlannedSave| {
+                self.may_lack(save, at.times) || (save.varies && save.scope != saving.scope)
+            };
+            let first = lines.clone().take_while(|(_, save)| may_lack(save)).count();
             lines.take(first + 1).filter(|(_, save)| save.scope == saving.scope)
         };
         // In steps as small as the planned one, it was too small to be moved.
@@ -129,7 +133,7 @@ impl Strand {
         let may_be = |save: &PlannedSave| {
             // It has no line then, and what has one may come after as many operations.
             let is_tiny = is_small && saving.bytes as f64 <= SLACK * at.times * self.min_bytes as f64;
-            if is_tiny && save.bytes as f64 > GROWN * saving.bytes as f64 {
+            if is_tiny && !save.varies && save.bytes as f64 > GROWN * saving.bytes as f64 {
                 return false;
             }
             let may_grow = at.times <= 1.0 || save.varies;
@@ -387,6 +391,33 @@ mod tests {
     fn where_something_that_varies_is_left_out_the_next_that_does_not_has_its_line() {
         let experts = varying(&strand(&[1000, 400, 300, 1000, 400, 300, 1000], 0), &[1, 2, 4, 5]);
         assert_eq!(resumed(&experts, &[1000, 650, 1000, 400, 300, 1000]), [0, 1, 3, 4, 5, 6].map(Some));
+    }
+
+    /// Each of the experts has a scope of its own, and some get nothing.
+    #[test]
+    fn where_something_that_varies_is_left_out_what_varies_in_other_scopes_has_its_line() {
+        let mut experts = varying(&strand(&[1000, 400, 410, 600, 500, 1000], 0), &[1, 2, 3, 4]);
+        let scope = |number: usize| ScopeId(if (1..5).contains(&number) { number as u32 } else { 0 });
+        experts.saves.iter_mut().enumerate().for_each(|(number, save)| save.scope = scope(number));
+        let follow = |saves: &[(u64, usize)]| -> Vec<Option<u64>> {
+            let mut place = experts.begin(0, saving(saves[0].0)).unwrap();
+            let find = |(bytes, line): &(u64, usize)| match experts
+                .find(&mut place, Saving { scope: scope(*line), ..saving(*bytes) })
+            {
+                Found::Line(save) => Some(save.position.index / 2),
+                _ => None,
+            };
+            saves.iter().map(find).collect()
+        };
+        let lines = |lines: &[u64]| -> Vec<Option<u64>> { lines.iter().copied().map(Some).collect() };
+        assert_eq!(follow(&[(1000, 0), (300, 1), (900, 3), (200, 4), (1000, 5)]), lines(&[0, 1, 3, 4, 5]));
+        assert_eq!(follow(&[(1000, 0), (1900, 4), (1000, 5)]), lines(&[0, 4, 5]));
+    }
+
+    #[test]
+    fn what_varies_may_be_tiny_in_a_larger_step() {
+        let routed = varying(&strand(&[1000, 9000, 9000, 1000], 300), &[1, 2]);
+        assert_eq!(found_by_size(&routed, &[2000, 310, 9000, 2000]), [0, 1, 2, 3].map(Ok));
     }
 
     /// The numbers of the lines where the first save begins, and each of the others goes on where it can.

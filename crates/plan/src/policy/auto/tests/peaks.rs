@@ -103,9 +103,32 @@ fn a_peak_that_was_averted_lowers_plans_like_one_that_came_about() {
         lowered(1, 15 * MB, 0),
         "what goes may be loaded again in turn"
     );
+    assert_eq!(lowered(2, 12 * MB, 4 * MB), lowered(2, 14 * MB, 0), "each micro-batch let go of as much");
 }
 
-/// What there is for it is less than its goal, and its peak far from that.
+/// Another cache's goal, or too little memory though the step came to its peak for a moment.
+#[test]
+fn what_is_not_beyond_the_goal_is_lack_of_memory() {
+    for goal in [Goal::budget(24 * MB), Goal::overhead(0.02)] {
+        let mut run = Run::planned(goal, profile(20.0));
+        let before = run.report().prediction.peak();
+        run.steps(1, |usual| Observation { peak: before, pressed: 2 * MB, at_ceiling: true, ..usual });
+        assert!(run.report().prediction.peak() <= before - 2 * MB, "{goal:?}: {}", run.report());
+    }
+}
+
+#[test]
+fn steps_without_a_plan_have_less_room_where_they_came_to_the_peak() {
+    let mut run = Run::begin(Goal::budget(12 * MB));
+    let at_peak =
+        Observation { peak: 12 * MB, pressed: 100 * MB, at_ceiling: true, ..Observation::default() };
+    for left in [3 * MB, 3 * MB / 2] {
+        run.next_step();
+        run.ended(StepOutcome::Unplanned, at_peak.clone());
+        assert_eq!(run.auto.headroom, left, "what had to go may have gone several times");
+    }
+}
+
 #[test]
 fn what_found_no_memory_lowers_plans_also_where_the_goal_is_a_higher_peak() {
     let mut run = Run::planned(Goal::budget(18 * MB), profile(400.0));
