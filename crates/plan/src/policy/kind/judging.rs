@@ -14,8 +14,9 @@ use super::{Kind, MOST_SCALE, may_compare};
 const TELLING_STALL: f64 = 0.002;
 /// If recomputing takes longer or shorter than planned by more than this share, its times are corrected.
 const TELLING_RERUNS: f64 = 0.05;
-/// How often the times of a profile's reruns are corrected.
-const RERUNS_CORRECTED: u32 = 3;
+/// How often the times of a profile's reruns are corrected. Each time takes four of the steps in which plans are compared, and two plans that
+/// are each off by something else could follow each other until none are left.
+const RERUNS_CORRECTED: u32 = 2;
 /// How often a profile is corrected without a baseline.
 const CORRECTIONS: u32 = 4;
 

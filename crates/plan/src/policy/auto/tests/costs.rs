@@ -527,6 +527,27 @@ fn a_plan_whose_reruns_take_another_time_than_planned_is_made_anew_with_that() {
     assert!(!waiting.auto.decisions().contains(&Decision::Reruns));
 }
 
+#[test]
+fn plans_whose_reruns_are_each_off_by_something_else_are_compared_all_the_same() {
+    let mut run = Run::on_device(Goal::overhead(0.02), recomputing());
+    let mut corrected = 0;
+    for _ in 0..COMPARED {
+        let is_kept = run.next_step() == NextStep::Baseline;
+        let Planned { plan, .. } = &run.auto.kinds[0].planned;
+        // Those of every other plan take longer than planned, and the others less.
+        let times = if run.auto.kinds.plans() % 2 == 0 { 1.2 } else { 0.8 };
+        let rerun = plan.prediction.recomputed.mul_f64(times);
+        let observed = Observation { behind: KEPT / 2, is_told: true, ..Observation::default() };
+        match is_kept {
+            true => run.ended(StepOutcome::Baseline, Observation { wall: KEPT, ..observed }),
+            false => run.ended(WHOLE, Observation { wall: KEPT + rerun, rerun: Some(rerun), ..observed }),
+        }
+        corrected += run.auto.decisions().iter().filter(|why| **why == Decision::Reruns).count();
+    }
+    assert_eq!(corrected, 2);
+    assert!(run.auto.kinds[0].planned.corrections.cost.is_some(), "{}", run.report());
+}
+
 /// A run of 12 steps. The planned ones go like this, and take so long for reruns, by their number.
 fn run_of_steps(how: impl Fn(u64) -> (StepOutcome, Duration)) -> Run {
     let mut run = Run::on_device(Goal::overhead(0.02), recomputing());
