@@ -535,7 +535,7 @@ fn plans_whose_reruns_are_each_off_by_something_else_are_compared_all_the_same()
         let is_kept = run.next_step() == NextStep::Baseline;
         let Planned { plan, .. } = &run.auto.kinds[0].planned;
         // Those of every other plan take longer than planned, and the others less.
-        let times = if run.auto.kinds.plans() % 2 == 0 { 1.2 } else { 0.8 };
+        let times = if run.auto.kinds.plans().is_multiple_of(2) { 1.2 } else { 0.8 };
         let rerun = plan.prediction.recomputed.mul_f64(times);
         let observed = Observation { behind: KEPT / 2, is_told: true, ..Observation::default() };
         match is_kept {
