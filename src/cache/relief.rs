@@ -19,9 +19,9 @@ use crate::tier::{Here, Parcel};
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Reliever for Cache {
-    /// Runs on the thread whose allocation failed, or would exceed a ceiling: one of the program's, or one that allocates memory to load into. Neither has a lock of
-    /// the cache or of a tier, nor has it begun anything that another thread waits for. One thread at a time does this, because what one
-    /// is about to free is not there for another to find.
+    /// Runs on the thread whose allocation failed, or would exceed a ceiling: one of the program's, or one that allocates memory to load
+    /// into. Neither has a lock of the cache or of a tier, nor has it begun anything that another thread waits for. One thread at a time does
+    /// this, because what one is about to free is not there for another to find.
     ///
     /// The device may still use what is released, on whichever stream. So it is waited for: once before anything is copied, since each
     /// storage must have been computed, and before each storage is freed.

@@ -424,6 +424,7 @@ impl Table {
         (self.entries.len(), self.tapes.len(), self.on_device.now())
     }
 
+    /// Whether anything is saved.
     pub(crate) fn has_entries(&self) -> bool {
         !self.entries.is_empty()
     }

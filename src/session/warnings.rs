@@ -82,15 +82,19 @@ pub(super) fn of(report: &StepReport, at_ceiling: bool) -> Vec<String> {
     }
     if report.pressed.count > 0 {
         let (count, bytes) = (report.pressed.count, ByteSize(report.pressed.bytes));
-        let for_what =
-            if at_ceiling { "the activation peak came to its limit: " } else { "memory ran out: " };
-        let remedy = if at_ceiling {
-            "so that an allocation did not exceed it, which takes long. Plans of Auto get lower where that goes on"
+        let (for_what, remedy) = if at_ceiling {
+            (
+                "the activation peak came to its limit",
+                "so that an allocation did not exceed it, which takes long. Plans of Auto get lower where that goes on",
+            )
         } else {
-            "so that an allocation did not fail, which takes long. Give the policy less: Auto a Goal::budget, Offload a smaller \
-             device_budget; or take smaller batches"
+            (
+                "memory ran out",
+                "so that an allocation did not fail, which takes long. Give the policy less: Auto a Goal::budget, Offload a smaller \
+                 device_budget; or take smaller batches",
+            )
         };
-        warnings.push(format!("{for_what}{count} storages ({bytes}) had to go at once {remedy}"));
+        warnings.push(format!("{for_what}: {count} storages ({bytes}) had to go at once {remedy}"));
     }
     if report.kept.no_room.count > 0 {
         warnings.push(format!(
