@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ssdtrain_libtorch::{Block, Reliever, Storage};
 
@@ -26,6 +26,19 @@ impl Reliever for Cache {
     /// The device may still use what is released, on whichever stream. So it is waited for: once before anything is copied, since each
     /// storage must have been computed, and before each storage is freed.
     fn relieve(self: Arc<Self>, bytes: u64) -> u64 {
+        let mut waited = None;
+        let freed = self.lets_go(bytes, &mut waited);
+        if let Some((since, counters)) = waited {
+            self.stalled(&counters, StallCause::Memory, since);
+        }
+        freed
+    }
+}
+
+impl Cache {
+    /// Lets go of `bytes`, as far as there is anything to let go of. Returns how many it has freed. Nothing is computed from when it has
+    /// `waited` for the first thing to leave.
+    fn lets_go(self: &Arc<Self>, bytes: u64, waited: &mut Option<(Instant, Arc<Counters>)>) -> u64 {
         let Some(tier) = &self.tier else { return 0 };
         let before = self.departed.load(Ordering::Acquire);
         let by_others = || u64::from(self.departed.load(Ordering::Acquire) > before);
@@ -43,9 +56,21 @@ impl Reliever for Cache {
             if may_free && !self.computes(&mut table, &mut tried) {
                 break;
             }
+            let begun = Instant::now();
             freed += self.free_held_back(&mut table);
             let mut jobs = Vec::new();
-            freed += match table.relief(&mut tried, &here, &mut jobs) {
+            let relief = table.relief(&mut tried, &here, &mut jobs);
+            let counters = match &relief {
+                Relief::LetGo(key, _) | Relief::Stores(key) | Relief::Begun(key) | Relief::Loads(key) => {
+                    table.entry(*key).map(|entry| &entry.counters)
+                }
+                Relief::Left(_, _, counters) => Some(counters),
+                Relief::Wait | Relief::Ends | Relief::Nothing => None,
+            };
+            if waited.is_none() {
+                *waited = counters.map(|counters| (begun, Arc::clone(counters)));
+            }
+            freed += match relief {
                 Relief::LetGo(key, parcel) => match self.presses_out(&mut table, key, parcel, &here) {
                     Ok(bytes) => bytes,
                     Err(_) => break,
@@ -91,9 +116,7 @@ impl Reliever for Cache {
         }
         freed.max(by_others())
     }
-}
 
-impl Cache {
     /// Waits until what was saved so far has been computed; false if the device has failed.
     fn computes(&self, table: &mut MutexGuard<'_, Table>, tried: &mut Tried) -> bool {
         let newest = table.newest();

@@ -2,13 +2,14 @@
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ssdtrain_plan::{Activation, Handling, Recompute, Save, StepProfile, Workload};
 
 use super::Alive;
 use super::family::Family;
 use super::lineage::Lineage;
+use super::stalls::Stalls;
 use crate::trace::{Moves, Reached};
 
 /// What a tensor that is saved through the cache takes of the program's thread, forward and backward together, beyond one that stays in the
@@ -60,7 +61,8 @@ pub(super) struct Step {
 impl Step {
     /// `None` if nothing was saved, or there was no backward.
     pub(super) fn profile(self, micro_batches: u32) -> Option<StepProfile> {
-        let stalls = self.stalls();
+        let points = self.notes.iter().flat_map(|notes| notes.before.into_iter().chain([notes.reached]));
+        let stalls = Stalls::new(points.collect(), &self.moves);
         let accumulated = self.accumulated(micro_batches);
         let mut activations: Vec<Activation> = Vec::new();
         let mut places: HashMap<u64, usize> = HashMap::new();
@@ -70,7 +72,7 @@ impl Step {
         let (mut since, mut held, mut lasted, mut most) = (self.begun.at, 0, Duration::ZERO, 0);
         for (index, notes) in self.notes.iter().enumerate() {
             let Notes { note, reached, peak, recipe, .. } = *notes;
-            lasted += computed(since, reached.at, &stalls);
+            lasted += stalls.computed(since, reached.at);
             most = most.max(peak.saturating_sub(held) + accumulated[index]);
             (since, held) = (reached.at, notes.alive.bytes);
             match note {
@@ -202,28 +204,6 @@ impl Step {
             Note::Asked(_) | Note::Ended => None,
         }
     }
-
-    /// When the device, or else the thread, only waited. The device still computes what was queued before the thread began to wait.
-    fn stalls(&self) -> Vec<(Instant, Instant)> {
-        let Moves { device_stalls, host_stalls, .. } = &self.moves;
-        let points: Vec<Reached> =
-            self.notes.iter().flat_map(|notes| notes.before.into_iter().chain([notes.reached])).collect();
-        let idle = host_stalls.iter().filter_map(|&(from, to)| {
-            let before = points.partition_point(|point| point.host <= from);
-            let busy = points[..before].last().map_or(from, |point| point.at.max(from));
-            (busy < to).then_some((busy, to))
-        });
-        let mut stalls: Vec<_> = device_stalls.iter().copied().chain(idle).collect();
-        stalls.sort_unstable();
-        let mut apart: Vec<(Instant, Instant)> = Vec::new();
-        for (from, to) in stalls {
-            match apart.last_mut().filter(|(_, until)| from <= *until) {
-                Some((_, until)) => *until = to.max(*until),
-                None => apart.push((from, to)),
-            }
-        }
-        apart
-    }
 }
 
 /// What one operation of backward has asked for, and the time and the memory from each of these until the next.
@@ -271,16 +251,10 @@ fn in_use(alive: &Alive, places: &HashMap<u64, usize>) -> impl Iterator<Item = u
     alive.in_use.iter().filter_map(|entry| places.get(entry).copied())
 }
 
-/// Time from one instant to another outside of `stalls`, which are in order and do not overlap.
-fn computed(from: Instant, to: Instant, stalls: &[(Instant, Instant)]) -> Duration {
-    let first = stalls.partition_point(|(_, until)| *until <= from);
-    let waited = stalls[first..].iter().take_while(|(begin, _)| *begin < to);
-    let waited: Duration = waited.map(|(begin, end)| (*end).min(to) - (*begin).max(from)).sum();
-    to.saturating_duration_since(from).saturating_sub(waited)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use ssdtrain_plan::ScopeId;
 
     use super::*;

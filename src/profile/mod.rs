@@ -6,6 +6,7 @@
 mod analysis;
 mod family;
 mod lineage;
+mod stalls;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -20,6 +21,7 @@ use tch::Device;
 use self::analysis::{Note, Notes, Step};
 pub(crate) use self::lineage::{Identity, Operation, Origin, Read};
 use self::lineage::{Lineage, Segment};
+use self::stalls::Stalls;
 use crate::trace::{Stamp, Trace};
 
 /// What sending a storage off a device takes of the program's thread, and fetching it back (`cost_of_a_step` in the GPU tests).
@@ -128,8 +130,8 @@ pub(crate) struct SegmentTiming {
 
 impl SegmentTiming {
     /// `None` if it cannot be computed again, or the device has not come to its end.
-    fn segment(&self) -> Option<Segment> {
-        let time = self.to.get()?.reach()?.at.saturating_duration_since(self.from.reach()?.at);
+    fn segment(&self, stalls: &Stalls) -> Option<Segment> {
+        let time = stalls.computed(self.from.reach()?.at, self.to.get()?.reach()?.at);
         let number = std::ptr::from_ref(self).addr();
         let (reads, operations) = (self.reads.clone(), self.operations.clone());
         Some(Segment { number, reads, operations, time, beside: self.beside })
@@ -296,10 +298,12 @@ impl Probe {
         let book = std::mem::take(&mut *self.book.lock());
         let end = book.computed?.reach()?;
         let stamps = std::mem::take(&mut *self.clock.stamps.lock());
+        let of_notes = book.notes.iter().flat_map(|taken| taken.before.iter().chain([&taken.stamp]));
+        let stalls = Stalls::new(stamps.iter().chain(of_notes).filter_map(Stamp::reach).collect(), &moves);
         let reached = |number: u64| stamps.get(usize::try_from(number).ok()?.checked_sub(1)?)?.reach();
         let took = |operation: &Operation| {
             let (begun, ended) = operation.stamps;
-            Some(reached(ended)?.at.saturating_duration_since(reached(begun)?.at))
+            Some(stalls.computed(reached(begun)?.at, reached(ended)?.at))
         };
         let mut lineage = Lineage::default();
         let notes = book.notes.into_iter().map(|taken| {
@@ -309,14 +313,13 @@ impl Probe {
                 if let Some(origin) = origin {
                     lineage.add(save.entry, origin, took);
                 }
-                if let Some(segment) = segment.and_then(|timing| timing.segment()) {
+                if let Some(segment) = segment.and_then(|timing| timing.segment(&stalls)) {
                     lineage.add_within(save.entry, segment, took);
                 }
             }
             let recipe = match recipe {
                 Some(timing) => {
-                    let took = timing.to.reach()?.at.saturating_duration_since(timing.from.reach()?.at);
-                    Some((took, timing.first))
+                    Some((stalls.computed(timing.from.reach()?.at, timing.to.reach()?.at), timing.first))
                 }
                 None => None,
             };

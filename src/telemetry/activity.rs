@@ -80,12 +80,14 @@ pub struct StallReport {
     pub load: Duration,
     /// Backward, in the GPU's queue: waited for a copy from the host.
     pub copy_in: Duration,
+    /// An allocation waited until something had left the device, because memory had run out, or a peak would have been exceeded.
+    pub memory: Duration,
 }
 
 impl StallReport {
     /// The sum of all causes.
     pub fn total(&self) -> Duration {
-        self.device_budget + self.host_pool + self.load + self.copy_in
+        self.device_budget + self.host_pool + self.load + self.copy_in + self.memory
     }
 }
 
@@ -121,6 +123,7 @@ impl Activity {
                 host_pool: counters.stall_pool.total(),
                 load: counters.stall_load.total(),
                 copy_in: counters.stall_copy_in.total(),
+                memory: counters.stall_memory.total(),
             },
         }
     }
@@ -181,10 +184,11 @@ impl AddAssign for KeptReport {
 
 impl AddAssign for StallReport {
     fn add_assign(&mut self, other: StallReport) {
-        let StallReport { device_budget, host_pool, load, copy_in } = other;
+        let StallReport { device_budget, host_pool, load, copy_in, memory } = other;
         self.device_budget += device_budget;
         self.host_pool += host_pool;
         self.load += load;
         self.copy_in += copy_in;
+        self.memory += memory;
     }
 }

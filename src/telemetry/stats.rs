@@ -103,6 +103,7 @@ pub(crate) struct Counters {
     pub(crate) stall_pool: Clock,
     pub(crate) stall_load: Clock,
     pub(crate) stall_copy_in: Clock,
+    pub(crate) stall_memory: Clock,
 }
 
 /// Why a computing thread, or the device's own queue, had to wait.
@@ -116,6 +117,8 @@ pub(crate) enum StallCause {
     Load,
     /// For a copy from the host to the device.
     CopyIn,
+    /// For memory of the device: it had run out, or a limit would have been exceeded, and something had to leave first.
+    Memory,
 }
 
 impl Counters {
@@ -143,7 +146,8 @@ impl Counters {
 
     /// How long threads have waited so far, and a device as far as that was counted.
     pub(crate) fn waited(&self) -> Duration {
-        let clocks = [&self.stall_budget, &self.stall_pool, &self.stall_load, &self.stall_copy_in];
+        let Counters { stall_budget, stall_pool, stall_load, stall_copy_in, stall_memory, .. } = self;
+        let clocks = [stall_budget, stall_pool, stall_load, stall_copy_in, stall_memory];
         clocks.into_iter().map(Clock::total).sum()
     }
 
@@ -153,6 +157,7 @@ impl Counters {
             StallCause::HostPool => &self.stall_pool,
             StallCause::Load => &self.stall_load,
             StallCause::CopyIn => &self.stall_copy_in,
+            StallCause::Memory => &self.stall_memory,
         };
         clock.add(time);
     }

@@ -256,6 +256,7 @@ impl Name {
             Name::Stall(StallCause::HostPool) => "stall: host pool".to_owned(),
             Name::Stall(StallCause::Load) => "stall: load".to_owned(),
             Name::Stall(StallCause::CopyIn) => "stall: copy in".to_owned(),
+            Name::Stall(StallCause::Memory) => "stall: memory".to_owned(),
             Name::Moved(_, failed) => {
                 let scope = if scope.is_empty() { "outside scopes" } else { scope };
                 if failed { format!("failed: {scope}") } else { scope.to_owned() }

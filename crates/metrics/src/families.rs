@@ -247,6 +247,7 @@ pub const FAMILIES: &[Family] = &[
                     ("host_pool", stall.host_pool),
                     ("load", stall.load),
                     ("copy_in", stall.copy_in),
+                    ("memory", stall.memory),
                 ],
             )
         },

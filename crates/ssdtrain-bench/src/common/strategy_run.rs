@@ -113,6 +113,7 @@ impl StrategyRun {
                 host_pool: of(|report| report.stall.host_pool.as_secs_f64() * 1e3),
                 load: of(|report| report.stall.load.as_secs_f64() * 1e3),
                 copy_in: of(|report| report.stall.copy_in.as_secs_f64() * 1e3),
+                memory: of(|report| report.stall.memory.as_secs_f64() * 1e3),
             },
             pinned_bytes: self.pinned() - self.pinned_before,
             disk: self.disk(),
@@ -190,6 +191,7 @@ struct Causes {
     host_pool: f64,
     load: f64,
     copy_in: f64,
+    memory: f64,
 }
 
 /// What a plan predicted.
@@ -315,10 +317,10 @@ pub(crate) fn render(rows: &[Row]) -> String {
         text += &format!("\nLast loss {:.4}.", last.loss_last);
     }
     for row in rows.iter().filter(|row| !["plain", "keep", "recompute"].contains(&row.strategy)) {
-        let Causes { device_budget, host_pool, load, copy_in } = row.stall_ms_by_cause;
+        let Causes { device_budget, host_pool, load, copy_in, memory } = row.stall_ms_by_cause;
         text += &format!(
             "\n{}: through {}; stalls in ms: device budget {device_budget:.1}, host pool {host_pool:.1}, load {load:.1}, \
-             copy in {copy_in:.1}; peaks differ by {}; {} pinned while measured.",
+             copy in {copy_in:.1}, memory {memory:.1}; peaks differ by {}; {} pinned while measured.",
             row.strategy,
             row.io_path,
             size::format(row.act_peak_spread_bytes),

@@ -58,7 +58,7 @@ Examples:
 
 JSON, for each strategy: strategy, step_ms_median, tokens_per_s, act_peak_bytes, act_peak_spread_bytes (highest less lowest step),
 act_peak_to_keep, step_peak_bytes (gradients counted too), saved_bytes, offloaded_bytes, recomputed_bytes, rerun_ms (of the host), deduplicated_bytes, forwarded_bytes,
-stall_ms, stall_ms_by_cause {device_budget, host_pool, load, copy_in}, pinned_bytes (pinned while measured), disk
+stall_ms, stall_ms_by_cause {device_budget, host_pool, load, copy_in, memory}, pinned_bytes (pinned while measured), disk
 {written_bytes_per_step, read_bytes_per_step, busy_bytes_per_s, busy_share}, planned {step_ms, peak_bytes, stall_ms, in_reach, plans}, adaptive {scopes, offloaded_scopes, last_scope,
 required_bytes_per_s, measured_bytes_per_s}, ratio_to_keep {median, low, high}, loss_last, io_path. Per step, where that applies.
 saved_bytes counts each save, so one tensor may count more than once; it is null for plain, which counts nothing.
