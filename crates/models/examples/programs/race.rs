@@ -41,8 +41,8 @@ pub(crate) struct Outcome {
     pub(crate) peak: f64,
     /// The iterations whose peak was above the goal's, of all; `None` if it has none.
     pub(crate) above: Option<usize>,
-    /// Whether the last iterations kept what the cache was told to.
-    pub(crate) is_promise_kept: bool,
+    /// What became of what the cache was told to keep, in the last iterations.
+    pub(crate) promise: Promise,
     pub(crate) steps: Steps,
     /// How many plans were made.
     pub(crate) plans: u64,
@@ -56,6 +56,16 @@ pub(crate) struct Outcome {
     pub(crate) is_astray: bool,
     /// What the last step warned of.
     pub(crate) warnings: Vec<String>,
+}
+
+/// What became of a goal.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Promise {
+    Kept,
+    /// It was not kept, and reports had said that it is out of reach.
+    Withdrawn,
+    #[default]
+    Broken,
 }
 
 /// An iteration without the cache and one with it.
@@ -145,7 +155,7 @@ impl Outcome {
     fn judge(&mut self, laps: &[Lap], goal: Goal) {
         let reports = laps.iter().flat_map(|[_, (_, cached)]| &cached.reports);
         reports.clone().for_each(|report| self.steps.count(report));
-        self.warnings = reports.last().map(|report| report.warnings.clone()).unwrap_or_default();
+        self.warnings = reports.clone().last().map(|report| report.warnings.clone()).unwrap_or_default();
         let ratios: Vec<f64> =
             laps.iter().map(|[plain, cached]| cached.0.as_secs_f64() / plain.0.as_secs_f64()).collect();
         let end = laps.len().saturating_sub(PART);
@@ -160,7 +170,13 @@ impl Outcome {
         self.above = goal.peak.map(|most| laps.iter().filter(|[_, (_, cached)]| cached.peak > most).count());
         let is_low = goal.peak.is_none_or(|most| highest(1) <= most);
         let is_quick = goal.step.is_none_or(|most| self.last.median <= most);
-        self.is_promise_kept = is_low && is_quick && self.failure.is_none();
+        let is_out_of_reach = |report: &StepReport| report.plan.as_ref().is_some_and(|plan| !plan.in_reach);
+        self.promise = match () {
+            () if self.failure.is_some() => Promise::Broken,
+            () if is_low && is_quick => Promise::Kept,
+            () if reports.clone().any(is_out_of_reach) => Promise::Withdrawn,
+            () => Promise::Broken,
+        };
     }
 }
 

@@ -1,6 +1,6 @@
 //! The table: a row for each program, and what all of them come to.
 
-use crate::race::{Aim, Lap, Outcome, Spread};
+use crate::race::{Aim, Lap, Outcome, Promise, Spread};
 
 /// What the columns mean.
 const LEGEND: &str = "
@@ -9,7 +9,7 @@ const LEGEND: &str = "
   first 10, last 10   times with the cache over those without: the median, and the quartiles
   peak                the highest activation peak of the last 10 iterations over the highest without the cache
   above               the iterations whose peak was above the goal's, of all
-  promise             whether the last 10 iterations kept the goal
+  promise             whether the last 10 iterations kept the goal; withdrawn: they did not, and reports said that it is out of reach
   plans, reckoned     how many plans were made, and what the last one takes by its own reckoning, over a step that keeps everything
   planned, left, moved, kept
                       steps that followed a plan, saved something else than planned, moved everything, kept everything
@@ -51,7 +51,7 @@ pub(crate) fn row(name: &str, outcome: &Outcome) {
         &spread(outcome.last),
         &format!("{:.3}", outcome.peak),
         &outcome.above.map_or_else(|| "-".to_owned(), |above| above.to_string()),
-        if outcome.is_promise_kept { "kept" } else { "broken" },
+        promise(outcome.promise),
         &outcome.plans.to_string(),
         &format!("{:.2}", outcome.reckoned),
         &planned,
@@ -76,7 +76,8 @@ pub(crate) fn foot(outcomes: &[Outcome]) {
     let all = outcomes.len();
     let count = |is: fn(&Outcome) -> bool| outcomes.iter().filter(|outcome| is(outcome)).count();
     println!("\nsettled       {} of {all}", count(|outcome| outcome.settled.is_some()));
-    println!("promise kept  {} of {all}", count(|outcome| outcome.is_promise_kept));
+    println!("promise kept  {} of {all}", count(|outcome| outcome.promise == Promise::Kept));
+    println!("withdrawn     {}", count(|outcome| outcome.promise == Promise::Withdrawn));
     println!("same bits     {} of {all}", count(|outcome| outcome.differs.is_none()));
     println!("errors        {}", count(|outcome| outcome.failure.is_some()));
 }
@@ -100,9 +101,17 @@ fn line(cells: [&str; 15]) {
         bits,
     ] = cells;
     println!(
-        "{name:<24} {ms:>5} {settled:>7}  {first:<16}  {last:<16} {peak:>6} {above:>5}  {promise:<7} {plans:>5} {reckoned:>8} {planned:>7} {left:>4} {moved:>5} \
+        "{name:<24} {ms:>5} {settled:>7}  {first:<16}  {last:<16} {peak:>6} {above:>5}  {promise:<9} {plans:>5} {reckoned:>8} {planned:>7} {left:>4} {moved:>5} \
          {kept:>4}  {bits}"
     );
+}
+
+fn promise(promise: Promise) -> &'static str {
+    match promise {
+        Promise::Kept => "kept",
+        Promise::Withdrawn => "withdrawn",
+        Promise::Broken => "broken",
+    }
 }
 
 fn spread(Spread { low, median, high }: Spread) -> String {

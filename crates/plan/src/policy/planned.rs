@@ -531,7 +531,8 @@ fn best(
         Some(most) => objective.spare() > 0.0 && plan.prediction.step.as_secs_f64() <= most,
         None => true,
     };
-    let in_reach = in_time && plan.prediction.peak() <= objective.goal.peak.unwrap_or(u64::MAX);
+    let shown = plan.prediction.peak().saturating_add(corrections.unforeseen.bytes());
+    let in_reach = in_time && shown <= objective.goal.peak.unwrap_or(u64::MAX);
     (plan, in_reach)
 }
 
