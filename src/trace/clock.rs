@@ -47,6 +47,9 @@ struct DevicePoint<D: Device> {
     event: D::Event,
 }
 
+/// When both were reached.
+struct Later<D: Device>([DevicePoint<D>; 2]);
+
 impl<D: Device> DeviceTrace<D> {
     /// Adds the device's lanes to the trace. Waits for the compute queue of the calling thread.
     pub(crate) fn start(trace: &Arc<Trace>, device: &Arc<D>) -> Result<DeviceTrace<D>> {
@@ -76,22 +79,25 @@ impl<D: Device> DeviceTrace<D> {
         &self.trace
     }
 
-    /// Records that the device's compute queue waited.
-    pub(crate) fn stall(&self, cause: StallCause, from: &D::Event, to: &D::Event) {
+    /// Records that the device's compute queue waited, from the later of the two points on.
+    pub(crate) fn stall(&self, cause: StallCause, from: [&D::Event; 2], to: &D::Event) {
+        let from = Moment::Device(Arc::new(Later(from.map(|event| self.point(event)))));
         self.record(Lane::Compute, Name::Stall(cause), None, from, to);
     }
 
     /// Records a copy of what was saved in `scope`.
     pub(crate) fn copy(&self, lane: Lane, scope: ScopeId, bytes: u64, from: &D::Event, to: &D::Event) {
+        let from = Moment::Device(Arc::new(self.point(from)));
         self.record(lane, Name::Moved(scope, false), Some(bytes), from, to);
     }
 
-    fn record(&self, lane: Lane, name: Name, bytes: Option<u64>, from: &D::Event, to: &D::Event) {
-        let moment = |event: &D::Event| {
-            Moment::Device(Arc::new(DevicePoint { clock: Arc::clone(&self.clock), event: event.clone() }))
-        };
-        let track = Track::Device(lane);
-        self.trace.record(Span { track, name, from: moment(from), to: moment(to), bytes });
+    fn record(&self, lane: Lane, name: Name, bytes: Option<u64>, from: Moment, to: &D::Event) {
+        let (track, to) = (Track::Device(lane), Moment::Device(Arc::new(self.point(to))));
+        self.trace.record(Span { track, name, from, to, bytes });
+    }
+
+    fn point(&self, event: &D::Event) -> DevicePoint<D> {
+        DevicePoint { clock: Arc::clone(&self.clock), event: event.clone() }
     }
 }
 
@@ -123,6 +129,17 @@ impl<D: Device> Point for DevicePoint<D> {
     fn block(&self) {
         // A device that fails reports it where it computes; its events then have no time.
         drop(self.clock.device.block_unless_late(&self.event));
+    }
+}
+
+impl<D: Device> Point for Later<D> {
+    fn when(&self) -> Option<Instant> {
+        let Later([one, other]) = self;
+        Some(one.when()?.max(other.when()?))
+    }
+
+    fn block(&self) {
+        self.0.iter().for_each(Point::block);
     }
 }
 
@@ -160,6 +177,24 @@ mod tests {
             [when(0), when(1), when(2)],
             [at.checked_sub(between(0, 1)), Some(at), Some(at + between(1, 2))]
         );
+    }
+
+    /// The copy that it waited for last may have ended long before.
+    #[test]
+    fn a_wait_begins_when_the_queue_comes_to_it_and_the_wait_before_is_over() {
+        let device = Arc::new(Simulated::start(Duration::ZERO).unwrap());
+        let trace = DeviceTrace::start(&Arc::default(), &device).unwrap();
+        let points = [(); 3].map(|()| {
+            std::thread::sleep(Duration::from_millis(1));
+            device.record(Lane::Compute).unwrap()
+        });
+        let [sooner, later, end] = &points;
+        for from in [[sooner, later], [later, sooner]] {
+            let position = trace.trace.position();
+            trace.stall(StallCause::DeviceBudget, from, end);
+            let when = |event| trace.point(event).when().unwrap();
+            assert_eq!(trace.trace.moves(position).device_stalls, [(when(later), when(end))]);
+        }
     }
 
     #[test]

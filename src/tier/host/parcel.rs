@@ -149,7 +149,7 @@ impl<D: Device> Parcel for HostParcel<D> {
                 place.held.ordered = copies;
             }
             if let Some(trace) = &tier.trace {
-                trace.stall(cause, waited.as_ref().unwrap_or(&from), &event);
+                trace.stall(cause, [&from, waited.as_ref().unwrap_or(&from)], &event);
             }
             let (counters, to) = (Arc::clone(counters), event.clone());
             tier.times.stalled(Stall { cause, counters, from, waited, to });
