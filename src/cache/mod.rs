@@ -61,6 +61,8 @@ pub(crate) struct Cache {
     late_reads: Mutex<LateReads>,
     /// How often memory of the device was freed.
     departed: AtomicU64,
+    /// Bytes that were freed so far because memory had run out, or would have exceeded a ceiling.
+    pub(crate) relieved: Arc<AtomicU64>,
     /// Bytes on the device that the cache holds.
     pub(crate) on_device: Level,
     pub(crate) scopes: Arc<Scopes>,
@@ -91,6 +93,7 @@ impl Cache {
                 relieving: Mutex::default(),
                 late_reads: Mutex::default(),
                 departed: AtomicU64::new(0),
+                relieved: Arc::default(),
                 scopes: Arc::default(),
                 trace,
             }

@@ -114,6 +114,7 @@ impl Cache {
                 }
             };
         }
+        self.relieved.fetch_add(freed, Ordering::AcqRel);
         freed.max(by_others())
     }
 

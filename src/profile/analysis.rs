@@ -39,6 +39,8 @@ pub(super) struct Notes {
     pub(super) beside: u64,
     /// The saved storages that were on the device after the event.
     pub(super) alive: Alive,
+    /// Bytes of saved storages that were freed since the previous note because there was no memory for something else.
+    pub(super) relieved: u64,
     /// For a save with a recipe: the recipe's time, and the note of its first input.
     pub(super) recipe: Option<(Duration, usize)>,
 }
@@ -71,9 +73,10 @@ impl Step {
         let (mut asked, mut asked_for) = (Asked::default(), HashSet::new());
         let (mut since, mut held, mut lasted, mut most) = (self.begun.at, 0, Duration::ZERO, 0);
         for (index, notes) in self.notes.iter().enumerate() {
-            let Notes { note, reached, peak, recipe, .. } = *notes;
+            let Notes { note, reached, peak, relieved, recipe, .. } = *notes;
             lasted += stalls.computed(since, reached.at);
-            most = most.max(peak.saturating_sub(held) + accumulated[index]);
+            // What was let go of in between would still have been there.
+            most = most.max((peak + relieved).saturating_sub(held) + accumulated[index]);
             (since, held) = (reached.at, notes.alive.bytes);
             match note {
                 Note::Saved(save) => {
@@ -288,7 +291,16 @@ mod tests {
             let at = self.start + millis * MS;
             let alive = Alive { bytes: held, in_use: Vec::new() };
             let reached = Reached { host: at, at };
-            self.step.notes.push(Notes { note, before: None, reached, peak, beside: 0, alive, recipe: None });
+            self.step.notes.push(Notes {
+                note,
+                before: None,
+                reached,
+                peak,
+                beside: 0,
+                alive,
+                relieved: 0,
+                recipe: None,
+            });
             self.step.notes.last_mut().unwrap()
         }
 
@@ -362,6 +374,15 @@ mod tests {
         assert_eq!(activations.iter().map(|entry| entry.forward_extra).collect::<Vec<_>>(), [80, 100]);
         assert_eq!(turn_extra, 110);
         assert_eq!(activations.iter().map(|entry| entry.backward_extra).collect::<Vec<_>>(), [100, 90]);
+    }
+
+    /// Half of the second activation's 50 bytes besides had found no room beside the first one.
+    #[test]
+    fn what_was_freed_meanwhile_would_still_have_been_there() {
+        let mut story = two();
+        (story.step.notes[1].peak, story.step.notes[1].relieved) = (225, 25);
+        let [as_ever, freed] = [two(), story].map(|story| story.profile().work);
+        assert_eq!(freed, as_ever);
     }
 
     #[test]

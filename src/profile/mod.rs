@@ -44,6 +44,8 @@ pub(crate) struct Probe {
     /// Allocated bytes when the step began.
     allocated: u64,
     begun: Stamp,
+    /// Bytes that the cache has freed so far because there was no memory for something else.
+    relieved: Arc<AtomicU64>,
     book: Mutex<Book>,
     /// Whether the first backward has ended.
     closed: AtomicBool,
@@ -60,6 +62,8 @@ struct Book {
     notes: Vec<Taken>,
     /// The most allocated bytes so far.
     peak: u64,
+    /// The cache's count of what it has freed, at the last note.
+    relieved: u64,
     /// The number of backwards that each followed a forward of their own.
     micro_batches: u32,
     /// Allocated bytes when each of the first two micro-batches first saved something.
@@ -78,6 +82,7 @@ struct Taken {
     peak: u64,
     allocated: u64,
     alive: Alive,
+    relieved: u64,
     source: Source,
 }
 
@@ -154,7 +159,8 @@ pub(crate) struct Begun {
 
 impl Probe {
     /// Begins to take notes of the step that begins now.
-    pub(crate) fn begin(trace: &Arc<Trace>, device: Device) -> Probe {
+    pub(crate) fn begin(trace: &Arc<Trace>, device: Device, relieved: &Arc<AtomicU64>) -> Probe {
+        let book = Book { relieved: relieved.load(Ordering::Acquire), ..Book::default() };
         Probe {
             number: trace.resume(),
             position: trace.position(),
@@ -163,7 +169,8 @@ impl Probe {
             begun: trace.stamp(),
             clock: Arc::new(OperationClock { trace: Arc::clone(trace), stamps: Mutex::default() }),
             trace: Arc::clone(trace),
-            book: Mutex::default(),
+            book: Mutex::new(book),
+            relieved: Arc::clone(relieved),
             closed: AtomicBool::new(false),
             within: AtomicBool::new(false),
             asking: AtomicU64::new(0),
@@ -224,8 +231,16 @@ impl Probe {
         let mut book = self.book.lock();
         let memory = torch::memory(self.device);
         book.peak = book.peak.max(peak).max(memory.peak);
-        book.notes.push(Taken { note, before, stamp, peak, allocated: memory.allocated, alive, source });
+        let relieved = self.relieved_since(&mut book);
+        let allocated = memory.allocated;
+        book.notes.push(Taken { note, before, stamp, peak, allocated, alive, relieved, source });
         torch::reset_peak(self.device);
+    }
+
+    /// What the cache has freed since the last note because there was no memory for something else.
+    fn relieved_since(&self, book: &mut Book) -> u64 {
+        let relieved = self.relieved.load(Ordering::Acquire);
+        relieved - std::mem::replace(&mut book.relieved, relieved)
     }
 
     /// The number of notes taken so far.
@@ -265,6 +280,7 @@ impl Probe {
         let torch::MemoryStats { allocated, peak, .. } = torch::memory(self.device);
         book.peak = book.peak.max(peak);
         if !closed {
+            let relieved = self.relieved_since(&mut book);
             book.notes.push(Taken {
                 before: None,
                 note: Note::Ended,
@@ -272,6 +288,7 @@ impl Probe {
                 peak,
                 allocated,
                 alive: Alive::default(),
+                relieved,
                 source: Source::default(),
             });
         }
@@ -307,7 +324,7 @@ impl Probe {
         };
         let mut lineage = Lineage::default();
         let notes = book.notes.into_iter().map(|taken| {
-            let Taken { note, before, stamp, peak, allocated, alive, source } = taken;
+            let Taken { note, before, stamp, peak, allocated, alive, relieved, source } = taken;
             let Source { recipe, origin, segment } = source;
             if let Note::Saved(save) = note {
                 if let Some(origin) = origin {
@@ -334,6 +351,7 @@ impl Probe {
                 peak: peak.saturating_sub(self.allocated),
                 beside: allocated.saturating_sub(self.allocated).saturating_sub(alive.bytes),
                 alive,
+                relieved,
                 recipe,
             })
         });

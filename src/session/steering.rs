@@ -119,7 +119,7 @@ impl Steering {
             store.allow(plan.most_written.and_then(|bytes| store.writes().of_files(bytes)), outlook);
         }
         let trace = cache.trace.as_ref().filter(|_| plan.profiled);
-        let probe = trace.map(|trace| Arc::new(Probe::begin(trace, device)));
+        let probe = trace.map(|trace| Arc::new(Probe::begin(trace, device, &cache.relieved)));
         if probe.is_some() {
             cache.hold_back(true);
         }

@@ -2,7 +2,7 @@
 //! frozen weights, budgets, and a device that is short of memory.
 //!
 //! `cargo run --release -p ssdtrain-models --example runs -- [--overhead SHARE] [--steps N] [--layers N] [--hidden N] [--context N]
-//! [--spill DIR] [--each] [--explain] [NAME]...`
+//! [--pinned GIB] [--spill DIR] [--each] [--explain] [NAME]...`
 //!
 //! Both kinds of steps train the same weights, so this shows times and peaks; for bits, see the example `programs`. Without a GPU it runs a
 //! tiny model, which shows only that it runs. `RUST_LOG=ssdtrain=info` logs what becomes of plans.
@@ -55,6 +55,8 @@ struct Arguments {
     /// As the machine suggests, if it is not told.
     hidden: Option<i64>,
     context: Option<i64>,
+    /// GiB of host memory that are pinned before the first step, instead of what steps ask for.
+    pinned: Option<u64>,
     spill: PathBuf,
     /// Whether each step is printed.
     each: bool,
@@ -71,6 +73,7 @@ impl Arguments {
             layers: 4,
             hidden: None,
             context: None,
+            pinned: None,
             spill: std::env::temp_dir(),
             each: false,
             explain: false,
@@ -85,6 +88,7 @@ impl Arguments {
                 "--layers" => read.layers = number(&argument, &value()?)?,
                 "--hidden" => read.hidden = Some(number(&argument, &value()?)?),
                 "--context" => read.context = Some(number(&argument, &value()?)?),
+                "--pinned" => read.pinned = Some(number(&argument, &value()?)?),
                 "--each" => read.each = true,
                 "--explain" => read.explain = true,
                 "--spill" => read.spill = value()?.into(),
@@ -93,7 +97,7 @@ impl Arguments {
                     let known: Vec<String> =
                         RUNS.iter().map(|(name, what)| format!("  {name:<15}{what}")).collect();
                     return Err(format!(
-                        "{argument} is neither --overhead, --steps, --layers, --hidden, --context, --spill, --each, --explain nor a run:\n{}",
+                        "{argument} is neither --overhead, --steps, --layers, --hidden, --context, --pinned, --spill, --each, --explain nor a run:\n{}",
                         known.join("\n")
                     )
                     .into());
@@ -143,12 +147,16 @@ fn run(name: &str, shape: &Shape, arguments: &Arguments) -> Result<()> {
         "scarce" => (overhead, Some(take_the_rest(&mut program)?)),
         _ => (overhead, None),
     };
-    let cache = TensorCache::builder()
+    let builder = TensorCache::builder()
         .device(shape.device)
         .spill_to(&arguments.spill)
         .policy(Auto::new(goal))
-        .parameters(&program.weights)
-        .build()?;
+        .parameters(&program.weights);
+    let builder = match arguments.pinned {
+        Some(gib) => builder.host_pool(gib << 30),
+        None => builder,
+    };
+    let cache = builder.build()?;
     let mut laps = Vec::new();
     // What libraries prepare for a length at its first time is neither kind's.
     let mut prepared = BTreeSet::new();

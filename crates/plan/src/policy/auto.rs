@@ -49,8 +49,8 @@ const STEADY: u32 = 5;
 /// if it has a recipe. This is the default policy, with the goal [`Goal::overhead(0.02)`](Goal::overhead): the lowest
 /// activation peak for which steps are at most two percent longer.
 ///
-/// The second step is profiled, save by save. On a GPU, the first two steps keep what fits, and later ones keep
-/// everything while host memory is pinned for the plan. On a CPU, on the direct path to a disk, and for a goal that is a peak, the
+/// The second step is profiled, save by save. On a GPU, the first two steps keep what fits, of a goal's peak at first half, and later
+/// ones keep everything while host memory is pinned for the plan. On a CPU and on the direct path to a disk, the
 /// first two steps move everything: that shows what moving costs and is safe for models whose step would not fit with
 /// everything kept, but slow. The plan is followed from the third step on. For a goal that is a time, steps that keep everything come before planned ones and take turns
 /// with them, if they fit the free memory, so that both can be compared; none of these comes after the twentieth step unless
@@ -80,8 +80,6 @@ pub struct Auto {
     scarcity: Scarcity,
     /// Bytes that may stay in a step without a plan, so that its peak meets the goal.
     headroom: u64,
-    /// Whether a step that was to keep what fits had to move something.
-    overflows: bool,
     /// Steps in which kernels were being made.
     compiled: u32,
     /// Steps in a row that [wanted memory](wanted_memory).
@@ -117,7 +115,6 @@ impl Auto {
             memory: FreeMemory::default(),
             scarcity: Scarcity::new(),
             headroom: goal.peak.unwrap_or(u64::MAX) / 2,
-            overflows: false,
             compiled: 0,
             wanting: 0,
             steady: 0,
@@ -209,15 +206,17 @@ impl Auto {
     }
 
     /// The room of a step in which it is looked how steps go. A device that copies to host memory shows that while it keeps what fits: how
-    /// fast copies are can be tried out. What writing to a disk costs shows only in a step in which everything moves. So it is done, too,
-    /// where not all fits: what else a step needs is not known yet.
+    /// fast copies are can be tried out. Of a goal's peak, half is for that at first, and what turns out to be too much leaves in time. What
+    /// writing to a disk costs shows only in a step in which everything moves.
     fn looking(&self, free: &dyn Fn() -> u64) -> Room {
         let Resources { release, host_pool, .. } = self.objective.resources;
-        let may_keep = host_pool > 0 && self.objective.goal.peak.is_none() && !self.overflows;
-        let bytes = match release {
-            Release::InStreamOrder if may_keep => return Room::Fitting(Headroom::Free),
-            Release::InStreamOrder | Release::OnceWritten => 0,
-            Release::WhenStored => (self.headroom / LOOKING).min(UNPLANNED_BYTES).min(free() / 2),
+        let bytes = match (release, self.objective.goal.peak) {
+            (Release::InStreamOrder, None) if host_pool > 0 => return Room::Fitting(Headroom::Free),
+            (Release::InStreamOrder, Some(_)) if host_pool > 0 => {
+                return Room::Fitting(Headroom::Bytes(self.headroom.min(free() / 2)));
+            }
+            (Release::InStreamOrder | Release::OnceWritten, _) => 0,
+            (Release::WhenStored, _) => (self.headroom / LOOKING).min(UNPLANNED_BYTES).min(free() / 2),
         };
         let budgets = Budgets {
             device_budget: bytes,
@@ -360,8 +359,6 @@ impl Policy for Auto {
             let most = if averted > 0 { self.headroom / 2 } else { self.headroom };
             self.headroom -= excess.min(most);
         }
-        let is_to_fit = plan.saves == Saves::Move && matches!(plan.room, Room::Fitting(_));
-        self.overflows |= is_to_fit && (observed.moved > 0 || observed.pressed > 0);
         self.start.ended(&observed);
         match (&plan.saves, observed.followed) {
             _ if plan.profiled => {

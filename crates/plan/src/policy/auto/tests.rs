@@ -156,7 +156,7 @@ impl Run {
         for is_profiled in [false, true] {
             match self.next_step() {
                 NextStep::OffloadAll { profiled, .. } => assert_eq!(profiled, is_profiled),
-                NextStep::Keep { headroom: Headroom::Free } => {
+                NextStep::Keep { .. } => {
                     assert_eq!((self.release, self.plan.profiled), (Release::InStreamOrder, is_profiled));
                 }
                 next => panic!("{next:?} before there is a plan"),

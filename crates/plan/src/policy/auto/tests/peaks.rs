@@ -50,6 +50,22 @@ fn steps_that_are_not_planned_may_take_what_has_shown_to_leave_them_within_the_b
     assert!(matches!(run.next_step(), NextStep::Keep { headroom: Headroom::Bytes(0) }));
 }
 
+/// Copies need not be seen at work, and what does not fit after all leaves before the goal is exceeded.
+#[test]
+fn on_a_device_the_first_steps_keep_what_has_shown_to_fit_the_budget() {
+    let mut run =
+        Run { free: u64::MAX, release: Release::InStreamOrder, ..Run::begin(Goal::budget(12 * MB)) };
+    let keeps = |bytes| NextStep::Keep { headroom: Headroom::Bytes(bytes) };
+    assert_eq!(run.next_step(), keeps(6 * MB));
+    run.ended(
+        StepOutcome::Unplanned,
+        Observation { peak: 12 * MB, pressed: MB, at_ceiling: true, ..Observation::default() },
+    );
+    assert_eq!((run.next_step(), run.plan.profiled), (keeps(5 * MB), true));
+    run.free = 4 * MB;
+    assert_eq!(run.next_step(), keeps(2 * MB), "no more than half of what is free");
+}
+
 #[test]
 fn a_peak_beyond_the_budget_counts_in_steps_of_other_micro_batches_and_in_parts() {
     for followed in [Adherence::Whole(3), Adherence::Part] {
@@ -68,6 +84,22 @@ fn a_peak_that_does_not_come_again_lowers_plans_for_a_while() {
     assert!(run.report().prediction.peak() < before);
     run.steps(16, |usual| usual);
     assert_eq!(run.report().prediction.peak(), before);
+}
+
+/// Such as gradients that some steps make anew.
+#[test]
+fn a_budget_that_steps_of_the_lowest_plan_exceed_is_out_of_reach_until_they_do_so_no_more() {
+    let mut run = Run::planned(Goal::budget(6 * MB), profile(400.0));
+    assert!(run.report().in_reach);
+    run.steps(1, |usual| Observation { peak: 20 * MB, ..usual });
+    let tells = |run: &mut Run| {
+        let followed = Some(Followed::new(0, Adherence::Whole(1)));
+        let usual = Observation { followed, ..run.usual() };
+        run.auto.warnings(&run.plan, &usual).join("").contains("out of reach")
+    };
+    assert!(!run.report().in_reach && tells(&mut run), "{}", run.report());
+    run.steps(16, |usual| usual);
+    assert!(run.report().in_reach && !tells(&mut run), "{}", run.report());
 }
 
 #[test]
