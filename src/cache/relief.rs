@@ -18,6 +18,13 @@ use crate::tier::{Here, Parcel};
 /// Nobody has the lock for so long, unless it is the calling thread itself, which is then an error of ours.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// A wait for memory: since when, once the device had nothing more to compute, and whose storage left first.
+#[derive(Default)]
+struct Waited {
+    since: Option<Instant>,
+    counters: Option<Arc<Counters>>,
+}
+
 impl Reliever for Cache {
     /// Runs on the thread whose allocation failed, or would exceed a ceiling: one of the program's, or one that allocates memory to load
     /// into. Neither has a lock of the cache or of a tier, nor has it begun anything that another thread waits for. One thread at a time does
@@ -26,9 +33,9 @@ impl Reliever for Cache {
     /// The device may still use what is released, on whichever stream. So it is waited for: once before anything is copied, since each
     /// storage must have been computed, and before each storage is freed.
     fn relieve(self: Arc<Self>, bytes: u64) -> u64 {
-        let mut waited = None;
+        let mut waited = Waited::default();
         let freed = self.lets_go(bytes, &mut waited);
-        if let Some((since, counters)) = waited {
+        if let Waited { since: Some(since), counters: Some(counters) } = waited {
             self.stalled(&counters, StallCause::Memory, since);
         }
         freed
@@ -36,9 +43,8 @@ impl Reliever for Cache {
 }
 
 impl Cache {
-    /// Lets go of `bytes`, as far as there is anything to let go of. Returns how many it has freed. Nothing is computed from when it has
-    /// `waited` for the first thing to leave.
-    fn lets_go(self: &Arc<Self>, bytes: u64, waited: &mut Option<(Instant, Arc<Counters>)>) -> u64 {
+    /// Lets go of `bytes`, as far as there is anything to let go of. Returns how many it has freed.
+    fn lets_go(self: &Arc<Self>, bytes: u64, waited: &mut Waited) -> u64 {
         let Some(tier) = &self.tier else { return 0 };
         let before = self.departed.load(Ordering::Acquire);
         let by_others = || u64::from(self.departed.load(Ordering::Acquire) > before);
@@ -56,7 +62,7 @@ impl Cache {
             if may_free && !self.computes(&mut table, &mut tried) {
                 break;
             }
-            let begun = Instant::now();
+            waited.since.get_or_insert_with(Instant::now);
             freed += self.free_held_back(&mut table);
             let mut jobs = Vec::new();
             let relief = table.relief(&mut tried, &here, &mut jobs);
@@ -67,8 +73,8 @@ impl Cache {
                 Relief::Left(_, _, counters) => Some(counters),
                 Relief::Wait | Relief::Ends | Relief::Nothing => None,
             };
-            if waited.is_none() {
-                *waited = counters.map(|counters| (begun, Arc::clone(counters)));
+            if waited.counters.is_none() {
+                waited.counters = counters.map(Arc::clone);
             }
             freed += match relief {
                 Relief::LetGo(key, parcel) => match self.presses_out(&mut table, key, parcel, &here) {
