@@ -5,12 +5,13 @@ mod common;
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::thread;
 
 use parking_lot::{Mutex, MutexGuard};
 use ssdtrain::plan::{
-    Course, Goal, Headroom, Observation, Outset, Placement, PlannedSave, Policy, Position, Saves, Schedule,
-    ScopeId, StepPlan,
+    Course, Goal, Headroom, Observation, Outset, Placement, PlannedSave, Policy, Position, Resources, Room,
+    Saves, Schedule, ScopeId, StepPlan,
 };
 use ssdtrain::{Auto, Held, Offload, StepHandle, StepReport, TensorCache, TensorCacheBuilder};
 use ssdtrain_libtorch as torch;
@@ -149,6 +150,54 @@ fn a_step_that_is_to_have_half_of_its_peak_has_no_more_and_the_same_bits() {
     }
     // What leaves as soon as it is stored may have left in time.
     assert!(pressed >= 3 * 3 * 4 * LAYER, "{pressed} bytes");
+}
+
+/// Profiles each step, which keeps everything as long as the peak is no higher than this, and tells what the last one needs besides what it
+/// saves, and what was pressed.
+#[derive(Clone, Debug)]
+struct Profiles(u64, Arc<Mutex<(Vec<u64>, u64)>>);
+
+impl Policy for Profiles {
+    fn begin(&mut self, _outset: &Outset<'_>) -> StepPlan {
+        let room = Room::Fitting(Headroom::Bytes(u64::MAX));
+        StepPlan { profiled: true, room, most_peak: Some(self.0), ..StepPlan::default() }
+    }
+
+    fn end(&mut self, _plan: &StepPlan, observed: Observation) {
+        let work = observed.profile.unwrap().work;
+        let extras = work.activations.iter().flat_map(|one| [one.forward_extra, one.backward_extra]);
+        *self.1.lock() = (extras.chain([work.turn_extra]).collect(), observed.pressed);
+    }
+}
+
+#[test]
+fn a_profile_shows_what_steps_would_need_whatever_had_to_go_while_it_was_taken() {
+    let _limited = Limited::turn();
+    let inputs = inputs();
+    let (_, most) = plain(&inputs);
+    for path in [everything, staged, direct] {
+        let profiled = |most: u64| {
+            let shown = Arc::default();
+            let cache = path().policy(Profiles(most, Arc::clone(&shown))).build().unwrap();
+            for _ in 0..2 {
+                let weight = leaf(&inputs.0);
+                let step = cache.step();
+                // It needs four layers besides what it saves, once in forward and once in backward.
+                let y = (0..LAYERS).fold(inputs.1.shallow_clone(), |y, _| y.matmul(&weight).tanh());
+                let loss = y.repeat([4, 1]).square().mean(y.kind());
+                step.backward(&loss).unwrap();
+                drop((loss, y));
+                step.finish().unwrap();
+            }
+            let last = shown.lock().clone();
+            last
+        };
+        let [enough, too_little] = [u64::MAX, most / 2].map(profiled);
+        assert!(enough.1 == 0 && too_little.1 > 4 * LAYER, "{too_little:?}");
+        // What is being stored may be there a moment longer.
+        let is_as_much = |(shown, wanted): (&u64, &u64)| (*wanted..=wanted + LAYER).contains(shown);
+        assert!(too_little.0.iter().zip(&enough.0).all(is_as_much), "{too_little:?}, {enough:?}");
+    }
 }
 
 /// Its plan keeps three storages, and nothing else.

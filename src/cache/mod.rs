@@ -42,7 +42,7 @@ use self::late_reads::LateReads;
 pub(crate) use self::table::Limits;
 use self::table::{Gone, Outdated, Saved, Squeeze, Table};
 use crate::error::Error;
-use crate::profile::Alive;
+use crate::profile::{Alive, Pressure};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::telemetry::events::warn_once;
 use crate::telemetry::{Counters, Level, ScopeId, ScopeRecord, Scopes, StallCause};
@@ -61,8 +61,8 @@ pub(crate) struct Cache {
     late_reads: Mutex<LateReads>,
     /// How often memory of the device was freed.
     departed: AtomicU64,
-    /// Bytes that were freed so far because memory had run out, or would have exceeded a ceiling.
-    pub(crate) relieved: Arc<AtomicU64>,
+    /// Takes note of what is freed because there is no memory for something else, if anybody wants to know.
+    pressure: Mutex<Weak<Pressure>>,
     /// Bytes on the device that the cache holds.
     pub(crate) on_device: Level,
     pub(crate) scopes: Arc<Scopes>,
@@ -93,7 +93,7 @@ impl Cache {
                 relieving: Mutex::default(),
                 late_reads: Mutex::default(),
                 departed: AtomicU64::new(0),
-                relieved: Arc::default(),
+                pressure: Mutex::new(Weak::new()),
                 scopes: Arc::default(),
                 trace,
             }
@@ -227,6 +227,11 @@ impl Cache {
             }
             MutexGuard::unlocked(&mut table, || drop(gone));
         }
+    }
+
+    /// From now on, `pressure` takes note of what is freed because there is no memory for something else.
+    pub(crate) fn show_pressure(&self, pressure: &Arc<Pressure>) {
+        *self.pressure.lock() = Arc::downgrade(pressure);
     }
 
     /// Whether the cache has an entry for what the storage holds.
@@ -390,7 +395,7 @@ impl Cache {
         counters: &Arc<Counters>,
         here: &Here,
     ) -> bool {
-        let (left, gone) = self.leaves(table, key, parcel, counters, here);
+        let (left, gone) = self.leaves(table, key, parcel, Some(StallCause::DeviceBudget), counters, here);
         MutexGuard::unlocked(table, || drop(gone));
         if left {
             self.departs();
@@ -404,6 +409,7 @@ impl Cache {
         table: &mut MutexGuard<'_, Table>,
         key: EntryKey,
         parcel: Arc<dyn Parcel>,
+        cause: Option<StallCause>,
         counters: &Arc<Counters>,
         here: &Here,
     ) -> (bool, Gone) {
@@ -412,9 +418,8 @@ impl Cache {
         let entry = table.entry(key);
         let (storage, store) =
             (entry.and_then(|entry| entry.storage().cloned()), entry.map(|entry| entry.stores));
-        let ordered = MutexGuard::unlocked(table, move || {
-            parcel.order(storage.as_ref(), StallCause::DeviceBudget, counters, here)
-        });
+        let ordered =
+            MutexGuard::unlocked(table, move || parcel.order(storage.as_ref(), cause, counters, here));
         // An entry that was released meanwhile has left.
         let bytes = table.entry(key).map(|entry| entry.bytes);
         let Some((bytes, store)) = bytes.zip(store) else { return (true, (None, None)) };

@@ -18,13 +18,6 @@ use crate::tier::{Here, Parcel};
 /// Nobody has the lock for so long, unless it is the calling thread itself, which is then an error of ours.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A wait for memory: since when, once the device had nothing more to compute, and whose storage left first.
-#[derive(Default)]
-struct Waited {
-    since: Option<Instant>,
-    counters: Option<Arc<Counters>>,
-}
-
 impl Reliever for Cache {
     /// Runs on the thread whose allocation failed, or would exceed a ceiling: one of the program's, or one that allocates memory to load
     /// into. Neither has a lock of the cache or of a tier, nor has it begun anything that another thread waits for. One thread at a time does
@@ -33,9 +26,9 @@ impl Reliever for Cache {
     /// The device may still use what is released, on whichever stream. So it is waited for: once before anything is copied, since each
     /// storage must have been computed, and before each storage is freed.
     fn relieve(self: Arc<Self>, bytes: u64) -> u64 {
-        let mut waited = Waited::default();
-        let freed = self.lets_go(bytes, &mut waited);
-        if let Waited { since: Some(since), counters: Some(counters) } = waited {
+        let (since, mut whose) = (Instant::now(), None);
+        let freed = self.lets_go(bytes, &mut whose);
+        if let Some(counters) = whose {
             self.stalled(&counters, StallCause::Memory, since);
         }
         freed
@@ -43,8 +36,8 @@ impl Reliever for Cache {
 }
 
 impl Cache {
-    /// Lets go of `bytes`, as far as there is anything to let go of. Returns how many it has freed.
-    fn lets_go(self: &Arc<Self>, bytes: u64, waited: &mut Waited) -> u64 {
+    /// Lets go of `bytes`, as far as there is anything to let go of. Returns how many it has freed. Tells `whose` storage left first.
+    fn lets_go(self: &Arc<Self>, bytes: u64, whose: &mut Option<Arc<Counters>>) -> u64 {
         let Some(tier) = &self.tier else { return 0 };
         let before = self.departed.load(Ordering::Acquire);
         let by_others = || u64::from(self.departed.load(Ordering::Acquire) > before);
@@ -56,13 +49,16 @@ impl Cache {
             tracing::error!("internal error: a thread allocates while it has the cache's lock");
             return 0;
         };
+        let pressure = self.pressure.lock().upgrade();
+        if let Some(pressure) = &pressure {
+            pressure.begins();
+        }
         let (here, mut tried, mut freed) = (Here::default(), Tried::default(), 0);
         while freed < bytes {
             let may_free = table.has_entries() && tried.computed < table.newest();
             if may_free && !self.computes(&mut table, &mut tried) {
                 break;
             }
-            waited.since.get_or_insert_with(Instant::now);
             freed += self.free_held_back(&mut table);
             let mut jobs = Vec::new();
             let relief = table.relief(&mut tried, &here, &mut jobs);
@@ -73,8 +69,8 @@ impl Cache {
                 Relief::Left(_, _, counters) => Some(counters),
                 Relief::Wait | Relief::Ends | Relief::Nothing => None,
             };
-            if waited.counters.is_none() {
-                waited.counters = counters.map(Arc::clone);
+            if whose.is_none() {
+                *whose = counters.map(Arc::clone);
             }
             freed += match relief {
                 Relief::LetGo(key, parcel) => match self.presses_out(&mut table, key, parcel, &here) {
@@ -120,7 +116,9 @@ impl Cache {
                 }
             };
         }
-        self.relieved.fetch_add(freed, Ordering::AcqRel);
+        if let Some(pressure) = &pressure {
+            pressure.ends();
+        }
         freed.max(by_others())
     }
 
@@ -149,7 +147,7 @@ impl Cache {
         here: &Here,
     ) -> Result<u64> {
         let Some(counters) = table.entry(key).map(|entry| Arc::clone(&entry.counters)) else { return Ok(0) };
-        let (_, gone) = self.leaves(table, key, parcel, &counters, here);
+        let (_, gone) = self.leaves(table, key, parcel, None, &counters, here);
         let bytes = MutexGuard::unlocked(table, || self.free(gone))?;
         counters.pressed.add_some(bytes);
         Ok(bytes)
@@ -181,7 +179,7 @@ impl Cache {
         counters: &Arc<Counters>,
         here: &Here,
     ) -> Result<u64> {
-        let ordered = parcel.order(Some(block.storage()), StallCause::CopyIn, counters, here);
+        let ordered = parcel.order(Some(block.storage()), None, counters, here);
         if let Err(error) = &ordered {
             tracing::debug!(%error, "a storage that was loaded ahead is dropped");
         }
@@ -276,6 +274,23 @@ mod tests {
             batch.backward(false);
             assert_eq!(cache.held(), (0, 0, 0));
         }
+    }
+
+    /// The copies, which the device waits for as well.
+    #[test]
+    fn what_a_thread_waits_for_counts_once() {
+        let settings = HostSettings { pool: PoolSize::Fixed(8 * BYTES), read_ahead: 0 };
+        let device = Simulated::start(Duration::from_millis(20)).unwrap();
+        let tier: Arc<dyn Tier> = HostTier::new(device, None, settings, None).unwrap();
+        let (cache, mut batch) = over(tier);
+        (1..=3).for_each(|word| batch.keep(word));
+        let start = Instant::now();
+        assert_eq!(relieve(&cache, 3), 3);
+        let (took, waited) = (start.elapsed(), batch.counters.waited());
+        cache.tier.as_ref().unwrap().settle();
+        assert!(waited >= Duration::from_millis(3 * 20) && waited <= took, "{waited:?} of {took:?}");
+        assert_eq!(batch.counters.waited(), waited, "the device's own queue has nothing to add");
+        batch.backward(false);
     }
 
     /// It was saved on another stream than the one that the thread that stores it computes on.

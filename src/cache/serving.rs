@@ -50,7 +50,8 @@ impl Cache {
                         self.stalled(&counters, StallCause::Load, start);
                     }
                     if let Some((parcel, counters)) = order
-                        && let Err(error) = parcel.order(Some(&storage), StallCause::CopyIn, &counters, &here)
+                        && let Err(error) =
+                            parcel.order(Some(&storage), Some(StallCause::CopyIn), &counters, &here)
                     {
                         let text = error.to_string();
                         failures::note(&error);

@@ -33,14 +33,12 @@ pub(super) struct Notes {
     /// When the device reached the point at which the bytes were asked for.
     pub(super) before: Option<Reached>,
     pub(super) reached: Reached,
-    /// The most allocated bytes since the previous note, without those allocated when the step began.
+    /// The most allocated bytes since the previous note, had there been memory for it, without those allocated when the step began.
     pub(super) peak: u64,
     /// Allocated bytes after the event, without those of the step's beginning and those of saved storages.
     pub(super) beside: u64,
     /// The saved storages that were on the device after the event.
     pub(super) alive: Alive,
-    /// Bytes of saved storages that were freed since the previous note because there was no memory for something else.
-    pub(super) relieved: u64,
     /// For a save with a recipe: the recipe's time, and the note of its first input.
     pub(super) recipe: Option<(Duration, usize)>,
 }
@@ -73,10 +71,9 @@ impl Step {
         let (mut asked, mut asked_for) = (Asked::default(), HashSet::new());
         let (mut since, mut held, mut lasted, mut most) = (self.begun.at, 0, Duration::ZERO, 0);
         for (index, notes) in self.notes.iter().enumerate() {
-            let Notes { note, reached, peak, relieved, recipe, .. } = *notes;
+            let Notes { note, reached, peak, recipe, .. } = *notes;
             lasted += stalls.computed(since, reached.at);
-            // What was let go of in between would still have been there.
-            most = most.max((peak + relieved).saturating_sub(held) + accumulated[index]);
+            most = most.max(peak.saturating_sub(held) + accumulated[index]);
             (since, held) = (reached.at, notes.alive.bytes);
             match note {
                 Note::Saved(save) => {
@@ -261,6 +258,7 @@ mod tests {
     use ssdtrain_plan::ScopeId;
 
     use super::*;
+    use crate::trace::Wait;
 
     const MS: Duration = Duration::from_millis(1);
 
@@ -291,16 +289,7 @@ mod tests {
             let at = self.start + millis * MS;
             let alive = Alive { bytes: held, in_use: Vec::new() };
             let reached = Reached { host: at, at };
-            self.step.notes.push(Notes {
-                note,
-                before: None,
-                reached,
-                peak,
-                beside: 0,
-                alive,
-                relieved: 0,
-                recipe: None,
-            });
+            self.step.notes.push(Notes { note, before: None, reached, peak, beside: 0, alive, recipe: None });
             self.step.notes.last_mut().unwrap()
         }
 
@@ -376,15 +365,6 @@ mod tests {
         assert_eq!(activations.iter().map(|entry| entry.backward_extra).collect::<Vec<_>>(), [100, 90]);
     }
 
-    /// Half of the second activation's 50 bytes besides had found no room beside the first one.
-    #[test]
-    fn what_was_freed_meanwhile_would_still_have_been_there() {
-        let mut story = two();
-        (story.step.notes[1].peak, story.step.notes[1].relieved) = (225, 25);
-        let [as_ever, freed] = [two(), story].map(|story| story.profile().work);
-        assert_eq!(freed, as_ever);
-    }
-
     #[test]
     fn what_the_device_waited_is_no_ones() {
         let mut story = two();
@@ -400,7 +380,8 @@ mod tests {
         let mut story = two();
         // The thread reached the first save at 10 ms, the device at 16; the thread waited from 12 to 20.
         story.step.notes[0].reached = Reached { host: story.start + 10 * MS, at: story.start + 16 * MS };
-        story.step.moves.host_stalls = vec![story.stretch(12, 20)];
+        let (from, to) = story.stretch(12, 20);
+        story.step.moves.host_stalls = vec![Wait { thread: 0, from, to }];
         let activations = story.profile().work.activations;
         assert_eq!((activations[0].forward, activations[1].forward), (16 * MS, 10 * MS));
     }

@@ -6,6 +6,7 @@
 mod analysis;
 mod family;
 mod lineage;
+mod pressure;
 mod stalls;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,7 +22,7 @@ use tch::Device;
 use self::analysis::{Note, Notes, Step};
 pub(crate) use self::lineage::{Identity, Operation, Origin, Read};
 use self::lineage::{Lineage, Segment};
-use self::stalls::Stalls;
+pub(crate) use self::pressure::Pressure;
 use crate::trace::{Stamp, Trace};
 
 /// What sending a storage off a device takes of the program's thread, and fetching it back (`cost_of_a_step` in the GPU tests).
@@ -44,8 +45,7 @@ pub(crate) struct Probe {
     /// Allocated bytes when the step began.
     allocated: u64,
     begun: Stamp,
-    /// Bytes that the cache has freed so far because there was no memory for something else.
-    relieved: Arc<AtomicU64>,
+    pressure: Arc<Pressure>,
     book: Mutex<Book>,
     /// Whether the first backward has ended.
     closed: AtomicBool,
@@ -62,8 +62,6 @@ struct Book {
     notes: Vec<Taken>,
     /// The most allocated bytes so far.
     peak: u64,
-    /// The cache's count of what it has freed, at the last note.
-    relieved: u64,
     /// The number of backwards that each followed a forward of their own.
     micro_batches: u32,
     /// Allocated bytes when each of the first two micro-batches first saved something.
@@ -82,7 +80,6 @@ struct Taken {
     peak: u64,
     allocated: u64,
     alive: Alive,
-    relieved: u64,
     source: Source,
 }
 
@@ -135,8 +132,8 @@ pub(crate) struct SegmentTiming {
 
 impl SegmentTiming {
     /// `None` if it cannot be computed again, or the device has not come to its end.
-    fn segment(&self, stalls: &Stalls) -> Option<Segment> {
-        let time = stalls.computed(self.from.reach()?.at, self.to.get()?.reach()?.at);
+    fn segment(&self) -> Option<Segment> {
+        let time = self.to.get()?.reach()?.at.saturating_duration_since(self.from.reach()?.at);
         let number = std::ptr::from_ref(self).addr();
         let (reads, operations) = (self.reads.clone(), self.operations.clone());
         Some(Segment { number, reads, operations, time, beside: self.beside })
@@ -154,13 +151,14 @@ pub(crate) struct Alive {
 /// The beginning of an event that is to be noted.
 pub(crate) struct Begun {
     stamp: Stamp,
+    /// The most allocated bytes since the last one, and how many it would have been, had there been memory for it.
     peak: u64,
+    wanted: u64,
 }
 
 impl Probe {
     /// Begins to take notes of the step that begins now.
-    pub(crate) fn begin(trace: &Arc<Trace>, device: Device, relieved: &Arc<AtomicU64>) -> Probe {
-        let book = Book { relieved: relieved.load(Ordering::Acquire), ..Book::default() };
+    pub(crate) fn begin(trace: &Arc<Trace>, device: Device) -> Probe {
         Probe {
             number: trace.resume(),
             position: trace.position(),
@@ -169,8 +167,8 @@ impl Probe {
             begun: trace.stamp(),
             clock: Arc::new(OperationClock { trace: Arc::clone(trace), stamps: Mutex::default() }),
             trace: Arc::clone(trace),
-            book: Mutex::new(book),
-            relieved: Arc::clone(relieved),
+            pressure: Arc::new(Pressure::new(device)),
+            book: Mutex::default(),
             closed: AtomicBool::new(false),
             within: AtomicBool::new(false),
             asking: AtomicU64::new(0),
@@ -212,7 +210,10 @@ impl Probe {
 
     fn now(&self) -> Option<Begun> {
         let open = !self.closed.load(Ordering::Acquire);
-        open.then(|| Begun { stamp: self.trace.stamp(), peak: torch::memory(self.device).peak })
+        open.then(|| {
+            let peak = torch::memory(self.device).peak;
+            Begun { stamp: self.trace.stamp(), peak, wanted: self.pressure.wanted(peak) }
+        })
     }
 
     /// Notes the save that began at `begun`, with what is on the device after it.
@@ -227,20 +228,20 @@ impl Probe {
     }
 
     fn take(&self, note: Note, before: Option<Stamp>, begun: Begun, source: Source, alive: Alive) {
-        let Begun { stamp, peak } = begun;
+        let Begun { stamp, peak, wanted } = begun;
         let mut book = self.book.lock();
         let memory = torch::memory(self.device);
         book.peak = book.peak.max(peak).max(memory.peak);
-        let relieved = self.relieved_since(&mut book);
+        // What a load needed is the cache's.
+        book.peak = book.peak.max(self.pressure.restart());
         let allocated = memory.allocated;
-        book.notes.push(Taken { note, before, stamp, peak, allocated, alive, relieved, source });
+        book.notes.push(Taken { note, before, stamp, peak: wanted, allocated, alive, source });
         torch::reset_peak(self.device);
     }
 
-    /// What the cache has freed since the last note because there was no memory for something else.
-    fn relieved_since(&self, book: &mut Book) -> u64 {
-        let relieved = self.relieved.load(Ordering::Acquire);
-        relieved - std::mem::replace(&mut book.relieved, relieved)
+    /// Told of what is freed because there is no memory for something else.
+    pub(crate) fn pressure(&self) -> &Arc<Pressure> {
+        &self.pressure
     }
 
     /// The number of notes taken so far.
@@ -280,15 +281,13 @@ impl Probe {
         let torch::MemoryStats { allocated, peak, .. } = torch::memory(self.device);
         book.peak = book.peak.max(peak);
         if !closed {
-            let relieved = self.relieved_since(&mut book);
             book.notes.push(Taken {
                 before: None,
                 note: Note::Ended,
                 stamp: self.trace.stamp(),
-                peak,
+                peak: self.pressure.wanted(peak),
                 allocated,
                 alive: Alive::default(),
-                relieved,
                 source: Source::default(),
             });
         }
@@ -306,7 +305,8 @@ impl Probe {
 
     /// The highest number of allocated bytes seen.
     pub(crate) fn peak(&self) -> u64 {
-        self.book.lock().peak
+        let highest = self.pressure.restart();
+        self.book.lock().peak.max(highest)
     }
 
     /// The step has ended. `None` if it has not shown enough for a plan.
@@ -315,28 +315,27 @@ impl Probe {
         let book = std::mem::take(&mut *self.book.lock());
         let end = book.computed?.reach()?;
         let stamps = std::mem::take(&mut *self.clock.stamps.lock());
-        let of_notes = book.notes.iter().flat_map(|taken| taken.before.iter().chain([&taken.stamp]));
-        let stalls = Stalls::new(stamps.iter().chain(of_notes).filter_map(Stamp::reach).collect(), &moves);
-        let reached = |number: u64| stamps.get(usize::try_from(number).ok()?.checked_sub(1)?)?.reach();
+        let stamp = |number: u64| stamps.get(usize::try_from(number).ok()?.checked_sub(1)?);
         let took = |operation: &Operation| {
             let (begun, ended) = operation.stamps;
-            Some(stalls.computed(reached(begun)?.at, reached(ended)?.at))
+            stalls::took(stamp(begun)?, stamp(ended)?, &moves.host_stalls)
         };
         let mut lineage = Lineage::default();
         let notes = book.notes.into_iter().map(|taken| {
-            let Taken { note, before, stamp, peak, allocated, alive, relieved, source } = taken;
+            let Taken { note, before, stamp, peak, allocated, alive, source } = taken;
             let Source { recipe, origin, segment } = source;
             if let Note::Saved(save) = note {
                 if let Some(origin) = origin {
                     lineage.add(save.entry, origin, took);
                 }
-                if let Some(segment) = segment.and_then(|timing| timing.segment(&stalls)) {
+                if let Some(segment) = segment.and_then(|timing| timing.segment()) {
                     lineage.add_within(save.entry, segment, took);
                 }
             }
             let recipe = match recipe {
                 Some(timing) => {
-                    Some((stalls.computed(timing.from.reach()?.at, timing.to.reach()?.at), timing.first))
+                    let took = timing.to.reach()?.at.saturating_duration_since(timing.from.reach()?.at);
+                    Some((took, timing.first))
                 }
                 None => None,
             };
@@ -351,7 +350,6 @@ impl Probe {
                 peak: peak.saturating_sub(self.allocated),
                 beside: allocated.saturating_sub(self.allocated).saturating_sub(alive.bytes),
                 alive,
-                relieved,
                 recipe,
             })
         });

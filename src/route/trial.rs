@@ -71,7 +71,7 @@ impl<D: Device> Trial<'_, D> {
             let bytes = PIECE - if piece + 1 == ROUND_TRIP { 100 } else { 0 };
             let pattern = pattern(piece, bytes as usize);
             let parcel = self.store(&self.filled(pattern.clone())?)?;
-            parcel.order(None, StallCause::DeviceBudget, &Arc::default(), &Here::default())?;
+            parcel.order(None, Some(StallCause::DeviceBudget), &Arc::default(), &Here::default())?;
             self.tier.settle();
             let into = self.filled(vec![0; pattern.len()])?;
             self.loaded(&*parcel, &self.load(&parcel, &into))?;
@@ -182,7 +182,7 @@ impl<D: Device> Trial<'_, D> {
         let (counters, here) = (Arc::<Counters>::default(), Here::default());
         stored
             .iter()
-            .try_for_each(|parcel| parcel.order(None, StallCause::DeviceBudget, &counters, &here))?;
+            .try_for_each(|parcel| parcel.order(None, Some(StallCause::DeviceBudget), &counters, &here))?;
         self.device.block_on(&self.device.record(Lane::Compute)?)?;
         self.tier.settle();
         Ok(())
@@ -201,7 +201,7 @@ impl<D: Device> Trial<'_, D> {
     fn loaded(&self, parcel: &dyn Parcel, outcome: &Receiver<Result<()>>) -> Result<()> {
         let lost = |_| Error::new(ErrorKind::Io, "internal error: a load that never ended");
         outcome.recv().map_err(lost)??;
-        parcel.order(None, StallCause::CopyIn, &Arc::default(), &Here::default())
+        parcel.order(None, Some(StallCause::CopyIn), &Arc::default(), &Here::default())
     }
 }
 

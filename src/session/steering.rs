@@ -119,8 +119,9 @@ impl Steering {
             store.allow(plan.most_written.and_then(|bytes| store.writes().of_files(bytes)), outlook);
         }
         let trace = cache.trace.as_ref().filter(|_| plan.profiled);
-        let probe = trace.map(|trace| Arc::new(Probe::begin(trace, device, &cache.relieved)));
-        if probe.is_some() {
+        let probe = trace.map(|trace| Arc::new(Probe::begin(trace, device)));
+        if let Some(probe) = &probe {
+            cache.show_pressure(probe.pressure());
             cache.hold_back(true);
         }
         let store = store.map(Store::stats);

@@ -277,7 +277,7 @@ impl<D: Device> Parcel for DirectParcel<D> {
     fn order(
         &self,
         of: Option<&Storage>,
-        cause: StallCause,
+        cause: Option<StallCause>,
         counters: &Arc<Counters>,
         _here: &Here,
     ) -> Result<()> {
@@ -289,9 +289,11 @@ impl<D: Device> Parcel for DirectParcel<D> {
                 self.changed.wait(&mut written);
             }
             let now = Instant::now();
-            counters.stalled(cause, now - start);
-            if let Some(trace) = &self.tier.trace {
-                trace.trace().stall(cause, start, now);
+            if let Some(cause) = cause {
+                counters.stalled(cause, now - start);
+                if let Some(trace) = &self.tier.trace {
+                    trace.trace().stall(cause, start, now);
+                }
             }
         }
         match &*written {

@@ -122,7 +122,7 @@ impl Parcel for DiskParcel {
     fn order(
         &self,
         _of: Option<&Storage>,
-        _cause: StallCause,
+        _cause: Option<StallCause>,
         _counters: &Arc<Counters>,
         _here: &Here,
     ) -> Result<()> {

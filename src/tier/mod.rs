@@ -225,12 +225,12 @@ pub(crate) trait Parcel: Send + Sync {
     fn bring_near(self: Arc<Self>) -> bool;
 
     /// Makes what the calling thread computes from now on come after the transfers of this parcel that have begun. The time that the
-    /// device waits for them is counted for `cause`. `of` is the storage that is to leave, or that was loaded. If it belongs to another
+    /// device waits for them is counted for `cause`; `None` if the calling thread's own wait is. `of` is the storage that is to leave, or that was loaded. If it belongs to another
     /// stream, its memory is reused only after what the calling thread does with it.
     fn order(
         &self,
         of: Option<&Storage>,
-        cause: StallCause,
+        cause: Option<StallCause>,
         counters: &Arc<Counters>,
         here: &Here,
     ) -> Result<()>;

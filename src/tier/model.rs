@@ -127,8 +127,9 @@ impl Model {
 
     /// Makes the storage leave the device once its copy out is done. Returns it if there is no copy, so that it stays.
     fn let_go(&self, parcel: &Arc<dyn Parcel>, storage: Storage) -> Option<Storage> {
-        let ordered =
-            parcel.order(Some(&storage), StallCause::DeviceBudget, &Arc::default(), &Here::default()).is_ok();
+        let ordered = parcel
+            .order(Some(&storage), Some(StallCause::DeviceBudget), &Arc::default(), &Here::default())
+            .is_ok();
         if ordered {
             self.leaves(storage);
             None
@@ -151,7 +152,7 @@ impl Model {
         let done = Completion::new(move |outcome| told.bring(outcome));
         Arc::clone(parcel).load(into.clone(), &Here::default(), done);
         let loaded = answer.wait().is_ok()
-            && parcel.order(Some(&into), StallCause::CopyIn, &Arc::default(), &Here::default()).is_ok();
+            && parcel.order(Some(&into), Some(StallCause::CopyIn), &Arc::default(), &Here::default()).is_ok();
         let word = loaded.then(|| word(&into));
         self.leaves(into);
         word

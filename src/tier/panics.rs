@@ -82,7 +82,7 @@ fn stored(tier: &Arc<dyn Tier>, from: &Storage) -> (Arc<dyn Parcel>, Receiver<Re
 }
 
 fn ordered(parcel: &Arc<dyn Parcel>) -> Result<()> {
-    parcel.order(None, StallCause::DeviceBudget, &Arc::default(), &Here::default())
+    parcel.order(None, Some(StallCause::DeviceBudget), &Arc::default(), &Here::default())
 }
 
 fn loaded(parcel: &Arc<dyn Parcel>) -> Result<()> {
@@ -92,7 +92,7 @@ fn loaded(parcel: &Arc<dyn Parcel>) -> Result<()> {
     contained("a load", || Arc::clone(parcel).load(into.clone(), &Here::default(), done));
     told.recv().unwrap()?;
     // A copy that was queued counts as a success, and still writes to the storage.
-    parcel.order(Some(&into), StallCause::CopyIn, &Arc::default(), &Here::default())
+    parcel.order(Some(&into), Some(StallCause::CopyIn), &Arc::default(), &Here::default())
 }
 
 /// Loads with a completion that panics, and waits for it.
@@ -105,7 +105,7 @@ fn loaded_by_one_that_panics(parcel: &Arc<dyn Parcel>) {
     let into = Storage::allocate(MIB).unwrap();
     Arc::clone(parcel).load(into.clone(), &Here::default(), done);
     told.recv().unwrap().unwrap();
-    parcel.order(Some(&into), StallCause::CopyIn, &Arc::default(), &Here::default()).unwrap();
+    parcel.order(Some(&into), Some(StallCause::CopyIn), &Arc::default(), &Here::default()).unwrap();
 }
 
 #[test]

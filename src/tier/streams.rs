@@ -55,7 +55,7 @@ fn loaded(parcel: &Arc<dyn Parcel>) -> Storage {
 }
 
 fn ordered(parcel: &Arc<dyn Parcel>, of: &Storage) {
-    parcel.order(Some(of), StallCause::CopyIn, &Arc::default(), &Here::default()).unwrap();
+    parcel.order(Some(of), Some(StallCause::CopyIn), &Arc::default(), &Here::default()).unwrap();
 }
 
 #[test]

@@ -26,15 +26,15 @@ pub(crate) use self::clock::DeviceTrace;
 use self::clock::{Lanes, Point};
 pub(crate) use self::file::{Process, write};
 pub(crate) use self::range::Range;
-pub(crate) use self::stamp::{Moves, Reached, Stamp};
+pub(crate) use self::stamp::{Moves, Reached, Stamp, Wait};
 use ssdtrain_store::Direction;
 
 use crate::device::Lane;
 use crate::error::Completion;
 use crate::telemetry::{ScopeId, StallCause};
 
-/// Upper limit on the events kept, which are the latest. Each takes about 100 bytes, and two CUDA events as long as it waits for a
-/// device.
+/// Upper limit on the events kept, which are the latest. Each takes about 100 bytes, and two or three CUDA events as long as it waits
+/// for a device.
 const MAX_EVENTS: usize = 1 << 20;
 
 /// The record of one cache.

@@ -339,7 +339,7 @@ impl Record {
             self.hand_over(index);
         }
         let store = self.table.entry(key).map(|entry| entry.stores);
-        let ordered = parcel.order(None, StallCause::DeviceBudget, &Arc::default(), &Here::default());
+        let ordered = parcel.order(None, Some(StallCause::DeviceBudget), &Arc::default(), &Here::default());
         let bytes = self.table.entry(key).map(|entry| entry.bytes);
         let Some((bytes, store)) = bytes.zip(store) else { return true };
         let left = ordered.is_ok();
@@ -450,7 +450,7 @@ impl Record {
         match answer {
             Answer::Here(storage, order) => {
                 let ordered = order.map_or(Ok(()), |(parcel, counters)| {
-                    parcel.order(Some(&storage), StallCause::CopyIn, &counters, &Here::default())
+                    parcel.order(Some(&storage), Some(StallCause::CopyIn), &counters, &Here::default())
                 });
                 if let Err(error) = ordered {
                     self.table.note_failure(key, error);
@@ -507,7 +507,9 @@ impl Record {
                 Relief::LetGo(key, parcel) => drop(self.let_go(key, &parcel)),
                 Relief::Left(block, parcel, counters) => {
                     // A device that refuses has failed, and does not use it either.
-                    parcel.order(Some(block.storage()), StallCause::CopyIn, &counters, &Here::default()).ok();
+                    parcel
+                        .order(Some(block.storage()), Some(StallCause::CopyIn), &counters, &Here::default())
+                        .ok();
                 }
                 Relief::Stores(_) | Relief::Loads(_) | Relief::Wait | Relief::Ends => self.wait(),
                 Relief::Begun(_) => {}

@@ -323,7 +323,8 @@ mod tests {
             let (into, outcome) = loaded(&parcel);
             outcome.unwrap();
             faults.inject(Some(call), 0, 1);
-            let ordered = parcel.order(Some(&into), StallCause::CopyIn, &Arc::default(), &Here::default());
+            let ordered =
+                parcel.order(Some(&into), Some(StallCause::CopyIn), &Arc::default(), &Here::default());
             assert!(ordered.is_err(), "{call:?}");
             assert_goes_after_its_copies(&tier, Lane::In, into);
         }
@@ -339,7 +340,7 @@ mod tests {
             assert!(parcel.may_evict());
             let (last, _) = loaded(&parcel);
             let of = if of_last { &last } else { &first };
-            parcel.order(Some(of), StallCause::CopyIn, &Arc::default(), &Here::default()).unwrap();
+            parcel.order(Some(of), Some(StallCause::CopyIn), &Arc::default(), &Here::default()).unwrap();
             let is_ordered = tier.books.lock().ledger.get(1).unwrap().held.is_ordered();
             assert_eq!(is_ordered, of_last);
         }
@@ -361,7 +362,7 @@ mod tests {
                 parcel.abandon(Some(&into));
             } else {
                 let here = Here::default();
-                parcel.order(Some(&into), StallCause::CopyIn, &Arc::default(), &here).unwrap_err();
+                parcel.order(Some(&into), Some(StallCause::CopyIn), &Arc::default(), &here).unwrap_err();
             }
             assert_goes_after_its_copies(&tier, Lane::In, into);
         }
@@ -420,7 +421,7 @@ mod tests {
         let (tier, faults) = refusing();
         let from = Storage::allocate(MIB).unwrap();
         let parcel = saved(&tier, &from);
-        parcel.order(None, StallCause::DeviceBudget, &Arc::default(), &Here::default()).unwrap();
+        parcel.order(None, Some(StallCause::DeviceBudget), &Arc::default(), &Here::default()).unwrap();
         let waits = || [DeviceCall::Block, DeviceCall::BlockUnlessLate].map(|call| faults.calls(Some(call)));
         let [before, _] = waits();
         tier.settle();
@@ -455,7 +456,8 @@ mod tests {
             match parcel {
                 None => {
                     let failed = saved(&tier, &from);
-                    let ordered = failed.order(None, StallCause::CopyIn, &Arc::default(), &Here::default());
+                    let ordered =
+                        failed.order(None, Some(StallCause::CopyIn), &Arc::default(), &Here::default());
                     assert!(ordered.unwrap_err().to_string().contains(DeviceFaults::WORDS));
                 }
                 Some(parcel) => {

@@ -111,7 +111,7 @@ impl<D: Device> Parcel for HostParcel<D> {
     fn order(
         &self,
         of: Option<&Storage>,
-        cause: StallCause,
+        cause: Option<StallCause>,
         counters: &Arc<Counters>,
         here: &Here,
     ) -> Result<()> {
@@ -140,7 +140,7 @@ impl<D: Device> Parcel for HostParcel<D> {
             if ordered {
                 return wait();
             }
-            let from = here.now(&*tier.device)?;
+            let from = cause.map(|_| here.now(&*tier.device)).transpose()?;
             let waited = Here::get(&here.waited);
             // No event is recorded after the wait: CUDA lets a thread run only some 60 recorded events of a stream ahead of the device.
             wait()?;
@@ -148,6 +148,7 @@ impl<D: Device> Parcel for HostParcel<D> {
             if let Some(place) = tier.books.lock().ledger.get(self.serial).filter(|_| is_last) {
                 place.held.ordered = copies;
             }
+            let Some((cause, from)) = cause.zip(from) else { return Ok(()) };
             if let Some(trace) = &tier.trace {
                 trace.stall(cause, [&from, waited.as_ref().unwrap_or(&from)], &event);
             }

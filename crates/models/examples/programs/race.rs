@@ -62,7 +62,7 @@ pub(crate) struct Outcome {
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Promise {
     Kept,
-    /// It was not kept, and reports had said that it is out of reach.
+    /// It was not kept, and reports of the last iterations say that it is out of reach.
     Withdrawn,
     #[default]
     Broken,
@@ -155,7 +155,7 @@ impl Outcome {
     fn judge(&mut self, laps: &[Lap], goal: Goal) {
         let reports = laps.iter().flat_map(|[_, (_, cached)]| &cached.reports);
         reports.clone().for_each(|report| self.steps.count(report));
-        self.warnings = reports.clone().last().map(|report| report.warnings.clone()).unwrap_or_default();
+        self.warnings = reports.last().map(|report| report.warnings.clone()).unwrap_or_default();
         let ratios: Vec<f64> =
             laps.iter().map(|[plain, cached]| cached.0.as_secs_f64() / plain.0.as_secs_f64()).collect();
         let end = laps.len().saturating_sub(PART);
@@ -174,7 +174,9 @@ impl Outcome {
         self.promise = match () {
             () if self.failure.is_some() => Promise::Broken,
             () if is_low && is_quick => Promise::Kept,
-            () if reports.clone().any(is_out_of_reach) => Promise::Withdrawn,
+            () if last.iter().any(|[_, (_, cached)]| cached.reports.iter().any(is_out_of_reach)) => {
+                Promise::Withdrawn
+            }
             () => Promise::Broken,
         };
     }

@@ -24,8 +24,8 @@ use super::{
 };
 use crate::{Budgets, Goal, Profile, Release, ScopeId};
 
-/// Bytes that storages may occupy on the device in a profiled step if they are released when stored, unless half of what is free is less. If
-/// they leave as late as possible, it is 0, because what stays shows no bandwidth.
+/// Bytes that storages may occupy on the device in a profiled step if they are released when stored, unless half of what is free is less. On
+/// the direct path to a disk it is 0, because what stays shows no bandwidth.
 const UNPLANNED_BYTES: u64 = 512 << 20;
 /// In a step that shows what else is needed, one part in so many of what may stay in others without a plan does.
 const LOOKING: u64 = 4;
@@ -49,9 +49,9 @@ const STEADY: u32 = 5;
 /// if it has a recipe. This is the default policy, with the goal [`Goal::overhead(0.02)`](Goal::overhead): the lowest
 /// activation peak for which steps are at most two percent longer.
 ///
-/// The second step is profiled, save by save. On a GPU, the first two steps keep what fits, of a goal's peak at first half, and later
-/// ones keep everything while host memory is pinned for the plan. On a CPU and on the direct path to a disk, the
-/// first two steps move everything: that shows what moving costs and is safe for models whose step would not fit with
+/// The second step is profiled, save by save. On a GPU, the first two steps keep what fits, under a goal for the peak at first half of
+/// it, and later ones keep everything while host memory is pinned for the plan. On a CPU, on the direct path to a disk, and without a
+/// [`host_pool`](Resources::host_pool), the first two steps move everything: that shows what moving costs and is safe for models whose step would not fit with
 /// everything kept, but slow. The plan is followed from the third step on. For a goal that is a time, steps that keep everything come before planned ones and take turns
 /// with them, if they fit the free memory, so that both can be compared; none of these comes after the twentieth step unless
 /// steps have become much longer or shorter. A plan whose steps exceed the goal is loosened
@@ -243,8 +243,9 @@ impl Auto {
     /// By how much a step's peak would have been higher, had it not let go of something for the goal's: in each micro-batch of as much. 0
     /// unless that is beyond the goal: then it was something else that had too little memory, if anything had.
     fn averted(&self, observed: &Observation) -> u64 {
-        let &Observation { peak, pressed, at_ceiling, followed, .. } = observed;
-        let micro_batches = followed.map_or(1.0, |followed| followed.micro_batches.max(1.0));
+        let &Observation { peak, pressed, at_ceiling, followed, ref profile, .. } = observed;
+        let profiled = profile.as_ref().map_or(1.0, |profile| f64::from(profile.micro_batches.max(1)));
+        let micro_batches = followed.map_or(profiled, |followed| followed.micro_batches.max(1.0));
         let averted = ((pressed as f64 / micro_batches) as u64).min(peak / LACKING[1]);
         let is_averted = at_ceiling && self.objective.goal.peak.is_some_and(|most| peak + averted > most);
         if is_averted { averted } else { 0 }
@@ -364,6 +365,10 @@ impl Policy for Auto {
             _ if plan.profiled => {
                 self.attempts.made(observed.step, observed.profile.is_some());
                 if let Some(profile) = observed.profile {
+                    // What the first steps, which keep more, had no room for says little of what later ones save beside their plans.
+                    if matches!(plan.room, Room::Fitting(_)) {
+                        self.headroom = self.objective.goal.peak.unwrap_or(u64::MAX) / 2;
+                    }
                     self.kinds.profiled(&self.objective, observed.step, *profile);
                 }
             }

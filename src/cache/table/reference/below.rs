@@ -177,7 +177,7 @@ impl Parcel for Place {
     fn order(
         &self,
         _of: Option<&Storage>,
-        _cause: StallCause,
+        _cause: Option<StallCause>,
         _counters: &Arc<Counters>,
         _here: &Here,
     ) -> Result<()> {

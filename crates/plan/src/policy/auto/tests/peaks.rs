@@ -64,6 +64,20 @@ fn on_a_device_the_first_steps_keep_what_has_shown_to_fit_the_budget() {
     assert_eq!((run.next_step(), run.plan.profiled), (keeps(5 * MB), true));
     run.free = 4 * MB;
     assert_eq!(run.next_step(), keeps(2 * MB), "no more than half of what is free");
+    let many = StepProfile { micro_batches: 8, ..profile_of_copies(400.0) };
+    let at_peak = Observation {
+        peak: 12 * MB,
+        pressed: 8 * MB,
+        at_ceiling: true,
+        profile: Some(Box::new(many)),
+        ..Observation::default()
+    };
+    assert_eq!(run.auto.averted(&at_peak), MB, "in each micro-batch");
+    run.ended(StepOutcome::Profiled(at_peak.profile.clone()), at_peak);
+    run.free = u64::MAX;
+    assert!(
+        matches!(run.next_step(), NextStep::Follow { headroom: Headroom::Bytes(bytes) } if bytes == 6 * MB)
+    );
 }
 
 #[test]
