@@ -10,8 +10,8 @@ use std::thread;
 
 use parking_lot::{Mutex, MutexGuard};
 use ssdtrain::plan::{
-    Course, Goal, Headroom, Observation, Outset, Placement, PlannedSave, Policy, Position, Resources, Room,
-    Saves, Schedule, ScopeId, StepPlan,
+    Course, Goal, Headroom, Observation, Outset, Placement, PlannedSave, Policy, Position, Room, Saves,
+    Schedule, ScopeId, StepPlan,
 };
 use ssdtrain::{Auto, Held, Offload, StepHandle, StepReport, TensorCache, TensorCacheBuilder};
 use ssdtrain_libtorch as torch;

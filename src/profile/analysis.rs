@@ -56,13 +56,15 @@ pub(super) struct Step {
     pub(super) left: u64,
     pub(super) rest: Duration,
     pub(super) moves: Moves,
+    /// When the device came by operations.
+    pub(super) came_by: Vec<Reached>,
 }
 
 impl Step {
     /// `None` if nothing was saved, or there was no backward.
     pub(super) fn profile(self, micro_batches: u32) -> Option<StepProfile> {
         let points = self.notes.iter().flat_map(|notes| notes.before.into_iter().chain([notes.reached]));
-        let stalls = Stalls::new(points.collect(), &self.moves);
+        let stalls = Stalls::new(points.chain(self.came_by.iter().copied()).collect(), &self.moves);
         let accumulated = self.accumulated(micro_batches);
         let mut activations: Vec<Activation> = Vec::new();
         let mut places: HashMap<u64, usize> = HashMap::new();
@@ -280,6 +282,7 @@ mod tests {
                 left: 0,
                 rest: 5 * MS,
                 moves: Moves::default(),
+                came_by: Vec::new(),
             };
             Story { start, step }
         }
@@ -382,8 +385,9 @@ mod tests {
         story.step.notes[0].reached = Reached { host: story.start + 10 * MS, at: story.start + 16 * MS };
         let (from, to) = story.stretch(12, 20);
         story.step.moves.host_stalls = vec![Wait { thread: 0, from, to }];
+        story.step.came_by = vec![Reached { host: story.start + 11 * MS, at: story.start + 18 * MS }];
         let activations = story.profile().work.activations;
-        assert_eq!((activations[0].forward, activations[1].forward), (16 * MS, 10 * MS));
+        assert_eq!((activations[0].forward, activations[1].forward), (16 * MS, 12 * MS));
     }
 
     #[test]

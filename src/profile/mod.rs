@@ -366,7 +366,8 @@ impl Probe {
         let operations = stamps.len() / 2;
         let rest = rest / micro_batches.max(1);
         let each_move = if self.device.is_cuda() { MOVE } else { Duration::ZERO };
-        Step { begun: self.begun.reach()?, notes, lineage, operations, each_move, left, rest, moves }
+        let came_by = stamps.iter().filter_map(Stamp::reach).collect();
+        Step { begun: self.begun.reach()?, notes, lineage, operations, each_move, left, rest, moves, came_by }
             .profile(micro_batches)
     }
 }

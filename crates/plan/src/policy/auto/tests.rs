@@ -203,7 +203,7 @@ impl Run {
         let plan = match (profiled, observed.followed) {
             (false, Some(_)) => self.plan.clone(),
             (false, None) if self.plan.saves == Saves::Leave => self.plan.clone(),
-            _ => StepPlan { profiled, ..StepPlan::default() },
+            _ => StepPlan { profiled, room: self.plan.room, ..StepPlan::default() },
         };
         self.auto.end(&plan, observed);
     }

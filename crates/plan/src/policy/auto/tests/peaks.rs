@@ -75,9 +75,7 @@ fn on_a_device_the_first_steps_keep_what_has_shown_to_fit_the_budget() {
     assert_eq!(run.auto.averted(&at_peak), MB, "in each micro-batch");
     run.ended(StepOutcome::Profiled(at_peak.profile.clone()), at_peak);
     run.free = u64::MAX;
-    assert!(
-        matches!(run.next_step(), NextStep::Follow { headroom: Headroom::Bytes(bytes) } if bytes == 6 * MB)
-    );
+    assert_eq!(run.next_step(), NextStep::Follow { headroom: Headroom::Bytes(6 * MB) });
 }
 
 #[test]
