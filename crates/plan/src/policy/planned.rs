@@ -571,7 +571,12 @@ impl Worth<'_> {
     fn of(&self, plan: &Plan) -> (f64, f64, f64) {
         let planned = beyond(plan.prediction.step, self.kept.prediction.step);
         let fixed = fixed(self.profile, self.machine, !plan.prediction.recomputed.is_zero());
-        let takes = self.corrections.cost.map_or(planned, |cost| fixed + cost.expected(planned - fixed));
+        let takes = match (self.corrections.cost, self.corrections.unproven) {
+            (Some(cost), _) => fixed + cost.expected(planned - fixed),
+            // What it may take, since no comparison has shown what it does.
+            (None, Some(sure)) => planned / sure,
+            (None, None) => planned,
+        };
         let saves = 1.0 - plan.prediction.peak() as f64 / self.kept.prediction.peak().max(1) as f64;
         (planned, takes, saves)
     }

@@ -50,6 +50,21 @@ fn a_plan_is_not_worth_it_if_it_turns_out_to_take_too_much() {
 }
 
 #[test]
+fn a_plan_that_nothing_was_compared_with_is_worth_what_it_may_take() {
+    let keeps_all = |time: f64| {
+        let mut run = Run::on_device(Goal::overhead(0.1), recomputing(&[(2, MB, time)]));
+        assert!(!run.report().keeps_all());
+        let objective = run.auto.objective;
+        run.auto.kinds[0].revise(&objective, Decision::Unproven, |planned| {
+            planned.corrections.is_measured = true;
+            planned.stays_unproven();
+        });
+        run.report().keeps_all()
+    };
+    assert_eq!([keeps_all(0.016), keeps_all(0.022)], [false, true]);
+}
+
+#[test]
 fn a_plan_that_takes_less_than_planned_is_not_given_up_for_that() {
     let layers = [(2, 1_600_000, 0.035), (4, 200_000, 0.015)];
     let mut run = Run::on_device(Goal::overhead(0.04), recomputing(&layers));
