@@ -189,8 +189,7 @@ fn a_profile_shows_what_steps_would_need_whatever_had_to_go_while_it_was_taken()
                 drop((loss, y));
                 step.finish().unwrap();
             }
-            let last = shown.lock().clone();
-            last
+            shown.lock().clone()
         };
         let [enough, too_little] = [u64::MAX, most / 2].map(profiled);
         assert!(enough.1 == 0 && too_little.1 > 4 * LAYER, "{too_little:?}");

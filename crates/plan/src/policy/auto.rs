@@ -51,8 +51,9 @@ const STEADY: u32 = 5;
 ///
 /// The second step is profiled, save by save. On a GPU, the first two steps keep what fits, under a goal for the peak at first half of
 /// it, and later ones keep everything while host memory is pinned for the plan. On a CPU, on the direct path to a disk, and without a
-/// [`host_pool`](Resources::host_pool), the first two steps move everything: that shows what moving costs and is safe for models whose step would not fit with
-/// everything kept, but slow. The plan is followed from the third step on. For a goal that is a time, steps that keep everything come before planned ones and take turns
+/// [`host_pool`](Resources::host_pool), the first two steps move everything: that shows what moving costs and is safe for models whose step
+/// would not fit with everything kept, but slow. The plan is followed from the third step on. For a goal that is a time, steps that keep
+/// everything come before planned ones and take turns
 /// with them, if they fit the free memory, so that both can be compared; none of these comes after the twentieth step unless
 /// steps have become much longer or shorter. A plan whose steps exceed the goal is loosened
 /// until they meet it, at worst to keeping everything. On a CPU, whose processors also do the cache's work, plans aim at half of what the
