@@ -13,7 +13,7 @@ use ssdtrain::plan::{
     Course, Goal, Headroom, Observation, Outset, Placement, PlannedSave, Policy, Position, Room, Saves,
     Schedule, ScopeId, StepPlan,
 };
-use ssdtrain::{Auto, Held, Offload, StepHandle, StepReport, TensorCache, TensorCacheBuilder};
+use ssdtrain::{Auto, Backward, Held, Offload, StepHandle, StepReport, TensorCache, TensorCacheBuilder};
 use ssdtrain_libtorch as torch;
 use tch::{Device, Tensor};
 
@@ -197,6 +197,38 @@ fn a_profile_shows_what_steps_would_need_whatever_had_to_go_while_it_was_taken()
         let is_as_much = |(shown, wanted): (&u64, &u64)| (*wanted..=wanted + LAYER).contains(shown);
         assert!(too_little.0.iter().zip(&enough.0).all(is_as_much), "{too_little:?}, {enough:?}");
     }
+}
+
+/// Profiles the first step. Everything stays as long as the peak is no higher than 17 layers.
+#[derive(Clone, Debug)]
+struct ProfilesFirst;
+
+impl Policy for ProfilesFirst {
+    fn begin(&mut self, outset: &Outset<'_>) -> StepPlan {
+        let room = Room::Fitting(Headroom::Bytes(u64::MAX));
+        StepPlan { profiled: outset.step == 1, room, most_peak: Some(17 * LAYER), ..StepPlan::default() }
+    }
+
+    fn end(&mut self, _plan: &StepPlan, _observed: Observation) {}
+}
+
+/// It let go of something after its highest point, and its graph was not needed.
+#[test]
+fn the_peak_of_a_step_is_its_own_though_the_graph_of_one_that_was_profiled_is_still_there() {
+    let _limited = Limited::turn();
+    let cache = staged().policy(ProfilesFirst).build().unwrap();
+    let x = leaf(&randn(&[512, 512]));
+    let profiled = cache.step();
+    let graph = x.tanh().sum(x.kind());
+    profiled.backward_with(&graph, Backward { retain_graph: true, ..Backward::default() }).unwrap();
+    profiled.finish().unwrap();
+    let step = cache.step();
+    let sum = x.repeat([8, 1]).tanh().sum(x.kind());
+    let others = Tensor::zeros([10 * LAYER as i64 / 4], (x.kind(), x.device()));
+    let report = step.finish().unwrap();
+    assert!(report.pressed.bytes >= 8 * LAYER, "{report}");
+    assert!(report.act_peak_bytes >= 16 * LAYER, "{report}");
+    drop((graph, sum, others));
 }
 
 /// Its plan keeps three storages, and nothing else.

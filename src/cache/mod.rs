@@ -234,6 +234,14 @@ impl Cache {
         *self.pressure.lock() = Arc::downgrade(pressure);
     }
 
+    /// From now on it does not, if it did.
+    pub(crate) fn hide_pressure(&self, pressure: &Arc<Pressure>) {
+        let mut shown = self.pressure.lock();
+        if std::ptr::eq(shown.as_ptr(), Arc::as_ptr(pressure)) {
+            *shown = Weak::new();
+        }
+    }
+
     /// Whether the cache has an entry for what the storage holds.
     pub(crate) fn has(&self, storage: StorageId) -> bool {
         self.table.lock().has(storage)

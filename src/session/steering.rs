@@ -237,7 +237,10 @@ impl Steering {
 
     /// Ends the recording of a step that is profiled, unless the user records all.
     pub(super) fn end_profile(&self, step: &StepContext) {
-        if let Some(probe) = step.probe.as_ref().filter(|_| !self.traced) {
+        let Some(probe) = &step.probe else { return };
+        // What was saved in the step may keep it for long.
+        step.cache.hide_pressure(probe.pressure());
+        if !self.traced {
             probe.pause();
         }
     }
