@@ -9,7 +9,7 @@ const LEGEND: &str = "
   first 10, last 10   times with the cache over those without: the median, and the quartiles
   peak                the highest activation peak of the last 10 iterations over the highest without the cache
   above               the iterations whose peak was above the goal's, of all
-  promise             whether the last 10 iterations kept the goal; withdrawn: they did not, and reports said that it is out of reach
+  promise             whether the last 10 iterations kept the goal; withdrawn: they did not, and their reports say that it is out of reach
   plans, reckoned     how many plans were made, and what the last one takes by its own reckoning, over a step that keeps everything
   planned, left, moved, kept
                       steps that followed a plan, saved something else than planned, moved everything, kept everything

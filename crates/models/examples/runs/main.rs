@@ -153,7 +153,7 @@ fn run(name: &str, shape: &Shape, arguments: &Arguments) -> Result<()> {
         .policy(Auto::new(goal))
         .parameters(&program.weights);
     let builder = match arguments.pinned {
-        Some(gib) => builder.host_pool(gib << 30),
+        Some(gib) => builder.host_pool(gib.saturating_mul(1 << 30)),
         None => builder,
     };
     let cache = builder.build()?;

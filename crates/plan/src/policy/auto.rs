@@ -115,7 +115,7 @@ impl Auto {
             attempts: Attempts::new(),
             memory: FreeMemory::default(),
             scarcity: Scarcity::new(),
-            headroom: goal.peak.unwrap_or(u64::MAX) / 2,
+            headroom: first_headroom(goal),
             compiled: 0,
             wanting: 0,
             steady: 0,
@@ -316,6 +316,11 @@ impl Auto {
     }
 }
 
+/// What may stay in steps without a plan until any have shown what else they need.
+fn first_headroom(goal: Goal) -> u64 {
+    goal.peak.unwrap_or(u64::MAX) / 2
+}
+
 /// Whether a step asked the device's driver for memory, or had too little.
 fn wanted_memory(observed: &Observation) -> bool {
     observed.has_grown || observed.pressed > 0
@@ -368,7 +373,7 @@ impl Policy for Auto {
                 if let Some(profile) = observed.profile {
                     // What the first steps, which keep more, had no room for says little of what later ones save beside their plans.
                     if matches!(plan.room, Room::Fitting(_)) {
-                        self.headroom = self.objective.goal.peak.unwrap_or(u64::MAX) / 2;
+                        self.headroom = first_headroom(self.objective.goal);
                     }
                     self.kinds.profiled(&self.objective, observed.step, *profile);
                 }
