@@ -3,9 +3,14 @@
 
 mod common;
 
+use std::collections::HashMap;
+
 use common::{F32, assert_nothing_held, assert_same_bits, everything, grads, leaf, leaves, randn, staged};
-use ssdtrain::plan::{InTurn, Placement};
-use ssdtrain::{Backward, Offload, StepReport, TensorCacheBuilder, Verify};
+use ssdtrain::plan::{
+    Course, Headroom, InTurn, Observation, Outset, Placement, PlannedSave, Position, Saves, Schedule,
+    ScopeId, StepPlan,
+};
+use ssdtrain::{Backward, Offload, Policy, StepReport, TensorCacheBuilder, Verify};
 use tch::{Device, Kind, Tensor, no_grad};
 
 /// Computes again whatever can be, and moves everything else.
@@ -506,4 +511,40 @@ fn that_cudnn_may_try_algorithms_does_not_matter_to_products() {
     let report = parity(&sources, f);
     // The first product, which the second saves, and the result of the function.
     assert_eq!(report.recomputed.count, 2, "{report}");
+}
+
+/// Its plan computes one save again, and everything that is made before.
+#[derive(Clone, Debug)]
+struct ComputesAgain(Headroom);
+
+impl Policy for ComputesAgain {
+    fn begin(&mut self, _outset: &Outset<'_>) -> StepPlan {
+        let at = |index| Position { strand: 0, index };
+        let (bytes, scope, placement) = (4 << 16, ScopeId::default(), Placement::Recompute);
+        let saves = vec![PlannedSave { bytes, scope, placement, position: at(2), varies: false }];
+        let results: HashMap<_, _> = (0..2).map(|index| ((at(index), 0), placement)).collect();
+        let courses = vec![Course::new(Schedule::new(saves, results, 0))];
+        StepPlan { saves: Saves::Scheduled { courses, unplanned: self.0 }, ..StepPlan::default() }
+    }
+
+    fn end(&mut self, _plan: &StepPlan, _observed: Observation) {}
+}
+
+#[test]
+fn what_was_to_be_computed_again_and_cannot_be_moves_only_where_bytes_have_a_limit() {
+    for (unplanned, moved) in [(Headroom::Free, 0), (Headroom::Bytes(0), 1)] {
+        let cache = everything().policy(ComputesAgain(unplanned)).build().unwrap();
+        let (weight, data) = (leaf(&randn(&[256, 256])), randn(&[256, 256]));
+        let step = cache.step();
+        let read = data.exp();
+        // Now `read` has its bytes, and nothing to be computed from.
+        drop(data);
+        let loss = (read.sin() * &weight).sum(Kind::Float);
+        step.flush();
+        step.backward(&loss).unwrap();
+        drop(loss);
+        let report = step.finish().unwrap();
+        assert_same_bits("the gradient", &[read.sin()], &grads(&[weight]));
+        assert_eq!((report.recomputed.count, report.offloaded.count), (1, moved), "{report}");
+    }
 }

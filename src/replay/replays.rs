@@ -195,7 +195,7 @@ impl Replays {
             return Err(Missing::Taken);
         }
         let storage = alive.filter(|_| read.device() == saving.stays.device).ok_or(Missing::Bytes)?;
-        let keep = planned.map_or(saving.keeps_unplanned, |planned| planned == Placement::Keep);
+        let keep = planned.and_then(Placement::keeps_bytes).unwrap_or(saving.keeps_unplanned);
         let leaf = self.leaf(unwritten, |_| {
             match saving.given(id) {
                 Some(Given::Saved(_)) => return Some(leaf::Source::Saved(Mutex::default())),

@@ -147,6 +147,17 @@ pub enum Placement {
     Recompute,
 }
 
+impl Placement {
+    /// Whether the bytes of a storage stay on the device. `None` if it is to be recomputed: nothing is planned for them then.
+    pub fn keeps_bytes(self) -> Option<bool> {
+        match self {
+            Placement::Keep => Some(true),
+            Placement::Host | Placement::Disk => Some(false),
+            Placement::Recompute => None,
+        }
+    }
+}
+
 impl Workload {
     /// The time of the step when nothing is moved and nothing waits.
     pub fn computed(&self) -> Duration {

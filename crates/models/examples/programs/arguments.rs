@@ -15,6 +15,7 @@ cargo run --release -p ssdtrain-models --example programs -- [OPTIONS] [NAME]...
   --steps N         iterations of each program (default 30)
   --overhead SHARE  goal: steps at most this share longer than without the cache (default 0.10)
   --budget SHARE    goal instead: a peak of at most this share of the highest without the cache
+  --min-bytes N     storages with fewer bytes are not moved (default: the cache's own)
   --spill DIR       where activations go (default: the folder for temporary files)
   --each            prints each iteration: its times, and the reports of its steps
   --list            prints the names";
@@ -24,6 +25,8 @@ pub(crate) struct Arguments {
     pub(crate) names: Vec<String>,
     pub(crate) steps: usize,
     pub(crate) aim: Aim,
+    /// What has fewer bytes is not moved; `None` for the cache's default.
+    pub(crate) min_bytes: Option<u64>,
     pub(crate) spill: PathBuf,
     /// Whether each iteration is printed.
     pub(crate) each: bool,
@@ -38,6 +41,7 @@ impl Arguments {
             names: Vec::new(),
             steps: 30,
             aim: Aim::Overhead(0.10),
+            min_bytes: None,
             spill: std::env::temp_dir(),
             each: false,
             is_list: false,
@@ -53,6 +57,9 @@ impl Arguments {
                     read.aim = Aim::Overhead(value()?.parse().map_err(|error| failed(&error))?);
                 }
                 "--budget" => read.aim = Aim::Budget(value()?.parse().map_err(|error| failed(&error))?),
+                "--min-bytes" => {
+                    read.min_bytes = Some(value()?.parse().map_err(|error| failed(&error))?);
+                }
                 "--spill" => read.spill = value()?.into(),
                 "--each" => read.each = true,
                 "--list" => read.is_list = true,

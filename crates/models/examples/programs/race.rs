@@ -94,7 +94,7 @@ pub(crate) struct Steps {
 
 /// Runs two copies of a program, iteration by iteration in turn, and compares them.
 pub(crate) fn race(make: fn() -> Result<Program>, arguments: &Arguments) -> Result<Outcome> {
-    let &Arguments { aim, steps: count, .. } = arguments;
+    let &Arguments { aim, steps: count, min_bytes, .. } = arguments;
     let made = || {
         tch::manual_seed(SEED);
         make()
@@ -105,6 +105,9 @@ pub(crate) fn race(make: fn() -> Result<Program>, arguments: &Arguments) -> Resu
     };
     let mut copies = [made()?, made()?];
     let mut builder = TensorCache::builder().spill_to(&arguments.spill).policy(Auto::new(goal));
+    if let Some(bytes) = min_bytes {
+        builder = builder.min_bytes(bytes);
+    }
     for store in &copies[1].stores {
         builder = builder.parameters(store);
     }
