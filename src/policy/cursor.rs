@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, ThreadId};
 
 use ssdtrain_plan::{
-    Adherence, Course, Followed, Found, Headroom, Place, Placement, PlannedSave, Position, Room, Saves,
-    Saving,
+    Adherence, Course, Followed, Found, Headroom, Place, Placement, Position, Room, Saves, Saving,
 };
 use ssdtrain_store::sync::Mutex;
 
@@ -47,6 +46,8 @@ struct State {
     /// Those that were saved in micro-batches before.
     saved_before: u64,
     unplaced: u64,
+    /// In each course, those of this micro-batch whose size goes with no other's.
+    varied: Vec<u64>,
     /// Those that a graph may still hold, now and at most: what was saved since the last backward that was told of, or in the whole step if
     /// several micro-batches are open at once.
     open: u64,
@@ -104,7 +105,8 @@ impl Cursor {
             |placements: &[Placement]| Cursor { in_turn: Some(placements.into()), ..Cursor::default() };
         match saves {
             Saves::Scheduled { courses, unplanned } => {
-                let state = State { fitting: vec![true; courses.len()], times: 1.0, ..State::default() };
+                let (fitting, varied) = (vec![true; courses.len()], vec![0; courses.len()]);
+                let state = State { fitting, varied, times: 1.0, ..State::default() };
                 let (courses, unplanned) = (courses.clone(), *unplanned);
                 Cursor { courses, unplanned, state: Mutex::new(state), ..Cursor::default() }
             }
@@ -244,6 +246,7 @@ impl State {
         }
         self.told += u32::from(self.saved > self.saved_before);
         self.fitting.fill(true);
+        self.varied.fill(0);
         self.times = 1.0;
         (self.saved_before, self.planned, self.stays_whole) = (self.saved, 0, None);
     }
@@ -257,8 +260,6 @@ impl State {
         self.saved += saving.bytes;
         self.open += saving.bytes;
         self.most_open = self.most_open.max(self.open);
-        // With a limit on bytes, a larger step has to find its own way to keep to it.
-        let fits = |save: &PlannedSave| grows || saving.bytes <= save.bytes;
         let mut found = vec![Found::Nothing; courses.len()];
         for (number, course) in courses.iter().enumerate().filter(|(number, _)| self.fitting[*number]) {
             let entered = match self.threads[thread].places[number].take() {
@@ -266,11 +267,19 @@ impl State {
                 None => course.schedule.enter(saving, |strand| self.is_taken(number, strand)),
             };
             let Some(mut place) = entered else { continue };
+            // With a limit on bytes, a larger step has to find its own way to keep to it.
+            let varied = &mut self.varied[number];
+            if course.schedule.is_at_end(&place) {
+                *varied = 0;
+            }
+            let has_room = |save| grows || course.schedule.has_room(save, saving.bytes, *varied);
             found[number] = match course.schedule.find(&mut place, saving) {
-                Found::Line(save) if !fits(save) => Found::Nothing,
+                Found::Line(save) if !has_room(save) => Found::Nothing,
                 Found::Unplanned if !grows => Found::Nothing,
                 found => found,
             };
+            *varied +=
+                if matches!(found[number], Found::Line(save) if save.varies) { saving.bytes } else { 0 };
             self.threads[thread].places[number] = Some(place);
         }
         let Some(active) = self.choose(&found) else { return self.resume(cursor, thread, saving) };

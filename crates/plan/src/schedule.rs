@@ -17,6 +17,7 @@ pub struct Schedule {
     without_segments: bool,
     bytes: u64,
     kept_bytes: u64,
+    varying_bytes: u64,
 }
 
 impl Schedule {
@@ -30,12 +31,14 @@ impl Schedule {
         let bytes = saves.iter().map(|save| save.bytes).sum();
         let kept = saves.iter().filter(|save| save.placement == Placement::Keep);
         let kept_bytes = kept.map(|save| save.bytes).sum();
+        let varying_bytes = saves.iter().filter(|save| save.varies).map(|save| save.bytes).sum();
         let mut strands: BTreeMap<u32, Vec<PlannedSave>> = BTreeMap::new();
         for save in saves {
             strands.entry(save.position.strand).or_default().push(save);
         }
         let strands = strands.into_iter().map(|(number, saves)| Strand::new(number, saves, min_bytes));
-        Schedule { strands: strands.collect(), results, without_segments: false, bytes, kept_bytes }
+        let strands = strands.collect();
+        Schedule { strands, results, without_segments: false, bytes, kept_bytes, varying_bytes }
     }
 
     /// The same, where recorded operations make everything that is to be computed again: segments of the program are run
@@ -69,6 +72,16 @@ impl Schedule {
     /// The bytes of what stays on the device.
     pub fn kept_bytes(&self) -> u64 {
         self.kept_bytes
+    }
+
+    /// Whether a step that may not grow may save so many bytes on this line: no more than planned or, if its size goes with no other's, no
+    /// more than all that varies is planned to have, of which the step has saved `varied` before.
+    pub fn has_room(&self, line: &PlannedSave, bytes: u64, varied: u64) -> bool {
+        if line.varies { self.has_varying(varied.saturating_add(bytes)) } else { bytes <= line.bytes }
+    }
+
+    fn has_varying(&self, bytes: u64) -> bool {
+        bytes as f64 <= SLACK * self.varying_bytes as f64
     }
 
     /// The placement of a result of a recorded operation; `None` if nothing is planned for it.
@@ -114,10 +127,12 @@ impl Schedule {
         self.strands.get(place.strand).is_some_and(|strand| place.next >= strand.saves().len())
     }
 
-    /// Whether a step that follows `other` to its end also follows this schedule, and saves no more in all, nor anywhere unless it `may_grow`.
+    /// Whether a step that follows `other` to its end also follows this schedule, and saves no more in all. Unless it `may_grow`, it saves no
+    /// more anywhere either, but where sizes go with no other's.
     pub fn covers(&self, other: &Schedule, may_grow: bool) -> bool {
         other.strands.len() <= self.strands.len()
             && other.bytes() as f64 <= SLACK * self.bytes() as f64
+            && (may_grow || self.has_varying(other.varying_bytes))
             && other.strands.iter().zip(&self.strands).all(|(other, strand)| strand.covers(other, may_grow))
     }
 }
@@ -150,6 +165,19 @@ mod tests {
         }));
         assert!(!large.covers(&schedule(&[on(0, 1)]), true), "nor shorter ones");
         assert!(!large.covers(&schedule(&[on(0, 1), on(0, 2), on(1, 1)]), true), "nor those of more threads");
+    }
+
+    #[test]
+    fn a_schedule_covers_those_whose_parts_vary_and_are_no_larger_in_all() {
+        let varying = |sizes: [u64; 3]| {
+            let save = |(number, bytes)| PlannedSave { varies: number > 0, ..on(0, bytes) };
+            schedule(&sizes.into_iter().enumerate().map(save).collect::<Vec<_>>())
+        };
+        let known = varying([1000, 100, 100]);
+        assert!(
+            known.covers(&varying([1000, 150, 50]), false) && !known.covers(&varying([900, 150, 100]), false)
+        );
+        assert!(known.covers(&varying([900, 150, 100]), true));
     }
 
     #[test]

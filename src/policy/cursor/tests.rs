@@ -1,6 +1,6 @@
 use std::collections::HashMap;
 
-use ssdtrain_plan::{Budgets, Schedule, ScopeId};
+use ssdtrain_plan::{Budgets, PlannedSave, Schedule, ScopeId};
 
 use super::*;
 
@@ -330,6 +330,34 @@ fn each_thread_follows_its_own_strand() {
         thread::scope(|scope| scope.spawn(|| [100, 200].map(|bytes| next(&both, bytes))).join().unwrap());
     assert_eq!((others, next(&both, 44)), ([Some(KEEP), Some(KEEP)], Some(HOST)));
     assert_eq!(how(&both), Some(Adherence::Whole(1)));
+}
+
+#[test]
+fn where_bytes_have_a_limit_parts_may_differ_in_size_that_are_no_larger_in_all() {
+    let save = |(number, bytes): (usize, u64)| {
+        let position = Position { strand: 0, index: 2 * number as u64 };
+        let varies = (1..3).contains(&number);
+        PlannedSave { bytes, scope: ScopeId::default(), placement: HOST, position, varies }
+    };
+    let saves = [400, 100, 100, 70].into_iter().enumerate().map(save).collect();
+    let courses = vec![Course::new(Schedule::new(saves, HashMap::new(), 0))];
+    let step = |micro_batches: &[[u64; 4]], is_told| {
+        let unplanned = Headroom::Bytes(0);
+        let cursor = Cursor::new(&Saves::Scheduled { courses: courses.clone(), unplanned });
+        for (number, bytes) in micro_batches.iter().flat_map(|saves| (0..).zip(saves)) {
+            let position = Some(Position { strand: 0, index: 2 * number });
+            cursor.next(Saving { bytes: *bytes, scope: ScopeId::default(), position });
+            if number == 3 && is_told {
+                cursor.backward_ended();
+            }
+        }
+        how(&cursor)
+    };
+    for is_told in [true, false] {
+        assert_eq!(step(&[[400, 150, 45, 70], [400, 40, 160, 70]], is_told), Some(Adherence::Whole(2)));
+        assert_eq!(step(&[[400, 150, 60, 70]], is_told), Some(Adherence::Lost), "more in all");
+        assert_eq!(step(&[[400, 100, 90, 80]], is_told), Some(Adherence::Lost), "what does not vary");
+    }
 }
 
 #[test]

@@ -189,7 +189,8 @@ impl Strand {
         Some(save)
     }
 
-    /// Whether a step that follows `other` to its end also follows this one, where its storages may be larger or not.
+    /// Whether a step that follows `other` to its end also follows this one, where its storages may be larger or not. Those may be whose size
+    /// goes with no other's.
     pub(super) fn covers(&self, other: &Strand, may_grow: bool) -> bool {
         let saving = |save: &PlannedSave| Saving {
             bytes: save.bytes,
@@ -198,7 +199,8 @@ impl Strand {
         };
         let Some(first) = other.saves.first() else { return true };
         let Some(mut place) = self.begin(0, saving(first)) else { return false };
-        let fits = |line: &PlannedSave, save: &PlannedSave| may_grow || save.bytes <= line.bytes;
+        let fits =
+            |line: &PlannedSave, save: &PlannedSave| may_grow || line.varies || save.bytes <= line.bytes;
         let follows = other
             .saves
             .iter()

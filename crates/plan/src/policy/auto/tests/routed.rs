@@ -44,11 +44,13 @@ fn steps_that_divide_the_same_among_their_parts_are_of_one_kind() {
 }
 
 #[test]
-fn with_a_limit_of_the_peak_no_part_is_larger_than_planned() {
+fn with_a_limit_of_the_peak_parts_are_no_larger_in_all_than_planned() {
     let mut run = Run::planned(Goal::budget(900_000), profile_of_parts([400, 100, 300, 200, 400]));
     let objective = run.auto.objective;
-    run.auto.kinds.profiled(&objective, 3, profile_of_parts([400, 200, 100, 300, 400]));
-    assert_eq!(run.auto.kinds.len(), 2);
+    for (parts, kinds) in [([400, 200, 100, 300, 400], 1), ([350, 300, 150, 250, 350], 2)] {
+        run.auto.kinds.profiled(&objective, 3, profile_of_parts(parts));
+        assert_eq!(run.auto.kinds.len(), kinds, "{parts:?}");
+    }
 }
 
 #[test]
