@@ -71,6 +71,7 @@ impl Step {
         let (mut saves, mut entries) = (Vec::new(), Vec::new());
         let (mut turn, mut turn_extra) = (Duration::ZERO, 0);
         let (mut asked, mut asked_for) = (Asked::default(), HashSet::new());
+        let (mut held_at_turn, mut used_together) = (HashSet::new(), HashSet::new());
         let (mut since, mut held, mut lasted, mut most) = (self.begun.at, 0, Duration::ZERO, 0);
         for (index, notes) in self.notes.iter().enumerate() {
             let Notes { note, reached, peak, recipe, .. } = *notes;
@@ -84,9 +85,8 @@ impl Step {
                     saves.push((save, known));
                     // The next entry is computed while what is in use now still is.
                     let next = place + usize::from(known == place);
-                    in_use(&notes.alive, &places)
-                        .filter(|other| *other < place)
-                        .for_each(|other| activations[other].in_use_until = next);
+                    held_at_turn = in_use(&notes.alive, &places).filter(|other| *other < place).collect();
+                    held_at_turn.iter().for_each(|other: &usize| activations[*other].in_use_until = next);
                     if known < place {
                         continue;
                     }
@@ -116,13 +116,13 @@ impl Step {
                     asked.next(place, &still_used, &mut activations);
                     asked_for.insert(place);
                     for other in still_used {
-                        if asked_for.contains(&other) {
-                            // In backward the one with the higher place comes first, and waits for the other.
-                            let (later, sooner) = (place.max(other), place.min(other));
-                            let entry = &mut activations[later];
-                            entry.in_use_with = entry.in_use_with.max(later - sooner);
-                        } else {
+                        let is_asked_for = asked_for.contains(&other);
+                        if !is_asked_for || (held_at_turn.contains(&other) && !asked.places.contains(&other))
+                        {
                             activations[other].in_use_until = usize::MAX;
+                        }
+                        if is_asked_for {
+                            used_together.insert((place.max(other), place.min(other)));
                         }
                     }
                 }
@@ -137,6 +137,14 @@ impl Step {
         }
         if asked_for.is_empty() {
             return None;
+        }
+        // In backward the later one comes first and waits for the other, unless the program holds that anyway, such as a batch whose parts
+        // are read one by one.
+        for (later, sooner) in used_together {
+            if activations[sooner].in_use_until < usize::MAX {
+                let entry = &mut activations[later];
+                entry.in_use_with = entry.in_use_with.max(later - sooner);
+            }
         }
         let Family { activations, places, operators, from_segments, results } =
             Family::of(&self.lineage, activations, &entries);
@@ -460,6 +468,29 @@ mod tests {
             [10, 4, 1, 4, 1].map(|ms| ms * MS)
         );
         assert_eq!(places.map(|place: usize| activations[place].backward_extra), [0, 50, 10, 50, 10]);
+    }
+
+    #[test]
+    fn nobody_waits_for_what_the_program_holds() {
+        let mut story = Story::begin();
+        for (millis, entry) in [(10, 5), (20, 6), (30, 7), (40, 8)] {
+            story.saved(millis, entry, 300, 300).alive.in_use = vec![5, entry];
+        }
+        // Parts of 5 are read with 8, with 7 and with 6.
+        for (millis, entry, in_use) in [
+            (60, 5, vec![5]),
+            (61, 8, vec![8, 5]),
+            (70, 7, vec![7, 5]),
+            (71, 5, vec![7, 5]),
+            (80, 6, vec![6, 5]),
+            (81, 5, vec![6, 5]),
+        ] {
+            story.note(millis, Note::Asked(entry), 300, 300).alive.in_use = in_use;
+        }
+        story.note(90, Note::Ended, 300, 0);
+        let activations = story.profile().work.activations;
+        let facts = |place: usize| (activations[place].in_use_until, activations[place].in_use_with);
+        assert_eq!([0, 1, 2, 3].map(facts), [(usize::MAX, 0), (2, 0), (3, 0), (4, 0)]);
     }
 
     #[test]

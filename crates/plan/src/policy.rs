@@ -16,6 +16,7 @@ mod keep;
 mod kind;
 mod kinds;
 mod labels;
+mod moving;
 mod objective;
 mod offload;
 mod planned;

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::cost::{Cost, Extra};
 use super::unforeseen::Unforeseen;
 use crate::Plan;
+use crate::machine::MOST_MOVING;
 
 /// A plan whose steps exceed their goal is replaced by one that is to take less time or, where less than this share of what the goal allows
 /// was planned, by one whose peak is higher. The lower the peak, the larger the stalls that effects outside the simulation cause.
@@ -61,6 +62,9 @@ pub(super) struct Corrections {
     /// Such a share that plans hardly exceed, where no comparison has shown what they take, and none will.
     #[serde(default)]
     pub(super) unproven: Option<f64>,
+    /// What the profiled step has shown moving a byte to take, if no plan is worth that. It counts once no comparison can show anything else.
+    #[serde(default)]
+    pub(super) doubted_moving: f64,
     /// How often a plan's steps exceeded the goal, and how often they were well within it.
     pub(super) loosened: u32,
     pub(super) tightened: u32,
@@ -137,6 +141,7 @@ impl Corrections {
     /// A comparison has shown what the plan takes. If it is to stay, no later one for the same goal takes more or less.
     pub(super) fn compared(&mut self, extra: Extra, stays: bool) {
         self.forget_proven();
+        self.doubted_moving = 0.0;
         let is_known = stays && extra.allowed > 0.0 && self.least_peak == 0;
         self.stays = is_known.then(|| share_of(extra).min(LEAP));
     }
@@ -197,6 +202,7 @@ impl Corrections {
             stays: self.stays.map(|share| share.clamp(0.0, LEAP)),
             too_much: self.too_much.filter(|share| *share >= 0.0),
             unproven: self.unproven.map(|share| share.clamp(0.0, 1.0)),
+            doubted_moving: self.doubted_moving.clamp(0.0, MOST_MOVING),
             loosened: self.loosened.min(LOOSENED + 1),
             tightened: self.tightened.min(TIGHTENED),
             unforeseen: self.unforeseen.within_reason(),

@@ -392,7 +392,7 @@ impl Kind {
             self.revise(objective, Decision::Baseline, |_| {});
             // One profile is not enough to keep everything for good.
             if self.planned.keeps_all() {
-                self.revise(objective, Decision::Baseline, Planned::forget_moving);
+                self.revise(objective, Decision::Baseline, Planned::doubt_moving);
             }
         }
         let known = self.planned.corrections.cost.unwrap_or_else(|| self.planned.first_cost());

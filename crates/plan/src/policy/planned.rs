@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::corrections::Corrections;
 use super::cost::{BESIDES, Cost, Extra, FIRST_DOUBT};
 use super::labels::Labels;
+use super::moving::moving_doubt;
 use super::objective::Objective;
 use super::shown::Shown;
 use super::watch::Seen;
@@ -32,10 +33,6 @@ const MUCH: f64 = 0.1;
 /// Where a plan is not worth what it takes, one is tried next that takes at most so many times as much; no more than this number of plans is.
 const LESS: f64 = 0.9;
 const TRIED: u32 = 8;
-/// What moving may cost the program's own work before anything is known of it, as a share of the time that the transfers take: on a CPU,
-/// whose processors move the bytes, and on a device with engines for that.
-const MOVING_BY_PROCESSOR: f64 = 0.3;
-const MOVING_BY_ENGINE: f64 = 0.01;
 /// How far a profiled step is from taking what others take, as a share of it.
 const PROFILE_DOUBT: f64 = 0.05;
 
@@ -138,6 +135,7 @@ impl Planned {
 
     /// No comparison has shown what its plans take, and none will.
     pub(super) fn stays_unproven(&mut self) {
+        self.machine.moving = self.machine.moving.max(std::mem::take(&mut self.corrections.doubted_moving));
         if self.corrections.knows_kept() {
             self.corrections.unproven = Some(self.first_cost().sure_share());
         }
@@ -274,7 +272,11 @@ impl Planned {
             let handled = (saves + operations) * profile.micro_batches.max(1);
             let beyond = computed.saturating_sub(kept + handled).as_secs_f64();
             let moved = profile.moved as f64;
-            let by_moving = moving_doubt(machine, moved);
+            let saved = profile.work.activations.iter().filter(|one| one.is_saved());
+            let each = profile.saved_bytes() as f64
+                / f64::from(profile.micro_batches.max(1))
+                / saved.count().max(1) as f64;
+            let by_moving = moving_doubt(machine, moved, moved / each.max(1.0));
             let share = share_of(by_moving, PROFILE_DOUBT * kept.as_secs_f64());
             machine.moving = ((share * beyond).min(by_moving) / moved).min(MOST_MOVING);
         }
@@ -303,9 +305,9 @@ impl Planned {
         worth.is_worth_it(plan)
     }
 
-    /// Forgets what moving was found to cost.
-    pub(super) fn forget_moving(&mut self) {
-        self.machine.moving = 0.0;
+    /// A comparison is to show what moving costs, rather than the profiled step.
+    pub(super) fn doubt_moving(&mut self) {
+        self.corrections.doubted_moving = std::mem::take(&mut self.machine.moving);
     }
 
     /// Steps of the plan exceeded the goal. What was known of its cost is `before`.
@@ -329,7 +331,7 @@ impl Planned {
             return (extra, false);
         }
         let others = extra.planned - moved * self.machine.moving / kept;
-        let by_moving = moving_doubt(&self.machine, moved) / kept;
+        let by_moving = moving_doubt(&self.machine, moved, self.transfers()) / kept;
         let [_, besides] = before.besides();
         let share = share_of(by_moving, (FIRST_DOUBT * others).hypot(besides).hypot(BESIDES));
         let Planned { profile, machine, plan, corrections, .. } = self;
@@ -348,7 +350,7 @@ impl Planned {
         match self.machine.release {
             Release::WhenStored => {
                 let kept = self.kept_step().as_secs_f64().max(f64::MIN_POSITIVE);
-                moving_doubt(&self.machine, self.moved()) / kept
+                moving_doubt(&self.machine, self.moved(), self.transfers()) / kept
             }
             Release::InStreamOrder | Release::OnceWritten => 0.0,
         }
@@ -360,6 +362,13 @@ impl Planned {
         // What is copied may go through the disk besides.
         let moved = (copied_out + copied_in).max(written + read);
         moved as f64 * f64::from(self.profile.micro_batches.max(1))
+    }
+
+    /// In how many transfers.
+    fn transfers(&self) -> f64 {
+        let is_moved = |placement: &&Placement| placement.keeps_bytes() == Some(false);
+        let storages = self.plan.placements.iter().filter(is_moved).count();
+        2.0 * storages as f64 * f64::from(self.profile.micro_batches.max(1))
     }
 
     /// The activation peak of a step with everything kept.
@@ -442,16 +451,6 @@ impl Planned {
             peak: labels.peak(&explanation.peak),
             kept_peak,
         }
-    }
-}
-
-/// How many seconds moving so many bytes may cost before anything is known of that.
-fn moving_doubt(machine: &Machine, moved: f64) -> f64 {
-    let Machine { copy_out, copy_in, disk_write, disk_read, .. } = machine;
-    match machine.release {
-        Release::WhenStored => MOVING_BY_PROCESSOR * moved / disk_write.min(*disk_read),
-        Release::InStreamOrder => MOVING_BY_ENGINE * moved / copy_out.min(*copy_in),
-        Release::OnceWritten => MOVING_BY_ENGINE * moved / disk_write.min(*disk_read),
     }
 }
 

@@ -30,7 +30,8 @@ impl Shown {
     /// By a plan for this machine whose steps take `kept` if they keep everything.
     pub(super) fn new(machine: &Machine, corrections: &Corrections, kept: Duration) -> Shown {
         let Machine { moving, exposed, .. } = *machine;
-        let Corrections { longer, is_measured, .. } = *corrections;
+        let Corrections { longer, is_measured, doubted_moving, .. } = *corrections;
+        let moving = moving.max(doubted_moving);
         let corrections = corrections.of_other_steps();
         Shown { longer, moving, exposed, kept, is_measured, corrections, sizes: Vec::new() }
     }

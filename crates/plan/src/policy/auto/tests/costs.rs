@@ -102,6 +102,37 @@ fn a_profile_alone_does_not_make_a_plan_that_keeps_everything() {
     (0..2).for_each(|_| run.step(KEPT.mul_f64(0.6), 2.0));
     let after = run.report();
     assert!(after.machine.moving == 0.0 && !after.keeps_all(), "{after}");
+    // A comparison is to show it. If there is none, the profile has to do.
+    let objective = run.auto.objective;
+    run.auto.kinds[0].revise(&objective, Decision::Unproven, Planned::stays_unproven);
+    assert!(run.report().machine.moving > 0.0 && run.report().keeps_all(), "{}", run.report());
+}
+
+#[test]
+fn moving_small_storages_may_cost_more_for_each_byte() {
+    let moving = |parts: u64| {
+        let mut profile = StepProfile { moved: 2 * LAYERS * MB, ..profile(400.0) };
+        // As many bytes in so many times as many storages, most of them within the first one's time.
+        let first = profile.work.activations[0].clone();
+        profile.work.activations = (0..LAYERS * parts)
+            .map(|number| Activation {
+                bytes: MB / parts,
+                forward: if number % parts == 0 { first.forward } else { Duration::ZERO },
+                backward: if number % parts == 0 { first.backward } else { Duration::ZERO },
+                ..first.clone()
+            })
+            .collect();
+        profile.saves = (0..LAYERS * parts)
+            .map(|entry| (Save { entry, bytes: MB / parts, ..profile.saves[0].0 }, entry as usize))
+            .collect();
+        let mut run = Run::roomy(aiming_at(0.1), profile);
+        (0..2).for_each(|_| run.step(KEPT.mul_f64(0.6), 2.0));
+        let Corrections { doubted_moving, .. } = run.auto.kinds[0].planned.corrections;
+        run.report().machine.moving.max(doubted_moving) * 40e6
+    };
+    // The profiled step took 240 ms more than one that keeps everything. 40 MB take 100 ms, and transfers 50 us each.
+    let [large, small] = [1, 50].map(moving);
+    assert!((0.02..0.04).contains(&large) && (0.1..0.15).contains(&small), "{large} {small}");
 }
 
 #[test]
