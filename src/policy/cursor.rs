@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, ThreadId};
 
 use ssdtrain_plan::{
-    Adherence, Course, Followed, Found, Headroom, Place, Placement, Position, Room, Saves, Saving,
+    Adherence, Course, Followed, Found, Headroom, Place, Placement, PlannedSave, Position, Room, Saves,
+    Saving,
 };
 use ssdtrain_store::sync::Mutex;
 
@@ -46,8 +47,6 @@ struct State {
     /// Those that were saved in micro-batches before.
     saved_before: u64,
     unplaced: u64,
-    /// In each course, those of this micro-batch whose size goes with no other's.
-    varied: Vec<u64>,
     /// Those that a graph may still hold, now and at most: what was saved since the last backward that was told of, or in the whole step if
     /// several micro-batches are open at once.
     open: u64,
@@ -105,8 +104,7 @@ impl Cursor {
             |placements: &[Placement]| Cursor { in_turn: Some(placements.into()), ..Cursor::default() };
         match saves {
             Saves::Scheduled { courses, unplanned } => {
-                let (fitting, varied) = (vec![true; courses.len()], vec![0; courses.len()]);
-                let state = State { fitting, varied, times: 1.0, ..State::default() };
+                let state = State { fitting: vec![true; courses.len()], times: 1.0, ..State::default() };
                 let (courses, unplanned) = (courses.clone(), *unplanned);
                 Cursor { courses, unplanned, state: Mutex::new(state), ..Cursor::default() }
             }
@@ -163,7 +161,7 @@ impl Cursor {
         schedule.result(planned, result)
     }
 
-    /// Whether a result for which nothing was planned stays on the device: the step follows a plan, and its peak has no limit.
+    /// Whether a result stays on the device for whose bytes nothing was planned: the step follows a plan, and its goal has no peak.
     pub(crate) fn keeps_unplanned(&self) -> bool {
         !self.courses.is_empty() && self.unplanned == Headroom::Free && !self.is_lost()
     }
@@ -246,7 +244,6 @@ impl State {
         }
         self.told += u32::from(self.saved > self.saved_before);
         self.fitting.fill(true);
-        self.varied.fill(0);
         self.times = 1.0;
         (self.saved_before, self.planned, self.stays_whole) = (self.saved, 0, None);
     }
@@ -267,19 +264,16 @@ impl State {
                 None => course.schedule.enter(saving, |strand| self.is_taken(number, strand)),
             };
             let Some(mut place) = entered else { continue };
+            let schedule = &course.schedule;
+            let before = (!grows).then(|| place.clone());
+            found[number] = schedule.find(&mut place, saving);
             // With a limit on bytes, a larger step has to find its own way to keep to it.
-            let varied = &mut self.varied[number];
-            if course.schedule.is_at_end(&place) {
-                *varied = 0;
+            if let Some(before) = before {
+                let has_room = |line: &PlannedSave| schedule.has_room(&place, line, saving.bytes);
+                if !matches!(found[number], Found::Line(line) if has_room(line)) {
+                    (found[number], place) = (Found::Nothing, before);
+                }
             }
-            let has_room = |save| grows || course.schedule.has_room(save, saving.bytes, *varied);
-            found[number] = match course.schedule.find(&mut place, saving) {
-                Found::Line(save) if !has_room(save) => Found::Nothing,
-                Found::Unplanned if !grows => Found::Nothing,
-                found => found,
-            };
-            *varied +=
-                if matches!(found[number], Found::Line(save) if save.varies) { saving.bytes } else { 0 };
             self.threads[thread].places[number] = Some(place);
         }
         let Some(active) = self.choose(&found) else { return self.resume(cursor, thread, saving) };
@@ -355,8 +349,8 @@ impl State {
         let strands = schedule.strands().len();
         let free = (0..strands).find(|strand| !self.is_taken(active, *strand)).unwrap_or_default();
         let place = self.threads[thread].places[active].get_or_insert_with(|| Place::of(free));
-        if let Some(save) = schedule.resume(place, saving).filter(|save| grows || saving.bytes <= save.bytes)
-        {
+        let resumed = schedule.resume(place, saving);
+        if let Some(save) = resumed.filter(|save| grows || schedule.has_room(place, save, saving.bytes)) {
             return Some(save.placement);
         }
         self.unplaced += saving.bytes;

@@ -78,8 +78,6 @@ pub(crate) struct Instruction {
     pub(crate) planned: Option<Placement>,
     /// What the program marked is computed again if nothing is planned for it.
     pub(crate) recomputes_marked: bool,
-    /// What is to be computed again and cannot be stays on the device.
-    pub(crate) keeps_unplanned: bool,
 }
 
 /// What happens to a saved tensor. `instruction` is asked for only if the tensor could be moved: plans have a line for each of those, in
@@ -88,10 +86,10 @@ pub(crate) fn decide(facts: Facts, min_bytes: u64, instruction: impl FnOnce() ->
     if let Some(reason) = stays(facts, min_bytes) {
         return Decision::Save(Place::Graph(reason));
     }
-    let Instruction { keeps_all, scope_kept, planned, recomputes_marked, keeps_unplanned } = instruction();
+    let Instruction { keeps_all, scope_kept, planned, recomputes_marked } = instruction();
     let place = if keeps_all {
         Place::Graph(KeepReason::Policy)
-    } else if scope_kept || planned.and_then(Placement::keeps_bytes).unwrap_or(keeps_unplanned) {
+    } else if scope_kept || planned == Some(Placement::Keep) {
         Place::Device
     } else {
         Place::Below
@@ -151,13 +149,8 @@ mod tests {
 
     const MIN_BYTES: u64 = 1 << 16;
     const LARGE: Facts = Facts { movable: true, parameter: false, storage_bytes: 1 << 20, held: false };
-    const MOVE: Instruction = Instruction {
-        keeps_all: false,
-        scope_kept: false,
-        planned: None,
-        recomputes_marked: false,
-        keeps_unplanned: false,
-    };
+    const MOVE: Instruction =
+        Instruction { keeps_all: false, scope_kept: false, planned: None, recomputes_marked: false };
     const KEPT: Place = Place::Graph(KeepReason::Policy);
 
     fn again(by: Recipes, otherwise: Place) -> Decision {
@@ -190,7 +183,6 @@ mod tests {
         let scope_kept = |planned| Instruction { scope_kept: true, planned, ..MOVE };
         let marks = |instruction| Instruction { recomputes_marked: true, ..instruction };
         let keeps_all = |planned| Instruction { keeps_all: true, planned, ..MOVE };
-        let keeps_unplanned = |planned| Instruction { keeps_unplanned: true, ..told(planned) };
         let table = [
             // Planned, or not.
             (told(None), Decision::Save(Place::Below)),
@@ -198,9 +190,6 @@ mod tests {
             (told(Some(Host)), Decision::Save(Place::Below)),
             (told(Some(Disk)), Decision::Save(Place::Below)),
             (told(Some(Recompute)), again(Recipes::Any, Place::Below)),
-            // Where it cannot be computed again, nothing is planned for its bytes.
-            (keeps_unplanned(Some(Recompute)), again(Recipes::Any, Place::Device)),
-            (keeps_unplanned(Some(Disk)), Decision::Save(Place::Below)),
             // In a scope that keeps what it saves.
             (scope_kept(None), Decision::Save(Place::Device)),
             (scope_kept(Some(Disk)), Decision::Save(Place::Device)),

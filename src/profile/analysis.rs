@@ -113,11 +113,12 @@ impl Step {
                         (turn, turn_extra) = (lasted, most);
                     }
                     let still_used: HashSet<usize> = in_use(&notes.alive, &places).collect();
-                    asked.next(place, &still_used, &mut activations);
+                    asked.next(place, &still_used);
                     asked_for.insert(place);
                     for other in still_used {
                         let is_asked_for = asked_for.contains(&other);
-                        if !is_asked_for || (held_at_turn.contains(&other) && !asked.places.contains(&other))
+                        if !is_asked_for
+                            || (held_at_turn.contains(&other) && !asked.now.places.contains(&other))
                         {
                             activations[other].in_use_until = usize::MAX;
                         }
@@ -129,7 +130,7 @@ impl Step {
                 Note::Ended => {
                     if asked.last().is_some() {
                         asked.lasted(lasted, most);
-                        asked.end(&mut activations);
+                        asked.end();
                     }
                 }
             }
@@ -146,6 +147,7 @@ impl Step {
                 entry.in_use_with = entry.in_use_with.max(later - sooner);
             }
         }
+        asked.shares_out(&mut activations);
         let Family { activations, places, operators, from_segments, results } =
             Family::of(&self.lineage, activations, &entries);
         let saves: Vec<_> = saves.into_iter().map(|(save, place)| (save, places[place])).collect();
@@ -222,36 +224,74 @@ impl Step {
 /// saved last first, so what follows the last one that is asked for belongs to the one that was saved first.
 #[derive(Default)]
 struct Asked {
+    now: Group,
+    /// Those that have ended.
+    ended: Vec<Group>,
+}
+
+/// What one operation asks for, and what follows each.
+#[derive(Default)]
+struct Group {
     places: Vec<usize>,
     followed: Vec<(Duration, u64)>,
 }
 
 impl Asked {
     fn last(&self) -> Option<usize> {
-        self.places.last().copied()
+        self.now.places.last().copied()
     }
 
     /// The latest one was followed by this time, and by this many bytes at most.
     fn lasted(&mut self, time: Duration, most: u64) {
-        self.followed.push((time, most));
+        self.now.followed.push((time, most));
     }
 
     /// Backward asks for the entry at `place`. If not all of the others are still used, another operation does.
-    fn next(&mut self, place: usize, still_used: &HashSet<usize>, activations: &mut [Activation]) {
-        let is_new =
-            !self.places.contains(&place) && self.places.iter().all(|other| still_used.contains(other));
+    fn next(&mut self, place: usize, still_used: &HashSet<usize>) {
+        let Group { places, .. } = &self.now;
+        let is_new = !places.contains(&place) && places.iter().all(|other| still_used.contains(other));
         if !is_new {
-            self.end(activations);
+            self.end();
         }
-        self.places.push(place);
+        self.now.places.push(place);
     }
 
-    fn end(&mut self, activations: &mut [Activation]) {
-        self.places.sort_unstable_by(|left, right| right.cmp(left));
-        for (place, (time, most)) in self.places.drain(..).zip(self.followed.drain(..)) {
-            let entry = &mut activations[place];
-            entry.backward += time;
-            entry.backward_extra = entry.backward_extra.max(most);
+    fn end(&mut self) {
+        self.now.places.sort_unstable_by(|left, right| right.cmp(left));
+        self.ended.push(std::mem::take(&mut self.now));
+    }
+
+    /// Each place gets what followed it. Nobody waits for what the program holds, so what follows that belongs to others of the operation,
+    /// or else to those before it if there are any that come before it in the workload.
+    fn shares_out(self, activations: &mut [Activation]) {
+        let waits = |group: &Group, activations: &[Activation]| -> Vec<usize> {
+            let places = group.places.iter().copied();
+            places.filter(|place| activations[*place].in_use_until < usize::MAX).collect()
+        };
+        let mut highest = None;
+        let later = self.ended.iter().rev().map(|group| {
+            let later = highest;
+            highest = highest.max(waits(group, activations).first().copied());
+            later
+        });
+        let mut later: Vec<Option<usize>> = later.collect();
+        later.reverse();
+        let mut before = None;
+        for (group, later) in self.ended.into_iter().zip(later) {
+            let mut places = waits(&group, activations);
+            if places.is_empty() {
+                let is_early = later > group.places.first().copied();
+                places = before.filter(|_| is_early).map_or(group.places, |place| vec![place]);
+            } else {
+                before = places.last().copied();
+            }
+            let missing = group.followed.len().saturating_sub(places.len());
+            for (number, (time, most)) in group.followed.into_iter().enumerate() {
+                let Some(place) = places.get(number.saturating_sub(missing)) else { continue };
+                let entry = &mut activations[*place];
+                entry.backward += time;
+                entry.backward_extra = entry.backward_extra.max(most);
+            }
         }
     }
 }
@@ -485,12 +525,19 @@ mod tests {
             (80, 6, vec![6, 5]),
             (81, 5, vec![6, 5]),
         ] {
-            story.note(millis, Note::Asked(entry), 300, 300).alive.in_use = in_use;
+            let peak = 300 + if entry == 5 { 0 } else { u64::from(millis / 10 - 3) };
+            story.note(millis, Note::Asked(entry), peak, 300).alive.in_use = in_use;
         }
-        story.note(90, Note::Ended, 300, 0);
+        story.note(90, Note::Ended, 306, 0);
         let activations = story.profile().work.activations;
         let facts = |place: usize| (activations[place].in_use_until, activations[place].in_use_with);
         assert_eq!([0, 1, 2, 3].map(facts), [(usize::MAX, 0), (2, 0), (3, 0), (4, 0)]);
+        // What follows belongs to those that are waited for.
+        assert_eq!(
+            [0, 1, 2, 3].map(|place: usize| activations[place].backward),
+            [0, 10, 10, 10].map(|ms| ms * MS)
+        );
+        assert_eq!([0, 1, 2, 3].map(|place: usize| activations[place].backward_extra), [0, 6, 5, 4]);
     }
 
     #[test]

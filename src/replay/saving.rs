@@ -21,7 +21,7 @@ pub(crate) struct Saving<'a> {
     pub(crate) is_taken: &'a dyn Fn(StorageId) -> bool,
     /// The planned placement of an operation's result: when it ran, and which of its results it is.
     pub(crate) planned: &'a dyn Fn(Position, usize) -> Option<Placement>,
-    /// Whether a result for which nothing was planned stays on the device.
+    /// Whether a result stays on the device for whose bytes nothing was planned.
     pub(crate) keeps_unplanned: bool,
     /// The part of the program that is running, if what it saves is made again from what went into it.
     pub(crate) bounds: Option<Bounds<'a>>,

@@ -76,7 +76,6 @@ impl StepContext {
             Instruction {
                 keeps_all: matches!(self.plan.saves, Saves::Count | Saves::Leave) || placed.in_graph,
                 scope_kept: self.plan.kept_scopes.contains(&scope),
-                keeps_unplanned: self.cursor.keeps_unplanned(),
                 planned: placed.placement.filter(fits),
                 recomputes_marked: self.plan.recomputes_marked,
             }

@@ -17,7 +17,6 @@ pub struct Schedule {
     without_segments: bool,
     bytes: u64,
     kept_bytes: u64,
-    varying_bytes: u64,
 }
 
 impl Schedule {
@@ -31,14 +30,12 @@ impl Schedule {
         let bytes = saves.iter().map(|save| save.bytes).sum();
         let kept = saves.iter().filter(|save| save.placement == Placement::Keep);
         let kept_bytes = kept.map(|save| save.bytes).sum();
-        let varying_bytes = saves.iter().filter(|save| save.varies).map(|save| save.bytes).sum();
         let mut strands: BTreeMap<u32, Vec<PlannedSave>> = BTreeMap::new();
         for save in saves {
             strands.entry(save.position.strand).or_default().push(save);
         }
         let strands = strands.into_iter().map(|(number, saves)| Strand::new(number, saves, min_bytes));
-        let strands = strands.collect();
-        Schedule { strands, results, without_segments: false, bytes, kept_bytes, varying_bytes }
+        Schedule { strands: strands.collect(), results, without_segments: false, bytes, kept_bytes }
     }
 
     /// The same, where recorded operations make everything that is to be computed again: segments of the program are run
@@ -74,14 +71,10 @@ impl Schedule {
         self.kept_bytes
     }
 
-    /// Whether a step that may not grow may save so many bytes on this line: no more than planned or, if its size goes with no other's, no
-    /// more than all that varies is planned to have, of which the step has saved `varied` before.
-    pub fn has_room(&self, line: &PlannedSave, bytes: u64, varied: u64) -> bool {
-        if line.varies { self.has_varying(varied.saturating_add(bytes)) } else { bytes <= line.bytes }
-    }
-
-    fn has_varying(&self, bytes: u64) -> bool {
-        bytes as f64 <= SLACK * self.varying_bytes as f64
+    /// Whether a step that may not grow may have saved so many bytes on this line, after which its thread is at `place`: no more than planned
+    /// or, if its size goes with no other's, no more in all such lines of the micro-batch than these are planned to have.
+    pub fn has_room(&self, place: &Place, line: &PlannedSave, bytes: u64) -> bool {
+        self.strands.get(place.strand).is_some_and(|strand| strand.has_room(place, line, bytes))
     }
 
     /// The placement of a result of a recorded operation; `None` if nothing is planned for it.
@@ -132,7 +125,6 @@ impl Schedule {
     pub fn covers(&self, other: &Schedule, may_grow: bool) -> bool {
         other.strands.len() <= self.strands.len()
             && other.bytes() as f64 <= SLACK * self.bytes() as f64
-            && (may_grow || self.has_varying(other.varying_bytes))
             && other.strands.iter().zip(&self.strands).all(|(other, strand)| strand.covers(other, may_grow))
     }
 }

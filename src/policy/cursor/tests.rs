@@ -1,6 +1,6 @@
 use std::collections::HashMap;
 
-use ssdtrain_plan::{Budgets, PlannedSave, Schedule, ScopeId};
+use ssdtrain_plan::{Budgets, Schedule, ScopeId};
 
 use super::*;
 
@@ -356,6 +356,11 @@ fn where_bytes_have_a_limit_parts_may_differ_in_size_that_are_no_larger_in_all()
     for is_told in [true, false] {
         assert_eq!(step(&[[400, 150, 45, 70], [400, 40, 160, 70]], is_told), Some(Adherence::Whole(2)));
         assert_eq!(step(&[[400, 150, 60, 70]], is_told), Some(Adherence::Lost), "more in all");
+        assert_eq!(
+            step(&[[400, 150, 100, 70]], is_told),
+            Some(Adherence::Lost),
+            "each as large as some line"
+        );
         assert_eq!(step(&[[400, 100, 90, 80]], is_told), Some(Adherence::Lost), "what does not vary");
     }
 }

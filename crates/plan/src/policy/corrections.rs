@@ -170,9 +170,18 @@ impl Corrections {
 
     /// What remains of them for another goal.
     pub(super) fn of_any_goal(self) -> Corrections {
-        let Corrections { reruns, is_measured, is_by_others, longer, is_behind, cost, unforeseen, .. } = self;
-        let of_goals = Corrections::default();
-        Corrections { reruns, is_measured, is_by_others, longer, is_behind, cost, unforeseen, ..of_goals }
+        Corrections {
+            allowance: None,
+            stays: None,
+            too_much: None,
+            proven: None,
+            unproven: None,
+            count: 0,
+            least_peak: 0,
+            loosened: 0,
+            tightened: 0,
+            ..self
+        }
     }
 
     /// What they say of steps of another profile.

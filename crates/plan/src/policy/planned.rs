@@ -129,6 +129,9 @@ impl Planned {
         // A plan need not recompute anything.
         let allowed =
             objective.most_time().map(|most| most - 1.0 - fixed(&self.profile, &self.machine, false));
+        if shown.is_compared() {
+            self.corrections.doubted_moving = 0.0;
+        }
         self.corrections.takes_over(corrections, times, allowed);
         self.stays_unproven();
     }
@@ -307,7 +310,8 @@ impl Planned {
 
     /// A comparison is to show what moving costs, rather than the profiled step.
     pub(super) fn doubt_moving(&mut self) {
-        self.corrections.doubted_moving = std::mem::take(&mut self.machine.moving);
+        let Planned { machine, corrections, .. } = self;
+        corrections.doubted_moving = corrections.doubted_moving.max(std::mem::take(&mut machine.moving));
     }
 
     /// Steps of the plan exceeded the goal. What was known of its cost is `before`.

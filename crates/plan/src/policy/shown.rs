@@ -31,7 +31,7 @@ impl Shown {
     pub(super) fn new(machine: &Machine, corrections: &Corrections, kept: Duration) -> Shown {
         let Machine { moving, exposed, .. } = *machine;
         let Corrections { longer, is_measured, doubted_moving, .. } = *corrections;
-        let moving = moving.max(doubted_moving);
+        let moving = if corrections.cost.is_some() { moving } else { moving.max(doubted_moving) };
         let corrections = corrections.of_other_steps();
         Shown { longer, moving, exposed, kept, is_measured, corrections, sizes: Vec::new() }
     }

@@ -11,6 +11,8 @@ pub struct Strand {
     saves: Vec<PlannedSave>,
     /// What is smaller is not moved, and has no line.
     min_bytes: u64,
+    /// The bytes of all lines whose size goes with no other's.
+    varying_bytes: u64,
 }
 
 /// One save that could be moved, and its placement.
@@ -61,6 +63,8 @@ pub struct Place {
     pub times: f64,
     /// How far the sizes of others were from what that lets expect: the sum of the logarithms.
     strain: f64,
+    /// How many bytes were saved in this micro-batch whose size goes with no other's.
+    varied: u64,
     /// How often the last line was reached.
     pub ends: u32,
     /// Whether the next save is the first of another micro-batch, which may have another size.
@@ -81,7 +85,8 @@ const FIRST: usize = 8;
 impl Strand {
     /// The thread with this number in the positions of the plan saves these, and nothing with fewer bytes can be moved.
     pub(super) fn new(number: u32, saves: Vec<PlannedSave>, min_bytes: u64) -> Strand {
-        Strand { number, saves, min_bytes }
+        let varying_bytes = varying(&saves);
+        Strand { number, saves, min_bytes, varying_bytes }
     }
 
     /// A line for each save, in their order.
@@ -149,7 +154,7 @@ impl Strand {
         });
         if let Some((number, save)) = found {
             *place = begun.unwrap_or_else(|| std::mem::take(place));
-            place.takes(number, save, index);
+            place.takes(number, save, saving);
             if !save.is_in_proportion(saving.bytes, place.times) {
                 place.strain += (saving.bytes as f64 / save.bytes.max(1) as f64 / place.times).ln().abs();
             }
@@ -185,12 +190,20 @@ impl Strand {
     pub(super) fn resume(&self, place: &mut Place, saving: Saving) -> Option<&PlannedSave> {
         let number = self.elsewhere(place, saving, |_| true)?;
         let save = &self.saves[number];
-        place.takes(number, save, saving.position.map(|position| position.index));
+        if number < place.next {
+            place.varied = place.varied.min(varying(&self.saves[..number]));
+        }
+        place.takes(number, save, saving);
         Some(save)
     }
 
-    /// Whether a step that follows `other` to its end also follows this one, where its storages may be larger or not. Those may be whose size
-    /// goes with no other's.
+    /// Whether a step that may not grow may have saved so many bytes on this line, after which it is at `place`: no more than planned or, if
+    /// its size goes with no other's, no more in all such lines up to there than all of them are planned to have.
+    pub(super) fn has_room(&self, place: &Place, line: &PlannedSave, bytes: u64) -> bool {
+        if line.varies { place.varied <= self.varying_bytes } else { bytes <= line.bytes }
+    }
+
+    /// Whether a step that follows `other` to its end also follows this one, and finds room on all lines unless it may grow.
     pub(super) fn covers(&self, other: &Strand, may_grow: bool) -> bool {
         let saving = |save: &PlannedSave| Saving {
             bytes: save.bytes,
@@ -199,12 +212,10 @@ impl Strand {
         };
         let Some(first) = other.saves.first() else { return true };
         let Some(mut place) = self.begin(0, saving(first)) else { return false };
-        let fits =
-            |line: &PlannedSave, save: &PlannedSave| may_grow || line.varies || save.bytes <= line.bytes;
-        let follows = other
-            .saves
-            .iter()
-            .all(|save| matches!(self.find(&mut place, saving(save)), Found::Line(line) if fits(line, save)));
+        let follows = other.saves.iter().all(|save| match self.find(&mut place, saving(save)) {
+            Found::Line(line) => may_grow || self.has_room(&place, line, save.bytes),
+            Found::Unplanned | Found::Nothing => false,
+        });
         follows && self.saves[place.next..].iter().all(|save| self.may_lack(save, place.times))
     }
 
@@ -256,10 +267,11 @@ impl Place {
         index > here && index.checked_sub(here) == save.position.index.checked_sub(planned)
     }
 
-    /// The next save is line number `number`, and comes after `index` operations.
-    fn takes(&mut self, number: usize, save: &PlannedSave, index: Option<u64>) {
+    /// A save is line number `number`.
+    fn takes(&mut self, number: usize, save: &PlannedSave, saving: Saving) {
         (self.next, self.is_rewound) = (number + 1, false);
-        let Some(index) = index else { return };
+        self.varied += if save.varies { saving.bytes } else { 0 };
+        let Some(Position { index, .. }) = saving.position else { return };
         let shift = save.position.index.wrapping_sub(index).cast_signed();
         if self.shifts.last().is_none_or(|(_, before)| *before != shift) {
             self.shifts.push((self.since, shift));
@@ -281,6 +293,11 @@ impl PlannedSave {
     fn is_in_proportion(&self, bytes: u64, times: f64) -> bool {
         is_in_proportion(bytes, self.bytes, times)
     }
+}
+
+/// The bytes of those of these lines whose size goes with no other's.
+fn varying(saves: &[PlannedSave]) -> u64 {
+    saves.iter().filter(|save| save.varies).map(|save| save.bytes).sum()
 }
 
 /// Whether a storage has the planned size, or grows with the first one, which has so many times the planned bytes, or with its square.
