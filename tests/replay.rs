@@ -531,7 +531,7 @@ impl Policy for ComputesAgain {
 }
 
 #[test]
-fn what_was_to_be_computed_again_and_cannot_be_moves_only_where_bytes_have_a_limit() {
+fn what_a_rerun_reads_and_cannot_compute_again_moves_only_where_bytes_have_a_limit() {
     for (unplanned, moved) in [(Headroom::Free, 0), (Headroom::Bytes(0), 1)] {
         let cache = everything().policy(ComputesAgain(unplanned)).build().unwrap();
         let (weight, data) = (leaf(&randn(&[256, 256])), randn(&[256, 256]));
