@@ -229,6 +229,11 @@ impl Cache {
         }
     }
 
+    /// Whether so many bytes more are within the device budget.
+    pub(crate) fn has_room_for(&self, bytes: u64) -> bool {
+        self.table.lock().has_room(bytes)
+    }
+
     /// From now on, `pressure` takes note of what is freed because there is no memory for something else.
     pub(crate) fn show_pressure(&self, pressure: &Arc<Pressure>) {
         *self.pressure.lock() = Arc::downgrade(pressure);

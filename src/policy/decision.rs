@@ -1,6 +1,6 @@
 //! What happens to a tensor that autograd saves: one function of what is known of it and of what the step is told.
 
-use ssdtrain_plan::{Placement, Saves, StepPlan};
+use ssdtrain_plan::{Placement, Pointwise, Saves, StepPlan};
 
 /// What happens to a saved tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +27,9 @@ pub(crate) enum Place {
 pub(crate) enum Recipes {
     /// Those of results that the program marked.
     Marked,
-    /// These, and else recorded operations.
+    /// Pointwise operations on record, of what is there.
+    Pointwise,
+    /// Those of marked results, and else recorded operations.
     Any,
 }
 
@@ -76,8 +78,8 @@ pub(crate) struct Instruction {
     pub(crate) scope_kept: bool,
     /// Its planned placement, if one is planned.
     pub(crate) planned: Option<Placement>,
-    /// What the program marked is computed again if nothing is planned for it.
-    pub(crate) recomputes_marked: bool,
+    /// Which recipes count if nothing is planned for it.
+    pub(crate) unplanned: Option<Recipes>,
 }
 
 /// What happens to a saved tensor. `instruction` is asked for only if the tensor could be moved: plans have a line for each of those, in
@@ -86,7 +88,7 @@ pub(crate) fn decide(facts: Facts, min_bytes: u64, instruction: impl FnOnce() ->
     if let Some(reason) = stays(facts, min_bytes) {
         return Decision::Save(Place::Graph(reason));
     }
-    let Instruction { keeps_all, scope_kept, planned, recomputes_marked } = instruction();
+    let Instruction { keeps_all, scope_kept, planned, unplanned } = instruction();
     let place = if keeps_all {
         Place::Graph(KeepReason::Policy)
     } else if scope_kept || planned == Some(Placement::Keep) {
@@ -94,10 +96,21 @@ pub(crate) fn decide(facts: Facts, min_bytes: u64, instruction: impl FnOnce() ->
     } else {
         Place::Below
     };
-    match planned {
-        Some(Placement::Recompute) => Decision::Recompute { by: Recipes::Any, otherwise: place },
-        None if recomputes_marked => Decision::Recompute { by: Recipes::Marked, otherwise: place },
-        _ => Decision::Save(place),
+    let recipes = match planned {
+        Some(Placement::Recompute) => Some(Recipes::Any),
+        Some(_) => None,
+        // These only spare moving something.
+        None => unplanned.filter(|recipes| *recipes != Recipes::Pointwise || place == Place::Below),
+    };
+    recipes.map_or(Decision::Save(place), |by| Decision::Recompute { by, otherwise: place })
+}
+
+/// Which recipes count in a step with this plan where nothing is planned.
+pub(crate) fn unplanned(plan: &StepPlan) -> Option<Recipes> {
+    match plan {
+        StepPlan { recomputes_marked: true, .. } => Some(Recipes::Marked),
+        StepPlan { pointwise: Pointwise::Saved, .. } => None,
+        _ => Some(Recipes::Pointwise),
     }
 }
 
@@ -150,7 +163,7 @@ mod tests {
     const MIN_BYTES: u64 = 1 << 16;
     const LARGE: Facts = Facts { movable: true, parameter: false, storage_bytes: 1 << 20, held: false };
     const MOVE: Instruction =
-        Instruction { keeps_all: false, scope_kept: false, planned: None, recomputes_marked: false };
+        Instruction { keeps_all: false, scope_kept: false, planned: None, unplanned: None };
     const KEPT: Place = Place::Graph(KeepReason::Policy);
 
     fn again(by: Recipes, otherwise: Place) -> Decision {
@@ -181,7 +194,8 @@ mod tests {
     fn what_could_be_moved_goes_where_the_step_is_told() {
         let told = |planned| Instruction { planned, ..MOVE };
         let scope_kept = |planned| Instruction { scope_kept: true, planned, ..MOVE };
-        let marks = |instruction| Instruction { recomputes_marked: true, ..instruction };
+        let marks = |instruction| Instruction { unplanned: Some(Recipes::Marked), ..instruction };
+        let pointwise = |instruction| Instruction { unplanned: Some(Recipes::Pointwise), ..instruction };
         let keeps_all = |planned| Instruction { keeps_all: true, planned, ..MOVE };
         let table = [
             // Planned, or not.
@@ -199,6 +213,12 @@ mod tests {
             (marks(told(Some(Keep))), Decision::Save(Place::Device)),
             (marks(told(Some(Host))), Decision::Save(Place::Below)),
             (marks(scope_kept(None)), again(Recipes::Marked, Place::Device)),
+            // What pointwise operations make again need not be moved.
+            (pointwise(told(None)), again(Recipes::Pointwise, Place::Below)),
+            (pointwise(told(Some(Host))), Decision::Save(Place::Below)),
+            (pointwise(told(Some(Recompute))), again(Recipes::Any, Place::Below)),
+            (pointwise(scope_kept(None)), Decision::Save(Place::Device)),
+            (pointwise(keeps_all(None)), Decision::Save(KEPT)),
             // Nothing is entered in the cache.
             (keeps_all(None), Decision::Save(KEPT)),
             (keeps_all(Some(Disk)), Decision::Save(KEPT)),

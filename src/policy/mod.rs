@@ -5,5 +5,5 @@ mod decision;
 
 pub(crate) use self::cursor::{Cursor, Placed};
 pub(crate) use self::decision::{
-    Decision, Facts, Instruction, KeepReason, Place, Recipes, Segments, decide, segments, stays,
+    Decision, Facts, Instruction, KeepReason, Place, Recipes, Segments, decide, segments, stays, unplanned,
 };

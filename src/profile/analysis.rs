@@ -22,6 +22,8 @@ const RECORD: Duration = Duration::from_nanos(1500);
 pub(super) enum Note {
     Saved(Save),
     Asked(u64),
+    /// It was asked for, and computed again if need be.
+    Computed(u64),
     /// The first backward ended.
     Ended,
 }
@@ -75,7 +77,9 @@ impl Step {
         let (mut since, mut held, mut lasted, mut most) = (self.begun.at, 0, Duration::ZERO, 0);
         for (index, notes) in self.notes.iter().enumerate() {
             let Notes { note, reached, peak, recipe, .. } = *notes;
-            lasted += stalls.computed(since, reached.at);
+            // What computing something again takes is no part of what the program computes.
+            let until = notes.before.filter(|_| matches!(note, Note::Computed(_))).unwrap_or(reached);
+            lasted += stalls.computed(since, until.at);
             most = most.max(peak.saturating_sub(held) + accumulated[index]);
             (since, held) = (reached.at, notes.alive.bytes);
             match note {
@@ -102,7 +106,7 @@ impl Step {
                         ..Activation::default()
                     });
                 }
-                Note::Asked(entry) => {
+                Note::Asked(entry) | Note::Computed(entry) => {
                     let Some(&place) = places.get(&entry).filter(|&&place| asked.last() != Some(place))
                     else {
                         continue;
@@ -190,7 +194,8 @@ impl Step {
         if micro_batches < 2 {
             return vec![0; self.notes.len()];
         }
-        let asked = self.notes.iter().filter(|notes| matches!(notes.note, Note::Asked(_)));
+        let asked =
+            self.notes.iter().filter(|notes| matches!(notes.note, Note::Asked(_) | Note::Computed(_)));
         let flowing = asked.map(|notes| notes.beside).min().unwrap_or(0);
         // Gradients of parameters stay. By any note there were thus never more of them than the memory beside storages at any later note,
         // less the gradients that flow through backward.
@@ -198,7 +203,7 @@ impl Step {
         let made_after = self.notes.iter().rev().map(|notes| {
             made = match notes.note {
                 Note::Saved(_) => 0,
-                Note::Asked(_) => made.min(notes.beside - flowing),
+                Note::Asked(_) | Note::Computed(_) => made.min(notes.beside - flowing),
                 Note::Ended => made,
             };
             made
@@ -213,7 +218,7 @@ impl Step {
     fn saved_at(&self, input: usize, index: usize, places: &HashMap<u64, usize>) -> Option<usize> {
         match self.notes[..index].get(input)?.note {
             Note::Saved(save) => places.get(&save.entry).copied(),
-            Note::Asked(_) | Note::Ended => None,
+            Note::Asked(_) | Note::Computed(_) | Note::Ended => None,
         }
     }
 }
@@ -400,6 +405,17 @@ mod tests {
             [(10 * MS, 30 * MS, 30, 70), (20 * MS, 20 * MS, 50, 40)]
         );
         assert_eq!((turn, turn_extra, rest), (20 * MS, 60, 5 * MS));
+    }
+
+    #[test]
+    fn what_is_computed_again_takes_no_time_of_the_programs() {
+        let mut story = two();
+        let at = story.start + 42 * MS;
+        let asked = &mut story.step.notes[2];
+        (asked.note, asked.before) = (Note::Computed(2), Some(Reached { host: at, at }));
+        let Workload { activations, turn, .. } = story.profile().work;
+        let backward: Vec<Duration> = activations.iter().map(|entry| entry.backward).collect();
+        assert_eq!((turn, backward), (12 * MS, vec![30 * MS, 20 * MS]));
     }
 
     #[test]

@@ -47,6 +47,8 @@ pub(crate) struct Probe {
     begun: Stamp,
     pressure: Arc<Pressure>,
     book: Mutex<Book>,
+    /// What is computed again instead of saved.
+    computed_again: Mutex<Vec<Arc<dyn ComputedAgain>>>,
     /// Whether the first backward has ended.
     closed: AtomicBool,
     /// Whether a backward runs whose end the step will report.
@@ -140,6 +142,12 @@ impl SegmentTiming {
     }
 }
 
+/// A result that is computed again when it is asked for, of which the cache knows nothing.
+pub(crate) trait ComputedAgain: Send + Sync {
+    /// Its bytes if it is on the device, and whether it would still be there if nothing but the program held it.
+    fn on_device(&self) -> Option<(u64, bool)>;
+}
+
 /// The saved storages that are on the device.
 #[derive(Debug, Default)]
 pub(crate) struct Alive {
@@ -169,6 +177,7 @@ impl Probe {
             trace: Arc::clone(trace),
             pressure: Arc::new(Pressure::new(device)),
             book: Mutex::default(),
+            computed_again: Mutex::default(),
             closed: AtomicBool::new(false),
             within: AtomicBool::new(false),
             asking: AtomicU64::new(0),
@@ -216,6 +225,26 @@ impl Probe {
         })
     }
 
+    /// A result is computed again instead of saved. Returns a number for it that no entry of the cache has.
+    pub(crate) fn computes_again(&self, result: Arc<dyn ComputedAgain>) -> u64 {
+        let mut all = self.computed_again.lock();
+        all.push(result);
+        u64::MAX - all.len() as u64
+    }
+
+    /// With what is computed again, as far as it is on the device.
+    fn with_computed(&self, mut alive: Alive) -> Alive {
+        // A storage may be freed meanwhile, which is done without the lock.
+        let all = self.computed_again.lock().clone();
+        for (number, result) in all.iter().enumerate() {
+            if let Some((bytes, is_in_use)) = result.on_device() {
+                alive.bytes += bytes;
+                alive.in_use.extend(is_in_use.then_some(u64::MAX - 1 - number as u64));
+            }
+        }
+        alive
+    }
+
     /// Notes the save that began at `begun`, with what is on the device after it.
     pub(crate) fn saved(&self, begun: Begun, save: Save, source: Source, alive: Alive) {
         self.take(Note::Saved(save), None, begun, source, alive);
@@ -223,12 +252,22 @@ impl Probe {
 
     /// Notes that what was asked for at `begun` is on the device.
     pub(crate) fn asked(&self, begun: Begun, entry: u64, alive: Alive) {
+        self.served(Note::Asked(entry), begun, alive);
+    }
+
+    /// The same of the result with this number, which is computed again if need be.
+    pub(crate) fn computed(&self, begun: Begun, number: u64, alive: Alive) {
+        self.served(Note::Computed(number), begun, alive);
+    }
+
+    fn served(&self, note: Note, begun: Begun, alive: Alive) {
         let (before, served) = (Some(begun.stamp), Begun { stamp: self.trace.stamp(), ..begun });
-        self.take(Note::Asked(entry), before, served, Source::default(), alive);
+        self.take(note, before, served, Source::default(), alive);
     }
 
     fn take(&self, note: Note, before: Option<Stamp>, begun: Begun, source: Source, alive: Alive) {
         let Begun { stamp, peak, wanted } = begun;
+        let alive = self.with_computed(alive);
         let mut book = self.book.lock();
         let memory = torch::memory(self.device);
         book.peak = book.peak.max(peak).max(memory.peak);
@@ -250,7 +289,8 @@ impl Probe {
     }
 
     /// The bytes on the device now, besides those that were there when the step began and what is saved.
-    pub(crate) fn beside(&self, alive: &Alive) -> u64 {
+    pub(crate) fn beside(&self, alive: Alive) -> u64 {
+        let alive = self.with_computed(alive);
         torch::memory(self.device).allocated.saturating_sub(self.allocated).saturating_sub(alive.bytes)
     }
 

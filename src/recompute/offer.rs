@@ -41,7 +41,7 @@ impl Offer {
             let replays = step.replays.get();
             let (reads, operations) =
                 replays.map(|replays| replays.origin_of_all(&storages, &step.stays())).unwrap_or_default();
-            let beside = probe.beside(&step.cache.alive());
+            let beside = probe.beside(step.cache.alive());
             let (from, to) = (probe.stamp(), OnceLock::new());
             Arc::new(SegmentTiming { from, to, beside, reads, operations })
         });

@@ -4,15 +4,13 @@
 use std::sync::Arc;
 
 use ssdtrain_libtorch as torch;
-use ssdtrain_libtorch::{
-    Handle, Packed, Reads, RecordingThread, SavedTensor, SavedVariable, Storage, StorageId,
-};
+use ssdtrain_libtorch::{Handle, Reads, RecordingThread, SavedTensor, SavedVariable, Storage, StorageId};
 use ssdtrain_plan::{Placement, Position};
 use ssdtrain_store::sync::Mutex;
 use tch::Tensor;
 
 use super::recipe::Before;
-use crate::replay::{Bounds, Given, Replays, Saving, Together};
+use crate::replay::{Bounds, Given, Makers, Replays, Saving, Together};
 use crate::step::{Latest, StepContext, current_scope};
 
 /// The operations of a segment's first run.
@@ -101,6 +99,7 @@ impl Operations {
             verify: step.verify,
             is_taken: &|storage| self.given(storage).is_none(),
             planned: &|_, _| Some(Placement::Recompute),
+            makers: Makers::Any,
             keeps_unplanned: false,
             bounds: Some(Bounds {
                 begin: self.begin,
@@ -108,10 +107,8 @@ impl Operations {
                 together: &self.together,
             }),
         };
-        match self.replays.stand_for(saved, &saving)? {
-            Packed::Handle(handle) => Some(Stand::Replay(Arc::from(handle))),
-            _ => None,
-        }
+        let stand = self.replays.stand_for(saved, &saving)?;
+        Some(Stand::Replay(Arc::new(stand)))
     }
 
     /// The first run has ended. What nothing stands for needs no record, and no other segment goes back through this one.

@@ -118,6 +118,11 @@ fn known(operation: &Recorded) -> Option<(Device, Pointwise)> {
     (is_alone && result.bytes() == known.count * known.element.bytes()).then_some((result.device(), known))
 }
 
+/// Whether an operation is pointwise, or a norm, and known on this device.
+pub(super) fn is_pointwise(operation: &Recorded, device: Device) -> bool {
+    known(operation).is_some_and(|(known, _)| known == device)
+}
+
 /// What becomes of an operation that runs as one with others, or alone without a part of its work.
 pub(super) struct Pass {
     /// The bytes that it reads and writes if it runs by itself, if running it with others spares that.

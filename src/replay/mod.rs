@@ -19,10 +19,12 @@ mod replays;
 mod rerun;
 mod reruns;
 mod saving;
+mod stand;
 mod standing;
 mod together;
 
 pub(crate) use self::chains::Chains;
 pub(crate) use self::replays::Replays;
-pub(crate) use self::saving::{Bounds, Given, Saving, Stays};
+pub(crate) use self::saving::{Bounds, Given, Makers, Saving, Stays};
+pub(crate) use self::stand::Stand;
 pub(crate) use self::together::Together;

@@ -1,9 +1,9 @@
 //! An operation that can be run again, and its results.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
-use ssdtrain_libtorch::{Recorded, Storage, Watch};
+use ssdtrain_libtorch::{Recorded, Storage, Watch, WeakStorage};
 use ssdtrain_store::sync::Mutex;
 use tch::Device;
 
@@ -11,6 +11,7 @@ use super::demand::Demand;
 use super::leaf::Leaf;
 use crate::digest::Digest;
 use crate::fusion::Pointwise;
+use crate::profile::{ComputedAgain, Probe};
 use crate::telemetry::ScopeId;
 
 /// A recorded operation, and where what it reads comes from.
@@ -78,6 +79,8 @@ struct Made {
     /// How many handles were served in this round. Once all were, the next round begins.
     served: usize,
     round: u64,
+    /// What a profile knows of it.
+    profiled: Option<(u64, Arc<Profiled>)>,
 }
 
 impl Node {
@@ -218,6 +221,22 @@ impl Node {
         results.get(made).is_some_and(|result| result.served < result.handles && result.changed.is_none())
     }
 
+    /// Whether the graph has handles to the result.
+    pub(super) fn has_handles(&self, made: usize) -> bool {
+        self.results.lock().get(made).is_some_and(|result| result.handles > 0)
+    }
+
+    /// How `probe`, which takes notes of the step, knows one of the results.
+    pub(super) fn profiled_by(node: &Arc<Node>, made: usize, probe: &Probe) -> Option<(u64, Arc<Profiled>)> {
+        let mut results = node.results.lock();
+        let result = results.get_mut(made)?;
+        let (number, profiled) = result.profiled.get_or_insert_with(|| {
+            let profiled = Arc::new(Profiled { node: Arc::downgrade(node), made, served: Mutex::default() });
+            (probe.computes_again(Arc::clone(&profiled) as Arc<dyn ComputedAgain>), profiled)
+        });
+        Some((*number, Arc::clone(profiled)))
+    }
+
     /// The results were computed again: those that handles wait for are kept until these were served. These ask on the stream that the
     /// operation ran on first, which does not wait for what was computed on another.
     pub(super) fn is_made(&self, storages: &[Storage]) {
@@ -233,6 +252,33 @@ impl Node {
         }
         // Memory is given back without the lock.
         drop(results);
+    }
+}
+
+/// One of the results of an operation, as a profile sees it.
+pub(super) struct Profiled {
+    node: Weak<Node>,
+    made: usize,
+    /// The storage that it was served as last.
+    served: Mutex<Option<WeakStorage>>,
+}
+
+impl Profiled {
+    pub(super) fn is_served(&self, storage: &Storage) {
+        *self.served.lock() = Some(storage.downgrade());
+    }
+}
+
+impl ComputedAgain for Profiled {
+    fn on_device(&self) -> Option<(u64, bool)> {
+        let served = self.served.lock().as_ref().and_then(WeakStorage::upgrade);
+        let node = self.node.upgrade();
+        let again = node.as_ref().and_then(|node| node.results.lock().get(self.made)?.again.clone());
+        let first = || node.as_ref()?.operation.made().nth(self.made)?.unwritten();
+        // This one counts as well.
+        let ours = 1 + u64::from(again.is_some());
+        let storage = again.or(served).or_else(first)?;
+        Some((storage.bytes(), storage.owners() > ours))
     }
 }
 

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use ssdtrain_libtorch as torch;
 use ssdtrain_libtorch::{
-    Handle, Packed, Recorded, RecordedStorage, Recording, SavedTensor, Storage, TorchError, Watch,
-    WriteObserver,
+    Recorded, RecordedStorage, Recording, SavedTensor, Storage, TorchError, Watch, WriteObserver,
 };
 use ssdtrain_plan::{Placement, Position};
 use ssdtrain_store::sync::Mutex;
@@ -14,19 +13,21 @@ use ssdtrain_store::sync::Mutex;
 use super::chained;
 use super::chains::Chains;
 use super::leaf::{self, Leaf};
-use super::node::{Node, Share, Source};
+use super::node::{Node, Source};
 use super::origins::Origins;
 use super::reruns::Reruns;
-use super::saving::{Given, Saving, Stays};
+use super::saving::{Given, Makers, Saving, Stays};
+use super::stand::Stand;
 use super::standing::Standing;
-use super::together::Together;
-use crate::cache::{Cache, Subject, TapeKey};
+use crate::cache::{Cache, Subject};
 use crate::fusion;
 use crate::profile::{Operation, OperationClock, Origin, Read};
 use crate::telemetry::Counters;
 
 /// A result is computed from no more than this many operations in a row that were not asked for themselves.
 const DEPTH: usize = 64;
+/// What pointwise operations make of what is there, they make in at most so many steps. What lies between may all be on the device at once.
+const POINTWISE: usize = 3;
 
 /// The recorded operations of a step that can be run again.
 pub(crate) struct Replays {
@@ -35,7 +36,7 @@ pub(crate) struct Replays {
     recording: Arc<Recording>,
     origins: Origins,
     standing: Arc<Standing>,
-    reruns: Reruns,
+    reruns: Arc<Reruns>,
 }
 
 impl Replays {
@@ -56,7 +57,7 @@ impl Replays {
             origins: Origins::new(&recording),
             recording,
             standing: Arc::default(),
-            reruns: Reruns::new(cache, counters, chains),
+            reruns: Arc::new(Reruns::new(cache, counters, chains)),
         });
         torch::observe_writes(Arc::downgrade(&replays.observer()))?;
         Ok(replays)
@@ -73,15 +74,19 @@ impl Replays {
     }
 
     /// What the graph holds for a saved tensor instead of its bytes; `None` if it cannot be computed again.
-    pub(crate) fn stand_for(
-        self: &Arc<Self>,
-        saved: &SavedTensor<'_>,
-        saving: &Saving<'_>,
-    ) -> Option<Packed> {
+    pub(crate) fn stand_for(self: &Arc<Self>, saved: &SavedTensor<'_>, saving: &Saving<'_>) -> Option<Stand> {
         let storage = saved.storage()?;
         let (operation, made) = self.recording.maker(&storage)?;
+        // Each storage is in one place: what the cache has is not computed again, and the other way round.
+        let is_new = !self.has_handles(&operation, made);
+        if saving.makers == Makers::Pointwise && is_new && (made != 0 || self.cache.has(storage.id())) {
+            return None;
+        }
         let mut search = Search { saving, refused: HashMap::new() };
-        let node = self.node(operation, &mut search, 0).ok()?;
+        let node = match self.standing.node(&operation).filter(|_| !is_new) {
+            Some(node) => node,
+            None => self.node(operation, &mut search, 0).ok()?,
+        };
         self.standing.insert_result(&storage, &node, made);
         let (share, is_first) = node.add_handle(made, &storage, saving.verify)?;
         let together = saving.bounds.as_ref().map(|bounds| Arc::clone(bounds.together));
@@ -91,14 +96,19 @@ impl Replays {
         let strand = self.recording.position().strand;
         let tape = saving.by.tape;
         let place = (tape, self.cache.place_in(tape));
-        Some(Packed::Handle(Box::new(Stand {
-            replays: Arc::clone(self),
-            node,
-            share,
-            together,
-            strand,
-            place,
-        })))
+        let (cache, recording, reruns) =
+            (Arc::clone(&self.cache), Arc::clone(&self.recording), Arc::clone(&self.reruns));
+        Some(Stand { cache, recording, reruns, node, share, together, strand, place, profiled: None })
+    }
+
+    /// Whether the graph has a handle to what this operation made that stands for a saved tensor.
+    pub(crate) fn stands_for(&self, saved: &SavedTensor<'_>) -> bool {
+        let maker = saved.storage().and_then(|storage| self.recording.maker(&storage));
+        maker.is_some_and(|(operation, made)| self.has_handles(&operation, made))
+    }
+
+    fn has_handles(&self, operation: &Recorded, made: usize) -> bool {
+        self.standing.node(operation).is_some_and(|node| node.has_handles(made))
     }
 
     /// How a saved tensor was made, as far as that was not told before.
@@ -131,7 +141,10 @@ impl Replays {
     /// The node of an operation, with everything that running it again takes.
     fn node(&self, operation: Recorded, search: &mut Search<'_>, depth: usize) -> Result<Arc<Node>, Missing> {
         if let Some(node) = self.standing.node(&operation) {
-            return Ok(node);
+            return if search.goes_to(&node, 0, depth) { Ok(node) } else { Err(Missing::Bytes) };
+        }
+        if !search.goes_through(&operation, depth) {
+            return Err(Missing::Bytes);
         }
         if let Some(missing) = search.refused.get(&operation.id()) {
             return Err(*missing);
@@ -147,7 +160,10 @@ impl Replays {
                 Ok(self.standing.insert_node(Node::new(operation, sources, search.saving.by.scope)))
             }
             Err(missing) => {
-                search.refused.insert(operation.id(), missing);
+                // Where there may be few in a row, another way may be shorter.
+                if search.saving.makers == Makers::Any {
+                    search.refused.insert(operation.id(), missing);
+                }
                 Err(missing)
             }
         }
@@ -168,12 +184,13 @@ impl Replays {
             operation.maker(index, &self.recording).filter(|(maker, _)| saving.goes_through(position(maker)));
         if let Some((maker, made)) = &maker
             && let Some(node) = self.standing.node(maker)
+            && search.goes_to(&node, *made, depth + 1)
         {
             return Ok(Source::Node(node, *made));
         }
         let alive = read.unwritten();
         let unwritten = || operation.read().nth(index)?.unwritten();
-        if saving.stays.has(id, read.bytes())
+        if saving.is_left(id, read.bytes())
             && let Some(storage) = &alive
         {
             let leaf = self.leaf(unwritten, |_| Some(leaf::Source::Held(storage.clone())));
@@ -184,7 +201,8 @@ impl Replays {
             Some(planned) => planned == Placement::Recompute,
             None => alive.is_none() || !self.cache.has(id),
         };
-        if let Some((maker, made)) = maker.filter(|_| is_through && depth < DEPTH) {
+        let is_main = |made: usize| saving.makers == Makers::Any || made == 0;
+        if let Some((maker, made)) = maker.filter(|(_, made)| is_through && depth < DEPTH && is_main(*made)) {
             match self.node(maker, search, depth + 1) {
                 Ok(node) => return Ok(Source::Node(node, made)),
                 Err(Missing::Taken) => return Err(Missing::Taken),
@@ -193,6 +211,9 @@ impl Replays {
         }
         if (saving.is_taken)(id) {
             return Err(Missing::Taken);
+        }
+        if saving.makers == Makers::Pointwise && !self.cache.has(id) {
+            return Err(Missing::Bytes);
         }
         let storage = alive.filter(|_| read.device() == saving.stays.device).ok_or(Missing::Bytes)?;
         let keep = planned.and_then(Placement::keeps_bytes).unwrap_or(saving.keeps_unplanned);
@@ -266,6 +287,24 @@ struct Search<'a> {
     refused: HashMap<usize, Missing>,
 }
 
+impl Search<'_> {
+    /// Whether a result may be computed by this operation, `depth` operations before the one that made what was asked for.
+    fn goes_through(&self, operation: &Recorded, depth: usize) -> bool {
+        let Saving { makers, stays, .. } = self.saving;
+        *makers == Makers::Any || (depth < POINTWISE && chained::is_pointwise(operation, stays.device))
+    }
+
+    /// The same of a result of one that stands.
+    fn goes_to(&self, node: &Node, made: usize, depth: usize) -> bool {
+        let is_before = |source: &Source| match source {
+            Source::Node(node, made) => self.goes_to(node, *made, depth + 1),
+            Source::Leaf(_) => true,
+        };
+        let is_pointwise = || made == 0 && self.goes_through(&node.operation, depth);
+        self.saving.makers == Makers::Any || (is_pointwise() && node.sources.iter().all(is_before))
+    }
+}
+
 /// Why something cannot be computed again by recorded operations.
 #[derive(Clone, Copy)]
 enum Missing {
@@ -273,39 +312,4 @@ enum Missing {
     Bytes,
     /// The part of the program that is running makes something that it is computed from, and makes both in the same run.
     Taken,
-}
-
-/// The graph's handle to a result that is computed again.
-struct Stand {
-    replays: Arc<Replays>,
-    node: Arc<Node>,
-    share: Share,
-    /// What is computed again with it.
-    together: Option<Arc<Together>>,
-    /// The number of the thread that saved it.
-    strand: u32,
-    /// Where it would be among what was saved.
-    place: (TapeKey, usize),
-}
-
-impl Handle for Stand {
-    fn unpack(&self) -> Result<Storage, String> {
-        // If the program runs backward by itself, this shows that a micro-batch was saved.
-        self.replays.forget(Some(self.strand));
-        let (tape, position) = self.place;
-        self.replays.cache.comes_to(tape, position);
-        let (node, made) = (&self.node, self.share.made);
-        let storage = match node.changed(made).or_else(|| node.available(made)) {
-            Some(storage) => storage,
-            None => self.replays.reruns.run(node, made, self.together.as_deref())?,
-        };
-        node.serve(&self.share);
-        Ok(storage)
-    }
-}
-
-impl Drop for Stand {
-    fn drop(&mut self) {
-        self.node.drop_handle(&self.share);
-    }
 }

@@ -21,10 +21,21 @@ pub(crate) struct Saving<'a> {
     pub(crate) is_taken: &'a dyn Fn(StorageId) -> bool,
     /// The planned placement of an operation's result: when it ran, and which of its results it is.
     pub(crate) planned: &'a dyn Fn(Position, usize) -> Option<Placement>,
+    /// Which operations may make it again.
+    pub(crate) makers: Makers,
     /// Whether a result stays on the device for whose bytes nothing was planned.
     pub(crate) keeps_unplanned: bool,
     /// The part of the program that is running, if what it saves is made again from what went into it.
     pub(crate) bounds: Option<Bounds<'a>>,
+}
+
+/// Which recorded operations may make something again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Makers {
+    /// All of them.
+    Any,
+    /// Pointwise ones and norms, a few in a row, of what is there anyway: parameters, what is small, and what the cache has.
+    Pointwise,
 }
 
 /// A part of the program that is made again from what went into it.
@@ -42,6 +53,13 @@ impl Saving<'_> {
     pub(super) fn goes_through(&self, ran: Position) -> bool {
         let begin = self.bounds.as_ref().map(|bounds| bounds.begin);
         begin.is_none_or(|begin| ran.strand == begin.strand && ran.index >= begin.index)
+    }
+
+    /// Whether a storage of the cache's device stays where it is.
+    pub(super) fn is_left(&self, id: StorageId, bytes: u64) -> bool {
+        let Saving { stays, makers, .. } = self;
+        // The program may write to what it holds, which would have to be copied.
+        stays.has(id, bytes) && (*makers == Makers::Any || !stays.held.contains(&id))
     }
 
     /// Where a storage comes from that the cache need not take.

@@ -11,7 +11,7 @@ use tch::Device;
 use super::orders::{Latest, Orders};
 use super::room;
 use crate::cache::{By, Cache};
-use crate::policy::{Cursor, Decision, Facts, Instruction, Placed, decide, stays};
+use crate::policy::{Cursor, Decision, Facts, Instruction, Placed, decide, stays, unplanned};
 use crate::profile::Probe;
 use crate::replay::{Chains, Replays, Stays};
 use crate::telemetry::events::warn_once;
@@ -77,7 +77,7 @@ impl StepContext {
                 keeps_all: matches!(self.plan.saves, Saves::Count | Saves::Leave) || placed.in_graph,
                 scope_kept: self.plan.kept_scopes.contains(&scope),
                 planned: placed.placement.filter(fits),
-                recomputes_marked: self.plan.recomputes_marked,
+                unplanned: unplanned(&self.plan),
             }
         })
     }

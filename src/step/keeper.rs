@@ -8,7 +8,7 @@ use ssdtrain_plan::Placement;
 use super::context::StepContext;
 use super::orders::Latest;
 use crate::cache::{EntryHandle, Subject};
-use crate::replay::Saving;
+use crate::replay::{Makers, Saving};
 use crate::telemetry::ScopeId;
 
 /// Keeps what it is given as the step's plan says for the operation that made it. The program saves none of it here, so the plan has no
@@ -31,6 +31,7 @@ impl SavedTensorHooks for Keeper {
             stays: step.stays(),
             verify: step.verify,
             planned: &planned,
+            makers: Makers::Any,
             bounds: None,
             keeps_unplanned: step.cursor.keeps_unplanned(),
             // What goes in was made outside.
@@ -40,9 +41,9 @@ impl SavedTensorHooks for Keeper {
         let placement = placement.and_then(|(replays, storage)| replays.planned(&storage, &saving));
         if let Some(replays) = step.replays.get().filter(|_| placement == Some(Placement::Recompute))
             && saved.storage().is_some_and(|storage| step.cache.in_use(&storage))
-            && let Some(packed) = replays.stand_for(saved, &saving)
+            && let Some(stand) = replays.stand_for(saved, &saving)
         {
-            return Ok(packed);
+            return Ok(Packed::Handle(Box::new(stand)));
         }
         let keep = placement == Some(Placement::Keep);
         step.record.add(self.scope, saved.storage_bytes(), keep);

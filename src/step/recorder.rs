@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ssdtrain_libtorch::{Handle, Packed, SavedTensor, SavedTensorHooks, Storage};
-use ssdtrain_plan::Save;
+use ssdtrain_plan::{Pointwise, Position, Save};
 
 use super::context::StepContext;
 use super::marks::Marks;
@@ -12,8 +12,8 @@ use super::part::Part;
 use super::scope::{current_part, current_scope};
 use crate::cache::{EntryHandle, Subject};
 use crate::policy::{Decision, KeepReason, Place, Recipes};
-use crate::profile::{Probe, Source};
-use crate::replay::Saving;
+use crate::profile::{Begun, Probe, Source};
+use crate::replay::{Makers, Saving, Stand};
 use crate::telemetry::{Counter, ScopeId};
 
 /// Hooks of one step on one thread.
@@ -29,15 +29,44 @@ impl Recorder {
     }
 
     /// What the graph holds for a saved tensor instead of its bytes, if there is a recipe of that kind.
-    fn recipe(&self, by: Recipes, saved: &SavedTensor<'_>, scope: ScopeId) -> Option<Packed> {
-        let marked = self.marks.recipe_of(saved, &self.step.counters);
-        marked.or_else(|| match by {
-            Recipes::Marked => None,
-            Recipes::Any => {
+    fn recipe(&self, by: Recipes, saved: &SavedTensor<'_>, note: &mut SaveNote) -> Option<Packed> {
+        let marked = || self.marks.recipe_of(saved, &self.step.counters);
+        match by {
+            Recipes::Marked => marked(),
+            Recipes::Any => marked().or_else(|| {
                 let part = current_part(&self.step);
-                self.replayed(saved, scope, part.as_deref()).or_else(|| part?.stand_for(saved))
-            }
-        })
+                let stand = self.replayed(saved, note.scope, part.as_deref(), Makers::Any);
+                stand.map(handle).or_else(|| part?.stand_for(saved))
+            }),
+            Recipes::Pointwise => self.pointwise(saved, note),
+        }
+    }
+
+    /// What the graph holds for what pointwise operations make again. The profile of the step, if there is one, has it among what is saved.
+    fn pointwise(&self, saved: &SavedTensor<'_>, note: &mut SaveNote) -> Option<Packed> {
+        let step = &*self.step;
+        let has_room = || step.cache.has_room_for(saved.storage_bytes());
+        // Of what is computed again anyway, the cache need have nothing besides.
+        let stays = step.plan.pointwise == Pointwise::WithoutRoom && has_room();
+        if stays && !step.replays.get()?.stands_for(saved) {
+            return None;
+        }
+        let part = current_part(&self.step);
+        let mut stand = self.replayed(saved, note.scope, part.as_deref(), Makers::Pointwise)?;
+        self.marks.is_saved(saved);
+        let number = step.probe.as_ref().and_then(|probe| stand.is_profiled_by(probe));
+        number.iter().for_each(|number| self.note(saved, *number, note));
+        Some(handle(stand))
+    }
+
+    /// Takes note of what is saved, which a profile knows by this number.
+    fn note(&self, saved: &SavedTensor<'_>, number: u64, note: &mut SaveNote) {
+        let step = &*self.step;
+        if let Some((probe, begun)) = step.probe.as_ref().zip(note.begun.take()) {
+            let SaveNote { scope, position, .. } = *note;
+            let save = Save { entry: number, bytes: saved.storage_bytes(), scope, position };
+            probe.saved(begun, save, self.source(saved), step.cache.alive());
+        }
     }
 
     /// What counts the tensors that stay in the graph for this reason.
@@ -52,15 +81,26 @@ impl Recorder {
         }
     }
 
-    /// What the graph holds for a result of recorded operations instead of its bytes.
-    fn replayed(&self, saved: &SavedTensor<'_>, scope: ScopeId, part: Option<&dyn Part>) -> Option<Packed> {
+    /// What the graph holds for a result that such operations make again, as far as they are on record, instead of its bytes.
+    fn replayed(
+        &self,
+        saved: &SavedTensor<'_>,
+        scope: ScopeId,
+        part: Option<&dyn Part>,
+        makers: Makers,
+    ) -> Option<Stand> {
         let step = &*self.step;
+        let planned = |operation, result| match makers {
+            Makers::Any => step.cursor.result(operation, result),
+            Makers::Pointwise => None,
+        };
         let saving = Saving {
             by: step.by(scope, &self.latest),
             stays: step.stays(),
             verify: step.verify,
             is_taken: &|storage| part.is_some_and(|part| part.has_taken(storage)),
-            planned: &|operation, result| step.cursor.result(operation, result),
+            planned: &planned,
+            makers,
             bounds: None,
             keeps_unplanned: step.cursor.keeps_unplanned(),
         };
@@ -94,11 +134,12 @@ impl SavedTensorHooks for Recorder {
             step.micro_batch_ends();
         }
         let begun = step.probe.as_ref().and_then(|probe| probe.saves());
+        let mut note = SaveNote { begun, scope, position };
         let place = match step.decide(saved, scope) {
             Decision::Save(place) => place,
             Decision::Recompute { by, otherwise } => {
                 let may_go = saved.storage().is_some_and(|storage| step.cache.in_use(&storage));
-                match may_go.then(|| self.recipe(by, saved, scope)).flatten() {
+                match may_go.then(|| self.recipe(by, saved, &mut note)).flatten() {
                     Some(recipe) => return Ok(recipe),
                     None => otherwise,
                 }
@@ -124,13 +165,21 @@ impl SavedTensorHooks for Recorder {
         let Some(entry) = Subject::of(saved).and_then(|subject| step.cache.save(subject, keep, by)) else {
             return Ok(Packed::Keep);
         };
-        if let Some((probe, begun)) = step.probe.as_ref().zip(begun) {
-            let save = Save { entry: entry.key().serial, bytes, scope, position };
-            probe.saved(begun, save, self.source(saved), step.cache.alive());
-        }
+        self.note(saved, entry.key().serial, &mut note);
         let probe = step.probe.clone().map(|probe| (probe, position.strand));
         Ok(Packed::Handle(Box::new(SavedHandle { entry, probe })))
     }
+}
+
+/// What a profile notes of a save: when it began, unless no more notes are taken, and where.
+struct SaveNote {
+    begun: Option<Begun>,
+    scope: ScopeId,
+    position: Position,
+}
+
+fn handle(stand: Stand) -> Packed {
+    Packed::Handle(Box::new(stand))
 }
 
 /// The graph's handle to one saved tensor.

@@ -70,8 +70,8 @@ pub use self::goal::{Caps, Goal, OutOfReach, Plan};
 pub use self::machine::{Budgets, Machine, Release};
 pub use self::policy::{
     Adaptive, AdaptiveReport, Adherence, Auto, Course, Decided, Decision, Followed, Headroom, InTurn, Keep,
-    Needs, Observation, Offload, Outset, Planning, Policy, PolicyReport, Resources, Room, SavedPlan, Saves,
-    StepPlan, Today,
+    Needs, Observation, Offload, Outset, Planning, Pointwise, Policy, PolicyReport, Resources, Room,
+    SavedPlan, Saves, StepPlan, Today,
 };
 pub use self::position::Position;
 pub use self::prediction::{Prediction, Stall};

@@ -65,9 +65,7 @@ impl Table {
 
     /// What can be done so that `bytes` more to be saved fit the device budget.
     pub(crate) fn squeeze(&mut self, bytes: u64, jobs: &mut Vec<Job>) -> Squeeze {
-        let budget = self.limits.device_budget;
-        let wanted = self.on_device.now() + bytes;
-        if wanted + self.left_bytes <= budget || wanted + self.left_in_use() <= budget {
+        if self.has_room(bytes) {
             return Squeeze::Fits;
         }
         if self.in_flight.iter().any(|key| self.frees(*key)) {
@@ -93,6 +91,13 @@ impl Table {
             }
         }
         Squeeze::Fits
+    }
+
+    /// Whether so many bytes more are within the device budget.
+    pub(crate) fn has_room(&mut self, bytes: u64) -> bool {
+        let budget = self.limits.device_budget;
+        let wanted = self.on_device.now() + bytes;
+        wanted + self.left_bytes <= budget || wanted + self.left_in_use() <= budget
     }
 
     /// Bytes of the storages that have left, but that the program still holds. Of many, it is seen little by little which it has let go of.

@@ -19,8 +19,8 @@ use super::scarcity::Scarcity;
 use super::start::Start;
 use super::unseen::Unseen;
 use super::{
-    Adherence, Course, Followed, Headroom, Needs, Observation, Outset, Policy, PolicyReport, Resources, Room,
-    SavedPlan, Saves, StepPlan,
+    Adherence, Course, Followed, Headroom, Needs, Observation, Outset, Pointwise, Policy, PolicyReport,
+    Resources, Room, SavedPlan, Saves, StepPlan,
 };
 use crate::{Budgets, Goal, Profile, Release, ScopeId};
 
@@ -156,7 +156,8 @@ impl Auto {
         self.unseen.begins();
         let profiled = self.attempts.is_due(number);
         if profiled || (number < FIRST_PROFILED && self.kinds.is_empty()) {
-            return StepPlan { profiled, room: self.looking(outset.free), ..StepPlan::default() };
+            let pointwise = self.pointwise(Pointwise::Recomputed);
+            return StepPlan { profiled, room: self.looking(outset.free), pointwise, ..StepPlan::default() };
         }
         let timed = self.kinds.settle(number);
         let memory = self.memory.look(outset.free);
@@ -171,14 +172,20 @@ impl Auto {
         if self.unseen.is_next(|| self.kinds.are_unseen(&self.objective, &courses)) {
             return StepPlan { saves: Saves::Leave, ..StepPlan::default() };
         }
+        let pointwise = self.pointwise(Pointwise::WithoutRoom);
         match courses.first() {
             Some(Course { budgets, .. }) => {
                 let room = Room::Within(*budgets);
                 let saves = Saves::Scheduled { courses, unplanned: headroom };
-                StepPlan { saves, room, timed, ..StepPlan::default() }
+                StepPlan { saves, room, timed, pointwise, ..StepPlan::default() }
             }
-            None => StepPlan { room: Room::Fitting(headroom), ..StepPlan::default() },
+            None => StepPlan { room: Room::Fitting(headroom), pointwise, ..StepPlan::default() },
         }
+    }
+
+    /// What becomes of results of pointwise operations without a plan: where a peak has a limit, as much less has to move.
+    fn pointwise(&self, limited: Pointwise) -> Pointwise {
+        if self.objective.goal.peak.is_some() { limited } else { Pointwise::Saved }
     }
 
     /// What may stay in a step without a plan, or of what a step saves that has no place in its plan.

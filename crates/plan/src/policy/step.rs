@@ -65,6 +65,8 @@ pub struct StepPlan {
     /// Whether what the program marked (results by `remat`, and parts of it by `segment`) is recomputed where nothing is
     /// planned for it.
     pub recomputes_marked: bool,
+    /// Which results of pointwise operations are recomputed where nothing is planned for them, unless `recomputes_marked`.
+    pub pointwise: Pointwise,
     /// How much may be on the device.
     pub room: Room,
     /// The highest activation peak that the step is to have, in bytes. Before an allocation exceeds it, on whichever thread of the process and
@@ -73,6 +75,20 @@ pub struct StepPlan {
     /// The most bytes that may be written to the disks until the next step begins; what finds no other room below the device stays there.
     /// `None` for no limit.
     pub most_written: Option<u64>,
+}
+
+/// What becomes of results of pointwise operations and norms that nothing is planned for, in a step whose operations are recorded. To compute
+/// them again takes a few passes over memory, if what they are made of is there: parameters, what is small, and what the cache has and the
+/// device still holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pointwise {
+    /// They are saved, like all others.
+    #[default]
+    Saved,
+    /// Those that [`Room`] does not let stay are recomputed.
+    WithoutRoom,
+    /// They are recomputed.
+    Recomputed,
 }
 
 /// What becomes of the saves of a step that could be moved.
@@ -301,7 +317,8 @@ impl StepPlan {
     /// Whether anything may be recomputed from recorded operations.
     pub fn recomputes(&self) -> bool {
         match &self.saves {
-            Saves::Count | Saves::Leave | Saves::Keep | Saves::Move => false,
+            Saves::Count | Saves::Leave | Saves::Keep => false,
+            Saves::Move => self.pointwise != Pointwise::Saved && !self.recomputes_marked,
             Saves::Scheduled { courses, .. } => courses.iter().any(|course| course.schedule.recomputes()),
             Saves::InTurn(placements) => placements.contains(&Placement::Recompute),
         }
