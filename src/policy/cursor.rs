@@ -192,10 +192,12 @@ impl Cursor {
         self.state.lock().lost
     }
 
-    /// Whether the step follows a plan, and not one that keeps everything for comparison.
+    /// Whether the step follows a plan, and not one that keeps everything for comparison or is for the meantime.
     pub(crate) fn is_planned(&self) -> bool {
         let state = self.state.lock();
-        self.courses.get(state.active).is_some_and(|course| !course.is_baseline && !state.lost)
+        self.courses
+            .get(state.active)
+            .is_some_and(|course| !course.is_baseline && !course.is_interim && !state.lost)
     }
 
     /// Which course the step, which has ended, followed, and how well; `None` if it has none.

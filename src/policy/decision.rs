@@ -1,6 +1,6 @@
 //! What happens to a tensor that autograd saves: one function of what is known of it and of what the step is told.
 
-use ssdtrain_plan::{Placement, Pointwise, Saves, StepPlan};
+use ssdtrain_plan::{Placement, Recomputed, Saves, StepPlan};
 
 /// What happens to a saved tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +27,8 @@ pub(crate) enum Place {
 pub(crate) enum Recipes {
     /// Those of results that the program marked.
     Marked,
-    /// Pointwise operations on record, of what is there.
-    Pointwise,
+    /// A few operations on record, of what is there.
+    Near,
     /// Those of marked results, and else recorded operations.
     Any,
 }
@@ -100,7 +100,7 @@ pub(crate) fn decide(facts: Facts, min_bytes: u64, instruction: impl FnOnce() ->
         Some(Placement::Recompute) => Some(Recipes::Any),
         Some(_) => None,
         // These only spare moving something.
-        None => unplanned.filter(|recipes| *recipes != Recipes::Pointwise || place == Place::Below),
+        None => unplanned.filter(|recipes| *recipes != Recipes::Near || place == Place::Below),
     };
     recipes.map_or(Decision::Save(place), |by| Decision::Recompute { by, otherwise: place })
 }
@@ -109,8 +109,8 @@ pub(crate) fn decide(facts: Facts, min_bytes: u64, instruction: impl FnOnce() ->
 pub(crate) fn unplanned(plan: &StepPlan) -> Option<Recipes> {
     match plan {
         StepPlan { recomputes_marked: true, .. } => Some(Recipes::Marked),
-        StepPlan { pointwise: Pointwise::Saved, .. } => None,
-        _ => Some(Recipes::Pointwise),
+        StepPlan { recomputed: Recomputed::Nothing, .. } => None,
+        _ => Some(Recipes::Near),
     }
 }
 
@@ -195,7 +195,7 @@ mod tests {
         let told = |planned| Instruction { planned, ..MOVE };
         let scope_kept = |planned| Instruction { scope_kept: true, planned, ..MOVE };
         let marks = |instruction| Instruction { unplanned: Some(Recipes::Marked), ..instruction };
-        let pointwise = |instruction| Instruction { unplanned: Some(Recipes::Pointwise), ..instruction };
+        let near = |instruction| Instruction { unplanned: Some(Recipes::Near), ..instruction };
         let keeps_all = |planned| Instruction { keeps_all: true, planned, ..MOVE };
         let table = [
             // Planned, or not.
@@ -213,12 +213,12 @@ mod tests {
             (marks(told(Some(Keep))), Decision::Save(Place::Device)),
             (marks(told(Some(Host))), Decision::Save(Place::Below)),
             (marks(scope_kept(None)), again(Recipes::Marked, Place::Device)),
-            // What pointwise operations make again need not be moved.
-            (pointwise(told(None)), again(Recipes::Pointwise, Place::Below)),
-            (pointwise(told(Some(Host))), Decision::Save(Place::Below)),
-            (pointwise(told(Some(Recompute))), again(Recipes::Any, Place::Below)),
-            (pointwise(scope_kept(None)), Decision::Save(Place::Device)),
-            (pointwise(keeps_all(None)), Decision::Save(KEPT)),
+            // What a few operations make again need not be moved.
+            (near(told(None)), again(Recipes::Near, Place::Below)),
+            (near(told(Some(Host))), Decision::Save(Place::Below)),
+            (near(told(Some(Recompute))), again(Recipes::Any, Place::Below)),
+            (near(scope_kept(None)), Decision::Save(Place::Device)),
+            (near(keeps_all(None)), Decision::Save(KEPT)),
             // Nothing is entered in the cache.
             (keeps_all(None), Decision::Save(KEPT)),
             (keeps_all(Some(Disk)), Decision::Save(KEPT)),
@@ -256,6 +256,7 @@ mod tests {
                 schedule,
                 budgets: Budgets::default(),
                 is_baseline: false,
+                is_interim: false,
                 in_graph: 0,
                 whole_up_to: 0.0,
             }];

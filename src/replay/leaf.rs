@@ -73,6 +73,10 @@ impl Leaf {
         }
     }
 
+    pub(super) fn is_in_cache(&self) -> bool {
+        matches!(self.source, Source::Entry(_))
+    }
+
     /// It was saved once more.
     pub(super) fn is_saved(&self, by: Arc<Mutex<SavedVariable>>) {
         if let Source::Saved(saved) = &self.source {

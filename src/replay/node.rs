@@ -1,5 +1,6 @@
 //! An operation that can be run again, and its results.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -99,6 +100,26 @@ impl Node {
     /// Where the storages that the operation reads come from.
     pub(super) fn own_sources(&self) -> &[Source] {
         &self.sources[..self.operation.read().len()]
+    }
+
+    /// The bytes that the cache has of what making the results again reads.
+    pub(super) fn bytes_read(&self) -> u64 {
+        let (mut nodes, mut seen, mut leaves) = (vec![self], HashSet::new(), HashMap::new());
+        while let Some(node) = nodes.pop() {
+            if !seen.insert(std::ptr::from_ref(node)) {
+                continue;
+            }
+            for (source, read) in node.own_sources().iter().zip(node.operation.read()) {
+                match source {
+                    Source::Node(node, _) => nodes.push(node),
+                    Source::Leaf(leaf) if leaf.is_in_cache() => {
+                        leaves.insert(leaf.id(), read.bytes());
+                    }
+                    Source::Leaf(_) => {}
+                }
+            }
+        }
+        leaves.values().sum()
     }
 
     /// One more handle to one of the results, which is `storage` now; with `verify`, reruns have to make the same bytes. The second

@@ -26,8 +26,10 @@ use crate::telemetry::Counters;
 
 /// A result is computed from no more than this many operations in a row that were not asked for themselves.
 const DEPTH: usize = 64;
-/// What pointwise operations make of what is there, they make in at most so many steps. What lies between may all be on the device at once.
-const POINTWISE: usize = 3;
+/// What is made of what is there is made by at most so many operations in a row: of any kind, or pointwise ones. What lies between may all be
+/// on the device at once.
+const NEAR: usize = 12;
+const NEAR_POINTWISE: usize = 4;
 
 /// The recorded operations of a step that can be run again.
 pub(crate) struct Replays {
@@ -79,14 +81,21 @@ impl Replays {
         let (operation, made) = self.recording.maker(&storage)?;
         // Each storage is in one place: what the cache has is not computed again, and the other way round.
         let is_new = !self.has_handles(&operation, made);
-        if saving.makers == Makers::Pointwise && is_new && (made != 0 || self.cache.has(storage.id())) {
+        if saving.makers != Makers::Any && is_new && (made != 0 || self.cache.has(storage.id())) {
             return None;
         }
-        let mut search = Search { saving, refused: HashMap::new() };
+        let mut search = Search::new(saving, saving.makers);
         let node = match self.standing.node(&operation).filter(|_| !is_new) {
             Some(node) => node,
             None => self.node(operation, &mut search, 0).ok()?,
         };
+        if is_new && saving.makers == Makers::Near {
+            // Products take their time, which has to spare something.
+            let is_pointwise = Search::new(saving, Makers::NearPointwise).goes_to(&node, made, 0);
+            if !is_pointwise && node.bytes_read() >= storage.bytes() {
+                return None;
+            }
+        }
         self.standing.insert_result(&storage, &node, made);
         let (share, is_first) = node.add_handle(made, &storage, saving.verify)?;
         let together = saving.bounds.as_ref().map(|bounds| Arc::clone(bounds.together));
@@ -146,7 +155,9 @@ impl Replays {
         if !search.goes_through(&operation, depth) {
             return Err(Missing::Bytes);
         }
-        if let Some(missing) = search.refused.get(&operation.id()) {
+        if let Some((missing, from)) = search.refused.get(&operation.id())
+            && depth >= *from
+        {
             return Err(*missing);
         }
         let sources = operation
@@ -160,10 +171,9 @@ impl Replays {
                 Ok(self.standing.insert_node(Node::new(operation, sources, search.saving.by.scope)))
             }
             Err(missing) => {
-                // Where there may be few in a row, another way may be shorter.
-                if search.saving.makers == Makers::Any {
-                    search.refused.insert(operation.id(), missing);
-                }
+                // Where few in a row may be between, another way may be shorter.
+                let from = if search.makers == Makers::Any { 0 } else { depth };
+                search.refused.insert(operation.id(), (missing, from));
                 Err(missing)
             }
         }
@@ -212,7 +222,7 @@ impl Replays {
         if (saving.is_taken)(id) {
             return Err(Missing::Taken);
         }
-        if saving.makers == Makers::Pointwise && !self.cache.has(id) {
+        if saving.makers != Makers::Any && !self.cache.has(id) {
             return Err(Missing::Bytes);
         }
         let storage = alive.filter(|_| read.device() == saving.stays.device).ok_or(Missing::Bytes)?;
@@ -283,15 +293,26 @@ fn position(operation: &Recorded) -> Position {
 /// The search for what one result is computed from.
 struct Search<'a> {
     saving: &'a Saving<'a>,
-    /// Operations that cannot be run again. Many results may have been made from theirs, each of which would lead here.
-    refused: HashMap<usize, Missing>,
+    makers: Makers,
+    /// Operations that cannot be run again, from so many operations before the last one on. Many results may have been made from theirs, each
+    /// of which would lead here.
+    refused: HashMap<usize, (Missing, usize)>,
 }
 
-impl Search<'_> {
+impl<'a> Search<'a> {
+    fn new(saving: &'a Saving<'a>, makers: Makers) -> Search<'a> {
+        Search { saving, makers, refused: HashMap::new() }
+    }
+
     /// Whether a result may be computed by this operation, `depth` operations before the one that made what was asked for.
     fn goes_through(&self, operation: &Recorded, depth: usize) -> bool {
-        let Saving { makers, stays, .. } = self.saving;
-        *makers == Makers::Any || (depth < POINTWISE && chained::is_pointwise(operation, stays.device))
+        match self.makers {
+            Makers::Any => true,
+            Makers::Near => depth < NEAR,
+            Makers::NearPointwise => {
+                depth < NEAR_POINTWISE && chained::is_pointwise(operation, self.saving.stays.device)
+            }
+        }
     }
 
     /// The same of a result of one that stands.
@@ -300,8 +321,8 @@ impl Search<'_> {
             Source::Node(node, made) => self.goes_to(node, *made, depth + 1),
             Source::Leaf(_) => true,
         };
-        let is_pointwise = || made == 0 && self.goes_through(&node.operation, depth);
-        self.saving.makers == Makers::Any || (is_pointwise() && node.sources.iter().all(is_before))
+        let is_near = || made == 0 && self.goes_through(&node.operation, depth);
+        self.makers == Makers::Any || (is_near() && node.sources.iter().all(is_before))
     }
 }
 

@@ -34,8 +34,11 @@ pub(crate) struct Saving<'a> {
 pub(crate) enum Makers {
     /// All of them.
     Any,
-    /// Pointwise ones and norms, a few in a row, of what is there anyway: parameters, what is small, and what the cache has.
-    Pointwise,
+    /// A few in a row, of what is there anyway: parameters, what is small, and what the cache has. Unless all are pointwise or norms, the cache
+    /// has to have fewer bytes of that than they make.
+    Near,
+    /// The same, but only pointwise ones and norms.
+    NearPointwise,
 }
 
 /// A part of the program that is made again from what went into it.

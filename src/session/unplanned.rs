@@ -33,7 +33,7 @@ impl Unplanned {
     pub(super) fn saw(&self, planning: Option<Planning>, strange: Option<Strange>) -> Option<String> {
         let mut row = self.0.lock();
         match planning {
-            None | Some(Planning::Followed | Planning::Small) => *row = Row::default(),
+            None | Some(Planning::Followed | Planning::Small | Planning::Interim) => *row = Row::default(),
             Some(_) => row.steps += 1,
         }
         let Row { steps, strange: last, warning } = &mut *row;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ssdtrain_libtorch::{Handle, Packed, SavedTensor, SavedTensorHooks, Storage};
-use ssdtrain_plan::{Pointwise, Position, Save};
+use ssdtrain_plan::{Position, Recomputed, Save};
 
 use super::context::StepContext;
 use super::marks::Marks;
@@ -38,21 +38,26 @@ impl Recorder {
                 let stand = self.replayed(saved, note.scope, part.as_deref(), Makers::Any);
                 stand.map(handle).or_else(|| part?.stand_for(saved))
             }),
-            Recipes::Pointwise => self.pointwise(saved, note),
+            Recipes::Near => self.near(saved, note),
         }
     }
 
-    /// What the graph holds for what pointwise operations make again. The profile of the step, if there is one, has it among what is saved.
-    fn pointwise(&self, saved: &SavedTensor<'_>, note: &mut SaveNote) -> Option<Packed> {
+    /// What the graph holds for what a few operations make of what is there. The profile of the step, if there is one, has it among what is
+    /// saved.
+    fn near(&self, saved: &SavedTensor<'_>, note: &mut SaveNote) -> Option<Packed> {
         let step = &*self.step;
         let has_room = || step.cache.has_room_for(saved.storage_bytes());
         // Of what is computed again anyway, the cache need have nothing besides.
-        let stays = step.plan.pointwise == Pointwise::WithoutRoom && has_room();
+        let stays = step.plan.recomputed == Recomputed::PointwiseWithoutRoom && has_room();
         if stays && !step.replays.get()?.stands_for(saved) {
             return None;
         }
+        let makers = match step.plan.recomputed {
+            Recomputed::Everything => Makers::Near,
+            _ => Makers::NearPointwise,
+        };
         let part = current_part(&self.step);
-        let mut stand = self.replayed(saved, note.scope, part.as_deref(), Makers::Pointwise)?;
+        let mut stand = self.replayed(saved, note.scope, part.as_deref(), makers)?;
         self.marks.is_saved(saved);
         let number = step.probe.as_ref().and_then(|probe| stand.is_profiled_by(probe));
         number.iter().for_each(|number| self.note(saved, *number, note));
@@ -92,7 +97,7 @@ impl Recorder {
         let step = &*self.step;
         let planned = |operation, result| match makers {
             Makers::Any => step.cursor.result(operation, result),
-            Makers::Pointwise => None,
+            Makers::Near | Makers::NearPointwise => None,
         };
         let saving = Saving {
             by: step.by(scope, &self.latest),

@@ -49,6 +49,8 @@ pub struct StepCounts {
     pub left: u64,
     /// Kept everything, to be compared with planned steps.
     pub compared: u64,
+    /// Moved nothing while host memory was pinned for those that follow the plan.
+    pub interim: u64,
     /// Were profiled.
     pub profiled: u64,
     /// Came before the first profile.
@@ -134,6 +136,7 @@ impl Metrics {
             Some(Planning::Small) => &mut steps.small,
             Some(Planning::Left) => &mut steps.left,
             Some(Planning::Compared) => &mut steps.compared,
+            Some(Planning::Interim) => &mut steps.interim,
             Some(Planning::Profiled) => &mut steps.profiled,
             Some(Planning::Early) => &mut steps.early,
             Some(Planning::Without) => &mut steps.without,

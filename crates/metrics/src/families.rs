@@ -127,13 +127,14 @@ fn disk(metrics: &Metrics) -> Option<StoreStats> {
 }
 
 fn steps(
-    StepCounts { followed, small, left, compared, profiled, early, without, unplanned, .. }: &StepCounts,
+    StepCounts { followed, small, left, compared, interim, profiled, early, without, unplanned, .. }: &StepCounts,
 ) -> Vec<Sample> {
     let counts = [
         ("followed", *followed),
         ("small", *small),
         ("left", *left),
         ("compared", *compared),
+        ("interim", *interim),
         ("profiled", *profiled),
         ("early", *early),
         ("without", *without),

@@ -83,6 +83,11 @@ impl<'a> Frontier<'a> {
         Frontier::with(work, machine, caps, Effort::of(work, machine))
     }
 
+    /// The same with less effort, for a plan that is soon replaced: no changes of the best one are tried.
+    pub(crate) fn rough(work: &'a Workload, machine: &'a Machine, caps: Caps) -> Frontier<'a> {
+        Frontier::with(work, machine, caps, Effort { trials: 0, ..Effort::of(work, machine) })
+    }
+
     fn with(work: &'a Workload, machine: &'a Machine, caps: Caps, effort: Effort) -> Frontier<'a> {
         let graph = Graph::new(&work.activations);
         let extras = work.activations.iter().map(|one| one.bytes + one.forward_extra.max(one.backward_extra));

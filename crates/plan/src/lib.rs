@@ -70,7 +70,7 @@ pub use self::goal::{Caps, Goal, OutOfReach, Plan};
 pub use self::machine::{Budgets, Machine, Release};
 pub use self::policy::{
     Adaptive, AdaptiveReport, Adherence, Auto, Course, Decided, Decision, Followed, Headroom, InTurn, Keep,
-    Needs, Observation, Offload, Outset, Planning, Pointwise, Policy, PolicyReport, Resources, Room,
+    Needs, Observation, Offload, Outset, Planning, Policy, PolicyReport, Recomputed, Resources, Room,
     SavedPlan, Saves, StepPlan, Today,
 };
 pub use self::position::Position;

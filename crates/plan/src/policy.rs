@@ -44,7 +44,7 @@ pub use self::offload::Offload;
 pub use self::planning::Planning;
 pub use self::saved::SavedPlan;
 pub use self::step::{
-    Adherence, Course, Followed, Headroom, Observation, Outset, Pointwise, Resources, Room, Saves, StepPlan,
+    Adherence, Course, Followed, Headroom, Observation, Outset, Recomputed, Resources, Room, Saves, StepPlan,
     Today,
 };
 use crate::report::PlanReport;

@@ -22,6 +22,7 @@ fn course(saves: &[(u64, Placement)], device_budget: u64) -> Course {
         schedule,
         budgets: Budgets { device_budget, ..Budgets::default() },
         is_baseline: false,
+        is_interim: false,
         in_graph: 0,
         whole_up_to: 0.0,
     }
@@ -195,9 +196,9 @@ fn nothing_is_stored_in_others_place_while_a_micro_batch_stays_whole() {
     let schedule = Arc::new(Schedule::new(vec![save], results, 0));
     for (bytes, expected) in [(100, Some(HOST)), (50, None)] {
         let budgets = Budgets::default();
-        let (is_baseline, in_graph, whole_up_to) = (false, 0, 0.5);
+        let (is_baseline, is_interim, in_graph, whole_up_to) = (false, false, 0, 0.5);
         let schedule = Arc::clone(&schedule);
-        let cursor = cursor(&[Course { schedule, budgets, is_baseline, in_graph, whole_up_to }]);
+        let cursor = cursor(&[Course { schedule, budgets, is_baseline, is_interim, in_graph, whole_up_to }]);
         cursor.next(Saving { bytes, scope: ScopeId::default(), position: Some(position(1)) });
         assert_eq!(cursor.result(position(2), 0), expected);
     }
@@ -321,6 +322,7 @@ fn each_thread_follows_its_own_strand() {
         schedule,
         budgets: Budgets::default(),
         is_baseline: false,
+        is_interim: false,
         in_graph: 0,
         whole_up_to: 0.0,
     }]);

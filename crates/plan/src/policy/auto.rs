@@ -19,7 +19,7 @@ use super::scarcity::Scarcity;
 use super::start::Start;
 use super::unseen::Unseen;
 use super::{
-    Adherence, Course, Followed, Headroom, Needs, Observation, Outset, Pointwise, Policy, PolicyReport,
+    Adherence, Course, Followed, Headroom, Needs, Observation, Outset, Policy, PolicyReport, Recomputed,
     Resources, Room, SavedPlan, Saves, StepPlan,
 };
 use crate::{Budgets, Goal, Profile, Release, ScopeId};
@@ -156,8 +156,8 @@ impl Auto {
         self.unseen.begins();
         let profiled = self.attempts.is_due(number);
         if profiled || (number < FIRST_PROFILED && self.kinds.is_empty()) {
-            let pointwise = self.pointwise(Pointwise::Recomputed);
-            return StepPlan { profiled, room: self.looking(outset.free), pointwise, ..StepPlan::default() };
+            let (room, recomputed) = (self.looking(outset.free), self.recomputed(number));
+            return StepPlan { profiled, room, recomputed, ..StepPlan::default() };
         }
         let timed = self.kinds.settle(number);
         let memory = self.memory.look(outset.free);
@@ -172,20 +172,31 @@ impl Auto {
         if self.unseen.is_next(|| self.kinds.are_unseen(&self.objective, &courses)) {
             return StepPlan { saves: Saves::Leave, ..StepPlan::default() };
         }
-        let pointwise = self.pointwise(Pointwise::WithoutRoom);
+        // What fits stays.
+        let recomputed = match self.objective.goal.peak {
+            Some(_) => Recomputed::PointwiseWithoutRoom,
+            None => Recomputed::Nothing,
+        };
         match courses.first() {
             Some(Course { budgets, .. }) => {
                 let room = Room::Within(*budgets);
                 let saves = Saves::Scheduled { courses, unplanned: headroom };
-                StepPlan { saves, room, timed, pointwise, ..StepPlan::default() }
+                StepPlan { saves, room, timed, recomputed, ..StepPlan::default() }
             }
-            None => StepPlan { room: Room::Fitting(headroom), pointwise, ..StepPlan::default() },
+            None => StepPlan { room: Room::Fitting(headroom), recomputed, ..StepPlan::default() },
         }
     }
 
-    /// What becomes of results of pointwise operations without a plan: where a peak has a limit, as much less has to move.
-    fn pointwise(&self, limited: Pointwise) -> Pointwise {
-        if self.objective.goal.peak.is_some() { limited } else { Pointwise::Saved }
+    /// What is recomputed in step `number`, in which it is looked how steps go. Where a peak has a limit, as much less has to move; and to
+    /// pin the host memory for it in the first steps takes longer than to make all of it again.
+    fn recomputed(&self, number: u64) -> Recomputed {
+        let Resources { release, host_pool, .. } = self.objective.resources;
+        let is_to_pin = release == Release::InStreamOrder && host_pool > 0 && number <= FIRST_PROFILED;
+        match self.objective.goal.peak {
+            None => Recomputed::Nothing,
+            Some(_) if is_to_pin => Recomputed::Everything,
+            Some(_) => Recomputed::Pointwise,
+        }
     }
 
     /// What may stay in a step without a plan, or of what a step saves that has no place in its plan.
@@ -283,9 +294,12 @@ impl Auto {
             Adherence::Whole(_) if step < FIRST_PROFILED => self.attempts.followed(),
             Adherence::Whole(_) | Adherence::Part | Adherence::Larger | Adherence::Altered => {
                 let scale = kind.scale(&followed);
-                kind.saw_height(course, &followed, observed);
-                kind.fitted(is_kept || followed.stayed_whole, followed.at_once, observed);
+                if !course.is_interim {
+                    kind.saw_height(course, &followed, observed);
+                    kind.fitted(is_kept || followed.stayed_whole, followed.at_once, observed);
+                }
                 match (is_kept, is_timed) {
+                    _ if course.is_interim => kind.passes_by(objective, peak),
                     (false, _) if followed.stayed_whole => kind.passes(),
                     (false, true) => kind.stepped(objective, scale, observed),
                     (false, false) => kind.peaked(objective, Planned::peak, peak),

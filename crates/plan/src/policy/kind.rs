@@ -1,5 +1,6 @@
 //! The steps of one kind: their plan, and what was seen of it.
 
+mod courses;
 mod heights;
 mod judging;
 
@@ -7,13 +8,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::courses::Interim;
 use self::heights::Heights;
 use self::judging::first_weighing;
 use super::corrections::Corrections;
 use super::cost::{Told, Weight};
 use super::decisions::Decision;
 use super::disk_watch::DiskWatch;
-use super::free_memory::Look;
 use super::objective::Objective;
 use super::planned::Planned;
 use super::shown::Shown;
@@ -21,16 +22,12 @@ use super::sizes::KeptSizes;
 use super::watch::{Seen, Watch};
 use super::weighing::Weighing;
 use super::{Adherence, Course, Followed, Observation};
+use crate::Placement;
 use crate::schedule::Schedule;
 use crate::step_profile::{COUNTED_ON, StepProfile};
-use crate::{Budgets, Placement};
 
 /// The share of the device's free memory that a step that keeps everything may take, or a planned one.
 pub(super) const FITTING: f64 = 0.9;
-/// Once one has found memory, nothing of those that follow need be able to leave where that is no more than this share, nor of those that
-/// are compared, up to so many times what is known.
-const PLENTY: f64 = 0.5;
-const LARGER_BY_CHANCE: f64 = 1.1;
 /// Of a step that is not looked at nothing can leave, so it may become so many times as large.
 const AMPLE: u64 = 2;
 /// A device that has this share of a step still to compute when its program is done with it does not wait for that.
@@ -75,6 +72,8 @@ pub(super) struct Kind {
     untold: Option<u64>,
     /// Whether not even the lowest peak fitted the memory that was free when it was planned last for that.
     pub(super) is_lowest: bool,
+    /// What steps do while host memory is provided for the plan with this number.
+    interim: Option<(u64, Option<Interim>)>,
     /// How many plans there were.
     pub(super) plans: u64,
     /// The last step that was of this kind.
@@ -124,6 +123,7 @@ impl Kind {
             heights: Heights::default(),
             untold: None,
             is_lowest: false,
+            interim: None,
             plans: 1,
             last: 0,
             decisions: Vec::new(),
@@ -150,39 +150,6 @@ impl Kind {
         sizes.all().filter_map(shown).collect()
     }
 
-    /// How the step that begins goes if it is of this kind.
-    pub(super) fn course(
-        &mut self,
-        objective: &Objective,
-        provide: &dyn Fn(u64) -> bool,
-        memory: &Look<'_>,
-        others: Option<&Shown>,
-    ) -> Course {
-        if self
-            .weighing
-            .as_ref()
-            .is_some_and(|weighing| !weighing.has_kept() && !may_compare(objective, weighing.seen))
-        {
-            self.conclude(objective, others);
-        }
-        // What the plan needs is provided as soon as there is a plan.
-        let is_provided = provide(self.host_memory());
-        if let Some(weighing) = self.weighing.as_ref().filter(|weighing| weighing.wants_kept()) {
-            if may_compare(objective, weighing.seen) && self.may_keep(objective, memory) {
-                return self.baseline();
-            }
-            self.conclude(objective, others);
-        } else if !is_provided && objective.compares && self.may_keep(objective, memory) {
-            return self.baseline();
-        }
-        let may_stay = self.fitted > 0.0 && objective.goal.peak.is_none() && self.planned.keeps_all();
-        let in_graph = if may_stay { (PLENTY * memory.lately() as f64) as u64 } else { 0 };
-        let in_graph = if self.largest_kept_peak() <= in_graph { in_graph } else { 0 };
-        let Planned { schedule, plan, .. } = &self.planned;
-        let (schedule, budgets) = (Arc::clone(schedule), plan.budgets);
-        Course { schedule, budgets, is_baseline: false, in_graph, whole_up_to: 0.0 }
-    }
-
     /// Whether its next steps go as without a cache if this is their course: everything is kept, they do not vary, and nothing is to be
     /// learned from them.
     pub(super) fn is_unseen(&self, objective: &Objective, course: &Course) -> bool {
@@ -195,18 +162,6 @@ impl Kind {
         in_graph > 0 && AMPLE.saturating_mul(self.largest_kept_peak()) <= in_graph
     }
 
-    /// The host memory that steps of the plan need, in bytes.
-    fn host_memory(&self) -> u64 {
-        let still = if self.varies { LARGER_STILL } else { 1.0 };
-        (self.planned.plan.prediction.host_peak as f64 * self.widest * still) as u64
-    }
-
-    /// Whether a step that keeps everything reaches the goal for the peak, on a device with so much free memory.
-    fn may_keep(&self, objective: &Objective, memory: &Look<'_>) -> bool {
-        let peak = self.largest_kept_peak();
-        peak <= objective.most_peak() && peak as f64 <= FITTING * memory.now() as f64
-    }
-
     /// The activation peak of the largest step seen as its plan has it.
     pub(super) fn largest_peak(&self) -> u64 {
         let planned = self.planned.peak() as f64 * self.largest;
@@ -217,13 +172,6 @@ impl Kind {
     fn largest_kept_peak(&self) -> u64 {
         let kept = self.planned.kept_peak() as f64 * self.largest;
         (kept as u64).saturating_add(self.planned.corrections.unforeseen.bytes())
-    }
-
-    /// A step that keeps everything: for comparison with planned steps, or until these have the host memory that they need.
-    fn baseline(&self) -> Course {
-        let (schedule, budgets) = (Arc::clone(&self.kept), Budgets::default());
-        let in_graph = (LARGER_BY_CHANCE * self.fitted * self.planned.kept_peak() as f64) as u64;
-        Course { schedule, budgets, is_baseline: true, in_graph, whole_up_to: 0.0 }
     }
 
     /// The highest peak of the last steps before `step` that went as planned.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::step::{Adherence, Followed, Room, Saves, StepPlan};
+use super::step::{Adherence, Course, Followed, Room, Saves, StepPlan};
 
 /// What a step had to do with a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -22,6 +22,8 @@ pub enum Planning {
     /// It kept everything, to be compared with steps that follow the plan, or because these lack host memory that is being
     /// provided.
     Compared,
+    /// What does not stay was recomputed, because planned steps lack host memory that is being provided.
+    Interim,
     /// It was profiled.
     Profiled,
     /// It came before the first profile.
@@ -33,24 +35,28 @@ pub enum Planning {
 impl Planning {
     /// Whether the step may have kept everything because it was small, or came before one that follows a plan.
     pub fn keeps_what_fits(self) -> bool {
-        matches!(self, Planning::Small | Planning::Compared | Planning::Profiled | Planning::Early)
+        matches!(
+            self,
+            Planning::Small | Planning::Compared | Planning::Interim | Planning::Profiled | Planning::Early
+        )
     }
 
     /// Of a step that was told `plan` and followed its schedule, if it had one, like this; `has_moved` says whether anything left the device
     /// or is recomputed.
     pub(super) fn of(plan: &StepPlan, followed: Option<Followed>, has_moved: bool) -> Planning {
-        let is_baseline = |followed: Followed| match &plan.saves {
-            Saves::Scheduled { courses, .. } => {
-                courses.get(followed.course).is_some_and(|course| course.is_baseline)
-            }
+        let of_course = |followed: Followed, is_so: fn(&Course) -> bool| match &plan.saves {
+            Saves::Scheduled { courses, .. } => courses.get(followed.course).is_some_and(is_so),
             _ => false,
         };
+        let is_baseline = |followed: Followed| of_course(followed, |course| course.is_baseline);
+        let is_interim = |followed: Followed| of_course(followed, |course| course.is_interim);
         match (followed, plan.room) {
             _ if plan.profiled => Planning::Profiled,
             _ if plan.saves == Saves::Leave => Planning::Followed,
             (Some(followed), _) if followed.how == Adherence::Lost => Planning::Left,
             // It may have begun as steps of another kind do.
             (Some(followed), _) if is_baseline(followed) && !has_moved => Planning::Compared,
+            (Some(followed), _) if is_interim(followed) => Planning::Interim,
             (Some(followed), _) if followed.stayed_whole => Planning::Small,
             (Some(_), _) => Planning::Followed,
             (None, Room::Fitting(_)) => Planning::Without,
@@ -66,6 +72,9 @@ impl fmt::Display for Planning {
             Planning::Small => "planned: so small that everything stays",
             Planning::Left => "not planned: it saved something else than was planned",
             Planning::Compared => "not planned: everything is kept, to be compared with the plan",
+            Planning::Interim => {
+                "not planned yet: what does not stay is computed again while host memory is pinned"
+            }
             Planning::Profiled => "profiled",
             Planning::Early => "not planned yet",
             Planning::Without => "not planned: no profile has shown anything to plan",
@@ -86,14 +95,15 @@ mod tests {
         let early = StepPlan::default();
         let profiled = StepPlan { profiled: true, ..early.clone() };
         let fitting = StepPlan { room: Room::Fitting(Headroom::Free), ..early.clone() };
-        let course = |is_baseline| Course {
+        let course = |is_baseline, is_interim| Course {
             schedule: Arc::default(),
             budgets: Budgets::default(),
             is_baseline,
+            is_interim,
             in_graph: 0,
             whole_up_to: 0.0,
         };
-        let courses = vec![course(false), course(true)];
+        let courses = vec![course(false, false), course(true, false), course(false, true)];
         let saves = Saves::Scheduled { courses, unplanned: Headroom::Free };
         let planned = StepPlan { saves, ..early.clone() };
         let followed = |course, how| Some(Followed::new(course, how));
@@ -104,6 +114,8 @@ mod tests {
             (&profiled, None, Planning::Profiled),
             (&fitting, None, Planning::Without),
             (&planned, followed(1, Adherence::Whole(1)), Planning::Compared),
+            (&planned, followed(2, Adherence::Part), Planning::Interim),
+            (&planned, followed(2, Adherence::Lost), Planning::Left),
             (&planned, followed(0, Adherence::Lost), Planning::Left),
             (&planned, followed(0, Adherence::Whole(2)), Planning::Followed),
             (&planned, followed(0, Adherence::Part), Planning::Followed),

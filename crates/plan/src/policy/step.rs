@@ -65,8 +65,8 @@ pub struct StepPlan {
     /// Whether what the program marked (results by `remat`, and parts of it by `segment`) is recomputed where nothing is
     /// planned for it.
     pub recomputes_marked: bool,
-    /// Which results of pointwise operations are recomputed where nothing is planned for them, unless `recomputes_marked`.
-    pub pointwise: Pointwise,
+    /// Which results are recomputed where nothing is planned for them, unless `recomputes_marked`.
+    pub recomputed: Recomputed,
     /// How much may be on the device.
     pub room: Room,
     /// The highest activation peak that the step is to have, in bytes. Before an allocation exceeds it, on whichever thread of the process and
@@ -77,18 +77,19 @@ pub struct StepPlan {
     pub most_written: Option<u64>,
 }
 
-/// What becomes of results of pointwise operations and norms that nothing is planned for, in a step whose operations are recorded. To compute
-/// them again takes a few passes over memory, if what they are made of is there: parameters, what is small, and what the cache has and the
-/// device still holds.
+/// Which results are recomputed that nothing is planned for, in a step whose operations are recorded: of those that a few operations in a row
+/// make of what is there. That is parameters, what is small, and what the cache has and the device still holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Pointwise {
-    /// They are saved, like all others.
+pub enum Recomputed {
+    /// None.
     #[default]
-    Saved,
-    /// Those that [`Room`] does not let stay are recomputed.
-    WithoutRoom,
-    /// They are recomputed.
-    Recomputed,
+    Nothing,
+    /// Those that pointwise operations and norms make, which takes a few passes over memory, and that [`Room`] does not let stay.
+    PointwiseWithoutRoom,
+    /// Those that pointwise operations and norms make.
+    Pointwise,
+    /// Those, and what other operations make of less than they make, such as the wide products of a perceptron.
+    Everything,
 }
 
 /// What becomes of the saves of a step that could be moved.
@@ -124,6 +125,8 @@ pub struct Course {
     pub budgets: Budgets,
     /// Whether everything stays, to be compared with planned steps.
     pub is_baseline: bool,
+    /// Whether nothing moves, while host memory is provided for what the plan moves.
+    pub is_interim: bool,
     /// So many bytes of what stays are left in the graph, as without a cache, until a backward lets go of them: they take no time then, but
     /// cannot leave where memory becomes short.
     pub in_graph: u64,
@@ -276,7 +279,15 @@ impl Course {
     /// With this schedule, no limit on what is on the device, and 64 MiB loaded ahead.
     pub fn new(schedule: Schedule) -> Course {
         let budgets = Budgets { prefetch: PREFETCH, ..Budgets::default() };
-        Course { schedule: Arc::new(schedule), budgets, is_baseline: false, in_graph: 0, whole_up_to: 0.0 }
+        let (is_baseline, is_interim) = (false, false);
+        Course {
+            schedule: Arc::new(schedule),
+            budgets,
+            is_baseline,
+            is_interim,
+            in_graph: 0,
+            whole_up_to: 0.0,
+        }
     }
 }
 
@@ -318,7 +329,7 @@ impl StepPlan {
     pub fn recomputes(&self) -> bool {
         match &self.saves {
             Saves::Count | Saves::Leave | Saves::Keep => false,
-            Saves::Move => self.pointwise != Pointwise::Saved && !self.recomputes_marked,
+            Saves::Move => self.recomputed != Recomputed::Nothing && !self.recomputes_marked,
             Saves::Scheduled { courses, .. } => courses.iter().any(|course| course.schedule.recomputes()),
             Saves::InTurn(placements) => placements.contains(&Placement::Recompute),
         }

@@ -3,6 +3,7 @@ mod costs;
 mod decisions;
 mod disk;
 mod free_memory;
+mod interim;
 mod other_steps;
 mod peaks;
 mod proven;
