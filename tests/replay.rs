@@ -137,12 +137,31 @@ fn parameters_that_backward_changes_were_read_before() {
         let cache = again(everything()).build().unwrap();
         let step = cached.then(|| cache.step());
         // The graph of the second use runs first, and the weight is changed in between.
-        let first = (&x * &w).exp();
+        let first = (&x * &w).exp().sum(Kind::Float);
         let second = (&x + &w).exp().sum(Kind::Float);
         second.backward();
         drop(no_grad(|| w.data().fill_(0.75)));
-        first.sum(Kind::Float).backward();
+        first.backward();
         drop(step);
+        w.grad()
+    };
+    assert_same_bits("a changed weight", &[run(false)], &[run(true)]);
+}
+
+#[test]
+fn what_the_program_changes_once_the_step_is_gone_was_read_before() {
+    let run = |cached: bool| {
+        // Small enough to stay where it is.
+        let (x, w) = (randn(&[16, 64]) * 0.0 + 0.5, (randn(&[64]) * 0.0 + 0.25).set_requires_grad(true));
+        let cache = again(everything()).min_bytes(1024).build().unwrap();
+        let step = cached.then(|| cache.step());
+        let first = (&x * &w).exp().sum(Kind::Float);
+        let report = step.map(|step| step.finish().unwrap());
+        assert!(report.is_none_or(|report| report.recomputed.count > 0));
+        // Nothing of that step is left but its graph.
+        drop(cache.step());
+        drop(no_grad(|| w.data().fill_(0.75)));
+        first.backward();
         w.grad()
     };
     assert_same_bits("a changed weight", &[run(false)], &[run(true)]);

@@ -229,6 +229,11 @@ impl Cache {
         }
     }
 
+    /// How much may be on the device.
+    pub(crate) fn device_budget(&self) -> u64 {
+        self.table.lock().device_budget()
+    }
+
     /// Whether so many bytes more are within the device budget.
     pub(crate) fn has_room_for(&self, bytes: u64) -> bool {
         self.table.lock().has_room(bytes)

@@ -13,6 +13,7 @@ mod chains;
 mod demand;
 mod kernels;
 mod leaf;
+mod near;
 mod node;
 mod origins;
 mod replays;

@@ -1,6 +1,5 @@
 //! An operation that can be run again, and its results.
 
-use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -100,26 +99,6 @@ impl Node {
     /// Where the storages that the operation reads come from.
     pub(super) fn own_sources(&self) -> &[Source] {
         &self.sources[..self.operation.read().len()]
-    }
-
-    /// The bytes that the cache has of what making the results again reads.
-    pub(super) fn bytes_read(&self) -> u64 {
-        let (mut nodes, mut seen, mut leaves) = (vec![self], HashSet::new(), HashMap::new());
-        while let Some(node) = nodes.pop() {
-            if !seen.insert(std::ptr::from_ref(node)) {
-                continue;
-            }
-            for (source, read) in node.own_sources().iter().zip(node.operation.read()) {
-                match source {
-                    Source::Node(node, _) => nodes.push(node),
-                    Source::Leaf(leaf) if leaf.is_in_cache() => {
-                        leaves.insert(leaf.id(), read.bytes());
-                    }
-                    Source::Leaf(_) => {}
-                }
-            }
-        }
-        leaves.values().sum()
     }
 
     /// One more handle to one of the results, which is `storage` now; with `verify`, reruns have to make the same bytes. The second
@@ -252,7 +231,12 @@ impl Node {
         let mut results = node.results.lock();
         let result = results.get_mut(made)?;
         let (number, profiled) = result.profiled.get_or_insert_with(|| {
-            let profiled = Arc::new(Profiled { node: Arc::downgrade(node), made, served: Mutex::default() });
+            let profiled = Arc::new(Profiled {
+                node: Arc::downgrade(node),
+                made,
+                served: Mutex::default(),
+                first_is_gone: AtomicBool::new(false),
+            });
             (probe.computes_again(Arc::clone(&profiled) as Arc<dyn ComputedAgain>), profiled)
         });
         Some((*number, Arc::clone(profiled)))
@@ -282,6 +266,8 @@ pub(super) struct Profiled {
     made: usize,
     /// The storage that it was served as last.
     served: Mutex<Option<WeakStorage>>,
+    /// The one that was made first does not come back.
+    first_is_gone: AtomicBool,
 }
 
 impl Profiled {
@@ -295,7 +281,12 @@ impl ComputedAgain for Profiled {
         let served = self.served.lock().as_ref().and_then(WeakStorage::upgrade);
         let node = self.node.upgrade();
         let again = node.as_ref().and_then(|node| node.results.lock().get(self.made)?.again.clone());
-        let first = || node.as_ref()?.operation.made().nth(self.made)?.unwritten();
+        let first = || {
+            let may_be = !self.first_is_gone.load(Ordering::Relaxed);
+            let first = node.as_ref().filter(|_| may_be)?.operation.made().nth(self.made)?.unwritten();
+            self.first_is_gone.store(first.is_none(), Ordering::Relaxed);
+            first
+        };
         // This one counts as well.
         let ours = 1 + u64::from(again.is_some());
         let storage = again.or(served).or_else(first)?;

@@ -26,18 +26,14 @@ use crate::telemetry::Counters;
 
 /// A result is computed from no more than this many operations in a row that were not asked for themselves.
 const DEPTH: usize = 64;
-/// What is made of what is there is made by at most so many operations in a row: of any kind, or pointwise ones. What lies between may all be
-/// on the device at once.
-const NEAR: usize = 12;
-const NEAR_POINTWISE: usize = 4;
 
 /// The recorded operations of a step that can be run again.
 pub(crate) struct Replays {
-    cache: Arc<Cache>,
+    pub(super) cache: Arc<Cache>,
     counters: Arc<Counters>,
-    recording: Arc<Recording>,
+    pub(super) recording: Arc<Recording>,
     origins: Origins,
-    standing: Arc<Standing>,
+    pub(super) standing: Arc<Standing>,
     reruns: Arc<Reruns>,
 }
 
@@ -80,22 +76,21 @@ impl Replays {
         let storage = saved.storage()?;
         let (operation, made) = self.recording.maker(&storage)?;
         // Each storage is in one place: what the cache has is not computed again, and the other way round.
-        let is_new = !self.has_handles(&operation, made);
-        if saving.makers != Makers::Any && is_new && (made != 0 || self.cache.has(storage.id())) {
-            return None;
-        }
-        let mut search = Search::new(saving, saving.makers);
-        let node = match self.standing.node(&operation).filter(|_| !is_new) {
+        let standing = self.standing.node(&operation).filter(|node| node.has_handles(made));
+        // What is there has to be there until the result stands.
+        let _row = match saving.makers {
+            Makers::Near(others) if standing.is_none() => {
+                let is_main = made == 0 && !self.cache.has(storage.id());
+                let row = is_main.then(|| self.row(&operation, saving)).flatten()?;
+                Some(row.is_worth(storage.bytes(), others).then_some(row)?)
+            }
+            Makers::Near(_) | Makers::Any => None,
+        };
+        let mut search = Search { saving, refused: HashMap::new() };
+        let node = match standing {
             Some(node) => node,
             None => self.node(operation, &mut search, 0).ok()?,
         };
-        if is_new && saving.makers == Makers::Near {
-            // Products take their time, which has to spare something.
-            let is_pointwise = Search::new(saving, Makers::NearPointwise).goes_to(&node, made, 0);
-            if !is_pointwise && node.bytes_read() >= storage.bytes() {
-                return None;
-            }
-        }
         self.standing.insert_result(&storage, &node, made);
         let (share, is_first) = node.add_handle(made, &storage, saving.verify)?;
         let together = saving.bounds.as_ref().map(|bounds| Arc::clone(bounds.together));
@@ -105,19 +100,33 @@ impl Replays {
         let strand = self.recording.position().strand;
         let tape = saving.by.tape;
         let place = (tape, self.cache.place_in(tape));
-        let (cache, recording, reruns) =
-            (Arc::clone(&self.cache), Arc::clone(&self.recording), Arc::clone(&self.reruns));
-        Some(Stand { cache, recording, reruns, node, share, together, strand, place, profiled: None })
+        let (cache, recording, reruns, standing) = (
+            Arc::clone(&self.cache),
+            Arc::clone(&self.recording),
+            Arc::clone(&self.reruns),
+            Arc::clone(&self.standing),
+        );
+        let profiled = None;
+        Some(Stand {
+            cache,
+            recording,
+            reruns,
+            _standing: standing,
+            node,
+            share,
+            together,
+            strand,
+            place,
+            profiled,
+        })
     }
 
-    /// Whether the graph has a handle to what this operation made that stands for a saved tensor.
+    /// Whether the graph has a handle that stands for what this saved tensor holds.
     pub(crate) fn stands_for(&self, saved: &SavedTensor<'_>) -> bool {
         let maker = saved.storage().and_then(|storage| self.recording.maker(&storage));
-        maker.is_some_and(|(operation, made)| self.has_handles(&operation, made))
-    }
-
-    fn has_handles(&self, operation: &Recorded, made: usize) -> bool {
-        self.standing.node(operation).is_some_and(|node| node.has_handles(made))
+        maker.is_some_and(|(operation, made)| {
+            self.standing.node(&operation).is_some_and(|node| node.has_handles(made))
+        })
     }
 
     /// How a saved tensor was made, as far as that was not told before.
@@ -150,14 +159,9 @@ impl Replays {
     /// The node of an operation, with everything that running it again takes.
     fn node(&self, operation: Recorded, search: &mut Search<'_>, depth: usize) -> Result<Arc<Node>, Missing> {
         if let Some(node) = self.standing.node(&operation) {
-            return if search.goes_to(&node, 0, depth) { Ok(node) } else { Err(Missing::Bytes) };
+            return Ok(node);
         }
-        if !search.goes_through(&operation, depth) {
-            return Err(Missing::Bytes);
-        }
-        if let Some((missing, from)) = search.refused.get(&operation.id())
-            && depth >= *from
-        {
+        if let Some(missing) = search.refused.get(&operation.id()) {
             return Err(*missing);
         }
         let sources = operation
@@ -171,9 +175,7 @@ impl Replays {
                 Ok(self.standing.insert_node(Node::new(operation, sources, search.saving.by.scope)))
             }
             Err(missing) => {
-                // Where few in a row may be between, another way may be shorter.
-                let from = if search.makers == Makers::Any { 0 } else { depth };
-                search.refused.insert(operation.id(), (missing, from));
+                search.refused.insert(operation.id(), missing);
                 Err(missing)
             }
         }
@@ -194,7 +196,6 @@ impl Replays {
             operation.maker(index, &self.recording).filter(|(maker, _)| saving.goes_through(position(maker)));
         if let Some((maker, made)) = &maker
             && let Some(node) = self.standing.node(maker)
-            && search.goes_to(&node, *made, depth + 1)
         {
             return Ok(Source::Node(node, *made));
         }
@@ -234,7 +235,10 @@ impl Replays {
                 None => {}
             }
             let subject = Subject::whole(storage.clone(), read.version());
-            saving.by.record.add(saving.by.scope, storage.bytes(), keep);
+            // What the cache has was counted when it came there.
+            if !self.cache.has(id) {
+                saving.by.record.add(saving.by.scope, storage.bytes(), keep);
+            }
             self.cache.save(subject, keep, saving.by).map(leaf::Source::Entry)
         });
         if let (Some(Source::Leaf(leaf)), Some(Given::Saved(saved))) = (&leaf, saving.given(id)) {
@@ -285,7 +289,7 @@ impl Replays {
 }
 
 /// When an operation ran.
-fn position(operation: &Recorded) -> Position {
+pub(super) fn position(operation: &Recorded) -> Position {
     let torch::Position { strand, index } = operation.position();
     Position { strand, index }
 }
@@ -293,37 +297,8 @@ fn position(operation: &Recorded) -> Position {
 /// The search for what one result is computed from.
 struct Search<'a> {
     saving: &'a Saving<'a>,
-    makers: Makers,
-    /// Operations that cannot be run again, from so many operations before the last one on. Many results may have been made from theirs, each
-    /// of which would lead here.
-    refused: HashMap<usize, (Missing, usize)>,
-}
-
-impl<'a> Search<'a> {
-    fn new(saving: &'a Saving<'a>, makers: Makers) -> Search<'a> {
-        Search { saving, makers, refused: HashMap::new() }
-    }
-
-    /// Whether a result may be computed by this operation, `depth` operations before the one that made what was asked for.
-    fn goes_through(&self, operation: &Recorded, depth: usize) -> bool {
-        match self.makers {
-            Makers::Any => true,
-            Makers::Near => depth < NEAR,
-            Makers::NearPointwise => {
-                depth < NEAR_POINTWISE && chained::is_pointwise(operation, self.saving.stays.device)
-            }
-        }
-    }
-
-    /// The same of a result of one that stands.
-    fn goes_to(&self, node: &Node, made: usize, depth: usize) -> bool {
-        let is_before = |source: &Source| match source {
-            Source::Node(node, made) => self.goes_to(node, *made, depth + 1),
-            Source::Leaf(_) => true,
-        };
-        let is_near = || made == 0 && self.goes_through(&node.operation, depth);
-        self.makers == Makers::Any || (is_near() && node.sources.iter().all(is_before))
-    }
+    /// Operations that cannot be run again. Many results may have been made from theirs, each of which would lead here.
+    refused: HashMap<usize, Missing>,
 }
 
 /// Why something cannot be computed again by recorded operations.

@@ -34,11 +34,9 @@ pub(crate) struct Saving<'a> {
 pub(crate) enum Makers {
     /// All of them.
     Any,
-    /// A few in a row, of what is there anyway: parameters, what is small, and what the cache has. Unless all are pointwise or norms, the cache
-    /// has to have fewer bytes of that than they make.
-    Near,
-    /// The same, but only pointwise ones and norms.
-    NearPointwise,
+    /// A few pointwise ones or norms in a row, of what is there anyway: parameters, what is small, and what the cache has. Others too, if no
+    /// more than so many bytes are made at once, and the cache has fewer of what they read than they make.
+    Near(Option<u64>),
 }
 
 /// A part of the program that is made again from what went into it.

@@ -6,6 +6,7 @@ use ssdtrain_libtorch::{Handle, Recording, Storage};
 
 use super::node::{Node, Profiled, Share};
 use super::reruns::Reruns;
+use super::standing::Standing;
 use super::together::Together;
 use crate::cache::{Cache, TapeKey};
 use crate::profile::Probe;
@@ -15,6 +16,8 @@ pub(crate) struct Stand {
     pub(super) cache: Arc<Cache>,
     pub(super) recording: Arc<Recording>,
     pub(super) reruns: Arc<Reruns>,
+    /// What tells of writes, also when the step is gone.
+    pub(super) _standing: Arc<Standing>,
     pub(super) node: Arc<Node>,
     pub(super) share: Share,
     /// What is computed again with it.

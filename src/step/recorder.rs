@@ -52,10 +52,8 @@ impl Recorder {
         if stays && !step.replays.get()?.stands_for(saved) {
             return None;
         }
-        let makers = match step.plan.recomputed {
-            Recomputed::Everything => Makers::Near,
-            _ => Makers::NearPointwise,
-        };
+        let is_all = step.plan.recomputed == Recomputed::Everything;
+        let makers = Makers::Near(is_all.then(|| step.cache.device_budget()));
         let part = current_part(&self.step);
         let mut stand = self.replayed(saved, note.scope, part.as_deref(), makers)?;
         self.marks.is_saved(saved);
@@ -97,7 +95,7 @@ impl Recorder {
         let step = &*self.step;
         let planned = |operation, result| match makers {
             Makers::Any => step.cursor.result(operation, result),
-            Makers::Near | Makers::NearPointwise => None,
+            Makers::Near(_) => None,
         };
         let saving = Saving {
             by: step.by(scope, &self.latest),

@@ -93,6 +93,10 @@ impl Table {
         Squeeze::Fits
     }
 
+    pub(crate) fn device_budget(&self) -> u64 {
+        self.limits.device_budget
+    }
+
     /// Whether so many bytes more are within the device budget.
     pub(crate) fn has_room(&mut self, bytes: u64) -> bool {
         let budget = self.limits.device_budget;

@@ -59,7 +59,9 @@ const STEADY: u32 = 5;
 /// until they meet it, at worst to keeping everything. On a CPU, whose processors also do the cache's work, plans aim at half of what the
 /// goal allows. A goal that is a peak also applies to steps that are not planned, or go on beyond their plan: what
 /// can go leaves before an allocation exceeds it ([`StepPlan::most_peak`]), which takes long, and the next plans get
-/// lower. The report warns of a goal that is out of reach.
+/// lower. Such steps compute again what a few operations make of what is there, instead of moving it ([`StepPlan::recomputed`]). Where the
+/// peak alone is a goal, steps move nothing while host memory is pinned for their plan, if they keep to the goal so. The report warns of a
+/// goal that is out of reach.
 ///
 /// A plan is corrected when the disk's speed or the step times change. Up to four kinds of steps have plans of their own,
 /// told by what they save first. A step that leaves out or repeats something goes on with its plan where it can; one that

@@ -72,8 +72,8 @@ pub(super) struct Kind {
     untold: Option<u64>,
     /// Whether not even the lowest peak fitted the memory that was free when it was planned last for that.
     pub(super) is_lowest: bool,
-    /// What steps do while host memory is provided for the plan with this number.
-    interim: Option<(u64, Option<Interim>)>,
+    /// What steps do while host memory is provided for the plan with this number, within this peak.
+    interim: Option<((u64, u64), Option<Interim>)>,
     /// How many plans there were.
     pub(super) plans: u64,
     /// The last step that was of this kind.
@@ -136,6 +136,7 @@ impl Kind {
         profile.varying = saves.iter().copied().collect();
         *schedule = Arc::new(profile.schedule(&plan.placements));
         self.kept = Arc::new(keeping(profile));
+        self.interim = None;
     }
 
     /// What steps took that kept everything, by the bytes that they saved, unless they wait for their launches whatever their size.

@@ -101,7 +101,7 @@ pub enum Saves {
     Leave,
     /// They stay on the device.
     Keep,
-    /// They leave the device, as far as [`Room`] does not let them stay.
+    /// They leave the device, as far as [`Room`] does not let them stay and they are not [`recomputed`](StepPlan::recomputed).
     #[default]
     Move,
     /// Each has its place in one of these courses: the first one that the step follows, or else the one that it followed

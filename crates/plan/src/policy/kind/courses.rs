@@ -15,6 +15,8 @@ use crate::{Budgets, Caps, Frontier, Goal, Machine};
 /// are compared, up to so many times what is known.
 const PLENTY: f64 = 0.5;
 const LARGER_BY_CHANCE: f64 = 1.1;
+/// Once this share of the host memory is there that its steps need, a plan is followed.
+const ENOUGH: f64 = 0.9;
 
 /// A plan that moves nothing.
 #[derive(Clone, Debug)]
@@ -51,6 +53,7 @@ impl Kind {
             return self.baseline();
         } else if !is_provided
             && objective.goal.step.is_none()
+            && !provide((ENOUGH * self.needed_host_memory()) as u64)
             && let Some(course) = self.interim_course(objective)
         {
             return course;
@@ -63,10 +66,14 @@ impl Kind {
         Course { schedule, budgets, is_baseline: false, is_interim: false, in_graph, whole_up_to: 0.0 }
     }
 
-    /// The host memory that steps of the plan need, in bytes.
+    /// The host memory that steps of the plan need, in bytes, as far as is known, and with what larger ones may.
+    fn needed_host_memory(&self) -> f64 {
+        self.planned.plan.prediction.host_peak as f64 * self.widest
+    }
+
     fn host_memory(&self) -> u64 {
         let still = if self.varies { LARGER_STILL } else { 1.0 };
-        (self.planned.plan.prediction.host_peak as f64 * self.widest * still) as u64
+        (self.needed_host_memory() * still) as u64
     }
 
     /// Whether a step that keeps everything reaches the goal for the peak, on a device with so much free memory.
@@ -83,36 +90,34 @@ impl Kind {
     }
 
     /// How a step goes that moves nothing; `None` if its peak would be beyond the goal.
-    pub(super) fn interim_course(&mut self, objective: &Objective) -> Option<Course> {
-        if self.interim.as_ref().is_none_or(|(plans, _)| *plans != self.plans) {
-            self.interim = Some((self.plans, self.plan_for_now(objective)));
+    fn interim_course(&mut self, objective: &Objective) -> Option<Course> {
+        let unforeseen = self.planned.corrections.unforeseen.bytes();
+        let peak = self.of_largest(objective).most_peak().saturating_sub(unforeseen);
+        let key = (self.plans, peak);
+        if self.interim.as_ref().is_none_or(|(known, _)| *known != key) {
+            self.interim = Some((key, self.interim_within(peak)));
         }
         let Interim { schedule, budgets, .. } = self.interim.as_ref()?.1.as_ref()?;
         let (schedule, budgets) = (Arc::clone(schedule), *budgets);
-        Some(Course {
-            schedule,
-            budgets,
-            is_baseline: false,
-            is_interim: true,
-            in_graph: 0,
-            whole_up_to: 0.0,
-        })
+        let (is_baseline, is_interim) = (false, true);
+        Some(Course { schedule, budgets, is_baseline, is_interim, in_graph: 0, whole_up_to: 0.0 })
     }
 
-    fn plan_for_now(&self, objective: &Objective) -> Option<Interim> {
+    fn interim_within(&self, peak: u64) -> Option<Interim> {
         let profile = &self.planned.profile;
         let machine = Machine { host_pool: 0, ..self.planned.machine };
         let caps = Caps { disk: 0, ..Caps::default() };
-        let unforeseen = self.planned.corrections.unforeseen.bytes();
-        let peak = self.of_largest(objective).most_peak().saturating_sub(unforeseen);
         let plan = Frontier::rough(&profile.work, &machine, caps).plan(Goal::budget(peak)).ok()?;
         let schedule = Arc::new(profile.schedule(&plan.placements));
         Some(Interim { schedule, budgets: plan.budgets, peak: plan.prediction.peak() })
     }
 
-    /// A step has ended that moved nothing. What was besides what is planned is so in others too.
+    /// A step has ended that moved nothing. What was beyond the goal may be so in others too; that nothing was says nothing of them.
     pub(in crate::policy) fn passes_by(&mut self, objective: &Objective, peak: u64) {
-        if let Some((_, Some(Interim { peak: expected, .. }))) = self.interim {
+        let is_beyond = objective.goal.peak.is_some_and(|most| peak > most);
+        if let Some((_, Some(Interim { peak: expected, .. }))) = self.interim
+            && is_beyond
+        {
             self.peaked(objective, |_| expected, peak);
         }
     }

@@ -1,4 +1,4 @@
-//! Steps for which nothing is planned and which need not move what pointwise operations make of something else.
+//! Steps for which nothing is planned, and which need not move what a few operations make of something else.
 #![allow(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod common;
@@ -181,6 +181,25 @@ fn products_are_computed_again_that_are_wider_than_what_they_are_made_of() {
     let profile = shown.lock().take().unwrap();
     // The weights besides, of which no two saves are of one storage.
     assert_eq!(profile.work.activations.iter().filter(|one| one.recompute.is_some()).count(), 3 * LAYERS - 1);
+}
+
+/// Five wide results in a row, each of which is saved.
+fn steep(leaves: &[Tensor]) -> Tensor {
+    let wide = leaves[0].matmul(&leaves[1]).gelu("tanh");
+    wide.tanh().sigmoid().exp().matmul(&leaves[1].tr()).sum(Kind::Float)
+}
+
+#[test]
+fn of_wide_results_no_more_are_made_at_once_than_there_is_room_for() {
+    let _turn = TURN.lock();
+    let sources = [randn(&[4 * WIDTH, WIDTH]), randn(&[WIDTH, 4 * WIDTH]) / (WIDTH as f64).sqrt()];
+    let expected = plain(&sources, steep);
+    for (room, count) in [(2 * FEW, 3), (4 * FEW, 4)] {
+        let cache = staged().policy(Unplanned(Recomputed::Everything, room, Arc::default())).build().unwrap();
+        let (got, report) = run(&cache, &sources, steep);
+        assert_same_bits("steep", &expected, &got);
+        assert_eq!(report.recomputed.count, count, "{report}");
+    }
 }
 
 /// The GELU is read by two products, between which everything leaves.
