@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use ssdtrain_libtorch as torch;
-use ssdtrain_libtorch::Clock;
+use ssdtrain_libtorch::{Clock, Storage};
 use ssdtrain_plan::{Save, StepProfile};
 use ssdtrain_store::sync::Mutex;
 use tch::Device;
@@ -49,6 +49,9 @@ pub(crate) struct Probe {
     book: Mutex<Book>,
     /// What is computed again instead of saved.
     computed_again: Mutex<Vec<Arc<dyn ComputedAgain>>>,
+    /// Those that the program may let go of. Like what is stored, they stay until the next note: what is freed in between would be missing in
+    /// the peak.
+    held: Mutex<Vec<Storage>>,
     /// Whether the first backward has ended.
     closed: AtomicBool,
     /// Whether a backward runs whose end the step will report.
@@ -144,8 +147,17 @@ impl SegmentTiming {
 
 /// A result that is computed again when it is asked for, of which the cache knows nothing.
 pub(crate) trait ComputedAgain: Send + Sync {
-    /// Its bytes if it is on the device, and whether it would still be there if nothing but the program held it.
-    fn on_device(&self) -> Option<(u64, bool)>;
+    /// `None` if it is not on the device.
+    fn on_device(&self) -> Option<OnDevice>;
+}
+
+/// A result that is on the device.
+pub(crate) struct OnDevice {
+    pub(crate) storage: Storage,
+    /// Whether it would still be there if nothing but the program held it.
+    pub(crate) is_in_use: bool,
+    /// Whether nothing has asked for it yet.
+    pub(crate) is_new: bool,
 }
 
 /// The saved storages that are on the device.
@@ -178,6 +190,7 @@ impl Probe {
             pressure: Arc::new(Pressure::new(device)),
             book: Mutex::default(),
             computed_again: Mutex::default(),
+            held: Mutex::default(),
             closed: AtomicBool::new(false),
             within: AtomicBool::new(false),
             asking: AtomicU64::new(0),
@@ -235,14 +248,24 @@ impl Probe {
     /// With what is computed again, as far as it is on the device.
     fn with_computed(&self, mut alive: Alive) -> Alive {
         // A storage may be freed meanwhile, which is done without the lock.
+        self.let_go();
         let all = self.computed_again.lock().clone();
+        let mut held = Vec::new();
         for (number, result) in all.iter().enumerate() {
-            if let Some((bytes, is_in_use)) = result.on_device() {
-                alive.bytes += bytes;
-                alive.in_use.extend(is_in_use.then_some(u64::MAX - 1 - number as u64));
-            }
+            let Some(OnDevice { storage, is_in_use, is_new }) = result.on_device() else { continue };
+            alive.bytes += storage.bytes();
+            alive.in_use.extend(is_in_use.then_some(u64::MAX - 1 - number as u64));
+            held.extend(is_new.then_some(storage));
         }
+        *self.held.lock() = held;
         alive
+    }
+
+    /// What was held for the last note is the program's alone.
+    fn let_go(&self) {
+        let gone = std::mem::take(&mut *self.held.lock());
+        // Freed without the lock.
+        drop(gone);
     }
 
     /// Notes the save that began at `begun`, with what is on the device after it.
@@ -315,6 +338,7 @@ impl Probe {
         self.asking.store(0, Ordering::Release);
         let ended = self.trace.stamp();
         let closed = self.closed.swap(true, Ordering::AcqRel);
+        self.let_go();
         let mut book = self.book.lock();
         // A second backward of the same graph does not count as another micro-batch.
         book.micro_batches += u32::from(self.saving.swap(false, Ordering::AcqRel));

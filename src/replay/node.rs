@@ -11,7 +11,7 @@ use super::demand::Demand;
 use super::leaf::Leaf;
 use crate::digest::Digest;
 use crate::fusion::Pointwise;
-use crate::profile::{ComputedAgain, Probe};
+use crate::profile::{ComputedAgain, OnDevice, Probe};
 use crate::telemetry::ScopeId;
 
 /// A recorded operation, and where what it reads comes from.
@@ -277,7 +277,7 @@ impl Profiled {
 }
 
 impl ComputedAgain for Profiled {
-    fn on_device(&self) -> Option<(u64, bool)> {
+    fn on_device(&self) -> Option<OnDevice> {
         let served = self.served.lock().as_ref().and_then(WeakStorage::upgrade);
         let node = self.node.upgrade();
         let again = node.as_ref().and_then(|node| node.results.lock().get(self.made)?.again.clone());
@@ -287,10 +287,11 @@ impl ComputedAgain for Profiled {
             self.first_is_gone.store(first.is_none(), Ordering::Relaxed);
             first
         };
+        let is_new = again.is_none() && served.is_none();
         // This one counts as well.
         let ours = 1 + u64::from(again.is_some());
         let storage = again.or(served).or_else(first)?;
-        Some((storage.bytes(), storage.owners() > ours))
+        Some(OnDevice { is_in_use: storage.owners() > ours, is_new, storage })
     }
 }
 
